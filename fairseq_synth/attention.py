@@ -1,0 +1,252 @@
+"""Self-attention over synthesized logits, in the place of fairseq's MultiheadAttention.
+
+Projections, masks, softmax, dropout and the decoding cache are here; where the logits come from is the
+business of `synthesizers` alone.
+"""
+
+import logging
+import math
+from typing import Dict, Optional, Tuple
+
+import torch
+import torch.nn as nn
+from fairseq.incremental_decoding_utils import with_incremental_state
+from fairseq.modules.fairseq_dropout import FairseqDropout
+from fairseq.modules.quant_noise import quant_noise
+from torch import Tensor
+
+from .errors import SynthesizerError
+from .synthesizers import Mixture, logits
+
+logger = logging.getLogger(__name__)
+
+
+@with_incremental_state
+class SyntheticAttention(nn.Module):
+    """Multi-head self-attention ``softmax(S(X)) G(X)`` with S a `Mixture` (eq. 3).
+
+    For ``vanilla`` the state dict is that of fairseq's MultiheadAttention, key by key and, from the same
+    seed, bit by bit. Any other function adds ``synthesizer.*``; without ``vanilla`` there is no q_proj
+    and no k_proj.
+
+    Args:
+        embed_dim: width C of the layer; a multiple of `num_heads`.
+        num_heads: H.
+        synthesizer: the logits, built for the same heads.
+        dropout: probability of dropping an attention weight.
+        q_noise: quantization noise on the projections, and its block size `qn_block_size`.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        synthesizer: Mixture,
+        dropout: float = 0.0,
+        q_noise: float = 0.0,
+        qn_block_size: int = 8,
+    ) -> None:
+        super().__init__()
+        self.embed_dim = embed_dim
+        self.num_heads = num_heads
+        self.head_dim = embed_dim // num_heads
+        # the host's name, by which --retain-dropout-modules finds it
+        self.dropout_module = FairseqDropout(dropout, module_name="MultiheadAttention")
+
+        def projection() -> nn.Module:
+            return quant_noise(nn.Linear(embed_dim, embed_dim), q_noise, qn_block_size)
+
+        # created and initialized in the host's order: one seed, the same weights
+        self.k_proj = projection() if synthesizer.reads_query_key else None
+        self.v_proj = projection()
+        self.q_proj = projection() if synthesizer.reads_query_key else None
+        self.out_proj = projection()
+        self.synthesizer = synthesizer
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """fairseq's initialization of the projections, then the synthesizer's own."""
+        for proj in (self.k_proj, self.v_proj, self.q_proj):
+            if proj is not None:
+                nn.init.xavier_uniform_(proj.weight, gain=1 / math.sqrt(2))
+        nn.init.xavier_uniform_(self.out_proj.weight)
+        nn.init.constant_(self.out_proj.bias, 0.0)
+        self.synthesizer.reset_parameters()
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Optional[Tensor] = None,
+        value: Optional[Tensor] = None,
+        key_padding_mask: Optional[Tensor] = None,
+        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
+        need_weights: bool = False,
+        attn_mask: Optional[Tensor] = None,
+        need_head_weights: bool = False,
+    ) -> Tuple[Tensor, Optional[Tensor]]:
+        """Attends; the call is the host's.
+
+        Args:
+            query: (T, B, C), positions 0..T-1 of the sentence, or the newest token with a cache.
+            key, value: the same tensor as `query`, or None: this is self-attention.
+            key_padding_mask: (B, T), true at padding, of this call's tokens.
+            incremental_state: the decoder's cache; this module keeps its values (and its keys and padding
+                mask, where something reads them) in it.
+            need_weights: also return the attention weights, averaged over the heads.
+            attn_mask: (T, S), boolean with true for hidden, or floating point to add to the logits.
+            need_head_weights: return them for each head.
+
+        Returns:
+            the output (T, B, C), and the weights: (B, T, S), (H, B, T, S) or None. A row that may see no
+            key at all has output ``out_proj(0)`` and weights 0.
+        """
+        tgt_len, bsz, _ = query.size()
+        start = 0
+        v = self.split_heads(self.v_proj(query))
+        q: Optional[Tensor] = None
+        k: Optional[Tensor] = None
+        if self.q_proj is not None and self.k_proj is not None:
+            q = self.split_heads(self.q_proj(query))
+            k = self.split_heads(self.k_proj(query))
+
+        if incremental_state is not None:
+            cache = self._get_input_buffer(incremental_state)
+            prev_value = cache.get("prev_value")
+            if prev_value is not None:
+                start = prev_value.size(2)
+                v = torch.cat([prev_value, v], dim=2)
+                prev_key = cache.get("prev_key")
+                if k is not None and prev_key is not None:
+                    k = torch.cat([prev_key, k], dim=2)
+            key_padding_mask = append_padding_mask(
+                cache.get("prev_key_padding_mask"), key_padding_mask, bsz, start, tgt_len
+            )
+            new_cache: Dict[str, Optional[Tensor]] = {"prev_value": v, "prev_key_padding_mask": key_padding_mask}
+            if k is not None:
+                new_cache["prev_key"] = k
+            self._set_input_buffer(incremental_state, new_cache)
+
+        scores = logits(self.synthesizer(self.split_heads(query), q, k, start, v.size(2)))
+        weights = masked_softmax(scores, key_padding_mask, attn_mask).to(v.dtype)  # B or 1 x H x T x S
+        if self.training and self.dropout_module.p > 0:
+            weights = weights.expand(bsz, -1, -1, -1)  # each sentence drops its own
+        attn = torch.matmul(self.dropout_module(weights), v)  # B x H x T x d_h
+        out = self.out_proj(attn.permute(2, 0, 1, 3).reshape(tgt_len, bsz, self.embed_dim))
+
+        if need_head_weights:
+            return out, weights.expand(bsz, -1, -1, -1).transpose(0, 1)
+        if need_weights:
+            return out, weights.expand(bsz, -1, -1, -1).mean(dim=1)
+        return out, None
+
+    def split_heads(self, x: Tensor) -> Tensor:
+        """(T, B, C) -> (B, H, T, d_h), without a copy."""
+        return x.reshape(x.size(0), x.size(1), self.num_heads, self.head_dim).permute(1, 2, 0, 3)
+
+    @torch.jit.export
+    def reorder_incremental_state(
+        self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], new_order: Tensor
+    ) -> Dict[str, Dict[str, Optional[Tensor]]]:
+        """Reorders the cache to the hypotheses that the beam search goes on with."""
+        cache = self._get_input_buffer(incremental_state)
+        for name in cache.keys():
+            entry = cache[name]
+            if entry is not None:
+                cache[name] = entry.index_select(0, new_order)
+        self._set_input_buffer(incremental_state, cache)
+        return incremental_state
+
+    def _get_input_buffer(
+        self, incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]]
+    ) -> Dict[str, Optional[Tensor]]:
+        cache = self.get_incremental_state(incremental_state, "attn_state")
+        if cache is not None:
+            return cache
+        empty: Dict[str, Optional[Tensor]] = {}
+        return empty
+
+    def _set_input_buffer(
+        self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], buffer: Dict[str, Optional[Tensor]]
+    ) -> Optional[Dict[str, Dict[str, Optional[Tensor]]]]:
+        return self.set_incremental_state(incremental_state, "attn_state", buffer)
+
+    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
+        """Checks a checkpoint's synthesizer against this one, or starts this one from a stock Transformer.
+
+        A stock checkpoint has no ``synthesizer.*``: the functions beside ``vanilla`` are silenced, so that
+        ``--synth-mixture sum`` starts with the stock model's output (``fixed_random`` stays as drawn).
+
+        Raises:
+            SynthesizerError: the checkpoint holds other functions, or other sizes of the same ones.
+        """
+        prefix = f"{name}.synthesizer."
+        own = self.synthesizer.state_dict()
+        theirs = {key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)}
+        functions = list(self.synthesizer.components)
+        if not theirs and f"{name}.q_proj.weight" in state_dict:
+            if not self.synthesizer.reads_query_key:
+                raise SynthesizerError(
+                    f"{name}: the checkpoint holds dot-product attention, this model is {'+'.join(functions)}; "
+                    "only vanilla and mixtures with it can start from a stock Transformer"
+                )
+            if own:
+                logger.info(f"{name}: starting {'+'.join(functions)} from the weights of dot-product attention")
+                for component in self.synthesizer.components.values():
+                    component.silence()
+                for key, value in self.synthesizer.state_dict().items():
+                    state_dict[prefix + key] = value.clone()
+            return
+        trained_with = sorted({key.split(".")[1] for key in theirs if key.startswith("components.")})
+        if f"{name}.q_proj.weight" in state_dict:
+            trained_with.append("vanilla")
+        if trained_with and set(trained_with) != set(functions):
+            raise SynthesizerError(
+                f"{name}: the checkpoint was trained with {'+'.join(trained_with)}, this model has "
+                f"{'+'.join(functions)}; give the --encoder-synthesizer and --decoder-synthesizer of the training"
+            )
+        if ("alpha" in theirs) != ("alpha" in own):
+            raise SynthesizerError(
+                f"{name}: the checkpoint was trained with --synth-mixture {'convex' if 'alpha' in theirs else 'sum'}"
+            )
+        for key, value in own.items():
+            if key in theirs and theirs[key].shape != value.shape:
+                raise SynthesizerError(
+                    f"{prefix}{key} is {tuple(theirs[key].shape)} in the checkpoint and {tuple(value.shape)} in this "
+                    "model; give the --synth-max-length, --synth-rank and attention heads of the training"
+                )
+
+
+def masked_softmax(scores: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor]) -> Tensor:
+    """Softmax over the visible keys, in fp32 at least; 0 with a zero gradient in a row that sees none.
+
+    Args:
+        scores: (B or 1, H, T, S).
+        key_padding_mask: (B, S), true for hidden.
+        attn_mask: (T, S), boolean with true for hidden, or floating point to add.
+    """
+    if scores.dtype != torch.float64:
+        scores = scores.float()
+    if attn_mask is not None:
+        if attn_mask.dtype == torch.bool:
+            scores = scores.masked_fill(attn_mask, float("-inf"))
+        else:
+            scores = scores + attn_mask
+    if key_padding_mask is None:
+        return torch.softmax(scores, dim=-1)
+    scores = scores.masked_fill(key_padding_mask[:, None, None, :].to(torch.bool), float("-inf"))
+    blind = (scores == float("-inf")).all(dim=-1, keepdim=True)
+    return torch.softmax(scores.masked_fill(blind, 0.0), dim=-1).masked_fill(blind, 0.0)
+
+
+def append_padding_mask(
+    previous: Optional[Tensor], current: Optional[Tensor], bsz: int, start: int, tgt_len: int
+) -> Optional[Tensor]:
+    """Padding mask (B, start + tgt_len) of the cached and the newest tokens; an absent part has no padding."""
+    if previous is None and current is None:
+        return None
+    if current is None:
+        assert previous is not None
+        current = torch.zeros(bsz, tgt_len, dtype=torch.bool, device=previous.device)
+    if previous is None:
+        previous = torch.zeros(bsz, start, dtype=torch.bool, device=current.device)
+    return torch.cat([previous.to(torch.bool), current.to(torch.bool)], dim=1)
