@@ -4,7 +4,7 @@ Importing this package repairs the host where it needs it (`compat`), then regis
 architectures with fairseq.
 """
 
-from . import compat  # noqa: F401  (first: everything after it meets a checked and repaired host)
-from . import architectures  # noqa: F401  isort: skip
+from . import compat  # noqa: F401, I001  (first: what follows meets a checked and repaired host)
+from . import architectures  # noqa: F401
 
 __version__ = "0.1.0"

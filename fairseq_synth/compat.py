@@ -23,8 +23,7 @@ from .errors import SynthesizerError
 logger = logging.getLogger(__name__)
 
 SUPPORTED = (
-    "supported: Python 3.8 to 3.10 with fairseq 0.12.2, Python 3.11 and 3.12 with ve-fairseq 0.12.3, "
-    "torch 2.3 to 2.13"
+    "supported: Python 3.8 to 3.10 with fairseq 0.12.2, Python 3.11 and 3.12 with ve-fairseq 0.12.3, torch 2.3 to 2.13"
 )
 
 
@@ -48,9 +47,7 @@ def import_host() -> None:
         SynthesizerError: this fairseq has none that fits, or does not import on this Python.
     """
     try:
-        import fairseq.models.transformer
-
-        fairseq.models.transformer.TransformerEncoderBase
+        from fairseq.models.transformer import TransformerEncoderBase  # noqa: F401
     except Exception as error:  # 0.12.2 on Python 3.11 fails with a ValueError from dataclasses
         reason = str(error).splitlines()[0]
         raise SynthesizerError(

@@ -265,9 +265,7 @@ class Mixture(nn.Module):
         if self.alpha is not None:
             nn.init.zeros_(self.alpha)
 
-    def forward(
-        self, x: Tensor, q: Optional[Tensor], k: Optional[Tensor], start: int, src_len: int
-    ) -> List[Terms]:
+    def forward(self, x: Tensor, q: Optional[Tensor], k: Optional[Tensor], start: int, src_len: int) -> List[Terms]:
         """The weighted terms of every component; arguments as in `Synthesizer.forward`."""
         terms: List[Terms] = []
         for component in self.components.values():

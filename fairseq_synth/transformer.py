@@ -263,7 +263,9 @@ class SynthesizerEncoder(TransformerEncoderBase):
         )
         out["encoder_out"] = [take_rows(x, column) for x in out["encoder_out"]]
         out["encoder_states"] = [take_rows(x, column) for x in out["encoder_states"]]
-        out["encoder_embedding"] = [take_rows(x.transpose(0, 1), column).transpose(0, 1) for x in out["encoder_embedding"]]
+        out["encoder_embedding"] = [
+            take_rows(x.transpose(0, 1), column).transpose(0, 1) for x in out["encoder_embedding"]
+        ]
         out["encoder_padding_mask"] = [padding_mask]
         return out
 

@@ -1,0 +1,91 @@
+"""Averages the weights of checkpoints, as the Transformer's papers do before they translate.
+
+    python scripts/average_checkpoints.py --inputs DIR --num-epoch-checkpoints 5 --output DIR/checkpoint_avg.pt
+    python scripts/average_checkpoints.py --inputs A.pt B.pt --output checkpoint_avg.pt
+
+fairseq has this script in its repository but ships it in none of its wheels. Flags are the same. Loading is
+torch's safe one, and the output gets its name once it is whole.
+"""
+
+import argparse
+import re
+import sys
+from pathlib import Path
+from typing import Dict, List
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from fairseq import checkpoint_utils  # noqa: E402
+
+import fairseq_synth  # noqa: E402, F401  (allows what fairseq's checkpoints hold, and repairs saving)
+from fairseq_synth.errors import SynthesizerError  # noqa: E402
+
+
+def last_checkpoints(folder: Path, n: int, by_updates: bool, upper_bound: int) -> List[Path]:
+    """The newest `n` of checkpoint{epoch}.pt, or of checkpoint_{epoch}_{updates}.pt, newest first.
+
+    Args:
+        upper_bound: highest epoch, or number of updates, to look at; 0 for no bound.
+
+    Raises:
+        SynthesizerError: there are fewer than `n`.
+    """
+    pattern = re.compile(r"checkpoint_\d+_(\d+)\.pt" if by_updates else r"checkpoint(\d+)\.pt")
+    found = [(int(m[1]), p) for p in folder.glob("*.pt") for m in [pattern.fullmatch(p.name)] if m]
+    found = sorted((c for c in found if not upper_bound or c[0] <= upper_bound), reverse=True)
+    if len(found) < n:
+        kind = "update" if by_updates else "epoch"
+        raise SynthesizerError(f"--inputs {folder}: found {len(found)} {kind} checkpoints, asked for {n}")
+    return [path for _, path in found[:n]]
+
+
+def average(paths: List[Path]) -> Dict:
+    """The first checkpoint with the mean of all weights, taken in fp64; whole numbers and buffers likewise.
+
+    Raises:
+        SynthesizerError: the checkpoints are of different models.
+    """
+    result, total = None, {}
+    for path in paths:
+        state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
+        weights = state["model"]
+        if result is None:
+            result, total = state, {key: torch.zeros_like(w, dtype=torch.float64) for key, w in weights.items()}
+        if {k: w.shape for k, w in weights.items()} != {k: w.shape for k, w in total.items()}:
+            raise SynthesizerError(f"{path}: not the same model as {paths[0]}")
+        for key, weight in weights.items():
+            total[key] += weight.double()
+    for key, weight in result["model"].items():
+        mean = total[key] / len(paths)
+        result["model"][key] = (mean if weight.is_floating_point() else mean.round()).to(weight.dtype)
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--inputs", type=Path, nargs="+", required=True, help="checkpoints, or one folder of them")
+    parser.add_argument("--output", type=Path, required=True, help="file to write")
+    newest = parser.add_mutually_exclusive_group()
+    newest.add_argument("--num-epoch-checkpoints", type=int, metavar="N", help="the last N checkpoints of an epoch")
+    newest.add_argument("--num-update-checkpoints", type=int, metavar="N", help="the last N of --save-interval-updates")
+    parser.add_argument("--checkpoint-upper-bound", type=int, default=0, help="highest epoch or update to look at")
+    args = parser.parse_args()
+
+    n = args.num_epoch_checkpoints or args.num_update_checkpoints
+    paths = args.inputs
+    if n:
+        if len(paths) != 1 or not paths[0].is_dir():
+            raise SynthesizerError("--inputs: give one existing folder with --num-epoch- or --num-update-checkpoints")
+        paths = last_checkpoints(paths[0], n, args.num_update_checkpoints is not None, args.checkpoint_upper_bound)
+    for path in paths:
+        if not path.is_file():
+            raise SynthesizerError(f"--inputs {path}: no such file")
+    print("averaging", *paths)
+    checkpoint_utils.torch_persistent_save(average(paths), str(args.output))
+    print("wrote", args.output)
+
+
+if __name__ == "__main__":
+    main()

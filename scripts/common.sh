@@ -1,0 +1,18 @@
+# Shared by the scripts: the project's environment, and how they speak. Source it.
+# shellcheck shell=bash
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+say() { printf '\n== %s\n' "$*"; }
+die() {
+    printf 'error: %s\n' "$*" >&2
+    exit 1
+}
+# shows a command on stderr, then runs it
+run() {
+    printf '+ %s\n' "$(printf '%q ' "$@")" >&2
+    "$@"
+}
+
+if [ -d "$root/.venv" ]; then
+    PATH="$root/.venv/bin:$PATH"
+fi
