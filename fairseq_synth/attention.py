@@ -16,7 +16,7 @@ from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor
 
 from .errors import SynthesizerError
-from .synthesizers import Mixture, logits
+from .synthesizers import Mixture, at_least_fp32, logits
 
 logger = logging.getLogger(__name__)
 
@@ -224,8 +224,7 @@ def masked_softmax(scores: Tensor, key_padding_mask: Optional[Tensor], attn_mask
         key_padding_mask: (B, S), true for hidden.
         attn_mask: (T, S), boolean with true for hidden, or floating point to add.
     """
-    if scores.dtype != torch.float64:
-        scores = scores.float()
+    scores = at_least_fp32(scores)
     if attn_mask is not None:
         if attn_mask.dtype == torch.bool:
             scores = scores.masked_fill(attn_mask, float("-inf"))

@@ -271,8 +271,8 @@ class Mixture(nn.Module):
         for component in self.components.values():
             terms.append(component(x, q, k, start, src_len))
         if self.alpha is not None:
-            # in fp32 under half precision: a weight's rounding would scale all its logits
-            alpha = torch.softmax(self.alpha.float(), dim=0).to(x.dtype)
+            # a weight's rounding would scale all its logits
+            alpha = torch.softmax(at_least_fp32(self.alpha), dim=0).to(x.dtype)
             for m, term in enumerate(terms):
                 weight = alpha[m].view(1, -1, 1, 1)
                 query, bias = term.query, term.bias
@@ -332,6 +332,11 @@ def factorize(length: int) -> Tuple[int, int]:
         f"--synth-max-length {length}: factorized_dense needs a product a*b with a, b > 1; "
         f"take {max(4, length + 1)}, for example"
     )
+
+
+def at_least_fp32(x: Tensor) -> Tensor:
+    """x in fp32, or as it is in fp64."""
+    return x if x.dtype == torch.float64 else x.float()
 
 
 def per_head_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

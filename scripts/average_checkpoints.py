@@ -18,6 +18,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from fairseq import checkpoint_utils  # noqa: E402
+from omegaconf import OmegaConf  # noqa: E402
 
 import fairseq_synth  # noqa: E402, F401  (allows what fairseq's checkpoints hold, and repairs saving)
 from fairseq_synth.errors import SynthesizerError  # noqa: E402
@@ -60,6 +61,8 @@ def average(paths: List[Path]) -> Dict:
     for key, weight in result["model"].items():
         mean = total[key] / len(paths)
         result["model"][key] = (mean if weight.is_floating_point() else mean.round()).to(weight.dtype)
+    if result.get("cfg") is not None:
+        result["cfg"] = OmegaConf.to_container(result["cfg"], resolve=True, enum_to_str=True)  # as fairseq saves it
     return result
 
 

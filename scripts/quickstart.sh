@@ -67,12 +67,8 @@ run fairseq-train "$corpus/bin" --user-dir "$root/fairseq_synth" --arch "$arch" 
     --label-smoothing 0.1 --max-tokens 1024 --max-update "$max_update" --num-workers 0 \
     --save-interval-updates "$interval" --keep-interval-updates 5 --no-epoch-checkpoints \
     --validate-after-updates $((max_update * 3 / 4)) --no-progress-bar --log-interval "$interval" "$@" 2>&1 |
-    tee "$save/train.log" | awk '
-        /train_inner/ { match($0, /ppl=[0-9.]+/); ppl = substr($0, RSTART + 4, RLENGTH - 4)
-                        match($0, /num_updates=[0-9]+/); updates = substr($0, RSTART + 12, RLENGTH - 12)
-                        match($0, / wall=[0-9]+/); wall = substr($0, RSTART + 6, RLENGTH - 6)
-                        printf "  update %5d: training perplexity %8.2f, %4d s\n", updates, ppl, wall }
-        /Loaded checkpoint|rror:/ { sub(/.* \| /, ""); print "  " $0 }
-        { fflush() }'
+    tee "$save/train.log" | sed -unE \
+    -e 's/.*train_inner.* ppl=([0-9.]+),.* num_updates=([0-9]+),.* wall=([0-9]+).*/  update \2: training perplexity \1, \3 s/p' \
+    -e '/Loaded checkpoint|rror:/{s/.* \| //;p}'
 
 "$here/evaluate.sh" "$corpus" "$save" en "$tgt"

@@ -1,0 +1,78 @@
+"""The paper's equations as loops over scalars in float64, with nothing of the package but its parameters."""
+
+import math
+from typing import Dict, List
+
+import torch
+
+
+def dot(a, b) -> float:
+    return sum(float(p) * float(q) for p, q in zip(a, b))
+
+
+def relu_layer(W, b, x) -> List[float]:
+    return [max(0.0, dot(row, x) + float(bias)) for row, bias in zip(W, b)]
+
+
+def score(name: str, p: Dict[str, torch.Tensor], h: int, i: int, j: int, x, q, k) -> float:
+    """Logit of head h, row i, column j. x, q, k: per position, the head's slice of the sentence."""
+    if name in ("random", "fixed_random"):  # eq. 4: R
+        return float(p["R"][h, i, j])
+    if name == "factorized_random":  # eq. 7: R1 R2^T
+        return dot(p["R1"][h, i], p["R2"][h, j])
+    if name == "dense":  # eq. 2: W2 relu(W1 x + b1) + b2
+        return dot(p["W2"][h, j], relu_layer(p["W1"][h], p["b1"][h], x[i])) + float(p["b2"][h, j])
+    if name == "factorized_dense":  # eq. 5, 6: A of a values, B of b values, column j = (u, v)
+        b = p["WB"].shape[1]
+        u, v = divmod(j, b)
+        hidden = relu_layer(p["W1"][h], p["b1"][h], x[i])
+        A = dot(p["WA"][h, u], hidden) + float(p["bA"][h, u])
+        B = dot(p["WB"][h, v], hidden) + float(p["bB"][h, v])
+        return A * B
+    if name == "vanilla":
+        return dot(q[i], k[j]) / math.sqrt(len(q[i]))
+    raise ValueError(name)
+
+
+def mixed_score(mixture, h: int, i: int, j: int, x, q, k) -> float:
+    """sum_m alpha_m S_m, alpha the softmax over the components of one weight per component and head."""
+    scores = [
+        score(name, {**dict(c.named_parameters()), **dict(c.named_buffers())}, h, i, j, x, q, k)
+        for name, c in mixture.components.items()
+    ]
+    if mixture.alpha is None:
+        return sum(scores)
+    exps = [math.exp(float(mixture.alpha[m, h])) for m in range(len(scores))]
+    return sum(e / sum(exps) * s for e, s in zip(exps, scores))
+
+
+def attention(module, x: torch.Tensor, hidden) -> torch.Tensor:
+    """Y = softmax(S(X)) G(X) over the visible keys, then the output projection; 0 where no key is visible.
+
+    Args:
+        module: a SyntheticAttention in float64.
+        x: (T, B, C).
+        hidden: hidden(b, i, j), whether row i of sentence b may not see column j.
+    """
+    T, B, C = x.shape
+    H, d = module.num_heads, module.head_dim
+
+    def project(linear, vector):
+        return [dot(w, vector) + float(b) for w, b in zip(linear.weight, linear.bias)]
+
+    out = torch.zeros(T, B, C, dtype=torch.float64)
+    for b in range(B):
+        rows = [[float(e) for e in x[t, b]] for t in range(T)]
+        v = [project(module.v_proj, row) for row in rows]
+        q = [project(module.q_proj, row) for row in rows] if module.q_proj is not None else rows
+        k = [project(module.k_proj, row) for row in rows] if module.k_proj is not None else rows
+        for i in range(T):
+            joined: List[float] = []
+            for h in range(H):
+                part = slice(h * d, (h + 1) * d)
+                xh, qh, kh, vh = ([row[part] for row in m] for m in (rows, q, k, v))
+                seen = [j for j in range(T) if not hidden(b, i, j)]
+                exps = {j: math.exp(mixed_score(module.synthesizer, h, i, j, xh, qh, kh)) for j in seen}
+                joined += [sum(exps[j] / sum(exps.values()) * vh[j][c] for j in seen) for c in range(d)]
+            out[i, b] = torch.tensor(project(module.out_proj, joined), dtype=torch.float64)
+    return out

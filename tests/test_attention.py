@@ -1,0 +1,162 @@
+"""What SyntheticAttention does around the logits: masks, dropout, weights, cache, precision."""
+
+import pytest
+import torch
+from conftest import SPECS, make_attention
+from fairseq.modules import MultiheadAttention
+
+from fairseq_synth.attention import masked_softmax
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_row_that_sees_nothing(spec, dtype):
+    """Output out_proj(0), a finite gradient, and the other rows as if it were not there."""
+    module = make_attention(spec).to(dtype)
+    x = torch.randn(4, 2, 6).to(dtype).requires_grad_()
+    padding = torch.tensor([[False] * 4, [True] * 4])
+    out, weights = module(x, x, x, key_padding_mask=padding, need_weights=True)
+    assert torch.equal(out[:, 1], module.out_proj.bias.expand(4, 6)) and torch.count_nonzero(weights[1]) == 0
+    alone, _ = module(x[:, :1], x[:, :1], x[:, :1])
+    torch.testing.assert_close(out[:, :1], alone, atol=8 * torch.finfo(dtype).eps, rtol=0)
+    out.float().sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in module.parameters() if p.grad is not None)
+    assert torch.isfinite(x.grad).all()
+
+
+def test_causal_and_padded_first_column():
+    """Left padding under a causal mask leaves first rows without a key; they are 0, not NaN."""
+    scores = torch.randn(1, 1, 3, 3, requires_grad=True)
+    future = torch.triu(torch.full((3, 3), float("-inf")), 1)
+    weights = masked_softmax(scores, torch.tensor([[True, False, False]]), future)
+    assert torch.equal(weights[0, 0, 0], torch.zeros(3)) and weights[0, 0, 1, 1] == 1
+    weights.square().sum().backward()
+    assert torch.isfinite(scores.grad).all() and torch.count_nonzero(scores.grad[0, 0, 0]) == 0
+
+
+def test_masks_of_any_kind():
+    """A boolean mask, -inf and fairseq's encoder's -1e8 hide the same keys; a finite bias is added."""
+    scores = torch.randn(2, 2, 4, 4)
+    hidden = torch.rand(4, 4) < 0.4
+    hidden.fill_diagonal_(False)
+    expected = torch.softmax(scores.masked_fill(hidden, float("-inf")), -1)
+    for value in (float("-inf"), -1e8):
+        mask = torch.zeros(4, 4).masked_fill(hidden, value)
+        torch.testing.assert_close(masked_softmax(scores, None, mask), expected)
+    torch.testing.assert_close(masked_softmax(scores, None, hidden), expected)
+    bias = torch.randn(4, 4)
+    torch.testing.assert_close(masked_softmax(scores, None, bias), torch.softmax(scores + bias, -1))
+
+
+@pytest.mark.parametrize("std", [1, 10, 50])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_large_random_matrices(std, dtype):
+    """No NaN and the right weights where R spreads over hundreds of nats."""
+    module = make_attention("random")
+    torch.nn.init.normal_(module.synthesizer.components["random"].R, std=std)
+    x = torch.randn(12, 2, 6)
+    padding = torch.zeros(2, 12, dtype=torch.bool)
+    padding[1, 5:] = True
+    module.to(dtype)
+    out, weights = module(*[x.to(dtype)] * 3, key_padding_mask=padding, need_weights=True)
+    assert torch.isfinite(out).all()
+    expected, expected_weights = module.double()(
+        *[x.to(dtype).double()] * 3, key_padding_mask=padding, need_weights=True
+    )
+    torch.testing.assert_close(out.double(), expected, atol=30 * torch.finfo(dtype).eps, rtol=0)
+    torch.testing.assert_close(weights.double(), expected_weights, atol=2 * torch.finfo(dtype).eps, rtol=0)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_weights(spec):
+    """need_weights and need_head_weights have the host's shapes, and rows that sum to 1."""
+    module = make_attention(spec)
+    x = torch.randn(4, 3, 6)
+    out, none = module(x, x, x)
+    assert none is None
+    same, mean = module(x, x, x, need_weights=True)
+    _, heads = module(x, x, x, need_head_weights=True)
+    assert torch.equal(out, same) and mean.shape == (3, 4, 4) and heads.shape == (2, 3, 4, 4)
+    torch.testing.assert_close(heads.mean(0), mean)
+    torch.testing.assert_close(heads.sum(-1), torch.ones(2, 3, 4))
+
+
+@pytest.mark.parametrize("spec", ["random", "factorized_random", "dense", "random+vanilla"])
+def test_attention_dropout(spec):
+    """Each sentence drops its own weights, and the mean over many draws is the output without dropout."""
+    module = make_attention(spec, dropout=0.4)
+    x = torch.randn(4, 1, 6).expand(4, 20_000, 6)
+    module.eval()
+    expected, _ = module(x, x, x)
+    module.train()
+    torch.manual_seed(0)
+    out, _ = module(x, x, x)
+    assert not torch.equal(out[:, 0], out[:, 1])
+    torch.testing.assert_close(out.mean(1), expected.mean(1), atol=0.02, rtol=0)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_decoding_step_by_step(spec):
+    """With a cache, one token at a time, reordered as by a beam, equals the whole sentence at once."""
+    module = make_attention(spec).eval()
+    T, B = 7, 3
+    x = torch.randn(T, B, 6)
+    order = torch.tensor([2, 0, 0])
+    future = torch.triu(torch.full((T, T), float("-inf")), 1)
+    state = {}
+    padding = torch.zeros(B, T, dtype=torch.bool)
+    padding[1, 2] = True  # a hypothesis that ended; the host's search goes on with it
+    for t in range(T):
+        if t == 4:
+            module.reorder_incremental_state(state, order)
+            x, padding = x[:, order], padding[order]
+            x = torch.cat([x[:4], torch.randn(T - 4, B, 6)])
+        step = x[t : t + 1]
+        mask = padding[:, t : t + 1] if padding[:, t].any() else None
+        out, _ = module(step, step, step, key_padding_mask=mask, incremental_state=state)
+        expected, _ = module(x, x, x, attn_mask=future, key_padding_mask=padding)
+        torch.testing.assert_close(out[0], expected[t])
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_cache_holds_what_is_read(spec):
+    """Keys are projected and cached only for vanilla; a sentence without padding caches no mask."""
+    module = make_attention(spec)
+    state = {}
+    x = torch.randn(1, 2, 6)
+    for _ in range(2):
+        module(x, x, x, incremental_state=state)
+    cache = {k: v for k, v in module._get_input_buffer(state).items() if v is not None}
+    vanilla = "vanilla" in spec
+    assert set(cache) == ({"prev_key", "prev_value"} if vanilla else {"prev_value"})
+    assert (module.q_proj is not None) == (module.k_proj is not None) == vanilla
+
+
+def test_vanilla_is_the_hosts_attention():
+    """Same names, and from one seed the same bits; a loaded state dict gives the same output."""
+    torch.manual_seed(0)
+    stock = MultiheadAttention(12, 3, self_attention=True)
+    torch.manual_seed(0)
+    ours = make_attention("vanilla", embed_dim=12, num_heads=3)
+    torch.manual_seed(0)
+    from fairseq_synth.attention import SyntheticAttention
+    from fairseq_synth.synthesizers import Mixture
+
+    fresh = SyntheticAttention(12, 3, Mixture(("vanilla",), "convex", 3, 4, 12, 3))
+    assert list(fresh.state_dict()) == list(stock.state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(fresh.state_dict().values(), stock.state_dict().values()))
+    ours.load_state_dict(stock.state_dict())
+    x = torch.randn(5, 2, 12)
+    padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    torch.testing.assert_close(ours(x, x, x, padding)[0], stock(x, x, x, padding)[0])
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_half_precision_is_close(spec):
+    """bf16 and fp16 output within a few roundings of the same weights in fp64."""
+    for dtype in (torch.bfloat16, torch.float16):
+        module = make_attention(spec).to(dtype)
+        x = torch.randn(6, 2, 6).to(dtype)
+        out, _ = module(x, x, x)
+        expected, _ = module.double()(x.double(), x.double(), x.double())
+        torch.testing.assert_close(out.double(), expected, atol=20 * torch.finfo(dtype).eps, rtol=0)

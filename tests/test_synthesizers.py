@@ -1,0 +1,159 @@
+"""Each function equals its equation; mixtures; sizes; the errors of a spec."""
+
+import pytest
+import reference
+import torch
+from conftest import SPECS, make_attention
+
+from fairseq_synth.errors import SynthesizerError
+from fairseq_synth.synthesizers import (
+    SYNTHESIZERS,
+    FactorizedDense,
+    Mixture,
+    factorize,
+    glorot_uniform_,
+    logits,
+    parse_spec,
+)
+
+
+@pytest.mark.parametrize("mixture", ["convex", "sum"])
+@pytest.mark.parametrize("spec", SPECS)
+def test_equals_the_equation(spec, mixture):
+    """Against float64 loops from the paper: padding, causality, every row and column, shorter than l."""
+    module = make_attention(spec, mixture).double()
+    x = torch.randn(5, 2, 6, dtype=torch.float64)
+    lengths = [5, 3]
+    padding = torch.tensor([[j >= n for j in range(5)] for n in lengths])
+    future = torch.triu(torch.full((5, 5), float("-inf"), dtype=torch.float64), 1)
+    for masks, hidden in [
+        (dict(), lambda b, i, j: False),
+        (dict(key_padding_mask=padding), lambda b, i, j: j >= lengths[b]),
+        (dict(attn_mask=future), lambda b, i, j: j > i),
+        (dict(attn_mask=future, key_padding_mask=padding), lambda b, i, j: j > i or j >= lengths[b]),
+    ]:
+        out, _ = module(x, x, x, **masks)
+        torch.testing.assert_close(out, reference.attention(module, x, hidden), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("spec", [*SYNTHESIZERS, "random+dense+vanilla"])
+def test_gradients(spec):
+    """fp64 gradcheck in the input and in every trained parameter."""
+    module = make_attention(spec, embed_dim=4, max_length=4, rank=2).double()
+    x = torch.randn(3, 2, 4, dtype=torch.float64, requires_grad=True)
+    padding = torch.tensor([[False] * 3, [False, False, True]])
+    names, parameters = zip(*module.named_parameters())
+    # a term that is constant along a row has no gradient; finite differences of it are noise around 0
+    assert torch.autograd.gradcheck(
+        lambda x, *_: module(x, x, x, key_padding_mask=padding)[0], (x, *parameters), atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("name", SYNTHESIZERS)
+def test_later_rows_are_slices(name):
+    """Rows from `start` on and fewer columns are a part of the whole, not another matrix."""
+    module = make_attention(name)
+    x, q = torch.randn(2, 2, 9, 3), torch.randn(2, 2, 9, 3)
+    k = torch.randn(2, 2, 9, 3)
+    synthesizer = module.synthesizer
+    whole = logits(synthesizer(x, q, k, 0, 9)).expand(2, 2, 9, 9)
+    for start, columns in [(4, 7), (6, 9), (0, 1)]:
+        rows = slice(start, start + 2)
+        part = logits(synthesizer(x[:, :, rows], q[:, :, rows], k[:, :, :columns], start, columns))
+        torch.testing.assert_close(part.expand(2, 2, 2, columns), whole[:, :, rows, :columns])
+
+
+@pytest.mark.parametrize("spec", [s for s in SPECS if "+" in s])
+def test_convex_weights(spec):
+    """Sum to 1 over the components in every head, start equal, and are trained; a sum has none."""
+    fresh = Mixture(parse_spec(spec), "convex", 2, 3, 12, 3)
+    fresh.reset_parameters()
+    n = len(spec.split("+"))
+    assert fresh.alpha.shape == (n, 2) and fresh.alpha.requires_grad
+    torch.testing.assert_close(torch.softmax(fresh.alpha, 0), torch.full((n, 2), 1 / n))
+    # equal logits in every component come out unchanged exactly when the weights sum to 1
+    module = make_attention(spec)
+    for component in module.synthesizer.components.values():
+        component.forward = lambda x, q, k, start, src_len: type(terms)(None, None, torch.ones(1, 2, 4, 4))
+    terms = SYNTHESIZERS["random"](2, 3, 12, 3)(torch.zeros(1, 2, 4, 3), None, None, 0, 4)
+    x = torch.zeros(1, 2, 4, 3)
+    torch.testing.assert_close(logits(module.synthesizer(x, x, x, 0, 4)), torch.ones(1, 2, 4, 4))
+    assert make_attention(spec, "sum").synthesizer.alpha is None
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_all_parameters_learn(spec):
+    """A gradient reaches everything in the optimizer, in the whole matrix; fixed_random has nothing in it."""
+    module = make_attention(spec, max_length=6)
+    x = torch.randn(6, 3, 6)
+    (module(x, x, x)[0] ** 2).sum().backward()
+    for name, parameter in module.named_parameters():
+        if name.endswith("k_proj.bias"):
+            continue  # constant along a row: softmax does not see it, in fairseq either
+        assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
+    if "fixed_random" in module.synthesizer.components:
+        fixed = module.synthesizer.components["fixed_random"]
+        assert not list(fixed.parameters()) and "R" in fixed.state_dict()
+
+
+@pytest.mark.parametrize("name", [n for n in SYNTHESIZERS if n not in ("fixed_random", "vanilla")])
+def test_silence(name):
+    """A silenced function has logits of 0 and still learns."""
+    module = make_attention(name)
+    component = module.synthesizer.components[name]
+    component.silence()
+    x = torch.randn(2, 2, 6, 3)
+    scores = logits(module.synthesizer(x, None, None, 0, 6))
+    assert torch.count_nonzero(scores) == 0
+    (scores * torch.randn_like(scores)).sum().backward()
+    assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in component.parameters())
+
+
+def test_factorized_dense_has_distinct_columns():
+    """One factor is tiled and the other interleaved: with both tiled, 16 x 16 has 16 distinct columns."""
+    torch.manual_seed(0)
+    module = FactorizedDense(1, 4, 256, 8)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter)
+    row = logits([module(torch.randn(1, 1, 1, 4), None, None, 0, 256)]).flatten()
+    assert row.unique().numel() == 256
+
+
+@pytest.mark.parametrize("length, expected", [(256, (16, 16)), (100, (10, 10)), (24, (4, 6)), (6, (2, 3)), (4, (2, 2))])
+def test_factorize(length, expected):
+    assert factorize(length) == expected
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 13, 251])
+def test_factorize_refuses_primes(length):
+    with pytest.raises(SynthesizerError, match=f"--synth-max-length {length}: .*product a\\*b"):
+        factorize(length)
+    suggestion = int(str(_error(factorize, length)).split("take ")[1].split(",")[0])
+    factorize(suggestion)
+
+
+def _error(function, *args):
+    with pytest.raises(SynthesizerError) as caught:
+        function(*args)
+    return caught.value
+
+
+def test_glorot_is_per_head():
+    weight = torch.empty(3, 100, 20)
+    glorot_uniform_(weight)
+    bound = (6 / 120) ** 0.5
+    assert weight.abs().max() <= bound
+    torch.testing.assert_close(weight.std(), torch.tensor(bound / 3**0.5), rtol=0.05, atol=0)
+
+
+@pytest.mark.parametrize("spec", ["randm", "random+", "", "random+randm", "Random"])
+def test_unknown_name_lists_the_valid_ones(spec):
+    message = str(_error(parse_spec, spec, "--decoder-synthesizer"))
+    assert "--decoder-synthesizer" in message and all(name in message for name in SYNTHESIZERS)
+    assert "\n" not in message
+
+
+def test_spec():
+    assert parse_spec("vanilla+random") == ("random", "vanilla") == parse_spec("random + vanilla")
+    assert "twice" in str(_error(parse_spec, "random+random"))
+    assert "convex, sum" in str(_error(Mixture, ("random",), "product", 2, 3, 12, 3))
