@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Multi30k, task 1 (image captions; Elliott et al. 2016, 2017) -> data for fairseq-train.
+# Multi30k, task 1 (image captions; Elliott et al. 2016, 2017) -> OUT_DIR-raw, then data for fairseq-train in OUT_DIR.
 #
 #   scripts/prepare_multi30k.sh de|fr OUT_DIR [DATA_DIR] [MERGES]
 #
@@ -27,7 +27,7 @@ cb3160d69b002bb638e66cc7612fcd56cb0af82eadc9c142dedc438afb885ef6  test_2016_flic
 1f2a23d992769b5b3d209b0a10dd0b77c08cceb1f20dfb97ed0aafa49d107227  val.en
 5304e444d842e962b2dda4d816b70b22a1765b15401642b7ca37a67477e708dc  val.fr
 "
-raw=$out/raw
+raw=$out-raw
 mkdir -p "$raw"
 for part in train val test_2016_flickr; do
     case $part in val) split=valid ;; test_2016_flickr) split="test" ;; train) split="train" ;; esac
