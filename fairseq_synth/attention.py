@@ -6,7 +6,7 @@ business of `synthesizers` alone.
 
 import logging
 import math
-from typing import Dict, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import torch
 import torch.nn as nn
@@ -170,23 +170,33 @@ class SyntheticAttention(nn.Module):
     ) -> Optional[Dict[str, Dict[str, Optional[Tensor]]]]:
         return self.set_incremental_state(incremental_state, "attn_state", buffer)
 
-    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
+    def _load_from_state_dict(self, state_dict: Dict[str, Tensor], prefix: str, *args: Any) -> None:
+        # not fairseq's upgrade_state_dict_named, which runs before --encoder-layers-to-keep renames the layers
+        self.check_state_dict(state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def check_state_dict(self, state_dict: Dict[str, Tensor], prefix: str) -> None:
         """Checks a checkpoint's synthesizer against this one, or starts this one from a stock Transformer.
 
         A stock checkpoint has no ``synthesizer.*``: the functions beside ``vanilla`` are silenced, so that
         ``--synth-mixture sum`` starts with the stock model's output (``fixed_random`` stays as drawn).
 
+        Args:
+            state_dict: the checkpoint's weights; completed in place for a stock checkpoint.
+            prefix: this module's, with the dot.
+
         Raises:
             SynthesizerError: the checkpoint holds other functions, or other sizes of the same ones.
         """
-        prefix = f"{name}.synthesizer."
+        name, own_prefix = prefix.rstrip("."), f"{prefix}synthesizer."
         own = self.synthesizer.state_dict()
-        theirs = {key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)}
+        theirs = {key[len(own_prefix) :]: value for key, value in state_dict.items() if key.startswith(own_prefix)}
         functions = list(self.synthesizer.components)
-        if not theirs and f"{name}.q_proj.weight" in state_dict:
+        dot_product = f"{prefix}q_proj.weight" in state_dict
+        if dot_product and not theirs:
             if not self.synthesizer.reads_query_key:
                 raise SynthesizerError(
-                    f"{name}: the checkpoint holds dot-product attention, this model is {'+'.join(functions)}; "
+                    f"{name}: the checkpoint holds dot-product attention, this model has {'+'.join(functions)}; "
                     "only vanilla and mixtures with it can start from a stock Transformer"
                 )
             if own:
@@ -194,11 +204,10 @@ class SyntheticAttention(nn.Module):
                 for component in self.synthesizer.components.values():
                     component.silence()
                 for key, value in self.synthesizer.state_dict().items():
-                    state_dict[prefix + key] = value.clone()
+                    state_dict[own_prefix + key] = value.clone()
             return
         trained_with = sorted({key.split(".")[1] for key in theirs if key.startswith("components.")})
-        if f"{name}.q_proj.weight" in state_dict:
-            trained_with.append("vanilla")
+        trained_with += ["vanilla"] if dot_product else []
         if trained_with and set(trained_with) != set(functions):
             raise SynthesizerError(
                 f"{name}: the checkpoint was trained with {'+'.join(trained_with)}, this model has "
@@ -211,8 +220,8 @@ class SyntheticAttention(nn.Module):
         for key, value in own.items():
             if key in theirs and theirs[key].shape != value.shape:
                 raise SynthesizerError(
-                    f"{prefix}{key} is {tuple(theirs[key].shape)} in the checkpoint and {tuple(value.shape)} in this "
-                    "model; give the --synth-max-length, --synth-rank and attention heads of the training"
+                    f"{own_prefix}{key} is {tuple(theirs[key].shape)} in the checkpoint and {tuple(value.shape)} in "
+                    "this model; give the --synth-max-length, --synth-rank and attention heads of the training"
                 )
 
 

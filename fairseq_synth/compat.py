@@ -6,6 +6,7 @@ Each repair names the versions and the symptom, and is applied only where the sy
 import argparse
 import contextlib
 import errno
+import importlib.util
 import logging
 import os
 import pickle
@@ -87,6 +88,7 @@ import fairseq.checkpoint_utils  # noqa: E402
 import fairseq.data.data_utils  # noqa: E402
 import fairseq.distributed.utils  # noqa: E402
 import fairseq.modules.transformer_layer  # noqa: E402
+import fairseq.options  # noqa: E402
 from fairseq.file_io import PathManager  # noqa: E402
 
 
@@ -94,6 +96,25 @@ def restore_numpy_compat() -> None:
     """numpy >= 2 has no ``np.compat``; fairseq calls ``np.compat.long`` (AttributeError)."""
     if not hasattr(np, "compat"):
         np.compat = SimpleNamespace(long=int)
+
+
+def allow_bf16_without_tpu() -> None:
+    """``--bf16`` makes the command line ask for a TPU ('NoneType' object has no attribute 'xla_device').
+
+    fairseq 0.12.2 and later; Hydra's ``common.bf16=true`` does not. Without torch_xla there is no TPU to mean.
+    """
+    if importlib.util.find_spec("torch_xla") is not None:
+        return
+    parse_args_and_arch = fairseq.options.parse_args_and_arch
+
+    def parse_args_and_arch_without_tpu(*args: Any, **kwargs: Any) -> Any:
+        parsed = parse_args_and_arch(*args, **kwargs)
+        namespace = parsed[0] if isinstance(parsed, tuple) else parsed
+        if getattr(namespace, "bf16", False):
+            namespace.tpu = False
+        return parsed
+
+    fairseq.options.parse_args_and_arch = parse_args_and_arch_without_tpu
 
 
 def keep_last_batch() -> None:
@@ -178,7 +199,9 @@ def name_unreadable_checkpoints() -> None:
                 f"{path}: refused, it is damaged or holds more than weights and settings and might run code "
                 f"({first_line(error, 'Unsupported')}); take a checkpoint that you trust"
             ) from error
-        except (RuntimeError, EOFError, KeyError) as error:
+        except (FileNotFoundError, PermissionError):
+            raise
+        except (RuntimeError, EOFError, KeyError, OSError) as error:
             raise SynthesizerError(
                 f"{path}: not a readable checkpoint, perhaps cut short ({first_line(error)}); take an earlier one, "
                 "for example with --restore-file"
@@ -261,6 +284,7 @@ def without_fast_path(layer_class: Type[nn.Module]) -> Type[nn.Module]:
 TransformerEncoderLayerBase = without_fast_path(fairseq.modules.transformer_layer.TransformerEncoderLayerBase)
 
 restore_numpy_compat()
+allow_bf16_without_tpu()
 keep_last_batch()
 allow_checkpoint_types()
 name_unreadable_checkpoints()

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import logging
 from dataclasses import field
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
@@ -26,6 +27,8 @@ from .attention import SyntheticAttention
 from .compat import TransformerEncoderLayerBase
 from .errors import SynthesizerError
 from .synthesizers import MIXTURES, SYNTHESIZERS, Mixture, parse_spec
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass
@@ -114,7 +117,13 @@ class SynthesizerTransformer(TransformerModelBase):
         Raises:
             SynthesizerError: a flag is invalid or cannot apply; the message names it.
         """
-        return super().build_model(transformer_config(cfg), task)
+        model = super().build_model(transformer_config(cfg), task)
+        if model.encoder.max_length or model.decoder.max_length:
+            logger.info(
+                f"--synth-max-length {model.cfg.synth_max_length}: longer sentences are skipped in training, refused "
+                "elsewhere"
+            )
+        return model
 
     @classmethod
     def build_encoder(cls, cfg: TransformerConfig, src_dict: Any, embed_tokens: nn.Embedding) -> "SynthesizerEncoder":

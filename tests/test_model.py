@@ -83,15 +83,14 @@ def test_decoder_is_causal(spec):
 def test_incremental_equals_full(spec):
     """Token by token with reordering between steps, as a beam search does, against one full pass."""
     model = synth(spec)
-    source, target = pad_batch(SOURCES, left=True), torch.randint(4, 40, (3, 8))
-    encoded = model.encoder(source)
-    full = target
+    # a beam: hypotheses of one sentence, between which alone the host's search reorders
+    encoded = model.encoder(torch.tensor([SOURCES[0]] * 3))
+    full = torch.randint(4, 40, (3, 8))
     state = {}
     for t in range(8):
         if t in (3, 6):
             order = torch.tensor([1, 1, 0])
             model.decoder.reorder_incremental_state_scripting(state, order)
-            encoded = model.encoder.reorder_encoder_out(encoded, order)
             full = torch.cat([full[order, :t], torch.randint(4, 40, (3, 8 - t))], 1)
         step, _ = model.decoder(full[:, : t + 1], encoder_out=encoded, incremental_state=state)
         whole, _ = model.decoder(full[:, : t + 1], encoder_out=encoded)
@@ -136,14 +135,11 @@ def test_torchscript(spec):
     source, target = pad_batch(SOURCES, left=True), pad_batch(TARGETS, left=False)
     lengths = torch.tensor([7, 3, 5])
     torch.testing.assert_close(scripted(source, lengths, target)[0], model(source, lengths, target)[0])
-    encoded, state, scripted_state = model.encoder(source), {}, {}
-    order = torch.tensor([1, 1, 0])
-    for t in range(1, 4):
-        want, _ = model.decoder(target[:, :t], encoder_out=encoded, incremental_state=state)
-        got, _ = scripted.decoder(target[:, :t], encoder_out=encoded, incremental_state=scripted_state)
-        torch.testing.assert_close(got, want)
-        model.decoder.reorder_incremental_state_scripting(state, order)
-        scripted.decoder.reorder_incremental_state_scripting(scripted_state, order)
+    sample = {"net_input": {"src_tokens": source, "src_lengths": lengths}}
+    search = SequenceGenerator([model], make_dictionary(), beam_size=3, max_len_b=8, min_len=2)
+    for want, got in zip(search.forward(sample), torch.jit.script(search)(sample)):
+        assert [h["tokens"].tolist() for h in got] == [h["tokens"].tolist() for h in want]
+        torch.testing.assert_close(got[0]["positional_scores"], want[0]["positional_scores"])
 
 
 def test_vanilla_is_the_stock_transformer():
@@ -257,7 +253,7 @@ IRRECONCILABLE = ("random+dense", "dense+vanilla")
 
 @pytest.mark.parametrize("spec", COUNTS)
 def test_parameter_counts_of_table_2(spec):
-    """Within a million of the paper's |theta| where it can be reconciled; measured elsewhere (see docs/deviations.md)."""
+    """Within a million of the paper's |theta|, or in the ledger of deviations with these numbers."""
 
     def size(arch):
         args = argparse.Namespace(arch=arch, share_all_embeddings=True)
@@ -291,12 +287,12 @@ def test_pruned_layers_keep_their_functions():
     """--encoder-layers-to-keep names layers of the trained model; a pruned one loads its checkpoint."""
     flags = dict(encoder_layers=3, encoder_synthesizer="random,dense,vanilla", decoder_synthesizer="random")
     whole = perturb(make_model(**flags))
-    pruned = make_model(**flags, encoder_layers_to_keep="0,2")
+    pruned = make_model(**flags, encoder_layers_to_keep="0,2", decoder_layers_to_keep="0,1")
     functions = [list(layer.self_attn.synthesizer.components) for layer in pruned.encoder.layers]
     assert functions == [["random"], ["vanilla"]]
     pruned.load_state_dict(
         whole.state_dict(),
-        model_cfg=argparse.Namespace(arch="x", encoder_layers_to_keep="0,2", decoder_layers_to_keep=None),
+        model_cfg=argparse.Namespace(arch="x", encoder_layers_to_keep="0,2", decoder_layers_to_keep="0,1"),
     )
     for a, b in ((0, 0), (2, 1)):
         assert torch.equal(whole.encoder.layers[a].fc1.weight, pruned.encoder.layers[b].fc1.weight)
@@ -349,7 +345,7 @@ def test_refused_flags(flags, message):
         dict(encoder_normalize_before=True, decoder_normalize_before=True),
         dict(checkpoint_activations=True),
         dict(attention_dropout=0.2, activation_dropout=0.1),
-        dict(encoder_layerdrop=0.5, decoder_layerdrop=0.5),
+        dict(encoder_layerdrop=0.3, decoder_layerdrop=0.3),
         dict(quant_noise_pq=0.1, quant_noise_pq_block_size=4),
         dict(share_all_embeddings=True),
         dict(encoder_learned_pos=True, decoder_learned_pos=True),
@@ -363,13 +359,11 @@ def test_refused_flags(flags, message):
 def test_the_hosts_flags(flags):
     """Each trains: a backward pass that moves the attention."""
     model = make_model(encoder_synthesizer="random+vanilla", decoder_synthesizer="dense", **flags).train()
-    torch.manual_seed(1)
+    torch.manual_seed(2)
     features, _ = model(pad_batch(SOURCES, True), None, pad_batch(TARGETS, False))
     features.square().sum().backward()
-    moved = [
-        n for n, p in model.named_parameters() if "self_attn" in n and p.grad is not None and p.grad.abs().sum() > 0
-    ]
-    assert moved
+    gradients = [p.grad for n, p in model.named_parameters() if "self_attn" in n]
+    assert any(g is not None and g.abs().sum() > 0 for g in gradients)
 
 
 def test_attention_dropout_reaches_the_attention():

@@ -1,0 +1,458 @@
+"""The stock command lines, run as a user runs them, on a corpus of a few hundred sentences."""
+
+import contextlib
+import io
+import json
+import logging
+import os
+import random
+import re
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT
+from fairseq import checkpoint_utils
+from fairseq_cli import generate, interactive, preprocess, train, validate
+
+USER_DIR = ["--user-dir", str(ROOT / "fairseq_synth")]
+SMALL = (
+    "--encoder-layers 2 --decoder-layers 2 --encoder-embed-dim 16 --decoder-embed-dim 16 --encoder-ffn-embed-dim 32 "
+    "--decoder-ffn-embed-dim 32 --encoder-attention-heads 2 --decoder-attention-heads 2 --synth-max-length 24 "
+    "--share-all-embeddings --dropout 0.1"
+).split()
+RECIPE = (
+    "--optimizer adam --lr 0.01 --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --max-tokens 200 "
+    "--num-workers 0 --no-progress-bar --log-format json --log-interval 1 --seed 7"
+).split()
+TEST_SENTENCES = 21  # no multiple of 8
+
+
+def run_cli(main, *argv, stdin=None):
+    """Runs a command line in this process; returns what it printed and logged."""
+    out, log = io.StringIO(), io.StringIO()
+    handler = logging.StreamHandler(log)
+    logging.getLogger().addHandler(handler)
+    old = sys.argv, sys.stdin
+    sys.argv, sys.stdin = ["fairseq", *map(str, argv)], io.StringIO(stdin or "")
+    if hasattr(checkpoint_utils.save_checkpoint, "best"):
+        del checkpoint_utils.save_checkpoint.best  # the host's only state between runs
+    try:
+        with contextlib.redirect_stdout(out):
+            main()
+    finally:
+        sys.argv, sys.stdin = old
+        logging.getLogger().removeHandler(handler)
+    return out.getvalue(), log.getvalue()
+
+
+def command(name, *argv, check=True, **kwargs):
+    """Runs a command line in its own process."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    code = f"import sys; from fairseq_cli.{name} import cli_main; sys.exit(cli_main())"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, argv)], capture_output=True, text=True, env=environment, **kwargs
+    )
+    assert not check or done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    """Raw text and binarised data: the target is the source backwards."""
+    folder = tmp_path_factory.mktemp("data")
+    rng = random.Random(0)
+    for split, n in [("train", 300), ("valid", 13), ("test", TEST_SENTENCES), ("long", 3)]:
+        with open(folder / f"{split}.en", "w") as en, open(folder / f"{split}.de", "w") as de:
+            for _ in range(n):
+                length = 30 if split == "long" else rng.randint(1, 12)
+                words = [f"w{rng.randrange(20)}" for _ in range(length)]
+                print(*words, file=en)
+                print(*reversed(words), file=de)
+    argv = ["-s", "en", "-t", "de", "--joined-dictionary", "--trainpref", folder / "train"]
+    argv += ["--validpref", folder / "valid", "--testpref", f"{folder}/test,{folder}/long"]
+    run_cli(preprocess.cli_main, *argv, "--destdir", folder / "bin")
+    return folder
+
+
+def fit(data, save, *flags, arch="transformer_synth_random_vanilla_multi30k", small=SMALL, main=train.cli_main):
+    argv = [data / "bin", *USER_DIR, "--arch", arch, *small, *RECIPE, "--save-dir", save, *flags]
+    return run_cli(main, *argv)[1]
+
+
+def losses(log):
+    """{updates: loss} of the training log."""
+    lines = re.findall(r"\{.*\"train_wall\".*\}$", log, flags=re.M)
+    return {int(r["num_updates"]): r["loss"] for r in map(json.loads, lines) if "loss" in r}
+
+
+@pytest.fixture(scope="session")
+def trained(data, tmp_path_factory):
+    """A model that has learned to turn short sentences around, with --eval-bleu and three epochs' checkpoints."""
+    save = tmp_path_factory.mktemp("trained")
+    bleu = ["--eval-bleu", "--eval-bleu-args", '{"beam": 2}', "--best-checkpoint-metric", "bleu"]
+    log = fit(data, save, "--max-epoch", "12", *bleu, "--maximize-best-checkpoint-metric", "--keep-last-epochs", "3")
+    assert '"valid_bleu"' in log
+    return save
+
+
+def translations(out):
+    return {int(m[1]): m[2] for m in re.finditer(r"^H-(\d+)\t\S+\t(.*)$", out, flags=re.M)}
+
+
+def test_learns(trained):
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(trained / "checkpoint_last.pt"))
+    assert state["extra_state"]["best"] > 1  # BLEU on the validation set
+
+
+@pytest.mark.parametrize("left_pad", [[], ["--left-pad-source"]], ids=["left", "right"])
+def test_generate_translates_every_sentence(data, trained, left_pad):
+    """All of them by default, the same in batches padded on either side as alone."""
+    argv = [data / "bin", *USER_DIR, "--path", trained / "checkpoint_last.pt", "--beam", "3", "--max-len-a", "0"]
+    out, _ = run_cli(generate.cli_main, *argv, "--max-len-b", "14", *left_pad)
+    alone, _ = run_cli(generate.cli_main, *argv, "--max-len-b", "14", "--batch-size", "1")
+    assert sorted(translations(out)) == list(range(TEST_SENTENCES))
+    assert translations(out) == translations(alone)
+    assert "BLEU" in out or "BLEU" in _
+
+
+def test_generate_with_prefix_and_alignment(data, trained):
+    argv = [data / "bin", *USER_DIR, "--path", trained / "checkpoint_last.pt"]
+    out, _ = run_cli(generate.cli_main, *argv, "--prefix-size", "2", "--print-alignment")
+    references = {int(m[1]): m[2] for m in re.finditer(r"^T-(\d+)\t(.*)$", out, flags=re.M)}
+    for i, hypothesis in translations(out).items():
+        assert hypothesis.split()[:2] == references[i].split()[:2]
+    assert len(re.findall(r"^A-\d+", out, flags=re.M)) == TEST_SENTENCES
+
+
+def test_interactive(data, trained):
+    argv = [data / "bin", *USER_DIR, "--path", trained / "checkpoint_last.pt", "--buffer-size", "3"]
+    out, _ = run_cli(interactive.cli_main, *argv, "--max-tokens", "100", stdin="w1 w2\nw3\nw4 w5 w6\nw7 w7\n")
+    assert sorted(translations(out)) == [0, 1, 2, 3]
+
+
+def test_validate_counts_every_sentence(data, trained):
+    argv = [data / "bin", *USER_DIR, "--task", "translation", "--valid-subset", "valid"]
+    _, log = run_cli(
+        validate.cli_main,
+        *argv,
+        "--path",
+        trained / "checkpoint_last.pt",
+        "--max-tokens",
+        "1000",
+        "--log-format",
+        "json",
+    )
+    assert '"valid_bsz": "13"' in log
+
+
+def test_average(data, trained, tmp_path):
+    """The mean of the last checkpoints, which generates."""
+    sys.path.insert(0, str(ROOT / "scripts"))
+    import average_checkpoints
+
+    argv = ["--inputs", trained, "--num-epoch-checkpoints", "3", "--output", tmp_path / "avg.pt"]
+    run_cli(average_checkpoints.main, *argv)
+    load = checkpoint_utils.load_checkpoint_to_cpu
+    averaged = load(str(tmp_path / "avg.pt"))["model"]
+    parts = [load(str(trained / f"checkpoint{n}.pt"))["model"] for n in (10, 11, 12)]
+    for key, value in averaged.items():
+        mean = torch.stack([p[key].double() for p in parts]).mean(0)
+        torch.testing.assert_close(value.double(), mean, rtol=1e-6, atol=1e-7)
+    assert not torch.equal(averaged["encoder.layers.0.fc1.weight"], parts[2]["encoder.layers.0.fc1.weight"])
+    out, _ = run_cli(generate.cli_main, data / "bin", *USER_DIR, "--path", tmp_path / "avg.pt")
+    assert len(translations(out)) == TEST_SENTENCES
+    argv = ["--inputs", trained, "--num-epoch-checkpoints", "9", "--output", tmp_path / "x.pt"]
+    with pytest.raises(average_checkpoints.SynthesizerError, match="found 3 epoch checkpoints, asked for 9"):
+        run_cli(average_checkpoints.main, *argv)
+    assert not (tmp_path / "x.pt").exists()
+
+
+def test_from_pretrained(data, trained):
+    from fairseq_synth.transformer import SynthesizerTransformer
+
+    hub = SynthesizerTransformer.from_pretrained(
+        str(trained), "checkpoint_last.pt", str(data / "bin"), user_dir=str(ROOT / "fairseq_synth")
+    )
+    assert len(hub.translate(["w1 w2 w3", "w4"], beam=2)) == 2
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--checkpoint-activations"],
+        ["--amp"],
+        ["--bf16"],
+        ["--memory-efficient-bf16"],
+        ["--attention-dropout", "0.1", "--quant-noise-pq", "0.1", "--encoder-normalize-before"],
+        ["--encoder-layerdrop", "0.2", "--decoder-layerdrop", "0.2"],
+        ["--encoder-synthesizer", "random,dense+vanilla", "--synth-mixture", "sum", "--synth-rank", "4"],
+        ["--left-pad-source", "--left-pad-target"],
+    ],
+    ids=lambda flags: flags[0],
+)
+def test_train_with(data, tmp_path, flags):
+    """The loss falls; what was trained can be resumed."""
+    # --left-pad-target is a switch for True, the host's --left-pad-source one for False
+    log = fit(data, tmp_path, "--max-epoch", "3", "--disable-validation", *flags)
+    by_update = losses(log)
+    values = list(map(float, by_update.values()))
+    assert values[-1] < values[0] - 0.3
+    log = fit(data, tmp_path, "--max-epoch", "4", "--disable-validation", *flags)
+    assert min(losses(log)) == max(by_update) + 1
+
+
+@pytest.mark.parametrize(
+    "arch",
+    [
+        "vanilla",
+        "random",
+        "fixed_random",
+        "factorized_random",
+        "dense",
+        "factorized_dense",
+        "random_dense",
+        "dense_vanilla",
+        "random_vanilla",
+        "factorized_random_dense",
+        "factorized_random_vanilla",
+    ],
+)
+def test_interrupted_equals_uninterrupted(data, tmp_path, arch):
+    """Every variant trains; stopped within an epoch and resumed, losses and weights are those of one run."""
+    arch = f"transformer_synth_{arch}_multi30k"
+    whole = losses(fit(data, tmp_path / "whole", "--max-update", "24", "--disable-validation", arch=arch))
+    flags = ["--disable-validation", "--save-interval-updates", "7"]
+    first = losses(fit(data, tmp_path / "parts", "--max-update", "7", *flags, arch=arch))
+    second = losses(fit(data, tmp_path / "parts", "--max-update", "24", *flags, arch=arch))
+    assert (max(first), min(second), max(second)) == (7, 8, 24)
+    assert {**first, **second} == whole
+    load = checkpoint_utils.load_checkpoint_to_cpu
+    a, b = (load(str(tmp_path / d / "checkpoint_last.pt"))["model"] for d in ("whole", "parts"))
+    assert all(torch.equal(a[key], b[key]) for key in a)
+    fixed = [key for key in a if "fixed_random" in key]
+    assert bool(fixed) == ("fixed" in arch)
+    early = load(str(tmp_path / "parts" / "checkpoint_1_7.pt"))["model"]
+    for key in fixed:
+        assert torch.equal(a[key], early[key]) and a[key].std() > 0.5
+    assert not torch.equal(a["encoder.layers.0.fc1.weight"], early["encoder.layers.0.fc1.weight"])
+
+
+def test_start_from_a_stock_checkpoint(data, tmp_path):
+    """--finetune-from-model with --synth-mixture sum goes on from a stock Transformer's loss."""
+    stock_size = [f for f in SMALL if f not in ("--synth-max-length", "24")]
+    stock = losses(fit(data, tmp_path / "stock", "--max-epoch", "4", arch="transformer_multi30k", small=stock_size))
+    warm = ["--finetune-from-model", tmp_path / "stock" / "checkpoint_last.pt", "--synth-mixture", "sum"]
+    warm_losses = losses(fit(data, tmp_path / "warm", "--max-update", "3", "--lr", "1e-4", *warm))
+    first, last = float(warm_losses[1]), sum(map(float, list(stock.values())[-5:])) / 5
+    assert abs(first - last) < 0.25 and float(stock[1]) - first > 0.5
+
+
+def test_hydra(data, tmp_path):
+    """fairseq-hydra-train with the YAML of configs/; the checkpoint generates and resumes."""
+    model = "encoder_layers=1 decoder_layers=1 encoder_embed_dim=16 decoder_embed_dim=16 synth_max_length=24"
+    argv = ["--config-dir", ROOT / "configs", "--config-name", "multi30k", f"task.data={data}/bin"]
+    argv += [f"common.user_dir={ROOT}/fairseq_synth", f"checkpoint.save_dir={tmp_path}/save", "optimization.lr=[0.01]"]
+    argv += [f"model.{m}" for m in model.split()] + ["model.encoder_synthesizer=random", "dataset.num_workers=0"]
+    argv += [f"hydra.run.dir={tmp_path}", "dataset.max_tokens=200", "lr_scheduler.warmup_updates=10"]
+    command("hydra_train", *argv, "optimization.max_update=20", cwd=tmp_path)
+    last = tmp_path / "save" / "checkpoint_last.pt"
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(last))
+    assert "encoder.layers.0.self_attn.synthesizer.components.random.R" in state["model"]
+    assert "decoder.layers.0.self_attn.synthesizer.alpha" in state["model"]
+    assert state["cfg"].model.encoder_synthesizer == "random"
+    out, _ = run_cli(generate.cli_main, data / "bin", *USER_DIR, "--path", last)
+    assert len(translations(out)) == TEST_SENTENCES
+    command("hydra_train", *argv, "optimization.max_update=25", cwd=tmp_path)
+    history = checkpoint_utils.load_checkpoint_to_cpu(str(last))["optimizer_history"]
+    assert history[-1]["num_updates"] == 25
+    typo = command("hydra_train", *argv, "model.encoder_synthesiser=random", cwd=tmp_path, check=False)
+    assert typo.returncode != 0 and "encoder_synthesiser" in typo.stdout + typo.stderr
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def test_two_processes(data, tmp_path):
+    """Two processes (gloo) take the steps of one with twice the update-freq, and resume."""
+    flags = ["--disable-validation", "--max-tokens", "100", "--dropout", "0"]
+
+    def two(max_update):
+        init = ["--distributed-init-method", f"tcp://127.0.0.1:{free_port()}", "--distributed-world-size", "2"]
+        argv = [data / "bin", *USER_DIR, "--arch", "transformer_synth_random_vanilla_multi30k", *SMALL, *RECIPE]
+        argv += [*flags, *init, "--save-dir", tmp_path / "two", "--max-update", max_update, "--cpu"]
+        argv += "--distributed-backend gloo --distributed-no-spawn --device-id 0 --ddp-backend legacy_ddp".split()
+        code = "import sys; from fairseq_cli.train import cli_main; sys.exit(cli_main())"
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", code, *map(str, argv), "--distributed-rank", str(rank)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+            for rank in range(2)
+        ]
+        outputs = [p.communicate(timeout=300)[0] for p in processes]
+        assert [p.returncode for p in processes] == [0, 0], outputs
+        return losses(outputs[0])
+
+    first, second = two(4), two(8)
+    assert (max(first), min(second), max(second)) == (4, 5, 8)
+    # the same batches reach the two processes as two consecutive steps of one
+    one = losses(fit(data, tmp_path / "one", "--max-update", "8", *flags, "--update-freq", "2"))
+    together = {**first, **second}
+    for update in together:
+        assert float(together[update]) == pytest.approx(float(one[update]), abs=0.01)
+
+
+def test_from_any_folder_and_when_installed_too(data, trained, tmp_path):
+    """--user-dir by path, relative or absolute, while a copy is installed under the same name."""
+    installed = tmp_path / "site"
+    subprocess.run(["cp", "-r", ROOT / "fairseq_synth", installed / "fairseq_synth"], check=False)
+    installed.mkdir(exist_ok=True)
+    subprocess.run(["cp", "-r", ROOT / "fairseq_synth", installed], check=True)
+    environment = {**os.environ, "PYTHONPATH": str(installed)}
+    printed = subprocess.run(
+        [sys.executable, "-m", "fairseq_synth"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    assert printed == str(installed / "fairseq_synth")
+    relative = os.path.relpath(ROOT / "fairseq_synth", tmp_path)
+    code = "from fairseq_cli.generate import cli_main; cli_main()"
+    for folder in (printed, relative, f"{ROOT}/fairseq_synth/"):
+        argv = [data / "bin", "--user-dir", folder, "--path", trained / "checkpoint_last.pt"]
+        done = subprocess.run(
+            [sys.executable, "-c", code, *map(str, argv)], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert len(translations(done.stdout)) == TEST_SENTENCES, done.stderr
+
+
+def refused(done, *parts):
+    """Non-zero exit and one line that says what to mend, in place of a traceback."""
+    assert done.returncode != 0
+    last = done.stderr.strip().splitlines()[-1]
+    assert "Traceback" not in done.stderr and all(part in last for part in parts), done.stderr
+    return last
+
+
+@pytest.mark.parametrize(
+    "flags, parts",
+    [
+        (["--encoder-synthesizer", "randm"], ["--encoder-synthesizer", "'randm'", "choose from", "factorized_dense"]),
+        (["--synth-mixture", "mean"], ["--synth-mixture", "convex", "sum"]),
+        (["--encoder-attention-heads", "3"], ["--encoder-attention-heads 3"]),
+        (["--cross-self-attention"], ["--cross-self-attention"]),
+        (["--decoder-synthesizer", "factorized_dense", "--synth-max-length", "23"], ["--synth-max-length 23", "a*b"]),
+    ],
+    ids=lambda value: value[0] if value[0].startswith("--") else "",
+)
+def test_refused_flags(data, tmp_path, flags, parts):
+    argv = [data / "bin", *USER_DIR, "--arch", "transformer_synth_random_multi30k", *SMALL, *RECIPE, *flags]
+    refused(command("train", *argv, "--save-dir", tmp_path / "save", "--max-update", "1", check=False), *parts)
+    assert not (tmp_path / "save" / "checkpoint_last.pt").exists()
+
+
+def test_missing_data_folder(tmp_path):
+    argv = [tmp_path / "nowhere", *USER_DIR, "--arch", "transformer_synth_random_multi30k", *RECIPE]
+    refused(command("train", *argv, check=False), str(tmp_path / "nowhere"), "no such")
+
+
+def test_a_sentence_longer_than_l(data, trained, tmp_path):
+    """Skipped with a warning that names the flag in training; refused in validation, generation, interactive use."""
+    log = fit(data, tmp_path, "--max-update", "1", "--synth-max-length", "8", "--disable-validation")
+    assert "samples have invalid sizes and will be skipped" in log and "--synth-max-length 8" in log
+    model = [data / "bin", *USER_DIR, "--path", trained / "checkpoint_last.pt"]
+    flag = "--synth-max-length"
+    refused(command("generate", *model, "--gen-subset", "test1", check=False), flag)
+    refused(
+        command(
+            "validate", *model, "--task", "translation", "--valid-subset", "test1", "--batch-size", "4", check=False
+        ),
+        flag,
+    )
+    refused(command("interactive", *model, input=" ".join(["w1"] * 30), check=False), flag)
+    out, log = run_cli(generate.cli_main, *model, "--gen-subset", "test1", "--skip-invalid-size-inputs-valid-test")
+    assert not translations(out)
+
+
+@pytest.mark.parametrize(
+    "flags, parts",
+    [
+        (["--synth-max-length", "30"], ["--synth-max-length"]),
+        (["--encoder-synthesizer", "dense"], ["random+vanilla", "dense"]),
+    ],
+    ids=["length", "function"],
+)
+def test_resume_with_another_model(data, trained, tmp_path, flags, parts):
+    argv = [data / "bin", *USER_DIR, "--arch", "transformer_synth_random_vanilla_multi30k", *SMALL, *RECIPE, *flags]
+    argv += ["--restore-file", trained / "checkpoint_last.pt", "--save-dir", tmp_path]
+    refused(command("train", *argv, check=False), *parts)
+
+
+def test_broken_checkpoints(data, trained, tmp_path):
+    """A truncated and a hostile one are refused by name; nothing in the hostile one runs."""
+    whole = (trained / "checkpoint_last.pt").read_bytes()
+    (tmp_path / "short.pt").write_bytes(whole[: len(whole) // 2])
+    refused(command("generate", data / "bin", *USER_DIR, "--path", tmp_path / "short.pt", check=False), "short.pt")
+    if not hasattr(torch.serialization, "safe_globals"):
+        pytest.skip("torch before 2.6 loads what it is given")
+
+    class Hostile:
+        def __reduce__(self):
+            return os.system, (f"touch {tmp_path}/ran",)
+
+    torch.save({"args": None, "cfg": Hostile(), "model": {}}, tmp_path / "hostile.pt")
+    refused(command("generate", data / "bin", *USER_DIR, "--path", tmp_path / "hostile.pt", check=False), "hostile.pt")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_full_disk(data, tmp_path):
+    """A checkpoint that cannot be written ends the run in one line; the one before resumes."""
+    fit(data, tmp_path, "--max-update", "3", "--disable-validation", "--no-epoch-checkpoints")
+    size = (tmp_path / "checkpoint_last.pt").stat().st_size
+    argv = [data / "bin", *USER_DIR, "--arch", "transformer_synth_random_vanilla_multi30k", *SMALL, *RECIPE]
+    argv += ["--save-dir", tmp_path, "--max-update", "6", "--disable-validation", "--no-epoch-checkpoints"]
+
+    def limit():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, size // 2))
+
+    refused(command("train", *argv, check=False, preexec_fn=limit), "could not be written")
+    assert os.listdir(tmp_path) == ["checkpoint_last.pt"]
+    assert min(losses(fit(data, tmp_path, "--max-update", "6", "--disable-validation"))) == 4
+
+
+def test_killed_while_saving(data, tmp_path):
+    """A kill at any moment of frequent checkpointing leaves a checkpoint_last.pt that resumes."""
+    argv = [data / "bin", *USER_DIR, "--arch", "transformer_synth_random_multi30k", *SMALL, *RECIPE]
+    argv += ["--save-dir", tmp_path, "--save-interval-updates", "1", "--keep-interval-updates", "1"]
+    argv += ["--disable-validation", "--max-epoch", "50", "--log-format", "none"]
+    code = "import sys; from fairseq_cli.train import cli_main; sys.exit(cli_main())"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, argv)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    last = tmp_path / "checkpoint_last.pt"
+    deadline = time.time() + 120
+    while not last.exists() and time.time() < deadline:
+        time.sleep(0.05)
+    time.sleep(random.Random().uniform(0.5, 1.5))
+    process.kill()
+    process.wait()
+    updates = checkpoint_utils.load_checkpoint_to_cpu(str(last))["optimizer_history"][-1]["num_updates"]
+    flags = ["--max-update", str(updates + 2), "--disable-validation"]
+    assert min(losses(fit(data, tmp_path, *flags, arch="transformer_synth_random_multi30k"))) == updates + 1
+    assert Path(last).exists()

@@ -1,0 +1,175 @@
+"""The repairs of the host, each with the symptom it is for, and the one-line errors."""
+
+import argparse
+import errno
+import os
+import pickle
+import subprocess
+import sys
+
+import fairseq.checkpoint_utils
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT
+from fairseq.data import data_utils
+from fairseq.file_io import PathManager
+from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
+
+from fairseq_synth import compat
+from fairseq_synth.errors import SynthesizerError
+
+
+@pytest.mark.parametrize("sentences", [0, 1, 5, 8, 100, 3003])
+@pytest.mark.parametrize("limits", [dict(max_sentences=16), dict(max_tokens=64), dict(max_tokens=64, max_sentences=8)])
+def test_no_sentence_is_dropped(sentences, limits):
+    """fairseq after 0.12.2 drops n mod 8 sentences; batches are otherwise the host's."""
+    indices = np.random.RandomState(0).permutation(sentences)
+    sizes = np.random.RandomState(1).randint(1, 9, size=sentences)
+    batches = data_utils.batch_by_size(
+        indices, lambda i: sizes[i], num_tokens_vec=sizes, required_batch_size_multiple=8, **limits
+    )
+    assert np.concatenate([*batches, []]).tolist() == indices.tolist()
+    assert all(len(b) % 8 == 0 or len(b) < 8 or b is batches[-1] for b in batches)
+    assert all(len(b) <= limits.get("max_sentences", 10**6) for b in batches)
+
+
+def test_fixed_shapes_are_left_alone():
+    shapes = [(4, 8)]
+    batches = data_utils.batch_by_size(np.arange(8), lambda i: 8, fixed_shapes=shapes)
+    assert [len(b) for b in batches] == [4, 4]
+
+
+def test_numpy_compat():
+    assert np.compat.long(3) == 3
+
+
+@pytest.mark.skipif(not hasattr(torch.serialization, "safe_globals"), reason="torch without an allow-list")
+class TestSafeLoading:
+    def roundtrip(self, tmp_path, value):
+        torch.save(value, tmp_path / "x.pt")
+        return torch.load(tmp_path / "x.pt")
+
+    def test_what_checkpoints_hold(self, tmp_path):
+        """The Namespace of a stock model, and the arrays that --eval-bleu logs, in either numpy's naming."""
+        assert self.roundtrip(tmp_path, argparse.Namespace(a=1)).a == 1
+        for value in (np.array([1, 2]), np.array(0.5), np.float64(0.5), np.int64(3)):
+            assert (self.roundtrip(tmp_path, {"v": value})["v"] == value).all()
+        blob = (tmp_path / "x.pt").read_bytes()
+        assert b"numpy._core" in blob or b"numpy.core" in blob
+
+    @pytest.mark.parametrize("function", [os.system, print, eval, subprocess.Popen])
+    def test_code_is_not_run(self, tmp_path, function):
+        class Hostile:
+            def __reduce__(self):
+                return function, (f"touch {tmp_path}/ran",)
+
+        with pytest.raises(pickle.UnpicklingError):
+            self.roundtrip(tmp_path, {"model": Hostile()})
+        torch.save({"model": Hostile()}, tmp_path / "hostile.pt")
+        with pytest.raises(SynthesizerError, match="hostile.pt: refused"):
+            fairseq.checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "hostile.pt"))
+        assert not (tmp_path / "ran").exists()
+
+    def test_config_types_only_while_broadcasting(self, tmp_path):
+        """The resume of several processes needs the config's types; files never do."""
+        from omegaconf import OmegaConf
+
+        with pytest.raises(pickle.UnpicklingError):
+            self.roundtrip(tmp_path, OmegaConf.create({"a": 1}))
+
+
+def test_truncated_checkpoint(tmp_path):
+    """One line with the file's name, however much of it is left."""
+    path = tmp_path / "checkpoint1.pt"
+    torch.save({"model": {"w": torch.zeros(1000)}, "args": None}, path)
+    whole = path.read_bytes()
+    for size in (0, 10, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(SynthesizerError, match="checkpoint1.pt: ") as caught:
+            fairseq.checkpoint_utils.load_checkpoint_to_cpu(str(path))
+        assert "\n" not in str(caught.value)
+
+
+def test_not_a_fairseq_checkpoint(tmp_path):
+    torch.save({"weights": torch.zeros(3)}, tmp_path / "other.pt")
+    with pytest.raises(SynthesizerError, match="other.pt"):
+        fairseq.checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "other.pt"))
+
+
+def test_a_copy_is_whole_or_absent(tmp_path, monkeypatch):
+    """Killed or out of space in the middle of a copy: the file of that name stays what it was."""
+    new, last = tmp_path / "checkpoint2.pt", tmp_path / "checkpoint_last.pt"
+    new.write_bytes(b"new" * 1000), last.write_bytes(b"old")
+
+    def half(src, dst, *args, **kwargs):
+        with open(dst, "wb") as f:
+            f.write(b"ne")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.copyfile", half)
+        patch.setattr("fairseq.file_io.IOPathManager", None)
+        with pytest.raises(OSError):
+            PathManager.copy(str(new), str(last), overwrite=True)
+    assert last.read_bytes() == b"old" and sorted(os.listdir(tmp_path)) == ["checkpoint2.pt", "checkpoint_last.pt"]
+    PathManager.copy(str(new), str(last), overwrite=True)
+    assert last.read_bytes() == new.read_bytes()
+
+
+def test_a_failed_save_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    path = tmp_path / "checkpoint1.pt"
+    path.write_bytes(b"old")
+    with pytest.raises(Exception, match="pickle"):
+        fairseq.checkpoint_utils.torch_persistent_save({"x": lambda: 0}, str(path))
+    assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["checkpoint1.pt"]
+
+
+@pytest.mark.parametrize("version", ["1.13.1", "2.2.2+cu118"])
+def test_old_torch(version):
+    with pytest.raises(SynthesizerError, match="torch .* is too old; supported: Python 3.8 .* torch 2.3"):
+        compat.check_torch(version)
+
+
+def test_new_torch_is_warned_of(caplog):
+    compat.check_torch("2.13.0+cpu")
+    assert not caplog.records
+    compat.check_torch("2.99.0")
+    assert "torch 2.99.0 is newer than the tested ones; supported:" in caplog.text
+
+
+def test_unusable_fairseq(monkeypatch):
+    monkeypatch.setitem(sys.modules, "fairseq.models.transformer", None)
+    with pytest.raises(SynthesizerError, match="this fairseq cannot be used .*supported: .*ve-fairseq 0.12.3"):
+        compat.import_host()
+
+
+def test_explanations():
+    """The cause that the plugin knows is found behind what the host wrapped around it."""
+
+    def chained(inner, outer):
+        try:
+            try:
+                raise inner
+            except Exception:
+                raise outer  # noqa: B904  (as the host does)
+        except Exception as error:
+            return compat.explain(error)
+
+    assert chained(SynthesizerError("mend it"), Exception("Cannot load model parameters")) == "mend it"
+    assert "No space left" in chained(OSError(errno.ENOSPC, "No space left on device"), RuntimeError("x"))
+    assert chained(FileNotFoundError(2, "No such file", "/data"), ValueError("y")).startswith("/data: no such")
+    assert chained(KeyError("a"), ValueError("b")) is None
+
+
+def test_no_fast_path_around_the_attention():
+    """fairseq 0.12.2 alone has one; there and elsewhere every layer is without."""
+    layer = compat.TransformerEncoderLayerBase
+    assert "_load_from_state_dict" not in vars(TransformerEncoderLayerBase) or layer is not TransformerEncoderLayerBase
+
+
+def test_folder_is_printed():
+    """``--user-dir "$(python -m fairseq_synth)"``: one line, the package's folder."""
+    out = subprocess.run([sys.executable, "-m", "fairseq_synth"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == str(ROOT / "fairseq_synth")
