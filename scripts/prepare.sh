@@ -23,7 +23,7 @@ for split in train valid test; do
     [ "$(wc -l < "$raw/$split.$src")" = "$(wc -l < "$raw/$split.$tgt")" ] ||
         die "$raw/$split.{$src,$tgt}: different numbers of lines; they must be aligned line by line"
 done
-rm -rf "$out/tok" "$out/bin" && mkdir -p "$out/tok"
+rm -rf "${out:?}/tok" "${out:?}/bin" && mkdir -p "$out/tok"
 
 say "tokenising $(wc -l < "$raw/train.$src") sentence pairs"
 for split in train valid test; do

@@ -16,6 +16,8 @@
 # A second call reuses the environment, the data and the checkpoints: training goes on where it stopped.
 set -euo pipefail
 here=$(dirname "$0")
+# what a result is recorded with: where its files lie changes nothing
+command=$(sed -E 's/ --(data-dir|out) [^ ]+//g' <<< "scripts/quickstart.sh $*")
 variant=random_vanilla data=numbers data_dir='' pair=en-de max_update='' merges='' threads='' seed=1 out=''
 while [ $# -gt 0 ]; do
     case $1 in
@@ -72,3 +74,4 @@ run fairseq-train "$corpus/bin" --user-dir "$root/fairseq_synth" --arch "$arch" 
     -e '/Loaded checkpoint|rror:/{s/.* \| //;p}'
 
 "$here/evaluate.sh" "$corpus" "$save" en "$tgt"
+python "$here/record_result.py" "$save" --variant "$variant" --data "$data" --pair "$pair" --command "$command"

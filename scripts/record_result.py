@@ -1,0 +1,80 @@
+"""Writes what a run of quickstart.sh measured, and how, to RUN_DIR/result.json.
+
+    python scripts/record_result.py RUN_DIR --variant random --data multi30k --pair en-de --command "scripts/…"
+
+To publish a figure, copy the file to results/ and run scripts/make_tables.py.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import platform
+import re
+import subprocess
+from pathlib import Path
+from typing import Dict
+
+import torch
+
+
+def hardware() -> str:
+    """The GPU's name, or the processor's and the threads that were used."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    cpuinfo = Path("/proc/cpuinfo")
+    model = re.search(r"model name\s*: (.*)", cpuinfo.read_text()) if cpuinfo.exists() else None
+    return f"{model[1] if model else platform.machine()}, {torch.get_num_threads()} thread(s)"
+
+
+def versions() -> Dict[str, str]:
+    """Installed versions of what can move a figure."""
+    found = {"python": platform.python_version()}
+    for name in ("torch", "fairseq", "ve-fairseq", "fairseq-fixed", "sacrebleu", "subword-nmt", "sacremoses"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str:
+    """The project's commit, with a mark if files differ from it; empty outside of git."""
+    done = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+    )
+    return done.stdout.strip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help="the --save-dir of the training, evaluated by evaluate.sh")
+    for name in ("variant", "data", "pair", "command"):
+        parser.add_argument(f"--{name}", required=True)
+    args = parser.parse_args()
+
+    bleu = json.loads((args.run / "bleu.json").read_text())
+    log = (args.run / "train.log").read_text()
+    result = {
+        "variant": args.variant,
+        "data": args.data,
+        "pair": args.pair,
+        "bleu": bleu["score"],
+        "signature": f"{bleu['name']}|{bleu['signature']}",
+        "parameters": int(re.findall(r"num\. trained: ([\d,]+)", log)[0].replace(",", "")),
+        "updates": int(re.findall(r"num_updates=(\d+)", log)[-1]),
+        "training_seconds": round(float(re.findall(r"done training in ([\d.]+)", log)[-1])),
+        "command": args.command,
+        "commit": commit(),
+        "versions": versions(),
+        "hardware": hardware(),
+    }
+    path = args.run / "result.json"
+    path.write_text(json.dumps(result, indent=2) + "\n")
+    print("wrote", path)
+
+
+if __name__ == "__main__":
+    main()

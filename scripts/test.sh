@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Makes or reuses the environment and passes the tests, on all cores. Arguments go to pytest.
+set -euo pipefail
+here=$(dirname "$0")
+"$here/setup.sh"
+source "$here/common.sh"
+cd "$root"
+run python -m pytest -q -n "$(nproc)" "$@"
