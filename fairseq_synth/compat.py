@@ -251,6 +251,10 @@ def removed_on_error(path: str) -> Any:
         raise
 
 
+# of weights, in every encoder layer of fairseq 0.12.2 and of its checkpoints
+FAST_PATH_COPIES = [f"{name}_{part}" for name in ("in_proj", "out_proj", "fc1", "fc2") for part in ("weight", "bias")]
+
+
 def without_fast_path(layer_class: Type[nn.Module]) -> Type[nn.Module]:
     """fairseq 0.12.2's encoder layer computes its own dot-product attention at inference (BetterTransformer).
 
@@ -259,11 +263,8 @@ def without_fast_path(layer_class: Type[nn.Module]) -> Type[nn.Module]:
     """
     if "_load_from_state_dict" not in vars(layer_class):
         return layer_class
-    copies = [f"{name}_{part}" for name in ("in_proj", "out_proj", "fc1", "fc2") for part in ("weight", "bias")]
 
     class TransformerEncoderLayerWithoutFastPath(layer_class):  # type: ignore[misc, valid-type]
-        _load_from_state_dict = nn.Module._load_from_state_dict
-
         def __init__(self, cfg: Any, return_fc: bool = False) -> None:
             build_self_attention = self.build_self_attention
             # what the host's copies are shaped after
@@ -271,7 +272,7 @@ def without_fast_path(layer_class: Type[nn.Module]) -> Type[nn.Module]:
             stand_in = SimpleNamespace(q_proj=SimpleNamespace(**size), out_proj=SimpleNamespace(**size))
             object.__setattr__(self, "build_self_attention", lambda embed_dim, cfg: stand_in)
             super().__init__(cfg, return_fc=return_fc)
-            for name in copies:
+            for name in FAST_PATH_COPIES:
                 delattr(self, name)
                 setattr(self, name, torch.empty(0))  # no parameter; TorchScript looks for the name
             del self.build_self_attention, self.self_attn

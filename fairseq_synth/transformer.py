@@ -24,7 +24,7 @@ from omegaconf import II, OmegaConf
 from torch import Tensor
 
 from .attention import SyntheticAttention
-from .compat import TransformerEncoderLayerBase
+from .compat import FAST_PATH_COPIES, TransformerEncoderLayerBase
 from .errors import SynthesizerError
 from .synthesizers import MIXTURES, SYNTHESIZERS, Mixture, parse_spec
 
@@ -208,6 +208,11 @@ class SynthesizerEncoderLayer(TransformerEncoderLayerBase):
 
     def build_self_attention(self, embed_dim: int, cfg: TransformerConfig) -> SyntheticAttention:
         return build_attention(cfg, "encoder", self.names, self.quant_noise, self.quant_noise_block_size)
+
+    def _load_from_state_dict(self, state_dict: Dict[str, Tensor], prefix: str, *args: Any) -> None:
+        for name in FAST_PATH_COPIES:
+            state_dict.pop(prefix + name, None)
+        nn.Module._load_from_state_dict(self, state_dict, prefix, *args)
 
 
 class SynthesizerDecoderLayer(TransformerDecoderLayerBase):

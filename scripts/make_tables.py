@@ -35,7 +35,8 @@ def multi30k() -> str:
 
     versions = shared(", ".join(f"{name} {v}" for name, v in r["versions"].items()) for r in results)
     note = (
-        f"{shared(r['updates'] for r in results)} updates each. `{shared(r['signature'] for r in results)}`. {versions}. "
+        f"{shared(r['updates'] for r in results)} updates each. `{shared(r['signature'] for r in results)}`. "
+        f"{versions}. "
         f"{shared(r['hardware'] for r in results)}. Commit {shared(r['commit'] for r in results)}."
     )
     return "\n".join([*rows, "", note, ""])

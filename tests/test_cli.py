@@ -235,7 +235,8 @@ def test_interrupted_equals_uninterrupted(data, tmp_path, arch):
     assert {**first, **second} == whole
     load = checkpoint_utils.load_checkpoint_to_cpu
     a, b = (load(str(tmp_path / d / "checkpoint_last.pt"))["model"] for d in ("whole", "parts"))
-    assert all(torch.equal(a[key], b[key]) for key in a)
+    # fairseq 0.12.2 saves a buffer that it never sets
+    assert all(torch.equal(a[key], b[key]) for key in a if not key.endswith("_float_tensor"))
     fixed = [key for key in a if "fixed_random" in key]
     assert bool(fixed) == ("fixed" in arch)
     early = load(str(tmp_path / "parts" / "checkpoint_1_7.pt"))["model"]
