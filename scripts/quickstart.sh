@@ -36,6 +36,16 @@ case $data in
     *) die "--data $data: choose numbers or multi30k" ;;
 esac
 case $pair in en-de | en-fr) tgt=${pair#en-} ;; *) die "--pair $pair: choose en-de or en-fr" ;; esac
+case $variant in
+    transformer | vanilla | random | fixed_random | factorized_random | dense | factorized_dense | random_dense | \
+        dense_vanilla | random_vanilla | factorized_random_dense | factorized_random_vanilla) ;;
+    *) die "--variant $variant: choose transformer, vanilla, random, fixed_random, factorized_random, dense," \
+        "factorized_dense, random_dense, dense_vanilla, random_vanilla, factorized_random_dense or" \
+        "factorized_random_vanilla" ;;
+esac
+for name in max_update merges seed; do
+    [[ ${!name} =~ ^[0-9]+$ ]] || die "--${name//_/-} ${!name}: must be a whole number"
+done
 [ -z "$data_dir" ] || [ -d "$data_dir" ] || die "--data-dir $data_dir: no such folder"
 "$here/setup.sh"
 source "$here/common.sh" # .venv may be new
