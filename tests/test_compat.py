@@ -145,6 +145,28 @@ def test_unusable_fairseq(monkeypatch):
         compat.import_host()
 
 
+@pytest.mark.parametrize(
+    "module, body", [("fairseq", "raise ValueError('mutable default')"), ("torch", "__version__ = '1.9'")]
+)
+def test_an_unsupported_host_is_named_in_one_line(tmp_path, module, body):
+    """What a user sees who has installed it beside something that does not fit."""
+    (tmp_path / f"{module}.py").write_text(body)
+    if module == "torch":
+        (tmp_path / "torch").mkdir()
+        (tmp_path / "torch.py").rename(tmp_path / "torch" / "__init__.py")
+        (tmp_path / "torch" / "nn.py").write_text("Module = object")
+    done = subprocess.run(
+        [sys.executable, "-m", "fairseq_synth"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert done.returncode != 0 and not done.stdout
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("fairseq_synth: error: ") and "supported: Python 3.8" in line and "torch 2.3 to 2.13" in line
+
+
 def test_explanations():
     """The cause that the plugin knows is found behind what the host wrapped around it."""
 
