@@ -15,7 +15,8 @@ setup(
         # the two fairseqs install the same folder; the one on PyPI does not import from Python 3.11 on
         'fairseq==0.12.2; python_version < "3.11"',
         've-fairseq==0.12.3; python_version >= "3.11"',
-        "torch>=2.3.1,<2.14",
+        'torch>=2.3.1,<2.4; python_version < "3.11"',
+        'torch>=2.6,<2.14; python_version >= "3.11"',  # 2.6 is the first to load checkpoints safely by default
         'numpy<2; python_version < "3.11"',
         "sacrebleu",
         "sacremoses",
