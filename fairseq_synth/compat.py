@@ -24,7 +24,8 @@ from .errors import SynthesizerError
 logger = logging.getLogger(__name__)
 
 SUPPORTED = (
-    "supported: Python 3.8 to 3.10 with fairseq 0.12.2, Python 3.11 and 3.12 with ve-fairseq 0.12.3, torch 2.3 to 2.13"
+    "supported: Python 3.8 to 3.10 with fairseq 0.12.2 and torch 2.3, Python 3.11 and 3.12 with ve-fairseq 0.12.3 "
+    "and torch 2.6 to 2.13"
 )
 
 
