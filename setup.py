@@ -10,6 +10,7 @@ setup(
     long_description_content_type="text/markdown",
     license="MIT",
     packages=["fairseq_synth"],
+    scripts=["scripts/average_checkpoints.py"],
     python_requires=">=3.8,<3.13",
     install_requires=[
         # the two fairseqs install the same folder; the one on PyPI does not import from Python 3.11 on

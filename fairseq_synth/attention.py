@@ -128,7 +128,7 @@ class SyntheticAttention(nn.Module):
 
         scores = logits(self.synthesizer(self.split_heads(query), q, k, start, v.size(2)))
         weights = masked_softmax(scores, key_padding_mask, attn_mask).to(v.dtype)  # B or 1 x H x T x S
-        if self.training and self.dropout_module.p > 0:
+        if self.dropout_module.p > 0 and (self.training or self.dropout_module.apply_during_inference):
             weights = weights.expand(bsz, -1, -1, -1)  # each sentence drops its own
         attn = torch.matmul(self.dropout_module(weights), v)  # B x H x T x d_h
         out = self.out_proj(attn.permute(2, 0, 1, 3).reshape(tgt_len, bsz, self.embed_dim))
@@ -189,29 +189,39 @@ class SyntheticAttention(nn.Module):
             SynthesizerError: the checkpoint holds other functions, or other sizes of the same ones.
         """
         name, own_prefix = prefix.rstrip("."), f"{prefix}synthesizer."
+        if not any(key.startswith(prefix) for key in state_dict):
+            return  # another model altogether: strict loading lists what is missing
         own = self.synthesizer.state_dict()
         theirs = {key[len(own_prefix) :]: value for key, value in state_dict.items() if key.startswith(own_prefix)}
-        functions = list(self.synthesizer.components)
+        functions = "+".join(self.synthesizer.components)
         dot_product = f"{prefix}q_proj.weight" in state_dict
         if dot_product and not theirs:
             if not self.synthesizer.reads_query_key:
                 raise SynthesizerError(
-                    f"{name}: the checkpoint holds dot-product attention, this model has {'+'.join(functions)}; "
+                    f"{name}: the checkpoint holds dot-product attention, this model has {functions}; "
                     "only vanilla and mixtures with it can start from a stock Transformer"
                 )
             if own:
-                logger.info(f"{name}: starting {'+'.join(functions)} from the weights of dot-product attention")
+                logger.info(f"{name}: starting {functions} from the weights of dot-product attention")
+                if "alpha" in own:
+                    logger.warning(
+                        f"{name}: --synth-mixture convex scales the logits of the checkpoint down; --synth-mixture sum "
+                        "starts with its output"
+                    )
                 for component in self.synthesizer.components.values():
                     component.silence()
                 for key, value in self.synthesizer.state_dict().items():
                     state_dict[own_prefix + key] = value.clone()
             return
-        trained_with = sorted({key.split(".")[1] for key in theirs if key.startswith("components.")})
-        trained_with += ["vanilla"] if dot_product else []
-        if trained_with and set(trained_with) != set(functions):
+        # functions without weights of their own leave no trace
+        trained, present = (
+            {key.split(".")[1] for key in keys if key.startswith("components.")} for keys in (theirs, own)
+        )
+        if trained != present or dot_product != self.synthesizer.reads_query_key:
             raise SynthesizerError(
-                f"{name}: the checkpoint was trained with {'+'.join(trained_with)}, this model has "
-                f"{'+'.join(functions)}; give the --encoder-synthesizer and --decoder-synthesizer of the training"
+                f"{name}: the checkpoint has weights of {'+'.join(sorted(trained)) or 'no function'} "
+                f"{'with' if dot_product else 'without'} query and key projections, this model has {functions}; give the "
+                "--encoder-synthesizer and --decoder-synthesizer of the training"
             )
         if ("alpha" in theirs) != ("alpha" in own):
             raise SynthesizerError(
@@ -239,9 +249,10 @@ def masked_softmax(scores: Tensor, key_padding_mask: Optional[Tensor], attn_mask
             scores = scores.masked_fill(attn_mask, float("-inf"))
         else:
             scores = scores + attn_mask
-    if key_padding_mask is None:
+    if key_padding_mask is not None:
+        scores = scores.masked_fill(key_padding_mask[:, None, None, :].to(torch.bool), float("-inf"))
+    if attn_mask is None and key_padding_mask is None:
         return torch.softmax(scores, dim=-1)
-    scores = scores.masked_fill(key_padding_mask[:, None, None, :].to(torch.bool), float("-inf"))
     blind = (scores == float("-inf")).all(dim=-1, keepdim=True)
     return torch.softmax(scores.masked_fill(blind, 0.0), dim=-1).masked_fill(blind, 0.0)
 

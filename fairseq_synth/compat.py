@@ -11,9 +11,11 @@ import logging
 import os
 import pickle
 import platform
+import shutil
 import sys
+import traceback
 from types import SimpleNamespace, TracebackType
-from typing import Any, List, Optional, Type
+from typing import Any, Iterator, List, Optional, Type
 
 import numpy as np
 import torch
@@ -51,37 +53,50 @@ def import_host() -> None:
     try:
         from fairseq.models.transformer import TransformerEncoderBase  # noqa: F401
     except Exception as error:  # 0.12.2 on Python 3.11 fails with a ValueError from dataclasses
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise SynthesizerError(
             f"this fairseq cannot be used with Python {platform.python_version()} ({reason}); {SUPPORTED}"
         ) from error
 
 
-def explain(error: Optional[BaseException]) -> Optional[str]:
+def explain(error: BaseException) -> Optional[str]:
     """The one line that tells a user what to mend, or None for an error that needs its traceback."""
-    while error is not None:
-        if isinstance(error, SynthesizerError):
-            return str(error)
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            return f"{error.strerror}: a file could not be written; what was saved before is untouched"
-        if isinstance(error, FileNotFoundError) and error.filename is not None:
-            return f"{error.filename}: no such file or folder"
-        if "--skip-invalid-size-inputs-valid-test" in str(error):
-            return f"{error}; a Synthesizer's own limit is --synth-max-length, set in training"
-        error = error.__cause__ or error.__context__
+    if isinstance(error, FileNotFoundError) and error.filename is not None and raised_in_fairseq(error):
+        return f"{error.filename}: no such file or folder"
+    if str(error).startswith("Model file not found"):
+        return f"--path: {error}"
+    if "--skip-invalid-size-inputs-valid-test" in str(error):
+        return f"{error}; a Synthesizer's own limit is --synth-max-length, set in training"
+    cause: Optional[BaseException] = error
+    while cause is not None:  # the host wraps some errors in others of its own
+        if isinstance(cause, SynthesizerError):
+            return str(cause)
+        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return f"{cause.strerror}: a file could not be written; what was saved before is untouched"
+        cause = cause.__cause__ or cause.__context__
     return None
 
 
-def print_explanation(cls: Type[BaseException], error: BaseException, trace: Optional[TracebackType]) -> None:
-    """An excepthook: one line where `explain` has one, the traceback otherwise."""
-    line = explain(error)
-    if line is None:
-        sys.__excepthook__(cls, error, trace)
-    else:
-        print(f"fairseq_synth: error: {line}", file=sys.stderr)
+def raised_in_fairseq(error: BaseException) -> bool:
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(frame.f_globals.get("__name__", "").startswith("fairseq") for frame in frames)
 
 
-sys.excepthook = print_explanation
+def print_explanations() -> None:
+    """Installs an excepthook that prints one line where `explain` has one, and otherwise does what it did."""
+    previous = sys.excepthook
+
+    def excepthook(cls: Type[BaseException], error: BaseException, trace: Optional[TracebackType]) -> None:
+        line = explain(error)
+        if line is None:
+            previous(cls, error, trace)
+        else:
+            print(f"fairseq_synth: error: {line}", file=sys.stderr)
+
+    sys.excepthook = excepthook
+
+
+print_explanations()
 check_torch(torch.__version__)
 import_host()
 
@@ -188,27 +203,48 @@ def allow_checkpoint_types() -> None:
     fairseq.distributed.utils.broadcast_object = broadcast_object_allowing_config
 
 
-def name_unreadable_checkpoints() -> None:
-    """A damaged or refused checkpoint gives a C++ or pickle error without its name (all versions)."""
+def load_checkpoints_safely() -> None:
+    """A damaged or refused checkpoint gives a C++ or pickle error without its name (all versions).
+
+    fairseq's main branch and fairseq-fixed also load with ``weights_only=False``, which runs what a pickle
+    says; here every checkpoint is loaded with True from torch 2.6 on.
+    """
     load = fairseq.checkpoint_utils.load_checkpoint_to_cpu
 
     def load_checkpoint_to_cpu(path: str, *args: Any, **kwargs: Any) -> Any:
         try:
-            return load(path, *args, **kwargs)
+            with weights_only():
+                return load(path, *args, **kwargs)
+        except (FileNotFoundError, PermissionError):
+            raise
         except pickle.UnpicklingError as error:
             raise SynthesizerError(
                 f"{path}: refused, it is damaged or holds more than weights and settings and might run code "
                 f"({first_line(error, 'Unsupported')}); take a checkpoint that you trust"
             ) from error
-        except (FileNotFoundError, PermissionError):
-            raise
-        except (RuntimeError, EOFError, KeyError, OSError) as error:
+        except Exception as error:  # a damaged file can fail anywhere in the loader
             raise SynthesizerError(
                 f"{path}: not a readable checkpoint, perhaps cut short ({first_line(error)}); take an earlier one, "
                 "for example with --restore-file"
             ) from error
 
     fairseq.checkpoint_utils.load_checkpoint_to_cpu = load_checkpoint_to_cpu
+
+
+@contextlib.contextmanager
+def weights_only() -> Iterator[None]:
+    """torch.load with ``weights_only=True``, whatever the caller says, where torch has an allow-list."""
+    load = torch.load
+
+    def load_weights(*args: Any, **kwargs: Any) -> Any:
+        return load(*args, **{**kwargs, "weights_only": True})
+
+    if hasattr(torch.serialization, "safe_globals"):
+        torch.load = load_weights
+    try:
+        yield
+    finally:
+        torch.load = load
 
 
 def first_line(error: BaseException, marker: str = "") -> str:
@@ -229,9 +265,9 @@ def write_checkpoints_whole() -> None:
         if not PathManager.supports_rename(dst_path):
             return copy(src_path, dst_path, overwrite=overwrite)
         with removed_on_error(dst_path + ".tmp"):
-            copied = copy(src_path, dst_path + ".tmp", overwrite=True)
+            shutil.copyfile(src_path, dst_path + ".tmp")  # raises; iopath's own only returns False
             os.replace(dst_path + ".tmp", dst_path)
-        return copied
+        return True
 
     def save_whole(obj: Any, filename: str, async_write: bool = False) -> Any:
         with removed_on_error(f"{filename}.tmp"):
@@ -242,7 +278,7 @@ def write_checkpoints_whole() -> None:
 
 
 @contextlib.contextmanager
-def removed_on_error(path: str) -> Any:
+def removed_on_error(path: str) -> Iterator[None]:
     """Removes the file `path`, if it exists, when the body fails."""
     try:
         yield
@@ -289,5 +325,5 @@ restore_numpy_compat()
 allow_bf16_without_tpu()
 keep_last_batch()
 allow_checkpoint_types()
-name_unreadable_checkpoints()
+load_checkpoints_safely()
 write_checkpoints_whole()

@@ -71,9 +71,13 @@ class Synthesizer(nn.Module):
 
     def reset_parameters(self) -> None:
         """Initial values. Glorot-uniform per head, so that attention starts close to uniform."""
+        if next(self.parameters(), None) is not None:
+            raise NotImplementedError
 
     def silence(self) -> None:
         """Makes all logits zero and keeps their gradients alive: a mixture then starts as the rest of it."""
+        if next(self.parameters(), None) is not None:
+            raise NotImplementedError
 
     def forward(self, x: Tensor, q: Optional[Tensor], k: Optional[Tensor], start: int, src_len: int) -> Terms:
         """The logits' terms.
@@ -252,7 +256,6 @@ class Mixture(nn.Module):
             {name: SYNTHESIZERS[name](num_heads, head_dim, max_length, rank) for name in names}
         )
         self.reads_query_key = any(c.reads_query_key for c in self.components.values())
-        self.max_length: Optional[int] = max_length if any(c.has_max_length for c in self.components.values()) else None
         if mixture == "convex" and len(names) > 1:
             self.alpha = nn.Parameter(torch.empty(len(names), num_heads))
         else:
@@ -271,7 +274,6 @@ class Mixture(nn.Module):
         for component in self.components.values():
             terms.append(component(x, q, k, start, src_len))
         if self.alpha is not None:
-            # a weight's rounding would scale all its logits
             alpha = torch.softmax(at_least_fp32(self.alpha), dim=0).to(x.dtype)
             for m, term in enumerate(terms):
                 weight = alpha[m].view(1, -1, 1, 1)

@@ -158,7 +158,7 @@ def transformer_config(cfg: Any) -> TransformerConfig:
             raise SynthesizerError(f"--{flag.replace('_', '-')} {getattr(args, flag)}: must be at least 1")
     for side in ("encoder", "decoder"):
         width, heads = getattr(args, f"{side}_embed_dim"), getattr(args, f"{side}_attention_heads")
-        if width % heads:
+        if heads < 1 or width % heads:
             raise SynthesizerError(
                 f"--{side}-attention-heads {heads} does not divide --{side}-embed-dim {width}; choose a divisor"
             )
@@ -180,7 +180,14 @@ def layer_specs(args: argparse.Namespace, side: str) -> List[Tuple[str, ...]]:
         specs = specs * layers
     if len(specs) != layers:
         raise SynthesizerError(f"{flag} {spec!r} names {len(specs)} layers, --{side}-layers is {layers}")
-    return [specs[i] for i in sorted(int(n) for n in kept.split(","))] if kept else specs
+    if not kept:
+        return specs
+    try:
+        return [specs[i] for i in sorted(int(n) for n in kept.split(","))]
+    except (ValueError, IndexError):
+        raise SynthesizerError(
+            f"--{side}-layers-to-keep {kept!r}: give numbers of the {layers} layers, 0 to {layers - 1}, joined by commas"
+        ) from None
 
 
 def build_attention(
@@ -347,14 +354,16 @@ def max_length(cfg: TransformerConfig, specs: Sequence[Sequence[str]]) -> Option
 
 
 def shorter(positions: int, limit: Optional[int]) -> int:
+    """The smaller of two limits, of which the second may be absent."""
     return positions if limit is None else min(positions, limit)
 
 
 def check_length(length: int, limit: Optional[int]) -> None:
+    """Raises ValueError if a batch has more columns than the synthesized matrices."""
     if limit is not None and length > limit:
         raise ValueError(
             "a sentence of {} tokens is longer than --synth-max-length {}; shorten it, or train with a larger "
-            "--synth-max-length".format(length, limit)
+            "--synth-max-length (with --required-seq-len-multiple: a multiple of that)".format(length, limit)
         )
 
 

@@ -11,7 +11,7 @@ import argparse
 import re
 import sys
 from pathlib import Path
-from typing import Dict, List
+from typing import Any, Dict, List
 
 import torch
 
@@ -42,8 +42,8 @@ def last_checkpoints(folder: Path, n: int, by_updates: bool, upper_bound: int) -
     return [path for _, path in found[:n]]
 
 
-def average(paths: List[Path]) -> Dict:
-    """The first checkpoint with the mean of all weights, taken in fp64; whole numbers and buffers likewise.
+def average(paths: List[Path]) -> Dict[str, Any]:
+    """The first checkpoint with the mean of all weights and buffers, taken in fp64; half precision becomes fp32.
 
     Raises:
         SynthesizerError: the checkpoints are of different models.
@@ -60,7 +60,8 @@ def average(paths: List[Path]) -> Dict:
             total[key] += weight.double()
     for key, weight in result["model"].items():
         mean = total[key] / len(paths)
-        result["model"][key] = (mean if weight.is_floating_point() else mean.round()).to(weight.dtype)
+        dtype = torch.float32 if weight.dtype in (torch.float16, torch.bfloat16) else weight.dtype
+        result["model"][key] = (mean if weight.is_floating_point() else mean.round()).to(dtype)
     if result.get("cfg") is not None:
         result["cfg"] = OmegaConf.to_container(result["cfg"], resolve=True, enum_to_str=True)  # as fairseq saves it
     return result
@@ -76,9 +77,11 @@ def main() -> None:
     parser.add_argument("--checkpoint-upper-bound", type=int, default=0, help="highest epoch or update to look at")
     args = parser.parse_args()
 
-    n = args.num_epoch_checkpoints or args.num_update_checkpoints
+    n = args.num_update_checkpoints if args.num_epoch_checkpoints is None else args.num_epoch_checkpoints
     paths = args.inputs
-    if n:
+    if n is not None:
+        if n < 1:
+            raise SynthesizerError(f"asked for the last {n} checkpoints; give at least 1")
         if len(paths) != 1 or not paths[0].is_dir():
             raise SynthesizerError("--inputs: give one existing folder with --num-epoch- or --num-update-checkpoints")
         paths = last_checkpoints(paths[0], n, args.num_update_checkpoints is not None, args.checkpoint_upper_bound)

@@ -7,9 +7,10 @@ die() {
     printf 'error: %s\n' "$*" >&2
     exit 1
 }
-# shows a command on stderr, then runs it
+exec 3>&1
+# shows a command, wherever its own output goes, then runs it
 run() {
-    printf '+ %s\n' "$(printf '%q ' "$@")" >&2
+    printf '+ %s\n' "$(printf '%q ' "$@")" >&3
     "$@"
 }
 

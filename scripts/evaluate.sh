@@ -22,7 +22,7 @@ run fairseq-generate "$data/bin" --user-dir "$root/fairseq_synth" --path "$out/c
     --bpe-codes "$data/codes" --tokenizer moses > "$out/generate.log" 2> "$out/generate.err" ||
     die "$(tail -n 1 "$out/generate.err")"
 # D-7<tab>score<tab>detokenised hypothesis; back into the order of the corpus
-grep '^D-' "$out/generate.log" | sed 's/^D-//' | sort -n | cut -f 3- > "$out/test.hyp.$tgt"
+sed -n 's/^D-//p' "$out/generate.log" | sort -n | cut -f 3- > "$out/test.hyp.$tgt"
 [ "$(wc -l < "$out/test.hyp.$tgt")" = "$(wc -l < "$data/test.$tgt")" ] ||
     die "$out/test.hyp.$tgt: $(wc -l < "$out/test.hyp.$tgt") translations of $(wc -l < "$data/test.$tgt") sentences"
 

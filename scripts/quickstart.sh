@@ -17,15 +17,17 @@
 set -euo pipefail
 here=$(dirname "$0")
 # what a result is recorded with: where its files lie changes nothing
-command=$(sed -E 's/ --(data-dir|out) [^ ]+//g' <<< "scripts/quickstart.sh $*")
+command="scripts/quickstart.sh"
 variant=random_vanilla data=numbers data_dir='' pair=en-de max_update='' merges='' threads='' seed=1 out=''
 while [ $# -gt 0 ]; do
     case $1 in
         --help | -h) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit 0 ;;
-        --) shift; break ;;
+        --) command="$command $*"; shift; break ;;
         --variant | --data | --data-dir | --pair | --max-update | --merges | --threads | --seed | --out)
             [ $# -ge 2 ] || { echo "error: $1 needs a value" >&2; exit 2; }
-            name=${1#--}; printf -v "${name//-/_}" %s "$2"; shift 2 ;;
+            name=${1#--}; printf -v "${name//-/_}" %s "$2"
+            case $1 in --out | --data-dir) ;; *) command="$command $1 $2" ;; esac
+            shift 2 ;;
         *) echo "error: unknown option $1; see $0 --help" >&2; exit 2 ;;
     esac
 done
@@ -36,15 +38,10 @@ case $data in
     *) die "--data $data: choose numbers or multi30k" ;;
 esac
 case $pair in en-de | en-fr) tgt=${pair#en-} ;; *) die "--pair $pair: choose en-de or en-fr" ;; esac
-case $variant in
-    transformer | vanilla | random | fixed_random | factorized_random | dense | factorized_dense | random_dense | \
-        dense_vanilla | random_vanilla | factorized_random_dense | factorized_random_vanilla) ;;
-    *) die "--variant $variant: choose transformer, vanilla, random, fixed_random, factorized_random, dense," \
-        "factorized_dense, random_dense, dense_vanilla, random_vanilla, factorized_random_dense or" \
-        "factorized_random_vanilla" ;;
-esac
-for name in max_update merges seed; do
-    [[ ${!name} =~ ^[0-9]+$ ]] || die "--${name//_/-} ${!name}: must be a whole number"
+variants=$(sed -n '/^VARIANTS/,/^)/s/^ *"\(.*\)",$/\1/p' "$root/fairseq_synth/architectures.py" | tr '+\n' '_ ')
+[[ " transformer $variants" = *" $variant "* ]] || die "--variant $variant: choose one of transformer $variants"
+for name in max_update merges seed threads; do
+    [[ ${!name:-0} =~ ^[0-9]+$ ]] || die "--${name//_/-} ${!name}: must be a whole number"
 done
 [ -z "$data_dir" ] || [ -d "$data_dir" ] || die "--data-dir $data_dir: no such folder"
 "$here/setup.sh"
@@ -68,20 +65,32 @@ else
     "$here/prepare_multi30k.sh" "$tgt" "$corpus" "$data_dir" "$merges"
 fi
 
-say "training $arch for $max_update updates (log: $save/train.log)"
 mkdir -p "$save"
-[ -z "$threads" ] || export OMP_NUM_THREADS=$threads
-interval=$((max_update / 20 > 0 ? max_update / 20 : 1))
-run fairseq-train "$corpus/bin" --user-dir "$root/fairseq_synth" --arch "$arch" --share-all-embeddings \
-    --source-lang en --target-lang "$tgt" --save-dir "$save" --seed "$seed" \
-    --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0 --lr 3e-3 --lr-scheduler inverse_sqrt \
-    --warmup-updates $((max_update / 3)) --dropout 0.1 --criterion label_smoothed_cross_entropy \
-    --label-smoothing 0.1 --max-tokens 1024 --max-update "$max_update" --num-workers 0 \
-    --save-interval-updates "$interval" --keep-interval-updates 5 --no-epoch-checkpoints \
-    --validate-after-updates $((max_update * 3 / 4)) --no-progress-bar --log-interval "$interval" "$@" 2>&1 |
-    tee "$save/train.log" | sed -unE \
-    -e 's/.*train_inner.* ppl=([0-9.]+),.* num_updates=([0-9]+),.* wall=([0-9]+).*/  update \2: training perplexity \1, \3 s/p' \
-    -e '/Loaded checkpoint|rror:/{s/.* \| //;p}'
+settings="$arch $data $pair $merges merges $max_update updates seed $seed $*"
+[ ! -f "$save/settings" ] || [ "$(cat "$save/settings")" = "$settings" ] ||
+    die "$save was trained with other settings ($(cat "$save/settings")); give another --out, or remove it"
+printf '%s\n' "$settings" > "$save/settings"
+if [ -f "$save/result.json" ]; then
+    say "trained and scored already: $save"
+    cat "$save/summary"
+    exit 0
+fi
+if [ ! -f "$save/trained" ]; then
+    say "training $arch for $max_update updates (log: $save/train.log)"
+    [ -z "$threads" ] || export OMP_NUM_THREADS=$threads
+    interval=$((max_update / 20 > 0 ? max_update / 20 : 1))
+    run fairseq-train "$corpus/bin" --user-dir "$root/fairseq_synth" --arch "$arch" --share-all-embeddings \
+        --source-lang en --target-lang "$tgt" --save-dir "$save" --seed "$seed" \
+        --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0 --lr 3e-3 --lr-scheduler inverse_sqrt \
+        --warmup-updates $((max_update / 3)) --dropout 0.1 --criterion label_smoothed_cross_entropy \
+        --label-smoothing 0.1 --max-tokens 1024 --max-update "$max_update" --num-workers 0 \
+        --save-interval-updates "$interval" --keep-interval-updates 5 --no-epoch-checkpoints \
+        --validate-after-updates $((max_update * 3 / 4)) --no-progress-bar --log-interval "$interval" "$@" 2>&1 |
+        tee -a "$save/train.log" | sed -unE \
+        -e 's/.*train_inner.* ppl=([0-9.]+),.* num_updates=([0-9]+),.* wall=([0-9]+).*/  update \2: training perplexity \1, \3 s/p' \
+        -e '/Loaded checkpoint|rror:/{s/.* \| //;p}'
+    touch "$save/trained"
+fi
 
-"$here/evaluate.sh" "$corpus" "$save" en "$tgt"
+"$here/evaluate.sh" "$corpus" "$save" en "$tgt" | tee "$save/summary"
 python "$here/record_result.py" "$save" --variant "$variant" --data "$data" --pair "$pair" --command "$command"

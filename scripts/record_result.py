@@ -39,13 +39,11 @@ def versions() -> Dict[str, str]:
 
 def commit() -> str:
     """The project's commit, with a mark if files differ from it; empty outside of git."""
-    done = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-    )
-    return done.stdout.strip()
+    describe = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        return subprocess.run(describe, cwd=Path(__file__).parent, capture_output=True, text=True).stdout.strip()
+    except FileNotFoundError:
+        return ""
 
 
 def main() -> None:
@@ -65,7 +63,7 @@ def main() -> None:
         "signature": f"{bleu['name']}|{bleu['signature']}",
         "parameters": int(re.findall(r"num\. trained: ([\d,]+)", log)[0].replace(",", "")),
         "updates": int(re.findall(r"num_updates=(\d+)", log)[-1]),
-        "training_seconds": round(float(re.findall(r"done training in ([\d.]+)", log)[-1])),
+        "training_seconds": round(sum(map(float, re.findall(r"done training in ([\d.]+)", log)))),
         "command": args.command,
         "commit": commit(),
         "versions": versions(),

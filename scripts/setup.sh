@@ -5,12 +5,12 @@ set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
 stamp=$root/.venv/installed
-wanted=$(cat "$root/setup.py" "$root/constraints.txt" | sha256sum)
+wanted="$root $(cat "$root/setup.py" "$root/constraints.txt" | sha256sum)"
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && "$root/.venv/bin/python" -c '' 2> /dev/null; then
     exit 0
 fi
-python=${PYTHON:-}
-for candidate in python3.11 python3 python; do
+python=
+for candidate in ${PYTHON:-python3.11 python3 python}; do
     [ -n "$python" ] && break
     if [ "$("$candidate" -c 'import sys; print(*sys.version_info[:2], sep=".")' 2> /dev/null)" = 3.11 ]; then
         python=$candidate

@@ -6,6 +6,7 @@ from conftest import SPECS, make_attention
 from fairseq.modules import MultiheadAttention
 
 from fairseq_synth.attention import masked_softmax
+from fairseq_synth.synthesizers import SYNTHESIZERS
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -32,6 +33,8 @@ def test_causal_and_padded_first_column():
     assert torch.equal(weights[0, 0, 0], torch.zeros(3)) and weights[0, 0, 1, 1] == 1
     weights.square().sum().backward()
     assert torch.isfinite(scores.grad).all() and torch.count_nonzero(scores.grad[0, 0, 0]) == 0
+    for hidden in (torch.ones(3, 3, dtype=torch.bool), torch.full((3, 3), float("-inf"))):
+        assert torch.count_nonzero(masked_softmax(scores, None, hidden)) == 0
 
 
 def test_masks_of_any_kind():
@@ -92,6 +95,10 @@ def test_attention_dropout(spec):
     torch.manual_seed(0)
     out, _ = module(x, x, x)
     assert not torch.equal(out[:, 0], out[:, 1])
+    module.eval()
+    module.dropout_module.make_generation_fast_("x", retain_dropout=True)  # --retain-dropout
+    retained, _ = module(x, x, x)
+    assert not torch.allclose(retained[:, 0], retained[:, 1], atol=1e-3)
     torch.testing.assert_close(out.mean(1), expected.mean(1), atol=0.02, rtol=0)
 
 
@@ -127,9 +134,9 @@ def test_cache_holds_what_is_read(spec):
     for _ in range(2):
         module(x, x, x, incremental_state=state)
     cache = {k: v for k, v in module._get_input_buffer(state).items() if v is not None}
-    vanilla = "vanilla" in spec
-    assert set(cache) == ({"prev_key", "prev_value"} if vanilla else {"prev_value"})
-    assert (module.q_proj is not None) == (module.k_proj is not None) == vanilla
+    keys = any(SYNTHESIZERS[name].reads_query_key for name in spec.split("+"))
+    assert set(cache) == ({"prev_key", "prev_value"} if keys else {"prev_value"})
+    assert (module.q_proj is not None) == (module.k_proj is not None) == keys
 
 
 def test_vanilla_is_the_hosts_attention():
@@ -149,6 +156,20 @@ def test_vanilla_is_the_hosts_attention():
     x = torch.randn(5, 2, 12)
     padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
     torch.testing.assert_close(ours(x, x, x, padding)[0], stock(x, x, x, padding)[0])
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_autocast(spec):
+    """--amp: the forward and backward pass under autocast stay close to fp32."""
+    module = make_attention(spec)
+    x = torch.randn(6, 2, 6)
+    padding = torch.zeros(2, 6, dtype=torch.bool)
+    padding[1, 4:] = True
+    with torch.autocast("cpu", torch.bfloat16):
+        out, _ = module(x, x, x, padding)
+    out.float().square().sum().backward()
+    torch.testing.assert_close(out.float(), module(x, x, x, padding)[0], atol=0.1, rtol=0)
+    assert all(torch.isfinite(p.grad).all() for p in module.parameters() if p.grad is not None)
 
 
 @pytest.mark.parametrize("spec", SPECS)

@@ -21,6 +21,8 @@ from conftest import ROOT
 from fairseq import checkpoint_utils
 from fairseq_cli import generate, interactive, preprocess, train, validate
 
+from fairseq_synth.architectures import VARIANTS
+
 USER_DIR = ["--user-dir", str(ROOT / "fairseq_synth")]
 SMALL = (
     "--encoder-layers 2 --decoder-layers 2 --encoder-embed-dim 16 --decoder-embed-dim 16 --encoder-ffn-embed-dim 32 "
@@ -209,22 +211,7 @@ def test_train_with(data, tmp_path, flags):
     assert min(losses(log)) == max(by_update) + 1
 
 
-@pytest.mark.parametrize(
-    "arch",
-    [
-        "vanilla",
-        "random",
-        "fixed_random",
-        "factorized_random",
-        "dense",
-        "factorized_dense",
-        "random_dense",
-        "dense_vanilla",
-        "random_vanilla",
-        "factorized_random_dense",
-        "factorized_random_vanilla",
-    ],
-)
+@pytest.mark.parametrize("arch", [spec.replace("+", "_") for spec in VARIANTS])
 def test_interrupted_equals_uninterrupted(data, tmp_path, arch):
     """Every variant trains; stopped within an epoch and resumed, losses and weights are those of one run."""
     arch = f"transformer_synth_{arch}_multi30k"
@@ -320,7 +307,6 @@ def test_two_processes(data, tmp_path):
 def test_from_any_folder_and_when_installed_too(data, trained, tmp_path):
     """--user-dir by path, relative or absolute, while a copy is installed under the same name."""
     installed = tmp_path / "site"
-    subprocess.run(["cp", "-r", ROOT / "fairseq_synth", installed / "fairseq_synth"], check=False)
     installed.mkdir(exist_ok=True)
     subprocess.run(["cp", "-r", ROOT / "fairseq_synth", installed], check=True)
     environment = {**os.environ, "PYTHONPATH": str(installed)}
@@ -370,6 +356,7 @@ def test_refused_flags(data, tmp_path, flags, parts):
 
 def test_missing_data_folder(tmp_path):
     argv = [tmp_path / "nowhere", *USER_DIR, "--arch", "transformer_synth_random_multi30k", *RECIPE]
+    argv += ["--save-dir", tmp_path / "save"]
     refused(command("train", *argv, check=False), str(tmp_path / "nowhere"), "no such")
 
 
@@ -408,6 +395,9 @@ def test_broken_checkpoints(data, trained, tmp_path):
     whole = (trained / "checkpoint_last.pt").read_bytes()
     (tmp_path / "short.pt").write_bytes(whole[: len(whole) // 2])
     refused(command("generate", data / "bin", *USER_DIR, "--path", tmp_path / "short.pt", check=False), "short.pt")
+    refused(
+        command("generate", data / "bin", *USER_DIR, "--path", tmp_path / "no.pt", check=False), "no.pt", "not found"
+    )
     if not hasattr(torch.serialization, "safe_globals"):
         pytest.skip("torch before 2.6 loads what it is given")
 

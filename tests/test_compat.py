@@ -11,12 +11,12 @@ import fairseq.checkpoint_utils
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, make_model
 from fairseq.data import data_utils
 from fairseq.file_io import PathManager
-from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 
 from fairseq_synth import compat
+from fairseq_synth.attention import SyntheticAttention
 from fairseq_synth.errors import SynthesizerError
 
 
@@ -36,8 +36,8 @@ def test_no_sentence_is_dropped(sentences, limits):
 
 def test_fixed_shapes_are_left_alone():
     shapes = [(4, 8)]
-    batches = data_utils.batch_by_size(np.arange(8), lambda i: 8, fixed_shapes=shapes)
-    assert [len(b) for b in batches] == [4, 4]
+    batches = data_utils.batch_by_size(np.arange(10), lambda i: 8, fixed_shapes=shapes)
+    assert all(len(b) <= 4 for b in batches)
 
 
 def test_numpy_compat():
@@ -55,8 +55,6 @@ class TestSafeLoading:
         assert self.roundtrip(tmp_path, argparse.Namespace(a=1)).a == 1
         for value in (np.array([1, 2]), np.array(0.5), np.float64(0.5), np.int64(3)):
             assert (self.roundtrip(tmp_path, {"v": value})["v"] == value).all()
-        blob = (tmp_path / "x.pt").read_bytes()
-        assert b"numpy._core" in blob or b"numpy.core" in blob
 
     @pytest.mark.parametrize("function", [os.system, print, eval, subprocess.Popen])
     def test_code_is_not_run(self, tmp_path, function):
@@ -66,6 +64,9 @@ class TestSafeLoading:
 
         with pytest.raises(pickle.UnpicklingError):
             self.roundtrip(tmp_path, {"model": Hostile()})
+        # also where the host asks for unsafe loading
+        with pytest.raises(pickle.UnpicklingError), compat.weights_only():
+            torch.load(tmp_path / "x.pt", weights_only=False)
         torch.save({"model": Hostile()}, tmp_path / "hostile.pt")
         with pytest.raises(SynthesizerError, match="hostile.pt: refused"):
             fairseq.checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "hostile.pt"))
@@ -109,7 +110,6 @@ def test_a_copy_is_whole_or_absent(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr("shutil.copyfile", half)
-        patch.setattr("fairseq.file_io.IOPathManager", None)
         with pytest.raises(OSError):
             PathManager.copy(str(new), str(last), overwrite=True)
     assert last.read_bytes() == b"old" and sorted(os.listdir(tmp_path)) == ["checkpoint2.pt", "checkpoint_last.pt"]
@@ -181,14 +181,22 @@ def test_explanations():
 
     assert chained(SynthesizerError("mend it"), Exception("Cannot load model parameters")) == "mend it"
     assert "No space left" in chained(OSError(errno.ENOSPC, "No space left on device"), RuntimeError("x"))
-    assert chained(FileNotFoundError(2, "No such file", "/data"), ValueError("y")).startswith("/data: no such")
     assert chained(KeyError("a"), ValueError("b")) is None
+    # a user's own mistakes keep their traceback
+    assert chained(FileNotFoundError(2, "No such file", "/optional"), KeyError("a bug")) is None
+    assert compat.explain(FileNotFoundError(2, "No such file", "/mine")) is None
 
 
-def test_no_fast_path_around_the_attention():
-    """fairseq 0.12.2 alone has one; there and elsewhere every layer is without."""
-    layer = compat.TransformerEncoderLayerBase
-    assert "_load_from_state_dict" not in vars(TransformerEncoderLayerBase) or layer is not TransformerEncoderLayerBase
+def test_no_fast_path_around_the_attention(monkeypatch):
+    """At inference from a loaded checkpoint every layer's attention is called (0.12.2 would go around it)."""
+    model = make_model()
+    model.load_state_dict(model.state_dict())
+    calls = []
+    forward = SyntheticAttention.forward
+    monkeypatch.setattr(SyntheticAttention, "forward", lambda *args, **kw: calls.append(1) or forward(*args, **kw))
+    with torch.no_grad():
+        model.eval().encoder(torch.tensor([[5, 6, 2]]))
+    assert len(calls) == len(model.encoder.layers)
 
 
 def test_folder_is_printed():

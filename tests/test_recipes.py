@@ -128,7 +128,9 @@ def test_quickstart(tmp_path):
         result["command"].startswith("scripts/quickstart.sh --max-update 40") and str(tmp_path) not in result["command"]
     )
     again = script("quickstart.sh", *argv, *extra, timeout=500)
-    assert "Loaded checkpoint" in again.stdout and "making the corpus" not in again.stdout
+    assert again.returncode == 0 and "training" not in again.stdout
+    assert re.search(r"^BLEU .*", done.stdout, re.M)[0] in again.stdout and again.stdout.count("output:    ") == 3
+    refused(script("quickstart.sh", *argv, timeout=500), "other settings")
 
 
 def test_tables_are_the_results():
