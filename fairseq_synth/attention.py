@@ -214,14 +214,13 @@ class SyntheticAttention(nn.Module):
                     state_dict[own_prefix + key] = value.clone()
             return
         # functions without weights of their own leave no trace
-        trained, present = (
-            {key.split(".")[1] for key in keys if key.startswith("components.")} for keys in (theirs, own)
-        )
+        trained = {key.split(".")[1] for key in theirs if key.startswith("components.")}
+        present = {key.split(".")[1] for key in own if key.startswith("components.")}
         if trained != present or dot_product != self.synthesizer.reads_query_key:
             raise SynthesizerError(
                 f"{name}: the checkpoint has weights of {'+'.join(sorted(trained)) or 'no function'} "
-                f"{'with' if dot_product else 'without'} query and key projections, this model has {functions}; give the "
-                "--encoder-synthesizer and --decoder-synthesizer of the training"
+                f"{'with' if dot_product else 'without'} query and key projections, this model has {functions}; give "
+                "the --encoder-synthesizer and --decoder-synthesizer of the training"
             )
         if ("alpha" in theirs) != ("alpha" in own):
             raise SynthesizerError(

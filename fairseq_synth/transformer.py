@@ -186,7 +186,7 @@ def layer_specs(args: argparse.Namespace, side: str) -> List[Tuple[str, ...]]:
         return [specs[i] for i in sorted(int(n) for n in kept.split(","))]
     except (ValueError, IndexError):
         raise SynthesizerError(
-            f"--{side}-layers-to-keep {kept!r}: give numbers of the {layers} layers, 0 to {layers - 1}, joined by commas"
+            f"--{side}-layers-to-keep {kept!r}: give numbers of layers, 0 to {layers - 1}, joined by commas"
         ) from None
 
 
