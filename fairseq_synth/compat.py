@@ -31,6 +31,12 @@ SUPPORTED = (
 )
 
 
+def first_line(error: BaseException, marker: str = "") -> str:
+    """The first line of an error's message that holds `marker`, else its first line."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    return next((line.strip() for line in lines if marker in line), lines[0]).rstrip(".")
+
+
 def check_torch(version: str) -> None:
     """Refuses a torch older than the tested ones; warns of a newer one.
 
@@ -245,12 +251,6 @@ def weights_only() -> Iterator[None]:
         yield
     finally:
         torch.load = load
-
-
-def first_line(error: BaseException, marker: str = "") -> str:
-    """The first line of an error's message that holds `marker`, else its first line."""
-    lines = str(error).splitlines() or [type(error).__name__]
-    return next((line.strip() for line in lines if marker in line), lines[0]).rstrip(".")
 
 
 def write_checkpoints_whole() -> None:

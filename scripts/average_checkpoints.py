@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Averages the weights of checkpoints, as the Transformer's papers do before they translate.
 
     python scripts/average_checkpoints.py --inputs DIR --num-epoch-checkpoints 5 --output DIR/checkpoint_avg.pt

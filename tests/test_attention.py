@@ -94,7 +94,7 @@ def test_attention_dropout(spec):
     module.train()
     torch.manual_seed(0)
     out, _ = module(x, x, x)
-    assert not torch.equal(out[:, 0], out[:, 1])
+    assert not torch.allclose(out[:, 0], out[:, 1], atol=1e-3)
     module.eval()
     module.dropout_module.make_generation_fast_("x", retain_dropout=True)  # --retain-dropout
     retained, _ = module(x, x, x)

@@ -380,7 +380,7 @@ def test_a_sentence_longer_than_l(data, trained, tmp_path):
     "flags, parts",
     [
         (["--synth-max-length", "30"], ["--synth-max-length"]),
-        (["--encoder-synthesizer", "dense"], ["random+vanilla", "dense"]),
+        (["--encoder-synthesizer", "dense"], ["weights of random with query and key", "dense"]),
     ],
     ids=["length", "function"],
 )
