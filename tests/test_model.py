@@ -405,3 +405,43 @@ def test_the_readmes_function(monkeypatch):
     assert len(module(torch.zeros(1, 2, 4, 3), None, None, 0, 4)) == 2
     module.components["toeplitz"].silence()
     assert torch.count_nonzero(r) == 0
+
+
+@pytest.mark.parametrize("spec", ["cosine", "cosine+random", "distance+random", "distance+vanilla"])
+@pytest.mark.parametrize("mixture", ["convex", "sum"])
+def test_checkpoints_of_functions_to_come(monkeypatch, spec, mixture):
+    """One without weights, and one that reads q and k and has weights of its own, load what they saved."""
+    monkeypatch.setattr(synthesizers, "SYNTHESIZERS", synthesizers.SYNTHESIZERS.copy())
+    monkeypatch.setattr("fairseq_synth.transformer.SYNTHESIZERS", synthesizers.SYNTHESIZERS)
+
+    @synthesizers.register_synthesizer("distance")
+    class Distance(synthesizers.Synthesizer):
+        has_max_length = False
+
+        def forward(self, x, q, k, start, src_len):
+            rows, columns = torch.arange(start, start + x.size(2)), torch.arange(src_len)
+            return synthesizers.Terms(None, None, -(rows[:, None] - columns).abs().float()[None, None])
+
+    @synthesizers.register_synthesizer("cosine")
+    class Cosine(synthesizers.Synthesizer):
+        reads_query_key = True
+        has_max_length = False
+
+        def __init__(self, num_heads, head_dim, max_length, rank):
+            super().__init__(num_heads, head_dim, max_length, rank)
+            self.scale = torch.nn.Parameter(torch.empty(num_heads, 1, 1))
+
+        def reset_parameters(self):
+            torch.nn.init.ones_(self.scale)
+
+        def silence(self):
+            torch.nn.init.zeros_(self.scale)
+
+        def forward(self, x, q, k, start, src_len):
+            normalize = torch.nn.functional.normalize
+            return synthesizers.Terms(normalize(q, dim=-1) * self.scale, normalize(k, dim=-1), None)
+
+    model, other = synth(spec, synth_mixture=mixture), synth(spec, synth_mixture=mixture, seed=9)
+    other.load_state_dict(model.state_dict())
+    source, target = pad_batch(SOURCES, left=True), pad_batch(TARGETS, left=False)
+    assert torch.equal(model(source, None, target)[0], other(source, None, target)[0])
