@@ -5,23 +5,20 @@ Each repair names the versions and the symptom, and is applied only where the sy
 
 import argparse
 import contextlib
-import errno
 import importlib.util
 import logging
 import os
 import pickle
 import platform
 import shutil
-import sys
-import traceback
-from types import SimpleNamespace, TracebackType
-from typing import Any, Iterator, List, Optional, Type
+from types import SimpleNamespace
+from typing import Any, Iterator, List, Type
 
 import numpy as np
 import torch
 import torch.nn as nn
 
-from .errors import SynthesizerError
+from .errors import SynthesizerError, first_line, print_explanations
 
 logger = logging.getLogger(__name__)
 
@@ -29,12 +26,6 @@ SUPPORTED = (
     "supported: Python 3.8 to 3.10 with fairseq 0.12.2 and torch 2.3, Python 3.11 and 3.12 with ve-fairseq 0.12.3 "
     "and torch 2.6 to 2.13"
 )
-
-
-def first_line(error: BaseException, marker: str = "") -> str:
-    """The first line of an error's message that holds `marker`, else its first line."""
-    lines = str(error).splitlines() or [type(error).__name__]
-    return next((line.strip() for line in lines if marker in line), lines[0]).rstrip(".")
 
 
 def check_torch(version: str) -> None:
@@ -63,43 +54,6 @@ def import_host() -> None:
         raise SynthesizerError(
             f"this fairseq cannot be used with Python {platform.python_version()} ({reason}); {SUPPORTED}"
         ) from error
-
-
-def explain(error: BaseException) -> Optional[str]:
-    """The one line that tells a user what to mend, or None for an error that needs its traceback."""
-    if isinstance(error, FileNotFoundError) and error.filename is not None and raised_in_fairseq(error):
-        return f"{error.filename}: no such file or folder"
-    if str(error).startswith("Model file not found"):
-        return f"--path: {error}"
-    if "--skip-invalid-size-inputs-valid-test" in str(error):
-        return f"{error}; a Synthesizer's own limit is --synth-max-length, set in training"
-    cause: Optional[BaseException] = error
-    while cause is not None:  # the host wraps some errors in others of its own
-        if isinstance(cause, SynthesizerError):
-            return str(cause)
-        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            return f"{cause.strerror}: a file could not be written; what was saved before is untouched"
-        cause = cause.__cause__ or cause.__context__
-    return None
-
-
-def raised_in_fairseq(error: BaseException) -> bool:
-    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-    return any(frame.f_globals.get("__name__", "").startswith("fairseq") for frame in frames)
-
-
-def print_explanations() -> None:
-    """Installs an excepthook that prints one line where `explain` has one, and otherwise does what it did."""
-    previous = sys.excepthook
-
-    def excepthook(cls: Type[BaseException], error: BaseException, trace: Optional[TracebackType]) -> None:
-        line = explain(error)
-        if line is None:
-            previous(cls, error, trace)
-        else:
-            print(f"fairseq_synth: error: {line}", file=sys.stderr)
-
-    sys.excepthook = excepthook
 
 
 print_explanations()

@@ -17,7 +17,7 @@ from fairseq.file_io import PathManager
 
 from fairseq_synth import compat
 from fairseq_synth.attention import SyntheticAttention
-from fairseq_synth.errors import SynthesizerError
+from fairseq_synth.errors import SynthesizerError, explain
 
 
 @pytest.mark.parametrize("sentences", [0, 1, 5, 8, 100, 3003])
@@ -177,14 +177,14 @@ def test_explanations():
             except Exception:
                 raise outer  # noqa: B904  (as the host does)
         except Exception as error:
-            return compat.explain(error)
+            return explain(error)
 
     assert chained(SynthesizerError("mend it"), Exception("Cannot load model parameters")) == "mend it"
     assert "No space left" in chained(OSError(errno.ENOSPC, "No space left on device"), RuntimeError("x"))
     assert chained(KeyError("a"), ValueError("b")) is None
     # a user's own mistakes keep their traceback
     assert chained(FileNotFoundError(2, "No such file", "/optional"), KeyError("a bug")) is None
-    assert compat.explain(FileNotFoundError(2, "No such file", "/mine")) is None
+    assert explain(FileNotFoundError(2, "No such file", "/mine")) is None
 
 
 def test_no_fast_path_around_the_attention(monkeypatch):
