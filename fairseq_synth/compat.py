@@ -66,6 +66,7 @@ import fairseq.distributed.utils  # noqa: E402
 import fairseq.modules.transformer_layer  # noqa: E402
 import fairseq.options  # noqa: E402
 from fairseq.file_io import PathManager  # noqa: E402
+from fairseq.tasks import FairseqTask  # noqa: E402
 
 
 def restore_numpy_compat() -> None:
@@ -117,6 +118,26 @@ def keep_last_batch() -> None:
         return batches
 
     fairseq.data.data_utils.batch_by_size = batch_by_size_keeping_all
+
+
+def resume_with_the_same_batches() -> None:
+    """A run resumed after its first epoch groups its sentences into other batches than the run it continues.
+
+    All versions: batches are formed once, from ``--seed`` plus the epoch that the process starts in, and reused
+    in every epoch after it. Here that is the first epoch always; their order still changes with the epoch.
+    """
+    get_batch_iterator = FairseqTask.get_batch_iterator
+
+    def get_batch_iterator_of_first_epoch(self: FairseqTask, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        epoch = kwargs.get("epoch", 1)
+        made_once = self.can_reuse_epoch_itr(dataset) and not kwargs.get("update_epoch_batch_itr")
+        if epoch == 1 or not made_once or dataset in self.dataset_to_epoch_iter:
+            return get_batch_iterator(self, dataset, *args, **kwargs)
+        iterator = get_batch_iterator(self, dataset, *args, **{**kwargs, "epoch": 1})
+        iterator.epoch = epoch
+        return iterator
+
+    FairseqTask.get_batch_iterator = get_batch_iterator_of_first_epoch
 
 
 def allow_checkpoint_types() -> None:
@@ -278,6 +299,7 @@ TransformerEncoderLayerBase = without_fast_path(fairseq.modules.transformer_laye
 restore_numpy_compat()
 allow_bf16_without_tpu()
 keep_last_batch()
+resume_with_the_same_batches()
 allow_checkpoint_types()
 load_checkpoints_safely()
 write_checkpoints_whole()

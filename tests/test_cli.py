@@ -213,14 +213,17 @@ def test_train_with(data, tmp_path, flags):
 
 @pytest.mark.parametrize("arch", [spec.replace("+", "_") for spec in VARIANTS])
 def test_interrupted_equals_uninterrupted(data, tmp_path, arch):
-    """Every variant trains; stopped within an epoch and resumed, losses and weights are those of one run."""
+    """Every variant trains; stopped within the first and second epoch and resumed, it is one run."""
     arch = f"transformer_synth_{arch}_multi30k"
-    whole = losses(fit(data, tmp_path / "whole", "--max-update", "24", "--disable-validation", arch=arch))
+    whole = losses(fit(data, tmp_path / "whole", "--max-update", "44", "--disable-validation", arch=arch))
     flags = ["--disable-validation", "--save-interval-updates", "7"]
     first = losses(fit(data, tmp_path / "parts", "--max-update", "7", *flags, arch=arch))
     second = losses(fit(data, tmp_path / "parts", "--max-update", "24", *flags, arch=arch))
-    assert (max(first), min(second), max(second)) == (7, 8, 24)
-    assert {**first, **second} == whole
+    last = losses(fit(data, tmp_path / "parts", "--max-epoch", "2", *flags, arch=arch))
+    last.update(losses(fit(data, tmp_path / "parts", "--max-update", "44", *flags, arch=arch)))
+    assert (max(first), min(second), max(second), min(last), max(last)) == (7, 8, 24, 25, 44)
+    assert {**first, **second, **last} == whole
+    assert all((tmp_path / run / f"checkpoint{epoch}.pt").exists() for run in ("whole", "parts") for epoch in (1, 2))
     load = checkpoint_utils.load_checkpoint_to_cpu
     a, b = (load(str(tmp_path / d / "checkpoint_last.pt"))["model"] for d in ("whole", "parts"))
     # fairseq 0.12.2 saves a buffer that it never sets
