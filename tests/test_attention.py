@@ -47,6 +47,7 @@ def test_masks_of_any_kind():
         mask = torch.zeros(4, 4).masked_fill(hidden, value)
         torch.testing.assert_close(masked_softmax(scores, None, mask), expected)
     torch.testing.assert_close(masked_softmax(scores, None, hidden), expected)
+    assert masked_softmax(scores.half(), None, hidden).dtype == torch.float32
     bias = torch.randn(4, 4)
     torch.testing.assert_close(masked_softmax(scores, None, bias), torch.softmax(scores + bias, -1))
 

@@ -135,6 +135,7 @@ def test_torchscript(spec):
     """The scripted model gives the same output, full and step by step with reordering."""
     model = synth(spec)
     scripted = torch.jit.script(model)
+    assert all(hasattr(layer.self_attn, "reorder_incremental_state") for layer in scripted.decoder.layers)
     source, target = pad_batch(SOURCES, left=True), pad_batch(TARGETS, left=False)
     lengths = torch.tensor([7, 3, 5])
     torch.testing.assert_close(scripted(source, lengths, target)[0], model(source, lengths, target)[0])
