@@ -19,6 +19,7 @@ import pytest
 import torch
 from conftest import ROOT
 from fairseq import checkpoint_utils
+from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from fairseq_cli import generate, interactive, preprocess, train, validate
 
 from fairseq_synth.architectures import VARIANTS
@@ -234,6 +235,20 @@ def test_interrupted_equals_uninterrupted(data, tmp_path, arch):
     for key in fixed:
         assert torch.equal(a[key], early[key]) and a[key].std() > 0.5
     assert not torch.equal(a["encoder.layers.0.fc1.weight"], early["encoder.layers.0.fc1.weight"])
+
+
+def test_batches_do_not_depend_on_the_epoch_of_a_resume(data):
+    """A process that starts in epoch 3 has the batches of one that started in epoch 1, and is in epoch 3."""
+
+    def iterator(epoch):
+        cfg = TranslationConfig(data=str(data / "bin"), source_lang="en", target_lang="de", dataset_impl="mmap")
+        task = TranslationTask.setup_task(cfg)
+        task.load_dataset("train")
+        return task.get_batch_iterator(task.dataset("train"), max_tokens=200, epoch=epoch)
+
+    first, third = iterator(1), iterator(3)
+    assert (first.epoch, third.epoch) == (1, 3)
+    assert [b.tolist() for b in first.frozen_batches] == [b.tolist() for b in third.frozen_batches]
 
 
 def test_start_from_a_stock_checkpoint(data, tmp_path):
