@@ -4,6 +4,7 @@ Each repair names the versions and the symptom, and is applied only where the sy
 """
 
 import argparse
+import collections
 import contextlib
 import importlib.util
 import logging
@@ -65,6 +66,7 @@ import fairseq.data.data_utils  # noqa: E402
 import fairseq.distributed.utils  # noqa: E402
 import fairseq.modules.transformer_layer  # noqa: E402
 import fairseq.options  # noqa: E402
+import omegaconf  # noqa: E402
 from fairseq.file_io import PathManager  # noqa: E402
 from fairseq.tasks import FairseqTask  # noqa: E402
 
@@ -157,18 +159,13 @@ def allow_checkpoint_types() -> None:
             array_parts.append((reconstruct, f"{module}.{reconstruct.__name__}"))
     torch.serialization.add_safe_globals([argparse.Namespace, *array_parts])
 
-    import collections
-    import typing
-
-    import omegaconf
-
     config_parts = [
         omegaconf.DictConfig,
         omegaconf.ListConfig,
         omegaconf.base.ContainerMetadata,
         omegaconf.base.Metadata,
         omegaconf.nodes.AnyNode,
-        typing.Any,
+        Any,
         dict,
         list,
         int,
