@@ -1,7 +1,7 @@
 """Self-attention over synthesized logits, in the place of fairseq's MultiheadAttention.
 
-Projections, masks, softmax, dropout and the decoding cache are here; where the logits come from is the
-business of `synthesizers` alone.
+Projections and the decoding cache are here; where the logits come from is the business of `synthesizers`
+alone, and how softmax, masks and dropout are computed that of `computations`.
 """
 
 import logging
@@ -15,8 +15,9 @@ from fairseq.modules.fairseq_dropout import FairseqDropout
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor
 
+from .computations import attend, plain
 from .errors import SynthesizerError
-from .synthesizers import Mixture, at_least_fp32, logits
+from .synthesizers import Mixture
 
 logger = logging.getLogger(__name__)
 
@@ -126,18 +127,28 @@ class SyntheticAttention(nn.Module):
                 new_cache["prev_key"] = k
             self._set_input_buffer(incremental_state, new_cache)
 
-        scores = logits(self.synthesizer(self.split_heads(query), q, k, start, v.size(2)))
-        weights = masked_softmax(scores, key_padding_mask, attn_mask).to(v.dtype)  # B or 1 x H x T x S
-        if self.dropout_module.p > 0 and (self.training or self.dropout_module.apply_during_inference):
-            weights = weights.expand(bsz, -1, -1, -1)  # each sentence drops its own
-        attn = torch.matmul(self.dropout_module(weights), v)  # B x H x T x d_h
-        out = self.out_proj(attn.permute(2, 0, 1, 3).reshape(tgt_len, bsz, self.embed_dim))
+        terms = self.synthesizer(self.split_heads(query), q, k, start, v.size(2))
+        dropout = self.dropout_module.p
+        if not (self.training or self.dropout_module.apply_during_inference):
+            dropout = 0.0
+        attn: Optional[Tensor] = None  # B x H x T x d_h
+        if not torch.jit.is_scripting():
+            if incremental_state is None and not need_weights and not need_head_weights:
+                attn = attend(terms, v, key_padding_mask, attn_mask, dropout)
+        if attn is not None:
+            return self.join_heads(attn), None
 
+        attn, weights = plain(terms, v, key_padding_mask, attn_mask, dropout)
+        out = self.join_heads(attn)
         if need_head_weights:
             return out, weights.expand(bsz, -1, -1, -1).transpose(0, 1)
         if need_weights:
             return out, weights.expand(bsz, -1, -1, -1).mean(dim=1)
         return out, None
+
+    def join_heads(self, attn: Tensor) -> Tensor:
+        """(B, H, T, d_h) -> (T, B, C), through the output projection."""
+        return self.out_proj(attn.permute(2, 0, 1, 3).reshape(attn.size(2), attn.size(0), self.embed_dim))
 
     def split_heads(self, x: Tensor) -> Tensor:
         """(T, B, C) -> (B, H, T, d_h), without a copy."""
@@ -232,28 +243,6 @@ class SyntheticAttention(nn.Module):
                     f"{own_prefix}{key} is {tuple(theirs[key].shape)} in the checkpoint and {tuple(value.shape)} in "
                     "this model; give the --synth-max-length, --synth-rank and attention heads of the training"
                 )
-
-
-def masked_softmax(scores: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor]) -> Tensor:
-    """Softmax over the visible keys, in fp32 at least; 0 with a zero gradient in a row that sees none.
-
-    Args:
-        scores: (B or 1, H, T, S).
-        key_padding_mask: (B, S), true for hidden.
-        attn_mask: (T, S), boolean with true for hidden, or floating point to add.
-    """
-    scores = at_least_fp32(scores)
-    if attn_mask is not None:
-        if attn_mask.dtype == torch.bool:
-            scores = scores.masked_fill(attn_mask, float("-inf"))
-        else:
-            scores = scores + attn_mask
-    if key_padding_mask is not None:
-        scores = scores.masked_fill(key_padding_mask[:, None, None, :].to(torch.bool), float("-inf"))
-    if attn_mask is None and key_padding_mask is None:
-        return torch.softmax(scores, dim=-1)
-    blind = (scores == float("-inf")).all(dim=-1, keepdim=True)
-    return torch.softmax(scores.masked_fill(blind, 0.0), dim=-1).masked_fill(blind, 0.0)
 
 
 def append_padding_mask(

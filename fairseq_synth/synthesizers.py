@@ -12,8 +12,8 @@ T,S  query rows and key columns of this call; the rows are positions ``start .. 
      sentence and the columns positions ``0 .. S - 1`` (``start`` is 0 except in incremental decoding)
 ===  ===================================================================================================
 
-All of them are an inner product of synthesized queries and keys plus a bias, `Terms`, so a mixture
-scales and adds terms and the attention never asks which function it has.
+All of them are an inner product of synthesized queries and keys plus a bias or an outer product, `Terms`,
+so a mixture scales and adds terms and the attention never asks which function it has.
 
 To add a function, write one class here with `register_synthesizer`: the flags, the architectures, the
 tests over the registry and the error messages find it by its name.
@@ -30,14 +30,17 @@ from .errors import SynthesizerError
 
 
 class Terms(NamedTuple):
-    """Logits of one function in factored form: ``query @ key^T + bias``; an absent part counts as 0.
+    """Logits of one function in factored form: ``query @ key^T + bias + outer_product(left, right)``.
 
-    A first dimension of 1 means that the part does not depend on the input and serves the whole batch.
+    An absent part counts as 0. A first dimension of 1 means that the part does not depend on the input and
+    serves the whole batch.
     """
 
-    query: Optional[Tensor]  # (B or 1, H, T, r)
-    key: Optional[Tensor]  # (B or 1, H, S, r)
-    bias: Optional[Tensor]  # (B or 1, H, T or 1, S)
+    query: Optional[Tensor] = None  # (B or 1, H, T, r)
+    key: Optional[Tensor] = None  # (B or 1, H, S, r)
+    bias: Optional[Tensor] = None  # (B or 1, H, T or 1, S)
+    left: Optional[Tensor] = None  # (B or 1, H, T, a)
+    right: Optional[Tensor] = None  # (B or 1, H, T, b), a b >= S
 
 
 SYNTHESIZERS: Dict[str, Type["Synthesizer"]] = {}
@@ -107,7 +110,7 @@ class Random(Synthesizer):
         nn.init.zeros_(self.R)
 
     def forward(self, x: Tensor, q: Optional[Tensor], k: Optional[Tensor], start: int, src_len: int) -> Terms:
-        return Terms(None, None, self.R[None, :, start : start + x.size(2), :src_len])
+        return Terms(bias=self.R[None, :, start : start + x.size(2), :src_len])
 
 
 @register_synthesizer("fixed_random")
@@ -125,7 +128,7 @@ class FixedRandom(Synthesizer):
         nn.init.normal_(self.R)
 
     def forward(self, x: Tensor, q: Optional[Tensor], k: Optional[Tensor], start: int, src_len: int) -> Terms:
-        return Terms(None, None, self.R[None, :, start : start + x.size(2), :src_len])
+        return Terms(bias=self.R[None, :, start : start + x.size(2), :src_len])
 
 
 @register_synthesizer("factorized_random")
@@ -145,7 +148,7 @@ class FactorizedRandom(Synthesizer):
         nn.init.zeros_(self.R2)
 
     def forward(self, x: Tensor, q: Optional[Tensor], k: Optional[Tensor], start: int, src_len: int) -> Terms:
-        return Terms(self.R1[None, :, start : start + x.size(2)], self.R2[None, :, :src_len], None)
+        return Terms(query=self.R1[None, :, start : start + x.size(2)], key=self.R2[None, :, :src_len])
 
 
 @register_synthesizer("dense")
@@ -174,7 +177,7 @@ class Dense(Synthesizer):
 
     def forward(self, x: Tensor, q: Optional[Tensor], k: Optional[Tensor], start: int, src_len: int) -> Terms:
         hidden = torch.relu(per_head_linear(x, self.W1, self.b1))
-        return Terms(hidden, self.W2[None, :, :src_len], self.b2[None, :, None, :src_len])
+        return Terms(query=hidden, key=self.W2[None, :, :src_len], bias=self.b2[None, :, None, :src_len])
 
 
 @register_synthesizer("factorized_dense")
@@ -215,7 +218,7 @@ class FactorizedDense(Synthesizer):
         b = min(self.b, src_len)
         A = per_head_linear(hidden, self.WA[:, :a], self.bA[:, :a])  # B x H x T x a
         B = per_head_linear(hidden, self.WB[:, :b], self.bB[:, :b])  # B x H x T x b
-        return Terms(None, None, (A.unsqueeze(-1) * B.unsqueeze(-2)).flatten(-2)[..., :src_len])
+        return Terms(left=A, right=B)
 
 
 @register_synthesizer("vanilla")
@@ -231,7 +234,7 @@ class Vanilla(Synthesizer):
 
     def forward(self, x: Tensor, q: Optional[Tensor], k: Optional[Tensor], start: int, src_len: int) -> Terms:
         assert q is not None and k is not None
-        return Terms(q * self.scaling, k, None)
+        return Terms(query=q * self.scaling, key=k)
 
 
 class Mixture(nn.Module):
@@ -277,30 +280,48 @@ class Mixture(nn.Module):
             alpha = torch.softmax(at_least_fp32(self.alpha), dim=0).to(x.dtype)
             for m, term in enumerate(terms):
                 weight = alpha[m].view(1, -1, 1, 1)
-                query, bias = term.query, term.bias
+                query, bias, left = term.query, term.bias, term.left
                 if query is not None:
                     query = query * weight
                 if bias is not None:
                     bias = bias * weight
-                terms[m] = Terms(query, term.key, bias)
+                if left is not None:
+                    left = left * weight
+                terms[m] = Terms(query, term.key, bias, left, term.right)
         return terms
 
 
 MIXTURES = ("convex", "sum")
 
 
-def logits(terms: List[Terms]) -> Tensor:
-    """``sum_m query_m key_m^T + bias_m``, (B or 1, H, T, S); B only if a term depends on the input."""
+def logits(terms: List[Terms], src_len: int) -> Tensor:
+    """``sum_m query_m key_m^T + bias_m + outer_product(left_m, right_m)``.
+
+    Args:
+        terms: as a `Mixture` returns them.
+        src_len: S.
+
+    Returns:
+        (B or 1, H, T or 1, S); B only if a term depends on the input, 1 row only if no row differs.
+    """
     total: Optional[Tensor] = None
     for term in terms:
-        query, key, bias = term.query, term.key, term.bias
+        query, key, bias, left, right = term.query, term.key, term.bias, term.left, term.right
         if query is not None and key is not None:
             product = torch.matmul(query, key.transpose(-2, -1))
             total = product if total is None else total + product
         if bias is not None:
             total = bias if total is None else total + bias
+        if left is not None and right is not None:
+            product = outer_product(left, right)[..., :src_len]
+            total = product if total is None else total + product
     assert total is not None
     return total
+
+
+def outer_product(left: Tensor, right: Tensor) -> Tensor:
+    """``left_u right_v`` for each row, column ``u b + v``: (..., a) and (..., b) -> (..., a b)."""
+    return (left.unsqueeze(-1) * right.unsqueeze(-2)).flatten(-2)
 
 
 def parse_spec(spec: str, flag: str = "--encoder-synthesizer") -> Tuple[str, ...]:

@@ -404,7 +404,7 @@ def test_the_readmes_function(monkeypatch):
     module = synthesizers.Mixture(("toeplitz", "dense"), "convex", 2, 3, 12, 2)
     module.reset_parameters()
     r = module.components["toeplitz"].r
-    scores = synthesizers.logits([module.components["toeplitz"](torch.zeros(1, 2, 4, 3), None, None, 3, 9)])
+    scores = synthesizers.logits([module.components["toeplitz"](torch.zeros(1, 2, 4, 3), None, None, 3, 9)], 9)
     for i in range(4):
         for j in range(9):
             torch.testing.assert_close(scores[0, :, i, j], r[:, 12 + j - (3 + i)])
@@ -426,7 +426,7 @@ def test_checkpoints_of_functions_to_come(monkeypatch, spec, mixture):
 
         def forward(self, x, q, k, start, src_len):
             rows, columns = torch.arange(start, start + x.size(2)), torch.arange(src_len)
-            return synthesizers.Terms(None, None, -(rows[:, None] - columns).abs().float()[None, None])
+            return synthesizers.Terms(bias=-(rows[:, None] - columns).abs().float()[None, None])
 
     @synthesizers.register_synthesizer("cosine")
     class Cosine(synthesizers.Synthesizer):
@@ -445,7 +445,7 @@ def test_checkpoints_of_functions_to_come(monkeypatch, spec, mixture):
 
         def forward(self, x, q, k, start, src_len):
             normalize = torch.nn.functional.normalize
-            return synthesizers.Terms(normalize(q, dim=-1) * self.scale, normalize(k, dim=-1), None)
+            return synthesizers.Terms(query=normalize(q, dim=-1) * self.scale, key=normalize(k, dim=-1))
 
     model, other = synth(spec, synth_mixture=mixture), synth(spec, synth_mixture=mixture, seed=9)
     other.load_state_dict(model.state_dict())

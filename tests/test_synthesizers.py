@@ -10,6 +10,7 @@ from fairseq_synth.synthesizers import (
     SYNTHESIZERS,
     FactorizedDense,
     Mixture,
+    Terms,
     factorize,
     glorot_uniform_,
     logits,
@@ -56,10 +57,10 @@ def test_later_rows_are_slices(name):
     x, q = torch.randn(2, 2, 9, 3), torch.randn(2, 2, 9, 3)
     k = torch.randn(2, 2, 9, 3)
     synthesizer = module.synthesizer
-    whole = logits(synthesizer(x, q, k, 0, 9)).expand(2, 2, 9, 9)
+    whole = logits(synthesizer(x, q, k, 0, 9), 9).expand(2, 2, 9, 9)
     for start, columns in [(4, 7), (6, 9), (0, 1)]:
         rows = slice(start, start + 2)
-        part = logits(synthesizer(x[:, :, rows], q[:, :, rows], k[:, :, :columns], start, columns))
+        part = logits(synthesizer(x[:, :, rows], q[:, :, rows], k[:, :, :columns], start, columns), columns)
         torch.testing.assert_close(part.expand(2, 2, 2, columns), whole[:, :, rows, :columns])
 
 
@@ -74,10 +75,9 @@ def test_convex_weights(spec):
     # equal logits in every component come out unchanged exactly when the weights sum to 1
     module = make_attention(spec)
     for component in module.synthesizer.components.values():
-        component.forward = lambda x, q, k, start, src_len: type(terms)(None, None, torch.ones(1, 2, 4, 4))
-    terms = SYNTHESIZERS["random"](2, 3, 12, 3)(torch.zeros(1, 2, 4, 3), None, None, 0, 4)
+        component.forward = lambda x, q, k, start, src_len: Terms(bias=torch.ones(1, 2, 4, 4))
     x = torch.zeros(1, 2, 4, 3)
-    torch.testing.assert_close(logits(module.synthesizer(x, x, x, 0, 4)), torch.ones(1, 2, 4, 4))
+    torch.testing.assert_close(logits(module.synthesizer(x, x, x, 0, 4), 4), torch.ones(1, 2, 4, 4))
     assert make_attention(spec, "sum").synthesizer.alpha is None
 
 
@@ -103,7 +103,7 @@ def test_silence(name):
     component = module.synthesizer.components[name]
     component.silence()
     x = torch.randn(2, 2, 6, 3)
-    scores = logits(module.synthesizer(x, None, None, 0, 6))
+    scores = logits(module.synthesizer(x, None, None, 0, 6), 6)
     assert torch.count_nonzero(scores) == 0
     (scores * torch.randn_like(scores)).sum().backward()
     assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in component.parameters())

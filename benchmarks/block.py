@@ -1,0 +1,100 @@
+"""One self-attention block, forward and backward: stock fairseq's time over each variant's.
+
+    python benchmarks/block.py --shapes 128x32 32x128 16x256
+    python benchmarks/block.py --shapes 4x1024 --causal
+
+The block is that of the base model: width 512, 8 heads. Without --causal it is the encoder's, with sentences
+of three lengths, sorted as fairseq sorts a batch; with --causal it is the decoder's, the mask as fairseq gives it.
+"""
+
+from typing import Any, Callable, Dict
+
+import torch
+from common import DTYPES, STOCK, parser, ratios, report, setup
+from fairseq.modules import DynamicConv, LightweightConv, MultiheadAttention
+from torch import Tensor, nn
+
+from fairseq_synth.architectures import VARIANTS
+from fairseq_synth.attention import SyntheticAttention
+from fairseq_synth.synthesizers import Mixture, parse_spec
+
+WIDTH, HEADS, MAX_LENGTH, RANK, KERNEL = 512, 8, 256, 8, 31
+
+
+def build(name: str, length: int, causal: bool, args: Any) -> nn.Module:
+    """Stock fairseq's attention, one of its convolutions, or a variant of ours."""
+    torch.manual_seed(0)
+    if name == STOCK:
+        return MultiheadAttention(WIDTH, HEADS, self_attention=True)
+    if name in ("lightconv", "dynamicconv"):
+        return Convolution(name, causal)
+    mixture = Mixture(parse_spec(name), "convex", HEADS, WIDTH // HEADS, max(MAX_LENGTH, length), RANK)
+    return SyntheticAttention(WIDTH, HEADS, mixture)
+
+
+class Convolution(nn.Module):
+    """fairseq's lightweight or dynamic convolution as its layers hold it, gate and output projection included."""
+
+    def __init__(self, name: str, causal: bool) -> None:
+        super().__init__()
+        kind = LightweightConv if name == "lightconv" else DynamicConv
+        padding = KERNEL - 1 if causal else KERNEL // 2
+        self.gate = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GLU())
+        self.conv = kind(WIDTH, KERNEL, padding_l=padding, weight_softmax=True, num_heads=HEADS)
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Any, **_: Any) -> Any:
+        x = self.gate(query)
+        if key_padding_mask is not None:
+            x = x.masked_fill(key_padding_mask.transpose(0, 1).unsqueeze(2), 0)
+        return self.out(self.conv(x)), None
+
+
+def padding(bsz: int, length: int, device: str) -> Tensor:
+    """Padding mask (B, T) of three lengths: half of the sentences full, a quarter each a little shorter."""
+    lengths = torch.full((bsz,), length)
+    lengths[bsz // 2 :] -= max(1, length // 16)
+    lengths[3 * bsz // 4 :] -= max(1, length // 16)
+    return (torch.arange(length)[None] >= lengths[:, None]).to(device)
+
+
+def step(module: nn.Module, bsz: int, length: int, causal: bool, args: Any) -> Callable[[], None]:
+    """A call that runs the block forward and backward, gradients of the input included."""
+    dtype = DTYPES[args.dtype]
+    module.to(args.device, dtype).train()
+    x = torch.randn(length, bsz, WIDTH, device=args.device, dtype=dtype, requires_grad=True)
+    grad = torch.randn_like(x)
+    key_padding_mask = None if causal else padding(bsz, length, args.device)
+    future = torch.triu(torch.full((length, length), float("-inf"), device=args.device, dtype=dtype), 1)
+
+    def run() -> None:
+        out, _ = module(
+            x, x, x, key_padding_mask=key_padding_mask, need_weights=False, attn_mask=future if causal else None
+        )
+        out.backward(grad)
+        x.grad = None
+        module.zero_grad(set_to_none=True)
+
+    return run
+
+
+def main() -> None:
+    p = parser(__doc__, [*VARIANTS, "lightconv", "dynamicconv"], rounds=7)
+    p.add_argument("--shapes", nargs="+", default=["128x32", "32x128", "16x256"], help="sentences x tokens")
+    p.add_argument("--causal", action="store_true", help="the decoder's block, no padding")
+    args = p.parse_args()
+    setup(args)
+    names = [STOCK, *args.variants]
+    rows: Dict[str, Dict[str, float]] = {name: {} for name in names}
+    for shape in args.shapes:
+        bsz, length = (int(n) for n in shape.split("x"))
+        steps = {name: step(build(name, length, args.causal, args), bsz, length, args.causal, args) for name in names}
+        for name, figures in ratios(steps, args.device, args.rounds).items():
+            rows[name][shape] = figures["ratio"]
+            rows[name][f"{shape} from"] = figures["lowest"]
+            rows[name][f"{shape} to"] = figures["highest"]
+    report(f"attention block, {'causal' if args.causal else 'padded'}", "stock's time / this one's", rows, args)
+
+
+if __name__ == "__main__":
+    main()

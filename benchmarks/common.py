@@ -1,0 +1,117 @@
+"""What the benchmarks share: pairs timed in turns in one process, and a table and a JSON file of the ratios."""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, List
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+
+from provenance import commit, hardware, versions  # noqa: E402
+
+STOCK = "stock"
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def parser(doc: str, variants: List[str], rounds: int) -> argparse.ArgumentParser:
+    """The flags that all benchmarks have."""
+    p = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--variants", nargs="+", default=variants, help="what to compare with stock fairseq")
+    p.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    p.add_argument("--dtype", default="fp32", choices=DTYPES)
+    p.add_argument("--threads", type=int, default=1, help="CPU threads; with 1, CPU time is what is compared")
+    p.add_argument("--rounds", type=int, default=rounds, help="timed rounds after one of warm-up")
+    p.add_argument("--out", type=Path, help="also write the figures to this JSON file")
+    return p
+
+
+def setup(args: argparse.Namespace) -> None:
+    """Applies the flags; ends with a clear line where there is no such device."""
+    if args.device == "cuda" and not torch.cuda.is_available():
+        sys.exit("error: --device cuda: this machine has no GPU that torch can use; take --device cpu")
+    torch.set_num_threads(args.threads)
+
+
+def stopwatch(device: str) -> Callable[[Callable[[], Any]], float]:
+    """Seconds of one call: of the GPU, of one CPU thread (which neighbours disturb least), or of the clock."""
+
+    def gpu(function: Callable[[], Any]) -> float:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        function()
+        end.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(end) / 1000
+
+    def cpu(function: Callable[[], Any]) -> float:
+        clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+        start = clock()
+        function()
+        return clock() - start
+
+    return gpu if device == "cuda" else cpu
+
+
+def ratios(functions: Dict[str, Callable[[], Any]], device: str, rounds: int) -> Dict[str, Dict[str, float]]:
+    """Times stock and the others in turns.
+
+    Returns:
+        of each name: the median, lowest and highest of stock's time over its own, round by round, and the
+        median of its seconds.
+    """
+    clock = stopwatch(device)
+    names = list(functions)
+    seconds: Dict[str, List[float]] = {name: [] for name in names}
+    for r in range(rounds + 1):
+        turn = names[r % len(names) :] + names[: r % len(names)]
+        for name in turn:
+            taken = clock(functions[name])
+            if r > 0:
+                seconds[name].append(taken)
+    out = {}
+    for name in names:
+        pairs = [a / b for a, b in zip(seconds[STOCK], seconds[name])]
+        out[name] = {
+            "ratio": statistics.median(pairs),
+            "lowest": min(pairs),
+            "highest": max(pairs),
+            "seconds": statistics.median(seconds[name]),
+        }
+    return out
+
+
+def report(title: str, unit: str, rows: Dict[str, Dict[str, float]], args: argparse.Namespace) -> None:
+    """Prints a Markdown table, name by column, and writes ``--out``."""
+    columns = list(next(iter(rows.values())))
+    print(f"\n{title}; {unit}; {hardware()}; {', '.join(f'{k} {v}' for k, v in versions().items())}\n")
+    print("| |" + "|".join(columns) + "|\n|" + "---|" * (len(columns) + 1))
+    for name, cells in rows.items():
+        print(f"| {name} | " + " | ".join(f"{cells[c]:.2f}" if c in cells else "" for c in columns) + " |")
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        flags = {k: v for k, v in vars(args).items() if k != "out"}
+        record = {
+            "benchmark": title,
+            "unit": unit,
+            "command": f"python benchmarks/{Path(sys.argv[0]).name} " + " ".join(_without_out(sys.argv[1:])),
+            "flags": flags,
+            "figures": rows,
+            "commit": commit(),
+            "versions": versions(),
+            "hardware": hardware(),
+        }
+        args.out.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def _without_out(argv: List[str]) -> List[str]:
+    kept = list(argv)
+    if "--out" in kept:
+        at = kept.index("--out")
+        del kept[at : at + 2]
+    return kept

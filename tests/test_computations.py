@@ -1,0 +1,210 @@
+"""Every computation of the attention equals the plain one: value and gradients, any type, mask and length."""
+
+import pytest
+import torch
+from conftest import SPECS, make_attention
+
+from fairseq_synth import computations
+from fairseq_synth.computations import fused, groups_of, is_causal, plain, sentence_lengths, tiled
+from fairseq_synth.synthesizers import Terms
+
+LENGTHS = [9, 9, 7, 7, 7, 4]
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    """Sizes at which a batch of a few words has many tiles, with rests."""
+    monkeypatch.setattr(computations, "TILE", {"cpu": 40})
+    monkeypatch.setattr(computations, "CAUSAL_ROWS", 4)
+    monkeypatch.setattr(computations, "SMALL", 0)
+
+
+def padding_mask(lengths):
+    return torch.arange(max(lengths))[None] >= torch.tensor(lengths)[:, None]
+
+
+def future(length, dtype=torch.float32):
+    return torch.full((length, length), float("-inf"), dtype=dtype).triu_(1)
+
+
+def run(module, x, grad, mask, attn_mask, monkeypatch, computation):
+    """Output and gradients of the real positions by a computation, or by what `attend` chooses."""
+    bsz, length = x.shape[1], x.shape[0]
+    causal = attn_mask is not None
+
+    def attend(terms, value, *_):
+        if computation is plain:
+            return None
+        if computation is fused:
+            return fused(terms, value, None if causal else mask, causal)
+        lengths = [length] * bsz if mask is None or causal else sentence_lengths(mask)
+        return tiled(terms, value, groups_of(lengths), causal)
+
+    with monkeypatch.context() as patch:
+        if computation is not None:
+            patch.setattr("fairseq_synth.attention.attend", attend)
+        x = x.detach().requires_grad_()
+        out, _ = module(x, x, x, key_padding_mask=mask, attn_mask=attn_mask)
+        visible = torch.ones_like(out[..., :1]) if mask is None else (~mask).t().unsqueeze(-1).to(out.dtype)
+        module.zero_grad()
+        (out * visible).backward(grad)
+    named = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
+    return {"out": out.detach() * visible, "x": x.grad, **named}
+
+
+@pytest.mark.parametrize("computation", [fused, tiled, None])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("lengths", [[9] * 3, LENGTHS, [9]], ids=["full", "padded", "one"])
+@pytest.mark.parametrize("spec", SPECS)
+def test_equals_plain(spec, lengths, causal, computation, monkeypatch):
+    """In fp64 to rounding, in fp32 close; the gradient of every parameter and of the input."""
+    torch.manual_seed(1)
+    mask = padding_mask(lengths) if min(lengths) < 9 else None
+    for dtype, atol in [(torch.float64, 1e-12), (torch.float32, 5e-5)]:
+        module = make_attention(spec).to(dtype)
+        x, grad = torch.randn(2, 9, len(lengths), 6, dtype=dtype)
+        attn_mask = future(9, dtype) if causal else None
+        expected = run(module, x, grad, mask, attn_mask, monkeypatch, plain)
+        found = run(module, x, grad, mask, attn_mask, monkeypatch, computation)
+        assert found.keys() == expected.keys()
+        for name in expected:
+            torch.testing.assert_close(
+                found[name], expected[name], atol=atol, rtol=0, msg=lambda m, n=name: f"{n}: {m}"
+            )
+
+
+@pytest.mark.parametrize("std", [1, 10, 50])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "spec", ["random", "fixed_random", "random+vanilla", "random+dense", "factorized_dense+random"]
+)
+@pytest.mark.parametrize("causal", [False, True])
+def test_large_logits(spec, dtype, std, causal, monkeypatch):
+    """Within twice the plain computation's own error, and no NaN where that has none."""
+    torch.manual_seed(2)
+    module = make_attention(spec)
+    with torch.no_grad():
+        module.synthesizer.components["fixed_random" if "fixed" in spec else "random"].R.normal_(std=std)
+    module.to(dtype)
+    x, grad = torch.randn(2, 9, 6, 6).to(dtype)
+    mask = padding_mask(LENGTHS)
+
+    def with_masks(dtype):
+        return (mask, future(9, dtype) if causal else None, monkeypatch)
+
+    found = run(module, x, grad, *with_masks(dtype), None)
+    own = run(module, x, grad, *with_masks(dtype), plain)
+    module.double()
+    exact = run(module, x.double(), grad.double(), *with_masks(torch.float64), plain)
+    for name in exact:
+        assert torch.isfinite(found[name]).all() or not torch.isfinite(own[name]).all(), name
+        # the key bias has no gradient but rounding: what is small is measured by the largest
+        scale = (
+            max(tensor.abs().max() for tensor in exact.values()) if name == "k_proj.bias" else exact[name].abs().max()
+        )
+        error, own_error = ((g[name].double() - exact[name]).abs().max() for g in (found, own))
+        assert error <= 2 * own_error + 4 * torch.finfo(dtype).eps * scale, name
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shared", [(), (0,), (1,), (0, 1)], ids=str)
+def test_any_terms(shared, causal):
+    """Terms that no function of the paper has: batch-wide parts in every place, one row for all."""
+    torch.manual_seed(3)
+    bsz, heads, length, width = 3, 2, 9, 5
+
+    def part(n, rows=length, columns=4):
+        size = 1 if n in shared else bsz
+        return torch.randn(size, heads, rows, columns, dtype=torch.float64, requires_grad=True)
+
+    terms = [
+        Terms(query=part(0), key=part(1)),
+        Terms(bias=part(0, 1, length)),
+        Terms(bias=part(1, length, length)),
+        Terms(left=part(0, columns=2), right=part(1, columns=5)),
+    ]
+    value = torch.randn(bsz, heads, length, width, dtype=torch.float64, requires_grad=True)
+    leaves = [value] + [tensor for term in terms for tensor in term if tensor is not None]
+    grad = torch.randn(bsz, heads, length, width, dtype=torch.float64)
+    expected = plain(terms, value, None, future(length, torch.float64) if causal else None)[0]
+    expected_grads = torch.autograd.grad(expected, leaves, grad)
+    for out in (tiled(terms, value, groups_of([length] * bsz), causal), fused(terms, value, None, causal)):
+        torch.testing.assert_close(out, expected)
+        torch.testing.assert_close(torch.autograd.grad(out, leaves, grad), expected_grads)
+
+
+def chosen(spec, monkeypatch, bsz=3, training=True, dropout=0.0, **call):
+    """The name of the computation that a call comes to."""
+    called = []
+    for name in ("tiled", "fused"):
+        original = getattr(computations, name)
+        monkeypatch.setattr(
+            computations, name, lambda *args, n=name, f=original, **kwargs: called.append(n) or f(*args, **kwargs)
+        )
+    module = make_attention(spec, dropout=dropout).train(training)
+    x = torch.randn(9, bsz, 6)
+    module(x, x, x, **call)
+    return called[0] if called else "plain"
+
+
+@pytest.mark.parametrize(
+    "spec, bsz, expected",
+    [
+        ("random", 3, "tiled"),
+        ("fixed_random", 3, "tiled"),
+        ("factorized_random", 3, "tiled"),
+        ("random+factorized_random", 3, "tiled"),
+        ("vanilla", 3, "fused"),
+        ("vanilla", 1, "fused"),
+        ("factorized_random+vanilla", 3, "fused"),
+        ("random", 1, "tiled"),
+        ("dense", 3, "tiled"),
+        ("factorized_dense", 3, "tiled"),
+        ("random+vanilla", 3, "tiled"),
+        ("dense+vanilla", 3, "tiled"),
+    ],
+)
+def test_choice(spec, bsz, expected, monkeypatch):
+    assert chosen(spec, monkeypatch, bsz) == expected
+    assert chosen(spec, monkeypatch, bsz, need_weights=True) == "plain"
+    assert chosen(spec, monkeypatch, bsz, attn_mask=future(9)) == expected
+    left = padding_mask([9, 5, 5][:bsz]).flip(1)
+    if bsz > 1:
+        assert chosen(spec, monkeypatch, bsz, key_padding_mask=left) == "plain"
+        assert chosen(spec, monkeypatch, bsz, key_padding_mask=left.flip(1)) == expected
+    assert chosen(spec, monkeypatch, bsz, attn_mask=future(9).t()) == "plain"
+    with_dropout = "fused" if expected == "fused" else "plain"
+    assert chosen(spec, monkeypatch, bsz, dropout=0.1) == with_dropout
+    assert chosen(spec, monkeypatch, bsz, training=False, dropout=0.1) == expected
+
+
+def test_small_batches_are_plain(monkeypatch):
+    monkeypatch.setattr(computations, "SMALL", 3 * 2 * 9 * 9)
+    assert chosen("dense", monkeypatch) == "plain" and chosen("random", monkeypatch) == "tiled"
+
+
+def test_masks_are_read():
+    """Lengths of right-padded sentences; None for an empty one or a hole. A changed mask is read again."""
+    assert sentence_lengths(padding_mask(LENGTHS)) == LENGTHS
+    mask = padding_mask([3, 2])
+    assert sentence_lengths(mask) == [3, 2] and sentence_lengths(mask) == [3, 2]
+    mask[1, 1] = True
+    assert sentence_lengths(mask) == [3, 1]
+    mask[1, 0] = True
+    assert sentence_lengths(mask) is None
+    mask[:] = torch.tensor([[False, True, False], [False, False, False]])
+    assert sentence_lengths(mask) is None
+    with torch.inference_mode():
+        assert sentence_lengths(padding_mask([3, 2])) == [3, 2]
+    causal = future(4)
+    assert is_causal(causal) and is_causal(causal.half()) and is_causal(causal.bool())
+    causal[0, 1] = 0
+    assert not is_causal(causal) and not is_causal(future(4)[:3]) and not is_causal(torch.zeros(4, 4))
+    assert groups_of(LENGTHS) == [(0, 2, 9), (2, 5, 7), (5, 6, 4)]
+
+
+def test_rows_of_padding_are_finite():
+    module = make_attention("random+vanilla")
+    x = torch.randn(9, 6, 6)
+    out, _ = module(x, x, x, key_padding_mask=padding_mask(LENGTHS))
+    assert torch.equal(out[7, 2], module.out_proj.bias) and torch.isfinite(out).all()
