@@ -12,14 +12,14 @@
 ==========  ==============================================================================================
 """
 
-from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .synthesizers import Terms, at_least_fp32, logits, outer_product
+from .synthesizers import Terms, at_least_fp32, logits, outer_product, weighted
 
 # A tile of 2^18 fp32 logits is 1 MiB: it stays in a core's caches through its handful of passes. GPUs want
 # few launches instead.
@@ -65,9 +65,9 @@ def attend(
         # what is behind a sentence is never seen from inside it
         key_padding_mask = lengths = None
     inner_products = not any(has_bias(term) for term in terms)
-    if bsz > 1 and all(part is None or part.size(0) == 1 for term in terms for part in term):
+    if bsz > 1 and input_independent(terms):
         computation = plain if dropout else tiled
-    elif inner_products or value.is_cuda:
+    elif value.is_cuda or (inner_products and len(terms) == 1):
         computation = fused
     else:
         computation = plain if dropout or bsz * heads * length**2 <= SMALL else tiled
@@ -205,7 +205,7 @@ def fused(
     queries: List[Tensor] = []
     keys: List[Tensor] = []
     bias: Optional[Tensor] = None
-    for term in terms:
+    for term in map(weighted, terms):
         if term.query is not None and term.key is not None:
             queries.append(term.query.to(value.dtype))
             keys.append(term.key.to(value.dtype))
@@ -273,28 +273,31 @@ def tiled(terms: List[Terms], value: Tensor, groups: Sequence[Group], causal: bo
     Returns:
         (B, H, T, d_h); rows behind a sentence's length are 0.
     """
-    # all that does not depend on the input is one bias, (1, H, T or 1, T), computed once
-    static: Optional[Tensor] = None
+    independent = input_independent(terms)
     parts: List[Optional[Tensor]] = []
     for term in terms:
         for part in (
-            Terms(query=term.query, key=term.key),
-            Terms(bias=term.bias),
-            Terms(left=term.left, right=term.right),
+            Terms(query=term.query, key=term.key, weight=term.weight),
+            Terms(bias=term.bias, weight=term.weight),
+            Terms(left=term.left, right=term.right, weight=term.weight),
         ):
-            tensors = [tensor for tensor in part if tensor is not None]
-            if tensors and all(tensor.size(0) == 1 for tensor in tensors):
-                bias = logits([part], value.size(2))
-                static = bias if static is None else static + bias
-            elif tensors:
-                # a key may serve the batch, as in dense; whatever else might is rare, and repeated
-                parts += [
-                    None
-                    if tensor is None
-                    else tensor.to(value.dtype).expand(-1 if tensor is part.key else value.size(0), -1, -1, -1)
-                    for tensor in part
-                ]
-    return _Tiled.apply(groups, causal, value, static, *parts)
+            if all(tensor is None for tensor in part[:-1]):
+                continue
+            if input_independent([part]) and not independent and part.bias is None:
+                # the same for all sentences, so computed once, and not for each of them
+                part = Terms(bias=logits([part._replace(weight=None)], value.size(2)), weight=part.weight)
+            for name, tensor in part._asdict().items():
+                if tensor is not None and name != "bias" and not independent:
+                    tensor = tensor.to(value.dtype)
+                    if name not in ("key", "weight"):  # these may serve all sentences; what else might is rare
+                        tensor = tensor.expand(value.size(0), -1, -1, -1)
+                parts.append(tensor)
+    return _Tiled.apply(groups, causal, independent, value, *parts)
+
+
+def input_independent(terms: Sequence[Terms]) -> bool:
+    """Whether the logits are the same for every sentence of the batch."""
+    return all(part is None or part.size(0) == 1 for term in terms for part in term)
 
 
 class _Tiled(torch.autograd.Function):
@@ -302,13 +305,18 @@ class _Tiled(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, groups: Sequence[Group], causal: bool, value: Tensor, static: Optional[Tensor], *parts: Any
+        ctx: Any,
+        groups: Sequence[Group],
+        causal: bool,
+        independent: bool,
+        value: Tensor,
+        *parts: Optional[Tensor],
     ) -> Tensor:
-        ctx.groups, ctx.causal = groups, causal
-        ctx.save_for_backward(value, static, *parts)
-        out = empty_like_heads(value, groups)
+        ctx.call = groups, causal, independent
+        ctx.save_for_backward(value, *parts)
+        out = blank(value, groups)
         with torch.autocast(value.device.type, enabled=False):
-            for block in blocks(groups, causal, value, static, parts):
+            for block in blocks(*ctx.call, value, parts):
                 v = block.take(value)
                 o = torch.empty_like(v)
                 for rows, columns in block.tiles:
@@ -319,36 +327,54 @@ class _Tiled(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
-        value, static, *parts = ctx.saved_tensors
-        grad_value = empty_like_heads(value, ctx.groups)
-        grads: List[Optional[Tensor]] = [None if part is None else torch.zeros_like(part) for part in parts]
-        grad_static: Optional[Tensor] = None
-        if static is not None and ctx.needs_input_grad[3]:
-            grad_static = torch.zeros_like(static, dtype=at_least_fp32(static).dtype)  # a sum over the batch
+        value, *parts = ctx.saved_tensors
+        groups = ctx.call[0]
+        grad_value = blank(value, groups)
+        # a bias, and what serves all sentences, is a sum over tiles; the sum is in fp32
+        grads = [
+            part
+            if part is None
+            else torch.zeros_like(part, dtype=at_least_fp32(part).dtype)
+            if part.size(0) == 1 or i % len(Terms._fields) == Terms._fields.index("bias")
+            else blank(part, groups)
+            for i, part in enumerate(parts)
+        ]
+        grad_terms = unflatten(grads)
         with torch.autocast(value.device.type, enabled=False):
-            for block in blocks(ctx.groups, ctx.causal, value, static, parts):
+            for block in blocks(*ctx.call, value, parts):
                 v, g = block.take(value), block.take(grad)
-                grad_v = torch.zeros_like(v)
-                for rows, columns in block.tiles:
+                grad_v: Optional[Tensor] = None
+                for rows, columns in reversed(block.tiles):  # the last has all columns: it comes first, to be added to
                     weights = block.weights(rows, columns)
-                    grad_v[:, columns] += torch.bmm(weights.to(v.dtype).transpose(1, 2), g[:, rows])
+                    grad_v = accumulate(grad_v, columns, torch.bmm(weights.to(v.dtype).transpose(1, 2), g[:, rows]))
                     scores = torch.bmm(g[:, rows], v[:, columns].transpose(1, 2)).to(weights.dtype)
                     # softmax's backward, (scores - (scores * weights).sum(-1)) * weights, in one pass
                     scores = torch.ops.aten._softmax_backward_data(scores, weights, -1, weights.dtype)
-                    if grad_static is not None:
-                        add_to(block.of_static(grad_static, rows, columns), scores)
-                    block.add_gradients(scores, rows, columns)
+                    block.add_gradients(scores, rows, columns, grad_terms)
                 block.put(grad_v, grad_value)
-                block.put_gradients(grads)
-        return (None, None, grad_value, grad_static, *grads)
+                block.put_gradients(grad_terms)
+            for term, grad in zip(unflatten(parts), grad_terms):
+                if term.bias is not None and term.weight is not None:
+                    for h in range(value.size(1)):  # a head at a time: no second tensor of this size
+                        grad.weight[:, h] = (grad.bias[:, h] * term.bias[:, h]).sum()
+                        grad.bias[:, h] *= term.weight[:, h]
+        return (None, None, None, grad_value, *grads)
 
 
-def empty_like_heads(value: Tensor, groups: Sequence[Group]) -> Tensor:
-    """A tensor like value (B, H, T, d_h) that lies in memory as (T, B, H, d_h), 0 where no group writes."""
-    bsz, heads, length, head_dim = value.size()
-    written = all(group.length == length for group in groups)
-    create = value.new_empty if written else value.new_zeros
-    return create(length, bsz, heads, head_dim).permute(1, 2, 0, 3)
+def blank(x: Tensor, groups: Sequence[Group]) -> Tensor:
+    """A tensor like x (B, H, T, r), for all groups to write to; 0 where none does."""
+    x = torch.empty_like(x)
+    for first, last, length in groups:
+        x[first:last, :, length:] = 0
+    return x
+
+
+def accumulate(total: Optional[Tensor], columns: slice, part: Tensor) -> Tensor:
+    """Adds to some columns of a sum, (n, S, r), that begins with all of them."""
+    if total is None:
+        return part
+    total[:, columns] += part
+    return total
 
 
 class _Block:
@@ -358,11 +384,12 @@ class _Block:
     otherwise (heads, T, sentences d_h): the sentences side by side, for one product with the weights.
 
     Args:
-        sentences, heads: which; `heads` is one number where the logits depend on the input.
+        sentences: which.
+        heads: which; one number where the logits depend on the input, otherwise a slice.
         length: T of these sentences.
         rows: height of a tile.
         causal: columns behind the diagonal are hidden.
-        static, parts: as of `_Tiled`.
+        parts: the terms' fields.
     """
 
     def __init__(
@@ -372,29 +399,34 @@ class _Block:
         length: int,
         rows: int,
         causal: bool,
-        static: Optional[Tensor],
         parts: Sequence[Optional[Tensor]],
     ) -> None:
         self.sentences, self.heads, self.length, self.causal = sentences, heads, length, causal
-        self.static = static
-        self.terms = unflatten([None if part is None else self.of_part(part).contiguous() for part in parts])
-        self.grads = [
-            Terms(*[None if part is None else torch.zeros_like(part) for part in term]) for term in self.terms
+        self.raw = [
+            Terms(*[None if part is None else self.of_part(part) for part in term]) for term in unflatten(parts)
         ]
+        # inner and outer products take their weight here, a bias in its tiles
+        self.terms = [
+            term
+            if term.bias is not None
+            else Terms(*[None if part is None else part.contiguous() for part in weighted(term)])
+            for term in self.raw
+        ]
+        self.grads: List[Dict[str, Tensor]] = [{} for _ in self.terms]
         starts = range(0, length, rows)
         self.tiles = [
             (slice(i, min(i + rows, length)), slice(0, min(i + rows, length) if causal else length)) for i in starts
         ]
 
     def of_part(self, part: Tensor) -> Tensor:
-        """This block's (sentences or 1, T, r) of a term's (B or 1, H, T, r)."""
-        part = part if part.size(0) == 1 else part[self.sentences]
-        return part[:, self.heads, : self.length]
+        """This block's (sentences or 1, T, r), or (heads, T, r), of a term's (B or 1, H, T, r)."""
+        if isinstance(self.heads, slice):
+            return part[0, self.heads, : self.length]
+        return part[self.sentences if part.size(0) > 1 else slice(None), self.heads, : self.length]
 
-    def of_static(self, static: Tensor, rows: slice, columns: slice) -> Tensor:
-        """A tile's (heads or 1, rows or 1, columns) of (1, H, T or 1, S)."""
-        static = static[0, self.heads] if isinstance(self.heads, slice) else static[:, self.heads]
-        return static[:, rows if static.size(1) > 1 else slice(None), columns]
+    def of_bias(self, bias: Tensor, rows: slice, columns: slice) -> Tensor:
+        """A tile's (sentences or 1, rows or 1, columns), or (heads, …), of this block's bias."""
+        return bias[:, rows if bias.size(1) > 1 else slice(None), columns]
 
     def take(self, x: Tensor) -> Tensor:
         """This block's part of x (B, H, T, d_h)."""
@@ -412,59 +444,83 @@ class _Block:
 
     def weights(self, rows: slice, columns: slice) -> Tensor:
         """Softmax of one tile of logits, in fp32 at least."""
+        height = rows.stop - rows.start
         scores: Optional[Tensor] = None
-        for query, key, bias, left, right in self.terms:
-            if query is not None:
-                tile = times(query[:, rows], key[:, columns].transpose(1, 2))
-            elif bias is not None:
-                tile = bias[:, rows if bias.size(1) > 1 else slice(None), columns]
+        for query, key, bias, left, right, weight in sorted(self.terms, key=lambda term: term.bias is not None):
+            if bias is not None:
+                tile = at_least_fp32(self.of_bias(bias, rows, columns))
+                if scores is not None:
+                    scores = scores.add_(tile) if weight is None else scores.addcmul_(tile, weight)
+                    continue
+                tile = tile.expand(-1, height, -1)
+                scores = (
+                    tile * weight
+                    if weight is not None
+                    else tile.clone()
+                    if self.causal or len(self.terms) > 1
+                    else tile
+                )
             else:
-                tile = outer_product(left[:, rows], right[:, rows])[..., columns]
-            tile = at_least_fp32(tile)
-            scores = tile if scores is None else scores + tile
-        if self.static is not None:
-            tile = at_least_fp32(self.of_static(self.static, rows, columns))
-            scores = tile if scores is None else scores + tile
+                if query is not None:
+                    tile = at_least_fp32(times(query[:, rows], key[:, columns].transpose(1, 2)))
+                else:
+                    tile = at_least_fp32(outer_product(left[:, rows], right[:, rows])[..., columns])
+                scores = tile if scores is None else scores.add_(tile)
         assert scores is not None
-        scores = scores.expand(-1, rows.stop - rows.start, -1)
         if self.causal:
-            past = scores[..., : rows.start]
-            diagonal = scores[..., rows] + future_mask(rows.stop - rows.start, scores)
-            scores = torch.cat([past, diagonal], dim=-1) if rows.start else diagonal
+            scores[..., rows].add_(future_mask(height, scores))
         return torch.softmax(scores, dim=-1)
 
-    def add_gradients(self, scores: Tensor, rows: slice, columns: slice) -> None:
-        """Adds what a tile's gradient of the logits gives to the terms."""
-        for term, grad in zip(self.terms, self.grads):
-            query, key, bias, left, right = term
+    def add_gradients(self, scores: Tensor, rows: slice, columns: slice, total: Sequence[Terms]) -> None:
+        """Adds what a tile's gradient of the logits gives to the terms; to a bias, in `total`, but for its weight."""
+        for (query, key, bias, left, right, _), grads, whole in zip(self.terms, self.grads, total):
             if query is not None:
                 scores_ = scores.to(query.dtype)
-                grad.query[:, rows] = times(scores_, key[:, columns])
+                self.set_rows(grads, "query", rows, times(scores_, key[:, columns]))
                 if key.size(0) == 1:  # one product sums over the sentences
                     flat = query[:, rows].reshape(-1, query.size(2))
-                    grad.key[0, columns] += torch.mm(scores_.reshape(flat.size(0), -1).t(), flat)
+                    grad = torch.mm(scores_.reshape(flat.size(0), -1).t(), flat).unsqueeze(0)
                 else:
-                    grad.key[:, columns] += torch.bmm(scores_.transpose(1, 2), query[:, rows])
+                    grad = torch.bmm(scores_.transpose(1, 2), query[:, rows])
+                grads["key"] = accumulate(grads.get("key"), columns, grad)
             elif bias is not None:
-                add_to(grad.bias[:, rows if bias.size(1) > 1 else slice(None), columns], scores)
+                own = self.of_bias(self.of_part(whole.bias), rows, columns)
+                own.add_(scores.sum_to_size(own.shape))
             else:
                 a, b = left.size(2), right.size(2)
                 tile = F.pad(scores, (0, a * b - scores.size(2))).view(*scores.shape[:2], a, b)
-                grad.left[:, rows] = (tile * right[:, rows].unsqueeze(-2)).sum(-1)
-                grad.right[:, rows] = (tile * left[:, rows].unsqueeze(-1)).sum(-2)
+                self.set_rows(grads, "left", rows, (tile * right[:, rows].unsqueeze(-2)).sum(-1))
+                self.set_rows(grads, "right", rows, (tile * left[:, rows].unsqueeze(-1)).sum(-2))
 
-    def put_gradients(self, grads: Sequence[Optional[Tensor]]) -> None:
-        """Adds the gathered gradients of the terms to those of the whole batch, `grads`."""
-        for whole, part in zip(grads, [part for term in self.grads for part in term]):
-            if whole is not None:
-                self.of_part(whole).add_(part)
+    def set_rows(self, grads: Dict[str, Tensor], name: str, rows: slice, grad: Tensor) -> None:
+        """Keeps the gradient of some rows."""
+        if len(self.tiles) == 1:
+            grads[name] = grad
+        else:
+            if name not in grads:
+                grads[name] = grad.new_empty(grad.size(0), self.length, grad.size(2))
+            grads[name][:, rows] = grad
+
+    def put_gradients(self, total: Sequence[Terms]) -> None:
+        """Puts the gathered gradients of inner and outer products among those of the batch."""
+        for raw, grads, whole in zip(self.raw, self.grads, total):
+            for name, grad in grads.items():
+                if raw.weight is not None and name in ("query", "left"):
+                    product = grad * getattr(raw, name)
+                    self.of_part(whole.weight).add_(product.sum(dim=(1, 2), keepdim=True).sum_to_size(raw.weight.shape))
+                    grad = grad * raw.weight
+                own = self.of_part(getattr(whole, name))
+                if getattr(whole, name).size(0) > 1:
+                    own.copy_(grad)
+                else:
+                    own.add_(grad)
 
 
 def blocks(
     groups: Sequence[Group],
     causal: bool,
+    independent: bool,
     value: Tensor,
-    static: Optional[Tensor],
     parts: Sequence[Optional[Tensor]],
 ) -> Iterator[_Block]:
     """The blocks that make up a batch."""
@@ -474,13 +530,13 @@ def blocks(
             continue
         rows = min(length, CAUSAL_ROWS if causal else max(CAUSAL_ROWS, budget // length))
         count = max(1, budget // (rows * length))  # of tiles side by side
-        if not parts:
+        if independent:
             for h in range(0, heads, count):
-                yield _Block(slice(first, last), slice(h, h + count), length, rows, causal, static, parts)
+                yield _Block(slice(first, last), slice(h, h + count), length, rows, causal, parts)
         else:
             for h in range(heads):
                 for i in range(first, last, count):
-                    yield _Block(slice(i, min(i + count, last)), h, length, rows, causal, static, parts)
+                    yield _Block(slice(i, min(i + count, last)), h, length, rows, causal, parts)
 
 
 def unflatten(parts: Sequence[Optional[Tensor]]) -> List[Terms]:
@@ -492,8 +548,3 @@ def unflatten(parts: Sequence[Optional[Tensor]]) -> List[Terms]:
 def times(a: Tensor, b: Tensor) -> Tensor:
     """Batched product in which b may serve the whole batch."""
     return torch.matmul(a, b[0]) if b.size(0) == 1 else torch.bmm(a, b)
-
-
-def add_to(total: Tensor, tile: Tensor) -> None:
-    """Adds a tile, summed over the sentences or rows that share one entry of `total`."""
-    total.add_(tile.sum_to_size(total.shape))

@@ -30,10 +30,10 @@ from .errors import SynthesizerError
 
 
 class Terms(NamedTuple):
-    """Logits of one function in factored form: ``query @ key^T + bias + outer_product(left, right)``.
+    """Logits of one function, in factors: ``weight (query @ key^T + bias + outer_product(left, right))``.
 
-    An absent part counts as 0. A first dimension of 1 means that the part does not depend on the input and
-    serves the whole batch.
+    An absent part counts as 0, an absent weight as 1. A first dimension of 1 means that the part does not
+    depend on the input and serves the whole batch.
     """
 
     query: Optional[Tensor] = None  # (B or 1, H, T, r)
@@ -41,6 +41,7 @@ class Terms(NamedTuple):
     bias: Optional[Tensor] = None  # (B or 1, H, T or 1, S)
     left: Optional[Tensor] = None  # (B or 1, H, T, a)
     right: Optional[Tensor] = None  # (B or 1, H, T, b), a b >= S
+    weight: Optional[Tensor] = None  # (1, H, 1, 1)
 
 
 SYNTHESIZERS: Dict[str, Type["Synthesizer"]] = {}
@@ -110,7 +111,7 @@ class Random(Synthesizer):
         nn.init.zeros_(self.R)
 
     def forward(self, x: Tensor, q: Optional[Tensor], k: Optional[Tensor], start: int, src_len: int) -> Terms:
-        return Terms(bias=self.R[None, :, start : start + x.size(2), :src_len])
+        return Terms(bias=part(self.R, start, x.size(2), src_len))
 
 
 @register_synthesizer("fixed_random")
@@ -128,7 +129,7 @@ class FixedRandom(Synthesizer):
         nn.init.normal_(self.R)
 
     def forward(self, x: Tensor, q: Optional[Tensor], k: Optional[Tensor], start: int, src_len: int) -> Terms:
-        return Terms(bias=self.R[None, :, start : start + x.size(2), :src_len])
+        return Terms(bias=part(self.R, start, x.size(2), src_len))
 
 
 @register_synthesizer("factorized_random")
@@ -279,15 +280,7 @@ class Mixture(nn.Module):
         if self.alpha is not None:
             alpha = torch.softmax(at_least_fp32(self.alpha), dim=0).to(x.dtype)
             for m, term in enumerate(terms):
-                weight = alpha[m].view(1, -1, 1, 1)
-                query, bias, left = term.query, term.bias, term.left
-                if query is not None:
-                    query = query * weight
-                if bias is not None:
-                    bias = bias * weight
-                if left is not None:
-                    left = left * weight
-                terms[m] = Terms(query, term.key, bias, left, term.right)
+                terms[m] = Terms(term.query, term.key, term.bias, term.left, term.right, alpha[m].view(1, -1, 1, 1))
         return terms
 
 
@@ -295,7 +288,7 @@ MIXTURES = ("convex", "sum")
 
 
 def logits(terms: List[Terms], src_len: int) -> Tensor:
-    """``sum_m query_m key_m^T + bias_m + outer_product(left_m, right_m)``.
+    """``sum_m weight_m (query_m key_m^T + bias_m + outer_product(left_m, right_m))``.
 
     Args:
         terms: as a `Mixture` returns them.
@@ -306,7 +299,7 @@ def logits(terms: List[Terms], src_len: int) -> Tensor:
     """
     total: Optional[Tensor] = None
     for term in terms:
-        query, key, bias, left, right = term.query, term.key, term.bias, term.left, term.right
+        query, key, bias, left, right, _ = weighted(term)
         if query is not None and key is not None:
             product = torch.matmul(query, key.transpose(-2, -1))
             total = product if total is None else total + product
@@ -317,6 +310,19 @@ def logits(terms: List[Terms], src_len: int) -> Tensor:
             total = product if total is None else total + product
     assert total is not None
     return total
+
+
+def weighted(term: Terms) -> Terms:
+    """The same logits without a weight: it is multiplied into one factor of each product, the smaller tensor."""
+    query, bias, left, weight = term.query, term.bias, term.left, term.weight
+    if weight is not None:
+        if query is not None:
+            query = query * weight
+        if bias is not None:
+            bias = bias * weight
+        if left is not None:
+            left = left * weight
+    return Terms(query, term.key, bias, left, term.right, None)
 
 
 def outer_product(left: Tensor, right: Tensor) -> Tensor:
@@ -360,6 +366,13 @@ def factorize(length: int) -> Tuple[int, int]:
 def at_least_fp32(x: Tensor) -> Tensor:
     """x in fp32, or as it is in fp64."""
     return x if x.dtype == torch.float64 else x.float()
+
+
+def part(R: Tensor, start: int, rows: int, columns: int) -> Tensor:
+    """Rows from `start` and the first columns of R (H, l, l), as (1, H, T, S)."""
+    if rows == R.size(1) and columns == R.size(2):
+        return R.unsqueeze(0)  # the gradient of a slice is a copy
+    return R[None, :, start : start + rows, :columns]
 
 
 def per_head_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

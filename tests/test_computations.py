@@ -103,7 +103,9 @@ def test_large_logits(spec, dtype, std, causal, monkeypatch):
             max(tensor.abs().max() for tensor in exact.values()) if name == "k_proj.bias" else exact[name].abs().max()
         )
         error, own_error = ((g[name].double() - exact[name]).abs().max() for g in (found, own))
-        assert error <= 2 * own_error + 4 * torch.finfo(dtype).eps * scale, name
+        # the gradient of alpha sums products with R, which cancel: in fp32 both errors are a few roundings of R
+        rounding = 4 * torch.finfo(dtype).eps * scale * (std if dtype == torch.float32 else 1)
+        assert error <= 2 * own_error + rounding, name
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -156,7 +158,7 @@ def chosen(spec, monkeypatch, bsz=3, training=True, dropout=0.0, **call):
         ("random+factorized_random", 3, "tiled"),
         ("vanilla", 3, "fused"),
         ("vanilla", 1, "fused"),
-        ("factorized_random+vanilla", 3, "fused"),
+        ("factorized_random+vanilla", 3, "tiled"),
         ("random", 1, "tiled"),
         ("dense", 3, "tiled"),
         ("factorized_dense", 3, "tiled"),
@@ -208,3 +210,17 @@ def test_rows_of_padding_are_finite():
     x = torch.randn(9, 6, 6)
     out, _ = module(x, x, x, key_padding_mask=padding_mask(LENGTHS))
     assert torch.equal(out[7, 2], module.out_proj.bias) and torch.isfinite(out).all()
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_autocast(spec, monkeypatch):
+    """--amp: value and gradients close to fp32."""
+    module = make_attention(spec)
+    x, grad = torch.randn(2, 9, 6, 6)
+    mask = padding_mask(LENGTHS)
+    expected = run(module, x, grad, mask, None, monkeypatch, plain)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = run(module, x, grad, mask, None, monkeypatch, None)
+    scale = max(tensor.abs().max() for tensor in expected.values())
+    for name in expected:
+        assert (found[name] - expected[name]).abs().max() <= 0.03 * scale, name
