@@ -27,6 +27,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from .errors import SynthesizerError
+from .nested import NestedMatrix
 
 
 class Terms(NamedTuple):
@@ -102,16 +103,18 @@ class Random(Synthesizer):
 
     def __init__(self, num_heads: int, head_dim: int, max_length: int, rank: int) -> None:
         super().__init__(num_heads, head_dim, max_length, rank)
-        self.R = nn.Parameter(torch.empty(num_heads, max_length, max_length))
+        self.R = NestedMatrix(num_heads, max_length)
 
     def reset_parameters(self) -> None:
-        glorot_uniform_(self.R)
+        R = self.R.whole()
+        glorot_uniform_(R)
+        self.R.assign(R)
 
     def silence(self) -> None:
-        nn.init.zeros_(self.R)
+        self.R.assign(torch.zeros_like(self.R.whole()))
 
     def forward(self, x: Tensor, q: Optional[Tensor], k: Optional[Tensor], start: int, src_len: int) -> Terms:
-        return Terms(bias=part(self.R, start, x.size(2), src_len))
+        return Terms(bias=self.R(start, x.size(2), src_len)[None])
 
 
 @register_synthesizer("fixed_random")
@@ -129,7 +132,7 @@ class FixedRandom(Synthesizer):
         nn.init.normal_(self.R)
 
     def forward(self, x: Tensor, q: Optional[Tensor], k: Optional[Tensor], start: int, src_len: int) -> Terms:
-        return Terms(bias=part(self.R, start, x.size(2), src_len))
+        return Terms(bias=self.R[None, :, start : start + x.size(2), :src_len])
 
 
 @register_synthesizer("factorized_random")
@@ -366,13 +369,6 @@ def factorize(length: int) -> Tuple[int, int]:
 def at_least_fp32(x: Tensor) -> Tensor:
     """x in fp32, or as it is in fp64."""
     return x if x.dtype == torch.float64 else x.float()
-
-
-def part(R: Tensor, start: int, rows: int, columns: int) -> Tensor:
-    """Rows from `start` and the first columns of R (H, l, l), as (1, H, T, S)."""
-    if rows == R.size(1) and columns == R.size(2):
-        return R.unsqueeze(0)  # the gradient of a slice is a copy
-    return R[None, :, start : start + rows, :columns]
 
 
 def per_head_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

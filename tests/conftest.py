@@ -8,9 +8,11 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
 import fairseq_synth  # noqa: F401
+import fairseq_synth.nested
 from fairseq_synth.attention import SyntheticAttention
 from fairseq_synth.synthesizers import SYNTHESIZERS, Mixture, parse_spec
 
+fairseq_synth.nested.FIRST = 4  # so that the small matrices here have several blocks
 torch.set_num_threads(1)  # the workers of pytest-xdist share the machine
 ROOT = Path(__file__).resolve().parent.parent
 

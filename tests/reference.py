@@ -17,7 +17,7 @@ def relu_layer(W, b, x) -> List[float]:
 def score(name: str, p: Dict[str, torch.Tensor], h: int, i: int, j: int, x, q, k) -> float:
     """Logit of head h, row i, column j. x, q, k: per position, the head's slice of the sentence."""
     if name in ("random", "fixed_random"):  # eq. 4: R
-        return float(p["R"][h, i, j])
+        return float(p["R" if name == "fixed_random" else "R.matrix"][h, i, j])
     if name == "factorized_random":  # eq. 7: R1 R2^T
         return dot(p["R1"][h, i], p["R2"][h, j])
     if name == "dense":  # eq. 2: W2 relu(W1 x + b1) + b2
@@ -36,10 +36,7 @@ def score(name: str, p: Dict[str, torch.Tensor], h: int, i: int, j: int, x, q, k
 
 def mixed_score(mixture, h: int, i: int, j: int, x, q, k) -> float:
     """sum_m alpha_m S_m, alpha the softmax over the components of one weight per component and head."""
-    scores = [
-        score(name, {**dict(c.named_parameters()), **dict(c.named_buffers())}, h, i, j, x, q, k)
-        for name, c in mixture.components.items()
-    ]
+    scores = [score(name, c.state_dict(), h, i, j, x, q, k) for name, c in mixture.components.items()]
     if mixture.alpha is None:
         return sum(scores)
     exps = [math.exp(float(mixture.alpha[m, h])) for m in range(len(scores))]

@@ -271,7 +271,7 @@ def test_hydra(data, tmp_path):
     command("hydra_train", *argv, "optimization.max_update=20", cwd=tmp_path)
     last = tmp_path / "save" / "checkpoint_last.pt"
     state = checkpoint_utils.load_checkpoint_to_cpu(str(last))
-    assert "encoder.layers.0.self_attn.synthesizer.components.random.R" in state["model"]
+    assert "encoder.layers.0.self_attn.synthesizer.components.random.R.matrix" in state["model"]
     assert "decoder.layers.0.self_attn.synthesizer.alpha" in state["model"]
     assert state["cfg"].model.encoder_synthesizer == "random"
     out, _ = run_cli(generate.cli_main, data / "bin", *USER_DIR, "--path", last)

@@ -137,7 +137,8 @@ def test_torchscript(spec):
     scripted = torch.jit.script(model)
     source, target = pad_batch(SOURCES, left=True), pad_batch(TARGETS, left=False)
     lengths = torch.tensor([7, 3, 5])
-    torch.testing.assert_close(scripted(source, lengths, target)[0], model(source, lengths, target)[0])
+    real = target.ne(1)  # the scripted model computes the rows of padding, too
+    torch.testing.assert_close(scripted(source, lengths, target)[0][real], model(source, lengths, target)[0][real])
     sample = {"net_input": {"src_tokens": source, "src_lengths": lengths}}
     search = SequenceGenerator([model], make_dictionary(), beam_size=3, max_len_b=8, min_len=2)
     for want, got in zip(search.forward(sample), torch.jit.script(search)(sample)):
@@ -165,7 +166,8 @@ def test_vanilla_is_the_stock_transformer():
         for module in m.modules():
             if hasattr(module, "p"):
                 module.p = 0.0
-    torch.testing.assert_close(ours(source, None, target)[0], stock(source, None, target)[0])
+    real = target.ne(1)
+    torch.testing.assert_close(ours(source, None, target)[0][real], stock(source, None, target)[0][real])
 
 
 @pytest.mark.parametrize("spec", [s for s in SPECS if s.endswith("+vanilla") and "fixed" not in s])
@@ -181,7 +183,7 @@ def test_warm_start(spec):
     out = model(source, None, target)[0]
     torch.testing.assert_close(out, stock(source, None, target)[0], atol=1e-5, rtol=0)
     if spec == "random+vanilla":
-        assert all(torch.count_nonzero(p) == 0 for n, p in model.named_parameters() if n.endswith(".R"))
+        assert all(torch.count_nonzero(p) == 0 for n, p in model.named_parameters() if ".R." in n)
     out.square().sum().backward()
     assert any(p.grad.abs().sum() > 0 for n, p in model.named_parameters() if ".synthesizer." in n)
 

@@ -1,0 +1,105 @@
+"""R in nested blocks is R: the same values, gradients and updates, in fewer steps of the optimizer."""
+
+import copy
+
+import pytest
+import torch
+from conftest import make_attention
+from fairseq.optim.adam import Adam
+
+from fairseq_synth import nested
+from fairseq_synth.nested import NestedMatrix
+
+
+@pytest.mark.parametrize("first, length", [(4, 3), (4, 4), (4, 8), (4, 13), (256, 13)])
+def test_every_part(first, length, monkeypatch):
+    monkeypatch.setattr(nested, "FIRST", first)
+    R = torch.randn(2, length, length, requires_grad=True)
+    matrix = NestedMatrix(2, length)
+    matrix.assign(R)
+    assert set(matrix.state_dict()) <= {"matrix", "reached"} and torch.equal(matrix.state_dict()["matrix"], R)
+    assert torch.equal(matrix.whole(), R) and sum(p.numel() for p in matrix.parameters()) == R.numel()
+    loaded = NestedMatrix(2, length)
+    loaded.load_state_dict(matrix.state_dict())
+    for start in range(length):
+        for rows in range(1, length - start + 1):
+            for columns in range(1, length + 1):
+                assert torch.equal(loaded(start, rows, columns), R[:, start : start + rows, :columns])
+    # a gradient is that of the matrix
+    g = torch.randn(2, length - 1, length - 1)
+    matrix(0, length - 1, length - 1).backward(g)
+    R[:, : length - 1, : length - 1].backward(g)
+    whole = copy.deepcopy(matrix)
+    for p, q in zip(whole.parameters(), matrix.parameters()):
+        p.data = torch.zeros_like(q) if q.grad is None else q.grad
+    assert torch.equal(whole.whole(), R.grad)
+
+
+def test_unreached_blocks_have_no_gradient():
+    """None before the first long sentence, zeros after it, also in a copy that was saved and loaded."""
+    matrix = NestedMatrix(1, 16)
+
+    def gradients(length, module):
+        module.zero_grad(set_to_none=True)
+        module(0, length, length).sum().backward()
+        return [None if p.grad is None else int(p.grad.sum()) for p in (module.core, *module.right, *module.below)]
+
+    assert gradients(3, matrix) == [9, None, None, None, None]
+    assert gradients(6, matrix) == [16, 8, None, 12, None]
+    assert gradients(3, matrix) == [9, 0, None, 0, None]
+    resumed = NestedMatrix(1, 16)
+    resumed.load_state_dict(matrix.state_dict())
+    assert gradients(3, resumed) == [9, 0, None, 0, None]
+    assert resumed.eval()(0, 16, 16).shape == (1, 16, 16) and resumed.reached == 6
+
+
+def test_training_equals_one_block(monkeypatch):
+    """The same weights after Adam, whatever the order of lengths once the longest has come."""
+
+    state = make_attention("random+vanilla", max_length=16).state_dict()
+
+    def train(first):
+        monkeypatch.setattr(nested, "FIRST", first)
+        module = make_attention("random+vanilla", max_length=16)
+        module.load_state_dict(state)
+        optimizer = Adam(module.parameters(), lr=0.01, betas=(0.9, 0.98))
+        torch.manual_seed(5)
+        for length in (16, 3, 5, 16, 2, 9):
+            x = torch.randn(length, 2, 6)
+            optimizer.zero_grad()
+            module(x, x, x)[0].square().sum().backward()
+            optimizer.step()
+        return module.state_dict()
+
+    a, b = train(4), train(16)
+    for name in set(a) - {"synthesizer.components.random.R.reached"}:
+        torch.testing.assert_close(a[name], b[name], atol=1e-6, rtol=0, msg=name)
+
+
+@pytest.mark.parametrize(
+    "key, shape, message", [("matrix", (2, 8, 8), "size mismatch"), ("other", (2, 9, 9), "issing")]
+)
+def test_wrong_state(key, shape, message):
+    with pytest.raises(RuntimeError, match=message):
+        NestedMatrix(2, 9).load_state_dict({key: torch.zeros(shape)})
+
+
+def ddp(rank, file, results):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+    torch.manual_seed(0)
+    module = torch.nn.parallel.DistributedDataParallel(NestedMatrix(1, 16))
+    torch.nn.init.ones_(module.module.core)
+    for lengths in ((3, 3), (3, 7), (3, 3)):  # of the two processes
+        module.zero_grad(set_to_none=True)
+        length = lengths[rank]
+        module(0, length, length).sum().backward()
+    results[rank] = [float(p.grad.sum()) for p in module.parameters()]
+    torch.distributed.destroy_process_group()
+
+
+def test_distributed(tmp_path):
+    """Processes whose batches reach different blocks wait for nothing, and have the same gradients."""
+    with torch.multiprocessing.Manager() as manager:
+        results = manager.dict()
+        torch.multiprocessing.spawn(ddp, args=(tmp_path / "store", results), nprocs=2)
+        assert results[0] == results[1] == [9.0, 0.0, 0.0, 0.0, 0.0]
