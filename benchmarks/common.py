@@ -6,14 +6,19 @@ import statistics
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Callable, Dict, List
 
 import torch
+from fairseq.data import Dictionary
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 from provenance import commit, hardware, versions  # noqa: E402
+
+import fairseq_synth  # noqa: E402, F401
 
 STOCK = "stock"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -115,3 +120,34 @@ def _without_out(argv: List[str]) -> List[str]:
         at = kept.index("--out")
         del kept[at : at + 2]
     return kept
+
+
+def base_model(name: str, words: int, max_length: int, **flags: Any) -> Any:
+    """The base model of WMT En-De, without dropout: stock, one of fairseq's convolutional ones, or a variant.
+
+    Args:
+        name: ``stock``, ``lightconv``, ``dynamicconv`` or what ``--encoder-synthesizer`` takes.
+        words: size of the joint vocabulary; all embeddings are shared.
+        max_length: ``--synth-max-length``.
+        flags: other fields of the model's arguments.
+    """
+    if name == STOCK:
+        arch = "transformer_wmt_en_de"
+    elif name in ("lightconv", "dynamicconv"):
+        arch = "lightconv_wmt_en_de"
+        flags["encoder_conv_type"] = flags["decoder_conv_type"] = name.replace("conv", "").replace(
+            "light", "lightweight"
+        )
+        flags["weight_softmax"] = flags["encoder_glu"] = flags["decoder_glu"] = True
+    else:
+        arch = "transformer_synth_vanilla_wmt_en_de"
+        flags.update(encoder_synthesizer=name, decoder_synthesizer=name, synth_max_length=max_length)
+    sizes = dict(dropout=0.0, max_source_positions=max_length, max_target_positions=max_length)
+    model_args = argparse.Namespace(arch=arch, share_all_embeddings=True, **{**sizes, **flags})
+    ARCH_CONFIG_REGISTRY[arch](model_args)
+    dictionary = Dictionary()
+    for i in range(words - len(dictionary)):
+        dictionary.add_symbol(f"w{i}")
+    torch.manual_seed(0)
+    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+    return ARCH_MODEL_REGISTRY[arch].build_model(model_args, task)

@@ -115,10 +115,10 @@ class SyntheticAttention(nn.Module):
             prev_value = cache.get("prev_value")
             if prev_value is not None:
                 start = prev_value.size(2)
-                v = torch.cat([prev_value, v], dim=2)
+                v = append(prev_value, cache.get("next_value"), v)
                 prev_key = cache.get("prev_key")
                 if k is not None and prev_key is not None:
-                    k = torch.cat([prev_key, k], dim=2)
+                    k = append(prev_key, cache.get("next_key"), k)
             key_padding_mask = append_padding_mask(
                 cache.get("prev_key_padding_mask"), key_padding_mask, bsz, start, tgt_len
             )
@@ -160,11 +160,22 @@ class SyntheticAttention(nn.Module):
     ) -> Dict[str, Dict[str, Optional[Tensor]]]:
         """Reorders the cache to the hypotheses that the beam search goes on with."""
         cache = self._get_input_buffer(incremental_state)
-        for name in cache.keys():
-            entry = cache[name]
+        reordered: Dict[str, Optional[Tensor]] = {}
+        for name in ["key", "value"]:
+            entry = cache.get("prev_" + name)
             if entry is not None:
-                cache[name] = entry.index_select(0, new_order)
-        self._set_input_buffer(incremental_state, cache)
+                if torch.is_grad_enabled():
+                    reordered["prev_" + name] = entry.index_select(0, new_order)
+                else:
+                    # the copy has room for the next token, which would otherwise cost another copy
+                    length = entry.size(2)
+                    room = entry.new_empty([new_order.size(0), self.num_heads, length + 1, self.head_dim])
+                    torch.index_select(entry, 0, new_order, out=room[:, :, :length])
+                    reordered["prev_" + name] = room[:, :, :length]
+                    reordered["next_" + name] = room
+        mask = cache.get("prev_key_padding_mask")
+        reordered["prev_key_padding_mask"] = None if mask is None else mask.index_select(0, new_order)
+        self._set_input_buffer(incremental_state, reordered)
         return incremental_state
 
     def _get_input_buffer(
@@ -243,6 +254,20 @@ class SyntheticAttention(nn.Module):
                     f"{own_prefix}{key} is {tuple(theirs[key].shape)} in the checkpoint and {tuple(value.shape)} in "
                     "this model; give the --synth-max-length, --synth-rank and attention heads of the training"
                 )
+
+
+def append(previous: Tensor, room: Optional[Tensor], newest: Tensor) -> Tensor:
+    """The cached keys or values (B, H, t, d_h) and those of the newest tokens behind them.
+
+    Args:
+        previous: what is cached.
+        room: None, or (B, H, t + 1, d_h) of which the first t are `previous`; written to.
+        newest: (B, H, n, d_h).
+    """
+    if room is None or room.size(2) != previous.size(2) + newest.size(2) or torch.is_grad_enabled():
+        return torch.cat([previous, newest], dim=2)
+    room[:, :, previous.size(2) :] = newest
+    return room
 
 
 def append_padding_mask(

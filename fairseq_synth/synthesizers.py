@@ -304,7 +304,10 @@ def logits(terms: List[Terms], src_len: int) -> Tensor:
     for term in terms:
         query, key, bias, left, right, _ = weighted(term)
         if query is not None and key is not None:
-            product = torch.matmul(query, key.transpose(-2, -1))
+            if key.size(0) < query.size(0):
+                product = torch.einsum("bhtr,hsr->bhts", query, key[0])  # matmul would repeat the keys
+            else:
+                product = torch.matmul(query, key.transpose(-2, -1))
             total = product if total is None else total + product
         if bias is not None:
             total = bias if total is None else total + bias

@@ -105,8 +105,14 @@ def test_attention_dropout(spec):
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_decoding_step_by_step(spec):
+@pytest.mark.parametrize("grad", [False, True])
+def test_decoding_step_by_step(spec, grad):
     """With a cache, one token at a time, reordered as by a beam, equals the whole sentence at once."""
+    with torch.set_grad_enabled(grad):
+        decode_step_by_step(spec)
+
+
+def decode_step_by_step(spec):
     module = make_attention(spec).eval()
     T, B = 7, 3
     x = torch.randn(T, B, 6)
@@ -116,7 +122,9 @@ def test_decoding_step_by_step(spec):
     padding = torch.zeros(B, T, dtype=torch.bool)
     padding[1, 2] = True  # a hypothesis that ended; the host's search goes on with it
     for t in range(T):
-        if t == 4:
+        if t in (4, 5):
+            if t == 5:  # twice without a step between
+                module.reorder_incremental_state(state, torch.arange(3))
             module.reorder_incremental_state(state, order)
             x, padding = x[:, order], padding[order]
             x = torch.cat([x[:4], torch.randn(T - 4, B, 6)])
