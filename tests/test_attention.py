@@ -127,7 +127,7 @@ def decode_step_by_step(spec):
                 module.reorder_incremental_state(state, torch.arange(3))
             module.reorder_incremental_state(state, order)
             x, padding = x[:, order], padding[order]
-            x = torch.cat([x[:4], torch.randn(T - 4, B, 6)])
+            x = torch.cat([x[:t], torch.randn(T - t, B, 6)])
         step = x[t : t + 1]
         mask = padding[:, t : t + 1] if padding[:, t].any() else None
         out, _ = module(step, step, step, key_padding_mask=mask, incremental_state=state)
