@@ -180,7 +180,7 @@ class Dense(Synthesizer):
         nn.init.zeros_(self.b2)
 
     def forward(self, x: Tensor, q: Optional[Tensor], k: Optional[Tensor], start: int, src_len: int) -> Terms:
-        hidden = torch.relu(per_head_linear(x, self.W1, self.b1))
+        hidden = per_head_linear(x, self.W1, self.b1).relu_()
         return Terms(query=hidden, key=self.W2[None, :, :src_len], bias=self.b2[None, :, None, :src_len])
 
 
@@ -217,11 +217,11 @@ class FactorizedDense(Synthesizer):
         nn.init.zeros_(self.bB)
 
     def forward(self, x: Tensor, q: Optional[Tensor], k: Optional[Tensor], start: int, src_len: int) -> Terms:
-        hidden = torch.relu(per_head_linear(x, self.W1, self.b1))
+        hidden = per_head_linear(x, self.W1, self.b1).relu_()
         a = (src_len + self.b - 1) // self.b  # values of u that the first S columns reach
         b = min(self.b, src_len)
-        A = per_head_linear(hidden, self.WA[:, :a], self.bA[:, :a])  # B x H x T x a
-        B = per_head_linear(hidden, self.WB[:, :b], self.bB[:, :b])  # B x H x T x b
+        W = torch.cat([self.WA[:, :a], self.WB[:, :b]], dim=1)
+        A, B = per_head_linear(hidden, W, torch.cat([self.bA[:, :a], self.bB[:, :b]], dim=1)).split([a, b], dim=-1)
         return Terms(left=A, right=B)
 
 
@@ -376,7 +376,10 @@ def at_least_fp32(x: Tensor) -> Tensor:
 
 def per_head_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """``W x + b`` with a matrix per head: x (B, H, T, n), weight (H, m, n), bias (H, m) -> (B, H, T, m)."""
-    return torch.einsum("bhtn,hmn->bhtm", x, weight) + bias[:, None]
+    bsz, heads, length, _ = x.size()
+    rows = x.permute(1, 2, 0, 3).reshape(heads, length * bsz, -1)  # of a layer's input a view, not a copy to keep
+    out = torch.baddbmm(bias.unsqueeze(1), rows, weight.transpose(1, 2))
+    return out.view(heads, length, bsz, -1).permute(2, 0, 1, 3)
 
 
 def glorot_uniform_(weight: Tensor) -> None:

@@ -1,0 +1,57 @@
+"""Peak memory of one self-attention block, forward and backward: stock fairseq's over each variant's.
+
+    python benchmarks/memory.py --shapes 16x1024 --causal
+
+Each in a process of its own, from before the first forward pass: its input is there, its output and gradients are
+not. On a CPU the peak of the resident set, on a GPU that of torch's allocator.
+"""
+
+import json
+import resource
+import subprocess
+import sys
+from typing import Dict
+
+import torch
+from block import build, step
+from common import STOCK, parser, report, setup
+
+from fairseq_synth.architectures import VARIANTS
+
+
+def peak(device: str) -> int:
+    """Highest bytes so far."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def main() -> None:
+    p = parser(__doc__, [*VARIANTS, "lightconv", "dynamicconv"], rounds=1)
+    p.add_argument("--shapes", nargs="+", default=["16x1024"], help="sentences x tokens")
+    p.add_argument("--causal", action="store_true", help="the decoder's block, no padding")
+    p.add_argument("--one", help="internal: print the bytes of this one")
+    args = p.parse_args()
+    setup(args)
+    if args.one:
+        bsz, length = (int(n) for n in args.shapes[0].split("x"))
+        # libraries load themselves and their buffers with the first call
+        step(build(args.one, 32, args.causal, args), 2, 32, args.causal, args)()
+        run = step(build(args.one, length, args.causal, args), bsz, length, args.causal, args)
+        before = peak(args.device)
+        run()
+        print(json.dumps(peak(args.device) - before))
+        return
+    rows: Dict[str, Dict[str, float]] = {name: {} for name in [STOCK, *args.variants]}
+    for shape in args.shapes:
+        for name in rows:
+            command = [sys.executable, *sys.argv, "--one", name, "--shapes", shape]
+            out = subprocess.run(command, check=True, stdout=subprocess.PIPE, universal_newlines=True).stdout
+            rows[name][f"{shape} MiB"] = json.loads(out.splitlines()[-1]) / 2**20
+        for name in rows:
+            rows[name][shape] = rows[STOCK][f"{shape} MiB"] / rows[name][f"{shape} MiB"]
+    report(f"peak memory of the block, {'causal' if args.causal else 'padded'}", "stock's / this one's", rows, args)
+
+
+if __name__ == "__main__":
+    main()
