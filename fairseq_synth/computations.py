@@ -21,9 +21,9 @@ from torch.autograd.function import once_differentiable
 
 from .synthesizers import Terms, at_least_fp32, logits, outer_product, weighted
 
-# A tile of 2^18 fp32 logits is 1 MiB: it stays in a core's caches through its handful of passes. GPUs want
-# few launches instead.
-TILE = {"cpu": 1 << 18, "cuda": 1 << 26}
+# logits in a tile: 1 MiB of fp32 stays in a core's caches through its handful of passes; a GPU wants few launches
+TILE = 1 << 18
+GPU_TILE = 1 << 26
 SMALL = 1 << 16  # logits of a whole batch that are not worth a tile
 CAUSAL_ROWS = 128  # rows of a causal tile: columns to the right of it are not computed
 
@@ -42,7 +42,7 @@ def attend(
     =====================================================  ================================
     under a mask that is neither causal nor right padding  plain
     independent of the input                               tiled; with dropout plain
-    inner products alone                                   fused
+    one inner product                                      fused
     anything else, on a GPU                                fused
     anything else, on a CPU                                tiled; few or with dropout plain
     =====================================================  ================================
@@ -57,6 +57,7 @@ def attend(
         (B, H, T, d_h), or None. Rows of padding are unspecified, but finite.
     """
     bsz, heads, length, _ = value.size()
+    on_cpu = value.device.type == "cpu"
     lengths = None if key_padding_mask is None else sentence_lengths(key_padding_mask)
     causal = attn_mask is not None
     if (key_padding_mask is not None and lengths is None) or (attn_mask is not None and not is_causal(attn_mask)):
@@ -64,10 +65,9 @@ def attend(
     if causal:
         # what is behind a sentence is never seen from inside it
         key_padding_mask = lengths = None
-    inner_products = not any(has_bias(term) for term in terms)
     if bsz > 1 and input_independent(terms):
         computation = plain if dropout else tiled
-    elif value.is_cuda or (inner_products and len(terms) == 1):
+    elif not on_cpu or (len(terms) == 1 and not has_bias(terms[0])):
         computation = fused
     else:
         computation = plain if dropout or bsz * heads * length**2 <= SMALL else tiled
@@ -231,17 +231,18 @@ def fused(
         else torch.cat([part.expand(bsz, heads, length, -1) for part in parts], dim=-1)
         for parts in (queries, keys)
     )
+    hidden = None if key_padding_mask is None else key_padding_mask[:, None, None].to(torch.bool)
     mask: Optional[Tensor] = None
     if bias is not None:
         mask = bias.to(value.dtype)
         if causal:
             mask = mask + future_mask(length, mask)
-        if key_padding_mask is not None:
-            mask = mask.masked_fill(key_padding_mask[:, None, None], float("-inf"))
+        if hidden is not None:
+            mask = mask.masked_fill(hidden, float("-inf"))
         # the kernels take a mask of all four sizes, without a copy
         mask = mask.expand(bsz, heads, length, length)
-    elif key_padding_mask is not None:
-        mask = ~key_padding_mask[:, None, None]
+    elif hidden is not None:
+        mask = ~hidden
     if width > head_dim:
         value = F.pad(value, (0, width - head_dim))
     out = F.scaled_dot_product_attention(
@@ -524,7 +525,7 @@ def blocks(
     parts: Sequence[Optional[Tensor]],
 ) -> Iterator[_Block]:
     """The blocks that make up a batch."""
-    heads, budget = value.size(1), TILE[value.device.type]
+    heads, budget = value.size(1), TILE if value.device.type == "cpu" else GPU_TILE
     for first, last, length in groups:
         if length == 0:
             continue

@@ -14,7 +14,7 @@ LENGTHS = [9, 9, 7, 7, 7, 4]
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     """Sizes at which a batch of a few words has many tiles, with rests."""
-    monkeypatch.setattr(computations, "TILE", {"cpu": 40})
+    monkeypatch.setattr(computations, "TILE", 40)
     monkeypatch.setattr(computations, "CAUSAL_ROWS", 4)
     monkeypatch.setattr(computations, "SMALL", 0)
 
