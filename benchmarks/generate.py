@@ -83,7 +83,7 @@ def main() -> None:
     p.add_argument("--words", type=int, default=32768, help="size of the vocabulary")
     p.add_argument("--tokens", type=int, default=64, help="length of every translation")
     p.add_argument("--source-tokens", type=int, default=32)
-    p.add_argument("--sentences", type=int, default=16, help="in a batch")
+    p.add_argument("--sentences", type=int, default=32, help="in a batch")
     p.add_argument("--beam", type=int, default=4)
     p.add_argument("--checkpoints", nargs="+", type=Path, help="trained models, the baseline first")
     p.add_argument("--data", type=Path, help="their data-bin folder")

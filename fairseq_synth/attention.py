@@ -103,6 +103,8 @@ class SyntheticAttention(nn.Module):
         """
         tgt_len, bsz, _ = query.size()
         start = 0
+        if attn_mask is not None and not torch.is_floating_point(attn_mask):
+            attn_mask = attn_mask.to(torch.bool)
         v = self.split_heads(self.v_proj(query))
         q: Optional[Tensor] = None
         k: Optional[Tensor] = None
@@ -115,10 +117,11 @@ class SyntheticAttention(nn.Module):
             prev_value = cache.get("prev_value")
             if prev_value is not None:
                 start = prev_value.size(2)
-                v = append(prev_value, cache.get("next_value"), v)
+                has_room = take_room(cache.get("room_is_free")) and tgt_len == 1
+                v = append(prev_value, cache.get("next_value"), v, has_room)
                 prev_key = cache.get("prev_key")
                 if k is not None and prev_key is not None:
-                    k = append(prev_key, cache.get("next_key"), k)
+                    k = append(prev_key, cache.get("next_key"), k, has_room)
             key_padding_mask = append_padding_mask(
                 cache.get("prev_key_padding_mask"), key_padding_mask, bsz, start, tgt_len
             )
@@ -173,6 +176,7 @@ class SyntheticAttention(nn.Module):
                     torch.index_select(entry, 0, new_order, out=room[:, :, :length])
                     reordered["prev_" + name] = room[:, :, :length]
                     reordered["next_" + name] = room
+        reordered["room_is_free"] = torch.ones(1, dtype=torch.bool)
         mask = cache.get("prev_key_padding_mask")
         reordered["prev_key_padding_mask"] = None if mask is None else mask.index_select(0, new_order)
         self._set_input_buffer(incremental_state, reordered)
@@ -256,15 +260,27 @@ class SyntheticAttention(nn.Module):
                 )
 
 
-def append(previous: Tensor, room: Optional[Tensor], newest: Tensor) -> Tensor:
+def take_room(is_free: Optional[Tensor]) -> bool:
+    """Whether this step may write behind the cached keys and values; no other step may after it.
+
+    Copies of an incremental state share one `is_free`, (1,), and so one of them takes the room.
+    """
+    if is_free is None or is_free.is_inference() or torch.is_grad_enabled() or not bool(is_free):
+        return False
+    is_free.fill_(False)
+    return True
+
+
+def append(previous: Tensor, room: Optional[Tensor], newest: Tensor, has_room: bool) -> Tensor:
     """The cached keys or values (B, H, t, d_h) and those of the newest tokens behind them.
 
     Args:
         previous: what is cached.
-        room: None, or (B, H, t + 1, d_h) of which the first t are `previous`; written to.
+        room: None, or (B, H, t + 1, d_h) of which the first t are `previous`.
         newest: (B, H, n, d_h).
+        has_room: n is 1, and it may be written to `room`.
     """
-    if room is None or room.size(2) != previous.size(2) + newest.size(2) or torch.is_grad_enabled():
+    if room is None or not has_room:
         return torch.cat([previous, newest], dim=2)
     room[:, :, previous.size(2) :] = newest
     return room

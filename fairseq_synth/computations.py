@@ -1,4 +1,4 @@
-"""Exact ways to compute ``softmax(S) V`` from the terms of S. `attention` chooses one for each call.
+"""Exact ways to compute ``softmax(S) V`` from the terms of S. `attend` chooses one for each call.
 
 `plain` is the definition: the others are tested against it, in value and gradient.
 
@@ -41,7 +41,7 @@ def attend(
     logits                                                 computation
     =====================================================  ================================
     under a mask that is neither causal nor right padding  plain
-    independent of the input                               tiled; with dropout plain
+    independent of the input, several sentences            tiled; with dropout plain
     one inner product                                      fused
     anything else, on a GPU                                fused
     anything else, on a CPU                                tiled; few or with dropout plain
@@ -60,7 +60,9 @@ def attend(
     on_cpu = value.device.type == "cpu"
     lengths = None if key_padding_mask is None else sentence_lengths(key_padding_mask)
     causal = attn_mask is not None
-    if (key_padding_mask is not None and lengths is None) or (attn_mask is not None and not is_causal(attn_mask)):
+    if key_padding_mask is not None and (lengths is None or len(lengths) != bsz):
+        return None
+    if attn_mask is not None and (attn_mask.size(0) != length or attn_mask.requires_grad or not is_causal(attn_mask)):
         return None
     if causal:
         # what is behind a sentence is never seen from inside it
@@ -140,7 +142,7 @@ def sentence_lengths(key_padding_mask: Tensor) -> Optional[List[int]]:
         found = torch.cat([lengths, aligned[None].to(lengths.dtype)]).tolist()  # at once: one wait for a GPU
         return found[:-1] if found[-1] and 0 not in found[:-1] else None
 
-    return remembered(key_padding_mask, compute)
+    return remembered(key_padding_mask, "lengths", compute)
 
 
 def is_causal(attn_mask: Tensor) -> bool:
@@ -153,18 +155,21 @@ def is_causal(attn_mask: Tensor) -> bool:
             return torch.equal(attn_mask, torch.ones_like(attn_mask).triu_(1))
         return torch.equal(attn_mask, future_mask(attn_mask.size(0), attn_mask))
 
-    return remembered(attn_mask, compute)
+    return remembered(attn_mask, "causal", compute)
 
 
-def remembered(mask: Tensor, compute: Callable[[], Any]) -> Any:
-    """compute(), once for this mask: all layers of a model see the same one, and each look costs a GPU a wait."""
+def remembered(mask: Tensor, question: str, compute: Callable[[], Any]) -> Any:
+    """compute(), once for this mask: all layers of a model see the same one, and each look costs a GPU a wait.
+
+    A mask changed in place is read again; writes through ``.data`` or numpy go unseen.
+    """
     if mask.is_inference():
         return compute()  # no version by which to know a change
-    version, found = getattr(mask, "fairseq_synth", (None, None))
-    if version != mask._version:
-        found = compute()
-        mask.fairseq_synth = (mask._version, found)
-    return found
+    state = (id(mask), mask._version)
+    answers = mask.__dict__.setdefault("fairseq_synth", {})
+    if question not in answers or answers[question][0] != state:
+        answers[question] = (state, compute())
+    return answers[question][1]
 
 
 class Group(NamedTuple):
@@ -284,14 +289,16 @@ def tiled(terms: List[Terms], value: Tensor, groups: Sequence[Group], causal: bo
         ):
             if all(tensor is None for tensor in part[:-1]):
                 continue
-            if input_independent([part]) and not independent and part.bias is None:
+            if input_independent([part]) and not independent:
                 # the same for all sentences, so computed once, and not for each of them
                 part = Terms(bias=logits([part._replace(weight=None)], value.size(2)), weight=part.weight)
             for name, tensor in part._asdict().items():
-                if tensor is not None and name != "bias" and not independent:
-                    tensor = tensor.to(value.dtype)
-                    if name not in ("key", "weight"):  # these may serve all sentences; what else might is rare
-                        tensor = tensor.expand(value.size(0), -1, -1, -1)
+                if tensor is not None:
+                    # a key may serve all sentences, as in dense; a query or a factor that does is rare, and repeated
+                    repeat = not independent and name in ("query", "left", "right")
+                    tensor = tensor.expand(value.size(0) if repeat else -1, value.size(1), -1, -1)
+                    if name != "bias" and not independent:
+                        tensor = tensor.to(value.dtype)
                 parts.append(tensor)
     return _Tiled.apply(groups, causal, independent, value, *parts)
 
@@ -331,12 +338,15 @@ class _Tiled(torch.autograd.Function):
         value, *parts = ctx.saved_tensors
         groups = ctx.call[0]
         grad_value = blank(value, groups)
+        fields = len(Terms._fields)
+        # for each field, whether its term has anything to learn; fixed_random alone has not
+        learns = [any(ctx.needs_input_grad[4 + i - i % fields :][:fields]) for i in range(len(parts))]
         # a bias, and what serves all sentences, is a sum over tiles; the sum is in fp32
         grads = [
-            part
-            if part is None
+            None
+            if part is None or not learns[i]
             else torch.zeros_like(part, dtype=at_least_fp32(part).dtype)
-            if part.size(0) == 1 or i % len(Terms._fields) == Terms._fields.index("bias")
+            if part.size(0) == 1 or Terms._fields[i % fields] == "bias"
             else blank(part, groups)
             for i, part in enumerate(parts)
         ]
@@ -348,6 +358,8 @@ class _Tiled(torch.autograd.Function):
                 for rows, columns in reversed(block.tiles):  # the last has all columns: it comes first, to be added to
                     weights = block.weights(rows, columns)
                     grad_v = accumulate(grad_v, columns, torch.bmm(weights.to(v.dtype).transpose(1, 2), g[:, rows]))
+                    if not any(learns):
+                        continue
                     scores = torch.bmm(g[:, rows], v[:, columns].transpose(1, 2)).to(weights.dtype)
                     # softmax's backward, (scores - (scores * weights).sum(-1)) * weights, in one pass
                     scores = torch.ops.aten._softmax_backward_data(scores, weights, -1, weights.dtype)
@@ -355,7 +367,7 @@ class _Tiled(torch.autograd.Function):
                 block.put(grad_v, grad_value)
                 block.put_gradients(grad_terms)
             for term, grad in zip(unflatten(parts), grad_terms):
-                if term.bias is not None and term.weight is not None:
+                if grad.bias is not None and term.weight is not None:
                     for h in range(value.size(1)):  # a head at a time: no second tensor of this size
                         grad.weight[:, h] = (grad.bias[:, h] * term.bias[:, h]).sum()
                         grad.bias[:, h] *= term.weight[:, h]
@@ -447,34 +459,35 @@ class _Block:
         """Softmax of one tile of logits, in fp32 at least."""
         height = rows.stop - rows.start
         scores: Optional[Tensor] = None
-        for query, key, bias, left, right, weight in sorted(self.terms, key=lambda term: term.bias is not None):
-            if bias is not None:
-                tile = at_least_fp32(self.of_bias(bias, rows, columns))
-                if scores is not None:
-                    scores = scores.add_(tile) if weight is None else scores.addcmul_(tile, weight)
-                    continue
-                tile = tile.expand(-1, height, -1)
-                scores = (
-                    tile * weight
-                    if weight is not None
-                    else tile.clone()
-                    if self.causal or len(self.terms) > 1
-                    else tile
+        for query, key, bias, left, right, _ in self.terms:
+            if bias is None:
+                tile = (
+                    times(query[:, rows], key[:, columns].transpose(1, 2))
+                    if query is not None
+                    else outer_product(left[:, rows], right[:, rows])[..., columns]
                 )
-            else:
-                if query is not None:
-                    tile = at_least_fp32(times(query[:, rows], key[:, columns].transpose(1, 2)))
+                scores = at_least_fp32(tile) if scores is None else scores.add_(tile)
+        own = scores is not None  # not a view of a bias, so to be written to
+        for term in self.terms:
+            if term.bias is not None:
+                tile = at_least_fp32(self.of_bias(term.bias, rows, columns))
+                if scores is None:
+                    scores = (tile if term.weight is None else tile * term.weight).expand(-1, height, -1)
+                elif term.weight is None:
+                    scores = scores + tile
                 else:
-                    tile = at_least_fp32(outer_product(left[:, rows], right[:, rows])[..., columns])
-                scores = tile if scores is None else scores.add_(tile)
+                    scores = torch.addcmul(scores, tile, term.weight)
         assert scores is not None
         if self.causal:
+            scores = scores if own else scores.clone()
             scores[..., rows].add_(future_mask(height, scores))
         return torch.softmax(scores, dim=-1)
 
     def add_gradients(self, scores: Tensor, rows: slice, columns: slice, total: Sequence[Terms]) -> None:
         """Adds what a tile's gradient of the logits gives to the terms; to a bias, in `total`, but for its weight."""
         for (query, key, bias, left, right, _), grads, whole in zip(self.terms, self.grads, total):
+            if all(part is None for part in whole):
+                continue
             if query is not None:
                 scores_ = scores.to(query.dtype)
                 self.set_rows(grads, "query", rows, times(scores_, key[:, columns]))

@@ -5,7 +5,6 @@ from typing import Any, Dict, List, Optional, Tuple
 import torch
 import torch.nn as nn
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 FIRST = 256  # size of the innermost block
 
@@ -18,10 +17,11 @@ class NestedMatrix(nn.Module):
         +------+-----------+
         | core | right[0]  |     A block that no sentence has reached has no gradient, so that neither
         +------+           |     clipping nor Adam walks it: with l = 1024 and sentences of 32 tokens
-        | below[0]         |     15/16 of R. Once reached, it has one in every step, of zeros where a
-        +------------------+     batch is short: from then on the update is that of the whole matrix.
+        | below[0]         |     15/16 of R. Once reached, it has one in every training step, of zeros
+        +------------------+     where a batch is short.
 
-    (Under DistributedDataParallel all blocks have gradients from the start.) In a state dict it is one tensor,
+    The updates are those of the whole matrix, but that Adam's bias correction and weight decay begin for a block
+    when it is first reached. (Under DistributedDataParallel that is at once.) In a state dict it is one tensor,
     ``matrix``.
 
     Args:
@@ -96,18 +96,18 @@ class NestedMatrix(nn.Module):
                 parameters[name].copy_(block)
 
     def whole(self) -> Tensor:
-        """The whole matrix, (H, l, l), without a gradient."""
+        """A copy of the whole matrix, (H, l, l), without a gradient."""
         with torch.no_grad():
-            return self(0, self.length, self.length)
+            return self(0, self.length, self.length).detach().clone()
 
 
 def join_blocks(module: NestedMatrix, state_dict: Dict[str, Any], prefix: str, local_metadata: Dict[str, Any]) -> None:
     """In a state dict that is made: one matrix in the place of the blocks."""
     for name, _ in module.named_parameters():
         del state_dict[prefix + name]
-    state_dict[prefix + "matrix"] = module.whole().detach()
+    state_dict[prefix + "matrix"] = module.whole()
     if len(module.levels) > 1:
-        state_dict[prefix + "reached"] = torch.tensor(module.reached)
+        state_dict[prefix + "reached"] = torch.tensor(float(module.reached))  # fairseq's EMA scales all there is
 
 
 def split_matrix(
@@ -126,13 +126,13 @@ def split_matrix(
     shape = (module.core.size(0), module.length, module.length)
     if matrix is None:
         return
+    del state_dict[prefix + "matrix"]
     if matrix.shape != shape:
         error_msgs.append(f"size mismatch for {prefix}matrix: {tuple(matrix.shape)}, this model has {shape}")
-        return
-    del state_dict[prefix + "matrix"]
+        matrix = module.whole()
     module.reached = 0 if reached is None else int(reached)
     for name, block in module.parts(matrix):
-        state_dict[prefix + name] = block
+        state_dict[prefix + name] = block.clone()
 
 
 class _InGraph(torch.autograd.Function):
@@ -143,14 +143,12 @@ class _InGraph(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, zeros: List[bool], matrix: Tensor, *blocks: Tensor) -> Tensor:
-        ctx.zeros = zeros
-        ctx.save_for_backward(*blocks)
+        ctx.zeros, ctx.blocks = zeros, [block.detach() for block in blocks]
         return matrix.view_as(matrix)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
-        blocks = [torch.zeros_like(b) if zeros else None for zeros, b in zip(ctx.zeros, ctx.saved_tensors)]
+        blocks = [torch.zeros_like(b) if zeros else None for zeros, b in zip(ctx.zeros, ctx.blocks)]
         return (None, grad, *blocks)
 
 

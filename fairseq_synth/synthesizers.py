@@ -377,9 +377,11 @@ def at_least_fp32(x: Tensor) -> Tensor:
 def per_head_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """``W x + b`` with a matrix per head: x (B, H, T, n), weight (H, m, n), bias (H, m) -> (B, H, T, m)."""
     bsz, heads, length, _ = x.size()
-    rows = x.permute(1, 2, 0, 3).reshape(heads, length * bsz, -1)  # of a layer's input a view, not a copy to keep
+    rows = x.permute(1, 2, 0, 3).reshape(
+        heads, length * bsz, x.size(3)
+    )  # of a layer's input a view, not a copy to keep
     out = torch.baddbmm(bias.unsqueeze(1), rows, weight.transpose(1, 2))
-    return out.view(heads, length, bsz, -1).permute(2, 0, 1, 3)
+    return out.view(heads, length, bsz, weight.size(1)).permute(2, 0, 1, 3)
 
 
 def glorot_uniform_(weight: Tensor) -> None:

@@ -86,7 +86,7 @@ def test_weights(spec):
     torch.testing.assert_close(heads.sum(-1), torch.ones(2, 3, 4))
 
 
-@pytest.mark.parametrize("spec", ["random", "factorized_random", "dense", "random+vanilla"])
+@pytest.mark.parametrize("spec", ["random", "factorized_random", "dense", "random+vanilla", "vanilla"])
 def test_attention_dropout(spec):
     """Each sentence drops its own weights, and the mean over many draws is the output without dropout."""
     module = make_attention(spec, dropout=0.4)
@@ -133,6 +133,47 @@ def decode_step_by_step(spec):
         out, _ = module(step, step, step, key_padding_mask=mask, incremental_state=state)
         expected, _ = module(x, x, x, attn_mask=future, key_padding_mask=padding)
         torch.testing.assert_close(out[0], expected[t])
+
+
+@pytest.mark.parametrize("spec", ["random", "vanilla"])
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_copies_of_the_cache(spec, context):
+    """Copies of a reordered state go on apart, in any grad mode."""
+    module = make_attention(spec).eval()
+    x = torch.randn(4, 2, 6)
+    state = {}
+    with torch.no_grad():
+        for t in range(2):
+            module(x[t : t + 1], None, None, incremental_state=state)
+    with context():
+        module.reorder_incremental_state(state, torch.tensor([1, 0]))
+    a, b = ({name: dict(cache) for name, cache in state.items()} for _ in range(2))
+    with torch.no_grad():
+        other = torch.randn(1, 2, 6)
+        first, _ = module(x[2:3], None, None, incremental_state=a)
+        module(other, None, None, incremental_state=b)
+        second, _ = module(x[3:], None, None, incremental_state=a)
+        whole, _ = module(torch.cat([x[:2, [1, 0]], x[2:]]), attn_mask=torch.full((4, 4), float("-inf")).triu_(1))
+    torch.testing.assert_close(torch.cat([first, second]), whole[2:])
+
+
+def test_integer_masks():
+    """0 and 1 hide as false and true do."""
+    module = make_attention("random+vanilla")
+    x = torch.randn(4, 3, 6)
+    future, padding = torch.ones(4, 4).triu(1).bool(), torch.tensor([[0, 0, 0, 0], [0, 0, 1, 1], [0, 0, 0, 1]]).bool()
+    for need_weights in (False, True):
+        expected, _ = module(x, key_padding_mask=padding, attn_mask=future, need_weights=need_weights)
+        for dtype in (torch.uint8, torch.long):
+            found, _ = module(
+                x, key_padding_mask=padding.to(dtype), attn_mask=future.to(dtype), need_weights=need_weights
+            )
+            torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_empty_batch(spec):
+    assert make_attention(spec)(torch.zeros(5, 0, 6))[0].shape == (5, 0, 6)
 
 
 @pytest.mark.parametrize("spec", SPECS)

@@ -123,20 +123,55 @@ def test_any_terms(shared, causal):
         size = 1 if n in shared else bsz
         return torch.randn(size, heads, rows, columns, dtype=torch.float64, requires_grad=True)
 
-    terms = [
-        Terms(query=part(0), key=part(1)),
-        Terms(bias=part(0, 1, length)),
-        Terms(bias=part(1, length, length)),
+    weight = torch.rand(1, 1, 1, 1, dtype=torch.float64, requires_grad=True)
+    products = [
+        Terms(query=part(0), key=part(1), weight=weight),
         Terms(left=part(0, columns=2), right=part(1, columns=5)),
     ]
+    biases = [Terms(bias=part(1, length, length)), Terms(bias=part(0, 1, length), weight=weight)]
+    for terms in (products + biases, biases, biases[::-1], biases[:1]):
+        check_terms(terms, causal, bsz, heads, length, width)
+
+
+def check_terms(terms, causal, bsz, heads, length, width):
+    before = [None if tensor is None else tensor.detach().clone() for term in terms for tensor in term]
     value = torch.randn(bsz, heads, length, width, dtype=torch.float64, requires_grad=True)
-    leaves = [value] + [tensor for term in terms for tensor in term if tensor is not None]
+    leaves = list({id(t): t for t in [value, *(t for term in terms for t in term if t is not None)]}.values())
     grad = torch.randn(bsz, heads, length, width, dtype=torch.float64)
     expected = plain(terms, value, None, future(length, torch.float64) if causal else None)[0]
     expected_grads = torch.autograd.grad(expected, leaves, grad)
     for out in (tiled(terms, value, groups_of([length] * bsz), causal), fused(terms, value, None, causal)):
         torch.testing.assert_close(out, expected)
         torch.testing.assert_close(torch.autograd.grad(out, leaves, grad), expected_grads)
+    after = [tensor for term in terms for tensor in term]
+    assert all(a is None or torch.equal(a, b) for a, b in zip(after, before))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("spec", [s for s in SPECS if "+" in s])
+def test_sums(spec, causal, monkeypatch):
+    """Mixtures without weights, too; and no parameter or buffer changes."""
+    module = make_attention(spec, "sum").double()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    x, grad = torch.randn(2, 9, len(LENGTHS), 6, dtype=torch.float64)
+    masks = (padding_mask(LENGTHS), future(9, torch.float64) if causal else None, monkeypatch)
+    expected, found = (run(module, x, grad, *masks, computation) for computation in (plain, None))
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], atol=1e-12, rtol=0)
+    assert all(torch.equal(t, before[n]) for n, t in module.state_dict().items() if not n.endswith("reached"))
+
+
+@pytest.mark.parametrize("frozen", ["R", "alpha", "W1", "W2", "_proj"])
+def test_frozen_parameters(frozen, monkeypatch):
+    """What is not trained has no gradient; the others have theirs."""
+    module = make_attention("random+fixed_random+dense+vanilla").double()
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(frozen not in name)
+    x, grad = torch.randn(2, 9, len(LENGTHS), 6, dtype=torch.float64)
+    expected, found = (run(module, x, grad, padding_mask(LENGTHS), None, monkeypatch, c) for c in (plain, None))
+    assert found.keys() == expected.keys() and not any(frozen in name for name in found)
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], atol=1e-12, rtol=0)
 
 
 def chosen(spec, monkeypatch, bsz=3, training=True, dropout=0.0, **call):
@@ -179,6 +214,11 @@ def test_choice(spec, bsz, expected, monkeypatch):
         assert chosen(spec, monkeypatch, bsz, key_padding_mask=left) == "plain"
         assert chosen(spec, monkeypatch, bsz, key_padding_mask=left.flip(1)) == expected
     assert chosen(spec, monkeypatch, bsz, attn_mask=future(9).t()) == "plain"
+    learned = future(9).requires_grad_()
+    assert chosen(spec, monkeypatch, bsz, attn_mask=learned) == "plain"
+    assert chosen(spec, monkeypatch, bsz, attn_mask=torch.zeros(1, 1)) == "plain"
+    if bsz > 1:
+        assert chosen(spec, monkeypatch, bsz, key_padding_mask=padding_mask([9])) == "plain"
     with_dropout = "fused" if expected == "fused" else "plain"
     assert chosen(spec, monkeypatch, bsz, dropout=0.1) == with_dropout
     assert chosen(spec, monkeypatch, bsz, training=False, dropout=0.1) == expected
@@ -200,6 +240,12 @@ def test_masks_are_read():
     assert sentence_lengths(mask) is None
     mask[:] = torch.tensor([[False, True, False], [False, False, False]])
     assert sentence_lengths(mask) is None
+    calls = []
+    for _ in range(2):
+        computations.remembered(mask, "a question", lambda: calls.append(1))
+    assert len(calls) == 1
+    square = padding_mask([3, 2, 1])
+    assert sentence_lengths(square) == [3, 2, 1] and not is_causal(square)
     with torch.inference_mode():
         assert sentence_lengths(padding_mask([3, 2])) == [3, 2]
     causal = future(4)

@@ -5,6 +5,8 @@ import copy
 import pytest
 import torch
 from conftest import make_attention
+from fairseq.dataclass.configs import EMAConfig
+from fairseq.models.ema.ema import EMA
 from fairseq.optim.adam import Adam
 
 from fairseq_synth import nested
@@ -45,12 +47,14 @@ def test_unreached_blocks_have_no_gradient():
         return [None if p.grad is None else int(p.grad.sum()) for p in (module.core, *module.right, *module.below)]
 
     assert gradients(3, matrix) == [9, None, None, None, None]
+    assert gradients(4, matrix) == [16, None, None, None, None]
     assert gradients(6, matrix) == [16, 8, None, 12, None]
     assert gradients(3, matrix) == [9, 0, None, 0, None]
     resumed = NestedMatrix(1, 16)
     resumed.load_state_dict(matrix.state_dict())
     assert gradients(3, resumed) == [9, 0, None, 0, None]
-    assert resumed.eval()(0, 16, 16).shape == (1, 16, 16) and resumed.reached == 6
+    assert gradients(8, resumed) == [16, 16, None, 32, None]
+    assert resumed.eval()(0, 16, 16).shape == (1, 16, 16) and resumed.reached == 8
 
 
 def test_training_equals_one_block(monkeypatch):
@@ -74,6 +78,18 @@ def test_training_equals_one_block(monkeypatch):
     a, b = train(4), train(16)
     for name in set(a) - {"synthesizer.components.random.R.reached"}:
         torch.testing.assert_close(a[name], b[name], atol=1e-6, rtol=0, msg=name)
+
+
+def test_moving_average():
+    """fairseq's --store-ema scales every tensor of the state dict."""
+    module = make_attention("random", max_length=16)
+    average = EMA(module, EMAConfig(store_ema=True, ema_decay=0.5))
+    before = module.state_dict()
+    for parameter in module.parameters():
+        parameter.data.zero_()
+    average.step(module)
+    name = "synthesizer.components.random.R.matrix"
+    torch.testing.assert_close(average.get_model().state_dict()[name], before[name] / 2)
 
 
 @pytest.mark.parametrize(

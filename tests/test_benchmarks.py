@@ -1,0 +1,42 @@
+"""Every benchmark runs as its help says, prints its table and writes its file; a missing GPU is one line."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import ROOT
+
+COMMANDS = {
+    "block": ["block.py", "--shapes", "4x8", "--variants", "random", "dynamicconv"],
+    "causal block": ["block.py", "--shapes", "4x8", "--causal", "--variants", "factorized_dense+vanilla"],
+    "step": ["step.py", "--shapes", "2x4", "--words", "100", "--variants", "random", "lightconv"],
+    "generate": ["generate.py", "--sentences", "1", "--tokens", "3", "--words", "100", "--variants", "random+vanilla"],
+    "memory": ["memory.py", "--shapes", "4x64", "--causal", "--variants", "dense"],
+}
+
+
+def run(*command):
+    command = [sys.executable, str(ROOT / "benchmarks" / command[0]), *command[1:]]
+    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_benchmark(name, tmp_path):
+    out = tmp_path / "new" / "figures.json"
+    done = run(*COMMANDS[name], "--rounds", "1", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    record = json.loads(out.read_text())
+    for variant in COMMANDS[name][COMMANDS[name].index("--variants") + 1 :]:
+        assert all(value > 0 for value in record["figures"][variant].values()), record
+        assert f"| {variant} |" in done.stdout
+    assert "--out" not in record["command"] and record["versions"]["torch"] == torch.__version__
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_no_gpu():
+    done = run("block.py", "--device", "cuda")
+    assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith(
+        "error: --device cuda: this machine has no GPU"
+    )
