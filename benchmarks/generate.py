@@ -47,10 +47,10 @@ def searches(args: Any) -> Dict[str, Callable[[], Any]]:
     return functions
 
 
-def translations(args: Any) -> Dict[str, Callable[[], Any]]:
-    """The test set, translated by each checkpoint; what is timed is the search alone."""
+def translations(args: Any, tokens: Dict[str, int]) -> Dict[str, Callable[[], Any]]:
+    """The test set, translated by each checkpoint; what is timed is the search alone. Counts its `tokens`."""
     functions: Dict[str, Callable[[], Any]] = {}
-    names = [STOCK] + [str(path) for path in args.checkpoints[1:]]
+    names = [STOCK] + [path.stem for path in args.checkpoints[1:]]
     for name, path in zip(names, args.checkpoints):
         models, cfg, task = checkpoint_utils.load_model_ensemble_and_task(
             [str(path)], arg_overrides={"data": str(args.data)}
@@ -67,8 +67,10 @@ def translations(args: Any) -> Dict[str, Callable[[], Any]]:
         if args.device == "cuda":
             batches = [utils.move_to_cuda(batch) for batch in batches]
 
-        def run(task: Any = task, generator: Any = generator, model: Any = model, batches: Any = batches) -> None:
-            run.tokens = sum(
+        def run(
+            name: str = name, task: Any = task, generator: Any = generator, model: Any = model, batches: Any = batches
+        ) -> None:
+            tokens[name] = sum(
                 len(hypotheses[0]["tokens"])
                 for batch in batches
                 for hypotheses in task.inference_step(generator, [model], batch)
@@ -91,12 +93,13 @@ def main() -> None:
     setup(args)
     if bool(args.checkpoints) != bool(args.data):
         sys.exit("error: --checkpoints and --data go together")
-    functions = translations(args) if args.checkpoints else searches(args)
+    tokens: Dict[str, int] = {}
+    functions = translations(args, tokens) if args.checkpoints else searches(args)
     rows = {}
     for name, figures in ratios(functions, args.device, args.rounds).items():
         rows[name] = {key: figures[key] for key in ("ratio", "lowest", "highest")}
         if args.checkpoints:  # tokens a second, not seconds
-            share = functions[name].tokens / functions[STOCK].tokens
+            share = tokens[name] / tokens[STOCK]
             rows[name] = {key: value * share for key, value in rows[name].items()}
     what = "trained models" if args.checkpoints else f"{args.tokens} tokens, {args.words} words"
     report(f"beam search, beam {args.beam}, {what}", "tokens a second / stock's", rows, args)
