@@ -111,7 +111,7 @@ def report(title: str, unit: str, rows: Dict[str, Dict[str, float]], args: argpa
             "versions": versions(),
             "hardware": hardware(),
         }
-        args.out.write_text(json.dumps(record, indent=2) + "\n")
+        args.out.write_text(json.dumps(record, indent=2, default=str) + "\n")
 
 
 def _without_out(argv: List[str]) -> List[str]:
