@@ -3,11 +3,13 @@
     python benchmarks/memory.py --shapes 16x1024 --causal
 
 Each in a process of its own, from before the first forward pass: its input is there, its output and gradients are
-not. On a CPU the peak of the resident set, on a GPU that of torch's allocator.
+not. On a CPU the peak of the resident set, which varies, so the median of the rounds; on a GPU that of torch's
+allocator.
 """
 
 import json
 import resource
+import statistics
 import subprocess
 import sys
 from typing import Dict
@@ -27,7 +29,7 @@ def peak(device: str) -> int:
 
 
 def main() -> None:
-    p = parser(__doc__, [*VARIANTS, "lightconv", "dynamicconv"], rounds=1)
+    p = parser(__doc__, [*VARIANTS, "lightconv", "dynamicconv"], rounds=3)
     p.add_argument("--shapes", nargs="+", default=["16x1024"], help="sentences x tokens")
     p.add_argument("--causal", action="store_true", help="the decoder's block, no padding")
     p.add_argument("--one", help="internal: print the bytes of this one")
@@ -46,8 +48,11 @@ def main() -> None:
     for shape in args.shapes:
         for name in rows:
             command = [sys.executable, *sys.argv, "--one", name, "--shapes", shape]
-            out = subprocess.run(command, check=True, stdout=subprocess.PIPE, universal_newlines=True).stdout
-            rows[name][f"{shape} MiB"] = json.loads(out.splitlines()[-1]) / 2**20
+            found = [
+                subprocess.run(command, check=True, stdout=subprocess.PIPE, universal_newlines=True).stdout
+                for _ in range(args.rounds)
+            ]
+            rows[name][f"{shape} MiB"] = statistics.median(json.loads(out.splitlines()[-1]) for out in found) / 2**20
         for name in rows:
             rows[name][shape] = rows[STOCK][f"{shape} MiB"] / rows[name][f"{shape} MiB"]
     report(f"peak memory of the block, {'causal' if args.causal else 'padded'}", "stock's / this one's", rows, args)
