@@ -44,6 +44,7 @@ SPEED = {  # column: file of results/speed_cpu, and its figure
     "step T=32, ℓ=1024": ("step_l1024", "32x32"),
     "generation, 32k words": ("generate_32k", "ratio"),
     "generation, 8k words": ("generate_8k", "ratio"),
+    "generation, Multi30k": ("generate_trained", "ratio"),
     "memory, causal 16×1024": ("memory_causal", "16x1024"),
 }
 
