@@ -12,7 +12,6 @@ import fairseq_synth.nested
 from fairseq_synth.attention import SyntheticAttention
 from fairseq_synth.synthesizers import SYNTHESIZERS, Mixture, parse_spec
 
-fairseq_synth.nested.FIRST = 4  # so that the small matrices here have several blocks
 torch.set_num_threads(1)  # the workers of pytest-xdist share the machine
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -78,6 +77,13 @@ def pad_batch(sentences, left, pad=1):
     for row, s in zip(batch, sentences):
         row[width - len(s) if left else 0 :][: len(s)] = torch.tensor(s)
     return batch
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(request, monkeypatch):
+    """The small matrices of the tests have several blocks; where other processes train, theirs are as usual."""
+    if request.module.__name__ not in ("test_cli", "test_recipes"):
+        monkeypatch.setattr(fairseq_synth.nested, "FIRST", 4)
 
 
 @pytest.fixture(scope="session")

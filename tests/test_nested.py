@@ -101,6 +101,7 @@ def test_wrong_state(key, shape, message):
 
 
 def ddp(rank, file, results):
+    nested.FIRST = 4
     torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
     torch.manual_seed(0)
     module = torch.nn.parallel.DistributedDataParallel(NestedMatrix(1, 16))
