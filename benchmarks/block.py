@@ -10,7 +10,7 @@ of three lengths, sorted as fairseq sorts a batch; with --causal it is the decod
 from typing import Any, Callable, Dict
 
 import torch
-from common import DTYPES, STOCK, parser, ratios, report, setup
+from common import CONVOLUTIONS, DTYPES, STOCK, cells, parser, ratios, report, setup
 from fairseq.modules import DynamicConv, LightweightConv, MultiheadAttention
 from torch import Tensor, nn
 
@@ -21,12 +21,12 @@ from fairseq_synth.synthesizers import Mixture, parse_spec
 WIDTH, HEADS, MAX_LENGTH, RANK, KERNEL = 512, 8, 256, 8, 31
 
 
-def build(name: str, length: int, causal: bool, args: Any) -> nn.Module:
+def build(name: str, length: int, causal: bool) -> nn.Module:
     """Stock fairseq's attention, one of its convolutions, or a variant of ours."""
     torch.manual_seed(0)
     if name == STOCK:
         return MultiheadAttention(WIDTH, HEADS, self_attention=True)
-    if name in ("lightconv", "dynamicconv"):
+    if name in CONVOLUTIONS:
         return Convolution(name, causal)
     mixture = Mixture(parse_spec(name), "convex", HEADS, WIDTH // HEADS, max(MAX_LENGTH, length), RANK)
     return SyntheticAttention(WIDTH, HEADS, mixture)
@@ -79,7 +79,7 @@ def step(module: nn.Module, bsz: int, length: int, causal: bool, args: Any) -> C
 
 
 def main() -> None:
-    p = parser(__doc__, [*VARIANTS, "lightconv", "dynamicconv"], rounds=7)
+    p = parser(__doc__, [*VARIANTS, *CONVOLUTIONS], rounds=7)
     p.add_argument("--shapes", nargs="+", default=["128x32", "32x128", "16x256"], help="sentences x tokens")
     p.add_argument("--causal", action="store_true", help="the decoder's block, no padding")
     args = p.parse_args()
@@ -88,11 +88,9 @@ def main() -> None:
     rows: Dict[str, Dict[str, float]] = {name: {} for name in names}
     for shape in args.shapes:
         bsz, length = (int(n) for n in shape.split("x"))
-        steps = {name: step(build(name, length, args.causal, args), bsz, length, args.causal, args) for name in names}
+        steps = {name: step(build(name, length, args.causal), bsz, length, args.causal, args) for name in names}
         for name, figures in ratios(steps, args.device, args.rounds).items():
-            rows[name][shape] = figures["ratio"]
-            rows[name][f"{shape} from"] = figures["lowest"]
-            rows[name][f"{shape} to"] = figures["highest"]
+            rows[name].update(cells(shape, figures))
     report(f"attention block, {'causal' if args.causal else 'padded'}", "stock's time / this one's", rows, args)
 
 

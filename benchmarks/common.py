@@ -21,6 +21,7 @@ from provenance import commit, hardware, versions  # noqa: E402
 import fairseq_synth  # noqa: E402, F401
 
 STOCK = "stock"
+CONVOLUTIONS = {"lightconv": "lightweight", "dynamicconv": "dynamic"}  # fairseq's, and its names of their kinds
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -91,6 +92,11 @@ def ratios(functions: Dict[str, Callable[[], Any]], device: str, rounds: int) ->
     return out
 
 
+def cells(column: str, figures: Dict[str, float]) -> Dict[str, float]:
+    """The ratio of a name in `ratios`, with its spread, as cells of a table."""
+    return {column: figures["ratio"], f"{column} from": figures["lowest"], f"{column} to": figures["highest"]}
+
+
 def report(title: str, unit: str, rows: Dict[str, Dict[str, float]], args: argparse.Namespace) -> None:
     """Prints a Markdown table, name by column, and writes ``--out``."""
     columns = list(next(iter(rows.values())))
@@ -133,11 +139,9 @@ def base_model(name: str, words: int, max_length: int, **flags: Any) -> Any:
     """
     if name == STOCK:
         arch = "transformer_wmt_en_de"
-    elif name in ("lightconv", "dynamicconv"):
+    elif name in CONVOLUTIONS:
         arch = "lightconv_wmt_en_de"
-        flags["encoder_conv_type"] = flags["decoder_conv_type"] = name.replace("conv", "").replace(
-            "light", "lightweight"
-        )
+        flags["encoder_conv_type"] = flags["decoder_conv_type"] = CONVOLUTIONS[name]
         flags["weight_softmax"] = flags["encoder_glu"] = flags["decoder_glu"] = True
     else:
         arch = "transformer_synth_vanilla_wmt_en_de"

@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List
 
 import torch
 from common import DTYPES, STOCK, base_model, parser, ratios, report, setup
-from fairseq import checkpoint_utils, tasks, utils
+from fairseq import checkpoint_utils, utils
 from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_synth.architectures import VARIANTS
@@ -55,7 +55,6 @@ def translations(args: Any, tokens: Dict[str, int]) -> Dict[str, Callable[[], An
         models, cfg, task = checkpoint_utils.load_model_ensemble_and_task(
             [str(path)], arg_overrides={"data": str(args.data)}
         )
-        assert isinstance(task, tasks.FairseqTask)
         task.load_dataset("test")
         model = models[0].to(args.device, DTYPES[args.dtype]).eval()
         model.prepare_for_inference_(cfg)

@@ -16,7 +16,7 @@ from typing import Dict
 
 import torch
 from block import build, step
-from common import STOCK, parser, report, setup
+from common import CONVOLUTIONS, STOCK, parser, report, setup
 
 from fairseq_synth.architectures import VARIANTS
 
@@ -29,7 +29,7 @@ def peak(device: str) -> int:
 
 
 def main() -> None:
-    p = parser(__doc__, [*VARIANTS, "lightconv", "dynamicconv"], rounds=3)
+    p = parser(__doc__, [*VARIANTS, *CONVOLUTIONS], rounds=3)
     p.add_argument("--shapes", nargs="+", default=["16x1024"], help="sentences x tokens")
     p.add_argument("--causal", action="store_true", help="the decoder's block, no padding")
     p.add_argument("--one", help="internal: print the bytes of this one")
@@ -38,8 +38,8 @@ def main() -> None:
     if args.one:
         bsz, length = (int(n) for n in args.shapes[0].split("x"))
         # libraries load themselves and their buffers with the first call
-        step(build(args.one, 32, args.causal, args), 2, 32, args.causal, args)()
-        run = step(build(args.one, length, args.causal, args), bsz, length, args.causal, args)
+        step(build(args.one, 32, args.causal), 2, 32, args.causal, args)()
+        run = step(build(args.one, length, args.causal), bsz, length, args.causal, args)
         before = peak(args.device)
         run()
         print(json.dumps(peak(args.device) - before))

@@ -11,7 +11,7 @@ import sys
 from typing import Callable, Dict
 
 import torch
-from common import DTYPES, STOCK, base_model, parser, ratios, report, setup
+from common import CONVOLUTIONS, DTYPES, STOCK, base_model, cells, parser, ratios, report, setup
 from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
 from fairseq.optim.adam import Adam
 from torch import nn
@@ -42,7 +42,7 @@ class Step:
 
 
 def main() -> None:
-    p = parser(__doc__, [*VARIANTS, "lightconv", "dynamicconv"], rounds=5)
+    p = parser(__doc__, [*VARIANTS, *CONVOLUTIONS], rounds=5)
     p.add_argument("--shapes", nargs="+", default=["32x32", "4x256"], help="sentences x tokens, source and target")
     p.add_argument("--max-length", type=int, default=256, help="--synth-max-length")
     p.add_argument("--words", type=int, default=32768, help="size of the vocabulary")
@@ -58,10 +58,7 @@ def main() -> None:
             torch.manual_seed(0)
             source, target = torch.randint(4, args.words, (2, bsz, length), device=args.device)
             steps = {STOCK: stock.on(source, target, 1), name: variant.on(source, target, 1)}
-            figures = ratios(steps, args.device, args.rounds)[name]
-            rows[name][shape] = figures["ratio"]
-            rows[name][f"{shape} from"] = figures["lowest"]
-            rows[name][f"{shape} to"] = figures["highest"]
+            rows[name].update(cells(shape, ratios(steps, args.device, args.rounds)[name]))
         print(name, rows[name], file=sys.stderr, flush=True)
     report(f"training step of the base model, l = {args.max_length}", "stock's time / this one's", rows, args)
 

@@ -111,7 +111,8 @@ class Random(Synthesizer):
         self.R.assign(R)
 
     def silence(self) -> None:
-        self.R.assign(torch.zeros_like(self.R.whole()))
+        for block in self.R.parameters():
+            nn.init.zeros_(block)
 
     def forward(self, x: Tensor, q: Optional[Tensor], k: Optional[Tensor], start: int, src_len: int) -> Terms:
         return Terms(bias=self.R(start, x.size(2), src_len)[None])

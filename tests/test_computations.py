@@ -177,14 +177,15 @@ def test_frozen_parameters(frozen, monkeypatch):
 def chosen(spec, monkeypatch, bsz=3, training=True, dropout=0.0, **call):
     """The name of the computation that a call comes to."""
     called = []
-    for name in ("tiled", "fused"):
-        original = getattr(computations, name)
-        monkeypatch.setattr(
-            computations, name, lambda *args, n=name, f=original, **kwargs: called.append(n) or f(*args, **kwargs)
-        )
     module = make_attention(spec, dropout=dropout).train(training)
     x = torch.randn(9, bsz, 6)
-    module(x, x, x, **call)
+    with monkeypatch.context() as patch:
+        for name in ("tiled", "fused"):
+            original = getattr(computations, name)
+            patch.setattr(
+                computations, name, lambda *args, n=name, f=original, **kwargs: called.append(n) or f(*args, **kwargs)
+            )
+        module(x, x, x, **call)
     return called[0] if called else "plain"
 
 
