@@ -1,37 +1,98 @@
 #!/usr/bin/env bash
-# Averages the last update checkpoints of a run, translates the test set and scores it with sacreBLEU.
+# Averages the last checkpoints of a training, translates the test set and scores it.
 #
-#   scripts/evaluate.sh DATA_DIR RUN_DIR SRC TGT [N]
+#   scripts/evaluate.sh DATA_DIR RUN_DIR [options]
 #
-# DATA_DIR is an OUT_DIR of prepare.sh, RUN_DIR the --save-dir of the training; N (5) checkpoints are averaged,
-# beam 5, length penalty 1. Writes RUN_DIR/test.hyp.TGT, detokenised, and RUN_DIR/bleu.json with the signature.
+#   DATA_DIR is what prepare*.sh made, RUN_DIR the --save-dir of the training.
+#
+#   --average N         checkpoints: the last of --save-interval-updates if there are, else epochs (default: 5)
+#   --beam N            (default: 4)
+#   --lenpen X          length penalty (default: 0.6)
+#   --max-tokens N      batch of the search (default: 4096)
+#   --baseline RUN_DIR  an evaluated run of the same data; adds a paired bootstrap test against it
+#
+# Writes to RUN_DIR: test.hyp.TGT, the translations, detokenised; scores.json; bootstrap.json.
+#   BLEU, chrF              of detokenised text by sacreBLEU, with the signature: the figures to compare
+#   tokenised BLEU          as fairseq-generate would count it (BPE only)
+#   compound-split BLEU     En-De only, tokenised, hyphens split: what the literature on WMT14 En-De reports since
+#                           Vaswani et al.; higher than sacreBLEU's for the same output, so compared with no other
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
-[ $# -ge 4 ] || die "usage: scripts/evaluate.sh DATA_DIR RUN_DIR SRC TGT [N]"
-data=$1 out=$2 src=$3 tgt=$4 n=${5:-5}
+average=5 beam=4 lenpen=0.6 max_tokens=4096 baseline=''
+options "average beam lenpen max-tokens baseline" "$@"
+[ ${#words[@]} = 2 ] || die "usage: scripts/evaluate.sh DATA_DIR RUN_DIR [options]; see $0 --help"
+data=${words[0]} out=${words[1]}
+whole average beam max_tokens
 [ -f "$data/bin/done" ] || die "$data: not prepared; run scripts/prepare.sh first"
+src='' tgt='' subwords='' lowercase='' sacrebleu_set=''
+# shellcheck disable=SC1091
+source "$data/settings"
+[ ! -f "$data/sacrebleu_set" ] || sacrebleu_set=$(cat "$data/sacrebleu_set")
 
-say "averaging the last $n checkpoints"
-run python "$root/scripts/average_checkpoints.py" --inputs "$out" --num-update-checkpoints "$n" \
+say "averaging the last $average checkpoints"
+kind=--num-epoch-checkpoints
+compgen -G "$out/checkpoint_[0-9]*_[0-9]*.pt" > /dev/null && kind=--num-update-checkpoints
+run python "$root/scripts/average_checkpoints.py" --inputs "$out" $kind "$average" \
     --output "$out/checkpoint_avg.pt" 2> "$out/average.log" || die "$(tail -n 1 "$out/average.log")"
 
 say "translating the test set"
+decode=(--bpe subword_nmt --bpe-codes "$data/codes" --tokenizer moses)
+[ "$subwords" = bpe ] || decode=(--bpe sentencepiece --sentencepiece-model "$data/pieces.model")
 run fairseq-generate "$data/bin" --user-dir "$root/fairseq_synth" --path "$out/checkpoint_avg.pt" \
-    --source-lang "$src" --target-lang "$tgt" --beam 5 --max-tokens 4096 --bpe subword_nmt \
-    --bpe-codes "$data/codes" --tokenizer moses > "$out/generate.log" 2> "$out/generate.err" ||
-    die "$(tail -n 1 "$out/generate.err")"
-# D-7<tab>score<tab>detokenised hypothesis; back into the order of the corpus
-sed -n 's/^D-//p' "$out/generate.log" | sort -n | cut -f 3- > "$out/test.hyp.$tgt"
+    --source-lang "$src" --target-lang "$tgt" --beam "$beam" --lenpen "$lenpen" --max-tokens "$max_tokens" \
+    "${decode[@]}" > "$out/generate.log" 2> "$out/generate.err" || die "$(tail -n 1 "$out/generate.err")"
+# D-7<tab>score<tab>detokenised hypothesis, H- in subwords; back into the order of the corpus
+in_order() { sed -n "s/^$1-//p" "$out/generate.log" | sort -n | cut -f 3-; }
+in_order D > "$out/test.hyp.$tgt"
 [ "$(wc -l < "$out/test.hyp.$tgt")" = "$(wc -l < "$data/test.$tgt")" ] ||
     die "$out/test.hyp.$tgt: $(wc -l < "$out/test.hyp.$tgt") translations of $(wc -l < "$data/test.$tgt") sentences"
 
 say "scoring"
-run sacrebleu "$data/test.$tgt" -i "$out/test.hyp.$tgt" -l "$src-$tgt" -m bleu -w 2 > "$out/bleu.json"
-python - "$out/bleu.json" <<'PYTHON'
+reference=("$data/test.$tgt" -l "$src-$tgt")
+[ -z "$sacrebleu_set" ] || reference=(-t "$sacrebleu_set" -l "$src-$tgt")
+# figure NAME ARGUMENTS...: one of sacreBLEU's, kept as RUN_DIR/NAME.json
+figure() {
+    local name=$1
+    shift
+    run sacrebleu "$@" -w 2 -f json > "$out/$name.json" 2> "$out/$name.err" || die "sacrebleu failed: $(tail -n 1 "$out/$name.err")"
+    rm -f "$out/$name.err"
+}
+case=(${lowercase:+-lc})
+figure bleu "${reference[@]}" -i "$out/test.hyp.$tgt" -m bleu "${case[@]}"
+figure chrf "${reference[@]}" -i "$out/test.hyp.$tgt" -m chrf ${lowercase:+--chrf-lowercase}
+figures=(bleu chrf)
+if [ "$subwords" = bpe ]; then
+    in_order H | sed -E 's/(@@ )|(@@ ?$)//g' > "$out/test.tok.$tgt"
+    figure tokenised "$data/tok/test.$tgt" -i "$out/test.tok.$tgt" -m bleu --tokenize none --force
+    figures+=(tokenised)
+fi
+if [ "$src-$tgt" = en-de ]; then
+    split() { sacremoses --quiet -l de tokenize < "$1" | sed -E 's/(\S)-(\S)/\1 ##AT##-##AT## \2/g'; }
+    split "$data/test.$tgt" > "$out/compound.ref"
+    split "$out/test.hyp.$tgt" > "$out/compound.hyp"
+    figure compound_split "$out/compound.ref" -i "$out/compound.hyp" -m bleu --tokenize none --force
+    figures+=(compound_split)
+fi
+if [ -n "$baseline" ]; then
+    [ -f "$baseline/test.hyp.$tgt" ] || die "--baseline $baseline: not evaluated yet"
+    figure bootstrap "${reference[@]}" -i "$baseline/test.hyp.$tgt" "$out/test.hyp.$tgt" -m bleu "${case[@]}" --paired-bs
+fi
+python - "$out" "${figures[@]}" <<'PYTHON'
 import json, sys
-bleu = json.load(open(sys.argv[1]))
-print(f"BLEU {bleu['score']:.2f}   {bleu['signature']}")
+from pathlib import Path
+
+run, *names = sys.argv[1:]
+scores = {name: json.loads(Path(run, f"{name}.json").read_text()) for name in names}
+Path(run, "scores.json").write_text(json.dumps(scores, indent=1) + "\n")
+for name, label in dict(bleu="BLEU", chrf="chrF", tokenised="tokenised BLEU", compound_split="compound-split BLEU").items():
+    if name in scores:
+        print(f"{label} {scores[name]['score']:.2f}   {scores[name]['signature']}")
+bootstrap = Path(run, "bootstrap.json")
+if bootstrap.exists():
+    base, ours = json.loads(bootstrap.read_text())
+    bleu = next(key for key in ours if key.startswith("BLEU"))
+    print(f"baseline {base[bleu]['score']:.2f}, this run {ours[bleu]['score']:.2f}, p = {ours[bleu]['p_value']:.4f} (paired bootstrap)")
 PYTHON
 
 say "three translations"

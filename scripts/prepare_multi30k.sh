@@ -1,18 +1,25 @@
 #!/usr/bin/env bash
 # Multi30k, task 1 (image captions; Elliott et al. 2016, 2017) -> OUT_DIR-raw, then data for fairseq-train in OUT_DIR.
 #
-#   scripts/prepare_multi30k.sh de|fr OUT_DIR [DATA_DIR] [MERGES]
+#   scripts/prepare_multi30k.sh de|fr OUT_DIR [--from DIR] [options of prepare.sh]
 #
-# The raw text comes from DATA_DIR, a folder with {train,val,test_2016_flickr}.{en,de,fr}.gz, or without one from
-# the corpus' own repository. Its content is checked by SHA-256 either way. The test set is test_2016_flickr.
+# The raw text comes from --from, a folder with {train,val,test_2016_flickr}.{en,de,fr}.gz, or without it from the
+# corpus' own repository. Its content is checked by SHA-256 either way. The test set is test_2016_flickr.
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
-usage="usage: scripts/prepare_multi30k.sh de|fr OUT_DIR [DATA_DIR] [MERGES]"
+usage="usage: scripts/prepare_multi30k.sh de|fr OUT_DIR [--from DIR] [options of prepare.sh]; see $0 --help"
+case ${1:-} in --help | -h) usage; exit 0 ;; esac
 [ $# -ge 2 ] || die "$usage"
-tgt=$1 out=$2 data=${3:-} merges=${4:-10000}
+tgt=$1 out=$2 data=''
+shift 2
+if [ "${1:-}" = --from ]; then
+    [ $# -ge 2 ] || die "--from needs a value"
+    data=$2
+    shift 2
+fi
 [ "$tgt" = de ] || [ "$tgt" = fr ] || die "$tgt: Multi30k is translated from English into de or fr here; $usage"
-[ -z "$data" ] || [ -d "$data" ] || die "--data-dir $data: no such folder; leave it out to download the corpus"
+[ -z "$data" ] || [ -d "$data" ] || die "$data: no such folder; leave it out to download the corpus"
 url=https://raw.githubusercontent.com/multi30k/dataset/a3d2e0d26b56f3846f66a952536ffed4e401d05a/data/task1/raw
 
 # SHA-256 of the text, not of the .gz, which depends on who compressed it
@@ -40,7 +47,7 @@ for part in train val test_2016_flickr; do
             gunzip -c "$data/$part.$lang.gz" > "$file.part" || die "$data/$part.$lang.gz: not a whole gzip file"
         else
             say "downloading $part.$lang.gz"
-            python - "$url/$part.$lang.gz" "$file.part" <<'PYTHON' || die "$url/$part.$lang.gz: cannot download; get the corpus elsewhere and give its folder by --data-dir"
+            python - "$url/$part.$lang.gz" "$file.part" <<'PYTHON' || die "$url/$part.$lang.gz: cannot download; get the corpus elsewhere and name its folder"
 import gzip, sys, urllib.request
 try:
     with urllib.request.urlopen(sys.argv[1], timeout=60) as reply, open(sys.argv[2], "wb") as file:
@@ -54,4 +61,4 @@ PYTHON
         mv "$file.part" "$file"
     done
 done
-exec "$root/scripts/prepare.sh" "$raw" en "$tgt" "$out" "$merges"
+exec "$root/scripts/prepare.sh" "$raw" en "$tgt" "$out" "$@"

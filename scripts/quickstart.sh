@@ -15,82 +15,45 @@
 #
 # A second call reuses the environment, the data and the checkpoints: training goes on where it stopped.
 set -euo pipefail
-here=$(dirname "$0")
-# what a result is recorded with: where its files lie changes nothing
-command="scripts/quickstart.sh"
-variant=random_vanilla data=numbers data_dir='' pair=en-de max_update='' merges='' threads='' seed=1 out=''
-while [ $# -gt 0 ]; do
-    case $1 in
-        --help | -h) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit 0 ;;
-        --) command="$command $*"; shift; break ;;
-        --variant | --data | --data-dir | --pair | --max-update | --merges | --threads | --seed | --out)
-            [ $# -ge 2 ] || { echo "error: $1 needs a value" >&2; exit 2; }
-            name=${1#--}; printf -v "${name//-/_}" %s "$2"
-            case $1 in --out | --data-dir) ;; *) command="$command $1 $2" ;; esac
-            shift 2 ;;
-        *) echo "error: unknown option $1; see $0 --help" >&2; exit 2 ;;
-    esac
-done
-source "$here/common.sh"
+source "$(dirname "$0")/common.sh"
+
+variant=random_vanilla data=numbers data_dir='' pair=en-de max_update='' merges='' threads='' seed=1 out=$root/runs
+options "variant data data-dir pair max-update merges threads seed out" "$@"
+[ ${#words[@]} = 0 ] || die "${words[0]}: what is it? see $0 --help"
+one_of data "numbers multi30k"
+one_of pair "en-de en-fr"
+one_of variant "$variants"
+whole max_update merges seed threads
 case $data in
     numbers) : "${max_update:=1600}" "${merges:=1000}" ;;
     multi30k) : "${max_update:=3000}" "${merges:=4000}" ;;
-    *) die "--data $data: choose numbers or multi30k" ;;
 esac
-case $pair in en-de | en-fr) tgt=${pair#en-} ;; *) die "--pair $pair: choose en-de or en-fr" ;; esac
-variants=$(sed -n '/^VARIANTS/,/^)/s/^ *"\(.*\)",$/\1/p' "$root/fairseq_synth/architectures.py" | tr '+\n' '_ ')
-[[ " transformer $variants" = *" $variant "* ]] || die "--variant $variant: choose one of transformer $variants"
-for name in max_update merges seed threads; do
-    [[ ${!name:-0} =~ ^[0-9]+$ ]] || die "--${name//_/-} ${!name}: must be a whole number"
-done
+tgt=${pair#en-}
 [ -z "$data_dir" ] || [ -d "$data_dir" ] || die "--data-dir $data_dir: no such folder"
-"$here/setup.sh"
-source "$here/common.sh" # .venv may be new
-out=${out:-$root/runs}
+"$root/scripts/setup.sh"
+source "$root/scripts/common.sh" # .venv may be new
 corpus=$out/$data-$pair-bpe$merges
 save=$out/$data-$pair-bpe$merges-$variant-seed$seed
 
-if [ "$variant" = transformer ]; then
-    arch=transformer_multi30k
-else
-    arch=transformer_synth_${variant}_multi30k
-fi
-if [ $data = numbers ]; then
+if [ "$data" = numbers ]; then
     if [ ! -f "$corpus/bin/done" ]; then
         say "making the corpus of numbers, dates and quantities"
-        python "$here/make_numbers.py" en "$tgt" "$corpus-raw"
-        "$here/prepare.sh" "$corpus-raw" en "$tgt" "$corpus" "$merges"
+        python "$root/scripts/make_numbers.py" en "$tgt" "$corpus-raw"
     fi
+    "$root/scripts/prepare.sh" "$corpus-raw" en "$tgt" "$corpus" --merges "$merges"
 else
-    "$here/prepare_multi30k.sh" "$tgt" "$corpus" "$data_dir" "$merges"
+    "$root/scripts/prepare_multi30k.sh" "$tgt" "$corpus" ${data_dir:+--from "$data_dir"} --merges "$merges"
 fi
 
-mkdir -p "$save"
-settings="$arch $data $pair $merges merges $max_update updates seed $seed $*"
-[ ! -f "$save/settings" ] || [ "$(cat "$save/settings")" = "$settings" ] ||
-    die "$save was trained with other settings ($(cat "$save/settings")); give another --out, or remove it"
-printf '%s\n' "$settings" > "$save/settings"
-if [ -f "$save/result.json" ]; then
-    say "trained and scored already: $save"
-    cat "$save/summary"
-    exit 0
-fi
-if [ ! -f "$save/trained" ]; then
-    say "training $arch for $max_update updates (log: $save/train.log)"
-    [ -z "$threads" ] || export OMP_NUM_THREADS=$threads
-    interval=$((max_update / 20 > 0 ? max_update / 20 : 1))
-    run fairseq-train "$corpus/bin" --user-dir "$root/fairseq_synth" --arch "$arch" --share-all-embeddings \
-        --source-lang en --target-lang "$tgt" --save-dir "$save" --seed "$seed" \
-        --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0 --lr 3e-3 --lr-scheduler inverse_sqrt \
-        --warmup-updates $((max_update / 3)) --dropout 0.1 --criterion label_smoothed_cross_entropy \
-        --label-smoothing 0.1 --max-tokens 1024 --max-update "$max_update" --num-workers 0 \
-        --save-interval-updates "$interval" --keep-interval-updates 5 --no-epoch-checkpoints \
-        --validate-after-updates $((max_update * 3 / 4)) --no-progress-bar --log-interval "$interval" "$@" 2>&1 |
-        tee -a "$save/train.log" | sed -unE \
-        -e 's/.*train_inner.* ppl=([0-9.]+),.* num_updates=([0-9]+),.* wall=([0-9]+).*/  update \2: training perplexity \1, \3 s/p' \
-        -e '/Loaded checkpoint|rror:/{s/.* \| //;p}'
-    touch "$save/trained"
-fi
+arch=$(architecture "$variant" multi30k)
+say "training $arch for $max_update updates (log: $save/train.log)"
+[ -z "$threads" ] || export OMP_NUM_THREADS=$threads
+interval=$((max_update / 20 > 0 ? max_update / 20 : 1))
+"$root/scripts/train.sh" "$arch" "$pair" --data "$corpus" --save-dir "$save" --seed "$seed" --max-update "$max_update" \
+    --gpus "$(python -c 'import torch; print(min(1, torch.cuda.device_count()))')" --batch-tokens 1024 \
+    --save-every "$interval" -- --lr 3e-3 --warmup-updates $((max_update / 3)) --dropout 0.1 --clip-norm 1.0 \
+    --num-workers 0 --validate-after-updates $((max_update * 3 / 4)) --log-interval "$interval" "${rest[@]}" 2>&1 |
+    sed -unE -e 's/.*train_inner.* ppl=([0-9.]+),.* num_updates=([0-9]+),.* wall=([0-9]+).*/  update \2: training perplexity \1, \3 s/p' \
+        -e '/^\+ |Loaded checkpoint|rror:/{s/.* \| //;p}'
 
-"$here/evaluate.sh" "$corpus" "$save" en "$tgt" | tee "$save/summary"
-python "$here/record_result.py" "$save" --variant "$variant" --data "$data" --pair "$pair" --command "$command"
+"$root/scripts/evaluate.sh" "$corpus" "$save" --beam 5 --lenpen 1

@@ -1,0 +1,130 @@
+#!/usr/bin/env bash
+# Trains an architecture on prepared data: on this machine's GPUs, on those of several machines, or on its CPU.
+#
+#   scripts/train.sh ARCH PAIR [options] [-- flags for fairseq-train]
+#
+#   ARCH   transformer_synth_random_vanilla_wmt_en_de and the like, or fairseq's own: transformer_wmt_en_de,
+#          transformer_wmt_en_de_big, transformer_multi30k. Its ending chooses the recipe.
+#   PAIR   en-de or en-fr
+#
+#   --data DIR          prepared data (default: data/wmt14-PAIR, or data/multi30k-PAIR)
+#   --save-dir DIR      checkpoints and the log (default: runs/ARCH-PAIR-seedN)
+#   --gpus N            of this machine (default: all there are); 0 trains on the CPU
+#   --processes N       with --gpus 0, how many (default: 1)
+#   --nodes N           machines (default: 1). Call the script on each of them, with
+#   --rendezvous H:P    the first machine's name and a free port of it
+#   --batch-tokens N    target tokens of one update, all processes together (default: 32768; multi30k 8192)
+#   --max-tokens N      most of them at once in one process: lower it if memory runs out (default: 4096)
+#   --max-update N      (default: 100000; multi30k 8000)
+#   --save-every N      updates between checkpoints (default: 1500; multi30k: each epoch); the last 10 are kept
+#   --precision NAME    fp32, fp16 or bf16 (default: bf16 where the GPU computes in it, else fp16; fp32 on a CPU)
+#   --seed N            (default: 1)
+#   --tensorboard DIR   write curves there
+#   --wandb PROJECT     send curves there
+#
+# The batch stays the same for any number of GPUs: --update-freq and, where it does not divide, --max-tokens follow.
+# Stop it at any time; the same command goes on from the last checkpoint. DRY_RUN=1 shows the command only.
+set -euo pipefail
+source "$(dirname "$0")/common.sh"
+
+data='' save_dir='' gpus='' processes=1 nodes=1 rendezvous='' batch_tokens='' max_tokens=4096 max_update=''
+save_every='' precision='' seed=1 tensorboard='' wandb=''
+options "data save-dir gpus processes nodes rendezvous batch-tokens max-tokens max-update save-every precision seed tensorboard wandb" "$@"
+[ ${#words[@]} = 2 ] || die "usage: scripts/train.sh ARCH PAIR [options] [-- flags for fairseq-train]; see $0 --help"
+arch=${words[0]} pair=${words[1]}
+case $pair in en-de | en-fr) ;; *) die "$pair: choose en-de or en-fr" ;; esac
+whole gpus processes nodes batch_tokens max_tokens max_update save_every seed
+command -v fairseq-train > /dev/null || die "fairseq is not installed here; run scripts/setup.sh"
+
+# Wu et al. 2021 (arXiv 2105.14462) for multi30k; fairseq's usual settings for WMT, as the paper's are not known
+flags=(--optimizer adam --adam-betas '(0.9, 0.98)' --lr-scheduler inverse_sqrt --warmup-init-lr 1e-7
+    --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --share-all-embeddings)
+case $arch in
+    *_multi30k)
+        corpus=multi30k
+        flags+=(--lr 5e-3 --warmup-updates 2000 --dropout 0.3)
+        : "${batch_tokens:=8192}" "${max_update:=8000}" ;;
+    *_wmt_en_de_big)
+        corpus=wmt14
+        flags+=(--lr 5e-4 --warmup-updates 4000 --dropout 0.3)
+        : "${batch_tokens:=32768}" "${max_update:=100000}" "${save_every:=1500}" ;;
+    *_wmt_en_de | *_wmt_en_fr)
+        corpus=wmt14
+        flags+=(--lr 7e-4 --warmup-updates 4000 --dropout 0.1)
+        : "${batch_tokens:=32768}" "${max_update:=100000}" "${save_every:=1500}" ;;
+    *) die "$arch: no recipe; an architecture that ends in wmt_en_de, wmt_en_fr, wmt_en_de_big or multi30k has one" ;;
+esac
+if [ -n "$save_every" ]; then
+    flags+=(--save-interval-updates "$save_every" --keep-interval-updates 10 --no-epoch-checkpoints)
+else
+    flags+=(--keep-last-epochs 10 --patience 10)
+fi
+data=${data:-$root/data/$corpus-$pair}
+save=${save_dir:-$root/runs/$arch-$pair-seed$seed}
+[ -n "${DRY_RUN:-}" ] || [ -f "$data/bin/done" ] ||
+    die "--data $data: not prepared, or not to its end; run scripts/prepare_$corpus.sh ${pair#*-} $data"
+
+found=$(python -c 'import torch; print(torch.cuda.device_count())')
+gpus=${gpus:-$found}
+[ -n "${DRY_RUN:-}" ] || [ "$gpus" -le "$found" ] || die "--gpus $gpus: this machine has $found"
+if [ "$gpus" -gt 0 ]; then
+    [ "$processes" = 1 ] || die "--processes $processes: is for --gpus 0; every GPU has one process"
+    processes=$gpus
+else
+    flags+=(--cpu)
+    : "${precision:=fp32}"
+fi
+[ -n "$precision" ] || precision=$(python -c 'import torch
+print("bf16" if torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0) else "fp16")')
+case $precision in
+    fp32) ;;
+    fp16 | bf16) flags+=("--$precision") ;;
+    *) die "--precision $precision: choose fp32, fp16 or bf16" ;;
+esac
+for name in processes nodes batch_tokens max_tokens; do
+    [ "${!name}" -gt 0 ] || die "--${name//_/-} ${!name}: must be at least 1"
+done
+world=$((nodes * processes))
+# as few passes as fit, each as large as the batch then needs
+passes=$(((batch_tokens + world * max_tokens - 1) / (world * max_tokens)))
+max_tokens=$((batch_tokens / (world * passes)))
+[ "$max_tokens" -ge 256 ] || die "--batch-tokens $batch_tokens: leaves $max_tokens for each of $world processes, less than a long sentence; raise it"
+flags+=(--max-tokens "$max_tokens" --update-freq "$passes")
+
+if [ -n "$tensorboard" ]; then
+    python -c 'import tensorboardX' 2> /dev/null || die "--tensorboard: not installed; run pip install tensorboardX"
+    flags+=(--tensorboard-logdir "$tensorboard")
+fi
+if [ -n "$wandb" ]; then
+    python -c 'import wandb' 2> /dev/null || die "--wandb: not installed; run pip install wandb"
+    flags+=(--wandb-project "$wandb")
+fi
+
+launch=(fairseq-train)
+if [ "$world" -gt 1 ]; then
+    if [ "$nodes" -gt 1 ]; then
+        [[ $rendezvous = *:* ]] || die "--nodes $nodes: needs --rendezvous HOST:PORT, the first machine and a free port of it"
+        launch=(torchrun --nnodes "$nodes" --rdzv-backend c10d --rdzv-endpoint "$rendezvous" --rdzv-id "$arch-$pair-$seed")
+    else
+        launch=(torchrun --standalone)
+    fi
+    launch+=(--nproc-per-node "$processes" --max-restarts 0 --no-python)
+    # one machine's GPUs alone would make fairseq take itself for the whole job
+    flags+=(--distributed-world-size "$world")
+    if [ "$gpus" = 0 ]; then
+        launch+=("$root/scripts/cpu_worker.sh")
+    else
+        launch+=(fairseq-train)
+    fi
+fi
+
+[ -n "${DRY_RUN:-}" ] || mkdir -p "$save"
+settings "$save/settings" "arch=$arch" "pair=$pair" "data=$(basename "$data")" "batch_tokens=$batch_tokens" "seed=$seed" "flags=${rest[*]}"
+train=("${launch[@]}" "$data/bin" --user-dir "$root/fairseq_synth" --arch "$arch" --source-lang "${pair%-*}"
+    --target-lang "${pair#*-}" --save-dir "$save" --seed "$seed" --max-update "$max_update" "${flags[@]}"
+    --no-progress-bar --log-interval 100 "${rest[@]}")
+if [ -z "${DRY_RUN:-}" ]; then
+    exec > >(tee -a "$save/train.log") 2> >(tee -a "$save/train.log" >&2)
+fi
+# in this process' place, so that a signal sent to it reaches the training
+run exec "${train[@]}"
