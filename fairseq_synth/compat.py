@@ -12,6 +12,7 @@ import os
 import pickle
 import platform
 import shutil
+import signal
 from types import SimpleNamespace
 from typing import Any, Iterator, List, Type
 
@@ -67,6 +68,7 @@ import fairseq.distributed.utils  # noqa: E402
 import fairseq.modules.transformer_layer  # noqa: E402
 import fairseq.options  # noqa: E402
 import omegaconf  # noqa: E402
+from fairseq.distributed import DistributedTimeoutWrapper  # noqa: E402
 from fairseq.file_io import PathManager  # noqa: E402
 from fairseq.tasks import FairseqTask  # noqa: E402
 
@@ -140,6 +142,14 @@ def resume_with_the_same_batches() -> None:
         return iterator
 
     FairseqTask.get_batch_iterator = get_batch_iterator_of_first_epoch
+
+
+def end_without_progress() -> None:
+    """All versions: ``--heartbeat-timeout`` only interrupts, which a process that waits for a lost peer never sees.
+
+    Python handles SIGINT between its own instructions, and the wait is one call of gloo or NCCL. SIGTERM ends it.
+    """
+    DistributedTimeoutWrapper.__init__.__defaults__ = (signal.SIGTERM,)
 
 
 def allow_checkpoint_types() -> None:
@@ -297,6 +307,7 @@ restore_numpy_compat()
 allow_bf16_without_tpu()
 keep_last_batch()
 resume_with_the_same_batches()
+end_without_progress()
 allow_checkpoint_types()
 load_checkpoints_safely()
 write_checkpoints_whole()

@@ -1,10 +1,16 @@
 """The one exception for a user's mistake, and the one line in which the command line prints it."""
 
 import errno
+import re
 import sys
 import traceback
 from types import TracebackType
 from typing import Optional, Type
+
+# what gloo, NCCL and torch's store say when another process of the run is gone
+LOST_PEER = re.compile(
+    "Connection (reset|closed) by peer|Timed out (after|waiting)|socket has timed out|ncclRemoteError"
+)
 
 
 class SynthesizerError(ValueError):
@@ -25,6 +31,11 @@ def explain(error: BaseException) -> Optional[str]:
         return f"--path: {error}"
     if "--skip-invalid-size-inputs-valid-test" in str(error):
         return f"{error}; a Synthesizer's own limit is --synth-max-length, set in training"
+    if isinstance(error, RuntimeError) and LOST_PEER.search(str(error)) and raised_in_fairseq(error):
+        return (
+            f"another process of this run has ended or hangs ({LOST_PEER.search(str(error))[0]}): see its output; "
+            "started again, the run goes on from the last checkpoint"
+        )
     cause: Optional[BaseException] = error
     while cause is not None:  # the host wraps some errors in others of its own
         if isinstance(cause, SynthesizerError):

@@ -34,6 +34,25 @@ options() {
         esac
     done
 }
+# option_and_words "NAME ..." "$@": as `options`, but only takes these, the first two words and what is left as `rest`
+option_and_words() {
+    local names=" $1 "
+    shift
+    words=() rest=()
+    while [ $# -gt 0 ]; do
+        if [ "$1" = --help ] || [ "$1" = -h ]; then
+            usage
+            exit 0
+        elif [[ $1 = --* && $names = *" ${1#--} "* ]]; then
+            [ $# -ge 2 ] || die "$1 needs a value"
+            printf -v "${1#--}" %s "$2"
+            shift 2
+        else
+            if [[ ${#words[@]} -lt 2 && $1 != -* ]]; then words+=("$1"); else rest+=("$1"); fi
+            shift
+        fi
+    done
+}
 # whole NAME...: each variable is empty or a whole number
 whole() {
     local name
@@ -59,6 +78,14 @@ produce() {
     fi
     rm -f "$1.err"
     mv "$1.part" "$1"
+}
+# download URL FILE MEND: goes on where an earlier call was cut off
+download() {
+    local errors
+    errors=$(mktemp)
+    run curl --fail --location --silent --show-error --retry 3 --continue-at - --output "$2" "$1" 2> "$errors" ||
+        die "$1: cannot be downloaded ($(tail -n 1 "$errors")); call again to go on, or $3"
+    rm -f "$errors"
 }
 # settings FILE LINE...: writes them, or stops where the folder was made with others.
 settings() {

@@ -8,18 +8,12 @@
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
-usage="usage: scripts/prepare_multi30k.sh de|fr OUT_DIR [--from DIR] [options of prepare.sh]; see $0 --help"
-case ${1:-} in --help | -h) usage; exit 0 ;; esac
-[ $# -ge 2 ] || die "$usage"
-tgt=$1 out=$2 data=''
-shift 2
-if [ "${1:-}" = --from ]; then
-    [ $# -ge 2 ] || die "--from needs a value"
-    data=$2
-    shift 2
-fi
-[ "$tgt" = de ] || [ "$tgt" = fr ] || die "$tgt: Multi30k is translated from English into de or fr here; $usage"
-[ -z "$data" ] || [ -d "$data" ] || die "$data: no such folder; leave it out to download the corpus"
+from=''
+option_and_words "from" "$@"
+[ ${#words[@]} = 2 ] || die "usage: scripts/prepare_multi30k.sh de|fr OUT_DIR [options]; see $0 --help"
+tgt=${words[0]} out=${words[1]}
+[ "$tgt" = de ] || [ "$tgt" = fr ] || die "$tgt: Multi30k is translated from English into de or fr here; see $0 --help"
+[ -z "$from" ] || [ -d "$from" ] || die "--from $from: no such folder; leave it out to download the corpus"
 url=https://raw.githubusercontent.com/multi30k/dataset/a3d2e0d26b56f3846f66a952536ffed4e401d05a/data/task1/raw
 
 # SHA-256 of the text, not of the .gz, which depends on who compressed it
@@ -35,30 +29,26 @@ cb3160d69b002bb638e66cc7612fcd56cb0af82eadc9c142dedc438afb885ef6  test_2016_flic
 5304e444d842e962b2dda4d816b70b22a1765b15401642b7ca37a67477e708dc  val.fr
 "
 raw=$out-raw
-mkdir -p "$raw"
+[ -n "${DRY_RUN:-}" ] || mkdir -p "$raw"
 for part in train val test_2016_flickr; do
     case $part in val) split=valid ;; test_2016_flickr) split="test" ;; train) split="train" ;; esac
     for lang in en "$tgt"; do
         file=$raw/$split.$lang
-        want=$(awk -v name="$part.$lang" '$2 == name { print $1 }' <<< "$sums")
-        [ -f "$file" ] && [ "$(sha256sum < "$file" | cut -d ' ' -f 1)" = "$want" ] && continue
-        if [ -n "$data" ]; then
-            [ -f "$data/$part.$lang.gz" ] || die "$data/$part.$lang.gz: no such file"
-            gunzip -c "$data/$part.$lang.gz" > "$file.part" || die "$data/$part.$lang.gz: not a whole gzip file"
-        else
-            say "downloading $part.$lang.gz"
-            python - "$url/$part.$lang.gz" "$file.part" <<'PYTHON' || die "$url/$part.$lang.gz: cannot download; get the corpus elsewhere and name its folder"
-import gzip, sys, urllib.request
-try:
-    with urllib.request.urlopen(sys.argv[1], timeout=60) as reply, open(sys.argv[2], "wb") as file:
-        file.write(gzip.decompress(reply.read()))
-except Exception as error:
-    sys.exit(str(error))
-PYTHON
+        wanted=$(awk -v name="$part.$lang" '$2 == name { print $1 }' <<< "$sums")
+        [ -f "$file" ] && [ "$(sha256sum < "$file" | cut -d ' ' -f 1)" = "$wanted" ] && continue
+        packed=$from/$part.$lang.gz
+        if [ -z "$from" ]; then
+            packed=$raw/$part.$lang.gz
+            download "$url/$part.$lang.gz" "$packed" "get the corpus elsewhere and name its folder by --from"
         fi
-        [ "$(sha256sum < "$file.part" | cut -d ' ' -f 1)" = "$want" ] ||
-            { rm -f "$file.part"; die "$part.$lang: its SHA-256 is not that of Multi30k at the commit this recipe is for"; }
-        mv "$file.part" "$file"
+        rm -f "$file"
+        produce "$file" "gunzip -c $(printf %q "$packed")"
+        [ -z "${DRY_RUN:-}" ] || continue
+        if [ "$(sha256sum < "$file" | cut -d ' ' -f 1)" != "$wanted" ]; then
+            rm -f "$file"
+            [ -n "$from" ] || rm -f "$packed"
+            die "$packed: the SHA-256 of its text is not that of Multi30k at the commit this recipe is for"
+        fi
     done
 done
-exec "$root/scripts/prepare.sh" "$raw" en "$tgt" "$out" "$@"
+exec "$root/scripts/prepare.sh" "$raw" en "$tgt" "$out" "${rest[@]}"

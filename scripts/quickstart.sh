@@ -45,6 +45,12 @@ else
     "$root/scripts/prepare_multi30k.sh" "$tgt" "$corpus" ${data_dir:+--from "$data_dir"} --merges "$merges"
 fi
 
+settings "$save/quickstart" "max_update=$max_update" "flags=${rest[*]}"
+if [ -f "$save/scores.json" ]; then
+    say "trained and scored already: $save"
+    cat "$save/summary"
+    exit 0
+fi
 arch=$(architecture "$variant" multi30k)
 say "training $arch for $max_update updates (log: $save/train.log)"
 [ -z "$threads" ] || export OMP_NUM_THREADS=$threads
@@ -56,4 +62,4 @@ interval=$((max_update / 20 > 0 ? max_update / 20 : 1))
     sed -unE -e 's/.*train_inner.* ppl=([0-9.]+),.* num_updates=([0-9]+),.* wall=([0-9]+).*/  update \2: training perplexity \1, \3 s/p' \
         -e '/^\+ |Loaded checkpoint|rror:/{s/.* \| //;p}'
 
-"$root/scripts/evaluate.sh" "$corpus" "$save" --beam 5 --lenpen 1
+"$root/scripts/evaluate.sh" "$corpus" "$save" --beam 5 --lenpen 1 | tee "$save/summary"

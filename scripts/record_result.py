@@ -40,7 +40,9 @@ def main() -> None:
     try:
         measured = result(args.run)
     except FileNotFoundError as error:
-        sys.exit(f"error: {error.filename}: no such file; train with scripts/train.sh and score with scripts/evaluate.sh")
+        sys.exit(
+            f"error: {error.filename}: no such file; train with scripts/train.sh and score with scripts/evaluate.sh"
+        )
     record = {key: getattr(args, key) for key in ("variant", "data", "pair", "seed", "command")}
     record.update(measured, commit=commit(), versions=versions(), hardware=hardware())
     args.output.parent.mkdir(parents=True, exist_ok=True)

@@ -25,7 +25,7 @@ options "pair variant seed from out rerun!" "$@"
 table=${words[0]}
 one_of pair "en-de en-fr"
 one_of variant "$variants"
-for word in $seed; do whole word; done
+for word in $seed; do [[ $word =~ ^[0-9]+$ ]] || die "--seed $word: must be a whole number"; done
 training=() flags=() scoring=(--average 10 --beam 5 --lenpen 1) text=(--merges 10000 --lowercase)
 case $table in
     table2) corpus=wmt14 scoring=() text=() ;;

@@ -13,6 +13,7 @@
 #   --processes N       with --gpus 0, how many (default: 1)
 #   --nodes N           machines (default: 1). Call the script on each of them, with
 #   --rendezvous H:P    the first machine's name and a free port of it
+#   --timeout N         seconds without progress after which a process ends, and so the run (default: 600)
 #   --batch-tokens N    target tokens of one update, all processes together (default: 32768; multi30k 8192)
 #   --max-tokens N      most of them at once in one process: lower it if memory runs out (default: 4096)
 #   --max-update N      (default: 100000; multi30k 8000)
@@ -27,13 +28,13 @@
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
-data='' save_dir='' gpus='' processes=1 nodes=1 rendezvous='' batch_tokens='' max_tokens=4096 max_update=''
+data='' save_dir='' gpus='' processes=1 nodes=1 rendezvous='' timeout=600 batch_tokens='' max_tokens=4096 max_update=''
 save_every='' precision='' seed=1 tensorboard='' wandb=''
-options "data save-dir gpus processes nodes rendezvous batch-tokens max-tokens max-update save-every precision seed tensorboard wandb" "$@"
+options "data save-dir gpus processes nodes rendezvous timeout batch-tokens max-tokens max-update save-every precision seed tensorboard wandb" "$@"
 [ ${#words[@]} = 2 ] || die "usage: scripts/train.sh ARCH PAIR [options] [-- flags for fairseq-train]; see $0 --help"
 arch=${words[0]} pair=${words[1]}
 case $pair in en-de | en-fr) ;; *) die "$pair: choose en-de or en-fr" ;; esac
-whole gpus processes nodes batch_tokens max_tokens max_update save_every seed
+whole gpus processes nodes timeout batch_tokens max_tokens max_update save_every seed
 command -v fairseq-train > /dev/null || die "fairseq is not installed here; run scripts/setup.sh"
 
 # Wu et al. 2021 (arXiv 2105.14462) for multi30k; fairseq's usual settings for WMT, as the paper's are not known
@@ -41,15 +42,15 @@ flags=(--optimizer adam --adam-betas '(0.9, 0.98)' --lr-scheduler inverse_sqrt -
     --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --share-all-embeddings)
 case $arch in
     *_multi30k)
-        corpus=multi30k
+        corpus=multi30k longest=100
         flags+=(--lr 5e-3 --warmup-updates 2000 --dropout 0.3)
         : "${batch_tokens:=8192}" "${max_update:=8000}" ;;
     *_wmt_en_de_big)
-        corpus=wmt14
+        corpus=wmt14 longest=256
         flags+=(--lr 5e-4 --warmup-updates 4000 --dropout 0.3)
         : "${batch_tokens:=32768}" "${max_update:=100000}" "${save_every:=1500}" ;;
     *_wmt_en_de | *_wmt_en_fr)
-        corpus=wmt14
+        corpus=wmt14 longest=256
         flags+=(--lr 7e-4 --warmup-updates 4000 --dropout 0.1)
         : "${batch_tokens:=32768}" "${max_update:=100000}" "${save_every:=1500}" ;;
     *) die "$arch: no recipe; an architecture that ends in wmt_en_de, wmt_en_fr, wmt_en_de_big or multi30k has one" ;;
@@ -88,7 +89,8 @@ world=$((nodes * processes))
 # as few passes as fit, each as large as the batch then needs
 passes=$(((batch_tokens + world * max_tokens - 1) / (world * max_tokens)))
 max_tokens=$((batch_tokens / (world * passes)))
-[ "$max_tokens" -ge 256 ] || die "--batch-tokens $batch_tokens: leaves $max_tokens for each of $world processes, less than a long sentence; raise it"
+[ "$max_tokens" -ge "$longest" ] ||
+    die "--batch-tokens $batch_tokens: leaves $max_tokens for each of $world processes at a time, less than a sentence of $longest; raise it"
 flags+=(--max-tokens "$max_tokens" --update-freq "$passes")
 
 if [ -n "$tensorboard" ]; then
@@ -109,8 +111,8 @@ if [ "$world" -gt 1 ]; then
         launch=(torchrun --standalone)
     fi
     launch+=(--nproc-per-node "$processes" --max-restarts 0 --no-python)
-    # one machine's GPUs alone would make fairseq take itself for the whole job
-    flags+=(--distributed-world-size "$world")
+    # with one GPU on each machine fairseq would take itself for the whole run, and each train alone
+    flags+=(--distributed-world-size "$world" --heartbeat-timeout "$timeout")
     if [ "$gpus" = 0 ]; then
         launch+=("$root/scripts/cpu_worker.sh")
     else

@@ -1,9 +1,9 @@
 import argparse
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from commands import ROOT, make_data
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
@@ -13,7 +13,6 @@ from fairseq_synth.attention import SyntheticAttention
 from fairseq_synth.synthesizers import SYNTHESIZERS, Mixture, parse_spec
 
 torch.set_num_threads(1)  # the workers of pytest-xdist share the machine
-ROOT = Path(__file__).resolve().parent.parent
 
 # every function, every pair of them and one triple, so that a new function is covered once it is registered
 SPECS = (
@@ -82,7 +81,7 @@ def pad_batch(sentences, left, pad=1):
 @pytest.fixture(autouse=True)
 def small_blocks(request, monkeypatch):
     """The small matrices of the tests have several blocks; where other processes train, theirs are as usual."""
-    if request.module.__name__ not in ("test_cli", "test_recipes"):
+    if request.module.__name__ not in ("test_cli", "test_processes", "test_recipes"):
         monkeypatch.setattr(fairseq_synth.nested, "FIRST", 4)
 
 
@@ -93,3 +92,9 @@ def multi30k():
     if not folder.is_dir():
         pytest.skip("Multi30k is not at hand")
     return folder
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    """A corpus of a few hundred sentences, raw and binarised: the target is the source backwards."""
+    return make_data(tmp_path_factory.mktemp("data"))

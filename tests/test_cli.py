@@ -1,98 +1,20 @@
 """The stock command lines, run as a user runs them, on a corpus of a few hundred sentences."""
 
-import contextlib
-import io
-import json
-import logging
 import os
-import random
 import re
 import resource
 import signal
-import socket
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT
+from commands import RECIPE, ROOT, SMALL, TEST_SENTENCES, USER_DIR, command, fit, losses, run_cli
 from fairseq import checkpoint_utils
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
-from fairseq_cli import generate, interactive, preprocess, train, validate
+from fairseq_cli import generate, interactive, validate
 
 from fairseq_synth.architectures import VARIANTS
-
-USER_DIR = ["--user-dir", str(ROOT / "fairseq_synth")]
-SMALL = (
-    "--encoder-layers 2 --decoder-layers 2 --encoder-embed-dim 16 --decoder-embed-dim 16 --encoder-ffn-embed-dim 32 "
-    "--decoder-ffn-embed-dim 32 --encoder-attention-heads 2 --decoder-attention-heads 2 --synth-max-length 24 "
-    "--share-all-embeddings --dropout 0.1"
-).split()
-RECIPE = (
-    "--optimizer adam --lr 0.01 --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --max-tokens 200 "
-    "--num-workers 0 --no-progress-bar --log-format json --log-interval 1 --seed 7"
-).split()
-TEST_SENTENCES = 21  # no multiple of 8
-
-
-def run_cli(main, *argv, stdin=None):
-    """Runs a command line in this process; returns what it printed and logged."""
-    out, log = io.StringIO(), io.StringIO()
-    handler = logging.StreamHandler(log)
-    logging.getLogger().addHandler(handler)
-    old = sys.argv, sys.stdin
-    sys.argv, sys.stdin = ["fairseq", *map(str, argv)], io.StringIO(stdin or "")
-    if hasattr(checkpoint_utils.save_checkpoint, "best"):
-        del checkpoint_utils.save_checkpoint.best  # the host's only state between runs
-    try:
-        with contextlib.redirect_stdout(out):
-            main()
-    finally:
-        sys.argv, sys.stdin = old
-        logging.getLogger().removeHandler(handler)
-    return out.getvalue(), log.getvalue()
-
-
-def command(name, *argv, check=True, **kwargs):
-    """Runs a command line in its own process."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    code = f"import sys; from fairseq_cli.{name} import cli_main; sys.exit(cli_main())"
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, argv)], capture_output=True, text=True, env=environment, **kwargs
-    )
-    assert not check or done.returncode == 0, done.stderr
-    return done
-
-
-@pytest.fixture(scope="session")
-def data(tmp_path_factory):
-    """Raw text and binarised data: the target is the source backwards."""
-    folder = tmp_path_factory.mktemp("data")
-    rng = random.Random(0)
-    for split, n in [("train", 300), ("valid", 13), ("test", TEST_SENTENCES), ("long", 3)]:
-        with open(folder / f"{split}.en", "w") as en, open(folder / f"{split}.de", "w") as de:
-            for _ in range(n):
-                length = 30 if split == "long" else rng.randint(1, 12)
-                words = [f"w{rng.randrange(20)}" for _ in range(length)]
-                print(*words, file=en)
-                print(*reversed(words), file=de)
-    argv = ["-s", "en", "-t", "de", "--joined-dictionary", "--trainpref", folder / "train"]
-    argv += ["--validpref", folder / "valid", "--testpref", f"{folder}/test,{folder}/long"]
-    run_cli(preprocess.cli_main, *argv, "--destdir", folder / "bin")
-    return folder
-
-
-def fit(data, save, *flags, arch="transformer_synth_random_vanilla_multi30k", small=SMALL, main=train.cli_main):
-    argv = [data / "bin", *USER_DIR, "--arch", arch, *small, *RECIPE, "--save-dir", save, *flags]
-    return run_cli(main, *argv)[1]
-
-
-def losses(log):
-    """{updates: loss} of the training log."""
-    lines = re.findall(r"\{.*\"train_wall\".*\}$", log, flags=re.M)
-    return {int(r["num_updates"]): r["loss"] for r in map(json.loads, lines) if "loss" in r}
 
 
 @pytest.fixture(scope="session")
@@ -283,45 +205,6 @@ def test_hydra(data, tmp_path):
     assert typo.returncode != 0 and "encoder_synthesiser" in typo.stdout + typo.stderr
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
-def test_two_processes(data, tmp_path):
-    """Two processes (gloo) take the steps of one with twice the update-freq, and resume."""
-    flags = ["--disable-validation", "--max-tokens", "100", "--dropout", "0"]
-
-    def two(max_update):
-        init = ["--distributed-init-method", f"tcp://127.0.0.1:{free_port()}", "--distributed-world-size", "2"]
-        argv = [data / "bin", *USER_DIR, "--arch", "transformer_synth_random_vanilla_multi30k", *SMALL, *RECIPE]
-        argv += [*flags, *init, "--save-dir", tmp_path / "two", "--max-update", max_update, "--cpu"]
-        argv += "--distributed-backend gloo --distributed-no-spawn --device-id 0 --ddp-backend legacy_ddp".split()
-        code = "import sys; from fairseq_cli.train import cli_main; sys.exit(cli_main())"
-        processes = [
-            subprocess.Popen(
-                [sys.executable, "-c", code, *map(str, argv), "--distributed-rank", str(rank)],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )
-            for rank in range(2)
-        ]
-        outputs = [p.communicate(timeout=300)[0] for p in processes]
-        assert [p.returncode for p in processes] == [0, 0], outputs
-        return losses(outputs[0])
-
-    first, second = two(4), two(8)
-    assert (max(first), min(second), max(second)) == (4, 5, 8)
-    # the same batches reach the two processes as two consecutive steps of one
-    one = losses(fit(data, tmp_path / "one", "--max-update", "8", *flags, "--update-freq", "2"))
-    together = {**first, **second}
-    for update in together:
-        assert float(together[update]) == pytest.approx(float(one[update]), abs=0.01)
-
-
 def test_from_any_folder_and_when_installed_too(data, trained, tmp_path):
     """--user-dir by path, relative or absolute, while a copy is installed under the same name."""
     installed = tmp_path / "site"
@@ -442,25 +325,3 @@ def test_full_disk(data, tmp_path):
     refused(command("train", *argv, check=False, preexec_fn=limit), "could not be written")
     assert os.listdir(tmp_path) == ["checkpoint_last.pt"]
     assert min(losses(fit(data, tmp_path, "--max-update", "6", "--disable-validation"))) == 4
-
-
-def test_killed_while_saving(data, tmp_path):
-    """A kill at any moment of frequent checkpointing leaves a checkpoint_last.pt that resumes."""
-    argv = [data / "bin", *USER_DIR, "--arch", "transformer_synth_random_multi30k", *SMALL, *RECIPE]
-    argv += ["--save-dir", tmp_path, "--save-interval-updates", "1", "--keep-interval-updates", "1"]
-    argv += ["--disable-validation", "--max-epoch", "50", "--log-format", "none"]
-    code = "import sys; from fairseq_cli.train import cli_main; sys.exit(cli_main())"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, argv)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    last = tmp_path / "checkpoint_last.pt"
-    deadline = time.time() + 120
-    while not last.exists() and time.time() < deadline:
-        time.sleep(0.05)
-    time.sleep(random.Random().uniform(0.5, 1.5))
-    process.kill()
-    process.wait()
-    updates = checkpoint_utils.load_checkpoint_to_cpu(str(last))["optimizer_history"][-1]["num_updates"]
-    flags = ["--max-update", str(updates + 2), "--disable-validation"]
-    assert min(losses(fit(data, tmp_path, *flags, arch="transformer_synth_random_multi30k"))) == updates + 1
-    assert Path(last).exists()

@@ -1,27 +1,40 @@
 """The shell recipes and their helpers: what they make, and what they say when they cannot."""
 
+import functools
 import gzip
+import hashlib
+import http.server
+import io
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
+import threading
 
 import pytest
-from conftest import ROOT
+from commands import ROOT
 
 
-def script(name, *argv, **kwargs):
+def script(name, *argv, root=ROOT, env=None, **kwargs):
     """Runs a recipe with this interpreter's tools on the path."""
     path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
     return subprocess.run(
-        [ROOT / "scripts" / name, *map(str, argv)],
+        [root / "scripts" / name, *map(str, argv)],
         capture_output=True,
         text=True,
-        env={**os.environ, "PATH": path},
+        env={**os.environ, "PATH": path, **(env or {})},
         **kwargs,
     )
+
+
+def shown(name, *argv, **kwargs):
+    """The commands that a recipe would run."""
+    done = script(name, *argv, env={"DRY_RUN": "1"}, **kwargs)
+    assert done.returncode == 0, done.stderr
+    return [line[2:] for line in done.stdout.splitlines() if line.startswith("+ ")]
 
 
 def refused(done, *parts):
@@ -51,28 +64,303 @@ def test_numbers(tmp_path):
     assert make_numbers(tmp_path / "b", *flags) == corpus != make_numbers(tmp_path / "c", *flags, "--seed", "2")
 
 
-def test_prepare(tmp_path):
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory):
+    """A raw corpus: two training corpora, one of them compressed, validation and test set."""
+    folder = tmp_path_factory.mktemp("raw")
+    make_numbers(folder, "--train", "200", "--held-out", "20")
+    for lang in ("en", "de"):
+        lines = (folder / f"train.{lang}").read_bytes().splitlines(keepends=True)
+        (folder / f"train.{lang}").write_bytes(b"".join(lines[:150]))
+        with gzip.open(folder / f"more.{lang}.gz", "wb") as file:
+            file.writelines(lines[150:])
+    return folder
+
+
+def copied(raw, folder, **changed):
+    """The corpus with some files changed: `valid_de=b"…"` for valid.de."""
+    shutil.copytree(raw, folder)
+    for name, contents in changed.items():
+        (folder / name.replace("_", ".")).write_bytes(contents)
+    return folder
+
+
+def test_prepare(tmp_path, raw):
     """Raw text to binarised data, kept on a second run, and nothing else of the folder touched."""
-    raw, out = tmp_path / "raw", tmp_path / "out"
-    make_numbers(raw, "--train", "200", "--held-out", "20")
+    out = tmp_path / "out"
     out.mkdir()
     (out / "mine").write_text("kept")
-    done = script("prepare.sh", raw, "en", "de", out, "100")
+    argv = [raw, "en", "de", out, "--merges", "100", "--workers", "1"]
+    done = script("prepare.sh", *argv)
     assert done.returncode == 0, done.stderr
     assert (out / "codes").exists() and (out / "bin" / "dict.de.txt").exists() and (out / "mine").exists()
     assert (out / "test.de").read_text() == (raw / "test.de").read_text()
-    assert "reusing" in script("prepare.sh", raw, "en", "de", out, "100").stdout
+    # corpora in the order of their names
+    more, train = gzip.open(raw / "more.de.gz").read(), (raw / "train.de").read_bytes()
+    assert (out / "text" / "train.de").read_bytes() == more + train
+    again = script("prepare.sh", *argv)
+    assert "reusing" in again.stdout
+    refused(script("prepare.sh", *argv[:-1], "1", "--lowercase"), "other settings", "lowercase=")
 
 
-def test_prepare_refuses(tmp_path):
-    raw = tmp_path / "raw"
-    refused(script("prepare.sh", raw, "en", "de", tmp_path / "out"), str(raw), "no such folder")
-    make_numbers(raw, "--train", "20", "--held-out", "5")
-    (raw / "valid.de").write_text("one line\n")
-    refused(script("prepare.sh", raw, "en", "de", tmp_path / "out"), "valid.", "different numbers of lines")
-    (raw / "valid.de").unlink()
-    refused(script("prepare.sh", raw, "en", "de", tmp_path / "out"), "valid.de: no such file")
-    assert not (tmp_path / "out" / "bin").exists()
+def test_prepare_goes_on_where_it_stopped(tmp_path, raw):
+    """A full disk ends it in one line with nothing half-written; what was finished is not made again."""
+    out = tmp_path / "out"
+    (out / "tok").mkdir(parents=True)
+    (out / "tok" / "valid.de.part").symlink_to("/dev/full")
+    argv = [raw, "en", "de", out, "--merges", "100", "--workers", "1"]
+    refused(script("prepare.sh", *argv), "tok/valid.de was not made", "No space left on device")
+    assert not (out / "tok" / "valid.de").exists() and not (out / "bin").exists()
+    kept = (out / "tok" / "train.en").stat().st_mtime_ns
+    done = script("prepare.sh", *argv)
+    assert done.returncode == 0, done.stderr
+    assert (out / "tok" / "train.en").stat().st_mtime_ns == kept and (out / "bin" / "done").exists()
+
+
+def test_prepare_with_sentencepiece(tmp_path, raw):
+    out = tmp_path / "out"
+    argv = [raw, "en", "de", out, "--subwords", "sentencepiece", "--workers", "1"]
+    refused(script("prepare.sh", *argv, "--merges", "30000"), "--merges 30000", "Vocabulary size too high")
+    assert not (out / "pieces.model").exists()
+    shutil.rmtree(out)
+    done = script("prepare.sh", *argv, "--merges", "150")
+    assert done.returncode == 0, done.stderr
+    pieces = (out / "sub" / "test.de").read_text().splitlines()
+    assert ["".join(line.split()).replace("\u2581", " ").strip() for line in pieces] == (
+        (raw / "test.de").read_text().splitlines()
+    )
+
+
+LONG = b"word " * 10_000
+
+
+@pytest.mark.parametrize(
+    "changed, parts",
+    [
+        (dict(valid_de=b"one line\n"), ["valid.de", "ends after 1 lines", "aligned"]),
+        (dict(test_de=b"\n" * 20), ["test.", "line 1 is empty"]),
+        (dict(train_de="Stra\u00dfe\n".encode("latin1") * 150), ["train.de: line 1 is not UTF-8", "0xdf", "iconv"]),
+        (dict(train_en=b"\n" * 150, more_en_gz=gzip.compress(b"\n" * 50)), ["no pair is left of 200"]),
+        (dict(more_en_gz=gzip.compress(b"text\n" * 50)[:-9]), ["more.en.gz", "not a whole gzip file"]),
+    ],
+    ids=["unequal", "empty-test", "encoding", "all-empty", "truncated"],
+)
+def test_prepare_refuses_text(tmp_path, raw, changed, parts):
+    folder = copied(raw, tmp_path / "raw", **changed)
+    out = tmp_path / "out"
+    refused(script("prepare.sh", folder, "en", "de", out), *parts)
+    assert not (out / "bin").exists() and not list(out.glob("text/*.part"))
+
+
+def test_prepare_leaves_out_useless_pairs(tmp_path, raw):
+    """An empty line and one of 10,000 words are counted and left out; a separator does not end a line."""
+    lines = (raw / "train.de").read_bytes().splitlines(keepends=True)
+    lines[:3] = [b"\n", LONG + b"\n", "ein\u2028 Wort\x85 mehr\n".encode()]
+    folder = copied(raw, tmp_path / "raw", train_de=b"".join(lines))
+    done = script("prepare.sh", folder, "en", "de", tmp_path / "out", "--merges", "100", "--workers", "1")
+    assert done.returncode == 0, done.stderr
+    assert "199 pairs, left out: 1 empty" in done.stdout
+    assert "198 pairs, left out: 1 longer than 250 words" in done.stdout
+    assert "ein  Wort  mehr\n" in (tmp_path / "out" / "text" / "train.de").read_text()
+
+
+def test_prepare_refuses(tmp_path, raw):
+    out = tmp_path / "out"
+    refused(script("prepare.sh", tmp_path / "no", "en", "de", out), "no: no such folder")
+    refused(script("prepare.sh", raw, "en", "cs", out), "more.cs: no such file")
+    refused(script("prepare.sh", raw, "en", "de", out, "--subwords", "words"), "--subwords words", "sentencepiece")
+    refused(script("prepare.sh", raw, "en", "de", out, "--max-ratio", "x"), "--max-ratio x")
+    refused(script("prepare.sh", raw, "en", "de"), "usage")
+
+
+class Mirror(http.server.SimpleHTTPRequestHandler):
+    """A mirror of statmt.org that can continue a download, and tells what it was asked for."""
+
+    asked = []
+
+    def do_GET(self):
+        path = self.translate_path(self.path)
+        self.asked.append((self.path, self.headers.get("Range")))
+        if not os.path.exists(path):
+            return self.send_error(404)
+        contents = open(path, "rb").read()
+        start = int((self.headers.get("Range") or "bytes=0-")[6:].rstrip("-"))
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Length", str(len(contents) - start))
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(contents) - 1}/{len(contents)}")
+        self.end_headers()
+        self.wfile.write(contents[start:])
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def mirror(tmp_path, raw):
+    """(URL, its folder, a copy of the scripts that expects these archives and not WMT14's)."""
+    site, project = tmp_path / "site", tmp_path / "project"
+    shutil.copytree(ROOT / "scripts", project / "scripts")
+    (project / "fairseq_synth").symlink_to(ROOT / "fairseq_synth")
+    members = {
+        "wmt13/training-parallel-europarl-v7.tgz": "training/europarl-v7.de-en",
+        "wmt13/training-parallel-commoncrawl.tgz": "commoncrawl.de-en",
+        "wmt14/training-parallel-nc-v9.tgz": "training/news-commentary-v9.de-en",
+    }
+    sums = ""
+    for path, member in members.items():
+        (site / path).parent.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(site / path, "w:gz") as archive:
+            for lang in ("en", "de"):
+                text = (raw / f"train.{lang}").read_bytes()
+                info = tarfile.TarInfo(f"{member}.{lang}")
+                info.size = len(text)
+                archive.addfile(info, io.BytesIO(text))
+        sums += f"{hashlib.sha256((site / path).read_bytes()).hexdigest()}  {path}\n"
+    (project / "scripts" / "wmt14.sha256").write_text(sums)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Mirror, directory=site))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    Mirror.asked.clear()
+    yield f"http://127.0.0.1:{server.server_port}", site, project
+    server.shutdown()
+
+
+def test_wmt14(tmp_path, raw, mirror):
+    """Download, resumed; checksums; the test sets of sacreBLEU; the pipeline on a sample; a second run."""
+    url, site, project = mirror
+    out = tmp_path / "wmt"
+    argv = ["de", out, "--mirror", url, "--sample", "100", "--merges", "100", "--workers", "1"]
+    europarl = site / "wmt13" / "training-parallel-europarl-v7.tgz"
+    whole = europarl.read_bytes()
+
+    europarl.unlink()
+    refused(script("prepare_wmt14.sh", *argv, root=project), f"{url}/wmt13/training-parallel-europarl", "404", "--from")
+    europarl.write_bytes(whole[:-1] + b"?")
+    refused(script("prepare_wmt14.sh", *argv, root=project), "europarl", "SHA-256", "removed")
+    assert not list((out / "download").glob("*europarl*"))
+    europarl.write_bytes(whole)
+    # a download that was cut off
+    (out / "download" / "training-parallel-europarl-v7.tgz.part").write_bytes(whole[:1000])
+    # no network but the mirror: sacreBLEU cannot fetch its sets, and leaves nothing that a second call takes for whole
+    offline = {"https_proxy": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9", "no_proxy": "127.0.0.1"}
+    refused(script("prepare_wmt14.sh", *argv, root=project, env=offline), "raw/valid.en was not made")
+    assert ("/wmt13/training-parallel-europarl-v7.tgz", "bytes=1000-") in Mirror.asked
+    assert not (out / "raw" / "valid.en").exists()
+
+    for name, folder in (("wmt13", "wmt13"), ("wmt14_full", "wmt14/full")):
+        cache = out / "download" / "sacrebleu" / folder
+        cache.mkdir(parents=True, exist_ok=True)
+        for lang, part in (("en", "src"), ("de", "ref")):
+            shutil.copy(raw / f"test.{lang}", cache / f"{name}.en-de.{part}")
+        for part in ("docid", "genre", "origlang"):
+            (cache / f"{name}.en-de.{part}").write_text("x\n" * 20)
+    asked = len(Mirror.asked)
+    done = script("prepare_wmt14.sh", *argv, root=project)
+    assert done.returncode == 0, done.stderr
+    assert len(Mirror.asked) == asked
+    assert (out / "text" / "train.en").read_text().count("\n") == 300 and (out / "bin" / "done").exists()
+    assert (out / "sacrebleu_set").read_text().strip() == "wmt14/full"
+    assert "reusing" in script("prepare_wmt14.sh", *argv, root=project).stdout
+
+
+def test_wmt14_from_corpora_at_hand(tmp_path, raw):
+    argv = ["de", tmp_path / "out", "--from", raw, "--sample", "40", "--merges", "50", "--workers", "2"]
+    done = script("prepare_wmt14.sh", *argv)
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "out" / "sacrebleu_set").exists()
+    assert "@-@" not in (raw / "train.en").read_text() and "@-@" in (tmp_path / "out" / "tok" / "train.en").read_text()
+    refused(script("prepare_wmt14.sh", "de", tmp_path / "out"), "other settings", "from=")
+
+
+@pytest.mark.parametrize("lang, archives", [("de", 3), ("fr", 5)])
+def test_wmt14_shows_its_commands(tmp_path, lang, archives):
+    commands = shown("prepare_wmt14.sh", lang, tmp_path / "out")
+    assert len([c for c in commands if c.startswith("curl ")]) == archives
+    assert len([c for c in commands if re.match("sha256sum .* # [0-9a-f]{64}$", c)]) == archives
+    assert any("learn-bpe -s 40000" in c for c in commands) and "fairseq-preprocess" in commands[-1]
+    assert all(" tokenize -a " in c for c in commands if "sacremoses" in c)
+    assert not (tmp_path / "out").exists()
+
+
+def test_wmt14_refuses(tmp_path):
+    refused(script("prepare_wmt14.sh", "cs", tmp_path / "out"), "cs", "de or fr")
+    refused(script("prepare_wmt14.sh", "de", tmp_path / "out", "--from", "/nowhere"), "--from /nowhere")
+    refused(script("prepare_wmt14.sh", "de"), "usage")
+
+
+def flag(command, name):
+    return re.findall(rf" {name} (\S+)", command)[-1]
+
+
+@pytest.mark.parametrize("nodes, gpus", [(1, 1), (1, 2), (1, 3), (1, 8), (2, 8), (16, 8), (5, 3)])
+def test_the_batch_does_not_depend_on_the_gpus(nodes, gpus):
+    argv = ["transformer_synth_random_vanilla_wmt_en_de", "en-de", "--gpus", gpus, "--nodes", nodes]
+    (command,) = shown("train.sh", *argv, *(["--rendezvous", "first:29500"] if nodes > 1 else []))
+    batch = nodes * gpus * int(flag(command, "--max-tokens")) * int(flag(command, "--update-freq"))
+    assert 32768 - nodes * gpus * int(flag(command, "--update-freq")) < batch <= 32768
+    assert int(flag(command, "--max-tokens")) <= 4096
+    assert ("torchrun" in command) == (nodes * gpus > 1)
+    if nodes * gpus > 1:
+        assert flag(command, "--nproc-per-node") == str(gpus)
+        assert flag(command, "--distributed-world-size") == str(nodes * gpus)
+
+
+def test_train_passes_flags_on():
+    argv = [
+        "transformer_wmt_en_de_big",
+        "en-fr",
+        "--gpus",
+        "1",
+        "--precision",
+        "fp16",
+        "--save-every",
+        "7",
+        "--seed",
+        "3",
+    ]
+    (command,) = shown("train.sh", *argv, "--", "--lr", "1e-3")
+    assert flag(command, "--lr") == "1e-3" and flag(command, "--dropout") == "0.3" and " --fp16 " in command
+    assert flag(command, "--save-interval-updates") == "7" and flag(command, "--target-lang") == "fr"
+
+
+@pytest.mark.parametrize(
+    "argv, parts",
+    [
+        (["transformer_synth_random_wmt_en_de", "en-cs"], ["en-cs", "en-de or en-fr"]),
+        (["transformer_iwslt_de_en", "en-de"], ["transformer_iwslt_de_en", "no recipe"]),
+        (["transformer_wmt_en_de", "en-de", "--data", "/nowhere"], ["--data /nowhere", "prepare_wmt14.sh de"]),
+        (["transformer_wmt_en_de"], ["usage"]),
+        (["transformer_wmt_en_de", "en-de", "--gpu", "1"], ["unknown option --gpu"]),
+        (["transformer_wmt_en_de", "en-de", "--seed", "x"], ["--seed x", "whole number"]),
+    ],
+)
+def test_train_refuses(argv, parts):
+    refused(script("train.sh", *argv), *parts)
+
+
+@pytest.mark.parametrize(
+    "argv, parts",
+    [
+        (["--gpus", "1", "--nodes", "2"], ["--nodes 2", "--rendezvous"]),
+        (["--gpus", "2", "--processes", "2"], ["--processes 2", "--gpus 0"]),
+        (["--gpus", "8", "--batch-tokens", "1000"], ["--batch-tokens 1000", "125", "raise"]),
+        (["--gpus", "1", "--max-tokens", "0"], ["--max-tokens 0", "at least 1"]),
+        (["--precision", "int8"], ["--precision int8", "bf16"]),
+        (["--wandb", "x"], ["--wandb", "pip install wandb"]),
+        (["--tensorboard", "x"], ["--tensorboard", "pip install tensorboardX"]),
+    ],
+)
+def test_train_refuses_options(argv, parts):
+    refused(script("train.sh", "transformer_wmt_en_de", "en-de", *argv, env={"DRY_RUN": "1"}), *parts)
+
+
+def test_a_run_is_not_mixed_with_another(tmp_path, data):
+    (data / "bin" / "done").touch()
+    save = tmp_path / "save"
+    save.mkdir()
+    (save / "settings").write_text("arch=transformer_multi30k\n")
+    argv = ["transformer_synth_dense_multi30k", "en-de", "--data", data, "--save-dir", save, "--gpus", "0"]
+    refused(script("train.sh", *argv), str(save), "other settings", "arch=transformer_multi30k")
 
 
 def test_multi30k_is_checked(tmp_path, multi30k):
@@ -83,20 +371,29 @@ def test_multi30k_is_checked(tmp_path, multi30k):
     bad = folder / "val.de.gz"
     bad.unlink()
     bad.write_bytes(gzip.compress(b"Ein anderer Text.\n"))
-    refused(script("prepare_multi30k.sh", "de", tmp_path / "out", folder), "val.de", "SHA-256")
+    refused(script("prepare_multi30k.sh", "de", tmp_path / "out", "--from", folder), "val.de", "SHA-256")
     raw = sorted(os.listdir(tmp_path / "out-raw"))
     assert raw == ["train.de", "train.en", "valid.en"]  # those before it passed
     bad.write_bytes(bad.read_bytes()[:20])
-    refused(script("prepare_multi30k.sh", "de", tmp_path / "out", folder), "val.de.gz", "not a whole gzip file")
-    refused(script("prepare_multi30k.sh", "de", tmp_path / "out", tmp_path / "nowhere"), "nowhere", "no such folder")
+    refused(
+        script("prepare_multi30k.sh", "de", tmp_path / "out", "--from", folder),
+        "valid.de was not made",
+        "val.de.gz",
+        "unexpected end",
+    )
+    refused(
+        script("prepare_multi30k.sh", "de", tmp_path / "out", "--from", tmp_path / "nowhere"),
+        "nowhere",
+        "no such folder",
+    )
     refused(script("prepare_multi30k.sh", "cs", tmp_path / "out"), "cs", "de or fr")
 
 
 @pytest.mark.parametrize(
     "argv, parts",
     [
-        (["--data", "wmt"], ["--data wmt", "numbers or multi30k"]),
-        (["--pair", "en-cs"], ["--pair en-cs", "en-de or en-fr"]),
+        (["--data", "wmt"], ["--data wmt", "numbers multi30k"]),
+        (["--pair", "en-cs"], ["--pair en-cs", "en-de en-fr"]),
         (["--data", "multi30k", "--data-dir", "/nowhere"], ["--data-dir /nowhere", "no such folder"]),
         (["--varient", "random"], ["--varient"]),
         (["--seed"], ["--seed needs a value"]),
@@ -122,15 +419,101 @@ def test_quickstart(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^BLEU \d+\.\d\d   nrefs:1\|case:mixed\|.*version:", done.stdout, re.M)
     assert done.stdout.count("source:    ") == 3 and done.stdout.count("output:    ") == 3
-    result = json.loads((tmp_path / "numbers-en-de-bpe200-dense-seed1" / "result.json").read_text())
-    assert result["updates"] == 40 and result["variant"] == "dense"
-    assert (
-        result["command"].startswith("scripts/quickstart.sh --max-update 40") and str(tmp_path) not in result["command"]
-    )
+    run = tmp_path / "numbers-en-de-bpe200-dense-seed1"
+    scores = json.loads((run / "scores.json").read_text())
+    assert sorted(scores) == ["bleu", "chrf", "compound_split", "tokenised"]
     again = script("quickstart.sh", *argv, *extra, timeout=500)
     assert again.returncode == 0 and "training" not in again.stdout
     assert re.search(r"^BLEU .*", done.stdout, re.M)[0] in again.stdout and again.stdout.count("output:    ") == 3
     refused(script("quickstart.sh", *argv, timeout=500), "other settings")
+
+    # worse translations than the baseline's, as far as the bootstrap can tell
+    corpus, worse = tmp_path / "numbers-en-de-bpe200", tmp_path / "worse"
+    shutil.copytree(run, worse)
+    shutil.copy(corpus / "test.de", run / "test.hyp.de")
+    done = script("evaluate.sh", corpus, worse, "--average", "2", "--beam", "1", "--baseline", run, timeout=500)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^baseline 100.00, this run \d\.\d\d, p = 0.00", done.stdout, re.M), done.stdout
+    refused(script("evaluate.sh", corpus, worse, "--average", "99"), "found 6 update checkpoints, asked for 99")
+    refused(script("evaluate.sh", tmp_path / "no", worse), "not prepared")
+
+    # the record of the run, and a run that is none
+    record = [sys.executable, ROOT / "scripts" / "record_result.py", run, tmp_path / "dense.json", "--variant", "dense"]
+    record += ["--data", "numbers", "--pair", "en-de", "--seed", "1", "--command", "scripts/quickstart.sh"]
+    subprocess.run([*map(str, record)], check=True)
+    result = json.loads((tmp_path / "dense.json").read_text())
+    assert result["updates"] == 40 and result["parameters"] > 1e6 and result["figures"]["bleu"] < 50
+    record[2] = tmp_path
+    done = subprocess.run([*map(str, record)], capture_output=True, text=True)
+    refused(done, "scores.json", "evaluate.sh")
+
+
+def test_compound_splitting(tmp_path):
+    """Hyphens between letters are words of their own, as the literature's BLEU on WMT14 En-De has them."""
+    split = re.search(r"sed -E '(s/\(\\S\).*?/g)'", (ROOT / "scripts" / "evaluate.sh").read_text())[1]
+    done = subprocess.run(["sed", "-E", split], input="ein Hin-und-her - so\n", capture_output=True, text=True)
+    assert done.stdout == "ein Hin ##AT##-##AT## und ##AT##-##AT## her - so\n"
+
+
+def test_reproduce_runs_what_is_missing(tmp_path):
+    """Every cell once, fairseq's own first; what is trained or recorded is kept; each ends as a record."""
+    project = tmp_path / "project"
+    shutil.copytree(ROOT / "scripts", project / "scripts")
+    (project / "fairseq_synth").symlink_to(ROOT / "fairseq_synth")
+    calls = project / "calls"
+    score = '{"bleu": {"score": 30.5, "name": "BLEU", "signature": "nrefs:1"}}'
+    stubs = {
+        "prepare_multi30k.sh": "",
+        "train.sh": 'while [ "$1" != --save-dir ]; do shift; done; mkdir -p "$2"; '
+        'echo "num. trained: 1,000) num_updates=20 done training in 3.5" > "$2/train.log"',
+        "evaluate.sh": f"echo '{score}' > \"$2/scores.json\"",
+    }
+    for name, body in stubs.items():
+        (project / "scripts" / name).write_text(f'#!/bin/bash\necho "{name} $*" >> {calls}\n{body}\n')
+    argv = ["multi30k_cpu", "--pair", "en-fr", "--variant", "transformer random_vanilla", "--seed", "1 2"]
+    done = script("reproduce.sh", *argv, root=project)
+    assert done.returncode == 0, done.stderr
+    lines = calls.read_text().splitlines()
+    assert [line.split()[0] for line in lines] == ["prepare_multi30k.sh", *["train.sh", "evaluate.sh"] * 4]
+    assert "transformer_multi30k en-fr" in lines[1] and "transformer_synth_random_vanilla_multi30k" in lines[3]
+    assert "--baseline" not in lines[2] and "en-fr-transformer-seed1" in lines[4].split("--baseline")[1]
+    results = project / "results" / "multi30k_cpu"
+    assert len(list(results.iterdir())) == 4
+    record = json.loads((results / "en-fr-random_vanilla-seed2.json").read_text())
+    assert (
+        record["command"] == "scripts/reproduce.sh multi30k_cpu --pair en-fr --variant random_vanilla --seed 2 --rerun"
+    )
+    assert record["figures"] == {"bleu": 30.5} and record["training_seconds"] == 4
+
+    (results / "en-fr-random_vanilla-seed2.json").unlink()
+    script("reproduce.sh", *argv, root=project)  # trained already: only scored
+    again = [line.split()[0] for line in calls.read_text().splitlines()[len(lines) :]]
+    assert again == ["prepare_multi30k.sh", "evaluate.sh"]
+
+
+@pytest.mark.parametrize(
+    "argv, parts",
+    [
+        (["table9"], ["table9", "table2, multi30k or multi30k_cpu"]),
+        (["table2", "--pair", "en-cs"], ["--pair en-cs", "en-de en-fr"]),
+        (["table2", "--variant", "random randm"], ["--variant randm", "transformer vanilla random"]),
+        (["table2", "--seed", "one"], ["one", "whole number"]),
+        ([], ["usage"]),
+    ],
+)
+def test_reproduce_refuses(argv, parts):
+    refused(script("reproduce.sh", *argv), *parts)
+
+
+@pytest.mark.parametrize("table", ["table2", "multi30k", "multi30k_cpu"])
+def test_reproduce_shows_its_commands(table, tmp_path):
+    """Every cell of a table names architectures that exist."""
+    from fairseq.models import ARCH_CONFIG_REGISTRY
+
+    commands = shown("reproduce.sh", table, "--seed", "1", "--rerun", "--out", tmp_path, "--", "--gpus", "0")
+    archs = [flag(c, "--arch") for c in commands if "fairseq-train" in c]
+    assert len(archs) == 2 * 12 and all(arch in ARCH_CONFIG_REGISTRY for arch in archs)
+    assert not any(tmp_path.iterdir())
 
 
 def test_tables_are_the_results():

@@ -1,0 +1,199 @@
+"""Runs of several processes, and of some that are killed: by scripts/train.sh, on CPUs."""
+
+import functools
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed
+import torch.multiprocessing
+from commands import RECIPE, ROOT, SMALL, USER_DIR, fit, losses
+from conftest import make_model, pad_batch
+from fairseq import checkpoint_utils
+
+import fairseq_synth.nested
+from fairseq_synth.architectures import VARIANTS
+
+ARCH = "transformer_synth_random_vanilla_multi30k"
+QUIET = ["--disable-validation", "--no-epoch-checkpoints"]
+
+
+def start(data, save, processes, max_update, *flags, timeout=600):
+    """scripts/train.sh, started; batches of 200 tokens in all."""
+    argv = [ROOT / "scripts" / "train.sh", ARCH, "en-de", "--data", data, "--save-dir", save, "--gpus", 0]
+    argv += ["--processes", processes, "--batch-tokens", 200, "--max-tokens", 100, "--max-update", max_update]
+    argv += ["--timeout", timeout, "--seed", 7, "--", *SMALL, *RECIPE[:8], *RECIPE[10:-2], *QUIET, *flags]
+    path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+    return subprocess.Popen(
+        list(map(str, argv)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def finish(process, code=0):
+    output = process.communicate(timeout=300)[0]
+    assert process.returncode == code, output
+    return output
+
+
+def weights(save):
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(save / "checkpoint_last.pt"))
+    # fairseq 0.12.2 saves a buffer that it never sets
+    model = {key: value for key, value in state["model"].items() if not key.endswith("_float_tensor")}
+    return model, state["optimizer_history"][-1]["num_updates"]
+
+
+def assert_same_weights(one, other):
+    (a, updates), (b, others) = weights(one), weights(other)
+    assert updates == others
+    assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+@pytest.fixture(scope="module")
+def prepared(data):
+    """The corpus, marked as scripts/prepare.sh marks what it has finished."""
+    (data / "bin" / "done").touch()
+    return data
+
+
+@pytest.fixture(scope="module")
+def two(prepared, tmp_path_factory):
+    """Two processes for 20 updates, without interruption."""
+    save = tmp_path_factory.mktemp("two")
+    return save, losses(finish(start(prepared, save, 2, 20)))
+
+
+def wait_for(condition, seconds=120):
+    deadline = time.time() + seconds
+    while not condition():
+        assert time.time() < deadline, "nothing happened"
+        time.sleep(0.02)
+
+
+def workers(process):
+    """The training processes below torchrun."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [int(pid) for pid in children if b"fairseq-train" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def test_two_processes_take_the_steps_of_one(prepared, two, tmp_path):
+    """The same batch, split over processes or over passes: the same losses."""
+    one = losses(finish(start(prepared, tmp_path, 1, 20, "--dropout", "0")))
+    split = losses(finish(start(prepared, tmp_path / "two", 2, 20, "--dropout", "0")))
+    assert list(one) == list(split) == list(range(1, 21))
+    for update in one:
+        assert float(split[update]) == pytest.approx(float(one[update]), abs=0.002)
+    assert split != two[1]  # dropout does something
+
+
+def test_killed_processes_resume(prepared, two, tmp_path):
+    """Both processes killed in the second epoch and started again: bit for bit the run that was not."""
+    flags = ["--save-interval-updates", "3", "--keep-interval-updates", "1"]
+    process = start(prepared, tmp_path, 2, 20, *flags)
+    wait_for(lambda: list(tmp_path.glob("checkpoint_*_12.pt")))
+    for pid in [*workers(process), process.pid]:
+        os.kill(pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert weights(tmp_path)[1] < 20
+    resumed = finish(start(prepared, tmp_path, 2, 20, *flags))
+    assert "Loaded checkpoint" in resumed
+    assert_same_weights(tmp_path, two[0])
+
+
+def test_a_dead_peer_ends_the_run(prepared, tmp_path):
+    process = start(prepared, tmp_path, 2, 100000)
+    wait_for(lambda: (tmp_path / "train.log").exists() and "num_updates" in (tmp_path / "train.log").read_text())
+    os.kill(workers(process)[1], signal.SIGKILL)
+    begin = time.time()
+    output = finish(process, code=1)
+    assert time.time() - begin < 60
+    # torchrun's report names the process that died; the other one, if it was not ended first, says what it saw
+    assert re.search(r"exitcode *: -9", output)
+    assert (
+        "Traceback" not in output
+        or "another process of this run has ended or hangs" in output
+        or "[rank0]" not in output
+    )
+
+
+def test_a_hanging_peer_ends_the_run(prepared, tmp_path):
+    """Within --timeout, and some 30 seconds that torchrun gives the stopped one."""
+    process = start(prepared, tmp_path, 2, 100000, timeout=5)
+    wait_for(lambda: (tmp_path / "train.log").exists() and "num_updates" in (tmp_path / "train.log").read_text())
+    os.kill(workers(process)[1], signal.SIGSTOP)
+    output = finish(process, code=1)
+    assert "not making progress in 5 seconds" in output
+
+
+def changed(path, before, process):
+    return process.poll() is not None or (path.exists() and path.stat().st_mtime_ns != before)
+
+
+def test_killed_at_any_moment(data, tmp_path):
+    """Killed again and again while it writes checkpoints, a run ends with the weights of one that was not."""
+    arch = "transformer_synth_random_multi30k"
+    fit(data, tmp_path / "whole", "--max-update", "60", *QUIET, arch=arch)
+    save = tmp_path / "killed"
+    argv = [data / "bin", *USER_DIR, "--arch", arch, *SMALL, *RECIPE, "--save-dir", save, *QUIET]
+    argv += [
+        "--save-interval-updates",
+        "1",
+        "--keep-interval-updates",
+        "1",
+        "--max-update",
+        "60",
+        "--log-format",
+        "none",
+    ]
+    code = "import sys; from fairseq_cli.train import cli_main; sys.exit(cli_main())"
+    last, rng = save / "checkpoint_last.pt", random.Random(int.from_bytes(os.urandom(4), "big"))
+    for _ in range(3):
+        before = last.stat().st_mtime_ns if last.exists() else 0
+        process = subprocess.Popen([sys.executable, "-c", code, *map(str, argv)], stderr=subprocess.DEVNULL)
+        wait_for(functools.partial(changed, last, before, process))
+        time.sleep(rng.uniform(0, 0.4))
+        process.kill()
+        process.wait()
+    fit(data, save, "--max-update", "60", *QUIET, arch=arch)
+    assert_same_weights(tmp_path / "whole", save)
+
+
+def train_in_ddp(rank, folder, lengths):
+    """Four steps of every variant in torch's DDP, each process with sentences of other lengths."""
+    fairseq_synth.nested.FIRST = 4
+    torch.distributed.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
+    for spec in VARIANTS:
+        model = make_model(f"transformer_synth_{spec.replace('+', '_')}_multi30k").train()
+        model.encoder.embed_tokens.weight.requires_grad_(True)
+        parallel = torch.nn.parallel.DistributedDataParallel(model)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        for step in lengths[rank]:
+            sentences = pad_batch([[5 + i % 30 for i in range(n)] for n in step], left=True)
+            targets = pad_batch([[2, *range(5, 4 + n)] for n in step], left=False)
+            optimizer.zero_grad()
+            parallel(sentences, torch.tensor(step), targets)[0].logsumexp(-1).mean().backward()
+            optimizer.step()
+        torch.save(model.state_dict(), f"{folder}/{spec}-{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def test_every_variant_in_ddp(tmp_path):
+    """No parameter goes without a gradient where torch expects one, and the processes stay together."""
+    lengths = [[(2, 3), (20, 23), (5, 9), (1, 2)], [(20, 23), (2, 3), (12, 16), (2, 1)]]
+    torch.multiprocessing.spawn(train_in_ddp, (str(tmp_path), lengths), nprocs=2)
+    for spec in VARIANTS:
+        one, other = (torch.load(tmp_path / f"{spec}-{rank}.pt") for rank in (0, 1))
+        start = make_model(f"transformer_synth_{spec.replace('+', '_')}_multi30k").state_dict()
+        assert all(torch.equal(one[key], other[key]) for key in one), spec
+        moved = [key for key in one if key in start and not torch.equal(one[key], start[key])]
+        assert "encoder.layers.0.self_attn.v_proj.weight" in moved
