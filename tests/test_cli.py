@@ -188,14 +188,16 @@ def test_hydra(data, tmp_path):
     model = "encoder_layers=1 decoder_layers=1 encoder_embed_dim=16 decoder_embed_dim=16 synth_max_length=24"
     argv = ["--config-dir", ROOT / "configs", "--config-name", "multi30k", f"task.data={data}/bin"]
     argv += [f"common.user_dir={ROOT}/fairseq_synth", f"checkpoint.save_dir={tmp_path}/save", "optimization.lr=[0.01]"]
-    argv += [f"model.{m}" for m in model.split()] + ["model.encoder_synthesizer=random", "dataset.num_workers=0"]
+    argv += [f"model.{m}" for m in f"{model} encoder_synthesizer=random".split()]
+    argv += ["common.bf16=false", "dataset.num_workers=0"]
     argv += [f"hydra.run.dir={tmp_path}", "dataset.max_tokens=200", "lr_scheduler.warmup_updates=10"]
     command("hydra_train", *argv, "optimization.max_update=20", cwd=tmp_path)
     last = tmp_path / "save" / "checkpoint_last.pt"
     state = checkpoint_utils.load_checkpoint_to_cpu(str(last))
     assert "encoder.layers.0.self_attn.synthesizer.components.random.R.matrix" in state["model"]
-    assert "decoder.layers.0.self_attn.synthesizer.alpha" in state["model"]
-    assert state["cfg"].model.encoder_synthesizer == "random"
+    assert "decoder.layers.0.self_attn.synthesizer.components.random.R.matrix" in state["model"]
+    assert not any(key.endswith("alpha") for key in state["model"])
+    assert state["cfg"].model.encoder_synthesizer == state["cfg"].model.decoder_synthesizer == "random"
     out, _ = run_cli(generate.cli_main, data / "bin", *USER_DIR, "--path", last)
     assert len(translations(out)) == TEST_SENTENCES
     command("hydra_train", *argv, "optimization.max_update=25", cwd=tmp_path)

@@ -1,5 +1,6 @@
 """The shell recipes and their helpers: what they make, and what they say when they cannot."""
 
+import argparse
 import functools
 import gzip
 import hashlib
@@ -8,6 +9,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -305,6 +307,22 @@ def test_the_batch_does_not_depend_on_the_gpus(nodes, gpus):
         assert flag(command, "--distributed-world-size") == str(nodes * gpus)
 
 
+def test_slurm(tmp_path):
+    """Each machine is called with the job's size and its first machine; flags of fairseq-train stay behind --."""
+    (tmp_path / "scontrol").write_text("#!/bin/bash\nprintf 'gpu7\\ngpu8\\n'\n")
+    (tmp_path / "srun").write_text('#!/bin/bash\nshift\nexec "$@"\n')
+    for name in ("scontrol", "srun"):
+        (tmp_path / name).chmod(0o755)
+    env = {"DRY_RUN": "1", "SLURM_JOB_NODELIST": "gpu[7-8]", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": "40007"}
+    env["PATH"] = f"{tmp_path}:{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+    argv = ["transformer_wmt_en_de", "en-de", "--gpus", "8", "--", "--lr", "1"]
+    done = script("train.slurm", *argv, env=env, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "--nnodes 2" in done.stdout and "--rdzv-endpoint gpu7:20007" in done.stdout
+    assert flag(done.stdout, "--distributed-world-size") == "16" and flag(done.stdout, "--lr") == "1"
+    refused(script("train.slurm", *argv, env=env, cwd=tmp_path), "submit from the project's folder")
+
+
 def test_train_passes_flags_on():
     argv = [
         "transformer_wmt_en_de_big",
@@ -352,6 +370,56 @@ def test_train_refuses(argv, parts):
 )
 def test_train_refuses_options(argv, parts):
     refused(script("train.sh", "transformer_wmt_en_de", "en-de", *argv, env={"DRY_RUN": "1"}), *parts)
+
+
+@pytest.mark.parametrize(
+    "config, arch, pair, gpus",
+    [
+        ("wmt_en_de", "transformer_synth_dense_vanilla_wmt_en_de", "en-de", 8),
+        ("wmt_en_fr", "transformer_synth_dense_vanilla_wmt_en_fr", "en-fr", 8),
+        ("wmt_en_de_big", "transformer_synth_dense_vanilla_wmt_en_de_big", "en-de", 8),
+        ("multi30k", "transformer_synth_dense_vanilla_multi30k", "en-de", 2),
+    ],
+)
+def test_hydra_trains_the_same_model(config, arch, pair, gpus):
+    """Every setting of configs/ is that of train.sh, and so is every size that it leaves to the defaults."""
+    from fairseq import options
+    from fairseq.dataclass.initialize import hydra_init
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+    from hydra import compose, initialize_config_dir
+    from omegaconf import OmegaConf
+
+    from fairseq_synth.transformer import SynthesizerTransformerConfig
+
+    hydra_init(config)  # as fairseq-hydra-train does: its own defaults become the schema of this name
+    with initialize_config_dir(config_dir=str(ROOT / "configs"), version_base="1.1"):
+        overrides = ["model.encoder_synthesizer=dense+vanilla", "common.user_dir=x", "task.data=x"]
+        composed = compose(config, overrides=overrides)
+    defaults = OmegaConf.to_container(OmegaConf.structured(SynthesizerTransformerConfig), enum_to_str=True)
+    given = OmegaConf.to_container(composed, enum_to_str=True)
+    given["model"] = {**defaults, **given["model"]}
+    hydra = OmegaConf.to_container(OmegaConf.create(given), resolve=True)
+    (command,) = shown("train.sh", arch, pair, "--gpus", gpus, "--precision", "bf16")
+    argv = shlex.split(command)
+    argv = argv[argv.index("fairseq-train") + 1 :]
+    args = options.parse_args_and_arch(options.get_training_parser(), input_args=argv)
+    cli = OmegaConf.to_container(convert_namespace_to_omegaconf(args), enum_to_str=True)
+    cli = {group: vars(value) if isinstance(value, argparse.Namespace) else value for group, value in cli.items()}
+
+    # what train.sh says, and the sizes that its architecture and the defaults of the model say
+    said = {a[2:].replace("-", "_") for a in argv if a.startswith("--")} | {"synth_max_length"}
+    same = {f"model.{key}" for key in defaults if key not in ("_name", "max_source_positions", "max_target_positions")}
+    same |= {f"{group}.{key}" for group in hydra if group != "model" for key in (hydra[group] or {}) if key in said}
+    # fairseq-hydra-train counts the GPUs itself
+    same -= {"bmuf.distributed_world_size", "distributed_training.distributed_world_size", "common.user_dir"}
+    same -= {"task.data", "model.data", "checkpoint.save_dir"}
+    assert len(same) > 60
+    for path in same:
+        group, key = path.split(".")
+        if key in cli[group]:
+            assert str(cli[group][key]) == str(hydra[group][key]), path
+    for group in ("task", "criterion", "optimizer", "lr_scheduler"):
+        assert cli[group]["_name"] == hydra[group]["_name"]
 
 
 def test_a_run_is_not_mixed_with_another(tmp_path, data):
