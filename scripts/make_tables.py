@@ -8,6 +8,7 @@
 import argparse
 import json
 import re
+import statistics
 import sys
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Sequence
@@ -16,22 +17,74 @@ ROOT = Path(__file__).resolve().parent.parent
 MARKERS = r"(<!-- results: {name} -->\n).*?(<!-- end -->)"
 
 
+# the paper's Table 2 (machine translation): parameters, BLEU of En-De and En-Fr on newstest2014
+PAPER = {
+    "transformer": ("67M", "27.67", "41.57"),
+    "fixed_random": ("61M", "23.89", "38.31"),
+    "random": ("67M", "27.27", "41.12"),
+    "factorized_random": ("61M", "27.30", "41.12"),
+    "dense": ("62M", "27.43", "41.39"),
+    "factorized_dense": ("61M", "27.32", "41.57"),
+    "random_dense": ("67M", "27.68", "41.21"),
+    "dense_vanilla": ("74M", "27.57", "41.38"),
+    "random_vanilla": ("73M", "28.47", "41.85"),
+}
+MODELS = [*PAPER, "factorized_random_dense", "factorized_random_vanilla"]
+NOT_RUN = "not run"
+
+
+def table2() -> str:
+    """WMT14, newstest2014: the paper's figures and ours side by side."""
+    results = load("table2")
+    rows = ["| model | parameters, paper | here | En-De, paper | here | En-Fr, paper | here |", "|---" * 7 + "|"]
+    for model, (size, *paper) in PAPER.items():
+        sizes = {r["parameters"] for r in results if r["variant"] == model and r["pair"] == "en-de"}
+        cells = [size, f"{min(sizes) / 1e6:.1f}M" if sizes else NOT_RUN]
+        for pair, figure in zip(("en-de", "en-fr"), paper):
+            cells += [figure, mean(r for r in results if (r["variant"], r["pair"]) == (model, pair))]
+        rows.append(f"| {label(model)} | {' | '.join(cells)} |")
+    return "\n".join([*rows, "", *footnotes("table2", results), ""])
+
+
 def multi30k() -> str:
-    """Multi30k En-De, one row a run, best first."""
-    results = load("multi30k_en-de_cpu")
-    results.sort(key=lambda r: -r["bleu"])
-    rows = ["| model | parameters | BLEU | minutes | command |", "|---|---|---|---|---|"]
-    for r in results:
-        name = "Transformer (fairseq's own)" if r["variant"] == "transformer" else f"`{r['variant']}`"
-        rows.append(
-            f"| {name} | {r['parameters'] / 1e6:.2f}M | {r['bleu']:.2f} | {r['training_seconds'] / 60:.0f} | "
-            f"`{r['command']}` |"
-        )
-    note = (
-        f"{shared(r['updates'] for r in results)} updates each. `{shared(r['signature'] for r in results)}`. "
-        f"{origin(results)}"
-    )
-    return "\n".join([*rows, "", note, ""])
+    """Multi30k, test_2016_flickr: the small and the whole recipe."""
+    columns = [(table, pair) for table in ("multi30k_cpu", "multi30k") for pair in ("en-de", "en-fr")]
+    results = {table: load(table) for table, _ in columns}
+    heads = ["En-De, one CPU thread", "En-Fr, one CPU thread", "En-De, whole recipe", "En-Fr, whole recipe"]
+    rows = ["| model | parameters | " + " | ".join(heads) + " |", "|---" * 6 + "|"]
+    for model in MODELS:
+        cells = [[r for r in results[table] if (r["variant"], r["pair"]) == (model, pair)] for table, pair in columns]
+        sizes = [f"{r['parameters'] / 1e6:.2f}M" for r in cells[0]]
+        cells = [sizes[0] if sizes else NOT_RUN, *map(mean, cells)]
+        rows.append(f"| {label(model)} | {' | '.join(cells)} |")
+    notes = [note for table in results for note in footnotes(table, results[table])]
+    return "\n".join([*rows, "", *notes, ""])
+
+
+def label(model: str) -> str:
+    """A model's name in a table."""
+    return "Transformer (fairseq's own)" if model == "transformer" else f"`{model}`"
+
+
+def mean(results: Iterable[Dict[str, Any]]) -> str:
+    """BLEU over the seeds: the mean, the standard deviation where there are several, and their number."""
+    scores = [r["figures"]["bleu"] for r in results]
+    if not scores:
+        return NOT_RUN
+    if len(scores) == 1:
+        return f"{scores[0]:.2f}"
+    return f"{statistics.mean(scores):.2f} ± {statistics.stdev(scores):.2f} ({len(scores)})"
+
+
+def footnotes(table: str, results: List[Dict[str, Any]]) -> List[str]:
+    """How the figures of a table came about."""
+    command = f"`scripts/reproduce.sh {table} --pair PAIR --variant MODEL --seed N --rerun`"
+    if not results:
+        return [f"- {command}: nobody has run it yet"]
+    seeds = sorted({r["seed"] for r in results})
+    signature = shared(r["signatures"]["bleu"] for r in results)
+    updates = shared(r["updates"] for r in results)
+    return [f"- {command}, N from {seeds}, {updates} updates each. `{signature}`. {origin(results)}"]
 
 
 SPEED = {  # column: file of results/speed_cpu, and its figure
@@ -85,7 +138,7 @@ def origin(results: List[Dict[str, Any]]) -> str:
 
 
 TABLES: Dict[str, Dict[str, Callable[[], str]]] = {
-    "README.md": {"multi30k": multi30k, "speed": speed_in_short},
+    "README.md": {"table2": table2, "multi30k": multi30k, "speed": speed_in_short},
     "docs/performance.md": {"speed": speed},
 }
 

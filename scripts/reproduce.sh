@@ -5,7 +5,7 @@
 #
 #   TABLE   table2        the paper's Table 2: WMT14 En-De and En-Fr, base models
 #           multi30k      the same models in small, by the recipe of Wu et al. 2021, minutes each on a GPU
-#           multi30k_cpu  the same with a twentieth of the training, for one CPU thread
+#           multi30k_cpu  the same with a sixtieth of the training, for one CPU thread
 #
 #   --pair PAIRS        en-de, en-fr or "en-de en-fr" (default: both)
 #   --variant NAMES     random_vanilla, "transformer random" … (default: fairseq's Transformer and all the paper's)
