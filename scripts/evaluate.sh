@@ -28,7 +28,10 @@ whole average beam max_tokens
 src='' tgt='' subwords='' lowercase='' sacrebleu_set=''
 # shellcheck disable=SC1091
 source "$data/settings"
-[ ! -f "$data/sacrebleu_set" ] || sacrebleu_set=$(cat "$data/sacrebleu_set")
+if [ -f "$data/sacrebleu_set" ]; then
+    sacrebleu_set=$(cat "$data/sacrebleu_set")
+    export SACREBLEU=$data/archives/sacrebleu # where prepare_wmt14.sh has it
+fi
 
 say "averaging the last $average checkpoints"
 kind=--num-epoch-checkpoints

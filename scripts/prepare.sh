@@ -57,6 +57,10 @@ if [ -d "$raw" ]; then
     mapfile -t corpora < <(find -L "$raw" -maxdepth 1 \( -name "*.$src" -o -name "*.$src.gz" \) ! -name 'valid.*' ! -name 'test.*' |
         sed "s/\.gz$//; s/\.$src$//" | LC_ALL=C sort -u)
     [ ${#corpora[@]} -gt 0 ] || die "$raw/train.$src: no such file, nor any other training corpus"
+    for corpus in "${corpora[@]}"; do
+        [[ ! ${corpus##*/} =~ ^(dev|valid|test|newstest) ]] ||
+            die "$corpus.$src: would be trained on, and is a test set by its name; call it valid or test, or remove it"
+    done
 fi
 clean "--sample $sample${lowercase:+ --lowercase}" "$out/text/train" "${corpora[@]}"
 clean "--sample $sample${lowercase:+ --lowercase}" "$out/text/valid" "$raw/valid"

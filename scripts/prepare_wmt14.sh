@@ -3,8 +3,8 @@
 #
 #   scripts/prepare_wmt14.sh de|fr OUT_DIR [--from DIR] [--mirror URL] [options of prepare.sh]
 #
-#   --from DIR     training corpora at hand instead of the download: NAME.en and NAME.de, or with .gz. valid.* and
-#                  test.* are taken from there too if there are any.
+#   --from DIR     corpora at hand instead of the download: NAME.en and NAME.de, or with .gz; valid and test are
+#                  taken from there too if there are any. mtdata's names (train.eng, dev.deu, test1.eng) will do.
 #   --mirror URL   of statmt.org's files (default: https://www.statmt.org)
 #
 # Training: the corpora of WMT14, Europarl v7, Common Crawl, News Commentary v9 and for French UN (undoc.2000) and
@@ -33,7 +33,7 @@ option_and_words "from mirror" "$@"
 tgt=${words[0]} out=${words[1]}
 [ "$tgt" = de ] || [ "$tgt" = fr ] || die "$tgt: the paper translates English into de or fr; see $0 --help"
 [ -z "$from" ] || [ -d "$from" ] || die "--from $from: no such folder; leave it out to download the corpora"
-archives=$out/download raw=$out/raw
+archives=$out/archives raw=$out/raw
 [ -n "${DRY_RUN:-}" ] || mkdir -p "$archives" "$raw"
 settings "$raw/settings" "from=$from"
 export SACREBLEU=$archives/sacrebleu
@@ -77,8 +77,13 @@ testset() {
 
 say "the corpora"
 if [ -n "$from" ]; then
-    for file in "$from"/*.en "$from"/*."$tgt" "$from"/*.en.gz "$from"/*."$tgt".gz; do
-        [ -f "$file" ] && run ln -sf "$(realpath "$file")" "$raw/"
+    declare -A extensions=([en]=en [eng]=en [de]=de [deu]=de [fr]=fr [fra]=fr) names=([dev]=valid [test1]=test)
+    for file in "$from"/*; do
+        name=${file##*/} gz=''
+        [[ $name != *.gz ]] || { gz=.gz name=${name%.gz}; }
+        lang=${extensions[${name##*.}]:-} name=${name%.*}
+        [ "$lang" != en ] && [ "$lang" != "$tgt" ] && continue
+        run ln -sfn "$(realpath "$file")" "$raw/${names[$name]:-$name}.$lang$gz"
     done
 else
     corpus 1-europarl-v7 wmt13/training-parallel-europarl-v7.tgz "training/europarl-v7.$tgt-en" ''

@@ -187,6 +187,26 @@ def test_explanations():
     assert explain(FileNotFoundError(2, "No such file", "/mine")) is None
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        "[gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:59102: Connection reset by peer. This is typically",
+        "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4711",
+        "Timed out after 16 seconds waiting for clients. 1/2 clients joined.",
+    ],
+)
+def test_a_lost_process_is_named(message):
+    def caught(module):
+        frame = {"__name__": module, "message": message}
+        try:
+            exec("raise RuntimeError(message)", frame)
+        except RuntimeError as error:
+            return explain(error)
+
+    assert "another process of this run" in caught("fairseq.trainer") and "last checkpoint" in caught("fairseq.trainer")
+    assert caught("somebody.s.script") is None
+
+
 def test_no_fast_path_around_the_attention(monkeypatch):
     """At inference from a loaded checkpoint every layer's attention is called (0.12.2 would go around it)."""
     model = make_model()

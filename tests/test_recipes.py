@@ -170,6 +170,8 @@ def test_prepare_refuses(tmp_path, raw):
     out = tmp_path / "out"
     refused(script("prepare.sh", tmp_path / "no", "en", "de", out), "no: no such folder")
     refused(script("prepare.sh", raw, "en", "cs", out), "more.cs: no such file")
+    folder = copied(raw, tmp_path / "raw", newstest2014_en=b"a\n", newstest2014_de=b"a\n")
+    refused(script("prepare.sh", folder, "en", "de", tmp_path / "other"), "newstest2014.en", "would be trained on")
     refused(script("prepare.sh", raw, "en", "de", out, "--subwords", "words"), "--subwords words", "sentencepiece")
     refused(script("prepare.sh", raw, "en", "de", out, "--max-ratio", "x"), "--max-ratio x")
     refused(script("prepare.sh", raw, "en", "de"), "usage")
@@ -227,6 +229,17 @@ def mirror(tmp_path, raw):
     server.shutdown()
 
 
+def cache_test_set(out, name, raw):
+    """sacreBLEU's copy of a test set, as if it had been fetched: the one of a raw corpus."""
+    cache = out / "archives" / "sacrebleu" / name
+    cache.mkdir(parents=True, exist_ok=True)
+    prefix = f"{name.replace('/', '_')}.en-de"
+    shutil.copy(raw / "test.en", cache / f"{prefix}.src")
+    shutil.copy(raw / "test.de", cache / f"{prefix}.ref")
+    for part in ("docid", "genre", "origlang"):
+        (cache / f"{prefix}.{part}").write_text("x\n" * len((raw / "test.en").read_text().splitlines()))
+
+
 def test_wmt14(tmp_path, raw, mirror):
     """Download, resumed; checksums; the test sets of sacreBLEU; the pipeline on a sample; a second run."""
     url, site, project = mirror
@@ -239,23 +252,18 @@ def test_wmt14(tmp_path, raw, mirror):
     refused(script("prepare_wmt14.sh", *argv, root=project), f"{url}/wmt13/training-parallel-europarl", "404", "--from")
     europarl.write_bytes(whole[:-1] + b"?")
     refused(script("prepare_wmt14.sh", *argv, root=project), "europarl", "SHA-256", "removed")
-    assert not list((out / "download").glob("*europarl*"))
+    assert not list((out / "archives").glob("*europarl*"))
     europarl.write_bytes(whole)
     # a download that was cut off
-    (out / "download" / "training-parallel-europarl-v7.tgz.part").write_bytes(whole[:1000])
+    (out / "archives" / "training-parallel-europarl-v7.tgz.part").write_bytes(whole[:1000])
     # no network but the mirror: sacreBLEU cannot fetch its sets, and leaves nothing that a second call takes for whole
     offline = {"https_proxy": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9", "no_proxy": "127.0.0.1"}
     refused(script("prepare_wmt14.sh", *argv, root=project, env=offline), "raw/valid.en was not made")
     assert ("/wmt13/training-parallel-europarl-v7.tgz", "bytes=1000-") in Mirror.asked
     assert not (out / "raw" / "valid.en").exists()
 
-    for name, folder in (("wmt13", "wmt13"), ("wmt14_full", "wmt14/full")):
-        cache = out / "download" / "sacrebleu" / folder
-        cache.mkdir(parents=True, exist_ok=True)
-        for lang, part in (("en", "src"), ("de", "ref")):
-            shutil.copy(raw / f"test.{lang}", cache / f"{name}.en-de.{part}")
-        for part in ("docid", "genre", "origlang"):
-            (cache / f"{name}.en-de.{part}").write_text("x\n" * 20)
+    cache_test_set(out, "wmt13", raw)
+    cache_test_set(out, "wmt14/full", raw)
     asked = len(Mirror.asked)
     done = script("prepare_wmt14.sh", *argv, root=project)
     assert done.returncode == 0, done.stderr
@@ -266,7 +274,13 @@ def test_wmt14(tmp_path, raw, mirror):
 
 
 def test_wmt14_from_corpora_at_hand(tmp_path, raw):
-    argv = ["de", tmp_path / "out", "--from", raw, "--sample", "40", "--merges", "50", "--workers", "2"]
+    """By mtdata's names; in two processes."""
+    folder = tmp_path / "at hand"
+    folder.mkdir()
+    for name, theirs in (("train", "train"), ("valid", "dev"), ("test", "test1")):
+        shutil.copy(raw / f"{name}.en", folder / f"{theirs}.eng")
+        shutil.copy(raw / f"{name}.de", folder / f"{theirs}.deu")
+    argv = ["de", tmp_path / "out", "--from", folder, "--sample", "40", "--merges", "50", "--workers", "2"]
     done = script("prepare_wmt14.sh", *argv)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "out" / "sacrebleu_set").exists()
@@ -499,9 +513,12 @@ def test_quickstart(tmp_path):
     corpus, worse = tmp_path / "numbers-en-de-bpe200", tmp_path / "worse"
     shutil.copytree(run, worse)
     shutil.copy(corpus / "test.de", run / "test.hyp.de")
+    (corpus / "sacrebleu_set").write_text("wmt14/full\n")
+    cache_test_set(corpus, "wmt14/full", corpus)
     done = script("evaluate.sh", corpus, worse, "--average", "2", "--beam", "1", "--baseline", run, timeout=500)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^baseline 100.00, this run \d\.\d\d, p = 0.00", done.stdout, re.M), done.stdout
+    assert "test:wmt14/full" in json.loads((worse / "scores.json").read_text())["bleu"]["signature"]
     refused(script("evaluate.sh", corpus, worse, "--average", "99"), "found 6 update checkpoints, asked for 99")
     refused(script("evaluate.sh", tmp_path / "no", worse), "not prepared")
 
