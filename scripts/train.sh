@@ -65,7 +65,9 @@ save=${save_dir:-$root/runs/$arch-$pair-seed$seed}
 [ -n "${DRY_RUN:-}" ] || [ -f "$data/bin/done" ] ||
     die "--data $data: not prepared, or not to its end; run scripts/prepare_$corpus.sh ${pair#*-} $data"
 
-found=$(python -c 'import torch; print(torch.cuda.device_count())')
+read -r found best < <(python -c 'import torch
+n = torch.cuda.device_count()
+print(n, "bf16" if n and torch.cuda.get_device_capability() >= (8, 0) else "fp16")') || die "torch does not import; run scripts/setup.sh"
 gpus=${gpus:-$found}
 [ -n "${DRY_RUN:-}" ] || [ "$gpus" -le "$found" ] || die "--gpus $gpus: this machine has $found"
 if [ "$gpus" -gt 0 ]; then
@@ -75,9 +77,7 @@ else
     flags+=(--cpu)
     : "${precision:=fp32}"
 fi
-[ -n "$precision" ] || precision=$(python -c 'import torch
-print("bf16" if torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0) else "fp16")')
-case $precision in
+case ${precision:=$best} in
     fp32) ;;
     fp16 | bf16) flags+=("--$precision") ;;
     *) die "--precision $precision: choose fp32, fp16 or bf16" ;;
@@ -103,6 +103,9 @@ if [ -n "$wandb" ]; then
 fi
 
 launch=(fairseq-train)
+# without it fairseq counts this machine's GPUs: too many for --gpus 1, and with one in each of several machines each
+# would train alone
+flags+=(--distributed-world-size "$world")
 if [ "$world" -gt 1 ]; then
     if [ "$nodes" -gt 1 ]; then
         [[ $rendezvous = *:* ]] || die "--nodes $nodes: needs --rendezvous HOST:PORT, the first machine and a free port of it"
@@ -111,8 +114,7 @@ if [ "$world" -gt 1 ]; then
         launch=(torchrun --standalone)
     fi
     launch+=(--nproc-per-node "$processes" --max-restarts 0 --no-python)
-    # with one GPU on each machine fairseq would take itself for the whole run, and each train alone
-    flags+=(--distributed-world-size "$world" --heartbeat-timeout "$timeout")
+    flags+=(--heartbeat-timeout "$timeout")
     if [ "$gpus" = 0 ]; then
         launch+=("$root/scripts/cpu_worker.sh")
     else

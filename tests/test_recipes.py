@@ -318,7 +318,7 @@ def test_the_batch_does_not_depend_on_the_gpus(nodes, gpus):
     assert ("torchrun" in command) == (nodes * gpus > 1)
     if nodes * gpus > 1:
         assert flag(command, "--nproc-per-node") == str(gpus)
-        assert flag(command, "--distributed-world-size") == str(nodes * gpus)
+    assert flag(command, "--distributed-world-size") == str(nodes * gpus)
 
 
 def test_slurm(tmp_path):
