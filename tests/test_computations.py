@@ -275,3 +275,65 @@ def test_autocast(spec, monkeypatch):
     scale = max(tensor.abs().max() for tensor in expected.values())
     for name in expected:
         assert (found[name] - expected[name]).abs().max() <= 0.03 * scale, name
+
+
+@pytest.mark.parametrize("independent", [True, False])
+def test_tiles_are_not_autocast(independent):
+    """The types of the terms and the value hold inside the tiles, in both passes."""
+    torch.manual_seed(6)
+    value, query, key = (torch.randn(3, 2, 9, 4, requires_grad=True) for _ in range(3))
+    bias = torch.randn(1, 2, 9, 9, requires_grad=True)
+    terms = [Terms(bias=bias)] if independent else [Terms(bias=bias), Terms(query=query, key=key)]
+    leaves = [value, bias] if independent else [value, bias, query, key]
+    grad = torch.randn(3, 2, 9, 4)
+    expected = plain(terms, value, None, None)[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        found = tiled(terms, value, groups_of([9] * 3), causal=False)
+        grads = torch.autograd.grad(found, leaves, grad)
+    torch.testing.assert_close(found, expected)
+    for a, b in zip(grads, torch.autograd.grad(expected, leaves, grad)):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_bias_sums_over_sentences_in_fp32():
+    """300 sentences alike: the gradient in bf16 is 300 times that of one, where a sum in bf16 would stand still."""
+    torch.manual_seed(7)
+    value, query, key, grad = torch.randn(4, 1, 1, 4, 8).to(torch.bfloat16)
+    bias = torch.randn(1, 1, 4, 4).to(torch.bfloat16).requires_grad_()
+
+    def gradient(bsz):
+        terms = [Terms(bias=bias), Terms(query=query.expand(bsz, -1, -1, -1), key=key.expand(bsz, -1, -1, -1))]
+        out = tiled(terms, value.expand(bsz, -1, -1, -1), groups_of([4] * bsz), causal=False)
+        return torch.autograd.grad(out, bias, grad.expand(bsz, -1, -1, -1))[0]
+
+    assert gradient(1).dtype == gradient(300).dtype == torch.bfloat16
+    torch.testing.assert_close(gradient(300), 300 * gradient(1), rtol=0.01, atol=0)
+
+
+@pytest.mark.parametrize(
+    "device, bsz, dropout, independent, bias, chosen",
+    [
+        ("cpu", 3, 0.0, True, True, "tiled"),
+        ("meta", 3, 0.0, True, True, "tiled"),
+        ("cpu", 3, 0.1, True, True, None),
+        ("cpu", 3, 0.0, False, False, "fused"),
+        ("cpu", 3, 0.1, False, False, "fused"),
+        ("cpu", 3, 0.0, False, True, "tiled"),
+        ("cpu", 3, 0.1, False, True, None),
+        ("meta", 3, 0.0, False, True, "fused"),  # "meta" stands for whatever is no CPU
+        ("meta", 3, 0.1, False, True, "fused"),
+        ("meta", 1, 0.0, True, True, "fused"),
+    ],
+)
+def test_the_choice(device, bsz, dropout, independent, bias, chosen, monkeypatch):
+    """`attend` is its own table."""
+    called = []
+    for name in ("fused", "tiled"):
+        monkeypatch.setattr(computations, name, lambda *args, name=name: called.append(name))
+    value = torch.empty(bsz, 2, 9, 4, device=device)
+    n = 1 if independent else bsz
+    terms = [] if independent and bias else [Terms(query=value[:n], key=value[:n])]
+    if bias:
+        terms.append(Terms(bias=torch.empty(1, 2, 9, 9, device=device)))
+    computations.attend(terms, value, None, None, dropout)
+    assert called == ([chosen] if chosen else [])
