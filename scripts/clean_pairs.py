@@ -14,6 +14,7 @@ import itertools
 import os
 import re
 import sys
+import zlib
 from collections import Counter
 from pathlib import Path
 from typing import BinaryIO, Iterator, NoReturn, Tuple
@@ -48,7 +49,7 @@ def sentences(path: str) -> Iterator[str]:
                         f"{name}: line {number} is not UTF-8 ({error.reason} {line[error.start]:#x}); "
                         "convert the file, such as by iconv -f latin1 -t utf-8"
                     )
-        except (EOFError, gzip.BadGzipFile) as error:
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             fail(f"{name}: not a whole gzip file ({error}); fetch it again")
 
 
@@ -112,7 +113,7 @@ def main() -> None:
         for part, path in zip(parts, outputs):
             part.replace(path)
     except OSError as error:
-        fail(f"{args.output}.{{{args.src},{args.tgt}}} cannot be written: {error.strerror}")
+        fail(f"{error.filename or args.output}: {error.strerror}")
     finally:
         for part in parts:
             part.unlink(missing_ok=True)

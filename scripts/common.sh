@@ -34,30 +34,33 @@ options() {
         esac
     done
 }
-# option_and_words "NAME ..." "$@": as `options`, but only takes these, the first two words and what is left as `rest`
-option_and_words() {
+# after_words "NAME ..." "$@": two words first, which become `words`; of what follows these options are taken as by
+# `options`, and all else becomes `rest`
+after_words() {
     local names=" $1 "
     shift
-    words=() rest=()
+    case ${1:-} in --help | -h) usage; exit 0 ;; esac
+    [[ $# -ge 2 && $1 != -* && $2 != -* ]] || die "usage: $(usage | sed -n '/^  scripts/{s/^ *//p;q}'); see $0 --help"
+    words=("$1" "${2%/}") rest=()
+    shift 2
     while [ $# -gt 0 ]; do
-        if [ "$1" = --help ] || [ "$1" = -h ]; then
-            usage
-            exit 0
-        elif [[ $1 = --* && $names = *" ${1#--} "* ]]; then
+        if [[ $1 = --* && $names = *" ${1#--} "* ]]; then
             [ $# -ge 2 ] || die "$1 needs a value"
             printf -v "${1#--}" %s "$2"
             shift 2
         else
-            if [[ ${#words[@]} -lt 2 && $1 != -* ]]; then words+=("$1"); else rest+=("$1"); fi
+            rest+=("$1")
             shift
         fi
     done
 }
-# whole NAME...: each variable is empty or a whole number
+# whole MIN NAME...: each variable is empty or a whole number from MIN on
 whole() {
-    local name
+    local min=$1 name
+    shift
     for name in "$@"; do
-        [[ ${!name:-0} =~ ^[0-9]+$ ]] || die "--${name//_/-} ${!name}: must be a whole number"
+        [[ ${!name:-$min} =~ ^(0|[1-9][0-9]*)$ && ${!name:-$min} -ge $min ]] ||
+            die "--${name//_/-} ${!name}: must be a whole number, at least $min"
     done
 }
 
@@ -69,36 +72,44 @@ run() {
 }
 # produce FILE COMMAND: the output of a shell command as FILE, whole or not at all; what is there is kept.
 produce() {
+    local errors
     [ ! -f "$1" ] || return 0
     printf '+ %s > %q\n' "$2" "$1" >&3
     [ -z "${DRY_RUN:-}" ] || return 0
-    if ! bash -euo pipefail -c "$2" > "$1.part" 2> "$1.err"; then
+    if ! errors=$(bash -euo pipefail -c "$2" 2>&1 > "$1.part" | tail -n 30); then
         rm -f "$1.part"
-        die "$1 was not made: $(grep -v '^ *$' "$1.err" | tail -n 1)"
+        # the last line that speaks of an error, else the last
+        die "$1 was not made: $(awk 'NF { last = $0 } /[Ee]rror|FATAL|Fatal/ { told = $0 } END { print told ? told : last }' <<< "$errors" |
+            sed 's/^.*fairseq_synth: error: //; s/^error: //')"
     fi
-    rm -f "$1.err"
     mv "$1.part" "$1"
 }
 # download URL FILE MEND: goes on where an earlier call was cut off
 download() {
     local errors
-    errors=$(mktemp)
-    run curl --fail --location --silent --show-error --retry 3 --continue-at - --output "$2" "$1" 2> "$errors" ||
-        die "$1: cannot be downloaded ($(tail -n 1 "$errors")); call again to go on, or $3"
-    rm -f "$errors"
+    printf '+ curl --fail --location --continue-at - --output %q %s\n' "$2" "$1" >&3
+    [ -z "${DRY_RUN:-}" ] || return 0
+    if ! errors=$(curl --fail --location --silent --show-error --retry 3 --continue-at - --output "$2.part" "$1" 2>&1); then
+        [[ $errors != *416* ]] || rm -f "$2.part" # more than the whole file
+        die "$1: cannot be downloaded (${errors##*$'\n'}); call again to go on, or $3"
+    fi
+    mv "$2.part" "$2"
 }
-# settings FILE LINE...: writes them, or stops where the folder was made with others.
+# settings FILE WITNESS LINE...: keeps the lines, or stops where WITNESS, a file or pattern, was made with others.
 settings() {
-    local file=$1 lines
-    shift
+    local file=$1 witness=$2 lines
+    shift 2
     lines=$(printf '%s\n' "$@")
     [ -z "${DRY_RUN:-}" ] || return 0
     if [ -f "$file" ]; then
-        [ "$(cat "$file")" = "$lines" ] ||
-            die "$(dirname "$file") was made with other settings ($(diff "$file" - <<< "$lines" | sed -n 's/^< //p' | paste -sd ' ')); give another folder, or remove it"
+        [ "$(cat "$file")" != "$lines" ] || return 0
+        compgen -G "$witness" > /dev/null &&
+            die "$(dirname "$file") was made with other settings ($(diff "$file" - <<< "$lines" | sed -n 's/^< /it has /p; s/^> /asked for /p' | paste -sd ';')); give another folder, or remove it"
     fi
     mkdir -p "$(dirname "$file")"
-    printf '%s\n' "$lines" > "$file"
+    # whole or not at all: several machines may do this at once
+    printf '%s\n' "$lines" > "$file.$HOSTNAME.$$"
+    mv "$file.$HOSTNAME.$$" "$file"
 }
 
 if [ -d "$root/.venv" ]; then
@@ -115,6 +126,7 @@ architecture() {
 # one_of NAME "CHOICES": the value of $NAME, or of each word in it, is one of them
 one_of() {
     local word
+    [ -n "${!1// /}" ] || die "--${1//_/-}: empty; choose one of ${2% }"
     for word in ${!1}; do
         [[ " $2 " = *" $word "* ]] || die "--${1//_/-} $word: choose one of ${2% }"
     done

@@ -23,64 +23,64 @@ average=5 beam=4 lenpen=0.6 max_tokens=4096 baseline=''
 options "average beam lenpen max-tokens baseline" "$@"
 [ ${#words[@]} = 2 ] || die "usage: scripts/evaluate.sh DATA_DIR RUN_DIR [options]; see $0 --help"
 data=${words[0]} out=${words[1]}
-whole average beam max_tokens
-[ -f "$data/bin/done" ] || die "$data: not prepared; run scripts/prepare.sh first"
-src='' tgt='' subwords='' lowercase='' sacrebleu_set=''
-# shellcheck disable=SC1091
-source "$data/settings"
-if [ -f "$data/sacrebleu_set" ]; then
-    sacrebleu_set=$(cat "$data/sacrebleu_set")
-    export SACREBLEU=$data/archives/sacrebleu # where prepare_wmt14.sh has it
-fi
+whole 1 average beam max_tokens
+[ -f "$data/bin/done" ] || [ -n "${DRY_RUN:-}" ] || die "$data: not prepared; run scripts/prepare.sh first"
+[ -d "$out" ] || [ -n "${DRY_RUN:-}" ] || die "$out: no such folder; train with scripts/train.sh"
+# what prepare.sh wrote there
+setting() { sed -n "s/^$1=//p" "$data/settings"; }
+src=$(setting src) tgt=$(setting tgt) subwords=$(setting subwords)
+lowercase=$(setting lowercase)
+[ -z "$baseline" ] || [ -f "$baseline/test.hyp.$tgt" ] || die "--baseline $baseline: not evaluated yet"
+# q FILE...: names quoted for the shell of `produce`
+q() { printf '%q ' "$@"; }
+# nothing of an earlier evaluation is taken for this one's
+stale=("$out"/{checkpoint_avg.pt,generate.log,test.hyp.$tgt,test.tok.$tgt,compound.ref,compound.hyp,scores.json,average.log}
+    "$out"/{bleu,chrf,tokenised,compound_split,bootstrap}.json)
+[ -n "${DRY_RUN:-}" ] || rm -f "${stale[@]}"
 
 say "averaging the last $average checkpoints"
 kind=--num-epoch-checkpoints
 compgen -G "$out/checkpoint_[0-9]*_[0-9]*.pt" > /dev/null && kind=--num-update-checkpoints
-run python "$root/scripts/average_checkpoints.py" --inputs "$out" $kind "$average" \
-    --output "$out/checkpoint_avg.pt" 2> "$out/average.log" || die "$(tail -n 1 "$out/average.log")"
+produce "$out/average.log" "python $(q "$root/scripts/average_checkpoints.py" --inputs "$out" $kind "$average" --output "$out/checkpoint_avg.pt")"
 
 say "translating the test set"
 decode=(--bpe subword_nmt --bpe-codes "$data/codes" --tokenizer moses)
 [ "$subwords" = bpe ] || decode=(--bpe sentencepiece --sentencepiece-model "$data/pieces.model")
-run fairseq-generate "$data/bin" --user-dir "$root/fairseq_synth" --path "$out/checkpoint_avg.pt" \
-    --source-lang "$src" --target-lang "$tgt" --beam "$beam" --lenpen "$lenpen" --max-tokens "$max_tokens" \
-    "${decode[@]}" > "$out/generate.log" 2> "$out/generate.err" || die "$(tail -n 1 "$out/generate.err")"
+produce "$out/generate.log" "fairseq-generate $(q "$data/bin" --user-dir "$root/fairseq_synth" --path "$out/checkpoint_avg.pt" \
+    --source-lang "$src" --target-lang "$tgt" --beam "$beam" --lenpen "$lenpen" --max-tokens "$max_tokens" "${decode[@]}")"
 # D-7<tab>score<tab>detokenised hypothesis, H- in subwords; back into the order of the corpus
-in_order() { sed -n "s/^$1-//p" "$out/generate.log" | sort -n | cut -f 3-; }
-in_order D > "$out/test.hyp.$tgt"
-[ "$(wc -l < "$out/test.hyp.$tgt")" = "$(wc -l < "$data/test.$tgt")" ] ||
+in_order() { echo "sed -n 's/^$1-//p' $(q "$out/generate.log")| sort -n | cut -f 3-"; }
+produce "$out/test.hyp.$tgt" "$(in_order D)"
+[ -n "${DRY_RUN:-}" ] || [ "$(wc -l < "$out/test.hyp.$tgt")" = "$(wc -l < "$data/test.$tgt")" ] ||
     die "$out/test.hyp.$tgt: $(wc -l < "$out/test.hyp.$tgt") translations of $(wc -l < "$data/test.$tgt") sentences"
 
 say "scoring"
 reference=("$data/test.$tgt" -l "$src-$tgt")
-[ -z "$sacrebleu_set" ] || reference=(-t "$sacrebleu_set" -l "$src-$tgt")
-# figure NAME ARGUMENTS...: one of sacreBLEU's, kept as RUN_DIR/NAME.json
-figure() {
-    local name=$1
-    shift
-    run sacrebleu "$@" -w 2 -f json > "$out/$name.json" 2> "$out/$name.err" || die "sacrebleu failed: $(tail -n 1 "$out/$name.err")"
-    rm -f "$out/$name.err"
-}
-case=(${lowercase:+-lc})
-figure bleu "${reference[@]}" -i "$out/test.hyp.$tgt" -m bleu "${case[@]}"
+if [ -f "$data/sacrebleu_set" ]; then
+    reference=(-t "$(cat "$data/sacrebleu_set")" -l "$src-$tgt")
+    export SACREBLEU=$data/archives/sacrebleu # where prepare_wmt14.sh has it
+fi
+# figure NAME ARGUMENTS...: one of sacreBLEU's, as RUN_DIR/NAME.json
+figure() { produce "$out/$1.json" "sacrebleu $(q "${@:2}") -w 2 -f json"; }
+figure bleu "${reference[@]}" -i "$out/test.hyp.$tgt" -m bleu ${lowercase:+-lc}
 figure chrf "${reference[@]}" -i "$out/test.hyp.$tgt" -m chrf ${lowercase:+--chrf-lowercase}
 figures=(bleu chrf)
 if [ "$subwords" = bpe ]; then
-    in_order H | sed -E 's/(@@ )|(@@ ?$)//g' > "$out/test.tok.$tgt"
+    produce "$out/test.tok.$tgt" "$(in_order H) | sed -E 's/(@@ )|(@@ ?\$)//g'"
     figure tokenised "$data/tok/test.$tgt" -i "$out/test.tok.$tgt" -m bleu --tokenize none --force
     figures+=(tokenised)
 fi
 if [ "$src-$tgt" = en-de ]; then
-    split() { sacremoses --quiet -l de tokenize < "$1" | sed -E 's/(\S)-(\S)/\1 ##AT##-##AT## \2/g'; }
-    split "$data/test.$tgt" > "$out/compound.ref"
-    split "$out/test.hyp.$tgt" > "$out/compound.hyp"
+    split() { echo "sacremoses --quiet -l de tokenize < $(q "$1")| sed -E 's/(\S)-(\S)/\1 ##AT##-##AT## \2/g'"; }
+    produce "$out/compound.ref" "$(split "$data/test.$tgt")"
+    produce "$out/compound.hyp" "$(split "$out/test.hyp.$tgt")"
     figure compound_split "$out/compound.ref" -i "$out/compound.hyp" -m bleu --tokenize none --force
     figures+=(compound_split)
 fi
 if [ -n "$baseline" ]; then
-    [ -f "$baseline/test.hyp.$tgt" ] || die "--baseline $baseline: not evaluated yet"
-    figure bootstrap "${reference[@]}" -i "$baseline/test.hyp.$tgt" "$out/test.hyp.$tgt" -m bleu "${case[@]}" --paired-bs
+    figure bootstrap "${reference[@]}" -i "$baseline/test.hyp.$tgt" "$out/test.hyp.$tgt" -m bleu ${lowercase:+-lc} --paired-bs
 fi
+[ -z "${DRY_RUN:-}" ] || exit 0
 python - "$out" "${figures[@]}" <<'PYTHON'
 import json, sys
 from pathlib import Path

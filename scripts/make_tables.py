@@ -54,7 +54,7 @@ def multi30k() -> str:
     rows = ["| model | parameters | " + " | ".join(heads) + " |", "|---" * 6 + "|"]
     for model in MODELS:
         cells = [[r for r in results[table] if (r["variant"], r["pair"]) == (model, pair)] for table, pair in columns]
-        sizes = [f"{r['parameters'] / 1e6:.2f}M" for r in cells[0]]
+        sizes = [f"{r['parameters'] / 1e6:.2f}M" for r in cells[0] or cells[2]]
         cells = [sizes[0] if sizes else NOT_RUN, *map(mean, cells)]
         rows.append(f"| {label(model)} | {' | '.join(cells)} |")
     notes = [note for table in results for note in footnotes(table, results[table])]
@@ -159,7 +159,8 @@ def main() -> None:
             rendered = pattern.sub(lambda m, contents=contents: m[1] + contents + m[2], rendered)
         if args.check and rendered != text:
             sys.exit(f"error: {page} is not what results/ says; run python scripts/make_tables.py")
-        path.write_text(rendered, encoding="utf-8")
+        if not args.check:
+            path.write_text(rendered, encoding="utf-8")
 
 
 if __name__ == "__main__":

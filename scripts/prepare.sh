@@ -15,7 +15,7 @@
 #   --lowercase         lowercase all text
 #   --max-length N      leave out training pairs with more subwords on a side (default: 250)
 #   --max-ratio R       leave out training pairs whose lengths in subwords differ more (default: 0, none)
-#   --sample N          only the first N pairs of each corpus, to try a recipe
+#   --sample N          only the first N pairs of each training corpus, to try a recipe
 #   --workers N         processes (default: all cores)
 #
 # Every step writes its file whole or not at all, so a second call goes on where the first one ended, and a finished
@@ -23,20 +23,22 @@
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
-merges=10000 subwords=bpe dash_splits='' lowercase='' max_length=250 max_ratio=0 sample=0 workers=$(nproc)
+merges=10000 subwords=bpe dash_splits='' lowercase='' max_length=250 max_ratio=0 sample='' workers=$(nproc)
 options "merges subwords dash-splits! lowercase! max-length max-ratio sample workers" "$@"
 [ ${#words[@]} = 4 ] || die "usage: scripts/prepare.sh RAW_DIR SRC TGT OUT_DIR [options]; see $0 --help"
 raw=${words[0]} src=${words[1]} tgt=${words[2]} out=${words[3]}
-whole merges max_length sample workers
+whole 1 merges sample workers
+whole 0 max_length
 [[ $max_ratio =~ ^[0-9]+(\.[0-9]+)?$ ]] || die "--max-ratio $max_ratio: must be a number"
 [ "$subwords" = bpe ] || [ "$subwords" = sentencepiece ] || die "--subwords $subwords: choose bpe or sentencepiece"
-[ -d "$raw" ] || [ -n "${DRY_RUN:-}" ] || die "$raw: no such folder; RAW_DIR holds {train,valid,test}.{$src,$tgt}"
-settings "$out/settings" "src=$src" "tgt=$tgt" "subwords=$subwords" "merges=$merges" "dash_splits=$dash_splits" \
-    "lowercase=$lowercase" "max_length=$max_length" "max_ratio=$max_ratio" "sample=$sample"
+settings "$out/settings" "$out/text/*" "src=$src" "tgt=$tgt" "subwords=$subwords" "merges=$merges" \
+    "dash_splits=$dash_splits" "lowercase=$lowercase" "max_length=$max_length" "max_ratio=$max_ratio" "sample=$sample" \
+    "raw=$(realpath -m "$raw")"
 if [ -f "$out/bin/done" ]; then
     say "$out is ready, reusing it"
     exit 0
 fi
+[ -d "$raw" ] || [ -n "${DRY_RUN:-}" ] || die "$raw: no such folder; RAW_DIR holds {train,valid,test}.{$src,$tgt}"
 langs=("$src" "$tgt")
 [ -n "${DRY_RUN:-}" ] || mkdir -p "$out/text" "$out/tok" "$out/sub"
 
@@ -62,9 +64,9 @@ if [ -d "$raw" ]; then
             die "$corpus.$src: would be trained on, and is a test set by its name; call it valid or test, or remove it"
     done
 fi
-clean "--sample $sample${lowercase:+ --lowercase}" "$out/text/train" "${corpora[@]}"
-clean "--sample $sample${lowercase:+ --lowercase}" "$out/text/valid" "$raw/valid"
-clean "--sample $sample${lowercase:+ --lowercase} --keep-all" "$out/text/test" "$raw/test"
+clean "${sample:+--sample $sample }${lowercase:+--lowercase}" "$out/text/train" "${corpora[@]}"
+clean "${lowercase:+--lowercase}" "$out/text/valid" "$raw/valid"
+clean "${lowercase:+--lowercase} --keep-all" "$out/text/test" "$raw/test"
 
 # q FILE: a name quoted for the shell of `produce`
 q() { printf '%q' "$1"; }

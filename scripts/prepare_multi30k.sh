@@ -9,8 +9,7 @@ set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
 from=''
-option_and_words "from" "$@"
-[ ${#words[@]} = 2 ] || die "usage: scripts/prepare_multi30k.sh de|fr OUT_DIR [options]; see $0 --help"
+after_words "from" "$@"
 tgt=${words[0]} out=${words[1]}
 [ "$tgt" = de ] || [ "$tgt" = fr ] || die "$tgt: Multi30k is translated from English into de or fr here; see $0 --help"
 [ -z "$from" ] || [ -d "$from" ] || die "--from $from: no such folder; leave it out to download the corpus"
@@ -28,27 +27,25 @@ cb3160d69b002bb638e66cc7612fcd56cb0af82eadc9c142dedc438afb885ef6  test_2016_flic
 1f2a23d992769b5b3d209b0a10dd0b77c08cceb1f20dfb97ed0aafa49d107227  val.en
 5304e444d842e962b2dda4d816b70b22a1765b15401642b7ca37a67477e708dc  val.fr
 "
-raw=$out-raw
-[ -n "${DRY_RUN:-}" ] || mkdir -p "$raw"
+raw=$out-raw packed=$from
+prepare=("$root/scripts/prepare.sh" "$raw" en "$tgt" "$out" "${rest[@]}")
+[ ! -f "$out/bin/done" ] || exec "${prepare[@]}"
+[ -n "$from" ] || packed=$raw/archives # a folder of its own: what lies beside train is trained on
+[ -n "${DRY_RUN:-}" ] || mkdir -p "$raw" "$packed"
 for part in train val test_2016_flickr; do
     case $part in val) split=valid ;; test_2016_flickr) split="test" ;; train) split="train" ;; esac
     for lang in en "$tgt"; do
-        file=$raw/$split.$lang
+        file=$raw/$split.$lang gz=$packed/$part.$lang.gz
         wanted=$(awk -v name="$part.$lang" '$2 == name { print $1 }' <<< "$sums")
         [ -f "$file" ] && [ "$(sha256sum < "$file" | cut -d ' ' -f 1)" = "$wanted" ] && continue
-        packed=$from/$part.$lang.gz
-        if [ -z "$from" ]; then
-            packed=$raw/$part.$lang.gz
-            download "$url/$part.$lang.gz" "$packed" "get the corpus elsewhere and name its folder by --from"
+        [ -n "$from" ] || [ -f "$gz" ] ||
+            download "$url/$part.$lang.gz" "$gz" "get the corpus elsewhere and name its folder by --from"
+        if [ -z "${DRY_RUN:-}" ] && [ "$(gunzip -c "$gz" 2> /dev/null | sha256sum | cut -d ' ' -f 1)" != "$wanted" ]; then
+            [ -n "$from" ] || rm -f "$gz"
+            die "$gz: missing, cut off, or not Multi30k's text of the commit this recipe is for (by its SHA-256)"
         fi
-        rm -f "$file"
-        produce "$file" "gunzip -c $(printf %q "$packed")"
-        [ -z "${DRY_RUN:-}" ] || continue
-        if [ "$(sha256sum < "$file" | cut -d ' ' -f 1)" != "$wanted" ]; then
-            rm -f "$file"
-            [ -n "$from" ] || rm -f "$packed"
-            die "$packed: the SHA-256 of its text is not that of Multi30k at the commit this recipe is for"
-        fi
+        [ -n "${DRY_RUN:-}" ] || rm -f "$file"
+        produce "$file" "gunzip -c $(printf %q "$gz")"
     done
 done
-exec "$root/scripts/prepare.sh" "$raw" en "$tgt" "$out" "${rest[@]}"
+exec "${prepare[@]}"

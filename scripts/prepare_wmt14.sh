@@ -28,31 +28,31 @@ set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
 from='' mirror=https://www.statmt.org
-option_and_words "from mirror" "$@"
-[ ${#words[@]} = 2 ] || die "usage: scripts/prepare_wmt14.sh de|fr OUT_DIR [options]; see $0 --help"
+after_words "from mirror" "$@"
 tgt=${words[0]} out=${words[1]}
 [ "$tgt" = de ] || [ "$tgt" = fr ] || die "$tgt: the paper translates English into de or fr; see $0 --help"
 [ -z "$from" ] || [ -d "$from" ] || die "--from $from: no such folder; leave it out to download the corpora"
 archives=$out/archives raw=$out/raw
+prepare=("$root/scripts/prepare.sh" "$raw" en "$tgt" "$out" --merges 40000 --dash-splits --max-ratio 1.5 "${rest[@]}")
+[ ! -f "$out/bin/done" ] || exec "${prepare[@]}"
 [ -n "${DRY_RUN:-}" ] || mkdir -p "$archives" "$raw"
-settings "$raw/settings" "from=$from"
+settings "$raw/settings" "$raw/*.en*" "from=${from:+$(realpath "$from")}"
 export SACREBLEU=$archives/sacrebleu
 
-# fetch PATH: mirror's file in the download folder, whole and checked, or not there
+# fetch PATH: mirror's file among the archives, checked, or not there
 fetch() {
     local url=$mirror/$1 file=$archives/${1##*/} wanted found
-    [ ! -f "$file" ] || return 0
+    [ ! -f "$file.checked" ] || return 0
     wanted=$(awk -v path="$1" '$2 == path { print $1 }' "$root/scripts/wmt14.sha256")
-    found=$([ ! -f "$file.part" ] || sha256sum < "$file.part" | cut -d ' ' -f 1)
-    [ "$found" = "$wanted" ] || download "$url" "$file.part" "name another --mirror, or corpora at hand by --from"
-    printf '+ sha256sum %q # %s\n' "$file.part" "$wanted"
+    [ -f "$file" ] || download "$url" "$file" "name another --mirror, or corpora at hand by --from"
+    printf '+ sha256sum %q # %s\n' "$file" "$wanted"
     [ -z "${DRY_RUN:-}" ] || return 0
-    found=$(sha256sum < "$file.part" | cut -d ' ' -f 1)
+    found=$(sha256sum < "$file" | cut -d ' ' -f 1)
     if [ "$found" != "$wanted" ]; then
-        rm -f "$file.part"
+        rm -f "$file"
         die "$url: its SHA-256 is $found, not $wanted: not the file of WMT14, or altered on the way; it was removed. Call again, or name another --mirror"
     fi
-    mv "$file.part" "$file"
+    touch "$file.checked"
 }
 # corpus NAME PATH MEMBER [.gz]: both sides of a corpus, out of an archive
 corpus() {
@@ -63,15 +63,15 @@ corpus() {
         produce "$raw/$1.$lang$4" "tar -xOf $(printf %q "$archives/${2##*/}") $3.$lang$4"
     done
 }
+# at_hand NAME: whether --from has this test set
+at_hand() { [ -n "$from" ] && [ -n "$(find "$raw" -name "$1.*" -type l)" ]; }
 # testset NAME SET: a test set of sacreBLEU's as NAME
 testset() {
-    local side=src lang
+    local lang
     for lang in en "$tgt"; do
-        [ ! -f "$raw/$1.$lang.gz" ] || continue
         # it takes an archive that it has for good, even one of a download that failed
         [ -n "${DRY_RUN:-}" ] || compgen -G "$SACREBLEU/$2/*.en-$tgt.*" > /dev/null || rm -rf "${SACREBLEU:?}/$2"
-        produce "$raw/$1.$lang" "sacrebleu -t $2 -l en-$tgt --echo $side"
-        side=ref
+        produce "$raw/$1.$lang" "sacrebleu -t $2 -l en-$tgt --echo $([ "$lang" = en ] && echo src || echo ref)"
     done
 }
 
@@ -94,10 +94,10 @@ else
         corpus 5-giga wmt10/training-giga-fren.tar giga-fren.release2.fixed .gz
     fi
 fi
-if [ ! -e "$raw/test.en" ] && [ ! -e "$raw/test.en.gz" ]; then
+at_hand valid || testset valid wmt13
+if ! at_hand "test"; then
+    testset "test" wmt14/full
     # tells evaluate.sh to score by name: the signature then holds it
     [ -n "${DRY_RUN:-}" ] || echo wmt14/full > "$out/sacrebleu_set"
 fi
-testset valid wmt13
-testset "test" wmt14/full
-exec "$root/scripts/prepare.sh" "$raw" en "$tgt" "$out" --merges 40000 --dash-splits --max-ratio 1.5 "${rest[@]}"
+exec "${prepare[@]}"

@@ -23,7 +23,8 @@ options "variant data data-dir pair max-update merges threads seed out" "$@"
 one_of data "numbers multi30k"
 one_of pair "en-de en-fr"
 one_of variant "$variants"
-whole max_update merges seed threads
+whole 1 max_update merges threads
+whole 0 seed
 case $data in
     numbers) : "${max_update:=1600}" "${merges:=1000}" ;;
     multi30k) : "${max_update:=3000}" "${merges:=4000}" ;;
@@ -38,15 +39,15 @@ save=$out/$data-$pair-bpe$merges-$variant-seed$seed
 if [ "$data" = numbers ]; then
     if [ ! -f "$corpus/bin/done" ]; then
         say "making the corpus of numbers, dates and quantities"
-        python "$root/scripts/make_numbers.py" en "$tgt" "$corpus-raw"
+        run python "$root/scripts/make_numbers.py" en "$tgt" "$corpus-raw"
     fi
     "$root/scripts/prepare.sh" "$corpus-raw" en "$tgt" "$corpus" --merges "$merges"
 else
     "$root/scripts/prepare_multi30k.sh" "$tgt" "$corpus" ${data_dir:+--from "$data_dir"} --merges "$merges"
 fi
 
-settings "$save/quickstart" "max_update=$max_update" "flags=${rest[*]}"
-if [ -f "$save/scores.json" ]; then
+settings "$save/quickstart" "$save/checkpoint_last.pt" "max_update=$max_update" "flags=${rest[*]}"
+if [ -f "$save/summary" ]; then
     say "trained and scored already: $save"
     cat "$save/summary"
     exit 0
@@ -60,6 +61,9 @@ interval=$((max_update / 20 > 0 ? max_update / 20 : 1))
     --save-every "$interval" -- --lr 3e-3 --warmup-updates $((max_update / 3)) --dropout 0.1 --clip-norm 1.0 \
     --num-workers 0 --validate-after-updates $((max_update * 3 / 4)) --log-interval "$interval" "${rest[@]}" 2>&1 |
     sed -unE -e 's/.*train_inner.* ppl=([0-9.]+),.* num_updates=([0-9]+),.* wall=([0-9]+).*/  update \2: training perplexity \1, \3 s/p' \
-        -e '/^\+ |Loaded checkpoint|rror:/{s/.* \| //;p}'
+        -e '/^\+ |Loaded checkpoint|rror:/{s/.* \| //;p}' || die "the training failed; see $save/train.log"
 
-"$root/scripts/evaluate.sh" "$corpus" "$save" --beam 5 --lenpen 1 | tee "$save/summary"
+evaluate=("$root/scripts/evaluate.sh" "$corpus" "$save" --beam 5 --lenpen 1)
+[ -z "${DRY_RUN:-}" ] || exec "${evaluate[@]}"
+"${evaluate[@]}" | tee "$save/summary.part"
+mv "$save/summary.part" "$save/summary"

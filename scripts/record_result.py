@@ -16,16 +16,15 @@ from provenance import commit, hardware, versions
 
 
 def result(run: Path) -> Dict[str, Any]:
-    """The figures of a --save-dir: scores, trained parameters, updates, seconds of training."""
+    """The figures of a --save-dir: scores, trained parameters, updates."""
     scores = json.loads((run / "scores.json").read_text())
-    log = (run / "train.log").read_text()
+    log = "".join(path.read_text() for path in sorted(run.glob("train*.log")))
     figures = {name: score["score"] for name, score in scores.items()}
     return {
         "figures": figures,
         "signatures": {name: f"{score['name']}|{score['signature']}" for name, score in scores.items()},
         "parameters": int(re.findall(r"num\. trained: ([\d,]+)", log)[0].replace(",", "")),
         "updates": int(re.findall(r"num_updates[=: \"]+(\d+)", log)[-1]),
-        "training_seconds": round(sum(map(float, re.findall(r"done training in ([\d.]+)", log)))),
     }
 
 

@@ -20,4 +20,4 @@ done
 say "making the environment in .venv, once"
 run "$python" -m venv "$root/.venv"
 run "$root/.venv/bin/python" -m pip install --quiet --disable-pip-version-check -c "$root/constraints.txt" -e "${root}[dev]"
-printf '%s\n' "$wanted" > "$stamp"
+[ -n "${DRY_RUN:-}" ] || printf '%s\n' "$wanted" > "$stamp"

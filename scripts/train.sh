@@ -5,7 +5,7 @@
 #
 #   ARCH   transformer_synth_random_vanilla_wmt_en_de and the like, or fairseq's own: transformer_wmt_en_de,
 #          transformer_wmt_en_de_big, transformer_multi30k. Its ending chooses the recipe.
-#   PAIR   en-de or en-fr
+#   PAIR   en-de or en-fr; with --data any
 #
 #   --data DIR          prepared data (default: data/wmt14-PAIR, or data/multi30k-PAIR)
 #   --save-dir DIR      checkpoints and the log (default: runs/ARCH-PAIR-seedN)
@@ -14,7 +14,8 @@
 #   --nodes N           machines (default: 1). Call the script on each of them, with
 #   --rendezvous H:P    the first machine's name and a free port of it
 #   --timeout N         seconds without progress after which a process ends, and so the run (default: 600)
-#   --batch-tokens N    target tokens of one update, all processes together (default: 32768; multi30k 8192)
+#   --batch-tokens N    tokens of one update, all processes together (default: 32768; multi30k 8192). A sentence
+#                       counts as the longer of its sides, and as the longest of its batch
 #   --max-tokens N      most of them at once in one process: lower it if memory runs out (default: 4096)
 #   --max-update N      (default: 100000; multi30k 8000)
 #   --save-every N      updates between checkpoints (default: 1500; multi30k: each epoch); the last 10 are kept
@@ -33,8 +34,10 @@ save_every='' precision='' seed=1 tensorboard='' wandb=''
 options "data save-dir gpus processes nodes rendezvous timeout batch-tokens max-tokens max-update save-every precision seed tensorboard wandb" "$@"
 [ ${#words[@]} = 2 ] || die "usage: scripts/train.sh ARCH PAIR [options] [-- flags for fairseq-train]; see $0 --help"
 arch=${words[0]} pair=${words[1]}
-case $pair in en-de | en-fr) ;; *) die "$pair: choose en-de or en-fr" ;; esac
-whole gpus processes nodes timeout batch_tokens max_tokens max_update save_every seed
+[[ $pair =~ ^[a-z]+-[a-z]+$ ]] || die "$pair: a pair of languages is wanted, such as en-de"
+[ -n "$data" ] || one_of pair "en-de en-fr"
+whole 0 gpus seed
+whole 1 processes nodes timeout batch_tokens max_tokens max_update save_every
 command -v fairseq-train > /dev/null || die "fairseq is not installed here; run scripts/setup.sh"
 
 # Wu et al. 2021 (arXiv 2105.14462) for multi30k; fairseq's usual settings for WMT, as the paper's are not known
@@ -82,9 +85,6 @@ case ${precision:=$best} in
     fp16 | bf16) flags+=("--$precision") ;;
     *) die "--precision $precision: choose fp32, fp16 or bf16" ;;
 esac
-for name in processes nodes batch_tokens max_tokens; do
-    [ "${!name}" -gt 0 ] || die "--${name//_/-} ${!name}: must be at least 1"
-done
 world=$((nodes * processes))
 # as few passes as fit, each as large as the batch then needs
 passes=$(((batch_tokens + world * max_tokens - 1) / (world * max_tokens)))
@@ -122,13 +122,15 @@ if [ "$world" -gt 1 ]; then
     fi
 fi
 
-[ -n "${DRY_RUN:-}" ] || mkdir -p "$save"
-settings "$save/settings" "arch=$arch" "pair=$pair" "data=$(basename "$data")" "batch_tokens=$batch_tokens" "seed=$seed" "flags=${rest[*]}"
+settings "$save/settings" "$save/checkpoint_last.pt" "arch=$arch" "pair=$pair" "data=$(realpath -m "$data")" \
+    "batch_tokens=$batch_tokens" "seed=$seed" "flags=${rest[*]}"
 train=("${launch[@]}" "$data/bin" --user-dir "$root/fairseq_synth" --arch "$arch" --source-lang "${pair%-*}"
     --target-lang "${pair#*-}" --save-dir "$save" --seed "$seed" --max-update "$max_update" "${flags[@]}"
     --no-progress-bar --log-interval 100 "${rest[@]}")
 if [ -z "${DRY_RUN:-}" ]; then
-    exec > >(tee -a "$save/train.log") 2> >(tee -a "$save/train.log" >&2)
+    log=$save/train.log
+    [ "$nodes" = 1 ] || log=$save/train.$HOSTNAME.log
+    exec > >(tee -ai "$log") 2> >(tee -ai "$log" >&2)
 fi
 # in this process' place, so that a signal sent to it reaches the training
 run exec "${train[@]}"
