@@ -24,7 +24,7 @@ options "average beam lenpen max-tokens baseline" "$@"
 [ ${#words[@]} = 2 ] || die "usage: scripts/evaluate.sh DATA_DIR RUN_DIR [options]; see $0 --help"
 data=${words[0]} out=${words[1]}
 whole 1 average beam max_tokens
-[ -f "$data/bin/done" ] || [ -n "${DRY_RUN:-}" ] || die "$data: not prepared; run scripts/prepare.sh first"
+[ -f "$data/bin/done" ] || die "$data: not prepared; run scripts/prepare.sh first"
 [ -d "$out" ] || [ -n "${DRY_RUN:-}" ] || die "$out: no such folder; train with scripts/train.sh"
 # what prepare.sh wrote there
 setting() { sed -n "s/^$1=//p" "$data/settings"; }
@@ -71,7 +71,7 @@ if [ "$subwords" = bpe ]; then
     figures+=(tokenised)
 fi
 if [ "$src-$tgt" = en-de ]; then
-    split() { echo "sacremoses --quiet -l de tokenize < $(q "$1")| sed -E 's/(\S)-(\S)/\1 ##AT##-##AT## \2/g'"; }
+    split() { printf '%s\n' "sacremoses --quiet -l de tokenize < $(q "$1")| sed -E 's/(\S)-(\S)/\1 ##AT##-##AT## \2/g'"; }
     produce "$out/compound.ref" "$(split "$data/test.$tgt")"
     produce "$out/compound.hyp" "$(split "$out/test.hyp.$tgt")"
     figure compound_split "$out/compound.ref" -i "$out/compound.hyp" -m bleu --tokenize none --force

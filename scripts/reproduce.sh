@@ -80,7 +80,7 @@ for p in $pair; do
             fi
             baseline=$out/runs/$table-$p-transformer-seed$s
             [ "$v" != transformer ] && [ -f "$baseline/scores.json" ] || baseline=''
-            "$root/scripts/evaluate.sh" "$data" "$run" "${scoring[@]}" ${baseline:+--baseline "$baseline"}
+            run "$root/scripts/evaluate.sh" "$data" "$run" "${scoring[@]}" ${baseline:+--baseline "$baseline"}
             run python "$root/scripts/record_result.py" "$run" "$result" --variant "$v" --data "$corpus" --pair "$p" \
                 --seed "$s" --command "scripts/reproduce.sh $table --pair $p --variant $v --seed $s --rerun${rest[*]:+ -- ${rest[*]}}"
         done
