@@ -70,10 +70,11 @@ run() {
     printf '+ %s\n' "$(printf '%q ' "$@")" >&3
     [ -n "${DRY_RUN:-}" ] || "$@"
 }
-# produce FILE COMMAND: the output of a shell command as FILE, whole or not at all; what is there is kept.
+# produce FILE COMMAND: the output of a shell command as FILE, whole or not at all; what is there is kept, unless
+# anew=1
 produce() {
     local errors
-    [ ! -f "$1" ] || return 0
+    [ ! -f "$1" ] || [ -n "${anew:-}" ] || return 0
     printf '+ %s > %q\n' "$2" "$1" >&3
     [ -z "${DRY_RUN:-}" ] || return 0
     if ! errors=$(bash -euo pipefail -c "$2" 2>&1 > "$1.part" | tail -n 30); then

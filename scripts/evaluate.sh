@@ -34,7 +34,8 @@ lowercase=$(setting lowercase)
 # q FILE...: names quoted for the shell of `produce`
 q() { printf '%q ' "$@"; }
 # nothing of an earlier evaluation is taken for this one's
-stale=("$out"/{checkpoint_avg.pt,generate.log,test.hyp.$tgt,test.tok.$tgt,compound.ref,compound.hyp,scores.json,average.log}
+# shellcheck disable=SC2034
+anew=1 stale=("$out"/{checkpoint_avg.pt,generate.log,test.hyp.$tgt,test.tok.$tgt,compound.ref,compound.hyp,scores.json,average.log}
     "$out"/{bleu,chrf,tokenised,compound_split,bootstrap}.json)
 [ -n "${DRY_RUN:-}" ] || rm -f "${stale[@]}"
 

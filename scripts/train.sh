@@ -68,11 +68,13 @@ save=${save_dir:-$root/runs/$arch-$pair-seed$seed}
 [ -n "${DRY_RUN:-}" ] || [ -f "$data/bin/done" ] ||
     die "--data $data: not prepared, or not to its end; run scripts/prepare_$corpus.sh ${pair#*-} $data"
 
-read -r found best < <(python -c 'import torch
+if [ "$gpus" != 0 ]; then
+    read -r found best < <(python -c 'import torch
 n = torch.cuda.device_count()
 print(n, "bf16" if n and torch.cuda.get_device_capability() >= (8, 0) else "fp16")') || die "torch does not import; run scripts/setup.sh"
-gpus=${gpus:-$found}
-[ -n "${DRY_RUN:-}" ] || [ "$gpus" -le "$found" ] || die "--gpus $gpus: this machine has $found"
+    gpus=${gpus:-$found}
+    [ -n "${DRY_RUN:-}" ] || [ "$gpus" -le "$found" ] || die "--gpus $gpus: this machine has $found"
+fi
 if [ "$gpus" -gt 0 ]; then
     [ "$processes" = 1 ] || die "--processes $processes: is for --gpus 0; every GPU has one process"
     processes=$gpus

@@ -285,7 +285,9 @@ def test_wmt14_from_corpora_at_hand(tmp_path, raw):
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "out" / "sacrebleu_set").exists()
     assert "@-@" not in (raw / "train.en").read_text() and "@-@" in (tmp_path / "out" / "tok" / "train.en").read_text()
-    refused(script("prepare_wmt14.sh", "de", tmp_path / "out"), "other settings", "from=")
+    refused(script("prepare_wmt14.sh", *argv[:-1], "1", "--merges", "60"), "other settings", "merges=50", "merges=60")
+    (tmp_path / "out" / "bin" / "done").unlink()
+    refused(script("prepare_wmt14.sh", "de", tmp_path / "out"), "other settings", f"from={folder}")
 
 
 @pytest.mark.parametrize("lang, archives", [("de", 3), ("fr", 5)])
@@ -358,12 +360,13 @@ def test_train_passes_flags_on():
 @pytest.mark.parametrize(
     "argv, parts",
     [
-        (["transformer_synth_random_wmt_en_de", "en-cs"], ["en-cs", "en-de or en-fr"]),
+        (["transformer_synth_random_wmt_en_de", "en-cs"], ["--pair en-cs", "en-de en-fr"]),
         (["transformer_iwslt_de_en", "en-de"], ["transformer_iwslt_de_en", "no recipe"]),
         (["transformer_wmt_en_de", "en-de", "--data", "/nowhere"], ["--data /nowhere", "prepare_wmt14.sh de"]),
         (["transformer_wmt_en_de"], ["usage"]),
         (["transformer_wmt_en_de", "en-de", "--gpu", "1"], ["unknown option --gpu"]),
         (["transformer_wmt_en_de", "en-de", "--seed", "x"], ["--seed x", "whole number"]),
+        (["transformer_wmt_en_de", "en-de", "--timeout", "0"], ["--timeout 0", "at least 1"]),
     ],
 )
 def test_train_refuses(argv, parts):
@@ -441,6 +444,7 @@ def test_a_run_is_not_mixed_with_another(tmp_path, data):
     save = tmp_path / "save"
     save.mkdir()
     (save / "settings").write_text("arch=transformer_multi30k\n")
+    (save / "checkpoint_last.pt").touch()
     argv = ["transformer_synth_dense_multi30k", "en-de", "--data", data, "--save-dir", save, "--gpus", "0"]
     refused(script("train.sh", *argv), str(save), "other settings", "arch=transformer_multi30k")
 
@@ -453,22 +457,42 @@ def test_multi30k_is_checked(tmp_path, multi30k):
     bad = folder / "val.de.gz"
     bad.unlink()
     bad.write_bytes(gzip.compress(b"Ein anderer Text.\n"))
-    refused(script("prepare_multi30k.sh", "de", tmp_path / "out", "--from", folder), "val.de", "SHA-256")
-    raw = sorted(os.listdir(tmp_path / "out-raw"))
-    assert raw == ["train.de", "train.en", "valid.en"]  # those before it passed
-    bad.write_bytes(bad.read_bytes()[:20])
-    refused(
-        script("prepare_multi30k.sh", "de", tmp_path / "out", "--from", folder),
-        "valid.de was not made",
-        "val.de.gz",
-        "unexpected end",
-    )
+    out = tmp_path / "out"
+    refused(script("prepare_multi30k.sh", "de", out, "--from", folder), "val.de.gz", "SHA-256")
+    assert sorted(os.listdir(tmp_path / "out-raw")) == ["train.de", "train.en", "valid.en"]  # those before it passed
+    bad.write_bytes((multi30k / "val.de.gz").read_bytes()[:-20])
+    refused(script("prepare_multi30k.sh", "de", out, "--from", folder), "val.de.gz", "cut off")
     refused(
         script("prepare_multi30k.sh", "de", tmp_path / "out", "--from", tmp_path / "nowhere"),
         "nowhere",
         "no such folder",
     )
     refused(script("prepare_multi30k.sh", "cs", tmp_path / "out"), "cs", "de or fr")
+
+
+def test_multi30k_is_downloaded(tmp_path, multi30k):
+    """Each file once, out of the way of the corpora that are trained on; one that was cut off is asked for again."""
+    (tmp_path / "curl").write_text(
+        f"""#!/bin/bash
+url=${{@: -1}}
+while [ "$1" != --output ]; do shift; done
+echo "${{url##*/}}" >> {tmp_path}/asked
+cp {multi30k}/"${{url##*/}}" "$2"
+[ ! -f {tmp_path}/broken ] || truncate -s 999 "$2"
+"""
+    )
+    (tmp_path / "curl").chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
+    argv = ["prepare_multi30k.sh", "de", tmp_path / "out", "--merges", "50", "--subwords", "words"]
+    (tmp_path / "broken").touch()
+    refused(script(*argv, env=env), "train.en.gz", "cut off")
+    (tmp_path / "broken").unlink()
+    refused(script(*argv, env=env), "--subwords words")  # all is there, and prepare.sh was called
+    assert sorted(p.name for p in (tmp_path / "out-raw").iterdir() if p.is_file()) == [
+        f"{split}.{lang}" for split in ("test", "train", "valid") for lang in ("de", "en")
+    ]
+    parts = [f"{part}.{lang}.gz" for part in ("train", "val", "test_2016_flickr") for lang in ("en", "de")]
+    assert (tmp_path / "asked").read_text().split() == ["train.en.gz", *parts]
 
 
 @pytest.mark.parametrize(
@@ -520,7 +544,12 @@ def test_quickstart(tmp_path):
     assert re.search(r"^baseline 100.00, this run \d\.\d\d, p = 0.00", done.stdout, re.M), done.stdout
     assert "test:wmt14/full" in json.loads((worse / "scores.json").read_text())["bleu"]["signature"]
     refused(script("evaluate.sh", corpus, worse, "--average", "99"), "found 6 update checkpoints, asked for 99")
+    assert not (worse / "bootstrap.json").exists()  # nothing of the evaluation before it
     refused(script("evaluate.sh", tmp_path / "no", worse), "not prepared")
+    before = {path: path.stat().st_mtime_ns for path in run.iterdir()}
+    commands = shown("evaluate.sh", corpus, run)
+    assert "average_checkpoints.py" in commands[0] and "--lenpen 0.6" in commands[1]
+    assert before == {path: path.stat().st_mtime_ns for path in run.iterdir()}
 
     # the record of the run, and a run that is none
     record = [sys.executable, ROOT / "scripts" / "record_result.py", run, tmp_path / "dense.json", "--variant", "dense"]
@@ -550,7 +579,7 @@ def test_reproduce_runs_what_is_missing(tmp_path):
     stubs = {
         "prepare_multi30k.sh": "",
         "train.sh": 'while [ "$1" != --save-dir ]; do shift; done; mkdir -p "$2"; '
-        'echo "num. trained: 1,000) num_updates=20 done training in 3.5" > "$2/train.log"',
+        'echo "num. trained: 1,000) num_updates=20" > "$2/train.log"',
         "evaluate.sh": f"echo '{score}' > \"$2/scores.json\"",
     }
     for name, body in stubs.items():
@@ -568,12 +597,23 @@ def test_reproduce_runs_what_is_missing(tmp_path):
     assert (
         record["command"] == "scripts/reproduce.sh multi30k_cpu --pair en-fr --variant random_vanilla --seed 2 --rerun"
     )
-    assert record["figures"] == {"bleu": 30.5} and record["training_seconds"] == 4
+    assert record["figures"] == {"bleu": 30.5} and record["updates"] == 20 and record["parameters"] == 1000
 
+    def again(*more):
+        before = len(calls.read_text().splitlines())
+        done = script("reproduce.sh", *argv, *more, root=project)
+        return done, [line.split()[0] for line in calls.read_text().splitlines()[before:]]
+
+    (results / "en-fr-random_vanilla-seed2.json").unlink()  # trained already: only scored
+    assert again()[1] == ["prepare_multi30k.sh", "evaluate.sh"]
+    assert again()[1] == ["prepare_multi30k.sh"]
+    one = project / "runs" / "multi30k_cpu-en-fr-random_vanilla-seed2"
+    (one / "checkpoint_last.pt").touch()
+    assert again("--seed", "2", "--variant", "random_vanilla", "--rerun")[1][1:] == ["train.sh", "evaluate.sh"]
+    assert not (one / "checkpoint_last.pt").exists()  # begun anew
+    # a cell trained with other options is not taken for this one
     (results / "en-fr-random_vanilla-seed2.json").unlink()
-    script("reproduce.sh", *argv, root=project)  # trained already: only scored
-    again = [line.split()[0] for line in calls.read_text().splitlines()[len(lines) :]]
-    assert again == ["prepare_multi30k.sh", "evaluate.sh"]
+    refused(again("--", "--max-update", "5")[0], "other settings", "options=--max-update 5")
 
 
 @pytest.mark.parametrize(
@@ -597,7 +637,9 @@ def test_reproduce_shows_its_commands(table, tmp_path):
 
     commands = shown("reproduce.sh", table, "--seed", "1", "--rerun", "--out", tmp_path, "--", "--gpus", "0")
     archs = [flag(c, "--arch") for c in commands if "fairseq-train" in c]
-    assert len(archs) == 2 * 12 and all(arch in ARCH_CONFIG_REGISTRY for arch in archs)
+    assert len(archs) == 2 * (9 if table == "table2" else 11)
+    assert all(arch in ARCH_CONFIG_REGISTRY for arch in archs)
+    assert len([c for c in commands if "evaluate.sh" in c]) == len(archs)
     assert not any(tmp_path.iterdir())
 
 
