@@ -13,6 +13,7 @@ import pickle
 import platform
 import shutil
 import signal
+import sys
 from types import SimpleNamespace
 from typing import Any, Iterator, List, Type
 
@@ -150,6 +151,26 @@ def end_without_progress() -> None:
     Python handles SIGINT between its own instructions, and the wait is one call of gloo or NCCL. SIGTERM ends it.
     """
     DistributedTimeoutWrapper.__init__.__defaults__ = (signal.SIGTERM,)
+
+
+def stop_where_it_ended() -> None:
+    """A run that has reached ``--max-update`` trains one update more each time it is called again (all versions).
+
+    fairseq looks at the number of updates only after a step, and overwrites checkpoint_last.pt then.
+    """
+    command = sys.modules.get("fairseq_cli.train")  # of fairseq-train and of fairseq-hydra-train
+    if command is None:
+        return
+    train = command.train
+
+    def train_unless_done(cfg: Any, trainer: Any, task: Any, epoch_itr: Any) -> Any:
+        updates, most = trainer.get_num_updates(), cfg.optimization.max_update
+        if most and updates >= most:
+            logger.info(f"nothing to do: {updates} updates are trained, --max-update is {most}")
+            return [None], True
+        return train(cfg, trainer, task, epoch_itr)
+
+    command.train = train_unless_done
 
 
 def allow_checkpoint_types() -> None:
@@ -308,6 +329,7 @@ allow_bf16_without_tpu()
 keep_last_batch()
 resume_with_the_same_batches()
 end_without_progress()
+stop_where_it_ended()
 allow_checkpoint_types()
 load_checkpoints_safely()
 write_checkpoints_whole()

@@ -166,6 +166,8 @@ def test_killed_at_any_moment(data, tmp_path):
         process.wait()
     fit(data, save, "--max-update", "60", *QUIET, arch=arch)
     assert_same_weights(tmp_path / "whole", save)
+    fit(data, save, "--max-update", "60", *QUIET, arch=arch)  # it stays as it is
+    assert_same_weights(tmp_path / "whole", save)
 
 
 def train_in_ddp(rank, folder, lengths):
