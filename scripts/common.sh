@@ -113,6 +113,9 @@ settings() {
     mv "$file.$HOSTNAME.$$" "$file"
 }
 
+# on CPUs: threads that spin while they wait slow a training tenfold where another program wants one of the cores
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
+
 if [ -d "$root/.venv" ]; then
     PATH="$root/.venv/bin:$PATH"
 fi

@@ -96,7 +96,9 @@ max_tokens=$((batch_tokens / (world * passes)))
 flags+=(--max-tokens "$max_tokens" --update-freq "$passes")
 
 if [ -n "$tensorboard" ]; then
-    python -c 'import tensorboardX' 2> /dev/null || die "--tensorboard: not installed; run pip install tensorboardX"
+    # fairseq takes either
+    python -c 'import torch.utils.tensorboard' 2> /dev/null || python -c 'import tensorboardX' 2> /dev/null ||
+        die "--tensorboard: not installed; run pip install tensorboard"
     flags+=(--tensorboard-logdir "$tensorboard")
 fi
 if [ -n "$wandb" ]; then

@@ -382,7 +382,7 @@ def test_train_refuses(argv, parts):
         (["--gpus", "1", "--max-tokens", "0"], ["--max-tokens 0", "at least 1"]),
         (["--precision", "int8"], ["--precision int8", "bf16"]),
         (["--wandb", "x"], ["--wandb", "pip install wandb"]),
-        (["--tensorboard", "x"], ["--tensorboard", "pip install tensorboardX"]),
+        (["--tensorboard", "x"], ["--tensorboard", "pip install tensorboard"]),
     ],
 )
 def test_train_refuses_options(argv, parts):
