@@ -403,13 +403,13 @@ def test_hydra_trains_the_same_model(config, arch, pair, gpus):
     from fairseq import options
     from fairseq.dataclass.initialize import hydra_init
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-    from hydra import compose, initialize_config_dir
+    from hydra.experimental import compose, initialize_config_dir  # its place in Hydra 1.0
     from omegaconf import OmegaConf
 
     from fairseq_synth.transformer import SynthesizerTransformerConfig
 
     hydra_init(config)  # as fairseq-hydra-train does: its own defaults become the schema of this name
-    with initialize_config_dir(config_dir=str(ROOT / "configs"), version_base="1.1"):
+    with initialize_config_dir(config_dir=str(ROOT / "configs")):
         overrides = ["model.encoder_synthesizer=dense+vanilla", "common.user_dir=x", "task.data=x"]
         composed = compose(config, overrides=overrides)
     defaults = OmegaConf.to_container(OmegaConf.structured(SynthesizerTransformerConfig), enum_to_str=True)
