@@ -27,6 +27,8 @@ def explain(error: BaseException) -> Optional[str]:
     """The one line that tells a user what to mend, or None for an error that needs its traceback."""
     if isinstance(error, FileNotFoundError) and error.filename is not None and raised_in_fairseq(error):
         return f"{error.filename}: no such file or folder"
+    if isinstance(error, KeyboardInterrupt) and raised_in_fairseq(error):
+        return "interrupted; a training that is started again goes on from its last checkpoint"
     if str(error).startswith("Model file not found"):
         return f"--path: {error}"
     if "--skip-invalid-size-inputs-valid-test" in str(error):

@@ -70,18 +70,17 @@ run() {
     printf '+ %s\n' "$(printf '%q ' "$@")" >&3
     [ -n "${DRY_RUN:-}" ] || "$@"
 }
-# produce FILE COMMAND: the output of a shell command as FILE, whole or not at all; what is there is kept, unless
-# anew=1
+# produce FILE COMMAND [MEND]: the output of a shell command as FILE, whole or not at all; what is there is kept
 produce() {
     local errors
-    [ ! -f "$1" ] || [ -n "${anew:-}" ] || return 0
+    [ ! -f "$1" ] || return 0
     printf '+ %s > %q\n' "$2" "$1" >&3
     [ -z "${DRY_RUN:-}" ] || return 0
     if ! errors=$(bash -euo pipefail -c "$2" 2>&1 > "$1.part" | tail -n 30); then
         rm -f "$1.part"
         # the last line that speaks of an error, else the last
         die "$1 was not made: $(awk 'NF { last = $0 } /[Ee]rror|FATAL|Fatal/ { told = $0 } END { print told ? told : last }' <<< "$errors" |
-            sed 's/^.*fairseq_synth: error: //; s/^error: //')"
+            sed 's/^.*fairseq_synth: error: //; s/^error: //')${3:+; $3}"
     fi
     mv "$1.part" "$1"
 }
@@ -107,11 +106,24 @@ settings() {
         compgen -G "$witness" > /dev/null &&
             die "$(dirname "$file") was made with other settings ($(diff "$file" - <<< "$lines" | sed -n 's/^< /it has /p; s/^> /asked for /p' | paste -sd ';')); give another folder, or remove it"
     fi
-    mkdir -p "$(dirname "$file")"
+    mkdir -p "$(dirname "$file")" 2> /dev/null || die "$(dirname "$file"): this folder cannot be made; name another one"
     # whole or not at all: several machines may do this at once
     printf '%s\n' "$lines" > "$file.$HOSTNAME.$$"
     mv "$file.$HOSTNAME.$$" "$file"
 }
+
+# alone DIR: waits until no other call works there
+alone() {
+    [ -z "${DRY_RUN:-}" ] || return 0
+    mkdir -p "$1" 2> /dev/null || die "$1: this folder cannot be made; name another one"
+    exec {lock}> "$1/.lock"
+    flock -n "$lock" || {
+        say "another call is at work in $1; waiting for it"
+        flock "$lock"
+    }
+}
+# this machine's, which nproc tells from the threads that OpenMP is to use
+cores() { env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc; }
 
 # on CPUs: threads that spin while they wait slow a training tenfold where another program wants one of the cores
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}

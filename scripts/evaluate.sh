@@ -11,7 +11,7 @@
 #   --max-tokens N      batch of the search (default: 4096)
 #   --baseline RUN_DIR  an evaluated run of the same data; adds a paired bootstrap test against it
 #
-# Writes to RUN_DIR: test.hyp.TGT, the translations, detokenised; scores.json; bootstrap.json.
+# Writes to RUN_DIR, once all is there: test.hyp.TGT, the translations, detokenised; scores.json; bootstrap.json.
 #   BLEU, chrF              of detokenised text by sacreBLEU, with the signature: the figures to compare
 #   tokenised BLEU          as fairseq-generate would count it (BPE only)
 #   compound-split BLEU     En-De only, tokenised, hyphens split: what the literature on WMT14 En-De reports since
@@ -22,27 +22,33 @@ source "$(dirname "$0")/common.sh"
 average=5 beam=4 lenpen=0.6 max_tokens=4096 baseline=''
 options "average beam lenpen max-tokens baseline" "$@"
 [ ${#words[@]} = 2 ] || die "usage: scripts/evaluate.sh DATA_DIR RUN_DIR [options]; see $0 --help"
-data=${words[0]} out=${words[1]}
+data=${words[0]%/} run=${words[1]%/}
 whole 1 average beam max_tokens
 [ -f "$data/bin/done" ] || die "$data: not prepared; run scripts/prepare.sh first"
-[ -d "$out" ] || [ -n "${DRY_RUN:-}" ] || die "$out: no such folder; train with scripts/train.sh"
+[ -d "$run" ] || [ -n "${DRY_RUN:-}" ] || die "$run: no such folder; train with scripts/train.sh"
 # what prepare.sh wrote there
 setting() { sed -n "s/^$1=//p" "$data/settings"; }
 src=$(setting src) tgt=$(setting tgt) subwords=$(setting subwords)
 lowercase=$(setting lowercase)
-[ -z "$baseline" ] || [ -f "$baseline/test.hyp.$tgt" ] || die "--baseline $baseline: not evaluated yet"
+lines=$(wc -l < "$data/test.$tgt")
+[ -z "$baseline" ] || [ "$(cat "$baseline/test.hyp.$tgt" 2> /dev/null | wc -l)" = "$lines" ] ||
+    die "--baseline $baseline: not evaluated yet, or not on these data"
+# what train.sh wrote there
+trained() { [ ! -f "$run/settings" ] || sed -n "s/^$1=//p" "$run/settings"; }
+[[ $(trained pair) = @(|"$src-$tgt") ]] || die "$run: was trained for $(trained pair), and $data is $src-$tgt"
+[[ $(trained data) = @(|"$(realpath "$data")") ]] ||
+    die "$run: was trained on $(trained data), not on $data; if that folder was moved, mend its name in $run/settings"
 # q FILE...: names quoted for the shell of `produce`
 q() { printf '%q ' "$@"; }
-# nothing of an earlier evaluation is taken for this one's
-# shellcheck disable=SC2034
-anew=1 stale=("$out"/{checkpoint_avg.pt,generate.log,test.hyp.$tgt,test.tok.$tgt,compound.ref,compound.hyp,scores.json,average.log}
-    "$out"/{bleu,chrf,tokenised,compound_split,bootstrap}.json)
-[ -n "${DRY_RUN:-}" ] || rm -f "${stale[@]}"
+# an earlier evaluation is kept until this one is whole
+out=$run/evaluation.part
+[ -n "${DRY_RUN:-}" ] || rm -rf "$out"
+[ -n "${DRY_RUN:-}" ] || mkdir "$out"
 
 say "averaging the last $average checkpoints"
 kind=--num-epoch-checkpoints
-compgen -G "$out/checkpoint_[0-9]*_[0-9]*.pt" > /dev/null && kind=--num-update-checkpoints
-produce "$out/average.log" "python $(q "$root/scripts/average_checkpoints.py" --inputs "$out" $kind "$average" --output "$out/checkpoint_avg.pt")"
+compgen -G "$run/checkpoint_[0-9]*_[0-9]*.pt" > /dev/null && kind=--num-update-checkpoints
+produce "$out/average.log" "python $(q "$root/scripts/average_checkpoints.py" --inputs "$run" $kind "$average" --output "$out/checkpoint_avg.pt")"
 
 say "translating the test set"
 decode=(--bpe subword_nmt --bpe-codes "$data/codes" --tokenizer moses)
@@ -52,8 +58,8 @@ produce "$out/generate.log" "fairseq-generate $(q "$data/bin" --user-dir "$root/
 # D-7<tab>score<tab>detokenised hypothesis, H- in subwords; back into the order of the corpus
 in_order() { echo "sed -n 's/^$1-//p' $(q "$out/generate.log")| sort -n | cut -f 3-"; }
 produce "$out/test.hyp.$tgt" "$(in_order D)"
-[ -n "${DRY_RUN:-}" ] || [ "$(wc -l < "$out/test.hyp.$tgt")" = "$(wc -l < "$data/test.$tgt")" ] ||
-    die "$out/test.hyp.$tgt: $(wc -l < "$out/test.hyp.$tgt") translations of $(wc -l < "$data/test.$tgt") sentences"
+[ -n "${DRY_RUN:-}" ] || [ "$(wc -l < "$out/test.hyp.$tgt")" = "$lines" ] ||
+    die "$out/test.hyp.$tgt: $(wc -l < "$out/test.hyp.$tgt") translations of $lines sentences"
 
 say "scoring"
 reference=("$data/test.$tgt" -l "$src-$tgt")
@@ -99,6 +105,10 @@ if bootstrap.exists():
     print(f"baseline {base[bleu]['score']:.2f}, this run {ours[bleu]['score']:.2f}, p = {ours[bleu]['p_value']:.4f} (paired bootstrap)")
 PYTHON
 
+rm -f "$run/bootstrap.json" # of an evaluation with a baseline before this one without
+mv "$out"/* "$run/"
+rmdir "$out"
+
 say "three translations"
-paste -d '\n' <(sed -n '1p;2p;3p' "$data/test.$src") <(sed -n '1p;2p;3p' "$out/test.hyp.$tgt") <(sed -n '1p;2p;3p' "$data/test.$tgt") |
+paste -d '\n' <(sed -n '1p;2p;3p' "$data/test.$src") <(sed -n '1p;2p;3p' "$run/test.hyp.$tgt") <(sed -n '1p;2p;3p' "$data/test.$tgt") |
     sed '1~3s/^/source:    /; 2~3s/^/output:    /; 3~3s/^/reference: /'

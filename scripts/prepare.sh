@@ -23,14 +23,16 @@
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
-merges=10000 subwords=bpe dash_splits='' lowercase='' max_length=250 max_ratio=0 sample='' workers=$(nproc)
+merges=10000 subwords=bpe dash_splits='' lowercase='' max_length=250 max_ratio=0 sample='' workers=$(cores)
 options "merges subwords dash-splits! lowercase! max-length max-ratio sample workers" "$@"
 [ ${#words[@]} = 4 ] || die "usage: scripts/prepare.sh RAW_DIR SRC TGT OUT_DIR [options]; see $0 --help"
 raw=${words[0]} src=${words[1]} tgt=${words[2]} out=${words[3]}
 whole 1 merges sample workers
 whole 0 max_length
 [[ $max_ratio =~ ^[0-9]+(\.[0-9]+)?$ ]] || die "--max-ratio $max_ratio: must be a number"
+[ "$src" != "$tgt" ] || die "SRC and TGT are both $src"
 [ "$subwords" = bpe ] || [ "$subwords" = sentencepiece ] || die "--subwords $subwords: choose bpe or sentencepiece"
+alone "$out"
 settings "$out/settings" "$out/text/*" "src=$src" "tgt=$tgt" "subwords=$subwords" "merges=$merges" \
     "dash_splits=$dash_splits" "lowercase=$lowercase" "max_length=$max_length" "max_ratio=$max_ratio" "sample=$sample" \
     "raw=$(realpath -m "$raw")"
@@ -52,13 +54,15 @@ clean() {
 }
 say "checking the text"
 corpora=("$raw/train")
-if [ -d "$raw" ]; then
-    for split in valid test; do
-        [ -f "$raw/$split.$src" ] || [ -f "$raw/$split.$src.gz" ] || die "$raw/$split.$src: no such file, nor $split.$src.gz"
+if [ -z "${DRY_RUN:-}" ]; then
+    for file in {valid,test}.{"$src","$tgt"}; do
+        [ -f "$raw/$file" ] || [ -f "$raw/$file.gz" ] || die "$raw/$file: no such file, nor $file.gz"
     done
+fi
+if [ -d "$raw" ]; then
     mapfile -t corpora < <(find -L "$raw" -maxdepth 1 \( -name "*.$src" -o -name "*.$src.gz" \) ! -name 'valid.*' ! -name 'test.*' |
         sed "s/\.gz$//; s/\.$src$//" | LC_ALL=C sort -u)
-    [ ${#corpora[@]} -gt 0 ] || die "$raw/train.$src: no such file, nor any other training corpus"
+    [ ${#corpora[@]} -gt 0 ] || [ -n "${DRY_RUN:-}" ] || die "$raw/train.$src: no such file, nor any other training corpus"
     for corpus in "${corpora[@]}"; do
         [[ ! ${corpus##*/} =~ ^(dev|valid|test|newstest) ]] ||
             die "$corpus.$src: would be trained on, and is a test set by its name; call it valid or test, or remove it"
@@ -109,3 +113,7 @@ run fairseq-preprocess -s "$src" -t "$tgt" --joined-dictionary --workers "$worke
 [ -z "${DRY_RUN:-}" ] || exit 0
 cp "$out/text/test.$src" "$out/text/test.$tgt" "$out/"
 touch "$out/bin/done"
+say "$out is ready"
+# types of the dictionary, then sentences, tokens and unknown ones of each file
+sed -En 's/^.*\] (Dictionary: .*)/\1/p' "$log" | uniq
+sed -En 's/^.*\] .*\/([^/]*: .* sents, .*)/\1/p' "$log"

@@ -29,9 +29,11 @@ cb3160d69b002bb638e66cc7612fcd56cb0af82eadc9c142dedc438afb885ef6  test_2016_flic
 "
 raw=$out-raw packed=$from
 prepare=("$root/scripts/prepare.sh" "$raw" en "$tgt" "$out" "${rest[@]}")
+(DRY_RUN=1 "${prepare[@]}" > /dev/null) # are its options right?
+alone "$raw"
 [ ! -f "$out/bin/done" ] || exec "${prepare[@]}"
 [ -n "$from" ] || packed=$raw/archives # a folder of its own: what lies beside train is trained on
-[ -n "${DRY_RUN:-}" ] || mkdir -p "$raw" "$packed"
+[ -n "${DRY_RUN:-}" ] || mkdir -p "$packed"
 for part in train val test_2016_flickr; do
     case $part in val) split=valid ;; test_2016_flickr) split="test" ;; train) split="train" ;; esac
     for lang in en "$tgt"; do

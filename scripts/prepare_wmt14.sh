@@ -34,9 +34,12 @@ tgt=${words[0]} out=${words[1]}
 [ -z "$from" ] || [ -d "$from" ] || die "--from $from: no such folder; leave it out to download the corpora"
 archives=$out/archives raw=$out/raw
 prepare=("$root/scripts/prepare.sh" "$raw" en "$tgt" "$out" --merges 40000 --dash-splits --max-ratio 1.5 "${rest[@]}")
-[ ! -f "$out/bin/done" ] || exec "${prepare[@]}"
-[ -n "${DRY_RUN:-}" ] || mkdir -p "$archives" "$raw"
+(DRY_RUN=1 "${prepare[@]}" > /dev/null) # are its options right?
+alone "$raw"
+[ ! -f "$out/bin/done" ] || [ -n "$from" ] || exec "${prepare[@]}"
 settings "$raw/settings" "$raw/*.en*" "from=${from:+$(realpath "$from")}"
+[ ! -f "$out/bin/done" ] || exec "${prepare[@]}"
+[ -n "${DRY_RUN:-}" ] || mkdir -p "$archives"
 export SACREBLEU=$archives/sacrebleu
 
 # fetch PATH: mirror's file among the archives, checked, or not there
@@ -71,7 +74,8 @@ testset() {
     for lang in en "$tgt"; do
         # it takes an archive that it has for good, even one of a download that failed
         [ -n "${DRY_RUN:-}" ] || compgen -G "$SACREBLEU/$2/*.en-$tgt.*" > /dev/null || rm -rf "${SACREBLEU:?}/$2"
-        produce "$raw/$1.$lang" "sacrebleu -t $2 -l en-$tgt --echo $([ "$lang" = en ] && echo src || echo ref)"
+        produce "$raw/$1.$lang" "sacrebleu -t $2 -l en-$tgt --echo $([ "$lang" = en ] && echo src || echo ref)" \
+            "call again, or put it as $1.{en,$tgt} into the folder of --from"
     done
 }
 

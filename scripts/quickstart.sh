@@ -5,7 +5,7 @@
 #
 #   --variant NAME      random_vanilla (default), random, dense, ... or transformer, fairseq's own
 #   --data NAME         numbers (default; made on the spot, no network) or multi30k
-#   --data-dir DIR      folder of Multi30k's .gz files; without it they are downloaded
+#   --from DIR          folder of Multi30k's .gz files; without it they are downloaded
 #   --pair PAIR         en-de (default) or en-fr
 #   --max-update N      length of the training (default: 1600 for numbers, 3000 for multi30k)
 #   --merges N          size of the joint BPE (default: 1000 for numbers, 4000 for multi30k)
@@ -17,8 +17,8 @@
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
-variant=random_vanilla data=numbers data_dir='' pair=en-de max_update='' merges='' threads='' seed=1 out=$root/runs
-options "variant data data-dir pair max-update merges threads seed out" "$@"
+variant=random_vanilla data=numbers from='' pair=en-de max_update='' merges='' threads='' seed=1 out=$root/runs
+options "variant data from pair max-update merges threads seed out" "$@"
 [ ${#words[@]} = 0 ] || die "${words[0]}: what is it? see $0 --help"
 one_of data "numbers multi30k"
 one_of pair "en-de en-fr"
@@ -30,7 +30,7 @@ case $data in
     multi30k) : "${max_update:=3000}" "${merges:=4000}" ;;
 esac
 tgt=${pair#en-}
-[ -z "$data_dir" ] || [ -d "$data_dir" ] || die "--data-dir $data_dir: no such folder"
+[ -z "$from" ] || [ -d "$from" ] || die "--from $from: no such folder"
 "$root/scripts/setup.sh"
 source "$root/scripts/common.sh" # .venv may be new
 corpus=$out/$data-$pair-bpe$merges
@@ -43,7 +43,7 @@ if [ "$data" = numbers ]; then
     fi
     "$root/scripts/prepare.sh" "$corpus-raw" en "$tgt" "$corpus" --merges "$merges"
 else
-    "$root/scripts/prepare_multi30k.sh" "$tgt" "$corpus" ${data_dir:+--from "$data_dir"} --merges "$merges"
+    "$root/scripts/prepare_multi30k.sh" "$tgt" "$corpus" ${from:+--from "$from"} --merges "$merges"
 fi
 
 settings "$save/quickstart" "$save/checkpoint_last.pt" "max_update=$max_update" "flags=${rest[*]}"

@@ -14,7 +14,8 @@
 #   --out DIR           data and runs (default: the project's folder)
 #   --rerun             run a cell again although results/ has it
 #
-# What stands after -- goes to train.sh, and what stands after a second -- to fairseq-train.
+# What stands after -- goes to train.sh, and what stands after a second -- to fairseq-train. A run with a recipe so
+# changed is no cell: it is recorded beside its checkpoints. Only options about the machine leave the recipe as it is.
 # Every step is kept, so that a second call goes on where the first one stopped. Each cell ends as
 # results/TABLE/PAIR-VARIANT-seedN.json; then scripts/make_tables.py renders README.md. DRY_RUN=1 shows the commands.
 set -euo pipefail
@@ -33,6 +34,11 @@ for i in "${!rest[@]}"; do
         break
     fi
 done
+changed=''
+for option in "${given[@]}"; do
+    [[ $option != --* || $option = @(--gpus|--processes|--nodes|--rendezvous|--timeout|--max-tokens|--precision|--tensorboard|--wandb) ]] || changed=1
+done
+[ ${#flags[@]} = 0 ] || changed=1
 training=() recipe=() scoring=(--average 10 --beam 5 --lenpen 1) text=(--merges 10000 --lowercase)
 case $table in
     table2)
@@ -60,6 +66,7 @@ for p in $pair; do
     for s in $seed; do
         for v in $variant; do
             result=$root/results/$table/$p-$v-seed$s.json
+            [ -z "$changed" ] || result=$out/runs/$table-$p-$v-seed$s-changed/result.json
             if [ -f "$result" ] && [ -z "$rerun" ]; then
                 say "$result is there; --rerun runs it again"
                 continue
@@ -68,11 +75,11 @@ for p in $pair; do
             [ "$corpus" = multi30k ] || preset=wmt_${p/-/_}
             # fairseq knows no other base Transformer for En-Fr
             [ "$v-$preset" != transformer-wmt_en_fr ] || preset=wmt_en_de
-            run=$out/runs/$table-$p-$v-seed$s
+            run=$out/runs/$table-$p-$v-seed$s${changed:+-changed}
             say "$p, $v, seed $s"
             # a cell that was scored is begun anew, one that was interrupted goes on
             [ ! -f "$run/scores.json" ] || [ ! -f "$result" ] || run rm -rf "$run"
-            settings "$run/cell" "$run/trained" "options=${rest[*]}"
+            settings "$run/cell" "$run/trained" "options=${changed:+${rest[*]}}"
             if [ ! -f "$run/trained" ]; then
                 "$root/scripts/train.sh" "$(architecture "$v" "$preset")" "$p" --data "$data" --save-dir "$run" \
                     --seed "$s" "${training[@]}" "${given[@]}" -- "${recipe[@]}" "${flags[@]}"

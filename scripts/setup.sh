@@ -3,6 +3,11 @@
 # PYTHON chooses the interpreter (default: python3.11, then python3); it must be Python 3.11.
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
+case ${1:-} in
+    '') ;;
+    --help | -h) usage; exit 0 ;;
+    *) die "$1: setup.sh takes no options; PYTHON chooses the interpreter" ;;
+esac
 
 stamp=$root/.venv/installed
 wanted="$root $(cat "$root/setup.py" "$root/constraints.txt" | sha256sum)"

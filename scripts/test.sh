@@ -2,7 +2,9 @@
 # Makes or reuses the environment and passes the tests, on all cores. Arguments go to pytest.
 set -euo pipefail
 here=$(dirname "$0")
+source "$here/common.sh"
+case ${1:-} in --help | -h) usage; exit 0 ;; esac
 "$here/setup.sh"
 source "$here/common.sh"
 cd "$root"
-run python -m pytest -q -n "$(nproc)" "$@"
+run python -m pytest -q -n "$(cores)" "$@"

@@ -34,8 +34,9 @@ save_every='' precision='' seed=1 tensorboard='' wandb=''
 options "data save-dir gpus processes nodes rendezvous timeout batch-tokens max-tokens max-update save-every precision seed tensorboard wandb" "$@"
 [ ${#words[@]} = 2 ] || die "usage: scripts/train.sh ARCH PAIR [options] [-- flags for fairseq-train]; see $0 --help"
 arch=${words[0]} pair=${words[1]}
-[[ $pair =~ ^[a-z]+-[a-z]+$ ]] || die "$pair: a pair of languages is wanted, such as en-de"
-[ -n "$data" ] || one_of pair "en-de en-fr"
+[[ $pair =~ ^[A-Za-z_]+-[A-Za-z_]+$ ]] || die "$pair: a pair of languages is wanted, such as en-de"
+[ -n "$data" ] || [ "$pair" = en-de ] || [ "$pair" = en-fr ] ||
+    die "$pair: en-de and en-fr have data of their own; for another pair name what prepare.sh made by --data"
 whole 0 gpus seed
 whole 1 processes nodes timeout batch_tokens max_tokens max_update save_every
 command -v fairseq-train > /dev/null || die "fairseq is not installed here; run scripts/setup.sh"
@@ -45,33 +46,42 @@ flags=(--optimizer adam --adam-betas '(0.9, 0.98)' --lr-scheduler inverse_sqrt -
     --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --share-all-embeddings)
 case $arch in
     *_multi30k)
-        corpus=multi30k longest=100
+        corpus=multi30k preset=multi30k longest=100
         flags+=(--lr 5e-3 --warmup-updates 2000 --dropout 0.3)
         : "${batch_tokens:=8192}" "${max_update:=8000}" ;;
     *_wmt_en_de_big)
-        corpus=wmt14 longest=256
+        corpus=wmt14 preset=wmt_en_de_big longest=256
         flags+=(--lr 5e-4 --warmup-updates 4000 --dropout 0.3)
         : "${batch_tokens:=32768}" "${max_update:=100000}" "${save_every:=1500}" ;;
     *_wmt_en_de | *_wmt_en_fr)
-        corpus=wmt14 longest=256
+        corpus=wmt14 preset=wmt_${arch##*_wmt_} longest=256
         flags+=(--lr 7e-4 --warmup-updates 4000 --dropout 0.1)
         : "${batch_tokens:=32768}" "${max_update:=100000}" "${save_every:=1500}" ;;
     *) die "$arch: no recipe; an architecture that ends in wmt_en_de, wmt_en_fr, wmt_en_de_big or multi30k has one" ;;
+esac
+case $arch in
+    transformer_synth_*)
+        variant=${arch#transformer_synth_} known=" ${variants#transformer } "
+        [[ $known = *" ${variant%_"$preset"} "* ]] ||
+            die "$arch: no such architecture; transformer_synth_NAME_$preset are there for ${known// /, }" ;;
 esac
 if [ -n "$save_every" ]; then
     flags+=(--save-interval-updates "$save_every" --keep-interval-updates 10 --no-epoch-checkpoints)
 else
     flags+=(--keep-last-epochs 10 --patience 10)
 fi
-data=${data:-$root/data/$corpus-$pair}
+made_by="prepare.sh"
+[ -n "$data" ] || made_by="prepare_$corpus.sh ${pair#*-}" data=$root/data/$corpus-$pair
 save=${save_dir:-$root/runs/$arch-$pair-seed$seed}
 [ -n "${DRY_RUN:-}" ] || [ -f "$data/bin/done" ] ||
-    die "--data $data: not prepared, or not to its end; run scripts/prepare_$corpus.sh ${pair#*-} $data"
+    die "--data $data: not prepared, or not to its end; run scripts/$made_by $data"
 
 if [ "$gpus" != 0 ]; then
     read -r found best < <(python -c 'import torch
 n = torch.cuda.device_count()
 print(n, "bf16" if n and torch.cuda.get_device_capability() >= (8, 0) else "fp16")') || die "torch does not import; run scripts/setup.sh"
+    [ -n "$gpus" ] || [ "$found" -gt 0 ] ||
+        die "--gpus: none found here; --gpus 0 trains on the CPU, and with DRY_RUN=1 --gpus 8 shows the command for 8"
     gpus=${gpus:-$found}
     [ -n "${DRY_RUN:-}" ] || [ "$gpus" -le "$found" ] || die "--gpus $gpus: this machine has $found"
 fi
@@ -80,7 +90,7 @@ if [ "$gpus" -gt 0 ]; then
     processes=$gpus
 else
     flags+=(--cpu)
-    : "${precision:=fp32}"
+    [ "${precision:=fp32}" != fp16 ] || die "--precision fp16: needs a GPU; on a CPU choose fp32 or bf16"
 fi
 case ${precision:=$best} in
     fp32) ;;
@@ -137,4 +147,5 @@ if [ -z "${DRY_RUN:-}" ]; then
     exec > >(tee -ai "$log") 2> >(tee -ai "$log" >&2)
 fi
 # in this process' place, so that a signal sent to it reaches the training
-run exec "${train[@]}"
+DRY_RUN=1 run "${train[@]}"
+[ -n "${DRY_RUN:-}" ] || exec "${train[@]}"

@@ -207,6 +207,14 @@ def test_a_lost_process_is_named(message):
     assert caught("somebody.s.script") is None
 
 
+def test_an_interrupted_run_says_so_in_a_line():
+    code = "import fairseq_synth, fairseq.utils\nfairseq.utils.stop = exec"
+    code += "\nexec('def stop(): raise KeyboardInterrupt', vars(fairseq.utils)); fairseq.utils.stop()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode != 0 and "Traceback" not in done.stderr
+    assert "goes on from its last checkpoint" in done.stderr.splitlines()[-1]
+
+
 def test_no_fast_path_around_the_attention(monkeypatch):
     """At inference from a loaded checkpoint every layer's attention is called (0.12.2 would go around it)."""
     model = make_model()

@@ -17,6 +17,7 @@ import tarfile
 import threading
 
 import pytest
+import torch
 from commands import ROOT
 
 
@@ -169,12 +170,17 @@ def test_prepare_leaves_out_useless_pairs(tmp_path, raw):
 def test_prepare_refuses(tmp_path, raw):
     out = tmp_path / "out"
     refused(script("prepare.sh", tmp_path / "no", "en", "de", out), "no: no such folder")
-    refused(script("prepare.sh", raw, "en", "cs", out), "more.cs: no such file")
+    refused(script("prepare.sh", raw, "en", "cs", out), "valid.cs: no such file")
     folder = copied(raw, tmp_path / "raw", newstest2014_en=b"a\n", newstest2014_de=b"a\n")
     refused(script("prepare.sh", folder, "en", "de", tmp_path / "other"), "newstest2014.en", "would be trained on")
     refused(script("prepare.sh", raw, "en", "de", out, "--subwords", "words"), "--subwords words", "sentencepiece")
     refused(script("prepare.sh", raw, "en", "de", out, "--max-ratio", "x"), "--max-ratio x")
+    refused(script("prepare.sh", raw, "en", "en", out), "SRC and TGT are both en")
+    refused(script("prepare.sh", raw, "en", "de", "/proc/none"), "/proc/none", "cannot be made")
     refused(script("prepare.sh", raw, "en", "de"), "usage")
+    folder = copied(raw, tmp_path / "sides")
+    (folder / "valid.de").unlink()
+    refused(script("prepare.sh", folder, "en", "de", out), "valid.de", "no such file")
 
 
 class Mirror(http.server.SimpleHTTPRequestHandler):
@@ -286,8 +292,11 @@ def test_wmt14_from_corpora_at_hand(tmp_path, raw):
     assert not (tmp_path / "out" / "sacrebleu_set").exists()
     assert "@-@" not in (raw / "train.en").read_text() and "@-@" in (tmp_path / "out" / "tok" / "train.en").read_text()
     refused(script("prepare_wmt14.sh", *argv[:-1], "1", "--merges", "60"), "other settings", "merges=50", "merges=60")
+    refused(script("prepare_wmt14.sh", "de", tmp_path / "out", "--from", raw), "other settings", f"from={folder}")
     (tmp_path / "out" / "bin" / "done").unlink()
     refused(script("prepare_wmt14.sh", "de", tmp_path / "out"), "other settings", f"from={folder}")
+    refused(script("prepare_wmt14.sh", "de", tmp_path / "new", "--from", folder, "--bogus", "5"), "--bogus")
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("lang, archives", [("de", 3), ("fr", 5)])
@@ -360,9 +369,11 @@ def test_train_passes_flags_on():
 @pytest.mark.parametrize(
     "argv, parts",
     [
-        (["transformer_synth_random_wmt_en_de", "en-cs"], ["--pair en-cs", "en-de en-fr"]),
+        (["transformer_synth_random_wmt_en_de", "en-cs"], ["en-cs", "--data"]),
+        (["transformer_synth_randm_wmt_en_de", "en-de"], ["transformer_synth_randm_wmt_en_de", "random_vanilla,"]),
+        (["transformer_synth_random_wmt_en_de_x", "en-de"], ["random_wmt_en_de_x", "no recipe"]),
         (["transformer_iwslt_de_en", "en-de"], ["transformer_iwslt_de_en", "no recipe"]),
-        (["transformer_wmt_en_de", "en-de", "--data", "/nowhere"], ["--data /nowhere", "prepare_wmt14.sh de"]),
+        (["transformer_wmt_en_de", "en-de", "--data", "/nowhere"], ["--data /nowhere", "prepare.sh /nowhere"]),
         (["transformer_wmt_en_de"], ["usage"]),
         (["transformer_wmt_en_de", "en-de", "--gpu", "1"], ["unknown option --gpu"]),
         (["transformer_wmt_en_de", "en-de", "--seed", "x"], ["--seed x", "whole number"]),
@@ -380,9 +391,10 @@ def test_train_refuses(argv, parts):
         (["--gpus", "2", "--processes", "2"], ["--processes 2", "--gpus 0"]),
         (["--gpus", "8", "--batch-tokens", "1000"], ["--batch-tokens 1000", "125", "raise"]),
         (["--gpus", "1", "--max-tokens", "0"], ["--max-tokens 0", "at least 1"]),
-        (["--precision", "int8"], ["--precision int8", "bf16"]),
-        (["--wandb", "x"], ["--wandb", "pip install wandb"]),
-        (["--tensorboard", "x"], ["--tensorboard", "pip install tensorboard"]),
+        (["--gpus", "1", "--precision", "int8"], ["--precision int8", "bf16"]),
+        (["--gpus", "0", "--precision", "fp16"], ["--precision fp16", "needs a GPU"]),
+        (["--gpus", "1", "--wandb", "x"], ["--wandb", "pip install wandb"]),
+        (["--gpus", "1", "--tensorboard", "x"], ["--tensorboard", "pip install tensorboard"]),
     ],
 )
 def test_train_refuses_options(argv, parts):
@@ -439,6 +451,11 @@ def test_hydra_trains_the_same_model(config, arch, pair, gpus):
         assert cli[group]["_name"] == hydra[group]["_name"]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_train_says_that_there_is_no_gpu():
+    refused(script("train.sh", "transformer_wmt_en_de", "en-de", env={"DRY_RUN": "1"}), "none found", "--gpus 0")
+
+
 def test_a_run_is_not_mixed_with_another(tmp_path, data):
     (data / "bin" / "done").touch()
     save = tmp_path / "save"
@@ -459,7 +476,11 @@ def test_multi30k_is_checked(tmp_path, multi30k):
     bad.write_bytes(gzip.compress(b"Ein anderer Text.\n"))
     out = tmp_path / "out"
     refused(script("prepare_multi30k.sh", "de", out, "--from", folder), "val.de.gz", "SHA-256")
-    assert sorted(os.listdir(tmp_path / "out-raw")) == ["train.de", "train.en", "valid.en"]  # those before it passed
+    assert sorted(p.name for p in tmp_path.glob("out-raw/[a-z]*")) == [
+        "train.de",
+        "train.en",
+        "valid.en",
+    ]  # those before it passed
     bad.write_bytes((multi30k / "val.de.gz").read_bytes()[:-20])
     refused(script("prepare_multi30k.sh", "de", out, "--from", folder), "val.de.gz", "cut off")
     refused(
@@ -482,13 +503,18 @@ cp {multi30k}/"${{url##*/}}" "$2"
 """
     )
     (tmp_path / "curl").chmod(0o755)
+    project = tmp_path / "project"
+    shutil.copytree(ROOT / "scripts", project / "scripts")
+    (project / "fairseq_synth").symlink_to(ROOT / "fairseq_synth")
+    (project / "scripts" / "prepare.sh").write_text("#!/bin/bash\necho prepare.sh $*\n")
     env = {"PATH": f"{tmp_path}:{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
-    argv = ["prepare_multi30k.sh", "de", tmp_path / "out", "--merges", "50", "--subwords", "words"]
+    argv = ["prepare_multi30k.sh", "de", tmp_path / "out", "--merges", "50"]
     (tmp_path / "broken").touch()
-    refused(script(*argv, env=env), "train.en.gz", "cut off")
+    refused(script(*argv, env=env, root=project), "train.en.gz", "cut off")
     (tmp_path / "broken").unlink()
-    refused(script(*argv, env=env), "--subwords words")  # all is there, and prepare.sh was called
-    assert sorted(p.name for p in (tmp_path / "out-raw").iterdir() if p.is_file()) == [
+    done = script(*argv, env=env, root=project)
+    assert f"prepare.sh {tmp_path}/out-raw en de {tmp_path}/out --merges 50" in done.stdout, done.stderr
+    assert sorted(p.name for p in tmp_path.glob("out-raw/[a-z]*") if p.is_file()) == [
         f"{split}.{lang}" for split in ("test", "train", "valid") for lang in ("de", "en")
     ]
     parts = [f"{part}.{lang}.gz" for part in ("train", "val", "test_2016_flickr") for lang in ("en", "de")]
@@ -500,7 +526,7 @@ cp {multi30k}/"${{url##*/}}" "$2"
     [
         (["--data", "wmt"], ["--data wmt", "numbers multi30k"]),
         (["--pair", "en-cs"], ["--pair en-cs", "en-de en-fr"]),
-        (["--data", "multi30k", "--data-dir", "/nowhere"], ["--data-dir /nowhere", "no such folder"]),
+        (["--data", "multi30k", "--from", "/nowhere"], ["--from /nowhere", "no such folder"]),
         (["--varient", "random"], ["--varient"]),
         (["--seed"], ["--seed needs a value"]),
         (["--variant", "randm"], ["--variant randm", "random_vanilla"]),
@@ -543,8 +569,18 @@ def test_quickstart(tmp_path):
     assert done.returncode == 0, done.stderr
     assert re.search(r"^baseline 100.00, this run \d\.\d\d, p = 0.00", done.stdout, re.M), done.stdout
     assert "test:wmt14/full" in json.loads((worse / "scores.json").read_text())["bleu"]["signature"]
+    kept = (worse / "scores.json").read_text()
     refused(script("evaluate.sh", corpus, worse, "--average", "99"), "found 6 update checkpoints, asked for 99")
-    assert not (worse / "bootstrap.json").exists()  # nothing of the evaluation before it
+    assert (worse / "scores.json").read_text() == kept and (worse / "bootstrap.json").exists()
+    fewer = tmp_path / "fewer"
+    fewer.mkdir()
+    (fewer / "test.hyp.de").write_text("eins\n")
+    refused(script("evaluate.sh", corpus, worse, "--baseline", fewer), f"--baseline {fewer}", "not on these data")
+    settings = (worse / "settings").read_text()
+    for line, other in (("pair=en-de", "pair=de-en"), (f"data={corpus}", "data=/other")):
+        assert line in settings
+        (worse / "settings").write_text(settings.replace(line, other))
+        refused(script("evaluate.sh", corpus, worse), other.split("=")[1], str(corpus))
     refused(script("evaluate.sh", tmp_path / "no", worse), "not prepared")
     before = {path: path.stat().st_mtime_ns for path in run.iterdir()}
     commands = shown("evaluate.sh", corpus, run)
@@ -611,9 +647,13 @@ def test_reproduce_runs_what_is_missing(tmp_path):
     (one / "checkpoint_last.pt").touch()
     assert again("--seed", "2", "--variant", "random_vanilla", "--rerun")[1][1:] == ["train.sh", "evaluate.sh"]
     assert not (one / "checkpoint_last.pt").exists()  # begun anew
-    # a cell trained with other options is not taken for this one
-    (results / "en-fr-random_vanilla-seed2.json").unlink()
-    refused(again("--", "--max-update", "5")[0], "other settings", "options=--max-update 5")
+    # another recipe is no cell of the table, and other machines are none of another recipe
+    before = sorted((path, path.read_text()) for path in results.iterdir())
+    one = ["--seed", "2", "--variant", "random_vanilla"]
+    assert again(*one, "--", "--max-update", "5")[1][1:] == ["train.sh", "evaluate.sh"]
+    assert sorted((path, path.read_text()) for path in results.iterdir()) == before
+    assert (project / "runs" / "multi30k_cpu-en-fr-random_vanilla-seed2-changed" / "result.json").exists()
+    assert again(*one, "--", "--gpus", "0")[1] == ["prepare_multi30k.sh"]
 
 
 @pytest.mark.parametrize(
