@@ -31,7 +31,7 @@ def test_benchmark(name, tmp_path):
     for variant in COMMANDS[name][COMMANDS[name].index("--variants") + 1 :]:
         assert all(value > 0 for value in record["figures"][variant].values()), record
         assert f"| {variant} |" in done.stdout
-    assert "--out" not in record["command"] and record["versions"]["torch"] == torch.__version__
+    assert "--out" not in record["command"] and torch.__version__.startswith(record["versions"]["torch"])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
