@@ -62,9 +62,10 @@ produce "$out/test.hyp.$tgt" "$(in_order D)"
     die "$out/test.hyp.$tgt: $(wc -l < "$out/test.hyp.$tgt") translations of $lines sentences"
 
 say "scoring"
-reference=("$data/test.$tgt" -l "$src-$tgt")
+reference=("$data/test.$tgt" -l "$src-$tgt") testset=''
 if [ -f "$data/sacrebleu_set" ]; then
-    reference=(-t "$(cat "$data/sacrebleu_set")" -l "$src-$tgt")
+    testset=$(cat "$data/sacrebleu_set") # its signature does not name it
+    reference=(-t "$testset" -l "$src-$tgt")
     export SACREBLEU=$data/archives/sacrebleu # where prepare_wmt14.sh has it
 fi
 # figure NAME ARGUMENTS...: one of sacreBLEU's, as RUN_DIR/NAME.json
@@ -88,16 +89,19 @@ if [ -n "$baseline" ]; then
     figure bootstrap "${reference[@]}" -i "$baseline/test.hyp.$tgt" "$out/test.hyp.$tgt" -m bleu ${lowercase:+-lc} --paired-bs
 fi
 [ -z "${DRY_RUN:-}" ] || exit 0
-python - "$out" "${figures[@]}" <<'PYTHON'
+python - "$out" "$testset" "${figures[@]}" <<'PYTHON'
 import json, sys
 from pathlib import Path
 
-run, *names = sys.argv[1:]
+run, testset, *names = sys.argv[1:]
 scores = {name: json.loads(Path(run, f"{name}.json").read_text()) for name in names}
+if testset:
+    scores["bleu"]["test_set"] = scores["chrf"]["test_set"] = testset
 Path(run, "scores.json").write_text(json.dumps(scores, indent=1) + "\n")
 for name, label in dict(bleu="BLEU", chrf="chrF", tokenised="tokenised BLEU", compound_split="compound-split BLEU").items():
     if name in scores:
-        print(f"{label} {scores[name]['score']:.2f}   {scores[name]['signature']}")
+        named = scores[name]
+        print(f"{label} {named['score']:.2f}   {' '.join([named['signature'], named.get('test_set', '')]).rstrip()}")
 bootstrap = Path(run, "bootstrap.json")
 if bootstrap.exists():
     base, ours = json.loads(bootstrap.read_text())

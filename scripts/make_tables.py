@@ -84,7 +84,8 @@ def footnotes(table: str, results: List[Dict[str, Any]]) -> List[str]:
     seeds = sorted({r["seed"] for r in results})
     signature = shared(r["signatures"]["bleu"] for r in results)
     updates = shared(r["updates"] for r in results)
-    return [f"- {command}, N from {seeds}, {updates} updates each. `{signature}`. {origin(results)}"]
+    named = shared(f" on {r['test_set']}" for r in results if r.get("test_set"))
+    return [f"- {command}, N from {seeds}, {updates} updates each. `{signature}`{named}. {origin(results)}"]
 
 
 SPEED = {  # column: file of results/speed_cpu, and its figure

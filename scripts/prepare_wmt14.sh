@@ -101,7 +101,7 @@ fi
 at_hand valid || testset valid wmt13
 if ! at_hand "test"; then
     testset "test" wmt14/full
-    # tells evaluate.sh to score by name: the signature then holds it
+    # tells evaluate.sh to score by name, against the references as published
     [ -n "${DRY_RUN:-}" ] || echo wmt14/full > "$out/sacrebleu_set"
 fi
 exec "${prepare[@]}"

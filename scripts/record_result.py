@@ -21,6 +21,7 @@ def result(run: Path) -> Dict[str, Any]:
     log = "".join(path.read_text() for path in sorted(run.glob("train*.log")))
     figures = {name: score["score"] for name, score in scores.items()}
     return {
+        "test_set": scores["bleu"].get("test_set"),  # of sacreBLEU's
         "figures": figures,
         "signatures": {name: f"{score['name']}|{score['signature']}" for name, score in scores.items()},
         "parameters": int(re.findall(r"num\. trained: ([\d,]+)", log)[0].replace(",", "")),

@@ -568,7 +568,8 @@ def test_quickstart(tmp_path):
     done = script("evaluate.sh", corpus, worse, "--average", "2", "--beam", "1", "--baseline", run, timeout=500)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^baseline 100.00, this run \d\.\d\d, p = 0.00", done.stdout, re.M), done.stdout
-    assert "test:wmt14/full" in json.loads((worse / "scores.json").read_text())["bleu"]["signature"]
+    assert json.loads((worse / "scores.json").read_text())["bleu"]["test_set"] == "wmt14/full"
+    assert re.search(r"^BLEU .* wmt14/full$", done.stdout, re.M)
     kept = (worse / "scores.json").read_text()
     refused(script("evaluate.sh", corpus, worse, "--average", "99"), "found 6 update checkpoints, asked for 99")
     assert (worse / "scores.json").read_text() == kept and (worse / "bootstrap.json").exists()
