@@ -64,6 +64,11 @@ whole() {
     done
 }
 
+# folder DIR: makes it
+folder() { mkdir -p "$1" 2> /dev/null || die "$1: this folder cannot be made; name another one"; }
+# q WORD...: quoted for the shell of `produce`
+q() { printf '%q ' "$@"; }
+
 exec 3>&1
 # Shows a command, wherever its own output goes, then runs it; with DRY_RUN=1 it only shows.
 run() {
@@ -106,7 +111,7 @@ settings() {
         compgen -G "$witness" > /dev/null &&
             die "$(dirname "$file") was made with other settings ($(diff "$file" - <<< "$lines" | sed -n 's/^< /it has /p; s/^> /asked for /p' | paste -sd ';')); give another folder, or remove it"
     fi
-    mkdir -p "$(dirname "$file")" 2> /dev/null || die "$(dirname "$file"): this folder cannot be made; name another one"
+    folder "$(dirname "$file")"
     # whole or not at all: several machines may do this at once
     printf '%s\n' "$lines" > "$file.$HOSTNAME.$$"
     mv "$file.$HOSTNAME.$$" "$file"
@@ -115,7 +120,7 @@ settings() {
 # alone DIR: waits until no other call works there
 alone() {
     [ -z "${DRY_RUN:-}" ] || return 0
-    mkdir -p "$1" 2> /dev/null || die "$1: this folder cannot be made; name another one"
+    folder "$1"
     exec {lock}> "$1/.lock"
     flock -n "$lock" || {
         say "another call is at work in $1; waiting for it"

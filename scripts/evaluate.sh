@@ -38,8 +38,6 @@ trained() { [ ! -f "$run/settings" ] || sed -n "s/^$1=//p" "$run/settings"; }
 [[ $(trained pair) = @(|"$src-$tgt") ]] || die "$run: was trained for $(trained pair), and $data is $src-$tgt"
 [[ $(trained data) = @(|"$(realpath "$data")") ]] ||
     die "$run: was trained on $(trained data), not on $data; if that folder was moved, mend its name in $run/settings"
-# q FILE...: names quoted for the shell of `produce`
-q() { printf '%q ' "$@"; }
 # an earlier evaluation is kept until this one is whole
 out=$run/evaluation.part
 [ -n "${DRY_RUN:-}" ] || rm -rf "$out"

@@ -72,8 +72,6 @@ clean "${sample:+--sample $sample }${lowercase:+--lowercase}" "$out/text/train" 
 clean "${lowercase:+--lowercase}" "$out/text/valid" "$raw/valid"
 clean "${lowercase:+--lowercase} --keep-all" "$out/text/test" "$raw/test"
 
-# q FILE: a name quoted for the shell of `produce`
-q() { printf '%q' "$1"; }
 from=$out/text
 if [ "$subwords" = bpe ]; then
     say "normalising and tokenising"

@@ -47,7 +47,7 @@ for part in train val test_2016_flickr; do
             die "$gz: missing, cut off, or not Multi30k's text of the commit this recipe is for (by its SHA-256)"
         fi
         [ -n "${DRY_RUN:-}" ] || rm -f "$file"
-        produce "$file" "gunzip -c $(printf %q "$gz")"
+        produce "$file" "gunzip -c $(q "$gz")"
     done
 done
 exec "${prepare[@]}"

@@ -36,8 +36,9 @@ archives=$out/archives raw=$out/raw
 prepare=("$root/scripts/prepare.sh" "$raw" en "$tgt" "$out" --merges 40000 --dash-splits --max-ratio 1.5 "${rest[@]}")
 (DRY_RUN=1 "${prepare[@]}" > /dev/null) # are its options right?
 alone "$raw"
-[ ! -f "$out/bin/done" ] || [ -n "$from" ] || exec "${prepare[@]}"
-settings "$raw/settings" "$raw/*.en*" "from=${from:+$(realpath "$from")}"
+if [ ! -f "$out/bin/done" ] || [ -n "$from" ]; then
+    settings "$raw/settings" "$raw/*.en*" "from=${from:+$(realpath "$from")}"
+fi
 [ ! -f "$out/bin/done" ] || exec "${prepare[@]}"
 [ -n "${DRY_RUN:-}" ] || mkdir -p "$archives"
 export SACREBLEU=$archives/sacrebleu
@@ -63,7 +64,7 @@ corpus() {
     [ ! -f "$raw/$1.en$4" ] || [ ! -f "$raw/$1.$tgt$4" ] || return 0
     fetch "$2"
     for lang in en "$tgt"; do
-        produce "$raw/$1.$lang$4" "tar -xOf $(printf %q "$archives/${2##*/}") $3.$lang$4"
+        produce "$raw/$1.$lang$4" "tar -xOf $(q "$archives/${2##*/}")$3.$lang$4"
     done
 }
 # at_hand NAME: whether --from has this test set

@@ -65,8 +65,8 @@ for p in $pair; do
     "$root/scripts/prepare_$corpus.sh" "${p#en-}" "$data" ${from:+--from "$from"} "${text[@]}"
     for s in $seed; do
         for v in $variant; do
-            result=$root/results/$table/$p-$v-seed$s.json
-            [ -z "$changed" ] || result=$out/runs/$table-$p-$v-seed$s-changed/result.json
+            run=$out/runs/$table-$p-$v-seed$s${changed:+-changed} result=$root/results/$table/$p-$v-seed$s.json
+            [ -z "$changed" ] || result=$run/result.json
             if [ -f "$result" ] && [ -z "$rerun" ]; then
                 say "$result is there; --rerun runs it again"
                 continue
@@ -75,7 +75,6 @@ for p in $pair; do
             [ "$corpus" = multi30k ] || preset=wmt_${p/-/_}
             # fairseq knows no other base Transformer for En-Fr
             [ "$v-$preset" != transformer-wmt_en_fr ] || preset=wmt_en_de
-            run=$out/runs/$table-$p-$v-seed$s${changed:+-changed}
             say "$p, $v, seed $s"
             # a cell that was scored is begun anew, one that was interrupted goes on
             [ ! -f "$run/scores.json" ] || [ ! -f "$result" ] || run rm -rf "$run"

@@ -1,6 +1,7 @@
 """The shell recipes and their helpers: what they make, and what they say when they cannot."""
 
 import argparse
+import fcntl
 import functools
 import gzip
 import hashlib
@@ -38,6 +39,14 @@ def shown(name, *argv, **kwargs):
     done = script(name, *argv, env={"DRY_RUN": "1"}, **kwargs)
     assert done.returncode == 0, done.stderr
     return [line[2:] for line in done.stdout.splitlines() if line.startswith("+ ")]
+
+
+def copied_project(tmp_path):
+    """The scripts in a folder where some of them can be replaced."""
+    project = tmp_path / "project"
+    shutil.copytree(ROOT / "scripts", project / "scripts")
+    (project / "fairseq_synth").symlink_to(ROOT / "fairseq_synth")
+    return project
 
 
 def refused(done, *parts):
@@ -209,9 +218,7 @@ class Mirror(http.server.SimpleHTTPRequestHandler):
 @pytest.fixture
 def mirror(tmp_path, raw):
     """(URL, its folder, a copy of the scripts that expects these archives and not WMT14's)."""
-    site, project = tmp_path / "site", tmp_path / "project"
-    shutil.copytree(ROOT / "scripts", project / "scripts")
-    (project / "fairseq_synth").symlink_to(ROOT / "fairseq_synth")
+    site, project = tmp_path / "site", copied_project(tmp_path)
     members = {
         "wmt13/training-parallel-europarl-v7.tgz": "training/europarl-v7.de-en",
         "wmt13/training-parallel-commoncrawl.tgz": "commoncrawl.de-en",
@@ -299,12 +306,29 @@ def test_wmt14_from_corpora_at_hand(tmp_path, raw):
     assert not (tmp_path / "new").exists()
 
 
+def test_prepare_waits_for_another_call(tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (tmp_path / "raw").mkdir()
+    argv = ["bash", ROOT / "scripts" / "prepare.sh", tmp_path / "raw", "en", "de", out]
+    with open(out / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        while "at work" not in (line := process.stdout.readline()):
+            assert line
+        assert not (out / "settings").exists()
+    error = process.communicate(timeout=60)[1]
+    assert process.returncode == 1 and "valid.en: no such file" in error
+
+
 @pytest.mark.parametrize("lang, archives", [("de", 3), ("fr", 5)])
-def test_wmt14_shows_its_commands(tmp_path, lang, archives):
+def test_wmt14_shows_its_commands(tmp_path, lang, archives, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # it does not limit the processes
     commands = shown("prepare_wmt14.sh", lang, tmp_path / "out")
     assert len([c for c in commands if c.startswith("curl ")]) == archives
     assert len([c for c in commands if re.match("sha256sum .* # [0-9a-f]{64}$", c)]) == archives
     assert any("learn-bpe -s 40000" in c for c in commands) and "fairseq-preprocess" in commands[-1]
+    assert f"--workers {len(os.sched_getaffinity(0))} " in commands[-1]
     assert all(" tokenize -a " in c for c in commands if "sacremoses" in c)
     assert not (tmp_path / "out").exists()
 
@@ -503,9 +527,7 @@ cp {multi30k}/"${{url##*/}}" "$2"
 """
     )
     (tmp_path / "curl").chmod(0o755)
-    project = tmp_path / "project"
-    shutil.copytree(ROOT / "scripts", project / "scripts")
-    (project / "fairseq_synth").symlink_to(ROOT / "fairseq_synth")
+    project = copied_project(tmp_path)
     (project / "scripts" / "prepare.sh").write_text("#!/bin/bash\necho prepare.sh $*\n")
     env = {"PATH": f"{tmp_path}:{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
     argv = ["prepare_multi30k.sh", "de", tmp_path / "out", "--merges", "50"]
@@ -608,9 +630,7 @@ def test_compound_splitting(tmp_path):
 
 def test_reproduce_runs_what_is_missing(tmp_path):
     """Every cell once, fairseq's own first; what is trained or recorded is kept; each ends as a record."""
-    project = tmp_path / "project"
-    shutil.copytree(ROOT / "scripts", project / "scripts")
-    (project / "fairseq_synth").symlink_to(ROOT / "fairseq_synth")
+    project = copied_project(tmp_path)
     calls = project / "calls"
     score = '{"bleu": {"score": 30.5, "name": "BLEU", "signature": "nrefs:1"}}'
     stubs = {
