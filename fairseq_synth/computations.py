@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .synthesizers import Terms, at_least_fp32, logits, outer_product, weighted
+from .synthesizers import Terms, at_least_fp32, logits, outer_product, times_weight
 
 # logits in a tile: 1 MiB of fp32 stays in a core's caches through its handful of passes; a GPU wants few launches
 TILE = 1 << 18
@@ -210,9 +210,10 @@ def fused(
     queries: List[Tensor] = []
     keys: List[Tensor] = []
     bias: Optional[Tensor] = None
-    for term in map(weighted, terms):
+    scale = terms[0].scale if len(terms) == 1 and not has_bias(terms[0]) else 1.0  # one product: the kernel's business
+    for term in terms:
         if term.query is not None and term.key is not None:
-            queries.append(term.query.to(value.dtype))
+            queries.append(times_weight(term.query, term.weight, term.scale / scale).to(value.dtype))
             keys.append(term.key.to(value.dtype))
         rest = logits([term._replace(query=None, key=None)], length) if has_bias(term) else None
         if rest is not None:
@@ -251,14 +252,14 @@ def fused(
     if width > head_dim:
         value = F.pad(value, (0, width - head_dim))
     out = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal and mask is None, scale=1.0
+        query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal and mask is None, scale=scale
     )
     return out[..., :head_dim]
 
 
 def has_bias(term: Terms) -> bool:
     """Whether the term is more than an inner product of queries and keys."""
-    return term.bias is not None or term.left is not None
+    return term.bias is not None or term.matrix is not None or term.left is not None
 
 
 def future_mask(length: int, like: Tensor) -> Tensor:
@@ -280,18 +281,26 @@ def tiled(terms: List[Terms], value: Tensor, groups: Sequence[Group], causal: bo
         (B, H, T, d_h); rows behind a sentence's length are 0.
     """
     independent = input_independent(terms)
-    parts: List[Optional[Tensor]] = []
+    parts: List[Part] = []
+    places: List[Place] = []
     for term in terms:
-        for part in (
-            Terms(query=term.query, key=term.key, weight=term.weight),
-            Terms(bias=term.bias, weight=term.weight),
-            Terms(left=term.left, right=term.right, weight=term.weight),
-        ):
+        found = [
+            (Part(query=term.query, key=term.key, weight=term.weight), Place(term.scale)),
+            (Part(bias=term.bias, weight=term.weight), Place()),
+            (Part(left=term.left, right=term.right, weight=term.weight), Place()),
+        ]
+        if term.matrix is not None:
+            for block, corner, reached in zip(term.matrix.blocks, term.matrix.corners, term.matrix.reached):
+                found.append((Part(bias=block[None], weight=term.weight), Place(1.0, *corner, reached)))
+        for part, place in found:
             if all(tensor is None for tensor in part[:-1]):
                 continue
-            if input_independent([part]) and not independent:
+            if part.bias is None and not independent and all(tensor is None or tensor.size(0) == 1 for tensor in part):
                 # the same for all sentences, so computed once, and not for each of them
-                part = Terms(bias=logits([part._replace(weight=None)], value.size(2)), weight=part.weight)
+                factors = Terms(part.query, part.key, left=part.left, right=part.right, scale=place.scale)
+                part = Part(bias=logits([factors], value.size(2)), weight=part.weight)
+            if part.bias is not None and part.bias.size(2) > 1 and place.row is None:
+                place = Place(row=0)
             for name, tensor in part._asdict().items():
                 if tensor is not None:
                     # a key may serve all sentences, as in dense; a query or a factor that does is rare, and repeated
@@ -299,13 +308,58 @@ def tiled(terms: List[Terms], value: Tensor, groups: Sequence[Group], causal: bo
                     tensor = tensor.expand(value.size(0) if repeat else -1, value.size(1), -1, -1)
                     if name != "bias" and not independent:
                         tensor = tensor.to(value.dtype)
-                parts.append(tensor)
-    return _Tiled.apply(groups, causal, independent, value, *parts)
+                    part = part._replace(**{name: tensor})
+            parts.append(part)
+            places.append(place)
+    return _Tiled.apply(groups, causal, independent, places, value, *[tensor for part in parts for tensor in part])
 
 
 def input_independent(terms: Sequence[Terms]) -> bool:
     """Whether the logits are the same for every sentence of the batch."""
-    return all(part is None or part.size(0) == 1 for term in terms for part in term)
+    return all(not isinstance(part, Tensor) or part.size(0) == 1 for term in terms for part in term)
+
+
+class Part(NamedTuple):
+    """What is left of a term in `_Tiled`: an inner product, a bias or an outer product. Or the gradients of it."""
+
+    query: Optional[Tensor] = None  # (B, H, T, r)
+    key: Optional[Tensor] = None  # (B or 1, H, T, r)
+    bias: Optional[Tensor] = None  # (B or 1, H, m, n)
+    left: Optional[Tensor] = None  # (B, H, T, a)
+    right: Optional[Tensor] = None  # (B, H, T, b)
+    weight: Optional[Tensor] = None  # (1, H, 1, 1)
+
+
+class Place(NamedTuple):
+    """What `_Tiled` knows of a part beside its tensors."""
+
+    scale: float = 1.0  # of an inner product
+    row: Optional[int] = None  # of the logits, in which a bias begins; None if its one row serves all of them
+    column: int = 0
+    reached: bool = True  # whether the gradient of a bias that no tile touches is zeros, and not absent
+
+    def has_gradient(self, bias: Tensor, length: int, causal: bool) -> bool:
+        """Whether a bias has a gradient for sentences of up to `length` tokens."""
+        if self.row is None:
+            return True
+        last = self.row + bias.size(2)
+        seen = max(self.row, self.column) < length and last > 0
+        return (seen or self.reached) and not (causal and self.column >= last)
+
+    def overlap(self, bias: Tensor, rows: slice, columns: slice) -> Optional[Tuple[Tensor, Tuple[slice, ...]]]:
+        """What a tile and a bias (n, R, C) have in common: the part of the bias, and where it lies in the tile."""
+        own_rows = tile_rows = slice(None)
+        if self.row is not None:
+            own_rows, tile_rows = common(self.row, bias.size(1), rows)
+        own_columns, tile_columns = common(self.column, bias.size(2), columns)
+        part = bias[:, own_rows, own_columns]
+        return (part, (slice(None), tile_rows, tile_columns)) if part.numel() else None
+
+
+def common(start: int, size: int, span: slice) -> Tuple[slice, slice]:
+    """What ``start .. start + size - 1`` and a span have in common, counted from the start of each."""
+    first, last = max(start, span.start), max(min(start + size, span.stop), start, span.start)
+    return slice(first - start, last - start), slice(first - span.start, last - span.start)
 
 
 class _Tiled(torch.autograd.Function):
@@ -317,14 +371,15 @@ class _Tiled(torch.autograd.Function):
         groups: Sequence[Group],
         causal: bool,
         independent: bool,
+        places: Sequence[Place],
         value: Tensor,
         *parts: Optional[Tensor],
     ) -> Tensor:
-        ctx.call = groups, causal, independent
+        ctx.call = groups, causal, independent, places
         ctx.save_for_backward(value, *parts)
         out = blank(value, groups)
         with torch.autocast(value.device.type, enabled=False):
-            for block in blocks(*ctx.call, value, parts):
+            for block in blocks(*ctx.call, value, unflatten(parts)):
                 v = block.take(value)
                 o = torch.empty_like(v)
                 for rows, columns in block.tiles:
@@ -335,43 +390,46 @@ class _Tiled(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
-        value, *parts = ctx.saved_tensors
-        groups = ctx.call[0]
+        groups, causal, _, places = ctx.call
+        value, *tensors = ctx.saved_tensors
+        parts = unflatten(tensors)
+        length = max(group.length for group in groups)
         grad_value = blank(value, groups)
-        fields = len(Terms._fields)
-        # for each field, whether its term has anything to learn; fixed_random alone has not
-        learns = [any(ctx.needs_input_grad[4 + i - i % fields :][:fields]) for i in range(len(parts))]
-        # a bias, and what serves all sentences, is a sum over tiles; the sum is in fp32
-        grads = [
-            None
-            if part is None or not learns[i]
-            else torch.zeros_like(part, dtype=at_least_fp32(part).dtype)
-            if part.size(0) == 1 or Terms._fields[i % fields] == "bias"
-            else blank(part, groups)
-            for i, part in enumerate(parts)
-        ]
-        grad_terms = unflatten(grads)
+        grads: List[Part] = []
+        for part, place, needed in zip(parts, places, unflatten(ctx.needs_input_grad[5:])):
+            if not any(needed):  # fixed_random alone has nothing to learn
+                grads.append(Part())
+                continue
+            # a bias, and what serves all sentences, is a sum over tiles; the sum is in fp32
+            made = {
+                name: torch.zeros_like(tensor, dtype=at_least_fp32(tensor).dtype)
+                if name in ("bias", "weight") or tensor.size(0) == 1
+                else blank(tensor, groups)
+                for name, tensor in part._asdict().items()
+                if tensor is not None and (name != "bias" or place.has_gradient(tensor, length, causal))
+            }
+            grads.append(Part(**made))
         with torch.autocast(value.device.type, enabled=False):
             for block in blocks(*ctx.call, value, parts):
                 v, g = block.take(value), block.take(grad)
                 grad_v: Optional[Tensor] = None
                 for rows, columns in reversed(block.tiles):  # the last has all columns: it comes first, to be added to
                     weights = block.weights(rows, columns)
-                    grad_v = accumulate(grad_v, columns, torch.bmm(weights.to(v.dtype).transpose(1, 2), g[:, rows]))
-                    if not any(learns):
+                    grad_v = accumulate(grad_v, columns, weights.to(v.dtype).transpose(1, 2), g[:, rows])
+                    if all(tensor is None for part in grads for tensor in part):
                         continue
                     scores = torch.bmm(g[:, rows], v[:, columns].transpose(1, 2)).to(weights.dtype)
                     # softmax's backward, (scores - (scores * weights).sum(-1)) * weights, in one pass
                     scores = torch.ops.aten._softmax_backward_data(scores, weights, -1, weights.dtype)
-                    block.add_gradients(scores, rows, columns, grad_terms)
+                    block.add_gradients(scores, rows, columns, grads)
                 block.put(grad_v, grad_value)
-                block.put_gradients(grad_terms)
-            for term, grad in zip(unflatten(parts), grad_terms):
-                if grad.bias is not None and term.weight is not None:
+                block.put_gradients(grads)
+            for part, own in zip(parts, grads):
+                if own.bias is not None and own.weight is not None:
                     for h in range(value.size(1)):  # a head at a time: no second tensor of this size
-                        grad.weight[:, h] = (grad.bias[:, h] * term.bias[:, h]).sum()
-                        grad.bias[:, h] *= term.weight[:, h]
-        return (None, None, None, grad_value, *grads)
+                        own.weight[:, h] = (own.bias[:, h] * part.bias[:, h]).sum()
+                        own.bias[:, h] *= part.weight[:, h]
+        return (None, None, None, None, grad_value, *[tensor for part in grads for tensor in part])
 
 
 def blank(x: Tensor, groups: Sequence[Group]) -> Tensor:
@@ -382,11 +440,11 @@ def blank(x: Tensor, groups: Sequence[Group]) -> Tensor:
     return x
 
 
-def accumulate(total: Optional[Tensor], columns: slice, part: Tensor) -> Tensor:
-    """Adds to some columns of a sum, (n, S, r), that begins with all of them."""
+def accumulate(total: Optional[Tensor], columns: slice, a: Tensor, b: Tensor) -> Tensor:
+    """Adds a product a b to some columns of a sum, (n, S, r), that begins with all of them."""
     if total is None:
-        return part
-    total[:, columns] += part
+        return torch.bmm(a, b)
+    total[:, columns].baddbmm_(a, b)
     return total
 
 
@@ -412,34 +470,36 @@ class _Block:
         length: int,
         rows: int,
         causal: bool,
-        parts: Sequence[Optional[Tensor]],
+        places: Sequence[Place],
+        parts: Sequence[Part],
     ) -> None:
-        self.sentences, self.heads, self.length, self.causal = sentences, heads, length, causal
-        self.raw = [
-            Terms(*[None if part is None else self.of_part(part) for part in term]) for term in unflatten(parts)
-        ]
+        self.sentences, self.heads, self.length, self.causal, self.places = sentences, heads, length, causal, places
+        self.raw = [Part(*[None if t is None else self.of_part(n, t) for n, t in p._asdict().items()]) for p in parts]
         # inner and outer products take their weight here, a bias in its tiles
-        self.terms = [
-            term
-            if term.bias is not None
-            else Terms(*[None if part is None else part.contiguous() for part in weighted(term)])
-            for term in self.raw
+        self.parts = [
+            part
+            if part.bias is not None
+            else part._replace(
+                query=None if part.query is None else times_weight(part.query, part.weight, place.scale).contiguous(),
+                key=None if part.key is None else part.key.contiguous(),
+                left=None if part.left is None else times_weight(part.left, part.weight).contiguous(),
+                right=None if part.right is None else part.right.contiguous(),
+            )
+            for part, place in zip(self.raw, places)
         ]
-        self.grads: List[Dict[str, Tensor]] = [{} for _ in self.terms]
+        self.count = max([1] + [part.bias.size(0) for part in self.raw if part.bias is not None])
+        self.grads: List[Dict[str, Tensor]] = [{} for _ in parts]
         starts = range(0, length, rows)
         self.tiles = [
             (slice(i, min(i + rows, length)), slice(0, min(i + rows, length) if causal else length)) for i in starts
         ]
 
-    def of_part(self, part: Tensor) -> Tensor:
-        """This block's (sentences or 1, T, r), or (heads, T, r), of a term's (B or 1, H, T, r)."""
+    def of_part(self, name: str, part: Tensor) -> Tensor:
+        """This block's (sentences or 1, T, r), or (heads, T, r), of a tensor (B or 1, H, T, r); all rows of a bias."""
+        rows = slice(None) if name == "bias" else slice(0, self.length)
         if isinstance(self.heads, slice):
-            return part[0, self.heads, : self.length]
-        return part[self.sentences if part.size(0) > 1 else slice(None), self.heads, : self.length]
-
-    def of_bias(self, bias: Tensor, rows: slice, columns: slice) -> Tensor:
-        """A tile's (sentences or 1, rows or 1, columns), or (heads, …), of this block's bias."""
-        return bias[:, rows if bias.size(1) > 1 else slice(None), columns]
+            return part[0, self.heads, rows]
+        return part[self.sentences if part.size(0) > 1 else slice(None), self.heads, rows]
 
     def take(self, x: Tensor) -> Tensor:
         """This block's part of x (B, H, T, d_h)."""
@@ -457,9 +517,9 @@ class _Block:
 
     def weights(self, rows: slice, columns: slice) -> Tensor:
         """Softmax of one tile of logits, in fp32 at least."""
-        height = rows.stop - rows.start
+        height, width = rows.stop - rows.start, columns.stop - columns.start
         scores: Optional[Tensor] = None
-        for query, key, bias, left, right, _ in self.terms:
+        for query, key, bias, left, right, _ in self.parts:
             if bias is None:
                 tile = (
                     times(query[:, rows], key[:, columns].transpose(1, 2))
@@ -468,38 +528,48 @@ class _Block:
                 )
                 scores = at_least_fp32(tile) if scores is None else scores.add_(tile)
         own = scores is not None  # not a view of a bias, so to be written to
-        for term in self.terms:
-            if term.bias is not None:
-                tile = at_least_fp32(self.of_bias(term.bias, rows, columns))
-                if scores is None:
-                    scores = (tile if term.weight is None else tile * term.weight).expand(-1, height, -1)
-                elif term.weight is None:
-                    scores = scores + tile
-                else:
-                    scores = torch.addcmul(scores, tile, term.weight)
+        for part, place in zip(self.parts, self.places):
+            found = None if part.bias is None else place.overlap(part.bias, rows, columns)
+            if found is None:
+                continue
+            tile, where = at_least_fp32(found[0]), found[1]
+            if scores is None and tile[0].numel() == height * width and part.weight is None:
+                scores = tile
+                continue
+            if scores is None:
+                scores = tile.new_zeros(self.count, height, width)
+            elif not own:
+                scores = scores.expand(self.count, -1, -1).clone()
+            own = True
+            if part.weight is None:
+                scores[where].add_(tile)
+            else:
+                scores[where].addcmul_(tile, part.weight)
         assert scores is not None
         if self.causal:
             scores = scores if own else scores.clone()
             scores[..., rows].add_(future_mask(height, scores))
         return torch.softmax(scores, dim=-1)
 
-    def add_gradients(self, scores: Tensor, rows: slice, columns: slice, total: Sequence[Terms]) -> None:
-        """Adds what a tile's gradient of the logits gives to the terms; to a bias, in `total`, but for its weight."""
-        for (query, key, bias, left, right, _), grads, whole in zip(self.terms, self.grads, total):
+    def add_gradients(self, scores: Tensor, rows: slice, columns: slice, total: Sequence[Part]) -> None:
+        """Adds what a tile's gradient of the logits gives to the parts; to a bias, in `total`, but for its weight."""
+        for (query, key, bias, left, right, _), place, grads, whole in zip(self.parts, self.places, self.grads, total):
             if all(part is None for part in whole):
                 continue
             if query is not None:
                 scores_ = scores.to(query.dtype)
                 self.set_rows(grads, "query", rows, times(scores_, key[:, columns]))
                 if key.size(0) == 1:  # one product sums over the sentences
-                    flat = query[:, rows].reshape(-1, query.size(2))
-                    grad = torch.mm(scores_.reshape(flat.size(0), -1).t(), flat).unsqueeze(0)
+                    flat = query[:, rows].reshape(1, -1, query.size(2))
+                    scores_ = scores_.reshape(1, flat.size(1), -1)
                 else:
-                    grad = torch.bmm(scores_.transpose(1, 2), query[:, rows])
-                grads["key"] = accumulate(grads.get("key"), columns, grad)
+                    flat = query[:, rows]
+                grads["key"] = accumulate(grads.get("key"), columns, scores_.transpose(1, 2), flat)
             elif bias is not None:
-                own = self.of_bias(self.of_part(whole.bias), rows, columns)
-                own.add_(scores.sum_to_size(own.shape))
+                found = whole.bias is not None and place.overlap(self.of_part("bias", whole.bias), rows, columns)
+                if found:
+                    own, where = found
+                    own.add_(scores[where].sum_to_size(own.shape))
             else:
                 a, b = left.size(2), right.size(2)
                 tile = F.pad(scores, (0, a * b - scores.size(2))).view(*scores.shape[:2], a, b)
@@ -515,15 +585,19 @@ class _Block:
                 grads[name] = grad.new_empty(grad.size(0), self.length, grad.size(2))
             grads[name][:, rows] = grad
 
-    def put_gradients(self, total: Sequence[Terms]) -> None:
+    def put_gradients(self, total: Sequence[Part]) -> None:
         """Puts the gathered gradients of inner and outer products among those of the batch."""
-        for raw, grads, whole in zip(self.raw, self.grads, total):
+        for raw, place, grads, whole in zip(self.raw, self.places, self.grads, total):
             for name, grad in grads.items():
-                if raw.weight is not None and name in ("query", "left"):
-                    product = grad * getattr(raw, name)
-                    self.of_part(whole.weight).add_(product.sum(dim=(1, 2), keepdim=True).sum_to_size(raw.weight.shape))
-                    grad = grad * raw.weight
-                own = self.of_part(getattr(whole, name))
+                if name in ("query", "left"):
+                    if name == "query" and place.scale != 1.0:
+                        grad = grad * place.scale
+                    if raw.weight is not None:
+                        product = grad * getattr(raw, name)
+                        own = self.of_part("weight", whole.weight)
+                        own.add_(product.sum(dim=(1, 2), keepdim=True).sum_to_size(raw.weight.shape))
+                        grad = grad * raw.weight
+                own = self.of_part(name, getattr(whole, name))
                 if getattr(whole, name).size(0) > 1:
                     own.copy_(grad)
                 else:
@@ -534,8 +608,9 @@ def blocks(
     groups: Sequence[Group],
     causal: bool,
     independent: bool,
+    places: Sequence[Place],
     value: Tensor,
-    parts: Sequence[Optional[Tensor]],
+    parts: Sequence[Part],
 ) -> Iterator[_Block]:
     """The blocks that make up a batch."""
     heads, budget = value.size(1), TILE if value.device.type == "cpu" else GPU_TILE
@@ -546,17 +621,17 @@ def blocks(
         count = max(1, budget // (rows * length))  # of tiles side by side
         if independent:
             for h in range(0, heads, count):
-                yield _Block(slice(first, last), slice(h, h + count), length, rows, causal, parts)
+                yield _Block(slice(first, last), slice(h, h + count), length, rows, causal, places, parts)
         else:
             for h in range(heads):
                 for i in range(first, last, count):
-                    yield _Block(slice(i, min(i + count, last)), h, length, rows, causal, parts)
+                    yield _Block(slice(i, min(i + count, last)), h, length, rows, causal, places, parts)
 
 
-def unflatten(parts: Sequence[Optional[Tensor]]) -> List[Terms]:
-    """The terms whose fields stand one behind the other."""
-    size = len(Terms._fields)
-    return [Terms(*parts[i : i + size]) for i in range(0, len(parts), size)]
+def unflatten(tensors: Sequence[Any]) -> List[Part]:
+    """The parts whose fields stand one behind the other."""
+    size = len(Part._fields)
+    return [Part(*tensors[i : i + size]) for i in range(0, len(tensors), size)]
 
 
 def times(a: Tensor, b: Tensor) -> Tensor:

@@ -1,12 +1,26 @@
 """A trained square matrix of which only the corner that sentences have reached costs the optimizer anything."""
 
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from torch import Tensor
 
 FIRST = 256  # size of the innermost block
+
+
+class Blocks(NamedTuple):
+    """``matrix[:, start : start + rows, :columns]`` of a `NestedMatrix`, (H, rows, columns), not yet put together.
+
+    The blocks are all those of the matrix, so that one that the part does not touch has a place in the graph.
+    """
+
+    blocks: List[Tensor]  # (H, m, n) each
+    corners: List[Tuple[int, int]]  # first row and column of each, counted from those of the part
+    reached: List[bool]  # whether its gradient is zeros, and not absent, where the part does not touch it
+    rows: int
+    columns: int
 
 
 class NestedMatrix(nn.Module):
@@ -43,42 +57,23 @@ class NestedMatrix(nn.Module):
         self._register_state_dict_hook(join_blocks)
         self._register_load_state_dict_pre_hook(split_matrix, with_module=True)
 
-    def forward(self, start: int, rows: int, columns: int) -> Tensor:
-        """The part of the matrix that begins in row `start` and column 0, as (H, rows, columns)."""
-        stop = start + rows
-        bands: List[Tensor] = []
+    def forward(self, start: int, rows: int, columns: int) -> "Blocks":
+        """The part of the matrix that begins in row `start` and column 0: (H, rows, columns), in blocks."""
         blocks = [self.core]
-        for block in self.below:
-            blocks.append(block)
-        for k, block in enumerate(blocks):
-            first, last = self.levels[k]
-            a, b = max(start, first), min(stop, last)
-            if a < b:
-                band = [corner(block, a - first, b - first, columns)]
-                for j, right in enumerate(self.right):
-                    column = self.levels[j + 1][0]
-                    if j >= k and column < columns:
-                        band.append(corner(right, a, b, columns - column))
-                bands.append(torch.cat(band, dim=2) if len(band) > 1 else band[0])
-        matrix = torch.cat(bands, dim=1) if len(bands) > 1 else bands[0]
+        corners = [(-start, 0)]
+        reached = [True]
         if not torch.jit.is_scripting():
-            if self.training and torch.is_grad_enabled() and len(self.levels) > 1:
-                matrix = self.keep_unused(matrix, max(stop, columns))
-        return matrix
-
-    @torch.jit.unused
-    def keep_unused(self, matrix: Tensor, length: int) -> Tensor:
-        """Gives the blocks that are not in `matrix` a place in the graph: zeros if ever reached, else nothing."""
-        self.reached = max(self.reached, length)
-        unused = [
-            (first < self.reached, block)
-            for (first, _), *blocks in zip(self.levels[1:], self.right, self.below)
-            for block in blocks
-            if first >= length
-        ]
-        if not unused:
-            return matrix
-        return _InGraph.apply([zeros for zeros, _ in unused], matrix, *[block for _, block in unused])
+            if self.training and torch.is_grad_enabled():
+                self.reached = max(self.reached, start + rows, columns)
+        for k, block in enumerate(self.right):
+            blocks.append(block)
+            corners.append((-start, self.levels[k + 1][0]))
+            reached.append(self.levels[k + 1][0] < self.reached)
+        for k, block in enumerate(self.below):
+            blocks.append(block)
+            corners.append((self.levels[k + 1][0] - start, 0))
+            reached.append(self.levels[k + 1][0] < self.reached)
+        return Blocks(blocks, corners, reached, rows, columns)
 
     def parts(self, matrix: Tensor) -> List[Tuple[str, Tensor]]:
         """The blocks of a whole matrix (H, l, l), by the names of the parameters."""
@@ -98,7 +93,7 @@ class NestedMatrix(nn.Module):
     def whole(self) -> Tensor:
         """A copy of the whole matrix, (H, l, l), without a gradient."""
         with torch.no_grad():
-            return self(0, self.length, self.length).detach().clone()
+            return join(self(0, self.length, self.length)).detach().clone()
 
 
 def join_blocks(module: NestedMatrix, state_dict: Dict[str, Any], prefix: str, local_metadata: Dict[str, Any]) -> None:
@@ -135,21 +130,48 @@ def split_matrix(
         state_dict[prefix + name] = block.clone()
 
 
-class _InGraph(torch.autograd.Function):
-    """The identity, with more inputs: their gradients are zeros or None as told.
+def join(part: Blocks) -> Tensor:
+    """The part as one tensor, (H, rows, columns); a view of a block where that is all of it."""
+    if not torch.jit.is_scripting():
+        if torch.is_grad_enabled() and len(part.blocks) > 1:
+            return _Join.apply(part._replace(blocks=[]), *part.blocks)
+    whole: Optional[Tensor] = None
+    for block, (row, column) in zip(part.blocks, part.corners):
+        first, last, stop = max(row, 0), min(row + block.size(1), part.rows), min(column + block.size(2), part.columns)
+        if first < last and column < stop:
+            piece = corner(block, first - row, last - row, stop - column)
+            if piece.size(1) == part.rows and piece.size(2) == part.columns:
+                return piece
+            if whole is None:
+                whole = piece.new_empty(piece.size(0), part.rows, part.columns)
+            whole[:, first:last, column:stop] = piece
+    assert whole is not None
+    return whole
 
-    None alone would do, but DistributedDataParallel waits for every parameter that the graph does not hold.
+
+class _Join(torch.autograd.Function):
+    """`join`, in which every block has a place in the graph, and one that is not in the part zeros or no gradient.
+
+    Leaving it out would do, but DistributedDataParallel waits for every parameter that the graph does not hold.
     """
 
     @staticmethod
-    def forward(ctx: Any, zeros: List[bool], matrix: Tensor, *blocks: Tensor) -> Tensor:
-        ctx.zeros, ctx.blocks = zeros, [block.detach() for block in blocks]
-        return matrix.view_as(matrix)
+    def forward(ctx: Any, part: Blocks, *blocks: Tensor) -> Tensor:
+        ctx.part, ctx.shapes = part, [block.shape for block in blocks]
+        return join(part._replace(blocks=list(blocks)))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
-        blocks = [torch.zeros_like(b) if zeros else None for zeros, b in zip(ctx.zeros, ctx.blocks)]
-        return (None, grad, *blocks)
+        _, corners, reached, rows, columns = ctx.part
+        grads: List[Optional[Tensor]] = []
+        for (_, m, n), (row, column), was_reached in zip(ctx.shapes, corners, reached):
+            first, last, stop = max(row, 0), min(row + m, rows), min(column + n, columns)
+            if first < last and column < stop:
+                piece = grad[:, first:last, column:stop]
+                grads.append(F.pad(piece, (0, column + n - stop, first - row, row + m - last)))
+            else:
+                grads.append(grad.new_zeros(grad.size(0), m, n) if was_reached else None)
+        return (None, *grads)
 
 
 def corner(x: Tensor, first: int, last: int, columns: int) -> Tensor:

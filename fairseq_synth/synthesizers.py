@@ -27,11 +27,11 @@ import torch.nn as nn
 from torch import Tensor
 
 from .errors import SynthesizerError
-from .nested import NestedMatrix
+from .nested import Blocks, NestedMatrix, join
 
 
 class Terms(NamedTuple):
-    """Logits of one function, in factors: ``weight (query @ key^T + bias + outer_product(left, right))``.
+    """Logits of one function, in factors: ``weight (scale query @ key^T + bias + outer_product(left, right))``.
 
     An absent part counts as 0, an absent weight as 1. A first dimension of 1 means that the part does not
     depend on the input and serves the whole batch.
@@ -40,9 +40,11 @@ class Terms(NamedTuple):
     query: Optional[Tensor] = None  # (B or 1, H, T, r)
     key: Optional[Tensor] = None  # (B or 1, H, S, r)
     bias: Optional[Tensor] = None  # (B or 1, H, T or 1, S)
+    matrix: Optional[Blocks] = None  # one more bias, (H, T, S) for the whole batch, in the blocks that store it
     left: Optional[Tensor] = None  # (B or 1, H, T, a)
     right: Optional[Tensor] = None  # (B or 1, H, T, b), a b >= S
     weight: Optional[Tensor] = None  # (1, H, 1, 1)
+    scale: float = 1.0
 
 
 SYNTHESIZERS: Dict[str, Type["Synthesizer"]] = {}
@@ -115,7 +117,7 @@ class Random(Synthesizer):
             nn.init.zeros_(block)
 
     def forward(self, x: Tensor, q: Optional[Tensor], k: Optional[Tensor], start: int, src_len: int) -> Terms:
-        return Terms(bias=self.R(start, x.size(2), src_len)[None])
+        return Terms(matrix=self.R(start, x.size(2), src_len))
 
 
 @register_synthesizer("fixed_random")
@@ -239,7 +241,7 @@ class Vanilla(Synthesizer):
 
     def forward(self, x: Tensor, q: Optional[Tensor], k: Optional[Tensor], start: int, src_len: int) -> Terms:
         assert q is not None and k is not None
-        return Terms(query=q * self.scaling, key=k)
+        return Terms(query=q, key=k, scale=self.scaling)
 
 
 class Mixture(nn.Module):
@@ -284,7 +286,10 @@ class Mixture(nn.Module):
         if self.alpha is not None:
             alpha = torch.softmax(at_least_fp32(self.alpha), dim=0).to(x.dtype)
             for m, term in enumerate(terms):
-                terms[m] = Terms(term.query, term.key, term.bias, term.left, term.right, alpha[m].view(1, -1, 1, 1))
+                weight = alpha[m].view(1, -1, 1, 1)
+                terms[m] = Terms(
+                    term.query, term.key, term.bias, term.matrix, term.left, term.right, weight, term.scale
+                )
         return terms
 
 
@@ -292,7 +297,7 @@ MIXTURES = ("convex", "sum")
 
 
 def logits(terms: List[Terms], src_len: int) -> Tensor:
-    """``sum_m weight_m (query_m key_m^T + bias_m + outer_product(left_m, right_m))``.
+    """The sum of all terms.
 
     Args:
         terms: as a `Mixture` returns them.
@@ -303,33 +308,32 @@ def logits(terms: List[Terms], src_len: int) -> Tensor:
     """
     total: Optional[Tensor] = None
     for term in terms:
-        query, key, bias, left, right, _ = weighted(term)
+        query, key, bias, matrix, left, right, weight, scale = term
         if query is not None and key is not None:
+            query = times_weight(query, weight, scale)
             if key.size(0) < query.size(0):
                 product = torch.einsum("bhtr,hsr->bhts", query, key[0])  # matmul would repeat the keys
             else:
                 product = torch.matmul(query, key.transpose(-2, -1))
             total = product if total is None else total + product
         if bias is not None:
+            bias = times_weight(bias, weight)
+            total = bias if total is None else total + bias
+        if matrix is not None:
+            bias = times_weight(join(matrix)[None], weight)
             total = bias if total is None else total + bias
         if left is not None and right is not None:
-            product = outer_product(left, right)[..., :src_len]
+            product = outer_product(times_weight(left, weight), right)[..., :src_len]
             total = product if total is None else total + product
     assert total is not None
     return total
 
 
-def weighted(term: Terms) -> Terms:
-    """The same logits without a weight: it is multiplied into one factor of each product, the smaller tensor."""
-    query, bias, left, weight = term.query, term.bias, term.left, term.weight
+def times_weight(x: Tensor, weight: Optional[Tensor], scale: float = 1.0) -> Tensor:
+    """One factor of a term's logits, of a product the smaller, times the term's weight and scale."""
     if weight is not None:
-        if query is not None:
-            query = query * weight
-        if bias is not None:
-            bias = bias * weight
-        if left is not None:
-            left = left * weight
-    return Terms(query, term.key, bias, left, term.right, None)
+        return x * (weight * scale if scale != 1.0 else weight)
+    return x * scale if scale != 1.0 else x
 
 
 def outer_product(left: Tensor, right: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from conftest import SPECS, make_attention
 
 from fairseq_synth import computations
 from fairseq_synth.computations import fused, groups_of, is_causal, plain, sentence_lengths, tiled
+from fairseq_synth.nested import NestedMatrix
 from fairseq_synth.synthesizers import Terms
 
 LENGTHS = [9, 9, 7, 7, 7, 4]
@@ -48,7 +49,8 @@ def run(module, x, grad, mask, attn_mask, monkeypatch, computation):
         visible = torch.ones_like(out[..., :1]) if mask is None else (~mask).t().unsqueeze(-1).to(out.dtype)
         module.zero_grad()
         (out * visible).backward(grad)
-    named = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
+    # a block of R that no row sees has no gradient, or zeros
+    named = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in module.named_parameters() if p.requires_grad}
     return {"out": out.detach() * visible, "x": x.grad, **named}
 
 
@@ -115,7 +117,7 @@ def test_large_logits(spec, dtype, std, causal, monkeypatch):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("shared", [(), (0,), (1,), (0, 1)], ids=str)
 def test_any_terms(shared, causal):
-    """Terms that no function of the paper has: batch-wide parts in every place, one row for all."""
+    """Terms that no function of the paper has: batch-wide parts in every place, one row for all, a part of a matrix."""
     torch.manual_seed(3)
     bsz, heads, length, width = 3, 2, 9, 5
 
@@ -125,26 +127,40 @@ def test_any_terms(shared, causal):
 
     weight = torch.rand(1, 1, 1, 1, dtype=torch.float64, requires_grad=True)
     products = [
-        Terms(query=part(0), key=part(1), weight=weight),
+        Terms(query=part(0), key=part(1), weight=weight, scale=0.3),
         Terms(left=part(0, columns=2), right=part(1, columns=5)),
     ]
     biases = [Terms(bias=part(1, length, length)), Terms(bias=part(0, 1, length), weight=weight)]
-    for terms in (products + biases, biases, biases[::-1], biases[:1]):
+    matrix = NestedMatrix(heads, 14).double()
+    matrix.assign(torch.randn(heads, 14, 14, dtype=torch.float64))
+    matrices = [Terms(matrix=matrix(0, length, length), weight=weight), Terms(matrix=matrix(2, length, length))]
+    for terms in (products + biases, biases, biases[::-1], biases[:1], matrices, matrices + biases, products + matrices):
         check_terms(terms, causal, bsz, heads, length, width)
 
 
+def tensors(terms):
+    found = []
+    for term in terms:
+        found += [part for part in term if isinstance(part, torch.Tensor)] + (term.matrix.blocks if term.matrix else [])
+    return found
+
+
 def check_terms(terms, causal, bsz, heads, length, width):
-    before = [None if tensor is None else tensor.detach().clone() for term in terms for tensor in term]
+    before = [tensor.detach().clone() for tensor in tensors(terms)]
     value = torch.randn(bsz, heads, length, width, dtype=torch.float64, requires_grad=True)
-    leaves = list({id(t): t for t in [value, *(t for term in terms for t in term if t is not None)]}.values())
+    leaves = list({id(t): t for t in [value, *tensors(terms)]}.values())
     grad = torch.randn(bsz, heads, length, width, dtype=torch.float64)
+
+    def gradients(out):
+        found = torch.autograd.grad(out, leaves, grad, allow_unused=True)
+        return [torch.zeros_like(t) if g is None else g for t, g in zip(leaves, found)]
+
     expected = plain(terms, value, None, future(length, torch.float64) if causal else None)[0]
-    expected_grads = torch.autograd.grad(expected, leaves, grad)
+    expected_grads = gradients(expected)
     for out in (tiled(terms, value, groups_of([length] * bsz), causal), fused(terms, value, None, causal)):
         torch.testing.assert_close(out, expected)
-        torch.testing.assert_close(torch.autograd.grad(out, leaves, grad), expected_grads)
-    after = [tensor for term in terms for tensor in term]
-    assert all(a is None or torch.equal(a, b) for a, b in zip(after, before))
+        torch.testing.assert_close(gradients(out), expected_grads)
+    assert all(torch.equal(a, b) for a, b in zip(tensors(terms), before))
 
 
 @pytest.mark.parametrize("causal", [False, True])

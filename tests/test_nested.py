@@ -10,7 +10,7 @@ from fairseq.models.ema.ema import EMA
 from fairseq.optim.adam import Adam
 
 from fairseq_synth import nested
-from fairseq_synth.nested import NestedMatrix
+from fairseq_synth.nested import NestedMatrix, join
 
 
 @pytest.mark.parametrize("first, length", [(4, 3), (4, 4), (4, 8), (4, 13), (256, 13)])
@@ -26,10 +26,10 @@ def test_every_part(first, length, monkeypatch):
     for start in range(length):
         for rows in range(1, length - start + 1):
             for columns in range(1, length + 1):
-                assert torch.equal(loaded(start, rows, columns), R[:, start : start + rows, :columns])
+                assert torch.equal(join(loaded(start, rows, columns)), R[:, start : start + rows, :columns])
     # a gradient is that of the matrix
     g = torch.randn(2, length - 1, length - 1)
-    matrix(0, length - 1, length - 1).backward(g)
+    join(matrix(0, length - 1, length - 1)).backward(g)
     R[:, : length - 1, : length - 1].backward(g)
     whole = copy.deepcopy(matrix)
     for p, q in zip(whole.parameters(), matrix.parameters()):
@@ -43,7 +43,7 @@ def test_unreached_blocks_have_no_gradient():
 
     def gradients(length, module):
         module.zero_grad(set_to_none=True)
-        module(0, length, length).sum().backward()
+        join(module(0, length, length)).sum().backward()
         return [None if p.grad is None else int(p.grad.sum()) for p in (module.core, *module.right, *module.below)]
 
     assert gradients(3, matrix) == [9, None, None, None, None]
@@ -54,7 +54,7 @@ def test_unreached_blocks_have_no_gradient():
     resumed.load_state_dict(matrix.state_dict())
     assert gradients(3, resumed) == [9, 0, None, 0, None]
     assert gradients(8, resumed) == [16, 16, None, 32, None]
-    assert resumed.eval()(0, 16, 16).shape == (1, 16, 16) and resumed.reached == 8
+    assert join(resumed.eval()(0, 16, 16)).shape == (1, 16, 16) and resumed.reached == 8
 
 
 def test_training_equals_one_block(monkeypatch):
@@ -109,7 +109,7 @@ def ddp(rank, file, results):
     for lengths in ((3, 3), (3, 7), (3, 3)):  # of the two processes
         module.zero_grad(set_to_none=True)
         length = lengths[rank]
-        module(0, length, length).sum().backward()
+        join(module(0, length, length)).sum().backward()
     results[rank] = [float(p.grad.sum()) for p in module.parameters()]
     torch.distributed.destroy_process_group()
 
