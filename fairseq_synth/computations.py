@@ -393,7 +393,7 @@ class _Tiled(torch.autograd.Function):
         groups, causal, _, places = ctx.call
         value, *tensors = ctx.saved_tensors
         parts = unflatten(tensors)
-        length = max(group.length for group in groups)
+        length = max((group.length for group in groups), default=0)
         grad_value = blank(value, groups)
         grads: List[Part] = []
         for part, place, needed in zip(parts, places, unflatten(ctx.needs_input_grad[5:])):
@@ -459,7 +459,7 @@ class _Block:
         heads: which; one number where the logits depend on the input, otherwise a slice.
         length: T of these sentences.
         rows: height of a tile.
-        causal: columns behind the diagonal are hidden.
+        future: of a causal tile, the mask of the square at the diagonal.
         parts: the terms' fields.
     """
 
@@ -469,11 +469,11 @@ class _Block:
         heads: Any,
         length: int,
         rows: int,
-        causal: bool,
+        future: Optional[Tensor],
         places: Sequence[Place],
         parts: Sequence[Part],
     ) -> None:
-        self.sentences, self.heads, self.length, self.causal, self.places = sentences, heads, length, causal, places
+        self.sentences, self.heads, self.length, self.future, self.places = sentences, heads, length, future, places
         self.raw = [Part(*[None if t is None else self.of_part(n, t) for n, t in p._asdict().items()]) for p in parts]
         # inner and outer products take their weight here, a bias in its tiles
         self.parts = [
@@ -489,10 +489,8 @@ class _Block:
         ]
         self.count = max([1] + [part.bias.size(0) for part in self.raw if part.bias is not None])
         self.grads: List[Dict[str, Tensor]] = [{} for _ in parts]
-        starts = range(0, length, rows)
-        self.tiles = [
-            (slice(i, min(i + rows, length)), slice(0, min(i + rows, length) if causal else length)) for i in starts
-        ]
+        ends = [min(i + rows, length) for i in range(0, length, rows)]
+        self.tiles = [(slice(i * rows, n), slice(0, length if future is None else n)) for i, n in enumerate(ends)]
 
     def of_part(self, name: str, part: Tensor) -> Tensor:
         """This block's (sentences or 1, T, r), or (heads, T, r), of a tensor (B or 1, H, T, r); all rows of a bias."""
@@ -546,9 +544,9 @@ class _Block:
             else:
                 scores[where].addcmul_(tile, part.weight)
         assert scores is not None
-        if self.causal:
+        if self.future is not None:
             scores = scores if own else scores.clone()
-            scores[..., rows].add_(future_mask(height, scores))
+            scores[..., rows].add_(self.future[:height, :height])
         return torch.softmax(scores, dim=-1)
 
     def add_gradients(self, scores: Tensor, rows: slice, columns: slice, total: Sequence[Part]) -> None:
@@ -619,13 +617,14 @@ def blocks(
             continue
         rows = min(length, CAUSAL_ROWS if causal else max(CAUSAL_ROWS, budget // length))
         count = max(1, budget // (rows * length))  # of tiles side by side
+        future = future_mask(rows, at_least_fp32(value)) if causal else None
         if independent:
             for h in range(0, heads, count):
-                yield _Block(slice(first, last), slice(h, h + count), length, rows, causal, places, parts)
+                yield _Block(slice(first, last), slice(h, h + count), length, rows, future, places, parts)
         else:
             for h in range(heads):
                 for i in range(first, last, count):
-                    yield _Block(slice(i, min(i + count, last)), h, length, rows, causal, places, parts)
+                    yield _Block(slice(i, min(i + count, last)), h, length, rows, future, places, parts)
 
 
 def unflatten(tensors: Sequence[Any]) -> List[Part]:
