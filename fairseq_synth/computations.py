@@ -295,16 +295,12 @@ def tiled(terms: List[Terms], value: Tensor, groups: Sequence[Group], causal: bo
         for part, place in found:
             if all(tensor is None for tensor in part[:-1]):
                 continue
-            if part.bias is None and not independent and all(tensor is None or tensor.size(0) == 1 for tensor in part):
-                # the same for all sentences, so computed once, and not for each of them
-                factors = Terms(part.query, part.key, left=part.left, right=part.right, scale=place.scale)
-                part = Part(bias=logits([factors], value.size(2)), weight=part.weight)
             if part.bias is not None and part.bias.size(2) > 1 and place.row is None:
                 place = Place(row=0)
             for name, tensor in part._asdict().items():
                 if tensor is not None:
-                    # a key may serve all sentences, as in dense; a query or a factor that does is rare, and repeated
-                    repeat = not independent and name in ("query", "left", "right")
+                    # a factor of an outer product that serves all sentences is rare, and repeated
+                    repeat = not independent and name in ("left", "right")
                     tensor = tensor.expand(value.size(0) if repeat else -1, value.size(1), -1, -1)
                     if name != "bias" and not independent:
                         tensor = tensor.to(value.dtype)
@@ -322,7 +318,7 @@ def input_independent(terms: Sequence[Terms]) -> bool:
 class Part(NamedTuple):
     """What is left of a term in `_Tiled`: an inner product, a bias or an outer product. Or the gradients of it."""
 
-    query: Optional[Tensor] = None  # (B, H, T, r)
+    query: Optional[Tensor] = None  # (B or 1, H, T, r)
     key: Optional[Tensor] = None  # (B or 1, H, T, r)
     bias: Optional[Tensor] = None  # (B or 1, H, m, n)
     left: Optional[Tensor] = None  # (B, H, T, a)
@@ -449,12 +445,13 @@ def accumulate(total: Optional[Tensor], columns: slice, a: Tensor, b: Tensor) ->
 
 
 class _Block:
-    """Some heads of some sentences of one length, and their tiles.
+    """Some heads of some sentences of one length, and their tiles. All inner products are one, of concatenated factors.
 
     Its tensors have three dimensions. Where the logits depend on the input, (sentences, T, d_h) of one head;
     otherwise (heads, T, sentences d_h): the sentences side by side, for one product with the weights.
 
     Args:
+        size: of its tensors' first dimension.
         sentences: which.
         heads: which; one number where the logits depend on the input, otherwise a slice.
         length: T of these sentences.
@@ -465,6 +462,7 @@ class _Block:
 
     def __init__(
         self,
+        size: int,
         sentences: slice,
         heads: Any,
         length: int,
@@ -473,22 +471,21 @@ class _Block:
         places: Sequence[Place],
         parts: Sequence[Part],
     ) -> None:
-        self.sentences, self.heads, self.length, self.future, self.places = sentences, heads, length, future, places
-        self.raw = [Part(*[None if t is None else self.of_part(n, t) for n, t in p._asdict().items()]) for p in parts]
+        self.size, self.sentences, self.heads, self.length = size, sentences, heads, length
+        self.future, self.places = future, places
+        self.parts = [Part(*[None if t is None else self.of_part(n, t) for n, t in p._asdict().items()]) for p in parts]
+        self.products = [i for i, part in enumerate(self.parts) if part.query is not None]
         # inner and outer products take their weight here, a bias in its tiles
-        self.parts = [
-            part
-            if part.bias is not None
-            else part._replace(
-                query=None if part.query is None else times_weight(part.query, part.weight, place.scale).contiguous(),
-                key=None if part.key is None else part.key.contiguous(),
-                left=None if part.left is None else times_weight(part.left, part.weight).contiguous(),
-                right=None if part.right is None else part.right.contiguous(),
-            )
-            for part, place in zip(self.raw, places)
+        queries = [times_weight(self.parts[i].query, self.parts[i].weight, places[i].scale) for i in self.products]
+        keys = [self.parts[i].key for i in self.products]
+        self.query = concatenated(queries, size)
+        self.key = concatenated(keys, size if len(keys) > 1 else None)
+        self.outer = [
+            (i, times_weight(part.left, part.weight).contiguous(), part.right.contiguous())
+            for i, part in enumerate(self.parts)
+            if part.left is not None
         ]
-        self.count = max([1] + [part.bias.size(0) for part in self.raw if part.bias is not None])
-        self.grads: List[Dict[str, Tensor]] = [{} for _ in parts]
+        self.grads: Dict[Any, Tensor] = {}
         ends = [min(i + rows, length) for i in range(0, length, rows)]
         self.tiles = [(slice(i * rows, n), slice(0, length if future is None else n)) for i, n in enumerate(ends)]
 
@@ -517,14 +514,11 @@ class _Block:
         """Softmax of one tile of logits, in fp32 at least."""
         height, width = rows.stop - rows.start, columns.stop - columns.start
         scores: Optional[Tensor] = None
-        for query, key, bias, left, right, _ in self.parts:
-            if bias is None:
-                tile = (
-                    times(query[:, rows], key[:, columns].transpose(1, 2))
-                    if query is not None
-                    else outer_product(left[:, rows], right[:, rows])[..., columns]
-                )
-                scores = at_least_fp32(tile) if scores is None else scores.add_(tile)
+        if self.query is not None:
+            scores = at_least_fp32(times(self.query[:, rows], self.key[:, columns].transpose(1, 2)))
+        for _, left, right in self.outer:
+            tile = outer_product(left[:, rows], right[:, rows])[..., columns]
+            scores = at_least_fp32(tile) if scores is None else scores.add_(tile)
         own = scores is not None  # not a view of a bias, so to be written to
         for part, place in zip(self.parts, self.places):
             found = None if part.bias is None else place.overlap(part.bias, rows, columns)
@@ -535,9 +529,9 @@ class _Block:
                 scores = tile
                 continue
             if scores is None:
-                scores = tile.new_zeros(self.count, height, width)
+                scores = tile.new_zeros(self.size, height, width)
             elif not own:
-                scores = scores.expand(self.count, -1, -1).clone()
+                scores = scores.expand(self.size, -1, -1).clone()
             own = True
             if part.weight is None:
                 scores[where].add_(tile)
@@ -551,55 +545,58 @@ class _Block:
 
     def add_gradients(self, scores: Tensor, rows: slice, columns: slice, total: Sequence[Part]) -> None:
         """Adds what a tile's gradient of the logits gives to the parts; to a bias, in `total`, but for its weight."""
-        for (query, key, bias, left, right, _), place, grads, whole in zip(self.parts, self.places, self.grads, total):
-            if all(part is None for part in whole):
-                continue
-            if query is not None:
-                scores_ = scores.to(query.dtype)
-                self.set_rows(grads, "query", rows, times(scores_, key[:, columns]))
-                if key.size(0) == 1:  # one product sums over the sentences
-                    flat = query[:, rows].reshape(1, -1, query.size(2))
-                    scores_ = scores_.reshape(1, flat.size(1), -1)
-                else:
-                    flat = query[:, rows]
-                grads["key"] = accumulate(grads.get("key"), columns, scores_.transpose(1, 2), flat)
-            elif bias is not None:
-                found = whole.bias is not None and place.overlap(self.of_part("bias", whole.bias), rows, columns)
-                if found:
-                    own, where = found
-                    own.add_(scores[where].sum_to_size(own.shape))
-            else:
+        if any(total[i].query is not None for i in self.products):
+            grad, query = scores.to(self.query.dtype), self.query[:, rows]
+            self.set_rows("query", rows, times(grad, self.key[:, columns]))
+            if self.key.size(0) == 1:  # one product sums over the sentences
+                query = query.reshape(1, -1, query.size(2))
+                grad = grad.reshape(1, query.size(1), -1)
+            self.grads["key"] = accumulate(self.grads.get("key"), columns, grad.transpose(1, 2), query)
+        for i, left, right in self.outer:
+            if total[i].left is not None:
                 a, b = left.size(2), right.size(2)
                 tile = F.pad(scores, (0, a * b - scores.size(2))).view(*scores.shape[:2], a, b)
-                self.set_rows(grads, "left", rows, (tile * right[:, rows].unsqueeze(-2)).sum(-1))
-                self.set_rows(grads, "right", rows, (tile * left[:, rows].unsqueeze(-1)).sum(-2))
+                self.set_rows((i, "left"), rows, (tile * right[:, rows].unsqueeze(-2)).sum(-1))
+                self.set_rows((i, "right"), rows, (tile * left[:, rows].unsqueeze(-1)).sum(-2))
+        for whole, place in zip(total, self.places):
+            found = whole.bias is not None and place.overlap(self.of_part("bias", whole.bias), rows, columns)
+            if found:
+                own, where = found
+                own.add_(scores[where].sum_to_size(own.shape))
 
-    def set_rows(self, grads: Dict[str, Tensor], name: str, rows: slice, grad: Tensor) -> None:
+    def set_rows(self, name: Any, rows: slice, grad: Tensor) -> None:
         """Keeps the gradient of some rows."""
         if len(self.tiles) == 1:
-            grads[name] = grad
+            self.grads[name] = grad
         else:
-            if name not in grads:
-                grads[name] = grad.new_empty(grad.size(0), self.length, grad.size(2))
-            grads[name][:, rows] = grad
+            if name not in self.grads:
+                self.grads[name] = grad.new_empty(grad.size(0), self.length, grad.size(2))
+            self.grads[name][:, rows] = grad
 
     def put_gradients(self, total: Sequence[Part]) -> None:
         """Puts the gathered gradients of inner and outer products among those of the batch."""
-        for raw, place, grads, whole in zip(self.raw, self.places, self.grads, total):
-            for name, grad in grads.items():
-                if name in ("query", "left"):
-                    if name == "query" and place.scale != 1.0:
-                        grad = grad * place.scale
-                    if raw.weight is not None:
-                        product = grad * getattr(raw, name)
-                        own = self.of_part("weight", whole.weight)
-                        own.add_(product.sum(dim=(1, 2), keepdim=True).sum_to_size(raw.weight.shape))
-                        grad = grad * raw.weight
-                own = self.of_part(name, getattr(whole, name))
-                if getattr(whole, name).size(0) > 1:
-                    own.copy_(grad)
-                else:
-                    own.add_(grad)
+        if "query" in self.grads:
+            widths = [self.parts[i].query.size(2) for i in self.products]
+            for name in ("query", "key"):
+                for i, grad in zip(self.products, self.grads.pop(name).split(widths, dim=2)):
+                    self.grads[i, name] = grad
+        for (i, name), grad in self.grads.items():
+            part, place, whole = self.parts[i], self.places[i], total[i]
+            if getattr(whole, name) is None:
+                continue
+            if name in ("query", "left"):
+                if place.scale != 1.0:
+                    grad = grad * place.scale
+                if part.weight is not None:
+                    product = grad * getattr(part, name)
+                    own = self.of_part("weight", whole.weight)
+                    own.add_(product.sum(dim=(1, 2), keepdim=True).sum_to_size(own.shape))
+                    grad = grad * part.weight
+            own = self.of_part(name, getattr(whole, name))
+            if getattr(whole, name).size(0) > 1:
+                own.copy_(grad)
+            else:
+                own.add_(grad.sum_to_size(own.shape))
 
 
 def blocks(
@@ -620,17 +617,27 @@ def blocks(
         future = future_mask(rows, at_least_fp32(value)) if causal else None
         if independent:
             for h in range(0, heads, count):
-                yield _Block(slice(first, last), slice(h, h + count), length, rows, future, places, parts)
+                size = min(count, heads - h)
+                yield _Block(size, slice(first, last), slice(h, h + size), length, rows, future, places, parts)
         else:
             for h in range(heads):
                 for i in range(first, last, count):
-                    yield _Block(slice(i, min(i + count, last)), h, length, rows, future, places, parts)
+                    size = min(count, last - i)
+                    yield _Block(size, slice(i, i + size), h, length, rows, future, places, parts)
 
 
 def unflatten(tensors: Sequence[Any]) -> List[Part]:
     """The parts whose fields stand one behind the other."""
     size = len(Part._fields)
     return [Part(*tensors[i : i + size]) for i in range(0, len(tensors), size)]
+
+
+def concatenated(factors: Sequence[Tensor], size: Optional[int]) -> Optional[Tensor]:
+    """Factors (n or 1, T, r) side by side, as (size, T, sum of r); of one alone the own size may stay."""
+    if not factors:
+        return None
+    factors = [factor.expand(size or -1, -1, -1) for factor in factors]
+    return factors[0].contiguous() if len(factors) == 1 else torch.cat(factors, dim=2)
 
 
 def times(a: Tensor, b: Tensor) -> Tensor:
