@@ -50,7 +50,9 @@ def run(module, x, grad, mask, attn_mask, monkeypatch, computation):
         module.zero_grad()
         (out * visible).backward(grad)
     # a block of R that no row sees has no gradient, or zeros
-    named = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in module.named_parameters() if p.requires_grad}
+    named = {
+        n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in module.named_parameters() if p.requires_grad
+    }
     return {"out": out.detach() * visible, "x": x.grad, **named}
 
 
@@ -134,7 +136,15 @@ def test_any_terms(shared, causal):
     matrix = NestedMatrix(heads, 14).double()
     matrix.assign(torch.randn(heads, 14, 14, dtype=torch.float64))
     matrices = [Terms(matrix=matrix(0, length, length), weight=weight), Terms(matrix=matrix(2, length, length))]
-    for terms in (products + biases, biases, biases[::-1], biases[:1], matrices, matrices + biases, products + matrices):
+    for terms in (
+        products + biases,
+        biases,
+        biases[::-1],
+        biases[:1],
+        matrices,
+        matrices + biases,
+        products + matrices,
+    ):
         check_terms(terms, causal, bsz, heads, length, width)
 
 
