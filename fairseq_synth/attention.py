@@ -15,7 +15,8 @@ from fairseq.modules.fairseq_dropout import FairseqDropout
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor
 
-from .computations import attend, plain
+from .cache import append_keys, append_padding_mask, append_values, reorder_keys, take_room, weighted_values
+from .computations import attend, plain, plain_weights
 from .errors import SynthesizerError
 from .synthesizers import Mixture
 
@@ -112,36 +113,46 @@ class SyntheticAttention(nn.Module):
             q = self.split_heads(self.q_proj(query))
             k = self.split_heads(self.k_proj(query))
 
+        values: Optional[Tensor] = None
+        rows: Optional[Tensor] = None
         if incremental_state is not None:
             cache = self._get_input_buffer(incremental_state)
-            prev_value = cache.get("prev_value")
-            if prev_value is not None:
-                start = prev_value.size(2)
+            rows = cache.get("rows")
+            if rows is not None:
+                start = rows.size(1)
+            values, rows, used = append_values(cache.get("values"), rows, cache.get("used"), v)
+            prev_key = cache.get("prev_key")
+            if k is not None and prev_key is not None:
                 has_room = take_room(cache.get("room_is_free")) and tgt_len == 1
-                v = append(prev_value, cache.get("next_value"), v, has_room)
-                prev_key = cache.get("prev_key")
-                if k is not None and prev_key is not None:
-                    k = append(prev_key, cache.get("next_key"), k, has_room)
+                k = append_keys(prev_key, cache.get("next_key"), k, has_room)
             key_padding_mask = append_padding_mask(
                 cache.get("prev_key_padding_mask"), key_padding_mask, bsz, start, tgt_len
             )
-            new_cache: Dict[str, Optional[Tensor]] = {"prev_value": v, "prev_key_padding_mask": key_padding_mask}
-            if k is not None:
-                new_cache["prev_key"] = k
+            new_cache: Dict[str, Optional[Tensor]] = {
+                "values": values,
+                "rows": rows,
+                "used": used,
+                "prev_key": k,
+                "prev_key_padding_mask": key_padding_mask,
+            }
             self._set_input_buffer(incremental_state, new_cache)
 
-        terms = self.synthesizer(self.split_heads(query), q, k, start, v.size(2))
+        src_len = start + tgt_len
+        terms = self.synthesizer(self.split_heads(query), q, k, start, src_len)
         dropout = self.dropout_module.p
         if not (self.training or self.dropout_module.apply_during_inference):
             dropout = 0.0
-        attn: Optional[Tensor] = None  # B x H x T x d_h
         if not torch.jit.is_scripting():
             if incremental_state is None and not need_weights and not need_head_weights:
                 attn = attend(terms, v, key_padding_mask, attn_mask, dropout)
-        if attn is not None:
-            return self.join_heads(attn), None
+                if attn is not None:
+                    return self.join_heads(attn), None
 
-        attn, weights = plain(terms, v, key_padding_mask, attn_mask, dropout)
+        if values is None or rows is None:
+            attn, weights = plain(terms, v, key_padding_mask, attn_mask, dropout)
+        else:
+            weights, dropped = plain_weights(terms, src_len, key_padding_mask, attn_mask, dropout, v)
+            attn = weighted_values(dropped, values, rows)
         out = self.join_heads(attn)
         if need_head_weights:
             return out, weights.expand(bsz, -1, -1, -1).transpose(0, 1)
@@ -163,22 +174,18 @@ class SyntheticAttention(nn.Module):
     ) -> Dict[str, Dict[str, Optional[Tensor]]]:
         """Reorders the cache to the hypotheses that the beam search goes on with."""
         cache = self._get_input_buffer(incremental_state)
-        reordered: Dict[str, Optional[Tensor]] = {}
-        for name in ["key", "value"]:
-            entry = cache.get("prev_" + name)
-            if entry is not None:
-                if torch.is_grad_enabled():
-                    reordered["prev_" + name] = entry.index_select(0, new_order)
-                else:
-                    # the copy has room for the next token, which would otherwise cost another copy
-                    length = entry.size(2)
-                    room = entry.new_empty([new_order.size(0), self.num_heads, length + 1, self.head_dim])
-                    torch.index_select(entry, 0, new_order, out=room[:, :, :length])
-                    reordered["prev_" + name] = room[:, :, :length]
-                    reordered["next_" + name] = room
-        reordered["room_is_free"] = torch.ones(1, dtype=torch.bool)
+        rows = cache.get("rows")
+        keys = cache.get("prev_key")
         mask = cache.get("prev_key_padding_mask")
-        reordered["prev_key_padding_mask"] = None if mask is None else mask.index_select(0, new_order)
+        reordered: Dict[str, Optional[Tensor]] = {
+            "values": cache.get("values"),
+            "rows": None if rows is None else rows.index_select(0, new_order),
+            "used": cache.get("used"),
+            "prev_key_padding_mask": None if mask is None else mask.index_select(0, new_order),
+        }
+        if keys is not None:
+            reordered["prev_key"], reordered["next_key"] = reorder_keys(keys, new_order)
+            reordered["room_is_free"] = torch.ones(1, dtype=torch.bool)
         self._set_input_buffer(incremental_state, reordered)
         return incremental_state
 
@@ -258,43 +265,3 @@ class SyntheticAttention(nn.Module):
                     f"{own_prefix}{key} is {tuple(theirs[key].shape)} in the checkpoint and {tuple(value.shape)} in "
                     "this model; give the --synth-max-length, --synth-rank and attention heads of the training"
                 )
-
-
-def take_room(is_free: Optional[Tensor]) -> bool:
-    """Whether this step may write behind the cached keys and values; no other step may after it.
-
-    Copies of an incremental state share one `is_free`, (1,), and so one of them takes the room.
-    """
-    if is_free is None or is_free.is_inference() or torch.is_grad_enabled() or not bool(is_free):
-        return False
-    is_free.fill_(False)
-    return True
-
-
-def append(previous: Tensor, room: Optional[Tensor], newest: Tensor, has_room: bool) -> Tensor:
-    """The cached keys or values (B, H, t, d_h) and those of the newest tokens behind them.
-
-    Args:
-        previous: what is cached.
-        room: None, or (B, H, t + 1, d_h) of which the first t are `previous`.
-        newest: (B, H, n, d_h).
-        has_room: n is 1, and it may be written to `room`.
-    """
-    if room is None or not has_room:
-        return torch.cat([previous, newest], dim=2)
-    room[:, :, previous.size(2) :] = newest
-    return room
-
-
-def append_padding_mask(
-    previous: Optional[Tensor], current: Optional[Tensor], bsz: int, start: int, tgt_len: int
-) -> Optional[Tensor]:
-    """Padding mask (B, start + tgt_len) of the cached and the newest tokens; an absent part has no padding."""
-    if previous is None and current is None:
-        return None
-    if current is None:
-        assert previous is not None
-        current = torch.zeros(bsz, tgt_len, dtype=torch.bool, device=previous.device)
-    if previous is None:
-        previous = torch.zeros(bsz, start, dtype=torch.bool, device=current.device)
-    return torch.cat([previous.to(torch.bool), current.to(torch.bool)], dim=1)

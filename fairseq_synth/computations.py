@@ -99,10 +99,23 @@ def plain(
     Returns:
         the output, (B, H, T, d_h), and the weights before dropout, (B or 1, H, T, S).
     """
-    weights = masked_softmax(logits(terms, value.size(2)), key_padding_mask, attn_mask).to(value.dtype)
+    weights, dropped = plain_weights(terms, value.size(2), key_padding_mask, attn_mask, dropout, value)
+    return torch.matmul(dropped, value), weights
+
+
+def plain_weights(
+    terms: List[Terms],
+    src_len: int,
+    key_padding_mask: Optional[Tensor],
+    attn_mask: Optional[Tensor],
+    dropout: float,
+    value: Tensor,
+) -> Tuple[Tensor, Tensor]:
+    """The weights of `plain`, (B or 1, H, T, S) of the type of the value, before and after dropout."""
+    weights = masked_softmax(logits(terms, src_len), key_padding_mask, attn_mask).to(value.dtype)
     if dropout > 0:
-        return torch.matmul(F.dropout(weights.expand(value.size(0), -1, -1, -1), dropout), value), weights
-    return torch.matmul(weights, value), weights
+        return weights, F.dropout(weights.expand(value.size(0), -1, -1, -1), dropout)
+    return weights, weights
 
 
 def masked_softmax(scores: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor]) -> Tensor:

@@ -114,25 +114,56 @@ def test_decoding_step_by_step(spec, grad):
 
 def decode_step_by_step(spec):
     module = make_attention(spec).eval()
-    T, B = 7, 3
+    T, B = 9, 3
     x = torch.randn(T, B, 6)
-    order = torch.tensor([2, 0, 0])
+    orders = {4: [[2, 0, 0]], 5: [[0, 1, 2], [2, 0, 0]], 7: [[2, 1]]}  # once, twice, and a sentence that is finished
     future = torch.triu(torch.full((T, T), float("-inf")), 1)
     state = {}
     padding = torch.zeros(B, T, dtype=torch.bool)
     padding[1, 2] = True  # a hypothesis that ended; the host's search goes on with it
     for t in range(T):
-        if t in (4, 5):
-            if t == 5:  # twice without a step between
-                module.reorder_incremental_state(state, torch.arange(3))
-            module.reorder_incremental_state(state, order)
+        for order in orders.get(t, []):
+            module.reorder_incremental_state(state, torch.tensor(order))
             x, padding = x[:, order], padding[order]
-            x = torch.cat([x[:t], torch.randn(T - t, B, 6)])
+            x = torch.cat([x[:t], torch.randn(T - t, len(order), 6)])
         step = x[t : t + 1]
         mask = padding[:, t : t + 1] if padding[:, t].any() else None
         out, _ = module(step, step, step, key_padding_mask=mask, incremental_state=state)
         expected, _ = module(x, x, x, attn_mask=future, key_padding_mask=padding)
         torch.testing.assert_close(out[0], expected[t])
+
+
+@pytest.mark.parametrize("spec", ["random", "random+vanilla"])
+def test_decoding_in_pieces(spec):
+    """Several tokens at once behind a cache, as a forced prefix may come."""
+    module = make_attention(spec).eval()
+    x = torch.randn(9, 3, 6)
+    future = torch.triu(torch.full((9, 9), float("-inf")), 1)
+    expected, _ = module(x, attn_mask=future)
+    state = {}
+    with torch.no_grad():
+        outs = [
+            module(x[a:b], incremental_state=state, attn_mask=future[a:b, :b])[0] for a, b in [(0, 2), (2, 3), (3, 9)]
+        ]
+    torch.testing.assert_close(torch.cat(outs), expected)
+
+
+def test_values_are_not_moved():
+    """A table of values grows by doubling, and then holds no more than what the hypotheses refer to."""
+    module = make_attention("random", max_length=64).eval()
+    sizes, moves, last = [], 0, None
+    state = {}
+    with torch.no_grad():
+        for t in range(48):
+            module(torch.randn(1, 6 if t < 32 else 2, 6), incremental_state=state)
+            cache = module._get_input_buffer(state)
+            moves += cache["values"].data_ptr() != last
+            last = cache["values"].data_ptr()
+            sizes.append(cache["values"].size(0))
+            order = torch.tensor([4, 4, 4, 0, 1, 2] if t < 31 else [1, 0])
+            module.reorder_incremental_state(state, order)
+            assert module._get_input_buffer(state)["values"].data_ptr() == last
+    assert max(sizes) <= 2 * 32 * 6 and moves <= 7
 
 
 @pytest.mark.parametrize("spec", ["random", "vanilla"])
@@ -186,7 +217,7 @@ def test_cache_holds_what_is_read(spec):
         module(x, x, x, incremental_state=state)
     cache = {k: v for k, v in module._get_input_buffer(state).items() if v is not None}
     keys = any(SYNTHESIZERS[name].reads_query_key for name in spec.split("+"))
-    assert set(cache) == ({"prev_key", "prev_value"} if keys else {"prev_value"})
+    assert set(cache) == {"values", "rows", "used"} | ({"prev_key"} if keys else set())
     assert (module.q_proj is not None) == (module.k_proj is not None) == keys
 
 

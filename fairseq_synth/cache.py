@@ -1,0 +1,114 @@
+"""What self-attention keeps of earlier tokens while it decodes.
+
+A beam search goes on with other hypotheses after every step. Values are not moved for that: they stay in one table,
+and a hypothesis is a list of its rows. Keys and padding masks, where something reads them, are copied.
+"""
+
+from typing import Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def append_values(
+    values: Optional[Tensor], rows: Optional[Tensor], used: Optional[Tensor], newest: Tensor
+) -> Tuple[Tensor, Tensor, Tensor]:
+    """Enters the values of the newest tokens in the table.
+
+    Args:
+        values: the table, (N, H, d_h), or None before the first token. Rows are written once, so that copies of an
+            incremental state may go on with the same one.
+        rows: (B, t), the row of each token of each hypothesis.
+        used: (1,), on the CPU: how many rows are written to.
+        newest: (B, H, n, d_h).
+
+    Returns:
+        the same three with the newest tokens; rows is (B, t + n).
+    """
+    bsz, heads, count, head_dim = newest.size()
+    entries = newest.transpose(1, 2).reshape(bsz * count, heads, head_dim)
+    fresh = torch.arange(bsz * count, device=newest.device).view(bsz, count)
+    if values is None or rows is None or used is None:
+        return entries, fresh, torch.full([1], bsz * count, dtype=torch.long)
+    if torch.is_grad_enabled():
+        first = values.size(0)
+        values, used = torch.cat([values, entries]), torch.full([1], first + bsz * count, dtype=torch.long)
+    else:
+        first = int(used)
+        if used.is_inference() or first + bsz * count > values.size(0):
+            # a larger one, without the rows that no hypothesis of this state has
+            first = rows.numel()
+            larger = values.new_empty([2 * (first + bsz * count), heads, head_dim])
+            torch.index_select(values, 0, rows.reshape(-1), out=larger[:first])
+            values, used = larger, torch.empty([1], dtype=torch.long)
+            rows = torch.arange(first, device=rows.device).view(rows.size(0), rows.size(1))
+        values[first : first + bsz * count] = entries
+        used.fill_(first + bsz * count)
+    return values, torch.cat([rows, fresh + first], dim=1), used
+
+
+def weighted_values(weights: Tensor, values: Tensor, rows: Tensor) -> Tensor:
+    """The product (B, H, n, d_h) of attention weights (B or 1, H, n, S) and the values in `rows` (B, S) of a table."""
+    bsz, length = rows.size()
+    heads, head_dim = values.size(1), values.size(2)
+    if weights.size(2) > 1:
+        return torch.matmul(weights, values[rows].transpose(1, 2))
+    # read where they lie
+    entries = rows.unsqueeze(1) * heads + torch.arange(heads, device=rows.device).unsqueeze(1)
+    out = F.embedding_bag(
+        entries.view(bsz * heads, length),
+        values.view(-1, head_dim),
+        mode="sum",
+        per_sample_weights=weights.expand(bsz, -1, -1, -1).reshape(bsz * heads, length),
+    )
+    return out.view(bsz, heads, 1, head_dim)
+
+
+def take_room(is_free: Optional[Tensor]) -> bool:
+    """Whether this step may write behind the cached keys; no other step may after it.
+
+    Copies of an incremental state share one `is_free`, (1,), and so one of them takes the room.
+    """
+    if is_free is None or is_free.is_inference() or torch.is_grad_enabled() or not bool(is_free):
+        return False
+    is_free.fill_(False)
+    return True
+
+
+def append_keys(previous: Tensor, room: Optional[Tensor], newest: Tensor, has_room: bool) -> Tensor:
+    """The cached keys (B, H, t, d_h) and those of the newest tokens behind them.
+
+    Args:
+        previous: what is cached.
+        room: None, or (B, H, t + 1, d_h) of which the first t are `previous`.
+        newest: (B, H, n, d_h).
+        has_room: n is 1, and it may be written to `room`.
+    """
+    if room is None or not has_room:
+        return torch.cat([previous, newest], dim=2)
+    room[:, :, previous.size(2) :] = newest
+    return room
+
+
+def reorder_keys(keys: Tensor, new_order: Tensor) -> Tuple[Tensor, Optional[Tensor]]:
+    """The keys of other hypotheses, and a tensor of which they are the first, with room for one token more."""
+    if torch.is_grad_enabled():
+        return keys.index_select(0, new_order), None
+    room = keys.new_empty([new_order.size(0), keys.size(1), keys.size(2) + 1, keys.size(3)])
+    torch.index_select(keys, 0, new_order, out=room[:, :, : keys.size(2)])
+    return room[:, :, : keys.size(2)], room
+
+
+def append_padding_mask(
+    previous: Optional[Tensor], current: Optional[Tensor], bsz: int, start: int, tgt_len: int
+) -> Optional[Tensor]:
+    """Padding mask (B, start + tgt_len) of the cached and the newest tokens; an absent part has no padding."""
+    if previous is None and current is None:
+        return None
+    if current is None:
+        assert previous is not None
+        current = torch.zeros(bsz, tgt_len, dtype=torch.bool, device=previous.device)
+    if previous is None:
+        previous = torch.zeros(bsz, start, dtype=torch.bool, device=current.device)
+    return torch.cat([previous.to(torch.bool), current.to(torch.bool)], dim=1)
