@@ -4,10 +4,11 @@ import pytest
 import torch
 from conftest import SPECS, make_attention
 
-from fairseq_synth import computations
-from fairseq_synth.computations import fused, groups_of, is_causal, plain, sentence_lengths, tiled
+from fairseq_synth import computations, tiles
+from fairseq_synth.computations import fused, is_causal, plain, sentence_lengths
 from fairseq_synth.nested import NestedMatrix
 from fairseq_synth.synthesizers import Terms
+from fairseq_synth.tiles import groups_of, tiled
 
 LENGTHS = [9, 9, 7, 7, 7, 4]
 
@@ -15,8 +16,8 @@ LENGTHS = [9, 9, 7, 7, 7, 4]
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     """Sizes at which a batch of a few words has many tiles, with rests."""
-    monkeypatch.setattr(computations, "TILE", 40)
-    monkeypatch.setattr(computations, "CAUSAL_ROWS", 4)
+    monkeypatch.setattr(tiles, "TILE", 40)
+    monkeypatch.setattr(tiles, "CAUSAL_ROWS", 4)
     monkeypatch.setattr(computations, "SMALL", 0)
 
 
