@@ -117,10 +117,13 @@ class SyntheticAttention(nn.Module):
         rows: Optional[Tensor] = None
         if incremental_state is not None:
             cache = self._get_input_buffer(incremental_state)
-            rows = cache.get("rows")
+            values, rows, used = cache.get("values"), cache.get("rows"), cache.get("used")
+            prev_value = cache.get("prev_value")
+            if rows is None and prev_value is not None:  # set by the host's layer, its prev_self_attn_state
+                values, rows, used = append_values(None, None, None, prev_value)
             if rows is not None:
                 start = rows.size(1)
-            values, rows, used = append_values(cache.get("values"), rows, cache.get("used"), v)
+            values, rows, used = append_values(values, rows, used, v)
             prev_key = cache.get("prev_key")
             if k is not None and prev_key is not None:
                 has_room = take_room(cache.get("room_is_free")) and tgt_len == 1
@@ -185,7 +188,7 @@ class SyntheticAttention(nn.Module):
         }
         if keys is not None:
             reordered["prev_key"], reordered["next_key"] = reorder_keys(keys, new_order)
-            reordered["room_is_free"] = torch.ones(1, dtype=torch.bool)
+            reordered["room_is_free"] = torch.ones(1, dtype=torch.bool, device=torch.device("cpu"))
         self._set_input_buffer(incremental_state, reordered)
         return incremental_state
 

@@ -29,19 +29,22 @@ def append_values(
     bsz, heads, count, head_dim = newest.size()
     entries = newest.transpose(1, 2).reshape(bsz * count, heads, head_dim)
     fresh = torch.arange(bsz * count, device=newest.device).view(bsz, count)
+    cpu = torch.device("cpu")  # whatever the default: a GPU's would be waited for
     if values is None or rows is None or used is None:
-        return entries, fresh, torch.full([1], bsz * count, dtype=torch.long)
-    if torch.is_grad_enabled():
+        return entries, fresh, torch.full([1], bsz * count, dtype=torch.long, device=cpu)
+    if torch.is_grad_enabled() or values.dtype != entries.dtype:
         first = values.size(0)
-        values, used = torch.cat([values, entries]), torch.full([1], first + bsz * count, dtype=torch.long)
+        values = torch.cat([values, entries])
+        used = torch.full([1], values.size(0), dtype=torch.long, device=cpu)
     else:
         first = int(used)
-        if used.is_inference() or first + bsz * count > values.size(0):
-            # a larger one, without the rows that no hypothesis of this state has
+        needed = rows.numel() + bsz * count
+        if first + bsz * count > values.size(0) or values.size(0) > 4 * needed or not may_change(used):
+            # another one, without the rows that no hypothesis of this state has
             first = rows.numel()
-            larger = values.new_empty([2 * (first + bsz * count), heads, head_dim])
-            torch.index_select(values, 0, rows.reshape(-1), out=larger[:first])
-            values, used = larger, torch.empty([1], dtype=torch.long)
+            other = values.new_empty([2 * needed, heads, head_dim])
+            torch.index_select(values, 0, rows.reshape(-1), out=other[:first])
+            values, used = other, torch.empty([1], dtype=torch.long, device=cpu)
             rows = torch.arange(first, device=rows.device).view(rows.size(0), rows.size(1))
         values[first : first + bsz * count] = entries
         used.fill_(first + bsz * count)
@@ -52,9 +55,10 @@ def weighted_values(weights: Tensor, values: Tensor, rows: Tensor) -> Tensor:
     """The product (B, H, n, d_h) of attention weights (B or 1, H, n, S) and the values in `rows` (B, S) of a table."""
     bsz, length = rows.size()
     heads, head_dim = values.size(1), values.size(2)
-    if weights.size(2) > 1:
+    weights = weights.to(values.dtype)
+    if weights.size(2) > 1 or torch.is_grad_enabled():
         return torch.matmul(weights, values[rows].transpose(1, 2))
-    # read where they lie
+    # read where they lie; it has no second derivative
     entries = rows.unsqueeze(1) * heads + torch.arange(heads, device=rows.device).unsqueeze(1)
     out = F.embedding_bag(
         entries.view(bsz * heads, length),
@@ -65,12 +69,21 @@ def weighted_values(weights: Tensor, values: Tensor, rows: Tensor) -> Tensor:
     return out.view(bsz, heads, 1, head_dim)
 
 
+def may_change(x: Tensor) -> bool:
+    """Whether a tensor can be written to: one of inference mode only within it."""
+    if x.is_inference():
+        if torch.jit.is_scripting():
+            return False
+        return torch.is_inference_mode_enabled()
+    return True
+
+
 def take_room(is_free: Optional[Tensor]) -> bool:
     """Whether this step may write behind the cached keys; no other step may after it.
 
     Copies of an incremental state share one `is_free`, (1,), and so one of them takes the room.
     """
-    if is_free is None or is_free.is_inference() or torch.is_grad_enabled() or not bool(is_free):
+    if is_free is None or torch.is_grad_enabled() or not may_change(is_free) or not bool(is_free):
         return False
     is_free.fill_(False)
     return True

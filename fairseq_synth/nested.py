@@ -18,7 +18,7 @@ class Blocks(NamedTuple):
 
     blocks: List[Tensor]  # (H, m, n) each
     corners: List[Tuple[int, int]]  # first row and column of each, counted from those of the part
-    reached: List[bool]  # whether its gradient is zeros, and not absent, where the part does not touch it
+    zeros: List[bool]  # whether its gradient is zeros, and not absent, where the part does not touch it
     rows: int
     columns: int
 
@@ -35,8 +35,8 @@ class NestedMatrix(nn.Module):
         +------------------+     where a batch is short.
 
     The updates are those of the whole matrix, but that Adam's bias correction and weight decay begin for a block
-    when it is first reached. (Under DistributedDataParallel that is at once.) In a state dict it is one tensor,
-    ``matrix``.
+    when it is first reached. (Under DistributedDataParallel that is at once. In a decoder the tiles leave the blocks
+    right of the diagonal, which it never reads, without a gradient.) In a state dict it is one tensor, ``matrix``.
 
     Args:
         num_heads: H.
@@ -57,23 +57,23 @@ class NestedMatrix(nn.Module):
         self._register_state_dict_hook(join_blocks)
         self._register_load_state_dict_pre_hook(split_matrix, with_module=True)
 
-    def forward(self, start: int, rows: int, columns: int) -> "Blocks":
+    def forward(self, start: int, rows: int, columns: int) -> Blocks:
         """The part of the matrix that begins in row `start` and column 0: (H, rows, columns), in blocks."""
         blocks = [self.core]
         corners = [(-start, 0)]
-        reached = [True]
+        zeros = [True]
         if not torch.jit.is_scripting():
             if self.training and torch.is_grad_enabled():
                 self.reached = max(self.reached, start + rows, columns)
         for k, block in enumerate(self.right):
             blocks.append(block)
             corners.append((-start, self.levels[k + 1][0]))
-            reached.append(self.levels[k + 1][0] < self.reached)
+            zeros.append(self.levels[k + 1][0] < self.reached)
         for k, block in enumerate(self.below):
             blocks.append(block)
             corners.append((self.levels[k + 1][0] - start, 0))
-            reached.append(self.levels[k + 1][0] < self.reached)
-        return Blocks(blocks, corners, reached, rows, columns)
+            zeros.append(self.levels[k + 1][0] < self.reached)
+        return Blocks(blocks, corners, zeros, rows, columns)
 
     def parts(self, matrix: Tensor) -> List[Tuple[str, Tensor]]:
         """The blocks of a whole matrix (H, l, l), by the names of the parameters."""
@@ -162,15 +162,15 @@ class _Join(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
-        _, corners, reached, rows, columns = ctx.part
+        _, corners, zeros, rows, columns = ctx.part
         grads: List[Optional[Tensor]] = []
-        for (_, m, n), (row, column), was_reached in zip(ctx.shapes, corners, reached):
+        for (_, m, n), (row, column), zero in zip(ctx.shapes, corners, zeros):
             first, last, stop = max(row, 0), min(row + m, rows), min(column + n, columns)
             if first < last and column < stop:
                 piece = grad[:, first:last, column:stop]
                 grads.append(F.pad(piece, (0, column + n - stop, first - row, row + m - last)))
             else:
-                grads.append(grad.new_zeros(grad.size(0), m, n) if was_reached else None)
+                grads.append(grad.new_zeros(grad.size(0), m, n) if zero else None)
         return (None, *grads)
 
 

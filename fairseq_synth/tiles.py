@@ -57,8 +57,8 @@ def tiled(terms: List[Terms], value: Tensor, groups: Sequence[Group], causal: bo
                     # a factor of an outer product that serves all sentences is rare, and repeated
                     repeat = not independent and name in ("left", "right")
                     tensor = tensor.expand(value.size(0) if repeat else -1, value.size(1), -1, -1)
-                    if name != "bias" and not independent:
-                        tensor = tensor.to(value.dtype)
+                    if part.bias is None and (not independent or value.size(0) == 1):
+                        tensor = tensor.to(value.dtype)  # under autocast they differ
                     part = part._replace(**{name: tensor})
             parts.append(part)
             places.append(place)
@@ -87,7 +87,7 @@ class Place(NamedTuple):
     scale: float = 1.0  # of an inner product
     row: Optional[int] = None  # of the logits, in which a bias begins; None if its one row serves all of them
     column: int = 0
-    reached: bool = True  # whether the gradient of a bias that no tile touches is zeros, and not absent
+    zeros: bool = True  # whether the gradient of a bias that no tile touches is zeros, and not absent
 
     def has_gradient(self, bias: Tensor, length: int, causal: bool) -> bool:
         """Whether a bias has a gradient for sentences of up to `length` tokens."""
@@ -95,7 +95,13 @@ class Place(NamedTuple):
             return True
         last = self.row + bias.size(2)
         seen = max(self.row, self.column) < length and last > 0
-        return (seen or self.reached) and not (causal and self.column >= last)
+        return (seen or self.zeros) and not (causal and self.column >= last)
+
+    def up_to(self, length: int, bias: Tensor) -> Tensor:
+        """The rows and columns of a bias (n, H, R, C) that sentences of up to `length` tokens see."""
+        if self.row is not None:
+            bias = bias[:, :, : max(0, length - self.row)]
+        return bias[..., : max(0, length - self.column)]
 
     def overlap(self, bias: Tensor, rows: slice, columns: slice) -> Optional[Tuple[Tensor, Tuple[slice, ...]]]:
         """What a tile and a bias (n, R, C) have in common: the part of the bias, and where it lies in the tile."""
@@ -111,11 +117,12 @@ def parts_of(term: Terms) -> Iterator[Tuple[Part, Place]]:
     """A term's inner product, biases and outer product, each with its weight."""
     if term.query is not None:
         yield Part(query=term.query, key=term.key, weight=term.weight), Place(term.scale)
+    weight = None if term.weight is None else at_least_fp32(term.weight)  # its gradient is a sum over all blocks
     if term.bias is not None:
-        yield Part(bias=term.bias, weight=term.weight), Place(row=0 if term.bias.size(2) > 1 else None)
+        yield Part(bias=term.bias, weight=weight), Place(row=0 if term.bias.size(2) > 1 else None)
     if term.matrix is not None:
-        for block, (row, column), reached in zip(term.matrix.blocks, term.matrix.corners, term.matrix.reached):
-            yield Part(bias=block[None], weight=term.weight), Place(row=row, column=column, reached=reached)
+        for block, (row, column), zeros in zip(term.matrix.blocks, term.matrix.corners, term.matrix.zeros):
+            yield Part(bias=block[None], weight=weight), Place(row=row, column=column, zeros=zeros)
     if term.left is not None:
         yield Part(left=term.left, right=term.right, weight=term.weight), Place()
 
@@ -167,7 +174,7 @@ class _Tiled(torch.autograd.Function):
             # a bias, and what serves all sentences, is a sum over tiles; the sum is in fp32
             made = {
                 name: torch.zeros_like(tensor, dtype=at_least_fp32(tensor).dtype)
-                if name in ("bias", "weight") or tensor.size(0) == 1
+                if name == "bias" or tensor.size(0) == 1
                 else blank(tensor, groups)
                 for name, tensor in part._asdict().items()
                 if tensor is not None and (name != "bias" or place.has_gradient(tensor, length, causal))
@@ -188,11 +195,12 @@ class _Tiled(torch.autograd.Function):
                     block.add_gradients(scores, rows, columns, grads)
                 block.put(grad_v, grad_value)
                 block.put_gradients(grads)
-            for part, own in zip(parts, grads):
+            for part, own, place in zip(parts, grads, places):
                 if own.bias is not None and own.weight is not None:
+                    bias, grad = (place.up_to(length, tensor) for tensor in (part.bias, own.bias))
                     for h in range(value.size(1)):  # a head at a time: no second tensor of this size
-                        own.weight[:, h] = (own.bias[:, h] * part.bias[:, h]).sum()
-                        own.bias[:, h] *= part.weight[:, h]
+                        own.weight[:, h] = (grad[:, h] * bias[:, h]).sum()
+                        grad[:, h] *= part.weight[:, h]
         return (None, None, None, None, grad_value, *[tensor for part in grads for tensor in part])
 
 

@@ -283,12 +283,14 @@ def test_rows_of_padding_are_finite():
     assert torch.equal(out[7, 2], module.out_proj.bias) and torch.isfinite(out).all()
 
 
+@pytest.mark.parametrize("lengths", [LENGTHS, [9]], ids=["padded", "one"])
+@pytest.mark.parametrize("mixture", ["convex", "sum"])
 @pytest.mark.parametrize("spec", SPECS)
-def test_autocast(spec, monkeypatch):
+def test_autocast(spec, mixture, lengths, monkeypatch):
     """--amp: value and gradients close to fp32."""
-    module = make_attention(spec)
-    x, grad = torch.randn(2, 9, 6, 6)
-    mask = padding_mask(LENGTHS)
+    module = make_attention(spec, mixture)
+    x, grad = torch.randn(2, 9, len(lengths), 6)
+    mask = padding_mask(lengths)
     expected = run(module, x, grad, mask, None, monkeypatch, plain)
     with torch.autocast("cpu", torch.bfloat16):
         found = run(module, x, grad, mask, None, monkeypatch, None)

@@ -55,6 +55,30 @@ def test_unreached_blocks_have_no_gradient():
     assert gradients(3, resumed) == [9, 0, None, 0, None]
     assert gradients(8, resumed) == [16, 16, None, 32, None]
     assert join(resumed.eval()(0, 16, 16)).shape == (1, 16, 16) and resumed.reached == 8
+    resumed.train()(9, 1, 3)
+    assert resumed.reached == 10
+    resumed(0, 2, 11)
+    assert resumed.reached == 11
+
+
+def test_gradients_that_tiles_give():
+    """The same; and blocks right of the diagonal have none in a decoder."""
+
+    def given(module, length, causal):
+        module.zero_grad(set_to_none=True)
+        x = torch.randn(length, 2, 6)
+        module(x, attn_mask=torch.full((length, length), float("-inf")).triu_(1) if causal else None)[
+            0
+        ].sum().backward()
+        R = module.synthesizer.components["random"].R
+        return [None if p.grad is None else bool(p.grad.any()) for p in (R.core, *R.right, *R.below)]
+
+    encoder, decoder = (make_attention("random", max_length=16) for _ in range(2))
+    assert given(encoder, 3, False) == given(decoder, 3, True) == [True, None, None, None, None]
+    assert given(encoder, 6, False) == [True, True, None, True, None]
+    assert given(decoder, 6, True) == [True, None, None, True, None]
+    assert given(encoder, 3, False) == [True, False, None, False, None]
+    assert given(decoder, 3, True) == [True, None, None, False, None]
 
 
 def test_training_equals_one_block(monkeypatch):
