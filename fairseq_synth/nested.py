@@ -137,7 +137,7 @@ def join(part: Blocks) -> Tensor:
             return _Join.apply(part._replace(blocks=[]), *part.blocks)
     whole: Optional[Tensor] = None
     for block, (row, column) in zip(part.blocks, part.corners):
-        first, last, stop = max(row, 0), min(row + block.size(1), part.rows), min(column + block.size(2), part.columns)
+        first, last, stop = overlap(part, row, column, block.size(1), block.size(2))
         if first < last and column < stop:
             piece = corner(block, first - row, last - row, stop - column)
             if piece.size(1) == part.rows and piece.size(2) == part.columns:
@@ -147,6 +147,12 @@ def join(part: Blocks) -> Tensor:
             whole[:, first:last, column:stop] = piece
     assert whole is not None
     return whole
+
+
+def overlap(part: Blocks, row: int, column: int, m: int, n: int) -> Tuple[int, int, int]:
+    """What a block (H, m, n) whose corner is `row`, `column` holds of a part: from row `first` to before `last`, and
+    from `column` to before `stop`. Nothing if either is empty."""
+    return max(row, 0), min(row + m, part.rows), min(column + n, part.columns)
 
 
 class _Join(torch.autograd.Function):
@@ -162,10 +168,9 @@ class _Join(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
-        _, corners, zeros, rows, columns = ctx.part
         grads: List[Optional[Tensor]] = []
-        for (_, m, n), (row, column), zero in zip(ctx.shapes, corners, zeros):
-            first, last, stop = max(row, 0), min(row + m, rows), min(column + n, columns)
+        for (_, m, n), (row, column), zero in zip(ctx.shapes, ctx.part.corners, ctx.part.zeros):
+            first, last, stop = overlap(ctx.part, row, column, m, n)
             if first < last and column < stop:
                 piece = grad[:, first:last, column:stop]
                 grads.append(F.pad(piece, (0, column + n - stop, first - row, row + m - last)))

@@ -180,6 +180,7 @@ class _Tiled(torch.autograd.Function):
                 if tensor is not None and (name != "bias" or place.has_gradient(tensor, length, causal))
             }
             grads.append(Part(**made))
+        learns = any(tensor is not None for part in grads for tensor in part)
         with torch.autocast(value.device.type, enabled=False):
             for block in blocks(*ctx.call, value, parts):
                 v, g = block.take(value), block.take(grad)
@@ -187,7 +188,7 @@ class _Tiled(torch.autograd.Function):
                 for rows, columns in reversed(block.tiles):  # the last has all columns: it comes first, to be added to
                     weights = block.weights(rows, columns)
                     grad_v = accumulate(grad_v, columns, weights.to(v.dtype).transpose(1, 2), g[:, rows])
-                    if all(tensor is None for part in grads for tensor in part):
+                    if not learns:
                         continue
                     scores = torch.bmm(g[:, rows], v[:, columns].transpose(1, 2)).to(weights.dtype)
                     # softmax's backward, (scores - (scores * weights).sum(-1)) * weights, in one pass

@@ -29,6 +29,11 @@ def make_dictionary(words: int = 40) -> Dictionary:
     return dictionary
 
 
+def future(length, dtype=torch.float32):
+    """The host's mask of what is behind a row."""
+    return torch.full((length, length), float("-inf"), dtype=dtype).triu_(1)
+
+
 def make_attention(spec, mixture="convex", embed_dim=6, num_heads=2, max_length=12, rank=3, seed=0, **kwargs):
     """An attention with no parameter left at a value that hides a mistake (zeros, equal weights)."""
     torch.manual_seed(seed)

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from conftest import SPECS, make_attention
+from conftest import SPECS, future, make_attention
 from fairseq.modules import MultiheadAttention
 
 from fairseq_synth.computations import masked_softmax
@@ -119,7 +119,6 @@ def decode_step_by_step(spec):
     T, B = 9, 3
     x = torch.randn(T, B, 6)
     orders = {4: [[2, 0, 0]], 5: [[0, 1, 2], [2, 0, 0]], 7: [[2, 1]]}  # once, twice, and a sentence that is finished
-    future = torch.triu(torch.full((T, T), float("-inf")), 1)
     state = {}
     padding = torch.zeros(B, T, dtype=torch.bool)
     padding[1, 2] = True  # a hypothesis that ended; the host's search goes on with it
@@ -131,7 +130,7 @@ def decode_step_by_step(spec):
         step = x[t : t + 1]
         mask = padding[:, t : t + 1] if padding[:, t].any() else None
         out, _ = module(step, step, step, key_padding_mask=mask, incremental_state=state)
-        expected, _ = module(x, x, x, attn_mask=future, key_padding_mask=padding)
+        expected, _ = module(x, x, x, attn_mask=future(T), key_padding_mask=padding)
         torch.testing.assert_close(out[0], expected[t])
 
 
@@ -140,12 +139,12 @@ def test_decoding_in_pieces(spec):
     """Several tokens at once behind a cache, as a forced prefix may come."""
     module = make_attention(spec).eval()
     x = torch.randn(9, 3, 6)
-    future = torch.triu(torch.full((9, 9), float("-inf")), 1)
-    expected, _ = module(x, attn_mask=future)
+    expected, _ = module(x, attn_mask=future(9))
     state = {}
     with torch.no_grad():
         outs = [
-            module(x[a:b], incremental_state=state, attn_mask=future[a:b, :b])[0] for a, b in [(0, 2), (2, 3), (3, 9)]
+            module(x[a:b], incremental_state=state, attn_mask=future(9)[a:b, :b])[0]
+            for a, b in [(0, 2), (2, 3), (3, 9)]
         ]
     torch.testing.assert_close(torch.cat(outs), expected)
 
@@ -160,7 +159,7 @@ def test_gradient_through_the_cache(spec):
     state = {}
     for t in range(5):
         module(a[t : t + 1], incremental_state=state)[0].backward(grad[t : t + 1], retain_graph=True)
-    module(b, attn_mask=torch.full((5, 5), float("-inf")).triu_(1))[0].backward(grad)
+    module(b, attn_mask=future(5))[0].backward(grad)
     torch.testing.assert_close(a.grad, b.grad)
 
 
@@ -177,7 +176,7 @@ def test_modes_in_turn(spec, modes):
             for t in range(3 * i, 3 * i + 3):
                 outs.append(module(x[t : t + 1], incremental_state=state)[0].detach())
                 module.reorder_incremental_state(state, torch.tensor([0, 1]))
-    expected, _ = module(x, attn_mask=torch.full((9, 9), float("-inf")).triu_(1))
+    expected, _ = module(x, attn_mask=future(9))
     torch.testing.assert_close(torch.cat(outs), expected)
 
 
@@ -192,7 +191,7 @@ def test_autocast_for_some_steps(spec, half_first):
         for t in range(4):
             with torch.autocast("cpu", torch.bfloat16, enabled=(t < 2) == half_first):
                 outs.append(module(x[t : t + 1], incremental_state=state)[0].float())
-        expected, _ = module(x, attn_mask=torch.full((4, 4), float("-inf")).triu_(1))
+        expected, _ = module(x, attn_mask=future(4))
     torch.testing.assert_close(torch.cat(outs), expected, atol=0.1, rtol=0)
 
 
@@ -204,7 +203,7 @@ def test_the_hosts_saved_state():
     keys, values = (module.split_heads(project(x[:3])) for project in (module.k_proj, module.v_proj))
     module._set_input_buffer(state, {"prev_key": keys, "prev_value": values})
     out, _ = module(x[3:], incremental_state=state)
-    torch.testing.assert_close(out, module(x, attn_mask=torch.full((4, 4), float("-inf")).triu_(1))[0][3:])
+    torch.testing.assert_close(out, module(x, attn_mask=future(4))[0][3:])
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -244,7 +243,7 @@ def test_copies_of_the_cache(spec, context):
         first, _ = module(x[2:3], None, None, incremental_state=a)
         module(other, None, None, incremental_state=b)
         second, _ = module(x[3:], None, None, incremental_state=a)
-        whole, _ = module(torch.cat([x[:2, [1, 0]], x[2:]]), attn_mask=torch.full((4, 4), float("-inf")).triu_(1))
+        whole, _ = module(torch.cat([x[:2, [1, 0]], x[2:]]), attn_mask=future(4))
     torch.testing.assert_close(torch.cat([first, second]), whole[2:])
 
 

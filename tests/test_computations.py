@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import SPECS, make_attention
+from conftest import SPECS, future, make_attention
 
 from fairseq_synth import computations, tiles
 from fairseq_synth.computations import fused, is_causal, plain, sentence_lengths
@@ -23,10 +23,6 @@ def small_tiles(monkeypatch):
 
 def padding_mask(lengths):
     return torch.arange(max(lengths))[None] >= torch.tensor(lengths)[:, None]
-
-
-def future(length, dtype=torch.float32):
-    return torch.full((length, length), float("-inf"), dtype=dtype).triu_(1)
 
 
 def run(module, x, grad, mask, attn_mask, monkeypatch, computation):

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from conftest import make_attention
+from conftest import future, make_attention
 from fairseq.dataclass.configs import EMAConfig
 from fairseq.models.ema.ema import EMA
 from fairseq.optim.adam import Adam
@@ -67,9 +67,7 @@ def test_gradients_that_tiles_give():
     def given(module, length, causal):
         module.zero_grad(set_to_none=True)
         x = torch.randn(length, 2, 6)
-        module(x, attn_mask=torch.full((length, length), float("-inf")).triu_(1) if causal else None)[
-            0
-        ].sum().backward()
+        module(x, attn_mask=future(length) if causal else None)[0].sum().backward()
         R = module.synthesizer.components["random"].R
         return [None if p.grad is None else bool(p.grad.any()) for p in (R.core, *R.right, *R.below)]
 
