@@ -18,6 +18,8 @@ def small_tiles(monkeypatch):
     """Sizes at which a batch of a few words has many tiles, with rests."""
     monkeypatch.setattr(tiles, "TILE", 40)
     monkeypatch.setattr(tiles, "CAUSAL_ROWS", 4)
+    monkeypatch.setattr(tiles, "SHORT", 0)
+    monkeypatch.setattr(tiles, "NARROW", 4)  # some products are, some are not
     monkeypatch.setattr(computations, "SMALL", 0)
 
 
@@ -114,7 +116,7 @@ def test_large_logits(spec, dtype, std, causal, monkeypatch):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("shared", [(), (0,), (1,), (0, 1)], ids=str)
-def test_any_terms(shared, causal):
+def test_any_terms(shared, causal, monkeypatch):
     """Terms that no function of the paper has: batch-wide parts in every place, one row for all, a part of a matrix."""
     torch.manual_seed(3)
     bsz, heads, length, width = 3, 2, 9, 5
@@ -136,6 +138,9 @@ def test_any_terms(shared, causal):
     for terms in (products, products[:1], biases, biases[:1], matrices):
         for more in ([], biases, matrices):
             check_terms(terms + more, causal, bsz, heads, length, width)
+    monkeypatch.setattr(tiles, "SHORT", length)
+    of_each = torch.randn(bsz, heads, length, length, dtype=torch.float64, requires_grad=True)
+    check_terms([products[0], Terms(bias=of_each)], causal, bsz, heads, length, width)
 
 
 def tensors(terms):
@@ -175,6 +180,32 @@ def test_sums(spec, causal, monkeypatch):
     for name in expected:
         torch.testing.assert_close(found[name], expected[name], atol=1e-12, rtol=0)
     assert all(torch.equal(t, before[n]) for n, t in module.state_dict().items() if not n.endswith("reached"))
+
+
+@pytest.mark.parametrize("mixture", ["convex", "sum"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("spec", ["factorized_random+dense", "factorized_random+vanilla", "random+factorized_random"])
+def test_short_sentences(spec, causal, mixture, monkeypatch):
+    """The product of R1 and R2 is computed once for a batch in which another term differs by sentence."""
+    module = make_attention(spec, mixture).double()
+    x, grad = torch.randn(2, 9, len(LENGTHS), 6, dtype=torch.float64)
+    masks = (padding_mask(LENGTHS), future(9, torch.float64) if causal else None, monkeypatch)
+    expected = run(module, x, grad, *masks, plain)
+    parts_of, parts = tiles.parts_of, []
+
+    def record(term, once):
+        made = list(parts_of(term, once))
+        parts.extend(part for part, _ in made)
+        return made
+
+    monkeypatch.setattr(tiles, "parts_of", record)
+    for short, products in ((8, 1), (9, 0 if "random+factorized" not in spec else 1)):
+        monkeypatch.setattr(tiles, "SHORT", short)
+        parts.clear()
+        found = run(module, x, grad, *masks, tiled)
+        for name in expected:
+            torch.testing.assert_close(found[name], expected[name], atol=1e-12, rtol=0)
+        assert sum(part.query is not None and part.query.size(0) == 1 for part in parts) == products
 
 
 @pytest.mark.parametrize("frozen", ["R", "alpha", "W1", "W2", "_proj"])
