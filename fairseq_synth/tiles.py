@@ -99,12 +99,6 @@ class Place(NamedTuple):
         seen = max(self.row, self.column) < length and last > 0
         return (seen or self.zeros) and not (causal and self.column >= last)
 
-    def up_to(self, length: int, bias: Tensor) -> Tensor:
-        """The rows and columns of a bias (n, H, R, C) that sentences of up to `length` tokens see."""
-        if self.row is not None:
-            bias = bias[:, :, : max(0, length - self.row)]
-        return bias[..., : max(0, length - self.column)]
-
     def overlap(self, bias: Tensor, rows: slice, columns: slice) -> Optional[Tuple[Tensor, Tuple[slice, ...]]]:
         """What a tile and a bias (n, R, C) have in common: the part of the bias, and where it lies in the tile."""
         own_rows = tile_rows = slice(None)
@@ -207,12 +201,15 @@ class _Tiled(torch.autograd.Function):
                     block.add_gradients(scores, rows, columns, grads)
                 block.put(grad_v, grad_value)
                 block.put_gradients(grads)
+            longest = slice(0, length)
             for part, own, place in zip(parts, grads, places):
                 if own.bias is not None and own.weight is not None:
-                    bias, grad = (place.up_to(length, tensor) for tensor in (part.bias, own.bias))
                     for h in range(value.size(1)):  # a head at a time: no second tensor of this size
-                        own.weight[:, h] = (grad[:, h] * bias[:, h]).sum()
-                        grad[:, h] *= part.weight[:, h]
+                        found = [place.overlap(x[:, h], longest, longest) for x in (part.bias, own.bias)]
+                        if all(found):
+                            (bias, _), (grad, _) = found
+                            own.weight[:, h] = (grad * bias).sum()
+                            grad *= part.weight[:, h]
         return (None, None, None, None, grad_value, *[tensor for part in grads for tensor in part])
 
 

@@ -310,11 +310,13 @@ def test_rows_of_padding_are_finite():
     assert torch.equal(out[7, 2], module.out_proj.bias) and torch.isfinite(out).all()
 
 
+@pytest.mark.parametrize("short", [0, 9])
 @pytest.mark.parametrize("lengths", [LENGTHS, [9]], ids=["padded", "one"])
 @pytest.mark.parametrize("mixture", ["convex", "sum"])
 @pytest.mark.parametrize("spec", SPECS)
-def test_autocast(spec, mixture, lengths, monkeypatch):
+def test_autocast(spec, mixture, lengths, short, monkeypatch):
     """--amp: value and gradients close to fp32."""
+    monkeypatch.setattr(tiles, "SHORT", short)
     module = make_attention(spec, mixture)
     x, grad = torch.randn(2, 9, len(lengths), 6)
     mask = padding_mask(lengths)
