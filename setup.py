@@ -9,7 +9,7 @@ setup(
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="MIT",
-    packages=["fairseq_synth"],
+    packages=["fairseq_synth", "fairseq_synth.host"],
     scripts=["scripts/average_checkpoints.py"],
     python_requires=">=3.8,<3.13",
     install_requires=[

@@ -2,19 +2,22 @@
 
 import errno
 import re
-import sys
 import traceback
-from types import TracebackType
-from typing import Optional, Type
+from typing import Optional, Set
 
 # what gloo, NCCL and torch's store say when another process of the run is gone
 LOST_PEER = re.compile(
     "Connection (reset|closed) by peer|Timed out (after|waiting)|socket has timed out|ncclRemoteError"
 )
+NO_GPU = re.compile("Torch not compiled with CUDA enabled|Found no NVIDIA driver|No CUDA GPUs are available")
+UNUSABLE_PATH = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
+
+# --synth-max-length of every model that this process has built with such a limit
+built_lengths: Set[int] = set()
 
 
 class SynthesizerError(ValueError):
-    """A flag, a file or a sentence that cannot be used; its message names it and the mend."""
+    """A flag, a file or a sentence that cannot be used; its message names it and what to do."""
 
 
 def first_line(error: BaseException, marker: str = "") -> str:
@@ -24,20 +27,7 @@ def first_line(error: BaseException, marker: str = "") -> str:
 
 
 def explain(error: BaseException) -> Optional[str]:
-    """The one line that tells a user what to mend, or None for an error that needs its traceback."""
-    if isinstance(error, FileNotFoundError) and error.filename is not None and raised_in_fairseq(error):
-        return f"{error.filename}: no such file or folder"
-    if isinstance(error, KeyboardInterrupt) and raised_in_fairseq(error):
-        return "interrupted; a training that is started again goes on from its last checkpoint"
-    if str(error).startswith("Model file not found"):
-        return f"--path: {error}"
-    if "--skip-invalid-size-inputs-valid-test" in str(error):
-        return f"{error}; a Synthesizer's own limit is --synth-max-length, set in training"
-    if isinstance(error, RuntimeError) and LOST_PEER.search(str(error)) and raised_in_fairseq(error):
-        return (
-            f"another process of this run has ended or hangs ({LOST_PEER.search(str(error))[0]}): see its output; "
-            "started again, the run goes on from the last checkpoint"
-        )
+    """The one line that tells a user what to do, or None for an error that needs its traceback."""
     cause: Optional[BaseException] = error
     while cause is not None:  # the host wraps some errors in others of its own
         if isinstance(cause, SynthesizerError):
@@ -45,24 +35,55 @@ def explain(error: BaseException) -> Optional[str]:
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             return f"{cause.strerror}: a file could not be written; what was saved before is untouched"
         cause = cause.__cause__ or cause.__context__
+    return explain_fairseq(error) if raised_in(error, "fairseq") else None
+
+
+def explain_fairseq(error: BaseException) -> Optional[str]:
+    """The one line for an error of fairseq's own that is known to be a user's mistake, else None."""
+    text = str(error)
+    if isinstance(error, UNUSABLE_PATH) and error.filename is not None:
+        reason = "no such file or folder" if isinstance(error, FileNotFoundError) else error.strerror
+        return f"{error.filename}: {reason}"
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted; a training that is started again goes on from its last checkpoint"
+    if text.startswith("Model file not found"):
+        return f"--path: {text}"
+    if "--skip-invalid-size-inputs-valid-test" in text:
+        return text + length_hint(text)
+    if "The dataset is empty" in text:
+        lengths = "".join(f"; sentences over --synth-max-length {n} tokens were skipped" for n in sorted(built_lengths))
+        return text.rstrip(".") + lengths
+    if "min_len cannot be larger than max_len" in text:
+        return "--min-len: --max-len-a and --max-len-b allow no translation of that length; lower it, or raise them"
+    if NO_GPU.search(text) and raised_in(error, "fairseq.optim.fp16_optimizer"):
+        return "--fp16 needs a GPU, and none is found; leave it out, or take --bf16, which a CPU has too"
+    if type(error).__name__ == "ConfigAttributeError" and "SynthesizerTransformerConfig" in text:
+        return f"--task: this task needs a model of its own, not a Synthesizer ({first_line(error)}); take translation"
+    if isinstance(error, RuntimeError) and LOST_PEER.search(text):
+        return (
+            f"another process of this run has ended or hangs ({LOST_PEER.search(text)[0]}): see its output; "
+            "started again, the run goes on from the last checkpoint"
+        )
+    if isinstance(error, (ValueError, AssertionError)) and re.search(r"(^|[\s(])--[a-z]", text):
+        # fairseq refuses some flags by name
+        return first_line(error) if raised_by(error).startswith("fairseq") else None
     return None
 
 
-def raised_in_fairseq(error: BaseException) -> bool:
-    """Whether fairseq or this plugin was at work; a user's own script keeps its traceback."""
+def length_hint(text: str) -> str:
+    """What to add to a message if the limit that it names, ``max_positions=(24, 1024)``, may be a Synthesizer's."""
+    numbers = re.findall(r"\d+", "".join(re.findall(r"max_positions=(\([^)]*\)|\d+)", text)))
+    lengths = built_lengths.intersection(map(int, numbers))
+    return "".join(f"; {n} is this model's --synth-max-length, set in training" for n in sorted(lengths))
+
+
+def raised_in(error: BaseException, module: str) -> bool:
+    """Whether code of a module whose name starts with `module` was at work; a user's own script keeps its traceback."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-    return any(frame.f_globals.get("__name__", "").startswith("fairseq") for frame in frames)
+    return any(frame.f_globals.get("__name__", "").startswith(module) for frame in frames)
 
 
-def print_explanations() -> None:
-    """Installs an excepthook that prints one line where `explain` has one, and otherwise does what it did."""
-    previous = sys.excepthook
-
-    def excepthook(cls: Type[BaseException], error: BaseException, trace: Optional[TracebackType]) -> None:
-        line = explain(error)
-        if line is None:
-            previous(cls, error, trace)
-        else:
-            print(f"fairseq_synth: error: {line}", file=sys.stderr)
-
-    sys.excepthook = excepthook
+def raised_by(error: BaseException) -> str:
+    """The name of the module whose code raised `error`."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return frames[-1].f_globals.get("__name__", "") if frames else ""

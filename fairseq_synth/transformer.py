@@ -24,8 +24,8 @@ from omegaconf import II, OmegaConf
 from torch import Tensor
 
 from .attention import SyntheticAttention
-from .compat import FAST_PATH_COPIES, TransformerEncoderLayerBase
 from .errors import SynthesizerError
+from .host.layers import FAST_PATH_COPIES, TransformerEncoderLayerBase
 from .synthesizers import MIXTURES, SYNTHESIZERS, Mixture, parse_spec
 
 logger = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_synth import synthesizers
 from fairseq_synth.architectures import PRESETS, VARIANTS
-from fairseq_synth.compat import FAST_PATH_COPIES
 from fairseq_synth.errors import SynthesizerError
+from fairseq_synth.host.layers import FAST_PATH_COPIES
 from fairseq_synth.transformer import right_padded_columns
 
 SOURCES = [[5, 6, 7, 8, 9, 10, 2], [11, 12, 2], [13, 14, 15, 16, 2]]

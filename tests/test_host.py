@@ -15,9 +15,9 @@ from conftest import ROOT, make_model
 from fairseq.data import data_utils
 from fairseq.file_io import PathManager
 
-from fairseq_synth import compat
 from fairseq_synth.attention import SyntheticAttention
 from fairseq_synth.errors import SynthesizerError, explain
+from fairseq_synth.host import checkpoints, versions
 
 
 @pytest.mark.parametrize("sentences", [0, 1, 5, 8, 100, 3003])
@@ -65,7 +65,7 @@ class TestSafeLoading:
         with pytest.raises(pickle.UnpicklingError):
             self.roundtrip(tmp_path, {"model": Hostile()})
         # also where the host asks for unsafe loading
-        with pytest.raises(pickle.UnpicklingError), compat.weights_only():
+        with pytest.raises(pickle.UnpicklingError), checkpoints.weights_only():
             torch.load(tmp_path / "x.pt", weights_only=False)
         torch.save({"model": Hostile()}, tmp_path / "hostile.pt")
         with pytest.raises(SynthesizerError, match="hostile.pt: refused"):
@@ -129,20 +129,20 @@ def test_a_failed_save_leaves_nothing(tmp_path, monkeypatch):
 @pytest.mark.parametrize("version", ["1.13.1", "2.2.2+cu118"])
 def test_old_torch(version):
     with pytest.raises(SynthesizerError, match="torch .* is too old; supported: Python 3.8 .* torch 2.3"):
-        compat.check_torch(version)
+        versions.check_torch(version)
 
 
 def test_new_torch_is_warned_of(caplog):
-    compat.check_torch("2.13.0+cpu")
+    versions.check_torch("2.13.0+cpu")
     assert not caplog.records
-    compat.check_torch("2.99.0")
+    versions.check_torch("2.99.0")
     assert "torch 2.99.0 is newer than the tested ones; supported:" in caplog.text
 
 
 def test_unusable_fairseq(monkeypatch):
     monkeypatch.setitem(sys.modules, "fairseq.models.transformer", None)
     with pytest.raises(SynthesizerError, match="this fairseq cannot be used .*supported: .*ve-fairseq 0.12.3"):
-        compat.import_host()
+        versions.import_host()
 
 
 @pytest.mark.parametrize(

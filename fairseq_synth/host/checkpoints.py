@@ -1,0 +1,197 @@
+"""Repairs of how fairseq reads and writes checkpoints, and what it may read."""
+
+import argparse
+import collections
+import contextlib
+import os
+import pickle
+import re
+import shutil
+from typing import Any, Iterator, List
+
+import fairseq.checkpoint_utils
+import fairseq.distributed.utils
+import numpy as np
+import omegaconf
+import torch
+from fairseq.file_io import PathManager
+
+from ..errors import UNUSABLE_PATH, SynthesizerError, first_line, raised_in
+from .repairs import repair, replace
+
+
+def load_weights_only() -> bool:
+    """Every checkpoint is loaded with ``weights_only=True``, where torch has it with a list of allowed types (>= 2.6).
+
+    fairseq's main branch and fairseq-fixed say False, which runs what a pickle says.
+    """
+
+    def safely(load_checkpoint_to_cpu: Any) -> Any:
+        def load(*args: Any, **kwargs: Any) -> Any:
+            with weights_only():
+                return load_checkpoint_to_cpu(*args, **kwargs)
+
+        return load
+
+    return replace(fairseq.checkpoint_utils, "load_checkpoint_to_cpu", safely)
+
+
+@contextlib.contextmanager
+def weights_only() -> Iterator[None]:
+    """torch.load with ``weights_only=True``, whatever the caller says, where torch has an allow-list."""
+    load = torch.load
+
+    def load_weights(*args: Any, **kwargs: Any) -> Any:
+        return load(*args, **{**kwargs, "weights_only": True})
+
+    if hasattr(torch.serialization, "safe_globals"):
+        torch.load = load_weights
+    try:
+        yield
+    finally:
+        torch.load = load
+
+
+@repair
+def allow_checkpoint_types() -> bool:
+    """torch >= 2.6 refuses to load the checkpoints of stock models and of ``--eval-bleu`` (all versions).
+
+    The symptom is an UnpicklingError of ``weights_only=True``. Allowed are plain containers of values: the
+    Namespace of a stock model's checkpoint and the numpy arrays that ``--eval-bleu`` logs.
+    """
+    if not hasattr(torch.serialization, "safe_globals"):
+        return False
+    array_parts: List[Any] = [np.ndarray, np.dtype, np.dtypes.Int64DType, np.dtypes.Float64DType]
+    for reconstruct in (np.zeros(1).__reduce__()[0], np.float64(0).__reduce__()[0]):
+        array_parts.append(reconstruct)
+        # a checkpoint names the module by its place in the numpy that wrote it
+        for module in ("numpy.core.multiarray", "numpy._core.multiarray"):
+            array_parts.append((reconstruct, f"{module}.{reconstruct.__name__}"))
+    torch.serialization.add_safe_globals([argparse.Namespace, *array_parts])  # a set: twice is once
+    return True
+
+
+@repair
+def allow_config_in_broadcast() -> bool:
+    """Several processes cannot resume with torch >= 2.6 (UnpicklingError; all versions).
+
+    The first process broadcasts the checkpoint with its config. The config's types are allowed for that alone,
+    never for a file.
+    """
+    if not hasattr(torch.serialization, "safe_globals"):
+        return False
+    config_parts = [
+        omegaconf.DictConfig,
+        omegaconf.ListConfig,
+        omegaconf.base.ContainerMetadata,
+        omegaconf.base.Metadata,
+        omegaconf.nodes.AnyNode,
+        Any,
+        dict,
+        list,
+        int,
+        collections.defaultdict,
+        fairseq.distributed.utils._TensorPlaceholder,
+    ]
+
+    def allowing_config(broadcast_object: Any) -> Any:
+        def broadcast(*args: Any, **kwargs: Any) -> Any:
+            with torch.serialization.safe_globals(config_parts):
+                return broadcast_object(*args, **kwargs)
+
+        return broadcast
+
+    return replace(fairseq.distributed.utils, "broadcast_object", allowing_config)
+
+
+@repair
+def name_unreadable_checkpoints() -> bool:
+    """A checkpoint that cannot be loaded gives a C++ or pickle error without its name (all versions)."""
+
+    def naming_the_file(load_checkpoint_to_cpu: Any) -> Any:
+        def load(path: str, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return load_checkpoint_to_cpu(path, *args, **kwargs)
+            except UNUSABLE_PATH:  # they name it
+                raise
+            except Exception as error:  # a damaged file can fail anywhere in the loader
+                raise SynthesizerError(f"{path}: {why_unreadable(error)}") from error
+
+        return load
+
+    return replace(fairseq.checkpoint_utils, "load_checkpoint_to_cpu", naming_the_file)
+
+
+def why_unreadable(error: Exception) -> str:
+    """What is wrong with a checkpoint whose loading ended in `error`, and what to do, in one line."""
+    if isinstance(error, MemoryError) or "allocate memory" in str(error):
+        return "not enough memory to load it; end other programs, or take a machine with more"
+    if isinstance(error, ImportError):
+        return f"refers to a module that is not installed ({first_line(error)}); install it"
+    refused = re.search(r"GLOBAL (\S+)", str(error))
+    if refused:
+        return (
+            f"refused, it holds {refused[1]}, which is neither a weight nor a setting and might run code; "
+            "take a checkpoint that you trust"
+        )
+    if isinstance(error, pickle.UnpicklingError):
+        return (
+            f"refused, it is damaged or no checkpoint of torch ({first_line(error, 'Unsupported')}); "
+            "take one that you trust"
+        )
+    if raised_in(error, "torch"):
+        return (
+            f"not a readable checkpoint, perhaps cut short ({first_line(error)}); take an earlier one, "
+            "for example with --restore-file"
+        )
+    return (
+        f"not a checkpoint of fairseq-train ({type(error).__name__}: {first_line(error)}); give one that it has "
+        "written, such as checkpoint_best.pt"
+    )
+
+
+@repair
+def write_checkpoints_atomically() -> bool:
+    """fairseq copies a new checkpoint *onto* checkpoint_last.pt and checkpoint_best.pt (all versions).
+
+    A kill or a full disk in the middle leaves them cut short, and the old ones gone. Here a file that would be
+    overwritten is replaced once its copy is complete.
+    """
+
+    def with_rename(copy: Any) -> Any:
+        def copy_then_rename(src_path: str, dst_path: str, overwrite: bool = False) -> Any:
+            if not overwrite or not PathManager.supports_rename(dst_path):
+                return copy(src_path, dst_path, overwrite=overwrite)
+            with removed_on_error(dst_path + ".tmp"):
+                shutil.copyfile(src_path, dst_path + ".tmp")  # raises; iopath's own only returns False
+                os.replace(dst_path + ".tmp", dst_path)
+            return True
+
+        return copy_then_rename
+
+    return replace(PathManager, "copy", with_rename)
+
+
+@repair
+def remove_unfinished_checkpoints() -> bool:
+    """A checkpoint that cannot be written, as on a full disk, leaves a ``.tmp`` file behind (all versions)."""
+
+    def with_removal(torch_persistent_save: Any) -> Any:
+        def save(obj: Any, filename: str, async_write: bool = False) -> Any:
+            with removed_on_error(f"{filename}.tmp"):
+                return torch_persistent_save(obj, filename, async_write=async_write)
+
+        return save
+
+    return replace(fairseq.checkpoint_utils, "torch_persistent_save", with_removal)
+
+
+@contextlib.contextmanager
+def removed_on_error(path: str) -> Iterator[None]:
+    """Removes the file `path`, if it exists, when the body fails."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(path)
+        raise

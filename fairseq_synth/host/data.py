@@ -1,0 +1,138 @@
+"""Repairs of how fairseq forms batches."""
+
+from types import SimpleNamespace
+from typing import Any, Iterable, List, Tuple
+
+import fairseq.data.audio.raw_audio_dataset
+import fairseq.data.bucket_pad_length_dataset
+import fairseq.data.data_utils
+import numpy as np
+from fairseq.data import LanguagePairDataset
+from fairseq.tasks import FairseqTask
+
+from .repairs import repair, replace
+
+
+@repair
+def restore_numpy_compat() -> bool:
+    """fairseq calls ``np.compat.long``, which numpy 2 has no more (AttributeError; all versions with numpy >= 2)."""
+    if hasattr(np, "compat"):
+        return False
+    np.compat = SimpleNamespace(long=int)
+    return True
+
+
+@repair
+def find_buckets_with_new_numpy() -> bool:
+    """``--num-batch-buckets`` ends in a TypeError: ``np.percentile`` has no ``interpolation`` (all versions).
+
+    numpy 1.22 has renamed the argument to ``method``; newer ones know only that.
+    """
+    try:
+        np.percentile([1], 50, interpolation="lower")
+        return False
+    except TypeError:
+        pass
+
+    def with_method(get_buckets: Any) -> Any:
+        def find_buckets(sizes: np.ndarray, num_buckets: int) -> np.ndarray:
+            edges = np.percentile(sizes, np.linspace(0, 100, num_buckets + 1), method="lower")
+            return np.unique(edges[1:])
+
+        return find_buckets
+
+    # fairseq's modules hold the function by name
+    modules = (
+        fairseq.data.data_utils,
+        fairseq.data.bucket_pad_length_dataset,
+        fairseq.data.audio.raw_audio_dataset,
+    )
+    return any([replace(module, "get_buckets", with_method) for module in modules])
+
+
+@repair
+def keep_last_batch() -> bool:
+    """fairseq drops the last n mod 8 sentences of every data set (after 0.12.2; its issue #5036).
+
+    ``batch_by_size`` returns consecutive batches less a last one whose size is no multiple of
+    ``--required-batch-size-multiple``: 100 test sentences give 96 translations. 0.12.2 keeps it.
+    """
+    three = np.arange(3)
+    sizes = dict(num_tokens_vec=three, max_sentences=8, required_batch_size_multiple=8)
+    if fairseq.data.data_utils.batch_by_size(three, None, **sizes):
+        return False
+
+    def keeping_all(batch_by_size: Any) -> Any:
+        def batch_all(indices: Iterable[int], *args: Any, **kwargs: Any) -> List[Any]:
+            if not isinstance(indices, np.ndarray):
+                indices = np.fromiter(indices, dtype=np.int64, count=-1)
+            if len(indices) == 0:
+                return []
+            batches = list(batch_by_size(indices, *args, **kwargs))
+            fixed_shapes = kwargs.get("fixed_shapes", args[5] if len(args) > 5 else None)
+            kept = sum(len(batch) for batch in batches)
+            if fixed_shapes is None and kept < len(indices):
+                batches.append(indices[kept:])
+            return batches
+
+        return batch_all
+
+    return replace(fairseq.data.data_utils, "batch_by_size", keeping_all)
+
+
+@repair
+def keep_bucketed_sentences() -> bool:
+    """With ``--num-batch-buckets``, sentences that fit the model are skipped as too long (all versions).
+
+    The last bucket reaches to the longest sentence of the corpus, and its size is what is compared with the model's
+    limit, for every sentence in it. Here no bucket is larger than the limit.
+    """
+
+    def with_cut_buckets(filter_indices_by_size: Any) -> Any:
+        def cut_and_filter(self: LanguagePairDataset, indices: np.ndarray, max_sizes: Any) -> Any:
+            if self.buckets is not None and max_sizes is not None:
+                limits = max_sizes if isinstance(max_sizes, (tuple, list)) else (max_sizes, max_sizes)
+                cut_buckets(self, limits)
+            return filter_indices_by_size(self, indices, max_sizes)
+
+        return cut_and_filter
+
+    return replace(LanguagePairDataset, "filter_indices_by_size", with_cut_buckets)
+
+
+def cut_buckets(dataset: LanguagePairDataset, limits: Tuple[float, float]) -> None:
+    """Gives each sentence of at most `limits` (source, target) tokens a padded size of at most that."""
+    lengths = dataset.sizes.reshape(len(dataset), -1).T  # (1 or 2, sentences), without padding
+    for side, length, limit in zip((dataset.src, dataset.tgt), lengths, limits):
+        # in place: the dataset holds the array too, as src_sizes or tgt_sizes
+        np.copyto(side.sizes, np.minimum(side.sizes, limit), where=length <= limit, casting="unsafe")
+    dataset.bucketed_num_tokens = dataset.num_tokens_vec(np.arange(len(dataset)))
+    dataset.buckets = [(None, size) for size in np.unique(dataset.bucketed_num_tokens)]
+
+
+@repair
+def resume_with_the_same_batches() -> bool:
+    """A run resumed after its first epoch groups sentences into other batches than the run it continues.
+
+    All versions: batches are formed once, from ``--seed`` plus the epoch that the process starts in, and reused
+    in every epoch after it. Here that is the first epoch always; their order still changes with the epoch.
+    """
+
+    def of_first_epoch(get_batch_iterator: Any) -> Any:
+        def get_iterator(self: FairseqTask, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+            epoch = kwargs.get("epoch", 1)
+            reused = (
+                self.can_reuse_epoch_itr(dataset)
+                and not kwargs.get("disable_iterator_cache")  # sharded data: another shard in each epoch
+                and not kwargs.get("update_epoch_batch_itr")
+                and not getattr(getattr(self, "cfg", None), "rebuild_batches", False)
+            )
+            if epoch == 1 or not reused or dataset in self.dataset_to_epoch_iter:
+                return get_batch_iterator(self, dataset, *args, **kwargs)
+            iterator = get_batch_iterator(self, dataset, *args, **{**kwargs, "epoch": 1})
+            iterator.epoch = epoch
+            return iterator
+
+        return get_iterator
+
+    return replace(FairseqTask, "get_batch_iterator", of_first_epoch)

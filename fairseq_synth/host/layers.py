@@ -1,0 +1,41 @@
+"""fairseq's encoder layer in a form whose self-attention can be replaced. fairseq's own class stays as it is."""
+
+from types import SimpleNamespace
+from typing import Any, Type
+
+import fairseq.modules.transformer_layer
+import torch
+import torch.nn as nn
+
+# of weights, in every encoder layer of fairseq 0.12.2 and of its checkpoints
+FAST_PATH_COPIES = [f"{name}_{part}" for name in ("in_proj", "out_proj", "fc1", "fc2") for part in ("weight", "bias")]
+
+
+def without_fast_path(layer_class: Type[nn.Module]) -> Type[nn.Module]:
+    """fairseq 0.12.2's encoder layer computes its own dot-product attention at inference (BetterTransformer).
+
+    It bypasses the layer's ``self_attn`` once a checkpoint is loaded, keeps eight dead copies of the weights
+    for that, and cannot be built around an attention without q_proj. This is the same layer without it.
+    """
+    if "_load_from_state_dict" not in vars(layer_class):
+        return layer_class
+
+    class TransformerEncoderLayerWithoutFastPath(layer_class):  # type: ignore[misc, valid-type]
+        def __init__(self, cfg: Any, return_fc: bool = False) -> None:
+            build_self_attention = self.build_self_attention
+            # what the host's copies are shaped after
+            size = {"weight": torch.empty(0, 0), "bias": torch.empty(0)}
+            stand_in = SimpleNamespace(q_proj=SimpleNamespace(**size), out_proj=SimpleNamespace(**size))
+            object.__setattr__(self, "build_self_attention", lambda embed_dim, cfg: stand_in)
+            super().__init__(cfg, return_fc=return_fc)
+            for name in FAST_PATH_COPIES:
+                delattr(self, name)
+                setattr(self, name, torch.empty(0))  # no parameter; TorchScript looks for the name
+            del self.build_self_attention, self.self_attn
+            self.self_attn = build_self_attention(self.embed_dim, cfg)
+            self.can_use_fastpath = False
+
+    return TransformerEncoderLayerWithoutFastPath
+
+
+TransformerEncoderLayerBase = without_fast_path(fairseq.modules.transformer_layer.TransformerEncoderLayerBase)

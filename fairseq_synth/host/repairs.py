@@ -1,0 +1,64 @@
+"""The list of repairs: each is one function, applied once, logged when applied, and can be switched off by name."""
+
+import functools
+import inspect
+import logging
+import os
+from typing import Any, Callable, Dict, Set
+
+from ..errors import SynthesizerError
+
+logger = logging.getLogger(__name__)
+
+SWITCH = "FAIRSEQ_SYNTH_NO_REPAIRS"
+MARK = "fairseq_synth_repairs"  # the attribute of a replaced function that names what replaced it
+
+REPAIRS: Dict[str, Callable[[], bool]] = {}
+
+
+def repair(function: Callable[[], bool]) -> Callable[[], bool]:
+    """Adds a repair to `REPAIRS`. Called, it returns whether it has changed anything; twice is once."""
+    REPAIRS[function.__name__] = function
+    return function
+
+
+def apply_repairs() -> None:
+    """Applies every repair listed so far that is not switched off, and logs at debug level which ones were needed."""
+    off = switched_off()
+    for name, function in REPAIRS.items():
+        if not off & {name, "all"} and function():
+            logger.debug(f"repaired fairseq: {name} ({SWITCH}={name} leaves it as it is)")
+
+
+def switched_off() -> Set[str]:
+    """The names in the environment variable `SWITCH`, which are joined by commas."""
+    return {name.strip() for name in os.environ.get(SWITCH, "").split(",")} - {""}
+
+
+def check_switch() -> None:
+    """Raises SynthesizerError if `SWITCH` holds anything but names of repairs or ``all``."""
+    for name in sorted(switched_off() - {"all", *REPAIRS}):
+        raise SynthesizerError(f"{SWITCH}: {name!r} is no repair; give all, or some of {', '.join(sorted(REPAIRS))}")
+
+
+def replace(owner: Any, attribute: str, make: Callable[[Any], Any]) -> bool:
+    """Puts ``make(function)`` in the place of the function ``owner.attribute``.
+
+    Args:
+        owner: a module or class.
+        make: its qualified name marks the result, so that a second call changes nothing, not even one by another
+            copy of this package.
+
+    Returns:
+        Whether the function was replaced now.
+    """
+    function = getattr(owner, attribute)
+    marks = getattr(function, MARK, ())
+    if make.__qualname__ in marks:
+        return False
+    replacement = functools.wraps(function)(make(function))
+    setattr(replacement, MARK, (*marks, make.__qualname__))
+    if isinstance(inspect.getattr_static(owner, attribute), staticmethod):
+        replacement = staticmethod(replacement)
+    setattr(owner, attribute, replacement)
+    return True

@@ -1,0 +1,41 @@
+"""Which fairseq and torch the plugin works with."""
+
+import logging
+import platform
+
+from ..errors import SynthesizerError, first_line
+
+logger = logging.getLogger(__name__)
+
+SUPPORTED = (
+    "supported: Python 3.8 to 3.10 with fairseq 0.12.2 and torch 2.3, Python 3.11 and 3.12 with ve-fairseq 0.12.3 "
+    "and torch 2.6 to 2.13"
+)
+
+
+def check_torch(version: str) -> None:
+    """Refuses a torch older than the tested ones; warns of a newer one.
+
+    Raises:
+        SynthesizerError: names the supported versions.
+    """
+    major, minor = (int(part) for part in version.split(".")[:2])
+    if (major, minor) < (2, 3):
+        raise SynthesizerError(f"torch {version} is too old; {SUPPORTED}")
+    if (major, minor) > (2, 13):
+        logger.warning(f"torch {version} is newer than the tested ones; {SUPPORTED}")
+
+
+def import_host() -> None:
+    """Imports fairseq's Transformer.
+
+    Raises:
+        SynthesizerError: this fairseq has none that fits, or does not import on this Python.
+    """
+    try:
+        from fairseq.models.transformer import TransformerEncoderBase  # noqa: F401
+    except Exception as error:  # 0.12.2 on Python 3.11 fails with a ValueError from dataclasses
+        reason = first_line(error)
+        raise SynthesizerError(
+            f"this fairseq cannot be used with Python {platform.python_version()} ({reason}); {SUPPORTED}"
+        ) from error
