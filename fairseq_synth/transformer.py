@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import logging
+import math
 from dataclasses import field
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
@@ -24,8 +25,9 @@ from omegaconf import II, OmegaConf
 from torch import Tensor
 
 from .attention import SyntheticAttention
-from .errors import SynthesizerError
+from .errors import SynthesizerError, built_lengths
 from .host.layers import FAST_PATH_COPIES, TransformerEncoderLayerBase
+from .lengths import check_min_len, check_padding, cut_sources
 from .synthesizers import MIXTURES, SYNTHESIZERS, Mixture, parse_spec
 
 logger = logging.getLogger(__name__)
@@ -101,6 +103,8 @@ SynthesizerTransformerConfig = dataclasses.make_dataclass(
 class SynthesizerTransformer(TransformerModelBase):
     """The Transformer with synthesized self-attention (arXiv 2005.00743); cross-attention stays as it is."""
 
+    reads_targets = True
+
     @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
         """Adds the flags, without defaults: those are the architecture's."""
@@ -119,10 +123,11 @@ class SynthesizerTransformer(TransformerModelBase):
         """
         model = super().build_model(transformer_config(cfg), task)
         if model.encoder.max_length or model.decoder.max_length:
-            logger.info(
-                f"--synth-max-length {model.cfg.synth_max_length}: longer sentences are skipped in training, refused "
-                "elsewhere"
-            )
+            length = model.cfg.synth_max_length
+            check_padding(task, length)
+            cut_sources(task, model.encoder.max_positions())
+            built_lengths.add(length)
+            logger.info(f"--synth-max-length {length}: longer sentences are skipped in training, refused elsewhere")
         return model
 
     @classmethod
@@ -132,6 +137,23 @@ class SynthesizerTransformer(TransformerModelBase):
     @classmethod
     def build_decoder(cls, cfg: TransformerConfig, tgt_dict: Any, embed_tokens: nn.Embedding) -> "SynthesizerDecoder":
         return SynthesizerDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
+
+    def prepare_for_inference_(self, cfg: Any) -> None:
+        """As the host's. From here on references are compared with the output, and are not read by the model.
+
+        Raises:
+            SynthesizerError: ``--min-len`` is more than the model can write.
+        """
+        super().prepare_for_inference_(cfg)
+        generation = getattr(cfg, "generation", None)
+        self.reads_targets = bool(getattr(generation, "score_reference", False))
+        if not self.reads_targets:
+            check_min_len(generation, self.decoder.max_positions(), self.decoder.max_length)
+
+    def max_positions(self) -> Tuple[int, float]:
+        """Longest source and target in tokens; a reference that the model does not read may have any length."""
+        source, target = super().max_positions()
+        return source, target if self.reads_targets else math.inf
 
 
 def transformer_config(cfg: Any) -> TransformerConfig:
@@ -153,9 +175,9 @@ def transformer_config(cfg: Any) -> TransformerConfig:
             "--cross-self-attention joins the encoder's keys to the decoder's; synthesized logits have no such keys: "
             "leave the flag out"
         )
-    for flag in ("synth_max_length", "synth_rank"):
-        if getattr(args, flag) < 1:
-            raise SynthesizerError(f"--{flag.replace('_', '-')} {getattr(args, flag)}: must be at least 1")
+    for flag, least in (("synth_max_length", 2), ("synth_rank", 1)):  # 2: a token and the end of the sentence
+        if getattr(args, flag) < least:
+            raise SynthesizerError(f"--{flag.replace('_', '-')} {getattr(args, flag)}: must be at least {least}")
     for side in ("encoder", "decoder"):
         width, heads = getattr(args, f"{side}_embed_dim"), getattr(args, f"{side}_attention_heads")
         if heads < 1 or width % heads:

@@ -1,0 +1,47 @@
+"""What the limit of a Synthesizer, --synth-max-length, means for flags that fairseq keeps elsewhere."""
+
+from typing import Any, Optional
+
+from .errors import SynthesizerError
+
+
+def check_padding(task: Any, max_length: int) -> None:
+    """Refuses ``--required-seq-len-multiple`` if it would pad sentences that fit the model beyond `max_length`.
+
+    Raises:
+        SynthesizerError: names lengths that would do.
+    """
+    multiple = flag(task, "required_seq_len_multiple") or 1
+    below = max_length // multiple * multiple
+    if below < max_length:
+        fitting = [str(length) for length in (below, below + multiple) if length]
+        raise SynthesizerError(
+            f"--required-seq-len-multiple {multiple}: sentences of more than {below} tokens would be padded beyond "
+            f"--synth-max-length {max_length}; leave it out, or train with --synth-max-length {' or '.join(fitting)}"
+        )
+
+
+def cut_sources(task: Any, max_positions: int) -> None:
+    """Lets ``--truncate-source`` cut at what the model reads: fairseq cuts at ``--max-source-positions``."""
+    if flag(task, "truncate_source") and flag(task, "max_source_positions") > max_positions:
+        task.cfg.max_source_positions = max_positions
+
+
+def check_min_len(generation: Any, max_positions: int, max_length: Optional[int]) -> None:
+    """Refuses a ``--min-len`` above what the model writes: `max_positions` tokens, the end of sentence included.
+
+    Raises:
+        SynthesizerError: names the longest that is possible.
+    """
+    most = max_positions - 1
+    if getattr(generation, "min_len", 1) > most:
+        limit = "--max-target-positions" if max_length is None else f"--synth-max-length {max_length}"
+        raise SynthesizerError(
+            f"--min-len {generation.min_len}: this model writes at most {most} tokens and the end of sentence "
+            f"({limit}); choose at most {most}"
+        )
+
+
+def flag(task: Any, name: str) -> Any:
+    """A flag of the task, or None where it has no such flag."""
+    return getattr(getattr(task, "cfg", None), name, None)
