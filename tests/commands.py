@@ -11,8 +11,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from fairseq import checkpoint_utils
 from fairseq_cli import preprocess, train
+
+from fairseq_synth.errors import explain
 
 ROOT = Path(__file__).resolve().parent.parent
 USER_DIR = ["--user-dir", str(ROOT / "fairseq_synth")]
@@ -44,6 +47,15 @@ def run_cli(main, *argv, stdin=None):
         sys.argv, sys.stdin = old
         logging.getLogger().removeHandler(handler)
     return out.getvalue(), log.getvalue()
+
+
+def complaint(main, *argv):
+    """The one line that a user sees of a command line that fails, run in this process."""
+    with pytest.raises(BaseException) as caught:
+        run_cli(main, *argv)
+    line = explain(caught.value)
+    assert line and "\n" not in line, caught.getrepr()
+    return line
 
 
 def command(name, *argv, check=True, **kwargs):

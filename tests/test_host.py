@@ -2,22 +2,34 @@
 
 import argparse
 import errno
+import importlib.util
 import os
 import pickle
+import re
+import signal
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import fairseq.checkpoint_utils
+import fairseq.distributed.utils
+import fairseq.options
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, make_model
-from fairseq.data import data_utils
+from conftest import ROOT, make_dictionary, make_model
+from fairseq.data import LanguagePairDataset, data_utils
+from fairseq.distributed import DistributedTimeoutWrapper
 from fairseq.file_io import PathManager
+from fairseq.models.ema.ema import EMA
+from fairseq.tasks import FairseqTask
+from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
+from fairseq_synth import host
 from fairseq_synth.attention import SyntheticAttention
 from fairseq_synth.errors import SynthesizerError, explain
-from fairseq_synth.host import checkpoints, versions
+from fairseq_synth.host import checkpoints, messages, repairs, versions
 
 
 @pytest.mark.parametrize("sentences", [0, 1, 5, 8, 100, 3003])
@@ -38,6 +50,40 @@ def test_fixed_shapes_are_left_alone():
     shapes = [(4, 8)]
     batches = data_utils.batch_by_size(np.arange(10), lambda i: 8, fixed_shapes=shapes)
     assert all(len(b) <= 4 for b in batches)
+
+
+def bucketed(lengths, buckets):
+    """A corpus whose sources have `lengths` tokens and whose targets have three tokens less, in buckets."""
+    dictionary = make_dictionary()
+    sources = [torch.full((n,), 5) for n in lengths]
+    targets = [torch.full((max(n - 3, 1),), 5) for n in lengths]
+    sizes = [list(map(len, side)) for side in (sources, targets)]
+    return LanguagePairDataset(
+        sources, sizes[0], dictionary, targets, sizes[1], dictionary, num_buckets=buckets, shuffle=False
+    )
+
+
+@pytest.mark.parametrize("buckets", [1, 3, 100])
+@pytest.mark.parametrize("limits", [(24, 24), (24, 10), (1024, 24), 24, (24, float("inf")), (1024, 1024)])
+def test_buckets_lose_no_sentence(buckets, limits):
+    """A sentence is skipped if it is too long, and not if its bucket is; what is padded fits the model."""
+    dataset = bucketed(range(1, 31), buckets)
+    kept, ignored = dataset.filter_indices_by_size(dataset.ordered_indices(), limits)
+    source, target = limits if isinstance(limits, tuple) else (limits, limits)
+    fitting = [i for i in range(30) if i + 1 <= source and max(i - 2, 1) <= target]
+    assert sorted(kept) == fitting and sorted([*kept, *ignored]) == list(range(30))
+    batches = dataset.batch_by_size(kept, max_tokens=100)
+    assert sorted(np.concatenate(batches)) == fitting
+    for batch in batches:
+        collated = dataset.collater([dataset[i] for i in batch])
+        assert collated["net_input"]["src_tokens"].size(1) <= source and collated["target"].size(1) <= target
+        assert len(batch) * max(collated["net_input"]["src_tokens"].size(1), collated["target"].size(1)) <= 100
+        assert collated["ntokens"] == sum(max(i - 2, 1) for i in batch)
+
+
+def test_buckets_are_percentiles():
+    assert data_utils.get_buckets(np.arange(1, 101), 4).tolist() == [25, 50, 75, 100]
+    assert bucketed(range(1, 101), 4).src.buckets.tolist() == [25, 50, 75, 100]
 
 
 def test_numpy_compat():
@@ -80,6 +126,48 @@ class TestSafeLoading:
             self.roundtrip(tmp_path, OmegaConf.create({"a": 1}))
 
 
+def unreadable(path):
+    """The one line about a checkpoint that cannot be loaded."""
+    with pytest.raises(SynthesizerError) as caught:
+        fairseq.checkpoint_utils.load_checkpoint_to_cpu(str(path))
+    line = str(caught.value)
+    assert line.startswith(f"{path}: ") and "\n" not in line
+    return line
+
+
+@pytest.mark.skipif(not hasattr(torch.serialization, "safe_globals"), reason="torch without an allow-list")
+@pytest.mark.parametrize("reference", [os.system, eval, SynthesizerError])
+def test_what_is_refused_is_named(tmp_path, reference):
+    """The type that is not allowed, and not torch's advice to load the file without a check."""
+    torch.save({"model": reference}, tmp_path / "hostile.pt")
+    line = unreadable(tmp_path / "hostile.pt")
+    assert re.search(f"it holds ([a-z_.]*[.])?{reference.__name__}, ", line) and "refused" in line
+    assert "weights_only" not in line and "safe_globals" not in line
+
+
+@pytest.mark.parametrize(
+    "error, part",
+    [
+        (MemoryError(), "not enough memory"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), "not enough memory"),
+        (ModuleNotFoundError("No module named 'apex'"), "No module named 'apex'"),
+    ],
+)
+def test_why_a_load_failed(tmp_path, monkeypatch, error, part):
+    def fail(*args, **kwargs):
+        raise error
+
+    torch.save({"model": {}}, tmp_path / "checkpoint1.pt")
+    monkeypatch.setattr(torch, "load", fail)
+    line = unreadable(tmp_path / "checkpoint1.pt")
+    assert part in line and "cut short" not in line
+
+
+def test_text_in_place_of_a_checkpoint(tmp_path):
+    (tmp_path / "a.pt").write_text("hello, this is no checkpoint")
+    assert "not a readable checkpoint" in unreadable(tmp_path / "a.pt")
+
+
 def test_truncated_checkpoint(tmp_path):
     """One line with the file's name, however much of it is left."""
     path = tmp_path / "checkpoint1.pt"
@@ -92,10 +180,12 @@ def test_truncated_checkpoint(tmp_path):
         assert "\n" not in str(caught.value)
 
 
-def test_not_a_fairseq_checkpoint(tmp_path):
-    torch.save({"weights": torch.zeros(3)}, tmp_path / "other.pt")
-    with pytest.raises(SynthesizerError, match="other.pt"):
-        fairseq.checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "other.pt"))
+@pytest.mark.parametrize("name", ["weights", "model"])
+def test_not_a_fairseq_checkpoint(tmp_path, name):
+    """A file of torch that is whole, but holds something else."""
+    torch.save({name: torch.zeros(3)}, tmp_path / "other.pt")
+    line = unreadable(tmp_path / "other.pt")
+    assert "not a checkpoint of fairseq-train" in line and "cut short" not in line
 
 
 def test_a_copy_is_whole_or_absent(tmp_path, monkeypatch):
@@ -117,6 +207,15 @@ def test_a_copy_is_whole_or_absent(tmp_path, monkeypatch):
     assert last.read_bytes() == new.read_bytes()
 
 
+def test_a_copy_without_overwrite_is_the_hosts(tmp_path, monkeypatch):
+    """Only checkpoints, which are overwritten, are copied in another way."""
+    calls = []
+    monkeypatch.setattr(checkpoints.shutil, "copyfile", lambda *args: calls.append(args))
+    monkeypatch.setattr(checkpoints.os, "replace", lambda *args: pytest.fail("replaced"))
+    PathManager.copy("a", str(tmp_path / "b"))
+    assert calls == [("a", str(tmp_path / "b"))] or calls == []  # iopath, where it is installed, has its own
+
+
 def test_a_failed_save_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     path = tmp_path / "checkpoint1.pt"
@@ -124,6 +223,131 @@ def test_a_failed_save_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(Exception, match="pickle"):
         fairseq.checkpoint_utils.torch_persistent_save({"x": lambda: 0}, str(path))
     assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["checkpoint1.pt"]
+
+
+def test_sharded_data_has_batches_of_its_own_in_each_epoch(data):
+    """Without the iterators' cache nothing is reused, and the host forms the batches of the epoch at hand."""
+
+    def batches(get_batch_iterator, epoch):
+        cfg = TranslationConfig(data=str(data / "bin"), source_lang="en", target_lang="de", dataset_impl="mmap")
+        task = TranslationTask.setup_task(cfg)
+        task.load_dataset("train")
+        kwargs = dict(max_tokens=200, epoch=epoch, disable_iterator_cache=True)
+        return [b.tolist() for b in get_batch_iterator(task, task.dataset("train"), **kwargs).frozen_batches]
+
+    ours, hosts = FairseqTask.get_batch_iterator, FairseqTask.get_batch_iterator.__wrapped__
+    assert batches(ours, 2) == batches(hosts, 2) != batches(hosts, 1)
+
+
+@pytest.mark.parametrize("fp32", [False, True], ids=["as-the-model", "fp32"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_ema_averages_tied_weights_once(dtype, fp32):
+    """One update with a decay of a half: each average is halfway between old and new, tied or not, and none is lost."""
+    config = SimpleNamespace(ema_decay=0.5, ema_start_update=0, ema_fp32=fp32, ema_update_freq=1, ema_seed_model=None)
+    model = make_model(share_all_embeddings=True, encoder_normalize_before=True, decoder_normalize_before=True)
+    model = model.to(dtype)
+    ema = EMA(model, config)
+    old = {name: weight.clone() for name, weight in model.state_dict().items()}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+    ema.step(model, updates=1)
+    for name, new in model.state_dict().items():
+        torch.testing.assert_close(ema.get_model().state_dict()[name], (old[name] + new) / 2, rtol=0.01, atol=0.01)
+
+
+def test_a_process_that_waits_is_terminated():
+    """SIGTERM if nothing else is asked for; the host's other arguments stay."""
+    module = torch.nn.Linear(1, 1)
+    assert DistributedTimeoutWrapper(module, timeout=0).signal == signal.SIGTERM
+    assert DistributedTimeoutWrapper(module, timeout=0, signal=signal.SIGKILL).signal == signal.SIGKILL
+    assert DistributedTimeoutWrapper(module, 0, signal.SIGINT).signal == signal.SIGINT
+
+
+PLACES = [
+    (sys, "excepthook"),
+    (torch, "load"),
+    (data_utils, "batch_by_size"),
+    (data_utils, "get_buckets"),
+    (LanguagePairDataset, "filter_indices_by_size"),
+    (FairseqTask, "get_batch_iterator"),
+    (DistributedTimeoutWrapper, "__init__"),
+    (EMA, "_step_internal"),
+    (EMA, "restore"),
+    (PathManager, "copy"),
+    (fairseq.checkpoint_utils, "load_checkpoint"),
+    (fairseq.checkpoint_utils, "load_checkpoint_to_cpu"),
+    (fairseq.checkpoint_utils, "torch_persistent_save"),
+    (fairseq.distributed.utils, "broadcast_object"),
+    (fairseq.options, "parse_args_and_arch"),
+]
+
+
+def test_repairs_are_applied_once(caplog):
+    """A second import, by any name, wraps nothing again."""
+    before = [getattr(*place) for place in PLACES]
+    caplog.set_level("DEBUG", logger=repairs.__name__)
+    repairs.apply_repairs()
+    for module in (repairs, messages, checkpoints, host.data, host.training):
+        path = Path(module.__file__)
+        spec = importlib.util.spec_from_file_location(f"fairseq_synth.host.{path.stem}_again", path)
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    repairs.apply_repairs()
+    checkpoints.load_weights_only()
+    assert [getattr(*place) for place in PLACES] == before
+
+
+# only where numpy is new, or the host is later than 0.12.2
+UNNEEDED = {"restore_numpy_compat", "find_buckets_with_new_numpy", "keep_last_batch", "allow_checkpoint_types"}
+UNNEEDED |= {"allow_config_in_broadcast"}
+
+
+def run_python(code, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env={**os.environ, **environment}
+    )
+
+
+def test_repairs_are_logged_and_can_be_switched_off():
+    """Some by name; what is left is logged once each."""
+    off = "keep_last_batch, write_checkpoints_atomically"
+    code = (
+        "import fairseq_synth, fairseq.file_io, logging; from fairseq_synth.host import repairs;"
+        "print(*repairs.REPAIRS); repairs.apply_repairs();"
+        "print(hasattr(fairseq.file_io.PathManager.copy, repairs.MARK))"
+    )
+    done = run_python(code, FAIRSEQ_SYNTH_NO_REPAIRS=off, LOGLEVEL="debug")
+    names, copy_is_marked = done.stdout.splitlines()
+    logged = re.findall(r"DEBUG.*repaired fairseq: (\w+)", done.stderr)
+    assert copy_is_marked == "False" and len(set(logged)) == len(logged)
+    assert set(logged) | set(off.split(", ")) >= set(names.split()) - {"print_one_line_errors"} - UNNEEDED
+    assert not set(logged) & set(off.split(", "))
+
+
+def test_all_repairs_can_be_switched_off():
+    """But for one: no checkpoint is unpickled without a check."""
+    code = (
+        "import fairseq_synth, fairseq.checkpoint_utils as c, sys; from fairseq_synth.host import repairs;"
+        "print(sys.excepthook is sys.__excepthook__, getattr(c.load_checkpoint_to_cpu, repairs.MARK))"
+    )
+    done = run_python(code, FAIRSEQ_SYNTH_NO_REPAIRS="all")
+    assert done.stdout.strip() == "True ('load_weights_only.<locals>.safely',)", done.stderr
+
+
+@pytest.mark.parametrize("value", ["1", "all,keep_last_batch"])
+def test_a_repair_that_does_not_exist(value):
+    done = run_python("import fairseq_synth", FAIRSEQ_SYNTH_NO_REPAIRS=value)
+    assert done.returncode != 0
+    line = done.stderr.strip().splitlines()[-1]
+    assert line.startswith(f"fairseq_synth: error: FAIRSEQ_SYNTH_NO_REPAIRS={value}: give all, or names")
+    assert "keep_last_batch" in line and "Traceback" not in done.stderr
+
+
+def test_every_repair_says_what_it_is_for():
+    """Its docstring's first line has the symptom; the versions stand in it."""
+    for name, function in repairs.REPAIRS.items():
+        first, *rest = function.__doc__.splitlines()
+        assert first.endswith((".", ":")) and re.search("all versions|0.12.2|versions", function.__doc__, re.I), name
 
 
 @pytest.mark.parametrize("version", ["1.13.1", "2.2.2+cu118"])

@@ -59,7 +59,8 @@ def allow_checkpoint_types() -> bool:
     The symptom is an UnpicklingError of ``weights_only=True``. Allowed are plain containers of values: the
     Namespace of a stock model's checkpoint and the numpy arrays that ``--eval-bleu`` logs.
     """
-    if not hasattr(torch.serialization, "safe_globals"):
+    safe = torch.serialization
+    if not hasattr(safe, "safe_globals") or argparse.Namespace in safe.get_safe_globals():
         return False
     array_parts: List[Any] = [np.ndarray, np.dtype, np.dtypes.Int64DType, np.dtypes.Float64DType]
     for reconstruct in (np.zeros(1).__reduce__()[0], np.float64(0).__reduce__()[0]):
@@ -67,7 +68,7 @@ def allow_checkpoint_types() -> bool:
         # a checkpoint names the module by its place in the numpy that wrote it
         for module in ("numpy.core.multiarray", "numpy._core.multiarray"):
             array_parts.append((reconstruct, f"{module}.{reconstruct.__name__}"))
-    torch.serialization.add_safe_globals([argparse.Namespace, *array_parts])  # a set: twice is once
+    safe.add_safe_globals([argparse.Namespace, *array_parts])
     return True
 
 

@@ -9,6 +9,8 @@ from typing import Any, Callable, Dict, Set
 from ..errors import SynthesizerError
 
 logger = logging.getLogger(__name__)
+# LOGLEVEL is fairseq's. Without it, where nobody configures logging, importing fairseq turns on everybody's DEBUG.
+logger.setLevel(logging.DEBUG if os.environ.get("LOGLEVEL", "").upper() == "DEBUG" else logging.INFO)
 
 SWITCH = "FAIRSEQ_SYNTH_NO_REPAIRS"
 MARK = "fairseq_synth_repairs"  # the attribute of a replaced function that names what replaced it
@@ -26,19 +28,21 @@ def apply_repairs() -> None:
     """Applies every repair listed so far that is not switched off, and logs at debug level which ones were needed."""
     off = switched_off()
     for name, function in REPAIRS.items():
-        if not off & {name, "all"} and function():
-            logger.debug(f"repaired fairseq: {name} ({SWITCH}={name} leaves it as it is)")
+        if off != {"all"} and name not in off and function():
+            logger.debug(f"repaired fairseq: {name}")
 
 
 def switched_off() -> Set[str]:
-    """The names in the environment variable `SWITCH`, which are joined by commas."""
+    """The names in the environment variable `SWITCH`, which are joined by commas; ``all`` alone stands for each."""
     return {name.strip() for name in os.environ.get(SWITCH, "").split(",")} - {""}
 
 
 def check_switch() -> None:
-    """Raises SynthesizerError if `SWITCH` holds anything but names of repairs or ``all``."""
-    for name in sorted(switched_off() - {"all", *REPAIRS}):
-        raise SynthesizerError(f"{SWITCH}: {name!r} is no repair; give all, or some of {', '.join(sorted(REPAIRS))}")
+    """Raises SynthesizerError if `SWITCH` holds anything but names of repairs, or ``all`` alone."""
+    if switched_off() != {"all"} and not switched_off() <= set(REPAIRS):
+        raise SynthesizerError(
+            f"{SWITCH}={os.environ[SWITCH]}: give all, or names joined by commas, from {', '.join(sorted(REPAIRS))}"
+        )
 
 
 def replace(owner: Any, attribute: str, make: Callable[[Any], Any]) -> bool:

@@ -169,3 +169,21 @@ def average_tied_weights_once() -> bool:
         return step_once
 
     return replace(EMA, "_step_internal", once)
+
+
+@repair
+def keep_final_norm_under_ema() -> bool:
+    """``--store-ema`` loses the last layer norm with ``--encoder-normalize-before`` or the decoder's (all versions).
+
+    EMA hands its averages to the model without the number of the format, and fairseq takes a model without one for
+    an old one, which had no such norm.
+    """
+
+    def with_version(restore: Any) -> Any:
+        def restore_with_version(self: EMA, state_dict: Any, *args: Any, **kwargs: Any) -> None:
+            versions = {name: value for name, value in self.model.state_dict().items() if name.endswith(".version")}
+            restore(self, {**versions, **state_dict}, *args, **kwargs)
+
+        return restore_with_version
+
+    return replace(EMA, "restore", with_version)
