@@ -41,13 +41,15 @@ def explain(error: BaseException) -> Optional[str]:
 def explain_fairseq(error: BaseException) -> Optional[str]:
     """The one line for an error of fairseq's own that is known to be a user's mistake, else None."""
     text = str(error)
+    if text.startswith("Model file not found"):
+        return f"--path: {text}"
+    if text.startswith("Dataset not found"):
+        return text
     if isinstance(error, UNUSABLE_PATH) and error.filename is not None:
         reason = "no such file or folder" if isinstance(error, FileNotFoundError) else error.strerror
         return f"{error.filename}: {reason}"
     if isinstance(error, KeyboardInterrupt):
         return "interrupted; a training that is started again goes on from its last checkpoint"
-    if text.startswith("Model file not found"):
-        return f"--path: {text}"
     if "--skip-invalid-size-inputs-valid-test" in text:
         return text + length_hint(text)
     if "The dataset is empty" in text:

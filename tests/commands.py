@@ -54,7 +54,7 @@ def complaint(main, *argv):
     with pytest.raises(BaseException) as caught:
         run_cli(main, *argv)
     line = explain(caught.value)
-    assert line and "\n" not in line, caught.getrepr()
+    assert line and "\n" not in line, repr(caught.value)
     return line
 
 
@@ -69,16 +69,21 @@ def command(name, *argv, check=True, **kwargs):
     return done
 
 
+def make_text(prefix, sentences, shortest=1, longest=12, target=reversed):
+    """Writes PREFIX.en, random words, and PREFIX.de, what `target` makes of them."""
+    rng = random.Random(str(prefix.name))
+    with open(f"{prefix}.en", "w") as en, open(f"{prefix}.de", "w") as de:
+        for _ in range(sentences):
+            words = [f"w{rng.randrange(20)}" for _ in range(rng.randint(shortest, longest))]
+            print(*words, file=en)
+            print(*target(words), file=de)
+
+
 def make_data(folder):
     """Raw text and binarised data: the target is the source backwards."""
-    rng = random.Random(0)
-    for split, n in [("train", 300), ("valid", 13), ("test", TEST_SENTENCES), ("long", 3)]:
-        with open(folder / f"{split}.en", "w") as en, open(folder / f"{split}.de", "w") as de:
-            for _ in range(n):
-                length = 30 if split == "long" else rng.randint(1, 12)
-                words = [f"w{rng.randrange(20)}" for _ in range(length)]
-                print(*words, file=en)
-                print(*reversed(words), file=de)
+    for split, sentences in [("train", 300), ("valid", 13), ("test", TEST_SENTENCES)]:
+        make_text(folder / split, sentences)
+    make_text(folder / "long", 3, shortest=30, longest=30)
     argv = ["-s", "en", "-t", "de", "--joined-dictionary", "--trainpref", folder / "train"]
     argv += ["--validpref", folder / "valid", "--testpref", f"{folder}/test,{folder}/long"]
     run_cli(preprocess.cli_main, *argv, "--destdir", folder / "bin")

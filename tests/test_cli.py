@@ -3,16 +3,17 @@
 import os
 import re
 import resource
+import runpy
 import signal
 import subprocess
 import sys
 
 import pytest
 import torch
-from commands import RECIPE, ROOT, SMALL, TEST_SENTENCES, USER_DIR, command, fit, losses, run_cli
+from commands import RECIPE, ROOT, SMALL, TEST_SENTENCES, USER_DIR, command, complaint, fit, losses, make_text, run_cli
 from fairseq import checkpoint_utils
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
-from fairseq_cli import generate, interactive, validate
+from fairseq_cli import generate, interactive, preprocess, train, validate
 
 from fairseq_synth.architectures import VARIANTS
 
@@ -120,6 +121,9 @@ def test_from_pretrained(data, trained):
         ["--encoder-layerdrop", "0.2", "--decoder-layerdrop", "0.2"],
         ["--encoder-synthesizer", "random,dense+vanilla", "--synth-mixture", "sum", "--synth-rank", "4"],
         ["--left-pad-source", "--left-pad-target"],
+        ["--num-batch-buckets", "3"],
+        ["--required-seq-len-multiple", "8"],
+        ["--store-ema", "--ema-decay", "0.5"],
     ],
     ids=lambda flags: flags[0],
 )
@@ -255,6 +259,120 @@ def test_refused_flags(data, tmp_path, flags, parts):
     argv = [data / "bin", *USER_DIR, "--arch", "transformer_synth_random_multi30k", *SMALL, *RECIPE, *flags]
     refused(command("train", *argv, "--save-dir", tmp_path / "save", "--max-update", "1", check=False), *parts)
     assert not (tmp_path / "save" / "checkpoint_last.pt").exists()
+
+
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory):
+    """A corpus whose sources have up to 20 words and whose targets have three of them, as in summarization."""
+    folder = tmp_path_factory.mktemp("uneven")
+    for split, n in [("train", 40), ("valid", 7), ("test", TEST_SENTENCES)]:
+        make_text(folder / split, n, shortest=5, longest=20, target=lambda words: words[:3])
+    argv = ["-s", "en", "-t", "de", "--joined-dictionary", "--destdir", folder / "bin"]
+    for split in ("train", "valid", "test"):
+        argv += [f"--{split}pref", folder / split]
+    run_cli(preprocess.cli_main, *argv)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def summarizer(uneven, tmp_path_factory):
+    """A model with l = 12, trained for an epoch of `uneven`: the checkpoint and the log."""
+    save = tmp_path_factory.mktemp("summarizer")
+    return save / "checkpoint_last.pt", fit(uneven, save, "--max-epoch", "1", "--truncate-source", *TWELVE)
+
+
+TWELVE = ["--synth-max-length", "12"]
+
+
+def test_truncated_sources_are_all_used(uneven, summarizer):
+    """--truncate-source cuts at l: no sentence is skipped in training, refused in validation or left untranslated."""
+    checkpoint, log = summarizer
+    assert "will be skipped" not in log and '"valid_loss"' in log
+    out, _ = run_cli(generate.cli_main, uneven / "bin", *USER_DIR, "--path", checkpoint, "--truncate-source")
+    assert sorted(translations(out)) == list(range(TEST_SENTENCES))
+
+
+def test_references_of_any_length(uneven, summarizer):
+    """A reference over l is only compared with; to score it, the model would have to read it."""
+    argv = [uneven / "bin", *USER_DIR, "--path", summarizer[0], "-s", "de", "-t", "en", "--max-len-b", "9"]
+    out, log = run_cli(generate.cli_main, *argv)
+    assert sorted(translations(out)) == list(range(TEST_SENTENCES)) and "will be skipped" not in log
+    assert len(re.findall(r"^T-\d+\t(\w+ ){15}", out, flags=re.M)) > 3  # references over l
+    assert "12 is this model's --synth-max-length" in complaint(generate.cli_main, *argv, "--score-reference")
+
+
+def test_long_validation_sentences_are_found_before_training(uneven, tmp_path):
+    """With the data set, their number and the first of them, or not at all if nothing is validated."""
+    argv = [uneven / "bin", *USER_DIR, "--arch", "transformer_synth_random_multi30k", *SMALL, *RECIPE, *TWELVE]
+    argv += ["--save-dir", tmp_path, "--max-update", "1"]
+    line = complaint(train.cli_main, *argv)
+    lengths = [len(line.split()) + 1 for line in open(uneven / "valid.en")]
+    long = [i for i, length in enumerate(lengths) if length > 12]
+    assert f"--valid-subset valid: {len(long)} sentences are too long, the first is number {long[0] + 1}" in line
+    assert f"{lengths[long[0]]}, 4" in line and "12 is this model's --synth-max-length" in line
+    run_cli(train.cli_main, *argv, "--skip-invalid-size-inputs-valid-test")
+    run_cli(train.cli_main, *argv, "--disable-validation", "--max-update", "2")
+
+
+@pytest.mark.parametrize(
+    "flags, parts",
+    [
+        (["--required-seq-len-multiple", "7"], ["--required-seq-len-multiple 7", "more than 21 ", "21 or 28"]),
+        (["--synth-max-length", "1"], ["--synth-max-length 1", "at least 2"]),
+        (["--synth-max-length", "2", "--train-subset", "test1"], ["dataset is empty", "over --synth-max-length 2"]),
+        (["--finetune-from-model", "nowhere.pt"], ["--finetune-from-model nowhere.pt does not exist"]),
+        (["--train-subset", "nothing"], ["Dataset not found: nothing", "bin"]),
+        (["--task", "multilingual_translation", "--lang-pairs", "en-de"], ["--task: ", "take translation"]),
+        pytest.param(
+            ["--fp16"], ["--fp16 ", "--bf16"], marks=pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
+        ),
+    ],
+    ids=lambda value: value[0] if value[0].startswith("--") else "",
+)
+def test_refused_before_the_first_batch(data, tmp_path, flags, parts):
+    argv = [data / "bin", *USER_DIR, "--arch", "transformer_synth_random_multi30k", *SMALL, *RECIPE, "--cpu"]
+    line = complaint(train.cli_main, *argv, "--save-dir", tmp_path, "--disable-validation", *flags)
+    assert all(part in line for part in parts), line
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "flags, parts",
+    [
+        (["--min-len", "24"], ["--min-len 24", "at most 23 ", "--synth-max-length 24"]),
+        (["--min-len", "9", "--max-len-a", "0", "--max-len-b", "8"], ["--min-len: --max-len-a and --max-len-b"]),
+        (["--required-seq-len-multiple", "7"], ["--required-seq-len-multiple 7", "leave it out"]),
+    ],
+    ids=lambda value: value[0] if value[0].startswith("--") else "",
+)
+def test_refused_in_generation(data, trained, flags, parts):
+    argv = [data / "bin", *USER_DIR, "--path", trained / "checkpoint_last.pt", *flags]
+    line = complaint(generate.cli_main, *argv)
+    assert all(part in line for part in parts), line
+
+
+def test_longest_possible_min_len(data, trained):
+    argv = [data / "bin", *USER_DIR, "--path", trained / "checkpoint_last.pt", "--min-len", "23", "--beam", "1"]
+    out, _ = run_cli(generate.cli_main, *argv)
+    assert all(len(hypothesis.split()) == 23 for hypothesis in translations(out).values())
+
+
+def test_a_stock_model_is_not_said_to_be_a_synthesizer(data, tmp_path):
+    """fairseq's own limit gets one line too, without the plugin's flag."""
+    size = [f for f in SMALL if f not in ("--synth-max-length", "24")] + ["--max-target-positions", "20"]
+    argv = [data / "bin", *USER_DIR, "--arch", "transformer_multi30k", *size, *RECIPE, "--save-dir", tmp_path]
+    line = complaint(train.cli_main, *argv, "--valid-subset", "test1", "--ignore-unused-valid-subsets")
+    assert "--valid-subset test1: 3 sentences are too long" in line and "synth" not in line
+
+
+def test_a_finished_run_stays_as_it_is(data, tmp_path):
+    """However it is called: here as ``python -m fairseq_cli.train``."""
+    flags = ["--max-update", "2", "--disable-validation"]
+    fit(data, tmp_path, *flags)
+    before = (tmp_path / "checkpoint_last.pt").read_bytes()
+    log = fit(data, tmp_path, *flags, main=lambda: runpy.run_module("fairseq_cli.train", run_name="__main__"))
+    assert "nothing to do: 2 updates are trained, --max-update is 2" in log and "done training" in log
+    assert (tmp_path / "checkpoint_last.pt").read_bytes() == before and not losses(log)
 
 
 def test_missing_data_folder(tmp_path):

@@ -264,6 +264,20 @@ def test_a_process_that_waits_is_terminated():
     assert DistributedTimeoutWrapper(module, 0, signal.SIGINT).signal == signal.SIGINT
 
 
+def test_only_the_signal_is_changed(monkeypatch):
+    """A host whose timeout has other defaults keeps those."""
+    calls = []
+
+    def init(self, module, timeout=60, interval=5, signal=signal.SIGINT, name="heartbeat"):
+        calls.append((timeout, interval, signal, name))
+
+    monkeypatch.setattr(DistributedTimeoutWrapper, "__init__", init)
+    monkeypatch.setattr(DistributedTimeoutWrapper, "__del__", lambda self: None)
+    host.training.terminate_on_heartbeat_timeout()
+    DistributedTimeoutWrapper(None), DistributedTimeoutWrapper(None, 0, name="other")
+    assert calls == [(60, 5, signal.SIGTERM, "heartbeat"), (0, 5, signal.SIGTERM, "other")]
+
+
 PLACES = [
     (sys, "excepthook"),
     (torch, "load"),

@@ -16,7 +16,7 @@ from fairseq.models.ema.ema import EMA
 from fairseq.tasks import FairseqTask
 from fairseq.utils import resolve_max_positions
 
-from ..errors import SynthesizerError
+from ..errors import SynthesizerError, length_hint
 from .repairs import repair, replace
 
 logger = logging.getLogger(__name__)
@@ -56,8 +56,10 @@ def terminate_on_heartbeat_timeout() -> bool:
         return False
 
     def with_sigterm(init: Any) -> Any:
-        def init_with_sigterm(self: Any, module: Any, timeout: Any, signal: Any = signal.SIGTERM) -> None:
-            init(self, module, timeout, signal)
+        def init_with_sigterm(*args: Any, **kwargs: Any) -> None:
+            call = inspect.signature(init).bind(*args, **kwargs)
+            call.arguments.setdefault("signal", signal.SIGTERM)
+            init(*call.args, **call.kwargs)
 
         return init_with_sigterm
 
@@ -142,10 +144,11 @@ def check_lengths(trainer: Any) -> None:
         if len(ignored):
             sizes = dataset.size(ignored[0])
             size = ", ".join(str(int(size)) for size in (sizes if isinstance(sizes, tuple) else (sizes,)))
+            limit = f"max_positions={limits}"
             raise SynthesizerError(
                 f"--valid-subset {subset}: {len(ignored)} sentences are too long, the first is number "
-                f"{ignored[0] + 1} (tokens: {size}; limit: {limits}); shorten them, leave them out with "
-                "--skip-invalid-size-inputs-valid-test, or raise --synth-max-length or --max-target-positions"
+                f"{ignored[0] + 1} (its tokens: {size}; {limit}); shorten them, or leave them out with "
+                "--skip-invalid-size-inputs-valid-test" + length_hint(limit)
             )
 
 
