@@ -337,7 +337,7 @@ def test_longer_than_l(side, spec):
         (dict(encoder_synthesizer="randm"), "--encoder-synthesizer 'randm': unknown synthesizer 'randm'; choose from"),
         (dict(decoder_synthesizer="random,dense,random"), "names 3 layers, --decoder-layers is 2"),
         (dict(encoder_synthesizer="factorized_dense", synth_max_length=23), "--synth-max-length 23: .*product"),
-        (dict(synth_max_length=0), "--synth-max-length 0: must be at least 1"),
+        (dict(synth_max_length=0), "--synth-max-length 0: must be at least 2"),
         (dict(synth_rank=-1), "--synth-rank -1: must be at least 1"),
         (dict(synth_mixture="product"), "--synth-mixture 'product': choose from convex, sum"),
     ],
