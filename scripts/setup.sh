@@ -3,11 +3,7 @@
 # PYTHON chooses the interpreter (default: python3.11, then python3); it must be Python 3.11.
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
-case ${1:-} in
-    '') ;;
-    --help | -h) usage; exit 0 ;;
-    *) die "$1: setup.sh takes no options; PYTHON chooses the interpreter" ;;
-esac
+[ $# = 0 ] || die "$1: setup.sh takes no options; PYTHON chooses the interpreter"
 
 stamp=$root/.venv/installed
 wanted="$root $(cat "$root/setup.py" "$root/constraints.txt" | sha256sum)"
@@ -22,7 +18,7 @@ for candidate in ${PYTHON:-python3.11 python3 python}; do
     fi
 done
 [ -n "$python" ] || die "Python 3.11 is needed for the pinned environment; install it, or name it: PYTHON=/path/to/python3.11 $0"
-say "making the environment in .venv, once"
+echo "== making the environment in .venv, once"
 run "$python" -m venv "$root/.venv"
 run "$root/.venv/bin/python" -m pip install --quiet --disable-pip-version-check -c "$root/constraints.txt" -e "${root}[dev]"
 [ -n "${DRY_RUN:-}" ] || printf '%s\n' "$wanted" > "$stamp"

@@ -3,8 +3,7 @@
 set -euo pipefail
 here=$(dirname "$0")
 source "$here/common.sh"
-case ${1:-} in --help | -h) usage; exit 0 ;; esac
 "$here/setup.sh"
 source "$here/common.sh"
 cd "$root"
-run python -m pytest -q -n "$(cores)" "$@"
+run python -m pytest -q -n auto "$@"

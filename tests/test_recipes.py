@@ -1,32 +1,47 @@
-"""The shell recipes and their helpers: what they make, and what they say when they cannot."""
+"""The recipes: what they make, what they run, and what they say when they cannot."""
 
-import argparse
+import dataclasses
 import fcntl
-import functools
 import gzip
 import hashlib
-import http.server
 import io
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
 import tarfile
 import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 from commands import ROOT
 
+from recipes import (
+    command,
+    corpora,
+    pictures,
+    prepare,
+    quickstart,
+    record,
+    render,
+    reproduce,
+    tables,
+    train,
+    translation,
+)
+from recipes.command import UserError
+from recipes.hyperparameters import RECIPES
 
-def script(name, *argv, root=ROOT, env=None, **kwargs):
-    """Runs a recipe with this interpreter's tools on the path."""
+
+def script(name, *argv, env=None, **kwargs):
+    """Runs a script with this interpreter's programs on the path."""
     path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
     return subprocess.run(
-        [root / "scripts" / name, *map(str, argv)],
+        [ROOT / "scripts" / name, *map(str, argv)],
         capture_output=True,
         text=True,
         env={**os.environ, "PATH": path, **(env or {})},
@@ -34,25 +49,28 @@ def script(name, *argv, root=ROOT, env=None, **kwargs):
     )
 
 
-def shown(name, *argv, **kwargs):
-    """The commands that a recipe would run."""
-    done = script(name, *argv, env={"DRY_RUN": "1"}, **kwargs)
-    assert done.returncode == 0, done.stderr
-    return [line[2:] for line in done.stdout.splitlines() if line.startswith("+ ")]
+def refused(function, *argv, parts):
+    """The function ends with one line that has these parts."""
+    with pytest.raises(UserError) as error:
+        function(list(map(str, argv)))
+    assert "\n" not in str(error.value) and all(part in str(error.value) for part in parts), error.value
 
 
-def copied_project(tmp_path):
-    """The scripts in a folder where some of them can be replaced."""
-    project = tmp_path / "project"
-    shutil.copytree(ROOT / "scripts", project / "scripts")
-    (project / "fairseq_synth").symlink_to(ROOT / "fairseq_synth")
-    return project
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
+    """Recipes set environment variables; here they end with the test."""
+    for name in ("OMP_NUM_THREADS", "SACREBLEU"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.delenv("SACREBLEU")
+    monkeypatch.setenv("PATH", f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}")
 
 
-def refused(done, *parts):
-    assert done.returncode != 0
-    last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("error: ") and all(part in last for part in parts), done.stderr
+@pytest.fixture
+def dry(monkeypatch):
+    monkeypatch.setenv("DRY_RUN", "1")
+
+
+# ---- data
 
 
 def make_numbers(folder, *flags):
@@ -68,8 +86,8 @@ def test_numbers(tmp_path):
     assert {name: len(lines) for name, lines in corpus.items()} == {
         f"{split}.{lang}": n for split, n in [("train", 400), ("valid", 50), ("test", 50)] for lang in ("en", "de")
     }
-    train = set(corpus["train.en"])
-    assert not train & set(corpus["valid.en"]) and not train & set(corpus["test.en"])
+    train_set = set(corpus["train.en"])
+    assert not train_set & set(corpus["valid.en"]) and not train_set & set(corpus["test.en"])
     assert not any(re.search(r"\d", line) for lines in corpus.values() for line in lines)
     german = " ".join(corpus["train.de"])
     assert "undzwanzig" in german and "vor " in german
@@ -97,53 +115,40 @@ def copied(raw, folder, **changed):
     return folder
 
 
-def test_prepare(tmp_path, raw):
-    """Raw text to binarised data, kept on a second run, and nothing else of the folder touched."""
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "mine").write_text("kept")
-    argv = [raw, "en", "de", out, "--merges", "100", "--workers", "1"]
-    done = script("prepare.sh", *argv)
-    assert done.returncode == 0, done.stderr
-    assert (out / "codes").exists() and (out / "bin" / "dict.de.txt").exists() and (out / "mine").exists()
-    assert (out / "test.de").read_text() == (raw / "test.de").read_text()
-    # corpora in the order of their names
-    more, train = gzip.open(raw / "more.de.gz").read(), (raw / "train.de").read_bytes()
-    assert (out / "text" / "train.de").read_bytes() == more + train
-    again = script("prepare.sh", *argv)
-    assert "reusing" in again.stdout
-    refused(script("prepare.sh", *argv[:-1], "1", "--lowercase"), "other settings", "lowercase=")
-
-
-def test_prepare_goes_on_where_it_stopped(tmp_path, raw):
-    """A full disk ends it in one line with nothing half-written; what was finished is not made again."""
-    out = tmp_path / "out"
+def test_prepare(tmp_path, raw, capfd):
+    """Useless pairs are counted and left out; a full disk ends it cleanly; a second call goes on; the third keeps."""
+    lines = (raw / "train.de").read_bytes().splitlines(keepends=True)
+    lines[:3] = [b"\n", b"word " * 10_000 + b"\n", "ein\u2028 Wort\x85 mehr\n".encode()]
+    folder, out = copied(raw, tmp_path / "raw", train_de=b"".join(lines)), tmp_path / "out"
+    argv = [folder, "en", "de", out, "--merges", "100", "--workers", "1"]
     (out / "tok").mkdir(parents=True)
     (out / "tok" / "valid.de.part").symlink_to("/dev/full")
-    argv = [raw, "en", "de", out, "--merges", "100", "--workers", "1"]
-    refused(script("prepare.sh", *argv), "tok/valid.de was not made", "No space left on device")
+    refused(prepare.main, *argv, parts=["tok/valid.de was not made", "No space left on device"])
     assert not (out / "tok" / "valid.de").exists() and not (out / "bin").exists()
     kept = (out / "tok" / "train.en").stat().st_mtime_ns
-    done = script("prepare.sh", *argv)
-    assert done.returncode == 0, done.stderr
-    assert (out / "tok" / "train.en").stat().st_mtime_ns == kept and (out / "bin" / "done").exists()
+    prepare.main([*map(str, argv)])
+    assert (out / "tok" / "train.en").stat().st_mtime_ns == kept and (out / "bin" / "dict.de.txt").exists()
+    assert (out / "test.de").read_text() == (raw / "test.de").read_text()
+    text = (out / "text" / "train.de").read_bytes()
+    assert text.startswith(gzip.open(raw / "more.de.gz").read())  # corpora in the order of their names
+    assert "ein  Wort  mehr\n" in text.decode()
+    said = capfd.readouterr().out
+    assert "199 pairs, left out: 1 empty" in said and "198 pairs, left out: 1 longer than 250 words" in said
+    prepare.main([*map(str, argv)])
+    assert "reusing" in capfd.readouterr().out
+    refused(prepare.main, *argv, "--lowercase", parts=["other settings", "lowercase="])
 
 
 def test_prepare_with_sentencepiece(tmp_path, raw):
-    out = tmp_path / "out"
-    argv = [raw, "en", "de", out, "--subwords", "sentencepiece", "--workers", "1"]
-    refused(script("prepare.sh", *argv, "--merges", "30000"), "--merges 30000", "Vocabulary size too high")
-    assert not (out / "pieces.model").exists()
-    shutil.rmtree(out)
-    done = script("prepare.sh", *argv, "--merges", "150")
-    assert done.returncode == 0, done.stderr
-    pieces = (out / "sub" / "test.de").read_text().splitlines()
+    argv = [raw, "en", "de", tmp_path / "out", "--subwords", "sentencepiece", "--workers", "1"]
+    refused(prepare.main, *argv, "--merges", "30000", parts=["--merges 30000", "Vocabulary size too high"])
+    assert not (tmp_path / "out" / "pieces.model").exists()
+    argv[3] = tmp_path / "other"
+    prepare.main([*map(str, argv), "--merges", "150"])
+    pieces = (tmp_path / "other" / "sub" / "test.de").read_text().splitlines()
     assert ["".join(line.split()).replace("\u2581", " ").strip() for line in pieces] == (
         (raw / "test.de").read_text().splitlines()
     )
-
-
-LONG = b"word " * 10_000
 
 
 @pytest.mark.parametrize(
@@ -158,88 +163,42 @@ LONG = b"word " * 10_000
     ids=["unequal", "empty-test", "encoding", "all-empty", "truncated"],
 )
 def test_prepare_refuses_text(tmp_path, raw, changed, parts):
-    folder = copied(raw, tmp_path / "raw", **changed)
     out = tmp_path / "out"
-    refused(script("prepare.sh", folder, "en", "de", out), *parts)
+    done = script("prepare.sh", copied(raw, tmp_path / "raw", **changed), "en", "de", out)
+    assert done.returncode == 1 and all(part in done.stderr for part in parts), done.stderr
     assert not (out / "bin").exists() and not list(out.glob("text/*.part"))
-
-
-def test_prepare_leaves_out_useless_pairs(tmp_path, raw):
-    """An empty line and one of 10,000 words are counted and left out; a separator does not end a line."""
-    lines = (raw / "train.de").read_bytes().splitlines(keepends=True)
-    lines[:3] = [b"\n", LONG + b"\n", "ein\u2028 Wort\x85 mehr\n".encode()]
-    folder = copied(raw, tmp_path / "raw", train_de=b"".join(lines))
-    done = script("prepare.sh", folder, "en", "de", tmp_path / "out", "--merges", "100", "--workers", "1")
-    assert done.returncode == 0, done.stderr
-    assert "199 pairs, left out: 1 empty" in done.stdout
-    assert "198 pairs, left out: 1 longer than 250 words" in done.stdout
-    assert "ein  Wort  mehr\n" in (tmp_path / "out" / "text" / "train.de").read_text()
 
 
 def test_prepare_refuses(tmp_path, raw):
     out = tmp_path / "out"
-    refused(script("prepare.sh", tmp_path / "no", "en", "de", out), "no: no such folder")
-    refused(script("prepare.sh", raw, "en", "cs", out), "valid.cs: no such file")
+    refused(prepare.main, tmp_path / "no", "en", "de", out, parts=["no: no such folder"])
+    refused(prepare.main, raw, "en", "cs", tmp_path / "cs", parts=["valid.cs: no such file"])
     folder = copied(raw, tmp_path / "raw", newstest2014_en=b"a\n", newstest2014_de=b"a\n")
-    refused(script("prepare.sh", folder, "en", "de", tmp_path / "other"), "newstest2014.en", "would be trained on")
-    refused(script("prepare.sh", raw, "en", "de", out, "--subwords", "words"), "--subwords words", "sentencepiece")
-    refused(script("prepare.sh", raw, "en", "de", out, "--max-ratio", "x"), "--max-ratio x")
-    refused(script("prepare.sh", raw, "en", "en", out), "SRC and TGT are both en")
-    refused(script("prepare.sh", raw, "en", "de", "/proc/none"), "/proc/none", "cannot be made")
-    refused(script("prepare.sh", raw, "en", "de"), "usage")
-    folder = copied(raw, tmp_path / "sides")
-    (folder / "valid.de").unlink()
-    refused(script("prepare.sh", folder, "en", "de", out), "valid.de", "no such file")
+    refused(prepare.main, folder, "en", "de", tmp_path / "x", parts=["newstest2014.en", "would be trained on"])
+    refused(prepare.main, raw, "en", "de", out, "--subwords", "words", parts=["--subwords", "sentencepiece"])
+    refused(prepare.main, raw, "en", "de", out, "--max-ratio", "x", parts=["--max-ratio", "x: must be a number"])
+    refused(prepare.main, raw, "en", "en", out, parts=["SRC and TGT are both en"])
+    refused(prepare.main, raw, "en", "de", "/proc/none", parts=["/proc/none", "cannot be made"])
+    refused(prepare.main, raw, "en", "de", parts=["OUT_DIR", "prepare.sh --help"])
 
 
-class Mirror(http.server.SimpleHTTPRequestHandler):
-    """A mirror of statmt.org that can continue a download, and tells what it was asked for."""
+def test_a_lock_waits(tmp_path, capsys):
+    order = []
 
-    asked = []
+    def wait():
+        with command.locked(tmp_path / ".lock"):
+            order.append("second")
 
-    def do_GET(self):
-        path = self.translate_path(self.path)
-        self.asked.append((self.path, self.headers.get("Range")))
-        if not os.path.exists(path):
-            return self.send_error(404)
-        contents = open(path, "rb").read()
-        start = int((self.headers.get("Range") or "bytes=0-")[6:].rstrip("-"))
-        self.send_response(206 if start else 200)
-        self.send_header("Content-Length", str(len(contents) - start))
-        if start:
-            self.send_header("Content-Range", f"bytes {start}-{len(contents) - 1}/{len(contents)}")
-        self.end_headers()
-        self.wfile.write(contents[start:])
-
-    def log_message(self, *args):
-        pass
-
-
-@pytest.fixture
-def mirror(tmp_path, raw):
-    """(URL, its folder, a copy of the scripts that expects these archives and not WMT14's)."""
-    site, project = tmp_path / "site", copied_project(tmp_path)
-    members = {
-        "wmt13/training-parallel-europarl-v7.tgz": "training/europarl-v7.de-en",
-        "wmt13/training-parallel-commoncrawl.tgz": "commoncrawl.de-en",
-        "wmt14/training-parallel-nc-v9.tgz": "training/news-commentary-v9.de-en",
-    }
-    sums = ""
-    for path, member in members.items():
-        (site / path).parent.mkdir(parents=True, exist_ok=True)
-        with tarfile.open(site / path, "w:gz") as archive:
-            for lang in ("en", "de"):
-                text = (raw / f"train.{lang}").read_bytes()
-                info = tarfile.TarInfo(f"{member}.{lang}")
-                info.size = len(text)
-                archive.addfile(info, io.BytesIO(text))
-        sums += f"{hashlib.sha256((site / path).read_bytes()).hexdigest()}  {path}\n"
-    (project / "scripts" / "wmt14.sha256").write_text(sums)
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Mirror, directory=site))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    Mirror.asked.clear()
-    yield f"http://127.0.0.1:{server.server_port}", site, project
-    server.shutdown()
+    with command.locked(tmp_path / ".lock") as first:
+        with command.locked(tmp_path / ".lock", wait=False) as other:
+            assert first and not other
+        thread = threading.Thread(target=wait)
+        thread.start()
+        while "at work" not in capsys.readouterr().out:
+            time.sleep(0.01)
+        order.append("first")
+    thread.join()
+    assert order == ["first", "second"]
 
 
 def cache_test_set(out, name, raw):
@@ -253,107 +212,124 @@ def cache_test_set(out, name, raw):
         (cache / f"{prefix}.{part}").write_text("x\n" * len((raw / "test.en").read_text().splitlines()))
 
 
-def test_wmt14(tmp_path, raw, mirror):
+def test_wmt14(tmp_path, raw, monkeypatch, capfd):
     """Download, resumed; checksums; the test sets of sacreBLEU; the pipeline on a sample; a second run."""
-    url, site, project = mirror
-    out = tmp_path / "wmt"
-    argv = ["de", out, "--mirror", url, "--sample", "100", "--merges", "100", "--workers", "1"]
-    europarl = site / "wmt13" / "training-parallel-europarl-v7.tgz"
-    whole = europarl.read_bytes()
+    site, sums = tmp_path / "site", {}
+    for path, member in corpora.WMT14_ARCHIVES.values():
+        (site / path).parent.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(site / path, "w:gz") as archive:
+            for lang in ("en", "de"):
+                text = (raw / f"train.{lang}").read_bytes()
+                info = tarfile.TarInfo(member.format(tgt="de", lang=lang))
+                info.size = len(text)
+                archive.addfile(info, io.BytesIO(text))
+        sums[path] = hashlib.sha256((site / path).read_bytes()).hexdigest()
+    monkeypatch.setattr(corpora, "checksums", lambda corpus: sums)
+    for proxy in ("https_proxy", "http_proxy"):  # no network: sacreBLEU cannot fetch its sets
+        monkeypatch.setenv(proxy, "http://127.0.0.1:9")
+    out, europarl = tmp_path / "wmt", site / "wmt13" / "training-parallel-europarl-v7.tgz"
+    argv = ["de", out, "--mirror", f"file://{site}", "--sample", "100", "--merges", "100", "--workers", "1"]
+    complete = europarl.read_bytes()
 
     europarl.unlink()
-    refused(script("prepare_wmt14.sh", *argv, root=project), f"{url}/wmt13/training-parallel-europarl", "404", "--from")
-    europarl.write_bytes(whole[:-1] + b"?")
-    refused(script("prepare_wmt14.sh", *argv, root=project), "europarl", "SHA-256", "removed")
+    refused(corpora.wmt14, *argv, parts=["training-parallel-europarl", "cannot be downloaded", "--from"])
+    europarl.write_bytes(complete[:-1] + b"?")
+    refused(corpora.wmt14, *argv, parts=["europarl", "SHA-256", "removed"])
     assert not list((out / "archives").glob("*europarl*"))
-    europarl.write_bytes(whole)
-    # a download that was cut off
-    (out / "archives" / "training-parallel-europarl-v7.tgz.part").write_bytes(whole[:1000])
-    # no network but the mirror: sacreBLEU cannot fetch its sets, and leaves nothing that a second call takes for whole
-    offline = {"https_proxy": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9", "no_proxy": "127.0.0.1"}
-    refused(script("prepare_wmt14.sh", *argv, root=project, env=offline), "raw/valid.en was not made")
-    assert ("/wmt13/training-parallel-europarl-v7.tgz", "bytes=1000-") in Mirror.asked
-    assert not (out / "raw" / "valid.en").exists()
-
+    europarl.write_bytes(b"?" * 1000 + complete[1000:])
+    # a download that was cut off goes on: the wrong first bytes are not asked for again
+    (out / "archives" / "training-parallel-europarl-v7.tgz.part").write_bytes(complete[:1000])
+    refused(corpora.wmt14, *argv, parts=["raw/valid.en was not made"])
+    assert not (out / "raw" / "valid.en").exists() and (out / "raw" / "1-europarl-v7.en").exists()
     cache_test_set(out, "wmt13", raw)
     cache_test_set(out, "wmt14/full", raw)
-    asked = len(Mirror.asked)
-    done = script("prepare_wmt14.sh", *argv, root=project)
-    assert done.returncode == 0, done.stderr
-    assert len(Mirror.asked) == asked
+    shutil.rmtree(site)
+    corpora.wmt14([*map(str, argv)])
     assert (out / "text" / "train.en").read_text().count("\n") == 300 and (out / "bin" / "done").exists()
     assert (out / "sacrebleu_set").read_text().strip() == "wmt14/full"
-    assert "reusing" in script("prepare_wmt14.sh", *argv, root=project).stdout
+    corpora.wmt14([*map(str, argv)])
+    assert "reusing" in capfd.readouterr().out
 
 
 def test_wmt14_from_corpora_at_hand(tmp_path, raw):
     """By mtdata's names; in two processes."""
-    folder = tmp_path / "at hand"
+    folder, out = tmp_path / "at hand", tmp_path / "out"
     folder.mkdir()
     for name, theirs in (("train", "train"), ("valid", "dev"), ("test", "test1")):
         shutil.copy(raw / f"{name}.en", folder / f"{theirs}.eng")
         shutil.copy(raw / f"{name}.de", folder / f"{theirs}.deu")
-    argv = ["de", tmp_path / "out", "--from", folder, "--sample", "40", "--merges", "50", "--workers", "2"]
-    done = script("prepare_wmt14.sh", *argv)
-    assert done.returncode == 0, done.stderr
-    assert not (tmp_path / "out" / "sacrebleu_set").exists()
-    assert "@-@" not in (raw / "train.en").read_text() and "@-@" in (tmp_path / "out" / "tok" / "train.en").read_text()
-    refused(script("prepare_wmt14.sh", *argv[:-1], "1", "--merges", "60"), "other settings", "merges=50", "merges=60")
-    refused(script("prepare_wmt14.sh", "de", tmp_path / "out", "--from", raw), "other settings", f"from={folder}")
-    (tmp_path / "out" / "bin" / "done").unlink()
-    refused(script("prepare_wmt14.sh", "de", tmp_path / "out"), "other settings", f"from={folder}")
-    refused(script("prepare_wmt14.sh", "de", tmp_path / "new", "--from", folder, "--bogus", "5"), "--bogus")
+    argv = ["de", out, "--from", folder, "--sample", "40", "--merges", "50", "--workers", "2"]
+    corpora.wmt14([*map(str, argv)])
+    assert not (out / "sacrebleu_set").exists()
+    assert "@-@" not in (raw / "train.en").read_text() and "@-@" in (out / "tok" / "train.en").read_text()
+    refused(corpora.wmt14, *argv, "--merges", "60", parts=["other settings", "merges=50", "merges=60"])
+    refused(corpora.wmt14, "de", out, "--from", raw, parts=["other settings", f"from={folder}"])
+    (out / "bin" / "done").unlink()
+    refused(corpora.wmt14, "de", out, parts=["other settings", f"from={folder}"])
+    refused(corpora.wmt14, "de", tmp_path / "new", "--from", folder, "--bogus", "5", parts=["--bogus"])
+    refused(corpora.wmt14, "cs", out, parts=["cs", "'de', 'fr'"])
+    refused(corpora.wmt14, "de", out, "--from", "/nowhere", parts=["--from", "/nowhere: no such folder"])
     assert not (tmp_path / "new").exists()
 
 
-def test_prepare_waits_for_another_call(tmp_path):
-    out = tmp_path / "out"
-    out.mkdir()
-    (tmp_path / "raw").mkdir()
-    argv = ["bash", ROOT / "scripts" / "prepare.sh", tmp_path / "raw", "en", "de", out]
-    with open(out / ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        while "at work" not in (line := process.stdout.readline()):
-            assert line
-        assert not (out / "settings").exists()
-    error = process.communicate(timeout=60)[1]
-    assert process.returncode == 1 and "valid.en: no such file" in error
-
-
 @pytest.mark.parametrize("lang, archives", [("de", 3), ("fr", 5)])
-def test_wmt14_shows_its_commands(tmp_path, lang, archives, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # it does not limit the processes
-    commands = shown("prepare_wmt14.sh", lang, tmp_path / "out")
+def test_wmt14_shows_its_commands(tmp_path, lang, archives, dry, capsys):
+    corpora.wmt14([lang, str(tmp_path / "out")])
+    commands = [line[2:] for line in capsys.readouterr().out.splitlines() if line.startswith("+ ")]
     assert len([c for c in commands if c.startswith("curl ")]) == archives
     assert len([c for c in commands if re.match("sha256sum .* # [0-9a-f]{64}$", c)]) == archives
     assert any("learn-bpe -s 40000" in c for c in commands) and "fairseq-preprocess" in commands[-1]
-    assert f"--workers {len(os.sched_getaffinity(0))} " in commands[-1]
     assert all(" tokenize -a " in c for c in commands if "sacremoses" in c)
     assert not (tmp_path / "out").exists()
 
 
-def test_wmt14_refuses(tmp_path):
-    refused(script("prepare_wmt14.sh", "cs", tmp_path / "out"), "cs", "de or fr")
-    refused(script("prepare_wmt14.sh", "de", tmp_path / "out", "--from", "/nowhere"), "--from /nowhere")
-    refused(script("prepare_wmt14.sh", "de"), "usage")
+def test_multi30k(tmp_path, multi30k, monkeypatch):
+    """Checked, from a folder and from its home; a changed or truncated file is refused and not left behind."""
+    monkeypatch.setattr(prepare, "prepare", lambda *args: None)
+    folder, out = tmp_path / "corpus", tmp_path / "out"
+    shutil.copytree(multi30k, folder)
+    folder.chmod(0o755)
+    bad = folder / "val.de.gz"
+    bad.unlink()
+    bad.write_bytes(gzip.compress(b"Ein anderer Text.\n"))
+    refused(corpora.multi30k, "de", out, "--from", folder, parts=["val.de.gz", "SHA-256"])
+    # those before it passed
+    assert sorted(p.name for p in tmp_path.glob("out-raw/[a-z]*")) == ["train.de", "train.en", "valid.en"]
+    monkeypatch.setattr(corpora, "MULTI30K_URL", f"file://{folder}")
+    bad.write_bytes((multi30k / "val.de.gz").read_bytes()[:-20])
+    refused(corpora.multi30k, "de", tmp_path / "new", parts=["val.de.gz", "cut off"])
+    assert not list(tmp_path.glob("new-raw/archives/val.de*"))
+    bad.write_bytes((multi30k / "val.de.gz").read_bytes())
+    corpora.multi30k(["de", str(tmp_path / "new")])
+    # out of the way of the corpora that are trained on
+    assert sorted(p.name for p in tmp_path.glob("new-raw/[a-z]*") if p.is_file()) == [
+        f"{split}.{lang}" for split in ("test", "train", "valid") for lang in ("de", "en")
+    ]
 
 
-def flag(command, name):
-    return re.findall(rf" {name} (\S+)", command)[-1]
+# ---- training
+
+
+def training_command(capsys, *argv):
+    """The command that train.sh shows."""
+    train.main([*map(str, argv)])
+    return capsys.readouterr().out
+
+
+def flag(line, name):
+    return re.findall(rf" {name} (\S+)", line)[-1]
 
 
 @pytest.mark.parametrize("nodes, gpus", [(1, 1), (1, 2), (1, 3), (1, 8), (2, 8), (16, 8), (5, 3)])
-def test_the_batch_does_not_depend_on_the_gpus(nodes, gpus):
+def test_the_batch_does_not_depend_on_the_gpus(nodes, gpus, dry, capsys):
     argv = ["transformer_synth_random_vanilla_wmt_en_de", "en-de", "--gpus", gpus, "--nodes", nodes]
-    (command,) = shown("train.sh", *argv, *(["--rendezvous", "first:29500"] if nodes > 1 else []))
-    batch = nodes * gpus * int(flag(command, "--max-tokens")) * int(flag(command, "--update-freq"))
-    assert 32768 - nodes * gpus * int(flag(command, "--update-freq")) < batch <= 32768
-    assert int(flag(command, "--max-tokens")) <= 4096
-    assert ("torchrun" in command) == (nodes * gpus > 1)
+    shown = training_command(capsys, *argv, *(["--rendezvous", "first:29500"] if nodes > 1 else []))
+    tokens, passes = int(flag(shown, "--max-tokens")), int(flag(shown, "--update-freq"))
+    assert 32768 - nodes * gpus * passes < nodes * gpus * tokens * passes <= 32768 and tokens <= 4096
+    assert ("torchrun" in shown) == (nodes * gpus > 1)
     if nodes * gpus > 1:
-        assert flag(command, "--nproc-per-node") == str(gpus)
-    assert flag(command, "--distributed-world-size") == str(nodes * gpus)
+        assert flag(shown, "--nproc-per-node") == str(gpus)
+    assert flag(shown, "--distributed-world-size") == str(nodes * gpus)
 
 
 def test_slurm(tmp_path):
@@ -363,226 +339,379 @@ def test_slurm(tmp_path):
     for name in ("scontrol", "srun"):
         (tmp_path / name).chmod(0o755)
     env = {"DRY_RUN": "1", "SLURM_JOB_NODELIST": "gpu[7-8]", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": "40007"}
-    env["PATH"] = f"{tmp_path}:{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+    env["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
     argv = ["transformer_wmt_en_de", "en-de", "--gpus", "8", "--", "--lr", "1"]
     done = script("train.slurm", *argv, env=env, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert "--nnodes 2" in done.stdout and "--rdzv-endpoint gpu7:20007" in done.stdout
     assert flag(done.stdout, "--distributed-world-size") == "16" and flag(done.stdout, "--lr") == "1"
-    refused(script("train.slurm", *argv, env=env, cwd=tmp_path), "submit from the project's folder")
+    done = script("train.slurm", *argv, env=env, cwd=tmp_path)
+    assert done.returncode != 0 and "submit from the project's folder" in done.stderr
 
 
-def test_train_passes_flags_on():
-    argv = [
-        "transformer_wmt_en_de_big",
-        "en-fr",
-        "--gpus",
-        "1",
-        "--precision",
-        "fp16",
-        "--save-every",
-        "7",
-        "--seed",
-        "3",
-    ]
-    (command,) = shown("train.sh", *argv, "--", "--lr", "1e-3")
-    assert flag(command, "--lr") == "1e-3" and flag(command, "--dropout") == "0.3" and " --fp16 " in command
-    assert flag(command, "--save-interval-updates") == "7" and flag(command, "--target-lang") == "fr"
+def test_train_passes_flags_on(dry, capsys):
+    argv = "transformer_wmt_en_de_big en-fr --gpus 1 --precision fp16 --save-every 7 --seed 3 -- --lr 1e-3".split()
+    shown = training_command(capsys, *argv)
+    assert flag(shown, "--lr") == "1e-3" and flag(shown, "--dropout") == "0.3" and " --fp16 " in shown
+    assert flag(shown, "--save-interval-updates") == "7" and flag(shown, "--target-lang") == "fr"
 
 
 @pytest.mark.parametrize(
     "argv, parts",
     [
-        (["transformer_synth_random_wmt_en_de", "en-cs"], ["en-cs", "--data"]),
-        (["transformer_synth_randm_wmt_en_de", "en-de"], ["transformer_synth_randm_wmt_en_de", "random_vanilla,"]),
-        (["transformer_synth_random_wmt_en_de_x", "en-de"], ["random_wmt_en_de_x", "no recipe"]),
-        (["transformer_iwslt_de_en", "en-de"], ["transformer_iwslt_de_en", "no recipe"]),
-        (["transformer_wmt_en_de", "en-de", "--data", "/nowhere"], ["--data /nowhere", "prepare.sh /nowhere"]),
-        (["transformer_wmt_en_de"], ["usage"]),
-        (["transformer_wmt_en_de", "en-de", "--gpu", "1"], ["unknown option --gpu"]),
-        (["transformer_wmt_en_de", "en-de", "--seed", "x"], ["--seed x", "whole number"]),
-        (["transformer_wmt_en_de", "en-de", "--timeout", "0"], ["--timeout 0", "at least 1"]),
+        ("transformer_synth_random_wmt_en_de en-cs", ["en-cs", "--data"]),
+        ("transformer_synth_randm_wmt_en_de en-de", ["transformer_synth_randm_wmt_en_de", "random_vanilla,"]),
+        ("transformer_synth_random_wmt_en_de_x en-de", ["random_wmt_en_de_x", "no recipe"]),
+        ("transformer_iwslt_de_en en-de", ["transformer_iwslt_de_en", "no recipe"]),
+        ("transformer_wmt_en_de", ["PAIR", "train.sh --help"]),
+        ("transformer_wmt_en_de en-de --gpu 1", ["--gpu 1"]),
+        ("transformer_wmt_en_de en-de --seed x", ["--seed", "x: must be an integer"]),
+        ("transformer_wmt_en_de en-de --timeout 0", ["--timeout", "at least 1"]),
+        ("transformer_wmt_en_de en-de --gpus 1 --nodes 2", ["--nodes 2", "--rendezvous"]),
+        ("transformer_wmt_en_de en-de --gpus 2 --processes 2", ["--processes 2", "--gpus 0"]),
+        ("transformer_wmt_en_de en-de --gpus 8 --batch-tokens 1000", ["--batch-tokens 1000", "125", "raise"]),
+        ("transformer_wmt_en_de en-de --gpus 1 --precision int8", ["--precision int8", "bf16"]),
+        ("transformer_wmt_en_de en-de --gpus 0 --precision fp16", ["--precision fp16", "needs a GPU"]),
+        ("transformer_wmt_en_de en-de --gpus 1 --wandb x", ["--wandb", "pip install wandb"]),
+        ("transformer_wmt_en_de en-de --gpus 1 --tensorboard x", ["--tensorboard", "pip install tensorboard"]),
     ],
 )
-def test_train_refuses(argv, parts):
-    refused(script("train.sh", *argv), *parts)
+def test_train_refuses(argv, parts, dry):
+    refused(train.main, *argv.split(), parts=parts)
 
 
-@pytest.mark.parametrize(
-    "argv, parts",
-    [
-        (["--gpus", "1", "--nodes", "2"], ["--nodes 2", "--rendezvous"]),
-        (["--gpus", "2", "--processes", "2"], ["--processes 2", "--gpus 0"]),
-        (["--gpus", "8", "--batch-tokens", "1000"], ["--batch-tokens 1000", "125", "raise"]),
-        (["--gpus", "1", "--max-tokens", "0"], ["--max-tokens 0", "at least 1"]),
-        (["--gpus", "1", "--precision", "int8"], ["--precision int8", "bf16"]),
-        (["--gpus", "0", "--precision", "fp16"], ["--precision fp16", "needs a GPU"]),
-        (["--gpus", "1", "--wandb", "x"], ["--wandb", "pip install wandb"]),
-        (["--gpus", "1", "--tensorboard", "x"], ["--tensorboard", "pip install tensorboard"]),
-    ],
-)
-def test_train_refuses_options(argv, parts):
-    refused(script("train.sh", "transformer_wmt_en_de", "en-de", *argv, env={"DRY_RUN": "1"}), *parts)
-
-
-@pytest.mark.parametrize(
-    "config, arch, pair, gpus",
-    [
-        ("wmt_en_de", "transformer_synth_dense_vanilla_wmt_en_de", "en-de", 8),
-        ("wmt_en_fr", "transformer_synth_dense_vanilla_wmt_en_fr", "en-fr", 8),
-        ("wmt_en_de_big", "transformer_synth_dense_vanilla_wmt_en_de_big", "en-de", 8),
-        ("multi30k", "transformer_synth_dense_vanilla_multi30k", "en-de", 2),
-    ],
-)
-def test_hydra_trains_the_same_model(config, arch, pair, gpus):
-    """Every setting of configs/ is that of train.sh, and so is every size that it leaves to the defaults."""
-    from fairseq import options
-    from fairseq.dataclass.initialize import hydra_init
-    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-    from hydra.experimental import compose, initialize_config_dir  # its place in Hydra 1.0
-    from omegaconf import OmegaConf
-
-    from fairseq_synth.transformer import SynthesizerTransformerConfig
-
-    hydra_init(config)  # as fairseq-hydra-train does: its own defaults become the schema of this name
-    with initialize_config_dir(config_dir=str(ROOT / "configs")):
-        overrides = ["model.encoder_synthesizer=dense+vanilla", "common.user_dir=x", "task.data=x"]
-        composed = compose(config, overrides=overrides)
-    defaults = OmegaConf.to_container(OmegaConf.structured(SynthesizerTransformerConfig), enum_to_str=True)
-    given = OmegaConf.to_container(composed, enum_to_str=True)
-    given["model"] = {**defaults, **given["model"]}
-    hydra = OmegaConf.to_container(OmegaConf.create(given), resolve=True)
-    (command,) = shown("train.sh", arch, pair, "--gpus", gpus, "--precision", "bf16")
-    argv = shlex.split(command)
-    argv = argv[argv.index("fairseq-train") + 1 :]
-    args = options.parse_args_and_arch(options.get_training_parser(), input_args=argv)
-    cli = OmegaConf.to_container(convert_namespace_to_omegaconf(args), enum_to_str=True)
-    cli = {group: vars(value) if isinstance(value, argparse.Namespace) else value for group, value in cli.items()}
-
-    # what train.sh says, and the sizes that its architecture and the defaults of the model say
-    said = {a[2:].replace("-", "_") for a in argv if a.startswith("--")} | {"synth_max_length"}
-    same = {f"model.{key}" for key in defaults if key not in ("_name", "max_source_positions", "max_target_positions")}
-    same |= {f"{group}.{key}" for group in hydra if group != "model" for key in (hydra[group] or {}) if key in said}
-    # fairseq-hydra-train counts the GPUs itself
-    same -= {"bmuf.distributed_world_size", "distributed_training.distributed_world_size", "common.user_dir"}
-    same -= {"task.data", "model.data", "checkpoint.save_dir"}
-    assert len(same) > 60
-    for path in same:
-        group, key = path.split(".")
-        if key in cli[group]:
-            assert str(cli[group][key]) == str(hydra[group][key]), path
-    for group in ("task", "criterion", "optimizer", "lr_scheduler"):
-        assert cli[group]["_name"] == hydra[group]["_name"]
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_train_says_that_there_is_no_gpu():
-    refused(script("train.sh", "transformer_wmt_en_de", "en-de", env={"DRY_RUN": "1"}), "none found", "--gpus 0")
+def test_train_needs_data_and_a_gpu(tmp_path, dry, monkeypatch):
+    if not torch.cuda.is_available():
+        refused(train.main, "transformer_wmt_en_de", "en-de", parts=["none found", "--gpus 0"])
+    monkeypatch.delenv("DRY_RUN")
+    parts = ["--data /nowhere", "prepare.sh /nowhere"]
+    refused(train.main, "transformer_wmt_en_de", "en-de", "--data", "/nowhere", parts=parts)
 
 
 def test_a_run_is_not_mixed_with_another(tmp_path, data):
+    """Neither with one of other settings, nor with one that is at work."""
     (data / "bin" / "done").touch()
     save = tmp_path / "save"
     save.mkdir()
     (save / "settings").write_text("arch=transformer_multi30k\n")
     (save / "checkpoint_last.pt").touch()
     argv = ["transformer_synth_dense_multi30k", "en-de", "--data", data, "--save-dir", save, "--gpus", "0"]
-    refused(script("train.sh", *argv), str(save), "other settings", "arch=transformer_multi30k")
+    refused(train.main, *argv, parts=[str(save), "other settings", "arch=transformer_multi30k"])
+    with open(save / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        refused(train.main, *argv, parts=[f"--save-dir {save}", "another call is training there"])
 
 
-def test_multi30k_is_checked(tmp_path, multi30k):
-    """The real corpus passes; a changed or truncated file is refused and not left behind."""
-    folder = tmp_path / "corpus"
-    shutil.copytree(multi30k, folder)
-    folder.chmod(0o755)
-    bad = folder / "val.de.gz"
-    bad.unlink()
-    bad.write_bytes(gzip.compress(b"Ein anderer Text.\n"))
-    out = tmp_path / "out"
-    refused(script("prepare_multi30k.sh", "de", out, "--from", folder), "val.de.gz", "SHA-256")
-    assert sorted(p.name for p in tmp_path.glob("out-raw/[a-z]*")) == [
-        "train.de",
-        "train.en",
-        "valid.en",
-    ]  # those before it passed
-    bad.write_bytes((multi30k / "val.de.gz").read_bytes()[:-20])
-    refused(script("prepare_multi30k.sh", "de", out, "--from", folder), "val.de.gz", "cut off")
-    refused(
-        script("prepare_multi30k.sh", "de", tmp_path / "out", "--from", tmp_path / "nowhere"),
-        "nowhere",
-        "no such folder",
+def test_configs_are_the_recipes():
+    """configs/*.yaml are rendered from the recipes, and Hydra takes them: a scheduled value follows an override."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "make_tables.py", "--check"], capture_output=True, text=True
     )
-    refused(script("prepare_multi30k.sh", "cs", tmp_path / "out"), "cs", "de or fr")
+    assert done.returncode == 0, done.stderr
+    from fairseq.dataclass.initialize import hydra_init
+    from hydra.experimental import compose, initialize_config_dir  # its place in Hydra 1.0
+
+    for name in RECIPES:
+        hydra_init(name)  # as fairseq-hydra-train does: its own defaults become the schema of this name
+        with initialize_config_dir(config_dir=str(ROOT / "configs")):
+            composed = compose(name, overrides=["common.user_dir=x", "task.data=x", "model.encoder_synthesizer=dense"])
+        assert composed.model.decoder_synthesizer == "dense"
+        assert composed.optimization.max_update == RECIPES[name].max_update
+        assert composed.lr_scheduler.warmup_updates == int(RECIPES[name].flags["warmup-updates"])
 
 
-def test_multi30k_is_downloaded(tmp_path, multi30k):
-    """Each file once, out of the way of the corpora that are trained on; one that was cut off is asked for again."""
-    (tmp_path / "curl").write_text(
-        f"""#!/bin/bash
-url=${{@: -1}}
-while [ "$1" != --output ]; do shift; done
-echo "${{url##*/}}" >> {tmp_path}/asked
-cp {multi30k}/"${{url##*/}}" "$2"
-[ ! -f {tmp_path}/broken ] || truncate -s 999 "$2"
+# ---- results
+
+LOG = """\
+2026-11-22 02:56:48 | INFO | fairseq_cli.train | num. shared model params: 1,850,624 (num. trained: 1,850,624)
+2026-11-22 02:56:48 | INFO | fairseq_cli.train | num. expert model params: 0 (num. trained: 0)
+2026-11-22 02:57:24 | INFO | train_inner | epoch 001:    100 / 546 loss=11.111, nll_loss=10.936, ppl=1958.63, \
+wps=2648.2, ups=2, wpb=900, bsz=54.1, num_updates=100, lr=0.000200093, gnorm=1.764, clip=99, train_wall=33, wall=36
+2026-11-22 02:57:57 | INFO | train_inner | epoch 001:    200 / 546 loss=8.925, nll_loss=8.445, ppl=348.52, \
+wps=2731.6, ups=0.1, wpb=800, bsz=55.4, num_updates=200, lr=0.000400087, gnorm=1.396, clip=74, train_wall=32, wall=69
+2026-11-22 02:59:05 | INFO | valid | epoch 001 | valid on 'valid' subset | loss 7.806 | nll_loss 7.096 | ppl 136.82 | \
+wps 7064 | wpb 689 | bsz 40.6 | num_updates 200
+2026-11-22 02:57:57 | INFO | train_inner | epoch 001:    200 / 546 loss=8.925, nll_loss=8.445, ppl=348.52, \
+wps=2731.6, ups=2, wpb=800, bsz=55.4, num_updates=200, lr=0.000400087, gnorm=1.396, clip=74, train_wall=32, wall=69
+2026-11-22 03:01:39 | INFO | valid | epoch 002 | valid on 'valid' subset | loss 6.342 | nll_loss 5.394 | ppl 42.04 | \
+wps 8547.4 | wpb 689 | bsz 40.6 | num_updates 240 | best_loss 6.342
 """
+
+
+def test_read_log():
+    """A run that was resumed counts its updates once."""
+    assert record.read_log(LOG) == {
+        "parameters": 1850624,
+        "updates": 240,
+        "target_tokens_updates_x_wpb": 240 * 850,
+        "minutes": 2.0,
+        "curve": {"updates": [200, 240], "valid_loss": [7.806, 6.342], "valid_ppl": [136.82, 42.04]},
+    }
+    line = '| INFO | valid | {"epoch": 1, "valid_loss": "7.8", "valid_ppl": "136.82", "valid_num_updates": "350"}'
+    assert record.read_lines(line, "valid") == [{"epoch": 1, "loss": 7.8, "ppl": 136.82, "num_updates": 350}]
+    for text, part in (("", "num. trained"), (LOG.splitlines()[0], "num_updates")):
+        with pytest.raises(UserError, match=part):
+            record.read_log(text)
+
+
+def test_alpha_by_name_and_by_position():
+    ours = torch.tensor([[0.0, 1.0], [0.0, 3.0]])
+    by_position = {"decoder.layers.1.self_attn.synthesizer.alpha": ours, "encoder.layers.0.self_attn.R": ours}
+    names = SimpleNamespace(decoder_synthesizer="random,vanilla+dense")
+    by_name = {f"decoder.layers.1.self_attn.synthesizer.alpha.{n}": row for n, row in zip(("dense", "vanilla"), ours)}
+    expected = {"decoder.layers.1": {"dense": [0.5, 0.1192], "vanilla": [0.5, 0.8808]}}
+    assert record.mixture_weights(by_position, names) == record.mixture_weights(by_name, None) == expected
+
+
+def test_translations_and_compounds():
+    generated = "S-1\tso\nH-1\t-0.5\ta@@ b\nD-1\t-0.5\tab\nD-10\t-1\t\nD-0\t-0.2\tzuerst - so\n"
+    assert translation.hypotheses(generated, "D") == ["zuerst - so", "ab", ""]
+    assert translation.split_compounds("ein Hin-und-her - so") == "ein Hin ##AT##-##AT## und ##AT##-##AT## her - so"
+
+
+def result(model, seed, bleu, **others):
+    """A record of multi30k_cpu."""
+    curve = {"updates": [350, 700], "valid_loss": [7 - bleu / 10, 5 - bleu / 10], "valid_ppl": [9, 8]}
+    figures = {"dataset": "en-de", "model": model, "seed": seed, "figures": {"bleu": bleu}, "signatures": {"bleu": "s"}}
+    figures.update(updates=7000, minutes=22, parameters=1e6, curve=curve, versions={"torch": "2"}, hardware="h")
+    return {**figures, "commit": "c", **others}
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    """results/ with a Transformer, a model that is ahead of it and one of one seed."""
+    for module in (render, tables):
+        monkeypatch.setattr(module, "ROOT", tmp_path)
+    folder = tmp_path / "results" / "multi30k_cpu"
+    folder.mkdir(parents=True)
+    alpha = {"encoder.layers.0": {"random": [0.2, 0.4], "vanilla": [0.8, 0.6]}}
+    records = [result("transformer", s, 30 + s) for s in (1, 2, 3)]
+    records += [result("random", s, 31 + 1.5 * s) for s in (1, 2, 3)]
+    records += [result("random_vanilla", 2, 33, alpha=alpha, bootstrap={"p_value": 0.01})]
+    for r in records:
+        (folder / f"{r['dataset']}-{r['model']}-seed{r['seed']}.json").write_text(json.dumps(r))
+    return folder
+
+
+def test_tables_have_intervals_over_seeds(results):
+    """Figures, and differences by seed: 1.5, 2 and 2.5 have the mean 2 and, by t(2) = 4.303, the interval ± 1.24."""
+    rendered = render.results("multi30k_cpu", "multi30k")
+    assert "| Transformer (fairseq's own) | 1.00M | 32.00 ± 1.00 (3) |  |" in rendered
+    assert "| `random` | 1.00M | 34.00 ± 1.50 (3) | +2.00 [+0.76, +3.24] |" in rendered
+    assert (
+        "| `random_vanilla` | 1.00M | 33.00 | +1.00 |" in rendered and "| `dense` | not run | not run |  |" in rendered
     )
-    (tmp_path / "curl").chmod(0o755)
-    project = copied_project(tmp_path)
-    (project / "scripts" / "prepare.sh").write_text("#!/bin/bash\necho prepare.sh $*\n")
-    env = {"PATH": f"{tmp_path}:{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
-    argv = ["prepare_multi30k.sh", "de", tmp_path / "out", "--merges", "50"]
-    (tmp_path / "broken").touch()
-    refused(script(*argv, env=env, root=project), "train.en.gz", "cut off")
-    (tmp_path / "broken").unlink()
-    done = script(*argv, env=env, root=project)
-    assert f"prepare.sh {tmp_path}/out-raw en de {tmp_path}/out --merges 50" in done.stdout, done.stderr
-    assert sorted(p.name for p in tmp_path.glob("out-raw/[a-z]*") if p.is_file()) == [
-        f"{split}.{lang}" for split in ("test", "train", "valid") for lang in ("de", "en")
-    ]
-    parts = [f"{part}.{lang}.gz" for part in ("train", "val", "test_2016_flickr") for lang in ("en", "de")]
-    assert (tmp_path / "asked").read_text().split() == ["train.en.gz", *parts]
+    assert "En-Fr" not in rendered and "p < 0.05 in 1 of 1" in rendered
+    assert "| `random_vanilla` | `random` | 0.30 |" in render.alpha("multi30k_cpu")
+
+
+def test_pictures(results, tmp_path):
+    """Drawn once, and again when the results change; --check draws nothing."""
+    names = {f"multi30k_cpu-en-de-{name}.png" for name in ("scores", "valid-loss")}
+    assert {p.name for p in pictures.render(check=True, folder=tmp_path)} == names and not list(tmp_path.glob("*.png"))
+    assert {p.name for p in pictures.render(check=False, folder=tmp_path)} == names
+    assert pictures.render(check=True, folder=tmp_path) == []
+    (results / "en-de-dense-seed1.json").write_text(json.dumps(result("dense", 1, 20)))
+    assert len(pictures.render(check=True, folder=tmp_path)) == 2
+
+
+def test_the_papers_rows_are_models():
+    for table in tables.TABLES.values():
+        assert set(table.models()) <= set(train.models()) and table.models()[0] == tables.BASELINE
+        for cell in table.cells():
+            train.recipe_name(RECIPES[cell.dataset.recipe].architecture(cell.model))
+
+
+@pytest.fixture
+def stubs(tmp_path, monkeypatch):
+    """A project whose trainings and evaluations only say that they were called."""
+    calls = []
+    for module in (reproduce, tables, render):
+        monkeypatch.setattr(module, "ROOT", tmp_path)
+
+    def fit(argv):
+        argv = list(map(str, argv))
+        save = tmp_path / "runs" / argv[argv.index("--save-dir") + 1]
+        save.mkdir(parents=True, exist_ok=True)
+        (save / "train.log").write_text(LOG)
+        (save / "provenance.json").write_text('[{"commit": "c", "versions": {}, "hardware": "h"}]')
+        calls.append(f"train {argv[0]}")
+
+    def evaluate(data, run):
+        calls.append("evaluate")
+        (run / "scores.json").write_text('{"bleu": {"score": 30.5, "name": "BLEU", "signature": "nrefs:1"}}')
+
+    task = SimpleNamespace(
+        prepare=lambda *args: calls.append(f"prepare {args[1]}"),
+        evaluate=evaluate,
+        compare=lambda data, run, baseline: {"p_value": 0.5, "against": baseline.name},
+    )
+    monkeypatch.setattr(train, "start", fit)
+    table = tables.TABLES["multi30k_cpu"]
+    monkeypatch.setitem(tables.TABLES, "multi30k_cpu", dataclasses.replace(table, task=task))
+
+    def called(*argv):
+        calls.clear()
+        reproduce.main(["multi30k_cpu", "--pair", "en-fr", "--out", str(tmp_path), *argv])
+        return list(calls)
+
+    return tmp_path, called
+
+
+def test_reproduce_runs_what_is_missing(stubs, capsys):
+    """Every cell once, the Transformer first; what is trained or recorded is kept; each ends as a record."""
+    project, called = stubs
+    some = ["--variant", "random_vanilla transformer", "--seed", "1 2"]
+    both = ["train transformer_multi30k", "evaluate", "train transformer_synth_random_vanilla_multi30k", "evaluate"]
+    assert called(*some) == ["prepare en-fr", *both, *both]
+    folder = project / "results" / "multi30k_cpu"
+    one = folder / "en-fr-random_vanilla-seed2.json"
+    kept = json.loads(one.read_text())
+    assert kept["command"] == tables.TABLES["multi30k_cpu"].name.join(
+        ["scripts/reproduce.sh ", " --pair en-fr --variant random_vanilla --seed 2 --rerun"]
+    )
+    assert kept["figures"] == {"bleu": 30.5} and kept["updates"] == 240 and kept["commit"] == "c"
+    assert kept["bootstrap"] == {"p_value": 0.5, "against": "multi30k_cpu-en-fr-transformer-seed2"}
+    assert called(*some) == []
+    one.unlink()  # trained already: only scored
+    assert called(*some) == ["prepare en-fr", "evaluate"]
+    capsys.readouterr()
+    assert called(*some[:2], "--seed", "2 3", "--list") == []
+    listed = capsys.readouterr().out.splitlines()
+    assert len(listed) == 2 and all("--seed 3" in line for line in listed)
+    run, only = (
+        project / "runs" / "multi30k_cpu-en-fr-random_vanilla-seed2",
+        ["--seed", "2", "--variant", "random_vanilla"],
+    )
+    (run / "checkpoint_last.pt").touch()
+    assert called(*only, "--rerun") == ["prepare en-fr", *both[2:]]
+    assert not (run / "checkpoint_last.pt").exists()  # begun anew
+    # another recipe is no cell of the table, and other machines are none of another recipe
+    before = sorted((path, path.read_text()) for path in folder.iterdir())
+    assert called(*only, "--", "--max-update", "5") == ["prepare en-fr", *both[2:]]
+    assert sorted((path, path.read_text()) for path in folder.iterdir()) == before
+    assert (run.with_name(f"{run.name}-changed") / "result.json").exists()
+    assert called(*only, "--", "--gpus", "0") == []
+
+
+def test_calls_share_the_cells(stubs, capsys):
+    """A cell that another call is at is left to that one; it is compared once its Transformer is there."""
+    project, called = stubs
+    with command.locked(project / "runs" / ".multi30k_cpu-en-fr-transformer-seed1.lock"):
+        assert called("--variant", "transformer dense", "--seed", "1")[1:] == [
+            "train transformer_synth_dense_multi30k",
+            "evaluate",
+        ]
+    dense = project / "results" / "multi30k_cpu" / "en-fr-dense-seed1.json"
+    assert "another call is at it" in capsys.readouterr().out and "bootstrap" not in json.loads(dense.read_text())
+    called("--variant", "transformer dense", "--seed", "1")
+    assert "bootstrap" in json.loads(dense.read_text())
+
+
+def test_an_older_record_is_completed(stubs):
+    """--record keeps the commit, versions and hardware of a run that has noted none itself."""
+    project, called = stubs
+    one = ["--variant", "transformer", "--seed", "1"]
+    called(*one)
+    run, path = (
+        project / "runs" / "multi30k_cpu-en-fr-transformer-seed1",
+        "results/multi30k_cpu/en-fr-transformer-seed1.json",
+    )
+    (run / "provenance.json").unlink()
+    old = {"variant": "transformer", "commit": "aefb4f9", "versions": {"torch": "2"}, "hardware": "h", "command": "x"}
+    (project / path).write_text(json.dumps(old))
+    assert called(*one, "--record") == []
+    new = json.loads((project / path).read_text())
+    assert new["commit"] == "aefb4f9" and new["model"] == "transformer" and new["command"] == "x" and new["curve"]
+    (project / path).unlink()
+    with pytest.raises(UserError, match="nobody knows which code"):
+        called(*one, "--record")
+    (run / "train.log").write_text("Killed\n")
+    with pytest.raises(UserError, match="train.log: no line with"):
+        called(*one, "--record")
 
 
 @pytest.mark.parametrize(
     "argv, parts",
     [
-        (["--data", "wmt"], ["--data wmt", "numbers multi30k"]),
-        (["--pair", "en-cs"], ["--pair en-cs", "en-de en-fr"]),
-        (["--data", "multi30k", "--from", "/nowhere"], ["--from /nowhere", "no such folder"]),
-        (["--varient", "random"], ["--varient"]),
-        (["--seed"], ["--seed needs a value"]),
-        (["--variant", "randm"], ["--variant randm", "random_vanilla"]),
-        (["--max-update", "many"], ["--max-update many"]),
+        ("table9", ["table9", "'table2', 'multi30k', 'multi30k_cpu'"]),
+        ("table2 --pair en-cs", ["--pair en-cs", "en-de, en-fr"]),
+        ("table2 --variant randm", ["--variant randm", "transformer, fixed_random"]),
+        ("table2 --seed one", ["--seed one", "integer"]),
+        ("", ["TABLE", "reproduce.sh --help"]),
+    ],
+)
+def test_reproduce_refuses(argv, parts):
+    refused(reproduce.main, *argv.split(), parts=parts)
+
+
+@pytest.mark.parametrize("table", tables.TABLES)
+def test_reproduce_shows_its_commands(table, tmp_path, dry, capsys):
+    """Every cell of a table names architectures that exist."""
+    from fairseq.models import ARCH_CONFIG_REGISTRY
+
+    reproduce.main([table, "--seed", "1", "--rerun", "--out", str(tmp_path), "--", "--gpus", "0"])
+    commands = capsys.readouterr().out.splitlines()
+    archs = [flag(c, "--arch") for c in commands if "fairseq-train" in c]
+    assert len(archs) == 2 * (9 if table == "table2" else 11)
+    assert all(arch in ARCH_CONFIG_REGISTRY for arch in archs)
+    assert not any(tmp_path.iterdir())
+
+
+# ---- all of it
+
+
+@pytest.mark.parametrize(
+    "argv, parts",
+    [
+        ("--data wmt", ["--data", "'numbers', 'multi30k'"]),
+        ("--pair en-cs", ["--pair", "'en-de', 'en-fr'"]),
+        ("--data multi30k --from /nowhere", ["--from", "/nowhere: no such folder"]),
+        ("--varient random", ["--varient"]),
+        ("--seed", ["--seed", "expected one argument"]),
+        ("--max-update many", ["--max-update", "many"]),
     ],
 )
 def test_quickstart_refuses(argv, parts):
-    refused(script("quickstart.sh", *argv), *parts)
+    refused(quickstart.main, *argv.split(), parts=parts)
 
 
-def test_quickstart_help():
-    done = script("quickstart.sh", "--help")
-    assert done.returncode == 0 and "--variant NAME" in done.stdout and "set -euo" not in done.stdout
+def test_help():
+    for name in ("quickstart", "train", "prepare", "prepare_wmt14", "prepare_multi30k", "evaluate", "reproduce"):
+        done = script(f"{name}.sh", "--help")
+        assert done.returncode == 0 and f"scripts/{name}.sh" in done.stdout, done.stderr
 
 
 @pytest.mark.skipif(not (ROOT / ".venv" / "installed").exists(), reason="needs the environment of scripts/setup.sh")
-def test_quickstart(tmp_path):
-    """The whole way in small: BLEU with a signature, three translations, a record, and a second run that resumes."""
-    argv = ["--max-update", "40", "--merges", "200", "--variant", "dense", "--threads", "1", "--out", tmp_path]
+def test_quickstart(tmp_path, capfd):
+    """The way from text to BLEU in small: a signature, three translations, and a second run that only shows them."""
+    argv = ["--max-update", "40", "--merges", "200", "--variant", "random_vanilla", "--threads", "1", "--out", tmp_path]
     extra = ["--", "--max-tokens", "300"]
     done = script("quickstart.sh", *argv, *extra, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^BLEU \d+\.\d\d   nrefs:1\|case:mixed\|.*version:", done.stdout, re.M)
     assert done.stdout.count("source:    ") == 3 and done.stdout.count("output:    ") == 3
-    run = tmp_path / "numbers-en-de-bpe200-dense-seed1"
-    scores = json.loads((run / "scores.json").read_text())
-    assert sorted(scores) == ["bleu", "chrf", "compound_split", "tokenised"]
+    run, corpus = tmp_path / "numbers-en-de-bpe200-random_vanilla-seed1", tmp_path / "numbers-en-de-bpe200"
+    assert sorted(json.loads((run / "scores.json").read_text())) == ["bleu", "chrf", "compound_split", "tokenised"]
     again = script("quickstart.sh", *argv, *extra, timeout=500)
-    assert again.returncode == 0 and "training" not in again.stdout
+    assert again.returncode == 0 and "update 40" not in again.stdout
     assert re.search(r"^BLEU .*", done.stdout, re.M)[0] in again.stdout and again.stdout.count("output:    ") == 3
-    refused(script("quickstart.sh", *argv, timeout=500), "other settings")
+    done = script("quickstart.sh", *argv, timeout=500)
+    assert done.returncode == 1 and "other settings" in done.stderr
+
+    # what is recorded of it
+    log = record.read_log((run / "train.log").read_text())
+    assert log["updates"] == 40 and log["parameters"] > 1e6 and log["minutes"] > 0 and log["curve"]["updates"][-1] == 40
+    (start,) = json.loads((run / "provenance.json").read_text())
+    assert start["commit"] and start["hardware"].endswith("1 thread(s)")
+    alpha = record.learned_alpha(run / "checkpoint_avg.pt")
+    assert len(alpha) == 8 and alpha["encoder.layers.0"]["random"][0] + alpha["encoder.layers.0"]["vanilla"][0] == (
+        pytest.approx(1, abs=1e-3)
+    )
 
     # worse translations than the baseline's, as far as the bootstrap can tell
-    corpus, worse = tmp_path / "numbers-en-de-bpe200", tmp_path / "worse"
+    capfd.readouterr()
+    worse = tmp_path / "worse"
     shutil.copytree(run, worse)
     shutil.copy(corpus / "test.de", run / "test.hyp.de")
     (corpus / "sacrebleu_set").write_text("wmt14/full\n")
@@ -590,120 +719,19 @@ def test_quickstart(tmp_path):
     done = script("evaluate.sh", corpus, worse, "--average", "2", "--beam", "1", "--baseline", run, timeout=500)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^baseline 100.00, this run \d\.\d\d, p = 0.00", done.stdout, re.M), done.stdout
-    assert json.loads((worse / "scores.json").read_text())["bleu"]["test_set"] == "wmt14/full"
     assert re.search(r"^BLEU .* wmt14/full$", done.stdout, re.M)
+    test = json.loads((worse / "bootstrap.json").read_text())
+    assert test["p_value"] < 0.01 and "bs:1000|seed:12345" in test["signature"]
     kept = (worse / "scores.json").read_text()
-    refused(script("evaluate.sh", corpus, worse, "--average", "99"), "found 6 update checkpoints, asked for 99")
+    refused(translation.main, corpus, worse, "--average", "99", parts=["found 6 update checkpoints, asked for 99"])
     assert (worse / "scores.json").read_text() == kept and (worse / "bootstrap.json").exists()
-    fewer = tmp_path / "fewer"
-    fewer.mkdir()
-    (fewer / "test.hyp.de").write_text("eins\n")
-    refused(script("evaluate.sh", corpus, worse, "--baseline", fewer), f"--baseline {fewer}", "not on these data")
+    (tmp_path / "fewer").mkdir()
+    (tmp_path / "fewer" / "test.hyp.de").write_text("eins\n")
+    with pytest.raises(UserError, match="--baseline .*fewer: not evaluated yet, or not on these data"):
+        translation.compare(corpus, worse, tmp_path / "fewer")
     settings = (worse / "settings").read_text()
     for line, other in (("pair=en-de", "pair=de-en"), (f"data={corpus}", "data=/other")):
         assert line in settings
         (worse / "settings").write_text(settings.replace(line, other))
-        refused(script("evaluate.sh", corpus, worse), other.split("=")[1], str(corpus))
-    refused(script("evaluate.sh", tmp_path / "no", worse), "not prepared")
-    before = {path: path.stat().st_mtime_ns for path in run.iterdir()}
-    commands = shown("evaluate.sh", corpus, run)
-    assert "average_checkpoints.py" in commands[0] and "--lenpen 0.6" in commands[1]
-    assert before == {path: path.stat().st_mtime_ns for path in run.iterdir()}
-
-    # the record of the run, and a run that is none
-    record = [sys.executable, ROOT / "scripts" / "record_result.py", run, tmp_path / "dense.json", "--variant", "dense"]
-    record += ["--data", "numbers", "--pair", "en-de", "--seed", "1", "--command", "scripts/quickstart.sh"]
-    subprocess.run([*map(str, record)], check=True)
-    result = json.loads((tmp_path / "dense.json").read_text())
-    assert result["updates"] == 40 and result["parameters"] > 1e6 and result["figures"]["bleu"] < 50
-    record[2] = tmp_path
-    done = subprocess.run([*map(str, record)], capture_output=True, text=True)
-    refused(done, "scores.json", "evaluate.sh")
-
-
-def test_compound_splitting(tmp_path):
-    """Hyphens between letters are words of their own, as the literature's BLEU on WMT14 En-De has them."""
-    split = re.search(r"sed -E '(s/\(\\S\).*?/g)'", (ROOT / "scripts" / "evaluate.sh").read_text())[1]
-    done = subprocess.run(["sed", "-E", split], input="ein Hin-und-her - so\n", capture_output=True, text=True)
-    assert done.stdout == "ein Hin ##AT##-##AT## und ##AT##-##AT## her - so\n"
-
-
-def test_reproduce_runs_what_is_missing(tmp_path):
-    """Every cell once, fairseq's own first; what is trained or recorded is kept; each ends as a record."""
-    project = copied_project(tmp_path)
-    calls = project / "calls"
-    score = '{"bleu": {"score": 30.5, "name": "BLEU", "signature": "nrefs:1"}}'
-    stubs = {
-        "prepare_multi30k.sh": "",
-        "train.sh": 'while [ "$1" != --save-dir ]; do shift; done; mkdir -p "$2"; '
-        'echo "num. trained: 1,000) num_updates=20" > "$2/train.log"',
-        "evaluate.sh": f"echo '{score}' > \"$2/scores.json\"",
-    }
-    for name, body in stubs.items():
-        (project / "scripts" / name).write_text(f'#!/bin/bash\necho "{name} $*" >> {calls}\n{body}\n')
-    argv = ["multi30k_cpu", "--pair", "en-fr", "--variant", "transformer random_vanilla", "--seed", "1 2"]
-    done = script("reproduce.sh", *argv, root=project)
-    assert done.returncode == 0, done.stderr
-    lines = calls.read_text().splitlines()
-    assert [line.split()[0] for line in lines] == ["prepare_multi30k.sh", *["train.sh", "evaluate.sh"] * 4]
-    assert "transformer_multi30k en-fr" in lines[1] and "transformer_synth_random_vanilla_multi30k" in lines[3]
-    assert "--baseline" not in lines[2] and "en-fr-transformer-seed1" in lines[4].split("--baseline")[1]
-    results = project / "results" / "multi30k_cpu"
-    assert len(list(results.iterdir())) == 4
-    record = json.loads((results / "en-fr-random_vanilla-seed2.json").read_text())
-    assert (
-        record["command"] == "scripts/reproduce.sh multi30k_cpu --pair en-fr --variant random_vanilla --seed 2 --rerun"
-    )
-    assert record["figures"] == {"bleu": 30.5} and record["updates"] == 20 and record["parameters"] == 1000
-
-    def again(*more):
-        before = len(calls.read_text().splitlines())
-        done = script("reproduce.sh", *argv, *more, root=project)
-        return done, [line.split()[0] for line in calls.read_text().splitlines()[before:]]
-
-    (results / "en-fr-random_vanilla-seed2.json").unlink()  # trained already: only scored
-    assert again()[1] == ["prepare_multi30k.sh", "evaluate.sh"]
-    assert again()[1] == ["prepare_multi30k.sh"]
-    one = project / "runs" / "multi30k_cpu-en-fr-random_vanilla-seed2"
-    (one / "checkpoint_last.pt").touch()
-    assert again("--seed", "2", "--variant", "random_vanilla", "--rerun")[1][1:] == ["train.sh", "evaluate.sh"]
-    assert not (one / "checkpoint_last.pt").exists()  # begun anew
-    # another recipe is no cell of the table, and other machines are none of another recipe
-    before = sorted((path, path.read_text()) for path in results.iterdir())
-    one = ["--seed", "2", "--variant", "random_vanilla"]
-    assert again(*one, "--", "--max-update", "5")[1][1:] == ["train.sh", "evaluate.sh"]
-    assert sorted((path, path.read_text()) for path in results.iterdir()) == before
-    assert (project / "runs" / "multi30k_cpu-en-fr-random_vanilla-seed2-changed" / "result.json").exists()
-    assert again(*one, "--", "--gpus", "0")[1] == ["prepare_multi30k.sh"]
-
-
-@pytest.mark.parametrize(
-    "argv, parts",
-    [
-        (["table9"], ["table9", "table2, multi30k or multi30k_cpu"]),
-        (["table2", "--pair", "en-cs"], ["--pair en-cs", "en-de en-fr"]),
-        (["table2", "--variant", "random randm"], ["--variant randm", "transformer vanilla random"]),
-        (["table2", "--seed", "one"], ["one", "whole number"]),
-        ([], ["usage"]),
-    ],
-)
-def test_reproduce_refuses(argv, parts):
-    refused(script("reproduce.sh", *argv), *parts)
-
-
-@pytest.mark.parametrize("table", ["table2", "multi30k", "multi30k_cpu"])
-def test_reproduce_shows_its_commands(table, tmp_path):
-    """Every cell of a table names architectures that exist."""
-    from fairseq.models import ARCH_CONFIG_REGISTRY
-
-    commands = shown("reproduce.sh", table, "--seed", "1", "--rerun", "--out", tmp_path, "--", "--gpus", "0")
-    archs = [flag(c, "--arch") for c in commands if "fairseq-train" in c]
-    assert len(archs) == 2 * (9 if table == "table2" else 11)
-    assert all(arch in ARCH_CONFIG_REGISTRY for arch in archs)
-    assert len([c for c in commands if "evaluate.sh" in c]) == len(archs)
-    assert not any(tmp_path.iterdir())
-
-
-def test_tables_are_the_results():
-    """README.md shows what results/ holds."""
-    subprocess.run([sys.executable, ROOT / "scripts" / "make_tables.py", "--check"], check=True)
+        refused(translation.main, corpus, worse, parts=[other.split("=")[1], str(corpus)])
+    refused(translation.main, tmp_path / "no", worse, parts=["not prepared"])

@@ -1,0 +1,15 @@
+"""From raw text to a published figure: what the scripts/*.sh call.
+
+    python -m recipes COMMAND --help          # COMMAND is train, evaluate, reproduce, …: see __main__.py
+
+| module | what it holds |
+|---|---|
+| command.py | options, commands that are shown, atomic files, locks, pinned settings |
+| corpora.py, prepare.py | Multi30k, WMT14; raw parallel text -> binarised data |
+| hyperparameters.py | the recipes: optimizer, batch, length, averaging, search |
+| train.py | the fairseq-train command of a recipe, for any number of GPUs, machines or CPU processes |
+| translation.py | what is particular to translation: preparing, averaging, translating, scoring, comparing |
+| tables.py | the results tables, each one description; their cells |
+| reproduce.py, record.py | runs the cells; what a run measured, as JSON |
+| render.py, pictures.py, configs.py | Markdown, PNG and Hydra's YAML, rendered from the above |
+"""

@@ -1,0 +1,40 @@
+"""python -m recipes COMMAND …: what scripts/COMMAND.sh of the same name calls."""
+
+import importlib
+import os
+import sys
+from pathlib import Path
+
+from .command import UserError
+
+COMMANDS = {  # name: module and function
+    "quickstart": "quickstart.main",
+    "prepare": "prepare.main",
+    "prepare_multi30k": "corpora.multi30k",
+    "prepare_wmt14": "corpora.wmt14",
+    "train": "train.main",
+    "evaluate": "translation.main",
+    "reproduce": "reproduce.main",
+}
+
+
+def main() -> None:
+    if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:
+        sys.exit(f"usage: python -m recipes {{{','.join(COMMANDS)}}} …")
+    # the programs beside this interpreter
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    # on CPUs: threads that spin while they wait slow a training tenfold where another program wants one of the cores
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    module, function = COMMANDS[sys.argv[1]].split(".")
+    try:
+        getattr(importlib.import_module(f".{module}", __package__), function)(sys.argv[2:])
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    except OSError as error:
+        sys.exit(f"error: {error.filename or ''}: {error.strerror}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""How the recipes act: options, commands that are shown, files written atomically, folders locked, settings pinned."""
+
+import argparse
+import contextlib
+import fcntl
+import os
+import shlex
+import socket
+import subprocess
+from pathlib import Path
+from typing import Callable, Dict, Iterator, List, Mapping, NoReturn, Optional, Sequence, Tuple
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class UserError(Exception):
+    """What a user can mend. The message is one line that names the flag or file and the fix."""
+
+
+def dry_run() -> bool:
+    """Whether commands are to be shown only (``DRY_RUN=1``)."""
+    return bool(os.environ.get("DRY_RUN"))
+
+
+def say(text: str) -> None:
+    """A heading between the commands."""
+    print(f"\n== {text}", flush=True)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that takes no abbreviated options and whose errors are one line."""
+
+    def __init__(self, script: str, description: Optional[str]) -> None:
+        super().__init__(
+            prog=f"scripts/{script}.sh",
+            description=description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; see {self.prog} --help")
+
+
+def split_flags(argv: Sequence[str]) -> Tuple[List[str], List[str]]:
+    """The arguments before the first ``--``, and those after it."""
+    at = list(argv).index("--") if "--" in argv else len(argv)
+    return list(argv[:at]), list(argv[at + 1 :])
+
+
+def integer(minimum: int) -> Callable[[str], int]:
+    """The type of an option that takes an integer from `minimum` on."""
+
+    def convert(text: str) -> int:
+        if not text.isdecimal() or int(text) < minimum:
+            raise argparse.ArgumentTypeError(f"{text}: must be an integer, at least {minimum}")
+        return int(text)
+
+    return convert
+
+
+def existing_folder(text: str) -> Path:
+    """The type of an option that names a folder."""
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: no such folder")
+    return Path(text)
+
+
+def cores() -> int:
+    """This machine's cores, as far as this process may use them."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def show(argv: Sequence[object], note: str = "") -> None:
+    """Prints a command as it can be typed."""
+    print("+ " + shlex.join(map(str, argv)) + note, flush=True)
+
+
+def reason(errors: str) -> str:
+    """The last line of a program's output that speaks of an error, else the last line."""
+    lines = [line for line in errors.splitlines() if line.strip()] or ["it said nothing"]
+    told = [line for line in lines if "rror" in line or "fatal" in line.lower()]
+    return (told or lines)[-1].split("fairseq_synth: error: ")[-1].replace("error: ", "", 1).strip()
+
+
+def run(argv: Sequence[object], log: Optional[Path] = None) -> None:
+    """Shows a command and, unless this is a dry run, runs it.
+
+    Args:
+        log: file for its output; without it the output is shown.
+
+    Raises:
+        UserError: it failed; with `log`, the message ends with the reason.
+    """
+    show(argv)
+    if dry_run():
+        return
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(open(log, "w")) if log else None
+        done = subprocess.run([str(a) for a in argv], stdout=file, stderr=subprocess.STDOUT if file else None)
+    if done.returncode:
+        raise UserError(f"{argv[0]} failed" + (f": {reason(log.read_text())}; see {log}" if log else ", see above"))
+
+
+def shell(command: str, output: Path, fix: str = "") -> None:
+    """Writes what a shell command prints to `output`, which appears once it is complete. An existing file is kept.
+
+    Raises:
+        UserError: the command failed.
+    """
+    if output.exists():
+        return
+    print(f"+ {command} > {shlex.quote(str(output))}", flush=True)
+    if dry_run():
+        return
+    part = output.with_name(output.name + ".part")
+    with open(part, "wb") as file:
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", command], stdout=file, stderr=subprocess.PIPE, errors="replace"
+        )
+    if done.returncode:
+        part.unlink()
+        raise UserError(f"{output} was not made: {reason(done.stderr)}{fix and '; ' + fix}")
+    part.replace(output)
+
+
+def write(path: Path, text: str) -> None:
+    """Writes a file atomically, with its folder."""
+    make_folder(path.parent)
+    part = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder and those above it.
+
+    Raises:
+        UserError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder}: this folder cannot be made ({error.strerror}); name another one") from None
+
+
+def download(url: str, output: Path, fix: str) -> None:
+    """Downloads a file; a call after one that was cut off goes on where it ended.
+
+    Raises:
+        UserError: it cannot be downloaded.
+    """
+    part = output.with_name(output.name + ".part")
+    options = ["--fail", "--location", "--continue-at", "-"]
+    show(["curl", *options, "--output", output, url])
+    if dry_run():
+        return
+    argv = ["curl", *options, "--silent", "--show-error", "--retry", "3", "--output", str(part), url]
+    done = subprocess.run(argv, stderr=subprocess.PIPE, universal_newlines=True)
+    if done.returncode:
+        if "416" in done.stderr:  # more is there than the complete file has
+            part.unlink()
+        why = done.stderr.strip().splitlines()[-1:] or [f"curl ended with {done.returncode}"]
+        raise UserError(f"{url}: cannot be downloaded ({why[0]}); call again to go on, or {fix}")
+    part.replace(output)
+
+
+@contextlib.contextmanager
+def locked(path: Path, wait: bool = True) -> Iterator[bool]:
+    """Holds a lock file while the block runs, or until a program that replaces this process (exec) ends.
+
+    Args:
+        wait: wait for another holder; else yield False at once.
+    """
+    if dry_run():
+        yield True
+        return
+    make_folder(path.parent)
+    with open(path, "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not wait:
+                yield False
+                return
+            say(f"another call is at work in {path.parent}; waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        os.set_inheritable(file.fileno(), True)
+        yield True
+
+
+def read_settings(file: Path) -> Dict[str, str]:
+    """What `pin_settings` wrote, or nothing."""
+    if not file.exists():
+        return {}
+    return dict(line.split("=", 1) for line in file.read_text().splitlines() if "=" in line)
+
+
+def pin_settings(file: Path, made: str, settings: Mapping[str, object]) -> None:
+    """Writes what a folder is made with; refuses to mix it with what was made otherwise.
+
+    Args:
+        made: pattern of the files in the folder that depend on the settings.
+
+    Raises:
+        UserError: such files are there, made with other settings.
+    """
+    if dry_run():
+        return
+    asked = {name: str(value) for name, value in settings.items()}
+    found = read_settings(file)
+    if found == asked:
+        return
+    if found and list(file.parent.glob(made)):
+        names = [name for name in {**found, **asked} if found.get(name) != asked.get(name)]
+        differences = "; ".join(
+            f"it has {name}={found.get(name, '')}, asked for {name}={asked.get(name, '')}" for name in names
+        )
+        raise UserError(
+            f"{file.parent} was made with other settings ({differences}); give another folder, or remove it"
+        )
+    write(file, "".join(f"{name}={value}\n" for name, value in asked.items()))

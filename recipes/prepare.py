@@ -1,0 +1,172 @@
+"""Raw parallel text -> binarised data for fairseq-train.
+
+  scripts/prepare.sh RAW_DIR SRC TGT OUT_DIR [options]
+
+Check, normalise and tokenise (sacremoses), joint subwords (subword-nmt or sentencepiece), clean, fairseq-preprocess
+with a joined dictionary.
+
+  RAW_DIR   NAME.SRC and NAME.TGT, or the same with .gz, one sentence a line. NAMEs are valid and test; every
+            other is a training corpus, taken in the order of the names.
+  OUT_DIR   receives bin/ for fairseq-train, codes (BPE) or pieces.model (SentencePiece), test.{SRC,TGT} to score
+            against, and settings, which evaluate.sh reads
+
+Every step writes its file atomically, so a second call goes on where the first one ended, and a finished OUT_DIR is
+kept. DRY_RUN=1 shows the commands only.
+"""
+
+import argparse
+import re
+import shutil
+from pathlib import Path
+from shlex import quote
+from typing import List, Sequence
+
+from .command import ROOT, Parser, UserError, cores, dry_run, integer, locked, pin_settings, run, say, shell
+
+SPLITS = ("train", "valid", "test")
+
+
+def ratio(text: str) -> str:
+    """The type of --max-ratio, kept as it is written."""
+    if not re.fullmatch(r"\d+(\.\d+)?", text):
+        raise argparse.ArgumentTypeError(f"{text}: must be a number")
+    return text
+
+
+def add_options(parser: Parser) -> None:
+    """The options of prepare.sh, which every corpus' own script takes too."""
+    add = parser.add_argument
+    add("--merges", type=integer(1), default=10000, metavar="N", help="BPE merges, or SentencePiece's vocabulary")
+    add("--subwords", choices=("bpe", "sentencepiece"), default="bpe")
+    add("--dash-splits", action="store_true", help="split words at hyphens when tokenising (Moses' -a)")
+    add("--lowercase", action="store_true", help="lowercase all text")
+    add("--max-length", type=integer(0), default=250, metavar="N", help="most subwords on a side of a training pair")
+    add("--max-ratio", type=ratio, default="0", metavar="R", help="most a training pair's lengths differ; 0: any")
+    add("--sample", type=integer(1), metavar="N", help="only the first N pairs of each training corpus, for a trial")
+    add("--workers", type=integer(1), default=cores(), metavar="N", help="processes (default: all cores)")
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = Parser("prepare", __doc__)
+    parser.add_argument("raw", metavar="RAW_DIR", type=Path)
+    parser.add_argument("src", metavar="SRC")
+    parser.add_argument("tgt", metavar="TGT")
+    parser.add_argument("out", metavar="OUT_DIR", type=Path)
+    add_options(parser)
+    args = parser.parse_args(argv)
+    prepare(args.raw, args.src, args.tgt, args.out, args)
+
+
+def training_corpora(raw: Path, src: str, tgt: str) -> List[Path]:
+    """Checks the files of a raw folder; the prefixes of what is trained on, in the order of the names.
+
+    Raises:
+        UserError: a file is missing, or a training corpus has the name of a test set.
+    """
+    for name in (f"{split}.{lang}" for split in ("valid", "test") for lang in (src, tgt)):
+        if not (raw / name).is_file() and not (raw / f"{name}.gz").is_file():
+            raise UserError(f"{raw / name}: no such file, nor {name}.gz")
+    found = {re.sub(r"\.gz$", "", path.name) for path in raw.iterdir()}
+    names = sorted(name[: -len(src) - 1] for name in found if name.endswith(f".{src}"))
+    names = [name for name in names if name not in ("valid", "test")]
+    if not names:
+        raise UserError(f"{raw}/train.{src}: no such file, nor any other training corpus")
+    for name in names:
+        if re.match("dev|valid|test|newstest", name):
+            raise UserError(
+                f"{raw}/{name}.{src}: would be trained on, and is a test set by its name; call it valid or test, "
+                "or remove it"
+            )
+    return [raw / name for name in names]
+
+
+def prepare(raw: Path, src: str, tgt: str, out: Path, options: argparse.Namespace) -> None:
+    """Makes `out` from `raw`, with the options of `add_options`.
+
+    Raises:
+        UserError: a file is missing or wrong, or a program failed.
+    """
+    if src == tgt:
+        raise UserError(f"SRC and TGT are both {src}")
+    with locked(out / ".lock"):
+        pinned = {"src": src, "tgt": tgt, "subwords": options.subwords, "merges": options.merges}
+        pinned.update(dash_splits=options.dash_splits or "", lowercase=options.lowercase or "")
+        pinned.update(max_length=options.max_length, max_ratio=options.max_ratio, sample=options.sample or "")
+        pin_settings(out / "settings", "text/*", {**pinned, "raw": raw.resolve()})
+        if (out / "bin" / "done").exists():
+            say(f"{out} is ready, reusing it")
+        else:
+            binarise(raw, src, tgt, out, options)
+
+
+def binarise(raw: Path, src: str, tgt: str, out: Path, options: argparse.Namespace) -> None:
+    """The steps of `prepare`, each of which keeps what an earlier call made."""
+    if not raw.is_dir() and not dry_run():
+        raise UserError(f"{raw}: no such folder; RAW_DIR holds {{train,valid,test}}.{{{src},{tgt}}}")
+    if not dry_run():
+        for name in ("text", "tok", "sub"):
+            (out / name).mkdir(exist_ok=True)
+
+    def clean(to: Path, prefixes: Sequence[Path], *flags: object) -> None:
+        if not all(Path(f"{to}.{lang}").exists() for lang in (src, tgt)):
+            run(["python", ROOT / "scripts" / "clean_pairs.py", src, tgt, to, *prefixes, *flags])
+
+    say("checking the text")
+    corpora = training_corpora(raw, src, tgt) if raw.is_dir() and not dry_run() else [raw / "train"]
+    lowercase = ["--lowercase"] if options.lowercase else []
+    clean(out / "text" / "train", corpora, *(["--sample", options.sample] if options.sample else []), *lowercase)
+    clean(out / "text" / "valid", [raw / "valid"], *lowercase)
+    clean(out / "text" / "test", [raw / "test"], *lowercase, "--keep-all")
+
+    text, workers = out / "text", options.workers
+    if options.subwords == "bpe":
+        say("normalising and tokenising")
+        for split in SPLITS:
+            for lang in (src, tgt):
+                tokenize = f"sacremoses --quiet -l {lang} -j {workers} normalize -c tokenize"
+                dashes = " -a" if options.dash_splits else ""
+                shell(f"{tokenize}{dashes} < {quote(f'{text}/{split}.{lang}')}", out / "tok" / f"{split}.{lang}")
+        text = out / "tok"
+        say(f"learning and applying joint BPE, {options.merges} merges")
+        both = f"{quote(f'{text}/train.{src}')} {quote(f'{text}/train.{tgt}')}"
+        shell(f"cat {both} | subword-nmt learn-bpe -s {options.merges}", out / "codes")
+        # of several processes it splits a file, not a stream
+        encode = f"subword-nmt apply-bpe -c {quote(f'{out}/codes')} "
+        encode += f"--num-workers {workers} -i" if workers > 1 else "<"
+    else:
+        say(f"learning and applying a joint SentencePiece model of {options.merges} pieces")
+        tool = f"python {quote(str(ROOT / 'scripts' / 'sentence_pieces.py'))}"
+        both = f"{quote(f'{text}/train.{src}')} {quote(f'{text}/train.{tgt}')}"
+        shell(f"{tool} train {options.merges} {both}", out / "pieces.model")
+        encode = f"{tool} encode {quote(f'{out}/pieces.model')} <"
+    for split in SPLITS:
+        for lang in (src, tgt):
+            to = out / "sub" / (f"all.{lang}" if split == "train" else f"{split}.{lang}")
+            shell(f"{encode} {quote(f'{text}/{split}.{lang}')}", to)
+            if not dry_run() and count_lines(to) != count_lines(out / "text" / f"{split}.{lang}"):
+                raise UserError(f"{to}: has other lines than {out}/text/{split}.{lang}; remove it and call again")
+    limits = ["--max-length", options.max_length, "--max-ratio", options.max_ratio]
+    clean(out / "sub" / "train", [out / "sub" / "all"], *limits)
+
+    say("binarising")
+    if not dry_run():
+        shutil.rmtree(out / "bin", ignore_errors=True)
+    argv = ["fairseq-preprocess", "-s", src, "-t", tgt, "--joined-dictionary", "--workers", workers]
+    argv += ["--destdir", out / "bin"]
+    argv += [word for split in SPLITS for word in (f"--{split}pref", out / "sub" / split)]
+    run(argv, log=out / "preprocess.log")
+    if dry_run():
+        return
+    for lang in (src, tgt):
+        shutil.copy(out / "text" / f"test.{lang}", out)
+    (out / "bin" / "done").touch()
+    say(f"{out} is ready")
+    # types of the dictionary, then sentences, tokens and unknown ones of each file
+    said = re.findall(r"\] (Dictionary: .*|.* sents, .*)", (out / "preprocess.log").read_text())
+    print(*dict.fromkeys(re.sub(r"^\S*/", "", line) for line in said), sep="\n")
+
+
+def count_lines(path: Path) -> int:
+    """The number of line ends in a file."""
+    with open(path, "rb") as file:
+        return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))

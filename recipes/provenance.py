@@ -1,0 +1,55 @@
+"""Where a figure comes from: commit, versions and hardware, as recorded beside every published number."""
+
+import importlib.metadata as metadata
+import json
+import os
+import platform
+import re
+import subprocess
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+from .command import write
+
+
+def hardware(threads: Optional[int] = None) -> str:
+    """The GPU's name, or the processor's and the number of threads (default: torch's in this process)."""
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    cpuinfo = Path("/proc/cpuinfo")
+    model = re.search(r"model name\s*: (.*)", cpuinfo.read_text()) if cpuinfo.exists() else None
+    return f"{model[1] if model else platform.machine()}, {threads or torch.get_num_threads()} thread(s)"
+
+
+def versions() -> Dict[str, str]:
+    """Installed versions of what can move a figure."""
+    found = {"python": platform.python_version()}
+    for name in ("torch", "fairseq", "ve-fairseq", "fairseq-fixed", "sacrebleu", "subword-nmt", "sacremoses"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str:
+    """The project's commit, with a mark if files differ from it; empty outside of git."""
+    describe = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        return subprocess.run(describe, cwd=Path(__file__).parent, capture_output=True, text=True).stdout.strip()
+    except FileNotFoundError:
+        return ""
+
+
+def note(file: Path) -> None:
+    """Adds the code, versions and hardware of a training that starts to the list in its folder.
+
+    A run that was resumed with other code, or elsewhere, has several.
+    """
+    threads = int(os.environ.get("OMP_NUM_THREADS", 0))  # of the training, which is another process
+    now = {"commit": commit(), "versions": versions(), "hardware": hardware(threads)}
+    starts: List[Dict[str, Any]] = json.loads(file.read_text()) if file.exists() else []
+    if now not in starts:
+        write(file, json.dumps([*starts, now], indent=1) + "\n")

@@ -1,0 +1,96 @@
+"""From raw text to BLEU and translations with a Synthesizer, in one command.
+
+  scripts/quickstart.sh [options] [-- flags for fairseq-train]
+
+A second call reuses the environment, the data and the checkpoints: training goes on where it stopped.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Sequence
+
+from . import corpora, prepare, train, translation
+from .command import (
+    ROOT,
+    Parser,
+    UserError,
+    cores,
+    dry_run,
+    existing_folder,
+    integer,
+    pin_settings,
+    say,
+    show,
+    split_flags,
+)
+from .hyperparameters import RECIPES
+
+RECIPE = "multi30k_cpu"  # shortened
+UPDATES = {"numbers": 1600, "multi30k": 3000}
+MERGES = {"numbers": 1000, "multi30k": 4000}
+
+
+def main(argv: Sequence[str]) -> None:
+    own, rest = split_flags(argv)
+    parser = Parser("quickstart", __doc__)
+    add = parser.add_argument
+    add("--variant", default="random_vanilla", metavar="NAME", help="dense, ... or transformer (default: %(default)s)")
+    add("--data", choices=UPDATES, default="numbers", help="numbers (default) is made on the spot, without a network")
+    add("--from", dest="source", type=existing_folder, metavar="DIR", help="Multi30k's .gz files (default: download)")
+    add("--pair", choices=("en-de", "en-fr"), default="en-de", help="(default: en-de)")
+    add("--max-update", type=integer(1), metavar="N", help="updates (default: 1600 for numbers, 3000 for multi30k)")
+    add(
+        "--merges", type=integer(1), metavar="N", help="of the joint BPE (default: 1000 for numbers, 4000 for multi30k)"
+    )
+    add("--threads", type=integer(1), metavar="N", help="CPU threads of the training (default: all)")
+    add("--seed", type=integer(0), default=1, metavar="N", help="(default: 1)")
+    add("--out", type=Path, default=ROOT / "runs", metavar="DIR", help="where everything goes (default: runs)")
+    args = parser.parse_args(own)
+    subprocess.run([ROOT / "scripts" / "setup.sh"], check=True)
+    python = ROOT / ".venv" / "bin" / "python"
+    if python.exists() and Path(sys.prefix).resolve() != (ROOT / ".venv").resolve():
+        os.execv(python, [str(python), "-m", "recipes", "quickstart", *argv])  # .venv may be new
+    if args.variant not in [*train.models(), "vanilla"]:
+        raise UserError(f"--variant {args.variant}: choose from {', '.join(train.models())}")
+    updates, merges = args.max_update or UPDATES[args.data], args.merges or MERGES[args.data]
+    corpus = args.out / f"{args.data}-{args.pair}-bpe{merges}"
+    save = args.out / f"{corpus.name}-{args.variant}-seed{args.seed}"
+    tgt = args.pair.split("-")[1]
+    if args.data == "multi30k":
+        translation.prepare("multi30k", args.pair, corpus, args.source, ["--merges", str(merges)])
+    else:
+        raw = corpus.with_name(f"{corpus.name}-raw")
+        if not (corpus / "bin" / "done").exists():
+            corpora.numbers(tgt, raw)
+        prepare.main([str(raw), "en", tgt, str(corpus), "--merges", str(merges)])
+
+    pin_settings(save / "quickstart", "checkpoint_last.pt", {"max_update": updates, "flags": " ".join(rest)})
+    if (save / "scores.json").exists():
+        say(f"trained and scored already: {save}")
+        translation.report(corpus, save)
+        return
+    arch = RECIPES[RECIPE].architecture(args.variant)
+    say(f"training {arch} for {updates} updates (log: {save}/train.log)")
+    interval = max(1, updates // 20)
+    threads = args.threads or int(os.environ.get("OMP_NUM_THREADS", 0)) or cores()
+    command = [arch, args.pair, "--recipe", RECIPE, "--data", corpus, "--save-dir", save, "--seed", args.seed]
+    command += ["--max-update", updates, "--gpus", min(1, train.gpus_here()[0]), "--threads", threads]
+    command += ["--save-every", interval, "--", "--warmup-updates", updates // 3]
+    command += ["--validate-interval", 1, "--validate-after-updates", updates * 3 // 4, "--log-interval", interval]
+    train.start([*command, *rest], show_progress)
+    if dry_run():
+        show([ROOT / "scripts" / "evaluate.sh", corpus, save])
+    else:
+        translation.evaluate(corpus, save)
+
+
+def show_progress(line: str) -> None:
+    """Prints a line of fairseq's log in short: perplexity and time, the command, and errors."""
+    found = re.search(r"train_inner.* ppl=([\d.]+),.* num_updates=(\d+),.* wall=(\d+)", line)
+    if found:
+        print("  update {1}: training perplexity {0}, {2} s".format(*found.groups()), flush=True)
+    elif re.match(r"\+ |.*(Loaded checkpoint|rror:)", line):
+        print(line.split(" | ")[-1], end="", flush=True)

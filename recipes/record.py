@@ -1,0 +1,172 @@
+"""What a run measured, and how, as one JSON file. scripts/make_tables.py renders the tables from such files."""
+
+import json
+import re
+import statistics
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+from .command import UserError, write
+from .tables import BASELINE, Cell
+
+# `name=1`, `name 1` or `"name": "1"`: fairseq's log formats
+FIELD = re.compile(r'(?:valid_)?([a-z_]+)"?(?:[=:] ?| )"?(-?[\d.]+(?:e[-+]?\d+)?|inf|nan)\b')
+# components of alpha where a checkpoint has them by position: the order of the synthesizers up to commit aefb4f9
+OLD_ORDER = ("random", "fixed_random", "factorized_random", "dense", "factorized_dense", "vanilla")
+
+
+def read_lines(log: str, kind: str) -> List[Dict[str, float]]:
+    """The fields of fairseq's lines of a kind (train_inner, train, valid), one for each number of updates.
+
+    A resumed run repeats the updates after its last checkpoint: the last line counts.
+    """
+    lines = [line for line in log.splitlines() if f"| {kind} |" in line]
+    found = [{name: float(value) for name, value in FIELD.findall(line)} for line in lines]
+    by_updates = {fields["num_updates"]: fields for fields in found if "num_updates" in fields}
+    return [by_updates[updates] for updates in sorted(by_updates)]
+
+
+def read_log(log: str) -> Dict[str, Any]:
+    """What a training's log says.
+
+    - ``target_tokens_updates_x_wpb``: the number of updates times the mean number of target tokens in one.
+    - ``minutes``: updates / median updates per second. A run that was paused, resumed or slowed down for a while by
+      other programs so has the time of one that was not; validation and saving are not in it.
+    - ``curve``: loss (label-smoothed, the criterion's) and perplexity on the validation set.
+
+    Raises:
+        UserError: it is not the log of a training.
+    """
+    parameters = re.findall(r"num\. trained: ([\d,]+)", log)
+    lines = read_lines(log, "train_inner") or read_lines(log, "train")
+    if not parameters or not lines:
+        what = "num_updates" if parameters else "'num. trained'"
+        raise UserError(f"no line with {what}; this is no log of fairseq-train, or one that ended early")
+    valid = read_lines(log, "valid")
+    updates = int(max(fields["num_updates"] for fields in lines + valid + read_lines(log, "train")))
+    speeds = [fields["ups"] for fields in lines if fields.get("ups")]
+    return {
+        "parameters": int(parameters[0].replace(",", "")),
+        "updates": updates,
+        "target_tokens_updates_x_wpb": round(updates * statistics.mean(fields["wpb"] for fields in lines)),
+        "minutes": round(updates / statistics.median(speeds) / 60, 1) if speeds else None,
+        "curve": {
+            "updates": [int(fields["num_updates"]) for fields in valid],
+            "valid_loss": [fields["loss"] for fields in valid],
+            "valid_ppl": [fields["ppl"] for fields in valid],
+        },
+    }
+
+
+def learned_alpha(checkpoint: Path) -> Dict[str, Dict[str, List[float]]]:
+    """{layer: {component: weight of each head}}: the mixtures' softmax of alpha; empty for other models."""
+    from fairseq.checkpoint_utils import load_checkpoint_to_cpu
+
+    import fairseq_synth  # noqa: F401  (allows what fairseq's checkpoints hold)
+
+    state = load_checkpoint_to_cpu(str(checkpoint))
+    return mixture_weights(state["model"], state["cfg"]["model"])
+
+
+def mixture_weights(weights: Dict[str, Any], model: Any) -> Dict[str, Dict[str, List[float]]]:
+    """`learned_alpha` of a state dict: by component (``alpha.random``, of (heads,)), or all in one, by position.
+
+    Args:
+        model: the settings of the model, which name the components of the older form.
+    """
+    import torch
+
+    found: Dict[str, Dict[str, Any]] = {}
+    for key, alpha in weights.items():
+        match = re.fullmatch(r"((encoder|decoder)\.layers\.(\d+))\.self_attn\.(?:.*\.)?alpha(?:\.(\w+))?", key)
+        if not match:
+            continue
+        layer, side, number, component = match.groups()
+        if component:
+            found.setdefault(layer, {})[component] = alpha
+            continue
+        specs = str(getattr(model, f"{side}_synthesizer")).split(",")
+        spec = specs[int(number)] if len(specs) > 1 else specs[0]
+        names = sorted((name.strip() for name in spec.split("+")), key=OLD_ORDER.index)
+        found[layer] = dict(zip(names, alpha))
+    result = {}
+    for layer, components in found.items():
+        mixed = torch.stack([alpha.float() for alpha in components.values()]).softmax(0)
+        heads = [[round(weight, 4) for weight in row] for row in mixed.tolist()]
+        result[layer] = dict(zip(components, heads))
+    return result
+
+
+def earlier_record(cell: Cell, out: Path) -> Dict[str, Any]:
+    """What was recorded of a cell before, in results/ or below the folder of its run; or nothing."""
+    for path in (cell.result, out / "results" / cell.table.name / cell.result.name):
+        if path.exists():
+            return json.loads(path.read_text())
+    return {}
+
+
+def origin(run: Path, earlier: Dict[str, Any]) -> Dict[str, Any]:
+    """Commit, versions and hardware of a training: as it noted them, else as an earlier record has them.
+
+    Raises:
+        UserError: neither is there.
+    """
+    file = run / "provenance.json"
+    if file.exists():
+        starts = json.loads(file.read_text())
+        return {**starts[-1], "commit": "; ".join(dict.fromkeys(start["commit"] for start in starts))}
+    if not earlier.get("commit"):
+        raise UserError(f"{file}: no such file, nor an earlier record: nobody knows which code trained this run")
+    return {name: earlier[name] for name in ("commit", "versions", "hardware")}
+
+
+def record(cell: Cell, out: Path, command: Optional[str] = None, changed: Optional[Path] = None) -> None:
+    """Writes the JSON of a cell that is trained and scored, and of those that wait for it as their baseline.
+
+    Args:
+        out: the folder of its data and runs.
+        command: what ran it, if more than the cell's own command.
+        changed: the folder of a run by another recipe; it is recorded there, and not as the cell.
+
+    Raises:
+        UserError: the run is not scored, its log is no training's, or nobody knows its code.
+    """
+    run = changed or cell.run(out)
+    try:
+        scores = json.loads((run / "scores.json").read_text())
+        log = "\n".join(path.read_text(errors="replace") for path in sorted(run.glob("train*.log")))
+        measured = read_log(log)
+    except FileNotFoundError as error:
+        raise UserError(f"{error.filename}: no such file; train with train.sh and score with evaluate.sh") from None
+    except UserError as error:
+        raise UserError(f"{run}/train.log: {error}") from None
+    earlier = {} if changed else earlier_record(cell, out)
+    figures = {
+        "table": cell.table.name,
+        "dataset": cell.dataset.name,
+        "model": cell.model,
+        "seed": cell.seed,
+        "command": command or earlier.get("command") or cell.command,
+        "test_set": scores[cell.table.metric].get("test_set"),
+        "figures": {name: score["score"] for name, score in scores.items()},
+        "signatures": {name: f"{score['name']}|{score['signature']}" for name, score in scores.items()},
+    }
+    baseline = cell.baseline().run(out)
+    if cell.model != BASELINE and (baseline / "scores.json").exists():
+        figures["bootstrap"] = cell.table.task.compare(cell.data(out), run, baseline)
+    figures.update(measured)
+    checkpoint = run / "checkpoint_avg.pt"
+    alpha = learned_alpha(checkpoint) if checkpoint.exists() else earlier.get("alpha")
+    if alpha:
+        figures["alpha"] = alpha
+    figures.update(origin(run, earlier))
+    result = run / "result.json" if changed else cell.result
+    text = json.dumps(figures, indent=1) + "\n"
+    write(result, re.sub(r"\[\s+([-\d.,\s]+?)\s+\]", lambda m: f"[{' '.join(m[1].split())}]", text))  # a list a line
+    print("wrote", result)
+    if cell.model == BASELINE and not changed:
+        # cells that another call finished before this one
+        for other in cell.table.cells([cell.dataset.name], None, [cell.seed]):
+            if other.model != BASELINE and other.result.exists():
+                if "bootstrap" not in json.loads(other.result.read_text()) and other.run(out).exists():
+                    record(other, out)

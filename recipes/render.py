@@ -1,0 +1,223 @@
+"""Renders the results as Markdown: scripts/make_tables.py."""
+
+import json
+import re
+import statistics
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence
+
+from .command import ROOT, UserError
+from .tables import BASELINE, TABLES, Dataset, Table
+
+Record = Dict[str, Any]
+NOT_RUN = "not run"
+
+SPEED = {  # column: file of results/speed_cpu, and its figure
+    "block 128×32": ("block_padded", "128x32"),
+    "block 32×128": ("block_padded", "32x128"),
+    "block 16×256": ("block_padded", "16x256"),
+    "causal 4×1024": ("block_causal", "4x1024"),
+    "step T=32": ("step", "32x32"),
+    "step T=256": ("step", "4x256"),
+    "step T=32, ℓ=1024": ("step_l1024", "32x32"),
+    "generation, 32k words": ("generate_32k", "ratio"),
+    "generation, 8k words": ("generate_8k", "ratio"),
+    "generation, Multi30k": ("generate_trained", "ratio"),
+    "memory, causal 16×1024": ("memory_causal", "16x1024"),
+}
+SPEED_IN_SHORT = ("block 32×128", "causal 4×1024", "step T=32", "generation, 8k words", "memory, causal 16×1024")
+
+
+def load(folder: str, name: str = "*") -> List[Record]:
+    """The records of a folder of results/, by name.
+
+    Raises:
+        UserError: one is of an older version.
+    """
+    paths = sorted((ROOT / "results" / folder).glob(f"{name}.json"))
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    for path, record in zip(paths, records):
+        if not {"benchmark", "curve"} & set(record):
+            raise UserError(f"{path}: of an older version; scripts/reproduce.sh {folder} --record completes it")
+    return records
+
+
+class Summary(NamedTuple):
+    """A figure over seeds."""
+
+    n: int
+    mean: float
+    sd: Optional[float]  # of a sample; None for one seed
+    half_width: Optional[float]  # of the mean's 95 % confidence interval by Student's t
+
+
+def summarize(values: Sequence[float]) -> Summary:
+    """Mean, standard deviation and the 95 % t-interval of at least one value."""
+    n = len(values)
+    if n == 1:
+        return Summary(1, values[0], None, None)
+    from scipy.stats import t
+
+    sd = statistics.stdev(values)
+    return Summary(n, statistics.mean(values), sd, float(t.ppf(0.975, n - 1)) * sd / n**0.5)
+
+
+def differences(records: Iterable[Record], baselines: Iterable[Record], metric: str) -> List[float]:
+    """A model's figures less the Transformer's of the same seed, where both have run."""
+    base = {record["seed"]: record["figures"][metric] for record in baselines}
+    return [record["figures"][metric] - base[record["seed"]] for record in records if record["seed"] in base]
+
+
+def figure(values: Sequence[float]) -> str:
+    """Mean ± standard deviation (number of seeds)."""
+    if not values:
+        return NOT_RUN
+    summary = summarize(values)
+    return f"{summary.mean:.2f}" + (f" ± {summary.sd:.2f} ({summary.n})" if summary.n > 1 else "")
+
+
+def difference(values: Sequence[float]) -> str:
+    """Mean difference, with its interval where several seeds give one."""
+    if not values:
+        return ""
+    summary = summarize(values)
+    low_high = ""
+    if summary.half_width is not None:
+        low_high = f" [{summary.mean - summary.half_width:+.2f}, {summary.mean + summary.half_width:+.2f}]"
+    return f"{summary.mean:+.2f}{low_high}"
+
+
+def label(model: str) -> str:
+    """A model's name in a table."""
+    return "Transformer (fairseq's own)" if model == BASELINE else f"`{model}`"
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> List[str]:
+    """The lines of a table."""
+    return ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def column(table: Table, dataset: Dataset, records: Sequence[Record]) -> Dict[str, List[str]]:
+    """{heading: a cell for each row}: the paper's figure, ours, and ours less the Transformer's by seed."""
+    title = dataset.heading if table.paper else f"{dataset.heading}, {table.title}"
+    here = {
+        model: [r for r in records if (r["dataset"], r["model"]) == (dataset.name, model)] for model in table.models()
+    }
+    cells: Dict[str, List[str]] = {}
+    if table.paper:
+        cells[f"{title}, paper"] = [table.paper[model].get(dataset.name, "") for model in here]
+    if table.paper or any(here.values()):
+        heading = f"{title}, here" if table.paper else title
+        cells[heading] = [figure([r["figures"][table.metric] for r in found]) for found in here.values()]
+    by_seed = [
+        difference(differences(found, here[BASELINE], table.metric)) if model != BASELINE else ""
+        for model, found in here.items()
+    ]
+    if any(by_seed):
+        cells["less the Transformer [95 %]"] = by_seed
+    return cells
+
+
+def results(*names: str) -> str:
+    """Tables of the same models side by side, with how their figures came about."""
+    tables = [TABLES[name] for name in names]
+    records = {table.name: load(table.name) for table in tables}
+    if not any(records.values()) and not any(table.paper for table in tables):
+        return "No cell has been run yet.\n"
+    models = tables[0].models()
+    columns: List[List[str]] = [["model", *map(label, models)]]
+    if any(table.paper for table in tables):
+        columns.append(["parameters, paper", *(tables[0].paper[model].get("parameters", "") for model in models)])
+    sizes = []
+    for model in models:
+        first = [r for table in tables for r in records[table.name] if r["model"] == model]
+        sizes.append(f"{first[0]['parameters'] / 1e6:.2f}M" if first else NOT_RUN)
+    columns.append(["parameters", *sizes])
+    for table in tables:
+        for dataset in table.datasets:
+            columns += [[heading, *cells] for heading, cells in column(table, dataset, records[table.name]).items()]
+    heads, *rows = zip(*columns)
+    notes = [note(table, records[table.name]) for table in tables]
+    return "\n".join([*markdown(heads, rows), "", *notes, ""])
+
+
+def note(table: Table, records: List[Record]) -> str:
+    """How the figures of a table came about."""
+    command = f"- {table.title}: `scripts/reproduce.sh {table.name} --pair PAIR --variant MODEL --seed N --rerun`"
+    if not records:
+        return f"{command}: nobody has run it yet."
+    seeds, updates = sorted({r["seed"] for r in records}), shared(r["updates"] for r in records)
+    signature = shared(r["signatures"][table.metric] for r in records)
+    named = shared(f" on {r['test_set']}" for r in records if r.get("test_set"))
+    minutes = statistics.median(r["minutes"] for r in records)
+    text = (
+        f"{command}, N from {seeds}, {updates} updates each, {minutes:.0f} minutes. {table.metric_name} `{signature}`"
+    )
+    tested = [r["bootstrap"] for r in records if r.get("bootstrap")]
+    if tested:
+        sure = sum(test["p_value"] < 0.05 for test in tested)
+        text += (
+            f"{named}. Paired bootstrap against the Transformer of the same seed: p < 0.05 in {sure} of {len(tested)}"
+        )
+    else:
+        text += named
+    return f"{text}. {origin(records)}"
+
+
+def alpha(name: str) -> str:
+    """The learned weights of a table's mixtures by layer: the mean over heads and seeds of its first column."""
+    records = [r for r in load(name) if r.get("alpha") and r["dataset"] == TABLES[name].datasets[0].name]
+    rows: Dict[Any, Dict[str, List[float]]] = {}
+    for record in records:
+        for layer, components in record["alpha"].items():
+            for component, heads in components.items():
+                rows.setdefault((record["model"], component), {}).setdefault(layer, []).extend(heads)
+    if not rows:
+        return "No cell has been run yet.\n"
+    layers = list(dict.fromkeys(layer for row in rows.values() for layer in row))
+    heads = ["mixture", "component", *(layer.replace(".layers.", " ") for layer in layers)]
+    cells = (
+        [
+            f"`{model}`",
+            f"`{component}`",
+            *(f"{statistics.mean(row[layer]):.2f}" if layer in row else "" for layer in layers),
+        ]
+        for (model, component), row in rows.items()
+    )
+    return "\n".join([*markdown(heads, cells), ""])
+
+
+def speed(columns: Sequence[str] = tuple(SPEED)) -> str:
+    """Ratios to stock fairseq, a row for each variant, and the command of each column."""
+    records = {SPEED[name][0]: load("speed_cpu", SPEED[name][0])[0] for name in columns}
+    variants: List[str] = []
+    for record in records.values():
+        variants += [name for name in record["figures"] if name not in variants and name != "stock"]
+    rows = ["| |" + "|".join(columns) + "|", "|---" * (len(columns) + 1) + "|"]
+    for variant in variants:
+        figures = [records[SPEED[name][0]]["figures"].get(variant, {}).get(SPEED[name][1]) for name in columns]
+        rows.append(f"| `{variant}` |" + "|".join(" " if f is None else f" {f:.2f} " for f in figures) + "|")
+    commands = [f"- {record['benchmark']}: `{record['command']}`" for record in records.values()]
+    return "\n".join([*rows, "", *commands, "", origin(list(records.values())), ""])
+
+
+def shared(values: Iterable[object]) -> str:
+    """What all records say, or everything they say."""
+    return "; ".join(sorted({str(value) for value in values}))
+
+
+def origin(records: List[Record]) -> str:
+    """Versions, hardware and commit."""
+    versions = shared(", ".join(f"{name} {v}" for name, v in r["versions"].items()) for r in records)
+    return f"{versions}. {shared(r['hardware'] for r in records)}. Commit {shared(r['commit'] for r in records)}."
+
+
+def fill(name: str, page: str, block: str, contents: str) -> str:
+    """The text of a page with the block `<!-- results: NAME --> … <!-- end -->` replaced.
+
+    Raises:
+        UserError: the page has no such block.
+    """
+    pattern = re.compile(rf"(<!-- results: {re.escape(block)} -->\n).*?(<!-- end -->)", re.S)
+    if not pattern.search(page):
+        raise UserError(f"{name} has no '<!-- results: {block} -->' … '<!-- end -->'")
+    return pattern.sub(lambda match: match[1] + contents + match[2], page)

@@ -1,0 +1,131 @@
+"""Runs the cells of a results table that nobody has run: data, training, averaging, translation, scores, JSON.
+
+  scripts/reproduce.sh TABLE [options] [-- options of train.sh [-- flags for fairseq-train]]
+
+  TABLE   table2        the paper's Table 2: WMT14 En-De and En-Fr, base models
+          multi30k      the same models in small, by the recipe of Wu et al. 2021, minutes each on a GPU
+          multi30k_cpu  the same with a ninth of the training, for one CPU thread: some 25 minutes each
+
+What stands after -- goes to train.sh, and what stands after a second -- to fairseq-train. A run with a recipe so
+changed is no cell: it is recorded beside its checkpoints. Only options about the machine leave the recipe as it is.
+Every step is kept, so that a second call goes on where the first one stopped. Several calls at once share the work:
+each takes the next cell that no other is at. Each cell ends as results/TABLE/PAIR-VARIANT-seedN.json; then
+scripts/make_tables.py renders the tables. DRY_RUN=1 shows the commands.
+"""
+
+import shutil
+from pathlib import Path
+from typing import List, Sequence
+
+from . import train
+from .command import (
+    ROOT,
+    Parser,
+    UserError,
+    dry_run,
+    existing_folder,
+    locked,
+    pin_settings,
+    say,
+    show,
+    split_flags,
+)
+from .hyperparameters import RECIPES
+from .record import record
+from .tables import TABLES, Cell
+
+OF_THE_MACHINE = ("gpus", "processes", "threads", "nodes", "rendezvous", "timeout", "max-tokens", "precision")
+OF_THE_MACHINE += ("tensorboard", "wandb")
+
+
+def main(argv: Sequence[str]) -> None:
+    own, rest = split_flags(argv)
+    parser = Parser("reproduce", __doc__)
+    add = parser.add_argument
+    add("table", metavar="TABLE", choices=TABLES)
+    add("--pair", type=str.split, metavar="PAIRS", help='en-de, en-fr or "en-de en-fr" (default: both)')
+    add("--variant", type=str.split, metavar="NAMES", help='such as "transformer random" (default: the table\'s rows)')
+    add("--seed", type=str.split, metavar="NUMBERS", help='(default: 1; multi30k and multi30k_cpu "1 2 3")')
+    add("--from", dest="source", type=existing_folder, metavar="DIR", help="corpora at hand, for prepare_*.sh --from")
+    add("--out", type=Path, default=ROOT, metavar="DIR", help="data and runs (default: the project's folder)")
+    add("--rerun", action="store_true", help="run a cell again although results/ has it")
+    add("--list", action="store_true", help="only print the commands of the cells not run yet, one for each")
+    add("--record", action="store_true", help="only write the JSON of runs that are scored, such as older ones, anew")
+    args = parser.parse_args(own)
+    table = TABLES[args.table]
+    for seed in args.seed or []:
+        if not seed.isdecimal():
+            raise UserError(f"--seed {seed}: must be an integer, at least 0")
+    for flag, given, known in (
+        ("--pair", args.pair, [dataset.name for dataset in table.datasets]),
+        ("--variant", args.variant, args.variant and [*table.models(), *train.models(), "vanilla"]),
+    ):
+        for word in [] if given is None else given or [""]:
+            if word not in known:
+                raise UserError(f"{flag} {word}: choose from {', '.join(dict.fromkeys(known))}")
+    options, flags = split_flags(rest)
+    changed = " ".join(rest) if flags or not machine_only(options) else ""
+    prepared = set()
+    for cell in table.cells(args.pair, args.variant, [int(seed) for seed in args.seed or []]):
+        if args.list:
+            if not cell.result.exists():
+                print(f"{cell.command} --out {args.out}" if args.out != ROOT else cell.command)
+            continue
+        if args.record:
+            if (cell.run(args.out) / "scores.json").exists():
+                record(cell, args.out)
+            continue
+        if cell.dataset not in prepared and (args.rerun or changed or not cell.result.exists()):
+            prepared.add(cell.dataset)
+            data = cell.data(args.out)
+            table.task.prepare(table.corpus, cell.dataset.name, data, args.source, table.preparation)
+        run_cell(cell, args.out, args.rerun, options, flags, changed)
+
+
+def machine_only(options: Sequence[str]) -> bool:
+    """Whether options of train.sh say only where it runs, and not what is trained."""
+    names = [word[2:].split("=")[0] for word in options if word.startswith("--")]
+    return all(name in OF_THE_MACHINE for name in names)
+
+
+def run_cell(cell: Cell, out: Path, rerun: bool, options: List[str], flags: List[str], changed: str) -> None:
+    """Trains, scores and records a cell as far as that is not done; leaves it to another call that is at it.
+
+    Args:
+        changed: the options that make it another recipe's, if any.
+
+    Raises:
+        UserError: a step failed.
+    """
+    table, data, run = cell.table, cell.data(out), cell.run(out)
+    result = cell.result
+    if changed:
+        run = run.with_name(f"{run.name}-changed")
+        result = run / "result.json"
+    with locked(run.with_name(f".{run.name}.lock"), wait=False) as free:
+        if not free:
+            say(f"{run.name}: another call is at it; leaving it to that one")
+            return
+        if result.exists() and not rerun:
+            say(f"{result} is there; --rerun runs it again")
+            return
+        say(f"{cell.dataset.name}, {cell.model}, seed {cell.seed}")
+        # a cell that was scored is begun anew, one that was interrupted goes on
+        if (run / "scores.json").exists() and result.exists():
+            show(["rm", "-rf", run])
+            if not dry_run():
+                shutil.rmtree(run)
+        pin_settings(run / "cell", "trained", {"options": changed})
+        recipe = RECIPES[cell.dataset.recipe]
+        if not (run / "trained").exists():
+            argv = [recipe.architecture(cell.model), cell.dataset.name, "--recipe", cell.dataset.recipe]
+            train.start([*argv, "--data", data, "--save-dir", run, "--seed", cell.seed, *options, "--", *flags])
+            if not dry_run():
+                (run / "trained").touch()
+        if dry_run():
+            show([ROOT / "scripts" / "evaluate.sh", data, run])
+            return
+        table.task.evaluate(data, run)
+        more = [*options, *(["--", *flags] if flags else [])]
+        extra = f" -- {' '.join(more)}" if more else ""
+        record(cell, out, cell.command + extra, run if changed else None)

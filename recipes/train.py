@@ -1,0 +1,272 @@
+"""Trains an architecture on prepared data: on this machine's GPUs, on those of several machines, or on its CPU.
+
+  scripts/train.sh ARCH PAIR [options] [-- flags for fairseq-train]
+
+  ARCH   transformer_synth_random_vanilla_wmt_en_de and the like, or fairseq's own: transformer_wmt_en_de,
+         transformer_wmt_en_de_big, transformer_multi30k. Its ending chooses the recipe.
+  PAIR   en-de or en-fr; with --data any
+
+The batch stays the same for any number of GPUs: --update-freq and, where it does not divide, --max-tokens follow.
+Stop it at any time; the same command goes on from the last checkpoint. DRY_RUN=1 shows the command only.
+"""
+
+import argparse
+import importlib.util
+import logging
+import math
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Callable, List, Optional, Sequence, Tuple
+
+from . import provenance
+from .command import ROOT, Parser, UserError, dry_run, integer, locked, pin_settings, show, split_flags
+from .hyperparameters import RECIPES, Recipe
+
+
+def make_parser() -> Parser:
+    """The options of train.sh."""
+    parser = Parser("train", __doc__)
+    add = parser.add_argument
+    add("arch", metavar="ARCH")
+    add("pair", metavar="PAIR")
+    add("--recipe", choices=RECIPES, help="default: the one of the architecture's ending")
+    add("--data", type=Path, metavar="DIR", help="prepared data (default: data/wmt14-PAIR, or data/multi30k-PAIR)")
+    add("--save-dir", type=Path, metavar="DIR", help="checkpoints and the log (default: runs/ARCH-PAIR-seedN)")
+    add("--gpus", type=integer(0), metavar="N", help="of this machine (default: all there are); 0 trains on the CPU")
+    add("--processes", type=integer(1), default=1, metavar="N", help="with --gpus 0, how many (default: 1)")
+    add("--threads", type=integer(1), metavar="N", help="CPU threads of each process (default: OpenMP's)")
+    add("--nodes", type=integer(1), default=1, metavar="N", help="machines; call the script on each of them, with")
+    add("--rendezvous", metavar="HOST:PORT", help="the first machine and a free port of it")
+    add("--timeout", type=integer(1), default=600, metavar="N", help="seconds without progress that end the run")
+    add(
+        "--batch-tokens",
+        type=integer(1),
+        metavar="N",
+        help="tokens of one update, all processes together (default: the recipe's, 32768 or 8192). A sentence counts "
+        "as the longer of its sides, and as the longest of its batch",
+    )
+    add("--max-tokens", type=integer(1), metavar="N", help="most of them at once in one process (default: 4096)")
+    add("--max-update", type=integer(1), metavar="N", help="updates (default: the recipe's, 100000 or 8000)")
+    add("--save-every", type=integer(1), metavar="N", help="updates between checkpoints; the last 10 are kept")
+    add("--precision", help="fp32, fp16 or bf16 (default: bf16 where the GPU computes in it, else fp16; CPU fp32)")
+    add("--seed", type=integer(0), default=1, metavar="N", help="(default: 1)")
+    add("--tensorboard", metavar="DIR", help="write curves there")
+    add("--wandb", metavar="PROJECT", help="send curves there")
+    return parser
+
+
+def models() -> List[str]:
+    """Every model by the name that the tables have for it, fairseq's own first: VARIANTS of architectures.py."""
+    logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)  # it says what it misses
+    from fairseq_synth.architectures import VARIANTS  # loads fairseq, which takes seconds
+
+    return ["transformer", *(variant.replace("+", "_") for variant in VARIANTS if variant != "vanilla")]
+
+
+def recipe_name(arch: str) -> str:
+    """The recipe of an architecture's ending.
+
+    Raises:
+        UserError: it has none, or there is no such architecture.
+    """
+    # the longest preset first: one ends in another
+    names = sorted(RECIPES, key=lambda name: len(RECIPES[name].preset), reverse=True)
+    fitting = [name for name in names if arch.endswith(f"_{RECIPES[name].preset}")]
+    if not fitting:
+        raise UserError(f"{arch}: no recipe; an architecture that ends in {' or '.join(names)} has one")
+    recipe = RECIPES[fitting[0]]
+    if "_synth_" in arch:
+        known = [*models()[1:], "vanilla"]
+        if arch not in map(recipe.architecture, known):
+            example = recipe.architecture("NAME")
+            raise UserError(f"{arch}: no such architecture; {example} are there for {', '.join(known)}")
+    return fitting[0]
+
+
+def gpus_here() -> Tuple[int, str]:
+    """The GPUs of this machine, and the half precision that they compute in."""
+    import torch
+
+    n = torch.cuda.device_count()
+    return n, "bf16" if n and torch.cuda.get_device_capability() >= (8, 0) else "fp16"
+
+
+def split_batch(batch_tokens: int, world: int, max_tokens: int, longest: int) -> Tuple[int, int]:
+    """(tokens of a process at once, passes of an update): as few passes as fit, each as large as the batch then needs.
+
+    Raises:
+        UserError: less than the longest sentence is left for a process.
+    """
+    passes = math.ceil(batch_tokens / (world * max_tokens))
+    tokens = batch_tokens // (world * passes)
+    if tokens < longest:
+        raise UserError(
+            f"--batch-tokens {batch_tokens}: leaves {tokens} for each of {world} processes at a time, less than a "
+            f"sentence of {longest}; raise it"
+        )
+    return tokens, passes
+
+
+def device_flags(args: argparse.Namespace) -> Tuple[int, List[str]]:
+    """(processes of this machine, flags for its GPUs or CPU); fills in the number of GPUs.
+
+    Raises:
+        UserError: there are none or too few, or they and the other options contradict each other.
+    """
+    flags: List[str] = []
+    precision, best = args.precision, "fp32"
+    if args.gpus != 0:
+        found, best = gpus_here()
+        if args.gpus is None and not found:
+            raise UserError(
+                "--gpus: none found here; --gpus 0 trains on the CPU, and with DRY_RUN=1 --gpus 8 shows the command "
+                "for 8"
+            )
+        if args.gpus is None:
+            args.gpus = found
+        if not dry_run() and args.gpus > found:
+            raise UserError(f"--gpus {args.gpus}: this machine has {found}")
+        if args.processes != 1:
+            raise UserError(f"--processes {args.processes}: is for --gpus 0; every GPU has one process")
+    else:
+        flags.append("--cpu")
+        if precision == "fp16":
+            raise UserError("--precision fp16: needs a GPU; on a CPU choose fp32 or bf16")
+    precision = precision or best
+    if precision not in ("fp32", "fp16", "bf16"):
+        raise UserError(f"--precision {precision}: choose fp32, fp16 or bf16")
+    return args.gpus or args.processes, flags + ([] if precision == "fp32" else [f"--{precision}"])
+
+
+def training_command(
+    args: argparse.Namespace, recipe: Recipe, data: Path, save: Path, rest: Sequence[str]
+) -> List[str]:
+    """The fairseq-train command, under torchrun where there are several processes.
+
+    Raises:
+        UserError: options that contradict each other or this machine.
+    """
+    flags = [word for name, value in recipe.flags.items() for word in (f"--{name}", value) if word is not None]
+    save_every = args.save_every or recipe.save_every
+    if save_every:
+        flags += ["--save-interval-updates", str(save_every), "--keep-interval-updates", "10", "--no-epoch-checkpoints"]
+    else:
+        flags += ["--keep-last-epochs", "10", "--patience", "10"]
+    processes, device = device_flags(args)
+    world = args.nodes * processes
+    batch, most = args.batch_tokens or recipe.batch_tokens, args.max_tokens or recipe.max_tokens
+    tokens, passes = split_batch(batch, world, most, recipe.max_length)
+    flags += [*device, "--max-tokens", str(tokens), "--update-freq", str(passes)]
+    if args.tensorboard:
+        if not any(map(importlib.util.find_spec, ("tensorboard", "tensorboardX"))):  # fairseq takes either
+            raise UserError("--tensorboard: not installed; run pip install tensorboard")
+        flags += ["--tensorboard-logdir", args.tensorboard]
+    if args.wandb:
+        if not importlib.util.find_spec("wandb"):
+            raise UserError("--wandb: not installed; run pip install wandb")
+        flags += ["--wandb-project", args.wandb]
+    # without it fairseq counts this machine's GPUs: too many for --gpus 1, and with one in each of several machines
+    # each would train by itself
+    flags += ["--distributed-world-size", str(world)]
+    launch = ["fairseq-train"]
+    if world > 1:
+        launch = ["torchrun", "--standalone"]
+        if args.nodes > 1:
+            if ":" not in (args.rendezvous or ""):
+                raise UserError(
+                    f"--nodes {args.nodes}: needs --rendezvous HOST:PORT, the first machine and a free port of it"
+                )
+            job = f"{args.arch}-{args.pair}-{args.seed}"
+            launch = ["torchrun", "--nnodes", str(args.nodes), "--rdzv-backend", "c10d"]
+            launch += ["--rdzv-endpoint", args.rendezvous, "--rdzv-id", job]
+        launch += ["--nproc-per-node", str(processes), "--max-restarts", "0", "--no-python"]
+        launch += ["fairseq-train"] if args.gpus else [str(ROOT / "scripts" / "cpu_worker.sh")]
+        flags += ["--heartbeat-timeout", str(args.timeout)]
+    command = [*launch, str(data / "bin"), "--user-dir", str(ROOT / "fairseq_synth"), "--arch", args.arch]
+    if recipe.task == "translation":
+        source, target = args.pair.split("-")
+        command += ["--source-lang", source, "--target-lang", target]
+    command += ["--save-dir", str(save), "--seed", str(args.seed)]
+    command += ["--max-update", str(args.max_update or recipe.max_update), *flags]
+    return [*command, "--no-progress-bar", "--log-interval", "100", *rest]
+
+
+def set_threads(threads: Optional[int]) -> None:
+    """Gives this process and those it starts a number of CPU threads; None leaves it as it is."""
+    if threads:
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+
+
+def start(argv: Sequence[object], show_line: Optional[Callable[[str], None]] = None) -> None:
+    """train.sh in a process of its own, as the training takes its place.
+
+    Args:
+        show_line: what to do with each line of the log; default: print it.
+
+    Raises:
+        UserError: the training failed.
+    """
+    argv = list(map(str, argv))
+    if dry_run():
+        main(argv)
+        return
+    process = subprocess.Popen(
+        [sys.executable, "-m", "recipes", "train", *argv],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE if show_line else None,
+        stderr=subprocess.STDOUT if show_line else None,
+        universal_newlines=True,
+    )
+    with process:
+        for line in process.stdout or ():
+            show_line(line)
+    if process.returncode:
+        log = Path(argv[argv.index("--save-dir") + 1]) / "train.log"
+        raise UserError(f"the training failed; see {log}. The same call goes on from its last checkpoint")
+
+
+def main(argv: Sequence[str]) -> None:
+    own, rest = split_flags(argv)
+    args = make_parser().parse_args(own)
+    if not shutil.which("fairseq-train"):
+        raise UserError("fairseq is not installed here; run scripts/setup.sh")
+    name = args.recipe or recipe_name(args.arch)
+    recipe = RECIPES[name]
+    if recipe.task == "translation" and not re.fullmatch("[A-Za-z_]+-[A-Za-z_]+", args.pair):
+        raise UserError(f"{args.pair}: a pair of languages is wanted, such as en-de")
+    if recipe.task == "translation" and not args.data and args.pair not in ("en-de", "en-fr"):
+        raise UserError(
+            f"{args.pair}: en-de and en-fr have data of their own; for another pair name what prepare.sh made by --data"
+        )
+    args.gpus = recipe.gpus if args.gpus is None else args.gpus
+    set_threads(args.threads or recipe.threads)
+    data = args.data or ROOT / "data" / f"{recipe.corpus}-{args.pair}"
+    save = args.save_dir or ROOT / "runs" / f"{args.arch}-{args.pair}-seed{args.seed}"
+    if not dry_run() and not (data / "bin" / "done").exists():
+        script = "prepare.sh" if args.data else f"prepare_{recipe.corpus}.sh {args.pair.split('-')[1]}"
+        raise UserError(f"--data {data}: not prepared, or not to its end; run scripts/{script} {data}")
+    command = training_command(args, recipe, data, save, rest)
+    # every machine of a run holds a lock of its own
+    lock = ".lock" if args.nodes == 1 else f".lock.{socket.gethostname()}"
+    with locked(save / lock, wait=False) as free:
+        if not free:
+            raise UserError(f"--save-dir {save}: another call is training there; let it end, or name another folder")
+        settings = {"arch": args.arch, "pair": args.pair, "data": data.resolve(), "recipe": name}
+        settings.update(batch_tokens=args.batch_tokens or recipe.batch_tokens, seed=args.seed, flags=" ".join(rest))
+        pin_settings(save / "settings", "checkpoint_last.pt", settings)
+        show(command)
+        if dry_run():
+            return
+        provenance.note(save / "provenance.json")
+        log = save / ("train.log" if args.nodes == 1 else f"train.{socket.gethostname()}.log")
+        # in this process' place, so that a signal sent to it reaches the training
+        sys.stdout.flush()
+        for stream in (1, 2):
+            tee = subprocess.Popen(["tee", "-a", "-i", str(log)], stdin=subprocess.PIPE, stdout=stream)
+            os.dup2(tee.stdin.fileno(), stream)
+        os.execvp(command[0], command)

@@ -1,0 +1,251 @@
+"""Averages the last checkpoints of a training, translates the test set and scores it.
+
+  scripts/evaluate.sh DATA_DIR RUN_DIR [options]
+
+  DATA_DIR is what prepare*.sh made, RUN_DIR the --save-dir of the training.
+
+Writes to RUN_DIR, once all is there: test.hyp.TGT, the translations, detokenised; scores.json; bootstrap.json.
+  BLEU, chrF              of detokenised text by sacreBLEU, with the signature: the figures to compare
+  tokenised BLEU          as fairseq-generate would count it (BPE only)
+  compound-split BLEU     En-De only, tokenised, hyphens split: what the literature on WMT14 En-De reports since
+                          Vaswani et al.; higher than sacreBLEU's for the same output, so compared with no other
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from shlex import quote
+from typing import Any, Dict, List, Optional, Sequence
+
+from . import corpora
+from .command import ROOT, Parser, UserError, dry_run, integer, locked, read_settings, run, say, shell, show
+from .hyperparameters import RECIPES
+from .prepare import count_lines
+from .train import set_threads
+
+LABELS = {"bleu": "BLEU", "chrf": "chrF", "tokenised": "tokenised BLEU", "compound_split": "compound-split BLEU"}
+
+
+def prepare(corpus: str, dataset: str, data: Path, source: Optional[Path], options: Sequence[str]) -> None:
+    """Prepares a pair of languages of a corpus as `data`. `source`: the folder of --from."""
+    argv = [dataset.split("-")[1], str(data), *(["--from", str(source)] if source else []), *options]
+    {"wmt14": corpora.wmt14, "multi30k": corpora.multi30k}[corpus](argv)
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = Parser("evaluate", __doc__)
+    add = parser.add_argument
+    add("data", metavar="DATA_DIR", type=Path)
+    add("run", metavar="RUN_DIR", type=Path)
+    add("--average", type=integer(1), metavar="N", help="checkpoints: the last of --save-interval-updates, else epochs")
+    add("--beam", type=integer(1), metavar="N", help="default of these three: what the run's recipe says")
+    add("--lenpen", type=float, metavar="X", help="length penalty")
+    add("--max-tokens", type=integer(1), default=4096, metavar="N", help="batch of the search (default: 4096)")
+    add("--baseline", type=Path, metavar="RUN_DIR", help="an evaluated run of the same data, for a paired bootstrap")
+    args = parser.parse_args(argv)
+    evaluate(args.data, args.run, args.average, args.beam, args.lenpen, args.max_tokens, args.baseline)
+
+
+def pair_of(data: Path) -> Dict[str, str]:
+    """What prepare.sh wrote in a folder of data.
+
+    Raises:
+        UserError: nothing is there, or it is not finished.
+    """
+    if not (data / "bin" / "done").exists():
+        raise UserError(f"{data}: not prepared; run scripts/prepare.sh first")
+    return read_settings(data / "settings")
+
+
+def hypotheses(generated: str, mark: str) -> List[str]:
+    """The translations in the output of fairseq-generate, in the order of the corpus.
+
+    Args:
+        mark: ``D`` for detokenised lines (``D-7<tab>score<tab>text``), ``H`` for those in subwords.
+    """
+    found = re.findall(rf"^{mark}-(\d+)\t[^\t\n]*\t(.*)$", generated, re.M)
+    return [text for _, text in sorted(found, key=lambda line: int(line[0]))]
+
+
+def split_compounds(text: str) -> str:
+    """Hyphens between letters as words of their own, as in get_ende_bleu.sh of tensor2tensor."""
+    return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", text)
+
+
+def sacrebleu(argv: Sequence[object]) -> Any:
+    """What sacreBLEU's command line prints as JSON.
+
+    Raises:
+        UserError: it failed.
+    """
+    argv = ["sacrebleu", *argv, "-f", "json"]
+    show(argv)
+    done = subprocess.run(list(map(str, argv)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+    if done.returncode:
+        raise UserError(f"sacrebleu failed: {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
+    return json.loads(done.stdout)
+
+
+def reference(data: Path) -> List[object]:
+    """sacreBLEU's arguments for the test set: by its name where it is one of sacreBLEU's."""
+    settings = pair_of(data)
+    pair = ["-l", f"{settings['src']}-{settings['tgt']}"]
+    if test_set(data):
+        os.environ["SACREBLEU"] = str(data / "archives" / "sacrebleu")  # where prepare_wmt14.sh has it
+        return ["-t", test_set(data), *pair]
+    return [data / f"test.{settings['tgt']}", *pair]
+
+
+def test_set(data: Path) -> str:
+    """sacreBLEU's name of the test set, which its signature does not say; empty for another test set."""
+    file = data / "sacrebleu_set"
+    return file.read_text().strip() if file.exists() else ""
+
+
+def compare(data: Path, run_dir: Path, baseline: Path) -> Dict[str, Any]:
+    """The paired bootstrap test of a run's BLEU against a baseline's, both evaluated on the same data.
+
+    Raises:
+        UserError: one of them is not evaluated, or not on these data.
+    """
+    settings = pair_of(data)
+    name = f"test.hyp.{settings['tgt']}"
+    lines = count_lines(data / f"test.{settings['tgt']}")
+    for folder, what in ((baseline, f"--baseline {baseline}"), (run_dir, str(run_dir))):
+        if not (folder / name).exists() or count_lines(folder / name) != lines:
+            raise UserError(f"{what}: not evaluated yet, or not on these data")
+    if test_set(data):
+        reference(data)  # sets the folder that is read on import
+    from sacrebleu.metrics import BLEU
+    from sacrebleu.significance import PairedTest
+    from sacrebleu.utils import get_reference_files
+
+    file = data / f"test.{settings['tgt']}"
+    if test_set(data):
+        file = Path(get_reference_files(test_set(data), f"{settings['src']}-{settings['tgt']}")[0])
+    references, base, ours = (read_lines(path) for path in (file, baseline / name, run_dir / name))
+    metrics = {"BLEU": BLEU(lowercase=bool(settings["lowercase"]), trg_lang=settings["tgt"])}
+    test = PairedTest([("baseline", base), ("this run", ours)], metrics, [references], test_type="bs")
+    signatures, results = test()
+    before, after = results["BLEU"]
+    return {
+        "baseline": round(before.score, 2),
+        "score": round(after.score, 2),
+        "p_value": after.p_value,
+        "signature": f"BLEU|{signatures['BLEU'].format()}",
+    }
+
+
+def read_lines(path: Path) -> List[str]:
+    """The lines of a file, ended by line feeds alone."""
+    return path.read_text(encoding="utf-8").split("\n")[:-1]
+
+
+def evaluate(
+    data: Path,
+    run_dir: Path,
+    average: Optional[int] = None,
+    beam: Optional[int] = None,
+    lenpen: Optional[float] = None,
+    max_tokens: int = 4096,
+    baseline: Optional[Path] = None,
+) -> None:
+    """evaluate.sh; what is not given is as the run's recipe says.
+
+    Raises:
+        UserError: the data or the run are missing or do not belong together, or a program failed.
+    """
+    settings = pair_of(data)
+    if not run_dir.is_dir() and not dry_run():
+        raise UserError(f"{run_dir}: no such folder; train with scripts/train.sh")
+    trained = read_settings(run_dir / "settings")
+    src, tgt = settings["src"], settings["tgt"]
+    if trained.get("pair", f"{src}-{tgt}") != f"{src}-{tgt}":
+        raise UserError(f"{run_dir}: was trained for {trained['pair']}, and {data} is {src}-{tgt}")
+    if trained.get("data", str(data.resolve())) != str(data.resolve()):
+        raise UserError(
+            f"{run_dir}: was trained on {trained['data']}, not on {data}; if that folder was moved, mend its name in "
+            f"{run_dir}/settings"
+        )
+    recipe = RECIPES[trained.get("recipe", "wmt_en_de")]
+    set_threads(recipe.threads)
+    average, beam = average or recipe.average, beam or recipe.beam
+    lenpen = recipe.lenpen if lenpen is None else lenpen
+    out = run_dir / "evaluation.part"  # an earlier evaluation is kept until this one is complete
+    with locked(run_dir / ".evaluation.lock"):
+        if not dry_run():
+            shutil.rmtree(out, ignore_errors=True)
+            out.mkdir()
+        say(f"averaging the last {average} checkpoints")
+        by_updates = any(re.fullmatch(r"checkpoint_\d+_\d+\.pt", path.name) for path in run_dir.glob("checkpoint_*"))
+        argv = ["python", ROOT / "scripts" / "average_checkpoints.py", "--inputs", run_dir]
+        argv += ["--num-update-checkpoints" if by_updates else "--num-epoch-checkpoints", average]
+        run([*argv, "--output", out / "checkpoint_avg.pt"], log=out / "average.log")
+
+        say("translating the test set")
+        decode = ["--bpe", "subword_nmt", "--bpe-codes", data / "codes", "--tokenizer", "moses"]
+        if settings["subwords"] == "sentencepiece":
+            decode = ["--bpe", "sentencepiece", "--sentencepiece-model", data / "pieces.model"]
+        argv = ["fairseq-generate", data / "bin", "--user-dir", ROOT / "fairseq_synth"]
+        argv += ["--path", out / "checkpoint_avg.pt", "--source-lang", src, "--target-lang", tgt]
+        argv += ["--beam", beam, "--lenpen", f"{lenpen:g}", "--max-tokens", max_tokens, *decode]
+        run(argv, log=out / "generate.log")
+        if dry_run():
+            return
+        score(data, out, settings)
+        if baseline:
+            bootstrap = compare(data, out, baseline)
+            (out / "bootstrap.json").write_text(json.dumps(bootstrap, indent=1) + "\n")
+        elif (run_dir / "bootstrap.json").exists():
+            (run_dir / "bootstrap.json").unlink()  # of an evaluation with a baseline before this one without
+        for file in out.iterdir():
+            file.replace(run_dir / file.name)
+        out.rmdir()
+    report(data, run_dir)
+
+
+def report(data: Path, run_dir: Path) -> None:
+    """Prints the scores of an evaluated run, and three of its translations."""
+    for name, figure in json.loads((run_dir / "scores.json").read_text()).items():
+        print(f"{LABELS[name]} {figure['score']:.2f}   {figure['signature']} {figure.get('test_set', '')}".rstrip())
+    if (run_dir / "bootstrap.json").exists():
+        line = "baseline {baseline:.2f}, this run {score:.2f}, p = {p_value:.4f} (paired bootstrap)"
+        print(line.format(**json.loads((run_dir / "bootstrap.json").read_text())))
+    say("three translations")
+    src, tgt = (pair_of(data)[side] for side in ("src", "tgt"))
+    texts = [data / f"test.{src}", run_dir / f"test.hyp.{tgt}", data / f"test.{tgt}"]
+    for lines in list(zip(*map(read_lines, texts)))[:3]:
+        print("source:    {}\noutput:    {}\nreference: {}".format(*lines))
+
+
+def score(data: Path, out: Path, settings: Dict[str, str]) -> None:
+    """Scores generate.log: writes the translations and scores.json beside it."""
+    say("scoring")
+    tgt, lowercase = settings["tgt"], bool(settings["lowercase"])
+    generated = (out / "generate.log").read_text(encoding="utf-8")
+    hypothesis = out / f"test.hyp.{tgt}"
+    lines = hypotheses(generated, "D")
+    wanted = count_lines(data / f"test.{tgt}")
+    if len(lines) != wanted:
+        raise UserError(f"{out}/generate.log: {len(lines)} translations of {wanted} sentences; see its end")
+    hypothesis.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    flags = ["-lc", "--chrf-lowercase"] if lowercase else []
+    bleu, chrf = sacrebleu([*reference(data), "-i", hypothesis, "-m", "bleu", "chrf", *flags, "-w", 2])
+    scores = {"bleu": bleu, "chrf": chrf}
+    if test_set(data):
+        bleu["test_set"] = chrf["test_set"] = test_set(data)
+    tokenised = ["-m", "bleu", "--tokenize", "none", "--force", "-w", 2]
+    if settings["subwords"] == "bpe":
+        words = [re.sub("(@@ )|(@@ ?$)", "", line) for line in hypotheses(generated, "H")]
+        (out / f"test.tok.{tgt}").write_text("".join(f"{line}\n" for line in words), encoding="utf-8")
+        scores["tokenised"] = sacrebleu([data / "tok" / f"test.{tgt}", "-i", out / f"test.tok.{tgt}", *tokenised])
+    if (settings["src"], tgt) == ("en", "de"):
+        for path, name in ((data / f"test.{tgt}", "ref"), (hypothesis, "hyp")):
+            shell(f"sacremoses --quiet -l de tokenize < {quote(str(path))}", out / f"compound.{name}")
+            file = out / f"compound.{name}"
+            file.write_text(split_compounds(file.read_text(encoding="utf-8")), encoding="utf-8")
+        scores["compound_split"] = sacrebleu([out / "compound.ref", "-i", out / "compound.hyp", *tokenised])
+    (out / "scores.json").write_text(json.dumps(scores, indent=1) + "\n")
