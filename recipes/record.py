@@ -153,7 +153,8 @@ def record(cell: Cell, out: Path, command: Optional[str] = None, changed: Option
     }
     baseline = cell.baseline().run(out)
     if cell.model != BASELINE and (baseline / "scores.json").exists():
-        figures["bootstrap"] = cell.table.task.compare(cell.data(out), run, baseline)
+        compared = cell.table.task.compare(cell.data(out), run, baseline)
+        figures.update({"bootstrap": compared} if compared else {})
     figures.update(measured)
     checkpoint = run / "checkpoint_avg.pt"
     alpha = learned_alpha(checkpoint) if checkpoint.exists() else earlier.get("alpha")

@@ -125,7 +125,7 @@ def run_cell(cell: Cell, out: Path, rerun: bool, options: List[str], flags: List
         if dry_run():
             show([ROOT / "scripts" / "evaluate.sh", data, run])
             return
-        table.task.evaluate(data, run)
+        table.task.evaluate(data, run, recipe)
         more = [*options, *(["--", *flags] if flags else [])]
         extra = f" -- {' '.join(more)}" if more else ""
         record(cell, out, cell.command + extra, run if changed else None)

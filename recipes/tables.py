@@ -26,7 +26,7 @@ class Table:
 
     `task` is the module of what is particular to its kind of task. It has
         prepare(corpus, dataset, data, source, options)   makes the folder `data`
-        evaluate(data, run)                               writes scores.json, {figure: {score, name, signature}}
+        evaluate(data, run, recipe)                       writes scores.json, {figure: {score, name, signature}}
         compare(data, run, baseline)                      a significance test against another run, or None
     """
 

@@ -22,7 +22,7 @@ from typing import Any, Dict, List, Optional, Sequence
 
 from . import corpora
 from .command import ROOT, Parser, UserError, dry_run, integer, locked, read_settings, run, say, shell, show
-from .hyperparameters import RECIPES
+from .hyperparameters import RECIPES, Recipe
 from .prepare import count_lines
 from .train import set_threads
 
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> None:
     add("--max-tokens", type=integer(1), default=4096, metavar="N", help="batch of the search (default: 4096)")
     add("--baseline", type=Path, metavar="RUN_DIR", help="an evaluated run of the same data, for a paired bootstrap")
     args = parser.parse_args(argv)
-    evaluate(args.data, args.run, args.average, args.beam, args.lenpen, args.max_tokens, args.baseline)
+    evaluate(args.data, args.run, None, args.average, args.beam, args.lenpen, args.max_tokens, args.baseline)
 
 
 def pair_of(data: Path) -> Dict[str, str]:
@@ -147,13 +147,14 @@ def read_lines(path: Path) -> List[str]:
 def evaluate(
     data: Path,
     run_dir: Path,
+    recipe: Optional[Recipe] = None,
     average: Optional[int] = None,
     beam: Optional[int] = None,
     lenpen: Optional[float] = None,
     max_tokens: int = 4096,
     baseline: Optional[Path] = None,
 ) -> None:
-    """evaluate.sh; what is not given is as the run's recipe says.
+    """evaluate.sh; what is not given is as the recipe says, and that by default the one of the run's settings.
 
     Raises:
         UserError: the data or the run are missing or do not belong together, or a program failed.
@@ -170,7 +171,7 @@ def evaluate(
             f"{run_dir}: was trained on {trained['data']}, not on {data}; if that folder was moved, mend its name in "
             f"{run_dir}/settings"
         )
-    recipe = RECIPES[trained.get("recipe", "wmt_en_de")]
+    recipe = recipe or RECIPES[trained.get("recipe", "wmt_en_de")]
     set_threads(recipe.threads)
     average, beam = average or recipe.average, beam or recipe.beam
     lenpen = recipe.lenpen if lenpen is None else lenpen

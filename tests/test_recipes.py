@@ -267,7 +267,7 @@ def test_wmt14_from_corpora_at_hand(tmp_path, raw):
     (out / "bin" / "done").unlink()
     refused(corpora.wmt14, "de", out, parts=["other settings", f"from={folder}"])
     refused(corpora.wmt14, "de", tmp_path / "new", "--from", folder, "--bogus", "5", parts=["--bogus"])
-    refused(corpora.wmt14, "cs", out, parts=["cs", "'de', 'fr'"])
+    refused(corpora.wmt14, "cs", out, parts=["cs", "fr"])
     refused(corpora.wmt14, "de", out, "--from", "/nowhere", parts=["--from", "/nowhere: no such folder"])
     assert not (tmp_path / "new").exists()
 
@@ -537,7 +537,8 @@ def stubs(tmp_path, monkeypatch):
         (save / "provenance.json").write_text('[{"commit": "c", "versions": {}, "hardware": "h"}]')
         calls.append(f"train {argv[0]}")
 
-    def evaluate(data, run):
+    def evaluate(data, run, recipe):
+        assert recipe.beam == 5 and recipe.average == 5
         calls.append("evaluate")
         (run / "scores.json").write_text('{"bleu": {"score": 30.5, "name": "BLEU", "signature": "nrefs:1"}}')
 
@@ -634,7 +635,7 @@ def test_an_older_record_is_completed(stubs):
 @pytest.mark.parametrize(
     "argv, parts",
     [
-        ("table9", ["table9", "'table2', 'multi30k', 'multi30k_cpu'"]),
+        ("table9", ["table9", "multi30k_cpu"]),
         ("table2 --pair en-cs", ["--pair en-cs", "en-de, en-fr"]),
         ("table2 --variant randm", ["--variant randm", "transformer, fixed_random"]),
         ("table2 --seed one", ["--seed one", "integer"]),
@@ -664,8 +665,8 @@ def test_reproduce_shows_its_commands(table, tmp_path, dry, capsys):
 @pytest.mark.parametrize(
     "argv, parts",
     [
-        ("--data wmt", ["--data", "'numbers', 'multi30k'"]),
-        ("--pair en-cs", ["--pair", "'en-de', 'en-fr'"]),
+        ("--data wmt", ["--data", "numbers"]),
+        ("--pair en-cs", ["--pair", "en-fr"]),
         ("--data multi30k --from /nowhere", ["--from", "/nowhere: no such folder"]),
         ("--varient random", ["--varient"]),
         ("--seed", ["--seed", "expected one argument"]),
@@ -687,16 +688,16 @@ def test_quickstart(tmp_path, capfd):
     """The way from text to BLEU in small: a signature, three translations, and a second run that only shows them."""
     argv = ["--max-update", "40", "--merges", "200", "--variant", "random_vanilla", "--threads", "1", "--out", tmp_path]
     extra = ["--", "--max-tokens", "300"]
-    done = script("quickstart.sh", *argv, *extra, timeout=500)
+    done = script("quickstart.sh", *argv, *extra, timeout=1500)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^BLEU \d+\.\d\d   nrefs:1\|case:mixed\|.*version:", done.stdout, re.M)
     assert done.stdout.count("source:    ") == 3 and done.stdout.count("output:    ") == 3
     run, corpus = tmp_path / "numbers-en-de-bpe200-random_vanilla-seed1", tmp_path / "numbers-en-de-bpe200"
     assert sorted(json.loads((run / "scores.json").read_text())) == ["bleu", "chrf", "compound_split", "tokenised"]
-    again = script("quickstart.sh", *argv, *extra, timeout=500)
+    again = script("quickstart.sh", *argv, *extra, timeout=1500)
     assert again.returncode == 0 and "update 40" not in again.stdout
     assert re.search(r"^BLEU .*", done.stdout, re.M)[0] in again.stdout and again.stdout.count("output:    ") == 3
-    done = script("quickstart.sh", *argv, timeout=500)
+    done = script("quickstart.sh", *argv, timeout=1500)
     assert done.returncode == 1 and "other settings" in done.stderr
 
     # what is recorded of it
@@ -716,7 +717,7 @@ def test_quickstart(tmp_path, capfd):
     shutil.copy(corpus / "test.de", run / "test.hyp.de")
     (corpus / "sacrebleu_set").write_text("wmt14/full\n")
     cache_test_set(corpus, "wmt14/full", corpus)
-    done = script("evaluate.sh", corpus, worse, "--average", "2", "--beam", "1", "--baseline", run, timeout=500)
+    done = script("evaluate.sh", corpus, worse, "--average", "2", "--beam", "1", "--baseline", run, timeout=1500)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^baseline 100.00, this run \d\.\d\d, p = 0.00", done.stdout, re.M), done.stdout
     assert re.search(r"^BLEU .* wmt14/full$", done.stdout, re.M)
