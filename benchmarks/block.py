@@ -4,7 +4,8 @@
     python benchmarks/block.py --shapes 4x1024 --causal
 
 The block is that of the base model: width 512, 8 heads. Without --causal it is the encoder's, with sentences
-of three lengths, sorted as fairseq sorts a batch; with --causal it is the decoder's, the mask as fairseq gives it.
+of three lengths, sorted as fairseq sorts a batch; with --causal it is the decoder's, with the mask that each model's
+decoder gives it.
 """
 
 from typing import Any, Callable, Dict
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from fairseq_synth.architectures import VARIANTS
 from fairseq_synth.attention import SyntheticAttention
+from fairseq_synth.masks import causal_mask
 from fairseq_synth.synthesizers import Mixture, parse_spec
 
 WIDTH, HEADS, MAX_LENGTH, RANK, KERNEL = 512, 8, 256, 8, 31
@@ -66,6 +68,8 @@ def step(module: nn.Module, bsz: int, length: int, causal: bool, args: Any) -> C
     grad = torch.randn_like(x)
     key_padding_mask = None if causal else padding(bsz, length, args.device)
     future = torch.triu(torch.full((length, length), float("-inf"), device=args.device, dtype=dtype), 1)
+    if isinstance(module, SyntheticAttention):
+        future = causal_mask(x)
 
     def run() -> None:
         out, _ = module(

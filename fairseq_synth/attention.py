@@ -15,9 +15,10 @@ from fairseq.modules.fairseq_dropout import FairseqDropout
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor
 
-from .cache import append_keys, append_padding_mask, append_values, reorder_keys, take_room, weighted_values
-from .computations import attend, plain, plain_weights
+from . import cache
+from .computations import attend, attention_weights, drop, plain
 from .errors import SynthesizerError
+from .masks import is_causal
 from .synthesizers import Mixture
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ class SyntheticAttention(nn.Module):
     Args:
         embed_dim: width C of the layer; a multiple of `num_heads`.
         num_heads: H.
-        synthesizer: the logits, built for the same heads.
+        synthesizer: what computes the logits, built for the same heads.
         dropout: probability of dropping an attention weight.
         q_noise: quantization noise on the projections, and its block size `qn_block_size`.
     """
@@ -70,9 +71,9 @@ class SyntheticAttention(nn.Module):
         """fairseq's initialization of the projections, then the synthesizer's own."""
         for proj in (self.k_proj, self.v_proj, self.q_proj):
             if proj is not None:
-                nn.init.xavier_uniform_(proj.weight, gain=1 / math.sqrt(2))
-        nn.init.xavier_uniform_(self.out_proj.weight)
-        nn.init.constant_(self.out_proj.bias, 0.0)
+                nn.init.xavier_uniform_(proj.weight, gain=1 / math.sqrt(2))  # type: ignore[arg-type]
+        nn.init.xavier_uniform_(self.out_proj.weight)  # type: ignore[arg-type]
+        nn.init.constant_(self.out_proj.bias, 0.0)  # type: ignore[arg-type]
         self.synthesizer.reset_parameters()
 
     def forward(
@@ -95,15 +96,17 @@ class SyntheticAttention(nn.Module):
             incremental_state: the decoder's cache; this module keeps its values (and its keys and padding
                 mask, where something reads them) in it.
             need_weights: also return the attention weights, averaged over the heads.
-            attn_mask: (T, S), boolean with true for hidden, or floating point to add to the logits.
+            attn_mask: (T, S), boolean with true for hidden, or floating point to add to the logits; or `causal_mask`,
+                the fast way to say causal.
             need_head_weights: return them for each head.
 
         Returns:
             the output (T, B, C), and the weights: (B, T, S), (H, B, T, S) or None. A row that may see no
             key at all has output ``out_proj(0)`` and weights 0.
         """
+        if not torch.jit.is_scripting():
+            check_self_attention(query, key=key, value=value)
         tgt_len, bsz, _ = query.size()
-        start = 0
         if attn_mask is not None and not torch.is_floating_point(attn_mask):
             attn_mask = attn_mask.to(torch.bool)
         v = self.split_heads(self.v_proj(query))
@@ -112,55 +115,30 @@ class SyntheticAttention(nn.Module):
         if self.q_proj is not None and self.k_proj is not None:
             q = self.split_heads(self.q_proj(query))
             k = self.split_heads(self.k_proj(query))
-
-        values: Optional[Tensor] = None
-        rows: Optional[Tensor] = None
-        if incremental_state is not None:
-            cache = self._get_input_buffer(incremental_state)
-            values, rows, used = cache.get("values"), cache.get("rows"), cache.get("used")
-            prev_value = cache.get("prev_value")
-            if rows is None and prev_value is not None:  # set by the host's layer, its prev_self_attn_state
-                values, rows, used = append_values(None, None, None, prev_value)
-            if rows is not None:
-                start = rows.size(1)
-            values, rows, used = append_values(values, rows, used, v)
-            prev_key = cache.get("prev_key")
-            if k is not None and prev_key is not None:
-                has_room = take_room(cache.get("room_is_free")) and tgt_len == 1
-                k = append_keys(prev_key, cache.get("next_key"), k, has_room)
-            key_padding_mask = append_padding_mask(
-                cache.get("prev_key_padding_mask"), key_padding_mask, bsz, start, tgt_len
-            )
-            new_cache: Dict[str, Optional[Tensor]] = {
-                "values": values,
-                "rows": rows,
-                "used": used,
-                "prev_key": k,
-                "prev_key_padding_mask": key_padding_mask,
-            }
-            self._set_input_buffer(incremental_state, new_cache)
-
-        src_len = start + tgt_len
-        terms = self.synthesizer(self.split_heads(query), q, k, start, src_len)
         dropout = self.dropout_module.p
         if not (self.training or self.dropout_module.apply_during_inference):
             dropout = 0.0
-        if not torch.jit.is_scripting():
-            if incremental_state is None and not need_weights and not need_head_weights:
-                attn = attend(terms, v, key_padding_mask, attn_mask, dropout)
-                if attn is not None:
-                    return self.join_heads(attn), None
 
-        if values is None or rows is None:
+        if incremental_state is None:
+            terms = self.synthesizer(self.split_heads(query), q, k, 0, tgt_len)
+            if not torch.jit.is_scripting():
+                if not need_weights and not need_head_weights:
+                    return self.join_heads(attend(terms, v, key_padding_mask, attn_mask, dropout)), None
             attn, weights = plain(terms, v, key_padding_mask, attn_mask, dropout)
         else:
-            weights, dropped = plain_weights(terms, src_len, key_padding_mask, attn_mask, dropout, v)
-            attn = weighted_values(dropped, values, rows)
+            if is_causal(attn_mask):
+                raise ValueError("attn_mask: causal_mask is of a whole sentence; leave it out in incremental decoding")
+            buffer = self._get_input_buffer(incremental_state)
+            buffer, start, keys, padding = cache.extend(buffer, k, v, key_padding_mask)
+            self._set_input_buffer(incremental_state, buffer)
+            terms = self.synthesizer(self.split_heads(query), q, keys, start, start + tgt_len)
+            weights = attention_weights(terms, self.num_heads, start + tgt_len, padding, attn_mask).to(v.dtype)
+            attn = cache.weighted_values(drop(weights, dropout, bsz), buffer)
         out = self.join_heads(attn)
         if need_head_weights:
-            return out, weights.expand(bsz, -1, -1, -1).transpose(0, 1)
+            return out, weights.expand(bsz, -1, tgt_len, -1).transpose(0, 1)
         if need_weights:
-            return out, weights.expand(bsz, -1, -1, -1).mean(dim=1)
+            return out, weights.expand(bsz, -1, tgt_len, -1).mean(dim=1)
         return out, None
 
     def join_heads(self, attn: Tensor) -> Tensor:
@@ -176,35 +154,23 @@ class SyntheticAttention(nn.Module):
         self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], new_order: Tensor
     ) -> Dict[str, Dict[str, Optional[Tensor]]]:
         """Reorders the cache to the hypotheses that the beam search goes on with."""
-        cache = self._get_input_buffer(incremental_state)
-        rows = cache.get("rows")
-        keys = cache.get("prev_key")
-        mask = cache.get("prev_key_padding_mask")
-        reordered: Dict[str, Optional[Tensor]] = {
-            "values": cache.get("values"),
-            "rows": None if rows is None else rows.index_select(0, new_order),
-            "used": cache.get("used"),
-            "prev_key_padding_mask": None if mask is None else mask.index_select(0, new_order),
-        }
-        if keys is not None:
-            reordered["prev_key"], reordered["next_key"] = reorder_keys(keys, new_order)
-            reordered["room_is_free"] = torch.ones(1, dtype=torch.bool, device=torch.device("cpu"))
-        self._set_input_buffer(incremental_state, reordered)
+        buffer = cache.reorder(self._get_input_buffer(incremental_state), new_order)
+        self._set_input_buffer(incremental_state, buffer)
         return incremental_state
 
     def _get_input_buffer(
         self, incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]]
     ) -> Dict[str, Optional[Tensor]]:
-        cache = self.get_incremental_state(incremental_state, "attn_state")
-        if cache is not None:
-            return cache
+        buffer = self.get_incremental_state(incremental_state, "attn_state")  # type: ignore[operator]
+        if buffer is not None:
+            return buffer
         empty: Dict[str, Optional[Tensor]] = {}
         return empty
 
     def _set_input_buffer(
         self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], buffer: Dict[str, Optional[Tensor]]
     ) -> Optional[Dict[str, Dict[str, Optional[Tensor]]]]:
-        return self.set_incremental_state(incremental_state, "attn_state", buffer)
+        return self.set_incremental_state(incremental_state, "attn_state", buffer)  # type: ignore[operator]
 
     def _load_from_state_dict(self, state_dict: Dict[str, Tensor], prefix: str, *args: Any) -> None:
         # not fairseq's upgrade_state_dict_named, which runs before --encoder-layers-to-keep renames the layers
@@ -239,28 +205,30 @@ class SyntheticAttention(nn.Module):
                 )
             if own:
                 logger.info(f"{name}: starting {functions} from the weights of dot-product attention")
-                if "alpha" in own:
+                if self.synthesizer.is_weighted:
                     logger.warning(
                         f"{name}: --synth-mixture convex scales the logits of the checkpoint down; --synth-mixture sum "
                         "starts with its output"
                     )
-                for component in self.synthesizer.components.values():
-                    component.silence()
+                for function, component in self.synthesizer.components.items():
+                    component.silence()  # type: ignore[operator]
+                    if not component.reads_query_key and not component.is_trained():  # type: ignore[operator]
+                        logger.warning(f"{name}: {function} is not trained, so its logits stay: the output changes")
                 for key, value in self.synthesizer.state_dict().items():
                     state_dict[own_prefix + key] = value.clone()
             return
-        # functions without weights of their own leave no trace
-        trained = {key.split(".")[1] for key in theirs if key.startswith("components.")}
-        present = {key.split(".")[1] for key in own if key.startswith("components.")}
+        # without alpha, as functions without weights of their own leave no other trace
+        trained, present = ({key.split(".")[1] for key in keys if not key.endswith(".alpha")} for keys in (theirs, own))
         if trained != present or dot_product != self.synthesizer.reads_query_key:
             raise SynthesizerError(
                 f"{name}: the checkpoint has weights of {'+'.join(sorted(trained)) or 'no function'} "
                 f"{'with' if dot_product else 'without'} query and key projections, this model has {functions}; give "
                 "the --encoder-synthesizer and --decoder-synthesizer of the training"
             )
-        if ("alpha" in theirs) != ("alpha" in own):
+        weighted, own_weighted = ({key for key in keys if key.endswith(".alpha")} for keys in (theirs, own))
+        if weighted != own_weighted:
             raise SynthesizerError(
-                f"{name}: the checkpoint was trained with --synth-mixture {'convex' if 'alpha' in theirs else 'sum'}"
+                f"{name}: the checkpoint was trained with --synth-mixture {'convex' if weighted else 'sum'}"
             )
         for key, value in own.items():
             if key in theirs and theirs[key].shape != value.shape:
@@ -268,3 +236,12 @@ class SyntheticAttention(nn.Module):
                     f"{own_prefix}{key} is {tuple(theirs[key].shape)} in the checkpoint and {tuple(value.shape)} in "
                     "this model; give the --synth-max-length, --synth-rank and attention heads of the training"
                 )
+
+
+def check_self_attention(query: Tensor, **others: Optional[Tensor]) -> None:
+    """Raises ValueError if `key` or `value` is there and not the same memory as `query`."""
+    for name, other in others.items():
+        if other is None or other is query or torch.compiler.is_compiling():
+            continue
+        if other.data_ptr() != query.data_ptr() or other.size() != query.size() or other.stride() != query.stride():
+            raise ValueError(f"{name}: must be the same tensor as query, as this is self-attention")

@@ -3,25 +3,26 @@
 `plain` is the definition: the others are tested against it, in value and gradient.
 
 ==========  ==============================================================================================
-`plain`     any mask, dropout, attention weights; holds logits and weights of (B, H, T, S)
-`fused`     one call of `torch.nn.functional.scaled_dot_product_attention` over the concatenated queries and
-            keys of all terms; biases become its mask
-`tiled`     logits and weights never exist as a whole: a tile at a time, computed again in the backward pass.
-            Logits that do not depend on the input have one softmax per sentence length, for all sentences
-            of that length: one product (T, T) (T, n d_h) for each head
+`plain`     any mask, dropout, attention weights; holds logits and weights of (B, H, T, S), or of (1, H, T, S)
+            where they are shared across the batch and there is no padding mask
+`fused`     one call of `torch.nn.functional.scaled_dot_product_attention` over the queries and keys of all
+            terms beside each other; biases become its mask
+`tiled`     for CPUs: logits and weights never exist as a whole. A tile of them at a time is computed, and
+            computed again in the backward pass. Shared logits have one softmax for all sentences of a length
 ==========  ==============================================================================================
 """
 
-from typing import Any, Callable, List, Optional, Tuple
+from typing import List, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .synthesizers import Terms, at_least_fp32, logits, times_weight
-from .tiles import future_mask, groups_of, input_independent, tiled
+from .masks import future, is_causal, masked_softmax, on_cpu, sentence_lengths
+from .synthesizers import Terms, has_bias, logits, side_by_side, times_weight
+from .tiles import is_shared, tiled
 
-SMALL = 1 << 16  # logits of a whole batch that are not worth a tile
+SMALL = 1 << 18  # logits that `plain` holds at no cost: they stay in a core's caches
 
 
 def attend(
@@ -29,52 +30,49 @@ def attend(
     value: Tensor,
     key_padding_mask: Optional[Tensor],
     attn_mask: Optional[Tensor],
-    dropout: float,
-) -> Optional[Tensor]:
-    """``softmax(S + masks) V`` by the best computation for these terms, or None where only `plain` will do.
+    dropout: float = 0.0,
+) -> Tensor:
+    """``softmax(S + masks) V`` by the best computation for these terms.
 
-    =====================================================  ================================
+    =====================================================  ==================================
     logits                                                 computation
-    =====================================================  ================================
-    under a mask that is neither causal nor right padding  plain
-    independent of the input, several sentences            tiled; with dropout plain
-    one inner product                                      fused
-    anything else, on a GPU                                fused
-    anything else, on a CPU                                tiled; few or with dropout plain
-    =====================================================  ================================
+    =====================================================  ==================================
+    under an ``attn_mask`` other than `causal_mask`        plain
+    one inner product, not shared, and nothing else        fused
+    on a GPU: shared across the batch, or without product  plain
+    on a GPU: anything else                                fused
+    on a CPU: anything else                                tiled; plain if few or with dropout
+    =====================================================  ==================================
+
+    Shared logits under a mask that pads anywhere but on the right, or all of a sentence, are plain on a CPU too.
 
     Args:
         terms: of S.
         value: (B, H, T, d_h).
         key_padding_mask, attn_mask: as of `masked_softmax`, with S = T.
-        dropout: probability of dropping a weight.
+        dropout: probability of dropping a weight, for each sentence its own.
 
     Returns:
-        (B, H, T, d_h), or None. Rows of padding are unspecified, but finite.
+        (B, H, T, d_h). Rows of padding are unspecified, but finite.
     """
     bsz, heads, length, _ = value.size()
-    on_cpu = value.device.type == "cpu"
-    lengths = None if key_padding_mask is None else sentence_lengths(key_padding_mask)
-    causal = attn_mask is not None
-    if key_padding_mask is not None and (lengths is None or len(lengths) != bsz):
-        return None
-    if attn_mask is not None and (attn_mask.size(0) != length or attn_mask.requires_grad or not is_causal(attn_mask)):
-        return None
+    causal = is_causal(attn_mask)
     if causal:
-        # what is behind a sentence is never seen from inside it
-        key_padding_mask = lengths = None
-    if bsz > 1 and input_independent(terms):
-        computation = plain if dropout else tiled
-    elif not on_cpu or (len(terms) == 1 and not has_bias(terms[0])):
-        computation = fused
-    else:
-        computation = plain if dropout or bsz * heads * length**2 <= SMALL else tiled
-
-    if computation is fused:
+        key_padding_mask = None  # padding is behind the sentences, where no row of theirs looks
+    elif attn_mask is not None:
+        return plain(terms, value, key_padding_mask, attn_mask, dropout)[0]
+    shared = bsz > 1 and is_shared(terms)
+    has_product = any(term.query is not None for term in terms)
+    is_product = has_product and len(terms) == 1 and not has_bias(terms[0])
+    if not shared and has_product and (is_product or not on_cpu(value)):
         return fused(terms, value, key_padding_mask, causal, dropout)
-    if computation is tiled:
-        return tiled(terms, value, groups_of(lengths or [length] * bsz), causal)
-    return None
+    number = (1 if shared and key_padding_mask is None else bsz) * heads * length**2
+    if dropout or number <= SMALL or not on_cpu(value):
+        return plain(terms, value, key_padding_mask, attn_mask, dropout)[0]
+    lengths = [length] * bsz if key_padding_mask is None else sentence_lengths(key_padding_mask)
+    if lengths is None:
+        return plain(terms, value, key_padding_mask, attn_mask)[0]
+    return tiled(terms, value, lengths, causal)
 
 
 def plain(
@@ -95,96 +93,42 @@ def plain(
     Returns:
         the output, (B, H, T, d_h), and the weights before dropout, (B or 1, H, T, S).
     """
-    weights, dropped = plain_weights(terms, value.size(2), key_padding_mask, attn_mask, dropout, value)
-    return torch.matmul(dropped, value), weights
+    weights = attention_weights(terms, value.size(1), value.size(2), key_padding_mask, attn_mask).to(value.dtype)
+    return weighted_sum(drop(weights, dropout, value.size(0)), value), weights
 
 
-def plain_weights(
+def attention_weights(
     terms: List[Terms],
+    num_heads: int,
     src_len: int,
     key_padding_mask: Optional[Tensor],
     attn_mask: Optional[Tensor],
-    dropout: float,
-    value: Tensor,
-) -> Tuple[Tensor, Tensor]:
-    """The weights of `plain`, (B or 1, H, T, S) of the type of the value, before and after dropout."""
-    weights = masked_softmax(logits(terms, src_len), key_padding_mask, attn_mask).to(value.dtype)
-    if dropout > 0:
-        return weights, F.dropout(weights.expand(value.size(0), -1, -1, -1), dropout)
-    return weights, weights
+) -> Tensor:
+    """``softmax(S + masks)`` over S = `src_len` columns, (B or 1, H, T or 1, S), in fp32 at least."""
+    weights = masked_softmax(logits(terms, src_len), key_padding_mask, attn_mask)
+    return weights.expand(-1, num_heads, -1, -1)  # of terms that are the same for all heads
 
 
-def masked_softmax(scores: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor]) -> Tensor:
-    """Softmax over the visible keys, in fp32 at least; 0 with a zero gradient in a row that sees none.
-
-    Args:
-        scores: (B or 1, H, T, S).
-        key_padding_mask: (B, S), true for hidden.
-        attn_mask: (T, S), boolean with true for hidden, or floating point to add.
-    """
-    scores = at_least_fp32(scores)
-    if attn_mask is not None:
-        if attn_mask.dtype == torch.bool:
-            scores = scores.masked_fill(attn_mask, float("-inf"))
-        else:
-            scores = scores + attn_mask
-    if key_padding_mask is not None:
-        scores = scores.masked_fill(key_padding_mask[:, None, None, :].to(torch.bool), float("-inf"))
-    if attn_mask is None and key_padding_mask is None:
-        return torch.softmax(scores, dim=-1)
-    blind = (scores == float("-inf")).all(dim=-1, keepdim=True)
-    return torch.softmax(scores.masked_fill(blind, 0.0), dim=-1).masked_fill(blind, 0.0)
+def drop(weights: Tensor, dropout: float, bsz: int) -> Tensor:
+    """Attention weights (B or 1, H, T, S) after dropout, for each sentence its own."""
+    return F.dropout(weights.expand(bsz, -1, -1, -1), dropout) if dropout > 0 else weights
 
 
-def sentence_lengths(key_padding_mask: Tensor) -> Optional[List[int]]:
-    """Length of each sentence, where all padding is on the right and no sentence is empty; otherwise None.
-
-    Args:
-        key_padding_mask: (B, S), true for padding.
-    """
-
-    def compute() -> Optional[List[int]]:
-        real = ~key_padding_mask.to(torch.bool)
-        lengths = real.sum(dim=1)
-        columns = torch.arange(real.size(1), device=real.device)
-        aligned = (real == (columns[None] < lengths[:, None])).all()
-        found = torch.cat([lengths, aligned[None].to(lengths.dtype)]).tolist()  # at once: one wait for a GPU
-        return found[:-1] if found[-1] and 0 not in found[:-1] else None
-
-    return remembered(key_padding_mask, "lengths", compute)
-
-
-def is_causal(attn_mask: Tensor) -> bool:
-    """Whether a mask (T, T) hides all columns above the diagonal, by minus infinity or true, and no other."""
-
-    def compute() -> bool:
-        if attn_mask.dim() != 2 or attn_mask.size(0) != attn_mask.size(1):
-            return False
-        if attn_mask.dtype == torch.bool:
-            return torch.equal(attn_mask, torch.ones_like(attn_mask).triu_(1))
-        return torch.equal(attn_mask, future_mask(attn_mask.size(0), attn_mask))
-
-    return remembered(attn_mask, "causal", compute)
-
-
-def remembered(mask: Tensor, question: str, compute: Callable[[], Any]) -> Any:
-    """compute(), once for this mask: all layers of a model see the same one, and each look costs a GPU a wait.
-
-    A mask changed in place is read again; writes through ``.data`` or numpy go unseen.
-    """
-    if mask.is_inference():
-        return compute()  # no version by which to know a change
-    state = (id(mask), mask._version)
-    answers = mask.__dict__.setdefault("fairseq_synth", {})
-    if question not in answers or answers[question][0] != state:
-        answers[question] = (state, compute())
-    return answers[question][1]
+def weighted_sum(weights: Tensor, value: Tensor) -> Tensor:
+    """The product (B, H, T, d_h) of weights (B or 1, H, T, S) and values (B, H, S, d_h)."""
+    bsz, heads, length, head_dim = value.size()
+    if weights.size(0) == bsz:
+        return torch.matmul(weights, value)
+    # shared weights: one product for all sentences, their values side by side
+    values = value.permute(1, 2, 0, 3).reshape(heads, length, bsz * head_dim)
+    out = torch.matmul(weights[0], values)
+    return out.view(heads, out.size(1), bsz, head_dim).permute(2, 0, 1, 3)
 
 
 def fused(
     terms: List[Terms], value: Tensor, key_padding_mask: Optional[Tensor], causal: bool, dropout: float = 0.0
 ) -> Tensor:
-    """`plain`, where every row sees a key, by one call of torch's fused attention.
+    """`plain` by one call of torch's fused attention.
 
     Args:
         terms: of S.
@@ -194,59 +138,62 @@ def fused(
         dropout: probability of dropping a weight.
 
     Returns:
-        (B, H, T, d_h).
+        (B, H, T, d_h); rows of a sentence of padding alone are unspecified, but finite.
     """
     bsz, heads, length, head_dim = value.size()
     queries: List[Tensor] = []
     keys: List[Tensor] = []
-    bias: Optional[Tensor] = None
-    scale = terms[0].scale if len(terms) == 1 and not has_bias(terms[0]) else 1.0  # one product: the kernel's business
+    biases: List[Terms] = []
+    products = [term for term in terms if term.query is not None]
+    scale = products[0].scale if len(products) == 1 else 1.0  # the kernel's business
     for term in terms:
-        if term.query is not None and term.key is not None:
-            queries.append(times_weight(term.query, term.weight, term.scale / scale).to(value.dtype))
-            keys.append(term.key.to(value.dtype))
-        rest = logits([term._replace(query=None, key=None)], length) if has_bias(term) else None
-        if rest is not None:
-            bias = rest if bias is None else bias + rest
-    if bias is not None and bias.size(0) == 1 and bias.size(2) == 1:
-        # a bias on columns is one more key under a query of 1, and leaves the kernels without a mask
-        queries.append(value.new_ones(1, 1, 1, 1))
-        keys.append(bias.transpose(2, 3).to(value.dtype))
-        bias = None
-    if not queries:
-        queries, keys = [value.new_zeros(1, 1, 1, 1)], [value.new_zeros(1, 1, 1, 1)]
-    rank = sum(key.size(-1) for key in keys)
-    # the kernels want queries, keys and values of one width, a multiple of 8
-    width = max(head_dim, -(-rank // 8) * 8)
-    if width > rank:
-        queries.append(value.new_zeros(1, 1, 1, 1).expand(1, 1, 1, width - rank))
-        keys.append(queries[-1])
+        query, key, bias, weight = term.query, term.key, term.bias, term.weight
+        if query is not None:
+            query = times_weight(query, None, term.scale / scale)
+        if bias is not None and bias.size(0) == bias.size(2) == 1:
+            # a bias on columns is 8 more features of every key, times query features of 1/8, as the kernels want a
+            # multiple of 8
+            eighths = value.new_full([1, 1, 1, 1], 1 / (8 * scale)).expand(-1, -1, -1, 8)
+            columns = bias.transpose(2, 3).expand(-1, -1, -1, 8)
+            queries += [eighths] if query is None else [query, eighths]
+            key = columns if key is None else side_by_side([key, columns])
+            keys.append(times_weight(key, weight))  # the smaller factor
+            bias = None
+        elif query is not None and key is not None:
+            queries.append(times_weight(query, weight))
+            keys.append(key)
+        rest = Terms(None, None, bias, term.matrix, term.left, term.right, weight)
+        if has_bias(rest):
+            biases.append(rest)
     query, key = (
-        parts[0].expand(bsz, -1, -1, -1)
-        if len(parts) == 1
-        else torch.cat([part.expand(bsz, heads, length, -1) for part in parts], dim=-1)
+        (side_by_side(parts) if len(parts) > 1 else parts[0]).to(value.dtype).expand(bsz, heads, length, -1)
         for parts in (queries, keys)
     )
-    hidden = None if key_padding_mask is None else key_padding_mask[:, None, None].to(torch.bool)
+
     mask: Optional[Tensor] = None
-    if bias is not None:
-        mask = bias.to(value.dtype)
+    if key_padding_mask is not None:
+        padding = key_padding_mask[:, None, None].to(torch.bool)
+        # finite, so that a sentence of padding alone has no NaN
+        lowest = torch.finfo(value.dtype).min
+    if biases:
+        mask = logits(biases, length).to(value.dtype)
         if causal:
-            mask = mask + future_mask(length, mask)
-        if hidden is not None:
-            mask = mask.masked_fill(hidden, float("-inf"))
-        # the kernels take a mask of all four sizes, without a copy
-        mask = mask.expand(bsz, heads, length, length)
-    elif hidden is not None:
-        mask = ~hidden
-    if width > head_dim:
+            mask = mask + future(length, mask)
+        if key_padding_mask is not None:
+            mask = mask.masked_fill(padding, lowest)
+    elif key_padding_mask is not None:
+        mask = value.new_zeros(1, 1, 1, 1).masked_fill(padding, lowest)
+    if mask is not None:
+        mask = mask.expand(bsz, heads, length, length)  # the kernels take one of all four sizes, without a copy
+
+    rank = query.size(-1)
+    width = max(rank, head_dim) if value.device.type == "cpu" else rank  # its kernel wants one width of all three
+    width = -(-width // 8) * 8
+    if width > rank:
+        query, key = F.pad(query, (0, width - rank)), F.pad(key, (0, width - rank))
+    if value.device.type == "cpu" and width > head_dim:
         value = F.pad(value, (0, width - head_dim))
     out = F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal and mask is None, scale=scale
     )
-    return out[..., :head_dim]
-
-
-def has_bias(term: Terms) -> bool:
-    """Whether the term is more than an inner product of queries and keys."""
-    return term.bias is not None or term.matrix is not None or term.left is not None
+    return out[..., :head_dim] if value.size(-1) > head_dim else out

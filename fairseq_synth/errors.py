@@ -61,9 +61,10 @@ def explain_fairseq(error: BaseException) -> Optional[str]:
         return "--fp16 needs a GPU, and none is found; leave it out, or take --bf16, which a CPU has too"
     if type(error).__name__ == "ConfigAttributeError" and "SynthesizerTransformerConfig" in text:
         return f"--task: this task needs a model of its own, not a Synthesizer ({first_line(error)}); take translation"
-    if isinstance(error, RuntimeError) and LOST_PEER.search(text):
+    lost_peer = LOST_PEER.search(text)
+    if isinstance(error, RuntimeError) and lost_peer:
         return (
-            f"another process of this run has ended or hangs ({LOST_PEER.search(text)[0]}): see its output; "
+            f"another process of this run has ended or hangs ({lost_peer[0]}): see its output; "
             "started again, the run goes on from the last checkpoint"
         )
     if isinstance(error, (ValueError, AssertionError)) and re.search(r"(^|[\s(])--[a-z]", text):

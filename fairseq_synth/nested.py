@@ -1,42 +1,29 @@
 """A trained square matrix of which only the corner that sentences have reached costs the optimizer anything."""
 
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 from torch import Tensor
 
-FIRST = 256  # size of the innermost block
-
-
-class Blocks(NamedTuple):
-    """``matrix[:, start : start + rows, :columns]`` of a `NestedMatrix`, (H, rows, columns), not yet put together.
-
-    The blocks are all those of the matrix, so that one that the part does not touch has a place in the graph.
-    """
-
-    blocks: List[Tensor]  # (H, m, n) each
-    corners: List[Tuple[int, int]]  # first row and column of each, counted from those of the part
-    zeros: List[bool]  # whether its gradient is zeros, and not absent, where the part does not touch it
-    rows: int
-    columns: int
+CORE = 256  # rows and columns of the innermost block
 
 
 class NestedMatrix(nn.Module):
-    """A trained (H, l, l), stored as nested blocks: the first 256 rows and columns, then what doubles them.
+    """A trained (H, l, l), stored in blocks: the first 256 rows and columns, then what doubles them.
 
     ::
 
-        +------+-----------+
-        | core | right[0]  |     A block that no sentence has reached has no gradient, so that neither
-        +------+           |     clipping nor Adam walks it: with l = 1024 and sentences of 32 tokens
-        | below[0]         |     15/16 of R. Once reached, it has one in every training step, of zeros
-        +------------------+     where a batch is short.
-
-    The updates are those of the whole matrix, but that Adam's bias correction and weight decay begin for a block
-    when it is first reached. (Under DistributedDataParallel that is at once. In a decoder the tiles leave the blocks
-    right of the diagonal, which it never reads, without a gradient.) In a state dict it is one tensor, ``matrix``.
+        +-------+-------+---------------+
+        | 0,0   | 0,1   | 0,2           |     A block that no sentence has reached has no gradient, so that
+        +-------+-------+               |     neither clipping nor Adam walks it: with l = 1024 and sentences of
+        | 1,1           +---------------+     32 tokens 15/16 of R. Once reached, it has one in every training
+        |               | 1,2           |     step, of zeros where a batch is short. Tiles of a decoder read no
+        +---------------+---------------+     block above the diagonal, and give it none.
+        | 2,2                           |
+        |                               |     The updates are those of the whole matrix, but that Adam's bias
+        |                               |     correction and weight decay begin for a block when it is first
+        +-------------------------------+     reached. In a state dict the matrix is one tensor, ``matrix``.
 
     Args:
         num_heads: H.
@@ -45,67 +32,133 @@ class NestedMatrix(nn.Module):
 
     def __init__(self, num_heads: int, length: int) -> None:
         super().__init__()
-        self.length = length
-        self.reached = 0  # the longest sentence so far
-        bounds = [min(FIRST, length)]
+        self.num_heads, self.length = num_heads, length
+        bounds = [0, min(CORE, length)]
         while bounds[-1] < length:
             bounds.append(min(2 * bounds[-1], length))
-        self.levels: List[Tuple[int, int]] = list(zip([0, *bounds], bounds))  # first and last row of each level
-        self.core = nn.Parameter(torch.empty(num_heads, bounds[0], bounds[0]))
-        self.right = nn.ParameterList([nn.Parameter(torch.empty(num_heads, m, n - m)) for m, n in self.levels[1:]])
-        self.below = nn.ParameterList([nn.Parameter(torch.empty(num_heads, n - m, n)) for m, n in self.levels[1:]])
-        self._register_state_dict_hook(join_blocks)
-        self._register_load_state_dict_pre_hook(split_matrix, with_module=True)
+        # first and last row of each band of rows; of each block its band, and its first and last column
+        self.bands: List[Tuple[int, int]] = list(zip(bounds, bounds[1:]))
+        self.places: List[Tuple[int, int, int]] = []
+        self.blocks = nn.ParameterList()
+        for band, (first, last) in enumerate(self.bands):
+            for left, right in [(0, last), *self.bands[band + 1 :]]:
+                self.places.append((band, left, right))
+                self.blocks.append(nn.Parameter(torch.empty(num_heads, last - first, right - left)))
+        self.reached = [False] * len(self.blocks)  # whether it has had a gradient
+        self._register_state_dict_hook(save_whole)
+        self._register_load_state_dict_pre_hook(load_whole, with_module=True)
 
-    def forward(self, start: int, rows: int, columns: int) -> Blocks:
-        """The part of the matrix that begins in row `start` and column 0: (H, rows, columns), in blocks."""
-        blocks = [self.core]
-        corners = [(-start, 0)]
-        zeros = [True]
+    def forward(self, start: int, rows: int, columns: int) -> List[List[Tensor]]:
+        """The rows from `start` on and the first columns, (1, H, rows, columns), in blocks as `assemble` takes them."""
+        blocks: List[Tensor] = []
+        for block in self.blocks:
+            blocks.append(block)
         if not torch.jit.is_scripting():
-            if self.training and torch.is_grad_enabled():
-                self.reached = max(self.reached, start + rows, columns)
-        for k, block in enumerate(self.right):
-            blocks.append(block)
-            corners.append((-start, self.levels[k + 1][0]))
-            zeros.append(self.levels[k + 1][0] < self.reached)
-        for k, block in enumerate(self.below):
-            blocks.append(block)
-            corners.append((self.levels[k + 1][0] - start, 0))
-            zeros.append(self.levels[k + 1][0] < self.reached)
-        return Blocks(blocks, corners, zeros, rows, columns)
+            if torch.is_grad_enabled() and len(blocks) > 1 and not torch.jit.is_tracing():
+                blocks = list(_WithZeros.apply(self.reached, *blocks))
+        part: List[List[Tensor]] = []
+        last_band = -1
+        for block, (band, left, right) in zip(blocks, self.places):
+            first, last = self.bands[band]
+            top, bottom = max(start, first), min(start + rows, last)
+            if top < bottom and left < columns:
+                if band != last_band:
+                    empty: List[Tensor] = []
+                    part.append(empty)
+                    last_band = band
+                part[-1].append(block[None, :, top - first : bottom - first, : min(columns, right) - left])
+        return part
 
-    def parts(self, matrix: Tensor) -> List[Tuple[str, Tensor]]:
-        """The blocks of a whole matrix (H, l, l), by the names of the parameters."""
-        size = self.core.size(1)
-        parts = [("core", matrix[:, :size, :size])]
-        for k, (first, last) in enumerate(self.levels[1:]):
-            parts += [(f"right.{k}", matrix[:, :first, first:last]), (f"below.{k}", matrix[:, first:last, :last])]
-        return parts
+    def cells(self, matrix: Tensor) -> Iterator[Tensor]:
+        """The part of a whole matrix (H, l, l) that each block holds."""
+        for band, left, right in self.places:
+            yield matrix[:, slice(*self.bands[band]), left:right]
 
     def assign(self, matrix: Tensor) -> None:
         """Takes the values of a whole matrix, (H, l, l)."""
-        parameters = dict(self.named_parameters())
         with torch.no_grad():
-            for name, block in self.parts(matrix):
-                parameters[name].copy_(block)
+            for block, cell in zip(self.blocks, self.cells(matrix)):
+                block.copy_(cell)
 
     def whole(self) -> Tensor:
         """A copy of the whole matrix, (H, l, l), without a gradient."""
         with torch.no_grad():
-            return join(self(0, self.length, self.length)).detach().clone()
+            return assemble(self(0, self.length, self.length))[0].clone()
 
 
-def join_blocks(module: NestedMatrix, state_dict: Dict[str, Any], prefix: str, local_metadata: Dict[str, Any]) -> None:
-    """In a state dict that is made: one matrix in the place of the blocks."""
+def assemble(blocks: List[List[Tensor]]) -> Tensor:
+    """One tensor of blocks (1, H, m, n): those of a list beside each other, the lists below each other."""
+    bands: List[Tensor] = []
+    for band in blocks:
+        bands.append(band[0] if len(band) == 1 else torch.cat(band, dim=-1))
+    return bands[0] if len(bands) == 1 else torch.cat(bands, dim=-2)
+
+
+def band_edges(blocks: List[List[Tensor]]) -> List[int]:
+    """The rows at which a list of blocks ends."""
+    edges: List[int] = []
+    for band in blocks:
+        edges.append((edges[-1] if edges else 0) + band[0].size(-2))
+    return edges
+
+
+def without_future(blocks: List[List[Tensor]]) -> List[List[Tensor]]:
+    """The blocks that causal rows read: not those which begin right of all rows of their band."""
+    kept = []
+    for band, bottom in zip(blocks, band_edges(blocks)):
+        lefts = [sum(block.size(-1) for block in band[:i]) for i in range(len(band))]
+        kept.append([block for block, left in zip(band, lefts) if left < bottom])
+    return kept
+
+
+def part_of_band(blocks: List[List[Tensor]], rows: slice, columns: slice) -> List[List[Tensor]]:
+    """Views of some rows, all of one band, and of some columns: blocks again."""
+    for band, bottom in zip(blocks, band_edges(blocks)):
+        top = bottom - band[0].size(-2)
+        if top <= rows.start < bottom:
+            views, left = [], 0
+            for block in band:
+                first, last = max(columns.start - left, 0), min(columns.stop - left, block.size(-1))
+                if first < last:
+                    views.append(block[..., rows.start - top : rows.stop - top, first:last])
+                left += block.size(-1)
+            return [views]
+    raise AssertionError(f"rows {rows} of {blocks}")
+
+
+class _WithZeros(torch.autograd.Function):
+    """The blocks as they are. One that a sentence has reached, but not this batch, gets a gradient of zeros.
+
+    A block that none has reached is an input all the same: DistributedDataParallel waits for every parameter that
+    the graph does not hold.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, reached: List[bool], *blocks: Tensor) -> Tuple[Tensor, ...]:
+        ctx.reached, ctx.sizes = reached, [block.size() for block in blocks]
+        ctx.set_materialize_grads(False)
+        return tuple(block.view_as(block) for block in blocks)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
+        like = next(grad for grad in grads if grad is not None)
+        found: List[Optional[Tensor]] = []
+        for i, grad in enumerate(grads):
+            ctx.reached[i] = ctx.reached[i] or grad is not None
+            found.append(like.new_zeros(ctx.sizes[i]) if grad is None and ctx.reached[i] else grad)
+        return (None, *found)
+
+
+def save_whole(module: NestedMatrix, state_dict: Dict[str, Any], prefix: str, local_metadata: Dict[str, Any]) -> None:
+    """A state_dict hook: one matrix in the place of the blocks."""
     for name, _ in module.named_parameters():
         del state_dict[prefix + name]
     state_dict[prefix + "matrix"] = module.whole()
-    if len(module.levels) > 1:
-        state_dict[prefix + "reached"] = torch.tensor(float(module.reached))  # fairseq's EMA scales all there is
+    if len(module.blocks) > 1:
+        state_dict[prefix + "reached"] = torch.tensor(module.reached).float()  # fairseq's EMA scales all there is
 
 
-def split_matrix(
+def load_whole(
     module: NestedMatrix,
     state_dict: Dict[str, Any],
     prefix: str,
@@ -115,74 +168,17 @@ def split_matrix(
     unexpected_keys: List[str],
     error_msgs: List[str],
 ) -> None:
-    """In a state dict that is loaded: the blocks in the place of the matrix."""
+    """A load_state_dict hook: the blocks in the place of the matrix."""
     reached = state_dict.pop(prefix + "reached", None)
-    matrix = state_dict.get(prefix + "matrix")
-    shape = (module.core.size(0), module.length, module.length)
+    matrix = state_dict.pop(prefix + "matrix", None)
     if matrix is None:
         return
-    del state_dict[prefix + "matrix"]
+    shape = (module.num_heads, module.length, module.length)
     if matrix.shape != shape:
         error_msgs.append(f"size mismatch for {prefix}matrix: {tuple(matrix.shape)}, this model has {shape}")
         matrix = module.whole()
-    module.reached = 0 if reached is None else int(reached)
-    for name, block in module.parts(matrix):
-        state_dict[prefix + name] = block.clone()
-
-
-def join(part: Blocks) -> Tensor:
-    """The part as one tensor, (H, rows, columns); a view of a block where that is all of it."""
-    if not torch.jit.is_scripting():
-        if torch.is_grad_enabled() and len(part.blocks) > 1:
-            return _Join.apply(part._replace(blocks=[]), *part.blocks)
-    whole: Optional[Tensor] = None
-    for block, (row, column) in zip(part.blocks, part.corners):
-        first, last, stop = overlap(part, row, column, block.size(1), block.size(2))
-        if first < last and column < stop:
-            piece = corner(block, first - row, last - row, stop - column)
-            if piece.size(1) == part.rows and piece.size(2) == part.columns:
-                return piece
-            if whole is None:
-                whole = piece.new_empty(piece.size(0), part.rows, part.columns)
-            whole[:, first:last, column:stop] = piece
-    assert whole is not None
-    return whole
-
-
-def overlap(part: Blocks, row: int, column: int, m: int, n: int) -> Tuple[int, int, int]:
-    """What a block (H, m, n) whose corner is `row`, `column` holds of a part: from row `first` to before `last`, and
-    from `column` to before `stop`. Nothing if either is empty."""
-    return max(row, 0), min(row + m, part.rows), min(column + n, part.columns)
-
-
-class _Join(torch.autograd.Function):
-    """`join`, in which every block has a place in the graph, and one that is not in the part zeros or no gradient.
-
-    Leaving it out would do, but DistributedDataParallel waits for every parameter that the graph does not hold.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, part: Blocks, *blocks: Tensor) -> Tensor:
-        ctx.part, ctx.shapes = part, [block.shape for block in blocks]
-        return join(part._replace(blocks=list(blocks)))
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
-        grads: List[Optional[Tensor]] = []
-        for (_, m, n), (row, column), zero in zip(ctx.shapes, ctx.part.corners, ctx.part.zeros):
-            first, last, stop = overlap(ctx.part, row, column, m, n)
-            if first < last and column < stop:
-                piece = grad[:, first:last, column:stop]
-                grads.append(F.pad(piece, (0, column + n - stop, first - row, row + m - last)))
-            else:
-                grads.append(grad.new_zeros(grad.size(0), m, n) if zero else None)
-        return (None, *grads)
-
-
-def corner(x: Tensor, first: int, last: int, columns: int) -> Tensor:
-    """``x[:, first:last, :columns]``; x itself if that is all of it, as the gradient of a slice is a copy."""
-    if last - first < x.size(1):
-        x = x[:, first:last]
-    if columns < x.size(2):
-        x = x[:, :, :columns]
-    return x
+    if reached is not None:
+        same_blocks = len(reached) == len(module.blocks)  # else all may have been reached
+        module.reached = (reached > 0).tolist() if same_blocks else [True] * len(module.blocks)
+    for (name, _), cell in zip(module.named_parameters(), module.cells(matrix)):
+        state_dict[prefix + name] = cell.clone()

@@ -27,24 +27,26 @@ import torch.nn as nn
 from torch import Tensor
 
 from .errors import SynthesizerError
-from .nested import Blocks, NestedMatrix, join
+from .masks import at_least_fp32
+from .nested import NestedMatrix, assemble
 
 
 class Terms(NamedTuple):
-    """Logits of one function, in factors: ``weight (scale query @ key^T + bias + outer_product(left, right))``.
+    """One function's share of the logits, kept factorized.
 
-    An absent part counts as 0, an absent weight as 1. A first dimension of 1 means that the part does not
-    depend on the input and serves the whole batch.
+    ``weight (scale query @ key^T + bias + matrix + outer_product(left, right))``; an absent part counts as 0, an
+    absent weight as 1. A first dimension of 1 means that the part is shared across the batch: it does not depend
+    on the input.
     """
 
-    query: Optional[Tensor] = None  # (B or 1, H, T, r)
-    key: Optional[Tensor] = None  # (B or 1, H, S, r)
-    bias: Optional[Tensor] = None  # (B or 1, H, T or 1, S)
-    matrix: Optional[Blocks] = None  # one more bias, (H, T, S) for the whole batch, in the blocks that store it
-    left: Optional[Tensor] = None  # (B or 1, H, T, a)
-    right: Optional[Tensor] = None  # (B or 1, H, T, b), a b >= S
+    query: Optional[Tensor] = None  # (B or 1, H or 1, T, r)
+    key: Optional[Tensor] = None  # (B or 1, H or 1, S, r)
+    bias: Optional[Tensor] = None  # (B or 1, H or 1, T or 1, S)
+    matrix: Optional[List[List[Tensor]]] = None  # one more bias, (1, H, T, S), in blocks as numpy.block takes them
+    left: Optional[Tensor] = None  # (B or 1, H or 1, T, a)
+    right: Optional[Tensor] = None  # (B or 1, H or 1, T, b), a b >= S
     weight: Optional[Tensor] = None  # (1, H, 1, 1)
-    scale: float = 1.0
+    scale: float = 1.0  # of the inner product
 
 
 SYNTHESIZERS: Dict[str, Type["Synthesizer"]] = {}
@@ -70,21 +72,26 @@ class Synthesizer(nn.Module):
     returns its `Terms` in ``forward``. Slice the parameters to T rows and S columns *before* computing.
     """
 
-    reads_query_key = False  # True: q and k are passed to forward; otherwise nobody projects or caches them
+    # True: forward gets q and k. Without such a component there is no q_proj, k_proj or key cache
+    reads_query_key = False
     has_max_length = True  # False: the function works at any length
 
     def __init__(self, num_heads: int, head_dim: int, max_length: int, rank: int) -> None:
         super().__init__()
 
     def reset_parameters(self) -> None:
-        """Initial values. Glorot-uniform per head, so that attention starts close to uniform."""
-        if next(self.parameters(), None) is not None:
+        """Gives the parameters their initial values."""
+        if self.is_trained():
             raise NotImplementedError
 
     def silence(self) -> None:
-        """Makes all logits zero and keeps their gradients alive: a mixture then starts as the rest of it."""
-        if next(self.parameters(), None) is not None:
+        """Zeroes this function's logits, not their gradient, so that a mixture starts as its other components."""
+        if self.is_trained():
             raise NotImplementedError
+
+    def is_trained(self) -> bool:
+        """Whether the function has parameters of its own, beside its weight in a mixture."""
+        return any(name != "alpha" for name, _ in self.named_parameters())
 
     def forward(self, x: Tensor, q: Optional[Tensor], k: Optional[Tensor], start: int, src_len: int) -> Terms:
         """The logits' terms.
@@ -113,7 +120,7 @@ class Random(Synthesizer):
         self.R.assign(R)
 
     def silence(self) -> None:
-        for block in self.R.parameters():
+        for block in self.R.blocks:
             nn.init.zeros_(block)
 
     def forward(self, x: Tensor, q: Optional[Tensor], k: Optional[Tensor], start: int, src_len: int) -> Terms:
@@ -122,7 +129,7 @@ class Random(Synthesizer):
 
 @register_synthesizer("fixed_random")
 class FixedRandom(Synthesizer):
-    """Fixed Random (section 3.1): ``S = R``, drawn once from N(0, 1), never trained, in every checkpoint."""
+    """Fixed Random (section 3.1): ``S = R``, drawn once from N(0, 1): a buffer, so not trained, but saved."""
 
     R: Tensor
 
@@ -248,7 +255,8 @@ class Mixture(nn.Module):
     """Mixture (section 3.2): ``S = sum_m alpha_m S_m``, the sum taken on the logits.
 
     ``convex`` learns one weight per component and head, alpha = softmax over the components, so that they
-    sum to 1 and start equal; ``sum`` adds the logits as they are. One component alone has no weight.
+    sum to 1 and start equal; ``sum`` adds the logits as they are. One component alone has no weight. In a state
+    dict the weights before the softmax are ``components.{name}.alpha``, (H,).
 
     Args:
         names: registered functions, as `parse_spec` returns them.
@@ -266,27 +274,29 @@ class Mixture(nn.Module):
             {name: SYNTHESIZERS[name](num_heads, head_dim, max_length, rank) for name in names}
         )
         self.reads_query_key = any(c.reads_query_key for c in self.components.values())
-        if mixture == "convex" and len(names) > 1:
-            self.alpha = nn.Parameter(torch.empty(len(names), num_heads))
-        else:
-            self.alpha = None
+        self.is_weighted = mixture == "convex" and len(names) > 1
+        for component in self.components.values():
+            component.register_parameter("alpha", nn.Parameter(torch.empty(num_heads)) if self.is_weighted else None)
 
     def reset_parameters(self) -> None:
         """Initial values of every component, and equal weights."""
         for component in self.components.values():
-            component.reset_parameters()
-        if self.alpha is not None:
-            nn.init.zeros_(self.alpha)
+            component.reset_parameters()  # type: ignore[operator]  # a ModuleDict forgets its modules' type
+            if component.alpha is not None:
+                nn.init.zeros_(component.alpha)  # type: ignore[arg-type]
 
     def forward(self, x: Tensor, q: Optional[Tensor], k: Optional[Tensor], start: int, src_len: int) -> List[Terms]:
         """The weighted terms of every component; arguments as in `Synthesizer.forward`."""
         terms: List[Terms] = []
+        alphas: List[Tensor] = []
         for component in self.components.values():
             terms.append(component(x, q, k, start, src_len))
-        if self.alpha is not None:
-            alpha = torch.softmax(at_least_fp32(self.alpha), dim=0).to(x.dtype)
-            for m, term in enumerate(terms):
-                weight = alpha[m].view(1, -1, 1, 1)
+            alpha = component.alpha
+            if alpha is not None:
+                alphas.append(alpha)  # type: ignore[arg-type]
+        if self.is_weighted:
+            weights = torch.softmax(at_least_fp32(torch.stack(alphas)), dim=0).to(x.dtype)
+            for m, (term, weight) in enumerate(zip(terms, weights[:, None, :, None, None].unbind())):
                 terms[m] = Terms(
                     term.query, term.key, term.bias, term.matrix, term.left, term.right, weight, term.scale
                 )
@@ -304,34 +314,78 @@ def logits(terms: List[Terms], src_len: int) -> Tensor:
         src_len: S.
 
     Returns:
-        (B or 1, H, T or 1, S); B only if a term depends on the input, 1 row only if no row differs.
+        (B or 1, H, T or 1, S), in fp32 at least; B only if a term depends on the input, 1 row only if no row differs.
     """
     total: Optional[Tensor] = None
-    for term in terms:
-        query, key, bias, matrix, left, right, weight, scale = term
+    for query, key, _, _, left, right, weight, scale in one_product(terms):
         if query is not None and key is not None:
-            query = times_weight(query, weight, scale)
-            if key.size(0) < query.size(0):
-                product = torch.einsum("bhtr,hsr->bhts", query, key[0])  # matmul would repeat the keys
-            else:
-                product = torch.matmul(query, key.transpose(-2, -1))
+            product = at_least_fp32(inner_product(times_weight(query, weight, scale), key))
             total = product if total is None else total + product
-        if bias is not None:
-            bias = times_weight(bias, weight)
-            total = bias if total is None else total + bias
-        if matrix is not None:
-            bias = times_weight(join(matrix)[None], weight)
-            total = bias if total is None else total + bias
         if left is not None and right is not None:
-            product = outer_product(times_weight(left, weight), right)[..., :src_len]
+            product = at_least_fp32(outer_product(times_weight(left, weight), right)[..., :src_len])
             total = product if total is None else total + product
+    is_new = total is not None  # and no view of a parameter: the next bias may be added in its memory
+    for _, _, bias, matrix, _, _, weight, _ in terms:
+        biases: List[Tensor] = []
+        if bias is not None:
+            biases.append(bias)
+        if matrix is not None:
+            biases.append(assemble(matrix))
+        for bias in biases:
+            bias = times_weight(at_least_fp32(bias), weight)
+            if total is None:
+                total = bias
+            elif is_new and bias.size(0) <= total.size(0) and bias.size(2) <= total.size(2):
+                total = total.add_(bias)
+            else:
+                total = total + bias
+                is_new = True
     assert total is not None
     return total
 
 
+def inner_product(query: Tensor, key: Tensor) -> Tensor:
+    """``query @ key^T``, without a copy of shared keys for each sentence."""
+    if key.size(0) >= query.size(0):
+        return torch.matmul(query, key.transpose(-2, -1))
+    if key.size(1) == 1:
+        return torch.matmul(query, key[0, 0].t())
+    return torch.einsum("bhtr,hsr->bhts", query, key[0])
+
+
+def one_product(terms: List[Terms]) -> List[Terms]:
+    """The same sum with at most one inner product."""
+    if sum([int(term.query is not None) for term in terms]) < 2:
+        return terms
+    joined = [joint_product(terms)]
+    for term in terms:
+        if has_bias(term):
+            joined.append(Terms(None, None, term.bias, term.matrix, term.left, term.right, term.weight))
+    return joined
+
+
+def joint_product(terms: List[Terms]) -> Terms:
+    """All inner products as one: of all queries, times their weights, beside each other, and so the keys."""
+    queries: List[Tensor] = []
+    keys: List[Tensor] = []
+    for query, key, _, _, _, _, weight, scale in terms:
+        if query is not None and key is not None:
+            queries.append(times_weight(query, weight, scale))
+            keys.append(key)
+    if len(queries) == 1:
+        return Terms(queries[0], keys[0])
+    return Terms(side_by_side(queries), side_by_side(keys))
+
+
+def has_bias(term: Terms) -> bool:
+    """Whether the term is more than an inner product of queries and keys."""
+    return term.bias is not None or term.matrix is not None or term.left is not None
+
+
 def times_weight(x: Tensor, weight: Optional[Tensor], scale: float = 1.0) -> Tensor:
-    """One factor of a term's logits, of a product the smaller, times the term's weight and scale."""
+    """x, a factor of a term's logits, times the term's weight and scale."""
     if weight is not None:
+        weight = weight.to(x.dtype)  # under autocast they differ
         return x * (weight * scale if scale != 1.0 else weight)
     return x * scale if scale != 1.0 else x
 
@@ -339,6 +393,14 @@ def times_weight(x: Tensor, weight: Optional[Tensor], scale: float = 1.0) -> Ten
 def outer_product(left: Tensor, right: Tensor) -> Tensor:
     """``left_u right_v`` for each row, column ``u b + v``: (..., a) and (..., b) -> (..., a b)."""
     return (left.unsqueeze(-1) * right.unsqueeze(-2)).flatten(-2)
+
+
+def side_by_side(factors: List[Tensor]) -> Tensor:
+    """Factors (B or 1, H or 1, T, r) concatenated along r."""
+    sizes = list(factors[0].size())
+    for x in factors:
+        sizes = [n if m == 1 else m for m, n in zip(sizes, x.size())]
+    return torch.cat([x.expand(sizes[0], sizes[1], sizes[2], -1) for x in factors], dim=-1)
 
 
 def parse_spec(spec: str, flag: str = "--encoder-synthesizer") -> Tuple[str, ...]:
@@ -374,17 +436,11 @@ def factorize(length: int) -> Tuple[int, int]:
     )
 
 
-def at_least_fp32(x: Tensor) -> Tensor:
-    """x in fp32, or as it is in fp64."""
-    return x if x.dtype == torch.float64 else x.float()
-
-
 def per_head_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """``W x + b`` with a matrix per head: x (B, H, T, n), weight (H, m, n), bias (H, m) -> (B, H, T, m)."""
     bsz, heads, length, _ = x.size()
-    rows = x.permute(1, 2, 0, 3).reshape(
-        heads, length * bsz, x.size(3)
-    )  # of a layer's input a view, not a copy to keep
+    # of a layer's input a view, not a copy to keep
+    rows = x.permute(1, 2, 0, 3).reshape(heads, length * bsz, x.size(3))
     out = torch.baddbmm(bias.unsqueeze(1), rows, weight.transpose(1, 2))
     return out.view(heads, length, bsz, weight.size(1)).permute(2, 0, 1, 3)
 

@@ -1,445 +1,299 @@
-"""softmax(S) V by tiles: neither logits nor weights exist as a whole, in either pass."""
+"""softmax(S) V on a CPU, a tile at a time: neither logits nor weights exist as a whole, in either pass.
 
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+The backward pass computes every tile of weights again (recomputation: Rabe and Staats 2021, arXiv 2112.05682; Dao
+et al. 2022, arXiv 2205.14135) and leaves their derivative to autograd.
+"""
+
+from typing import Any, Callable, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .synthesizers import Terms, at_least_fp32, outer_product, times_weight
+from .masks import future
+from .nested import band_edges, part_of_band, without_future
+from .synthesizers import Terms, has_bias, joint_product, logits
 
-# logits in a tile: 1 MiB of fp32 stays in a core's caches through its handful of passes; a GPU wants few launches
-TILE = 1 << 18
-GPU_TILE = 1 << 26
+TILE = 1 << 19  # logits in a tile: 2 MiB of fp32, which stay in a core's caches through a handful of passes
 CAUSAL_ROWS = 128  # rows of a causal tile: columns to the right of it are not computed
-SHORT = 128  # tokens up to which an inner product that serves all sentences is computed once, not in each tile
-NARROW = 16  # a product of fewer columns is computed transposed, 3 to 4 times faster at 8 (MKL)
 
 
-class Group(NamedTuple):
-    """Sentences ``first .. last - 1`` of a batch, all of `length` tokens."""
+class Block(NamedTuple):
+    """Sentences and heads whose logits are computed together, in tiles of some rows."""
 
-    first: int
-    last: int
-    length: int
+    sentences: slice  # of the terms; all where they are shared
+    heads: slice
+    features: slice  # of the values
+    length: int  # of these sentences, in tokens
+    rows: int  # of a tile
+    hidden: Optional[Tensor]  # (sentences, n): true at padding, in the last n of `length` columns
 
-
-def groups_of(lengths: Sequence[int]) -> List[Group]:
-    """Neighbours of equal length together; fairseq sorts a batch by length, so that they are few."""
-    groups: List[Group] = []
-    for i, length in enumerate(lengths):
-        if groups and groups[-1].length == length:
-            groups[-1] = groups[-1]._replace(last=i + 1)
-        else:
-            groups.append(Group(i, i + 1, length))
-    return groups
+    def cut(self, x: Tensor) -> Tensor:
+        """The part (sentences, heads, length, features) of a tensor like the values."""
+        return x[self.sentences, self.heads, : self.length, self.features]
 
 
-def tiled(terms: List[Terms], value: Tensor, groups: Sequence[Group], causal: bool) -> Tensor:
+def tiled(
+    terms: List[Terms],
+    value: Tensor,
+    lengths: Sequence[int],
+    causal: bool,
+) -> Tensor:
     """`plain`, a tile of logits at a time.
 
     Args:
         terms: of S.
         value: (B, H, T, d_h).
-        groups: the sentences by length, as of `groups_of`; they begin at column 0. If `causal`, one group of
-            all of them will do: what is behind a sentence is never seen from inside it.
+        lengths: of the sentences, which begin at column 0; none is empty.
         causal: row i sees the columns up to i only.
 
     Returns:
-        (B, H, T, d_h); rows behind a sentence's length are 0.
+        (B, H, T, d_h); rows of padding are unspecified, but finite.
     """
-    independent = input_independent(terms)
-    parts: List[Part] = []
-    places: List[Place] = []
-    for term in terms:
-        for part, place in parts_of(term, once=not independent and value.size(2) <= SHORT):
-            for name, tensor in part._asdict().items():
-                if tensor is not None:
-                    # a factor of an outer product that serves all sentences is rare, and repeated
-                    repeat = not independent and name in ("left", "right")
-                    tensor = tensor.expand(value.size(0) if repeat else -1, value.size(1), -1, -1)
-                    if part.bias is None and (not independent or value.size(0) == 1):
-                        tensor = tensor.to(value.dtype)  # under autocast they differ
-                    part = part._replace(**{name: tensor})
-            parts.append(part)
-            places.append(place)
-    return _Tiled.apply(groups, causal, independent, places, value, *[tensor for part in parts for tensor in part])
+    bsz, heads, length, head_dim = value.size()
+    products = [
+        Terms(
+            t.query.to(value.dtype), t.key.to(value.dtype), weight=t.weight, scale=t.scale
+        )  # under autocast they differ
+        for t in terms
+        if t.query is not None and t.key is not None
+    ]
+    terms = products + [t._replace(query=None, key=None) for t in terms if has_bias(t)]
+    if causal:
+        terms = [t if t.matrix is None else t._replace(matrix=without_future(t.matrix)) for t in terms]
+    if bsz == 1 or not is_shared(terms):
+        rows = CAUSAL_ROWS if causal else length
+        return run(terms, value, list(blocks_of_sentences(lengths, heads, rows)), causal)
+    # one sentence of all values side by side, (1, H, T, B d_h)
+    values = value.permute(1, 2, 0, 3).reshape(1, heads, length, bsz * head_dim)
+    blocks = list(blocks_of_lengths(lengths, heads, head_dim, CAUSAL_ROWS if causal else length))
+    out = run(terms, values, blocks, causal)
+    return out.view(heads, length, bsz, head_dim).permute(2, 0, 1, 3)
 
 
-def input_independent(terms: Sequence[Terms]) -> bool:
+def is_shared(terms: Sequence[Terms]) -> bool:
     """Whether the logits are the same for every sentence of the batch."""
-    return all(not isinstance(part, Tensor) or part.size(0) == 1 for term in terms for part in term)
+    return all(x.size(0) == 1 for x in tensors_of(terms))
 
 
-class Part(NamedTuple):
-    """What is left of a term in `_Tiled`: an inner product, a bias or an outer product. Or the gradients of it."""
-
-    query: Optional[Tensor] = None  # (B or 1, H, T, r)
-    key: Optional[Tensor] = None  # (B or 1, H, T, r)
-    bias: Optional[Tensor] = None  # (B or 1, H, m, n)
-    left: Optional[Tensor] = None  # (B, H, T, a)
-    right: Optional[Tensor] = None  # (B, H, T, b)
-    weight: Optional[Tensor] = None  # (1, H, 1, 1)
-
-
-class Place(NamedTuple):
-    """What `_Tiled` knows of a part beside its tensors."""
-
-    scale: float = 1.0  # of an inner product
-    row: Optional[int] = None  # of the logits, in which a bias begins; None if its one row serves all of them
-    column: int = 0
-    zeros: bool = True  # whether the gradient of a bias that no tile touches is zeros, and not absent
-
-    def has_gradient(self, bias: Tensor, length: int, causal: bool) -> bool:
-        """Whether a bias has a gradient for sentences of up to `length` tokens."""
-        if self.row is None:
-            return True
-        last = self.row + bias.size(2)
-        seen = max(self.row, self.column) < length and last > 0
-        return (seen or self.zeros) and not (causal and self.column >= last)
-
-    def overlap(self, bias: Tensor, rows: slice, columns: slice) -> Optional[Tuple[Tensor, Tuple[slice, ...]]]:
-        """What a tile and a bias (n, R, C) have in common: the part of the bias, and where it lies in the tile."""
-        own_rows = tile_rows = slice(None)
-        if self.row is not None:
-            own_rows, tile_rows = common(self.row, bias.size(1), rows)
-        own_columns, tile_columns = common(self.column, bias.size(2), columns)
-        part = bias[:, own_rows, own_columns]
-        return (part, (slice(None), tile_rows, tile_columns)) if part.numel() else None
+def blocks_of_sentences(lengths: Sequence[int], heads: int, rows: int) -> Iterator[Block]:
+    """Blocks of logits that differ by sentence: neighbours of any length, their padding hidden."""
+    longest = max(lengths)
+    rows = min(rows, longest, max(1, TILE // longest))
+    size = min(len(lengths), max(1, TILE // (rows * longest)))
+    count = max(1, TILE // (size * rows * longest))
+    for b in range(0, len(lengths), size):
+        found = lengths[b : b + size]
+        hidden = None
+        if min(found) < max(found):
+            hidden = torch.arange(min(found), max(found)) >= torch.tensor(found)[:, None]
+        for h in range(0, heads, count):
+            yield Block(slice(b, b + size), slice(h, h + count), slice(None), max(found), rows, hidden)
 
 
-def parts_of(term: Terms, once: bool) -> Iterator[Tuple[Part, Place]]:
-    """A term's inner product, biases and outer product, each with its weight.
-
-    Args:
-        term: a term.
-        once: an inner product that serves all sentences becomes a bias.
-    """
-    if term.query is not None:
-        if once and term.query.size(0) == term.key.size(0) == 1:
-            shared = torch.matmul(times_weight(term.query, term.weight, term.scale), term.key.transpose(2, 3))
-            yield Part(bias=shared), Place(row=0)
-        else:
-            yield Part(query=term.query, key=term.key, weight=term.weight), Place(term.scale)
-    weight = None if term.weight is None else at_least_fp32(term.weight)  # its gradient is a sum over all blocks
-    if term.bias is not None:
-        yield Part(bias=term.bias, weight=weight), Place(row=0 if term.bias.size(2) > 1 else None)
-    if term.matrix is not None:
-        for block, (row, column), zeros in zip(term.matrix.blocks, term.matrix.corners, term.matrix.zeros):
-            yield Part(bias=block[None], weight=weight), Place(row=row, column=column, zeros=zeros)
-    if term.left is not None:
-        yield Part(left=term.left, right=term.right, weight=term.weight), Place()
+def blocks_of_lengths(lengths: Sequence[int], heads: int, head_dim: int, rows: int) -> Iterator[Block]:
+    """Blocks of shared logits: for neighbours of equal length, as which fairseq sorts a batch."""
+    first = 0
+    for last in range(1, len(lengths) + 1):
+        length = lengths[first]
+        if last < len(lengths) and lengths[last] == length:
+            continue
+        height = min(rows, length, max(1, TILE // length))
+        count = max(1, TILE // (height * length))
+        for h in range(0, heads, count):
+            features = slice(first * head_dim, last * head_dim)
+            yield Block(slice(None), slice(h, h + count), features, length, height, None)
+        first = last
 
 
-def common(start: int, size: int, span: slice) -> Tuple[slice, slice]:
-    """What ``start .. start + size - 1`` and a span have in common, counted from the start of each."""
-    first, last = max(start, span.start), max(min(start + size, span.stop), start, span.start)
-    return slice(first - start, last - start), slice(first - span.start, last - span.start)
+def run(terms: List[Terms], value: Tensor, blocks: List[Block], causal: bool) -> Tensor:
+    """The output (n, H, T, d) of all blocks for values (n, H, T, d)."""
+    return _Tiled.apply(terms, blocks, causal, value, *tensors_of(terms))
 
 
 class _Tiled(torch.autograd.Function):
-    """Saves its inputs alone; the backward pass computes every tile of weights again."""
+    """Saves its inputs alone. The terms are inner products first, then what has none."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        groups: Sequence[Group],
-        causal: bool,
-        independent: bool,
-        places: Sequence[Place],
-        value: Tensor,
-        *parts: Optional[Tensor],
+        ctx: Any, terms: List[Terms], blocks: List[Block], causal: bool, value: Tensor, *tensors: Tensor
     ) -> Tensor:
-        ctx.call = groups, causal, independent, places
-        ctx.save_for_backward(value, *parts)
-        out = blank(value, groups)
+        ctx.shape, ctx.blocks, ctx.causal = [each(lambda _: 0, term) for term in terms], blocks, causal
+        ctx.save_for_backward(value, *tensors)
+        out = torch.zeros_like(value)
         with torch.autocast(value.device.type, enabled=False):
-            for block in blocks(*ctx.call, value, unflatten(parts)):
-                v = block.take(value)
-                o = torch.empty_like(v)
-                for rows, columns in block.tiles:
-                    o[:, rows] = torch.bmm(block.weights(rows, columns).to(v.dtype), v[:, columns])
-                block.put(o, out)
+            for block in blocks:
+                part = [of_block(term, block) for term in terms]
+                products = [term for term in part if term.query is not None]
+                part = [*one_contiguous_product(products), *part[len(products) :]]
+                v, o = block.cut(value).contiguous(), block.cut(out)
+                for rows, columns in tiles(block, part, causal):
+                    tile = [of_tile(term, rows, columns) for term in part]
+                    weights = tile_weights(tile, v.size(1), rows, columns, block, causal)
+                    o[:, :, rows] = torch.matmul(weights.to(v.dtype), v[:, :, columns])
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
-        groups, causal, _, places = ctx.call
         value, *tensors = ctx.saved_tensors
-        parts = unflatten(tensors)
-        length = max((group.length for group in groups), default=0)
-        grad_value = blank(value, groups)
-        grads: List[Part] = []
-        for part, place, needed in zip(parts, places, unflatten(ctx.needs_input_grad[5:])):
-            if not any(needed):  # fixed_random alone has nothing to learn
-                grads.append(Part())
-                continue
-            # a bias, and what serves all sentences, is a sum over tiles; the sum is in fp32
-            made = {
-                name: torch.zeros_like(tensor, dtype=at_least_fp32(tensor).dtype)
-                if name == "bias" or tensor.size(0) == 1
-                else blank(tensor, groups)
-                for name, tensor in part._asdict().items()
-                if tensor is not None and (name != "bias" or place.has_gradient(tensor, length, causal))
-            }
-            grads.append(Part(**made))
-        learns = any(tensor is not None for part in grads for tensor in part)
+        totals = [zeros_in_fp32(x) if needed else None for x, needed in zip(tensors, ctx.needs_input_grad[4:])]
+        grad_value = torch.zeros_like(value)
         with torch.autocast(value.device.type, enabled=False):
-            for block in blocks(*ctx.call, value, parts):
-                v, g = block.take(value), block.take(grad)
-                grad_v: Optional[Tensor] = None
-                for rows, columns in reversed(block.tiles):  # the last has all columns: it comes first, to be added to
-                    weights = block.weights(rows, columns)
-                    grad_v = accumulate(grad_v, columns, weights.to(v.dtype).transpose(1, 2), g[:, rows])
-                    if not learns:
-                        continue
-                    scores = torch.bmm(g[:, rows], v[:, columns].transpose(1, 2)).to(weights.dtype)
-                    # softmax's backward, (scores - (scores * weights).sum(-1)) * weights, in one pass
-                    scores = torch.ops.aten._softmax_backward_data(scores, weights, -1, weights.dtype)
-                    block.add_gradients(scores, rows, columns, grads)
-                block.put(grad_v, grad_value)
-                block.put_gradients(grads)
-            longest = slice(0, length)
-            for part, own, place in zip(parts, grads, places):
-                if own.bias is not None and own.weight is not None:
-                    for h in range(value.size(1)):  # a head at a time: no second tensor of this size
-                        found = [place.overlap(x[:, h], longest, longest) for x in (part.bias, own.bias)]
-                        if all(found):
-                            (bias, _), (grad, _) = found
-                            own.weight[:, h] = (grad * bias).sum()
-                            grad *= part.weight[:, h]
-        return (None, None, None, None, grad_value, *[tensor for part in grads for tensor in part])
+            for block in ctx.blocks:
+                terms, sums = (
+                    [of_block(term, block) for term in unflatten(ctx.shape, found)] for found in (tensors, totals)
+                )
+                v, g = (block.cut(x).contiguous() for x in (value, grad))
+                block.cut(grad_value).copy_(backward_of_block(terms, sums, v, g, block, ctx.causal))
+        grads = [None if total is None else total.to(x.dtype) for x, total in zip(tensors, totals)]
+        return (None, None, None, grad_value, *grads)
 
 
-def blank(x: Tensor, groups: Sequence[Group]) -> Tensor:
-    """A tensor like x (B, H, T, r), for all groups to write to; 0 where none does."""
-    x = torch.empty_like(x)
-    for first, last, length in groups:
-        x[first:last, :, length:] = 0
-    return x
+def backward_of_block(
+    terms: List[Terms], sums: List[Terms], value: Tensor, grad: Tensor, block: Block, causal: bool
+) -> Tensor:
+    """The gradient of a block's values. Those of its terms are added to `sums`, which has None for what needs none."""
+    # one product for all tiles, differentiated once
+    leaves = [each(as_leaf, *pair) for pair in zip(terms, sums) if pair[0].query is not None]
+    with torch.enable_grad():
+        product = one_contiguous_product(leaves)
+    product_sums = [each(lambda x: zeros_in_fp32(x) if x.requires_grad else None, term) for term in product]
+    tile_terms = [*[each(torch.Tensor.detach, term) for term in product], *terms[len(leaves) :]]
+    tile_sums = [*product_sums, *sums[len(leaves) :]]
+    grad_value: Optional[Tensor] = None
+    # the last rows come first: they have all columns, so that their product starts the sum
+    for rows, columns in reversed(tiles(block, tile_terms, causal)):
+        totals = [of_tile(total, rows, columns) for total in tile_sums]
+        tile = [each(as_leaf, of_tile(term, rows, columns), total) for term, total in zip(tile_terms, totals)]
+        with torch.enable_grad():
+            weights = tile_weights(tile, value.size(1), rows, columns, block, causal)
+        g, v = grad[:, :, rows], value[:, :, columns]
+        part = torch.matmul(weights.detach().to(v.dtype).transpose(2, 3), g)
+        if grad_value is None:
+            grad_value = part
+        else:
+            grad_value[:, :, columns] += part
+        if weights.requires_grad:
+            grad_weights = torch.matmul(g, v.transpose(2, 3)).to(weights.dtype)
+            add_gradients([weights], [grad_weights], tile, totals)
+    outputs = tensors_of(product)
+    grads = tensors_of(product_sums)
+    outputs = [x for x in outputs if x.requires_grad]
+    if outputs:
+        add_gradients(outputs, [g.to(x.dtype) for g, x in zip(grads, outputs)], leaves, sums[: len(leaves)])
+    assert grad_value is not None
+    return grad_value
 
 
-def accumulate(total: Optional[Tensor], columns: slice, a: Tensor, b: Tensor) -> Tensor:
-    """Adds a product a b to some columns of a sum, (n, S, r), that begins with all of them."""
-    if total is None:
-        return product(a, b)
-    if b.size(2) < NARROW:
-        total[:, columns].transpose(1, 2).baddbmm_(b.transpose(1, 2), a.transpose(1, 2))
-    else:
-        total[:, columns].baddbmm_(a, b)
-    return total
+def one_contiguous_product(products: List[Terms]) -> List[Terms]:
+    """All inner products as one, its factors copied to where tiles read them in order."""
+    return [each(torch.Tensor.contiguous, joint_product(products))] if products else []
 
 
-def product(a: Tensor, b: Tensor) -> Tensor:
-    """Batched product a b; a narrow one is a view of its transpose."""
-    if b.size(2) < NARROW:
-        return torch.bmm(b.transpose(1, 2), a.transpose(1, 2)).transpose(1, 2)
-    return torch.bmm(a, b)
+def zeros_in_fp32(x: Tensor) -> Tensor:
+    """Zeros like x for a sum over tiles, in fp32 at least."""
+    return torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32))
 
 
-class _Block:
-    """Some heads of some sentences of one length, and their tiles. All inner products are one, of concatenated factors.
+def add_gradients(outputs: List[Tensor], grads: List[Tensor], leaves: List[Terms], totals: List[Terms]) -> None:
+    """Adds to `totals` the gradients that the leaves have by those of the outputs."""
+    pairs: List[Tuple[Tensor, Tensor]] = []
+    for term, total in zip(leaves, totals):
+        each(lambda x, s: None if s is None else pairs.append((x, s)), term, total)
+    for (_, store), found in zip(pairs, torch.autograd.grad(outputs, [x for x, _ in pairs], grads)):
+        store.add_(found)
 
-    Its tensors have three dimensions. Where the logits depend on the input, (sentences, T, d_h) of one head;
-    otherwise (heads, T, sentences d_h): the sentences side by side, for one product with the weights.
 
-    Args:
-        size: of its tensors' first dimension.
-        sentences: which.
-        heads: which; one number where the logits depend on the input, otherwise a slice.
-        length: T of these sentences.
-        rows: height of a tile.
-        future: of a causal tile, the mask of the square at the diagonal.
-        parts: the terms' fields.
+def tile_weights(terms: List[Terms], num_heads: int, rows: slice, columns: slice, block: Block, causal: bool) -> Tensor:
+    """Softmax of a tile of logits, in fp32 at least, what a row may not see hidden."""
+    scores = logits(terms, columns.stop).expand(-1, num_heads, -1, -1)
+    if scores.size(2) == 1 or scores.stride(1) == 0 or all(t.query is None and t.left is None for t in terms):
+        scores = scores.expand(-1, -1, rows.stop - rows.start, -1).clone()  # else it may be a view of a parameter
+    with torch.no_grad():  # weights of 0 have no gradient
+        if causal:
+            scores[..., rows] += future(rows.stop - rows.start, scores)
+        elif block.hidden is not None:
+            scores[..., -block.hidden.size(1) :].masked_fill_(block.hidden[:, None, None], float("-inf"))
+    return torch.softmax(scores, dim=-1)
+
+
+def tiles(block: Block, terms: List[Terms], causal: bool) -> List[Tuple[slice, slice]]:
+    """The rows and columns of a block's tiles. One reads its rows of a matrix in blocks from one band."""
+    edges = set(range(0, block.length, block.rows)) | {block.length}
+    for term in terms:
+        if term.matrix is not None:
+            edges |= {edge for edge in band_edges(term.matrix) if edge < block.length}
+    bounds = sorted(edges)
+    return [(slice(a, b), slice(0, b if causal else block.length)) for a, b in zip(bounds, bounds[1:])]
+
+
+def of_block(term: Terms, block: Block) -> Terms:
+    """The part of a term that a block reads: views, all rows and columns."""
+
+    def cut(x: Optional[Tensor]) -> Optional[Tensor]:
+        if x is None:
+            return None
+        sentences = block.sentences if x.size(0) > 1 else slice(None)
+        return x[sentences, block.heads if x.size(1) > 1 else slice(None)]
+
+    return each(cut, term)
+
+
+def of_tile(term: Terms, rows: slice, columns: slice) -> Terms:
+    """The part of a block's term that a tile reads: views."""
+
+    def of_rows(x: Optional[Tensor]) -> Optional[Tensor]:
+        return None if x is None else x[:, :, rows]
+
+    bias, matrix = term.bias, term.matrix
+    return Terms(
+        query=of_rows(term.query),
+        key=None if term.key is None else term.key[:, :, columns],
+        bias=None if bias is None else bias[:, :, rows if bias.size(2) > 1 else slice(None), columns],
+        matrix=None if matrix is None else part_of_band(matrix, rows, columns),
+        left=of_rows(term.left),
+        right=of_rows(term.right),
+        weight=term.weight,
+        scale=term.scale,
+    )
+
+
+def as_leaf(x: Tensor, total: Optional[Tensor]) -> Tensor:
+    """x as an input of autograd, if there is a sum for its gradient."""
+    return x.detach().requires_grad_(total is not None)
+
+
+def each(function: Callable[..., Any], term: Terms, *others: Terms) -> Terms:
+    """A term with function(x, ...) in the place of each tensor x, and of each block of the matrix.
+
+    The others have the same fields, or None there. A matrix of which all blocks become None is None.
     """
 
-    def __init__(
-        self,
-        size: int,
-        sentences: slice,
-        heads: Any,
-        length: int,
-        rows: int,
-        future: Optional[Tensor],
-        places: Sequence[Place],
-        parts: Sequence[Part],
-    ) -> None:
-        self.size, self.sentences, self.heads, self.length = size, sentences, heads, length
-        self.future, self.places = future, places
-        self.parts = [Part(*[None if t is None else self.of_part(n, t) for n, t in p._asdict().items()]) for p in parts]
-        self.products = [i for i, part in enumerate(self.parts) if part.query is not None]
-        # inner and outer products take their weight here, a bias in its tiles
-        queries = [times_weight(self.parts[i].query, self.parts[i].weight, places[i].scale) for i in self.products]
-        keys = [self.parts[i].key for i in self.products]
-        self.query = concatenated(queries, size)
-        self.key = concatenated(keys, size if len(keys) > 1 else None)
-        self.outer = [
-            (i, times_weight(part.left, part.weight).contiguous(), part.right.contiguous())
-            for i, part in enumerate(self.parts)
-            if part.left is not None
-        ]
-        self.grads: Dict[Any, Tensor] = {}
-        ends = [min(i + rows, length) for i in range(0, length, rows)]
-        self.tiles = [(slice(i * rows, n), slice(0, length if future is None else n)) for i, n in enumerate(ends)]
+    def apply(name: str) -> Any:
+        x = getattr(term, name)
+        return None if x is None else function(x, *[getattr(other, name) for other in others])
 
-    def of_part(self, name: str, part: Tensor) -> Tensor:
-        """This block's (sentences or 1, T, r), or (heads, T, r), of a tensor (B or 1, H, T, r); all rows of a bias."""
-        rows = slice(None) if name == "bias" else slice(0, self.length)
-        if isinstance(self.heads, slice):
-            return part[0, self.heads, rows]
-        return part[self.sentences if part.size(0) > 1 else slice(None), self.heads, rows]
-
-    def take(self, x: Tensor) -> Tensor:
-        """This block's part of x (B, H, T, d_h)."""
-        x = x[self.sentences, self.heads, : self.length]
-        if x.dim() == 4:
-            return x.permute(1, 2, 0, 3).reshape(x.size(1), self.length, -1)
-        return x.contiguous()
-
-    def put(self, part: Tensor, x: Tensor) -> None:
-        """The inverse of `take`."""
-        x = x[self.sentences, self.heads, : self.length]
-        if x.dim() == 4:
-            part = part.reshape(x.size(1), self.length, x.size(0), x.size(3)).permute(2, 0, 1, 3)
-        x.copy_(part)
-
-    def weights(self, rows: slice, columns: slice) -> Tensor:
-        """Softmax of one tile of logits, in fp32 at least."""
-        height, width = rows.stop - rows.start, columns.stop - columns.start
-        scores: Optional[Tensor] = None
-        if self.query is not None:
-            scores = at_least_fp32(times(self.query[:, rows], self.key[:, columns].transpose(1, 2)))
-        for _, left, right in self.outer:
-            tile = outer_product(left[:, rows], right[:, rows])[..., columns]
-            scores = at_least_fp32(tile) if scores is None else scores.add_(tile)
-        own = scores is not None  # not a view of a bias, so to be written to
-        for part, place in zip(self.parts, self.places):
-            found = None if part.bias is None else place.overlap(part.bias, rows, columns)
-            if found is None:
-                continue
-            tile, where = at_least_fp32(found[0]), found[1]
-            if scores is None and tile[0].numel() == height * width and part.weight is None:
-                scores = tile
-                continue
-            if scores is None:
-                scores = tile.new_zeros(self.size, height, width)
-            elif not own:
-                scores = scores.expand(self.size, -1, -1).clone()
-            own = True
-            if part.weight is None:
-                scores[where].add_(tile)
-            else:
-                scores[where].addcmul_(tile, part.weight)
-        assert scores is not None
-        if self.future is not None:
-            scores = scores if own else scores.clone()
-            scores[..., rows].add_(self.future[:height, :height])
-        return torch.softmax(scores, dim=-1)
-
-    def add_gradients(self, scores: Tensor, rows: slice, columns: slice, total: Sequence[Part]) -> None:
-        """Adds what a tile's gradient of the logits gives to the parts; to a bias, in `total`, but for its weight."""
-        if any(total[i].query is not None for i in self.products):
-            grad, query = scores.to(self.query.dtype), self.query[:, rows]
-            self.set_rows("query", rows, times(grad, self.key[:, columns]))
-            if self.key.size(0) == 1:  # one product sums over the sentences
-                query = query.reshape(1, -1, query.size(2))
-                grad = grad.reshape(1, query.size(1), -1)
-            self.grads["key"] = accumulate(self.grads.get("key"), columns, grad.transpose(1, 2), query)
-        for i, left, right in self.outer:
-            if total[i].left is not None:
-                a, b = left.size(2), right.size(2)
-                tile = F.pad(scores, (0, a * b - scores.size(2))).view(*scores.shape[:2], a, b)
-                self.set_rows((i, "left"), rows, (tile * right[:, rows].unsqueeze(-2)).sum(-1))
-                self.set_rows((i, "right"), rows, (tile * left[:, rows].unsqueeze(-1)).sum(-2))
-        for whole, place in zip(total, self.places):
-            found = whole.bias is not None and place.overlap(self.of_part("bias", whole.bias), rows, columns)
-            if found:
-                own, where = found
-                own.add_(scores[where].sum_to_size(own.shape))
-
-    def set_rows(self, name: Any, rows: slice, grad: Tensor) -> None:
-        """Keeps the gradient of some rows."""
-        if len(self.tiles) == 1:
-            self.grads[name] = grad
-        else:
-            if name not in self.grads:
-                self.grads[name] = grad.new_empty(grad.size(0), self.length, grad.size(2))
-            self.grads[name][:, rows] = grad
-
-    def put_gradients(self, total: Sequence[Part]) -> None:
-        """Puts the gathered gradients of inner and outer products among those of the batch."""
-        if "query" in self.grads:
-            widths = [self.parts[i].query.size(2) for i in self.products]
-            for name in ("query", "key"):
-                for i, grad in zip(self.products, self.grads.pop(name).split(widths, dim=2)):
-                    self.grads[i, name] = grad
-        for (i, name), grad in self.grads.items():
-            part, place, whole = self.parts[i], self.places[i], total[i]
-            if getattr(whole, name) is None:
-                continue
-            if name in ("query", "left"):
-                if place.scale != 1.0:
-                    grad = grad * place.scale
-                if part.weight is not None:
-                    product = grad * getattr(part, name)
-                    own = self.of_part("weight", whole.weight)
-                    own.add_(product.sum(dim=(1, 2), keepdim=True).sum_to_size(own.shape))
-                    grad = grad * part.weight
-            own = self.of_part(name, getattr(whole, name))
-            if getattr(whole, name).size(0) > 1:
-                own.copy_(grad)
-            else:
-                own.add_(grad.sum_to_size(own.shape))
+    matrix = None
+    if term.matrix is not None:
+        nothing = [[None] * len(band) for band in term.matrix]
+        matrices = [term.matrix, *[nothing if other.matrix is None else other.matrix for other in others]]
+        matrix = [[function(*blocks) for blocks in zip(*bands)] for bands in zip(*matrices)]
+        if all(block is None for band in matrix for block in band):
+            matrix = None
+    names = [name for name in Terms._fields if name not in ("matrix", "scale")]
+    return Terms(**{name: apply(name) for name in names}, matrix=matrix, scale=term.scale)
 
 
-def blocks(
-    groups: Sequence[Group],
-    causal: bool,
-    independent: bool,
-    places: Sequence[Place],
-    value: Tensor,
-    parts: Sequence[Part],
-) -> Iterator[_Block]:
-    """The blocks that make up a batch."""
-    heads, budget = value.size(1), TILE if value.device.type == "cpu" else GPU_TILE
-    for first, last, length in groups:
-        if length == 0:
-            continue
-        rows = min(length, CAUSAL_ROWS if causal else max(CAUSAL_ROWS, budget // length))
-        count = max(1, budget // (rows * length))  # of tiles side by side
-        future = future_mask(rows, at_least_fp32(value)) if causal else None
-        if independent:
-            for h in range(0, heads, count):
-                size = min(count, heads - h)
-                yield _Block(size, slice(first, last), slice(h, h + size), length, rows, future, places, parts)
-        else:
-            for h in range(heads):
-                for i in range(first, last, count):
-                    size = min(count, last - i)
-                    yield _Block(size, slice(i, i + size), h, length, rows, future, places, parts)
+def tensors_of(terms: Sequence[Terms]) -> List[Tensor]:
+    """All tensors of the terms, in the order of `unflatten`."""
+    found: List[Tensor] = []
+    for term in terms:
+        each(found.append, term)
+    return found
 
 
-def unflatten(tensors: Sequence[Any]) -> List[Part]:
-    """The parts whose fields stand one behind the other."""
-    size = len(Part._fields)
-    return [Part(*tensors[i : i + size]) for i in range(0, len(tensors), size)]
-
-
-def future_mask(length: int, like: Tensor) -> Tensor:
-    """(T, T) of the type of `like`: minus infinity above the diagonal, else 0."""
-    return torch.full((length, length), float("-inf"), dtype=like.dtype, device=like.device).triu_(1)
-
-
-def concatenated(factors: Sequence[Tensor], size: Optional[int]) -> Optional[Tensor]:
-    """Factors (n or 1, T, r) side by side, as (size, T, sum of r); of one alone the own size may stay."""
-    if not factors:
-        return None
-    factors = [factor.expand(size or -1, -1, -1) for factor in factors]
-    return factors[0].contiguous() if len(factors) == 1 else torch.cat(factors, dim=2)
-
-
-def times(a: Tensor, b: Tensor) -> Tensor:
-    """Batched product in which b may serve the whole batch."""
-    return torch.matmul(a, b[0]) if b.size(0) == 1 else product(a, b)
+def unflatten(shape: Sequence[Terms], tensors: Iterable[Any]) -> List[Terms]:
+    """Terms shaped like those of `shape`, of what `tensors_of` gave or what stands in its place."""
+    remaining = iter(tensors)
+    return [each(lambda _: next(remaining), term) for term in shape]

@@ -7,7 +7,6 @@ import math
 from dataclasses import field
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-import torch
 import torch.nn as nn
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
@@ -28,6 +27,7 @@ from .attention import SyntheticAttention
 from .errors import SynthesizerError, built_lengths
 from .host.layers import FAST_PATH_COPIES, TransformerEncoderLayerBase
 from .lengths import check_min_len, check_padding, cut_sources
+from .masks import align, aligned_columns, causal_mask, restore
 from .synthesizers import MIXTURES, SYNTHESIZERS, Mixture, parse_spec
 
 logger = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ def flatten(cls: type, prefix: str = "") -> List[Tuple[str, Any, Any]]:
     return flat
 
 
-SynthesizerTransformerConfig = dataclasses.make_dataclass(
+SynthesizerTransformerConfig: Any = dataclasses.make_dataclass(
     "SynthesizerTransformerConfig",
     flatten(TransformerConfig),
     bases=(SynthesizerConfig,),
@@ -163,7 +163,8 @@ def transformer_config(cfg: Any) -> TransformerConfig:
         SynthesizerError: a flag is invalid or cannot apply.
     """
     if OmegaConf.is_config(cfg):
-        args = argparse.Namespace(**OmegaConf.to_container(cfg, resolve=True, enum_to_str=True))
+        flat: Any = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
+        args = argparse.Namespace(**flat)
     else:
         args = argparse.Namespace(**vars(SynthesizerTransformerConfig.from_namespace(cfg)))
         for name in ("decoder_input_dim", "decoder_output_dim"):
@@ -257,21 +258,55 @@ class SynthesizerDecoderLayer(TransformerDecoderLayerBase):
         return build_attention(cfg, "decoder", self.names, self.quant_noise, self.quant_noise_block_size)
 
 
-class SynthesizerEncoder(TransformerEncoderBase):
+class SynthesizerStack:
+    """What encoder and decoder share: the functions of their layers, and the longest sentence.
+
+    Args:
+        cfg: fairseq's.
+        specs: the functions of each layer, as `parse_spec` returns them.
+        args, kwargs: the host's.
+    """
+
+    max_length: Optional[int]  # --synth-max-length, if any function has such a limit
+
+    def __init__(self, cfg: TransformerConfig, specs: Sequence[Tuple[str, ...]], *args: Any, **kwargs: Any) -> None:
+        limited = any(SYNTHESIZERS[name].has_max_length for names in specs for name in names)
+        self.max_length = cfg.synth_max_length if limited else None
+        self.first_spec = specs[0] if specs else ()
+        super().__init__(cfg, *args, **kwargs)  # type: ignore[call-arg]  # of the host's class, the second base
+        # the host builds all layers alike
+        for i, names in enumerate(specs):
+            if names != specs[0]:
+                self.layers[i] = self.build_layer(cfg, names)  # type: ignore[attr-defined]
+
+    def max_positions(self) -> int:
+        """Longest sentence in tokens: the host's limit, or ``--synth-max-length`` where that is lower."""
+        limits = [super().max_positions(), self.max_length]  # type: ignore[misc]
+        return min(limit for limit in limits if limit is not None)
+
+    def check_length(self, tokens: Tensor) -> None:
+        """Raises ValueError if a batch (B, T) has more columns than the synthesized matrices."""
+        limit = self.max_length
+        if limit is not None and tokens.size(1) > limit:
+            raise ValueError(
+                "a sentence of {} tokens is longer than --synth-max-length {}; shorten it, or train with a larger "
+                "--synth-max-length (with --required-seq-len-multiple: a multiple of that)".format(
+                    tokens.size(1), limit
+                )
+            )
+
+
+class SynthesizerEncoder(SynthesizerStack, TransformerEncoderBase):
     """fairseq's encoder. A sentence's first token is row 0 of every synthesized matrix, however it is padded."""
 
     def __init__(self, cfg: TransformerConfig, dictionary: Any, embed_tokens: nn.Embedding, **kwargs: Any) -> None:
-        self.specs = list(cfg.encoder_synthesizer)
-        self.max_length = max_length(cfg, self.specs)
-        super().__init__(cfg, dictionary, embed_tokens, **kwargs)
+        super().__init__(cfg, cfg.encoder_synthesizer, dictionary, embed_tokens, **kwargs)
 
     def build_encoder_layer(self, cfg: TransformerConfig) -> nn.Module:
-        names = self.specs.pop(0)  # the host calls this once a layer, in order
-        return wrap_layer(SynthesizerEncoderLayer(cfg, names, return_fc=self.return_fc), cfg)
+        return self.build_layer(cfg, self.first_spec)
 
-    def max_positions(self) -> int:
-        """Longest source in tokens: the host's limit, or ``--synth-max-length`` where that is lower."""
-        return shorter(super().max_positions(), self.max_length)
+    def build_layer(self, cfg: TransformerConfig, names: Sequence[str]) -> nn.Module:
+        return wrap_layer(SynthesizerEncoderLayer(cfg, names, return_fc=self.return_fc), cfg)
 
     def forward(
         self,
@@ -288,46 +323,42 @@ class SynthesizerEncoder(TransformerEncoderBase):
         Raises:
             ValueError: T is beyond ``--synth-max-length``.
         """
-        if self.max_length is None:
-            return self.forward_scriptable(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
-        check_length(src_tokens.size(1), self.max_length)
+        self.check_length(src_tokens)
         padding_mask = src_tokens.eq(self.padding_idx)
-        if not bool(padding_mask[:, 0].any()):
-            return self.forward_scriptable(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
-        column = right_padded_columns(padding_mask)
+        columns = aligned_columns(padding_mask)
         if token_embeddings is not None:
-            index = column.unsqueeze(-1).expand_as(token_embeddings)
-            token_embeddings = torch.empty_like(token_embeddings).scatter(1, index, token_embeddings)
-        out = self.forward_scriptable(
-            torch.empty_like(src_tokens).scatter(1, column, src_tokens),
-            src_lengths,
-            return_all_hiddens,
-            token_embeddings,
-        )
-        out["encoder_out"] = [take_rows(x, column) for x in out["encoder_out"]]
-        out["encoder_states"] = [take_rows(x, column) for x in out["encoder_states"]]
-        out["encoder_embedding"] = [
-            take_rows(x.transpose(0, 1), column).transpose(0, 1) for x in out["encoder_embedding"]
-        ]
+            token_embeddings = align(token_embeddings, columns)
+        out = self.forward_scriptable(align(src_tokens, columns), src_lengths, return_all_hiddens, token_embeddings)
+        out["encoder_out"] = [restore(x, columns) for x in out["encoder_out"]]
+        out["encoder_states"] = [restore(x, columns) for x in out["encoder_states"]]
+        out["encoder_embedding"] = [restore(x, columns, batch_first=True) for x in out["encoder_embedding"]]
         out["encoder_padding_mask"] = [padding_mask]
         return out
 
 
-class SynthesizerDecoder(TransformerDecoderBase):
+class SynthesizerDecoder(SynthesizerStack, TransformerDecoderBase):
     """fairseq's decoder, with targets aligned as in `SynthesizerEncoder`."""
 
-    def __init__(self, cfg: TransformerConfig, dictionary: Any, embed_tokens: nn.Embedding, **kwargs: Any) -> None:
-        self.specs = list(cfg.decoder_synthesizer)
-        self.max_length = max_length(cfg, self.specs)
-        super().__init__(cfg, dictionary, embed_tokens, **kwargs)
+    def __init__(
+        self,
+        cfg: TransformerConfig,
+        dictionary: Any,
+        embed_tokens: nn.Embedding,
+        no_encoder_attn: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        self.no_encoder_attn = no_encoder_attn
+        super().__init__(cfg, cfg.decoder_synthesizer, dictionary, embed_tokens, no_encoder_attn, **kwargs)
 
     def build_decoder_layer(self, cfg: TransformerConfig, no_encoder_attn: bool = False) -> nn.Module:
-        names = self.specs.pop(0)
-        return wrap_layer(SynthesizerDecoderLayer(cfg, names, no_encoder_attn), cfg)
+        return self.build_layer(cfg, self.first_spec)
 
-    def max_positions(self) -> int:
-        """Longest target in tokens: the host's limit, or ``--synth-max-length`` where that is lower."""
-        return shorter(super().max_positions(), self.max_length)
+    def build_layer(self, cfg: TransformerConfig, names: Sequence[str]) -> nn.Module:
+        return wrap_layer(SynthesizerDecoderLayer(cfg, names, self.no_encoder_attn), cfg)
+
+    def buffered_future_mask(self, tensor: Tensor) -> Tensor:
+        """What the host hands to the layers as the causal mask: `causal_mask`, as sentences are aligned."""
+        return causal_mask(tensor)
 
     def extract_features(
         self,
@@ -346,57 +377,22 @@ class SynthesizerDecoder(TransformerDecoderBase):
         Raises:
             ValueError: T is beyond ``--synth-max-length``.
         """
-        column: Optional[Tensor] = None
-        if self.max_length is not None:
-            check_length(prev_output_tokens.size(1), self.max_length)
-            padding_mask = prev_output_tokens.eq(self.padding_idx)
-            # one step of incremental decoding has its position from the cache
-            if incremental_state is None and bool(padding_mask[:, 0].any()):
-                column = right_padded_columns(padding_mask)
-                prev_output_tokens = torch.empty_like(prev_output_tokens).scatter(1, column, prev_output_tokens)
+        self.check_length(prev_output_tokens)
+        columns: Optional[Tensor] = None
+        if incremental_state is None:  # else the one new token has its position from the cache
+            columns = aligned_columns(prev_output_tokens.eq(self.padding_idx))
         x, extra = self.extract_features_scriptable(
-            prev_output_tokens, encoder_out, incremental_state, full_context_alignment, alignment_layer, alignment_heads
+            align(prev_output_tokens, columns),
+            encoder_out,
+            incremental_state,
+            full_context_alignment,
+            alignment_layer,
+            alignment_heads,
         )
-        if column is not None:
-            x = take_rows(x.transpose(0, 1), column).transpose(0, 1)
-            attn: List[Optional[Tensor]] = []  # B x T x S
-            for weights in extra["attn"]:
-                attn.append(None if weights is None else take_rows(weights.transpose(0, 1), column).transpose(0, 1))
-            states: List[Optional[Tensor]] = []  # T x B x C
-            for state in extra["inner_states"]:
-                states.append(None if state is None else take_rows(state, column))
-            extra["attn"], extra["inner_states"] = attn, states
-        return x, extra
-
-
-def max_length(cfg: TransformerConfig, specs: Sequence[Sequence[str]]) -> Optional[int]:
-    """``--synth-max-length`` if any layer's function has such a limit."""
-    limited = any(SYNTHESIZERS[name].has_max_length for names in specs for name in names)
-    return cfg.synth_max_length if limited else None
-
-
-def shorter(positions: int, limit: Optional[int]) -> int:
-    """The smaller of two limits, of which the second may be absent."""
-    return positions if limit is None else min(positions, limit)
-
-
-def check_length(length: int, limit: Optional[int]) -> None:
-    """Raises ValueError if a batch has more columns than the synthesized matrices."""
-    if limit is not None and length > limit:
-        raise ValueError(
-            "a sentence of {} tokens is longer than --synth-max-length {}; shorten it, or train with a larger "
-            "--synth-max-length (with --required-seq-len-multiple: a multiple of that)".format(length, limit)
-        )
-
-
-def right_padded_columns(padding_mask: Tensor) -> Tensor:
-    """The column, (B, T), that each token takes when all padding is moved behind its sentence, order kept."""
-    real = (~padding_mask).long()
-    position = real.cumsum(dim=1) - 1
-    behind = real.sum(dim=1, keepdim=True) + (1 - real).cumsum(dim=1) - 1
-    return torch.where(padding_mask, behind, position)
-
-
-def take_rows(x: Tensor, column: Tensor) -> Tensor:
-    """x (T, B, C) in right-padded columns -> the same in the caller's: ``out[j, b] = x[column[b, j], b]``."""
-    return x.gather(0, column.t().unsqueeze(-1).expand(-1, -1, x.size(2)))
+        attn: List[Optional[Tensor]] = []  # B x T x S
+        for weights in extra["attn"]:
+            attn.append(None if weights is None else restore(weights, columns, batch_first=True))
+        states: List[Optional[Tensor]] = []  # T x B x C
+        for state in extra["inner_states"]:
+            states.append(None if state is None else restore(state, columns))
+        return restore(x, columns, batch_first=True), {"attn": attn, "inner_states": states}

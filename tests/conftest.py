@@ -22,6 +22,10 @@ SPECS = (
 )
 
 
+def pytest_addoption(parser):
+    parser.addoption("--device", default="cpu", help="of the tests of the attention and its computations: cpu or cuda")
+
+
 def make_dictionary(words: int = 40) -> Dictionary:
     dictionary = Dictionary()
     for i in range(words):
@@ -29,9 +33,21 @@ def make_dictionary(words: int = 40) -> Dictionary:
     return dictionary
 
 
+@pytest.fixture
+def on_device(request):
+    """Tensors are made on the device of --device."""
+    with torch.device(request.config.getoption("--device")):
+        yield
+
+
 def future(length, dtype=torch.float32):
-    """The host's mask of what is behind a row."""
+    """The host's mask of what is behind a row, which nobody but `plain` reads."""
     return torch.full((length, length), float("-inf"), dtype=dtype).triu_(1)
+
+
+def padding_mask(lengths):
+    """(B, S), true behind sentences of these lengths."""
+    return torch.arange(max(lengths))[None] >= torch.tensor(lengths)[:, None]
 
 
 def make_attention(spec, mixture="convex", embed_dim=6, num_heads=2, max_length=12, rank=3, seed=0, **kwargs):
@@ -87,7 +103,7 @@ def pad_batch(sentences, left, pad=1):
 def small_blocks(request, monkeypatch):
     """The small matrices of the tests have several blocks; where other processes train, theirs are as usual."""
     if request.module.__name__ not in ("test_cli", "test_processes", "test_recipes"):
-        monkeypatch.setattr(fairseq_synth.nested, "FIRST", 4)
+        monkeypatch.setattr(fairseq_synth.nested, "CORE", 4)
 
 
 @pytest.fixture(scope="session")

@@ -37,9 +37,10 @@ def score(name: str, p: Dict[str, torch.Tensor], h: int, i: int, j: int, x, q, k
 def mixed_score(mixture, h: int, i: int, j: int, x, q, k) -> float:
     """sum_m alpha_m S_m, alpha the softmax over the components of one weight per component and head."""
     scores = [score(name, c.state_dict(), h, i, j, x, q, k) for name, c in mixture.components.items()]
-    if mixture.alpha is None:
+    alphas = [c.alpha for c in mixture.components.values()]
+    if alphas[0] is None:
         return sum(scores)
-    exps = [math.exp(float(mixture.alpha[m, h])) for m in range(len(scores))]
+    exps = [math.exp(float(alpha[h])) for alpha in alphas]
     return sum(e / sum(exps) * s for e, s in zip(exps, scores))
 
 

@@ -4,11 +4,14 @@ import itertools
 
 import pytest
 import torch
-from conftest import SPECS, future, make_attention
+from conftest import SPECS, future, make_attention, padding_mask
 from fairseq.modules import MultiheadAttention
 
-from fairseq_synth.computations import masked_softmax
+from fairseq_synth import synthesizers
+from fairseq_synth.masks import causal_mask, masked_softmax
 from fairseq_synth.synthesizers import SYNTHESIZERS
+
+pytestmark = pytest.mark.usefixtures("on_device")
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -104,6 +107,41 @@ def test_attention_dropout(spec):
     retained, _ = module(x, x, x)
     assert not torch.allclose(retained[:, 0], retained[:, 1], atol=1e-3)
     torch.testing.assert_close(out.mean(1), expected.mean(1), atol=0.02, rtol=0)
+
+
+def test_dropout_under_any_mask():
+    """A mask of numbers does not switch --attention-dropout off."""
+    module = make_attention("random+vanilla", dropout=0.4).train()
+    x = torch.randn(4, 1, 6).expand(4, 2, 6)
+    torch.manual_seed(0)
+    out, _ = module(x, attn_mask=future(4))
+    assert not torch.allclose(out[3, 0], out[3, 1], atol=1e-3)
+
+
+def test_the_causal_mask_is_of_a_whole_sentence():
+    module = make_attention("random")
+    with pytest.raises(ValueError, match="attn_mask: causal_mask is of a whole sentence"):
+        module(torch.randn(1, 2, 6), incremental_state={}, attn_mask=causal_mask(torch.zeros(1)))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_one_bias_for_all_heads(grad, monkeypatch):
+    """A function may have logits (1, 1, T, S)."""
+    monkeypatch.setattr(synthesizers, "SYNTHESIZERS", synthesizers.SYNTHESIZERS.copy())
+
+    @synthesizers.register_synthesizer("distance")
+    class Distance(synthesizers.Synthesizer):
+        has_max_length = False
+
+        def forward(self, x, q, k, start, src_len):
+            rows, columns = torch.arange(start, start + x.size(2)), torch.arange(src_len)
+            return synthesizers.Terms(bias=-(rows[:, None] - columns).abs().float()[None, None])
+
+    module, x, state = make_attention("distance").eval(), torch.randn(5, 3, 6), {}
+    with torch.set_grad_enabled(grad):
+        out = torch.cat([module(x[t : t + 1], incremental_state=state)[0] for t in range(5)])
+    torch.testing.assert_close(out, module(x, attn_mask=future(5))[0])
+    assert module(x, need_head_weights=True)[1].shape == (2, 3, 5, 5)
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -218,7 +256,7 @@ def test_values_are_not_moved(mode):
             cache = module._get_input_buffer(state)
             moves += cache["values"].data_ptr() != last
             last = cache["values"].data_ptr()
-            assert cache["values"].size(0) <= 4 * cache["rows"].numel()
+            assert cache["values"].size(0) <= 4 * cache["block_table"].numel()
             order = torch.tensor([4, 4, 4, 0, 1, 2] if t < 31 else [1, 0])
             module.reorder_incremental_state(state, order)
             assert module._get_input_buffer(state)["values"].data_ptr() == last
@@ -276,8 +314,40 @@ def test_cache_holds_what_is_read(spec):
         module(x, x, x, incremental_state=state)
     cache = {k: v for k, v in module._get_input_buffer(state).items() if v is not None}
     keys = any(SYNTHESIZERS[name].reads_query_key for name in spec.split("+"))
-    assert set(cache) == {"values", "rows", "used"} | ({"prev_key"} if keys else set())
+    assert set(cache) == {"values", "block_table", "used"} | ({"prev_key"} if keys else set())
     assert (module.q_proj is not None) == (module.k_proj is not None) == keys
+
+
+def test_another_key_or_value_is_refused():
+    """Self-attention has one input; its views are the same input."""
+    module = make_attention("random+vanilla")
+    x = torch.randn(3, 2, 6)
+    module(x, x[:], x.view_as(x))
+    for other in (torch.randn(3, 2, 6), x.clone(), x[:2], x.transpose(0, 1)):
+        with pytest.raises(ValueError, match="key: must be the same tensor as query"):
+            module(x, other, x)
+        with pytest.raises(ValueError, match="value: must be the same tensor as query"):
+            module(x, x, other)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_trace(spec, monkeypatch):
+    """torch.jit.trace records a computation that holds for another batch of the same size."""
+    monkeypatch.setattr("fairseq_synth.computations.SMALL", 0)
+
+    class Output(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = make_attention(spec)
+
+        def forward(self, x, padding):
+            return self.attention(x, key_padding_mask=padding)[0]
+
+    module = Output().eval()
+    x, y = torch.randn(2, 5, 3, 6)
+    traced = torch.jit.trace(module, (x, padding_mask([5, 5, 3])))
+    other = padding_mask([5, 4, 4])
+    torch.testing.assert_close(traced(y, other)[:4], module(y, other)[:4])
 
 
 def test_vanilla_is_the_hosts_attention():
@@ -320,5 +390,5 @@ def test_half_precision_is_close(spec):
         module = make_attention(spec).to(dtype)
         x = torch.randn(6, 2, 6).to(dtype)
         out, _ = module(x, x, x)
-        expected, _ = module.double()(x.double(), x.double(), x.double())
+        expected, _ = module.double()(x.double())
         torch.testing.assert_close(out.double(), expected, atol=20 * torch.finfo(dtype).eps, rtol=0)

@@ -1,8 +1,10 @@
 """The whole model: padding, causality, search, the host's flags, stock checkpoints, sizes, refusals."""
 
 import argparse
+import contextlib
 import copy
 import re
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +18,7 @@ from fairseq_synth import synthesizers
 from fairseq_synth.architectures import PRESETS, VARIANTS
 from fairseq_synth.errors import SynthesizerError
 from fairseq_synth.host.layers import FAST_PATH_COPIES
-from fairseq_synth.transformer import right_padded_columns
+from fairseq_synth.masks import aligned_columns
 
 SOURCES = [[5, 6, 7, 8, 9, 10, 2], [11, 12, 2], [13, 14, 15, 16, 2]]
 TARGETS = [[2, 5, 6], [2, 7, 8, 9, 10, 11], [2, 12, 13, 14]]
@@ -57,6 +59,57 @@ def test_alone_equals_batched(spec, left_source, left_target):
             torch.testing.assert_close(got[real_source], want, atol=2e-5, rtol=0)
 
 
+@contextlib.contextmanager
+def values_read(monkeypatch):
+    """Lists what the host asks of a meta tensor's values, and answers no; anything else that is read fails."""
+    asked, of_tensor = [], torch.Tensor.any
+
+    def answer_no(self, *args, **kwargs):
+        if self.device.type != "meta" or args or kwargs:
+            return of_tensor(self, *args, **kwargs)
+        asked.append(sys._getframe(1).f_globals["__name__"])
+        return torch.tensor(False)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "any", answer_no)
+        yield asked
+
+
+@pytest.mark.parametrize("spec", ["stock", *SPECS])
+def test_no_value_is_read(spec, monkeypatch):
+    """A training step runs without values, which on a GPU would each be a wait: only fairseq asks, for padding."""
+    arch = "transformer_multi30k" if spec == "stock" else "transformer_synth_random_multi30k"
+    functions = {} if spec == "stock" else dict(encoder_synthesizer=spec, decoder_synthesizer=spec)
+    with torch.device("meta"):
+        model = make_model(arch, **functions).train()
+        source, target = torch.empty(2, 3, 7, dtype=torch.long)
+        lengths = torch.empty(3)
+    with values_read(monkeypatch) as asked:
+        model.to("meta")(source, lengths, target)[0].float().sum().backward()
+    assert set(asked) == {
+        "fairseq.models.transformer.transformer_encoder",
+        "fairseq.models.transformer.transformer_decoder",
+    }
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize("spec", ["random,random+vanilla", "dense,factorized_dense"])
+def test_compiled(spec):
+    """torch.compile gives the eager output and gradients."""
+    model = perturb(make_model(dropout=0.0, encoder_synthesizer=spec, decoder_synthesizer=spec)).train()
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager")
+    source, target = pad_batch(SOURCES, left=True), pad_batch(TARGETS, left=False)
+    real, outputs, gradients = target.ne(1), [], []
+    for m in (model, compiled):
+        model.zero_grad()
+        outputs.append(m(source, None, target)[0][real])
+        outputs[-1].square().sum().backward()
+        gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    torch.testing.assert_close(outputs[1], outputs[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(gradients[1], gradients[0], atol=1e-3, rtol=1e-4)
+
+
 def test_precomputed_embeddings_are_aligned_too():
     model = synth("random")
     source = pad_batch(SOURCES, left=True)
@@ -66,10 +119,10 @@ def test_precomputed_embeddings_are_aligned_too():
     )
 
 
-def test_right_padded_columns():
+def test_aligned_columns():
     mask = torch.tensor([[1, 1, 0, 0], [0, 1, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1]], dtype=torch.bool)
     expected = torch.tensor([[2, 3, 0, 1], [0, 2, 1, 3], [0, 1, 2, 3], [0, 1, 2, 3]])
-    assert torch.equal(right_padded_columns(mask), expected)
+    assert torch.equal(aligned_columns(mask), expected)
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -181,7 +234,8 @@ def test_warm_start(spec):
     model.load_state_dict(stock.state_dict())
     source, target = pad_batch(SOURCES, left=True), pad_batch(TARGETS, left=False)
     out = model(source, None, target)[0]
-    torch.testing.assert_close(out, stock(source, None, target)[0], atol=1e-5, rtol=0)
+    real = target.ne(1)
+    torch.testing.assert_close(out[real], stock(source, None, target)[0][real], atol=1e-5, rtol=0)
     if spec == "random+vanilla":
         assert all(torch.count_nonzero(p) == 0 for n, p in model.named_parameters() if ".R." in n)
     out.square().sum().backward()
@@ -192,6 +246,15 @@ def test_stock_checkpoint_needs_vanilla():
     stock = make_model("transformer_multi30k").state_dict()
     with pytest.raises(SynthesizerError, match="only vanilla and mixtures with it"):
         synth("random").load_state_dict(stock)
+
+
+def test_what_cannot_be_silenced_is_said(caplog):
+    """fixed_random has no weights to zero: the output is not that of the stock checkpoint."""
+    stock = make_model("transformer_multi30k").state_dict()
+    synth("random+vanilla", synth_mixture="sum").load_state_dict(stock)
+    assert "its logits stay" not in caplog.text
+    synth("fixed_random+vanilla", synth_mixture="sum").load_state_dict(stock)
+    assert "fixed_random is not trained, so its logits stay" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -397,9 +460,11 @@ def test_flat_config_has_every_flag_of_the_host():
     assert not missing
 
 
-def test_the_readmes_function(monkeypatch):
-    """The example of "Add a synthesizing function" is a whole class: it trains, mixes and equals its equation."""
-    code = re.search(r"```python\n(@register_synthesizer.*?)```", (ROOT / "README.md").read_text(), re.S)[1]
+def test_the_documented_function(monkeypatch):
+    """The example of docs/add-a-function.md is a whole class: it trains, mixes and equals its equation."""
+    code = re.search(
+        r"```python\n(@register_synthesizer.*?)```", (ROOT / "docs" / "add-a-function.md").read_text(), re.S
+    )[1]
     monkeypatch.setattr(synthesizers, "SYNTHESIZERS", dict(synthesizers.SYNTHESIZERS))
     namespace = dict(vars(synthesizers))
     exec(code, namespace)
@@ -413,6 +478,15 @@ def test_the_readmes_function(monkeypatch):
     assert len(module(torch.zeros(1, 2, 4, 3), None, None, 0, 4)) == 2
     module.components["toeplitz"].silence()
     assert torch.count_nonzero(r) == 0
+
+
+def test_the_readmes_attention():
+    """The example of "In plain Python" runs, and gives what its comments say."""
+    code = re.search(r"## In plain Python\n\n```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)[1]
+    namespace = {}
+    exec(code, namespace)
+    assert namespace["y"].shape == (20, 4, 512) and namespace["weights"].shape == (4, 20, 20)
+    assert torch.count_nonzero(namespace["weights"].triu(1)) == 0  # the causal mask
 
 
 @pytest.mark.parametrize("spec", ["cosine", "cosine+random", "distance+random", "distance+vanilla"])

@@ -63,7 +63,8 @@ def allow_checkpoint_types() -> bool:
     if not hasattr(safe, "safe_globals") or argparse.Namespace in safe.get_safe_globals():
         return False
     array_parts: List[Any] = [np.ndarray, np.dtype, np.dtypes.Int64DType, np.dtypes.Float64DType]
-    for reconstruct in (np.zeros(1).__reduce__()[0], np.float64(0).__reduce__()[0]):
+    reconstructs: List[Any] = [np.zeros(1).__reduce__()[0], np.float64(0).__reduce__()[0]]
+    for reconstruct in reconstructs:
         array_parts.append(reconstruct)
         # a checkpoint names the module by its place in the numpy that wrote it
         for module in ("numpy.core.multiarray", "numpy._core.multiarray"):
@@ -74,7 +75,7 @@ def allow_checkpoint_types() -> bool:
 
 @repair
 def allow_config_in_broadcast() -> bool:
-    """Several processes cannot resume with torch >= 2.6 (UnpicklingError; all versions).
+    """Several processes cannot resume with torch >= 2.6: they end in an UnpicklingError (all versions).
 
     The first process broadcasts the checkpoint with its config. The config's types are allowed for that alone,
     never for a file.

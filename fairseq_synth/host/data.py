@@ -15,10 +15,10 @@ from .repairs import repair, replace
 
 @repair
 def restore_numpy_compat() -> bool:
-    """fairseq calls ``np.compat.long``, which numpy 2 has no more (AttributeError; all versions with numpy >= 2)."""
+    """fairseq calls ``np.compat.long``, which numpy 2 no longer has (all versions with numpy >= 2)."""
     if hasattr(np, "compat"):
         return False
-    np.compat = SimpleNamespace(long=int)
+    np.compat = SimpleNamespace(long=int)  # type: ignore[attr-defined]
     return True
 
 
@@ -29,7 +29,7 @@ def find_buckets_with_new_numpy() -> bool:
     numpy 1.22 has renamed the argument to ``method``; newer ones know only that.
     """
     try:
-        np.percentile([1], 50, interpolation="lower")
+        np.percentile([1], 50, interpolation="lower")  # type: ignore[call-overload]  # of older versions
         return False
     except TypeError:
         pass
@@ -91,7 +91,7 @@ def keep_bucketed_sentences() -> bool:
     def with_cut_buckets(filter_indices_by_size: Any) -> Any:
         def cut_and_filter(self: LanguagePairDataset, indices: np.ndarray, max_sizes: Any) -> Any:
             if self.buckets is not None and max_sizes is not None:
-                limits = max_sizes if isinstance(max_sizes, (tuple, list)) else (max_sizes, max_sizes)
+                limits: Any = max_sizes if isinstance(max_sizes, (tuple, list)) else (max_sizes, max_sizes)
                 cut_buckets(self, limits)
             return filter_indices_by_size(self, indices, max_sizes)
 
@@ -112,10 +112,10 @@ def cut_buckets(dataset: LanguagePairDataset, limits: Tuple[float, float]) -> No
 
 @repair
 def resume_with_the_same_batches() -> bool:
-    """A run resumed after its first epoch groups sentences into other batches than the run it continues.
+    """A run resumed after its first epoch forms other batches than the run it continues (all versions).
 
-    All versions: batches are formed once, from ``--seed`` plus the epoch that the process starts in, and reused
-    in every epoch after it. Here that is the first epoch always; their order still changes with the epoch.
+    Batches are formed once, from ``--seed`` plus the epoch that the process starts in, and reused in every epoch
+    after it. Here that is always the first epoch; the order of the batches still changes with the epoch.
     """
 
     def of_first_epoch(get_batch_iterator: Any) -> Any:

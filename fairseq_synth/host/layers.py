@@ -31,11 +31,11 @@ def without_fast_path(layer_class: Type[nn.Module]) -> Type[nn.Module]:
             for name in FAST_PATH_COPIES:
                 delattr(self, name)
                 setattr(self, name, torch.empty(0))  # no parameter; TorchScript looks for the name
-            del self.build_self_attention, self.self_attn
+            del self.build_self_attention, self.self_attn  # type: ignore[has-type]
             self.self_attn = build_self_attention(self.embed_dim, cfg)
             self.can_use_fastpath = False
 
     return TransformerEncoderLayerWithoutFastPath
 
 
-TransformerEncoderLayerBase = without_fast_path(fairseq.modules.transformer_layer.TransformerEncoderLayerBase)
+TransformerEncoderLayerBase: Any = without_fast_path(fairseq.modules.transformer_layer.TransformerEncoderLayerBase)

@@ -60,7 +60,7 @@ def replace(owner: Any, attribute: str, make: Callable[[Any], Any]) -> bool:
     marks = getattr(function, MARK, ())
     if make.__qualname__ in marks:
         return False
-    replacement = functools.wraps(function)(make(function))
+    replacement: Any = functools.wraps(function)(make(function))
     setattr(replacement, MARK, (*marks, make.__qualname__))
     if isinstance(inspect.getattr_static(owner, attribute), staticmethod):
         replacement = staticmethod(replacement)

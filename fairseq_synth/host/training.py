@@ -6,7 +6,7 @@ import logging
 import math
 import signal
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Dict
 
 import fairseq.checkpoint_utils
 import fairseq.options
@@ -24,9 +24,10 @@ logger = logging.getLogger(__name__)
 
 @repair
 def allow_bf16_without_tpu() -> bool:
-    """``--bf16`` makes the command line ask for a TPU ('NoneType' object has no attribute 'xla_device').
+    """``--bf16`` makes the command line ask for a TPU (0.12.2 and later).
 
-    fairseq 0.12.2 and later; Hydra's ``common.bf16=true`` does not. Without torch_xla there is no TPU to mean.
+    The error is "'NoneType' object has no attribute 'xla_device'". Hydra's ``common.bf16=true`` works. Without
+    torch_xla there can be no TPU.
     """
     if importlib.util.find_spec("torch_xla") is not None:
         return False
@@ -162,7 +163,7 @@ def average_tied_weights_once() -> bool:
     def once(step: Any) -> Any:
         def step_once(self: EMA, new_model: Any, updates: Any = None) -> None:
             averages = self.fp32_params if self.config.ema_fp32 else self.model.state_dict()
-            first = {}  # where an average is stored -> its first name
+            first: Dict[Any, str] = {}  # where an average is stored -> its first name
             for name, average in averages.items():
                 first.setdefault((average.data_ptr(), average.shape), name)
             tied = set(averages) - set(first.values())

@@ -1,0 +1,118 @@
+"""Padding and causality: alignment of padded sentences, their lengths, and the softmax under masks.
+
+What is known is not read from the values of a tensor. A decoder says `causal_mask`, which has no values; and
+sentences are aligned on their first token at the door of the model (`align`), so that position-indexed logits
+are right and all padding is behind the sentences. So no layer makes the host wait for a GPU.
+"""
+
+from typing import List, Optional
+
+import torch
+from torch import Tensor
+
+
+def causal_mask(like: Tensor) -> Tensor:
+    """The ``attn_mask`` of a decoder, without elements: row i sees the columns up to i, and padding is on the right.
+
+    A mask (T, T) of minus infinity means the same to `masked_softmax`, but only who reads it knows.
+    """
+    return like.new_empty(0, 0)
+
+
+def is_causal(attn_mask: Optional[Tensor]) -> bool:
+    """Whether a mask is `causal_mask`."""
+    return attn_mask is not None and attn_mask.dim() == 2 and attn_mask.size(0) == 0
+
+
+def future(length: int, like: Tensor) -> Tensor:
+    """`causal_mask` in numbers, (T, T) of the type of `like`: minus infinity above the diagonal, else 0."""
+    return torch.full([length, length], float("-inf"), dtype=like.dtype, device=like.device).triu_(1)
+
+
+def masked_softmax(scores: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor]) -> Tensor:
+    """Softmax over the visible keys, in fp32 at least; 0 with a zero gradient in a row that sees none.
+
+    Args:
+        scores: (B or 1, H, T or 1, S).
+        key_padding_mask: (B, S), true for hidden.
+        attn_mask: (T, S), boolean with true for hidden, or floating point to add; or `causal_mask`.
+    """
+    scores = at_least_fp32(scores)
+    if is_causal(attn_mask):
+        scores = scores + future(scores.size(3), scores)
+        attn_mask = None
+    hidden: Optional[Tensor] = None
+    if attn_mask is not None:
+        hidden = attn_mask
+        if attn_mask.dtype != torch.bool:
+            scores = scores + attn_mask
+            hidden = attn_mask == float("-inf")
+    if key_padding_mask is not None:
+        padding = key_padding_mask[:, None, None].to(torch.bool)
+        hidden = padding if hidden is None else hidden | padding
+    if hidden is None:
+        return torch.softmax(scores, dim=-1)
+    # finite, the lowest of fp32: a fully masked row is then no NaN, and its weights become 0 in the end
+    scores = scores.masked_fill(hidden, -3.4e38)
+    return torch.softmax(scores, dim=-1).masked_fill(hidden, 0.0)
+
+
+def sentence_lengths(key_padding_mask: Tensor) -> Optional[List[int]]:
+    """Length of each sentence, where all padding is on the right and no sentence is empty; otherwise None.
+
+    This reads values: for the CPU, where nobody waits for them.
+
+    Args:
+        key_padding_mask: (B, S), true for padding.
+    """
+    real = ~key_padding_mask.to(torch.bool)
+    lengths = real.sum(dim=1)
+    if not torch.equal(real, torch.arange(real.size(1), device=real.device)[None] < lengths[:, None]):
+        return None
+    found: List[int] = lengths.tolist()
+    return None if 0 in found else found
+
+
+def aligned_columns(padding_mask: Tensor) -> Optional[Tensor]:
+    """The columns (B, T) that tokens take when all padding is moved behind its sentence, order kept.
+
+    None where nothing moves, which is asked on a CPU alone: on a GPU the answer would be a host-device synchronization.
+
+    Args:
+        padding_mask: (B, T), true at padding, on either side.
+    """
+    if on_cpu(padding_mask) and not bool(padding_mask[:, :1].any()):
+        return None
+    real = (~padding_mask).long()
+    behind = real.sum(dim=1, keepdim=True) + (1 - real).cumsum(dim=1) - 1
+    return torch.where(padding_mask, behind, real.cumsum(dim=1) - 1)
+
+
+def align(x: Tensor, columns: Optional[Tensor]) -> Tensor:
+    """x (B, T) or (B, T, C) with its tokens in `aligned_columns`."""
+    if columns is None:
+        return x
+    index = columns if x.dim() == 2 else columns.unsqueeze(-1).expand_as(x)
+    return torch.empty_like(x).scatter(1, index, x)
+
+
+def restore(x: Tensor, columns: Optional[Tensor], batch_first: bool = False) -> Tensor:
+    """x (T, B, C), or (B, T, C) if `batch_first`, from `aligned_columns` back in the caller's."""
+    if columns is None:
+        return x
+    if batch_first:
+        return x.gather(1, columns.unsqueeze(-1).expand(-1, -1, x.size(2)))
+    return x.gather(0, columns.t().unsqueeze(-1).expand(-1, -1, x.size(2)))
+
+
+def on_cpu(x: Tensor) -> bool:
+    """Whether values may be read, and loops depend on them: on a CPU, unless torch records the computation."""
+    if not torch.jit.is_scripting():
+        if torch.jit.is_tracing() or torch.compiler.is_compiling():
+            return False
+    return x.device.type == "cpu"
+
+
+def at_least_fp32(x: Tensor) -> Tensor:
+    """x in fp32, or as it is in fp64."""
+    return x if x.dtype == torch.float64 else x.float()
