@@ -127,12 +127,20 @@ def _without_out(argv: List[str]) -> List[str]:
     return kept
 
 
-def base_model(name: str, words: int, max_length: int, **flags: Any) -> Any:
+def words_dictionary(words: int) -> Dictionary:
+    """A vocabulary of `words` entries."""
+    dictionary = Dictionary()
+    for i in range(words - len(dictionary)):
+        dictionary.add_symbol(f"w{i}")
+    return dictionary
+
+
+def base_model(name: str, dictionary: Dictionary, max_length: int, **flags: Any) -> Any:
     """The base model of WMT En-De, without dropout: stock, one of fairseq's convolutional ones, or a variant.
 
     Args:
         name: ``stock``, ``lightconv``, ``dynamicconv`` or what ``--encoder-synthesizer`` takes.
-        words: size of the joint vocabulary; all embeddings are shared.
+        dictionary: the joint vocabulary; all embeddings are shared.
         max_length: ``--synth-max-length``.
         flags: other fields of the model's arguments.
     """
@@ -148,9 +156,6 @@ def base_model(name: str, words: int, max_length: int, **flags: Any) -> Any:
     sizes = dict(dropout=0.0, max_source_positions=max_length, max_target_positions=max_length)
     model_args = argparse.Namespace(arch=arch, share_all_embeddings=True, **{**sizes, **flags})
     ARCH_CONFIG_REGISTRY[arch](model_args)
-    dictionary = Dictionary()
-    for i in range(words - len(dictionary)):
-        dictionary.add_symbol(f"w{i}")
     torch.manual_seed(0)
     task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
     return ARCH_MODEL_REGISTRY[arch].build_model(model_args, task)

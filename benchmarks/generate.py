@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List
 
 import torch
-from common import DTYPES, STOCK, base_model, parser, ratios, report, setup
+from common import DTYPES, STOCK, base_model, parser, ratios, report, setup, words_dictionary
 from fairseq import checkpoint_utils, utils
 from fairseq.sequence_generator import SequenceGenerator
 
@@ -27,7 +27,7 @@ def searches(args: Any) -> Dict[str, Callable[[], Any]]:
     source = torch.randint(4, args.words, (args.sentences, args.source_tokens), device=args.device)
     lengths = torch.full((args.sentences,), args.source_tokens, device=args.device)
     for name in [STOCK, *args.variants]:
-        model = base_model(name, args.words, 256).to(args.device, DTYPES[args.dtype]).eval()
+        model = base_model(name, words_dictionary(args.words), 256).to(args.device, DTYPES[args.dtype]).eval()
         model.make_generation_fast_()
         generator = SequenceGenerator(
             [model],

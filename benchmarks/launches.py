@@ -1,0 +1,85 @@
+"""Kernels that a GPU would launch for one self-attention block: stock fairseq's and each variant's.
+
+    python benchmarks/launches.py
+
+At the sizes of translation a GPU's time is the number of launches more than their work. Needs no GPU: the block runs on
+torch's meta device, where tensors have sizes and no values, on the branch that a GPU takes. Counted, forward and
+backward, are calls of ATen that are neither views nor allocations; torch's fused attention counts as one call each way.
+As there are no values, the number cannot depend on how many lengths a batch has.
+"""
+
+import argparse
+from typing import Any, Dict, List, Tuple
+from unittest import mock
+
+import torch
+from block import build
+from common import STOCK, parser, report
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fairseq_synth.architectures import VARIANTS
+from fairseq_synth.masks import causal_mask
+
+ALLOCATIONS = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"}
+NO_KERNEL = {"detach", "_unsafe_view", "lift_fresh", *ALLOCATIONS}
+
+
+class Counter(TorchDispatchMode):
+    """Lists the names of the calls under it that launch a kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: List[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.split("::")[1]
+        returns = [r.alias_info for r in func._schema.returns]
+        if name not in NO_KERNEL and not any(alias is not None and not alias.is_write for alias in returns):
+            self.calls.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def count(name: str, padded: bool, bsz: int = 32, length: int = 32) -> List[str]:
+    """The calls of one block, forward and backward: the encoder's with padding, or the decoder's with its mask."""
+    counter = Counter()
+
+    class FusedAttention(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
+            ctx.save_for_backward(query, key, value, mask)
+            counter.calls.append("fused_attention")
+            return query.new_empty(*query.shape[:-1], value.size(-1))
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tuple[Any, ...]:
+            counter.calls.append("fused_attention_backward")
+            tensors = zip(ctx.saved_tensors, ctx.needs_input_grad)
+            return tuple(torch.empty_like(x) if needed else None for x, needed in tensors)
+
+    def fused_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, *_: Any, **__: Any) -> Tensor:
+        return FusedAttention.apply(query, key, value, attn_mask)
+
+    module = build(name, length, not padded).to("meta").train()
+    x = torch.empty(length, bsz, module.embed_dim, device="meta", requires_grad=True)
+    key_padding_mask = torch.empty(bsz, length, dtype=torch.bool, device="meta") if padded else None
+    attn_mask = None
+    if not padded:
+        attn_mask = torch.empty(length, length, device="meta") if name == STOCK else causal_mask(x)
+    with mock.patch("torch.nn.functional.scaled_dot_product_attention", fused_attention), counter:
+        out, _ = module(x, x, x, key_padding_mask=key_padding_mask, need_weights=False, attn_mask=attn_mask)
+        out.backward(torch.empty_like(out))
+    return counter.calls
+
+
+def main() -> None:
+    p = parser(__doc__, list(VARIANTS), rounds=1)
+    args: argparse.Namespace = p.parse_args()
+    rows: Dict[str, Dict[str, float]] = {}
+    for name in [STOCK, *args.variants]:
+        rows[name] = {"padded": len(count(name, True)), "causal": len(count(name, False))}
+    report("kernels of the attention block", "launches, forward and backward", rows, args)
+
+
+if __name__ == "__main__":
+    main()
