@@ -49,11 +49,11 @@ def settings(name: str) -> Dict[str, Dict[str, Any]]:
     command = training_command(args, recipe, ROOT, ROOT, [])
     argv = [word for word in command[command.index(str(ROOT / "bin")) :] if word != "--cpu"]
     parsed = options.parse_args_and_arch(options.get_training_parser(), input_args=argv)
-    found = OmegaConf.to_container(convert_namespace_to_omegaconf(parsed), enum_to_str=True)
+    found: Any = OmegaConf.to_container(convert_namespace_to_omegaconf(parsed), enum_to_str=True)
     found["common"].update({"cpu": True} if recipe.gpus == 0 else {"bf16": True})
     found["model"] = vars(found["model"]) if isinstance(found["model"], argparse.Namespace) else found["model"]
 
-    defaults = OmegaConf.to_container(OmegaConf.structured(FairseqConfig), enum_to_str=True)
+    defaults: Any = OmegaConf.to_container(OmegaConf.structured(FairseqConfig), enum_to_str=True)
     classes = {key: REGISTRIES[key]["dataclass_registry"] for key in ("criterion", "optimizer", "lr_scheduler")}
     for group, registry in {**classes, "task": TASK_DATACLASS_REGISTRY}.items():
         defaults[group] = OmegaConf.to_container(

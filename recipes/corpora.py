@@ -8,7 +8,7 @@ import shutil
 import zlib
 from pathlib import Path
 from shlex import quote
-from typing import Dict, Optional, Sequence
+from typing import Dict, Sequence
 
 from . import prepare
 from .command import (
@@ -173,7 +173,7 @@ def link(source: Path, raw: Path, tgt: str) -> None:
     for file in sorted(source.iterdir()):
         name = re.fullmatch(r"(.*)\.(\w+?)(\.gz)?", file.name)
         lang = LANGUAGES.get(name[2]) if name else None
-        if lang in ("en", tgt):
+        if name and lang in ("en", tgt):
             to = raw / f"{SPLITS.get(name[1], name[1])}.{lang}{name[3] or ''}"
             run(["ln", "-sfn", file.resolve(), to])
 
@@ -212,7 +212,7 @@ def test_sets(raw: Path, archives: Path, tgt: str, out: Path) -> None:
     for split, name in (("valid", "wmt13"), ("test", "wmt14/full")):
         if any(file.is_symlink() for file in raw.glob(f"{split}.*")):
             continue
-        cache: Optional[Path] = archives / "sacrebleu" / name
+        cache = archives / "sacrebleu" / name
         if not dry_run() and not list(cache.glob(f"*.en-{tgt}.*")):
             # sacreBLEU keeps what it has for good, even an archive of a download that failed
             shutil.rmtree(cache, ignore_errors=True)

@@ -69,7 +69,10 @@ def learned_alpha(checkpoint: Path) -> Dict[str, Dict[str, List[float]]]:
 
 
 def mixture_weights(weights: Dict[str, Any], model: Any) -> Dict[str, Dict[str, List[float]]]:
-    """`learned_alpha` of a state dict: by component (``alpha.random``, of (heads,)), or all in one, by position.
+    """`learned_alpha` of a state dict.
+
+    The weights before the softmax are ``components.random.alpha`` and so on, of (heads,). In older checkpoints one
+    tensor has those of all components, by position.
 
     Args:
         model: the settings of the model, which name the components of the older form.
@@ -78,7 +81,9 @@ def mixture_weights(weights: Dict[str, Any], model: Any) -> Dict[str, Dict[str, 
 
     found: Dict[str, Dict[str, Any]] = {}
     for key, alpha in weights.items():
-        match = re.fullmatch(r"((encoder|decoder)\.layers\.(\d+))\.self_attn\.(?:.*\.)?alpha(?:\.(\w+))?", key)
+        match = re.fullmatch(
+            r"((encoder|decoder)\.layers\.(\d+))\.self_attn\.(?:.*?\.)?(?:components\.(\w+)\.alpha|alpha)", key
+        )
         if not match:
             continue
         layer, side, number, component = match.groups()

@@ -1,5 +1,6 @@
 """Renders the results as Markdown: scripts/make_tables.py."""
 
+import inspect
 import json
 import re
 import statistics
@@ -24,7 +25,13 @@ SPEED = {  # column: file of results/speed_cpu, and its figure
     "generation, Multi30k": ("generate_trained", "ratio"),
     "memory, causal 16×1024": ("memory_causal", "16x1024"),
 }
-SPEED_IN_SHORT = ("block 32×128", "causal 4×1024", "step T=32", "generation, 8k words", "memory, causal 16×1024")
+SPEED_IN_PICTURE = {  # column: title of its panel
+    "block 32×128": "attention block,\n32×128, padded",
+    "causal 4×1024": "attention block,\n4×1024, causal",
+    "step T=32": "training step,\n32×32",
+    "generation, 8k words": "generation,\n8k words",
+    "memory, causal 16×1024": "peak memory,\n16×1024, causal",
+}
 
 
 def load(folder: str, name: str = "*") -> List[Record]:
@@ -122,7 +129,7 @@ def results(*names: str) -> str:
     tables = [TABLES[name] for name in names]
     records = {table.name: load(table.name) for table in tables}
     if not any(records.values()) and not any(table.paper for table in tables):
-        return "No cell has been run yet.\n"
+        return "No cell has been run at this recipe yet.\n"
     models = tables[0].models()
     columns: List[List[str]] = [["model", *map(label, models)]]
     if any(table.paper for table in tables):
@@ -172,7 +179,7 @@ def alpha(name: str) -> str:
             for component, heads in components.items():
                 rows.setdefault((record["model"], component), {}).setdefault(layer, []).extend(heads)
     if not rows:
-        return "No cell has been run yet.\n"
+        return "No cell has been run at this recipe yet.\n"
     layers = list(dict.fromkeys(layer for row in rows.values() for layer in row))
     heads = ["mixture", "component", *(layer.replace(".layers.", " ") for layer in layers)]
     cells = (
@@ -198,6 +205,30 @@ def speed(columns: Sequence[str] = tuple(SPEED)) -> str:
         rows.append(f"| `{variant}` |" + "|".join(" " if f is None else f" {f:.2f} " for f in figures) + "|")
     commands = [f"- {record['benchmark']}: `{record['command']}`" for record in records.values()]
     return "\n".join([*rows, "", *commands, "", origin(list(records.values())), ""])
+
+
+def picture(name: str) -> str:
+    """The picture of a table's first column, once a cell of it has run."""
+    table = TABLES[name]
+    dataset = table.datasets[0]
+    if not any(record["dataset"] == dataset.name for record in load(name)):
+        return ""
+    return f"\n![{table.metric_name} of every model, {dataset.heading}](docs/{name}-{dataset.name}-scores.png)\n\n"
+
+
+def repairs() -> str:
+    """The bugs of fairseq that are worked around, from the docstrings: ``symptom (versions).`` and the details."""
+    from fairseq_synth.host.repairs import REPAIRS
+
+    rows = []
+    for name, function in sorted(REPAIRS.items()):
+        symptom, *details = re.split(r"\n\s*\n", inspect.cleandoc(function.__doc__ or ""))
+        found = re.fullmatch(r"(.*) \(([^()]*)\)\.", symptom.replace("\n", " "))
+        if not found:
+            raise UserError(f"{name}: its docstring must start with one sentence, 'symptom (versions).'")
+        text = " ".join([found[1] + ".", *(" ".join(detail.split()) for detail in details)])
+        rows.append([f"`{name}`", text.replace("``", "`").replace("|", "\\|"), found[2]])
+    return "\n".join([*markdown(["name", "symptom", "fairseq versions"], rows), ""])
 
 
 def shared(values: Iterable[object]) -> str:

@@ -34,8 +34,7 @@ from .hyperparameters import RECIPES
 from .record import record
 from .tables import TABLES, Cell
 
-OF_THE_MACHINE = ("gpus", "processes", "threads", "nodes", "rendezvous", "timeout", "max-tokens", "precision")
-OF_THE_MACHINE += ("tensorboard", "wandb")
+OF_THE_MACHINE = "gpus processes threads nodes rendezvous timeout max-tokens precision tensorboard wandb".split()
 
 
 def main(argv: Sequence[str]) -> None:

@@ -211,22 +211,23 @@ def start(argv: Sequence[object], show_line: Optional[Callable[[str], None]] = N
     Raises:
         UserError: the training failed.
     """
-    argv = list(map(str, argv))
+    words = list(map(str, argv))
     if dry_run():
-        main(argv)
+        main(words)
         return
     process = subprocess.Popen(
-        [sys.executable, "-m", "recipes", "train", *argv],
+        [sys.executable, "-m", "recipes", "train", *words],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE if show_line else None,
         stderr=subprocess.STDOUT if show_line else None,
         universal_newlines=True,
     )
     with process:
-        for line in process.stdout or ():
-            show_line(line)
+        if process.stdout and show_line:
+            for line in process.stdout:
+                show_line(line)
     if process.returncode:
-        log = Path(argv[argv.index("--save-dir") + 1]) / "train.log"
+        log = Path(words[words.index("--save-dir") + 1]) / "train.log"
         raise UserError(f"the training failed; see {log}. The same call goes on from its last checkpoint")
 
 
@@ -268,5 +269,6 @@ def main(argv: Sequence[str]) -> None:
         sys.stdout.flush()
         for stream in (1, 2):
             tee = subprocess.Popen(["tee", "-a", "-i", str(log)], stdin=subprocess.PIPE, stdout=stream)
+            assert tee.stdin
             os.dup2(tee.stdin.fileno(), stream)
         os.execvp(command[0], command)

@@ -130,7 +130,8 @@ def compare(data: Path, run_dir: Path, baseline: Path) -> Dict[str, Any]:
     metrics = {"BLEU": BLEU(lowercase=bool(settings["lowercase"]), trg_lang=settings["tgt"])}
     test = PairedTest([("baseline", base), ("this run", ours)], metrics, [references], test_type="bs")
     signatures, results = test()
-    before, after = results["BLEU"]
+    scores: Any = results["BLEU"]
+    before, after = scores
     return {
         "baseline": round(before.score, 2),
         "score": round(after.score, 2),

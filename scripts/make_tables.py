@@ -19,10 +19,11 @@ from recipes.command import UserError  # noqa: E402
 BLOCKS = {  # page: {block: its contents}
     "README.md": {
         "multi30k": lambda: render.results("multi30k_cpu", "multi30k"),
-        "speed": lambda: render.speed(render.SPEED_IN_SHORT),
+        "picture": lambda: render.picture("multi30k_cpu"),
     },
     "docs/wmt14.md": {"table2": lambda: render.results("table2")},
     "docs/performance.md": {"speed": render.speed},
+    "docs/fairseq-bugs.md": {"repairs": render.repairs},
 }
 
 

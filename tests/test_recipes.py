@@ -458,7 +458,10 @@ def test_alpha_by_name_and_by_position():
     ours = torch.tensor([[0.0, 1.0], [0.0, 3.0]])
     by_position = {"decoder.layers.1.self_attn.synthesizer.alpha": ours, "encoder.layers.0.self_attn.R": ours}
     names = SimpleNamespace(decoder_synthesizer="random,vanilla+dense")
-    by_name = {f"decoder.layers.1.self_attn.synthesizer.alpha.{n}": row for n, row in zip(("dense", "vanilla"), ours)}
+    by_name = {
+        f"decoder.layers.1.self_attn.synthesizer.components.{n}.alpha": row
+        for n, row in zip(("dense", "vanilla"), ours)
+    }
     expected = {"decoder.layers.1": {"dense": [0.5, 0.1192], "vanilla": [0.5, 0.8808]}}
     assert record.mixture_weights(by_position, names) == record.mixture_weights(by_name, None) == expected
 
@@ -508,6 +511,7 @@ def test_tables_have_intervals_over_seeds(results):
 def test_pictures(results, tmp_path):
     """Drawn once, and again when the results change; --check draws nothing."""
     names = {f"multi30k_cpu-en-de-{name}.png" for name in ("scores", "valid-loss")}
+    names.add("six-kinds-of-s.png")
     assert {p.name for p in pictures.render(check=True, folder=tmp_path)} == names and not list(tmp_path.glob("*.png"))
     assert {p.name for p in pictures.render(check=False, folder=tmp_path)} == names
     assert pictures.render(check=True, folder=tmp_path) == []
