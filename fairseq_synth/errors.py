@@ -29,7 +29,9 @@ def first_line(error: BaseException, marker: str = "") -> str:
 def explain(error: BaseException) -> Optional[str]:
     """The one line that tells a user what to do, or None for an error that needs its traceback."""
     cause: Optional[BaseException] = error
-    while cause is not None:  # the host wraps some errors in others of its own
+    seen: Set[int] = set()  # a chain of errors may come back to itself
+    while cause is not None and id(cause) not in seen:  # the host wraps some errors in others of its own
+        seen.add(id(cause))
         if isinstance(cause, SynthesizerError):
             return str(cause)
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):

@@ -468,3 +468,10 @@ def test_folder_is_printed():
     """``--user-dir "$(python -m fairseq_synth)"``: one line, the package's folder."""
     out = subprocess.run([sys.executable, "-m", "fairseq_synth"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert out.stdout.strip() == str(ROOT / "fairseq_synth")
+
+
+def test_a_chain_of_errors_that_comes_back_to_itself():
+    """Each is looked at once."""
+    first, second = ValueError("first"), ValueError("second")
+    first.__context__, second.__cause__ = second, first
+    assert explain(first) is None
