@@ -314,7 +314,8 @@ def logits(terms: List[Terms], src_len: int) -> Tensor:
         src_len: S.
 
     Returns:
-        (B or 1, H, T or 1, S), in fp32 at least; B only if a term depends on the input, 1 row only if no row differs.
+        (B or 1, H or 1, T or 1, S), in fp32 at least; B only if a term depends on the input, 1 row only if no row
+        differs.
     """
     total: Optional[Tensor] = None
     for query, key, _, _, left, right, weight, scale in one_product(terms):
@@ -335,7 +336,7 @@ def logits(terms: List[Terms], src_len: int) -> Tensor:
             bias = times_weight(at_least_fp32(bias), weight)
             if total is None:
                 total = bias
-            elif is_new and bias.size(0) <= total.size(0) and bias.size(2) <= total.size(2):
+            elif is_new and all([bias.size(i) <= total.size(i) for i in range(3)]):
                 total = total.add_(bias)
             else:
                 total = total + bias

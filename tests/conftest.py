@@ -10,7 +10,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 import fairseq_synth  # noqa: F401
 import fairseq_synth.nested
 from fairseq_synth.attention import SyntheticAttention
-from fairseq_synth.synthesizers import SYNTHESIZERS, Mixture, parse_spec
+from fairseq_synth.synthesizers import SYNTHESIZERS, Mixture, Synthesizer, Terms, parse_spec
 
 torch.set_num_threads(1)  # the workers of pytest-xdist share the machine
 
@@ -24,6 +24,16 @@ SPECS = (
 
 def pytest_addoption(parser):
     parser.addoption("--device", default="cpu", help="of the tests of the attention and its computations: cpu or cuda")
+
+
+class Distance(Synthesizer):
+    """A function that the paper has not: without weights or a limit, the same for all heads."""
+
+    has_max_length = False
+
+    def forward(self, x, q, k, start, src_len):
+        rows, columns = torch.arange(start, start + x.size(2)), torch.arange(src_len)
+        return Terms(bias=-(rows[:, None] - columns).abs().float()[None, None])
 
 
 def make_dictionary(words: int = 40) -> Dictionary:

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from conftest import SPECS, future, make_attention, padding_mask
+from conftest import SPECS, Distance, future, make_attention, padding_mask
 from fairseq.modules import MultiheadAttention
 
 from fairseq_synth import synthesizers
@@ -129,14 +129,7 @@ def test_one_bias_for_all_heads(grad, monkeypatch):
     """A function may have logits (1, 1, T, S)."""
     monkeypatch.setattr(synthesizers, "SYNTHESIZERS", synthesizers.SYNTHESIZERS.copy())
 
-    @synthesizers.register_synthesizer("distance")
-    class Distance(synthesizers.Synthesizer):
-        has_max_length = False
-
-        def forward(self, x, q, k, start, src_len):
-            rows, columns = torch.arange(start, start + x.size(2)), torch.arange(src_len)
-            return synthesizers.Terms(bias=-(rows[:, None] - columns).abs().float()[None, None])
-
+    synthesizers.register_synthesizer("distance")(Distance)
     module, x, state = make_attention("distance").eval(), torch.randn(5, 3, 6), {}
     with torch.set_grad_enabled(grad):
         out = torch.cat([module(x[t : t + 1], incremental_state=state)[0] for t in range(5)])

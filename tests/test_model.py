@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT, SPECS, make_dictionary, make_model, pad_batch, perturb
+from conftest import ROOT, SPECS, Distance, make_dictionary, make_model, pad_batch, perturb
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.models.transformer import TransformerConfig
 from fairseq.sequence_generator import SequenceGenerator
@@ -496,13 +496,7 @@ def test_checkpoints_of_functions_to_come(monkeypatch, spec, mixture):
     monkeypatch.setattr(synthesizers, "SYNTHESIZERS", synthesizers.SYNTHESIZERS.copy())
     monkeypatch.setattr("fairseq_synth.transformer.SYNTHESIZERS", synthesizers.SYNTHESIZERS)
 
-    @synthesizers.register_synthesizer("distance")
-    class Distance(synthesizers.Synthesizer):
-        has_max_length = False
-
-        def forward(self, x, q, k, start, src_len):
-            rows, columns = torch.arange(start, start + x.size(2)), torch.arange(src_len)
-            return synthesizers.Terms(bias=-(rows[:, None] - columns).abs().float()[None, None])
+    synthesizers.register_synthesizer("distance")(Distance)
 
     @synthesizers.register_synthesizer("cosine")
     class Cosine(synthesizers.Synthesizer):
