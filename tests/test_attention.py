@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 import torch
-from conftest import SPECS, Distance, future, make_attention, padding_mask
 from fairseq.modules import MultiheadAttention
+from helpers import SPECS, Distance, future, make_attention, padding_mask
 
 from fairseq_synth import synthesizers
 from fairseq_synth.masks import causal_mask, masked_softmax

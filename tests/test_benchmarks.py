@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from conftest import ROOT
+from helpers import ROOT
 
 COMMANDS = {
     "block": ["block.py", "--shapes", "4x8", "--variants", "random", "dynamicconv"],

@@ -10,10 +10,10 @@ import sys
 
 import pytest
 import torch
-from commands import RECIPE, ROOT, SMALL, TEST_SENTENCES, USER_DIR, command, complaint, fit, losses, make_text, run_cli
 from fairseq import checkpoint_utils
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from fairseq_cli import generate, interactive, preprocess, train, validate
+from helpers import RECIPE, ROOT, SMALL, TEST_SENTENCES, USER_DIR, command, complaint, fit, losses, make_text, run_cli
 
 from fairseq_synth.architectures import VARIANTS
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import SPECS, future, make_attention, padding_mask
+from helpers import SPECS, future, make_attention, padding_mask
 
 from fairseq_synth import computations, tiles
 from fairseq_synth.computations import fused, plain

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from commands import ROOT
+from helpers import ROOT
 
 import fairseq_synth
 from fairseq_synth.host.repairs import REPAIRS

@@ -18,13 +18,13 @@ import fairseq.options
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, make_dictionary, make_model
 from fairseq.data import LanguagePairDataset, data_utils
 from fairseq.distributed import DistributedTimeoutWrapper
 from fairseq.file_io import PathManager
 from fairseq.models.ema.ema import EMA
 from fairseq.tasks import FairseqTask
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
+from helpers import ROOT, make_dictionary, make_model
 
 from fairseq_synth import host
 from fairseq_synth.attention import SyntheticAttention

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT, SPECS, Distance, make_dictionary, make_model, pad_batch, perturb
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.models.transformer import TransformerConfig
 from fairseq.sequence_generator import SequenceGenerator
+from helpers import ROOT, SPECS, Distance, make_dictionary, make_model, pad_batch, perturb
 
 from fairseq_synth import synthesizers
 from fairseq_synth.architectures import PRESETS, VARIANTS

@@ -4,10 +4,10 @@ import copy
 
 import pytest
 import torch
-from conftest import make_attention
 from fairseq.dataclass.configs import EMAConfig
 from fairseq.models.ema.ema import EMA
 from fairseq.optim.adam import Adam
+from helpers import make_attention
 
 from fairseq_synth import nested
 from fairseq_synth.masks import causal_mask

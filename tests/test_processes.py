@@ -14,9 +14,8 @@ import pytest
 import torch
 import torch.distributed
 import torch.multiprocessing
-from commands import RECIPE, ROOT, SMALL, USER_DIR, fit, losses
-from conftest import make_model, pad_batch
 from fairseq import checkpoint_utils
+from helpers import RECIPE, ROOT, SMALL, USER_DIR, fit, losses, make_model, pad_batch
 
 import fairseq_synth.nested
 from fairseq_synth.architectures import VARIANTS

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from commands import ROOT
+from helpers import ROOT
 
 from recipes import (
     command,

@@ -3,7 +3,7 @@
 import pytest
 import reference
 import torch
-from conftest import SPECS, make_attention
+from helpers import SPECS, make_attention
 
 from fairseq_synth.errors import SynthesizerError
 from fairseq_synth.synthesizers import (
