@@ -49,7 +49,10 @@ class NestedMatrix(nn.Module):
         self._register_load_state_dict_pre_hook(load_whole, with_module=True)
 
     def forward(self, start: int, rows: int, columns: int) -> List[List[Tensor]]:
-        """The rows from `start` on and the first columns, (1, H, rows, columns), in blocks as `assemble` takes them."""
+        """The rows from `start` on and the first columns, (1, H, rows, columns), in blocks as `assemble` takes them.
+
+        Position p is row and column p mod l.
+        """
         blocks: List[Tensor] = []
         for block in self.blocks:
             blocks.append(block)
@@ -57,16 +60,21 @@ class NestedMatrix(nn.Module):
             if torch.is_grad_enabled() and len(blocks) > 1 and not torch.jit.is_tracing():
                 blocks = list(_WithZeros.apply(self.reached, *blocks))
         part: List[List[Tensor]] = []
-        last_band = -1
-        for block, (band, left, right) in zip(blocks, self.places):
-            first, last = self.bands[band]
-            top, bottom = max(start, first), min(start + rows, last)
-            if top < bottom and left < columns:
-                if band != last_band:
-                    empty: List[Tensor] = []
-                    part.append(empty)
-                    last_band = band
-                part[-1].append(block[None, :, top - first : bottom - first, : min(columns, right) - left])
+        while rows > 0:
+            start = start % self.length
+            count = min(rows, self.length - start)
+            for band, (first, last) in enumerate(self.bands):
+                top, bottom = max(start, first), min(start + count, last)
+                if top < bottom:
+                    beside: List[Tensor] = []
+                    for origin in range(0, columns, self.length):
+                        for block, (of_band, left, right) in zip(blocks, self.places):
+                            width = min(columns - origin, right) - left
+                            if of_band == band and width > 0:
+                                beside.append(block[None, :, top - first : bottom - first, :width])
+                    part.append(beside)
+            start += count
+            rows -= count
         return part
 
     def cells(self, matrix: Tensor) -> Iterator[Tensor]:

@@ -69,7 +69,8 @@ class Synthesizer(nn.Module):
 
     A subclass creates its parameters in ``__init__(num_heads, head_dim, max_length, rank)``, gives them
     values in `reset_parameters`, says in `silence` which of them to zero so that its logits vanish, and
-    returns its `Terms` in ``forward``. Slice the parameters to T rows and S columns *before* computing.
+    returns its `Terms` in ``forward``. Take the T rows and S columns of the parameters by `positions` *before*
+    computing: short sentences then cost little, and ``--synth-beyond-length tile`` works.
     """
 
     # True: forward gets q and k. Without such a component there is no q_proj, k_proj or key cache
@@ -142,7 +143,8 @@ class FixedRandom(Synthesizer):
         nn.init.normal_(self.R)
 
     def forward(self, x: Tensor, q: Optional[Tensor], k: Optional[Tensor], start: int, src_len: int) -> Terms:
-        return Terms(bias=self.R[None, :, start : start + x.size(2), :src_len])
+        rows = positions(self.R, 1, start, x.size(2))
+        return Terms(bias=positions(rows, 2, 0, src_len)[None])
 
 
 @register_synthesizer("factorized_random")
@@ -162,7 +164,39 @@ class FactorizedRandom(Synthesizer):
         nn.init.zeros_(self.R2)
 
     def forward(self, x: Tensor, q: Optional[Tensor], k: Optional[Tensor], start: int, src_len: int) -> Terms:
-        return Terms(query=self.R1[None, :, start : start + x.size(2)], key=self.R2[None, :, :src_len])
+        rows, columns = positions(self.R1, 1, start, x.size(2)), positions(self.R2, 1, 0, src_len)
+        return Terms(query=rows[None], key=columns[None])
+
+
+@register_synthesizer("relative_random")
+class RelativeRandom(Synthesizer):
+    """Random by distance, this project's own and not the paper's: ``S_ij = r[min(max(j - i, -m), m)]``, m = l.
+
+    r, of (H, 2 l + 1), is trained. Sentences may have any length: beyond a distance of l all are alike.
+    """
+
+    has_max_length = False
+
+    def __init__(self, num_heads: int, head_dim: int, max_length: int, rank: int) -> None:
+        super().__init__(num_heads, head_dim, max_length, rank)
+        self.max_length = max_length
+        self.r = nn.Parameter(torch.empty(num_heads, 2 * max_length + 1))
+
+    def reset_parameters(self) -> None:
+        # as wide as the entries of `Random`
+        bound = math.sqrt(3.0 / self.max_length)
+        nn.init.uniform_(self.r, -bound, bound)
+
+    def silence(self) -> None:
+        nn.init.zeros_(self.r)
+
+    def forward(self, x: Tensor, q: Optional[Tensor], k: Optional[Tensor], start: int, src_len: int) -> Terms:
+        last = start + x.size(2) - 1
+        # from the last row's distance to the first column up to the first row's to the last column
+        distances = torch.arange(-last, src_len - start, device=x.device).clamp(-self.max_length, self.max_length)
+        values = self.r.index_select(1, distances + self.max_length)
+        # each row is the one below it, moved by one
+        return Terms(bias=values.unfold(1, src_len, 1).flip(1)[None])
 
 
 @register_synthesizer("dense")
@@ -191,7 +225,8 @@ class Dense(Synthesizer):
 
     def forward(self, x: Tensor, q: Optional[Tensor], k: Optional[Tensor], start: int, src_len: int) -> Terms:
         hidden = per_head_linear(x, self.W1, self.b1).relu_()
-        return Terms(query=hidden, key=self.W2[None, :, :src_len], bias=self.b2[None, :, None, :src_len])
+        columns, bias = positions(self.W2, 1, 0, src_len), positions(self.b2, 1, 0, src_len)
+        return Terms(query=hidden, key=columns[None], bias=bias[None, :, None])
 
 
 @register_synthesizer("factorized_dense")
@@ -228,11 +263,11 @@ class FactorizedDense(Synthesizer):
 
     def forward(self, x: Tensor, q: Optional[Tensor], k: Optional[Tensor], start: int, src_len: int) -> Terms:
         hidden = per_head_linear(x, self.W1, self.b1).relu_()
-        a = (src_len + self.b - 1) // self.b  # values of u that the first S columns reach
-        b = min(self.b, src_len)
+        groups = (src_len + self.b - 1) // self.b  # of columns with the same u
+        a, b = min(self.a, groups), min(self.b, src_len)
         W = torch.cat([self.WA[:, :a], self.WB[:, :b]], dim=1)
         A, B = per_head_linear(hidden, W, torch.cat([self.bA[:, :a], self.bB[:, :b]], dim=1)).split([a, b], dim=-1)
-        return Terms(left=A, right=B)
+        return Terms(left=positions(A, 3, 0, groups), right=B)
 
 
 @register_synthesizer("vanilla")
@@ -262,10 +297,20 @@ class Mixture(nn.Module):
         names: registered functions, as `parse_spec` returns them.
         mixture: ``convex`` or ``sum``.
         num_heads, head_dim, max_length, rank: sizes, see the module's head.
+        beyond_length: what becomes of a position p >= l: ``refuse``, or ``tile``, row and column p mod l.
     """
 
+    limit: Optional[int]  # longest sentence in tokens
+
     def __init__(
-        self, names: Sequence[str], mixture: str, num_heads: int, head_dim: int, max_length: int, rank: int
+        self,
+        names: Sequence[str],
+        mixture: str,
+        num_heads: int,
+        head_dim: int,
+        max_length: int,
+        rank: int,
+        beyond_length: str = "refuse",
     ) -> None:
         super().__init__()
         if mixture not in MIXTURES:
@@ -275,6 +320,8 @@ class Mixture(nn.Module):
         )
         self.reads_query_key = any(c.reads_query_key for c in self.components.values())
         self.is_weighted = mixture == "convex" and len(names) > 1
+        limited = beyond_length == "refuse" and any(c.has_max_length for c in self.components.values())
+        self.limit = max_length if limited else None
         for component in self.components.values():
             component.register_parameter("alpha", nn.Parameter(torch.empty(num_heads)) if self.is_weighted else None)
 
@@ -286,7 +333,14 @@ class Mixture(nn.Module):
                 nn.init.zeros_(component.alpha)  # type: ignore[arg-type]
 
     def forward(self, x: Tensor, q: Optional[Tensor], k: Optional[Tensor], start: int, src_len: int) -> List[Terms]:
-        """The weighted terms of every component; arguments as in `Synthesizer.forward`."""
+        """The weighted terms of every component; arguments as in `Synthesizer.forward`.
+
+        Raises:
+            ValueError: S is beyond l, and to be refused.
+        """
+        limit = self.limit
+        if limit is not None and src_len > limit:
+            raise ValueError("a sentence of {} tokens is longer than max_length {}".format(src_len, limit))
         terms: List[Terms] = []
         alphas: List[Tensor] = []
         for component in self.components.values():
@@ -304,6 +358,7 @@ class Mixture(nn.Module):
 
 
 MIXTURES = ("convex", "sum")
+BEYOND_LENGTH = ("refuse", "tile")
 
 
 def logits(terms: List[Terms], src_len: int) -> Tensor:
@@ -435,6 +490,24 @@ def factorize(length: int) -> Tuple[int, int]:
         f"--synth-max-length {length}: factorized_dense needs a product a*b with a, b > 1; "
         f"take {max(4, length + 1)}, for example"
     )
+
+
+def positions(x: Tensor, dim: int, start: int, count: int) -> Tensor:
+    """The entries along a dimension of l for positions ``start .. start + count - 1``: position p has entry p mod l.
+
+    This is the paper's way to sentences beyond l, "tile to the maximum sequence length". Within l it is a view.
+    """
+    length = x.size(dim)
+    start = start % length
+    if start + count <= length:
+        return x.narrow(dim, start, count)
+    pieces: List[Tensor] = []
+    while count > 0:
+        piece = x.narrow(dim, start, min(count, length - start))
+        pieces.append(piece)
+        count -= piece.size(dim)
+        start = 0
+    return torch.cat(pieces, dim=dim)
 
 
 def per_head_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -72,10 +72,12 @@ def padding_mask(lengths):
     return torch.arange(max(lengths))[None] >= torch.tensor(lengths)[:, None]
 
 
-def make_attention(spec, mixture="convex", embed_dim=6, num_heads=2, max_length=12, rank=3, seed=0, **kwargs):
+def make_attention(
+    spec, mixture="convex", embed_dim=6, num_heads=2, max_length=12, rank=3, seed=0, beyond_length="refuse", **kwargs
+):
     """An attention with no parameter left at a value that hides a mistake (zeros, equal weights)."""
     torch.manual_seed(seed)
-    built = Mixture(parse_spec(spec), mixture, num_heads, embed_dim // num_heads, max_length, rank)
+    built = Mixture(parse_spec(spec), mixture, num_heads, embed_dim // num_heads, max_length, rank, beyond_length)
     module = SyntheticAttention(embed_dim, num_heads, built, **kwargs)
     with torch.no_grad():
         for parameter in module.parameters():

@@ -15,16 +15,25 @@ def relu_layer(W, b, x) -> List[float]:
 
 
 def score(name: str, p: Dict[str, torch.Tensor], h: int, i: int, j: int, x, q, k) -> float:
-    """Logit of head h, row i, column j. x, q, k: per position, the head's slice of the sentence."""
+    """Logit of head h, row i, column j. x, q, k: per position, the head's slice of the sentence.
+
+    Beyond l rows and columns begin again (the paper: "tile to the maximum sequence length").
+    """
     if name in ("random", "fixed_random"):  # eq. 4: R
-        return float(p["R" if name == "fixed_random" else "R.matrix"][h, i, j])
+        R = p["R" if name == "fixed_random" else "R.matrix"]
+        return float(R[h, i % R.shape[1], j % R.shape[1]])
     if name == "factorized_random":  # eq. 7: R1 R2^T
-        return dot(p["R1"][h, i], p["R2"][h, j])
+        length = p["R1"].shape[1]
+        return dot(p["R1"][h, i % length], p["R2"][h, j % length])
+    if name == "relative_random":  # r[clip(j - i, -m, m)], m = l
+        m = p["r"].shape[1] // 2
+        return float(p["r"][h, m + min(max(j - i, -m), m)])
     if name == "dense":  # eq. 2: W2 relu(W1 x + b1) + b2
-        return dot(p["W2"][h, j], relu_layer(p["W1"][h], p["b1"][h], x[i])) + float(p["b2"][h, j])
+        column = j % p["W2"].shape[1]
+        return dot(p["W2"][h, column], relu_layer(p["W1"][h], p["b1"][h], x[i])) + float(p["b2"][h, column])
     if name == "factorized_dense":  # eq. 5, 6: A of a values, B of b values, column j = (u, v)
         b = p["WB"].shape[1]
-        u, v = divmod(j, b)
+        u, v = divmod(j % (p["WA"].shape[1] * b), b)
         hidden = relu_layer(p["W1"][h], p["b1"][h], x[i])
         A = dot(p["WA"][h, u], hidden) + float(p["bA"][h, u])
         B = dot(p["WB"][h, v], hidden) + float(p["bB"][h, v])

@@ -6,6 +6,7 @@ import torch
 from helpers import SPECS, make_attention
 
 from fairseq_synth.errors import SynthesizerError
+from fairseq_synth.masks import causal_mask
 from fairseq_synth.synthesizers import (
     SYNTHESIZERS,
     FactorizedDense,
@@ -43,6 +44,57 @@ def test_equals_the_equation(spec, mixture, monkeypatch):
         out, _ = module(x, x, x, **masks)
         for b, length in enumerate(lengths if "key_padding_mask" in masks else [5, 5]):
             torch.testing.assert_close(out[:length, b], expected[:length, b], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("length", [3, 4, 5, 12])
+@pytest.mark.parametrize("spec", [*SYNTHESIZERS, "random+fixed_random+factorized_dense", "dense+vanilla"])
+def test_tiled_beyond_length(spec, length, monkeypatch):
+    """l = 4 and sentences of l - 1, l, l + 1 and 3 l: every computation, and decoding, equal the loops over p mod l."""
+    monkeypatch.setattr("fairseq_synth.nested.CORE", 2)
+    module = make_attention(spec, max_length=4, beyond_length="tile").double()
+    x = torch.randn(length, 2, 6, dtype=torch.float64)
+    padding = torch.arange(length)[None] >= torch.tensor([length, length - 2])[:, None]
+    for causal in (False, True):
+        expected = reference.attention(module, x, lambda b, i, j: bool(padding[b, j]) or (causal and j > i))
+        mask = causal_mask(x) if causal else None
+        found = [module(x, key_padding_mask=padding, attn_mask=mask, need_weights=True)[0]]
+        for small in (0, 1 << 18):
+            monkeypatch.setattr("fairseq_synth.computations.SMALL", small)
+            found.append(module(x, key_padding_mask=padding, attn_mask=mask)[0])
+        for out in found:
+            for b, end in enumerate([length, length - 2]):
+                torch.testing.assert_close(out[:end, b], expected[:end, b], rtol=0, atol=1e-12)
+    state = {}
+    with torch.no_grad():
+        steps = [module(x[i : i + 1], incremental_state=state)[0] for i in range(length)]
+    expected = reference.attention(module, x, lambda b, i, j: j > i)
+    torch.testing.assert_close(torch.cat(steps), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("spec", SYNTHESIZERS)
+def test_gradients_of_tiled_parameters(spec, monkeypatch):
+    """Each entry's gradient is the sum over the places where it is used, by tiles too."""
+    monkeypatch.setattr("fairseq_synth.nested.CORE", 2)
+    monkeypatch.setattr("fairseq_synth.computations.SMALL", 0)
+    module = make_attention(spec, embed_dim=4, max_length=4, rank=2, beyond_length="tile").double()
+    x = torch.randn(6, 2, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x, *_: module(x)[0], (x, *module.parameters()), atol=1e-6)
+
+
+@pytest.mark.parametrize("spec", SYNTHESIZERS)
+def test_beyond_length_is_refused(spec):
+    """By the attention alone, too; functions without l take any length."""
+    module = make_attention(spec, max_length=4)
+    x = torch.randn(5, 2, 6)
+    if SYNTHESIZERS[spec].has_max_length:
+        with pytest.raises(ValueError, match="5 tokens is longer than max_length 4"):
+            module(x)
+        state = {}
+        module(x[:4], incremental_state=state)
+        with pytest.raises(ValueError, match="5 tokens"):
+            module(x[4:], incremental_state=state)
+    else:
+        assert module(x)[0].shape == x.shape
 
 
 @pytest.mark.parametrize("spec", [*SYNTHESIZERS, "random+dense+vanilla"])
