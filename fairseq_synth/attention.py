@@ -6,7 +6,8 @@ alone, and how softmax, masks and dropout are computed that of `computations`.
 
 import logging
 import math
-from typing import Any, Dict, Optional, Tuple
+import re
+from typing import Any, Dict, Iterable, List, Optional, Set, Tuple, Union
 
 import torch
 import torch.nn as nn
@@ -16,10 +17,10 @@ from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor
 
 from . import cache
-from .computations import attend, attention_weights, drop, plain
+from .computations import attend, attention_weights, drop, weighted_sum
 from .errors import SynthesizerError
 from .masks import is_causal
-from .synthesizers import Mixture
+from .synthesizers import HeadGroups, Mixture, Terms
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class SyntheticAttention(nn.Module):
         self,
         embed_dim: int,
         num_heads: int,
-        synthesizer: Mixture,
+        synthesizer: Union[Mixture, HeadGroups],
         dropout: float = 0.0,
         q_noise: float = 0.0,
         qn_block_size: int = 8,
@@ -56,13 +57,15 @@ class SyntheticAttention(nn.Module):
         # the host's name, by which --retain-dropout-modules finds it
         self.dropout_module = FairseqDropout(dropout, module_name="MultiheadAttention")
 
-        def projection() -> nn.Module:
-            return quant_noise(nn.Linear(embed_dim, embed_dim), q_noise, qn_block_size)
+        def projection(width: int = embed_dim) -> nn.Module:
+            return quant_noise(nn.Linear(embed_dim, width), q_noise, qn_block_size)
 
+        # only of the heads that have queries and keys
+        width = sum(synthesizer.query_key_heads) * self.head_dim
         # created and initialized in the host's order: one seed, the same weights
-        self.k_proj = projection() if synthesizer.reads_query_key else None
+        self.k_proj = projection(width) if width else None
         self.v_proj = projection()
-        self.q_proj = projection() if synthesizer.reads_query_key else None
+        self.q_proj = projection(width) if width else None
         self.out_proj = projection()
         self.synthesizer = synthesizer
         self.reset_parameters()
@@ -123,8 +126,13 @@ class SyntheticAttention(nn.Module):
             terms = self.synthesizer(self.split_heads(query), q, k, 0, tgt_len)
             if not torch.jit.is_scripting():
                 if not need_weights and not need_head_weights:
-                    return self.join_heads(attend(terms, v, key_padding_mask, attn_mask, dropout)), None
-            attn, weights = plain(terms, v, key_padding_mask, attn_mask, dropout)
+                    found = [
+                        attend(group, v.narrow(1, first, heads), key_padding_mask, attn_mask, dropout)
+                        for group, first, heads in self.groups_of(terms)
+                    ]
+                    return self.join_heads(torch.cat(found, dim=1) if len(found) > 1 else found[0]), None
+            weights = self.weights_of(terms, tgt_len, key_padding_mask, attn_mask, bsz).to(v.dtype)
+            attn = weighted_sum(drop(weights, dropout, bsz), v)
         else:
             if is_causal(attn_mask):
                 raise ValueError("attn_mask: causal_mask is of a whole sentence; leave it out in incremental decoding")
@@ -132,7 +140,7 @@ class SyntheticAttention(nn.Module):
             buffer, start, keys, padding = cache.extend(buffer, k, v, key_padding_mask)
             self._set_input_buffer(incremental_state, buffer)
             terms = self.synthesizer(self.split_heads(query), q, keys, start, start + tgt_len)
-            weights = attention_weights(terms, self.num_heads, start + tgt_len, padding, attn_mask).to(v.dtype)
+            weights = self.weights_of(terms, start + tgt_len, padding, attn_mask, bsz).to(v.dtype)
             attn = cache.weighted_values(drop(weights, dropout, bsz), buffer)
         out = self.join_heads(attn)
         if need_head_weights:
@@ -141,13 +149,39 @@ class SyntheticAttention(nn.Module):
             return out, weights.expand(bsz, -1, tgt_len, -1).mean(dim=1)
         return out, None
 
+    def groups_of(self, terms: List[Terms]) -> List[Tuple[List[Terms], int, int]]:
+        """The terms of each group of heads, with its first head and its number of heads."""
+        groups: List[Tuple[List[Terms], int, int]] = []
+        first_term, first_head = 0, 0
+        for heads, count in zip(self.synthesizer.heads, self.synthesizer.terms):
+            groups.append((terms[first_term : first_term + count], first_head, heads))
+            first_term += count
+            first_head += heads
+        return groups
+
+    def weights_of(
+        self,
+        terms: List[Terms],
+        src_len: int,
+        key_padding_mask: Optional[Tensor],
+        attn_mask: Optional[Tensor],
+        bsz: int,
+    ) -> Tensor:
+        """The attention weights of all heads, (B or 1, H, T, S), in fp32 at least."""
+        parts: List[Tensor] = []
+        for group, _, heads in self.groups_of(terms):
+            parts.append(attention_weights(group, heads, src_len, key_padding_mask, attn_mask))
+        if len(parts) == 1:
+            return parts[0]
+        return torch.cat([part.expand(bsz, -1, -1, -1) for part in parts], dim=1)
+
     def join_heads(self, attn: Tensor) -> Tensor:
         """(B, H, T, d_h) -> (T, B, C), through the output projection."""
         return self.out_proj(attn.permute(2, 0, 1, 3).reshape(attn.size(2), attn.size(0), self.embed_dim))
 
     def split_heads(self, x: Tensor) -> Tensor:
-        """(T, B, C) -> (B, H, T, d_h), without a copy."""
-        return x.reshape(x.size(0), x.size(1), self.num_heads, self.head_dim).permute(1, 2, 0, 3)
+        """(T, B, C) -> (B, H, T, d_h), without a copy; fewer heads where the projection has fewer."""
+        return x.reshape(x.size(0), x.size(1), -1, self.head_dim).permute(1, 2, 0, 3)
 
     @torch.jit.export
     def reorder_incremental_state(
@@ -195,35 +229,24 @@ class SyntheticAttention(nn.Module):
             return  # another model altogether: strict loading lists what is missing
         own = self.synthesizer.state_dict()
         theirs = {key[len(own_prefix) :]: value for key, value in state_dict.items() if key.startswith(own_prefix)}
-        functions = "+".join(self.synthesizer.components)
-        dot_product = f"{prefix}q_proj.weight" in state_dict
-        if dot_product and not theirs:
-            if not self.synthesizer.reads_query_key:
+        query = state_dict.get(f"{prefix}q_proj.weight")
+        flags = "give the --encoder-synthesizer and --decoder-synthesizer of the training"
+        if query is not None and not theirs:
+            if isinstance(self.synthesizer, HeadGroups):
+                if not own:
+                    return
                 raise SynthesizerError(
-                    f"{name}: the checkpoint holds dot-product attention, this model has {functions}; "
-                    "only vanilla and mixtures with it can start from a stock Transformer"
+                    f"{name}: the checkpoint has dot-product attention in all heads, this model has heads of several "
+                    f"kinds; {flags}"
                 )
-            if own:
-                logger.info(f"{name}: starting {functions} from the weights of dot-product attention")
-                if self.synthesizer.is_weighted:
-                    logger.warning(
-                        f"{name}: --synth-mixture convex scales the logits of the checkpoint down; --synth-mixture sum "
-                        "starts with its output"
-                    )
-                for function, component in self.synthesizer.components.items():
-                    component.silence()  # type: ignore[operator]
-                    if not component.reads_query_key and not component.is_trained():  # type: ignore[operator]
-                        logger.warning(f"{name}: {function} is not trained, so its logits stay: the output changes")
-                for key, value in self.synthesizer.state_dict().items():
-                    state_dict[own_prefix + key] = value.clone()
+            self.start_from_dot_product(state_dict, prefix)
             return
-        # without alpha, as functions without weights of their own leave no other trace
-        trained, present = ({key.split(".")[1] for key in keys if not key.endswith(".alpha")} for keys in (theirs, own))
-        if trained != present or dot_product != self.synthesizer.reads_query_key:
+        trained, present = functions_of(theirs), functions_of(own)
+        if trained != present or (query is None) != (self.q_proj is None):
             raise SynthesizerError(
                 f"{name}: the checkpoint has weights of {'+'.join(sorted(trained)) or 'no function'} "
-                f"{'with' if dot_product else 'without'} query and key projections, this model has {functions}; give "
-                "the --encoder-synthesizer and --decoder-synthesizer of the training"
+                f"{'without' if query is None else 'with'} query and key projections, this model has "
+                f"{'+'.join(names_of(self.synthesizer))}; {flags}"
             )
         weighted, own_weighted = ({key for key in keys if key.endswith(".alpha")} for keys in (theirs, own))
         if weighted != own_weighted:
@@ -236,6 +259,49 @@ class SyntheticAttention(nn.Module):
                     f"{own_prefix}{key} is {tuple(theirs[key].shape)} in the checkpoint and {tuple(value.shape)} in "
                     "this model; give the --synth-max-length, --synth-rank and attention heads of the training"
                 )
+
+    def start_from_dot_product(self, state_dict: Dict[str, Tensor], prefix: str) -> None:
+        """Completes the state dict of a stock attention with functions beside ``vanilla`` whose logits are 0.
+
+        Raises:
+            SynthesizerError: this attention has no dot product.
+        """
+        name, functions = prefix.rstrip("."), "+".join(names_of(self.synthesizer))
+        if not self.synthesizer.reads_query_key:
+            raise SynthesizerError(
+                f"{name}: the checkpoint holds dot-product attention, this model has {functions}; "
+                "only vanilla and mixtures with it can start from a stock Transformer"
+            )
+        if not self.synthesizer.state_dict():
+            return
+        logger.info(f"{name}: starting {functions} from the weights of dot-product attention")
+        if self.synthesizer.is_weighted:
+            logger.warning(
+                f"{name}: --synth-mixture convex scales the logits of the checkpoint down; --synth-mixture sum "
+                "starts with its output"
+            )
+        for function, component in self.synthesizer.components.items():  # type: ignore[union-attr,operator]
+            component.silence()  # type: ignore[operator]
+            if not component.reads_query_key and not component.is_trained():
+                logger.warning(f"{name}: {function} is not trained, so its logits stay: the output changes")
+        for key, value in self.synthesizer.state_dict().items():
+            state_dict[f"{prefix}synthesizer.{key}"] = value.clone()
+
+
+def names_of(synthesizer: Union[Mixture, HeadGroups]) -> List[str]:
+    """The functions of a layer, of all groups of heads."""
+    if isinstance(synthesizer, HeadGroups):
+        return [f"{i}.{name}" for i, group in enumerate(synthesizer.groups) for name in group.components]  # type: ignore[union-attr]
+    return list(synthesizer.components)
+
+
+def functions_of(keys: Iterable[str]) -> Set[str]:
+    """The functions that have weights in a synthesizer's state dict, named as in `names_of`.
+
+    Not by alpha, as functions without weights of their own leave no other trace.
+    """
+    found = (re.match(r"(?:groups\.(\d+\.))?components\.(\w+)\.(?!alpha$)", key) for key in keys)
+    return {f"{match[1] or ''}{match[2]}" for match in found if match}
 
 
 def check_self_attention(query: Tensor, **others: Optional[Tensor]) -> None:

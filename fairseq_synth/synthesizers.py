@@ -20,7 +20,7 @@ tests over the registry and the error messages find it by its name.
 """
 
 import math
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type, Union
 
 import torch
 import torch.nn as nn
@@ -322,6 +322,9 @@ class Mixture(nn.Module):
         self.is_weighted = mixture == "convex" and len(names) > 1
         limited = beyond_length == "refuse" and any(c.has_max_length for c in self.components.values())
         self.limit = max_length if limited else None
+        # one group of heads, see `HeadGroups`
+        self.heads, self.terms = [num_heads], [len(names)]
+        self.query_key_heads = [num_heads if self.reads_query_key else 0]
         for component in self.components.values():
             component.register_parameter("alpha", nn.Parameter(torch.empty(num_heads)) if self.is_weighted else None)
 
@@ -354,6 +357,50 @@ class Mixture(nn.Module):
                 terms[m] = Terms(
                     term.query, term.key, term.bias, term.matrix, term.left, term.right, weight, term.scale
                 )
+        return terms
+
+
+class HeadGroups(nn.Module):
+    """Heads of different kinds in one layer: each group of neighbouring heads has a `Mixture` of its own.
+
+    Args:
+        heads: how many heads each group has.
+        mixtures: the groups' mixtures, each built for its number of heads.
+    """
+
+    def __init__(self, heads: Sequence[int], mixtures: Sequence[Mixture]) -> None:
+        super().__init__()
+        self.heads = list(heads)
+        self.groups = nn.ModuleList(mixtures)
+        # of each group the heads that have queries and keys, and how many terms it has
+        self.query_key_heads = [count if mixture.reads_query_key else 0 for count, mixture in zip(heads, mixtures)]
+        self.terms = [len(mixture.components) for mixture in mixtures]
+        self.reads_query_key = any(self.query_key_heads)
+
+    def reset_parameters(self) -> None:
+        """Initial values of every group."""
+        for group in self.groups:
+            group.reset_parameters()  # type: ignore[operator]
+
+    def forward(self, x: Tensor, q: Optional[Tensor], k: Optional[Tensor], start: int, src_len: int) -> List[Terms]:
+        """The terms of all groups, one group after the other; each has the heads of its group.
+
+        Args:
+            x: as in `Synthesizer.forward`, all heads.
+            q, k: of those heads that have queries and keys.
+            start, src_len: as in `Synthesizer.forward`.
+        """
+        terms: List[Terms] = []
+        first, first_key = 0, 0
+        for i, group in enumerate(self.groups):
+            count, keys = self.heads[i], self.query_key_heads[i]
+            group_q: Optional[Tensor] = None
+            group_k: Optional[Tensor] = None
+            if q is not None and k is not None and keys > 0:
+                group_q, group_k = q.narrow(1, first_key, keys), k.narrow(1, first_key, keys)
+            terms += group(x.narrow(1, first, count), group_q, group_k, start, src_len)
+            first += count
+            first_key += keys
         return terms
 
 
@@ -459,6 +506,39 @@ def side_by_side(factors: List[Tensor]) -> Tensor:
     return torch.cat([x.expand(sizes[0], sizes[1], sizes[2], -1) for x in factors], dim=-1)
 
 
+HeadGroup = Tuple[int, Tuple[str, ...]]  # a number of heads, and the functions that each of them mixes
+
+
+def parse_heads(spec: str, num_heads: int, flag: str = "--encoder-synthesizer") -> Tuple[HeadGroup, ...]:
+    """The functions of a layer's heads: ``"random:6/dense+vanilla:2"`` for 8 heads.
+
+    Without ``/`` all heads are alike; without numbers the groups are equally large.
+
+    Returns:
+        ((6, ("random",)), (2, ("dense", "vanilla"))).
+
+    Raises:
+        SynthesizerError: as of `parse_spec`, or the numbers do not add up to `num_heads`.
+    """
+    groups = [part.partition(":") for part in spec.split("/")]
+    names = [parse_spec(name, flag) for name, _, _ in groups]
+    numbers = [number.strip() for _, _, number in groups]
+    if not any(colon for _, colon, _ in groups):
+        if num_heads % len(groups):
+            raise SynthesizerError(
+                f"{flag} {spec!r}: {num_heads} heads cannot be shared out equally among {len(groups)} groups; give "
+                "their numbers, as in random:6/vanilla:2"
+            )
+        numbers = [str(num_heads // len(groups))] * len(groups)
+    if not all(number.isdecimal() and int(number) > 0 for number in numbers):
+        raise SynthesizerError(f"{flag} {spec!r}: give every group its number of heads, as in random:6/vanilla:2")
+    if sum(map(int, numbers)) != num_heads:
+        raise SynthesizerError(
+            f"{flag} {spec!r}: {' + '.join(numbers)} heads are not the {num_heads} attention heads of the layer"
+        )
+    return tuple(zip(map(int, numbers), names))
+
+
 def parse_spec(spec: str, flag: str = "--encoder-synthesizer") -> Tuple[str, ...]:
     """``"vanilla+random"`` -> ``("random", "vanilla")``: the functions joined by ``+``, in registry order.
 
@@ -475,6 +555,19 @@ def parse_spec(spec: str, flag: str = "--encoder-synthesizer") -> Tuple[str, ...
         if names.count(name) > 1:
             raise SynthesizerError(f"{flag} {spec!r}: {name!r} appears twice; name each function once")
     return tuple(name for name in SYNTHESIZERS if name in names)
+
+
+def build_synthesizer(
+    groups: Sequence[HeadGroup], mixture: str, head_dim: int, max_length: int, rank: int, beyond_length: str = "refuse"
+) -> Union[Mixture, HeadGroups]:
+    """What computes the logits of a layer.
+
+    Args:
+        groups: as `parse_heads` returns them.
+        mixture, head_dim, max_length, rank, beyond_length: as of `Mixture`.
+    """
+    mixtures = [Mixture(names, mixture, heads, head_dim, max_length, rank, beyond_length) for heads, names in groups]
+    return mixtures[0] if len(groups) == 1 else HeadGroups([heads for heads, _ in groups], mixtures)
 
 
 def factorize(length: int) -> Tuple[int, int]:

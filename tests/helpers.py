@@ -23,7 +23,7 @@ from fairseq_cli import preprocess, train
 import fairseq_synth  # noqa: F401
 from fairseq_synth.attention import SyntheticAttention
 from fairseq_synth.errors import explain
-from fairseq_synth.synthesizers import SYNTHESIZERS, Mixture, Synthesizer, Terms, parse_spec
+from fairseq_synth.synthesizers import SYNTHESIZERS, Synthesizer, Terms, build_synthesizer, parse_heads
 
 ROOT = Path(__file__).resolve().parent.parent
 USER_DIR = ["--user-dir", str(ROOT / "fairseq_synth")]
@@ -77,7 +77,8 @@ def make_attention(
 ):
     """An attention with no parameter left at a value that hides a mistake (zeros, equal weights)."""
     torch.manual_seed(seed)
-    built = Mixture(parse_spec(spec), mixture, num_heads, embed_dim // num_heads, max_length, rank, beyond_length)
+    groups = parse_heads(spec, num_heads)
+    built = build_synthesizer(groups, mixture, embed_dim // num_heads, max_length, rank, beyond_length)
     module = SyntheticAttention(embed_dim, num_heads, built, **kwargs)
     with torch.no_grad():
         for parameter in module.parameters():

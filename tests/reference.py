@@ -67,6 +67,14 @@ def attention(module, x: torch.Tensor, hidden) -> torch.Tensor:
     def project(linear, vector):
         return [dot(w, vector) + float(b) for w, b in zip(linear.weight, linear.bias)]
 
+    groups = list(getattr(module.synthesizer, "groups", [module.synthesizer]))
+    # of each head its mixture, its number there, and its number among the heads that have queries and keys
+    heads = []
+    for mixture, count in zip(groups, module.synthesizer.heads):
+        for h in range(count):
+            heads.append((mixture, h, sum(m.reads_query_key for m, _, _ in heads)))
+    assert len(heads) == H
+
     out = torch.zeros(T, B, C, dtype=torch.float64)
     for b in range(B):
         rows = [[float(e) for e in x[t, b]] for t in range(T)]
@@ -75,11 +83,11 @@ def attention(module, x: torch.Tensor, hidden) -> torch.Tensor:
         k = [project(module.k_proj, row) for row in rows] if module.k_proj is not None else rows
         for i in range(T):
             joined: List[float] = []
-            for h in range(H):
-                part = slice(h * d, (h + 1) * d)
-                xh, qh, kh, vh = ([row[part] for row in m] for m in (rows, q, k, v))
+            for h, (mixture, own, among) in enumerate(heads):
+                xh, vh = ([row[h * d : (h + 1) * d] for row in m] for m in (rows, v))
+                qh, kh = ([row[among * d : (among + 1) * d] for row in m] for m in (q, k))
                 seen = [j for j in range(T) if not hidden(b, i, j)]
-                exps = {j: math.exp(mixed_score(module.synthesizer, h, i, j, xh, qh, kh)) for j in seen}
+                exps = {j: math.exp(mixed_score(mixture, own, i, j, xh, qh, kh)) for j in seen}
                 joined += [sum(exps[j] / sum(exps.values()) * vh[j][c] for j in seen) for c in range(d)]
             out[i, b] = torch.tensor(project(module.out_proj, joined), dtype=torch.float64)
     return out

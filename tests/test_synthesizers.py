@@ -1,5 +1,7 @@
 """Each function equals its equation; mixtures; sizes; the errors of a spec."""
 
+import re
+
 import pytest
 import reference
 import torch
@@ -15,6 +17,7 @@ from fairseq_synth.synthesizers import (
     factorize,
     glorot_uniform_,
     logits,
+    parse_heads,
     parse_spec,
 )
 
@@ -46,6 +49,70 @@ def test_equals_the_equation(spec, mixture, monkeypatch):
             torch.testing.assert_close(out[:length, b], expected[:length, b], rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("spec", ["random:1/vanilla:2", "dense+vanilla:1/random:1/vanilla:1", "factorized_random:3"])
+def test_heads_of_different_kinds(spec):
+    """Each head has its group's functions, and only heads that read them have queries and keys."""
+    module = make_attention(spec, num_heads=3, embed_dim=6, max_length=5).double()
+    reading = spec.count("vanilla:1") + 2 * spec.count("vanilla:2")
+    for projection in (module.q_proj, module.k_proj):
+        assert (0 if projection is None else projection.weight.size(0)) == 2 * reading
+    x = torch.randn(5, 2, 6, dtype=torch.float64, requires_grad=True)
+    expected = reference.attention(module, x, lambda b, i, j: j > i)
+    torch.testing.assert_close(module(x, attn_mask=causal_mask(x))[0], expected, rtol=0, atol=1e-12)
+    out, weights = module(x, attn_mask=causal_mask(x), need_head_weights=True)
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
+    assert weights.shape == (3, 2, 5, 5)
+    torch.testing.assert_close(torch.jit.script(module)(x, attn_mask=causal_mask(x))[0], expected, rtol=0, atol=1e-12)
+    state = {}
+    with torch.no_grad():
+        steps = [module(x[i : i + 1], incremental_state=state)[0] for i in range(5)]
+    torch.testing.assert_close(torch.cat(steps), expected, rtol=0, atol=1e-12)
+    module.train()(x)[0].square().sum().backward()
+    for name, parameter in module.named_parameters():
+        assert name == "k_proj.bias" or parameter.grad is not None and parameter.grad.any(), name
+    again = make_attention(spec, num_heads=3, embed_dim=6, max_length=5, seed=1).double()
+    again.load_state_dict(module.state_dict())
+    torch.testing.assert_close(again(x)[0], module(x)[0])
+
+
+@pytest.mark.parametrize(
+    "spec, others, message",
+    [
+        ("random:1/vanilla:2", "random+vanilla", "0.random.* with query and key"),
+        ("random+vanilla", "random:1/vanilla:2", "weights of random with .* model has 0.random.1.vanilla"),
+        ("vanilla", "random:1/vanilla:2", "dot-product attention in all heads"),
+        ("random:1/vanilla:2", "random:2/vanilla:1", "R.matrix is .1, 12, 12. in the checkpoint and .2, 12, 12."),
+    ],
+)
+def test_a_checkpoint_of_other_heads(spec, others, message):
+    state = make_attention(spec, num_heads=3, embed_dim=6).state_dict()
+    with pytest.raises(SynthesizerError, match=message):
+        make_attention(others, num_heads=3, embed_dim=6).load_state_dict(state)
+
+
+def test_heads_of_a_spec():
+    assert parse_heads("random", 8) == ((8, ("random",)),)
+    assert parse_heads(" random : 6 / vanilla+dense : 2 ", 8) == ((6, ("random",)), (2, ("dense", "vanilla")))
+    assert parse_heads("random/vanilla", 8) == ((4, ("random",)), (4, ("vanilla",)))
+
+
+@pytest.mark.parametrize(
+    "spec, message",
+    [
+        ("random:4/vanilla:2", "4 . 2 heads are not the 8 attention heads"),
+        ("random/dense/vanilla", "8 heads cannot be shared out equally among 3"),
+        ("random:4/vanilla", "give every group its number"),
+        ("random:0/vanilla:8", "give every group its number"),
+        ("random:-1/vanilla:9", "give every group its number"),
+        ("random:8/randm:0", "unknown synthesizer 'randm'"),
+        ("random:7", "7 heads are not the 8"),
+    ],
+)
+def test_heads_that_do_not_add_up(spec, message):
+    error = str(_error(parse_heads, spec, 8, "--decoder-synthesizer"))
+    assert re.search(message, error) and error.startswith("--decoder-synthesizer '")
+
+
 @pytest.mark.parametrize("length", [3, 4, 5, 12])
 @pytest.mark.parametrize("spec", [*SYNTHESIZERS, "random+fixed_random+factorized_dense", "dense+vanilla"])
 def test_tiled_beyond_length(spec, length, monkeypatch):
@@ -55,7 +122,8 @@ def test_tiled_beyond_length(spec, length, monkeypatch):
     x = torch.randn(length, 2, 6, dtype=torch.float64)
     padding = torch.arange(length)[None] >= torch.tensor([length, length - 2])[:, None]
     for causal in (False, True):
-        expected = reference.attention(module, x, lambda b, i, j: bool(padding[b, j]) or (causal and j > i))
+        hidden = padding[:, None] | torch.ones(length, length).triu(1).bool() & causal
+        expected = reference.attention(module, x, lambda b, i, j, hidden=hidden: hidden[b, i, j])
         mask = causal_mask(x) if causal else None
         found = [module(x, key_padding_mask=padding, attn_mask=mask, need_weights=True)[0]]
         for small in (0, 1 << 18):
