@@ -224,7 +224,7 @@ class Dense(Synthesizer):
         nn.init.zeros_(self.b2)
 
     def forward(self, x: Tensor, q: Optional[Tensor], k: Optional[Tensor], start: int, src_len: int) -> Terms:
-        hidden = per_head_linear(x, self.W1, self.b1).relu_()
+        hidden = per_head_linear(x, self.W1, self.b1, relu=True)
         columns, bias = positions(self.W2, 1, 0, src_len), positions(self.b2, 1, 0, src_len)
         return Terms(query=hidden, key=columns[None], bias=bias[None, :, None])
 
@@ -262,7 +262,7 @@ class FactorizedDense(Synthesizer):
         nn.init.zeros_(self.bB)
 
     def forward(self, x: Tensor, q: Optional[Tensor], k: Optional[Tensor], start: int, src_len: int) -> Terms:
-        hidden = per_head_linear(x, self.W1, self.b1).relu_()
+        hidden = per_head_linear(x, self.W1, self.b1, relu=True)
         groups = (src_len + self.b - 1) // self.b  # of columns with the same u
         a, b = min(self.a, groups), min(self.b, src_len)
         W = torch.cat([self.WA[:, :a], self.WB[:, :b]], dim=1)
@@ -603,12 +603,17 @@ def positions(x: Tensor, dim: int, start: int, count: int) -> Tensor:
     return torch.cat(pieces, dim=dim)
 
 
-def per_head_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """``W x + b`` with a matrix per head: x (B, H, T, n), weight (H, m, n), bias (H, m) -> (B, H, T, m)."""
+def per_head_linear(x: Tensor, weight: Tensor, bias: Tensor, relu: bool = False) -> Tensor:
+    """``W x + b``, or ``relu(W x + b)``, with a matrix per head.
+
+    x (B, H, T, n), weight (H, m, n), bias (H, m) -> (B, H, T, m).
+    """
     bsz, heads, length, _ = x.size()
     # of a layer's input a view, not a copy to keep
     rows = x.permute(1, 2, 0, 3).reshape(heads, length * bsz, x.size(3))
     out = torch.baddbmm(bias.unsqueeze(1), rows, weight.transpose(1, 2))
+    if relu:
+        out = out.relu_()  # before the view: of a view in place, autograd copies the gradient twice more
     return out.view(heads, length, bsz, weight.size(1)).permute(2, 0, 1, 3)
 
 
