@@ -22,7 +22,7 @@ from .roberta import SynthesizerRoberta  # noqa: F401
 
 Preset = Callable[[argparse.Namespace], None]
 
-# the rows of the paper's Table 2 and its factorized mixtures; "random+vanilla" is named random_vanilla
+# the rows of the paper's Table 2, then its factorized mixtures; "random+vanilla" is named random_vanilla
 VARIANTS = (
     "vanilla",
     "random",
@@ -35,6 +35,9 @@ VARIANTS = (
     "random+vanilla",
     "factorized_random+dense",
     "factorized_random+vanilla",
+    # this project's own, not the paper's
+    "relative_random",
+    "relative_random+vanilla",
 )
 
 

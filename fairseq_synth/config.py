@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 from dataclasses import field
+from enum import Enum
 from typing import Any, List, Optional, Sequence, Tuple, Type
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
@@ -10,7 +11,7 @@ from omegaconf import II, OmegaConf
 
 from . import synthesizers
 from .errors import SynthesizerError
-from .synthesizers import MIXTURES, parse_spec
+from .synthesizers import BEYOND_LENGTH, MIXTURES, HeadGroup, parse_heads
 
 
 @dataclasses.dataclass
@@ -21,7 +22,15 @@ class SynthesizerConfig(FairseqDataclass):
         default=256,
         metadata={
             "help": "longest sentence in tokens that the model can read or write, end of sentence included: the "
-            "size of the synthesized matrices (l in the paper). Fixed once trained. No limit for vanilla"
+            "size of the synthesized matrices (l in the paper). Fixed once trained. No limit for vanilla; for "
+            "relative_random the largest distance that is told apart"
+        },
+    )
+    synth_beyond_length: ChoiceEnum(BEYOND_LENGTH) = field(  # type: ignore[valid-type]
+        default="refuse",
+        metadata={
+            "help": "what to do with sentences longer than --synth-max-length: 'refuse' them, or 'tile' the "
+            "synthesized matrices, so that position p uses row and column p mod l"
         },
     )
     synth_rank: int = field(
@@ -45,7 +54,8 @@ class EncoderSynthesizerConfig(FairseqDataclass):
         metadata={
             "help": "what computes the attention logits in the encoder's self-attention: one of "
             f"{', '.join(synthesizers.SYNTHESIZERS)}, or several joined by '+' (random+vanilla); one for all layers, "
-            "or one for each layer separated by commas (random,random,vanilla for three layers)"
+            "or one for each layer separated by commas (random,random,vanilla for three layers); heads of different "
+            "kinds in one layer are separated by '/', with their numbers (random:6/vanilla:2 for eight heads)"
         },
     )
 
@@ -59,7 +69,8 @@ class DecoderSynthesizerConfig(FairseqDataclass):
         metadata={
             "help": "what computes the attention logits in the decoder's self-attention: one of "
             f"{', '.join(synthesizers.SYNTHESIZERS)}, or several joined by '+' (random+vanilla); one for all layers, "
-            "or one for each layer separated by commas. Attention to an encoder is never replaced"
+            "or one for each layer separated by commas; heads of different kinds in one layer separated by '/', as in "
+            "random:6/vanilla:2. Attention to an encoder is never replaced"
         },
     )
 
@@ -101,7 +112,7 @@ def to_namespace(cfg: Any, config: Type[FairseqDataclass]) -> argparse.Namespace
     for name, value in vars(args).items():
         if isinstance(value, str) and value.startswith("${"):  # an interpolation, which only Hydra resolves
             setattr(args, name, getattr(args, value[8:-1]) if value.startswith("${model.") else None)
-        elif name in ("synth_mixture", "activation_fn", "pooler_activation_fn"):
+        elif isinstance(value, Enum):
             setattr(args, name, str(value))
     return args
 
@@ -129,16 +140,16 @@ def check_heads(args: argparse.Namespace, side: str) -> None:
         )
 
 
-def layer_specs(args: argparse.Namespace, side: str) -> List[Tuple[str, ...]]:
-    """The functions of each layer that is to be built, from ``--{side}-synthesizer``.
+def layer_specs(args: argparse.Namespace, side: str) -> List[Tuple[HeadGroup, ...]]:
+    """The functions of the heads of each layer that is to be built, from ``--{side}-synthesizer``.
 
     Raises:
-        SynthesizerError: an unknown function, or another number of layers than the model has.
+        SynthesizerError: an unknown function, or another number of layers or heads than the model has.
     """
     flag = f"--{side}-synthesizer"
     spec, layers = getattr(args, f"{side}_synthesizer"), getattr(args, f"{side}_layers")
     kept = getattr(args, f"{side}_layers_to_keep", None)
-    specs = [parse_spec(part, flag) for part in spec.split(",")]
+    specs = [parse_heads(part, getattr(args, f"{side}_attention_heads"), flag) for part in spec.split(",")]
     if len(specs) == 1:
         specs = specs * layers
     if len(specs) != layers:
@@ -153,10 +164,11 @@ def layer_specs(args: argparse.Namespace, side: str) -> List[Tuple[str, ...]]:
         ) from None
 
 
-def length_limit(max_length: int, specs: Sequence[Sequence[str]]) -> Optional[int]:
-    """`max_length`, if any function of any layer has such a limit."""
-    limited = any(synthesizers.SYNTHESIZERS[name].has_max_length for names in specs for name in names)
-    return max_length if limited else None
+def length_limit(args: Any, specs: Sequence[Sequence[HeadGroup]]) -> Optional[int]:
+    """``--synth-max-length``, if any function of any layer has that limit and longer sentences are to be refused."""
+    names = {name for groups in specs for _, functions in groups for name in functions}
+    limited = any(synthesizers.SYNTHESIZERS[name].has_max_length for name in names)
+    return args.synth_max_length if limited and str(args.synth_beyond_length) == "refuse" else None
 
 
 def check_rows(flag: str, length: int, max_length: Optional[int]) -> None:
@@ -168,5 +180,5 @@ def check_rows(flag: str, length: int, max_length: Optional[int]) -> None:
     if max_length is not None and length > max_length:
         raise SynthesizerError(
             f"{flag} {length} is above --synth-max-length {max_length}: lower it to {max_length}, or train with "
-            f"--synth-max-length {length}"
+            f"--synth-max-length {length} or --synth-beyond-length tile"
         )

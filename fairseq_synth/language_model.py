@@ -51,7 +51,7 @@ class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
         args = cls.read_config(cfg, task)
         check_flags(args, "decoder")
         check_adaptive(args)
-        length = length_limit(args.synth_max_length, args.decoder_synthesizer)
+        length = length_limit(args, args.decoder_synthesizer)
         if args.tokens_per_sample is not None:
             check_rows("--tokens-per-sample", args.tokens_per_sample, length)
         if args.max_target_positions is None:

@@ -17,16 +17,18 @@ from .attention import SyntheticAttention
 from .config import length_limit
 from .host.layers import FAST_PATH_COPIES, TransformerEncoderLayerBase
 from .masks import align, aligned_columns, causal_mask, restore
-from .synthesizers import Mixture
+from .synthesizers import HeadGroup, build_synthesizer
 
 
 def build_attention(
-    cfg: TransformerConfig, side: str, names: Sequence[str], quant_noise: float, block_size: int
+    cfg: TransformerConfig, side: str, groups: Sequence[HeadGroup], quant_noise: float, block_size: int
 ) -> SyntheticAttention:
-    """The self-attention of one layer; `side` is ``encoder`` or ``decoder``, `names` its functions."""
+    """The self-attention of one layer; `side` is ``encoder`` or ``decoder``, `groups` the functions of its heads."""
     embed_dim, heads = getattr(cfg, side).embed_dim, getattr(cfg, side).attention_heads
-    mixture = Mixture(names, cfg.synth_mixture, heads, embed_dim // heads, cfg.synth_max_length, cfg.synth_rank)
-    return SyntheticAttention(embed_dim, heads, mixture, cfg.attention_dropout, quant_noise, block_size)
+    synthesizer = build_synthesizer(
+        groups, cfg.synth_mixture, embed_dim // heads, cfg.synth_max_length, cfg.synth_rank, cfg.synth_beyond_length
+    )
+    return SyntheticAttention(embed_dim, heads, synthesizer, cfg.attention_dropout, quant_noise, block_size)
 
 
 def wrap_layer(layer: nn.Module, cfg: TransformerConfig) -> nn.Module:
@@ -46,27 +48,27 @@ class EncoderLayer(TransformerEncoderLayerBase):
 
 
 class SynthesizerEncoderLayer(EncoderLayer):
-    """fairseq's encoder layer around a `SyntheticAttention` of the functions `names`."""
+    """fairseq's encoder layer around a `SyntheticAttention` of heads of the functions `groups`."""
 
-    def __init__(self, cfg: TransformerConfig, names: Sequence[str], return_fc: bool = False) -> None:
-        self.names = tuple(names)
+    def __init__(self, cfg: TransformerConfig, groups: Sequence[HeadGroup], return_fc: bool = False) -> None:
+        self.groups = tuple(groups)
         super().__init__(cfg, return_fc=return_fc)
 
     def build_self_attention(self, embed_dim: int, cfg: TransformerConfig) -> SyntheticAttention:
-        return build_attention(cfg, "encoder", self.names, self.quant_noise, self.quant_noise_block_size)
+        return build_attention(cfg, "encoder", self.groups, self.quant_noise, self.quant_noise_block_size)
 
 
 class SynthesizerDecoderLayer(TransformerDecoderLayerBase):
-    """fairseq's decoder layer around a `SyntheticAttention` of the functions `names`."""
+    """fairseq's decoder layer around a `SyntheticAttention` of heads of the functions `groups`."""
 
-    def __init__(self, cfg: TransformerConfig, names: Sequence[str], no_encoder_attn: bool = False) -> None:
-        self.names = tuple(names)
+    def __init__(self, cfg: TransformerConfig, groups: Sequence[HeadGroup], no_encoder_attn: bool = False) -> None:
+        self.groups = tuple(groups)
         super().__init__(cfg, no_encoder_attn)
 
     def build_self_attention(
         self, embed_dim: int, cfg: TransformerConfig, add_bias_kv: bool = False, add_zero_attn: bool = False
     ) -> SyntheticAttention:
-        return build_attention(cfg, "decoder", self.names, self.quant_noise, self.quant_noise_block_size)
+        return build_attention(cfg, "decoder", self.groups, self.quant_noise, self.quant_noise_block_size)
 
 
 class LimitedStack:
@@ -97,18 +99,20 @@ class SynthesizerStack(LimitedStack):
 
     Args:
         cfg: fairseq's.
-        specs: the functions of each layer, as `parse_spec` returns them.
+        specs: the functions of the heads of each layer, as `parse_heads` returns them.
         args, kwargs: the host's.
     """
 
-    def __init__(self, cfg: TransformerConfig, specs: Sequence[Tuple[str, ...]], *args: Any, **kwargs: Any) -> None:
-        self.max_length = length_limit(cfg.synth_max_length, specs)
+    def __init__(
+        self, cfg: TransformerConfig, specs: Sequence[Tuple[HeadGroup, ...]], *args: Any, **kwargs: Any
+    ) -> None:
+        self.max_length = length_limit(cfg, specs)
         self.first_spec = specs[0] if specs else ()
         super().__init__(cfg, *args, **kwargs)  # type: ignore[call-arg]  # of the host's class, the second base
         # the host builds all layers alike
-        for i, names in enumerate(specs):
-            if names != specs[0]:
-                self.layers[i] = self.build_layer(cfg, names)  # type: ignore[attr-defined]
+        for i, groups in enumerate(specs):
+            if groups != specs[0]:
+                self.layers[i] = self.build_layer(cfg, groups)  # type: ignore[attr-defined]
 
 
 class AlignedEncoder(LimitedStack, TransformerEncoderBase):
@@ -151,8 +155,8 @@ class SynthesizerEncoder(SynthesizerStack, AlignedEncoder):
     def build_encoder_layer(self, cfg: TransformerConfig) -> nn.Module:
         return self.build_layer(cfg, self.first_spec)
 
-    def build_layer(self, cfg: TransformerConfig, names: Sequence[str]) -> nn.Module:
-        return wrap_layer(SynthesizerEncoderLayer(cfg, names, return_fc=self.return_fc), cfg)
+    def build_layer(self, cfg: TransformerConfig, groups: Sequence[HeadGroup]) -> nn.Module:
+        return wrap_layer(SynthesizerEncoderLayer(cfg, groups, return_fc=self.return_fc), cfg)
 
 
 class SynthesizerDecoder(SynthesizerStack, TransformerDecoderBase):
@@ -172,8 +176,8 @@ class SynthesizerDecoder(SynthesizerStack, TransformerDecoderBase):
     def build_decoder_layer(self, cfg: TransformerConfig, no_encoder_attn: bool = False) -> nn.Module:
         return self.build_layer(cfg, self.first_spec)
 
-    def build_layer(self, cfg: TransformerConfig, names: Sequence[str]) -> nn.Module:
-        return wrap_layer(SynthesizerDecoderLayer(cfg, names, self.no_encoder_attn), cfg)
+    def build_layer(self, cfg: TransformerConfig, groups: Sequence[HeadGroup]) -> nn.Module:
+        return wrap_layer(SynthesizerDecoderLayer(cfg, groups, self.no_encoder_attn), cfg)
 
     def buffered_future_mask(self, tensor: Tensor) -> Tensor:
         """What the host hands to the layers as the causal mask: `causal_mask`, as sentences are aligned."""

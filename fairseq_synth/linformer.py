@@ -1,11 +1,11 @@
 """Linformer (Wang et al. 2020, arXiv 2006.04768), a baseline for encoders: attention to k projected positions."""
 
+import argparse
 import dataclasses
 import math
 from dataclasses import field
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Optional, Tuple
 
-import argparse
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

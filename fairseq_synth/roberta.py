@@ -51,7 +51,8 @@ class RobertaConfig(FairseqDataclass):
     )
     pooler_dropout: float = field(default=0.0, metadata={"help": "dropout probability in the classification heads"})
     untie_weights_roberta: bool = field(
-        default=False, metadata={"help": "do not share the embedding with the output layer of the masked language model"}
+        default=False,
+        metadata={"help": "do not share the embedding with the output layer of the masked language model"},
     )
     spectral_norm_classification_head: bool = field(
         default=False, metadata={"help": "spectral normalization of the classification heads"}
@@ -143,4 +144,4 @@ class SynthesizerRoberta(SynthesizerModel, RobertaModel):
     def check_encoder(cls, args: argparse.Namespace) -> Optional[int]:
         """Checks the flags of the self-attention; returns the longest input that it takes, if it has a limit."""
         check_flags(args, "encoder")
-        return length_limit(args.synth_max_length, args.encoder_synthesizer)
+        return length_limit(args, args.encoder_synthesizer)

@@ -21,6 +21,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq_cli import preprocess, train
 
 import fairseq_synth  # noqa: F401
+from fairseq_synth.architectures import VARIANTS
 from fairseq_synth.attention import SyntheticAttention
 from fairseq_synth.errors import explain
 from fairseq_synth.synthesizers import SYNTHESIZERS, Synthesizer, Terms, build_synthesizer, parse_heads
@@ -37,12 +38,11 @@ RECIPE = (
     "--num-workers 0 --no-progress-bar --log-format json --log-interval 1 --seed 7"
 ).split()
 TEST_SENTENCES = 21  # no multiple of 8
-# every function, every pair of them and one triple, so that a new function is covered once it is registered
-SPECS = (
-    list(SYNTHESIZERS)
-    + [f"{a}+{b}" for i, a in enumerate(SYNTHESIZERS) for b in list(SYNTHESIZERS)[i + 1 :]]
-    + ["random+dense+vanilla"]
-)
+# every function alone and mixed with the next, every mixture with an architecture, and one triple: a new function is
+# covered once it is registered
+NAMES = list(SYNTHESIZERS)
+SPECS = [*NAMES, *(f"{a}+{b}" for a, b in zip(NAMES, NAMES[1:])), "random+dense+vanilla"]
+SPECS += [spec for spec in VARIANTS if spec not in SPECS]
 
 
 class Distance(Synthesizer):

@@ -446,7 +446,7 @@ def test_attention_dropout_reaches_the_attention():
 
 
 def test_flat_config_has_every_flag_of_the_host():
-    from fairseq_synth.transformer import SynthesizerTransformer, SynthesizerTransformerConfig
+    from fairseq_synth.transformer import SynthesizerTransformerConfig
 
     values = dict(encoder_ffn_embed_dim=77, decoder_layers=3, quant_noise_scalar=0.5, max_target_positions=99)
     cfg = transformer_config(argparse.Namespace(**values))
