@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 from dataclasses import field
 from enum import Enum
-from typing import Any, List, Optional, Sequence, Tuple, Type
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Type
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import II, OmegaConf
@@ -103,12 +103,13 @@ def to_namespace(cfg: Any, config: Type[FairseqDataclass]) -> argparse.Namespace
 
     Args:
         cfg: the flat config, as Hydra's DictConfig, a dataclass or a Namespace.
-        config: the model's dataclass, whose defaults fill in what a Namespace has not.
+        config: the model's dataclass, whose defaults fill in what the config of an older checkpoint has not.
     """
+    known: Dict[str, Any] = {}
     if OmegaConf.is_config(cfg):
-        flat: Any = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
-        return argparse.Namespace(**flat)
-    args = argparse.Namespace(**vars(config.from_namespace(cfg)))
+        container: Any = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
+        known, cfg = container, argparse.Namespace(**container)
+    args = argparse.Namespace(**{**vars(config.from_namespace(cfg)), **known})
     for name, value in vars(args).items():
         if isinstance(value, str) and value.startswith("${"):  # an interpolation, which only Hydra resolves
             setattr(args, name, getattr(args, value[8:-1]) if value.startswith("${model.") else None)
