@@ -252,6 +252,8 @@ def refused(done, *parts):
         (["--encoder-attention-heads", "3"], ["--encoder-attention-heads 3"]),
         (["--cross-self-attention"], ["--cross-self-attention"]),
         (["--decoder-synthesizer", "factorized_dense", "--synth-max-length", "23"], ["--synth-max-length 23", "a*b"]),
+        (["--decoder-synthesizer", "random:2/vanilla:1"], ["--decoder-synthesizer", "2 + 1 heads", "the 2 attention"]),
+        (["--synth-beyond-length", "wrap"], ["--synth-beyond-length", "refuse", "tile"]),
     ],
     ids=lambda value: value[0] if value[0].startswith("--") else "",
 )
@@ -380,6 +382,16 @@ def test_missing_data_folder(tmp_path):
     argv = [tmp_path / "nowhere", *USER_DIR, "--arch", "transformer_synth_random_multi30k", *RECIPE]
     argv += ["--save-dir", tmp_path / "save"]
     refused(command("train", *argv, check=False), str(tmp_path / "nowhere"), "no such")
+
+
+def test_tiled_beyond_length(uneven, tmp_path):
+    """With l = 6 sentences of 21 tokens are trained on, validated and translated; no limit is left in the log."""
+    flags = ["--max-epoch", "1", "--synth-max-length", "6", "--synth-beyond-length", "tile"]
+    log = fit(uneven, tmp_path, *flags, "--decoder-synthesizer", "random:1/dense+vanilla:1")
+    assert "will be skipped" not in log and '"valid_loss"' in log and "--synth-max-length" not in log
+    argv = [uneven / "bin", *USER_DIR, "--path", tmp_path / "checkpoint_last.pt", "--max-len-b", "20"]
+    out, _ = run_cli(generate.cli_main, *argv)
+    assert sorted(translations(out)) == list(range(TEST_SENTENCES))
 
 
 def test_a_sentence_longer_than_l(data, trained, tmp_path):

@@ -468,16 +468,17 @@ def test_the_documented_function(monkeypatch):
     monkeypatch.setattr(synthesizers, "SYNTHESIZERS", dict(synthesizers.SYNTHESIZERS))
     namespace = dict(vars(synthesizers))
     exec(code, namespace)
-    module = synthesizers.Mixture(("toeplitz", "dense"), "convex", 2, 3, 12, 2)
+    module = synthesizers.Mixture(("locality", "dense"), "convex", 2, 3, 12, 2)
     module.reset_parameters()
-    r = module.components["toeplitz"].r
-    scores = synthesizers.logits([module.components["toeplitz"](torch.zeros(1, 2, 4, 3), None, None, 3, 9)], 9)
+    component = module.components["locality"]
+    torch.nn.init.normal_(component.c)
+    scores = synthesizers.logits([component(torch.zeros(1, 2, 4, 3), None, None, 3, 9)], 9)
     for i in range(4):
         for j in range(9):
-            torch.testing.assert_close(scores[0, :, i, j], r[:, 12 + j - (3 + i)])
+            torch.testing.assert_close(scores[0, :, i, j], -component.w[:, 0, 0] * abs(j - 3 - i) - component.c[:, j])
     assert len(module(torch.zeros(1, 2, 4, 3), None, None, 0, 4)) == 2
-    module.components["toeplitz"].silence()
-    assert torch.count_nonzero(r) == 0
+    component.silence()
+    assert torch.count_nonzero(component.w) == torch.count_nonzero(component.c) == 0
 
 
 def test_the_readmes_attention():
