@@ -51,7 +51,8 @@ class RobertaConfig(FairseqDataclass):
     )
     pooler_dropout: float = field(default=0.0, metadata={"help": "dropout probability in the classification heads"})
     untie_weights_roberta: bool = field(
-        default=False, metadata={"help": "do not share the embedding with the output layer of the masked language model"}
+        default=False,
+        metadata={"help": "do not share the embedding with the output layer of the masked language model"},
     )
     spectral_norm_classification_head: bool = field(
         default=False, metadata={"help": "spectral normalization of the classification heads"}
