@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import math
 from dataclasses import field
 from typing import Any, Optional, Tuple
 
@@ -19,6 +18,7 @@ from .config import check_heads
 from .errors import SynthesizerError
 from .layers import AlignedEncoder, EncoderLayer, wrap_layer
 from .roberta import RobertaFlags, RobertaStructure, SynthesizerRoberta, SynthesizerRobertaEncoder
+from .synthesizers import glorot_uniform_
 
 SHARING = ("none", "headwise", "key-value", "layerwise")
 
@@ -85,7 +85,7 @@ class LinformerAttention(nn.Module):
         self.E = nn.Parameter(torch.empty(heads, k, max_length))
         self.F = self.E if sharing in ("key-value", "layerwise") else nn.Parameter(torch.empty_like(self.E))
         for projection in (self.E, self.F):
-            nn.init.normal_(projection, std=1 / math.sqrt(k))  # as in the paper's proof of theorem 2
+            glorot_uniform_(projection)  # the paper does not say
 
     def forward(
         self,
@@ -142,10 +142,8 @@ class LinformerEncoderLayer(EncoderLayer):
 class LinformerEncoder(AlignedEncoder):
     """fairseq's encoder of `LinformerEncoderLayer`; the projections are of all layers if they are shared so."""
 
-    length_flag = "--max-positions"
-
     def __init__(self, cfg: TransformerConfig, *args: Any, **kwargs: Any) -> None:
-        self.max_length = cfg.max_source_positions
+        self.max_length, self.length_flag = cfg.max_source_positions, "--max-positions"
         super().__init__(cfg, *args, **kwargs)
         if cfg.linformer_sharing == "layerwise":
             for layer in self.layers:

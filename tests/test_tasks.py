@@ -1,0 +1,350 @@
+"""The stock command lines with language models and encoders, on corpora of a few hundred short lines."""
+
+import math
+import random
+import re
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+from fairseq_cli import eval_lm, generate, interactive, preprocess, train, validate
+from helpers import RECIPE, ROOT, SMALL, USER_DIR, command, complaint, losses, run_cli
+
+from fairseq_synth.architectures import VARIANTS
+
+LENGTH = 16
+LM_SIZE = "--decoder-layers 2 --decoder-embed-dim 16 --decoder-ffn-embed-dim 32 --decoder-attention-heads 2".split()
+ENCODER_SIZE = [flag.replace("decoder", "encoder") for flag in LM_SIZE]
+COMMON = (
+    "--optimizer adam --lr 0.01 --num-workers 0 --no-progress-bar --log-format json --log-interval 1 --seed 7".split()
+)
+SYNTH = ["--synth-max-length", str(LENGTH)]
+LM = [
+    "--task",
+    "language_modeling",
+    *LM_SIZE,
+    "--tokens-per-sample",
+    str(LENGTH),
+    "--dropout",
+    "0",
+    "--batch-size",
+    "16",
+]
+ENCODER = [*ENCODER_SIZE, "--batch-size", "32", "--dropout", "0", "--attention-dropout", "0", "--pooler-dropout", "0"]
+MASKED = ["--task", "masked_lm", "--criterion", "masked_lm", "--tokens-per-sample", str(LENGTH), *ENCODER]
+LABELS = ["--task", "sentence_prediction", "--criterion", "sentence_prediction", "--max-positions", str(LENGTH)]
+LABELS += ["--init-token", "0", "--separator-token", "2", "--classification-head-name", "head", *ENCODER]
+WORDS = 12
+
+
+def lines(count, seed):
+    """Lines of 1 to 9 words: each word tells the next one, counting on by 1, 2 or 3."""
+    rng = random.Random(seed)
+    for _ in range(count):
+        first, step = rng.randrange(WORDS), rng.randint(1, 3)
+        yield [f"w{(first + step * i) % WORDS}" for i in range(rng.randint(1, 9))], step
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory):
+    """lm: a text; labels: the step that a line counts in, as a class; numbers: the same as a number."""
+    folder = tmp_path_factory.mktemp("tasks")
+    splits = {"train": 240, "valid": 40, "test": 20}
+    for seed, (split, count) in enumerate(splits.items()):
+        rows = [(line, step) for line, step in lines(count, seed) if split != "train" or len(line) > 0]
+        (folder / f"{split}.text").write_text("".join(" ".join(line) + "\n" for line, _ in rows))
+        (folder / f"{split}.class").write_text("".join(f"c{step}\n" for _, step in rows))
+        (folder / "numbers" / "label").mkdir(parents=True, exist_ok=True)
+        (folder / "numbers" / "label" / f"{split}.label").write_text("".join(f"{step / 2}\n" for _, step in rows))
+    for name, target, dictionary in [
+        ("text", "lm", None),
+        ("text", "labels/input0", "lm/dict.txt"),
+        ("class", "labels/label", None),
+        ("text", "numbers/input0", "lm/dict.txt"),
+    ]:
+        argv = ["--only-source", "--destdir", folder / target]
+        argv += [f"--{split}pref={folder}/{split}.{name}" for split in splits]
+        run_cli(preprocess.cli_main, *argv, *(["--srcdict", folder / dictionary] if dictionary else []))
+    return folder
+
+
+def fit(data, save, arch, *flags):
+    size = SYNTH if "synth" in arch else []
+    return run_cli(train.cli_main, data, *USER_DIR, "--arch", arch, "--save-dir", save, *COMMON, *size, *flags)[1]
+
+
+@pytest.fixture(scope="session")
+def language_model(corpus, tmp_path_factory):
+    save = tmp_path_factory.mktemp("language_model")
+    fit(
+        corpus / "lm",
+        save,
+        "transformer_lm_synth_random_vanilla_ptb",
+        *LM,
+        "--max-epoch",
+        "8",
+        "--no-epoch-checkpoints",
+    )
+    return save / "checkpoint_best.pt"
+
+
+@pytest.fixture(scope="session")
+def encoder(corpus, tmp_path_factory):
+    """Pre-trained as a masked language model."""
+    save = tmp_path_factory.mktemp("encoder")
+    flags = [*MASKED, "--sample-break-mode", "eos", "--max-epoch", "4", "--no-epoch-checkpoints"]
+    log = fit(corpus / "lm", save, "roberta_synth_random_vanilla_agnews", *flags)
+    curve = losses(log)
+    assert float(curve[max(curve)]) < float(curve[1]) - 0.5
+    return save / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="session")
+def classifier(corpus, encoder, tmp_path_factory):
+    """The encoder, fine-tuned to tell the class."""
+    save = tmp_path_factory.mktemp("classifier")
+    flags = [*LABELS, "--num-classes", "3", "--max-epoch", "12", "--no-epoch-checkpoints", "--restore-file", encoder]
+    flags += ["--reset-optimizer", "--reset-dataloader", "--reset-meters"]
+    flags += ["--best-checkpoint-metric", "accuracy", "--maximize-best-checkpoint-metric"]
+    log = fit(corpus / "labels", save, "roberta_synth_random_vanilla_agnews", *flags)
+    assert max(float(a) for a in re.findall(r'"valid_accuracy": "([\d.]+)"', log)) > 70
+    return save / "checkpoint_best.pt"
+
+
+def perplexity(log):
+    return float(re.search(r"Perplexity: ([\d.]+)", log)[1])
+
+
+def evaluate(corpus, path, *flags):
+    argv = [corpus / "lm", *USER_DIR, "--path", path, "--gen-subset", "test", "--tokens-per-sample", LENGTH, *flags]
+    return perplexity(run_cli(eval_lm.cli_main, *argv)[1])
+
+
+def test_language_model_learns(corpus, language_model):
+    assert evaluate(corpus, language_model) < 0.5 * WORDS
+
+
+@pytest.mark.parametrize("spec", VARIANTS)
+def test_every_variant_of_a_language_model_trains(corpus, tmp_path, spec):
+    arch = f"transformer_lm_synth_{spec.replace('+', '_')}_ptb"
+    curve = losses(fit(corpus / "lm", tmp_path, arch, *LM, "--max-update", "12", "--no-save", "--disable-validation"))
+    assert float(curve[12]) < float(curve[1]) - 0.3
+
+
+@pytest.mark.parametrize("mode", ["none", "complete", "complete_doc", "eos"])
+def test_break_modes(corpus, tmp_path, mode):
+    """Training and evaluation; resumed, the losses go on as in one run."""
+    flags = [*LM, "--sample-break-mode", mode, "--batch-size", "8"]
+    arch = "transformer_lm_synth_random_dense_ptb"
+    whole = losses(fit(corpus / "lm", tmp_path / "whole", arch, *flags, "--max-epoch", "2", "--no-epoch-checkpoints"))
+    fit(corpus / "lm", tmp_path / "parts", arch, *flags, "--max-epoch", "1", "--no-epoch-checkpoints")
+    rest = losses(fit(corpus / "lm", tmp_path / "parts", arch, *flags, "--max-epoch", "2", "--no-epoch-checkpoints"))
+    assert rest and rest == {update: loss for update, loss in whole.items() if update in rest}
+    score = evaluate(corpus, tmp_path / "whole" / "checkpoint_last.pt", "--sample-break-mode", mode)
+    assert 1 < score < 2 * WORDS
+
+
+def test_context_window(corpus, language_model):
+    """With --context-window a row begins with the end of the row before it, and only its own tokens are scored."""
+    window = 6
+    path = str(language_model)
+    (model,), _, task = checkpoint_utils.load_model_ensemble_and_task(
+        [path], arg_overrides={"data": str(corpus / "lm"), "tokens_per_sample": LENGTH - window}
+    )
+    task.load_dataset("test")
+    dataset = task.dataset("test")
+    model.eval()
+    total, count, before = 0.0, 0, torch.tensor([], dtype=torch.long)
+    with torch.no_grad():
+        for i in range(len(dataset)):
+            row = torch.cat([before, dataset[i]["source"]])
+            log_probs = model.get_normalized_probs(model(row[None]), log_probs=True)[0]
+            own = log_probs[len(before) :].gather(1, dataset[i]["target"][:, None])
+            total, count = total - own.sum().item(), count + len(own)
+            before = row[-window:]
+    assert evaluate(corpus, path, "--context-window", window) == pytest.approx(math.exp(total / count), abs=0.011)
+    assert evaluate(corpus, path, "--context-window", window) != evaluate(corpus, path)
+
+
+def test_rows_longer_than_l_are_not_left_out(corpus, language_model):
+    """fairseq-eval-lm would skip them, and print the perplexity of what is left."""
+    argv = [corpus / "lm", *USER_DIR, "--path", language_model, "--gen-subset", "test"]
+    line = complaint(eval_lm.cli_main, *argv)
+    assert "--tokens-per-sample" in line and f"{LENGTH} is this model's --synth-max-length" in line
+
+
+def test_language_model_generates(corpus, language_model):
+    """fairseq-generate goes on from a prefix of each line, fairseq-interactive from what is typed."""
+    argv = [corpus / "lm", *USER_DIR, "--path", language_model, "--task", "language_modeling", "--beam", "2"]
+    argv += ["--max-len-b", "10", "--max-len-a", "0"]
+    rows = [
+        "--gen-subset",
+        "test",
+        "--sample-break-mode",
+        "eos",
+        "--tokens-per-sample",
+        str(LENGTH),
+        "--batch-size",
+        "8",
+    ]
+    out, _ = run_cli(generate.cli_main, *argv, *rows, "--prefix-size", "2")
+    begun = {int(m[1]): m[2].split()[:2] for m in re.finditer(r"^T-(\d+)\t(.*)$", out, flags=re.M)}
+    written = {int(m[1]): m[2].split() for m in re.finditer(r"^H-(\d+)\t\S+\t(.*)$", out, flags=re.M)}
+    assert len(written) == 20
+    assert all(written[i][: len(prefix)] == prefix for i, prefix in begun.items())
+    out, _ = run_cli(interactive.cli_main, *argv, stdin="w1 w2 w3 w4\nw5\n")
+    first, second = (m[1].split() for m in re.finditer(r"^H-\d+\t\S+\t(.*)$", out, flags=re.M))
+    assert first[:4] == ["w1", "w2", "w3", "w4"] and second[0] == "w5"
+
+
+def test_language_model_from_pretrained(corpus, language_model):
+    from fairseq_synth.language_model import SynthesizerLanguageModel
+
+    hub = SynthesizerLanguageModel.from_pretrained(
+        str(language_model.parent), language_model.name, str(corpus / "lm"), user_dir=str(ROOT / "fairseq_synth")
+    )
+    assert hub.sample(["w1 w2 w3", "w4"], beam=2, max_len_a=0, max_len_b=8)[0].startswith("w1 w2 w3")
+    long, short = hub.score(["w1 w2 w3 w4 w5 w6", "w4 w1"])
+    assert long["score"] > short["score"]  # it counts on
+    tokens = hub.encode("w4 w1")[:-1]
+    row = torch.cat([torch.tensor([2]), tokens])
+    with torch.no_grad():
+        log_probs = hub.models[0].get_normalized_probs(hub.models[0](row[None]), log_probs=True)[0]
+    expected = log_probs[: len(tokens)].gather(1, tokens[:, None]).squeeze(1)
+    torch.testing.assert_close(short["positional_scores"][: len(tokens)], expected, atol=1e-5, rtol=0)
+
+
+def test_from_a_stock_language_model(corpus, tmp_path):
+    """--finetune-from-model: a sum with vanilla starts with the stock model's loss."""
+    flags = [*LM, "--no-epoch-checkpoints"]
+    fit(corpus / "lm", tmp_path / "stock", "transformer_lm_ptb", *flags, "--max-epoch", "1")
+    stock = evaluate(corpus, tmp_path / "stock" / "checkpoint_last.pt")
+    begin = ["--finetune-from-model", tmp_path / "stock" / "checkpoint_last.pt", "--lr", "1e-20", "--max-update", "1"]
+    for arch in ("transformer_lm_synth_vanilla_ptb", "transformer_lm_synth_random_vanilla_ptb"):
+        fit(corpus / "lm", tmp_path / arch, arch, *flags, "--synth-mixture", "sum", *begin)
+        assert evaluate(corpus, tmp_path / arch / "checkpoint_last.pt") == stock
+
+
+def test_classifier(corpus, classifier):
+    """fairseq-validate, and the same predictions from Python, for a sentence alone."""
+    from fairseq_synth.roberta import SynthesizerRoberta
+
+    argv = [corpus / "labels", *USER_DIR, "--path", classifier, "--task", "sentence_prediction", "--log-format", "json"]
+    argv += ["--num-classes", "3", "--valid-subset", "test", "--batch-size", "7", "--criterion", "sentence_prediction"]
+    argv += ["--classification-head-name", "head", "--max-positions", LENGTH]
+    log = run_cli(validate.cli_main, *argv)[1]
+    accuracy = float(re.findall(r'"accuracy": "?([\d.]+)', log.replace("test_", ""))[-1])
+    hub = SynthesizerRoberta.from_pretrained(
+        str(classifier.parent), classifier.name, str(corpus / "labels"), bpe=None, user_dir=str(ROOT / "fairseq_synth")
+    )
+    right, total = 0, 0
+    names = hub.task.label_dictionary
+    for text, label in zip(*((corpus / f"test.{name}").read_text().splitlines() for name in ("text", "class"))):
+        tokens = hub.task.source_dictionary.encode_line(f"<s> {text}", add_if_not_exist=False).long()
+        answer = hub.predict("head", tokens).argmax().item()
+        right, total = right + (names[answer + names.nspecial] == label), total + 1
+    assert accuracy == pytest.approx(100 * right / total, abs=0.1)
+
+
+@pytest.mark.parametrize("arch", ["roberta_synth_factorized_random_vanilla_agnews", "roberta_linformer_agnews"])
+def test_classes_and_numbers_from_scratch(corpus, tmp_path, arch):
+    more = ["--linformer-k", "4"] if "linformer" in arch else []
+    log = fit(corpus / "labels", tmp_path, arch, *LABELS, *more, "--num-classes", "3", "--max-epoch", "3", "--no-save")
+    assert len(re.findall('"valid_accuracy"', log)) == 3
+    number = ["--num-classes", "1", "--regression-target", "--max-epoch", "3", "--no-save"]
+    number += ["--best-checkpoint-metric", "loss"]
+    curve = losses(fit(corpus / "numbers", tmp_path, arch, *LABELS, *more, *number))
+    assert float(curve[max(curve)]) < float(curve[1])
+
+
+@pytest.mark.parametrize("spec", VARIANTS)
+def test_every_variant_of_an_encoder_trains(corpus, tmp_path, spec):
+    arch = f"roberta_synth_{spec.replace('+', '_')}_agnews"
+    curve = losses(
+        fit(corpus / "lm", tmp_path, arch, *MASKED, "--max-update", "12", "--no-save", "--disable-validation")
+    )
+    assert float(curve[12]) < float(curve[1])
+
+
+@pytest.mark.parametrize("kind", ["language_model", "encoder"])
+def test_hydra(corpus, tmp_path, kind):
+    """fairseq-hydra-train; the checkpoint holds the flags that were given."""
+    argv = [f"task.data={corpus}/lm", f"common.user_dir={ROOT}/fairseq_synth", f"checkpoint.save_dir={tmp_path}/save"]
+    argv += [f"hydra.run.dir={tmp_path}", "dataset.num_workers=0", "dataset.batch_size=16", "optimization.max_update=3"]
+    argv += ["optimization.lr=[0.01]", "optimizer=adam", "lr_scheduler=fixed", f"task.tokens_per_sample={LENGTH}"]
+    argv += [f"model.synth_max_length={LENGTH}", "common.cpu=true"]
+    if kind == "language_model":
+        argv += ["task=language_modeling", "model=transformer_lm_synth", "model.decoder_synthesizer=random"]
+        argv += ["criterion=cross_entropy"]
+        argv += [
+            f"model.decoder_{size}" for size in ("layers=1", "embed_dim=16", "ffn_embed_dim=32", "attention_heads=2")
+        ]
+    else:
+        argv += ["task=masked_lm", "model=roberta_synth", "model.encoder_synthesizer=random", "criterion=masked_lm"]
+        argv += [
+            f"model.encoder_{size}" for size in ("layers=1", "embed_dim=16", "ffn_embed_dim=32", "attention_heads=2")
+        ]
+    command("hydra_train", *argv, cwd=tmp_path)
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "save" / "checkpoint_last.pt"))
+    stack = "decoder" if kind == "language_model" else "encoder.sentence_encoder"
+    assert f"{stack}.layers.0.self_attn.synthesizer.components.random.R.matrix" in state["model"]
+    assert state["model"][f"{stack}.embed_tokens.weight"].size(1) == 16
+    if kind == "encoder":
+        assert f"{stack}.embed_positions.weight" in state["model"] and state["cfg"].model.layernorm_embedding
+    else:
+        assert perplexity_of(corpus, tmp_path) < 4 * WORDS
+
+
+def perplexity_of(corpus, folder):
+    return evaluate(corpus, folder / "save" / "checkpoint_last.pt")
+
+
+REFUSED = {
+    "rows longer than l": (
+        "lm",
+        ["--arch", "transformer_lm_synth_random_ptb", *LM, "--tokens-per-sample", "17"],
+        f"--tokens-per-sample 17 is above --synth-max-length {LENGTH}",
+    ),
+    "rows of an encoder longer than l": (
+        "lm",
+        ["--arch", "roberta_synth_random_agnews", *MASKED, "--max-positions", "17"],
+        f"--max-positions 17 is above --synth-max-length {LENGTH}",
+    ),
+    "a classifier's rows longer than l": (
+        "labels",
+        ["--arch", "roberta_synth_random_agnews", *LABELS, "--num-classes", "3", "--max-positions", "17"],
+        f"--max-positions 17 is above --synth-max-length {LENGTH}",
+    ),
+    "a language model for classes": (
+        "labels",
+        ["--arch", "transformer_lm_synth_random_ptb", *LABELS[: -len(ENCODER)], "--num-classes", "3", *LM_SIZE],
+        "this task needs an encoder, and the model, of --arch or of the checkpoint, is a language model; take --task "
+        "language_modeling",
+    ),
+    "an encoder for language modelling": (
+        "lm",
+        ["--arch", "roberta_synth_random_agnews", "--task", "language_modeling", *ENCODER_SIZE],
+        "this task needs a language model, and the model, of --arch or of the checkpoint, is an encoder; take --task "
+        "masked_lm or sentence_prediction",
+    ),
+}
+
+
+@pytest.mark.parametrize("folder, flags, message", REFUSED.values(), ids=REFUSED)
+def test_refused(corpus, tmp_path, folder, flags, message):
+    argv = [corpus / folder, *USER_DIR, *flags, *SYNTH, *COMMON, "--save-dir", tmp_path / "save", "--batch-size", "4"]
+    assert message in complaint(train.cli_main, *argv)
+    assert not (tmp_path / "save").exists() or not list((tmp_path / "save").iterdir())
+
+
+def test_a_checkpoint_of_another_kind(corpus, data, language_model, classifier, tmp_path):
+    """A language model given to translation, an encoder to eval-lm, either to go on from: one line each."""
+    line = complaint(generate.cli_main, data / "bin", *USER_DIR, "--path", language_model)
+    assert "this task needs a translation model" in line and "is a language model" in line
+    line = complaint(eval_lm.cli_main, corpus / "lm", *USER_DIR, "--path", classifier, "--gen-subset", "test")
+    assert "this task needs a language model" in line and "is an encoder" in line
+    for flag in ("--restore-file", "--finetune-from-model"):
+        argv = [data / "bin", *USER_DIR, "--arch", "transformer_synth_random_multi30k", *SMALL, *RECIPE]
+        line = complaint(train.cli_main, *argv, "--save-dir", tmp_path / "save", flag, language_model)
+        assert "the checkpoint is of a language model, this model is a translation model" in line
+        assert not list((tmp_path / "save").iterdir())
