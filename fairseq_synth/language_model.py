@@ -59,7 +59,7 @@ class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
         if args.decoder_layers_to_keep:
             args.decoder_layers = len(args.decoder_layers_to_keep.split(","))
         config = TransformerConfig.from_namespace(args)
-        embed_tokens = build_embedding(args, task.source_dictionary)
+        embed_tokens: Any = build_embedding(args, task.source_dictionary)
         model = cls(SynthesizerDecoder(config, task.target_dictionary, embed_tokens, no_encoder_attn=True))
         cls.limit_lengths(task, length)
         return model
