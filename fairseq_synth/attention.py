@@ -126,11 +126,13 @@ class SyntheticAttention(nn.Module):
             terms = self.synthesizer(self.split_heads(query), q, k, 0, tgt_len)
             if not torch.jit.is_scripting():
                 if not need_weights and not need_head_weights:
+                    if len(self.synthesizer.heads) == 1:
+                        return self.join_heads(attend(terms, v, key_padding_mask, attn_mask, dropout)), None
                     found = [
                         attend(group, v.narrow(1, first, heads), key_padding_mask, attn_mask, dropout)
                         for group, first, heads in self.groups_of(terms)
                     ]
-                    return self.join_heads(torch.cat(found, dim=1) if len(found) > 1 else found[0]), None
+                    return self.join_heads(torch.cat(found, dim=1)), None
             weights = self.weights_of(terms, tgt_len, key_padding_mask, attn_mask, bsz).to(v.dtype)
             attn = weighted_sum(drop(weights, dropout, bsz), v)
         else:
