@@ -183,7 +183,7 @@ class SyntheticAttention(nn.Module):
 
     def split_heads(self, x: Tensor) -> Tensor:
         """(T, B, C) -> (B, H, T, d_h), without a copy; fewer heads where the projection has fewer."""
-        return x.reshape(x.size(0), x.size(1), -1, self.head_dim).permute(1, 2, 0, 3)
+        return x.reshape(x.size(0), x.size(1), x.size(2) // self.head_dim, self.head_dim).permute(1, 2, 0, 3)
 
     @torch.jit.export
     def reorder_incremental_state(
