@@ -88,7 +88,8 @@ def lightconv_ptb(args: argparse.Namespace) -> None:
 
 def base(args: argparse.Namespace) -> None:
     """RoBERTa's base: 12 layers, 768, 3072, 12 heads, l = 512."""
-    set_defaults(args, max_positions=512, synth_max_length=512)
+    set_defaults(args, synth_max_length=512)
+    set_defaults(args, max_positions=args.synth_max_length)
     roberta.base_architecture(args)
 
 
@@ -107,7 +108,7 @@ def imdb(args: argparse.Namespace) -> None:
 
 def agnews(args: argparse.Namespace) -> None:
     """`imdb` with l = 128: news in brief have 50 tokens on average."""
-    set_defaults(args, max_positions=128, synth_max_length=128)
+    set_defaults(args, synth_max_length=128)
     imdb(args)
 
 

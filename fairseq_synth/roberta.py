@@ -15,6 +15,7 @@ from fairseq.utils import get_available_activation_fns
 
 from .config import EncoderSynthesizerConfig, SynthesizerConfig, check_flags, check_rows, flatten, length_limit
 from .layers import SynthesizerEncoder
+from .lengths import flag as flag_of
 from .model import SynthesizerModel
 
 # of fairseq's Transformer, beside --encoder-* and --quant-noise-*
@@ -132,10 +133,13 @@ class SynthesizerRoberta(SynthesizerModel, RobertaModel):
             SynthesizerError: a flag is invalid or cannot apply; the message names it.
         """
         args = cls.read_config(cfg, task)
-        flag = "--max-positions" if args.max_positions else "--tokens-per-sample"
-        args.max_positions = args.max_positions or task.max_positions()
         length = cls.check_encoder(args)
-        check_rows(flag, args.max_positions, length)
+        for flag, rows in (
+            ("--tokens-per-sample", flag_of(task, "tokens_per_sample")),
+            ("--max-positions", args.max_positions),
+        ):
+            check_rows(flag, rows or 0, length)
+        args.max_positions = args.max_positions or task.max_positions()
         model = cls(args, cls.encoder_class(args, task.source_dictionary))
         cls.limit_lengths(task, length)
         return model

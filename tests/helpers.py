@@ -93,11 +93,12 @@ def make_attention(
     return module
 
 
-def make_task(words=40, **attributes):
+def make_task(words=40, tokens_per_sample=24):
     """What a model asks of a task."""
     dictionary = make_dictionary(words)
     names = ("source_dictionary", "target_dictionary", "dictionary", "output_dictionary")
-    return SimpleNamespace(**dict.fromkeys(names, dictionary), max_positions=lambda: 24, **attributes)
+    cfg = SimpleNamespace(tokens_per_sample=tokens_per_sample)
+    return SimpleNamespace(**dict.fromkeys(names, dictionary), max_positions=lambda: tokens_per_sample, cfg=cfg)
 
 
 def make_model(arch="transformer_synth_random_vanilla_multi30k", seed=1, words=40, **flags):
@@ -121,7 +122,7 @@ def make_model(arch="transformer_synth_random_vanilla_multi30k", seed=1, words=4
     args = argparse.Namespace(arch=arch, **{**sizes, **flags})
     ARCH_CONFIG_REGISTRY[arch](args)
     torch.manual_seed(seed)
-    return ARCH_MODEL_REGISTRY[arch].build_model(args, make_task(words)).eval()
+    return ARCH_MODEL_REGISTRY[arch].build_model(args, make_task(words, args.synth_max_length)).eval()
 
 
 def make_synth(spec, kind="translation", **flags):

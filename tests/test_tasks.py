@@ -266,37 +266,52 @@ def test_every_variant_of_an_encoder_trains(corpus, tmp_path, spec):
     assert float(curve[12]) < float(curve[1])
 
 
-@pytest.mark.parametrize("kind", ["language_model", "encoder"])
-def test_hydra(corpus, tmp_path, kind):
-    """fairseq-hydra-train; the checkpoint holds the flags that were given."""
-    argv = [f"task.data={corpus}/lm", f"common.user_dir={ROOT}/fairseq_synth", f"checkpoint.save_dir={tmp_path}/save"]
-    argv += [f"hydra.run.dir={tmp_path}", "dataset.num_workers=0", "dataset.batch_size=16", "optimization.max_update=3"]
-    argv += ["optimization.lr=[0.01]", "optimizer=adam", "lr_scheduler=fixed", f"task.tokens_per_sample={LENGTH}"]
-    argv += [f"model.synth_max_length={LENGTH}", "common.cpu=true"]
-    if kind == "language_model":
-        argv += ["task=language_modeling", "model=transformer_lm_synth", "model.decoder_synthesizer=random"]
-        argv += ["criterion=cross_entropy"]
-        argv += [
-            f"model.decoder_{size}" for size in ("layers=1", "embed_dim=16", "ffn_embed_dim=32", "attention_heads=2")
-        ]
-    else:
-        argv += ["task=masked_lm", "model=roberta_synth", "model.encoder_synthesizer=random", "criterion=masked_lm"]
-        argv += [
-            f"model.encoder_{size}" for size in ("layers=1", "embed_dim=16", "ffn_embed_dim=32", "attention_heads=2")
-        ]
-    command("hydra_train", *argv, cwd=tmp_path)
-    state = checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "save" / "checkpoint_last.pt"))
-    stack = "decoder" if kind == "language_model" else "encoder.sentence_encoder"
-    assert f"{stack}.layers.0.self_attn.synthesizer.components.random.R.matrix" in state["model"]
-    assert state["model"][f"{stack}.embed_tokens.weight"].size(1) == 16
-    if kind == "encoder":
-        assert f"{stack}.embed_positions.weight" in state["model"] and state["cfg"].model.layernorm_embedding
-    else:
-        assert perplexity_of(corpus, tmp_path) < 4 * WORDS
+HYDRA = """
+defaults: [_self_]
+common: {{cpu: true, user_dir: {user_dir}}}
+dataset: {{num_workers: 0, batch_size: 16}}
+task: {{_name: {task}, data: {data}, tokens_per_sample: {length}}}
+criterion: {criterion}
+optimizer: {{_name: adam}}
+lr_scheduler: fixed
+optimization: {{max_update: 3, lr: [0.01]}}
+model: {{_name: {model}, {stack}_synthesizer: random, synth_max_length: {length}, {stack}_layers: 1,
+         {stack}_embed_dim: 16, {stack}_ffn_embed_dim: 32, {stack}_attention_heads: 2}}
+"""
 
 
-def perplexity_of(corpus, folder):
-    return evaluate(corpus, folder / "save" / "checkpoint_last.pt")
+@pytest.mark.parametrize(
+    "stack, model, task, criterion",
+    [
+        ("decoder", "transformer_lm_synth", "language_modeling", "cross_entropy"),
+        ("encoder", "roberta_synth", "masked_lm", "masked_lm"),
+    ],
+)
+def test_hydra(corpus, tmp_path, stack, model, task, criterion):
+    """fairseq-hydra-train with a YAML file; the checkpoint holds the flags that were given, and is evaluated."""
+    config = HYDRA.format(
+        user_dir=ROOT / "fairseq_synth",
+        data=corpus / "lm",
+        length=LENGTH,
+        stack=stack,
+        model=model,
+        task=task,
+        criterion=criterion,
+    )
+    (tmp_path / "small.yaml").write_text(config)
+    argv = ["--config-dir", tmp_path, "--config-name", "small", f"hydra.run.dir={tmp_path}"]
+    command("hydra_train", *argv, f"checkpoint.save_dir={tmp_path}/save", "+model.dropout=0.25", cwd=tmp_path)
+    last = tmp_path / "save" / "checkpoint_last.pt"
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(last))
+    prefix = "decoder" if stack == "decoder" else "encoder.sentence_encoder"
+    assert f"{prefix}.layers.0.self_attn.synthesizer.components.random.R.matrix" in state["model"]
+    assert state["model"][f"{prefix}.embed_tokens.weight"].size(1) == 16 and state["cfg"].model.dropout == 0.25
+    if stack == "decoder":
+        assert evaluate(corpus, last) < 4 * WORDS
+    else:
+        assert f"{prefix}.layernorm_embedding.weight" in state["model"]
+        argv = [corpus / "lm", *USER_DIR, "--path", last, "--task", "masked_lm", "--valid-subset", "test"]
+        assert "test" in run_cli(validate.cli_main, *argv, "--batch-size", "4")[1]
 
 
 REFUSED = {
@@ -307,8 +322,8 @@ REFUSED = {
     ),
     "rows of an encoder longer than l": (
         "lm",
-        ["--arch", "roberta_synth_random_agnews", *MASKED, "--max-positions", "17"],
-        f"--max-positions 17 is above --synth-max-length {LENGTH}",
+        ["--arch", "roberta_synth_random_agnews", *MASKED, "--tokens-per-sample", "17"],
+        f"--tokens-per-sample 17 is above --synth-max-length {LENGTH}",
     ),
     "a classifier's rows longer than l": (
         "labels",
@@ -318,8 +333,8 @@ REFUSED = {
     "a language model for classes": (
         "labels",
         ["--arch", "transformer_lm_synth_random_ptb", *LABELS[: -len(ENCODER)], "--num-classes", "3", *LM_SIZE],
-        "this task needs an encoder, and the model, of --arch or of the checkpoint, is a language model; take --task "
-        "language_modeling",
+        "--task: this task does not fit a language model (Interpolation key 'task.tokens_per_sample' not found); take "
+        "--task language_modeling",
     ),
     "an encoder for language modelling": (
         "lm",
