@@ -5,7 +5,6 @@ import dataclasses
 from dataclasses import field
 from typing import Any
 
-import torch.nn as nn
 from fairseq.models import FairseqLanguageModel, register_model
 from fairseq.models.transformer import DEFAULT_MAX_TARGET_POSITIONS, Embedding, TransformerConfig
 from fairseq.models.transformer_lm import TransformerLanguageModelConfig
@@ -50,7 +49,7 @@ class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
         """
         args = cls.read_config(cfg, task)
         check_flags(args, "decoder")
-        check_adaptive(args)
+        check_embeddings(args)
         length = length_limit(args, args.decoder_synthesizer)
         if args.tokens_per_sample is not None:
             check_rows("--tokens-per-sample", args.tokens_per_sample, length)
@@ -74,8 +73,14 @@ class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
         self.check_output_length(cfg)
 
 
-def check_adaptive(args: Any) -> None:
-    """Raises SynthesizerError if the weights of adaptive input and softmax cannot be tied as the flags say."""
+def check_embeddings(args: Any) -> None:
+    """Raises SynthesizerError if the weights of input and output cannot be shared as the flags say."""
+    for flag in ("adaptive_input", "character_embeddings"):
+        if args.share_decoder_input_output_embed and getattr(args, flag) and not args.adaptive_softmax_cutoff:
+            raise SynthesizerError(
+                f"--share-decoder-input-output-embed: --{flag.replace('_', '-')} has no one matrix to share with the "
+                "output; leave one of the two out"
+            )
     if not args.tie_adaptive_weights:
         return
     if not args.adaptive_input:
@@ -91,7 +96,7 @@ def check_adaptive(args: Any) -> None:
             raise SynthesizerError(f"--tie-adaptive-weights: {' and '.join(flags)} have to be equal")
 
 
-def build_embedding(args: Any, dictionary: Any) -> nn.Module:
+def build_embedding(args: Any, dictionary: Any) -> Any:
     """The tokens' embedding: plain, ``--adaptive-input``, or ``--character-embeddings``."""
     if args.character_embeddings:
         filters = ast.literal_eval(args.character_filters)

@@ -372,7 +372,9 @@ def has_max_length(spec):
 
 def build(arch, dictionary_size=4, **flags):
     """An architecture as the command line builds it, without memory for its weights."""
-    args = argparse.Namespace(arch=arch, **flags)
+    parser = argparse.ArgumentParser(argument_default=argparse.SUPPRESS)
+    ARCH_MODEL_REGISTRY[arch].add_args(parser)
+    args = parser.parse_args([], argparse.Namespace(arch=arch, **flags))
     ARCH_CONFIG_REGISTRY[arch](args)
     with torch.device("meta"), pytest.MonkeyPatch.context() as patch:
         for module in (fairseq.models.roberta.model, fairseq_synth.roberta):
@@ -414,6 +416,11 @@ def test_every_baseline(model, preset):
         attention = getattr(side.layers[0], "self_attn", None)  # none in lightconv_lm
         assert attention is None or (side.layers[0].fc1.weight.shape, attention.num_heads) == ((ffn, width), heads)
     assert "linformer" not in model or built.max_positions() == length
+    if model == "lightconv_lm":
+        assert type(side.layers[0].conv).__name__.startswith("Lightweight")
+        assert (
+            side.embed_out is side.embed_tokens.weight if hasattr(side, "embed_out") else side.share_input_output_embed
+        )
 
 
 # millions of weights over fairseq's transformer_wmt_en_de; the paper's column is rounded to the million
@@ -540,6 +547,11 @@ def test_refused_flags(flags, message):
         ),
         ("language_model", dict(decoder_attention_heads=3), "--decoder-attention-heads 3 does not divide"),
         ("language_model", dict(decoder_synthesizer="randm"), "--decoder-synthesizer 'randm': unknown"),
+        (
+            "language_model",
+            dict(share_decoder_input_output_embed=True, adaptive_input=True),
+            "--share-decoder-input-output-embed: --adaptive-input has no one matrix",
+        ),
         ("language_model", dict(tie_adaptive_weights=True), "--tie-adaptive-weights .*--adaptive-input"),
         (
             "language_model",
