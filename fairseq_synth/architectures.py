@@ -1,12 +1,26 @@
-"""Named architectures: ``transformer_synth_{variant}_{preset}``, every variant of the paper at every size."""
+"""Named architectures: every variant of the paper at every size, for each kind of model.
+
+========================================================  =====================================================
+``transformer_synth_{variant}_{preset}``                  translation; `TRANSLATION` has the presets
+``transformer_lm_synth_{variant}_{preset}``               language models; `LANGUAGE_MODELS`
+``roberta_synth_{variant}_{preset}``                      encoders; `ENCODERS`
+``roberta_linformer_{preset}``                            the baseline of `linformer`; `ENCODERS` too
+========================================================  =====================================================
+
+A preset sets what the command line did not. Where fairseq has no name for a size, its own model has one here too, to
+compare with: ``transformer_multi30k``, ``transformer_lm_ptb``, ``lightconv_lm_ptb``, ``roberta_agnews`` and so on.
+"""
 
 import argparse
-from typing import Callable, Dict
+from typing import Any, Callable, Dict, Tuple
 
-from fairseq.models import register_model_architecture
+from fairseq.models import lightconv_lm, register_model_architecture, roberta, transformer_lm
 from fairseq.models.transformer import transformer_legacy
 
-from .transformer import SynthesizerTransformer  # noqa: F401  (registers the model the names belong to)
+from . import language_model, linformer, transformer  # noqa: F401  (they register the models the names belong to)
+from .roberta import SynthesizerRoberta  # noqa: F401
+
+Preset = Callable[[argparse.Namespace], None]
 
 # the rows of the paper's Table 2 and its factorized mixtures; "random+vanilla" is named random_vanilla
 VARIANTS = (
@@ -24,45 +38,124 @@ VARIANTS = (
 )
 
 
+def set_defaults(args: argparse.Namespace, **values: Any) -> None:
+    """Sets what is not set."""
+    for name, value in values.items():
+        setattr(args, name, getattr(args, name, value))
+
+
 def multi30k(args: argparse.Namespace) -> None:
     """Transformer-Tiny of Wu et al. 2021 (arXiv 2105.14462), not fairseq's smaller ``transformer_tiny``."""
-    args.encoder_embed_dim = getattr(args, "encoder_embed_dim", 128)
-    args.encoder_ffn_embed_dim = getattr(args, "encoder_ffn_embed_dim", 256)
-    args.encoder_layers = getattr(args, "encoder_layers", 4)
-    args.encoder_attention_heads = getattr(args, "encoder_attention_heads", 4)
-    args.decoder_layers = getattr(args, "decoder_layers", 4)
-    args.decoder_attention_heads = getattr(args, "decoder_attention_heads", 4)
-    args.dropout = getattr(args, "dropout", 0.3)
-    # captions are short: no sentence of the corpus has 100 tokens
-    args.synth_max_length = getattr(args, "synth_max_length", 100)
+    set_defaults(args, encoder_embed_dim=128, encoder_ffn_embed_dim=256, encoder_layers=4, encoder_attention_heads=4)
+    set_defaults(args, decoder_layers=4, decoder_attention_heads=4, dropout=0.3)
+    set_defaults(args, synth_max_length=100)  # captions are short: no sentence of the corpus has 100 tokens
     transformer_legacy.base_architecture(args)
 
 
+def lm1b(args: argparse.Namespace) -> None:
+    """The paper's base as far as it is known: 6 layers, 512, 2048, 8 heads, l = 256, untied embeddings."""
+    set_defaults(args, synth_max_length=256)
+    transformer_lm.base_lm_architecture(args)
+
+
+def wiki103(args: argparse.Namespace) -> None:
+    """fairseq's ``transformer_lm_wiki103``: 16 layers, 1024, 4096, 8 heads, adaptive input and softmax; l = 512."""
+    set_defaults(args, synth_max_length=512)
+    transformer_lm.transformer_lm_baevski_wiki103(args)
+
+
+def ptb_sizes(args: argparse.Namespace) -> None:
+    """For one CPU thread: 2 layers, 128, 512, 4 heads, l = 128, input and output embedding tied, dropout 0.2."""
+    set_defaults(args, decoder_layers=2, decoder_embed_dim=128, decoder_ffn_embed_dim=512, decoder_attention_heads=4)
+    set_defaults(args, share_decoder_input_output_embed=True, dropout=0.2, attention_dropout=0.0, synth_max_length=128)
+
+
+def ptb(args: argparse.Namespace) -> None:
+    """`ptb_sizes` of a Transformer."""
+    ptb_sizes(args)
+    transformer_lm.base_lm_architecture(args)
+
+
+def lightconv_ptb(args: argparse.Namespace) -> None:
+    """`ptb_sizes` of fairseq's ``lightconv_lm``: kernels of 15 and 31 tokens."""
+    ptb_sizes(args)
+    set_defaults(args, decoder_kernel_size_list=[15, 31])
+    lightconv_lm.base_lm_architecture(args)
+
+
+def base(args: argparse.Namespace) -> None:
+    """RoBERTa's base: 12 layers, 768, 3072, 12 heads, l = 512."""
+    set_defaults(args, max_positions=512, synth_max_length=512)
+    roberta.base_architecture(args)
+
+
+def small(args: argparse.Namespace) -> None:
+    """The project's own: 4 layers, 256, 1024, 4 heads, l = 512."""
+    set_defaults(args, encoder_layers=4, encoder_embed_dim=256, encoder_ffn_embed_dim=1024, encoder_attention_heads=4)
+    base(args)
+
+
+def imdb(args: argparse.Namespace) -> None:
+    """The project's own, for the paper's Table 7 on a CPU: 2 layers, 128, 512, 4 heads, l = 512."""
+    set_defaults(args, encoder_layers=2, encoder_embed_dim=128, encoder_ffn_embed_dim=512, encoder_attention_heads=4)
+    set_defaults(args, attention_dropout=0.0, pooler_dropout=0.1)
+    base(args)
+
+
+def agnews(args: argparse.Namespace) -> None:
+    """`imdb` with l = 128: news in brief have 50 tokens on average."""
+    set_defaults(args, max_positions=128, synth_max_length=128)
+    imdb(args)
+
+
 # sizes are fairseq's own of the same name; l = 256 is what fits the paper's parameter counts
-PRESETS: Dict[str, Callable[[argparse.Namespace], None]] = {
+TRANSLATION: Dict[str, Preset] = {
     "wmt_en_de": transformer_legacy.transformer_wmt_en_de,
     "wmt_en_fr": transformer_legacy.transformer_wmt_en_de,
     "wmt_en_de_big": transformer_legacy.transformer_wmt_en_de_big,
     "iwslt_de_en": transformer_legacy.transformer_iwslt_de_en,
     "multi30k": multi30k,
 }
+LANGUAGE_MODELS: Dict[str, Preset] = {"lm1b": lm1b, "wiki103": wiki103, "ptb": ptb}
+ENCODERS: Dict[str, Preset] = {"base": base, "small": small, "agnews": agnews, "imdb": imdb}
+
+# the registered models with synthesized self-attention: their stacks and presets
+MODELS: Dict[str, Tuple[Tuple[str, ...], Dict[str, Preset]]] = {
+    "transformer_synth": (("encoder", "decoder"), TRANSLATION),
+    "transformer_lm_synth": (("decoder",), LANGUAGE_MODELS),
+    "roberta_synth": (("encoder",), ENCODERS),
+}
 
 
-def architecture(spec: str, preset: Callable[[argparse.Namespace], None]) -> Callable[[argparse.Namespace], None]:
+def architecture(spec: str, sides: Tuple[str, ...], preset: Preset) -> Preset:
     """An architecture function: fills in what the command line did not give."""
 
     def fill(args: argparse.Namespace) -> None:
-        args.encoder_synthesizer = getattr(args, "encoder_synthesizer", spec)
-        args.decoder_synthesizer = getattr(args, "decoder_synthesizer", spec)
+        set_defaults(args, **{f"{side}_synthesizer": spec for side in sides})
         preset(args)
 
     return fill
 
 
-for spec in VARIANTS:
-    for preset_name, preset in PRESETS.items():
-        name = f"transformer_synth_{spec.replace('+', '_')}_{preset_name}"
-        register_model_architecture("transformer_synth", name)(architecture(spec, preset))
+def architecture_name(model: str, spec: str, preset: str) -> str:
+    """What ``--arch`` takes for a variant of a registered model at a size."""
+    return f"{model}_{spec.replace('+', '_')}_{preset}"
 
-# the stock Transformer at the size that fairseq has no name for, to compare with
-register_model_architecture("transformer", "transformer_multi30k")(multi30k)
+
+for model, (sides, presets) in MODELS.items():
+    for spec in VARIANTS:
+        for name, preset in presets.items():
+            fill = architecture(spec, sides, preset)
+            register_model_architecture(model, architecture_name(model, spec, name))(fill)
+
+# what to compare with: the stock models at the sizes that fairseq has no name for, and Linformer
+STOCK: Dict[str, Dict[str, Preset]] = {
+    "transformer": {"multi30k": multi30k},
+    "transformer_lm": {"lm1b": lm1b, "ptb": ptb},
+    "lightconv_lm": {"ptb": lightconv_ptb},
+    "roberta": {"small": small, "agnews": agnews, "imdb": imdb},
+    "roberta_linformer": ENCODERS,
+}
+for model, presets in STOCK.items():
+    for name, preset in presets.items():
+        register_model_architecture(model, f"{model}_{name}")(preset)

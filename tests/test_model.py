@@ -15,7 +15,7 @@ from fairseq.sequence_generator import SequenceGenerator
 from helpers import ROOT, SPECS, Distance, make_dictionary, make_model, pad_batch, perturb
 
 from fairseq_synth import synthesizers
-from fairseq_synth.architectures import PRESETS, VARIANTS
+from fairseq_synth.architectures import TRANSLATION, VARIANTS
 from fairseq_synth.errors import SynthesizerError
 from fairseq_synth.host.layers import FAST_PATH_COPIES
 from fairseq_synth.masks import aligned_columns
@@ -282,7 +282,7 @@ def test_own_checkpoint(spec):
     assert torch.equal(model(source, None, target)[0], other(source, None, target)[0])
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", TRANSLATION)
 @pytest.mark.parametrize("spec", VARIANTS)
 def test_every_architecture(spec, preset):
     """Every name builds, with its functions in every layer and the stock architecture's sizes."""
@@ -446,7 +446,7 @@ def test_attention_dropout_reaches_the_attention():
 
 
 def test_flat_config_has_every_flag_of_the_host():
-    from fairseq_synth.transformer import SynthesizerTransformerConfig, transformer_config
+    from fairseq_synth.transformer import SynthesizerTransformer, SynthesizerTransformerConfig
 
     values = dict(encoder_ffn_embed_dim=77, decoder_layers=3, quant_noise_scalar=0.5, max_target_positions=99)
     cfg = transformer_config(argparse.Namespace(**values))
@@ -494,7 +494,6 @@ def test_the_readmes_attention():
 def test_checkpoints_of_functions_to_come(monkeypatch, spec, mixture):
     """One without weights, and one that reads q and k and has weights of its own, load what they saved."""
     monkeypatch.setattr(synthesizers, "SYNTHESIZERS", synthesizers.SYNTHESIZERS.copy())
-    monkeypatch.setattr("fairseq_synth.transformer.SYNTHESIZERS", synthesizers.SYNTHESIZERS)
 
     synthesizers.register_synthesizer("distance")(Distance)
 

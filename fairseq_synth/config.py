@@ -1,0 +1,172 @@
+"""The flags of the Synthesizers and the checks on them, for every kind of model."""
+
+import argparse
+import dataclasses
+from dataclasses import field
+from typing import Any, List, Optional, Sequence, Tuple, Type
+
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from omegaconf import II, OmegaConf
+
+from . import synthesizers
+from .errors import SynthesizerError
+from .synthesizers import MIXTURES, parse_spec
+
+
+@dataclasses.dataclass
+class SynthesizerConfig(FairseqDataclass):
+    """The flags of every kind of model."""
+
+    synth_max_length: int = field(
+        default=256,
+        metadata={
+            "help": "longest sentence in tokens that the model can read or write, end of sentence included: the "
+            "size of the synthesized matrices (l in the paper). Fixed once trained. No limit for vanilla"
+        },
+    )
+    synth_rank: int = field(
+        default=8, metadata={"help": "rank of the two matrices of factorized_random (k in the paper)"}
+    )
+    synth_mixture: ChoiceEnum(MIXTURES) = field(  # type: ignore[valid-type]
+        default="convex",
+        metadata={
+            "help": "how functions joined by '+' mix: 'convex' weighs them by learned weights that sum to 1 (the "
+            "paper's), 'sum' adds their logits, so that a model can start from a trained stock Transformer"
+        },
+    )
+
+
+@dataclasses.dataclass
+class EncoderSynthesizerConfig(FairseqDataclass):
+    """The flag of models with an encoder."""
+
+    encoder_synthesizer: str = field(
+        default="random+vanilla",
+        metadata={
+            "help": "what computes the attention logits in the encoder's self-attention: one of "
+            f"{', '.join(synthesizers.SYNTHESIZERS)}, or several joined by '+' (random+vanilla); one for all layers, "
+            "or one for each layer separated by commas (random,random,vanilla for three layers)"
+        },
+    )
+
+
+@dataclasses.dataclass
+class DecoderSynthesizerConfig(FairseqDataclass):
+    """The flag of models with a decoder."""
+
+    decoder_synthesizer: str = field(
+        default="random+vanilla",
+        metadata={
+            "help": "what computes the attention logits in the decoder's self-attention: one of "
+            f"{', '.join(synthesizers.SYNTHESIZERS)}, or several joined by '+' (random+vanilla); one for all layers, "
+            "or one for each layer separated by commas. Attention to an encoder is never replaced"
+        },
+    )
+
+
+def flatten(cls: type, prefix: str = "") -> List[Tuple[str, Any, Any]]:
+    """The fields of fairseq's nested config under their command-line names: encoder.embed_dim -> encoder_embed_dim.
+
+    A flat config is the one that both the command line and Hydra fill without losing a key, and that leaves
+    only plain values in a checkpoint.
+    """
+    flat: List[Tuple[str, Any, Any]] = []
+    for f in dataclasses.fields(cls):
+        nested = f.default_factory if f.default is dataclasses.MISSING else f.default
+        if f.name == "_name":
+            continue
+        if f.name in ("encoder", "decoder", "quant_noise"):
+            flat += flatten(nested if isinstance(nested, type) else type(nested), f"{f.name}_")
+            continue
+        default, annotation = f.default, f.type
+        if prefix == "decoder_" and f.name in ("input_dim", "output_dim"):
+            default = II("model.decoder_embed_dim")
+        if f.name == "layers_to_keep":
+            annotation = Optional[str]  # the host declares a list and splits a string
+        flat.append((prefix + f.name, annotation, field(default=default, metadata=f.metadata)))
+    return flat
+
+
+def to_namespace(cfg: Any, config: Type[FairseqDataclass]) -> argparse.Namespace:
+    """A model's config with every flag in it and plain values.
+
+    Args:
+        cfg: the flat config, as Hydra's DictConfig, a dataclass or a Namespace.
+        config: the model's dataclass, whose defaults fill in what a Namespace has not.
+    """
+    if OmegaConf.is_config(cfg):
+        flat: Any = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
+        return argparse.Namespace(**flat)
+    args = argparse.Namespace(**vars(config.from_namespace(cfg)))
+    for name, value in vars(args).items():
+        if isinstance(value, str) and value.startswith("${"):  # an interpolation, which only Hydra resolves
+            setattr(args, name, getattr(args, value[8:-1]) if value.startswith("${model.") else None)
+        elif name in ("synth_mixture", "activation_fn", "pooler_activation_fn"):
+            setattr(args, name, str(value))
+    return args
+
+
+def check_flags(args: argparse.Namespace, *sides: str) -> None:
+    """Checks the flags of the stacks `sides`, and replaces each ``{side}_synthesizer`` by its `layer_specs`.
+
+    Raises:
+        SynthesizerError: a flag is invalid; the message names it.
+    """
+    for flag, least in (("synth_max_length", 2), ("synth_rank", 1)):  # 2: a token and the end of the sentence
+        if getattr(args, flag) < least:
+            raise SynthesizerError(f"--{flag.replace('_', '-')} {getattr(args, flag)}: must be at least {least}")
+    for side in sides:
+        check_heads(args, side)
+        setattr(args, f"{side}_synthesizer", layer_specs(args, side))
+
+
+def check_heads(args: argparse.Namespace, side: str) -> None:
+    """Raises SynthesizerError unless the heads of a stack share its width equally."""
+    width, heads = getattr(args, f"{side}_embed_dim"), getattr(args, f"{side}_attention_heads")
+    if heads < 1 or width % heads:
+        raise SynthesizerError(
+            f"--{side}-attention-heads {heads} does not divide --{side}-embed-dim {width}; choose a divisor"
+        )
+
+
+def layer_specs(args: argparse.Namespace, side: str) -> List[Tuple[str, ...]]:
+    """The functions of each layer that is to be built, from ``--{side}-synthesizer``.
+
+    Raises:
+        SynthesizerError: an unknown function, or another number of layers than the model has.
+    """
+    flag = f"--{side}-synthesizer"
+    spec, layers = getattr(args, f"{side}_synthesizer"), getattr(args, f"{side}_layers")
+    kept = getattr(args, f"{side}_layers_to_keep", None)
+    specs = [parse_spec(part, flag) for part in spec.split(",")]
+    if len(specs) == 1:
+        specs = specs * layers
+    if len(specs) != layers:
+        raise SynthesizerError(f"{flag} {spec!r} names {len(specs)} layers, --{side}-layers is {layers}")
+    if not kept:
+        return specs
+    try:
+        return [specs[i] for i in sorted(int(n) for n in kept.split(","))]
+    except (ValueError, IndexError):
+        raise SynthesizerError(
+            f"--{side}-layers-to-keep {kept!r}: give numbers of layers, 0 to {layers - 1}, joined by commas"
+        ) from None
+
+
+def length_limit(max_length: int, specs: Sequence[Sequence[str]]) -> Optional[int]:
+    """`max_length`, if any function of any layer has such a limit."""
+    limited = any(synthesizers.SYNTHESIZERS[name].has_max_length for names in specs for name in names)
+    return max_length if limited else None
+
+
+def check_rows(flag: str, length: int, max_length: Optional[int]) -> None:
+    """Refuses rows of `length` tokens, as `flag` has them, where the model's limit is `max_length`.
+
+    Raises:
+        SynthesizerError: names both flags.
+    """
+    if max_length is not None and length > max_length:
+        raise SynthesizerError(
+            f"{flag} {length} is above --synth-max-length {max_length}: lower it to {max_length}, or train with "
+            f"--synth-max-length {length}"
+        )

@@ -1,0 +1,111 @@
+"""Language models: fairseq's decoder-only Transformer with synthesized self-attention."""
+
+import ast
+import dataclasses
+from dataclasses import field
+from typing import Any
+
+import torch.nn as nn
+from fairseq.models import FairseqLanguageModel, register_model
+from fairseq.models.transformer import DEFAULT_MAX_TARGET_POSITIONS, Embedding, TransformerConfig
+from fairseq.models.transformer_lm import TransformerLanguageModelConfig
+from fairseq.modules import AdaptiveInput, CharacterTokenEmbedder
+from fairseq.utils import eval_str_list
+from omegaconf import II
+
+from .config import DecoderSynthesizerConfig, SynthesizerConfig, check_flags, check_rows, length_limit
+from .errors import SynthesizerError
+from .layers import SynthesizerDecoder
+from .model import SynthesizerModel
+
+
+@dataclasses.dataclass
+class SynthesizerLanguageModelConfig(DecoderSynthesizerConfig, SynthesizerConfig, TransformerLanguageModelConfig):
+    """Every flag of fairseq's ``transformer_lm`` and of the synthesizers."""
+
+    # fairseq's say 512 under Hydra, whatever the width
+    decoder_input_dim: int = field(default=II("model.decoder_embed_dim"), metadata={"help": "decoder input dimension"})
+    decoder_output_dim: int = field(
+        default=II("model.decoder_embed_dim"), metadata={"help": "decoder output dimension"}
+    )
+
+
+@register_model("transformer_lm_synth", dataclass=SynthesizerLanguageModelConfig)
+class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
+    """fairseq's ``transformer_lm`` with synthesized self-attention: row t of a block sees the tokens up to t."""
+
+    kind = "language model"
+    config = SynthesizerLanguageModelConfig
+
+    @classmethod
+    def build_model(cls, cfg: Any, task: Any) -> "SynthesizerLanguageModel":
+        """Builds the model.
+
+        Args:
+            cfg: the flat config, as Hydra's DictConfig, a dataclass or a Namespace.
+            task: fairseq's task, for its dictionaries.
+
+        Raises:
+            SynthesizerError: a flag is invalid or cannot apply; the message names it.
+        """
+        args = cls.read_config(cfg, task)
+        check_flags(args, "decoder")
+        check_adaptive(args)
+        length = length_limit(args.synth_max_length, args.decoder_synthesizer)
+        if args.tokens_per_sample is not None:
+            check_rows("--tokens-per-sample", args.tokens_per_sample, length)
+        if args.max_target_positions is None:
+            args.max_target_positions = args.tokens_per_sample or DEFAULT_MAX_TARGET_POSITIONS
+        if args.decoder_layers_to_keep:
+            args.decoder_layers = len(args.decoder_layers_to_keep.split(","))
+        config = TransformerConfig.from_namespace(args)
+        embed_tokens = build_embedding(args, task.source_dictionary)
+        model = cls(SynthesizerDecoder(config, task.target_dictionary, embed_tokens, no_encoder_attn=True))
+        cls.limit_lengths(task, length)
+        return model
+
+    def prepare_for_inference_(self, cfg: Any) -> None:
+        """As the host's.
+
+        Raises:
+            SynthesizerError: ``--min-len`` is more than the model can write.
+        """
+        super().prepare_for_inference_(cfg)
+        self.check_output_length(cfg)
+
+
+def check_adaptive(args: Any) -> None:
+    """Raises SynthesizerError if the weights of adaptive input and softmax cannot be tied as the flags say."""
+    if not args.tie_adaptive_weights:
+        return
+    if not args.adaptive_input:
+        raise SynthesizerError("--tie-adaptive-weights ties them to those of --adaptive-input: give that too")
+    for one, other in (
+        ("adaptive_input_factor", "adaptive_softmax_factor"),
+        ("adaptive_input_cutoff", "adaptive_softmax_cutoff"),
+        ("decoder_input_dim", "decoder_output_dim"),
+    ):
+        values = [getattr(args, name) for name in (one, other)]
+        if values[0] != values[1]:
+            flags = [f"--{name.replace('_', '-')} {value}" for name, value in zip((one, other), values)]
+            raise SynthesizerError(f"--tie-adaptive-weights: {' and '.join(flags)} have to be equal")
+
+
+def build_embedding(args: Any, dictionary: Any) -> nn.Module:
+    """The tokens' embedding: plain, ``--adaptive-input``, or ``--character-embeddings``."""
+    if args.character_embeddings:
+        filters = ast.literal_eval(args.character_filters)
+        width, highways = args.decoder_embed_dim, args.char_embedder_highway_layers
+        return CharacterTokenEmbedder(dictionary, filters, args.character_embedding_dim, width, highways)
+    if args.adaptive_input:
+        return AdaptiveInput(
+            len(dictionary),
+            dictionary.pad(),
+            args.decoder_input_dim,
+            args.adaptive_input_factor,
+            args.decoder_embed_dim,
+            eval_str_list(args.adaptive_input_cutoff, type=int),
+            args.quant_noise_pq,
+            args.quant_noise_pq_block_size,
+        )
+    return Embedding(len(dictionary), args.decoder_input_dim, dictionary.pad())

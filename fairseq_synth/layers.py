@@ -1,0 +1,217 @@
+"""Stacks of fairseq's layers with another self-attention: layers, encoder, decoder, for every kind of model.
+
+An encoder or decoder is the door of the model: it refuses what is too long, and aligns padded sentences so that the
+layers see every sentence from position 0 on.
+"""
+
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import torch.nn as nn
+from fairseq.distributed import fsdp_wrap
+from fairseq.models.transformer import TransformerConfig, TransformerDecoderBase, TransformerEncoderBase
+from fairseq.modules.checkpoint_activations import checkpoint_wrapper
+from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
+from torch import Tensor
+
+from .attention import SyntheticAttention
+from .config import length_limit
+from .host.layers import FAST_PATH_COPIES, TransformerEncoderLayerBase
+from .masks import align, aligned_columns, causal_mask, restore
+from .synthesizers import Mixture
+
+
+def build_attention(
+    cfg: TransformerConfig, side: str, names: Sequence[str], quant_noise: float, block_size: int
+) -> SyntheticAttention:
+    """The self-attention of one layer; `side` is ``encoder`` or ``decoder``, `names` its functions."""
+    embed_dim, heads = getattr(cfg, side).embed_dim, getattr(cfg, side).attention_heads
+    mixture = Mixture(names, cfg.synth_mixture, heads, embed_dim // heads, cfg.synth_max_length, cfg.synth_rank)
+    return SyntheticAttention(embed_dim, heads, mixture, cfg.attention_dropout, quant_noise, block_size)
+
+
+def wrap_layer(layer: nn.Module, cfg: TransformerConfig) -> nn.Module:
+    """Activation checkpointing and sharding, as fairseq wraps its own layers."""
+    if cfg.checkpoint_activations:
+        layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
+    return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)
+
+
+class EncoderLayer(TransformerEncoderLayerBase):
+    """fairseq's encoder layer, whose ``build_self_attention`` a subclass may override."""
+
+    def _load_from_state_dict(self, state_dict: Dict[str, Tensor], prefix: str, *args: Any) -> None:
+        for name in FAST_PATH_COPIES:
+            state_dict.pop(prefix + name, None)
+        nn.Module._load_from_state_dict(self, state_dict, prefix, *args)
+
+
+class SynthesizerEncoderLayer(EncoderLayer):
+    """fairseq's encoder layer around a `SyntheticAttention` of the functions `names`."""
+
+    def __init__(self, cfg: TransformerConfig, names: Sequence[str], return_fc: bool = False) -> None:
+        self.names = tuple(names)
+        super().__init__(cfg, return_fc=return_fc)
+
+    def build_self_attention(self, embed_dim: int, cfg: TransformerConfig) -> SyntheticAttention:
+        return build_attention(cfg, "encoder", self.names, self.quant_noise, self.quant_noise_block_size)
+
+
+class SynthesizerDecoderLayer(TransformerDecoderLayerBase):
+    """fairseq's decoder layer around a `SyntheticAttention` of the functions `names`."""
+
+    def __init__(self, cfg: TransformerConfig, names: Sequence[str], no_encoder_attn: bool = False) -> None:
+        self.names = tuple(names)
+        super().__init__(cfg, no_encoder_attn)
+
+    def build_self_attention(
+        self, embed_dim: int, cfg: TransformerConfig, add_bias_kv: bool = False, add_zero_attn: bool = False
+    ) -> SyntheticAttention:
+        return build_attention(cfg, "decoder", self.names, self.quant_noise, self.quant_noise_block_size)
+
+
+class LimitedStack:
+    """An encoder or decoder that takes sentences of up to `max_length` tokens; the first base, fairseq's the second."""
+
+    max_length: Optional[int] = None
+    length_flag: str = "--synth-max-length"  # which flag sets it
+
+    def max_positions(self) -> int:
+        """Longest sentence in tokens: the host's limit, or `max_length` where that is lower."""
+        limits = [super().max_positions(), self.max_length]  # type: ignore[misc]
+        return min(limit for limit in limits if limit is not None)
+
+    def check_length(self, tokens: Tensor) -> None:
+        """Raises ValueError if a batch (B, T) has more columns than `max_length`."""
+        limit = self.max_length
+        if limit is not None and tokens.size(1) > limit:
+            raise ValueError(
+                "a sentence of {} tokens is longer than {} {}; shorten it, or train with a larger {} "
+                "(with --required-seq-len-multiple: a multiple of that)".format(
+                    tokens.size(1), self.length_flag, limit, self.length_flag
+                )
+            )
+
+
+class SynthesizerStack(LimitedStack):
+    """What encoder and decoder share: the functions of their layers, and the longest sentence.
+
+    Args:
+        cfg: fairseq's.
+        specs: the functions of each layer, as `parse_spec` returns them.
+        args, kwargs: the host's.
+    """
+
+    def __init__(self, cfg: TransformerConfig, specs: Sequence[Tuple[str, ...]], *args: Any, **kwargs: Any) -> None:
+        self.max_length = length_limit(cfg.synth_max_length, specs)
+        self.first_spec = specs[0] if specs else ()
+        super().__init__(cfg, *args, **kwargs)  # type: ignore[call-arg]  # of the host's class, the second base
+        # the host builds all layers alike
+        for i, names in enumerate(specs):
+            if names != specs[0]:
+                self.layers[i] = self.build_layer(cfg, names)  # type: ignore[attr-defined]
+
+
+class AlignedEncoder(LimitedStack, TransformerEncoderBase):
+    """fairseq's encoder. A sentence's first token is position 0 for every layer, however it is padded."""
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Optional[Tensor] = None,
+        return_all_hiddens: bool = False,
+        token_embeddings: Optional[Tensor] = None,
+    ) -> Dict[str, List[Tensor]]:
+        """As the host's; left-padded sentences are aligned for the layers and handed back as they came.
+
+        Args:
+            src_tokens: (B, T), padded on either side.
+
+        Raises:
+            ValueError: T is beyond ``--synth-max-length``.
+        """
+        self.check_length(src_tokens)
+        padding_mask = src_tokens.eq(self.padding_idx)
+        columns = aligned_columns(padding_mask)
+        if token_embeddings is not None:
+            token_embeddings = align(token_embeddings, columns)
+        out = self.forward_scriptable(align(src_tokens, columns), src_lengths, return_all_hiddens, token_embeddings)
+        out["encoder_out"] = [restore(x, columns) for x in out["encoder_out"]]
+        out["encoder_states"] = [restore(x, columns) for x in out["encoder_states"]]
+        out["encoder_embedding"] = [restore(x, columns, batch_first=True) for x in out["encoder_embedding"]]
+        out["encoder_padding_mask"] = [padding_mask]
+        return out
+
+
+class SynthesizerEncoder(SynthesizerStack, AlignedEncoder):
+    """fairseq's encoder with synthesized self-attention."""
+
+    def __init__(self, cfg: TransformerConfig, dictionary: Any, embed_tokens: nn.Embedding, **kwargs: Any) -> None:
+        super().__init__(cfg, cfg.encoder_synthesizer, dictionary, embed_tokens, **kwargs)
+
+    def build_encoder_layer(self, cfg: TransformerConfig) -> nn.Module:
+        return self.build_layer(cfg, self.first_spec)
+
+    def build_layer(self, cfg: TransformerConfig, names: Sequence[str]) -> nn.Module:
+        return wrap_layer(SynthesizerEncoderLayer(cfg, names, return_fc=self.return_fc), cfg)
+
+
+class SynthesizerDecoder(SynthesizerStack, TransformerDecoderBase):
+    """fairseq's decoder, with synthesized self-attention and targets aligned as in `AlignedEncoder`."""
+
+    def __init__(
+        self,
+        cfg: TransformerConfig,
+        dictionary: Any,
+        embed_tokens: nn.Embedding,
+        no_encoder_attn: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        self.no_encoder_attn = no_encoder_attn
+        super().__init__(cfg, cfg.decoder_synthesizer, dictionary, embed_tokens, no_encoder_attn, **kwargs)
+
+    def build_decoder_layer(self, cfg: TransformerConfig, no_encoder_attn: bool = False) -> nn.Module:
+        return self.build_layer(cfg, self.first_spec)
+
+    def build_layer(self, cfg: TransformerConfig, names: Sequence[str]) -> nn.Module:
+        return wrap_layer(SynthesizerDecoderLayer(cfg, names, self.no_encoder_attn), cfg)
+
+    def buffered_future_mask(self, tensor: Tensor) -> Tensor:
+        """What the host hands to the layers as the causal mask: `causal_mask`, as sentences are aligned."""
+        return causal_mask(tensor)
+
+    def extract_features(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: Optional[Dict[str, List[Tensor]]],
+        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
+        full_context_alignment: bool = False,
+        alignment_layer: Optional[int] = None,
+        alignment_heads: Optional[int] = None,
+    ) -> Tuple[Tensor, Dict[str, List[Optional[Tensor]]]]:
+        """As the host's; left-padded targets are aligned for the layers and handed back as they came.
+
+        Args:
+            prev_output_tokens: (B, T), padded on either side; in incremental decoding everything so far.
+
+        Raises:
+            ValueError: T is beyond ``--synth-max-length``.
+        """
+        self.check_length(prev_output_tokens)
+        columns: Optional[Tensor] = None
+        if incremental_state is None:  # else the one new token has its position from the cache
+            columns = aligned_columns(prev_output_tokens.eq(self.padding_idx))
+        x, extra = self.extract_features_scriptable(
+            align(prev_output_tokens, columns),
+            encoder_out,
+            incremental_state,
+            full_context_alignment,
+            alignment_layer,
+            alignment_heads,
+        )
+        attn: List[Optional[Tensor]] = []  # B x T x S
+        for weights in extra["attn"]:
+            attn.append(None if weights is None else restore(weights, columns, batch_first=True))
+        states: List[Optional[Tensor]] = []  # T x B x C
+        for state in extra["inner_states"]:
+            states.append(None if state is None else restore(state, columns))
+        return restore(x, columns, batch_first=True), {"attn": attn, "inner_states": states}

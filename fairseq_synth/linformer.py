@@ -1,0 +1,178 @@
+"""Linformer (Wang et al. 2020, arXiv 2006.04768), a baseline for encoders: attention to k projected positions."""
+
+import dataclasses
+import math
+from dataclasses import field
+from typing import Any, Dict, Optional, Tuple
+
+import argparse
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.models import register_model
+from fairseq.models.transformer import TransformerConfig
+from fairseq.modules.quant_noise import quant_noise
+from torch import Tensor
+
+from .config import check_heads
+from .errors import SynthesizerError
+from .layers import AlignedEncoder, EncoderLayer, wrap_layer
+from .roberta import RobertaFlags, RobertaStructure, SynthesizerRoberta, SynthesizerRobertaEncoder
+
+SHARING = ("none", "headwise", "key-value", "layerwise")
+
+
+@dataclasses.dataclass
+class LinformerConfig(FairseqDataclass):
+    """Linformer's own flags."""
+
+    linformer_k: int = field(
+        default=64, metadata={"help": "number of positions that keys and values are projected to (k in the paper)"}
+    )
+    linformer_sharing: ChoiceEnum(SHARING) = field(  # type: ignore[valid-type]
+        default="layerwise",
+        metadata={
+            "help": "which projections are one: 'none', those of all heads ('headwise'), also those of keys and values "
+            "('key-value'), also those of all layers ('layerwise')"
+        },
+    )
+
+
+@dataclasses.dataclass
+class LinformerFlags(LinformerConfig, RobertaFlags):  # type: ignore[misc]
+    """The flags on the command line: an encoder's and Linformer's."""
+
+
+@dataclasses.dataclass
+class RobertaLinformerConfig(RobertaStructure, LinformerFlags):
+    """Every flag of fairseq's ``roberta`` and of Linformer, flat."""
+
+
+class LinformerAttention(nn.Module):
+    """Multi-head self-attention ``softmax(Q (E K)^T / sqrt(d)) F V`` (eq. 7), E and F of (k, n).
+
+    A sentence of T tokens takes the first T columns of E and F. Keys and values at padding count as 0, so that padding
+    leaves no trace in the k projected positions.
+
+    Args:
+        embed_dim: width C of the layer; a multiple of `num_heads`.
+        num_heads: H.
+        max_length: n, the longest sentence.
+        k: projected positions.
+        sharing: one of `SHARING`; ``layerwise`` is the encoder's to do, and here the same as ``key-value``.
+        dropout: probability of dropping an attention weight.
+        q_noise: quantization noise on the projections, and its block size `qn_block_size`.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        max_length: int,
+        k: int,
+        sharing: str,
+        dropout: float = 0.0,
+        q_noise: float = 0.0,
+        qn_block_size: int = 8,
+    ) -> None:
+        super().__init__()
+        self.num_heads, self.dropout = num_heads, dropout
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (
+            quant_noise(nn.Linear(embed_dim, embed_dim), q_noise, qn_block_size) for _ in range(4)
+        )
+        heads = num_heads if sharing == "none" else 1
+        self.E = nn.Parameter(torch.empty(heads, k, max_length))
+        self.F = self.E if sharing in ("key-value", "layerwise") else nn.Parameter(torch.empty_like(self.E))
+        for projection in (self.E, self.F):
+            nn.init.normal_(projection, std=1 / math.sqrt(k))  # as in the paper's proof of theorem 2
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Optional[Tensor] = None,
+        value: Optional[Tensor] = None,
+        key_padding_mask: Optional[Tensor] = None,
+        need_weights: bool = False,
+        attn_mask: Optional[Tensor] = None,
+    ) -> Tuple[Tensor, Optional[Tensor]]:
+        """Attends; the call is the host's, of an encoder layer.
+
+        Args:
+            query: (T, B, C); `key` and `value` are the same.
+            key_padding_mask: (B, T), true at padding.
+            attn_mask: None.
+
+        Returns:
+            the output (T, B, C), and None: the weights are of projected positions.
+        """
+        assert attn_mask is None, "attn_mask: projected positions stand for all columns at once"
+        length, bsz, width = query.size()
+        x = query.transpose(0, 1)
+        keys, values = self.k_proj(x), self.v_proj(x)
+        if key_padding_mask is not None:
+            padding = key_padding_mask.unsqueeze(-1).to(torch.bool)
+            keys, values = keys.masked_fill(padding, 0.0), values.masked_fill(padding, 0.0)
+        q, k, v = (
+            y.view(bsz, length, self.num_heads, width // self.num_heads).transpose(1, 2)
+            for y in (self.q_proj(x), keys, values)
+        )
+        dropout = self.dropout if self.training else 0.0
+        k, v = torch.matmul(self.E[:, :, :length], k), torch.matmul(self.F[:, :, :length], v)  # (B, H, k, d)
+        out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
+        return self.out_proj(out.permute(2, 0, 1, 3).reshape(length, bsz, width)), None
+
+
+class LinformerEncoderLayer(EncoderLayer):
+    """fairseq's encoder layer around a `LinformerAttention`."""
+
+    def build_self_attention(self, embed_dim: int, cfg: TransformerConfig) -> LinformerAttention:
+        return LinformerAttention(
+            embed_dim,
+            cfg.encoder.attention_heads,
+            cfg.max_source_positions,
+            cfg.linformer_k,
+            cfg.linformer_sharing,
+            cfg.attention_dropout,
+            self.quant_noise,
+            self.quant_noise_block_size,
+        )
+
+
+class LinformerEncoder(AlignedEncoder):
+    """fairseq's encoder of `LinformerEncoderLayer`; the projections are of all layers if they are shared so."""
+
+    length_flag = "--max-positions"
+
+    def __init__(self, cfg: TransformerConfig, *args: Any, **kwargs: Any) -> None:
+        self.max_length = cfg.max_source_positions
+        super().__init__(cfg, *args, **kwargs)
+        if cfg.linformer_sharing == "layerwise":
+            for layer in self.layers:
+                layer.self_attn.E = layer.self_attn.F = self.layers[0].self_attn.E
+
+    def build_encoder_layer(self, cfg: TransformerConfig) -> nn.Module:
+        return wrap_layer(LinformerEncoderLayer(cfg, return_fc=self.return_fc), cfg)
+
+
+class LinformerRobertaEncoder(SynthesizerRobertaEncoder):
+    """fairseq's RobertaEncoder around a `LinformerEncoder`."""
+
+    stack = LinformerEncoder
+
+
+@register_model("roberta_linformer", dataclass=RobertaLinformerConfig)
+class RobertaLinformer(SynthesizerRoberta):
+    """fairseq's ``roberta`` with the self-attention of Linformer."""
+
+    config = RobertaLinformerConfig
+    flags = LinformerFlags
+    encoder_class = LinformerRobertaEncoder
+
+    @classmethod
+    def check_encoder(cls, args: argparse.Namespace) -> Optional[int]:
+        """Checks ``--linformer-k``; the longest input is ``--max-positions``."""
+        check_heads(args, "encoder")
+        if args.linformer_k < 1:
+            raise SynthesizerError(f"--linformer-k {args.linformer_k}: must be at least 1")
+        return None

@@ -1,0 +1,146 @@
+"""Encoders: RoBERTa with synthesized self-attention, for masked language models and the prediction of labels."""
+
+import argparse
+import dataclasses
+from dataclasses import field
+from typing import Any, Dict, Optional
+
+import torch.nn as nn
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.models import register_model
+from fairseq.models.roberta import RobertaEncoder, RobertaModel, base_architecture
+from fairseq.models.transformer import TransformerConfig, TransformerEncoderBase
+from fairseq.modules.transformer_sentence_encoder import init_bert_params
+from fairseq.utils import get_available_activation_fns
+
+from .config import EncoderSynthesizerConfig, SynthesizerConfig, check_flags, check_rows, flatten, length_limit
+from .layers import SynthesizerEncoder
+from .model import SynthesizerModel
+
+# of fairseq's Transformer, beside --encoder-* and --quant-noise-*
+TRANSFORMER_FLAGS = (
+    "activation_fn",
+    "dropout",
+    "attention_dropout",
+    "activation_dropout",
+    "no_token_positional_embeddings",
+    "checkpoint_activations",
+    "offload_activations",
+    "min_params_to_wrap",
+)
+DEFAULTS = argparse.Namespace()
+base_architecture(DEFAULTS)
+
+
+def is_flag(name: str) -> bool:
+    """Whether a flag of fairseq's Transformer is one of an encoder's."""
+    if name in ("encoder_learned_pos", "encoder_embed_path"):
+        return False
+    return name in TRANSFORMER_FLAGS or name.startswith(("encoder_", "quant_noise_"))
+
+
+@dataclasses.dataclass
+class RobertaConfig(FairseqDataclass):
+    """The flags of fairseq's ``roberta`` that its Transformer has not."""
+
+    max_positions: Optional[int] = field(
+        default=None, metadata={"help": "number of positions to embed, and the longest input in tokens"}
+    )
+    pooler_activation_fn: ChoiceEnum(get_available_activation_fns()) = field(  # type: ignore[valid-type]
+        default="tanh", metadata={"help": "activation function of the classification heads"}
+    )
+    pooler_dropout: float = field(default=0.0, metadata={"help": "dropout probability in the classification heads"})
+    untie_weights_roberta: bool = field(
+        default=False, metadata={"help": "do not share the embedding with the output layer of the masked language model"}
+    )
+    spectral_norm_classification_head: bool = field(
+        default=False, metadata={"help": "spectral normalization of the classification heads"}
+    )
+    load_checkpoint_heads: bool = field(
+        default=False, metadata={"help": "also load the classification heads of a checkpoint"}
+    )
+
+
+RobertaFlags: Any = dataclasses.make_dataclass(
+    "RobertaFlags",
+    [
+        (name, kind, field(default=getattr(DEFAULTS, name, default.default), metadata=default.metadata))
+        for name, kind, default in flatten(TransformerConfig)
+        if is_flag(name)
+    ],
+    bases=(RobertaConfig,),
+    namespace={"__module__": __name__, "__doc__": "The flags of an encoder on the command line."},
+)
+
+
+@dataclasses.dataclass
+class SynthesizerRobertaFlags(EncoderSynthesizerConfig, SynthesizerConfig, RobertaFlags):  # type: ignore[misc]
+    """The flags on the command line: an encoder's and the synthesizers'."""
+
+
+@dataclasses.dataclass
+class RobertaStructure(FairseqDataclass):
+    """What makes an encoder a RoBERTa: not on the command line, but of architectures and under Hydra."""
+
+    encoder_learned_pos: bool = True
+    layernorm_embedding: bool = True
+    no_scale_embedding: bool = True
+
+
+@dataclasses.dataclass
+class SynthesizerRobertaConfig(RobertaStructure, SynthesizerRobertaFlags):
+    """Every flag of fairseq's ``roberta`` and of the synthesizers, flat."""
+
+
+class SynthesizerRobertaEncoder(RobertaEncoder):
+    """fairseq's RobertaEncoder around another stack of layers."""
+
+    stack: Any = SynthesizerEncoder
+
+    def build_encoder(
+        self, args: argparse.Namespace, dictionary: Any, embed_tokens: nn.Embedding
+    ) -> TransformerEncoderBase:
+        stack = self.stack(TransformerConfig.from_namespace(args), dictionary, embed_tokens)
+        stack.apply(init_bert_params)
+        return stack
+
+
+@register_model("roberta_synth", dataclass=SynthesizerRobertaConfig)
+class SynthesizerRoberta(SynthesizerModel, RobertaModel):
+    """fairseq's ``roberta`` with synthesized self-attention."""
+
+    kind = "encoder"
+    config: Any = SynthesizerRobertaConfig
+    flags: Any = SynthesizerRobertaFlags
+    encoder_class = SynthesizerRobertaEncoder
+
+    @classmethod
+    def hub_models(cls) -> Dict[str, Any]:
+        """None: fairseq's are RoBERTa's own."""
+        return {}
+
+    @classmethod
+    def build_model(cls, cfg: Any, task: Any) -> "SynthesizerRoberta":
+        """Builds the model.
+
+        Args:
+            cfg: the flat config, as Hydra's DictConfig, a dataclass or a Namespace.
+            task: fairseq's task, for its dictionary and, without ``--max-positions``, its longest row.
+
+        Raises:
+            SynthesizerError: a flag is invalid or cannot apply; the message names it.
+        """
+        args = cls.read_config(cfg, task)
+        flag = "--max-positions" if args.max_positions else "--tokens-per-sample"
+        args.max_positions = args.max_positions or task.max_positions()
+        length = cls.check_encoder(args)
+        check_rows(flag, args.max_positions, length)
+        model = cls(args, cls.encoder_class(args, task.source_dictionary))
+        cls.limit_lengths(task, length)
+        return model
+
+    @classmethod
+    def check_encoder(cls, args: argparse.Namespace) -> Optional[int]:
+        """Checks the flags of the self-attention; returns the longest input that it takes, if it has a limit."""
+        check_flags(args, "encoder")
+        return length_limit(args.synth_max_length, args.encoder_synthesizer)
