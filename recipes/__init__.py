@@ -8,8 +8,10 @@
 | corpora.py, prepare.py | Multi30k, WMT14; raw parallel text -> binarised data |
 | hyperparameters.py | the recipes: optimizer, batch, length, averaging, search |
 | train.py | the fairseq-train command of a recipe, for any number of GPUs, machines or CPU processes |
-| translation.py | what is particular to translation: preparing, averaging, translating, scoring, comparing |
+| translation.py, language_model.py, classification.py | what is particular to a task: preparing, scoring, comparing |
+| tasks.py, scoring.py | evaluate.sh, which finds the task; what the evaluations share |
 | tables.py | the results tables, each one description; their cells |
 | reproduce.py, record.py | runs the cells; what a run measured, as JSON |
+| timing.py | steps a second of a table's models, in turns |
 | render.py, pictures.py, configs.py | Markdown, PNG and Hydra's YAML, rendered from the above |
 """

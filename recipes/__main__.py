@@ -12,8 +12,10 @@ COMMANDS = {  # name: module and function
     "prepare": "prepare.main",
     "prepare_multi30k": "corpora.multi30k",
     "prepare_wmt14": "corpora.wmt14",
+    "prepare_lm": "language_model.main",
+    "prepare_classification": "classification.main",
     "train": "train.main",
-    "evaluate": "translation.main",
+    "evaluate": "tasks.main",
     "reproduce": "reproduce.main",
 }
 

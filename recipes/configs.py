@@ -82,8 +82,8 @@ def render() -> Dict[str, str]:
     warnings.simplefilter("ignore")  # Hydra's, of fairseq's use of it
     result = {}
     for name, recipe in RECIPES.items():
-        if recipe.kind != "transformer":
-            continue  # `settings` knows the defaults of this kind alone
+        if recipe.task != "translation":
+            continue  # `settings` knows the defaults of these models alone
         groups = settings(name)
         groups["common"] = {"user_dir": "???", **groups["common"]}
         groups["task"] = {**groups["task"], "data": "???"}

@@ -80,9 +80,10 @@ def checksums(corpus: str) -> Dict[str, str]:
 
 
 def sha256(path: Path) -> str:
-    """Of a file's contents; of the text in it for .gz, which else depends on who compressed it."""
+    """Of a file's contents; of a text for TEXT.gz, which else depends on who compressed it."""
     digest = hashlib.sha256()
-    with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
+    text = path.suffix == ".gz" and not path.name.endswith(".tar.gz")
+    with gzip.open(path, "rb") if text else open(path, "rb") as file:
         for chunk in iter(lambda: file.read(1 << 20), b""):
             digest.update(chunk)
     return digest.hexdigest()
@@ -188,23 +189,36 @@ def extract(mirror: str, path: str, member: str, output: Path, tgt: str, archive
     files = {lang: Path(f"{output}.{lang}{packed}") for lang in ("en", tgt)}
     if all(file.exists() for file in files.values()):
         return
-    checked = archive.with_name(archive.name + ".checked")
-    if not checked.exists():
-        url = f"{mirror}/{path}"
-        if not archive.exists():
-            download(url, archive, "name another --mirror, or corpora at hand by --from")
-        show(["sha256sum", archive], f" # {wanted}")
-        if not dry_run():
-            found = sha256(archive)
-            if found != wanted:
-                archive.unlink()
-                raise UserError(
-                    f"{url}: its SHA-256 is {found}, not {wanted}: not the file of WMT14, or altered on the way; it "
-                    "was removed. Call again, or name another --mirror"
-                )
-            checked.touch()
+    fetch(f"{mirror}/{path}", archive, wanted, "name another --mirror, or corpora at hand by --from")
     for lang, file in files.items():
         shell(f"tar -xOf {quote(str(archive))} {member.format(tgt=tgt, lang=lang)}", file)
+
+
+def fetch(url: str, file: Path, wanted: str, fix: str) -> None:
+    """Downloads a file of known content; one that is there and was checked is kept.
+
+    Args:
+        wanted: its SHA-256.
+        fix: what else to do than to call again.
+
+    Raises:
+        UserError: it cannot be downloaded, or is another file.
+    """
+    checked = file.with_name(file.name + ".checked")
+    if checked.exists():
+        return
+    if not file.exists():
+        download(url, file, fix)
+    show(["sha256sum", file], f" # {wanted}")
+    if not dry_run():
+        found = sha256(file)
+        if found != wanted:
+            file.unlink()
+            raise UserError(
+                f"{url}: its SHA-256 is {found}, not {wanted}: another file, or altered on the way; it was removed. "
+                f"Call again, or {fix}"
+            )
+        checked.touch()
 
 
 def test_sets(raw: Path, archives: Path, tgt: str, out: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional
 
 from .command import UserError, write
+from .hyperparameters import RECIPES
 from .tables import BASELINE, Cell
 
 # `name=1`, `name 1` or `"name": "1"`: fairseq's log formats
@@ -32,7 +33,7 @@ def read_log(log: str) -> Dict[str, Any]:
     - ``target_tokens_updates_x_wpb``: the number of updates times the mean number of target tokens in one.
     - ``minutes``: updates / median updates per second. A run that was paused, resumed or slowed down for a while by
       other programs so has the time of one that was not; validation and saving are not in it.
-    - ``curve``: loss (label-smoothed, the criterion's) and perplexity on the validation set.
+    - ``curve``: on the validation set the criterion's loss, and what else is logged of perplexity and accuracy.
 
     Raises:
         UserError: it is not the log of a training.
@@ -52,8 +53,11 @@ def read_log(log: str) -> Dict[str, Any]:
         "minutes": round(updates / statistics.median(speeds) / 60, 1) if speeds else None,
         "curve": {
             "updates": [int(fields["num_updates"]) for fields in valid],
-            "valid_loss": [fields["loss"] for fields in valid],
-            "valid_ppl": [fields["ppl"] for fields in valid],
+            **{
+                f"valid_{name}": [fields[name] for fields in valid]
+                for name in ("loss", "ppl", "accuracy")
+                if all(name in fields for fields in valid)
+            },
         },
     }
 
@@ -82,7 +86,9 @@ def mixture_weights(weights: Dict[str, Any], model: Any) -> Dict[str, Dict[str, 
     found: Dict[str, Dict[str, Any]] = {}
     for key, alpha in weights.items():
         match = re.fullmatch(
-            r"((encoder|decoder)\.layers\.(\d+))\.self_attn\.(?:.*?\.)?(?:components\.(\w+)\.alpha|alpha)", key
+            r"(?:encoder\.sentence_)?((encoder|decoder)\.layers\.(\d+))\.self_attn\."
+            r"(?:.*?\.)?(?:components\.(\w+)\.alpha|alpha)",
+            key,
         )
         if not match:
             continue
@@ -161,7 +167,7 @@ def record(cell: Cell, out: Path, command: Optional[str] = None, changed: Option
         compared = cell.table.task.compare(cell.data(out), run, baseline)
         figures.update({"bootstrap": compared} if compared else {})
     figures.update(measured)
-    checkpoint = run / "checkpoint_avg.pt"
+    checkpoint = run / ("checkpoint_avg.pt" if RECIPES[cell.dataset.recipe].average else "checkpoint_best.pt")
     alpha = learned_alpha(checkpoint) if checkpoint.exists() else earlier.get("alpha")
     if alpha:
         figures["alpha"] = alpha

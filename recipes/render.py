@@ -8,6 +8,7 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence
 
 from .command import ROOT, UserError
 from .tables import BASELINE, TABLES, Dataset, Table
+from .tables import SPEED as SPEED_COLUMN
 
 Record = Dict[str, Any]
 NOT_RUN = "not run"
@@ -104,14 +105,13 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> List[str]:
 
 
 def column(table: Table, dataset: Dataset, records: Sequence[Record]) -> Dict[str, List[str]]:
-    """{heading: a cell for each row}: the paper's figure, ours, and ours less the Transformer's by seed."""
+    """{heading: a cell for each row}: the paper's figure, ours, ours less the Transformer's by seed, and the speed."""
     title = dataset.heading if table.paper else f"{dataset.heading}, {table.title}"
     here = {
         model: [r for r in records if (r["dataset"], r["model"]) == (dataset.name, model)] for model in table.models()
     }
     cells: Dict[str, List[str]] = {}
-    if table.paper:
-        cells[f"{title}, paper"] = [table.paper[model].get(dataset.name, "") for model in here]
+    cells.update(of_paper(table, dataset.name, f"{title}, paper"))
     if table.paper or any(here.values()):
         heading = f"{title}, here" if table.paper else title
         cells[heading] = [figure([r["figures"][table.metric] for r in found]) for found in here.values()]
@@ -121,7 +121,18 @@ def column(table: Table, dataset: Dataset, records: Sequence[Record]) -> Dict[st
     ]
     if any(by_seed):
         cells["less the Transformer [95 %]"] = by_seed
+    if any(SPEED_COLUMN in figures for figures in table.paper.values()):
+        timed = load(f"{table.name}/speed", dataset.name)
+        ratios = timed[0]["figures"] if timed else {}
+        shown = (f"{ratios[model]['ratio']:.2f}" if model in ratios else NOT_RUN for model in here)
+        cells[f"{title}, {SPEED_COLUMN} over the Transformer's, here"] = list(shown)
     return cells
+
+
+def of_paper(table: Table, name: str, heading: str) -> Dict[str, List[str]]:
+    """A column of the paper's figures, empty where it has none; no column where it has none at all."""
+    found = [table.paper.get(model, {}).get(name, "") for model in table.models()]
+    return {heading: found} if any(found) else {}
 
 
 def results(*names: str) -> str:
@@ -131,25 +142,35 @@ def results(*names: str) -> str:
     if not any(records.values()) and not any(table.paper for table in tables):
         return "No cell has been run at this recipe yet.\n"
     models = tables[0].models()
-    columns: List[List[str]] = [["model", *map(label, models)]]
-    if any(table.paper for table in tables):
-        columns.append(["parameters, paper", *(tables[0].paper[model].get("parameters", "") for model in models)])
-    sizes = []
+    columns: Dict[str, List[str]] = {"model": [label(model) for model in models]}
+    columns.update(of_paper(tables[0], "parameters", "parameters, paper"))
+    columns["parameters"] = []
     for model in models:
         first = [r for table in tables for r in records[table.name] if r["model"] == model]
-        sizes.append(f"{first[0]['parameters'] / 1e6:.2f}M" if first else NOT_RUN)
-    columns.append(["parameters", *sizes])
+        columns["parameters"].append(f"{first[0]['parameters'] / 1e6:.2f}M" if first else NOT_RUN)
+    lines = [[heading, *cells] for heading, cells in columns.items()]
     for table in tables:
+        elsewhere = {name: "" for figures in table.paper.values() for name in figures}
+        for name in elsewhere:  # figures of other data than ours
+            if name not in ("parameters", SPEED_COLUMN, *(dataset.name for dataset in table.datasets)):
+                lines += [[heading, *cells] for heading, cells in of_paper(table, name, f"{name}, paper").items()]
         for dataset in table.datasets:
-            columns += [[heading, *cells] for heading, cells in column(table, dataset, records[table.name]).items()]
-    heads, *rows = zip(*columns)
+            lines += [[heading, *cells] for heading, cells in column(table, dataset, records[table.name]).items()]
+        lines += [[h, *relative(c)] for h, c in of_paper(table, SPEED_COLUMN, f"{SPEED_COLUMN}, paper").items()]
+    heads, *rows = zip(*lines)
     notes = [note(table, records[table.name]) for table in tables]
     return "\n".join([*markdown(heads, rows), "", *notes, ""])
 
 
+def relative(cells: Sequence[str]) -> List[str]:
+    """The paper's steps a second, and how many times the Transformer's, which is the first, that is."""
+    return [f"{cell} ({float(cell) / float(cells[0]):.2f})" if cell else "" for cell in cells]
+
+
 def note(table: Table, records: List[Record]) -> str:
     """How the figures of a table came about."""
-    command = f"- {table.title}: `scripts/reproduce.sh {table.name} --pair PAIR --variant MODEL --seed N --rerun`"
+    options = table.options("PAIR" if table.corpus else "DATASET", "MODEL", "N")
+    command = f"- {table.title}: `scripts/reproduce.sh {table.name} {options}`"
     if not records:
         return f"{command}: nobody has run it yet."
     seeds, updates = sorted({r["seed"] for r in records}), shared(r["updates"] for r in records)
@@ -163,11 +184,17 @@ def note(table: Table, records: List[Record]) -> str:
     if tested:
         sure = sum(test["p_value"] < 0.05 for test in tested)
         text += (
-            f"{named}. Paired bootstrap against the Transformer of the same seed: p < 0.05 in {sure} of {len(tested)}"
+            f"{named}. {table.task.TEST} against the Transformer of the same seed: p < 0.05 in {sure} of {len(tested)}"
         )
     else:
         text += named
-    return f"{text}. {origin(records)}"
+    return f"{text}. {origin(records)}{timed(table)}"
+
+
+def timed(table: Table) -> str:
+    """How the speeds of a table were measured."""
+    found = load(f"{table.name}/speed")
+    return "".join(f" Speed: {r['benchmark']}, `{r['command']}`, commit {r['commit']}." for r in found)
 
 
 def alpha(name: str) -> str:

@@ -2,22 +2,31 @@
 
   scripts/reproduce.sh TABLE [options] [-- options of train.sh [-- flags for fairseq-train]]
 
-  TABLE   table2        the paper's Table 2: WMT14 En-De and En-Fr, base models
-          multi30k      the same models in small, by the recipe of Wu et al. 2021, minutes each on a GPU
-          multi30k_cpu  the same with a ninth of the training, for one CPU thread: some 25 minutes each
+  TABLE   table2         the paper's Table 2: WMT14 En-De and En-Fr, base models
+          multi30k       the same models in small, by the recipe of Wu et al. 2021, minutes each on a GPU
+          multi30k_cpu   the same with a ninth of the training, for one CPU thread: some 25 minutes each
+          table2_lm      the paper's Table 2, right half: language models of One Billion Word
+          ptb_cpu        the same models in small on Penn Treebank: some 9 minutes each of one CPU thread
+          wikitext2_cpu  the same on WikiText-2
+          table7         the paper's Table 7: AG News and IMDb from scratch
+          agnews_cpu     20,000 examples of AG News: some 12 minutes each of one CPU thread
+          imdb_cpu       5,000 examples of IMDb: the same
 
 What stands after -- goes to train.sh, and what stands after a second -- to fairseq-train. A run with a recipe so
 changed is no cell: it is recorded beside its checkpoints. Only options about the machine leave the recipe as it is.
 Every step is kept, so that a second call goes on where the first one stopped. Several calls at once share the work:
-each takes the next cell that no other is at. Each cell ends as results/TABLE/PAIR-VARIANT-seedN.json; then
+each takes the next cell that no other is at. Each cell ends as results/TABLE/DATASET-VARIANT-seedN.json; then
 scripts/make_tables.py renders the tables. DRY_RUN=1 shows the commands.
+
+--time trains nothing to its end: it times updates of the table's models in turns, in one process, and writes
+results/TABLE/speed/DATASET.json. Let nothing else run meanwhile.
 """
 
 import shutil
 from pathlib import Path
 from typing import List, Sequence
 
-from . import train
+from . import timing, train
 from .command import (
     ROOT,
     Parser,
@@ -42,21 +51,28 @@ def main(argv: Sequence[str]) -> None:
     parser = Parser("reproduce", __doc__)
     add = parser.add_argument
     add("table", metavar="TABLE", choices=TABLES)
-    add("--pair", type=str.split, metavar="PAIRS", help='en-de, en-fr or "en-de en-fr" (default: both)')
+    add(
+        "--dataset",
+        "--pair",
+        type=str.split,
+        metavar="NAMES",
+        help='columns of the table: en-de, en-fr or "en-de en-fr", ptb, ... (default: all)',
+    )
     add("--variant", type=str.split, metavar="NAMES", help='such as "transformer random" (default: the table\'s rows)')
-    add("--seed", type=str.split, metavar="NUMBERS", help='(default: 1; multi30k and multi30k_cpu "1 2 3")')
+    add("--seed", type=str.split, metavar="NUMBERS", help="(default: the table's, 1 to 3 of them)")
     add("--from", dest="source", type=existing_folder, metavar="DIR", help="corpora at hand, for prepare_*.sh --from")
     add("--out", type=Path, default=ROOT, metavar="DIR", help="data and runs (default: the project's folder)")
     add("--rerun", action="store_true", help="run a cell again although results/ has it")
     add("--list", action="store_true", help="only print the commands of the cells not run yet, one for each")
     add("--record", action="store_true", help="only write the JSON of runs that are scored, such as older ones, anew")
+    add("--time", action="store_true", help="only time the updates of the models in turns")
     args = parser.parse_args(own)
     table = TABLES[args.table]
     for seed in args.seed or []:
         if not seed.isdecimal():
             raise UserError(f"--seed {seed}: must be an integer, at least 0")
     for flag, given, known in (
-        ("--pair", args.pair, [dataset.name for dataset in table.datasets]),
+        ("--pair" if table.corpus else "--dataset", args.dataset, [dataset.name for dataset in table.datasets]),
         ("--variant", args.variant, args.variant and [*table.models(), *train.models(), "vanilla"]),
     ):
         for word in [] if given is None else given or [""]:
@@ -64,8 +80,11 @@ def main(argv: Sequence[str]) -> None:
                 raise UserError(f"{flag} {word}: choose from {', '.join(dict.fromkeys(known))}")
     options, flags = split_flags(rest)
     changed = " ".join(rest) if flags or not machine_only(options) else ""
+    if args.time:
+        timing.time_table(table, args.dataset, args.variant, args.out, args.source)
+        return
     prepared = set()
-    for cell in table.cells(args.pair, args.variant, [int(seed) for seed in args.seed or []]):
+    for cell in table.cells(args.dataset, args.variant, [int(seed) for seed in args.seed or []]):
         if args.list:
             if not cell.result.exists():
                 print(f"{cell.command} --out {args.out}" if args.out != ROOT else cell.command)

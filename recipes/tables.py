@@ -3,19 +3,20 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from . import translation
+from . import classification, language_model, translation
 from .command import ROOT
 from .train import models
 
 BASELINE = "transformer"
+SPEED = "steps/s"  # a column of the paper's
 
 
 class Dataset(NamedTuple):
     """A column of a table: what its models are trained and tested on, and by which recipe."""
 
-    name: str  # for translation a pair of languages
+    name: str  # for translation a pair of languages, else a corpus
     heading: str
     recipe: str  # of hyperparameters.py
 
@@ -24,27 +25,36 @@ class Dataset(NamedTuple):
 class Table:
     """A results table. CONTRIBUTING.md says how to add one.
 
-    `task` is the module of what is particular to its kind of task. It has
+    `task` is the module of what is particular to its kind of task (tasks.py has them all). It has
         prepare(corpus, dataset, data, source, options)   makes the folder `data`
         evaluate(data, run, recipe)                       writes scores.json, {figure: {score, name, signature}}
         compare(data, run, baseline)                      a significance test against another run, or None
+        SCORES, TEST                                      what these two do, for --help and the notes of a table
     """
 
     name: str
     title: str
-    corpus: str
     datasets: Sequence[Dataset]
     seeds: Sequence[int] = (1,)
     task: ModuleType = translation
     metric: str = "bleu"  # the figure of scores.json that the table shows
     metric_name: str = "BLEU"
-    data: str = ""  # prefix of the folder of its data; default: its name
+    best: Callable[..., Any] = max  # of several figures
+    corpus: str = ""  # that has all datasets; default: each is a corpus of its own
+    data: str = ""  # the folder of a dataset's data; default: the table's name and the dataset's
     preparation: Sequence[str] = ()  # options of the corpus' preparation
-    paper: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # {model: {dataset or "parameters": figure}}
+    paper: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # {model: {column: figure}}
+    rows: Sequence[str] = ()  # default: the paper's, or every model there is
 
     def models(self) -> List[str]:
-        """The rows: the paper's, or every model there is."""
-        return list(self.paper) or models()
+        """The names of its rows."""
+        return list(self.rows or self.paper) or models()
+
+    def options(self, dataset: str, model: str, seed: str) -> str:
+        """Options of reproduce.sh that choose cells."""
+        flag = "--pair" if self.corpus else "--dataset"
+        chosen = f"{flag} {dataset} " if self.corpus or len(self.datasets) > 1 else ""
+        return f"{chosen}--variant {model} --seed {seed} --rerun"
 
     def cells(
         self,
@@ -80,7 +90,7 @@ class Cell(NamedTuple):
     @property
     def command(self) -> str:
         """Runs this cell, whether it has run or not."""
-        options = f"--pair {self.dataset.name} --variant {self.model} --seed {self.seed} --rerun"
+        options = self.table.options(self.dataset.name, self.model, str(self.seed))
         return f"scripts/reproduce.sh {self.table.name} {options}"
 
     def baseline(self) -> "Cell":
@@ -93,7 +103,8 @@ class Cell(NamedTuple):
 
     def data(self, out: Path) -> Path:
         """Its data below a folder of data and runs."""
-        return out / "data" / f"{self.table.data or self.table.name}-{self.dataset.name}"
+        default = f"{self.table.name}-{self.dataset.name}"
+        return out / "data" / (self.table.data.format(dataset=self.dataset.name) or default)
 
 
 def paper_rows(columns: Tuple[str, ...], rows: str) -> Dict[str, Dict[str, Any]]:
@@ -102,6 +113,34 @@ def paper_rows(columns: Tuple[str, ...], rows: str) -> Dict[str, Dict[str, Any]]
     return {model: dict(zip(columns, figures)) for model, *figures in split}
 
 
+TABLE2_LM = paper_rows(
+    ("parameters", "lm1b"),
+    """
+    transformer        70M  38.21
+    fixed_random       53M  50.52
+    random             58M  40.60
+    factorized_random  53M  42.40
+    dense              53M  40.88
+    factorized_dense   53M  41.20
+    random_dense       58M  42.35
+    dense_vanilla      70M  37.27
+    random_vanilla     70M  40.05
+    """,
+)
+TABLE7 = paper_rows(
+    ("agnews", "imdb", SPEED),
+    """
+    transformer                88.83  81.34  1.09
+    linformer                  86.50  82.86  1.09
+    factorized_random          86.53  83.39  1.10
+    factorized_random_vanilla  89.13  84.61  0.80
+    """,
+)
+LANGUAGE_MODELS: Dict[str, Any] = dict(
+    task=language_model, metric="ppl", metric_name="perplexity", best=min, data="{dataset}"
+)
+CLASSIFIERS: Dict[str, Any] = dict(task=classification, metric="accuracy", metric_name="accuracy")
+
 TABLES: Dict[str, Table] = {
     table.name: table
     for table in (
@@ -109,7 +148,7 @@ TABLES: Dict[str, Table] = {
             "table2",
             title="WMT14, newstest2014",
             corpus="wmt14",
-            data="wmt14",
+            data="wmt14-{dataset}",
             datasets=(Dataset("en-de", "En-De", "wmt_en_de"), Dataset("en-fr", "En-Fr", "wmt_en_fr")),
             paper=paper_rows(
                 ("parameters", "en-de", "en-fr"),
@@ -141,6 +180,61 @@ TABLES: Dict[str, Table] = {
             datasets=(Dataset("en-de", "En-De", "multi30k_cpu"), Dataset("en-fr", "En-Fr", "multi30k_cpu")),
             seeds=(1, 2, 3),
             preparation=("--merges", "4000", "--lowercase"),
+        ),
+        Table(
+            "table2_lm",
+            title="One Billion Word",
+            datasets=(Dataset("lm1b", "LM1B", "lm1b"),),
+            paper=TABLE2_LM,
+            **LANGUAGE_MODELS,
+        ),
+        Table(
+            "ptb_cpu",
+            title="Penn Treebank, one CPU thread",
+            datasets=(Dataset("ptb", "PTB", "ptb_cpu"),),
+            seeds=(1, 2),
+            paper={model: {"LM1B": figures["lm1b"]} for model, figures in TABLE2_LM.items()},
+            rows=(*TABLE2_LM, "lightconv_lm"),
+            **LANGUAGE_MODELS,
+        ),
+        Table(
+            "wikitext2_cpu",
+            title="WikiText-2, one CPU thread",
+            datasets=(Dataset("wikitext2", "WikiText-2", "wikitext2_cpu"),),
+            seeds=(1, 2),
+            paper={model: {"LM1B": figures["lm1b"]} for model, figures in TABLE2_LM.items()},
+            rows=(*TABLE2_LM, "lightconv_lm"),
+            **LANGUAGE_MODELS,
+        ),
+        Table(
+            "table7",
+            title="from scratch, whole corpora",
+            datasets=(Dataset("agnews", "AG News", "agnews"), Dataset("imdb", "IMDb", "imdb")),
+            data="{dataset}",
+            paper=TABLE7,
+            **CLASSIFIERS,
+        ),
+        Table(
+            "agnews_cpu",
+            title="20,000 examples of AG News, one CPU thread",
+            datasets=(Dataset("agnews", "AG News", "agnews_cpu"),),
+            seeds=(1, 2, 3),
+            data="agnews_20000",
+            preparation=("--examples", "20000"),
+            paper={model: {name: figures[name] for name in ("agnews", SPEED)} for model, figures in TABLE7.items()},
+            rows=(*TABLE7, "random"),
+            **CLASSIFIERS,
+        ),
+        Table(
+            "imdb_cpu",
+            title="5,000 examples of IMDb, one CPU thread",
+            datasets=(Dataset("imdb", "IMDb", "imdb_cpu"),),
+            seeds=(1, 2, 3),
+            data="imdb_5000",
+            preparation=("--examples", "5000"),
+            paper={model: {name: figures[name] for name in ("imdb", SPEED)} for model, figures in TABLE7.items()},
+            rows=(*TABLE7, "random"),
+            **CLASSIFIERS,
         ),
     )
 }

@@ -1,10 +1,11 @@
 """Trains an architecture on prepared data: on this machine's GPUs, on those of several machines, or on its CPU.
 
-  scripts/train.sh ARCH PAIR [options] [-- flags for fairseq-train]
+  scripts/train.sh ARCH DATASET [options] [-- flags for fairseq-train]
 
-  ARCH   transformer_synth_random_vanilla_wmt_en_de and the like, or fairseq's own: transformer_wmt_en_de,
-         transformer_wmt_en_de_big, transformer_multi30k. Its ending chooses the recipe.
-  PAIR   en-de or en-fr; with --data any
+  ARCH      transformer_synth_random_vanilla_wmt_en_de and the like, or fairseq's own: transformer_wmt_en_de,
+            transformer_wmt_en_de_big, transformer_multi30k. Its ending chooses the recipe. Language models:
+            transformer_lm_synth_random_ptb, transformer_lm_ptb; classifiers: roberta_synth_dense_agnews, roberta_imdb.
+  DATASET   en-de or en-fr; ptb, wikitext2, wikitext103, lm1b; agnews, imdb. With --data any name
 
 The batch stays the same for any number of GPUs: --update-freq and, where it does not divide, --max-tokens follow.
 Stop it at any time; the same command goes on from the last checkpoint. DRY_RUN=1 shows the command only.
@@ -24,7 +25,18 @@ from pathlib import Path
 from typing import Callable, List, Optional, Sequence, Tuple
 
 from . import provenance
-from .command import ROOT, Parser, UserError, dry_run, integer, locked, pin_settings, show, split_flags
+from .command import (
+    ROOT,
+    Parser,
+    UserError,
+    dry_run,
+    integer,
+    locked,
+    pin_settings,
+    read_settings,
+    show,
+    split_flags,
+)
 from .hyperparameters import RECIPES, Recipe
 
 
@@ -33,10 +45,15 @@ def make_parser() -> Parser:
     parser = Parser("train", __doc__)
     add = parser.add_argument
     add("arch", metavar="ARCH")
-    add("pair", metavar="PAIR")
+    add("dataset", metavar="DATASET")
     add("--recipe", choices=RECIPES, help="default: the one of the architecture's ending")
-    add("--data", type=Path, metavar="DIR", help="prepared data (default: data/wmt14-PAIR, or data/multi30k-PAIR)")
-    add("--save-dir", type=Path, metavar="DIR", help="checkpoints and the log (default: runs/ARCH-PAIR-seedN)")
+    add(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="prepared data (default: data/DATASET; data/wmt14-PAIR, data/multi30k-PAIR)",
+    )
+    add("--save-dir", type=Path, metavar="DIR", help="checkpoints and the log (default: runs/ARCH-DATASET-seedN)")
     add("--gpus", type=integer(0), metavar="N", help="of this machine (default: all there are); 0 trains on the CPU")
     add("--processes", type=integer(1), default=1, metavar="N", help="with --gpus 0, how many (default: 1)")
     add("--threads", type=integer(1), metavar="N", help="CPU threads of each process (default: OpenMP's)")
@@ -68,8 +85,8 @@ def models() -> List[str]:
     return ["transformer", *(variant.replace("+", "_") for variant in VARIANTS if variant != "vanilla")]
 
 
-def recipe_name(arch: str) -> str:
-    """The recipe of an architecture's ending.
+def recipe_name(arch: str, dataset: str = "") -> str:
+    """The recipe of an architecture's ending; of several that of the data set, else the first.
 
     Raises:
         UserError: it has none, or there is no such architecture.
@@ -77,8 +94,10 @@ def recipe_name(arch: str) -> str:
     # the longest preset first: one ends in another
     names = sorted(RECIPES, key=lambda name: len(RECIPES[name].preset), reverse=True)
     fitting = [name for name in names if arch.endswith(f"_{RECIPES[name].preset}")]
+    fitting.sort(key=lambda name: RECIPES[name].corpus != dataset)
     if not fitting:
-        raise UserError(f"{arch}: no recipe; an architecture that ends in {' or '.join(names)} has one")
+        endings = dict.fromkeys(RECIPES[name].preset for name in names)
+        raise UserError(f"{arch}: no recipe; an architecture that ends in {' or '.join(endings)} has one")
     recipe = RECIPES[fitting[0]]
     if "_synth_" in arch:
         known = [*models()[1:], "vanilla"]
@@ -154,7 +173,8 @@ def training_command(
     flags = [word for name, value in recipe.flags.items() for word in (f"--{name}", value) if word is not None]
     save_every = args.save_every or recipe.save_every
     if save_every:
-        flags += ["--save-interval-updates", str(save_every), "--keep-interval-updates", "10", "--no-epoch-checkpoints"]
+        keep = "10" if recipe.average else "1"  # beside the best
+        flags += ["--save-interval-updates", str(save_every), "--keep-interval-updates", keep, "--no-epoch-checkpoints"]
     else:
         flags += ["--keep-last-epochs", "10", "--patience", "10"]
     processes, device = device_flags(args)
@@ -181,7 +201,7 @@ def training_command(
                 raise UserError(
                     f"--nodes {args.nodes}: needs --rendezvous HOST:PORT, the first machine and a free port of it"
                 )
-            job = f"{args.arch}-{args.pair}-{args.seed}"
+            job = f"{args.arch}-{args.dataset}-{args.seed}"
             launch = ["torchrun", "--nnodes", str(args.nodes), "--rdzv-backend", "c10d"]
             launch += ["--rdzv-endpoint", args.rendezvous, "--rdzv-id", job]
         launch += ["--nproc-per-node", str(processes), "--max-restarts", "0", "--no-python"]
@@ -189,8 +209,10 @@ def training_command(
         flags += ["--heartbeat-timeout", str(args.timeout)]
     command = [*launch, str(data / "bin"), "--user-dir", str(ROOT / "fairseq_synth"), "--arch", args.arch]
     if recipe.task == "translation":
-        source, target = args.pair.split("-")
+        source, target = args.dataset.split("-")
         command += ["--source-lang", source, "--target-lang", target]
+    else:
+        command += ["--task", recipe.task]
     command += ["--save-dir", str(save), "--seed", str(args.seed)]
     command += ["--max-update", str(args.max_update or recipe.max_update), *flags]
     return [*command, "--no-progress-bar", "--log-interval", "100", *rest]
@@ -231,33 +253,64 @@ def start(argv: Sequence[object], show_line: Optional[Callable[[str], None]] = N
         raise UserError(f"the training failed; see {log}. The same call goes on from its last checkpoint")
 
 
+def default_data(recipe: Recipe, dataset: str) -> Path:
+    """The folder of a data set's prepared data where none is named.
+
+    Raises:
+        UserError: it has none of its own.
+    """
+    if recipe.task != "translation":
+        if dataset not in {other.corpus for other in RECIPES.values() if other.task == recipe.task}:
+            known = dict.fromkeys(other.corpus for other in RECIPES.values() if other.task == recipe.task)
+            raise UserError(f"{dataset}: {', '.join(known)} have data of their own; for other data name them by --data")
+        return ROOT / "data" / dataset
+    if dataset not in ("en-de", "en-fr"):
+        raise UserError(
+            f"{dataset}: en-de and en-fr have data of their own; for another pair name what prepare.sh made by --data"
+        )
+    return ROOT / "data" / f"{recipe.corpus}-{dataset}"
+
+
+def check_data(data: Path, recipe: Recipe, dataset: str, named: bool) -> None:
+    """Refuses data that are not prepared, or for another task.
+
+    Args:
+        named: they are of --data.
+    """
+    script = {
+        "translation": "prepare.sh" if named else f"prepare_{recipe.corpus}.sh {dataset.split('-')[-1]}",
+        "language_modeling": f"prepare_lm.sh {recipe.corpus}",
+        "sentence_prediction": f"prepare_classification.sh {recipe.corpus}",
+    }[recipe.task]
+    if not (data / "bin" / "done").exists():
+        raise UserError(f"--data {data}: not prepared, or not to its end; run scripts/{script} {data}")
+    task = read_settings(data / "settings").get("task", "translation")
+    if task != recipe.task:
+        raise UserError(f"--data {data}: was prepared for {task}, and this architecture is for {recipe.task}")
+
+
 def main(argv: Sequence[str]) -> None:
     own, rest = split_flags(argv)
     args = make_parser().parse_args(own)
     if not shutil.which("fairseq-train"):
         raise UserError("fairseq is not installed here; run scripts/setup.sh")
-    name = args.recipe or recipe_name(args.arch)
+    name = args.recipe or recipe_name(args.arch, args.dataset)
     recipe = RECIPES[name]
-    if recipe.task == "translation" and not re.fullmatch("[A-Za-z_]+-[A-Za-z_]+", args.pair):
-        raise UserError(f"{args.pair}: a pair of languages is wanted, such as en-de")
-    if recipe.task == "translation" and not args.data and args.pair not in ("en-de", "en-fr"):
-        raise UserError(
-            f"{args.pair}: en-de and en-fr have data of their own; for another pair name what prepare.sh made by --data"
-        )
+    if recipe.task == "translation" and not re.fullmatch("[A-Za-z_]+-[A-Za-z_]+", args.dataset):
+        raise UserError(f"{args.dataset}: a pair of languages is wanted, such as en-de")
+    data = args.data or default_data(recipe, args.dataset)
     args.gpus = recipe.gpus if args.gpus is None else args.gpus
     set_threads(args.threads or recipe.threads)
-    data = args.data or ROOT / "data" / f"{recipe.corpus}-{args.pair}"
-    save = args.save_dir or ROOT / "runs" / f"{args.arch}-{args.pair}-seed{args.seed}"
-    if not dry_run() and not (data / "bin" / "done").exists():
-        script = "prepare.sh" if args.data else f"prepare_{recipe.corpus}.sh {args.pair.split('-')[1]}"
-        raise UserError(f"--data {data}: not prepared, or not to its end; run scripts/{script} {data}")
+    save = args.save_dir or ROOT / "runs" / f"{args.arch}-{args.dataset}-seed{args.seed}"
+    if not dry_run():
+        check_data(data, recipe, args.dataset, bool(args.data))
     command = training_command(args, recipe, data, save, rest)
     # every machine of a run holds a lock of its own
     lock = ".lock" if args.nodes == 1 else f".lock.{socket.gethostname()}"
     with locked(save / lock, wait=False) as free:
         if not free:
             raise UserError(f"--save-dir {save}: another call is training there; let it end, or name another folder")
-        settings = {"arch": args.arch, "pair": args.pair, "data": data.resolve(), "recipe": name}
+        settings = {"arch": args.arch, "pair": args.dataset, "data": data.resolve(), "recipe": name}
         settings.update(batch_tokens=args.batch_tokens or recipe.batch_tokens, seed=args.seed, flags=" ".join(rest))
         pin_settings(save / "settings", "checkpoint_last.pt", settings)
         show(command)

@@ -1,31 +1,26 @@
-"""Averages the last checkpoints of a training, translates the test set and scores it.
-
-  scripts/evaluate.sh DATA_DIR RUN_DIR [options]
-
-  DATA_DIR is what prepare*.sh made, RUN_DIR the --save-dir of the training.
-
-Writes to RUN_DIR, once all is there: test.hyp.TGT, the translations, detokenised; scores.json; bootstrap.json.
-  BLEU, chrF              of detokenised text by sacreBLEU, with the signature: the figures to compare
-  tokenised BLEU          as fairseq-generate would count it (BPE only)
-  compound-split BLEU     En-De only, tokenised, hyphens split: what the literature on WMT14 En-De reports since
-                          Vaswani et al.; higher than sacreBLEU's for the same output, so compared with no other
-"""
+"""Translation: the last checkpoints averaged, the test set translated and scored; a paired bootstrap test."""
 
 import json
 import os
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from shlex import quote
 from typing import Any, Dict, List, Optional, Sequence
 
 from . import corpora
-from .command import ROOT, Parser, UserError, dry_run, integer, locked, read_settings, run, say, shell, show
-from .hyperparameters import RECIPES, Recipe
+from .command import ROOT, UserError, dry_run, run, say, shell, show, write
+from .hyperparameters import Recipe
 from .prepare import count_lines
-from .train import set_threads
+from .scoring import checkpoint, prepared, recipe_of, scored, trained
 
+SCORES = """
+    Translation: BLEU and chrF of detokenised text by sacreBLEU with the signature, the figures to compare; tokenised
+    BLEU, as fairseq-generate would count it (BPE only); compound-split BLEU (En-De only), tokenised with hyphens
+    split, as the literature on WMT14 En-De reports since Vaswani et al., higher than sacreBLEU's for the same output.
+    --baseline: paired bootstrap. Also test.hyp.TGT, the translations, detokenised.
+"""
+TEST = "Paired bootstrap"  # what `compare` does
 LABELS = {"bleu": "BLEU", "chrf": "chrF", "tokenised": "tokenised BLEU", "compound_split": "compound-split BLEU"}
 
 
@@ -33,31 +28,6 @@ def prepare(corpus: str, dataset: str, data: Path, source: Optional[Path], optio
     """Prepares a pair of languages of a corpus as `data`. `source`: the folder of --from."""
     argv = [dataset.split("-")[1], str(data), *(["--from", str(source)] if source else []), *options]
     {"wmt14": corpora.wmt14, "multi30k": corpora.multi30k}[corpus](argv)
-
-
-def main(argv: Sequence[str]) -> None:
-    parser = Parser("evaluate", __doc__)
-    add = parser.add_argument
-    add("data", metavar="DATA_DIR", type=Path)
-    add("run", metavar="RUN_DIR", type=Path)
-    add("--average", type=integer(1), metavar="N", help="checkpoints: the last of --save-interval-updates, else epochs")
-    add("--beam", type=integer(1), metavar="N", help="default of these three: what the run's recipe says")
-    add("--lenpen", type=float, metavar="X", help="length penalty")
-    add("--max-tokens", type=integer(1), default=4096, metavar="N", help="batch of the search (default: 4096)")
-    add("--baseline", type=Path, metavar="RUN_DIR", help="an evaluated run of the same data, for a paired bootstrap")
-    args = parser.parse_args(argv)
-    evaluate(args.data, args.run, None, args.average, args.beam, args.lenpen, args.max_tokens, args.baseline)
-
-
-def pair_of(data: Path) -> Dict[str, str]:
-    """What prepare.sh wrote in a folder of data.
-
-    Raises:
-        UserError: nothing is there, or it is not finished.
-    """
-    if not (data / "bin" / "done").exists():
-        raise UserError(f"{data}: not prepared; run scripts/prepare.sh first")
-    return read_settings(data / "settings")
 
 
 def hypotheses(generated: str, mark: str) -> List[str]:
@@ -91,7 +61,7 @@ def sacrebleu(argv: Sequence[object]) -> Any:
 
 def reference(data: Path) -> List[object]:
     """sacreBLEU's arguments for the test set: by its name where it is one of sacreBLEU's."""
-    settings = pair_of(data)
+    settings = prepared(data)
     pair = ["-l", f"{settings['src']}-{settings['tgt']}"]
     if test_set(data):
         os.environ["SACREBLEU"] = str(data / "archives" / "sacrebleu")  # where prepare_wmt14.sh has it
@@ -111,7 +81,7 @@ def compare(data: Path, run_dir: Path, baseline: Path) -> Dict[str, Any]:
     Raises:
         UserError: one of them is not evaluated, or not on these data.
     """
-    settings = pair_of(data)
+    settings = prepared(data)
     name = f"test.hyp.{settings['tgt']}"
     lines = count_lines(data / f"test.{settings['tgt']}")
     for folder, what in ((baseline, f"--baseline {baseline}"), (run_dir, str(run_dir))):
@@ -160,52 +130,28 @@ def evaluate(
     Raises:
         UserError: the data or the run are missing or do not belong together, or a program failed.
     """
-    settings = pair_of(data)
-    if not run_dir.is_dir() and not dry_run():
-        raise UserError(f"{run_dir}: no such folder; train with scripts/train.sh")
-    trained = read_settings(run_dir / "settings")
+    settings, run_settings = prepared(data), trained(data, run_dir)
     src, tgt = settings["src"], settings["tgt"]
-    if trained.get("pair", f"{src}-{tgt}") != f"{src}-{tgt}":
-        raise UserError(f"{run_dir}: was trained for {trained['pair']}, and {data} is {src}-{tgt}")
-    if trained.get("data", str(data.resolve())) != str(data.resolve()):
-        raise UserError(
-            f"{run_dir}: was trained on {trained['data']}, not on {data}; if that folder was moved, mend its name in "
-            f"{run_dir}/settings"
-        )
-    recipe = recipe or RECIPES[trained.get("recipe", "wmt_en_de")]
-    set_threads(recipe.threads)
-    average, beam = average or recipe.average, beam or recipe.beam
+    if run_settings.get("pair", f"{src}-{tgt}") != f"{src}-{tgt}":
+        raise UserError(f"{run_dir}: was trained for {run_settings['pair']}, and {data} is {src}-{tgt}")
+    recipe = recipe_of(run_settings, recipe, "wmt_en_de")
+    average, beam = recipe.average if average is None else average, beam or recipe.beam
     lenpen = recipe.lenpen if lenpen is None else lenpen
-    out = run_dir / "evaluation.part"  # an earlier evaluation is kept until this one is complete
-    with locked(run_dir / ".evaluation.lock"):
-        if not dry_run():
-            shutil.rmtree(out, ignore_errors=True)
-            out.mkdir()
-        say(f"averaging the last {average} checkpoints")
-        by_updates = any(re.fullmatch(r"checkpoint_\d+_\d+\.pt", path.name) for path in run_dir.glob("checkpoint_*"))
-        argv = ["python", ROOT / "scripts" / "average_checkpoints.py", "--inputs", run_dir]
-        argv += ["--num-update-checkpoints" if by_updates else "--num-epoch-checkpoints", average]
-        run([*argv, "--output", out / "checkpoint_avg.pt"], log=out / "average.log")
-
+    with scored(run_dir) as out:
+        path = checkpoint(run_dir, out, average)
         say("translating the test set")
         decode = ["--bpe", "subword_nmt", "--bpe-codes", data / "codes", "--tokenizer", "moses"]
         if settings["subwords"] == "sentencepiece":
             decode = ["--bpe", "sentencepiece", "--sentencepiece-model", data / "pieces.model"]
         argv = ["fairseq-generate", data / "bin", "--user-dir", ROOT / "fairseq_synth"]
-        argv += ["--path", out / "checkpoint_avg.pt", "--source-lang", src, "--target-lang", tgt]
+        argv += ["--path", path, "--source-lang", src, "--target-lang", tgt]
         argv += ["--beam", beam, "--lenpen", f"{lenpen:g}", "--max-tokens", max_tokens, *decode]
         run(argv, log=out / "generate.log")
         if dry_run():
             return
         score(data, out, settings)
         if baseline:
-            bootstrap = compare(data, out, baseline)
-            (out / "bootstrap.json").write_text(json.dumps(bootstrap, indent=1) + "\n")
-        elif (run_dir / "bootstrap.json").exists():
-            (run_dir / "bootstrap.json").unlink()  # of an evaluation with a baseline before this one without
-        for file in out.iterdir():
-            file.replace(run_dir / file.name)
-        out.rmdir()
+            write(out / "bootstrap.json", json.dumps(compare(data, out, baseline), indent=1) + "\n")
     report(data, run_dir)
 
 
@@ -217,7 +163,7 @@ def report(data: Path, run_dir: Path) -> None:
         line = "baseline {baseline:.2f}, this run {score:.2f}, p = {p_value:.4f} (paired bootstrap)"
         print(line.format(**json.loads((run_dir / "bootstrap.json").read_text())))
     say("three translations")
-    src, tgt = (pair_of(data)[side] for side in ("src", "tgt"))
+    src, tgt = (prepared(data)[side] for side in ("src", "tgt"))
     texts = [data / f"test.{src}", run_dir / f"test.hyp.{tgt}", data / f"test.{tgt}"]
     for lines in list(zip(*map(read_lines, texts)))[:3]:
         print("source:    {}\noutput:    {}\nreference: {}".format(*lines))

@@ -6,6 +6,7 @@
 """
 
 import argparse
+import functools
 import logging
 import sys
 from pathlib import Path
@@ -22,6 +23,12 @@ BLOCKS = {  # page: {block: its contents}
         "picture": lambda: render.picture("multi30k_cpu"),
     },
     "docs/wmt14.md": {"table2": lambda: render.results("table2")},
+    "docs/language-models.md": {
+        name: functools.partial(render.results, name) for name in ("table2_lm", "ptb_cpu", "wikitext2_cpu")
+    },
+    "docs/classification.md": {
+        name: functools.partial(render.results, name) for name in ("table7", "agnews_cpu", "imdb_cpu")
+    },
     "docs/performance.md": {"speed": render.speed},
     "docs/fairseq-bugs.md": {"repairs": render.repairs},
 }

@@ -1,9 +1,13 @@
+import os
+import sys
+
 import pytest
 import torch
 from helpers import ROOT, make_data
 
 import fairseq_synth.nested
 
+os.environ["PATH"] = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"  # this interpreter's programs first
 torch.set_num_threads(1)  # the workers of pytest-xdist share the machine
 
 
@@ -21,17 +25,44 @@ def on_device(request):
 @pytest.fixture(autouse=True)
 def small_blocks(request, monkeypatch):
     """The small matrices of the tests have several blocks; where other processes train, theirs are as usual."""
-    if request.module.__name__ not in ("test_cli", "test_processes", "test_recipes"):
+    if request.module.__name__ not in ("test_cli", "test_processes", "test_recipes", "test_tasks", "test_task_recipes"):
         monkeypatch.setattr(fairseq_synth.nested, "CORE", 4)
+
+
+@pytest.fixture
+def recipes_environment(monkeypatch):
+    """Recipes set environment variables; here they end with the test."""
+    for name in ("OMP_NUM_THREADS", "SACREBLEU"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.delenv("SACREBLEU")
+
+
+@pytest.fixture
+def dry(monkeypatch):
+    monkeypatch.setenv("DRY_RUN", "1")
+
+
+def at_hand(name):
+    """The folder of a corpus beside the project; the test is skipped where there is none."""
+    folder = ROOT.parent / "shared" / "data" / name
+    if not folder.is_dir():
+        pytest.skip(f"{name} is not at hand")
+    return folder
 
 
 @pytest.fixture(scope="session")
 def multi30k():
-    """The corpus beside the project, where it is at hand."""
-    folder = ROOT.parent / "shared" / "data" / "multi30k"
-    if not folder.is_dir():
-        pytest.skip("Multi30k is not at hand")
-    return folder
+    return at_hand("multi30k")
+
+
+@pytest.fixture(scope="session")
+def lm_corpora():
+    return at_hand("lm")
+
+
+@pytest.fixture(scope="session")
+def classification_corpora():
+    return at_hand("classification")
 
 
 @pytest.fixture(scope="session")

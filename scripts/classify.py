@@ -1,0 +1,61 @@
+"""Labels a set of fairseq's sentence_prediction task with a trained model, one label a line in the order of the set.
+
+    python scripts/classify.py DATA_BIN --path checkpoint_best.pt --output FILE [--gen-subset valid]
+
+fairseq-validate gives the accuracy alone, with one decimal. The output gets its name once it is whole.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Dict
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from fairseq import checkpoint_utils, utils  # noqa: E402
+
+import fairseq_synth  # noqa: E402, F401  (registers the models, and allows what fairseq's checkpoints hold)
+from fairseq_synth.errors import SynthesizerError  # noqa: E402
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, metavar="DATA_BIN", help="with input0/ and label/ of fairseq-preprocess")
+    parser.add_argument("--path", type=Path, required=True, help="a checkpoint of --task sentence_prediction")
+    parser.add_argument("--output", type=Path, required=True, help="file to write")
+    parser.add_argument("--gen-subset", default="test", help="train, valid or test (default: test)")
+    parser.add_argument("--max-tokens", type=int, default=4096, help="of a batch (default: 4096)")
+    parser.add_argument("--cpu", action="store_true", help="although there is a GPU")
+    args = parser.parse_args()
+    if not args.path.is_file():
+        raise SynthesizerError(f"--path {args.path}: no such file")
+    models, _, task = checkpoint_utils.load_model_ensemble_and_task(
+        [str(args.path)], arg_overrides={"data": str(args.data)}
+    )
+    head = getattr(task.cfg, "classification_head_name", None)
+    if not head:
+        raise SynthesizerError(f"--path {args.path}: not a model of the task sentence_prediction")
+    task.load_dataset(args.gen_subset)
+    dataset = task.dataset(args.gen_subset)
+    batches = task.get_batch_iterator(dataset, max_tokens=args.max_tokens).next_epoch_itr(shuffle=False)
+    cuda = torch.cuda.is_available() and not args.cpu
+    model = models[0].eval().cuda() if cuda else models[0].eval()
+    labels = task.label_dictionary
+    found: Dict[int, str] = {}
+    with torch.no_grad():
+        for batch in batches:
+            sample = utils.move_to_cuda(batch) if cuda else batch
+            logits, _ = model(**sample["net_input"], features_only=True, classification_head_name=head)
+            classes = logits.argmax(-1) + labels.nspecial
+            found.update((int(i), labels[c]) for i, c in zip(sample["id"], classes))
+    if len(found) != len(dataset):
+        raise SynthesizerError(f"{args.data}: {len(found)} of {len(dataset)} examples were labelled; see --max-tokens")
+    part = args.output.with_name(args.output.name + ".part")
+    part.write_text("".join(f"{found[i]}\n" for i in range(len(found))), encoding="utf-8")
+    part.replace(args.output)
+
+
+if __name__ == "__main__":
+    main()
