@@ -9,7 +9,7 @@ import torch.nn as nn
 from fairseq.dataclass.configs import GenerationConfig
 from fairseq.utils import strip_pad
 from torch import Tensor
-from tqdm import tqdm
+from tqdm import tqdm  # type: ignore[import-untyped]  # comes with fairseq
 
 from . import measure
 from .checkpoints import Batch, Loaded, batches

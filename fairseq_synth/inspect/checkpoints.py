@@ -9,6 +9,7 @@ from typing import Any, Dict, List, NamedTuple, Optional
 import numpy as np
 import torch.nn as nn
 from fairseq import checkpoint_utils, tasks, utils
+from fairseq.data.data_utils import infer_language_pair
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 
@@ -25,7 +26,7 @@ class Loaded(NamedTuple):
     path: Path
     cfg: Any  # fairseq's, with common, task, model, criterion
     task: Any
-    model: nn.Module
+    model: Any  # a fairseq model
     updates: Optional[int]
     data: Optional[Path]  # binarised; None: the dictionaries are stand-ins
 
@@ -72,6 +73,8 @@ def load(path: Path, data: Optional[Path] = None) -> Loaded:
         folder = data
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            if hasattr(cfg.task, "source_lang") and cfg.task.source_lang is None:
+                cfg.task.source_lang, cfg.task.target_lang = "source", "target"
             make_dictionaries(folder, cfg.task, sizes)
         task = set_up_task(cfg, folder)
         if data is None:  # some tasks add a token of their own
@@ -99,12 +102,17 @@ def load(path: Path, data: Optional[Path] = None) -> Loaded:
 def set_up_task(cfg: Any, data: Path) -> Any:
     """The checkpoint's task on the dictionaries of a folder."""
     cfg.task.data = str(data)
+    if not data.is_dir():
+        raise SynthesizerError(f"--data {data}: no such folder; give the one of fairseq-preprocess")
+    if hasattr(cfg.task, "source_lang") and not (cfg.task.source_lang and cfg.task.target_lang):
+        cfg.task.source_lang, cfg.task.target_lang = infer_language_pair(str(data))
+        if cfg.task.source_lang is None:
+            raise SynthesizerError(f"--data {data}: no pair of languages; the checkpoint is of a {cfg.task._name} task")
     try:
         return tasks.setup_task(cfg.task)
-    except (FileNotFoundError, NotADirectoryError) as error:
+    except FileNotFoundError as error:
         raise SynthesizerError(
-            f"--data {data}: {error.filename or error} is missing; give the folder of fairseq-preprocess that the "
-            "model was trained on"
+            f"--data {data}: {error.filename or error} is missing; give the data that the model was trained on"
         ) from error
 
 
@@ -155,4 +163,3 @@ def batches(loaded: Loaded, subset: str, sentences: Optional[int] = None, max_to
     order = sorted(indices.tolist(), key=lambda i: (dataset.num_tokens(i), i))
     groups = dataset.batch_by_size(np.array(order), max_tokens=max_tokens, required_batch_size_multiple=1)
     return [dataset.collater([dataset[i] for i in group]) for group in groups if len(group)]
-

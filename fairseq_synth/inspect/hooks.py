@@ -19,7 +19,7 @@ class Attention(NamedTuple):
     stack: str  # encoder or decoder
     kind: str  # self or cross
     layer: int
-    module: nn.Module
+    module: Any  # a SyntheticAttention or fairseq's
 
     @property
     def name(self) -> str:
@@ -32,7 +32,7 @@ class Attention(NamedTuple):
 
     @property
     def heads(self) -> int:
-        return self.module.num_heads  # type: ignore[return-value]
+        return int(self.module.num_heads)
 
     @property
     def functions(self) -> List[str]:
@@ -71,9 +71,8 @@ def is_synthetic(module: nn.Module) -> bool:
 
 def state(module: nn.Module) -> Dict[str, Tensor]:
     """What the logits depend on: parameters and buffers, without the weights of a mixture."""
-    values = dict(module.named_parameters())
-    values.update(module.named_buffers())
-    return {name: value for name, value in values.items() if not name.endswith("alpha")}
+    values = [*module.named_parameters(), *module.named_buffers()]
+    return {name: value for name, value in values if not name.endswith("alpha")}
 
 
 def stacks(model: nn.Module) -> Dict[str, nn.Module]:
@@ -202,8 +201,7 @@ def masked_heads(model: nn.Module, masks: Dict[str, Tensor]) -> Iterator[None]:
     for attention in attentions(model):
         mask = masks.get(attention.name)
         if mask is not None:
-            projection: Any = attention.module.out_proj
-            handles.append(projection.register_forward_pre_hook(hook_of(attention, mask)))
+            handles.append(attention.module.out_proj.register_forward_pre_hook(hook_of(attention, mask)))
     try:
         with without_fast_paths(model):
             yield

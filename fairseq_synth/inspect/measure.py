@@ -73,7 +73,7 @@ def rank_one_distances(x: Tensor) -> Tuple[float, float]:
 
 
 def histogram(values: Tensor, low: float, high: float, bins: int) -> List[float]:
-    """The share of the values in each of `bins` equal intervals from low to high; what is beyond is in the outermost."""
+    """The share of the values in each of `bins` equal intervals from low to high; the outermost take what is beyond."""
     counts = torch.histc(values.float().clamp(low, high), bins, low, high)
     return (counts / max(values.numel(), 1)).tolist()
 

@@ -1,8 +1,10 @@
 """Draws the figures of one checkpoint, from the values of `analysis.analyse` alone. Needs matplotlib."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Tuple
 
+from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -28,7 +30,7 @@ OF_HEADS = {  # figure of each head: its title
 def save(found: Figures, folder: Path, label: str) -> None:
     """Writes the pictures of one checkpoint as ``{label}-{picture}.png``."""
     for name, draw in pictures(found):
-        figure = Figure(dpi=120, layout="constrained")
+        figure = Figure(dpi=120)
         FigureCanvasAgg(figure)
         draw(figure)
         figure.suptitle(f"{found['checkpoint']['model']}: {name.replace('-', ' ')}", fontsize=10)
@@ -40,32 +42,43 @@ def pictures(found: Figures) -> Iterator[Tuple[str, Callable[[Figure], None]]]:
     attentions = found["attentions"]
     for kind in ("parameters", "logits", "weights"):
         if any(kind in a.get("histograms", {}) for a in attentions.values()):
-            yield f"histograms-{kind}", lambda figure, kind=kind: histograms(figure, attentions, kind)
+            yield f"histograms-{kind}", partial(histograms, attentions=attentions, kind=kind)
     for group, title in GROUPS.items():
         name = title.replace(" ", "-")
-        own = [a for a in attentions.values() if a["group"] == group]
-        shown = [a for a in own if "pattern" in a]
+        shown = [a for a in attentions.values() if a["group"] == group and "pattern" in a]
         if shown:
-            yield f"patterns-{name}", lambda figure, shown=shown: grid(figure, [(a, a["pattern"]) for a in shown])
-            yield f"heads-{name}", lambda figure, shown=shown: heads(figure, shown)
+            yield f"patterns-{name}", partial(grid, patterns=[(a, a["pattern"]) for a in shown])
+            yield f"heads-{name}", partial(heads, attentions=shown)
         for i, sentence in enumerate(found.get("sentences", []), 1):
             weights = [(a, sentence["weights"][key]) for key, a in attentions.items() if a["group"] == group]
             rows = sentence["tokens"].get(group.split(".")[0])
             columns = sentence["tokens"].get("encoder") if group == "decoder.cross" else rows
             if weights:
-                yield (
-                    f"sentence{i}-{name}",
-                    lambda figure, w=weights, r=rows, c=columns: grid(figure, w, r, c),
-                )
+                yield f"sentence{i}-{name}", partial(grid, patterns=weights, rows=rows, columns=columns)
     mixtures = [(name, a) for name, a in attentions.items() if a["alpha"]]
     if mixtures:
-        yield "alpha", lambda figure: alpha(figure, mixtures)
+        yield "alpha", partial(alpha, mixtures=mixtures)
     if any("singular_values" in a for a in attentions.values()):
-        yield "singular-values", lambda figure: singular_values(figure, attentions)
+        yield "singular-values", partial(singular_values, attentions=attentions)
     if "layers" in found:
-        yield "rank-of-layers", lambda figure: rank(figure, found["layers"])
+        yield "rank-of-layers", partial(rank, states=found["layers"])
     if "removal" in found:
-        yield "removal", lambda figure: removal(figure, found["removal"]["groups"])
+        yield "removal", partial(removal, groups=found["removal"]["groups"])
+
+
+def panels(
+    figure: Figure, lines: int, columns: int, size: Tuple[float, float], gaps: Tuple[float, float], **shared: bool
+) -> Any:
+    """An array of panels of one size. Sizes are in inches, so that no layout has to be searched for."""
+    left, right, top, bottom = 0.7, 0.2, 0.6, 0.55
+    width = left + right + columns * size[0] + (columns - 1) * gaps[0]
+    height = top + bottom + lines * size[1] + (lines - 1) * gaps[1]
+    figure.set_size_inches(width, height)
+    axes = figure.subplots(lines, columns, squeeze=False, **shared)  # type: ignore[call-overload]
+    figure.subplots_adjust(
+        left / width, bottom / height, 1 - right / width, 1 - top / height, gaps[0] / size[0], gaps[1] / size[1]
+    )
+    return axes
 
 
 def by_group(attentions: Figures) -> Dict[str, List[Figures]]:
@@ -80,8 +93,7 @@ def histograms(figure: Figure, attentions: Figures, kind: str) -> None:
     """A row for each group, a column for each layer; initial and trained."""
     groups = by_group(attentions)
     columns = max(len(own) for own in groups.values())
-    figure.set_size_inches(2.4 * columns + 0.6, 1.9 * len(groups) + 0.6)
-    cells = figure.subplots(len(groups), columns, squeeze=False)
+    cells = panels(figure, len(groups), columns, (2.1, 1.5), (0.45, 0.45))
     for line, (group, own) in zip(cells, groups.items()):
         for axes in line[len(own) :]:
             axes.axis("off")
@@ -106,9 +118,8 @@ def histograms(figure: Figure, attentions: Figures, kind: str) -> None:
 def grid(figure: Figure, patterns: List[Tuple[Figures, Any]], rows: Any = None, columns: Any = None) -> None:
     """A row for each layer, a column for each head; words, if given, at the edges. Each cell has its own colors."""
     heads = max(len(pattern) for _, pattern in patterns)
-    side = 1.6 if rows is None else 2.2
-    figure.set_size_inches(side * heads + 1, side * len(patterns) + 0.8)
-    cells = figure.subplots(len(patterns), heads, squeeze=False)
+    size, gaps = ((1.5, 1.5), (0.25, 0.35)) if rows is None else ((1.9, 1.9), (0.2, 0.75))
+    cells = panels(figure, len(patterns), heads, size, gaps)
     for line, (attention, pattern) in zip(cells, patterns):
         for axes in line[len(pattern) :]:
             axes.axis("off")
@@ -127,8 +138,7 @@ def heads(figure: Figure, attentions: List[Figures]) -> None:
     columns = min(len(names), 4)
     lines = -(-len(names) // columns)
     most = max(attention["heads"] for attention in attentions)
-    figure.set_size_inches(columns * (0.5 * most + 1), lines * (0.32 * len(attentions) + 1.1))
-    cells = figure.subplots(lines, columns, squeeze=False).flatten()
+    cells = panels(figure, lines, columns, (0.5 * most, 0.3 * len(attentions)), (0.6, 0.8)).flatten()
     for axes in cells[len(names) :]:
         axes.axis("off")
     for axes, name in zip(cells, names):
@@ -146,8 +156,7 @@ def alpha(figure: Figure, mixtures: List[Tuple[str, Figures]]) -> None:
     """A panel for each layer, a bar for each head, divided among the functions."""
     columns = min(len(mixtures), 4)
     lines = -(-len(mixtures) // columns)
-    figure.set_size_inches(2.2 * columns + 0.5, 1.9 * lines + 0.6)
-    cells = figure.subplots(lines, columns, squeeze=False, sharey=True).flatten()
+    cells = panels(figure, lines, columns, (1.9, 1.4), (0.2, 0.6), sharey=True).flatten()
     for axes in cells[len(mixtures) :]:
         axes.axis("off")
     for axes, (name, attention) in zip(cells, mixtures):
@@ -164,11 +173,8 @@ def alpha(figure: Figure, mixtures: List[Tuple[str, Figures]]) -> None:
 def singular_values(figure: Figure, attentions: Figures) -> None:
     """A panel for each group, a line for each layer and head, colored by layer."""
     groups = {group: own for group, own in by_group(attentions).items() if "singular_values" in own[0]}
-    figure.set_size_inches(3.2 * len(groups) + 0.5, 3.2)
-    from matplotlib import colormaps
-
-    panels = figure.subplots(1, len(groups), squeeze=False, sharey=True)[0]
-    for axes, (group, own) in zip(panels, groups.items()):
+    row = panels(figure, 1, len(groups), (3, 2.6), (0.2, 0), sharey=True)[0]
+    for axes, (group, own) in zip(row, groups.items()):
         for i, attention in enumerate(own):
             color = colormaps["viridis"](i / max(len(own) - 1, 1))
             for head, values in enumerate(attention["singular_values"]):
@@ -177,15 +183,14 @@ def singular_values(figure: Figure, attentions: Figures) -> None:
         axes.set_title(group, fontsize=9)
         axes.set_xlabel("share of the singular values", fontsize=8)
         axes.legend(fontsize=7)
-    panels[0].set_ylabel("share of their sum", fontsize=8)
+    row[0].set_ylabel("share of their sum", fontsize=8)
 
 
 def rank(figure: Figure, states: Figures) -> None:
     """A panel for each stack, a line for each choice of branches; the initial state is dashed."""
     names = list(states["trained"])
-    figure.set_size_inches(3.6 * len(names) + 0.5, 3.4)
-    panels = figure.subplots(1, len(names), squeeze=False, sharey=True)[0]
-    for axes, stack in zip(panels, names):
+    row = panels(figure, 1, len(names), (3.4, 2.8), (0.2, 0), sharey=True)[0]
+    for axes, stack in zip(row, names):
         for state, line in (("initial", "--"), ("trained", "-")):
             for i, (branches, values) in enumerate(states.get(state, {}).get(stack, {}).items()):
                 label = branches if state == "trained" else None
@@ -194,16 +199,15 @@ def rank(figure: Figure, states: Figures) -> None:
         axes.set_title(f"{stack} (dashed: initial)", fontsize=9)
         axes.set_xlabel("layer", fontsize=8)
         axes.set_xticks(range(len(values["equal_rows"])))
-    panels[0].set_ylabel("distance from equal rows", fontsize=8)
-    panels[0].legend(fontsize=7)
+    row[0].set_ylabel("distance from equal rows", fontsize=8)
+    row[0].legend(fontsize=7)
 
 
 def removal(figure: Figure, groups: Figures) -> None:
     """Loss, and BLEU if there is one, against the share of heads removed; a line for each group."""
     kinds = {"loss": "loss (bits a token)", "bleu": "BLEU"}
     kinds = {k: title for k, title in kinds.items() if all(v is not None for c in groups.values() for v in c[k])}
-    figure.set_size_inches(4 * len(kinds), 3.4)
-    for axes, (kind, title) in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds.items()):
+    for axes, (kind, title) in zip(panels(figure, 1, len(kinds), (3.4, 2.6), (0.7, 0))[0], kinds.items()):
         for group, curve in groups.items():
             axes.plot(curve["share"], curve[kind], marker=".", label=GROUPS[group])
         axes.set_xlabel("share of heads removed", fontsize=8)
