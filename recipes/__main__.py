@@ -15,6 +15,7 @@ COMMANDS = {  # name: module and function
     "train": "train.main",
     "evaluate": "translation.main",
     "reproduce": "reproduce.main",
+    "analyse": "analysis.main",
 }
 
 

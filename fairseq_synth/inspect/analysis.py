@@ -58,14 +58,21 @@ def analyse(loaded: Loaded, options: Options) -> Figures:
             "alpha": rounded(attention.alpha()),
         }
     add_histograms(found, "parameters", parameter_values(loaded.model), parameter_values(initial))
+    fixed = fixed_weights(loaded.model, options)
     if loaded.data is None:
-        add_fixed_patterns(found, loaded.model, options)
+        for name, weights in fixed.items():
+            figures = found["attentions"][name]
+            figures.update(rounded(measure.where_it_looks(weights)))
+            figures["singular_values"] = rounded(measure.cumulative_singular_values(weights))
+            figures["pattern"] = in_thousandths(weights)
         return found
     sample = batches(loaded, options.subset, options.sentences)
     found["data"] = {"subset": options.subset, "sentences": sum(len(batch["id"]) for batch in sample)}
     logger.info(f"{loaded.path}: {found['data']['sentences']} sentences of {options.subset}")
     pad = loaded.task.target_dictionary.pad() if loaded.task.target_dictionary else loaded.task.source_dictionary.pad()
     values = {"trained": read_attention(loaded.model, sample, pad, "trained attention", found, options)}
+    for name, weights in fixed.items():
+        found["attentions"][name]["pattern"] = in_thousandths(weights)  # as it is, not as the data's lengths cut it
     values["initial"] = {}
     if initial is not None:
         values["initial"] = read_attention(initial, sample, pad, "initial attention")
@@ -154,18 +161,15 @@ def quantile(values: Tensor, share: float) -> float:
     return float(torch.quantile(values[:: values.numel() // 1_000_000 + 1].float(), share))
 
 
-def add_fixed_patterns(found: Figures, model: nn.Module, options: Options) -> None:
-    """Patterns and what follows from them, for functions that never look at the input, on one full sentence."""
+def fixed_weights(model: nn.Module, options: Options) -> Dict[str, Tensor]:
+    """{attention: softmax(S), (H, T, T)}, for functions that never look at the input, on one sentence of T tokens."""
+    found = {}
     for attention in attentions(model):
-        longest = int(getattr(stacks(model)[attention.stack], "max_length", None) or options.positions)
-        logits = attention.logits_without_input(min(options.positions, longest))
-        if logits is None:
-            continue
-        weights = measure.weights_of(logits, causal=attention.stack == "decoder")
-        figures = found["attentions"][attention.name]
-        figures["pattern"] = in_thousandths(weights)
-        figures.update(rounded(measure.where_it_looks(weights)))
-        figures["singular_values"] = rounded(measure.cumulative_singular_values(weights))
+        longest = getattr(stacks(model)[attention.stack], "max_length", None) or options.positions
+        logits = attention.logits_without_input(min(options.positions, int(longest)))
+        if logits is not None:
+            found[attention.name] = measure.weights_of(logits, causal=attention.stack == "decoder")
+    return found
 
 
 # ---- with data
