@@ -17,6 +17,7 @@ COMMANDS = {  # name: module and function
     "train": "train.main",
     "evaluate": "tasks.main",
     "reproduce": "reproduce.main",
+    "analyse": "analysis.main",
 }
 
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple
 
+from . import analysis
 from .command import ROOT
 from .render import SPEED, SPEED_IN_PICTURE, Record, load, summarize
 from .tables import BASELINE, TABLES, Dataset, Table
@@ -57,7 +58,8 @@ def render(check: bool, folder: Path = ROOT / "docs") -> List[Path]:
         The pictures that are not what the results and the code say, or were not.
     """
     stale = []
-    for picture in [Picture("six-kinds-of-s.png", kinds(), draw_kinds), *of_speed(), *of_tables()]:
+    of_analysis = (Picture(*parts) for parts in analysis.pictures())
+    for picture in [Picture("six-kinds-of-s.png", kinds(), draw_kinds), *of_speed(), *of_tables(), *of_analysis]:
         if stored_digest(folder / picture.name) != picture.digest():
             stale.append(folder / picture.name)
             if not check:

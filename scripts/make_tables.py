@@ -14,14 +14,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from recipes import configs, pictures, render  # noqa: E402
+from recipes import analysis, configs, pictures, render  # noqa: E402
 from recipes.command import UserError  # noqa: E402
 
 BLOCKS = {  # page: {block: its contents}
     "README.md": {
         "multi30k": lambda: render.results("multi30k_cpu", "multi30k"),
         "picture": lambda: render.picture("multi30k_cpu"),
+        "learned R": analysis.readme,
     },
+    "docs/analysis.md": {"heads": analysis.table, "alpha": lambda: render.alpha("multi30k_cpu")},
     "docs/wmt14.md": {"table2": lambda: render.results("table2")},
     "docs/language-models.md": {
         name: functools.partial(render.results, name) for name in ("table2_lm", "ptb_cpu", "wikitext2_cpu")

@@ -21,6 +21,7 @@ import torch
 from helpers import ROOT, flag, refused, script
 
 from recipes import (
+    analysis,
     command,
     configs,
     corpora,
@@ -452,7 +453,7 @@ def result(model, seed, bleu, **others):
 @pytest.fixture
 def results(tmp_path, monkeypatch):
     """results/ with a Transformer, a model that is ahead of it and one of one seed."""
-    for module in (render, tables):
+    for module in (analysis, render, tables):
         monkeypatch.setattr(module, "ROOT", tmp_path)
     folder = tmp_path / "results" / "multi30k_cpu"
     folder.mkdir(parents=True)

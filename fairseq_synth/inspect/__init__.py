@@ -1,0 +1,11 @@
+"""What attention has learned: ``python -m fairseq_synth.inspect CHECKPOINT... [--data BIN] --out DIR``.
+
+===============  =====================================================================================
+`measure`        from tensors to figures; knows neither fairseq nor files
+`checkpoints`    loads a model, rebuilds its initial state, makes batches
+`hooks`          finds the attentions of a model, reads their logits, switches heads and branches off
+`analysis`       every figure of one checkpoint, as plain values
+`pictures`       draws these values; needs matplotlib
+`__main__`       the command
+===============  =====================================================================================
+"""

@@ -1,0 +1,435 @@
+"""Every figure of one checkpoint, as plain values that JSON takes: `analyse`."""
+
+import logging
+import math
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
+
+import torch
+import torch.nn as nn
+from fairseq.dataclass.configs import GenerationConfig
+from fairseq.utils import strip_pad
+from torch import Tensor
+from tqdm import tqdm  # type: ignore[import-untyped]  # comes with fairseq
+
+from . import measure
+from .checkpoints import Batch, Loaded, batches
+from .hooks import Attention, Reading, attentions, layer_outputs, masked_heads, reading, stacks, tokens_of, zeroed
+
+logger = logging.getLogger(__name__)
+
+Figures = Dict[str, Any]
+BINS = 60
+HISTOGRAM_VALUES = 2000  # of each attention and sentence
+SHOWN_SENTENCES = 3
+BRANCHES = {  # name: skip connections, feed-forward layers
+    "as it is": (True, True),
+    "without feed-forward": (True, False),
+    "without skip": (False, True),
+    "attention alone": (False, False),
+}
+
+
+class Options(NamedTuple):
+    """What the command line may change."""
+
+    subset: str = "valid"
+    sentences: Optional[int] = None  # None: all
+    positions: int = 32  # rows and columns of the patterns shown
+    steps: int = 8  # of removing heads
+    beam: int = 1
+    remove_bpe: Optional[str] = "subword_nmt"
+
+
+def analyse(loaded: Loaded, options: Options) -> Figures:
+    """All figures of a checkpoint.
+
+    Returns:
+        ``checkpoint`` (its settings), ``attentions`` {name: heads, functions, and what is measured of each},
+        and with data ``data``, ``sentences``, ``layers`` and ``removal``. docs/analysis.md says what they mean.
+    """
+    initial = loaded.initial()
+    found: Figures = {"checkpoint": describe(loaded), "attentions": {}}
+    for attention in attentions(loaded.model):
+        found["attentions"][attention.name] = {
+            "group": attention.group,
+            "layer": attention.layer,
+            "heads": attention.heads,
+            "functions": attention.functions,
+            "alpha": rounded(attention.alpha()),
+        }
+    add_histograms(found, "parameters", parameter_values(loaded.model), parameter_values(initial))
+    fixed = fixed_weights(loaded.model, options)
+    if loaded.data is None:
+        for name, weights in fixed.items():
+            figures = found["attentions"][name]
+            figures.update(rounded(measure.where_it_looks(weights)))
+            figures["singular_values"] = rounded(measure.cumulative_singular_values(weights))
+            figures["pattern"] = in_thousandths(weights)
+        return found
+    sample = batches(loaded, options.subset, options.sentences)
+    found["data"] = {"subset": options.subset, "sentences": sum(len(batch["id"]) for batch in sample)}
+    logger.info(f"{loaded.path}: {found['data']['sentences']} sentences of {options.subset}")
+    pad = loaded.task.target_dictionary.pad() if loaded.task.target_dictionary else loaded.task.source_dictionary.pad()
+    values = {"trained": read_attention(loaded.model, sample, pad, "trained attention", found, options)}
+    for name, weights in fixed.items():
+        found["attentions"][name]["pattern"] = in_thousandths(weights)  # as it is, not as the data's lengths cut it
+    values["initial"] = {}
+    if initial is not None:
+        values["initial"] = read_attention(initial, sample, pad, "initial attention")
+    for kind in ("logits", "weights"):
+        add_histograms(found, kind, *({n: v[kind] for n, v in values[s].items()} for s in ("trained", "initial")))
+    found["sentences"] = sentences(loaded, sample, pad)
+    found["layers"] = {
+        state: rank_collapse(model, sample, pad, f"rank of layers, {state}")
+        for state, model in (("trained", loaded.model), ("initial", initial))
+        if model is not None
+    }
+    importance = head_importance(loaded, sample)
+    for name, figures in found["attentions"].items():
+        figures.update(rounded(importance[name]))
+    found["loss"] = rounded(loss(loaded, sample))
+    found["removal"] = removal(loaded, sample, found["attentions"], options)
+    return found
+
+
+def describe(loaded: Loaded) -> Figures:
+    """Settings of a checkpoint's training."""
+    model = loaded.cfg.model
+    return {
+        "model": getattr(model, "arch", None) or model._name,
+        "seed": loaded.cfg.common.seed,
+        "updates": loaded.updates,
+        "parameters": sum(value.numel() for value in loaded.model.parameters()),
+        "max_length": getattr(model, "synth_max_length", None),
+    }
+
+
+def rounded(value: Any) -> Any:
+    """Four significant digits of every number in lists and dictionaries."""
+    if isinstance(value, Tensor):
+        value = value.tolist()
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [rounded(item) for item in value]
+    return value
+
+
+def in_thousandths(weights: Tensor) -> List[Any]:
+    """Attention weights in thousandths, as short to write as they can be seen in a picture."""
+    found: List[Any] = (weights * 1000).round().int().tolist()
+    return found
+
+
+def progress(items: Iterable[Any], title: str) -> Any:
+    """A bar on standard error."""
+    return tqdm(list(items), desc=title, leave=True, mininterval=1.0)
+
+
+# ---- without data
+
+
+def parameter_values(model: Optional[nn.Module]) -> Dict[str, Tensor]:
+    """{attention: the values that its logits are computed from}."""
+    return {} if model is None else {a.name: a.parameters() for a in attentions(model)}
+
+
+def add_histograms(found: Figures, kind: str, trained: Dict[str, Tensor], initial: Dict[str, Tensor]) -> None:
+    """Histograms of each attention's values, initial and trained, over the same intervals."""
+    for name, figures in found["attentions"].items():
+        states = {"trained": trained.get(name), "initial": initial.get(name)}
+        values = {state: value for state, value in states.items() if value is not None and value.numel()}
+        if not values:
+            continue
+        low, high = 0.0, 1.0
+        if kind != "weights":
+            ends = [quantile(value, q) for value in values.values() for q in (0.001, 0.999)]
+            low, high = min(ends), max(ends)
+            if low == high:
+                low, high = low - 1, high + 1
+        shares = {state: measure.histogram(value, low, high, BINS) for state, value in values.items()}
+        deviation = {state: float(value.std(unbiased=False)) for state, value in values.items()}
+        figures.setdefault("histograms", {})[kind] = rounded(
+            {"low": low, "high": high, "shares": shares, "deviation": deviation}
+        )
+
+
+def quantile(values: Tensor, share: float) -> float:
+    """A quantile of at most a million of the values: torch takes no more than 16 million."""
+    return float(torch.quantile(values[:: values.numel() // 1_000_000 + 1].float(), share))
+
+
+def fixed_weights(model: nn.Module, options: Options) -> Dict[str, Tensor]:
+    """{attention: softmax(S), (H, T, T)}, for functions that never look at the input, on one sentence of T tokens."""
+    found = {}
+    for attention in attentions(model):
+        longest = getattr(stacks(model)[attention.stack], "max_length", None) or options.positions
+        logits = attention.logits_without_input(min(options.positions, int(longest)))
+        if logits is not None:
+            found[attention.name] = measure.weights_of(logits, causal=attention.stack == "decoder")
+    return found
+
+
+# ---- with data
+
+
+class Sentences:
+    """What the attentions of a model compute in a forward pass, sentence by sentence, without padding."""
+
+    def __init__(self, model: nn.Module, pad: int) -> None:
+        self.model, self.pad = model, pad
+
+    @torch.no_grad()
+    def __call__(self, batch: Batch, read: Callable[[Attention, int, Tensor, bool], None]) -> Dict[str, Tensor]:
+        """Calls ``read(attention, sentence, logits (H, T, S), causal)``; returns the tokens of each stack."""
+        readings: List[Reading] = []
+        with tokens_of(self.model) as tokens, reading(self.model, readings.append):
+            self.model(**batch["net_input"])
+        lengths = {name: found.ne(self.pad).sum(dim=1).tolist() for name, found in tokens.items()}
+        for attention, logits, causal in readings:
+            keys = lengths["encoder" if attention.kind == "cross" else attention.stack]
+            for i, (rows, columns) in enumerate(zip(lengths[attention.stack], keys)):
+                read(attention, i, logits[i, :, :rows, :columns], causal)
+        return tokens
+
+
+def read_attention(
+    model: nn.Module,
+    sample: List[Batch],
+    pad: int,
+    title: str,
+    found: Optional[Figures] = None,
+    options: Optional[Options] = None,
+) -> Dict[str, Dict[str, Tensor]]:
+    """Reads the attentions of a model on the data.
+
+    Args:
+        found: gets ``pattern``, ``singular_values``, ``word_dependence`` and the figures of
+            `measure.where_it_looks` for each attention; None for the histograms' values alone.
+
+    Returns:
+        {attention: values of its ``logits`` and ``weights`` for histograms}.
+    """
+    values: Dict[str, Dict[str, List[Tensor]]] = {}
+    patterns: Dict[str, measure.MeanByPosition] = {}
+    logits_by_position: Dict[str, measure.MeanByPosition] = {}
+    sums: Dict[str, Dict[str, Tensor]] = {}
+    count = sum(len(batch["id"]) for batch in sample)
+
+    def read(attention: Attention, i: int, logits: Tensor, causal: bool) -> None:
+        weights = measure.weights_of(logits, causal)
+        visible = weights > 0
+        for kind, value in (("logits", logits), ("weights", weights)):
+            some = value[visible]
+            some = some[:: some.numel() // HISTOGRAM_VALUES + 1]
+            values.setdefault(attention.name, {}).setdefault(kind, []).append(some)
+        if found is not None:
+            patterns.setdefault(attention.name, measure.MeanByPosition()).add(weights)
+            logits_by_position.setdefault(attention.name, measure.MeanByPosition()).add(logits)
+            figures = measure.where_it_looks(weights)
+            figures["singular_values"] = measure.cumulative_singular_values(weights)
+            add(sums, attention.name, figures)
+
+    def read_again(attention: Attention, i: int, logits: Tensor, causal: bool) -> None:
+        mean = logits_by_position[attention.name].mean(*logits.shape[1:])
+        pair = [measure.weights_of(x, causal) for x in (logits, mean)]
+        add(sums, attention.name, {"word_dependence": measure.word_dependence(*pair)})
+
+    run = Sentences(model, pad)
+    for batch in progress(sample, title):
+        run(batch, read)
+    if found is not None and options is not None:
+        for batch in progress(sample, "words or positions"):
+            run(batch, read_again)
+        for name, figures in sums.items():
+            found["attentions"][name].update(rounded({key: total / count for key, total in figures.items()}))
+            found["attentions"][name]["pattern"] = in_thousandths(
+                patterns[name].mean(options.positions, options.positions)
+            )
+    return {name: {kind: torch.cat(parts) for kind, parts in kinds.items()} for name, kinds in values.items()}
+
+
+def add(sums: Dict[str, Dict[str, Tensor]], name: str, figures: Dict[str, Tensor]) -> None:
+    """Adds figures to their sums over the sentences."""
+    own = sums.setdefault(name, {})
+    for key, value in figures.items():
+        own[key] = own[key] + value if key in own else value
+
+
+def sentences(loaded: Loaded, sample: List[Batch], pad: int, longest: int = 16) -> List[Figures]:
+    """The weights of every attention for a few single sentences: the first of the data that fit a picture."""
+    chosen = []
+    for batch in sample:
+        for place, number in enumerate(batch["id"].tolist()):
+            chosen.append((int(length_of(batch, place, pad) > longest), number, batch, place))
+    found = []
+    for _, number, batch, place in sorted(chosen, key=lambda item: item[:2])[:SHOWN_SENTENCES]:
+        weights: Dict[str, Any] = {}
+
+        def read(attention: Attention, i: int, logits: Tensor, causal: bool) -> None:
+            if i == place:  # noqa: B023  (called within this turn of the loop alone)
+                weights[attention.name] = in_thousandths(measure.weights_of(logits, causal))  # noqa: B023
+
+        tokens = Sentences(loaded.model, pad)(batch, read)
+        words = {stack: words_of(loaded, stack, rows[place], pad) for stack, rows in tokens.items()}
+        found.append({"number": number, "tokens": words, "weights": weights})
+    return found
+
+
+def length_of(batch: Batch, place: int, pad: int) -> int:
+    """The tokens of the longer side of a sentence."""
+    sides = [batch["net_input"][key] for key in ("src_tokens", "prev_output_tokens") if key in batch["net_input"]]
+    return max(int(side[place].ne(pad).sum()) for side in sides)
+
+
+def words_of(loaded: Loaded, stack: str, tokens: Tensor, pad: int) -> List[str]:
+    """The words of a sentence."""
+    task = loaded.task
+    dictionary = task.source_dictionary if stack == "encoder" else task.target_dictionary or task.source_dictionary
+    return [dictionary[token] for token in tokens.tolist() if token != pad]
+
+
+@torch.no_grad()
+def rank_collapse(model: nn.Module, sample: List[Batch], pad: int, title: str, limit: int = 64) -> Figures:
+    """How alike the tokens are after each layer, with and without skip connections and feed-forward layers.
+
+    Returns:
+        {stack: {branches: {``equal_rows``, ``rank_one``: a mean over the first sentences for each layer}}}, as of
+        `measure.rank_one_distances`.
+    """
+    found: Figures = {}
+    few, count = [], 0
+    for batch in sample[len(sample) // 2 :] + sample[: len(sample) // 2]:  # sentences of middle length first
+        if count < limit:
+            few.append(batch)
+            count += len(batch["id"])
+    for name, (skip, feed_forward) in progress(BRANCHES.items(), title):
+        sums: Dict[str, Dict[int, List[Tuple[float, float]]]] = {}
+        for batch in few:
+            outputs: List[Tuple[str, int, Tensor]] = []
+
+            def read(stack: str, layer: int, x: Tensor) -> None:
+                outputs.append((stack, layer, x))  # noqa: B023  (called within this turn of the loop alone)
+
+            with tokens_of(model) as tokens, layer_outputs(model, read, skip, feed_forward):
+                model(**batch["net_input"])
+            for stack, layer, x in outputs:
+                for i, length in enumerate(tokens[stack].ne(pad).sum(dim=1).tolist()):
+                    if length > 1:
+                        pairs = sums.setdefault(stack, {}).setdefault(layer, [])
+                        pairs.append(measure.rank_one_distances(x[:length, i]))
+        for stack, layers in sums.items():
+            means = [[math.fsum(column) / len(column) for column in zip(*layers[layer])] for layer in sorted(layers)]
+            equal_rows, rank_one = zip(*means)
+            found.setdefault(stack, {})[name] = rounded({"equal_rows": equal_rows, "rank_one": rank_one})
+    return found
+
+
+# ---- heads
+
+
+def criterion_of(loaded: Loaded) -> Any:
+    """The training's loss."""
+    return loaded.task.build_criterion(loaded.cfg.criterion).eval()
+
+
+@torch.no_grad()
+def loss(loaded: Loaded, sample: List[Batch]) -> float:
+    """The loss on the data in bits a token, as fairseq-validate says it: without label smoothing."""
+    criterion, total, size = criterion_of(loaded), 0.0, 0
+    for batch in sample:
+        value, number, log = criterion(loaded.model, batch)
+        smoothed = "nll_loss" in log
+        total += float(log["nll_loss"] if smoothed else value)
+        size += int(log["ntokens"] if smoothed else number)
+    return total / size / math.log(2)
+
+
+def head_importance(loaded: Loaded, sample: List[Batch]) -> Dict[str, Dict[str, Any]]:
+    """How much each head matters to the loss.
+
+    Returns:
+        {attention: ``gradient``, the mean over the sentences of the absolute derivative of the training's loss to a
+        factor of 1 on the head (Michel et al. 2019, arXiv 1905.10650, eq. 2), in nats a token; ``left_out``, the
+        loss without the head less the loss, in bits a token}.
+    """
+    model, criterion = loaded.model, criterion_of(loaded)
+    found: Dict[str, Dict[str, Any]] = {a.name: {"gradient": torch.zeros(a.heads)} for a in attentions(model)}
+    size = 0
+    for batch in progress(sample, "importance by gradient"):
+        masks = {a.name: torch.ones(len(batch["id"]), a.heads, requires_grad=True) for a in attentions(model)}
+        with masked_heads(model, masks):
+            value, _, log = criterion(model, batch)
+        grads = torch.autograd.grad(value, list(masks.values()))
+        size += int(log.get("ntokens", len(batch["id"])))
+        for name, grad in zip(masks, grads):
+            found[name]["gradient"] += grad.abs().sum(dim=0)
+    for figures in found.values():
+        figures["gradient"] = (figures["gradient"] / size).tolist()
+        figures["left_out"] = []
+    whole = loss(loaded, sample)
+    heads = [(a.name, head) for a in attentions(model) for head in range(a.heads)]
+    for name, head in progress(heads, "importance by leaving out"):
+        with masked_heads(model, zeroed(model, [(name, head)])):
+            found[name]["left_out"].append(loss(loaded, sample) - whole)
+    return found
+
+
+def removal(loaded: Loaded, sample: List[Batch], figures: Dict[str, Figures], options: Options) -> Figures:
+    """Loss, and for a translation BLEU, as more and more heads are removed, the least important by gradient first.
+
+    Returns:
+        {group: ``share`` of its heads removed, ``loss`` in bits a token, ``bleu`` or None}, and ``signature``.
+    """
+    translates = set(stacks(loaded.model)) == {"encoder", "decoder"} and hasattr(loaded.task, "inference_step")
+    groups: Dict[str, Dict[str, List[float]]] = {}
+    for name, figure in figures.items():
+        groups.setdefault(figure["group"], {})[name] = figure["gradient"]
+    plan = [
+        (group, removed, order[:removed])
+        for group, order in ((group, measure.removal_order(found)) for group, found in groups.items())
+        for removed in measure.removal_steps(len(order), options.steps)
+    ]
+    curves: Figures = {}
+    whole: Optional[Tuple[float, Optional[float]]] = None
+    signature = None
+    for group, removed, heads in progress(plan, "removing heads"):
+        if removed or whole is None:
+            with masked_heads(loaded.model, zeroed(loaded.model, heads)):
+                bleu = None
+                if translates:
+                    bleu, signature = bleu_of(loaded, sample, options)
+                result = (loss(loaded, sample), bleu)
+        if not removed:
+            whole = result = whole or result
+        curve = curves.setdefault(group, {"share": [], "loss": [], "bleu": []})
+        curve["share"].append(removed / sum(len(found) for found in groups[group].values()))
+        curve["loss"].append(result[0])
+        curve["bleu"].append(result[1])
+    return {"groups": rounded(curves), "signature": signature, "beam": options.beam if translates else None}
+
+
+@torch.no_grad()
+def bleu_of(loaded: Loaded, sample: List[Batch], options: Options) -> Tuple[float, str]:
+    """sacreBLEU of the model's translations, on the data's own tokens without its subwords, and the signature."""
+    from sacrebleu.metrics import BLEU
+
+    task = loaded.task
+    generator = task.build_generator([loaded.model], GenerationConfig(beam=options.beam))
+    dictionary, ignored = task.target_dictionary, getattr(generator, "symbols_to_strip_from_output", {generator.eos})
+    translations, references = [], []
+    for batch in sample:
+        for hypotheses, target in zip(task.inference_step(generator, [loaded.model], batch), batch["target"]):
+            best = hypotheses[0]["tokens"].int()
+            reference = strip_pad(target, dictionary.pad())
+            translations.append(
+                dictionary.string(best, options.remove_bpe, extra_symbols_to_ignore=ignored) if len(best) else ""
+            )
+            references.append(
+                dictionary.string(reference, options.remove_bpe, escape_unk=True, extra_symbols_to_ignore=ignored)
+            )
+    metric = BLEU(tokenize="none", force=True)
+    score = metric.corpus_score(translations, [references]).score
+    return float(score), f"BLEU|{metric.get_signature()}"

@@ -1,0 +1,165 @@
+"""From a checkpoint to a model as trained, the same model as initialised, and batches of data."""
+
+import contextlib
+import logging
+import tempfile
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Optional
+
+import numpy as np
+import torch.nn as nn
+from fairseq import checkpoint_utils, tasks, utils
+from fairseq.data.data_utils import infer_language_pair
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
+
+from ..errors import SynthesizerError
+from .hooks import attentions
+
+logger = logging.getLogger(__name__)
+Batch = Dict[str, Any]
+
+
+class Loaded(NamedTuple):
+    """A checkpoint's model in eval mode, and what it was trained with."""
+
+    path: Path
+    cfg: Any  # fairseq's, with common, task, model, criterion
+    task: Any
+    model: Any  # a fairseq model
+    updates: Optional[int]
+    data: Optional[Path]  # binarised; None: the dictionaries are stand-ins
+
+    def initial(self) -> Optional[nn.Module]:
+        """The model as its training began: fairseq builds it right after it has set the seed.
+
+        None for a training that started from another checkpoint's weights.
+        """
+        if self.cfg.checkpoint.finetune_from_model:
+            logger.warning(f"{self.path}: trained from another checkpoint's weights, so there is no initial state")
+            return None
+        utils.set_torch_seed(self.cfg.common.seed)
+        return self.task.build_model(self.cfg.model).float().eval()
+
+
+def load(path: Path, data: Optional[Path] = None) -> Loaded:
+    """Loads a checkpoint of fairseq-train.
+
+    Args:
+        path: the checkpoint.
+        data: a folder of binarised data whose dictionaries are the checkpoint's; without one, dictionaries of the
+            right size are made up.
+
+    Raises:
+        SynthesizerError: the model is no Transformer and no Synthesizer, or the data has another vocabulary.
+    """
+    if not path.is_file():
+        raise SynthesizerError(f"{path}: no such checkpoint; give a .pt file of fairseq-train")
+    # positions count from the first token, so padding is on the right
+    settings = {"left_pad_source": False, "left_pad_target": False, "eval_bleu": False}
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(path), settings)
+    cfg = state.get("cfg")
+    if state.get("args") is not None:
+        cfg = convert_namespace_to_omegaconf(state["args"])
+    if cfg is None or "model" not in state:
+        raise SynthesizerError(f"{path}: not a checkpoint of fairseq-train; give one such as checkpoint_best.pt")
+    name = getattr(cfg.model, "_name", None) or getattr(cfg.model, "arch", None)
+    if name not in MODEL_REGISTRY and name not in ARCH_MODEL_REGISTRY:
+        raise SynthesizerError(f"{path}: its model {name!r} is unknown to fairseq and to this plugin")
+    sizes = {key: len(value) for key, value in state["model"].items() if key.endswith("embed_tokens.weight")}
+    if not sizes:
+        raise SynthesizerError(f"{path}: its model {name!r} is no Transformer or Synthesizer: it embeds no tokens")
+    with contextlib.ExitStack() as stack:
+        folder = data
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            if hasattr(cfg.task, "source_lang") and cfg.task.source_lang is None:
+                cfg.task.source_lang, cfg.task.target_lang = "source", "target"
+            make_dictionaries(folder, cfg.task, sizes)
+        task = set_up_task(cfg, folder)
+        if data is None:  # some tasks add a token of their own
+            surplus = {key: dictionary_size(task, key) - size for key, size in sizes.items()}
+            if any(surplus.values()):
+                make_dictionaries(folder, cfg.task, {key: size - surplus[key] for key, size in sizes.items()})
+                task = set_up_task(cfg, folder)
+    for key, size in sizes.items():
+        found = dictionary_size(task, key)
+        if found != size:
+            raise SynthesizerError(
+                f"--data {data}: its dictionary has {found} entries, {path} was trained with {size} "
+                f"({key}); give the data of the training"
+            )
+    models, _, _ = checkpoint_utils.load_model_ensemble_and_task([str(path)], task=task, state=state)
+    model = models[0].float().eval()
+    if not attentions(model):
+        raise SynthesizerError(
+            f"{path}: its model {name!r} is no Transformer and no Synthesizer of fairseq; only their attention is known"
+        )
+    history = state.get("optimizer_history") or [{}]
+    return Loaded(path, cfg, task, model, history[-1].get("num_updates"), data)
+
+
+def set_up_task(cfg: Any, data: Path) -> Any:
+    """The checkpoint's task on the dictionaries of a folder."""
+    cfg.task.data = str(data)
+    if not data.is_dir():
+        raise SynthesizerError(f"--data {data}: no such folder; give the one of fairseq-preprocess")
+    if hasattr(cfg.task, "source_lang") and not (cfg.task.source_lang and cfg.task.target_lang):
+        cfg.task.source_lang, cfg.task.target_lang = infer_language_pair(str(data))
+        if cfg.task.source_lang is None:
+            raise SynthesizerError(f"--data {data}: no pair of languages; the checkpoint is of a {cfg.task._name} task")
+    try:
+        return tasks.setup_task(cfg.task)
+    except FileNotFoundError as error:
+        raise SynthesizerError(
+            f"--data {data}: {error.filename or error} is missing; give the data that the model was trained on"
+        ) from error
+
+
+def dictionary_size(task: Any, key: str) -> int:
+    """The size of the dictionary of an embedding, by its name in the state dict."""
+    dictionary = task.source_dictionary if key.startswith("encoder") else task.target_dictionary
+    return len(dictionary if dictionary is not None else task.source_dictionary)
+
+
+def make_dictionaries(folder: Path, cfg: Any, sizes: Dict[str, int]) -> None:
+    """Dictionaries of made-up words under the names that fairseq's tasks read."""
+    largest = max(sizes.values())
+    files = {"dict.txt": largest, "input0/dict.txt": largest, "label/dict.txt": getattr(cfg, "num_classes", 0) + 4}
+    for side, language in (("encoder", "source_lang"), ("decoder", "target_lang")):
+        if getattr(cfg, language, None):
+            files[f"dict.{getattr(cfg, language)}.txt"] = sizes.get(f"{side}.embed_tokens.weight", largest)
+    for name, size in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        lines = (f"word{i} 1\n" for i in range(size - 4))  # beside four special symbols
+        (folder / name).write_text("".join(lines), encoding="utf-8")
+
+
+def batches(loaded: Loaded, subset: str, sentences: Optional[int] = None, max_tokens: int = 4096) -> List[Batch]:
+    """The first sentences of a subset in batches of fairseq's, without those that the model cannot take.
+
+    Args:
+        loaded: with data.
+        subset: its split.
+        sentences: how many; None for all.
+        max_tokens: padded tokens of a batch at most.
+
+    Raises:
+        SynthesizerError: there is no such subset, or it has no sentence that the model can take.
+    """
+    folder = loaded.data
+    try:
+        loaded.task.load_dataset(subset)
+    except FileNotFoundError as error:
+        raise SynthesizerError(f"--subset {subset}: {folder} has no such split") from error
+    dataset = loaded.task.dataset(subset)
+    indices = np.arange(min(len(dataset), sentences or len(dataset)))
+    limits = utils.resolve_max_positions(loaded.task.max_positions(), loaded.model.max_positions())
+    indices, ignored = dataset.filter_indices_by_size(indices, limits)
+    if len(ignored):
+        logger.warning(f"{loaded.path}: {len(ignored)} sentences of {subset} are longer than the model can take")
+    if not len(indices):
+        raise SynthesizerError(f"--subset {subset}: no sentence that the model can take (limits: {limits})")
+    order = sorted(indices.tolist(), key=lambda i: (dataset.num_tokens(i), i))
+    groups = dataset.batch_by_size(np.array(order), max_tokens=max_tokens, required_batch_size_multiple=1)
+    return [dataset.collater([dataset[i] for i in group]) for group in groups if len(group)]

@@ -1,0 +1,264 @@
+"""The attentions of a model: reading their logits, switching heads off, and other branches of their layers."""
+
+import contextlib
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+import torch.nn as nn
+from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
+from fairseq.modules import MultiheadAttention
+from torch import Tensor
+
+from ..attention import SyntheticAttention
+from ..synthesizers import logits as sum_of_terms
+
+
+class Attention(NamedTuple):
+    """One attention of a model."""
+
+    stack: str  # encoder or decoder
+    kind: str  # self or cross
+    layer: int
+    module: Any  # a SyntheticAttention or fairseq's
+
+    @property
+    def name(self) -> str:
+        return f"{self.stack}.{self.kind}.{self.layer}"
+
+    @property
+    def group(self) -> str:
+        """The attentions that are compared with each other: encoder.self, decoder.self or decoder.cross."""
+        return f"{self.stack}.{self.kind}"
+
+    @property
+    def heads(self) -> int:
+        return int(self.module.num_heads)
+
+    @property
+    def functions(self) -> List[str]:
+        """Where its logits come from."""
+        return list(self.module.synthesizer.components) if is_synthetic(self.module) else ["vanilla"]
+
+    def alpha(self) -> Optional[Dict[str, List[float]]]:
+        """{function: its weight in each head}, for a mixture with weights."""
+        if not (is_synthetic(self.module) and self.module.synthesizer.is_weighted):
+            return None
+        components = self.module.synthesizer.components.items()
+        shares = torch.softmax(torch.stack([part.alpha.detach() for _, part in components]), dim=0)
+        return {name: share.tolist() for (name, _), share in zip(components, shares)}
+
+    def parameters(self) -> Tensor:
+        """All values that the logits are computed from: matrices and biases of the functions, query and key."""
+        parts = [getattr(self.module, f"{name}_proj", None) for name in "qk"]
+        parts.append(getattr(self.module, "synthesizer", None))
+        values = [value for part in parts if part is not None for value in state(part).values()]
+        return torch.cat([value.detach().float().flatten() for value in values])
+
+    def logits_without_input(self, length: int) -> Optional[Tensor]:
+        """The logits (H, T, T) of a function that never looks at the input, else None."""
+        if not is_synthetic(self.module) or self.module.synthesizer.reads_query_key:
+            return None
+        x = next(self.module.parameters()).new_zeros(2, self.heads, length, self.module.head_dim)
+        with torch.no_grad():
+            found = sum_of_terms(self.module.synthesizer(x, None, None, 0, length), length)
+        return found.expand(1, self.heads, length, length)[0] if found.size(0) == 1 else None
+
+
+def is_synthetic(module: nn.Module) -> bool:
+    """Whether it is this project's attention, not fairseq's."""
+    return isinstance(module, SyntheticAttention)
+
+
+def state(module: nn.Module) -> Dict[str, Tensor]:
+    """What the logits depend on: parameters and buffers, without the weights of a mixture."""
+    values = [*module.named_parameters(), *module.named_buffers()]
+    return {name: value for name, value in values if not name.endswith("alpha")}
+
+
+def stacks(model: nn.Module) -> Dict[str, nn.Module]:
+    """{encoder or decoder: the module with its layers}: both, or the one that a language model or an encoder has."""
+    found: Dict[str, nn.Module] = {}
+    for module in model.modules():
+        for name, cls in (("encoder", TransformerEncoderBase), ("decoder", TransformerDecoderBase)):
+            if isinstance(module, cls):
+                found.setdefault(name, module)
+    return found
+
+
+def attentions(model: nn.Module) -> List[Attention]:
+    """All of a model, group by group; empty if one of its layers has another kind of attention."""
+    found = []
+    for name, kind in (("encoder", "self"), ("decoder", "self"), ("decoder", "cross")):
+        stack = stacks(model).get(name)
+        for i, layer in enumerate(stack.layers if stack is not None else ()):  # type: ignore[arg-type]
+            module = getattr(layer, "self_attn" if kind == "self" else "encoder_attn", None)
+            if module is None and kind == "cross":
+                continue
+            if not isinstance(module, (SyntheticAttention, MultiheadAttention)):
+                return []
+            found.append(Attention(name, kind, i, module))
+    return found
+
+
+class Reading(NamedTuple):
+    """What one attention has computed for a batch."""
+
+    attention: Attention
+    logits: Tensor  # (B, H, T, S), before any mask
+    causal: bool
+
+
+@contextlib.contextmanager
+def without_fast_paths(model: nn.Module) -> Iterator[None]:
+    """fairseq's attention then calls its output projection, and 0.12.2 its layers, where hooks are."""
+    changed: List[Tuple[nn.Module, str, Any]] = []
+    for module in model.modules():
+        for name, value in (("skip_embed_dim_check", True), ("can_use_fastpath", False)):
+            if name in vars(module):
+                changed.append((module, name, getattr(module, name)))
+                setattr(module, name, value)
+    try:
+        yield
+    finally:
+        for module, name, value in changed:
+            setattr(module, name, value)
+
+
+@contextlib.contextmanager
+def tokens_of(model: nn.Module) -> Iterator[Dict[str, Tensor]]:
+    """Yields {stack: its tokens in the latest forward pass, (B, T)}."""
+    tokens: Dict[str, Tensor] = {}
+
+    def hook_of(name: str) -> Callable[..., None]:
+        def hook(module: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+            key = "src_tokens" if name == "encoder" else "prev_output_tokens"
+            tokens[name] = args[0] if args else kwargs[key]
+
+        return hook
+
+    handles = [s.register_forward_pre_hook(hook_of(name), with_kwargs=True) for name, s in stacks(model).items()]
+    try:
+        yield tokens
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextlib.contextmanager
+def reading(model: nn.Module, read: Callable[[Reading], None]) -> Iterator[None]:
+    """Calls `read` for each attention of a forward pass over whole sentences."""
+
+    def hook_of(attention: Attention) -> Callable[..., None]:
+        def hook(module: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any], output: Any) -> None:
+            call = dict(zip(("query", "key"), args), **kwargs)
+            causal = attention.kind == "self" and call.get("attn_mask") is not None
+            read(Reading(attention, logits_of(module, call["query"], call.get("key")), causal))
+
+        return hook
+
+    handles = [a.module.register_forward_hook(hook_of(a), with_kwargs=True) for a in attentions(model)]
+    try:
+        with without_fast_paths(model):
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def logits_of(module: Any, query: Tensor, key: Optional[Tensor]) -> Tensor:
+    """The logits (B, H, T, S) of an attention for its inputs (T, B, C) and (S, B, C), before any mask."""
+    heads, dim = module.num_heads, module.head_dim
+    tgt_len, bsz, _ = query.shape
+
+    def split(x: Tensor) -> Tensor:
+        return x.reshape(x.size(0), bsz, heads, dim).permute(1, 2, 0, 3)
+
+    if not is_synthetic(module):
+        return split(module.q_proj(query)) @ split(module.k_proj(key)).transpose(-1, -2) * module.scaling
+    q, k = (None if proj is None else split(proj(query)) for proj in (module.q_proj, module.k_proj))
+    terms = module.synthesizer(split(query), q, k, 0, tgt_len)
+    return sum_of_terms(terms, tgt_len).expand(bsz, heads, tgt_len, tgt_len)
+
+
+@contextlib.contextmanager
+def masked_heads(model: nn.Module, masks: Dict[str, Tensor]) -> Iterator[None]:
+    """Multiplies heads' outputs, as they enter the output projection, by masks.
+
+    Args:
+        model: with any attentions of fairseq's or of this project's.
+        masks: {attention: (H,), or for a batch of whole sentences (B, H)}; others stay as they are.
+    """
+
+    def hook_of(attention: Attention, mask: Tensor) -> Callable[..., Tuple[Tensor]]:
+        def hook(module: Any, args: Tuple[Tensor, ...]) -> Tuple[Tensor]:
+            x = args[0]
+            by_head = x.reshape(x.size(0), x.size(1), attention.heads, -1) * mask.to(x.dtype).unsqueeze(-1)
+            return (by_head.reshape(x.shape),)
+
+        return hook
+
+    handles = []
+    for attention in attentions(model):
+        mask = masks.get(attention.name)
+        if mask is not None:
+            handles.append(attention.module.out_proj.register_forward_pre_hook(hook_of(attention, mask)))
+    try:
+        with without_fast_paths(model):
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def zeroed(model: nn.Module, heads: Sequence[Tuple[str, int]]) -> Dict[str, Tensor]:
+    """Masks for `masked_heads` that switch some heads, (attention, head), off."""
+    masks = {attention.name: torch.ones(attention.heads) for attention in attentions(model)}
+    for name, head in heads:
+        masks[name][head] = 0.0
+    return {name: mask for name, mask in masks.items() if not bool(mask.all())}
+
+
+@contextlib.contextmanager
+def layer_outputs(
+    model: nn.Module, read: Callable[[str, int, Tensor], None], skip: bool = True, feed_forward: bool = True
+) -> Iterator[None]:
+    """Calls ``read(stack, layer, output (T, B, C))`` for each layer of a forward pass.
+
+    Args:
+        skip: False: no skip connections, so that a branch's output stands alone; layer norms stay.
+        feed_forward: False: feed-forward layers are left out, and what would enter them goes on.
+    """
+    handles, patched = [], []
+
+    def hook_of(name: str, i: int) -> Callable[..., None]:
+        def hook(module: Any, args: Any, output: Any) -> None:
+            read(name, i, output[0] if isinstance(output, tuple) else output)
+
+        return hook
+
+    def connection_of(branches: int) -> Callable[[Tensor, Tensor], Tensor]:
+        calls = 0
+
+        def connection(x: Tensor, residual: Tensor) -> Tensor:
+            nonlocal calls
+            calls += 1
+            if calls % branches == 0 and not feed_forward:
+                return residual
+            return residual + x if skip else x
+
+        return connection
+
+    for name, stack in stacks(model).items():
+        for i, layer in enumerate(stack.layers):  # type: ignore[arg-type]
+            handles.append(layer.register_forward_hook(hook_of(name, i)))
+            # self-attention, cross-attention if any, feed-forward
+            layer.residual_connection = connection_of(2 + (getattr(layer, "encoder_attn", None) is not None))
+            patched.append(layer)
+    try:
+        with without_fast_paths(model):
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for layer in patched:
+            del layer.residual_connection

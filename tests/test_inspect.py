@@ -1,0 +1,414 @@
+"""python -m fairseq_synth.inspect: its measures by hand, its hooks against plain computations, its command line."""
+
+import argparse
+import json
+import math
+import re
+import shutil
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fairseq_cli import generate, preprocess, train, validate
+from helpers import (
+    RECIPE,
+    SMALL,
+    SPECS,
+    USER_DIR,
+    complaint,
+    fit,
+    future,
+    make_attention,
+    make_model,
+    pad_batch,
+    perturb,
+    run_cli,
+)
+from matplotlib.figure import Figure
+from sacrebleu.metrics import BLEU
+
+import fairseq_synth.computations
+from fairseq_synth.inspect import analysis, checkpoints, hooks, measure, pictures
+from fairseq_synth.inspect.__main__ import main
+
+# ---- measures
+
+
+def test_weights_of_a_causal_row():
+    weights = measure.weights_of(torch.tensor([[[5.0, 9.0], [0.0, math.log(3)]]]), causal=True)
+    assert torch.allclose(weights, torch.tensor([[[1.0, 0.0], [0.25, 0.75]]]))
+
+
+def test_where_it_looks():
+    """Two heads by hand: one looks at its own place and the next, the other at all three alike."""
+    own = torch.tensor([[0.5, 0.5, 0], [0, 0.5, 0.5], [0, 0, 1]])
+    found = measure.where_it_looks(torch.stack([own, torch.full((3, 3), 1 / 3)]))
+    expected = {
+        "entropy": [2 * math.log(2) / 3, math.log(3)],
+        "distance": [1 / 3, (1 + 2 / 3 + 1) / 3],
+        "diagonal": [2 / 3, 1 / 3],
+        "neighbours": [1 / 3, (1 / 3 + 2 / 3 + 1 / 3) / 3],
+    }
+    assert {name: pytest.approx(value.tolist()) for name, value in found.items()} == expected
+
+
+def test_word_dependence():
+    a = torch.tensor([[[1.0, 0.0], [0.5, 0.5]]])
+    b = torch.tensor([[[0.0, 1.0], [0.25, 0.75]]])
+    assert measure.word_dependence(a, b).tolist() == [(1 + 0.25) / 2]
+
+
+def test_cumulative_singular_values():
+    """Of diag(3, 1) the first value holds 3/4; half way to it is half of that. A matrix of equal rows has one."""
+    found = measure.cumulative_singular_values(
+        torch.stack([torch.diag(torch.tensor([3.0, 1.0])), torch.ones(2, 2)]), [0, 0.25, 0.5, 1]
+    )
+    assert torch.allclose(found, torch.tensor([[0, 0.375, 0.75, 1], [0, 0.5, 1, 1]]))
+
+
+def test_rank_one_distances():
+    """Rows (1, 0) and (0, 1) are sqrt(1/2) of the norm away from both; rows (1, 1) and (2, 2) are of rank one."""
+    assert measure.rank_one_distances(torch.eye(2)) == pytest.approx([0.5**0.5, 0.5**0.5])
+    assert measure.rank_one_distances(torch.tensor([[1.0, 1], [2, 2]])) == pytest.approx([0.1**0.5, 0], abs=1e-6)
+
+
+def test_histogram():
+    assert measure.histogram(torch.tensor([-9.0, 0.1, 0.6, 0.7]), 0, 1, 2) == [0.5, 0.5]
+
+
+def test_mean_by_position():
+    mean = measure.MeanByPosition()
+    mean.add(torch.tensor([[[2.0]]]))
+    mean.add(torch.tensor([[[4.0, 6.0], [8.0, 1.0]]]))
+    assert mean.mean(2, 2).tolist() == [[[3.0, 6.0], [8.0, 1.0]]] and mean.mean(1, 9).tolist() == [[[3.0, 6.0]]]
+
+
+def test_removal():
+    assert measure.removal_order({"a": [0.3, 0.1], "b": [0.2]}) == [("a", 1), ("b", 0), ("a", 0)]
+    assert measure.removal_steps(16, 4) == [0, 4, 8, 12, 16] and measure.removal_steps(2, 8) == [0, 1, 2]
+
+
+# ---- hooks
+
+
+def batch_of(rows=((5, 6, 7, 8, 9, 2), (10, 11, 12, 2))):
+    """Padded on the right; the targets are the sources."""
+    source = pad_batch([list(row) for row in rows], left=False)
+    target = pad_batch([[2, *row[:-1]] for row in rows], left=False)
+    return {"src_tokens": source, "src_lengths": source.ne(1).sum(1), "prev_output_tokens": target}
+
+
+def call_attention(module, x):
+    return module(query=x, key=x, value=x, need_head_weights=True)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_logits_are_those_of_the_attention(spec):
+    module, x = make_attention(spec), torch.randn(5, 3, 6)
+    weights = torch.softmax(hooks.logits_of(module, x, x), dim=-1)
+    assert torch.allclose(weights, call_attention(module, x)[1].transpose(0, 1), atol=1e-6)
+
+
+@pytest.mark.parametrize("arch", ["transformer_multi30k", "transformer_synth_random_vanilla_multi30k"])
+def test_reading(arch):
+    """What is read in a forward pass are the weights that each attention returns for the same call."""
+    model, found, calls = perturb(make_model(arch)), [], []
+    with hooks.reading(model, found.append):
+        for attention in hooks.attentions(model):
+            attention.module.register_forward_hook(
+                lambda module, args, kwargs, out: calls.append((module, kwargs)), with_kwargs=True
+            )
+        model(**batch_of())
+    assert len(found) == 6 and [r.causal for r in found] == [False, False, True, False, True, False]
+    for (attention, logits, causal), (module, kwargs) in zip(found, calls):
+        assert attention.module is module
+        kwargs.pop("static_kv", None)
+        expected = module(**{**kwargs, "need_head_weights": True, "need_weights": True})[1]
+        if causal:
+            logits = logits + future(logits.size(-1))
+        padding = kwargs.get("key_padding_mask")
+        if padding is not None:
+            logits = logits.masked_fill(padding[:, None, None].bool(), -math.inf)
+        if expected.dim() == 3:  # fairseq's fast path averages over the heads
+            assert torch.allclose(torch.softmax(logits, -1).mean(1), expected, atol=1e-6)
+        else:
+            assert torch.allclose(torch.softmax(logits, -1).transpose(0, 1), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("arch", ["transformer_multi30k", "transformer_synth_dense_multi30k"])
+@pytest.mark.parametrize("name", ["encoder.self.1", "decoder.self.0", "decoder.cross.1"])
+def test_a_head_is_switched_off(arch, name):
+    """As if the columns of the output projection that read it were 0."""
+    model = perturb(make_model(arch))
+    batch = batch_of()
+    with torch.no_grad(), hooks.masked_heads(model, hooks.zeroed(model, [(name, 1)])):
+        masked = model(**batch)[0]
+    whole = model(**batch)[0]
+    assert not torch.allclose(masked, whole, atol=1e-3)
+    attention = next(a for a in hooks.attentions(model) if a.name == name)
+    with torch.no_grad():
+        attention.module.out_proj.weight[:, 8:16] = 0
+        assert torch.allclose(masked, model(**batch)[0], atol=1e-5)
+
+
+def test_branches_of_a_layer():
+    """The second encoder layer by hand: its attention alone, without skip connections and feed-forward layer."""
+    model = perturb(make_model("transformer_synth_random_multi30k"))
+    batch, found = batch_of(rows=((5, 6, 7, 2),)), {}
+    layer = model.encoder.layers[1]
+    with torch.no_grad():
+        with hooks.layer_outputs(model, lambda *out: found.__setitem__(out[:2], out[2]), False, False):
+            model(**batch)
+        x = found["encoder", 0]
+        alone = layer.final_layer_norm(layer.self_attn_layer_norm(layer.self_attn(x, x, x)[0]))
+        assert torch.allclose(found["encoder", 1], alone, atol=1e-6)
+        with hooks.layer_outputs(model, lambda *out: found.__setitem__(out[:2], out[2]), True, True):
+            model(**batch)
+        assert torch.allclose(found["encoder", 1], layer(found["encoder", 0], None), atol=1e-6)
+
+
+# ---- on checkpoints
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, data):
+    """{name: a checkpoint}, of a stock Transformer and of a mixture."""
+    folder = tmp_path_factory.mktemp("inspected")
+    found = {}
+    for arch in ("transformer_multi30k", "transformer_synth_random_vanilla_multi30k"):
+        small = SMALL if "synth" in arch else [f for f in SMALL if f not in ("--synth-max-length", "24")]
+        fit(
+            data,
+            folder / arch,
+            "--max-update",
+            "80" if "synth" in arch else "9",
+            "--no-epoch-checkpoints",
+            arch=arch,
+            small=small,
+        )
+        found[arch] = folder / arch / "checkpoint_last.pt"
+    return found
+
+
+STOCK, MIXTURE = "transformer_multi30k", "transformer_synth_random_vanilla_multi30k"
+
+
+@pytest.mark.parametrize("arch", [STOCK, MIXTURE])
+def test_the_initial_state_is_that_of_the_training(arch, data, tmp_path):
+    """A training with a learning rate of 0 ends where it began; with the data or without, from the seed alone."""
+    small = SMALL if "synth" in arch else [f for f in SMALL if f not in ("--synth-max-length", "24")]
+    fit(data, tmp_path, "--max-update", "1", "--lr", "0", "--no-epoch-checkpoints", arch=arch, small=small)
+    for folder in (data / "bin", None):
+        loaded = checkpoints.load(tmp_path / "checkpoint_last.pt", folder)
+        initial, kept = dict(loaded.initial().named_parameters()), dict(loaded.model.named_parameters())
+        assert initial.keys() == kept.keys() and all(torch.equal(initial[key], kept[key]) for key in kept)
+
+
+@pytest.mark.parametrize("arch", [STOCK, MIXTURE])
+def test_importance_is_a_derivative(arch, trained, data):
+    """Of one sentence, against a finite difference of the training's loss."""
+    loaded = checkpoints.load(trained[arch], data / "bin")
+    sample = checkpoints.batches(loaded, "valid", 1)
+    perturb(loaded.model, std=0.1)
+    found, criterion = analysis.head_importance(loaded, sample), analysis.criterion_of(loaded)
+    values = []
+    for factor in (1.01, 0.99):
+        with torch.no_grad(), hooks.masked_heads(loaded.model, {"decoder.self.1": torch.tensor([1, factor])}):
+            values.append(float(criterion(loaded.model, sample[0])[0]))
+    expected = abs(values[0] - values[1]) / 0.02 / sample[0]["ntokens"]
+    assert found["decoder.self.1"]["gradient"][1] == pytest.approx(expected, rel=0.02)
+
+
+def test_loss_and_bleu_are_those_of_fairseq(trained, data):
+    """With all heads: what fairseq-validate and sacreBLEU of fairseq-generate's translations say."""
+    path = trained[MIXTURE]
+    loaded = checkpoints.load(path, data / "bin")
+    sample = checkpoints.batches(loaded, "test", max_tokens=60)
+    flags = [data / "bin", *USER_DIR, "--path", path, "--required-batch-size-multiple", "1"]
+    _, log = run_cli(
+        validate.cli_main, *flags, "--task", "translation", "--valid-subset", "test", "--max-tokens", "500"
+    )
+    assert analysis.loss(loaded, sample) == pytest.approx(float(re.search(r"nll_loss (\S+)", log)[1]), abs=6e-4)
+    out, _ = run_cli(generate.cli_main, *flags, "--gen-subset", "test", "--beam", "2")
+    lines = {kind: re.findall(rf"^{kind}-(\d+)\t(?:\S+\t)?(.*)$", out, re.M) for kind in "TH"}
+    translations, references = ([text for _, text in sorted(lines[kind])] for kind in "HT")
+    expected = BLEU(tokenize="none", force=True).corpus_score(translations, [references]).score
+    bleu, signature = analysis.bleu_of(loaded, sample, analysis.Options(beam=2))
+    assert bleu == pytest.approx(expected) and bleu > 0 and "tok:none" in signature
+
+
+def inspect(*argv):
+    run_cli(lambda: main([str(arg) for arg in argv]))
+
+
+def test_the_command_line(trained, data, tmp_path):
+    """A stock Transformer and a mixture at once: every picture's figures are in the JSON."""
+    out = tmp_path / "new" / "out"
+    flags = ["--data", data / "bin", "--sentences", "5", "--steps", "2", "--no-pictures"]
+    inspect(*trained.values(), *flags, "--out", out)
+    found = json.loads((out / "figures.json").read_text())
+    assert list(found) == [f"{arch}-checkpoint_last" for arch in trained]
+    expected = (
+        "histograms-parameters histograms-logits histograms-weights patterns-encoder-self-attention "
+        "heads-decoder-self-attention sentence3-cross-attention singular-values rank-of-layers removal"
+    ).split()
+    for label, figures in found.items():
+        drawn = dict(pictures.pictures(figures))
+        assert set(expected) <= set(drawn) and ("alpha" in drawn) == (label == f"{MIXTURE}-checkpoint_last")
+        for draw in drawn.values() if "alpha" in drawn else ():
+            draw(Figure())
+        assert figures["data"] == {"subset": "valid", "sentences": 5} and len(figures["attentions"]) == 6
+        for attention in figures["attentions"].values():
+            assert set(attention["histograms"]) == {"parameters", "logits", "weights"}
+            assert set(attention["histograms"]["logits"]["shares"]) == {"trained", "initial"}
+            assert len(attention["gradient"]) == len(attention["left_out"]) == attention["heads"] == 2
+        for sentence in figures["sentences"]:
+            rows, columns = len(sentence["tokens"]["decoder"]), len(sentence["tokens"]["encoder"])
+            assert sentence["tokens"]["encoder"][-1] == sentence["tokens"]["decoder"][0] == "</s>"
+            cross = sentence["weights"]["decoder.cross.0"]
+            assert (len(cross), len(cross[0]), len(cross[0][0])) == (2, rows, columns)
+        curve = figures["removal"]["groups"]["encoder.self"]
+        assert curve["share"] == [0, 0.5, 1] and curve["loss"][0] == pytest.approx(figures["loss"])
+        assert all(bleu is not None for bleu in curve["bleu"])
+    stock, mixture = found.values()
+    assert stock["attentions"]["encoder.self.0"]["alpha"] is None
+    alpha = mixture["attentions"]["encoder.self.0"]["alpha"]
+    assert set(alpha) == {"random", "vanilla"} and alpha["random"][0] + alpha["vanilla"][0] == pytest.approx(
+        1, abs=1e-3
+    )
+
+
+def test_without_data(data, tmp_path):
+    """softmax(R) as it is, of a checkpoint alone."""
+    fit(data, tmp_path, "--max-update", "1", "--no-epoch-checkpoints", arch="transformer_synth_random_multi30k")
+    path = tmp_path / "checkpoint_last.pt"
+    inspect(path, "--positions", "9", "--out", tmp_path / "out")
+    found = json.loads((tmp_path / "out" / "figures.json").read_text())["checkpoint_last"]
+    R = torch.load(path)["model"]["encoder.layers.1.self_attn.synthesizer.components.random.R.matrix"]
+    pattern = torch.tensor(found["attentions"]["encoder.self.1"]["pattern"]) / 1000
+    assert torch.allclose(pattern, torch.softmax(R[:, :9, :9], -1), atol=6e-4)
+    assert "pattern" not in found["attentions"]["decoder.cross.0"] and "data" not in found
+    assert (tmp_path / "out" / "checkpoint_last-patterns-encoder-self-attention.png").exists()
+
+
+@pytest.fixture(scope="module")
+def monolingual(tmp_path_factory, data):
+    """The source side alone, as language models and encoders read it."""
+    folder = tmp_path_factory.mktemp("monolingual")
+    argv = ["--only-source", "--srcdict", data / "bin" / "dict.en.txt", "--destdir", folder]
+    for split in ("train", "valid"):
+        (folder / f"{split}.txt").write_text((data / f"{split}.en").read_text())
+        argv += [f"--{split}pref", folder / f"{split}.txt"]
+    run_cli(preprocess.cli_main, *argv)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["language model", "encoder"])
+def test_one_stack(kind, monolingual, tmp_path):
+    """A language model has a decoder alone, a masked one an encoder alone: loss, not BLEU, without heads."""
+    flags = {
+        "language model": "--task language_modeling --arch transformer_lm --decoder-layers 2 --decoder-embed-dim 16 "
+        "--decoder-ffn-embed-dim 16 --decoder-attention-heads 2 --tokens-per-sample 32 --sample-break-mode none "
+        "--criterion cross_entropy",
+        "encoder": "--task masked_lm --arch roberta --encoder-layers 2 --encoder-embed-dim 16 "
+        "--encoder-ffn-embed-dim 16 --encoder-attention-heads 2 --tokens-per-sample 32 --sample-break-mode eos "
+        "--criterion masked_lm",
+    }[kind].split()
+    recipe = "--optimizer adam --lr 0.01 --max-tokens 400 --num-workers 0 --no-progress-bar --seed 7".split()
+    argv = [monolingual, *USER_DIR, *flags, *recipe, "--max-update", "2", "--no-epoch-checkpoints"]
+    run_cli(train.cli_main, *argv, "--save-dir", tmp_path)
+    path = tmp_path / "checkpoint_last.pt"
+    inspect(path, "--data", monolingual, "--sentences", "4", "--steps", "2", "--out", tmp_path / "out")
+    inspect(path, "--no-pictures", "--out", tmp_path / "alone")
+    found = json.loads((tmp_path / "out" / "figures.json").read_text())["checkpoint_last"]
+    stack = "decoder" if kind == "language model" else "encoder"
+    assert set(found["attentions"]) == {f"{stack}.self.0", f"{stack}.self.1"} and set(found["layers"]["trained"]) == {
+        stack
+    }
+    curve = found["removal"]["groups"][f"{stack}.self"]
+    assert curve["bleu"] == [None] * 3 and curve["loss"][0] == pytest.approx(found["loss"], rel=1e-3)
+
+
+# ---- bad input
+
+
+def refused(*argv):
+    return complaint(lambda: main([str(arg) for arg in argv]))
+
+
+def test_refuses_checkpoints(tmp_path, data, trained):
+    out = ["--out", tmp_path / "out"]
+    assert "no such checkpoint" in refused(tmp_path / "none.pt", *out)
+    (tmp_path / "text.pt").write_text("hello")
+    assert "text.pt" in refused(tmp_path / "text.pt", *out)
+    torch.save({"model": {}}, tmp_path / "bare.pt")
+    assert "not a checkpoint of fairseq-train" in refused(tmp_path / "bare.pt", *out)
+    flags = "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 16 --decoder-embed-dim 16 --encoder-conv-dim 16"
+    flags += " --decoder-conv-dim 16 --encoder-ffn-embed-dim 16 --decoder-ffn-embed-dim 16 --encoder-attention-heads 2"
+    flags += " --decoder-attention-heads 2 --encoder-kernel-size-list [3] --decoder-kernel-size-list [3]"
+    argv = [data / "bin", *RECIPE, "--arch", "lightconv", *flags.split(), "--max-update", "1"]
+    run_cli(train.cli_main, *argv, "--no-epoch-checkpoints", "--save-dir", tmp_path / "conv")
+    line = refused(tmp_path / "conv" / "checkpoint_last.pt", *out)
+    assert "lightconv" in line and "no Transformer" in line
+    state = torch.load(trained[STOCK])
+    state["cfg"] = {**state["cfg"], "model": argparse.Namespace(arch="another", _name="another")}
+    torch.save(state, tmp_path / "another.pt")
+    assert "'another' is unknown" in refused(tmp_path / "another.pt", *out)
+    assert not any("out" in path.name for path in tmp_path.iterdir())
+
+
+def test_refuses_data(tmp_path, data, trained, monolingual):
+    def line(folder, *flags):
+        return refused(trained[MIXTURE], "--data", folder, *flags, "--out", tmp_path / "out")
+
+    other = shutil.copytree(data / "bin", tmp_path / "other")
+    words = (other / "dict.en.txt").read_text().splitlines()
+    for language in ("en", "de"):
+        (other / f"dict.{language}.txt").write_text("\n".join(words[:-2]) + "\n")
+    found = line(other)
+    assert f"{len(words) + 2} entries" in found and f"was trained with {len(words) + 4}" in found
+    assert "no pair of languages" in line(monolingual) and "no such folder" in line(tmp_path / "none")
+    (other / "dict.de.txt").unlink()
+    assert "dict.de.txt is missing" in line(other)
+    assert "--subset nothing" in line(data / "bin", "--subset", "nothing")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other"]
+
+
+def test_refuses_the_place(tmp_path, trained, monkeypatch):
+    def line(out):
+        return refused(trained[STOCK], "--out", out)
+
+    (tmp_path / "file").write_text("mine")
+    assert "exists already" in line(tmp_path / "file") and "exists already" in line(tmp_path)
+    assert "cannot be written" in line(tmp_path / "file" / "out")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert "--no-pictures" in line(tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"] and (tmp_path / "file").read_text() == "mine"
+
+
+# ---- MLP-Mixer
+
+
+def test_random_without_softmax_mixes_tokens_as_a_mixer(monkeypatch):
+    """Section 2 of the paper: what is left is a linear layer over the tokens, one for each head's features.
+
+    It is computed here as a convolution with kernel 1 whose channels are the tokens and whose groups are the heads;
+    with one head it is the token-mixing Linear of MLP-Mixer (Tolstikhin et al. 2021), shared by all features.
+    """
+    monkeypatch.setattr(fairseq_synth.computations, "masked_softmax", lambda scores, *masks: scores)
+    for heads in (1, 2):
+        attention = make_attention("random", embed_dim=6, num_heads=heads, max_length=7)
+        x = torch.randn(7, 3, 6)  # T, B, C
+        R = attention.synthesizer.components["random"].R.whole()
+        with torch.no_grad():
+            found = attention(x)[0]
+            value = attention.v_proj(x).permute(1, 0, 2)  # B, T, C
+            by_head = torch.cat(value.split(6 // heads, dim=2), dim=1)  # B, H T, C / H
+            mixed = F.conv1d(by_head, R.reshape(heads * 7, 7, 1), groups=heads)
+            mixed = torch.cat(mixed.split(7, dim=1), dim=2)
+            assert torch.allclose(found, attention.out_proj(mixed).permute(1, 0, 2), atol=1e-5)
+            if heads == 1:
+                linear = torch.nn.Linear(7, 7, bias=False)
+                linear.weight.copy_(R[0])
+                assert torch.allclose(mixed, linear(value.transpose(1, 2)).transpose(1, 2), atol=1e-5)
