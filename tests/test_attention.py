@@ -226,6 +226,30 @@ def test_autocast_for_some_steps(spec, half_first):
     torch.testing.assert_close(torch.cat(outs), expected, atol=0.1, rtol=0)
 
 
+@pytest.mark.parametrize("spec", ["random", "random+vanilla"])
+def test_padding_and_saved_values_are_reordered(spec):
+    """A beam's new order applies to the padding mask, and to values that fairseq's layer put into the cache."""
+    module = make_attention(spec)
+    x = torch.randn(3, 2, 6)
+    padding = torch.tensor([[True, False, False], [False, False, False]])
+    order = torch.tensor([1, 0])
+    with torch.no_grad():
+        expected = module(x[:, order], key_padding_mask=padding[order], attn_mask=causal_mask(x), need_weights=True)[0]
+        state = {}
+        module(x[:2], key_padding_mask=padding[:, :2], incremental_state=state, attn_mask=future(2))
+        module.reorder_incremental_state(state, order)
+        out, _ = module(x[2:, order], key_padding_mask=padding[order, 2:], incremental_state=state)
+        torch.testing.assert_close(out, expected[2:])
+        keys, values = torch.randn(2, 2, 2, 2, 3)
+        outputs = []
+        for first, last in ((order, None), (torch.tensor([0, 1]), order)):
+            module._set_input_buffer(state, {"prev_key": keys[first], "prev_value": values[first]})
+            if last is not None:
+                module.reorder_incremental_state(state, last)
+            outputs.append(module(x[2:], incremental_state=state)[0])
+    torch.testing.assert_close(*outputs)
+
+
 def test_the_hosts_saved_state():
     """The layer of fairseq puts keys and values into the cache where it is called with ``prev_self_attn_state``."""
     module = make_attention("random+vanilla").eval()

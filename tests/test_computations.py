@@ -134,6 +134,8 @@ def test_any_terms(shared, causal):
     matrices = [Terms(matrix=matrix(0, length, length), weight=weight), Terms(matrix=matrix(2, length, length))]
     of_all_heads = [Terms(bias=part(0)[:, :1, :, :1].expand(-1, -1, -1, length)), Terms(bias=part(1, 1, length)[:, :1])]
     check_terms(of_all_heads, causal, bsz, heads, length, width)
+    one_head = Terms(query=part(0)[:, :1], key=part(1)[:, :1], scale=0.3)
+    check_terms([one_head, biases[0]], causal, bsz, heads, length, width)
     check_terms(of_all_heads[:1], causal, bsz, heads, length, width)
     check_terms(biases[::-1], causal, bsz, heads, length, width)
     for terms in (products, products[:1], products[::2], biases, biases[:1], matrices):
