@@ -194,8 +194,27 @@ def test_gradient_through_the_cache(spec):
     torch.testing.assert_close(a.grad, b.grad)
 
 
+def test_second_derivative_through_the_cache():
+    """As the plain computation has one; embedding_bag has none."""
+    module = make_attention("random+vanilla").double()
+    found = []
+    for cached in (True, False):
+        torch.manual_seed(0)
+        x = torch.randn(3, 2, 6, dtype=torch.float64, requires_grad=True)
+        state = {} if cached else None
+        if cached:
+            out = torch.cat([module(x[t : t + 1], incremental_state=state)[0] for t in range(3)])
+        else:
+            out, _ = module(x, attn_mask=causal_mask(x), need_weights=True)
+        (grad,) = torch.autograd.grad(out.pow(3).sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(grad.pow(2).sum(), x)[0])
+    torch.testing.assert_close(*found)
+
+
 @pytest.mark.parametrize("spec", ["random", "vanilla"])
-@pytest.mark.parametrize("modes", itertools.permutations([torch.no_grad, torch.inference_mode, torch.enable_grad]))
+@pytest.mark.parametrize(
+    "modes", list(itertools.permutations([torch.no_grad, torch.inference_mode, torch.enable_grad]))
+)
 def test_modes_in_turn(spec, modes):
     """A cache of one grad mode goes on in another, reordered in between."""
     module = make_attention(spec).eval()
