@@ -35,6 +35,7 @@ class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
 
     kind = "language model"
     config = SynthesizerLanguageModelConfig
+    add_bos_token = False
 
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> "SynthesizerLanguageModel":
@@ -52,7 +53,7 @@ class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
         check_embeddings(args)
         length = length_limit(args, args.decoder_synthesizer)
         if args.tokens_per_sample is not None:
-            check_rows("--tokens-per-sample", args.tokens_per_sample, length)
+            check_rows("--tokens-per-sample", args.tokens_per_sample, length, bool(args.add_bos_token))
         if args.max_target_positions is None:
             args.max_target_positions = args.tokens_per_sample or DEFAULT_MAX_TARGET_POSITIONS
         if args.decoder_layers_to_keep:
@@ -60,6 +61,7 @@ class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
         config = TransformerConfig.from_namespace(args)
         embed_tokens: Any = build_embedding(args, task.source_dictionary)
         model = cls(SynthesizerDecoder(config, task.target_dictionary, embed_tokens, no_encoder_attn=True))
+        model.add_bos_token = bool(args.add_bos_token)
         cls.limit_lengths(task, length)
         return model
 
@@ -71,6 +73,12 @@ class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
         """
         super().prepare_for_inference_(cfg)
         self.check_output_length(cfg)
+
+    def max_positions(self) -> int:
+        """Longest row in tokens as fairseq counts it: without the one that ``--add-bos-token`` puts before."""
+        length = self.decoder.max_length
+        most: int = self.decoder.max_positions()
+        return most if length is None else min(most, length - self.add_bos_token)
 
 
 def check_embeddings(args: Any) -> None:

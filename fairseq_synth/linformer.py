@@ -3,7 +3,7 @@
 import argparse
 import dataclasses
 from dataclasses import field
-from typing import Any, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import torch
 import torch.nn as nn
@@ -108,19 +108,29 @@ class LinformerAttention(nn.Module):
         """
         assert attn_mask is None, "attn_mask: projected positions stand for all columns at once"
         length, bsz, width = query.size()
-        x = query.transpose(0, 1)
-        keys, values = self.k_proj(x), self.v_proj(x)
+        q, k, v = self.q_proj(query), self.k_proj(query), self.v_proj(query)
         if key_padding_mask is not None:
-            padding = key_padding_mask.unsqueeze(-1).to(torch.bool)
-            keys, values = keys.masked_fill(padding, 0.0), values.masked_fill(padding, 0.0)
-        q, k, v = (
-            y.view(bsz, length, self.num_heads, width // self.num_heads).transpose(1, 2)
-            for y in (self.q_proj(x), keys, values)
-        )
+            padding = key_padding_mask.to(torch.bool).t().unsqueeze(-1)
+            k, v = k.masked_fill(padding, 0.0), v.masked_fill(padding, 0.0)
+        k = torch.matmul(self.E[:, :, :length], self.split_heads(k))  # (B, H, k, d)
+        v = torch.matmul(self.F[:, :, :length], self.split_heads(v))
         dropout = self.dropout if self.training else 0.0
-        k, v = torch.matmul(self.E[:, :, :length], k), torch.matmul(self.F[:, :, :length], v)  # (B, H, k, d)
-        out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
+        out = F.scaled_dot_product_attention(self.split_heads(q), k, v, dropout_p=dropout)
         return self.out_proj(out.permute(2, 0, 1, 3).reshape(length, bsz, width)), None
+
+    def split_heads(self, x: Tensor) -> Tensor:
+        """(T, B, C) -> (B, H, T, d), without a copy."""
+        return x.reshape(x.size(0), x.size(1), self.num_heads, -1).permute(1, 2, 0, 3)
+
+    def _load_from_state_dict(self, state_dict: Dict[str, Tensor], prefix: str, *args: Any) -> None:
+        for name, own in (("E", self.E), ("F", self.F)):
+            theirs = state_dict.get(prefix + name)
+            if theirs is not None and theirs.shape != own.shape:
+                raise SynthesizerError(
+                    f"{prefix}{name} is {tuple(theirs.shape)} in the checkpoint and {tuple(own.shape)} in this model; "
+                    "give the --linformer-k, --linformer-sharing and --max-positions of the training"
+                )
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 class LinformerEncoderLayer(EncoderLayer):
@@ -163,6 +173,7 @@ class LinformerRobertaEncoder(SynthesizerRobertaEncoder):
 class RobertaLinformer(SynthesizerRoberta):
     """fairseq's ``roberta`` with the self-attention of Linformer."""
 
+    kind = "Linformer"
     config = RobertaLinformerConfig
     flags = LinformerFlags
     encoder_class = LinformerRobertaEncoder

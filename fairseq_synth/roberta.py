@@ -8,12 +8,14 @@ from typing import Any, Dict, Optional
 import torch.nn as nn
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import register_model
-from fairseq.models.roberta import RobertaEncoder, RobertaModel, base_architecture
+from fairseq.models.roberta.model import RobertaEncoder, RobertaModel, base_architecture
 from fairseq.models.transformer import TransformerConfig, TransformerEncoderBase
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
 from fairseq.utils import get_available_activation_fns
+from torch import Tensor
 
 from .config import EncoderSynthesizerConfig, SynthesizerConfig, check_flags, check_rows, flatten, length_limit
+from .errors import SynthesizerError
 from .layers import SynthesizerEncoder
 from .lengths import flag as flag_of
 from .model import SynthesizerModel
@@ -143,6 +145,22 @@ class SynthesizerRoberta(SynthesizerModel, RobertaModel):
         model = cls(args, cls.encoder_class(args, task.source_dictionary))
         cls.limit_lengths(task, length)
         return model
+
+    def load_state_dict(self, state_dict: Dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
+        """As the host's.
+
+        Raises:
+            SynthesizerError: the weights are of another kind of model, or of another ``--max-positions``.
+        """
+        own = getattr(self.encoder.sentence_encoder.embed_positions, "weight", None)
+        theirs = state_dict.get("encoder.sentence_encoder.embed_positions.weight")
+        if own is not None and theirs is not None and own.shape[0] != theirs.shape[0]:
+            trained = self.args.max_positions + theirs.shape[0] - own.shape[0]
+            raise SynthesizerError(
+                f"--max-positions {self.args.max_positions}: the checkpoint was trained with {trained}; give that, or "
+                "another checkpoint"
+            )
+        return super().load_state_dict(state_dict, *args, **kwargs)
 
     @classmethod
     def check_encoder(cls, args: argparse.Namespace) -> Optional[int]:

@@ -5,6 +5,7 @@ import reference
 import torch
 from helpers import make_model, padding_mask, perturb
 
+from fairseq_synth.errors import SynthesizerError
 from fairseq_synth.linformer import SHARING, LinformerAttention
 
 
@@ -60,3 +61,36 @@ def test_k_beyond_the_sentence():
     """k may be more than a sentence has tokens, as in every short sentence."""
     model = perturb(make_model("roberta_linformer_agnews", linformer_k=20))
     assert torch.isfinite(model(torch.randint(4, 40, (2, 2)))[0]).all()
+
+
+@pytest.mark.parametrize("sharing", ["none", "layerwise"])
+def test_torchscript(sharing):
+    stack = make_linformer(sharing).encoder.sentence_encoder
+    tokens = torch.tensor([[5, 6, 7, 2], [8, 2, 1, 1]])
+    real = tokens.ne(1).t()
+    scripted = torch.jit.script(stack)(tokens)["encoder_out"][0]
+    torch.testing.assert_close(scripted[real], stack(tokens)["encoder_out"][0][real])
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (dict(linformer_k=4), r"self_attn.E is \(2, 3, 24\) in the checkpoint and \(2, 4, 24\).*--linformer-k"),
+        (dict(linformer_sharing="headwise"), "--linformer-sharing"),
+        (dict(max_positions=23), "--max-positions 23: the checkpoint was trained with 24"),
+    ],
+)
+def test_another_checkpoint(flags, message):
+    state = make_linformer().state_dict()
+    other = make_model("roberta_linformer_agnews", **{"linformer_k": 3, "linformer_sharing": "none", **flags})
+    with pytest.raises(SynthesizerError, match=message):
+        other.load_state_dict(state)
+
+
+def test_a_checkpoint_of_another_attention():
+    """One of a RoBERTa cannot start a Linformer, nor the other way around."""
+    linformer, stock = make_linformer(), make_model("roberta_agnews")
+    with pytest.raises(SynthesizerError, match="the checkpoint is of an encoder, this model is a Linformer"):
+        linformer.load_state_dict(stock.state_dict())
+    with pytest.raises(SynthesizerError, match="the checkpoint is of a Linformer, this model is an encoder"):
+        make_model("roberta_synth_vanilla_agnews").load_state_dict(linformer.state_dict())

@@ -116,7 +116,8 @@ def perplexity(log):
 
 
 def evaluate(corpus, path, *flags):
-    argv = [corpus / "lm", *USER_DIR, "--path", path, "--gen-subset", "test", "--tokens-per-sample", LENGTH, *flags]
+    argv = [corpus / "lm", *USER_DIR, "--path", path, "--gen-subset", "test", "--tokens-per-sample", LENGTH]
+    argv += ["--num-workers", "0", *flags]
     return perplexity(run_cli(eval_lm.cli_main, *argv)[1])
 
 
@@ -162,13 +163,23 @@ def test_context_window(corpus, language_model):
             own = log_probs[len(before) :].gather(1, dataset[i]["target"][:, None])
             total, count = total - own.sum().item(), count + len(own)
             before = row[-window:]
-    assert evaluate(corpus, path, "--context-window", window) == pytest.approx(math.exp(total / count), abs=0.011)
-    assert evaluate(corpus, path, "--context-window", window) != evaluate(corpus, path)
+    score = evaluate(corpus, path, "--context-window", window)
+    assert score == pytest.approx(math.exp(total / count), abs=0.011) and score != evaluate(corpus, path)
+
+
+def test_beginning_of_sentence(corpus, tmp_path):
+    """--add-bos-token makes a row one token longer than fairseq counts; sentences of l tokens are skipped."""
+    flags = [*LM, "--add-bos-token", "--tokens-per-sample", "9", "--synth-max-length", "10", "--max-update", "3"]
+    flags += ["--disable-validation"]
+    log = fit(corpus / "lm", tmp_path, "transformer_lm_synth_random_ptb", *flags, "--sample-break-mode", "eos")
+    assert "samples have invalid sizes" in log  # 9 words, the end and the beginning of the sentence
+    argv = ["--sample-break-mode", "none", "--tokens-per-sample", "9", "--add-bos-token"]
+    assert evaluate(corpus, tmp_path / "checkpoint_last.pt", *argv) < 4 * WORDS
 
 
 def test_rows_longer_than_l_are_not_left_out(corpus, language_model):
     """fairseq-eval-lm would skip them, and print the perplexity of what is left."""
-    argv = [corpus / "lm", *USER_DIR, "--path", language_model, "--gen-subset", "test"]
+    argv = [corpus / "lm", *USER_DIR, "--path", language_model, "--gen-subset", "test", "--num-workers", "0"]
     line = complaint(eval_lm.cli_main, *argv)
     assert "--tokens-per-sample" in line and f"{LENGTH} is this model's --synth-max-length" in line
 
@@ -176,7 +187,7 @@ def test_rows_longer_than_l_are_not_left_out(corpus, language_model):
 def test_language_model_generates(corpus, language_model):
     """fairseq-generate goes on from a prefix of each line, fairseq-interactive from what is typed."""
     argv = [corpus / "lm", *USER_DIR, "--path", language_model, "--task", "language_modeling", "--beam", "2"]
-    argv += ["--max-len-b", "10", "--max-len-a", "0"]
+    argv += ["--max-len-b", "10", "--max-len-a", "0", "--num-workers", "0"]
     rows = [
         "--gen-subset",
         "test",
@@ -231,7 +242,7 @@ def test_classifier(corpus, classifier):
 
     argv = [corpus / "labels", *USER_DIR, "--path", classifier, "--task", "sentence_prediction", "--log-format", "json"]
     argv += ["--num-classes", "3", "--valid-subset", "test", "--batch-size", "7", "--criterion", "sentence_prediction"]
-    argv += ["--classification-head-name", "head", "--max-positions", LENGTH]
+    argv += ["--classification-head-name", "head", "--max-positions", LENGTH, "--num-workers", "0"]
     log = run_cli(validate.cli_main, *argv)[1]
     accuracy = float(re.findall(r'"accuracy": "?([\d.]+)', log.replace("test_", ""))[-1])
     hub = SynthesizerRoberta.from_pretrained(
@@ -319,6 +330,11 @@ REFUSED = {
         "lm",
         ["--arch", "transformer_lm_synth_random_ptb", *LM, "--tokens-per-sample", "17"],
         f"--tokens-per-sample 17 is above --synth-max-length {LENGTH}",
+    ),
+    "rows of l and the beginning of sentence": (
+        "lm",
+        ["--arch", "transformer_lm_synth_random_ptb", *LM, "--add-bos-token"],
+        f"--tokens-per-sample {LENGTH} with --add-bos-token is above --synth-max-length {LENGTH}: lower it to 15, or",
     ),
     "rows of an encoder longer than l": (
         "lm",
