@@ -67,7 +67,8 @@ def wiki103(args: argparse.Namespace) -> None:
 def ptb_sizes(args: argparse.Namespace) -> None:
     """For one CPU thread: 2 layers, 128, 512, 4 heads, l = 128, input and output embedding tied, dropout 0.2."""
     set_defaults(args, decoder_layers=2, decoder_embed_dim=128, decoder_ffn_embed_dim=512, decoder_attention_heads=4)
-    set_defaults(args, share_decoder_input_output_embed=True, dropout=0.2, attention_dropout=0.0, synth_max_length=128)
+    plain = not (getattr(args, "adaptive_input", False) or getattr(args, "character_embeddings", False))
+    set_defaults(args, share_decoder_input_output_embed=plain, dropout=0.2, attention_dropout=0.0, synth_max_length=128)
 
 
 def ptb(args: argparse.Namespace) -> None:
@@ -77,15 +78,21 @@ def ptb(args: argparse.Namespace) -> None:
 
 
 def lightconv_ptb(args: argparse.Namespace) -> None:
-    """`ptb_sizes` of fairseq's ``lightconv_lm``: kernels of 15 and 31 tokens."""
+    """`ptb_sizes` of fairseq's ``lightconv_lm`` with lightweight convolutions of 15 and 31 tokens.
+
+    Its ``--dropout`` is 0.1 unless given: fairseq's parser has set it by now, as it has set the two flags that are
+    overridden here.
+    """
     ptb_sizes(args)
+    args.share_decoder_input_output_embed, args.decoder_conv_type = True, "lightweight"
     set_defaults(args, decoder_kernel_size_list=[15, 31])
     lightconv_lm.base_lm_architecture(args)
 
 
 def base(args: argparse.Namespace) -> None:
     """RoBERTa's base: 12 layers, 768, 3072, 12 heads, l = 512."""
-    set_defaults(args, max_positions=512, synth_max_length=512)
+    set_defaults(args, synth_max_length=512)
+    set_defaults(args, max_positions=args.synth_max_length)
     roberta.base_architecture(args)
 
 
@@ -104,7 +111,7 @@ def imdb(args: argparse.Namespace) -> None:
 
 def agnews(args: argparse.Namespace) -> None:
     """`imdb` with l = 128: news in brief have 50 tokens on average."""
-    set_defaults(args, max_positions=128, synth_max_length=128)
+    set_defaults(args, synth_max_length=128)
     imdb(args)
 
 

@@ -159,14 +159,18 @@ def length_limit(max_length: int, specs: Sequence[Sequence[str]]) -> Optional[in
     return max_length if limited else None
 
 
-def check_rows(flag: str, length: int, max_length: Optional[int]) -> None:
+def check_rows(flag: str, length: int, max_length: Optional[int], add_bos_token: bool = False) -> None:
     """Refuses rows of `length` tokens, as `flag` has them, where the model's limit is `max_length`.
+
+    Args:
+        add_bos_token: each row is one token longer, which fairseq does not count.
 
     Raises:
         SynthesizerError: names both flags.
     """
-    if max_length is not None and length > max_length:
+    longest = length + add_bos_token
+    if max_length is not None and longest > max_length:
         raise SynthesizerError(
-            f"{flag} {length} is above --synth-max-length {max_length}: lower it to {max_length}, or train with "
-            f"--synth-max-length {length}"
+            f"{flag} {length}{' with --add-bos-token' if add_bos_token else ''} is above --synth-max-length "
+            f"{max_length}: lower it to {max_length - add_bos_token}, or train with --synth-max-length {longest}"
         )

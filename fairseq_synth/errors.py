@@ -61,8 +61,13 @@ def explain_fairseq(error: BaseException) -> Optional[str]:
         return "--min-len: --max-len-a and --max-len-b allow no translation of that length; lower it, or raise them"
     if NO_GPU.search(text) and raised_in(error, "fairseq.optim.fp16_optimizer"):
         return "--fp16 needs a GPU, and none is found; leave it out, or take --bf16, which a CPU has too"
-    if type(error).__name__ == "ConfigAttributeError" and "SynthesizerTransformerConfig" in text:
+    if type(error).__name__ == "ConfigAttributeError" and re.search(r"Synthesizer\w*Config", text):
         return f"--task: this task needs a model of its own, not a Synthesizer ({first_line(error)}); take translation"
+    if type(error).__name__ == "InterpolationKeyError" and "SynthesizerLanguageModelConfig" in text:
+        return (
+            f"--task: this task does not fit a language model ({first_line(error)}); take --task language_modeling, or "
+            "another --arch"
+        )
     lost_peer = LOST_PEER.search(text)
     if isinstance(error, RuntimeError) and lost_peer:
         return (

@@ -5,7 +5,6 @@ import dataclasses
 from dataclasses import field
 from typing import Any
 
-import torch.nn as nn
 from fairseq.models import FairseqLanguageModel, register_model
 from fairseq.models.transformer import DEFAULT_MAX_TARGET_POSITIONS, Embedding, TransformerConfig
 from fairseq.models.transformer_lm import TransformerLanguageModelConfig
@@ -36,6 +35,7 @@ class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
 
     kind = "language model"
     config = SynthesizerLanguageModelConfig
+    add_bos_token = False
 
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> "SynthesizerLanguageModel":
@@ -50,10 +50,10 @@ class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
         """
         args = cls.read_config(cfg, task)
         check_flags(args, "decoder")
-        check_adaptive(args)
+        check_embeddings(args)
         length = length_limit(args.synth_max_length, args.decoder_synthesizer)
         if args.tokens_per_sample is not None:
-            check_rows("--tokens-per-sample", args.tokens_per_sample, length)
+            check_rows("--tokens-per-sample", args.tokens_per_sample, length, bool(args.add_bos_token))
         if args.max_target_positions is None:
             args.max_target_positions = args.tokens_per_sample or DEFAULT_MAX_TARGET_POSITIONS
         if args.decoder_layers_to_keep:
@@ -61,6 +61,7 @@ class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
         config = TransformerConfig.from_namespace(args)
         embed_tokens = build_embedding(args, task.source_dictionary)
         model = cls(SynthesizerDecoder(config, task.target_dictionary, embed_tokens, no_encoder_attn=True))
+        model.add_bos_token = bool(args.add_bos_token)
         cls.limit_lengths(task, length)
         return model
 
@@ -73,9 +74,21 @@ class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
         super().prepare_for_inference_(cfg)
         self.check_output_length(cfg)
 
+    def max_positions(self) -> int:
+        """Longest row in tokens as fairseq counts it: without the one that ``--add-bos-token`` puts before."""
+        length = self.decoder.max_length
+        most: int = self.decoder.max_positions()
+        return most if length is None else min(most, length - self.add_bos_token)
 
-def check_adaptive(args: Any) -> None:
-    """Raises SynthesizerError if the weights of adaptive input and softmax cannot be tied as the flags say."""
+
+def check_embeddings(args: Any) -> None:
+    """Raises SynthesizerError if the weights of input and output cannot be shared as the flags say."""
+    for flag in ("adaptive_input", "character_embeddings"):
+        if args.share_decoder_input_output_embed and getattr(args, flag) and not args.adaptive_softmax_cutoff:
+            raise SynthesizerError(
+                f"--share-decoder-input-output-embed: --{flag.replace('_', '-')} has no one matrix to share with the "
+                "output; leave one of the two out"
+            )
     if not args.tie_adaptive_weights:
         return
     if not args.adaptive_input:
@@ -91,7 +104,7 @@ def check_adaptive(args: Any) -> None:
             raise SynthesizerError(f"--tie-adaptive-weights: {' and '.join(flags)} have to be equal")
 
 
-def build_embedding(args: Any, dictionary: Any) -> nn.Module:
+def build_embedding(args: Any, dictionary: Any) -> Any:
     """The tokens' embedding: plain, ``--adaptive-input``, or ``--character-embeddings``."""
     if args.character_embeddings:
         filters = ast.literal_eval(args.character_filters)

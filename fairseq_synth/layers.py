@@ -72,8 +72,8 @@ class SynthesizerDecoderLayer(TransformerDecoderLayerBase):
 class LimitedStack:
     """An encoder or decoder that takes sentences of up to `max_length` tokens; the first base, fairseq's the second."""
 
-    max_length: Optional[int] = None
-    length_flag: str = "--synth-max-length"  # which flag sets it
+    max_length: Optional[int]
+    length_flag: str  # which flag sets it
 
     def max_positions(self) -> int:
         """Longest sentence in tokens: the host's limit, or `max_length` where that is lower."""
@@ -102,7 +102,7 @@ class SynthesizerStack(LimitedStack):
     """
 
     def __init__(self, cfg: TransformerConfig, specs: Sequence[Tuple[str, ...]], *args: Any, **kwargs: Any) -> None:
-        self.max_length = length_limit(cfg.synth_max_length, specs)
+        self.max_length, self.length_flag = length_limit(cfg.synth_max_length, specs), "--synth-max-length"
         self.first_spec = specs[0] if specs else ()
         super().__init__(cfg, *args, **kwargs)  # type: ignore[call-arg]  # of the host's class, the second base
         # the host builds all layers alike

@@ -1,11 +1,10 @@
 """Linformer (Wang et al. 2020, arXiv 2006.04768), a baseline for encoders: attention to k projected positions."""
 
+import argparse
 import dataclasses
-import math
 from dataclasses import field
 from typing import Any, Dict, Optional, Tuple
 
-import argparse
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -19,6 +18,7 @@ from .config import check_heads
 from .errors import SynthesizerError
 from .layers import AlignedEncoder, EncoderLayer, wrap_layer
 from .roberta import RobertaFlags, RobertaStructure, SynthesizerRoberta, SynthesizerRobertaEncoder
+from .synthesizers import glorot_uniform_
 
 SHARING = ("none", "headwise", "key-value", "layerwise")
 
@@ -85,7 +85,7 @@ class LinformerAttention(nn.Module):
         self.E = nn.Parameter(torch.empty(heads, k, max_length))
         self.F = self.E if sharing in ("key-value", "layerwise") else nn.Parameter(torch.empty_like(self.E))
         for projection in (self.E, self.F):
-            nn.init.normal_(projection, std=1 / math.sqrt(k))  # as in the paper's proof of theorem 2
+            glorot_uniform_(projection)  # the paper does not say
 
     def forward(
         self,
@@ -108,19 +108,29 @@ class LinformerAttention(nn.Module):
         """
         assert attn_mask is None, "attn_mask: projected positions stand for all columns at once"
         length, bsz, width = query.size()
-        x = query.transpose(0, 1)
-        keys, values = self.k_proj(x), self.v_proj(x)
+        q, k, v = self.q_proj(query), self.k_proj(query), self.v_proj(query)
         if key_padding_mask is not None:
-            padding = key_padding_mask.unsqueeze(-1).to(torch.bool)
-            keys, values = keys.masked_fill(padding, 0.0), values.masked_fill(padding, 0.0)
-        q, k, v = (
-            y.view(bsz, length, self.num_heads, width // self.num_heads).transpose(1, 2)
-            for y in (self.q_proj(x), keys, values)
-        )
+            padding = key_padding_mask.to(torch.bool).t().unsqueeze(-1)
+            k, v = k.masked_fill(padding, 0.0), v.masked_fill(padding, 0.0)
+        k = torch.matmul(self.E[:, :, :length], self.split_heads(k))  # (B, H, k, d)
+        v = torch.matmul(self.F[:, :, :length], self.split_heads(v))
         dropout = self.dropout if self.training else 0.0
-        k, v = torch.matmul(self.E[:, :, :length], k), torch.matmul(self.F[:, :, :length], v)  # (B, H, k, d)
-        out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
+        out = F.scaled_dot_product_attention(self.split_heads(q), k, v, dropout_p=dropout)
         return self.out_proj(out.permute(2, 0, 1, 3).reshape(length, bsz, width)), None
+
+    def split_heads(self, x: Tensor) -> Tensor:
+        """(T, B, C) -> (B, H, T, d), without a copy."""
+        return x.reshape(x.size(0), x.size(1), self.num_heads, -1).permute(1, 2, 0, 3)
+
+    def _load_from_state_dict(self, state_dict: Dict[str, Tensor], prefix: str, *args: Any) -> None:
+        for name, own in (("E", self.E), ("F", self.F)):
+            theirs = state_dict.get(prefix + name)
+            if theirs is not None and theirs.shape != own.shape:
+                raise SynthesizerError(
+                    f"{prefix}{name} is {tuple(theirs.shape)} in the checkpoint and {tuple(own.shape)} in this model; "
+                    "give the --linformer-k, --linformer-sharing and --max-positions of the training"
+                )
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 class LinformerEncoderLayer(EncoderLayer):
@@ -142,10 +152,8 @@ class LinformerEncoderLayer(EncoderLayer):
 class LinformerEncoder(AlignedEncoder):
     """fairseq's encoder of `LinformerEncoderLayer`; the projections are of all layers if they are shared so."""
 
-    length_flag = "--max-positions"
-
     def __init__(self, cfg: TransformerConfig, *args: Any, **kwargs: Any) -> None:
-        self.max_length = cfg.max_source_positions
+        self.max_length, self.length_flag = cfg.max_source_positions, "--max-positions"
         super().__init__(cfg, *args, **kwargs)
         if cfg.linformer_sharing == "layerwise":
             for layer in self.layers:
@@ -165,6 +173,7 @@ class LinformerRobertaEncoder(SynthesizerRobertaEncoder):
 class RobertaLinformer(SynthesizerRoberta):
     """fairseq's ``roberta`` with the self-attention of Linformer."""
 
+    kind = "Linformer"
     config = RobertaLinformerConfig
     flags = LinformerFlags
     encoder_class = LinformerRobertaEncoder

@@ -2,7 +2,7 @@
 
 import argparse
 import logging
-from typing import Any, Dict, Optional, Type
+from typing import Any, Dict, Optional, Tuple, Type
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
@@ -17,17 +17,15 @@ from .errors import SynthesizerError, built_lengths
 from .lengths import check_min_len, check_padding
 
 logger = logging.getLogger(__name__)
+Tasks = Tuple[Tuple[type, ...], str]
 
-# the tasks that are known to need one kind of model; any other task is left to find out itself
-TASKS = {
-    "translation model": (TranslationTask,),
-    "language model": (LanguageModelingTask,),
-    "encoder": (MaskedLMTask, SentencePredictionTask),
-}
-TASK_NAMES = {
-    "translation model": "translation",
-    "language model": "language_modeling",
-    "encoder": "masked_lm or sentence_prediction",
+# the tasks that are known to need one kind of model, and their names; any other task is left to find out itself
+ENCODER_TASKS: Tasks = ((MaskedLMTask, SentencePredictionTask), "masked_lm or sentence_prediction")
+TASKS: Dict[str, Tasks] = {
+    "translation model": ((TranslationTask,), "translation"),
+    "language model": ((LanguageModelingTask,), "language_modeling"),
+    "encoder": ENCODER_TASKS,
+    "Linformer": ENCODER_TASKS,
 }
 
 
@@ -50,11 +48,12 @@ class SynthesizerModel:
         Raises:
             SynthesizerError: the task needs another kind of model.
         """
-        for kind, tasks in TASKS.items():
-            if kind != cls.kind and isinstance(task, tasks):
+        own, names = TASKS[cls.kind]
+        for kind, (tasks, _) in TASKS.items():
+            if isinstance(task, tasks) and not isinstance(task, own):
                 raise SynthesizerError(
                     f"--task: this task needs {article(kind)}, and the model, of --arch or of the checkpoint, is "
-                    f"{article(cls.kind)}; take --task {TASK_NAMES[cls.kind]}, or another model"
+                    f"{article(cls.kind)}; take --task {names}, or another model"
                 )
         return to_namespace(cfg, cls.config)
 
@@ -98,7 +97,7 @@ def kind_of(state_dict: Dict[str, Tensor]) -> Optional[str]:
     """The kind of model, a key of `TASKS`, whose weights these are; None if unknown."""
     parts = {key.split(".")[0] for key in state_dict}
     if any(key.split(".")[1:2] == ["sentence_encoder"] for key in state_dict):
-        return "encoder"
+        return "Linformer" if any(key.endswith(".self_attn.E") for key in state_dict) else "encoder"
     if "decoder" not in parts:
         return None
     return "translation model" if "encoder" in parts else "language model"

@@ -8,13 +8,16 @@ from typing import Any, Dict, Optional
 import torch.nn as nn
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import register_model
-from fairseq.models.roberta import RobertaEncoder, RobertaModel, base_architecture
+from fairseq.models.roberta.model import RobertaEncoder, RobertaModel, base_architecture
 from fairseq.models.transformer import TransformerConfig, TransformerEncoderBase
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
 from fairseq.utils import get_available_activation_fns
+from torch import Tensor
 
 from .config import EncoderSynthesizerConfig, SynthesizerConfig, check_flags, check_rows, flatten, length_limit
+from .errors import SynthesizerError
 from .layers import SynthesizerEncoder
+from .lengths import flag as flag_of
 from .model import SynthesizerModel
 
 # of fairseq's Transformer, beside --encoder-* and --quant-noise-*
@@ -51,7 +54,8 @@ class RobertaConfig(FairseqDataclass):
     )
     pooler_dropout: float = field(default=0.0, metadata={"help": "dropout probability in the classification heads"})
     untie_weights_roberta: bool = field(
-        default=False, metadata={"help": "do not share the embedding with the output layer of the masked language model"}
+        default=False,
+        metadata={"help": "do not share the embedding with the output layer of the masked language model"},
     )
     spectral_norm_classification_head: bool = field(
         default=False, metadata={"help": "spectral normalization of the classification heads"}
@@ -131,13 +135,32 @@ class SynthesizerRoberta(SynthesizerModel, RobertaModel):
             SynthesizerError: a flag is invalid or cannot apply; the message names it.
         """
         args = cls.read_config(cfg, task)
-        flag = "--max-positions" if args.max_positions else "--tokens-per-sample"
-        args.max_positions = args.max_positions or task.max_positions()
         length = cls.check_encoder(args)
-        check_rows(flag, args.max_positions, length)
+        for flag, rows in (
+            ("--tokens-per-sample", flag_of(task, "tokens_per_sample")),
+            ("--max-positions", args.max_positions),
+        ):
+            check_rows(flag, rows or 0, length)
+        args.max_positions = args.max_positions or task.max_positions()
         model = cls(args, cls.encoder_class(args, task.source_dictionary))
         cls.limit_lengths(task, length)
         return model
+
+    def load_state_dict(self, state_dict: Dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
+        """As the host's.
+
+        Raises:
+            SynthesizerError: the weights are of another kind of model, or of another ``--max-positions``.
+        """
+        own = getattr(self.encoder.sentence_encoder.embed_positions, "weight", None)
+        theirs = state_dict.get("encoder.sentence_encoder.embed_positions.weight")
+        if own is not None and theirs is not None and own.shape[0] != theirs.shape[0]:
+            trained = self.args.max_positions + theirs.shape[0] - own.shape[0]
+            raise SynthesizerError(
+                f"--max-positions {self.args.max_positions}: the checkpoint was trained with {trained}; give that, or "
+                "another checkpoint"
+            )
+        return super().load_state_dict(state_dict, *args, **kwargs)
 
     @classmethod
     def check_encoder(cls, args: argparse.Namespace) -> Optional[int]:

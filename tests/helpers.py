@@ -37,6 +37,13 @@ RECIPE = (
     "--optimizer adam --lr 0.01 --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --max-tokens 200 "
     "--num-workers 0 --no-progress-bar --log-format json --log-interval 1 --seed 7"
 ).split()
+# a kind of model: the architecture that the tests build, and fairseq's own of the same size
+KINDS = {
+    "translation": ("transformer_synth_random_vanilla_multi30k", "transformer_multi30k"),
+    "language_model": ("transformer_lm_synth_random_vanilla_ptb", "transformer_lm_ptb"),
+    "encoder": ("roberta_synth_random_vanilla_agnews", "roberta_agnews"),
+}
+SIDES = {"translation": ("encoder", "decoder"), "language_model": ("decoder",), "encoder": ("encoder",)}
 TEST_SENTENCES = 21  # no multiple of 8
 # every function, every pair of them and one triple, so that a new function is covered once it is registered
 SPECS = (
@@ -84,6 +91,14 @@ def make_attention(spec, mixture="convex", embed_dim=6, num_heads=2, max_length=
     return module
 
 
+def make_task(words=40, tokens_per_sample=24):
+    """What a model asks of a task."""
+    dictionary = make_dictionary(words)
+    names = ("source_dictionary", "target_dictionary", "dictionary", "output_dictionary")
+    cfg = SimpleNamespace(tokens_per_sample=tokens_per_sample)
+    return SimpleNamespace(**dict.fromkeys(names, dictionary), max_positions=lambda: tokens_per_sample, cfg=cfg)
+
+
 def make_model(arch="transformer_synth_random_vanilla_multi30k", seed=1, words=40, **flags):
     """A small model of an architecture, in eval mode."""
     sizes = dict(
@@ -96,12 +111,32 @@ def make_model(arch="transformer_synth_random_vanilla_multi30k", seed=1, words=4
         dropout=0.1,
         synth_max_length=24,
     )
+    if arch.startswith(("transformer_lm", "lightconv_lm")):
+        sizes.update(
+            decoder_embed_dim=16, decoder_ffn_embed_dim=24, tokens_per_sample=flags.get("synth_max_length", 24)
+        )
+    if arch.startswith("roberta"):
+        sizes.update(max_positions=flags.get("synth_max_length", 24))
     args = argparse.Namespace(arch=arch, **{**sizes, **flags})
     ARCH_CONFIG_REGISTRY[arch](args)
-    dictionary = make_dictionary(words)
     torch.manual_seed(seed)
-    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
-    return ARCH_MODEL_REGISTRY[arch].build_model(args, task).eval()
+    return ARCH_MODEL_REGISTRY[arch].build_model(args, make_task(words, args.synth_max_length)).eval()
+
+
+def make_synth(spec, kind="translation", **flags):
+    """A small model of a kind with the functions `spec` in every layer, its weights moved from where they start."""
+    sides = {f"{side}_synthesizer": spec for side in SIDES[kind]}
+    return perturb(make_model(KINDS[kind][0], **{**sides, **flags}))
+
+
+def outputs(model, source, target):
+    """Logits (B, T, words) of a model of any kind, and the tokens of its rows."""
+    kind = type(model).__mro__
+    names = {base.__name__ for base in kind}
+    if "FairseqEncoderDecoderModel" in names:
+        return model(source, None, target)[0], target
+    tokens = target if "FairseqLanguageModel" in names else source
+    return model(tokens)[0], tokens
 
 
 def perturb(model, seed=3, std=0.3):

@@ -74,3 +74,33 @@ def attention(module, x: torch.Tensor, hidden) -> torch.Tensor:
                 joined += [sum(exps[j] / sum(exps.values()) * vh[j][c] for j in seen) for c in range(d)]
             out[i, b] = torch.tensor(project(module.out_proj, joined), dtype=torch.float64)
     return out
+
+
+def linformer(module, x: torch.Tensor, lengths: List[int]) -> torch.Tensor:
+    """softmax(Q (E K)^T / sqrt(d)) F V of Wang et al. 2020, eq. 7, over the sentences without their padding.
+
+    Args:
+        module: a LinformerAttention in float64.
+        x: (T, B, C), padded on the right.
+        lengths: of each sentence; only rows of real tokens are computed.
+    """
+    T, B, C = x.shape
+    H, d, k = module.num_heads, C // module.num_heads, module.E.shape[1]
+    out = torch.zeros(T, B, C, dtype=torch.float64)
+    for b, length in enumerate(lengths):
+        q, key, v = (
+            [[dot(w, x[t, b]) + float(bias) for w, bias in zip(p.weight, p.bias)] for t in range(length)]
+            for p in (module.q_proj, module.k_proj, module.v_proj)
+        )
+        for i in range(length):
+            joined: List[float] = []
+            for h in range(H):
+                E, F = (projection[h % projection.shape[0]] for projection in (module.E, module.F))
+                own = range(h * d, (h + 1) * d)
+                keys = [[sum(float(E[m, n]) * key[n][c] for n in range(length)) for c in own] for m in range(k)]
+                values = [[sum(float(F[m, n]) * v[n][c] for n in range(length)) for c in own] for m in range(k)]
+                exps = [math.exp(dot([q[i][c] for c in own], row) / math.sqrt(d)) for row in keys]
+                joined += [sum(e / sum(exps) * row[c] for e, row in zip(exps, values)) for c in range(d)]
+            rows = zip(module.out_proj.weight, module.out_proj.bias)
+            out[i, b] = torch.tensor([dot(w, joined) + float(bias) for w, bias in rows], dtype=torch.float64)
+    return out

@@ -23,6 +23,7 @@ from fairseq.distributed import DistributedTimeoutWrapper
 from fairseq.file_io import PathManager
 from fairseq.models.ema.ema import EMA
 from fairseq.tasks import FairseqTask
+from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from helpers import ROOT, make_dictionary, make_model
 
@@ -285,6 +286,7 @@ PLACES = [
     (data_utils, "get_buckets"),
     (LanguagePairDataset, "filter_indices_by_size"),
     (FairseqTask, "get_batch_iterator"),
+    (LanguageModelingTask, "eval_lm_dataloader"),
     (DistributedTimeoutWrapper, "__init__"),
     (EMA, "_step_internal"),
     (EMA, "restore"),

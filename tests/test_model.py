@@ -5,17 +5,31 @@ import contextlib
 import copy
 import re
 import sys
-from types import SimpleNamespace
 
+import fairseq.models.roberta.model
 import pytest
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.models.transformer import TransformerConfig
 from fairseq.sequence_generator import SequenceGenerator
-from helpers import ROOT, SPECS, Distance, make_dictionary, make_model, pad_batch, perturb
+from helpers import (
+    KINDS,
+    ROOT,
+    SIDES,
+    SPECS,
+    Distance,
+    make_dictionary,
+    make_model,
+    make_synth,
+    make_task,
+    outputs,
+    pad_batch,
+    perturb,
+)
 
+import fairseq_synth.roberta
 from fairseq_synth import synthesizers
-from fairseq_synth.architectures import TRANSLATION, VARIANTS
+from fairseq_synth.architectures import MODELS, STOCK, VARIANTS, architecture_name
 from fairseq_synth.errors import SynthesizerError
 from fairseq_synth.host.layers import FAST_PATH_COPIES
 from fairseq_synth.masks import aligned_columns
@@ -24,16 +38,12 @@ SOURCES = [[5, 6, 7, 8, 9, 10, 2], [11, 12, 2], [13, 14, 15, 16, 2]]
 TARGETS = [[2, 5, 6], [2, 7, 8, 9, 10, 11], [2, 12, 13, 14]]
 
 
-def synth(spec, **flags):
-    return perturb(make_model(encoder_synthesizer=spec, decoder_synthesizer=spec, **flags))
-
-
 @pytest.mark.parametrize("left_source", [True, False])
 @pytest.mark.parametrize("left_target", [True, False])
 @pytest.mark.parametrize("spec", SPECS)
 def test_alone_equals_batched(spec, left_source, left_target):
     """A sentence's output does not depend on what it is batched with, or on which side it is padded."""
-    model = synth(spec)
+    model = make_synth(spec)
     source, target = pad_batch(SOURCES, left_source), pad_batch(TARGETS, left_target)
     out, extra = model(source, None, target)
     encoded = model.encoder(source, return_all_hiddens=True)
@@ -57,6 +67,24 @@ def test_alone_equals_batched(spec, left_source, left_target):
             (encoded["encoder_embedding"][0][b], encoded_alone["encoder_embedding"][0][0]),
         ]:
             torch.testing.assert_close(got[real_source], want, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("left", [True, False])
+@pytest.mark.parametrize(
+    "kind, spec", [(k, s) for k in ("language_model", "encoder") for s in SPECS] + [("linformer", "")]
+)
+def test_alone_equals_batched_in_one_stack(kind, spec, left):
+    """Language models and encoders, with every layer's output."""
+    model = perturb(make_model("roberta_linformer_agnews")) if kind == "linformer" else make_synth(spec, kind)
+    batch = pad_batch(SOURCES, left)
+    out, extra = model(batch, return_all_hiddens=True)
+    for b, tokens in enumerate(SOURCES):
+        alone, alone_extra = model(torch.tensor([tokens]), return_all_hiddens=True)
+        real = batch[b].ne(1)
+        torch.testing.assert_close(out[b][real], alone[0], atol=2e-5, rtol=0)
+        states = zip(extra["inner_states"], alone_extra["inner_states"])
+        for state, state_alone in states:
+            torch.testing.assert_close(state[:, b][real], state_alone[:, 0], atol=2e-5, rtol=0)
 
 
 @contextlib.contextmanager
@@ -111,7 +139,7 @@ def test_compiled(spec):
 
 
 def test_precomputed_embeddings_are_aligned_too():
-    model = synth("random")
+    model = make_synth("random")
     source = pad_batch(SOURCES, left=True)
     embeddings = model.encoder.embed_tokens(source)
     torch.testing.assert_close(
@@ -125,22 +153,25 @@ def test_aligned_columns():
     assert torch.equal(aligned_columns(mask), expected)
 
 
-@pytest.mark.parametrize("spec", SPECS)
-def test_decoder_is_causal(spec):
+DECODERS = [(kind, spec) for kind in ("translation", "language_model") for spec in SPECS]
+
+
+@pytest.mark.parametrize("kind, spec", DECODERS)
+def test_decoder_is_causal(kind, spec):
     """What comes later in the target changes nothing before it."""
-    model = synth(spec)
+    model = make_synth(spec, kind)
     source, target = pad_batch(SOURCES, left=True), torch.randint(4, 40, (3, 8))
     other = target.clone()
     other[:, 5:] = torch.randint(4, 40, (3, 3))
-    assert torch.equal(model(source, None, target)[0][:, :5], model(source, None, other)[0][:, :5])
+    assert torch.equal(outputs(model, source, target)[0][:, :5], outputs(model, source, other)[0][:, :5])
 
 
-@pytest.mark.parametrize("spec", SPECS)
-def test_incremental_equals_full(spec):
+@pytest.mark.parametrize("kind, spec", DECODERS)
+def test_incremental_equals_full(kind, spec):
     """Token by token with reordering between steps, as a beam search does, against one full pass."""
-    model = synth(spec)
+    model = make_synth(spec, kind)
     # a beam: hypotheses of one sentence, between which alone the host's search reorders
-    encoded = model.encoder(torch.tensor([SOURCES[0]] * 3))
+    encoded = model.encoder(torch.tensor([SOURCES[0]] * 3)) if kind == "translation" else None
     full = torch.randint(4, 40, (3, 8))
     state = {}
     for t in range(8):
@@ -158,7 +189,9 @@ class FullDecoding(torch.nn.Module):
 
     def __init__(self, model):
         super().__init__()
-        self.encoder, self.decoder = model.encoder, model.decoder
+        self.decoder = model.decoder
+        if hasattr(model, "encoder"):
+            self.encoder = model.encoder
         self.decoder.forward = lambda tokens, encoder_out=None, incremental_state=None: type(model.decoder).forward(
             self.decoder, tokens, encoder_out=encoder_out
         )
@@ -168,9 +201,10 @@ class FullDecoding(torch.nn.Module):
 
 @pytest.mark.parametrize("prefix", [None, [[7, 8], [9, 1], [10, 11]]])
 @pytest.mark.parametrize("spec", ["vanilla", "random", "dense", "factorized_dense", "random+vanilla"])
-def test_beam_search_with_the_cache(spec, prefix):
+@pytest.mark.parametrize("kind", ["translation", "language_model"])
+def test_beam_search_with_the_cache(kind, spec, prefix):
     """Hypotheses and scores of fairseq's search with and without the cache, also after prefix tokens."""
-    model = synth(spec, share_all_embeddings=True)
+    model = make_synth(spec, kind, share_all_embeddings=True)
     sample = {"net_input": {"src_tokens": pad_batch(SOURCES, True), "src_lengths": torch.tensor([7, 3, 5])}}
     prefix = None if prefix is None else torch.tensor(prefix)
     results = []
@@ -186,7 +220,7 @@ def test_beam_search_with_the_cache(spec, prefix):
 @pytest.mark.parametrize("spec", SPECS)
 def test_torchscript(spec):
     """The scripted model gives the same output, full and step by step with reordering."""
-    model = synth(spec)
+    model = make_synth(spec)
     scripted = torch.jit.script(model)
     source, target = pad_batch(SOURCES, left=True), pad_batch(TARGETS, left=False)
     lengths = torch.tensor([7, 3, 5])
@@ -199,61 +233,93 @@ def test_torchscript(spec):
         torch.testing.assert_close(got[0]["positional_scores"], want[0]["positional_scores"])
 
 
+@pytest.mark.parametrize("spec", ["vanilla", "random", "factorized_random+dense", "random+vanilla"])
+@pytest.mark.parametrize("kind", ["language_model", "encoder"])
+def test_torchscript_of_one_stack(kind, spec):
+    """fairseq's own models of these kinds cannot be scripted; the stack of layers in them can."""
+    model = make_synth(spec, kind)
+    stack = model.decoder if kind == "language_model" else model.encoder.sentence_encoder
+    tokens = pad_batch(SOURCES, left=False)
+    scripted = torch.jit.script(stack)
+    if kind == "language_model":
+        torch.testing.assert_close(scripted(tokens)[0][tokens.ne(1)], stack(tokens)[0][tokens.ne(1)])
+    else:
+        real = tokens.ne(1).t()
+        torch.testing.assert_close(scripted(tokens)["encoder_out"][0][real], stack(tokens)["encoder_out"][0][real])
+
+
 def test_exported_attention_reorders(tmp_path):
     """Saved and loaded without its Python code, the attention still has what a beam search calls."""
-    torch.jit.script(synth("random+vanilla").decoder.layers[0].self_attn).save(tmp_path / "attention.pt")
+    torch.jit.script(make_synth("random+vanilla").decoder.layers[0].self_attn).save(tmp_path / "attention.pt")
     assert hasattr(torch.jit.load(tmp_path / "attention.pt"), "reorder_incremental_state")
 
 
-def test_vanilla_is_the_stock_transformer():
-    """State dict key by key and bit by bit from one seed, and the same output."""
-    stock, ours = make_model("transformer_multi30k"), make_model("transformer_synth_vanilla_multi30k")
+@pytest.mark.parametrize("kind", KINDS)
+def test_vanilla_is_the_stock_model(kind):
+    """State dict key by key and, from one seed, bit by bit; and the same output."""
+    ours, stock = (make_model(arch) for arch in (KINDS[kind][0].replace("random_vanilla", "vanilla"), KINDS[kind][1]))
     theirs = {k: v for k, v in stock.state_dict().items() if k.split(".")[-1] not in FAST_PATH_COPIES}
     assert set(ours.state_dict()) == set(theirs)
-    if len(theirs) == len(stock.state_dict()):  # the attention of fairseq 0.12.2 is built last, here
+    # the attention of fairseq 0.12.2 is built last, here; RoBERTa draws the weights of its own attention twice
+    if len(theirs) == len(stock.state_dict()) and kind != "encoder":
         assert all(torch.equal(theirs[k], v) for k, v in ours.state_dict().items())
-    ours.load_state_dict(stock.state_dict())
-    source, target = pad_batch(SOURCES, left=True), pad_batch(TARGETS, left=False)
-    stock.train(), ours.train()
-    for m in (stock, ours):
+    compare_with_stock(ours, stock)
+
+
+def compare_with_stock(model, stock):
+    """Loads the stock model's weights and compares the outputs in training mode, without dropout."""
+    model.load_state_dict(stock.state_dict())
+    for m in (stock.train(), model.train()):
         for module in m.modules():
             if hasattr(module, "p"):
                 module.p = 0.0
-    real = target.ne(1)
-    torch.testing.assert_close(ours(source, None, target)[0][real], stock(source, None, target)[0][real])
-
-
-@pytest.mark.parametrize("spec", [s for s in SPECS if s.endswith("+vanilla") and "fixed" not in s])
-def test_warm_start(spec):
-    """A stock checkpoint in a sum with vanilla gives the stock model's output, and everything learns from there."""
-    stock = perturb(make_model("transformer_multi30k")).train()
-    model = synth(spec, synth_mixture="sum", dropout=0.0).train()
-    for module in stock.modules():
-        if hasattr(module, "p"):
-            module.p = 0.0
-    model.load_state_dict(stock.state_dict())
     source, target = pad_batch(SOURCES, left=True), pad_batch(TARGETS, left=False)
-    out = model(source, None, target)[0]
-    real = target.ne(1)
-    torch.testing.assert_close(out[real], stock(source, None, target)[0][real], atol=1e-5, rtol=0)
+    out, tokens = outputs(model, source, target)
+    real = tokens.ne(1)
+    torch.testing.assert_close(out[real], outputs(stock, source, target)[0][real], atol=1e-5, rtol=0)
+    return out
+
+
+WARM = [s for s in SPECS if s.endswith("+vanilla") and "fixed" not in s]
+
+
+@pytest.mark.parametrize("kind, spec", [(kind, spec) for kind in KINDS for spec in WARM])
+def test_warm_start(kind, spec):
+    """A stock checkpoint in a sum with vanilla gives the stock model's output, and everything learns from there."""
+    stock = perturb(make_model(KINDS[kind][1], attention_dropout=0.0))
+    model = make_synth(spec, kind, synth_mixture="sum", dropout=0.0, attention_dropout=0.0)
+    out = compare_with_stock(model, stock)
     if spec == "random+vanilla":
         assert all(torch.count_nonzero(p) == 0 for n, p in model.named_parameters() if ".R." in n)
     out.square().sum().backward()
     assert any(p.grad.abs().sum() > 0 for n, p in model.named_parameters() if ".synthesizer." in n)
 
 
-def test_stock_checkpoint_needs_vanilla():
-    stock = make_model("transformer_multi30k").state_dict()
+@pytest.mark.parametrize("kind", KINDS)
+def test_stock_checkpoint_needs_vanilla(kind):
+    stock = make_model(KINDS[kind][1]).state_dict()
     with pytest.raises(SynthesizerError, match="only vanilla and mixtures with it"):
-        synth("random").load_state_dict(stock)
+        make_synth("random", kind).load_state_dict(stock)
+
+
+MODELS_OF = {"a translation model": "translation", "a language model": "language_model", "an encoder": "encoder"}
+
+
+@pytest.mark.parametrize("stock", [True, False])
+@pytest.mark.parametrize("loaded, trained", [(a, b) for a in MODELS_OF for b in MODELS_OF if a != b])
+def test_a_checkpoint_of_another_kind(loaded, trained, stock):
+    state = make_model(KINDS[MODELS_OF[trained]][stock]).state_dict()
+    model = make_model(KINDS[MODELS_OF[loaded]][0])
+    with pytest.raises(SynthesizerError, match=f"the checkpoint is of {trained}, this model is {loaded}; give"):
+        model.load_state_dict(state)
 
 
 def test_what_cannot_be_silenced_is_said(caplog):
     """fixed_random has no weights to zero: the output is not that of the stock checkpoint."""
     stock = make_model("transformer_multi30k").state_dict()
-    synth("random+vanilla", synth_mixture="sum").load_state_dict(stock)
+    make_synth("random+vanilla", synth_mixture="sum").load_state_dict(stock)
     assert "its logits stay" not in caplog.text
-    synth("fixed_random+vanilla", synth_mixture="sum").load_state_dict(stock)
+    make_synth("fixed_random+vanilla", synth_mixture="sum").load_state_dict(stock)
     assert "fixed_random is not trained, so its logits stay" in caplog.text
 
 
@@ -269,42 +335,87 @@ def test_what_cannot_be_silenced_is_said(caplog):
     ],
 )
 def test_another_models_checkpoint(trained, loaded, message):
-    state = synth(**trained).state_dict()
+    state = make_synth(**trained).state_dict()
     with pytest.raises(SynthesizerError, match=message):
-        synth(**loaded).load_state_dict(state)
+        make_synth(**loaded).load_state_dict(state)
 
 
-@pytest.mark.parametrize("spec", SPECS)
-def test_own_checkpoint(spec):
-    model, other = synth(spec), make_model(encoder_synthesizer=spec, decoder_synthesizer=spec, seed=9)
+@pytest.mark.parametrize("kind, spec", [(kind, spec) for kind in KINDS for spec in SPECS])
+def test_own_checkpoint(kind, spec):
+    model, other = make_synth(spec, kind), make_synth(spec, kind, seed=9)
     other.load_state_dict(model.state_dict())
     source, target = pad_batch(SOURCES, left=True), pad_batch(TARGETS, left=False)
-    assert torch.equal(model(source, None, target)[0], other(source, None, target)[0])
+    assert torch.equal(outputs(model, source, target)[0], outputs(other, source, target)[0])
 
 
-@pytest.mark.parametrize("preset", TRANSLATION)
-@pytest.mark.parametrize("spec", VARIANTS)
-def test_every_architecture(spec, preset):
-    """Every name builds, with its functions in every layer and the stock architecture's sizes."""
-    arch = f"transformer_synth_{spec.replace('+', '_')}_{preset}"
-    args = argparse.Namespace(arch=arch)
+# layers, width, heads, feed-forward width, l
+SIZES = {
+    "wmt_en_de": (6, 512, 8, 2048, 256),
+    "wmt_en_fr": (6, 512, 8, 2048, 256),
+    "wmt_en_de_big": (6, 1024, 16, 4096, 256),
+    "iwslt_de_en": (6, 512, 4, 1024, 256),
+    "multi30k": (4, 128, 4, 256, 100),
+    "lm1b": (6, 512, 8, 2048, 256),
+    "wiki103": (16, 1024, 8, 4096, 512),
+    "ptb": (2, 128, 4, 512, 128),
+    "base": (12, 768, 12, 3072, 512),
+    "small": (4, 256, 4, 1024, 512),
+    "agnews": (2, 128, 4, 512, 128),
+    "imdb": (2, 128, 4, 512, 512),
+}
+
+
+def build(arch, dictionary_size=4, **flags):
+    """An architecture as the command line builds it, without memory for its weights."""
+    parser = argparse.ArgumentParser(argument_default=argparse.SUPPRESS)
+    ARCH_MODEL_REGISTRY[arch].add_args(parser)
+    args = parser.parse_args([], argparse.Namespace(arch=arch, **flags))
     ARCH_CONFIG_REGISTRY[arch](args)
-    with torch.device("meta"):
-        task = SimpleNamespace(source_dictionary=make_dictionary(4), target_dictionary=make_dictionary(4))
-        model = ARCH_MODEL_REGISTRY[arch].build_model(args, task)
-    for layer in [*model.encoder.layers, *model.decoder.layers]:
-        assert set(layer.self_attn.synthesizer.components) == set(spec.split("+"))
-    layers, width, heads, ffn, length = {
-        "wmt_en_de": (6, 512, 8, 2048, 256),
-        "wmt_en_fr": (6, 512, 8, 2048, 256),
-        "wmt_en_de_big": (6, 1024, 16, 4096, 256),
-        "iwslt_de_en": (6, 512, 4, 1024, 256),
-        "multi30k": (4, 128, 4, 256, 100),
-    }[preset]
-    for side in (model.encoder, model.decoder):
+    with torch.device("meta"), pytest.MonkeyPatch.context() as patch:
+        for module in (fairseq.models.roberta.model, fairseq_synth.roberta):
+            patch.setattr(module, "init_bert_params", lambda module: None)  # it asks for values
+        return ARCH_MODEL_REGISTRY[arch].build_model(args, make_task(dictionary_size))
+
+
+def stacks(model):
+    """The encoder or decoder, or both, of a model of any kind."""
+    found = [getattr(model, side) for side in ("encoder", "decoder") if hasattr(model, side)]
+    return [getattr(stack, "sentence_encoder", stack) for stack in found]
+
+
+@pytest.mark.parametrize(
+    "model, spec, preset",
+    [(model, spec, preset) for model, (_, presets) in MODELS.items() for spec in VARIANTS for preset in presets],
+)
+def test_every_architecture(model, spec, preset):
+    """Every name builds, with its functions in every layer and the stock architecture's sizes."""
+    layers, width, heads, ffn, length = SIZES[preset]
+    words = 60010 if preset == "wiki103" else 4  # adaptive softmax has clusters of 20,000 and 40,000
+    built = build(architecture_name(model, spec, preset), words)
+    for side in stacks(built):
         assert len(side.layers) == layers and side.layers[0].fc1.weight.shape == (ffn, width)
-        assert side.layers[0].self_attn.num_heads == heads
-        assert side.max_positions() == (1024 if spec == "vanilla" else length)
+        for layer in side.layers:
+            assert set(layer.self_attn.synthesizer.components) == set(spec.split("+"))
+            assert layer.self_attn.num_heads == heads
+        host = length if model == "roberta_synth" else 1024
+        assert side.max_positions() == (host if spec == "vanilla" else length)
+
+
+@pytest.mark.parametrize("model, preset", [(model, preset) for model, presets in STOCK.items() for preset in presets])
+def test_every_baseline(model, preset):
+    """Every name to compare with builds, at the size of the preset."""
+    layers, width, heads, ffn, length = SIZES[preset]
+    built = build(f"{model}_{preset}", tokens_per_sample=64)
+    for side in stacks(built):
+        assert len(side.layers) == layers
+        attention = getattr(side.layers[0], "self_attn", None)  # none in lightconv_lm
+        assert attention is None or (side.layers[0].fc1.weight.shape, attention.num_heads) == ((ffn, width), heads)
+    assert "linformer" not in model or built.max_positions() == length
+    if model == "lightconv_lm":
+        assert type(side.layers[0].conv).__name__.startswith("Lightweight")
+        assert (
+            side.embed_out is side.embed_tokens.weight if hasattr(side, "embed_out") else side.share_input_output_embed
+        )
 
 
 # millions of weights over fairseq's transformer_wmt_en_de; the paper's column is rounded to the million
@@ -327,12 +438,7 @@ def test_parameter_counts_of_table_2(spec):
     """Within a million of the paper's |theta|, or in the ledger of deviations with these numbers."""
 
     def size(arch):
-        args = argparse.Namespace(arch=arch, share_all_embeddings=True)
-        ARCH_CONFIG_REGISTRY[arch](args)
-        dictionary = make_dictionary(4)
-        with torch.device("meta"):
-            task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
-            model = ARCH_MODEL_REGISTRY[arch].build_model(args, task)
+        model = build(arch, share_all_embeddings=True)
         return sum(p.numel() for n, p in model.named_parameters() if n.split(".")[-1] not in FAST_PATH_COPIES)
 
     measured, paper = COUNTS[spec]
@@ -389,6 +495,21 @@ def test_longer_than_l(side, spec):
     assert model.max_positions() == ((6, 1024) if side == "encoder" else (1024, 6))
 
 
+@pytest.mark.parametrize("kind", ["language_model", "encoder"])
+@pytest.mark.parametrize("spec", ["random", "random+vanilla", "dense"])
+def test_longer_than_l_in_one_stack(kind, spec):
+    model = make_synth(spec, kind, synth_max_length=6)
+    model(torch.full((1, 6), 5))
+    with pytest.raises(ValueError, match="7 tokens is longer than --synth-max-length 6"):
+        model(torch.full((1, 7), 5))
+    assert model.max_positions() == 6
+
+
+def test_linformer_says_what_is_too_long():
+    with pytest.raises(ValueError, match="25 tokens is longer than --max-positions 24"):
+        make_model("roberta_linformer_agnews")(torch.full((1, 25), 5))
+
+
 @pytest.mark.parametrize(
     "flags, message",
     [
@@ -409,6 +530,76 @@ def test_refused_flags(flags, message):
     with pytest.raises(SynthesizerError, match=message) as caught:
         make_model(**flags)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "kind, flags, message",
+    [
+        (
+            "language_model",
+            dict(tokens_per_sample=25),
+            "--tokens-per-sample 25 is above --synth-max-length 24: lower it to 24",
+        ),
+        ("language_model", dict(decoder_attention_heads=3), "--decoder-attention-heads 3 does not divide"),
+        ("language_model", dict(decoder_synthesizer="randm"), "--decoder-synthesizer 'randm': unknown"),
+        (
+            "language_model",
+            dict(share_decoder_input_output_embed=True, adaptive_input=True),
+            "--share-decoder-input-output-embed: --adaptive-input has no one matrix",
+        ),
+        ("language_model", dict(tie_adaptive_weights=True), "--tie-adaptive-weights .*--adaptive-input"),
+        (
+            "language_model",
+            dict(
+                tie_adaptive_weights=True, adaptive_input=True, adaptive_input_cutoff="10", adaptive_softmax_cutoff="9"
+            ),
+            "--adaptive-input-cutoff 10 and --adaptive-softmax-cutoff 9 have to be equal",
+        ),
+        ("encoder", dict(max_positions=25), "--max-positions 25 is above --synth-max-length 24"),
+        ("encoder", dict(encoder_attention_heads=3), "--encoder-attention-heads 3 does not divide"),
+        ("encoder", dict(encoder_synthesizer="random,random,random"), "names 3 layers, --encoder-layers is 2"),
+    ],
+)
+def test_refused_flags_in_one_stack(kind, flags, message):
+    with pytest.raises(SynthesizerError, match=message) as caught:
+        make_model(KINDS[kind][0], **flags)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [(dict(linformer_k=0), "--linformer-k 0"), (dict(encoder_attention_heads=3), "--encoder-attention-heads 3")],
+)
+def test_refused_flags_of_linformer(flags, message):
+    with pytest.raises(SynthesizerError, match=message):
+        make_model("roberta_linformer_agnews", **flags)
+
+
+@pytest.mark.parametrize(
+    "kind, flags",
+    [
+        ("language_model", dict(adaptive_input=True, adaptive_input_cutoff="20,30")),
+        ("language_model", dict(adaptive_softmax_cutoff="20,30")),
+        ("language_model", dict(character_embeddings=True, character_filters="[(1, 4), (2, 4)]")),
+        ("language_model", dict(share_decoder_input_output_embed=False, decoder_output_dim=12)),
+        ("language_model", dict(decoder_learned_pos=True, decoder_layerdrop=0.2)),
+        ("language_model", dict(checkpoint_activations=True)),
+        ("language_model", dict(quant_noise_pq=0.1, quant_noise_pq_block_size=4)),
+        ("encoder", dict(encoder_normalize_before=True, layernorm_embedding=False)),
+        ("encoder", dict(checkpoint_activations=True)),
+        ("encoder", dict(untie_weights_roberta=True, encoder_layerdrop=0.2)),
+        ("encoder", dict(quant_noise_pq=0.1, quant_noise_pq_block_size=4, attention_dropout=0.2)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
+)
+def test_the_hosts_flags_in_one_stack(kind, flags):
+    """Each trains: a backward pass that moves the attention."""
+    model = make_model(KINDS[kind][0], **flags).train()
+    torch.manual_seed(2)
+    features, _ = model(pad_batch(SOURCES, False), features_only=True)
+    features.square().sum().backward()
+    gradients = [p.grad for n, p in model.named_parameters() if "self_attn" in n]
+    assert any(g is not None and g.abs().sum() > 0 for g in gradients)
 
 
 @pytest.mark.parametrize(
@@ -445,19 +636,33 @@ def test_attention_dropout_reaches_the_attention():
         assert layer.self_attn.v_proj._forward_pre_hooks  # quantization noise
 
 
-def test_flat_config_has_every_flag_of_the_host():
-    from fairseq_synth.transformer import SynthesizerTransformer, SynthesizerTransformerConfig
+# what an encoder has no use for: pruning of heads, and fairseq's layernorm_embedding is always on
+NOT_OFFERED = {"mha_reg_scale_factor", "ffn_reg_scale_factor", "mha_heads_to_keep", "ffn_blocks_to_remove"}
+NOT_OFFERED |= {"layernorm_embedding"}
 
-    values = dict(encoder_ffn_embed_dim=77, decoder_layers=3, quant_noise_scalar=0.5, max_target_positions=99)
-    cfg = transformer_config(argparse.Namespace(**values))
+
+@pytest.mark.parametrize("kind, stock", [(k, s) for k, s in zip(KINDS, ("transformer", "transformer_lm", "roberta"))])
+def test_every_flag_of_the_host(kind, stock):
+    """Each has the flags of fairseq's own model, and those of its own stacks alone."""
+
+    def flags_of(arch):
+        parser = argparse.ArgumentParser(argument_default=argparse.SUPPRESS)
+        ARCH_MODEL_REGISTRY[arch].add_args(parser)
+        return {action.dest for action in parser._actions if action.dest != "help"}
+
+    ours = flags_of(KINDS[kind][0])
+    assert flags_of(stock) - ours <= (NOT_OFFERED if kind == "encoder" else set())
+    for side in ("encoder", "decoder"):
+        assert any(flag.startswith(side) for flag in ours) == (side in SIDES[kind])
+        assert (f"{side}_synthesizer" in ours) == (side in SIDES[kind])
+
+
+def test_flags_reach_the_hosts_config():
+    flags = dict(encoder_ffn_embed_dim=77, decoder_layers=3, quant_noise_scalar=0.5, max_target_positions=99)
+    cfg = make_model(**flags).cfg
     assert isinstance(cfg, TransformerConfig)
     assert (cfg.encoder.ffn_embed_dim, cfg.decoder.layers, cfg.quant_noise.scalar) == (77, 3, 0.5)
     assert cfg.max_target_positions == 99 and cfg.decoder.output_dim == cfg.decoder.embed_dim
-    flags = {name for name in SynthesizerTransformerConfig.__dataclass_fields__}
-    stock = argparse.ArgumentParser(argument_default=argparse.SUPPRESS)
-    ARCH_MODEL_REGISTRY["transformer"].add_args(stock)
-    missing = {action.dest for action in stock._actions if action.dest != "help"} - flags
-    assert not missing
 
 
 def test_the_documented_function(monkeypatch):
@@ -516,7 +721,7 @@ def test_checkpoints_of_functions_to_come(monkeypatch, spec, mixture):
             normalize = torch.nn.functional.normalize
             return synthesizers.Terms(query=normalize(q, dim=-1) * self.scale, key=normalize(k, dim=-1))
 
-    model, other = synth(spec, synth_mixture=mixture), synth(spec, synth_mixture=mixture, seed=9)
+    model, other = make_synth(spec, synth_mixture=mixture), make_synth(spec, synth_mixture=mixture, seed=9)
     other.load_state_dict(model.state_dict())
     source, target = pad_batch(SOURCES, left=True), pad_batch(TARGETS, left=False)
     assert torch.equal(model(source, None, target)[0], other(source, None, target)[0])

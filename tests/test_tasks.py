@@ -1,427 +1,381 @@
-"""The recipes of language models and classifiers: from text to a figure, and what they say when they cannot."""
+"""The stock command lines with language models and encoders, on corpora of a few hundred short lines."""
 
-import csv
-import dataclasses
-import gzip
-import json
+import math
 import random
 import re
-import shutil
-import subprocess
-import sys
 
 import pytest
-from helpers import ROOT, flag, refused, run_cli, script
+import torch
+from fairseq import checkpoint_utils
+from fairseq_cli import eval_lm, generate, interactive, preprocess, train, validate
+from helpers import RECIPE, ROOT, SMALL, USER_DIR, command, complaint, losses, run_cli
 
-from recipes import classification, language_model, render, reproduce, scoring, tables, tasks, timing, train
-from recipes.command import UserError
-from recipes.hyperparameters import RECIPES
-from recipes.tables import TABLES
+from fairseq_synth.architectures import VARIANTS
 
-pytestmark = pytest.mark.usefixtures("recipes_environment")
-WORDS = [f"w{i}" for i in range(30)]
+LENGTH = 16
+LM_SIZE = "--decoder-layers 2 --decoder-embed-dim 16 --decoder-ffn-embed-dim 32 --decoder-attention-heads 2".split()
+ENCODER_SIZE = [flag.replace("decoder", "encoder") for flag in LM_SIZE]
+COMMON = (
+    "--optimizer adam --lr 0.01 --num-workers 0 --no-progress-bar --log-format json --log-interval 1 --seed 7".split()
+)
+SYNTH = ["--synth-max-length", str(LENGTH)]
+LM = [
+    "--task",
+    "language_modeling",
+    *LM_SIZE,
+    "--tokens-per-sample",
+    str(LENGTH),
+    "--dropout",
+    "0",
+    "--batch-size",
+    "16",
+]
+ENCODER = [*ENCODER_SIZE, "--batch-size", "32", "--dropout", "0", "--attention-dropout", "0", "--pooler-dropout", "0"]
+MASKED = ["--task", "masked_lm", "--criterion", "masked_lm", "--tokens-per-sample", str(LENGTH), *ENCODER]
+LABELS = ["--task", "sentence_prediction", "--criterion", "sentence_prediction", "--max-positions", str(LENGTH)]
+LABELS += ["--init-token", "0", "--separator-token", "2", "--classification-head-name", "head", *ENCODER]
+WORDS = 12
 
 
-def text(seed, lines, longest=12):
-    """Lines of random words."""
+def lines(count, seed):
+    """Lines of 1 to 9 words: each word tells the next one, counting on by 1, 2 or 3."""
     rng = random.Random(seed)
-    return [" ".join(rng.choices(WORDS, k=rng.randint(1, longest))) for _ in range(lines)]
+    for _ in range(count):
+        first, step = rng.randrange(WORDS), rng.randint(1, 3)
+        yield [f"w{(first + step * i) % WORDS}" for i in range(rng.randint(1, 9))], step
 
 
-# ---- data of language models
-
-
-@pytest.fixture(scope="module")
-def own_text(tmp_path_factory):
-    """A corpus for `own`: one file compressed, with an empty line and words seen in training alone."""
-    folder = tmp_path_factory.mktemp("text")
-    (folder / "train.txt").write_text("\n".join([*text("train", 200), "", "only here"]) + "\n")
-    (folder / "valid.txt").write_text("\n".join(text("valid", 20)) + "\n")
-    (folder / "test.txt.gz").write_bytes(gzip.compress(("\n".join([*text("test", 20), ""]) + "\n").encode()))
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory):
+    """lm: a text; labels: the step that a line counts in, as a class; numbers: the same as a number."""
+    folder = tmp_path_factory.mktemp("tasks")
+    splits = {"train": 240, "valid": 40, "test": 20}
+    for seed, (split, count) in enumerate(splits.items()):
+        rows = [(line, step) for line, step in lines(count, seed) if split != "train" or len(line) > 0]
+        (folder / f"{split}.text").write_text("".join(" ".join(line) + "\n" for line, _ in rows))
+        (folder / f"{split}.class").write_text("".join(f"c{step}\n" for _, step in rows))
+        (folder / "numbers" / "label").mkdir(parents=True, exist_ok=True)
+        (folder / "numbers" / "label" / f"{split}.label").write_text("".join(f"{step / 2}\n" for _, step in rows))
+    for name, target, dictionary in [
+        ("text", "lm", None),
+        ("text", "labels/input0", "lm/dict.txt"),
+        ("class", "labels/label", None),
+        ("text", "numbers/input0", "lm/dict.txt"),
+    ]:
+        argv = ["--only-source", "--destdir", folder / target]
+        argv += [f"--{split}pref={folder}/{split}.{name}" for split in splits]
+        run_cli(preprocess.cli_main, *argv, *(["--srcdict", folder / dictionary] if dictionary else []))
     return folder
 
 
-@pytest.fixture(scope="module")
-def lm_data(tmp_path_factory, own_text):
-    """`own_text` in words."""
-    return prepared(tmp_path_factory.mktemp("lm") / "words", own_text)
+def fit(data, save, arch, *flags):
+    size = SYNTH if "synth" in arch else []
+    return run_cli(train.cli_main, data, *USER_DIR, "--arch", arch, "--save-dir", save, *COMMON, *size, *flags)[1]
 
 
-def prepared(out, folder, *options, main=language_model.main):
-    main(["own", str(out), "--from", str(folder), "--workers", "1", *options])
-    return out
-
-
-def test_prepare_words(lm_data, own_text, capfd):
-    """Each line with its end is binarised; a second call keeps it; another recipe is refused."""
-    assert {p.name for p in (lm_data / "bin").iterdir()} >= {"done", "dict.txt", "train.bin", "valid.bin", "test.bin"}
-    assert (lm_data / "text" / "test.txt").read_bytes() == gzip.open(own_text / "test.txt.gz").read()
-    lines = (lm_data / "text" / "test.txt").read_text().splitlines()
-    assert len(lines) == 21 and lines[-1] == ""
-    tokens = sum(len(line.split()) + 1 for line in lines)
-    assert language_model.word_count(lm_data / "text" / "test.txt") == tokens
-    assert f"test.txt: 21 sents, {tokens} tokens" in (lm_data / "preprocess.log").read_text()
-    assert scoring.prepared(lm_data)["task"] == "language_modeling"
-    prepared(lm_data, own_text)
-    assert "reusing" in capfd.readouterr().out
-    refused(
-        language_model.main, "own", lm_data, "--from", own_text, "--merges", "9", parts=["merges=words", "merges=9"]
+@pytest.fixture(scope="session")
+def language_model(corpus, tmp_path_factory):
+    save = tmp_path_factory.mktemp("language_model")
+    fit(
+        corpus / "lm",
+        save,
+        "transformer_lm_synth_random_vanilla_ptb",
+        *LM,
+        "--max-epoch",
+        "8",
+        "--no-epoch-checkpoints",
     )
+    return save / "checkpoint_best.pt"
 
 
-def test_prepare_subwords(tmp_path, own_text, capfd):
-    """Several processes, a sample of the training text."""
-    out = tmp_path / "out"
-    language_model.main(
-        ["own", str(out), "--from", str(own_text), "--workers", "2", "--merges", "20", "--sample", "50"]
+@pytest.fixture(scope="session")
+def encoder(corpus, tmp_path_factory):
+    """Pre-trained as a masked language model."""
+    save = tmp_path_factory.mktemp("encoder")
+    flags = [*MASKED, "--sample-break-mode", "eos", "--max-epoch", "4", "--no-epoch-checkpoints"]
+    log = fit(corpus / "lm", save, "roberta_synth_random_vanilla_agnews", *flags)
+    curve = losses(log)
+    assert float(curve[max(curve)]) < float(curve[1]) - 0.5
+    return save / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="session")
+def classifier(corpus, encoder, tmp_path_factory):
+    """The encoder, fine-tuned to tell the class."""
+    save = tmp_path_factory.mktemp("classifier")
+    flags = [*LABELS, "--num-classes", "3", "--max-epoch", "12", "--no-epoch-checkpoints", "--restore-file", encoder]
+    flags += ["--reset-optimizer", "--reset-dataloader", "--reset-meters"]
+    flags += ["--best-checkpoint-metric", "accuracy", "--maximize-best-checkpoint-metric"]
+    log = fit(corpus / "labels", save, "roberta_synth_random_vanilla_agnews", *flags)
+    assert max(float(a) for a in re.findall(r'"valid_accuracy": "([\d.]+)"', log)) > 70
+    return save / "checkpoint_best.pt"
+
+
+def perplexity(log):
+    return float(re.search(r"Perplexity: ([\d.]+)", log)[1])
+
+
+def evaluate(corpus, path, *flags):
+    argv = [corpus / "lm", *USER_DIR, "--path", path, "--gen-subset", "test", "--tokens-per-sample", LENGTH]
+    argv += ["--num-workers", "0", *flags]
+    return perplexity(run_cli(eval_lm.cli_main, *argv)[1])
+
+
+def test_language_model_learns(corpus, language_model):
+    assert evaluate(corpus, language_model) < 0.5 * WORDS
+
+
+@pytest.mark.parametrize("spec", VARIANTS)
+def test_every_variant_of_a_language_model_trains(corpus, tmp_path, spec):
+    arch = f"transformer_lm_synth_{spec.replace('+', '_')}_ptb"
+    curve = losses(fit(corpus / "lm", tmp_path, arch, *LM, "--max-update", "12", "--no-save", "--disable-validation"))
+    assert float(curve[12]) < float(curve[1]) - 0.3
+
+
+@pytest.mark.parametrize("mode", ["none", "complete", "complete_doc", "eos"])
+def test_break_modes(corpus, tmp_path, mode):
+    """Training and evaluation; resumed, the losses go on as in one run."""
+    flags = [*LM, "--sample-break-mode", mode, "--batch-size", "8"]
+    arch = "transformer_lm_synth_random_dense_ptb"
+    whole = losses(fit(corpus / "lm", tmp_path / "whole", arch, *flags, "--max-epoch", "2", "--no-epoch-checkpoints"))
+    fit(corpus / "lm", tmp_path / "parts", arch, *flags, "--max-epoch", "1", "--no-epoch-checkpoints")
+    rest = losses(fit(corpus / "lm", tmp_path / "parts", arch, *flags, "--max-epoch", "2", "--no-epoch-checkpoints"))
+    assert rest and rest == {update: loss for update, loss in whole.items() if update in rest}
+    score = evaluate(corpus, tmp_path / "whole" / "checkpoint_last.pt", "--sample-break-mode", mode)
+    assert 1 < score < 2 * WORDS
+
+
+def test_context_window(corpus, language_model):
+    """With --context-window a row begins with the end of the row before it, and only its own tokens are scored."""
+    window = 6
+    path = str(language_model)
+    (model,), _, task = checkpoint_utils.load_model_ensemble_and_task(
+        [path], arg_overrides={"data": str(corpus / "lm"), "tokens_per_sample": LENGTH - window}
     )
-    pieces = (out / "sub" / "test.txt").read_text()
-    assert "@@ " in pieces and pieces.replace("@@ ", "") == (out / "text" / "test.txt").read_text()
-    assert len((out / "text" / "train.txt").read_text().splitlines()) == 50
+    task.load_dataset("test")
+    dataset = task.dataset("test")
+    model.eval()
+    total, count, before = 0.0, 0, torch.tensor([], dtype=torch.long)
+    with torch.no_grad():
+        for i in range(len(dataset)):
+            row = torch.cat([before, dataset[i]["source"]])
+            log_probs = model.get_normalized_probs(model(row[None]), log_probs=True)[0]
+            own = log_probs[len(before) :].gather(1, dataset[i]["target"][:, None])
+            total, count = total - own.sum().item(), count + len(own)
+            before = row[-window:]
+    score = evaluate(corpus, path, "--context-window", window)
+    assert score == pytest.approx(math.exp(total / count), abs=0.011) and score != evaluate(corpus, path)
+
+
+def test_beginning_of_sentence(corpus, tmp_path):
+    """--add-bos-token makes a row one token longer than fairseq counts; sentences of l tokens are skipped."""
+    flags = [*LM, "--add-bos-token", "--tokens-per-sample", "9", "--synth-max-length", "10", "--max-update", "3"]
+    flags += ["--disable-validation"]
+    log = fit(corpus / "lm", tmp_path, "transformer_lm_synth_random_ptb", *flags, "--sample-break-mode", "eos")
+    assert "samples have invalid sizes" in log  # 9 words, the end and the beginning of the sentence
+    argv = ["--sample-break-mode", "none", "--tokens-per-sample", "9", "--add-bos-token"]
+    assert evaluate(corpus, tmp_path / "checkpoint_last.pt", *argv) < 4 * WORDS
+
+
+def test_rows_longer_than_l_are_not_left_out(corpus, language_model):
+    """fairseq-eval-lm would skip them, and print the perplexity of what is left."""
+    argv = [corpus / "lm", *USER_DIR, "--path", language_model, "--gen-subset", "test", "--num-workers", "0"]
+    line = complaint(eval_lm.cli_main, *argv)
+    assert "--tokens-per-sample" in line and f"{LENGTH} is this model's --synth-max-length" in line
+
+
+def test_language_model_generates(corpus, language_model):
+    """fairseq-generate goes on from a prefix of each line, fairseq-interactive from what is typed."""
+    argv = [corpus / "lm", *USER_DIR, "--path", language_model, "--task", "language_modeling", "--beam", "2"]
+    argv += ["--max-len-b", "10", "--max-len-a", "0", "--num-workers", "0"]
+    rows = [
+        "--gen-subset",
+        "test",
+        "--sample-break-mode",
+        "eos",
+        "--tokens-per-sample",
+        str(LENGTH),
+        "--batch-size",
+        "8",
+    ]
+    out, _ = run_cli(generate.cli_main, *argv, *rows, "--prefix-size", "2")
+    begun = {int(m[1]): m[2].split()[:2] for m in re.finditer(r"^T-(\d+)\t(.*)$", out, flags=re.M)}
+    written = {int(m[1]): m[2].split() for m in re.finditer(r"^H-(\d+)\t\S+\t(.*)$", out, flags=re.M)}
+    assert len(written) == 20
+    assert all(written[i][: len(prefix)] == prefix for i, prefix in begun.items())
+    out, _ = run_cli(interactive.cli_main, *argv, stdin="w1 w2 w3 w4\nw5\n")
+    first, second = (m[1].split() for m in re.finditer(r"^H-\d+\t\S+\t(.*)$", out, flags=re.M))
+    assert first[:4] == ["w1", "w2", "w3", "w4"] and second[0] == "w5"
+
+
+def test_language_model_from_pretrained(corpus, language_model):
+    from fairseq_synth.language_model import SynthesizerLanguageModel
+
+    hub = SynthesizerLanguageModel.from_pretrained(
+        str(language_model.parent), language_model.name, str(corpus / "lm"), user_dir=str(ROOT / "fairseq_synth")
+    )
+    assert hub.sample(["w1 w2 w3", "w4"], beam=2, max_len_a=0, max_len_b=8)[0].startswith("w1 w2 w3")
+    long, short = hub.score(["w1 w2 w3 w4 w5 w6", "w4 w1"])
+    assert long["score"] > short["score"]  # it counts on
+    tokens = hub.encode("w4 w1")[:-1]
+    row = torch.cat([torch.tensor([2]), tokens])
+    with torch.no_grad():
+        log_probs = hub.models[0].get_normalized_probs(hub.models[0](row[None]), log_probs=True)[0]
+    expected = log_probs[: len(tokens)].gather(1, tokens[:, None]).squeeze(1)
+    torch.testing.assert_close(short["positional_scores"][: len(tokens)], expected, atol=1e-5, rtol=0)
+
+
+def test_from_a_stock_language_model(corpus, tmp_path):
+    """--finetune-from-model: a sum with vanilla starts with the stock model's loss."""
+    flags = [*LM, "--no-epoch-checkpoints"]
+    fit(corpus / "lm", tmp_path / "stock", "transformer_lm_ptb", *flags, "--max-epoch", "1")
+    stock = evaluate(corpus, tmp_path / "stock" / "checkpoint_last.pt")
+    begin = ["--finetune-from-model", tmp_path / "stock" / "checkpoint_last.pt", "--lr", "1e-20", "--max-update", "1"]
+    for arch in ("transformer_lm_synth_vanilla_ptb", "transformer_lm_synth_random_vanilla_ptb"):
+        fit(corpus / "lm", tmp_path / arch, arch, *flags, "--synth-mixture", "sum", *begin)
+        assert evaluate(corpus, tmp_path / arch / "checkpoint_last.pt") == stock
+
+
+def test_classifier(corpus, classifier):
+    """fairseq-validate, and the same predictions from Python, for a sentence alone."""
+    from fairseq_synth.roberta import SynthesizerRoberta
+
+    argv = [corpus / "labels", *USER_DIR, "--path", classifier, "--task", "sentence_prediction", "--log-format", "json"]
+    argv += ["--num-classes", "3", "--valid-subset", "test", "--batch-size", "7", "--criterion", "sentence_prediction"]
+    argv += ["--classification-head-name", "head", "--max-positions", LENGTH, "--num-workers", "0"]
+    log = run_cli(validate.cli_main, *argv)[1]
+    accuracy = float(re.findall(r'"accuracy": "?([\d.]+)', log.replace("test_", ""))[-1])
+    hub = SynthesizerRoberta.from_pretrained(
+        str(classifier.parent), classifier.name, str(corpus / "labels"), bpe=None, user_dir=str(ROOT / "fairseq_synth")
+    )
+    right, total = 0, 0
+    names = hub.task.label_dictionary
+    for text, label in zip(*((corpus / f"test.{name}").read_text().splitlines() for name in ("text", "class"))):
+        tokens = hub.task.source_dictionary.encode_line(f"<s> {text}", add_if_not_exist=False).long()
+        answer = hub.predict("head", tokens).argmax().item()
+        right, total = right + (names[answer + names.nspecial] == label), total + 1
+    assert accuracy == pytest.approx(100 * right / total, abs=0.1)
+
+
+@pytest.mark.parametrize("arch", ["roberta_synth_factorized_random_vanilla_agnews", "roberta_linformer_agnews"])
+def test_classes_and_numbers_from_scratch(corpus, tmp_path, arch):
+    more = ["--linformer-k", "4"] if "linformer" in arch else []
+    log = fit(corpus / "labels", tmp_path, arch, *LABELS, *more, "--num-classes", "3", "--max-epoch", "3", "--no-save")
+    assert len(re.findall('"valid_accuracy"', log)) == 3
+    number = ["--num-classes", "1", "--regression-target", "--max-epoch", "3", "--no-save"]
+    number += ["--best-checkpoint-metric", "loss"]
+    curve = losses(fit(corpus / "numbers", tmp_path, arch, *LABELS, *more, *number))
+    assert float(curve[max(curve)]) < float(curve[1])
+
+
+@pytest.mark.parametrize("spec", VARIANTS)
+def test_every_variant_of_an_encoder_trains(corpus, tmp_path, spec):
+    arch = f"roberta_synth_{spec.replace('+', '_')}_agnews"
+    curve = losses(
+        fit(corpus / "lm", tmp_path, arch, *MASKED, "--max-update", "12", "--no-save", "--disable-validation")
+    )
+    assert float(curve[12]) < float(curve[1])
+
+
+HYDRA = """
+defaults: [_self_]
+common: {{cpu: true, user_dir: {user_dir}}}
+dataset: {{num_workers: 0, batch_size: 16}}
+task: {{_name: {task}, data: {data}, tokens_per_sample: {length}}}
+criterion: {criterion}
+optimizer: {{_name: adam}}
+lr_scheduler: fixed
+optimization: {{max_update: 3, lr: [0.01]}}
+model: {{_name: {model}, {stack}_synthesizer: random, synth_max_length: {length}, {stack}_layers: 1,
+         {stack}_embed_dim: 16, {stack}_ffn_embed_dim: 32, {stack}_attention_heads: 2}}
+"""
 
 
 @pytest.mark.parametrize(
-    "name, contents, parts",
+    "stack, model, task, criterion",
     [
-        ("test.txt.gz", None, ["no test text", "test.txt or test.txt.gz"]),
-        ("valid.txt", b"\n\n", ["valid.txt", "has no text"]),
-        ("valid.txt", "Stra\u00dfe\n".encode("latin1"), ["valid.txt", "not UTF-8", "iconv"]),
-        ("test.txt.gz", gzip.compress(b"text\n" * 50)[:-9], ["test.txt was not made", "unexpected end of file"]),
+        ("decoder", "transformer_lm_synth", "language_modeling", "cross_entropy"),
+        ("encoder", "roberta_synth", "masked_lm", "masked_lm"),
     ],
-    ids=["missing", "empty", "encoding", "truncated"],
 )
-def test_prepare_refuses_text(tmp_path, own_text, name, contents, parts):
-    folder, out = tmp_path / "text", tmp_path / "out"
-    shutil.copytree(own_text, folder)
-    (folder / name).unlink()
-    if contents:
-        (folder / name).write_bytes(contents)
-    refused(language_model.main, "own", out, "--from", folder, parts=parts)
-    assert not (out / "bin").exists() and not (out / "text" / name.replace(".gz", "")).exists()
-
-
-def test_prepare_lm_refuses(tmp_path):
-    refused(language_model.main, "own", tmp_path / "x", parts=["own", "--from"])
-    refused(language_model.main, "ptb2", tmp_path / "x", parts=["ptb2", "wikitext103"])
-    refused(language_model.main, "ptb", tmp_path / "x", "--from", tmp_path, parts=["no train text", "ptb.train.txt"])
-    (tmp_path / "ptb.train.txt").write_text("an other text\n")
-    for split in ("valid", "test"):
-        shutil.copy(tmp_path / "ptb.train.txt", tmp_path / f"ptb.{split}.txt")
-    parts = ["ptb.train.txt", "not the text of this corpus", "SHA-256"]
-    refused(language_model.main, "ptb", tmp_path / "x", "--from", tmp_path, parts=parts)
-    assert not (tmp_path / "x" / "text" / "train.txt").exists()
-
-
-def test_a_corpus_from_its_home(tmp_path, monkeypatch):
-    """Downloaded, checked, unpacked; a changed archive is refused and removed. From an archive at hand, too."""
-    site, folder = tmp_path / "site", tmp_path / "site" / "wikitext-2"
-    folder.mkdir(parents=True)
-    for split in ("train", "valid", "test"):
-        (folder / f"wiki.{split}.tokens").write_text(" \n = A = \n")
-    subprocess.run([sys.executable, "-m", "zipfile", "-c", "w.zip", "wikitext-2"], cwd=site, check=True)
-    archive = site / "w.zip"
-    corpus = language_model.CORPORA["wikitext103"]._replace(urls=[f"file://{archive}"])
-    monkeypatch.setitem(language_model.CORPORA, "wikitext103", corpus)
-    wanted = {"w.zip": language_model.sha256(archive)}
-    monkeypatch.setattr(language_model, "checksums", lambda name: wanted)
-    monkeypatch.setattr(language_model, "binarise", lambda *args: None)
-    out = tmp_path / "out"
-    language_model.main(["wikitext103", str(out)])
-    assert (out / "text" / "valid.txt").read_text() == " \n = A = \n"
-    language_model.main(["wikitext103", str(tmp_path / "other"), "--from", str(site)])
-    assert (tmp_path / "other" / "text" / "test.txt").exists()
-    wanted["w.zip"] = "0" * 64
-    refused(language_model.main, "wikitext103", tmp_path / "new", parts=["w.zip", "SHA-256", "removed", "--from"])
-    assert not (tmp_path / "new" / "archives" / "w.zip").exists() and not list((tmp_path / "new" / "text").iterdir())
-
-
-@pytest.mark.parametrize("corpus, tokens", [("ptb", 82430), ("wikitext2", 245569)])
-def test_the_real_corpora(tmp_path, lm_corpora, corpus, tokens, monkeypatch):
-    """Their texts have the checksums, and the counts of the literature, line ends included."""
-    monkeypatch.setattr(language_model, "binarise", lambda *args: None)
-    folder = {"ptb": "ptb", "wikitext2": "wikitext-2"}[corpus]
-    language_model.main([corpus, str(tmp_path / "out"), "--from", str(lm_corpora / folder)])
-    assert language_model.word_count(tmp_path / "out" / "text" / "test.txt") == tokens
-
-
-def test_perplexity_by_word(tmp_path):
-    """By hand: 3 words and 1 line end, in 6 pieces of 2 bits each, are 12 bits: 3 for each of the four."""
-    (tmp_path / "text").mkdir()
-    (tmp_path / "text" / "test.txt").write_text("a bcd ef\n")
-    log = "Evaluated {} tokens in 0.1s (1 tokens/s)\n| Loss (base 2): 2.0000, Perplexity: 4.00\n"
-    by_word = language_model.perplexity(tmp_path, log.format(4))
-    assert by_word["ppl"]["score"] == by_word["token_ppl"]["score"] == 4
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / "test.txt").write_text("a b@@ cd e@@ f\n")
-    scores = language_model.perplexity(tmp_path, log.format(6))
-    assert scores["ppl"]["score"] == 8 and scores["token_ppl"]["score"] == 4
-    assert scores["ppl"]["signature"] == "words+lines:4|tokens:6"
-    with pytest.raises(UserError, match="5 of 6 tokens.*--tokens-per-sample"):
-        language_model.perplexity(tmp_path, log.format(5))
-
-
-# ---- data of classifiers
-
-LABELS = ("sport", "world")
-
-
-def examples(seed, n):
-    """n rows: the first word of a text tells its label."""
-    rng = random.Random(seed)
-    found = []
-    for _ in range(n):
-        label = rng.choice(LABELS)
-        found.append([label, f"{'ball' if label == 'sport' else 'vote'}", " ".join(rng.choices(WORDS, k=6))])
-    return found
-
-
-def write_csv(path, rows):
-    with open(path, "w", newline="") as file:
-        csv.writer(file).writerows(rows)
-
-
-@pytest.fixture(scope="module")
-def own_examples(tmp_path_factory):
-    """A corpus for `own`, with headings, sorted by label."""
-    folder = tmp_path_factory.mktemp("examples")
-    write_csv(folder / "train.csv", [["label", "title", "text"], *sorted(examples("train", 200))])
-    write_csv(folder / "test.csv", examples("test", 40))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def class_data(tmp_path_factory, own_examples):
-    return prepared(tmp_path_factory.mktemp("classes") / "own", own_examples, main=classification.main)
-
-
-def read(folder, split):
-    """(label, text) of a prepared split."""
-    lines = ((folder / "text" / f"{split}.{end}").read_text().splitlines() for end in ("label", "txt"))
-    return list(zip(*lines))
-
-
-def test_prepare_classes(class_data, own_examples, tmp_path):
-    """A tenth held out, shuffled, the same each time; the test set in its order; nothing lost."""
-    train_set, valid, test = (read(class_data, split) for split in ("train", "valid", "test"))
-    assert (len(train_set), len(valid), len(test)) == (180, 20, 40)
-    everything = [(label, f"{title} {words}") for label, title, words in examples("train", 200)]
-    assert sorted(train_set + valid) == sorted(everything) and train_set != sorted(train_set)
-    assert test == [(label, f"{title} {words}") for label, title, words in examples("test", 40)]
-    again = prepared(tmp_path / "again", own_examples, "--examples", "50", "--valid", "7", main=classification.main)
-    assert len(read(again, "train")) == 43 and set(read(again, "train")) <= set(everything)
-    assert read(again, "valid") == [*valid, *train_set][:7]
-    for name in ("input0", "label"):
-        assert {p.name for p in (class_data / "bin" / name).iterdir()} >= {"dict.txt", "train.bin", "test.idx"}
-    assert len((class_data / "bin" / "label" / "dict.txt").read_text().splitlines()) == 2
-
-
-def test_clean():
-    assert classification.clean("Oil\\at  #36;50 &lt;b&gt;a  barrel&lt;/b&gt;<br /><br />AT&amp;T 2<3 C#5;") == (
-        "oil at $50 a barrel at&t 2<3 c#5;"
+def test_hydra(corpus, tmp_path, stack, model, task, criterion):
+    """fairseq-hydra-train with a YAML file; the checkpoint holds the flags that were given, and is evaluated."""
+    config = HYDRA.format(
+        user_dir=ROOT / "fairseq_synth",
+        data=corpus / "lm",
+        length=LENGTH,
+        stack=stack,
+        model=model,
+        task=task,
+        criterion=criterion,
     )
+    (tmp_path / "small.yaml").write_text(config)
+    argv = ["--config-dir", tmp_path, "--config-name", "small", f"hydra.run.dir={tmp_path}"]
+    command("hydra_train", *argv, f"checkpoint.save_dir={tmp_path}/save", "+model.dropout=0.25", cwd=tmp_path)
+    last = tmp_path / "save" / "checkpoint_last.pt"
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(last))
+    prefix = "decoder" if stack == "decoder" else "encoder.sentence_encoder"
+    assert f"{prefix}.layers.0.self_attn.synthesizer.components.random.R.matrix" in state["model"]
+    assert state["model"][f"{prefix}.embed_tokens.weight"].size(1) == 16 and state["cfg"].model.dropout == 0.25
+    if stack == "decoder":
+        assert evaluate(corpus, last) < 4 * WORDS
+    else:
+        assert f"{prefix}.layernorm_embedding.weight" in state["model"]
+        argv = [corpus / "lm", *USER_DIR, "--path", last, "--task", "masked_lm", "--valid-subset", "test"]
+        assert "test" in run_cli(validate.cli_main, *argv, "--batch-size", "4")[1]
 
 
-@pytest.mark.parametrize(
-    "corpus, name, contents, parts",
-    [
-        ("own", "test.csv", "sport,a ball\nmusic,a song\n", ["test set has the label music", "sport, world", "a song"]),
-        ("own", "train.csv", 'sport,a ball\nworld," "\n', ["train.csv: line 2 has an empty text"]),
-        ("own", "test.csv", "sport,a ball\nworld\n", ["test.csv: line 2 has 1 column(s), not 2", "commas"]),
-        ("own", "test.csv", "two words,a ball\n", ["test.csv: line 1", 'the label "two words"', "one word"]),
-        ("own", "test.csv", "", ["test.csv: has no examples"]),
-        ("own", "test.csv", None, ["no test set", "test.csv or test.tsv"]),
-        ("agnews", "train.csv", "5,title,text\n", ['line 1 has the label "5"', "one of 1, 2, 3, 4"]),
-        ("agnews", "train.csv", "5,title\n", ["line 1 has 2 column(s), not 3"]),
-        ("own", "test.csv", "sport,Stra\u00dfe\n".encode("latin1"), ["test.csv: line 1 is not UTF-8", "iconv"]),
-    ],
-)
-def test_prepare_refuses_examples(tmp_path, own_examples, corpus, name, contents, parts):
-    folder, out = tmp_path / "text", tmp_path / "out"
-    shutil.copytree(own_examples, folder)
-    (folder / name).unlink()
-    if contents is not None:
-        (folder / name).write_bytes(contents if isinstance(contents, bytes) else contents.encode())
-    refused(classification.main, corpus, out, "--from", folder, parts=parts)
-    assert not out.exists()
+REFUSED = {
+    "rows longer than l": (
+        "lm",
+        ["--arch", "transformer_lm_synth_random_ptb", *LM, "--tokens-per-sample", "17"],
+        f"--tokens-per-sample 17 is above --synth-max-length {LENGTH}",
+    ),
+    "rows of l and the beginning of sentence": (
+        "lm",
+        ["--arch", "transformer_lm_synth_random_ptb", *LM, "--add-bos-token"],
+        f"--tokens-per-sample {LENGTH} with --add-bos-token is above --synth-max-length {LENGTH}: lower it to 15, or",
+    ),
+    "rows of an encoder longer than l": (
+        "lm",
+        ["--arch", "roberta_synth_random_agnews", *MASKED, "--tokens-per-sample", "17"],
+        f"--tokens-per-sample 17 is above --synth-max-length {LENGTH}",
+    ),
+    "a classifier's rows longer than l": (
+        "labels",
+        ["--arch", "roberta_synth_random_agnews", *LABELS, "--num-classes", "3", "--max-positions", "17"],
+        f"--max-positions 17 is above --synth-max-length {LENGTH}",
+    ),
+    "a language model for classes": (
+        "labels",
+        ["--arch", "transformer_lm_synth_random_ptb", *LABELS[: -len(ENCODER)], "--num-classes", "3", *LM_SIZE],
+        "--task: this task does not fit a language model (Interpolation key 'task.tokens_per_sample' not found); take "
+        "--task language_modeling",
+    ),
+    "an encoder for language modelling": (
+        "lm",
+        ["--arch", "roberta_synth_random_agnews", "--task", "language_modeling", *ENCODER_SIZE],
+        "this task needs a language model, and the model, of --arch or of the checkpoint, is an encoder; take --task "
+        "masked_lm or sentence_prediction",
+    ),
+}
 
 
-def test_imdb_folder(tmp_path):
-    """The corpus as it is unpacked: a file for each review."""
-    for split in ("train", "test"):
-        for name, word in (("pos", "good"), ("neg", "bad")):
-            folder = tmp_path / "aclImdb" / split / name
-            folder.mkdir(parents=True)
-            for i in range(3):
-                (folder / f"{i}_7.txt").write_text(f"{word} film {i}")
-    found = classification.read_corpus(classification.CORPORA["imdb"], tmp_path, None, 1)
-    assert {split: len(rows) for split, rows in found.items()} == {"train": 5, "valid": 1, "test": 6}
-    assert all(label == ("1" if text.startswith("good") else "0") for rows in found.values() for label, text in rows)
+@pytest.mark.parametrize("folder, flags, message", REFUSED.values(), ids=REFUSED)
+def test_refused(corpus, tmp_path, folder, flags, message):
+    argv = [corpus / folder, *USER_DIR, *flags, *SYNTH, *COMMON, "--save-dir", tmp_path / "save", "--batch-size", "4"]
+    assert message in complaint(train.cli_main, *argv)
+    assert not (tmp_path / "save").exists() or not list((tmp_path / "save").iterdir())
 
 
-def test_the_real_classes(classification_corpora):
-    """AG News and IMDb as they are at hand: every row is read, and the held out ones are of all classes."""
-    for corpus, folder, sizes in (("agnews", "ag_news", (18000, 2000, 7600)), ("imdb", "imdb", (4500, 500, 5000))):
-        found = classification.read_corpus(classification.CORPORA[corpus], classification_corpora / folder, 20000, None)
-        assert tuple(map(len, found.values())) == sizes
-        labels = [label for label, _ in found["valid"]]
-        assert min(map(labels.count, classification.CORPORA[corpus].labels)) > 0.2 * 4 / 5 * len(labels)
-        assert not any("<br" in text for rows in found.values() for _, text in rows)
-
-
-def test_mcnemar(tmp_path):
-    """By hand: 1 won and 6 lost of 7 have the two-sided probability 2 * (1 + 7) / 2**7."""
-    for name in ("data/text", "ours", "base"):
-        (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "data" / "text" / "test.label").write_text("a\n" * 10)
-    (tmp_path / "ours" / "test.predicted").write_text("a\n" + "b\n" * 6 + "a\n" * 3)
-    (tmp_path / "base" / "test.predicted").write_text("b\n" + "a\n" * 9)
-    test = classification.compare(tmp_path / "data", tmp_path / "ours", tmp_path / "base")
-    assert test["p_value"] == pytest.approx(0.125) and (test["baseline"], test["score"]) == (90, 40)
-    (tmp_path / "base" / "test.predicted").write_text("b\n")
-    with pytest.raises(UserError, match="base: not evaluated yet, or not on these data"):
-        classification.compare(tmp_path / "data", tmp_path / "ours", tmp_path / "base")
-
-
-# ---- training and evaluation
-
-
-@pytest.mark.parametrize(
-    "arch, dataset, task, recipe",
-    [
-        ("transformer_lm_synth_random_ptb", "ptb", "language_modeling", "ptb_cpu"),
-        ("transformer_lm_ptb", "wikitext2", "language_modeling", "wikitext2_cpu"),
-        ("lightconv_lm_ptb", "ptb", "language_modeling", "ptb_cpu"),
-        ("roberta_synth_dense_vanilla_agnews", "agnews", "sentence_prediction", "agnews"),
-        ("roberta_linformer_imdb", "imdb", "sentence_prediction", "imdb"),
-    ],
-)
-def test_train_shows_its_command(arch, dataset, task, recipe, dry, capsys):
-    train.main([arch, dataset, "--gpus", "0"])
-    shown = capsys.readouterr().out
-    assert flag(shown, "--task") == task and flag(shown, "--arch") == arch and "--source-lang" not in shown
-    assert f"{ROOT}/data/{dataset}/bin" in shown and flag(shown, "--lr") == RECIPES[recipe].flags["lr"]
-    assert flag(shown, "--max-update") == str(RECIPES[recipe].max_update)
-    assert flag(shown, "--keep-interval-updates") == "1"
-
-
-def test_train_refuses_data_of_another_task(tmp_path, lm_data):
-    argv = ["roberta_agnews", "agnews", "--data", lm_data, "--save-dir", tmp_path / "run", "--gpus", "0"]
-    refused(train.main, *argv, parts=[f"--data {lm_data}", "language_modeling", "sentence_prediction"])
-    argv = ["roberta_agnews", "agnews", "--data", tmp_path, "--gpus", "0"]
-    refused(train.main, *argv, parts=["not prepared", f"prepare_classification.sh agnews {tmp_path}"])
-
-
-TINY_LM = "--decoder-layers 1 --decoder-embed-dim 16 --decoder-ffn-embed-dim 16 --decoder-attention-heads 2".split()
-TINY = "--encoder-layers 1 --encoder-embed-dim 16 --encoder-ffn-embed-dim 16 --encoder-attention-heads 2".split()
-
-
-def trained(data, save, arch, dataset, recipe, updates, *flags):
-    argv = [arch, dataset, "--recipe", recipe, "--data", data, "--save-dir", save, "--max-update", updates]
-    done = script("train.sh", *argv, "--save-every", updates // 2, "--", *flags)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return save
-
-
-def test_a_language_model(tmp_path, lm_data, capfd):
-    """From data to perplexity: what evaluate.sh finds is what fairseq-eval-lm prints, with all tokens counted."""
-    flags = [*TINY_LM, "--tokens-per-sample", "32", "--synth-max-length", "32", "--lr", "0.02", "--warmup-updates", "5"]
-    run = trained(lm_data, tmp_path / "run", "transformer_lm_synth_random_ptb", "own", "ptb_cpu", 20, *flags)
-    tasks.main([str(lm_data), str(run)])
-    scores = json.loads((run / "scores.json").read_text())
-    tokens = language_model.word_count(lm_data / "text" / "test.txt")
-    assert scores["ppl"]["signature"] == f"words+lines:{tokens}|tokens:{tokens}|block:32|context:0"
-    assert 5 < scores["ppl"]["score"] < 33  # 30 words and the end of a line
-    assert f"Perplexity: {scores['ppl']['score']:.2f}" in (run / "eval_lm.log").read_text()
-    capfd.readouterr()
-    tasks.main([str(lm_data), str(run), "--context-window", "16"])
-    assert "context:16" in capfd.readouterr().out and not (run / "evaluation.part").exists()
-    kept = (run / "scores.json").read_text()
-    refused(tasks.main, lm_data, run, "--context-window", "32", parts=["--context-window 32", "--tokens-per-sample"])
-    refused(tasks.main, lm_data, run, "--beam", "4", parts=["--beam", "language_modeling", "leave it out"])
-    refused(tasks.main, lm_data, tmp_path / "no", parts=[str(tmp_path / "no"), "train.sh"])
-    refused(tasks.main, tmp_path, run, parts=["not prepared"])
-    assert (run / "scores.json").read_text() == kept
-
-
-def test_a_classifier(tmp_path, class_data, capfd):
-    """From data to accuracy: the labels are what fairseq-validate counts, in the order of the corpus."""
-    from fairseq_cli import validate
-
-    flags = [*TINY, "--num-classes", "2", "--lr", "0.01", "--warmup-updates", "5", "--dropout", "0"]
-    run = trained(class_data, tmp_path / "run", "roberta_synth_dense_vanilla_agnews", "own", "agnews_cpu", 30, *flags)
-    tasks.main([str(class_data), str(run)])
-    scores = json.loads((run / "scores.json").read_text())
-    found = (run / "test.predicted").read_text().splitlines()
-    labels = [label for label, _ in read(class_data, "test")]
-    right = sum(a == b for a, b in zip(found, labels))
-    assert len(found) == 40 and set(found) <= set(LABELS) and scores["accuracy"]["score"] == 100 * right / 40 > 90
-    argv = [class_data / "bin", "--user-dir", ROOT / "fairseq_synth", "--path", run / "checkpoint_best.pt"]
-    argv += ["--task", "sentence_prediction", "--valid-subset", "test", "--max-tokens", "500", "--num-workers", "0"]
-    log = "".join(run_cli(validate.cli_main, *argv, "--num-classes", "2", "--init-token", "0"))
-    assert re.search(rf"accuracy {100 * right / 40:g}\b", log), log
-    baseline = tmp_path / "base"
-    shutil.copytree(run, baseline)
-    (baseline / "test.predicted").write_text("sport\n" * 40)
-    capfd.readouterr()
-    tasks.main([str(class_data), str(run), "--baseline", str(baseline)])
-    assert "McNemar's exact test" in capfd.readouterr().out
-    assert json.loads((run / "bootstrap.json").read_text())["p_value"] < 0.01
-    (run / "checkpoint_best.pt").unlink()
-    refused(tasks.main, class_data, run, parts=["checkpoint_best.pt: no such file"])
-
-
-# ---- tables
-
-
-@pytest.fixture
-def project(tmp_path, monkeypatch):
-    for module in (reproduce, tables, render, timing):
-        monkeypatch.setattr(module, "ROOT", tmp_path)
-    return tmp_path
-
-
-def test_a_cell_of_each_task(project, lm_data, class_data, monkeypatch):
-    """reproduce.sh on small recipes: the record has the figure, the curve and the command."""
-    monkeypatch.setattr(language_model, "prepare", lambda *args: None)
-    monkeypatch.setattr(classification, "prepare", lambda *args: None)
-    for table, data, model, flags, curve in (
-        ("ptb_cpu", lm_data, "lightconv_lm", [*TINY_LM[2:], "--tokens-per-sample", "32"], "valid_ppl"),
-        ("agnews_cpu", class_data, "linformer", [*TINY, "--num-classes", "2"], "valid_accuracy"),
-    ):
-        described = TABLES[table]
-        monkeypatch.setitem(TABLES, table, dataclasses.replace(described, data=str(data)))
-        argv = [table, "--variant", model, "--seed", "1", "--out", str(project)]
-        more = ["--max-update", "4", "--save-every", "2", "--", *flags]
-        monkeypatch.setattr(reproduce, "machine_only", lambda options: True)
-        reproduce.main([*argv, "--", *more])
-        run = project / "runs" / f"{table}-{described.datasets[0].name}-{model}-seed1-changed"
-        record = json.loads((run / "result.json").read_text())
-        assert record["figures"][described.metric] > 0 and record["updates"] == 4
-        assert len(record["curve"][curve]) == len(record["curve"]["updates"]) == 2
-        assert record["command"].startswith(f"scripts/reproduce.sh {table} --variant {model} --seed 1 --rerun -- --max")
-        assert not (project / "results").exists()
-
-
-def test_steps_a_second(project, class_data, monkeypatch, capsys):
-    """All models in turns on the same batches; the table shows the ratios beside the paper's."""
-    monkeypatch.setattr(timing, "ROUNDS", 4)
-    monkeypatch.setattr(classification, "prepare", lambda *args: None)
-    table = dataclasses.replace(TABLES["agnews_cpu"], data=str(class_data))
-    monkeypatch.setitem(TABLES, "agnews_cpu", table)
-    reproduce.main(["agnews_cpu", "--time", "--variant", "linformer random", "--out", str(project)])
-    record = json.loads((project / "results" / "agnews_cpu" / "speed" / "agnews.json").read_text())
-    figures = record["figures"]
-    assert list(figures) == ["transformer", "linformer", "random"] and figures["transformer"]["ratio"] == 1
-    assert all(0.1 < f["lowest"] <= f["ratio"] <= f["highest"] < 10 for f in figures.values())
-    shown = render.results("agnews_cpu")
-    row = next(line for line in shown.splitlines() if line.startswith("| `linformer` |"))
-    assert f"| {figures['linformer']['ratio']:.2f} |" in row and "86.50" in row and "1.09 (1.00)" in row
-    assert "--time" in shown
-
-
-def test_the_papers_figures_stand_beside(project):
-    shown = render.results("ptb_cpu")
-    assert "| LM1B, paper |" in shown and "| `random_vanilla` | not run | 40.05 | not run |" in shown
-    assert "| `lightconv_lm` | not run |  | not run |" in shown
-    shown = render.results("table7")
-    assert "| `factorized_random_vanilla` |" in shown and "0.80 (0.73)" in shown
+def test_a_checkpoint_of_another_kind(corpus, data, language_model, classifier, tmp_path):
+    """A language model given to translation, an encoder to eval-lm, either to go on from: one line each."""
+    line = complaint(generate.cli_main, data / "bin", *USER_DIR, "--path", language_model)
+    assert "this task needs a translation model" in line and "is a language model" in line
+    line = complaint(eval_lm.cli_main, corpus / "lm", *USER_DIR, "--path", classifier, "--gen-subset", "test")
+    assert "this task needs a language model" in line and "is an encoder" in line
+    for flag in ("--restore-file", "--finetune-from-model"):
+        argv = [data / "bin", *USER_DIR, "--arch", "transformer_synth_random_multi30k", *SMALL, *RECIPE]
+        line = complaint(train.cli_main, *argv, "--save-dir", tmp_path / "save", flag, language_model)
+        assert "the checkpoint is of a language model, this model is a translation model" in line
+        assert not list((tmp_path / "save").iterdir())

@@ -9,7 +9,9 @@ import fairseq.data.data_utils
 import numpy as np
 from fairseq.data import LanguagePairDataset
 from fairseq.tasks import FairseqTask
+from fairseq.tasks.language_modeling import LanguageModelingTask
 
+from ..errors import SynthesizerError, length_hint
 from .repairs import repair, replace
 
 
@@ -136,3 +138,28 @@ def resume_with_the_same_batches() -> bool:
         return get_iterator
 
     return replace(FairseqTask, "get_batch_iterator", of_first_epoch)
+
+
+@repair
+def refuse_rows_left_out() -> bool:
+    """``fairseq-eval-lm`` leaves out rows that are longer than the model's limit, and scores the rest (all versions).
+
+    Its ``--tokens-per-sample`` is 1024 by default, so a model trained on shorter rows is scored on the end of the text
+    alone. Here the command ends in one line that names the flag.
+    """
+
+    def with_check(eval_lm_dataloader: Any) -> Any:
+        def check_and_load(self: LanguageModelingTask, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+            limit = kwargs.get("max_positions", args[2] if len(args) > 2 else None)
+            too_long = int((np.asarray(dataset.sizes) > limit).sum()) if isinstance(limit, int) else 0
+            if too_long:
+                raise SynthesizerError(
+                    f"--tokens-per-sample: {too_long} of {len(dataset)} rows are longer than the {limit} tokens that "
+                    f"the model takes, and fairseq would leave them out; give at most {limit}, and --sample-break-mode "
+                    "none for sentences that are longer" + length_hint(f"max_positions={limit}")
+                )
+            return eval_lm_dataloader(self, dataset, *args, **kwargs)
+
+        return check_and_load
+
+    return replace(LanguageModelingTask, "eval_lm_dataloader", with_check)

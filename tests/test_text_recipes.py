@@ -1,0 +1,427 @@
+"""The recipes of language models and classifiers: from text to a figure, and what they say when they cannot."""
+
+import csv
+import dataclasses
+import gzip
+import json
+import random
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from helpers import ROOT, flag, refused, run_cli, script
+
+from recipes import classification, language_model, render, reproduce, scoring, tables, tasks, timing, train
+from recipes.command import UserError
+from recipes.hyperparameters import RECIPES
+from recipes.tables import TABLES
+
+pytestmark = pytest.mark.usefixtures("recipes_environment")
+WORDS = [f"w{i}" for i in range(30)]
+
+
+def text(seed, lines, longest=12):
+    """Lines of random words."""
+    rng = random.Random(seed)
+    return [" ".join(rng.choices(WORDS, k=rng.randint(1, longest))) for _ in range(lines)]
+
+
+# ---- data of language models
+
+
+@pytest.fixture(scope="module")
+def own_text(tmp_path_factory):
+    """A corpus for `own`: one file compressed, with an empty line and words seen in training alone."""
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "train.txt").write_text("\n".join([*text("train", 200), "", "only here"]) + "\n")
+    (folder / "valid.txt").write_text("\n".join(text("valid", 20)) + "\n")
+    (folder / "test.txt.gz").write_bytes(gzip.compress(("\n".join([*text("test", 20), ""]) + "\n").encode()))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def lm_data(tmp_path_factory, own_text):
+    """`own_text` in words."""
+    return prepared(tmp_path_factory.mktemp("lm") / "words", own_text)
+
+
+def prepared(out, folder, *options, main=language_model.main):
+    main(["own", str(out), "--from", str(folder), "--workers", "1", *options])
+    return out
+
+
+def test_prepare_words(lm_data, own_text, capfd):
+    """Each line with its end is binarised; a second call keeps it; another recipe is refused."""
+    assert {p.name for p in (lm_data / "bin").iterdir()} >= {"done", "dict.txt", "train.bin", "valid.bin", "test.bin"}
+    assert (lm_data / "text" / "test.txt").read_bytes() == gzip.open(own_text / "test.txt.gz").read()
+    lines = (lm_data / "text" / "test.txt").read_text().splitlines()
+    assert len(lines) == 21 and lines[-1] == ""
+    tokens = sum(len(line.split()) + 1 for line in lines)
+    assert language_model.word_count(lm_data / "text" / "test.txt") == tokens
+    assert f"test.txt: 21 sents, {tokens} tokens" in (lm_data / "preprocess.log").read_text()
+    assert scoring.prepared(lm_data)["task"] == "language_modeling"
+    prepared(lm_data, own_text)
+    assert "reusing" in capfd.readouterr().out
+    refused(
+        language_model.main, "own", lm_data, "--from", own_text, "--merges", "9", parts=["merges=words", "merges=9"]
+    )
+
+
+def test_prepare_subwords(tmp_path, own_text, capfd):
+    """Several processes, a sample of the training text."""
+    out = tmp_path / "out"
+    language_model.main(
+        ["own", str(out), "--from", str(own_text), "--workers", "2", "--merges", "20", "--sample", "50"]
+    )
+    pieces = (out / "sub" / "test.txt").read_text()
+    assert "@@ " in pieces and pieces.replace("@@ ", "") == (out / "text" / "test.txt").read_text()
+    assert len((out / "text" / "train.txt").read_text().splitlines()) == 50
+
+
+@pytest.mark.parametrize(
+    "name, contents, parts",
+    [
+        ("test.txt.gz", None, ["no test text", "test.txt or test.txt.gz"]),
+        ("valid.txt", b"\n\n", ["valid.txt", "has no text"]),
+        ("valid.txt", "Stra\u00dfe\n".encode("latin1"), ["valid.txt", "not UTF-8", "iconv"]),
+        ("test.txt.gz", gzip.compress(b"text\n" * 50)[:-9], ["test.txt was not made", "unexpected end of file"]),
+    ],
+    ids=["missing", "empty", "encoding", "truncated"],
+)
+def test_prepare_refuses_text(tmp_path, own_text, name, contents, parts):
+    folder, out = tmp_path / "text", tmp_path / "out"
+    shutil.copytree(own_text, folder)
+    (folder / name).unlink()
+    if contents:
+        (folder / name).write_bytes(contents)
+    refused(language_model.main, "own", out, "--from", folder, parts=parts)
+    assert not (out / "bin").exists() and not (out / "text" / name.replace(".gz", "")).exists()
+
+
+def test_prepare_lm_refuses(tmp_path):
+    refused(language_model.main, "own", tmp_path / "x", parts=["own", "--from"])
+    refused(language_model.main, "ptb2", tmp_path / "x", parts=["ptb2", "wikitext103"])
+    refused(language_model.main, "ptb", tmp_path / "x", "--from", tmp_path, parts=["no train text", "ptb.train.txt"])
+    (tmp_path / "ptb.train.txt").write_text("an other text\n")
+    for split in ("valid", "test"):
+        shutil.copy(tmp_path / "ptb.train.txt", tmp_path / f"ptb.{split}.txt")
+    parts = ["ptb.train.txt", "not the text of this corpus", "SHA-256"]
+    refused(language_model.main, "ptb", tmp_path / "x", "--from", tmp_path, parts=parts)
+    assert not (tmp_path / "x" / "text" / "train.txt").exists()
+
+
+def test_a_corpus_from_its_home(tmp_path, monkeypatch):
+    """Downloaded, checked, unpacked; a changed archive is refused and removed. From an archive at hand, too."""
+    site, folder = tmp_path / "site", tmp_path / "site" / "wikitext-2"
+    folder.mkdir(parents=True)
+    for split in ("train", "valid", "test"):
+        (folder / f"wiki.{split}.tokens").write_text(" \n = A = \n")
+    subprocess.run([sys.executable, "-m", "zipfile", "-c", "w.zip", "wikitext-2"], cwd=site, check=True)
+    archive = site / "w.zip"
+    corpus = language_model.CORPORA["wikitext103"]._replace(urls=[f"file://{archive}"])
+    monkeypatch.setitem(language_model.CORPORA, "wikitext103", corpus)
+    wanted = {"w.zip": language_model.sha256(archive)}
+    monkeypatch.setattr(language_model, "checksums", lambda name: wanted)
+    monkeypatch.setattr(language_model, "binarise", lambda *args: None)
+    out = tmp_path / "out"
+    language_model.main(["wikitext103", str(out)])
+    assert (out / "text" / "valid.txt").read_text() == " \n = A = \n"
+    language_model.main(["wikitext103", str(tmp_path / "other"), "--from", str(site)])
+    assert (tmp_path / "other" / "text" / "test.txt").exists()
+    wanted["w.zip"] = "0" * 64
+    refused(language_model.main, "wikitext103", tmp_path / "new", parts=["w.zip", "SHA-256", "removed", "--from"])
+    assert not (tmp_path / "new" / "archives" / "w.zip").exists() and not list((tmp_path / "new" / "text").iterdir())
+
+
+@pytest.mark.parametrize("corpus, tokens", [("ptb", 82430), ("wikitext2", 245569)])
+def test_the_real_corpora(tmp_path, lm_corpora, corpus, tokens, monkeypatch):
+    """Their texts have the checksums, and the counts of the literature, line ends included."""
+    monkeypatch.setattr(language_model, "binarise", lambda *args: None)
+    folder = {"ptb": "ptb", "wikitext2": "wikitext-2"}[corpus]
+    language_model.main([corpus, str(tmp_path / "out"), "--from", str(lm_corpora / folder)])
+    assert language_model.word_count(tmp_path / "out" / "text" / "test.txt") == tokens
+
+
+def test_perplexity_by_word(tmp_path):
+    """By hand: 3 words and 1 line end, in 6 pieces of 2 bits each, are 12 bits: 3 for each of the four."""
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "test.txt").write_text("a bcd ef\n")
+    log = "Evaluated {} tokens in 0.1s (1 tokens/s)\n| Loss (base 2): 2.0000, Perplexity: 4.00\n"
+    by_word = language_model.perplexity(tmp_path, log.format(4))
+    assert by_word["ppl"]["score"] == by_word["token_ppl"]["score"] == 4
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "test.txt").write_text("a b@@ cd e@@ f\n")
+    scores = language_model.perplexity(tmp_path, log.format(6))
+    assert scores["ppl"]["score"] == 8 and scores["token_ppl"]["score"] == 4
+    assert scores["ppl"]["signature"] == "words+lines:4|tokens:6"
+    with pytest.raises(UserError, match="5 of 6 tokens.*--tokens-per-sample"):
+        language_model.perplexity(tmp_path, log.format(5))
+
+
+# ---- data of classifiers
+
+LABELS = ("sport", "world")
+
+
+def examples(seed, n):
+    """n rows: the first word of a text tells its label."""
+    rng = random.Random(seed)
+    found = []
+    for _ in range(n):
+        label = rng.choice(LABELS)
+        found.append([label, f"{'ball' if label == 'sport' else 'vote'}", " ".join(rng.choices(WORDS, k=6))])
+    return found
+
+
+def write_csv(path, rows):
+    with open(path, "w", newline="") as file:
+        csv.writer(file).writerows(rows)
+
+
+@pytest.fixture(scope="module")
+def own_examples(tmp_path_factory):
+    """A corpus for `own`, with headings, sorted by label."""
+    folder = tmp_path_factory.mktemp("examples")
+    write_csv(folder / "train.csv", [["label", "title", "text"], *sorted(examples("train", 200))])
+    write_csv(folder / "test.csv", examples("test", 40))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def class_data(tmp_path_factory, own_examples):
+    return prepared(tmp_path_factory.mktemp("classes") / "own", own_examples, main=classification.main)
+
+
+def read(folder, split):
+    """(label, text) of a prepared split."""
+    lines = ((folder / "text" / f"{split}.{end}").read_text().splitlines() for end in ("label", "txt"))
+    return list(zip(*lines))
+
+
+def test_prepare_classes(class_data, own_examples, tmp_path):
+    """A tenth held out, shuffled, the same each time; the test set in its order; nothing lost."""
+    train_set, valid, test = (read(class_data, split) for split in ("train", "valid", "test"))
+    assert (len(train_set), len(valid), len(test)) == (180, 20, 40)
+    everything = [(label, f"{title} {words}") for label, title, words in examples("train", 200)]
+    assert sorted(train_set + valid) == sorted(everything) and train_set != sorted(train_set)
+    assert test == [(label, f"{title} {words}") for label, title, words in examples("test", 40)]
+    again = prepared(tmp_path / "again", own_examples, "--examples", "50", "--valid", "7", main=classification.main)
+    assert len(read(again, "train")) == 43 and set(read(again, "train")) <= set(everything)
+    assert read(again, "valid") == [*valid, *train_set][:7]
+    for name in ("input0", "label"):
+        assert {p.name for p in (class_data / "bin" / name).iterdir()} >= {"dict.txt", "train.bin", "test.idx"}
+    assert len((class_data / "bin" / "label" / "dict.txt").read_text().splitlines()) == 2
+
+
+def test_clean():
+    assert classification.clean("Oil\\at  #36;50 &lt;b&gt;a  barrel&lt;/b&gt;<br /><br />AT&amp;T 2<3 C#5;") == (
+        "oil at $50 a barrel at&t 2<3 c#5;"
+    )
+
+
+@pytest.mark.parametrize(
+    "corpus, name, contents, parts",
+    [
+        ("own", "test.csv", "sport,a ball\nmusic,a song\n", ["test set has the label music", "sport, world", "a song"]),
+        ("own", "train.csv", 'sport,a ball\nworld," "\n', ["train.csv: line 2 has an empty text"]),
+        ("own", "test.csv", "sport,a ball\nworld\n", ["test.csv: line 2 has 1 column(s), not 2", "commas"]),
+        ("own", "test.csv", "two words,a ball\n", ["test.csv: line 1", 'the label "two words"', "one word"]),
+        ("own", "test.csv", "", ["test.csv: has no examples"]),
+        ("own", "test.csv", None, ["no test set", "test.csv or test.tsv"]),
+        ("agnews", "train.csv", "5,title,text\n", ['line 1 has the label "5"', "one of 1, 2, 3, 4"]),
+        ("agnews", "train.csv", "5,title\n", ["line 1 has 2 column(s), not 3"]),
+        ("own", "test.csv", "sport,Stra\u00dfe\n".encode("latin1"), ["test.csv: line 1 is not UTF-8", "iconv"]),
+    ],
+)
+def test_prepare_refuses_examples(tmp_path, own_examples, corpus, name, contents, parts):
+    folder, out = tmp_path / "text", tmp_path / "out"
+    shutil.copytree(own_examples, folder)
+    (folder / name).unlink()
+    if contents is not None:
+        (folder / name).write_bytes(contents if isinstance(contents, bytes) else contents.encode())
+    refused(classification.main, corpus, out, "--from", folder, parts=parts)
+    assert not out.exists()
+
+
+def test_imdb_folder(tmp_path):
+    """The corpus as it is unpacked: a file for each review."""
+    for split in ("train", "test"):
+        for name, word in (("pos", "good"), ("neg", "bad")):
+            folder = tmp_path / "aclImdb" / split / name
+            folder.mkdir(parents=True)
+            for i in range(3):
+                (folder / f"{i}_7.txt").write_text(f"{word} film {i}")
+    found = classification.read_corpus(classification.CORPORA["imdb"], tmp_path, None, 1)
+    assert {split: len(rows) for split, rows in found.items()} == {"train": 5, "valid": 1, "test": 6}
+    assert all(label == ("1" if text.startswith("good") else "0") for rows in found.values() for label, text in rows)
+
+
+def test_the_real_classes(classification_corpora):
+    """AG News and IMDb as they are at hand: every row is read, and the held out ones are of all classes."""
+    for corpus, folder, sizes in (("agnews", "ag_news", (18000, 2000, 7600)), ("imdb", "imdb", (4500, 500, 5000))):
+        found = classification.read_corpus(classification.CORPORA[corpus], classification_corpora / folder, 20000, None)
+        assert tuple(map(len, found.values())) == sizes
+        labels = [label for label, _ in found["valid"]]
+        assert min(map(labels.count, classification.CORPORA[corpus].labels)) > 0.2 * 4 / 5 * len(labels)
+        assert not any("<br" in text for rows in found.values() for _, text in rows)
+
+
+def test_mcnemar(tmp_path):
+    """By hand: 1 won and 6 lost of 7 have the two-sided probability 2 * (1 + 7) / 2**7."""
+    for name in ("data/text", "ours", "base"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "data" / "text" / "test.label").write_text("a\n" * 10)
+    (tmp_path / "ours" / "test.predicted").write_text("a\n" + "b\n" * 6 + "a\n" * 3)
+    (tmp_path / "base" / "test.predicted").write_text("b\n" + "a\n" * 9)
+    test = classification.compare(tmp_path / "data", tmp_path / "ours", tmp_path / "base")
+    assert test["p_value"] == pytest.approx(0.125) and (test["baseline"], test["score"]) == (90, 40)
+    (tmp_path / "base" / "test.predicted").write_text("b\n")
+    with pytest.raises(UserError, match="base: not evaluated yet, or not on these data"):
+        classification.compare(tmp_path / "data", tmp_path / "ours", tmp_path / "base")
+
+
+# ---- training and evaluation
+
+
+@pytest.mark.parametrize(
+    "arch, dataset, task, recipe",
+    [
+        ("transformer_lm_synth_random_ptb", "ptb", "language_modeling", "ptb_cpu"),
+        ("transformer_lm_ptb", "wikitext2", "language_modeling", "wikitext2_cpu"),
+        ("lightconv_lm_ptb", "ptb", "language_modeling", "ptb_cpu"),
+        ("roberta_synth_dense_vanilla_agnews", "agnews", "sentence_prediction", "agnews"),
+        ("roberta_linformer_imdb", "imdb", "sentence_prediction", "imdb"),
+    ],
+)
+def test_train_shows_its_command(arch, dataset, task, recipe, dry, capsys):
+    train.main([arch, dataset, "--gpus", "0"])
+    shown = capsys.readouterr().out
+    assert flag(shown, "--task") == task and flag(shown, "--arch") == arch and "--source-lang" not in shown
+    assert f"{ROOT}/data/{dataset}/bin" in shown and flag(shown, "--lr") == RECIPES[recipe].flags["lr"]
+    assert flag(shown, "--max-update") == str(RECIPES[recipe].max_update)
+    assert flag(shown, "--keep-interval-updates") == "1"
+
+
+def test_train_refuses_data_of_another_task(tmp_path, lm_data):
+    argv = ["roberta_agnews", "agnews", "--data", lm_data, "--save-dir", tmp_path / "run", "--gpus", "0"]
+    refused(train.main, *argv, parts=[f"--data {lm_data}", "language_modeling", "sentence_prediction"])
+    argv = ["roberta_agnews", "agnews", "--data", tmp_path, "--gpus", "0"]
+    refused(train.main, *argv, parts=["not prepared", f"prepare_classification.sh agnews {tmp_path}"])
+
+
+TINY_LM = "--decoder-layers 1 --decoder-embed-dim 16 --decoder-ffn-embed-dim 16 --decoder-attention-heads 2".split()
+TINY = "--encoder-layers 1 --encoder-embed-dim 16 --encoder-ffn-embed-dim 16 --encoder-attention-heads 2".split()
+
+
+def trained(data, save, arch, dataset, recipe, updates, *flags):
+    argv = [arch, dataset, "--recipe", recipe, "--data", data, "--save-dir", save, "--max-update", updates]
+    done = script("train.sh", *argv, "--save-every", updates // 2, "--", *flags)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return save
+
+
+def test_a_language_model(tmp_path, lm_data, capfd):
+    """From data to perplexity: what evaluate.sh finds is what fairseq-eval-lm prints, with all tokens counted."""
+    flags = [*TINY_LM, "--tokens-per-sample", "32", "--synth-max-length", "32", "--lr", "0.02", "--warmup-updates", "5"]
+    run = trained(lm_data, tmp_path / "run", "transformer_lm_synth_random_ptb", "own", "ptb_cpu", 20, *flags)
+    tasks.main([str(lm_data), str(run)])
+    scores = json.loads((run / "scores.json").read_text())
+    tokens = language_model.word_count(lm_data / "text" / "test.txt")
+    assert scores["ppl"]["signature"] == f"words+lines:{tokens}|tokens:{tokens}|block:32|context:0"
+    assert 5 < scores["ppl"]["score"] < 33  # 30 words and the end of a line
+    assert f"Perplexity: {scores['ppl']['score']:.2f}" in (run / "eval_lm.log").read_text()
+    capfd.readouterr()
+    tasks.main([str(lm_data), str(run), "--context-window", "16"])
+    assert "context:16" in capfd.readouterr().out and not (run / "evaluation.part").exists()
+    kept = (run / "scores.json").read_text()
+    refused(tasks.main, lm_data, run, "--context-window", "32", parts=["--context-window 32", "--tokens-per-sample"])
+    refused(tasks.main, lm_data, run, "--beam", "4", parts=["--beam", "language_modeling", "leave it out"])
+    refused(tasks.main, lm_data, tmp_path / "no", parts=[str(tmp_path / "no"), "train.sh"])
+    refused(tasks.main, tmp_path, run, parts=["not prepared"])
+    assert (run / "scores.json").read_text() == kept
+
+
+def test_a_classifier(tmp_path, class_data, capfd):
+    """From data to accuracy: the labels are what fairseq-validate counts, in the order of the corpus."""
+    from fairseq_cli import validate
+
+    flags = [*TINY, "--num-classes", "2", "--lr", "0.01", "--warmup-updates", "5", "--dropout", "0"]
+    run = trained(class_data, tmp_path / "run", "roberta_synth_dense_vanilla_agnews", "own", "agnews_cpu", 30, *flags)
+    tasks.main([str(class_data), str(run)])
+    scores = json.loads((run / "scores.json").read_text())
+    found = (run / "test.predicted").read_text().splitlines()
+    labels = [label for label, _ in read(class_data, "test")]
+    right = sum(a == b for a, b in zip(found, labels))
+    assert len(found) == 40 and set(found) <= set(LABELS) and scores["accuracy"]["score"] == 100 * right / 40 > 90
+    argv = [class_data / "bin", "--user-dir", ROOT / "fairseq_synth", "--path", run / "checkpoint_best.pt"]
+    argv += ["--task", "sentence_prediction", "--valid-subset", "test", "--max-tokens", "500", "--num-workers", "0"]
+    log = "".join(run_cli(validate.cli_main, *argv, "--num-classes", "2", "--init-token", "0"))
+    assert re.search(rf"accuracy {100 * right / 40:g}\b", log), log
+    baseline = tmp_path / "base"
+    shutil.copytree(run, baseline)
+    (baseline / "test.predicted").write_text("sport\n" * 40)
+    capfd.readouterr()
+    tasks.main([str(class_data), str(run), "--baseline", str(baseline)])
+    assert "McNemar's exact test" in capfd.readouterr().out
+    assert json.loads((run / "bootstrap.json").read_text())["p_value"] < 0.01
+    (run / "checkpoint_best.pt").unlink()
+    refused(tasks.main, class_data, run, parts=["checkpoint_best.pt: no such file"])
+
+
+# ---- tables
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    for module in (reproduce, tables, render, timing):
+        monkeypatch.setattr(module, "ROOT", tmp_path)
+    return tmp_path
+
+
+def test_a_cell_of_each_task(project, lm_data, class_data, monkeypatch):
+    """reproduce.sh on small recipes: the record has the figure, the curve and the command."""
+    monkeypatch.setattr(language_model, "prepare", lambda *args: None)
+    monkeypatch.setattr(classification, "prepare", lambda *args: None)
+    for table, data, model, flags, curve in (
+        ("ptb_cpu", lm_data, "lightconv_lm", [*TINY_LM[2:], "--tokens-per-sample", "32"], "valid_ppl"),
+        ("agnews_cpu", class_data, "linformer", [*TINY, "--num-classes", "2"], "valid_accuracy"),
+    ):
+        described = TABLES[table]
+        monkeypatch.setitem(TABLES, table, dataclasses.replace(described, data=str(data)))
+        argv = [table, "--variant", model, "--seed", "1", "--out", str(project)]
+        more = ["--max-update", "4", "--save-every", "2", "--", *flags]
+        monkeypatch.setattr(reproduce, "machine_only", lambda options: True)
+        reproduce.main([*argv, "--", *more])
+        run = project / "runs" / f"{table}-{described.datasets[0].name}-{model}-seed1-changed"
+        record = json.loads((run / "result.json").read_text())
+        assert record["figures"][described.metric] > 0 and record["updates"] == 4
+        assert len(record["curve"][curve]) == len(record["curve"]["updates"]) == 2
+        assert record["command"].startswith(f"scripts/reproduce.sh {table} --variant {model} --seed 1 --rerun -- --max")
+        assert not (project / "results").exists()
+
+
+def test_steps_a_second(project, class_data, monkeypatch, capsys):
+    """All models in turns on the same batches; the table shows the ratios beside the paper's."""
+    monkeypatch.setattr(timing, "ROUNDS", 4)
+    monkeypatch.setattr(classification, "prepare", lambda *args: None)
+    table = dataclasses.replace(TABLES["agnews_cpu"], data=str(class_data))
+    monkeypatch.setitem(TABLES, "agnews_cpu", table)
+    reproduce.main(["agnews_cpu", "--time", "--variant", "linformer random", "--out", str(project)])
+    record = json.loads((project / "results" / "agnews_cpu" / "speed" / "agnews.json").read_text())
+    figures = record["figures"]
+    assert list(figures) == ["transformer", "linformer", "random"] and figures["transformer"]["ratio"] == 1
+    assert all(0.1 < f["lowest"] <= f["ratio"] <= f["highest"] < 10 for f in figures.values())
+    shown = render.results("agnews_cpu")
+    row = next(line for line in shown.splitlines() if line.startswith("| `linformer` |"))
+    assert f"| {figures['linformer']['ratio']:.2f} |" in row and "86.50" in row and "1.09 (1.00)" in row
+    assert "--time" in shown
+
+
+def test_the_papers_figures_stand_beside(project):
+    shown = render.results("ptb_cpu")
+    assert "| LM1B, paper |" in shown and "| `random_vanilla` | not run | 40.05 | not run |" in shown
+    assert "| `lightconv_lm` | not run |  | not run |" in shown
+    shown = render.results("table7")
+    assert "| `factorized_random_vanilla` |" in shown and "0.80 (0.73)" in shown
