@@ -93,9 +93,10 @@ def curves(table: Table, dataset: Dataset, records: List[Record], title: str) ->
 
 
 def bars(table: Table, dataset: Dataset, records: List[Record], title: str) -> Series:
-    """{model: the metric for each seed}."""
-    scores = {m: [r["figures"][table.metric] for r in records if r["model"] == m] for m in table.models()}
-    scores = {model: values for model, values in scores.items() if values}
+    """{model: the metric for each seed}, the best first."""
+    found = {m: [r["figures"][table.metric] for r in records if r["model"] == m] for m in table.models()}
+    models = sorted(filter(found.get, found), key=lambda m: summarize(found[m]).mean, reverse=table.best is max)
+    scores = {model: found[model] for model in models}
     return {"title": title, "metric": table.metric_name, "scores": scores}
 
 
@@ -114,7 +115,7 @@ def draw_curves(series: Series, figure: Any) -> None:
 def draw_bars(series: Series, figure: Any) -> None:
     """A bar for each model's mean, a dot for each seed."""
     axes, scores = figure.add_subplot(), series["scores"]
-    models = sorted(scores, key=lambda model: -summarize(scores[model]).mean)
+    models = list(scores)
     colors = ["black" if model == BASELINE else "tab:blue" for model in models]
     axes.barh(models, [summarize(scores[model]).mean for model in models], color=colors, alpha=0.5)
     for model in models:

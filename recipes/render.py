@@ -234,13 +234,13 @@ def speed(columns: Sequence[str] = tuple(SPEED)) -> str:
     return "\n".join([*rows, "", *commands, "", origin(list(records.values())), ""])
 
 
-def picture(name: str) -> str:
-    """The picture of a table's first column, once a cell of it has run."""
+def picture(name: str, folder: str = "docs/") -> str:
+    """The picture of a table's first column, once a cell of it has run. `folder`: where it is, seen from the page."""
     table = TABLES[name]
     dataset = table.datasets[0]
     if not any(record["dataset"] == dataset.name for record in load(name)):
         return ""
-    return f"\n![{table.metric_name} of every model, {dataset.heading}](docs/{name}-{dataset.name}-scores.png)\n\n"
+    return f"\n![{table.metric_name} of every model, {dataset.heading}]({folder}{name}-{dataset.name}-scores.png)\n\n"
 
 
 def repairs() -> str:

@@ -6,10 +6,10 @@
 """
 
 import argparse
-import functools
 import logging
 import sys
 from pathlib import Path
+from typing import Callable, Dict
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT))
 from recipes import analysis, configs, pictures, render  # noqa: E402
 from recipes.command import UserError  # noqa: E402
 
-BLOCKS = {  # page: {block: its contents}
+BLOCKS: Dict[str, Dict[str, Callable[[], str]]] = {  # page: {block: its contents}
     "README.md": {
         "multi30k": lambda: render.results("multi30k_cpu", "multi30k"),
         "picture": lambda: render.picture("multi30k_cpu"),
@@ -25,15 +25,14 @@ BLOCKS = {  # page: {block: its contents}
     },
     "docs/analysis.md": {"heads": analysis.table, "alpha": lambda: render.alpha("multi30k_cpu")},
     "docs/wmt14.md": {"table2": lambda: render.results("table2")},
-    "docs/language-models.md": {
-        name: functools.partial(render.results, name) for name in ("table2_lm", "ptb_cpu", "wikitext2_cpu")
-    },
-    "docs/classification.md": {
-        name: functools.partial(render.results, name) for name in ("table7", "agnews_cpu", "imdb_cpu")
-    },
     "docs/performance.md": {"speed": render.speed},
     "docs/fairseq-bugs.md": {"repairs": render.repairs},
 }
+for page, names in (  # a table and its picture
+    ("docs/language-models.md", ("table2_lm", "ptb_cpu", "wikitext2_cpu")),
+    ("docs/classification.md", ("table7", "agnews_cpu", "imdb_cpu")),
+):
+    BLOCKS[page] = {name: lambda name=name: render.results(name) + render.picture(name, "") for name in names}
 
 
 def main() -> None:

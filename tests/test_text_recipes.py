@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 import pytest
-from helpers import ROOT, flag, refused, run_cli, script
+from helpers import ROOT, flag, refused, run_cli
 
 from recipes import classification, language_model, render, reproduce, scoring, tables, tasks, timing, train
 from recipes.command import UserError
@@ -315,64 +315,6 @@ TINY_LM = "--decoder-layers 1 --decoder-embed-dim 16 --decoder-ffn-embed-dim 16 
 TINY = "--encoder-layers 1 --encoder-embed-dim 16 --encoder-ffn-embed-dim 16 --encoder-attention-heads 2".split()
 
 
-def trained(data, save, arch, dataset, recipe, updates, *flags):
-    argv = [arch, dataset, "--recipe", recipe, "--data", data, "--save-dir", save, "--max-update", updates]
-    done = script("train.sh", *argv, "--save-every", updates // 2, "--", *flags)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return save
-
-
-def test_a_language_model(tmp_path, lm_data, capfd):
-    """From data to perplexity: what evaluate.sh finds is what fairseq-eval-lm prints, with all tokens counted."""
-    flags = [*TINY_LM, "--tokens-per-sample", "32", "--synth-max-length", "32", "--lr", "0.02", "--warmup-updates", "5"]
-    run = trained(lm_data, tmp_path / "run", "transformer_lm_synth_random_ptb", "own", "ptb_cpu", 20, *flags)
-    tasks.main([str(lm_data), str(run)])
-    scores = json.loads((run / "scores.json").read_text())
-    tokens = language_model.word_count(lm_data / "text" / "test.txt")
-    assert scores["ppl"]["signature"] == f"words+lines:{tokens}|tokens:{tokens}|block:32|context:0"
-    assert 5 < scores["ppl"]["score"] < 33  # 30 words and the end of a line
-    assert f"Perplexity: {scores['ppl']['score']:.2f}" in (run / "eval_lm.log").read_text()
-    capfd.readouterr()
-    tasks.main([str(lm_data), str(run), "--context-window", "16"])
-    assert "context:16" in capfd.readouterr().out and not (run / "evaluation.part").exists()
-    kept = (run / "scores.json").read_text()
-    refused(tasks.main, lm_data, run, "--context-window", "32", parts=["--context-window 32", "--tokens-per-sample"])
-    refused(tasks.main, lm_data, run, "--beam", "4", parts=["--beam", "language_modeling", "leave it out"])
-    refused(tasks.main, lm_data, tmp_path / "no", parts=[str(tmp_path / "no"), "train.sh"])
-    refused(tasks.main, tmp_path, run, parts=["not prepared"])
-    assert (run / "scores.json").read_text() == kept
-
-
-def test_a_classifier(tmp_path, class_data, capfd):
-    """From data to accuracy: the labels are what fairseq-validate counts, in the order of the corpus."""
-    from fairseq_cli import validate
-
-    flags = [*TINY, "--num-classes", "2", "--lr", "0.01", "--warmup-updates", "5", "--dropout", "0"]
-    run = trained(class_data, tmp_path / "run", "roberta_synth_dense_vanilla_agnews", "own", "agnews_cpu", 30, *flags)
-    tasks.main([str(class_data), str(run)])
-    scores = json.loads((run / "scores.json").read_text())
-    found = (run / "test.predicted").read_text().splitlines()
-    labels = [label for label, _ in read(class_data, "test")]
-    right = sum(a == b for a, b in zip(found, labels))
-    assert len(found) == 40 and set(found) <= set(LABELS) and scores["accuracy"]["score"] == 100 * right / 40 > 90
-    argv = [class_data / "bin", "--user-dir", ROOT / "fairseq_synth", "--path", run / "checkpoint_best.pt"]
-    argv += ["--task", "sentence_prediction", "--valid-subset", "test", "--max-tokens", "500", "--num-workers", "0"]
-    log = "".join(run_cli(validate.cli_main, *argv, "--num-classes", "2", "--init-token", "0"))
-    assert re.search(rf"accuracy {100 * right / 40:g}\b", log), log
-    baseline = tmp_path / "base"
-    shutil.copytree(run, baseline)
-    (baseline / "test.predicted").write_text("sport\n" * 40)
-    capfd.readouterr()
-    tasks.main([str(class_data), str(run), "--baseline", str(baseline)])
-    assert "McNemar's exact test" in capfd.readouterr().out
-    assert json.loads((run / "bootstrap.json").read_text())["p_value"] < 0.01
-    (run / "checkpoint_best.pt").unlink()
-    refused(tasks.main, class_data, run, parts=["checkpoint_best.pt: no such file"])
-
-
-# ---- tables
-
-
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     for module in (reproduce, tables, render, timing):
@@ -380,26 +322,59 @@ def project(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_cell_of_each_task(project, lm_data, class_data, monkeypatch):
-    """reproduce.sh on small recipes: the record has the figure, the curve and the command."""
-    monkeypatch.setattr(language_model, "prepare", lambda *args: None)
-    monkeypatch.setattr(classification, "prepare", lambda *args: None)
-    for table, data, model, flags, curve in (
-        ("ptb_cpu", lm_data, "lightconv_lm", [*TINY_LM[2:], "--tokens-per-sample", "32"], "valid_ppl"),
-        ("agnews_cpu", class_data, "linformer", [*TINY, "--num-classes", "2"], "valid_accuracy"),
-    ):
-        described = TABLES[table]
-        monkeypatch.setitem(TABLES, table, dataclasses.replace(described, data=str(data)))
-        argv = [table, "--variant", model, "--seed", "1", "--out", str(project)]
-        more = ["--max-update", "4", "--save-every", "2", "--", *flags]
-        monkeypatch.setattr(reproduce, "machine_only", lambda options: True)
-        reproduce.main([*argv, "--", *more])
-        run = project / "runs" / f"{table}-{described.datasets[0].name}-{model}-seed1-changed"
-        record = json.loads((run / "result.json").read_text())
-        assert record["figures"][described.metric] > 0 and record["updates"] == 4
-        assert len(record["curve"][curve]) == len(record["curve"]["updates"]) == 2
-        assert record["command"].startswith(f"scripts/reproduce.sh {table} --variant {model} --seed 1 --rerun -- --max")
-        assert not (project / "results").exists()
+def run_cell(project, monkeypatch, table, data, model, updates, *flags):
+    """reproduce.sh with a small recipe on these data: the folder of the run and its record."""
+    described = TABLES[table]
+    monkeypatch.setattr(described.task, "prepare", lambda *args: None)
+    monkeypatch.setitem(TABLES, table, dataclasses.replace(described, data=str(data)))
+    more = ["--max-update", str(updates), "--save-every", str(updates // 2), "--", *flags]
+    reproduce.main([table, "--variant", model, "--seed", "1", "--out", str(project), "--", *more])
+    run = project / "runs" / f"{table}-{described.datasets[0].name}-{model}-seed1-changed"
+    record = json.loads((run / "result.json").read_text())
+    assert record["command"].startswith(f"scripts/reproduce.sh {table} --variant {model} --seed 1 --rerun -- --max")
+    assert record["updates"] == updates and len(record["curve"]["valid_loss"]) == 2
+    assert not (project / "results").exists() and not (run / "evaluation.part").exists()
+    return run, record
+
+
+def test_a_language_model(project, lm_data, monkeypatch):
+    """From data to perplexity: the figure is what fairseq-eval-lm prints, with all tokens counted."""
+    flags = [*TINY_LM, "--tokens-per-sample", "32", "--synth-max-length", "32", "--lr", "0.02", "--warmup-updates", "5"]
+    run, record = run_cell(project, monkeypatch, "ptb_cpu", lm_data, "random", 20, *flags)
+    score = json.loads((run / "scores.json").read_text())["ppl"]
+    tokens = language_model.word_count(lm_data / "text" / "test.txt")
+    assert score["signature"] == f"words+lines:{tokens}|tokens:{tokens}|block:32|context:0"
+    assert f"Perplexity: {score['score']:.2f}" in (run / "eval_lm.log").read_text()
+    assert 5 < score["score"] == record["figures"]["ppl"] < 40  # 30 words and the end of a line
+    assert record["curve"]["valid_ppl"][-1] < record["curve"]["valid_ppl"][0]
+    kept = (run / "scores.json").read_text()
+    refused(tasks.main, lm_data, run, "--context-window", "32", parts=["--context-window 32", "--tokens-per-sample"])
+    refused(tasks.main, lm_data, run, "--beam", "4", parts=["--beam", "language_modeling", "leave it out"])
+    refused(tasks.main, lm_data, project / "no", parts=[str(project / "no"), "train.sh"])
+    refused(tasks.main, project, run, parts=["not prepared"])
+    assert (run / "scores.json").read_text() == kept
+
+
+def test_a_classifier(project, class_data, monkeypatch, capfd):
+    """From data to accuracy: the labels are what fairseq-validate counts, in the order of the corpus."""
+    from fairseq_cli import validate
+
+    flags = [*TINY, "--num-classes", "2", "--lr", "0.02", "--warmup-updates", "5", "--dropout", "0"]
+    run, record = run_cell(project, monkeypatch, "agnews_cpu", class_data, "linformer", 40, *flags)
+    found = (run / "test.predicted").read_text().splitlines()
+    labels = [label for label, _ in read(class_data, "test")]
+    right = sum(a == b for a, b in zip(found, labels))
+    assert len(found) == 40 and set(found) <= set(LABELS) and record["figures"]["accuracy"] == 100 * right / 40 > 70
+    assert len(record["curve"]["valid_accuracy"]) == 2
+    argv = [class_data / "bin", "--user-dir", ROOT / "fairseq_synth", "--path", run / "checkpoint_best.pt"]
+    argv += ["--task", "sentence_prediction", "--valid-subset", "test", "--max-tokens", "500", "--num-workers", "0"]
+    log = "".join(run_cli(validate.cli_main, *argv, "--num-classes", "2", "--init-token", "0"))
+    assert re.search(rf"accuracy {100 * right / 40:g}\b", log), log
+    (run / "checkpoint_best.pt").unlink()
+    refused(tasks.main, class_data, run, parts=["checkpoint_best.pt: no such file"])
+
+
+# ---- tables
 
 
 def test_steps_a_second(project, class_data, monkeypatch, capsys):
