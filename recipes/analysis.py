@@ -140,7 +140,7 @@ def table() -> str:
     if not records:
         return "No model has been analysed yet.\n"
     columns = ["entropy", "diagonal", "neighbours", "word_dependence"]
-    heads = ["model", "attention", "entropy", "diagonal", "neighbours", "words", "most, least important head"]
+    heads = ["model", "updates", "attention", "entropy", "diagonal", "neighbours", "words", "most, least important head"]
     heads += ["BLEU", "half removed", "all removed"]
     rows = []
     for model, record in records.items():
@@ -154,7 +154,7 @@ def table() -> str:
             half = curve["bleu"][curve["share"].index(0.5)]
             figures = [f"{value:.2f}" for value in means] + [f"{max(important):.3f}, {min(important):.3f}"]
             figures += [f"{bleu:.1f}" for bleu in (curve["bleu"][0], half, curve["bleu"][-1])]
-            rows.append([label(model), title, *figures])
+            rows.append([label(model), str(record["updates"]), title, *figures])
     first = next(iter(records.values()))
     data = first["data"]
     note = (
@@ -215,7 +215,7 @@ def draw_histograms(series: Figures, figure: Any) -> None:
     models = series["models"]
     figure.set_size_inches(10, 1.5 * len(models) + 0.6)
     cells = figure.subplots(len(models), 4, squeeze=False)
-    for line, (model, layers) in zip(cells, models.items()):
+    for number, (line, (model, layers)) in enumerate(zip(cells, models.items())):
         for axes, (name, found) in zip(line, layers.items()):
             for state in ("initial", "trained"):
                 shares = found["shares"][state]
@@ -227,7 +227,8 @@ def draw_histograms(series: Figures, figure: Any) -> None:
                 axes.set_yscale("log")
             axes.tick_params(labelsize=7)
             axes.set_yticks([])
-            if line is cells[0]:
+            axes.minorticks_off()
+            if number == 0:
                 axes.set_title(name, fontsize=9)
         line[0].set_ylabel(model, fontsize=9)
     cells[0][0].legend(fontsize=7)
