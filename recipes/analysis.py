@@ -36,16 +36,24 @@ def main(argv: Sequence[str]) -> None:
     add("--sentences", type=integer(1), default=200, metavar="N", help="of the validation set (default: 200)")
     add("--out", type=Path, default=ROOT, metavar="DIR", help="data and runs (default: the project's folder)")
     args = parser.parse_args(argv)
+    origin = {
+        "commit": provenance.commit(),
+        "versions": provenance.versions(),
+        "hardware": provenance.hardware(),
+    }
     for cell in TABLES[args.table].cells(args.pair, args.variant, [args.seed]):
         checkpoint = cell.run(args.out) / "checkpoint_avg.pt"
         if checkpoint.exists():
-            analyse(cell, checkpoint, args.out, args.sentences)
+            analyse(cell, checkpoint, args.out, args.sentences, origin)
         else:
             say(f"{cell.name}: not trained, {checkpoint} is missing")
 
 
-def analyse(cell: Cell, checkpoint: Path, out: Path, sentences: int) -> None:
+def analyse(cell: Cell, checkpoint: Path, out: Path, sentences: int, origin: Figures) -> None:
     """Inspects a cell's checkpoint, unless that is done, and writes its record.
+
+    Args:
+        origin: commit, versions and hardware.
 
     Raises:
         UserError: the inspection failed.
@@ -65,9 +73,7 @@ def analyse(cell: Cell, checkpoint: Path, out: Path, sentences: int) -> None:
         "model": cell.model,
         "seed": cell.seed,
         "command": f"{shown} --subset {found['data']['subset']} --sentences {found['data']['sentences']} --out DIR",
-        "commit": provenance.commit(),
-        "versions": provenance.versions(),
-        "hardware": provenance.hardware(),
+        **origin,
         **compact(found),
     }
     path = ROOT / "results" / FOLDER / f"{cell.table.name}-{cell.name}.json"
@@ -140,7 +146,16 @@ def table() -> str:
     if not records:
         return "No model has been analysed yet.\n"
     columns = ["entropy", "diagonal", "neighbours", "word_dependence"]
-    heads = ["model", "attention", "entropy", "diagonal", "neighbours", "words", "most, least important head"]
+    heads = [
+        "model",
+        "updates",
+        "attention",
+        "entropy",
+        "diagonal",
+        "neighbours",
+        "words",
+        "most, least important head",
+    ]
     heads += ["BLEU", "half removed", "all removed"]
     rows = []
     for model, record in records.items():
@@ -154,7 +169,7 @@ def table() -> str:
             half = curve["bleu"][curve["share"].index(0.5)]
             figures = [f"{value:.2f}" for value in means] + [f"{max(important):.3f}, {min(important):.3f}"]
             figures += [f"{bleu:.1f}" for bleu in (curve["bleu"][0], half, curve["bleu"][-1])]
-            rows.append([label(model), title, *figures])
+            rows.append([label(model), str(record["updates"]), title, *figures])
     first = next(iter(records.values()))
     data = first["data"]
     note = (
@@ -215,7 +230,7 @@ def draw_histograms(series: Figures, figure: Any) -> None:
     models = series["models"]
     figure.set_size_inches(10, 1.5 * len(models) + 0.6)
     cells = figure.subplots(len(models), 4, squeeze=False)
-    for line, (model, layers) in zip(cells, models.items()):
+    for number, (line, (model, layers)) in enumerate(zip(cells, models.items())):
         for axes, (name, found) in zip(line, layers.items()):
             for state in ("initial", "trained"):
                 shares = found["shares"][state]
@@ -227,7 +242,8 @@ def draw_histograms(series: Figures, figure: Any) -> None:
                 axes.set_yscale("log")
             axes.tick_params(labelsize=7)
             axes.set_yticks([])
-            if line is cells[0]:
+            axes.minorticks_off()
+            if number == 0:
                 axes.set_title(name, fontsize=9)
         line[0].set_ylabel(model, fontsize=9)
     cells[0][0].legend(fontsize=7)
@@ -364,14 +380,15 @@ def learned_r(record: Figures) -> Figures:
 
 def draw_learned_r(series: Figures, figure: Any) -> None:
     """A block for each layer, a picture for each head."""
-    layers = series["layers"]
-    heads = len(layers[0])
-    figure.set_size_inches(13, 13 / (len(layers) * heads) + 0.75)
+    layers, side, gap, title = series["layers"], 0.72, 0.06, 0.3  # in inches
+    block = len(layers[0]) * (side + gap) + 0.25
+    width, height = len(layers) * block, side + title + gap
+    figure.set_size_inches(width, height)
     for i, layer in enumerate(layers):
         for j, matrix in enumerate(layer):
-            axes = figure.add_axes([(i * (heads + 0.25) + j + 0.2) / (len(layers) * (heads + 0.3)), 0.05,
-                                    0.94 / (len(layers) * (heads + 0.3)), 0.62])  # fmt: skip
+            left = i * block + 0.125 + j * (side + gap)
+            axes = figure.add_axes([left / width, gap / height, side / width, side / height])
             axes.imshow(matrix, cmap="Blues", vmin=0)
             axes.set_xticks([])
             axes.set_yticks([])
-            axes.set_title(f"layer {i}, head {j}", fontsize=8)
+        figure.text((i + 0.5) * block / width, 1 - 0.22 / height, f"layer {i}", ha="center", fontsize=10)

@@ -206,7 +206,7 @@ def alpha(name: str) -> str:
             for component, heads in components.items():
                 rows.setdefault((record["model"], component), {}).setdefault(layer, []).extend(heads)
     if not rows:
-        return "No cell has been run at this recipe yet.\n"
+        return "No mixture has been trained yet.\n"
     layers = list(dict.fromkeys(layer for row in rows.values() for layer in row))
     heads = ["mixture", "component", *(layer.replace(".layers.", " ") for layer in layers)]
     cells = (
