@@ -96,7 +96,9 @@ def difference(values: Sequence[float]) -> str:
 
 def label(model: str) -> str:
     """A model's name in a table."""
-    return "Transformer (fairseq's own)" if model == BASELINE else f"`{model}`"
+    if model == BASELINE:
+        return "Transformer (fairseq's own)"
+    return f"`{model}` (ours)" if "relative_random" in model else f"`{model}`"  # which the paper has not
 
 
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> List[str]:
@@ -136,16 +138,19 @@ def of_paper(table: Table, name: str, heading: str) -> Dict[str, List[str]]:
 
 
 def results(*names: str) -> str:
-    """Tables of the same models side by side, with how their figures came about."""
+    """Tables of the same models side by side, with how their figures came about.
+
+    A model that neither we nor the paper have a figure of is named below the table.
+    """
     tables = [TABLES[name] for name in names]
     records = {table.name: load(table.name) for table in tables}
     if not any(records.values()) and not any(table.paper for table in tables):
         return "No cell has been run at this recipe yet.\n"
-    models = tables[0].models()
-    columns: Dict[str, List[str]] = {"model": [label(model) for model in models]}
+    all_models = tables[0].models()
+    columns: Dict[str, List[str]] = {"model": [label(model) for model in all_models]}
     columns.update(of_paper(tables[0], "parameters", "parameters, paper"))
     columns["parameters"] = []
-    for model in models:
+    for model in all_models:
         first = [r for table in tables for r in records[table.name] if r["model"] == model]
         columns["parameters"].append(f"{first[0]['parameters'] / 1e6:.2f}M" if first else NOT_RUN)
     lines = [[heading, *cells] for heading, cells in columns.items()]
@@ -158,7 +163,12 @@ def results(*names: str) -> str:
             lines += [[heading, *cells] for heading, cells in column(table, dataset, records[table.name]).items()]
         lines += [[h, *relative(c)] for h, c in of_paper(table, SPEED_COLUMN, f"{SPEED_COLUMN}, paper").items()]
     heads, *rows = zip(*lines)
-    notes = [note(table, records[table.name]) for table in tables]
+    known = {r["model"] for found in records.values() for r in found} | {m for table in tables for m in table.paper}
+    missing = [label(model) for model in all_models if model not in known]
+    rows = [row for row, model in zip(rows, all_models) if model in known]
+    notes = [note(table, records[table.name]) for table in tables if table.paper or records[table.name]]
+    if missing:
+        notes.append(f"- Not run yet: {', '.join(missing)}.")
     return "\n".join([*markdown(heads, rows), "", *notes, ""])
 
 

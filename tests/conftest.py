@@ -1,6 +1,9 @@
 import os
+import random
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from helpers import ROOT, make_data
@@ -13,6 +16,26 @@ torch.set_num_threads(1)  # the workers of pytest-xdist share the machine
 
 def pytest_addoption(parser):
     parser.addoption("--device", default="cpu", help="of the tests of the attention and its computations: cpu or cuda")
+    parser.addoption("--seed", type=int, default=0, help="of the random numbers of a test that sets no seed itself")
+    parser.addoption(
+        "--corpora",
+        type=Path,
+        default=os.environ.get("CORPORA", ROOT.parent / "shared" / "data"),
+        help="folder of real text: multi30k, lm, classification; tests of what is not there are skipped",
+    )
+
+
+def pytest_report_header(config):
+    return f"seed {config.getoption('--seed')}; real text from {config.getoption('--corpora')}"
+
+
+@pytest.fixture(autouse=True)
+def seed(request):
+    """Every test starts from the same random numbers, in any order and on any worker."""
+    number = request.config.getoption("--seed")
+    torch.manual_seed(number)
+    np.random.seed(number)
+    random.seed(number)
 
 
 @pytest.fixture
@@ -42,27 +65,27 @@ def dry(monkeypatch):
     monkeypatch.setenv("DRY_RUN", "1")
 
 
-def at_hand(name):
-    """The folder of a corpus beside the project; the test is skipped where there is none."""
-    folder = ROOT.parent / "shared" / "data" / name
+def at_hand(request, name):
+    """The folder of a corpus; the test is skipped where there is none."""
+    folder = Path(request.config.getoption("--corpora")) / name
     if not folder.is_dir():
-        pytest.skip(f"{name} is not at hand")
+        pytest.skip(f"{folder} is not there; --corpora DIR")
     return folder
 
 
 @pytest.fixture(scope="session")
-def multi30k():
-    return at_hand("multi30k")
+def multi30k(request):
+    return at_hand(request, "multi30k")
 
 
 @pytest.fixture(scope="session")
-def lm_corpora():
-    return at_hand("lm")
+def lm_corpora(request):
+    return at_hand(request, "lm")
 
 
 @pytest.fixture(scope="session")
-def classification_corpora():
-    return at_hand("classification")
+def classification_corpora(request):
+    return at_hand(request, "classification")
 
 
 @pytest.fixture(scope="session")
