@@ -5,13 +5,12 @@ import dataclasses
 import gzip
 import json
 import random
-import re
 import shutil
 import subprocess
 import sys
 
 import pytest
-from helpers import ROOT, flag, refused, run_cli
+from helpers import ROOT, flag, refused
 
 from recipes import classification, language_model, render, reproduce, scoring, tables, tasks, timing, train
 from recipes.command import UserError
@@ -356,20 +355,14 @@ def test_a_language_model(project, lm_data, monkeypatch):
 
 
 def test_a_classifier(project, class_data, monkeypatch, capfd):
-    """From data to accuracy: the labels are what fairseq-validate counts, in the order of the corpus."""
-    from fairseq_cli import validate
-
-    flags = [*TINY, "--num-classes", "2", "--lr", "0.02", "--warmup-updates", "5", "--dropout", "0"]
-    run, record = run_cell(project, monkeypatch, "agnews_cpu", class_data, "linformer", 40, *flags)
+    """From data to accuracy: every label stands at the line of its example."""
+    flags = [*TINY, "--num-classes", "2", "--lr", "0.01", "--warmup-updates", "5", "--dropout", "0"]
+    run, record = run_cell(project, monkeypatch, "agnews_cpu", class_data, "dense_vanilla", 30, *flags)
     found = (run / "test.predicted").read_text().splitlines()
     labels = [label for label, _ in read(class_data, "test")]
     right = sum(a == b for a, b in zip(found, labels))
-    assert len(found) == 40 and set(found) <= set(LABELS) and record["figures"]["accuracy"] == 100 * right / 40 > 70
+    assert len(found) == 40 and set(found) <= set(LABELS) and record["figures"]["accuracy"] == 100 * right / 40 > 90
     assert len(record["curve"]["valid_accuracy"]) == 2
-    argv = [class_data / "bin", "--user-dir", ROOT / "fairseq_synth", "--path", run / "checkpoint_best.pt"]
-    argv += ["--task", "sentence_prediction", "--valid-subset", "test", "--max-tokens", "500", "--num-workers", "0"]
-    log = "".join(run_cli(validate.cli_main, *argv, "--num-classes", "2", "--init-token", "0"))
-    assert re.search(rf"accuracy {100 * right / 40:g}\b", log), log
     (run / "checkpoint_best.pt").unlink()
     refused(tasks.main, class_data, run, parts=["checkpoint_best.pt: no such file"])
 
