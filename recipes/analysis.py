@@ -327,7 +327,7 @@ def singular_values(records: Dict[str, Figures]) -> Figures:
 def draw_singular_values(series: Figures, figure: Any) -> None:
     """A panel for each group, a line for each model with the span of its heads."""
     figure.set_size_inches(10, 3.6)
-    for axes, (group, models) in zip(figure.subplots(1, len(series), sharey=True), series.items()):
+    for axes, (group, models) in zip(figure.subplots(1, len(series), squeeze=False, sharey=True)[0], series.items()):
         for model, found in models.items():
             shares = [i / (len(found["mean"]) - 1) for i in range(len(found["mean"]))]
             axes.plot(shares, found["mean"], color=color(model, list(models)), label=model)
@@ -343,7 +343,7 @@ def draw_rank(series: Figures, figure: Any) -> None:
     """A panel for each choice of branches, a line for each model; dashed: initial."""
     figure.set_size_inches(11, 3.4)
     branches = list(next(iter(series.values()))["trained"]["encoder"])
-    for axes, name in zip(figure.subplots(1, len(branches), sharey=True), branches):
+    for axes, name in zip(figure.subplots(1, len(branches), squeeze=False, sharey=True)[0], branches):
         for model, states in series.items():
             for state, line in (("initial", "--"), ("trained", "-")):
                 values = states[state]["encoder"][name]["equal_rows"]
@@ -362,7 +362,7 @@ def draw_removal(series: Figures, figure: Any) -> None:
     """A panel for each group, a line for each model."""
     figure.set_size_inches(10, 3.4)
     groups = list(next(iter(series.values())))
-    for axes, group in zip(figure.subplots(1, len(groups), sharey=True), groups):
+    for axes, group in zip(figure.subplots(1, len(groups), squeeze=False, sharey=True)[0], groups):
         for model, curves in series.items():
             curve = curves[group]
             axes.plot(curve["share"], curve["bleu"], marker=".", color=color(model, list(series)), label=model)

@@ -487,6 +487,68 @@ def test_pictures(results, tmp_path):
     assert len(pictures.render(check=True, folder=tmp_path)) == 2
 
 
+def inspected():
+    """What the inspection says of a model of one layer and two heads."""
+    shares = {"trained": [0.25] * 4, "initial": [0.1, 0.2, 0.3, 0.4]}
+    histogram = {"low": 0.0, "high": 1.0, "shares": shares, "deviation": {"trained": 1.0, "initial": 1.0}}
+    attentions = {
+        f"{group}.0": {
+            **dict.fromkeys(("entropy", "diagonal", "neighbours", "word_dependence", "distance"), [0.25, 0.75]),
+            **{"gradient": [0.1, 0.3], "left_out": [0, 0], "alpha": None, "layer": 0, "heads": 2, "group": group},
+            "histograms": dict.fromkeys(("parameters", "logits", "weights"), histogram),
+            "pattern": [[[row * 100 + column for column in range(20)] for row in range(20)]] * 2,
+            "singular_values": [[0, 0.5, 1]] * 2,
+        }
+        for group in analysis.GROUPS
+    }
+    layers = {"as it is": {"equal_rows": [0.5], "rank_one": [0.4]}}
+    curves = {group: {"share": [0, 0.5, 1], "loss": [1, 2, 3], "bleu": [30.0, 20.0, 10.0]} for group in analysis.GROUPS}
+    return {
+        "checkpoint": {"updates": 7000},
+        "attentions": attentions,
+        "data": {"subset": "valid", "sentences": 9},
+        "loss": 1.0,
+        "layers": dict.fromkeys(("trained", "initial"), {"encoder": layers, "decoder": layers}),
+        "removal": {"groups": curves, "signature": "s", "beam": 1},
+        "sentences": ["many"],
+    }
+
+
+def test_analysis_of_a_table(results, tmp_path, capsys):
+    """The inspection's figures become a record, and the record a table and pictures."""
+    out = tmp_path / "out"
+    for model in ("transformer", "random"):
+        run = out / "runs" / f"multi30k_cpu-en-de-{model}-seed1"
+        run.mkdir(parents=True)
+        (run / "checkpoint_avg.pt").touch()
+    analysis_folder = out / "analysis" / "multi30k_cpu-en-de-random-seed1"
+    analysis_folder.mkdir(parents=True)
+    (analysis_folder / "figures.json").write_text(json.dumps({"checkpoint_avg": inspected()}))
+    argv = ["multi30k_cpu", "--pair", "en-de", "--out", str(out)]
+    assert analysis.readme() == "" and "No model" in analysis.table()
+    analysis.main([*argv, "--variant", "random dense"])
+    assert "en-de-dense-seed1: not trained" in capsys.readouterr().out
+    text = (tmp_path / "results" / "analysis" / "multi30k_cpu-en-de-random-seed1.json").read_text()
+    kept = json.loads(text)
+    attention = kept["attentions"]["encoder.self.0"]
+    assert "sentences" not in kept and attention["histograms"]["logits"]["shares"]["initial"] == [0.3, 0.7]
+    assert attention["pattern"][0][-1][-1] == 1515 and "pattern" not in kept["attentions"]["decoder.cross.0"]
+    row = "| `random` | 7000 | cross-attention | 0.50 | 0.50 | 0.50 | 0.50 | 0.300, 0.100 | 30.0 | 20.0 | 10.0 |"
+    assert row in analysis.table() and "--sentences 9" in analysis.table() and "learned-r.png" in analysis.readme()
+    pages = set(re.findall(r"\((\S+\.png)\)", (ROOT / "docs" / "analysis.md").read_text()))
+    assert {name for name, _, _ in analysis.pictures()} == pages | {"learned-r.png"}
+    assert {path.name for path in pictures.render(check=False, folder=tmp_path)} > pages
+
+
+def test_analysis_runs_the_inspection(tmp_path, dry, capsys):
+    run = tmp_path / "runs" / "multi30k_cpu-en-de-random-seed1"
+    run.mkdir(parents=True)
+    (run / "checkpoint_avg.pt").touch()
+    analysis.main(["multi30k_cpu", "--pair", "en-de", "--variant", "random", "--out", str(tmp_path)])
+    shown = capsys.readouterr().out
+    assert f"-m fairseq_synth.inspect {run}/checkpoint_avg.pt --data {tmp_path}/data/multi30k_cpu-en-de/bin" in shown
+
+
 def test_the_papers_rows_are_models():
     for table in tables.TABLES.values():
         assert set(table.models()) <= {*train.models(), *BASELINES} and table.models()[0] == tables.BASELINE
@@ -654,7 +716,7 @@ def test_quickstart_refuses(argv, parts):
 
 def test_help():
     prepares = ("prepare", "prepare_wmt14", "prepare_multi30k", "prepare_lm", "prepare_classification")
-    for name in ("quickstart", "train", *prepares, "evaluate", "reproduce"):
+    for name in ("quickstart", "train", *prepares, "evaluate", "reproduce", "analyse"):
         done = script(f"{name}.sh", "--help")
         assert done.returncode == 0 and f"scripts/{name}.sh" in done.stdout, done.stderr
 
