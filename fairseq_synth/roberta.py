@@ -10,7 +10,6 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import register_model
 from fairseq.models.roberta.model import RobertaEncoder, RobertaModel, base_architecture
 from fairseq.models.transformer import TransformerConfig, TransformerEncoderBase
-from fairseq.modules.transformer_sentence_encoder import init_bert_params
 from fairseq.utils import get_available_activation_fns
 from torch import Tensor
 
@@ -104,9 +103,7 @@ class SynthesizerRobertaEncoder(RobertaEncoder):
     def build_encoder(
         self, args: argparse.Namespace, dictionary: Any, embed_tokens: nn.Embedding
     ) -> TransformerEncoderBase:
-        stack = self.stack(TransformerConfig.from_namespace(args), dictionary, embed_tokens)
-        stack.apply(init_bert_params)
-        return stack
+        return self.stack(TransformerConfig.from_namespace(args), dictionary, embed_tokens)
 
 
 @register_model("roberta_synth", dataclass=SynthesizerRobertaConfig)

@@ -27,7 +27,6 @@ from helpers import (
     perturb,
 )
 
-import fairseq_synth.roberta
 from fairseq_synth import synthesizers
 from fairseq_synth.architectures import MODELS, STOCK, VARIANTS, architecture_name
 from fairseq_synth.errors import SynthesizerError
@@ -267,6 +266,18 @@ def test_vanilla_is_the_stock_model(kind):
     compare_with_stock(ours, stock)
 
 
+def test_an_encoder_starts_as_a_roberta():
+    """Matrices and embeddings from N(0, 0.02), as in BERT; the synthesizers as they start everywhere."""
+    model = make_model(
+        KINDS["encoder"][0], encoder_embed_dim=64, encoder_ffn_embed_dim=64, encoder_synthesizer="random"
+    )
+    layer = model.encoder.sentence_encoder.layers[0]
+    for weight in (layer.self_attn.v_proj.weight, layer.fc1.weight, model.encoder.sentence_encoder.embed_tokens.weight):
+        assert weight.std().item() == pytest.approx(0.02, rel=0.1)
+    R = layer.self_attn.synthesizer.components["random"].R.whole()
+    assert R.std().item() == pytest.approx((2 / (24 + 24)) ** 0.5, rel=0.15)  # Glorot
+
+
 def compare_with_stock(model, stock):
     """Loads the stock model's weights and compares the outputs in training mode, without dropout."""
     model.load_state_dict(stock.state_dict())
@@ -377,8 +388,8 @@ def build(arch, dictionary_size=4, **flags):
     args = parser.parse_args([], argparse.Namespace(arch=arch, **flags))
     ARCH_CONFIG_REGISTRY[arch](args)
     with torch.device("meta"), pytest.MonkeyPatch.context() as patch:
-        for module in (fairseq.models.roberta.model, fairseq_synth.roberta):
-            patch.setattr(module, "init_bert_params", lambda module: None)  # it asks for values
+        # it asks for values
+        patch.setattr(fairseq.models.roberta.model, "init_bert_params", lambda module: None)
         return ARCH_MODEL_REGISTRY[arch].build_model(args, make_task(dictionary_size))
 
 

@@ -170,7 +170,7 @@ def test_context_window(corpus, language_model):
 def test_beginning_of_sentence(corpus, tmp_path):
     """--add-bos-token makes a row one token longer than fairseq counts; sentences of l tokens are skipped."""
     flags = [*LM, "--add-bos-token", "--tokens-per-sample", "9", "--synth-max-length", "10", "--max-update", "3"]
-    flags += ["--disable-validation"]
+    flags += ["--max-target-positions", "10", "--disable-validation"]
     log = fit(corpus / "lm", tmp_path, "transformer_lm_synth_random_ptb", *flags, "--sample-break-mode", "eos")
     assert "samples have invalid sizes" in log  # 9 words, the end and the beginning of the sentence
     argv = ["--sample-break-mode", "none", "--tokens-per-sample", "9", "--add-bos-token"]
