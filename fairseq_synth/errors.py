@@ -12,6 +12,13 @@ LOST_PEER = re.compile(
 NO_GPU = re.compile("Torch not compiled with CUDA enabled|Found no NVIDIA driver|No CUDA GPUs are available")
 UNUSABLE_PATH = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 
+# what a model of fairseq_synth with this config is for
+TASK_OF_CONFIG = {
+    "Transformer": "translation",
+    "LanguageModel": "language_modeling",
+    "Roberta": "masked_lm or sentence_prediction",
+}
+
 # --synth-max-length of every model that this process has built with such a limit
 built_lengths: Set[int] = set()
 
@@ -61,8 +68,12 @@ def explain_fairseq(error: BaseException) -> Optional[str]:
         return "--min-len: --max-len-a and --max-len-b allow no translation of that length; lower it, or raise them"
     if NO_GPU.search(text) and raised_in(error, "fairseq.optim.fp16_optimizer"):
         return "--fp16 needs a GPU, and none is found; leave it out, or take --bf16, which a CPU has too"
-    if type(error).__name__ == "ConfigAttributeError" and re.search(r"Synthesizer\w*Config", text):
-        return f"--task: this task needs a model of its own, not a Synthesizer ({first_line(error)}); take translation"
+    config = re.search(r"Synthesizer(Transformer|LanguageModel|Roberta)Config", text)
+    if type(error).__name__ == "ConfigAttributeError" and config:
+        return (
+            f"--task: this task needs a model of its own, not a Synthesizer ({first_line(error)}); take "
+            f"{TASK_OF_CONFIG[config[1]]}"
+        )
     if type(error).__name__ == "InterpolationKeyError" and "SynthesizerLanguageModelConfig" in text:
         return (
             f"--task: this task does not fit a language model ({first_line(error)}); take --task language_modeling, or "

@@ -107,7 +107,7 @@ def classifier(corpus, encoder, tmp_path_factory):
     flags += ["--reset-optimizer", "--reset-dataloader", "--reset-meters"]
     flags += ["--best-checkpoint-metric", "accuracy", "--maximize-best-checkpoint-metric"]
     log = fit(corpus / "labels", save, "roberta_synth_random_vanilla_agnews", *flags)
-    assert max(float(a) for a in re.findall(r'"valid_accuracy": "([\d.]+)"', log)) > 70
+    assert max(float(a) for a in re.findall(r'"valid_accuracy": "([\d.]+)"', log)) > 55  # a third by chance
     return save / "checkpoint_best.pt"
 
 
