@@ -103,7 +103,7 @@ def call_attention(module, x):
     return module(query=x, key=x, value=x, need_head_weights=True)
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", [*SPECS, "random:1/dense+vanilla:1", "random/factorized_random"])
 def test_logits_are_those_of_the_attention(spec):
     module, x = make_attention(spec), torch.randn(5, 3, 6)
     weights = torch.softmax(hooks.logits_of(module, x, x), dim=-1)

@@ -9,7 +9,8 @@ from fairseq.models.transformer import TransformerDecoderBase, TransformerEncode
 from fairseq.modules import MultiheadAttention
 from torch import Tensor
 
-from ..attention import SyntheticAttention
+from ..attention import SyntheticAttention, names_of
+from ..synthesizers import HeadGroups, Terms
 from ..synthesizers import logits as sum_of_terms
 
 
@@ -37,11 +38,13 @@ class Attention(NamedTuple):
     @property
     def functions(self) -> List[str]:
         """Where its logits come from."""
-        return list(self.module.synthesizer.components) if is_synthetic(self.module) else ["vanilla"]
+        return names_of(self.module.synthesizer) if is_synthetic(self.module) else ["vanilla"]
 
     def alpha(self) -> Optional[Dict[str, List[float]]]:
-        """{function: its weight in each head}, for a mixture with weights."""
-        if not (is_synthetic(self.module) and self.module.synthesizer.is_weighted):
+        """{function: its weight in each head}, for a mixture with weights that all heads share."""
+        if not is_synthetic(self.module) or isinstance(self.module.synthesizer, HeadGroups):
+            return None
+        if not self.module.synthesizer.is_weighted:
             return None
         components = self.module.synthesizer.components.items()
         shares = torch.softmax(torch.stack([part.alpha.detach() for _, part in components]), dim=0)
@@ -60,8 +63,8 @@ class Attention(NamedTuple):
             return None
         x = next(self.module.parameters()).new_zeros(2, self.heads, length, self.module.head_dim)
         with torch.no_grad():
-            found = sum_of_terms(self.module.synthesizer(x, None, None, 0, length), length)
-        return found.expand(1, self.heads, length, length)[0] if found.size(0) == 1 else None
+            found = logits_of_heads(self.module, self.module.synthesizer(x, None, None, 0, length), length, 1)
+        return None if found is None else found[0]
 
 
 def is_synthetic(module: nn.Module) -> bool:
@@ -165,19 +168,28 @@ def reading(model: nn.Module, read: Callable[[Reading], None]) -> Iterator[None]
             handle.remove()
 
 
+def logits_of_heads(module: Any, terms: List[Terms], src_len: int, bsz: int) -> Optional[Tensor]:
+    """The logits (bsz, H, S, S) of all groups of heads; None if one depends on the sentence and `bsz` is 1."""
+    parts = [(sum_of_terms(group, src_len), heads) for group, _, heads in module.groups_of(terms)]
+    if any(part.size(0) not in (1, bsz) for part, _ in parts):
+        return None
+    return torch.cat([part.expand(bsz, heads, src_len, src_len) for part, heads in parts], dim=1)
+
+
 def logits_of(module: Any, query: Tensor, key: Optional[Tensor]) -> Tensor:
     """The logits (B, H, T, S) of an attention for its inputs (T, B, C) and (S, B, C), before any mask."""
-    heads, dim = module.num_heads, module.head_dim
+    dim = module.head_dim
     tgt_len, bsz, _ = query.shape
 
     def split(x: Tensor) -> Tensor:
-        return x.reshape(x.size(0), bsz, heads, dim).permute(1, 2, 0, 3)
+        return x.reshape(x.size(0), bsz, x.size(2) // dim, dim).permute(1, 2, 0, 3)
 
     if not is_synthetic(module):
         return split(module.q_proj(query)) @ split(module.k_proj(key)).transpose(-1, -2) * module.scaling
     q, k = (None if proj is None else split(proj(query)) for proj in (module.q_proj, module.k_proj))
-    terms = module.synthesizer(split(query), q, k, 0, tgt_len)
-    return sum_of_terms(terms, tgt_len).expand(bsz, heads, tgt_len, tgt_len)
+    found = logits_of_heads(module, module.synthesizer(split(query), q, k, 0, tgt_len), tgt_len, bsz)
+    assert found is not None
+    return found
 
 
 @contextlib.contextmanager
