@@ -95,7 +95,8 @@ def length_hint(text: str) -> str:
     """What to add to a message if the limit that it names, ``max_positions=(24, 1024)``, may be a Synthesizer's."""
     numbers = re.findall(r"\d+", "".join(re.findall(r"max_positions=(\([^)]*\)|\d+)", text)))
     lengths = built_lengths.intersection(map(int, numbers))
-    return "".join(f"; {n} is this model's --synth-max-length, set in training" for n in sorted(lengths))
+    hint = "; {} is this model's --synth-max-length, set in training (longer ones: --synth-beyond-length tile)"
+    return "".join(hint.format(n) for n in sorted(lengths))
 
 
 def raised_in(error: BaseException, module: str) -> bool:

@@ -182,7 +182,7 @@ def note(table: Table, records: List[Record]) -> str:
     options = table.options("PAIR" if table.corpus else "DATASET", "MODEL", "N")
     command = f"- {table.title}: `scripts/reproduce.sh {table.name} {options}`"
     if not records:
-        return f"{command}: nobody has run it yet."
+        return f"{command}: nobody has run it yet.{timed(table)}"
     seeds, updates = sorted({r["seed"] for r in records}), shared(r["updates"] for r in records)
     signature = shared(r["signatures"][table.metric] for r in records)
     named = shared(f" on {r['test_set']}" for r in records if r.get("test_set"))

@@ -5,7 +5,8 @@
   ARCH      transformer_synth_random_vanilla_wmt_en_de and the like, or fairseq's own: transformer_wmt_en_de,
             transformer_wmt_en_de_big, transformer_multi30k. Its ending chooses the recipe. Language models:
             transformer_lm_synth_random_ptb, transformer_lm_ptb; classifiers: roberta_synth_dense_agnews, roberta_imdb.
-  DATASET   en-de or en-fr; ptb, wikitext2, wikitext103, lm1b; agnews, imdb. With --data any name
+  DATASET   en-de or en-fr; ptb, wikitext2, wikitext103, lm1b; agnews, imdb. With --data any name;
+            for translation a pair of languages all the same
 
 The batch stays the same for any number of GPUs: --update-freq and, where it does not divide, --max-tokens follow.
 Stop it at any time; the same command goes on from the last checkpoint. DRY_RUN=1 shows the command only.
@@ -22,7 +23,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Callable, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from . import provenance
 from .command import (
@@ -170,7 +171,8 @@ def training_command(
     Raises:
         UserError: options that contradict each other or this machine.
     """
-    flags = [word for name, value in recipe.flags.items() for word in (f"--{name}", value) if word is not None]
+    own = {**recipe.flags, **count_classes(recipe, data)}
+    flags = [word for name, value in own.items() for word in (f"--{name}", value) if word is not None]
     save_every = args.save_every or recipe.save_every
     if save_every:
         keep = "10" if recipe.average else "1"  # beside the best
@@ -216,6 +218,15 @@ def training_command(
     command += ["--save-dir", str(save), "--seed", str(args.seed)]
     command += ["--max-update", str(args.max_update or recipe.max_update), *flags]
     return [*command, "--no-progress-bar", "--log-interval", "100", *rest]
+
+
+def count_classes(recipe: Recipe, data: Path) -> Dict[str, str]:
+    """The flag ``num-classes`` for the labels of prepared data; the recipe's stands where there are none yet."""
+    labels = data / "bin" / "label" / "dict.txt"
+    if recipe.task != "sentence_prediction" or not labels.exists():
+        return {}
+    lines = labels.read_text(encoding="utf-8").splitlines()
+    return {"num-classes": str(sum(not line.startswith("madeupword") for line in lines))}  # fairseq fills up to 8
 
 
 def set_threads(threads: Optional[int]) -> None:

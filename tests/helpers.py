@@ -12,13 +12,14 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
-from fairseq_cli import preprocess, train
+from fairseq_cli import preprocess, train, validate
 
 import fairseq_synth  # noqa: F401
 from fairseq_synth.architectures import VARIANTS
@@ -170,7 +171,8 @@ def run_cli(main, *argv, stdin=None):
     if hasattr(checkpoint_utils.save_checkpoint, "best"):
         del checkpoint_utils.save_checkpoint.best  # the host's only state between runs
     try:
-        with contextlib.redirect_stdout(out):
+        # fairseq-validate removes the handlers of others, every second one
+        with contextlib.redirect_stdout(out), mock.patch.object(validate, "reset_logging"):
             main()
     finally:
         sys.argv, sys.stdin = old

@@ -711,7 +711,7 @@ def test_the_readmes_attention():
     assert torch.count_nonzero(namespace["weights"].triu(1)) == 0  # the causal mask
 
 
-@pytest.mark.parametrize("spec", ["cosine", "cosine+random", "distance+random", "distance+vanilla"])
+@pytest.mark.parametrize("spec", ["to_come", "to_come+random", "distance+random", "distance+vanilla"])
 @pytest.mark.parametrize("mixture", ["convex", "sum"])
 def test_checkpoints_of_functions_to_come(monkeypatch, spec, mixture):
     """One without weights, and one that reads q and k and has weights of its own, load what they saved."""
@@ -719,7 +719,7 @@ def test_checkpoints_of_functions_to_come(monkeypatch, spec, mixture):
 
     synthesizers.register_synthesizer("distance")(Distance)
 
-    @synthesizers.register_synthesizer("cosine")
+    @synthesizers.register_synthesizer("to_come")
     class Cosine(synthesizers.Synthesizer):
         reads_query_key = True
         has_max_length = False
