@@ -126,7 +126,7 @@ class SyntheticAttention(nn.Module):
             terms = self.synthesizer(self.split_heads(query), q, k, 0, tgt_len)
             if not torch.jit.is_scripting():
                 if not need_weights and not need_head_weights:
-                    if len(self.synthesizer.heads) == 1:
+                    if len(self.synthesizer.heads) == 1:  # without a slice, whose gradient is a copy
                         return self.join_heads(attend(terms, v, key_padding_mask, attn_mask, dropout)), None
                     found = [
                         attend(group, v.narrow(1, first, heads), key_padding_mask, attn_mask, dropout)

@@ -32,7 +32,7 @@ from .command import (
 from .corpora import checksums, fetch
 from .hyperparameters import Recipe
 from .prepare import SPLITS
-from .scoring import checkpoint, prepared, recipe_of, scored, trained
+from .scoring import checkpoint, prepared, print_scores, recipe_of, scored, trained
 
 PREPARE = """A corpus of text classification, to binarised data for fairseq-train.
 
@@ -338,11 +338,7 @@ def compare(data: Path, run_dir: Path, baseline: Path) -> Dict[str, Any]:
 
 def report(data: Path, run_dir: Path) -> None:
     """Prints the scores of an evaluated run, and three of its predictions."""
-    for figure in json.loads((run_dir / "scores.json").read_text()).values():
-        print(f"{figure['name']} {figure['score']:.2f}   {figure['signature']}")
-    if (run_dir / "bootstrap.json").exists():
-        line = f"baseline {{baseline:.2f}}, this run {{score:.2f}}, p = {{p_value:.4f}} ({TEST})"
-        print(line.format(**json.loads((run_dir / "bootstrap.json").read_text())))
+    print_scores(run_dir, TEST)
     say("three predictions")
     files = (run_dir / "test.predicted", data / "text" / "test.label", data / "text" / "test.txt")
     for found, label, text in list(zip(*(path.read_text(encoding="utf-8").splitlines() for path in files)))[:3]:

@@ -25,7 +25,7 @@ from .command import (
 from .corpora import checksums, fetch, sha256
 from .hyperparameters import Recipe
 from .prepare import SPLITS
-from .scoring import checkpoint, flag, prepared, recipe_of, scored, trained
+from .scoring import checkpoint, flag, prepared, print_scores, recipe_of, scored, trained
 
 PREPARE = """A corpus of language modelling, to binarised data for fairseq-train.
 
@@ -245,7 +245,7 @@ def evaluate(
         scores = perplexity(data, (out / "eval_lm.log").read_text())
         scores["ppl"]["signature"] += f"|block:{block}|context:{context}"
         write(out / "scores.json", json.dumps(scores, indent=1) + "\n")
-    report(data, run_dir)
+    print_scores(run_dir, TEST)
 
 
 def perplexity(data: Path, log: str) -> Dict[str, Any]:
@@ -280,12 +280,6 @@ def word_count(path: Path) -> int:
     """The words of a text and its line ends, as fairseq counts them."""
     with open(path, encoding="utf-8") as lines:
         return sum(len(line.split()) + 1 for line in lines)
-
-
-def report(data: Path, run_dir: Path) -> None:
-    """Prints the scores of an evaluated run."""
-    for figure in json.loads((run_dir / "scores.json").read_text()).values():
-        print(f"{figure['name']} {figure['score']:.2f}   {figure['signature']}")
 
 
 def compare(data: Path, run_dir: Path, baseline: Path) -> None:

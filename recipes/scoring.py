@@ -1,6 +1,7 @@
 """What the evaluations of all tasks share: the run and its data, the checkpoint, and scores that appear all at once."""
 
 import contextlib
+import json
 import re
 import shutil
 from pathlib import Path
@@ -71,6 +72,22 @@ def scored(run_dir: Path) -> Iterator[Path]:
         for file in out.iterdir():
             file.replace(run_dir / file.name)
         out.rmdir()
+
+
+def print_scores(run_dir: Path, test: str, labels: Optional[Dict[str, str]] = None) -> None:
+    """Prints the figures of an evaluated run, and how it compares with a baseline.
+
+    Args:
+        test: the name of the significance test.
+        labels: {figure: what to call it}; default: its own name.
+    """
+    for key, figure in json.loads((run_dir / "scores.json").read_text()).items():
+        name = labels[key] if labels else figure["name"]
+        print(f"{name} {figure['score']:.2f}   {figure['signature']} {figure.get('test_set', '')}".rstrip())
+    if (run_dir / "bootstrap.json").exists():
+        compared = json.loads((run_dir / "bootstrap.json").read_text())
+        line = "baseline {baseline:.2f}, this run {score:.2f}, p = {p_value:.4f}"
+        print(line.format(**compared), f"({test})")
 
 
 def checkpoint(run_dir: Path, out: Path, average: int) -> Path:

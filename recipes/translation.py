@@ -12,7 +12,7 @@ from . import corpora
 from .command import ROOT, UserError, dry_run, run, say, shell, show, write
 from .hyperparameters import Recipe
 from .prepare import count_lines
-from .scoring import checkpoint, prepared, recipe_of, scored, trained
+from .scoring import checkpoint, prepared, print_scores, recipe_of, scored, trained
 
 SCORES = """
     Translation: BLEU and chrF of detokenised text by sacreBLEU with the signature, the figures to compare; tokenised
@@ -157,11 +157,7 @@ def evaluate(
 
 def report(data: Path, run_dir: Path) -> None:
     """Prints the scores of an evaluated run, and three of its translations."""
-    for name, figure in json.loads((run_dir / "scores.json").read_text()).items():
-        print(f"{LABELS[name]} {figure['score']:.2f}   {figure['signature']} {figure.get('test_set', '')}".rstrip())
-    if (run_dir / "bootstrap.json").exists():
-        line = "baseline {baseline:.2f}, this run {score:.2f}, p = {p_value:.4f} (paired bootstrap)"
-        print(line.format(**json.loads((run_dir / "bootstrap.json").read_text())))
+    print_scores(run_dir, "paired bootstrap", LABELS)
     say("three translations")
     src, tgt = (prepared(data)[side] for side in ("src", "tgt"))
     texts = [data / f"test.{src}", run_dir / f"test.hyp.{tgt}", data / f"test.{tgt}"]

@@ -63,8 +63,8 @@ class Attention(NamedTuple):
             return None
         x = next(self.module.parameters()).new_zeros(2, self.heads, length, self.module.head_dim)
         with torch.no_grad():
-            found = logits_of_heads(self.module, self.module.synthesizer(x, None, None, 0, length), length, 1)
-        return None if found is None else found[0]
+            found = logits_of_heads(self.module, self.module.synthesizer(x, None, None, 0, length), length)
+        return found[0] if found.size(0) == 1 else None
 
 
 def is_synthetic(module: nn.Module) -> bool:
@@ -128,6 +128,17 @@ def without_fast_paths(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def hooked(model: nn.Module, handles: Sequence[Any]) -> Iterator[None]:
+    """Runs the hooks of `handles`, which fairseq's fast paths would pass by, and removes them in the end."""
+    try:
+        with without_fast_paths(model):
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextlib.contextmanager
 def tokens_of(model: nn.Module) -> Iterator[Dict[str, Tensor]]:
     """Yields {stack: its tokens in the latest forward pass, (B, T)}."""
     tokens: Dict[str, Tensor] = {}
@@ -160,19 +171,14 @@ def reading(model: nn.Module, read: Callable[[Reading], None]) -> Iterator[None]
         return hook
 
     handles = [a.module.register_forward_hook(hook_of(a), with_kwargs=True) for a in attentions(model)]
-    try:
-        with without_fast_paths(model):
-            yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    with hooked(model, handles):
+        yield
 
 
-def logits_of_heads(module: Any, terms: List[Terms], src_len: int, bsz: int) -> Optional[Tensor]:
-    """The logits (bsz, H, S, S) of all groups of heads; None if one depends on the sentence and `bsz` is 1."""
+def logits_of_heads(module: Any, terms: List[Terms], src_len: int) -> Tensor:
+    """The logits of all groups of heads, (B or 1, H, S, S); B only if a function depends on the input."""
     parts = [(sum_of_terms(group, src_len), heads) for group, _, heads in module.groups_of(terms)]
-    if any(part.size(0) not in (1, bsz) for part, _ in parts):
-        return None
+    bsz = max(part.size(0) for part, _ in parts)
     return torch.cat([part.expand(bsz, heads, src_len, src_len) for part, heads in parts], dim=1)
 
 
@@ -187,9 +193,8 @@ def logits_of(module: Any, query: Tensor, key: Optional[Tensor]) -> Tensor:
     if not is_synthetic(module):
         return split(module.q_proj(query)) @ split(module.k_proj(key)).transpose(-1, -2) * module.scaling
     q, k = (None if proj is None else split(proj(query)) for proj in (module.q_proj, module.k_proj))
-    found = logits_of_heads(module, module.synthesizer(split(query), q, k, 0, tgt_len), tgt_len, bsz)
-    assert found is not None
-    return found
+    terms = module.synthesizer(split(query), q, k, 0, tgt_len)
+    return logits_of_heads(module, terms, tgt_len).expand(bsz, -1, -1, -1)
 
 
 @contextlib.contextmanager
@@ -214,12 +219,8 @@ def masked_heads(model: nn.Module, masks: Dict[str, Tensor]) -> Iterator[None]:
         mask = masks.get(attention.name)
         if mask is not None:
             handles.append(attention.module.out_proj.register_forward_pre_hook(hook_of(attention, mask)))
-    try:
-        with without_fast_paths(model):
-            yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    with hooked(model, handles):
+        yield
 
 
 def zeroed(model: nn.Module, heads: Sequence[Tuple[str, int]]) -> Dict[str, Tensor]:
@@ -267,10 +268,8 @@ def layer_outputs(
             layer.residual_connection = connection_of(2 + (getattr(layer, "encoder_attn", None) is not None))
             patched.append(layer)
     try:
-        with without_fast_paths(model):
+        with hooked(model, handles):
             yield
     finally:
-        for handle in handles:
-            handle.remove()
         for layer in patched:
             del layer.residual_connection
