@@ -169,7 +169,7 @@ class SyntheticAttention(nn.Module):
         attn_mask: Optional[Tensor],
         bsz: int,
     ) -> Tensor:
-        """The attention weights of all heads, (B or 1, H, T, S), in fp32 at least."""
+        """The attention weights of all heads, (B or 1, H, T, S)."""
         parts: List[Tensor] = []
         for group, _, heads in self.groups_of(terms):
             parts.append(attention_weights(group, heads, src_len, key_padding_mask, attn_mask))

@@ -104,7 +104,7 @@ def attention_weights(
     key_padding_mask: Optional[Tensor],
     attn_mask: Optional[Tensor],
 ) -> Tensor:
-    """``softmax(S + masks)`` over S = `src_len` columns, (B or 1, H, T or 1, S), in fp32 at least."""
+    """``softmax(S + masks)`` over S = `src_len` columns, (B or 1, H, T or 1, S)."""
     weights = masked_softmax(logits(terms, src_len), key_padding_mask, attn_mask)
     return weights.expand(-1, num_heads, -1, -1)  # of terms that are the same for all heads
 

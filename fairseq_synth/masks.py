@@ -30,14 +30,13 @@ def future(length: int, like: Tensor) -> Tensor:
 
 
 def masked_softmax(scores: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor]) -> Tensor:
-    """Softmax over the visible keys, in fp32 at least; 0 with a zero gradient in a row that sees none.
+    """Softmax over the visible keys, of the type of `scores`; 0 with a zero gradient in a row that sees none.
 
     Args:
         scores: (B or 1, H, T or 1, S).
         key_padding_mask: (B, S), true for hidden.
         attn_mask: (T, S), boolean with true for hidden, or floating point to add; or `causal_mask`.
     """
-    scores = at_least_fp32(scores)
     if is_causal(attn_mask):
         scores = scores + future(scores.size(3), scores)
         attn_mask = None
@@ -45,15 +44,15 @@ def masked_softmax(scores: Tensor, key_padding_mask: Optional[Tensor], attn_mask
     if attn_mask is not None:
         hidden = attn_mask
         if attn_mask.dtype != torch.bool:
-            scores = scores + attn_mask
+            scores = at_least_fp32(scores) + attn_mask
             hidden = attn_mask == float("-inf")
     if key_padding_mask is not None:
         padding = key_padding_mask[:, None, None].to(torch.bool)
         hidden = padding if hidden is None else hidden | padding
     if hidden is None:
         return torch.softmax(scores, dim=-1)
-    # finite, the lowest of fp32: a fully masked row is then no NaN, and its weights become 0 in the end
-    scores = scores.masked_fill(hidden, -3.4e38)
+    # finite, the lowest of the type: a fully masked row is then no NaN, and its weights become 0 in the end
+    scores = scores.masked_fill(hidden, -65504.0 if scores.dtype == torch.float16 else -3.3e38)
     return torch.softmax(scores, dim=-1).masked_fill(hidden, 0.0)
 
 

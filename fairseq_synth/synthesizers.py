@@ -352,7 +352,7 @@ class Mixture(nn.Module):
             if alpha is not None:
                 alphas.append(alpha)  # type: ignore[arg-type]
         if self.is_weighted:
-            weights = torch.softmax(at_least_fp32(torch.stack(alphas)), dim=0).to(x.dtype)
+            weights = torch.softmax(torch.stack(alphas), dim=0).to(x.dtype)
             for m, (term, weight) in enumerate(zip(terms, weights[:, None, :, None, None].unbind())):
                 terms[m] = Terms(
                     term.query, term.key, term.bias, term.matrix, term.left, term.right, weight, term.scale
@@ -416,16 +416,18 @@ def logits(terms: List[Terms], src_len: int) -> Tensor:
         src_len: S.
 
     Returns:
-        (B or 1, H or 1, T or 1, S), in fp32 at least; B only if a term depends on the input, 1 row only if no row
-        differs.
+        (B or 1, H or 1, T or 1, S); B only if a term depends on the input, 1 row only if no row differs. A sum is in
+        fp32 at least; a single part is as it is, as a cast more would be a kernel more.
     """
+    terms_of_sum = one_product(terms)
+    is_sum = sum([number_of_parts(term) for term in terms_of_sum]) > 1
     total: Optional[Tensor] = None
-    for query, key, _, _, left, right, weight, scale in one_product(terms):
+    for query, key, _, _, left, right, weight, scale in terms_of_sum:
         if query is not None and key is not None:
-            product = at_least_fp32(inner_product(times_weight(query, weight, scale), key))
+            product = part(inner_product(times_weight(query, weight, scale), key), is_sum)
             total = product if total is None else total + product
         if left is not None and right is not None:
-            product = at_least_fp32(outer_product(times_weight(left, weight), right)[..., :src_len])
+            product = part(outer_product(times_weight(left, weight), right)[..., :src_len], is_sum)
             total = product if total is None else total + product
     is_new = total is not None  # and no view of a parameter: the next bias may be added in its memory
     for _, _, bias, matrix, _, _, weight, _ in terms:
@@ -435,7 +437,7 @@ def logits(terms: List[Terms], src_len: int) -> Tensor:
         if matrix is not None:
             biases.append(assemble(matrix))
         for bias in biases:
-            bias = times_weight(at_least_fp32(bias), weight)
+            bias = times_weight(part(bias, is_sum), weight)
             if total is None:
                 total = bias
             elif is_new and all([bias.size(i) <= total.size(i) for i in range(3)]):
@@ -445,6 +447,16 @@ def logits(terms: List[Terms], src_len: int) -> Tensor:
                 is_new = True
     assert total is not None
     return total
+
+
+def number_of_parts(term: Terms) -> int:
+    """How many summands a term has."""
+    return sum([term.query is not None, term.bias is not None, term.matrix is not None, term.left is not None])
+
+
+def part(x: Tensor, is_sum: bool) -> Tensor:
+    """A part of the logits, in fp32 at least where it is added to others."""
+    return at_least_fp32(x) if is_sum else x
 
 
 def inner_product(query: Tensor, key: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .masks import future
+from .masks import at_least_fp32, future
 from .nested import band_edges, part_of_band, without_future
 from .synthesizers import Terms, has_bias, joint_product, logits
 
@@ -207,7 +207,7 @@ def add_gradients(outputs: List[Tensor], grads: List[Tensor], leaves: List[Terms
 
 def tile_weights(terms: List[Terms], num_heads: int, rows: slice, columns: slice, block: Block, causal: bool) -> Tensor:
     """Softmax of a tile of logits, in fp32 at least, what a row may not see hidden."""
-    scores = logits(terms, columns.stop).expand(-1, num_heads, -1, -1)
+    scores = at_least_fp32(logits(terms, columns.stop)).expand(-1, num_heads, -1, -1)
     if scores.size(2) == 1 or scores.stride(1) == 0 or all(t.query is None and t.left is None for t in terms):
         scores = scores.expand(-1, -1, rows.stop - rows.start, -1).clone()  # else it may be a view of a parameter
     with torch.no_grad():  # weights of 0 have no gradient
