@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
-from .command import write
+from .command import ROOT, write
 
 
 def hardware(threads: Optional[int] = None) -> str:
@@ -35,12 +35,18 @@ def versions() -> Dict[str, str]:
 
 
 def commit() -> str:
-    """The project's commit, with a mark if files differ from it; empty outside of git."""
-    describe = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    """The project's commit, with a mark if files but those of results/ differ from it; empty outside of git."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+
     try:
-        return subprocess.run(describe, cwd=Path(__file__).parent, capture_output=True, text=True).stdout.strip()
+        found = git("rev-parse", "--short=12", "HEAD")
+        # not those: a cell that was run again would mark the next
+        changed = found and git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!results")
     except FileNotFoundError:
         return ""
+    return f"{found}-dirty" if changed else found
 
 
 def note(file: Path) -> None:

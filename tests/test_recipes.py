@@ -27,6 +27,7 @@ from recipes import (
     corpora,
     pictures,
     prepare,
+    provenance,
     quickstart,
     record,
     render,
@@ -774,3 +775,20 @@ def test_quickstart(tmp_path, capfd):
         (worse / "settings").write_text(settings.replace(line, other))
         refused(tasks.main, corpus, worse, parts=[other.split("=")[1], str(corpus)])
     refused(tasks.main, tmp_path / "no", worse, parts=["not prepared"])
+
+
+def test_commit_is_marked_when_code_differs(tmp_path, monkeypatch):
+    """A figure's commit is marked by other code, but not by a result, so that one cell does not mark the next."""
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    assert provenance.commit() == ""
+    for name in ("code.py", "results/cell.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("1\n")
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *words], cwd=tmp_path, check=True)
+    (tmp_path / "results" / "cell.json").write_text("2\n")
+    clean = provenance.commit()
+    assert re.fullmatch("[0-9a-f]{12}", clean)
+    (tmp_path / "code.py").write_text("2\n")
+    assert provenance.commit() == f"{clean}-dirty"
