@@ -4,7 +4,7 @@ import inspect
 import json
 import re
 import statistics
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from .command import ROOT, UserError
 from .tables import BASELINE, TABLES, Dataset, Table
@@ -25,6 +25,14 @@ SPEED = {  # column: file of results/speed_cpu, and its figure
     "generation, 8k words": ("generate_8k", "ratio"),
     "generation, Multi30k": ("generate_trained", "ratio"),
     "memory, causal 16×1024": ("memory_causal", "16x1024"),
+}
+SPEED_GPU = {  # the same of results/speed_gpu
+    "block 128×32": ("block_padded", "128x32"),
+    "block 32×128": ("block_padded", "32x128"),
+    "block 16×256": ("block_padded", "16x256"),
+    "causal 32×32": ("block_causal", "32x32"),
+    "causal 4×1024": ("block_causal", "4x1024"),
+    "step, batches of a corpus": ("step_corpus", "4096 tokens"),
 }
 SPEED_IN_PICTURE = {  # column: title of its panel
     "block 32×128": "attention block,\n32×128, padded",
@@ -137,8 +145,8 @@ def of_paper(table: Table, name: str, heading: str) -> Dict[str, List[str]]:
     return {heading: found} if any(found) else {}
 
 
-def results(*names: str) -> str:
-    """Tables of the same models side by side, with how their figures came about.
+def results(*names: str, notes: bool = True) -> str:
+    """Tables of the same models side by side, with `notes` on how their figures came about.
 
     A model that neither we nor the paper have a figure of is named below the table.
     """
@@ -166,10 +174,12 @@ def results(*names: str) -> str:
     known = {r["model"] for found in records.values() for r in found} | {m for table in tables for m in table.paper}
     missing = [label(model) for model in all_models if model not in known]
     rows = [row for row, model in zip(rows, all_models) if model in known]
-    notes = [note(table, records[table.name]) for table in tables if table.paper or records[table.name]]
+    if not notes:
+        return "\n".join([*markdown(heads, rows), ""])
+    below = [note(table, records[table.name]) for table in tables if table.paper or records[table.name]]
     if missing:
-        notes.append(f"- Not run yet: {', '.join(missing)}.")
-    return "\n".join([*markdown(heads, rows), "", *notes, ""])
+        below.append(f"- Not run yet: {', '.join(missing)}.")
+    return "\n".join([*markdown(heads, rows), "", *below, ""])
 
 
 def relative(cells: Sequence[str]) -> List[str]:
@@ -186,10 +196,9 @@ def note(table: Table, records: List[Record]) -> str:
     seeds, updates = sorted({r["seed"] for r in records}), shared(r["updates"] for r in records)
     signature = shared(r["signatures"][table.metric] for r in records)
     named = shared(f" on {r['test_set']}" for r in records if r.get("test_set"))
-    minutes = statistics.median(r["minutes"] for r in records)
-    text = (
-        f"{command}, N from {seeds}, {updates} updates each, {minutes:.0f} minutes. {table.metric_name} `{signature}`"
-    )
+    minutes = round(statistics.median(r["minutes"] for r in records)) or 1
+    text = f"{command}{of_the_machine(records)}, N from {seeds}, {updates} updates each, "
+    text += f"{minutes} minute{'s' * (minutes > 1)} of training. {table.metric_name} `{signature}`"
     tested = [r["bootstrap"] for r in records if r.get("bootstrap")]
     if tested:
         sure = sum(test["p_value"] < 0.05 for test in tested)
@@ -199,6 +208,15 @@ def note(table: Table, records: List[Record]) -> str:
     else:
         text += named
     return f"{text}. {origin(records)}{timed(table)}"
+
+
+def of_the_machine(records: List[Record]) -> str:
+    """The options after ``--`` with which the cells were run, and how many of them."""
+    options = [r["command"].partition(" -- ")[2] for r in records]
+    found = [(words, options.count(words)) for words in sorted(set(options)) if words]
+    if len(set(options)) == 1:
+        return "".join(f", all with `-- {words}`" for words, _ in found)
+    return "".join(f", {count} of {len(records)} cells with `-- {words}`" for words, count in found)
 
 
 def timed(table: Table) -> str:
@@ -230,15 +248,20 @@ def alpha(name: str) -> str:
     return "\n".join([*markdown(heads, cells), ""])
 
 
-def speed(columns: Sequence[str] = tuple(SPEED)) -> str:
-    """Ratios to stock fairseq, a row for each variant, and the command of each column."""
-    records = {SPEED[name][0]: load("speed_cpu", SPEED[name][0])[0] for name in columns}
+def speed(folder: str = "speed_cpu", columns: Mapping[str, Tuple[str, str]] = SPEED) -> str:
+    """Ratios to stock fairseq, a row for each variant, and the command of each column.
+
+    Args:
+        folder: of results/.
+        columns: {heading: (file, figure)}.
+    """
+    records = {file: load(folder, file)[0] for file, _ in columns.values()}
     variants: List[str] = []
     for record in records.values():
         variants += [name for name in record["figures"] if name not in variants and name != "stock"]
     rows = ["| |" + "|".join(columns) + "|", "|---" * (len(columns) + 1) + "|"]
     for variant in variants:
-        figures = [records[SPEED[name][0]]["figures"].get(variant, {}).get(SPEED[name][1]) for name in columns]
+        figures = [records[file]["figures"].get(variant, {}).get(figure) for file, figure in columns.values()]
         rows.append(f"| `{variant}` |" + "|".join(" " if f is None else f" {f:.2f} " for f in figures) + "|")
     commands = [f"- {record['benchmark']}: `{record['command']}`" for record in records.values()]
     return "\n".join([*rows, "", *commands, "", origin(list(records.values())), ""])

@@ -189,7 +189,7 @@ TABLES: Dict[str, Table] = {
         ),
         Table(
             "multi30k_cpu",
-            title="one CPU thread",
+            title="short recipe",
             corpus="multi30k",
             datasets=(Dataset("en-de", "En-De", "multi30k_cpu"), Dataset("en-fr", "En-Fr", "multi30k_cpu")),
             seeds=(1, 2, 3),
@@ -204,13 +204,13 @@ TABLES: Dict[str, Table] = {
         ),
         Table(
             "ptb_cpu",
-            title="Penn Treebank, one CPU thread",
+            title="Penn Treebank, two epochs",
             datasets=(Dataset("ptb", "PTB", "ptb_cpu"),),
             **SMALL_LANGUAGE_MODELS,
         ),
         Table(
             "wikitext2_cpu",
-            title="WikiText-2, one CPU thread",
+            title="WikiText-2, one epoch",
             datasets=(Dataset("wikitext2", "WikiText-2", "wikitext2_cpu"),),
             **SMALL_LANGUAGE_MODELS,
         ),
@@ -224,7 +224,7 @@ TABLES: Dict[str, Table] = {
         ),
         Table(
             "agnews_cpu",
-            title="20,000 examples of AG News, one CPU thread",
+            title="20,000 examples of AG News",
             datasets=(Dataset("agnews", "AG News", "agnews_cpu"),),
             data="agnews_20000",
             preparation=("--examples", "20000"),
@@ -232,7 +232,7 @@ TABLES: Dict[str, Table] = {
         ),
         Table(
             "imdb_cpu",
-            title="5,000 examples of IMDb, one CPU thread",
+            title="5,000 examples of IMDb",
             datasets=(Dataset("imdb", "IMDb", "imdb_cpu"),),
             data="imdb_5000",
             preparation=("--examples", "5000"),

@@ -19,13 +19,17 @@ from recipes.command import UserError  # noqa: E402
 
 BLOCKS: Dict[str, Dict[str, Callable[[], str]]] = {  # page: {block: its contents}
     "README.md": {
-        "multi30k": lambda: render.results("multi30k_cpu", "multi30k"),
+        "multi30k": lambda: render.results("multi30k_cpu", notes=False),
         "picture": lambda: render.picture("multi30k_cpu"),
         "learned R": analysis.readme,
     },
+    "docs/multi30k.md": {"multi30k": lambda: render.results("multi30k_cpu", "multi30k")},
     "docs/analysis.md": {"heads": analysis.table, "alpha": lambda: render.alpha("multi30k_cpu")},
     "docs/wmt14.md": {"table2": lambda: render.results("table2")},
-    "docs/performance.md": {"speed": render.speed},
+    "docs/performance.md": {
+        "speed": render.speed,
+        "speed on a GPU": lambda: render.speed("speed_gpu", render.SPEED_GPU),
+    },
     "docs/fairseq-bugs.md": {"repairs": render.repairs},
 }
 for page, names in (  # a table and its picture

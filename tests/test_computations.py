@@ -99,7 +99,7 @@ def test_large_logits(spec, dtype, std, causal, computation, monkeypatch):
     for name in names:
         blocks = [key for key in exact if key.split(".R.")[0] == name]
         assert all(torch.isfinite(found[key]).all() or not torch.isfinite(own[key]).all() for key in blocks), name
-        if computation is fused and dtype != torch.float32:
+        if (computation is fused or x.is_cuda) and dtype != torch.float32:
             continue  # the kernels take a bias in half precision
         # the key bias has no gradient but rounding: it is measured by the largest
         scale = max(exact[key].abs().max() for key in (exact if name == "k_proj.bias" else blocks))
@@ -230,6 +230,9 @@ def test_choice(spec, bsz, expected, monkeypatch, request):
 
 
 def test_small_batches_are_plain(monkeypatch):
+    """On a CPU, which counts what it would hold."""
+    if torch.empty(0).is_cuda:
+        pytest.skip("of a CPU")
     monkeypatch.setattr(computations, "SMALL", 3 * 2 * 9 * 9)
     assert chosen("dense", monkeypatch) == chosen("random", monkeypatch) == "plain"
     monkeypatch.setattr(computations, "SMALL", 2 * 9 * 9)  # of one sentence, which is all where logits are shared

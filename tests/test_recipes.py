@@ -448,6 +448,7 @@ def result(model, seed, bleu, **others):
     curve = {"updates": [350, 700], "valid_loss": [7 - bleu / 10, 5 - bleu / 10], "valid_ppl": [9, 8]}
     figures = {"dataset": "en-de", "model": model, "seed": seed, "figures": {"bleu": bleu}, "signatures": {"bleu": "s"}}
     figures.update(updates=7000, minutes=22, parameters=1e6, curve=curve, versions={"torch": "2"}, hardware="h")
+    figures["command"] = "reproduce.sh multi30k_cpu"
     return {**figures, "commit": "c", **others}
 
 
@@ -473,8 +474,17 @@ def test_tables_have_intervals_over_seeds(results):
     assert "| Transformer (fairseq's own) | 1.00M | 32.00 ± 1.00 (3) |  |" in rendered
     assert "| `random` | 1.00M | 34.00 ± 1.50 (3) | +2.00 [+0.76, +3.24] |" in rendered
     assert "| `random_vanilla` | 1.00M | 33.00 | +1.00 |" in rendered and "| `dense` |" not in rendered
-    assert "En-Fr" not in rendered and "p < 0.05 in 1 of 1" in rendered
+    assert "En-Fr" not in rendered and "p < 0.05 in 1 of 1" in rendered and "22 minutes of training" in rendered
+    assert render.results("multi30k_cpu", notes=False) == rendered[: rendered.index("\n- ")]
     assert "| `random_vanilla` | `random` | 0.30 |" in render.alpha("multi30k_cpu")
+
+
+def test_notes_say_on_what_cells_ran():
+    """The options after -- of the recorded commands, and how many cells have them where not all do."""
+    plain, gpu = {"command": "reproduce.sh t --rerun"}, {"command": "reproduce.sh t --rerun -- --gpus 1"}
+    assert render.of_the_machine([plain, plain]) == ""
+    assert render.of_the_machine([gpu, gpu]) == ", all with `-- --gpus 1`"
+    assert render.of_the_machine([gpu, plain, gpu]) == ", 2 of 3 cells with `-- --gpus 1`"
 
 
 def test_pictures(results, tmp_path):
