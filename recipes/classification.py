@@ -95,9 +95,9 @@ def main(argv: Sequence[str]) -> None:
     # a mistake in the text is told before anything is written
     splits = read_corpus(corpus, args.source, args.examples, args.valid) if args.source else {}
     with locked(out / ".lock"):
-        source = args.source and args.source.resolve()
+        source = "" if corpus.urls else args.source.resolve()  # a known corpus is the same from anywhere
         settings = {"task": "sentence_prediction", "corpus": args.corpus, "vocabulary": args.vocabulary}
-        settings.update(examples=args.examples or "", valid=args.valid or "", **{"from": source or ""})
+        settings.update(examples=args.examples or "", valid=args.valid or "", **{"from": source})
         pin_settings(out / "settings", "text/*", settings)
         if (out / "bin" / "done").exists():
             say(f"{out} is ready, reusing it")

@@ -100,9 +100,9 @@ def main(argv: Sequence[str]) -> None:
     packed = args.source and any((args.source / Path(url).name).exists() for url in corpus.urls if is_archive(url))
     files = find(corpus, args.source) if args.source and not packed else []  # before anything is written
     with locked(out / ".lock"):
-        source = args.source and args.source.resolve()
+        source = "" if corpus.urls else args.source.resolve()  # a known corpus is the same from anywhere
         settings = {"task": "language_modeling", "corpus": args.corpus, "merges": merges or "words"}
-        pin_settings(out / "settings", "text/*", {**settings, "sample": args.sample or "", "from": source or ""})
+        pin_settings(out / "settings", "text/*", {**settings, "sample": args.sample or "", "from": source})
         if (out / "bin" / "done").exists():
             say(f"{out} is ready, reusing it")
             return

@@ -102,7 +102,13 @@ def checkpoint(run_dir: Path, out: Path, average: int) -> Path:
             raise UserError(f"{best}: no such file; train to the first validation, or choose another --average")
         return best
     say(f"averaging the last {average} checkpoints")
-    by_updates = any(re.fullmatch(r"checkpoint_\d+_\d+\.pt", path.name) for path in run_dir.glob("checkpoint_*"))
+    names = [path.name for path in run_dir.glob("checkpoint*")]
+    by_updates = any(re.fullmatch(r"checkpoint_\d+_\d+\.pt", name) for name in names)
+    there = sum(bool(re.fullmatch(r"checkpoint(_\d+_)?\d+\.pt", name)) for name in names)
+    if there < average and not dry_run():
+        raise UserError(
+            f"{run_dir}: has {there} of the {average} checkpoints to average; train on, or give --average {there}"
+        )
     argv = ["python", ROOT / "scripts" / "average_checkpoints.py", "--inputs", run_dir]
     argv += ["--num-update-checkpoints" if by_updates else "--num-epoch-checkpoints", average]
     run([*argv, "--output", out / "checkpoint_avg.pt"], log=out / "average.log")

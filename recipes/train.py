@@ -288,10 +288,11 @@ def check_data(data: Path, recipe: Recipe, dataset: str, named: bool) -> None:
     Args:
         named: they are of --data.
     """
+    corpus = dataset if dataset == recipe.corpus else "own"
     script = {
         "translation": "prepare.sh" if named else f"prepare_{recipe.corpus}.sh {dataset.split('-')[-1]}",
-        "language_modeling": f"prepare_lm.sh {recipe.corpus}",
-        "sentence_prediction": f"prepare_classification.sh {recipe.corpus}",
+        "language_modeling": f"prepare_lm.sh {corpus}",
+        "sentence_prediction": f"prepare_classification.sh {corpus}",
     }[recipe.task]
     if not (data / "bin" / "done").exists():
         raise UserError(f"--data {data}: not prepared, or not to its end; run scripts/{script} {data}")

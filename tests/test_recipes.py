@@ -773,7 +773,7 @@ def test_quickstart(tmp_path, capfd):
     test = json.loads((worse / "bootstrap.json").read_text())
     assert test["p_value"] < 0.01 and "bs:1000|seed:12345" in test["signature"]
     kept = (worse / "scores.json").read_text()
-    refused(tasks.main, corpus, worse, "--average", "99", parts=["found 6 update checkpoints, asked for 99"])
+    refused(tasks.main, corpus, worse, "--average", "99", parts=["has 6 of the 99 checkpoints", "--average 6"])
     assert (worse / "scores.json").read_text() == kept and (worse / "bootstrap.json").exists()
     (tmp_path / "fewer").mkdir()
     (tmp_path / "fewer" / "test.hyp.de").write_text("eins\n")

@@ -141,6 +141,9 @@ def test_the_real_corpora(tmp_path, lm_corpora, corpus, tokens, monkeypatch):
     folder = {"ptb": "ptb", "wikitext2": "wikitext-2"}[corpus]
     language_model.main([corpus, str(tmp_path / "out"), "--from", str(lm_corpora / folder)])
     assert language_model.word_count(tmp_path / "out" / "text" / "test.txt") == tokens
+    (tmp_path / "out" / "bin").mkdir()
+    (tmp_path / "out" / "bin" / "done").touch()
+    language_model.main([corpus, str(tmp_path / "out")])  # ready, also for who names no folder
 
 
 def test_perplexity_by_word(tmp_path):
@@ -308,6 +311,8 @@ def test_train_refuses_data_of_another_task(tmp_path, lm_data):
     refused(train.main, *argv, parts=[f"--data {lm_data}", "language_modeling", "sentence_prediction"])
     argv = ["roberta_agnews", "agnews", "--data", tmp_path, "--gpus", "0"]
     refused(train.main, *argv, parts=["not prepared", f"prepare_classification.sh agnews {tmp_path}"])
+    argv[1] = "mine"
+    refused(train.main, *argv, parts=["not prepared", f"prepare_classification.sh own {tmp_path}"])
 
 
 TINY_LM = "--decoder-layers 1 --decoder-embed-dim 16 --decoder-ffn-embed-dim 16 --decoder-attention-heads 2".split()
