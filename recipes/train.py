@@ -301,6 +301,20 @@ def check_data(data: Path, recipe: Recipe, dataset: str, named: bool) -> None:
         raise UserError(f"--data {data}: was prepared for {task}, and this architecture is for {recipe.task}")
 
 
+def warn_of_warm_up(command: Sequence[str]) -> None:
+    """Says so if a training ends before its learning rate is reached."""
+    found = {}
+    for name in ("max-update", "warmup-updates"):
+        values = re.findall(rf" --{name}[ =](\d+)", " ".join(command))
+        found[name] = int(values[-1]) if values else 0  # the last one counts
+    if found["max-update"] < found["warmup-updates"]:
+        print(
+            "warning: --max-update {max-update} is less than --warmup-updates {warmup-updates}: the model hardly learns; "
+            "give fewer, as in -- --warmup-updates {fewer}".format(**found, fewer=found["max-update"] // 5),
+            file=sys.stderr,
+        )
+
+
 def main(argv: Sequence[str]) -> None:
     own, rest = split_flags(argv)
     args = make_parser().parse_args(own)
@@ -317,6 +331,7 @@ def main(argv: Sequence[str]) -> None:
     if not dry_run():
         check_data(data, recipe, args.dataset, bool(args.data))
     command = training_command(args, recipe, data, save, rest)
+    warn_of_warm_up(command)
     # every machine of a run holds a lock of its own
     lock = ".lock" if args.nodes == 1 else f".lock.{socket.gethostname()}"
     with locked(save / lock, wait=False) as free:

@@ -787,6 +787,17 @@ def test_quickstart(tmp_path, capfd):
     refused(tasks.main, tmp_path / "no", worse, parts=["not prepared"])
 
 
+def test_a_training_shorter_than_its_warm_up(capsys):
+    """It is warned of, and only it; of a flag given twice the last one counts."""
+    command = ["fairseq-train", "--warmup-updates", "1500", "--max-update", "100"]
+    train.warn_of_warm_up([*command, "--warmup-updates", "20"])
+    train.warn_of_warm_up(["fairseq-train", "--max-update", "100"])
+    assert capsys.readouterr().err == ""
+    train.warn_of_warm_up(command)
+    error = capsys.readouterr().err
+    assert "--max-update 100" in error and "--warmup-updates 1500" in error and "-- --warmup-updates 20" in error
+
+
 def test_commit_is_marked_when_code_differs(tmp_path, monkeypatch):
     """A figure's commit is marked by other code, but not by a result, so that one cell does not mark the next."""
     monkeypatch.setattr(provenance, "ROOT", tmp_path)
