@@ -309,8 +309,8 @@ def warn_of_warm_up(command: Sequence[str]) -> None:
         found[name] = int(values[-1]) if values else 0  # the last one counts
     if found["max-update"] < found["warmup-updates"]:
         print(
-            "warning: --max-update {max-update} is less than --warmup-updates {warmup-updates}: the model hardly learns; "
-            "give fewer, as in -- --warmup-updates {fewer}".format(**found, fewer=found["max-update"] // 5),
+            "warning: --max-update {max-update} is less than --warmup-updates {warmup-updates}: the model hardly "
+            "learns; give fewer, as in -- --warmup-updates {fewer}".format(**found, fewer=found["max-update"] // 5),
             file=sys.stderr,
         )
 

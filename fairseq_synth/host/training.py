@@ -148,8 +148,8 @@ def check_lengths(trainer: Any) -> None:
             limit = f"max_positions={limits}"
             raise SynthesizerError(
                 f"--valid-subset {subset}: {len(ignored)} sentences are too long, the first is number "
-                f"{ignored[0] + 1} (its tokens: {size}; {limit}); shorten them, or leave them out with "
-                "--skip-invalid-size-inputs-valid-test" + length_hint(limit)
+                f"{ignored[0] + 1} (its tokens: {size}; {limit}); shorten each, or skip this example with "  # fairseq's
+                "--skip-invalid-size-inputs-valid-test" + length_hint(limit)  # own words, which scripts may look for
             )
 
 
