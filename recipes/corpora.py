@@ -239,6 +239,11 @@ def test_sets(raw: Path, archives: Path, tgt: str, out: Path) -> None:
 
 
 def numbers(tgt: str, raw: Path) -> None:
-    """The quickstart's corpus of numbers, dates and quantities, made on the spot."""
+    """The quickstart's corpus of numbers, dates and quantities, made on the spot; one that is there is kept."""
+    if raw.exists():
+        return
     say("making the corpus of numbers, dates and quantities")
-    run(["python", ROOT / "scripts" / "make_numbers.py", "en", tgt, raw])
+    part = raw.with_name(f"{raw.name}.part")
+    run(["python", ROOT / "scripts" / "make_numbers.py", "en", tgt, part])
+    if not dry_run():
+        part.replace(raw)

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections import OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ import fairseq.options
 import numpy as np
 import pytest
 import torch
-from fairseq.data import LanguagePairDataset, data_utils
+from fairseq.data import LanguagePairDataset, ListDataset, RoundRobinZipDatasets, data_utils
 from fairseq.distributed import DistributedTimeoutWrapper
 from fairseq.file_io import PathManager
 from fairseq.models.ema.ema import EMA
@@ -31,6 +32,7 @@ from fairseq_synth import host
 from fairseq_synth.attention import SyntheticAttention
 from fairseq_synth.errors import SynthesizerError, explain
 from fairseq_synth.host import checkpoints, messages, repairs, versions
+from fairseq_synth.host.training import check_lengths
 
 
 @pytest.mark.parametrize("sentences", [0, 1, 5, 8, 100, 3003])
@@ -477,3 +479,17 @@ def test_a_chain_of_errors_that_comes_back_to_itself():
     first, second = ValueError("first"), ValueError("second")
     first.__context__, second.__cause__ = second, first
     assert explain(first) is None
+
+
+def test_validation_of_several_pairs_of_languages_is_left_alone():
+    """Limits by pair of languages: such a data set filters itself once it has been ordered."""
+
+    class Task(FairseqTask):
+        def max_positions(self):
+            return OrderedDict({"a-b": (5, 5), "b-a": (5, 5)})
+
+    task = Task(None)
+    task.datasets["valid"] = RoundRobinZipDatasets(OrderedDict({"a-b": ListDataset([1]), "b-a": ListDataset([2])}))
+    model = SimpleNamespace(max_positions=lambda: OrderedDict({"a-b": (4, 4), "b-a": (4, 4)}))
+    dataset = SimpleNamespace(valid_subset="valid")
+    check_lengths(SimpleNamespace(task=task, get_model=lambda: model, cfg=SimpleNamespace(dataset=dataset)))

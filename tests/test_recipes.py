@@ -736,6 +736,8 @@ def test_help():
 def test_quickstart(tmp_path, capfd):
     """The way from text to BLEU in small: a signature, three translations, and a second run that only shows them."""
     argv = ["--max-update", "40", "--merges", "200", "--variant", "random_vanilla", "--threads", "1", "--out", tmp_path]
+    # a smaller corpus than the quickstart makes; one that is there is kept
+    make_numbers(tmp_path / "numbers-en-de-bpe200-raw", "--train", "2000", "--held-out", "40")
     extra = ["--", "--max-tokens", "300"]
     done = script("quickstart.sh", *argv, *extra, timeout=1500)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -138,7 +138,7 @@ def check_lengths(trainer: Any) -> None:
         return
     limits = resolve_max_positions(task.max_positions(), trainer.get_model().max_positions())
     for subset in trainer.cfg.dataset.valid_subset.split(","):
-        if subset not in task.datasets or limits is None:
+        if subset not in task.datasets or limits is None or isinstance(limits, dict):  # of several pairs of languages
             continue
         dataset = task.dataset(subset)
         _, ignored = dataset.filter_indices_by_size(np.arange(len(dataset)), limits)
