@@ -196,9 +196,14 @@ def note(table: Table, records: List[Record]) -> str:
     seeds, updates = sorted({r["seed"] for r in records}), shared(r["updates"] for r in records)
     signature = shared(r["signatures"][table.metric] for r in records)
     named = shared(f" on {r['test_set']}" for r in records if r.get("test_set"))
-    minutes = round(statistics.median(r["minutes"] for r in records)) or 1
+    minutes = sorted(r["minutes"] for r in records)
+    took = (
+        f"{minutes[0]:.0f} to {minutes[-1]:.0f}"
+        if minutes[-1] > 2 * minutes[0]
+        else f"{minutes[len(minutes) // 2]:.1f}"
+    )
     text = f"{command}{of_the_machine(records)}, N from {seeds}, {updates} updates each, "
-    text += f"{minutes} minute{'s' * (minutes > 1)} of training. {table.metric_name} `{signature}`"
+    text += f"{took} minutes of training. {table.metric_name} `{signature}`"
     tested = [r["bootstrap"] for r in records if r.get("bootstrap")]
     if tested:
         sure = sum(test["p_value"] < 0.05 for test in tested)

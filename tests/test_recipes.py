@@ -474,7 +474,7 @@ def test_tables_have_intervals_over_seeds(results):
     assert "| Transformer (fairseq's own) | 1.00M | 32.00 ± 1.00 (3) |  |" in rendered
     assert "| `random` | 1.00M | 34.00 ± 1.50 (3) | +2.00 [+0.76, +3.24] |" in rendered
     assert "| `random_vanilla` | 1.00M | 33.00 | +1.00 |" in rendered and "| `dense` |" not in rendered
-    assert "En-Fr" not in rendered and "p < 0.05 in 1 of 1" in rendered and "22 minutes of training" in rendered
+    assert "En-Fr" not in rendered and "p < 0.05 in 1 of 1" in rendered and "22.0 minutes of training" in rendered
     assert render.results("multi30k_cpu", notes=False) == rendered[: rendered.index("\n- ")]
     assert "| `random_vanilla` | `random` | 0.30 |" in render.alpha("multi30k_cpu")
 
