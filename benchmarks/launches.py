@@ -14,7 +14,7 @@ from unittest import mock
 
 import torch
 from block import build
-from common import STOCK, parser, report
+from common import DTYPES, STOCK, parser, report
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -40,7 +40,7 @@ class Counter(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def count(name: str, padded: bool, bsz: int = 32, length: int = 32) -> List[str]:
+def count(name: str, padded: bool, bsz: int = 32, length: int = 32, dtype: torch.dtype = torch.float32) -> List[str]:
     """The calls of one block, forward and backward: the encoder's with padding, or the decoder's with its mask."""
     counter = Counter()
 
@@ -60,12 +60,12 @@ def count(name: str, padded: bool, bsz: int = 32, length: int = 32) -> List[str]
     def fused_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, *_: Any, **__: Any) -> Tensor:
         return FusedAttention.apply(query, key, value, attn_mask)
 
-    module = build(name, length, not padded).to("meta").train()
-    x = torch.empty(length, bsz, module.embed_dim, device="meta", requires_grad=True)
+    module = build(name, length, not padded).to("meta", dtype).train()
+    x = torch.empty(length, bsz, module.embed_dim, device="meta", dtype=dtype, requires_grad=True)
     key_padding_mask = torch.empty(bsz, length, dtype=torch.bool, device="meta") if padded else None
     attn_mask = None
     if not padded:
-        attn_mask = torch.empty(length, length, device="meta") if name == STOCK else causal_mask(x)
+        attn_mask = torch.empty(length, length, device="meta", dtype=dtype) if name == STOCK else causal_mask(x)
     with mock.patch("torch.nn.functional.scaled_dot_product_attention", fused_attention), counter:
         out, _ = module(x, x, x, key_padding_mask=key_padding_mask, need_weights=False, attn_mask=attn_mask)
         out.backward(torch.empty_like(out))
@@ -77,7 +77,8 @@ def main() -> None:
     args: argparse.Namespace = p.parse_args()
     rows: Dict[str, Dict[str, float]] = {}
     for name in [STOCK, *args.variants]:
-        rows[name] = {"padded": len(count(name, True)), "causal": len(count(name, False))}
+        kinds = {"padded": True, "causal": False}
+        rows[name] = {kind: len(count(name, padded, dtype=DTYPES[args.dtype])) for kind, padded in kinds.items()}
     report("kernels of the attention block", "launches, forward and backward", rows, args)
 
 

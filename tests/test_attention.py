@@ -93,6 +93,13 @@ def test_weights(spec):
     torch.testing.assert_close(heads.sum(-1), torch.ones(2, 3, 4))
 
 
+def test_a_mask_of_numbers_is_added_in_single_precision():
+    """bf16 has no 256.5."""
+    scores, mask = torch.full((1, 1, 1, 2), 256.0).bfloat16(), torch.tensor([[0.0, 0.5]]).bfloat16()
+    expected = torch.softmax(torch.tensor([0.0, 0.5]), -1)
+    torch.testing.assert_close(masked_softmax(scores, None, mask).flatten(), expected)
+
+
 @pytest.mark.parametrize("spec", ["random", "factorized_random", "dense", "random+vanilla", "vanilla"])
 def test_attention_dropout(spec):
     """Each sentence drops its own weights, and the mean over many draws is the output without dropout."""

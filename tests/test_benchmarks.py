@@ -8,6 +8,8 @@ import pytest
 import torch
 from helpers import ROOT
 
+import fairseq_synth.nested
+
 COMMANDS = {
     "block": ["block.py", "--shapes", "4x8", "--variants", "random", "dynamicconv"],
     "causal block": ["block.py", "--shapes", "4x8", "--causal", "--variants", "factorized_dense+vanilla"],
@@ -40,3 +42,16 @@ def test_no_gpu():
     assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith(
         "error: --device cuda: this machine has no GPU"
     )
+
+
+def test_kernels(monkeypatch):
+    """random launches at most stock's number and a quarter, random+vanilla twice it; half precision needs no more."""
+    monkeypatch.setattr(fairseq_synth.nested, "CORE", 256)  # one block, as models have it
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import launches
+
+    for padded in (True, False):
+        stock = len(launches.count("stock", padded))
+        for name, most in (("random", 1.25), ("random+vanilla", 2)):
+            found, half = (len(launches.count(name, padded, dtype=t)) for t in (torch.float32, torch.bfloat16))
+            assert half == found <= most * stock
