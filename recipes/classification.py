@@ -24,6 +24,7 @@ from .command import (
     locked,
     make_folder,
     pin_settings,
+    read_settings,
     run,
     say,
     shell,
@@ -95,7 +96,8 @@ def main(argv: Sequence[str]) -> None:
     # a mistake in the text is told before anything is written
     splits = read_corpus(corpus, args.source, args.examples, args.valid) if args.source else {}
     with locked(out / ".lock"):
-        source = "" if corpus.urls else args.source.resolve()  # a known corpus is the same from anywhere
+        # without --from what is there goes on as it was begun
+        source = args.source.resolve() if args.source else read_settings(out / "settings").get("from", "")
         settings = {"task": "sentence_prediction", "corpus": args.corpus, "vocabulary": args.vocabulary}
         settings.update(examples=args.examples or "", valid=args.valid or "", **{"from": source})
         pin_settings(out / "settings", "text/*", settings)

@@ -100,7 +100,7 @@ def main(argv: Sequence[str]) -> None:
     packed = args.source and any((args.source / Path(url).name).exists() for url in corpus.urls if is_archive(url))
     files = find(corpus, args.source) if args.source and not packed else []  # before anything is written
     with locked(out / ".lock"):
-        source = "" if corpus.urls else args.source.resolve()  # a known corpus is the same from anywhere
+        source = "" if corpus.urls else args.source.resolve()  # of a known corpus the text itself is checked
         settings = {"task": "language_modeling", "corpus": args.corpus, "merges": merges or "words"}
         pin_settings(out / "settings", "text/*", {**settings, "sample": args.sample or "", "from": source})
         if (out / "bin" / "done").exists():

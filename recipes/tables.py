@@ -210,7 +210,7 @@ TABLES: Dict[str, Table] = {
         ),
         Table(
             "wikitext2_cpu",
-            title="WikiText-2, one epoch",
+            title="WikiText-2, nine tenths of an epoch",
             datasets=(Dataset("wikitext2", "WikiText-2", "wikitext2_cpu"),),
             **SMALL_LANGUAGE_MODELS,
         ),
@@ -224,7 +224,7 @@ TABLES: Dict[str, Table] = {
         ),
         Table(
             "agnews_cpu",
-            title="20,000 examples of AG News",
+            title="20,000 training examples of AG News",
             datasets=(Dataset("agnews", "AG News", "agnews_cpu"),),
             data="agnews_20000",
             preparation=("--examples", "20000"),
@@ -232,7 +232,7 @@ TABLES: Dict[str, Table] = {
         ),
         Table(
             "imdb_cpu",
-            title="5,000 examples of IMDb",
+            title="5,000 training examples of IMDb",
             datasets=(Dataset("imdb", "IMDb", "imdb_cpu"),),
             data="imdb_5000",
             preparation=("--examples", "5000"),

@@ -307,10 +307,11 @@ def warn_of_warm_up(command: Sequence[str]) -> None:
     for name in ("max-update", "warmup-updates"):
         values = re.findall(rf" --{name}[ =](\d+)", " ".join(command))
         found[name] = int(values[-1]) if values else 0  # the last one counts
-    if found["max-update"] < found["warmup-updates"]:
+    if 0 < found["max-update"] < found["warmup-updates"]:  # 0: no limit
+        fewer = max(1, found["max-update"] // 5)
         print(
             "warning: --max-update {max-update} is less than --warmup-updates {warmup-updates}: the model hardly "
-            "learns; give fewer, as in -- --warmup-updates {fewer}".format(**found, fewer=found["max-update"] // 5),
+            "learns; give fewer, as in -- --warmup-updates {fewer}".format(**found, fewer=fewer),
             file=sys.stderr,
         )
 

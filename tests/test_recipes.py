@@ -794,6 +794,7 @@ def test_a_training_shorter_than_its_warm_up(capsys):
     command = ["fairseq-train", "--warmup-updates", "1500", "--max-update", "100"]
     train.warn_of_warm_up([*command, "--warmup-updates", "20"])
     train.warn_of_warm_up(["fairseq-train", "--max-update", "100"])
+    train.warn_of_warm_up([*command, "--max-update", "0"])  # no limit
     assert capsys.readouterr().err == ""
     train.warn_of_warm_up(command)
     error = capsys.readouterr().err
