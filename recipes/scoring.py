@@ -107,9 +107,9 @@ def checkpoint(run_dir: Path, out: Path, average: int) -> Path:
     kind = r"checkpoint_\d+_\d+\.pt" if by_updates else r"checkpoint\d+\.pt"
     there = sum(bool(re.fullmatch(kind, name)) for name in names)
     if there < average and not dry_run():
-        best = "" if there else ", for the best one,"
+        hint = "" if there else ", for the best one,"
         raise UserError(
-            f"{run_dir}: has {there} of the {average} checkpoints to average; train on, or{best} give --average {there}"
+            f"{run_dir}: has {there} of the {average} checkpoints to average; train on, or{hint} give --average {there}"
         )
     argv = ["python", ROOT / "scripts" / "average_checkpoints.py", "--inputs", run_dir]
     argv += ["--num-update-checkpoints" if by_updates else "--num-epoch-checkpoints", average]
