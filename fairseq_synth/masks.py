@@ -32,7 +32,7 @@ def future(length: int, like: Tensor) -> Tensor:
 def masked_softmax(scores: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor]) -> Tensor:
     """Softmax over the visible keys; 0 with a zero gradient in a row that sees none.
 
-    Of the type of `scores`; in fp32 at least if numbers are added to them.
+    The weights have the type of `scores`, or fp32 at least where `attn_mask` adds numbers to them.
 
     Args:
         scores: (B or 1, H, T or 1, S).

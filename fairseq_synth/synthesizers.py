@@ -417,7 +417,7 @@ def logits(terms: List[Terms], src_len: int) -> Tensor:
 
     Returns:
         (B or 1, H or 1, T or 1, S); B only if a term depends on the input, 1 row only if no row differs. A sum is in
-        fp32 at least; a single part is as it is, as a cast more would be a kernel more.
+        fp32 at least; a single part keeps its type, which saves a kernel.
     """
     terms_of_sum = one_product(terms)
     is_sum = sum([number_of_parts(term) for term in terms_of_sum]) > 1

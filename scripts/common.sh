@@ -6,6 +6,12 @@ die() {
     printf 'error: %s\n' "$*" >&2
     exit 1
 }
+# usage SCRIPT ARGUMENTS...: with --help prints the script's first comment, and ends
+usage() {
+    case ${2:-} in
+        --help | -h) sed -n '2,/^[^#]/s/^# //p' "$1" && exit 0 ;;
+    esac
+}
 # Shows a command, then runs it; with DRY_RUN=1 it only shows.
 run() {
     printf '+ %s\n' "$(printf '%q ' "$@")"

@@ -4,10 +4,7 @@
 # one that PYTHON names, 3.8 to 3.12, pip chooses the versions.
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
-if [ "${1:-}" = --help ] || [ "${1:-}" = -h ]; then
-    sed -n '2,4s/^# //p' "$0"
-    exit 0
-fi
+usage "$0" "$@"
 [ $# = 0 ] || die "$1: setup.sh takes no options; PYTHON chooses the interpreter"
 
 stamp=$root/.venv/installed

@@ -232,7 +232,7 @@ def test_choice(spec, bsz, expected, monkeypatch, request):
 def test_small_batches_are_plain(monkeypatch):
     """On a CPU, which counts what it would hold."""
     if torch.empty(0).is_cuda:
-        pytest.skip("of a CPU")
+        pytest.skip("only a CPU's choice depends on the size")
     monkeypatch.setattr(computations, "SMALL", 3 * 2 * 9 * 9)
     assert chosen("dense", monkeypatch) == chosen("random", monkeypatch) == "plain"
     monkeypatch.setattr(computations, "SMALL", 2 * 9 * 9)  # of one sentence, which is all where logits are shared
