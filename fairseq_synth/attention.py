@@ -11,6 +11,7 @@ from typing import Any, Dict, Iterable, List, Optional, Set, Tuple, Union
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from fairseq.incremental_decoding_utils import with_incremental_state
 from fairseq.modules.fairseq_dropout import FairseqDropout
 from fairseq.modules.quant_noise import quant_noise
@@ -60,8 +61,8 @@ class SyntheticAttention(nn.Module):
         def projection(width: int = embed_dim) -> nn.Module:
             return quant_noise(nn.Linear(embed_dim, width), q_noise, qn_block_size)
 
-        # only of the heads that have queries and keys
-        width = sum(synthesizer.query_key_heads) * self.head_dim
+        self.num_query_key_heads = sum(synthesizer.query_key_heads)
+        width = self.num_query_key_heads * self.head_dim
         # created and initialized in the host's order: one seed, the same weights
         self.k_proj = projection(width) if width else None
         self.v_proj = projection()
@@ -112,12 +113,7 @@ class SyntheticAttention(nn.Module):
         tgt_len, bsz, _ = query.size()
         if attn_mask is not None and not torch.is_floating_point(attn_mask):
             attn_mask = attn_mask.to(torch.bool)
-        v = self.split_heads(self.v_proj(query))
-        q: Optional[Tensor] = None
-        k: Optional[Tensor] = None
-        if self.q_proj is not None and self.k_proj is not None:
-            q = self.split_heads(self.q_proj(query))
-            k = self.split_heads(self.k_proj(query))
+        q, k, v = self.project(query)
         dropout = self.dropout_module.p
         if not (self.training or self.dropout_module.apply_during_inference):
             dropout = 0.0
@@ -150,6 +146,22 @@ class SyntheticAttention(nn.Module):
         if need_weights:
             return out, weights.expand(bsz, -1, tgt_len, -1).mean(dim=1)
         return out, None
+
+    def project(self, x: Tensor) -> Tuple[Optional[Tensor], Optional[Tensor], Tensor]:
+        """Queries and keys, where the synthesizer reads them, and values, (B, H, T, d_h), of the input (T, B, C)."""
+        if self.q_proj is None or self.k_proj is None:
+            return None, None, self.split_heads(self.v_proj(x))
+        if not torch.jit.is_scripting():
+            projections = (self.q_proj, self.k_proj, self.v_proj)
+            if self.training and all(is_plain_linear(p) for p in projections):
+                # one product each way: fewer kernels, and no sum of three gradients of x
+                weight = torch.cat([p.weight for p in projections])  # type: ignore[misc]
+                bias = torch.cat([p.bias for p in projections])  # type: ignore[misc]
+                heads = [self.num_query_key_heads, self.num_query_key_heads, self.num_heads]
+                out = F.linear(x, weight, bias).view(x.size(0), x.size(1), sum(heads), self.head_dim)
+                q, k, v = (part.permute(1, 2, 0, 3) for part in out.split(heads, dim=2))
+                return q, k, v
+        return self.split_heads(self.q_proj(x)), self.split_heads(self.k_proj(x)), self.split_heads(self.v_proj(x))
 
     def groups_of(self, terms: List[Terms]) -> List[Tuple[List[Terms], int, int]]:
         """The terms of each group of heads, with its first head and its number of heads."""
@@ -288,6 +300,11 @@ class SyntheticAttention(nn.Module):
                 logger.warning(f"{name}: {function} is not trained, so its logits stay: the output changes")
         for key, value in self.synthesizer.state_dict().items():
             state_dict[f"{prefix}synthesizer.{key}"] = value.clone()
+
+
+def is_plain_linear(module: nn.Module) -> bool:
+    """Whether a module's output is ``F.linear`` of its weight and bias: no subclass, and no hook, as q_noise is one."""
+    return type(module) is nn.Linear and not module._forward_pre_hooks and not module._forward_hooks
 
 
 def names_of(synthesizer: Union[Mixture, HeadGroups]) -> List[str]:

@@ -15,22 +15,31 @@ from .nested import band_edges, part_of_band, without_future
 from .synthesizers import Terms, has_bias, joint_product, logits
 
 TILE = 1 << 19  # logits in a tile: 2 MiB of fp32, which stay in a core's caches through a handful of passes
-CAUSAL_ROWS = 128  # rows of a causal tile: columns to the right of it are not computed
+CAUSAL_ROWS = 256  # rows of a causal tile: columns to the right of it are not computed
+SHARED_CAUSAL_ROWS = 128  # and of one of shared logits, whose work is the product with the values of all sentences
 
 
 class Block(NamedTuple):
     """Sentences and heads whose logits are computed together, in tiles of some rows."""
 
-    sentences: slice  # of the terms; all where they are shared
+    sentences: slice
     heads: slice
-    features: slice  # of the values
     length: int  # of these sentences, in tokens
     rows: int  # of a tile
+    is_shared: bool  # the sentences have the same logits, so their values are one matrix: side by side
     hidden: Optional[Tensor]  # (sentences, n): true at padding, in the last n of `length` columns
 
-    def cut(self, x: Tensor) -> Tensor:
-        """The part (sentences, heads, length, features) of a tensor like the values."""
-        return x[self.sentences, self.heads, : self.length, self.features]
+    def read(self, x: Tensor) -> Tensor:
+        """The block's part of x, (B, H, T, d_h): (sentences, heads, length, d_h), or (1, heads, length, features)."""
+        part = x[self.sentences, self.heads, : self.length]
+        return part.permute(1, 2, 0, 3).flatten(2)[None] if self.is_shared else part.contiguous()
+
+    def write(self, x: Tensor, rows: slice, part: Tensor) -> None:
+        """Puts what is laid out as `read` does it in its place in some rows of x, (B, H, T, d_h)."""
+        place = x[self.sentences, self.heads, rows]
+        if self.is_shared:
+            part = part[0].unflatten(-1, (-1, x.size(-1))).permute(2, 0, 1, 3)
+        place.copy_(part)
 
 
 def tiled(
@@ -61,14 +70,11 @@ def tiled(
     terms = products + [t._replace(query=None, key=None) for t in terms if has_bias(t)]
     if causal:
         terms = [t if t.matrix is None else t._replace(matrix=without_future(t.matrix)) for t in terms]
-    if bsz == 1 or not is_shared(terms):
-        rows = CAUSAL_ROWS if causal else length
-        return run(terms, value, list(blocks_of_sentences(lengths, heads, rows)), causal)
-    # one sentence of all values side by side, (1, H, T, B d_h)
-    values = value.permute(1, 2, 0, 3).reshape(1, heads, length, bsz * head_dim)
-    blocks = list(blocks_of_lengths(lengths, heads, head_dim, CAUSAL_ROWS if causal else length))
-    out = run(terms, values, blocks, causal)
-    return out.view(heads, length, bsz, head_dim).permute(2, 0, 1, 3)
+    if bsz > 1 and is_shared(terms):
+        blocks = list(blocks_of_lengths(lengths, heads, SHARED_CAUSAL_ROWS if causal else length))
+    else:
+        blocks = list(blocks_of_sentences(lengths, heads, CAUSAL_ROWS if causal else length))
+    return _Tiled.apply(terms, blocks, causal, value, *tensors_of(terms))
 
 
 def is_shared(terms: Sequence[Terms]) -> bool:
@@ -88,10 +94,10 @@ def blocks_of_sentences(lengths: Sequence[int], heads: int, rows: int) -> Iterat
         if min(found) < max(found):
             hidden = torch.arange(min(found), max(found)) >= torch.tensor(found)[:, None]
         for h in range(0, heads, count):
-            yield Block(slice(b, b + size), slice(h, h + count), slice(None), max(found), rows, hidden)
+            yield Block(slice(b, b + size), slice(h, h + count), max(found), rows, False, hidden)
 
 
-def blocks_of_lengths(lengths: Sequence[int], heads: int, head_dim: int, rows: int) -> Iterator[Block]:
+def blocks_of_lengths(lengths: Sequence[int], heads: int, rows: int) -> Iterator[Block]:
     """Blocks of shared logits: for neighbours of equal length, as which fairseq sorts a batch."""
     first = 0
     for last in range(1, len(lengths) + 1):
@@ -101,14 +107,8 @@ def blocks_of_lengths(lengths: Sequence[int], heads: int, head_dim: int, rows: i
         height = min(rows, length, max(1, TILE // length))
         count = max(1, TILE // (height * length))
         for h in range(0, heads, count):
-            features = slice(first * head_dim, last * head_dim)
-            yield Block(slice(None), slice(h, h + count), features, length, height, None)
+            yield Block(slice(first, last), slice(h, h + count), length, height, True, None)
         first = last
-
-
-def run(terms: List[Terms], value: Tensor, blocks: List[Block], causal: bool) -> Tensor:
-    """The output (n, H, T, d) of all blocks for values (n, H, T, d)."""
-    return _Tiled.apply(terms, blocks, causal, value, *tensors_of(terms))
 
 
 class _Tiled(torch.autograd.Function):
@@ -120,17 +120,17 @@ class _Tiled(torch.autograd.Function):
     ) -> Tensor:
         ctx.shape, ctx.blocks, ctx.causal = [each(lambda _: 0, term) for term in terms], blocks, causal
         ctx.save_for_backward(value, *tensors)
-        out = torch.zeros_like(value)
+        out = like_values(value, blocks)
         with torch.autocast(value.device.type, enabled=False):
             for block in blocks:
                 part = [of_block(term, block) for term in terms]
                 products = [term for term in part if term.query is not None]
                 part = [*one_contiguous_product(products), *part[len(products) :]]
-                v, o = block.cut(value).contiguous(), block.cut(out)
+                v = block.read(value)
                 for rows, columns in tiles(block, part, causal):
                     tile = [of_tile(term, rows, columns) for term in part]
                     weights = tile_weights(tile, v.size(1), rows, columns, block, causal)
-                    o[:, :, rows] = torch.matmul(weights.to(v.dtype), v[:, :, columns])
+                    block.write(out, rows, torch.matmul(weights.to(v.dtype), v[:, :, columns]))
         return out
 
     @staticmethod
@@ -138,34 +138,51 @@ class _Tiled(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
         value, *tensors = ctx.saved_tensors
         totals = [zeros_in_fp32(x) if needed else None for x, needed in zip(tensors, ctx.needs_input_grad[4:])]
-        grad_value = torch.zeros_like(value)
+        grad_value = like_values(value, ctx.blocks)
         with torch.autocast(value.device.type, enabled=False):
             for block in ctx.blocks:
                 terms, sums = (
                     [of_block(term, block) for term in unflatten(ctx.shape, found)] for found in (tensors, totals)
                 )
-                v, g = (block.cut(x).contiguous() for x in (value, grad))
-                block.cut(grad_value).copy_(backward_of_block(terms, sums, v, g, block, ctx.causal))
+                v, g = block.read(value), block.read(grad)
+                block.write(grad_value, slice(0, block.length), backward_of_block(terms, sums, v, g, block, ctx.causal))
         grads = [None if total is None else total.to(x.dtype) for x, total in zip(tensors, totals)]
         return (None, None, None, grad_value, *grads)
+
+
+def like_values(value: Tensor, blocks: List[Block]) -> Tensor:
+    """A tensor like the values, (B, H, T, d_h), for the blocks to write to, 0 in the columns that not all of them have.
+
+    In memory time is first, then batch and heads, as projections read it and write it.
+    """
+    bsz, heads, length, head_dim = value.size()
+    out = value.new_empty(length, bsz, heads, head_dim).permute(1, 2, 0, 3)
+    out[:, :, min(block.length for block in blocks) :] = 0
+    return out
 
 
 def backward_of_block(
     terms: List[Terms], sums: List[Terms], value: Tensor, grad: Tensor, block: Block, causal: bool
 ) -> Tensor:
     """The gradient of a block's values. Those of its terms are added to `sums`, which has None for what needs none."""
-    # one product for all tiles, differentiated once
-    leaves = [each(as_leaf, *pair) for pair in zip(terms, sums) if pair[0].query is not None]
+    places = tiles(block, terms, causal)
+    # one product for all tiles
+    count = sum(term.query is not None for term in terms)
+    factors, factor_sums = [each(as_leaf, *pair) for pair in zip(terms[:count], sums)], sums[:count]
     with torch.enable_grad():
-        product = one_contiguous_product(leaves)
-    product_sums = [each(lambda x: zeros_in_fp32(x) if x.requires_grad else None, term) for term in product]
-    tile_terms = [*[each(torch.Tensor.detach, term) for term in product], *terms[len(leaves) :]]
-    tile_sums = [*product_sums, *sums[len(leaves) :]]
+        product = one_contiguous_product(factors)
+    terms, sums = terms[count:], sums[count:]
+    if len(places) > 1:
+        # and differentiated once, when its gradient has been summed over the tiles
+        product_sums = [each(lambda x: zeros_in_fp32(x) if x.requires_grad else None, term) for term in product]
+        terms = [*[each(torch.Tensor.detach, term) for term in product], *terms]
+        sums = [*product_sums, *sums]
     grad_value: Optional[Tensor] = None
     # the last rows come first: they have all columns, so that their product starts the sum
-    for rows, columns in reversed(tiles(block, tile_terms, causal)):
-        totals = [of_tile(total, rows, columns) for total in tile_sums]
-        tile = [each(as_leaf, of_tile(term, rows, columns), total) for term, total in zip(tile_terms, totals)]
+    for rows, columns in reversed(places):
+        leaf_sums = [of_tile(total, rows, columns) for total in sums]
+        leaves = [each(as_leaf, of_tile(term, rows, columns), total) for term, total in zip(terms, leaf_sums)]
+        tile = leaves if len(places) > 1 else [*product, *leaves]
         with torch.enable_grad():
             weights = tile_weights(tile, value.size(1), rows, columns, block, causal)
         g, v = grad[:, :, rows], value[:, :, columns]
@@ -176,12 +193,13 @@ def backward_of_block(
             grad_value[:, :, columns] += part
         if weights.requires_grad:
             grad_weights = torch.matmul(g, v.transpose(2, 3)).to(weights.dtype)
-            add_gradients([weights], [grad_weights], tile, totals)
-    outputs = tensors_of(product)
-    grads = tensors_of(product_sums)
-    outputs = [x for x in outputs if x.requires_grad]
-    if outputs:
-        add_gradients(outputs, [g.to(x.dtype) for g, x in zip(grads, outputs)], leaves, sums[: len(leaves)])
+            if len(places) == 1:
+                leaves, leaf_sums = [*factors, *leaves], [*factor_sums, *leaf_sums]
+            add_gradients([weights], [grad_weights], leaves, leaf_sums)
+    if len(places) > 1:
+        outputs = [x for x in tensors_of(product) if x.requires_grad]
+        grads = [total.to(x.dtype) for total, x in zip(tensors_of(product_sums), outputs)]
+        add_gradients(outputs, grads, factors, factor_sums)
     assert grad_value is not None
     return grad_value
 
@@ -192,12 +210,14 @@ def one_contiguous_product(products: List[Terms]) -> List[Terms]:
 
 
 def zeros_in_fp32(x: Tensor) -> Tensor:
-    """Zeros like x for a sum over tiles, in fp32 at least."""
-    return torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32))
+    """Zeros of the size of x, in fp32 at least, for a sum over tiles."""
+    return torch.zeros(x.size(), dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
 
 
 def add_gradients(outputs: List[Tensor], grads: List[Tensor], leaves: List[Terms], totals: List[Terms]) -> None:
     """Adds to `totals` the gradients that the leaves have by those of the outputs."""
+    if not outputs:
+        return
     pairs: List[Tuple[Tensor, Tensor]] = []
     for term, total in zip(leaves, totals):
         each(lambda x, s: None if s is None else pairs.append((x, s)), term, total)
@@ -229,15 +249,15 @@ def tiles(block: Block, terms: List[Terms], causal: bool) -> List[Tuple[slice, s
 
 
 def of_block(term: Terms, block: Block) -> Terms:
-    """The part of a term that a block reads: views, all rows and columns."""
+    """The part of a term that a block reads: views; of the biases all rows and columns."""
 
-    def cut(x: Optional[Tensor]) -> Optional[Tensor]:
-        if x is None:
-            return None
+    def cut(x: Tensor) -> Tensor:
         sentences = block.sentences if x.size(0) > 1 else slice(None)
         return x[sentences, block.heads if x.size(1) > 1 else slice(None)]
 
-    return each(cut, term)
+    part = each(cut, term)
+    query, key = (None if x is None else x[:, :, : block.length] for x in (part.query, part.key))
+    return part._replace(query=query, key=key)
 
 
 def of_tile(term: Terms, rows: slice, columns: slice) -> Terms:

@@ -4,10 +4,11 @@ import itertools
 
 import pytest
 import torch
+import torch.nn.functional as F
 from fairseq.modules import MultiheadAttention
 from helpers import SPECS, Distance, future, make_attention, padding_mask
 
-from fairseq_synth import synthesizers
+from fairseq_synth import attention, synthesizers
 from fairseq_synth.masks import causal_mask, masked_softmax
 from fairseq_synth.synthesizers import SYNTHESIZERS
 
@@ -28,6 +29,32 @@ def test_a_row_that_sees_nothing(spec, dtype):
     out.float().sum().backward()
     assert all(torch.isfinite(p.grad).all() for p in module.parameters() if p.grad is not None)
     assert torch.isfinite(x.grad).all()
+
+
+@pytest.mark.parametrize("spec", ["vanilla", "random+vanilla", "random:1/vanilla:1"])
+def test_one_product_in_training(spec, monkeypatch):
+    """In training queries, keys and values are one product, else three; output and gradients are equal."""
+    module = make_attention(spec).double()
+    x = torch.randn(5, 3, 6).double().requires_grad_()
+    calls = []
+    monkeypatch.setattr(
+        attention.F, "linear", lambda x, weight, bias, of=F.linear: calls.append(len(weight)) or of(x, weight, bias)
+    )
+
+    def of_all(projected):
+        assert [tuple(part.shape) for part in projected] == [(3, heads, 5, 3), (3, heads, 5, 3), (3, 2, 5, 3)]
+        inputs = [x] + [p for proj in (module.q_proj, module.k_proj, module.v_proj) for p in proj.parameters()]
+        return [*projected, *torch.autograd.grad(sum((part**2).sum() for part in projected), inputs)]
+
+    heads = module.num_query_key_heads
+    together = of_all(module.project(x))
+    hook = module.k_proj.register_forward_hook(lambda *_: None)
+    separate = of_all(module.project(x))
+    hook.remove()
+    alone = module.eval().project(x)
+    assert calls == [6 * heads + 6, *[3 * heads, 3 * heads, 6] * 2]
+    torch.testing.assert_close(together, separate)
+    torch.testing.assert_close(list(alone), together[:3])
 
 
 def test_causal_and_padded_first_column():

@@ -20,6 +20,7 @@ def small_tiles(monkeypatch):
     """Sizes at which a batch of a few words has many tiles, with rests."""
     monkeypatch.setattr(tiles, "TILE", 80)
     monkeypatch.setattr(tiles, "CAUSAL_ROWS", 4)
+    monkeypatch.setattr(tiles, "SHARED_CAUSAL_ROWS", 4)
     monkeypatch.setattr(computations, "SMALL", 0)
 
 
@@ -293,7 +294,7 @@ def test_masks_that_are_known():
 
 
 def test_blocks_cover_the_batch_once():
-    """Every sentence, head and feature is in one block, of neighbours; lengths are shared only by equal ones."""
+    """Every sentence and head is in one block, of neighbours; lengths are shared only by equal ones."""
     for bsz, heads, length, rows in ((1, 1, 1, 1), (7, 3, 9, 4), (40, 8, 3, 3), (5, 2, 30, 4)):
         lengths = sorted(torch.randint(1, length + 1, (bsz,)).tolist())
         seen = torch.zeros(bsz, heads, dtype=torch.int)
@@ -301,10 +302,10 @@ def test_blocks_cover_the_batch_once():
             seen[block.sentences, block.heads] += 1
             assert block.length == max(lengths[block.sentences])
         assert (seen == 1).all()
-        seen = torch.zeros(heads, bsz * 2, dtype=torch.int)
-        for block in tiles.blocks_of_lengths(lengths, heads, 2, rows):
-            seen[block.heads, block.features] += 1
-            assert set(lengths[block.features.start // 2 : block.features.stop // 2]) == {block.length}
+        seen = torch.zeros(bsz, heads, dtype=torch.int)
+        for block in tiles.blocks_of_lengths(lengths, heads, rows):
+            seen[block.sentences, block.heads] += 1
+            assert set(lengths[block.sentences]) == {block.length}
         assert (seen == 1).all()
 
 
