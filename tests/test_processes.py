@@ -175,7 +175,7 @@ def test_killed_at_any_moment(data, tmp_path):
 
 def train_in_ddp(rank, folder, lengths):
     """Four steps of every variant in torch's DDP, each process with sentences of other lengths."""
-    fairseq_synth.nested.FIRST = 4
+    fairseq_synth.nested.CORE = 4
     torch.distributed.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
     for spec in VARIANTS:
         model = make_model(f"transformer_synth_{spec.replace('+', '_')}_multi30k").train()
