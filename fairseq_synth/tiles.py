@@ -59,11 +59,10 @@ def tiled(
     Returns:
         (B, H, T, d_h); rows of padding are unspecified, but finite.
     """
-    bsz, heads, length, head_dim = value.size()
+    bsz, heads, length, _ = value.size()
+    dtype = value.dtype  # under autocast they differ
     products = [
-        Terms(
-            t.query.to(value.dtype), t.key.to(value.dtype), weight=t.weight, scale=t.scale
-        )  # under autocast they differ
+        Terms(t.query.to(dtype), t.key.to(dtype), weight=t.weight, scale=t.scale)
         for t in terms
         if t.query is not None and t.key is not None
     ]
@@ -166,13 +165,14 @@ def backward_of_block(
 ) -> Tensor:
     """The gradient of a block's values. Those of its terms are added to `sums`, which has None for what needs none."""
     places = tiles(block, terms, causal)
+    is_one_tile = len(places) == 1
     # one product for all tiles
     count = sum(term.query is not None for term in terms)
     factors, factor_sums = [each(as_leaf, *pair) for pair in zip(terms[:count], sums)], sums[:count]
     with torch.enable_grad():
         product = one_contiguous_product(factors)
     terms, sums = terms[count:], sums[count:]
-    if len(places) > 1:
+    if not is_one_tile:
         # and differentiated once, when its gradient has been summed over the tiles
         product_sums = [each(lambda x: zeros_in_fp32(x) if x.requires_grad else None, term) for term in product]
         terms = [*[each(torch.Tensor.detach, term) for term in product], *terms]
@@ -182,7 +182,7 @@ def backward_of_block(
     for rows, columns in reversed(places):
         leaf_sums = [of_tile(total, rows, columns) for total in sums]
         leaves = [each(as_leaf, of_tile(term, rows, columns), total) for term, total in zip(terms, leaf_sums)]
-        tile = leaves if len(places) > 1 else [*product, *leaves]
+        tile = [*product, *leaves] if is_one_tile else leaves
         with torch.enable_grad():
             weights = tile_weights(tile, value.size(1), rows, columns, block, causal)
         g, v = grad[:, :, rows], value[:, :, columns]
@@ -193,10 +193,10 @@ def backward_of_block(
             grad_value[:, :, columns] += part
         if weights.requires_grad:
             grad_weights = torch.matmul(g, v.transpose(2, 3)).to(weights.dtype)
-            if len(places) == 1:
+            if is_one_tile:
                 leaves, leaf_sums = [*factors, *leaves], [*factor_sums, *leaf_sums]
             add_gradients([weights], [grad_weights], leaves, leaf_sums)
-    if len(places) > 1:
+    if not is_one_tile:
         outputs = [x for x in tensors_of(product) if x.requires_grad]
         grads = [total.to(x.dtype) for total, x in zip(tensors_of(product_sums), outputs)]
         add_gradients(outputs, grads, factors, factor_sums)
