@@ -1,7 +1,7 @@
 """Every benchmark runs as its help says, prints its table and writes its file; a missing GPU is one line."""
 
 import json
-import subprocess
+import runpy
 import sys
 
 import pytest
@@ -15,33 +15,39 @@ COMMANDS = {
     "causal block": ["block.py", "--shapes", "4x8", "--causal", "--variants", "factorized_dense+vanilla"],
     "step": ["step.py", "--shapes", "2x4", "--words", "100", "--variants", "random", "lightconv"],
     "generate": ["generate.py", "--sentences", "1", "--tokens", "3", "--words", "100", "--variants", "random+vanilla"],
-    "memory": ["memory.py", "--shapes", "4x64", "--causal", "--variants", "dense"],
+    "memory": ["memory.py", "--shapes", "8x256", "--causal", "--variants", "dense"],
 }
 
 
-def run(*command):
-    command = [sys.executable, str(ROOT / "benchmarks" / command[0]), *command[1:]]
-    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+@pytest.fixture
+def run(monkeypatch):
+    """Runs a benchmark's command line, in this process."""
+
+    def run(name, *argv):
+        script = str(ROOT / "benchmarks" / name)
+        monkeypatch.setattr(sys, "argv", [script, *argv])
+        runpy.run_path(script, run_name="__main__")
+
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return run
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_benchmark(name, tmp_path):
+def test_benchmark(name, tmp_path, run, capsys):
     out = tmp_path / "new" / "figures.json"
-    done = run(*COMMANDS[name], "--rounds", "1", "--out", str(out))
-    assert done.returncode == 0, done.stderr
+    run(*COMMANDS[name], "--rounds", "1", "--out", str(out))
+    table = capsys.readouterr().out
     record = json.loads(out.read_text())
     for variant in COMMANDS[name][COMMANDS[name].index("--variants") + 1 :]:
         assert all(value > 0 for value in record["figures"][variant].values()), record
-        assert f"| {variant} |" in done.stdout
+        assert f"| {variant} |" in table
     assert "--out" not in record["command"] and torch.__version__.startswith(record["versions"]["torch"])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_no_gpu():
-    done = run("block.py", "--device", "cuda")
-    assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith(
-        "error: --device cuda: this machine has no GPU"
-    )
+def test_no_gpu(run):
+    with pytest.raises(SystemExit, match="^error: --device cuda: this machine has no GPU"):
+        run("block.py", "--device", "cuda")
 
 
 def test_kernels(monkeypatch):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from fairseq import checkpoint_utils
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
-from fairseq_cli import generate, interactive, preprocess, train, validate
+from fairseq_cli import generate, hydra_train, interactive, preprocess, train, validate
 from helpers import RECIPE, ROOT, SMALL, TEST_SENTENCES, USER_DIR, command, complaint, fit, losses, make_text, run_cli
 
 
@@ -128,15 +128,15 @@ def test_from_pretrained(data, trained):
 def test_train_with(data, tmp_path, flags):
     """The loss falls; what was trained can be resumed."""
     # --left-pad-target is a switch for True, the host's --left-pad-source one for False
-    log = fit(data, tmp_path, "--max-epoch", "3", "--disable-validation", *flags)
+    log = fit(data, tmp_path, "--max-epoch", "2", "--disable-validation", *flags)
     by_update = losses(log)
     values = list(map(float, by_update.values()))
     assert values[-1] < values[0] - 0.3
-    log = fit(data, tmp_path, "--max-epoch", "4", "--disable-validation", *flags)
+    log = fit(data, tmp_path, "--max-epoch", "3", "--disable-validation", *flags)
     assert min(losses(log)) == max(by_update) + 1
 
 
-@pytest.mark.parametrize("arch", ["random", "fixed_random", "factorized_dense", "random_vanilla"])
+@pytest.mark.parametrize("arch", ["fixed_random", "random_vanilla"])
 def test_interrupted_equals_uninterrupted(data, tmp_path, arch):
     """Stopped within the first and second epoch and resumed, a training is one run: every kind of stored weight."""
     arch = f"transformer_synth_{arch}_multi30k"
@@ -185,7 +185,7 @@ def test_start_from_a_stock_checkpoint(data, tmp_path):
     assert abs(first - last) < 0.25 and float(stock[1]) - first > 0.5
 
 
-def test_hydra(data, tmp_path):
+def test_hydra(data, tmp_path, monkeypatch):
     """fairseq-hydra-train with the YAML of configs/; the checkpoint generates and resumes."""
     model = "encoder_layers=1 decoder_layers=1 encoder_embed_dim=16 decoder_embed_dim=16 synth_max_length=24"
     argv = ["--config-dir", ROOT / "configs", "--config-name", "multi30k", f"task.data={data}/bin"]
@@ -193,7 +193,8 @@ def test_hydra(data, tmp_path):
     argv += [f"model.{m}" for m in f"{model} encoder_synthesizer=random".split()]
     argv += ["common.bf16=false", "dataset.num_workers=0"]
     argv += [f"hydra.run.dir={tmp_path}", "dataset.max_tokens=200", "lr_scheduler.warmup_updates=10"]
-    command("hydra_train", *argv, "optimization.max_update=20", cwd=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    run_cli(hydra_train.cli_main, *argv, "optimization.max_update=20")
     last = tmp_path / "save" / "checkpoint_last.pt"
     state = checkpoint_utils.load_checkpoint_to_cpu(str(last))
     assert "encoder.layers.0.self_attn.synthesizer.components.random.R.matrix" in state["model"]
@@ -202,7 +203,7 @@ def test_hydra(data, tmp_path):
     assert state["cfg"].model.encoder_synthesizer == state["cfg"].model.decoder_synthesizer == "random"
     out, _ = run_cli(generate.cli_main, data / "bin", *USER_DIR, "--path", last)
     assert len(translations(out)) == TEST_SENTENCES
-    command("hydra_train", *argv, "optimization.max_update=25", cwd=tmp_path)
+    run_cli(hydra_train.cli_main, *argv, "optimization.max_update=25")
     history = checkpoint_utils.load_checkpoint_to_cpu(str(last))["optimizer_history"]
     assert history[-1]["num_updates"] == 25
     typo = command("hydra_train", *argv, "model.encoder_synthesiser=random", cwd=tmp_path, check=False)

@@ -120,10 +120,10 @@ def test_no_value_is_read(spec, monkeypatch):
     assert len(asked) == 2
 
 
-@pytest.mark.parametrize("spec", ["random+vanilla", "dense+factorized_dense"])
-def test_compiled(spec):
+def test_compiled():
     """torch.compile gives the eager output and gradients."""
-    flags = dict(encoder_synthesizer=spec, decoder_synthesizer=spec, encoder_layers=1, decoder_layers=1)
+    specs = dict(encoder_synthesizer="random+vanilla", decoder_synthesizer="dense+factorized_dense+vanilla")
+    flags = dict(**specs, encoder_layers=1, decoder_layers=1)
     model = perturb(make_model(dropout=0.0, **flags)).train()
     torch._dynamo.reset()
     compiled = torch.compile(model, backend="aot_eager")
@@ -217,7 +217,16 @@ def test_beam_search_with_the_cache(kind, spec, prefix):
             torch.testing.assert_close(a["positional_scores"], b["positional_scores"], atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("spec", [*synthesizers.SYNTHESIZERS, "random+dense+vanilla", "random:1/dense+vanilla:1"])
+@pytest.mark.parametrize(
+    "spec",  # of the first and the second layer
+    [
+        "vanilla,random",
+        "fixed_random,factorized_random",
+        "relative_random,dense",
+        "factorized_dense,random+dense+vanilla",
+        "random:1/dense+vanilla:1",
+    ],
+)
 def test_torchscript(spec):
     """The scripted model gives the same output, full and step by step with reordering."""
     model = make_synth(spec)

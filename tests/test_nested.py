@@ -155,25 +155,3 @@ def test_blocks_of_another_size(monkeypatch):
 def test_wrong_state(key, shape, message):
     with pytest.raises(RuntimeError, match=message):
         NestedMatrix(2, 9).load_state_dict({key: torch.zeros(shape)})
-
-
-def ddp(rank, file, results):
-    nested.CORE = 4
-    torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
-    torch.manual_seed(0)
-    module = torch.nn.parallel.DistributedDataParallel(NestedMatrix(1, 16))
-    torch.nn.init.ones_(module.module.blocks[0])
-    for lengths in ((3, 3), (3, 7), (3, 3)):  # of the two processes
-        module.zero_grad(set_to_none=True)
-        length = lengths[rank]
-        assemble(module(0, length, length)).sum().backward()
-    results[rank] = [float(p.grad.sum()) for p in module.parameters()]
-    torch.distributed.destroy_process_group()
-
-
-def test_distributed(tmp_path):
-    """Processes whose batches reach different blocks wait for nothing, and have the same gradients."""
-    with torch.multiprocessing.Manager() as manager:
-        results = manager.dict()
-        torch.multiprocessing.spawn(ddp, args=(tmp_path / "store", results), nprocs=2)
-        assert results[0] == results[1] == [9.0, 0.0, 0.0, 0.0, 0.0, 0.0]

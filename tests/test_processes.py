@@ -19,6 +19,7 @@ from helpers import RECIPE, ROOT, SMALL, USER_DIR, fit, losses, make_model, pad_
 
 import fairseq_synth.nested
 from fairseq_synth.architectures import VARIANTS
+from fairseq_synth.nested import NestedMatrix, assemble
 
 ARCH = "transformer_synth_random_vanilla_multi30k"
 QUIET = ["--disable-validation", "--no-epoch-checkpoints"]
@@ -156,7 +157,7 @@ def test_killed_at_any_moment(data, tmp_path):
     ]
     code = "import sys; from fairseq_cli.train import cli_main; sys.exit(cli_main())"
     last, rng = save / "checkpoint_last.pt", random.Random(int.from_bytes(os.urandom(4), "big"))
-    for _ in range(3):
+    for _ in range(2):
         before = last.stat().st_mtime_ns if last.exists() else 0
         process = subprocess.Popen(
             [sys.executable, "-c", code, *map(str, argv)],
@@ -173,31 +174,60 @@ def test_killed_at_any_moment(data, tmp_path):
     assert_same_weights(tmp_path / "whole", save)
 
 
-def train_in_ddp(rank, folder, lengths):
-    """Four steps of every variant in torch's DDP, each process with sentences of other lengths."""
+LENGTHS = [[(2, 3), (20, 23), (5, 9), (1, 2)], [(20, 23), (2, 3), (12, 16), (2, 1)]]  # of sentences, for each process
+
+
+def in_ddp(rank, folder):
+    """What one of two processes does in torch's DDP."""
     fairseq_synth.nested.CORE = 4
     torch.distributed.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
+    train_variants(rank, folder)
+    reach_blocks(rank, folder)
+    torch.distributed.destroy_process_group()
+
+
+def train_variants(rank, folder):
+    """Four steps of every variant, each process with sentences of other lengths."""
     for spec in VARIANTS:
         model = make_model(f"transformer_synth_{spec.replace('+', '_')}_multi30k").train()
         model.encoder.embed_tokens.weight.requires_grad_(True)
         parallel = torch.nn.parallel.DistributedDataParallel(model)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        for step in lengths[rank]:
+        for step in LENGTHS[rank]:
             sentences = pad_batch([[5 + i % 30 for i in range(n)] for n in step], left=True)
             targets = pad_batch([[2, *range(5, 4 + n)] for n in step], left=False)
             optimizer.zero_grad()
             parallel(sentences, torch.tensor(step), targets)[0].logsumexp(-1).mean().backward()
             optimizer.step()
         torch.save(model.state_dict(), f"{folder}/{spec}-{rank}.pt")
-    torch.distributed.destroy_process_group()
 
 
-def test_every_variant_in_ddp(tmp_path):
+def reach_blocks(rank, folder):
+    """Three backward passes through a matrix in blocks, the second one further in one process."""
+    torch.manual_seed(0)
+    matrix = torch.nn.parallel.DistributedDataParallel(NestedMatrix(1, 16))
+    for length in ((3, 3, 3), (3, 7, 3))[rank]:
+        matrix.zero_grad(set_to_none=True)
+        assemble(matrix(0, length, length)).sum().backward()
+    torch.save([float(p.grad.sum()) for p in matrix.parameters()], f"{folder}/blocks-{rank}.pt")
+
+
+@pytest.fixture(scope="module")
+def ddp(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ddp")
+    torch.multiprocessing.spawn(in_ddp, (str(folder),), nprocs=2)
+    return folder
+
+
+def test_blocks_in_ddp(ddp):
+    """Processes whose batches reach different blocks wait for nothing, and have the same gradients."""
+    assert torch.load(ddp / "blocks-0.pt") == torch.load(ddp / "blocks-1.pt") == [9.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+
+
+def test_every_variant_in_ddp(ddp):
     """No parameter goes without a gradient where torch expects one, and the processes stay together."""
-    lengths = [[(2, 3), (20, 23), (5, 9), (1, 2)], [(20, 23), (2, 3), (12, 16), (2, 1)]]
-    torch.multiprocessing.spawn(train_in_ddp, (str(tmp_path), lengths), nprocs=2)
     for spec in VARIANTS:
-        one, other = (torch.load(tmp_path / f"{spec}-{rank}.pt") for rank in (0, 1))
+        one, other = (torch.load(ddp / f"{spec}-{rank}.pt") for rank in (0, 1))
         start = make_model(f"transformer_synth_{spec.replace('+', '_')}_multi30k").state_dict()
         assert all(torch.equal(one[key], other[key]) for key in one), spec
         moved = [key for key in one if key in start and not torch.equal(one[key], start[key])]

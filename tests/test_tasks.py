@@ -7,8 +7,8 @@ import re
 import pytest
 import torch
 from fairseq import checkpoint_utils
-from fairseq_cli import eval_lm, generate, interactive, preprocess, train, validate
-from helpers import RECIPE, ROOT, SMALL, USER_DIR, command, complaint, losses, run_cli
+from fairseq_cli import eval_lm, generate, hydra_train, interactive, preprocess, train, validate
+from helpers import RECIPE, ROOT, SMALL, USER_DIR, complaint, losses, run_cli
 
 from fairseq_synth.architectures import VARIANTS
 
@@ -298,7 +298,7 @@ model: {{_name: {model}, {stack}_synthesizer: random, synth_max_length: {length}
         ("encoder", "roberta_synth", "masked_lm", "masked_lm"),
     ],
 )
-def test_hydra(corpus, tmp_path, stack, model, task, criterion):
+def test_hydra(corpus, tmp_path, monkeypatch, stack, model, task, criterion):
     """fairseq-hydra-train with a YAML file; the checkpoint holds the flags that were given, and is evaluated."""
     config = HYDRA.format(
         user_dir=ROOT / "fairseq_synth",
@@ -311,7 +311,8 @@ def test_hydra(corpus, tmp_path, stack, model, task, criterion):
     )
     (tmp_path / "small.yaml").write_text(config)
     argv = ["--config-dir", tmp_path, "--config-name", "small", f"hydra.run.dir={tmp_path}"]
-    command("hydra_train", *argv, f"checkpoint.save_dir={tmp_path}/save", "+model.dropout=0.25", cwd=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    run_cli(hydra_train.cli_main, *argv, f"checkpoint.save_dir={tmp_path}/save", "+model.dropout=0.25")
     last = tmp_path / "save" / "checkpoint_last.pt"
     state = checkpoint_utils.load_checkpoint_to_cpu(str(last))
     prefix = "decoder" if stack == "decoder" else "encoder.sentence_encoder"
