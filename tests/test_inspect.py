@@ -280,10 +280,16 @@ def test_the_command_line(trained, data, tmp_path):
 
 
 def test_without_data(data, tmp_path):
-    """softmax(R) as it is, of a checkpoint alone."""
+    """softmax(R) as it is, of a checkpoint alone; one's own code is imported first."""
     fit(data, tmp_path, "--max-update", "1", "--no-epoch-checkpoints", arch="transformer_synth_random_multi30k")
     path = tmp_path / "checkpoint_last.pt"
-    inspect(path, "--positions", "9", "--out", tmp_path / "out")
+    own = tmp_path / "code_to_inspect_with"
+    line = refused(path, "--user-dir", own, "--out", tmp_path / "out")
+    assert line == f"--user-dir {own}: no such folder"
+    own.mkdir()
+    (own / "__init__.py").touch()
+    inspect(path, "--user-dir", own, "--positions", "9", "--out", tmp_path / "out")
+    assert own.name in sys.modules
     found = json.loads((tmp_path / "out" / "figures.json").read_text())["checkpoint_last"]
     R = torch.load(path)["model"]["encoder.layers.1.self_attn.synthesizer.components.random.R.matrix"]
     pattern = torch.tensor(found["attentions"]["encoder.self.1"]["pattern"]) / 1000

@@ -17,6 +17,8 @@ import tempfile
 from pathlib import Path
 from typing import Iterator, List, Optional, Sequence
 
+from fairseq.utils import import_user_module
+
 from ..errors import SynthesizerError
 from .analysis import Options, analyse
 from .checkpoints import load
@@ -33,6 +35,10 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     args = parse(argv)
     if not args.no_pictures:
         check_matplotlib()
+    if args.user_dir is not None:
+        if not args.user_dir.is_dir():
+            raise SynthesizerError(f"--user-dir {args.user_dir}: no such folder")
+        import_user_module(args)
     options = Options(args.subset, args.sentences, args.positions, args.steps, args.beam, args.remove_bpe)
     with whole_folder(args.out) as folder:
         found = {}
@@ -57,6 +63,7 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     )
     parser.add_argument("checkpoints", nargs="+", type=Path, metavar="CHECKPOINT", help="a .pt file of fairseq-train")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="a folder to make")
+    parser.add_argument("--user-dir", type=Path, metavar="DIR", help="your own code, as fairseq-train was given it")
     parser.add_argument("--data", type=Path, metavar="BIN", help="binarised data of the models' dictionaries")
     parser.add_argument("--subset", default="valid", help="split of the data (default: valid)")
     parser.add_argument("--sentences", type=positive, metavar="N", help="only the first N sentences (default: all)")
