@@ -154,7 +154,7 @@ class SyntheticAttention(nn.Module):
         if not torch.jit.is_scripting():
             projections = (self.q_proj, self.k_proj, self.v_proj)
             if self.training and all(is_plain_linear(p) for p in projections):
-                # one product each way: fewer kernels, and no sum of three gradients of x
+                # one product, and one for each gradient: fewer kernels, and no sum of three gradients of x
                 weight = torch.cat([p.weight for p in projections])  # type: ignore[misc]
                 bias = torch.cat([p.bias for p in projections])  # type: ignore[misc]
                 heads = [self.num_query_key_heads, self.num_query_key_heads, self.num_heads]
@@ -303,8 +303,10 @@ class SyntheticAttention(nn.Module):
 
 
 def is_plain_linear(module: nn.Module) -> bool:
-    """Whether a module's output is ``F.linear`` of its weight and bias: no subclass, and no hook, as q_noise is one."""
-    return type(module) is nn.Linear and not module._forward_pre_hooks and not module._forward_hooks
+    """Whether a call of the module is ``F.linear`` and nothing else. Hooks, such as quantization noise, are more."""
+    hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+    is_own = type(module) is nn.Linear and "forward" not in module.__dict__
+    return is_own and module.bias is not None and not any(hooks)
 
 
 def names_of(synthesizer: Union[Mixture, HeadGroups]) -> List[str]:

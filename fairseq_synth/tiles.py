@@ -16,7 +16,7 @@ from .synthesizers import Terms, has_bias, joint_product, logits
 
 TILE = 1 << 19  # logits in a tile: 2 MiB of fp32, which stay in a core's caches through a handful of passes
 CAUSAL_ROWS = 256  # rows of a causal tile: columns to the right of it are not computed
-SHARED_CAUSAL_ROWS = 128  # and of one of shared logits, whose work is the product with the values of all sentences
+SHARED_CAUSAL_ROWS = 128  # the same for shared logits, where most work is the product with the values
 
 
 class Block(NamedTuple):
@@ -30,12 +30,12 @@ class Block(NamedTuple):
     hidden: Optional[Tensor]  # (sentences, n): true at padding, in the last n of `length` columns
 
     def read(self, x: Tensor) -> Tensor:
-        """The block's part of x, (B, H, T, d_h): (sentences, heads, length, d_h), or (1, heads, length, features)."""
+        """The block's part of x, (B, H, T, d_h): (n, heads, length, d_h), or (1, heads, length, n d_h) if shared."""
         part = x[self.sentences, self.heads, : self.length]
         return part.permute(1, 2, 0, 3).flatten(2)[None] if self.is_shared else part.contiguous()
 
     def write(self, x: Tensor, rows: slice, part: Tensor) -> None:
-        """Puts what is laid out as `read` does it in its place in some rows of x, (B, H, T, d_h)."""
+        """Writes `part`, laid out as `read` returns it, to these rows of the block in x, (B, H, T, d_h)."""
         place = x[self.sentences, self.heads, rows]
         if self.is_shared:
             part = part[0].unflatten(-1, (-1, x.size(-1))).permute(2, 0, 1, 3)
@@ -150,9 +150,9 @@ class _Tiled(torch.autograd.Function):
 
 
 def like_values(value: Tensor, blocks: List[Block]) -> Tensor:
-    """A tensor like the values, (B, H, T, d_h), for the blocks to write to, 0 in the columns that not all of them have.
+    """A tensor like the values, (B, H, T, d_h), for the blocks to write to: 0 in the rows beyond the shortest block.
 
-    In memory time is first, then batch and heads, as projections read it and write it.
+    In memory it is (T, B, H, d_h), as projections read and write.
     """
     bsz, heads, length, head_dim = value.size()
     out = value.new_empty(length, bsz, heads, head_dim).permute(1, 2, 0, 3)
@@ -166,14 +166,14 @@ def backward_of_block(
     """The gradient of a block's values. Those of its terms are added to `sums`, which has None for what needs none."""
     places = tiles(block, terms, causal)
     is_one_tile = len(places) == 1
-    # one product for all tiles
+    # All tiles share one product.
     count = sum(term.query is not None for term in terms)
     factors, factor_sums = [each(as_leaf, *pair) for pair in zip(terms[:count], sums)], sums[:count]
     with torch.enable_grad():
         product = one_contiguous_product(factors)
     terms, sums = terms[count:], sums[count:]
     if not is_one_tile:
-        # and differentiated once, when its gradient has been summed over the tiles
+        # It is differentiated once, when its gradient has been summed over the tiles.
         product_sums = [each(lambda x: zeros_in_fp32(x) if x.requires_grad else None, term) for term in product]
         terms = [*[each(torch.Tensor.detach, term) for term in product], *terms]
         sums = [*product_sums, *sums]

@@ -48,7 +48,8 @@ def on_device(request):
 @pytest.fixture(autouse=True)
 def small_blocks(request, monkeypatch):
     """The small matrices of the tests have several blocks; where other processes train, theirs are as usual."""
-    if request.module.__name__ not in ("test_cli", "test_processes", "test_recipes", "test_tasks", "test_text_recipes"):
+    usual = ("test_benchmarks", "test_cli", "test_processes", "test_recipes", "test_tasks", "test_text_recipes")
+    if request.module.__name__ not in usual:
         monkeypatch.setattr(fairseq_synth.nested, "CORE", 4)
 
 

@@ -48,13 +48,19 @@ def test_one_product_in_training(spec, monkeypatch):
 
     heads = module.num_query_key_heads
     together = of_all(module.project(x))
-    hook = module.k_proj.register_forward_hook(lambda *_: None)
-    separate = of_all(module.project(x))
-    hook.remove()
+    proj = module.k_proj
+    for register in (proj.register_forward_hook, proj.register_forward_pre_hook, proj.register_full_backward_hook):
+        hook = register(lambda *_: None)
+        torch.testing.assert_close(of_all(module.project(x)), together)
+        hook.remove()
+    monkeypatch.setattr(proj, "forward", proj.forward)
+    module.project(x)
+    monkeypatch.delattr(proj, "forward")
     alone = module.eval().project(x)
-    assert calls == [6 * heads + 6, *[3 * heads, 3 * heads, 6] * 2]
-    torch.testing.assert_close(together, separate)
+    assert calls == [6 * heads + 6, *[3 * heads, 3 * heads, 6] * 5]
     torch.testing.assert_close(list(alone), together[:3])
+    module.train().k_proj = torch.nn.Linear(6, 3 * heads, bias=False).double()
+    assert torch.equal(module.project(x)[1], module.split_heads(module.k_proj(x)))
 
 
 def test_causal_and_padded_first_column():

@@ -8,8 +8,6 @@ import pytest
 import torch
 from helpers import ROOT
 
-import fairseq_synth.nested
-
 COMMANDS = {
     "block": ["block.py", "--shapes", "4x8", "--variants", "random", "dynamicconv"],
     "causal block": ["block.py", "--shapes", "4x8", "--causal", "--variants", "factorized_dense+vanilla"],
@@ -52,7 +50,6 @@ def test_no_gpu(run):
 
 def test_kernels(monkeypatch):
     """random launches at most 1.25 times, mixtures with vanilla 1.6 times stock's number; no more in half precision."""
-    monkeypatch.setattr(fairseq_synth.nested, "CORE", 256)  # one block, as models have it
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import launches
 

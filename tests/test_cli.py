@@ -194,7 +194,7 @@ def test_hydra(data, tmp_path, monkeypatch):
     argv += ["common.bf16=false", "dataset.num_workers=0"]
     argv += [f"hydra.run.dir={tmp_path}", "dataset.max_tokens=200", "lr_scheduler.warmup_updates=10"]
     monkeypatch.chdir(tmp_path)
-    run_cli(hydra_train.cli_main, *argv, "optimization.max_update=20")
+    command("hydra_train", *argv, "optimization.max_update=20")
     last = tmp_path / "save" / "checkpoint_last.pt"
     state = checkpoint_utils.load_checkpoint_to_cpu(str(last))
     assert "encoder.layers.0.self_attn.synthesizer.components.random.R.matrix" in state["model"]

@@ -49,7 +49,7 @@ def run(module, x, grad, mask, causal, monkeypatch, computation):
     return {"out": out.detach() * visible, "x": x.grad, **named}
 
 
-@pytest.mark.parametrize("computation", [fused, tiled, None])
+@pytest.mark.parametrize("computation", [fused, tiled, "tiled in one", None])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("lengths", [[9] * 3, LENGTHS, [9]], ids=["full", "padded", "one"])
 @pytest.mark.parametrize("spec", SPECS)
@@ -57,6 +57,10 @@ def test_equals_plain(spec, lengths, causal, computation, monkeypatch):
     """In fp64 to rounding, in fp32 close; the gradient of every parameter and of the input."""
     if computation is fused and not set(spec.split("+")) & {"vanilla", "dense", "factorized_random"}:
         pytest.skip("no inner product")
+    if computation == "tiled in one":
+        computation = tiled
+        for name in ("TILE", "CAUSAL_ROWS", "SHARED_CAUSAL_ROWS"):
+            monkeypatch.setattr(tiles, name, 1 << 19)
     torch.manual_seed(1)
     mask = padding_mask(lengths) if min(lengths) < 9 else None
     for dtype, atol in [(torch.float64, 1e-12), (torch.float32, 5e-5)]:

@@ -202,16 +202,17 @@ def read(folder, split):
     return list(zip(*lines))
 
 
-def test_prepare_classes(class_data, own_examples):
+def test_prepare_classes(class_data, own_examples, tmp_path, monkeypatch):
     """A tenth held out, shuffled, the same each time; the test set in its order; nothing lost."""
     train_set, valid, test = (read(class_data, split) for split in ("train", "valid", "test"))
     assert (len(train_set), len(valid), len(test)) == (180, 20, 40)
     everything = [(label, f"{title} {words}") for label, title, words in examples("train", 200)]
     assert sorted(train_set + valid) == sorted(everything) and train_set != sorted(train_set)
     assert test == [(label, f"{title} {words}") for label, title, words in examples("test", 40)]
-    again = classification.read_corpus(classification.CORPORA["own"], own_examples, 50, 7)
-    assert len(again["train"]) == 43 and set(again["train"]) <= set(everything)
-    assert again["valid"] == [*valid, *train_set][:7]
+    monkeypatch.setattr(classification, "binarise", lambda *args: None)
+    again = prepared(tmp_path / "again", own_examples, "--examples", "50", "--valid", "7", main=classification.main)
+    assert len(read(again, "train")) == 43 and set(read(again, "train")) <= set(everything)
+    assert read(again, "valid") == [*valid, *train_set][:7]
     for name in ("input0", "label"):
         assert {p.name for p in (class_data / "bin" / name).iterdir()} >= {"dict.txt", "train.bin", "test.idx"}
     assert len((class_data / "bin" / "label" / "dict.txt").read_text().splitlines()) == 2

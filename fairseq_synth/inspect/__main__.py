@@ -63,7 +63,7 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     )
     parser.add_argument("checkpoints", nargs="+", type=Path, metavar="CHECKPOINT", help="a .pt file of fairseq-train")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="a folder to make")
-    parser.add_argument("--user-dir", type=Path, metavar="DIR", help="your own code, as fairseq-train was given it")
+    parser.add_argument("--user-dir", type=Path, metavar="DIR", help="the --user-dir given to fairseq-train")
     parser.add_argument("--data", type=Path, metavar="BIN", help="binarised data of the models' dictionaries")
     parser.add_argument("--subset", default="valid", help="split of the data (default: valid)")
     parser.add_argument("--sentences", type=positive, metavar="N", help="only the first N sentences (default: all)")
