@@ -15,8 +15,7 @@ from .nested import band_edges, part_of_band, without_future
 from .synthesizers import Terms, has_bias, joint_product, logits
 
 TILE = 1 << 19  # logits in a tile: 2 MiB of fp32, which stay in a core's caches through a handful of passes
-CAUSAL_ROWS = 256  # rows of a causal tile: columns to the right of it are not computed
-SHARED_CAUSAL_ROWS = 128  # the same for shared logits, where most work is the product with the values
+CAUSAL_ROWS = 128  # rows of a causal tile: columns to the right of it are not computed
 
 
 class Block(NamedTuple):
@@ -69,10 +68,11 @@ def tiled(
     terms = products + [t._replace(query=None, key=None) for t in terms if has_bias(t)]
     if causal:
         terms = [t if t.matrix is None else t._replace(matrix=without_future(t.matrix)) for t in terms]
+    rows = CAUSAL_ROWS if causal else length
     if bsz > 1 and is_shared(terms):
-        blocks = list(blocks_of_lengths(lengths, heads, SHARED_CAUSAL_ROWS if causal else length))
+        blocks = list(blocks_of_lengths(lengths, heads, rows))
     else:
-        blocks = list(blocks_of_sentences(lengths, heads, CAUSAL_ROWS if causal else length))
+        blocks = list(blocks_of_sentences(lengths, heads, rows))
     return _Tiled.apply(terms, blocks, causal, value, *tensors_of(terms))
 
 
