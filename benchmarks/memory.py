@@ -23,7 +23,7 @@ from fairseq_synth.architectures import VARIANTS
 
 
 def reset_peak(device: str) -> None:
-    """The peak is what is held now: importing libraries, for example, has needed more than they keep."""
+    """Makes the peak what the process holds now. Importing the libraries needed more than they keep."""
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     else:

@@ -96,6 +96,7 @@ def append_values(
         the same three with the newest tokens; the block table is (B, t + n).
     """
     bsz, heads, count, head_dim = newest.size()
+    # contiguous, as `weighted_values` takes a view: after one product of queries, keys and values they are not
     entries = newest.transpose(1, 2).reshape(bsz * count, heads, head_dim).contiguous()
     fresh = torch.arange(bsz * count, device=newest.device).view(bsz, count)
     cpu = torch.device("cpu")  # whatever the default device, so that reading it never waits for a GPU

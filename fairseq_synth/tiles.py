@@ -29,7 +29,7 @@ class Block(NamedTuple):
     hidden: Optional[Tensor]  # (sentences, n): true at padding, in the last n of `length` columns
 
     def read(self, x: Tensor) -> Tensor:
-        """The block's part of x, (B, H, T, d_h): (n, heads, length, d_h), or (1, heads, length, n d_h) if shared."""
+        """Its n sentences of x, (B, H, T, d_h): (n, heads, length, d_h), or (1, heads, length, n d_h) if shared."""
         part = x[self.sentences, self.heads, : self.length]
         return part.permute(1, 2, 0, 3).flatten(2)[None] if self.is_shared else part.contiguous()
 
@@ -198,8 +198,7 @@ def backward_of_block(
             add_gradients([weights], [grad_weights], leaves, leaf_sums)
     if not is_one_tile:
         outputs = [x for x in tensors_of(product) if x.requires_grad]
-        grads = [total.to(x.dtype) for total, x in zip(tensors_of(product_sums), outputs)]
-        add_gradients(outputs, grads, factors, factor_sums)
+        add_gradients(outputs, tensors_of(product_sums), factors, factor_sums)
     assert grad_value is not None
     return grad_value
 

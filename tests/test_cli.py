@@ -136,7 +136,7 @@ def test_train_with(data, tmp_path, flags):
     assert min(losses(log)) == max(by_update) + 1
 
 
-@pytest.mark.parametrize("arch", ["fixed_random", "random_vanilla"])
+@pytest.mark.parametrize("arch", ["random", "fixed_random", "factorized_dense", "random_vanilla"])
 def test_interrupted_equals_uninterrupted(data, tmp_path, arch):
     """Stopped within the first and second epoch and resumed, a training is one run: every kind of stored weight."""
     arch = f"transformer_synth_{arch}_multi30k"

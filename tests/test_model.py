@@ -120,10 +120,10 @@ def test_no_value_is_read(spec, monkeypatch):
     assert len(asked) == 2
 
 
-def test_compiled():
+@pytest.mark.parametrize("spec", ["random+vanilla", "dense+factorized_dense"])
+def test_compiled(spec):
     """torch.compile gives the eager output and gradients."""
-    specs = dict(encoder_synthesizer="random+vanilla", decoder_synthesizer="dense+factorized_dense+vanilla")
-    flags = dict(**specs, encoder_layers=1, decoder_layers=1)
+    flags = dict(encoder_synthesizer=spec, decoder_synthesizer=spec, encoder_layers=1, decoder_layers=1)
     model = perturb(make_model(dropout=0.0, **flags)).train()
     torch._dynamo.reset()
     compiled = torch.compile(model, backend="aot_eager")
