@@ -12,6 +12,7 @@ from .tables import SPEED as SPEED_COLUMN
 
 Record = Dict[str, Any]
 NOT_RUN = "not run"
+LESS = "less the Transformer [95 %]"
 
 SPEED = {  # column: file of results/speed_cpu, and its figure
     "block 128×32": ("block_padded", "128x32"),
@@ -83,23 +84,21 @@ def differences(records: Iterable[Record], baselines: Iterable[Record], metric: 
     return [record["figures"][metric] - base[record["seed"]] for record in records if record["seed"] in base]
 
 
-def figure(values: Sequence[float]) -> str:
+def figure(values: Sequence[float], digits: int = 2) -> str:
     """Mean ± standard deviation (number of seeds)."""
     if not values:
         return NOT_RUN
     summary = summarize(values)
-    return f"{summary.mean:.2f}" + (f" ± {summary.sd:.2f} ({summary.n})" if summary.n > 1 else "")
+    return f"{summary.mean:.{digits}f}" + (f" ± {summary.sd:.{digits}f} ({summary.n})" if summary.n > 1 else "")
 
 
-def difference(values: Sequence[float]) -> str:
+def difference(values: Sequence[float], digits: int = 2) -> str:
     """Mean difference, with its interval where several seeds give one."""
     if not values:
         return ""
-    summary = summarize(values)
-    low_high = ""
-    if summary.half_width is not None:
-        low_high = f" [{summary.mean - summary.half_width:+.2f}, {summary.mean + summary.half_width:+.2f}]"
-    return f"{summary.mean:+.2f}{low_high}"
+    _, mean, _, half = summarize(values)
+    low_high = "" if half is None else f" [{mean - half:+.{digits}f}, {mean + half:+.{digits}f}]"
+    return f"{mean:+.{digits}f}{low_high}"
 
 
 def label(model: str) -> str:
@@ -130,7 +129,7 @@ def column(table: Table, dataset: Dataset, records: Sequence[Record]) -> Dict[st
         for model, found in here.items()
     ]
     if any(by_seed):
-        cells["less the Transformer [95 %]"] = by_seed
+        cells[LESS] = by_seed
     if any(SPEED_COLUMN in figures for figures in table.paper.values()):
         timed = load(f"{table.name}/speed", dataset.name)
         ratios = timed[0]["figures"] if timed else {}
@@ -228,6 +227,24 @@ def timed(table: Table) -> str:
     """How the speeds of a table were measured."""
     found = load(f"{table.name}/speed")
     return "".join(f" Speed: {r['benchmark']}, `{r['command']}`, commit {r['commit']}." for r in found)
+
+
+def validation_loss(name: str) -> str:
+    """The last validation loss of a table's models, and what it is less the Transformer's of the same seed."""
+    table, records = TABLES[name], load(name)
+    heads, columns = ["model"], [[label(model) for model in table.models()]]
+    run = {r["dataset"] for r in records}
+    for dataset in (dataset for dataset in table.datasets if dataset.name in run):
+        last: Dict[str, List[Record]] = {model: [] for model in table.models()}
+        for r in records:
+            if r["dataset"] == dataset.name:
+                last[r["model"]].append({"seed": r["seed"], "figures": {"loss": r["curve"]["valid_loss"][-1]}})
+        heads += [dataset.heading, LESS]
+        columns.append([figure([r["figures"]["loss"] for r in found], 3) for found in last.values()])
+        by_seed = (differences(found, last[BASELINE], "loss") for found in last.values())
+        columns.append([difference(values, 3) if model != BASELINE else "" for model, values in zip(last, by_seed)])
+    rows = [row for row in zip(*columns) if any(cell not in ("", NOT_RUN) for cell in row[1:])]
+    return "\n".join([*markdown(heads, rows), ""])
 
 
 def alpha(name: str) -> str:

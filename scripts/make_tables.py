@@ -23,7 +23,10 @@ BLOCKS: Dict[str, Dict[str, Callable[[], str]]] = {  # page: {block: its content
         "picture": lambda: render.picture("multi30k_cpu"),
         "learned R": analysis.readme,
     },
-    "docs/multi30k.md": {"multi30k": lambda: render.results("multi30k_cpu", "multi30k")},
+    "docs/multi30k.md": {
+        "multi30k": lambda: render.results("multi30k_cpu", "multi30k"),
+        "validation loss": lambda: render.validation_loss("multi30k_cpu"),
+    },
     "docs/analysis.md": {"heads": analysis.table, "alpha": lambda: render.alpha("multi30k_cpu")},
     "docs/wmt14.md": {"table2": lambda: render.results("table2")},
     "docs/performance.md": {

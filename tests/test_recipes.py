@@ -474,6 +474,10 @@ def test_tables_have_intervals_over_seeds(results):
     assert "En-Fr" not in rendered and "p < 0.05 in 1 of 1" in rendered and "22.0 minutes of training" in rendered
     assert render.results("multi30k_cpu", notes=False) == rendered[: rendered.index("\n- ")]
     assert "| `random_vanilla` | `random` | 0.30 |" in render.alpha("multi30k_cpu")
+    heads, _, transformer, random, *_ = render.validation_loss("multi30k_cpu").splitlines()
+    assert heads == "| model | En-De | less the Transformer [95 %] |"
+    assert transformer.endswith("| 1.800 ± 0.100 (3) |  |")
+    assert random == "| `random` | 1.600 ± 0.150 (3) | -0.200 [-0.324, -0.076] |"
 
 
 def test_notes_say_on_what_cells_ran():
