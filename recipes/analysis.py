@@ -3,7 +3,8 @@
   scripts/analyse.sh TABLE [options]
 
 Runs the inspection on the trained cells of a table that have none yet, and keeps what docs/analysis.md shows in
-results/analysis/TABLE-PAIR-VARIANT-seedN.json. All pictures of each model are in OUT/analysis. Then
+results/analysis/TABLE-PAIR-VARIANT-seedN.json. All pictures of each model are in OUT/analysis. With --lengths it
+measures only loss and BLEU by sentence length, on the whole test set, and keeps them in results/lengths. Then
 scripts/make_tables.py renders the page.
 """
 
@@ -18,6 +19,7 @@ from .tables import BASELINE, TABLES, Cell
 
 Figures = Dict[str, Any]
 FOLDER = "analysis"  # of results/, and of the pictures below --out
+LENGTHS = "lengths"  # the same for --lengths
 SIZE = 16  # rows and columns of a pattern that are kept
 GROUPS = {
     "encoder.self": "encoder self-attention",
@@ -34,6 +36,7 @@ def main(argv: Sequence[str]) -> None:
     add("--variant", type=str.split, metavar="NAMES", help="(default: all)")
     add("--seed", type=integer(0), default=1, metavar="N", help="(default: 1)")
     add("--sentences", type=integer(1), default=200, metavar="N", help="of the validation set (default: 200)")
+    add("--lengths", action="store_true", help="only loss and BLEU by sentence length")
     add("--out", type=Path, default=ROOT, metavar="DIR", help="data and runs (default: the project's folder)")
     args = parser.parse_args(argv)
     origin = {
@@ -44,7 +47,10 @@ def main(argv: Sequence[str]) -> None:
     for cell in TABLES[args.table].cells(args.pair, args.variant, [args.seed]):
         checkpoint = cell.run(args.out) / "checkpoint_avg.pt"
         if checkpoint.exists():
-            analyse(cell, checkpoint, args.out, args.sentences, origin)
+            if args.lengths:
+                measure_lengths(cell, checkpoint, args.out, origin)
+            else:
+                analyse(cell, checkpoint, args.out, args.sentences, origin)
         else:
             say(f"{cell.name}: not trained, {checkpoint} is missing")
 
@@ -58,32 +64,60 @@ def analyse(cell: Cell, checkpoint: Path, out: Path, sentences: int, origin: Fig
     Raises:
         UserError: the inspection failed.
     """
-    folder = out / FOLDER / f"{cell.table.name}-{cell.name}"
-    command: List[Any] = [sys.executable, "-m", "fairseq_synth.inspect", checkpoint, "--data", cell.data(out) / "bin"]
-    command += ["--sentences", sentences, "--out", folder]
+    found = inspect(cell, checkpoint, out, FOLDER, ["--subset", "valid", "--sentences", sentences])
+    if found:
+        words = f"--subset {found['data']['subset']} --sentences {found['data']['sentences']}"
+        keep(cell, FOLDER, in_lines({**header(cell, words, found), **origin, **compact(found)}))
+
+
+def measure_lengths(cell: Cell, checkpoint: Path, out: Path, origin: Figures) -> None:
+    """The same for loss and BLEU by sentence length."""
+    words = "--subset test --only lengths --no-pictures"
+    found = inspect(cell, checkpoint, out, LENGTHS, words.split())
+    if found:
+        record = {**header(cell, words, found), **origin, "lengths": found["lengths"]}
+        keep(cell, LENGTHS, json.dumps(record, indent=1) + "\n")
+
+
+def inspect(cell: Cell, checkpoint: Path, out: Path, name: str, flags: Sequence[Any]) -> Figures:
+    """What the inspection says of a cell's checkpoint, now or before; nothing in a dry run.
+
+    Args:
+        name: of the folder below `out` for what it writes.
+    """
+    folder = out / name / f"{cell.table.name}-{cell.name}"
     if not (folder / "figures.json").exists():
-        run(command)
+        python = [sys.executable, "-m", "fairseq_synth.inspect"]
+        run([*python, checkpoint, "--data", cell.data(out) / "bin", *flags, "--out", folder])
         if dry_run():
-            return
+            return {}
+    found: Figures
     (found,) = json.loads((folder / "figures.json").read_text(encoding="utf-8")).values()
-    shown = "python -m fairseq_synth.inspect CHECKPOINT --data DATA/bin"
-    record = {
+    return found
+
+
+def header(cell: Cell, words: str, found: Figures) -> Figures:
+    """What a record begins with. `words`: flags of the inspection."""
+    return {
         "table": cell.table.name,
         "dataset": cell.dataset.name,
         "model": cell.model,
         "seed": cell.seed,
-        "command": f"{shown} --subset {found['data']['subset']} --sentences {found['data']['sentences']} --out DIR",
-        **origin,
-        **compact(found),
+        "command": f"python -m fairseq_synth.inspect CHECKPOINT --data DATA/bin {words} --out DIR",
+        "data": found["data"],
     }
-    path = ROOT / "results" / FOLDER / f"{cell.table.name}-{cell.name}.json"
-    write(path, in_lines(record))
+
+
+def keep(cell: Cell, name: str, text: str) -> None:
+    """Writes a record into a folder of results/."""
+    path = ROOT / "results" / name / f"{cell.table.name}-{cell.name}.json"
+    write(path, text)
     print("wrote", path)
 
 
 def compact(found: Figures) -> Figures:
     """The figures that the page shows: half the intervals of the histograms, the corner of the patterns."""
-    kept = {name: found[name] for name in ("data", "loss", "layers", "removal")}
+    kept = {name: found[name] for name in ("loss", "layers", "removal")}
     kept["updates"] = found["checkpoint"]["updates"]
     kept["attentions"] = {}
     for name, attention in found["attentions"].items():
@@ -178,6 +212,27 @@ def table() -> str:
         f"{origin(list(records.values()))}"
     )
     return "\n".join([*markdown(heads, rows), "", note, ""])
+
+
+def lengths() -> str:
+    """Loss, and BLEU, of each range of sentence lengths."""
+    from .render import label, markdown, origin
+
+    paths = sorted((ROOT / "results" / LENGTHS).glob("*.json"))
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    if not records:
+        return "No model has been measured yet.\n"
+    order = [model for table in TABLES.values() for model in table.models()]
+    records.sort(key=lambda record: (order.index(record["model"]), record["seed"]))
+    ends = [(0, 0)] + [(found["longest"], found["sentences"]) for found in records[0]["lengths"]]
+    ranges = [f"{last[0] + 1} to {end[0]} ({end[1]})" for last, end in zip(ends, ends[1:])]
+    rows = [
+        [label(record["model"]), *(f"{found['loss']:.2f}, {found['bleu']:.1f}" for found in record["lengths"])]
+        for record in records
+    ]
+    first = records[0]
+    note = f"`{first['command']}`, by `scripts/analyse.sh {first['table']} --lengths`. {origin(records)}"
+    return "\n".join([*markdown(["model", *ranges], rows), "", note, ""])
 
 
 def readme() -> str:

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional
 
 from .command import UserError, write
 from .hyperparameters import RECIPES
-from .tables import BASELINE, Cell
+from .tables import Cell
 
 # `name=1`, `name 1` or `"name": "1"`: fairseq's log formats
 FIELD = re.compile(r'(?:valid_)?([a-z_]+)"?(?:[=:] ?| )"?(-?[\d.]+(?:e[-+]?\d+)?|inf|nan)\b')
@@ -163,7 +163,7 @@ def record(cell: Cell, out: Path, command: Optional[str] = None, changed: Option
         "signatures": {name: f"{score['name']}|{score['signature']}" for name, score in scores.items()},
     }
     baseline = cell.baseline().run(out)
-    if cell.model != BASELINE and (baseline / "scores.json").exists():
+    if cell.model != cell.table.baseline and (baseline / "scores.json").exists():
         compared = cell.table.task.compare(cell.data(out), run, baseline)
         figures.update({"bootstrap": compared} if compared else {})
     figures.update(measured)
@@ -176,9 +176,9 @@ def record(cell: Cell, out: Path, command: Optional[str] = None, changed: Option
     text = json.dumps(figures, indent=1) + "\n"
     write(result, re.sub(r"\[\s+([-\d.,\s]+?)\s+\]", lambda m: f"[{' '.join(m[1].split())}]", text))  # a list a line
     print("wrote", result)
-    if cell.model == BASELINE and not changed:
+    if cell.model == cell.table.baseline and not changed:
         # cells that another call finished before this one
         for other in cell.table.cells([cell.dataset.name], None, [cell.seed]):
-            if other.model != BASELINE and other.result.exists():
+            if other.model != cell.model and other.result.exists():
                 if "bootstrap" not in json.loads(other.result.read_text()) and other.run(out).exists():
                     record(other, out)

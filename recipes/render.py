@@ -4,7 +4,7 @@ import inspect
 import json
 import re
 import statistics
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from .command import ROOT, UserError
 from .tables import BASELINE, TABLES, Dataset, Table
@@ -12,7 +12,6 @@ from .tables import SPEED as SPEED_COLUMN
 
 Record = Dict[str, Any]
 NOT_RUN = "not run"
-LESS = "less the Transformer [95 %]"
 
 SPEED = {  # column: file of results/speed_cpu, and its figure
     "block 128×32": ("block_padded", "128x32"),
@@ -78,10 +77,20 @@ def summarize(values: Sequence[float]) -> Summary:
     return Summary(n, statistics.mean(values), sd, float(t.ppf(0.975, n - 1)) * sd / n**0.5)
 
 
-def differences(records: Iterable[Record], baselines: Iterable[Record], metric: str) -> List[float]:
-    """A model's figures less the Transformer's of the same seed, where both have run."""
-    base = {record["seed"]: record["figures"][metric] for record in baselines}
-    return [record["figures"][metric] - base[record["seed"]] for record in records if record["seed"] in base]
+def differences(
+    table: Table, found: Mapping[str, Sequence[Record]], value: Callable[[Record], float], digits: int = 2
+) -> List[str]:
+    """For each row of a table its values less the baseline's of the same seed, where both have run.
+
+    Args:
+        found: {row: its records}.
+    """
+    base = {record["seed"]: value(record) for record in found[table.baseline]}
+    pairs = {
+        row: [value(record) - base[record["seed"]] for record in records if record["seed"] in base]
+        for row, records in found.items()
+    }
+    return [difference(values, digits) if row != table.baseline else "" for row, values in pairs.items()]
 
 
 def figure(values: Sequence[float], digits: int = 2) -> str:
@@ -108,28 +117,34 @@ def label(model: str) -> str:
     return f"`{model}` (ours)" if "relative_random" in model else f"`{model}`"  # which the paper has not
 
 
+def baseline(table: Table) -> str:
+    """The row that others are compared with, in a sentence."""
+    return "the Transformer" if table.baseline == BASELINE else label(table.baseline)
+
+
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> List[str]:
     """The lines of a table."""
     return ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
 
 
+def of_models(table: Table, dataset: Dataset, records: Sequence[Record]) -> Dict[str, List[Record]]:
+    """{row: the records of a column}."""
+    here = [record for record in records if record["dataset"] == dataset.name]
+    return {model: [record for record in here if record["model"] == model] for model in table.models()}
+
+
 def column(table: Table, dataset: Dataset, records: Sequence[Record]) -> Dict[str, List[str]]:
     """{heading: a cell for each row}: the paper's figure, ours, ours less the Transformer's by seed, and the speed."""
     title = dataset.heading if table.paper else f"{dataset.heading}, {table.title}"
-    here = {
-        model: [r for r in records if (r["dataset"], r["model"]) == (dataset.name, model)] for model in table.models()
-    }
+    here = of_models(table, dataset, records)
     cells: Dict[str, List[str]] = {}
     cells.update(of_paper(table, dataset.name, f"{title}, paper"))
     if table.paper or any(here.values()):
         heading = f"{title}, here" if table.paper else title
         cells[heading] = [figure([r["figures"][table.metric] for r in found]) for found in here.values()]
-    by_seed = [
-        difference(differences(found, here[BASELINE], table.metric)) if model != BASELINE else ""
-        for model, found in here.items()
-    ]
+    by_seed = differences(table, here, lambda record: record["figures"][table.metric])
     if any(by_seed):
-        cells[LESS] = by_seed
+        cells[f"less {baseline(table)} [95 %]"] = by_seed
     if any(SPEED_COLUMN in figures for figures in table.paper.values()):
         timed = load(f"{table.name}/speed", dataset.name)
         ratios = timed[0]["figures"] if timed else {}
@@ -206,9 +221,8 @@ def note(table: Table, records: List[Record]) -> str:
     tested = [r["bootstrap"] for r in records if r.get("bootstrap")]
     if tested:
         sure = sum(test["p_value"] < 0.05 for test in tested)
-        text += (
-            f"{named}. {table.task.TEST} against the Transformer of the same seed: p < 0.05 in {sure} of {len(tested)}"
-        )
+        text += f"{named}. {table.task.TEST} against {baseline(table)} of the same seed: "
+        text += f"p < 0.05 in {sure} of {len(tested)}"
     else:
         text += named
     return f"{text}. {origin(records)}{timed(table)}"
@@ -229,20 +243,22 @@ def timed(table: Table) -> str:
     return "".join(f" Speed: {r['benchmark']}, `{r['command']}`, commit {r['commit']}." for r in found)
 
 
+def last_loss(record: Record) -> float:
+    """The validation loss after the last update."""
+    loss: float = record["curve"]["valid_loss"][-1]
+    return loss
+
+
 def validation_loss(name: str) -> str:
     """The last validation loss of a table's models, and what it is less the Transformer's of the same seed."""
     table, records = TABLES[name], load(name)
     heads, columns = ["model"], [[label(model) for model in table.models()]]
     run = {r["dataset"] for r in records}
     for dataset in (dataset for dataset in table.datasets if dataset.name in run):
-        last: Dict[str, List[Record]] = {model: [] for model in table.models()}
-        for r in records:
-            if r["dataset"] == dataset.name:
-                last[r["model"]].append({"seed": r["seed"], "figures": {"loss": r["curve"]["valid_loss"][-1]}})
-        heads += [dataset.heading, LESS]
-        columns.append([figure([r["figures"]["loss"] for r in found], 3) for found in last.values()])
-        by_seed = (differences(found, last[BASELINE], "loss") for found in last.values())
-        columns.append([difference(values, 3) if model != BASELINE else "" for model, values in zip(last, by_seed)])
+        here = of_models(table, dataset, records)
+        heads += [dataset.heading, f"less {baseline(table)} [95 %]"]
+        columns.append([figure([last_loss(r) for r in found], 3) for found in here.values()])
+        columns.append(differences(table, here, last_loss, 3))
     rows = [row for row in zip(*columns) if any(cell not in ("", NOT_RUN) for cell in row[1:])]
     return "\n".join([*markdown(heads, rows), ""])
 

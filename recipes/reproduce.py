@@ -5,6 +5,7 @@
   TABLE   table2         the paper's Table 2: WMT14 En-De and En-Fr, base models
           multi30k       the same models in small, by the recipe of Wu et al. 2021, minutes each on a GPU
           multi30k_cpu   the same with a ninth of the training, for one CPU thread: some 25 minutes each
+          multi30k_tiled random with ℓ of 32, 16 and 8, tiled to longer sentences
           table2_lm      the paper's Table 2, right half: language models of One Billion Word
           ptb_cpu        the same models in small on Penn Treebank: some 9 minutes each of one CPU thread
           wikitext2_cpu  the same on WikiText-2
@@ -136,8 +137,9 @@ def run_cell(cell: Cell, out: Path, rerun: bool, options: List[str], flags: List
         pin_settings(run / "cell", "trained", {"options": changed})
         recipe = RECIPES[cell.dataset.recipe]
         if not (run / "trained").exists():
-            argv = [recipe.architecture(cell.model), cell.dataset.name, "--recipe", cell.dataset.recipe]
-            train.start([*argv, "--data", data, "--save-dir", run, "--seed", cell.seed, *options, "--", *flags])
+            model, own = table.training(cell.model)
+            argv = [recipe.architecture(model), cell.dataset.name, "--recipe", cell.dataset.recipe]
+            train.start([*argv, "--data", data, "--save-dir", run, "--seed", cell.seed, *options, "--", *own, *flags])
             if not dry_run():
                 (run / "trained").touch()
         if dry_run():

@@ -45,10 +45,17 @@ class Table:
     preparation: Sequence[str] = ()  # options of the corpus' preparation
     paper: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # {model: {column: figure}}
     rows: Sequence[str] = ()  # default: the paper's, or every model there is
+    changes: Mapping[str, Tuple[str, str]] = field(default_factory=dict)  # {row: its model, flags of fairseq-train}
+    baseline: str = BASELINE  # the row that others are compared with
 
     def models(self) -> List[str]:
         """The names of its rows."""
         return list(self.rows or self.paper) or models()
+
+    def training(self, row: str) -> Tuple[str, List[str]]:
+        """The model of a row, and flags for fairseq-train beside those of the recipe."""
+        model, flags = self.changes.get(row, (row, ""))
+        return model, flags.split()
 
     def options(self, dataset: str, model: str, seed: str) -> str:
         """Options of reproduce.sh that choose cells."""
@@ -66,7 +73,7 @@ class Table:
         for dataset in self.datasets:
             if datasets is None or dataset.name in datasets:
                 for seed in seeds or self.seeds:
-                    for model in sorted(models or self.models(), key=lambda model: model != BASELINE):
+                    for model in sorted(models or self.models(), key=lambda model: model != self.baseline):
                         yield Cell(self, dataset, model, seed)
 
 
@@ -94,8 +101,8 @@ class Cell(NamedTuple):
         return f"scripts/reproduce.sh {self.table.name} {options}"
 
     def baseline(self) -> "Cell":
-        """The Transformer on the same data with the same seed."""
-        return self._replace(model=BASELINE)
+        """The table's baseline on the same data with the same seed."""
+        return self._replace(model=self.table.baseline)
 
     def run(self, out: Path) -> Path:
         """Its --save-dir below a folder of data and runs."""
@@ -155,6 +162,10 @@ def small_classifiers(dataset: str) -> Dict[str, Any]:
     return dict(seeds=(1, 2, 3), paper=paper, rows=(*TABLE7, "random"), **CLASSIFIERS)
 
 
+TILED = {  # rows of random with a smaller ℓ than the sentences have, tiled; its own has ℓ = 100
+    f"random_tile{length}": ("random", f"--synth-max-length {length} --synth-beyond-length tile")
+    for length in (32, 16, 8)
+}
 TABLES: Dict[str, Table] = {
     table.name: table
     for table in (
@@ -194,6 +205,17 @@ TABLES: Dict[str, Table] = {
             datasets=(Dataset("en-de", "En-De", "multi30k_cpu"), Dataset("en-fr", "En-Fr", "multi30k_cpu")),
             seeds=(1, 2, 3),
             preparation=("--merges", "4000", "--lowercase"),
+        ),
+        Table(
+            "multi30k_tiled",
+            title="by ℓ",
+            corpus="multi30k",
+            data="multi30k_cpu-{dataset}",
+            datasets=(Dataset("en-de", "En-De", "multi30k_cpu"),),
+            preparation=("--merges", "4000", "--lowercase"),
+            rows=("random", *TILED),
+            changes=TILED,
+            baseline="random",
         ),
         Table(
             "table2_lm",

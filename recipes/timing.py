@@ -1,4 +1,4 @@
-"""Steps a second of a table's models, as ratios to the Transformer: reproduce.sh TABLE --time."""
+"""Steps a second of a table's models, as ratios to its baseline: reproduce.sh TABLE --time."""
 
 import json
 import statistics
@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 from . import provenance, train
 from .command import ROOT, say, write
 from .hyperparameters import RECIPES, Recipe
-from .tables import BASELINE, Dataset, Table
+from .tables import Dataset, Table
 
 ROUNDS = 15  # of one update of each model; the first three are warm-up
 WARM_UP = 3
@@ -41,17 +41,18 @@ def time_table(
         data = cell.data(out)
         table.task.prepare(table.corpus, dataset.name, data, source, table.preparation)
         recipe = RECIPES[dataset.recipe]
-        names = list(dict.fromkeys([BASELINE, *(models or table.models())]))
+        names = list(dict.fromkeys([table.baseline, *(models or table.models())]))
         say(f"{dataset.name}: one update of each model in turns, {ROUNDS} rounds")
         updates = {}
         for name in names:
-            updates[name] = update(command(recipe, name, dataset, data))
+            model, flags = table.training(name)
+            updates[name] = update(command(recipe, model, dataset, data, flags))
         figures = ratios(updates, clock(recipe))
         for name, figure in figures.items():
             print(f"{name}: {figure['ratio']:.2f} (rounds from {figure['lowest']:.2f} to {figure['highest']:.2f})")
         record = {
             "benchmark": f"updates a second on {dataset.heading}, in turns in one process",
-            "unit": "over the Transformer's",
+            "unit": f"over the {table.baseline}'s",
             "command": f"scripts/reproduce.sh {table.name} --dataset {dataset.name} --time",
             "figures": figures,
             "commit": provenance.commit(),
@@ -62,13 +63,13 @@ def time_table(
         print("wrote", result(table, dataset))
 
 
-def command(recipe: Recipe, model: str, dataset: Dataset, data: Path) -> List[str]:
+def command(recipe: Recipe, model: str, dataset: Dataset, data: Path, flags: Sequence[str] = ()) -> List[str]:
     """The flags of fairseq-train of a cell, from the data on; the first seed, and nothing saved."""
     parser = train.make_parser()
     args = parser.parse_args([recipe.architecture(model), dataset.name, "--recipe", dataset.recipe])
     args.gpus = recipe.gpus if recipe.gpus is not None else min(1, train.gpus_here()[0])
     train.set_threads(recipe.threads)
-    words = train.training_command(args, recipe, data, Path("unused"), ["--no-save", "--disable-validation"])
+    words = train.training_command(args, recipe, data, Path("unused"), ["--no-save", "--disable-validation", *flags])
     return words[words.index(str(data / "bin")) :]
 
 
@@ -115,7 +116,7 @@ def clock(recipe: Recipe) -> Callable[[], float]:
 
 
 def ratios(updates: Dict[str, Callable[[], None]], now: Callable[[], float]) -> Dict[str, Dict[str, float]]:
-    """Of each name the Transformer's time over its own, the median of the rounds and their range, and its seconds."""
+    """Of each name the first one's time over its own, the median of the rounds and their range, and its seconds."""
     names = list(updates)
     seconds: Dict[str, List[float]] = {name: [] for name in names}
     for turn in range(ROUNDS):
@@ -126,7 +127,7 @@ def ratios(updates: Dict[str, Callable[[], None]], now: Callable[[], float]) -> 
             seconds[name].append(now() - before)
     figures = {}
     for name in names:
-        pairs = [base / own for base, own in zip(seconds[BASELINE][WARM_UP:], seconds[name][WARM_UP:])]
+        pairs = [base / own for base, own in zip(seconds[names[0]][WARM_UP:], seconds[name][WARM_UP:])]
         figures[name] = {
             "ratio": round(statistics.median(pairs), 3),
             "lowest": round(min(pairs), 3),

@@ -27,7 +27,12 @@ BLOCKS: Dict[str, Dict[str, Callable[[], str]]] = {  # page: {block: its content
         "multi30k": lambda: render.results("multi30k_cpu", "multi30k"),
         "validation loss": lambda: render.validation_loss("multi30k_cpu"),
     },
-    "docs/analysis.md": {"heads": analysis.table, "alpha": lambda: render.alpha("multi30k_cpu")},
+    "docs/analysis.md": {
+        "heads": analysis.table,
+        "alpha": lambda: render.alpha("multi30k_cpu"),
+        "tiled": lambda: render.results("multi30k_tiled"),
+        "lengths": analysis.lengths,
+    },
     "docs/wmt14.md": {"table2": lambda: render.results("table2")},
     "docs/performance.md": {
         "speed": render.speed,

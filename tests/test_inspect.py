@@ -209,7 +209,7 @@ def test_the_initial_state_is_that_of_the_training(arch, data, tmp_path):
 def test_importance_is_a_derivative(arch, trained, data):
     """Of one sentence, against a finite difference of the training's loss."""
     loaded = checkpoints.load(trained[arch], data / "bin")
-    sample = checkpoints.batches(loaded, "valid", 1)
+    sample = checkpoints.batches(loaded, "valid", checkpoints.readable(loaded, "valid", 1))
     perturb(loaded.model, std=0.1)
     found, criterion = analysis.head_importance(loaded, sample), analysis.criterion_of(loaded)
     values = []
@@ -224,7 +224,7 @@ def test_loss_and_bleu_are_those_of_fairseq(trained, data):
     """With all heads: what fairseq-validate and sacreBLEU of fairseq-generate's translations say."""
     path = trained[MIXTURE]
     loaded = checkpoints.load(path, data / "bin")
-    sample = checkpoints.batches(loaded, "test", max_tokens=60)
+    sample = checkpoints.batches(loaded, "test", checkpoints.readable(loaded, "test"), max_tokens=60)
     flags = [data / "bin", *USER_DIR, "--path", path, "--required-batch-size-multiple", "1"]
     _, log = run_cli(
         validate.cli_main, *flags, "--task", "translation", "--valid-subset", "test", "--max-tokens", "500"
@@ -236,6 +236,27 @@ def test_loss_and_bleu_are_those_of_fairseq(trained, data):
     expected = BLEU(tokenize="none", force=True).corpus_score(translations, [references]).score
     bleu, signature = analysis.bleu_of(loaded, sample, analysis.Options(beam=2))
     assert bleu == pytest.approx(expected) and bleu > 0 and "tok:none" in signature
+
+
+def test_loss_and_bleu_by_length(trained, data, tmp_path):
+    """The ranges share out the sentences, and their losses, weighted by tokens, are the loss of all."""
+    out = tmp_path / "out"
+    flags = ["--data", data / "bin", "--subset", "test", "--only", "lengths", "--no-pictures", "--out", out]
+    inspect(trained[MIXTURE], *flags)
+    (found,) = json.loads((out / "figures.json").read_text()).values()
+    assert not {"sentences", "layers", "removal"} & set(found)
+    assert "gradient" not in found["attentions"]["encoder.self.0"] and "lengths" in dict(pictures.pictures(found))
+    lines = [(data / f"{name}.de").read_text().splitlines() for name in ("test", "long")]
+    lengths = [len(line.split()) + 1 for part in lines for line in part]  # with the end of the sentence
+    lengths = [length for length in lengths if length <= 24]  # the model's limit
+    counts, tokens = {}, {}
+    for length in lengths:
+        longest = 8 if length <= 8 else 16
+        counts[longest], tokens[longest] = counts.get(longest, 0) + 1, tokens.get(longest, 0) + length
+    assert {part["longest"]: part["sentences"] for part in found["lengths"]} == counts and len(counts) == 2
+    mean = sum(part["loss"] * tokens[part["longest"]] for part in found["lengths"]) / sum(tokens.values())
+    assert mean == pytest.approx(found["loss"], rel=1e-3)
+    assert all(part["bleu"] > 0 for part in found["lengths"])
 
 
 def inspect(*argv):
@@ -251,7 +272,7 @@ def test_the_command_line(trained, data, tmp_path):
     assert list(found) == [f"{arch}-checkpoint_last" for arch in trained]
     expected = (
         "histograms-parameters histograms-logits histograms-weights patterns-encoder-self-attention "
-        "heads-decoder-self-attention sentence3-cross-attention singular-values rank-of-layers removal"
+        "heads-decoder-self-attention sentence3-cross-attention singular-values rank-of-layers removal lengths"
     ).split()
     for label, figures in found.items():
         drawn = dict(pictures.pictures(figures))

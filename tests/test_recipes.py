@@ -551,6 +551,18 @@ def test_analysis_of_a_table(results, tmp_path, capsys):
     assert {name for name, _, _ in analysis.pictures()} == pages | {"learned-r.png"}
     assert {path.name for path in pictures.render(check=False, folder=tmp_path)} > pages
 
+    # loss and BLEU by sentence length
+    assert "No model" in analysis.lengths()
+    figures = out / "lengths" / "multi30k_cpu-en-de-random-seed1" / "figures.json"
+    figures.parent.mkdir(parents=True)
+    ranges = [(8, 3, 1.5, 40.0), (32, 2, 2.25, 30.04)]
+    ranges = [dict(zip(("longest", "sentences", "loss", "bleu"), values)) for values in ranges]
+    figures.write_text(json.dumps({"checkpoint_avg": {"data": {"subset": "test", "sentences": 5}, "lengths": ranges}}))
+    analysis.main([*argv, "--variant", "random", "--lengths"])
+    heads, _, row, _, note, *_ = analysis.lengths().splitlines()
+    assert heads == "| model | 1 to 8 (3) | 9 to 32 (2) |" and row == "| `random` | 1.50, 40.0 | 2.25, 30.0 |"
+    assert "--subset test --only lengths" in note
+
 
 def test_analysis_runs_the_inspection(tmp_path, dry, capsys):
     run = tmp_path / "runs" / "multi30k_cpu-en-de-random-seed1"
@@ -563,9 +575,10 @@ def test_analysis_runs_the_inspection(tmp_path, dry, capsys):
 
 def test_the_papers_rows_are_models():
     for table in tables.TABLES.values():
-        assert set(table.models()) <= {*train.models(), *BASELINES} and table.models()[0] == tables.BASELINE
+        found = {table.training(row)[0] for row in table.models()}
+        assert found <= {*train.models(), *BASELINES} and table.models()[0] == table.baseline
         for cell in table.cells():
-            arch = RECIPES[cell.dataset.recipe].architecture(cell.model)
+            arch = RECIPES[cell.dataset.recipe].architecture(table.training(cell.model)[0])
             assert RECIPES[train.recipe_name(arch, cell.dataset.name)].task == RECIPES[cell.dataset.recipe].task
 
 
@@ -582,7 +595,7 @@ def stubs(tmp_path, monkeypatch):
         save.mkdir(parents=True, exist_ok=True)
         (save / "train.log").write_text(LOG)
         (save / "provenance.json").write_text('[{"commit": "c", "versions": {}, "hardware": "h"}]')
-        calls.append(f"train {argv[0]}")
+        calls.append(" ".join(["train", argv[0], *argv[argv.index("--") + 1 :]]))
 
     def evaluate(data, run, recipe):
         assert recipe.beam == 5 and recipe.average == 5
@@ -604,6 +617,21 @@ def stubs(tmp_path, monkeypatch):
         return list(calls)
 
     return tmp_path, called
+
+
+def test_a_row_with_flags_of_its_own(stubs, monkeypatch):
+    """It is trained with them, and compared with the table's baseline."""
+    project, called = stubs
+    small = {"small": ("random", "--synth-max-length 8")}
+    table = dataclasses.replace(
+        tables.TABLES["multi30k_cpu"], rows=("random", "small"), changes=small, baseline="random"
+    )
+    monkeypatch.setitem(tables.TABLES, "multi30k_cpu", table)
+    arch = "train transformer_synth_random_multi30k"
+    assert called("--seed", "1") == ["prepare en-fr", arch, "evaluate", f"{arch} --synth-max-length 8", "evaluate"]
+    kept = json.loads((project / "results" / "multi30k_cpu" / "en-fr-small-seed1.json").read_text())
+    assert kept["bootstrap"]["against"] == "multi30k_cpu-en-fr-random-seed1" and "--variant small" in kept["command"]
+    assert "less `random` [95 %]" in render.results("multi30k_cpu", notes=False)
 
 
 def test_reproduce_runs_what_is_missing(stubs, capsys):

@@ -2,7 +2,7 @@
 
 Without --data: histograms of parameters, the weights alpha of mixtures, patterns of functions that never look at the
 input. With the model's binarised data also: logits and attention weights, patterns by position and of single
-sentences, singular values, rank of the layers, importance of heads, loss and BLEU without them.
+sentences, singular values, rank of the layers, importance of heads, loss and BLEU without them and by sentence length.
 OUT/figures.json has every figure that a picture shows. Nothing is left in OUT if the command fails.
 """
 
@@ -20,7 +20,7 @@ from typing import Iterator, List, Optional, Sequence
 from fairseq.utils import import_user_module
 
 from ..errors import SynthesizerError
-from .analysis import Options, analyse
+from .analysis import PARTS, Options, analyse
 from .checkpoints import load
 
 FIGURES = "figures.json"
@@ -39,7 +39,10 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         if not args.user_dir.is_dir():
             raise SynthesizerError(f"--user-dir {args.user_dir}: no such folder")
         import_user_module(args)
-    options = Options(args.subset, args.sentences, args.positions, args.steps, args.beam, args.remove_bpe)
+    if args.only and args.data is None:
+        raise SynthesizerError(f"--only {args.only[0]}: is measured on data; give --data")
+    parts = args.only or tuple(PARTS)
+    options = Options(parts, args.subset, args.sentences, args.positions, args.steps, args.beam, args.remove_bpe)
     with whole_folder(args.out) as folder:
         found = {}
         for label, path in zip(labels(args.checkpoints), args.checkpoints):
@@ -65,6 +68,13 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="a folder to make")
     parser.add_argument("--user-dir", type=Path, metavar="DIR", help="the --user-dir given to fairseq-train")
     parser.add_argument("--data", type=Path, metavar="BIN", help="binarised data of the models' dictionaries")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=PARTS,
+        metavar="PART",
+        help="with --data, measure only " + ", ".join(f"{part} ({what})" for part, what in PARTS.items()),
+    )
     parser.add_argument("--subset", default="valid", help="split of the data (default: valid)")
     parser.add_argument("--sentences", type=positive, metavar="N", help="only the first N sentences (default: all)")
     parser.add_argument(

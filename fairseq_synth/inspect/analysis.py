@@ -2,7 +2,7 @@
 
 import logging
 import math
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 import torch.nn as nn
@@ -12,7 +12,7 @@ from torch import Tensor
 from tqdm import tqdm  # type: ignore[import-untyped]  # comes with fairseq
 
 from . import measure
-from .checkpoints import Batch, Loaded, batches
+from .checkpoints import Batch, Loaded, batches, readable
 from .hooks import Attention, Reading, attentions, layer_outputs, masked_heads, reading, stacks, tokens_of, zeroed
 
 logger = logging.getLogger(__name__)
@@ -29,9 +29,18 @@ BRANCHES = {  # name: skip connections, feed-forward layers
 }
 
 
+PARTS = {  # what is measured on data
+    "attention": "logits, attention weights and their singular values",
+    "layers": "rank of the layers",
+    "heads": "importance of heads, loss and BLEU without them",
+    "lengths": "loss and BLEU by sentence length",
+}
+
+
 class Options(NamedTuple):
     """What the command line may change."""
 
+    parts: Sequence[str] = tuple(PARTS)
     subset: str = "valid"
     sentences: Optional[int] = None  # None: all
     positions: int = 32  # rows and columns of the patterns shown
@@ -45,7 +54,8 @@ def analyse(loaded: Loaded, options: Options) -> Figures:
 
     Returns:
         ``checkpoint`` (its settings), ``attentions`` {name: heads, functions, and what is measured of each},
-        and with data ``data``, ``sentences``, ``layers`` and ``removal``. docs/analysis.md says what they mean.
+        and with data ``data``, ``loss`` and, as the options say, ``sentences``, ``layers``, ``removal`` and
+        ``lengths``. docs/analysis.md says what they mean.
     """
     initial = loaded.initial()
     found: Figures = {"checkpoint": describe(loaded), "attentions": {}}
@@ -66,29 +76,35 @@ def analyse(loaded: Loaded, options: Options) -> Figures:
             figures["singular_values"] = rounded(measure.cumulative_singular_values(weights))
             figures["pattern"] = in_thousandths(weights)
         return found
-    sample = batches(loaded, options.subset, options.sentences)
-    found["data"] = {"subset": options.subset, "sentences": sum(len(batch["id"]) for batch in sample)}
-    logger.info(f"{loaded.path}: {found['data']['sentences']} sentences of {options.subset}")
-    pad = loaded.task.target_dictionary.pad() if loaded.task.target_dictionary else loaded.task.source_dictionary.pad()
-    values = {"trained": read_attention(loaded.model, sample, pad, "trained attention", found, options)}
-    for name, weights in fixed.items():
-        found["attentions"][name]["pattern"] = in_thousandths(weights)  # as it is, not as the data's lengths cut it
-    values["initial"] = {}
-    if initial is not None:
-        values["initial"] = read_attention(initial, sample, pad, "initial attention")
-    for kind in ("logits", "weights"):
-        add_histograms(found, kind, *({n: v[kind] for n, v in values[s].items()} for s in ("trained", "initial")))
-    found["sentences"] = sentences(loaded, sample, pad)
-    found["layers"] = {
-        state: rank_collapse(model, sample, pad, f"rank of layers, {state}")
-        for state, model in (("trained", loaded.model), ("initial", initial))
-        if model is not None
-    }
-    importance = head_importance(loaded, sample)
-    for name, figures in found["attentions"].items():
-        figures.update(rounded(importance[name]))
+    order = readable(loaded, options.subset, options.sentences)
+    sample = batches(loaded, options.subset, order)
+    found["data"] = {"subset": options.subset, "sentences": len(order)}
     found["loss"] = rounded(loss(loaded, sample))
-    found["removal"] = removal(loaded, sample, found["attentions"], options)
+    logger.info(f"{loaded.path}: {len(order)} sentences of {options.subset}")
+    pad = loaded.task.target_dictionary.pad() if loaded.task.target_dictionary else loaded.task.source_dictionary.pad()
+    if "attention" in options.parts:
+        values = {"trained": read_attention(loaded.model, sample, pad, "trained attention", found, options)}
+        if initial is not None:
+            values["initial"] = read_attention(initial, sample, pad, "initial attention")
+        for name, weights in fixed.items():  # as it is, not as the data's lengths cut it
+            found["attentions"][name]["pattern"] = in_thousandths(weights)
+        for kind in ("logits", "weights"):
+            own = ({n: v[kind] for n, v in values.get(state, {}).items()} for state in ("trained", "initial"))
+            add_histograms(found, kind, *own)
+        found["sentences"] = sentences(loaded, sample, pad)
+    if "layers" in options.parts:
+        found["layers"] = {
+            state: rank_collapse(model, sample, pad, f"rank of layers, {state}")
+            for state, model in (("trained", loaded.model), ("initial", initial))
+            if model is not None
+        }
+    if "heads" in options.parts:
+        importance = head_importance(loaded, sample)
+        for name, figures in found["attentions"].items():
+            figures.update(rounded(importance[name]))
+        found["removal"] = removal(loaded, sample, found["attentions"], options)
+    if "lengths" in options.parts:
+        found["lengths"] = by_length(loaded, order, options)
     return found
 
 
@@ -383,7 +399,7 @@ def removal(loaded: Loaded, sample: List[Batch], figures: Dict[str, Figures], op
     Returns:
         {group: ``share`` of its heads removed, ``loss`` in bits a token, ``bleu`` or None}, and ``signature``.
     """
-    translates = set(stacks(loaded.model)) == {"encoder", "decoder"} and hasattr(loaded.task, "inference_step")
+    translates = is_translation(loaded)
     groups: Dict[str, Dict[str, List[float]]] = {}
     for name, figure in figures.items():
         groups.setdefault(figure["group"], {})[name] = figure["gradient"]
@@ -409,6 +425,33 @@ def removal(loaded: Loaded, sample: List[Batch], figures: Dict[str, Figures], op
         curve["loss"].append(result[0])
         curve["bleu"].append(result[1])
     return {"groups": rounded(curves), "signature": signature, "beam": options.beam if translates else None}
+
+
+def is_translation(loaded: Loaded) -> bool:
+    """Whether BLEU can be had."""
+    return set(stacks(loaded.model)) == {"encoder", "decoder"} and hasattr(loaded.task, "inference_step")
+
+
+def by_length(loaded: Loaded, order: Sequence[int], options: Options) -> List[Figures]:
+    """Loss, and for a translation BLEU, of short and of long sentences.
+
+    Args:
+        order: the sentences, shortest first.
+
+    Returns:
+        For up to 8, 16, 32, ... tokens of a sentence's longer side, its end among them, where there are such:
+        ``longest``, ``sentences``, ``loss`` in bits a token, ``bleu`` or None.
+    """
+    dataset = loaded.task.dataset(options.subset)
+    ranges: Dict[int, List[int]] = {}
+    for i in order:
+        ranges.setdefault(max(8, 2 ** math.ceil(math.log2(dataset.num_tokens(i)))), []).append(i)
+    found = []
+    for longest, own in progress(ranges.items(), "loss by sentence length"):
+        sample = batches(loaded, options.subset, own)
+        bleu = bleu_of(loaded, sample, options)[0] if is_translation(loaded) else None
+        found.append({"longest": longest, "sentences": len(own), "loss": loss(loaded, sample), "bleu": bleu})
+    return [rounded(figures) for figures in found]
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 import torch.nn as nn
@@ -135,14 +135,13 @@ def make_dictionaries(folder: Path, cfg: Any, sizes: Dict[str, int]) -> None:
         (folder / name).write_text("".join(lines), encoding="utf-8")
 
 
-def batches(loaded: Loaded, subset: str, sentences: Optional[int] = None, max_tokens: int = 4096) -> List[Batch]:
-    """The first sentences of a subset in batches of fairseq's, without those that the model cannot take.
+def readable(loaded: Loaded, subset: str, sentences: Optional[int] = None) -> List[int]:
+    """The first sentences of a subset, shortest first, without those that the model cannot take.
 
     Args:
         loaded: with data.
-        subset: its split.
+        subset: its split, which is loaded.
         sentences: how many; None for all.
-        max_tokens: padded tokens of a batch at most.
 
     Raises:
         SynthesizerError: there is no such subset, or it has no sentence that the model can take.
@@ -160,6 +159,16 @@ def batches(loaded: Loaded, subset: str, sentences: Optional[int] = None, max_to
         logger.warning(f"{loaded.path}: {len(ignored)} sentences of {subset} are longer than the model can take")
     if not len(indices):
         raise SynthesizerError(f"--subset {subset}: no sentence that the model can take (limits: {limits})")
-    order = sorted(indices.tolist(), key=lambda i: (dataset.num_tokens(i), i))
+    return sorted(indices.tolist(), key=lambda i: (dataset.num_tokens(i), i))
+
+
+def batches(loaded: Loaded, subset: str, order: Sequence[int], max_tokens: int = 4096) -> List[Batch]:
+    """Sentences in batches of fairseq's.
+
+    Args:
+        order: of `readable`.
+        max_tokens: padded tokens of a batch at most.
+    """
+    dataset = loaded.task.dataset(subset)
     groups = dataset.batch_by_size(np.array(order), max_tokens=max_tokens, required_batch_size_multiple=1)
     return [dataset.collater([dataset[i] for i in group]) for group in groups if len(group)]

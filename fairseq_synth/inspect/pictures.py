@@ -64,6 +64,8 @@ def pictures(found: Figures) -> Iterator[Tuple[str, Callable[[Figure], None]]]:
         yield "rank-of-layers", partial(rank, states=found["layers"])
     if "removal" in found:
         yield "removal", partial(removal, groups=found["removal"]["groups"])
+    if "lengths" in found:
+        yield "lengths", partial(lengths, ranges=found["lengths"])
 
 
 def panels(
@@ -213,3 +215,16 @@ def removal(figure: Figure, groups: Figures) -> None:
         axes.set_xlabel("share of heads removed", fontsize=8)
         axes.set_ylabel(title, fontsize=8)
     axes.legend(fontsize=7)
+
+
+def lengths(figure: Figure, ranges: List[Figures]) -> None:
+    """Loss, and BLEU if there is one, of the sentences of each range of lengths."""
+    kinds = {"loss": "loss (bits a token)", "bleu": "BLEU"}
+    kinds = {kind: title for kind, title in kinds.items() if all(found[kind] is not None for found in ranges)}
+    shortest = [1, *(found["longest"] + 1 for found in ranges)]
+    names = [f"{first}–{found['longest']}\n({found['sentences']})" for first, found in zip(shortest, ranges)]
+    for axes, (kind, title) in zip(panels(figure, 1, len(kinds), (3.4, 2.6), (0.7, 0))[0], kinds.items()):
+        axes.bar(names, [found[kind] for found in ranges])
+        axes.set_xlabel("tokens of a sentence (sentences)", fontsize=8)
+        axes.set_ylabel(title, fontsize=8)
+        axes.tick_params(labelsize=7)
