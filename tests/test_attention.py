@@ -59,8 +59,14 @@ def test_one_product_in_training(spec, monkeypatch):
     alone = module.eval().project(x)
     assert calls == [6 * heads + 6, *[3 * heads, 3 * heads, 6] * 5]
     torch.testing.assert_close(list(alone), together[:3])
-    module.train().k_proj = torch.nn.Linear(6, 3 * heads, bias=False).double()
-    assert torch.equal(module.project(x)[1], module.split_heads(module.k_proj(x)))
+
+    class Doubled(torch.nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    for other in (torch.nn.Linear(6, 3 * heads, bias=False), Doubled(6, 3 * heads)):
+        module.train().k_proj = other.double()
+        assert torch.equal(module.project(x)[1], module.split_heads(module.k_proj(x)))
 
 
 def test_causal_and_padded_first_column():
