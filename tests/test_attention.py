@@ -214,17 +214,18 @@ def decode_step_by_step(spec):
         torch.testing.assert_close(out[0], expected[t])
 
 
+@pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("spec", ["random", "random+vanilla"])
-def test_decoding_in_pieces(spec):
-    """Several tokens at once behind a cache, as a forced prefix may come."""
-    module = make_attention(spec).eval()
+def test_decoding_in_pieces(spec, training):
+    """Several tokens at once behind a cache, as a forced prefix may come; also of a model in training mode."""
+    module = make_attention(spec).train(training)
     x = torch.randn(9, 3, 6)
     expected, _ = module(x, attn_mask=future(9))
     state = {}
     with torch.no_grad():
         outs = [
             module(x[a:b], incremental_state=state, attn_mask=future(9)[a:b, :b])[0]
-            for a, b in [(0, 2), (2, 3), (3, 9)]
+            for a, b in [(0, 1), (1, 3), (3, 9)]
         ]
     torch.testing.assert_close(torch.cat(outs), expected)
 
