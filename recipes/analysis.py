@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 from . import provenance
-from .command import ROOT, Parser, dry_run, integer, run, say, write
+from .command import ROOT, Parser, UserError, dry_run, integer, run, say, write
 from .tables import BASELINE, TABLES, Cell
 
 Figures = Dict[str, Any]
 FOLDER = "analysis"  # of results/, and of the pictures below --out
 LENGTHS = "lengths"  # the same for --lengths
+TABLE = "multi30k_cpu"  # that docs/analysis.md shows
 SIZE = 16  # rows and columns of a pattern that are kept
 GROUPS = {
     "encoder.self": "encoder self-attention",
@@ -35,10 +36,12 @@ def main(argv: Sequence[str]) -> None:
     add("--pair", type=str.split, metavar="PAIRS", help="(default: all)")
     add("--variant", type=str.split, metavar="NAMES", help="(default: all)")
     add("--seed", type=integer(0), default=1, metavar="N", help="(default: 1)")
-    add("--sentences", type=integer(1), default=200, metavar="N", help="of the validation set (default: 200)")
-    add("--lengths", action="store_true", help="only loss and BLEU by sentence length")
+    add("--sentences", type=integer(1), metavar="N", help="of the validation set (default: 200)")
+    add("--lengths", action="store_true", help="only loss and BLEU by sentence length, on the whole test set")
     add("--out", type=Path, default=ROOT, metavar="DIR", help="data and runs (default: the project's folder)")
     args = parser.parse_args(argv)
+    if args.lengths and args.sentences:
+        raise UserError("--lengths takes the whole test set; leave --sentences out")
     origin = {
         "commit": provenance.commit(),
         "versions": provenance.versions(),
@@ -50,7 +53,7 @@ def main(argv: Sequence[str]) -> None:
             if args.lengths:
                 measure_lengths(cell, checkpoint, args.out, origin)
             else:
-                analyse(cell, checkpoint, args.out, args.sentences, origin)
+                analyse(cell, checkpoint, args.out, args.sentences or 200, origin)
         else:
             say(f"{cell.name}: not trained, {checkpoint} is missing")
 
@@ -149,11 +152,11 @@ def in_lines(record: Figures) -> str:
     return "{" + ",\n".join([*lines, f'"attentions":{{\n{attentions}}}']) + "}\n"
 
 
-def load() -> Dict[str, Figures]:
-    """{model: its record}, of the first seed of each that is there, in the order of the tables."""
-    paths = sorted((ROOT / "results" / FOLDER).glob("*.json"))
+def load(folder: str = FOLDER, table: str = TABLE) -> Dict[str, Figures]:
+    """{model: its record}, of a table's first column and the first seed that is there, in the order of its rows."""
+    order, dataset = TABLES[table].models(), TABLES[table].datasets[0].name
+    paths = (ROOT / "results" / folder).glob(f"{table}-{dataset}-*.json")
     records = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-    order = list(dict.fromkeys(model for table in TABLES.values() for model in table.models()))
     found: Dict[str, Figures] = {}
     for record in sorted(records, key=lambda r: (order.index(r["model"]), r["seed"])):
         found.setdefault(record["model"], record)
@@ -214,25 +217,27 @@ def table() -> str:
     return "\n".join([*markdown(heads, rows), "", note, ""])
 
 
-def lengths() -> str:
-    """Loss, and BLEU, of each range of sentence lengths."""
+def lengths(name: str) -> str:
+    """Loss, and BLEU, of each range of sentence lengths, for the models of a table."""
     from .render import label, markdown, origin
 
-    paths = sorted((ROOT / "results" / LENGTHS).glob("*.json"))
-    records = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    records = load(LENGTHS, name)
     if not records:
         return "No model has been measured yet.\n"
-    order = [model for table in TABLES.values() for model in table.models()]
-    records.sort(key=lambda record: (order.index(record["model"]), record["seed"]))
-    ends = [(0, 0)] + [(found["longest"], found["sentences"]) for found in records[0]["lengths"]]
-    ranges = [f"{last[0] + 1} to {end[0]} ({end[1]})" for last, end in zip(ends, ends[1:])]
-    rows = [
-        [label(record["model"]), *(f"{found['loss']:.2f}, {found['bleu']:.1f}" for found in record["lengths"])]
-        for record in records
-    ]
-    first = records[0]
-    note = f"`{first['command']}`, by `scripts/analyse.sh {first['table']} --lengths`. {origin(records)}"
-    return "\n".join([*markdown(["model", *ranges], rows), "", note, ""])
+    first = next(iter(records.values()))
+    heads, before = ["model"], 0
+    for found in first["lengths"]["ranges"]:
+        heads.append(f"{before + 1} to {found['longest']} ({found['sentences']})")
+        before = found["longest"]
+    rows = []
+    for model, record in records.items():
+        cells = {r["longest"]: f"{r['loss']:.2f}, {r['bleu']:.1f}" for r in record["lengths"]["ranges"]}
+        rows.append([label(model), *(cells.get(r["longest"], "") for r in first["lengths"]["ranges"])])
+    note = (
+        f"Beam {first['lengths']['beam']}, `{first['lengths']['signature']}`. `{first['command']}`, by "
+        f"`scripts/analyse.sh {name} --lengths`. {origin(list(records.values()))}"
+    )
+    return "\n".join([*markdown(heads, rows), "", note, ""])
 
 
 def readme() -> str:

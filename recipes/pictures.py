@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple
 from . import analysis
 from .command import ROOT
 from .render import SPEED, SPEED_IN_PICTURE, Record, load, summarize
-from .tables import BASELINE, TABLES, Dataset, Table
+from .tables import TABLES, Dataset, Table
 
 DIGEST = "Data-SHA256"  # in the PNG's metadata: its bytes depend on the version of matplotlib
 
@@ -89,7 +89,7 @@ def curves(table: Table, dataset: Dataset, records: List[Record], title: str) ->
         updates = sorted(set.intersection(*map(set, found))) if found else []
         if updates:
             lines[model] = {"updates": updates, "loss": [summarize([f[u] for f in found]).mean for u in updates]}
-    return {"title": title, "lines": lines}
+    return {"title": title, "lines": lines, "baseline": table.baseline}
 
 
 def bars(table: Table, dataset: Dataset, records: List[Record], title: str) -> Series:
@@ -97,14 +97,14 @@ def bars(table: Table, dataset: Dataset, records: List[Record], title: str) -> S
     found = {m: [r["figures"][table.metric] for r in records if r["model"] == m] for m in table.models()}
     models = sorted(filter(found.get, found), key=lambda m: summarize(found[m]).mean, reverse=table.best is max)
     scores = {model: found[model] for model in models}
-    return {"title": title, "metric": table.metric_name, "scores": scores}
+    return {"title": title, "metric": table.metric_name, "scores": scores, "baseline": table.baseline}
 
 
 def draw_curves(series: Series, figure: Any) -> None:
-    """A line for each model; the Transformer's is black."""
+    """A line for each model; the baseline's is black."""
     axes = figure.add_subplot()
     for model, line in series["lines"].items():
-        style = {"color": "black", "linewidth": 2} if model == BASELINE else {"linewidth": 1}
+        style = {"color": "black", "linewidth": 2} if model == series["baseline"] else {"linewidth": 1}
         axes.plot(line["updates"], line["loss"], label=model, **style)
     lowest = min(min(line["loss"]) for line in series["lines"].values())
     axes.set(xlabel="updates", ylabel="validation loss", ylim=(lowest * 0.98, lowest * 1.6))
@@ -116,7 +116,7 @@ def draw_bars(series: Series, figure: Any) -> None:
     """A bar for each model's mean, a dot for each seed."""
     axes, scores = figure.add_subplot(), series["scores"]
     models = list(scores)
-    colors = ["black" if model == BASELINE else "tab:blue" for model in models]
+    colors = ["black" if model == series["baseline"] else "tab:blue" for model in models]
     axes.barh(models, [summarize(scores[model]).mean for model in models], color=colors, alpha=0.5)
     for model in models:
         axes.scatter(scores[model], [model] * len(scores[model]), color="black", s=10, zorder=3)

@@ -152,11 +152,13 @@ def record(cell: Cell, out: Path, command: Optional[str] = None, changed: Option
     except UserError as error:
         raise UserError(f"{run}/train.log: {error}") from None
     earlier = {} if changed else earlier_record(cell, out)
+    _, flags = cell.table.training(cell.model)
     figures = {
         "table": cell.table.name,
         "dataset": cell.dataset.name,
         "model": cell.model,
         "seed": cell.seed,
+        **({"flags": " ".join(flags)} if flags else {}),
         "command": command or earlier.get("command") or cell.command,
         "test_set": scores[cell.table.metric].get("test_set"),
         "figures": {name: score["score"] for name, score in scores.items()},

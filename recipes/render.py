@@ -117,7 +117,7 @@ def label(model: str) -> str:
     return f"`{model}` (ours)" if "relative_random" in model else f"`{model}`"  # which the paper has not
 
 
-def baseline(table: Table) -> str:
+def baseline_name(table: Table) -> str:
     """The row that others are compared with, in a sentence."""
     return "the Transformer" if table.baseline == BASELINE else label(table.baseline)
 
@@ -134,7 +134,7 @@ def of_models(table: Table, dataset: Dataset, records: Sequence[Record]) -> Dict
 
 
 def column(table: Table, dataset: Dataset, records: Sequence[Record]) -> Dict[str, List[str]]:
-    """{heading: a cell for each row}: the paper's figure, ours, ours less the Transformer's by seed, and the speed."""
+    """{heading: a cell for each row}: the paper's figure, ours, ours less the baseline's by seed, and the speed."""
     title = dataset.heading if table.paper else f"{dataset.heading}, {table.title}"
     here = of_models(table, dataset, records)
     cells: Dict[str, List[str]] = {}
@@ -144,12 +144,12 @@ def column(table: Table, dataset: Dataset, records: Sequence[Record]) -> Dict[st
         cells[heading] = [figure([r["figures"][table.metric] for r in found]) for found in here.values()]
     by_seed = differences(table, here, lambda record: record["figures"][table.metric])
     if any(by_seed):
-        cells[f"less {baseline(table)} [95 %]"] = by_seed
+        cells[f"less {baseline_name(table)} [95 %]"] = by_seed
     if any(SPEED_COLUMN in figures for figures in table.paper.values()):
         timed = load(f"{table.name}/speed", dataset.name)
         ratios = timed[0]["figures"] if timed else {}
         shown = (f"{ratios[model]['ratio']:.2f}" if model in ratios else NOT_RUN for model in here)
-        cells[f"{title}, {SPEED_COLUMN} over the Transformer's, here"] = list(shown)
+        cells[f"{title}, {SPEED_COLUMN} over {baseline_name(table)}'s, here"] = list(shown)
     return cells
 
 
@@ -221,7 +221,7 @@ def note(table: Table, records: List[Record]) -> str:
     tested = [r["bootstrap"] for r in records if r.get("bootstrap")]
     if tested:
         sure = sum(test["p_value"] < 0.05 for test in tested)
-        text += f"{named}. {table.task.TEST} against {baseline(table)} of the same seed: "
+        text += f"{named}. {table.task.TEST} against {baseline_name(table)} of the same seed: "
         text += f"p < 0.05 in {sure} of {len(tested)}"
     else:
         text += named
@@ -243,20 +243,20 @@ def timed(table: Table) -> str:
     return "".join(f" Speed: {r['benchmark']}, `{r['command']}`, commit {r['commit']}." for r in found)
 
 
-def last_loss(record: Record) -> float:
-    """The validation loss after the last update."""
-    loss: float = record["curve"]["valid_loss"][-1]
-    return loss
-
-
 def validation_loss(name: str) -> str:
-    """The last validation loss of a table's models, and what it is less the Transformer's of the same seed."""
+    """The last validation loss of a table's models, and what it is less the baseline's of the same seed."""
+
+    def last_loss(record: Record) -> float:
+        return float(record["curve"]["valid_loss"][-1])
+
     table, records = TABLES[name], load(name)
+    if not records:
+        return "No model has been trained yet.\n"
     heads, columns = ["model"], [[label(model) for model in table.models()]]
     run = {r["dataset"] for r in records}
     for dataset in (dataset for dataset in table.datasets if dataset.name in run):
         here = of_models(table, dataset, records)
-        heads += [dataset.heading, f"less {baseline(table)} [95 %]"]
+        heads += [dataset.heading, f"less {baseline_name(table)} [95 %]"]
         columns.append([figure([last_loss(r) for r in found], 3) for found in here.values()])
         columns.append(differences(table, here, last_loss, 3))
     rows = [row for row in zip(*columns) if any(cell not in ("", NOT_RUN) for cell in row[1:])]

@@ -134,10 +134,10 @@ def run_cell(cell: Cell, out: Path, rerun: bool, options: List[str], flags: List
             show(["rm", "-rf", run])
             if not dry_run():
                 shutil.rmtree(run)
-        pin_settings(run / "cell", "trained", {"options": changed})
+        model, own = table.training(cell.model)
+        pin_settings(run / "cell", "trained", {"options": changed, **({"flags": " ".join(own)} if own else {})})
         recipe = RECIPES[cell.dataset.recipe]
         if not (run / "trained").exists():
-            model, own = table.training(cell.model)
             argv = [recipe.architecture(model), cell.dataset.name, "--recipe", cell.dataset.recipe]
             train.start([*argv, "--data", data, "--save-dir", run, "--seed", cell.seed, *options, "--", *own, *flags])
             if not dry_run():

@@ -45,7 +45,7 @@ class Table:
     preparation: Sequence[str] = ()  # options of the corpus' preparation
     paper: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # {model: {column: figure}}
     rows: Sequence[str] = ()  # default: the paper's, or every model there is
-    changes: Mapping[str, Tuple[str, str]] = field(default_factory=dict)  # {row: its model, flags of fairseq-train}
+    variations: Mapping[str, Tuple[str, str]] = field(default_factory=dict)  # {row: its model, flags of fairseq-train}
     baseline: str = BASELINE  # the row that others are compared with
 
     def models(self) -> List[str]:
@@ -54,7 +54,7 @@ class Table:
 
     def training(self, row: str) -> Tuple[str, List[str]]:
         """The model of a row, and flags for fairseq-train beside those of the recipe."""
-        model, flags = self.changes.get(row, (row, ""))
+        model, flags = self.variations.get(row, (row, ""))
         return model, flags.split()
 
     def options(self, dataset: str, model: str, seed: str) -> str:
@@ -162,7 +162,7 @@ def small_classifiers(dataset: str) -> Dict[str, Any]:
     return dict(seeds=(1, 2, 3), paper=paper, rows=(*TABLE7, "random", "relative_random"), **CLASSIFIERS)
 
 
-TILED = {  # rows of random with a smaller ℓ than the sentences have, tiled; its own has ℓ = 100
+TILED = {  # random with an ℓ that sentences exceed, tiled; random itself has ℓ = 100
     f"random_tile{length}": ("random", f"--synth-max-length {length} --synth-beyond-length tile")
     for length in (32, 16, 8)
 }
@@ -208,13 +208,13 @@ TABLES: Dict[str, Table] = {
         ),
         Table(
             "multi30k_tiled",
-            title="by ℓ",
+            title="short recipe, tiled",
             corpus="multi30k",
             data="multi30k_cpu-{dataset}",
             datasets=(Dataset("en-de", "En-De", "multi30k_cpu"),),
             preparation=("--merges", "4000", "--lowercase"),
             rows=("random", *TILED),
-            changes=TILED,
+            variations=TILED,
             baseline="random",
         ),
         Table(

@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 from . import provenance, train
 from .command import ROOT, say, write
 from .hyperparameters import RECIPES, Recipe
+from .render import baseline_name
 from .tables import Dataset, Table
 
 ROUNDS = 15  # of one update of each model; the first three are warm-up
@@ -52,7 +53,7 @@ def time_table(
             print(f"{name}: {figure['ratio']:.2f} (rounds from {figure['lowest']:.2f} to {figure['highest']:.2f})")
         record = {
             "benchmark": f"updates a second on {dataset.heading}, in turns in one process",
-            "unit": f"over the {table.baseline}'s",
+            "unit": f"over {baseline_name(table)}'s",
             "command": f"scripts/reproduce.sh {table.name} --dataset {dataset.name} --time",
             "figures": figures,
             "commit": provenance.commit(),

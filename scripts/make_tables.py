@@ -31,7 +31,7 @@ BLOCKS: Dict[str, Dict[str, Callable[[], str]]] = {  # page: {block: its content
         "heads": analysis.table,
         "alpha": lambda: render.alpha("multi30k_cpu"),
         "tiled": lambda: render.results("multi30k_tiled"),
-        "lengths": analysis.lengths,
+        "lengths": lambda: analysis.lengths("multi30k_tiled"),
     },
     "docs/wmt14.md": {"table2": lambda: render.results("table2")},
     "docs/performance.md": {

@@ -253,10 +253,31 @@ def test_loss_and_bleu_by_length(trained, data, tmp_path):
     for length in lengths:
         longest = 8 if length <= 8 else 16
         counts[longest], tokens[longest] = counts.get(longest, 0) + 1, tokens.get(longest, 0) + length
-    assert {part["longest"]: part["sentences"] for part in found["lengths"]} == counts and len(counts) == 2
-    mean = sum(part["loss"] * tokens[part["longest"]] for part in found["lengths"]) / sum(tokens.values())
+    ranges = found["lengths"]["ranges"]
+    assert {part["longest"]: part["sentences"] for part in ranges} == counts and len(counts) == 2
+    mean = sum(part["loss"] * tokens[part["longest"]] for part in ranges) / sum(tokens.values())
     assert mean == pytest.approx(found["loss"], rel=1e-3)
-    assert all(part["bleu"] > 0 for part in found["lengths"])
+    assert all(part["bleu"] > 0 for part in ranges) and "tok:none" in found["lengths"]["signature"]
+
+
+@pytest.mark.parametrize(
+    "part, key, drawn",
+    [
+        ("attention", "sentences", {"patterns-cross-attention", "singular-values", "histograms-weights"}),
+        ("layers", "layers", {"rank-of-layers"}),
+        ("heads", "removal", {"heads-cross-attention", "removal"}),
+    ],
+)
+def test_one_part_alone(part, key, drawn, trained, data, tmp_path):
+    """Its figures and pictures are there, and those of the other parts are not."""
+    flags = ["--data", data / "bin", "--sentences", "2", "--steps", "1", "--only", part, "--no-pictures"]
+    inspect(trained[MIXTURE], *flags, "--out", tmp_path / "out")
+    (found,) = json.loads((tmp_path / "out" / "figures.json").read_text()).values()
+    assert key in found and len({"sentences", "layers", "removal", "lengths"} & set(found)) == 1 and found["loss"] > 0
+    pictured = dict(pictures.pictures(found))
+    assert drawn <= set(pictured) and ("singular-values" in pictured) == (part == "attention")
+    for draw in pictured.values():
+        draw(Figure())
 
 
 def inspect(*argv):
@@ -399,6 +420,8 @@ def test_refuses_data(tmp_path, data, trained, monolingual):
     (other / "dict.de.txt").unlink()
     assert "dict.de.txt is missing" in line(other)
     assert "--subset nothing" in line(data / "bin", "--subset", "nothing")
+    alone = refused(trained[MIXTURE], "--only", "heads,lengths", "--out", tmp_path / "out")
+    assert "--only heads,lengths" in alone and "give --data" in alone
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other"]
 
 

@@ -552,16 +552,18 @@ def test_analysis_of_a_table(results, tmp_path, capsys):
     assert {path.name for path in pictures.render(check=False, folder=tmp_path)} > pages
 
     # loss and BLEU by sentence length
-    assert "No model" in analysis.lengths()
+    assert "No model" in analysis.lengths("multi30k_cpu")
     figures = out / "lengths" / "multi30k_cpu-en-de-random-seed1" / "figures.json"
     figures.parent.mkdir(parents=True)
     ranges = [(8, 3, 1.5, 40.0), (32, 2, 2.25, 30.04)]
     ranges = [dict(zip(("longest", "sentences", "loss", "bleu"), values)) for values in ranges]
-    figures.write_text(json.dumps({"checkpoint_avg": {"data": {"subset": "test", "sentences": 5}, "lengths": ranges}}))
+    found = {"ranges": ranges, "signature": "s", "beam": 1}
+    figures.write_text(json.dumps({"checkpoint_avg": {"data": {"subset": "test", "sentences": 5}, "lengths": found}}))
     analysis.main([*argv, "--variant", "random", "--lengths"])
-    heads, _, row, _, note, *_ = analysis.lengths().splitlines()
+    refused(analysis.main, *argv, "--lengths", "--sentences", "5", parts=["--sentences"])
+    heads, _, row, _, note, *_ = analysis.lengths("multi30k_cpu").splitlines()
     assert heads == "| model | 1 to 8 (3) | 9 to 32 (2) |" and row == "| `random` | 1.50, 40.0 | 2.25, 30.0 |"
-    assert "--subset test --only lengths" in note
+    assert "--subset test --only lengths" in note and "Beam 1, `s`" in note
 
 
 def test_analysis_runs_the_inspection(tmp_path, dry, capsys):
@@ -577,6 +579,7 @@ def test_the_papers_rows_are_models():
     for table in tables.TABLES.values():
         found = {table.training(row)[0] for row in table.models()}
         assert found <= {*train.models(), *BASELINES} and table.models()[0] == table.baseline
+        assert set(table.variations) <= set(table.models())
         for cell in table.cells():
             arch = RECIPES[cell.dataset.recipe].architecture(table.training(cell.model)[0])
             assert RECIPES[train.recipe_name(arch, cell.dataset.name)].task == RECIPES[cell.dataset.recipe].task
@@ -620,18 +623,38 @@ def stubs(tmp_path, monkeypatch):
 
 
 def test_a_row_with_flags_of_its_own(stubs, monkeypatch):
-    """It is trained with them, and compared with the table's baseline."""
+    """It is trained with them, and compared with the table's baseline, which comes first."""
     project, called = stubs
-    small = {"small": ("random", "--synth-max-length 8")}
-    table = dataclasses.replace(
-        tables.TABLES["multi30k_cpu"], rows=("random", "small"), changes=small, baseline="random"
-    )
-    monkeypatch.setitem(tables.TABLES, "multi30k_cpu", table)
+
+    def use(flags):
+        changes = dict(rows=("small", "random"), variations={"small": ("random", flags)}, baseline="random")
+        table = dataclasses.replace(tables.TABLES["multi30k_cpu"], **changes)
+        monkeypatch.setitem(tables.TABLES, "multi30k_cpu", table)
+
+    def kept(row):
+        return json.loads((project / "results" / "multi30k_cpu" / f"en-fr-{row}-seed1.json").read_text())
+
+    use("--synth-max-length 8")
     arch = "train transformer_synth_random_multi30k"
     assert called("--seed", "1") == ["prepare en-fr", arch, "evaluate", f"{arch} --synth-max-length 8", "evaluate"]
-    kept = json.loads((project / "results" / "multi30k_cpu" / "en-fr-small-seed1.json").read_text())
-    assert kept["bootstrap"]["against"] == "multi30k_cpu-en-fr-random-seed1" and "--variant small" in kept["command"]
+    small = kept("small")
+    assert small["bootstrap"]["against"] == "multi30k_cpu-en-fr-random-seed1" and "--variant small" in small["command"]
+    assert small["flags"] == "--synth-max-length 8" and not {"flags", "bootstrap"} & set(kept("random"))
     assert "less `random` [95 %]" in render.results("multi30k_cpu", notes=False)
+
+    # a row that another call finished before the baseline
+    for row in ("small", "random"):
+        (project / "results" / "multi30k_cpu" / f"en-fr-{row}-seed1.json").unlink()
+    shutil.move(project / "runs" / "multi30k_cpu-en-fr-random-seed1", project / "away")
+    called("--seed", "1", "--variant", "small")
+    assert "bootstrap" not in kept("small")
+    called("--seed", "1", "--variant", "random")
+    assert kept("small")["bootstrap"]["against"] == "multi30k_cpu-en-fr-random-seed1"
+
+    use("--synth-max-length 16")
+    (project / "results" / "multi30k_cpu" / "en-fr-small-seed1.json").unlink()
+    with pytest.raises(UserError, match="other settings"):
+        called("--seed", "1", "--variant", "small")
 
 
 def test_reproduce_runs_what_is_missing(stubs, capsys):

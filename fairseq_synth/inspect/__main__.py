@@ -15,7 +15,7 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import Iterator, List, Optional, Sequence
+from typing import Iterator, List, Optional, Sequence, Tuple
 
 from fairseq.utils import import_user_module
 
@@ -40,9 +40,10 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
             raise SynthesizerError(f"--user-dir {args.user_dir}: no such folder")
         import_user_module(args)
     if args.only and args.data is None:
-        raise SynthesizerError(f"--only {args.only[0]}: is measured on data; give --data")
-    parts = args.only or tuple(PARTS)
-    options = Options(parts, args.subset, args.sentences, args.positions, args.steps, args.beam, args.remove_bpe)
+        raise SynthesizerError(f"--only {','.join(args.only)}: needs data; give --data BIN")
+    options = Options(
+        args.only or tuple(PARTS), args.subset, args.sentences, args.positions, args.steps, args.beam, args.remove_bpe
+    )
     with whole_folder(args.out) as folder:
         found = {}
         for label, path in zip(labels(args.checkpoints), args.checkpoints):
@@ -70,10 +71,9 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, metavar="BIN", help="binarised data of the models' dictionaries")
     parser.add_argument(
         "--only",
-        nargs="+",
-        choices=PARTS,
-        metavar="PART",
-        help="with --data, measure only " + ", ".join(f"{part} ({what})" for part, what in PARTS.items()),
+        type=parts,
+        metavar="PARTS",
+        help="with --data, measure only one or several of " + ", ".join(f"{p} ({what})" for p, what in PARTS.items()),
     )
     parser.add_argument("--subset", default="valid", help="split of the data (default: valid)")
     parser.add_argument("--sentences", type=positive, metavar="N", help="only the first N sentences (default: all)")
@@ -92,6 +92,15 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     )
     parser.add_argument("--no-pictures", action="store_true", help=f"{FIGURES} alone; needs no matplotlib")
     return parser.parse_args(argv)
+
+
+def parts(text: str) -> Tuple[str, ...]:
+    """Names of parts, separated by commas."""
+    names = tuple(text.split(","))
+    for name in names:
+        if name not in PARTS:
+            raise argparse.ArgumentTypeError(f"{name!r}: choose from {', '.join(PARTS)}, separated by commas")
+    return names
 
 
 def positive(text: str) -> int:

@@ -104,7 +104,7 @@ def analyse(loaded: Loaded, options: Options) -> Figures:
             figures.update(rounded(importance[name]))
         found["removal"] = removal(loaded, sample, found["attentions"], options)
     if "lengths" in options.parts:
-        found["lengths"] = by_length(loaded, order, options)
+        found["lengths"] = rounded(by_length(loaded, order, options))
     return found
 
 
@@ -432,26 +432,28 @@ def is_translation(loaded: Loaded) -> bool:
     return set(stacks(loaded.model)) == {"encoder", "decoder"} and hasattr(loaded.task, "inference_step")
 
 
-def by_length(loaded: Loaded, order: Sequence[int], options: Options) -> List[Figures]:
+def by_length(loaded: Loaded, order: Sequence[int], options: Options) -> Figures:
     """Loss, and for a translation BLEU, of short and of long sentences.
 
     Args:
         order: the sentences, shortest first.
 
     Returns:
-        For up to 8, 16, 32, ... tokens of a sentence's longer side, its end among them, where there are such:
-        ``longest``, ``sentences``, ``loss`` in bits a token, ``bleu`` or None.
+        ``ranges``: for up to 8, 16, 32, ... tokens of a sentence's longer side, its end among them, where there are
+        such: ``longest``, ``sentences``, ``loss`` in bits a token, ``bleu`` or None. And BLEU's ``signature`` and
+        ``beam``.
     """
     dataset = loaded.task.dataset(options.subset)
     ranges: Dict[int, List[int]] = {}
     for i in order:
         ranges.setdefault(max(8, 2 ** math.ceil(math.log2(dataset.num_tokens(i)))), []).append(i)
-    found = []
+    found, signature, translates = [], None, is_translation(loaded)
     for longest, own in progress(ranges.items(), "loss by sentence length"):
-        sample = batches(loaded, options.subset, own)
-        bleu = bleu_of(loaded, sample, options)[0] if is_translation(loaded) else None
+        sample, bleu = batches(loaded, options.subset, own), None
+        if translates:
+            bleu, signature = bleu_of(loaded, sample, options)
         found.append({"longest": longest, "sentences": len(own), "loss": loss(loaded, sample), "bleu": bleu})
-    return [rounded(figures) for figures in found]
+    return {"ranges": found, "signature": signature, "beam": options.beam if translates else None}
 
 
 @torch.no_grad()

@@ -48,7 +48,9 @@ def pictures(found: Figures) -> Iterator[Tuple[str, Callable[[Figure], None]]]:
         shown = [a for a in attentions.values() if a["group"] == group and "pattern" in a]
         if shown:
             yield f"patterns-{name}", partial(grid, patterns=[(a, a["pattern"]) for a in shown])
-            yield f"heads-{name}", partial(heads, attentions=shown)
+        measured = [a for a in attentions.values() if a["group"] == group and any(key in a for key in OF_HEADS)]
+        if measured:
+            yield f"heads-{name}", partial(heads, attentions=measured)
         for i, sentence in enumerate(found.get("sentences", []), 1):
             weights = [(a, sentence["weights"][key]) for key, a in attentions.items() if a["group"] == group]
             rows = sentence["tokens"].get(group.split(".")[0])
@@ -65,7 +67,7 @@ def pictures(found: Figures) -> Iterator[Tuple[str, Callable[[Figure], None]]]:
     if "removal" in found:
         yield "removal", partial(removal, groups=found["removal"]["groups"])
     if "lengths" in found:
-        yield "lengths", partial(lengths, ranges=found["lengths"])
+        yield "lengths", partial(lengths, ranges=found["lengths"]["ranges"])
 
 
 def panels(
