@@ -159,13 +159,16 @@ def of_paper(table: Table, name: str, heading: str) -> Dict[str, List[str]]:
     return {heading: found} if any(found) else {}
 
 
-def results(*names: str, notes: bool = True) -> str:
+def results(*names: str, notes: bool = True, folder: str = "{}") -> str:
     """Tables of the same models side by side, with `notes` on how their figures came about.
 
     A model that neither we nor the paper have a figure of is named below the table.
+
+    Args:
+        folder: of results/, where {} is the table's name.
     """
     tables = [TABLES[name] for name in names]
-    records = {table.name: load(table.name) for table in tables}
+    records = {table.name: load(folder.format(table.name)) for table in tables}
     if not any(records.values()) and not any(table.paper for table in tables):
         return "No cell has been run at this recipe yet.\n"
     all_models = tables[0].models()
