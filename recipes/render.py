@@ -159,12 +159,13 @@ def of_paper(table: Table, name: str, heading: str) -> Dict[str, List[str]]:
     return {heading: found} if any(found) else {}
 
 
-def results(*names: str, notes: bool = True, folder: str = "{}") -> str:
-    """Tables of the same models side by side, with `notes` on how their figures came about.
+def results(*names: str, short: bool = False, folder: str = "{}") -> str:
+    """Tables of the same models side by side, with notes on how their figures came about.
 
     A model that neither we nor the paper have a figure of is named below the table.
 
     Args:
+        short: each table's first column alone, and no notes.
         folder: of results/, where {} is the table's name.
     """
     tables = [TABLES[name] for name in names]
@@ -184,14 +185,14 @@ def results(*names: str, notes: bool = True, folder: str = "{}") -> str:
         for name in elsewhere:  # figures of other data than ours
             if name not in ("parameters", SPEED_COLUMN, *(dataset.name for dataset in table.datasets)):
                 lines += [[heading, *cells] for heading, cells in of_paper(table, name, f"{name}, paper").items()]
-        for dataset in table.datasets:
+        for dataset in table.datasets[:1] if short else table.datasets:
             lines += [[heading, *cells] for heading, cells in column(table, dataset, records[table.name]).items()]
         lines += [[h, *relative(c)] for h, c in of_paper(table, SPEED_COLUMN, f"{SPEED_COLUMN}, paper").items()]
     heads, *rows = zip(*lines)
     known = {r["model"] for found in records.values() for r in found} | {m for table in tables for m in table.paper}
     missing = [label(model) for model in all_models if model not in known]
     rows = [row for row, model in zip(rows, all_models) if model in known]
-    if not notes:
+    if short:
         return "\n".join([*markdown(heads, rows), ""])
     below = [note(table, records[table.name]) for table in tables if table.paper or records[table.name]]
     if missing:

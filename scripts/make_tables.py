@@ -19,7 +19,7 @@ from recipes.command import UserError  # noqa: E402
 
 BLOCKS: Dict[str, Dict[str, Callable[[], str]]] = {  # page: {block: its contents}
     "README.md": {
-        "multi30k": lambda: render.results("multi30k_cpu", notes=False),
+        "multi30k": lambda: render.results("multi30k_cpu", short=True),
         "picture": lambda: render.picture("multi30k_cpu"),
         "learned R": analysis.readme,
     },

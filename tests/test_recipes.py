@@ -472,7 +472,7 @@ def test_tables_have_intervals_over_seeds(results):
     assert "| `random` | 1.00M | 34.00 ± 1.50 (3) | +2.00 [+0.76, +3.24] |" in rendered
     assert "| `random_vanilla` | 1.00M | 33.00 | +1.00 |" in rendered and "| `dense` |" not in rendered
     assert "En-Fr" not in rendered and "p < 0.05 in 1 of 1" in rendered and "22.0 minutes of training" in rendered
-    assert render.results("multi30k_cpu", notes=False) == rendered[: rendered.index("\n- ")]
+    assert render.results("multi30k_cpu", short=True) == rendered[: rendered.index("\n- ")]
     assert "| `random_vanilla` | `random` | 0.30 |" in render.alpha("multi30k_cpu")
     heads, _, transformer, random, *_ = render.validation_loss("multi30k_cpu").splitlines()
     assert heads == "| model | En-De | less the Transformer [95 %] |"
@@ -547,7 +547,7 @@ def test_analysis_of_a_table(results, tmp_path, capsys):
     assert attention["pattern"][0][-1][-1] == 1515 and "pattern" not in kept["attentions"]["decoder.cross.0"]
     row = "| `random` | 7000 | cross-attention | 0.50 | 0.50 | 0.50 | 0.50 | 0.300, 0.100 | 30.0 | 20.0 | 10.0 |"
     assert row in analysis.table() and "--sentences 9" in analysis.table() and "learned-r.png" in analysis.readme()
-    pages = set(re.findall(r"\((\S+\.png)\)", (ROOT / "docs" / "analysis.md").read_text()))
+    pages = set(re.findall(r"\((analysis-\S+\.png)\)", (ROOT / "docs" / "analysis.md").read_text()))
     assert {name for name, _, _ in analysis.pictures()} == pages | {"learned-r.png"}
     assert {path.name for path in pictures.render(check=False, folder=tmp_path)} > pages
 
@@ -640,7 +640,7 @@ def test_a_row_with_flags_of_its_own(stubs, monkeypatch):
     small = kept("small")
     assert small["bootstrap"]["against"] == "multi30k_cpu-en-fr-random-seed1" and "--variant small" in small["command"]
     assert small["flags"] == "--synth-max-length 8" and not {"flags", "bootstrap"} & set(kept("random"))
-    assert "less `random` [95 %]" in render.results("multi30k_cpu", notes=False)
+    assert "less `random` [95 %]" in render.validation_loss("multi30k_cpu")
 
     # a row that another call finished before the baseline
     for row in ("small", "random"):
