@@ -547,7 +547,8 @@ def test_analysis_of_a_table(results, tmp_path, capsys):
     assert attention["pattern"][0][-1][-1] == 1515 and "pattern" not in kept["attentions"]["decoder.cross.0"]
     row = "| `random` | 7000 | cross-attention | 0.50 | 0.50 | 0.50 | 0.50 | 0.300, 0.100 | 30.0 | 20.0 | 10.0 |"
     assert row in analysis.table() and "--sentences 9" in analysis.table() and "learned-r.png" in analysis.readme()
-    pages = set(re.findall(r"\((analysis-\S+\.png)\)", (ROOT / "docs" / "analysis.md").read_text()))
+    pages = set(re.findall(r"\((\S+\.png)\)", (ROOT / "docs" / "analysis.md").read_text()))
+    pages.remove("multi30k_tiled-en-de-valid-loss.png")  # of a table of results
     assert {name for name, _, _ in analysis.pictures()} == pages | {"learned-r.png"}
     assert {path.name for path in pictures.render(check=False, folder=tmp_path)} > pages
 
@@ -641,6 +642,7 @@ def test_a_row_with_flags_of_its_own(stubs, monkeypatch):
     assert small["bootstrap"]["against"] == "multi30k_cpu-en-fr-random-seed1" and "--variant small" in small["command"]
     assert small["flags"] == "--synth-max-length 8" and not {"flags", "bootstrap"} & set(kept("random"))
     assert "less `random` [95 %]" in render.validation_loss("multi30k_cpu")
+    assert "En-Fr" not in render.results("multi30k_cpu", short=True)  # the second column
 
     # a row that another call finished before the baseline
     for row in ("small", "random"):
