@@ -29,6 +29,11 @@ def pytest_report_header(config):
     return f"seed {config.getoption('--seed')}; real text from {config.getoption('--corpora')}"
 
 
+def pytest_collection_modifyitems(items):
+    """The slow tests first, so that none of them is left to one worker in the end."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.fixture(autouse=True)
 def seed(request):
     """Every test starts from the same random numbers, in any order and on any worker."""

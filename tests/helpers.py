@@ -19,7 +19,7 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
-from fairseq_cli import preprocess, train, validate
+from fairseq_cli import eval_lm, generate, interactive, preprocess, train, validate
 
 import fairseq_synth  # noqa: F401
 from fairseq_synth.architectures import VARIANTS
@@ -47,6 +47,8 @@ KINDS = {
 }
 SIDES = {"translation": ("encoder", "decoder"), "language_model": ("decoder",), "encoder": ("encoder",)}
 TEST_SENTENCES = 21  # no multiple of 8
+# command lines that load data in a process of its own, for whose end a second one in the same process waits 5 seconds
+READERS = (generate.cli_main, interactive.cli_main, validate.cli_main, eval_lm.cli_main)
 # every function alone and mixed with the next, every mixture with an architecture, and one triple: a new function is
 # covered once it is registered
 NAMES = list(SYNTHESIZERS)
@@ -163,6 +165,8 @@ def pad_batch(sentences, left, pad=1):
 
 def run_cli(main, *argv, stdin=None):
     """Runs a command line in this process; returns what it printed and logged."""
+    if main in READERS:
+        argv = (*argv, "--num-workers", "0")
     out, log = io.StringIO(), io.StringIO()
     handler = logging.StreamHandler(log)
     logging.getLogger().addHandler(handler)
@@ -180,10 +184,10 @@ def run_cli(main, *argv, stdin=None):
     return out.getvalue(), log.getvalue()
 
 
-def complaint(main, *argv):
+def complaint(main, *argv, stdin=None):
     """The one line that a user sees of a command line that fails, run in this process."""
     with pytest.raises(BaseException) as caught:
-        run_cli(main, *argv)
+        run_cli(main, *argv, stdin=stdin)
     line = explain(caught.value)
     assert line and "\n" not in line, repr(caught.value)
     return line

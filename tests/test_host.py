@@ -470,12 +470,6 @@ def test_no_fast_path_around_the_attention(monkeypatch):
     assert len(calls) == len(model.encoder.layers)
 
 
-def test_folder_is_printed():
-    """``--user-dir "$(python -m fairseq_synth)"``: one line, the package's folder."""
-    out = subprocess.run([sys.executable, "-m", "fairseq_synth"], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == str(ROOT / "fairseq_synth")
-
-
 def test_a_chain_of_errors_that_comes_back_to_itself():
     """Each is looked at once."""
     first, second = ValueError("first"), ValueError("second")

@@ -4,6 +4,7 @@ import functools
 import os
 import random
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,24 +16,32 @@ import torch
 import torch.distributed
 import torch.multiprocessing
 from fairseq import checkpoint_utils
-from helpers import RECIPE, ROOT, SMALL, USER_DIR, fit, losses, make_model, pad_batch
+from fairseq_cli import train
+from helpers import RECIPE, ROOT, SMALL, USER_DIR, fit, losses, make_model, pad_batch, run_cli
 
 import fairseq_synth.nested
 from fairseq_synth.architectures import VARIANTS
 from fairseq_synth.nested import NestedMatrix, assemble
+from recipes import train as recipe
 
+pytestmark = pytest.mark.slow
 ARCH = "transformer_synth_random_vanilla_multi30k"
 QUIET = ["--disable-validation", "--no-epoch-checkpoints"]
 
 
-def start(data, save, processes, max_update, *flags, timeout=600):
-    """scripts/train.sh, started; batches of 200 tokens in all."""
-    argv = [ROOT / "scripts" / "train.sh", ARCH, "en-de", "--data", data, "--save-dir", save, "--gpus", 0]
+def arguments(data, save, processes, max_update, *flags, timeout=600):
+    """Of scripts/train.sh, for batches of 200 tokens in all."""
+    argv = [ARCH, "en-de", "--data", data, "--save-dir", save, "--gpus", 0]
     argv += ["--processes", processes, "--batch-tokens", 200, "--max-tokens", 100, "--max-update", max_update]
     argv += ["--timeout", timeout, "--seed", 7, "--", *SMALL, *RECIPE[:8], *RECIPE[10:-2], *QUIET, *flags]
+    return list(map(str, argv))
+
+
+def start(*args, **kwargs):
+    """scripts/train.sh with these `arguments`, started."""
     path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
     return subprocess.Popen(
-        list(map(str, argv)),
+        [str(ROOT / "scripts" / "train.sh"), *arguments(*args, **kwargs)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -86,9 +95,13 @@ def workers(process):
     return [int(pid) for pid in children if b"fairseq-train" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
-def test_two_processes_take_the_steps_of_one(prepared, two, tmp_path):
+def test_two_processes_take_the_steps_of_one(prepared, two, tmp_path, dry, monkeypatch, capsys):
     """The same batch, split over processes or over passes: the same losses."""
-    one = losses(finish(start(prepared, tmp_path, 1, 20, "--dropout", "0")))
+    recipe.main(arguments(prepared, tmp_path, 1, 20, "--dropout", "0"))
+    command = shlex.split(capsys.readouterr().out)  # that train.sh would run in its own place; here in this process
+    assert command[:2] == ["+", "fairseq-train"]
+    one = losses(run_cli(train.cli_main, *command[2:])[1])
+    monkeypatch.delenv("DRY_RUN")
     split = losses(finish(start(prepared, tmp_path / "two", 2, 20, "--dropout", "0")))
     assert list(one) == list(split) == list(range(1, 21))
     for update in one:
@@ -214,7 +227,7 @@ def reach_blocks(rank, folder):
 
 def test_ddp(tmp_path):
     """No parameter goes without a gradient where torch expects one, and the processes stay together."""
-    torch.multiprocessing.spawn(in_ddp, (str(tmp_path),), nprocs=2)
+    torch.multiprocessing.start_processes(in_ddp, (str(tmp_path),), nprocs=2, start_method="fork")
     # their batches reach different blocks: neither waits for the other
     assert torch.load(tmp_path / "blocks-0.pt") == torch.load(tmp_path / "blocks-1.pt") == [9.0, 0, 0, 0, 0, 0]
     for spec in VARIANTS:

@@ -786,6 +786,7 @@ def test_help():
         assert done.returncode == 0 and f"scripts/{name}.sh" in done.stdout, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (ROOT / ".venv" / "installed").exists(), reason="needs the environment of scripts/setup.sh")
 def test_quickstart(tmp_path, capfd):
     """The way from text to BLEU in small: a signature, three translations, and a second run that only shows them."""
