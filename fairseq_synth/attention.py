@@ -106,7 +106,8 @@ class SyntheticAttention(nn.Module):
 
         Returns:
             the output (T, B, C), and the weights: (B, T, S), (H, B, T, S) or None. A row that may see no
-            key at all has output ``out_proj(0)`` and weights 0.
+            key at all has output ``out_proj(0)`` and weights 0; a sentence of padding alone has any finite
+            output where the weights are not asked for.
         """
         if not torch.jit.is_scripting():
             check_self_attention(query, key=key, value=value)

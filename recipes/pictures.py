@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple
 
 from . import analysis
 from .command import ROOT
-from .render import SPEED, SPEED_IN_PICTURE, Record, load, summarize
+from .render import SPEED, SPEED_IN_PICTURE, Record, load, load_cells, summarize
 from .tables import TABLES, Dataset, Table
 
 DIGEST = "Data-SHA256"  # in the PNG's metadata: its bytes depend on the version of matplotlib
@@ -74,7 +74,7 @@ def of_tables() -> Iterator[Picture]:
     """Two pictures for each column of a table that has results."""
     for table in TABLES.values():
         for dataset in table.datasets:
-            records = [r for r in load(table.name) if r["dataset"] == dataset.name]
+            records = [r for r in load_cells(table.name) if r["dataset"] == dataset.name]
             name, title = f"{table.name}-{dataset.name}", f"{table.title}, {dataset.heading}"
             if records:
                 yield Picture(f"{name}-valid-loss.png", curves(table, dataset, records, title), draw_curves)
@@ -82,7 +82,7 @@ def of_tables() -> Iterator[Picture]:
 
 
 def curves(table: Table, dataset: Dataset, records: List[Record], title: str) -> Series:
-    """{model: {updates, mean validation loss over the seeds}}."""
+    """{model: {updates, mean validation loss over the runs}}."""
     lines: Series = {}
     for model in table.models():
         found = [dict(zip(r["curve"]["updates"], r["curve"]["valid_loss"])) for r in records if r["model"] == model]
@@ -93,7 +93,7 @@ def curves(table: Table, dataset: Dataset, records: List[Record], title: str) ->
 
 
 def bars(table: Table, dataset: Dataset, records: List[Record], title: str) -> Series:
-    """{model: the metric for each seed}, the best first."""
+    """{model: the metric of each run}, the best first."""
     found = {m: [r["figures"][table.metric] for r in records if r["model"] == m] for m in table.models()}
     models = sorted(filter(found.get, found), key=lambda m: summarize(found[m]).mean, reverse=table.best is max)
     scores = {model: found[model] for model in models}

@@ -57,6 +57,11 @@ def load(folder: str, name: str = "*") -> List[Record]:
     return records
 
 
+def load_cells(table: str) -> List[Record]:
+    """The records of a table: results/TABLE, and results/TABLE/cpu, of seeds that were trained on a CPU as well."""
+    return load(table) + load(f"{table}/cpu")
+
+
 class Summary(NamedTuple):
     """A figure over seeds."""
 
@@ -82,19 +87,24 @@ def differences(
 ) -> List[str]:
     """For each row of a table its values less the baseline's of the same seed, where both have run.
 
+    Where the baseline was trained on several machines, that of the same machine counts.
+
     Args:
         found: {row: its records}.
     """
-    base = {record["seed"]: value(record) for record in found[table.baseline]}
-    pairs = {
-        row: [value(record) - base[record["seed"]] for record in records if record["seed"] in base]
-        for row, records in found.items()
-    }
+    base: Dict[object, float] = {}
+    for record in found[table.baseline]:
+        base.setdefault(record["seed"], value(record))
+        base[record["seed"], record["hardware"]] = value(record)
+    pairs: Dict[str, List[float]] = {}
+    for row, records in found.items():
+        others = [(r, base.get((r["seed"], r["hardware"]), base.get(r["seed"]))) for r in records]
+        pairs[row] = [value(r) - other for r, other in others if other is not None]
     return [difference(values, digits) if row != table.baseline else "" for row, values in pairs.items()]
 
 
 def figure(values: Sequence[float], digits: int = 2) -> str:
-    """Mean ± standard deviation (number of seeds)."""
+    """Mean ± standard deviation (number of runs)."""
     if not values:
         return NOT_RUN
     summary = summarize(values)
@@ -159,17 +169,16 @@ def of_paper(table: Table, name: str, heading: str) -> Dict[str, List[str]]:
     return {heading: found} if any(found) else {}
 
 
-def results(*names: str, short: bool = False, folder: str = "{}") -> str:
+def results(*names: str, short: bool = False) -> str:
     """Tables of the same models side by side, with notes on how their figures came about.
 
     A model that neither we nor the paper have a figure of is named below the table.
 
     Args:
         short: each table's first column alone, and no notes.
-        folder: of results/, where {} is the table's name.
     """
     tables = [TABLES[name] for name in names]
-    records = {table.name: load(folder.format(table.name)) for table in tables}
+    records = {table.name: load_cells(table.name) for table in tables}
     if not any(records.values()) and not any(table.paper for table in tables):
         return "No cell has been run at this recipe yet.\n"
     all_models = tables[0].models()
@@ -253,7 +262,7 @@ def validation_loss(name: str) -> str:
     def last_loss(record: Record) -> float:
         return float(record["curve"]["valid_loss"][-1])
 
-    table, records = TABLES[name], load(name)
+    table, records = TABLES[name], load_cells(name)
     if not records:
         return "No model has been trained yet.\n"
     heads, columns = ["model"], [[label(model) for model in table.models()]]
@@ -269,7 +278,7 @@ def validation_loss(name: str) -> str:
 
 def alpha(name: str) -> str:
     """The learned weights of a table's mixtures by layer: the mean over heads and seeds of its first column."""
-    records = [r for r in load(name) if r.get("alpha") and r["dataset"] == TABLES[name].datasets[0].name]
+    records = [r for r in load_cells(name) if r.get("alpha") and r["dataset"] == TABLES[name].datasets[0].name]
     rows: Dict[Any, Dict[str, List[float]]] = {}
     for record in records:
         for layer, components in record["alpha"].items():
@@ -313,7 +322,7 @@ def picture(name: str, folder: str = "docs/") -> str:
     """The picture of a table's first column, once a cell of it has run. `folder`: where it is, seen from the page."""
     table = TABLES[name]
     dataset = table.datasets[0]
-    if not any(record["dataset"] == dataset.name for record in load(name)):
+    if not any(record["dataset"] == dataset.name for record in load_cells(name)):
         return ""
     return f"\n![{table.metric_name} of every model, {dataset.heading}]({folder}{name}-{dataset.name}-scores.png)\n\n"
 

@@ -26,7 +26,6 @@ BLOCKS: Dict[str, Dict[str, Callable[[], str]]] = {  # page: {block: its content
     "docs/multi30k.md": {
         "multi30k": lambda: render.results("multi30k_cpu", "multi30k"),
         "validation loss": lambda: render.validation_loss("multi30k_cpu"),
-        "on a CPU": lambda: render.results("multi30k_cpu", folder="{}/cpu"),
     },
     "docs/analysis.md": {
         "heads": analysis.table,

@@ -1,17 +1,14 @@
+"""Options and fixtures. The fixtures import torch and fairseq: pytest-xdist's first process needs neither."""
+
 import os
 import random
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
-from helpers import ROOT, make_data
 
-import fairseq_synth.nested
-
+ROOT = Path(__file__).resolve().parent.parent
 os.environ["PATH"] = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"  # this interpreter's programs first
-torch.set_num_threads(1)  # the workers of pytest-xdist share the machine
 
 
 def pytest_addoption(parser):
@@ -37,6 +34,9 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(autouse=True)
 def seed(request):
     """Every test starts from the same random numbers, in any order and on any worker."""
+    import numpy as np
+    import torch
+
     number = request.config.getoption("--seed")
     torch.manual_seed(number)
     np.random.seed(number)
@@ -46,8 +46,18 @@ def seed(request):
 @pytest.fixture
 def on_device(request):
     """Tensors are made on the device of --device."""
+    import torch
+
     with torch.device(request.config.getoption("--device")):
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    """The workers of pytest-xdist share the machine."""
+    import torch
+
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +65,8 @@ def small_blocks(request, monkeypatch):
     """The small matrices of the tests have several blocks; where other processes train, theirs are as usual."""
     usual = ("test_benchmarks", "test_cli", "test_processes", "test_recipes", "test_tasks", "test_text_recipes")
     if request.module.__name__ not in usual:
+        import fairseq_synth.nested
+
         monkeypatch.setattr(fairseq_synth.nested, "CORE", 4)
 
 
@@ -97,4 +109,6 @@ def classification_corpora(request):
 @pytest.fixture(scope="session")
 def data(tmp_path_factory):
     """A corpus of a few hundred sentences, raw and binarised: the target is the source backwards."""
+    from helpers import make_data
+
     return make_data(tmp_path_factory.mktemp("data"))

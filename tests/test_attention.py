@@ -18,15 +18,21 @@ pytestmark = pytest.mark.usefixtures("on_device")
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_row_that_sees_nothing(spec, dtype):
-    """Output out_proj(0), a finite gradient, and the other rows as if it were not there."""
+    """Output out_proj(0), a finite gradient, and the other rows as if it were not there.
+
+    Where the weights are not asked for, a sentence of padding alone has any finite output.
+    """
     module = make_attention(spec).to(dtype)
     x = torch.randn(4, 2, 6).to(dtype).requires_grad_()
     padding = torch.tensor([[False] * 4, [True] * 4])
     out, weights = module(x, x, x, key_padding_mask=padding, need_weights=True)
     assert torch.equal(out[:, 1], module.out_proj.bias.expand(4, 6)) and torch.count_nonzero(weights[1]) == 0
     alone, _ = module(x[:, :1], x[:, :1], x[:, :1])
-    torch.testing.assert_close(out[:, :1], alone, atol=8 * torch.finfo(dtype).eps, rtol=0)
-    out.float().sum().backward()
+    without_weights, _ = module(x, x, x, key_padding_mask=padding)
+    assert torch.isfinite(without_weights).all()
+    for found in (out, without_weights):
+        torch.testing.assert_close(found[:, :1], alone, atol=8 * torch.finfo(dtype).eps, rtol=0)
+    (out + without_weights).float().sum().backward()
     assert all(torch.isfinite(p.grad).all() for p in module.parameters() if p.grad is not None)
     assert torch.isfinite(x.grad).all()
 

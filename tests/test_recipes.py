@@ -480,6 +480,19 @@ def test_tables_have_intervals_over_seeds(results):
     assert random == "| `random` | 1.600 ± 0.150 (3) | -0.200 [-0.324, -0.076] |"
 
 
+def test_a_seed_on_two_machines_is_two_runs(results):
+    """Each is compared with the Transformer of its machine, or of its seed where that machine trained none."""
+    (results / "cpu").mkdir()
+    thread = [("transformer", 1, 20), ("random_vanilla", 1, 22), ("random_vanilla", 3, 36)]
+    for r in (result(*cell, hardware="thread") for cell in thread):
+        (results / "cpu" / f"{r['model']}-seed{r['seed']}.json").write_text(json.dumps(r))
+    rendered = render.results("multi30k_cpu")
+    assert "| 29.00 ± 6.06 (4) |" in rendered  # of 20 and 31, 32, 33
+    assert "| `random_vanilla` | 1.00M | 30.33 ± 7.37 (3) | +2.00 [" in rendered  # 22 - 20, 33 - 32, 36 - 33
+    assert "| -0.200 [" in render.validation_loss("multi30k_cpu").split("`random_vanilla`")[1]
+    assert render.picture("multi30k_cpu") and "h; thread." in rendered
+
+
 def test_notes_say_on_what_cells_ran():
     """The options after -- of the recorded commands, and how many cells have them where not all do."""
     plain, gpu = {"command": "reproduce.sh t --rerun"}, {"command": "reproduce.sh t --rerun -- --gpus 1"}
