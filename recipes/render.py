@@ -14,16 +14,13 @@ Record = Dict[str, Any]
 NOT_RUN = "not run"
 
 SPEED = {  # column: file of results/speed_cpu, and its figure
+    "step, batches of a corpus": ("step_corpus", "1024 tokens"),
     "block 128×32": ("block_padded", "128x32"),
     "block 32×128": ("block_padded", "32x128"),
     "block 16×256": ("block_padded", "16x256"),
     "causal 4×1024": ("block_causal", "4x1024"),
-    "step T=32": ("step", "32x32"),
-    "step T=256": ("step", "4x256"),
     "step T=32, ℓ=1024": ("step_l1024", "32x32"),
-    "generation, 32k words": ("generate_32k", "ratio"),
     "generation, 8k words": ("generate_8k", "ratio"),
-    "generation, Multi30k": ("generate_trained", "ratio"),
     "memory, causal 16×1024": ("memory_causal", "16x1024"),
 }
 SPEED_GPU = {  # the same of results/speed_gpu
@@ -35,9 +32,9 @@ SPEED_GPU = {  # the same of results/speed_gpu
     "step, batches of a corpus": ("step_corpus", "4096 tokens"),
 }
 SPEED_IN_PICTURE = {  # column: title of its panel
+    "step, batches of a corpus": "training step,\nMulti30k",
     "block 32×128": "attention block,\n32×128, padded",
     "causal 4×1024": "attention block,\n4×1024, causal",
-    "step T=32": "training step,\n32×32",
     "generation, 8k words": "generation,\n8k words",
     "memory, causal 16×1024": "peak memory,\n16×1024, causal",
 }

@@ -1,5 +1,6 @@
 """Options and fixtures. The fixtures import torch and fairseq: pytest-xdist's first process needs neither."""
 
+import logging
 import os
 import random
 import sys
@@ -76,6 +77,28 @@ def recipes_environment(monkeypatch):
     for name in ("OMP_NUM_THREADS", "SACREBLEU"):
         monkeypatch.setenv(name, "1")
     monkeypatch.delenv("SACREBLEU")
+
+
+@pytest.fixture(scope="module")
+def preprocess_here():
+    """fairseq-preprocess runs in this process, which spares its imports. In the quickstart's test it is a program."""
+    from fairseq_cli.preprocess import cli_main
+    from helpers import run_cli
+
+    from recipes import classification, command, language_model, prepare
+
+    def run(argv, log=None):
+        if argv[0] != "fairseq-preprocess" or command.dry_run():
+            command.run(argv, log)
+        else:
+            command.show(argv)
+            log.write_text("".join(run_cli(cli_main, *argv[1:])))
+
+    logging.getLogger(cli_main.__module__).setLevel("INFO")  # the recipes show some lines of its log
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (classification, language_model, prepare):
+            patch.setattr(module, "run", run)
+        yield
 
 
 @pytest.fixture

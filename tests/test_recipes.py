@@ -40,7 +40,7 @@ from recipes import (
 from recipes.command import UserError
 from recipes.hyperparameters import BASELINES, RECIPES
 
-pytestmark = pytest.mark.usefixtures("recipes_environment")
+pytestmark = pytest.mark.usefixtures("recipes_environment", "preprocess_here")
 
 
 # ---- data

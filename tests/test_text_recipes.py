@@ -17,7 +17,7 @@ from recipes.command import UserError
 from recipes.hyperparameters import RECIPES
 from recipes.tables import TABLES
 
-pytestmark = pytest.mark.usefixtures("recipes_environment")
+pytestmark = pytest.mark.usefixtures("recipes_environment", "preprocess_here")
 WORDS = [f"w{i}" for i in range(30)]
 
 
