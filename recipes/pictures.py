@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple
 
 from . import analysis
 from .command import ROOT
-from .render import SPEED, SPEED_IN_PICTURE, Record, load, load_cells, summarize
+from .render import SPEED, SPEED_IN_PICTURE, Record, in_order, load, load_cells, summarize
 from .tables import TABLES, Dataset, Table
 
 DIGEST = "Data-SHA256"  # in the PNG's metadata: its bytes depend on the version of matplotlib
@@ -203,15 +203,16 @@ def of_speed() -> Iterator[Picture]:
             found = {name: values[figure] for name, values in record["figures"].items() if figure in values}
             series[title] = {name: round(value, 2) for name, value in found.items() if name != "stock"}
     if series:
-        yield Picture("speed.png", series, draw_speed)
+        names = in_order({name for values in series.values() for name in values})
+        yield Picture("speed.png", {"names": names, "panels": series}, draw_speed)
 
 
 def draw_speed(series: Series, figure: Any) -> None:
     """A panel for each benchmark, a bar for each variant, from the line of stock fairseq at 1."""
     figure.set_size_inches(13, 4.6)
-    names = list(dict.fromkeys(name for values in series.values() for name in values))
-    panels = figure.subplots(1, len(series), sharex=True, sharey=True)
-    for axes, (heading, values) in zip(panels, series.items()):
+    names = series["names"]
+    panels = figure.subplots(1, len(series["panels"]), sharex=True, sharey=True)
+    for axes, (heading, values) in zip(panels, series["panels"].items()):
         for position, name in enumerate(names):
             value = values.get(name)
             if value is None:
@@ -228,7 +229,7 @@ def draw_speed(series: Series, figure: Any) -> None:
         axes.tick_params(length=0)
         axes.set_title(heading, fontsize=11, fontweight="bold")
         axes.spines[:].set_visible(False)
-    figures = [value for values in series.values() for value in values.values()]
+    figures = [value for values in series["panels"].values() for value in values.values()]
     panels[0].set_xlim(min(figures) - 0.6, max(figures) + 0.6)
     panels[0].invert_yaxis()
     figure.supxlabel("stock fairseq's time, or memory, divided by the variant's: above 1 is better", fontsize=11)

@@ -304,15 +304,21 @@ def speed(folder: str = "speed_cpu", columns: Mapping[str, Tuple[str, str]] = SP
         columns: {heading: (file, figure)}.
     """
     records = {file: load(folder, file)[0] for file, _ in columns.values()}
-    variants: List[str] = []
-    for record in records.values():
-        variants += [name for name in record["figures"] if name not in variants and name != "stock"]
+    variants = in_order({name for record in records.values() for name in record["figures"]} - {"stock"})
     rows = ["| |" + "|".join(columns) + "|", "|---" * (len(columns) + 1) + "|"]
     for variant in variants:
         figures = [records[file]["figures"].get(variant, {}).get(figure) for file, figure in columns.values()]
         rows.append(f"| `{variant}` |" + "|".join(" " if f is None else f" {f:.2f} " for f in figures) + "|")
     commands = [f"- {record['benchmark']}: `{record['command']}`" for record in records.values()]
     return "\n".join([*rows, "", *commands, "", origin(list(records.values())), ""])
+
+
+def in_order(names: Iterable[str]) -> List[str]:
+    """The variants in the order of the architectures, then other models by name."""
+    from fairseq_synth.architectures import VARIANTS
+
+    order = list(VARIANTS)
+    return sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name))
 
 
 def picture(name: str, folder: str = "docs/") -> str:

@@ -1,6 +1,5 @@
 """Options and fixtures. The fixtures import torch and fairseq: pytest-xdist's first process needs neither."""
 
-import logging
 import os
 import random
 import sys
@@ -94,7 +93,6 @@ def preprocess_here():
             command.show(argv)
             log.write_text("".join(run_cli(cli_main, *argv[1:])))
 
-    logging.getLogger(cli_main.__module__).setLevel("INFO")  # the recipes show some lines of its log
     with pytest.MonkeyPatch.context() as patch:
         for module in (classification, language_model, prepare):
             patch.setattr(module, "run", run)

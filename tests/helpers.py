@@ -168,9 +168,10 @@ def run_cli(main, *argv, stdin=None):
     if main in READERS:
         argv = (*argv, "--num-workers", "0")
     out, log = io.StringIO(), io.StringIO()
-    handler = logging.StreamHandler(log)
-    logging.getLogger().addHandler(handler)
-    old = sys.argv, sys.stdin
+    handler, root = logging.StreamHandler(log), logging.getLogger()
+    root.addHandler(handler)
+    old = sys.argv, sys.stdin, root.level
+    root.setLevel("INFO")
     sys.argv, sys.stdin = ["fairseq", *map(str, argv)], io.StringIO(stdin or "")
     if hasattr(checkpoint_utils.save_checkpoint, "best"):
         del checkpoint_utils.save_checkpoint.best  # the host's only state between runs
@@ -179,8 +180,9 @@ def run_cli(main, *argv, stdin=None):
         with contextlib.redirect_stdout(out), mock.patch.object(validate, "reset_logging"):
             main()
     finally:
-        sys.argv, sys.stdin = old
-        logging.getLogger().removeHandler(handler)
+        sys.argv, sys.stdin, level = old
+        root.setLevel(level)
+        root.removeHandler(handler)
     return out.getvalue(), log.getvalue()
 
 
