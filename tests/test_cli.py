@@ -21,7 +21,8 @@ def trained(data, tmp_path_factory):
     """A model that has learned to turn short sentences around, with --eval-bleu and three epochs' checkpoints."""
     save = tmp_path_factory.mktemp("trained")
     bleu = ["--eval-bleu", "--eval-bleu-args", '{"beam": 2}', "--best-checkpoint-metric", "bleu"]
-    log = fit(data, save, "--max-epoch", "12", *bleu, "--maximize-best-checkpoint-metric", "--keep-last-epochs", "3")
+    bleu += ["--maximize-best-checkpoint-metric", "--keep-last-epochs", "3"]
+    log = fit(data, save, "--max-tokens", "400", "--max-epoch", "12", *bleu)
     assert '"valid_bleu"' in log
     return save
 
