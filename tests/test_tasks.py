@@ -135,7 +135,7 @@ def test_every_variant_of_a_language_model_trains(corpus, tmp_path, spec):
 @pytest.mark.parametrize("mode", ["none", "complete", "complete_doc", "eos"])
 def test_break_modes(corpus, tmp_path, mode):
     """Training and evaluation; resumed, the losses go on as in one run."""
-    flags = [*LM, "--sample-break-mode", mode, "--batch-size", "8"]
+    flags = [*LM, "--sample-break-mode", mode, "--batch-size", "16"]
     arch = "transformer_lm_synth_random_dense_ptb"
     whole = losses(fit(corpus / "lm", tmp_path / "whole", arch, *flags, "--max-epoch", "2", "--no-epoch-checkpoints"))
     fit(corpus / "lm", tmp_path / "parts", arch, *flags, "--max-epoch", "1", "--no-epoch-checkpoints")
