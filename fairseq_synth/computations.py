@@ -68,10 +68,10 @@ def attend(
         return fused(terms, value, key_padding_mask, causal, dropout)
     number = (1 if shared and key_padding_mask is None else bsz) * heads * length**2
     if dropout or number <= SMALL or not on_cpu(value):
-        return plain(terms, value, key_padding_mask, attn_mask, dropout, blind_rows=False)[0]
+        return plain(terms, value, key_padding_mask, attn_mask, dropout, fully_masked_rows=False)[0]
     lengths = [length] * bsz if key_padding_mask is None else sentence_lengths(key_padding_mask)
     if lengths is None:
-        return plain(terms, value, key_padding_mask, attn_mask, blind_rows=False)[0]
+        return plain(terms, value, key_padding_mask, attn_mask, fully_masked_rows=False)[0]
     return tiled(terms, value, lengths, causal)
 
 
@@ -81,20 +81,20 @@ def plain(
     key_padding_mask: Optional[Tensor],
     attn_mask: Optional[Tensor],
     dropout: float = 0.0,
-    blind_rows: bool = True,
+    fully_masked_rows: bool = True,
 ) -> Tuple[Tensor, Tensor]:
     """``softmax(S + masks) V`` as it is written.
 
     Args:
         terms: of S.
         value: (B, H, S, d_h).
-        key_padding_mask, attn_mask, blind_rows: as of `masked_softmax`.
+        key_padding_mask, attn_mask, fully_masked_rows: as of `masked_softmax`.
         dropout: probability of dropping a weight, for each sentence its own.
 
     Returns:
         the output, (B, H, T, d_h), and the weights before dropout, (B or 1, H, T, S).
     """
-    weights = attention_weights(terms, value.size(1), value.size(2), key_padding_mask, attn_mask, blind_rows)
+    weights = attention_weights(terms, value.size(1), value.size(2), key_padding_mask, attn_mask, fully_masked_rows)
     weights = weights.to(value.dtype)
     return weighted_sum(drop(weights, dropout, value.size(0)), value), weights
 
@@ -105,10 +105,10 @@ def attention_weights(
     src_len: int,
     key_padding_mask: Optional[Tensor],
     attn_mask: Optional[Tensor],
-    blind_rows: bool = True,
+    fully_masked_rows: bool = True,
 ) -> Tensor:
     """``softmax(S + masks)`` over S = `src_len` columns, (B or 1, H, T or 1, S)."""
-    weights = masked_softmax(logits(terms, src_len), key_padding_mask, attn_mask, blind_rows)
+    weights = masked_softmax(logits(terms, src_len), key_padding_mask, attn_mask, fully_masked_rows)
     return weights.expand(-1, num_heads, -1, -1)  # of terms that are the same for all heads
 
 

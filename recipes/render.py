@@ -89,14 +89,16 @@ def differences(
     Args:
         found: {row: its records}.
     """
-    base: Dict[object, float] = {}
-    for record in found[table.baseline]:
-        base.setdefault(record["seed"], value(record))
-        base[record["seed"], record["hardware"]] = value(record)
+
+    def baseline_of(record: Record) -> Optional[Record]:
+        same_seed = [other for other in found[table.baseline] if other["seed"] == record["seed"]]
+        same_machine = [other for other in same_seed if other["hardware"] == record["hardware"]]
+        return next(iter(same_machine + same_seed), None)
+
     pairs: Dict[str, List[float]] = {}
     for row, records in found.items():
-        others = [(r, base.get((r["seed"], r["hardware"]), base.get(r["seed"]))) for r in records]
-        pairs[row] = [value(r) - other for r, other in others if other is not None]
+        others = [(record, baseline_of(record)) for record in records]
+        pairs[row] = [value(record) - value(other) for record, other in others if other is not None]
     return [difference(values, digits) if row != table.baseline else "" for row, values in pairs.items()]
 
 

@@ -1,4 +1,4 @@
-"""Options and fixtures. The fixtures import torch and fairseq: pytest-xdist's first process needs neither."""
+"""Options and fixtures. They import torch and fairseq late: pytest-xdist's first process needs neither."""
 
 import os
 import random
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from recipes.command import ROOT
+
 os.environ["PATH"] = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"  # this interpreter's programs first
 
 
@@ -80,7 +81,7 @@ def recipes_environment(monkeypatch):
 
 @pytest.fixture(scope="module")
 def preprocess_here():
-    """fairseq-preprocess runs in this process, which spares its imports. In the quickstart's test it is a program."""
+    """fairseq-preprocess runs in this process, which spares its imports. The quickstart's test runs the program."""
     from fairseq_cli.preprocess import cli_main
     from helpers import run_cli
 

@@ -10,7 +10,6 @@ import random
 import re
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -26,9 +25,8 @@ from fairseq_synth.architectures import VARIANTS
 from fairseq_synth.attention import SyntheticAttention
 from fairseq_synth.errors import explain
 from fairseq_synth.synthesizers import SYNTHESIZERS, Synthesizer, Terms, build_synthesizer, parse_heads
-from recipes.command import UserError
+from recipes.command import ROOT, UserError
 
-ROOT = Path(__file__).resolve().parent.parent
 USER_DIR = ["--user-dir", str(ROOT / "fairseq_synth")]
 SMALL = (
     "--encoder-layers 2 --decoder-layers 2 --encoder-embed-dim 16 --decoder-embed-dim 16 --encoder-ffn-embed-dim 32 "
@@ -47,7 +45,7 @@ KINDS = {
 }
 SIDES = {"translation": ("encoder", "decoder"), "language_model": ("decoder",), "encoder": ("encoder",)}
 TEST_SENTENCES = 21  # no multiple of 8
-# command lines that load data in a process of its own, for whose end a second one in the same process waits 5 seconds
+# Each starts a worker process to load data. From the second call in one process on, ending it takes 5 seconds.
 READERS = (generate.cli_main, interactive.cli_main, validate.cli_main, eval_lm.cli_main)
 # every function alone and mixed with the next, every mixture with an architecture, and one triple: a new function is
 # covered once it is registered
