@@ -29,7 +29,7 @@ from .command import (
 from .hyperparameters import RECIPES
 
 RECIPE = "multi30k_cpu"  # of the README's results; shortened for the numbers
-UPDATES = {"numbers": 1600, "multi30k": RECIPES[RECIPE].max_update}
+UPDATES = {"numbers": 800, "multi30k": RECIPES[RECIPE].max_update}
 MERGES = {"numbers": 1000, "multi30k": 4000}
 
 
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> None:
     add("--data", choices=UPDATES, default="numbers", help="numbers (default) is made on the spot, without a network")
     add("--from", dest="source", type=existing_folder, metavar="DIR", help="Multi30k's .gz files (default: download)")
     add("--pair", choices=("en-de", "en-fr"), default="en-de", help="(default: en-de)")
-    add("--max-update", type=integer(1), metavar="N", help="updates (default: 1600 for numbers, 7000 for multi30k)")
+    add("--max-update", type=integer(1), metavar="N", help="updates (default: 800 for numbers, 7000 for multi30k)")
     add(
         "--merges", type=integer(1), metavar="N", help="of the joint BPE (default: 1000 for numbers, 4000 for multi30k)"
     )
