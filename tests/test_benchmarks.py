@@ -1,6 +1,7 @@
 """Every benchmark runs as its help says, prints its table and writes its file; a missing GPU is one line."""
 
 import json
+import re
 import runpy
 import sys
 
@@ -58,3 +59,19 @@ def test_kernels(monkeypatch):
         for name, most in (("random", 1.25), ("random+vanilla", 1.6), ("factorized_random+vanilla", 1.6)):
             found, half = (len(launches.count(name, padded, dtype=t)) for t in (torch.float32, torch.bfloat16))
             assert half == found <= most * stock
+
+
+def test_kernels_in_the_docs(monkeypatch):
+    """docs/performance.md lists each variant's number of kernels, padded and causal."""
+    page = (ROOT / "docs" / "performance.md").read_text()
+    section = page[page.index("`python benchmarks/launches.py` counts") :]
+    version = re.search(r"torch ([\d.]+)", section)[1]
+    if not torch.__version__.startswith(version):
+        pytest.skip(f"counted with torch {version}; this is {torch.__version__}")
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import launches
+
+    rows = re.findall(r"^\| `?([\w+]+)`? \| (\d+) \| (\d+) \|$", section, re.MULTILINE)
+    assert len(rows) == 1 + len(launches.VARIANTS)
+    found = [(name, *(str(len(launches.count(name, padded))) for padded in (True, False))) for name, *_ in rows]
+    assert found == rows
