@@ -71,14 +71,15 @@ def render(check: bool, folder: Path = ROOT / "docs") -> List[Path]:
 
 
 def of_tables() -> Iterator[Picture]:
-    """Two pictures for each column of a table that has results."""
+    """For each column of a table that has results the pictures that a page shows."""
+    pages = "".join(page.read_text(encoding="utf-8") for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
     for table in TABLES.values():
         for dataset in table.datasets:
             records = [r for r in load_cells(table.name) if r["dataset"] == dataset.name]
             name, title = f"{table.name}-{dataset.name}", f"{table.title}, {dataset.heading}"
-            if records:
-                yield Picture(f"{name}-valid-loss.png", curves(table, dataset, records, title), draw_curves)
-                yield Picture(f"{name}-scores.png", bars(table, dataset, records, title), draw_bars)
+            for kind, series, draw in (("valid-loss", curves, draw_curves), ("scores", bars, draw_bars)):
+                if records and f"{name}-{kind}.png" in pages:
+                    yield Picture(f"{name}-{kind}.png", series(table, dataset, records, title), draw)
 
 
 def curves(table: Table, dataset: Dataset, records: List[Record], title: str) -> Series:
