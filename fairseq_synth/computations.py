@@ -151,19 +151,18 @@ def fused(
     scale = products[0].scale if len(products) == 1 else 1.0  # the kernel's business
     for term in terms:
         query, key, bias, weight = term.query, term.key, term.bias, term.weight
-        if query is not None:
-            query = times_weight(query, None, term.scale / scale)
+        factor = term.scale / scale
         if bias is not None and bias.size(0) == bias.size(2) == 1:
             # a bias on columns is 8 more features of every key, times query features of 1/8, as the kernels want a
             # multiple of 8
             eighths = value.new_full([1, 1, 1, 1], 1 / (8 * scale)).expand(-1, -1, -1, 8)
             columns = bias.transpose(2, 3).expand(-1, -1, -1, 8)
-            queries += [eighths] if query is None else [query, eighths]
+            queries += [eighths] if query is None else [times_weight(query, None, factor), eighths]
             key = columns if key is None else side_by_side([key, columns])
             keys.append(times_weight(key, weight))  # the smaller factor
             bias = None
         elif query is not None and key is not None:
-            queries.append(times_weight(query, weight))
+            queries.append(times_weight(query, weight, factor))
             keys.append(key)
         rest = Terms(None, None, bias, term.matrix, term.left, term.right, weight)
         if has_bias(rest):
