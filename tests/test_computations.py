@@ -312,6 +312,23 @@ def test_blocks_cover_the_batch_once():
         assert (seen == 1).all()
 
 
+@pytest.mark.parametrize("spec", SPECS)
+def test_padding_anywhere(spec, monkeypatch):
+    """On the left, within a sentence, and a sentence of padding alone: `attend` equals the definition."""
+    torch.manual_seed(1)
+    module = make_attention(spec).double()
+    x, grad = torch.randn(2, 9, 6, 6, dtype=torch.float64)
+    left = padding_mask(LENGTHS).flip(1)
+    within = padding_mask(LENGTHS).roll(2, dims=1)
+    for mask in (left, within, padding_mask([9, 9, 7, 7, 4, 0])):
+        expected = run(module, x, grad, mask, False, monkeypatch, plain)
+        found = run(module, x, grad, mask, False, monkeypatch, None)
+        for name in expected:
+            torch.testing.assert_close(
+                found[name], expected[name], atol=1e-12, rtol=0, msg=lambda m, n=name: f"{n}: {m}"
+            )
+
+
 def test_rows_of_padding_are_finite():
     module = make_attention("random+vanilla")
     x = torch.randn(9, 6, 6)
