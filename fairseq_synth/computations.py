@@ -44,7 +44,7 @@ def attend(
     on a CPU: anything else                                tiled; plain if few or with dropout
     =====================================================  ==================================
 
-    Shared logits under a mask that pads anywhere but on the right, or all of a sentence, are plain on a CPU too.
+    What would be tiled is plain where a mask pads anywhere but on the right, or all of a sentence.
 
     Args:
         terms: of S.

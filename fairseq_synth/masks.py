@@ -85,9 +85,9 @@ def aligned_columns(padding_mask: Tensor) -> Optional[Tensor]:
     None where nothing moves, which is asked on a CPU alone: on a GPU the answer would be a host-device synchronization.
 
     Args:
-        padding_mask: (B, T), true at padding, on either side.
+        padding_mask: (B, T), true at padding, which may be anywhere.
     """
-    if on_cpu(padding_mask) and not bool(padding_mask[:, :1].any()):
+    if on_cpu(padding_mask) and not bool((padding_mask[:, :-1] & ~padding_mask[:, 1:]).any()):
         return None
     real = (~padding_mask).long()
     behind = real.sum(dim=1, keepdim=True) + (1 - real).cumsum(dim=1) - 1

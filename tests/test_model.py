@@ -151,6 +151,9 @@ def test_aligned_columns():
     mask = torch.tensor([[1, 1, 0, 0], [0, 1, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1]], dtype=torch.bool)
     expected = torch.tensor([[2, 3, 0, 1], [0, 2, 1, 3], [0, 1, 2, 3], [0, 1, 2, 3]])
     assert torch.equal(aligned_columns(mask), expected)
+    within = torch.tensor([[0, 1, 0, 1]], dtype=torch.bool)  # of a text that has the word <pad>
+    assert torch.equal(aligned_columns(within), torch.tensor([[0, 2, 1, 3]]))
+    assert aligned_columns(mask[2:]) is None and aligned_columns(mask[:, :0]) is None
 
 
 DECODERS = [(kind, spec) for kind in ("translation", "language_model") for spec in SPECS]
@@ -164,6 +167,15 @@ def test_decoder_is_causal(kind, spec):
     other = target.clone()
     other[:, 5:] = torch.randint(4, 40, (3, 3))
     assert torch.equal(outputs(model, source, target)[0][:, :5], outputs(model, source, other)[0][:, :5])
+
+
+@pytest.mark.parametrize("kind, spec", DECODERS)
+def test_padding_within_a_sentence(kind, spec):
+    """The word <pad> in a text changes nothing for the others, as in stock fairseq."""
+    model = make_synth(spec, kind)
+    source, target = torch.tensor([[7, 8, 1, 9, 2]]), torch.tensor([[2, 5, 1, 6]])
+    found = outputs(model, source, target)[0][:, [0, 1, 3]]
+    torch.testing.assert_close(found, outputs(model, source[:, [0, 1, 3, 4]], target[:, [0, 1, 3]])[0])
 
 
 @pytest.mark.parametrize("kind, spec", DECODERS)

@@ -21,6 +21,8 @@ Figures = Dict[str, Any]
 BINS = 60
 HISTOGRAM_VALUES = 2000  # of each attention and sentence
 SHOWN_SENTENCES = 3
+LONGEST_SHOWN = 16  # tokens of such a sentence
+RANK_SENTENCES = 64  # at least, of which rank collapse is measured
 BRANCHES = {  # name: skip connections, feed-forward layers
     "as it is": (True, True),
     "without feed-forward": (True, False),
@@ -274,12 +276,12 @@ def add(sums: Dict[str, Dict[str, Tensor]], name: str, figures: Dict[str, Tensor
         own[key] = own[key] + value if key in own else value
 
 
-def sentences(loaded: Loaded, sample: List[Batch], pad: int, longest: int = 16) -> List[Figures]:
+def sentences(loaded: Loaded, sample: List[Batch], pad: int) -> List[Figures]:
     """The weights of every attention for a few single sentences: the first of the data that fit a picture."""
     chosen = []
     for batch in sample:
         for place, number in enumerate(batch["id"].tolist()):
-            chosen.append((int(length_of(batch, place, pad) > longest), number, batch, place))
+            chosen.append((int(length_of(batch, place, pad) > LONGEST_SHOWN), number, batch, place))
     found = []
     for _, number, batch, place in sorted(chosen, key=lambda item: item[:2])[:SHOWN_SENTENCES]:
         weights: Dict[str, Any] = {}
@@ -308,7 +310,7 @@ def words_of(loaded: Loaded, stack: str, tokens: Tensor, pad: int) -> List[str]:
 
 
 @torch.no_grad()
-def rank_collapse(model: nn.Module, sample: List[Batch], pad: int, title: str, limit: int = 64) -> Figures:
+def rank_collapse(model: nn.Module, sample: List[Batch], pad: int, title: str) -> Figures:
     """How alike the tokens are after each layer, with and without skip connections and feed-forward layers.
 
     Returns:
@@ -318,7 +320,7 @@ def rank_collapse(model: nn.Module, sample: List[Batch], pad: int, title: str, l
     found: Figures = {}
     few, count = [], 0
     for batch in sample[len(sample) // 2 :] + sample[: len(sample) // 2]:  # sentences of middle length first
-        if count < limit:
+        if count < RANK_SENTENCES:
             few.append(batch)
             count += len(batch["id"])
     for name, (skip, feed_forward) in progress(BRANCHES.items(), title):
