@@ -9,12 +9,14 @@ scripts/make_tables.py renders the page.
 """
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 from . import provenance
 from .command import ROOT, Parser, UserError, dry_run, integer, run, say, write
+from .hyperparameters import BASELINES, RECIPES
 from .tables import BASELINE, TABLES, Cell
 
 Figures = Dict[str, Any]
@@ -48,7 +50,10 @@ def main(argv: Sequence[str]) -> None:
         "hardware": provenance.hardware(),
     }
     for cell in TABLES[args.table].cells(args.pair, args.variant, [args.seed]):
-        checkpoint = cell.run(args.out) / "checkpoint_avg.pt"
+        if cell.model in BASELINES:  # no attention that the inspection knows
+            continue
+        averaged = RECIPES[cell.dataset.recipe].average
+        checkpoint = cell.run(args.out) / ("checkpoint_avg.pt" if averaged else "checkpoint_best.pt")
         if checkpoint.exists():
             if args.lengths:
                 measure_lengths(cell, checkpoint, args.out, origin)
@@ -67,7 +72,7 @@ def analyse(cell: Cell, checkpoint: Path, out: Path, sentences: int, origin: Fig
     Raises:
         UserError: the inspection failed.
     """
-    found = inspect(cell, checkpoint, out, FOLDER, ["--subset", "valid", "--sentences", sentences])
+    found, origin = inspect(cell, checkpoint, out, FOLDER, ["--subset", "valid", "--sentences", sentences], origin)
     if found:
         words = f"--subset {found['data']['subset']} --sentences {found['data']['sentences']}"
         keep(cell, FOLDER, in_lines({**header(cell, words, found), **origin, **compact(found)}))
@@ -76,27 +81,34 @@ def analyse(cell: Cell, checkpoint: Path, out: Path, sentences: int, origin: Fig
 def measure_lengths(cell: Cell, checkpoint: Path, out: Path, origin: Figures) -> None:
     """The same for loss and BLEU by sentence length."""
     words = "--subset test --only lengths --no-pictures"
-    found = inspect(cell, checkpoint, out, LENGTHS, words.split())
+    found, origin = inspect(cell, checkpoint, out, LENGTHS, words.split(), origin)
     if found:
         record = {**header(cell, words, found), **origin, "lengths": found["lengths"]}
         keep(cell, LENGTHS, json.dumps(record, indent=1) + "\n")
 
 
-def inspect(cell: Cell, checkpoint: Path, out: Path, name: str, flags: Sequence[Any]) -> Figures:
-    """What the inspection says of a cell's checkpoint, now or before; nothing in a dry run.
+def inspect(
+    cell: Cell, checkpoint: Path, out: Path, name: str, flags: Sequence[Any], origin: Figures
+) -> Tuple[Figures, Figures]:
+    """What the inspection says of a cell's checkpoint, now or before, and its origin; nothing in a dry run.
 
     Args:
         name: of the folder below `out` for what it writes.
+        origin: of what is measured now.
     """
     folder = out / name / f"{cell.table.name}-{cell.name}"
-    if not (folder / "figures.json").exists():
+    done = folder / "origin.json"
+    if not done.exists() or done.stat().st_mtime < checkpoint.stat().st_mtime:
+        if folder.exists() and not dry_run():
+            shutil.rmtree(folder)  # of an inspection cut off, or of an earlier training
         python = [sys.executable, "-m", "fairseq_synth.inspect"]
         run([*python, checkpoint, "--data", cell.data(out) / "bin", *flags, "--out", folder])
         if dry_run():
-            return {}
+            return {}, origin
+        write(done, json.dumps(origin) + "\n")
     found: Figures
     (found,) = json.loads((folder / "figures.json").read_text(encoding="utf-8")).values()
-    return found
+    return found, json.loads(done.read_text())
 
 
 def header(cell: Cell, words: str, found: Figures) -> Figures:

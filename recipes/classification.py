@@ -45,7 +45,8 @@ PREPARE = """A corpus of text classification, to binarised data for fairseq-trai
 
 The text comes from --from, a folder with {train,test}.csv or .tsv, and valid too if there is one, any of them also as
 .gz; imdb takes the unpacked aclImdb there as well. Without --from it comes from the corpus' home and is checked by
-SHA-256 (classification.sha256). The first column is the label. The text is all others; for imdb the last.
+SHA-256 (classification.sha256). The first column is the label. The text is all others; for imdb the last. A first
+line that begins with label or class is taken for headings.
 
 Without a validation set, examples drawn from the training set with a fixed seed are held out. Training examples are
 shuffled with the same seed. The text loses markup, is lowercased and tokenised (sacremoses); the vocabulary is the
@@ -109,7 +110,10 @@ def main(argv: Sequence[str]) -> None:
             splits = {} if dry_run() else read_corpus(corpus, archives, args.examples, args.valid)
         for split, examples in splits.items():
             if not dry_run():
-                write(out / "text" / f"{split}.txt", "".join(f"{text}\n" for _, text in examples))
+                file, lines = out / "text" / f"{split}.txt", "".join(f"{text}\n" for _, text in examples)
+                if not file.exists() or file.read_text(encoding="utf-8") != lines:
+                    (out / "tok" / f"{split}.txt").unlink(missing_ok=True)  # of another text
+                write(file, lines)
                 write(out / "text" / f"{split}.label", "".join(f"{label}\n" for label, _ in examples))
         binarise(out, args.vocabulary, args.workers)
         if not dry_run():
@@ -186,7 +190,7 @@ def read_table(corpus: Corpus, path: Path, kind: str) -> List[Example]:
     """The examples of a .csv or .tsv file, with or without a line of headings, which says label or class first."""
     try:
         data = gzip.open(path).read() if path.suffix == ".gz" else path.read_bytes()
-        text = data.decode("utf-8")
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise UserError(f"{path}: line {line} is not UTF-8; convert the file, e.g. with iconv") from None

@@ -102,7 +102,7 @@ def corpus_parser(script: str, description: str) -> Parser:
 def multi30k(argv: Sequence[str]) -> None:
     """prepare_multi30k.sh."""
     args = corpus_parser("prepare_multi30k", MULTI30K).parse_args(argv)
-    raw = args.out.with_name(f"{args.out.name}-raw")
+    raw = Path(f"{args.out.absolute()}-raw")
     # a folder of its own: what lies beside train is trained on
     archives = args.source or raw / "archives"
     with locked(raw / ".lock"):

@@ -24,7 +24,7 @@ from .command import (
 )
 from .corpora import checksums, fetch, sha256
 from .hyperparameters import Recipe
-from .prepare import SPLITS
+from .prepare import SPLITS, apply_bpe, print_counts
 from .scoring import checkpoint, flag, prepared, print_scores, recipe_of, scored, trained
 
 PREPARE = """A corpus of language modelling, to binarised data for fairseq-train.
@@ -164,7 +164,7 @@ def take(corpus: str, files: Sequence[Sequence[Path]], text: Path, sample: Optio
     for split, paths in zip(SPLITS, files):
         output, names = text / f"{split}.txt", " ".join(quote(str(path)) for path in paths)
         # what is not compressed passes through
-        shell(f"gzip -cdf {names}" + (f" | sed {sample}q" if sample and split == "train" else ""), output)
+        shell(f"gzip -cdf {names}" + (f" | sed -n 1,{sample}p" if sample and split == "train" else ""), output)
         if dry_run():
             continue
         digest = "" if sample and split == "train" else wanted.get(f"{corpus}.{split}.txt", "")
@@ -187,9 +187,7 @@ def binarise(out: Path, merges: Optional[int], workers: int) -> None:
         if not dry_run():
             (out / "sub").mkdir(exist_ok=True)
         shell(f"subword-nmt learn-bpe -s {merges} < {quote(f'{text}/train.txt')}", out / "codes")
-        # of several processes it splits a file, not a stream
-        encode = f"subword-nmt apply-bpe -c {quote(f'{out}/codes')} "
-        encode += f"--num-workers {workers} -i" if workers > 1 else "<"
+        encode = apply_bpe(out / "codes", workers)
         for split in SPLITS:
             shell(f"{encode} {quote(f'{text}/{split}.txt')}", out / "sub" / f"{split}.txt")
         text = out / "sub"
@@ -203,8 +201,7 @@ def binarise(out: Path, merges: Optional[int], workers: int) -> None:
         return
     (out / "bin" / "done").touch()
     say(f"{out} is ready")
-    said = re.findall(r"\] (Dictionary: .*|.* sents, .*)", (out / "preprocess.log").read_text())
-    print(*dict.fromkeys(re.sub(r"^\S*/", "", line) for line in said), sep="\n")
+    print_counts(out / "preprocess.log")
 
 
 def prepare(corpus: str, dataset: str, data: Path, source: Optional[Path], options: Sequence[str]) -> None:

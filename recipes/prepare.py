@@ -130,9 +130,7 @@ def binarise(raw: Path, src: str, tgt: str, out: Path, options: argparse.Namespa
         say(f"learning and applying joint BPE, {options.merges} merges")
         both = f"{quote(f'{text}/train.{src}')} {quote(f'{text}/train.{tgt}')}"
         shell(f"cat {both} | subword-nmt learn-bpe -s {options.merges}", out / "codes")
-        # of several processes it splits a file, not a stream
-        encode = f"subword-nmt apply-bpe -c {quote(f'{out}/codes')} "
-        encode += f"--num-workers {workers} -i" if workers > 1 else "<"
+        encode = apply_bpe(out / "codes", workers)
     else:
         say(f"learning and applying a joint SentencePiece model of {options.merges} pieces")
         tool = f"python {quote(str(ROOT / 'scripts' / 'sentence_pieces.py'))}"
@@ -161,8 +159,18 @@ def binarise(raw: Path, src: str, tgt: str, out: Path, options: argparse.Namespa
         shutil.copy(out / "text" / f"test.{lang}", out)
     (out / "bin" / "done").touch()
     say(f"{out} is ready")
-    # types of the dictionary, then sentences, tokens and unknown ones of each file
-    said = re.findall(r"\] (Dictionary: .*|.* sents, .*)", (out / "preprocess.log").read_text())
+    print_counts(out / "preprocess.log")
+
+
+def apply_bpe(codes: Path, workers: int) -> str:
+    """The command that applies BPE; the text's name comes next."""
+    # of several processes it splits a file, not a stream
+    return f"subword-nmt apply-bpe -c {quote(str(codes))} " + (f"--num-workers {workers} -i" if workers > 1 else "<")
+
+
+def print_counts(log: Path) -> None:
+    """Prints what fairseq-preprocess counted: types of the dictionary; sentences, tokens, unknown words of a file."""
+    said = re.findall(r"\] (Dictionary: .*|.* sents, .*)", log.read_text())
     print(*dict.fromkeys(re.sub(r"^\S*/", "", line) for line in said), sep="\n")
 
 

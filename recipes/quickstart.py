@@ -49,7 +49,8 @@ def main(argv: Sequence[str]) -> None:
     add("--seed", type=integer(0), default=1, metavar="N", help="(default: 1)")
     add("--out", type=Path, default=ROOT / "runs", metavar="DIR", help="where everything goes (default: runs)")
     args = parser.parse_args(own)
-    subprocess.run([ROOT / "scripts" / "setup.sh"], check=True)
+    if subprocess.run([ROOT / "scripts" / "setup.sh"]).returncode:
+        raise UserError("scripts/setup.sh failed, see above")
     python = ROOT / ".venv" / "bin" / "python"
     if python.exists() and Path(sys.prefix).resolve() != (ROOT / ".venv").resolve():
         os.execv(python, [str(python), "-m", "recipes", "quickstart", *argv])  # .venv may be new

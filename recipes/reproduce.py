@@ -44,7 +44,7 @@ from .hyperparameters import RECIPES
 from .record import record
 from .tables import TABLES, Cell
 
-OF_THE_MACHINE = "gpus processes threads nodes rendezvous timeout max-tokens precision tensorboard wandb".split()
+OF_THE_MACHINE = "gpus processes threads timeout max-tokens precision tensorboard wandb".split()
 
 
 def main(argv: Sequence[str]) -> None:
@@ -81,8 +81,12 @@ def main(argv: Sequence[str]) -> None:
                 raise UserError(f"{flag} {word}: choose from {', '.join(dict.fromkeys(known))}")
     options, flags = split_flags(rest)
     changed = " ".join(rest) if flags or not machine_only(options) else ""
+    if any(word.split("=")[0] in ("--nodes", "--rendezvous") for word in options):
+        raise UserError("--nodes: a cell is trained on one machine; call this on several, and each takes other cells")
     if args.time:
-        timing.time_table(table, args.dataset, args.variant, args.out, args.source)
+        if args.variant:
+            raise UserError("--time: times all models of a table in turns; leave --variant out")
+        timing.time_table(table, args.dataset, args.out, args.source)
         return
     prepared = set()
     for cell in table.cells(args.dataset, args.variant, [int(seed) for seed in args.seed or []]):
@@ -133,7 +137,10 @@ def run_cell(cell: Cell, out: Path, rerun: bool, options: List[str], flags: List
         if (run / "scores.json").exists() and result.exists():
             show(["rm", "-rf", run])
             if not dry_run():
-                shutil.rmtree(run)
+                gone = run.with_name(f".{run.name}.old")  # at once, so that no rest of it is taken for a run
+                shutil.rmtree(gone, ignore_errors=True)
+                run.rename(gone)
+                shutil.rmtree(gone)
         model, own = table.training(cell.model)
         pin_settings(run / "cell", "trained", {"options": changed, **({"flags": " ".join(own)} if own else {})})
         recipe = RECIPES[cell.dataset.recipe]

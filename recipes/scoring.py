@@ -67,9 +67,9 @@ def scored(run_dir: Path) -> Iterator[Path]:
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir()
         yield out
-        if (run_dir / "bootstrap.json").exists():
-            (run_dir / "bootstrap.json").unlink()  # of an evaluation with a baseline before one without
-        for file in out.iterdir():
+        (run_dir / "bootstrap.json").unlink(missing_ok=True)  # of an evaluation with a baseline before one without
+        (run_dir / "scores.json").unlink(missing_ok=True)
+        for file in sorted(out.iterdir(), key=lambda file: file.name == "scores.json"):  # which says that all is there
             file.replace(run_dir / file.name)
         out.rmdir()
 

@@ -21,17 +21,11 @@ def result(table: Table, dataset: Dataset) -> Path:
     return ROOT / "results" / table.name / "speed" / f"{dataset.name}.json"
 
 
-def time_table(
-    table: Table,
-    datasets: Optional[Sequence[str]],
-    models: Optional[Sequence[str]],
-    out: Path,
-    source: Optional[Path],
-) -> None:
+def time_table(table: Table, datasets: Optional[Sequence[str]], out: Path, source: Optional[Path]) -> None:
     """Times updates of the models of a table on its own data, and writes a record for each column.
 
     Args:
-        datasets, models: names; None for all.
+        datasets: names; None for all.
         out: the folder of data and runs.
         source: the folder of --from.
     """
@@ -42,7 +36,7 @@ def time_table(
         data = cell.data(out)
         table.task.prepare(table.corpus, dataset.name, data, source, table.preparation)
         recipe = RECIPES[dataset.recipe]
-        names = list(dict.fromkeys([table.baseline, *(models or table.models())]))
+        names = list(dict.fromkeys([table.baseline, *table.models()]))
         say(f"{dataset.name}: one update of each model in turns, {ROUNDS} rounds")
         updates = {}
         for name in names:

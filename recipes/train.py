@@ -55,9 +55,19 @@ def make_parser() -> Parser:
         help="prepared data (default: data/DATASET; data/wmt14-PAIR, data/multi30k-PAIR)",
     )
     add("--save-dir", type=Path, metavar="DIR", help="checkpoints and the log (default: runs/ARCH-DATASET-seedN)")
-    add("--gpus", type=integer(0), metavar="N", help="of this machine (default: all there are); 0 trains on the CPU")
+    add(
+        "--gpus",
+        type=integer(0),
+        metavar="N",
+        help="of this machine (default: the recipe's: all or none); 0 trains on the CPU",
+    )
     add("--processes", type=integer(1), default=1, metavar="N", help="with --gpus 0, how many (default: 1)")
-    add("--threads", type=integer(1), metavar="N", help="CPU threads of each process (default: OpenMP's)")
+    add(
+        "--threads",
+        type=integer(1),
+        metavar="N",
+        help="CPU threads of each process (default: the recipe's, or OpenMP's)",
+    )
     add("--nodes", type=integer(1), default=1, metavar="N", help="machines; call the script on each of them, with")
     add("--rendezvous", metavar="HOST:PORT", help="the first machine and a free port of it")
     add("--timeout", type=integer(1), default=600, metavar="N", help="seconds without progress that end the run")
@@ -65,12 +75,14 @@ def make_parser() -> Parser:
         "--batch-tokens",
         type=integer(1),
         metavar="N",
-        help="tokens of one update, all processes together (default: the recipe's, 32768 or 8192). A sentence counts "
+        help="tokens of one update, all processes together (default: the recipe's). A sentence counts "
         "as the longer of its sides, and as the longest of its batch",
     )
-    add("--max-tokens", type=integer(1), metavar="N", help="most of them at once in one process (default: 4096)")
-    add("--max-update", type=integer(1), metavar="N", help="updates (default: the recipe's, 100000 or 8000)")
-    add("--save-every", type=integer(1), metavar="N", help="updates between checkpoints; the last 10 are kept")
+    add(
+        "--max-tokens", type=integer(1), metavar="N", help="most of them at once in one process (default: the recipe's)"
+    )
+    add("--max-update", type=integer(1), metavar="N", help="updates (default: the recipe's)")
+    add("--save-every", type=integer(1), metavar="N", help="updates between checkpoints (default: the recipe's)")
     add("--precision", help="fp32, fp16 or bf16 (default: bf16 where the GPU computes in it, else fp16; CPU fp32)")
     add("--seed", type=integer(0), default=1, metavar="N", help="(default: 1)")
     add("--tensorboard", metavar="DIR", help="write curves there")

@@ -203,6 +203,10 @@ def test_the_initial_state_is_that_of_the_training(arch, data, tmp_path):
         loaded = checkpoints.load(tmp_path / "checkpoint_last.pt", folder)
         initial, kept = dict(loaded.initial().named_parameters()), dict(loaded.model.named_parameters())
         assert initial.keys() == kept.keys() and all(torch.equal(initial[key], kept[key]) for key in kept)
+    loaded.cfg.checkpoint.reset_optimizer = True  # alone it only begins the training's own optimizer anew
+    assert loaded.initial() is not None
+    loaded.cfg.checkpoint.restore_file = "another.pt"
+    assert loaded.initial() is None
 
 
 @pytest.mark.parametrize("arch", [STOCK, MIXTURE])

@@ -14,6 +14,7 @@ import sys
 import tarfile
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -32,6 +33,7 @@ from recipes import (
     record,
     render,
     reproduce,
+    scoring,
     tables,
     tasks,
     train,
@@ -549,12 +551,14 @@ def test_analysis_of_a_table(results, tmp_path, capsys):
     analysis_folder = out / "analysis" / "multi30k_cpu-en-de-random-seed1"
     analysis_folder.mkdir(parents=True)
     (analysis_folder / "figures.json").write_text(json.dumps({"checkpoint_avg": inspected()}))
+    (analysis_folder / "origin.json").write_text(json.dumps({"commit": "of then", "versions": {}, "hardware": ""}))
     argv = ["multi30k_cpu", "--pair", "en-de", "--out", str(out)]
     assert analysis.readme() == "" and "No model" in analysis.table()
     analysis.main([*argv, "--variant", "random dense"])
     assert "en-de-dense-seed1: not trained" in capsys.readouterr().out
     text = (tmp_path / "results" / "analysis" / "multi30k_cpu-en-de-random-seed1.json").read_text()
     kept = json.loads(text)
+    assert kept["commit"] == "of then"
     attention = kept["attentions"]["encoder.self.0"]
     assert "sentences" not in kept and attention["histograms"]["logits"]["shares"]["initial"] == [0.3, 0.7]
     assert attention["pattern"][0][-1][-1] == 1515 and "pattern" not in kept["attentions"]["decoder.cross.0"]
@@ -573,6 +577,7 @@ def test_analysis_of_a_table(results, tmp_path, capsys):
     ranges = [dict(zip(("longest", "sentences", "loss", "bleu"), values)) for values in ranges]
     found = {"ranges": ranges, "signature": "s", "beam": 1}
     figures.write_text(json.dumps({"checkpoint_avg": {"data": {"subset": "test", "sentences": 5}, "lengths": found}}))
+    shutil.copy(analysis_folder / "origin.json", figures.parent)
     analysis.main([*argv, "--variant", "random", "--lengths"])
     refused(analysis.main, *argv, "--lengths", "--sentences", "5", parts=["--sentences"])
     heads, _, row, _, note, *_ = analysis.lengths("multi30k_cpu").splitlines()
@@ -587,6 +592,30 @@ def test_analysis_runs_the_inspection(tmp_path, dry, capsys):
     analysis.main(["multi30k_cpu", "--pair", "en-de", "--variant", "random", "--out", str(tmp_path)])
     shown = capsys.readouterr().out
     assert f"-m fairseq_synth.inspect {run}/checkpoint_avg.pt --data {tmp_path}/data/multi30k_cpu-en-de/bin" in shown
+    done = tmp_path / "analysis" / "multi30k_cpu-en-de-random-seed1" / "origin.json"
+    done.parent.mkdir(parents=True)
+    done.write_text("{}")
+    os.utime(done, (0, 0))  # of an earlier training
+    analysis.main(["multi30k_cpu", "--pair", "en-de", "--variant", "random", "--out", str(tmp_path)])
+    assert "-m fairseq_synth.inspect" in capsys.readouterr().out
+    run = tmp_path / "runs" / "ptb_cpu-ptb-random-seed1"  # whose recipe averages nothing
+    run.mkdir(parents=True)
+    (run / "checkpoint_best.pt").touch()
+    analysis.main(["ptb_cpu", "--variant", "random lightconv_lm", "--out", str(tmp_path)])
+    shown = capsys.readouterr().out
+    assert f"-m fairseq_synth.inspect {run}/checkpoint_best.pt" in shown and "lightconv" not in shown
+
+
+def test_a_scored_run_has_all_files(tmp_path, monkeypatch):
+    """scores.json, by which others know it, comes last and goes first."""
+    (tmp_path / "scores.json").write_text("old")
+    moved, replace = [], Path.replace
+    monkeypatch.setattr(Path, "replace", lambda path, to: (moved.append((path.name, to.exists())), replace(path, to)))
+    with scoring.scored(tmp_path) as out:
+        for name in ("scores.json", "test.hyp.de", "test.tok.de"):
+            (out / name).write_text("new")
+        assert (tmp_path / "scores.json").read_text() == "old"
+    assert moved[-1] == ("scores.json", False) and len(moved) == 3
 
 
 def test_the_papers_rows_are_models():
@@ -753,6 +782,7 @@ def test_an_older_record_is_completed(stubs):
         ("table2 --variant randm", ["--variant randm", "transformer, fixed_random"]),
         ("table2 --seed one", ["--seed one", "integer"]),
         ("table7 --dataset ptb", ["--dataset ptb", "agnews, imdb"]),
+        ("table2 -- --nodes 2 --rendezvous first:29500", ["--nodes", "one machine"]),
         ("", ["TABLE", "reproduce.sh --help"]),
     ],
 )
@@ -790,6 +820,11 @@ def test_reproduce_shows_its_commands(table, tmp_path, dry, capsys):
 )
 def test_quickstart_refuses(argv, parts):
     refused(quickstart.main, *argv.split(), parts=parts)
+
+
+def test_quickstart_without_an_environment(monkeypatch):
+    monkeypatch.setattr(subprocess, "run", lambda *args, **_: subprocess.CompletedProcess(args, 1))
+    refused(quickstart.main, parts=["scripts/setup.sh failed"])
 
 
 def test_help():

@@ -35,7 +35,8 @@ class Loaded(NamedTuple):
 
         None for a training that started from another checkpoint's weights.
         """
-        if self.cfg.checkpoint.finetune_from_model:
+        start = self.cfg.checkpoint
+        if start.finetune_from_model or (start.reset_optimizer and start.restore_file != "checkpoint_last.pt"):
             logger.warning(f"{self.path}: trained from another checkpoint's weights, so there is no initial state")
             return None
         utils.set_torch_seed(self.cfg.common.seed)
