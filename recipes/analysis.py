@@ -52,8 +52,7 @@ def main(argv: Sequence[str]) -> None:
     for cell in TABLES[args.table].cells(args.pair, args.variant, [args.seed]):
         if cell.model in BASELINES:  # no attention that the inspection knows
             continue
-        averaged = RECIPES[cell.dataset.recipe].average
-        checkpoint = cell.run(args.out) / ("checkpoint_avg.pt" if averaged else "checkpoint_best.pt")
+        checkpoint = cell.run(args.out) / RECIPES[cell.dataset.recipe].checkpoint
         if checkpoint.exists():
             if args.lengths:
                 measure_lengths(cell, checkpoint, args.out, origin)

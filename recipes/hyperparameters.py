@@ -36,6 +36,11 @@ class Recipe:
     task: str = "translation"  # fairseq's name
     context_window: int = 0  # of fairseq-eval-lm: the least context of a token
 
+    @property
+    def checkpoint(self) -> str:
+        """The name of the checkpoint of a run that is evaluated."""
+        return "checkpoint_avg.pt" if self.average else "checkpoint_best.pt"
+
     def architecture(self, model: str) -> str:
         """The name for --arch of a model of the tables; ``transformer`` stands for fairseq's own of this kind."""
         if model in BASELINES:

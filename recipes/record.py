@@ -169,7 +169,7 @@ def record(cell: Cell, out: Path, command: Optional[str] = None, changed: Option
         compared = cell.table.task.compare(cell.data(out), run, baseline)
         figures.update({"bootstrap": compared} if compared else {})
     figures.update(measured)
-    checkpoint = run / ("checkpoint_avg.pt" if RECIPES[cell.dataset.recipe].average else "checkpoint_best.pt")
+    checkpoint = run / RECIPES[cell.dataset.recipe].checkpoint
     alpha = learned_alpha(checkpoint) if checkpoint.exists() else earlier.get("alpha")
     if alpha:
         figures["alpha"] = alpha

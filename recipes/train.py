@@ -82,7 +82,12 @@ def make_parser() -> Parser:
         "--max-tokens", type=integer(1), metavar="N", help="most of them at once in one process (default: the recipe's)"
     )
     add("--max-update", type=integer(1), metavar="N", help="updates (default: the recipe's)")
-    add("--save-every", type=integer(1), metavar="N", help="updates between checkpoints (default: the recipe's)")
+    add(
+        "--save-every",
+        type=integer(1),
+        metavar="N",
+        help="updates between checkpoints (default: the recipe's); the last 10 are kept, or 1 if none are averaged",
+    )
     add("--precision", help="fp32, fp16 or bf16 (default: bf16 where the GPU computes in it, else fp16; CPU fp32)")
     add("--seed", type=integer(0), default=1, metavar="N", help="(default: 1)")
     add("--tensorboard", metavar="DIR", help="write curves there")
