@@ -27,9 +27,12 @@ SPEED_GPU = {  # the same of results/speed_gpu
     "block 128×32": ("block_padded", "128x32"),
     "block 32×128": ("block_padded", "32x128"),
     "block 16×256": ("block_padded", "16x256"),
+    "block 256×256": ("block_large", "256x256"),
     "causal 32×32": ("block_causal", "32x32"),
     "causal 4×1024": ("block_causal", "4x1024"),
     "step, batches of a corpus": ("step_corpus", "4096 tokens"),
+    "step 128×256": ("step_large", "128x256"),
+    "generation, 32k words": ("generate_32k", "ratio"),
 }
 SPEED_IN_PICTURE = {  # column: title of its panel
     "step, batches of a corpus": "training step,\nMulti30k",
