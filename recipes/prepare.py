@@ -123,7 +123,8 @@ def binarise(raw: Path, src: str, tgt: str, out: Path, options: argparse.Namespa
         say("normalising and tokenising")
         for split in SPLITS:
             for lang in (src, tgt):
-                tokenize = f"sacremoses --quiet -l {lang} -j {workers} normalize -c tokenize"
+                jobs = workers if split == "train" else 1  # to start them takes longer than a small file
+                tokenize = f"sacremoses --quiet -l {lang} -j {jobs} normalize -c tokenize"
                 dashes = " -a" if options.dash_splits else ""
                 shell(f"{tokenize}{dashes} < {quote(f'{text}/{split}.{lang}')}", out / "tok" / f"{split}.{lang}")
         text = out / "tok"

@@ -96,9 +96,12 @@ def make_parser() -> Parser:
 
 
 def models() -> List[str]:
-    """Every model by the name that the tables have for it, fairseq's own first: VARIANTS of architectures.py."""
+    """Every model by the name that the tables have for it, fairseq's own first: VARIANTS of architectures.py.
+
+    To ask for them loads fairseq, which takes seconds.
+    """
     logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)  # it says what it misses
-    from fairseq_synth.architectures import VARIANTS  # loads fairseq, which takes seconds
+    from fairseq_synth.architectures import VARIANTS
 
     return ["transformer", *(variant.replace("+", "_") for variant in VARIANTS if variant != "vanilla")]
 

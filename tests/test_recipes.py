@@ -870,7 +870,7 @@ def test_quickstart(tmp_path, capfd):
     shutil.copy(corpus / "test.de", run / "test.hyp.de")
     (corpus / "sacrebleu_set").write_text("wmt14/full\n")
     cache_test_set(corpus, "wmt14/full", corpus)
-    done = script("evaluate.sh", corpus, worse, "--average", "2", "--beam", "1", "--baseline", run, timeout=1500)
+    done = script("evaluate.sh", corpus, worse, "--average", "0", "--beam", "1", "--baseline", run, timeout=1500)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^baseline 100.00, this run \d\.\d\d, p = 0.00", done.stdout, re.M), done.stdout
     assert re.search(r"^BLEU .* wmt14/full$", done.stdout, re.M)
