@@ -469,8 +469,15 @@ def inner_product(query: Tensor, key: Tensor) -> Tensor:
 
 
 def one_product(terms: List[Terms]) -> List[Terms]:
-    """The same sum with at most one inner product."""
-    if sum([int(term.query is not None) for term in terms]) < 2:
+    """The same sum with at most one inner product; of a single row, as in decoding, as it is.
+
+    Joined keys are a copy. It spares a sum of logits, of which one row has fewer than the keys have entries.
+    """
+    products = 0
+    for query, _, _, _, _, _, _, _ in terms:
+        if query is not None and query.size(2) > 1:
+            products += 1
+    if products < 2:
         return terms
     joined = [joint_product(terms)]
     for term in terms:

@@ -1,6 +1,7 @@
 """What SyntheticAttention does around the logits: masks, dropout, weights, cache, precision."""
 
 import itertools
+from unittest import mock
 
 import pytest
 import torch
@@ -336,6 +337,18 @@ def test_the_hosts_saved_state():
     torch.testing.assert_close(out, module(x, attn_mask=future(4))[0][3:])
 
 
+@pytest.mark.parametrize("spec", ["factorized_random+vanilla", "dense+vanilla", "factorized_random+dense"])
+def test_a_step_copies_no_keys_of_a_mixture(spec, monkeypatch):
+    """The logits of one row are a sum; of more rows they are one product of all keys beside each other."""
+    module = make_attention(spec).eval()
+    joined = mock.Mock(side_effect=synthesizers.joint_product)
+    monkeypatch.setattr(synthesizers, "joint_product", joined)
+    state = {}
+    for rows, times in ((2, 1), (1, 1), (1, 1)):
+        module(torch.randn(rows, 2, 6), incremental_state=state)
+        assert joined.call_count == times
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_values_are_not_moved(mode):
     """A table of values grows by doubling, and leaves what no hypothesis refers to behind."""
@@ -346,12 +359,12 @@ def test_values_are_not_moved(mode):
         for t in range(48):
             module(torch.randn(1, 6 if t < 32 else 2, 6), incremental_state=state)
             cache = module._get_input_buffer(state)
-            moves += cache["values"].data_ptr() != last
-            last = cache["values"].data_ptr()
-            assert cache["values"].size(0) <= 4 * cache["block_table"].numel()
+            moves += cache["entries"].data_ptr() != last
+            last = cache["entries"].data_ptr()
+            assert cache["entries"].size(0) <= 4 * cache["block_table"].numel()
             order = torch.tensor([4, 4, 4, 0, 1, 2] if t < 31 else [1, 0])
             module.reorder_incremental_state(state, order)
-            assert module._get_input_buffer(state)["values"].data_ptr() == last
+            assert module._get_input_buffer(state)["entries"].data_ptr() == last
     assert moves <= 8
 
 
@@ -406,7 +419,8 @@ def test_cache_holds_what_is_read(spec):
         module(x, x, x, incremental_state=state)
     cache = {k: v for k, v in module._get_input_buffer(state).items() if v is not None}
     keys = any(SYNTHESIZERS[name].reads_query_key for name in spec.split("+"))
-    assert set(cache) == {"values", "block_table", "used"} | ({"prev_key"} if keys else set())
+    assert set(cache) == {"entries", "block_table", "used"}
+    assert cache["entries"].size(1) == module.num_heads * (1 + keys)
     assert (module.q_proj is not None) == (module.k_proj is not None) == keys
 
 
