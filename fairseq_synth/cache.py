@@ -89,7 +89,7 @@ def collect(entries: Tensor, table: Tensor, first: int, count: int) -> Tensor:
 
 
 def rows_of(table: Tensor, size: int, first: int, count: int) -> Tensor:
-    """The same vectors' rows, (B, count, t), in entries of `size` vectors a token seen as (N E, d_h)."""
+    """Where `collect` finds its vectors: row numbers (B, count, t) in entries seen as (N E, d_h), with E = `size`."""
     return table.unsqueeze(1) * size + torch.arange(first, first + count, device=table.device).unsqueeze(1)
 
 
