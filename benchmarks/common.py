@@ -99,7 +99,7 @@ def cells(column: str, figures: Dict[str, float]) -> Dict[str, float]:
 def report(title: str, unit: str, rows: Dict[str, Dict[str, float]], args: argparse.Namespace) -> None:
     """Prints a Markdown table, name by column, and writes ``--out``."""
     columns = list(next(iter(rows.values())))
-    print(f"\n{title}; {unit}; {hardware()}; {', '.join(f'{k} {v}' for k, v in versions().items())}\n")
+    print(f"\n{title}; {unit}; {hardware(args.device)}; {', '.join(f'{k} {v}' for k, v in versions().items())}\n")
     print("| |" + "|".join(columns) + "|\n|" + "---|" * (len(columns) + 1))
     for name, cells in rows.items():
         print(f"| {name} | " + " | ".join(f"{cells[c]:.2f}" if c in cells else "" for c in columns) + " |")
@@ -114,7 +114,7 @@ def report(title: str, unit: str, rows: Dict[str, Dict[str, float]], args: argpa
             "figures": rows,
             "commit": commit(),
             "versions": versions(),
-            "hardware": hardware(),
+            "hardware": hardware(args.device),
         }
         args.out.write_text(json.dumps(record, indent=2, default=str) + "\n")
 

@@ -12,15 +12,22 @@ from typing import Any, Dict, List, Optional
 from .command import ROOT, write
 
 
-def hardware(threads: Optional[int] = None) -> str:
-    """The GPU's name, or the processor's and the number of threads (default: torch's in this process)."""
-    import torch
+def hardware(device: str = "", threads: Optional[int] = None) -> str:
+    """The GPU's name, or the processor's and the number of threads.
 
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
+    Args:
+        device: cpu or cuda (default: cuda where there is a GPU).
+        threads: default: torch's in this process.
+    """
+    if device != "cpu" or not threads:
+        import torch
+
+        if device != "cpu" and torch.cuda.is_available():
+            return torch.cuda.get_device_name()
+        threads = threads or torch.get_num_threads()
     cpuinfo = Path("/proc/cpuinfo")
     model = re.search(r"model name\s*: (.*)", cpuinfo.read_text()) if cpuinfo.exists() else None
-    return f"{model[1] if model else platform.machine()}, {threads or torch.get_num_threads()} thread(s)"
+    return f"{model[1] if model else platform.machine()}, {threads} thread(s)"
 
 
 def versions() -> Dict[str, str]:
@@ -49,13 +56,13 @@ def commit() -> str:
     return f"{found}-dirty" if changed else found
 
 
-def note(file: Path) -> None:
+def note(file: Path, device: str) -> None:
     """Adds the code, versions and hardware of a training that starts to the list in its folder.
 
     A run that was resumed with other code, or elsewhere, has several.
     """
     threads = int(os.environ.get("OMP_NUM_THREADS", 0))  # of the training, which is another process
-    now = {"commit": commit(), "versions": versions(), "hardware": hardware(threads)}
+    now = {"commit": commit(), "versions": versions(), "hardware": hardware(device, threads)}
     starts: List[Dict[str, Any]] = json.loads(file.read_text()) if file.exists() else []
     if now not in starts:
         write(file, json.dumps([*starts, now], indent=1) + "\n")

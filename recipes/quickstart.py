@@ -27,7 +27,6 @@ from .command import (
     split_flags,
 )
 from .hyperparameters import RECIPES
-from .tables import TABLES
 
 RECIPE = "multi30k_cpu"  # of the README's results; shortened for the numbers
 UPDATES = {"numbers": 800, "multi30k": RECIPES[RECIPE].max_update}
@@ -55,8 +54,7 @@ def main(argv: Sequence[str]) -> None:
     python = ROOT / ".venv" / "bin" / "python"
     if python.exists() and Path(sys.prefix).resolve() != (ROOT / ".venv").resolve():
         os.execv(python, [str(python), "-m", "recipes", "quickstart", *argv])  # .venv may be new
-    known = args.variant in TABLES["table2"].paper  # without loading fairseq
-    if not known and args.variant not in [*train.models(), "vanilla"]:
+    if args.variant not in [*train.models(), "vanilla"]:
         raise UserError(f"--variant {args.variant}: choose from {', '.join(train.models())}")
     updates, merges = args.max_update or UPDATES[args.data], args.merges or MERGES[args.data]
     corpus = args.out / f"{args.data}-{args.pair}-bpe{merges}"

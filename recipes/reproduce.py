@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> None:
             raise UserError(f"--seed {seed}: must be an integer, at least 0")
     for flag, given, known in (
         ("--pair" if table.corpus else "--dataset", args.dataset, [dataset.name for dataset in table.datasets]),
-        ("--variant", args.variant, args.variant and [*table.models(), *train.models(), "vanilla"]),
+        ("--variant", args.variant, [*table.models(), *train.models(), "vanilla"]),
     ):
         for word in [] if given is None else given or [""]:
             if word not in known:

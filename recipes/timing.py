@@ -52,7 +52,7 @@ def time_table(table: Table, datasets: Optional[Sequence[str]], out: Path, sourc
             "figures": figures,
             "commit": provenance.commit(),
             "versions": provenance.versions(),
-            "hardware": provenance.hardware(recipe.threads),
+            "hardware": provenance.hardware("cpu" if recipe.gpus == 0 else "", recipe.threads),
         }
         write(result(table, dataset), json.dumps(record, indent=1) + "\n")
         print("wrote", result(table, dataset))

@@ -13,8 +13,8 @@ Stop it at any time; the same command goes on from the last checkpoint. DRY_RUN=
 """
 
 import argparse
+import ast
 import importlib.util
-import logging
 import math
 import os
 import re
@@ -96,14 +96,17 @@ def make_parser() -> Parser:
 
 
 def models() -> List[str]:
-    """Every model by the name that the tables have for it, fairseq's own first: VARIANTS of architectures.py.
+    """Every model by the name that the tables have for it, fairseq's own first.
 
-    To ask for them loads fairseq, which takes seconds.
+    They are VARIANTS of architectures.py, read from its text: to import it loads fairseq, which takes seconds.
     """
-    logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)  # it says what it misses
-    from fairseq_synth.architectures import VARIANTS
-
-    return ["transformer", *(variant.replace("+", "_") for variant in VARIANTS if variant != "vanilla")]
+    source = ast.parse((ROOT / "fairseq_synth" / "architectures.py").read_text(encoding="utf-8"))
+    (variants,) = (
+        ast.literal_eval(node.value)
+        for node in source.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "VARIANTS"
+    )
+    return ["transformer", *(variant.replace("+", "_") for variant in variants if variant != "vanilla")]
 
 
 def recipe_name(arch: str, dataset: str = "") -> str:
@@ -364,7 +367,7 @@ def main(argv: Sequence[str]) -> None:
         show(command)
         if dry_run():
             return
-        provenance.note(save / "provenance.json")
+        provenance.note(save / "provenance.json", "cuda" if args.gpus else "cpu")
         log = save / ("train.log" if args.nodes == 1 else f"train.{socket.gethostname()}.log")
         # in this process' place, so that a signal sent to it reaches the training
         sys.stdout.flush()

@@ -121,9 +121,9 @@ def test_no_value_is_read(spec, monkeypatch):
 
 
 def test_compiled():
-    """torch.compile gives the eager output and gradients."""
-    specs = dict(encoder_synthesizer="random+vanilla", decoder_synthesizer="dense+factorized_dense")
-    model = perturb(make_model(dropout=0.0, encoder_layers=1, decoder_layers=1, **specs)).train()
+    """torch.compile gives the eager output and gradients of two mixtures, in the encoder and in the decoder."""
+    layers = "random+vanilla,dense+factorized_dense"
+    model = perturb(make_model(dropout=0.0, encoder_synthesizer=layers, decoder_synthesizer=layers)).train()
     torch._dynamo.reset()
     compiled = torch.compile(model, backend="aot_eager")
     source, target = pad_batch(SOURCES, left=True), pad_batch(TARGETS, left=False)

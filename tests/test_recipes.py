@@ -21,6 +21,7 @@ import pytest
 import torch
 from helpers import ROOT, flag, refused, script
 
+from fairseq_synth.architectures import VARIANTS
 from recipes import (
     analysis,
     command,
@@ -628,6 +629,14 @@ def test_the_papers_rows_are_models():
             assert RECIPES[train.recipe_name(arch, cell.dataset.name)].task == RECIPES[cell.dataset.recipe].task
 
 
+def test_the_models_are_the_variants():
+    """They are known without loading torch or fairseq, which would take seconds before each training."""
+    assert train.models() == ["transformer", *(v.replace("+", "_") for v in VARIANTS if v != "vanilla")]
+    code = "import sys; from recipes import train; train.recipe_name('transformer_synth_random_multi30k'); "
+    code += "print({'fairseq', 'fairseq_synth', 'torch'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout == "set()\n"
+
+
 @pytest.fixture
 def stubs(tmp_path, monkeypatch):
     """A project whose trainings and evaluations only say that they were called."""
@@ -822,6 +831,13 @@ def test_quickstart_refuses(argv, parts):
     refused(quickstart.main, *argv.split(), parts=parts)
 
 
+def test_quickstart_refuses_a_variant_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(subprocess, "run", lambda *args, **_: subprocess.CompletedProcess(args, 0))
+    monkeypatch.setattr(sys, "prefix", str(ROOT / ".venv"))
+    refused(quickstart.main, "--variant", "randm", "--out", tmp_path / "out", parts=["--variant randm", "random_dense"])
+    assert not any(tmp_path.iterdir())
+
+
 def test_quickstart_without_an_environment(monkeypatch):
     monkeypatch.setattr(subprocess, "run", lambda *args, **_: subprocess.CompletedProcess(args, 1))
     refused(quickstart.main, parts=["scripts/setup.sh failed"])
@@ -870,7 +886,7 @@ def test_quickstart(tmp_path, capfd):
     shutil.copy(corpus / "test.de", run / "test.hyp.de")
     (corpus / "sacrebleu_set").write_text("wmt14/full\n")
     cache_test_set(corpus, "wmt14/full", corpus)
-    done = script("evaluate.sh", corpus, worse, "--average", "0", "--beam", "1", "--baseline", run, timeout=1500)
+    done = script("evaluate.sh", corpus, worse, "--average", "2", "--beam", "1", "--baseline", run, timeout=1500)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^baseline 100.00, this run \d\.\d\d, p = 0.00", done.stdout, re.M), done.stdout
     assert re.search(r"^BLEU .* wmt14/full$", done.stdout, re.M)
@@ -901,6 +917,15 @@ def test_a_training_shorter_than_its_warm_up(capsys):
     train.warn_of_warm_up(command)
     error = capsys.readouterr().err
     assert "--max-update 100" in error and "--warmup-updates 1500" in error and "-- --warmup-updates 20" in error
+
+
+def test_hardware(monkeypatch):
+    """A training on the CPU of a machine with a GPU is the CPU's."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    assert provenance.hardware() == provenance.hardware("cuda", 2) == "a GPU"
+    assert provenance.hardware("cpu", 3).endswith(", 3 thread(s)")
+    assert provenance.hardware("cpu").endswith(f", {torch.get_num_threads()} thread(s)")
 
 
 def test_commit_is_marked_when_code_differs(tmp_path, monkeypatch):
