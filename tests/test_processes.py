@@ -27,6 +27,7 @@ from recipes import train as recipe
 pytestmark = pytest.mark.slow
 ARCH = "transformer_synth_random_vanilla_multi30k"
 QUIET = ["--disable-validation", "--no-epoch-checkpoints"]
+UPDATES = 40  # some three epochs
 
 
 def arguments(data, save, processes, max_update, *flags, timeout=600):
@@ -77,9 +78,9 @@ def prepared(data):
 
 @pytest.fixture(scope="module")
 def two(prepared, tmp_path_factory):
-    """Two processes for 20 updates, without interruption."""
+    """Two processes, without interruption."""
     save = tmp_path_factory.mktemp("two")
-    return save, losses(finish(start(prepared, save, 2, 20)))
+    return save, losses(finish(start(prepared, save, 2, UPDATES)))
 
 
 def wait_for(condition, seconds=120):
@@ -97,13 +98,13 @@ def workers(process):
 
 def test_two_processes_take_the_steps_of_one(prepared, two, tmp_path, dry, monkeypatch, capsys):
     """The same batch, split over processes or over passes: the same losses."""
-    recipe.main(arguments(prepared, tmp_path, 1, 20, "--dropout", "0"))
+    recipe.main(arguments(prepared, tmp_path, 1, UPDATES, "--dropout", "0"))
     command = shlex.split(capsys.readouterr().out)  # that train.sh would run in its own place; here in this process
     assert command[:2] == ["+", "fairseq-train"]
     one = losses(run_cli(train.cli_main, *command[2:])[1])
     monkeypatch.delenv("DRY_RUN")
-    split = losses(finish(start(prepared, tmp_path / "two", 2, 20, "--dropout", "0")))
-    assert list(one) == list(split) == list(range(1, 21))
+    split = losses(finish(start(prepared, tmp_path / "two", 2, UPDATES, "--dropout", "0")))
+    assert list(one) == list(split) == list(range(1, UPDATES + 1))
     for update in one:
         assert float(split[update]) == pytest.approx(float(one[update]), abs=0.002)
     assert split != two[1]  # dropout does something
@@ -112,13 +113,13 @@ def test_two_processes_take_the_steps_of_one(prepared, two, tmp_path, dry, monke
 def test_killed_processes_resume(prepared, two, tmp_path):
     """Both processes killed in the second epoch and started again: bit for bit the run that was not."""
     flags = ["--save-interval-updates", "3", "--keep-interval-updates", "1"]
-    process = start(prepared, tmp_path, 2, 20, *flags)
-    wait_for(lambda: list(tmp_path.glob("checkpoint_*_12.pt")))
+    process = start(prepared, tmp_path, 2, UPDATES, *flags)
+    wait_for(lambda: list(tmp_path.glob("checkpoint_2_*.pt")))
     for pid in [*workers(process), process.pid]:
         os.kill(pid, signal.SIGKILL)
     process.communicate(timeout=60)
-    assert weights(tmp_path)[1] < 20
-    resumed = finish(start(prepared, tmp_path, 2, 20, *flags))
+    assert weights(tmp_path)[1] < UPDATES
+    resumed = finish(start(prepared, tmp_path, 2, UPDATES, *flags))
     assert "Loaded checkpoint" in resumed
     assert_same_weights(tmp_path, two[0])
 
