@@ -455,6 +455,7 @@ def draw_learned_r(series: Figures, figure: Any) -> None:
     block = len(layers[0]) * (side + gap) + 0.25
     width, height = len(layers) * block, side + title + gap
     figure.set_size_inches(width, height)
+    figure.set_layout_engine("none")
     for i, layer in enumerate(layers):
         for j, matrix in enumerate(layer):
             left = i * block + 0.125 + j * (side + gap)

@@ -172,6 +172,7 @@ def draw_kinds(series: Series, figure: Any) -> None:
     """A column for each function, a row for each sentence; each picture of S has its own scale of colors."""
     width, height, side, pitch = 13, 5.8, 1.88, 2.05
     figure.set_size_inches(width, height)
+    figure.set_layout_engine("none")
     for column, (name, matrices) in enumerate(series["logits"].items()):
         for row, (words, matrix) in enumerate(zip(series["sentences"], matrices)):
             place = (0.66 + column * pitch, 3.0 - row * (side + 0.6), side, side)  # in inches

@@ -451,7 +451,8 @@ def test_trace(spec, monkeypatch):
 
     module = Output().eval()
     x, y = torch.randn(2, 5, 3, 6)
-    traced = torch.jit.trace(module, (x, padding_mask([5, 5, 3])))
+    # torch's own check compares rows of padding too, which may hold anything
+    traced = torch.jit.trace(module, (x, padding_mask([5, 5, 3])), check_trace=False)
     other = padding_mask([5, 4, 4])
     torch.testing.assert_close(traced(y, other)[:4], module(y, other)[:4])
 
