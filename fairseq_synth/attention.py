@@ -1,7 +1,7 @@
 """Self-attention over synthesized logits, in the place of fairseq's MultiheadAttention.
 
-Projections and the decoding cache are here; where the logits come from is the business of `synthesizers`
-alone, and how softmax, masks and dropout are computed that of `computations`.
+The projections are here. `synthesizers` computes the logits, `computations` the softmax with its masks and dropout, and
+`cache` keeps what decoding has seen.
 """
 
 import logging
@@ -55,7 +55,7 @@ class SyntheticAttention(nn.Module):
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.head_dim = embed_dim // num_heads
-        # the host's name, by which --retain-dropout-modules finds it
+        # fairseq's name, by which --retain-dropout-modules finds it
         self.dropout_module = FairseqDropout(dropout, module_name="MultiheadAttention")
 
         def projection(width: int = embed_dim) -> nn.Module:
@@ -63,7 +63,7 @@ class SyntheticAttention(nn.Module):
 
         self.num_query_key_heads = sum(synthesizer.query_key_heads)
         width = self.num_query_key_heads * self.head_dim
-        # created and initialized in the host's order: one seed, the same weights
+        # created and initialized in fairseq's order: one seed, the same weights
         self.k_proj = projection(width) if width else None
         self.v_proj = projection()
         self.q_proj = projection(width) if width else None
@@ -91,7 +91,7 @@ class SyntheticAttention(nn.Module):
         attn_mask: Optional[Tensor] = None,
         need_head_weights: bool = False,
     ) -> Tuple[Tensor, Optional[Tensor]]:
-        """Attends; the call is the host's.
+        """Attends; the call is fairseq's.
 
         Args:
             query: (T, B, C), positions 0..T-1 of the sentence, or the newest token with a cache.
@@ -266,7 +266,7 @@ class SyntheticAttention(nn.Module):
         weighted, own_weighted = ({key for key in keys if key.endswith(".alpha")} for keys in (theirs, own))
         if weighted != own_weighted:
             raise SynthesizerError(
-                f"{name}: the checkpoint was trained with --synth-mixture {'convex' if weighted else 'sum'}"
+                f"{name}: the checkpoint was trained with --synth-mixture {'convex' if weighted else 'sum'}; give that"
             )
         for key, value in own.items():
             if key in theirs and theirs[key].shape != value.shape:
@@ -320,7 +320,7 @@ def names_of(synthesizer: Union[Mixture, HeadGroups]) -> List[str]:
 def functions_of(keys: Iterable[str]) -> Set[str]:
     """The functions that have weights in a synthesizer's state dict, named as in `names_of`.
 
-    Not by alpha, as functions without weights of their own leave no other trace.
+    ``alpha`` is not looked at: with ``convex`` functions without weights of their own have it, with ``sum`` none does.
     """
     found = (re.match(r"(?:groups\.(\d+\.))?components\.(\w+)\.(?!alpha$)", key) for key in keys)
     return {f"{match[1] or ''}{match[2]}" for match in found if match}

@@ -50,7 +50,7 @@ def extend(
 
 
 def reorder(cache: Cache, new_order: Tensor) -> Cache:
-    """The cache of the hypotheses `new_order`, each a number of one that the cache has."""
+    """The cache for the next step, where hypothesis i goes on from hypothesis ``new_order[i]``."""
     reordered: Cache = {"entries": cache.get("entries"), "used": cache.get("used")}
     for name in ("block_table", "prev_key_padding_mask", "prev_key", "prev_value"):
         x = cache.get(name)
@@ -135,7 +135,7 @@ def append(
 
 
 def is_writable(x: Tensor) -> bool:
-    """Whether a tensor can be written to: one of inference mode only within it."""
+    """Whether a tensor can be written to: an inference tensor only in inference mode."""
     if x.is_inference():
         if torch.jit.is_scripting():
             return False

@@ -44,7 +44,7 @@ def attend(
     on a CPU: anything else                                tiled; plain if few or with dropout
     =====================================================  ==================================
 
-    What would be tiled is plain where a mask pads anywhere but on the right, or all of a sentence.
+    Where padding is not only on the right, or covers a whole sentence, it is plain in place of tiled.
 
     Args:
         terms: of S.

@@ -93,7 +93,7 @@ def flatten(cls: type, prefix: str = "") -> List[Tuple[str, Any, Any]]:
         if prefix == "decoder_" and f.name in ("input_dim", "output_dim"):
             default = II("model.decoder_embed_dim")
         if f.name == "layers_to_keep":
-            annotation = Optional[str]  # the host declares a list and splits a string
+            annotation = Optional[str]  # fairseq declares a list and splits a string
         flat.append((prefix + f.name, annotation, field(default=default, metadata=f.metadata)))
     return flat
 

@@ -37,7 +37,7 @@ def explain(error: BaseException) -> Optional[str]:
     """The one line that tells a user what to do, or None for an error that needs its traceback."""
     cause: Optional[BaseException] = error
     seen: Set[int] = set()  # a chain of errors may come back to itself
-    while cause is not None and id(cause) not in seen:  # the host wraps some errors in others of its own
+    while cause is not None and id(cause) not in seen:  # fairseq wraps some errors in others of its own
         seen.add(id(cause))
         if isinstance(cause, SynthesizerError):
             return str(cause)

@@ -66,7 +66,7 @@ class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
         return model
 
     def prepare_for_inference_(self, cfg: Any) -> None:
-        """As the host's.
+        """As fairseq's own.
 
         Raises:
             SynthesizerError: ``--min-len`` is more than the model can write.
@@ -92,7 +92,7 @@ def check_embeddings(args: Any) -> None:
     if not args.tie_adaptive_weights:
         return
     if not args.adaptive_input:
-        raise SynthesizerError("--tie-adaptive-weights ties them to those of --adaptive-input: give that too")
+        raise SynthesizerError("--tie-adaptive-weights shares weights with --adaptive-input: give that too")
     for one, other in (
         ("adaptive_input_factor", "adaptive_softmax_factor"),
         ("adaptive_input_cutoff", "adaptive_softmax_cutoff"),

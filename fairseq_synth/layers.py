@@ -78,7 +78,7 @@ class LimitedStack:
     length_flag: str  # which flag sets it
 
     def max_positions(self) -> int:
-        """Longest sentence in tokens: the host's limit, or `max_length` where that is lower."""
+        """Longest sentence in tokens: fairseq's limit, or `max_length` where that is lower."""
         limits = [super().max_positions(), self.max_length]  # type: ignore[misc]
         return min(limit for limit in limits if limit is not None)
 
@@ -100,7 +100,7 @@ class SynthesizerStack(LimitedStack):
     Args:
         cfg: fairseq's.
         specs: the functions of the heads of each layer, as `parse_heads` returns them.
-        args, kwargs: the host's.
+        args, kwargs: fairseq's.
     """
 
     def __init__(
@@ -108,8 +108,8 @@ class SynthesizerStack(LimitedStack):
     ) -> None:
         self.max_length, self.length_flag = length_limit(cfg, specs), "--synth-max-length"
         self.first_spec = specs[0] if specs else ()
-        super().__init__(cfg, *args, **kwargs)  # type: ignore[call-arg]  # of the host's class, the second base
-        # the host builds all layers alike
+        super().__init__(cfg, *args, **kwargs)  # type: ignore[call-arg]  # of fairseq's class, the second base
+        # fairseq builds all layers alike
         for i, groups in enumerate(specs):
             if groups != specs[0]:
                 self.layers[i] = self.build_layer(cfg, groups)  # type: ignore[attr-defined]
@@ -125,7 +125,7 @@ class AlignedEncoder(LimitedStack, TransformerEncoderBase):
         return_all_hiddens: bool = False,
         token_embeddings: Optional[Tensor] = None,
     ) -> Dict[str, List[Tensor]]:
-        """As the host's; left-padded sentences are aligned for the layers and handed back as they came.
+        """As fairseq's own; left-padded sentences are aligned for the layers and handed back as they came.
 
         Args:
             src_tokens: (B, T), padded on either side.
@@ -180,7 +180,7 @@ class SynthesizerDecoder(SynthesizerStack, TransformerDecoderBase):
         return wrap_layer(SynthesizerDecoderLayer(cfg, groups, self.no_encoder_attn), cfg)
 
     def buffered_future_mask(self, tensor: Tensor) -> Tensor:
-        """What the host hands to the layers as the causal mask: `causal_mask`, as sentences are aligned."""
+        """What fairseq hands to the layers as the causal mask: `causal_mask`, as sentences are aligned."""
         return causal_mask(tensor)
 
     def extract_features(
@@ -192,7 +192,7 @@ class SynthesizerDecoder(SynthesizerStack, TransformerDecoderBase):
         alignment_layer: Optional[int] = None,
         alignment_heads: Optional[int] = None,
     ) -> Tuple[Tensor, Dict[str, List[Optional[Tensor]]]]:
-        """As the host's; left-padded targets are aligned for the layers and handed back as they came.
+        """As fairseq's own; left-padded targets are aligned for the layers and handed back as they came.
 
         Args:
             prev_output_tokens: (B, T), padded on either side; in incremental decoding everything so far.

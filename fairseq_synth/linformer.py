@@ -96,7 +96,7 @@ class LinformerAttention(nn.Module):
         need_weights: bool = False,
         attn_mask: Optional[Tensor] = None,
     ) -> Tuple[Tensor, Optional[Tensor]]:
-        """Attends; the call is the host's, of an encoder layer.
+        """Attends; the call is fairseq's, of an encoder layer.
 
         Args:
             query: (T, B, C); `key` and `value` are the same.

@@ -2,7 +2,7 @@
 
 What is known is not read from the values of a tensor. A decoder says `causal_mask`, which has no values; and
 sentences are aligned on their first token at the door of the model (`align`), so that position-indexed logits
-are right and all padding is behind the sentences. So no layer makes the host wait for a GPU.
+are right and all padding is behind the sentences. So no layer makes the CPU wait for a GPU.
 """
 
 from typing import List, Optional
@@ -14,7 +14,7 @@ from torch import Tensor
 def causal_mask(like: Tensor) -> Tensor:
     """The ``attn_mask`` of a decoder, without elements: row i sees the columns up to i, and padding is on the right.
 
-    A mask (T, T) of minus infinity means the same to `masked_softmax`, but only who reads it knows.
+    A mask (T, T) of minus infinity means the same to `masked_softmax`, but one has to read its values to know.
     """
     return like.new_empty(0, 0)
 
@@ -82,7 +82,7 @@ def sentence_lengths(key_padding_mask: Tensor) -> Optional[List[int]]:
 def aligned_columns(padding_mask: Tensor) -> Optional[Tensor]:
     """The columns (B, T) that tokens take when all padding is moved behind its sentence, order kept.
 
-    None where nothing moves, which is asked on a CPU alone: on a GPU the answer would be a host-device synchronization.
+    None where nothing moves, which is asked on a CPU alone: on a GPU the answer would make the CPU wait.
 
     Args:
         padding_mask: (B, T), true at padding, which may be anywhere.
@@ -103,7 +103,7 @@ def align(x: Tensor, columns: Optional[Tensor]) -> Tensor:
 
 
 def restore(x: Tensor, columns: Optional[Tensor], batch_first: bool = False) -> Tensor:
-    """x (T, B, C), or (B, T, C) if `batch_first`, from `aligned_columns` back in the caller's."""
+    """x (T, B, C), or (B, T, C) if `batch_first`, from `aligned_columns` back to the caller's columns."""
     if columns is None:
         return x
     if batch_first:

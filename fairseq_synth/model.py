@@ -79,7 +79,7 @@ class SynthesizerModel:
         check_min_len(getattr(cfg, "generation", None), decoder.max_positions(), decoder.max_length)
 
     def load_state_dict(self, state_dict: Dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
-        """As the host's.
+        """As fairseq's own.
 
         Raises:
             SynthesizerError: the weights are of another kind of model.

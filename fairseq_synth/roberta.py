@@ -144,7 +144,7 @@ class SynthesizerRoberta(SynthesizerModel, RobertaModel):
         return model
 
     def load_state_dict(self, state_dict: Dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
-        """As the host's.
+        """As fairseq's own.
 
         Raises:
             SynthesizerError: the weights are of another kind of model, or of another ``--max-positions``.

@@ -192,7 +192,7 @@ class RelativeRandom(Synthesizer):
 
     def forward(self, x: Tensor, q: Optional[Tensor], k: Optional[Tensor], start: int, src_len: int) -> Terms:
         last = start + x.size(2) - 1
-        # from the last row's distance to the first column up to the first row's to the last column
+        # all j - i, from that of the last row and first column to that of the first row and last column
         distances = torch.arange(-last, src_len - start, device=x.device).clamp(-self.max_length, self.max_length)
         values = self.r.index_select(1, distances + self.max_length)
         # each row is the one below it, moved by one
@@ -469,9 +469,10 @@ def inner_product(query: Tensor, key: Tensor) -> Tensor:
 
 
 def one_product(terms: List[Terms]) -> List[Terms]:
-    """The same sum with at most one inner product; of a single row, as in decoding, as it is.
+    """The same sum, with its inner products joined to one.
 
-    Joined keys are a copy. It spares a sum of logits, of which one row has fewer than the keys have entries.
+    With a single row, as in decoding, they stay apart: to join them copies all keys, which costs more than to add up
+    one row of logits.
     """
     products = 0
     for query, _, _, _, _, _, _, _ in terms:
@@ -487,7 +488,7 @@ def one_product(terms: List[Terms]) -> List[Terms]:
 
 
 def joint_product(terms: List[Terms]) -> Terms:
-    """All inner products as one: of all queries, times their weights, beside each other, and so the keys."""
+    """All inner products as one: the queries, times their weights, are concatenated, and so are the keys."""
     queries: List[Tensor] = []
     keys: List[Tensor] = []
     for query, key, _, _, _, _, weight, scale in terms:

@@ -97,7 +97,7 @@ def blocks_of_sentences(lengths: Sequence[int], heads: int, rows: int) -> Iterat
 
 
 def blocks_of_lengths(lengths: Sequence[int], heads: int, rows: int) -> Iterator[Block]:
-    """Blocks of shared logits: for neighbours of equal length, as which fairseq sorts a batch."""
+    """Blocks of shared logits, for neighbours of equal length: fairseq sorts a batch by length."""
     first = 0
     for last in range(1, len(lengths) + 1):
         length = lengths[first]
@@ -111,7 +111,7 @@ def blocks_of_lengths(lengths: Sequence[int], heads: int, rows: int) -> Iterator
 
 
 class _Tiled(torch.autograd.Function):
-    """Saves its inputs alone. The terms are inner products first, then what has none."""
+    """Saves only its inputs. Terms with an inner product come first."""
 
     @staticmethod
     def forward(
@@ -225,7 +225,7 @@ def add_gradients(outputs: List[Tensor], grads: List[Tensor], leaves: List[Terms
 
 
 def tile_weights(terms: List[Terms], num_heads: int, rows: slice, columns: slice, block: Block, causal: bool) -> Tensor:
-    """Softmax of a tile of logits, in fp32 at least, what a row may not see hidden."""
+    """Softmax of a tile of logits, in fp32 or fp64; columns that a row may not see are masked."""
     scores = at_least_fp32(logits(terms, columns.stop)).expand(-1, num_heads, -1, -1)
     if scores.size(2) == 1 or scores.stride(1) == 0 or all(t.query is None and t.left is None for t in terms):
         scores = scores.expand(-1, -1, rows.stop - rows.start, -1).clone()  # else it may be a view of a parameter
@@ -238,7 +238,7 @@ def tile_weights(terms: List[Terms], num_heads: int, rows: slice, columns: slice
 
 
 def tiles(block: Block, terms: List[Terms], causal: bool) -> List[Tuple[slice, slice]]:
-    """The rows and columns of a block's tiles. One reads its rows of a matrix in blocks from one band."""
+    """The rows and columns of a block's tiles. A tile lies within one band of a matrix in blocks."""
     edges = set(range(0, block.length, block.rows)) | {block.length}
     for term in terms:
         if term.matrix is not None:

@@ -64,7 +64,7 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
         return SynthesizerDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
 
     def prepare_for_inference_(self, cfg: Any) -> None:
-        """As the host's. From here on references are compared with the output, and are not read by the model.
+        """As fairseq's own. From here on references are compared with the output, and are not read by the model.
 
         Raises:
             SynthesizerError: ``--min-len`` is more than the model can write.

@@ -44,7 +44,7 @@ PREPARE = """A corpus of text classification, to binarised data for fairseq-trai
   own     your corpus, in the folder of --from
 
 The text comes from --from, a folder with {train,test}.csv or .tsv, and valid too if there is one, any of them also as
-.gz; imdb takes the unpacked aclImdb there as well. Without --from it comes from the corpus' home and is checked by
+.gz; imdb takes the unpacked aclImdb there as well. Without --from it is downloaded and checked by
 SHA-256 (classification.sha256). The first column is the label. The text is all others; for imdb the last. A first
 line that begins with label or class is taken for headings.
 
@@ -93,7 +93,7 @@ def main(argv: Sequence[str]) -> None:
     args = parser.parse_args(argv)
     corpus, out = CORPORA[args.corpus], args.out
     if not corpus.urls and not args.source:
-        raise UserError(f"{args.corpus}: has no home; name the folder of {{train,test}}.csv by --from")
+        raise UserError(f"{args.corpus}: nothing to download; name the folder of {{train,test}}.csv by --from")
     # a mistake in the text is told before anything is written
     splits = read_corpus(corpus, args.source, args.examples, args.valid) if args.source else {}
     with locked(out / ".lock"):
@@ -281,7 +281,7 @@ def evaluate(
     max_tokens: int = 4096,
     baseline: Optional[Path] = None,
 ) -> None:
-    """evaluate.sh; what is not given is as the recipe says, and that by default the one of the run's settings.
+    """evaluate.sh. What is not given comes from the recipe, by default the one in the run's settings.
 
     Raises:
         UserError: the data or the run are missing or do not belong together, or a program failed.
@@ -324,7 +324,7 @@ def accuracy(data: Path, predicted: Path) -> Dict[str, Any]:
 def compare(data: Path, run_dir: Path, baseline: Path) -> Dict[str, Any]:
     """McNemar's exact test of a run's accuracy against a baseline's, both evaluated on the same data.
 
-    Of the examples on which one is right and the other wrong, as many should be the one's as the other's.
+    Null hypothesis: where only one of the two is right, each is with equal probability.
 
     Raises:
         UserError: one of them is not evaluated, or not on these data.

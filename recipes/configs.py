@@ -14,12 +14,12 @@ HEADER = """\
 #   fairseq-hydra-train --config-dir configs --config-name {name} model.encoder_synthesizer=dense+vanilla \\
 #       common.user_dir="$(python -m fairseq_synth)" task.data=/absolute/path/to/bin checkpoint.save_dir=/absolute/path
 #
-# What is not here has fairseq's default. Without a save_dir each call writes to a folder of its own, and so goes on
-# from nothing. {device}
+# What is not here has fairseq's default. Without a save_dir each call writes to a folder of its own, so nothing is
+# resumed. {device}
 # An architecture's name has no effect under Hydra: the sizes stand below.
 """
 GPUS = (
-    "For {n} GPUs; with others keep their number times optimization.update_freq. A GPU that does not\n"
+    "For {n} GPUs; with another number keep number x optimization.update_freq the same. A GPU that does not\n"
     "# compute in bf16: common.bf16=false common.fp16=true. Another pair of languages: task.target_lang."
 )
 # said on the command line, or found by fairseq itself

@@ -1,4 +1,4 @@
-"""The corpora of the tables: from their own homes, or a folder at hand, to binarised data."""
+"""The corpora of the tables: from their publishers, or a folder at hand, to binarised data."""
 
 import gzip
 import hashlib

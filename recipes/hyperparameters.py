@@ -82,7 +82,7 @@ MULTI30K = Recipe(
     hydra_gpus=2,
 )
 
-# Rows are blocks of the running text, which no sentence is too long for. As of the paper's model of One Billion Word
+# Rows are blocks of the running text, which no sentence is too long for. Of the paper's model of One Billion Word
 # only the sizes are known, the rest is the usual recipe of a Transformer of this size
 LM1B = Recipe(
     "lm1b",

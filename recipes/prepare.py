@@ -41,7 +41,7 @@ def add_options(parser: Parser) -> None:
     add("--dash-splits", action="store_true", help="split words at hyphens when tokenising (Moses' -a)")
     add("--lowercase", action="store_true", help="lowercase all text")
     add("--max-length", type=integer(0), default=250, metavar="N", help="most subwords on a side of a training pair")
-    add("--max-ratio", type=ratio, default="0", metavar="R", help="most a training pair's lengths differ; 0: any")
+    add("--max-ratio", type=ratio, default="0", metavar="R", help="largest ratio of a training pair's lengths; 0: any")
     add("--sample", type=integer(1), metavar="N", help="only the first N pairs of each training corpus, for a trial")
     add("--workers", type=integer(1), default=cores(), metavar="N", help="processes (default: all cores)")
 
@@ -143,7 +143,9 @@ def binarise(raw: Path, src: str, tgt: str, out: Path, options: argparse.Namespa
             to = out / "sub" / (f"all.{lang}" if split == "train" else f"{split}.{lang}")
             shell(f"{encode} {quote(f'{text}/{split}.{lang}')}", to)
             if not dry_run() and count_lines(to) != count_lines(out / "text" / f"{split}.{lang}"):
-                raise UserError(f"{to}: has other lines than {out}/text/{split}.{lang}; remove it and call again")
+                raise UserError(
+                    f"{to}: has more or fewer lines than {out}/text/{split}.{lang}; remove it and call again"
+                )
     limits = ["--max-length", options.max_length, "--max-ratio", options.max_ratio]
     clean(out / "sub" / "train", [out / "sub" / "all"], *limits)
 

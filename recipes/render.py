@@ -156,12 +156,12 @@ def column(table: Table, dataset: Dataset, records: Sequence[Record]) -> Dict[st
         cells[heading] = [figure([r["figures"][table.metric] for r in found]) for found in here.values()]
     by_seed = differences(table, here, lambda record: record["figures"][table.metric])
     if any(by_seed):
-        cells[f"less {baseline_name(table)} [95 %]"] = by_seed
+        cells[f"minus {baseline_name(table)} [95 %]"] = by_seed
     if any(SPEED_COLUMN in figures for figures in table.paper.values()):
         timed = load(f"{table.name}/speed", dataset.name)
         ratios = timed[0]["figures"] if timed else {}
         shown = (f"{ratios[model]['ratio']:.2f}" if model in ratios else NOT_RUN for model in here)
-        cells[f"{title}, {SPEED_COLUMN} over {baseline_name(table)}'s, here"] = list(shown)
+        cells[f"{title}, {SPEED_COLUMN} relative to {baseline_name(table)}'s, here"] = list(shown)
     return cells
 
 
@@ -271,7 +271,7 @@ def validation_loss(name: str) -> str:
     run = {r["dataset"] for r in records}
     for dataset in (dataset for dataset in table.datasets if dataset.name in run):
         here = of_models(table, dataset, records)
-        heads += [dataset.heading, f"less {baseline_name(table)} [95 %]"]
+        heads += [dataset.heading, f"minus {baseline_name(table)} [95 %]"]
         columns.append([figure([last_loss(r) for r in found], 3) for found in here.values()])
         columns.append(differences(table, here, last_loss, 3))
     rows = [row for row in zip(*columns) if any(cell not in ("", NOT_RUN) for cell in row[1:])]

@@ -3,21 +3,21 @@
   scripts/reproduce.sh TABLE [options] [-- options of train.sh [-- flags for fairseq-train]]
 
   TABLE   table2         the paper's Table 2: WMT14 En-De and En-Fr, base models
-          multi30k       the same models in small, by the recipe of Wu et al. 2021, minutes each on a GPU
+          multi30k       the same models, small, by the recipe of Wu et al. 2021, minutes each on a GPU
           multi30k_cpu   the same with a ninth of the training, for one CPU thread: some 25 minutes each
           multi30k_tiled random with ℓ of 32, 16 and 8, tiled to longer sentences
           table2_lm      the paper's Table 2, right half: language models of One Billion Word
-          ptb_cpu        the same models in small on Penn Treebank: some 9 minutes each of one CPU thread
+          ptb_cpu        the same models, small, on Penn Treebank: some 12 minutes each on one CPU thread
           wikitext2_cpu  the same on WikiText-2
           table7         the paper's Table 7: AG News and IMDb from scratch
-          agnews_cpu     20,000 examples of AG News: some 12 minutes each of one CPU thread
+          agnews_cpu     20,000 examples of AG News: some 12 minutes each on one CPU thread
           imdb_cpu       5,000 examples of IMDb: the same
 
-What stands after -- goes to train.sh, and what stands after a second -- to fairseq-train. A run with a recipe so
-changed is no cell: it is recorded beside its checkpoints. Only options about the machine leave the recipe as it is.
-Every step is kept, so that a second call goes on where the first one stopped. Several calls at once share the work:
-each takes the next cell that no other is at. Each cell ends as results/TABLE/DATASET-VARIANT-seedN.json; then
-scripts/make_tables.py renders the tables. DRY_RUN=1 shows the commands.
+What stands after -- goes to train.sh, and what stands after a second -- to fairseq-train. A run whose recipe they
+change is not a cell of the table: its result stays beside its checkpoints. Only options about the machine leave the
+recipe as it is. Every step is kept, so that a second call goes on where the first one stopped. Several calls at once
+share the work: each takes the next cell that no other is at. Each cell ends as
+results/TABLE/DATASET-VARIANT-seedN.json; then scripts/make_tables.py renders the tables. DRY_RUN=1 shows the commands.
 
 --time trains nothing to its end: it times updates of the table's models in turns, in one process, and writes
 results/TABLE/speed/DATASET.json. Let nothing else run meanwhile.
@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> None:
     add("--out", type=Path, default=ROOT, metavar="DIR", help="data and runs (default: the project's folder)")
     add("--rerun", action="store_true", help="run a cell again although results/ has it")
     add("--list", action="store_true", help="only print the commands of the cells not run yet, one for each")
-    add("--record", action="store_true", help="only write the JSON of runs that are scored, such as older ones, anew")
+    add("--record", action="store_true", help="only write the JSON of scored runs again")
     add("--time", action="store_true", help="only time the updates of the models in turns")
     args = parser.parse_args(own)
     table = TABLES[args.table]

@@ -36,12 +36,12 @@ def main(argv: Sequence[str]) -> None:
         "--average",
         type=integer(0),
         metavar="N",
-        help="checkpoints: the last of --save-interval-updates, else epochs; 0: the best by validation. Default of "
-        "this and what follows: what the run's recipe says",
+        help="average the last N checkpoints (of --save-interval-updates, else of epochs); 0: the best by validation. "
+        "Default of this, --beam, --lenpen and --context-window: the recipe's",
     )
     add("--max-tokens", type=integer(1), metavar="N", help="tokens of a batch (default: 4096)")
     add("--baseline", type=Path, metavar="RUN_DIR", help="an evaluated run of the same data, for a significance test")
-    add("--beam", type=integer(1), metavar="N", help="translation")
+    add("--beam", type=integer(1), metavar="N", help="translation: beam size")
     add("--lenpen", type=float, metavar="X", help="translation: length penalty")
     add("--context-window", type=integer(0), metavar="N", help="language models: least context of a token in its row")
     args = parser.parse_args(argv)

@@ -68,8 +68,8 @@ def make_parser() -> Parser:
         metavar="N",
         help="CPU threads of each process (default: the recipe's, or OpenMP's)",
     )
-    add("--nodes", type=integer(1), default=1, metavar="N", help="machines; call the script on each of them, with")
-    add("--rendezvous", metavar="HOST:PORT", help="the first machine and a free port of it")
+    add("--nodes", type=integer(1), default=1, metavar="N", help="machines; call the script on each, with --rendezvous")
+    add("--rendezvous", metavar="HOST:PORT", help="with --nodes: the first machine and a free port on it")
     add("--timeout", type=integer(1), default=600, metavar="N", help="seconds without progress that end the run")
     add(
         "--batch-tokens",
@@ -79,7 +79,10 @@ def make_parser() -> Parser:
         "as the longer of its sides, and as the longest of its batch",
     )
     add(
-        "--max-tokens", type=integer(1), metavar="N", help="most of them at once in one process (default: the recipe's)"
+        "--max-tokens",
+        type=integer(1),
+        metavar="N",
+        help="most tokens of a pass in one process (default: the recipe's)",
     )
     add("--max-update", type=integer(1), metavar="N", help="updates (default: the recipe's)")
     add(

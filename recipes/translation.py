@@ -125,7 +125,7 @@ def evaluate(
     max_tokens: int = 4096,
     baseline: Optional[Path] = None,
 ) -> None:
-    """evaluate.sh; what is not given is as the recipe says, and that by default the one of the run's settings.
+    """evaluate.sh. What is not given comes from the recipe, by default the one in the run's settings.
 
     Raises:
         UserError: the data or the run are missing or do not belong together, or a program failed.

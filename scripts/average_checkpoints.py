@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--inputs", type=Path, nargs="+", required=True, help="checkpoints, or one folder of them")
     parser.add_argument("--output", type=Path, required=True, help="file to write")
     newest = parser.add_mutually_exclusive_group()
-    newest.add_argument("--num-epoch-checkpoints", type=int, metavar="N", help="the last N checkpoints of an epoch")
+    newest.add_argument("--num-epoch-checkpoints", type=int, metavar="N", help="the last N epoch checkpoints")
     newest.add_argument("--num-update-checkpoints", type=int, metavar="N", help="the last N of --save-interval-updates")
     parser.add_argument("--checkpoint-upper-bound", type=int, default=0, help="highest epoch or update to look at")
     args = parser.parse_args()

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes or reuses the environment and passes the tests, on all cores. Arguments go to pytest.
+# Makes or reuses the environment and runs the tests, on all cores. Arguments go to pytest.
 set -euo pipefail
 here=$(dirname "$0")
 source "$here/common.sh"

@@ -478,7 +478,7 @@ def test_tables_have_intervals_over_seeds(results):
     assert render.results("multi30k_cpu", short=True) == rendered[: rendered.index("\n- ")]
     assert "| `random_vanilla` | `random` | 0.30 |" in render.alpha("multi30k_cpu")
     heads, _, transformer, random, *_ = render.validation_loss("multi30k_cpu").splitlines()
-    assert heads == "| model | En-De | less the Transformer [95 %] |"
+    assert heads == "| model | En-De | minus the Transformer [95 %] |"
     assert transformer.endswith("| 1.800 ± 0.100 (3) |  |")
     assert random == "| `random` | 1.600 ± 0.150 (3) | -0.200 [-0.324, -0.076] |"
 
@@ -692,7 +692,7 @@ def test_a_row_with_flags_of_its_own(stubs, monkeypatch):
     small = kept("small")
     assert small["bootstrap"]["against"] == "multi30k_cpu-en-fr-random-seed1" and "--variant small" in small["command"]
     assert small["flags"] == "--synth-max-length 8" and not {"flags", "bootstrap"} & set(kept("random"))
-    assert "less `random` [95 %]" in render.validation_loss("multi30k_cpu")
+    assert "minus `random` [95 %]" in render.validation_loss("multi30k_cpu")
     assert "En-Fr" not in render.results("multi30k_cpu", short=True)  # the second column
 
     # a row that another call finished before the baseline

@@ -56,8 +56,8 @@ def weights_only() -> Iterator[None]:
 def allow_checkpoint_types() -> bool:
     """torch >= 2.6 refuses to load the checkpoints of stock models and of ``--eval-bleu`` (all versions).
 
-    The symptom is an UnpicklingError of ``weights_only=True``. Allowed are plain containers of values: the
-    Namespace of a stock model's checkpoint and the numpy arrays that ``--eval-bleu`` logs.
+    The symptom is an UnpicklingError of ``weights_only=True``. Here plain containers of values are
+    allowed: the Namespace of a stock model's checkpoint and the numpy arrays that ``--eval-bleu`` logs.
     """
     safe = torch.serialization
     if not hasattr(safe, "safe_globals") or argparse.Namespace in safe.get_safe_globals():

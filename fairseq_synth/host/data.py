@@ -56,8 +56,8 @@ def find_buckets_with_new_numpy() -> bool:
 def keep_last_batch() -> bool:
     """fairseq drops the last n mod 8 sentences of every data set (after 0.12.2; its issue #5036).
 
-    ``batch_by_size`` returns consecutive batches less a last one whose size is no multiple of
-    ``--required-batch-size-multiple``: 100 test sentences give 96 translations. 0.12.2 keeps it.
+    ``batch_by_size`` leaves out the last batch if its size is no multiple of ``--required-batch-size-multiple``: 100
+    test sentences give 96 translations. 0.12.2 keeps it.
     """
     three = np.arange(3)
     sizes = dict(num_tokens_vec=three, max_sentences=8, required_batch_size_multiple=8)

@@ -19,7 +19,7 @@ REPAIRS: Dict[str, Callable[[], bool]] = {}
 
 
 def repair(function: Callable[[], bool]) -> Callable[[], bool]:
-    """Adds a repair to `REPAIRS`. Called, it returns whether it has changed anything; twice is once."""
+    """Adds a repair to `REPAIRS`. Called, it returns whether it has changed anything; a second call changes nothing."""
     REPAIRS[function.__name__] = function
     return function
 

@@ -178,10 +178,10 @@ def average_tied_weights_once() -> bool:
 
 @repair
 def keep_final_norm_under_ema() -> bool:
-    """``--store-ema`` loses the last layer norm with ``--encoder-normalize-before`` or the decoder's (all versions).
+    """``--store-ema`` loses the last layer norm with ``--encoder-`` or ``--decoder-normalize-before`` (all versions).
 
-    EMA hands its averages to the model without the number of the format, and fairseq takes a model without one for
-    an old one, which had no such norm.
+    EMA's averages lack the version number of the format. fairseq takes weights without it for an old model's, which
+    had no such norm.
     """
 
     def with_version(restore: Any) -> Any:
