@@ -570,7 +570,7 @@ def parse_spec(spec: str, flag: str = "--encoder-synthesizer") -> Tuple[str, ...
         if name not in SYNTHESIZERS:
             raise SynthesizerError(
                 f"{flag} {spec!r}: unknown synthesizer {name!r}; choose from {', '.join(SYNTHESIZERS)}, "
-                "or several of them joined by '+'"
+                "or several of them joined by '+', as in random+vanilla"
             )
         if names.count(name) > 1:
             raise SynthesizerError(f"{flag} {spec!r}: {name!r} appears twice; name each function once")

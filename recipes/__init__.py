@@ -11,6 +11,7 @@
 | translation.py, language_model.py, classification.py | what is particular to a task: preparing, scoring, comparing |
 | tasks.py, scoring.py | evaluate.sh, which finds the task; what the evaluations share |
 | tables.py | the results tables, each one description; their cells |
+| translate.py | sentences of one's own, translated |
 | quickstart.py | data, training and scores in one command |
 | reproduce.py, record.py | runs the cells; what a run measured, as JSON |
 | analysis.py | what attention has learned in the models of a table |

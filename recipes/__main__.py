@@ -16,6 +16,7 @@ COMMANDS = {  # name: module and function
     "prepare_classification": "classification.main",
     "train": "train.main",
     "evaluate": "tasks.main",
+    "translate": "translate.main",
     "reproduce": "reproduce.main",
     "analyse": "analysis.main",
 }

@@ -6,6 +6,7 @@ from typing import Any, Dict
 
 from .command import ROOT
 from .hyperparameters import RECIPES
+from .tables import TABLES
 from .train import make_parser, training_command
 
 HEADER = """\
@@ -43,7 +44,8 @@ def settings(name: str) -> Dict[str, Dict[str, Any]]:
     from fairseq_synth.transformer import SynthesizerTransformerConfig
 
     recipe = RECIPES[name]
-    arch, pair = recipe.architecture("random_vanilla"), "en-fr" if recipe.preset == "wmt_en_fr" else "en-de"
+    pairs = [dataset.name for table in TABLES.values() for dataset in table.datasets if dataset.recipe == name]
+    arch, pair = recipe.architecture("random_vanilla"), pairs[0] if pairs else "en-de"
     args = make_parser().parse_args([arch, pair, "--gpus", str(recipe.gpus or 0), "--recipe", name])
     args.processes = recipe.hydra_gpus  # stand for the GPUs, so that none is looked for
     command = training_command(args, recipe, ROOT, ROOT, [])

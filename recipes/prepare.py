@@ -61,8 +61,10 @@ def training_corpora(raw: Path, src: str, tgt: str) -> List[Path]:
     """Checks the files of a raw folder; the prefixes of what is trained on, in the order of the names.
 
     Raises:
-        UserError: a file is missing, or a training corpus has the name of a test set.
+        UserError: the folder or a file is missing, or a training corpus has the name of a test set.
     """
+    if not raw.is_dir():
+        raise UserError(f"{raw}: no such folder; RAW_DIR holds {{train,valid,test}}.{{{src},{tgt}}}")
     for name in (f"{split}.{lang}" for split in ("valid", "test") for lang in (src, tgt)):
         if not (raw / name).is_file() and not (raw / f"{name}.gz").is_file():
             raise UserError(f"{raw / name}: no such file, nor {name}.gz")
@@ -88,6 +90,9 @@ def prepare(raw: Path, src: str, tgt: str, out: Path, options: argparse.Namespac
     """
     if src == tgt:
         raise UserError(f"SRC and TGT are both {src}")
+    corpora = [raw / "train"]
+    if not dry_run() and not (out / "bin" / "done").exists():
+        corpora = training_corpora(raw, src, tgt)  # before anything is written
     with locked(out / ".lock"):
         pinned = {"src": src, "tgt": tgt, "subwords": options.subwords, "merges": options.merges}
         pinned.update(dash_splits=options.dash_splits or "", lowercase=options.lowercase or "")
@@ -96,13 +101,11 @@ def prepare(raw: Path, src: str, tgt: str, out: Path, options: argparse.Namespac
         if (out / "bin" / "done").exists():
             say(f"{out} is ready, reusing it")
         else:
-            binarise(raw, src, tgt, out, options)
+            binarise(raw, corpora, src, tgt, out, options)
 
 
-def binarise(raw: Path, src: str, tgt: str, out: Path, options: argparse.Namespace) -> None:
-    """The steps of `prepare`, each of which keeps what an earlier call made."""
-    if not raw.is_dir() and not dry_run():
-        raise UserError(f"{raw}: no such folder; RAW_DIR holds {{train,valid,test}}.{{{src},{tgt}}}")
+def binarise(raw: Path, corpora: Sequence[Path], src: str, tgt: str, out: Path, options: argparse.Namespace) -> None:
+    """The steps of `prepare`, each of which keeps what an earlier call made. `corpora`: of `training_corpora`."""
     if not dry_run():
         for name in ("text", "tok", "sub"):
             (out / name).mkdir(exist_ok=True)
@@ -112,7 +115,6 @@ def binarise(raw: Path, src: str, tgt: str, out: Path, options: argparse.Namespa
             run(["python", ROOT / "scripts" / "clean_pairs.py", src, tgt, to, *prefixes, *flags])
 
     say("checking the text")
-    corpora = training_corpora(raw, src, tgt) if raw.is_dir() and not dry_run() else [raw / "train"]
     lowercase = ["--lowercase"] if options.lowercase else []
     clean(out / "text" / "train", corpora, *(["--sample", options.sample] if options.sample else []), *lowercase)
     clean(out / "text" / "valid", [raw / "valid"], *lowercase)

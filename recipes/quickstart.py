@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import Sequence
 
 from . import corpora, prepare, train, translation
@@ -31,6 +32,7 @@ from .hyperparameters import RECIPES
 RECIPE = "multi30k_cpu"  # of the README's results; shortened for the numbers
 UPDATES = {"numbers": 800, "multi30k": RECIPES[RECIPE].max_update}
 MERGES = {"numbers": 1000, "multi30k": 4000}
+SENTENCES = {"numbers": "eighty-one hours ago", "multi30k": "A man plays the guitar."}
 
 
 def main(argv: Sequence[str]) -> None:
@@ -72,6 +74,7 @@ def main(argv: Sequence[str]) -> None:
     if (save / "scores.json").exists():
         say(f"trained and scored already: {save}")
         translation.report(corpus, save)
+        show_translate(SENTENCES[args.data], corpus, save)
         return
     arch = RECIPES[RECIPE].architecture(args.variant)
     say(f"training {arch} for {updates} updates (log: {save}/train.log)")
@@ -90,6 +93,13 @@ def main(argv: Sequence[str]) -> None:
         show([ROOT / "scripts" / "evaluate.sh", corpus, save])
     else:
         translation.evaluate(corpus, save)
+    show_translate(SENTENCES[args.data], corpus, save)
+
+
+def show_translate(sentence: str, corpus: Path, save: Path) -> None:
+    """Prints the command for a sentence of one's own."""
+    say("a sentence of your own")
+    print(f"echo {quote(sentence)} | {ROOT}/scripts/translate.sh {quote(str(corpus))} {quote(str(save))}")
 
 
 def show_progress(line: str) -> None:

@@ -2,16 +2,7 @@
 
   scripts/reproduce.sh TABLE [options] [-- options of train.sh [-- flags for fairseq-train]]
 
-  TABLE   table2         the paper's Table 2: WMT14 En-De and En-Fr, base models
-          multi30k       the same models, small, by the recipe of Wu et al. 2021, minutes each on a GPU
-          multi30k_cpu   the same with a ninth of the training, for one CPU thread: some 25 minutes each
-          multi30k_tiled random with ℓ of 32, 16 and 8, tiled to longer sentences
-          table2_lm      the paper's Table 2, right half: language models of One Billion Word
-          ptb_cpu        the same models, small, on Penn Treebank: some 12 minutes each on one CPU thread
-          wikitext2_cpu  the same on WikiText-2
-          table7         the paper's Table 7: AG News and IMDb from scratch
-          agnews_cpu     20,000 examples of AG News: some 12 minutes each on one CPU thread
-          imdb_cpu       5,000 examples of IMDb: the same
+{tables}
 
 What stands after -- goes to train.sh, and what stands after a second -- to fairseq-train. A run whose recipe they
 change is not a cell of the table: its result stays beside its checkpoints. Only options about the machine leave the
@@ -49,7 +40,10 @@ OF_THE_MACHINE = "gpus processes threads timeout max-tokens precision tensorboar
 
 def main(argv: Sequence[str]) -> None:
     own, rest = split_flags(argv)
-    parser = Parser("reproduce", __doc__)
+    tables = "\n".join(
+        f"  {'' if i else 'TABLE':5}   {table.name:14} {table.about}" for i, table in enumerate(TABLES.values())
+    )
+    parser = Parser("reproduce", (__doc__ or "").format(tables=tables))
     add = parser.add_argument
     add("table", metavar="TABLE", choices=TABLES)
     add(

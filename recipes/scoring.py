@@ -66,7 +66,12 @@ def scored(run_dir: Path) -> Iterator[Path]:
             return
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir()
-        yield out
+        try:
+            yield out
+        except UserError:
+            if not any(out.iterdir()):
+                out.rmdir()
+            raise
         (run_dir / "bootstrap.json").unlink(missing_ok=True)  # of an evaluation with a baseline before one without
         (run_dir / "scores.json").unlink(missing_ok=True)
         for file in sorted(out.iterdir(), key=lambda file: file.name == "scores.json"):  # which says that all is there

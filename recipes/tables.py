@@ -33,7 +33,8 @@ class Table:
     """
 
     name: str
-    title: str
+    title: str  # beside the name of a data set
+    about: str  # for --help: what is trained, and how long a cell takes
     datasets: Sequence[Dataset]
     seeds: Sequence[int] = (1,)
     task: ModuleType = translation
@@ -172,6 +173,7 @@ TABLES: Dict[str, Table] = {
         Table(
             "table2",
             title="WMT14, newstest2014",
+            about="the paper's Table 2: WMT14 En-De and En-Fr, base models",
             corpus="wmt14",
             data="wmt14-{dataset}",
             datasets=(Dataset("en-de", "En-De", "wmt_en_de"), Dataset("en-fr", "En-Fr", "wmt_en_fr")),
@@ -193,6 +195,7 @@ TABLES: Dict[str, Table] = {
         Table(
             "multi30k",
             title="recipe of Wu et al. 2021",
+            about="the same models, small, by the recipe of Wu et al. 2021, minutes each on a GPU",
             corpus="multi30k",
             datasets=(Dataset("en-de", "En-De", "multi30k"), Dataset("en-fr", "En-Fr", "multi30k")),
             seeds=(1, 2, 3),
@@ -201,6 +204,7 @@ TABLES: Dict[str, Table] = {
         Table(
             "multi30k_cpu",
             title="short recipe",
+            about="the same with a ninth of the training, for one CPU thread: some 25 minutes each",
             corpus="multi30k",
             datasets=(Dataset("en-de", "En-De", "multi30k_cpu"), Dataset("en-fr", "En-Fr", "multi30k_cpu")),
             seeds=(1, 2, 3),
@@ -209,6 +213,7 @@ TABLES: Dict[str, Table] = {
         Table(
             "multi30k_tiled",
             title="short recipe, tiled",
+            about="random with ℓ of 32, 16 and 8, tiled to longer sentences",
             corpus="multi30k",
             data="multi30k_cpu-{dataset}",
             datasets=(Dataset("en-de", "En-De", "multi30k_cpu"),),
@@ -220,6 +225,7 @@ TABLES: Dict[str, Table] = {
         Table(
             "table2_lm",
             title="One Billion Word",
+            about="the paper's Table 2, right half: language models of One Billion Word",
             datasets=(Dataset("lm1b", "LM1B", "lm1b"),),
             paper=TABLE2_LM,
             **LANGUAGE_MODELS,
@@ -227,18 +233,21 @@ TABLES: Dict[str, Table] = {
         Table(
             "ptb_cpu",
             title="Penn Treebank, two epochs",
+            about="the same models, small, on Penn Treebank: some 12 minutes each on one CPU thread",
             datasets=(Dataset("ptb", "PTB", "ptb_cpu"),),
             **SMALL_LANGUAGE_MODELS,
         ),
         Table(
             "wikitext2_cpu",
             title="WikiText-2, nine tenths of an epoch",
+            about="the same on WikiText-2",
             datasets=(Dataset("wikitext2", "WikiText-2", "wikitext2_cpu"),),
             **SMALL_LANGUAGE_MODELS,
         ),
         Table(
             "table7",
             title="from scratch, whole corpora",
+            about="the paper's Table 7: AG News and IMDb from scratch",
             datasets=(Dataset("agnews", "AG News", "agnews"), Dataset("imdb", "IMDb", "imdb")),
             data="{dataset}",
             paper=TABLE7,
@@ -247,6 +256,7 @@ TABLES: Dict[str, Table] = {
         Table(
             "agnews_cpu",
             title="20,000 training examples of AG News",
+            about="20,000 examples of AG News: some 12 minutes each on one CPU thread",
             datasets=(Dataset("agnews", "AG News", "agnews_cpu"),),
             data="agnews_20000",
             preparation=("--examples", "20000"),
@@ -255,6 +265,7 @@ TABLES: Dict[str, Table] = {
         Table(
             "imdb_cpu",
             title="5,000 training examples of IMDb",
+            about="5,000 examples of IMDb: the same",
             datasets=(Dataset("imdb", "IMDb", "imdb_cpu"),),
             data="imdb_5000",
             preparation=("--examples", "5000"),

@@ -316,15 +316,21 @@ def check_data(data: Path, recipe: Recipe, dataset: str, named: bool) -> None:
     """
     corpus = dataset if dataset == recipe.corpus else "own"
     script = {
-        "translation": "prepare.sh" if named else f"prepare_{recipe.corpus}.sh {dataset.split('-')[-1]}",
+        "translation": "prepare.sh RAW_DIR {} {}".format(*dataset.split("-"))
+        if named
+        else f"prepare_{recipe.corpus}.sh {dataset.split('-')[-1]}",
         "language_modeling": f"prepare_lm.sh {corpus}",
         "sentence_prediction": f"prepare_classification.sh {corpus}",
     }[recipe.task]
     if not (data / "bin" / "done").exists():
         raise UserError(f"--data {data}: not prepared, or not to its end; run scripts/{script} {data}")
-    task = read_settings(data / "settings").get("task", "translation")
+    settings = read_settings(data / "settings")
+    task = settings.get("task", "translation")
     if task != recipe.task:
         raise UserError(f"--data {data}: was prepared for {task}, and this architecture is for {recipe.task}")
+    pair = f"{settings.get('src')}-{settings.get('tgt')}"
+    if task == "translation" and "src" in settings and pair != dataset:
+        raise UserError(f"{dataset}: --data {data} is {pair}; give that pair, or other data")
 
 
 def warn_of_warm_up(command: Sequence[str]) -> None:

@@ -12,6 +12,7 @@ from . import corpora
 from .command import ROOT, UserError, dry_run, run, say, shell, show, write
 from .hyperparameters import Recipe
 from .prepare import count_lines
+from .prepare import main as parallel_text
 from .scoring import checkpoint, prepared, print_scores, recipe_of, scored, trained
 
 SCORES = """
@@ -25,9 +26,22 @@ LABELS = {"bleu": "BLEU", "chrf": "chrF", "tokenised": "tokenised BLEU", "compou
 
 
 def prepare(corpus: str, dataset: str, data: Path, source: Optional[Path], options: Sequence[str]) -> None:
-    """Prepares a pair of languages of a corpus as `data`. `source`: the folder of --from."""
-    argv = [dataset.split("-")[1], str(data), *(["--from", str(source)] if source else []), *options]
-    {"wmt14": corpora.wmt14, "multi30k": corpora.multi30k}[corpus](argv)
+    """Prepares a pair of languages of a corpus as `data`.
+
+    Args:
+        source: the folder of --from. A corpus without a script of its own is {train,valid,test}.{src,tgt} there.
+
+    Raises:
+        UserError: such a corpus, and no folder.
+    """
+    src, tgt = dataset.split("-")
+    script = {"wmt14": corpora.wmt14, "multi30k": corpora.multi30k}.get(corpus)
+    if script:
+        script([tgt, str(data), *(["--from", str(source)] if source else []), *options])
+        return
+    if not source and not dry_run():
+        raise UserError(f"--from: name the folder of {corpus}, {{train,valid,test}}.{{{src},{tgt}}}")
+    parallel_text([str(source or "DIR"), src, tgt, str(data), *options])
 
 
 def hypotheses(generated: str, mark: str) -> List[str]:
@@ -115,6 +129,26 @@ def read_lines(path: Path) -> List[str]:
     return path.read_text(encoding="utf-8").split("\n")[:-1]
 
 
+def trained_pair(data: Path, run_dir: Path) -> Dict[str, str]:
+    """The settings of a training on a folder of data; empty for one by fairseq-train itself.
+
+    Raises:
+        UserError: there is no such training, or it was on other data or for another pair of languages.
+    """
+    settings, found = prepared(data), trained(data, run_dir)
+    pair = f"{settings.get('src')}-{settings.get('tgt')}"
+    if found.get("pair", pair) != pair:
+        raise UserError(f"{run_dir}: was trained for {found['pair']}, and {data} is {pair}")
+    return found
+
+
+def subword_flags(data: Path, settings: Dict[str, str]) -> List[object]:
+    """fairseq's flags for the subwords and tokens of a folder of data."""
+    if settings["subwords"] == "sentencepiece":
+        return ["--bpe", "sentencepiece", "--sentencepiece-model", data / "pieces.model"]
+    return ["--bpe", "subword_nmt", "--bpe-codes", data / "codes", "--tokenizer", "moses"]
+
+
 def evaluate(
     data: Path,
     run_dir: Path,
@@ -130,22 +164,18 @@ def evaluate(
     Raises:
         UserError: the data or the run are missing or do not belong together, or a program failed.
     """
-    settings, run_settings = prepared(data), trained(data, run_dir)
+    settings, run_settings = prepared(data), trained_pair(data, run_dir)
     src, tgt = settings["src"], settings["tgt"]
-    if run_settings.get("pair", f"{src}-{tgt}") != f"{src}-{tgt}":
-        raise UserError(f"{run_dir}: was trained for {run_settings['pair']}, and {data} is {src}-{tgt}")
     recipe = recipe_of(run_settings, recipe, "wmt_en_de")
     average, beam = recipe.average if average is None else average, beam or recipe.beam
     lenpen = recipe.lenpen if lenpen is None else lenpen
     with scored(run_dir) as out:
         path = checkpoint(run_dir, out, average)
         say("translating the test set")
-        decode = ["--bpe", "subword_nmt", "--bpe-codes", data / "codes", "--tokenizer", "moses"]
-        if settings["subwords"] == "sentencepiece":
-            decode = ["--bpe", "sentencepiece", "--sentencepiece-model", data / "pieces.model"]
         argv = ["fairseq-generate", data / "bin", "--user-dir", ROOT / "fairseq_synth"]
         argv += ["--path", path, "--source-lang", src, "--target-lang", tgt]
-        argv += ["--beam", beam, "--lenpen", f"{lenpen:g}", "--max-tokens", max_tokens, *decode]
+        argv += ["--beam", beam, "--lenpen", f"{lenpen:g}", "--max-tokens", max_tokens]
+        argv += subword_flags(data, settings)
         run(argv, log=out / "generate.log")
         if dry_run():
             return

@@ -19,6 +19,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fairseq import options
+from fairseq.data import encoders
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from helpers import ROOT, flag, refused, script
 
 from fairseq_synth.architectures import VARIANTS
@@ -38,6 +41,7 @@ from recipes import (
     tables,
     tasks,
     train,
+    translate,
     translation,
 )
 from recipes.command import UserError
@@ -91,11 +95,32 @@ def copied(raw, folder, **changed):
     return folder
 
 
+def assert_translated_as_prepared(data):
+    """translate.sh gives the model the subwords that prepare.sh made of the same text."""
+    settings = command.read_settings(data / "settings")
+    *normalise, interactive = translate.pipeline(data, settings, ["--path", "model.pt"])
+    text = (data / "test.en").read_text()
+    for program in normalise:
+        text = subprocess.run(program, input=text, capture_output=True, text=True, check=True).stdout
+    parser = options.get_interactive_generation_parser()
+    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, [str(word) for word in interactive[1:]]))
+    tokenizer, bpe = encoders.build_tokenizer(cfg.tokenizer), encoders.build_bpe(cfg.bpe)
+    tokens = [tokenizer.encode(line) if tokenizer else line for line in text.splitlines()]
+    assert [bpe.encode(line) for line in tokens] == (data / "sub" / "test.en").read_text().splitlines()
+
+
 def test_prepare(tmp_path, raw, capfd):
     """Useless pairs are counted and left out; a full disk ends it cleanly; a second call goes on; the third keeps."""
     lines = (raw / "train.de").read_bytes().splitlines(keepends=True)
     lines[:3] = [b"\n", b"word " * 10_000 + b"\n", "ein\u2028 Wort\x85 mehr\n".encode()]
-    folder, out = copied(raw, tmp_path / "raw", train_de=b"".join(lines)), tmp_path / "out"
+    test = [
+        "“Eighty-one” — it's a <b> & [c] ‘d’…",
+        "a\u2028 b\x85 c",
+        *(raw / "test.en").read_text().splitlines()[2:],
+        "",
+    ]
+    changed = dict(train_de=b"".join(lines), test_en="\n".join(test).encode())
+    folder, out = copied(raw, tmp_path / "raw", **changed), tmp_path / "out"
     argv = [folder, "en", "de", out, "--merges", "100", "--workers", "1"]
     (out / "tok").mkdir(parents=True)
     (out / "tok" / "valid.de.part").symlink_to("/dev/full")
@@ -110,7 +135,9 @@ def test_prepare(tmp_path, raw, capfd):
     assert "ein  Wort  mehr\n" in text.decode()
     said = capfd.readouterr().out
     assert "199 pairs, left out: 1 empty" in said and "198 pairs, left out: 1 longer than 250 words" in said
-    prepare.main([*map(str, argv)])
+    assert_translated_as_prepared(out)
+    shutil.rmtree(folder)
+    prepare.main([*map(str, argv)])  # of what is done nothing is needed again
     assert "reusing" in capfd.readouterr().out
     refused(prepare.main, *argv, "--lowercase", parts=["other settings", "lowercase="])
 
@@ -125,6 +152,7 @@ def test_prepare_with_sentencepiece(tmp_path, raw):
     assert ["".join(line.split()).replace("\u2581", " ").strip() for line in pieces] == (
         (raw / "test.de").read_text().splitlines()
     )
+    assert_translated_as_prepared(tmp_path / "other")
 
 
 @pytest.mark.parametrize(
@@ -149,6 +177,7 @@ def test_prepare_refuses(tmp_path, raw):
     out = tmp_path / "out"
     refused(prepare.main, tmp_path / "no", "en", "de", out, parts=["no: no such folder"])
     refused(prepare.main, raw, "en", "cs", tmp_path / "cs", parts=["valid.cs: no such file"])
+    assert not out.exists() and not (tmp_path / "cs").exists()
     folder = copied(raw, tmp_path / "raw", newstest2014_en=b"a\n", newstest2014_de=b"a\n")
     refused(prepare.main, folder, "en", "de", tmp_path / "x", parts=["newstest2014.en", "would be trained on"])
     refused(prepare.main, raw, "en", "de", out, "--subwords", "words", parts=["--subwords", "sentencepiece"])
@@ -223,6 +252,7 @@ def test_wmt14(tmp_path, raw, monkeypatch, capfd):
     corpora.wmt14([*map(str, argv)])
     assert (out / "text" / "train.en").read_text().count("\n") == 300 and (out / "bin" / "done").exists()
     assert (out / "sacrebleu_set").read_text().strip() == "wmt14/full"
+    assert_translated_as_prepared(out)  # with hyphens split
     corpora.wmt14([*map(str, argv)])
     assert "reusing" in capfd.readouterr().out
 
@@ -358,7 +388,7 @@ def test_train_needs_data_and_a_gpu(tmp_path, dry, monkeypatch):
     if not torch.cuda.is_available():
         refused(train.main, "transformer_wmt_en_de", "en-de", parts=["none found", "--gpus 0"])
     monkeypatch.delenv("DRY_RUN")
-    parts = ["--data /nowhere", "prepare.sh /nowhere"]
+    parts = ["--data /nowhere", "prepare.sh RAW_DIR en de /nowhere"]
     refused(train.main, "transformer_wmt_en_de", "en-de", "--data", "/nowhere", parts=parts)
 
 
@@ -370,6 +400,9 @@ def test_a_run_is_not_mixed_with_another(tmp_path, data):
     (save / "settings").write_text("arch=transformer_multi30k\n")
     (save / "checkpoint_last.pt").touch()
     argv = ["transformer_synth_dense_multi30k", "en-de", "--data", data, "--save-dir", save, "--gpus", "0"]
+    (data / "settings").write_text("src=de\ntgt=en\n")
+    refused(train.main, *argv, parts=["en-de: ", f"--data {data} is de-en"])
+    (data / "settings").unlink()
     refused(train.main, *argv, parts=[str(save), "other settings", "arch=transformer_multi30k"])
     with open(save / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -617,6 +650,12 @@ def test_a_scored_run_has_all_files(tmp_path, monkeypatch):
             (out / name).write_text("new")
         assert (tmp_path / "scores.json").read_text() == "old"
     assert moved[-1] == ("scores.json", False) and len(moved) == 3
+    for names in ([], ["generate.log"]):  # an evaluation that failed leaves what there is to look into
+        with pytest.raises(UserError), scoring.scored(tmp_path) as out:
+            for name in names:
+                (out / name).touch()
+            raise UserError("no")
+        assert out.exists() == bool(names)
 
 
 def test_the_papers_rows_are_models():
@@ -845,9 +884,10 @@ def test_quickstart_without_an_environment(monkeypatch):
 
 def test_help():
     prepares = ("prepare", "prepare_wmt14", "prepare_multi30k", "prepare_lm", "prepare_classification")
-    for name in ("quickstart", "train", *prepares, "evaluate", "reproduce", "analyse"):
+    for name in ("quickstart", "train", *prepares, "evaluate", "translate", "reproduce", "analyse"):
         done = script(f"{name}.sh", "--help")
         assert done.returncode == 0 and f"scripts/{name}.sh" in done.stdout, done.stderr
+        assert name != "reproduce" or all(f" {table.name} " in done.stdout for table in tables.TABLES.values())
 
 
 @pytest.mark.slow
@@ -868,6 +908,15 @@ def test_quickstart(tmp_path, capfd):
     assert again.returncode == 0 and "update 40" not in again.stdout
     assert re.search(r"^BLEU .*", done.stdout, re.M)[0] in again.stdout and again.stdout.count("output:    ") == 3
     refused(quickstart.main, *argv, parts=["other settings"])
+
+    # sentences of one's own
+    assert f"translate.sh {corpus} {run}\n" in done.stdout and f"translate.sh {corpus} {run}\n" in again.stdout
+    done = script(
+        "translate.sh", corpus, run, "--beam", "1", "--", "--max-len-b", "20", input="eighty-one hours\n\nyes"
+    )
+    assert done.returncode == 0 and "--beam 1 " in done.stderr and f"--path {run}/checkpoint_avg.pt" in done.stderr
+    first, second, third = done.stdout.split("\n")[:-1]
+    assert first and not second and third
 
     # what is recorded of it
     log = record.read_log((run / "train.log").read_text())
@@ -905,6 +954,55 @@ def test_quickstart(tmp_path, capfd):
         (worse / "settings").write_text(settings.replace(line, other))
         refused(tasks.main, corpus, worse, parts=[other.split("=")[1], str(corpus)])
     refused(tasks.main, tmp_path / "no", worse, parts=["not prepared"])
+
+
+def test_translate_refuses(tmp_path, data, monkeypatch, capsys):
+    """What has no checkpoint, other data and other text; a dry run only shows the programs, on standard error."""
+    (data / "bin" / "done").touch()
+    (data / "settings").write_text("src=en\ntgt=de\nsubwords=bpe\nlowercase=\ndash_splits=\n")
+    refused(translate.main, data, tmp_path / "no", parts=["no: no such folder", "train.sh"])
+    refused(translate.main, data, tmp_path, parts=["checkpoint_best.pt: no such file"])
+    monkeypatch.setenv("DRY_RUN", "1")
+    translate.main([str(data), str(tmp_path)])
+    shown = capsys.readouterr()
+    assert not shown.out and "+ sacremoses --quiet -l en normalize -c\n+ fairseq-interactive " in shown.err
+    monkeypatch.delenv("DRY_RUN")
+    (tmp_path / "checkpoint_best.pt").touch()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xff")))
+    refused(translate.main, data, tmp_path, parts=["standard input: not UTF-8", "0xff"])
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\n")))
+    translate.main([str(data), str(tmp_path)])  # nothing to translate: no program is started
+    assert capsys.readouterr().out == "\n"
+    (tmp_path / "settings").write_text("pair=en-fr\n")
+    refused(translate.main, data, tmp_path, parts=["was trained for en-fr", "is en-de"])
+    (data / "settings").write_text("task=language_modeling\n")
+    refused(translate.main, data, tmp_path, parts=["prepared for language_modeling", "parallel text"])
+    (data / "settings").unlink()
+
+
+@pytest.mark.parametrize("does", ["printf 'D-0\\t-1\\teins\\n'", "false", "exit 3"])
+def test_translations_are_all_there(does):
+    """Else the reason is told, and nothing is printed."""
+    programs = [["cat"], ["sh", "-c", f"cat > /dev/null; echo 'fairseq_synth: error: too long' >&2; {does}"]]
+    with pytest.raises(UserError, match="of 2 sentences: too long$"):
+        translate.translate(programs, ["one", "two"])
+
+
+def test_a_line_to_translate():
+    """As prepare.sh has it: one line for every tool, lowercased if the data are."""
+    assert translate.as_prepared(" A\u2028 B\x85c ", {"lowercase": ""}) == "A B c"
+    assert translate.as_prepared("A b", {"lowercase": "True"}) == "a b"
+
+
+def test_a_corpus_of_any_folder(tmp_path, raw, monkeypatch, capsys):
+    """Of parallel text a table needs no more than the folder."""
+    out = tmp_path / "out"
+    refused(lambda argv: translation.prepare("mine", "de-en", out, None, argv), parts=["--from", "of mine", "{de,en}"])
+    monkeypatch.setenv("DRY_RUN", "1")
+    for source in (None, raw):
+        translation.prepare("mine", "de-en", out, source, ["--merges", "70"])
+        shown = capsys.readouterr().out
+        assert f"{source or 'DIR'}/train" in shown and "-s de -t en" in shown and "learn-bpe -s 70" in shown
 
 
 def test_a_training_shorter_than_its_warm_up(capsys):

@@ -1,0 +1,107 @@
+"""Translates sentences with a trained model: one a line, from standard input to standard output.
+
+  echo "A man plays the guitar." | scripts/translate.sh DATA_DIR RUN_DIR [options] [-- flags for fairseq-interactive]
+
+  DATA_DIR  made by prepare.sh, or by the script of a corpus. The sentences are normalised, tokenised, lowercased and
+            split into subwords as this text was
+  RUN_DIR   trained on it by train.sh. The checkpoint is the average that evaluate.sh has made, else the best one
+
+The command goes to standard error. DRY_RUN=1 only shows it.
+"""
+
+import contextlib
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Dict, List, Sequence
+
+from .command import ROOT, Parser, UserError, dry_run, integer, reason, show, split_flags
+from .scoring import prepared, recipe_of
+from .translation import hypotheses, subword_flags, trained_pair
+
+
+def checkpoint(run_dir: Path) -> Path:
+    """The average that an evaluation has made, else the best checkpoint.
+
+    Raises:
+        UserError: there is neither.
+    """
+    paths = [run_dir / "checkpoint_avg.pt", run_dir / "checkpoint_best.pt"]
+    for path in paths:
+        if path.exists():
+            return path
+    if dry_run():
+        return paths[1]
+    raise UserError(f"{paths[1]}: no such file; train to the first validation")
+
+
+def as_prepared(line: str, settings: Dict[str, str]) -> str:
+    """A line as prepare.sh has it before it normalises: no line separators, lowercased if its text is."""
+    line = " ".join(line.split())
+    return line.lower() if settings["lowercase"] else line
+
+
+def pipeline(data: Path, settings: Dict[str, str], argv: Sequence[object]) -> List[List[object]]:
+    """The programs from text to the output of fairseq-interactive, whose other flags are `argv`."""
+    interactive = ["fairseq-interactive", data / "bin", "--user-dir", ROOT / "fairseq_synth"]
+    interactive += ["--source-lang", settings["src"], "--target-lang", settings["tgt"], *subword_flags(data, settings)]
+    interactive += ["--buffer-size", 1000, "--max-tokens", 4096, *argv]
+    if settings["subwords"] == "sentencepiece":
+        return [interactive]
+    if not settings["dash_splits"]:
+        interactive.append("--moses-no-dash-splits")  # fairseq splits words at hyphens else
+    return [["sacremoses", "--quiet", "-l", settings["src"], "normalize", "-c"], interactive]
+
+
+def main(argv: Sequence[str]) -> None:
+    own, rest = split_flags(argv)
+    parser = Parser("translate", __doc__)
+    add = parser.add_argument
+    add("data", metavar="DATA_DIR", type=Path)
+    add("run", metavar="RUN_DIR", type=Path)
+    add("--beam", type=integer(1), metavar="N", help="(default: the recipe's)")
+    add("--lenpen", type=float, metavar="X", help="length penalty (default: the recipe's)")
+    args = parser.parse_args(own)
+    settings = prepared(args.data)
+    if settings.get("task", "translation") != "translation":
+        raise UserError(f"{args.data}: was prepared for {settings['task']}; translate.sh needs parallel text")
+    recipe = recipe_of(trained_pair(args.data, args.run), None, "wmt_en_de")
+    lenpen = recipe.lenpen if args.lenpen is None else args.lenpen
+    flags = ["--path", checkpoint(args.run), "--beam", args.beam or recipe.beam, "--lenpen", f"{lenpen:g}", *rest]
+    programs = pipeline(args.data, settings, flags)
+    with contextlib.redirect_stdout(sys.stderr):
+        for program in programs:
+            show(program)
+    if dry_run():
+        return
+    try:
+        text = sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"standard input: not UTF-8 ({error.reason} {error.object[error.start]:#x})") from None
+    lines = [as_prepared(line, settings) for line in text.rstrip("\n").split("\n")]
+    translations = iter(translate(programs, [line for line in lines if line]))
+    for line in lines:
+        print(next(translations) if line else "")
+
+
+def translate(programs: Sequence[Sequence[object]], lines: Sequence[str]) -> List[str]:
+    """What a `pipeline` makes of sentences, none of which is empty.
+
+    Raises:
+        UserError: a program failed, or has left a sentence out.
+    """
+    if not lines:
+        return []
+    shell = " | ".join(shlex.join(map(str, program)) for program in programs)
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", shell],
+        input="".join(f"{line}\n" for line in lines),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+    )
+    found = hypotheses(done.stdout, "D")
+    if done.returncode or len(found) != len(lines):
+        raise UserError(f"{len(found)} translations of {len(lines)} sentences: {reason(done.stderr)}")
+    return found
