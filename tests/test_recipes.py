@@ -980,7 +980,10 @@ def test_translate_refuses(tmp_path, data, monkeypatch, capsys):
     (data / "settings").unlink()
 
 
-@pytest.mark.parametrize("does", ["printf 'D-0\\t-1\\teins\\n'", "false", "exit 3"])
+ONE, BOTH = "printf 'D-0\\t-1\\teins\\n'", "printf 'D-0\\t-1\\teins\\nD-1\\t-1\\tzwei\\n'"
+
+
+@pytest.mark.parametrize("does", [ONE, f"{ONE}; exit 3", f"{BOTH}; exit 3"])
 def test_translations_are_all_there(does):
     """Else the reason is told, and nothing is printed."""
     programs = [["cat"], ["sh", "-c", f"cat > /dev/null; echo 'fairseq_synth: error: too long' >&2; {does}"]]
