@@ -4,9 +4,9 @@ What is known is not read from the values of a tensor. A decoder says `causal_ma
 sentences are aligned on their first token at the door of the model (`align`), so that position-indexed logits
 are right and all padding is behind the sentences. So no layer makes the CPU wait for a GPU.
 
-Any other mask is an ``attn_mask`` of numbers, which the plain computation adds to the logits. To change what
-`causal_mask` itself hides, change all of its readers: `future` here, ``is_causal`` in `computations.fused`, the columns
-of a tile in `tiles.tiles`, and a step of decoding (`attention`), which has no mask, as it sees all columns so far.
+Any other mask is an ``attn_mask`` of numbers, which the plain computation adds to the logits. A decoder's is what
+``buffered_future_mask`` in `layers` returns; a step of decoding has none. Of `causal_mask` every computation knows what
+it hides, and leaves that out (search for ``causal``).
 """
 
 from typing import List, Optional

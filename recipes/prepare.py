@@ -21,7 +21,20 @@ from pathlib import Path
 from shlex import quote
 from typing import List, Sequence
 
-from .command import ROOT, Parser, UserError, cores, dry_run, integer, locked, pin_settings, run, say, shell
+from .command import (
+    ROOT,
+    Parser,
+    UserError,
+    cores,
+    dry_run,
+    integer,
+    locked,
+    pin_settings,
+    read_settings,
+    run,
+    say,
+    shell,
+)
 
 SPLITS = ("train", "valid", "test")
 
@@ -90,14 +103,18 @@ def prepare(raw: Path, src: str, tgt: str, out: Path, options: argparse.Namespac
     """
     if src == tgt:
         raise UserError(f"SRC and TGT are both {src}")
-    corpora = [raw / "train"]
-    if not dry_run() and not (out / "bin" / "done").exists():
+    corpora, raw_bytes = [raw / "train"], ""
+    if (out / "bin" / "done").exists():
+        raw_bytes = read_settings(out / "settings").get("raw_bytes", "")
+    elif not dry_run():
         corpora = training_corpora(raw, src, tgt)  # before anything is written
+        raw_bytes = str(count_bytes([*corpora, raw / "valid", raw / "test"], src, tgt))
     with locked(out / ".lock"):
         pinned = {"src": src, "tgt": tgt, "subwords": options.subwords, "merges": options.merges}
         pinned.update(dash_splits=options.dash_splits or "", lowercase=options.lowercase or "")
         pinned.update(max_length=options.max_length, max_ratio=options.max_ratio, sample=options.sample or "")
-        pin_settings(out / "settings", "text/*", {**pinned, "raw": raw.resolve()})
+        pinned.update(raw=raw.resolve(), raw_bytes=raw_bytes)
+        pin_settings(out / "settings", "text/*", pinned)
         if (out / "bin" / "done").exists():
             say(f"{out} is ready, reusing it")
         else:
@@ -116,9 +133,14 @@ def binarise(raw: Path, corpora: Sequence[Path], src: str, tgt: str, out: Path, 
 
     say("checking the text")
     lowercase = ["--lowercase"] if options.lowercase else []
-    clean(out / "text" / "train", corpora, *(["--sample", options.sample] if options.sample else []), *lowercase)
-    clean(out / "text" / "valid", [raw / "valid"], *lowercase)
-    clean(out / "text" / "test", [raw / "test"], *lowercase, "--keep-all")
+    try:
+        clean(out / "text" / "train", corpora, *(["--sample", options.sample] if options.sample else []), *lowercase)
+        clean(out / "text" / "valid", [raw / "valid"], *lowercase)
+        clean(out / "text" / "test", [raw / "test"], *lowercase, "--keep-all")
+    except UserError:  # the text will be mended, and then all of it is read again
+        for file in (out / "text").iterdir():
+            file.unlink()
+        raise
 
     text, workers = out / "text", options.workers
     if options.subwords == "bpe":
@@ -171,6 +193,13 @@ def apply_bpe(codes: Path, workers: int) -> str:
     """The command that applies BPE; the text's name comes next."""
     # of several processes it splits a file, not a stream
     return f"subword-nmt apply-bpe -c {quote(str(codes))} " + (f"--num-workers {workers} -i" if workers > 1 else "<")
+
+
+def count_bytes(prefixes: Sequence[Path], src: str, tgt: str) -> int:
+    """The size of both sides of some texts, by which a text that has changed since is noticed."""
+    files = (Path(f"{prefix}.{lang}") for prefix in prefixes for lang in (src, tgt))
+    found = (file if file.exists() else Path(f"{file}.gz") for file in files)
+    return sum(file.stat().st_size for file in found if file.exists())
 
 
 def print_counts(log: Path) -> None:

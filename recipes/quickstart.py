@@ -22,6 +22,7 @@ from .command import (
     dry_run,
     existing_folder,
     integer,
+    make_folder,
     pin_settings,
     say,
     show,
@@ -62,6 +63,8 @@ def main(argv: Sequence[str]) -> None:
     corpus = args.out / f"{args.data}-{args.pair}-bpe{merges}"
     save = args.out / f"{corpus.name}-{args.variant}-seed{args.seed}"
     tgt = args.pair.split("-")[1]
+    if not dry_run():
+        make_folder(args.out)
     if args.data == "multi30k":
         translation.prepare("multi30k", args.pair, corpus, args.source, ["--merges", str(merges), "--lowercase"])
     else:

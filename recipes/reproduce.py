@@ -82,6 +82,8 @@ def main(argv: Sequence[str]) -> None:
             raise UserError("--time: times all models of a table in turns; leave --variant out")
         timing.time_table(table, args.dataset, args.out, args.source)
         return
+    if args.record and dry_run():
+        raise UserError("--record: runs no command that DRY_RUN=1 could show; call it without")
     prepared = set()
     for cell in table.cells(args.dataset, args.variant, [int(seed) for seed in args.seed or []]):
         if args.list:

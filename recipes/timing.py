@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from . import provenance, train
-from .command import ROOT, say, write
+from .command import ROOT, dry_run, say, write
 from .hyperparameters import RECIPES, Recipe
 from .render import baseline_name
 from .tables import Dataset, Table
@@ -36,6 +36,8 @@ def time_table(table: Table, datasets: Optional[Sequence[str]], out: Path, sourc
         data = cell.data(out)
         table.task.prepare(table.corpus, dataset.name, data, source, table.preparation)
         recipe = RECIPES[dataset.recipe]
+        if dry_run():
+            continue
         names = list(dict.fromkeys([table.baseline, *table.models()]))
         say(f"{dataset.name}: one update of each model in turns, {ROUNDS} rounds")
         updates = {}

@@ -316,7 +316,7 @@ def check_data(data: Path, recipe: Recipe, dataset: str, named: bool) -> None:
     """
     corpus = dataset if dataset == recipe.corpus else "own"
     script = {
-        "translation": "prepare.sh RAW_DIR {} {}".format(*dataset.split("-"))
+        "translation": f"prepare.sh RAW_DIR {dataset.replace('-', ' ')}"
         if named
         else f"prepare_{recipe.corpus}.sh {dataset.split('-')[-1]}",
         "language_modeling": f"prepare_lm.sh {corpus}",

@@ -10,6 +10,7 @@ The command goes to standard error. DRY_RUN=1 only shows it.
 """
 
 import contextlib
+import re
 import shlex
 import subprocess
 import sys
@@ -46,7 +47,7 @@ def pipeline(data: Path, settings: Dict[str, str], argv: Sequence[object]) -> Li
     """The programs from text to the output of fairseq-interactive, whose other flags are `argv`."""
     interactive = ["fairseq-interactive", data / "bin", "--user-dir", ROOT / "fairseq_synth"]
     interactive += ["--source-lang", settings["src"], "--target-lang", settings["tgt"], *subword_flags(data, settings)]
-    interactive += ["--buffer-size", 1000, "--max-tokens", 4096, *argv]
+    interactive += ["--buffer-size", 1000000, "--max-tokens", 4096, *argv]
     if settings["subwords"] == "sentencepiece":
         return [interactive]
     if not settings["dash_splits"]:
@@ -80,28 +81,37 @@ def main(argv: Sequence[str]) -> None:
     except UnicodeDecodeError as error:
         raise UserError(f"standard input: not UTF-8 ({error.reason} {error.object[error.start]:#x})") from None
     lines = [as_prepared(line, settings) for line in text.rstrip("\n").split("\n")]
-    translations = iter(translate(programs, [line for line in lines if line]))
+    translations = iter(translate(programs, lines))
     for line in lines:
         print(next(translations) if line else "")
 
 
 def translate(programs: Sequence[Sequence[object]], lines: Sequence[str]) -> List[str]:
-    """What a `pipeline` makes of sentences, none of which is empty.
+    """What a `pipeline` makes of the lines that are not empty.
 
     Raises:
-        UserError: a program failed, or has left a sentence out.
+        UserError: a sentence is too long, a program failed, or it has left a sentence out.
     """
-    if not lines:
+    numbers = [number for number, line in enumerate(lines, 1) if line]
+    if not numbers:
         return []
     shell = " | ".join(shlex.join(map(str, program)) for program in programs)
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", shell],
-        input="".join(f"{line}\n" for line in lines),
+        input="".join(f"{line}\n" for line in lines if line),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         encoding="utf-8",
     )
     found = hypotheses(done.stdout, "D")
-    if done.returncode or len(found) != len(lines):
-        raise UserError(f"{len(found)} translations of {len(lines)} sentences: {reason(done.stderr)}")
+    long = re.search(r"Size of sample #(\d+) is invalid .*max_positions=\((\d+)", done.stderr)
+    if long:
+        raise UserError(
+            f"standard input: line {numbers[int(long[1])]} is longer than the model's {long[2]} tokens; split it, or "
+            """give -- --model-overrides "{'synth_beyond_length': 'tile'}\""""
+        )
+    if done.returncode:
+        raise UserError(f"{programs[-1][0]} failed: {reason(done.stderr)}")
+    if len(found) != len(numbers):
+        raise UserError(f"{programs[-1][0]} has left {len(numbers) - len(found)} of {len(numbers)} sentences out")
     return found

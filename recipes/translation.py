@@ -32,12 +32,15 @@ def prepare(corpus: str, dataset: str, data: Path, source: Optional[Path], optio
         source: the folder of --from. A corpus without a script of its own is {train,valid,test}.{src,tgt} there.
 
     Raises:
-        UserError: such a corpus, and no folder.
+        UserError: such a corpus, not prepared yet, and no folder.
     """
     src, tgt = dataset.split("-")
     script = {"wmt14": corpora.wmt14, "multi30k": corpora.multi30k}.get(corpus)
     if script:
         script([tgt, str(data), *(["--from", str(source)] if source else []), *options])
+        return
+    if not source and (data / "bin" / "done").exists():
+        say(f"{data} is ready, reusing it")
         return
     if not source and not dry_run():
         raise UserError(f"--from: name the folder of {corpus}, {{train,valid,test}}.{{{src},{tgt}}}")

@@ -73,3 +73,5 @@ if __name__ == "__main__":
         main()
     except UserError as error:
         sys.exit(f"error: {error}")
+    except ModuleNotFoundError as error:
+        sys.exit(f"error: {error.name} is not installed here; run source .venv/bin/activate")

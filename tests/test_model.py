@@ -31,6 +31,7 @@ from fairseq_synth import synthesizers
 from fairseq_synth.architectures import MODELS, STOCK, VARIANTS, architecture_name
 from fairseq_synth.errors import SynthesizerError
 from fairseq_synth.host.layers import FAST_PATH_COPIES
+from fairseq_synth.layers import SynthesizerDecoder
 from fairseq_synth.masks import aligned_columns
 
 SOURCES = [[5, 6, 7, 8, 9, 10, 2], [11, 12, 2], [13, 14, 15, 16, 2]]
@@ -166,6 +167,23 @@ def test_decoder_is_causal(kind, spec):
     other = target.clone()
     other[:, 5:] = torch.randint(4, 40, (3, 3))
     assert torch.equal(outputs(model, source, target)[0][:, :5], outputs(model, source, other)[0][:, :5])
+
+
+@pytest.mark.parametrize("spec", ["vanilla", "random", "dense+vanilla"])
+def test_a_decoder_with_another_mask(spec, monkeypatch):
+    """As masks.py says: with a window of three tokens each of two layers hands a change two tokens on."""
+
+    def window(self, x):
+        distances = torch.arange(x.size(0))[:, None] - torch.arange(x.size(0))
+        return torch.zeros(distances.shape).masked_fill((distances < 0) | (distances > 2), float("-inf"))
+
+    monkeypatch.setattr(SynthesizerDecoder, "buffered_future_mask", window)
+    model, target = make_synth(spec), torch.randint(4, 40, (3, 8))
+    other = target.clone()
+    other[:, 0] = 2
+    source = pad_batch(SOURCES, left=True)
+    changed = (model(source, None, target)[0] != model(source, None, other)[0]).any(-1)
+    assert torch.equal(changed, (torch.arange(8) < 5).expand(3, 8))
 
 
 @pytest.mark.parametrize("kind, spec", DECODERS)

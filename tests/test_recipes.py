@@ -126,6 +126,10 @@ def test_prepare(tmp_path, raw, capfd):
     (out / "tok" / "valid.de.part").symlink_to("/dev/full")
     refused(prepare.main, *argv, parts=["tok/valid.de was not made", "No space left on device"])
     assert not (out / "tok" / "valid.de").exists() and not (out / "bin").exists()
+    with open(folder / "valid.de", "a") as file:
+        file.write(" ")  # another text than the one that was read
+    refused(prepare.main, *argv, parts=["other settings", "raw_bytes="])
+    shutil.copy(raw / "valid.de", folder)
     kept = (out / "tok" / "train.en").stat().st_mtime_ns
     prepare.main([*map(str, argv)])
     assert (out / "tok" / "train.en").stat().st_mtime_ns == kept and (out / "bin" / "dict.de.txt").exists()
@@ -170,7 +174,7 @@ def test_prepare_refuses_text(tmp_path, raw, changed, parts):
     out = tmp_path / "out"
     done = script("prepare.sh", copied(raw, tmp_path / "raw", **changed), "en", "de", out)
     assert done.returncode == 1 and all(part in done.stderr for part in parts), done.stderr
-    assert not (out / "bin").exists() and not list(out.glob("text/*.part"))
+    assert not (out / "bin").exists() and not list(out.glob("text/*"))
 
 
 def test_prepare_refuses(tmp_path, raw):
@@ -841,6 +845,7 @@ def test_reproduce_refuses(argv, parts):
 @pytest.mark.parametrize("table", tables.TABLES)
 def test_reproduce_shows_its_commands(table, tmp_path, dry, capsys):
     """Every cell of a table names architectures that exist."""
+    refused(reproduce.main, table, "--record", parts=["--record", "DRY_RUN=1"])  # which shows no command
     from fairseq.models import ARCH_CONFIG_REGISTRY
 
     reproduce.main([table, "--seed", "1", "--rerun", "--out", str(tmp_path), "--", "--gpus", "0"])
@@ -875,6 +880,13 @@ def test_quickstart_refuses_a_variant_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "prefix", str(ROOT / ".venv"))
     refused(quickstart.main, "--variant", "randm", "--out", tmp_path / "out", parts=["--variant randm", "random_dense"])
     assert not any(tmp_path.iterdir())
+
+
+def test_quickstart_needs_a_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(subprocess, "run", lambda *args, **_: subprocess.CompletedProcess(args, 0))
+    monkeypatch.setattr(sys, "prefix", str(ROOT / ".venv"))
+    (tmp_path / "file").touch()
+    refused(quickstart.main, "--out", tmp_path / "file", parts=[f"{tmp_path}/file: this folder cannot be made"])
 
 
 def test_quickstart_without_an_environment(monkeypatch):
@@ -980,15 +992,21 @@ def test_translate_refuses(tmp_path, data, monkeypatch, capsys):
     (data / "settings").unlink()
 
 
-ONE, BOTH = "printf 'D-0\\t-1\\teins\\n'", "printf 'D-0\\t-1\\teins\\nD-1\\t-1\\tzwei\\n'"
+LONG = "echo 'Exception: Size of sample #1 is invalid (=(np.int64(30), 0)) since max_positions=(24, 1024)' >&2; exit 1"
 
 
-@pytest.mark.parametrize("does", [ONE, f"{ONE}; exit 3", f"{BOTH}; exit 3"])
-def test_translations_are_all_there(does):
+@pytest.mark.parametrize(
+    "does, said",
+    [
+        ("printf 'D-0\\t-1\\teins\\n'", "sh has left 1 of 2 sentences out$"),
+        ("printf 'D-0\\t-1\\teins\\nD-1\\t-1\\tzwei\\n'; echo 'error: no room' >&2; exit 3", "sh failed: no room$"),
+        (LONG, "line 3 is longer than the model's 24 tokens; .* --model-overrides"),
+    ],
+)
+def test_translations_are_all_there(does, said):
     """Else the reason is told, and nothing is printed."""
-    programs = [["cat"], ["sh", "-c", f"cat > /dev/null; echo 'fairseq_synth: error: too long' >&2; {does}"]]
-    with pytest.raises(UserError, match="of 2 sentences: too long$"):
-        translate.translate(programs, ["one", "two"])
+    with pytest.raises(UserError, match=said):
+        translate.translate([["cat"], ["sh", "-c", f"cat > /dev/null; {does}"]], ["one", "", "three"])
 
 
 def test_a_line_to_translate():
@@ -998,8 +1016,12 @@ def test_a_line_to_translate():
 
 
 def test_a_corpus_of_any_folder(tmp_path, raw, monkeypatch, capsys):
-    """Of parallel text a table needs no more than the folder."""
+    """Of parallel text a table needs no more than the folder, and not that once it is prepared."""
     out = tmp_path / "out"
+    (tmp_path / "ready" / "bin").mkdir(parents=True)
+    (tmp_path / "ready" / "bin" / "done").touch()
+    translation.prepare("mine", "de-en", tmp_path / "ready", None, [])
+    assert "ready, reusing it" in capsys.readouterr().out
     refused(lambda argv: translation.prepare("mine", "de-en", out, None, argv), parts=["--from", "of mine", "{de,en}"])
     monkeypatch.setenv("DRY_RUN", "1")
     for source in (None, raw):

@@ -393,6 +393,10 @@ def test_steps_a_second(project, class_data, monkeypatch, capsys):
     table = dataclasses.replace(TABLES["agnews_cpu"], data=str(class_data), rows=("linformer", "random"))
     monkeypatch.setitem(TABLES, "agnews_cpu", table)
     refused(reproduce.main, "agnews_cpu", "--time", "--variant", "random", parts=["--time", "--variant"])
+    with monkeypatch.context() as patch:
+        patch.setenv("DRY_RUN", "1")
+        reproduce.main(["agnews_cpu", "--time", "--out", str(project)])
+    assert not (project / "results" / "agnews_cpu" / "speed").exists()
     reproduce.main(["agnews_cpu", "--time", "--out", str(project)])
     record = json.loads((project / "results" / "agnews_cpu" / "speed" / "agnews.json").read_text())
     figures = record["figures"]
