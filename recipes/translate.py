@@ -106,9 +106,10 @@ def translate(programs: Sequence[Sequence[object]], lines: Sequence[str]) -> Lis
     found = hypotheses(done.stdout, "D")
     long = re.search(r"Size of sample #(\d+) is invalid .*max_positions=\((\d+)", done.stderr)
     if long:
+        tile = """, or give -- --model-overrides "{'synth_beyond_length': 'tile'}\""""
         raise UserError(
-            f"standard input: line {numbers[int(long[1])]} is longer than the model's {long[2]} tokens; split it, or "
-            """give -- --model-overrides "{'synth_beyond_length': 'tile'}\""""
+            f"standard input: line {numbers[int(long[1])]} is longer than the model's {long[2]} tokens; split it"
+            + (tile if "synth-max-length" in done.stderr else "")
         )
     if done.returncode:
         raise UserError(f"{programs[-1][0]} failed: {reason(done.stderr)}")

@@ -992,7 +992,9 @@ def test_translate_refuses(tmp_path, data, monkeypatch, capsys):
     (data / "settings").unlink()
 
 
-LONG = "echo 'Exception: Size of sample #1 is invalid (=(np.int64(30), 0)) since max_positions=(24, 1024)' >&2; exit 1"
+LONG = (
+    "echo 'Exception: Size of sample #1 is invalid (=(np.int64(30), 0)) since max_positions=(24, 1024){}' >&2; exit 1"
+)
 
 
 @pytest.mark.parametrize(
@@ -1000,7 +1002,8 @@ LONG = "echo 'Exception: Size of sample #1 is invalid (=(np.int64(30), 0)) since
     [
         ("printf 'D-0\\t-1\\teins\\n'", "sh has left 1 of 2 sentences out$"),
         ("printf 'D-0\\t-1\\teins\\nD-1\\t-1\\tzwei\\n'; echo 'error: no room' >&2; exit 3", "sh failed: no room$"),
-        (LONG, "line 3 is longer than the model's 24 tokens; .* --model-overrides"),
+        (LONG.format(""), "line 3 is longer than the model's 24 tokens; split it$"),
+        (LONG.format("; --synth-max-length"), "24 tokens; .* --model-overrides"),
     ],
 )
 def test_translations_are_all_there(does, said):
