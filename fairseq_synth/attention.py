@@ -1,7 +1,7 @@
 """Self-attention over synthesized logits, in the place of fairseq's MultiheadAttention.
 
 The projections are here. `synthesizers` computes the logits, `computations` the softmax with its masks and dropout, and
-`cache` keeps what decoding has seen.
+`cache` stores what decoding needs of earlier tokens.
 """
 
 import logging
@@ -320,7 +320,7 @@ def names_of(synthesizer: Union[Mixture, HeadGroups]) -> List[str]:
 def functions_of(keys: Iterable[str]) -> Set[str]:
     """The functions that have weights in a synthesizer's state dict, named as in `names_of`.
 
-    ``alpha`` is not looked at: with ``convex`` functions without weights of their own have it, with ``sum`` none does.
+    ``alpha`` is not looked at: whether a function has one depends on ``--synth-mixture``.
     """
     found = (re.match(r"(?:groups\.(\d+\.))?components\.(\w+)\.(?!alpha$)", key) for key in keys)
     return {f"{match[1] or ''}{match[2]}" for match in found if match}

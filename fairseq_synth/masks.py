@@ -1,12 +1,12 @@
 """Padding and causality: alignment of padded sentences, their lengths, and the softmax under masks.
 
 What is known is not read from the values of a tensor. A decoder says `causal_mask`, which has no values; and
-sentences are aligned on their first token at the door of the model (`align`), so that position-indexed logits
+sentences are aligned on their first token as they enter the model (`align`), so that position-indexed logits
 are right and all padding is behind the sentences. So no layer makes the CPU wait for a GPU.
 
 Any other mask is an ``attn_mask`` of numbers, which the plain computation adds to the logits. A decoder's is what
-``buffered_future_mask`` in `layers` returns; a step of decoding has none. Of `causal_mask` every computation knows what
-it hides, and leaves that out (search for ``causal``).
+``buffered_future_mask`` in `layers` returns; a step of decoding has none. What `causal_mask` hides is known to every
+computation, which leaves it out: to change that, search for ``causal``.
 """
 
 from typing import List, Optional

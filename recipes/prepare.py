@@ -30,7 +30,6 @@ from .command import (
     integer,
     locked,
     pin_settings,
-    read_settings,
     run,
     say,
     shell,
@@ -103,18 +102,14 @@ def prepare(raw: Path, src: str, tgt: str, out: Path, options: argparse.Namespac
     """
     if src == tgt:
         raise UserError(f"SRC and TGT are both {src}")
-    corpora, raw_bytes = [raw / "train"], ""
-    if (out / "bin" / "done").exists():
-        raw_bytes = read_settings(out / "settings").get("raw_bytes", "")
-    elif not dry_run():
+    corpora = [raw / "train"]
+    if not dry_run() and not (out / "bin" / "done").exists():
         corpora = training_corpora(raw, src, tgt)  # before anything is written
-        raw_bytes = str(count_bytes([*corpora, raw / "valid", raw / "test"], src, tgt))
     with locked(out / ".lock"):
         pinned = {"src": src, "tgt": tgt, "subwords": options.subwords, "merges": options.merges}
         pinned.update(dash_splits=options.dash_splits or "", lowercase=options.lowercase or "")
         pinned.update(max_length=options.max_length, max_ratio=options.max_ratio, sample=options.sample or "")
-        pinned.update(raw=raw.resolve(), raw_bytes=raw_bytes)
-        pin_settings(out / "settings", "text/*", pinned)
+        pin_settings(out / "settings", "text/*", {**pinned, "raw": raw.resolve()})
         if (out / "bin" / "done").exists():
             say(f"{out} is ready, reusing it")
         else:
@@ -123,6 +118,8 @@ def prepare(raw: Path, src: str, tgt: str, out: Path, options: argparse.Namespac
 
 def binarise(raw: Path, corpora: Sequence[Path], src: str, tgt: str, out: Path, options: argparse.Namespace) -> None:
     """The steps of `prepare`, each of which keeps what an earlier call made. `corpora`: of `training_corpora`."""
+    size = count_bytes([*corpora, raw / "valid", raw / "test"], src, tgt)
+    pin_settings(out / "raw_bytes", "text/*", {"raw_bytes": size})
     if not dry_run():
         for name in ("text", "tok", "sub"):
             (out / name).mkdir(exist_ok=True)

@@ -2,6 +2,7 @@
 
   scripts/reproduce.sh TABLE [options] [-- options of train.sh [-- flags for fairseq-train]]
 
+  TABLE   one of
 {tables}
 
 What stands after -- goes to train.sh, and what stands after a second -- to fairseq-train. A run whose recipe they
@@ -40,9 +41,7 @@ OF_THE_MACHINE = "gpus processes threads timeout max-tokens precision tensorboar
 
 def main(argv: Sequence[str]) -> None:
     own, rest = split_flags(argv)
-    tables = "\n".join(
-        f"  {'' if i else 'TABLE':5}   {table.name:14} {table.about}" for i, table in enumerate(TABLES.values())
-    )
+    tables = "\n".join(f"            {table.name:14} {table.about}" for table in TABLES.values())
     parser = Parser("reproduce", (__doc__ or "").format(tables=tables))
     add = parser.add_argument
     add("table", metavar="TABLE", choices=TABLES)

@@ -9,7 +9,7 @@ from typing import Dict, Iterator, Optional
 
 from .command import ROOT, UserError, dry_run, locked, read_settings, run, say
 from .hyperparameters import RECIPES, Recipe
-from .train import set_threads
+from .train import pair_of, set_threads
 
 
 def prepared(data: Path) -> Dict[str, str]:
@@ -27,7 +27,7 @@ def trained(data: Path, run_dir: Path) -> Dict[str, str]:
     """The settings of a training on a folder of data; empty for a dry run, or a training by fairseq-train itself.
 
     Raises:
-        UserError: there is no such training, or it was on other data.
+        UserError: there is no such training, or it was on other data or for another pair of languages.
     """
     if not run_dir.is_dir() and not dry_run():
         raise UserError(f"{run_dir}: no such folder; train with scripts/train.sh")
@@ -37,6 +37,9 @@ def trained(data: Path, run_dir: Path) -> Dict[str, str]:
             f"{run_dir}: was trained on {settings['data']}, not on {data}; if that folder was moved, mend its name in "
             f"{run_dir}/settings"
         )
+    pair = pair_of(read_settings(data / "settings"))
+    if pair and settings.get("pair", pair) != pair:
+        raise UserError(f"{run_dir}: was trained for {settings['pair']}, and {data} is {pair}")
     return settings
 
 

@@ -328,9 +328,14 @@ def check_data(data: Path, recipe: Recipe, dataset: str, named: bool) -> None:
     task = settings.get("task", "translation")
     if task != recipe.task:
         raise UserError(f"--data {data}: was prepared for {task}, and this architecture is for {recipe.task}")
-    pair = f"{settings.get('src')}-{settings.get('tgt')}"
-    if task == "translation" and "src" in settings and pair != dataset:
+    pair = pair_of(settings)
+    if pair and pair != dataset:
         raise UserError(f"{dataset}: --data {data} is {pair}; give that pair, or other data")
+
+
+def pair_of(settings: Dict[str, str]) -> str:
+    """The pair of languages in the settings of prepared data, such as en-de; empty where they are of another task."""
+    return f"{settings['src']}-{settings['tgt']}" if "src" in settings else ""
 
 
 def warn_of_warm_up(command: Sequence[str]) -> None:

@@ -17,9 +17,9 @@ import sys
 from pathlib import Path
 from typing import Dict, List, Sequence
 
-from .command import ROOT, Parser, UserError, dry_run, integer, reason, show, split_flags
-from .scoring import prepared, recipe_of
-from .translation import hypotheses, subword_flags, trained_pair
+from .command import Parser, UserError, dry_run, integer, reason, show, split_flags
+from .scoring import prepared, recipe_of, trained
+from .translation import generation_flags, hypotheses
 
 
 def checkpoint(run_dir: Path) -> Path:
@@ -28,13 +28,11 @@ def checkpoint(run_dir: Path) -> Path:
     Raises:
         UserError: there is neither.
     """
-    paths = [run_dir / "checkpoint_avg.pt", run_dir / "checkpoint_best.pt"]
-    for path in paths:
-        if path.exists():
-            return path
-    if dry_run():
-        return paths[1]
-    raise UserError(f"{paths[1]}: no such file; train to the first validation")
+    average, best = run_dir / "checkpoint_avg.pt", run_dir / "checkpoint_best.pt"
+    path = average if average.exists() else best
+    if not path.exists() and not dry_run():
+        raise UserError(f"{path}: no such file; train to the first validation")
+    return path
 
 
 def as_prepared(line: str, settings: Dict[str, str]) -> str:
@@ -43,15 +41,14 @@ def as_prepared(line: str, settings: Dict[str, str]) -> str:
     return line.lower() if settings["lowercase"] else line
 
 
-def pipeline(data: Path, settings: Dict[str, str], argv: Sequence[object]) -> List[List[object]]:
-    """The programs from text to the output of fairseq-interactive, whose other flags are `argv`."""
-    interactive = ["fairseq-interactive", data / "bin", "--user-dir", ROOT / "fairseq_synth"]
-    interactive += ["--source-lang", settings["src"], "--target-lang", settings["tgt"], *subword_flags(data, settings)]
-    interactive += ["--buffer-size", 1000000, "--max-tokens", 4096, *argv]
+def pipeline(settings: Dict[str, str], flags: Sequence[object]) -> List[List[object]]:
+    """The programs from text to translations, for data with these settings. `flags`: of fairseq-interactive."""
+    # all sentences at once: its errors number them from the first of a buffer
+    interactive = ["fairseq-interactive", *flags, "--buffer-size", 1000000]
     if settings["subwords"] == "sentencepiece":
         return [interactive]
     if not settings["dash_splits"]:
-        interactive.append("--moses-no-dash-splits")  # fairseq splits words at hyphens else
+        interactive.append("--moses-no-dash-splits")  # by default fairseq splits words at hyphens
     return [["sacremoses", "--quiet", "-l", settings["src"], "normalize", "-c"], interactive]
 
 
@@ -67,10 +64,9 @@ def main(argv: Sequence[str]) -> None:
     settings = prepared(args.data)
     if settings.get("task", "translation") != "translation":
         raise UserError(f"{args.data}: was prepared for {settings['task']}; translate.sh needs parallel text")
-    recipe = recipe_of(trained_pair(args.data, args.run), None, "wmt_en_de")
-    lenpen = recipe.lenpen if args.lenpen is None else args.lenpen
-    flags = ["--path", checkpoint(args.run), "--beam", args.beam or recipe.beam, "--lenpen", f"{lenpen:g}", *rest]
-    programs = pipeline(args.data, settings, flags)
+    recipe = recipe_of(trained(args.data, args.run), None, "wmt_en_de")
+    flags = generation_flags(args.data, checkpoint(args.run), recipe, args.beam, args.lenpen)
+    programs = pipeline(settings, [*flags, *rest])
     with contextlib.redirect_stdout(sys.stderr):
         for program in programs:
             show(program)

@@ -12,7 +12,7 @@ from . import corpora
 from .command import ROOT, UserError, dry_run, run, say, shell, show, write
 from .hyperparameters import Recipe
 from .prepare import count_lines
-from .prepare import main as parallel_text
+from .prepare import main as prepare_text
 from .scoring import checkpoint, prepared, print_scores, recipe_of, scored, trained
 
 SCORES = """
@@ -44,7 +44,7 @@ def prepare(corpus: str, dataset: str, data: Path, source: Optional[Path], optio
         return
     if not source and not dry_run():
         raise UserError(f"--from: name the folder of {corpus}, {{train,valid,test}}.{{{src},{tgt}}}")
-    parallel_text([str(source or "DIR"), src, tgt, str(data), *options])
+    prepare_text([str(source or "DIR"), src, tgt, str(data), *options])
 
 
 def hypotheses(generated: str, mark: str) -> List[str]:
@@ -132,24 +132,28 @@ def read_lines(path: Path) -> List[str]:
     return path.read_text(encoding="utf-8").split("\n")[:-1]
 
 
-def trained_pair(data: Path, run_dir: Path) -> Dict[str, str]:
-    """The settings of a training on a folder of data; empty for one by fairseq-train itself.
+def generation_flags(
+    data: Path,
+    path: Path,
+    recipe: Recipe,
+    beam: Optional[int] = None,
+    lenpen: Optional[float] = None,
+    max_tokens: int = 4096,
+) -> List[object]:
+    """What fairseq-generate and fairseq-interactive are called with.
 
-    Raises:
-        UserError: there is no such training, or it was on other data or for another pair of languages.
+    Args:
+        path: the checkpoint.
+        recipe: has what is not given.
     """
-    settings, found = prepared(data), trained(data, run_dir)
-    pair = f"{settings.get('src')}-{settings.get('tgt')}"
-    if found.get("pair", pair) != pair:
-        raise UserError(f"{run_dir}: was trained for {found['pair']}, and {data} is {pair}")
-    return found
-
-
-def subword_flags(data: Path, settings: Dict[str, str]) -> List[object]:
-    """fairseq's flags for the subwords and tokens of a folder of data."""
+    settings = prepared(data)
+    lenpen = recipe.lenpen if lenpen is None else lenpen
+    flags = [data / "bin", "--user-dir", ROOT / "fairseq_synth", "--path", path]
+    flags += ["--source-lang", settings["src"], "--target-lang", settings["tgt"]]
+    flags += ["--beam", beam or recipe.beam, "--lenpen", f"{lenpen:g}", "--max-tokens", max_tokens]
     if settings["subwords"] == "sentencepiece":
-        return ["--bpe", "sentencepiece", "--sentencepiece-model", data / "pieces.model"]
-    return ["--bpe", "subword_nmt", "--bpe-codes", data / "codes", "--tokenizer", "moses"]
+        return [*flags, "--bpe", "sentencepiece", "--sentencepiece-model", data / "pieces.model"]
+    return [*flags, "--bpe", "subword_nmt", "--bpe-codes", data / "codes", "--tokenizer", "moses"]
 
 
 def evaluate(
@@ -167,19 +171,14 @@ def evaluate(
     Raises:
         UserError: the data or the run are missing or do not belong together, or a program failed.
     """
-    settings, run_settings = prepared(data), trained_pair(data, run_dir)
-    src, tgt = settings["src"], settings["tgt"]
-    recipe = recipe_of(run_settings, recipe, "wmt_en_de")
-    average, beam = recipe.average if average is None else average, beam or recipe.beam
-    lenpen = recipe.lenpen if lenpen is None else lenpen
+    settings = prepared(data)
+    recipe = recipe_of(trained(data, run_dir), recipe, "wmt_en_de")
+    average = recipe.average if average is None else average
     with scored(run_dir) as out:
         path = checkpoint(run_dir, out, average)
         say("translating the test set")
-        argv = ["fairseq-generate", data / "bin", "--user-dir", ROOT / "fairseq_synth"]
-        argv += ["--path", path, "--source-lang", src, "--target-lang", tgt]
-        argv += ["--beam", beam, "--lenpen", f"{lenpen:g}", "--max-tokens", max_tokens]
-        argv += subword_flags(data, settings)
-        run(argv, log=out / "generate.log")
+        flags = generation_flags(data, path, recipe, beam, lenpen, max_tokens)
+        run(["fairseq-generate", *flags], log=out / "generate.log")
         if dry_run():
             return
         score(data, out, settings)

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 import tarfile
@@ -98,7 +99,8 @@ def copied(raw, folder, **changed):
 def assert_translated_as_prepared(data):
     """translate.sh gives the model the subwords that prepare.sh made of the same text."""
     settings = command.read_settings(data / "settings")
-    *normalise, interactive = translate.pipeline(data, settings, ["--path", "model.pt"])
+    flags = translation.generation_flags(data, "model.pt", RECIPES["multi30k"])
+    *normalise, interactive = translate.pipeline(settings, flags)
     text = (data / "test.en").read_text()
     for program in normalise:
         text = subprocess.run(program, input=text, capture_output=True, text=True, check=True).stdout
@@ -396,8 +398,10 @@ def test_train_needs_data_and_a_gpu(tmp_path, dry, monkeypatch):
     refused(train.main, "transformer_wmt_en_de", "en-de", "--data", "/nowhere", parts=parts)
 
 
-def test_a_run_is_not_mixed_with_another(tmp_path, data):
-    """Neither with one of other settings, nor with one that is at work."""
+def test_a_run_is_not_mixed_with_another(tmp_path):
+    """Neither with one of other settings, nor with one that is at work; nor on data of another pair of languages."""
+    data = tmp_path / "data"
+    (data / "bin").mkdir(parents=True)
     (data / "bin" / "done").touch()
     save = tmp_path / "save"
     save.mkdir()
@@ -842,10 +846,13 @@ def test_reproduce_refuses(argv, parts):
     refused(reproduce.main, *argv.split(), parts=parts)
 
 
+def test_a_dry_run_records_nothing(dry):
+    refused(reproduce.main, "ptb_cpu", "--record", parts=["--record", "DRY_RUN=1"])
+
+
 @pytest.mark.parametrize("table", tables.TABLES)
 def test_reproduce_shows_its_commands(table, tmp_path, dry, capsys):
     """Every cell of a table names architectures that exist."""
-    refused(reproduce.main, table, "--record", parts=["--record", "DRY_RUN=1"])  # which shows no command
     from fairseq.models import ARCH_CONFIG_REGISTRY
 
     reproduce.main([table, "--seed", "1", "--rerun", "--out", str(tmp_path), "--", "--gpus", "0"])
@@ -875,16 +882,19 @@ def test_quickstart_refuses(argv, parts):
     refused(quickstart.main, *argv.split(), parts=parts)
 
 
-def test_quickstart_refuses_a_variant_at_once(tmp_path, monkeypatch):
+@pytest.fixture
+def environment(monkeypatch):
+    """The quickstart finds the environment made, and itself in it."""
     monkeypatch.setattr(subprocess, "run", lambda *args, **_: subprocess.CompletedProcess(args, 0))
     monkeypatch.setattr(sys, "prefix", str(ROOT / ".venv"))
+
+
+def test_quickstart_refuses_a_variant_at_once(tmp_path, environment):
     refused(quickstart.main, "--variant", "randm", "--out", tmp_path / "out", parts=["--variant randm", "random_dense"])
     assert not any(tmp_path.iterdir())
 
 
-def test_quickstart_needs_a_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(subprocess, "run", lambda *args, **_: subprocess.CompletedProcess(args, 0))
-    monkeypatch.setattr(sys, "prefix", str(ROOT / ".venv"))
+def test_quickstart_needs_a_folder(tmp_path, environment):
     (tmp_path / "file").touch()
     refused(quickstart.main, "--out", tmp_path / "file", parts=[f"{tmp_path}/file: this folder cannot be made"])
 
@@ -931,8 +941,11 @@ def test_quickstart(tmp_path, capfd):
     assert first and not second and third
 
     # what is recorded of it
-    log = record.read_log((run / "train.log").read_text())
-    assert log["updates"] == log["curve"]["updates"][-1] == 40 and log["parameters"] > 1e6 and log["minutes"] >= 0
+    text = (run / "train.log").read_text()
+    log = record.read_log(text)
+    assert log["updates"] == log["curve"]["updates"][-1] == 40 and log["parameters"] > 1e6
+    speeds = [float(speed) for speed in re.findall(r"train_inner.* ups=([\d.]+)", text)]
+    assert log["minutes"] == round(40 / statistics.median(speeds) / 60, 1)
     (start,) = json.loads((run / "provenance.json").read_text())
     assert start["commit"] and start["hardware"].endswith("1 thread(s)")
     alpha = record.learned_alpha(run / "checkpoint_avg.pt")
@@ -968,8 +981,10 @@ def test_quickstart(tmp_path, capfd):
     refused(tasks.main, tmp_path / "no", worse, parts=["not prepared"])
 
 
-def test_translate_refuses(tmp_path, data, monkeypatch, capsys):
+def test_translate_refuses(tmp_path, monkeypatch, capsys):
     """What has no checkpoint, other data and other text; a dry run only shows the programs, on standard error."""
+    data = tmp_path / "data"
+    (data / "bin").mkdir(parents=True)
     (data / "bin" / "done").touch()
     (data / "settings").write_text("src=en\ntgt=de\nsubwords=bpe\nlowercase=\ndash_splits=\n")
     refused(translate.main, data, tmp_path / "no", parts=["no: no such folder", "train.sh"])
@@ -989,7 +1004,6 @@ def test_translate_refuses(tmp_path, data, monkeypatch, capsys):
     refused(translate.main, data, tmp_path, parts=["was trained for en-fr", "is en-de"])
     (data / "settings").write_text("task=language_modeling\n")
     refused(translate.main, data, tmp_path, parts=["prepared for language_modeling", "parallel text"])
-    (data / "settings").unlink()
 
 
 LONG = (
@@ -1043,6 +1057,15 @@ def test_a_training_shorter_than_its_warm_up(capsys):
     train.warn_of_warm_up(command)
     error = capsys.readouterr().err
     assert "--max-update 100" in error and "--warmup-updates 1500" in error and "-- --warmup-updates 20" in error
+
+
+def test_tables_without_the_environment():
+    """One line, where fairseq is not installed."""
+    code = "import runpy, sys; sys.modules['fairseq'] = None; sys.argv[1:] = ['--check']; "
+    code += f"runpy.run_path({str(ROOT / 'scripts' / 'make_tables.py')!r}, run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "error: fairseq is not installed here; run source .venv/bin/activate\n"
 
 
 def test_hardware(monkeypatch):

@@ -113,7 +113,7 @@ class Reading(NamedTuple):
 
 @contextlib.contextmanager
 def without_fast_paths(model: nn.Module) -> Iterator[None]:
-    """Without fairseq's fast paths, which skip hooks: of its attention, and in 0.12.2 of its encoder layers."""
+    """Switches off fairseq's fast paths, which skip hooks: its attention's, and in 0.12.2 its encoder layers'."""
     changed: List[Tuple[nn.Module, str, Any]] = []
     for module in model.modules():
         for name, value in (("skip_embed_dim_check", True), ("can_use_fastpath", False)):
