@@ -7,7 +7,7 @@ The projections are here. `synthesizers` computes the logits, `computations` the
 import logging
 import math
 import re
-from typing import Any, Dict, Iterable, List, Optional, Set, Tuple, Union
+from typing import Any, Dict, Iterable, List, Optional, Set, Tuple
 
 import torch
 import torch.nn as nn
@@ -18,17 +18,19 @@ from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor
 
 from . import cache
-from .computations import attend, attention_weights, drop, weighted_sum
+from .computations import attend
+from .computations.plain import attention_weights, drop, weighted_sum
 from .errors import SynthesizerError
+from .logits import Logits
 from .masks import is_causal
-from .synthesizers import HeadGroups, Mixture, Terms
+from .synthesizers import Inputs, LayerSynthesizer
 
 logger = logging.getLogger(__name__)
 
 
 @with_incremental_state
 class SyntheticAttention(nn.Module):
-    """Multi-head self-attention ``softmax(S(X)) G(X)`` with S a `Mixture` (eq. 3).
+    """Multi-head self-attention ``softmax(S(X)) G(X)`` with S of a `LayerSynthesizer`, mostly a `Mixture` (eq. 3).
 
     For ``vanilla`` the state dict is that of fairseq's MultiheadAttention, key by key and, from the same
     seed, bit by bit. Any other function adds ``synthesizer.*``; without ``vanilla`` there is no q_proj
@@ -46,7 +48,7 @@ class SyntheticAttention(nn.Module):
         self,
         embed_dim: int,
         num_heads: int,
-        synthesizer: Union[Mixture, HeadGroups],
+        synthesizer: LayerSynthesizer,
         dropout: float = 0.0,
         q_noise: float = 0.0,
         qn_block_size: int = 8,
@@ -61,7 +63,9 @@ class SyntheticAttention(nn.Module):
         def projection(width: int = embed_dim) -> nn.Module:
             return quant_noise(nn.Linear(embed_dim, width), q_noise, qn_block_size)
 
-        self.num_query_key_heads = sum(synthesizer.query_key_heads)
+        mixtures = synthesizer.mixtures()
+        self.heads = [mixture.num_heads for mixture in mixtures]  # of each group
+        self.num_query_key_heads = sum(mixture.num_heads for mixture in mixtures if mixture.reads_query_key)
         width = self.num_query_key_heads * self.head_dim
         # created and initialized in fairseq's order: one seed, the same weights
         self.k_proj = projection(width) if width else None
@@ -69,6 +73,7 @@ class SyntheticAttention(nn.Module):
         self.q_proj = projection(width) if width else None
         self.out_proj = projection()
         self.synthesizer = synthesizer
+        self.own_table = self.shared_table = self._get_full_incremental_state_key("table")  # type: ignore[operator]
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -97,8 +102,8 @@ class SyntheticAttention(nn.Module):
             query: (T, B, C), positions 0..T-1 of the sentence, or the newest token with a cache.
             key, value: the same tensor as `query`, or None: this is self-attention.
             key_padding_mask: (B, T), true at padding, of this call's tokens.
-            incremental_state: the decoder's cache; this module keeps its values (and its keys and padding
-                mask, where something reads them) in it.
+            incremental_state: the decoder's cache; this module keeps its values (and its keys, where something
+                reads them) in it, and their places and the padding mask in a table that layers may share.
             need_weights: also return the attention weights, averaged over the heads.
             attn_mask: (T, S), boolean with true for hidden, or floating point to add to the logits; or `causal_mask`,
                 the fast way to say causal.
@@ -120,33 +125,80 @@ class SyntheticAttention(nn.Module):
             dropout = 0.0
 
         if incremental_state is None:
-            terms = self.synthesizer(self.split_heads(query), q, k, 0, tgt_len)
+            groups = self.synthesizer(Inputs(self.split_heads(query), q, k, 0, tgt_len))
             if not torch.jit.is_scripting():
                 if not need_weights and not need_head_weights:
-                    if len(self.synthesizer.heads) == 1:  # without a slice, whose gradient is a copy
-                        return self.join_heads(attend(terms, v, key_padding_mask, attn_mask, dropout)), None
+                    if len(groups) == 1:  # without a slice, whose gradient is a copy
+                        return self.join_heads(attend(groups[0], v, key_padding_mask, attn_mask, dropout)), None
                     found = [
-                        attend(group, v.narrow(1, first, heads), key_padding_mask, attn_mask, dropout)
-                        for group, first, heads in self.groups_of(terms)
+                        attend(logits, value, key_padding_mask, attn_mask, dropout)
+                        for logits, value in zip(groups, v.split(self.heads, dim=1))
                     ]
                     return self.join_heads(torch.cat(found, dim=1)), None
-            weights = self.weights_of(terms, tgt_len, key_padding_mask, attn_mask, bsz).to(v.dtype)
+            weights = self.weights_of(groups, tgt_len, key_padding_mask, attn_mask, -1).to(v.dtype)
             attn = weighted_sum(drop(weights, dropout, bsz), v)
         else:
             if is_causal(attn_mask):
                 raise ValueError("attn_mask: causal_mask is of a whole sentence; leave it out in incremental decoding")
-            buffer = self._get_input_buffer(incremental_state)
-            buffer, start, keys, padding = cache.extend(buffer, k, v, key_padding_mask)
-            self._set_input_buffer(incremental_state, buffer)
-            terms = self.synthesizer(self.split_heads(query), q, keys, start, start + tgt_len)
-            weights = self.weights_of(terms, start + tgt_len, padding, attn_mask, bsz).to(v.dtype)
-            attn = cache.weighted_values(drop(weights, dropout, bsz), buffer)
+            buffer, table = self.extend_cache(incremental_state, k, v, key_padding_mask)
+            keys, values, rows = buffer.get("keys"), buffer["values"], table["rows"]
+            assert values is not None and rows is not None
+            if keys is not None:
+                keys = cache.read(keys, table, self.num_query_key_heads)
+            src_len = rows.size(2)
+            groups = self.synthesizer(Inputs(self.split_heads(query), q, keys, src_len - tgt_len, src_len))
+            padding = table.get("prev_key_padding_mask")
+            weights = self.weights_of(groups, src_len, padding, attn_mask, bsz).to(v.dtype)
+            attn = cache.weighted_values(drop(weights, dropout, bsz).expand(bsz, -1, tgt_len, -1), values, table)
         out = self.join_heads(attn)
         if need_head_weights:
             return out, weights.expand(bsz, -1, tgt_len, -1).transpose(0, 1)
         if need_weights:
             return out, weights.expand(bsz, -1, tgt_len, -1).mean(dim=1)
         return out, None
+
+    def extend_cache(
+        self,
+        incremental_state: Dict[str, Dict[str, Optional[Tensor]]],
+        k: Optional[Tensor],
+        v: Tensor,
+        key_padding_mask: Optional[Tensor],
+    ) -> Tuple[Dict[str, Optional[Tensor]], Dict[str, Optional[Tensor]]]:
+        """This layer's cache and its table with the newest tokens, as `cache` describes them."""
+        own, shared = self.own_table, self.shared_table
+        empty: Dict[str, Optional[Tensor]] = {}
+        buffer = self._get_input_buffer(incremental_state)
+        saved = buffer.get("prev_value")
+        if saved is not None:  # of fairseq's layer, where it is called with prev_self_attn_state
+            table = cache.extend(empty, saved, 0, buffer.get("prev_key_padding_mask"))
+            buffer = cache.write_both(empty, buffer.get("prev_key") if k is not None else None, saved, table)
+            incremental_state[own] = table
+        if own in incremental_state or shared not in incremental_state:
+            values = buffer.get("values")
+            capacity = 0 if values is None else values.size(0) // self.num_heads
+            table = incremental_state[own] if own in incremental_state else empty
+            incremental_state[own] = cache.extend(table, v, capacity, key_padding_mask)
+            table = incremental_state[own]
+        else:
+            table = incremental_state[shared]  # another layer has extended it
+        buffer = cache.write_both(buffer, k, v, table)
+        self._set_input_buffer(incremental_state, buffer)
+        return buffer, table
+
+    def share_table(self, other: "SyntheticAttention") -> None:
+        """Decodes by the block table of another attention, which sees every step before this one."""
+        self.shared_table = other.own_table
+
+    def make_generation_fast_(self, **_: Any) -> None:
+        """fairseq's hook before generation: weights of mixtures and 1 / sqrt(d_h) go into the parameters, for good."""
+        if self.q_proj is not None and not is_plain_linear(self.q_proj):
+            return
+        with torch.no_grad():
+            factors = [mixture.fold_weights_() for mixture in self.synthesizer.mixtures()]  # type: ignore[operator]
+            if self.q_proj is not None:
+                rows = torch.cat([x for x in factors if x is not None]).repeat_interleave(self.head_dim)
+                for x in (self.q_proj.weight.t(), self.q_proj.bias):  # type: ignore[operator]
+                    x.mul_(rows)  # type: ignore[operator]
 
     def project(self, x: Tensor) -> Tuple[Optional[Tensor], Optional[Tensor], Tensor]:
         """Queries and keys, where the synthesizer reads them, and values, (B, H, T, d_h), of the input (T, B, C)."""
@@ -164,30 +216,21 @@ class SyntheticAttention(nn.Module):
                 return q, k, v
         return self.split_heads(self.q_proj(x)), self.split_heads(self.k_proj(x)), self.split_heads(self.v_proj(x))
 
-    def groups_of(self, terms: List[Terms]) -> List[Tuple[List[Terms], int, int]]:
-        """The terms of each group of heads, with its first head and its number of heads."""
-        groups: List[Tuple[List[Terms], int, int]] = []
-        first_term, first_head = 0, 0
-        for heads, count in zip(self.synthesizer.heads, self.synthesizer.terms):
-            groups.append((terms[first_term : first_term + count], first_head, heads))
-            first_term += count
-            first_head += heads
-        return groups
-
     def weights_of(
         self,
-        terms: List[Terms],
+        groups: List[Logits],
         src_len: int,
         key_padding_mask: Optional[Tensor],
         attn_mask: Optional[Tensor],
         bsz: int,
     ) -> Tensor:
-        """The attention weights of all heads, (B or 1, H, T, S)."""
+        """The attention weights of all heads, (B or 1, H, T or 1, S); `bsz` is B, or -1 for 1 if they are shared."""
         parts: List[Tensor] = []
-        for group, _, heads in self.groups_of(terms):
-            parts.append(attention_weights(group, heads, src_len, key_padding_mask, attn_mask))
+        for logits, heads in zip(groups, self.heads):
+            parts.append(attention_weights(logits, heads, src_len, key_padding_mask, attn_mask, bsz=bsz))
         if len(parts) == 1:
             return parts[0]
+        bsz = max([part.size(0) for part in parts])
         return torch.cat([part.expand(bsz, -1, -1, -1) for part in parts], dim=1)
 
     def join_heads(self, attn: Tensor) -> Tensor:
@@ -203,8 +246,12 @@ class SyntheticAttention(nn.Module):
         self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], new_order: Tensor
     ) -> Dict[str, Dict[str, Optional[Tensor]]]:
         """Reorders the cache to the hypotheses that the beam search goes on with."""
-        buffer = cache.reorder(self._get_input_buffer(incremental_state), new_order)
-        self._set_input_buffer(incremental_state, buffer)
+        own = self.own_table
+        if own in incremental_state:
+            incremental_state[own] = cache.reorder(incremental_state[own], new_order)
+        buffer = self._get_input_buffer(incremental_state)
+        if "prev_value" in buffer:
+            self._set_input_buffer(incremental_state, cache.reorder(buffer, new_order))
         return incremental_state
 
     def _get_input_buffer(
@@ -223,6 +270,7 @@ class SyntheticAttention(nn.Module):
 
     def _load_from_state_dict(self, state_dict: Dict[str, Tensor], prefix: str, *args: Any) -> None:
         # not fairseq's upgrade_state_dict_named, which runs before --encoder-layers-to-keep renames the layers
+        rename_older(state_dict, f"{prefix}synthesizer.")
         self.check_state_dict(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
@@ -247,7 +295,7 @@ class SyntheticAttention(nn.Module):
         query = state_dict.get(f"{prefix}q_proj.weight")
         flags = "give the --encoder-synthesizer and --decoder-synthesizer of the training"
         if query is not None and not theirs:
-            if isinstance(self.synthesizer, HeadGroups):
+            if len(self.heads) > 1:
                 if not own:
                     return
                 raise SynthesizerError(
@@ -282,7 +330,8 @@ class SyntheticAttention(nn.Module):
             SynthesizerError: this attention has no dot product.
         """
         name, functions = prefix.rstrip("."), "+".join(names_of(self.synthesizer))
-        if not self.synthesizer.reads_query_key:
+        (mixture,) = self.synthesizer.mixtures()  # type: ignore[operator]
+        if not mixture.reads_query_key:
             raise SynthesizerError(
                 f"{name}: the checkpoint holds dot-product attention, this model has {functions}; "
                 "only vanilla and mixtures with it can start from a stock Transformer"
@@ -290,14 +339,14 @@ class SyntheticAttention(nn.Module):
         if not self.synthesizer.state_dict():
             return
         logger.info(f"{name}: starting {functions} from the weights of dot-product attention")
-        if self.synthesizer.is_weighted:
+        if mixture.is_weighted:
             logger.warning(
                 f"{name}: --synth-mixture convex scales the logits of the checkpoint down; --synth-mixture sum "
                 "starts with its output"
             )
-        for function, component in self.synthesizer.components.items():  # type: ignore[union-attr,operator]
+        for function, component in mixture.components.items():
             component.silence()  # type: ignore[operator]
-            if not component.reads_query_key and not component.is_trained():
+            if not component.reads_query_key and not component.is_trained():  # type: ignore[operator]
                 logger.warning(f"{name}: {function} is not trained, so its logits stay: the output changes")
         for key, value in self.synthesizer.state_dict().items():
             state_dict[f"{prefix}synthesizer.{key}"] = value.clone()
@@ -310,11 +359,25 @@ def is_plain_linear(module: nn.Module) -> bool:
     return is_own and module.bias is not None and not any(hooks)
 
 
-def names_of(synthesizer: Union[Mixture, HeadGroups]) -> List[str]:
-    """The functions of a layer, of all groups of heads."""
-    if isinstance(synthesizer, HeadGroups):
-        return [f"{i}.{name}" for i, group in enumerate(synthesizer.groups) for name in group.components]  # type: ignore[union-attr]
-    return list(synthesizer.components)
+def names_of(synthesizer: LayerSynthesizer) -> List[str]:
+    """The functions of a layer; where it has several groups of heads, each with the number of its group."""
+    groups = [list(mixture.components) for mixture in synthesizer.mixtures()]
+    if len(groups) == 1:
+        return groups[0]
+    return [f"{i}.{name}" for i, names in enumerate(groups) for name in names]
+
+
+def rename_older(state_dict: Dict[str, Tensor], prefix: str) -> None:
+    """Renames the weights of a synthesizer in older checkpoints, in place."""
+    for key in [key for key in state_dict if key.startswith(prefix)]:
+        if key.endswith(".R.matrix"):
+            state_dict[key[: -len(".matrix")]] = state_dict.pop(key)
+        elif key.endswith(".R.reached"):
+            del state_dict[key]
+        elif key.endswith(("factorized_dense.WA", "factorized_dense.bA")):
+            # the two read-outs are one matrix, and one bias
+            other = state_dict.pop(f"{key[:-1]}B")
+            state_dict[f"{key[:-2]}{'W2' if key[-2] == 'W' else 'b2'}"] = torch.cat([state_dict.pop(key), other], dim=1)
 
 
 def functions_of(keys: Iterable[str]) -> Set[str]:

@@ -1,12 +1,24 @@
-"""What self-attention keeps of earlier tokens while it decodes: `extend` for a step, `reorder` between steps.
+"""What self-attention keeps of earlier tokens while it decodes.
 
-A beam search goes on with other hypotheses after every step. Values, and keys where something reads them, are not
-moved then: as in a paged cache with pages of one token, they stay in one table, and the block table of a hypothesis,
-the row of each of its tokens, is what is reordered, with the padding mask. The product of attention weights and values
-reads the values where they are (`weighted_values`); keys are collected once a step.
+A beam search goes on with other hypotheses after every step. As in a paged cache with pages of one token, values and
+keys are not moved then. They stay where they were written, and what is reordered is the block table, which has the
+places of each hypothesis's tokens. All layers of a decoder write and read the same places, so they share one table: its
+first layer extends it once a step (`extend`), and reorders it once (`reorder`). `write` and `read` are a layer's own.
+
+Vectors of a layer are rows of one matrix, (N H, d_h): head h of token n is row n H + h. A table is a dictionary:
+
+=========================  =================================================================================
+``rows``                   the row of each hypothesis, head and token, (B, H, t)
+``newest``                 those of the newest tokens, (B, H, n)
+``moved``                  the tokens to keep, in their new order, if layers are to make a new matrix, else None
+``used``                   (n, 0), without elements: n tokens have been written. Copies of a table share it, so that
+                           none writes to the rows of another; a size is known without waiting for a GPU
+``offsets``                where the tokens of each hypothesis and head begin in ``rows``, (B H,)
+``prev_key_padding_mask``  (B, t), true at padding, or None
+=========================  =================================================================================
 """
 
-from typing import Dict, Optional, Tuple
+from typing import Dict, Optional
 
 import torch
 import torch.nn.functional as F
@@ -15,123 +27,113 @@ from torch import Tensor
 Cache = Dict[str, Optional[Tensor]]
 
 
-def extend(
-    cache: Cache, key: Optional[Tensor], value: Tensor, key_padding_mask: Optional[Tensor]
-) -> Tuple[Cache, int, Optional[Tensor], Optional[Tensor]]:
-    """Adds the newest tokens.
+def extend(table: Cache, newest: Tensor, capacity: int, key_padding_mask: Optional[Tensor]) -> Cache:
+    """The table with the newest tokens behind the others.
 
     Args:
-        cache: empty before the first token, or as `extend` and `reorder` return it. fairseq's layer fills it with
-            ``prev_key`` and ``prev_value``, (B, H, t, d_h), where it is called with ``prev_self_attn_state``.
-        key: (B, H, n, d_h), or None if nothing reads keys.
-        value: (B, H, n, d_h).
-        key_padding_mask: (B, n), true at padding; None for no padding.
-
-    Returns:
-        the cache of all t + n tokens; t; their keys, (B, H, t + n, d_h); their padding mask, (B, t + n), or None.
+        table: empty before the first token.
+        newest: a vector of each new token and head, (B, H, n, d_h), of which only the sizes are read.
+        capacity: for how many tokens the layers' matrices have rows.
+        key_padding_mask: of the newest tokens, (B, n), true at padding; None for no padding.
     """
-    entries, table, used = cache.get("entries"), cache.get("block_table"), cache.get("used")
-    saved = cache.get("prev_value")
-    if table is None and saved is not None:
-        saved_key = cache.get("prev_key") if key is not None else None
-        entries, table, used = append(None, None, None, with_key(saved, saved_key))
-    start = 0 if table is None else table.size(1)
-    entries, table, used = append(entries, table, used, with_key(value, key))
-    if key is not None:
-        key = collect(entries, table, value.size(1), key.size(1))
-    padding = append_padding(cache.get("prev_key_padding_mask"), key_padding_mask, table.size(0), start, value.size(2))
+    bsz, heads, count, _ = newest.size()
+    rows, used = table.get("rows"), table.get("used")
+    start = 0 if rows is None else rows.size(2)
+    first = 0 if used is None else used.size(0)
+    moved: Optional[Tensor] = None
+    if rows is not None and used is not None:
+        needed = bsz * (start + count)
+        if first + bsz * count > capacity or capacity > 4 * needed or not is_writable(used):
+            # the matrices are made anew, without the tokens that no hypothesis has
+            moved = torch.div(rows[:, 0].t().reshape(-1), heads, rounding_mode="floor")
+            first, rows = bsz * start, rows_of(0, newest, start)
+    if used is None or moved is not None:
+        used = newest.new_empty([0, 0])
+    used.resize_([first + bsz * count, 0])
+    behind = rows_of(first * heads, newest, count)
+    padding = append_padding(table.get("prev_key_padding_mask"), key_padding_mask, bsz, start, count)
+    length = start + count
     extended: Cache = {
-        "entries": entries,
-        "block_table": table,
+        "rows": behind if rows is None else torch.cat([rows, behind], dim=2),
+        "newest": behind,
+        "moved": moved,
         "used": used,
+        "offsets": torch.arange(0, bsz * heads * length, length, device=newest.device),
         "prev_key_padding_mask": padding,
     }
-    return extended, start, key, padding
+    return extended
+
+
+def rows_of(first: int, like: Tensor, count: int) -> Tensor:
+    """The rows (B, H, count), from `first` on, of tokens that are written together; `like` is (B, H, n, d_h)."""
+    bsz, heads = like.size(0), like.size(1)
+    rows = torch.arange(first, first + count * bsz * heads, device=like.device)
+    return rows.view(count, bsz, heads).permute(1, 2, 0)
 
 
 def reorder(cache: Cache, new_order: Tensor) -> Cache:
-    """The cache for the next step, where hypothesis i goes on from hypothesis ``new_order[i]``."""
-    reordered: Cache = {"entries": cache.get("entries"), "used": cache.get("used")}
-    for name in ("block_table", "prev_key_padding_mask", "prev_key", "prev_value"):
+    """A table, or keys and values as fairseq stores them, where hypothesis i goes on from ``new_order[i]``."""
+    reordered: Cache = {"used": cache.get("used")}
+    for name in ("rows", "prev_key_padding_mask", "prev_key", "prev_value"):
         x = cache.get(name)
         if x is not None:
             reordered[name] = x.index_select(0, new_order)
     return reordered
 
 
-def weighted_values(weights: Tensor, cache: Cache) -> Tensor:
-    """The product (B, H, n, d_h) of attention weights (B or 1, H, n, t) and the cached values."""
-    entries, table = cache["entries"], cache["block_table"]
-    assert entries is not None and table is not None
-    bsz, length = table.size()
-    heads, head_dim = weights.size(1), entries.size(2)
-    weights = weights.to(entries.dtype)
-    if weights.size(2) > 1 or torch.is_grad_enabled():
-        return torch.matmul(weights, collect(entries, table, 0, heads))
-    # embedding_bag reads the rows where they are; without a gradient, as it has no second derivative
-    out = F.embedding_bag(
-        rows_of(table, entries.size(1), 0, heads).view(bsz * heads, length),
-        entries.view(-1, head_dim),
-        mode="sum",
-        per_sample_weights=weights.expand(bsz, -1, -1, -1).reshape(bsz * heads, length),
-    )
-    return out.view(bsz, heads, 1, head_dim)
+def write_both(entries: Cache, key: Optional[Tensor], value: Tensor, table: Cache) -> Cache:
+    """A layer's ``values``, and its ``keys`` if there are some, with those of the newest tokens; see `write`."""
+    written: Cache = {"values": write(entries.get("values"), value, table)}
+    if key is not None:
+        written["keys"] = write(entries.get("keys"), key, table)
+    return written
 
 
-def with_key(value: Tensor, key: Optional[Tensor]) -> Tensor:
-    """What is kept of tokens, (B, E, n, d_h): the values of all heads, then the keys of those that have some."""
-    return value if key is None else torch.cat([value, key], dim=1)
-
-
-def collect(entries: Tensor, table: Tensor, first: int, count: int) -> Tensor:
-    """A copy, (B, count, t, d_h), of `count` of the E vectors of every token, from `first` on."""
-    return F.embedding(rows_of(table, entries.size(1), first, count), entries.view(-1, entries.size(2)))
-
-
-def rows_of(table: Tensor, size: int, first: int, count: int) -> Tensor:
-    """Where `collect` finds its vectors: row numbers (B, count, t) in entries seen as (N E, d_h), with E = `size`."""
-    return table.unsqueeze(1) * size + torch.arange(first, first + count, device=table.device).unsqueeze(1)
-
-
-def append(
-    entries: Optional[Tensor], table: Optional[Tensor], used: Optional[Tensor], newest: Tensor
-) -> Tuple[Tensor, Tensor, Tensor]:
-    """Writes the entries of the newest tokens behind the others.
+def write(entries: Optional[Tensor], newest: Tensor, table: Cache) -> Tensor:
+    """A layer's vectors with those of the newest tokens.
 
     Args:
-        entries: (N, E, d_h), the vectors of each token, or None before the first. A row is written once, so that copies
-            of an incremental state may go on with the same tensor.
-        table: the block table, (B, t): the row of each token of each hypothesis.
-        used: (1,), on the CPU: how many rows are written to.
-        newest: (B, E, n, d_h).
-
-    Returns:
-        the same three with the newest tokens; the block table is (B, t + n).
+        entries: (N H, d_h), or None before the first token.
+        newest: (B, H, n, d_h), or of the first heads alone.
+        table: as `extend` returns it.
     """
-    bsz, size, count, head_dim = newest.size()
-    # contiguous, as `collect` takes a view: after one product of queries, keys and values they are not
-    added = newest.transpose(1, 2).reshape(bsz * count, size, head_dim).contiguous()
-    fresh = torch.arange(bsz * count, device=newest.device).view(bsz, count)
-    cpu = torch.device("cpu")  # whatever the default device, so that reading it never waits for a GPU
-    if entries is None or table is None or used is None:
-        return added, fresh, torch.full([1], bsz * count, dtype=torch.long, device=cpu)
-    if torch.is_grad_enabled() or entries.dtype != added.dtype:
-        first = entries.size(0)
-        entries = torch.cat([entries, added])
-        used = torch.full([1], entries.size(0), dtype=torch.long, device=cpu)
-    else:
-        first = int(used)
-        needed = table.numel() + bsz * count
-        if first + bsz * count > entries.size(0) or entries.size(0) > 4 * needed or not is_writable(used):
-            # a larger one, or a smaller one, without the rows that no hypothesis of this state has
-            first = table.numel()
-            other = entries.new_empty([2 * needed, size, head_dim])
-            torch.index_select(entries, 0, table.reshape(-1), out=other[:first])
-            entries, used = other, torch.empty([1], dtype=torch.long, device=cpu)
-            table = torch.arange(first, device=table.device).view(table.size(0), table.size(1))
-        entries[first : first + bsz * count] = added
-        used.fill_(first + bsz * count)
-    return entries, torch.cat([table, fresh + first], dim=1), used
+    rows, places, moved = table["rows"], table["newest"], table.get("moved")
+    assert rows is not None and places is not None
+    heads, head_dim = rows.size(1), newest.size(3)
+    if newest.size(1) < heads:
+        newest = F.pad(newest, [0, 0, 0, 0, 0, heads - newest.size(1)])
+    added = newest.permute(2, 0, 1, 3).reshape(-1, head_dim)
+    if entries is None:
+        entries = added.new_empty([2 * rows.numel(), head_dim])
+    elif moved is not None:
+        kept = entries.view(-1, heads * head_dim).index_select(0, moved).view(-1, head_dim)
+        entries = torch.cat([kept, kept.new_empty([2 * rows.numel() - kept.size(0), head_dim])])
+    if entries.dtype != added.dtype:  # under autocast for some of the steps
+        entries, added = entries.float(), added.float()
+    places = places.permute(2, 0, 1).reshape(-1)
+    if torch.is_grad_enabled() or not is_writable(entries):
+        return entries.index_copy(0, places, added)
+    return entries.index_copy_(0, places, added)
+
+
+def read(entries: Tensor, table: Cache, heads: int) -> Tensor:
+    """A copy of the vectors of all tokens in the first heads, (B, heads, t, d_h)."""
+    rows = table["rows"]
+    assert rows is not None
+    return F.embedding(rows[:, :heads], entries)
+
+
+def weighted_values(weights: Tensor, entries: Tensor, table: Cache) -> Tensor:
+    """The product (B, H, n, d_h) of attention weights (B, H, n, t) and the values, read where they are."""
+    rows = table["rows"]
+    assert rows is not None
+    bsz, heads, _ = rows.size()
+    weights = weights.to(entries.dtype)
+    if weights.size(2) > 1 or torch.is_grad_enabled():  # embedding_bag has no second derivative
+        return torch.matmul(weights, read(entries, table, heads))
+    rows, weights = rows.reshape(-1), weights.reshape(-1)
+    out = F.embedding_bag(rows, entries, table["offsets"], mode="sum", per_sample_weights=weights)
+    return out.view(bsz, heads, 1, -1)
 
 
 def is_writable(x: Tensor) -> bool:

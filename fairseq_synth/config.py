@@ -11,7 +11,8 @@ from omegaconf import II, OmegaConf
 
 from . import synthesizers
 from .errors import SynthesizerError
-from .synthesizers import BEYOND_LENGTH, MIXTURES, HeadGroup, parse_heads
+from .specs import HeadGroup, parse_heads
+from .synthesizers import BEYOND_LENGTH, MIXTURES
 
 
 @dataclasses.dataclass

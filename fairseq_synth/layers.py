@@ -15,9 +15,10 @@ from torch import Tensor
 
 from .attention import SyntheticAttention
 from .config import length_limit
+from .heads import build_synthesizer
 from .host.layers import FAST_PATH_COPIES, TransformerEncoderLayerBase
 from .masks import align, aligned_columns, causal_mask, restore
-from .synthesizers import HeadGroup, build_synthesizer
+from .specs import HeadGroup
 
 
 def build_attention(
@@ -172,6 +173,8 @@ class SynthesizerDecoder(SynthesizerStack, TransformerDecoderBase):
     ) -> None:
         self.no_encoder_attn = no_encoder_attn
         super().__init__(cfg, cfg.decoder_synthesizer, dictionary, embed_tokens, no_encoder_attn, **kwargs)
+        for layer in self.layers:
+            layer.self_attn.share_table(self.layers[0].self_attn)
 
     def build_decoder_layer(self, cfg: TransformerConfig, no_encoder_attn: bool = False) -> nn.Module:
         return self.build_layer(cfg, self.first_spec)

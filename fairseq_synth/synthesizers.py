@@ -12,44 +12,26 @@ T,S  query rows and key columns of this call; the rows are positions ``start .. 
      sentence and the columns positions ``0 .. S - 1`` (``start`` is 0 except in incremental decoding)
 ===  ===================================================================================================
 
-All of them are an inner product of synthesized queries and keys plus a bias or an outer product, `Terms`,
-so a mixture scales and adds terms and the attention never asks which function it has.
+All of them are sums of inner products, outer products and biases, `Logits`. A mixture adds these sums up, and the
+attention never asks which function it has.
 
 To add a function, write one class here with `register_synthesizer`: the flags, the architectures, the
 tests over the registry and the error messages find it by its name.
 """
 
 import math
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type, Union
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type
 
 import torch
 import torch.nn as nn
 from torch import Tensor
 
 from .errors import SynthesizerError
-from .masks import at_least_fp32
-from .nested import NestedMatrix, assemble
-
-
-class Terms(NamedTuple):
-    """One function's share of the logits, kept factorized.
-
-    ``weight (scale query @ key^T + bias + matrix + outer_product(left, right))``; an absent part counts as 0, an
-    absent weight as 1. A first dimension of 1 means that the part is shared across the batch: it does not depend
-    on the input.
-    """
-
-    query: Optional[Tensor] = None  # (B or 1, H or 1, T, r)
-    key: Optional[Tensor] = None  # (B or 1, H or 1, S, r)
-    bias: Optional[Tensor] = None  # (B or 1, H or 1, T or 1, S)
-    matrix: Optional[List[List[Tensor]]] = None  # one more bias, (1, H, T, S), in blocks as numpy.block takes them
-    left: Optional[Tensor] = None  # (B or 1, H or 1, T, a)
-    right: Optional[Tensor] = None  # (B or 1, H or 1, T, b), a b >= S
-    weight: Optional[Tensor] = None  # (1, H, 1, 1)
-    scale: float = 1.0  # of the inner product
-
+from .logits import Logits, bias_of, outer_product_of, product_of
 
 SYNTHESIZERS: Dict[str, Type["Synthesizer"]] = {}
+MIXTURES = ("convex", "sum")
+BEYOND_LENGTH = ("refuse", "tile")
 
 
 def register_synthesizer(name: str) -> Callable[[Type["Synthesizer"]], Type["Synthesizer"]]:
@@ -64,45 +46,58 @@ def register_synthesizer(name: str) -> Callable[[Type["Synthesizer"]], Type["Syn
     return register
 
 
+class Inputs(NamedTuple):
+    """What S may depend on."""
+
+    x: Tensor  # the layer's input, each head seeing its slice, (B, H, T, d_h)
+    q: Optional[Tensor]  # projected queries, (B, H, T, d_h), of the heads that have some
+    k: Optional[Tensor]  # projected keys, (B, H, S, d_h)
+    start: int  # position of the first row
+    src_len: int  # S, the number of columns
+
+
 class Synthesizer(nn.Module):
     """Base class of S(X).
 
     A subclass creates its parameters in ``__init__(num_heads, head_dim, max_length, rank)``, gives them
-    values in `reset_parameters`, says in `silence` which of them to zero so that its logits vanish, and
-    returns its `Terms` in ``forward``. Take the T rows and S columns of the parameters by `positions` *before*
-    computing: short sentences then cost little, and ``--synth-beyond-length tile`` works.
+    values in `reset_parameters`, multiplies its logits by numbers in `scale_`, and returns its `Logits` in
+    ``forward``. Take the T rows and S columns of the parameters by `positions` *before* computing: short
+    sentences then cost little, and ``--synth-beyond-length tile`` works.
     """
 
-    # True: forward gets q and k. Without such a component there is no q_proj, k_proj or key cache
+    # True: inputs have q and k. Without such a component there is no q_proj, k_proj or key cache
     reads_query_key = False
     has_max_length = True  # False: the function works at any length
 
     def __init__(self, num_heads: int, head_dim: int, max_length: int, rank: int) -> None:
         super().__init__()
+        self.num_heads = num_heads
 
     def reset_parameters(self) -> None:
         """Gives the parameters their initial values."""
         if self.is_trained():
             raise NotImplementedError
 
+    def scale_(self, weight: Tensor) -> None:
+        """Multiplies the logits by a weight of each head, (H, 1, 1), in the parameters themselves."""
+        raise NotImplementedError
+
     def silence(self) -> None:
         """Zeroes this function's logits, not their gradient, so that a mixture starts as its other components."""
         if self.is_trained():
-            raise NotImplementedError
+            with torch.no_grad():
+                self.scale_(next(self.parameters()).new_zeros(self.num_heads, 1, 1))
 
     def is_trained(self) -> bool:
         """Whether the function has parameters of its own, beside its weight in a mixture."""
         return any(name != "alpha" for name, _ in self.named_parameters())
 
-    def forward(self, x: Tensor, q: Optional[Tensor], k: Optional[Tensor], start: int, src_len: int) -> Terms:
-        """The logits' terms.
+    def forward(self, inputs: Inputs, weight: Optional[Tensor]) -> Logits:
+        """The logits, times their weight.
 
         Args:
-            x: the layer's input, each head seeing its slice, (B, H, T, d_h).
-            q: projected queries, (B, H, T, d_h); None unless `reads_query_key`.
-            k: projected keys, (B, H, S, d_h); None unless `reads_query_key`.
-            start: position of the first row.
-            src_len: S, the number of columns.
+            inputs: what they may depend on.
+            weight: of each head, (H, 1, 1), in a mixture; None for 1. Give it to the smallest factor, by `weighted`.
         """
         raise NotImplementedError
 
@@ -113,38 +108,31 @@ class Random(Synthesizer):
 
     def __init__(self, num_heads: int, head_dim: int, max_length: int, rank: int) -> None:
         super().__init__(num_heads, head_dim, max_length, rank)
-        self.R = NestedMatrix(num_heads, max_length)
+        self.R = nn.Parameter(torch.empty(num_heads, max_length, max_length))
 
     def reset_parameters(self) -> None:
-        R = self.R.whole()
-        glorot_uniform_(R)
-        self.R.assign(R)
+        glorot_uniform_(self.R)
 
-    def silence(self) -> None:
-        for block in self.R.blocks:
-            nn.init.zeros_(block)
+    def scale_(self, weight: Tensor) -> None:
+        self.R.mul_(weight)
 
-    def forward(self, x: Tensor, q: Optional[Tensor], k: Optional[Tensor], start: int, src_len: int) -> Terms:
-        return Terms(matrix=self.R(start, x.size(2), src_len))
+    def forward(self, inputs: Inputs, weight: Optional[Tensor]) -> Logits:
+        R = positions(positions(self.R, 1, inputs.start, inputs.x.size(2)), 2, 0, inputs.src_len)
+        return bias_of(R[None], weight)
 
 
 @register_synthesizer("fixed_random")
-class FixedRandom(Synthesizer):
+class FixedRandom(Random):
     """Fixed Random (section 3.1): ``S = R``, drawn once from N(0, 1): a buffer, so not trained, but saved."""
-
-    R: Tensor
 
     def __init__(self, num_heads: int, head_dim: int, max_length: int, rank: int) -> None:
         super().__init__(num_heads, head_dim, max_length, rank)
+        del self.R
         self.register_buffer("R", torch.empty(num_heads, max_length, max_length))
 
     def reset_parameters(self) -> None:
         # untrained values near 0 would leave nothing but an average over the sentence
         nn.init.normal_(self.R)
-
-    def forward(self, x: Tensor, q: Optional[Tensor], k: Optional[Tensor], start: int, src_len: int) -> Terms:
-        rows = positions(self.R, 1, start, x.size(2))
-        return Terms(bias=positions(rows, 2, 0, src_len)[None])
 
 
 @register_synthesizer("factorized_random")
@@ -160,12 +148,13 @@ class FactorizedRandom(Synthesizer):
         glorot_uniform_(self.R1)
         glorot_uniform_(self.R2)
 
-    def silence(self) -> None:
-        nn.init.zeros_(self.R2)
+    def scale_(self, weight: Tensor) -> None:
+        self.R2.mul_(weight)
 
-    def forward(self, x: Tensor, q: Optional[Tensor], k: Optional[Tensor], start: int, src_len: int) -> Terms:
-        rows, columns = positions(self.R1, 1, start, x.size(2)), positions(self.R2, 1, 0, src_len)
-        return Terms(query=rows[None], key=columns[None])
+    def forward(self, inputs: Inputs, weight: Optional[Tensor]) -> Logits:
+        rows = positions(self.R1, 1, inputs.start, inputs.x.size(2))
+        columns = positions(self.R2, 1, 0, inputs.src_len)
+        return product_of(weighted(rows, weight)[None], columns[None])
 
 
 @register_synthesizer("relative_random")
@@ -187,16 +176,21 @@ class RelativeRandom(Synthesizer):
         bound = math.sqrt(3.0 / self.max_length)
         nn.init.uniform_(self.r, -bound, bound)
 
-    def silence(self) -> None:
-        nn.init.zeros_(self.r)
+    def scale_(self, weight: Tensor) -> None:
+        self.r.mul_(weight[..., 0])
 
-    def forward(self, x: Tensor, q: Optional[Tensor], k: Optional[Tensor], start: int, src_len: int) -> Terms:
-        last = start + x.size(2) - 1
+    def forward(self, inputs: Inputs, weight: Optional[Tensor]) -> Logits:
         # all j - i, from that of the last row and first column to that of the first row and last column
-        distances = torch.arange(-last, src_len - start, device=x.device).clamp(-self.max_length, self.max_length)
-        values = self.r.index_select(1, distances + self.max_length)
-        # each row is the one below it, moved by one
-        return Terms(bias=values.unfold(1, src_len, 1).flip(1)[None])
+        length, m = inputs.x.size(2), self.max_length
+        first, last = -(inputs.start + length - 1), inputs.src_len - 1 - inputs.start
+        lowest, highest = max(first, -m), min(last, m)
+        r = self.r.narrow(1, m + lowest, highest - lowest + 1)
+        if first < lowest or highest < last:
+            before, behind = self.r[:, :1].expand(-1, lowest - first), self.r[:, -1:].expand(-1, last - highest)
+            r = torch.cat([before, r, behind], dim=1)
+        r = weighted(r, None if weight is None else weight[..., 0])
+        rows = r.unfold(1, inputs.src_len, 1)  # the last row comes first: each is the one before it, moved by one
+        return bias_of((rows.flip(1) if length > 1 else rows)[None])
 
 
 @register_synthesizer("dense")
@@ -214,19 +208,20 @@ class Dense(Synthesizer):
         self.b2 = nn.Parameter(torch.empty(num_heads, max_length))
 
     def reset_parameters(self) -> None:
-        for weight in (self.W1, self.W2):
-            glorot_uniform_(weight)
+        for matrix in (self.W1, self.W2):
+            glorot_uniform_(matrix)
         for bias in (self.b1, self.b2):
             nn.init.zeros_(bias)
 
-    def silence(self) -> None:
-        nn.init.zeros_(self.W2)
-        nn.init.zeros_(self.b2)
+    def scale_(self, weight: Tensor) -> None:
+        self.W2.mul_(weight)
+        self.b2.mul_(weight[..., 0])
 
-    def forward(self, x: Tensor, q: Optional[Tensor], k: Optional[Tensor], start: int, src_len: int) -> Terms:
-        hidden = per_head_linear(x, self.W1, self.b1, relu=True)
-        columns, bias = positions(self.W2, 1, 0, src_len), positions(self.b2, 1, 0, src_len)
-        return Terms(query=hidden, key=columns[None], bias=bias[None, :, None])
+    def forward(self, inputs: Inputs, weight: Optional[Tensor]) -> Logits:
+        hidden = per_head_linear(inputs.x, self.W1, self.b1, relu=True)
+        columns = positions(self.W2, 1, 0, inputs.src_len)
+        bias = positions(self.b2, 1, 0, inputs.src_len).unsqueeze(1)
+        return product_of(hidden, weighted(columns, weight)[None]) + bias_of(weighted(bias, weight)[None])
 
 
 @register_synthesizer("factorized_dense")
@@ -234,8 +229,8 @@ class FactorizedDense(Synthesizer):
     """Factorized Dense (eq. 5-6): ``S_i[j] = A_i[u] B_i[v]`` with ``j = u b + v`` and ``a b = l``.
 
     A_i and B_i, of a and b values, are two linear read-outs of one relu(W1 x_i + b1), per head on its
-    slice. A is interleaved and B tiled, so that all l columns differ (tiling both would leave lcm(a, b)
-    distinct ones). a is the largest divisor of l up to its square root.
+    slice: the first a and the last b rows of W2 and b2. A is interleaved and B tiled, so that all l columns
+    differ (tiling both would leave lcm(a, b) distinct ones). a is the largest divisor of l up to its square root.
 
     Raises:
         SynthesizerError: l is 1, 2, 3 or another prime.
@@ -246,28 +241,26 @@ class FactorizedDense(Synthesizer):
         self.a, self.b = factorize(max_length)
         self.W1 = nn.Parameter(torch.empty(num_heads, head_dim, head_dim))
         self.b1 = nn.Parameter(torch.empty(num_heads, head_dim))
-        self.WA = nn.Parameter(torch.empty(num_heads, self.a, head_dim))
-        self.bA = nn.Parameter(torch.empty(num_heads, self.a))
-        self.WB = nn.Parameter(torch.empty(num_heads, self.b, head_dim))
-        self.bB = nn.Parameter(torch.empty(num_heads, self.b))
+        self.W2 = nn.Parameter(torch.empty(num_heads, self.a + self.b, head_dim))
+        self.b2 = nn.Parameter(torch.empty(num_heads, self.a + self.b))
 
     def reset_parameters(self) -> None:
-        for weight in (self.W1, self.WA, self.WB):
-            glorot_uniform_(weight)
-        for bias in (self.b1, self.bA, self.bB):
+        for matrix in (self.W1, self.W2[:, : self.a], self.W2[:, self.a :]):
+            with torch.no_grad():
+                matrix.copy_(glorot_uniform_(torch.empty_like(matrix)))
+        for bias in (self.b1, self.b2):
             nn.init.zeros_(bias)
 
-    def silence(self) -> None:
-        nn.init.zeros_(self.WB)
-        nn.init.zeros_(self.bB)
+    def scale_(self, weight: Tensor) -> None:
+        self.W2[:, self.a :].mul_(weight)
+        self.b2[:, self.a :].mul_(weight[..., 0])
 
-    def forward(self, x: Tensor, q: Optional[Tensor], k: Optional[Tensor], start: int, src_len: int) -> Terms:
-        hidden = per_head_linear(x, self.W1, self.b1, relu=True)
-        groups = (src_len + self.b - 1) // self.b  # of columns with the same u
-        a, b = min(self.a, groups), min(self.b, src_len)
-        W = torch.cat([self.WA[:, :a], self.WB[:, :b]], dim=1)
-        A, B = per_head_linear(hidden, W, torch.cat([self.bA[:, :a], self.bB[:, :b]], dim=1)).split([a, b], dim=-1)
-        return Terms(left=positions(A, 3, 0, groups), right=B)
+    def forward(self, inputs: Inputs, weight: Optional[Tensor]) -> Logits:
+        hidden = per_head_linear(inputs.x, self.W1, self.b1, relu=True)
+        A, B = per_head_linear(hidden, self.W2, self.b2).split([self.a, self.b], dim=-1)
+        groups = (inputs.src_len + self.b - 1) // self.b  # of columns with the same u
+        A, B = positions(A, 3, 0, groups), B.narrow(3, 0, min(self.b, inputs.src_len))
+        return outer_product_of(weighted(A, weight), B)
 
 
 @register_synthesizer("vanilla")
@@ -281,12 +274,37 @@ class Vanilla(Synthesizer):
         super().__init__(num_heads, head_dim, max_length, rank)
         self.scaling = head_dim**-0.5
 
-    def forward(self, x: Tensor, q: Optional[Tensor], k: Optional[Tensor], start: int, src_len: int) -> Terms:
+    def forward(self, inputs: Inputs, weight: Optional[Tensor]) -> Logits:
+        q, k = inputs.q, inputs.k
         assert q is not None and k is not None
-        return Terms(query=q, key=k, scale=self.scaling)
+        if weight is not None:
+            q = weighted(q, weight * self.scaling)
+        elif self.scaling != 1.0:
+            q = q * self.scaling
+        return product_of(q, k)
 
 
-class Mixture(nn.Module):
+class LayerSynthesizer(nn.Module):
+    """What computes the logits of a layer: one `Mixture` for all heads, or one for each group of `HeadGroups`."""
+
+    def mixtures(self) -> List["Mixture"]:
+        """The mixture of each group of neighbouring heads."""
+        raise NotImplementedError
+
+    def reset_parameters(self) -> None:
+        """Initial values of every function, and equal weights."""
+        for mixture in self.mixtures():
+            for component in mixture.components.values():
+                component.reset_parameters()  # type: ignore[operator]  # a ModuleDict forgets its modules' type
+                if component.alpha is not None:
+                    nn.init.zeros_(component.alpha)  # type: ignore[arg-type]
+
+    def forward(self, inputs: Inputs) -> List[Logits]:
+        """The logits of each group of heads."""
+        raise NotImplementedError
+
+
+class Mixture(LayerSynthesizer):
     """Mixture (section 3.2): ``S = sum_m alpha_m S_m``, the sum taken on the logits.
 
     ``convex`` learns one weight per component and head, alpha = softmax over the components, so that they
@@ -315,6 +333,7 @@ class Mixture(nn.Module):
         super().__init__()
         if mixture not in MIXTURES:
             raise SynthesizerError(f"--synth-mixture {mixture!r}: choose from {', '.join(MIXTURES)}")
+        self.num_heads = num_heads
         self.components = nn.ModuleDict(
             {name: SYNTHESIZERS[name](num_heads, head_dim, max_length, rank) for name in names}
         )
@@ -322,272 +341,69 @@ class Mixture(nn.Module):
         self.is_weighted = mixture == "convex" and len(names) > 1
         limited = beyond_length == "refuse" and any(c.has_max_length for c in self.components.values())
         self.limit = max_length if limited else None
-        # one group of heads, see `HeadGroups`
-        self.heads, self.terms = [num_heads], [len(names)]
-        self.query_key_heads = [num_heads if self.reads_query_key else 0]
         for component in self.components.values():
             component.register_parameter("alpha", nn.Parameter(torch.empty(num_heads)) if self.is_weighted else None)
 
-    def reset_parameters(self) -> None:
-        """Initial values of every component, and equal weights."""
-        for component in self.components.values():
-            component.reset_parameters()  # type: ignore[operator]  # a ModuleDict forgets its modules' type
-            if component.alpha is not None:
-                nn.init.zeros_(component.alpha)  # type: ignore[arg-type]
+    def mixtures(self) -> List["Mixture"]:
+        return [self]
 
-    def forward(self, x: Tensor, q: Optional[Tensor], k: Optional[Tensor], start: int, src_len: int) -> List[Terms]:
-        """The weighted terms of every component; arguments as in `Synthesizer.forward`.
+    def forward(self, inputs: Inputs) -> List[Logits]:
+        """As of `LayerSynthesizer`.
 
         Raises:
             ValueError: S is beyond l, and to be refused.
         """
         limit = self.limit
-        if limit is not None and src_len > limit:
-            raise ValueError("a sentence of {} tokens is longer than max_length {}".format(src_len, limit))
-        terms: List[Terms] = []
-        alphas: List[Tensor] = []
-        for component in self.components.values():
-            terms.append(component(x, q, k, start, src_len))
-            alpha = component.alpha
-            if alpha is not None:
-                alphas.append(alpha)  # type: ignore[arg-type]
-        if self.is_weighted:
-            weights = torch.softmax(torch.stack(alphas), dim=0).to(x.dtype)
-            for m, (term, weight) in enumerate(zip(terms, weights[:, None, :, None, None].unbind())):
-                terms[m] = Terms(
-                    term.query, term.key, term.bias, term.matrix, term.left, term.right, weight, term.scale
-                )
-        return terms
+        if limit is not None and inputs.src_len > limit:
+            raise ValueError("a sentence of {} tokens is longer than max_length {}".format(inputs.src_len, limit))
+        weights = self.weights()
+        logits = Logits([], [], [])
+        for m, component in enumerate(self.components.values()):
+            logits = logits + component(inputs, weights[m])
+        return [logits]
 
+    def fold_weights_(self) -> Optional[Tensor]:
+        """Multiplies the parameters by the weights, which are then gone, where every function can.
 
-class HeadGroups(nn.Module):
-    """Heads of different kinds in one layer: each group of neighbouring heads has a `Mixture` of its own.
-
-    Args:
-        heads: how many heads each group has.
-        mixtures: the groups' mixtures, each built for its number of heads.
-    """
-
-    def __init__(self, heads: Sequence[int], mixtures: Sequence[Mixture]) -> None:
-        super().__init__()
-        self.heads = list(heads)
-        self.groups = nn.ModuleList(mixtures)
-        # of each group the heads that have queries and keys, and how many terms it has
-        self.query_key_heads = [count if mixture.reads_query_key else 0 for count, mixture in zip(heads, mixtures)]
-        self.terms = [len(mixture.components) for mixture in mixtures]
-        self.reads_query_key = any(self.query_key_heads)
-
-    def reset_parameters(self) -> None:
-        """Initial values of every group."""
-        for group in self.groups:
-            group.reset_parameters()  # type: ignore[operator]
-
-    def forward(self, x: Tensor, q: Optional[Tensor], k: Optional[Tensor], start: int, src_len: int) -> List[Terms]:
-        """The terms of all groups, one group after the other; each has the heads of its group.
-
-        Args:
-            x: as in `Synthesizer.forward`, all heads.
-            q, k: of those heads that have queries and keys.
-            start, src_len: as in `Synthesizer.forward`.
+        Returns:
+            what the queries are to be multiplied by from now on, (H,), if there are any.
         """
-        terms: List[Terms] = []
-        first, first_key = 0, 0
-        for i, group in enumerate(self.groups):
-            count, keys = self.heads[i], self.query_key_heads[i]
-            group_q: Optional[Tensor] = None
-            group_k: Optional[Tensor] = None
-            if q is not None and k is not None and keys > 0:
-                group_q, group_k = q.narrow(1, first_key, keys), k.narrow(1, first_key, keys)
-            terms += group(x.narrow(1, first, count), group_q, group_k, start, src_len)
-            first += count
-            first_key += keys
-        return terms
+        components: List[Synthesizer] = list(self.components.values())  # type: ignore[arg-type]
+        vanilla = next((component for component in components if isinstance(component, Vanilla)), None)
+        others = [component for component in components if component is not vanilla]
+        queries = next(self.parameters(), torch.empty(0)).new_ones(self.num_heads) if self.reads_query_key else None
+        if any(c.reads_query_key or type(c).scale_ is Synthesizer.scale_ for c in others):
+            return queries
+        for component, weight in zip(components, self.weights()):
+            if component is vanilla:
+                queries = queries * vanilla.scaling * (1.0 if weight is None else weight.flatten())
+                vanilla.scaling = 1.0
+            elif weight is not None:
+                component.scale_(weight)
+            component.alpha = None  # type: ignore[assignment]
+        self.is_weighted = False
+        return queries
+
+    def weights(self) -> List[Optional[Tensor]]:
+        """The weight of each component, (H, 1, 1), or None for 1."""
+        weights: List[Optional[Tensor]] = []
+        if self.is_weighted:
+            alphas: List[Tensor] = []
+            for component in self.components.values():
+                alpha = component.alpha
+                assert alpha is not None
+                alphas.append(alpha)  # type: ignore[arg-type]
+            for weight in torch.softmax(torch.stack(alphas), dim=0)[:, :, None, None].unbind():
+                weights.append(weight)
+        else:
+            for _ in self.components.values():
+                weights.append(None)
+        return weights
 
 
-MIXTURES = ("convex", "sum")
-BEYOND_LENGTH = ("refuse", "tile")
-
-
-def logits(terms: List[Terms], src_len: int) -> Tensor:
-    """The sum of all terms.
-
-    Args:
-        terms: as a `Mixture` returns them.
-        src_len: S.
-
-    Returns:
-        (B or 1, H or 1, T or 1, S); B only if a term depends on the input, 1 row only if no row differs. A sum is in
-        fp32 at least; a single part keeps its type, which saves a kernel.
-    """
-    terms_of_sum = one_product(terms)
-    is_sum = sum([number_of_parts(term) for term in terms_of_sum]) > 1
-    total: Optional[Tensor] = None
-    for query, key, _, _, left, right, weight, scale in terms_of_sum:
-        if query is not None and key is not None:
-            product = part(inner_product(times_weight(query, weight, scale), key), is_sum)
-            total = product if total is None else total + product
-        if left is not None and right is not None:
-            product = part(outer_product(times_weight(left, weight), right)[..., :src_len], is_sum)
-            total = product if total is None else total + product
-    is_new = total is not None  # and no view of a parameter: the next bias may be added in its memory
-    for _, _, bias, matrix, _, _, weight, _ in terms:
-        biases: List[Tensor] = []
-        if bias is not None:
-            biases.append(bias)
-        if matrix is not None:
-            biases.append(assemble(matrix))
-        for bias in biases:
-            bias = times_weight(part(bias, is_sum), weight)
-            if total is None:
-                total = bias
-            elif is_new and all([bias.size(i) <= total.size(i) for i in range(3)]):
-                total = total.add_(bias)
-            else:
-                total = total + bias
-                is_new = True
-    assert total is not None
-    return total
-
-
-def number_of_parts(term: Terms) -> int:
-    """How many summands a term has."""
-    return sum([term.query is not None, term.bias is not None, term.matrix is not None, term.left is not None])
-
-
-def part(x: Tensor, is_sum: bool) -> Tensor:
-    """A part of the logits, in fp32 at least where it is added to others."""
-    return at_least_fp32(x) if is_sum else x
-
-
-def inner_product(query: Tensor, key: Tensor) -> Tensor:
-    """``query @ key^T``, without a copy of shared keys for each sentence."""
-    if key.size(0) >= query.size(0):
-        return torch.matmul(query, key.transpose(-2, -1))
-    if key.size(1) == 1:
-        return torch.matmul(query, key[0, 0].t())
-    return torch.einsum("bhtr,hsr->bhts", query, key[0])
-
-
-def one_product(terms: List[Terms]) -> List[Terms]:
-    """The same sum, with its inner products joined to one.
-
-    With a single row, as in decoding, they stay apart: to join them copies all keys, which costs more than to add up
-    one row of logits.
-    """
-    products = 0
-    for query, _, _, _, _, _, _, _ in terms:
-        if query is not None and query.size(2) > 1:
-            products += 1
-    if products < 2:
-        return terms
-    joined = [joint_product(terms)]
-    for term in terms:
-        if has_bias(term):
-            joined.append(Terms(None, None, term.bias, term.matrix, term.left, term.right, term.weight))
-    return joined
-
-
-def joint_product(terms: List[Terms]) -> Terms:
-    """All inner products as one: the queries, times their weights, are concatenated, and so are the keys."""
-    queries: List[Tensor] = []
-    keys: List[Tensor] = []
-    for query, key, _, _, _, _, weight, scale in terms:
-        if query is not None and key is not None:
-            queries.append(times_weight(query, weight, scale))
-            keys.append(key)
-    if len(queries) == 1:
-        return Terms(queries[0], keys[0])
-    return Terms(side_by_side(queries), side_by_side(keys))
-
-
-def has_bias(term: Terms) -> bool:
-    """Whether the term is more than an inner product of queries and keys."""
-    return term.bias is not None or term.matrix is not None or term.left is not None
-
-
-def times_weight(x: Tensor, weight: Optional[Tensor], scale: float = 1.0) -> Tensor:
-    """x, a factor of a term's logits, times the term's weight and scale."""
-    if weight is not None:
-        weight = weight.to(x.dtype)  # under autocast they differ
-        return x * (weight * scale if scale != 1.0 else weight)
-    return x * scale if scale != 1.0 else x
-
-
-def outer_product(left: Tensor, right: Tensor) -> Tensor:
-    """``left_u right_v`` for each row, column ``u b + v``: (..., a) and (..., b) -> (..., a b)."""
-    return (left.unsqueeze(-1) * right.unsqueeze(-2)).flatten(-2)
-
-
-def side_by_side(factors: List[Tensor]) -> Tensor:
-    """Factors (B or 1, H or 1, T, r) concatenated along r."""
-    sizes = list(factors[0].size())
-    for x in factors:
-        sizes = [n if m == 1 else m for m, n in zip(sizes, x.size())]
-    return torch.cat([x.expand(sizes[0], sizes[1], sizes[2], -1) for x in factors], dim=-1)
-
-
-HeadGroup = Tuple[int, Tuple[str, ...]]  # a number of heads, and the functions that each of them mixes
-
-
-def parse_heads(spec: str, num_heads: int, flag: str = "--encoder-synthesizer") -> Tuple[HeadGroup, ...]:
-    """The functions of a layer's heads: ``"random:6/dense+vanilla:2"`` for 8 heads.
-
-    Without ``/`` all heads are alike; without numbers the groups are equally large.
-
-    Returns:
-        ((6, ("random",)), (2, ("dense", "vanilla"))).
-
-    Raises:
-        SynthesizerError: as of `parse_spec`, or the numbers do not add up to `num_heads`.
-    """
-    groups = [part.partition(":") for part in spec.split("/")]
-    names = [parse_spec(name, flag) for name, _, _ in groups]
-    numbers = [number.strip() for _, _, number in groups]
-    if not any(colon for _, colon, _ in groups):
-        if num_heads % len(groups):
-            raise SynthesizerError(
-                f"{flag} {spec!r}: {num_heads} heads cannot be shared out equally among {len(groups)} groups; give "
-                "their numbers, as in random:6/vanilla:2"
-            )
-        numbers = [str(num_heads // len(groups))] * len(groups)
-    if not all(number.isdecimal() and int(number) > 0 for number in numbers):
-        raise SynthesizerError(f"{flag} {spec!r}: give every group its number of heads, as in random:6/vanilla:2")
-    if sum(map(int, numbers)) != num_heads:
-        raise SynthesizerError(
-            f"{flag} {spec!r}: {' + '.join(numbers)} heads are not the {num_heads} attention heads of the layer"
-        )
-    return tuple(zip(map(int, numbers), names))
-
-
-def parse_spec(spec: str, flag: str = "--encoder-synthesizer") -> Tuple[str, ...]:
-    """``"vanilla+random"`` -> ``("random", "vanilla")``: the functions joined by ``+``, in registry order.
-
-    Raises:
-        SynthesizerError: an unknown, missing or repeated name; the message lists the valid ones.
-    """
-    names = [name.strip() for name in spec.split("+")]
-    for name in names:
-        if name not in SYNTHESIZERS:
-            raise SynthesizerError(
-                f"{flag} {spec!r}: unknown synthesizer {name!r}; choose from {', '.join(SYNTHESIZERS)}, "
-                "or several of them joined by '+', as in random+vanilla"
-            )
-        if names.count(name) > 1:
-            raise SynthesizerError(f"{flag} {spec!r}: {name!r} appears twice; name each function once")
-    return tuple(name for name in SYNTHESIZERS if name in names)
-
-
-def build_synthesizer(
-    groups: Sequence[HeadGroup], mixture: str, head_dim: int, max_length: int, rank: int, beyond_length: str = "refuse"
-) -> Union[Mixture, HeadGroups]:
-    """What computes the logits of a layer.
-
-    Args:
-        groups: as `parse_heads` returns them.
-        mixture, head_dim, max_length, rank, beyond_length: as of `Mixture`.
-    """
-    mixtures = [Mixture(names, mixture, heads, head_dim, max_length, rank, beyond_length) for heads, names in groups]
-    return mixtures[0] if len(groups) == 1 else HeadGroups([heads for heads, _ in groups], mixtures)
+def weighted(x: Tensor, weight: Optional[Tensor]) -> Tensor:
+    """x times its weight in a mixture, in the type of x; None: x itself."""
+    return x if weight is None else x * weight.to(x.dtype)
 
 
 def factorize(length: int) -> Tuple[int, int]:
@@ -611,6 +427,8 @@ def positions(x: Tensor, dim: int, start: int, count: int) -> Tensor:
     This is the paper's way to sentences beyond l, "tile to the maximum sequence length". Within l it is a view.
     """
     length = x.size(dim)
+    if start == 0 and count == length:
+        return x  # the gradient of a slice is a copy
     start = start % length
     if start + count <= length:
         return x.narrow(dim, start, count)
@@ -637,7 +455,7 @@ def per_head_linear(x: Tensor, weight: Tensor, bias: Tensor, relu: bool = False)
     return out.view(heads, length, bsz, weight.size(1)).permute(2, 0, 1, 3)
 
 
-def glorot_uniform_(weight: Tensor) -> None:
-    """Glorot-uniform for each head's matrix of a (H, m, n) tensor: U(-s, s) with s = sqrt(6 / (m + n))."""
+def glorot_uniform_(weight: Tensor) -> Tensor:
+    """Glorot-uniform for each head's matrix of a (H, m, n) tensor: U(-s, s) with s = sqrt(6 / (m + n)); returns it."""
     bound = math.sqrt(6.0 / (weight.size(1) + weight.size(2)))
-    nn.init.uniform_(weight, -bound, bound)
+    return nn.init.uniform_(weight, -bound, bound)

@@ -145,7 +145,7 @@ def kinds() -> Series:
     """{function: S for each sentence}: one head, initial weights, equal vectors for equal words."""
     import torch
 
-    from fairseq_synth.synthesizers import Mixture, logits
+    from fairseq_synth.synthesizers import Inputs, Mixture
 
     words = [sentence.split() for sentence in SENTENCES]
     length, width = len(words[0]), 16
@@ -163,7 +163,7 @@ def kinds() -> Series:
         for sentence in words:
             x = torch.stack([vectors[word] for word in sentence])[None, None]
             with torch.no_grad():
-                S = logits(function(x, x @ Q, x @ K, 0, length), length).expand(1, 1, length, length)[0, 0]
+                S = function(Inputs(x, x @ Q, x @ K, 0, length))[0].total(length).expand(1, 1, length, length)[0, 0]
             series[name].append([[round(value, 3) for value in row] for row in S.tolist()])
     return {"sentences": words, "formulas": FORMULAS, "logits": series}
 

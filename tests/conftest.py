@@ -61,14 +61,15 @@ def one_thread():
     torch.set_num_threads(1)
 
 
-@pytest.fixture(autouse=True)
-def small_blocks(request, monkeypatch):
-    """The small matrices of the tests have several blocks; where other processes train, theirs are as usual."""
-    usual = ("test_benchmarks", "test_cli", "test_processes", "test_recipes", "test_tasks", "test_text_recipes")
-    if request.module.__name__ not in usual:
-        import fairseq_synth.nested
+@pytest.fixture
+def registry():
+    """Functions that a test registers are gone after it."""
+    from unittest import mock
 
-        monkeypatch.setattr(fairseq_synth.nested, "CORE", 4)
+    from fairseq_synth.synthesizers import SYNTHESIZERS
+
+    with mock.patch.dict(SYNTHESIZERS):
+        yield
 
 
 @pytest.fixture

@@ -24,7 +24,10 @@ import fairseq_synth  # noqa: F401
 from fairseq_synth.architectures import VARIANTS
 from fairseq_synth.attention import SyntheticAttention
 from fairseq_synth.errors import explain
-from fairseq_synth.synthesizers import SYNTHESIZERS, Synthesizer, Terms, build_synthesizer, parse_heads
+from fairseq_synth.heads import build_synthesizer
+from fairseq_synth.logits import bias_of
+from fairseq_synth.specs import parse_heads
+from fairseq_synth.synthesizers import SYNTHESIZERS, Synthesizer, weighted
 from recipes.command import ROOT, UserError
 
 USER_DIR = ["--user-dir", str(ROOT / "fairseq_synth")]
@@ -59,9 +62,9 @@ class Distance(Synthesizer):
 
     has_max_length = False
 
-    def forward(self, x, q, k, start, src_len):
-        rows, columns = torch.arange(start, start + x.size(2)), torch.arange(src_len)
-        return Terms(bias=-(rows[:, None] - columns).abs().float()[None, None])
+    def forward(self, inputs, weight):
+        rows, columns = torch.arange(inputs.start, inputs.start + inputs.x.size(2)), torch.arange(inputs.src_len)
+        return bias_of(weighted(-(rows[:, None] - columns).abs().float()[None], weight)[None])
 
 
 def make_dictionary(words: int = 40) -> Dictionary:

@@ -20,7 +20,7 @@ def score(name: str, p: Dict[str, torch.Tensor], h: int, i: int, j: int, x, q, k
     Beyond l rows and columns begin again (the paper: "tile to the maximum sequence length").
     """
     if name in ("random", "fixed_random"):  # eq. 4: R
-        R = p["R" if name == "fixed_random" else "R.matrix"]
+        R = p["R"]
         return float(R[h, i % R.shape[1], j % R.shape[1]])
     if name == "factorized_random":  # eq. 7: R1 R2^T
         length = p["R1"].shape[1]
@@ -32,11 +32,10 @@ def score(name: str, p: Dict[str, torch.Tensor], h: int, i: int, j: int, x, q, k
         column = j % p["W2"].shape[1]
         return dot(p["W2"][h, column], relu_layer(p["W1"][h], p["b1"][h], x[i])) + float(p["b2"][h, column])
     if name == "factorized_dense":  # eq. 5, 6: A of a values, B of b values, column j = (u, v)
-        b = p["WB"].shape[1]
-        u, v = divmod(j % (p["WA"].shape[1] * b), b)
+        a, b = p["a"], p["W2"].shape[1] - p["a"]  # W2 has a rows for A, then b for B
+        u, v = divmod(j % (a * b), b)
         hidden = relu_layer(p["W1"][h], p["b1"][h], x[i])
-        A = dot(p["WA"][h, u], hidden) + float(p["bA"][h, u])
-        B = dot(p["WB"][h, v], hidden) + float(p["bB"][h, v])
+        A, B = (dot(p["W2"][h, row], hidden) + float(p["b2"][h, row]) for row in (u, a + v))
         return A * B
     if name == "vanilla":
         return dot(q[i], k[j]) / math.sqrt(len(q[i]))
@@ -45,7 +44,10 @@ def score(name: str, p: Dict[str, torch.Tensor], h: int, i: int, j: int, x, q, k
 
 def mixed_score(mixture, h: int, i: int, j: int, x, q, k) -> float:
     """sum_m alpha_m S_m, alpha the softmax over the components of one weight per component and head."""
-    scores = [score(name, c.state_dict(), h, i, j, x, q, k) for name, c in mixture.components.items()]
+    scores = []
+    for name, component in mixture.components.items():
+        sizes = {"a": component.a} if name == "factorized_dense" else {}
+        scores.append(score(name, {**component.state_dict(), **sizes}, h, i, j, x, q, k))
     alphas = [c.alpha for c in mixture.components.values()]
     if alphas[0] is None:
         return sum(scores)
@@ -67,11 +69,10 @@ def attention(module, x: torch.Tensor, hidden) -> torch.Tensor:
     def project(linear, vector):
         return [dot(w, vector) + float(b) for w, b in zip(linear.weight, linear.bias)]
 
-    groups = list(getattr(module.synthesizer, "groups", [module.synthesizer]))
     # of each head its mixture, its number there, and its number among the heads that have queries and keys
     heads = []
-    for mixture, count in zip(groups, module.synthesizer.heads):
-        for h in range(count):
+    for mixture in module.synthesizer.mixtures():
+        for h in range(mixture.num_heads):
             heads.append((mixture, h, sum(m.reads_query_key for m, _, _ in heads)))
     assert len(heads) == H
 

@@ -6,10 +6,13 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
+from fairseq.dataclass.configs import EMAConfig
+from fairseq.models.ema.ema import EMA
 from fairseq.modules import MultiheadAttention
 from helpers import SPECS, Distance, future, make_attention, padding_mask
 
 from fairseq_synth import attention, synthesizers
+from fairseq_synth.logits import Logits
 from fairseq_synth.masks import causal_mask, masked_softmax
 from fairseq_synth.synthesizers import SYNTHESIZERS
 
@@ -110,7 +113,7 @@ def test_masks_of_any_kind():
 def test_large_random_matrices(std, dtype):
     """No NaN and the right weights where R spreads over hundreds of nats."""
     module = make_attention("random")
-    module.synthesizer.components["random"].R.assign(std * torch.randn(2, 12, 12))
+    module.synthesizer.components["random"].R.data = std * torch.randn(2, 12, 12)
     x = torch.randn(12, 2, 6)
     padding = torch.zeros(2, 12, dtype=torch.bool)
     padding[1, 5:] = True
@@ -181,10 +184,8 @@ def test_the_causal_mask_is_of_a_whole_sentence():
 
 
 @pytest.mark.parametrize("grad", [False, True])
-def test_one_bias_for_all_heads(grad, monkeypatch):
+def test_one_bias_for_all_heads(grad, registry):
     """A function may have logits (1, 1, T, S)."""
-    monkeypatch.setattr(synthesizers, "SYNTHESIZERS", synthesizers.SYNTHESIZERS.copy())
-
     synthesizers.register_synthesizer("distance")(Distance)
     module, x, state = make_attention("distance").eval(), torch.randn(5, 3, 6), {}
     with torch.set_grad_enabled(grad):
@@ -341,8 +342,8 @@ def test_the_hosts_saved_state():
 def test_a_step_copies_no_keys_of_a_mixture(spec, monkeypatch):
     """The logits of one row are a sum; of more rows they are one product of all keys beside each other."""
     module = make_attention(spec).eval()
-    joined = mock.Mock(side_effect=synthesizers.joint_product)
-    monkeypatch.setattr(synthesizers, "joint_product", joined)
+    joined = mock.Mock(side_effect=Logits.joined)
+    monkeypatch.setattr(Logits, "joined", lambda logits: joined(logits))
     state = {}
     for rows, times in ((2, 1), (1, 1), (1, 1)):
         module(torch.randn(rows, 2, 6), incremental_state=state)
@@ -358,13 +359,13 @@ def test_values_are_not_moved(mode):
     with mode():
         for t in range(48):
             module(torch.randn(1, 6 if t < 32 else 2, 6), incremental_state=state)
-            cache = module._get_input_buffer(state)
-            moves += cache["entries"].data_ptr() != last
-            last = cache["entries"].data_ptr()
-            assert cache["entries"].size(0) <= 4 * cache["block_table"].numel()
+            values = module._get_input_buffer(state)["values"]
+            moves += values.data_ptr() != last
+            last = values.data_ptr()
+            assert values.size(0) <= 4 * state[module.own_table]["rows"].numel()
             order = torch.tensor([4, 4, 4, 0, 1, 2] if t < 31 else [1, 0])
             module.reorder_incremental_state(state, order)
-            assert module._get_input_buffer(state)["entries"].data_ptr() == last
+            assert module._get_input_buffer(state)["values"].data_ptr() == last
     assert moves <= 8
 
 
@@ -417,10 +418,9 @@ def test_cache_holds_what_is_read(spec):
     x = torch.randn(1, 2, 6)
     for _ in range(2):
         module(x, x, x, incremental_state=state)
-    cache = {k: v for k, v in module._get_input_buffer(state).items() if v is not None}
     keys = any(SYNTHESIZERS[name].reads_query_key for name in spec.split("+"))
-    assert set(cache) == {"entries", "block_table", "used"}
-    assert cache["entries"].size(1) == module.num_heads * (1 + keys)
+    assert set(module._get_input_buffer(state)) == {"values", *(["keys"] if keys else [])}
+    assert state[module.own_table]["prev_key_padding_mask"] is None
     assert (module.q_proj is not None) == (module.k_proj is not None) == keys
 
 
@@ -439,7 +439,7 @@ def test_another_key_or_value_is_refused():
 @pytest.mark.parametrize("spec", SPECS)
 def test_trace(spec, monkeypatch):
     """torch.jit.trace records a computation that holds for another batch of the same size."""
-    monkeypatch.setattr("fairseq_synth.computations.SMALL", 0)
+    monkeypatch.setattr("fairseq_synth.computations.tiled.PLAIN_LIMIT", 0)
 
     class Output(torch.nn.Module):
         def __init__(self):
@@ -464,10 +464,7 @@ def test_vanilla_is_the_hosts_attention():
     torch.manual_seed(0)
     ours = make_attention("vanilla", embed_dim=12, num_heads=3)
     torch.manual_seed(0)
-    from fairseq_synth.attention import SyntheticAttention
-    from fairseq_synth.synthesizers import Mixture
-
-    fresh = SyntheticAttention(12, 3, Mixture(("vanilla",), "convex", 3, 4, 12, 3))
+    fresh = attention.SyntheticAttention(12, 3, synthesizers.Mixture(("vanilla",), "convex", 3, 4, 12, 3))
     assert list(fresh.state_dict()) == list(stock.state_dict())
     assert all(torch.equal(a, b) for a, b in zip(fresh.state_dict().values(), stock.state_dict().values()))
     ours.load_state_dict(stock.state_dict())
@@ -499,3 +496,68 @@ def test_half_precision_is_close(spec):
         out, _ = module(x, x, x)
         expected, _ = module.double()(x.double())
         torch.testing.assert_close(out.double(), expected, atol=20 * torch.finfo(dtype).eps, rtol=0)
+
+
+@pytest.mark.parametrize("mixture", ["convex", "sum"])
+@pytest.mark.parametrize("spec", [*SPECS, "random+vanilla:1/dense+random:1"])
+def test_weights_go_into_parameters(spec, mixture):
+    """Before generation, once: the same output, without weights of a mixture or a scale of the dot product."""
+    module = make_attention(spec, mixture).double().eval()
+    x = torch.randn(5, 3, 6, dtype=torch.float64)
+    expected = module(x, attn_mask=causal_mask(x))[0]
+    for _ in range(2):
+        module.make_generation_fast_(name="decoder.layers.0.self_attn", need_attn=False)
+        torch.testing.assert_close(module(x, attn_mask=causal_mask(x))[0], expected)
+    assert not any(name.endswith("alpha") for name in module.state_dict())
+    for part in module.synthesizer.mixtures():
+        assert not part.is_weighted and getattr(part.components, "vanilla", mock.Mock(scaling=1.0)).scaling == 1.0
+
+
+def test_weights_that_stay(registry):
+    """A function that cannot take its weight in, another that reads the queries, or queries with hooks."""
+    synthesizers.register_synthesizer("distance")(Distance)
+
+    @synthesizers.register_synthesizer("keys_alone")
+    class KeysAlone(synthesizers.Vanilla):
+        def forward(self, inputs, weight):
+            return synthesizers.product_of(inputs.q.abs() * weight, inputs.k)
+
+    x = torch.randn(5, 3, 6)
+    modules = [make_attention(spec).eval() for spec in ("distance+vanilla", "keys_alone+vanilla", "random+vanilla")]
+    modules[2].q_proj.register_forward_hook(lambda *_: None)
+    for module in modules:
+        before = {name: value.clone() for name, value in module.state_dict().items()}
+        expected = module(x)[0]
+        module.make_generation_fast_()
+        torch.testing.assert_close(module.state_dict(), before, rtol=0, atol=0)
+        assert torch.equal(module(x)[0], expected)
+
+
+def test_older_checkpoints():
+    """R was stored in blocks and called ``R.matrix``; the two read-outs of factorized_dense were apart."""
+    for spec in ("random+factorized_dense", "random:1/factorized_dense:1"):
+        module, other = make_attention(spec), make_attention(spec, seed=1)
+        state = {}
+        for key, value in module.state_dict().items():
+            name = key.rsplit(".", 1)[0]
+            if key.endswith(".R"):
+                state.update({f"{key}.matrix": value, f"{key}.reached": torch.ones(3)})
+            elif key.endswith(("factorized_dense.W2", "factorized_dense.b2")):
+                A, B = value.split([3, 4], dim=1)  # l = 12
+                state.update({f"{name}.{'W' if key.endswith('W2') else 'b'}{x}": part for x, part in (("A", A), ("B", B))})
+            else:
+                state[key] = value
+        other.load_state_dict(state)
+        torch.testing.assert_close(other.state_dict(), module.state_dict(), rtol=0, atol=0)
+
+
+def test_moving_average():
+    """fairseq's --store-ema scales every tensor of the state dict."""
+    module = make_attention("random")
+    average = EMA(module, EMAConfig(store_ema=True, ema_decay=0.5))
+    before = module.state_dict()
+    for parameter in module.parameters():
+        parameter.data = torch.zeros_like(parameter)
+    average.step(module)
+    name = "synthesizer.components.random.R"
+    torch.testing.assert_close(average.get_model().state_dict()[name], before[name] / 2)

@@ -312,7 +312,7 @@ def test_an_encoder_starts_as_a_roberta():
     layer = model.encoder.sentence_encoder.layers[0]
     for weight in (layer.self_attn.v_proj.weight, layer.fc1.weight, model.encoder.sentence_encoder.embed_tokens.weight):
         assert weight.std().item() == pytest.approx(0.02, rel=0.1)
-    R = layer.self_attn.synthesizer.components["random"].R.whole()
+    R = layer.self_attn.synthesizer.components["random"].R
     assert R.std().item() == pytest.approx((2 / (24 + 24)) ** 0.5, rel=0.15)  # Glorot
 
 
@@ -719,23 +719,25 @@ def test_flags_reach_the_hosts_config():
     assert cfg.max_target_positions == 99 and cfg.decoder.output_dim == cfg.decoder.embed_dim
 
 
-def test_the_documented_function(monkeypatch):
+def test_the_documented_function(registry):
     """The example of docs/add-a-function.md is a whole class: it trains, mixes and equals its equation."""
     code = re.search(
         r"```python\n(@register_synthesizer.*?)```", (ROOT / "docs" / "add-a-function.md").read_text(), re.S
     )[1]
-    monkeypatch.setattr(synthesizers, "SYNTHESIZERS", dict(synthesizers.SYNTHESIZERS))
     namespace = dict(vars(synthesizers))
     exec(code, namespace)
     module = synthesizers.Mixture(("locality", "dense"), "convex", 2, 3, 12, 2)
     module.reset_parameters()
     component = module.components["locality"]
     torch.nn.init.normal_(component.c)
-    scores = synthesizers.logits([component(torch.zeros(1, 2, 4, 3), None, None, 3, 9)], 9)
+    scores = component(synthesizers.Inputs(torch.zeros(1, 2, 4, 3), None, None, 3, 9), None).total(9)
     for i in range(4):
         for j in range(9):
             torch.testing.assert_close(scores[0, :, i, j], -component.w[:, 0, 0] * abs(j - 3 - i) - component.c[:, j])
-    assert len(module(torch.zeros(1, 2, 4, 3), None, None, 0, 4)) == 2
+    mixed = component(synthesizers.Inputs(torch.zeros(1, 2, 4, 3), None, None, 3, 9), torch.full((2, 1, 1), 0.5))
+    torch.testing.assert_close(mixed.total(9), 0.5 * scores)
+    (logits,) = module(synthesizers.Inputs(torch.zeros(1, 2, 4, 3), None, None, 0, 4))
+    assert len(logits.biases) == 2 and len(logits.products) == 1
     component.silence()
     assert torch.count_nonzero(component.w) == torch.count_nonzero(component.c) == 0
 
@@ -751,10 +753,8 @@ def test_the_readmes_attention():
 
 @pytest.mark.parametrize("spec", ["to_come", "to_come+random", "distance+random", "distance+vanilla"])
 @pytest.mark.parametrize("mixture", ["convex", "sum"])
-def test_checkpoints_of_functions_to_come(monkeypatch, spec, mixture):
+def test_checkpoints_of_functions_to_come(registry, spec, mixture):
     """One without weights, and one that reads q and k and has weights of its own, load what they saved."""
-    monkeypatch.setattr(synthesizers, "SYNTHESIZERS", synthesizers.SYNTHESIZERS.copy())
-
     synthesizers.register_synthesizer("distance")(Distance)
 
     @synthesizers.register_synthesizer("to_come")
@@ -769,12 +769,12 @@ def test_checkpoints_of_functions_to_come(monkeypatch, spec, mixture):
         def reset_parameters(self):
             torch.nn.init.ones_(self.scale)
 
-        def silence(self):
-            torch.nn.init.zeros_(self.scale)
+        def scale_(self, weight):
+            self.scale.mul_(weight)
 
-        def forward(self, x, q, k, start, src_len):
-            normalize = torch.nn.functional.normalize
-            return synthesizers.Terms(query=normalize(q, dim=-1) * self.scale, key=normalize(k, dim=-1))
+        def forward(self, inputs, weight):
+            query, key = (torch.nn.functional.normalize(x, dim=-1) for x in (inputs.q, inputs.k))
+            return synthesizers.product_of(query * synthesizers.weighted(self.scale, weight), key)
 
     model, other = make_synth(spec, synth_mixture=mixture), make_synth(spec, synth_mixture=mixture, seed=9)
     other.load_state_dict(model.state_dict())

@@ -8,17 +8,16 @@ import torch
 from helpers import SPECS, make_attention
 
 from fairseq_synth.errors import SynthesizerError
+from fairseq_synth.logits import bias_of
 from fairseq_synth.masks import causal_mask
+from fairseq_synth.specs import parse_heads, parse_spec
 from fairseq_synth.synthesizers import (
     SYNTHESIZERS,
     FactorizedDense,
+    Inputs,
     Mixture,
-    Terms,
     factorize,
     glorot_uniform_,
-    logits,
-    parse_heads,
-    parse_spec,
 )
 
 
@@ -29,7 +28,7 @@ def test_equals_the_equation(spec, mixture, monkeypatch):
 
     The plain computation, which returns weights, and whichever is the fast one; that owes nothing to padding.
     """
-    monkeypatch.setattr("fairseq_synth.computations.SMALL", 0)
+    monkeypatch.setattr("fairseq_synth.computations.tiled.PLAIN_LIMIT", 0)
     module = make_attention(spec, mixture).double()
     x = torch.randn(5, 2, 6, dtype=torch.float64)
     lengths = [5, 3]
@@ -81,7 +80,7 @@ def test_heads_of_different_kinds(spec):
         ("random:1/vanilla:2", "random+vanilla", "0.random.* with query and key"),
         ("random+vanilla", "random:1/vanilla:2", "weights of random with .* model has 0.random.1.vanilla"),
         ("vanilla", "random:1/vanilla:2", "dot-product attention in all heads"),
-        ("random:1/vanilla:2", "random:2/vanilla:1", "R.matrix is .1, 12, 12. in the checkpoint and .2, 12, 12."),
+        ("random:1/vanilla:2", "random:2/vanilla:1", "R is .1, 12, 12. in the checkpoint and .2, 12, 12."),
     ],
 )
 def test_a_checkpoint_of_other_heads(spec, others, message):
@@ -117,7 +116,6 @@ def test_heads_that_do_not_add_up(spec, message):
 @pytest.mark.parametrize("spec", [*SYNTHESIZERS, "random+fixed_random+factorized_dense", "dense+vanilla"])
 def test_tiled_beyond_length(spec, length, monkeypatch):
     """l = 4 and sentences of l - 1, l, l + 1 and 3 l: every computation, and decoding, equal the loops over p mod l."""
-    monkeypatch.setattr("fairseq_synth.nested.CORE", 2)
     module = make_attention(spec, max_length=4, beyond_length="tile").double()
     x = torch.randn(length, 2, 6, dtype=torch.float64)
     padding = torch.arange(length)[None] >= torch.tensor([length, length - 2])[:, None]
@@ -127,7 +125,7 @@ def test_tiled_beyond_length(spec, length, monkeypatch):
         mask = causal_mask(x) if causal else None
         found = [module(x, key_padding_mask=padding, attn_mask=mask, need_weights=True)[0]]
         for small in (0, 1 << 18):
-            monkeypatch.setattr("fairseq_synth.computations.SMALL", small)
+            monkeypatch.setattr("fairseq_synth.computations.tiled.PLAIN_LIMIT", small)
             found.append(module(x, key_padding_mask=padding, attn_mask=mask)[0])
         for out in found:
             for b, end in enumerate([length, length - 2]):
@@ -142,8 +140,7 @@ def test_tiled_beyond_length(spec, length, monkeypatch):
 @pytest.mark.parametrize("spec", SYNTHESIZERS)
 def test_gradients_of_tiled_parameters(spec, monkeypatch):
     """Each entry's gradient is the sum over the places where it is used, by tiles too."""
-    monkeypatch.setattr("fairseq_synth.nested.CORE", 2)
-    monkeypatch.setattr("fairseq_synth.computations.SMALL", 0)
+    monkeypatch.setattr("fairseq_synth.computations.tiled.PLAIN_LIMIT", 0)
     module = make_attention(spec, embed_dim=4, max_length=4, rank=2, beyond_length="tile").double()
     x = torch.randn(6, 2, 4, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x, *_: module(x)[0], (x, *module.parameters()), atol=1e-6)
@@ -185,11 +182,11 @@ def test_later_rows_are_slices(name):
     x, q = torch.randn(2, 2, 9, 3), torch.randn(2, 2, 9, 3)
     k = torch.randn(2, 2, 9, 3)
     synthesizer = module.synthesizer
-    whole = logits(synthesizer(x, q, k, 0, 9), 9).expand(2, 2, 9, 9)
+    whole = synthesizer(Inputs(x, q, k, 0, 9))[0].total(9).expand(2, 2, 9, 9)
     for start, columns in [(4, 7), (6, 9), (0, 1)]:
         rows = slice(start, start + 2)
-        part = logits(synthesizer(x[:, :, rows], q[:, :, rows], k[:, :, :columns], start, columns), columns)
-        torch.testing.assert_close(part.expand(2, 2, 2, columns), whole[:, :, rows, :columns])
+        (part,) = synthesizer(Inputs(x[:, :, rows], q[:, :, rows], k[:, :, :columns], start, columns))
+        torch.testing.assert_close(part.total(columns).expand(2, 2, 2, columns), whole[:, :, rows, :columns])
 
 
 @pytest.mark.parametrize("spec", [s for s in SPECS if "+" in s])
@@ -204,9 +201,9 @@ def test_convex_weights(spec):
     # equal logits in every component come out unchanged exactly when the weights sum to 1
     module = make_attention(spec)
     for component in module.synthesizer.components.values():
-        component.forward = lambda x, q, k, start, src_len: Terms(bias=torch.ones(1, 2, 4, 4))
+        component.forward = lambda inputs, weight: bias_of(weight.expand(2, 4, 4)[None])
     x = torch.zeros(1, 2, 4, 3)
-    torch.testing.assert_close(logits(module.synthesizer(x, x, x, 0, 4), 4), torch.ones(1, 2, 4, 4))
+    torch.testing.assert_close(module.synthesizer(Inputs(x, x, x, 0, 4))[0].total(4), torch.ones(1, 2, 4, 4))
     assert all(c.alpha is None for c in make_attention(spec, "sum").synthesizer.components.values())
 
 
@@ -232,7 +229,7 @@ def test_silence(name):
     component = module.synthesizer.components[name]
     component.silence()
     x = torch.randn(2, 2, 6, 3)
-    scores = logits(module.synthesizer(x, None, None, 0, 6), 6)
+    scores = module.synthesizer(Inputs(x, None, None, 0, 6))[0].total(6)
     assert torch.count_nonzero(scores) == 0
     (scores * torch.randn_like(scores)).sum().backward()
     assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in component.parameters())
@@ -244,7 +241,7 @@ def test_factorized_dense_has_distinct_columns():
     module = FactorizedDense(1, 4, 256, 8)
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter)
-    row = logits([module(torch.randn(1, 1, 1, 4), None, None, 0, 256)], 256).flatten()
+    row = module(Inputs(torch.randn(1, 1, 1, 4), None, None, 0, 256), None).total(256).flatten()
     assert row.unique().numel() == 256
 
 

@@ -10,8 +10,8 @@ from fairseq.modules import MultiheadAttention
 from torch import Tensor
 
 from ..attention import SyntheticAttention, names_of
-from ..synthesizers import HeadGroups, Terms
-from ..synthesizers import logits as sum_of_terms
+from ..logits import Logits
+from ..synthesizers import Inputs
 
 
 class Attention(NamedTuple):
@@ -42,13 +42,12 @@ class Attention(NamedTuple):
 
     def alpha(self) -> Optional[Dict[str, List[float]]]:
         """{function: its weight in each head}, for a mixture with weights that all heads share."""
-        if not is_synthetic(self.module) or isinstance(self.module.synthesizer, HeadGroups):
+        if not is_synthetic(self.module) or len(self.module.heads) > 1:
             return None
-        if not self.module.synthesizer.is_weighted:
+        (mixture,) = self.module.synthesizer.mixtures()
+        if not mixture.is_weighted:
             return None
-        components = self.module.synthesizer.components.items()
-        shares = torch.softmax(torch.stack([part.alpha.detach() for _, part in components]), dim=0)
-        return {name: share.tolist() for (name, _), share in zip(components, shares)}
+        return {name: share.detach().flatten().tolist() for name, share in zip(mixture.components, mixture.weights())}
 
     def parameters(self) -> Tensor:
         """All values that the logits are computed from: matrices and biases of the functions, query and key."""
@@ -59,11 +58,11 @@ class Attention(NamedTuple):
 
     def logits_without_input(self, length: int) -> Optional[Tensor]:
         """The logits (H, T, T) of a function that never looks at the input, else None."""
-        if not is_synthetic(self.module) or self.module.synthesizer.reads_query_key:
+        if not is_synthetic(self.module) or self.module.q_proj is not None:
             return None
         x = next(self.module.parameters()).new_zeros(2, self.heads, length, self.module.head_dim)
         with torch.no_grad():
-            found = logits_of_heads(self.module, self.module.synthesizer(x, None, None, 0, length), length)
+            found = logits_of_heads(self.module, self.module.synthesizer(Inputs(x, None, None, 0, length)), length)
         return found[0] if found.size(0) == 1 else None
 
 
@@ -175,9 +174,9 @@ def reading(model: nn.Module, read: Callable[[Reading], None]) -> Iterator[None]
         yield
 
 
-def logits_of_heads(module: Any, terms: List[Terms], src_len: int) -> Tensor:
+def logits_of_heads(module: Any, groups: List[Logits], src_len: int) -> Tensor:
     """The logits of all groups of heads, (B or 1, H, S, S); B only if a function depends on the input."""
-    parts = [(sum_of_terms(group, src_len), heads) for group, _, heads in module.groups_of(terms)]
+    parts = [(logits.total(src_len), heads) for logits, heads in zip(groups, module.heads)]
     bsz = max(part.size(0) for part, _ in parts)
     return torch.cat([part.expand(bsz, heads, src_len, src_len) for part, heads in parts], dim=1)
 
@@ -193,8 +192,8 @@ def logits_of(module: Any, query: Tensor, key: Optional[Tensor]) -> Tensor:
     if not is_synthetic(module):
         return split(module.q_proj(query)) @ split(module.k_proj(key)).transpose(-1, -2) * module.scaling
     q, k = (None if proj is None else split(proj(query)) for proj in (module.q_proj, module.k_proj))
-    terms = module.synthesizer(split(query), q, k, 0, tgt_len)
-    return logits_of_heads(module, terms, tgt_len).expand(bsz, -1, -1, -1)
+    groups = module.synthesizer(Inputs(split(query), q, k, 0, tgt_len))
+    return logits_of_heads(module, groups, tgt_len).expand(bsz, -1, -1, -1)
 
 
 @contextlib.contextmanager

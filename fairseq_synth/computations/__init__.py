@@ -1,0 +1,52 @@
+"""Exact ways to compute ``softmax(S) V``, one file each. `attend` takes the first that supports a call.
+
+`plain` is the definition: the others are tested against it, in value and gradient.
+
+==========  ==============================================================================================
+`fused`     one call of `torch.nn.functional.scaled_dot_product_attention` over the queries and keys of all
+            products, concatenated; biases become its mask
+`tiled`     for CPUs: logits and weights never exist as a whole. A tile of them at a time is computed, and
+            computed again in the backward pass. Shared logits have one softmax for all sentences of a length
+`plain`     any mask, dropout, attention weights; holds logits and weights of (B, H, T, S), or of (1, H, T, S)
+            where they are shared across the batch and there is no padding mask
+==========  ==============================================================================================
+
+Each file has ``supports`` and ``compute``, which take the arguments of `attend`. To add a computation, write such a
+file and put it into `COMPUTATIONS`.
+"""
+
+from typing import Optional
+
+from torch import Tensor
+
+from ..logits import Logits
+from ..masks import is_causal
+from . import fused, plain, tiled
+
+COMPUTATIONS = (fused, tiled, plain)
+
+
+def attend(
+    logits: Logits,
+    value: Tensor,
+    key_padding_mask: Optional[Tensor],
+    attn_mask: Optional[Tensor],
+    dropout: float = 0.0,
+) -> Tensor:
+    """``softmax(S + masks) V`` by the first computation that supports it.
+
+    Args:
+        logits: S.
+        value: (B, H, T, d_h).
+        key_padding_mask, attn_mask: as of `masked_softmax`, with S = T.
+        dropout: probability of dropping a weight, for each sentence its own.
+
+    Returns:
+        (B, H, T, d_h). Rows of padding are unspecified, but finite.
+    """
+    if is_causal(attn_mask):
+        key_padding_mask = None  # padding is behind the sentences, where no row of theirs looks
+    for computation in COMPUTATIONS:
+        if computation.supports(logits, value, key_padding_mask, attn_mask, dropout):
+            return computation.compute(logits, value, key_padding_mask, attn_mask, dropout)
+    raise AssertionError("plain supports every call")

@@ -1,0 +1,74 @@
+"""softmax(S) V by one call of torch's fused attention."""
+
+from typing import Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..logits import Logits
+from ..masks import future, is_causal, on_cpu
+
+
+def supports(
+    logits: Logits, value: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor], dropout: float
+) -> bool:
+    """Logits with an inner product that differ by sentence; on a CPU one inner product alone, as its kernel for biases
+    is slow."""
+    if not logits.products or (value.size(0) > 1 and logits.is_shared()):
+        return False
+    if on_cpu(value) and (len(logits.products) > 1 or logits.outers or logits.biases):
+        return False
+    return attn_mask is None or is_causal(attn_mask)
+
+
+def compute(
+    logits: Logits,
+    value: Tensor,
+    key_padding_mask: Optional[Tensor],
+    attn_mask: Optional[Tensor],
+    dropout: float = 0.0,
+) -> Tensor:
+    """As of `attend`. Rows of a sentence of padding alone are unspecified, but finite."""
+    bsz, heads, length, head_dim = value.size()
+    causal = is_causal(attn_mask)
+    products, biases = list(logits.products), Logits([], logits.outers, [])
+    for weight, bias in logits.biases:
+        if weight is None and bias.size(0) == bias.size(2) == 1:
+            # a bias on columns is 8 more features of every key, times query features of 1/8, as the kernels want a
+            # multiple of 8
+            eighths = value.new_full([1, 1, 1, 1], 1 / 8).expand(-1, -1, -1, 8)
+            products.append((eighths.expand(-1, -1, length, -1), bias.transpose(2, 3).expand(-1, -1, -1, 8)))
+        else:
+            biases.biases.append((weight, bias))
+    query, key = (
+        x.to(value.dtype).expand(bsz, heads, length, -1) for x in Logits(products, [], []).joined().products[0]
+    )
+
+    mask: Optional[Tensor] = None
+    if key_padding_mask is not None:
+        padding = key_padding_mask[:, None, None].to(torch.bool)
+        # finite, so that a sentence of padding alone has no NaN
+        lowest = torch.finfo(value.dtype).min
+    if biases.tensors():
+        mask = biases.total(length).to(value.dtype)
+        if causal:
+            mask = mask + future(length, mask)
+        if key_padding_mask is not None:
+            mask = mask.masked_fill(padding, lowest)
+    elif key_padding_mask is not None:
+        mask = value.new_zeros(1, 1, 1, 1).masked_fill(padding, lowest)
+    if mask is not None:
+        mask = mask.expand(bsz, heads, length, length)  # the kernels take one of all four sizes, without a copy
+
+    rank = query.size(-1)
+    width = max(rank, head_dim) if value.device.type == "cpu" else rank  # its kernel wants one width of all three
+    width = -(-width // 8) * 8
+    if width > rank:
+        query, key = F.pad(query, (0, width - rank)), F.pad(key, (0, width - rank))
+    if value.device.type == "cpu" and width > head_dim:
+        value = F.pad(value, (0, width - head_dim))
+    out = F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal and mask is None, scale=1.0
+    )
+    return out[..., :head_dim] if value.size(-1) > head_dim else out

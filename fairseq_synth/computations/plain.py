@@ -1,0 +1,61 @@
+"""softmax(S) V as it is written: the definition, for every logits, mask and device."""
+
+from typing import Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..logits import Logits
+from ..masks import is_causal, masked_softmax
+
+
+def supports(
+    logits: Logits, value: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor], dropout: float
+) -> bool:
+    """Everything."""
+    return True
+
+
+def compute(
+    logits: Logits,
+    value: Tensor,
+    key_padding_mask: Optional[Tensor],
+    attn_mask: Optional[Tensor],
+    dropout: float = 0.0,
+) -> Tensor:
+    """As of `attend`. Under an ``attn_mask`` other than `causal_mask` a row that sees nothing is 0."""
+    bsz, heads, length, _ = value.size()
+    fully_masked_rows = attn_mask is not None and not is_causal(attn_mask)
+    weights = attention_weights(logits, heads, length, key_padding_mask, attn_mask, fully_masked_rows)
+    return weighted_sum(drop(weights.to(value.dtype), dropout, bsz), value)
+
+
+def attention_weights(
+    logits: Logits,
+    num_heads: int,
+    src_len: int,
+    key_padding_mask: Optional[Tensor],
+    attn_mask: Optional[Tensor],
+    fully_masked_rows: bool = True,
+    bsz: int = -1,
+) -> Tensor:
+    """``softmax(S + masks)`` over S = `src_len` columns, (`bsz`, H, T or 1, S); -1: (B or 1, H, T or 1, S)."""
+    scores = logits.total(src_len).expand(bsz, num_heads, -1, -1)
+    return masked_softmax(scores, key_padding_mask, attn_mask, fully_masked_rows)
+
+
+def drop(weights: Tensor, dropout: float, bsz: int) -> Tensor:
+    """Attention weights (B or 1, H, T, S) after dropout, for each sentence its own."""
+    return F.dropout(weights.expand(bsz, -1, -1, -1), dropout) if dropout > 0 else weights
+
+
+def weighted_sum(weights: Tensor, value: Tensor) -> Tensor:
+    """The product (B, H, T, d_h) of weights (B or 1, H, T, S) and values (B, H, S, d_h)."""
+    bsz, heads, length, head_dim = value.size()
+    if weights.size(0) == bsz:
+        return torch.matmul(weights, value)
+    # shared weights: one product for all sentences, whose values are concatenated on their features
+    values = value.permute(1, 2, 0, 3).reshape(heads, length, bsz * head_dim)
+    out = torch.matmul(weights[0], values)
+    return out.view(heads, out.size(1), bsz, head_dim).permute(2, 0, 1, 3)
