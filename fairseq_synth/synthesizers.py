@@ -97,7 +97,7 @@ class Synthesizer(nn.Module):
 
         Args:
             inputs: what they may depend on.
-            weight: of each head, (H, 1, 1), in a mixture; None for 1. Give it to the smallest factor, by `weighted`.
+            weight: of each head, (H, 1, 1), in a mixture; None for 1. The summands of the logits take it.
         """
         raise NotImplementedError
 
@@ -154,7 +154,7 @@ class FactorizedRandom(Synthesizer):
     def forward(self, inputs: Inputs, weight: Optional[Tensor]) -> Logits:
         rows = positions(self.R1, 1, inputs.start, inputs.x.size(2))
         columns = positions(self.R2, 1, 0, inputs.src_len)
-        return product_of(weighted(rows, weight)[None], columns[None])
+        return product_of(rows[None], columns[None], weight)
 
 
 @register_synthesizer("relative_random")
@@ -188,9 +188,8 @@ class RelativeRandom(Synthesizer):
         if first < lowest or highest < last:
             before, behind = self.r[:, :1].expand(-1, lowest - first), self.r[:, -1:].expand(-1, last - highest)
             r = torch.cat([before, r, behind], dim=1)
-        r = weighted(r, None if weight is None else weight[..., 0])
         rows = r.unfold(1, inputs.src_len, 1)  # the last row comes first: each is the one before it, moved by one
-        return bias_of((rows.flip(1) if length > 1 else rows)[None])
+        return bias_of((rows.flip(1) if length > 1 else rows)[None], weight)
 
 
 @register_synthesizer("dense")
@@ -221,7 +220,7 @@ class Dense(Synthesizer):
         hidden = per_head_linear(inputs.x, self.W1, self.b1, relu=True)
         columns = positions(self.W2, 1, 0, inputs.src_len)
         bias = positions(self.b2, 1, 0, inputs.src_len).unsqueeze(1)
-        return product_of(hidden, weighted(columns, weight)[None]) + bias_of(weighted(bias, weight)[None])
+        return product_of(hidden, columns[None], weight) + bias_of(bias[None], weight)
 
 
 @register_synthesizer("factorized_dense")
@@ -260,7 +259,7 @@ class FactorizedDense(Synthesizer):
         A, B = per_head_linear(hidden, self.W2, self.b2).split([self.a, self.b], dim=-1)
         groups = (inputs.src_len + self.b - 1) // self.b  # of columns with the same u
         A, B = positions(A, 3, 0, groups), B.narrow(3, 0, min(self.b, inputs.src_len))
-        return outer_product_of(weighted(A, weight), B)
+        return outer_product_of(A, B, weight)
 
 
 @register_synthesizer("vanilla")
@@ -278,10 +277,8 @@ class Vanilla(Synthesizer):
         q, k = inputs.q, inputs.k
         assert q is not None and k is not None
         if weight is not None:
-            q = weighted(q, weight * self.scaling)
-        elif self.scaling != 1.0:
-            q = q * self.scaling
-        return product_of(q, k)
+            return product_of(q, k, weight * self.scaling)
+        return product_of(q * self.scaling if self.scaling != 1.0 else q, k)
 
 
 class LayerSynthesizer(nn.Module):
@@ -399,11 +396,6 @@ class Mixture(LayerSynthesizer):
             for _ in self.components.values():
                 weights.append(None)
         return weights
-
-
-def weighted(x: Tensor, weight: Optional[Tensor]) -> Tensor:
-    """x times its weight in a mixture, in the type of x; None: x itself."""
-    return x if weight is None else x * weight.to(x.dtype)
 
 
 def factorize(length: int) -> Tuple[int, int]:

@@ -27,7 +27,7 @@ from fairseq_synth.errors import explain
 from fairseq_synth.heads import build_synthesizer
 from fairseq_synth.logits import bias_of
 from fairseq_synth.specs import parse_heads
-from fairseq_synth.synthesizers import SYNTHESIZERS, Synthesizer, weighted
+from fairseq_synth.synthesizers import SYNTHESIZERS, Synthesizer
 from recipes.command import ROOT, UserError
 
 USER_DIR = ["--user-dir", str(ROOT / "fairseq_synth")]
@@ -64,7 +64,7 @@ class Distance(Synthesizer):
 
     def forward(self, inputs, weight):
         rows, columns = torch.arange(inputs.start, inputs.start + inputs.x.size(2)), torch.arange(inputs.src_len)
-        return bias_of(weighted(-(rows[:, None] - columns).abs().float()[None], weight)[None])
+        return bias_of(-(rows[:, None] - columns).abs().float()[None, None], weight)
 
 
 def make_dictionary(words: int = 40) -> Dictionary:

@@ -774,7 +774,7 @@ def test_checkpoints_of_functions_to_come(registry, spec, mixture):
 
         def forward(self, inputs, weight):
             query, key = (torch.nn.functional.normalize(x, dim=-1) for x in (inputs.q, inputs.k))
-            return synthesizers.product_of(query * synthesizers.weighted(self.scale, weight), key)
+            return synthesizers.product_of(query * self.scale, key, weight)
 
     model, other = make_synth(spec, synth_mixture=mixture), make_synth(spec, synth_mixture=mixture, seed=9)
     other.load_state_dict(model.state_dict())
