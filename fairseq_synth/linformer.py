@@ -17,8 +17,8 @@ from torch import Tensor
 from .config import check_heads
 from .errors import SynthesizerError
 from .layers import AlignedEncoder, EncoderLayer, wrap_layer
+from .parameters import glorot_uniform_
 from .roberta import RobertaFlags, RobertaStructure, SynthesizerRoberta, SynthesizerRobertaEncoder
-from .synthesizers import glorot_uniform_
 
 SHARING = ("none", "headwise", "key-value", "layerwise")
 

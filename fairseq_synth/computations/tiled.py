@@ -196,7 +196,7 @@ def backward_of_block(logits: Logits, sums: Logits, value: Tensor, grad: Tensor,
 
 def with_one_product(logits: Logits) -> Logits:
     """All inner products as one, its factors copied to where tiles read them in order."""
-    products = [(None, query.contiguous(), key.contiguous()) for _, query, key in logits.joined().products]
+    products = [(weight, query.contiguous(), key.contiguous()) for weight, query, key in logits.joined().products]
     return Logits(products, logits.outers, logits.biases)
 
 
