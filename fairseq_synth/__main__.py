@@ -1,5 +1,16 @@
-"""``python -m fairseq_synth`` prints this folder, for ``--user-dir``."""
+"""``python -m fairseq_synth`` prints this folder, for ``--user-dir``, where fairseq and torch fit."""
 
 import os
 
-print(os.path.dirname(os.path.abspath(__file__)))
+from . import register
+from .errors import run_command
+
+
+def main() -> None:
+    """The command line."""
+    register()
+    print(os.path.dirname(os.path.abspath(__file__)))
+
+
+if __name__ == "__main__":
+    run_command(main)
