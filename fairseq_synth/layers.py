@@ -1,7 +1,7 @@
 """Stacks of fairseq's layers with another self-attention: layers, encoder, decoder, for every kind of model.
 
-An encoder or decoder is the door of the model: it refuses what is too long, and aligns padded sentences so that the
-layers see every sentence from position 0 on.
+An encoder or decoder checks lengths and aligns padded sentences, once, so that the layers see every sentence from
+position 0 on.
 """
 
 from typing import Any, Dict, List, Optional, Sequence, Tuple

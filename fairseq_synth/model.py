@@ -1,4 +1,4 @@
-"""What the kinds of model share: their flags on the command line, and what is refused at the door."""
+"""What the kinds of model share: their flags on the command line, and what is checked as a model is built."""
 
 import argparse
 import logging

@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import zipfile
 
 import pytest
 from helpers import ROOT, SMALL, USER_DIR
@@ -151,3 +153,51 @@ def test_spawned_workers_have_the_plugin(data, tmp_path):
         list(map(str, command)), capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=240
     )
     assert done.returncode == 0 and (tmp_path / "s" / "checkpoint_last.pt").exists(), done.stderr
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """What ``pip install .`` of a clone leaves: the wheel's files, and its scripts in ``bin``."""
+    folder = tmp_path_factory.mktemp("wheel")
+    kept = ["fairseq_synth", "scripts", "configs", "pyproject.toml", "setup.py", "README.md"]
+    for name in kept:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, folder / name)
+    build = "from setuptools import build_meta; print(build_meta.build_wheel('dist'))"
+    done = subprocess.run([sys.executable, "-c", build], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with zipfile.ZipFile(folder / "dist" / done.stdout.split()[-1]) as wheel:
+        wheel.extractall(folder / "site")
+    return folder / "site"
+
+
+def test_the_wheel_is_whole(installed):
+    """Every module, the configs, and the scripts that README.md names for a set-up of one's own."""
+
+    def files(folder):
+        return {path.relative_to(folder) for path in folder.rglob("*.*") if path.suffix in (".py", ".yaml")}
+
+    assert files(ROOT / "fairseq_synth") <= files(installed / "fairseq_synth")
+    assert files(ROOT / "configs") == files(installed / "fairseq_synth" / "configs")
+    scripts = next(installed.glob("*.data/scripts"))
+    assert sorted(path.name for path in scripts.iterdir()) == ["average_checkpoints.py", "classify.py"]
+    for path in scripts.iterdir():
+        done = subprocess.run(
+            [sys.executable, path, "--help"],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": installed},
+        )
+        assert done.returncode == 0 and "--output" in done.stdout, done.stderr
+
+
+def test_where_the_configs_are(installed, tmp_path):
+    """In an installed package and in a clone; any other word is refused in one line."""
+    for place, configs in ((installed, installed / "fairseq_synth" / "configs"), (ROOT, ROOT / "configs")):
+        command = [sys.executable, "-m", "fairseq_synth", "configs"]
+        environment = {**os.environ, "PYTHONPATH": str(place)}
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+        assert done.stdout == f"{configs}\n", done.stderr
+    done = subprocess.run([*command[:-1], "config"], capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.returncode == 1 and not done.stdout and len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("fairseq_synth: error: config: ") and "configs" in done.stderr

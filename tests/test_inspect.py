@@ -28,7 +28,7 @@ from helpers import (
 from matplotlib.figure import Figure
 from sacrebleu.metrics import BLEU
 
-import fairseq_synth.computations
+from fairseq_synth import computations
 from fairseq_synth.inspect import analysis, checkpoints, hooks, measure, pictures
 from fairseq_synth.inspect.__main__ import main
 
@@ -475,11 +475,12 @@ def test_random_without_softmax_mixes_tokens_as_a_mixer(monkeypatch):
     It is computed here as a convolution with kernel 1 whose channels are the tokens and whose groups are the heads;
     with one head it is the token-mixing Linear of MLP-Mixer (Tolstikhin et al. 2021), shared by all features.
     """
-    monkeypatch.setattr(fairseq_synth.computations, "masked_softmax", lambda scores, *masks: scores)
+    monkeypatch.setattr(computations, "COMPUTATIONS", (computations.plain,))
+    monkeypatch.setattr(computations.plain, "masked_softmax", lambda scores, *masks: scores)
     for heads in (1, 2):
         attention = make_attention("random", embed_dim=6, num_heads=heads, max_length=7)
         x = torch.randn(7, 3, 6)  # T, B, C
-        R = attention.synthesizer.components["random"].R.whole()
+        R = attention.synthesizer.components["random"].R
         with torch.no_grad():
             found = attention(x)[0]
             value = attention.v_proj(x).permute(1, 0, 2)  # B, T, C

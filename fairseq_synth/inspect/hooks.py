@@ -45,7 +45,7 @@ class Attention(NamedTuple):
         mixtures = self.module.synthesizer.mixtures() if is_synthetic(self.module) else []
         if not any(mixture.is_weighted for mixture in mixtures):
             return None
-        found = {name: [0.0] * self.heads for name in self.functions}
+        found = {name: [0.0] * self.heads for mixture in mixtures for name in mixture.components}
         first = 0
         for mixture in mixtures:
             for name, share in zip(mixture.components, mixture.weights()):
