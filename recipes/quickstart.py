@@ -32,9 +32,10 @@ from .command import (
 from .hyperparameters import RECIPES
 
 RECIPE = "multi30k_cpu"  # of the README's results; shortened for the numbers
-UPDATES = {"numbers": 800, "multi30k": RECIPES[RECIPE].max_update}
-MERGES = {"numbers": 1000, "multi30k": 4000}
-SENTENCES = {"numbers": "eighty-one hours ago", "multi30k": "A man plays the guitar."}
+UPDATES = {"numbers": 500, "multi30k": RECIPES[RECIPE].max_update}
+MERGES = {"numbers": 300, "multi30k": 4000}
+SMALL = ["--encoder-layers", 2, "--decoder-layers", 2]  # of the preset's 4, for the numbers
+SENTENCES = {"numbers": "Eighty-one hours ago", "multi30k": "A man plays the guitar."}
 
 
 def main(argv: Sequence[str]) -> None:
@@ -45,9 +46,9 @@ def main(argv: Sequence[str]) -> None:
     add("--data", choices=UPDATES, default="numbers", help="numbers (default) is made on the spot, without a network")
     add("--from", dest="source", type=existing_folder, metavar="DIR", help="Multi30k's .gz files (default: download)")
     add("--pair", choices=("en-de", "en-fr"), default="en-de", help="(default: en-de)")
-    add("--max-update", type=integer(1), metavar="N", help="updates (default: 800 for numbers, 7000 for multi30k)")
+    add("--max-update", type=integer(1), metavar="N", help="updates (default: 500 for numbers, 7000 for multi30k)")
     add(
-        "--merges", type=integer(1), metavar="N", help="of the joint BPE (default: 1000 for numbers, 4000 for multi30k)"
+        "--merges", type=integer(1), metavar="N", help="of the joint BPE (default: 300 for numbers, 4000 for multi30k)"
     )
     add("--threads", type=integer(1), metavar="N", help="CPU threads of the training (default: all)")
     add("--seed", type=integer(0), default=1, metavar="N", help="(default: 1)")
@@ -72,7 +73,7 @@ def main(argv: Sequence[str]) -> None:
         raw = corpus.with_name(f"{corpus.name}-raw")
         if not (corpus / "bin" / "done").exists():
             corpora.numbers(tgt, raw)
-        prepare.main([str(raw), "en", tgt, str(corpus), "--merges", str(merges)])
+        prepare.main([str(raw), "en", tgt, str(corpus), "--merges", str(merges), "--lowercase"])
 
     pin_settings(save / "quickstart", "checkpoint_last.pt", {"max_update": updates, "flags": " ".join(rest)})
     if (save / "scores.json").exists():
@@ -89,6 +90,8 @@ def main(argv: Sequence[str]) -> None:
     command = [arch, args.pair, "--recipe", RECIPE, "--data", corpus, "--save-dir", save, "--seed", args.seed]
     command += ["--max-update", updates, "--gpus", min(1, train.gpus_here()[0]), "--threads", threads]
     command += ["--save-every", interval, "--", "--log-interval", interval]
+    if args.data == "numbers":
+        command += SMALL
     if updates != RECIPES[RECIPE].max_update:
         command += ["--warmup-updates", updates // 3]
         command += ["--validate-interval", 1, "--validate-after-updates", updates * 3 // 4]

@@ -1,6 +1,10 @@
 """What the quickstart says while it trains, and how it reads its surroundings."""
 
+import subprocess
+import sys
+
 import pytest
+from helpers import ROOT
 
 from recipes import quickstart
 
@@ -23,3 +27,15 @@ def test_progress_says_how_long_it_takes(capsys):
     assert capsys.readouterr().out == "  update 200 of 500: training perplexity 8.5, 30 s, 45 s left\n"
     quickstart.show_progress(500, "a line of fairseq's log\n")
     assert capsys.readouterr().out == ""
+
+
+def test_numbers_are_learned_small_and_without_capitals(tmp_path, monkeypatch, dry, recipes_environment, capsys):
+    """A sentence of one's own may have a capital letter: all text is lowercased, as translate.sh then does with it."""
+    monkeypatch.setattr(subprocess, "run", lambda *args, **_: subprocess.CompletedProcess(args, 0))
+    monkeypatch.setattr(sys, "prefix", str(ROOT / ".venv"))
+    quickstart.main(["--out", str(tmp_path), "--", "--dropout", "0.2"])
+    commands = capsys.readouterr().out.splitlines()
+    (train,) = (line for line in commands if line.startswith("+ fairseq-train"))
+    assert "--encoder-layers 2 --decoder-layers 2" in train and train.index("--decoder-layers") < train.index("0.2")
+    assert any("clean_pairs" in line and "--lowercase" in line for line in commands)
+    assert any(line.startswith("echo 'Eighty-one hours ago' | ") for line in commands)
