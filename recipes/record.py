@@ -66,8 +66,9 @@ def learned_alpha(checkpoint: Path) -> Dict[str, Dict[str, List[float]]]:
     """{layer: {component: weight of each head}}: the mixtures' softmax of alpha; empty for other models."""
     from fairseq.checkpoint_utils import load_checkpoint_to_cpu
 
-    import fairseq_synth  # noqa: F401  (allows what fairseq's checkpoints hold)
+    from fairseq_synth import register
 
+    register()  # allows what fairseq's checkpoints hold
     state = load_checkpoint_to_cpu(str(checkpoint))
     return mixture_weights(state["model"], state["cfg"]["model"])
 

@@ -20,7 +20,7 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq_cli import eval_lm, generate, interactive, preprocess, train, validate
 
-import fairseq_synth  # noqa: F401
+import fairseq_synth
 from fairseq_synth.architectures import VARIANTS
 from fairseq_synth.attention import SyntheticAttention
 from fairseq_synth.errors import explain
@@ -30,6 +30,7 @@ from fairseq_synth.specs import parse_heads
 from fairseq_synth.synthesizers import SYNTHESIZERS, Synthesizer
 from recipes.command import ROOT, UserError
 
+fairseq_synth.register()
 USER_DIR = ["--user-dir", str(ROOT / "fairseq_synth")]
 SMALL = (
     "--encoder-layers 2 --decoder-layers 2 --encoder-embed-dim 16 --decoder-embed-dim 16 --encoder-ffn-embed-dim 32 "
