@@ -11,7 +11,7 @@ import shutil
 from collections import Counter
 from pathlib import Path
 from shlex import quote
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Container, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from .command import (
     ROOT,
@@ -46,7 +46,7 @@ PREPARE = """A corpus of text classification, to binarised data for fairseq-trai
 The text comes from --from, a folder with {train,test}.csv or .tsv, and valid too if there is one, any of them also as
 .gz; imdb takes the unpacked aclImdb there as well. Without --from it is downloaded and checked by
 SHA-256 (classification.sha256). The first column is the label. The text is all others; for imdb the last. A first
-line that begins with label or class is taken for headings.
+line whose label is "label", "class" or "class index" is taken for headings, unless the training set has that label.
 
 Without a validation set, examples drawn from the training set with a fixed seed are held out. Training examples are
 shuffled with the same seed. The text loses markup, is lowercased and tokenised (sacremoses); the vocabulary is the
@@ -73,8 +73,8 @@ class Corpus(NamedTuple):
 
 
 CORPORA: Dict[str, Corpus] = {
-    "agnews": Corpus([f"{AG_NEWS_URL}/train.csv", f"{AG_NEWS_URL}/test.csv"], labels="1234", columns=3),
-    "imdb": Corpus([IMDB_URL], labels="01", last_only=True),
+    "agnews": Corpus([f"{AG_NEWS_URL}/train.csv", f"{AG_NEWS_URL}/test.csv"], labels=("1", "2", "3", "4"), columns=3),
+    "imdb": Corpus([IMDB_URL], labels=("0", "1"), last_only=True),
     "own": Corpus([]),
 }
 
@@ -147,8 +147,9 @@ def read_corpus(
     Raises:
         UserError: a file is missing, has too few columns, an empty text, or a label unknown at training.
     """
-    found = {split: read_split(corpus, folder, split) for split in SPLITS}
-    train, valid, test = (found[split] for split in SPLITS)
+    train = read_split(corpus, folder, "train")
+    labels = {label for label, _ in train or []}
+    valid, test = (read_split(corpus, folder, split, labels) for split in ("valid", "test"))
     if train is None or test is None:
         missing = "train" if train is None else "test"
         raise UserError(f"{folder}: no {missing} set; it should be named {missing}.csv or {missing}.tsv, or .gz of it")
@@ -170,12 +171,16 @@ def read_corpus(
     return {"train": train, "valid": valid, "test": test}
 
 
-def read_split(corpus: Corpus, folder: Path, split: str) -> Optional[List[Example]]:
-    """The examples of a file of a folder, or of aclImdb's folders; None where there is none of this name."""
+def read_split(corpus: Corpus, folder: Path, split: str, known: Container[str] = ()) -> Optional[List[Example]]:
+    """The examples of a file of a folder, or of aclImdb's folders; None where there is none of this name.
+
+    Args:
+        known: labels of the training set.
+    """
     for kind in ("csv", "tsv"):
         for path in (folder / f"{split}.{kind}", folder / f"{split}.{kind}.gz"):
             if path.exists():
-                return read_table(corpus, path, kind)
+                return read_table(corpus, path, kind, known)
     base = next((base for base in (folder / "aclImdb", folder) if (base / split / "pos").is_dir()), None)
     if corpus is not CORPORA["imdb"] or not base:
         return None
@@ -186,8 +191,12 @@ def read_split(corpus: Corpus, folder: Path, split: str) -> Optional[List[Exampl
     ]
 
 
-def read_table(corpus: Corpus, path: Path, kind: str) -> List[Example]:
-    """The examples of a .csv or .tsv file, with or without a line of headings, which says label or class first."""
+def read_table(corpus: Corpus, path: Path, kind: str, known: Container[str] = ()) -> List[Example]:
+    """The examples of a .csv or .tsv file, with or without a line of headings.
+
+    Args:
+        known: labels of the training set, which are no headings.
+    """
     try:
         data = gzip.open(path).read() if path.suffix == ".gz" else path.read_bytes()
         text = data.decode("utf-8-sig")
@@ -198,23 +207,33 @@ def read_table(corpus: Corpus, path: Path, kind: str) -> List[Example]:
         raise UserError(f"{path}: not a whole gzip file") from None
     csv.field_size_limit(1 << 30)
     if kind == "csv":
-        reader = csv.reader(io.StringIO(text, newline=""))
+        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     else:
         reader = csv.reader(io.StringIO(text, newline=""), delimiter="\t", quoting=csv.QUOTE_NONE)
-    examples = []
-    for row in reader:
-        if not row or reader.line_num == 1 and re.match(r"\W*(label|class)", row[0], re.I):
-            continue
-        if len(row) < corpus.columns:
-            raise UserError(
-                f"{path}: line {reader.line_num} has {len(row)} column(s), not {corpus.columns}: the label, then the "
-                f"text, divided by {'commas' if kind == 'csv' else 'tabs'}"
-            )
-        words = row[-1] if corpus.last_only else " ".join(row[1:])
-        examples.append(checked(path, reader.line_num, row[0], words, corpus.labels))
-    if not examples:
+    rows, before = [], 0
+    try:
+        for row in reader:
+            if row and len(row) < corpus.columns:
+                raise UserError(
+                    f"{path}: line {reader.line_num} has {len(row)} column(s), not {corpus.columns}: the label, then "
+                    f"the text, divided by {'commas' if kind == 'csv' else 'tabs'}"
+                )
+            if row:
+                rows.append((reader.line_num, row[0], " ".join(row[-1:] if corpus.last_only else row[1:])))
+            before = reader.line_num
+    except csv.Error as error:
+        raise UserError(
+            f"{path}: the row from line {before + 1} on has a stray quote ({error}); a text with quotes is itself "
+            'quoted, and each of its quotes is doubled: 1,"so ""called"" news"'
+        ) from None
+    label = rows[0][1] if rows else ""
+    if re.sub(r"[\W_]+", " ", label).strip().lower() in ("label", "labels", "class", "class index"):
+        if label.strip() not in known and label not in (other for _, other, _ in rows[1:]):
+            print(f"{path}: line 1 is taken for headings: {label}, …")
+            rows = rows[1:]
+    if not rows:
         raise UserError(f"{path}: has no examples")
-    return examples
+    return [checked(path, line, label, text, corpus.labels) for line, label, text in rows]
 
 
 def checked(path: Path, line: int, label: str, text: str, labels: Sequence[str]) -> Example:

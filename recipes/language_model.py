@@ -24,7 +24,7 @@ from .command import (
 )
 from .corpora import checksums, fetch, sha256
 from .hyperparameters import Recipe
-from .prepare import SPLITS, apply_bpe, print_counts
+from .prepare import SPLITS, apply_bpe, begin_text_anew, pin_size, print_counts
 from .scoring import checkpoint, flag, prepared, print_scores, recipe_of, scored, trained
 
 PREPARE = """A corpus of language modelling, to binarised data for fairseq-train.
@@ -103,6 +103,8 @@ def main(argv: Sequence[str]) -> None:
         source = "" if corpus.urls else args.source.resolve()  # of a known corpus the text itself is checked
         settings = {"task": "language_modeling", "corpus": args.corpus, "merges": merges or "words"}
         pin_settings(out / "settings", "text/*", {**settings, "sample": args.sample or "", "from": source})
+        if not corpus.urls:
+            pin_size(out, [path for paths in files for path in paths])
         if (out / "bin" / "done").exists():
             say(f"{out} is ready, reusing it")
             return
@@ -110,7 +112,11 @@ def main(argv: Sequence[str]) -> None:
         if not dry_run():
             for folder in ("archives", "text"):
                 (out / folder).mkdir(exist_ok=True)
-        take(args.corpus, files or unpacked(corpus, out / "archives", args.source), out / "text", args.sample)
+        try:
+            take(args.corpus, files or unpacked(corpus, out / "archives", args.source), out / "text", args.sample)
+        except UserError:
+            begin_text_anew(out)
+            raise
         binarise(out, merges, args.workers)
 
 
@@ -163,8 +169,9 @@ def take(corpus: str, files: Sequence[Sequence[Path]], text: Path, sample: Optio
     wanted = checksums("lm")
     for split, paths in zip(SPLITS, files):
         output, names = text / f"{split}.txt", " ".join(quote(str(path)) for path in paths)
-        # what is not compressed passes through
-        shell(f"gzip -cdf {names}" + (f" | sed -n 1,{sample}p" if sample and split == "train" else ""), output)
+        # what is not compressed passes through; a byte-order mark is no part of the first word
+        shorter = f" | sed -n 1,{sample}p" if sample and split == "train" else ""
+        shell(f"gzip -cdf {names} | sed '1s/^\\xef\\xbb\\xbf//'{shorter}", output)
         if dry_run():
             continue
         digest = "" if sample and split == "train" else wanted.get(f"{corpus}.{split}.txt", "")

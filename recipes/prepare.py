@@ -110,6 +110,7 @@ def prepare(raw: Path, src: str, tgt: str, out: Path, options: argparse.Namespac
         pinned.update(dash_splits=options.dash_splits or "", lowercase=options.lowercase or "")
         pinned.update(max_length=options.max_length, max_ratio=options.max_ratio, sample=options.sample or "")
         pin_settings(out / "settings", "text/*", {**pinned, "raw": raw.resolve()})
+        pin_size(out, [file for lang in (src, tgt) for end in ("", ".gz") for file in raw.glob(f"*.{lang}{end}")])
         if (out / "bin" / "done").exists():
             say(f"{out} is ready, reusing it")
         else:
@@ -118,8 +119,6 @@ def prepare(raw: Path, src: str, tgt: str, out: Path, options: argparse.Namespac
 
 def binarise(raw: Path, corpora: Sequence[Path], src: str, tgt: str, out: Path, options: argparse.Namespace) -> None:
     """The steps of `prepare`, each of which keeps what an earlier call made. `corpora`: of `training_corpora`."""
-    size = count_bytes([*corpora, raw / "valid", raw / "test"], src, tgt)
-    pin_settings(out / "raw_bytes", "text/*", {"raw_bytes": size})
     if not dry_run():
         for name in ("text", "tok", "sub"):
             (out / name).mkdir(exist_ok=True)
@@ -134,9 +133,8 @@ def binarise(raw: Path, corpora: Sequence[Path], src: str, tgt: str, out: Path, 
         clean(out / "text" / "train", corpora, *(["--sample", options.sample] if options.sample else []), *lowercase)
         clean(out / "text" / "valid", [raw / "valid"], *lowercase)
         clean(out / "text" / "test", [raw / "test"], *lowercase, "--keep-all")
-    except UserError:  # the text will be mended, and then all of it is read again
-        for file in (out / "text").iterdir():
-            file.unlink()
+    except UserError:
+        begin_text_anew(out)
         raise
 
     text, workers = out / "text", options.workers
@@ -192,11 +190,16 @@ def apply_bpe(codes: Path, workers: int) -> str:
     return f"subword-nmt apply-bpe -c {quote(str(codes))} " + (f"--num-workers {workers} -i" if workers > 1 else "<")
 
 
-def count_bytes(prefixes: Sequence[Path], src: str, tgt: str) -> int:
-    """The size of both sides of some texts, by which a text that has changed since is noticed."""
-    files = (Path(f"{prefix}.{lang}") for prefix in prefixes for lang in (src, tgt))
-    found = (file if file.exists() else Path(f"{file}.gz") for file in files)
-    return sum(file.stat().st_size for file in found if file.exists())
+def pin_size(out: Path, files: Sequence[Path]) -> None:
+    """Refuses `out` where the text that it was made of has changed since, as its size tells; no files: nothing."""
+    if files:
+        pin_settings(out / "raw_bytes", "text/*", {"raw_bytes": sum(file.stat().st_size for file in files)})
+
+
+def begin_text_anew(out: Path) -> None:
+    """After a mistake in the text: it will be mended, and then all of it is read again."""
+    for file in (out / "text").glob("*"):
+        file.unlink()
 
 
 def print_counts(log: Path) -> None:

@@ -63,7 +63,10 @@ def read_log(log: str) -> Dict[str, Any]:
 
 
 def learned_alpha(checkpoint: Path) -> Dict[str, Dict[str, List[float]]]:
-    """{layer: {component: weight of each head}}: the mixtures' softmax of alpha; empty for other models."""
+    """{layer: {component: weight of each head}}: the mixtures' softmax of alpha; empty for other models.
+
+    A layer whose heads are of different kinds has an entry for each group: ``encoder.layers.0.groups.1``.
+    """
     from fairseq.checkpoint_utils import load_checkpoint_to_cpu
 
     import fairseq_synth  # noqa: F401  (allows what fairseq's checkpoints hold)
@@ -87,14 +90,14 @@ def mixture_weights(weights: Dict[str, Any], model: Any) -> Dict[str, Dict[str, 
     for key, alpha in weights.items():
         match = re.fullmatch(
             r"(?:encoder\.sentence_)?((encoder|decoder)\.layers\.(\d+))\.self_attn\."
-            r"(?:.*?\.)?(?:components\.(\w+)\.alpha|alpha)",
+            r"(?:synthesizer\.)?(groups\.\d+\.)?(?:components\.(\w+)\.alpha|alpha)",
             key,
         )
         if not match:
             continue
-        layer, side, number, component = match.groups()
+        layer, side, number, group, component = match.groups()
         if component:
-            found.setdefault(layer, {})[component] = alpha
+            found.setdefault(f"{layer}.{group or ''}".rstrip("."), {})[component] = alpha
             continue
         specs = str(getattr(model, f"{side}_synthesizer")).split(",")
         spec = specs[int(number)] if len(specs) > 1 else specs[0]
@@ -181,6 +184,7 @@ def record(cell: Cell, out: Path, command: Optional[str] = None, changed: Option
     if cell.model == cell.table.baseline and not changed:
         # cells that another call finished before this one
         for other in cell.table.cells([cell.dataset.name], None, [cell.seed]):
-            if other.model != cell.model and other.result.exists():
-                if "bootstrap" not in json.loads(other.result.read_text()) and other.run(out).exists():
+            scored = other.result.exists() and (other.run(out) / "scores.json").exists()
+            if other.model != cell.model and scored and cell.table.task.TEST:
+                if "bootstrap" not in json.loads(other.result.read_text()):
                     record(other, out)

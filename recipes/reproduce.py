@@ -15,9 +15,12 @@ results/TABLE/DATASET-VARIANT-seedN.json; then scripts/make_tables.py renders th
 results/TABLE/speed/DATASET.json. Let nothing else run meanwhile.
 """
 
+import argparse
+import shlex
 import shutil
 from pathlib import Path
-from typing import List, Sequence
+from shlex import quote
+from typing import List, Sequence, Tuple
 
 from . import timing, train
 from .command import (
@@ -77,8 +80,10 @@ def main(argv: Sequence[str]) -> None:
     if any(word.split("=")[0] in ("--nodes", "--rendezvous") for word in options):
         raise UserError("--nodes: a cell is trained on one machine; call this on several, and each takes other cells")
     if args.time:
-        if args.variant:
-            raise UserError("--time: times all models of a table in turns; leave --variant out")
+        ignored = [name for name in ("variant", "seed", "rerun", "list", "record") if getattr(args, name)]
+        if ignored or rest:
+            names = " and ".join([*(f"--{name}" for name in ignored), *(["what follows --"] if rest else [])])
+            raise UserError(f"--time: times all models of a table in turns, by its recipe; leave {names} out")
         timing.time_table(table, args.dataset, args.out, args.source)
         return
     if args.record and dry_run():
@@ -86,8 +91,8 @@ def main(argv: Sequence[str]) -> None:
     prepared = set()
     for cell in table.cells(args.dataset, args.variant, [int(seed) for seed in args.seed or []]):
         if args.list:
-            if not cell.result.exists():
-                print(f"{cell.command} --out {args.out}" if args.out != ROOT else cell.command)
+            if args.rerun or not result_of(cell, args.out, bool(changed))[1].exists():
+                print(listed(cell, args, rest))
             continue
         if args.record:
             if (cell.run(args.out) / "scores.json").exists():
@@ -98,6 +103,23 @@ def main(argv: Sequence[str]) -> None:
             data = cell.data(args.out)
             table.task.prepare(table.corpus, cell.dataset.name, data, args.source, table.preparation)
         run_cell(cell, args.out, args.rerun, options, flags, changed)
+
+
+def listed(cell: Cell, args: argparse.Namespace, rest: Sequence[str]) -> str:
+    """The call that runs one cell of those that this call would run."""
+    words = [cell.command if args.rerun else cell.command.replace(" --rerun", "")]
+    words += [f"--from {quote(str(args.source.resolve()))}"] if args.source else []
+    words += [f"--out {quote(str(args.out))}"] if args.out != ROOT else []
+    return " ".join([*words, *(["--", shlex.join(rest)] if rest else [])])
+
+
+def result_of(cell: Cell, out: Path, changed: bool) -> Tuple[Path, Path]:
+    """(folder of the run, its JSON) of a cell, or of the cell with a recipe that was changed."""
+    run = cell.run(out)
+    if not changed:
+        return run, cell.result
+    run = run.with_name(f"{run.name}-changed")
+    return run, run / "result.json"
 
 
 def machine_only(options: Sequence[str]) -> bool:
@@ -115,11 +137,8 @@ def run_cell(cell: Cell, out: Path, rerun: bool, options: List[str], flags: List
     Raises:
         UserError: a step failed.
     """
-    table, data, run = cell.table, cell.data(out), cell.run(out)
-    result = cell.result
-    if changed:
-        run = run.with_name(f"{run.name}-changed")
-        result = run / "result.json"
+    table, data = cell.table, cell.data(out)
+    run, result = result_of(cell, out, bool(changed))
     with locked(run.with_name(f".{run.name}.lock"), wait=False) as free:
         if not free:
             say(f"{run.name}: another call is at it; leaving it to that one")

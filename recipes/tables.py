@@ -6,8 +6,9 @@ from types import ModuleType
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from . import classification, language_model, translation
-from .command import ROOT
-from .train import models
+from .command import ROOT, UserError
+from .hyperparameters import BASELINES, RECIPES
+from .train import models as known_models
 
 BASELINE = "transformer"
 SPEED = "steps/s"  # a column of the paper's
@@ -49,9 +50,21 @@ class Table:
     variations: Mapping[str, Tuple[str, str]] = field(default_factory=dict)  # {row: its model, flags of fairseq-train}
     baseline: str = BASELINE  # the row that others are compared with
 
+    def __post_init__(self) -> None:
+        models, rows, columns = [*known_models(), *BASELINES, "vanilla"], self.models(), set(self.variations)
+        wrong = [f"{row} is no model and no variation" for row in rows if row not in models and row not in columns]
+        wrong += [f"variation {row}: there is no model {self.training(row)[0]}" for row in self.variations
+                  if self.training(row)[0] not in models]  # fmt: skip
+        wrong += [f"variation {row} is no row" for row in self.variations if row not in rows]
+        wrong += [f"{d.name}: there is no recipe {d.recipe}" for d in self.datasets if d.recipe not in RECIPES]
+        if self.baseline not in rows:
+            wrong.append(f"baseline: {self.baseline} is no row; name one of {', '.join(rows)}")
+        if wrong:
+            raise UserError(f"table {self.name}: {wrong[0]}")
+
     def models(self) -> List[str]:
         """The names of its rows."""
-        return list(self.rows or self.paper) or models()
+        return list(self.rows or self.paper) or known_models()
 
     def training(self, row: str) -> Tuple[str, List[str]]:
         """The model of a row, and flags for fairseq-train beside those of the recipe."""

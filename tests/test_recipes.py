@@ -122,6 +122,7 @@ def test_prepare(tmp_path, raw, capfd):
         "",
     ]
     changed = dict(train_de=b"".join(lines), test_en="\n".join(test).encode())
+    changed["valid_en"] = b"\xef\xbb\xbf" + (raw / "valid.en").read_bytes()
     folder, out = copied(raw, tmp_path / "raw", **changed), tmp_path / "out"
     argv = [folder, "en", "de", out, "--merges", "100", "--workers", "1"]
     (out / "tok").mkdir(parents=True)
@@ -137,6 +138,7 @@ def test_prepare(tmp_path, raw, capfd):
     assert (out / "tok" / "train.en").stat().st_mtime_ns == kept and (out / "bin" / "dict.de.txt").exists()
     assert (out / "test.de").read_text() == (raw / "test.de").read_text()
     text = (out / "text" / "train.de").read_bytes()
+    assert not (out / "text" / "valid.en").read_bytes().startswith(b"\xef\xbb\xbf")
     assert text.startswith(gzip.open(raw / "more.de.gz").read())  # corpora in the order of their names
     assert "ein  Wort  mehr\n" in text.decode()
     said = capfd.readouterr().out
@@ -145,6 +147,9 @@ def test_prepare(tmp_path, raw, capfd):
     shutil.rmtree(folder)
     prepare.main([*map(str, argv)])  # of what is done nothing is needed again
     assert "reusing" in capfd.readouterr().out
+    copied(raw, folder)
+    refused(prepare.main, *argv, parts=["other settings", "raw_bytes="])  # what is there is of another text
+    shutil.rmtree(folder)
     refused(prepare.main, *argv, "--lowercase", parts=["other settings", "lowercase="])
 
 
@@ -478,6 +483,18 @@ def test_alpha_by_name_and_by_position():
     assert record.mixture_weights(by_position, names) == record.mixture_weights(by_name, None) == expected
 
 
+def test_alpha_of_heads_of_different_kinds():
+    """A group has an entry of its own: its weights are those of its heads alone."""
+    names, alphas = ("random+vanilla", "random+dense+vanilla"), {}
+    for group, spec in enumerate(names):
+        for name in spec.split("+"):
+            key = f"encoder.layers.0.self_attn.synthesizer.groups.{group}.components.{name}.alpha"
+            alphas[key] = torch.zeros(2 + group)
+    found = record.mixture_weights(alphas, None)
+    assert found["encoder.layers.0.groups.0"] == {"random": [0.5, 0.5], "vanilla": [0.5, 0.5]}
+    assert found["encoder.layers.0.groups.1"]["dense"] == [0.3333] * 3 and len(found) == 2
+
+
 def test_translations_and_compounds():
     generated = "S-1\tso\nH-1\t-0.5\ta@@ b\nD-1\t-0.5\tab\nD-10\t-1\t\nD-0\t-0.2\tzuerst - so\n"
     assert translation.hypotheses(generated, "D") == ["zuerst - so", "ab", ""]
@@ -708,6 +725,7 @@ def stubs(tmp_path, monkeypatch):
         prepare=lambda *args: calls.append(f"prepare {args[1]}"),
         evaluate=evaluate,
         compare=lambda data, run, baseline: {"p_value": 0.5, "against": baseline.name},
+        TEST="a test",
     )
     monkeypatch.setattr(train, "start", fit)
     table = tables.TABLES["multi30k_cpu"]
@@ -830,9 +848,68 @@ def test_an_older_record_is_completed(stubs):
         called(*one, "--record")
 
 
+def test_a_baseline_completes_only_what_is_scored(stubs, monkeypatch):
+    """Not a cell without scores here, and nothing where there is no test, as for language models."""
+    project, called = stubs
+    with command.locked(project / "runs" / ".multi30k_cpu-en-fr-transformer-seed1.lock"):
+        called("--variant", "random dense", "--seed", "1")
+    (project / "runs" / "multi30k_cpu-en-fr-random-seed1" / "scores.json").unlink()
+    recorded, original = [], record.record
+    monkeypatch.setattr(record, "record", lambda cell, *more: (recorded.append(cell.model), original(cell, *more)))
+    called("--variant", "transformer", "--seed", "1")
+    assert recorded == ["dense"]
+    table = tables.TABLES["multi30k_cpu"]
+    task = SimpleNamespace(**{**vars(table.task), "TEST": "", "compare": lambda *args: None})
+    monkeypatch.setitem(tables.TABLES, "multi30k_cpu", dataclasses.replace(table, task=task))
+    recorded.clear()
+    called("--variant", "transformer", "--seed", "1", "--record")
+    called("--variant", "transformer dense", "--seed", "2")
+    called("--variant", "transformer", "--seed", "2", "--record")
+    assert recorded == []
+
+
+def test_cells_are_listed_as_they_would_be_run(stubs, capsys):
+    """With what the call was given, --rerun only if it was; and into a pipe that is closed early."""
+    project, called = stubs
+    one, more = ["--variant", "transformer", "--seed", "1"], ["--", "--gpus", "0", "--", "--lr", "1"]
+    called(*one)
+    capsys.readouterr()
+    start = "scripts/reproduce.sh multi30k_cpu --pair en-fr --variant transformer --seed"
+    assert called(*one, "--list") == [] and capsys.readouterr().out == ""
+    called(*one, "--list", "--rerun")
+    assert capsys.readouterr().out == f"{start} 1 --rerun\n"
+    called(*one, "--list", "--from", str(project), *more)  # another recipe: not run yet
+    assert capsys.readouterr().out == f"{start} 1 --from {project} -- --gpus 0 -- --lr 1\n"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", "scripts/reproduce.sh table2 --seed \"$(seq -s ' ' 3000)\" --list | head -1"],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.stdout.startswith("scripts/reproduce.sh table2 --pair en-de --variant transformer --seed 1")
+    assert done.stderr == "" and "--rerun" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    "changes, part",
+    [
+        (dict(baseline="randm"), "baseline: randm is no row"),
+        (dict(rows=("random", "dense")), "baseline: transformer is no row; name one of random, dense"),
+        (dict(rows=("transformer", "randm")), "randm is no model and no variation"),
+        (dict(variations={"small": ("random", "")}), "variation small is no row"),
+        (dict(rows=("transformer", "x"), variations={"x": ("randm", "")}), "variation x: there is no model randm"),
+        (dict(datasets=(tables.Dataset("en-de", "En-De", "none"),)), "en-de: there is no recipe none"),
+    ],
+)
+def test_a_table_is_checked_when_it_is_made(changes, part):
+    with pytest.raises(UserError, match=f"table multi30k_cpu: {part}"):
+        dataclasses.replace(tables.TABLES["multi30k_cpu"], **changes)
+
+
 @pytest.mark.parametrize(
     "argv, parts",
     [
+        ("table7 --time --seed 1 --rerun", ["--time", "leave --seed and --rerun out"]),
+        ("table7 --time --list --record", ["--time", "leave --list and --record out"]),
+        ("table7 --time -- --gpus 1", ["--time", "leave what follows -- out"]),
         ("table9", ["table9", "multi30k_cpu"]),
         ("table2 --pair en-cs", ["--pair en-cs", "en-de, en-fr"]),
         ("table2 --variant randm", ["--variant randm", "transformer, fixed_random"]),
@@ -1075,6 +1152,17 @@ def test_hardware(monkeypatch):
     assert provenance.hardware() == provenance.hardware("cuda", 2) == "a GPU"
     assert provenance.hardware("cpu", 3).endswith(", 3 thread(s)")
     assert provenance.hardware("cpu").endswith(f", {torch.get_num_threads()} thread(s)")
+
+
+@pytest.mark.parametrize("value, threads", [("4,2", 4), (" 3", 3), ("", None), ("abc", None), ("0", None)])
+def test_threads_of_the_environment(value, threads, tmp_path, monkeypatch):
+    """As OpenMP takes them: a list is for nested levels, and what it does not understand is no number."""
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
+    assert provenance.asked_threads() == threads
+    provenance.note(tmp_path / "provenance.json", "cpu")
+    assert json.loads((tmp_path / "provenance.json").read_text())[0]["hardware"].endswith(
+        f", {threads or torch.get_num_threads()} thread(s)"
+    )
 
 
 def test_commit_is_marked_when_code_differs(tmp_path, monkeypatch):

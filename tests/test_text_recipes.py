@@ -100,6 +100,22 @@ def test_prepare_refuses_text(tmp_path, own_text, name, contents, parts):
     assert not (out / "bin").exists() and not (out / "text" / name.replace(".gz", "")).exists()
 
 
+def test_a_language_models_text_that_changed(tmp_path, own_text, capfd):
+    """After a mistake all of it is read again; once it is prepared, another text is refused."""
+    folder, out = tmp_path / "text", tmp_path / "out"
+    shutil.copytree(own_text, folder)
+    (folder / "valid.txt").write_bytes(b"\xef\xbb\xbfw1 \xff\n")
+    argv = ["own", str(out), "--from", str(folder), "--workers", "1"]
+    refused(language_model.main, *argv, parts=["valid.txt", "not UTF-8"])
+    (folder / "valid.txt").write_bytes(b"\xef\xbb\xbfw1 w2\n")
+    (folder / "train.txt").write_bytes(b"\xef\xbb\xbfw1 w2 w3\n")
+    language_model.main(argv)
+    for split, line in (("train", "w1 w2 w3\n"), ("valid", "w1 w2\n")):  # without the byte-order mark
+        assert (out / "text" / f"{split}.txt").read_text() == line
+    (folder / "train.txt").write_text("an other text\n")
+    refused(language_model.main, *argv, parts=["other settings", "raw_bytes="])
+
+
 def test_prepare_lm_refuses(tmp_path):
     refused(language_model.main, "own", tmp_path / "x", parts=["own", "--from"])
     refused(language_model.main, "ptb2", tmp_path / "x", parts=["ptb2", "wikitext103"])
@@ -245,6 +261,9 @@ def test_clean():
         ("own", "test.csv", None, ["no test set", "test.csv or test.tsv"]),
         ("agnews", "train.csv", "5,title,text\n", ['line 1 has the label "5"', "one of 1, 2, 3, 4"]),
         ("agnews", "train.csv", "5,title\n", ["line 1 has 2 column(s), not 3"]),
+        ("own", "test.csv", 'sport,"a ball\nsport,a ball\n', ["test.csv: the row from line 1 on", "stray quote"]),
+        ("own", "test.csv", 'sport,a\nsport,"b" c\nworld,d\n', ["test.csv: the row from line 2 on", "doubled"]),
+        ("agnews", "train.csv", "12,title,text\n", ['line 1 has the label "12"', "one of 1, 2, 3, 4"]),
         ("own", "test.csv", "sport,Stra\u00dfe\n".encode("latin1"), ["test.csv: line 1 is not UTF-8", "iconv"]),
     ],
 )
@@ -256,6 +275,20 @@ def test_prepare_refuses_examples(tmp_path, own_examples, corpus, name, contents
         (folder / name).write_bytes(contents if isinstance(contents, bytes) else contents.encode())
     refused(classification.main, corpus, out, "--from", folder, parts=parts)
     assert not out.exists()
+
+
+def test_headings(tmp_path, capsys):
+    """Known by their name, unless it is a label: of the other examples, or of the training set."""
+    for split, first in (("train", "classical,a"), ("test", "classical,c")):
+        write = (tmp_path / f"{split}.csv").write_text
+        write(f"{first}\nrock,b\nlabel,a song\nclassical,d\n")
+    (tmp_path / "valid.csv").write_text("label,a song\nrock,b\n")
+    found = classification.read_corpus(classification.CORPORA["own"], tmp_path, None, None)
+    assert {split: len(rows) for split, rows in found.items()} == {"train": 4, "valid": 2, "test": 4}
+    assert capsys.readouterr().out == ""
+    (tmp_path / "test.csv").write_text('"Class Index","text"\nrock,b\n')
+    found = classification.read_corpus(classification.CORPORA["own"], tmp_path, None, None)
+    assert found["test"] == [("rock", "b")] and "test.csv: line 1 is taken for headings" in capsys.readouterr().out
 
 
 def test_imdb_folder(tmp_path):
@@ -390,7 +423,7 @@ def test_steps_a_second(project, class_data, monkeypatch, capsys):
     """All models in turns on the same batches; the table shows the ratios beside the paper's."""
     monkeypatch.setattr(timing, "ROUNDS", 4)
     monkeypatch.setattr(classification, "prepare", lambda *args: None)
-    table = dataclasses.replace(TABLES["agnews_cpu"], data=str(class_data), rows=("linformer", "random"))
+    table = dataclasses.replace(TABLES["agnews_cpu"], data=str(class_data), rows=("transformer", "linformer", "random"))
     monkeypatch.setitem(TABLES, "agnews_cpu", table)
     refused(reproduce.main, "agnews_cpu", "--time", "--variant", "random", parts=["--time", "--variant"])
     with monkeypatch.context() as patch:
