@@ -30,6 +30,11 @@ def hardware(device: str = "", threads: Optional[int] = None) -> str:
     return f"{model[1] if model else platform.machine()}, {threads} thread(s)"
 
 
+def device_of(hardware: str) -> str:
+    """The folder of results/TABLE for what `hardware` has said."""
+    return "cpu" if hardware.endswith("thread(s)") else "gpu"
+
+
 def asked_threads() -> Optional[int]:
     """The threads that OMP_NUM_THREADS asks for, at the outermost level of a list such as ``4,2``.
 

@@ -7,7 +7,8 @@ import statistics
 from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from .command import ROOT, UserError
-from .tables import BASELINE, TABLES, Dataset, Table
+from .provenance import device_of
+from .tables import BASELINE, DEVICES, TABLES, Dataset, Table
 from .tables import SPEED as SPEED_COLUMN
 
 Record = Dict[str, Any]
@@ -58,8 +59,20 @@ def load(folder: str, name: str = "*") -> List[Record]:
 
 
 def load_cells(table: str) -> List[Record]:
-    """The records of a table: results/TABLE, and results/TABLE/cpu, of seeds that were trained on a CPU as well."""
-    return load(table) + load(f"{table}/cpu")
+    """The records of a table, by device. A seed that was trained on a GPU and on a CPU is two runs.
+
+    Raises:
+        UserError: a record is in another device's folder, or in none.
+    """
+    for path in (ROOT / "results" / table).glob("*.json"):
+        raise UserError(f"{path}: its place is {' or '.join(DEVICES)}/ of that folder, by its hardware")
+    found = {device: load(f"{table}/{device}") for device in DEVICES}
+    for device, records in found.items():
+        for record in records:
+            if device_of(record["hardware"]) != device:
+                name = f"{record['dataset']}-{record['model']}-seed{record['seed']}"
+                raise UserError(f"results/{table}/{device}: {name} is of {record['hardware']}; move it")
+    return [record for records in found.values() for record in records]
 
 
 class Summary(NamedTuple):

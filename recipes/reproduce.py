@@ -6,21 +6,24 @@
 {tables}
 
 What stands after -- goes to train.sh, and what stands after a second -- to fairseq-train. A run whose recipe they
-change is not a cell of the table: its result stays beside its checkpoints. Only options about the machine leave the
-recipe as it is. Every step is kept, so that a second call goes on where the first one stopped. Several calls at once
-share the work: each takes the next cell that no other is at. Each cell ends as
-results/TABLE/DATASET-VARIANT-seedN.json; then scripts/make_tables.py renders the tables. DRY_RUN=1 shows the commands.
+change is not a cell of the table: its result goes to its own folder, as result.json. Only options about the machine
+leave the recipe as it is. Every step is kept, so that a second call goes on where the first one stopped. Several calls
+at once share the work: each takes the next cell that no other process is running. Each cell ends as
+results/TABLE/DEVICE/DATASET-VARIANT-seedN.json, DEVICE being gpu or cpu; a cell that has run on either is skipped, with
+-- --gpus N on that one. Then scripts/make_tables.py renders the tables. DRY_RUN=1 shows the commands.
 
 --time trains nothing to its end: it times updates of the table's models in turns, in one process, and writes
 results/TABLE/speed/DATASET.json. Let nothing else run meanwhile.
 """
 
 import argparse
+import json
+import re
 import shlex
 import shutil
 from pathlib import Path
 from shlex import quote
-from typing import List, Sequence, Tuple
+from typing import List, Sequence
 
 from . import timing, train
 from .command import (
@@ -36,6 +39,7 @@ from .command import (
     split_flags,
 )
 from .hyperparameters import RECIPES
+from .provenance import device_of
 from .record import record
 from .tables import TABLES, Cell
 
@@ -88,17 +92,17 @@ def main(argv: Sequence[str]) -> None:
         return
     if args.record and dry_run():
         raise UserError("--record: runs no command that DRY_RUN=1 could show; call it without")
-    prepared = set()
+    prepared, device = set(), asked_device(options)
     for cell in table.cells(args.dataset, args.variant, [int(seed) for seed in args.seed or []]):
         if args.list:
-            if args.rerun or not result_of(cell, args.out, bool(changed))[1].exists():
+            if args.rerun or not is_done(cell, args.out, device, bool(changed)):
                 print(listed(cell, args, rest))
             continue
         if args.record:
             if (cell.run(args.out) / "scores.json").exists():
                 record(cell, args.out)
             continue
-        if cell.dataset not in prepared and (args.rerun or changed or not cell.result.exists()):
+        if cell.dataset not in prepared and (args.rerun or changed or not cell.recorded(device)):
             prepared.add(cell.dataset)
             data = cell.data(args.out)
             table.task.prepare(table.corpus, cell.dataset.name, data, args.source, table.preparation)
@@ -113,13 +117,20 @@ def listed(cell: Cell, args: argparse.Namespace, rest: Sequence[str]) -> str:
     return " ".join([*words, *(["--", shlex.join(rest)] if rest else [])])
 
 
-def result_of(cell: Cell, out: Path, changed: bool) -> Tuple[Path, Path]:
-    """(folder of the run, its JSON) of a cell, or of the cell with a recipe that was changed."""
-    run = cell.run(out)
-    if not changed:
-        return run, cell.result
-    run = run.with_name(f"{run.name}-changed")
-    return run, run / "result.json"
+def is_done(cell: Cell, out: Path, device: str, changed: bool) -> bool:
+    """Whether a cell is recorded, or the cell with a recipe that was changed. `device`: of `asked_device`."""
+    return changed_run(cell, out).joinpath("result.json").exists() if changed else bool(cell.recorded(device))
+
+
+def changed_run(cell: Cell, out: Path) -> Path:
+    """The folder of a cell's run by a recipe that was changed."""
+    return cell.run(out).with_name(f"{cell.run(out).name}-changed")
+
+
+def asked_device(options: Sequence[str]) -> str:
+    """gpu or cpu, as options of train.sh say; empty where they leave it to the recipe."""
+    found = re.findall(r"--gpus[ =](\d+)", " ".join(options))
+    return "" if not found else "gpu" if int(found[-1]) else "cpu"
 
 
 def machine_only(options: Sequence[str]) -> bool:
@@ -137,18 +148,23 @@ def run_cell(cell: Cell, out: Path, rerun: bool, options: List[str], flags: List
     Raises:
         UserError: a step failed.
     """
-    table, data = cell.table, cell.data(out)
-    run, result = result_of(cell, out, bool(changed))
+    table, data, device = cell.table, cell.data(out), asked_device(options)
+    run = changed_run(cell, out) if changed else cell.run(out)
+    done = is_done(cell, out, device, bool(changed))
     with locked(run.with_name(f".{run.name}.lock"), wait=False) as free:
         if not free:
             say(f"{run.name}: another call is at it; leaving it to that one")
             return
-        if result.exists() and not rerun:
-            say(f"{result} is there; --rerun runs it again")
+        if done and not rerun:
+            say(f"results/ has {run.name}; --rerun runs it again")
             return
+        if device and not rerun and (run / "trained").exists() and (run / "provenance.json").exists():
+            before = device_of(json.loads((run / "provenance.json").read_text())[-1]["hardware"])
+            if before != device:
+                raise UserError(f"{run}: was trained on a {before}; --rerun trains it anew, or name another --out")
         say(f"{cell.dataset.name}, {cell.model}, seed {cell.seed}")
         # a cell that was scored is begun anew, one that was interrupted goes on
-        if (run / "scores.json").exists() and result.exists():
+        if (run / "scores.json").exists() and is_done(cell, out, "", bool(changed)):
             show(["rm", "-rf", run])
             if not dry_run():
                 gone = run.with_name(f".{run.name}.old")  # at once, so that no rest of it is taken for a run

@@ -12,6 +12,7 @@ from .train import models as known_models
 
 BASELINE = "transformer"
 SPEED = "steps/s"  # a column of the paper's
+DEVICES = ("gpu", "cpu")  # folders of a table's results
 
 
 class Dataset(NamedTuple):
@@ -103,10 +104,13 @@ class Cell(NamedTuple):
     def name(self) -> str:
         return f"{self.dataset.name}-{self.model}-seed{self.seed}"
 
-    @property
-    def result(self) -> Path:
-        """Where its figures are kept."""
-        return ROOT / "results" / self.table.name / f"{self.name}.json"
+    def result(self, device: str) -> Path:
+        """Where its figures are kept, of a training on a device: gpu or cpu. Each has its own rounding."""
+        return ROOT / "results" / self.table.name / device / f"{self.name}.json"
+
+    def recorded(self, device: str = "") -> List[Path]:
+        """Its records that are there, of one device or of all."""
+        return [path for path in map(self.result, [device] if device else DEVICES) if path.exists()]
 
     @property
     def command(self) -> str:

@@ -515,7 +515,7 @@ def results(tmp_path, monkeypatch):
     """results/ with a Transformer, a model that is ahead of it and one of one seed."""
     for module in (analysis, render, tables):
         monkeypatch.setattr(module, "ROOT", tmp_path)
-    folder = tmp_path / "results" / "multi30k_cpu"
+    folder = tmp_path / "results" / "multi30k_cpu" / "gpu"
     folder.mkdir(parents=True)
     alpha = {"encoder.layers.0": {"random": [0.2, 0.4], "vanilla": [0.8, 0.6]}}
     records = [result("transformer", s, 30 + s) for s in (1, 2, 3)]
@@ -543,15 +543,21 @@ def test_tables_have_intervals_over_seeds(results):
 
 def test_a_seed_on_two_machines_is_two_runs(results):
     """Each is compared with the Transformer of its machine, or of its seed where that machine trained none."""
-    (results / "cpu").mkdir()
+    results.with_name("cpu").mkdir()
     thread = [("transformer", 1, 20), ("random_vanilla", 1, 22), ("random_vanilla", 3, 36)]
-    for r in (result(*cell, hardware="thread") for cell in thread):
-        (results / "cpu" / f"{r['model']}-seed{r['seed']}.json").write_text(json.dumps(r))
+    for r in (result(*cell, hardware="a CPU, 1 thread(s)") for cell in thread):
+        (results.with_name("cpu") / f"{r['model']}-seed{r['seed']}.json").write_text(json.dumps(r))
     rendered = render.results("multi30k_cpu")
     assert "| 29.00 ± 6.06 (4) |" in rendered  # of 20 and 31, 32, 33
     assert "| `random_vanilla` | 1.00M | 30.33 ± 7.37 (3) | +2.00 [" in rendered  # 22 - 20, 33 - 32, 36 - 33
     assert "| -0.200 [" in render.validation_loss("multi30k_cpu").split("`random_vanilla`")[1]
-    assert render.picture("multi30k_cpu") and "h; thread." in rendered
+    assert render.picture("multi30k_cpu") and "a CPU, 1 thread(s); h." in rendered
+    (results / "en-de-random_vanilla-seed1.json").write_text(json.dumps(result(*thread[1], hardware="1 thread(s)")))
+    with pytest.raises(UserError, match="multi30k_cpu/gpu: en-de-random_vanilla-seed1 is of 1 thread"):
+        render.results("multi30k_cpu")
+    (results / "en-de-random_vanilla-seed1.json").replace(results.parent / "x.json")
+    with pytest.raises(UserError, match="x.json: its place is gpu or cpu/"):
+        render.results("multi30k_cpu")
 
 
 def test_notes_say_on_what_cells_ran():
@@ -713,7 +719,8 @@ def stubs(tmp_path, monkeypatch):
         save = tmp_path / "runs" / argv[argv.index("--save-dir") + 1]
         save.mkdir(parents=True, exist_ok=True)
         (save / "train.log").write_text(LOG)
-        (save / "provenance.json").write_text('[{"commit": "c", "versions": {}, "hardware": "h"}]')
+        hardware = (tmp_path / "hardware").read_text() if (tmp_path / "hardware").exists() else "h"
+        (save / "provenance.json").write_text(json.dumps([{"commit": "c", "versions": {}, "hardware": hardware}]))
         calls.append(" ".join(["train", argv[0], *argv[argv.index("--") + 1 :]]))
 
     def evaluate(data, run, recipe):
@@ -749,7 +756,7 @@ def test_a_row_with_flags_of_its_own(stubs, monkeypatch):
         monkeypatch.setitem(tables.TABLES, "multi30k_cpu", table)
 
     def kept(row):
-        return json.loads((project / "results" / "multi30k_cpu" / f"en-fr-{row}-seed1.json").read_text())
+        return json.loads((project / "results" / "multi30k_cpu" / "gpu" / f"en-fr-{row}-seed1.json").read_text())
 
     use("--synth-max-length 8")
     arch = "train transformer_synth_random_multi30k"
@@ -762,7 +769,7 @@ def test_a_row_with_flags_of_its_own(stubs, monkeypatch):
 
     # a row that another call finished before the baseline
     for row in ("small", "random"):
-        (project / "results" / "multi30k_cpu" / f"en-fr-{row}-seed1.json").unlink()
+        (project / "results" / "multi30k_cpu" / "gpu" / f"en-fr-{row}-seed1.json").unlink()
     shutil.move(project / "runs" / "multi30k_cpu-en-fr-random-seed1", project / "away")
     called("--seed", "1", "--variant", "small")
     assert "bootstrap" not in kept("small")
@@ -770,7 +777,7 @@ def test_a_row_with_flags_of_its_own(stubs, monkeypatch):
     assert kept("small")["bootstrap"]["against"] == "multi30k_cpu-en-fr-random-seed1"
 
     use("--synth-max-length 16")
-    (project / "results" / "multi30k_cpu" / "en-fr-small-seed1.json").unlink()
+    (project / "results" / "multi30k_cpu" / "gpu" / "en-fr-small-seed1.json").unlink()
     with pytest.raises(UserError, match="other settings"):
         called("--seed", "1", "--variant", "small")
 
@@ -781,7 +788,7 @@ def test_reproduce_runs_what_is_missing(stubs, capsys):
     some = ["--variant", "random_vanilla transformer", "--seed", "1 2"]
     both = ["train transformer_multi30k", "evaluate", "train transformer_synth_random_vanilla_multi30k", "evaluate"]
     assert called(*some) == ["prepare en-fr", *both, *both]
-    folder = project / "results" / "multi30k_cpu"
+    folder = project / "results" / "multi30k_cpu" / "gpu"
     one = folder / "en-fr-random_vanilla-seed2.json"
     kept = json.loads(one.read_text())
     assert kept["command"] == tables.TABLES["multi30k_cpu"].name.join(
@@ -808,7 +815,25 @@ def test_reproduce_runs_what_is_missing(stubs, capsys):
     assert called(*only, "--", "--max-update", "5") == ["prepare en-fr", *both[2:]]
     assert sorted((path, path.read_text()) for path in folder.iterdir()) == before
     assert (run.with_name(f"{run.name}-changed") / "result.json").exists()
-    assert called(*only, "--", "--gpus", "0") == []
+    assert called(*only, "--", "--gpus", "1") == []
+
+
+def test_each_device_has_its_own_record(stubs):
+    """A cell on a CPU leaves the GPU's figures alone; without --gpus either counts as run; a run is of one device."""
+    project, called = stubs
+    one = ["--variant", "transformer", "--seed", "1"]
+    called(*one)
+    folder = project / "results" / "multi30k_cpu"
+    gpu, cpu = (folder / device / "en-fr-transformer-seed1.json" for device in ("gpu", "cpu"))
+    kept = gpu.read_text()
+    with pytest.raises(UserError, match="transformer-seed1: was trained on a gpu; --rerun trains it anew"):
+        called(*one, "--", "--gpus", "0")
+    (project / "hardware").write_text("a CPU, 1 thread(s)")
+    assert "train transformer_multi30k" in called(*one, "--rerun", "--", "--gpus", "0")
+    assert gpu.read_text() == kept and json.loads(cpu.read_text())["hardware"] == "a CPU, 1 thread(s)"
+    assert called(*one) == called(*one, "--", "--gpus=1") == called(*one, "--", "--gpus", "0") == []
+    gpu.unlink()
+    assert called(*one) == []
 
 
 def test_calls_share_the_cells(stubs, capsys):
@@ -819,7 +844,7 @@ def test_calls_share_the_cells(stubs, capsys):
             "train transformer_synth_dense_multi30k",
             "evaluate",
         ]
-    dense = project / "results" / "multi30k_cpu" / "en-fr-dense-seed1.json"
+    dense = project / "results" / "multi30k_cpu" / "gpu" / "en-fr-dense-seed1.json"
     assert "another call is at it" in capsys.readouterr().out and "bootstrap" not in json.loads(dense.read_text())
     called("--variant", "transformer dense", "--seed", "1")
     assert "bootstrap" in json.loads(dense.read_text())
@@ -832,7 +857,7 @@ def test_an_older_record_is_completed(stubs):
     called(*one)
     run, path = (
         project / "runs" / "multi30k_cpu-en-fr-transformer-seed1",
-        "results/multi30k_cpu/en-fr-transformer-seed1.json",
+        "results/multi30k_cpu/gpu/en-fr-transformer-seed1.json",
     )
     (run / "provenance.json").unlink()
     old = {"variant": "transformer", "commit": "aefb4f9", "versions": {"torch": "2"}, "hardware": "h", "command": "x"}
