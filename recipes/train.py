@@ -10,6 +10,8 @@
 
 The batch stays the same for any number of GPUs: --update-freq and, where it does not divide, --max-tokens follow.
 Stop it at any time; the same command goes on from the last checkpoint. DRY_RUN=1 shows the command only.
+
+Where the text has longer sentences than the architecture takes, --synth-max-length follows the text and is said.
 """
 
 import argparse
@@ -20,8 +22,10 @@ import os
 import re
 import shutil
 import socket
+import struct
 import subprocess
 import sys
+from array import array
 from pathlib import Path
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -39,6 +43,8 @@ from .command import (
     split_flags,
 )
 from .hyperparameters import RECIPES, Recipe
+
+LENGTH_UNIT = 8  # a length that follows the text is a multiple of it, as the products of GPUs like it
 
 
 def make_parser() -> Parser:
@@ -142,6 +148,39 @@ def gpus_here() -> Tuple[int, str]:
     return n, "bf16" if n and torch.cuda.get_device_capability() >= (8, 0) else "fp16"
 
 
+def longest_sentence(data: Path) -> int:
+    """Tokens of the longest sentence of binarised data, its end included; 0 where there are none yet.
+
+    The lengths stand at the head of fairseq's .idx files: 18 bytes of names, their number, and a 32-bit integer each.
+    """
+    longest = 0
+    for path in (data / "bin").glob("*.idx"):
+        sizes = array("i")
+        with open(path, "rb") as file:
+            (number,) = struct.unpack("<18xQ", file.read(26))
+            sizes.fromfile(file, number)
+        longest = max(longest, *sizes)
+    return longest
+
+
+def length_flags(arch: str, recipe: Recipe, data: Path, rest: Sequence[str]) -> List[str]:
+    """The flag ``--synth-max-length`` for text with longer sentences than the preset takes, and says so.
+
+    Args:
+        rest: the user's flags for fairseq-train: what they say of the length stands.
+    """
+    longest = longest_sentence(data) if recipe.task == "translation" and "_synth_" in arch else 0
+    own = ("--synth-max-length", "--synth-beyond-length")
+    if longest <= recipe.max_length or any(word.split("=")[0] in own for word in rest):
+        return []
+    length = math.ceil(longest / LENGTH_UNIT) * LENGTH_UNIT
+    print(
+        f"--synth-max-length {length}: the longest sentence of {data} has {longest} tokens, and {arch} takes "
+        f"{recipe.max_length} by default. After -- you may give another one, or --synth-beyond-length tile"
+    )
+    return ["--synth-max-length", str(length)]
+
+
 def split_batch(batch_tokens: int, world: int, max_tokens: int, longest: int) -> Tuple[int, int]:
     """(tokens of a process at once, passes of an update): as few passes as fit, each as large as the batch then needs.
 
@@ -208,7 +247,8 @@ def training_command(
     processes, device = device_flags(args)
     world = args.nodes * processes
     batch, most = args.batch_tokens or recipe.batch_tokens, args.max_tokens or recipe.max_tokens
-    tokens, passes = split_batch(batch, world, most, recipe.max_length)
+    lengths = map(int, re.findall(r"--synth-max-length[= ](\d+)", " ".join(rest)))
+    tokens, passes = split_batch(batch, world, most, max([recipe.max_length, *lengths]))
     flags += [*device, "--max-tokens", str(tokens), "--update-freq", str(passes)]
     if args.tensorboard:
         if not any(map(importlib.util.find_spec, ("tensorboard", "tensorboardX"))):  # fairseq takes either
@@ -368,6 +408,7 @@ def main(argv: Sequence[str]) -> None:
     save = args.save_dir or ROOT / "runs" / f"{args.arch}-{args.dataset}-seed{args.seed}"
     if not dry_run():
         check_data(data, recipe, args.dataset, bool(args.data))
+    rest = [*length_flags(args.arch, recipe, data, rest), *rest]
     command = training_command(args, recipe, data, save, rest)
     warn_of_warm_up(command)
     # every machine of a run holds a lock of its own

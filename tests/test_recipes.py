@@ -345,6 +345,29 @@ def test_the_batch_does_not_depend_on_the_gpus(nodes, gpus, dry, capsys):
     assert flag(shown, "--distributed-world-size") == str(nodes * gpus)
 
 
+def test_the_length_follows_the_text(tmp_path, raw, dry, monkeypatch, capsys):
+    """The longest sentence of any set, its end included, in steps of 8; never less than the architecture takes."""
+    monkeypatch.delenv("DRY_RUN")
+    folder = copied(raw, tmp_path / "raw", valid_en=b"one\n" * 19 + b"one " * 113 + b"\n")
+    data = tmp_path / "data"
+    prepare.main([*map(str, [folder, "en", "de", data, "--merges", "100", "--workers", "1"])])
+    assert train.longest_sentence(data) > 113
+    length = -(-train.longest_sentence(data) // 8) * 8
+    monkeypatch.setenv("DRY_RUN", "1")
+    argv = ["transformer_synth_random_multi30k", "en-de", "--recipe", "multi30k_cpu", "--data", data]
+    capsys.readouterr()
+    shown = training_command(capsys, *argv)
+    assert flag(shown, "--synth-max-length") == str(length) and f"--synth-max-length {length}: the longest" in shown
+    for own in ("--synth-max-length 24", "--synth-max-length=24", "--synth-beyond-length tile"):
+        shown = training_command(capsys, *argv, "--", *own.split())
+        assert own in shown and str(length) not in shown
+    for arch in ("transformer_multi30k", "transformer_synth_random_wmt_en_de"):
+        shown = training_command(capsys, arch, *argv[1:2], "--data", data, "--gpus", "0")
+        assert "--synth-max-length" not in shown
+    parts = ["--batch-tokens 100", f"less than a sentence of {length}"]
+    refused(train.main, *argv, "--batch-tokens", "100", parts=parts)
+
+
 def test_slurm(tmp_path):
     """Each machine is called with the job's size and its first machine; flags of fairseq-train stay behind --."""
     (tmp_path / "scontrol").write_text("#!/bin/bash\nprintf 'gpu7\\ngpu8\\n'\n")
