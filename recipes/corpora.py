@@ -38,6 +38,12 @@ MULTI30K_URL = (
     "https://raw.githubusercontent.com/multi30k/dataset/a3d2e0d26b56f3846f66a952536ffed4e401d05a/data/task1/raw"
 )
 
+NEWS = """The test sets of WMT's news, 2008 to 2012, as a small training corpus; 2013 validates, 2014 is the test set.
+
+  OUT_DIR [--from DIR], a folder with newstest{2008,...,2014}.{en,de} or .gz; else by sacreBLEU
+"""
+NEWS_SETS = {**{f"newstest{year}": f"wmt{year % 100:02}" for year in range(2008, 2014)}, "newstest2014": "wmt14/full"}
+
 WMT14 = """WMT14 English-German or English-French, from the download to binarised data.
 
   scripts/prepare_wmt14.sh de|fr OUT_DIR [--from DIR] [--mirror URL] [options of prepare.sh]
@@ -140,6 +146,22 @@ def unpack(archive: Path, text: Path, wanted: str, fetch: bool) -> None:
             )
         text.unlink() if text.exists() else None
     shell(f"gunzip -c {quote(str(archive))}", text)
+
+
+def news(argv: Sequence[str]) -> None:
+    """A small corpus of news."""
+    args = corpus_parser("prepare", NEWS).parse_args(argv)
+    raw = Path(f"{args.out.absolute()}-raw")
+    with locked(raw / ".lock"):
+        if not (args.out / "bin" / "done").exists():
+            os.environ["SACREBLEU"] = str(args.out / "archives" / "sacrebleu")
+            for name, known in NEWS_SETS.items():
+                split = {"newstest2013": "valid", "newstest2014": "test"}.get(name, name.replace("newstest", "news"))
+                for lang, side in (("en", "src"), (args.tgt, "ref")):
+                    fetch = f"sacrebleu -t {known} -l en-{args.tgt} --echo {side}"
+                    found = f"gzip -cdf {quote(str(args.source))}/{name}.{lang}*" if args.source else fetch
+                    shell(found, raw / f"{split}.{lang}", "get the corpus elsewhere and name its folder by --from")
+        prepare.prepare(raw, "en", args.tgt, args.out, args)
 
 
 def wmt14(argv: Sequence[str]) -> None:

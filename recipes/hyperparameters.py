@@ -34,6 +34,7 @@ class Recipe:
     hydra_gpus: int = 8  # for which the YAML is rendered
     kind: str = "transformer"  # beginning of the architecture's name
     task: str = "translation"  # fairseq's name
+    init: str = ""  # the table whose run of this data set, model and seed it begins with
     context_window: int = 0  # of fairseq-eval-lm: the least context of a token
 
     @property
@@ -191,29 +192,37 @@ AGNEWS = Recipe(
 IMDB = AGNEWS.changed({"num-classes": "2", "max-positions": "512"}, preset="imdb", corpus="imdb", max_length=512)
 CLASSIFICATION_CPU = {"num-workers": "0", "validate-interval": "1000"}
 
+# a ninth of the training, for one CPU thread
+MULTI30K_CPU = MULTI30K.changed(
+    {
+        "lr": "3e-3",
+        "warmup-updates": "1500",
+        "dropout": "0.1",
+        "clip-norm": "1.0",
+        "num-workers": "0",
+        "validate-interval": "1000",  # validated with every save, and not with every epoch too
+    },
+    batch_tokens=1024,
+    max_update=7000,
+    save_every=350,
+    average=5,
+    gpus=0,
+    threads=1,
+    hydra_gpus=1,
+)
+NEWS_CPU = replace(MULTI30K_CPU, corpus="news", max_update=3000, save_every=150)
+
 RECIPES: Dict[str, Recipe] = {
     "wmt_en_de": WMT,
     "wmt_en_fr": replace(WMT, preset="wmt_en_fr"),
     "wmt_en_de_big": WMT.changed({"lr": "5e-4", "dropout": "0.3"}, preset="wmt_en_de_big"),
     "multi30k": MULTI30K,
-    # a ninth of the training, for one CPU thread
-    "multi30k_cpu": MULTI30K.changed(
-        {
-            "lr": "3e-3",
-            "warmup-updates": "1500",
-            "dropout": "0.1",
-            "clip-norm": "1.0",
-            "num-workers": "0",
-            "validate-interval": "1000",  # validated with every save, and not with every epoch too
-        },
-        batch_tokens=1024,
-        max_update=7000,
-        save_every=350,
-        average=5,
-        gpus=0,
-        threads=1,
-        hydra_gpus=1,
-    ),
+    "multi30k_cpu": MULTI30K_CPU,
+    # two stages: news, then captions
+    "news_cpu": NEWS_CPU,
+    "multi30k_from_news_cpu": NEWS_CPU.changed(
+        {"lr": "1e-3", "warmup-updates": "200"}, max_update=2000, save_every=100, init="news_cpu"
+    ),  # fmt: skip
     "lm1b": LM1B,
     "wikitext103": WIKITEXT103,
     "ptb_cpu": PTB_CPU,

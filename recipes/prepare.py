@@ -30,6 +30,7 @@ from .command import (
     integer,
     locked,
     pin_settings,
+    read_settings,
     run,
     say,
     shell,
@@ -56,6 +57,8 @@ def add_options(parser: Parser) -> None:
     add("--max-ratio", type=ratio, default="0", metavar="R", help="largest ratio of a training pair's lengths; 0: any")
     add("--sample", type=integer(1), metavar="N", help="only the first N pairs of each training corpus, for a trial")
     add("--workers", type=integer(1), default=cores(), metavar="N", help="processes (default: all cores)")
+    add("--like", type=Path, metavar="DATA_DIR", help="with the subwords, words and options of that data, "
+        "for fine-tuning a model of it (train.sh --init)")  # fmt: skip
 
 
 def main(argv: Sequence[str]) -> None:
@@ -102,6 +105,8 @@ def prepare(raw: Path, src: str, tgt: str, out: Path, options: argparse.Namespac
     """
     if src == tgt:
         raise UserError(f"SRC and TGT are both {src}")
+    if options.like:
+        take_options(options, src, tgt)
     corpora = [raw / "train"]
     if not dry_run() and not (out / "bin" / "done").exists():
         corpora = training_corpora(raw, src, tgt)  # before anything is written
@@ -109,12 +114,28 @@ def prepare(raw: Path, src: str, tgt: str, out: Path, options: argparse.Namespac
         pinned = {"src": src, "tgt": tgt, "subwords": options.subwords, "merges": options.merges}
         pinned.update(dash_splits=options.dash_splits or "", lowercase=options.lowercase or "")
         pinned.update(max_length=options.max_length, max_ratio=options.max_ratio, sample=options.sample or "")
+        pinned.update({"like": options.like.resolve()} if options.like else {})
         pin_settings(out / "settings", "text/*", {**pinned, "raw": raw.resolve()})
         pin_size(out, [file for lang in (src, tgt) for end in ("", ".gz") for file in raw.glob(f"*.{lang}{end}")])
         if (out / "bin" / "done").exists():
             say(f"{out} is ready, reusing it")
         else:
             binarise(raw, corpora, src, tgt, out, options)
+
+
+def take_options(options: argparse.Namespace, src: str, tgt: str) -> None:
+    """The options that decide on subwords, from the data of --like.
+
+    Raises:
+        UserError: it is not prepared, or not of these languages.
+    """
+    settings = read_settings(options.like / "settings")
+    if not dry_run() and not (options.like / "bin" / "done").exists():
+        raise UserError(f"--like {options.like}: not prepared, or not to its end")
+    if settings and {settings.get("src"), settings.get("tgt")} != {src, tgt}:
+        raise UserError(f"--like {options.like}: is not parallel text of {src} and {tgt}")
+    for name in ("subwords", "merges", "dash_splits", "lowercase"):
+        setattr(options, name, settings.get(name, getattr(options, name)))
 
 
 def binarise(raw: Path, corpora: Sequence[Path], src: str, tgt: str, out: Path, options: argparse.Namespace) -> None:
@@ -149,13 +170,15 @@ def binarise(raw: Path, corpora: Sequence[Path], src: str, tgt: str, out: Path, 
         text = out / "tok"
         say(f"learning and applying joint BPE, {options.merges} merges")
         both = f"{quote(f'{text}/train.{src}')} {quote(f'{text}/train.{tgt}')}"
-        shell(f"cat {both} | subword-nmt learn-bpe -s {options.merges}", out / "codes")
+        learn = f"cat {both} | subword-nmt learn-bpe -s {options.merges}"
+        shell(f"cat {quote(str(options.like / 'codes'))}" if options.like else learn, out / "codes")
         encode = apply_bpe(out / "codes", workers)
     else:
         say(f"learning and applying a joint SentencePiece model of {options.merges} pieces")
         tool = f"python {quote(str(ROOT / 'scripts' / 'sentence_pieces.py'))}"
         both = f"{quote(f'{text}/train.{src}')} {quote(f'{text}/train.{tgt}')}"
-        shell(f"{tool} train {options.merges} {both}", out / "pieces.model")
+        learn = f"{tool} train {options.merges} {both}"
+        shell(f"cat {quote(str(options.like / 'pieces.model'))}" if options.like else learn, out / "pieces.model")
         encode = f"{tool} encode {quote(f'{out}/pieces.model')} <"
     for split in SPLITS:
         for lang in (src, tgt):
@@ -172,6 +195,7 @@ def binarise(raw: Path, corpora: Sequence[Path], src: str, tgt: str, out: Path, 
     if not dry_run():
         shutil.rmtree(out / "bin", ignore_errors=True)
     argv = ["fairseq-preprocess", "-s", src, "-t", tgt, "--joined-dictionary", "--workers", workers]
+    argv += ["--srcdict", options.like / "bin" / f"dict.{src}.txt"] if options.like else []
     argv += ["--destdir", out / "bin"]
     argv += [word for split in SPLITS for word in (f"--{split}pref", out / "sub" / split)]
     run(argv, log=out / "preprocess.log")

@@ -23,7 +23,7 @@ import shlex
 import shutil
 from pathlib import Path
 from shlex import quote
-from typing import List, Sequence
+from typing import List, Optional, Sequence
 
 from . import timing, train
 from .command import (
@@ -80,7 +80,7 @@ def main(argv: Sequence[str]) -> None:
             if word not in known:
                 raise UserError(f"{flag} {word}: choose from {', '.join(dict.fromkeys(known))}")
     options, flags = split_flags(rest)
-    changed = " ".join(rest) if flags or not machine_only(options) else ""
+    changed = " ".join(rest) if flags or of_the_machine(options) != options else ""
     if any(word.split("=")[0] in ("--nodes", "--rendezvous") for word in options):
         raise UserError("--nodes: a cell is trained on one machine; call this on several, and each takes other cells")
     if args.time:
@@ -104,8 +104,7 @@ def main(argv: Sequence[str]) -> None:
             continue
         if cell.dataset not in prepared and (args.rerun or changed or not cell.recorded(device)):
             prepared.add(cell.dataset)
-            data = cell.data(args.out)
-            table.task.prepare(table.corpus, cell.dataset.name, data, args.source, table.preparation)
+            prepare(cell, args.out, args.source)
         run_cell(cell, args.out, args.rerun, options, flags, changed)
 
 
@@ -133,10 +132,45 @@ def asked_device(options: Sequence[str]) -> str:
     return "" if not found else "gpu" if int(found[-1]) else "cpu"
 
 
-def machine_only(options: Sequence[str]) -> bool:
-    """Whether options of train.sh say only where it runs, and not what is trained."""
-    names = [word[2:].split("=")[0] for word in options if word.startswith("--")]
-    return all(name in OF_THE_MACHINE for name in names)
+def of_the_machine(options: Sequence[str]) -> List[str]:
+    """Those options of train.sh that say only where it runs, and not what is trained."""
+    found: List[str] = []
+    keep = False
+    for word in options:
+        keep = word[2:].split("=")[0] in OF_THE_MACHINE if word.startswith("--") else keep
+        found += [word] if keep else []
+    return found
+
+
+def prepare(cell: Cell, out: Path, source: Optional[Path]) -> None:
+    """Prepares the data of a cell and, with the same words, those of the one that it begins with.
+
+    Args:
+        source: the folder of --from; of several corpora each is in a folder of its name there.
+    """
+    table, first, like = cell.table, cell.init(), []
+    if first:
+        prepare(first, out, source)
+        like = ["--like", str(first.data(out))]
+    if source and (source / (table.corpus or cell.dataset.name)).is_dir():
+        source = source / (table.corpus or cell.dataset.name)
+    table.task.prepare(table.corpus, cell.dataset.name, cell.data(out), source, [*table.preparation, *like])
+
+
+def run_first(cell: Cell, out: Path, options: List[str]) -> List[str]:
+    """Runs the cell that this one begins with, unless its checkpoint is there; the options of train.sh that name it."""
+    first = cell.init()
+    if not first:
+        return []
+    run = first.run(out)
+    needed = ("scores.json", RECIPES[first.dataset.recipe].checkpoint)
+    if not all((run / name).exists() for name in needed):
+        run_cell(first, out, True, options, [], "")
+        if not dry_run() and not (run / "scores.json").exists():
+            raise UserError(
+                f"{run}: this cell begins with that run, which another process is running; call again later"
+            )
+    return ["--init", str(run)]
 
 
 def run_cell(cell: Cell, out: Path, rerun: bool, options: List[str], flags: List[str], changed: str) -> None:
@@ -176,6 +210,7 @@ def run_cell(cell: Cell, out: Path, rerun: bool, options: List[str], flags: List
         recipe = RECIPES[cell.dataset.recipe]
         if not (run / "trained").exists():
             argv = [recipe.architecture(model), cell.dataset.name, "--recipe", cell.dataset.recipe]
+            argv += run_first(cell, out, of_the_machine(options))
             train.start([*argv, "--data", data, "--save-dir", run, "--seed", cell.seed, *options, "--", *own, *flags])
             if not dry_run():
                 (run / "trained").touch()

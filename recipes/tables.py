@@ -122,6 +122,11 @@ class Cell(NamedTuple):
         """The table's baseline on the same data with the same seed."""
         return self._replace(model=self.table.baseline)
 
+    def init(self) -> Optional["Cell"]:
+        """The cell that this one begins with, if its recipe is the second of two stages."""
+        table = RECIPES[self.dataset.recipe].init
+        return next(TABLES[table].cells([self.dataset.name], [self.model], [self.seed])) if table else None
+
     def run(self, out: Path) -> Path:
         """Its --save-dir below a folder of data and runs."""
         return out / "runs" / f"{self.table.name}-{self.name}"
@@ -184,6 +189,7 @@ TILED = {  # random with an ℓ that sentences exceed, tiled; random itself has 
     f"random_tile{length}": ("random", f"--synth-max-length {length} --synth-beyond-length tile")
     for length in (32, 16, 8)
 }
+TWO_STAGES = ("transformer", "random", "random_vanilla")
 TABLES: Dict[str, Table] = {
     table.name: table
     for table in (
@@ -238,6 +244,25 @@ TABLES: Dict[str, Table] = {
             rows=("random", *TILED),
             variations=TILED,
             baseline="random",
+        ),
+        Table(
+            "news_cpu",
+            title="news",
+            about="WMT's test sets of news as a small corpus: what the next table begins with",
+            corpus="news",
+            data="news-{dataset}",
+            datasets=(Dataset("en-de", "En-De", "news_cpu"),),
+            preparation=("--merges", "8000", "--lowercase", "--max-length", "100"),
+            rows=TWO_STAGES,
+        ),
+        Table(
+            "multi30k_from_news_cpu",
+            title="trained on news first",
+            about="models of news, fine-tuned on Multi30k: two stages, the first is run if it is missing",
+            corpus="multi30k",
+            datasets=(Dataset("en-de", "En-De", "multi30k_from_news_cpu"),),
+            preparation=("--merges", "8000", "--lowercase"),
+            rows=TWO_STAGES,
         ),
         Table(
             "table2_lm",

@@ -99,6 +99,7 @@ def make_parser() -> Parser:
     )
     add("--precision", help="fp32, fp16 or bf16 (default: bf16 where the GPU computes in it, else fp16; CPU fp32)")
     add("--seed", type=integer(0), default=1, metavar="N", help="(default: 1)")
+    add("--init", type=Path, metavar="RUN_DIR", help="begin with the weights of that run (data: prepare.sh --like)")
     add("--tensorboard", metavar="DIR", help="write curves there")
     add("--wandb", metavar="PROJECT", help="send curves there")
     return parser
@@ -163,14 +164,56 @@ def longest_sentence(data: Path) -> int:
     return longest
 
 
-def length_flags(arch: str, recipe: Recipe, data: Path, rest: Sequence[str]) -> List[str]:
+def best_checkpoint(run_dir: Path) -> Path:
+    """The average that an evaluation has made, else the best checkpoint.
+
+    Raises:
+        UserError: there is neither.
+    """
+    average, best = run_dir / "checkpoint_avg.pt", run_dir / "checkpoint_best.pt"
+    path = average if average.exists() else best
+    if not path.exists() and not dry_run():
+        raise UserError(f"{path}: no such file; train to the first validation")
+    return path
+
+
+def init_flags(init: Path, arch: str, data: Path) -> List[str]:
+    """The flags that begin a training with the weights of another run, and with its length.
+
+    Raises:
+        UserError: it has no checkpoint, is of another architecture, or its data have other words.
+    """
+    found = read_settings(init / "settings")
+    if found.get("arch", arch) != arch:
+        raise UserError(f"--init {init}: is a run of {found['arch']}, not of {arch}")
+    for words in (data / "bin").glob("dict.*.txt"):
+        other = Path(found.get("data", data)) / "bin" / words.name
+        if not other.exists() or other.read_bytes() != words.read_bytes():
+            raise UserError(f"--init {init}: {data} has other words; prepare them by prepare.sh --like {found['data']}")
+    lengths = re.findall(r"--synth-(?:max-length|beyond-length)[= ]\S+", found.get("flags", ""))
+    flags = [word for flag in lengths for word in re.split("[= ]", flag)]
+    return ["--finetune-from-model", str(best_checkpoint(init).resolve()), *flags]
+
+
+def length_flags(arch: str, recipe: Recipe, data: Path, rest: Sequence[str], init: Optional[Path]) -> List[str]:
     """The flag ``--synth-max-length`` for text with longer sentences than the preset takes, and says so.
 
     Args:
-        rest: the user's flags for fairseq-train: what they say of the length stands.
+        rest: flags for fairseq-train: what they say of the length stands.
+        init: the run whose length this is, if any.
+
+    Raises:
+        UserError: that run's length is too little.
     """
     longest = longest_sentence(data) if recipe.task == "translation" and "_synth_" in arch else 0
     own = ("--synth-max-length", "--synth-beyond-length")
+    given = re.findall(r"--synth-max-length[= ](\d+)", " ".join(rest))
+    if init and longest > int(given[-1] if given else recipe.max_length) and "tile" not in " ".join(rest):
+        raise UserError(
+            f"--init {init}: its sentences have up to {given[-1] if given else recipe.max_length} tokens, and {data} "
+            f"has one of {longest}; train that run with -- --synth-max-length {longest}, prepare {data} without such "
+            "sentences, or give -- --synth-beyond-length tile"
+        )
     if longest <= recipe.max_length or any(word.split("=")[0] in own for word in rest):
         return []
     length = math.ceil(longest / LENGTH_UNIT) * LENGTH_UNIT
@@ -408,7 +451,8 @@ def main(argv: Sequence[str]) -> None:
     save = args.save_dir or ROOT / "runs" / f"{args.arch}-{args.dataset}-seed{args.seed}"
     if not dry_run():
         check_data(data, recipe, args.dataset, bool(args.data))
-    rest = [*length_flags(args.arch, recipe, data, rest), *rest]
+    rest = [*(init_flags(args.init, args.arch, data) if args.init else []), *rest]
+    rest = [*length_flags(args.arch, recipe, data, rest, args.init), *rest]
     command = training_command(args, recipe, data, save, rest)
     warn_of_warm_up(command)
     # every machine of a run holds a lock of its own

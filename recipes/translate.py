@@ -19,20 +19,8 @@ from typing import Dict, List, Sequence
 
 from .command import Parser, UserError, dry_run, integer, reason, show, split_flags
 from .scoring import prepared, recipe_of, trained
+from .train import best_checkpoint
 from .translation import generation_flags, hypotheses
-
-
-def checkpoint(run_dir: Path) -> Path:
-    """The average that an evaluation has made, else the best checkpoint.
-
-    Raises:
-        UserError: there is neither.
-    """
-    average, best = run_dir / "checkpoint_avg.pt", run_dir / "checkpoint_best.pt"
-    path = average if average.exists() else best
-    if not path.exists() and not dry_run():
-        raise UserError(f"{path}: no such file; train to the first validation")
-    return path
 
 
 def as_prepared(line: str, settings: Dict[str, str]) -> str:
@@ -65,7 +53,7 @@ def main(argv: Sequence[str]) -> None:
     if settings.get("task", "translation") != "translation":
         raise UserError(f"{args.data}: was prepared for {settings['task']}; translate.sh needs parallel text")
     recipe = recipe_of(trained(args.data, args.run), None, "wmt_en_de")
-    flags = generation_flags(args.data, checkpoint(args.run), recipe, args.beam, args.lenpen)
+    flags = generation_flags(args.data, best_checkpoint(args.run), recipe, args.beam, args.lenpen)
     programs = pipeline(settings, [*flags, *rest])
     with contextlib.redirect_stdout(sys.stderr):
         for program in programs:

@@ -35,7 +35,7 @@ def prepare(corpus: str, dataset: str, data: Path, source: Optional[Path], optio
         UserError: such a corpus, not prepared yet, and no folder.
     """
     src, tgt = dataset.split("-")
-    script = {"wmt14": corpora.wmt14, "multi30k": corpora.multi30k}.get(corpus)
+    script = {"wmt14": corpora.wmt14, "multi30k": corpora.multi30k, "news": corpora.news}.get(corpus)
     if script:
         script([tgt, str(data), *(["--from", str(source)] if source else []), *options])
         return

@@ -744,6 +744,8 @@ def stubs(tmp_path, monkeypatch):
         (save / "train.log").write_text(LOG)
         hardware = (tmp_path / "hardware").read_text() if (tmp_path / "hardware").exists() else "h"
         (save / "provenance.json").write_text(json.dumps([{"commit": "c", "versions": {}, "hardware": hardware}]))
+        with open(tmp_path / "options", "a") as file:
+            print(*argv, file=file)
         calls.append(" ".join(["train", argv[0], *argv[argv.index("--") + 1 :]]))
 
     def evaluate(data, run, recipe):
@@ -857,6 +859,67 @@ def test_each_device_has_its_own_record(stubs):
     assert called(*one) == called(*one, "--", "--gpus=1") == called(*one, "--", "--gpus", "0") == []
     gpu.unlink()
     assert called(*one) == []
+
+
+def test_two_stages(stubs, monkeypatch):
+    """The run that a cell begins with is made first if its checkpoint is missing, even where its figures are known."""
+    project, called = stubs
+    table = tables.TABLES["multi30k_cpu"]
+    first = dataclasses.replace(table, name="first", corpus="other")
+    monkeypatch.setitem(tables.TABLES, "first", first)
+    monkeypatch.setitem(RECIPES, "multi30k_cpu", dataclasses.replace(RECIPES["multi30k_cpu"], init="first"))
+    first = dataclasses.replace(first, datasets=[d._replace(recipe="news_cpu") for d in first.datasets])
+    monkeypatch.setitem(tables.TABLES, "first", first)
+    asked = []
+    monkeypatch.setattr(table.task, "prepare", lambda *args: asked.append(args), raising=False)
+    tables.TABLES["multi30k_cpu"].task.prepare = first.task.prepare = lambda *args: asked.append(args)
+    (project / "corpora" / "other").mkdir(parents=True)
+    one = ["--variant", "random", "--seed", "2", "--from", str(project / "corpora")]
+    arch = "train transformer_synth_random_multi30k"
+    assert called(*one, "--", "--gpus", "1") == [arch, "evaluate", arch, "evaluate"]
+    assert [(args[0], args[3].name) for args in asked] == [("other", "other"), ("multi30k", "corpora")]
+    assert asked[1][-1][-2:] == ["--like", str(project / "data" / "first-en-fr")]
+    kept = project / "results" / "first" / "gpu" / "en-fr-random-seed2.json"
+    assert kept.exists()
+    run = project / "runs" / "first-en-fr-random-seed2"
+    assert f"--init {run}" in (project / "options").read_text().splitlines()[1]
+    (run / "checkpoint_avg.pt").touch()
+    assert called(*one, "--rerun", "--", "--max-update", "9") == [arch, "evaluate"]  # of the second stage alone
+    (run / "checkpoint_avg.pt").unlink()
+    assert called(*one, "--rerun") == [arch, "evaluate", arch, "evaluate"]
+    with command.locked(run.with_name(f".{run.name}.lock")), pytest.raises(UserError, match="another process"):
+        (run / "scores.json").unlink()
+        called(*one, "--rerun")
+
+
+@pytest.mark.slow
+def test_fine_tuning_for_other_text(tmp_path, raw):
+    """One's own text with the words of other data; the weights are those of the run, and so is the length."""
+    first, second, run = tmp_path / "first", tmp_path / "second", tmp_path / "run"
+    prepare.main([*map(str, [raw, "en", "de", first, "--merges", "100", "--workers", "1", "--lowercase"])])
+    other = copied(raw, tmp_path / "raw", valid_en=b"a zebra\n" * 20)
+    prepare.main([*map(str, [other, "en", "de", second, "--like", first, "--workers", "1"])])
+    assert (first / "codes").read_text() == (second / "codes").read_text()
+    assert (first / "bin" / "dict.de.txt").read_text() == (second / "bin" / "dict.de.txt").read_text()
+    assert command.read_settings(second / "settings")["lowercase"] == "True"
+    refused(prepare.main, other, "en", "fr", tmp_path / "x", "--like", first, parts=["--like", "of en and fr"])
+    arch, flags = "transformer_synth_random_multi30k", "--encoder-layers 1 --decoder-layers 1 --warmup-updates 1"
+    argv = [arch, "en-de", "--recipe", "multi30k_cpu", "--max-update", "1", "--save-every", "1", "--gpus", "0"]
+    done = script(
+        "train.sh", *argv, "--data", first, "--save-dir", run, "--", *flags.split(), "--synth-max-length", "112"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    argv += ["--data", second, "--init", run]
+    refused(train.main, "transformer_multi30k", *argv[1:], parts=[f"--init {run}", f"run of {arch}"])
+    done = script("train.sh", *argv, "--save-dir", tmp_path / "tuned", "--", *flags.split(), "--lr", "0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    before, after = (
+        torch.load(folder / "checkpoint_best.pt", weights_only=False) for folder in (run, tmp_path / "tuned")
+    )
+    assert before["model"].keys() == after["model"].keys()
+    assert all(torch.allclose(value, after["model"][name], atol=1e-5) for name, value in before["model"].items())
+    (second / "bin" / "dict.de.txt").write_text("zebra 1\n")
+    refused(train.main, *argv, parts=[f"--init {run}", "other words", f"--like {first}"])
 
 
 def test_calls_share_the_cells(stubs, capsys):
