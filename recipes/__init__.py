@@ -6,11 +6,11 @@
 |---|---|
 | command.py | options, commands that are shown, atomic files, locks, pinned settings |
 | corpora.py, prepare.py | Multi30k, WMT14; raw parallel text -> binarised data |
-| hyperparameters.py | the recipes: optimizer, batch, length, averaging, search |
+| recipes.yaml, hyperparameters.py | the recipes: optimizer, batch, length, averaging, search |
 | train.py | the fairseq-train command of a recipe, for any number of GPUs, machines or CPU processes |
 | translation.py, language_model.py, classification.py | what is particular to a task: preparing, scoring, comparing |
 | tasks.py, scoring.py | evaluate.sh, which finds the task; what the evaluations share |
-| tables.py | the results tables, each one description; their cells |
+| tables.yaml, tables.py | the results tables, each one entry; their cells |
 | translate.py | sentences of one's own, translated |
 | quickstart.py | data, training and scores in one command |
 | reproduce.py, record.py | runs the cells; what a run measured, as JSON |

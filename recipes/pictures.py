@@ -96,9 +96,9 @@ def curves(table: Table, dataset: Dataset, records: List[Record], title: str) ->
 def bars(table: Table, dataset: Dataset, records: List[Record], title: str) -> Series:
     """{model: the metric of each run}, the best first."""
     found = {m: [r["figures"][table.metric] for r in records if r["model"] == m] for m in table.models()}
-    models = sorted(filter(found.get, found), key=lambda m: summarize(found[m]).mean, reverse=table.best is max)
+    models = sorted(filter(found.get, found), key=lambda m: summarize(found[m]).mean, reverse=table.task.BEST is max)
     scores = {model: found[model] for model in models}
-    return {"title": title, "metric": table.metric_name, "scores": scores, "baseline": table.baseline}
+    return {"title": title, "metric": table.task.METRIC_NAME, "scores": scores, "baseline": table.baseline}
 
 
 def draw_curves(series: Series, figure: Any) -> None:

@@ -245,7 +245,7 @@ def note(table: Table, records: List[Record]) -> str:
         else f"{minutes[len(minutes) // 2]:.1f}"
     )
     text = f"{command}{of_the_machine(records)}, N from {seeds}, {updates} updates each, "
-    text += f"{took} minutes of training. {table.metric_name} `{signature}`"
+    text += f"{took} minutes of training. {table.task.METRIC_NAME} `{signature}`"
     tested = [r["bootstrap"] for r in records if r.get("bootstrap")]
     if tested:
         sure = sum(test["p_value"] < 0.05 for test in tested)
@@ -345,7 +345,9 @@ def picture(name: str, folder: str = "docs/") -> str:
     dataset = table.datasets[0]
     if not any(record["dataset"] == dataset.name for record in load_cells(name)):
         return ""
-    return f"\n![{table.metric_name} of every model, {dataset.heading}]({folder}{name}-{dataset.name}-scores.png)\n\n"
+    return (
+        f"\n![{table.task.METRIC_NAME} of every model, {dataset.heading}]({folder}{name}-{dataset.name}-scores.png)\n\n"
+    )
 
 
 def repairs() -> str:

@@ -11,18 +11,11 @@ Writes scores.json to RUN_DIR once all is there, with the figures and how they w
 
 import inspect
 from pathlib import Path
-from types import ModuleType
-from typing import Dict, Sequence
+from typing import Sequence
 
-from . import classification, language_model, translation
 from .command import Parser, UserError, integer
 from .scoring import prepared
-
-TASKS: Dict[str, ModuleType] = {  # by the name of fairseq's task
-    "translation": translation,
-    "language_modeling": language_model,
-    "sentence_prediction": classification,
-}
+from .tables import TASKS
 
 
 def main(argv: Sequence[str]) -> None:

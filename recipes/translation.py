@@ -22,6 +22,7 @@ SCORES = """
     --baseline: paired bootstrap. Also test.hyp.TGT, the translations, detokenised.
 """
 TEST = "Paired bootstrap"  # what `compare` does
+METRIC, METRIC_NAME, BEST = "bleu", "BLEU", max
 LABELS = {"bleu": "BLEU", "chrf": "chrF", "tokenised": "tokenised BLEU", "compound_split": "compound-split BLEU"}
 
 

@@ -31,6 +31,7 @@ from recipes import (
     command,
     configs,
     corpora,
+    hyperparameters,
     pictures,
     prepare,
     provenance,
@@ -722,6 +723,22 @@ def test_the_papers_rows_are_models():
             assert RECIPES[train.recipe_name(arch, cell.dataset.name)].task == RECIPES[cell.dataset.recipe].task
 
 
+@pytest.mark.parametrize(
+    "text, part",
+    [
+        ("a: {like: b}", "recipes.yaml: a: there is no b to be like"),
+        ("a: {preset: x, corpus: y, beams: 4}", "recipes.yaml: a: beams is no key of a recipe"),
+        ("a:\n  preset: x\n  corpus: [", "recipes.yaml: line 3: "),
+    ],
+)
+def test_a_slip_in_the_recipes_is_told(text, part, tmp_path, monkeypatch):
+    """With the file and the entry or line."""
+    (tmp_path / "recipes.yaml").write_text(text)
+    monkeypatch.setattr(hyperparameters, "__file__", str(tmp_path / "hyperparameters.py"))
+    with pytest.raises(UserError, match=part):
+        hyperparameters.read_recipes()
+
+
 def test_the_models_are_the_variants():
     """They are known without loading torch or fairseq, which would take seconds before each training."""
     assert train.models() == ["transformer", *(v.replace("+", "_") for v in VARIANTS if v != "vanilla")]
@@ -758,6 +775,9 @@ def stubs(tmp_path, monkeypatch):
         evaluate=evaluate,
         compare=lambda data, run, baseline: {"p_value": 0.5, "against": baseline.name},
         TEST="a test",
+        METRIC="bleu",
+        METRIC_NAME="BLEU",
+        BEST=max,
     )
     monkeypatch.setattr(train, "start", fit)
     table = tables.TABLES["multi30k_cpu"]
@@ -1047,7 +1067,8 @@ def test_reproduce_shows_its_commands(table, tmp_path, dry, capsys):
     commands = capsys.readouterr().out.splitlines()
     archs = [flag(c, "--arch") for c in commands if "fairseq-train" in c]
     described = tables.TABLES[table]
-    assert len(archs) == len(described.datasets) * len(described.models())
+    stages = 2 if RECIPES[described.datasets[0].recipe].init else 1
+    assert len(archs) == len(described.datasets) * len(described.models()) * stages
     assert all(arch in ARCH_CONFIG_REGISTRY for arch in archs)
     assert not any(tmp_path.iterdir())
 
