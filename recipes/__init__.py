@@ -15,7 +15,6 @@
 | quickstart.py | data, training and scores in one command |
 | reproduce.py, record.py | runs the cells; what a run measured, as JSON |
 | analysis.py | what attention has learned in the models of a table |
-| timing.py | steps a second of a table's models, in turns |
 | provenance.py | commit, versions and hardware of a run |
 | render.py, pictures.py, configs.py | Markdown, PNG and Hydra's YAML, rendered from the above |
 """

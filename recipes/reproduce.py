@@ -25,7 +25,9 @@ from pathlib import Path
 from shlex import quote
 from typing import List, Optional, Sequence
 
-from . import timing, train
+from benchmarks import timing
+
+from . import train
 from .command import (
     ROOT,
     Parser,

@@ -12,7 +12,8 @@ import sys
 import pytest
 from helpers import ROOT, flag, refused
 
-from recipes import classification, language_model, render, reproduce, scoring, tables, tasks, timing, train
+from benchmarks import timing
+from recipes import classification, language_model, render, reproduce, scoring, tables, tasks, train
 from recipes.command import UserError
 from recipes.hyperparameters import RECIPES
 from recipes.tables import TABLES
