@@ -655,7 +655,7 @@ def test_analysis_of_a_table(results, tmp_path, capsys):
     assert row in analysis.table() and "--sentences 9" in analysis.table() and "learned-r.png" in analysis.readme()
     pages = set(re.findall(r"\((\S+\.png)\)", (ROOT / "docs" / "analysis.md").read_text()))
     pages.remove("multi30k_tiled-en-de-valid-loss.png")  # of a table of results
-    assert {name for name, _, _ in analysis.pictures()} == pages | {"learned-r.png"}
+    assert {picture.name for picture in analysis.pictures()} == pages | {"learned-r.png"}
     assert {path.name for path in pictures.render(check=False, folder=tmp_path)} > pages
 
     # loss and BLEU by sentence length
