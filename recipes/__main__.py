@@ -9,11 +9,7 @@ from .command import UserError
 
 COMMANDS = {  # name: module and function
     "quickstart": "quickstart.main",
-    "prepare": "prepare.main",
-    "prepare_multi30k": "corpora.multi30k",
-    "prepare_wmt14": "corpora.wmt14",
-    "prepare_lm": "language_model.main",
-    "prepare_classification": "classification.main",
+    "prepare": "corpora.main",
     "train": "train.main",
     "evaluate": "tasks.main",
     "translate": "translate.main",

@@ -37,11 +37,11 @@ from .scoring import checkpoint, prepared, print_scores, recipe_of, scored, trai
 
 PREPARE = """A corpus of text classification, to binarised data for fairseq-train.
 
-  scripts/prepare_classification.sh agnews|imdb|own OUT_DIR [--from DIR] [options]
+  scripts/prepare.sh agnews|imdb|classification OUT_DIR [--from DIR] [options]
 
   agnews  AG's news, 4 classes, title and description (Zhang et al. 2015): 120,000 and 7,600 examples
   imdb    Large Movie Review Dataset, 2 classes (Maas et al. 2011): 25,000 and 25,000 reviews
-  own     your corpus, in the folder of --from
+  classification your corpus, in the folder of --from
 
 The text comes from --from, a folder with {train,test}.csv or .tsv, and valid too if there is one, any of them also as
 .gz; imdb takes the unpacked aclImdb there as well. Without --from it is downloaded and checked by
@@ -76,13 +76,13 @@ class Corpus(NamedTuple):
 CORPORA: Dict[str, Corpus] = {
     "agnews": Corpus([f"{AG_NEWS_URL}/train.csv", f"{AG_NEWS_URL}/test.csv"], labels=("1", "2", "3", "4"), columns=3),
     "imdb": Corpus([IMDB_URL], labels=("0", "1"), last_only=True),
-    "own": Corpus([]),
+    "classification": Corpus([]),
 }
 
 
 def main(argv: Sequence[str]) -> None:
-    """prepare_classification.sh."""
-    parser = Parser("prepare_classification", PREPARE)
+    """prepare.sh, of these corpora."""
+    parser = Parser("prepare", PREPARE)
     add = parser.add_argument
     add("corpus", metavar="CORPUS", choices=CORPORA, help=", ".join(CORPORA))
     add("out", metavar="OUT_DIR", type=Path)
@@ -100,7 +100,11 @@ def main(argv: Sequence[str]) -> None:
     with locked(out / ".lock"):
         # without --from what is there goes on as it was begun
         source = args.source.resolve() if args.source else read_settings(out / "settings").get("from", "")
-        settings = {"task": "sentence_prediction", "corpus": args.corpus, "vocabulary": args.vocabulary}
+        settings = {
+            "task": "sentence_prediction",
+            "corpus": args.corpus if corpus.urls else "own",
+            "vocabulary": args.vocabulary,
+        }
         settings.update(examples=args.examples or "", valid=args.valid or "", **{"from": source})
         pin_settings(out / "settings", "text/*", settings)
         if (out / "bin" / "done").exists():

@@ -28,7 +28,7 @@ from .command import (
 
 MULTI30K = """Multi30k, task 1 (image captions; Elliott et al. 2016, 2017), to binarised data.
 
-  scripts/prepare_multi30k.sh de|fr OUT_DIR [--from DIR] [options of prepare.sh]
+  scripts/prepare.sh multi30k de|fr OUT_DIR [--from DIR] [options]
 
 The raw text comes from --from, a folder with {train,val,test_2016_flickr}.{en,de,fr}.gz, or without it from the
 corpus' own repository, and is kept in OUT_DIR-raw. Its content is checked by SHA-256 either way (multi30k.sha256).
@@ -40,13 +40,15 @@ MULTI30K_URL = (
 
 NEWS = """The test sets of WMT's news, 2008 to 2012, as a small training corpus; 2013 validates, 2014 is the test set.
 
-  OUT_DIR [--from DIR], a folder with newstest{2008,...,2014}.{en,de} or .gz; else by sacreBLEU
+  scripts/prepare.sh news de|fr OUT_DIR [--from DIR] [options of prepare.sh RAW_DIR]
+
+The raw text comes from --from, a folder with newstest{2008,...,2014}.{en,de} or .gz, or without it from sacreBLEU.
 """
 NEWS_SETS = {**{f"newstest{year}": f"wmt{year % 100:02}" for year in range(2008, 2014)}, "newstest2014": "wmt14/full"}
 
 WMT14 = """WMT14 English-German or English-French, from the download to binarised data.
 
-  scripts/prepare_wmt14.sh de|fr OUT_DIR [--from DIR] [--mirror URL] [options of prepare.sh]
+  scripts/prepare.sh wmt14 de|fr OUT_DIR [--from DIR] [--mirror URL] [options]
 
 Training: the corpora of WMT14, Europarl v7, Common Crawl, News Commentary v9 and for French UN (undoc.2000) and
 Giga. Validation: newstest2013. Test: newstest2014, sacreBLEU's wmt14/full. De needs about 10 GB of disk, Fr 100.
@@ -95,9 +97,9 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def corpus_parser(script: str, description: str) -> Parser:
-    """What the scripts of a corpus share."""
-    parser = Parser(script, description)
+def corpus_parser(description: str) -> Parser:
+    """What the corpora of parallel text share."""
+    parser = Parser("prepare", description)
     parser.add_argument("tgt", metavar="de|fr", choices=("de", "fr"), help="English is translated into it")
     parser.add_argument("out", metavar="OUT_DIR", type=Path)
     parser.add_argument("--from", dest="source", type=existing_folder, metavar="DIR", help="the corpus at hand")
@@ -106,8 +108,8 @@ def corpus_parser(script: str, description: str) -> Parser:
 
 
 def multi30k(argv: Sequence[str]) -> None:
-    """prepare_multi30k.sh."""
-    args = corpus_parser("prepare_multi30k", MULTI30K).parse_args(argv)
+    """prepare.sh multi30k."""
+    args = corpus_parser(MULTI30K).parse_args(argv)
     raw = Path(f"{args.out.absolute()}-raw")
     # a folder of its own: what lies beside train is trained on
     archives = args.source or raw / "archives"
@@ -150,7 +152,7 @@ def unpack(archive: Path, text: Path, wanted: str, fetch: bool) -> None:
 
 def news(argv: Sequence[str]) -> None:
     """A small corpus of news."""
-    args = corpus_parser("prepare", NEWS).parse_args(argv)
+    args = corpus_parser(NEWS).parse_args(argv)
     raw = Path(f"{args.out.absolute()}-raw")
     with locked(raw / ".lock"):
         if not (args.out / "bin" / "done").exists():
@@ -165,8 +167,8 @@ def news(argv: Sequence[str]) -> None:
 
 
 def wmt14(argv: Sequence[str]) -> None:
-    """prepare_wmt14.sh."""
-    parser = corpus_parser("prepare_wmt14", WMT14)
+    """prepare.sh wmt14."""
+    parser = corpus_parser(WMT14)
     parser.add_argument("--mirror", default="https://www.statmt.org", metavar="URL", help="of statmt.org's files")
     parser.set_defaults(merges=40000, dash_splits=True, max_ratio="1.5")
     args = parser.parse_args(argv)
@@ -269,3 +271,21 @@ def numbers(tgt: str, raw: Path) -> None:
     run(["python", ROOT / "scripts" / "make_numbers.py", "en", tgt, part])
     if not dry_run():
         part.replace(raw)
+
+
+def main(argv: Sequence[str]) -> None:
+    """prepare.sh: the first word is a corpus, or else a folder of parallel text."""
+    from . import classification, language_model
+
+    name = argv[0] if argv else ""
+    if name in PARALLEL:
+        PARALLEL[name](argv[1:])
+    elif name in language_model.CORPORA:
+        language_model.main(argv)
+    elif name in classification.CORPORA:
+        classification.main(argv)
+    else:
+        prepare.main(argv)
+
+
+PARALLEL = {"multi30k": multi30k, "wmt14": wmt14, "news": news}

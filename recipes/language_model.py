@@ -29,13 +29,13 @@ from .scoring import checkpoint, flag, prepared, print_scores, recipe_of, scored
 
 PREPARE = """A corpus of language modelling, to binarised data for fairseq-train.
 
-  scripts/prepare_lm.sh ptb|wikitext2|wikitext103|lm1b|own OUT_DIR [--from DIR] [options]
+  scripts/prepare.sh ptb|wikitext2|wikitext103|lm1b|lm OUT_DIR [--from DIR] [options]
 
   ptb          Penn Treebank as prepared by Mikolov: words, 10,000 types
   wikitext2    WikiText-2, words, 33,278 types
   wikitext103  WikiText-103, words, 267,735 types
   lm1b         One Billion Word benchmark, in 32,000 BPE merges; validation is heldout-00001, test heldout-00000
-  own          your text: {train,valid,test}.txt in the folder of --from; words between spaces
+  lm           your text: {train,valid,test}.txt in the folder of --from; words between spaces
 
 The text comes from --from, a folder with the corpus' archive, its own files or {train,valid,test}.txt, any of them
 also as .gz; without it, it is downloaded. It is checked by SHA-256 where that is known (lm.sha256). Each line
@@ -79,13 +79,13 @@ CORPORA: Dict[str, Corpus] = {
         ],
         merges=32000,
     ),
-    "own": Corpus([], split_names("{}.txt")),
+    "lm": Corpus([], split_names("{}.txt")),
 }
 
 
 def main(argv: Sequence[str]) -> None:
-    """prepare_lm.sh."""
-    parser = Parser("prepare_lm", PREPARE)
+    """prepare.sh, of these corpora."""
+    parser = Parser("prepare", PREPARE)
     add = parser.add_argument
     add("corpus", metavar="CORPUS", choices=CORPORA, help=", ".join(CORPORA))
     add("out", metavar="OUT_DIR", type=Path)
@@ -102,7 +102,11 @@ def main(argv: Sequence[str]) -> None:
     files = find(corpus, args.source) if args.source and not packed else []  # before anything is written
     with locked(out / ".lock"):
         source = "" if corpus.urls else args.source.resolve()  # of a known corpus the text itself is checked
-        settings = {"task": "language_modeling", "corpus": args.corpus, "merges": merges or "words"}
+        settings = {
+            "task": "language_modeling",
+            "corpus": args.corpus if corpus.urls else "own",
+            "merges": merges or "words",
+        }
         pin_settings(out / "settings", "text/*", {**settings, "sample": args.sample or "", "from": source})
         if not corpus.urls:
             pin_size(out, [path for paths in files for path in paths])

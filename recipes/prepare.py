@@ -1,9 +1,12 @@
-"""Raw parallel text -> binarised data for fairseq-train.
+"""Raw text -> binarised data for fairseq-train.
 
-  scripts/prepare.sh RAW_DIR SRC TGT OUT_DIR [options]
+  scripts/prepare.sh RAW_DIR SRC TGT OUT_DIR [options]     parallel text of one's own
+  scripts/prepare.sh multi30k|wmt14|news de|fr OUT_DIR     corpora of parallel text
+  scripts/prepare.sh ptb|wikitext2|wikitext103|lm1b OUT_DIR, lm OUT_DIR --from DIR     text, for language models
+  scripts/prepare.sh agnews|imdb OUT_DIR, classification OUT_DIR --from DIR            texts with labels
 
-Check, normalise and tokenise (sacremoses), joint subwords (subword-nmt or sentencepiece), clean, fairseq-preprocess
-with a joined dictionary.
+`prepare.sh CORPUS --help` says more of a corpus. Parallel text: check, normalise and tokenise (sacremoses), joint
+subwords (subword-nmt or sentencepiece), clean, fairseq-preprocess with a joined dictionary.
 
   RAW_DIR   NAME.SRC and NAME.TGT, or the same with .gz, one sentence a line. NAMEs are valid and test; every
             other is a training corpus, taken in the order of the names.

@@ -63,7 +63,13 @@ def main(argv: Sequence[str]) -> None:
     )
     add("--variant", type=str.split, metavar="NAMES", help='such as "transformer random" (default: the table\'s rows)')
     add("--seed", type=str.split, metavar="NUMBERS", help="(default: the table's, 1 to 3 of them)")
-    add("--from", dest="source", type=existing_folder, metavar="DIR", help="corpora at hand, for prepare_*.sh --from")
+    add(
+        "--from",
+        dest="source",
+        type=existing_folder,
+        metavar="DIR",
+        help="corpora at hand; of several each in a folder of its name",
+    )
     add("--out", type=Path, default=ROOT, metavar="DIR", help="data and runs (default: the project's folder)")
     add("--rerun", action="store_true", help="run a cell again although results/ has it")
     add("--list", action="store_true", help="only print the commands of the cells not run yet, one for each")

@@ -19,7 +19,7 @@ def prepared(data: Path) -> Dict[str, str]:
         UserError: nothing is there, or it is not finished.
     """
     if not (data / "bin" / "done").exists():
-        raise UserError(f"{data}: not prepared, or not to its end; run the scripts/prepare*.sh of its corpus first")
+        raise UserError(f"{data}: not prepared, or not to its end; run scripts/prepare.sh first")
     return read_settings(data / "settings")
 
 

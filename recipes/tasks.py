@@ -2,7 +2,7 @@
 
   scripts/evaluate.sh DATA_DIR RUN_DIR [options]
 
-  DATA_DIR is what a prepare*.sh made, RUN_DIR the --save-dir of the training.
+  DATA_DIR is what prepare.sh made, RUN_DIR the --save-dir of the training.
 
 Writes scores.json to RUN_DIR once all is there, with the figures and how they were counted:
 

@@ -397,16 +397,17 @@ def check_data(data: Path, recipe: Recipe, dataset: str, named: bool) -> None:
     Args:
         named: they are of --data.
     """
-    corpus = dataset if dataset == recipe.corpus else "own"
-    script = {
-        "translation": f"prepare.sh RAW_DIR {dataset.replace('-', ' ')}"
-        if named
-        else f"prepare_{recipe.corpus}.sh {dataset.split('-')[-1]}",
-        "language_modeling": f"prepare_lm.sh {corpus}",
-        "sentence_prediction": f"prepare_classification.sh {corpus}",
+    own = {
+        "translation": f"RAW_DIR {dataset.replace('-', ' ')} {data}",
+        "language_modeling": f"lm {data} --from RAW_DIR",
+        "sentence_prediction": f"classification {data} --from RAW_DIR",
     }[recipe.task]
+    if recipe.task == "translation" and not named:
+        own = f"{recipe.corpus} {dataset.split('-')[-1]} {data}"
+    elif dataset == recipe.corpus:
+        own = f"{recipe.corpus} {data}"
     if not (data / "bin" / "done").exists():
-        raise UserError(f"--data {data}: not prepared, or not to its end; run scripts/{script} {data}")
+        raise UserError(f"--data {data}: not prepared, or not to its end; run scripts/prepare.sh {own}")
     settings = read_settings(data / "settings")
     task = settings.get("task", "translation")
     if task != recipe.task:

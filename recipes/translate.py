@@ -2,7 +2,7 @@
 
   echo "A man plays the guitar." | scripts/translate.sh DATA_DIR RUN_DIR [options] [-- flags for fairseq-interactive]
 
-  DATA_DIR  made by prepare.sh, or by the script of a corpus. The sentences are normalised, tokenised, lowercased and
+  DATA_DIR  made by prepare.sh. The sentences are normalised, tokenised, lowercased and
             split into subwords as this text was
   RUN_DIR   trained on it by train.sh. The checkpoint is the average that evaluate.sh has made, else the best one
 

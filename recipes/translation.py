@@ -36,9 +36,8 @@ def prepare(corpus: str, dataset: str, data: Path, source: Optional[Path], optio
         UserError: such a corpus, not prepared yet, and no folder.
     """
     src, tgt = dataset.split("-")
-    script = {"wmt14": corpora.wmt14, "multi30k": corpora.multi30k, "news": corpora.news}.get(corpus)
-    if script:
-        script([tgt, str(data), *(["--from", str(source)] if source else []), *options])
+    if corpus in corpora.PARALLEL:
+        corpora.PARALLEL[corpus]([tgt, str(data), *(["--from", str(source)] if source else []), *options])
         return
     if not source and (data / "bin" / "done").exists():
         say(f"{data} is ready, reusing it")
@@ -82,7 +81,7 @@ def reference(data: Path) -> List[object]:
     settings = prepared(data)
     pair = ["-l", f"{settings['src']}-{settings['tgt']}"]
     if test_set(data):
-        os.environ["SACREBLEU"] = str(data / "archives" / "sacrebleu")  # where prepare_wmt14.sh has it
+        os.environ["SACREBLEU"] = str(data / "archives" / "sacrebleu")  # where prepare.sh wmt14 has it
         return ["-t", test_set(data), *pair]
     return [data / f"test.{settings['tgt']}", *pair]
 

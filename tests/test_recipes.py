@@ -1114,8 +1114,12 @@ def test_quickstart_without_an_environment(monkeypatch):
 
 
 def test_help():
-    prepares = ("prepare", "prepare_wmt14", "prepare_multi30k", "prepare_lm", "prepare_classification")
-    for name in ("quickstart", "train", *prepares, "evaluate", "translate", "reproduce", "analyse"):
+    for corpus in ("multi30k", "wmt14", "news", "ptb", "imdb"):
+        done = script("prepare.sh", corpus, "--help")
+        assert done.returncode == 0 and f"scripts/prepare.sh {corpus}" in done.stdout.replace("agnews|", ""), (
+            done.stderr
+        )
+    for name in ("quickstart", "train", "prepare", "evaluate", "translate", "reproduce", "analyse"):
         done = script(f"{name}.sh", "--help")
         assert done.returncode == 0 and f"scripts/{name}.sh" in done.stdout, done.stderr
         assert name != "reproduce" or all(f" {table.name} " in done.stdout for table in tables.TABLES.values())
