@@ -33,7 +33,7 @@ from .command import (
 from .corpora import checksums, fetch
 from .hyperparameters import Recipe
 from .prepare import SPLITS
-from .scoring import checkpoint, prepared, print_scores, recipe_of, scored, trained
+from .scoring import atomic_evaluation, checkpoint, print_scores, read_data_settings, read_run_settings, recipe_of
 
 PREPARE = """A corpus of text classification, to binarised data for fairseq-train.
 
@@ -310,9 +310,9 @@ def evaluate(
     Raises:
         UserError: the data or the run are missing or do not belong together, or a program failed.
     """
-    prepared(data)
-    recipe = recipe_of(trained(data, run_dir), recipe, "agnews_cpu")
-    with scored(run_dir) as out:
+    read_data_settings(data)
+    recipe = recipe_of(read_run_settings(data, run_dir), recipe, "agnews_cpu")
+    with atomic_evaluation(run_dir) as out:
         path = checkpoint(run_dir, out, recipe.average if average is None else average)
         say("classifying the test set")
         argv = ["python", ROOT / "scripts" / "classify.py", data / "bin", "--path", path, "--max-tokens", max_tokens]

@@ -25,7 +25,7 @@ from .command import (
 from .corpora import checksums, fetch, sha256
 from .hyperparameters import Recipe
 from .prepare import SPLITS, apply_bpe, begin_text_anew, pin_size, print_counts
-from .scoring import checkpoint, flag, prepared, print_scores, recipe_of, scored, trained
+from .scoring import atomic_evaluation, checkpoint, flag, print_scores, read_data_settings, read_run_settings, recipe_of
 
 PREPARE = """A corpus of language modelling, to binarised data for fairseq-train.
 
@@ -234,15 +234,15 @@ def evaluate(
     Raises:
         UserError: the data or the run are missing or do not belong together, or a program failed.
     """
-    prepared(data)
-    settings = trained(data, run_dir)
+    read_data_settings(data)
+    settings = read_run_settings(data, run_dir)
     recipe = recipe_of(settings, recipe, "ptb_cpu")
     average = recipe.average if average is None else average
     context = recipe.context_window if context_window is None else context_window
     block = int(flag(settings, recipe, "tokens-per-sample") or 1024)
     if context >= block:
         raise UserError(f"--context-window {context}: must be less than --tokens-per-sample, here {block}")
-    with scored(run_dir) as out:
+    with atomic_evaluation(run_dir) as out:
         path = checkpoint(run_dir, out, average)
         say("scoring the test set")
         argv = ["fairseq-eval-lm", data / "bin", "--user-dir", ROOT / "fairseq_synth", "--path", path]

@@ -182,7 +182,7 @@ def run_first(cell: Cell, out: Path, options: List[str]) -> List[str]:
 
 
 def run_cell(cell: Cell, out: Path, rerun: bool, options: List[str], flags: List[str], changed: str) -> None:
-    """Trains, scores and records a cell as far as that is not done; leaves it to another call that is at it.
+    """Trains, scores and records a cell as far as that is not done; skips it if another process is running it.
 
     Args:
         changed: the options that make it another recipe's, if any.
@@ -195,7 +195,7 @@ def run_cell(cell: Cell, out: Path, rerun: bool, options: List[str], flags: List
     done = is_done(cell, out, device, bool(changed))
     with locked(run.with_name(f".{run.name}.lock"), wait=False) as free:
         if not free:
-            say(f"{run.name}: another call is at it; leaving it to that one")
+            say(f"{run.name}: another process is running it: skipped")
             return
         if done and not rerun:
             say(f"results/ has {run.name}; --rerun runs it again")

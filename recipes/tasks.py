@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Sequence
 
 from .command import Parser, UserError, integer
-from .scoring import prepared
+from .scoring import read_data_settings
 from .tables import TASKS
 
 
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> None:
     add("--lenpen", type=float, metavar="X", help="translation: length penalty")
     add("--context-window", type=integer(0), metavar="N", help="language models: least context of a token in its row")
     args = parser.parse_args(argv)
-    name = prepared(args.data).get("task", "translation")
+    name = read_data_settings(args.data).get("task", "translation")
     options = {key: value for key, value in vars(args).items() if value is not None and key not in ("data", "run")}
     known = inspect.signature(TASKS[name].evaluate).parameters
     for key in options:

@@ -460,7 +460,7 @@ def main(argv: Sequence[str]) -> None:
     lock = ".lock" if args.nodes == 1 else f".lock.{socket.gethostname()}"
     with locked(save / lock, wait=False) as free:
         if not free:
-            raise UserError(f"--save-dir {save}: another call is training there; let it end, or name another folder")
+            raise UserError(f"--save-dir {save}: another process is training there; let it end, or name another folder")
         settings = {"arch": args.arch, "pair": args.dataset, "data": data.resolve(), "recipe": name}
         settings.update(batch_tokens=args.batch_tokens or recipe.batch_tokens, seed=args.seed, flags=" ".join(rest))
         pin_settings(save / "settings", "checkpoint_last.pt", settings)

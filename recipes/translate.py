@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Dict, List, Sequence
 
 from .command import Parser, UserError, dry_run, integer, reason, show, split_flags
-from .scoring import prepared, recipe_of, trained
+from .scoring import read_data_settings, read_run_settings, recipe_of
 from .train import best_checkpoint
 from .translation import generation_flags, hypotheses
 
@@ -49,10 +49,10 @@ def main(argv: Sequence[str]) -> None:
     add("--beam", type=integer(1), metavar="N", help="(default: the recipe's)")
     add("--lenpen", type=float, metavar="X", help="length penalty (default: the recipe's)")
     args = parser.parse_args(own)
-    settings = prepared(args.data)
+    settings = read_data_settings(args.data)
     if settings.get("task", "translation") != "translation":
         raise UserError(f"{args.data}: was prepared for {settings['task']}; translate.sh needs parallel text")
-    recipe = recipe_of(trained(args.data, args.run), None, "wmt_en_de")
+    recipe = recipe_of(read_run_settings(args.data, args.run), None, "wmt_en_de")
     flags = generation_flags(args.data, best_checkpoint(args.run), recipe, args.beam, args.lenpen)
     programs = pipeline(settings, [*flags, *rest])
     with contextlib.redirect_stdout(sys.stderr):

@@ -443,7 +443,7 @@ def test_a_run_is_not_mixed_with_another(tmp_path):
     refused(train.main, *argv, parts=[str(save), "other settings", "arch=transformer_multi30k"])
     with open(save / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        refused(train.main, *argv, parts=[f"--save-dir {save}", "another call is training there"])
+        refused(train.main, *argv, parts=[f"--save-dir {save}", "another process is training there"])
 
 
 def test_configs_are_the_recipes():
@@ -700,13 +700,13 @@ def test_a_scored_run_has_all_files(tmp_path, monkeypatch):
     (tmp_path / "scores.json").write_text("old")
     moved, replace = [], Path.replace
     monkeypatch.setattr(Path, "replace", lambda path, to: (moved.append((path.name, to.exists())), replace(path, to)))
-    with scoring.scored(tmp_path) as out:
+    with scoring.atomic_evaluation(tmp_path) as out:
         for name in ("scores.json", "test.hyp.de", "test.tok.de"):
             (out / name).write_text("new")
         assert (tmp_path / "scores.json").read_text() == "old"
     assert moved[-1] == ("scores.json", False) and len(moved) == 3
     for names in ([], ["generate.log"]):  # an evaluation that failed leaves what there is to look into
-        with pytest.raises(UserError), scoring.scored(tmp_path) as out:
+        with pytest.raises(UserError), scoring.atomic_evaluation(tmp_path) as out:
             for name in names:
                 (out / name).touch()
             raise UserError("no")
@@ -943,7 +943,7 @@ def test_fine_tuning_for_other_text(tmp_path, raw):
 
 
 def test_calls_share_the_cells(stubs, capsys):
-    """A cell that another call is at is left to that one; it is compared once its Transformer is there."""
+    """A cell that another process is running is skipped; it is compared once its Transformer is there."""
     project, called = stubs
     with command.locked(project / "runs" / ".multi30k_cpu-en-fr-transformer-seed1.lock"):
         assert called("--variant", "transformer dense", "--seed", "1")[1:] == [
@@ -951,7 +951,9 @@ def test_calls_share_the_cells(stubs, capsys):
             "evaluate",
         ]
     dense = project / "results" / "multi30k_cpu" / "gpu" / "en-fr-dense-seed1.json"
-    assert "another call is at it" in capsys.readouterr().out and "bootstrap" not in json.loads(dense.read_text())
+    assert "another process is running it: skipped" in capsys.readouterr().out and "bootstrap" not in json.loads(
+        dense.read_text()
+    )
     called("--variant", "transformer dense", "--seed", "1")
     assert "bootstrap" in json.loads(dense.read_text())
 

@@ -65,7 +65,7 @@ def test_prepare_words(lm_data, own_text, capfd):
     tokens = sum(len(line.split()) + 1 for line in lines)
     assert language_model.word_count(lm_data / "text" / "test.txt") == tokens
     assert f"test.txt: 21 sents, {tokens} tokens" in (lm_data / "preprocess.log").read_text()
-    assert scoring.prepared(lm_data)["task"] == "language_modeling"
+    assert scoring.read_data_settings(lm_data)["task"] == "language_modeling"
     prepared(lm_data, own_text)
     assert "reusing" in capfd.readouterr().out
     refused(language_model.main, "lm", lm_data, "--from", own_text, "--merges", "9", parts=["merges=words", "merges=9"])
