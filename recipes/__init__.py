@@ -5,7 +5,7 @@
 | module | what it holds |
 |---|---|
 | command.py | options, commands that are shown, atomic files, locks, pinned settings |
-| corpora.py, prepare.py | Multi30k, WMT14; raw parallel text -> binarised data |
+| corpora.yaml, corpora.py, prepare.py | the corpora; raw text -> binarised data |
 | recipes.yaml, hyperparameters.py | the recipes: optimizer, batch, length, averaging, search |
 | train.py | the fairseq-train command of a recipe, for any number of GPUs, machines or CPU processes |
 | translation.py, language_model.py, classification.py | what is particular to a task: preparing, scoring, comparing |

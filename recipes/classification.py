@@ -13,6 +13,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Container, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from . import corpora
 from .command import (
     ROOT,
     Parser,
@@ -21,18 +22,15 @@ from .command import (
     dry_run,
     existing_folder,
     integer,
-    locked,
-    make_folder,
-    pin_settings,
     read_settings,
     run,
     say,
     shell,
     write,
 )
-from .corpora import checksums, fetch
+from .corpora import fetch_all
 from .hyperparameters import Recipe
-from .prepare import SPLITS
+from .prepare import SPLITS, folder_of_data, preprocess
 from .scoring import atomic_evaluation, checkpoint, print_scores, read_data_settings, read_run_settings, recipe_of
 
 PREPARE = """A corpus of text classification, to binarised data for fairseq-train.
@@ -59,25 +57,19 @@ SCORES = """
 TEST = "McNemar's exact test"  # what `compare` does
 METRIC, METRIC_NAME, BEST = "accuracy", "accuracy", max
 SEED = 1  # of the split and the order
-AG_NEWS_URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/555590db4219b1243abb1918effd6a7425a2d75f/data/ag_news_csv"
-IMDB_URL = "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz"
 Example = Tuple[str, str]  # label and text
 
 
 class Corpus(NamedTuple):
     """Where a corpus is from, and the columns of its files."""
 
-    urls: Sequence[str]
+    urls: Sequence[str] = ()
     labels: Sequence[str] = ()  # all there are; empty: those of the training set
     columns: int = 2  # at least
     last_only: bool = False  # the text is the last column, not all after the first
 
 
-CORPORA: Dict[str, Corpus] = {
-    "agnews": Corpus([f"{AG_NEWS_URL}/train.csv", f"{AG_NEWS_URL}/test.csv"], labels=("1", "2", "3", "4"), columns=3),
-    "imdb": Corpus([IMDB_URL], labels=("0", "1"), last_only=True),
-    "classification": Corpus([]),
-}
+CORPORA = {name: Corpus(**entry) for name, entry in corpora.CORPORA.items() if "columns" in entry or "labels" in entry}
 
 
 def main(argv: Sequence[str]) -> None:
@@ -97,47 +89,27 @@ def main(argv: Sequence[str]) -> None:
         raise UserError(f"{args.corpus}: nothing to download; name the folder of {{train,test}}.csv by --from")
     # a mistake in the text is told before anything is written
     splits = read_corpus(corpus, args.source, args.examples, args.valid) if args.source else {}
-    with locked(out / ".lock"):
-        # without --from what is there goes on as it was begun
-        source = args.source.resolve() if args.source else read_settings(out / "settings").get("from", "")
-        settings = {
-            "task": "sentence_prediction",
-            "corpus": args.corpus if corpus.urls else "own",
-            "vocabulary": args.vocabulary,
-        }
-        settings.update(examples=args.examples or "", valid=args.valid or "", **{"from": source})
-        pin_settings(out / "settings", "text/*", settings)
-        if (out / "bin" / "done").exists():
-            say(f"{out} is ready, reusing it")
+    # without --from what is there goes on as it was begun
+    source = args.source.resolve() if args.source else read_settings(out / "settings").get("from", "")
+    name = args.corpus if corpus.urls else "own"
+    settings = {"task": "sentence_prediction", "corpus": name, "vocabulary": args.vocabulary}
+    settings.update(examples=args.examples or "", valid=args.valid or "", **{"from": source})
+    with folder_of_data(out, settings) as begun:
+        if not begun:
             return
         if not splits:
-            archives = fetched(corpus, out / "archives")
-            splits = {} if dry_run() else read_corpus(corpus, archives, args.examples, args.valid)
-        for split, examples in splits.items():
-            if not dry_run():
-                file, lines = out / "text" / f"{split}.txt", "".join(f"{text}\n" for _, text in examples)
-                if not file.exists() or file.read_text(encoding="utf-8") != lines:
-                    (out / "tok" / f"{split}.txt").unlink(missing_ok=True)  # of another text
-                write(file, lines)
-                write(out / "text" / f"{split}.label", "".join(f"{label}\n" for label, _ in examples))
+            fetch_all(corpus.urls, "classification", out / "archives")
+            splits = {} if dry_run() else read_corpus(corpus, out / "archives", args.examples, args.valid)
+        for split, examples in [] if dry_run() else splits.items():
+            file, lines = out / "text" / f"{split}.txt", "".join(f"{text}\n" for _, text in examples)
+            if not file.exists() or file.read_text(encoding="utf-8") != lines:
+                (out / "tok" / f"{split}.txt").unlink(missing_ok=True)  # of another text
+            write(file, lines)
+            write(out / "text" / f"{split}.label", "".join(f"{label}\n" for label, _ in examples))
         binarise(out, args.vocabulary, args.workers)
-        if not dry_run():
-            for split, examples in splits.items():
-                counts = ", ".join(f"{label}: {n}" for label, n in sorted(Counter(e[0] for e in examples).items()))
-                print(f"{split}: {len(examples)} examples ({counts})")
-
-
-def fetched(corpus: Corpus, archives: Path) -> Path:
-    """Downloads and unpacks a corpus; its folder."""
-    wanted = checksums("classification")
-    if not dry_run():
-        make_folder(archives)
-    for url in corpus.urls:
-        file = archives / Path(url).name
-        fetch(url, file, wanted[file.name], "get the corpus elsewhere and name its folder by --from")
-        if file.name.endswith(".tar.gz"):
-            run(["tar", "-xzf", file, "-C", archives])
-    return archives
+    for split, examples in [] if dry_run() else splits.items():
+        counts = ", ".join(f"{label}: {n}" for label, n in sorted(Counter(e[0] for e in examples).items()))
+        print(f"{split}: {len(examples)} examples ({counts})")
 
 
 def read_corpus(
@@ -280,16 +252,11 @@ def binarise(out: Path, vocabulary: int, workers: int) -> None:
     for split in SPLITS:
         shell(f"{tokenize} < {quote(str(out / 'text' / f'{split}.txt'))}", out / "tok" / f"{split}.txt")
     say("binarising")
-    for name, folder, ending, flags in (
-        ("input0", "tok", "txt", ["--nwordssrc", vocabulary]),
-        ("label", "text", "label", ["--padding-factor", 1]),
-    ):
-        argv = ["fairseq-preprocess", "--only-source", "--workers", workers, *flags, "--destdir", out / "bin" / name]
-        argv += [word for split in SPLITS for word in (f"--{split}pref", out / folder / f"{split}.{ending}")]
-        run(argv, log=out / f"preprocess.{name}.log")
-    if not dry_run():
-        (out / "bin" / "done").touch()
-        say(f"{out} is ready")
+    common = ["--only-source", "--workers", workers]
+    words = [*common, "--nwordssrc", vocabulary]
+    preprocess(words, out / "bin" / "input0", f"{out}/tok/{{}}.txt", out / "preprocess.input0.log")
+    labels = [*common, "--padding-factor", 1]
+    preprocess(labels, out / "bin" / "label", f"{out}/text/{{}}.label", out / "preprocess.label.log")
 
 
 def prepare(corpus: str, dataset: str, data: Path, source: Optional[Path], options: Sequence[str]) -> None:

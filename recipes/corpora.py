@@ -8,7 +8,7 @@ import shutil
 import zlib
 from pathlib import Path
 from shlex import quote
-from typing import Dict, Sequence
+from typing import Dict, Optional, Sequence
 
 from . import prepare
 from .command import (
@@ -19,12 +19,14 @@ from .command import (
     dry_run,
     existing_folder,
     locked,
+    make_folder,
     pin_settings,
     run,
     say,
     shell,
     show,
 )
+from .hyperparameters import read_data
 
 MULTI30K = """Multi30k, task 1 (image captions; Elliott et al. 2016, 2017), to binarised data.
 
@@ -34,9 +36,6 @@ The raw text comes from --from, a folder with {train,val,test_2016_flickr}.{en,d
 corpus' own repository, and is kept in OUT_DIR-raw. Its content is checked by SHA-256 either way (multi30k.sha256).
 The test set is test_2016_flickr.
 """
-MULTI30K_URL = (
-    "https://raw.githubusercontent.com/multi30k/dataset/a3d2e0d26b56f3846f66a952536ffed4e401d05a/data/task1/raw"
-)
 
 NEWS = """The test sets of WMT's news, 2008 to 2012, as a small training corpus; 2013 validates, 2014 is the test set.
 
@@ -44,7 +43,6 @@ NEWS = """The test sets of WMT's news, 2008 to 2012, as a small training corpus;
 
 The raw text comes from --from, a folder with newstest{2008,...,2014}.{en,de} or .gz, or without it from sacreBLEU.
 """
-NEWS_SETS = {**{f"newstest{year}": f"wmt{year % 100:02}" for year in range(2008, 2014)}, "newstest2014": "wmt14/full"}
 
 WMT14 = """WMT14 English-German or English-French, from the download to binarised data.
 
@@ -68,15 +66,7 @@ What these defaults do to BLEU, and why they are so:
   --merges 40000     joint BPE, --max-length 250, --max-ratio 1.5: as in fairseq's. The vocabulary decides the
                      model's size; the paper's 37k of another preparation cannot be had any more.
 """
-WMT14_ARCHIVES = {  # name: (path on the mirror, files in it)
-    "1-europarl-v7": ("wmt13/training-parallel-europarl-v7.tgz", "training/europarl-v7.{tgt}-en.{lang}"),
-    "2-commoncrawl": ("wmt13/training-parallel-commoncrawl.tgz", "commoncrawl.{tgt}-en.{lang}"),
-    "3-news-commentary-v9": ("wmt14/training-parallel-nc-v9.tgz", "training/news-commentary-v9.{tgt}-en.{lang}"),
-}
-WMT14_ARCHIVES_FR = {
-    "4-undoc": ("wmt13/training-parallel-un.tgz", "un/undoc.2000.fr-en.{lang}"),
-    "5-giga": ("wmt10/training-giga-fren.tar", "giga-fren.release2.fixed.{lang}.gz"),
-}
+CORPORA = read_data("corpora.yaml")
 LANGUAGES = {"en": "en", "eng": "en", "de": "de", "deu": "de", "fr": "fr", "fra": "fr"}  # mtdata's names too
 SPLITS = {"dev": "valid", "test1": "test"}  # mtdata's names
 
@@ -116,7 +106,7 @@ def multi30k(argv: Sequence[str]) -> None:
     with locked(raw / ".lock"):
         if not (args.out / "bin" / "done").exists():
             wanted = checksums("multi30k")
-            for part, split in (("train", "train"), ("val", "valid"), ("test_2016_flickr", "test")):
+            for part, split in CORPORA["multi30k"]["parts"].items():
                 for lang in ("en", args.tgt):
                     name = f"{part}.{lang}"
                     unpack(archives / f"{name}.gz", raw / f"{split}.{lang}", wanted[name], args.source is None)
@@ -134,7 +124,11 @@ def unpack(archive: Path, text: Path, wanted: str, fetch: bool) -> None:
     if fetch and not archive.exists():
         if not dry_run():
             archive.parent.mkdir(exist_ok=True)
-        download(f"{MULTI30K_URL}/{archive.name}", archive, "get the corpus elsewhere and name its folder by --from")
+        download(
+            f"{CORPORA['multi30k']['url']}/{archive.name}",
+            archive,
+            "get the corpus elsewhere and name its folder by --from",
+        )
     if not dry_run():
         try:
             found = sha256(archive)
@@ -157,7 +151,7 @@ def news(argv: Sequence[str]) -> None:
     with locked(raw / ".lock"):
         if not (args.out / "bin" / "done").exists():
             os.environ["SACREBLEU"] = str(args.out / "archives" / "sacrebleu")
-            for name, known in NEWS_SETS.items():
+            for name, known in CORPORA["news"]["sets"].items():
                 split = {"newstest2013": "valid", "newstest2014": "test"}.get(name, name.replace("newstest", "news"))
                 for lang, side in (("en", "src"), (args.tgt, "ref")):
                     fetch = f"sacrebleu -t {known} -l en-{args.tgt} --echo {side}"
@@ -169,7 +163,7 @@ def news(argv: Sequence[str]) -> None:
 def wmt14(argv: Sequence[str]) -> None:
     """prepare.sh wmt14."""
     parser = corpus_parser(WMT14)
-    parser.add_argument("--mirror", default="https://www.statmt.org", metavar="URL", help="of statmt.org's files")
+    parser.add_argument("--mirror", default=CORPORA["wmt14"]["mirror"], metavar="URL", help="of statmt.org's files")
     parser.set_defaults(merges=40000, dash_splits=True, max_ratio="1.5")
     args = parser.parse_args(argv)
     raw, archives, tgt = args.out / "raw", args.out / "archives", args.tgt
@@ -186,7 +180,7 @@ def wmt14(argv: Sequence[str]) -> None:
                 link(args.source, raw, tgt)
             else:
                 wanted = checksums("wmt14")
-                corpora = {**WMT14_ARCHIVES, **(WMT14_ARCHIVES_FR if tgt == "fr" else {})}
+                corpora = {**CORPORA["wmt14"]["archives"], **(CORPORA["wmt14"]["french"] if tgt == "fr" else {})}
                 for name, (path, member) in corpora.items():
                     extract(args.mirror, path, member, raw / name, tgt, archives, wanted[path])
             test_sets(raw, archives, tgt, args.out)
@@ -245,9 +239,24 @@ def fetch(url: str, file: Path, wanted: str, fix: str) -> None:
         checked.touch()
 
 
+def fetch_all(urls: Sequence[str], corpus: str, archives: Path, source: Optional[Path] = None) -> None:
+    """Downloads the files of a corpus, or takes them from `source`, and unpacks them in `archives`."""
+    wanted = checksums(corpus)
+    if not dry_run():
+        make_folder(archives)
+    for url in urls:
+        file = (source or archives) / Path(url).name
+        if not source:
+            fetch(url, file, wanted[file.name], "get the corpus elsewhere and name its folder by --from")
+        if file.name.endswith(".zip"):
+            run(["python", "-m", "zipfile", "-e", file, archives])
+        elif file.name.endswith(".tar.gz"):
+            run(["tar", "-xzf", file, "-C", archives])
+
+
 def test_sets(raw: Path, archives: Path, tgt: str, out: Path) -> None:
     """newstest2013 and 2014 by sacreBLEU, where the folder of --from has none."""
-    for split, name in (("valid", "wmt13"), ("test", "wmt14/full")):
+    for split, name in CORPORA["wmt14"]["sets"].items():
         if any(file.is_symlink() for file in raw.glob(f"{split}.*")):
             continue
         cache = archives / "sacrebleu" / name

@@ -18,11 +18,12 @@ kept. DRY_RUN=1 shows the commands only.
 """
 
 import argparse
+import contextlib
 import re
 import shutil
 from pathlib import Path
 from shlex import quote
-from typing import List, Sequence
+from typing import Iterator, List, Mapping, Sequence
 
 from .command import (
     ROOT,
@@ -113,16 +114,13 @@ def prepare(raw: Path, src: str, tgt: str, out: Path, options: argparse.Namespac
     corpora = [raw / "train"]
     if not dry_run() and not (out / "bin" / "done").exists():
         corpora = training_corpora(raw, src, tgt)  # before anything is written
-    with locked(out / ".lock"):
-        pinned = {"src": src, "tgt": tgt, "subwords": options.subwords, "merges": options.merges}
-        pinned.update(dash_splits=options.dash_splits or "", lowercase=options.lowercase or "")
-        pinned.update(max_length=options.max_length, max_ratio=options.max_ratio, sample=options.sample or "")
-        pinned.update({"like": options.like.resolve()} if options.like else {})
-        pin_settings(out / "settings", "text/*", {**pinned, "raw": raw.resolve()})
-        pin_size(out, [file for lang in (src, tgt) for end in ("", ".gz") for file in raw.glob(f"*.{lang}{end}")])
-        if (out / "bin" / "done").exists():
-            say(f"{out} is ready, reusing it")
-        else:
+    pinned = {"src": src, "tgt": tgt, "subwords": options.subwords, "merges": options.merges}
+    pinned.update(dash_splits=options.dash_splits or "", lowercase=options.lowercase or "")
+    pinned.update(max_length=options.max_length, max_ratio=options.max_ratio, sample=options.sample or "")
+    pinned.update({"like": options.like.resolve()} if options.like else {}, raw=raw.resolve())
+    files = [file for lang in (src, tgt) for end in ("", ".gz") for file in raw.glob(f"*.{lang}{end}")]
+    with folder_of_data(out, pinned, files) as begun:
+        if begun:
             binarise(raw, corpora, src, tgt, out, options)
 
 
@@ -197,18 +195,13 @@ def binarise(raw: Path, corpora: Sequence[Path], src: str, tgt: str, out: Path, 
     say("binarising")
     if not dry_run():
         shutil.rmtree(out / "bin", ignore_errors=True)
-    argv = ["fairseq-preprocess", "-s", src, "-t", tgt, "--joined-dictionary", "--workers", workers]
-    argv += ["--srcdict", options.like / "bin" / f"dict.{src}.txt"] if options.like else []
-    argv += ["--destdir", out / "bin"]
-    argv += [word for split in SPLITS for word in (f"--{split}pref", out / "sub" / split)]
-    run(argv, log=out / "preprocess.log")
-    if dry_run():
-        return
-    for lang in (src, tgt):
-        shutil.copy(out / "text" / f"test.{lang}", out)
-    (out / "bin" / "done").touch()
-    say(f"{out} is ready")
-    print_counts(out / "preprocess.log")
+    flags: List[object] = ["-s", src, "-t", tgt, "--joined-dictionary", "--workers", workers]
+    flags += ["--srcdict", options.like / "bin" / f"dict.{src}.txt"] if options.like else []
+    preprocess(flags, out / "bin", f"{out}/sub/{{}}", out / "preprocess.log")
+    if not dry_run():
+        print_counts(out / "preprocess.log")
+        for lang in (src, tgt):
+            shutil.copy(out / "text" / f"test.{lang}", out)
 
 
 def apply_bpe(codes: Path, workers: int) -> str:
@@ -217,10 +210,35 @@ def apply_bpe(codes: Path, workers: int) -> str:
     return f"subword-nmt apply-bpe -c {quote(str(codes))} " + (f"--num-workers {workers} -i" if workers > 1 else "<")
 
 
-def pin_size(out: Path, files: Sequence[Path]) -> None:
-    """Refuses `out` where the text that it was made of has changed since, as its size tells; no files: nothing."""
-    if files:
-        pin_settings(out / "raw_bytes", "text/*", {"raw_bytes": sum(file.stat().st_size for file in files)})
+@contextlib.contextmanager
+def folder_of_data(out: Path, settings: Mapping[str, object], files: Sequence[Path] = ()) -> Iterator[bool]:
+    """Holds a folder of data while it is made, and then marks it as ready. Yields whether there is anything to do.
+
+    Args:
+        settings: what it is made with. Data made otherwise are refused, ready or not.
+        files: the text that it is made of, which may not change, as its size tells; none: nobody looks.
+
+    Raises:
+        UserError: it was made with other settings, or of another text.
+    """
+    with locked(out / ".lock"):
+        pin_settings(out / "settings", "text/*", settings)
+        if files:
+            pin_settings(out / "raw_bytes", "text/*", {"raw_bytes": sum(file.stat().st_size for file in files)})
+        if (out / "bin" / "done").exists():
+            say(f"{out} is ready, reusing it")
+            yield False
+            return
+        yield True
+        if not dry_run() and (out / "bin").is_dir():
+            (out / "bin" / "done").touch()
+            say(f"{out} is ready")
+
+
+def preprocess(flags: Sequence[object], to: Path, prefix: str, log: Path) -> None:
+    """fairseq-preprocess. `prefix`: of the text, with ``{}`` for train, valid and test."""
+    argv = ["fairseq-preprocess", *flags, "--destdir", to]
+    run([*argv, *(word for split in SPLITS for word in (f"--{split}pref", prefix.format(split)))], log=log)
 
 
 def begin_text_anew(out: Path) -> None:

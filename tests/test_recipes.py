@@ -232,7 +232,7 @@ def cache_test_set(out, name, raw):
 def test_wmt14(tmp_path, raw, monkeypatch, capfd):
     """Download, resumed; checksums; the test sets of sacreBLEU; the pipeline on a sample; a second run."""
     site, sums = tmp_path / "site", {}
-    for path, member in corpora.WMT14_ARCHIVES.values():
+    for path, member in corpora.CORPORA["wmt14"]["archives"].values():
         (site / path).parent.mkdir(parents=True, exist_ok=True)
         with tarfile.open(site / path, "w:gz") as archive:
             for lang in ("en", "de"):
@@ -313,7 +313,7 @@ def test_multi30k(tmp_path, multi30k, monkeypatch):
     refused(corpora.multi30k, "de", out, "--from", folder, parts=["val.de.gz", "SHA-256"])
     # those before it passed
     assert sorted(p.name for p in tmp_path.glob("out-raw/[a-z]*")) == ["train.de", "train.en", "valid.en"]
-    monkeypatch.setattr(corpora, "MULTI30K_URL", f"file://{folder}")
+    monkeypatch.setitem(corpora.CORPORA["multi30k"], "url", f"file://{folder}")
     bad.write_bytes((multi30k / "val.de.gz").read_bytes()[:-20])
     refused(corpora.multi30k, "de", tmp_path / "new", parts=["val.de.gz", "cut off"])
     assert not list(tmp_path.glob("new-raw/archives/val.de*"))

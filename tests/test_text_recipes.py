@@ -13,7 +13,7 @@ import pytest
 from helpers import ROOT, flag, refused
 
 from benchmarks import timing
-from recipes import classification, language_model, render, reproduce, scoring, tables, tasks, train
+from recipes import classification, corpora, language_model, render, reproduce, scoring, tables, tasks, train
 from recipes.command import UserError
 from recipes.hyperparameters import RECIPES
 from recipes.tables import TABLES
@@ -142,7 +142,8 @@ def test_a_corpus_from_its_home(tmp_path, monkeypatch):
     corpus = language_model.CORPORA["wikitext103"]._replace(urls=[f"file://{archive}"])
     monkeypatch.setitem(language_model.CORPORA, "wikitext103", corpus)
     wanted = {"w.zip": language_model.sha256(archive)}
-    monkeypatch.setattr(language_model, "checksums", lambda name: wanted)
+    for module in (language_model, corpora):
+        monkeypatch.setattr(module, "checksums", lambda name: wanted)
     monkeypatch.setattr(language_model, "binarise", lambda *args: None)
     out = tmp_path / "out"
     language_model.main(["wikitext103", str(out)])
