@@ -16,5 +16,5 @@
 | reproduce.py, record.py | runs the cells; what a run measured, as JSON |
 | analysis.py | what attention has learned in the models of a table |
 | provenance.py | commit, versions and hardware of a run |
-| render.py, pictures.py, configs.py | Markdown, PNG and Hydra's YAML, rendered from the above |
+| render.py, pictures.py, drawing.py | Markdown and PNG, rendered from the above |
 """

@@ -29,7 +29,6 @@ class Recipe:
     max_length: int = 256  # of the architecture: the longest sentence in tokens
     gpus: Optional[int] = None  # None: all there are
     threads: Optional[int] = None  # of the CPU. Their number changes the rounding, and so the figures
-    hydra_gpus: Optional[int] = 8  # for which configs/*.yaml is rendered; None: for no number
     kind: str = "transformer"  # beginning of the architecture's name
     task: str = "translation"  # fairseq's name
     init: str = ""  # the table whose run of this data set, model and seed it begins with

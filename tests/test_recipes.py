@@ -1,5 +1,6 @@
 """The recipes: what they make, what they run, and what they say when they cannot."""
 
+import argparse
 import dataclasses
 import fcntl
 import gzip
@@ -20,6 +21,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import yaml
 from fairseq import options
 from fairseq.data import encoders
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
@@ -29,7 +31,6 @@ from fairseq_synth.architectures import VARIANTS
 from recipes import (
     analysis,
     command,
-    configs,
     corpora,
     hyperparameters,
     pictures,
@@ -446,19 +447,58 @@ def test_a_run_is_not_mixed_with_another(tmp_path):
         refused(train.main, *argv, parts=[f"--save-dir {save}", "another process is training there"])
 
 
-def test_configs_are_the_recipes():
-    """configs/*.yaml are rendered from the recipes, and Hydra takes them: a scheduled value follows an override."""
+CONFIGS = {"wmt_en_de": 8, "wmt_en_fr": 8, "wmt_en_de_big": 8, "multi30k": 2, "multi30k_cpu": 1}  # for how many GPUs
+REGISTERED = ("criterion", "optimizer", "lr_scheduler")
+# of the command line alone, found by fairseq itself, or interpolated from another value
+ELSEWHERE = """common.user_dir distributed_training.distributed_world_size checkpoint.save_dir model._name model.arch
+    model.data model.encoder_synthesizer model.decoder_synthesizer task.data""".split()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_configs_are_the_recipes(name):
+    """Hydra's configs/NAME.yaml and the recipe's command are the same training, in every value that fairseq knows."""
     from fairseq.dataclass.initialize import hydra_init
     from hydra.experimental import compose, initialize_config_dir  # its place in Hydra 1.0
+    from omegaconf import OmegaConf
 
-    for name, text in configs.render().items():
-        assert (ROOT / "configs" / f"{name}.yaml").read_text() == text
-        hydra_init(name)  # as fairseq-hydra-train does: its own defaults become the schema of this name
-        with initialize_config_dir(config_dir=str(ROOT / "configs")):
-            composed = compose(name, overrides=["common.user_dir=x", "task.data=x", "model.encoder_synthesizer=dense"])
-        assert composed.model.decoder_synthesizer == "dense"
-        assert composed.optimization.max_update == RECIPES[name].max_update
-        assert composed.lr_scheduler.warmup_updates == int(RECIPES[name].flags["warmup-updates"])
+    recipe = RECIPES[name]
+    pair = "en-fr" if name.endswith("fr") else "en-de"
+    args = train.make_parser().parse_args([recipe.architecture("random_vanilla"), pair, "--recipe", name])
+    args.gpus, args.processes = 0, CONFIGS[name]  # stand for the GPUs, so that none is looked for
+    words = train.training_command(args, recipe, ROOT, ROOT, [])
+    words = [word for word in words[words.index(str(ROOT / "bin")) :] if word != "--cpu"]
+    parsed = options.parse_args_and_arch(options.get_training_parser(), input_args=words)
+    wanted = OmegaConf.to_container(convert_namespace_to_omegaconf(parsed), enum_to_str=True)
+    wanted["common"]["cpu" if recipe.gpus == 0 else "bf16"] = True
+    wanted["model"] = vars(wanted["model"]) if isinstance(wanted["model"], argparse.Namespace) else wanted["model"]
+    hydra_init(name)  # as fairseq-hydra-train does: its own defaults become the schema of this name
+    with initialize_config_dir(config_dir=str(ROOT / "configs")):
+        composed = compose(name, overrides=["common.user_dir=x", "task.data=x", "model.encoder_synthesizer=dense"])
+    assert composed.model.decoder_synthesizer == "dense"
+    assert composed.lr_scheduler.warmup_updates == int(recipe.flags["warmup-updates"])
+    found = OmegaConf.to_container(composed, enum_to_str=True)
+    compared = set()
+    for group in (
+        "common",
+        "distributed_training",
+        "dataset",
+        "optimization",
+        "checkpoint",
+        "model",
+        "task",
+        *REGISTERED,
+    ):
+        known = found[group]
+        for key in known.keys() & wanted[group].keys():
+            if f"{group}.{key}" not in ELSEWHERE and not str(known[key]).startswith("${"):
+                assert str(known[key]) == str(wanted[group][key]), f"{group}.{key}"
+                compared.add(key)
+    said = {word[2:].replace("-", "_") for word in words if word.startswith("--")}
+    given = {
+        key for values in (yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text())).values() for key in values
+    }
+    apart = {place.split(".")[1] for place in ELSEWHERE} | {"_name", "optimizer", "criterion", "lr_scheduler"}
+    assert said | given <= compared | apart and len(compared) > 100
 
 
 # ---- results
