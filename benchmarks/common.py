@@ -16,9 +16,10 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import fairseq_synth  # noqa: E402, F401
+from fairseq_synth import register  # noqa: E402
 from recipes.provenance import commit, hardware, versions  # noqa: E402
 
+register()
 STOCK = "stock"
 CONVOLUTIONS = {"lightconv": "lightweight", "dynamicconv": "dynamic"}  # fairseq's, and its names of their kinds
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -1,11 +1,15 @@
 """Kernels that a GPU would launch for one self-attention block: stock fairseq's and each variant's.
 
     python benchmarks/launches.py
+    python benchmarks/launches.py --decode
 
-At the sizes of translation a GPU's time is the number of launches more than their work. Needs no GPU: the block runs on
-torch's meta device, where tensors have sizes and no values, on the branch that a GPU takes. Counted, forward and
-backward, are calls of ATen that are neither views nor allocations; torch's fused attention counts as one call each way.
+At the sizes of translation a GPU's time is the number of launches more than their work. Counted are calls of ATen that
+are neither views nor allocations. Needs no GPU: the block runs on torch's meta device, where tensors have sizes and no
+values, on the branch that a GPU takes; forward and backward are counted, torch's fused attention as one call each way.
 As there are no values, the number cannot depend on how many lengths a batch has.
+
+With --decode it is one step of a beam search by the base model, on the CPU, whose step has the same calls: those of 13
+tokens without those of 12.
 """
 
 import argparse
@@ -14,7 +18,8 @@ from unittest import mock
 
 import torch
 from block import build
-from common import DTYPES, STOCK, parser, report
+from common import DTYPES, STOCK, base_model, parser, report, words_dictionary
+from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -72,10 +77,31 @@ def count(name: str, padded: bool, bsz: int = 32, length: int = 32, dtype: torch
     return counter.calls
 
 
+def count_decoding(name: str, beam: int = 4) -> int:
+    """The calls of one step of a beam search by the base model."""
+    model = base_model(name, words_dictionary(1000), 256).eval()
+    model.make_generation_fast_()
+    source = torch.randint(4, 1000, (2, 7), generator=torch.Generator().manual_seed(0))
+    sample = {"net_input": {"src_tokens": source, "src_lengths": torch.full((2,), 7)}}
+    found = []
+    for tokens in (12, 13):
+        sizes = {"beam_size": beam, "max_len_a": 0, "max_len_b": tokens, "min_len": tokens}
+        generator = SequenceGenerator([model], model.decoder.dictionary, **sizes)
+        with torch.no_grad(), Counter() as counter:
+            generator.forward(sample)
+        found.append(len(counter.calls))
+    return found[1] - found[0]
+
+
 def main() -> None:
     p = parser(__doc__, list(VARIANTS), rounds=1)
+    p.add_argument("--decode", action="store_true", help="count a step of a beam search")
     args: argparse.Namespace = p.parse_args()
     rows: Dict[str, Dict[str, float]] = {}
+    if args.decode:
+        steps = {name: count_decoding(name) for name in [STOCK, *args.variants]}
+        rows = {name: {"calls": calls, "over stock's": calls / steps[STOCK]} for name, calls in steps.items()}
+        return report("kernels of a step of beam search, beam 4", "launches", rows, args)
     for name in [STOCK, *args.variants]:
         calls = {kind: count(name, kind == "padded", dtype=DTYPES[args.dtype]) for kind in ("padded", "causal")}
         rows[name] = {kind: len(found) for kind, found in calls.items()}

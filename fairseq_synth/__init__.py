@@ -1,9 +1,26 @@
 """Synthesizer (arXiv 2005.00743) for fairseq: ``--user-dir "$(python -m fairseq_synth)"``.
 
-Importing this package repairs fairseq where it needs it (`host`), then registers the model and its architectures.
+To import this package or a module of it changes nothing elsewhere. `register` makes it a plugin of fairseq; with
+``--user-dir`` fairseq calls it, by importing all of ``models/``.
 """
 
-from . import host  # noqa: F401, I001  (first: what follows meets a checked and repaired fairseq)
-from . import architectures  # noqa: F401
-
 __version__ = "0.1.0"
+_registered = False
+
+
+def register() -> None:
+    """Registers models and architectures with fairseq, and repairs fairseq where it needs it (`host`), once.
+
+    Raises:
+        SynthesizerError: fairseq or torch does not fit, or ``FAIRSEQ_SYNTH_NO_REPAIRS`` names no repair.
+    """
+    global _registered
+    if _registered:
+        return
+    from . import host
+
+    host.repair_fairseq()  # first: what follows meets a checked and repaired fairseq
+    from . import architectures
+
+    architectures.register()
+    _registered = True

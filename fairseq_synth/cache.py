@@ -1,9 +1,8 @@
 """What self-attention keeps of earlier tokens while it decodes.
 
 A beam search goes on with other hypotheses after every step. As in a paged cache with pages of one token, values and
-keys are not moved then. They stay where they were written, and what is reordered is the block table, which has the
-places of each hypothesis's tokens. All layers of a decoder write and read the same places, so they share one table: its
-first layer extends it once a step (`extend`), and reorders it once (`reorder`). `write` and `read` are a layer's own.
+keys are not moved then: what is reordered is the block table, the places of each hypothesis's tokens. All layers of a
+decoder write and read the same places, so they share one table, which the first layer extends and reorders once a step.
 
 Vectors of a layer are rows of one matrix, (N H, d_h): head h of token n is row n H + h. A table is a dictionary:
 
@@ -39,11 +38,11 @@ def extend(table: Cache, newest: Tensor, capacity: int, key_padding_mask: Option
     bsz, heads, count, _ = newest.size()
     rows, used = table.get("rows"), table.get("used")
     start = 0 if rows is None else rows.size(2)
+    length = start + count
     first = 0 if used is None else used.size(0)
     moved: Optional[Tensor] = None
     if rows is not None and used is not None:
-        needed = bsz * (start + count)
-        if first + bsz * count > capacity or capacity > 4 * needed or not is_writable(used):
+        if first + bsz * count > capacity or capacity > 4 * bsz * length or not is_writable(used):
             # the matrices are made anew, without the tokens that no hypothesis has
             moved = torch.div(rows[:, 0].t().reshape(-1), heads, rounding_mode="floor")
             first, rows = bsz * start, rows_of(0, newest, start)
@@ -52,8 +51,7 @@ def extend(table: Cache, newest: Tensor, capacity: int, key_padding_mask: Option
     used.resize_([first + bsz * count, 0])
     behind = rows_of(first * heads, newest, count)
     padding = append_padding(table.get("prev_key_padding_mask"), key_padding_mask, bsz, start, count)
-    length = start + count
-    extended: Cache = {
+    return {
         "rows": behind if rows is None else torch.cat([rows, behind], dim=2),
         "newest": behind,
         "moved": moved,
@@ -61,7 +59,6 @@ def extend(table: Cache, newest: Tensor, capacity: int, key_padding_mask: Option
         "offsets": torch.arange(0, bsz * heads * length, length, device=newest.device),
         "prev_key_padding_mask": padding,
     }
-    return extended
 
 
 def rows_of(first: int, like: Tensor, count: int) -> Tensor:

@@ -1,9 +1,12 @@
 """The one exception for a user's mistake, and the one line in which the command line prints it."""
 
 import errno
+import os
 import re
+import sys
 import traceback
-from typing import Optional, Set
+from types import FrameType
+from typing import Callable, Iterable, Optional, Set, Tuple
 
 # what gloo, NCCL and torch's store say when another process of the run is gone
 LOST_PEER = re.compile(
@@ -37,14 +40,43 @@ def explain(error: BaseException) -> Optional[str]:
     """The one line that tells a user what to do, or None for an error that needs its traceback."""
     cause: Optional[BaseException] = error
     seen: Set[int] = set()  # a chain of errors may come back to itself
-    while cause is not None and id(cause) not in seen:  # fairseq wraps some errors in others of its own
+    while cause is not None and id(cause) not in seen:
         seen.add(id(cause))
         if isinstance(cause, SynthesizerError):
             return str(cause)
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            return f"{cause.strerror}: a file could not be written; what was saved before is untouched"
-        cause = cause.__cause__ or cause.__context__
+            name = f"{cause.filename}: " if cause.filename else "a file "
+            return f"{name}could not be written ({cause.strerror}); make room, then start the command again"
+        cause = cause_of(cause)
     return explain_fairseq(error) if raised_in(error, "fairseq") else None
+
+
+def cause_of(error: BaseException) -> Optional[BaseException]:
+    """What an error was raised from.
+
+    fairseq and torch wrap some errors in an Exception or a RuntimeError without saying ``from``. Any other error that
+    is raised while one is handled is a mistake of its own.
+    """
+    wrapper = type(error) in (Exception, RuntimeError) and raised_by(error).split(".")[0] in ("fairseq", "torch")
+    return error.__context__ if wrapper and not error.__suppress_context__ else error.__cause__
+
+
+def of_fairseq_command(frames: Iterable[Tuple[FrameType, int]]) -> bool:
+    """Whether one of fairseq's commands, ``fairseq-train`` or ``python -m fairseq_cli.train``, is among the callers."""
+    folders = (os.path.dirname(frame.f_code.co_filename) for frame, _ in frames)
+    return any(os.path.basename(folder) == "fairseq_cli" for folder in folders)
+
+
+def run_command(main: Callable[[], None]) -> None:
+    """Runs a command of this project. An error that `explain` knows ends it with one line."""
+    try:
+        main()
+    except (Exception, KeyboardInterrupt) as error:
+        line = explain(error)
+        if line is None:
+            raise
+        print(f"fairseq_synth: error: {line}", file=sys.stderr)
+        sys.exit(1)
 
 
 def explain_fairseq(error: BaseException) -> Optional[str]:

@@ -5,7 +5,7 @@ import dataclasses
 from dataclasses import field
 from typing import Any
 
-from fairseq.models import FairseqLanguageModel, register_model
+from fairseq.models import FairseqLanguageModel
 from fairseq.models.transformer import DEFAULT_MAX_TARGET_POSITIONS, Embedding, TransformerConfig
 from fairseq.models.transformer_lm import TransformerLanguageModelConfig
 from fairseq.modules import AdaptiveInput, CharacterTokenEmbedder
@@ -29,13 +29,13 @@ class SynthesizerLanguageModelConfig(DecoderSynthesizerConfig, SynthesizerConfig
     )
 
 
-@register_model("transformer_lm_synth", dataclass=SynthesizerLanguageModelConfig)
 class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
     """fairseq's ``transformer_lm`` with synthesized self-attention: row t of a block sees the tokens up to t."""
 
     kind = "language model"
     config = SynthesizerLanguageModelConfig
     add_bos_token = False
+    takes_longer_rows = False  # than those of the training
 
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> "SynthesizerLanguageModel":
@@ -54,6 +54,7 @@ class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
         length = length_limit(args, args.decoder_synthesizer)
         if args.tokens_per_sample is not None:
             check_rows("--tokens-per-sample", args.tokens_per_sample, length, bool(args.add_bos_token))
+        takes_longer_rows = args.max_target_positions is None and length is None and not args.decoder_learned_pos
         if args.max_target_positions is None:
             args.max_target_positions = args.tokens_per_sample or DEFAULT_MAX_TARGET_POSITIONS
         if args.decoder_layers_to_keep:
@@ -62,16 +63,21 @@ class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
         embed_tokens: Any = build_embedding(args, task.source_dictionary)
         model = cls(SynthesizerDecoder(config, task.target_dictionary, embed_tokens, no_encoder_attn=True))
         model.add_bos_token = bool(args.add_bos_token)
+        model.takes_longer_rows = takes_longer_rows
         cls.limit_lengths(task, length)
         return model
 
     def prepare_for_inference_(self, cfg: Any) -> None:
-        """As fairseq's own.
+        """As fairseq's own. From here on rows may be longer than the training's, where nothing limits them.
 
         Raises:
             SynthesizerError: ``--min-len`` is more than the model can write.
         """
         super().prepare_for_inference_(cfg)
+        # an evaluation may add the token where the training has not
+        self.add_bos_token = self.add_bos_token or bool(getattr(cfg.task, "add_bos_token", False))
+        if self.takes_longer_rows and self.decoder.embed_positions is not None:
+            self.decoder.max_target_positions = self.decoder.embed_positions.max_positions
         self.check_output_length(cfg)
 
     def max_positions(self) -> int:

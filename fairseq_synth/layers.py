@@ -1,11 +1,12 @@
 """Stacks of fairseq's layers with another self-attention: layers, encoder, decoder, for every kind of model.
 
-An encoder or decoder is the door of the model: it refuses what is too long, and aligns padded sentences so that the
-layers see every sentence from position 0 on.
+An encoder or decoder checks lengths and aligns padded sentences, once, so that the layers see every sentence from
+position 0 on.
 """
 
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+import torch
 import torch.nn as nn
 from fairseq.distributed import fsdp_wrap
 from fairseq.models.transformer import TransformerConfig, TransformerDecoderBase, TransformerEncoderBase
@@ -143,6 +144,8 @@ class AlignedEncoder(LimitedStack, TransformerEncoderBase):
         out["encoder_out"] = [restore(x, columns) for x in out["encoder_out"]]
         out["encoder_states"] = [restore(x, columns) for x in out["encoder_states"]]
         out["encoder_embedding"] = [restore(x, columns, batch_first=True) for x in out["encoder_embedding"]]
+        if not torch.jit.is_scripting():  # None for each layer, unless they are asked for
+            out["fc_results"] = [None if x is None else restore(x, columns) for x in out["fc_results"]]
         out["encoder_padding_mask"] = [padding_mask]
         return out
 

@@ -9,7 +9,6 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
-from fairseq.models import register_model
 from fairseq.models.transformer import TransformerConfig
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor
@@ -17,8 +16,8 @@ from torch import Tensor
 from .config import check_heads
 from .errors import SynthesizerError
 from .layers import AlignedEncoder, EncoderLayer, wrap_layer
+from .parameters import glorot_uniform_
 from .roberta import RobertaFlags, RobertaStructure, SynthesizerRoberta, SynthesizerRobertaEncoder
-from .synthesizers import glorot_uniform_
 
 SHARING = ("none", "headwise", "key-value", "layerwise")
 
@@ -169,7 +168,6 @@ class LinformerRobertaEncoder(SynthesizerRobertaEncoder):
     stack = LinformerEncoder
 
 
-@register_model("roberta_linformer", dataclass=RobertaLinformerConfig)
 class RobertaLinformer(SynthesizerRoberta):
     """fairseq's ``roberta`` with the self-attention of Linformer."""
 
@@ -177,6 +175,23 @@ class RobertaLinformer(SynthesizerRoberta):
     config = RobertaLinformerConfig
     flags = LinformerFlags
     encoder_class = LinformerRobertaEncoder
+
+    def load_state_dict(self, state_dict: Dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
+        """As fairseq's own.
+
+        Raises:
+            SynthesizerError: as of `SynthesizerRoberta`, or projections that are one here differ in the checkpoint.
+        """
+        shared: Dict[int, str] = {}  # a parameter and the first of its names
+        for name, parameter in self.named_parameters(remove_duplicate=False):
+            theirs, first = state_dict.get(name), shared.setdefault(id(parameter), name)
+            one = state_dict.get(first)
+            if name.endswith((".E", ".F")) and not (theirs is None or one is None or torch.equal(theirs, one)):
+                raise SynthesizerError(
+                    f"--linformer-sharing {self.args.linformer_sharing}: {first} and {name} are one in this model, and "
+                    "differ in the checkpoint; give the --linformer-sharing of the training"
+                )
+        return super().load_state_dict(state_dict, *args, **kwargs)
 
     @classmethod
     def check_encoder(cls, args: argparse.Namespace) -> Optional[int]:

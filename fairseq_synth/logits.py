@@ -11,21 +11,22 @@ from .masks import at_least_fp32
 class Logits:
     """S as a sum of inner products, outer products and biases. ``+`` puts the summands of two sums together.
 
-    A first dimension of 1 means that a summand is shared across the batch, as it does not depend on the input; a
-    second dimension of 1 that all heads share it. The weights of a mixture are in the smallest factor of each summand.
+    Each summand is a weight and its factors. A weight is (1, H, 1, 1), or None for 1. A factor's first dimension of 1
+    means that it is shared across the batch, as it does not depend on the input; a second dimension of 1 that all heads
+    share it. Weights are multiplied where a computation reads the factors, into the smaller one: a product made
+    beforehand would be kept for the backward pass, and R may be larger than everything else.
 
     Attributes:
         products: queries (B or 1, H or 1, T, r) and keys (B or 1, H or 1, S, r), for ``query @ key^T``.
         outers: left (B or 1, H or 1, T, a) and right (B or 1, H or 1, T, b), a b >= S: column u b + v of a row is
             ``left_u right_v``.
-        biases: a weight (1, H, 1, 1), or None for 1, and what it multiplies, (B or 1, H or 1, T or 1, S). Tiles of R
-            are weighted where they are read, as R may be larger than everything else.
+        biases: logits that are at hand, (B or 1, H or 1, T or 1, S).
     """
 
     def __init__(
         self,
-        products: List[Tuple[Tensor, Tensor]],
-        outers: List[Tuple[Tensor, Tensor]],
+        products: List[Tuple[Optional[Tensor], Tensor, Tensor]],
+        outers: List[Tuple[Optional[Tensor], Tensor, Tensor]],
         biases: List[Tuple[Optional[Tensor], Tensor]],
     ) -> None:
         self.products = products
@@ -36,9 +37,11 @@ class Logits:
         return Logits(self.products + other.products, self.outers + other.outers, self.biases + other.biases)
 
     def tensors(self) -> List[Tensor]:
-        """All tensors of the sum: of each product query and key, of each outer product left and right, of each bias."""
+        """All tensors of the sum: of each summand the weight, if there is one, and the factors."""
         found: List[Tensor] = []
-        for first, second in self.products + self.outers:
+        for weight, first, second in self.products + self.outers:
+            if weight is not None:
+                found.append(weight)
             found.append(first)
             found.append(second)
         for weight, bias in self.biases:
@@ -55,15 +58,18 @@ class Logits:
         return True
 
     def joined(self) -> "Logits":
-        """The same sum with one inner product: the queries are concatenated on features, and so are the keys."""
-        if len(self.products) < 2:
-            return self
+        """The same sum with one inner product, without a weight: the queries, times their weights, are concatenated on
+        features, and so are the keys."""
         queries: List[Tensor] = []
         keys: List[Tensor] = []
-        for query, key in self.products:
+        products: List[Tuple[Optional[Tensor], Tensor, Tensor]] = []
+        for weight, query, key in self.products:
+            query, key = weighted(weight, query, key)
             queries.append(query)
             keys.append(key)
-        return Logits([(concatenate(queries), concatenate(keys))], self.outers, self.biases)
+        if len(queries) > 0:
+            products.append((None, concatenate(queries), concatenate(keys)))
+        return Logits(products, self.outers, self.biases)
 
     def total(self, src_len: int) -> Tensor:
         """The sum, over `src_len` columns.
@@ -73,14 +79,16 @@ class Logits:
             at least; a single summand keeps its type, which saves a kernel, and may be a view of a parameter.
         """
         products = self.products
-        if len(products) > 1 and products[0][0].size(2) > 1:
+        if len(products) > 1 and products[0][1].size(2) > 1:
             products = self.joined().products  # not for a single row, as in decoding: it would copy all keys
         is_sum = len(products) + len(self.outers) + len(self.biases) > 1
         total: Optional[Tensor] = None
-        for query, key in products:
+        for weight, query, key in products:
+            query, key = weighted(weight, query, key)
             product = summand(inner_product(query, key), is_sum)
             total = product if total is None else total + product
-        for left, right in self.outers:
+        for weight, left, right in self.outers:
+            left, right = weighted(weight, left, right)
             product = summand(outer_product(left, right)[..., :src_len], is_sum)
             total = product if total is None else total + product
         biases: Optional[Tensor] = None
@@ -98,19 +106,28 @@ class Logits:
         return total + biases
 
 
-def product_of(query: Tensor, key: Tensor) -> Logits:
-    """``query @ key^T``; shapes as of `Logits.products`."""
-    return Logits([(query, key)], [], [])
+def product_of(query: Tensor, key: Tensor, weight: Optional[Tensor] = None) -> Logits:
+    """``query @ key^T`` times a weight of each head, (H, 1, 1), or None for 1; other shapes as of `Logits.products`."""
+    return Logits([(None if weight is None else weight[None], query, key)], [], [])
 
 
-def outer_product_of(left: Tensor, right: Tensor) -> Logits:
-    """Outer products of the rows; shapes as of `Logits.outers`."""
-    return Logits([], [(left, right)], [])
+def outer_product_of(left: Tensor, right: Tensor, weight: Optional[Tensor] = None) -> Logits:
+    """Outer products of the rows, times a weight as of `product_of`; other shapes as of `Logits.outers`."""
+    return Logits([], [(None if weight is None else weight[None], left, right)], [])
 
 
 def bias_of(bias: Tensor, weight: Optional[Tensor] = None) -> Logits:
-    """Logits that are at hand, (B or 1, H or 1, T or 1, S), times a weight of each head, (H, 1, 1), or None for 1."""
+    """Logits that are at hand, (B or 1, H or 1, T or 1, S), times a weight as of `product_of`."""
     return Logits([], [], [(None if weight is None else weight[None], bias)])
+
+
+def weighted(weight: Optional[Tensor], first: Tensor, second: Tensor) -> Tuple[Tensor, Tensor]:
+    """The factors of a product, of which the smaller is multiplied by the weight, in its own type."""
+    if weight is None:
+        return first, second
+    if second.numel() < first.numel():
+        return first, second * weight.to(second.dtype)
+    return first * weight.to(first.dtype), second
 
 
 def summand(x: Tensor, is_sum: bool) -> Tensor:
@@ -134,6 +151,8 @@ def outer_product(left: Tensor, right: Tensor) -> Tensor:
 
 def concatenate(factors: List[Tensor]) -> Tensor:
     """Factors (B or 1, H or 1, T, r) concatenated on their features, r."""
+    if len(factors) == 1:
+        return factors[0]
     sizes = list(factors[0].size())
     for x in factors:
         sizes = [n if m == 1 else m for m, n in zip(sizes, x.size())]

@@ -1,8 +1,8 @@
 """Padding and causality: alignment of padded sentences, their lengths, and the softmax under masks.
 
-What is known is not read from the values of a tensor. A decoder says `causal_mask`, which has no values; and
-sentences are aligned on their first token as they enter the model (`align`), so that position-indexed logits
-are right and all padding is behind the sentences. So no layer makes the CPU wait for a GPU.
+Masks are flags or lengths; their values are never inspected on a GPU, where that would make the CPU wait. A decoder
+says `causal_mask`, which has no values. Sentences are aligned on their first token as they enter the model (`align`),
+so that position-indexed logits are right and all padding is behind the sentences.
 
 Any other mask is an ``attn_mask`` of numbers, which the plain computation adds to the logits. A decoder's is what
 ``buffered_future_mask`` in `layers` returns; a step of decoding has none. What `causal_mask` hides is known to every
@@ -70,7 +70,7 @@ def masked_softmax(
 def sentence_lengths(key_padding_mask: Tensor) -> Optional[List[int]]:
     """Length of each sentence, where all padding is on the right and no sentence is empty; otherwise None.
 
-    This reads values: for the CPU, where nobody waits for them.
+    For the CPU only: on a GPU, reading the values would synchronize.
 
     Args:
         key_padding_mask: (B, S), true for padding.

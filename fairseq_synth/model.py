@@ -1,4 +1,4 @@
-"""What the kinds of model share: their flags on the command line, and what is refused at the door."""
+"""What the kinds of model share: their flags on the command line, and what is checked as a model is built."""
 
 import argparse
 import logging
@@ -12,6 +12,7 @@ from fairseq.tasks.sentence_prediction import SentencePredictionTask
 from fairseq.tasks.translation import TranslationTask
 from torch import Tensor
 
+from . import register
 from .config import to_namespace
 from .errors import SynthesizerError, built_lengths
 from .lengths import check_min_len, check_padding
@@ -40,6 +41,12 @@ class SynthesizerModel:
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
         """Adds the flags, without defaults: those are the architecture's."""
         gen_parser_from_dataclass(parser, (cls.flags or cls.config)(), delete_default=True)
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """As fairseq's own; ``user_dir`` may be left out."""
+        register()
+        return super().from_pretrained(*args, **kwargs)  # type: ignore[misc]
 
     @classmethod
     def read_config(cls, cfg: Any, task: Any) -> argparse.Namespace:

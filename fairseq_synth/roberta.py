@@ -7,7 +7,6 @@ from typing import Any, Dict, Optional
 
 import torch.nn as nn
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
-from fairseq.models import register_model
 from fairseq.models.roberta.model import RobertaEncoder, RobertaModel, base_architecture
 from fairseq.models.transformer import TransformerConfig, TransformerEncoderBase
 from fairseq.utils import get_available_activation_fns
@@ -106,7 +105,6 @@ class SynthesizerRobertaEncoder(RobertaEncoder):
         return self.stack(TransformerConfig.from_namespace(args), dictionary, embed_tokens)
 
 
-@register_model("roberta_synth", dataclass=SynthesizerRobertaConfig)
 class SynthesizerRoberta(SynthesizerModel, RobertaModel):
     """fairseq's ``roberta`` with synthesized self-attention."""
 
@@ -147,7 +145,8 @@ class SynthesizerRoberta(SynthesizerModel, RobertaModel):
         """As fairseq's own.
 
         Raises:
-            SynthesizerError: the weights are of another kind of model, or of another ``--max-positions``.
+            SynthesizerError: the weights are of another kind of model, of another ``--max-positions``, or with
+                ``--load-checkpoint-heads`` of another ``--num-classes``.
         """
         own = getattr(self.encoder.sentence_encoder.embed_positions, "weight", None)
         theirs = state_dict.get("encoder.sentence_encoder.embed_positions.weight")
@@ -157,7 +156,20 @@ class SynthesizerRoberta(SynthesizerModel, RobertaModel):
                 f"--max-positions {self.args.max_positions}: the checkpoint was trained with {trained}; give that, or "
                 "another checkpoint"
             )
+        if getattr(self.args, "load_checkpoint_heads", False):
+            self.check_classes(state_dict)
         return super().load_state_dict(state_dict, *args, **kwargs)
+
+    def check_classes(self, state_dict: Dict[str, Tensor]) -> None:
+        """Raises SynthesizerError if a classification head in the state dict has another number of classes."""
+        for name, head in self.classification_heads.items():
+            weight = state_dict.get(f"classification_heads.{name}.out_proj.weight")
+            classes = head.out_proj.out_features
+            if weight is not None and len(weight) != classes:
+                raise SynthesizerError(
+                    f"--num-classes {classes}: the head {name!r} of the checkpoint has {len(weight)} classes; give "
+                    "that, another --classification-head-name, or leave --load-checkpoint-heads out"
+                )
 
     @classmethod
     def check_encoder(cls, args: argparse.Namespace) -> Optional[int]:

@@ -20,7 +20,7 @@ tests over the registry and the error messages find it by its name.
 """
 
 import math
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Type
 
 import torch
 import torch.nn as nn
@@ -28,6 +28,7 @@ from torch import Tensor
 
 from .errors import SynthesizerError
 from .logits import Logits, bias_of, outer_product_of, product_of
+from .parameters import factorize, glorot_uniform_, per_head_linear, positions
 
 SYNTHESIZERS: Dict[str, Type["Synthesizer"]] = {}
 MIXTURES = ("convex", "sum")
@@ -97,7 +98,7 @@ class Synthesizer(nn.Module):
 
         Args:
             inputs: what they may depend on.
-            weight: of each head, (H, 1, 1), in a mixture; None for 1. Give it to the smallest factor, by `weighted`.
+            weight: of each head, (H, 1, 1), in a mixture; None for 1. The summands of the logits take it.
         """
         raise NotImplementedError
 
@@ -154,7 +155,7 @@ class FactorizedRandom(Synthesizer):
     def forward(self, inputs: Inputs, weight: Optional[Tensor]) -> Logits:
         rows = positions(self.R1, 1, inputs.start, inputs.x.size(2))
         columns = positions(self.R2, 1, 0, inputs.src_len)
-        return product_of(weighted(rows, weight)[None], columns[None])
+        return product_of(rows[None], columns[None], weight)
 
 
 @register_synthesizer("relative_random")
@@ -188,9 +189,8 @@ class RelativeRandom(Synthesizer):
         if first < lowest or highest < last:
             before, behind = self.r[:, :1].expand(-1, lowest - first), self.r[:, -1:].expand(-1, last - highest)
             r = torch.cat([before, r, behind], dim=1)
-        r = weighted(r, None if weight is None else weight[..., 0])
         rows = r.unfold(1, inputs.src_len, 1)  # the last row comes first: each is the one before it, moved by one
-        return bias_of((rows.flip(1) if length > 1 else rows)[None])
+        return bias_of((rows.flip(1) if length > 1 else rows)[None], weight)
 
 
 @register_synthesizer("dense")
@@ -221,7 +221,7 @@ class Dense(Synthesizer):
         hidden = per_head_linear(inputs.x, self.W1, self.b1, relu=True)
         columns = positions(self.W2, 1, 0, inputs.src_len)
         bias = positions(self.b2, 1, 0, inputs.src_len).unsqueeze(1)
-        return product_of(hidden, weighted(columns, weight)[None]) + bias_of(weighted(bias, weight)[None])
+        return product_of(hidden, columns[None], weight) + bias_of(bias[None], weight)
 
 
 @register_synthesizer("factorized_dense")
@@ -260,7 +260,7 @@ class FactorizedDense(Synthesizer):
         A, B = per_head_linear(hidden, self.W2, self.b2).split([self.a, self.b], dim=-1)
         groups = (inputs.src_len + self.b - 1) // self.b  # of columns with the same u
         A, B = positions(A, 3, 0, groups), B.narrow(3, 0, min(self.b, inputs.src_len))
-        return outer_product_of(weighted(A, weight), B)
+        return outer_product_of(A, B, weight)
 
 
 @register_synthesizer("vanilla")
@@ -278,10 +278,8 @@ class Vanilla(Synthesizer):
         q, k = inputs.q, inputs.k
         assert q is not None and k is not None
         if weight is not None:
-            q = weighted(q, weight * self.scaling)
-        elif self.scaling != 1.0:
-            q = q * self.scaling
-        return product_of(q, k)
+            return product_of(q, k, weight * self.scaling)
+        return product_of(q * self.scaling if self.scaling != 1.0 else q, k)
 
 
 class LayerSynthesizer(nn.Module):
@@ -399,63 +397,3 @@ class Mixture(LayerSynthesizer):
             for _ in self.components.values():
                 weights.append(None)
         return weights
-
-
-def weighted(x: Tensor, weight: Optional[Tensor]) -> Tensor:
-    """x times its weight in a mixture, in the type of x; None: x itself."""
-    return x if weight is None else x * weight.to(x.dtype)
-
-
-def factorize(length: int) -> Tuple[int, int]:
-    """``(a, b)`` with ``a b = length`` and a the largest divisor up to the square root.
-
-    Raises:
-        SynthesizerError: no divisor but 1, so that nothing is factorized.
-    """
-    for a in range(math.isqrt(length), 1, -1):
-        if length % a == 0:
-            return a, length // a
-    raise SynthesizerError(
-        f"--synth-max-length {length}: factorized_dense needs a product a*b with a, b > 1; "
-        f"take {max(4, length + 1)}, for example"
-    )
-
-
-def positions(x: Tensor, dim: int, start: int, count: int) -> Tensor:
-    """The entries along a dimension of l for positions ``start .. start + count - 1``: position p has entry p mod l.
-
-    This is the paper's way to sentences beyond l, "tile to the maximum sequence length". Within l it is a view.
-    """
-    length = x.size(dim)
-    if start == 0 and count == length:
-        return x  # the gradient of a slice is a copy
-    start = start % length
-    if start + count <= length:
-        return x.narrow(dim, start, count)
-    pieces: List[Tensor] = []
-    while count > 0:
-        piece = x.narrow(dim, start, min(count, length - start))
-        pieces.append(piece)
-        count -= piece.size(dim)
-        start = 0
-    return torch.cat(pieces, dim=dim)
-
-
-def per_head_linear(x: Tensor, weight: Tensor, bias: Tensor, relu: bool = False) -> Tensor:
-    """``W x + b``, or ``relu(W x + b)``, with a matrix per head.
-
-    x (B, H, T, n), weight (H, m, n), bias (H, m) -> (B, H, T, m).
-    """
-    bsz, heads, length, _ = x.size()
-    # of a layer's input a view, not a copy to keep
-    rows = x.permute(1, 2, 0, 3).reshape(heads, length * bsz, x.size(3))
-    out = torch.baddbmm(bias.unsqueeze(1), rows, weight.transpose(1, 2))
-    if relu:
-        out = out.relu_()  # before the view: of a view in place, autograd copies the gradient twice more
-    return out.view(heads, length, bsz, weight.size(1)).permute(2, 0, 1, 3)
-
-
-def glorot_uniform_(weight: Tensor) -> Tensor:
-    """Glorot-uniform for each head's matrix of a (H, m, n) tensor: U(-s, s) with s = sqrt(6 / (m + n)); returns it."""
-    bound = math.sqrt(6.0 / (weight.size(1) + weight.size(2)))
-    return nn.init.uniform_(weight, -bound, bound)

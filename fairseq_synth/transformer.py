@@ -5,7 +5,6 @@ import math
 from typing import Any, Tuple
 
 import torch.nn as nn
-from fairseq.models import register_model
 from fairseq.models.transformer import TransformerConfig, TransformerModelBase
 
 from .config import DecoderSynthesizerConfig, EncoderSynthesizerConfig, SynthesizerConfig, check_flags, flatten
@@ -22,7 +21,6 @@ SynthesizerTransformerConfig: Any = dataclasses.make_dataclass(
 )
 
 
-@register_model("transformer_synth", dataclass=SynthesizerTransformerConfig)
 class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
     """The Transformer with synthesized self-attention (arXiv 2005.00743); cross-attention stays as it is."""
 

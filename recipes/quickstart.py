@@ -5,13 +5,14 @@
 A second call reuses the environment, the data and the checkpoints: training goes on where it stopped.
 """
 
+import functools
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 from shlex import quote
-from typing import Sequence
+from typing import Optional, Sequence
 
 from . import corpora, prepare, train, translation
 from .command import (
@@ -31,9 +32,10 @@ from .command import (
 from .hyperparameters import RECIPES
 
 RECIPE = "multi30k_cpu"  # of the README's results; shortened for the numbers
-UPDATES = {"numbers": 800, "multi30k": RECIPES[RECIPE].max_update}
-MERGES = {"numbers": 1000, "multi30k": 4000}
-SENTENCES = {"numbers": "eighty-one hours ago", "multi30k": "A man plays the guitar."}
+UPDATES = {"numbers": 500, "multi30k": RECIPES[RECIPE].max_update}
+MERGES = {"numbers": 300, "multi30k": 4000}
+SMALL = ["--encoder-layers", 2, "--decoder-layers", 2]  # of the preset's 4, for the numbers
+SENTENCES = {"numbers": "Eighty-one hours ago", "multi30k": "A man plays the guitar."}
 
 
 def main(argv: Sequence[str]) -> None:
@@ -44,10 +46,8 @@ def main(argv: Sequence[str]) -> None:
     add("--data", choices=UPDATES, default="numbers", help="numbers (default) is made on the spot, without a network")
     add("--from", dest="source", type=existing_folder, metavar="DIR", help="Multi30k's .gz files (default: download)")
     add("--pair", choices=("en-de", "en-fr"), default="en-de", help="(default: en-de)")
-    add("--max-update", type=integer(1), metavar="N", help="updates (default: 800 for numbers, 7000 for multi30k)")
-    add(
-        "--merges", type=integer(1), metavar="N", help="of the joint BPE (default: 1000 for numbers, 4000 for multi30k)"
-    )
+    add("--max-update", type=integer(1), metavar="N", help="updates (default: 500 for numbers, 7000 for multi30k)")
+    add("--merges", type=integer(1), metavar="N", help="of the joint BPE (default: 300 for numbers, 4000 for multi30k)")
     add("--threads", type=integer(1), metavar="N", help="CPU threads of the training (default: all)")
     add("--seed", type=integer(0), default=1, metavar="N", help="(default: 1)")
     add("--out", type=Path, default=ROOT / "runs", metavar="DIR", help="where everything goes (default: runs)")
@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> None:
         raw = corpus.with_name(f"{corpus.name}-raw")
         if not (corpus / "bin" / "done").exists():
             corpora.numbers(tgt, raw)
-        prepare.main([str(raw), "en", tgt, str(corpus), "--merges", str(merges)])
+        prepare.main([str(raw), "en", tgt, str(corpus), "--merges", str(merges), "--lowercase"])
 
     pin_settings(save / "quickstart", "checkpoint_last.pt", {"max_update": updates, "flags": " ".join(rest)})
     if (save / "scores.json").exists():
@@ -84,14 +84,16 @@ def main(argv: Sequence[str]) -> None:
     if args.data == "multi30k":
         say("the README's recipe: some 25 minutes on one idle CPU core for 7000 updates; stop and call again at will")
     interval = max(1, updates // 20)
-    threads = args.threads or int(os.environ.get("OMP_NUM_THREADS", 0)) or cores()
+    threads = args.threads or openmp_threads() or cores()
     command = [arch, args.pair, "--recipe", RECIPE, "--data", corpus, "--save-dir", save, "--seed", args.seed]
     command += ["--max-update", updates, "--gpus", min(1, train.gpus_here()[0]), "--threads", threads]
     command += ["--save-every", interval, "--", "--log-interval", interval]
+    if args.data == "numbers":
+        command += SMALL
     if updates != RECIPES[RECIPE].max_update:
         command += ["--warmup-updates", updates // 3]
         command += ["--validate-interval", 1, "--validate-after-updates", updates * 3 // 4]
-    train.start([*command, *rest], show_progress)
+    train.start([*command, *rest], functools.partial(show_progress, updates))
     if dry_run():
         show([ROOT / "scripts" / "evaluate.sh", corpus, save])
     else:
@@ -105,10 +107,18 @@ def show_translate(sentence: str, corpus: Path, save: Path) -> None:
     print(f"echo {quote(sentence)} | {ROOT}/scripts/translate.sh {quote(str(corpus))} {quote(str(save))}")
 
 
-def show_progress(line: str) -> None:
-    """Prints a line of fairseq's log in short: perplexity and time, the command, and errors."""
+def openmp_threads() -> Optional[int]:
+    """The number of threads in OMP_NUM_THREADS, of a list such as 4,2 the first; None where there is none."""
+    first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return int(first) if first.isdecimal() and int(first) else None
+
+
+def show_progress(updates: int, line: str) -> None:
+    """Prints a line of fairseq's log in short: perplexity and time, of `updates` in all; the command, and errors."""
     found = re.search(r"train_inner.* ppl=([\d.]+),.* num_updates=(\d+),.* wall=(\d+)", line)
     if found:
-        print("  update {1}: training perplexity {0}, {2} s".format(*found.groups()), flush=True)
+        perplexity, done, seconds = found[1], int(found[2]), int(found[3])
+        left = f"{seconds} s, {seconds * (updates - done) // done} s left"
+        print(f"  update {done} of {updates}: training perplexity {perplexity}, {left}", flush=True)
     elif re.match(r"\+ |.*(Loaded checkpoint|rror:)", line):
         print(line.split(" | ")[-1], end="", flush=True)

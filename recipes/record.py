@@ -70,8 +70,9 @@ def learned_alpha(checkpoint: Path) -> Dict[str, Dict[str, List[float]]]:
     """
     from fairseq.checkpoint_utils import load_checkpoint_to_cpu
 
-    import fairseq_synth  # noqa: F401  (allows what fairseq's checkpoints hold)
+    from fairseq_synth import register
 
+    register()  # allows what fairseq's checkpoints hold
     state = load_checkpoint_to_cpu(str(checkpoint))
     return mixture_weights(state["model"], state["cfg"]["model"])
 

@@ -15,7 +15,6 @@ Where the text has longer sentences than the architecture takes, --synth-max-len
 """
 
 import argparse
-import ast
 import importlib.util
 import math
 import os
@@ -28,6 +27,8 @@ import sys
 from array import array
 from pathlib import Path
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
+
+from fairseq_synth.names import VARIANTS
 
 from . import provenance
 from .command import (
@@ -106,17 +107,8 @@ def make_parser() -> Parser:
 
 
 def models() -> List[str]:
-    """Every model by the name that the tables have for it, fairseq's own first.
-
-    They are VARIANTS of architectures.py, read from its text: to import it loads fairseq, which takes seconds.
-    """
-    source = ast.parse((ROOT / "fairseq_synth" / "architectures.py").read_text(encoding="utf-8"))
-    (variants,) = (
-        ast.literal_eval(node.value)
-        for node in source.body
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "VARIANTS"
-    )
-    return ["transformer", *(variant.replace("+", "_") for variant in variants if variant != "vanilla")]
+    """Every model by the name that the tables have for it, fairseq's own first."""
+    return ["transformer", *(variant.replace("+", "_") for variant in VARIANTS if variant != "vanilla")]
 
 
 def recipe_name(arch: str, dataset: str = "") -> str:

@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from fairseq import checkpoint_utils  # noqa: E402
 from omegaconf import OmegaConf  # noqa: E402
 
-import fairseq_synth  # noqa: E402, F401  (allows what fairseq's checkpoints hold, and repairs saving)
-from fairseq_synth.errors import SynthesizerError  # noqa: E402
+from fairseq_synth import register  # noqa: E402
+from fairseq_synth.errors import SynthesizerError, run_command  # noqa: E402
 
 
 def last_checkpoints(folder: Path, n: int, by_updates: bool, upper_bound: int) -> List[Path]:
@@ -77,6 +77,7 @@ def main() -> None:
     newest.add_argument("--num-update-checkpoints", type=int, metavar="N", help="the last N of --save-interval-updates")
     parser.add_argument("--checkpoint-upper-bound", type=int, default=0, help="highest epoch or update to look at")
     args = parser.parse_args()
+    register()  # allows what fairseq's checkpoints hold, and repairs saving
 
     n = args.num_update_checkpoints if args.num_epoch_checkpoints is None else args.num_epoch_checkpoints
     paths = args.inputs
@@ -95,4 +96,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -1,5 +1,7 @@
 """Labels a set of fairseq's sentence_prediction task with a trained model, one label a line in the order of the set.
 
+A model trained with --regression-target gives a number a line in place of a label.
+
     python scripts/classify.py DATA_BIN --path checkpoint_best.pt --output FILE [--gen-subset valid]
 
 fairseq-validate gives the accuracy alone, with one decimal. The output gets its name once it is whole.
@@ -16,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from fairseq import checkpoint_utils, utils  # noqa: E402
 
-import fairseq_synth  # noqa: E402, F401  (registers the models, and allows what fairseq's checkpoints hold)
-from fairseq_synth.errors import SynthesizerError  # noqa: E402
+from fairseq_synth import register  # noqa: E402
+from fairseq_synth.errors import SynthesizerError, run_command  # noqa: E402
 
 
 def main() -> None:
@@ -29,6 +31,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=4096, help="of a batch (default: 4096)")
     parser.add_argument("--cpu", action="store_true", help="although there is a GPU")
     args = parser.parse_args()
+    register()
     if not args.path.is_file():
         raise SynthesizerError(f"--path {args.path}: no such file")
     models, _, task = checkpoint_utils.load_model_ensemble_and_task(
@@ -42,14 +45,17 @@ def main() -> None:
     batches = task.get_batch_iterator(dataset, max_tokens=args.max_tokens).next_epoch_itr(shuffle=False)
     cuda = torch.cuda.is_available() and not args.cpu
     model = models[0].eval().cuda() if cuda else models[0].eval()
-    labels = task.label_dictionary
+    labels = None if getattr(task.cfg, "regression_target", False) else task.label_dictionary
     found: Dict[int, str] = {}
     with torch.no_grad():
         for batch in batches:
             sample = utils.move_to_cuda(batch) if cuda else batch
             logits, _ = model(**sample["net_input"], features_only=True, classification_head_name=head)
-            classes = logits.argmax(-1) + labels.nspecial
-            found.update((int(i), labels[c]) for i, c in zip(sample["id"], classes))
+            if labels is None:
+                answers = [f"{number:.6g}" for number in logits.squeeze(-1).tolist()]
+            else:
+                answers = [labels[c] for c in logits.argmax(-1) + labels.nspecial]
+            found.update(zip(sample["id"].tolist(), answers))
     if len(found) != len(dataset):
         raise SynthesizerError(f"{args.data}: {len(found)} of {len(dataset)} examples were labelled; see --max-tokens")
     part = args.output.with_name(args.output.name + ".part")
@@ -58,4 +64,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

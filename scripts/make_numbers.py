@@ -1,6 +1,6 @@
 """Writes a small parallel corpus of numbers, dates and quantities in words, in two languages.
 
-    python scripts/make_numbers.py en de OUT_DIR [--train 20000]
+    python scripts/make_numbers.py en de OUT_DIR [--train 10000]
 
 The sentences come from the locale data of babel and the number words of num2words; nothing is downloaded.
 No sentence of valid or test is in train. German says "einundzwanzig" for twenty-one, puts the day before the
@@ -32,8 +32,8 @@ Fact = Callable[[str], str]  # language -> text
 
 
 def number(rng: random.Random) -> int:
-    """Most numbers are small, some have six digits."""
-    return int(10 ** rng.uniform(0.3, 6))
+    """Most numbers are small, none has more than three digits."""
+    return int(10 ** rng.uniform(0.3, 3))
 
 
 def spell(text: str, lang: str) -> str:
@@ -76,8 +76,8 @@ def date(rng: random.Random) -> Fact:
 
 
 def sentence(rng: random.Random, langs: Tuple[str, str]) -> Tuple[str, str]:
-    """One to three facts, joined as each language joins a list."""
-    facts = [rng.choice((quantity, price, distance_in_time, date))(rng) for _ in range(rng.randint(1, 3))]
+    """One or two facts, joined as each language joins a list."""
+    facts = [rng.choice((quantity, price, distance_in_time, date))(rng) for _ in range(rng.randint(1, 2))]
     source, target = (format_list([fact(lang) for fact in facts], locale=lang) for lang in langs)
     return source.replace("\xa0", " "), target.replace("\xa0", " ")
 
@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("source", choices=("en", "de", "fr"), help="source language")
     parser.add_argument("target", choices=("en", "de", "fr"), help="target language")
     parser.add_argument("out", type=Path, help="folder for {train,valid,test}.{source,target}")
-    parser.add_argument("--train", type=int, default=20_000, help="training sentences (default: 20000)")
+    parser.add_argument("--train", type=int, default=10_000, help="training sentences (default: 10000)")
     parser.add_argument("--held-out", type=int, default=500, help="sentences of valid and of test (default: 500)")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()

@@ -20,16 +20,17 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq_cli import eval_lm, generate, interactive, preprocess, train, validate
 
-import fairseq_synth  # noqa: F401
+import fairseq_synth
 from fairseq_synth.architectures import VARIANTS
 from fairseq_synth.attention import SyntheticAttention
 from fairseq_synth.errors import explain
 from fairseq_synth.heads import build_synthesizer
 from fairseq_synth.logits import bias_of
 from fairseq_synth.specs import parse_heads
-from fairseq_synth.synthesizers import SYNTHESIZERS, Synthesizer, weighted
+from fairseq_synth.synthesizers import SYNTHESIZERS, Synthesizer
 from recipes.command import ROOT, UserError
 
+fairseq_synth.register()
 USER_DIR = ["--user-dir", str(ROOT / "fairseq_synth")]
 SMALL = (
     "--encoder-layers 2 --decoder-layers 2 --encoder-embed-dim 16 --decoder-embed-dim 16 --encoder-ffn-embed-dim 32 "
@@ -64,7 +65,7 @@ class Distance(Synthesizer):
 
     def forward(self, inputs, weight):
         rows, columns = torch.arange(inputs.start, inputs.start + inputs.x.size(2)), torch.arange(inputs.src_len)
-        return bias_of(weighted(-(rows[:, None] - columns).abs().float()[None], weight)[None])
+        return bias_of(-(rows[:, None] - columns).abs().float()[None, None], weight)
 
 
 def make_dictionary(words: int = 40) -> Dictionary:

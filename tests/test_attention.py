@@ -544,7 +544,8 @@ def test_older_checkpoints():
                 state.update({f"{key}.matrix": value, f"{key}.reached": torch.ones(3)})
             elif key.endswith(("factorized_dense.W2", "factorized_dense.b2")):
                 A, B = value.split([3, 4], dim=1)  # l = 12
-                state.update({f"{name}.{'W' if key.endswith('W2') else 'b'}{x}": part for x, part in (("A", A), ("B", B))})
+                older = "W" if key.endswith("W2") else "b"
+                state.update({f"{name}.{older}A": A, f"{name}.{older}B": B})
             else:
                 state[key] = value
         other.load_state_dict(state)

@@ -118,8 +118,8 @@ def test_any_logits(shared, causal):
 
     weight = torch.rand(heads, 1, 1, dtype=torch.float64, requires_grad=True)
     products = [
-        product_of(part(0), part(1)),
-        outer_product_of(part(0, columns=2), part(1, columns=5)),
+        product_of(part(0), part(1), weight),
+        outer_product_of(part(0, columns=2), part(1, columns=5), weight),
         product_of(part(0, columns=3), part(1, columns=3)) + bias_of(part(0, 1, length)),
     ]
     biases = [bias_of(part(1, length, length)), bias_of(part(0, 1, length), weight)]

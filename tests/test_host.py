@@ -3,6 +3,7 @@
 import argparse
 import errno
 import importlib.util
+import inspect
 import os
 import pickle
 import re
@@ -168,7 +169,8 @@ def test_why_a_load_failed(tmp_path, monkeypatch, error, part):
 
 def test_text_in_place_of_a_checkpoint(tmp_path):
     (tmp_path / "a.pt").write_text("hello, this is no checkpoint")
-    assert "not a readable checkpoint" in unreadable(tmp_path / "a.pt")
+    line = unreadable(tmp_path / "a.pt")
+    assert "not a readable checkpoint" in line or "no checkpoint of torch" in line  # torch 2.3 fails elsewhere
 
 
 def test_truncated_checkpoint(tmp_path):
@@ -239,7 +241,9 @@ def test_sharded_data_has_batches_of_its_own_in_each_epoch(data):
         return [b.tolist() for b in get_batch_iterator(task, task.dataset("train"), **kwargs).frozen_batches]
 
     ours, hosts = FairseqTask.get_batch_iterator, FairseqTask.get_batch_iterator.__wrapped__
-    assert batches(ours, 2) == batches(hosts, 2) != batches(hosts, 1)
+    assert batches(ours, 2) == batches(hosts, 2)
+    with_epoch = "seed + epoch" in inspect.getsource(hosts)  # 0.12.2 has the same batches in every epoch
+    assert (batches(hosts, 2) != batches(hosts, 1)) == with_epoch
 
 
 @pytest.mark.parametrize("fp32", [False, True], ids=["as-the-model", "fp32"])
@@ -256,6 +260,8 @@ def test_ema_averages_tied_weights_once(dtype, fp32):
             parameter.add_(1)
     ema.step(model, updates=1)
     for name, new in model.state_dict().items():
+        if name.endswith("_float_tensor"):  # fairseq 0.12.2 has a buffer that it never sets
+            continue
         torch.testing.assert_close(ema.get_model().state_dict()[name], (old[name] + new) / 2, rtol=0.01, atol=0.01)
 
 
@@ -320,6 +326,16 @@ UNNEEDED = {"restore_numpy_compat", "find_buckets_with_new_numpy", "keep_last_ba
 UNNEEDED |= {"allow_config_in_broadcast"}
 
 
+def in_command(code):
+    """Python code that runs `code` in one of fairseq's commands, once it has loaded the plugin."""
+    return (
+        "import fairseq.utils, fairseq_cli.generate as command;"
+        "plugin = type('', (), dict(user_dir='fairseq_synth'));"
+        "run = f'def run():\\n fairseq.utils.import_user_module(plugin)\\n ' + " + repr(code.replace("\n", "\n ")) + ";"
+        "exec(compile(run, command.__file__, 'exec')); run()"
+    )
+
+
 def run_python(code, **environment):
     return subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env={**os.environ, **environment}
@@ -330,7 +346,8 @@ def test_repairs_are_logged_and_can_be_switched_off():
     """Some by name; what is left is logged once each."""
     off = "keep_last_batch, write_checkpoints_atomically"
     code = (
-        "import fairseq_synth, fairseq.file_io, logging; from fairseq_synth.host import repairs;"
+        "import fairseq_synth, fairseq.file_io, logging; from fairseq_synth.host import repairs; "
+        "fairseq_synth.register();"
         "print(*repairs.REPAIRS); repairs.apply_repairs();"
         "print(hasattr(fairseq.file_io.PathManager.copy, repairs.MARK))"
     )
@@ -345,7 +362,8 @@ def test_repairs_are_logged_and_can_be_switched_off():
 def test_all_repairs_can_be_switched_off():
     """But for one: no checkpoint is unpickled without a check."""
     code = (
-        "import fairseq_synth, fairseq.checkpoint_utils as c, sys; from fairseq_synth.host import repairs;"
+        "import fairseq_synth, fairseq.checkpoint_utils as c, sys; from fairseq_synth.host import repairs; "
+        "fairseq_synth.register();"
         "print(sys.excepthook is sys.__excepthook__, getattr(c.load_checkpoint_to_cpu, repairs.MARK))"
     )
     done = run_python(code, FAIRSEQ_SYNTH_NO_REPAIRS="all")
@@ -353,7 +371,7 @@ def test_all_repairs_can_be_switched_off():
 
 
 def test_a_repair_that_does_not_exist(monkeypatch):
-    done = run_python("import fairseq_synth", FAIRSEQ_SYNTH_NO_REPAIRS="1")
+    done = run_python(in_command("pass"), FAIRSEQ_SYNTH_NO_REPAIRS="1")
     assert done.returncode != 0
     line = done.stderr.strip().splitlines()[-1]
     assert line.startswith("fairseq_synth: error: FAIRSEQ_SYNTH_NO_REPAIRS=1: give all, or names")
@@ -414,18 +432,23 @@ def test_an_unsupported_host_is_named_in_one_line(tmp_path, module, body):
 def test_explanations():
     """The cause that the plugin knows is found behind what the host wrapped around it."""
 
-    def chained(inner, outer):
+    def chained(inner, outer, module="fairseq.trainer", how=""):
+        code = f"try:\n raise inner\nexcept Exception:\n raise outer{how}"
         try:
-            try:
-                raise inner
-            except Exception:
-                raise outer  # noqa: B904  (as the host does)
+            exec(code, {"__name__": module, "inner": inner, "outer": outer})
         except Exception as error:
             return explain(error)
 
-    assert chained(SynthesizerError("mend it"), Exception("Cannot load model parameters")) == "mend it"
-    assert "No space left" in chained(OSError(errno.ENOSPC, "No space left on device"), RuntimeError("x"))
+    mistake, full = SynthesizerError("mend it"), OSError(errno.ENOSPC, "No space left on device", "/a/b")
+    assert chained(mistake, Exception("Cannot load model parameters")) == "mend it"  # fairseq leaves "from" out
+    line = chained(full, RuntimeError("unexpected pos"), "torch.serialization")
+    assert line == "/a/b: could not be written (No space left on device); make room, then start the command again"
+    assert chained(mistake, KeyError("b"), "somebody.s.script", " from inner") == "mend it"
     assert chained(KeyError("a"), ValueError("b")) is None
+    # another error while one is handled, of fairseq's code too, and one that says it has no cause
+    for outer, how in ((NameError("x"), ""), (KeyError("x"), " from None"), (Exception("x"), " from None")):
+        assert chained(mistake, outer, how=how) is None and chained(full, outer, how=how) is None
+    assert chained(mistake, Exception("x"), "somebody.s.script") is None
     # a user's own mistakes keep their traceback
     assert chained(FileNotFoundError(2, "No such file", "/optional"), KeyError("a bug")) is None
     assert explain(FileNotFoundError(2, "No such file", "/mine")) is None
@@ -452,8 +475,7 @@ def test_a_lost_process_is_named(message):
 
 
 def test_an_interrupted_run_says_so_in_a_line():
-    code = "import fairseq_synth, fairseq.utils; exec('raise KeyboardInterrupt', vars(fairseq.utils))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    done = run_python(in_command("exec('raise KeyboardInterrupt', vars(fairseq.utils))"))
     assert done.returncode != 0 and "Traceback" not in done.stderr
     assert "goes on from its last checkpoint" in done.stderr.splitlines()[-1]
 

@@ -28,7 +28,7 @@ from helpers import (
 from matplotlib.figure import Figure
 from sacrebleu.metrics import BLEU
 
-import fairseq_synth.computations
+from fairseq_synth import computations
 from fairseq_synth.inspect import analysis, checkpoints, hooks, measure, pictures
 from fairseq_synth.inspect.__main__ import main
 
@@ -209,6 +209,31 @@ def test_the_initial_state_is_that_of_the_training(arch, data, tmp_path):
     assert loaded.initial() is None
 
 
+@pytest.mark.parametrize(
+    "spec, expected",
+    [
+        ("random+vanilla:1/dense+vanilla:2", {"random": "a00", "dense": "0bb", "vanilla": "xyy"}),
+        ("random:1/dense+vanilla:2", {"random": [1, 0, 0], "dense": "0bb", "vanilla": "0yy"}),
+        ("random:1/vanilla:2", None),
+    ],
+)
+def test_alpha_of_heads_of_different_kinds(spec, expected):
+    """Every head's weights sum to 1; a function that a head has not weighs nothing there."""
+    module = make_attention(spec, num_heads=3, embed_dim=6)
+    found = hooks.Attention("encoder", "self", 0, module).alpha()
+    if expected is None:
+        assert found is None
+        return
+    assert set(found) == set(expected)
+    assert [sum(heads) for heads in zip(*found.values())] == pytest.approx([1, 1, 1])
+    for name, heads in expected.items():
+        assert [value == 0 for value in found[name]] == [head in ("0", 0) for head in heads]
+    first, second = module.synthesizer.mixtures()
+    assert found["vanilla"][1:] == pytest.approx(
+        torch.softmax(torch.stack([component.alpha for component in second.components.values()]), 0)[1].tolist()
+    )
+
+
 @pytest.mark.parametrize("arch", [STOCK, MIXTURE])
 def test_importance_is_a_derivative(arch, trained, data):
     """Of one sentence, against a finite difference of the training's loss."""
@@ -337,7 +362,7 @@ def test_without_data(data, tmp_path):
     inspect(path, "--user-dir", own, "--positions", "9", "--out", tmp_path / "out")
     assert own.name in sys.modules
     found = json.loads((tmp_path / "out" / "figures.json").read_text())["checkpoint_last"]
-    R = torch.load(path)["model"]["encoder.layers.1.self_attn.synthesizer.components.random.R.matrix"]
+    R = torch.load(path)["model"]["encoder.layers.1.self_attn.synthesizer.components.random.R"]
     pattern = torch.tensor(found["attentions"]["encoder.self.1"]["pattern"]) / 1000
     assert torch.allclose(pattern, torch.softmax(R[:, :9, :9], -1), atol=6e-4)
     assert "pattern" not in found["attentions"]["decoder.cross.0"] and "data" not in found
@@ -450,11 +475,12 @@ def test_random_without_softmax_mixes_tokens_as_a_mixer(monkeypatch):
     It is computed here as a convolution with kernel 1 whose channels are the tokens and whose groups are the heads;
     with one head it is the token-mixing Linear of MLP-Mixer (Tolstikhin et al. 2021), shared by all features.
     """
-    monkeypatch.setattr(fairseq_synth.computations, "masked_softmax", lambda scores, *masks: scores)
+    monkeypatch.setattr(computations, "COMPUTATIONS", (computations.plain,))
+    monkeypatch.setattr(computations.plain, "masked_softmax", lambda scores, *masks: scores)
     for heads in (1, 2):
         attention = make_attention("random", embed_dim=6, num_heads=heads, max_length=7)
         x = torch.randn(7, 3, 6)  # T, B, C
-        R = attention.synthesizer.components["random"].R.whole()
+        R = attention.synthesizer.components["random"].R
         with torch.no_grad():
             found = attention(x)[0]
             value = attention.v_proj(x).permute(1, 0, 2)  # B, T, C

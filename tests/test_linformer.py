@@ -87,6 +87,33 @@ def test_another_checkpoint(flags, message):
         other.load_state_dict(state)
 
 
+@pytest.mark.parametrize(
+    "trained, built, pair",
+    [
+        ("headwise", "key-value", "layers.0.self_attn.E and .*layers.0.self_attn.F"),
+        ("headwise", "layerwise", "layers.0.self_attn.E and .*layers.0.self_attn.F"),
+        ("key-value", "layerwise", "layers.0.self_attn.E and .*layers.1.self_attn.E"),
+    ],
+)
+def test_projections_that_would_become_one(trained, built, pair):
+    """The shapes are those of the checkpoint's; to load it would keep the last of the values alone."""
+    other = make_linformer(built)
+    before = {name: value.clone() for name, value in other.state_dict().items()}
+    with pytest.raises(SynthesizerError, match=f"--linformer-sharing {built}: .*{pair} are one .*differ") as error:
+        other.load_state_dict(make_linformer(trained).state_dict())
+    assert "\n" not in str(error.value)
+    assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
+
+
+@pytest.mark.parametrize("built", ["headwise", "key-value", "layerwise"])
+def test_projections_that_begin_as_one(built):
+    """A model that shares less starts where the checkpoint ends."""
+    one, other = make_linformer("layerwise"), make_linformer(built, seed=9)
+    other.load_state_dict(one.state_dict())
+    tokens = torch.randint(4, 40, (2, 7))
+    assert torch.equal(one(tokens)[0], other(tokens)[0])
+
+
 def test_a_checkpoint_of_another_attention():
     """One of a RoBERTa cannot start a Linformer, nor the other way around."""
     linformer, stock = make_linformer(), make_model("roberta_agnews")

@@ -69,6 +69,19 @@ def test_alone_equals_batched(spec, left_source, left_target):
             torch.testing.assert_close(got[real_source], want, atol=2e-5, rtol=0)
 
 
+def test_feed_forward_outputs_are_in_the_callers_columns():
+    """What the encoder's layers hand out with return_fc, of left-padded sentences."""
+    encoder = make_synth("random").encoder
+    for layer in encoder.layers:
+        layer.return_fc = True
+    batch = pad_batch(SOURCES, left=True)
+    found = encoder(batch, return_all_hiddens=True)["fc_results"]
+    for b, sentence in enumerate(SOURCES):
+        alone = encoder(torch.tensor([sentence]), return_all_hiddens=True)["fc_results"]
+        for got, want in zip(found, alone):
+            torch.testing.assert_close(got[batch[b].ne(1), b], want[:, 0], atol=2e-5, rtol=0)
+
+
 @pytest.mark.parametrize("left", [True, False])
 @pytest.mark.parametrize(
     "kind, spec", [(k, s) for k in ("language_model", "encoder") for s in SPECS] + [("linformer", "")]
@@ -774,7 +787,7 @@ def test_checkpoints_of_functions_to_come(registry, spec, mixture):
 
         def forward(self, inputs, weight):
             query, key = (torch.nn.functional.normalize(x, dim=-1) for x in (inputs.q, inputs.k))
-            return synthesizers.product_of(query * synthesizers.weighted(self.scale, weight), key)
+            return synthesizers.product_of(query * self.scale, key, weight)
 
     model, other = make_synth(spec, synth_mixture=mixture), make_synth(spec, synth_mixture=mixture, seed=9)
     other.load_state_dict(model.state_dict())

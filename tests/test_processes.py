@@ -170,7 +170,9 @@ def test_killed_at_any_moment(data, tmp_path):
         "--log-format",
         "none",
     ]
-    last, rng = save / "checkpoint_last.pt", random.Random(int.from_bytes(os.urandom(4), "big"))
+    seed = int.from_bytes(os.urandom(4), "big")  # other moments in every run
+    print(f"seed of the moments: {seed}")
+    last, rng = save / "checkpoint_last.pt", random.Random(seed)
     for _ in range(3):
         before = last.stat().st_mtime_ns if last.exists() else 0
         process = torch.multiprocessing.get_context("fork").Process(target=run_cli, args=(train.cli_main, *argv))

@@ -1177,7 +1177,7 @@ def test_quickstart(tmp_path, capfd):
     extra = ["--", "--max-tokens", "300"]
     done = script("quickstart.sh", *argv, *extra, timeout=1500)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"^BLEU \d+\.\d\d   nrefs:1\|case:mixed\|.*version:", done.stdout, re.M)
+    assert re.search(r"^BLEU \d+\.\d\d   nrefs:1\|case:lc\|.*version:", done.stdout, re.M)
     assert done.stdout.count("source:    ") == 3 and done.stdout.count("output:    ") == 3
     run, corpus = tmp_path / "numbers-en-de-bpe200-random_vanilla-seed1", tmp_path / "numbers-en-de-bpe200"
     assert sorted(json.loads((run / "scores.json").read_text())) == ["bleu", "chrf", "compound_split", "tokenised"]
@@ -1198,13 +1198,13 @@ def test_quickstart(tmp_path, capfd):
     # what is recorded of it
     text = (run / "train.log").read_text()
     log = record.read_log(text)
-    assert log["updates"] == log["curve"]["updates"][-1] == 40 and log["parameters"] > 1e6
+    assert log["updates"] == log["curve"]["updates"][-1] == 40 and log["parameters"] > 5e5
     speeds = [float(speed) for speed in re.findall(r"train_inner.* ups=([\d.]+)", text)]
     assert log["minutes"] == round(40 / statistics.median(speeds) / 60, 1)
     (start,) = json.loads((run / "provenance.json").read_text())
     assert start["commit"] and start["hardware"].endswith("1 thread(s)")
     alpha = record.learned_alpha(run / "checkpoint_avg.pt")
-    assert len(alpha) == 8 and alpha["encoder.layers.0"]["random"][0] + alpha["encoder.layers.0"]["vanilla"][0] == (
+    assert len(alpha) == 4 and alpha["encoder.layers.0"]["random"][0] + alpha["encoder.layers.0"]["vanilla"][0] == (
         pytest.approx(1, abs=1e-3)
     )
 

@@ -3,14 +3,16 @@
 import math
 import random
 import re
+import sys
 
 import pytest
 import torch
 from fairseq import checkpoint_utils
 from fairseq_cli import eval_lm, generate, hydra_train, interactive, preprocess, train, validate
-from helpers import RECIPE, ROOT, SMALL, USER_DIR, complaint, losses, run_cli
+from helpers import RECIPE, ROOT, SMALL, USER_DIR, complaint, losses, perturb, run_cli
 
 from fairseq_synth.architectures import VARIANTS
+from fairseq_synth.inspect import analysis, checkpoints, hooks
 
 LENGTH = 16
 LM_SIZE = "--decoder-layers 2 --decoder-embed-dim 16 --decoder-ffn-embed-dim 32 --decoder-attention-heads 2".split()
@@ -316,7 +318,7 @@ def test_hydra(corpus, tmp_path, monkeypatch, stack, model, task, criterion):
     last = tmp_path / "save" / "checkpoint_last.pt"
     state = checkpoint_utils.load_checkpoint_to_cpu(str(last))
     prefix = "decoder" if stack == "decoder" else "encoder.sentence_encoder"
-    assert f"{prefix}.layers.0.self_attn.synthesizer.components.random.R.matrix" in state["model"]
+    assert f"{prefix}.layers.0.self_attn.synthesizer.components.random.R" in state["model"]
     assert state["model"][f"{prefix}.embed_tokens.weight"].size(1) == 16 and state["cfg"].model.dropout == 0.25
     if stack == "decoder":
         assert evaluate(corpus, last) < 4 * WORDS
@@ -380,3 +382,84 @@ def test_a_checkpoint_of_another_kind(corpus, data, language_model, classifier, 
         line = complaint(train.cli_main, *argv, "--save-dir", tmp_path / "save", flag, language_model)
         assert "the checkpoint is of a language model, this model is a translation model" in line
         assert not list((tmp_path / "save").iterdir())
+
+
+@pytest.mark.parametrize("arch, tile", [("random_dense", True), ("relative_random", False)])
+def test_rows_longer_than_those_of_the_training(corpus, tmp_path, arch, tile):
+    """--synth-beyond-length tile alone, or a function without a limit, makes a trained model take them."""
+    fit(corpus / "lm", tmp_path, f"transformer_lm_synth_{arch}_ptb", *LM, "--max-update", "3", "--disable-validation")
+    argv = [corpus / "lm", *USER_DIR, "--path", tmp_path / "checkpoint_last.pt", "--gen-subset", "test"]
+    argv += ["--num-workers", "0", "--tokens-per-sample", 3 * LENGTH]
+    if tile:
+        assert f"{LENGTH} is this model's --synth-max-length" in complaint(eval_lm.cli_main, *argv)
+        argv += ["--model-overrides", "{'synth_beyond_length': 'tile'}"]
+    log = run_cli(eval_lm.cli_main, *argv)[1]
+    tokens = sum(len(line.split()) + 1 for line in (corpus / "test.text").read_text().splitlines())
+    assert f"Evaluated {tokens:,} tokens" in log or f"Evaluated {tokens} tokens" in log
+    assert perplexity(log) < 4 * WORDS
+    with_limit = ["--model-overrides", "{'synth_beyond_length': 'tile', 'max_target_positions': 20}"]
+    assert "longer than the 20 tokens" in complaint(eval_lm.cli_main, *argv, *with_limit)
+
+
+def test_the_beginning_of_sentence_in_evaluation_alone(corpus, language_model):
+    """Rows of l have no place for it: the flag that is named is the one to lower."""
+    argv = [corpus / "lm", *USER_DIR, "--path", language_model, "--gen-subset", "test", "--num-workers", "0"]
+    line = complaint(eval_lm.cli_main, *argv, "--tokens-per-sample", LENGTH, "--add-bos-token")
+    assert line.startswith("--tokens-per-sample: ") and f"the {LENGTH - 1} tokens" in line and "--add-bos-token" in line
+    assert f"give at most {LENGTH - 1}" in line and "--required-seq-len-multiple" not in line
+    assert evaluate(corpus, language_model, "--tokens-per-sample", LENGTH - 1, "--add-bos-token") < 4 * WORDS
+
+
+def test_the_heads_of_a_checkpoint_with_other_classes(corpus, classifier, tmp_path):
+    argv = [corpus / "labels", *USER_DIR, "--arch", "roberta_synth_random_vanilla_agnews", *LABELS, *SYNTH, *COMMON]
+    argv += ["--num-classes", "2", "--load-checkpoint-heads", "--finetune-from-model", classifier]
+    line = complaint(train.cli_main, *argv, "--save-dir", tmp_path / "save")
+    assert "--num-classes 2: the head 'head' of the checkpoint has 3 classes; give that" in line
+    assert not list((tmp_path / "save").iterdir())
+
+
+@pytest.mark.parametrize("kind", ["encoder", "classifier"])
+def test_importance_of_an_encoders_heads(corpus, request, kind):
+    """In the unit of the loss: a masked token, an example. Against a finite difference."""
+    folder = corpus / ("lm" if kind == "encoder" else "labels")
+    loaded = checkpoints.load(request.getfixturevalue(kind), folder)
+    sample = checkpoints.batches(loaded, "valid", checkpoints.readable(loaded, "valid", 40)[-1:])
+    perturb(loaded.model, std=0.1)
+    found, name = analysis.head_importance(loaded, sample), "encoder.self.1"
+    values = []
+    for factor in (1.01, 0.99):
+        with torch.no_grad(), hooks.masked_heads(loaded.model, {name: torch.tensor([1, factor])}):
+            values.append(analysis.loss(loaded, sample) * math.log(2))
+    assert found[name]["gradient"][1] == pytest.approx(abs(values[0] - values[1]) / 0.02, rel=0.03, abs=1e-6)
+
+
+def classify(data, path, output, *flags):
+    sys.path.insert(0, str(ROOT / "scripts"))
+    import classify
+
+    run_cli(classify.main, data, "--path", path, "--output", output, *flags)
+    return output.read_text().splitlines()
+
+
+def test_classify(corpus, classifier, tmp_path):
+    """A class for each line."""
+    found = classify(corpus / "labels", classifier, tmp_path / "found")
+    expected = (corpus / "test.class").read_text().splitlines()
+    assert len(found) == len(expected) and set(found) <= {"c1", "c2", "c3"}
+    assert sum(a == b for a, b in zip(found, expected)) > len(expected) / 2
+
+
+def test_classify_with_numbers(corpus, tmp_path):
+    """Of a model with --regression-target: the numbers whose mean squared error fairseq-validate says."""
+    arch = "roberta_synth_factorized_random_vanilla_agnews"
+    flags = [*LABELS, "--num-classes", "1", "--regression-target", "--max-update", "5"]
+    fit(corpus / "numbers", tmp_path, arch, *flags, "--best-checkpoint-metric", "loss", "--no-epoch-checkpoints")
+    path = tmp_path / "checkpoint_last.pt"
+    found = [float(line) for line in classify(corpus / "numbers", path, tmp_path / "found")]
+    expected = [float(x) for x in (corpus / "numbers" / "label" / "test.label").read_text().splitlines()]
+    error = sum((a - b) ** 2 for a, b in zip(found, expected)) / len(expected)
+    argv = [corpus / "numbers", *USER_DIR, "--path", path, *LABELS[:2], "--regression-target", "--num-classes", "1"]
+    argv += ["--valid-subset", "test", "--batch-size", "7", "--criterion", "sentence_prediction", "--num-workers", "0"]
+    argv += ["--classification-head-name", "head", "--max-positions", LENGTH, "--log-format", "json"]
+    log = run_cli(validate.cli_main, *argv)[1].replace("test_", "")
+    assert float(re.findall(r'"loss": "?([\d.]+)', log)[-1]) == pytest.approx(error / math.log(2), rel=0.01)

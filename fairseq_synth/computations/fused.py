@@ -34,16 +34,15 @@ def compute(
     causal = is_causal(attn_mask)
     products, biases = list(logits.products), Logits([], logits.outers, [])
     for weight, bias in logits.biases:
-        if weight is None and bias.size(0) == bias.size(2) == 1:
+        if bias.size(0) == bias.size(2) == 1:
             # a bias on columns is 8 more features of every key, times query features of 1/8, as the kernels want a
             # multiple of 8
-            eighths = value.new_full([1, 1, 1, 1], 1 / 8).expand(-1, -1, -1, 8)
-            products.append((eighths.expand(-1, -1, length, -1), bias.transpose(2, 3).expand(-1, -1, -1, 8)))
+            eighths = value.new_full([1, 1, 1, 1], 1 / 8).expand(-1, -1, length, 8)
+            products.append((weight, eighths, bias.transpose(2, 3).expand(-1, -1, -1, 8)))
         else:
             biases.biases.append((weight, bias))
-    query, key = (
-        x.to(value.dtype).expand(bsz, heads, length, -1) for x in Logits(products, [], []).joined().products[0]
-    )
+    _, query, key = Logits(products, [], []).joined().products[0]
+    query, key = (x.to(value.dtype).expand(bsz, heads, length, -1) for x in (query, key))
 
     mask: Optional[Tensor] = None
     if key_padding_mask is not None:

@@ -41,7 +41,8 @@ def compute(
     causal, lengths = is_causal(attn_mask), lengths_of(value, key_padding_mask)
     assert lengths is not None
     dtype = value.dtype  # under autocast they differ
-    logits = Logits([(q.to(dtype), k.to(dtype)) for q, k in logits.products], logits.outers, logits.biases)
+    products = [(weight, query.to(dtype), key.to(dtype)) for weight, query, key in logits.products]
+    logits = Logits(products, logits.outers, logits.biases)
     rows = CAUSAL_ROWS if causal else length
     if bsz > 1 and logits.is_shared():
         blocks = list(blocks_of_lengths(lengths, heads, rows))
@@ -136,8 +137,8 @@ class _Tiled(torch.autograd.Function):
             for block in ctx.blocks:
                 part, part_sums = of_block(logits, block), of_block(logits_sums, block)
                 v, g = block.read(value), block.read(grad)
-                grad_block = backward_of_block(part, part_sums, v, g, block, ctx.causal)
-                block.write(grad_value, slice(0, block.length), grad_block)
+                v = backward_of_block(part, part_sums, v, g, block, ctx.causal)
+                block.write(grad_value, slice(0, block.length), v)
         grads = [None if total is None else total.to(x.dtype) for x, total in zip(tensors, sums)]
         return (None, None, None, grad_value, *grads)
 
@@ -178,11 +179,11 @@ def backward_of_block(logits: Logits, sums: Logits, value: Tensor, grad: Tensor,
         with torch.enable_grad():
             weights = tile_weights(tile, value.size(1), rows, columns, block, causal)
         g, v = grad[:, :, rows], value[:, :, columns]
-        part = torch.matmul(weights.detach().to(v.dtype).transpose(2, 3), g)
+        transposed = weights.detach().to(v.dtype).transpose(2, 3)
         if grad_value is None:
-            grad_value = part
+            grad_value = torch.matmul(transposed, g)
         else:
-            grad_value[:, :, columns] += part
+            grad_value[:, :, columns].flatten(0, 1).baddbmm_(transposed.flatten(0, 1), g.flatten(0, 1))
         if weights.requires_grad:
             grad_weights = torch.matmul(g, v.transpose(2, 3)).to(weights.dtype)
             add_gradients([weights], [grad_weights], leaves, tile_sums)
@@ -195,7 +196,7 @@ def backward_of_block(logits: Logits, sums: Logits, value: Tensor, grad: Tensor,
 
 def with_one_product(logits: Logits) -> Logits:
     """All inner products as one, its factors copied to where tiles read them in order."""
-    products = [(query.contiguous(), key.contiguous()) for query, key in logits.joined().products]
+    products = [(weight, query.contiguous(), key.contiguous()) for weight, query, key in logits.joined().products]
     return Logits(products, logits.outers, logits.biases)
 
 
@@ -255,8 +256,8 @@ def of_tile(logits: Logits, rows: slice, columns: slice) -> Logits:
         return None if x is None else x.narrow(dim, 0, columns.stop)
 
     return Logits(
-        [(of_rows(query), of_columns(key, 2)) for query, key in logits.products],
-        [(of_rows(left), of_rows(right)) for left, right in logits.outers],
+        [(weight, of_rows(query), of_columns(key, 2)) for weight, query, key in logits.products],
+        [(weight, of_rows(left), of_rows(right)) for weight, left, right in logits.outers],
         [(weight, of_columns(of_rows(bias), 3)) for weight, bias in logits.biases],
     )
 
@@ -272,11 +273,11 @@ def map_tensors(function: Callable[..., Any], logits: Logits, *others: Logits) -
     def apply(x: Any, *rest: Any) -> Any:
         return None if x is None else function(x, *rest)
 
-    def pairs(name: str) -> List[Any]:
+    def summands(name: str) -> List[Any]:
         found = zip(*(getattr(one, name) for one in (logits, *others)))
-        return [tuple(apply(*xs) for xs in zip(*pair)) for pair in found]
+        return [tuple(apply(*xs) for xs in zip(*summand)) for summand in found]
 
-    return Logits(pairs("products"), pairs("outers"), pairs("biases"))
+    return Logits(summands("products"), summands("outers"), summands("biases"))
 
 
 def in_places(places: Logits, tensors: Iterable[Any]) -> Logits:

@@ -1,20 +1,27 @@
-"""Everything the plugin does to fairseq itself, apart from registering its model.
+"""Everything the plugin does to fairseq itself, apart from registering its models: `repair_fairseq`.
 
 `versions` checks that fairseq and torch fit. The repairs of fairseq's bugs stand in `messages`, `data`, `checkpoints`
 and `training`; `repairs` lists and applies them. `layers` has the encoder layer to build on.
 """
 
-import torch
 
-from . import messages, versions  # noqa: F401
-from .repairs import apply_repairs, check_switch
+def repair_fairseq() -> None:
+    """Checks fairseq and torch, then applies every repair that is not switched off.
 
-apply_repairs()  # so far that of `messages`: what fails from here on is one line
-versions.check_torch(torch.__version__)
-versions.import_host()
+    Raises:
+        SynthesizerError: they do not fit, or the switch names no repair.
+    """
+    import torch
 
-from . import checkpoints, data, training  # noqa: E402, F401  (they import fairseq)
+    from . import messages, versions  # noqa: F401
+    from .repairs import apply_repairs, check_switch
 
-check_switch()
-checkpoints.load_weights_only()  # not a repair to be switched off: without it a checkpoint can run code
-apply_repairs()
+    apply_repairs()  # so far that of `messages`: what fails from here on is one line
+    versions.check_torch(torch.__version__)
+    versions.import_host()
+
+    from . import checkpoints, data, training  # noqa: F401  (they import fairseq)
+
+    check_switch()
+    checkpoints.load_weights_only()  # not a repair to be switched off: without it a checkpoint can run code
+    apply_repairs()

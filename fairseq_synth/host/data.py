@@ -153,10 +153,11 @@ def refuse_rows_left_out() -> bool:
             limit = kwargs.get("max_positions", args[2] if len(args) > 2 else None)
             too_long = int((np.asarray(dataset.sizes) > limit).sum()) if isinstance(limit, int) else 0
             if too_long:
+                bos = " beside that of --add-bos-token" if getattr(self.args, "add_bos_token", False) else ""
                 raise SynthesizerError(
                     f"--tokens-per-sample: {too_long} of {len(dataset)} rows are longer than the {limit} tokens that "
-                    f"the model takes, and fairseq would leave them out; give at most {limit}, and --sample-break-mode "
-                    "none for sentences that are longer" + length_hint(f"max_positions={limit}")
+                    f"the model takes{bos}, and fairseq would leave them out; give at most {limit}, and "
+                    "--sample-break-mode none for sentences that are longer" + length_hint(f"max_positions={limit}")
                 )
             return eval_lm_dataloader(self, dataset, *args, **kwargs)
 

@@ -9,8 +9,6 @@ from typing import Any, Callable, Dict, Set
 from ..errors import SynthesizerError
 
 logger = logging.getLogger(__name__)
-# LOGLEVEL is fairseq's. Without it, where nobody configures logging, importing fairseq turns on everybody's DEBUG.
-logger.setLevel(logging.DEBUG if os.environ.get("LOGLEVEL", "").upper() == "DEBUG" else logging.INFO)
 
 SWITCH = "FAIRSEQ_SYNTH_NO_REPAIRS"
 MARK = "fairseq_synth_repairs"  # the attribute of a replaced function that names what replaced it
@@ -26,6 +24,8 @@ def repair(function: Callable[[], bool]) -> Callable[[], bool]:
 
 def apply_repairs() -> None:
     """Applies every repair listed so far that is not switched off, and logs at debug level which ones were needed."""
+    # LOGLEVEL is fairseq's. Without it, where nobody configures logging, importing fairseq turns on everybody's DEBUG.
+    logger.setLevel(logging.DEBUG if os.environ.get("LOGLEVEL", "").upper() == "DEBUG" else logging.INFO)
     off = switched_off()
     for name, function in REPAIRS.items():
         if off != {"all"} and name not in off and function():

@@ -6,6 +6,6 @@
 `hooks`          finds the attentions of a model, reads their logits, switches heads and branches off
 `analysis`       every figure of one checkpoint, as plain values
 `pictures`       draws these values; needs matplotlib
-`__main__`       the command
+`command`        the command line
 ===============  =====================================================================================
 """

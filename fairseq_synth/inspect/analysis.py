@@ -355,14 +355,22 @@ def criterion_of(loaded: Loaded) -> Any:
 
 @torch.no_grad()
 def loss(loaded: Loaded, sample: List[Batch]) -> float:
-    """The loss on the data in bits a token, as fairseq-validate says it: without label smoothing."""
+    """The loss on the data in bits, as fairseq-validate says it: without label smoothing, by `denominator`."""
     criterion, total, size = criterion_of(loaded), 0.0, 0
     for batch in sample:
         value, number, log = criterion(loaded.model, batch)
-        smoothed = "nll_loss" in log
-        total += float(log["nll_loss"] if smoothed else value)
-        size += int(log["ntokens"] if smoothed else number)
+        total += float(log.get("nll_loss", value))
+        size += denominator(number, log)
     return total / size / math.log(2)
+
+
+def denominator(sample_size: Any, log: Dict[str, Any]) -> int:
+    """What fairseq divides a batch's loss by: tokens, masked tokens or examples.
+
+    Args:
+        sample_size, log: what a criterion returns beside the loss.
+    """
+    return int(log["ntokens"] if "nll_loss" in log else sample_size)
 
 
 def head_importance(loaded: Loaded, sample: List[Batch]) -> Dict[str, Dict[str, Any]]:
@@ -370,8 +378,8 @@ def head_importance(loaded: Loaded, sample: List[Batch]) -> Dict[str, Dict[str, 
 
     Returns:
         {attention: ``gradient``, the mean over the sentences of the absolute derivative of the training's loss to a
-        factor of 1 on the head (Michel et al. 2019, arXiv 1905.10650, eq. 2), in nats a token; ``left_out``, the
-        loss without the head less the loss, in bits a token}.
+        factor of 1 on the head (Michel et al. 2019, arXiv 1905.10650, eq. 2), in nats; ``left_out``, the loss without
+        the head less the loss, in bits}: a token, of an encoder a masked token or an example.
     """
     model, criterion = loaded.model, criterion_of(loaded)
     found: Dict[str, Dict[str, Any]] = {a.name: {"gradient": torch.zeros(a.heads)} for a in attentions(model)}
@@ -379,9 +387,9 @@ def head_importance(loaded: Loaded, sample: List[Batch]) -> Dict[str, Dict[str, 
     for batch in progress(sample, "importance by gradient"):
         masks = {a.name: torch.ones(len(batch["id"]), a.heads, requires_grad=True) for a in attentions(model)}
         with masked_heads(model, masks):
-            value, _, log = criterion(model, batch)
+            value, number, log = criterion(model, batch)
         grads = torch.autograd.grad(value, list(masks.values()))
-        size += int(log.get("ntokens", len(batch["id"])))
+        size += denominator(number, log)
         for name, grad in zip(masks, grads):
             found[name]["gradient"] += grad.abs().sum(dim=0)
     for figures in found.values():

@@ -41,13 +41,18 @@ class Attention(NamedTuple):
         return names_of(self.module.synthesizer) if is_synthetic(self.module) else ["vanilla"]
 
     def alpha(self) -> Optional[Dict[str, List[float]]]:
-        """{function: its weight in each head}, for a mixture with weights that all heads share."""
-        if not is_synthetic(self.module) or len(self.module.heads) > 1:
+        """{function: its weight in each head, 0 in a head without it}; None where no head has learned weights."""
+        mixtures = self.module.synthesizer.mixtures() if is_synthetic(self.module) else []
+        if not any(mixture.is_weighted for mixture in mixtures):
             return None
-        (mixture,) = self.module.synthesizer.mixtures()
-        if not mixture.is_weighted:
-            return None
-        return {name: share.detach().flatten().tolist() for name, share in zip(mixture.components, mixture.weights())}
+        found = {name: [0.0] * self.heads for mixture in mixtures for name in mixture.components}
+        first = 0
+        for mixture in mixtures:
+            for name, share in zip(mixture.components, mixture.weights()):
+                own = [1.0] * mixture.num_heads if share is None else share.detach().flatten().tolist()
+                found[name][first : first + mixture.num_heads] = own
+            first += mixture.num_heads
+        return found
 
     def parameters(self) -> Tensor:
         """All values that the logits are computed from: matrices and biases of the functions, query and key."""

@@ -1,20 +1,18 @@
 """From tensors to figures. T rows (queries) and S columns (keys) of one sentence, H heads."""
 
-import math
 from typing import Dict, List, Sequence, Tuple
 
 import torch
 from torch import Tensor
+
+from ..masks import causal_mask, masked_softmax
 
 RANK_SHARES = tuple(i / 20 for i in range(21))  # where cumulative singular values are read off
 
 
 def weights_of(logits: Tensor, causal: bool) -> Tensor:
     """The attention weights (H, T, S): softmax of logits of the same size, where a causal row sees no later column."""
-    if causal:
-        hidden = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).triu(1)
-        logits = logits.masked_fill(hidden, -math.inf)
-    return torch.softmax(logits.float(), dim=-1)
+    return masked_softmax(logits.float().unsqueeze(0), None, causal_mask(logits) if causal else None)[0]
 
 
 def where_it_looks(weights: Tensor) -> Dict[str, Tensor]:

@@ -1,0 +1,1 @@
+"""What fairseq imports of a ``--user-dir``: every module here, after the package."""

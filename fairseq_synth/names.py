@@ -1,0 +1,24 @@
+"""The names of the architectures, for programs that load neither torch nor fairseq."""
+
+# the rows of the paper's Table 2, then its factorized mixtures; "random+vanilla" is named random_vanilla
+VARIANTS = (
+    "vanilla",
+    "random",
+    "fixed_random",
+    "factorized_random",
+    "dense",
+    "factorized_dense",
+    "random+dense",
+    "dense+vanilla",
+    "random+vanilla",
+    "factorized_random+dense",
+    "factorized_random+vanilla",
+    # this project's own, not the paper's
+    "relative_random",
+    "relative_random+vanilla",
+)
+
+
+def architecture_name(model: str, spec: str, preset: str) -> str:
+    """What ``--arch`` takes for a variant of a model at a size: ``transformer_synth_random_vanilla_multi30k``."""
+    return f"{model}_{spec.replace('+', '_')}_{preset}"
