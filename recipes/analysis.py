@@ -12,7 +12,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Sequence
 
 from . import provenance
 from .command import ROOT, Parser, UserError, dry_run, integer, run, say, write
@@ -45,88 +45,56 @@ def main(argv: Sequence[str]) -> None:
     args = parser.parse_args(argv)
     if args.lengths and args.sentences:
         raise UserError("--lengths takes the whole test set; leave --sentences out")
-    origin = {
-        "commit": provenance.commit(),
-        "versions": provenance.versions(),
-        "hardware": provenance.hardware(),
-    }
+    origin = {"commit": provenance.commit(), "versions": provenance.versions(), "hardware": provenance.hardware()}
     for cell in TABLES[args.table].cells(args.pair, args.variant, [args.seed]):
         if cell.model in BASELINES:  # no attention that the inspection knows
             continue
         checkpoint = cell.run(args.out) / RECIPES[cell.dataset.recipe].checkpoint
         if checkpoint.exists():
-            if args.lengths:
-                measure_lengths(cell, checkpoint, args.out, origin)
-            else:
-                analyse(cell, checkpoint, args.out, args.sentences or 200, origin)
+            measure(cell, checkpoint, args.out, args.lengths, args.sentences or 200, origin)
         else:
             say(f"{cell.name}: not trained, {checkpoint} is missing")
 
 
-def analyse(cell: Cell, checkpoint: Path, out: Path, sentences: int, origin: Figures) -> None:
+def measure(cell: Cell, checkpoint: Path, out: Path, lengths: bool, sentences: int, origin: Figures) -> None:
     """Inspects a cell's checkpoint, unless that is done, and writes its record.
 
     Args:
-        origin: commit, versions and hardware.
+        lengths: only loss and BLEU by sentence length.
+        sentences: of the validation set, for all else.
+        origin: commit, versions and hardware of what is measured now.
 
     Raises:
         UserError: the inspection failed.
     """
-    found, origin = inspect(cell, checkpoint, out, FOLDER, ["--subset", "valid", "--sentences", sentences], origin)
-    if found:
-        words = f"--subset {found['data']['subset']} --sentences {found['data']['sentences']}"
-        keep(cell, FOLDER, in_lines({**header(cell, words, found), **origin, **compact(found)}))
-
-
-def measure_lengths(cell: Cell, checkpoint: Path, out: Path, origin: Figures) -> None:
-    """The same for loss and BLEU by sentence length."""
-    words = "--subset test --only lengths --no-pictures"
-    found, origin = inspect(cell, checkpoint, out, LENGTHS, words.split(), origin)
-    if found:
-        record = {**header(cell, words, found), **origin, "lengths": found["lengths"]}
-        keep(cell, LENGTHS, json.dumps(record, indent=1) + "\n")
-
-
-def inspect(
-    cell: Cell, checkpoint: Path, out: Path, name: str, flags: Sequence[Any], origin: Figures
-) -> Tuple[Figures, Figures]:
-    """What the inspection says of a cell's checkpoint, now or before, and its origin; nothing in a dry run.
-
-    Args:
-        name: of the folder below `out` for what it writes.
-        origin: of what is measured now.
-    """
+    name, flags = FOLDER, f"--subset valid --sentences {sentences}"
+    if lengths:
+        name, flags = LENGTHS, "--subset test --only lengths --no-pictures"
     folder = out / name / f"{cell.table.name}-{cell.name}"
     done = folder / "origin.json"
     if not done.exists() or done.stat().st_mtime < checkpoint.stat().st_mtime:
         if folder.exists() and not dry_run():
             shutil.rmtree(folder)  # of an inspection cut off, or of an earlier training
         python = [sys.executable, "-m", "fairseq_synth.inspect"]
-        run([*python, checkpoint, "--data", cell.data(out) / "bin", *flags, "--out", folder])
+        run([*python, checkpoint, "--data", cell.data(out) / "bin", *flags.split(), "--out", folder])
         if dry_run():
-            return {}, origin
+            return
         write(done, json.dumps(origin) + "\n")
-    found: Figures
     (found,) = json.loads((folder / "figures.json").read_text(encoding="utf-8")).values()
-    return found, json.loads(done.read_text())
-
-
-def header(cell: Cell, words: str, found: Figures) -> Figures:
-    """What a record begins with. `words`: flags of the inspection."""
-    return {
+    if not lengths:  # of an inspection that was done before
+        flags = f"--subset {found['data']['subset']} --sentences {found['data']['sentences']}"
+    record = {
         "table": cell.table.name,
         "dataset": cell.dataset.name,
         "model": cell.model,
         "seed": cell.seed,
-        "command": f"python -m fairseq_synth.inspect CHECKPOINT --data DATA/bin {words} --out DIR",
+        "command": f"python -m fairseq_synth.inspect CHECKPOINT --data DATA/bin {flags} --out DIR",
         "data": found["data"],
+        **json.loads(done.read_text()),
+        **({"lengths": found["lengths"]} if lengths else compact(found)),
     }
-
-
-def keep(cell: Cell, name: str, text: str) -> None:
-    """Writes a record into a folder of results/."""
     path = ROOT / "results" / name / f"{cell.table.name}-{cell.name}.json"
-    write(path, text)
+    write(path, json.dumps(record, indent=1) + "\n" if lengths else in_lines(record))
     print("wrote", path)
 
 

@@ -11,7 +11,7 @@ import shutil
 from collections import Counter
 from pathlib import Path
 from shlex import quote
-from typing import Any, Container, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Container, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from . import corpora
 from .command import (
@@ -96,6 +96,7 @@ def main(argv: Sequence[str]) -> None:
     settings.update(examples=args.examples or "", valid=args.valid or "", **{"from": source})
     with folder_of_data(out, settings) as begun:
         if not begun:
+            check_unchanged(out, splits)
             return
         if not splits:
             fetch_all(corpus.urls, "classification", out / "archives")
@@ -110,6 +111,14 @@ def main(argv: Sequence[str]) -> None:
     for split, examples in [] if dry_run() else splits.items():
         counts = ", ".join(f"{label}: {n}" for label, n in sorted(Counter(e[0] for e in examples).items()))
         print(f"{split}: {len(examples)} examples ({counts})")
+
+
+def check_unchanged(out: Path, splits: Mapping[str, Sequence[Example]]) -> None:
+    """Refuses prepared data whose text has changed since."""
+    for split, examples in splits.items():
+        made_of = (out / "text" / f"{split}.txt").read_text(encoding="utf-8")
+        if made_of != "".join(f"{text}\n" for _, text in examples):
+            raise UserError(f"{out}: was made of another {split} set; give another folder, or remove it")
 
 
 def read_corpus(

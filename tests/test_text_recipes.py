@@ -248,6 +248,18 @@ def test_prepare_classes(class_data, own_examples, tmp_path, monkeypatch):
     assert len((class_data / "bin" / "label" / "dict.txt").read_text().splitlines()) == 2
 
 
+def test_examples_that_changed(class_data, own_examples, tmp_path):
+    """Prepared data are not taken for those of another text."""
+    folder = tmp_path / "changed"
+    shutil.copytree(own_examples, folder)
+    refused(classification.main, MINE, class_data, "--from", folder, parts=["other settings", f"from={own_examples}"])
+    kept = (own_examples / "test.csv").read_bytes()
+    write_csv(own_examples / "test.csv", examples("others", 40))
+    refused(classification.main, MINE, class_data, "--from", own_examples, parts=["made of another test set"])
+    (own_examples / "test.csv").write_bytes(kept)
+    prepared(class_data, own_examples, main=classification.main)
+
+
 def test_clean():
     assert classification.clean("Oil\\at  #36;50 &lt;b&gt;a  barrel&lt;/b&gt;<br /><br />AT&amp;T 2<3 C#5;") == (
         "oil at $50 a barrel at&t 2<3 c#5;"
