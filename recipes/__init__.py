@@ -5,17 +5,16 @@
 | module | what it holds |
 |---|---|
 | command.py | options, commands that are shown, atomic files, locks, pinned settings |
-| corpora.py, prepare.py | Multi30k, WMT14; raw parallel text -> binarised data |
-| hyperparameters.py | the recipes: optimizer, batch, length, averaging, search |
+| corpora.yaml, corpora.py, prepare.py | the corpora; raw text -> binarised data |
+| recipes.yaml, hyperparameters.py | the recipes: optimizer, batch, length, averaging, search |
 | train.py | the fairseq-train command of a recipe, for any number of GPUs, machines or CPU processes |
 | translation.py, language_model.py, classification.py | what is particular to a task: preparing, scoring, comparing |
 | tasks.py, scoring.py | evaluate.sh, which finds the task; what the evaluations share |
-| tables.py | the results tables, each one description; their cells |
+| tables.yaml, tables.py | the results tables, each one entry; their cells |
 | translate.py | sentences of one's own, translated |
 | quickstart.py | data, training and scores in one command |
 | reproduce.py, record.py | runs the cells; what a run measured, as JSON |
 | analysis.py | what attention has learned in the models of a table |
-| timing.py | steps a second of a table's models, in turns |
 | provenance.py | commit, versions and hardware of a run |
-| render.py, pictures.py, configs.py | Markdown, PNG and Hydra's YAML, rendered from the above |
+| render.py, pictures.py, drawing.py | Markdown and PNG, rendered from the above |
 """

@@ -9,11 +9,7 @@ from .command import UserError
 
 COMMANDS = {  # name: module and function
     "quickstart": "quickstart.main",
-    "prepare": "prepare.main",
-    "prepare_multi30k": "corpora.multi30k",
-    "prepare_wmt14": "corpora.wmt14",
-    "prepare_lm": "language_model.main",
-    "prepare_classification": "classification.main",
+    "prepare": "corpora.main",
     "train": "train.main",
     "evaluate": "tasks.main",
     "translate": "translate.main",
@@ -32,8 +28,12 @@ def main() -> None:
     module, function = COMMANDS[sys.argv[1]].split(".")
     try:
         getattr(importlib.import_module(f".{module}", __package__), function)(sys.argv[2:])
+        sys.stdout.flush()
     except UserError as error:
         sys.exit(f"error: {error}")
+    except BrokenPipeError:  # such as under | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer goes nowhere
+        sys.exit(141)
     except OSError as error:
         sys.exit(f"error: {error.filename or ''}: {error.strerror}")
     except KeyboardInterrupt:

@@ -12,10 +12,11 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Sequence
 
 from . import provenance
 from .command import ROOT, Parser, UserError, dry_run, integer, run, say, write
+from .drawing import Call, Panel, Picture, color, image, legend, line, name_above
 from .hyperparameters import BASELINES, RECIPES
 from .tables import BASELINE, TABLES, Cell
 
@@ -44,88 +45,56 @@ def main(argv: Sequence[str]) -> None:
     args = parser.parse_args(argv)
     if args.lengths and args.sentences:
         raise UserError("--lengths takes the whole test set; leave --sentences out")
-    origin = {
-        "commit": provenance.commit(),
-        "versions": provenance.versions(),
-        "hardware": provenance.hardware(),
-    }
+    origin = {"commit": provenance.commit(), "versions": provenance.versions(), "hardware": provenance.hardware()}
     for cell in TABLES[args.table].cells(args.pair, args.variant, [args.seed]):
         if cell.model in BASELINES:  # no attention that the inspection knows
             continue
         checkpoint = cell.run(args.out) / RECIPES[cell.dataset.recipe].checkpoint
         if checkpoint.exists():
-            if args.lengths:
-                measure_lengths(cell, checkpoint, args.out, origin)
-            else:
-                analyse(cell, checkpoint, args.out, args.sentences or 200, origin)
+            measure(cell, checkpoint, args.out, args.lengths, args.sentences or 200, origin)
         else:
             say(f"{cell.name}: not trained, {checkpoint} is missing")
 
 
-def analyse(cell: Cell, checkpoint: Path, out: Path, sentences: int, origin: Figures) -> None:
+def measure(cell: Cell, checkpoint: Path, out: Path, lengths: bool, sentences: int, origin: Figures) -> None:
     """Inspects a cell's checkpoint, unless that is done, and writes its record.
 
     Args:
-        origin: commit, versions and hardware.
+        lengths: only loss and BLEU by sentence length.
+        sentences: of the validation set, for all else.
+        origin: commit, versions and hardware of what is measured now.
 
     Raises:
         UserError: the inspection failed.
     """
-    found, origin = inspect(cell, checkpoint, out, FOLDER, ["--subset", "valid", "--sentences", sentences], origin)
-    if found:
-        words = f"--subset {found['data']['subset']} --sentences {found['data']['sentences']}"
-        keep(cell, FOLDER, in_lines({**header(cell, words, found), **origin, **compact(found)}))
-
-
-def measure_lengths(cell: Cell, checkpoint: Path, out: Path, origin: Figures) -> None:
-    """The same for loss and BLEU by sentence length."""
-    words = "--subset test --only lengths --no-pictures"
-    found, origin = inspect(cell, checkpoint, out, LENGTHS, words.split(), origin)
-    if found:
-        record = {**header(cell, words, found), **origin, "lengths": found["lengths"]}
-        keep(cell, LENGTHS, json.dumps(record, indent=1) + "\n")
-
-
-def inspect(
-    cell: Cell, checkpoint: Path, out: Path, name: str, flags: Sequence[Any], origin: Figures
-) -> Tuple[Figures, Figures]:
-    """What the inspection says of a cell's checkpoint, now or before, and its origin; nothing in a dry run.
-
-    Args:
-        name: of the folder below `out` for what it writes.
-        origin: of what is measured now.
-    """
+    name, flags = FOLDER, f"--subset valid --sentences {sentences}"
+    if lengths:
+        name, flags = LENGTHS, "--subset test --only lengths --no-pictures"
     folder = out / name / f"{cell.table.name}-{cell.name}"
     done = folder / "origin.json"
     if not done.exists() or done.stat().st_mtime < checkpoint.stat().st_mtime:
         if folder.exists() and not dry_run():
             shutil.rmtree(folder)  # of an inspection cut off, or of an earlier training
         python = [sys.executable, "-m", "fairseq_synth.inspect"]
-        run([*python, checkpoint, "--data", cell.data(out) / "bin", *flags, "--out", folder])
+        run([*python, checkpoint, "--data", cell.data(out) / "bin", *flags.split(), "--out", folder])
         if dry_run():
-            return {}, origin
+            return
         write(done, json.dumps(origin) + "\n")
-    found: Figures
     (found,) = json.loads((folder / "figures.json").read_text(encoding="utf-8")).values()
-    return found, json.loads(done.read_text())
-
-
-def header(cell: Cell, words: str, found: Figures) -> Figures:
-    """What a record begins with. `words`: flags of the inspection."""
-    return {
+    if not lengths:  # of an inspection that was done before
+        flags = f"--subset {found['data']['subset']} --sentences {found['data']['sentences']}"
+    record = {
         "table": cell.table.name,
         "dataset": cell.dataset.name,
         "model": cell.model,
         "seed": cell.seed,
-        "command": f"python -m fairseq_synth.inspect CHECKPOINT --data DATA/bin {words} --out DIR",
+        "command": f"python -m fairseq_synth.inspect CHECKPOINT --data DATA/bin {flags} --out DIR",
         "data": found["data"],
+        **json.loads(done.read_text()),
+        **({"lengths": found["lengths"]} if lengths else compact(found)),
     }
-
-
-def keep(cell: Cell, name: str, text: str) -> None:
-    """Writes a record into a folder of results/."""
     path = ROOT / "results" / name / f"{cell.table.name}-{cell.name}.json"
-    write(path, text)
+    write(path, json.dumps(record, indent=1) + "\n" if lengths else in_lines(record))
     print("wrote", path)
 
 
@@ -260,207 +229,137 @@ def readme() -> str:
     return f"\n![{text}](docs/learned-r.png)\n\n"
 
 
-# ---- pictures: a name, values, and a function that draws them in a figure
+# ---- pictures
 
 
-def pictures() -> Iterator[Tuple[str, Figures, Any]]:
+def pictures() -> Iterator[Picture]:
     """Those of docs/analysis.md, and learned R for the README."""
     records = load()
     if not records:
         return
-    for kind in ("logits", "weights"):
-        yield f"analysis-{kind}.png", histograms(records, kind), draw_histograms
-    yield "analysis-patterns.png", patterns(records), draw_patterns
-    yield "analysis-heads.png", heads_by_layer(records), draw_heads
-    yield "analysis-singular-values.png", singular_values(records), draw_singular_values
-    yield "analysis-rank.png", {m: r["layers"] for m, r in records.items()}, draw_rank
-    yield "analysis-removal.png", {m: r["removal"]["groups"] for m, r in records.items()}, draw_removal
-    if "random" in records:
-        yield "learned-r.png", learned_r(records["random"]), draw_learned_r
+    yield histograms(records, "logits", "logit")
+    yield histograms(records, "weights", "attention weight (share of weights, log scale)")
+    yield patterns(records)
+    yield heads_by_layer(records)
+    for name, panels in (
+        ("singular-values", singular_values(records)),
+        ("rank", rank(records)),
+        ("removal", removal(records)),
+    ):
+        panels[0].calls.append(legend())  # type: ignore[attr-defined]
+        yield Picture(f"analysis-{name}.png", panels, (10, 3.5), len(panels), share_y=True)
+    if "random" in records:  # softmax(R) of the encoder's heads, a block for each layer
+        layers = [(a["layer"], a["pattern"]) for a in of_group(records["random"], "encoder.self")]
+        panels = [
+            Panel([*image(matrix, cmap="Blues", vmin=0), *([] if head else [name_above(f"layer {layer}")])], {})
+            for layer, heads in layers
+            for head, matrix in enumerate(heads)
+        ]
+        yield Picture("learned-r.png", panels, (0.8 * len(panels), 1.15), len(panels))
 
 
-def color(model: str, models: Sequence[str]) -> str:
-    """Black for the Transformer."""
-    return "black" if model == BASELINE else f"C{list(models).index(model) % 10}"
-
-
-def histograms(records: Dict[str, Figures], kind: str) -> Figures:
-    """{model: {attention: histogram}} of the first and the last layer."""
-    series: Figures = {}
+def histograms(records: Dict[str, Figures], kind: str, below: str) -> Picture:
+    """A row for each model, a column for the first and the last layer of a stack; the initial state is gray."""
+    panels: List[Panel] = []
     for model, record in records.items():
         for group in ("encoder.self", "decoder.self"):
-            own = of_group(record, group)
-            for attention in (own[0], own[-1]):
-                name = f"{group.split('.')[0]}, layer {attention['layer']}"
-                series.setdefault(model, {})[name] = attention["histograms"][kind]
-    return {"kind": kind, "models": series}
+            for attention in (of_group(record, group)[0], of_group(record, group)[-1]):
+                found = attention["histograms"][kind]
+                calls: List[Call] = []
+                for state, style in (("initial", {"color": "0.75", "fill": True}), ("trained", {"color": "tab:blue"})):
+                    shares = found["shares"][state]
+                    width = (found["high"] - found["low"]) / len(shares)
+                    edges = [found["low"] + i * width for i in range(len(shares) + 1)]
+                    calls.append(("stairs", [shares, edges], {"label": state, **style}))
+                calls += [] if panels else [legend()]
+                title = {"title": f"{group.split('.')[0]}, layer {attention['layer']}"} if len(panels) < 4 else {}
+                label = {} if len(panels) % 4 else {"ylabel": model}
+                scale = {"yscale": "log"} if kind == "weights" else {}
+                calls.append(("tick_params", [], {"axis": "y", "which": "both", "left": False, "labelleft": False}))
+                panels.append(Panel(calls, {**title, **label, **scale}))
+    return Picture(f"analysis-{kind}.png", panels, (10, 1.5 * len(records) + 0.6), 4, below=below)
 
 
-def draw_histograms(series: Figures, figure: Any) -> None:
-    """A row for each model, a column for each layer; the initial state is gray."""
-    models = series["models"]
-    figure.set_size_inches(10, 1.5 * len(models) + 0.6)
-    cells = figure.subplots(len(models), 4, squeeze=False)
-    for number, (line, (model, layers)) in enumerate(zip(cells, models.items())):
-        for axes, (name, found) in zip(line, layers.items()):
-            for state in ("initial", "trained"):
-                shares = found["shares"][state]
-                width = (found["high"] - found["low"]) / len(shares)
-                edges = [found["low"] + i * width for i in range(len(shares) + 1)]
-                style = {"color": "0.75", "fill": True} if state == "initial" else {"color": "tab:blue"}
-                axes.stairs(shares, edges, label=state, **style)
-            if series["kind"] == "weights":
-                axes.set_yscale("log")
-            axes.tick_params(labelsize=7)
-            axes.set_yticks([])
-            axes.minorticks_off()
-            if number == 0:
-                axes.set_title(name, fontsize=9)
-        line[0].set_ylabel(model, fontsize=9)
-    cells[0][0].legend(fontsize=7)
-    figure.supxlabel({"logits": "logit", "weights": "attention weight (share of weights, log scale)"}[series["kind"]])
+def patterns(records: Dict[str, Figures]) -> Picture:
+    """For each model a block of columns, one for each head; a row for each layer of the encoder, then the decoder."""
+    groups = ("encoder.self", "decoder.self")
+    rows: List[List[Panel]] = []
+    for group in groups:
+        for layer in range(len(of_group(next(iter(records.values())), group))):
+            rows.append([])
+            for model, record in records.items():
+                for head, matrix in enumerate(of_group(record, group)[layer]["pattern"]):
+                    title = [name_above(f"{model}, {group.split('.')[0]}")] if layer == head == 0 else []
+                    side = {"ylabel": f"layer {layer}"} if len(rows[-1]) == 0 else {}
+                    rows[-1].append(Panel([*image(matrix, cmap="Blues", vmin=0), *title], side))
+    panels = [panel for row in rows for panel in row]
+    return Picture("analysis-patterns.png", panels, (3.1 * len(records) + 0.4, 0.85 * len(rows)), len(rows[0]))
 
 
-def patterns(records: Dict[str, Figures]) -> Figures:
-    """{model: {stack: layers of heads}}."""
-    return {
-        model: {group: [a["pattern"] for a in of_group(record, group)] for group in ("encoder.self", "decoder.self")}
-        for model, record in records.items()
-    }
-
-
-def draw_patterns(series: Figures, figure: Any) -> None:
-    """A column for each model, a row for each stack; in a cell a row for each layer and a column for each head."""
-    figure.set_size_inches(3.1 * len(series) + 0.4, 6.6)
-    cells = figure.subplots(2, len(series), squeeze=False)
-    for column, (model, groups) in enumerate(series.items()):
-        for axes, (group, layers) in zip(cells[:, column], groups.items()):
-            axes.axis("off")
-            axes.set_title(f"{model}\n{group.split('.')[0]}", fontsize=9)
-            count, heads = len(layers), len(layers[0])
-            for i, layer in enumerate(layers):
-                for j, matrix in enumerate(layer):
-                    tile = axes.inset_axes([j / heads, 1 - (i + 1) / count, 0.94 / heads, 0.94 / count])
-                    tile.imshow(matrix, cmap="Blues", vmin=0, aspect="auto")
-                    tile.set_xticks([])
-                    tile.set_yticks([])
-
-
-def heads_by_layer(records: Dict[str, Figures]) -> Figures:
-    """{figure: {model: {attention: its value for each head}}}."""
-    series: Figures = {}
-    for model, record in records.items():
-        for group in GROUPS:
-            for attention in of_group(record, group):
-                name = f"{group.replace('.', ' ')} {attention['layer']}"
-                local = [a + b for a, b in zip(attention["diagonal"], attention["neighbours"])]
-                for figure, values in (
-                    ("entropy (nats)", attention["entropy"]),
-                    ("weight on the token and its neighbours", local),
-                    ("dependence on words", attention["word_dependence"]),
-                    ("importance by gradient (nats a token)", attention["gradient"]),
-                ):
-                    series.setdefault(figure, {}).setdefault(model, {})[name] = values
-    return series
-
-
-def draw_heads(series: Figures, figure: Any) -> None:
+def heads_by_layer(records: Dict[str, Figures]) -> Picture:
     """A panel for each figure, a dot for each head."""
-    figure.set_size_inches(11, 6.4)
-    for axes, (title, models) in zip(figure.subplots(2, 2).flatten(), series.items()):
-        for place, (model, layers) in enumerate(models.items()):
-            shift = (place - (len(models) - 1) / 2) * 0.7 / len(models)
-            for x, values in enumerate(layers.values()):
-                axes.scatter([x + shift] * len(values), values, s=9, color=color(model, list(models)),
-                             label=model if x == 0 else None)  # fmt: skip
-            axes.set_xticks(range(len(layers)), list(layers), rotation=60, ha="right", fontsize=7)
-        axes.set_title(title, fontsize=9)
-        axes.tick_params(axis="y", labelsize=7)
-        axes.set_ylim(bottom=0)
-    figure.axes[0].legend(fontsize=7)
+    found: Dict[str, List[Call]] = {}
+    for place, (model, record) in enumerate(records.items()):
+        attentions = [attention for group in GROUPS for attention in of_group(record, group)]
+        shift = (place - (len(records) - 1) / 2) * 0.7 / len(records)
+        names = [f"{attention['group'].replace('.', ' ')} {attention['layer']}" for attention in attentions]
+        for x, attention in enumerate(attentions):
+            local = [a + b for a, b in zip(attention["diagonal"], attention["neighbours"])]
+            for title, values in (
+                ("entropy (nats)", attention["entropy"]),
+                ("weight on the token and its neighbours", local),
+                ("dependence on words", attention["word_dependence"]),
+                ("importance by gradient (nats a token)", attention["gradient"]),
+            ):
+                style = {"s": 9, "color": color(model, list(records), BASELINE), "label": None if x else model}
+                found.setdefault(title, []).append(("scatter", [[x + shift] * len(values), values], style))
+    ticks: Call = ("set_xticks", [list(range(len(names))), names], {"rotation": 60, "ha": "right"})
+    panels = [Panel([*calls, ticks], {"title": title, "ylim": (0, None)}) for title, calls in found.items()]
+    panels[0].calls.append(legend())  # type: ignore[attr-defined]
+    return Picture("analysis-heads.png", panels, (11, 6.4), 2)
 
 
-def singular_values(records: Dict[str, Figures]) -> Figures:
-    """{group: {model: mean, lowest and highest cumulative share over layers and heads}}."""
-    series: Figures = {}
-    for model, record in records.items():
-        for group in GROUPS:
-            curves = [head for attention in of_group(record, group) for head in attention["singular_values"]]
-            columns = list(zip(*curves))
-            series.setdefault(group, {})[model] = {
-                "mean": [round(mean(column), 4) for column in columns],
-                "low": [min(column) for column in columns],
-                "high": [max(column) for column in columns],
-            }
-    return series
+def singular_values(records: Dict[str, Figures]) -> List[Panel]:
+    """A panel for each group, a line for each model: the mean over its heads, and their span."""
+    panels: List[Panel] = []
+    for group, title in GROUPS.items():
+        calls: List[Call] = []
+        for model, record in records.items():
+            heads = [head for attention in of_group(record, group) for head in attention["singular_values"]]
+            columns, own = list(zip(*heads)), color(model, list(records), BASELINE)
+            shares = [i / (len(columns) - 1) for i in range(len(columns))]
+            span = [[min(column) for column in columns], [max(column) for column in columns]]
+            calls.append(line(shares, [round(mean(column), 4) for column in columns], model, own))
+            calls.append(("fill_between", [shares, *span], {"color": own, "alpha": 0.15}))
+        label = {} if panels else {"ylabel": "share of their sum"}
+        panels.append(Panel(calls, {"title": title, "xlabel": "share of the singular values", **label}))
+    return panels
 
 
-def draw_singular_values(series: Figures, figure: Any) -> None:
-    """A panel for each group, a line for each model with the span of its heads."""
-    figure.set_size_inches(10, 3.6)
-    for axes, (group, models) in zip(figure.subplots(1, len(series), squeeze=False, sharey=True)[0], series.items()):
-        for model, found in models.items():
-            shares = [i / (len(found["mean"]) - 1) for i in range(len(found["mean"]))]
-            axes.plot(shares, found["mean"], color=color(model, list(models)), label=model)
-            axes.fill_between(shares, found["low"], found["high"], color=color(model, list(models)), alpha=0.15)
-        axes.set_title(GROUPS[group], fontsize=9)
-        axes.set_xlabel("share of the singular values", fontsize=8)
-        axes.tick_params(labelsize=7)
-    figure.axes[0].set_ylabel("share of their sum", fontsize=8)
-    figure.axes[0].legend(fontsize=7)
-
-
-def draw_rank(series: Figures, figure: Any) -> None:
+def rank(records: Dict[str, Figures]) -> List[Panel]:
     """A panel for each choice of branches, a line for each model; dashed: initial."""
-    figure.set_size_inches(11, 3.4)
-    branches = list(next(iter(series.values()))["trained"]["encoder"])
-    for axes, name in zip(figure.subplots(1, len(branches), squeeze=False, sharey=True)[0], branches):
-        for model, states in series.items():
-            for state, line in (("initial", "--"), ("trained", "-")):
-                values = states[state]["encoder"][name]["equal_rows"]
-                label = model if state == "trained" else None
-                axes.plot(values, line, marker=".", color=color(model, list(series)), label=label)
-        axes.set_yscale("log")
-        axes.set_title(name, fontsize=9)
-        axes.set_xticks(range(len(values)))
-        axes.set_xlabel("encoder layer", fontsize=8)
-        axes.tick_params(labelsize=7)
-    figure.axes[0].set_ylabel("distance from equal rows", fontsize=8)
-    figure.axes[0].legend(fontsize=7)
+    panels: List[Panel] = []
+    for name in next(iter(records.values()))["layers"]["trained"]["encoder"]:
+        calls: List[Call] = []
+        for model, record in records.items():
+            for state, style in (("initial", "--"), ("trained", "-")):
+                values = record["layers"][state]["encoder"][name]["equal_rows"]
+                label, own = model if state == "trained" else None, color(model, list(records), BASELINE)
+                calls.append(line(list(range(len(values))), values, label, own, linestyle=style, marker="."))
+        side = {} if panels else {"ylabel": "distance from equal rows"}
+        panels.append(Panel(calls, {"title": name, "xlabel": "encoder layer", "yscale": "log", **side}))
+    return panels
 
 
-def draw_removal(series: Figures, figure: Any) -> None:
+def removal(records: Dict[str, Figures]) -> List[Panel]:
     """A panel for each group, a line for each model."""
-    figure.set_size_inches(10, 3.4)
-    groups = list(next(iter(series.values())))
-    for axes, group in zip(figure.subplots(1, len(groups), squeeze=False, sharey=True)[0], groups):
-        for model, curves in series.items():
-            curve = curves[group]
-            axes.plot(curve["share"], curve["bleu"], marker=".", color=color(model, list(series)), label=model)
-        axes.set_title(GROUPS[group], fontsize=9)
-        axes.set_xlabel("share of heads removed", fontsize=8)
-        axes.tick_params(labelsize=7)
-    figure.axes[0].set_ylabel("BLEU", fontsize=8)
-    figure.axes[0].legend(fontsize=7)
-
-
-def learned_r(record: Figures) -> Figures:
-    """softmax(R) of the encoder's heads, and how many updates R had."""
-    return {"updates": record["updates"], "layers": [a["pattern"] for a in of_group(record, "encoder.self")]}
-
-
-def draw_learned_r(series: Figures, figure: Any) -> None:
-    """A block for each layer, a picture for each head."""
-    layers, side, gap, title = series["layers"], 0.72, 0.06, 0.3  # in inches
-    block = len(layers[0]) * (side + gap) + 0.25
-    width, height = len(layers) * block, side + title + gap
-    figure.set_size_inches(width, height)
-    figure.set_layout_engine("none")
-    for i, layer in enumerate(layers):
-        for j, matrix in enumerate(layer):
-            left = i * block + 0.125 + j * (side + gap)
-            axes = figure.add_axes([left / width, gap / height, side / width, side / height])
-            axes.imshow(matrix, cmap="Blues", vmin=0)
-            axes.set_xticks([])
-            axes.set_yticks([])
-        figure.text((i + 0.5) * block / width, 1 - 0.22 / height, f"layer {i}", ha="center", fontsize=10)
+    panels: List[Panel] = []
+    for group in next(iter(records.values()))["removal"]["groups"]:
+        curves = {model: record["removal"]["groups"][group] for model, record in records.items()}
+        calls = [
+            line(curve["share"], curve["bleu"], model, color(model, list(records), BASELINE), marker=".")
+            for model, curve in curves.items()
+        ]
+        side = {} if panels else {"ylabel": "BLEU"}
+        panels.append(Panel(calls, {"title": GROUPS[group], "xlabel": "share of heads removed", **side}))
+    return panels

@@ -11,8 +11,9 @@ import shutil
 from collections import Counter
 from pathlib import Path
 from shlex import quote
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Container, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from . import corpora
 from .command import (
     ROOT,
     Parser,
@@ -21,32 +22,29 @@ from .command import (
     dry_run,
     existing_folder,
     integer,
-    locked,
-    make_folder,
-    pin_settings,
     read_settings,
     run,
     say,
     shell,
     write,
 )
-from .corpora import checksums, fetch
+from .corpora import fetch_all
 from .hyperparameters import Recipe
-from .prepare import SPLITS
-from .scoring import checkpoint, prepared, print_scores, recipe_of, scored, trained
+from .prepare import SPLITS, folder_of_data, preprocess
+from .scoring import atomic_evaluation, checkpoint, print_scores, read_data_settings, read_run_settings, recipe_of
 
 PREPARE = """A corpus of text classification, to binarised data for fairseq-train.
 
-  scripts/prepare_classification.sh agnews|imdb|own OUT_DIR [--from DIR] [options]
+  scripts/prepare.sh agnews|imdb|classification OUT_DIR [--from DIR] [options]
 
   agnews  AG's news, 4 classes, title and description (Zhang et al. 2015): 120,000 and 7,600 examples
   imdb    Large Movie Review Dataset, 2 classes (Maas et al. 2011): 25,000 and 25,000 reviews
-  own     your corpus, in the folder of --from
+  classification your corpus, in the folder of --from
 
 The text comes from --from, a folder with {train,test}.csv or .tsv, and valid too if there is one, any of them also as
 .gz; imdb takes the unpacked aclImdb there as well. Without --from it is downloaded and checked by
 SHA-256 (classification.sha256). The first column is the label. The text is all others; for imdb the last. A first
-line that begins with label or class is taken for headings.
+line whose label is "label", "class" or "class index" is taken for headings, unless the training set has that label.
 
 Without a validation set, examples drawn from the training set with a fixed seed are held out. Training examples are
 shuffled with the same seed. The text loses markup, is lowercased and tokenised (sacremoses); the vocabulary is the
@@ -57,31 +55,26 @@ SCORES = """
     test.predicted, a label for each line of the test set.
 """
 TEST = "McNemar's exact test"  # what `compare` does
+METRIC, METRIC_NAME, BEST = "accuracy", "accuracy", max
 SEED = 1  # of the split and the order
-AG_NEWS_URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/555590db4219b1243abb1918effd6a7425a2d75f/data/ag_news_csv"
-IMDB_URL = "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz"
 Example = Tuple[str, str]  # label and text
 
 
 class Corpus(NamedTuple):
     """Where a corpus is from, and the columns of its files."""
 
-    urls: Sequence[str]
+    urls: Sequence[str] = ()
     labels: Sequence[str] = ()  # all there are; empty: those of the training set
     columns: int = 2  # at least
     last_only: bool = False  # the text is the last column, not all after the first
 
 
-CORPORA: Dict[str, Corpus] = {
-    "agnews": Corpus([f"{AG_NEWS_URL}/train.csv", f"{AG_NEWS_URL}/test.csv"], labels="1234", columns=3),
-    "imdb": Corpus([IMDB_URL], labels="01", last_only=True),
-    "own": Corpus([]),
-}
+CORPORA = {name: Corpus(**entry) for name, entry in corpora.CORPORA.items() if "columns" in entry or "labels" in entry}
 
 
 def main(argv: Sequence[str]) -> None:
-    """prepare_classification.sh."""
-    parser = Parser("prepare_classification", PREPARE)
+    """prepare.sh, of these corpora."""
+    parser = Parser("prepare", PREPARE)
     add = parser.add_argument
     add("corpus", metavar="CORPUS", choices=CORPORA, help=", ".join(CORPORA))
     add("out", metavar="OUT_DIR", type=Path)
@@ -96,43 +89,36 @@ def main(argv: Sequence[str]) -> None:
         raise UserError(f"{args.corpus}: nothing to download; name the folder of {{train,test}}.csv by --from")
     # a mistake in the text is told before anything is written
     splits = read_corpus(corpus, args.source, args.examples, args.valid) if args.source else {}
-    with locked(out / ".lock"):
-        # without --from what is there goes on as it was begun
-        source = args.source.resolve() if args.source else read_settings(out / "settings").get("from", "")
-        settings = {"task": "sentence_prediction", "corpus": args.corpus, "vocabulary": args.vocabulary}
-        settings.update(examples=args.examples or "", valid=args.valid or "", **{"from": source})
-        pin_settings(out / "settings", "text/*", settings)
-        if (out / "bin" / "done").exists():
-            say(f"{out} is ready, reusing it")
+    # without --from what is there goes on as it was begun
+    source = args.source.resolve() if args.source else read_settings(out / "settings").get("from", "")
+    name = args.corpus if corpus.urls else "own"
+    settings = {"task": "sentence_prediction", "corpus": name, "vocabulary": args.vocabulary}
+    settings.update(examples=args.examples or "", valid=args.valid or "", **{"from": source})
+    with folder_of_data(out, settings) as begun:
+        if not begun:
+            check_unchanged(out, splits)
             return
         if not splits:
-            archives = fetched(corpus, out / "archives")
-            splits = {} if dry_run() else read_corpus(corpus, archives, args.examples, args.valid)
-        for split, examples in splits.items():
-            if not dry_run():
-                file, lines = out / "text" / f"{split}.txt", "".join(f"{text}\n" for _, text in examples)
-                if not file.exists() or file.read_text(encoding="utf-8") != lines:
-                    (out / "tok" / f"{split}.txt").unlink(missing_ok=True)  # of another text
-                write(file, lines)
-                write(out / "text" / f"{split}.label", "".join(f"{label}\n" for label, _ in examples))
+            fetch_all(corpus.urls, "classification", out / "archives")
+            splits = {} if dry_run() else read_corpus(corpus, out / "archives", args.examples, args.valid)
+        for split, examples in [] if dry_run() else splits.items():
+            file, lines = out / "text" / f"{split}.txt", "".join(f"{text}\n" for _, text in examples)
+            if not file.exists() or file.read_text(encoding="utf-8") != lines:
+                (out / "tok" / f"{split}.txt").unlink(missing_ok=True)  # of another text
+            write(file, lines)
+            write(out / "text" / f"{split}.label", "".join(f"{label}\n" for label, _ in examples))
         binarise(out, args.vocabulary, args.workers)
-        if not dry_run():
-            for split, examples in splits.items():
-                counts = ", ".join(f"{label}: {n}" for label, n in sorted(Counter(e[0] for e in examples).items()))
-                print(f"{split}: {len(examples)} examples ({counts})")
+    for split, examples in [] if dry_run() else splits.items():
+        counts = ", ".join(f"{label}: {n}" for label, n in sorted(Counter(e[0] for e in examples).items()))
+        print(f"{split}: {len(examples)} examples ({counts})")
 
 
-def fetched(corpus: Corpus, archives: Path) -> Path:
-    """Downloads and unpacks a corpus; its folder."""
-    wanted = checksums("classification")
-    if not dry_run():
-        make_folder(archives)
-    for url in corpus.urls:
-        file = archives / Path(url).name
-        fetch(url, file, wanted[file.name], "get the corpus elsewhere and name its folder by --from")
-        if file.name.endswith(".tar.gz"):
-            run(["tar", "-xzf", file, "-C", archives])
-    return archives
+def check_unchanged(out: Path, splits: Mapping[str, Sequence[Example]]) -> None:
+    """Refuses prepared data whose text has changed since."""
+    for split, examples in splits.items():
+        made_of = (out / "text" / f"{split}.txt").read_text(encoding="utf-8")
+        if made_of != "".join(f"{text}\n" for _, text in examples):
+            raise UserError(f"{out}: was made of another {split} set; give another folder, or remove it")
 
 
 def read_corpus(
@@ -147,8 +133,9 @@ def read_corpus(
     Raises:
         UserError: a file is missing, has too few columns, an empty text, or a label unknown at training.
     """
-    found = {split: read_split(corpus, folder, split) for split in SPLITS}
-    train, valid, test = (found[split] for split in SPLITS)
+    train = read_split(corpus, folder, "train")
+    labels = {label for label, _ in train or []}
+    valid, test = (read_split(corpus, folder, split, labels) for split in ("valid", "test"))
     if train is None or test is None:
         missing = "train" if train is None else "test"
         raise UserError(f"{folder}: no {missing} set; it should be named {missing}.csv or {missing}.tsv, or .gz of it")
@@ -170,12 +157,16 @@ def read_corpus(
     return {"train": train, "valid": valid, "test": test}
 
 
-def read_split(corpus: Corpus, folder: Path, split: str) -> Optional[List[Example]]:
-    """The examples of a file of a folder, or of aclImdb's folders; None where there is none of this name."""
+def read_split(corpus: Corpus, folder: Path, split: str, known: Container[str] = ()) -> Optional[List[Example]]:
+    """The examples of a file of a folder, or of aclImdb's folders; None where there is none of this name.
+
+    Args:
+        known: labels of the training set.
+    """
     for kind in ("csv", "tsv"):
         for path in (folder / f"{split}.{kind}", folder / f"{split}.{kind}.gz"):
             if path.exists():
-                return read_table(corpus, path, kind)
+                return read_table(corpus, path, kind, known)
     base = next((base for base in (folder / "aclImdb", folder) if (base / split / "pos").is_dir()), None)
     if corpus is not CORPORA["imdb"] or not base:
         return None
@@ -186,8 +177,12 @@ def read_split(corpus: Corpus, folder: Path, split: str) -> Optional[List[Exampl
     ]
 
 
-def read_table(corpus: Corpus, path: Path, kind: str) -> List[Example]:
-    """The examples of a .csv or .tsv file, with or without a line of headings, which says label or class first."""
+def read_table(corpus: Corpus, path: Path, kind: str, known: Container[str] = ()) -> List[Example]:
+    """The examples of a .csv or .tsv file, with or without a line of headings.
+
+    Args:
+        known: labels of the training set, which are no headings.
+    """
     try:
         data = gzip.open(path).read() if path.suffix == ".gz" else path.read_bytes()
         text = data.decode("utf-8-sig")
@@ -198,23 +193,33 @@ def read_table(corpus: Corpus, path: Path, kind: str) -> List[Example]:
         raise UserError(f"{path}: not a whole gzip file") from None
     csv.field_size_limit(1 << 30)
     if kind == "csv":
-        reader = csv.reader(io.StringIO(text, newline=""))
+        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     else:
         reader = csv.reader(io.StringIO(text, newline=""), delimiter="\t", quoting=csv.QUOTE_NONE)
-    examples = []
-    for row in reader:
-        if not row or reader.line_num == 1 and re.match(r"\W*(label|class)", row[0], re.I):
-            continue
-        if len(row) < corpus.columns:
-            raise UserError(
-                f"{path}: line {reader.line_num} has {len(row)} column(s), not {corpus.columns}: the label, then the "
-                f"text, divided by {'commas' if kind == 'csv' else 'tabs'}"
-            )
-        words = row[-1] if corpus.last_only else " ".join(row[1:])
-        examples.append(checked(path, reader.line_num, row[0], words, corpus.labels))
-    if not examples:
+    rows, before = [], 0
+    try:
+        for row in reader:
+            if row and len(row) < corpus.columns:
+                raise UserError(
+                    f"{path}: line {reader.line_num} has {len(row)} column(s), not {corpus.columns}: the label, then "
+                    f"the text, divided by {'commas' if kind == 'csv' else 'tabs'}"
+                )
+            if row:
+                rows.append((reader.line_num, row[0], " ".join(row[-1:] if corpus.last_only else row[1:])))
+            before = reader.line_num
+    except csv.Error as error:
+        raise UserError(
+            f"{path}: the row from line {before + 1} on has a stray quote ({error}); a text with quotes is itself "
+            'quoted, and each of its quotes is doubled: 1,"so ""called"" news"'
+        ) from None
+    label = rows[0][1] if rows else ""
+    if re.sub(r"[\W_]+", " ", label).strip().lower() in ("label", "labels", "class", "class index"):
+        if label.strip() not in known and label not in (other for _, other, _ in rows[1:]):
+            print(f"{path}: line 1 is taken for headings: {label}, …")
+            rows = rows[1:]
+    if not rows:
         raise UserError(f"{path}: has no examples")
-    return examples
+    return [checked(path, line, label, text, corpus.labels) for line, label, text in rows]
 
 
 def checked(path: Path, line: int, label: str, text: str, labels: Sequence[str]) -> Example:
@@ -256,16 +261,11 @@ def binarise(out: Path, vocabulary: int, workers: int) -> None:
     for split in SPLITS:
         shell(f"{tokenize} < {quote(str(out / 'text' / f'{split}.txt'))}", out / "tok" / f"{split}.txt")
     say("binarising")
-    for name, folder, ending, flags in (
-        ("input0", "tok", "txt", ["--nwordssrc", vocabulary]),
-        ("label", "text", "label", ["--padding-factor", 1]),
-    ):
-        argv = ["fairseq-preprocess", "--only-source", "--workers", workers, *flags, "--destdir", out / "bin" / name]
-        argv += [word for split in SPLITS for word in (f"--{split}pref", out / folder / f"{split}.{ending}")]
-        run(argv, log=out / f"preprocess.{name}.log")
-    if not dry_run():
-        (out / "bin" / "done").touch()
-        say(f"{out} is ready")
+    common = ["--only-source", "--workers", workers]
+    words = [*common, "--nwordssrc", vocabulary]
+    preprocess(words, out / "bin" / "input0", f"{out}/tok/{{}}.txt", out / "preprocess.input0.log")
+    labels = [*common, "--padding-factor", 1]
+    preprocess(labels, out / "bin" / "label", f"{out}/text/{{}}.label", out / "preprocess.label.log")
 
 
 def prepare(corpus: str, dataset: str, data: Path, source: Optional[Path], options: Sequence[str]) -> None:
@@ -286,9 +286,9 @@ def evaluate(
     Raises:
         UserError: the data or the run are missing or do not belong together, or a program failed.
     """
-    prepared(data)
-    recipe = recipe_of(trained(data, run_dir), recipe, "agnews_cpu")
-    with scored(run_dir) as out:
+    read_data_settings(data)
+    recipe = recipe_of(read_run_settings(data, run_dir), recipe, "agnews_cpu")
+    with atomic_evaluation(run_dir) as out:
         path = checkpoint(run_dir, out, recipe.average if average is None else average)
         say("classifying the test set")
         argv = ["python", ROOT / "scripts" / "classify.py", data / "bin", "--path", path, "--max-tokens", max_tokens]

@@ -183,7 +183,7 @@ def locked(path: Path, wait: bool = True) -> Iterator[bool]:
             if not wait:
                 yield False
                 return
-            say(f"another call is at work in {path.parent}; waiting for it")
+            say(f"another process is at work in {path.parent}; waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
         os.set_inheritable(file.fileno(), True)
         yield True

@@ -8,7 +8,7 @@ import shutil
 import zlib
 from pathlib import Path
 from shlex import quote
-from typing import Dict, Sequence
+from typing import Dict, Optional, Sequence
 
 from . import prepare
 from .command import (
@@ -19,28 +19,34 @@ from .command import (
     dry_run,
     existing_folder,
     locked,
+    make_folder,
     pin_settings,
     run,
     say,
     shell,
     show,
 )
+from .hyperparameters import read_data
 
 MULTI30K = """Multi30k, task 1 (image captions; Elliott et al. 2016, 2017), to binarised data.
 
-  scripts/prepare_multi30k.sh de|fr OUT_DIR [--from DIR] [options of prepare.sh]
+  scripts/prepare.sh multi30k de|fr OUT_DIR [--from DIR] [options]
 
 The raw text comes from --from, a folder with {train,val,test_2016_flickr}.{en,de,fr}.gz, or without it from the
 corpus' own repository, and is kept in OUT_DIR-raw. Its content is checked by SHA-256 either way (multi30k.sha256).
 The test set is test_2016_flickr.
 """
-MULTI30K_URL = (
-    "https://raw.githubusercontent.com/multi30k/dataset/a3d2e0d26b56f3846f66a952536ffed4e401d05a/data/task1/raw"
-)
+
+NEWS = """The test sets of WMT's news, 2008 to 2012, as a small training corpus; 2013 validates, 2014 is the test set.
+
+  scripts/prepare.sh news de|fr OUT_DIR [--from DIR] [options of prepare.sh RAW_DIR]
+
+The raw text comes from --from, a folder with newstest{2008,...,2014}.{en,de} or .gz, or without it from sacreBLEU.
+"""
 
 WMT14 = """WMT14 English-German or English-French, from the download to binarised data.
 
-  scripts/prepare_wmt14.sh de|fr OUT_DIR [--from DIR] [--mirror URL] [options of prepare.sh]
+  scripts/prepare.sh wmt14 de|fr OUT_DIR [--from DIR] [--mirror URL] [options]
 
 Training: the corpora of WMT14, Europarl v7, Common Crawl, News Commentary v9 and for French UN (undoc.2000) and
 Giga. Validation: newstest2013. Test: newstest2014, sacreBLEU's wmt14/full. De needs about 10 GB of disk, Fr 100.
@@ -60,15 +66,7 @@ What these defaults do to BLEU, and why they are so:
   --merges 40000     joint BPE, --max-length 250, --max-ratio 1.5: as in fairseq's. The vocabulary decides the
                      model's size; the paper's 37k of another preparation cannot be had any more.
 """
-WMT14_ARCHIVES = {  # name: (path on the mirror, files in it)
-    "1-europarl-v7": ("wmt13/training-parallel-europarl-v7.tgz", "training/europarl-v7.{tgt}-en.{lang}"),
-    "2-commoncrawl": ("wmt13/training-parallel-commoncrawl.tgz", "commoncrawl.{tgt}-en.{lang}"),
-    "3-news-commentary-v9": ("wmt14/training-parallel-nc-v9.tgz", "training/news-commentary-v9.{tgt}-en.{lang}"),
-}
-WMT14_ARCHIVES_FR = {
-    "4-undoc": ("wmt13/training-parallel-un.tgz", "un/undoc.2000.fr-en.{lang}"),
-    "5-giga": ("wmt10/training-giga-fren.tar", "giga-fren.release2.fixed.{lang}.gz"),
-}
+CORPORA = read_data("corpora.yaml")
 LANGUAGES = {"en": "en", "eng": "en", "de": "de", "deu": "de", "fr": "fr", "fra": "fr"}  # mtdata's names too
 SPLITS = {"dev": "valid", "test1": "test"}  # mtdata's names
 
@@ -89,9 +87,9 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def corpus_parser(script: str, description: str) -> Parser:
-    """What the scripts of a corpus share."""
-    parser = Parser(script, description)
+def corpus_parser(description: str) -> Parser:
+    """What the corpora of parallel text share."""
+    parser = Parser("prepare", description)
     parser.add_argument("tgt", metavar="de|fr", choices=("de", "fr"), help="English is translated into it")
     parser.add_argument("out", metavar="OUT_DIR", type=Path)
     parser.add_argument("--from", dest="source", type=existing_folder, metavar="DIR", help="the corpus at hand")
@@ -100,15 +98,15 @@ def corpus_parser(script: str, description: str) -> Parser:
 
 
 def multi30k(argv: Sequence[str]) -> None:
-    """prepare_multi30k.sh."""
-    args = corpus_parser("prepare_multi30k", MULTI30K).parse_args(argv)
+    """prepare.sh multi30k."""
+    args = corpus_parser(MULTI30K).parse_args(argv)
     raw = Path(f"{args.out.absolute()}-raw")
     # a folder of its own: what lies beside train is trained on
     archives = args.source or raw / "archives"
     with locked(raw / ".lock"):
         if not (args.out / "bin" / "done").exists():
             wanted = checksums("multi30k")
-            for part, split in (("train", "train"), ("val", "valid"), ("test_2016_flickr", "test")):
+            for part, split in CORPORA["multi30k"]["parts"].items():
                 for lang in ("en", args.tgt):
                     name = f"{part}.{lang}"
                     unpack(archives / f"{name}.gz", raw / f"{split}.{lang}", wanted[name], args.source is None)
@@ -126,7 +124,11 @@ def unpack(archive: Path, text: Path, wanted: str, fetch: bool) -> None:
     if fetch and not archive.exists():
         if not dry_run():
             archive.parent.mkdir(exist_ok=True)
-        download(f"{MULTI30K_URL}/{archive.name}", archive, "get the corpus elsewhere and name its folder by --from")
+        download(
+            f"{CORPORA['multi30k']['url']}/{archive.name}",
+            archive,
+            "get the corpus elsewhere and name its folder by --from",
+        )
     if not dry_run():
         try:
             found = sha256(archive)
@@ -142,10 +144,26 @@ def unpack(archive: Path, text: Path, wanted: str, fetch: bool) -> None:
     shell(f"gunzip -c {quote(str(archive))}", text)
 
 
+def news(argv: Sequence[str]) -> None:
+    """A small corpus of news."""
+    args = corpus_parser(NEWS).parse_args(argv)
+    raw = Path(f"{args.out.absolute()}-raw")
+    with locked(raw / ".lock"):
+        if not (args.out / "bin" / "done").exists():
+            os.environ["SACREBLEU"] = str(args.out / "archives" / "sacrebleu")
+            for name, known in CORPORA["news"]["sets"].items():
+                split = {"newstest2013": "valid", "newstest2014": "test"}.get(name, name.replace("newstest", "news"))
+                for lang, side in (("en", "src"), (args.tgt, "ref")):
+                    fetch = f"sacrebleu -t {known} -l en-{args.tgt} --echo {side}"
+                    found = f"gzip -cdf {quote(str(args.source))}/{name}.{lang}*" if args.source else fetch
+                    shell(found, raw / f"{split}.{lang}", "get the corpus elsewhere and name its folder by --from")
+        prepare.prepare(raw, "en", args.tgt, args.out, args)
+
+
 def wmt14(argv: Sequence[str]) -> None:
-    """prepare_wmt14.sh."""
-    parser = corpus_parser("prepare_wmt14", WMT14)
-    parser.add_argument("--mirror", default="https://www.statmt.org", metavar="URL", help="of statmt.org's files")
+    """prepare.sh wmt14."""
+    parser = corpus_parser(WMT14)
+    parser.add_argument("--mirror", default=CORPORA["wmt14"]["mirror"], metavar="URL", help="of statmt.org's files")
     parser.set_defaults(merges=40000, dash_splits=True, max_ratio="1.5")
     args = parser.parse_args(argv)
     raw, archives, tgt = args.out / "raw", args.out / "archives", args.tgt
@@ -162,7 +180,7 @@ def wmt14(argv: Sequence[str]) -> None:
                 link(args.source, raw, tgt)
             else:
                 wanted = checksums("wmt14")
-                corpora = {**WMT14_ARCHIVES, **(WMT14_ARCHIVES_FR if tgt == "fr" else {})}
+                corpora = {**CORPORA["wmt14"]["archives"], **(CORPORA["wmt14"]["french"] if tgt == "fr" else {})}
                 for name, (path, member) in corpora.items():
                     extract(args.mirror, path, member, raw / name, tgt, archives, wanted[path])
             test_sets(raw, archives, tgt, args.out)
@@ -221,9 +239,24 @@ def fetch(url: str, file: Path, wanted: str, fix: str) -> None:
         checked.touch()
 
 
+def fetch_all(urls: Sequence[str], corpus: str, archives: Path, source: Optional[Path] = None) -> None:
+    """Downloads the files of a corpus, or takes them from `source`, and unpacks them in `archives`."""
+    wanted = checksums(corpus)
+    if not dry_run():
+        make_folder(archives)
+    for url in urls:
+        file = (source or archives) / Path(url).name
+        if not source:
+            fetch(url, file, wanted[file.name], "get the corpus elsewhere and name its folder by --from")
+        if file.name.endswith(".zip"):
+            run(["python", "-m", "zipfile", "-e", file, archives])
+        elif file.name.endswith(".tar.gz"):
+            run(["tar", "-xzf", file, "-C", archives])
+
+
 def test_sets(raw: Path, archives: Path, tgt: str, out: Path) -> None:
     """newstest2013 and 2014 by sacreBLEU, where the folder of --from has none."""
-    for split, name in (("valid", "wmt13"), ("test", "wmt14/full")):
+    for split, name in CORPORA["wmt14"]["sets"].items():
         if any(file.is_symlink() for file in raw.glob(f"{split}.*")):
             continue
         cache = archives / "sacrebleu" / name
@@ -247,3 +280,21 @@ def numbers(tgt: str, raw: Path) -> None:
     run(["python", ROOT / "scripts" / "make_numbers.py", "en", tgt, part])
     if not dry_run():
         part.replace(raw)
+
+
+def main(argv: Sequence[str]) -> None:
+    """prepare.sh: the first word is a corpus, or else a folder of parallel text."""
+    from . import classification, language_model
+
+    name = argv[0] if argv else ""
+    if name in PARALLEL:
+        PARALLEL[name](argv[1:])
+    elif name in language_model.CORPORA:
+        language_model.main(argv)
+    elif name in classification.CORPORA:
+        classification.main(argv)
+    else:
+        prepare.main(argv)
+
+
+PARALLEL = {"multi30k": multi30k, "wmt14": wmt14, "news": news}

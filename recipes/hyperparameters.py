@@ -1,11 +1,10 @@
-"""The recipes: how any model of a size is trained and tested. The one place for these values.
+"""The recipes of recipes.yaml: how any model of a size is trained and tested."""
 
-scripts/train.sh, evaluate.sh and reproduce.sh read them here; Hydra's configs/*.yaml are rendered from them by
-`python scripts/make_tables.py`.
-"""
-
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, Dict, Mapping, Optional
+
+from .command import UserError
 
 BASELINES = {"lightconv_lm": "lightconv_lm", "linformer": "roberta_linformer"}  # beginnings of their architectures
 
@@ -14,13 +13,12 @@ BASELINES = {"lightconv_lm": "lightconv_lm", "linformer": "roberta_linformer"}  
 class Recipe:
     """A training and its evaluation.
 
-    `flags` are fairseq-train's own, by name; None stands for a flag without a value. What is not explained is the
-    default of the option of the same name of train.sh or evaluate.sh.
+    What is not explained is the default of the option of the same name of train.sh or evaluate.sh.
     """
 
     preset: str  # ending of the architecture's name: the sizes
     corpus: str
-    flags: Mapping[str, Optional[str]] = field(default_factory=dict)
+    flags: Mapping[str, Optional[str]] = field(default_factory=dict)  # of fairseq-train
     batch_tokens: int = 32768
     max_tokens: int = 4096
     max_update: int = 100_000
@@ -31,9 +29,9 @@ class Recipe:
     max_length: int = 256  # of the architecture: the longest sentence in tokens
     gpus: Optional[int] = None  # None: all there are
     threads: Optional[int] = None  # of the CPU. Their number changes the rounding, and so the figures
-    hydra_gpus: int = 8  # for which the YAML is rendered
     kind: str = "transformer"  # beginning of the architecture's name
     task: str = "translation"  # fairseq's name
+    init: str = ""  # the table whose run of this data set, model and seed it begins with
     context_window: int = 0  # of fairseq-eval-lm: the least context of a token
 
     @property
@@ -50,180 +48,45 @@ class Recipe:
             return f"{self.kind}_{self.preset.replace('wmt_en_fr', 'wmt_en_de')}"
         return f"{self.kind}_synth_{model}_{self.preset}"
 
-    def changed(self, flags: Mapping[str, str], **others: Any) -> "Recipe":
-        """This recipe with other values."""
-        return replace(self, flags={**self.flags, **flags}, **others)
+
+def read_data(name: str) -> Dict[str, Dict[str, Any]]:
+    """The entries of a YAML file beside this module. `like` in one takes the values of an earlier one.
+
+    Raises:
+        UserError: it cannot be read; the message says where.
+    """
+    import yaml
+
+    path = Path(__file__).with_name(name)
+    try:
+        entries: Dict[str, Dict[str, Any]] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else "?"
+        raise UserError(f"{path}: line {line}: {error.problem}") from None
+    for key, entry in list(entries.items()):
+        like = entry.pop("like", key)
+        if like not in entries:
+            raise UserError(f"{path}: {key}: there is no {like} to be like")
+        flags = {**entries[like].get("flags", {}), **entry.get("flags", {})}
+        entries[key] = {**entries[like], **entry, **({"flags": flags} if flags else {})}
+    return entries
 
 
-TRANSFORMER: Dict[str, Optional[str]] = {
-    "optimizer": "adam",
-    "adam-betas": "(0.9, 0.98)",
-    "lr-scheduler": "inverse_sqrt",
-    "warmup-init-lr": "1e-7",
-    "criterion": "label_smoothed_cross_entropy",
-    "label-smoothing": "0.1",
-    "share-all-embeddings": None,
-}
+def check_keys(file: str, key: str, entry: Mapping[str, Any], kind: Any) -> None:
+    """Refuses an entry of a YAML file with a key that its dataclass has not."""
+    for name in entry:
+        if name not in {known.name for known in fields(kind)}:
+            raise UserError(f"recipes/{file}: {key}: {name} is no key of a {kind.__name__.lower()}")
 
-# fairseq's usual settings for WMT14, as the paper's are not known
-WMT = Recipe("wmt_en_de", "wmt14", {**TRANSFORMER, "lr": "7e-4", "warmup-updates": "4000", "dropout": "0.1"})
-# Wu et al. 2021 (arXiv 2105.14462)
-MULTI30K = Recipe(
-    "multi30k",
-    "multi30k",
-    {**TRANSFORMER, "lr": "5e-3", "warmup-updates": "2000", "dropout": "0.3"},
-    batch_tokens=8192,
-    max_update=8000,
-    save_every=None,
-    average=10,
-    beam=5,
-    lenpen=1,
-    max_length=100,
-    hydra_gpus=2,
-)
 
-# Rows are blocks of the running text, which no sentence is too long for. Of the paper's model of One Billion Word
-# only the sizes are known, the rest is the usual recipe of a Transformer of this size
-LM1B = Recipe(
-    "lm1b",
-    "lm1b",
-    {
-        "tokens-per-sample": "256",
-        "sample-break-mode": "none",
-        "optimizer": "adam",
-        "adam-betas": "(0.9, 0.98)",
-        "lr": "1e-3",
-        "lr-scheduler": "inverse_sqrt",
-        "warmup-updates": "8000",
-        "warmup-init-lr": "1e-7",
-        "clip-norm": "1.0",
-        "dropout": "0.1",
-    },
-    batch_tokens=65536,
-    max_tokens=8192,
-    max_update=300_000,
-    save_every=5000,
-    average=0,
-    kind="transformer_lm",
-    task="language_modeling",
-)
-# fairseq's own for adaptive inputs (Baevski and Auli 2019), with the rows of the preset
-WIKITEXT103 = replace(
-    LM1B,
-    preset="wiki103",
-    corpus="wikitext103",
-    flags={
-        "tokens-per-sample": "512",
-        "sample-break-mode": "none",
-        "criterion": "adaptive_loss",
-        "optimizer": "nag",
-        "lr": "1.0",
-        "lr-scheduler": "cosine",
-        "t-mult": "2",
-        "lr-period-updates": "270000",
-        "lr-shrink": "0.75",
-        "min-lr": "1e-4",
-        "stop-min-lr": "1e-9",
-        "warmup-updates": "16000",
-        "warmup-init-lr": "1e-7",
-        "clip-norm": "0.1",
-    },
-    batch_tokens=73728,
-    max_tokens=9216,
-    max_update=286_000,
-    max_length=512,
-    context_window=400,
-)
-# Two epochs of Penn Treebank. The learning rate is that of multi30k_cpu, whose models have this width too
-PTB_CPU = replace(
-    LM1B,
-    preset="ptb",
-    corpus="ptb",
-    flags={
-        **LM1B.flags,
-        "tokens-per-sample": "128",
-        "lr": "3e-3",
-        "lr-scheduler": "cosine",
-        "warmup-updates": "200",
-        "dropout": "0.1",
-        "num-workers": "0",
-        "validate-interval": "1000",  # validated with every save, and not with every epoch too
-    },
-    batch_tokens=1024,
-    max_tokens=4096,
-    max_update=1800,
-    save_every=300,
-    max_length=128,
-    gpus=0,
-    threads=1,
-)
+def read_recipes() -> Dict[str, Recipe]:
+    """The recipes, by name; every flag's value is text."""
+    found = {}
+    for name, entry in read_data("recipes.yaml").items():
+        check_keys("recipes.yaml", name, entry, Recipe)
+        flags = {flag: None if value is None else str(value) for flag, value in entry.pop("flags", {}).items()}
+        found[name] = Recipe(flags=flags, **entry)
+    return found
 
-AGNEWS = Recipe(
-    "agnews",
-    "agnews",
-    {
-        "criterion": "sentence_prediction",
-        "num-classes": "4",
-        "init-token": "0",
-        "separator-token": "2",
-        "max-positions": "128",
-        "shorten-method": "truncate",
-        "optimizer": "adam",
-        "adam-betas": "(0.9, 0.98)",
-        "lr": "5e-4",
-        "lr-scheduler": "inverse_sqrt",
-        "warmup-updates": "500",
-        "warmup-init-lr": "1e-7",
-        "clip-norm": "1.0",
-        "dropout": "0.1",
-        "best-checkpoint-metric": "accuracy",
-        "maximize-best-checkpoint-metric": None,
-    },
-    batch_tokens=8192,
-    max_tokens=8192,
-    max_update=10_000,
-    save_every=500,
-    average=0,
-    max_length=128,
-    kind="roberta",
-    task="sentence_prediction",
-)
-IMDB = AGNEWS.changed({"num-classes": "2", "max-positions": "512"}, preset="imdb", corpus="imdb", max_length=512)
-CLASSIFICATION_CPU = {"num-workers": "0", "validate-interval": "1000"}
 
-RECIPES: Dict[str, Recipe] = {
-    "wmt_en_de": WMT,
-    "wmt_en_fr": replace(WMT, preset="wmt_en_fr"),
-    "wmt_en_de_big": WMT.changed({"lr": "5e-4", "dropout": "0.3"}, preset="wmt_en_de_big"),
-    "multi30k": MULTI30K,
-    # a ninth of the training, for one CPU thread
-    "multi30k_cpu": MULTI30K.changed(
-        {
-            "lr": "3e-3",
-            "warmup-updates": "1500",
-            "dropout": "0.1",
-            "clip-norm": "1.0",
-            "num-workers": "0",
-            "validate-interval": "1000",  # validated with every save, and not with every epoch too
-        },
-        batch_tokens=1024,
-        max_update=7000,
-        save_every=350,
-        average=5,
-        gpus=0,
-        threads=1,
-        hydra_gpus=1,
-    ),
-    "lm1b": LM1B,
-    "wikitext103": WIKITEXT103,
-    "ptb_cpu": PTB_CPU,
-    "wikitext2_cpu": replace(PTB_CPU, corpus="wikitext2"),
-    "agnews": AGNEWS,
-    "imdb": IMDB,
-    "agnews_cpu": AGNEWS.changed(
-        CLASSIFICATION_CPU, batch_tokens=2048, max_tokens=4096, max_update=3500, save_every=350, gpus=0, threads=1
-    ),
-    "imdb_cpu": IMDB.changed(
-        CLASSIFICATION_CPU, batch_tokens=4096, max_tokens=4096, max_update=1600, save_every=160, gpus=0, threads=1
-    ),
-}
+RECIPES = read_recipes()

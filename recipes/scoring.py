@@ -12,18 +12,18 @@ from .hyperparameters import RECIPES, Recipe
 from .train import pair_of, set_threads
 
 
-def prepared(data: Path) -> Dict[str, str]:
+def read_data_settings(data: Path) -> Dict[str, str]:
     """The settings that a folder of data was prepared with.
 
     Raises:
         UserError: nothing is there, or it is not finished.
     """
     if not (data / "bin" / "done").exists():
-        raise UserError(f"{data}: not prepared, or not to its end; run the scripts/prepare*.sh of its corpus first")
+        raise UserError(f"{data}: not prepared, or not to its end; run scripts/prepare.sh first")
     return read_settings(data / "settings")
 
 
-def trained(data: Path, run_dir: Path) -> Dict[str, str]:
+def read_run_settings(data: Path, run_dir: Path) -> Dict[str, str]:
     """The settings of a training on a folder of data; empty for a dry run, or a training by fairseq-train itself.
 
     Raises:
@@ -57,7 +57,7 @@ def flag(settings: Dict[str, str], recipe: Recipe, name: str) -> Optional[str]:
 
 
 @contextlib.contextmanager
-def scored(run_dir: Path) -> Iterator[Path]:
+def atomic_evaluation(run_dir: Path) -> Iterator[Path]:
     """A folder for what an evaluation writes. It goes to `run_dir` when the block ends without an error.
 
     An earlier evaluation is kept until then.

@@ -2,7 +2,7 @@
 
   scripts/evaluate.sh DATA_DIR RUN_DIR [options]
 
-  DATA_DIR is what a prepare*.sh made, RUN_DIR the --save-dir of the training.
+  DATA_DIR is what prepare.sh made, RUN_DIR the --save-dir of the training.
 
 Writes scores.json to RUN_DIR once all is there, with the figures and how they were counted:
 
@@ -11,18 +11,11 @@ Writes scores.json to RUN_DIR once all is there, with the figures and how they w
 
 import inspect
 from pathlib import Path
-from types import ModuleType
-from typing import Dict, Sequence
+from typing import Sequence
 
-from . import classification, language_model, translation
 from .command import Parser, UserError, integer
-from .scoring import prepared
-
-TASKS: Dict[str, ModuleType] = {  # by the name of fairseq's task
-    "translation": translation,
-    "language_modeling": language_model,
-    "sentence_prediction": classification,
-}
+from .scoring import read_data_settings
+from .tables import TASKS
 
 
 def main(argv: Sequence[str]) -> None:
@@ -45,7 +38,7 @@ def main(argv: Sequence[str]) -> None:
     add("--lenpen", type=float, metavar="X", help="translation: length penalty")
     add("--context-window", type=integer(0), metavar="N", help="language models: least context of a token in its row")
     args = parser.parse_args(argv)
-    name = prepared(args.data).get("task", "translation")
+    name = read_data_settings(args.data).get("task", "translation")
     options = {key: value for key, value in vars(args).items() if value is not None and key not in ("data", "run")}
     known = inspect.signature(TASKS[name].evaluate).parameters
     for key in options:

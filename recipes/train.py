@@ -10,6 +10,8 @@
 
 The batch stays the same for any number of GPUs: --update-freq and, where it does not divide, --max-tokens follow.
 Stop it at any time; the same command goes on from the last checkpoint. DRY_RUN=1 shows the command only.
+
+Where the text has longer sentences than the architecture takes, --synth-max-length follows the text and is said.
 """
 
 import argparse
@@ -19,8 +21,10 @@ import os
 import re
 import shutil
 import socket
+import struct
 import subprocess
 import sys
+from array import array
 from pathlib import Path
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -40,6 +44,8 @@ from .command import (
     split_flags,
 )
 from .hyperparameters import RECIPES, Recipe
+
+LENGTH_UNIT = 8  # a length that follows the text is a multiple of it, as the products of GPUs like it
 
 
 def make_parser() -> Parser:
@@ -94,6 +100,7 @@ def make_parser() -> Parser:
     )
     add("--precision", help="fp32, fp16 or bf16 (default: bf16 where the GPU computes in it, else fp16; CPU fp32)")
     add("--seed", type=integer(0), default=1, metavar="N", help="(default: 1)")
+    add("--init", type=Path, metavar="RUN_DIR", help="begin with the weights of that run (data: prepare.sh --like)")
     add("--tensorboard", metavar="DIR", help="write curves there")
     add("--wandb", metavar="PROJECT", help="send curves there")
     return parser
@@ -132,6 +139,81 @@ def gpus_here() -> Tuple[int, str]:
 
     n = torch.cuda.device_count()
     return n, "bf16" if n and torch.cuda.get_device_capability() >= (8, 0) else "fp16"
+
+
+def longest_sentence(data: Path) -> int:
+    """Tokens of the longest sentence of binarised data, its end included; 0 where there are none yet.
+
+    The lengths stand at the head of fairseq's .idx files: 18 bytes of names, their number, and a 32-bit integer each.
+    """
+    longest = 0
+    for path in (data / "bin").glob("*.idx"):
+        sizes = array("i")
+        with open(path, "rb") as file:
+            (number,) = struct.unpack("<18xQ", file.read(26))
+            sizes.fromfile(file, number)
+        longest = max(longest, *sizes)
+    return longest
+
+
+def best_checkpoint(run_dir: Path) -> Path:
+    """The average that an evaluation has made, else the best checkpoint.
+
+    Raises:
+        UserError: there is neither.
+    """
+    average, best = run_dir / "checkpoint_avg.pt", run_dir / "checkpoint_best.pt"
+    path = average if average.exists() else best
+    if not path.exists() and not dry_run():
+        raise UserError(f"{path}: no such file; train to the first validation")
+    return path
+
+
+def init_flags(init: Path, arch: str, data: Path) -> List[str]:
+    """The flags that begin a training with the weights of another run, and with its length.
+
+    Raises:
+        UserError: it has no checkpoint, is of another architecture, or its data have other words.
+    """
+    found = read_settings(init / "settings")
+    if found.get("arch", arch) != arch:
+        raise UserError(f"--init {init}: is a run of {found['arch']}, not of {arch}")
+    for words in (data / "bin").glob("dict.*.txt"):
+        other = Path(found.get("data", data)) / "bin" / words.name
+        if not other.exists() or other.read_bytes() != words.read_bytes():
+            raise UserError(f"--init {init}: {data} has other words; prepare them by prepare.sh --like {found['data']}")
+    lengths = re.findall(r"--synth-(?:max-length|beyond-length)[= ]\S+", found.get("flags", ""))
+    flags = [word for flag in lengths for word in re.split("[= ]", flag)]
+    return ["--finetune-from-model", str(best_checkpoint(init).resolve()), *flags]
+
+
+def length_flags(arch: str, recipe: Recipe, data: Path, rest: Sequence[str], init: Optional[Path]) -> List[str]:
+    """The flag ``--synth-max-length`` for text with longer sentences than the preset takes, and says so.
+
+    Args:
+        rest: flags for fairseq-train: what they say of the length stands.
+        init: the run whose length this is, if any.
+
+    Raises:
+        UserError: that run's length is too little.
+    """
+    longest = longest_sentence(data) if recipe.task == "translation" and "_synth_" in arch else 0
+    own = ("--synth-max-length", "--synth-beyond-length")
+    given = re.findall(r"--synth-max-length[= ](\d+)", " ".join(rest))
+    if init and longest > int(given[-1] if given else recipe.max_length) and "tile" not in " ".join(rest):
+        raise UserError(
+            f"--init {init}: its sentences have up to {given[-1] if given else recipe.max_length} tokens, and {data} "
+            f"has one of {longest}; train that run with -- --synth-max-length {longest}, prepare {data} without such "
+            "sentences, or give -- --synth-beyond-length tile"
+        )
+    if longest <= recipe.max_length or any(word.split("=")[0] in own for word in rest):
+        return []
+    length = math.ceil(longest / LENGTH_UNIT) * LENGTH_UNIT
+    print(
+        f"--synth-max-length {length}: the longest sentence of {data} has {longest} tokens, and {arch} takes "
+        f"{recipe.max_length} by default. After -- you may give another one, or --synth-beyond-length tile"
+    )
+    return ["--synth-max-length", str(length)]
 
 
 def split_batch(batch_tokens: int, world: int, max_tokens: int, longest: int) -> Tuple[int, int]:
@@ -200,7 +282,8 @@ def training_command(
     processes, device = device_flags(args)
     world = args.nodes * processes
     batch, most = args.batch_tokens or recipe.batch_tokens, args.max_tokens or recipe.max_tokens
-    tokens, passes = split_batch(batch, world, most, recipe.max_length)
+    lengths = map(int, re.findall(r"--synth-max-length[= ](\d+)", " ".join(rest)))
+    tokens, passes = split_batch(batch, world, most, max([recipe.max_length, *lengths]))
     flags += [*device, "--max-tokens", str(tokens), "--update-freq", str(passes)]
     if args.tensorboard:
         if not any(map(importlib.util.find_spec, ("tensorboard", "tensorboardX"))):  # fairseq takes either
@@ -306,16 +389,17 @@ def check_data(data: Path, recipe: Recipe, dataset: str, named: bool) -> None:
     Args:
         named: they are of --data.
     """
-    corpus = dataset if dataset == recipe.corpus else "own"
-    script = {
-        "translation": f"prepare.sh RAW_DIR {dataset.replace('-', ' ')}"
-        if named
-        else f"prepare_{recipe.corpus}.sh {dataset.split('-')[-1]}",
-        "language_modeling": f"prepare_lm.sh {corpus}",
-        "sentence_prediction": f"prepare_classification.sh {corpus}",
+    own = {
+        "translation": f"RAW_DIR {dataset.replace('-', ' ')} {data}",
+        "language_modeling": f"lm {data} --from RAW_DIR",
+        "sentence_prediction": f"classification {data} --from RAW_DIR",
     }[recipe.task]
+    if recipe.task == "translation" and not named:
+        own = f"{recipe.corpus} {dataset.split('-')[-1]} {data}"
+    elif dataset == recipe.corpus:
+        own = f"{recipe.corpus} {data}"
     if not (data / "bin" / "done").exists():
-        raise UserError(f"--data {data}: not prepared, or not to its end; run scripts/{script} {data}")
+        raise UserError(f"--data {data}: not prepared, or not to its end; run scripts/prepare.sh {own}")
     settings = read_settings(data / "settings")
     task = settings.get("task", "translation")
     if task != recipe.task:
@@ -360,13 +444,15 @@ def main(argv: Sequence[str]) -> None:
     save = args.save_dir or ROOT / "runs" / f"{args.arch}-{args.dataset}-seed{args.seed}"
     if not dry_run():
         check_data(data, recipe, args.dataset, bool(args.data))
+    rest = [*(init_flags(args.init, args.arch, data) if args.init else []), *rest]
+    rest = [*length_flags(args.arch, recipe, data, rest, args.init), *rest]
     command = training_command(args, recipe, data, save, rest)
     warn_of_warm_up(command)
     # every machine of a run holds a lock of its own
     lock = ".lock" if args.nodes == 1 else f".lock.{socket.gethostname()}"
     with locked(save / lock, wait=False) as free:
         if not free:
-            raise UserError(f"--save-dir {save}: another call is training there; let it end, or name another folder")
+            raise UserError(f"--save-dir {save}: another process is training there; let it end, or name another folder")
         settings = {"arch": args.arch, "pair": args.dataset, "data": data.resolve(), "recipe": name}
         settings.update(batch_tokens=args.batch_tokens or recipe.batch_tokens, seed=args.seed, flags=" ".join(rest))
         pin_settings(save / "settings", "checkpoint_last.pt", settings)

@@ -2,7 +2,7 @@
 
   echo "A man plays the guitar." | scripts/translate.sh DATA_DIR RUN_DIR [options] [-- flags for fairseq-interactive]
 
-  DATA_DIR  made by prepare.sh, or by the script of a corpus. The sentences are normalised, tokenised, lowercased and
+  DATA_DIR  made by prepare.sh. The sentences are normalised, tokenised, lowercased and
             split into subwords as this text was
   RUN_DIR   trained on it by train.sh. The checkpoint is the average that evaluate.sh has made, else the best one
 
@@ -18,21 +18,9 @@ from pathlib import Path
 from typing import Dict, List, Sequence
 
 from .command import Parser, UserError, dry_run, integer, reason, show, split_flags
-from .scoring import prepared, recipe_of, trained
+from .scoring import read_data_settings, read_run_settings, recipe_of
+from .train import best_checkpoint
 from .translation import generation_flags, hypotheses
-
-
-def checkpoint(run_dir: Path) -> Path:
-    """The average that an evaluation has made, else the best checkpoint.
-
-    Raises:
-        UserError: there is neither.
-    """
-    average, best = run_dir / "checkpoint_avg.pt", run_dir / "checkpoint_best.pt"
-    path = average if average.exists() else best
-    if not path.exists() and not dry_run():
-        raise UserError(f"{path}: no such file; train to the first validation")
-    return path
 
 
 def as_prepared(line: str, settings: Dict[str, str]) -> str:
@@ -61,11 +49,11 @@ def main(argv: Sequence[str]) -> None:
     add("--beam", type=integer(1), metavar="N", help="(default: the recipe's)")
     add("--lenpen", type=float, metavar="X", help="length penalty (default: the recipe's)")
     args = parser.parse_args(own)
-    settings = prepared(args.data)
+    settings = read_data_settings(args.data)
     if settings.get("task", "translation") != "translation":
         raise UserError(f"{args.data}: was prepared for {settings['task']}; translate.sh needs parallel text")
-    recipe = recipe_of(trained(args.data, args.run), None, "wmt_en_de")
-    flags = generation_flags(args.data, checkpoint(args.run), recipe, args.beam, args.lenpen)
+    recipe = recipe_of(read_run_settings(args.data, args.run), None, "wmt_en_de")
+    flags = generation_flags(args.data, best_checkpoint(args.run), recipe, args.beam, args.lenpen)
     programs = pipeline(settings, [*flags, *rest])
     with contextlib.redirect_stdout(sys.stderr):
         for program in programs:

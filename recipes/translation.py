@@ -13,7 +13,7 @@ from .command import ROOT, UserError, dry_run, run, say, shell, show, write
 from .hyperparameters import Recipe
 from .prepare import count_lines
 from .prepare import main as prepare_text
-from .scoring import checkpoint, prepared, print_scores, recipe_of, scored, trained
+from .scoring import atomic_evaluation, checkpoint, print_scores, read_data_settings, read_run_settings, recipe_of
 
 SCORES = """
     Translation: BLEU and chrF of detokenised text by sacreBLEU with the signature, the figures to compare; tokenised
@@ -22,6 +22,7 @@ SCORES = """
     --baseline: paired bootstrap. Also test.hyp.TGT, the translations, detokenised.
 """
 TEST = "Paired bootstrap"  # what `compare` does
+METRIC, METRIC_NAME, BEST = "bleu", "BLEU", max
 LABELS = {"bleu": "BLEU", "chrf": "chrF", "tokenised": "tokenised BLEU", "compound_split": "compound-split BLEU"}
 
 
@@ -35,9 +36,8 @@ def prepare(corpus: str, dataset: str, data: Path, source: Optional[Path], optio
         UserError: such a corpus, not prepared yet, and no folder.
     """
     src, tgt = dataset.split("-")
-    script = {"wmt14": corpora.wmt14, "multi30k": corpora.multi30k}.get(corpus)
-    if script:
-        script([tgt, str(data), *(["--from", str(source)] if source else []), *options])
+    if corpus in corpora.PARALLEL:
+        corpora.PARALLEL[corpus]([tgt, str(data), *(["--from", str(source)] if source else []), *options])
         return
     if not source and (data / "bin" / "done").exists():
         say(f"{data} is ready, reusing it")
@@ -78,10 +78,10 @@ def sacrebleu(argv: Sequence[object]) -> Any:
 
 def reference(data: Path) -> List[object]:
     """sacreBLEU's arguments for the test set: by its name where it is one of sacreBLEU's."""
-    settings = prepared(data)
+    settings = read_data_settings(data)
     pair = ["-l", f"{settings['src']}-{settings['tgt']}"]
     if test_set(data):
-        os.environ["SACREBLEU"] = str(data / "archives" / "sacrebleu")  # where prepare_wmt14.sh has it
+        os.environ["SACREBLEU"] = str(data / "archives" / "sacrebleu")  # where prepare.sh wmt14 has it
         return ["-t", test_set(data), *pair]
     return [data / f"test.{settings['tgt']}", *pair]
 
@@ -98,7 +98,7 @@ def compare(data: Path, run_dir: Path, baseline: Path) -> Dict[str, Any]:
     Raises:
         UserError: one of them is not evaluated, or not on these data.
     """
-    settings = prepared(data)
+    settings = read_data_settings(data)
     name = f"test.hyp.{settings['tgt']}"
     lines = count_lines(data / f"test.{settings['tgt']}")
     for folder, what in ((baseline, f"--baseline {baseline}"), (run_dir, str(run_dir))):
@@ -146,7 +146,7 @@ def generation_flags(
         path: the checkpoint.
         recipe: has what is not given.
     """
-    settings = prepared(data)
+    settings = read_data_settings(data)
     lenpen = recipe.lenpen if lenpen is None else lenpen
     flags = [data / "bin", "--user-dir", ROOT / "fairseq_synth", "--path", path]
     flags += ["--source-lang", settings["src"], "--target-lang", settings["tgt"]]
@@ -171,10 +171,10 @@ def evaluate(
     Raises:
         UserError: the data or the run are missing or do not belong together, or a program failed.
     """
-    settings = prepared(data)
-    recipe = recipe_of(trained(data, run_dir), recipe, "wmt_en_de")
+    settings = read_data_settings(data)
+    recipe = recipe_of(read_run_settings(data, run_dir), recipe, "wmt_en_de")
     average = recipe.average if average is None else average
-    with scored(run_dir) as out:
+    with atomic_evaluation(run_dir) as out:
         path = checkpoint(run_dir, out, average)
         say("translating the test set")
         flags = generation_flags(data, path, recipe, beam, lenpen, max_tokens)
@@ -191,7 +191,7 @@ def report(data: Path, run_dir: Path) -> None:
     """Prints the scores of an evaluated run, and three of its translations."""
     print_scores(run_dir, "paired bootstrap", LABELS)
     say("three translations")
-    src, tgt = (prepared(data)[side] for side in ("src", "tgt"))
+    src, tgt = (read_data_settings(data)[side] for side in ("src", "tgt"))
     texts = [data / f"test.{src}", run_dir / f"test.hyp.{tgt}", data / f"test.{tgt}"]
     for lines in list(zip(*map(read_lines, texts)))[:3]:
         print("source:    {}\noutput:    {}\nreference: {}".format(*lines))

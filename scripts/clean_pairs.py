@@ -43,7 +43,8 @@ def sentences(path: str) -> Iterator[str]:
         try:
             for number, line in enumerate(file, 1):
                 try:
-                    yield SEPARATORS.sub(" ", line.decode("utf-8")).strip()
+                    text = line.decode("utf-8-sig" if number == 1 else "utf-8")  # without a byte-order mark
+                    yield SEPARATORS.sub(" ", text).strip()
                 except UnicodeDecodeError as error:
                     fail(
                         f"{name}: line {number} is not UTF-8 ({error.reason} {line[error.start]:#x}); "

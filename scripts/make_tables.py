@@ -1,4 +1,4 @@
-"""Renders what follows from results/ and the recipes: tables of README.md and docs/, pictures of docs/, configs/*.yaml.
+"""Renders what follows from results/ and the recipes: tables of README.md and docs/, pictures of docs/.
 
     python scripts/make_tables.py [--check]
 
@@ -14,7 +14,7 @@ from typing import Callable, Dict
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from recipes import analysis, configs, pictures, render  # noqa: E402
+from recipes import analysis, pictures, render  # noqa: E402
 from recipes.command import UserError  # noqa: E402
 
 BLOCKS: Dict[str, Dict[str, Callable[[], str]]] = {  # page: {block: its contents}
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="only compare")
     logging.disable(logging.INFO)  # Hydra's and matplotlib's
     check = parser.parse_args().check
-    files = {ROOT / "configs" / f"{name}.yaml": text for name, text in configs.render().items()}
+    files: Dict[Path, str] = {}
     for name, blocks in BLOCKS.items():
         text = (ROOT / name).read_text(encoding="utf-8")
         for block, contents in blocks.items():

@@ -86,7 +86,7 @@ def preprocess_here():
     from fairseq_cli.preprocess import cli_main
     from helpers import run_cli
 
-    from recipes import classification, command, language_model, prepare
+    from recipes import command, prepare
 
     def run(argv, log=None):
         if argv[0] != "fairseq-preprocess" or command.dry_run():
@@ -96,8 +96,7 @@ def preprocess_here():
             log.write_text("".join(run_cli(cli_main, *argv[1:])))
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (classification, language_model, prepare):
-            patch.setattr(module, "run", run)
+        patch.setattr(prepare, "run", run)
         yield
 
 

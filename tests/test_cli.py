@@ -326,6 +326,7 @@ def test_long_validation_sentences_are_found_before_training(uneven, tmp_path):
     lengths = [len(line.split()) + 1 for line in open(uneven / "valid.en")]
     long = [i for i, length in enumerate(lengths) if length > 12]
     assert f"--valid-subset valid: {len(long)} sentences are too long, the first is number {long[0] + 1}" in line
+    assert line.startswith("--synth-max-length: train with a larger one; --valid-subset")
     assert f"{lengths[long[0]]}, 4" in line and "12 is this model's --synth-max-length" in line
     run_cli(train.cli_main, *argv, "--skip-invalid-size-inputs-valid-test")
     run_cli(train.cli_main, *argv, "--disable-validation", "--max-update", "2")

@@ -1,5 +1,6 @@
 """The recipes: what they make, what they run, and what they say when they cannot."""
 
+import argparse
 import dataclasses
 import fcntl
 import gzip
@@ -20,6 +21,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import yaml
 from fairseq import options
 from fairseq.data import encoders
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
@@ -29,8 +31,8 @@ from fairseq_synth.architectures import VARIANTS
 from recipes import (
     analysis,
     command,
-    configs,
     corpora,
+    hyperparameters,
     pictures,
     prepare,
     provenance,
@@ -122,6 +124,7 @@ def test_prepare(tmp_path, raw, capfd):
         "",
     ]
     changed = dict(train_de=b"".join(lines), test_en="\n".join(test).encode())
+    changed["valid_en"] = b"\xef\xbb\xbf" + (raw / "valid.en").read_bytes()
     folder, out = copied(raw, tmp_path / "raw", **changed), tmp_path / "out"
     argv = [folder, "en", "de", out, "--merges", "100", "--workers", "1"]
     (out / "tok").mkdir(parents=True)
@@ -137,6 +140,7 @@ def test_prepare(tmp_path, raw, capfd):
     assert (out / "tok" / "train.en").stat().st_mtime_ns == kept and (out / "bin" / "dict.de.txt").exists()
     assert (out / "test.de").read_text() == (raw / "test.de").read_text()
     text = (out / "text" / "train.de").read_bytes()
+    assert not (out / "text" / "valid.en").read_bytes().startswith(b"\xef\xbb\xbf")
     assert text.startswith(gzip.open(raw / "more.de.gz").read())  # corpora in the order of their names
     assert "ein  Wort  mehr\n" in text.decode()
     said = capfd.readouterr().out
@@ -145,6 +149,9 @@ def test_prepare(tmp_path, raw, capfd):
     shutil.rmtree(folder)
     prepare.main([*map(str, argv)])  # of what is done nothing is needed again
     assert "reusing" in capfd.readouterr().out
+    copied(raw, folder)
+    refused(prepare.main, *argv, parts=["other settings", "raw_bytes="])  # what is there is of another text
+    shutil.rmtree(folder)
     refused(prepare.main, *argv, "--lowercase", parts=["other settings", "lowercase="])
 
 
@@ -226,7 +233,7 @@ def cache_test_set(out, name, raw):
 def test_wmt14(tmp_path, raw, monkeypatch, capfd):
     """Download, resumed; checksums; the test sets of sacreBLEU; the pipeline on a sample; a second run."""
     site, sums = tmp_path / "site", {}
-    for path, member in corpora.WMT14_ARCHIVES.values():
+    for path, member in corpora.CORPORA["wmt14"]["archives"].values():
         (site / path).parent.mkdir(parents=True, exist_ok=True)
         with tarfile.open(site / path, "w:gz") as archive:
             for lang in ("en", "de"):
@@ -307,7 +314,7 @@ def test_multi30k(tmp_path, multi30k, monkeypatch):
     refused(corpora.multi30k, "de", out, "--from", folder, parts=["val.de.gz", "SHA-256"])
     # those before it passed
     assert sorted(p.name for p in tmp_path.glob("out-raw/[a-z]*")) == ["train.de", "train.en", "valid.en"]
-    monkeypatch.setattr(corpora, "MULTI30K_URL", f"file://{folder}")
+    monkeypatch.setitem(corpora.CORPORA["multi30k"], "url", f"file://{folder}")
     bad.write_bytes((multi30k / "val.de.gz").read_bytes()[:-20])
     refused(corpora.multi30k, "de", tmp_path / "new", parts=["val.de.gz", "cut off"])
     assert not list(tmp_path.glob("new-raw/archives/val.de*"))
@@ -338,6 +345,29 @@ def test_the_batch_does_not_depend_on_the_gpus(nodes, gpus, dry, capsys):
     if nodes * gpus > 1:
         assert flag(shown, "--nproc-per-node") == str(gpus)
     assert flag(shown, "--distributed-world-size") == str(nodes * gpus)
+
+
+def test_the_length_follows_the_text(tmp_path, raw, dry, monkeypatch, capsys):
+    """The longest sentence of any set, its end included, in steps of 8; never less than the architecture takes."""
+    monkeypatch.delenv("DRY_RUN")
+    folder = copied(raw, tmp_path / "raw", valid_en=b"one\n" * 19 + b"one " * 113 + b"\n")
+    data = tmp_path / "data"
+    prepare.main([*map(str, [folder, "en", "de", data, "--merges", "100", "--workers", "1"])])
+    assert train.longest_sentence(data) > 113
+    length = -(-train.longest_sentence(data) // 8) * 8
+    monkeypatch.setenv("DRY_RUN", "1")
+    argv = ["transformer_synth_random_multi30k", "en-de", "--recipe", "multi30k_cpu", "--data", data]
+    capsys.readouterr()
+    shown = training_command(capsys, *argv)
+    assert flag(shown, "--synth-max-length") == str(length) and f"--synth-max-length {length}: the longest" in shown
+    for own in ("--synth-max-length 24", "--synth-max-length=24", "--synth-beyond-length tile"):
+        shown = training_command(capsys, *argv, "--", *own.split())
+        assert own in shown and str(length) not in shown
+    for arch in ("transformer_multi30k", "transformer_synth_random_wmt_en_de"):
+        shown = training_command(capsys, arch, *argv[1:2], "--data", data, "--gpus", "0")
+        assert "--synth-max-length" not in shown
+    parts = ["--batch-tokens 100", f"less than a sentence of {length}"]
+    refused(train.main, *argv, "--batch-tokens", "100", parts=parts)
 
 
 def test_slurm(tmp_path):
@@ -414,22 +444,61 @@ def test_a_run_is_not_mixed_with_another(tmp_path):
     refused(train.main, *argv, parts=[str(save), "other settings", "arch=transformer_multi30k"])
     with open(save / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        refused(train.main, *argv, parts=[f"--save-dir {save}", "another call is training there"])
+        refused(train.main, *argv, parts=[f"--save-dir {save}", "another process is training there"])
 
 
-def test_configs_are_the_recipes():
-    """configs/*.yaml are rendered from the recipes, and Hydra takes them: a scheduled value follows an override."""
+CONFIGS = {"wmt_en_de": 8, "wmt_en_fr": 8, "wmt_en_de_big": 8, "multi30k": 2, "multi30k_cpu": 1}  # for how many GPUs
+REGISTERED = ("criterion", "optimizer", "lr_scheduler")
+# of the command line alone, found by fairseq itself, or interpolated from another value
+ELSEWHERE = """common.user_dir distributed_training.distributed_world_size checkpoint.save_dir model._name model.arch
+    model.data model.encoder_synthesizer model.decoder_synthesizer task.data""".split()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_configs_are_the_recipes(name):
+    """Hydra's configs/NAME.yaml and the recipe's command are the same training, in every value that fairseq knows."""
     from fairseq.dataclass.initialize import hydra_init
     from hydra.experimental import compose, initialize_config_dir  # its place in Hydra 1.0
+    from omegaconf import OmegaConf
 
-    for name, text in configs.render().items():
-        assert (ROOT / "configs" / f"{name}.yaml").read_text() == text
-        hydra_init(name)  # as fairseq-hydra-train does: its own defaults become the schema of this name
-        with initialize_config_dir(config_dir=str(ROOT / "configs")):
-            composed = compose(name, overrides=["common.user_dir=x", "task.data=x", "model.encoder_synthesizer=dense"])
-        assert composed.model.decoder_synthesizer == "dense"
-        assert composed.optimization.max_update == RECIPES[name].max_update
-        assert composed.lr_scheduler.warmup_updates == int(RECIPES[name].flags["warmup-updates"])
+    recipe = RECIPES[name]
+    pair = "en-fr" if name.endswith("fr") else "en-de"
+    args = train.make_parser().parse_args([recipe.architecture("random_vanilla"), pair, "--recipe", name])
+    args.gpus, args.processes = 0, CONFIGS[name]  # stand for the GPUs, so that none is looked for
+    words = train.training_command(args, recipe, ROOT, ROOT, [])
+    words = [word for word in words[words.index(str(ROOT / "bin")) :] if word != "--cpu"]
+    parsed = options.parse_args_and_arch(options.get_training_parser(), input_args=words)
+    wanted = OmegaConf.to_container(convert_namespace_to_omegaconf(parsed), enum_to_str=True)
+    wanted["common"]["cpu" if recipe.gpus == 0 else "bf16"] = True
+    wanted["model"] = vars(wanted["model"]) if isinstance(wanted["model"], argparse.Namespace) else wanted["model"]
+    hydra_init(name)  # as fairseq-hydra-train does: its own defaults become the schema of this name
+    with initialize_config_dir(config_dir=str(ROOT / "configs")):
+        composed = compose(name, overrides=["common.user_dir=x", "task.data=x", "model.encoder_synthesizer=dense"])
+    assert composed.model.decoder_synthesizer == "dense"
+    assert composed.lr_scheduler.warmup_updates == int(recipe.flags["warmup-updates"])
+    found = OmegaConf.to_container(composed, enum_to_str=True)
+    compared = set()
+    for group in (
+        "common",
+        "distributed_training",
+        "dataset",
+        "optimization",
+        "checkpoint",
+        "model",
+        "task",
+        *REGISTERED,
+    ):
+        known = found[group]
+        for key in known.keys() & wanted[group].keys():
+            if f"{group}.{key}" not in ELSEWHERE and not str(known[key]).startswith("${"):
+                assert str(known[key]) == str(wanted[group][key]), f"{group}.{key}"
+                compared.add(key)
+    said = {word[2:].replace("-", "_") for word in words if word.startswith("--")}
+    given = {
+        key for values in (yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text())).values() for key in values
+    }
+    apart = {place.split(".")[1] for place in ELSEWHERE} | {"_name", "optimizer", "criterion", "lr_scheduler"}
+    assert said | given <= compared | apart and len(compared) > 100
 
 
 # ---- results
@@ -478,6 +547,18 @@ def test_alpha_by_name_and_by_position():
     assert record.mixture_weights(by_position, names) == record.mixture_weights(by_name, None) == expected
 
 
+def test_alpha_of_heads_of_different_kinds():
+    """A group has an entry of its own: its weights are those of its heads alone."""
+    names, alphas = ("random+vanilla", "random+dense+vanilla"), {}
+    for group, spec in enumerate(names):
+        for name in spec.split("+"):
+            key = f"encoder.layers.0.self_attn.synthesizer.groups.{group}.components.{name}.alpha"
+            alphas[key] = torch.zeros(2 + group)
+    found = record.mixture_weights(alphas, None)
+    assert found["encoder.layers.0.groups.0"] == {"random": [0.5, 0.5], "vanilla": [0.5, 0.5]}
+    assert found["encoder.layers.0.groups.1"]["dense"] == [0.3333] * 3 and len(found) == 2
+
+
 def test_translations_and_compounds():
     generated = "S-1\tso\nH-1\t-0.5\ta@@ b\nD-1\t-0.5\tab\nD-10\t-1\t\nD-0\t-0.2\tzuerst - so\n"
     assert translation.hypotheses(generated, "D") == ["zuerst - so", "ab", ""]
@@ -498,7 +579,7 @@ def results(tmp_path, monkeypatch):
     """results/ with a Transformer, a model that is ahead of it and one of one seed."""
     for module in (analysis, render, tables):
         monkeypatch.setattr(module, "ROOT", tmp_path)
-    folder = tmp_path / "results" / "multi30k_cpu"
+    folder = tmp_path / "results" / "multi30k_cpu" / "gpu"
     folder.mkdir(parents=True)
     alpha = {"encoder.layers.0": {"random": [0.2, 0.4], "vanilla": [0.8, 0.6]}}
     records = [result("transformer", s, 30 + s) for s in (1, 2, 3)]
@@ -526,15 +607,21 @@ def test_tables_have_intervals_over_seeds(results):
 
 def test_a_seed_on_two_machines_is_two_runs(results):
     """Each is compared with the Transformer of its machine, or of its seed where that machine trained none."""
-    (results / "cpu").mkdir()
+    results.with_name("cpu").mkdir()
     thread = [("transformer", 1, 20), ("random_vanilla", 1, 22), ("random_vanilla", 3, 36)]
-    for r in (result(*cell, hardware="thread") for cell in thread):
-        (results / "cpu" / f"{r['model']}-seed{r['seed']}.json").write_text(json.dumps(r))
+    for r in (result(*cell, hardware="a CPU, 1 thread(s)") for cell in thread):
+        (results.with_name("cpu") / f"{r['model']}-seed{r['seed']}.json").write_text(json.dumps(r))
     rendered = render.results("multi30k_cpu")
     assert "| 29.00 ± 6.06 (4) |" in rendered  # of 20 and 31, 32, 33
     assert "| `random_vanilla` | 1.00M | 30.33 ± 7.37 (3) | +2.00 [" in rendered  # 22 - 20, 33 - 32, 36 - 33
     assert "| -0.200 [" in render.validation_loss("multi30k_cpu").split("`random_vanilla`")[1]
-    assert render.picture("multi30k_cpu") and "h; thread." in rendered
+    assert render.picture("multi30k_cpu") and "a CPU, 1 thread(s); h." in rendered
+    (results / "en-de-random_vanilla-seed1.json").write_text(json.dumps(result(*thread[1], hardware="1 thread(s)")))
+    with pytest.raises(UserError, match="multi30k_cpu/gpu: en-de-random_vanilla-seed1 is of 1 thread"):
+        render.results("multi30k_cpu")
+    (results / "en-de-random_vanilla-seed1.json").replace(results.parent / "x.json")
+    with pytest.raises(UserError, match="x.json: its place is gpu or cpu/"):
+        render.results("multi30k_cpu")
 
 
 def test_notes_say_on_what_cells_ran():
@@ -608,7 +695,7 @@ def test_analysis_of_a_table(results, tmp_path, capsys):
     assert row in analysis.table() and "--sentences 9" in analysis.table() and "learned-r.png" in analysis.readme()
     pages = set(re.findall(r"\((\S+\.png)\)", (ROOT / "docs" / "analysis.md").read_text()))
     pages.remove("multi30k_tiled-en-de-valid-loss.png")  # of a table of results
-    assert {name for name, _, _ in analysis.pictures()} == pages | {"learned-r.png"}
+    assert {picture.name for picture in analysis.pictures()} == pages | {"learned-r.png"}
     assert {path.name for path in pictures.render(check=False, folder=tmp_path)} > pages
 
     # loss and BLEU by sentence length
@@ -653,13 +740,13 @@ def test_a_scored_run_has_all_files(tmp_path, monkeypatch):
     (tmp_path / "scores.json").write_text("old")
     moved, replace = [], Path.replace
     monkeypatch.setattr(Path, "replace", lambda path, to: (moved.append((path.name, to.exists())), replace(path, to)))
-    with scoring.scored(tmp_path) as out:
+    with scoring.atomic_evaluation(tmp_path) as out:
         for name in ("scores.json", "test.hyp.de", "test.tok.de"):
             (out / name).write_text("new")
         assert (tmp_path / "scores.json").read_text() == "old"
     assert moved[-1] == ("scores.json", False) and len(moved) == 3
     for names in ([], ["generate.log"]):  # an evaluation that failed leaves what there is to look into
-        with pytest.raises(UserError), scoring.scored(tmp_path) as out:
+        with pytest.raises(UserError), scoring.atomic_evaluation(tmp_path) as out:
             for name in names:
                 (out / name).touch()
             raise UserError("no")
@@ -674,6 +761,22 @@ def test_the_papers_rows_are_models():
         for cell in table.cells():
             arch = RECIPES[cell.dataset.recipe].architecture(table.training(cell.model)[0])
             assert RECIPES[train.recipe_name(arch, cell.dataset.name)].task == RECIPES[cell.dataset.recipe].task
+
+
+@pytest.mark.parametrize(
+    "text, part",
+    [
+        ("a: {like: b}", "recipes.yaml: a: there is no b to be like"),
+        ("a: {preset: x, corpus: y, beams: 4}", "recipes.yaml: a: beams is no key of a recipe"),
+        ("a:\n  preset: x\n  corpus: [", "recipes.yaml: line 3: "),
+    ],
+)
+def test_a_slip_in_the_recipes_is_told(text, part, tmp_path, monkeypatch):
+    """With the file and the entry or line."""
+    (tmp_path / "recipes.yaml").write_text(text)
+    monkeypatch.setattr(hyperparameters, "__file__", str(tmp_path / "hyperparameters.py"))
+    with pytest.raises(UserError, match=part):
+        hyperparameters.read_recipes()
 
 
 def test_the_models_are_the_variants():
@@ -696,7 +799,10 @@ def stubs(tmp_path, monkeypatch):
         save = tmp_path / "runs" / argv[argv.index("--save-dir") + 1]
         save.mkdir(parents=True, exist_ok=True)
         (save / "train.log").write_text(LOG)
-        (save / "provenance.json").write_text('[{"commit": "c", "versions": {}, "hardware": "h"}]')
+        hardware = (tmp_path / "hardware").read_text() if (tmp_path / "hardware").exists() else "h"
+        (save / "provenance.json").write_text(json.dumps([{"commit": "c", "versions": {}, "hardware": hardware}]))
+        with open(tmp_path / "options", "a") as file:
+            print(*argv, file=file)
         calls.append(" ".join(["train", argv[0], *argv[argv.index("--") + 1 :]]))
 
     def evaluate(data, run, recipe):
@@ -708,6 +814,10 @@ def stubs(tmp_path, monkeypatch):
         prepare=lambda *args: calls.append(f"prepare {args[1]}"),
         evaluate=evaluate,
         compare=lambda data, run, baseline: {"p_value": 0.5, "against": baseline.name},
+        TEST="a test",
+        METRIC="bleu",
+        METRIC_NAME="BLEU",
+        BEST=max,
     )
     monkeypatch.setattr(train, "start", fit)
     table = tables.TABLES["multi30k_cpu"]
@@ -731,7 +841,7 @@ def test_a_row_with_flags_of_its_own(stubs, monkeypatch):
         monkeypatch.setitem(tables.TABLES, "multi30k_cpu", table)
 
     def kept(row):
-        return json.loads((project / "results" / "multi30k_cpu" / f"en-fr-{row}-seed1.json").read_text())
+        return json.loads((project / "results" / "multi30k_cpu" / "gpu" / f"en-fr-{row}-seed1.json").read_text())
 
     use("--synth-max-length 8")
     arch = "train transformer_synth_random_multi30k"
@@ -744,7 +854,7 @@ def test_a_row_with_flags_of_its_own(stubs, monkeypatch):
 
     # a row that another call finished before the baseline
     for row in ("small", "random"):
-        (project / "results" / "multi30k_cpu" / f"en-fr-{row}-seed1.json").unlink()
+        (project / "results" / "multi30k_cpu" / "gpu" / f"en-fr-{row}-seed1.json").unlink()
     shutil.move(project / "runs" / "multi30k_cpu-en-fr-random-seed1", project / "away")
     called("--seed", "1", "--variant", "small")
     assert "bootstrap" not in kept("small")
@@ -752,7 +862,7 @@ def test_a_row_with_flags_of_its_own(stubs, monkeypatch):
     assert kept("small")["bootstrap"]["against"] == "multi30k_cpu-en-fr-random-seed1"
 
     use("--synth-max-length 16")
-    (project / "results" / "multi30k_cpu" / "en-fr-small-seed1.json").unlink()
+    (project / "results" / "multi30k_cpu" / "gpu" / "en-fr-small-seed1.json").unlink()
     with pytest.raises(UserError, match="other settings"):
         called("--seed", "1", "--variant", "small")
 
@@ -763,7 +873,7 @@ def test_reproduce_runs_what_is_missing(stubs, capsys):
     some = ["--variant", "random_vanilla transformer", "--seed", "1 2"]
     both = ["train transformer_multi30k", "evaluate", "train transformer_synth_random_vanilla_multi30k", "evaluate"]
     assert called(*some) == ["prepare en-fr", *both, *both]
-    folder = project / "results" / "multi30k_cpu"
+    folder = project / "results" / "multi30k_cpu" / "gpu"
     one = folder / "en-fr-random_vanilla-seed2.json"
     kept = json.loads(one.read_text())
     assert kept["command"] == tables.TABLES["multi30k_cpu"].name.join(
@@ -790,19 +900,100 @@ def test_reproduce_runs_what_is_missing(stubs, capsys):
     assert called(*only, "--", "--max-update", "5") == ["prepare en-fr", *both[2:]]
     assert sorted((path, path.read_text()) for path in folder.iterdir()) == before
     assert (run.with_name(f"{run.name}-changed") / "result.json").exists()
-    assert called(*only, "--", "--gpus", "0") == []
+    assert called(*only, "--", "--gpus", "1") == []
+
+
+def test_each_device_has_its_own_record(stubs):
+    """A cell on a CPU leaves the GPU's figures alone; without --gpus either counts as run; a run is of one device."""
+    project, called = stubs
+    one = ["--variant", "transformer", "--seed", "1"]
+    called(*one)
+    folder = project / "results" / "multi30k_cpu"
+    gpu, cpu = (folder / device / "en-fr-transformer-seed1.json" for device in ("gpu", "cpu"))
+    kept = gpu.read_text()
+    with pytest.raises(UserError, match="transformer-seed1: was trained on a gpu; --rerun trains it anew"):
+        called(*one, "--", "--gpus", "0")
+    (project / "hardware").write_text("a CPU, 1 thread(s)")
+    assert "train transformer_multi30k" in called(*one, "--rerun", "--", "--gpus", "0")
+    assert gpu.read_text() == kept and json.loads(cpu.read_text())["hardware"] == "a CPU, 1 thread(s)"
+    assert called(*one) == called(*one, "--", "--gpus=1") == called(*one, "--", "--gpus", "0") == []
+    gpu.unlink()
+    assert called(*one) == []
+
+
+def test_two_stages(stubs, monkeypatch):
+    """The run that a cell begins with is made first if its checkpoint is missing, even where its figures are known."""
+    project, called = stubs
+    table = tables.TABLES["multi30k_cpu"]
+    first = dataclasses.replace(table, name="first", corpus="other")
+    monkeypatch.setitem(tables.TABLES, "first", first)
+    monkeypatch.setitem(RECIPES, "multi30k_cpu", dataclasses.replace(RECIPES["multi30k_cpu"], init="first"))
+    first = dataclasses.replace(first, datasets=[d._replace(recipe="news_cpu") for d in first.datasets])
+    monkeypatch.setitem(tables.TABLES, "first", first)
+    asked = []
+    monkeypatch.setattr(table.task, "prepare", lambda *args: asked.append(args), raising=False)
+    tables.TABLES["multi30k_cpu"].task.prepare = first.task.prepare = lambda *args: asked.append(args)
+    (project / "corpora" / "other").mkdir(parents=True)
+    one = ["--variant", "random", "--seed", "2", "--from", str(project / "corpora")]
+    arch = "train transformer_synth_random_multi30k"
+    assert called(*one, "--", "--gpus", "1") == [arch, "evaluate", arch, "evaluate"]
+    assert [(args[0], args[3].name) for args in asked] == [("other", "other"), ("multi30k", "corpora")]
+    assert asked[1][-1][-2:] == ["--like", str(project / "data" / "first-en-fr")]
+    kept = project / "results" / "first" / "gpu" / "en-fr-random-seed2.json"
+    assert kept.exists()
+    run = project / "runs" / "first-en-fr-random-seed2"
+    assert f"--init {run}" in (project / "options").read_text().splitlines()[1]
+    (run / "checkpoint_avg.pt").touch()
+    assert called(*one, "--rerun", "--", "--max-update", "9") == [arch, "evaluate"]  # of the second stage alone
+    (run / "checkpoint_avg.pt").unlink()
+    assert called(*one, "--rerun") == [arch, "evaluate", arch, "evaluate"]
+    with command.locked(run.with_name(f".{run.name}.lock")), pytest.raises(UserError, match="another process"):
+        (run / "scores.json").unlink()
+        called(*one, "--rerun")
+
+
+@pytest.mark.slow
+def test_fine_tuning_for_other_text(tmp_path, raw):
+    """One's own text with the words of other data; the weights are those of the run, and so is the length."""
+    first, second, run = tmp_path / "first", tmp_path / "second", tmp_path / "run"
+    prepare.main([*map(str, [raw, "en", "de", first, "--merges", "100", "--workers", "1", "--lowercase"])])
+    other = copied(raw, tmp_path / "raw", valid_en=b"a zebra\n" * 20)
+    prepare.main([*map(str, [other, "en", "de", second, "--like", first, "--workers", "1"])])
+    assert (first / "codes").read_text() == (second / "codes").read_text()
+    assert (first / "bin" / "dict.de.txt").read_text() == (second / "bin" / "dict.de.txt").read_text()
+    assert command.read_settings(second / "settings")["lowercase"] == "True"
+    refused(prepare.main, other, "en", "fr", tmp_path / "x", "--like", first, parts=["--like", "of en and fr"])
+    arch, flags = "transformer_synth_random_multi30k", "--encoder-layers 1 --decoder-layers 1 --warmup-updates 1"
+    argv = [arch, "en-de", "--recipe", "multi30k_cpu", "--max-update", "1", "--save-every", "1", "--gpus", "0"]
+    done = script(
+        "train.sh", *argv, "--data", first, "--save-dir", run, "--", *flags.split(), "--synth-max-length", "112"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    argv += ["--data", second, "--init", run]
+    refused(train.main, "transformer_multi30k", *argv[1:], parts=[f"--init {run}", f"run of {arch}"])
+    done = script("train.sh", *argv, "--save-dir", tmp_path / "tuned", "--", *flags.split(), "--lr", "0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    before, after = (
+        torch.load(folder / "checkpoint_best.pt", weights_only=False) for folder in (run, tmp_path / "tuned")
+    )
+    assert before["model"].keys() == after["model"].keys()
+    assert all(torch.allclose(value, after["model"][name], atol=1e-5) for name, value in before["model"].items())
+    (second / "bin" / "dict.de.txt").write_text("zebra 1\n")
+    refused(train.main, *argv, parts=[f"--init {run}", "other words", f"--like {first}"])
 
 
 def test_calls_share_the_cells(stubs, capsys):
-    """A cell that another call is at is left to that one; it is compared once its Transformer is there."""
+    """A cell that another process is running is skipped; it is compared once its Transformer is there."""
     project, called = stubs
     with command.locked(project / "runs" / ".multi30k_cpu-en-fr-transformer-seed1.lock"):
         assert called("--variant", "transformer dense", "--seed", "1")[1:] == [
             "train transformer_synth_dense_multi30k",
             "evaluate",
         ]
-    dense = project / "results" / "multi30k_cpu" / "en-fr-dense-seed1.json"
-    assert "another call is at it" in capsys.readouterr().out and "bootstrap" not in json.loads(dense.read_text())
+    dense = project / "results" / "multi30k_cpu" / "gpu" / "en-fr-dense-seed1.json"
+    assert "another process is running it: skipped" in capsys.readouterr().out and "bootstrap" not in json.loads(
+        dense.read_text()
+    )
     called("--variant", "transformer dense", "--seed", "1")
     assert "bootstrap" in json.loads(dense.read_text())
 
@@ -814,7 +1005,7 @@ def test_an_older_record_is_completed(stubs):
     called(*one)
     run, path = (
         project / "runs" / "multi30k_cpu-en-fr-transformer-seed1",
-        "results/multi30k_cpu/en-fr-transformer-seed1.json",
+        "results/multi30k_cpu/gpu/en-fr-transformer-seed1.json",
     )
     (run / "provenance.json").unlink()
     old = {"variant": "transformer", "commit": "aefb4f9", "versions": {"torch": "2"}, "hardware": "h", "command": "x"}
@@ -830,9 +1021,68 @@ def test_an_older_record_is_completed(stubs):
         called(*one, "--record")
 
 
+def test_a_baseline_completes_only_what_is_scored(stubs, monkeypatch):
+    """Not a cell without scores here, and nothing where there is no test, as for language models."""
+    project, called = stubs
+    with command.locked(project / "runs" / ".multi30k_cpu-en-fr-transformer-seed1.lock"):
+        called("--variant", "random dense", "--seed", "1")
+    (project / "runs" / "multi30k_cpu-en-fr-random-seed1" / "scores.json").unlink()
+    recorded, original = [], record.record
+    monkeypatch.setattr(record, "record", lambda cell, *more: (recorded.append(cell.model), original(cell, *more)))
+    called("--variant", "transformer", "--seed", "1")
+    assert recorded == ["dense"]
+    table = tables.TABLES["multi30k_cpu"]
+    task = SimpleNamespace(**{**vars(table.task), "TEST": "", "compare": lambda *args: None})
+    monkeypatch.setitem(tables.TABLES, "multi30k_cpu", dataclasses.replace(table, task=task))
+    recorded.clear()
+    called("--variant", "transformer", "--seed", "1", "--record")
+    called("--variant", "transformer dense", "--seed", "2")
+    called("--variant", "transformer", "--seed", "2", "--record")
+    assert recorded == []
+
+
+def test_cells_are_listed_as_they_would_be_run(stubs, capsys):
+    """With what the call was given, --rerun only if it was; and into a pipe that is closed early."""
+    project, called = stubs
+    one, more = ["--variant", "transformer", "--seed", "1"], ["--", "--gpus", "0", "--", "--lr", "1"]
+    called(*one)
+    capsys.readouterr()
+    start = "scripts/reproduce.sh multi30k_cpu --pair en-fr --variant transformer --seed"
+    assert called(*one, "--list") == [] and capsys.readouterr().out == ""
+    called(*one, "--list", "--rerun")
+    assert capsys.readouterr().out == f"{start} 1 --rerun\n"
+    called(*one, "--list", "--from", str(project), *more)  # another recipe: not run yet
+    assert capsys.readouterr().out == f"{start} 1 --from {project} -- --gpus 0 -- --lr 1\n"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", "scripts/reproduce.sh table2 --seed \"$(seq -s ' ' 3000)\" --list | head -1"],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.stdout.startswith("scripts/reproduce.sh table2 --pair en-de --variant transformer --seed 1")
+    assert done.stderr == "" and "--rerun" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    "changes, part",
+    [
+        (dict(baseline="randm"), "baseline: randm is no row"),
+        (dict(rows=("random", "dense")), "baseline: transformer is no row; name one of random, dense"),
+        (dict(rows=("transformer", "randm")), "randm is no model and no variation"),
+        (dict(variations={"small": ("random", "")}), "variation small is no row"),
+        (dict(rows=("transformer", "x"), variations={"x": ("randm", "")}), "variation x: there is no model randm"),
+        (dict(datasets=(tables.Dataset("en-de", "En-De", "none"),)), "en-de: there is no recipe none"),
+    ],
+)
+def test_a_table_is_checked_when_it_is_made(changes, part):
+    with pytest.raises(UserError, match=f"table multi30k_cpu: {part}"):
+        dataclasses.replace(tables.TABLES["multi30k_cpu"], **changes)
+
+
 @pytest.mark.parametrize(
     "argv, parts",
     [
+        ("table7 --time --seed 1 --rerun", ["--time", "leave --seed and --rerun out"]),
+        ("table7 --time --list --record", ["--time", "leave --list and --record out"]),
+        ("table7 --time -- --gpus 1", ["--time", "leave what follows -- out"]),
         ("table9", ["table9", "multi30k_cpu"]),
         ("table2 --pair en-cs", ["--pair en-cs", "en-de, en-fr"]),
         ("table2 --variant randm", ["--variant randm", "transformer, fixed_random"]),
@@ -859,7 +1109,8 @@ def test_reproduce_shows_its_commands(table, tmp_path, dry, capsys):
     commands = capsys.readouterr().out.splitlines()
     archs = [flag(c, "--arch") for c in commands if "fairseq-train" in c]
     described = tables.TABLES[table]
-    assert len(archs) == len(described.datasets) * len(described.models())
+    stages = 2 if RECIPES[described.datasets[0].recipe].init else 1
+    assert len(archs) == len(described.datasets) * len(described.models()) * stages
     assert all(arch in ARCH_CONFIG_REGISTRY for arch in archs)
     assert not any(tmp_path.iterdir())
 
@@ -905,8 +1156,12 @@ def test_quickstart_without_an_environment(monkeypatch):
 
 
 def test_help():
-    prepares = ("prepare", "prepare_wmt14", "prepare_multi30k", "prepare_lm", "prepare_classification")
-    for name in ("quickstart", "train", *prepares, "evaluate", "translate", "reproduce", "analyse"):
+    for corpus in ("multi30k", "wmt14", "news", "ptb", "imdb"):
+        done = script("prepare.sh", corpus, "--help")
+        assert done.returncode == 0 and f"scripts/prepare.sh {corpus}" in done.stdout.replace("agnews|", ""), (
+            done.stderr
+        )
+    for name in ("quickstart", "train", "prepare", "evaluate", "translate", "reproduce", "analyse"):
         done = script(f"{name}.sh", "--help")
         assert done.returncode == 0 and f"scripts/{name}.sh" in done.stdout, done.stderr
         assert name != "reproduce" or all(f" {table.name} " in done.stdout for table in tables.TABLES.values())
@@ -1075,6 +1330,17 @@ def test_hardware(monkeypatch):
     assert provenance.hardware() == provenance.hardware("cuda", 2) == "a GPU"
     assert provenance.hardware("cpu", 3).endswith(", 3 thread(s)")
     assert provenance.hardware("cpu").endswith(f", {torch.get_num_threads()} thread(s)")
+
+
+@pytest.mark.parametrize("value, threads", [("4,2", 4), (" 3", 3), ("", None), ("abc", None), ("0", None)])
+def test_threads_of_the_environment(value, threads, tmp_path, monkeypatch):
+    """As OpenMP takes them: a list is for nested levels, and what it does not understand is no number."""
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
+    assert provenance.asked_threads() == threads
+    provenance.note(tmp_path / "provenance.json", "cpu")
+    assert json.loads((tmp_path / "provenance.json").read_text())[0]["hardware"].endswith(
+        f", {threads or torch.get_num_threads()} thread(s)"
+    )
 
 
 def test_commit_is_marked_when_code_differs(tmp_path, monkeypatch):

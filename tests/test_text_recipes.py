@@ -12,7 +12,8 @@ import sys
 import pytest
 from helpers import ROOT, flag, refused
 
-from recipes import classification, language_model, render, reproduce, scoring, tables, tasks, timing, train
+from benchmarks import timing
+from recipes import classification, corpora, language_model, render, reproduce, scoring, tables, tasks, train
 from recipes.command import UserError
 from recipes.hyperparameters import RECIPES
 from recipes.tables import TABLES
@@ -46,8 +47,12 @@ def lm_data(tmp_path_factory, own_text):
     return prepared(tmp_path_factory.mktemp("lm") / "words", own_text)
 
 
+MINE = "classification"
+OWN = {language_model.main: "lm", classification.main: MINE}  # the names of text of one's own
+
+
 def prepared(out, folder, *options, main=language_model.main):
-    main(["own", str(out), "--from", str(folder), "--workers", "1", *options])
+    main([OWN[main], str(out), "--from", str(folder), "--workers", "1", *options])
     return out
 
 
@@ -60,12 +65,10 @@ def test_prepare_words(lm_data, own_text, capfd):
     tokens = sum(len(line.split()) + 1 for line in lines)
     assert language_model.word_count(lm_data / "text" / "test.txt") == tokens
     assert f"test.txt: 21 sents, {tokens} tokens" in (lm_data / "preprocess.log").read_text()
-    assert scoring.prepared(lm_data)["task"] == "language_modeling"
+    assert scoring.read_data_settings(lm_data)["task"] == "language_modeling"
     prepared(lm_data, own_text)
     assert "reusing" in capfd.readouterr().out
-    refused(
-        language_model.main, "own", lm_data, "--from", own_text, "--merges", "9", parts=["merges=words", "merges=9"]
-    )
+    refused(language_model.main, "lm", lm_data, "--from", own_text, "--merges", "9", parts=["merges=words", "merges=9"])
 
 
 def test_prepare_subwords(tmp_path, own_text, capfd):
@@ -74,7 +77,7 @@ def test_prepare_subwords(tmp_path, own_text, capfd):
     shutil.copytree(own_text, folder)
     with open(folder / "train.txt", "a") as file:
         file.write("a line beyond the sample\n" * 50000)
-    language_model.main(["own", str(out), "--from", str(folder), "--workers", "2", "--merges", "20", "--sample", "50"])
+    language_model.main(["lm", str(out), "--from", str(folder), "--workers", "2", "--merges", "20", "--sample", "50"])
     pieces = (out / "sub" / "test.txt").read_text()
     assert "@@ " in pieces and pieces.replace("@@ ", "") == (out / "text" / "test.txt").read_text()
     assert len((out / "text" / "train.txt").read_text().splitlines()) == 50
@@ -96,12 +99,28 @@ def test_prepare_refuses_text(tmp_path, own_text, name, contents, parts):
     (folder / name).unlink()
     if contents:
         (folder / name).write_bytes(contents)
-    refused(language_model.main, "own", out, "--from", folder, parts=parts)
+    refused(language_model.main, "lm", out, "--from", folder, parts=parts)
     assert not (out / "bin").exists() and not (out / "text" / name.replace(".gz", "")).exists()
 
 
+def test_a_language_models_text_that_changed(tmp_path, own_text, capfd):
+    """After a mistake all of it is read again; once it is prepared, another text is refused."""
+    folder, out = tmp_path / "text", tmp_path / "out"
+    shutil.copytree(own_text, folder)
+    (folder / "valid.txt").write_bytes(b"\xef\xbb\xbfw1 \xff\n")
+    argv = ["lm", str(out), "--from", str(folder), "--workers", "1"]
+    refused(language_model.main, *argv, parts=["valid.txt", "not UTF-8"])
+    (folder / "valid.txt").write_bytes(b"\xef\xbb\xbfw1 w2\n")
+    (folder / "train.txt").write_bytes(b"\xef\xbb\xbfw1 w2 w3\n")
+    language_model.main(argv)
+    for split, line in (("train", "w1 w2 w3\n"), ("valid", "w1 w2\n")):  # without the byte-order mark
+        assert (out / "text" / f"{split}.txt").read_text() == line
+    (folder / "train.txt").write_text("an other text\n")
+    refused(language_model.main, *argv, parts=["other settings", "raw_bytes="])
+
+
 def test_prepare_lm_refuses(tmp_path):
-    refused(language_model.main, "own", tmp_path / "x", parts=["own", "--from"])
+    refused(language_model.main, "lm", tmp_path / "x", parts=["lm", "--from"])
     refused(language_model.main, "ptb2", tmp_path / "x", parts=["ptb2", "wikitext103"])
     refused(language_model.main, "ptb", tmp_path / "x", "--from", tmp_path, parts=["no train text", "ptb.train.txt"])
     (tmp_path / "ptb.train.txt").write_text("an other text\n")
@@ -123,7 +142,8 @@ def test_a_corpus_from_its_home(tmp_path, monkeypatch):
     corpus = language_model.CORPORA["wikitext103"]._replace(urls=[f"file://{archive}"])
     monkeypatch.setitem(language_model.CORPORA, "wikitext103", corpus)
     wanted = {"w.zip": language_model.sha256(archive)}
-    monkeypatch.setattr(language_model, "checksums", lambda name: wanted)
+    for module in (language_model, corpora):
+        monkeypatch.setattr(module, "checksums", lambda name: wanted)
     monkeypatch.setattr(language_model, "binarise", lambda *args: None)
     out = tmp_path / "out"
     language_model.main(["wikitext103", str(out)])
@@ -228,6 +248,18 @@ def test_prepare_classes(class_data, own_examples, tmp_path, monkeypatch):
     assert len((class_data / "bin" / "label" / "dict.txt").read_text().splitlines()) == 2
 
 
+def test_examples_that_changed(class_data, own_examples, tmp_path):
+    """Prepared data are not taken for those of another text."""
+    folder = tmp_path / "changed"
+    shutil.copytree(own_examples, folder)
+    refused(classification.main, MINE, class_data, "--from", folder, parts=["other settings", f"from={own_examples}"])
+    kept = (own_examples / "test.csv").read_bytes()
+    write_csv(own_examples / "test.csv", examples("others", 40))
+    refused(classification.main, MINE, class_data, "--from", own_examples, parts=["made of another test set"])
+    (own_examples / "test.csv").write_bytes(kept)
+    prepared(class_data, own_examples, main=classification.main)
+
+
 def test_clean():
     assert classification.clean("Oil\\at  #36;50 &lt;b&gt;a  barrel&lt;/b&gt;<br /><br />AT&amp;T 2<3 C#5;") == (
         "oil at $50 a barrel at&t 2<3 c#5;"
@@ -237,15 +269,38 @@ def test_clean():
 @pytest.mark.parametrize(
     "corpus, name, contents, parts",
     [
-        ("own", "test.csv", "sport,a ball\nmusic,a song\n", ["test set has the label music", "sport, world", "a song"]),
-        ("own", "train.csv", 'sport,a ball\nworld," "\n', ["train.csv: line 2 has an empty text"]),
-        ("own", "test.csv", "sport,a ball\nworld\n", ["test.csv: line 2 has 1 column(s), not 2", "commas"]),
-        ("own", "test.csv", "two words,a ball\n", ["test.csv: line 1", 'the label "two words"', "one word"]),
-        ("own", "test.csv", "", ["test.csv: has no examples"]),
-        ("own", "test.csv", None, ["no test set", "test.csv or test.tsv"]),
+        (
+            "classification",
+            "test.csv",
+            "sport,a ball\nmusic,a song\n",
+            ["test set has the label music", "sport, world", "a song"],
+        ),
+        (MINE, "train.csv", 'sport,a ball\nworld," "\n', ["train.csv: line 2 has an empty text"]),
+        (MINE, "test.csv", "sport,a ball\nworld\n", ["test.csv: line 2 has 1 column(s), not 2", "commas"]),
+        (MINE, "test.csv", "two words,a ball\n", ["test.csv: line 1", 'the label "two words"', "one word"]),
+        (MINE, "test.csv", "", ["test.csv: has no examples"]),
+        (MINE, "test.csv", None, ["no test set", "test.csv or test.tsv"]),
         ("agnews", "train.csv", "5,title,text\n", ['line 1 has the label "5"', "one of 1, 2, 3, 4"]),
         ("agnews", "train.csv", "5,title\n", ["line 1 has 2 column(s), not 3"]),
-        ("own", "test.csv", "sport,Stra\u00dfe\n".encode("latin1"), ["test.csv: line 1 is not UTF-8", "iconv"]),
+        (
+            "classification",
+            "test.csv",
+            'sport,"a ball\nsport,a ball\n',
+            ["test.csv: the row from line 1 on", "stray quote"],
+        ),
+        (
+            "classification",
+            "test.csv",
+            'sport,a\nsport,"b" c\nworld,d\n',
+            ["test.csv: the row from line 2 on", "doubled"],
+        ),
+        ("agnews", "train.csv", "12,title,text\n", ['line 1 has the label "12"', "one of 1, 2, 3, 4"]),
+        (
+            "classification",
+            "test.csv",
+            "sport,Stra\u00dfe\n".encode("latin1"),
+            ["test.csv: line 1 is not UTF-8", "iconv"],
+        ),
     ],
 )
 def test_prepare_refuses_examples(tmp_path, own_examples, corpus, name, contents, parts):
@@ -256,6 +311,20 @@ def test_prepare_refuses_examples(tmp_path, own_examples, corpus, name, contents
         (folder / name).write_bytes(contents if isinstance(contents, bytes) else contents.encode())
     refused(classification.main, corpus, out, "--from", folder, parts=parts)
     assert not out.exists()
+
+
+def test_headings(tmp_path, capsys):
+    """Known by their name, unless it is a label: of the other examples, or of the training set."""
+    for split, first in (("train", "classical,a"), ("test", "classical,c")):
+        write = (tmp_path / f"{split}.csv").write_text
+        write(f"{first}\nrock,b\nlabel,a song\nclassical,d\n")
+    (tmp_path / "valid.csv").write_text("label,a song\nrock,b\n")
+    found = classification.read_corpus(classification.CORPORA["classification"], tmp_path, None, None)
+    assert {split: len(rows) for split, rows in found.items()} == {"train": 4, "valid": 2, "test": 4}
+    assert capsys.readouterr().out == ""
+    (tmp_path / "test.csv").write_text('"Class Index","text"\nrock,b\n')
+    found = classification.read_corpus(classification.CORPORA["classification"], tmp_path, None, None)
+    assert found["test"] == [("rock", "b")] and "test.csv: line 1 is taken for headings" in capsys.readouterr().out
 
 
 def test_imdb_folder(tmp_path):
@@ -321,9 +390,9 @@ def test_train_refuses_data_of_another_task(tmp_path, lm_data):
     argv = ["roberta_agnews", "agnews", "--data", lm_data, "--save-dir", tmp_path / "run", "--gpus", "0"]
     refused(train.main, *argv, parts=[f"--data {lm_data}", "language_modeling", "sentence_prediction"])
     argv = ["roberta_agnews", "agnews", "--data", tmp_path, "--gpus", "0"]
-    refused(train.main, *argv, parts=["not prepared", f"prepare_classification.sh agnews {tmp_path}"])
+    refused(train.main, *argv, parts=["not prepared", f"prepare.sh agnews {tmp_path}"])
     argv[1] = "mine"
-    refused(train.main, *argv, parts=["not prepared", f"prepare_classification.sh own {tmp_path}"])
+    refused(train.main, *argv, parts=["not prepared", f"prepare.sh classification {tmp_path} --from"])
 
 
 TINY_LM = "--decoder-layers 1 --decoder-embed-dim 16 --decoder-ffn-embed-dim 16 --decoder-attention-heads 2".split()
@@ -390,7 +459,7 @@ def test_steps_a_second(project, class_data, monkeypatch, capsys):
     """All models in turns on the same batches; the table shows the ratios beside the paper's."""
     monkeypatch.setattr(timing, "ROUNDS", 4)
     monkeypatch.setattr(classification, "prepare", lambda *args: None)
-    table = dataclasses.replace(TABLES["agnews_cpu"], data=str(class_data), rows=("linformer", "random"))
+    table = dataclasses.replace(TABLES["agnews_cpu"], data=str(class_data), rows=("transformer", "linformer", "random"))
     monkeypatch.setitem(TABLES, "agnews_cpu", table)
     refused(reproduce.main, "agnews_cpu", "--time", "--variant", "random", parts=["--time", "--variant"])
     with monkeypatch.context() as patch:

@@ -146,11 +146,13 @@ def check_lengths(trainer: Any) -> None:
             sizes = dataset.size(ignored[0])
             size = ", ".join(str(int(size)) for size in (sizes if isinstance(sizes, tuple) else (sizes,)))
             limit = f"max_positions={limits}"
+            hint = length_hint(limit)
+            first = "--synth-max-length: train with a larger one; " if hint else ""
             # "skip this example with --skip-..." are fairseq's words, which scripts may look for
             raise SynthesizerError(
-                f"--valid-subset {subset}: {len(ignored)} sentences are too long, the first is number "
+                f"{first}--valid-subset {subset}: {len(ignored)} sentences are too long, the first is number "
                 f"{ignored[0] + 1} (its tokens: {size}; {limit}); shorten each, or skip this example with "
-                "--skip-invalid-size-inputs-valid-test" + length_hint(limit)
+                "--skip-invalid-size-inputs-valid-test" + hint
             )
 
 

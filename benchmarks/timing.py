@@ -6,11 +6,11 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
-from . import provenance, train
-from .command import ROOT, dry_run, say, write
-from .hyperparameters import RECIPES, Recipe
-from .render import baseline_name
-from .tables import Dataset, Table
+from recipes import provenance, train
+from recipes.command import ROOT, dry_run, say, write
+from recipes.hyperparameters import RECIPES, Recipe
+from recipes.render import baseline_name
+from recipes.tables import Dataset, Table
 
 ROUNDS = 15  # of one update of each model; the first three are warm-up
 WARM_UP = 3
