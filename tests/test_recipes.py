@@ -882,6 +882,7 @@ def test_reproduce_runs_what_is_missing(stubs, capsys):
     assert kept["figures"] == {"bleu": 30.5} and kept["updates"] == 240 and kept["commit"] == "c"
     assert kept["bootstrap"] == {"p_value": 0.5, "against": "multi30k_cpu-en-fr-transformer-seed2"}
     assert called(*some) == []
+    assert called("--prepare", *some) == ["prepare en-fr"]
     one.unlink()  # trained already: only scored
     assert called(*some) == ["prepare en-fr", "evaluate"]
     capsys.readouterr()
