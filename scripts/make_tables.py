@@ -74,4 +74,4 @@ if __name__ == "__main__":
     except UserError as error:
         sys.exit(f"error: {error}")
     except ModuleNotFoundError as error:
-        sys.exit(f"error: {error.name} is not installed here; run source .venv/bin/activate")
+        sys.exit(f"error: {(error.name or "").split(".")[0]} is not installed here; run source .venv/bin/activate")
