@@ -32,7 +32,7 @@ from .command import (
 from .hyperparameters import RECIPES
 
 RECIPE = "multi30k_cpu"  # of the README's results; shortened for the numbers
-UPDATES = {"numbers": 500, "multi30k": RECIPES[RECIPE].max_update}
+UPDATES = {"numbers": 800, "multi30k": RECIPES[RECIPE].max_update}
 MERGES = {"numbers": 300, "multi30k": 4000}
 SMALL = ["--encoder-layers", 2, "--decoder-layers", 2]  # of the preset's 4, for the numbers
 SENTENCES = {"numbers": "Eighty-one hours ago", "multi30k": "A man plays the guitar."}
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> None:
     add("--data", choices=UPDATES, default="numbers", help="numbers (default) is made on the spot, without a network")
     add("--from", dest="source", type=existing_folder, metavar="DIR", help="Multi30k's .gz files (default: download)")
     add("--pair", choices=("en-de", "en-fr"), default="en-de", help="(default: en-de)")
-    add("--max-update", type=integer(1), metavar="N", help="updates (default: 500 for numbers, 7000 for multi30k)")
+    add("--max-update", type=integer(1), metavar="N", help="updates (default: 800 for numbers, 7000 for multi30k)")
     add("--merges", type=integer(1), metavar="N", help="of the joint BPE (default: 300 for numbers, 4000 for multi30k)")
     add("--threads", type=integer(1), metavar="N", help="CPU threads of the training (default: all)")
     add("--seed", type=integer(0), default=1, metavar="N", help="(default: 1)")

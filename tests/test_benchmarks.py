@@ -61,6 +61,22 @@ def test_kernels(monkeypatch):
             assert half == found <= most * stock
 
 
+def test_kernels_of_a_step_of_decoding(monkeypatch):
+    """No more than these shares of stock's calls; docs/performance.md lists them all."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import launches
+
+    found = {name: launches.count_decoding(name) for name in ("stock", *launches.VARIANTS)}
+    bounds = {"random": 0.85, "fixed_random": 0.85, "factorized_random": 0.9, "relative_random": 0.9, "dense": 0.95}
+    bounds.update({"factorized_dense": 0.95, "vanilla": 1.0, "random+vanilla": 1.0, "dense+vanilla": 1.1})
+    for name in launches.VARIANTS:
+        assert found[name] <= bounds.get(name, 1.05) * found["stock"], name
+    page = (ROOT / "docs" / "performance.md").read_text()
+    rows = dict(re.findall(r"^\| `?([\w+]+)`? \| (\d+) \| \d\.\d\d \|$", page, re.MULTILINE))
+    if torch.__version__.startswith(re.search(r"beam 4 \(torch ([\d.]+);", page)[1]):
+        assert rows == {name: str(calls) for name, calls in found.items()}
+
+
 def test_kernels_in_the_docs(monkeypatch):
     """docs/performance.md lists each variant's number of kernels, padded and causal."""
     page = (ROOT / "docs" / "performance.md").read_text()

@@ -5,6 +5,7 @@ import contextlib
 import copy
 import re
 import sys
+from unittest import mock
 
 import fairseq.models.roberta.model
 import pytest
@@ -27,7 +28,7 @@ from helpers import (
     perturb,
 )
 
-from fairseq_synth import synthesizers
+from fairseq_synth import cache, synthesizers
 from fairseq_synth.architectures import MODELS, STOCK, VARIANTS, architecture_name
 from fairseq_synth.errors import SynthesizerError
 from fairseq_synth.host.layers import FAST_PATH_COPIES
@@ -498,6 +499,20 @@ COUNTS = {
     "random+vanilla": (6.29, 6),
 }
 IRRECONCILABLE = ("random+dense", "dense+vanilla")
+
+
+@pytest.mark.parametrize("spec", ["random", "dense+vanilla", "random,vanilla", "random:1/vanilla:1,random"])
+def test_a_decoder_has_one_block_table(spec):
+    """All layers read and write by the first one's, whatever their functions are; it is extended once a step."""
+    model = make_synth("random", decoder_synthesizer=spec).eval()
+    source, target = torch.randint(4, 30, (2, 3, 5)).unbind()
+    encoded, state = model.encoder(source), {}
+    with torch.no_grad(), mock.patch.object(cache, "extend", wraps=cache.extend) as extend:
+        for t in range(5):
+            model.decoder(target[:, : t + 1], encoder_out=encoded, incremental_state=state)
+            model.decoder.reorder_incremental_state_scripting(state, torch.tensor([2, 0, 1]))
+    assert [key for key in state if key.endswith(".table")] == [model.decoder.layers[0].self_attn.own_table]
+    assert extend.call_count == 5
 
 
 @pytest.mark.parametrize("spec", COUNTS)
