@@ -942,11 +942,15 @@ def test_two_stages(stubs, monkeypatch):
     kept = project / "results" / "first" / "gpu" / "en-fr-random-seed2.json"
     assert kept.exists()
     run = project / "runs" / "first-en-fr-random-seed2"
+    second = project / "results" / "multi30k_cpu" / "gpu" / "en-fr-random-seed2.json"
+    assert "init" not in json.loads(kept.read_text())
     assert f"--init {run}" in (project / "options").read_text().splitlines()[1]
     (run / "checkpoint_avg.pt").touch()
+    changed = project / "runs" / "multi30k_cpu-en-fr-random-seed2-changed" / "result.json"
     assert called(*one, "--rerun", "--", "--max-update", "9") == [arch, "evaluate"]  # of the second stage alone
     (run / "checkpoint_avg.pt").unlink()
     assert called(*one, "--rerun") == [arch, "evaluate", arch, "evaluate"]
+    assert json.loads(second.read_text())["init"] == json.loads(changed.read_text())["init"] == run.name
     with command.locked(run.with_name(f".{run.name}.lock")), pytest.raises(UserError, match="another process"):
         (run / "scores.json").unlink()
         called(*one, "--rerun")
