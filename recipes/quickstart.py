@@ -14,7 +14,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Optional, Sequence
 
-from . import corpora, prepare, train, translation
+from . import corpora, prepare, scoring, train, translation
 from .command import (
     ROOT,
     Parser,
@@ -97,7 +97,7 @@ def main(argv: Sequence[str]) -> None:
     if dry_run():
         show([ROOT / "scripts" / "evaluate.sh", corpus, save])
     else:
-        translation.evaluate(corpus, save)
+        scoring.evaluate(translation, corpus, save)
     show_translate(SENTENCES[args.data], corpus, save)
 
 

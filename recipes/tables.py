@@ -30,9 +30,10 @@ class Table:
 
     `task` is the module of what is particular to its kind of task (tasks.py has them all). It has
         prepare(corpus, dataset, data, source, options)   makes the folder `data`
-        evaluate(data, run, recipe)                       writes scores.json, {figure: {score, name, signature}}
+        score(evaluation, …)                              figures for scores.json: {figure: {score, name, signature}}
+        report(data, run)                                 prints them
         compare(data, run, baseline)                      a significance test against another run, or None
-        SCORES, TEST                                      what these two do, for --help and the notes of a table
+        SCORES, TEST, RECIPE                              what these do, for --help and notes; a run's recipe by default
         METRIC, METRIC_NAME, BEST                         the figure of scores.json that is shown; the best of several
     """
 

@@ -805,14 +805,13 @@ def stubs(tmp_path, monkeypatch):
             print(*argv, file=file)
         calls.append(" ".join(["train", argv[0], *argv[argv.index("--") + 1 :]]))
 
-    def evaluate(data, run, recipe):
+    def evaluate(task, data, run, recipe):
         assert recipe.beam == 5 and recipe.average == 5
         calls.append("evaluate")
         (run / "scores.json").write_text('{"bleu": {"score": 30.5, "name": "BLEU", "signature": "nrefs:1"}}')
 
     task = SimpleNamespace(
         prepare=lambda *args: calls.append(f"prepare {args[1]}"),
-        evaluate=evaluate,
         compare=lambda data, run, baseline: {"p_value": 0.5, "against": baseline.name},
         TEST="a test",
         METRIC="bleu",
@@ -820,6 +819,7 @@ def stubs(tmp_path, monkeypatch):
         BEST=max,
     )
     monkeypatch.setattr(train, "start", fit)
+    monkeypatch.setattr(reproduce, "evaluate", evaluate)
     table = tables.TABLES["multi30k_cpu"]
     monkeypatch.setitem(tables.TABLES, "multi30k_cpu", dataclasses.replace(table, task=task))
 
