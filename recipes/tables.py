@@ -7,7 +7,7 @@ from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
 from . import classification, language_model, translation
 from .command import ROOT, UserError
-from .hyperparameters import BASELINES, RECIPES, check_keys, read_data
+from .hyperparameters import BASELINES, RECIPES, make, read_data
 from .train import models as known_models
 
 TASKS = {"translation": translation, "language_modeling": language_model, "sentence_prediction": classification}
@@ -156,24 +156,28 @@ def read_tables() -> Dict[str, Table]:
     """
     found: Dict[str, Table] = {}
     for name, entry in read_data("tables.yaml").items():
-        columns, flags = entry.pop("columns"), entry.pop("preparation", {})
-        entry["datasets"] = tuple(Dataset(dataset, *about) for dataset, about in columns.items())
-        entry["preparation"] = tuple(
-            word for flag, value in flags.items() for word in (f"--{flag}", *([] if value is True else [str(value)]))
-        )
-        entry["task"] = TASKS[entry.get("task", "translation")]
-        if "paper" in entry:
-            entry["paper"] = read_figures(entry["paper"])
-        if "paper_of" in entry:
-            other = entry.pop("paper_of")
-            entry["paper"] = {
-                model: {heading: figures[column] for heading, column in other["columns"].items()}
-                for model, figures in found[other["table"]].paper.items()
-            }
+        try:
+            columns, flags = entry.pop("columns"), entry.pop("preparation", {})
+            entry["datasets"] = tuple(Dataset(dataset, *about) for dataset, about in columns.items())
+            entry["preparation"] = tuple(
+                word
+                for flag, value in flags.items()
+                for word in (f"--{flag}", *([] if value is True else [str(value)]))
+            )
+            entry["task"] = TASKS[entry.get("task", "translation")]
+            if "paper" in entry:
+                entry["paper"] = read_figures(entry["paper"])
+            if "paper_of" in entry:
+                other = entry.pop("paper_of")
+                entry["paper"] = {
+                    model: {heading: figures[column] for heading, column in other["columns"].items()}
+                    for model, figures in found[other["table"]].paper.items()
+                }
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"recipes/tables.yaml: {name}: {error} is missing, unknown or not of this form") from None
         if "more_rows" in entry:
             entry["rows"] = [*entry["paper"], *entry.pop("more_rows")]
-        check_keys("tables.yaml", name, entry, Table)
-        found[name] = Table(name, **entry)
+        found[name] = make("tables.yaml", name, Table, entry, name=name)
     return found
 
 

@@ -769,6 +769,7 @@ def test_the_papers_rows_are_models():
         ("a: {like: b}", "recipes.yaml: a: there is no b to be like"),
         ("a: {preset: x, corpus: y, beams: 4}", "recipes.yaml: a: beams is no key of a recipe"),
         ("a:\n  preset: x\n  corpus: [", "recipes.yaml: line 3: "),
+        ("a: {preset: x}", "recipes.yaml: a: missing 1 required positional argument: 'corpus'"),
     ],
 )
 def test_a_slip_in_the_recipes_is_told(text, part, tmp_path, monkeypatch):
@@ -777,6 +778,25 @@ def test_a_slip_in_the_recipes_is_told(text, part, tmp_path, monkeypatch):
     monkeypatch.setattr(hyperparameters, "__file__", str(tmp_path / "hyperparameters.py"))
     with pytest.raises(UserError, match=part):
         hyperparameters.read_recipes()
+
+
+@pytest.mark.parametrize(
+    "entry, part",
+    [
+        ("{title: t}", "tables.yaml: a: 'columns' is missing"),
+        ("{columns: {x: [X, ptb_cpu]}, task: parsing}", "tables.yaml: a: 'parsing' is missing, unknown"),
+        ("{columns: {x: [X, ptb_cpu]}, paper_of: {table: b}}", "tables.yaml: a: 'b' is missing"),
+        ("{columns: {x: X}}", "tables.yaml: a: .* is missing, unknown or not of this form"),
+        ("{columns: {x: [X, ptb_cpu]}}", "tables.yaml: a: missing 2 required"),
+        ("{columns: {x: [X, none]}, title: t, about: t}", "table a: x: there is no recipe none"),
+        ("{columns: {x: [X, ptb_cpu]}, tittle: t}", "tables.yaml: a: tittle is no key of a table"),
+    ],
+)
+def test_a_slip_in_the_tables_is_told(entry, part, tmp_path, monkeypatch):
+    (tmp_path / "tables.yaml").write_text(f"a: {entry}")
+    monkeypatch.setattr(hyperparameters, "__file__", str(tmp_path / "hyperparameters.py"))
+    with pytest.raises(UserError, match=part):
+        tables.read_tables()
 
 
 def test_the_models_are_the_variants():
