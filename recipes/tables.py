@@ -177,7 +177,14 @@ def read_tables() -> Dict[str, Table]:
             raise UserError(f"recipes/tables.yaml: {name}: {error} is missing, unknown or not of this form") from None
         if "more_rows" in entry:
             entry["rows"] = [*entry["paper"], *entry.pop("more_rows")]
-        found[name] = make("tables.yaml", name, Table, entry, name=name)
+        table = make("tables.yaml", name, Table, entry, name=name)
+        for dataset in table.datasets:
+            first = RECIPES[dataset.recipe].init
+            if first and (first not in found or dataset.name not in [other.name for other in found[first].datasets]):
+                raise UserError(
+                    f"recipes/tables.yaml: {name}: begins with {first}, no table of {dataset.name} above it"
+                )
+        found[name] = table
     return found
 
 

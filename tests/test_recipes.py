@@ -789,6 +789,7 @@ def test_a_slip_in_the_recipes_is_told(text, part, tmp_path, monkeypatch):
         ("{columns: {x: X}}", "tables.yaml: a: .* is missing, unknown or not of this form"),
         ("{columns: {x: [X, ptb_cpu]}}", "tables.yaml: a: missing 2 required"),
         ("{columns: {x: [X, none]}, title: t, about: t}", "table a: x: there is no recipe none"),
+        ("{columns: {x: [X, multi30k_from_news_cpu]}, title: t, about: t}", "a: begins with news_cpu, no table of x"),
         ("{columns: {x: [X, ptb_cpu]}, tittle: t}", "tables.yaml: a: tittle is no key of a table"),
     ],
 )
