@@ -183,6 +183,7 @@ def test_the_wheel_is_whole(installed):
     scripts = next(installed.glob("*.data/scripts"))
     assert sorted(path.name for path in scripts.iterdir()) == ["average_checkpoints.py", "classify.py"]
     for path in scripts.iterdir():
+        assert path.read_text().startswith("#!python\n")  # pip writes its interpreter there
         done = subprocess.run(
             [sys.executable, path, "--help"],
             capture_output=True,
