@@ -31,6 +31,10 @@ def main() -> None:
         sys.stdout.flush()
     except UserError as error:
         sys.exit(f"error: {error}")
+    except ModuleNotFoundError as error:
+        if error.name != "yaml":  # of the environment
+            raise
+        sys.exit("error: the environment is missing; run scripts/setup.sh")
     except BrokenPipeError:  # such as under | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer goes nowhere
         sys.exit(141)

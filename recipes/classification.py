@@ -4,7 +4,6 @@ import csv
 import gzip
 import html
 import io
-import json
 import random
 import re
 import shutil
@@ -29,9 +28,8 @@ from .command import (
     write,
 )
 from .corpora import fetch_all
-from .hyperparameters import Recipe
 from .prepare import SPLITS, folder_of_data, preprocess
-from .scoring import atomic_evaluation, checkpoint, print_scores, read_data_settings, read_run_settings, recipe_of
+from .scoring import Evaluation, print_scores
 
 PREPARE = """A corpus of text classification, to binarised data for fairseq-train.
 
@@ -54,6 +52,7 @@ SCORES = """
     Classification: accuracy in per cent, by scripts/classify.py. --baseline: McNemar's exact test. Also
     test.predicted, a label for each line of the test set.
 """
+RECIPE = "agnews_cpu"  # of a run that names none
 TEST = "McNemar's exact test"  # what `compare` does
 METRIC, METRIC_NAME, BEST = "accuracy", "accuracy", max
 SEED = 1  # of the split and the order
@@ -273,32 +272,13 @@ def prepare(corpus: str, dataset: str, data: Path, source: Optional[Path], optio
     main([dataset, str(data), *(["--from", str(source)] if source else []), *options])
 
 
-def evaluate(
-    data: Path,
-    run_dir: Path,
-    recipe: Optional[Recipe] = None,
-    average: Optional[int] = None,
-    max_tokens: int = 4096,
-    baseline: Optional[Path] = None,
-) -> None:
-    """evaluate.sh. What is not given comes from the recipe, by default the one in the run's settings.
-
-    Raises:
-        UserError: the data or the run are missing or do not belong together, or a program failed.
-    """
-    read_data_settings(data)
-    recipe = recipe_of(read_run_settings(data, run_dir), recipe, "agnews_cpu")
-    with atomic_evaluation(run_dir) as out:
-        path = checkpoint(run_dir, out, recipe.average if average is None else average)
-        say("classifying the test set")
-        argv = ["python", ROOT / "scripts" / "classify.py", data / "bin", "--path", path, "--max-tokens", max_tokens]
-        run([*argv, "--output", out / "test.predicted"], log=out / "classify.log")
-        if dry_run():
-            return
-        write(out / "scores.json", json.dumps(accuracy(data, out / "test.predicted"), indent=1) + "\n")
-        if baseline:
-            write(out / "bootstrap.json", json.dumps(compare(data, out, baseline), indent=1) + "\n")
-    report(data, run_dir)
+def score(run_of: Evaluation, max_tokens: int = 4096) -> Dict[str, Any]:
+    """The accuracy on the test set, whose labels are written too; nothing in a dry run."""
+    say("classifying the test set")
+    predicted = run_of.out / "test.predicted"
+    argv = ["python", ROOT / "scripts" / "classify.py", run_of.data / "bin", "--path", run_of.checkpoint]
+    run([*argv, "--max-tokens", max_tokens, "--output", predicted], log=run_of.out / "classify.log")
+    return {} if dry_run() else accuracy(run_of.data, predicted)
 
 
 def correct(data: Path, predicted: Path) -> List[bool]:

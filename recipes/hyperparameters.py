@@ -72,20 +72,27 @@ def read_data(name: str) -> Dict[str, Dict[str, Any]]:
     return entries
 
 
-def check_keys(file: str, key: str, entry: Mapping[str, Any], kind: Any) -> None:
-    """Refuses an entry of a YAML file with a key that its dataclass has not."""
+def make(file: str, key: str, kind: Any, entry: Mapping[str, Any], **more: Any) -> Any:
+    """An entry of a YAML file as its dataclass.
+
+    Raises:
+        UserError: it has a key that the dataclass has not, or lacks one.
+    """
     for name in entry:
         if name not in {known.name for known in fields(kind)}:
             raise UserError(f"recipes/{file}: {key}: {name} is no key of a {kind.__name__.lower()}")
+    try:
+        return kind(**entry, **more)
+    except TypeError as error:
+        raise UserError(f"recipes/{file}: {key}: {str(error).split('__() ')[-1]}") from None
 
 
 def read_recipes() -> Dict[str, Recipe]:
     """The recipes, by name; every flag's value is text."""
     found = {}
     for name, entry in read_data("recipes.yaml").items():
-        check_keys("recipes.yaml", name, entry, Recipe)
         flags = {flag: None if value is None else str(value) for flag, value in entry.pop("flags", {}).items()}
-        found[name] = Recipe(flags=flags, **entry)
+        found[name] = make("recipes.yaml", name, Recipe, entry, flags=flags)
     return found
 
 

@@ -1,6 +1,5 @@
 """Language models: the corpora, and perplexity by word on the test set."""
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -19,12 +18,10 @@ from .command import (
     run,
     say,
     shell,
-    write,
 )
 from .corpora import checksums, fetch_all, sha256
-from .hyperparameters import Recipe
 from .prepare import SPLITS, apply_bpe, begin_text_anew, folder_of_data, preprocess, print_counts
-from .scoring import atomic_evaluation, checkpoint, flag, print_scores, read_data_settings, read_run_settings, recipe_of
+from .scoring import Evaluation, flag, print_scores
 
 PREPARE = """A corpus of language modelling, to binarised data for fairseq-train.
 
@@ -46,7 +43,7 @@ SCORES = """
     pieces. Rows are blocks of --tokens-per-sample as in training; --context-window gives each token more context.
     There is no significance test.
 """
-TEST = ""
+RECIPE, TEST = "ptb_cpu", ""
 METRIC, METRIC_NAME, BEST = "ppl", "perplexity", min
 
 
@@ -189,39 +186,31 @@ def prepare(corpus: str, dataset: str, data: Path, source: Optional[Path], optio
     main([dataset, str(data), *(["--from", str(source)] if source else []), *options])
 
 
-def evaluate(
-    data: Path,
-    run_dir: Path,
-    recipe: Optional[Recipe] = None,
-    average: Optional[int] = None,
-    context_window: Optional[int] = None,
-    max_tokens: int = 4096,
-) -> None:
-    """evaluate.sh. What is not given comes from the recipe, by default the one in the run's settings.
+def score(run_of: Evaluation, context_window: Optional[int] = None, max_tokens: int = 4096) -> Dict[str, Any]:
+    """The perplexity of the test set; nothing in a dry run.
 
     Raises:
-        UserError: the data or the run are missing or do not belong together, or a program failed.
+        UserError: the context is as long as a row.
     """
-    read_data_settings(data)
-    settings = read_run_settings(data, run_dir)
-    recipe = recipe_of(settings, recipe, "ptb_cpu")
-    average = recipe.average if average is None else average
+    data, recipe, training = run_of.data, run_of.recipe, run_of.training
     context = recipe.context_window if context_window is None else context_window
-    block = int(flag(settings, recipe, "tokens-per-sample") or 1024)
+    block = int(flag(training, recipe, "tokens-per-sample") or 1024)
     if context >= block:
         raise UserError(f"--context-window {context}: must be less than --tokens-per-sample, here {block}")
-    with atomic_evaluation(run_dir) as out:
-        path = checkpoint(run_dir, out, average)
-        say("scoring the test set")
-        argv = ["fairseq-eval-lm", data / "bin", "--user-dir", ROOT / "fairseq_synth", "--path", path]
-        argv += ["--gen-subset", "test", "--sample-break-mode", flag(settings, recipe, "sample-break-mode") or "none"]
-        argv += ["--tokens-per-sample", block, "--context-window", context, "--max-tokens", max(max_tokens, block)]
-        run([*argv, "--no-progress-bar"], log=out / "eval_lm.log")
-        if dry_run():
-            return
-        scores = perplexity(data, (out / "eval_lm.log").read_text())
-        scores["ppl"]["signature"] += f"|block:{block}|context:{context}"
-        write(out / "scores.json", json.dumps(scores, indent=1) + "\n")
+    say("scoring the test set")
+    argv = ["fairseq-eval-lm", data / "bin", "--user-dir", ROOT / "fairseq_synth", "--path", run_of.checkpoint]
+    argv += ["--gen-subset", "test", "--sample-break-mode", flag(training, recipe, "sample-break-mode") or "none"]
+    argv += ["--tokens-per-sample", block, "--context-window", context, "--max-tokens", max(max_tokens, block)]
+    run([*argv, "--no-progress-bar"], log=run_of.out / "eval_lm.log")
+    if dry_run():
+        return {}
+    scores = perplexity(data, (run_of.out / "eval_lm.log").read_text())
+    scores["ppl"]["signature"] += f"|block:{block}|context:{context}"
+    return scores
+
+
+def report(data: Path, run_dir: Path) -> None:
+    """Prints the scores of an evaluated run."""
     print_scores(run_dir, TEST)
 
 

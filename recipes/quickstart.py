@@ -12,9 +12,9 @@ import subprocess
 import sys
 from pathlib import Path
 from shlex import quote
-from typing import Optional, Sequence
+from typing import Sequence
 
-from . import corpora, prepare, train, translation
+from . import corpora, prepare, scoring, train, translation
 from .command import (
     ROOT,
     Parser,
@@ -30,6 +30,7 @@ from .command import (
     split_flags,
 )
 from .hyperparameters import RECIPES
+from .provenance import asked_threads
 
 RECIPE = "multi30k_cpu"  # of the README's results; shortened for the numbers
 UPDATES = {"numbers": 800, "multi30k": RECIPES[RECIPE].max_update}
@@ -84,7 +85,7 @@ def main(argv: Sequence[str]) -> None:
     if args.data == "multi30k":
         say("the README's recipe: some 25 minutes on one idle CPU core for 7000 updates; stop and call again at will")
     interval = max(1, updates // 20)
-    threads = args.threads or openmp_threads() or cores()
+    threads = args.threads or asked_threads() or cores()
     command = [arch, args.pair, "--recipe", RECIPE, "--data", corpus, "--save-dir", save, "--seed", args.seed]
     command += ["--max-update", updates, "--gpus", min(1, train.gpus_here()[0]), "--threads", threads]
     command += ["--save-every", interval, "--", "--log-interval", interval]
@@ -97,7 +98,7 @@ def main(argv: Sequence[str]) -> None:
     if dry_run():
         show([ROOT / "scripts" / "evaluate.sh", corpus, save])
     else:
-        translation.evaluate(corpus, save)
+        scoring.evaluate(translation, corpus, save)
     show_translate(SENTENCES[args.data], corpus, save)
 
 
@@ -105,12 +106,6 @@ def show_translate(sentence: str, corpus: Path, save: Path) -> None:
     """Prints the command for a sentence of one's own."""
     say("a sentence of your own")
     print(f"echo {quote(sentence)} | {ROOT}/scripts/translate.sh {quote(str(corpus))} {quote(str(save))}")
-
-
-def openmp_threads() -> Optional[int]:
-    """The number of threads in OMP_NUM_THREADS, of a list such as 4,2 the first; None where there is none."""
-    first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    return int(first) if first.isdecimal() and int(first) else None
 
 
 def show_progress(updates: int, line: str) -> None:

@@ -152,12 +152,14 @@ def record(cell: Cell, out: Path, command: Optional[str] = None, changed: Option
     earlier = json.loads(before[0].read_text()) if len(before) == 1 else {}
     found_on = origin(run, earlier)
     _, flags = cell.table.training(cell.model)
+    first = cell.init()
     figures = {
         "table": cell.table.name,
         "dataset": cell.dataset.name,
         "model": cell.model,
         "seed": cell.seed,
         **({"flags": " ".join(flags)} if flags else {}),
+        **({"init": first.run(out).name} if first else {}),  # the run that it began with
         "command": command or earlier.get("command") or cell.command,
         "test_set": scores[cell.table.metric].get("test_set"),
         "figures": {name: score["score"] for name, score in scores.items()},

@@ -43,6 +43,7 @@ from .command import (
 from .hyperparameters import RECIPES
 from .provenance import device_of
 from .record import record
+from .scoring import evaluate
 from .tables import TABLES, Cell
 
 OF_THE_MACHINE = "gpus processes threads timeout max-tokens precision tensorboard wandb".split()
@@ -225,7 +226,7 @@ def run_cell(cell: Cell, out: Path, rerun: bool, options: List[str], flags: List
         if dry_run():
             show([ROOT / "scripts" / "evaluate.sh", data, run])
             return
-        table.task.evaluate(data, run, recipe)
+        evaluate(table.task, data, run, recipe)
         more = [*options, *(["--", *flags] if flags else [])]
         extra = f" -- {' '.join(more)}" if more else ""
         record(cell, out, cell.command + extra, run if changed else None)

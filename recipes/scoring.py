@@ -5,9 +5,10 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import Dict, Iterator, Optional
+from types import ModuleType
+from typing import Any, Dict, Iterator, NamedTuple, Optional
 
-from .command import ROOT, UserError, dry_run, locked, read_settings, run, say
+from .command import ROOT, UserError, dry_run, locked, read_settings, run, say, write
 from .hyperparameters import RECIPES, Recipe
 from .train import pair_of, set_threads
 
@@ -43,17 +44,55 @@ def read_run_settings(data: Path, run_dir: Path) -> Dict[str, str]:
     return settings
 
 
-def recipe_of(settings: Dict[str, str], recipe: Optional[Recipe], default: str) -> Recipe:
-    """`recipe`, or else the one that a training's settings name; its CPU threads are set."""
-    found = recipe or RECIPES[settings.get("recipe", default)]
-    set_threads(found.threads)
-    return found
-
-
 def flag(settings: Dict[str, str], recipe: Recipe, name: str) -> Optional[str]:
     """The value of fairseq-train's flag in a training: as its own flags after ``--`` say, else its recipe."""
     own = re.findall(rf"(?:^| )--{name}[= ](\S+)", settings.get("flags", ""))
     return own[-1] if own else recipe.flags.get(name)
+
+
+class Evaluation(NamedTuple):
+    """What the score of a task is told."""
+
+    data: Path
+    settings: Dict[str, str]  # of the data
+    training: Dict[str, str]  # settings of the training
+    recipe: Recipe
+    checkpoint: Path
+    out: Path  # for what is written
+
+
+def evaluate(
+    task: ModuleType,
+    data: Path,
+    run_dir: Path,
+    recipe: Optional[Recipe] = None,
+    average: Optional[int] = None,
+    baseline: Optional[Path] = None,
+    **options: Any,
+) -> None:
+    """evaluate.sh. What is not given comes from the recipe, by default the one in the run's settings.
+
+    Args:
+        task: the module of the data's task.
+        baseline: an evaluated run, for the task's significance test.
+        options: of the task's `score`.
+
+    Raises:
+        UserError: the data or the run are missing or do not belong together, or a program failed.
+    """
+    settings = read_data_settings(data)
+    training = read_run_settings(data, run_dir)
+    recipe = recipe or RECIPES[training.get("recipe", task.RECIPE)]
+    set_threads(recipe.threads)
+    with atomic_evaluation(run_dir) as out:
+        path = checkpoint(run_dir, out, recipe.average if average is None else average)
+        scores = task.score(Evaluation(data, settings, training, recipe, path, out), **options)
+        if dry_run():
+            return
+        write(out / "scores.json", json.dumps(scores, indent=1) + "\n")
+        if baseline:
+            write(out / "bootstrap.json", json.dumps(task.compare(data, out, baseline), indent=1) + "\n")
+    task.report(data, run_dir)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
 from . import classification, language_model, translation
 from .command import ROOT, UserError
-from .hyperparameters import BASELINES, RECIPES, check_keys, read_data
+from .hyperparameters import BASELINES, RECIPES, make, read_data
 from .train import models as known_models
 
 TASKS = {"translation": translation, "language_modeling": language_model, "sentence_prediction": classification}
@@ -30,9 +30,10 @@ class Table:
 
     `task` is the module of what is particular to its kind of task (tasks.py has them all). It has
         prepare(corpus, dataset, data, source, options)   makes the folder `data`
-        evaluate(data, run, recipe)                       writes scores.json, {figure: {score, name, signature}}
+        score(evaluation, …)                              figures for scores.json: {figure: {score, name, signature}}
+        report(data, run)                                 prints them
         compare(data, run, baseline)                      a significance test against another run, or None
-        SCORES, TEST                                      what these two do, for --help and the notes of a table
+        SCORES, TEST, RECIPE                              what these do, for --help and notes; a run's recipe by default
         METRIC, METRIC_NAME, BEST                         the figure of scores.json that is shown; the best of several
     """
 
@@ -155,24 +156,35 @@ def read_tables() -> Dict[str, Table]:
     """
     found: Dict[str, Table] = {}
     for name, entry in read_data("tables.yaml").items():
-        columns, flags = entry.pop("columns"), entry.pop("preparation", {})
-        entry["datasets"] = tuple(Dataset(dataset, *about) for dataset, about in columns.items())
-        entry["preparation"] = tuple(
-            word for flag, value in flags.items() for word in (f"--{flag}", *([] if value is True else [str(value)]))
-        )
-        entry["task"] = TASKS[entry.get("task", "translation")]
-        if "paper" in entry:
-            entry["paper"] = read_figures(entry["paper"])
-        if "paper_of" in entry:
-            other = entry.pop("paper_of")
-            entry["paper"] = {
-                model: {heading: figures[column] for heading, column in other["columns"].items()}
-                for model, figures in found[other["table"]].paper.items()
-            }
+        try:
+            columns, flags = entry.pop("columns"), entry.pop("preparation", {})
+            entry["datasets"] = tuple(Dataset(dataset, *about) for dataset, about in columns.items())
+            entry["preparation"] = tuple(
+                word
+                for flag, value in flags.items()
+                for word in (f"--{flag}", *([] if value is True else [str(value)]))
+            )
+            entry["task"] = TASKS[entry.get("task", "translation")]
+            if "paper" in entry:
+                entry["paper"] = read_figures(entry["paper"])
+            if "paper_of" in entry:
+                other = entry.pop("paper_of")
+                entry["paper"] = {
+                    model: {heading: figures[column] for heading, column in other["columns"].items()}
+                    for model, figures in found[other["table"]].paper.items()
+                }
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"recipes/tables.yaml: {name}: {error} is missing, unknown or not of this form") from None
         if "more_rows" in entry:
             entry["rows"] = [*entry["paper"], *entry.pop("more_rows")]
-        check_keys("tables.yaml", name, entry, Table)
-        found[name] = Table(name, **entry)
+        table = make("tables.yaml", name, Table, entry, name=name)
+        for dataset in table.datasets:
+            first = RECIPES[dataset.recipe].init
+            if first and (first not in found or dataset.name not in [other.name for other in found[first].datasets]):
+                raise UserError(
+                    f"recipes/tables.yaml: {name}: begins with {first}, no table of {dataset.name} above it"
+                )
+        found[name] = table
     return found
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Sequence
 
 from .command import Parser, UserError, integer
-from .scoring import read_data_settings
+from .scoring import evaluate, read_data_settings
 from .tables import TASKS
 
 
@@ -40,8 +40,9 @@ def main(argv: Sequence[str]) -> None:
     args = parser.parse_args(argv)
     name = read_data_settings(args.data).get("task", "translation")
     options = {key: value for key, value in vars(args).items() if value is not None and key not in ("data", "run")}
-    known = inspect.signature(TASKS[name].evaluate).parameters
+    task = TASKS[name]
+    known = {"average", *inspect.signature(task.score).parameters, *(["baseline"] if task.TEST else [])}
     for key in options:
         if key not in known:
             raise UserError(f"--{key.replace('_', '-')}: not for {args.data}, whose task is {name}; leave it out")
-    TASKS[name].evaluate(args.data, args.run, **options)
+    evaluate(task, args.data, args.run, **options)

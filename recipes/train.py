@@ -371,16 +371,14 @@ def default_data(recipe: Recipe, dataset: str) -> Path:
     Raises:
         UserError: it has none of its own.
     """
-    if recipe.task != "translation":
-        if dataset not in {other.corpus for other in RECIPES.values() if other.task == recipe.task}:
-            known = dict.fromkeys(other.corpus for other in RECIPES.values() if other.task == recipe.task)
-            raise UserError(f"{dataset}: {', '.join(known)} have data of their own; for other data name them by --data")
-        return ROOT / "data" / dataset
-    if dataset not in ("en-de", "en-fr"):
+    pairs = recipe.task == "translation"
+    others = (other.corpus for other in RECIPES.values() if other.task == recipe.task)
+    known = ("en-de", "en-fr") if pairs else tuple(dict.fromkeys(others))
+    if dataset not in known:
         raise UserError(
-            f"{dataset}: en-de and en-fr have data of their own; for another pair name what prepare.sh made by --data"
+            f"{dataset}: {', '.join(known)} have data of their own; for others name what prepare.sh made by --data"
         )
-    return ROOT / "data" / f"{recipe.corpus}-{dataset}"
+    return ROOT / "data" / (f"{recipe.corpus}-{dataset}" if pairs else dataset)
 
 
 def check_data(data: Path, recipe: Recipe, dataset: str, named: bool) -> None:

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Dict, List, Sequence
 
 from .command import Parser, UserError, dry_run, integer, reason, show, split_flags
-from .scoring import read_data_settings, read_run_settings, recipe_of
-from .train import best_checkpoint
-from .translation import generation_flags, hypotheses
+from .hyperparameters import RECIPES
+from .scoring import read_data_settings, read_run_settings
+from .train import best_checkpoint, set_threads
+from .translation import RECIPE, generation_flags, hypotheses
 
 
 def as_prepared(line: str, settings: Dict[str, str]) -> str:
@@ -52,7 +53,8 @@ def main(argv: Sequence[str]) -> None:
     settings = read_data_settings(args.data)
     if settings.get("task", "translation") != "translation":
         raise UserError(f"{args.data}: was prepared for {settings['task']}; translate.sh needs parallel text")
-    recipe = recipe_of(read_run_settings(args.data, args.run), None, "wmt_en_de")
+    recipe = RECIPES[read_run_settings(args.data, args.run).get("recipe", RECIPE)]
+    set_threads(recipe.threads)
     flags = generation_flags(args.data, best_checkpoint(args.run), recipe, args.beam, args.lenpen)
     programs = pipeline(settings, [*flags, *rest])
     with contextlib.redirect_stdout(sys.stderr):

@@ -9,11 +9,11 @@ from shlex import quote
 from typing import Any, Dict, List, Optional, Sequence
 
 from . import corpora
-from .command import ROOT, UserError, dry_run, run, say, shell, show, write
+from .command import ROOT, UserError, dry_run, run, say, shell, show
 from .hyperparameters import Recipe
 from .prepare import count_lines
 from .prepare import main as prepare_text
-from .scoring import atomic_evaluation, checkpoint, print_scores, read_data_settings, read_run_settings, recipe_of
+from .scoring import Evaluation, print_scores, read_data_settings
 
 SCORES = """
     Translation: BLEU and chrF of detokenised text by sacreBLEU with the signature, the figures to compare; tokenised
@@ -21,6 +21,7 @@ SCORES = """
     split, as the literature on WMT14 En-De reports since Vaswani et al., higher than sacreBLEU's for the same output.
     --baseline: paired bootstrap. Also test.hyp.TGT, the translations, detokenised.
 """
+RECIPE = "wmt_en_de"  # of a run that names none
 TEST = "Paired bootstrap"  # what `compare` does
 METRIC, METRIC_NAME, BEST = "bleu", "BLEU", max
 LABELS = {"bleu": "BLEU", "chrf": "chrF", "tokenised": "tokenised BLEU", "compound_split": "compound-split BLEU"}
@@ -156,37 +157,6 @@ def generation_flags(
     return [*flags, "--bpe", "subword_nmt", "--bpe-codes", data / "codes", "--tokenizer", "moses"]
 
 
-def evaluate(
-    data: Path,
-    run_dir: Path,
-    recipe: Optional[Recipe] = None,
-    average: Optional[int] = None,
-    beam: Optional[int] = None,
-    lenpen: Optional[float] = None,
-    max_tokens: int = 4096,
-    baseline: Optional[Path] = None,
-) -> None:
-    """evaluate.sh. What is not given comes from the recipe, by default the one in the run's settings.
-
-    Raises:
-        UserError: the data or the run are missing or do not belong together, or a program failed.
-    """
-    settings = read_data_settings(data)
-    recipe = recipe_of(read_run_settings(data, run_dir), recipe, "wmt_en_de")
-    average = recipe.average if average is None else average
-    with atomic_evaluation(run_dir) as out:
-        path = checkpoint(run_dir, out, average)
-        say("translating the test set")
-        flags = generation_flags(data, path, recipe, beam, lenpen, max_tokens)
-        run(["fairseq-generate", *flags], log=out / "generate.log")
-        if dry_run():
-            return
-        score(data, out, settings)
-        if baseline:
-            write(out / "bootstrap.json", json.dumps(compare(data, out, baseline), indent=1) + "\n")
-    report(data, run_dir)
-
-
 def report(data: Path, run_dir: Path) -> None:
     """Prints the scores of an evaluated run, and three of its translations."""
     print_scores(run_dir, "paired bootstrap", LABELS)
@@ -197,8 +167,16 @@ def report(data: Path, run_dir: Path) -> None:
         print("source:    {}\noutput:    {}\nreference: {}".format(*lines))
 
 
-def score(data: Path, out: Path, settings: Dict[str, str]) -> None:
-    """Scores generate.log: writes the translations and scores.json beside it."""
+def score(
+    run_of: Evaluation, beam: Optional[int] = None, lenpen: Optional[float] = None, max_tokens: int = 4096
+) -> Dict[str, Any]:
+    """Translates the test set and scores the translations, which are written too; nothing in a dry run."""
+    data, settings, out = run_of.data, run_of.settings, run_of.out
+    say("translating the test set")
+    argv = generation_flags(data, run_of.checkpoint, run_of.recipe, beam, lenpen, max_tokens)
+    run(["fairseq-generate", *argv], log=out / "generate.log")
+    if dry_run():
+        return {}
     say("scoring")
     tgt, lowercase = settings["tgt"], bool(settings["lowercase"])
     generated = (out / "generate.log").read_text(encoding="utf-8")
@@ -224,4 +202,4 @@ def score(data: Path, out: Path, settings: Dict[str, str]) -> None:
             file = out / f"compound.{name}"
             file.write_text(split_compounds(file.read_text(encoding="utf-8")), encoding="utf-8")
         scores["compound_split"] = sacrebleu([out / "compound.ref", "-i", out / "compound.hyp", *tokenised])
-    (out / "scores.json").write_text(json.dumps(scores, indent=1) + "\n")
+    return scores

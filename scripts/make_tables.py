@@ -74,4 +74,5 @@ if __name__ == "__main__":
     except UserError as error:
         sys.exit(f"error: {error}")
     except ModuleNotFoundError as error:
-        sys.exit(f"error: {error.name} is not installed here; run source .venv/bin/activate")
+        package = (error.name or "").split(".")[0]
+        sys.exit(f"error: {package} is not installed here; run source .venv/bin/activate")

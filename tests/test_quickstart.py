@@ -18,7 +18,7 @@ def test_threads_of_openmp(monkeypatch, value, threads):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if value is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", value)
-    assert quickstart.openmp_threads() == threads
+    assert quickstart.asked_threads() == threads
 
 
 def test_progress_says_how_long_it_takes(capsys):

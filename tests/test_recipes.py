@@ -769,6 +769,7 @@ def test_the_papers_rows_are_models():
         ("a: {like: b}", "recipes.yaml: a: there is no b to be like"),
         ("a: {preset: x, corpus: y, beams: 4}", "recipes.yaml: a: beams is no key of a recipe"),
         ("a:\n  preset: x\n  corpus: [", "recipes.yaml: line 3: "),
+        ("a: {preset: x}", "recipes.yaml: a: missing 1 required positional argument: 'corpus'"),
     ],
 )
 def test_a_slip_in_the_recipes_is_told(text, part, tmp_path, monkeypatch):
@@ -779,11 +780,31 @@ def test_a_slip_in_the_recipes_is_told(text, part, tmp_path, monkeypatch):
         hyperparameters.read_recipes()
 
 
+@pytest.mark.parametrize(
+    "entry, part",
+    [
+        ("{title: t}", "tables.yaml: a: 'columns' is missing"),
+        ("{columns: {x: [X, ptb_cpu]}, task: parsing}", "tables.yaml: a: 'parsing' is missing, unknown"),
+        ("{columns: {x: [X, ptb_cpu]}, paper_of: {table: b}}", "tables.yaml: a: 'b' is missing"),
+        ("{columns: {x: X}}", "tables.yaml: a: .* is missing, unknown or not of this form"),
+        ("{columns: {x: [X, ptb_cpu]}}", "tables.yaml: a: missing 2 required"),
+        ("{columns: {x: [X, none]}, title: t, about: t}", "table a: x: there is no recipe none"),
+        ("{columns: {x: [X, multi30k_from_news_cpu]}, title: t, about: t}", "a: begins with news_cpu, no table of x"),
+        ("{columns: {x: [X, ptb_cpu]}, tittle: t}", "tables.yaml: a: tittle is no key of a table"),
+    ],
+)
+def test_a_slip_in_the_tables_is_told(entry, part, tmp_path, monkeypatch):
+    (tmp_path / "tables.yaml").write_text(f"a: {entry}")
+    monkeypatch.setattr(hyperparameters, "__file__", str(tmp_path / "hyperparameters.py"))
+    with pytest.raises(UserError, match=part):
+        tables.read_tables()
+
+
 def test_the_models_are_the_variants():
     """They are known without loading torch or fairseq, which would take seconds before each training."""
     assert train.models() == ["transformer", *(v.replace("+", "_") for v in VARIANTS if v != "vanilla")]
     code = "import sys; from recipes import train; train.recipe_name('transformer_synth_random_multi30k'); "
-    code += "print({'fairseq', 'fairseq_synth', 'torch'} & set(sys.modules))"
+    code += "print({'fairseq', 'torch'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout == "set()\n"
 
 
@@ -805,14 +826,13 @@ def stubs(tmp_path, monkeypatch):
             print(*argv, file=file)
         calls.append(" ".join(["train", argv[0], *argv[argv.index("--") + 1 :]]))
 
-    def evaluate(data, run, recipe):
+    def evaluate(task, data, run, recipe):
         assert recipe.beam == 5 and recipe.average == 5
         calls.append("evaluate")
         (run / "scores.json").write_text('{"bleu": {"score": 30.5, "name": "BLEU", "signature": "nrefs:1"}}')
 
     task = SimpleNamespace(
         prepare=lambda *args: calls.append(f"prepare {args[1]}"),
-        evaluate=evaluate,
         compare=lambda data, run, baseline: {"p_value": 0.5, "against": baseline.name},
         TEST="a test",
         METRIC="bleu",
@@ -820,6 +840,7 @@ def stubs(tmp_path, monkeypatch):
         BEST=max,
     )
     monkeypatch.setattr(train, "start", fit)
+    monkeypatch.setattr(reproduce, "evaluate", evaluate)
     table = tables.TABLES["multi30k_cpu"]
     monkeypatch.setitem(tables.TABLES, "multi30k_cpu", dataclasses.replace(table, task=task))
 
@@ -942,11 +963,15 @@ def test_two_stages(stubs, monkeypatch):
     kept = project / "results" / "first" / "gpu" / "en-fr-random-seed2.json"
     assert kept.exists()
     run = project / "runs" / "first-en-fr-random-seed2"
+    second = project / "results" / "multi30k_cpu" / "gpu" / "en-fr-random-seed2.json"
+    assert "init" not in json.loads(kept.read_text())
     assert f"--init {run}" in (project / "options").read_text().splitlines()[1]
     (run / "checkpoint_avg.pt").touch()
+    changed = project / "runs" / "multi30k_cpu-en-fr-random-seed2-changed" / "result.json"
     assert called(*one, "--rerun", "--", "--max-update", "9") == [arch, "evaluate"]  # of the second stage alone
     (run / "checkpoint_avg.pt").unlink()
     assert called(*one, "--rerun") == [arch, "evaluate", arch, "evaluate"]
+    assert json.loads(second.read_text())["init"] == json.loads(changed.read_text())["init"] == run.name
     with command.locked(run.with_name(f".{run.name}.lock")), pytest.raises(UserError, match="another process"):
         (run / "scores.json").unlink()
         called(*one, "--rerun")
