@@ -1,0 +1,405 @@
+"""softmax(S) V on a GPU by Triton kernels: neither logits nor weights leave the registers, in either pass.
+
+Off unless the environment variable FAIRSEQ_SYNTH_KERNELS is 1, as they have not been measured on a GPU. The kernels
+themselves are in `triton_short`; `triton_common` has the formula. This file says what they support, and calls them.
+"""
+
+import logging
+import os
+from functools import lru_cache
+from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ..logits import Logits
+from ..masks import is_causal
+
+logger = logging.getLogger(__name__)
+
+DTYPES = (torch.bfloat16, torch.float16)  # in fp32, products without tensor cores take too many registers
+VARIABLE = "FAIRSEQ_SYNTH_KERNELS"
+TRITON = (3, 4)  # the oldest release whose kernels take tuples
+CAPABILITY = (8, 0)
+WIDEST = 128  # features of a head
+PROGRAMS = 264  # that a backward pass aims at: two for each of an H100's 132 multiprocessors
+NAMES = ("v", "q", "k", "x", "w", "c", "left", "right", "r", "weight")  # of the tensors, as in `triton_common`
+BY_SENTENCE = ("v", "q", "k", "x", "left", "right")
+Tensors = Dict[str, Any]  # by name; None where there is no such summand
+
+WORKING: Set[Tuple[Any, ...]] = set()  # kinds of calls whose kernels have been compiled
+FAILED: Set[Tuple[Any, ...]] = set()
+
+
+class Parts(NamedTuple):
+    """The summands of the logits, by what the kernels have for them."""
+
+    own: List[Tuple[Tensor, Tensor]]  # products whose factors both differ by sentence, at most one
+    half: List[Tuple[Tensor, Tensor]]  # products with a shared key, at most one
+    outer: List[Tuple[Tensor, Tensor]]  # at most one
+    columns: Logits  # shared rows, which are added up
+    matrices: Logits  # shared matrices and products of shared factors, which are added up
+
+
+def supports(
+    logits: Logits, value: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor], dropout: float
+) -> bool:
+    """What the kernels are on for and were written for: see `docs/gpu-kernels.md`."""
+    if os.environ.get(VARIABLE, "0") != "1" or not is_eager(value) or not device_fits(value.device):
+        return False
+    if not (attn_mask is None or is_causal(attn_mask)):
+        return False
+    if value.dtype not in DTYPES and not (value.dtype == torch.float32 and is_interpreted()):
+        return False
+    parts = parts_of(logits, value.size(0))
+    if value.numel() == 0 or parts is None:
+        return False
+    if parts.own and len(logits.products) == 1 and not logits.outers and not logits.biases:
+        return False  # `vanilla` alone: torch's fused attention
+    width = max([value.size(3)] + [query.size(3) for query, _ in parts.own + parts.half])
+    if width > WIDEST or not fits_in_registers(parts, value.size(2), width, capability_of(value.device)):
+        return False
+    return kind_of(parts, value, key_padding_mask, attn_mask, dropout) not in FAILED
+
+
+def fits_in_registers(parts: Parts, length: int, width: int, capability: Tuple[int, int]) -> bool:
+    """Whether `triton_short` holds its tiles in registers; what tests/test_kernels.py finds by compiling them."""
+    number = len(parts.own) + len(parts.half) + len(parts.outer) + bool(parts.matrices.tensors())
+    if length <= 32:
+        return True
+    has_two_sums = parts.half and parts.matrices.tensors()
+    return length <= 64 and width <= 64 and number <= (2 if capability[0] >= 9 and not has_two_sums else 1)
+
+
+def is_eager(x: Tensor) -> bool:
+    """Whether x has values, and torch does not record what becomes of them."""
+    return type(x) is Tensor and not torch.jit.is_tracing() and not torch.compiler.is_compiling()
+
+
+@lru_cache(maxsize=None)
+def device_fits(device: torch.device) -> bool:
+    """Whether the kernels can run on a device: a GPU, or a CPU under Triton's interpreter."""
+    if device.type == "cpu":
+        return is_interpreted() and triton_fits()
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return capability_of(device) >= CAPABILITY and triton_fits()
+
+
+def is_interpreted() -> bool:
+    """Whether Triton's interpreter takes the place of a GPU, as in tests."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@lru_cache(maxsize=None)
+def capability_of(device: torch.device) -> Tuple[int, int]:
+    """A GPU's compute capability; the newest there is, under the interpreter."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (99, 0)
+
+
+def triton_fits() -> bool:
+    """Whether there is a Triton new enough."""
+    try:
+        import triton
+    except ImportError:
+        return False
+    return tuple(int(number) for number in triton.__version__.split(".")[:2]) >= TRITON
+
+
+def parts_of(logits: Logits, bsz: int) -> Optional[Parts]:
+    """The summands in the kernels' places; None where they have no place for one of them."""
+
+    def is_shared(x: Tensor) -> bool:
+        return x.size(0) < bsz or bsz == 1
+
+    parts = Parts([], [], list(logits.outers), Logits([], [], []), Logits([], [], []))
+    for query, key in logits.products:
+        if not is_shared(query) and not is_shared(key):
+            parts.own.append((query, key))
+        elif not is_shared(query):
+            parts.half.append((query, key))
+        elif is_shared(key):
+            parts.matrices.products.append((query, key))
+        else:
+            return None
+    for weight, bias in logits.biases:
+        if not is_shared(bias):
+            return None
+        (parts.columns if bias.size(2) == 1 else parts.matrices).biases.append((weight, bias))
+    if max(len(parts.own), len(parts.half), len(parts.outer)) > 1:
+        return None
+    return parts
+
+
+def kind_of(
+    parts: Parts, value: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor], dropout: float
+) -> Tuple[Any, ...]:
+    """What calls have in common that have the same compiled kernels; some calls of a kind have others."""
+    counts = (len(parts.own), len(parts.half), len(parts.outer), bool(parts.columns.biases))
+    matrix = (len(parts.matrices.products), [weight is None for weight, _ in parts.matrices.biases].count(False))
+    masks = (key_padding_mask is None, attn_mask is None, dropout > 0)
+    tile = value.size(2).bit_length()
+    return (value.device, value.dtype, value.size(3), tile, *counts, *matrix, *masks)
+
+
+def compute(
+    logits: Logits,
+    value: Tensor,
+    key_padding_mask: Optional[Tensor],
+    attn_mask: Optional[Tensor],
+    dropout: float = 0.0,
+) -> Tensor:
+    """As of `attend`. Rows of padding are 0."""
+    bsz, heads, length, width = value.size()
+    parts = parts_of(logits, bsz)
+    assert parts is not None
+    tensors: Tensors = dict.fromkeys(NAMES)
+    tensors["v"] = value
+    for names, pairs in ((("q", "k"), parts.own), (("x", "w"), parts.half), (("left", "right"), parts.outer)):
+        tensors.update(zip(names, pairs[0] if pairs else (None, None)))
+    for name in BY_SENTENCE:
+        tensors[name] = with_token_stride(tensors[name], bsz, heads, value.dtype)
+    if parts.columns.biases:
+        tensors["c"] = parts.columns.total(length)
+    if len(parts.matrices.biases) == 1 and not parts.matrices.products:
+        tensors["weight"], tensors["r"] = parts.matrices.biases[0]
+    elif parts.matrices.tensors():
+        tensors["r"] = parts.matrices.total(length)
+    left, right = tensors["left"], tensors["right"]
+    if left is not None and right is not None:
+        tensors["left"] = left[..., : -(-length // right.size(3))]
+    for name in NAMES:
+        if name not in BY_SENTENCE:
+            tensors[name] = of_all_heads(tensors[name], heads, is_whole=name in ("w", "weight"))
+    hidden = None
+    if key_padding_mask is not None:
+        hidden = key_padding_mask.to(torch.bool).contiguous().view(torch.uint8)
+    seed = torch.randint(1 << 62, (1,), device=value.device) if dropout > 0 else None
+    options = Options(hidden, seed, dropout, is_causal(attn_mask))
+    kind = kind_of(parts, value, key_padding_mask, attn_mask, dropout)
+    if kind not in WORKING and not is_interpreted():
+        try:
+            load(tensors, options)
+        except Exception as error:  # of many classes: of the compiler, the assembler and the GPU's driver
+            from . import attend
+
+            FAILED.add(kind)
+            logger.warning(f"{VARIABLE}: another computation is used for a call, as its kernel failed: {error!r:.1000}")
+            return attend(logits, value, key_padding_mask, attn_mask, dropout)
+        WORKING.add(kind)
+    out: Tensor = _Kernels.apply(options, *tensors.values())
+    return out
+
+
+def with_token_stride(x: Any, bsz: int, heads: int, dtype: torch.dtype) -> Any:
+    """x (B or 1, H or 1, T, r) for all sentences and heads, such that token t of sentence b is t B + b strides away.
+
+    Projections leave it so; otherwise it is a copy.
+    """
+    if x is None:
+        return None
+    x = x.to(dtype).expand(bsz, heads, -1, -1)
+    fits = (x.stride(3) == 1 or x.size(3) == 1) and (x.size(2) == 1 or bsz == 1 or x.stride(2) == bsz * x.stride(0))
+    return x if fits else x.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3)
+
+
+def of_all_heads(x: Optional[Tensor], heads: int, is_whole: bool) -> Optional[Tensor]:
+    """x, (1, H or 1, rows, n), for all heads, with neighbours in a row, or in a whole head, side by side in memory."""
+    if x is None:
+        return None
+    x = x.expand(-1, heads, -1, -1)
+    if is_whole:
+        return x if x[0, 0].is_contiguous() and (x.size(3) > 1 or x.is_contiguous()) else x.contiguous()
+    return x if x.stride(3) == 1 or x.size(3) == 1 else x.contiguous()
+
+
+class Options(NamedTuple):
+    """What a call has beside its differentiable tensors."""
+
+    hidden: Optional[Tensor]
+    seed: Optional[Tensor]
+    dropout: float
+    causal: bool
+
+
+class Launch(NamedTuple):
+    """A call of a kernel."""
+
+    kernel: Any
+    grid: Tuple[int, ...]
+    args: Tuple[Any, ...]
+    num_warps: int
+    num_stages: int
+
+
+def load(t: Tensors, options: Options) -> None:
+    """Compiles the kernels of a call, for both passes, and loads them; raises what the compiler or the GPU does."""
+    grad = like_tokens(t["v"])
+    wanted = [name for name, x in t.items() if x is not None and x.requires_grad]
+    for launch in (
+        forward_launch(t, options, grad),
+        backward_launch(t, options, *new_gradients(t, wanted, grad), grad),
+    ):
+        kernel = launch.kernel.warmup(
+            *launch.args, grid=launch.grid, num_warps=launch.num_warps, num_stages=launch.num_stages
+        )
+        kernel[launch.grid]  # loads it
+
+
+def run(launch: Launch) -> None:
+    """Calls the kernel."""
+    launch.kernel[launch.grid](*launch.args, num_warps=launch.num_warps, num_stages=launch.num_stages)
+
+
+class _Kernels(torch.autograd.Function):
+    """Saves only its inputs."""
+
+    @staticmethod
+    def forward(ctx: Any, options: Options, *tensors: Optional[Tensor]) -> Tensor:
+        ctx.options = options
+        ctx.save_for_backward(*tensors)
+        t = dict(zip(NAMES, tensors))
+        out = like_tokens(t["v"])
+        run(forward_launch(t, options, out))
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
+        t = dict(zip(NAMES, ctx.saved_tensors))
+        grad = with_token_stride(grad, grad.size(0), grad.size(1), t["v"].dtype)
+        wanted = [name for name, needed in zip(NAMES, ctx.needs_input_grad[1:]) if needed]
+        grads, sums = new_gradients(t, wanted, grad)
+        run(backward_launch(t, ctx.options, grads, sums, grad))
+        grads.update(sums.added())
+        return (None, *(grads.get(name) for name in NAMES))
+
+
+def new_gradients(t: Tensors, wanted: List[str], grad: Tensor) -> Tuple[Tensors, "Sums"]:
+    """Memory for the gradients of these tensors: of those that differ by sentence, and of shared ones."""
+    grads = {name: like_tokens(t[name]) for name in wanted if name in BY_SENTENCE}
+    return grads, Sums({name: t[name] for name in wanted if name not in BY_SENTENCE}, grad)
+
+
+class Sums:
+    """Gradients of tensors that a batch shares, of each group of sentences, in one buffer of fp32.
+
+    Args:
+        tensors: those that have a gradient.
+        grad: the gradient of the output, (B, H, T, d_h).
+    """
+
+    def __init__(self, tensors: Tensors, grad: Tensor) -> None:
+        bsz, heads, length, _ = grad.size()
+        self.tensors = tensors
+        self.sentences, self.groups = grouped(bsz, heads, PROGRAMS if length > 32 else 2 * PROGRAMS)
+        # each begins at a multiple of 16 bytes, which is a property that kernels are compiled for
+        self.widths = [-(-x.numel() // 4) * 4 for x in tensors.values()]
+        self.size = sum(self.widths)
+        self.buffer = grad.new_empty(self.groups, self.size, dtype=torch.float32)
+        self.parts = dict(zip(tensors, self.buffer.split(self.widths, dim=1)))
+
+    def added(self) -> Tensors:
+        """The gradients, of the shapes and types of the tensors."""
+        if not self.tensors:
+            return {}
+        total = self.buffer.sum(0) if self.groups > 1 else self.buffer[0]
+        kinds = {x.dtype for x in self.tensors.values()}
+        if len(kinds) == 1:
+            total = total.to(kinds.pop())
+        parts = zip(self.tensors.items(), total.split(self.widths))
+        return {name: part[: x.numel()].view(x.size()).to(x.dtype) for (name, x), part in parts}
+
+
+def grouped(bsz: int, heads: int, programs: int) -> Tuple[int, int]:
+    """Sentences in a group, and groups, so that there are about so many programs, and no group is empty."""
+    groups = min(bsz, max(1, -(-programs // heads)))
+    sentences = -(-bsz // groups)
+    return sentences, -(-bsz // sentences)
+
+
+def like_tokens(x: Any) -> Tensor:
+    """A new tensor like x, (B, H, T, r), in memory (T, B, H, r)."""
+    bsz, heads, length, width = x.size()
+    return x.new_empty(length, bsz, heads, width).permute(1, 2, 0, 3)
+
+
+def token_stride(x: Tensor) -> int:
+    """Between token t B + b and the next in x, (B, H, T, r), as `with_token_stride` leaves it."""
+    return x.stride(0) if x.size(0) > 1 else x.stride(2)
+
+
+def forward_launch(t: Tensors, options: Options, out: Tensor) -> Launch:
+    """The launch that writes the output, (B, H, T, d_h)."""
+    from . import triton_short
+
+    sentences, groups = grouped(out.size(0), out.size(1), 4 * PROGRAMS)
+    given, numbers, constants = arguments(t, options, [])
+    args = (given, out, *numbers, sentences, constants)
+    return Launch(triton_short.forward, (out.size(1), groups), args, warps_of(t), 1)
+
+
+def backward_launch(t: Tensors, options: Options, grads: Tensors, sums: Sums, grad: Tensor) -> Launch:
+    """The launch that writes all gradients."""
+    from . import triton_short
+
+    given, numbers, constants = arguments(t, options, [grad])
+    written = {**grads, **sums.parts}
+    gradients = triton_short.Gradients(**{name: written.get(name) for name in triton_short.Gradients._fields})
+    args = (given, gradients, sums.size, grad, token_stride(grad), grad.stride(1), *numbers, sums.sentences, constants)
+    return Launch(triton_short.backward, (grad.size(1), sums.groups), args, warps_of(t), 1)
+
+
+def warps_of(t: Tensors) -> int:
+    """Warps of a program, such that their registers hold its tiles: see `test_resources` in the tests."""
+    width = max(t[name].size(3) for name in ("v", "q", "x") if t[name] is not None)
+    return 8 if t["v"].size(2) > 32 or width > 64 or t["left"] is not None else 4
+
+
+def arguments(t: Tensors, options: Options, more: List[Tensor]) -> Tuple[Any, List[Any], Any]:
+    """What every kernel takes: tensors, numbers, and constants. `more` tensors are also read in rows."""
+    from triton import language, next_power_of_2
+
+    from .triton_common import Constants, Given
+
+    bsz, heads, length, width = t["v"].size()
+    strides: List[Any] = []
+    for name in BY_SENTENCE:
+        x = t[name]
+        strides += [0, 0] if x is None else [token_stride(x), x.stride(1)]
+    unit = strides[:8] + [n for x in more for n in (token_stride(x), x.stride(1))]
+    w, c, r = t["w"], t["c"], t["r"]
+    q_width, x_width = (16 if t[name] is None else t[name].size(3) for name in ("q", "x"))
+    columns = 1 if t["right"] is None else t["right"].size(3)
+    factor = max(16, next_power_of_2(max(columns, -(-length // columns)))) if t["right"] is not None else 16
+    numbers = [
+        *strides,
+        0 if w is None else w.stride(1),
+        0 if c is None else c.stride(1),
+        *((0, 0) if r is None else (r.stride(2), r.stride(1))),
+        length,
+        bsz,
+        heads,
+        columns,
+        options.dropout,
+    ]
+    unit += [width, q_width, x_width, numbers[12]]
+    tile = max(16, next_power_of_2(length))
+    is_exact = t["v"].dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
+    constants = Constants(
+        D=width,
+        D_BLOCK=max(16, next_power_of_2(width)),
+        Q=q_width,
+        Q_BLOCK=max(16, next_power_of_2(q_width)),
+        X=x_width,
+        X_BLOCK=max(16, next_power_of_2(x_width)),
+        FACTOR=factor,
+        ROWS=tile,
+        COLUMNS=tile,
+        UNIT=1 if any(n % 8 for n in unit) else 8,
+        CAUSAL=options.causal,
+        PRECISION="ieee" if is_exact else "tf32",
+    )
+    given = Given(**{name: t[name] for name in NAMES}, hidden=options.hidden, seed=options.seed)
+    return given, numbers, Constants(*map(language.constexpr, constants))
