@@ -1,13 +1,14 @@
 """softmax(S) V on a GPU by Triton kernels: neither logits nor weights leave the registers, in either pass.
 
 Off unless the environment variable FAIRSEQ_SYNTH_KERNELS is 1, as they have not been measured on a GPU. The kernels
-themselves are in `triton_short`; `triton_common` has the formula. This file says what they support, and calls them.
+are in `triton_short` and `triton_long`, their formula in `triton_common`. This file says what they support, and calls
+them.
 """
 
 import logging
 import os
 from functools import lru_cache
-from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import Tensor
@@ -58,18 +59,9 @@ def supports(
     if parts.own and len(logits.products) == 1 and not logits.outers and not logits.biases:
         return False  # `vanilla` alone: torch's fused attention
     width = max([value.size(3)] + [query.size(3) for query, _ in parts.own + parts.half])
-    if width > WIDEST or not fits_in_registers(parts, value.size(2), width, capability_of(value.device)):
+    if width > WIDEST or (width > 64 and len(logits.products) + len(logits.outers) + len(parts.matrices.biases) > 2):
         return False
     return kind_of(parts, value, key_padding_mask, attn_mask, dropout) not in FAILED
-
-
-def fits_in_registers(parts: Parts, length: int, width: int, capability: Tuple[int, int]) -> bool:
-    """Whether `triton_short` holds its tiles in registers; what tests/test_kernels.py finds by compiling them."""
-    number = len(parts.own) + len(parts.half) + len(parts.outer) + bool(parts.matrices.tensors())
-    if length <= 32:
-        return True
-    has_two_sums = parts.half and parts.matrices.tensors()
-    return length <= 64 and width <= 64 and number <= (2 if capability[0] >= 9 and not has_two_sums else 1)
 
 
 def is_eager(x: Tensor) -> bool:
@@ -235,16 +227,13 @@ class Launch(NamedTuple):
 
 def load(t: Tensors, options: Options) -> None:
     """Compiles the kernels of a call, for both passes, and loads them; raises what the compiler or the GPU does."""
-    grad = like_tokens(t["v"])
+    out = like_tokens(t["v"])
     wanted = [name for name, x in t.items() if x is not None and x.requires_grad]
-    for launch in (
-        forward_launch(t, options, grad),
-        backward_launch(t, options, *new_gradients(t, wanted, grad), grad),
-    ):
-        kernel = launch.kernel.warmup(
-            *launch.args, grid=launch.grid, num_warps=launch.num_warps, num_stages=launch.num_stages
-        )
-        kernel[launch.grid]  # loads it
+    launch, logs = forward_launch(t, options, out)
+    launches, _, _ = backward_launches(t, options, wanted, out, logs, out)
+    for each in (launch, *launches):
+        kernel = each.kernel.warmup(*each.args, grid=each.grid, num_warps=each.num_warps, num_stages=each.num_stages)
+        kernel[each.grid]  # loads it
 
 
 def run(launch: Launch) -> None:
@@ -253,33 +242,31 @@ def run(launch: Launch) -> None:
 
 
 class _Kernels(torch.autograd.Function):
-    """Saves only its inputs."""
+    """Saves its inputs; for long sentences its output too, and a number for each row."""
 
     @staticmethod
     def forward(ctx: Any, options: Options, *tensors: Optional[Tensor]) -> Tensor:
-        ctx.options = options
-        ctx.save_for_backward(*tensors)
         t = dict(zip(NAMES, tensors))
         out = like_tokens(t["v"])
-        run(forward_launch(t, options, out))
+        launch, logs = forward_launch(t, options, out)
+        run(launch)
+        ctx.options = options
+        ctx.save_for_backward(*tensors, None if logs is None else out, logs)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
-        t = dict(zip(NAMES, ctx.saved_tensors))
+        *tensors, out, logs = ctx.saved_tensors
+        t = dict(zip(NAMES, tensors))
         grad = with_token_stride(grad, grad.size(0), grad.size(1), t["v"].dtype)
         wanted = [name for name, needed in zip(NAMES, ctx.needs_input_grad[1:]) if needed]
-        grads, sums = new_gradients(t, wanted, grad)
-        run(backward_launch(t, ctx.options, grads, sums, grad))
-        grads.update(sums.added())
+        launches, grads, sums = backward_launches(t, ctx.options, wanted, out, logs, grad)
+        for launch in launches:
+            run(launch)
+        for each in sums:
+            grads.update(each.added())
         return (None, *(grads.get(name) for name in NAMES))
-
-
-def new_gradients(t: Tensors, wanted: List[str], grad: Tensor) -> Tuple[Tensors, "Sums"]:
-    """Memory for the gradients of these tensors: of those that differ by sentence, and of shared ones."""
-    grads = {name: like_tokens(t[name]) for name in wanted if name in BY_SENTENCE}
-    return grads, Sums({name: t[name] for name in wanted if name not in BY_SENTENCE}, grad)
 
 
 class Sums:
@@ -287,18 +274,20 @@ class Sums:
 
     Args:
         tensors: those that have a gradient.
-        grad: the gradient of the output, (B, H, T, d_h).
+        programs: of a group.
+        parts: a gradient is the sum of so many, side by side in the buffer; 1 if it is not named.
     """
 
-    def __init__(self, tensors: Tensors, grad: Tensor) -> None:
-        bsz, heads, length, _ = grad.size()
-        self.tensors = tensors
-        self.sentences, self.groups = grouped(bsz, heads, PROGRAMS if length > 32 else 2 * PROGRAMS)
+    def __init__(self, tensors: Tensors, like: Tensor, programs: int, **parts: int) -> None:
+        self.tensors, self.parts = tensors, parts
+        wanted = PROGRAMS if like.size(2) > 32 else 2 * PROGRAMS  # programs for tiles of 32 x 32 are small
+        groups = min(like.size(0), max(1, -(-wanted // programs)))
+        self.sentences, self.groups = shared_out(like.size(0), groups if tensors else like.size(0))
         # each begins at a multiple of 16 bytes, which is a property that kernels are compiled for
-        self.widths = [-(-x.numel() // 4) * 4 for x in tensors.values()]
+        self.widths = [-(-x.numel() * parts.get(name, 1) // 4) * 4 for name, x in tensors.items()]
         self.size = sum(self.widths)
-        self.buffer = grad.new_empty(self.groups, self.size, dtype=torch.float32)
-        self.parts = dict(zip(tensors, self.buffer.split(self.widths, dim=1)))
+        self.buffer = like.new_empty(self.groups if tensors else 0, self.size, dtype=torch.float32)
+        self.places = dict(zip(tensors, self.buffer.split(self.widths, dim=1))) if tensors else {}
 
     def added(self) -> Tensors:
         """The gradients, of the shapes and types of the tensors."""
@@ -306,15 +295,18 @@ class Sums:
             return {}
         total = self.buffer.sum(0) if self.groups > 1 else self.buffer[0]
         kinds = {x.dtype for x in self.tensors.values()}
-        if len(kinds) == 1:
+        if len(kinds) == 1 and not self.parts:
             total = total.to(kinds.pop())
-        parts = zip(self.tensors.items(), total.split(self.widths))
-        return {name: part[: x.numel()].view(x.size()).to(x.dtype) for (name, x), part in parts}
+        found: Tensors = {}
+        for (name, x), part in zip(self.tensors.items(), total.split(self.widths)):
+            number = self.parts.get(name, 1)
+            part = part[: number * x.numel()].view(number, *x.size()[1:])
+            found[name] = (part.sum(0, keepdim=True) if number > 1 else part).to(x.dtype)
+        return found
 
 
-def grouped(bsz: int, heads: int, programs: int) -> Tuple[int, int]:
-    """Sentences in a group, and groups, so that there are about so many programs, and no group is empty."""
-    groups = min(bsz, max(1, -(-programs // heads)))
+def shared_out(bsz: int, groups: int) -> Tuple[int, int]:
+    """Sentences in a group, and groups, none of which is empty."""
     sentences = -(-bsz // groups)
     return sentences, -(-bsz // sentences)
 
@@ -322,7 +314,8 @@ def grouped(bsz: int, heads: int, programs: int) -> Tuple[int, int]:
 def like_tokens(x: Any) -> Tensor:
     """A new tensor like x, (B, H, T, r), in memory (T, B, H, r)."""
     bsz, heads, length, width = x.size()
-    return x.new_empty(length, bsz, heads, width).permute(1, 2, 0, 3)
+    out: Tensor = x.new_empty(length, bsz, heads, width).permute(1, 2, 0, 3)
+    return out
 
 
 def token_stride(x: Tensor) -> int:
@@ -330,36 +323,144 @@ def token_stride(x: Tensor) -> int:
     return x.stride(0) if x.size(0) > 1 else x.stride(2)
 
 
-def forward_launch(t: Tensors, options: Options, out: Tensor) -> Launch:
-    """The launch that writes the output, (B, H, T, d_h)."""
-    from . import triton_short
-
-    sentences, groups = grouped(out.size(0), out.size(1), 4 * PROGRAMS)
-    given, numbers, constants = arguments(t, options, [])
-    args = (given, out, *numbers, sentences, constants)
-    return Launch(triton_short.forward, (out.size(1), groups), args, warps_of(t), 1)
+def width_of(t: Tensors) -> int:
+    """Features of the widest product."""
+    return max(t[name].size(3) for name in ("v", "q", "x") if t[name] is not None)
 
 
-def backward_launch(t: Tensors, options: Options, grads: Tensors, sums: Sums, grad: Tensor) -> Launch:
-    """The launch that writes all gradients."""
-    from . import triton_short
-
-    given, numbers, constants = arguments(t, options, [grad])
-    written = {**grads, **sums.parts}
-    gradients = triton_short.Gradients(**{name: written.get(name) for name in triton_short.Gradients._fields})
-    args = (given, gradients, sums.size, grad, token_stride(grad), grad.stride(1), *numbers, sums.sentences, constants)
-    return Launch(triton_short.backward, (grad.size(1), sums.groups), args, warps_of(t), 1)
-
-
-def warps_of(t: Tensors) -> int:
-    """Warps of a program, such that their registers hold its tiles: see `test_resources` in the tests."""
-    width = max(t[name].size(3) for name in ("v", "q", "x") if t[name] is not None)
-    return 8 if t["v"].size(2) > 32 or width > 64 or t["left"] is not None else 4
+def is_short(t: Tensors) -> bool:
+    """Whether `triton_short` holds its tiles in registers: see `test_resources` in the tests."""
+    length = t["v"].size(2)
+    summands = [name for name in ("q", "x", "left", "r") if t[name] is not None]
+    if length <= 32:
+        return len(summands) <= 3 and (width_of(t) <= 64 or len(summands) == 1)
+    newest = capability_of(t["v"].device) >= (9, 0) and summands != ["x", "r"] and "left" not in summands
+    return length <= 64 and width_of(t) <= 64 and len(summands) <= (2 if newest else 1)
 
 
-def arguments(t: Tensors, options: Options, more: List[Tensor]) -> Tuple[Any, List[Any], Any]:
+def forward_launch(t: Tensors, options: Options, out: Tensor) -> Tuple[Launch, Optional[Tensor]]:
+    """The launch that writes the output, (B, H, T, d_h), and what it writes for the backward pass."""
+    bsz, heads, length, _ = out.size()
+    if is_short(t):
+        from . import triton_short
+
+        sentences, groups = shared_out(bsz, min(bsz, -(-4 * PROGRAMS // heads)))
+        tile = Tile.whole(t)
+        given, numbers, constants = arguments(t, options, tile, [])
+        return tile.launch(triton_short.forward, (heads, groups), given, out, *numbers, sentences, constants), None
+    from . import triton_long
+
+    tile = Tile.of("forward", t)
+    logs = out.new_empty(bsz, heads, length, dtype=torch.float32)
+    given, numbers, constants = arguments(t, options, tile, [])
+    grid = (bsz * heads * tile.down(length),)
+    return tile.launch(triton_long.forward, grid, given, out, logs, *numbers, constants), logs
+
+
+def backward_launches(
+    t: Tensors, options: Options, wanted: List[str], out: Any, logs: Optional[Tensor], grad: Tensor
+) -> Tuple[List[Launch], Tensors, List[Sums]]:
+    """The launches of the backward pass, the gradients they write, and the sums that remain to be added."""
+    from .triton_common import Gradients
+
+    bsz, heads, length, _ = grad.size()
+    grads = {name: like_tokens(t[name]) for name in wanted if name in BY_SENTENCE}
+
+    def shared(*names: str) -> Tensors:
+        return {name: t[name] for name in names if name in wanted}
+
+    def places(names: Sequence[str], sums: Optional[Sums] = None) -> Gradients:
+        written = {**{name: x for name, x in grads.items() if name in names}, **(sums.places if sums else {})}
+        return Gradients(**{name: written.get(name) for name in Gradients._fields})
+
+    strides = (token_stride(grad), grad.stride(1))
+    if logs is None:
+        from . import triton_short
+
+        tile = Tile.whole(t)
+        sums = Sums(shared("w", "c", "r", "weight"), grad, heads)
+        given, numbers, constants = arguments(t, options, tile, [grad])
+        args = (given, places(BY_SENTENCE, sums), sums.size, grad, *strides, *numbers, sums.sentences, constants)
+        return [tile.launch(triton_short.backward, (heads, sums.groups), *args)], grads, [sums]
+    from . import triton_long
+
+    launches: List[Launch] = []
+    of_rows, of_columns = ("q", "x", "left", "right"), ("v", "k")
+    if set(of_rows) & set(grads):
+        tile = Tile.of("rows", t)
+        given, numbers, constants = arguments(t, options, tile, [grad])
+        args = (given, places(of_rows), out, logs, grad, *strides, *numbers, constants)
+        launches.append(tile.launch(triton_long.backward_rows, (bsz * heads * tile.down(length),), *args))
+    tile = Tile.of("columns", t)
+    columns = Sums(shared("w", "c"), grad, heads * tile.across(length))
+    if columns.tensors or set(of_columns) & set(grads):
+        given, numbers, constants = arguments(t, options, tile, [grad])
+        args = (given, places(of_columns, columns), columns.size, out, logs, grad, *strides, *numbers)
+        grid = (columns.groups * heads * tile.across(length),)
+        launches.append(tile.launch(triton_long.backward_columns, grid, *args, columns.sentences, constants))
+    tile = Tile.of("matrix", t)
+    tiles = tile.down(length) * tile.across(length)
+    matrix = Sums(shared("r", "weight"), grad, heads * tiles, weight=tiles)
+    if matrix.tensors:
+        given, numbers, constants = arguments(t, options, tile, [grad])
+        args = (given, places((), matrix), matrix.size, out, logs, grad, *strides, *numbers, matrix.sentences)
+        grid = (matrix.groups * heads * tiles,)
+        launches.append(tile.launch(triton_long.backward_matrix, grid, *args, constants))
+    return launches, grads, [columns, matrix]
+
+
+class Tile(NamedTuple):
+    """A program's tile, and its warps: as large as registers allow, which `test_resources` in the tests finds out."""
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+
+    @staticmethod
+    def whole(t: Tensors) -> "Tile":
+        """All rows and columns of a short sentence."""
+        size = power_of_2(t["v"].size(2))
+        warps = 8 if size > 32 or width_of(t) > 64 or t["left"] is not None else 4
+        return Tile(size, size, warps, 1)
+
+    @staticmethod
+    def of(kernel: str, t: Tensors) -> "Tile":
+        """Of a kernel of `triton_long`."""
+        summands = sum(t[name] is not None for name in ("q", "x", "left", "r"))
+        is_older = capability_of(t["v"].device) < (9, 0)  # their products of tiles hold more in registers
+        rows, columns = 64, 64
+        if summands > 2 and t["left"] is not None:
+            rows, columns = 16, 16
+        elif summands > 2 or t["left"] is not None or width_of(t) > 64:
+            rows, columns = 32, 32
+        elif is_older and kernel != "forward" and (summands > 1 or t["x"] is not None):
+            rows, columns = 32, 32
+        elif kernel == "columns" and t["x"] is not None:
+            rows, columns = 32, 64
+        size = power_of_2(t["v"].size(2))
+        return Tile(min(rows, size), min(columns, size), 8 if rows > 16 else 4, 1)
+
+    def down(self, length: int) -> int:
+        """Tiles that hold so many rows."""
+        return -(-length // self.rows)
+
+    def across(self, length: int) -> int:
+        """Tiles that hold so many columns."""
+        return -(-length // self.columns)
+
+    def launch(self, kernel: Any, grid: Tuple[int, ...], *args: Any) -> Launch:
+        return Launch(kernel, grid, args, self.warps, self.stages)
+
+
+def power_of_2(n: int) -> int:
+    """The smallest power of two that is at least n, and at least 16, as the products of tiles ask for."""
+    return 1 << max(4, (n - 1).bit_length())
+
+
+def arguments(t: Tensors, options: Options, tile: Tile, more: List[Tensor]) -> Tuple[Any, List[Any], Any]:
     """What every kernel takes: tensors, numbers, and constants. `more` tensors are also read in rows."""
-    from triton import language, next_power_of_2
+    from triton import language
 
     from .triton_common import Constants, Given
 
@@ -368,36 +469,27 @@ def arguments(t: Tensors, options: Options, more: List[Tensor]) -> Tuple[Any, Li
     for name in BY_SENTENCE:
         x = t[name]
         strides += [0, 0] if x is None else [token_stride(x), x.stride(1)]
-    unit = strides[:8] + [n for x in more for n in (token_stride(x), x.stride(1))]
-    w, c, r = t["w"], t["c"], t["r"]
+    w, c, r, right = t["w"], t["c"], t["r"], t["right"]
+    w_head = 0 if w is None else w.stride(1)
+    c_head = 0 if c is None else c.stride(1)
+    r_row, r_head = (0, 0) if r is None else (r.stride(2), r.stride(1))
     q_width, x_width = (16 if t[name] is None else t[name].size(3) for name in ("q", "x"))
-    columns = 1 if t["right"] is None else t["right"].size(3)
-    factor = max(16, next_power_of_2(max(columns, -(-length // columns)))) if t["right"] is not None else 16
-    numbers = [
-        *strides,
-        0 if w is None else w.stride(1),
-        0 if c is None else c.stride(1),
-        *((0, 0) if r is None else (r.stride(2), r.stride(1))),
-        length,
-        bsz,
-        heads,
-        columns,
-        options.dropout,
-    ]
-    unit += [width, q_width, x_width, numbers[12]]
-    tile = max(16, next_power_of_2(length))
+    columns = 1 if right is None else right.size(3)
+    numbers = [*strides, w_head, c_head, r_row, r_head, length, bsz, heads, columns, options.dropout]
+    units = [*strides[:8], w_head, width, q_width, x_width]
+    units += [n for x in more for n in (token_stride(x), x.stride(1))]
     is_exact = t["v"].dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
     constants = Constants(
         D=width,
-        D_BLOCK=max(16, next_power_of_2(width)),
+        D_BLOCK=power_of_2(width),
         Q=q_width,
-        Q_BLOCK=max(16, next_power_of_2(q_width)),
+        Q_BLOCK=power_of_2(q_width),
         X=x_width,
-        X_BLOCK=max(16, next_power_of_2(x_width)),
-        FACTOR=factor,
-        ROWS=tile,
-        COLUMNS=tile,
-        UNIT=1 if any(n % 8 for n in unit) else 8,
+        X_BLOCK=power_of_2(x_width),
+        FACTOR=16 if right is None else power_of_2(max(columns, -(-length // columns))),
+        ROWS=tile.rows,
+        COLUMNS=tile.columns,
+        UNIT=1 if any(n % 8 for n in units) else 8,
         CAUSAL=options.causal,
         PRECISION="ieee" if is_exact else "tf32",
     )

@@ -79,6 +79,21 @@ class Constants(NamedTuple):
     PRECISION: Any  # of products of fp32
 
 
+class Gradients(NamedTuple):
+    """Where gradients go, (T, B, H, width), or sums over a group of sentences, in fp32; None: not wanted."""
+
+    v: Any
+    q: Any
+    k: Any
+    x: Any
+    left: Any
+    right: Any
+    w: Any  # (groups, H, T, width), as are those below, (groups, H, ...), each group `size` numbers after the last
+    c: Any
+    r: Any
+    weight: Any
+
+
 class RowFactors(NamedTuple):
     """The factors of the logits that belong to rows."""
 

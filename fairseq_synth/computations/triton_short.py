@@ -9,8 +9,6 @@ computes it once for all gradients:
 The sums over b are taken over the group in registers. The forward pass saves nothing but its inputs.
 """
 
-from typing import Any, NamedTuple
-
 import triton
 import triton.language as tl
 
@@ -30,21 +28,6 @@ from .triton_common import (
     store_rows,
     tile_of_logits,
 )
-
-
-class Gradients(NamedTuple):
-    """Where gradients go, (T, B, H, width), or sums over a group of sentences, in fp32; None: not wanted."""
-
-    v: Any
-    q: Any
-    k: Any
-    x: Any
-    left: Any
-    right: Any
-    w: Any  # (groups, H, T, width), as are those below, (groups, H, ...), each group `size` numbers after the last
-    c: Any
-    r: Any
-    weight: Any
 
 
 @triton.jit
