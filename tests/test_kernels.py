@@ -92,7 +92,8 @@ def check(spec, length, masks, monkeypatch, width=8, dtype=torch.float32, std=0.
     atol = {torch.float32: 2e-5 * max(1, std), torch.float16: 5e-3, torch.bfloat16: 5e-2}[dtype]
     assert found.keys() == exact.keys()
     for name in exact:
-        scale = max(1.0, float(exact[name].abs().max()))
+        # the key bias has no gradient but rounding
+        scale = max(1.0, float(exact["k_proj.weight" if name == "k_proj.bias" else name].abs().max()))
         torch.testing.assert_close(
             found[name].double() / scale, exact[name] / scale, atol=atol, rtol=0, msg=lambda m, n=name: f"{n}: {m}"
         )
