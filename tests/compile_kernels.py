@@ -2,13 +2,17 @@
 
     python tests/compile_kernels.py 80 bf16 8 64 random,random+vanilla 32,64
 
+    python tests/compile_kernels.py --count 200 random+vanilla
+
 Architecture, type, heads, width of a head, functions, tokens. Each line is a JSON object: registers of a thread, bytes
 of registers spilled to memory, bytes of shared memory. The attention runs on torch's meta device, where tensors have no
-values; a stand-in for Triton's driver says which GPU it is, and a launch is compiled instead.
+values; a stand-in for Triton's driver says which GPU it is, and a launch is compiled instead. With --count nothing is
+compiled: how many kernels so many random shapes would need is printed.
 """
 
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -77,17 +81,19 @@ def resources(compiled):
     return {"registers": int(registers), "spilled": int(stack) + int(local), "shared": compiled.metadata.shared}
 
 
-def compile_call(architecture, spec, dtype, heads, width, length, masks="padded", dropout=0.0, bsz=64):
+def compile_call(architecture, spec, dtype, heads, width, length, masks="padded", dropout=0.0, bsz=64, max_length=16):
     """The launches of a layer, forward and backward, compiled."""
     found = []
 
     def run(launch):
         options = dict(num_warps=launch.num_warps, num_stages=launch.num_stages)
         compiled = launch.kernel.warmup(*launch.args, grid=launch.grid, **options)
+        if compiled is None:
+            return  # it is counted
         name = f"{launch.kernel.__module__.rsplit('_')[-1]}.{launch.kernel.__name__}"
         found.append({"kernel": name, "warps": launch.num_warps, **resources(compiled)})
 
-    module = make_attention(spec, "convex", heads * width, heads, max(length, 16), 8, dropout=dropout)
+    module = make_attention(spec, "convex", heads * width, heads, max(length, max_length), 8, dropout=dropout)
     module = module.to("meta", dtype).train()
     x = torch.empty(length, bsz, heads * width, device="meta", dtype=dtype, requires_grad=True)
     mask = torch.empty(bsz, length, device="meta", dtype=torch.bool) if masks == "padded" else None
@@ -99,7 +105,23 @@ def compile_call(architecture, spec, dtype, heads, width, length, masks="padded"
     return found
 
 
+def count(number, spec):
+    """How many kernels a layer needs for batches of random numbers of sentences and tokens, with padding."""
+    generator = random.Random(0)
+    found = set()
+    with mock.patch.object(triton.JITFunction, "_do_compile", lambda kernel, key, *_: found.add((kernel, key))):
+        for _ in range(number):
+            shape = dict(bsz=generator.randint(1, 600), length=generator.randint(1, 300))
+            compile_call(90, spec, torch.bfloat16, 8, 64, **shape, max_length=300)
+    return len(found)
+
+
 def main():
+    if sys.argv[1] == "--count":
+        os.environ[kernels.VARIABLE] = "1"
+        triton.runtime.driver.set_active(Driver(90))
+        print(count(int(sys.argv[2]), sys.argv[3]))
+        return
     architecture, dtype, heads, width, specs, lengths = sys.argv[1:7]
     os.environ[kernels.VARIABLE] = "1"
     triton.runtime.driver.set_active(Driver(int(architecture)))

@@ -323,15 +323,14 @@ def test_a_kernel_that_does_not_compile(monkeypatch, caplog):
     ]
 
 
-def compiled(architecture, dtype, width, specs, lengths, *masks):
-    """What the launches of these calls take, compiled in a process without the interpreter."""
-    command = [sys.executable, ROOT / "tests" / "compile_kernels.py", architecture, dtype, 8, width]
-    command += [",".join(specs), ",".join(map(str, lengths)), *masks]
+def without_interpreter(*arguments):
+    """What tests/compile_kernels.py prints, line by line."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = str(ROOT)
+    command = [sys.executable, ROOT / "tests" / "compile_kernels.py", *arguments]
     done = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return done.stdout.splitlines()
 
 
 CHOSEN = [(80, "bf16", 64, ["random", "random+vanilla"], [32]), (90, "bf16", 64, ["dense+vanilla"], [64, 256])]
@@ -348,8 +347,28 @@ def test_resources(number, everything):
     calls = ALL if everything else CHOSEN
     if number >= len(calls):
         pytest.skip("not in the chosen part")
-    found = compiled(*calls[number], "padded", *(["causal"] if everything else []))
+    architecture, dtype, width, specs, lengths = calls[number]
+    lists = (",".join(specs), ",".join(map(str, lengths)))
+    found = without_interpreter(architecture, dtype, 8, width, *lists, "padded", *(["causal"] if everything else []))
     assert found
-    for launch in found:
+    for launch in map(json.loads, found):
         # the assembler itself spills a few numbers where more programs then fit at once
-        assert launch["spilled"] <= 24 and launch["shared"] <= LIMITS[calls[number][0]], launch
+        assert launch["spilled"] <= 24 and launch["shared"] <= LIMITS[architecture], launch
+
+
+def test_few_kernels_for_many_shapes(everything):
+    """200 random numbers of sentences and tokens: a handful of sizes of tiles, with a few kernels each."""
+    assert int(without_interpreter("--count", 200 if everything else 30, "random+vanilla")[-1]) <= 15
+
+
+def test_launches(monkeypatch):
+    """A block launches fewer kernels of a GPU, and no more than docs/gpu-kernels.md says."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import launches
+
+    page = (ROOT / "docs" / "gpu-kernels.md").read_text()
+    for name in VARIANTS:
+        before, after = (len(launches.count(name, True, dtype=torch.bfloat16, with_kernels=x)) for x in (False, True))
+        assert after < before or name == "vanilla"
+        if torch.__version__.startswith("2.13"):
+            assert f"| `{name}` | {before} | {after} |" in page
