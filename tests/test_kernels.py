@@ -373,3 +373,17 @@ def test_launches(monkeypatch):
         assert after < before or name == "vanilla"
         if torch.__version__.startswith("2.13"):
             assert f"| `{name}` | {before} | {after} |" in page
+
+
+def test_measuring(tmp_path, everything):
+    """benchmarks/gpu.py in sizes of a few words: each part leaves a result, which a second call keeps."""
+    parts = ["--parts", *([""] if everything else ["correct"])]
+    command = [sys.executable, ROOT / "benchmarks" / "gpu.py", "--dry", *parts, "--out", tmp_path]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for said in (f"{sys.executable} benchmarks/gpu.py --correctness", "has a result in"):
+        done = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0 and said in done.stdout, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "correct.json").read_text())
+    assert len(rows) == 2 and all(row["kernels"] == 2 for row in rows.values())
+    done = subprocess.run([*map(str, command[:3]), "--parts", "tea"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 1 and "error: --parts tea: choose from tests, tests-kernels, correct" in done.stderr
