@@ -13,6 +13,7 @@ os.environ["PATH"] = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"  
 def pytest_addoption(parser):
     parser.addoption("--device", default="cpu", help="of the tests of the attention and its computations: cpu or cuda")
     parser.addoption("--seed", type=int, default=0, help="of the random numbers of a test that sets no seed itself")
+    parser.addoption("--kernels", action="store_true", help="all tests of the kernels for GPUs, not a chosen part")
     parser.addoption(
         "--corpora",
         type=Path,
@@ -20,6 +21,11 @@ def pytest_addoption(parser):
         help="folder of real text: multi30k, lm, classification (default: $CORPORA); tests of what is not there are "
         "skipped",
     )
+
+
+def pytest_configure(config):
+    if config.getoption("--device") == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
 
 
 def pytest_report_header(config):

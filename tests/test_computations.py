@@ -6,7 +6,7 @@ from helpers import SPECS, future, make_attention, padding_mask
 
 from fairseq_synth import computations
 from fairseq_synth.computations import fused, plain, tiled
-from fairseq_synth.logits import Logits, bias_of, outer_product_of, product_of
+from fairseq_synth.logits import Logits, bias_of, outer_product_of, product_of, weighted
 from fairseq_synth.masks import causal_mask, is_causal, on_cpu, sentence_lengths
 
 pytestmark = pytest.mark.usefixtures("on_device")
@@ -132,6 +132,15 @@ def test_any_logits(shared, causal):
     for summands in (products, products[:1], products[::2], biases, biases[:1], matrices):
         for more in ([], biases, matrices):
             check_logits(summands + more, causal, bsz, heads, length, width)
+
+
+def test_the_smaller_factor_takes_the_weight():
+    """Of a product with one key for all sentences, the key: the other would be a copy as large as the layer's input."""
+    queries, key, weight = torch.randn(3, 2, 9, 5), torch.randn(1, 2, 9, 5), torch.rand(1, 2, 1, 1)
+    for factors in ((queries, key), (key, queries)):
+        found = weighted(weight, *factors)
+        for x, y in zip(found, factors):
+            assert x is y if y is queries else torch.equal(x, y * weight)
 
 
 def check_logits(summands, causal, bsz, heads, length, width):
