@@ -17,7 +17,8 @@ class Logits:
     beforehand would be kept for the backward pass, and R may be larger than everything else.
 
     Attributes:
-        products: queries (B or 1, H or 1, T, r) and keys (B or 1, H or 1, S, r), for ``query @ key^T``.
+        products: a weight, a scale, queries (B or 1, H or 1, T, r) and keys (B or 1, H or 1, S, r), for
+            ``scale query @ key^T``. The scale is a number, which torch's fused attention takes as it is.
         outers: left (B or 1, H or 1, T, a) and right (B or 1, H or 1, T, b), a b >= S: column u b + v of a row is
             ``left_u right_v``.
         biases: logits that are at hand, (B or 1, H or 1, T or 1, S).
@@ -25,7 +26,7 @@ class Logits:
 
     def __init__(
         self,
-        products: List[Tuple[Optional[Tensor], Tensor, Tensor]],
+        products: List[Tuple[Optional[Tensor], float, Tensor, Tensor]],
         outers: List[Tuple[Optional[Tensor], Tensor, Tensor]],
         biases: List[Tuple[Optional[Tensor], Tensor]],
     ) -> None:
@@ -39,11 +40,16 @@ class Logits:
     def tensors(self) -> List[Tensor]:
         """All tensors of the sum: of each summand the weight, if there is one, and the factors."""
         found: List[Tensor] = []
-        for weight, first, second in self.products + self.outers:
+        for weight, _, query, key in self.products:
             if weight is not None:
                 found.append(weight)
-            found.append(first)
-            found.append(second)
+            found.append(query)
+            found.append(key)
+        for weight, left, right in self.outers:
+            if weight is not None:
+                found.append(weight)
+            found.append(left)
+            found.append(right)
         for weight, bias in self.biases:
             if weight is not None:
                 found.append(weight)
@@ -62,13 +68,13 @@ class Logits:
         features, and so are the keys."""
         queries: List[Tensor] = []
         keys: List[Tensor] = []
-        products: List[Tuple[Optional[Tensor], Tensor, Tensor]] = []
-        for weight, query, key in self.products:
-            query, key = weighted(weight, query, key)
+        products: List[Tuple[Optional[Tensor], float, Tensor, Tensor]] = []
+        for weight, scale, query, key in self.products:
+            query, key = weighted(weight, query, key, scale)
             queries.append(query)
             keys.append(key)
         if len(queries) > 0:
-            products.append((None, concatenate(queries), concatenate(keys)))
+            products.append((None, 1.0, concatenate(queries), concatenate(keys)))
         return Logits(products, self.outers, self.biases)
 
     def total(self, src_len: int) -> Tensor:
@@ -79,12 +85,12 @@ class Logits:
             at least; a single summand keeps its type, which saves a kernel, and may be a view of a parameter.
         """
         products = self.products
-        if len(products) > 1 and products[0][1].size(2) > 1:
+        if len(products) > 1 and products[0][2].size(2) > 1:
             products = self.joined().products  # not for a single row, as in decoding: it would copy all keys
         is_sum = len(products) + len(self.outers) + len(self.biases) > 1
         total: Optional[Tensor] = None
-        for weight, query, key in products:
-            query, key = weighted(weight, query, key)
+        for weight, scale, query, key in products:
+            query, key = weighted(weight, query, key, scale)
             product = summand(inner_product(query, key), is_sum)
             total = product if total is None else total + product
         for weight, left, right in self.outers:
@@ -106,9 +112,9 @@ class Logits:
         return total + biases
 
 
-def product_of(query: Tensor, key: Tensor, weight: Optional[Tensor] = None) -> Logits:
-    """``query @ key^T`` times a weight of each head, (H, 1, 1), or None for 1; other shapes as of `Logits.products`."""
-    return Logits([(None if weight is None else weight[None], query, key)], [], [])
+def product_of(query: Tensor, key: Tensor, weight: Optional[Tensor] = None, scale: float = 1.0) -> Logits:
+    """``scale query @ key^T`` times a weight of each head, (H, 1, 1), or None for 1; shapes as of `Logits.products`."""
+    return Logits([(None if weight is None else weight[None], scale, query, key)], [], [])
 
 
 def outer_product_of(left: Tensor, right: Tensor, weight: Optional[Tensor] = None) -> Logits:
@@ -121,10 +127,12 @@ def bias_of(bias: Tensor, weight: Optional[Tensor] = None) -> Logits:
     return Logits([], [], [(None if weight is None else weight[None], bias)])
 
 
-def weighted(weight: Optional[Tensor], first: Tensor, second: Tensor) -> Tuple[Tensor, Tensor]:
-    """The factors of a product, of which the smaller is multiplied by the weight, in its own type."""
+def weighted(weight: Optional[Tensor], first: Tensor, second: Tensor, scale: float = 1.0) -> Tuple[Tensor, Tensor]:
+    """The factors of a product, of which the smaller is multiplied by the weight and the scale, in its own type."""
     if weight is None:
-        return first, second
+        return first if scale == 1.0 else first * scale, second
+    if scale != 1.0:
+        weight = weight * scale
     if second.numel() < first.numel():
         return first, second * weight.to(second.dtype)
     return first * weight.to(first.dtype), second

@@ -277,9 +277,7 @@ class Vanilla(Synthesizer):
     def forward(self, inputs: Inputs, weight: Optional[Tensor]) -> Logits:
         q, k = inputs.q, inputs.k
         assert q is not None and k is not None
-        if weight is not None:
-            return product_of(q, k, weight * self.scaling)
-        return product_of(q * self.scaling if self.scaling != 1.0 else q, k)
+        return product_of(q, k, weight, self.scaling)
 
 
 class LayerSynthesizer(nn.Module):

@@ -38,10 +38,12 @@ def compute(
             # a bias on columns is 8 more features of every key, times query features of 1/8, as the kernels want a
             # multiple of 8
             eighths = value.new_full([1, 1, 1, 1], 1 / 8).expand(-1, -1, length, 8)
-            products.append((weight, eighths, bias.transpose(2, 3).expand(-1, -1, -1, 8)))
+            products.append((weight, 1.0, eighths, bias.transpose(2, 3).expand(-1, -1, -1, 8)))
         else:
             biases.biases.append((weight, bias))
-    _, query, key = Logits(products, [], []).joined().products[0]
+    if len(products) > 1 or products[0][0] is not None:
+        products = Logits(products, [], []).joined().products
+    _, scale, query, key = products[0]
     query, key = (x.to(value.dtype).expand(bsz, heads, length, -1) for x in (query, key))
 
     mask: Optional[Tensor] = None
@@ -68,6 +70,6 @@ def compute(
     if value.device.type == "cpu" and width > head_dim:
         value = F.pad(value, (0, width - head_dim))
     out = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal and mask is None, scale=1.0
+        query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal and mask is None, scale=scale
     )
     return out[..., :head_dim] if value.size(-1) > head_dim else out

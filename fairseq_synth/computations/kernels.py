@@ -27,7 +27,7 @@ WIDEST = 128  # features of a head
 PROGRAMS = 264  # that a backward pass aims at: two for each of an H100's 132 multiprocessors
 NAMES = ("v", "q", "k", "x", "w", "c", "left", "right", "r", "weight")  # of the tensors, as in `triton_common`
 BY_SENTENCE = ("v", "q", "k", "x", "left", "right")
-Product = Tuple[Optional[Tensor], Tensor, Tensor]  # a weight and two factors
+Product = Tuple[Optional[Tensor], float, Tensor, Tensor]  # as of `Logits`
 Tensors = Dict[str, Any]  # by name; None where there is no such summand
 
 WORKING: Set[Tuple[Any, ...]] = set()  # kinds of calls whose kernels have been compiled
@@ -39,7 +39,7 @@ class Parts(NamedTuple):
 
     own: List[Product]  # products whose factors both differ by sentence, at most one
     half: List[Product]  # products with a shared key, at most one
-    outer: List[Product]  # at most one
+    outer: List[Tuple[Optional[Tensor], Tensor, Tensor]]  # at most one
     columns: Logits  # shared rows, which are added up
     matrices: Logits  # shared matrices and products of shared factors, which are added up
 
@@ -59,7 +59,7 @@ def supports(
         return False
     if parts.own and len(logits.products) == 1 and not logits.outers and not logits.biases:
         return False  # `vanilla` alone: torch's fused attention
-    width = max([value.size(3)] + [query.size(3) for _, query, _ in parts.own + parts.half])
+    width = max([value.size(3)] + [query.size(3) for _, _, query, _ in parts.own + parts.half])
     if width > WIDEST or (width > 64 and len(logits.products) + len(logits.outers) + len(parts.matrices.biases) > 2):
         return False
     return kind_of(parts, value, key_padding_mask, attn_mask, dropout) not in FAILED
@@ -107,13 +107,13 @@ def parts_of(logits: Logits, bsz: int) -> Optional[Parts]:
         return x.size(0) < bsz or bsz == 1
 
     parts = Parts([], [], list(logits.outers), Logits([], [], []), Logits([], [], []))
-    for weight, query, key in logits.products:
+    for weight, scale, query, key in logits.products:
         if not is_shared(query) and not is_shared(key):
-            parts.own.append((weight, query, key))
+            parts.own.append((weight, scale, query, key))
         elif not is_shared(query):
-            parts.half.append((weight, query, key))
+            parts.half.append((weight, scale, query, key))
         elif is_shared(key):
-            parts.matrices.products.append((weight, query, key))
+            parts.matrices.products.append((weight, scale, query, key))
         else:
             return None
     for weight, bias in logits.biases:
@@ -149,8 +149,11 @@ def compute(
     assert parts is not None
     tensors: Tensors = dict.fromkeys(NAMES)
     tensors["v"] = value
-    for names, products in ((("q", "k"), parts.own), (("x", "w"), parts.half), (("left", "right"), parts.outer)):
-        tensors.update(zip(names, weighted(*products[0]) if products else (None, None)))
+    for names, products in ((("q", "k"), parts.own), (("x", "w"), parts.half)):
+        for weight, scale, query, key in products:
+            tensors.update(zip(names, weighted(weight, query, key, scale)))
+    for weight, left, right in parts.outer:
+        tensors.update(zip(("left", "right"), weighted(weight, left, right)))
     for name in BY_SENTENCE:
         tensors[name] = with_token_stride(tensors[name], bsz, heads, value.dtype)
     if parts.columns.biases:

@@ -41,7 +41,7 @@ def compute(
     causal, lengths = is_causal(attn_mask), lengths_of(value, key_padding_mask)
     assert lengths is not None
     dtype = value.dtype  # under autocast they differ
-    products = [(weight, query.to(dtype), key.to(dtype)) for weight, query, key in logits.products]
+    products = [(weight, scale, q.to(dtype), k.to(dtype)) for weight, scale, q, k in logits.products]
     logits = Logits(products, logits.outers, logits.biases)
     rows = CAUSAL_ROWS if causal else length
     if bsz > 1 and logits.is_shared():
@@ -196,7 +196,7 @@ def backward_of_block(logits: Logits, sums: Logits, value: Tensor, grad: Tensor,
 
 def with_one_product(logits: Logits) -> Logits:
     """All inner products as one, its factors copied to where tiles read them in order."""
-    products = [(weight, query.contiguous(), key.contiguous()) for weight, query, key in logits.joined().products]
+    products = [(weight, scale, q.contiguous(), k.contiguous()) for weight, scale, q, k in logits.joined().products]
     return Logits(products, logits.outers, logits.biases)
 
 
@@ -256,7 +256,7 @@ def of_tile(logits: Logits, rows: slice, columns: slice) -> Logits:
         return None if x is None else x.narrow(dim, 0, columns.stop)
 
     return Logits(
-        [(weight, of_rows(query), of_columns(key, 2)) for weight, query, key in logits.products],
+        [(weight, scale, of_rows(query), of_columns(key, 2)) for weight, scale, query, key in logits.products],
         [(weight, of_rows(left), of_rows(right)) for weight, left, right in logits.outers],
         [(weight, of_columns(of_rows(bias), 3)) for weight, bias in logits.biases],
     )
@@ -268,10 +268,10 @@ def as_leaf(x: Tensor, total: Optional[Tensor]) -> Tensor:
 
 
 def map_tensors(function: Callable[..., Any], logits: Logits, *others: Logits) -> Logits:
-    """Logits of function(x, ...) for each tensor x, with what stands there in the others; None stays None."""
+    """Logits of function(x, ...) for each tensor x, with what stands there in the others; None and scales stay."""
 
     def apply(x: Any, *rest: Any) -> Any:
-        return None if x is None else function(x, *rest)
+        return x if x is None or isinstance(x, float) else function(x, *rest)
 
     def summands(name: str) -> List[Any]:
         found = zip(*(getattr(one, name) for one in (logits, *others)))
