@@ -143,6 +143,16 @@ def test_the_smaller_factor_takes_the_weight():
             assert x is y if y is queries else torch.equal(x, y * weight)
 
 
+def test_sums_of_logits():
+    """In fp32 at least; a summand with one row for all may come first."""
+    half = bias_of(torch.randn(1, 2, 6, 5).half())
+    assert half.total(5).dtype == torch.float16 and (half + half).total(5).dtype == torch.float32
+    query, key, bias = torch.randn(1, 2, 1, 4), torch.randn(1, 2, 5, 4), torch.randn(1, 2, 6, 5)
+    for rows in (bias, bias.expand(3, -1, -1, -1)):
+        found = (product_of(query, key) + bias_of(rows)).total(5)
+        torch.testing.assert_close(found, query @ key.transpose(2, 3) + rows)
+
+
 def check_logits(summands, causal, bsz, heads, length, width):
     logits = sum(summands, Logits([], [], []))
     before = [x.detach().clone() for x in logits.tensors()]
