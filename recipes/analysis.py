@@ -64,9 +64,6 @@ def measure(cell: Cell, checkpoint: Path, out: Path, lengths: bool, sentences: i
         lengths: only loss and BLEU by sentence length.
         sentences: of the validation set, for all else.
         origin: commit, versions and hardware of what is measured now.
-
-    Raises:
-        UserError: the inspection failed.
     """
     name, flags = FOLDER, f"--subset valid --sentences {sentences}"
     if lengths:

@@ -128,9 +128,6 @@ def read_corpus(
     Args:
         examples: how many of training and validation to keep.
         held_out: how many of them are for validation, if the corpus has no such set; default: a tenth.
-
-    Raises:
-        UserError: a file is missing, has too few columns, an empty text, or a label unknown at training.
     """
     train = read_split(corpus, folder, "train")
     labels = {label for label, _ in train or []}
@@ -226,9 +223,6 @@ def checked(path: Path, line: int, label: str, text: str, labels: Sequence[str])
 
     Args:
         line: its number in the file; 0 for a file of one example.
-
-    Raises:
-        UserError: the text is empty, or the label is none of a known corpus'.
     """
     where = f"{path}: line {line}" if line else str(path)
     label, text = label.strip(), clean(text)
@@ -282,11 +276,7 @@ def score(run_of: Evaluation, max_tokens: int = 4096) -> Dict[str, Any]:
 
 
 def correct(data: Path, predicted: Path) -> List[bool]:
-    """Whether each example of the test set has the label predicted.
-
-    Raises:
-        UserError: the predictions are not there, or not of these data.
-    """
+    """Whether each example of the test set has the label predicted."""
     labels = (data / "text" / "test.label").read_text(encoding="utf-8").splitlines()
     found = predicted.read_text(encoding="utf-8").splitlines() if predicted.exists() else []
     if len(found) != len(labels):
@@ -305,9 +295,6 @@ def compare(data: Path, run_dir: Path, baseline: Path) -> Dict[str, Any]:
     """McNemar's exact test of a run's accuracy against a baseline's, both evaluated on the same data.
 
     Null hypothesis: where only one of the two is right, each is with equal probability.
-
-    Raises:
-        UserError: one of them is not evaluated, or not on these data.
     """
     from scipy.stats import binomtest
 

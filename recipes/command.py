@@ -14,7 +14,10 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class UserError(Exception):
-    """What a user can mend. The message is one line that names the flag or file and the fix."""
+    """What a user can mend. The message is one line that names the flag or file and the fix.
+
+    Any function of the recipes may raise it; the checks in its body say when.
+    """
 
 
 def dry_run() -> bool:

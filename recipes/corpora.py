@@ -114,11 +114,7 @@ def multi30k(argv: Sequence[str]) -> None:
 
 
 def unpack(archive: Path, text: Path, wanted: str, fetch: bool) -> None:
-    """Makes `text` from a .gz file of Multi30k, which is downloaded where it is missing and `fetch` says so.
-
-    Raises:
-        UserError: the file is missing, or its text is not the expected one.
-    """
+    """Makes `text` from a .gz file of Multi30k, which is downloaded where it is missing and `fetch` says so."""
     if text.exists() and sha256(text) == wanted:
         return
     if fetch and not archive.exists():
@@ -198,11 +194,7 @@ def link(source: Path, raw: Path, tgt: str) -> None:
 
 
 def extract(mirror: str, path: str, member: str, output: Path, tgt: str, archives: Path, wanted: str) -> None:
-    """Both sides of a training corpus, out of an archive that is downloaded and checked where it is missing.
-
-    Raises:
-        UserError: it cannot be downloaded, or is another file.
-    """
+    """Both sides of a training corpus, out of an archive that is downloaded and checked where it is missing."""
     archive, packed = archives / Path(path).name, ".gz" if member.endswith(".gz") else ""
     files = {lang: Path(f"{output}.{lang}{packed}") for lang in ("en", tgt)}
     if all(file.exists() for file in files.values()):
@@ -218,9 +210,6 @@ def fetch(url: str, file: Path, wanted: str, fix: str) -> None:
     Args:
         wanted: its SHA-256.
         fix: what else to do than to call again.
-
-    Raises:
-        UserError: it cannot be downloaded, or is another file.
     """
     checked = file.with_name(file.name + ".checked")
     if checked.exists():

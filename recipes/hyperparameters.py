@@ -50,11 +50,7 @@ class Recipe:
 
 
 def read_data(name: str) -> Dict[str, Dict[str, Any]]:
-    """The entries of a YAML file beside this module. `like` in one takes the values of an earlier one.
-
-    Raises:
-        UserError: it cannot be read; the message says where.
-    """
+    """The entries of a YAML file beside this module. `like` in one takes the values of an earlier one."""
     import yaml
 
     path = Path(__file__).with_name(name)
@@ -73,11 +69,7 @@ def read_data(name: str) -> Dict[str, Dict[str, Any]]:
 
 
 def make(file: str, key: str, kind: Any, entry: Mapping[str, Any], **more: Any) -> Any:
-    """An entry of a YAML file as its dataclass.
-
-    Raises:
-        UserError: it has a key that the dataclass has not, or lacks one.
-    """
+    """An entry of a YAML file as its dataclass."""
     for name in entry:
         if name not in {known.name for known in fields(kind)}:
             raise UserError(f"recipes/{file}: {key}: {name} is no key of a {kind.__name__.lower()}")

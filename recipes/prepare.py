@@ -77,11 +77,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def training_corpora(raw: Path, src: str, tgt: str) -> List[Path]:
-    """Checks the files of a raw folder; the prefixes of what is trained on, in the order of the names.
-
-    Raises:
-        UserError: the folder or a file is missing, or a training corpus has the name of a test set.
-    """
+    """Checks the files of a raw folder; the prefixes of what is trained on, in the order of the names."""
     if not raw.is_dir():
         raise UserError(f"{raw}: no such folder; RAW_DIR holds {{train,valid,test}}.{{{src},{tgt}}}")
     for name in (f"{split}.{lang}" for split in ("valid", "test") for lang in (src, tgt)):
@@ -102,11 +98,7 @@ def training_corpora(raw: Path, src: str, tgt: str) -> List[Path]:
 
 
 def prepare(raw: Path, src: str, tgt: str, out: Path, options: argparse.Namespace) -> None:
-    """Makes `out` from `raw`, with the options of `add_options`.
-
-    Raises:
-        UserError: a file is missing or wrong, or a program failed.
-    """
+    """Makes `out` from `raw`, with the options of `add_options`."""
     if src == tgt:
         raise UserError(f"SRC and TGT are both {src}")
     if options.like:
@@ -125,11 +117,7 @@ def prepare(raw: Path, src: str, tgt: str, out: Path, options: argparse.Namespac
 
 
 def take_options(options: argparse.Namespace, src: str, tgt: str) -> None:
-    """The options that decide on subwords, from the data of --like.
-
-    Raises:
-        UserError: it is not prepared, or not of these languages.
-    """
+    """The options that decide on subwords, from the data of --like."""
     settings = read_settings(options.like / "settings")
     if not dry_run() and not (options.like / "bin" / "done").exists():
         raise UserError(f"--like {options.like}: not prepared, or not to its end")
@@ -217,9 +205,6 @@ def folder_of_data(out: Path, settings: Mapping[str, object], files: Sequence[Pa
     Args:
         settings: what it is made with. Data made otherwise are refused, ready or not.
         files: the text that it is made of, which may not change, as its size tells; none: nobody looks.
-
-    Raises:
-        UserError: it was made with other settings, or of another text.
     """
     with locked(out / ".lock"):
         pin_settings(out / "settings", "text/*", settings)

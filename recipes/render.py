@@ -45,11 +45,7 @@ SPEED_IN_PICTURE = {  # column: title of its panel
 
 
 def load(folder: str, name: str = "*") -> List[Record]:
-    """The records of a folder of results/, by name.
-
-    Raises:
-        UserError: one is of an older version.
-    """
+    """The records of a folder of results/, by name."""
     paths = sorted((ROOT / "results" / folder).glob(f"{name}.json"))
     records = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     for path, record in zip(paths, records):
@@ -59,11 +55,7 @@ def load(folder: str, name: str = "*") -> List[Record]:
 
 
 def load_cells(table: str) -> List[Record]:
-    """The records of a table, by device. A seed that was trained on a GPU and on a CPU is two runs.
-
-    Raises:
-        UserError: a record is in another device's folder, or in none.
-    """
+    """The records of a table, by device. A seed that was trained on a GPU and on a CPU is two runs."""
     for path in (ROOT / "results" / table).glob("*.json"):
         raise UserError(f"{path}: its place is {' or '.join(DEVICES)}/ of that folder, by its hardware")
     found = {device: load(f"{table}/{device}") for device in DEVICES}
@@ -378,11 +370,7 @@ def origin(records: List[Record]) -> str:
 
 
 def fill(name: str, page: str, block: str, contents: str) -> str:
-    """The text of a page with the block `<!-- results: NAME --> … <!-- end -->` replaced.
-
-    Raises:
-        UserError: the page has no such block.
-    """
+    """The text of a page with the block `<!-- results: NAME --> … <!-- end -->` replaced."""
     pattern = re.compile(rf"(<!-- results: {re.escape(block)} -->\n).*?(<!-- end -->)", re.S)
     if not pattern.search(page):
         raise UserError(f"{name} has no '<!-- results: {block} -->' … '<!-- end -->'")

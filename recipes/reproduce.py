@@ -187,9 +187,6 @@ def run_cell(cell: Cell, out: Path, rerun: bool, options: List[str], flags: List
 
     Args:
         changed: the options that make it another recipe's, if any.
-
-    Raises:
-        UserError: a step failed.
     """
     table, data, device = cell.table, cell.data(out), asked_device(options)
     run = changed_run(cell, out) if changed else cell.run(out)

@@ -112,11 +112,7 @@ def models() -> List[str]:
 
 
 def recipe_name(arch: str, dataset: str = "") -> str:
-    """The recipe of an architecture's ending; of several that of the data set, else the first.
-
-    Raises:
-        UserError: it has none, or there is no such architecture.
-    """
+    """The recipe of an architecture's ending; of several that of the data set, else the first."""
     # the longest preset first: one ends in another
     names = sorted(RECIPES, key=lambda name: len(RECIPES[name].preset), reverse=True)
     fitting = [name for name in names if arch.endswith(f"_{RECIPES[name].preset}")]
@@ -157,11 +153,7 @@ def longest_sentence(data: Path) -> int:
 
 
 def best_checkpoint(run_dir: Path) -> Path:
-    """The average that an evaluation has made, else the best checkpoint.
-
-    Raises:
-        UserError: there is neither.
-    """
+    """The average that an evaluation has made, else the best checkpoint."""
     average, best = run_dir / "checkpoint_avg.pt", run_dir / "checkpoint_best.pt"
     path = average if average.exists() else best
     if not path.exists() and not dry_run():
@@ -170,11 +162,7 @@ def best_checkpoint(run_dir: Path) -> Path:
 
 
 def init_flags(init: Path, arch: str, data: Path) -> List[str]:
-    """The flags that begin a training with the weights of another run, and with its length.
-
-    Raises:
-        UserError: it has no checkpoint, is of another architecture, or its data have other words.
-    """
+    """The flags that begin a training with the weights of another run, and with its length."""
     found = read_settings(init / "settings")
     if found.get("arch", arch) != arch:
         raise UserError(f"--init {init}: is a run of {found['arch']}, not of {arch}")
@@ -193,9 +181,6 @@ def length_flags(arch: str, recipe: Recipe, data: Path, rest: Sequence[str], ini
     Args:
         rest: flags for fairseq-train: what they say of the length stands.
         init: the run whose length this is, if any.
-
-    Raises:
-        UserError: that run's length is too little.
     """
     longest = longest_sentence(data) if recipe.task == "translation" and "_synth_" in arch else 0
     own = ("--synth-max-length", "--synth-beyond-length")
@@ -217,11 +202,7 @@ def length_flags(arch: str, recipe: Recipe, data: Path, rest: Sequence[str], ini
 
 
 def split_batch(batch_tokens: int, world: int, max_tokens: int, longest: int) -> Tuple[int, int]:
-    """(tokens of a process at once, passes of an update): as few passes as fit, each as large as the batch then needs.
-
-    Raises:
-        UserError: less than the longest sentence is left for a process.
-    """
+    """(tokens of a process at once, passes of an update): as few passes as fit, each as large as the batch needs."""
     passes = math.ceil(batch_tokens / (world * max_tokens))
     tokens = batch_tokens // (world * passes)
     if tokens < longest:
@@ -233,11 +214,7 @@ def split_batch(batch_tokens: int, world: int, max_tokens: int, longest: int) ->
 
 
 def device_flags(args: argparse.Namespace) -> Tuple[int, List[str]]:
-    """(processes of this machine, flags for its GPUs or CPU); fills in the number of GPUs.
-
-    Raises:
-        UserError: there are none or too few, or they and the other options contradict each other.
-    """
+    """(processes of this machine, flags for its GPUs or CPU); fills in the number of GPUs."""
     flags: List[str] = []
     precision, best = args.precision, "fp32"
     if args.gpus != 0:
@@ -266,11 +243,7 @@ def device_flags(args: argparse.Namespace) -> Tuple[int, List[str]]:
 def training_command(
     args: argparse.Namespace, recipe: Recipe, data: Path, save: Path, rest: Sequence[str]
 ) -> List[str]:
-    """The fairseq-train command, under torchrun where there are several processes.
-
-    Raises:
-        UserError: options that contradict each other or this machine.
-    """
+    """The fairseq-train command, under torchrun where there are several processes."""
     own = {**recipe.flags, **count_classes(recipe, data)}
     flags = [word for name, value in own.items() for word in (f"--{name}", value) if word is not None]
     save_every = args.save_every or recipe.save_every
@@ -341,9 +314,6 @@ def start(argv: Sequence[object], show_line: Optional[Callable[[str], None]] = N
 
     Args:
         show_line: what to do with each line of the log; default: print it.
-
-    Raises:
-        UserError: the training failed.
     """
     words = list(map(str, argv))
     if dry_run():
@@ -366,11 +336,7 @@ def start(argv: Sequence[object], show_line: Optional[Callable[[str], None]] = N
 
 
 def default_data(recipe: Recipe, dataset: str) -> Path:
-    """The folder of a data set's prepared data where none is named.
-
-    Raises:
-        UserError: it has none of its own.
-    """
+    """The folder of a data set's prepared data where none is named."""
     pairs = recipe.task == "translation"
     others = (other.corpus for other in RECIPES.values() if other.task == recipe.task)
     known = ("en-de", "en-fr") if pairs else tuple(dict.fromkeys(others))

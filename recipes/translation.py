@@ -32,9 +32,6 @@ def prepare(corpus: str, dataset: str, data: Path, source: Optional[Path], optio
 
     Args:
         source: the folder of --from. A corpus without a script of its own is {train,valid,test}.{src,tgt} there.
-
-    Raises:
-        UserError: such a corpus, not prepared yet, and no folder.
     """
     src, tgt = dataset.split("-")
     if corpus in corpora.PARALLEL:
@@ -64,11 +61,7 @@ def split_compounds(text: str) -> str:
 
 
 def sacrebleu(argv: Sequence[object]) -> Any:
-    """What sacreBLEU's command line prints as JSON.
-
-    Raises:
-        UserError: it failed.
-    """
+    """What sacreBLEU's command line prints as JSON."""
     argv = ["sacrebleu", *argv, "-f", "json"]
     show(argv)
     done = subprocess.run(list(map(str, argv)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
@@ -94,11 +87,7 @@ def test_set(data: Path) -> str:
 
 
 def compare(data: Path, run_dir: Path, baseline: Path) -> Dict[str, Any]:
-    """The paired bootstrap test of a run's BLEU against a baseline's, both evaluated on the same data.
-
-    Raises:
-        UserError: one of them is not evaluated, or not on these data.
-    """
+    """The paired bootstrap test of a run's BLEU against a baseline's, both evaluated on the same data."""
     settings = read_data_settings(data)
     name = f"test.hyp.{settings['tgt']}"
     lines = count_lines(data / f"test.{settings['tgt']}")
