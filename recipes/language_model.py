@@ -7,18 +7,7 @@ from shlex import quote
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 from . import corpora
-from .command import (
-    ROOT,
-    Parser,
-    UserError,
-    cores,
-    dry_run,
-    existing_folder,
-    integer,
-    run,
-    say,
-    shell,
-)
+from .command import ROOT, Parser, UserError, cores, dry_run, existing_folder, integer, run, say, shell
 from .corpora import checksums, fetch_all, sha256
 from .prepare import SPLITS, apply_bpe, begin_text_anew, folder_of_data, preprocess, print_counts
 from .scoring import Evaluation, flag, print_scores

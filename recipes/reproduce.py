@@ -28,18 +28,7 @@ from typing import List, Optional, Sequence
 from benchmarks import timing
 
 from . import train
-from .command import (
-    ROOT,
-    Parser,
-    UserError,
-    dry_run,
-    existing_folder,
-    locked,
-    pin_settings,
-    say,
-    show,
-    split_flags,
-)
+from .command import ROOT, Parser, UserError, dry_run, existing_folder, locked, pin_settings, say, show, split_flags
 from .hyperparameters import RECIPES
 from .provenance import device_of
 from .record import record

@@ -31,18 +31,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 from fairseq_synth.names import VARIANTS
 
 from . import provenance
-from .command import (
-    ROOT,
-    Parser,
-    UserError,
-    dry_run,
-    integer,
-    locked,
-    pin_settings,
-    read_settings,
-    show,
-    split_flags,
-)
+from .command import ROOT, Parser, UserError, dry_run, integer, locked, pin_settings, read_settings, show, split_flags
 from .hyperparameters import RECIPES, Recipe
 
 LENGTH_UNIT = 8  # a length that follows the text is a multiple of it, as the products of GPUs like it
