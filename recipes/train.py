@@ -15,6 +15,7 @@ Where the text has longer sentences than the architecture takes, --synth-max-len
 """
 
 import argparse
+import functools
 import importlib.util
 import math
 import os
@@ -41,54 +42,28 @@ def make_parser() -> Parser:
     """The options of train.sh."""
     parser = Parser("train", __doc__)
     add = parser.add_argument
+    number = functools.partial(add, type=integer(1), metavar="N")
     add("arch", metavar="ARCH")
     add("dataset", metavar="DATASET")
     add("--recipe", choices=RECIPES, help="default: the one of the architecture's ending")
-    add(
-        "--data",
-        type=Path,
-        metavar="DIR",
-        help="prepared data (default: data/DATASET; data/wmt14-PAIR, data/multi30k-PAIR)",
-    )
+    where = "prepared data (default: data/DATASET; data/wmt14-PAIR, data/multi30k-PAIR)"
+    add("--data", type=Path, metavar="DIR", help=where)
     add("--save-dir", type=Path, metavar="DIR", help="checkpoints and the log (default: runs/ARCH-DATASET-seedN)")
-    add(
-        "--gpus",
-        type=integer(0),
-        metavar="N",
-        help="of this machine (default: the recipe's: all or none); 0 trains on the CPU",
-    )
-    add("--processes", type=integer(1), default=1, metavar="N", help="with --gpus 0, how many (default: 1)")
-    add(
-        "--threads",
-        type=integer(1),
-        metavar="N",
-        help="CPU threads of each process (default: the recipe's, or OpenMP's)",
-    )
-    add("--nodes", type=integer(1), default=1, metavar="N", help="machines; call the script on each, with --rendezvous")
+    where = "of this machine (default: the recipe's: all or none); 0 trains on the CPU"
+    number("--gpus", type=integer(0), help=where)
+    number("--processes", default=1, help="with --gpus 0, how many (default: 1)")
+    number("--threads", help="CPU threads of each process (default: the recipe's, or OpenMP's)")
+    number("--nodes", default=1, help="machines; call the script on each, with --rendezvous")
     add("--rendezvous", metavar="HOST:PORT", help="with --nodes: the first machine and a free port on it")
-    add("--timeout", type=integer(1), default=600, metavar="N", help="seconds without progress that end the run")
-    add(
-        "--batch-tokens",
-        type=integer(1),
-        metavar="N",
-        help="tokens of one update, all processes together (default: the recipe's). A sentence counts "
-        "as the longer of its sides, and as the longest of its batch",
-    )
-    add(
-        "--max-tokens",
-        type=integer(1),
-        metavar="N",
-        help="most tokens of a pass in one process (default: the recipe's)",
-    )
-    add("--max-update", type=integer(1), metavar="N", help="updates (default: the recipe's)")
-    add(
-        "--save-every",
-        type=integer(1),
-        metavar="N",
-        help="updates between checkpoints (default: the recipe's); the last 10 are kept, or 1 if none are averaged",
-    )
+    number("--timeout", default=600, help="seconds without progress that end the run")
+    tokens = "tokens of one update, all processes together (default: the recipe's). A sentence counts "
+    number("--batch-tokens", help=tokens + "as the longer of its sides, and as the longest of its batch")
+    number("--max-tokens", help="most tokens of a pass in one process (default: the recipe's)")
+    number("--max-update", help="updates (default: the recipe's)")
+    saved = "updates between checkpoints (default: the recipe's); the last 10 are kept, or 1 if none are averaged"
+    number("--save-every", help=saved)
     add("--precision", help="fp32, fp16 or bf16 (default: bf16 where the GPU computes in it, else fp16; CPU fp32)")
-    add("--seed", type=integer(0), default=1, metavar="N", help="(default: 1)")
+    number("--seed", type=integer(0), default=1, help="(default: 1)")
     add("--init", type=Path, metavar="RUN_DIR", help="begin with the weights of that run (data: prepare.sh --like)")
     add("--tensorboard", metavar="DIR", help="write curves there")
     add("--wandb", metavar="PROJECT", help="send curves there")
