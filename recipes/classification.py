@@ -219,11 +219,7 @@ def read_table(corpus: Corpus, path: Path, kind: str, known: Container[str] = ()
 
 
 def checked(path: Path, line: int, label: str, text: str, labels: Sequence[str]) -> Example:
-    """An example with clean text.
-
-    Args:
-        line: its number in the file; 0 for a file of one example.
-    """
+    """An example with clean text. `line`: its number in the file; 0 for a file of one example."""
     where = f"{path}: line {line}" if line else str(path)
     label, text = label.strip(), clean(text)
     if not text:

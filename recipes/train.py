@@ -312,11 +312,7 @@ def default_data(recipe: Recipe, dataset: str) -> Path:
 
 
 def check_data(data: Path, recipe: Recipe, dataset: str, named: bool) -> None:
-    """Refuses data that are not prepared, or for another task.
-
-    Args:
-        named: they are of --data.
-    """
+    """Refuses data that are not prepared, or for another task. `named`: they are of --data."""
     own = {
         "translation": f"RAW_DIR {dataset.replace('-', ' ')} {data}",
         "language_modeling": f"lm {data} --from RAW_DIR",
