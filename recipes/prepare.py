@@ -147,28 +147,26 @@ def binarise(raw: Path, corpora: Sequence[Path], src: str, tgt: str, out: Path, 
         begin_text_anew(out)
         raise
 
-    text, workers = out / "text", options.workers
-    if options.subwords == "bpe":
+    workers, words = options.workers, options.subwords == "bpe"
+    text = out / ("tok" if words else "text")
+    both = " ".join(quote(f"{text}/train.{lang}") for lang in (src, tgt))
+    if words:
         say("normalising and tokenising")
         for split in SPLITS:
             for lang in (src, tgt):
                 jobs = workers if split == "train" else 1  # to start them takes longer than a small file
                 tokenize = f"sacremoses --quiet -l {lang} -j {jobs} normalize -c tokenize"
                 dashes = " -a" if options.dash_splits else ""
-                shell(f"{tokenize}{dashes} < {quote(f'{text}/{split}.{lang}')}", out / "tok" / f"{split}.{lang}")
-        text = out / "tok"
+                shell(f"{tokenize}{dashes} < {quote(f'{out}/text/{split}.{lang}')}", text / f"{split}.{lang}")
         say(f"learning and applying joint BPE, {options.merges} merges")
-        both = f"{quote(f'{text}/train.{src}')} {quote(f'{text}/train.{tgt}')}"
-        learn = f"cat {both} | subword-nmt learn-bpe -s {options.merges}"
-        shell(f"cat {quote(str(options.like / 'codes'))}" if options.like else learn, out / "codes")
-        encode = apply_bpe(out / "codes", workers)
+        model, learn = out / "codes", f"cat {both} | subword-nmt learn-bpe -s {options.merges}"
+        encode = apply_bpe(model, workers)
     else:
         say(f"learning and applying a joint SentencePiece model of {options.merges} pieces")
         tool = f"python {quote(str(ROOT / 'scripts' / 'sentence_pieces.py'))}"
-        both = f"{quote(f'{text}/train.{src}')} {quote(f'{text}/train.{tgt}')}"
-        learn = f"{tool} train {options.merges} {both}"
-        shell(f"cat {quote(str(options.like / 'pieces.model'))}" if options.like else learn, out / "pieces.model")
-        encode = f"{tool} encode {quote(f'{out}/pieces.model')} <"
+        model, learn = out / "pieces.model", f"{tool} train {options.merges} {both}"
+        encode = f"{tool} encode {quote(str(model))} <"
+    shell(f"cat {quote(str(options.like / model.name))}" if options.like else learn, model)
     for split in SPLITS:
         for lang in (src, tgt):
             to = out / "sub" / (f"all.{lang}" if split == "train" else f"{split}.{lang}")
