@@ -161,17 +161,8 @@ def table() -> str:
     if not records:
         return "No model has been analysed yet.\n"
     columns = ["entropy", "diagonal", "neighbours", "word_dependence"]
-    heads = [
-        "model",
-        "updates",
-        "attention",
-        "entropy",
-        "diagonal",
-        "neighbours",
-        "words",
-        "most, least important head",
-    ]
-    heads += ["BLEU", "half removed", "all removed"]
+    heads = ["model", "updates", "attention", "entropy", "diagonal", "neighbours", "words"]
+    heads += ["most, least important head", "BLEU", "half removed", "all removed"]
     rows = []
     for model, record in records.items():
         for group, title in GROUPS.items():

@@ -44,22 +44,12 @@ def main(argv: Sequence[str]) -> None:
     parser = Parser("reproduce", (__doc__ or "").format(tables=tables))
     add = parser.add_argument
     add("table", metavar="TABLE", choices=TABLES)
-    add(
-        "--dataset",
-        "--pair",
-        type=str.split,
-        metavar="NAMES",
-        help='columns of the table: en-de, en-fr or "en-de en-fr", ptb, ... (default: all)',
-    )
+    columns = 'columns of the table: en-de, en-fr or "en-de en-fr", ptb, ... (default: all)'
+    add("--dataset", "--pair", type=str.split, metavar="NAMES", help=columns)
     add("--variant", type=str.split, metavar="NAMES", help='such as "transformer random" (default: the table\'s rows)')
     add("--seed", type=str.split, metavar="NUMBERS", help="(default: the table's, 1 to 3 of them)")
-    add(
-        "--from",
-        dest="source",
-        type=existing_folder,
-        metavar="DIR",
-        help="corpora at hand; of several each in a folder of its name",
-    )
+    corpora = "corpora at hand; of several each in a folder of its name"
+    add("--from", dest="source", type=existing_folder, metavar="DIR", help=corpora)
     add("--out", type=Path, default=ROOT, metavar="DIR", help="data and runs (default: the project's folder)")
     add("--rerun", action="store_true", help="run a cell again although results/ has it")
     add("--list", action="store_true", help="only print the commands of the cells not run yet, one for each")
