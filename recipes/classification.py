@@ -244,7 +244,6 @@ def binarise(out: Path, vocabulary: int, workers: int) -> None:
     """Tokenised text in bin/input0 and labels in bin/label, as fairseq's sentence_prediction reads them."""
     say("tokenising")
     if not dry_run():
-        (out / "tok").mkdir(exist_ok=True)
         shutil.rmtree(out / "bin", ignore_errors=True)
     tokenize = f"sacremoses --quiet -l en -j {workers} normalize -c tokenize"
     for split in SPLITS:

@@ -118,13 +118,8 @@ def unpack(archive: Path, text: Path, wanted: str, fetch: bool) -> None:
     if text.exists() and sha256(text) == wanted:
         return
     if fetch and not archive.exists():
-        if not dry_run():
-            archive.parent.mkdir(exist_ok=True)
-        download(
-            f"{CORPORA['multi30k']['url']}/{archive.name}",
-            archive,
-            "get the corpus elsewhere and name its folder by --from",
-        )
+        fix = "get the corpus elsewhere and name its folder by --from"
+        download(f"{CORPORA['multi30k']['url']}/{archive.name}", archive, fix)
     if not dry_run():
         try:
             found = sha256(archive)
@@ -169,8 +164,6 @@ def wmt14(argv: Sequence[str]) -> None:
             pin_settings(raw / "settings", "*.en*", {"from": args.source.resolve() if args.source else ""})
         if not done:
             os.environ["SACREBLEU"] = str(archives / "sacrebleu")
-            if not dry_run():
-                archives.mkdir(exist_ok=True)
             say("the corpora")
             if args.source:
                 link(args.source, raw, tgt)

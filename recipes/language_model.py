@@ -81,8 +81,6 @@ def main(argv: Sequence[str]) -> None:
         if not begun:
             return
         say("the text")
-        for folder in () if dry_run() else ("archives", "text"):
-            (out / folder).mkdir(exist_ok=True)
         try:
             take(args.corpus, files or unpacked(corpus, out / "archives", args.source), out / "text", args.sample)
         except UserError:
@@ -146,8 +144,6 @@ def binarise(out: Path, merges: Optional[int], workers: int) -> None:
     text = out / "text"
     if merges:
         say(f"learning and applying BPE, {merges} merges")
-        if not dry_run():
-            (out / "sub").mkdir(exist_ok=True)
         shell(f"subword-nmt learn-bpe -s {merges} < {quote(f'{text}/train.txt')}", out / "codes")
         encode = apply_bpe(out / "codes", workers)
         for split in SPLITS:

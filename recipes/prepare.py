@@ -129,9 +129,6 @@ def take_options(options: argparse.Namespace, src: str, tgt: str) -> None:
 
 def binarise(raw: Path, corpora: Sequence[Path], src: str, tgt: str, out: Path, options: argparse.Namespace) -> None:
     """The steps of `prepare`, each of which keeps what an earlier call made. `corpora`: of `training_corpora`."""
-    if not dry_run():
-        for name in ("text", "tok", "sub"):
-            (out / name).mkdir(exist_ok=True)
 
     def clean(to: Path, prefixes: Sequence[Path], *flags: object) -> None:
         if not all(Path(f"{to}.{lang}").exists() for lang in (src, tgt)):
