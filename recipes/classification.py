@@ -6,7 +6,6 @@ import html
 import io
 import random
 import re
-import shutil
 from collections import Counter
 from pathlib import Path
 from shlex import quote
@@ -243,8 +242,6 @@ def clean(text: str) -> str:
 def binarise(out: Path, vocabulary: int, workers: int) -> None:
     """Tokenised text in bin/input0 and labels in bin/label, as fairseq's sentence_prediction reads them."""
     say("tokenising")
-    if not dry_run():
-        shutil.rmtree(out / "bin", ignore_errors=True)
     tokenize = f"sacremoses --quiet -l en -j {workers} normalize -c tokenize"
     for split in SPLITS:
         shell(f"{tokenize} < {quote(str(out / 'text' / f'{split}.txt'))}", out / "tok" / f"{split}.txt")

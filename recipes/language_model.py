@@ -1,7 +1,6 @@
 """Language models: the corpora, and perplexity by word on the test set."""
 
 import re
-import shutil
 from pathlib import Path
 from shlex import quote
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
@@ -150,8 +149,6 @@ def binarise(out: Path, merges: Optional[int], workers: int) -> None:
             shell(f"{encode} {quote(f'{text}/{split}.txt')}", out / "sub" / f"{split}.txt")
         text = out / "sub"
     say("binarising")
-    if not dry_run():
-        shutil.rmtree(out / "bin", ignore_errors=True)
     flags = ["--only-source", "--workers", workers]
     preprocess(flags, out / "bin", f"{text}/{{}}.txt", out / "preprocess.log")
     if not dry_run():

@@ -176,8 +176,6 @@ def binarise(raw: Path, corpora: Sequence[Path], src: str, tgt: str, out: Path, 
     clean(out / "sub" / "train", [out / "sub" / "all"], *limits)
 
     say("binarising")
-    if not dry_run():
-        shutil.rmtree(out / "bin", ignore_errors=True)
     flags: List[object] = ["-s", src, "-t", tgt, "--joined-dictionary", "--workers", workers]
     flags += ["--srcdict", options.like / "bin" / f"dict.{src}.txt"] if options.like else []
     preprocess(flags, out / "bin", f"{out}/sub/{{}}", out / "preprocess.log")
@@ -216,7 +214,9 @@ def folder_of_data(out: Path, settings: Mapping[str, object], files: Sequence[Pa
 
 
 def preprocess(flags: Sequence[object], to: Path, prefix: str, log: Path) -> None:
-    """fairseq-preprocess. `prefix`: of the text, with ``{}`` for train, valid and test."""
+    """fairseq-preprocess, into an empty folder. `prefix`: of the text, with ``{}`` for train, valid and test."""
+    if not dry_run():
+        shutil.rmtree(to, ignore_errors=True)
     argv = ["fairseq-preprocess", *flags, "--destdir", to]
     run([*argv, *(word for split in SPLITS for word in (f"--{split}pref", prefix.format(split)))], log=log)
 
