@@ -1,8 +1,9 @@
 """The recipes of recipes.yaml: how any model of a size is trained and tested."""
 
+import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Dict, Mapping, Optional, Sequence
 
 from .command import UserError
 
@@ -47,6 +48,12 @@ class Recipe:
             # fairseq knows no other base Transformer for En-Fr
             return f"{self.kind}_{self.preset.replace('wmt_en_fr', 'wmt_en_de')}"
         return f"{self.kind}_synth_{model}_{self.preset}"
+
+
+def number_of(flag: str, words: Sequence[str]) -> Optional[int]:
+    """The number that a flag such as ``--gpus`` has among the words of a command: the last one, as that counts."""
+    found = re.findall(rf"(?:^| ){flag}[= ](\d+)", " ".join(words))
+    return int(found[-1]) if found else None
 
 
 def read_data(name: str) -> Dict[str, Dict[str, Any]]:

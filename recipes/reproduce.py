@@ -18,7 +18,6 @@ results/TABLE/speed/DATASET.json. Let nothing else run meanwhile.
 
 import argparse
 import json
-import re
 import shlex
 import shutil
 from pathlib import Path
@@ -29,7 +28,7 @@ from benchmarks import timing
 
 from . import train
 from .command import ROOT, Parser, UserError, dry_run, existing_folder, locked, pin_settings, say, show, split_flags
-from .hyperparameters import RECIPES
+from .hyperparameters import RECIPES, number_of
 from .provenance import device_of
 from .record import record
 from .scoring import evaluate
@@ -116,8 +115,8 @@ def changed_run(cell: Cell, out: Path) -> Path:
 
 def asked_device(options: Sequence[str]) -> str:
     """gpu or cpu, as options of train.sh say; empty where they leave it to the recipe."""
-    found = re.findall(r"--gpus[ =](\d+)", " ".join(options))
-    return "" if not found else "gpu" if int(found[-1]) else "cpu"
+    gpus = number_of("--gpus", options)
+    return "" if gpus is None else "gpu" if gpus else "cpu"
 
 
 def of_the_machine(options: Sequence[str]) -> List[str]:

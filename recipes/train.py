@@ -33,7 +33,7 @@ from fairseq_synth.names import VARIANTS
 
 from . import provenance
 from .command import ROOT, Parser, UserError, dry_run, integer, locked, pin_settings, read_settings, show, split_flags
-from .hyperparameters import RECIPES, Recipe
+from .hyperparameters import RECIPES, Recipe, number_of
 
 LENGTH_UNIT = 8  # a length that follows the text is a multiple of it, as the products of GPUs like it
 
@@ -148,10 +148,10 @@ def length_flags(arch: str, recipe: Recipe, data: Path, rest: Sequence[str], ini
     """
     longest = longest_sentence(data) if recipe.task == "translation" and "_synth_" in arch else 0
     own = ("--synth-max-length", "--synth-beyond-length")
-    given = re.findall(r"--synth-max-length[= ](\d+)", " ".join(rest))
-    if init and longest > int(given[-1] if given else recipe.max_length) and "tile" not in " ".join(rest):
+    most = number_of("--synth-max-length", rest) or recipe.max_length
+    if init and longest > most and "tile" not in " ".join(rest):
         raise UserError(
-            f"--init {init}: its sentences have up to {given[-1] if given else recipe.max_length} tokens, and {data} "
+            f"--init {init}: its sentences have up to {most} tokens, and {data} "
             f"has one of {longest}; train that run with -- --synth-max-length {longest}, prepare {data} without such "
             "sentences, or give -- --synth-beyond-length tile"
         )
@@ -340,15 +340,11 @@ def pair_of(settings: Dict[str, str]) -> str:
 
 def warn_of_warm_up(command: Sequence[str]) -> None:
     """Says so if a training ends before its learning rate is reached."""
-    found = {}
-    for name in ("max-update", "warmup-updates"):
-        values = re.findall(rf" --{name}[ =](\d+)", " ".join(command))
-        found[name] = int(values[-1]) if values else 0  # the last one counts
-    if 0 < found["max-update"] < found["warmup-updates"]:  # 0: no limit
-        fewer = max(1, found["max-update"] // 5)
+    updates, warm_up = (number_of(flag, command) or 0 for flag in ("--max-update", "--warmup-updates"))
+    if 0 < updates < warm_up:  # 0: no limit
         print(
-            "warning: --max-update {max-update} is less than --warmup-updates {warmup-updates}: the model hardly "
-            "learns; give fewer, as in -- --warmup-updates {fewer}".format(**found, fewer=fewer),
+            f"warning: --max-update {updates} is less than --warmup-updates {warm_up}: the model hardly learns; "
+            f"give fewer, as in -- --warmup-updates {max(1, updates // 5)}",
             file=sys.stderr,
         )
 
