@@ -1,6 +1,7 @@
 """Kernels that a GPU would launch for one self-attention block: stock fairseq's and each variant's.
 
     python benchmarks/launches.py
+    python benchmarks/launches.py --dtype bf16 --kernels
     python benchmarks/launches.py --decode
 
 At the sizes of translation a GPU's time is the number of launches more than their work. Counted are calls of ATen that
@@ -8,11 +9,14 @@ are neither views nor allocations. Needs no GPU: the block runs on torch's meta 
 values, on the branch that a GPU takes; forward and backward are counted, torch's fused attention as one call each way.
 As there are no values, the number cannot depend on how many lengths a batch has.
 
-With --decode it is one step of a beam search by the base model, on the CPU, whose step has the same calls: those of 13
-tokens without those of 12.
+With --kernels the Triton kernels of docs/gpu-kernels.md take what they support, as on a GPU of capability 9.0; a launch
+of theirs counts as one. With --decode it is one step of a beam search by the base model, on the CPU, whose step has the
+same calls: those of 13 tokens without those of 12.
 """
 
 import argparse
+import os
+import sys
 from typing import Any, Dict, List, Tuple
 from unittest import mock
 
@@ -24,6 +28,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_synth.architectures import VARIANTS
+from fairseq_synth.computations import kernels
 from fairseq_synth.masks import causal_mask
 
 ALLOCATIONS = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"}
@@ -45,9 +50,22 @@ class Counter(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def count(name: str, padded: bool, bsz: int = 32, length: int = 32, dtype: torch.dtype = torch.float32) -> List[str]:
+def count(
+    name: str,
+    padded: bool,
+    bsz: int = 32,
+    length: int = 32,
+    dtype: torch.dtype = torch.float32,
+    with_kernels: bool = False,
+) -> List[str]:
     """The calls of one block, forward and backward: the encoder's with padding, or the decoder's with its mask."""
     counter = Counter()
+
+    def run(launch: kernels.Launch) -> None:
+        counter.calls.append(launch.kernel.__name__)
+
+    gpu = dict(device_fits=lambda _: True, capability_of=lambda _: (9, 0), load=lambda *_: None, run=run)
+    setting = mock.patch.dict(os.environ, {kernels.VARIABLE: "1" if with_kernels else "0"})
 
     class FusedAttention(torch.autograd.Function):
         @staticmethod
@@ -71,7 +89,8 @@ def count(name: str, padded: bool, bsz: int = 32, length: int = 32, dtype: torch
     attn_mask = None
     if not padded:
         attn_mask = torch.empty(length, length, device="meta", dtype=dtype) if name == STOCK else causal_mask(x)
-    with mock.patch("torch.nn.functional.scaled_dot_product_attention", fused_attention), counter:
+    fused = mock.patch("torch.nn.functional.scaled_dot_product_attention", fused_attention)
+    with setting, mock.patch.multiple(kernels, **gpu), fused, counter:
         out, _ = module(x, x, x, key_padding_mask=key_padding_mask, need_weights=False, attn_mask=attn_mask)
         out.backward(torch.empty_like(out))
     return counter.calls
@@ -96,14 +115,20 @@ def count_decoding(name: str, beam: int = 4) -> int:
 def main() -> None:
     p = parser(__doc__, list(VARIANTS), rounds=1)
     p.add_argument("--decode", action="store_true", help="count a step of a beam search")
+    p.add_argument("--kernels", action="store_true", help="with the Triton kernels; needs --dtype bf16 or fp16")
     args: argparse.Namespace = p.parse_args()
+    if args.kernels and args.dtype == "fp32":
+        sys.exit("error: --kernels: they are for bf16 and fp16; add --dtype bf16")
+    if args.kernels and not kernels.triton_fits():
+        sys.exit("error: --kernels: Triton is not installed, or too old; pip install -e .[dev]")
     rows: Dict[str, Dict[str, float]] = {}
     if args.decode:
         steps = {name: count_decoding(name) for name in [STOCK, *args.variants]}
         rows = {name: {"calls": calls, "over stock's": calls / steps[STOCK]} for name, calls in steps.items()}
         return report("kernels of a step of beam search, beam 4", "launches", rows, args)
     for name in [STOCK, *args.variants]:
-        calls = {kind: count(name, kind == "padded", dtype=DTYPES[args.dtype]) for kind in ("padded", "causal")}
+        options = dict(dtype=DTYPES[args.dtype], with_kernels=args.kernels)
+        calls = {kind: count(name, kind == "padded", **options) for kind in ("padded", "causal")}
         rows[name] = {kind: len(found) for kind, found in calls.items()}
     report("kernels of the attention block", "launches, forward and backward", rows, args)
 

@@ -3,6 +3,7 @@
 ``python -m fairseq_synth configs`` prints the folder of the YAML files, for ``fairseq-hydra-train --config-dir``.
 """
 
+import logging
 import sys
 from pathlib import Path
 
@@ -25,6 +26,7 @@ def main() -> None:
         if not folders:
             raise SynthesizerError(f"{folder}: has no configs; install the package again, or take them from a clone")
         folder = folders[0]
+    logging.disable(logging.INFO)  # on import fairseq recommends packages that this does not need
     register()
     print(folder)
 

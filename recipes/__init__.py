@@ -14,6 +14,7 @@
 | translate.py | sentences of one's own, translated |
 | quickstart.py | data, training and scores in one command |
 | reproduce.py, record.py | runs the cells; what a run measured, as JSON |
+| cluster.smk | the same cells as jobs of a cluster, for Snakemake |
 | analysis.py | what attention has learned in the models of a table |
 | provenance.py | commit, versions and hardware of a run |
 | render.py, pictures.py, drawing.py | Markdown and PNG, rendered from the above |

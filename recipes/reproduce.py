@@ -8,9 +8,10 @@
 What stands after -- goes to train.sh, and what stands after a second -- to fairseq-train. A run whose recipe they
 change is not a cell of the table: its result goes to its own folder, as result.json. Only options about the machine
 leave the recipe as it is. Every step is kept, so that a second call goes on where the first one stopped. Several calls
-at once share the work: each takes the next cell that no other process is running. Each cell ends as
-results/TABLE/DEVICE/DATASET-VARIANT-seedN.json, DEVICE being gpu or cpu; a cell that has run on either is skipped, with
--- --gpus N on that one. Then scripts/make_tables.py renders the tables. DRY_RUN=1 shows the commands.
+on one machine share the work: each takes the next cell that no other process is running. recipes/cluster.smk spreads
+cells over the machines of a cluster. Each cell ends as results/TABLE/DEVICE/DATASET-VARIANT-seedN.json, DEVICE being
+gpu or cpu; a cell that has run on either is skipped, with -- --gpus N on that one. Then scripts/make_tables.py renders
+the tables. DRY_RUN=1 shows the commands.
 
 --time trains nothing to its end: it times updates of the table's models in turns, in one process, and writes
 results/TABLE/speed/DATASET.json. Let nothing else run meanwhile.
@@ -22,7 +23,7 @@ import shlex
 import shutil
 from pathlib import Path
 from shlex import quote
-from typing import List, Optional, Sequence
+from typing import Iterator, List, NamedTuple, Optional, Sequence
 
 from benchmarks import timing
 
@@ -32,12 +33,37 @@ from .hyperparameters import RECIPES, number_of
 from .provenance import device_of
 from .record import record
 from .scoring import evaluate
-from .tables import TABLES, Cell
+from .tables import TABLES, Cell, Table
 
 OF_THE_MACHINE = "gpus processes threads timeout max-tokens precision tensorboard wandb".split()
 
 
-def main(argv: Sequence[str]) -> None:
+class Call(NamedTuple):
+    """What a call of reproduce.sh asks for."""
+
+    args: argparse.Namespace
+    table: Table
+    options: List[str]  # of train.sh
+    flags: List[str]  # of fairseq-train
+    changed: str  # the options and flags, if they make it another recipe's
+
+    @property
+    def rest(self) -> List[str]:
+        """What stands after ``--``."""
+        return [*self.options, *(["--", *self.flags] if self.flags else [])]
+
+    def cells(self) -> Iterator[Cell]:
+        """The chosen cells, whether they have run or not."""
+        args = self.args
+        return self.table.cells(args.dataset, args.variant, [int(seed) for seed in args.seed or []])
+
+
+def read_call(argv: Sequence[str]) -> Call:
+    """Reads the arguments of reproduce.sh.
+
+    Raises:
+        UserError: one is wrong.
+    """
     own, rest = split_flags(argv)
     tables = "\n".join(f"            {table.name:14} {table.about}" for table in TABLES.values())
     parser = Parser("reproduce", (__doc__ or "").format(tables=tables))
@@ -51,6 +77,7 @@ def main(argv: Sequence[str]) -> None:
     add("--from", dest="source", type=existing_folder, metavar="DIR", help=corpora)
     add("--out", type=Path, default=ROOT, metavar="DIR", help="data and runs (default: the project's folder)")
     add("--rerun", action="store_true", help="run a cell again although results/ has it")
+    add("--prepare", action="store_true", help="only prepare the data")
     add("--list", action="store_true", help="only print the commands of the cells not run yet, one for each")
     add("--record", action="store_true", help="only write the JSON of scored runs again")
     add("--time", action="store_true", help="only time the updates of the models in turns")
@@ -69,29 +96,38 @@ def main(argv: Sequence[str]) -> None:
     options, flags = split_flags(rest)
     changed = " ".join(rest) if flags or of_the_machine(options) != options else ""
     if any(word.split("=")[0] in ("--nodes", "--rendezvous") for word in options):
-        raise UserError("--nodes: a cell is trained on one machine; call this on several, and each takes other cells")
+        raise UserError("--nodes: a cell is trained on one machine; recipes/cluster.smk spreads cells over several")
     if args.time:
-        ignored = [name for name in ("variant", "seed", "rerun", "list", "record") if getattr(args, name)]
+        ignored = [name for name in ("variant", "seed", "rerun", "prepare", "list", "record") if getattr(args, name)]
         if ignored or rest:
             names = " and ".join([*(f"--{name}" for name in ignored), *(["what follows --"] if rest else [])])
             raise UserError(f"--time: times all models of a table in turns, by its recipe; leave {names} out")
-        timing.time_table(table, args.dataset, args.out, args.source)
-        return
     if args.record and dry_run():
         raise UserError("--record: runs no command that DRY_RUN=1 could show; call it without")
+    return Call(args, table, options, flags, changed)
+
+
+def main(argv: Sequence[str]) -> None:
+    call = read_call(argv)
+    args, table, options, flags, changed = call
+    if args.time:
+        timing.time_table(table, args.dataset, args.out, args.source)
+        return
     prepared, device = set(), asked_device(options)
-    for cell in table.cells(args.dataset, args.variant, [int(seed) for seed in args.seed or []]):
+    for cell in call.cells():
         if args.list:
             if args.rerun or not is_done(cell, args.out, device, bool(changed)):
-                print(listed(cell, args, rest))
+                print(listed(cell, args, call.rest))
             continue
         if args.record:
             if (cell.run(args.out) / "scores.json").exists():
                 record(cell, args.out)
             continue
-        if cell.dataset not in prepared and (args.rerun or changed or not cell.recorded(device)):
+        if cell.dataset not in prepared and (args.prepare or args.rerun or changed or not cell.recorded(device)):
             prepared.add(cell.dataset)
             prepare(cell, args.out, args.source)
+        if args.prepare:
+            continue
         run_cell(cell, args.out, args.rerun, options, flags, changed)
 
 

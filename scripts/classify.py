@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Labels a set of fairseq's sentence_prediction task with a trained model, one label a line in the order of the set.
 
 A model trained with --regression-target gives a number a line in place of a label.

@@ -7,24 +7,29 @@ from pathlib import Path
 
 import pytest
 
-from recipes.command import ROOT
-
 os.environ["PATH"] = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"  # this interpreter's programs first
 
 
 def pytest_addoption(parser):
     parser.addoption("--device", default="cpu", help="of the tests of the attention and its computations: cpu or cuda")
     parser.addoption("--seed", type=int, default=0, help="of the random numbers of a test that sets no seed itself")
+    parser.addoption("--kernels", action="store_true", help="all tests of the kernels for GPUs, not a chosen part")
     parser.addoption(
         "--corpora",
         type=Path,
-        default=os.environ.get("CORPORA", ROOT.parent / "shared" / "data"),
-        help="folder of real text: multi30k, lm, classification; tests of what is not there are skipped",
+        default=os.environ.get("CORPORA"),
+        help="folder of real text: multi30k, lm, classification (default: $CORPORA); tests of what is not there are "
+        "skipped",
     )
 
 
+def pytest_configure(config):
+    if config.getoption("--device") == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
+
+
 def pytest_report_header(config):
-    return f"seed {config.getoption('--seed')}; real text from {config.getoption('--corpora')}"
+    return f"seed {config.getoption('--seed')}; real text from {config.getoption('--corpora') or 'nowhere'}"
 
 
 def pytest_collection_modifyitems(items):
@@ -107,10 +112,10 @@ def dry(monkeypatch):
 
 def at_hand(request, name):
     """The folder of a corpus; the test is skipped where there is none."""
-    folder = Path(request.config.getoption("--corpora")) / name
-    if not folder.is_dir():
-        pytest.skip(f"{folder} is not there; --corpora DIR")
-    return folder
+    corpora = request.config.getoption("--corpora")
+    if not corpora or not Path(corpora, name).is_dir():
+        pytest.skip(f"no folder {name} of real text; name the folder of such folders by --corpora DIR")
+    return Path(corpora, name)
 
 
 @pytest.fixture(scope="session")

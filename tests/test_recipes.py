@@ -670,18 +670,29 @@ def inspected():
     }
 
 
-def test_analysis_of_a_table(results, tmp_path, capsys):
-    """The inspection's figures become a record, and the record a table and pictures."""
+@pytest.fixture
+def trained(results, tmp_path):
+    """A folder with the runs of two models and where one of them was inspected; the arguments of analyse.sh for it."""
     out = tmp_path / "out"
     for model in ("transformer", "random"):
         run = out / "runs" / f"multi30k_cpu-en-de-{model}-seed1"
         run.mkdir(parents=True)
         (run / "checkpoint_avg.pt").touch()
-    analysis_folder = out / "analysis" / "multi30k_cpu-en-de-random-seed1"
-    analysis_folder.mkdir(parents=True)
-    (analysis_folder / "figures.json").write_text(json.dumps({"checkpoint_avg": inspected()}))
-    (analysis_folder / "origin.json").write_text(json.dumps({"commit": "of then", "versions": {}, "hardware": ""}))
-    argv = ["multi30k_cpu", "--pair", "en-de", "--out", str(out)]
+    return out, ["multi30k_cpu", "--pair", "en-de", "--out", str(out)]
+
+
+def inspection(folder, figures):
+    """What python -m fairseq_synth.inspect has left of the model `random` in a folder."""
+    folder = folder / "multi30k_cpu-en-de-random-seed1"
+    folder.mkdir(parents=True)
+    (folder / "figures.json").write_text(json.dumps({"checkpoint_avg": figures}))
+    (folder / "origin.json").write_text(json.dumps({"commit": "of then", "versions": {}, "hardware": ""}))
+
+
+def test_analysis_of_a_table(trained, tmp_path, capsys):
+    """The inspection's figures become a record, and the record a table and pictures."""
+    out, argv = trained
+    inspection(out / "analysis", inspected())
     assert analysis.readme() == "" and "No model" in analysis.table()
     analysis.main([*argv, "--variant", "random dense"])
     assert "en-de-dense-seed1: not trained" in capsys.readouterr().out
@@ -698,15 +709,15 @@ def test_analysis_of_a_table(results, tmp_path, capsys):
     assert {picture.name for picture in analysis.pictures()} == pages | {"learned-r.png"}
     assert {path.name for path in pictures.render(check=False, folder=tmp_path)} > pages
 
-    # loss and BLEU by sentence length
+
+def test_analysis_by_sentence_length(trained):
+    """Loss and BLEU of each range of lengths, likewise."""
+    out, argv = trained
     assert "No model" in analysis.lengths("multi30k_cpu")
-    figures = out / "lengths" / "multi30k_cpu-en-de-random-seed1" / "figures.json"
-    figures.parent.mkdir(parents=True)
     ranges = [(8, 3, 1.5, 40.0), (32, 2, 2.25, 30.04)]
     ranges = [dict(zip(("longest", "sentences", "loss", "bleu"), values)) for values in ranges]
     found = {"ranges": ranges, "signature": "s", "beam": 1}
-    figures.write_text(json.dumps({"checkpoint_avg": {"data": {"subset": "test", "sentences": 5}, "lengths": found}}))
-    shutil.copy(analysis_folder / "origin.json", figures.parent)
+    inspection(out / "lengths", {"data": {"subset": "test", "sentences": 5}, "lengths": found})
     analysis.main([*argv, "--variant", "random", "--lengths"])
     refused(analysis.main, *argv, "--lengths", "--sentences", "5", parts=["--sentences"])
     heads, _, row, _, note, *_ = analysis.lengths("multi30k_cpu").splitlines()
@@ -903,6 +914,7 @@ def test_reproduce_runs_what_is_missing(stubs, capsys):
     assert kept["figures"] == {"bleu": 30.5} and kept["updates"] == 240 and kept["commit"] == "c"
     assert kept["bootstrap"] == {"p_value": 0.5, "against": "multi30k_cpu-en-fr-transformer-seed2"}
     assert called(*some) == []
+    assert called("--prepare", *some) == ["prepare en-fr"]
     one.unlink()  # trained already: only scored
     assert called(*some) == ["prepare en-fr", "evaluate"]
     capsys.readouterr()
@@ -1194,33 +1206,44 @@ def test_help():
 
 @pytest.mark.slow
 @pytest.mark.skipif(not (ROOT / ".venv" / "installed").exists(), reason="needs the environment of scripts/setup.sh")
-def test_quickstart(tmp_path, capfd):
-    """The way from text to BLEU in small: a signature, three translations, and a second run that only shows them."""
-    argv = ["--max-update", "40", "--merges", "200", "--variant", "random_vanilla", "--threads", "1", "--out", tmp_path]
-    # a smaller corpus than the quickstart makes; one that is there is kept
-    make_numbers(tmp_path / "numbers-en-de-bpe200-raw", "--train", "2000", "--held-out", "40")
-    extra = ["--", "--max-tokens", "300"]
-    done = script("quickstart.sh", *argv, *extra, timeout=1500)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"^BLEU \d+\.\d\d   nrefs:1\|case:lc\|.*version:", done.stdout, re.M)
-    assert done.stdout.count("source:    ") == 3 and done.stdout.count("output:    ") == 3
-    run, corpus = tmp_path / "numbers-en-de-bpe200-random_vanilla-seed1", tmp_path / "numbers-en-de-bpe200"
-    assert sorted(json.loads((run / "scores.json").read_text())) == ["bleu", "chrf", "compound_split", "tokenised"]
-    again = script("quickstart.sh", *argv, *extra, timeout=1500)
-    assert again.returncode == 0 and "update 40" not in again.stdout
-    assert re.search(r"^BLEU .*", done.stdout, re.M)[0] in again.stdout and again.stdout.count("output:    ") == 3
-    refused(quickstart.main, *argv, parts=["other settings"])
+def test_quickstart(tmp_path):
+    """The way from text to BLEU in small, in one test, as only one training is wanted for all that is tried with it."""
+    corpus, run = quickstart_in_small(tmp_path)
+    own_sentences_are_translated(corpus, run)
+    a_record_says_what_was_run(run)
+    worse = compared_with_a_baseline(corpus, run)
+    evaluation_refuses(corpus, worse)
 
-    # sentences of one's own
-    assert f"translate.sh {corpus} {run}\n" in done.stdout and f"translate.sh {corpus} {run}\n" in again.stdout
-    done = script(
-        "translate.sh", corpus, run, "--beam", "1", "--", "--max-len-b", "20", input="eighty-one hours\n\nyes"
-    )
+
+def quickstart_in_small(out):
+    """Scores with a signature, three translations, and a second call that only shows them; (data, run)."""
+    argv = ["--max-update", "40", "--merges", "200", "--variant", "random_vanilla", "--threads", "1", "--out", out]
+    # a smaller corpus than the quickstart makes; one that is there is kept
+    make_numbers(out / "numbers-en-de-bpe200-raw", "--train", "2000", "--held-out", "40")
+    corpus, run = out / "numbers-en-de-bpe200", out / "numbers-en-de-bpe200-random_vanilla-seed1"
+    first, again = (script("quickstart.sh", *argv, "--", "--max-tokens", "300", timeout=1500) for _ in range(2))
+    for done in (first, again):
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.count("source:    ") == 3 and done.stdout.count("output:    ") == 3
+        assert f"translate.sh {corpus} {run}\n" in done.stdout
+    assert re.search(r"^BLEU \d+\.\d\d   nrefs:1\|case:lc\|.*version:", first.stdout, re.M)
+    assert re.search(r"^BLEU .*", first.stdout, re.M)[0] in again.stdout and "update 40" not in again.stdout
+    assert sorted(json.loads((run / "scores.json").read_text())) == ["bleu", "chrf", "compound_split", "tokenised"]
+    refused(quickstart.main, *argv, parts=["other settings"])
+    return corpus, run
+
+
+def own_sentences_are_translated(corpus, run):
+    """Each line by one line, an empty one by an empty one; flags go to fairseq-interactive."""
+    argv = [corpus, run, "--beam", "1", "--", "--max-len-b", "20"]
+    done = script("translate.sh", *argv, input="eighty-one hours\n\nyes")
     assert done.returncode == 0 and "--beam 1 " in done.stderr and f"--path {run}/checkpoint_avg.pt" in done.stderr
     first, second, third = done.stdout.split("\n")[:-1]
     assert first and not second and third
 
-    # what is recorded of it
+
+def a_record_says_what_was_run(run):
+    """Updates, parameters and minutes of the log; the commit and machine; the weights of the mixtures."""
     text = (run / "train.log").read_text()
     log = record.read_log(text)
     assert log["updates"] == log["curve"]["updates"][-1] == 40 and log["parameters"] > 5e5
@@ -1229,13 +1252,13 @@ def test_quickstart(tmp_path, capfd):
     (start,) = json.loads((run / "provenance.json").read_text())
     assert start["commit"] and start["hardware"].endswith("1 thread(s)")
     alpha = record.learned_alpha(run / "checkpoint_avg.pt")
-    assert len(alpha) == 4 and alpha["encoder.layers.0"]["random"][0] + alpha["encoder.layers.0"]["vanilla"][0] == (
-        pytest.approx(1, abs=1e-3)
-    )
+    first = alpha["encoder.layers.0"]
+    assert len(alpha) == 4 and first["random"][0] + first["vanilla"][0] == pytest.approx(1, abs=1e-3)
 
-    # worse translations than the baseline's, as far as the bootstrap can tell
-    capfd.readouterr()
-    worse = tmp_path / "worse"
+
+def compared_with_a_baseline(corpus, run):
+    """A copy of the run, evaluated against a baseline without a mistake: worse, as the bootstrap says."""
+    worse = run.parent / "worse"
     shutil.copytree(run, worse)
     shutil.copy(corpus / "test.de", run / "test.hyp.de")
     (corpus / "sacrebleu_set").write_text("wmt14/full\n")
@@ -1246,19 +1269,25 @@ def test_quickstart(tmp_path, capfd):
     assert re.search(r"^BLEU .* wmt14/full$", done.stdout, re.M)
     test = json.loads((worse / "bootstrap.json").read_text())
     assert test["p_value"] < 0.01 and "bs:1000|seed:12345" in test["signature"]
-    kept = (worse / "scores.json").read_text()
-    refused(tasks.main, corpus, worse, "--average", "99", parts=["has 6 of the 99 checkpoints", "--average 6"])
-    assert (worse / "scores.json").read_text() == kept and (worse / "bootstrap.json").exists()
-    (tmp_path / "fewer").mkdir()
-    (tmp_path / "fewer" / "test.hyp.de").write_text("eins\n")
+    return worse
+
+
+def evaluation_refuses(corpus, run):
+    """Too few checkpoints, a baseline without translations, other data; an earlier evaluation stays."""
+    kept = (run / "scores.json").read_text()
+    refused(tasks.main, corpus, run, "--average", "99", parts=["has 6 of the 99 checkpoints", "--average 6"])
+    assert (run / "scores.json").read_text() == kept and (run / "bootstrap.json").exists()
+    fewer = run.parent / "fewer"
+    fewer.mkdir()
+    (fewer / "test.hyp.de").write_text("eins\n")
     with pytest.raises(UserError, match="--baseline .*fewer: not evaluated yet, or not on these data"):
-        translation.compare(corpus, worse, tmp_path / "fewer")
-    settings = (worse / "settings").read_text()
+        translation.compare(corpus, run, fewer)
+    settings = (run / "settings").read_text()
     for line, other in (("pair=en-de", "pair=de-en"), (f"data={corpus}", "data=/other")):
         assert line in settings
-        (worse / "settings").write_text(settings.replace(line, other))
-        refused(tasks.main, corpus, worse, parts=[other.split("=")[1], str(corpus)])
-    refused(tasks.main, tmp_path / "no", worse, parts=["not prepared"])
+        (run / "settings").write_text(settings.replace(line, other))
+        refused(tasks.main, corpus, run, parts=[other.split("=")[1], str(corpus)])
+    refused(tasks.main, run.parent / "no", run, parts=["not prepared"])
 
 
 def test_translate_refuses(tmp_path, monkeypatch, capsys):

@@ -3,6 +3,7 @@
 `plain` is the definition: the others are tested against it, in value and gradient.
 
 ==========  ==============================================================================================
+`kernels`   for GPUs, off by default: Triton kernels that compute logits and weights of a tile in registers
 `fused`     one call of `torch.nn.functional.scaled_dot_product_attention` over the queries and keys of all
             products, concatenated; biases become its mask
 `tiled`     for CPUs: logits and weights never exist as a whole. A tile of them at a time is computed, and
@@ -21,9 +22,9 @@ from torch import Tensor
 
 from ..logits import Logits
 from ..masks import is_causal
-from . import fused, plain, tiled
+from . import fused, kernels, plain, tiled
 
-COMPUTATIONS = (fused, tiled, plain)
+COMPUTATIONS = (kernels, fused, tiled, plain)
 
 
 def attend(

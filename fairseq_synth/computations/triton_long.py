@@ -1,0 +1,205 @@
+"""Triton kernels for sentences of any length: a launch forward, and backward one for each place that sums go to.
+
+The forward pass keeps the maximum and the sum of a row while it walks over its columns (Dao et al. 2022,
+arXiv 2205.14135) and saves the logarithm of the softmax's denominator, to base 2. With it, and with
+``rowsum(P * dP) = rowsum(dY * Y)``, each kernel of the backward pass computes its tiles of P and dS again:
+
+`backward_rows`     owns rows of a sentence and walks over columns: dQ, dX, dA, dB
+`backward_columns`  owns columns and walks over rows: dV, dK; and over a group of sentences: dW, dc
+`backward_matrix`   owns a tile of R and walks over a group of sentences: dR, da
+"""
+
+import triton
+import triton.language as tl
+
+from .triton_common import (
+    INTEGERS,
+    Sizes,
+    inside,
+    kept,
+    length_of,
+    load_column_factors,
+    load_matrix,
+    load_row_factors,
+    load_rows,
+    load_values,
+    load_weight,
+    places,
+    product,
+    selectors,
+    store_rows,
+    tile_of_logits,
+)
+
+
+@triton.jit
+def columns_of_rows(s, z, i, length):
+    """How many columns rows i, i + 1, ... see."""
+    end = tl.where(i < length, length, 0)
+    if z.CAUSAL:
+        end = tl.minimum(end, i + z.ROWS)
+    return end
+
+
+@triton.jit
+def load_outputs(y, dy, dy_token, dy_head, logs, s, z, b, h, i):
+    """Of rows: dY, rowsum(dY * Y) and the logarithm of the softmax's denominator."""
+    dy_i = load_rows(dy, dy_token, dy_head, b, h, i, s, z.D, z.ROWS, z.D_BLOCK, z.UNIT)
+    at = places(y, s.H * z.D, z.D, b, h, i, s.B, z.ROWS, z.D_BLOCK)
+    y_i = tl.load(at, mask=inside(i, s.T, z.D, z.ROWS, z.D_BLOCK), other=0.0)
+    row = i + tl.arange(0, z.ROWS)
+    log = tl.load(logs + (tl.cast(b, tl.int64) * s.H + h) * s.T + row, mask=row < s.T, other=0.0)
+    return dy_i, tl.sum(dy_i.to(tl.float32) * y_i.to(tl.float32), 1), log
+
+
+@triton.jit(do_not_specialize=INTEGERS)
+def forward(
+    g, y, logs,
+    v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token, right_head,
+    w_head, c_head, r_row, r_head, T, B, H, n, dropout, z,
+):  # fmt: skip
+    """Some rows of Y of a sentence, and the logarithms of their denominators."""
+    s = Sizes(
+        v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token,
+        right_head, w_head, c_head, r_row, r_head, T, B, H, n, dropout,
+    )  # fmt: skip
+    tiles = tl.cdiv(T, z.ROWS)
+    i, b, h = tl.program_id(0) % tiles * z.ROWS, tl.program_id(0) // tiles // H, tl.program_id(0) // tiles % H
+    length, weight, rows = length_of(g, s, b), load_weight(g, h), load_row_factors(g, s, z, b, h, i)
+    top = tl.full([z.ROWS], -1e30, tl.float32)  # finite, so that a row that sees nothing has no NaN
+    total = tl.zeros([z.ROWS], tl.float32)
+    out = tl.zeros([z.ROWS, z.D_BLOCK], tl.float32)
+    for j in range(0, columns_of_rows(s, z, i, length), z.COLUMNS):
+        columns, r = load_column_factors(g, s, z, b, h, j), load_matrix(g, s, z, h, i, j)
+        logits = tile_of_logits(g, s, z, rows, columns, r, weight, b, i, j, length)
+        higher = tl.maximum(top, tl.max(logits, 1))
+        p, shrink = tl.exp2(logits - higher[:, None]), tl.exp2(top - higher)
+        v = load_values(g, s, z, b, h, j)
+        total = total * shrink + tl.sum(p, 1)
+        out = out * shrink[:, None] + product((p * kept(g, s, z, b, h, i, j)).to(v.dtype), v, z)
+        top = higher
+    store_rows(y, out / tl.where(total > 0, total, 1.0)[:, None], b, h, i, s, z.D, z.ROWS, z.D_BLOCK)
+    row = i + tl.arange(0, z.ROWS)
+    log = tl.where(total > 0, top + tl.log2(total), 0.0)
+    tl.store(logs + (tl.cast(b, tl.int64) * H + h) * T + row, log, mask=row < T)
+
+
+@triton.jit(do_not_specialize=[*INTEGERS, "dy_token", "dy_head"])
+def backward_rows(
+    g, d, y, logs, dy, dy_token, dy_head,
+    v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token, right_head,
+    w_head, c_head, r_row, r_head, T, B, H, n, dropout, z,
+):  # fmt: skip
+    s = Sizes(
+        v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token,
+        right_head, w_head, c_head, r_row, r_head, T, B, H, n, dropout,
+    )  # fmt: skip
+    tiles = tl.cdiv(T, z.ROWS)
+    i, b, h = tl.program_id(0) % tiles * z.ROWS, tl.program_id(0) // tiles // H, tl.program_id(0) // tiles % H
+    length, weight, rows = length_of(g, s, b), load_weight(g, h), load_row_factors(g, s, z, b, h, i)
+    dy_i, mean, log = load_outputs(y, dy, dy_token, dy_head, logs, s, z, b, h, i)
+    to_q, to_x = tl.zeros([z.ROWS, z.Q_BLOCK], tl.float32), tl.zeros([z.ROWS, z.X_BLOCK], tl.float32)
+    to_left, to_right = tl.zeros([z.ROWS, z.FACTOR], tl.float32), tl.zeros([z.ROWS, z.FACTOR], tl.float32)
+    for j in range(0, columns_of_rows(s, z, i, length), z.COLUMNS):
+        columns, r = load_column_factors(g, s, z, b, h, j), load_matrix(g, s, z, h, i, j)
+        logits = tile_of_logits(g, s, z, rows, columns, r, weight, b, i, j, length)
+        dp = product(dy_i, tl.trans(load_values(g, s, z, b, h, j)), z) * kept(g, s, z, b, h, i, j)
+        ds = tl.exp2(logits - log[:, None]) * (dp - mean[:, None])
+        if d.q is not None:
+            to_q += product(ds.to(columns.k.dtype), columns.k, z)
+        if d.x is not None:
+            to_x += product(ds.to(rows.x.dtype), columns.w, z)
+        if (d.left is not None) or (d.right is not None):
+            of_left, of_right = selectors(s, z, j, rows.left.dtype)
+            if d.left is not None:
+                spread = (ds * product(rows.right, of_right, z)).to(rows.left.dtype)
+                to_left += product(spread, tl.trans(of_left), z)
+            if d.right is not None:
+                spread = (ds * product(rows.left, of_left, z)).to(rows.left.dtype)
+                to_right += product(spread, tl.trans(of_right), z)
+    store_rows(d.q, to_q, b, h, i, s, z.Q, z.ROWS, z.Q_BLOCK)
+    store_rows(d.x, to_x, b, h, i, s, z.X, z.ROWS, z.X_BLOCK)
+    store_rows(d.left, to_left, b, h, i, s, tl.cdiv(T, n), z.ROWS, z.FACTOR)
+    store_rows(d.right, to_right, b, h, i, s, n, z.ROWS, z.FACTOR)
+
+
+@triton.jit(do_not_specialize=[*INTEGERS, "dy_token", "dy_head", "sentences", "size"])
+def backward_columns(
+    g, d, size, y, logs, dy, dy_token, dy_head,
+    v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token, right_head,
+    w_head, c_head, r_row, r_head, T, B, H, n, dropout, sentences, z,
+):  # fmt: skip
+    s = Sizes(
+        v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token,
+        right_head, w_head, c_head, r_row, r_head, T, B, H, n, dropout,
+    )  # fmt: skip
+    tiles = tl.cdiv(T, z.COLUMNS)
+    j, group, h = tl.program_id(0) % tiles * z.COLUMNS, tl.program_id(0) // tiles // H, tl.program_id(0) // tiles % H
+    weight = load_weight(g, h)
+    to_w, to_c = tl.zeros([z.COLUMNS, z.X_BLOCK], tl.float32), tl.zeros([z.COLUMNS], tl.float32)
+    for b in range(group * sentences, tl.minimum((group + 1) * sentences, B)):
+        length, columns, v = length_of(g, s, b), load_column_factors(g, s, z, b, h, j), load_values(g, s, z, b, h, j)
+        to_v, to_k = tl.zeros([z.COLUMNS, z.D_BLOCK], tl.float32), tl.zeros([z.COLUMNS, z.Q_BLOCK], tl.float32)
+        first = 0
+        if z.CAUSAL:
+            first = j // z.ROWS * z.ROWS
+        for i in range(first, tl.where(j < length, length, 0), z.ROWS):
+            rows, r = load_row_factors(g, s, z, b, h, i), load_matrix(g, s, z, h, i, j)
+            dy_i, mean, log = load_outputs(y, dy, dy_token, dy_head, logs, s, z, b, h, i)
+            p = tl.exp2(tile_of_logits(g, s, z, rows, columns, r, weight, b, i, j, length) - log[:, None])
+            keep = kept(g, s, z, b, h, i, j)
+            to_v += product(tl.trans((p * keep).to(dy_i.dtype)), dy_i, z)
+            if (d.k is not None) or (d.w is not None) or (d.c is not None):
+                ds = p * (product(dy_i, tl.trans(v), z) * keep - mean[:, None])
+                if d.k is not None:
+                    to_k += product(tl.trans(ds.to(rows.q.dtype)), rows.q, z)
+                if d.w is not None:
+                    to_w += product(tl.trans(ds.to(rows.x.dtype)), rows.x, z)
+                if d.c is not None:
+                    to_c += tl.sum(ds, 0)
+        store_rows(d.v, to_v, b, h, j, s, z.D, z.COLUMNS, z.D_BLOCK)
+        store_rows(d.k, to_k, b, h, j, s, z.Q, z.COLUMNS, z.Q_BLOCK)
+    column, feature = j + tl.arange(0, z.COLUMNS), tl.arange(0, z.X_BLOCK)
+    place = tl.cast(group, tl.int64) * size
+    if d.w is not None:
+        at = d.w + place + (h * T + column[:, None]) * z.X + feature[None, :]
+        tl.store(at, to_w, mask=(column < T)[:, None] & (feature < z.X)[None, :])
+    if d.c is not None:
+        tl.store(d.c + place + h * T + column, to_c, mask=column < T)
+
+
+@triton.jit(do_not_specialize=[*INTEGERS, "dy_token", "dy_head", "sentences", "size"])
+def backward_matrix(
+    g, d, size, y, logs, dy, dy_token, dy_head,
+    v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token, right_head,
+    w_head, c_head, r_row, r_head, T, B, H, n, dropout, sentences, z,
+):  # fmt: skip
+    s = Sizes(
+        v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token,
+        right_head, w_head, c_head, r_row, r_head, T, B, H, n, dropout,
+    )  # fmt: skip
+    across = tl.cdiv(T, z.COLUMNS)
+    tiles = tl.cdiv(T, z.ROWS) * across
+    tile, group, h = tl.program_id(0) % tiles, tl.program_id(0) // tiles // H, tl.program_id(0) // tiles % H
+    i, j = tile // across * z.ROWS, tile % across * z.COLUMNS
+    weight = load_weight(g, h)
+    to_r = tl.zeros([z.ROWS, z.COLUMNS], tl.float32)
+    end = tl.minimum((group + 1) * sentences, B)
+    if z.CAUSAL:
+        end = tl.where(j < i + z.ROWS, end, 0)
+    for b in range(group * sentences, end):
+        length = length_of(g, s, b)
+        if (i < length) & (j < length):
+            rows, columns = load_row_factors(g, s, z, b, h, i), load_column_factors(g, s, z, b, h, j)
+            dy_i, mean, log = load_outputs(y, dy, dy_token, dy_head, logs, s, z, b, h, i)
+            r = load_matrix(g, s, z, h, i, j)
+            p = tl.exp2(tile_of_logits(g, s, z, rows, columns, r, weight, b, i, j, length) - log[:, None])
+            dp = product(dy_i, tl.trans(load_values(g, s, z, b, h, j)), z) * kept(g, s, z, b, h, i, j)
+            to_r += p * (dp - mean[:, None])
+    row, column = i + tl.arange(0, z.ROWS), j + tl.arange(0, z.COLUMNS)
+    place = tl.cast(group, tl.int64) * size
+    if d.r is not None:
+        at = d.r + place + tl.cast(h, tl.int64) * T * T + row[:, None] * T + column[None, :]
+        tl.store(at, to_r * weight, mask=(row < T)[:, None] & (column < T)[None, :])
+    if d.weight is not None:
+        tl.store(d.weight + place + tile * H + h, tl.sum(to_r * load_matrix(g, s, z, h, i, j)))

@@ -1,0 +1,389 @@
+"""The Triton kernels without a GPU: their values under Triton's interpreter, and their compilation for GPUs.
+
+Without ``--device cuda`` the interpreter runs them, and a stand-in for a driver compiles them. A chosen part runs by
+default; ``--kernels`` runs everything.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from helpers import NAMES, SPECS, make_attention, padding_mask
+
+from fairseq_synth import computations
+from fairseq_synth.architectures import VARIANTS
+from fairseq_synth.computations import kernels, plain
+from fairseq_synth.logits import bias_of, outer_product_of, product_of
+from fairseq_synth.masks import causal_mask
+from recipes.command import ROOT
+
+triton = pytest.importorskip("triton", reason="no Triton for this Python, or this system")
+pytestmark = [
+    pytest.mark.usefixtures("on_device"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's, of minus infinity in the interpreter
+]
+MIXED = "random+factorized_random+dense+factorized_dense+vanilla"  # every place of the kernels
+LIMITS = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024}  # shared memory of a program, in bytes
+
+
+@pytest.fixture
+def everything(request):
+    """Whether all tests are to run, or a chosen part."""
+    return request.config.getoption("--kernels")
+
+
+@pytest.fixture(autouse=True)
+def kernels_are_on(monkeypatch):
+    monkeypatch.setenv(kernels.VARIABLE, "1")
+
+
+@pytest.fixture(autouse=True)
+def dirty_memory(monkeypatch):
+    """New tensors of the kernels hold NaN, so that what is not written is noticed."""
+    empty = torch.Tensor.new_empty
+
+    def new_empty(x, *size, **kwargs):
+        found = empty(x, *size, **kwargs)
+        return found.fill_(float("nan")) if found.is_floating_point() else found
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", new_empty)
+
+
+def run(module, x, grad, mask, causal, monkeypatch, computation):
+    """Output and gradients of a layer by a computation; rows of padding have no gradient."""
+
+    def attend(logits, value, key_padding_mask, attn_mask, dropout):
+        key_padding_mask = None if causal else key_padding_mask
+        assert computation.supports(logits, value, key_padding_mask, attn_mask, dropout)
+        return computation.compute(logits, value, key_padding_mask, attn_mask, dropout)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fairseq_synth.attention.attend", attend)
+        x = x.detach().requires_grad_()
+        out, _ = module(x, x, x, key_padding_mask=mask, attn_mask=causal_mask(x) if causal else None)
+        visible = torch.ones_like(out[..., :1]) if mask is None else (~mask).t().unsqueeze(-1).to(out.dtype)
+        module.zero_grad()
+        (out * visible).backward(grad)
+    named = {name: p.grad for name, p in module.named_parameters() if p.requires_grad}
+    return {"out": out.detach() * visible, "x": x.grad, **named}
+
+
+def mask_of(kind, length, bsz):
+    """(B, T), true at padding, for three sentences: one of half the length, one of padding alone; or None."""
+    mask = padding_mask([length, max(1, length // 2), 0])[:bsz]
+    return {"padded": mask, "left": mask.flip(1)}.get(kind)
+
+
+def check(spec, length, masks, monkeypatch, width=8, dtype=torch.float32, std=0.3, mixture="convex", bsz=3):
+    """The kernels equal the plain computation in fp64."""
+    torch.manual_seed(length)
+    module = make_attention(spec, mixture, 2 * width, max_length=max(length, 12))
+    for name, parameter in module.named_parameters():
+        if name.endswith(("random.R", "random.r")):
+            parameter.data.normal_(std=std)
+    module.to(dtype)
+    x, grad = torch.randn(2, length, bsz, 2 * width).to(dtype)
+    mask, causal = mask_of(masks, length, bsz), masks == "causal"
+    found = run(module, x, grad, mask, causal, monkeypatch, kernels)
+    exact = run(module.double(), x.double(), grad.double(), mask, causal, monkeypatch, plain)
+    atol = {torch.float32: 2e-5 * max(1, std), torch.float16: 5e-3, torch.bfloat16: 5e-2}[dtype]
+    assert found.keys() == exact.keys()
+    for name in exact:
+        # the key bias has no gradient but rounding
+        scale = max(1.0, float(exact["k_proj.weight" if name == "k_proj.bias" else name].abs().max()))
+        torch.testing.assert_close(
+            found[name].double() / scale, exact[name] / scale, atol=atol, rtol=0, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+@pytest.mark.parametrize("masks", ["none", "padded", "left", "causal"])
+@pytest.mark.parametrize("spec", [*SPECS, MIXED])
+def test_short_sentences(spec, masks, everything, monkeypatch):
+    """Value and the gradient of every parameter and of the input."""
+    if not is_supported(spec):
+        pytest.skip("torch's fused attention")
+    if not everything and spec != MIXED and (masks != "padded" if "+" in spec else masks in ("none", "left")):
+        pytest.skip("in the chosen part two masks for each function, one for a mixture")
+    for length in [1, 7, 16, 33, 64] if everything else [7]:
+        monkeypatch.setattr(kernels, "is_short", lambda _: True)
+        check(spec, length, masks, monkeypatch)
+
+
+@pytest.mark.parametrize("masks", ["none", "padded", "left", "causal"])
+@pytest.mark.parametrize("spec", [*SPECS, MIXED])
+def test_long_sentences(spec, masks, everything, monkeypatch):
+    """The same; small tiles, so that a few words have many of them, with rests."""
+    if not is_supported(spec):
+        pytest.skip("torch's fused attention")
+    if not everything and (spec != MIXED and (spec not in NAMES or masks != "padded") or masks in ("none", "left")):
+        pytest.skip("in the chosen part one mask for each function, and one mixture")
+    monkeypatch.setattr(kernels, "is_short", lambda _: False)
+    tiles = {"rows": (16, 32), "columns": (32, 16)}
+    monkeypatch.setattr(kernels.Tile, "of", lambda kernel, _: kernels.Tile(*tiles.get(kernel, (16, 16)), 4, 1))
+    for length in [1, 7, 33, 65] if everything else [20]:
+        check(spec, length, masks, monkeypatch, bsz=3 if everything else 2)
+
+
+@pytest.mark.parametrize("masks", ["padded", "causal"])
+@pytest.mark.parametrize("spec", ["random", "random+vanilla", "dense+vanilla", MIXED])
+def test_many_tiles(spec, masks, everything, monkeypatch):
+    """The tiles that a GPU has."""
+    if not everything:
+        pytest.skip("not in the chosen part")
+    for length in (130, 257):
+        check(spec, length, masks, monkeypatch)
+
+
+def is_supported(spec):
+    """Whether the kernels are for these functions."""
+    return spec != "vanilla"
+
+
+@pytest.mark.parametrize("width", [1, 8, 40, 64, 72])
+def test_widths_of_a_head(width, everything, monkeypatch):
+    for spec in ["dense+vanilla" if width > 64 else MIXED, *(NAMES if everything else [])]:
+        if is_supported(spec):
+            check(spec, 6, "padded", monkeypatch, width)
+
+
+@pytest.mark.parametrize("spec", ["random", "relative_random", "random+vanilla"])
+def test_large_logits(spec, monkeypatch):
+    """R of standard deviation 50, where all weights but one are 0."""
+    for is_short in (True, False):
+        monkeypatch.setattr(kernels, "is_short", lambda _, found=is_short: found)
+        for masks in ("padded", "causal"):
+            check(spec, 9, masks, monkeypatch, std=50)
+
+
+def test_a_sum_without_weights(monkeypatch):
+    check("random+dense+vanilla", 9, "padded", monkeypatch, mixture="sum")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16])
+def test_half_precision(dtype, monkeypatch):
+    for spec in ("random", MIXED):
+        check(spec, 9, "padded", monkeypatch, dtype=dtype)
+
+
+def test_one_sentence(monkeypatch):
+    for spec in ("random+vanilla", MIXED):
+        check(spec, 9, "none", monkeypatch, bsz=1)
+
+
+@pytest.mark.parametrize("is_short", [True, False])
+@pytest.mark.parametrize("programs", [1, 3])
+def test_groups_of_sentences(programs, is_short, monkeypatch):
+    """A program with several sentences, and a last group with fewer."""
+    monkeypatch.setattr(kernels, "is_short", lambda _: is_short)
+    monkeypatch.setattr(kernels, "PROGRAMS", programs)
+    check("random+dense", 5, "padded", monkeypatch)
+    check(MIXED, 5, "causal", monkeypatch, bsz=5)
+
+
+def random_logits(bsz, heads, length):
+    """Logits in every place of the kernels, of views and copies that no projection leaves behind, and their leaves."""
+    leaves = []
+
+    def new(*shape):
+        leaves.append(torch.randn(*shape).mul_(0.5).requires_grad_())
+        return leaves[-1]
+
+    weight = new(heads, 1, 1)
+    query, key = new(bsz, heads, length, 5), new(bsz, length, heads, 5).transpose(1, 2)
+    logits = product_of(query, key) + product_of(new(length, bsz, 1, 3).permute(1, 2, 0, 3), new(1, 1, 3, length).mT)
+    logits += outer_product_of(new(bsz, heads, length, length // 3 + 2), new(bsz, 1, length, 3))
+    logits += bias_of(new(1, heads, 1, length)) + bias_of(new(1, 1, 1, length), weight)
+    logits += bias_of(new(1, 1, length, length).mT, weight) + product_of(new(1, heads, length, 2), new(1, 1, length, 2))
+    return logits, leaves
+
+
+@pytest.mark.parametrize("is_short", [True, False])
+@pytest.mark.parametrize("length", [1, 9])
+def test_any_memory(length, is_short, monkeypatch):
+    """Tensors that lie in any way: what the kernels cannot read is copied."""
+    monkeypatch.setattr(kernels, "is_short", lambda _: is_short)
+    logits, leaves = random_logits(3, 2, length)
+    value = torch.randn(3, 2, length, 6, requires_grad=True)
+    leaves.append(value)
+    grad = torch.randn(3, 6, length, 2).permute(0, 3, 2, 1)
+    assert kernels.supports(logits, value, None, None, 0.0)
+    found = torch.autograd.grad(kernels.compute(logits, value, None, None), leaves, grad)
+    expected = torch.autograd.grad(plain.compute(logits, value, None, None), leaves, grad)
+    for a, b in zip(found, expected):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("is_short", [True, False])
+def test_dropout(is_short, monkeypatch):
+    """Values and gradients under the mask of dropped weights that the forward pass shows where V is the identity."""
+    monkeypatch.setattr(kernels, "is_short", lambda _: is_short)
+    torch.manual_seed(0)
+    length, p = 20, 0.4
+    logits, leaves = random_logits(3, 2, length)
+    monkeypatch.setattr(torch, "randint", lambda *_, **kwargs: torch.tensor([1234567890123456789]))
+    eye = torch.eye(length).expand(3, 2, length, length)
+    weights, dropped = kernels.compute(logits, eye, None, None), kernels.compute(logits, eye, None, None, p)
+    factors = (dropped / weights).detach()
+    kept = factors > 0.5
+    torch.testing.assert_close(factors, kept / (1 - p), atol=1e-3, rtol=0)
+    assert abs(kept.float().mean() - (1 - p)) < 0.05
+    rows = kept.flatten(0, 2)
+    assert len(rows.unique(dim=0)) == len(rows)  # each row of each head and sentence has numbers of its own
+    value = torch.randn(3, 2, length, 6, requires_grad=True)
+    grad = torch.randn(3, 2, length, 6)
+    found = torch.autograd.grad(kernels.compute(logits, value, None, None, p), [value, *leaves], grad)
+    monkeypatch.setattr(plain, "drop", lambda weights, *_: weights * kept / (1 - p))
+    expected = torch.autograd.grad(plain.compute(logits, value, None, None, p), [value, *leaves], grad)
+    for a, b in zip(found, expected):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=0)
+
+
+def test_dropout_differs_from_call_to_call():
+    module = make_attention("random+vanilla", dropout=0.5).train()
+    x = torch.randn(7, 3, 6)
+    torch.manual_seed(1)
+    first, second = module(x)[0], module(x)[0]
+    torch.manual_seed(1)
+    again = module(x)[0]
+    assert torch.equal(first, again) and not torch.equal(first, second)
+
+
+def test_gradients_that_nobody_wants(monkeypatch):
+    """Parameters that are not trained have no gradient, and the others the same as before."""
+    module = make_attention("random+dense+vanilla")
+    x, grad = torch.randn(2, 7, 3, 6)
+    expected = run(module, x, grad, None, False, monkeypatch, kernels)
+    frozen = [name for name, _ in module.named_parameters() if name.endswith(("R", "W2", "q_proj.weight"))]
+    for name in frozen:
+        module.get_parameter(name).requires_grad_(False)
+    found = run(module, x, grad, None, False, monkeypatch, kernels)
+    assert set(expected) - set(found) == set(frozen)
+    for name in found:
+        torch.testing.assert_close(found[name], expected[name])
+
+
+def test_off_by_default(monkeypatch):
+    logits, value = bias_of(torch.randn(1, 2, 7, 7)), torch.randn(3, 2, 7, 8)
+    assert kernels.supports(logits, value, None, None, 0.0)
+    for setting in ("", "0", "no"):
+        monkeypatch.setenv(kernels.VARIABLE, setting)
+        assert not kernels.supports(logits, value, None, None, 0.0)
+    monkeypatch.delenv(kernels.VARIABLE)
+    assert not kernels.supports(logits, value, None, None, 0.0)
+
+
+def test_what_is_not_supported(monkeypatch):
+    """Everything else goes to the other computations."""
+    bias, value = torch.randn(1, 2, 7, 7), torch.randn(3, 2, 7, 8)
+    q = torch.randn(3, 2, 7, 8)
+    own, half, outer = product_of(q, q), product_of(q, q[:1]), outer_product_of(q, q)
+
+    def supported(logits, value=value, mask=None, attn_mask=None):
+        return kernels.supports(logits, value, mask, attn_mask, 0.0)
+
+    assert supported(own + half + outer + bias_of(bias))
+    assert supported(bias_of(bias), value, torch.zeros(3, 7, dtype=torch.bool), None)
+    assert not supported(own)  # torch's fused attention
+    for twice in (own + own, half + half, outer + outer, product_of(q[:1], q), bias_of(torch.randn(3, 2, 7, 7))):
+        assert not supported(twice)
+    assert not supported(bias_of(bias), attn_mask=torch.zeros(7, 7))
+    assert not supported(bias_of(bias), value.double())
+    assert not supported(bias_of(bias), torch.randn(3, 2, 7, 136))
+    assert not supported(half + bias_of(bias), value.to("meta"))
+    assert not supported(product_of(torch.randn(3, 2, 7, 136), torch.randn(1, 2, 7, 136)))
+    assert not supported(bias_of(bias[:, :, :0, :0]), value[:, :, :0])
+    monkeypatch.setattr(torch.jit, "is_tracing", lambda: True)
+    assert not supported(bias_of(bias))
+
+
+def test_a_kernel_that_does_not_compile(monkeypatch, caplog):
+    """One warning, and the result of another computation, also in the calls that follow."""
+    if torch.get_default_device().type != "cpu":
+        pytest.skip("the interpreter compiles nothing")
+
+    def load(*_):
+        raise RuntimeError("out of registers")
+
+    monkeypatch.setattr(kernels, "FAILED", set())
+    monkeypatch.setattr(kernels, "WORKING", set())
+    monkeypatch.setattr(kernels, "device_fits", lambda _: True)
+    monkeypatch.setattr(kernels, "is_interpreted", lambda: False)
+    monkeypatch.setattr(kernels, "DTYPES", (torch.float32,))
+    monkeypatch.setattr(kernels, "load", load)
+    bias, value = torch.randn(1, 2, 7, 7), torch.randn(3, 2, 7, 8)
+    for _ in range(2):
+        out = computations.attend(bias_of(bias), value, None, None)
+        torch.testing.assert_close(out, plain.compute(bias_of(bias), value, None, None))
+    assert [record.getMessage() for record in caplog.records] == [
+        "FAIRSEQ_SYNTH_KERNELS: another computation is used for a call, as its kernel failed: "
+        "RuntimeError('out of registers')"
+    ]
+
+
+def without_interpreter(*arguments):
+    """What tests/compile_kernels.py prints, line by line."""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(ROOT)
+    command = [sys.executable, ROOT / "tests" / "compile_kernels.py", *arguments]
+    done = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+CHOSEN = [(80, "bf16", 64, ["random", "random+vanilla"], [32]), (90, "bf16", 64, ["dense+vanilla"], [64, 256])]
+ALL = [
+    (architecture, dtype, width, [spec for spec in [*NAMES, *VARIANTS, MIXED] if is_supported(spec)], [16, 32, 64, 256])
+    for architecture in LIMITS
+    for dtype, width in [("bf16", 64), ("fp16", 64), ("bf16", 8), ("bf16", 40), ("bf16", 72), ("bf16", 128)]
+]
+
+
+@pytest.mark.parametrize("number", range(len(ALL)))
+def test_resources(number, everything):
+    """Every launch compiles, with its numbers in registers and within a GPU's shared memory."""
+    calls = ALL if everything else CHOSEN
+    if number >= len(calls):
+        pytest.skip("not in the chosen part")
+    architecture, dtype, width, specs, lengths = calls[number]
+    lists = (",".join(specs), ",".join(map(str, lengths)))
+    found = without_interpreter(architecture, dtype, 8, width, *lists, "padded", *(["causal"] if everything else []))
+    assert found
+    for launch in map(json.loads, found):
+        # the assembler itself spills a few numbers where more programs then fit at once
+        assert launch["spilled"] <= 24 and launch["shared"] <= LIMITS[architecture], launch
+
+
+def test_few_kernels_for_many_shapes(everything):
+    """200 random numbers of sentences and tokens: a handful of sizes of tiles, with a few kernels each."""
+    assert int(without_interpreter("--count", 200 if everything else 12, "random+vanilla")[-1]) <= 15
+
+
+def test_launches(monkeypatch):
+    """A block launches fewer kernels of a GPU, and no more than docs/gpu-kernels.md says."""
+    monkeypatch.undo()  # memory filled with NaN is a launch more
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import launches
+
+    page = (ROOT / "docs" / "gpu-kernels.md").read_text()
+    for name in VARIANTS:
+        before, after = (len(launches.count(name, True, dtype=torch.bfloat16, with_kernels=x)) for x in (False, True))
+        assert after < before or name == "vanilla"
+        if torch.__version__.startswith("2.13"):
+            assert f"| `{name}` | {before} | {after} |" in page
+
+
+def test_measuring(tmp_path, everything):
+    """benchmarks/gpu.py in sizes of a few words: each part leaves a result, which a second call keeps."""
+    parts = ["--parts", *([""] if everything else ["correct"])]
+    command = [sys.executable, ROOT / "benchmarks" / "gpu.py", "--dry", *parts, "--out", tmp_path]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for said in (f"{sys.executable} benchmarks/gpu.py --correctness", "has a result in"):
+        done = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0 and said in done.stdout, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "correct.json").read_text())
+    assert len(rows) == 2 and all(row["kernels"] == 2 for row in rows.values())
+    done = subprocess.run([*map(str, command[:3]), "--parts", "tea"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 1 and "error: --parts tea: choose from tests, tests-kernels, correct" in done.stderr
