@@ -7,14 +7,14 @@ from pathlib import Path
 
 from .command import UserError
 
-COMMANDS = {  # name: module and function
-    "quickstart": "quickstart.main",
-    "prepare": "corpora.main",
-    "train": "train.main",
-    "evaluate": "tasks.main",
-    "translate": "translate.main",
-    "reproduce": "reproduce.main",
-    "analyse": "analysis.main",
+COMMANDS = {  # name: the module whose main() it calls
+    "quickstart": "quickstart",
+    "prepare": "corpora",
+    "train": "train",
+    "evaluate": "tasks",
+    "translate": "translate",
+    "reproduce": "reproduce",
+    "analyse": "analysis",
 }
 
 
@@ -25,9 +25,8 @@ def main() -> None:
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     # on CPUs: threads that spin while they wait slow a training tenfold where another program wants one of the cores
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    module, function = COMMANDS[sys.argv[1]].split(".")
     try:
-        getattr(importlib.import_module(f".{module}", __package__), function)(sys.argv[2:])
+        importlib.import_module(f".{COMMANDS[sys.argv[1]]}", __package__).main(sys.argv[2:])
         sys.stdout.flush()
     except UserError as error:
         sys.exit(f"error: {error}")

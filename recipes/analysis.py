@@ -12,7 +12,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence
 
 from . import provenance
 from .command import ROOT, Parser, UserError, dry_run, integer, run, say, write
@@ -21,6 +21,7 @@ from .hyperparameters import BASELINES, RECIPES
 from .tables import BASELINE, TABLES, Cell
 
 Figures = Dict[str, Any]
+Drawing = Callable[[Figures, str, str, str], List[Call]]  # record, choice, model and its color -> calls
 FOLDER = "analysis"  # of results/, and of the pictures below --out
 LENGTHS = "lengths"  # the same for --lengths
 TABLE = "multi30k_cpu"  # that docs/analysis.md shows
@@ -63,9 +64,6 @@ def measure(cell: Cell, checkpoint: Path, out: Path, lengths: bool, sentences: i
         lengths: only loss and BLEU by sentence length.
         sentences: of the validation set, for all else.
         origin: commit, versions and hardware of what is measured now.
-
-    Raises:
-        UserError: the inspection failed.
     """
     name, flags = FOLDER, f"--subset valid --sentences {sentences}"
     if lengths:
@@ -163,17 +161,8 @@ def table() -> str:
     if not records:
         return "No model has been analysed yet.\n"
     columns = ["entropy", "diagonal", "neighbours", "word_dependence"]
-    heads = [
-        "model",
-        "updates",
-        "attention",
-        "entropy",
-        "diagonal",
-        "neighbours",
-        "words",
-        "most, least important head",
-    ]
-    heads += ["BLEU", "half removed", "all removed"]
+    heads = ["model", "updates", "attention", "entropy", "diagonal", "neighbours", "words"]
+    heads += ["most, least important head", "BLEU", "half removed", "all removed"]
     rows = []
     for model, record in records.items():
         for group, title in GROUPS.items():
@@ -241,13 +230,13 @@ def pictures() -> Iterator[Picture]:
     yield histograms(records, "weights", "attention weight (share of weights, log scale)")
     yield patterns(records)
     yield heads_by_layer(records)
-    for name, panels in (
-        ("singular-values", singular_values(records)),
-        ("rank", rank(records)),
-        ("removal", removal(records)),
-    ):
-        panels[0].calls.append(legend())  # type: ignore[attr-defined]
-        yield Picture(f"analysis-{name}.png", panels, (10, 3.5), len(panels), share_y=True)
+    first = next(iter(records.values()))
+    of_values = ("share of the singular values", "share of their sum")
+    yield of_models("singular-values", records, GROUPS, singular_values, *of_values)
+    branches = {name: name for name in first["layers"]["trained"]["encoder"]}
+    yield of_models("rank", records, branches, rank, "encoder layer", "distance from equal rows", yscale="log")
+    removed = {group: GROUPS[group] for group in first["removal"]["groups"]}
+    yield of_models("removal", records, removed, removal, "share of heads removed", "BLEU")
     if "random" in records:  # softmax(R) of the encoder's heads, a block for each layer
         layers = [(a["layer"], a["pattern"]) for a in of_group(records["random"], "encoder.self")]
         panels = [
@@ -319,47 +308,41 @@ def heads_by_layer(records: Dict[str, Figures]) -> Picture:
     return Picture("analysis-heads.png", panels, (11, 6.4), 2)
 
 
-def singular_values(records: Dict[str, Figures]) -> List[Panel]:
-    """A panel for each group, a line for each model: the mean over its heads, and their span."""
+def of_models(
+    name: str, records: Dict[str, Figures], choices: Mapping[str, str], draw: Drawing, x: str, y: str, **settings: str
+) -> Picture:
+    """A panel for each choice with what `draw` makes of each model. `choices`: with their titles."""
     panels: List[Panel] = []
-    for group, title in GROUPS.items():
-        calls: List[Call] = []
-        for model, record in records.items():
-            heads = [head for attention in of_group(record, group) for head in attention["singular_values"]]
-            columns, own = list(zip(*heads)), color(model, list(records), BASELINE)
-            shares = [i / (len(columns) - 1) for i in range(len(columns))]
-            span = [[min(column) for column in columns], [max(column) for column in columns]]
-            calls.append(line(shares, [round(mean(column), 4) for column in columns], model, own))
-            calls.append(("fill_between", [shares, *span], {"color": own, "alpha": 0.15}))
-        label = {} if panels else {"ylabel": "share of their sum"}
-        panels.append(Panel(calls, {"title": title, "xlabel": "share of the singular values", **label}))
-    return panels
-
-
-def rank(records: Dict[str, Figures]) -> List[Panel]:
-    """A panel for each choice of branches, a line for each model; dashed: initial."""
-    panels: List[Panel] = []
-    for name in next(iter(records.values()))["layers"]["trained"]["encoder"]:
-        calls: List[Call] = []
-        for model, record in records.items():
-            for state, style in (("initial", "--"), ("trained", "-")):
-                values = record["layers"][state]["encoder"][name]["equal_rows"]
-                label, own = model if state == "trained" else None, color(model, list(records), BASELINE)
-                calls.append(line(list(range(len(values))), values, label, own, linestyle=style, marker="."))
-        side = {} if panels else {"ylabel": "distance from equal rows"}
-        panels.append(Panel(calls, {"title": name, "xlabel": "encoder layer", "yscale": "log", **side}))
-    return panels
-
-
-def removal(records: Dict[str, Figures]) -> List[Panel]:
-    """A panel for each group, a line for each model."""
-    panels: List[Panel] = []
-    for group in next(iter(records.values()))["removal"]["groups"]:
-        curves = {model: record["removal"]["groups"][group] for model, record in records.items()}
+    for choice, title in choices.items():
         calls = [
-            line(curve["share"], curve["bleu"], model, color(model, list(records), BASELINE), marker=".")
-            for model, curve in curves.items()
+            call
+            for model, record in records.items()
+            for call in draw(record, choice, model, color(model, list(records), BASELINE))
         ]
-        side = {} if panels else {"ylabel": "BLEU"}
-        panels.append(Panel(calls, {"title": GROUPS[group], "xlabel": "share of heads removed", **side}))
-    return panels
+        calls += [] if panels else [legend()]
+        panels.append(Panel(calls, {"title": title, "xlabel": x, **settings, **({} if panels else {"ylabel": y})}))
+    return Picture(f"analysis-{name}.png", panels, (10, 3.5), len(panels), share_y=True)
+
+
+def singular_values(record: Figures, group: str, model: str, own: str) -> List[Call]:
+    """The mean over the heads of a group, and their span."""
+    columns = list(zip(*(head for attention in of_group(record, group) for head in attention["singular_values"])))
+    shares = [i / (len(columns) - 1) for i in range(len(columns))]
+    span = [[min(column) for column in columns], [max(column) for column in columns]]
+    middle = line(shares, [round(mean(column), 4) for column in columns], model, own)
+    return [middle, ("fill_between", [shares, *span], {"color": own, "alpha": 0.15})]
+
+
+def rank(record: Figures, branches: str, model: str, own: str) -> List[Call]:
+    """How far the rows are from equal with these branches, layer by layer; dashed: initial."""
+    calls = []
+    for state, label, style in (("initial", None, "--"), ("trained", model, "-")):
+        values = record["layers"][state]["encoder"][branches]["equal_rows"]
+        calls.append(line(list(range(len(values))), values, label, own, linestyle=style, marker="."))
+    return calls
+
+
+def removal(record: Figures, group: str, model: str, own: str) -> List[Call]:
+    """BLEU as more and more heads of a group are removed."""
+    curve = record["removal"]["groups"][group]
+    return [line(curve["share"], curve["bleu"], model, own, marker=".")]

@@ -6,7 +6,6 @@ import html
 import io
 import random
 import re
-import shutil
 from collections import Counter
 from pathlib import Path
 from shlex import quote
@@ -128,9 +127,6 @@ def read_corpus(
     Args:
         examples: how many of training and validation to keep.
         held_out: how many of them are for validation, if the corpus has no such set; default: a tenth.
-
-    Raises:
-        UserError: a file is missing, has too few columns, an empty text, or a label unknown at training.
     """
     train = read_split(corpus, folder, "train")
     labels = {label for label, _ in train or []}
@@ -222,14 +218,7 @@ def read_table(corpus: Corpus, path: Path, kind: str, known: Container[str] = ()
 
 
 def checked(path: Path, line: int, label: str, text: str, labels: Sequence[str]) -> Example:
-    """An example with clean text.
-
-    Args:
-        line: its number in the file; 0 for a file of one example.
-
-    Raises:
-        UserError: the text is empty, or the label is none of a known corpus'.
-    """
+    """An example with clean text. `line`: its number in the file; 0 for a file of one example."""
     where = f"{path}: line {line}" if line else str(path)
     label, text = label.strip(), clean(text)
     if not text:
@@ -253,9 +242,6 @@ def clean(text: str) -> str:
 def binarise(out: Path, vocabulary: int, workers: int) -> None:
     """Tokenised text in bin/input0 and labels in bin/label, as fairseq's sentence_prediction reads them."""
     say("tokenising")
-    if not dry_run():
-        (out / "tok").mkdir(exist_ok=True)
-        shutil.rmtree(out / "bin", ignore_errors=True)
     tokenize = f"sacremoses --quiet -l en -j {workers} normalize -c tokenize"
     for split in SPLITS:
         shell(f"{tokenize} < {quote(str(out / 'text' / f'{split}.txt'))}", out / "tok" / f"{split}.txt")
@@ -282,11 +268,7 @@ def score(run_of: Evaluation, max_tokens: int = 4096) -> Dict[str, Any]:
 
 
 def correct(data: Path, predicted: Path) -> List[bool]:
-    """Whether each example of the test set has the label predicted.
-
-    Raises:
-        UserError: the predictions are not there, or not of these data.
-    """
+    """Whether each example of the test set has the label predicted."""
     labels = (data / "text" / "test.label").read_text(encoding="utf-8").splitlines()
     found = predicted.read_text(encoding="utf-8").splitlines() if predicted.exists() else []
     if len(found) != len(labels):
@@ -305,9 +287,6 @@ def compare(data: Path, run_dir: Path, baseline: Path) -> Dict[str, Any]:
     """McNemar's exact test of a run's accuracy against a baseline's, both evaluated on the same data.
 
     Null hypothesis: where only one of the two is right, each is with equal probability.
-
-    Raises:
-        UserError: one of them is not evaluated, or not on these data.
     """
     from scipy.stats import binomtest
 

@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(workflow.basedir).parent))
 from recipes import reproduce
 from recipes.command import ROOT, UserError
-from recipes.hyperparameters import RECIPES
+from recipes.hyperparameters import RECIPES, number_of
 
 try:
     CALL = reproduce.read_call(shlex.split(str(config.get("cells", ""))))
@@ -36,7 +36,7 @@ for cell in CELLS.values():
 
 def gpus(cell):
     """What a training is given: as --gpus says, else the recipe, else 1."""
-    asked, usual = reproduce.asked_gpus(CALL.options), RECIPES[cell.dataset.recipe].gpus
+    asked, usual = number_of("--gpus", CALL.options), RECIPES[cell.dataset.recipe].gpus
     return asked if asked is not None else 1 if usual is None else usual
 
 

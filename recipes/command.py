@@ -14,7 +14,10 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class UserError(Exception):
-    """What a user can mend. The message is one line that names the flag or file and the fix."""
+    """What a user can mend. The message is one line that names the flag or file and the fix.
+
+    Any function of the recipes may raise it; the checks in its body say when.
+    """
 
 
 def dry_run() -> bool:
@@ -103,7 +106,7 @@ def run(argv: Sequence[object], log: Optional[Path] = None) -> None:
 
 
 def shell(command: str, output: Path, fix: str = "") -> None:
-    """Writes what a shell command prints to `output`, which appears once it is complete. An existing file is kept.
+    """Writes what a shell command prints to `output`, with its folder, once it is complete. An existing file is kept.
 
     Raises:
         UserError: the command failed.
@@ -113,6 +116,7 @@ def shell(command: str, output: Path, fix: str = "") -> None:
     print(f"+ {command} > {shlex.quote(str(output))}", flush=True)
     if dry_run():
         return
+    make_folder(output.parent)
     part = output.with_name(output.name + ".part")
     with open(part, "wb") as file:
         done = subprocess.run(
@@ -145,7 +149,7 @@ def make_folder(folder: Path) -> None:
 
 
 def download(url: str, output: Path, fix: str) -> None:
-    """Downloads a file; a call after one that was cut off goes on where it ended.
+    """Downloads a file, to a folder that is made; a call after one that was cut off goes on where it ended.
 
     Raises:
         UserError: it cannot be downloaded.
@@ -155,6 +159,7 @@ def download(url: str, output: Path, fix: str) -> None:
     show(["curl", *options, "--output", output, url])
     if dry_run():
         return
+    make_folder(output.parent)
     argv = ["curl", *options, "--silent", "--show-error", "--retry", "3", "--output", str(part), url]
     done = subprocess.run(argv, stderr=subprocess.PIPE, universal_newlines=True)
     if done.returncode:

@@ -114,21 +114,12 @@ def multi30k(argv: Sequence[str]) -> None:
 
 
 def unpack(archive: Path, text: Path, wanted: str, fetch: bool) -> None:
-    """Makes `text` from a .gz file of Multi30k, which is downloaded where it is missing and `fetch` says so.
-
-    Raises:
-        UserError: the file is missing, or its text is not the expected one.
-    """
+    """Makes `text` from a .gz file of Multi30k, which is downloaded where it is missing and `fetch` says so."""
     if text.exists() and sha256(text) == wanted:
         return
     if fetch and not archive.exists():
-        if not dry_run():
-            archive.parent.mkdir(exist_ok=True)
-        download(
-            f"{CORPORA['multi30k']['url']}/{archive.name}",
-            archive,
-            "get the corpus elsewhere and name its folder by --from",
-        )
+        fix = "get the corpus elsewhere and name its folder by --from"
+        download(f"{CORPORA['multi30k']['url']}/{archive.name}", archive, fix)
     if not dry_run():
         try:
             found = sha256(archive)
@@ -173,8 +164,6 @@ def wmt14(argv: Sequence[str]) -> None:
             pin_settings(raw / "settings", "*.en*", {"from": args.source.resolve() if args.source else ""})
         if not done:
             os.environ["SACREBLEU"] = str(archives / "sacrebleu")
-            if not dry_run():
-                archives.mkdir(exist_ok=True)
             say("the corpora")
             if args.source:
                 link(args.source, raw, tgt)
@@ -198,11 +187,7 @@ def link(source: Path, raw: Path, tgt: str) -> None:
 
 
 def extract(mirror: str, path: str, member: str, output: Path, tgt: str, archives: Path, wanted: str) -> None:
-    """Both sides of a training corpus, out of an archive that is downloaded and checked where it is missing.
-
-    Raises:
-        UserError: it cannot be downloaded, or is another file.
-    """
+    """Both sides of a training corpus, out of an archive that is downloaded and checked where it is missing."""
     archive, packed = archives / Path(path).name, ".gz" if member.endswith(".gz") else ""
     files = {lang: Path(f"{output}.{lang}{packed}") for lang in ("en", tgt)}
     if all(file.exists() for file in files.values()):
@@ -218,9 +203,6 @@ def fetch(url: str, file: Path, wanted: str, fix: str) -> None:
     Args:
         wanted: its SHA-256.
         fix: what else to do than to call again.
-
-    Raises:
-        UserError: it cannot be downloaded, or is another file.
     """
     checked = file.with_name(file.name + ".checked")
     if checked.exists():

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 DIGEST = "Data-SHA256"  # in the PNG's metadata: its bytes depend on the version of matplotlib
-BASELINE_COLOR = "black"
 
 Call = Tuple[str, Sequence[Any], Dict[str, Any]]  # a method of matplotlib's axes, and its arguments
 
@@ -68,7 +67,7 @@ def stored_digest(path: Path) -> str:
 
 def color(model: str, models: Sequence[str], baseline: str) -> str:
     """A color for each model, the baseline's black."""
-    return BASELINE_COLOR if model == baseline else f"C{list(models).index(model) % 10}"
+    return "black" if model == baseline else f"C{list(models).index(model) % 10}"
 
 
 def line(x: Sequence[float], y: Sequence[float], label: Optional[str], color: str, **style: Any) -> Call:

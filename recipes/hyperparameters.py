@@ -1,8 +1,9 @@
 """The recipes of recipes.yaml: how any model of a size is trained and tested."""
 
+import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Dict, Mapping, Optional, Sequence
 
 from .command import UserError
 
@@ -49,12 +50,14 @@ class Recipe:
         return f"{self.kind}_synth_{model}_{self.preset}"
 
 
-def read_data(name: str) -> Dict[str, Dict[str, Any]]:
-    """The entries of a YAML file beside this module. `like` in one takes the values of an earlier one.
+def number_of(flag: str, words: Sequence[str]) -> Optional[int]:
+    """The number that a flag such as ``--gpus`` has among the words of a command: the last one, as that counts."""
+    found = re.findall(rf"(?:^| ){flag}[= ](\d+)", " ".join(words))
+    return int(found[-1]) if found else None
 
-    Raises:
-        UserError: it cannot be read; the message says where.
-    """
+
+def read_data(name: str) -> Dict[str, Dict[str, Any]]:
+    """The entries of a YAML file beside this module. `like` in one takes the values of an earlier one."""
     import yaml
 
     path = Path(__file__).with_name(name)
@@ -73,11 +76,7 @@ def read_data(name: str) -> Dict[str, Dict[str, Any]]:
 
 
 def make(file: str, key: str, kind: Any, entry: Mapping[str, Any], **more: Any) -> Any:
-    """An entry of a YAML file as its dataclass.
-
-    Raises:
-        UserError: it has a key that the dataclass has not, or lacks one.
-    """
+    """An entry of a YAML file as its dataclass."""
     for name in entry:
         if name not in {known.name for known in fields(kind)}:
             raise UserError(f"recipes/{file}: {key}: {name} is no key of a {kind.__name__.lower()}")

@@ -1,24 +1,12 @@
 """Language models: the corpora, and perplexity by word on the test set."""
 
 import re
-import shutil
 from pathlib import Path
 from shlex import quote
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 from . import corpora
-from .command import (
-    ROOT,
-    Parser,
-    UserError,
-    cores,
-    dry_run,
-    existing_folder,
-    integer,
-    run,
-    say,
-    shell,
-)
+from .command import ROOT, Parser, UserError, cores, dry_run, existing_folder, integer, run, say, shell
 from .corpora import checksums, fetch_all, sha256
 from .prepare import SPLITS, apply_bpe, begin_text_anew, folder_of_data, preprocess, print_counts
 from .scoring import Evaluation, flag, print_scores
@@ -92,8 +80,6 @@ def main(argv: Sequence[str]) -> None:
         if not begun:
             return
         say("the text")
-        for folder in () if dry_run() else ("archives", "text"):
-            (out / folder).mkdir(exist_ok=True)
         try:
             take(args.corpus, files or unpacked(corpus, out / "archives", args.source), out / "text", args.sample)
         except UserError:
@@ -103,11 +89,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def find(corpus: Corpus, folder: Path) -> List[List[Path]]:
-    """The files of each split in a folder, by the corpus' own names or as SPLIT.txt; all also as .gz.
-
-    Raises:
-        UserError: a split is missing.
-    """
+    """The files of each split in a folder, by the corpus' own names or as SPLIT.txt; all also as .gz."""
     found = []
     for split, pattern in zip(SPLITS, corpus.files):
         candidates = [f"{name}{packed}" for name in (pattern, f"{split}.txt") for packed in ("", ".gz")]
@@ -135,11 +117,7 @@ def unpacked(corpus: Corpus, archives: Path, source: Optional[Path]) -> List[Lis
 
 
 def take(corpus: str, files: Sequence[Sequence[Path]], text: Path, sample: Optional[int]) -> None:
-    """Makes text/{train,valid,test}.txt of the files of each split, once they are known to be the corpus' own.
-
-    Raises:
-        UserError: a text is empty, no UTF-8, or not the corpus'.
-    """
+    """Makes text/{train,valid,test}.txt of the files of each split, once they are known to be the corpus' own."""
     wanted = checksums("lm")
     for split, paths in zip(SPLITS, files):
         output, names = text / f"{split}.txt", " ".join(quote(str(path)) for path in paths)
@@ -165,16 +143,12 @@ def binarise(out: Path, merges: Optional[int], workers: int) -> None:
     text = out / "text"
     if merges:
         say(f"learning and applying BPE, {merges} merges")
-        if not dry_run():
-            (out / "sub").mkdir(exist_ok=True)
         shell(f"subword-nmt learn-bpe -s {merges} < {quote(f'{text}/train.txt')}", out / "codes")
         encode = apply_bpe(out / "codes", workers)
         for split in SPLITS:
             shell(f"{encode} {quote(f'{text}/{split}.txt')}", out / "sub" / f"{split}.txt")
         text = out / "sub"
     say("binarising")
-    if not dry_run():
-        shutil.rmtree(out / "bin", ignore_errors=True)
     flags = ["--only-source", "--workers", workers]
     preprocess(flags, out / "bin", f"{text}/{{}}.txt", out / "preprocess.log")
     if not dry_run():
@@ -187,11 +161,7 @@ def prepare(corpus: str, dataset: str, data: Path, source: Optional[Path], optio
 
 
 def score(run_of: Evaluation, context_window: Optional[int] = None, max_tokens: int = 4096) -> Dict[str, Any]:
-    """The perplexity of the test set; nothing in a dry run.
-
-    Raises:
-        UserError: the context is as long as a row.
-    """
+    """The perplexity of the test set; nothing in a dry run."""
     data, recipe, training = run_of.data, run_of.recipe, run_of.training
     context = recipe.context_window if context_window is None else context_window
     block = int(flag(training, recipe, "tokens-per-sample") or 1024)
@@ -215,11 +185,7 @@ def report(data: Path, run_dir: Path) -> None:
 
 
 def perplexity(data: Path, log: str) -> Dict[str, Any]:
-    """The perplexity by word and by token, of what fairseq-eval-lm says of the test set.
-
-    Raises:
-        UserError: it did not score every token.
-    """
+    """The perplexity by word and by token, of what fairseq-eval-lm says of the test set."""
     counted = re.search(r"Evaluated ([\d,]+) tokens", log)
     result = re.search(r"Loss \(base 2\): ([\d.]+), Perplexity: ([\d.]+)", log)
     if not counted or not result:

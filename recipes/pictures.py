@@ -7,7 +7,7 @@ from . import analysis
 from .command import ROOT
 from .drawing import Call, Panel, Picture, color, image, legend, line, stored_digest
 from .render import SPEED, SPEED_IN_PICTURE, Record, in_order, load, load_cells, summarize
-from .tables import TABLES, Dataset, Table
+from .tables import TABLES, Table
 
 
 def render(check: bool, folder: Path = ROOT / "docs") -> List[Path]:
@@ -37,12 +37,8 @@ def of_tables() -> Iterator[Picture]:
             for kind, draw in (("valid-loss", curves), ("scores", bars)):
                 name = f"{table.name}-{dataset.name}-{kind}.png"
                 if records and name in pages:
-                    panel = draw(table, records)
-                    yield Picture(name, [panel._replace(settings={**panel.settings, "title": heading(table, dataset)})])
-
-
-def heading(table: Table, dataset: Dataset) -> str:
-    return f"{table.title}, {dataset.heading}"
+                    calls, settings = draw(table, records)
+                    yield Picture(name, [Panel(calls, {**settings, "title": f"{table.title}, {dataset.heading}"})])
 
 
 def curves(table: Table, records: List[Record]) -> Panel:

@@ -77,11 +77,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def training_corpora(raw: Path, src: str, tgt: str) -> List[Path]:
-    """Checks the files of a raw folder; the prefixes of what is trained on, in the order of the names.
-
-    Raises:
-        UserError: the folder or a file is missing, or a training corpus has the name of a test set.
-    """
+    """Checks the files of a raw folder; the prefixes of what is trained on, in the order of the names."""
     if not raw.is_dir():
         raise UserError(f"{raw}: no such folder; RAW_DIR holds {{train,valid,test}}.{{{src},{tgt}}}")
     for name in (f"{split}.{lang}" for split in ("valid", "test") for lang in (src, tgt)):
@@ -102,11 +98,7 @@ def training_corpora(raw: Path, src: str, tgt: str) -> List[Path]:
 
 
 def prepare(raw: Path, src: str, tgt: str, out: Path, options: argparse.Namespace) -> None:
-    """Makes `out` from `raw`, with the options of `add_options`.
-
-    Raises:
-        UserError: a file is missing or wrong, or a program failed.
-    """
+    """Makes `out` from `raw`, with the options of `add_options`."""
     if src == tgt:
         raise UserError(f"SRC and TGT are both {src}")
     if options.like:
@@ -125,11 +117,7 @@ def prepare(raw: Path, src: str, tgt: str, out: Path, options: argparse.Namespac
 
 
 def take_options(options: argparse.Namespace, src: str, tgt: str) -> None:
-    """The options that decide on subwords, from the data of --like.
-
-    Raises:
-        UserError: it is not prepared, or not of these languages.
-    """
+    """The options that decide on subwords, from the data of --like."""
     settings = read_settings(options.like / "settings")
     if not dry_run() and not (options.like / "bin" / "done").exists():
         raise UserError(f"--like {options.like}: not prepared, or not to its end")
@@ -141,9 +129,6 @@ def take_options(options: argparse.Namespace, src: str, tgt: str) -> None:
 
 def binarise(raw: Path, corpora: Sequence[Path], src: str, tgt: str, out: Path, options: argparse.Namespace) -> None:
     """The steps of `prepare`, each of which keeps what an earlier call made. `corpora`: of `training_corpora`."""
-    if not dry_run():
-        for name in ("text", "tok", "sub"):
-            (out / name).mkdir(exist_ok=True)
 
     def clean(to: Path, prefixes: Sequence[Path], *flags: object) -> None:
         if not all(Path(f"{to}.{lang}").exists() for lang in (src, tgt)):
@@ -159,28 +144,26 @@ def binarise(raw: Path, corpora: Sequence[Path], src: str, tgt: str, out: Path, 
         begin_text_anew(out)
         raise
 
-    text, workers = out / "text", options.workers
-    if options.subwords == "bpe":
+    workers, words = options.workers, options.subwords == "bpe"
+    text = out / ("tok" if words else "text")
+    both = " ".join(quote(f"{text}/train.{lang}") for lang in (src, tgt))
+    if words:
         say("normalising and tokenising")
         for split in SPLITS:
             for lang in (src, tgt):
                 jobs = workers if split == "train" else 1  # to start them takes longer than a small file
                 tokenize = f"sacremoses --quiet -l {lang} -j {jobs} normalize -c tokenize"
                 dashes = " -a" if options.dash_splits else ""
-                shell(f"{tokenize}{dashes} < {quote(f'{text}/{split}.{lang}')}", out / "tok" / f"{split}.{lang}")
-        text = out / "tok"
+                shell(f"{tokenize}{dashes} < {quote(f'{out}/text/{split}.{lang}')}", text / f"{split}.{lang}")
         say(f"learning and applying joint BPE, {options.merges} merges")
-        both = f"{quote(f'{text}/train.{src}')} {quote(f'{text}/train.{tgt}')}"
-        learn = f"cat {both} | subword-nmt learn-bpe -s {options.merges}"
-        shell(f"cat {quote(str(options.like / 'codes'))}" if options.like else learn, out / "codes")
-        encode = apply_bpe(out / "codes", workers)
+        model, learn = out / "codes", f"cat {both} | subword-nmt learn-bpe -s {options.merges}"
+        encode = apply_bpe(model, workers)
     else:
         say(f"learning and applying a joint SentencePiece model of {options.merges} pieces")
         tool = f"python {quote(str(ROOT / 'scripts' / 'sentence_pieces.py'))}"
-        both = f"{quote(f'{text}/train.{src}')} {quote(f'{text}/train.{tgt}')}"
-        learn = f"{tool} train {options.merges} {both}"
-        shell(f"cat {quote(str(options.like / 'pieces.model'))}" if options.like else learn, out / "pieces.model")
-        encode = f"{tool} encode {quote(f'{out}/pieces.model')} <"
+        model, learn = out / "pieces.model", f"{tool} train {options.merges} {both}"
+        encode = f"{tool} encode {quote(str(model))} <"
+    shell(f"cat {quote(str(options.like / model.name))}" if options.like else learn, model)
     for split in SPLITS:
         for lang in (src, tgt):
             to = out / "sub" / (f"all.{lang}" if split == "train" else f"{split}.{lang}")
@@ -193,8 +176,6 @@ def binarise(raw: Path, corpora: Sequence[Path], src: str, tgt: str, out: Path, 
     clean(out / "sub" / "train", [out / "sub" / "all"], *limits)
 
     say("binarising")
-    if not dry_run():
-        shutil.rmtree(out / "bin", ignore_errors=True)
     flags: List[object] = ["-s", src, "-t", tgt, "--joined-dictionary", "--workers", workers]
     flags += ["--srcdict", options.like / "bin" / f"dict.{src}.txt"] if options.like else []
     preprocess(flags, out / "bin", f"{out}/sub/{{}}", out / "preprocess.log")
@@ -217,9 +198,6 @@ def folder_of_data(out: Path, settings: Mapping[str, object], files: Sequence[Pa
     Args:
         settings: what it is made with. Data made otherwise are refused, ready or not.
         files: the text that it is made of, which may not change, as its size tells; none: nobody looks.
-
-    Raises:
-        UserError: it was made with other settings, or of another text.
     """
     with locked(out / ".lock"):
         pin_settings(out / "settings", "text/*", settings)
@@ -236,7 +214,9 @@ def folder_of_data(out: Path, settings: Mapping[str, object], files: Sequence[Pa
 
 
 def preprocess(flags: Sequence[object], to: Path, prefix: str, log: Path) -> None:
-    """fairseq-preprocess. `prefix`: of the text, with ``{}`` for train, valid and test."""
+    """fairseq-preprocess, into an empty folder. `prefix`: of the text, with ``{}`` for train, valid and test."""
+    if not dry_run():
+        shutil.rmtree(to, ignore_errors=True)
     argv = ["fairseq-preprocess", *flags, "--destdir", to]
     run([*argv, *(word for split in SPLITS for word in (f"--{split}pref", prefix.format(split)))], log=log)
 

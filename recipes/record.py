@@ -35,9 +35,6 @@ def read_log(log: str) -> Dict[str, Any]:
     - ``minutes``: updates / median updates per second. A run that was paused, resumed or slowed down for a while by
       other programs so has the time of one that was not; validation and saving are not in it.
     - ``curve``: on the validation set the criterion's loss, and what else is logged of perplexity and accuracy.
-
-    Raises:
-        UserError: it is not the log of a training.
     """
     parameters = re.findall(r"num\. trained: ([\d,]+)", log)
     lines = read_lines(log, "train_inner") or read_lines(log, "train")
@@ -114,11 +111,7 @@ def mixture_weights(weights: Dict[str, Any], model: Any) -> Dict[str, Dict[str, 
 
 
 def origin(run: Path, earlier: Dict[str, Any]) -> Dict[str, Any]:
-    """Commit, versions and hardware of a training: as it noted them, else as an earlier record has them.
-
-    Raises:
-        UserError: neither is there.
-    """
+    """Commit, versions and hardware of a training: as it noted them, else as an earlier record has them."""
     file = run / "provenance.json"
     if file.exists():
         starts = json.loads(file.read_text())
@@ -135,9 +128,6 @@ def record(cell: Cell, out: Path, command: Optional[str] = None, changed: Option
         out: the folder of its data and runs.
         command: what ran it, if more than the cell's own command.
         changed: the folder of a run by another recipe; it is recorded there, and not as the cell.
-
-    Raises:
-        UserError: the run is not scored, its log is no training's, or nobody knows its code.
     """
     run = changed or cell.run(out)
     try:

@@ -45,11 +45,7 @@ SPEED_IN_PICTURE = {  # column: title of its panel
 
 
 def load(folder: str, name: str = "*") -> List[Record]:
-    """The records of a folder of results/, by name.
-
-    Raises:
-        UserError: one is of an older version.
-    """
+    """The records of a folder of results/, by name."""
     paths = sorted((ROOT / "results" / folder).glob(f"{name}.json"))
     records = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     for path, record in zip(paths, records):
@@ -59,11 +55,7 @@ def load(folder: str, name: str = "*") -> List[Record]:
 
 
 def load_cells(table: str) -> List[Record]:
-    """The records of a table, by device. A seed that was trained on a GPU and on a CPU is two runs.
-
-    Raises:
-        UserError: a record is in another device's folder, or in none.
-    """
+    """The records of a table, by device. A seed that was trained on a GPU and on a CPU is two runs."""
     for path in (ROOT / "results" / table).glob("*.json"):
         raise UserError(f"{path}: its place is {' or '.join(DEVICES)}/ of that folder, by its hardware")
     found = {device: load(f"{table}/{device}") for device in DEVICES}
@@ -158,30 +150,29 @@ def of_models(table: Table, dataset: Dataset, records: Sequence[Record]) -> Dict
     return {model: [record for record in here if record["model"] == model] for model in table.models()}
 
 
-def column(table: Table, dataset: Dataset, records: Sequence[Record]) -> Dict[str, List[str]]:
-    """{heading: a cell for each row}: the paper's figure, ours, ours less the baseline's by seed, and the speed."""
+def columns_of(table: Table, dataset: Dataset, records: Sequence[Record]) -> List[List[str]]:
+    """The paper's figures, ours, ours less the baseline's by seed, and the speed: headings, and a cell for each row."""
     title = dataset.heading if table.paper else f"{dataset.heading}, {table.title}"
     here = of_models(table, dataset, records)
-    cells: Dict[str, List[str]] = {}
-    cells.update(of_paper(table, dataset.name, f"{title}, paper"))
+    columns = of_paper(table, dataset.name, f"{title}, paper")
     if table.paper or any(here.values()):
-        heading = f"{title}, here" if table.paper else title
-        cells[heading] = [figure([r["figures"][table.metric] for r in found]) for found in here.values()]
+        cells = (figure([r["figures"][table.metric] for r in found]) for found in here.values())
+        columns.append([f"{title}, here" if table.paper else title, *cells])
     by_seed = differences(table, here, lambda record: record["figures"][table.metric])
     if any(by_seed):
-        cells[f"minus {baseline_name(table)} [95 %]"] = by_seed
+        columns.append([f"minus {baseline_name(table)} [95 %]", *by_seed])
     if any(SPEED_COLUMN in figures for figures in table.paper.values()):
         timed = load(f"{table.name}/speed", dataset.name)
         ratios = timed[0]["figures"] if timed else {}
         shown = (f"{ratios[model]['ratio']:.2f}" if model in ratios else NOT_RUN for model in here)
-        cells[f"{title}, {SPEED_COLUMN} relative to {baseline_name(table)}'s, here"] = list(shown)
-    return cells
+        columns.append([f"{title}, {SPEED_COLUMN} relative to {baseline_name(table)}'s, here", *shown])
+    return columns
 
 
-def of_paper(table: Table, name: str, heading: str) -> Dict[str, List[str]]:
+def of_paper(table: Table, name: str, heading: str) -> List[List[str]]:
     """A column of the paper's figures, empty where it has none; no column where it has none at all."""
     found = [table.paper.get(model, {}).get(name, "") for model in table.models()]
-    return {heading: found} if any(found) else {}
+    return [[heading, *found]] if any(found) else []
 
 
 def results(*names: str, short: bool = False) -> str:
@@ -197,23 +188,20 @@ def results(*names: str, short: bool = False) -> str:
     if not any(records.values()) and not any(table.paper for table in tables):
         return "No cell has been run at this recipe yet.\n"
     all_models = tables[0].models()
-    columns: Dict[str, List[str]] = {"model": [label(model) for model in all_models]}
-    columns.update(of_paper(tables[0], "parameters", "parameters, paper"))
-    columns["parameters"] = []
-    for model in all_models:
-        first = [r for table in tables for r in records[table.name] if r["model"] == model]
-        columns["parameters"].append(f"{first[0]['parameters'] / 1e6:.2f}M" if first else NOT_RUN)
-    lines = [[heading, *cells] for heading, cells in columns.items()]
+    sizes: Dict[str, str] = {}
+    for record in (record for table in tables for record in records[table.name]):
+        sizes.setdefault(record["model"], f"{record['parameters'] / 1e6:.2f}M")
+    columns = [["model", *map(label, all_models)], *of_paper(tables[0], "parameters", "parameters, paper")]
+    columns.append(["parameters", *(sizes.get(model, NOT_RUN) for model in all_models)])
     for table in tables:
-        elsewhere = {name: "" for figures in table.paper.values() for name in figures}
-        for name in elsewhere:  # figures of other data than ours
-            if name not in ("parameters", SPEED_COLUMN, *(dataset.name for dataset in table.datasets)):
-                lines += [[heading, *cells] for heading, cells in of_paper(table, name, f"{name}, paper").items()]
+        ours = ("parameters", SPEED_COLUMN, *(dataset.name for dataset in table.datasets))
+        for name in dict.fromkeys(name for figures in table.paper.values() for name in figures if name not in ours):
+            columns += of_paper(table, name, f"{name}, paper")  # figures of other data than ours
         for dataset in table.datasets[:1] if short else table.datasets:
-            lines += [[heading, *cells] for heading, cells in column(table, dataset, records[table.name]).items()]
-        lines += [[h, *relative(c)] for h, c in of_paper(table, SPEED_COLUMN, f"{SPEED_COLUMN}, paper").items()]
-    heads, *rows = zip(*lines)
-    known = {r["model"] for found in records.values() for r in found} | {m for table in tables for m in table.paper}
+            columns += columns_of(table, dataset, records[table.name])
+        columns += [relative(found) for found in of_paper(table, SPEED_COLUMN, f"{SPEED_COLUMN}, paper")]
+    heads, *rows = zip(*columns)
+    known = {*sizes, *(model for table in tables for model in table.paper)}
     missing = [label(model) for model in all_models if model not in known]
     rows = [row for row, model in zip(rows, all_models) if model in known]
     if short:
@@ -224,9 +212,10 @@ def results(*names: str, short: bool = False) -> str:
     return "\n".join([*markdown(heads, rows), "", *below, ""])
 
 
-def relative(cells: Sequence[str]) -> List[str]:
+def relative(column: Sequence[str]) -> List[str]:
     """The paper's steps a second, and how many times the Transformer's, which is the first, that is."""
-    return [f"{cell} ({float(cell) / float(cells[0]):.2f})" if cell else "" for cell in cells]
+    heading, *cells = column
+    return [heading, *(f"{cell} ({float(cell) / float(cells[0]):.2f})" if cell else "" for cell in cells)]
 
 
 def note(table: Table, records: List[Record]) -> str:
@@ -378,11 +367,7 @@ def origin(records: List[Record]) -> str:
 
 
 def fill(name: str, page: str, block: str, contents: str) -> str:
-    """The text of a page with the block `<!-- results: NAME --> … <!-- end -->` replaced.
-
-    Raises:
-        UserError: the page has no such block.
-    """
+    """The text of a page with the block `<!-- results: NAME --> … <!-- end -->` replaced."""
     pattern = re.compile(rf"(<!-- results: {re.escape(block)} -->\n).*?(<!-- end -->)", re.S)
     if not pattern.search(page):
         raise UserError(f"{name} has no '<!-- results: {block} -->' … '<!-- end -->'")

@@ -19,7 +19,6 @@ results/TABLE/speed/DATASET.json. Let nothing else run meanwhile.
 
 import argparse
 import json
-import re
 import shlex
 import shutil
 from pathlib import Path
@@ -29,19 +28,8 @@ from typing import Iterator, List, NamedTuple, Optional, Sequence
 from benchmarks import timing
 
 from . import train
-from .command import (
-    ROOT,
-    Parser,
-    UserError,
-    dry_run,
-    existing_folder,
-    locked,
-    pin_settings,
-    say,
-    show,
-    split_flags,
-)
-from .hyperparameters import RECIPES
+from .command import ROOT, Parser, UserError, dry_run, existing_folder, locked, pin_settings, say, show, split_flags
+from .hyperparameters import RECIPES, number_of
 from .provenance import device_of
 from .record import record
 from .scoring import evaluate
@@ -81,22 +69,12 @@ def read_call(argv: Sequence[str]) -> Call:
     parser = Parser("reproduce", (__doc__ or "").format(tables=tables))
     add = parser.add_argument
     add("table", metavar="TABLE", choices=TABLES)
-    add(
-        "--dataset",
-        "--pair",
-        type=str.split,
-        metavar="NAMES",
-        help='columns of the table: en-de, en-fr or "en-de en-fr", ptb, ... (default: all)',
-    )
+    columns = 'columns of the table: en-de, en-fr or "en-de en-fr", ptb, ... (default: all)'
+    add("--dataset", "--pair", type=str.split, metavar="NAMES", help=columns)
     add("--variant", type=str.split, metavar="NAMES", help='such as "transformer random" (default: the table\'s rows)')
     add("--seed", type=str.split, metavar="NUMBERS", help="(default: the table's, 1 to 3 of them)")
-    add(
-        "--from",
-        dest="source",
-        type=existing_folder,
-        metavar="DIR",
-        help="corpora at hand; of several each in a folder of its name",
-    )
+    corpora = "corpora at hand; of several each in a folder of its name"
+    add("--from", dest="source", type=existing_folder, metavar="DIR", help=corpora)
     add("--out", type=Path, default=ROOT, metavar="DIR", help="data and runs (default: the project's folder)")
     add("--rerun", action="store_true", help="run a cell again although results/ has it")
     add("--prepare", action="store_true", help="only prepare the data")
@@ -171,15 +149,9 @@ def changed_run(cell: Cell, out: Path) -> Path:
     return cell.run(out).with_name(f"{cell.run(out).name}-changed")
 
 
-def asked_gpus(options: Sequence[str]) -> Optional[int]:
-    """The number that options of train.sh give; None where they leave it to the recipe."""
-    found = re.findall(r"--gpus[ =](\d+)", " ".join(options))
-    return int(found[-1]) if found else None
-
-
 def asked_device(options: Sequence[str]) -> str:
     """gpu or cpu, as options of train.sh say; empty where they leave it to the recipe."""
-    gpus = asked_gpus(options)
+    gpus = number_of("--gpus", options)
     return "" if gpus is None else "gpu" if gpus else "cpu"
 
 
@@ -229,9 +201,6 @@ def run_cell(cell: Cell, out: Path, rerun: bool, options: List[str], flags: List
 
     Args:
         changed: the options that make it another recipe's, if any.
-
-    Raises:
-        UserError: a step failed.
     """
     table, data, device = cell.table, cell.data(out), asked_device(options)
     run = changed_run(cell, out) if changed else cell.run(out)

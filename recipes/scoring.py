@@ -14,22 +14,14 @@ from .train import pair_of, set_threads
 
 
 def read_data_settings(data: Path) -> Dict[str, str]:
-    """The settings that a folder of data was prepared with.
-
-    Raises:
-        UserError: nothing is there, or it is not finished.
-    """
+    """The settings that a folder of data was prepared with."""
     if not (data / "bin" / "done").exists():
         raise UserError(f"{data}: not prepared, or not to its end; run scripts/prepare.sh first")
     return read_settings(data / "settings")
 
 
 def read_run_settings(data: Path, run_dir: Path) -> Dict[str, str]:
-    """The settings of a training on a folder of data; empty for a dry run, or a training by fairseq-train itself.
-
-    Raises:
-        UserError: there is no such training, or it was on other data or for another pair of languages.
-    """
+    """The settings of a training on a folder of data; empty for a dry run, or a training by fairseq-train itself."""
     if not run_dir.is_dir() and not dry_run():
         raise UserError(f"{run_dir}: no such folder; train with scripts/train.sh")
     settings = read_settings(run_dir / "settings")
@@ -76,9 +68,6 @@ def evaluate(
         task: the module of the data's task.
         baseline: an evaluated run, for the task's significance test.
         options: of the task's `score`.
-
-    Raises:
-        UserError: the data or the run are missing or do not belong together, or a program failed.
     """
     settings = read_data_settings(data)
     training = read_run_settings(data, run_dir)
@@ -138,11 +127,7 @@ def print_scores(run_dir: Path, test: str, labels: Optional[Dict[str, str]] = No
 
 
 def checkpoint(run_dir: Path, out: Path, average: int) -> Path:
-    """The checkpoint to evaluate: the last `average` ones averaged in `out`, or the best by validation for 0.
-
-    Raises:
-        UserError: there are too few, or none.
-    """
+    """The checkpoint to evaluate: the last `average` ones averaged in `out`, or the best by validation for 0."""
     if not average:
         best = run_dir / "checkpoint_best.pt"
         if not best.exists() and not dry_run():

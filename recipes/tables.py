@@ -149,11 +149,7 @@ def read_figures(text: str) -> Dict[str, Dict[str, str]]:
 
 
 def read_tables() -> Dict[str, Table]:
-    """The tables of tables.yaml, by name.
-
-    Raises:
-        UserError: a key or a value is wrong.
-    """
+    """The tables of tables.yaml, by name."""
     found: Dict[str, Table] = {}
     for name, entry in read_data("tables.yaml").items():
         try:

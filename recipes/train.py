@@ -15,6 +15,7 @@ Where the text has longer sentences than the architecture takes, --synth-max-len
 """
 
 import argparse
+import functools
 import importlib.util
 import math
 import os
@@ -31,19 +32,8 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 from fairseq_synth.names import VARIANTS
 
 from . import provenance
-from .command import (
-    ROOT,
-    Parser,
-    UserError,
-    dry_run,
-    integer,
-    locked,
-    pin_settings,
-    read_settings,
-    show,
-    split_flags,
-)
-from .hyperparameters import RECIPES, Recipe
+from .command import ROOT, Parser, UserError, dry_run, integer, locked, pin_settings, read_settings, show, split_flags
+from .hyperparameters import RECIPES, Recipe, number_of
 
 LENGTH_UNIT = 8  # a length that follows the text is a multiple of it, as the products of GPUs like it
 
@@ -52,54 +42,28 @@ def make_parser() -> Parser:
     """The options of train.sh."""
     parser = Parser("train", __doc__)
     add = parser.add_argument
+    number = functools.partial(add, type=integer(1), metavar="N")
     add("arch", metavar="ARCH")
     add("dataset", metavar="DATASET")
     add("--recipe", choices=RECIPES, help="default: the one of the architecture's ending")
-    add(
-        "--data",
-        type=Path,
-        metavar="DIR",
-        help="prepared data (default: data/DATASET; data/wmt14-PAIR, data/multi30k-PAIR)",
-    )
+    where = "prepared data (default: data/DATASET; data/wmt14-PAIR, data/multi30k-PAIR)"
+    add("--data", type=Path, metavar="DIR", help=where)
     add("--save-dir", type=Path, metavar="DIR", help="checkpoints and the log (default: runs/ARCH-DATASET-seedN)")
-    add(
-        "--gpus",
-        type=integer(0),
-        metavar="N",
-        help="of this machine (default: the recipe's: all or none); 0 trains on the CPU",
-    )
-    add("--processes", type=integer(1), default=1, metavar="N", help="with --gpus 0, how many (default: 1)")
-    add(
-        "--threads",
-        type=integer(1),
-        metavar="N",
-        help="CPU threads of each process (default: the recipe's, or OpenMP's)",
-    )
-    add("--nodes", type=integer(1), default=1, metavar="N", help="machines; call the script on each, with --rendezvous")
+    where = "of this machine (default: the recipe's: all or none); 0 trains on the CPU"
+    number("--gpus", type=integer(0), help=where)
+    number("--processes", default=1, help="with --gpus 0, how many (default: 1)")
+    number("--threads", help="CPU threads of each process (default: the recipe's, or OpenMP's)")
+    number("--nodes", default=1, help="machines; call the script on each, with --rendezvous")
     add("--rendezvous", metavar="HOST:PORT", help="with --nodes: the first machine and a free port on it")
-    add("--timeout", type=integer(1), default=600, metavar="N", help="seconds without progress that end the run")
-    add(
-        "--batch-tokens",
-        type=integer(1),
-        metavar="N",
-        help="tokens of one update, all processes together (default: the recipe's). A sentence counts "
-        "as the longer of its sides, and as the longest of its batch",
-    )
-    add(
-        "--max-tokens",
-        type=integer(1),
-        metavar="N",
-        help="most tokens of a pass in one process (default: the recipe's)",
-    )
-    add("--max-update", type=integer(1), metavar="N", help="updates (default: the recipe's)")
-    add(
-        "--save-every",
-        type=integer(1),
-        metavar="N",
-        help="updates between checkpoints (default: the recipe's); the last 10 are kept, or 1 if none are averaged",
-    )
+    number("--timeout", default=600, help="seconds without progress that end the run")
+    tokens = "tokens of one update, all processes together (default: the recipe's). A sentence counts "
+    number("--batch-tokens", help=tokens + "as the longer of its sides, and as the longest of its batch")
+    number("--max-tokens", help="most tokens of a pass in one process (default: the recipe's)")
+    number("--max-update", help="updates (default: the recipe's)")
+    saved = "updates between checkpoints (default: the recipe's); the last 10 are kept, or 1 if none are averaged"
+    number("--save-every", help=saved)
     add("--precision", help="fp32, fp16 or bf16 (default: bf16 where the GPU computes in it, else fp16; CPU fp32)")
-    add("--seed", type=integer(0), default=1, metavar="N", help="(default: 1)")
+    number("--seed", type=integer(0), default=1, help="(default: 1)")
     add("--init", type=Path, metavar="RUN_DIR", help="begin with the weights of that run (data: prepare.sh --like)")
     add("--tensorboard", metavar="DIR", help="write curves there")
     add("--wandb", metavar="PROJECT", help="send curves there")
@@ -112,11 +76,7 @@ def models() -> List[str]:
 
 
 def recipe_name(arch: str, dataset: str = "") -> str:
-    """The recipe of an architecture's ending; of several that of the data set, else the first.
-
-    Raises:
-        UserError: it has none, or there is no such architecture.
-    """
+    """The recipe of an architecture's ending; of several that of the data set, else the first."""
     # the longest preset first: one ends in another
     names = sorted(RECIPES, key=lambda name: len(RECIPES[name].preset), reverse=True)
     fitting = [name for name in names if arch.endswith(f"_{RECIPES[name].preset}")]
@@ -157,11 +117,7 @@ def longest_sentence(data: Path) -> int:
 
 
 def best_checkpoint(run_dir: Path) -> Path:
-    """The average that an evaluation has made, else the best checkpoint.
-
-    Raises:
-        UserError: there is neither.
-    """
+    """The average that an evaluation has made, else the best checkpoint."""
     average, best = run_dir / "checkpoint_avg.pt", run_dir / "checkpoint_best.pt"
     path = average if average.exists() else best
     if not path.exists() and not dry_run():
@@ -170,11 +126,7 @@ def best_checkpoint(run_dir: Path) -> Path:
 
 
 def init_flags(init: Path, arch: str, data: Path) -> List[str]:
-    """The flags that begin a training with the weights of another run, and with its length.
-
-    Raises:
-        UserError: it has no checkpoint, is of another architecture, or its data have other words.
-    """
+    """The flags that begin a training with the weights of another run, and with its length."""
     found = read_settings(init / "settings")
     if found.get("arch", arch) != arch:
         raise UserError(f"--init {init}: is a run of {found['arch']}, not of {arch}")
@@ -193,16 +145,13 @@ def length_flags(arch: str, recipe: Recipe, data: Path, rest: Sequence[str], ini
     Args:
         rest: flags for fairseq-train: what they say of the length stands.
         init: the run whose length this is, if any.
-
-    Raises:
-        UserError: that run's length is too little.
     """
     longest = longest_sentence(data) if recipe.task == "translation" and "_synth_" in arch else 0
     own = ("--synth-max-length", "--synth-beyond-length")
-    given = re.findall(r"--synth-max-length[= ](\d+)", " ".join(rest))
-    if init and longest > int(given[-1] if given else recipe.max_length) and "tile" not in " ".join(rest):
+    most = number_of("--synth-max-length", rest) or recipe.max_length
+    if init and longest > most and "tile" not in " ".join(rest):
         raise UserError(
-            f"--init {init}: its sentences have up to {given[-1] if given else recipe.max_length} tokens, and {data} "
+            f"--init {init}: its sentences have up to {most} tokens, and {data} "
             f"has one of {longest}; train that run with -- --synth-max-length {longest}, prepare {data} without such "
             "sentences, or give -- --synth-beyond-length tile"
         )
@@ -217,11 +166,7 @@ def length_flags(arch: str, recipe: Recipe, data: Path, rest: Sequence[str], ini
 
 
 def split_batch(batch_tokens: int, world: int, max_tokens: int, longest: int) -> Tuple[int, int]:
-    """(tokens of a process at once, passes of an update): as few passes as fit, each as large as the batch then needs.
-
-    Raises:
-        UserError: less than the longest sentence is left for a process.
-    """
+    """(tokens of a process at once, passes of an update): as few passes as fit, each as large as the batch needs."""
     passes = math.ceil(batch_tokens / (world * max_tokens))
     tokens = batch_tokens // (world * passes)
     if tokens < longest:
@@ -233,11 +178,7 @@ def split_batch(batch_tokens: int, world: int, max_tokens: int, longest: int) ->
 
 
 def device_flags(args: argparse.Namespace) -> Tuple[int, List[str]]:
-    """(processes of this machine, flags for its GPUs or CPU); fills in the number of GPUs.
-
-    Raises:
-        UserError: there are none or too few, or they and the other options contradict each other.
-    """
+    """(processes of this machine, flags for its GPUs or CPU); fills in the number of GPUs."""
     flags: List[str] = []
     precision, best = args.precision, "fp32"
     if args.gpus != 0:
@@ -266,11 +207,7 @@ def device_flags(args: argparse.Namespace) -> Tuple[int, List[str]]:
 def training_command(
     args: argparse.Namespace, recipe: Recipe, data: Path, save: Path, rest: Sequence[str]
 ) -> List[str]:
-    """The fairseq-train command, under torchrun where there are several processes.
-
-    Raises:
-        UserError: options that contradict each other or this machine.
-    """
+    """The fairseq-train command, under torchrun where there are several processes."""
     own = {**recipe.flags, **count_classes(recipe, data)}
     flags = [word for name, value in own.items() for word in (f"--{name}", value) if word is not None]
     save_every = args.save_every or recipe.save_every
@@ -341,9 +278,6 @@ def start(argv: Sequence[object], show_line: Optional[Callable[[str], None]] = N
 
     Args:
         show_line: what to do with each line of the log; default: print it.
-
-    Raises:
-        UserError: the training failed.
     """
     words = list(map(str, argv))
     if dry_run():
@@ -366,11 +300,7 @@ def start(argv: Sequence[object], show_line: Optional[Callable[[str], None]] = N
 
 
 def default_data(recipe: Recipe, dataset: str) -> Path:
-    """The folder of a data set's prepared data where none is named.
-
-    Raises:
-        UserError: it has none of its own.
-    """
+    """The folder of a data set's prepared data where none is named."""
     pairs = recipe.task == "translation"
     others = (other.corpus for other in RECIPES.values() if other.task == recipe.task)
     known = ("en-de", "en-fr") if pairs else tuple(dict.fromkeys(others))
@@ -382,11 +312,7 @@ def default_data(recipe: Recipe, dataset: str) -> Path:
 
 
 def check_data(data: Path, recipe: Recipe, dataset: str, named: bool) -> None:
-    """Refuses data that are not prepared, or for another task.
-
-    Args:
-        named: they are of --data.
-    """
+    """Refuses data that are not prepared, or for another task. `named`: they are of --data."""
     own = {
         "translation": f"RAW_DIR {dataset.replace('-', ' ')} {data}",
         "language_modeling": f"lm {data} --from RAW_DIR",
@@ -414,15 +340,11 @@ def pair_of(settings: Dict[str, str]) -> str:
 
 def warn_of_warm_up(command: Sequence[str]) -> None:
     """Says so if a training ends before its learning rate is reached."""
-    found = {}
-    for name in ("max-update", "warmup-updates"):
-        values = re.findall(rf" --{name}[ =](\d+)", " ".join(command))
-        found[name] = int(values[-1]) if values else 0  # the last one counts
-    if 0 < found["max-update"] < found["warmup-updates"]:  # 0: no limit
-        fewer = max(1, found["max-update"] // 5)
+    updates, warm_up = (number_of(flag, command) or 0 for flag in ("--max-update", "--warmup-updates"))
+    if 0 < updates < warm_up:  # 0: no limit
         print(
-            "warning: --max-update {max-update} is less than --warmup-updates {warmup-updates}: the model hardly "
-            "learns; give fewer, as in -- --warmup-updates {fewer}".format(**found, fewer=fewer),
+            f"warning: --max-update {updates} is less than --warmup-updates {warm_up}: the model hardly learns; "
+            f"give fewer, as in -- --warmup-updates {max(1, updates // 5)}",
             file=sys.stderr,
         )
 

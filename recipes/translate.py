@@ -73,11 +73,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def translate(programs: Sequence[Sequence[object]], lines: Sequence[str]) -> List[str]:
-    """What a `pipeline` makes of the lines that are not empty.
-
-    Raises:
-        UserError: a sentence is too long, a program failed, or it has left a sentence out.
-    """
+    """What a `pipeline` makes of the lines that are not empty."""
     numbers = [number for number, line in enumerate(lines, 1) if line]
     if not numbers:
         return []

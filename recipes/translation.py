@@ -32,9 +32,6 @@ def prepare(corpus: str, dataset: str, data: Path, source: Optional[Path], optio
 
     Args:
         source: the folder of --from. A corpus without a script of its own is {train,valid,test}.{src,tgt} there.
-
-    Raises:
-        UserError: such a corpus, not prepared yet, and no folder.
     """
     src, tgt = dataset.split("-")
     if corpus in corpora.PARALLEL:
@@ -64,11 +61,7 @@ def split_compounds(text: str) -> str:
 
 
 def sacrebleu(argv: Sequence[object]) -> Any:
-    """What sacreBLEU's command line prints as JSON.
-
-    Raises:
-        UserError: it failed.
-    """
+    """What sacreBLEU's command line prints as JSON."""
     argv = ["sacrebleu", *argv, "-f", "json"]
     show(argv)
     done = subprocess.run(list(map(str, argv)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
@@ -94,28 +87,22 @@ def test_set(data: Path) -> str:
 
 
 def compare(data: Path, run_dir: Path, baseline: Path) -> Dict[str, Any]:
-    """The paired bootstrap test of a run's BLEU against a baseline's, both evaluated on the same data.
-
-    Raises:
-        UserError: one of them is not evaluated, or not on these data.
-    """
+    """The paired bootstrap test of a run's BLEU against a baseline's, both evaluated on the same data."""
     settings = read_data_settings(data)
-    name = f"test.hyp.{settings['tgt']}"
-    lines = count_lines(data / f"test.{settings['tgt']}")
+    tgt = settings["tgt"]
+    name, file = f"test.hyp.{tgt}", data / f"test.{tgt}"
     for folder, what in ((baseline, f"--baseline {baseline}"), (run_dir, str(run_dir))):
-        if not (folder / name).exists() or count_lines(folder / name) != lines:
+        if not (folder / name).exists() or count_lines(folder / name) != count_lines(file):
             raise UserError(f"{what}: not evaluated yet, or not on these data")
-    if test_set(data):
-        reference(data)  # sets the folder that is read on import
+    reference(data)  # sets the folder that sacreBLEU reads on import
     from sacrebleu.metrics import BLEU
     from sacrebleu.significance import PairedTest
     from sacrebleu.utils import get_reference_files
 
-    file = data / f"test.{settings['tgt']}"
     if test_set(data):
-        file = Path(get_reference_files(test_set(data), f"{settings['src']}-{settings['tgt']}")[0])
+        file = Path(get_reference_files(test_set(data), f"{settings['src']}-{tgt}")[0])
     references, base, ours = (read_lines(path) for path in (file, baseline / name, run_dir / name))
-    metrics = {"BLEU": BLEU(lowercase=bool(settings["lowercase"]), trg_lang=settings["tgt"])}
+    metrics = {"BLEU": BLEU(lowercase=bool(settings["lowercase"]), trg_lang=tgt)}
     test = PairedTest([("baseline", base), ("this run", ours)], metrics, [references], test_type="bs")
     signatures, results = test()
     scores: Any = results["BLEU"]
@@ -197,9 +184,8 @@ def score(
         (out / f"test.tok.{tgt}").write_text("".join(f"{line}\n" for line in words), encoding="utf-8")
         scores["tokenised"] = sacrebleu([data / "tok" / f"test.{tgt}", "-i", out / f"test.tok.{tgt}", *tokenised])
     if (settings["src"], tgt) == ("en", "de"):
-        for path, name in ((data / f"test.{tgt}", "ref"), (hypothesis, "hyp")):
-            shell(f"sacremoses --quiet -l de tokenize < {quote(str(path))}", out / f"compound.{name}")
-            file = out / f"compound.{name}"
+        for path, file in ((data / f"test.{tgt}", out / "compound.ref"), (hypothesis, out / "compound.hyp")):
+            shell(f"sacremoses --quiet -l de tokenize < {quote(str(path))}", file)
             file.write_text(split_compounds(file.read_text(encoding="utf-8")), encoding="utf-8")
         scores["compound_split"] = sacrebleu([out / "compound.ref", "-i", out / "compound.hyp", *tokenised])
     return scores

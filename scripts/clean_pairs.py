@@ -95,6 +95,7 @@ def main() -> None:
     outputs = [Path(f"{args.output}.{lang}") for lang in (args.src, args.tgt)]
     parts = [Path(f"{path}.part") for path in outputs]
     try:
+        outputs[0].parent.mkdir(parents=True, exist_ok=True)
         with open(parts[0], "w", encoding="utf-8") as source_file, open(parts[1], "w", encoding="utf-8") as target_file:
             for prefix in args.inputs:
                 corpus = pairs(prefix, args.src, args.tgt)

@@ -17,7 +17,7 @@ REPRODUCE = f"""#!{sys.executable}
 import os, sys, time
 from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from recipes import reproduce
+from recipes import hyperparameters, reproduce
 call = reproduce.read_call(sys.argv[1:])
 out, (cell,) = call.args.out, call.cells()
 first = cell.init()
@@ -30,7 +30,7 @@ if call.args.prepare:
     made = done(cell)
 else:
     assert done(cell).exists() and (not first or (first.run(out) / "scores.json").exists())
-    gpus = reproduce.asked_gpus(call.options)
+    gpus = hyperparameters.number_of("--gpus", call.options)
     made = cell.run(out) / "scores.json" if call.args.rerun else cell.result("gpu" if gpus else "cpu")
     begun = out / "begun" / cell.table.name
     begun.mkdir(parents=True, exist_ok=True)

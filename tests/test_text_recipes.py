@@ -152,7 +152,7 @@ def test_a_corpus_from_its_home(tmp_path, monkeypatch):
     assert (tmp_path / "other" / "text" / "test.txt").exists()
     wanted["w.zip"] = "0" * 64
     refused(language_model.main, "wikitext103", tmp_path / "new", parts=["w.zip", "SHA-256", "removed", "--from"])
-    assert not (tmp_path / "new" / "archives" / "w.zip").exists() and not list((tmp_path / "new" / "text").iterdir())
+    assert not (tmp_path / "new" / "archives" / "w.zip").exists() and not list((tmp_path / "new" / "text").glob("*"))
 
 
 @pytest.mark.parametrize("corpus, tokens", [("ptb", 82430), ("wikitext2", 245569)])
