@@ -32,6 +32,8 @@ class Recipe:
     kind: str = "transformer"  # beginning of the architecture's name
     task: str = "translation"  # fairseq's name
     init: str = ""  # the table whose run of this data set, model and seed it begins with
+    pair: str = ""  # the sides of the text where they are no languages: source-target
+    generation: Mapping[str, object] = field(default_factory=dict)  # more flags of fairseq-generate
     context_window: int = 0  # of fairseq-eval-lm: the least context of a token
 
     @property

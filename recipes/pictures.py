@@ -37,7 +37,7 @@ def of_tables() -> Iterator[Picture]:
             for kind, draw in (("valid-loss", curves), ("scores", bars)):
                 name = f"{table.name}-{dataset.name}-{kind}.png"
                 if records and name in pages:
-                    panel = draw(table, records)
+                    panel = draw(table, records, dataset)
                     yield Picture(name, [panel._replace(settings={**panel.settings, "title": heading(table, dataset)})])
 
 
@@ -45,7 +45,7 @@ def heading(table: Table, dataset: Dataset) -> str:
     return f"{table.title}, {dataset.heading}"
 
 
-def curves(table: Table, records: List[Record]) -> Panel:
+def curves(table: Table, records: List[Record], dataset: Dataset) -> Panel:
     """A line for each model: the mean validation loss over its runs."""
     calls, lowest = [], float("inf")
     for model in table.models():
@@ -59,9 +59,10 @@ def curves(table: Table, records: List[Record]) -> Panel:
     return Panel([*calls, legend()], {"xlabel": "updates", "ylabel": "validation loss", "ylim": limits})
 
 
-def bars(table: Table, records: List[Record]) -> Panel:
+def bars(table: Table, records: List[Record], dataset: Dataset) -> Panel:
     """A bar for each model's mean, a dot for each run; the best first."""
-    found = {m: [r["figures"][table.metric] for r in records if r["model"] == m] for m in table.models()}
+    metric, name = next(iter(table.figures(dataset).items()))
+    found = {m: [r["figures"][metric] for r in records if r["model"] == m] for m in table.models()}
     means = {model: summarize(values).mean for model, values in found.items() if values}
     models = sorted(means, key=lambda model: means[model], reverse=table.task.BEST is max)
     colors = ["black" if model == table.baseline else "tab:blue" for model in models]
@@ -71,7 +72,7 @@ def bars(table: Table, records: List[Record]) -> Panel:
     values = [value for model in models for value in found[model]]
     margin = max(max(values) - min(values), 1) * 0.2
     limits = (min(values) - margin, max(values) + margin)
-    return Panel([*calls, ("invert_yaxis", [], {})], {"xlabel": table.task.METRIC_NAME, "xlim": limits})
+    return Panel([*calls, ("invert_yaxis", [], {})], {"xlabel": name, "xlim": limits})
 
 
 # ---- the six functions

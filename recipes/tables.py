@@ -5,12 +5,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from . import classification, language_model, translation
+from . import classification, language_model, text_to_text, translation
 from .command import ROOT, UserError
 from .hyperparameters import BASELINES, RECIPES, make, read_data
 from .train import models as known_models
 
-TASKS = {"translation": translation, "language_modeling": language_model, "sentence_prediction": classification}
+TASKS = {
+    "translation": translation,
+    "language_modeling": language_model,
+    "sentence_prediction": classification,
+    "text_to_text": text_to_text,
+}
 BASELINE = "transformer"
 SPEED = "steps/s"  # a column of the paper's
 DEVICES = ("gpu", "cpu")  # folders of a table's results
@@ -22,6 +27,7 @@ class Dataset(NamedTuple):
     name: str  # for translation a pair of languages, else a corpus
     heading: str
     recipe: str  # of hyperparameters.py
+    figures: Mapping[str, str] = {}  # {figure of scores.json that is shown: its heading}; default: the task's METRIC
 
 
 @dataclass(frozen=True)
@@ -63,10 +69,13 @@ class Table:
         if wrong:
             raise UserError(f"table {self.name}: {wrong[0]}")
 
-    @property
-    def metric(self) -> str:
-        """The figure of scores.json that the table shows."""
-        return str(self.task.METRIC)
+    def figures(self, dataset: Dataset) -> Mapping[str, str]:
+        """{figure of scores.json that a column shows: its heading}. The first one is compared and drawn."""
+        return dataset.figures or {self.task.METRIC: self.task.METRIC_NAME}
+
+    def metric(self, dataset: Dataset) -> str:
+        """The figure of a column that is compared and drawn."""
+        return next(iter(self.figures(dataset)))
 
     def models(self) -> List[str]:
         """The names of its rows."""

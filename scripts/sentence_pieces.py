@@ -24,6 +24,7 @@ def main() -> None:
                 vocab_size=int(argument),
                 character_coverage=1.0,
                 input_sentence_size=10_000_000,
+                max_sentence_length=1 << 20,  # bytes: longer ones, as articles are by default, would be left out
                 shuffle_input_sentence=True,
                 minloglevel=2,
             )
