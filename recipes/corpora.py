@@ -289,7 +289,7 @@ def numbers(tgt: str, raw: Path) -> None:
 
 def main(argv: Sequence[str]) -> None:
     """prepare.sh: the first word is a corpus, or else a folder of parallel text."""
-    from . import classification, language_model, pairs, text_to_text
+    from . import classification, denoising, language_model, pairs, text_to_text
 
     name = argv[0] if argv else ""
     if name in PARALLEL:
@@ -300,10 +300,12 @@ def main(argv: Sequence[str]) -> None:
         classification.main(argv)
     elif name in pairs.CORPORA:
         text_to_text.main(argv)
+    elif name in denoising.CORPORA:
+        denoising.main(argv)
     else:
         words = [word for word in argv[:3] if not word.startswith("-")]
         if 0 < len(words) < 3 and not Path(name).is_dir():
-            known = ", ".join([*PARALLEL, *language_model.CORPORA, *classification.CORPORA, *pairs.CORPORA])
+            known = ", ".join([*PARALLEL, *language_model.CORPORA, *classification.CORPORA, *pairs.NAMES])
             raise UserError(f"{name}: neither a corpus nor a folder of parallel text; the corpora are {known}")
         prepare.main(argv)
 

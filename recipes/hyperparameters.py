@@ -6,7 +6,13 @@ from typing import Any, Dict, Mapping, Optional
 
 from .command import UserError
 
-BASELINES = {"lightconv_lm": "lightconv_lm", "linformer": "roberta_linformer"}  # beginnings of their architectures
+BASELINES = {  # beginnings of their architectures
+    "lightconv_lm": "lightconv_lm",
+    "linformer": "roberta_linformer",
+    "lightconv": "lightconv",
+    "dynamicconv": "dynamicconv",
+    "transformer_plus": "transformer_plus",  # T5 Base+
+}
 
 
 @dataclass(frozen=True)

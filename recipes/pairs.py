@@ -251,3 +251,4 @@ READERS: Dict[str, Callable[[Corpus, Path], Iterator[Row]]] = {
     "utterances": utterances,
 }
 CORPORA = read_corpora()
+NAMES = [name for name, entry in corpora.CORPORA.items() if name in CORPORA or "spans_of" in entry]

@@ -64,6 +64,7 @@ def add_options(parser: Parser) -> None:
     add("--truncate-source", type=integer(2), metavar="N", help="cut sources after N subwords, the end's own included; "
         "translate.sh cuts them too where they are SentencePiece's")  # fmt: skip
     add("--truncate-target", type=integer(2), metavar="N", help="the same of targets (those of the test set are whole)")
+    parser.set_defaults(sentinels=0)  # marks of spans, which are a SentencePiece each: denoising.py
     add("--sample", type=integer(1), metavar="N", help="only the first N pairs of each training corpus, for a trial")
     add("--workers", type=integer(1), default=cores(), metavar="N", help="processes (default: all cores)")
     add("--like", type=Path, metavar="DATA_DIR", help="with the subwords, words and options of that data, "
@@ -195,7 +196,7 @@ def binarise(raw: Path, corpora: Sequence[Path], src: str, tgt: str, out: Path, 
         say(f"learning and applying a joint SentencePiece model of {options.merges} pieces")
         tool = f"python {quote(str(ROOT / 'scripts' / 'sentence_pieces.py'))}"
         both = f"{quote(f'{text}/train.{src}')} {quote(f'{text}/train.{tgt}')}"
-        learn = f"{tool} train {options.merges} {both}"
+        learn = f"{tool} train {options.merges} {both}" + f" --sentinels {options.sentinels}" * bool(options.sentinels)
         shell(f"cat {quote(str(options.like / 'pieces.model'))}" if options.like else learn, out / "pieces.model")
         encode = f"{tool} encode {quote(f'{out}/pieces.model')} <"
     for split in SPLITS:

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from . import classification, language_model, text_to_text, translation
+from . import classification, denoising, language_model, text_to_text, translation
 from .command import ROOT, UserError
 from .hyperparameters import BASELINES, RECIPES, make, read_data
 from .train import models as known_models
@@ -15,6 +15,7 @@ TASKS = {
     "language_modeling": language_model,
     "sentence_prediction": classification,
     "text_to_text": text_to_text,
+    "denoising": denoising,
 }
 BASELINE = "transformer"
 SPEED = "steps/s"  # a column of the paper's

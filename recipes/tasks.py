@@ -20,6 +20,8 @@ from .tables import TASKS
 
 def task_name(settings: Dict[str, str]) -> str:
     """The key of `TASKS` for prepared data with these settings."""
+    if settings.get("corpus") in TASKS["denoising"].CORPORA:
+        return "denoising"
     return settings.get("task") or ("text_to_text" if settings["src"] == "source" else "translation")
 
 

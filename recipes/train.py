@@ -378,7 +378,7 @@ def default_data(recipe: Recipe, dataset: str) -> Path:
     """
     translation = recipe.task == "translation" and not recipe.pair
     others = (other.corpus for other in RECIPES.values() if other.task == recipe.task)
-    known = tuple(pairs.CORPORA) if recipe.pair else ("en-de", "en-fr") if translation else tuple(dict.fromkeys(others))
+    known = tuple(pairs.NAMES) if recipe.pair else ("en-de", "en-fr") if translation else tuple(dict.fromkeys(others))
     if dataset not in known:
         raise UserError(
             f"{dataset}: {', '.join(known)} have data of their own; for others name what prepare.sh made by --data"
@@ -399,7 +399,7 @@ def check_data(data: Path, recipe: Recipe, dataset: str, named: bool) -> None:
     }[recipe.task]
     if recipe.task == "translation" and not named:
         own = f"{recipe.corpus} {dataset.split('-')[-1]} {data}"
-    if dataset == recipe.corpus or dataset in pairs.CORPORA:
+    if dataset == recipe.corpus or dataset in pairs.NAMES:
         own = f"{dataset} {data}"
     if not (data / "bin" / "done").exists():
         raise UserError(f"--data {data}: not prepared, or not to its end; run scripts/prepare.sh {own}")
