@@ -46,6 +46,7 @@ class Corpus:
     columns: Sequence[str] = ()
     names: Mapping[str, str] = field(default_factory=dict)  # {other name of a column: its name}
     labels: Mapping[str, str] = field(default_factory=dict)  # {label: what is to be written}; the column "label"
+    number: str = ""  # a column of numbers, which are written in steps of 0.2
     scores: Sequence[str] = ()  # of metrics.py; none: those of free text
     history: int = 0  # utterances before the one to be written; 0: it is no dialogue
     test_is_enough: bool = False  # where there is no training set, the test set is divided
@@ -102,7 +103,7 @@ def read_split(corpus: Corpus, folder: Path, split: str, history: int) -> List[P
     paths: List[Path] = next(filter(None, (find(folder, pattern) for pattern in patterns)), [])
     pairs = []
     for path in paths:
-        for row in READERS[corpus.rows](corpus, path):
+        for row in whole(READERS[corpus.rows](corpus, path), path):
             where = f"{path}: line {row['line']}"
             row = {corpus.names.get(column, column): text for column, text in row.items()}
             if history and "turns" in row:
@@ -113,6 +114,9 @@ def read_split(corpus: Corpus, folder: Path, split: str, history: int) -> List[P
                     known = ", ".join(corpus.labels)
                     raise UserError(f'{where} has the label "{label}"; it must be one of {known}')
                 row["label"] = corpus.labels[label]
+            if corpus.number in row:
+                row["answers"] = [str(row[corpus.number])]
+                row[corpus.number] = steps(where, row[corpus.number])
             try:
                 texts = [" ".join(form.format(**row).split()) for form in (corpus.source, corpus.target)]
             except KeyError as error:
@@ -122,11 +126,35 @@ def read_split(corpus: Corpus, folder: Path, split: str, history: int) -> List[P
                 raise UserError(f"{where}: {error}") from None
             if not all(texts) and split != "train":
                 raise UserError(f"{where} has an empty {'source' if texts[1] else 'target'}; remove it")
-            group = str(row.get("group", "")) or (path.stem if len(paths) > 1 else "")
+            group = str(row.get("group", "")) or (path.stem if split == "test" else "")
             if all(texts):
                 source, target = texts
                 pairs.append(Pair(source, target, group, row.get("answers", ())))
     return pairs
+
+
+def whole(rows: Iterator[Row], path: Path) -> Iterator[Row]:
+    """The rows of a reader.
+
+    Raises:
+        UserError: one lacks what its corpus has.
+    """
+    try:
+        yield from rows
+    except (KeyError, TypeError, IndexError) as error:
+        raise UserError(f"{path}: a row has no {error}; is this the right corpus?") from None
+
+
+def steps(where: str, number: str) -> str:
+    """A number in steps of 0.2, as T5 writes the scores of STS-B.
+
+    Raises:
+        UserError: it is none.
+    """
+    try:
+        return f"{round(float(number) * 5) / 5:.1f}"
+    except ValueError:
+        raise UserError(f'{where} has the score "{number}"; it must be a number') from None
 
 
 def find(folder: Path, pattern: str) -> List[Path]:
@@ -208,6 +236,32 @@ def gold_beside(corpus: Corpus, path: Path) -> Iterator[Row]:
         yield {**row, "label": label}
 
 
+def multirc(corpus: Corpus, path: Path) -> Iterator[Row]:
+    """A row for each answer; those to one question are a group."""
+    for row in table(corpus, path):
+        for question in row["passage"]["questions"]:
+            for answer in question["answers"]:
+                group = f"{row['line']}-{question.get('idx', question['question'])}"
+                texts = {"question": question["question"], "answer": answer["text"], "label": answer.get("label", "")}
+                yield {"line": row["line"], "paragraph": row["passage"]["text"], "group": group, **texts}
+
+
+def record(corpus: Corpus, path: Path) -> Iterator[Row]:
+    """A row for each query with its right answers; the first is the one to be written."""
+    for row in table(corpus, path):
+        text = row["passage"]["text"]
+        named = dict.fromkeys(text[e["start"] : e["end"] + 1] for e in row["passage"]["entities"])
+        beside = {
+            "line": row["line"],
+            "group": row["line"],
+            "entities": ", ".join(named),
+            "passage": text.replace("@highlight", ""),
+        }
+        for query in row["qas"]:
+            answers = [answer["text"] for answer in query["answers"]]
+            yield {**beside, "query": query["query"], "answer": answers[0], "answers": answers}
+
+
 def subject_lines(corpus: Corpus, path: Path) -> Iterator[Row]:
     """AESLC's .subject: an e-mail, @subject and its subject line, and further ones. .jsonl is a `table`."""
     if ".jsonl" in path.name:
@@ -246,6 +300,8 @@ def utterances(corpus: Corpus, path: Path) -> Iterator[Row]:
 READERS: Dict[str, Callable[[Corpus, Path], Iterator[Row]]] = {
     "table": table,
     "gold_beside": gold_beside,
+    "multirc": multirc,
+    "record": record,
     "subject_lines": subject_lines,
     "persona_chat": persona_chat,
     "utterances": utterances,

@@ -5,6 +5,9 @@
   scripts/prepare.sh ptb|wikitext2|wikitext103|lm1b OUT_DIR, lm OUT_DIR --from DIR     text, for language models
   scripts/prepare.sh agnews|imdb OUT_DIR, classification OUT_DIR --from DIR            texts with labels
   scripts/prepare.sh cnndm|aeslc|personachat|dailydialog OUT_DIR                       pairs of texts
+  scripts/prepare.sh sst2|cola|mrpc|stsb|qqp|mnli|qnli|rte OUT_DIR                     GLUE, as text
+  scripts/prepare.sh boolq|cb|copa|multirc|record|wic|wsc OUT_DIR                      SuperGLUE, as text
+  scripts/prepare.sh wikitext2_spans OUT_DIR, spans OUT_DIR --from DIR                 text to denoise
 
 `prepare.sh CORPUS --help` says more of a corpus. For pairs of texts of one's own SRC and TGT are source and target.
 Parallel text: check, normalise and tokenise (sacremoses), joint

@@ -78,6 +78,15 @@ class Table:
         """The figure of a column that is compared and drawn."""
         return next(iter(self.figures(dataset)))
 
+    def first_stage(self, dataset: Dataset) -> str:
+        """The name of the data set here that another table's models of `dataset` begin with; empty if there is none.
+
+        It has the same name. Pairs of texts may begin with any pairs, if this table has no other data set.
+        """
+        names = [other.name for other in self.datasets]
+        any_text = len(names) == 1 and RECIPES[dataset.recipe].pair
+        return dataset.name if dataset.name in names else names[0] if any_text else ""
+
     def models(self) -> List[str]:
         """The names of its rows."""
         return list(self.rows or self.paper) or known_models()
@@ -139,8 +148,8 @@ class Cell(NamedTuple):
 
     def init(self) -> Optional["Cell"]:
         """The cell that this one begins with, if its recipe is the second of two stages."""
-        table = RECIPES[self.dataset.recipe].init
-        return next(TABLES[table].cells([self.dataset.name], [self.model], [self.seed])) if table else None
+        first = TABLES.get(RECIPES[self.dataset.recipe].init)
+        return next(first.cells([first.first_stage(self.dataset)], [self.model], [self.seed])) if first else None
 
     def run(self, out: Path) -> Path:
         """Its --save-dir below a folder of data and runs."""
@@ -190,7 +199,7 @@ def read_tables() -> Dict[str, Table]:
         table = make("tables.yaml", name, Table, entry, name=name)
         for dataset in table.datasets:
             first = RECIPES[dataset.recipe].init
-            if first and (first not in found or dataset.name not in [other.name for other in found[first].datasets]):
+            if first and (first not in found or not found[first].first_stage(dataset)):
                 raise UserError(
                     f"recipes/tables.yaml: {name}: begins with {first}, no table of {dataset.name} above it"
                 )

@@ -112,7 +112,13 @@ def score(
         return metrics.of_free_text(written, wanted)
     beside = map(json.loads, read_lines(data / "test.answers"))
     answers: List[metrics.Answer] = [
-        metrics.Answer(text.lower().strip(), right.lower(), known["group"], known["answers"])
+        metrics.Answer(
+            text.lower().strip(),
+            # a score as it was before it was rounded
+            known["answers"][0] if corpus.number else right.lower(),
+            known["group"],
+            known["answers"],
+        )
         for text, right, known in zip(written, wanted, beside)
     ]
     labels = [word.lower() for word in dict.fromkeys(corpus.labels.values())]
