@@ -5,6 +5,7 @@
 ``transformer_lm_synth_{variant}_{preset}``               language models; `LANGUAGE_MODELS`
 ``roberta_synth_{variant}_{preset}``                      encoders; `ENCODERS`
 ``roberta_linformer_{preset}``                            the baseline of `linformer`; `ENCODERS` too
+``{lightconv,dynamicconv,transformer_plus}_{preset}``     baselines of text to text; `SIZES`
 ========================================================  =====================================================
 
 A preset sets what the command line did not. Where fairseq has no name for a size, its own model has one here too, to
@@ -14,7 +15,7 @@ compare with: ``transformer_multi30k``, ``transformer_lm_ptb``, ``lightconv_lm_p
 import argparse
 from typing import Any, Callable, Dict, Tuple
 
-from fairseq.models import lightconv_lm, register_model, register_model_architecture, roberta, transformer_lm
+from fairseq.models import lightconv, lightconv_lm, register_model, register_model_architecture, roberta, transformer_lm
 from fairseq.models.transformer import transformer_legacy
 
 from .language_model import SynthesizerLanguageModel
@@ -38,6 +39,59 @@ def multi30k(args: argparse.Namespace) -> None:
     set_defaults(args, decoder_layers=4, decoder_attention_heads=4, dropout=0.3)
     set_defaults(args, synth_max_length=100)  # captions are short: no sentence of the corpus has 100 tokens
     transformer_legacy.base_architecture(args)
+
+
+def t5_base(args: argparse.Namespace) -> None:
+    """The paper's Table 4: 12+12 layers, 768, 3072, 12 heads, l = 512; layer norm first, tied embeddings, as in T5.
+
+    Positions are fairseq's sinusoids, which T5 has not.
+    """
+    set_defaults(args, encoder_layers=12, encoder_embed_dim=768, encoder_ffn_embed_dim=3072, encoder_attention_heads=12)
+    set_defaults(args, decoder_layers=12, decoder_attention_heads=12, synth_max_length=512)
+    args.encoder_normalize_before = args.decoder_normalize_before = args.share_all_embeddings = True
+    transformer_legacy.base_architecture(args)
+
+
+def t5_tiny(args: argparse.Namespace) -> None:
+    """`t5_base` for one CPU thread: 2+2 layers, 128, 512, 4 heads, l = 128."""
+    set_defaults(args, encoder_layers=2, encoder_embed_dim=128, encoder_ffn_embed_dim=512, encoder_attention_heads=4)
+    set_defaults(args, decoder_layers=2, decoder_attention_heads=4, synth_max_length=128)
+    t5_base(args)
+
+
+def widened(preset: Preset) -> Preset:
+    """A preset of a Transformer with the parameters of ``random+vanilla``: heads * l^2 more in a layer, in its FFN."""
+
+    def fill(args: argparse.Namespace) -> None:
+        preset(args)
+        for side in ("encoder", "decoder"):
+            heads, dim, inner = (
+                getattr(args, f"{side}_{n}") for n in ("attention_heads", "embed_dim", "ffn_embed_dim")
+            )
+            more = heads * getattr(args, "synth_max_length", 256) ** 2 / (2 * dim + 1)
+            setattr(args, f"{side}_ffn_embed_dim", inner + round(more))
+
+    return fill
+
+
+def convolutional(kind: str) -> Callable[[Preset], Preset]:
+    """fairseq's LightConv (``lightweight``) or DynamicConv (``dynamic``) at the sizes of a Transformer.
+
+    Convolutions of 3, 7, 15 and then 31 tokens, as Wu et al. 2019 have them.
+    """
+
+    def of(preset: Preset) -> Preset:
+        def fill(args: argparse.Namespace) -> None:
+            preset(args)
+            args.encoder_conv_type = args.decoder_conv_type = kind  # the parser has set it by now
+            for side in ("encoder", "decoder"):
+                layers = getattr(args, f"{side}_layers")
+                set_defaults(args, **{f"{side}_kernel_size_list": ([3, 7, 15] + [31] * layers)[:layers]})
+            lightconv.base_architecture(args)
+
+        return fill
+
+    return of
 
 
 def lm1b(args: argparse.Namespace) -> None:
@@ -110,6 +164,8 @@ TRANSLATION: Dict[str, Preset] = {
     "wmt_en_de_big": transformer_legacy.transformer_wmt_en_de_big,
     "iwslt_de_en": transformer_legacy.transformer_iwslt_de_en,
     "multi30k": multi30k,
+    "t5_base": t5_base,
+    "t5_tiny": t5_tiny,
 }
 LANGUAGE_MODELS: Dict[str, Preset] = {"lm1b": lm1b, "wiki103": wiki103, "ptb": ptb}
 ENCODERS: Dict[str, Preset] = {"base": base, "small": small, "agnews": agnews, "imdb": imdb}
@@ -134,12 +190,19 @@ def architecture(spec: str, sides: Tuple[str, ...], preset: Preset) -> Preset:
 
 # what to compare with: the stock models at the sizes that fairseq has no name for, and Linformer
 STOCK: Dict[str, Dict[str, Preset]] = {
-    "transformer": {"multi30k": multi30k},
+    "transformer": {"multi30k": multi30k, "t5_base": t5_base, "t5_tiny": t5_tiny},
     "transformer_lm": {"lm1b": lm1b, "ptb": ptb},
     "lightconv_lm": {"ptb": lightconv_ptb},
     "roberta": {"small": small, "agnews": agnews, "imdb": imdb},
     "roberta_linformer": ENCODERS,
 }
+# baselines by the beginning of their names: fairseq's model, and what is made of a preset in `SIZES`
+BASELINES: Dict[str, Tuple[str, Callable[[Preset], Preset]]] = {
+    "transformer_plus": ("transformer", widened),
+    "lightconv": ("lightconv", convolutional("lightweight")),
+    "dynamicconv": ("lightconv", convolutional("dynamic")),
+}
+SIZES = ("multi30k", "t5_base", "t5_tiny")
 CLASSES = {
     "transformer_synth": SynthesizerTransformer,
     "transformer_lm_synth": SynthesizerLanguageModel,
@@ -160,3 +223,6 @@ def register() -> None:
     for model, presets in STOCK.items():
         for name, preset in presets.items():
             register_model_architecture(model, f"{model}_{name}")(preset)
+    for beginning, (model, of) in BASELINES.items():
+        for name in SIZES:
+            register_model_architecture(model, f"{beginning}_{name}")(of(TRANSLATION[name]))

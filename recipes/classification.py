@@ -67,7 +67,11 @@ class Corpus(NamedTuple):
     last_only: bool = False  # the text is the last column, not all after the first
 
 
-CORPORA = {name: Corpus(**entry) for name, entry in corpora.CORPORA.items() if "columns" in entry or "labels" in entry}
+CORPORA = {
+    name: Corpus(**entry)
+    for name, entry in corpora.CORPORA.items()
+    if ("columns" in entry or "labels" in entry) and "source" not in entry
+}
 
 
 def main(argv: Sequence[str]) -> None:

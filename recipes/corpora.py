@@ -72,8 +72,9 @@ SPLITS = {"dev": "valid", "test1": "test"}  # mtdata's names
 
 
 def checksums(corpus: str) -> Dict[str, str]:
-    """{file: SHA-256} of a corpus' list beside this module."""
-    lines = (Path(__file__).parent / f"{corpus}.sha256").read_text().splitlines()
+    """{file: SHA-256} of a corpus' list beside this module; empty where it has none."""
+    file = Path(__file__).parent / f"{corpus}.sha256"
+    lines = file.read_text().splitlines() if file.exists() else []
     return {name: digest for digest, name in map(str.split, lines)}
 
 
@@ -209,6 +210,10 @@ def fetch(url: str, file: Path, wanted: str, fix: str) -> None:
         return
     if not file.exists():
         download(url, file, fix)
+    if not wanted:
+        print(f"{file}: not checked, as its SHA-256 is not known here")
+        checked.touch() if not dry_run() else None
+        return
     show(["sha256sum", file], f" # {wanted}")
     if not dry_run():
         found = sha256(file)
@@ -229,10 +234,10 @@ def fetch_all(urls: Sequence[str], corpus: str, archives: Path, source: Optional
     for url in urls:
         file = (source or archives) / Path(url).name
         if not source:
-            fetch(url, file, wanted[file.name], "get the corpus elsewhere and name its folder by --from")
+            fetch(url, file, wanted.get(file.name, ""), "get the corpus elsewhere and name its folder by --from")
         if file.name.endswith(".zip"):
             run(["python", "-m", "zipfile", "-e", file, archives])
-        elif file.name.endswith(".tar.gz"):
+        elif file.name.endswith((".tar.gz", ".tgz")):
             run(["tar", "-xzf", file, "-C", archives])
 
 
@@ -266,7 +271,7 @@ def numbers(tgt: str, raw: Path) -> None:
 
 def main(argv: Sequence[str]) -> None:
     """prepare.sh: the first word is a corpus, or else a folder of parallel text."""
-    from . import classification, language_model
+    from . import classification, denoising, language_model, pairs, text_to_text
 
     name = argv[0] if argv else ""
     if name in PARALLEL:
@@ -275,7 +280,15 @@ def main(argv: Sequence[str]) -> None:
         language_model.main(argv)
     elif name in classification.CORPORA:
         classification.main(argv)
+    elif name in pairs.CORPORA:
+        text_to_text.main(argv)
+    elif name in denoising.CORPORA:
+        denoising.main(argv)
     else:
+        words = [word for word in argv[:3] if not word.startswith("-")]
+        if 0 < len(words) < 3 and not Path(name).is_dir():
+            known = ", ".join([*PARALLEL, *language_model.CORPORA, *classification.CORPORA, *pairs.NAMES])
+            raise UserError(f"{name}: neither a corpus nor a folder of parallel text; the corpora are {known}")
         prepare.main(argv)
 
 

@@ -7,7 +7,13 @@ from typing import Any, Dict, Mapping, Optional, Sequence
 
 from .command import UserError
 
-BASELINES = {"lightconv_lm": "lightconv_lm", "linformer": "roberta_linformer"}  # beginnings of their architectures
+BASELINES = {  # beginnings of their architectures
+    "lightconv_lm": "lightconv_lm",
+    "linformer": "roberta_linformer",
+    "lightconv": "lightconv",
+    "dynamicconv": "dynamicconv",
+    "transformer_plus": "transformer_plus",  # T5 Base+
+}
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,8 @@ class Recipe:
     kind: str = "transformer"  # beginning of the architecture's name
     task: str = "translation"  # fairseq's name
     init: str = ""  # the table whose run of this data set, model and seed it begins with
+    pair: str = ""  # the sides of the text where they are no languages: source-target
+    generation: Mapping[str, object] = field(default_factory=dict)  # more flags of fairseq-generate
     context_window: int = 0  # of fairseq-eval-lm: the least context of a token
 
     @property

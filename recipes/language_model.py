@@ -45,7 +45,7 @@ class Corpus(NamedTuple):
 
 def read_corpora() -> Dict[str, Corpus]:
     """Those of corpora.yaml."""
-    found = {name: entry for name, entry in corpora.CORPORA.items() if "files" in entry}
+    found = {name: entry for name, entry in corpora.CORPORA.items() if "files" in entry and "source" not in entry}
     for entry in found.values():
         if isinstance(entry["files"], str):
             entry["files"] = [entry["files"].format(split) for split in SPLITS]

@@ -7,7 +7,7 @@ from . import analysis
 from .command import ROOT
 from .drawing import Call, Panel, Picture, color, image, legend, line, stored_digest
 from .render import SPEED, SPEED_IN_PICTURE, Record, in_order, load, load_cells, summarize
-from .tables import TABLES, Table
+from .tables import TABLES, Dataset, Table
 
 
 def render(check: bool, folder: Path = ROOT / "docs") -> List[Path]:
@@ -37,11 +37,11 @@ def of_tables() -> Iterator[Picture]:
             for kind, draw in (("valid-loss", curves), ("scores", bars)):
                 name = f"{table.name}-{dataset.name}-{kind}.png"
                 if records and name in pages:
-                    calls, settings = draw(table, records)
+                    calls, settings = draw(table, records, dataset)
                     yield Picture(name, [Panel(calls, {**settings, "title": f"{table.title}, {dataset.heading}"})])
 
 
-def curves(table: Table, records: List[Record]) -> Panel:
+def curves(table: Table, records: List[Record], dataset: Dataset) -> Panel:
     """A line for each model: the mean validation loss over its runs."""
     calls, lowest = [], float("inf")
     for model in table.models():
@@ -55,9 +55,10 @@ def curves(table: Table, records: List[Record]) -> Panel:
     return Panel([*calls, legend()], {"xlabel": "updates", "ylabel": "validation loss", "ylim": limits})
 
 
-def bars(table: Table, records: List[Record]) -> Panel:
+def bars(table: Table, records: List[Record], dataset: Dataset) -> Panel:
     """A bar for each model's mean, a dot for each run; the best first."""
-    found = {m: [r["figures"][table.metric] for r in records if r["model"] == m] for m in table.models()}
+    metric, name = next(iter(table.figures(dataset).items()))
+    found = {m: [r["figures"][metric] for r in records if r["model"] == m] for m in table.models()}
     means = {model: summarize(values).mean for model, values in found.items() if values}
     models = sorted(means, key=lambda model: means[model], reverse=table.task.BEST is max)
     colors = ["black" if model == table.baseline else "tab:blue" for model in models]
@@ -67,7 +68,7 @@ def bars(table: Table, records: List[Record]) -> Panel:
     values = [value for model in models for value in found[model]]
     margin = max(max(values) - min(values), 1) * 0.2
     limits = (min(values) - margin, max(values) + margin)
-    return Panel([*calls, ("invert_yaxis", [], {})], {"xlabel": table.task.METRIC_NAME, "xlim": limits})
+    return Panel([*calls, ("invert_yaxis", [], {})], {"xlabel": name, "xlim": limits})
 
 
 # ---- the six functions

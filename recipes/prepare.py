@@ -4,8 +4,13 @@
   scripts/prepare.sh multi30k|wmt14|news de|fr OUT_DIR     corpora of parallel text
   scripts/prepare.sh ptb|wikitext2|wikitext103|lm1b OUT_DIR, lm OUT_DIR --from DIR     text, for language models
   scripts/prepare.sh agnews|imdb OUT_DIR, classification OUT_DIR --from DIR            texts with labels
+  scripts/prepare.sh cnndm|aeslc|personachat|dailydialog OUT_DIR                       pairs of texts
+  scripts/prepare.sh sst2|cola|mrpc|stsb|qqp|mnli|qnli|rte OUT_DIR                     GLUE, as text
+  scripts/prepare.sh boolq|cb|copa|multirc|record|wic|wsc OUT_DIR                      SuperGLUE, as text
+  scripts/prepare.sh wikitext2_spans OUT_DIR, spans OUT_DIR --from DIR                 text to denoise
 
-`prepare.sh CORPUS --help` says more of a corpus. Parallel text: check, normalise and tokenise (sacremoses), joint
+`prepare.sh CORPUS --help` says more of a corpus. For pairs of texts of one's own SRC and TGT are source and target.
+Parallel text: check, normalise and tokenise (sacremoses), joint
 subwords (subword-nmt or sentencepiece), clean, fairseq-preprocess with a joined dictionary.
 
   RAW_DIR   NAME.SRC and NAME.TGT, or the same with .gz, one sentence a line. NAMEs are valid and test; every
@@ -23,7 +28,7 @@ import re
 import shutil
 from pathlib import Path
 from shlex import quote
-from typing import Iterator, List, Mapping, Sequence
+from typing import Dict, Iterator, List, Mapping, Optional, Sequence
 
 from .command import (
     ROOT,
@@ -59,6 +64,10 @@ def add_options(parser: Parser) -> None:
     add("--lowercase", action="store_true", help="lowercase all text")
     add("--max-length", type=integer(0), default=250, metavar="N", help="most subwords on a side of a training pair")
     add("--max-ratio", type=ratio, default="0", metavar="R", help="largest ratio of a training pair's lengths; 0: any")
+    add("--truncate-source", type=integer(2), metavar="N", help="cut sources after N subwords, the end's own included; "
+        "translate.sh cuts them too where they are SentencePiece's")  # fmt: skip
+    add("--truncate-target", type=integer(2), metavar="N", help="the same of targets (those of the test set are whole)")
+    parser.set_defaults(sentinels=0)  # marks of spans, which are a SentencePiece each: denoising.py
     add("--sample", type=integer(1), metavar="N", help="only the first N pairs of each training corpus, for a trial")
     add("--workers", type=integer(1), default=cores(), metavar="N", help="processes (default: all cores)")
     add("--like", type=Path, metavar="DATA_DIR", help="with the subwords, words and options of that data, "
@@ -97,8 +106,10 @@ def training_corpora(raw: Path, src: str, tgt: str) -> List[Path]:
     return [raw / name for name in names]
 
 
-def prepare(raw: Path, src: str, tgt: str, out: Path, options: argparse.Namespace) -> None:
-    """Makes `out` from `raw`, with the options of `add_options`."""
+def prepare(
+    raw: Path, src: str, tgt: str, out: Path, options: argparse.Namespace, more: Optional[Mapping[str, object]] = None
+) -> None:
+    """Makes `out` from `raw`, with the options of `add_options`; `more` are settings to keep beside."""
     if src == tgt:
         raise UserError(f"SRC and TGT are both {src}")
     if options.like:
@@ -109,11 +120,18 @@ def prepare(raw: Path, src: str, tgt: str, out: Path, options: argparse.Namespac
     pinned = {"src": src, "tgt": tgt, "subwords": options.subwords, "merges": options.merges}
     pinned.update(dash_splits=options.dash_splits or "", lowercase=options.lowercase or "")
     pinned.update(max_length=options.max_length, max_ratio=options.max_ratio, sample=options.sample or "")
+    pinned.update(more or {})
+    pinned.update({name: value for name, value in truncation(options).items() if value})
     pinned.update({"like": options.like.resolve()} if options.like else {}, raw=raw.resolve())
     files = [file for lang in (src, tgt) for end in ("", ".gz") for file in raw.glob(f"*.{lang}{end}")]
     with folder_of_data(out, pinned, files) as begun:
         if begun:
             binarise(raw, corpora, src, tgt, out, options)
+
+
+def truncation(options: argparse.Namespace) -> Dict[str, Optional[int]]:
+    """The most subwords of each side."""
+    return {"truncate_source": options.truncate_source, "truncate_target": options.truncate_target}
 
 
 def take_options(options: argparse.Namespace, src: str, tgt: str) -> None:
@@ -162,12 +180,15 @@ def binarise(raw: Path, corpora: Sequence[Path], src: str, tgt: str, out: Path, 
         say(f"learning and applying a joint SentencePiece model of {options.merges} pieces")
         tool = f"python {quote(str(ROOT / 'scripts' / 'sentence_pieces.py'))}"
         model, learn = out / "pieces.model", f"{tool} train {options.merges} {both}"
+        learn += f" --sentinels {options.sentinels}" * bool(options.sentinels)
         encode = f"{tool} encode {quote(str(model))} <"
     shell(f"cat {quote(str(options.like / model.name))}" if options.like else learn, model)
     for split in SPLITS:
         for lang in (src, tgt):
             to = out / "sub" / (f"all.{lang}" if split == "train" else f"{split}.{lang}")
-            shell(f"{encode} {quote(f'{text}/{split}.{lang}')}", to)
+            most = options.truncate_source if lang == src else options.truncate_target
+            cut = f" | cut -d ' ' -f -{most - 1}" if most else ""
+            shell(f"{encode} {quote(f'{text}/{split}.{lang}')}{cut}", to)
             if not dry_run() and count_lines(to) != count_lines(out / "text" / f"{split}.{lang}"):
                 raise UserError(
                     f"{to}: has more or fewer lines than {out}/text/{split}.{lang}; remove it and call again"

@@ -151,7 +151,7 @@ def record(cell: Cell, out: Path, command: Optional[str] = None, changed: Option
         **({"flags": " ".join(flags)} if flags else {}),
         **({"init": first.run(out).name} if first else {}),  # the run that it began with
         "command": command or earlier.get("command") or cell.command,
-        "test_set": scores[cell.table.metric].get("test_set"),
+        "test_set": scores[cell.table.metric(cell.dataset)].get("test_set"),
         "figures": {name: score["score"] for name, score in scores.items()},
         "signatures": {name: f"{score['name']}|{score['signature']}" for name, score in scores.items()},
     }

@@ -118,6 +118,17 @@ def figure(values: Sequence[float], digits: int = 2) -> str:
     return f"{summary.mean:.{digits}f}" + (f" ± {summary.sd:.{digits}f} ({summary.n})" if summary.n > 1 else "")
 
 
+def figures(records: Sequence[Record], names: Sequence[str]) -> str:
+    """Figures of the same records, side by side. One that was not counted says why."""
+    if not records:
+        return NOT_RUN
+    found = []
+    for name in names:
+        values = [r["figures"][name] for r in records]
+        found.append(records[0]["signatures"][name].split("|")[-1] if None in values else figure(values))
+    return " / ".join(found)
+
+
 def difference(values: Sequence[float], digits: int = 2) -> str:
     """Mean difference, with its interval where several seeds give one."""
     if not values:
@@ -154,11 +165,13 @@ def columns_of(table: Table, dataset: Dataset, records: Sequence[Record]) -> Lis
     """The paper's figures, ours, ours less the baseline's by seed, and the speed: headings, and a cell for each row."""
     title = dataset.heading if table.paper else f"{dataset.heading}, {table.title}"
     here = of_models(table, dataset, records)
+    metric, several = table.metric(dataset), len(table.figures(dataset)) > 1
+    title += f" ({'/'.join(table.figures(dataset).values())})" if several else ""
     columns = of_paper(table, dataset.name, f"{title}, paper")
     if table.paper or any(here.values()):
-        cells = (figure([r["figures"][table.metric] for r in found]) for found in here.values())
+        cells = (figures(found, list(table.figures(dataset))) for found in here.values())
         columns.append([f"{title}, here" if table.paper else title, *cells])
-    by_seed = differences(table, here, lambda record: record["figures"][table.metric])
+    by_seed = differences(table, here, lambda record: float(record["figures"][metric]))
     if any(by_seed):
         columns.append([f"minus {baseline_name(table)} [95 %]", *by_seed])
     if any(SPEED_COLUMN in figures for figures in table.paper.values()):
@@ -225,7 +238,10 @@ def note(table: Table, records: List[Record]) -> str:
     if not records:
         return f"{command}: nobody has run it yet.{timed(table)}"
     seeds, updates = sorted({r["seed"] for r in records}), shared(r["updates"] for r in records)
-    signature = shared(r["signatures"][table.metric] for r in records)
+    columns = {dataset.name: dataset for dataset in table.datasets}
+    names = dict.fromkeys(name for dataset in columns.values() for name in table.figures(dataset))
+    found = [shared(r["signatures"][name] for r in records if name in r["signatures"]) for name in names]
+    signature = "`, `".join(text for text in found if text)
     named = shared(f" on {r['test_set']}" for r in records if r.get("test_set"))
     minutes = sorted(r["minutes"] for r in records)
     took = (
@@ -233,8 +249,9 @@ def note(table: Table, records: List[Record]) -> str:
         if minutes[-1] > 2 * minutes[0]
         else f"{minutes[len(minutes) // 2]:.1f}"
     )
+    heading = table.task.METRIC_NAME if len(names) == 1 else "Figures"
     text = f"{command}{of_the_machine(records)}, N from {seeds}, {updates} updates each, "
-    text += f"{took} minutes of training. {table.task.METRIC_NAME} `{signature}`"
+    text += f"{took} minutes of training. {heading} `{signature}`"
     tested = [r["bootstrap"] for r in records if r.get("bootstrap")]
     if tested:
         sure = sum(test["p_value"] < 0.05 for test in tested)
@@ -334,9 +351,8 @@ def picture(name: str, folder: str = "docs/") -> str:
     dataset = table.datasets[0]
     if not any(record["dataset"] == dataset.name for record in load_cells(name)):
         return ""
-    return (
-        f"\n![{table.task.METRIC_NAME} of every model, {dataset.heading}]({folder}{name}-{dataset.name}-scores.png)\n\n"
-    )
+    metric = next(iter(table.figures(dataset).values()))
+    return f"\n![{metric} of every model, {dataset.heading}]({folder}{name}-{dataset.name}-scores.png)\n\n"
 
 
 def repairs() -> str:

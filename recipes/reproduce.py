@@ -123,8 +123,8 @@ def main(argv: Sequence[str]) -> None:
             if (cell.run(args.out) / "scores.json").exists():
                 record(cell, args.out)
             continue
-        if cell.dataset not in prepared and (args.prepare or args.rerun or changed or not cell.recorded(device)):
-            prepared.add(cell.dataset)
+        if cell.dataset.name not in prepared and (args.prepare or args.rerun or changed or not cell.recorded(device)):
+            prepared.add(cell.dataset.name)
             prepare(cell, args.out, args.source)
         if args.prepare:
             continue

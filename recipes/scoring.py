@@ -119,6 +119,9 @@ def print_scores(run_dir: Path, test: str, labels: Optional[Dict[str, str]] = No
     """
     for key, figure in json.loads((run_dir / "scores.json").read_text()).items():
         name = labels[key] if labels else figure["name"]
+        if figure["score"] is None:
+            print(f"{name} {figure['signature']}")
+            continue
         print(f"{name} {figure['score']:.2f}   {figure['signature']} {figure.get('test_set', '')}".rstrip())
     if (run_dir / "bootstrap.json").exists():
         compared = json.loads((run_dir / "bootstrap.json").read_text())

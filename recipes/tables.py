@@ -5,12 +5,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from . import classification, language_model, translation
+from . import classification, denoising, language_model, text_to_text, translation
 from .command import ROOT, UserError
 from .hyperparameters import BASELINES, RECIPES, make, read_data
 from .train import models as known_models
 
-TASKS = {"translation": translation, "language_modeling": language_model, "sentence_prediction": classification}
+TASKS = {
+    "translation": translation,
+    "language_modeling": language_model,
+    "sentence_prediction": classification,
+    "text_to_text": text_to_text,
+    "denoising": denoising,
+}
 BASELINE = "transformer"
 SPEED = "steps/s"  # a column of the paper's
 DEVICES = ("gpu", "cpu")  # folders of a table's results
@@ -22,6 +28,7 @@ class Dataset(NamedTuple):
     name: str  # for translation a pair of languages, else a corpus
     heading: str
     recipe: str  # of hyperparameters.py
+    figures: Mapping[str, str] = {}  # {figure of scores.json that is shown: its heading}; default: the task's METRIC
 
 
 @dataclass(frozen=True)
@@ -63,10 +70,22 @@ class Table:
         if wrong:
             raise UserError(f"table {self.name}: {wrong[0]}")
 
-    @property
-    def metric(self) -> str:
-        """The figure of scores.json that the table shows."""
-        return str(self.task.METRIC)
+    def figures(self, dataset: Dataset) -> Mapping[str, str]:
+        """{figure of scores.json that a column shows: its heading}. The first one is compared and drawn."""
+        return dataset.figures or {self.task.METRIC: self.task.METRIC_NAME}
+
+    def metric(self, dataset: Dataset) -> str:
+        """The figure of a column that is compared and drawn."""
+        return next(iter(self.figures(dataset)))
+
+    def first_stage(self, dataset: Dataset) -> str:
+        """The name of the data set here that another table's models of `dataset` begin with; empty if there is none.
+
+        It has the same name. Pairs of texts may begin with any pairs, if this table has no other data set.
+        """
+        names = [other.name for other in self.datasets]
+        any_text = len(names) == 1 and RECIPES[dataset.recipe].pair
+        return dataset.name if dataset.name in names else names[0] if any_text else ""
 
     def models(self) -> List[str]:
         """The names of its rows."""
@@ -129,8 +148,8 @@ class Cell(NamedTuple):
 
     def init(self) -> Optional["Cell"]:
         """The cell that this one begins with, if its recipe is the second of two stages."""
-        table = RECIPES[self.dataset.recipe].init
-        return next(TABLES[table].cells([self.dataset.name], [self.model], [self.seed])) if table else None
+        first = TABLES.get(RECIPES[self.dataset.recipe].init)
+        return next(first.cells([first.first_stage(self.dataset)], [self.model], [self.seed])) if first else None
 
     def run(self, out: Path) -> Path:
         """Its --save-dir below a folder of data and runs."""
@@ -176,7 +195,7 @@ def read_tables() -> Dict[str, Table]:
         table = make("tables.yaml", name, Table, entry, name=name)
         for dataset in table.datasets:
             first = RECIPES[dataset.recipe].init
-            if first and (first not in found or dataset.name not in [other.name for other in found[first].datasets]):
+            if first and (first not in found or not found[first].first_stage(dataset)):
                 raise UserError(
                     f"recipes/tables.yaml: {name}: begins with {first}, no table of {dataset.name} above it"
                 )

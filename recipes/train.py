@@ -31,7 +31,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from fairseq_synth.names import VARIANTS
 
-from . import provenance
+from . import pairs, provenance
 from .command import ROOT, Parser, UserError, dry_run, integer, locked, pin_settings, read_settings, show, split_flags
 from .hyperparameters import RECIPES, Recipe, number_of
 
@@ -249,13 +249,18 @@ def training_command(
         flags += ["--heartbeat-timeout", str(args.timeout)]
     command = [*launch, str(data / "bin"), "--user-dir", str(ROOT / "fairseq_synth"), "--arch", args.arch]
     if recipe.task == "translation":
-        source, target = args.dataset.split("-")
+        source, target = sides(recipe, args.dataset).split("-")
         command += ["--source-lang", source, "--target-lang", target]
     else:
         command += ["--task", recipe.task]
     command += ["--save-dir", str(save), "--seed", str(args.seed)]
     command += ["--max-update", str(args.max_update or recipe.max_update), *flags]
     return [*command, "--no-progress-bar", "--log-interval", "100", *rest]
+
+
+def sides(recipe: Recipe, dataset: str) -> str:
+    """The pair of languages, or of texts, of a data set."""
+    return dataset if "-" in dataset else recipe.pair or dataset
 
 
 def count_classes(recipe: Recipe, data: Path) -> Dict[str, str]:
@@ -301,14 +306,14 @@ def start(argv: Sequence[object], show_line: Optional[Callable[[str], None]] = N
 
 def default_data(recipe: Recipe, dataset: str) -> Path:
     """The folder of a data set's prepared data where none is named."""
-    pairs = recipe.task == "translation"
+    translation = recipe.task == "translation" and not recipe.pair
     others = (other.corpus for other in RECIPES.values() if other.task == recipe.task)
-    known = ("en-de", "en-fr") if pairs else tuple(dict.fromkeys(others))
+    known = tuple(pairs.NAMES) if recipe.pair else ("en-de", "en-fr") if translation else tuple(dict.fromkeys(others))
     if dataset not in known:
         raise UserError(
             f"{dataset}: {', '.join(known)} have data of their own; for others name what prepare.sh made by --data"
         )
-    return ROOT / "data" / (f"{recipe.corpus}-{dataset}" if pairs else dataset)
+    return ROOT / "data" / (f"{recipe.corpus}-{dataset}" if translation else dataset)
 
 
 def check_data(data: Path, recipe: Recipe, dataset: str, named: bool) -> None:
@@ -320,8 +325,8 @@ def check_data(data: Path, recipe: Recipe, dataset: str, named: bool) -> None:
     }[recipe.task]
     if recipe.task == "translation" and not named:
         own = f"{recipe.corpus} {dataset.split('-')[-1]} {data}"
-    elif dataset == recipe.corpus:
-        own = f"{recipe.corpus} {data}"
+    if dataset == recipe.corpus or dataset in pairs.NAMES:
+        own = f"{dataset} {data}"
     if not (data / "bin" / "done").exists():
         raise UserError(f"--data {data}: not prepared, or not to its end; run scripts/prepare.sh {own}")
     settings = read_settings(data / "settings")
@@ -329,7 +334,7 @@ def check_data(data: Path, recipe: Recipe, dataset: str, named: bool) -> None:
     if task != recipe.task:
         raise UserError(f"--data {data}: was prepared for {task}, and this architecture is for {recipe.task}")
     pair = pair_of(settings)
-    if pair and pair != dataset:
+    if pair and pair != sides(recipe, dataset):
         raise UserError(f"{dataset}: --data {data} is {pair}; give that pair, or other data")
 
 
@@ -356,7 +361,7 @@ def main(argv: Sequence[str]) -> None:
         raise UserError("fairseq is not installed here; run scripts/setup.sh")
     name = args.recipe or recipe_name(args.arch, args.dataset)
     recipe = RECIPES[name]
-    if recipe.task == "translation" and not re.fullmatch("[A-Za-z_]+-[A-Za-z_]+", args.dataset):
+    if recipe.task == "translation" and not re.fullmatch("[A-Za-z_]+-[A-Za-z_]+", sides(recipe, args.dataset)):
         raise UserError(f"{args.dataset}: a pair of languages is wanted, such as en-de")
     data = args.data or default_data(recipe, args.dataset)
     args.gpus = recipe.gpus if args.gpus is None else args.gpus
@@ -373,7 +378,7 @@ def main(argv: Sequence[str]) -> None:
     with locked(save / lock, wait=False) as free:
         if not free:
             raise UserError(f"--save-dir {save}: another process is training there; let it end, or name another folder")
-        settings = {"arch": args.arch, "pair": args.dataset, "data": data.resolve(), "recipe": name}
+        settings = {"arch": args.arch, "pair": sides(recipe, args.dataset), "data": data.resolve(), "recipe": name}
         settings.update(batch_tokens=args.batch_tokens or recipe.batch_tokens, seed=args.seed, flags=" ".join(rest))
         pin_settings(save / "settings", "checkpoint_last.pt", settings)
         show(command)

@@ -30,6 +30,18 @@ def as_prepared(line: str, settings: Dict[str, str]) -> str:
     return line.lower() if settings["lowercase"] else line
 
 
+def truncated(lines: Sequence[str], settings: Dict[str, str], model: Path) -> List[str]:
+    """Lines cut as prepare.sh --truncate-source has cut the text, where subwords are a SentencePiece `model`'s."""
+    most = int(settings.get("truncate_source", 0))
+    if not most or settings["subwords"] != "sentencepiece":
+        return list(lines)
+    import sentencepiece
+
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
+    # pieces of a text's beginning are the first pieces of the text
+    return [processor.decode(processor.encode(line, out_type=str)[: most - 1]) for line in lines]
+
+
 def pipeline(settings: Dict[str, str], flags: Sequence[object]) -> List[List[object]]:
     """The programs from text to translations, for data with these settings. `flags`: of fairseq-interactive."""
     # all sentences at once: its errors number them from the first of a buffer
@@ -67,6 +79,7 @@ def main(argv: Sequence[str]) -> None:
     except UnicodeDecodeError as error:
         raise UserError(f"standard input: not UTF-8 ({error.reason} {error.object[error.start]:#x})") from None
     lines = [as_prepared(line, settings) for line in text.rstrip("\n").split("\n")]
+    lines = truncated(lines, settings, args.data / "pieces.model")
     translations = iter(translate(programs, lines))
     for line in lines:
         print(next(translations) if line else "")

@@ -139,6 +139,7 @@ def generation_flags(
     flags = [data / "bin", "--user-dir", ROOT / "fairseq_synth", "--path", path]
     flags += ["--source-lang", settings["src"], "--target-lang", settings["tgt"]]
     flags += ["--beam", beam or recipe.beam, "--lenpen", f"{lenpen:g}", "--max-tokens", max_tokens]
+    flags += [word for name, value in recipe.generation.items() for word in (f"--{name}", value)]
     if settings["subwords"] == "sentencepiece":
         return [*flags, "--bpe", "sentencepiece", "--sentencepiece-model", data / "pieces.model"]
     return [*flags, "--bpe", "subword_nmt", "--bpe-codes", data / "codes", "--tokenizer", "moses"]

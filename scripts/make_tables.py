@@ -42,6 +42,9 @@ BLOCKS: Dict[str, Dict[str, Callable[[], str]]] = {  # page: {block: its content
 }
 for page, names in (  # a table and its picture
     ("docs/language-models.md", ("table2_lm", "ptb_cpu", "wikitext2_cpu")),
+    ("docs/denoising.md", ("table4", "denoising_cpu")),
+    ("docs/glue.md", ("glue", "superglue", "glue_cpu")),
+    ("docs/summaries.md", ("cnndm", "personachat", "aeslc_cpu", "dailydialog_cpu")),
     ("docs/classification.md", ("table7", "agnews_cpu", "imdb_cpu")),
 ):
     BLOCKS[page] = {name: lambda name=name: render.results(name) + render.picture(name, "") for name in names}

@@ -133,6 +133,12 @@ def classification_corpora(request):
     return at_hand(request, "classification")
 
 
+@pytest.fixture
+def real_text(request):
+    """The folder of any corpus, by its name."""
+    return lambda name: at_hand(request, name)
+
+
 @pytest.fixture(scope="session")
 def data(tmp_path_factory):
     """A corpus of a few hundred sentences, raw and binarised: the target is the source backwards."""

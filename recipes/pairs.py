@@ -1,0 +1,310 @@
+"""Corpora of pairs of texts: what is read and what is to be written. Their files, columns and forms: corpora.yaml."""
+
+import csv
+import gzip
+import io
+import json
+import random
+import re
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from . import corpora
+from .command import UserError
+from .hyperparameters import make
+
+SEED = 1  # of what is held out
+JOIN = " | "  # between a persona's sentences and the utterances
+SPLITS = ("train", "valid", "test")
+Row = Dict[str, Any]  # {column: text}; "line" is where it stands in its file
+
+
+class Pair(NamedTuple):
+    """An example: both texts, each a line, and what is known of it beside."""
+
+    source: str
+    target: str
+    group: str = ""  # what is held out or scored together: a dialogue, the questions on a text
+    answers: Sequence[str] = ()  # right ones, if there are several
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A corpus of corpora.yaml.
+
+    `source` and `target` are formats: the columns stand in braces. `rows` names a reader of `READERS` for files that
+    are no table. `columns` are the names of the columns of a table that has no line of headings.
+    """
+
+    source: str
+    target: str
+    files: Mapping[str, Sequence[str]]  # {split: patterns below the folder, the first that is there is taken}
+    urls: Sequence[str] = ()
+    rows: str = "table"
+    columns: Sequence[str] = ()
+    names: Mapping[str, str] = field(default_factory=dict)  # {other name of a column: its name}
+    labels: Mapping[str, str] = field(default_factory=dict)  # {label: what is to be written}; the column "label"
+    number: str = ""  # a column of numbers, which are written in steps of 0.2
+    scores: Sequence[str] = ()  # of metrics.py; none: those of free text
+    history: int = 0  # utterances before the one to be written; 0: it is no dialogue
+    test_is_enough: bool = False  # where there is no training set, the test set is divided
+
+
+def read_corpora() -> Dict[str, Corpus]:
+    """Those of corpora.yaml."""
+    found = {}
+    for name, entry in corpora.CORPORA.items():
+        if "source" in entry:
+            words = {str(label): str(word) for label, word in entry.get("labels", {}).items()}
+            found[name] = make("corpora.yaml", name, Corpus, {**entry, "labels": words})
+    return found
+
+
+def read(name: str, folder: Path, history: Optional[int] = None) -> Dict[str, List[Pair]]:
+    """{split: its pairs}. Without a validation set a tenth of the training set is held out, whole groups.
+
+    Args:
+        history: utterances before the one to be written; default: the corpus'.
+
+    Raises:
+        UserError: a file or column is missing, a label unknown, a text to be tested with empty, or not UTF-8.
+    """
+    corpus = CORPORA[name]
+    found = {split: read_split(corpus, folder, split, history or corpus.history) for split in SPLITS}
+    for split in ("train", "test"):
+        if not found[split] and not (split == "train" and corpus.test_is_enough and found["test"]):
+            names = " or ".join(corpus.files[split])
+            raise UserError(f"{folder}: no {split} set of {name}; it should be named {names}")
+    if not found["train"]:
+        print(f"{folder}: no training set; eight tenths of the test set are trained on, one validates, one is left")
+        found["train"], found["test"] = held_out(found["test"], 0.1)
+        found["train"], found["valid"] = held_out(found["train"], 1 / 9)
+    if not found["valid"]:
+        found["train"], found["valid"] = held_out(found["train"], 0.1)
+    return found
+
+
+def held_out(pairs: Sequence[Pair], part: float) -> Tuple[List[Pair], List[Pair]]:
+    """The pairs in two, by groups, in their order; which groups, a fixed seed decides."""
+    keys = [pair.group or str(i) for i, pair in enumerate(pairs)]
+    groups = list(dict.fromkeys(keys))
+    chosen = set(random.Random(SEED).sample(groups, max(1, round(len(groups) * part))))
+    return (
+        [pair for key, pair in zip(keys, pairs) if key not in chosen],
+        [pair for key, pair in zip(keys, pairs) if key in chosen],
+    )
+
+
+def read_split(corpus: Corpus, folder: Path, split: str, history: int) -> List[Pair]:
+    """The pairs of a split; none where there is no such file."""
+    patterns = corpus.files.get(split, ())
+    paths: List[Path] = next(filter(None, (find(folder, pattern) for pattern in patterns)), [])
+    pairs = []
+    for path in paths:
+        for row in whole(READERS[corpus.rows](corpus, path), path):
+            where = f"{path}: line {row['line']}"
+            row = {corpus.names.get(column, column): text for column, text in row.items()}
+            if history and "turns" in row:
+                row["history"] = JOIN.join([*row["persona"], *row["turns"][-history:]])
+            if corpus.labels:
+                label = str(row.get("label", "")).strip()
+                if label not in corpus.labels:
+                    known = ", ".join(corpus.labels)
+                    raise UserError(f'{where} has the label "{label}"; it must be one of {known}')
+                row["label"] = corpus.labels[label]
+            if corpus.number in row:
+                row["answers"] = [str(row[corpus.number])]
+                row[corpus.number] = steps(where, row[corpus.number])
+            try:
+                texts = [" ".join(form.format(**row).split()) for form in (corpus.source, corpus.target)]
+            except KeyError as error:
+                there = ", ".join(column for column in row if column != "line")
+                raise UserError(f"{path}: no column {error.args[0]}; it has {there}") from None
+            except ValueError as error:
+                raise UserError(f"{where}: {error}") from None
+            if not all(texts) and split != "train":
+                raise UserError(f"{where} has an empty {'source' if texts[1] else 'target'}; remove it")
+            group = str(row.get("group", "")) or (path.stem if split == "test" else "")
+            if all(texts):
+                source, target = texts
+                pairs.append(Pair(source, target, group, row.get("answers", ())))
+    return pairs
+
+
+def whole(rows: Iterator[Row], path: Path) -> Iterator[Row]:
+    """The rows of a reader.
+
+    Raises:
+        UserError: one lacks what its corpus has.
+    """
+    try:
+        yield from rows
+    except (KeyError, TypeError, IndexError) as error:
+        raise UserError(f"{path}: a row has no {error}; is this the right corpus?") from None
+
+
+def steps(where: str, number: str) -> str:
+    """A number in steps of 0.2, as T5 writes the scores of STS-B.
+
+    Raises:
+        UserError: it is none.
+    """
+    try:
+        return f"{round(float(number) * 5) / 5:.1f}"
+    except ValueError:
+        raise UserError(f'{where} has the score "{number}"; it must be a number') from None
+
+
+def find(folder: Path, pattern: str) -> List[Path]:
+    """The files of a pattern, as they are or as .gz. Alternatives of several files stand between ``+``."""
+    found = [sorted([*folder.glob(part), *folder.glob(f"{part}.gz")]) for part in pattern.split("+")]
+    return [path for paths in found for path in paths] if all(found) else []
+
+
+# ---- readers: the rows of a file
+
+
+def text_of(path: Path) -> str:
+    """The text of a file, which may be compressed.
+
+    Raises:
+        UserError: it is not UTF-8, or cut off.
+    """
+    data = b""
+    try:
+        data = gzip.open(path).read() if path.suffix == ".gz" else path.read_bytes()
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise UserError(f"{path}: line {line} is not UTF-8; convert the file, e.g. with iconv") from None
+    except (EOFError, gzip.BadGzipFile, zlib.error):
+        raise UserError(f"{path}: not a whole gzip file") from None
+
+
+def table(corpus: Corpus, path: Path) -> Iterator[Row]:
+    """Of .jsonl an object a line; of .csv and .tsv a row; of .source a line, with that of .target beside it."""
+    name, text = re.sub(r"\.gz$", "", path.name), text_of(path)
+    lines = text.split("\n")[: -1 if text.endswith("\n") else None]
+    if name.endswith(".jsonl"):
+        for number, line in enumerate(lines, 1):
+            try:
+                yield {"line": number, **json.loads(line)}
+            except (ValueError, TypeError):
+                raise UserError(f"{path}: line {number} is no JSON object") from None
+    elif name.endswith(".source"):
+        other = path.with_name(path.name.replace(".source", ".target"))
+        targets = text_of(other).rstrip("\n").split("\n") if other.exists() else []
+        if len(targets) != len(lines):
+            raise UserError(f"{other}: has {len(targets)} lines, and {path} has {len(lines)}")
+        for number, (source, target) in enumerate(zip(lines, targets), 1):
+            yield {"line": number, "source": source, "target": target}
+    else:
+        csv.field_size_limit(1 << 30)
+        # no quotes in tables divided by tabs
+        tabs = "\t" in lines[0] if lines else False
+        file = io.StringIO(text, newline="")
+        reader = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE) if tabs else csv.reader(file)
+        columns = list(corpus.columns)
+        for number, row in enumerate(reader, 1):
+            if number == 1 and not (columns and is_data(corpus, columns, row)):
+                columns = row
+            elif len(row) < len(columns):
+                raise UserError(f"{path}: line {reader.line_num} has {len(row)} column(s), not {len(columns)}")
+            else:
+                yield {"line": reader.line_num, **dict(zip(columns, row))}
+
+
+def is_data(corpus: Corpus, columns: Sequence[str], row: Sequence[str]) -> bool:
+    """Whether the first line of a table is an example, and not its headings."""
+    known = {*columns, *corpus.names}
+    return not set(row) & known
+
+
+def gold_beside(corpus: Corpus, path: Path) -> Iterator[Row]:
+    """A table whose labels are in X.gold.txt beside X.data.txt; any other is a `table`."""
+    gold = path.with_name(path.name.replace(".data.txt", ".gold.txt"))
+    if gold == path:
+        yield from table(corpus, path)
+        return
+    labels = text_of(gold).split() if gold.exists() else []
+    rows = list(table(corpus, path))
+    if len(labels) != len(rows):
+        raise UserError(f"{gold}: has {len(labels)} labels, and {path} has {len(rows)} lines")
+    for row, label in zip(rows, labels):
+        yield {**row, "label": label}
+
+
+def multirc(corpus: Corpus, path: Path) -> Iterator[Row]:
+    """A row for each answer; those to one question are a group."""
+    for row in table(corpus, path):
+        for question in row["passage"]["questions"]:
+            for answer in question["answers"]:
+                group = f"{row['line']}-{question.get('idx', question['question'])}"
+                texts = {"question": question["question"], "answer": answer["text"], "label": answer.get("label", "")}
+                yield {"line": row["line"], "paragraph": row["passage"]["text"], "group": group, **texts}
+
+
+def record(corpus: Corpus, path: Path) -> Iterator[Row]:
+    """A row for each query with its right answers; the first is the one to be written."""
+    for row in table(corpus, path):
+        text = row["passage"]["text"]
+        named = dict.fromkeys(text[e["start"] : e["end"] + 1] for e in row["passage"]["entities"])
+        beside = {
+            "line": row["line"],
+            "group": row["line"],
+            "entities": ", ".join(named),
+            "passage": text.replace("@highlight", ""),
+        }
+        for query in row["qas"]:
+            answers = [answer["text"] for answer in query["answers"]]
+            yield {**beside, "query": query["query"], "answer": answers[0], "answers": answers}
+
+
+def subject_lines(corpus: Corpus, path: Path) -> Iterator[Row]:
+    """AESLC's .subject: an e-mail, @subject and its subject line, and further ones. .jsonl is a `table`."""
+    if ".jsonl" in path.name:
+        yield from table(corpus, path)
+        return
+    email, _, rest = text_of(path).partition("@subject")
+    yield {"line": 1, "email": email, "subject": rest.partition("@ann0")[0]}
+
+
+def persona_chat(corpus: Corpus, path: Path) -> Iterator[Row]:
+    """ParlAI's dialogues: numbered lines, your persona first, then what is said to you, a tab and your reply."""
+    persona: List[str] = []
+    turns: List[str] = []
+    dialogue = 0
+    for number, line in enumerate(text_of(path).splitlines(), 1):
+        count, _, said = line.partition(" ")
+        if count == "1":
+            persona, turns, dialogue = [], [], dialogue + 1
+        if said.startswith("your persona: "):
+            persona.append(said[len("your persona: ") :])
+        elif "\t" in said:
+            heard, reply = said.split("\t")[:2]
+            turns.append(heard)
+            yield {"line": number, "persona": persona, "turns": list(turns), "reply": reply, "group": dialogue}
+            turns.append(reply)
+
+
+def utterances(corpus: Corpus, path: Path) -> Iterator[Row]:
+    """DailyDialog: a dialogue a line, __eou__ after each utterance."""
+    for number, line in enumerate(text_of(path).splitlines(), 1):
+        said = [text.strip() for text in line.split("__eou__") if text.strip()]
+        for at in range(1, len(said)):
+            yield {"line": number, "persona": [], "turns": said[:at], "reply": said[at], "group": number}
+
+
+READERS: Dict[str, Callable[[Corpus, Path], Iterator[Row]]] = {
+    "table": table,
+    "gold_beside": gold_beside,
+    "multirc": multirc,
+    "record": record,
+    "subject_lines": subject_lines,
+    "persona_chat": persona_chat,
+    "utterances": utterances,
+}
+CORPORA = read_corpora()
+NAMES = [name for name, entry in corpora.CORPORA.items() if name in CORPORA or "spans_of" in entry]

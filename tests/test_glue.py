@@ -1,0 +1,180 @@
+"""GLUE and SuperGLUE as text: every task's form, labels and metrics; fine-tuning in two stages."""
+
+import json
+
+import pytest
+from helpers import refused
+
+from recipes import corpora, metrics, pairs, render
+from recipes.command import UserError
+from recipes.metrics import Answer
+from recipes.tables import TABLES
+
+pytestmark = pytest.mark.usefixtures("recipes_environment", "preprocess_here")
+PASSAGE = "Ann met Bob.\n@highlight\nBob ran"
+MULTIRC = {"text": PASSAGE, "questions": [{"question": "Who?", "idx": 0, "answers": [
+    {"text": "Ann", "label": 1}, {"text": "Eve", "label": 0}]}]}  # fmt: skip
+RECORD = {"passage": {"text": PASSAGE, "entities": [{"start": 0, "end": 2}, {"start": 8, "end": 10}]},
+          "qas": [{"query": "@placeholder ran", "answers": [{"text": "Bob"}, {"text": "Bobby"}]}]}  # fmt: skip
+WSC = {"text": "Ann saw it", "target": {"span1_text": "Ann", "span2_text": "it"}, "label": True}
+# {task: files of a row, and what it becomes}
+ROWS = {
+    "sst2": ("tsv", "sentence\tlabel\na film \t1", ["sst2 sentence: a film => positive"]),
+    "cola": ("tsv", 'gj04\t0\t*\tHe "go.', ['cola sentence: He "go. => unacceptable']),
+    "mrpc": ("tsv", "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t7\t8\ta\tb",
+             ["mrpc sentence1: a sentence2: b => equivalent"]),
+    "stsb": ("csv", "g\tf\t2012\t1\t3.75\ta\tb\tmore", ["stsb sentence1: a sentence2: b => 3.8"]),
+    "qqp": ("tsv", "id\tquestion1\tquestion2\tis_duplicate\n1\ta?\tb?\t0",
+            ["qqp question1: a? question2: b? => not_duplicate"]),
+    "mnli": ("tsv", "sentence1\tsentence2\tgold_label\na\tb\tneutral",
+             ["mnli hypothesis: b premise: a => neutral"] * 2),
+    "qnli": ("tsv", "index\tquestion\tsentence\tlabel\n0\ta?\tb\tentailment",
+             ["qnli question: a? sentence: b => entailment"]),
+    "rte": ("tsv", "0\ta\tb\tnot_entailment", ["rte sentence1: a sentence2: b => not_entailment"]),
+    "boolq": ("jsonl", {"passage": "a", "question": "b", "label": False}, ["boolq passage: a question: b => False"]),
+    "cb": ("jsonl", {"premise": "a", "hypothesis": "b", "label": "contradiction"},
+           ["cb hypothesis: b premise: a => contradiction"]),
+    "copa": ("jsonl", {"premise": "a", "choice1": "b", "choice2": "c", "question": "cause", "label": 1},
+             ["copa choice1: b choice2: c premise: a question: cause => choice2"]),
+    "multirc": ("jsonl", {"passage": MULTIRC}, [f"multirc question: Who? answer: {name} paragraph: {PASSAGE} => {right}"
+                                               for name, right in (("Ann", "True"), ("Eve", "False"))]),
+    "record": ("jsonl", RECORD,
+               ["record query: @placeholder ran entities: Ann, Bob passage: Ann met Bob. Bob ran => Bob"]),
+    "wic": ("jsonl", {"word": "w", "sentence1": "a", "sentence2": "b", "label": True},
+            ["wic sentence1: a sentence2: b word: w => True"]),
+    "wsc": ("jsonl", WSC, ["wsc pronoun: it noun: Ann text: Ann saw it => True"]),
+}  # fmt: skip
+FILES = {"mrpc": ("msr_paraphrase_train.txt", "msr_paraphrase_test.txt"), "stsb": ("sts-train.csv", "sts-dev.csv"),
+         "mnli": ("train.tsv", "dev_matched.tsv", "dev_mismatched.tsv")}  # fmt: skip
+
+
+def write(folder, task, contents=None):
+    """The files of a task, each of the same row."""
+    kind, row, _ = ROWS[task]
+    text = contents or (json.dumps(row) if kind == "jsonl" else row)
+    for name in FILES.get(task, ("train.jsonl", "val.jsonl") if kind == "jsonl" else ("train.tsv", "dev.tsv")):
+        lines = text.split("\n")
+        several = [*lines[:-1], lines[-1], lines[-1]] if "train" in name else lines  # one is held out
+        (folder / name).write_text("\n".join(several) + "\n", encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("task", ROWS)
+def test_the_form_of_a_task(tmp_path, task):
+    """With the files of the suite's own archives, and T5's prefixes and words."""
+    found = pairs.read(task, write(tmp_path, task))
+    wanted = [" ".join(line.split()) for line in ROWS[task][2]]
+    assert [f"{pair.source} => {pair.target}" for pair in found["test"]] == wanted
+    assert all(found.values())
+
+
+def test_every_task_has_a_column():
+    tasks = {name for name, corpus in pairs.CORPORA.items() if corpus.scores}
+    assert tasks == set(ROWS) == {d.name for table in ("glue", "superglue") for d in TABLES[table].datasets}
+    for table in ("glue", "superglue", "glue_cpu"):
+        assert all(set(d.figures) <= set(pairs.CORPORA[d.name].scores) for d in TABLES[table].datasets)
+
+
+@pytest.mark.parametrize(
+    "task, contents, parts",
+    [
+        ("sst2", "sentence\tlabel\na\t2", ['train.tsv: line 2 has the label "2"', "one of 0, 1"]),
+        ("cb", '{"premise": "a", "label": "neutral"}', ["train.jsonl: no column hypothesis", "premise"]),
+        ("stsb", "g\tf\t2012\t1\tgood\ta\tb", ['line 1 has the score "good"', "a number"]),
+        ("record", '{"passage": {}}', ["train.jsonl: a row has no 'text'"]),
+        ("cola", "gj04\t1", ["line 1 has 2 column(s), not 4"]),
+    ],
+)
+def test_prepare_refuses(tmp_path, task, contents, parts):
+    folder = tmp_path / "text"
+    folder.mkdir()
+    write(folder, task, contents)
+    refused(corpora.main, task, tmp_path / "out", "--from", folder, parts=parts)
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_labels_beside(tmp_path):
+    """WiC's own archive has them in a file of their own."""
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}.data.txt").write_text("w\tN\t0-0\ta\tb\nv\tV\t0-0\tc\td\n")
+        (tmp_path / f"{name}.gold.txt").write_text("T\nF\n")
+    assert [pair.target for pair in pairs.read("wic", tmp_path)["test"]] == ["True", "False"]
+    (tmp_path / "dev.gold.txt").write_text("T\n")
+    with pytest.raises(UserError, match=r"dev.gold.txt: has 1 labels, and .*dev.data.txt has 2 lines"):
+        pairs.read("wic", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "task, folder, counts",
+    [
+        ("sst2", "glue/SST-2", (60614, 6735, 872)),
+        ("cola", "glue/CoLA", (7696, 855, 1043)),
+        ("mrpc", "glue/MRPC", (3668, 408, 1725)),
+        ("stsb", "glue/STS-B", (5174, 575, 1500)),
+        ("rte", "glue/RTE", (2241, 249, 277)),
+        ("cb", "superglue/CB", (225, 25, 56)),
+        ("copa", "superglue/COPA", (360, 40, 100)),
+        ("wic", "superglue/WiC", (4885, 543, 638)),
+    ],
+)
+def test_the_real_tasks(real_text, task, folder, counts):
+    found = pairs.read(task, real_text(folder))
+    assert tuple(len(found[split]) for split in pairs.SPLITS) == counts
+
+
+# ---- metrics
+
+
+def answers(written, wanted, groups=None):
+    return [Answer(a, b, group, ()) for a, b, group in zip(written, wanted, groups or [""] * len(written))]
+
+
+def scored(answers, labels, *names):
+    return {name: figure["score"] for name, figure in metrics.of_answers(answers, labels, names).items()}
+
+
+def test_an_answer_that_is_no_label():
+    """It counts as wrong for every metric, and is counted."""
+    found = answers(["yes", "no", "maybe", "yes"], ["yes", "no", "yes", "no"])
+    scores = scored(found, ["no", "yes"], "accuracy", "f1", "macro_f1", "matthews")
+    assert scores == {"accuracy": 50, "f1": 50, "macro_f1": 50, "matthews": 0, "no_label": 1}
+
+
+def test_numbers():
+    """An answer that is none, or is off the scale, is the farther end of it."""
+    found = answers(["1.0", "x", "3.0", "9.0"], ["1", "4", "3", "2"])
+    assert scored(found, [], "pearson", "spearman")["no_label"] == 2
+    as_wrong = answers(["1.0", "0", "3.0", "5"], ["1", "4", "3", "2"])
+    assert scored(found, [], "pearson")["pearson"] == scored(as_wrong, [], "pearson")["pearson"]
+    assert scored(answers(["1.0", "2.0"], ["2", "4"]), [], "pearson", "spearman")["pearson"] == 100
+    assert scored(answers(["1.0", "1.0"], ["2", "4"]), [], "spearman")["spearman"] == 0
+
+
+def test_groups():
+    found = answers(["a", "b", "a"], ["a", "a", "a"], ["1", "1", "2"])
+    assert scored(found, ["a", "b"], "all_of_group")["all_of_group"] == 50
+    found = answers(["a", "b"], ["a", "a"], ["dev_matched.tsv", "dev_mismatched.tsv"])
+    assert scored(found, ["a", "b"], "matched", "mismatched") == {"matched": 100, "mismatched": 0, "no_label": 0}
+
+
+def test_the_best_of_several_answers():
+    found = [Answer("the big dog", "cat", "", ("cat", "Big dog!")), Answer("a tall man", "man", "", ("man",))]
+    scores = scored(found, [], "answer_f1", "answer_em")
+    assert scores["answer_em"] == 50 and scores["answer_f1"] == pytest.approx(100 * (1 + 2 / 3) / 2, abs=0.01)
+
+
+# ---- tables
+
+
+def test_the_papers_tables():
+    shown = render.results("glue")
+    assert "| MRPC (F1/accuracy), paper |" in shown and "| 91.2/87.7 |" in shown and "| GLUE, paper |" in shown
+    assert "| `transformer_plus` | not run | 70.7 |" in render.results("superglue")
+
+
+def test_the_second_stage_begins_with_the_first():
+    """All tasks of a model begin with its one run of the table before."""
+    cell = next(TABLES["glue_cpu"].cells(["cb"], ["random"], [1]))
+    assert cell.init().name == "wikitext2_spans-random-seed1"
+    assert next(TABLES["multi30k_from_news_cpu"].cells(["en-de"], ["random"], [1])).init().dataset.name == "en-de"
+    assert not TABLES["news_cpu"].first_stage(TABLES["multi30k"].datasets[1])

@@ -1,0 +1,249 @@
+"""Summaries, replies and answers: the corpora, their forms, truncation, scores, and what is said of bad text."""
+
+import dataclasses
+import gzip
+import json
+import subprocess
+
+import pytest
+from helpers import ROOT, flag, refused
+
+from recipes import corpora, metrics, pairs, render, reproduce, tables, tasks, text_to_text, train, translate
+from recipes.command import UserError, read_settings
+from recipes.tables import TABLES
+
+pytestmark = pytest.mark.usefixtures("recipes_environment", "preprocess_here")
+SIZES = "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 16 --decoder-embed-dim 16 --lr 0.01".split()
+NAMES = ["ann", "bob", "eve", "tom", "sue", "kim"]
+CHAT = """1 your persona: i like tea.
+2 hello!\thi there.
+3 tea?\tyes please.
+1 your persona: i run.
+2 who are you?\ta runner.
+"""
+
+
+def mails(n, start=0):
+    """Lines of .jsonl: the subject is the last word but one of the mail."""
+    words = [NAMES[(start + i) % 6] for i in range(n)]
+    return "".join(json.dumps({"email": f"dear all,\n greetings from {w} today", "subject": w}) + "\n" for w in words)
+
+
+@pytest.fixture(scope="module")
+def aeslc(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("aeslc")
+    (folder / "train.jsonl.gz").write_bytes(gzip.compress(mails(60).encode()))
+    (folder / "dev.jsonl").write_text(mails(6))
+    (folder / "test.jsonl").write_text(mails(8, 2))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory, aeslc):
+    out = tmp_path_factory.mktemp("data") / "aeslc"
+    options = "--merges 30 --lowercase --truncate-source 12 --truncate-target 9 --workers 1".split()
+    corpora.main(["aeslc", str(out), "--from", str(aeslc), *options])
+    return out
+
+
+# ---- corpora
+
+
+def test_articles_in_three_forms(tmp_path):
+    """Tables of other column names, with line breaks in quotes; a line each in two files."""
+    (tmp_path / "my_train.csv").write_text('index,text,y\n0,"A ""long""\nstory.","One.\nTwo."\n')
+    (tmp_path / "valid.csv").write_text("article,highlights,id\nnews,new,7\n")
+    (tmp_path / "test.source").write_text("one\ntwo\n")
+    (tmp_path / "test.target").write_text("1\n2\n")
+    found = pairs.read("cnndm", tmp_path)
+    assert found["train"] == [pairs.Pair('A "long" story.', "One. Two.")]
+    assert [pair[:2] for pair in found["valid"] + found["test"]] == [("news", "new"), ("one", "1"), ("two", "2")]
+    (tmp_path / "test.target").write_text("1\n")
+    with pytest.raises(UserError, match=r"test.target: has \d lines, and .*test.source has 2"):
+        pairs.read("cnndm", tmp_path)
+
+
+def test_subject_lines_of_files(tmp_path):
+    for split in ("train", "dev", "test"):
+        (tmp_path / split).mkdir()
+        for name in "ab":
+            text = f"Mail {name},\nof two lines.\n\n@subject\nThe {name}\n\n@ann0\nAnother\n"
+            (tmp_path / split / f"{name}.subject").write_text(text)
+    assert [pair[:2] for pair in pairs.read("aeslc", tmp_path)["test"]] == [
+        ("Mail a, of two lines.", "The a"),
+        ("Mail b, of two lines.", "The b"),
+    ]
+
+
+def test_dialogues(tmp_path):
+    """Persona and history stand before the utterance, up to a number of them; a dialogue is not divided."""
+    for name in ("train", "valid"):
+        (tmp_path / f"{name}_self_original_no_cands.txt").write_text(CHAT)
+    found = pairs.read("personachat", tmp_path)
+    assert found["test"][1][:2] == ("i like tea. | hello! | hi there. | tea?", "yes please.")
+    assert pairs.read("personachat", tmp_path, 1)["test"][1].source == "i like tea. | tea?"
+    assert {pair.group for pair in found["train"]}.isdisjoint(pair.group for pair in found["valid"])
+    assert len(found["train"]) + len(found["valid"]) == len(found["test"]) == 3
+    (tmp_path / "dialogues_train.txt").write_text("a __eou__ b __eou__ c __eou__\n" * 10)
+    (tmp_path / "dialogues_test.txt").write_text("a __eou__ b __eou__ c __eou__\n")
+    found = pairs.read("dailydialog", tmp_path)
+    assert [pair[:2] for pair in found["test"]] == [("a", "b"), ("a | b", "c")]
+    assert (len(found["train"]), len(found["valid"])) == (18, 2)
+
+
+def test_a_test_set_alone_is_divided(tmp_path, capsys):
+    (tmp_path / "valid_self_original_no_cands.txt").write_text(CHAT * 10)
+    found = pairs.read("personachat", tmp_path)
+    assert sum(map(len, found.values())) == 30 and "no training set" in capsys.readouterr().out
+    groups = [{pair.group for pair in found[split]} for split in pairs.SPLITS]
+    assert [len(group) for group in groups] == [16, 2, 2] and not groups[0] & groups[1] | groups[1] & groups[2]
+
+
+@pytest.mark.parametrize(
+    "name, contents, parts",
+    [
+        ("test.jsonl", None, ["no test set of aeslc", "test.jsonl"]),
+        ("test.jsonl", b'{"email": "a", "title": "b"}\n', ["test.jsonl", "no column subject", "email, title"]),
+        ("test.jsonl", b'{"email": "a", "subject": " "}\n', ["test.jsonl: line 1 has an empty target", "remove it"]),
+        ("test.jsonl", b'{"email": "a"\n', ["test.jsonl: line 1 is no JSON object"]),
+        ("dev.jsonl", '{"email": "Stra\u00dfe"}\n'.encode("latin1"), ["dev.jsonl: line 1 is not UTF-8", "iconv"]),
+        ("train.jsonl.gz", gzip.compress(mails(9).encode())[:-9], ["train.jsonl.gz: not a whole gzip file"]),
+    ],
+    ids=["missing", "column", "empty", "json", "encoding", "truncated"],
+)
+def test_prepare_refuses(tmp_path, aeslc, name, contents, parts):
+    folder, out = tmp_path / "text", tmp_path / "out"
+    folder.mkdir()
+    for file in aeslc.iterdir():
+        if file.name != name:
+            (folder / file.name).symlink_to(file)
+    if contents:
+        (folder / name).write_bytes(contents)
+    refused(corpora.main, "aeslc", out, "--from", folder, parts=parts)
+    assert sorted(tmp_path.iterdir()) == [folder]
+
+
+def test_prepare_refuses_options(tmp_path, aeslc):
+    argv = ["aeslc", tmp_path / "out", "--from", aeslc]
+    refused(corpora.main, *argv, "--history", "3", parts=["--history 3", "aeslc is no dialogue"])
+    refused(corpora.main, *argv, "--truncate-source", "1", parts=["--truncate-source", "at least 2"])
+
+
+@pytest.mark.parametrize("name", ["aeslc", "cnndm", "dailydialog", "personachat"])
+def test_the_real_corpora(real_text, name):
+    family = "dialogue" if name in ("dailydialog", "personachat") else "summarisation"
+    found = pairs.read(name, real_text(f"{family}/{name}"))
+    counts = {"aeslc": (14436, 1960, 1906), "cnndm": (200, 1000, 500), "dailydialog": (76053, 7069, 6740)}
+    assert tuple(len(found[split]) for split in pairs.SPLITS) == counts.get(name, (6239, 775, 787))
+
+
+# ---- data
+
+
+def test_prepare(data, aeslc, capsys):
+    """Both sides are cut, the test set's references are whole; a second call keeps it; other options are refused."""
+    for side, most in (("source", 11), ("target", 8)):
+        lengths = [len(line.split()) for line in (data / "sub" / f"test.{side}").read_text().splitlines()]
+        assert max(lengths) == most or side == "target" and max(lengths) < most
+    assert (data / "test.target").read_text().split() == [NAMES[(2 + i) % 6] for i in range(8)]
+    settings = read_settings(data / "settings")
+    assert settings["corpus"] == "aeslc" and settings["truncate_source"] == "12"
+    argv = ["aeslc", str(data), "--from", str(aeslc), "--merges", "30", "--lowercase", "--truncate-target", "9"]
+    corpora.main([*argv, "--truncate-source", "12"])
+    assert "reusing" in capsys.readouterr().out
+    refused(corpora.main, *argv, "--truncate-source", "13", parts=["truncate_source=12", "truncate_source=13"])
+    refused(corpora.main, *argv, "--history", "2", parts=["no dialogue"])
+
+
+def test_a_long_text_is_cut_as_in_the_data(data):
+    """The pieces that translate.sh gives the model are those of the data, of 100,000 words too."""
+    import sentencepiece
+
+    settings = read_settings(data / "settings")
+    model = sentencepiece.SentencePieceProcessor(model_file=str(data / "pieces.model"))
+    lines = [*(data / "text" / "test.source").read_text().splitlines(), "greetings from bob " * 33_334, ""]
+    found = [model.encode(line, out_type=str) for line in translate.truncated(lines, settings, data / "pieces.model")]
+    assert [" ".join(line) for line in found[:8]] == (data / "sub" / "test.source").read_text().splitlines()
+    assert 10 <= len(found[8]) <= 11 and not found[9]  # a blank at the end is lost
+
+
+def test_train_knows_the_pair(data, dry, capsys):
+    for name in ("aeslc", "source-target"):
+        train.main(["transformer_synth_random_multi30k", name, "--recipe", "aeslc_cpu", "--data", str(data)])
+        shown = capsys.readouterr().out
+        assert flag(shown, "--source-lang") == "source" and flag(shown, "--target-lang") == "target"
+    train.main(["transformer_multi30k", "dailydialog", "--gpus", "0"])
+    assert f"{ROOT}/data/dailydialog/bin" in capsys.readouterr().out
+    argv = ["transformer_multi30k", "mine", "--recipe", "aeslc_cpu", "--gpus", "0"]
+    refused(train.main, *argv, parts=["mine", "aeslc", "prepare.sh"])
+
+
+def test_data_that_are_not_prepared(tmp_path):
+    argv = ["transformer_multi30k", "aeslc", "--data", tmp_path, "--gpus", "0"]
+    refused(train.main, *argv, parts=["not prepared", f"prepare.sh aeslc {tmp_path}"])
+    refused(corpora.main, "squad", tmp_path / "a", parts=["squad: neither", "ptb", "personachat"])
+
+
+# ---- scores
+
+
+def test_free_text(monkeypatch):
+    """By hand: of two words one is right. METEOR says why it has no figure."""
+    scores = metrics.of_free_text(["a dog", "the cats ran"], ["a cat", "the cats ran"])
+    assert scores["rouge1"]["score"] == scores["rougeL"]["score"] == 75 and scores["rouge2"]["score"] == 50
+    assert scores["bleu1"]["score"] == 80 and scores["bleu4"]["name"] == "BLEU-4"
+    assert scores["cider"]["score"] > 0 and "tok:13a" in scores["cider"]["signature"]
+    monkeypatch.setattr(metrics.shutil, "which", lambda name: None)
+    without = metrics.of_free_text(["a dog"], ["a cat"])["meteor"]
+    assert without == {"score": None, "name": "METEOR", "signature": "not scored: no Java"}
+
+
+@pytest.mark.skipif(not metrics.shutil.which("java"), reason="METEOR needs Java")
+def test_meteor():
+    """Also of an empty text, and of one with the bars that METEOR divides texts by."""
+    texts = ["the cat sat on the mat", "", "a ||| b"]
+    assert metrics.of_free_text(texts[:1], texts[:1])["meteor"]["score"] == 100
+    assert 0 < metrics.of_free_text(texts, ["the cat sat on the mat", "hello there", "a b"])["meteor"]["score"] < 100
+
+
+def test_a_library_that_is_missing(monkeypatch):
+    def missing(name):
+        raise ModuleNotFoundError(name=name)
+
+    monkeypatch.setattr(metrics.importlib, "import_module", missing)
+    with pytest.raises(UserError, match=r"rouge_score is not installed here; run pip install 'fairseq_synth\[text\]'"):
+        metrics.of_free_text(["a"], ["b"])
+
+
+# ---- all of it
+
+
+@pytest.mark.slow
+def test_a_summariser(data, tmp_path, monkeypatch, capsys):
+    """One cell of a table: trained, scored, recorded; then the words of the first command line write a subject."""
+    for module in (reproduce, tables, render):
+        monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(text_to_text, "prepare", lambda *args: None)
+    monkeypatch.setitem(TABLES, "aeslc_cpu", dataclasses.replace(TABLES["aeslc_cpu"], data=str(data)))
+    flags = "--max-update 40 --save-every 7 --batch-tokens 150 --".split()
+    flags += [*SIZES, "--warmup-updates", "5"]
+    reproduce.main(["aeslc_cpu", "--variant", "random", "--seed", "1", "--out", str(tmp_path), "--", *flags])
+    run = tmp_path / "runs" / "aeslc_cpu-aeslc-random-seed1-changed"
+    record = json.loads((run / "result.json").read_text())
+    assert {"rouge1", "rougeL", "bleu1", "bleu4", "meteor", "cider"} <= set(record["figures"])
+    assert len((run / "test.hyp.target").read_text().splitlines()) == 8
+    assert "reference:" in capsys.readouterr().out
+    call = [ROOT / "scripts" / "translate.sh", data, run]
+    done = subprocess.run(call, input="Dear all, greetings from Bob today\n", capture_output=True, text=True)
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 1, done.stderr
+    tasks.main([str(data), str(run), "--beam", "1"])
+    refused(tasks.main, data, run, "--context-window", "3", parts=["--context-window", "text_to_text"])
+
+
+def test_figures_side_by_side(tmp_path, monkeypatch):
+    """Several of one column; one that was not counted says why."""
+    records = [{"figures": {"bleu4": 3.21, "meteor": None}, "signatures": {"meteor": "METEOR|not scored: no Java"}}]
+    assert render.figures(records, ["bleu4", "meteor"]) == "3.21 / not scored: no Java"
+    shown = render.results("personachat")
+    assert "| PersonaChat (BLEU-4/ROUGE-L/METEOR/CIDEr), paper |" in shown
+    assert "| `random` | not run | 2.25/15.00/6.42/19.57 | not run |" in shown
