@@ -513,6 +513,18 @@ def test_weights_go_into_parameters(spec, mixture):
         assert not part.is_weighted and getattr(part.components, "vanilla", mock.Mock(scaling=1.0)).scaling == 1.0
 
 
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("spec", ["random", "random+vanilla"])
+def test_a_row_that_sees_no_key(spec, need_weights):
+    """Its output is that of values of 0, whether the weights are asked for or not."""
+    module, x = make_attention(spec).eval(), torch.randn(5, 3, 6)
+    hidden = torch.zeros(5, 5, dtype=torch.bool)
+    hidden[2] = True
+    out, _ = module(x, attn_mask=hidden, need_weights=need_weights)
+    torch.testing.assert_close(out[2], module.out_proj(torch.zeros(3, 6)))
+    assert not torch.allclose(out[1], out[2])
+
+
 def test_weights_that_stay(registry):
     """A function that cannot take its weight in, another that reads the queries, or queries with hooks."""
     synthesizers.register_synthesizer("distance")(Distance)
