@@ -174,14 +174,20 @@ def check_logits(summands, causal, bsz, heads, length, width):
         assert torch.equal(x, y)  # nothing was written to
 
 
-@pytest.mark.parametrize("frozen", ["R", "alpha", "W1", "W2", "_proj"])
-def test_frozen_parameters(frozen, monkeypatch):
+MIXED = "random+fixed_random+dense+vanilla"
+
+
+@pytest.mark.parametrize(
+    "spec, frozen", [(MIXED, name) for name in ("R", "alpha", "W1", "W2", "_proj")] + [("factorized_random", "R1")]
+)
+def test_frozen_parameters(spec, frozen, monkeypatch):
     """What is not trained has no gradient; the others have theirs."""
-    module = make_attention("random+fixed_random+dense+vanilla").double()
+    monkeypatch.setattr("fairseq_synth.computations.tiled.TILE", 16)
+    module = make_attention(spec).double()
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(frozen not in name)
     x, grad = torch.randn(2, 9, len(LENGTHS), 6, dtype=torch.float64)
-    expected, found = (run(module, x, grad, padding_mask(LENGTHS), False, monkeypatch, c) for c in (plain, None))
+    expected, found = (run(module, x, grad, padding_mask(LENGTHS), False, monkeypatch, c) for c in (plain, tiled))
     assert found.keys() == expected.keys() and not any(frozen in name for name in found)
     for name in expected:
         torch.testing.assert_close(found[name], expected[name], atol=1e-12, rtol=0)
