@@ -48,7 +48,10 @@ def test_equals_the_equation(spec, mixture, monkeypatch):
             torch.testing.assert_close(out[:length, b], expected[:length, b], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("spec", ["random:1/vanilla:2", "dense+vanilla:1/random:1/vanilla:1", "factorized_random:3"])
+@pytest.mark.parametrize(
+    "spec",
+    ["random:1/vanilla:2", "dense+vanilla:1/random:1/vanilla:1", "factorized_random:3", "random:1/dense+vanilla:2"],
+)
 def test_heads_of_different_kinds(spec):
     """Each head has its group's functions, and only heads that read them have queries and keys."""
     module = make_attention(spec, num_heads=3, embed_dim=6, max_length=5).double()
