@@ -1,7 +1,6 @@
 """Text classification: the corpora, accuracy on the test set, and McNemar's test against a baseline."""
 
 import csv
-import gzip
 import html
 import io
 import random
@@ -26,7 +25,7 @@ from .command import (
     shell,
     write,
 )
-from .corpora import fetch_all
+from .corpora import fetch_all, text_of
 from .prepare import SPLITS, folder_of_data, preprocess
 from .scoring import Evaluation, print_scores
 
@@ -52,6 +51,7 @@ SCORES = """
     test.predicted, a label for each line of the test set.
 """
 RECIPE = "agnews_cpu"  # of a run that names none
+prepare = corpora.prepare_corpus
 TEST = "McNemar's exact test"  # what `compare` does
 METRIC, METRIC_NAME, BEST = "accuracy", "accuracy", max
 SEED = 1  # of the split and the order
@@ -182,14 +182,7 @@ def read_table(corpus: Corpus, path: Path, kind: str, known: Container[str] = ()
     Args:
         known: labels of the training set, which are no headings.
     """
-    try:
-        data = gzip.open(path).read() if path.suffix == ".gz" else path.read_bytes()
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
-        raise UserError(f"{path}: line {line} is not UTF-8; convert the file, e.g. with iconv") from None
-    except (EOFError, gzip.BadGzipFile):
-        raise UserError(f"{path}: not a whole gzip file") from None
+    text = text_of(path)
     csv.field_size_limit(1 << 30)
     if kind == "csv":
         reader = csv.reader(io.StringIO(text, newline=""), strict=True)
@@ -255,11 +248,6 @@ def binarise(out: Path, vocabulary: int, workers: int) -> None:
     preprocess(words, out / "bin" / "input0", f"{out}/tok/{{}}.txt", out / "preprocess.input0.log")
     labels = [*common, "--padding-factor", 1]
     preprocess(labels, out / "bin" / "label", f"{out}/text/{{}}.label", out / "preprocess.label.log")
-
-
-def prepare(corpus: str, dataset: str, data: Path, source: Optional[Path], options: Sequence[str]) -> None:
-    """Prepares a corpus as `data`. `source`: the folder of --from."""
-    main([dataset, str(data), *(["--from", str(source)] if source else []), *options])
 
 
 def score(run_of: Evaluation, max_tokens: int = 4096) -> Dict[str, Any]:

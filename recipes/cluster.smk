@@ -57,12 +57,12 @@ if CALL.changed:
 
 
 def ready(cell):
-    """The file that ends the preparation of its data."""
+    """The file that marks its data as prepared."""
     return cell.data(OUT) / "bin" / "done"
 
 
 def missing(*files):
-    """What is there is asked for by nobody, so that no change of a date or of this file makes it anew."""
+    """The files that are not there. The others are no inputs, so that a newer date of theirs starts no job again."""
     return [str(file) for file in files if not file.exists()]
 
 

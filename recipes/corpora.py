@@ -88,6 +88,23 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
+def text_of(path: Path) -> str:
+    """The text of a file, which may be compressed.
+
+    Raises:
+        UserError: it is not UTF-8, or cut off.
+    """
+    data = b""
+    try:
+        data = gzip.open(path).read() if path.suffix == ".gz" else path.read_bytes()
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise UserError(f"{path}: line {line} is not UTF-8; convert the file, e.g. with iconv") from None
+    except (EOFError, gzip.BadGzipFile, zlib.error):
+        raise UserError(f"{path}: not a whole gzip file") from None
+
+
 def corpus_parser(description: str) -> Parser:
     """What the corpora of parallel text share."""
     parser = Parser("prepare", description)
@@ -290,6 +307,11 @@ def main(argv: Sequence[str]) -> None:
             known = ", ".join([*PARALLEL, *language_model.CORPORA, *classification.CORPORA, *pairs.NAMES])
             raise UserError(f"{name}: neither a corpus nor a folder of parallel text; the corpora are {known}")
         prepare.main(argv)
+
+
+def prepare_corpus(corpus: str, dataset: str, data: Path, source: Optional[Path], options: Sequence[str]) -> None:
+    """Prepares a data set that is a corpus of its own as `data`. `source`: the folder of --from."""
+    main([dataset, str(data), *(["--from", str(source)] if source else []), *options])
 
 
 PARALLEL = {"multi30k": multi30k, "wmt14": wmt14, "news": news}

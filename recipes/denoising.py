@@ -1,8 +1,9 @@
 """Denoising: span corruption of any text, and the log perplexity of what was taken out of a held-out one."""
 
+import math
 import re
 from pathlib import Path
-from typing import Any, Dict, Optional, Sequence
+from typing import Any, Dict, Sequence
 
 from . import corpora, language_model
 from .command import ROOT, Parser, UserError, dry_run, existing_folder, integer, locked, pin_settings, run, say
@@ -25,6 +26,7 @@ SCORES = """
 """
 TEST = ""
 RECIPE = "denoising_cpu"
+prepare = corpora.prepare_corpus
 METRIC, METRIC_NAME, BEST = "log_ppl", "log perplexity", min
 # name: the corpus of language modelling that is corrupted; of `lm` the folder of one's own
 CORPORA = {name: entry["spans_of"] for name, entry in corpora.CORPORA.items() if "spans_of" in entry}
@@ -73,11 +75,6 @@ def main(argv: Sequence[str]) -> None:
         prepare_text(raw, "source", "target", args.out, args, {"corpus": args.corpus})
 
 
-def prepare(corpus: str, dataset: str, data: Path, source: Optional[Path], options: Sequence[str]) -> None:
-    """Prepares a corpus as `data`. `source`: the folder of --from."""
-    main([dataset, str(data), *(["--from", str(source)] if source else []), *options])
-
-
 def score(run_of: Evaluation, max_tokens: int = 4096) -> Dict[str, Any]:
     """The log perplexity of the test set; nothing in a dry run."""
     say("scoring the test set")
@@ -102,10 +99,5 @@ def log_perplexity(log: str, file: Path) -> Dict[str, Any]:
     found = re.findall(r"\| test .*?\bnll_loss ([\d.]+)", log) or re.findall(r"\| test .*?\bloss ([\d.]+)", log)
     if not found:
         raise UserError(f"{file}: has no loss of the test set; see its end")
-    nats = float(found[-1]) * 0.6931471805599453  # fairseq's are bits
+    nats = float(found[-1]) * math.log(2)  # fairseq's are bits
     return {"log_ppl": {"score": round(nats, 3), "name": METRIC_NAME, "signature": "nats by target token"}}
-
-
-def compare(data: Path, run_dir: Path, baseline: Path) -> None:
-    """No significance test is usual."""
-    return None

@@ -32,6 +32,7 @@ SCORES = """
     There is no significance test.
 """
 RECIPE, TEST = "ptb_cpu", ""
+prepare = corpora.prepare_corpus
 METRIC, METRIC_NAME, BEST = "ppl", "perplexity", min
 
 
@@ -155,11 +156,6 @@ def binarise(out: Path, merges: Optional[int], workers: int) -> None:
         print_counts(out / "preprocess.log")
 
 
-def prepare(corpus: str, dataset: str, data: Path, source: Optional[Path], options: Sequence[str]) -> None:
-    """Prepares a corpus as `data`. `source`: the folder of --from."""
-    main([dataset, str(data), *(["--from", str(source)] if source else []), *options])
-
-
 def score(run_of: Evaluation, context_window: Optional[int] = None, max_tokens: int = 4096) -> Dict[str, Any]:
     """The perplexity of the test set; nothing in a dry run."""
     data, recipe, training = run_of.data, run_of.recipe, run_of.training
@@ -212,8 +208,3 @@ def word_count(path: Path) -> int:
     """The words of a text and its line ends, as fairseq counts them."""
     with open(path, encoding="utf-8") as lines:
         return sum(len(line.split()) + 1 for line in lines)
-
-
-def compare(data: Path, run_dir: Path, baseline: Path) -> None:
-    """No significance test is usual for perplexity."""
-    return None

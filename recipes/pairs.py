@@ -1,18 +1,17 @@
 """Corpora of pairs of texts: what is read and what is to be written. Their files, columns and forms: corpora.yaml."""
 
 import csv
-import gzip
 import io
 import json
 import random
 import re
-import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from . import corpora
 from .command import UserError
+from .corpora import text_of
 from .hyperparameters import make
 
 SEED = 1  # of what is held out
@@ -103,7 +102,7 @@ def read_split(corpus: Corpus, folder: Path, split: str, history: int) -> List[P
     paths: List[Path] = next(filter(None, (find(folder, pattern) for pattern in patterns)), [])
     pairs = []
     for path in paths:
-        for row in whole(READERS[corpus.rows](corpus, path), path):
+        for row in checked_rows(READERS[corpus.rows](corpus, path), path):
             where = f"{path}: line {row['line']}"
             row = {corpus.names.get(column, column): text for column, text in row.items()}
             if history and "turns" in row:
@@ -133,11 +132,11 @@ def read_split(corpus: Corpus, folder: Path, split: str, history: int) -> List[P
     return pairs
 
 
-def whole(rows: Iterator[Row], path: Path) -> Iterator[Row]:
+def checked_rows(rows: Iterator[Row], path: Path) -> Iterator[Row]:
     """The rows of a reader.
 
     Raises:
-        UserError: one lacks what its corpus has.
+        UserError: a row lacks a field that its corpus has.
     """
     try:
         yield from rows
@@ -164,23 +163,6 @@ def find(folder: Path, pattern: str) -> List[Path]:
 
 
 # ---- readers: the rows of a file
-
-
-def text_of(path: Path) -> str:
-    """The text of a file, which may be compressed.
-
-    Raises:
-        UserError: it is not UTF-8, or cut off.
-    """
-    data = b""
-    try:
-        data = gzip.open(path).read() if path.suffix == ".gz" else path.read_bytes()
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
-        raise UserError(f"{path}: line {line} is not UTF-8; convert the file, e.g. with iconv") from None
-    except (EOFError, gzip.BadGzipFile, zlib.error):
-        raise UserError(f"{path}: not a whole gzip file") from None
 
 
 def table(corpus: Corpus, path: Path) -> Iterator[Row]:
@@ -218,8 +200,7 @@ def table(corpus: Corpus, path: Path) -> Iterator[Row]:
 
 def is_data(corpus: Corpus, columns: Sequence[str], row: Sequence[str]) -> bool:
     """Whether the first line of a table is an example, and not its headings."""
-    known = {*columns, *corpus.names}
-    return not set(row) & known
+    return not set(row) & {*columns, *corpus.names}
 
 
 def gold_beside(corpus: Corpus, path: Path) -> Iterator[Row]:

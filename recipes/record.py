@@ -156,9 +156,8 @@ def record(cell: Cell, out: Path, command: Optional[str] = None, changed: Option
         "signatures": {name: f"{score['name']}|{score['signature']}" for name, score in scores.items()},
     }
     baseline = cell.baseline().run(out)
-    if cell.model != cell.table.baseline and (baseline / "scores.json").exists():
-        compared = cell.table.task.compare(cell.data(out), run, baseline)
-        figures.update({"bootstrap": compared} if compared else {})
+    if cell.table.task.TEST and cell.model != cell.table.baseline and (baseline / "scores.json").exists():
+        figures["bootstrap"] = cell.table.task.compare(cell.data(out), run, baseline)
     figures.update(measured)
     checkpoint = run / RECIPES[cell.dataset.recipe].checkpoint
     alpha = learned_alpha(checkpoint) if checkpoint.exists() else earlier.get("alpha")

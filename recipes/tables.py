@@ -39,7 +39,7 @@ class Table:
         prepare(corpus, dataset, data, source, options)   makes the folder `data`
         score(evaluation, …)                              figures for scores.json: {figure: {score, name, signature}}
         report(data, run)                                 prints them
-        compare(data, run, baseline)                      a significance test against another run, or None
+        compare(data, run, baseline)                      a significance test against another run, if TEST names one
         SCORES, TEST, RECIPE                              what these do, for --help and notes; a run's recipe by default
         METRIC, METRIC_NAME, BEST                         the figure of scores.json that is shown; the best of several
     """

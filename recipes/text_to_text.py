@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
-from . import metrics, pairs
+from . import corpora, metrics, pairs
 from .command import (
     Parser,
     UserError,
@@ -43,6 +43,7 @@ SCORES = """
 """
 TEST = ""
 RECIPE = "aeslc_cpu"
+prepare = corpora.prepare_corpus
 METRIC, METRIC_NAME, BEST = "rougeL", "ROUGE-L", max
 
 
@@ -86,11 +87,6 @@ def main(argv: Sequence[str]) -> None:
             shutil.copy(raw / "test.answers", args.out)
 
 
-def prepare(corpus: str, dataset: str, data: Path, source: Optional[Path], options: Sequence[str]) -> None:
-    """Prepares a corpus as `data`. `source`: the folder of --from."""
-    main([dataset, str(data), *(["--from", str(source)] if source else []), *options])
-
-
 def score(
     run_of: Evaluation, beam: Optional[int] = None, lenpen: Optional[float] = None, max_tokens: int = 4096
 ) -> Dict[str, Any]:
@@ -123,11 +119,6 @@ def score(
     ]
     labels = [word.lower() for word in dict.fromkeys(corpus.labels.values())]
     return metrics.of_answers(answers, labels, corpus.scores)
-
-
-def compare(data: Path, run_dir: Path, baseline: Path) -> None:
-    """No significance test is usual."""
-    return None
 
 
 def report(data: Path, run_dir: Path) -> None:
