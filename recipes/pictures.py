@@ -1,13 +1,14 @@
 """The pictures of docs/, from results/ and from the code: scripts/make_tables.py."""
 
 from pathlib import Path
-from typing import Any, Dict, Iterator, List
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
-from . import analysis
+from . import analysis, choice
 from .command import ROOT
 from .drawing import Call, Panel, Picture, color, image, legend, line, stored_digest
-from .render import SPEED, SPEED_IN_PICTURE, Record, in_order, load, load_cells, summarize
-from .tables import TABLES, Dataset, Table
+from .render import SPEED, SPEED_GPU, Record, in_order, load, load_cells, summarize
+from .tables import BASELINE, TABLES, Dataset, Table
+from .tables import SPEED as SPEED_COLUMN
 
 
 def render(check: bool, folder: Path = ROOT / "docs") -> List[Path]:
@@ -20,7 +21,7 @@ def render(check: bool, folder: Path = ROOT / "docs") -> List[Path]:
         The pictures that are not what the results and the code say, or were not.
     """
     stale = []
-    for picture in [kinds(), *of_speed(), *of_tables(), *analysis.pictures()]:
+    for picture in [kinds(), *of_speed(), *of_tables(), *choice.pictures(), *analysis.pictures()]:
         if stored_digest(folder / picture.name) != picture.digest():
             stale.append(folder / picture.name)
             if not check:
@@ -116,13 +117,22 @@ def kinds() -> Picture:
 
 # ---- speed
 
+SPEED_PANELS = {  # title: folder and file of results/, figure
+    "training step,\nCPU": ("speed_cpu", *SPEED["step, batches of a corpus"]),
+    "training step,\nGPU": ("speed_gpu", *SPEED_GPU["step, batches of a corpus"]),
+    "block 32×128,\nCPU": ("speed_cpu", *SPEED["block 32×128"]),
+    "block 256×256,\nGPU": ("speed_gpu", *SPEED_GPU["block 256×256"]),
+    "causal block,\n4×1024, CPU": ("speed_cpu", *SPEED["causal 4×1024"]),
+    "generation,\n8k words, CPU": ("speed_cpu", *SPEED["generation, 8k words"]),
+    "peak memory, causal\n16×1024, CPU": ("speed_cpu", *SPEED["memory, causal 16×1024"]),
+}
+
 
 def of_speed() -> Iterator[Picture]:
-    """One picture of results/speed_cpu: a panel for each benchmark, bars from the line of stock fairseq at 1."""
+    """A panel for each benchmark, bars from the line of stock fairseq at 1; beside the steps the paper's ratios."""
     found: Dict[str, Dict[str, float]] = {}
-    for column, title in SPEED_IN_PICTURE.items():
-        file, figure = SPEED[column]
-        for record in load("speed_cpu", file):
+    for title, (folder, file, figure) in SPEED_PANELS.items():
+        for record in load(folder, file):
             values = {name: values[figure] for name, values in record["figures"].items() if figure in values}
             found[title] = {name: round(value, 2) for name, value in values.items() if name != "stock"}
     if not found:
@@ -134,14 +144,24 @@ def of_speed() -> Iterator[Picture]:
         calls: List[Call] = [("axvline", [1], {"color": "black", "linewidth": 1})]
         for place, name in enumerate(names):
             value = values.get(name, 1)
-            style: Dict[str, Any] = {"va": "center", "textcoords": "offset points", "fontsize": 8}
+            style: Dict[str, Any] = {"va": "center", "textcoords": "offset points", "fontsize": 7}
             side, offset = ("right", -4) if value < 1 else ("left", 4)
             text = f"{value:.2f}" if name in values else "not measured"
             shade = "#2a78b5" if value >= 1 else "#d1733c"
             calls.append(("barh", [place, value - 1], {"left": 1, "height": 0.72, "color": shade}))
             calls.append(("annotate", [text, (value, place), (offset, 0)], {"ha": side, **style}))
+        if "step" in title:
+            calls.append(("scatter", [*of_the_paper(names)], {"marker": "D", "color": "black", "s": 12, "zorder": 3}))
         calls += [("set_yticks", [list(range(len(names))), names], {}), ("set_xticks", [[1, 2, 3]], {})]
-        limits = {"xlim": (min(every) - 0.6, max(every) + 0.6), "ylim": (len(names) - 0.5, -0.5)}
+        limits = {"xlim": (min(every) - 0.7, max(every) + 0.6), "ylim": (len(names) - 0.5, -0.5)}
         panels.append(Panel(calls, {"title": title, **limits}))
-    below = "stock fairseq's time, or memory, divided by the variant's: above 1 is better"
-    yield Picture("speed.png", panels, (13, 4.6), len(panels), True, True, below)
+    below = "stock fairseq's time, or memory, divided by the variant's: above 1 is better. "
+    below += "Diamonds: the paper's steps a second over its Transformer's, other models on a TPU (Table 4)"
+    yield Picture("speed.png", panels, (15, 4.8), len(panels), True, True, below)
+
+
+def of_the_paper(names: Sequence[str]) -> Tuple[List[float], List[int]]:
+    """The paper's steps a second, as ratios to its Transformer's, and the rows of these names."""
+    steps = {model: float(figures[SPEED_COLUMN]) for model, figures in TABLES["table4"].paper.items()}
+    rows = [row for row, name in enumerate(names) if name.replace("+", "_") in steps]
+    return [round(steps[names[row].replace("+", "_")] / steps[BASELINE], 2) for row in rows], rows

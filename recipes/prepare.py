@@ -28,7 +28,7 @@ import re
 import shutil
 from pathlib import Path
 from shlex import quote
-from typing import Dict, Iterator, List, Mapping, Optional, Sequence
+from typing import Dict, Iterable, Iterator, List, Mapping, Optional, Sequence
 
 from .command import (
     ROOT,
@@ -89,9 +89,7 @@ def training_corpora(raw: Path, src: str, tgt: str) -> List[Path]:
     """Checks the files of a raw folder; the prefixes of what is trained on, in the order of the names."""
     if not raw.is_dir():
         raise UserError(f"{raw}: no such folder; RAW_DIR holds {{train,valid,test}}.{{{src},{tgt}}}")
-    for name in (f"{split}.{lang}" for split in ("valid", "test") for lang in (src, tgt)):
-        if not (raw / name).is_file() and not (raw / f"{name}.gz").is_file():
-            raise UserError(f"{raw / name}: no such file, nor {name}.gz")
+    check_files(raw, (f"{split}.{lang}" for split in ("valid", "test") for lang in (src, tgt)))
     found = {re.sub(r"\.gz$", "", path.name) for path in raw.iterdir()}
     names = sorted(name[: -len(src) - 1] for name in found if name.endswith(f".{src}"))
     names = [name for name in names if name not in ("valid", "test")]
@@ -106,6 +104,13 @@ def training_corpora(raw: Path, src: str, tgt: str) -> List[Path]:
     return [raw / name for name in names]
 
 
+def check_files(raw: Path, names: Iterable[str]) -> None:
+    """Raises a UserError for a file that is not in a folder, compressed or not."""
+    for name in names:
+        if not (raw / name).is_file() and not (raw / f"{name}.gz").is_file():
+            raise UserError(f"{raw / name}: no such file, nor {name}.gz")
+
+
 def prepare(
     raw: Path, src: str, tgt: str, out: Path, options: argparse.Namespace, more: Optional[Mapping[str, object]] = None
 ) -> None:
@@ -117,8 +122,7 @@ def prepare(
     corpora = [raw / "train"]
     if not dry_run() and not (out / "bin" / "done").exists():
         corpora = training_corpora(raw, src, tgt)  # before anything is written
-    pinned = {"src": src, "tgt": tgt, "subwords": options.subwords, "merges": options.merges}
-    pinned.update(dash_splits=options.dash_splits or "", lowercase=options.lowercase or "")
+    pinned = of_text(src, tgt, options)
     pinned.update(max_length=options.max_length, max_ratio=options.max_ratio, sample=options.sample or "")
     pinned.update(more or {})
     pinned.update({name: value for name, value in truncation(options).items() if value})
@@ -127,6 +131,34 @@ def prepare(
     with folder_of_data(out, pinned, files) as begun:
         if begun:
             binarise(raw, corpora, src, tgt, out, options)
+
+
+def prepare_test(raw: Path, data: Path) -> Path:
+    """Prepares another test set, ``test.{src,tgt}`` of a folder, as prepared data were, with their subwords and words.
+
+    Returns:
+        The folder that it is in, below that of the data.
+    """
+    src, tgt = (read_settings(data / "settings")[side] for side in ("src", "tgt"))
+    if not dry_run():
+        check_files(raw, (f"test.{lang}" for lang in (src, tgt)))
+    parser = Parser("prepare", "")
+    add_options(parser)
+    options = parser.parse_args(["--like", str(data)])
+    take_options(options, src, tgt)
+    files = [file for lang in (src, tgt) for file in raw.glob(f"test.{lang}*")]
+    out = data / "tests" / raw.resolve().name
+    pinned = {**of_text(src, tgt, options), "like": data.resolve(), "raw": raw.resolve()}
+    with folder_of_data(out, pinned, files) as begun:
+        if begun:
+            binarise(raw, [], src, tgt, out, options, ["test"])
+    return out
+
+
+def of_text(src: str, tgt: str, options: argparse.Namespace) -> Dict[str, object]:
+    """The settings that say how text becomes subwords."""
+    cased = {"dash_splits": options.dash_splits or "", "lowercase": options.lowercase or ""}
+    return {"src": src, "tgt": tgt, "subwords": options.subwords, "merges": options.merges, **cased}
 
 
 def truncation(options: argparse.Namespace) -> Dict[str, Optional[int]]:
@@ -145,7 +177,15 @@ def take_options(options: argparse.Namespace, src: str, tgt: str) -> None:
         setattr(options, name, settings.get(name, getattr(options, name)))
 
 
-def binarise(raw: Path, corpora: Sequence[Path], src: str, tgt: str, out: Path, options: argparse.Namespace) -> None:
+def binarise(
+    raw: Path,
+    corpora: Sequence[Path],
+    src: str,
+    tgt: str,
+    out: Path,
+    options: argparse.Namespace,
+    splits: Sequence[str] = SPLITS,
+) -> None:
     """The steps of `prepare`, each of which keeps what an earlier call made. `corpora`: of `training_corpora`."""
 
     def clean(to: Path, prefixes: Sequence[Path], *flags: object) -> None:
@@ -155,8 +195,11 @@ def binarise(raw: Path, corpora: Sequence[Path], src: str, tgt: str, out: Path, 
     say("checking the text")
     lowercase = ["--lowercase"] if options.lowercase else []
     try:
-        clean(out / "text" / "train", corpora, *(["--sample", options.sample] if options.sample else []), *lowercase)
-        clean(out / "text" / "valid", [raw / "valid"], *lowercase)
+        if "train" in splits:
+            clean(
+                out / "text" / "train", corpora, *(["--sample", options.sample] if options.sample else []), *lowercase
+            )
+            clean(out / "text" / "valid", [raw / "valid"], *lowercase)
         clean(out / "text" / "test", [raw / "test"], *lowercase, "--keep-all")
     except UserError:
         begin_text_anew(out)
@@ -167,7 +210,7 @@ def binarise(raw: Path, corpora: Sequence[Path], src: str, tgt: str, out: Path, 
     both = " ".join(quote(f"{text}/train.{lang}") for lang in (src, tgt))
     if words:
         say("normalising and tokenising")
-        for split in SPLITS:
+        for split in splits:
             for lang in (src, tgt):
                 jobs = workers if split == "train" else 1  # to start them takes longer than a small file
                 tokenize = f"sacremoses --quiet -l {lang} -j {jobs} normalize -c tokenize"
@@ -183,7 +226,7 @@ def binarise(raw: Path, corpora: Sequence[Path], src: str, tgt: str, out: Path, 
         learn += f" --sentinels {options.sentinels}" * bool(options.sentinels)
         encode = f"{tool} encode {quote(str(model))} <"
     shell(f"cat {quote(str(options.like / model.name))}" if options.like else learn, model)
-    for split in SPLITS:
+    for split in splits:
         for lang in (src, tgt):
             to = out / "sub" / (f"all.{lang}" if split == "train" else f"{split}.{lang}")
             most = options.truncate_source if lang == src else options.truncate_target
@@ -193,13 +236,14 @@ def binarise(raw: Path, corpora: Sequence[Path], src: str, tgt: str, out: Path, 
                 raise UserError(
                     f"{to}: has more or fewer lines than {out}/text/{split}.{lang}; remove it and call again"
                 )
-    limits = ["--max-length", options.max_length, "--max-ratio", options.max_ratio]
-    clean(out / "sub" / "train", [out / "sub" / "all"], *limits)
+    if "train" in splits:
+        limits = ["--max-length", options.max_length, "--max-ratio", options.max_ratio]
+        clean(out / "sub" / "train", [out / "sub" / "all"], *limits)
 
     say("binarising")
     flags: List[object] = ["-s", src, "-t", tgt, "--joined-dictionary", "--workers", workers]
     flags += ["--srcdict", options.like / "bin" / f"dict.{src}.txt"] if options.like else []
-    preprocess(flags, out / "bin", f"{out}/sub/{{}}", out / "preprocess.log")
+    preprocess(flags, out / "bin", f"{out}/sub/{{}}", out / "preprocess.log", splits)
     if not dry_run():
         print_counts(out / "preprocess.log")
         for lang in (src, tgt):
@@ -234,12 +278,12 @@ def folder_of_data(out: Path, settings: Mapping[str, object], files: Sequence[Pa
             say(f"{out} is ready")
 
 
-def preprocess(flags: Sequence[object], to: Path, prefix: str, log: Path) -> None:
+def preprocess(flags: Sequence[object], to: Path, prefix: str, log: Path, splits: Sequence[str] = SPLITS) -> None:
     """fairseq-preprocess, into an empty folder. `prefix`: of the text, with ``{}`` for train, valid and test."""
     if not dry_run():
         shutil.rmtree(to, ignore_errors=True)
     argv = ["fairseq-preprocess", *flags, "--destdir", to]
-    run([*argv, *(word for split in SPLITS for word in (f"--{split}pref", prefix.format(split)))], log=log)
+    run([*argv, *(word for split in splits for word in (f"--{split}pref", prefix.format(split)))], log=log)
 
 
 def begin_text_anew(out: Path) -> None:

@@ -35,13 +35,6 @@ SPEED_GPU = {  # the same of results/speed_gpu
     "step 128×256": ("step_large", "128x256"),
     "generation, 32k words": ("generate_32k", "ratio"),
 }
-SPEED_IN_PICTURE = {  # column: title of its panel
-    "step, batches of a corpus": "training step,\nMulti30k",
-    "block 32×128": "attention block,\n32×128, padded",
-    "causal 4×1024": "attention block,\n4×1024, causal",
-    "generation, 8k words": "generation,\n8k words",
-    "memory, causal 16×1024": "peak memory,\n16×1024, causal",
-}
 
 
 def load(folder: str, name: str = "*") -> List[Record]:
@@ -87,9 +80,9 @@ def summarize(values: Sequence[float]) -> Summary:
     return Summary(n, statistics.mean(values), sd, float(t.ppf(0.975, n - 1)) * sd / n**0.5)
 
 
-def differences(
-    table: Table, found: Mapping[str, Sequence[Record]], value: Callable[[Record], float], digits: int = 2
-) -> List[str]:
+def paired_differences(
+    table: Table, found: Mapping[str, Sequence[Record]], value: Callable[[Record], float]
+) -> Dict[str, List[float]]:
     """For each row of a table its values less the baseline's of the same seed, where both have run.
 
     Where the baseline was trained on several machines, that of the same machine counts.
@@ -107,6 +100,14 @@ def differences(
     for row, records in found.items():
         others = [(record, baseline_of(record)) for record in records]
         pairs[row] = [value(record) - value(other) for record, other in others if other is not None]
+    return pairs
+
+
+def differences(
+    table: Table, found: Mapping[str, Sequence[Record]], value: Callable[[Record], float], digits: int = 2
+) -> List[str]:
+    """The cells of `paired_differences`: mean and interval, empty for the baseline."""
+    pairs = paired_differences(table, found, value)
     return [difference(values, digits) if row != table.baseline else "" for row, values in pairs.items()]
 
 

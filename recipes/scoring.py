@@ -10,6 +10,7 @@ from typing import Any, Dict, Iterator, NamedTuple, Optional
 
 from .command import ROOT, UserError, dry_run, locked, read_settings, run, say, write
 from .hyperparameters import RECIPES, Recipe
+from .prepare import prepare_test
 from .train import pair_of, set_threads
 
 
@@ -60,6 +61,7 @@ def evaluate(
     recipe: Optional[Recipe] = None,
     average: Optional[int] = None,
     baseline: Optional[Path] = None,
+    test: Optional[Path] = None,
     **options: Any,
 ) -> None:
     """evaluate.sh. What is not given comes from the recipe, by default the one in the run's settings.
@@ -67,21 +69,28 @@ def evaluate(
     Args:
         task: the module of the data's task.
         baseline: an evaluated run, for the task's significance test.
+        test: a folder with another test set; its scores have a folder of their own, ``tests/NAME`` of the run.
         options: of the task's `score`.
     """
     settings = read_data_settings(data)
     training = read_run_settings(data, run_dir)
     recipe = recipe or RECIPES[training.get("recipe", task.RECIPE)]
     set_threads(recipe.threads)
-    with atomic_evaluation(run_dir) as out:
+    where = Path()
+    if test:
+        data = prepare_test(test, data)
+        where = Path("tests", data.name)
+    with atomic_evaluation(run_dir / where) as out:
         path = checkpoint(run_dir, out, recipe.average if average is None else average)
         scores = task.score(Evaluation(data, settings, training, recipe, path, out), **options)
         if dry_run():
             return
         write(out / "scores.json", json.dumps(scores, indent=1) + "\n")
         if baseline:
-            write(out / "bootstrap.json", json.dumps(task.compare(data, out, baseline), indent=1) + "\n")
-    task.report(data, run_dir)
+            write(out / "bootstrap.json", json.dumps(task.compare(data, out, baseline / where), indent=1) + "\n")
+        if test and path.parent == out:
+            path.unlink()  # the run has it already, or makes it when its own test set is scored
+    task.report(data, run_dir / where)
 
 
 @contextlib.contextmanager

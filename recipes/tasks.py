@@ -41,6 +41,8 @@ def main(argv: Sequence[str]) -> None:
     )
     add("--max-tokens", type=integer(1), metavar="N", help="tokens of a batch (default: 4096)")
     add("--baseline", type=Path, metavar="RUN_DIR", help="an evaluated run of the same data, for a significance test")
+    add("--test", type=Path, metavar="DIR", help="translation: another test set, test.{SRC,TGT} of a folder, "
+        "prepared as DATA_DIR was; its scores go to tests/NAME of RUN_DIR")  # fmt: skip
     add("--beam", type=integer(1), metavar="N", help="translation: beam size")
     add("--lenpen", type=float, metavar="X", help="translation: length penalty")
     add("--context-window", type=integer(0), metavar="N", help="language models: least context of a token in its row")
@@ -49,6 +51,7 @@ def main(argv: Sequence[str]) -> None:
     options = {key: value for key, value in vars(args).items() if value is not None and key not in ("data", "run")}
     task = TASKS[name]
     known = {"average", *inspect.signature(task.score).parameters, *(["baseline"] if task.TEST else [])}
+    known |= {"test"} if name == "translation" else set()
     for key in options:
         if key not in known:
             raise UserError(f"--{key.replace('_', '-')}: not for {args.data}, whose task is {name}; leave it out")

@@ -14,15 +14,15 @@ from typing import Callable, Dict
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from recipes import analysis, pictures, render  # noqa: E402
+from recipes import analysis, choice, pictures, render  # noqa: E402
 from recipes.command import UserError  # noqa: E402
 
 BLOCKS: Dict[str, Dict[str, Callable[[], str]]] = {  # page: {block: its contents}
     "README.md": {
         "multi30k": lambda: render.results("multi30k_cpu", short=True),
-        "picture": lambda: render.picture("multi30k_cpu"),
         "learned R": analysis.readme,
     },
+    "docs/which-one.md": {"advice": choice.advice, "quality": choice.quality, "cost": choice.cost},
     "docs/multi30k.md": {
         "multi30k": lambda: render.results("multi30k_cpu", "multi30k"),
         "validation loss": lambda: render.validation_loss("multi30k_cpu"),

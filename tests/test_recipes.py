@@ -634,13 +634,12 @@ def test_notes_say_on_what_cells_ran():
 
 def test_pictures(results, tmp_path):
     """Drawn once, and again when the results change; --check draws nothing."""
-    names = {f"multi30k_cpu-en-de-{name}.png" for name in ("scores", "valid-loss")}
-    names.add("six-kinds-of-s.png")
+    names = {"multi30k_cpu-en-de-valid-loss.png", "six-kinds-of-s.png"}
     assert {p.name for p in pictures.render(check=True, folder=tmp_path)} == names and not list(tmp_path.glob("*.png"))
     assert {p.name for p in pictures.render(check=False, folder=tmp_path)} == names
     assert pictures.render(check=True, folder=tmp_path) == []
     (results / "en-de-dense-seed1.json").write_text(json.dumps(result("dense", 1, 20)))
-    assert len(pictures.render(check=True, folder=tmp_path)) == 2
+    assert len(pictures.render(check=True, folder=tmp_path)) == 1
 
 
 def inspected():
@@ -1212,6 +1211,7 @@ def test_quickstart(tmp_path):
     own_sentences_are_translated(corpus, run)
     a_record_says_what_was_run(run)
     worse = compared_with_a_baseline(corpus, run)
+    other_test_sets(tmp_path, corpus, worse)
     evaluation_refuses(corpus, worse)
 
 
@@ -1270,6 +1270,31 @@ def compared_with_a_baseline(corpus, run):
     test = json.loads((worse / "bootstrap.json").read_text())
     assert test["p_value"] < 0.01 and "bs:1000|seed:12345" in test["signature"]
     return worse
+
+
+def other_test_sets(tmp_path, corpus, run):
+    """The same text as the test set has the same scores, translations and words; the run's own scores stay."""
+    kept = (run / "scores.json").read_text()
+    other, same = tmp_path / "other", tmp_path / "again"
+    same.mkdir()
+    for lang in ("en", "de"):
+        shutil.copy(tmp_path / "numbers-en-de-bpe200-raw" / f"test.{lang}", same)
+    argv = ["evaluate.sh", corpus, run, "--average", "2", "--beam", "1", "--test"]
+    done = script(*argv, same, timeout=1500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    scores = json.loads((run / "tests" / "again" / "scores.json").read_text())
+    tokenised = json.loads(kept)["tokenised"]  # its reference is no test set of sacreBLEU's
+    assert scores["tokenised"] == tokenised and len(scores) == 4 and "test_set" not in scores["bleu"]
+    assert (run / "tests" / "again" / "test.hyp.de").read_text() == (run / "test.hyp.de").read_text()
+    words = [folder / "bin" / "dict.de.txt" for folder in (corpus, corpus / "tests" / "again")]
+    assert words[0].read_text() == words[1].read_text()
+    assert (run / "scores.json").read_text() == kept and not (run / "tests" / "again" / "checkpoint_avg.pt").exists()
+    refused(tasks.main, corpus, run, "--test", other, parts=["other/test.en: no such file"])
+    other.mkdir()
+    shutil.copy(same / "test.en", other / "test.en")
+    (other / "test.de").write_text("eins\n")
+    refused(tasks.main, corpus, run, "--test", other, parts=["test.de: ends after 1 lines"])
+    assert not (corpus / "tests" / "other" / "bin").exists() and not (run / "tests" / "other").exists()
 
 
 def evaluation_refuses(corpus, run):

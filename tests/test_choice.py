@@ -1,0 +1,99 @@
+"""recipes/choice.py: which function to choose."""
+
+import json
+
+import pytest
+
+from recipes import choice, render
+from recipes.drawing import stored_digest
+
+
+def cell(table, dataset, model, seed, **figures):
+    """A record of a training."""
+    figures = {"figures": figures, "parameters": 2e6 if model == "random" else 1e6, "curve": {}, "hardware": "H100"}
+    return f"{table}/gpu", {"dataset": dataset, "model": model, "seed": seed, **figures}
+
+
+def benchmark(folder, name, **figures):
+    """A record of a benchmark: a figure for each model."""
+    about = {"benchmark": name, "hardware": "h", "flags": {"dtype": "bf16"}}
+    return folder, {
+        **about,
+        "model": name,
+        "figures": {spec.replace("_and_", "+"): {**f} for spec, f in figures.items()},
+    }
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    """Translation in three runs, a language model in two, and speeds."""
+    monkeypatch.setattr(render, "ROOT", tmp_path)
+    records = [cell("multi30k_cpu", "en-de", "transformer", seed, bleu=30 + seed) for seed in (1, 2, 3)]
+    # differences of 1.5, 2 and 2.5; of 0.5 and -0.5; of -5
+    records += [cell("multi30k_cpu", "en-de", "random", seed, bleu=31 + 1.5 * seed) for seed in (1, 2, 3)]
+    records += [cell("multi30k_cpu", "en-de", "dense", seed, bleu=30 + seed + d) for seed, d in ((1, 0.5), (2, -0.5))]
+    records += [cell("multi30k_cpu", "en-de", "fixed_random", 1, bleu=26)]
+    records += [cell("ptb_cpu", "ptb", "relative_random", 1, ppl=50)]
+    records += [cell("ptb_cpu", "ptb", "transformer", seed, ppl=100) for seed in (1, 2)]
+    records += [cell("ptb_cpu", "ptb", "dense", seed, ppl=90 + seed) for seed in (1, 2)]
+    records += [cell("ptb_cpu", "ptb", "lightconv_lm", seed, ppl=50 + seed) for seed in (1, 2)]
+    step = {"1024 tokens": 1.2, "1024 tokens from": 1.1, "1024 tokens to": 1.25}
+    faster, slower = ({name: value * factor for name, value in step.items()} for factor in (1.5, 0.5))
+    records += [
+        benchmark("speed_cpu", "step_corpus", random=step, fixed_random=faster, dense=slower),
+        benchmark("speed_gpu", "step_corpus", random={"4096 tokens": 0.9}),
+        benchmark("speed_cpu", "block_causal", random={"4x1024": 3}, relative_random={"4x1024": 2}),
+        benchmark("speed_cpu", "memory_causal", relative_random={"16x1024": 1.5, "16x1024 MiB": 9}),
+    ]
+    for folder, record in records:
+        path = tmp_path / "results" / folder / f"{record['model']}{record.get('seed', '')}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(record))
+    return tmp_path / "results"
+
+
+def test_intervals_hold_together(results):
+    """Pooled variance (2 × 0.25 + 0.5) / 3 = 1/3; t(3) at 1 - 0.05 / 6 is 4.857: ± 2.80, over the root of the runs."""
+    found = choice.differences("multi30k_cpu", "en-de")
+    assert {model: str(difference) for model, difference in found.items()} == {
+        "random": "+2.00 ± 1.62",
+        "dense": "+0.00 ± 1.98",
+        "fixed_random": "-5.00 ± 2.80",
+    }
+    assert found["random"].is_ahead and found["fixed_random"].is_behind and found["random"].cell == "**+2.00 ± 1.62**"
+    assert not found["dense"].is_ahead and not found["dense"].is_behind and found["dense"].cell == "+0.00 ± 1.98"
+    lower = choice.differences("ptb_cpu", "ptb")["dense"]
+    assert lower.gain == 8.5 and lower.is_ahead and not lower.is_behind  # less perplexity is better
+
+
+def test_what_is_chosen(results):
+    """The fastest one that is not behind, though others are faster; no single run, no baseline of another kind."""
+    translation, language_models, long_text = choice.advice().splitlines()
+    assert translation == (
+        "- **Translation**: `random` trains fastest of the functions whose BLEU is not behind the Transformer's "
+        "(+2.00 ± 1.62), with steps 1.20 on a CPU and 0.90 on a GPU times as fast as stock fairseq's."
+    )
+    assert "`dense` trains fastest" in language_models and "lightconv" not in language_models
+    assert "`relative_random` (2.00 times as fast as stock fairseq, with 0.67 of its memory) have" in long_text
+    assert "the fastest of them is `random` (3.00)" in long_text and "relative_random_vanilla" not in long_text
+
+
+def test_tables(results):
+    rows = choice.quality().splitlines()
+    assert rows[0] == "| model | parameters | En-De, BLEU | PTB, perplexity |"  # what has run
+    assert "| `random` | 2.00 | **+2.00 ± 1.62** |  |" in rows and "| `random_vanilla` |  |  |  |" in rows
+    rows = choice.cost().splitlines()
+    assert "| `random` | 1.20 | 0.90 |  |  |  |" in rows and "- memory, CPU: memory_causal; h; bf16" in rows
+
+
+def test_the_picture(results, tmp_path):
+    """A cross for each model that has both, from the slowest to the fastest round; none without speeds."""
+    (picture,) = choice.pictures()
+    crosses = [options for method, _, options in picture.panels[0].calls if method == "errorbar"]
+    assert [options["label"] for options in crosses] == ["random", "fixed_random", "dense"]
+    assert crosses[0]["xerr"] == [[0.1], [0.05]] and crosses[0]["yerr"] == [1.619]
+    picture.save(tmp_path)
+    assert stored_digest(tmp_path / "which-one.png") == picture.digest()
+    for path in results.glob("speed_*/*.json"):
+        path.unlink()
+    assert list(choice.pictures()) == []
