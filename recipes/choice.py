@@ -186,8 +186,8 @@ def of_long_text() -> str:
     """The functions that have no longest sentence, and the fastest of the others."""
     block, memory = speeds(*LONG), speeds(*MEMORY["memory, CPU"])
     free = [
-        f"`{model}` ({block[model].ratio:.2f} times as fast as stock fairseq, with {1 / memory[model].ratio:.2f} of its "
-        "memory)"
+        f"`{model}` ({block[model].ratio:.2f} times as fast as stock fairseq, with {1 / memory[model].ratio:.2f} of "
+        "its memory)"
         for model in models()
         if model in block and model in memory and not has_max_length(model)
     ]
