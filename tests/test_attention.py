@@ -391,18 +391,19 @@ def test_copies_of_the_cache(spec, context):
     torch.testing.assert_close(torch.cat([first, second]), whole[2:])
 
 
-def test_integer_masks():
+@pytest.mark.parametrize("spec", ["vanilla", "random+vanilla"])
+def test_integer_masks(spec):
     """0 and 1 hide as false and true do."""
-    module = make_attention("random+vanilla")
+    module = make_attention(spec)
     x = torch.randn(4, 3, 6)
     future, padding = torch.ones(4, 4).triu(1).bool(), torch.tensor([[0, 0, 0, 0], [0, 0, 1, 1], [0, 0, 0, 1]]).bool()
     for need_weights in (False, True):
-        expected, _ = module(x, key_padding_mask=padding, attn_mask=future, need_weights=need_weights)
-        for dtype in (torch.uint8, torch.long):
-            found, _ = module(
-                x, key_padding_mask=padding.to(dtype), attn_mask=future.to(dtype), need_weights=need_weights
-            )
-            torch.testing.assert_close(found, expected)
+        for mask in (future, None):
+            expected, _ = module(x, key_padding_mask=padding, attn_mask=mask, need_weights=need_weights)
+            for dtype in (torch.uint8, torch.long):
+                integers = None if mask is None else mask.to(dtype)
+                found, _ = module(x, key_padding_mask=padding.to(dtype), attn_mask=integers, need_weights=need_weights)
+                torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("spec", SPECS)

@@ -143,6 +143,14 @@ def test_the_smaller_factor_takes_the_weight():
             assert x is y if y is queries else torch.equal(x, y * weight)
 
 
+def test_factors_keep_their_type():
+    """A weight in fp32, as it is under autocast, leaves factors and a single bias in half precision."""
+    query, key, weight = torch.randn(2, 3, 2, 9, 5).half().unbind() + (torch.rand(2, 1, 1),)
+    for factors in ((query, key), (query, key[:1])):
+        assert [x.dtype for x in weighted(weight[None], *factors)] == [torch.half] * 2
+    assert bias_of(query, weight).total(5).dtype == torch.half
+
+
 def test_sums_of_logits():
     """In fp32 at least; a summand with one row for all may come first."""
     half = bias_of(torch.randn(1, 2, 6, 5).half())
