@@ -1293,7 +1293,8 @@ def other_test_sets(tmp_path, corpus, run):
     other.mkdir()
     shutil.copy(same / "test.en", other / "test.en")
     (other / "test.de").write_text("eins\n")
-    refused(tasks.main, corpus, run, "--test", other, parts=["test.de: ends after 1 lines"])
+    done = script(*argv, other)
+    assert done.returncode == 1 and "test.de: ends after 1 lines" in done.stderr, done.stderr
     assert not (corpus / "tests" / "other" / "bin").exists() and not (run / "tests" / "other").exists()
 
 

@@ -267,6 +267,22 @@ def _error(function, *args):
     return caught.value
 
 
+@pytest.mark.parametrize("name", SYNTHESIZERS)
+def test_every_weight_has_an_initial_value(name):
+    """Each number of each parameter and buffer, all of them within the bounds of its own matrix."""
+    module = SYNTHESIZERS[name](2, 6, 12, 8)
+    tensors = module.state_dict()
+    with torch.no_grad():
+        for x in tensors.values():
+            x.fill_(float("nan"))
+    module.reset_parameters()
+    assert all(torch.isfinite(x).all() for x in tensors.values())
+    if name == "factorized_dense":
+        for part in tensors["W2"].split([module.a, module.b], dim=1):
+            bound = (6 / (part.size(1) + 6)) ** 0.5
+            assert 0.8 * bound < part.abs().max() <= bound
+
+
 def test_glorot_is_per_head():
     weight = torch.empty(3, 100, 20)
     glorot_uniform_(weight)
