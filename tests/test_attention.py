@@ -303,6 +303,15 @@ def test_autocast_for_some_steps(spec, half_first):
     torch.testing.assert_close(torch.cat(outs), expected, atol=0.1, rtol=0)
 
 
+def test_weights_have_the_type_of_the_layer():
+    """Of a whole sentence and of a step alike."""
+    module = make_attention("random+vanilla").to(torch.bfloat16)
+    x = torch.randn(1, 2, 6, dtype=torch.bfloat16)
+    for state in (None, {}):
+        out, weights = module(x, incremental_state=state, need_weights=True)
+        assert out.dtype == weights.dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize("spec", ["random", "random+vanilla"])
 def test_padding_and_saved_values_are_reordered(spec):
     """A beam's new order applies to the padding mask, and to values that fairseq's layer put into the cache."""

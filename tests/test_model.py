@@ -359,6 +359,14 @@ def test_warm_start(kind, spec):
     assert any(p.grad.abs().sum() > 0 for n, p in model.named_parameters() if ".synthesizer." in n)
 
 
+@pytest.mark.parametrize("mixture", ["convex", "sum"])
+def test_a_warm_start_that_changes_the_output(mixture, caplog):
+    """A mixture with weights begins with smaller logits, and says so."""
+    model = make_synth("random+vanilla", "translation", synth_mixture=mixture)
+    model.load_state_dict(make_model(KINDS["translation"][1]).state_dict())
+    assert ("convex scales the logits of the checkpoint down" in caplog.text) == (mixture == "convex")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_stock_checkpoint_needs_vanilla(kind):
     stock = make_model(KINDS[kind][1]).state_dict()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..logits import Logits, weighted
+from ..logits import Logits, product_of
 from ..masks import is_causal
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,8 @@ TRITON = (3, 4)  # the oldest release whose kernels take tuples
 CAPABILITY = (8, 0)
 WIDEST = 128  # features of a head
 PROGRAMS = 264  # that a backward pass aims at: two for each of an H100's 132 multiprocessors
-NAMES = ("v", "q", "k", "x", "w", "c", "left", "right", "r", "weight")  # of the tensors, as in `triton_common`
+WEIGHTS = ("a_q", "a_x", "a_o", "a_c", "a_r")  # of the summands
+NAMES = ("v", "q", "k", "x", "w", "c", "left", "right", "r", *WEIGHTS)  # of the tensors, as in `triton_common`
 BY_SENTENCE = ("v", "q", "k", "x", "left", "right")
 Product = Tuple[Optional[Tensor], float, Tensor, Tensor]  # as of `Logits`
 Tensors = Dict[str, Any]  # by name; None where there is no such summand
@@ -149,30 +150,38 @@ def compute(
     assert parts is not None
     tensors: Tensors = dict.fromkeys(NAMES)
     tensors["v"] = value
-    for names, products in ((("q", "k"), parts.own), (("x", "w"), parts.half)):
-        for weight, scale, query, key in products:
-            tensors.update(zip(names, weighted(weight, query, key, scale)))
+    q_scale = parts.own[0][1] if parts.own else 1.0
+    for weight, _, query, key in parts.own:
+        tensors.update(a_q=weight, q=query, k=key)
+    for weight, scale, query, key in parts.half:
+        tensors.update(a_x=weight, x=query if scale == 1.0 else query * scale, w=key)
     for weight, left, right in parts.outer:
-        tensors.update(zip(("left", "right"), weighted(weight, left, right)))
+        tensors.update(a_o=weight, left=left, right=right)
     for name in BY_SENTENCE:
         tensors[name] = with_token_stride(tensors[name], bsz, heads, value.dtype)
-    if parts.columns.biases:
+    if len(parts.columns.biases) == 1:
+        tensors["a_c"], tensors["c"] = parts.columns.biases[0]
+    elif parts.columns.biases:
         tensors["c"] = parts.columns.total(length)
-    if len(parts.matrices.biases) == 1 and not parts.matrices.products:
-        tensors["weight"], tensors["r"] = parts.matrices.biases[0]
-    elif parts.matrices.tensors():
-        tensors["r"] = parts.matrices.total(length)
+    matrices = parts.matrices
+    if len(matrices.biases) + len(matrices.products) > 1:
+        tensors["r"] = matrices.total(length)
+    elif matrices.biases:
+        tensors["a_r"], tensors["r"] = matrices.biases[0]
+    elif matrices.products:
+        weight, scale, query, key = matrices.products[0]
+        tensors.update(a_r=weight, r=product_of(query, key, scale=scale).total(length))
     left, right = tensors["left"], tensors["right"]
     if left is not None and right is not None:
         tensors["left"] = left[..., : -(-length // right.size(3))]
     for name in NAMES:
         if name not in BY_SENTENCE:
-            tensors[name] = of_all_heads(tensors[name], heads, is_whole=name in ("w", "weight"))
+            tensors[name] = of_all_heads(tensors[name], heads, is_whole=name in ("w", *WEIGHTS))
     hidden = None
     if key_padding_mask is not None:
         hidden = key_padding_mask.to(torch.bool).contiguous().view(torch.uint8)
     seed = torch.randint(1 << 62, (1,), device=value.device) if dropout > 0 else None
-    options = Options(hidden, seed, dropout, is_causal(attn_mask))
+    options = Options(hidden, seed, dropout, q_scale, is_causal(attn_mask))
     kind = kind_of(parts, value, key_padding_mask, attn_mask, dropout)
     if kind not in WORKING and not is_interpreted():
         try:
@@ -216,6 +225,7 @@ class Options(NamedTuple):
     hidden: Optional[Tensor]
     seed: Optional[Tensor]
     dropout: float
+    scale: float  # of the product of q and k
     causal: bool
 
 
@@ -278,17 +288,17 @@ class Sums:
 
     Args:
         tensors: those that have a gradient.
-        programs: of a group.
-        parts: a gradient is the sum of so many, side by side in the buffer; 1 if it is not named.
+        programs: of a group; 0: a group is a sentence.
+        parts: the gradient of a weight is the sum of so many, side by side in the buffer.
     """
 
-    def __init__(self, tensors: Tensors, like: Tensor, programs: int, **parts: int) -> None:
-        self.tensors, self.parts = tensors, parts
+    def __init__(self, tensors: Tensors, like: Tensor, programs: int, parts: int = 1) -> None:
+        self.tensors, self.parts = tensors, {name: parts if name in WEIGHTS else 1 for name in tensors}
         wanted = PROGRAMS if like.size(2) > 32 else 2 * PROGRAMS  # programs for tiles of 32 x 32 are small
-        groups = min(like.size(0), max(1, -(-wanted // programs)))
+        groups = min(like.size(0), max(1, -(-wanted // programs))) if programs else like.size(0)
         self.sentences, self.groups = shared_out(like.size(0), groups if tensors else like.size(0))
         # each begins at a multiple of 16 bytes, which is a property that kernels are compiled for
-        self.widths = [-(-x.numel() * parts.get(name, 1) // 4) * 4 for name, x in tensors.items()]
+        self.widths = [-(-x.numel() * self.parts[name] // 4) * 4 for name, x in tensors.items()]
         self.size = sum(self.widths)
         self.buffer = like.new_empty(self.groups if tensors else 0, self.size, dtype=torch.float32)
         self.places = dict(zip(tensors, self.buffer.split(self.widths, dim=1))) if tensors else {}
@@ -299,11 +309,11 @@ class Sums:
             return {}
         total = self.buffer.sum(0) if self.groups > 1 else self.buffer[0]
         kinds = {x.dtype for x in self.tensors.values()}
-        if len(kinds) == 1 and not self.parts:
+        if len(kinds) == 1 and max(self.parts.values()) == 1:
             total = total.to(kinds.pop())
         found: Tensors = {}
         for (name, x), part in zip(self.tensors.items(), total.split(self.widths)):
-            number = self.parts.get(name, 1)
+            number = self.parts[name]
             part = part[: number * x.numel()].view(number, *x.size()[1:])
             found[name] = (part.sum(0, keepdim=True) if number > 1 else part).to(x.dtype)
         return found
@@ -382,7 +392,7 @@ def backward_launches(
         from . import triton_short
 
         tile = Tile.whole(t)
-        sums = Sums(shared("w", "c", "r", "weight"), grad, heads)
+        sums = Sums(shared("w", "c", "r", *WEIGHTS), grad, heads)
         given, numbers, constants = arguments(t, options, tile, [grad])
         args = (given, places(BY_SENTENCE, sums), sums.size, grad, *strides, *numbers, sums.sentences, constants)
         return [tile.launch(triton_short.backward, (heads, sums.groups), *args)], grads, [sums]
@@ -390,13 +400,14 @@ def backward_launches(
 
     launches: List[Launch] = []
     of_rows, of_columns = ("q", "x", "left", "right"), ("v", "k")
-    if set(of_rows) & set(grads):
-        tile = Tile.of("rows", t)
+    tile = Tile.of("rows", t)
+    rows = Sums(shared("a_q", "a_x", "a_o"), grad, 0, parts=tile.down(length))
+    if rows.tensors or set(of_rows) & set(grads):
         given, numbers, constants = arguments(t, options, tile, [grad])
-        args = (given, places(of_rows), out, logs, grad, *strides, *numbers, constants)
+        args = (given, places(of_rows, rows), rows.size, out, logs, grad, *strides, *numbers, constants)
         launches.append(tile.launch(triton_long.backward_rows, (bsz * heads * tile.down(length),), *args))
     tile = Tile.of("columns", t)
-    columns = Sums(shared("w", "c"), grad, heads * tile.across(length))
+    columns = Sums(shared("w", "c", "a_c"), grad, heads * tile.across(length), parts=tile.across(length))
     if columns.tensors or set(of_columns) & set(grads):
         given, numbers, constants = arguments(t, options, tile, [grad])
         args = (given, places(of_columns, columns), columns.size, out, logs, grad, *strides, *numbers)
@@ -404,13 +415,13 @@ def backward_launches(
         launches.append(tile.launch(triton_long.backward_columns, grid, *args, columns.sentences, constants))
     tile = Tile.of("matrix", t)
     tiles = tile.down(length) * tile.across(length)
-    matrix = Sums(shared("r", "weight"), grad, heads * tiles, weight=tiles)
+    matrix = Sums(shared("r", "a_r"), grad, heads * tiles, parts=tiles)
     if matrix.tensors:
         given, numbers, constants = arguments(t, options, tile, [grad])
         args = (given, places((), matrix), matrix.size, out, logs, grad, *strides, *numbers, matrix.sentences)
         grid = (matrix.groups * heads * tiles,)
         launches.append(tile.launch(triton_long.backward_matrix, grid, *args, constants))
-    return launches, grads, [columns, matrix]
+    return launches, grads, [rows, columns, matrix]
 
 
 class Tile(NamedTuple):
@@ -479,7 +490,7 @@ def arguments(t: Tensors, options: Options, tile: Tile, more: List[Tensor]) -> T
     r_row, r_head = (0, 0) if r is None else (r.stride(2), r.stride(1))
     q_width, x_width = (16 if t[name] is None else t[name].size(3) for name in ("q", "x"))
     columns = 1 if right is None else right.size(3)
-    numbers = [*strides, w_head, c_head, r_row, r_head, length, bsz, heads, columns, options.dropout]
+    numbers = [*strides, w_head, c_head, r_row, r_head, length, bsz, heads, columns, options.scale, options.dropout]
     units = [*strides[:8], w_head, width, q_width, x_width]
     units += [n for x in more for n in (token_stride(x), x.stride(1))]
     is_exact = t["v"].dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32

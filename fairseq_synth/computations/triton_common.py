@@ -2,10 +2,11 @@
 
 The kernels compute, for a head of sentence b,
 
-    S = Q K^T + X W^T + A (x) B + c + a R,     Y = softmax(S) V
+    S = a_q Q K^T + a_x X W^T + a_o A (x) B + a_c c + a_r R,     Y = softmax(S) V
 
-in which every summand may be absent. Q, K, X, A, B and V differ by sentence; W, the row c, the matrix R and its weight
-a are shared across the batch. Column ``u n + v`` of the outer products A (x) B is ``A_u B_v``, with n columns in B.
+in which every summand may be absent. Q, K, X, A, B and V differ by sentence; W, the row c, the matrix R and the
+weights a, a number each, are shared across the batch. Column ``u n + v`` of the outer products A (x) B is ``A_u B_v``,
+with n columns in B.
 
 No gradient is added atomically: every sum is of one program, in a fixed order, so that two runs are equal bit for bit.
 """
@@ -28,7 +29,11 @@ class Given(NamedTuple):
     left: Any  # A
     right: Any  # B
     r: Any
-    weight: Any  # a, (H,)
+    a_q: Any  # the weights, (H,); None for 1
+    a_x: Any
+    a_o: Any
+    a_c: Any
+    a_r: Any
     hidden: Any  # (B, T), not 0 at padding
     seed: Any  # of dropout, (1,); None: no dropout
 
@@ -56,10 +61,11 @@ class Sizes(NamedTuple):
     B: Any
     H: Any
     n: Any  # columns of the right factor of an outer product
+    scale: Any  # that Q K^T is multiplied by beside its weight
     dropout: Any
 
 
-INTEGERS = Sizes._fields[:-1]  # Triton makes no constants of floats
+INTEGERS = Sizes._fields[:-2]  # Triton makes no constants of floats
 
 
 class Constants(NamedTuple):
@@ -91,7 +97,21 @@ class Gradients(NamedTuple):
     w: Any  # (groups, H, T, width), as are those below, (groups, H, ...), each group `size` numbers after the last
     c: Any
     r: Any
-    weight: Any
+    a_q: Any
+    a_x: Any
+    a_o: Any
+    a_c: Any
+    a_r: Any
+
+
+class Weights(NamedTuple):
+    """What the summands are multiplied by."""
+
+    q: Any
+    x: Any
+    o: Any
+    c: Any
+    r: Any
 
 
 class RowFactors(NamedTuple):
@@ -155,15 +175,23 @@ def load_row_factors(g, s, z, b, h, i):
 @triton.jit
 def load_column_factors(g, s, z, b, h, j):
     k = load_rows(g.k, s.k_token, s.k_head, b, h, j, s, z.Q, z.COLUMNS, z.Q_BLOCK, z.UNIT)
-    w, c = 0.0, 0.0
-    column = j + tl.arange(0, z.COLUMNS)
+    w = 0.0
     if g.w is not None:
+        column = j + tl.arange(0, z.COLUMNS)
         first = g.w + tl.cast(h, tl.int64) * tl.multiple_of(s.w_head, z.UNIT)
         at = first + column[:, None] * z.X + tl.arange(0, z.X_BLOCK)[None, :]
         w = tl.load(at, mask=inside(j, s.T, z.X, z.COLUMNS, z.X_BLOCK), other=0.0)
-    if g.c is not None:
-        c = tl.load(g.c + h * s.c_head + column, mask=column < s.T, other=0.0).to(tl.float32)
-    return ColumnFactors(k, w, c)
+    return ColumnFactors(k, w, load_row(g, s, z, h, j))
+
+
+@triton.jit
+def load_row(g, s, z, h, j):
+    """Columns of c."""
+    if g.c is None:
+        return 0.0
+    else:
+        column = j + tl.arange(0, z.COLUMNS)
+        return tl.load(g.c + h * s.c_head + column, mask=column < s.T, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -183,12 +211,19 @@ def load_matrix(g, s, z, h, i, j):
 
 
 @triton.jit
-def load_weight(g, h):
-    """The weight of R."""
-    if g.weight is None:
+def load_weight(data, h):
+    """The weight of a summand."""
+    if data is None:
         return 1.0
     else:
-        return tl.load(g.weight + h).to(tl.float32)
+        return tl.load(data + h).to(tl.float32)
+
+
+@triton.jit
+def load_weights(g, s, h):
+    """The weights of all summands in a head."""
+    q = s.scale * load_weight(g.a_q, h)
+    return Weights(q, load_weight(g.a_x, h), load_weight(g.a_o, h), load_weight(g.a_c, h), load_weight(g.a_r, h))
 
 
 @triton.jit
@@ -207,20 +242,20 @@ def selectors(s, z, j, dtype):
 
 
 @triton.jit
-def tile_of_logits(g, s, z, rows, columns, r, weight, b, i, j, length):
+def tile_of_logits(g, s, z, rows, columns, r, a, b, i, j, length):
     """S times log2(e), as exp2 is what a GPU has; minus infinity where a column is hidden, or a row is padding."""
     logits = tl.zeros([z.ROWS, z.COLUMNS], tl.float32)
     if g.q is not None:
-        logits += product(rows.q, tl.trans(columns.k), z)
+        logits += a.q * product(rows.q, tl.trans(columns.k), z)
     if g.x is not None:
-        logits += product(rows.x, tl.trans(columns.w), z)
+        logits += a.x * product(rows.x, tl.trans(columns.w), z)
     if g.left is not None:
         of_left, of_right = selectors(s, z, j, rows.left.dtype)
-        logits += product(rows.left, of_left, z) * product(rows.right, of_right, z)
+        logits += a.o * product(rows.left, of_left, z) * product(rows.right, of_right, z)
     if g.c is not None:
-        logits += columns.c[None, :]
+        logits += a.c * columns.c[None, :]
     if g.r is not None:
-        logits += weight * r
+        logits += a.r * r
     row, column = (i + tl.arange(0, z.ROWS))[:, None], (j + tl.arange(0, z.COLUMNS))[None, :]
     visible = (row < length) & (column < length)
     if z.CAUSAL:
@@ -253,3 +288,53 @@ def kept(g, s, z, b, h, i, j):
         row, column = (i + tl.arange(0, z.ROWS))[:, None], (j + tl.arange(0, z.COLUMNS))[None, :]
         number = tl.rand(tl.load(g.seed) + tl.cast(b, tl.int64) * s.H + h, row * s.T + column)
         return tl.where(number < s.dropout, 0.0, 1 / (1 - s.dropout))
+
+
+@triton.jit
+def to_outer_factors(ds, rows, s, z, j, is_left: tl.constexpr):
+    """The gradient of the left or the right factors of a tile's rows, but for their weight."""
+    of_left, of_right = selectors(s, z, j, rows.left.dtype)
+    if is_left:
+        other, own = product(rows.right, of_right, z), of_left
+    else:
+        other, own = product(rows.left, of_left, z), of_right
+    return product((ds * other).to(rows.left.dtype), tl.trans(own), z)
+
+
+@triton.jit
+def store_of_rows(d, to_q, to_x, to_left, to_right, a, b, h, i, s, z):
+    """Writes the gradients of the factors of rows."""
+    store_rows(d.q, to_q * a.q, b, h, i, s, z.Q, z.ROWS, z.Q_BLOCK)
+    store_rows(d.x, to_x * a.x, b, h, i, s, z.X, z.ROWS, z.X_BLOCK)
+    store_rows(d.left, to_left * a.o, b, h, i, s, tl.cdiv(s.T, s.n), z.ROWS, z.FACTOR)
+    store_rows(d.right, to_right * a.o, b, h, i, s, s.n, z.ROWS, z.FACTOR)
+
+
+@triton.jit
+def store_of_columns(g, d, to_w, to_c, a, first, weight, h, j, s, z):
+    """Writes the gradients of W, c and the weight of c.
+
+    Args:
+        first: where the sums of this group begin.
+        weight: where that of this tile and head is, after the first of `d.a_c`.
+    """
+    head = tl.cast(h, tl.int64) * s.T
+    column, feature = j + tl.arange(0, z.COLUMNS), tl.arange(0, z.X_BLOCK)
+    if d.w is not None:
+        at = d.w + first + (head + column[:, None]) * z.X + feature[None, :]
+        tl.store(at, to_w * a.x, mask=(column < s.T)[:, None] & (feature < z.X)[None, :])
+    if d.c is not None:
+        tl.store(d.c + first + head + column, to_c * a.c, mask=column < s.T)
+    if d.a_c is not None:
+        tl.store(d.a_c + first + weight, tl.sum(to_c * load_row(g, s, z, h, j)))
+
+
+@triton.jit
+def store_matrix(g, d, to_r, a, first, weight, h, i, j, s, z):
+    """Writes the gradients of a tile of R and of its weight; `first` and `weight` as of `store_of_columns`."""
+    row, column = i + tl.arange(0, z.ROWS), j + tl.arange(0, z.COLUMNS)
+    if d.r is not None:
+        at = d.r + first + (tl.cast(h, tl.int64) * s.T + row[:, None]) * s.T + column[None, :]
+        tl.store(at, to_r * a.r, mask=(row < s.T)[:, None] & (column < s.T)[None, :])
+    if d.a_r is not None:
+        tl.store(d.a_r + first + weight, tl.sum(to_r * load_matrix(g, s, z, h, i, j)))

@@ -4,9 +4,9 @@ The forward pass keeps the maximum and the sum of a row while it walks over its 
 arXiv 2205.14135) and saves the logarithm of the softmax's denominator, to base 2. With it, and with
 ``rowsum(P * dP) = rowsum(dY * Y)``, each kernel of the backward pass computes its tiles of P and dS again:
 
-`backward_rows`     owns rows of a sentence and walks over columns: dQ, dX, dA, dB
-`backward_columns`  owns columns and walks over rows: dV, dK; and over a group of sentences: dW, dc
-`backward_matrix`   owns a tile of R and walks over a group of sentences: dR, da
+`backward_rows`     owns rows of a sentence and walks over columns: dQ, dX, dA, dB, and the weights of their summands
+`backward_columns`  owns columns and walks over rows: dV, dK; and over a group of sentences: dW, dc, da_c
+`backward_matrix`   owns a tile of R and walks over a group of sentences: dR, da_r
 """
 
 import triton
@@ -23,12 +23,15 @@ from .triton_common import (
     load_row_factors,
     load_rows,
     load_values,
-    load_weight,
+    load_weights,
     places,
     product,
-    selectors,
+    store_matrix,
+    store_of_columns,
+    store_of_rows,
     store_rows,
     tile_of_logits,
+    to_outer_factors,
 )
 
 
@@ -56,22 +59,22 @@ def load_outputs(y, dy, dy_token, dy_head, logs, s, z, b, h, i):
 def forward(
     g, y, logs,
     v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token, right_head,
-    w_head, c_head, r_row, r_head, T, B, H, n, dropout, z,
+    w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout, z,
 ):  # fmt: skip
     """Some rows of Y of a sentence, and the logarithms of their denominators."""
     s = Sizes(
         v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token,
-        right_head, w_head, c_head, r_row, r_head, T, B, H, n, dropout,
+        right_head, w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout,
     )  # fmt: skip
     tiles = tl.cdiv(T, z.ROWS)
     i, b, h = tl.program_id(0) % tiles * z.ROWS, tl.program_id(0) // tiles // H, tl.program_id(0) // tiles % H
-    length, weight, rows = length_of(g, s, b), load_weight(g, h), load_row_factors(g, s, z, b, h, i)
+    length, a, rows = length_of(g, s, b), load_weights(g, s, h), load_row_factors(g, s, z, b, h, i)
     top = tl.full([z.ROWS], -1e30, tl.float32)  # finite, so that a row that sees nothing has no NaN
     total = tl.zeros([z.ROWS], tl.float32)
     out = tl.zeros([z.ROWS, z.D_BLOCK], tl.float32)
     for j in range(0, columns_of_rows(s, z, i, length), z.COLUMNS):
         columns, r = load_column_factors(g, s, z, b, h, j), load_matrix(g, s, z, h, i, j)
-        logits = tile_of_logits(g, s, z, rows, columns, r, weight, b, i, j, length)
+        logits = tile_of_logits(g, s, z, rows, columns, r, a, b, i, j, length)
         higher = tl.maximum(top, tl.max(logits, 1))
         p, shrink = tl.exp2(logits - higher[:, None]), tl.exp2(top - higher)
         v = load_values(g, s, z, b, h, j)
@@ -84,58 +87,58 @@ def forward(
     tl.store(logs + (tl.cast(b, tl.int64) * H + h) * T + row, log, mask=row < T)
 
 
-@triton.jit(do_not_specialize=[*INTEGERS, "dy_token", "dy_head"])
+@triton.jit(do_not_specialize=[*INTEGERS, "dy_token", "dy_head", "size"])
 def backward_rows(
-    g, d, y, logs, dy, dy_token, dy_head,
+    g, d, size, y, logs, dy, dy_token, dy_head,
     v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token, right_head,
-    w_head, c_head, r_row, r_head, T, B, H, n, dropout, z,
+    w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout, z,
 ):  # fmt: skip
     s = Sizes(
         v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token,
-        right_head, w_head, c_head, r_row, r_head, T, B, H, n, dropout,
+        right_head, w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout,
     )  # fmt: skip
     tiles = tl.cdiv(T, z.ROWS)
     i, b, h = tl.program_id(0) % tiles * z.ROWS, tl.program_id(0) // tiles // H, tl.program_id(0) // tiles % H
-    length, weight, rows = length_of(g, s, b), load_weight(g, h), load_row_factors(g, s, z, b, h, i)
+    length, a, rows = length_of(g, s, b), load_weights(g, s, h), load_row_factors(g, s, z, b, h, i)
     dy_i, mean, log = load_outputs(y, dy, dy_token, dy_head, logs, s, z, b, h, i)
     to_q, to_x = tl.zeros([z.ROWS, z.Q_BLOCK], tl.float32), tl.zeros([z.ROWS, z.X_BLOCK], tl.float32)
     to_left, to_right = tl.zeros([z.ROWS, z.FACTOR], tl.float32), tl.zeros([z.ROWS, z.FACTOR], tl.float32)
     for j in range(0, columns_of_rows(s, z, i, length), z.COLUMNS):
         columns, r = load_column_factors(g, s, z, b, h, j), load_matrix(g, s, z, h, i, j)
-        logits = tile_of_logits(g, s, z, rows, columns, r, weight, b, i, j, length)
+        logits = tile_of_logits(g, s, z, rows, columns, r, a, b, i, j, length)
         dp = product(dy_i, tl.trans(load_values(g, s, z, b, h, j)), z) * kept(g, s, z, b, h, i, j)
         ds = tl.exp2(logits - log[:, None]) * (dp - mean[:, None])
-        if d.q is not None:
+        if (d.q is not None) or (d.a_q is not None):
             to_q += product(ds.to(columns.k.dtype), columns.k, z)
-        if d.x is not None:
+        if (d.x is not None) or (d.a_x is not None):
             to_x += product(ds.to(rows.x.dtype), columns.w, z)
-        if (d.left is not None) or (d.right is not None):
-            of_left, of_right = selectors(s, z, j, rows.left.dtype)
-            if d.left is not None:
-                spread = (ds * product(rows.right, of_right, z)).to(rows.left.dtype)
-                to_left += product(spread, tl.trans(of_left), z)
-            if d.right is not None:
-                spread = (ds * product(rows.left, of_left, z)).to(rows.left.dtype)
-                to_right += product(spread, tl.trans(of_right), z)
-    store_rows(d.q, to_q, b, h, i, s, z.Q, z.ROWS, z.Q_BLOCK)
-    store_rows(d.x, to_x, b, h, i, s, z.X, z.ROWS, z.X_BLOCK)
-    store_rows(d.left, to_left, b, h, i, s, tl.cdiv(T, n), z.ROWS, z.FACTOR)
-    store_rows(d.right, to_right, b, h, i, s, n, z.ROWS, z.FACTOR)
+        if (d.left is not None) or (d.a_o is not None):
+            to_left += to_outer_factors(ds, rows, s, z, j, True)
+        if d.right is not None:
+            to_right += to_outer_factors(ds, rows, s, z, j, False)
+    store_of_rows(d, to_q, to_x, to_left, to_right, a, b, h, i, s, z)
+    at = tl.cast(b, tl.int64) * size + tl.program_id(0) % tiles * H + h
+    if d.a_q is not None:
+        tl.store(d.a_q + at, tl.sum(to_q * rows.q) * scale)
+    if d.a_x is not None:
+        tl.store(d.a_x + at, tl.sum(to_x * rows.x))
+    if d.a_o is not None:
+        tl.store(d.a_o + at, tl.sum(to_left * rows.left))
 
 
 @triton.jit(do_not_specialize=[*INTEGERS, "dy_token", "dy_head", "sentences", "size"])
 def backward_columns(
     g, d, size, y, logs, dy, dy_token, dy_head,
     v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token, right_head,
-    w_head, c_head, r_row, r_head, T, B, H, n, dropout, sentences, z,
+    w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout, sentences, z,
 ):  # fmt: skip
     s = Sizes(
         v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token,
-        right_head, w_head, c_head, r_row, r_head, T, B, H, n, dropout,
+        right_head, w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout,
     )  # fmt: skip
     tiles = tl.cdiv(T, z.COLUMNS)
     j, group, h = tl.program_id(0) % tiles * z.COLUMNS, tl.program_id(0) // tiles // H, tl.program_id(0) // tiles % H
-    weight = load_weight(g, h)
+    a = load_weights(g, s, h)
     to_w, to_c = tl.zeros([z.COLUMNS, z.X_BLOCK], tl.float32), tl.zeros([z.COLUMNS], tl.float32)
     for b in range(group * sentences, tl.minimum((group + 1) * sentences, B)):
         length, columns, v = length_of(g, s, b), load_column_factors(g, s, z, b, h, j), load_values(g, s, z, b, h, j)
@@ -146,43 +149,38 @@ def backward_columns(
         for i in range(first, tl.where(j < length, length, 0), z.ROWS):
             rows, r = load_row_factors(g, s, z, b, h, i), load_matrix(g, s, z, h, i, j)
             dy_i, mean, log = load_outputs(y, dy, dy_token, dy_head, logs, s, z, b, h, i)
-            p = tl.exp2(tile_of_logits(g, s, z, rows, columns, r, weight, b, i, j, length) - log[:, None])
+            p = tl.exp2(tile_of_logits(g, s, z, rows, columns, r, a, b, i, j, length) - log[:, None])
             keep = kept(g, s, z, b, h, i, j)
             to_v += product(tl.trans((p * keep).to(dy_i.dtype)), dy_i, z)
-            if (d.k is not None) or (d.w is not None) or (d.c is not None):
+            if (d.k is not None) or (d.w is not None) or (d.c is not None) or (d.a_c is not None):
                 ds = p * (product(dy_i, tl.trans(v), z) * keep - mean[:, None])
                 if d.k is not None:
                     to_k += product(tl.trans(ds.to(rows.q.dtype)), rows.q, z)
                 if d.w is not None:
                     to_w += product(tl.trans(ds.to(rows.x.dtype)), rows.x, z)
-                if d.c is not None:
+                if (d.c is not None) or (d.a_c is not None):
                     to_c += tl.sum(ds, 0)
         store_rows(d.v, to_v, b, h, j, s, z.D, z.COLUMNS, z.D_BLOCK)
-        store_rows(d.k, to_k, b, h, j, s, z.Q, z.COLUMNS, z.Q_BLOCK)
-    column, feature = j + tl.arange(0, z.COLUMNS), tl.arange(0, z.X_BLOCK)
-    place = tl.cast(group, tl.int64) * size
-    if d.w is not None:
-        at = d.w + place + (h * T + column[:, None]) * z.X + feature[None, :]
-        tl.store(at, to_w, mask=(column < T)[:, None] & (feature < z.X)[None, :])
-    if d.c is not None:
-        tl.store(d.c + place + h * T + column, to_c, mask=column < T)
+        store_rows(d.k, to_k * a.q, b, h, j, s, z.Q, z.COLUMNS, z.Q_BLOCK)
+    weight = tl.program_id(0) % tiles * H + h
+    store_of_columns(g, d, to_w, to_c, a, tl.cast(group, tl.int64) * size, weight, h, j, s, z)
 
 
 @triton.jit(do_not_specialize=[*INTEGERS, "dy_token", "dy_head", "sentences", "size"])
 def backward_matrix(
     g, d, size, y, logs, dy, dy_token, dy_head,
     v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token, right_head,
-    w_head, c_head, r_row, r_head, T, B, H, n, dropout, sentences, z,
+    w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout, sentences, z,
 ):  # fmt: skip
     s = Sizes(
         v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token,
-        right_head, w_head, c_head, r_row, r_head, T, B, H, n, dropout,
+        right_head, w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout,
     )  # fmt: skip
     across = tl.cdiv(T, z.COLUMNS)
     tiles = tl.cdiv(T, z.ROWS) * across
     tile, group, h = tl.program_id(0) % tiles, tl.program_id(0) // tiles // H, tl.program_id(0) // tiles % H
     i, j = tile // across * z.ROWS, tile % across * z.COLUMNS
-    weight = load_weight(g, h)
+    a = load_weights(g, s, h)
     to_r = tl.zeros([z.ROWS, z.COLUMNS], tl.float32)
     end = tl.minimum((group + 1) * sentences, B)
     if z.CAUSAL:
@@ -193,13 +191,7 @@ def backward_matrix(
             rows, columns = load_row_factors(g, s, z, b, h, i), load_column_factors(g, s, z, b, h, j)
             dy_i, mean, log = load_outputs(y, dy, dy_token, dy_head, logs, s, z, b, h, i)
             r = load_matrix(g, s, z, h, i, j)
-            p = tl.exp2(tile_of_logits(g, s, z, rows, columns, r, weight, b, i, j, length) - log[:, None])
+            p = tl.exp2(tile_of_logits(g, s, z, rows, columns, r, a, b, i, j, length) - log[:, None])
             dp = product(dy_i, tl.trans(load_values(g, s, z, b, h, j)), z) * kept(g, s, z, b, h, i, j)
             to_r += p * (dp - mean[:, None])
-    row, column = i + tl.arange(0, z.ROWS), j + tl.arange(0, z.COLUMNS)
-    place = tl.cast(group, tl.int64) * size
-    if d.r is not None:
-        at = d.r + place + tl.cast(h, tl.int64) * T * T + row[:, None] * T + column[None, :]
-        tl.store(at, to_r * weight, mask=(row < T)[:, None] & (column < T)[None, :])
-    if d.weight is not None:
-        tl.store(d.weight + place + tile * H + h, tl.sum(to_r * load_matrix(g, s, z, h, i, j)))
+    store_matrix(g, d, to_r, a, tl.cast(group, tl.int64) * size, tile * H + h, h, i, j, s, z)

@@ -4,8 +4,9 @@ A program owns a head and a group of sentences. The whole T x T tile is in its r
 computes it once for all gradients:
 
     P = softmax(S),     dP = dY V^T,     dS = P * (dP - rowsum(P * dP)),     dV = P^T dY
-    dQ = dS K,     dK = dS^T Q,     dX = dS W,     dW = sum_b dS^T X,     dc = sum_b colsum(dS),     dR = a sum_b dS
+    dQ = dS K,     dK = dS^T Q,     dX = dS W,     dW = sum_b dS^T X,     dc = sum_b colsum(dS),     dR = sum_b dS
 
+each times the weight of its summand, whose own gradient is that of a factor times the factor, such as sum(dS K * Q).
 The sums over b are taken over the group in registers. The forward pass saves nothing but its inputs.
 """
 
@@ -22,11 +23,14 @@ from .triton_common import (
     load_row_factors,
     load_rows,
     load_values,
-    load_weight,
+    load_weights,
     product,
-    selectors,
+    store_matrix,
+    store_of_columns,
+    store_of_rows,
     store_rows,
     tile_of_logits,
+    to_outer_factors,
 )
 
 
@@ -43,18 +47,18 @@ def softmax(logits):
 def forward(
     g, y,
     v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token, right_head,
-    w_head, c_head, r_row, r_head, T, B, H, n, dropout, sentences, z,
+    w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout, sentences, z,
 ):  # fmt: skip
     """Y of some sentences."""
     s = Sizes(
         v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token,
-        right_head, w_head, c_head, r_row, r_head, T, B, H, n, dropout,
+        right_head, w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout,
     )  # fmt: skip
     h, group = tl.program_id(0), tl.program_id(1)
-    r, weight = load_matrix(g, s, z, h, 0, 0), load_weight(g, h)
+    r, a = load_matrix(g, s, z, h, 0, 0), load_weights(g, s, h)
     for b in range(group * sentences, tl.minimum((group + 1) * sentences, B)):
         rows, columns = load_row_factors(g, s, z, b, h, 0), load_column_factors(g, s, z, b, h, 0)
-        p = softmax(tile_of_logits(g, s, z, rows, columns, r, weight, b, 0, 0, length_of(g, s, b)))
+        p = softmax(tile_of_logits(g, s, z, rows, columns, r, a, b, 0, 0, length_of(g, s, b)))
         v = load_values(g, s, z, b, h, 0)
         out = product((p * kept(g, s, z, b, h, 0, 0)).to(v.dtype), v, z)
         store_rows(y, out, b, h, 0, s, z.D, z.ROWS, z.D_BLOCK)
@@ -64,61 +68,59 @@ def forward(
 def backward(
     g, d, size, dy, dy_token, dy_head,
     v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token, right_head,
-    w_head, c_head, r_row, r_head, T, B, H, n, dropout, sentences, z,
+    w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout, sentences, z,
 ):  # fmt: skip
     """All gradients of some sentences."""
     s = Sizes(
         v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token,
-        right_head, w_head, c_head, r_row, r_head, T, B, H, n, dropout,
+        right_head, w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout,
     )  # fmt: skip
     h, group = tl.program_id(0), tl.program_id(1)
-    weight = load_weight(g, h)
+    a = load_weights(g, s, h)
     to_r = tl.zeros([z.ROWS, z.COLUMNS], tl.float32)
     to_w, to_c = tl.zeros([z.COLUMNS, z.X_BLOCK], tl.float32), tl.zeros([z.COLUMNS], tl.float32)
+    to_a_q, to_a_x, to_a_o = tl.zeros([], tl.float32), tl.zeros([], tl.float32), tl.zeros([], tl.float32)
     for b in range(group * sentences, tl.minimum((group + 1) * sentences, B)):
         rows, columns = load_row_factors(g, s, z, b, h, 0), load_column_factors(g, s, z, b, h, 0)
         r = load_matrix(g, s, z, h, 0, 0)  # again for each sentence, from a cache: registers are scarcer
-        p = softmax(tile_of_logits(g, s, z, rows, columns, r, weight, b, 0, 0, length_of(g, s, b)))
+        p = softmax(tile_of_logits(g, s, z, rows, columns, r, a, b, 0, 0, length_of(g, s, b)))
         keep = kept(g, s, z, b, h, 0, 0)
         dy_b = load_rows(dy, dy_token, dy_head, b, h, 0, s, z.D, z.ROWS, z.D_BLOCK, z.UNIT)
         dv = product(tl.trans((p * keep).to(dy_b.dtype)), dy_b, z)
         store_rows(d.v, dv, b, h, 0, s, z.D, z.COLUMNS, z.D_BLOCK)
         dp = product(dy_b, tl.trans(load_values(g, s, z, b, h, 0)), z) * keep
         ds = p * (dp - tl.sum(p * dp, 1)[:, None])
-        if (d.r is not None) or (d.weight is not None):
+        if (d.r is not None) or (d.a_r is not None):
             to_r += ds
-        if d.c is not None:
+        if (d.c is not None) or (d.a_c is not None):
             to_c += tl.sum(ds, 0)
-        if d.q is not None:
-            dq = product(ds.to(columns.k.dtype), columns.k, z)
-            store_rows(d.q, dq, b, h, 0, s, z.Q, z.ROWS, z.Q_BLOCK)
+        to_q, to_x, to_left, to_right = 0.0, 0.0, 0.0, 0.0
+        if (d.q is not None) or (d.a_q is not None):
+            to_q = product(ds.to(columns.k.dtype), columns.k, z)
+        if (d.x is not None) or (d.a_x is not None):
+            to_x = product(ds.to(rows.x.dtype), columns.w, z)
+        if (d.left is not None) or (d.a_o is not None):
+            to_left = to_outer_factors(ds, rows, s, z, 0, True)
+        if d.right is not None:
+            to_right = to_outer_factors(ds, rows, s, z, 0, False)
+        store_of_rows(d, to_q, to_x, to_left, to_right, a, b, h, 0, s, z)
         if d.k is not None:
-            dk = product(tl.trans(ds.to(rows.q.dtype)), rows.q, z)
-            store_rows(d.k, dk, b, h, 0, s, z.Q, z.COLUMNS, z.Q_BLOCK)
-        if d.x is not None:
-            dx = product(ds.to(rows.x.dtype), columns.w, z)
-            store_rows(d.x, dx, b, h, 0, s, z.X, z.ROWS, z.X_BLOCK)
+            to_k = product(tl.trans(ds.to(rows.q.dtype)), rows.q, z)
+            store_rows(d.k, to_k * a.q, b, h, 0, s, z.Q, z.COLUMNS, z.Q_BLOCK)
         if d.w is not None:
             to_w += product(tl.trans(ds.to(rows.x.dtype)), rows.x, z)
-        if (d.left is not None) or (d.right is not None):
-            of_left, of_right = selectors(s, z, 0, rows.left.dtype)
-            if d.left is not None:
-                to_left = (ds * product(rows.right, of_right, z)).to(rows.left.dtype)
-                to_left = product(to_left, tl.trans(of_left), z)
-                store_rows(d.left, to_left, b, h, 0, s, tl.cdiv(T, n), z.ROWS, z.FACTOR)
-            if d.right is not None:
-                to_right = (ds * product(rows.left, of_left, z)).to(rows.left.dtype)
-                to_right = product(to_right, tl.trans(of_right), z)
-                store_rows(d.right, to_right, b, h, 0, s, n, z.ROWS, z.FACTOR)
-    row, column, feature = tl.arange(0, z.ROWS), tl.arange(0, z.COLUMNS), tl.arange(0, z.X_BLOCK)
+        if d.a_q is not None:
+            to_a_q += tl.sum(to_q * rows.q) * s.scale
+        if d.a_x is not None:
+            to_a_x += tl.sum(to_x * rows.x)
+        if d.a_o is not None:
+            to_a_o += tl.sum(to_left * rows.left)
     first = tl.cast(group, tl.int64) * size
-    if d.r is not None:
-        at = d.r + first + h * T * T + row[:, None] * T + column[None, :]
-        tl.store(at, to_r * weight, mask=(row < T)[:, None] & (column < T)[None, :])
-    if d.weight is not None:
-        tl.store(d.weight + first + h, tl.sum(to_r * load_matrix(g, s, z, h, 0, 0)))
-    if d.w is not None:
-        at = d.w + first + (h * T + column[:, None]) * z.X + feature[None, :]
-        tl.store(at, to_w, mask=(column < T)[:, None] & (feature < z.X)[None, :])
-    if d.c is not None:
-        tl.store(d.c + first + h * T + column, to_c, mask=column < T)
+    store_of_columns(g, d, to_w, to_c, a, first, h, h, 0, s, z)
+    store_matrix(g, d, to_r, a, first, h, h, 0, 0, s, z)
+    if d.a_q is not None:
+        tl.store(d.a_q + first + h, to_a_q)
+    if d.a_x is not None:
+        tl.store(d.a_x + first + h, to_a_x)
+    if d.a_o is not None:
+        tl.store(d.a_o + first + h, to_a_o)
