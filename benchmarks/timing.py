@@ -34,7 +34,7 @@ def time_table(table: Table, datasets: Optional[Sequence[str]], out: Path, sourc
             continue
         cell = next(table.cells([dataset.name]))
         data = cell.data(out)
-        table.task.prepare(table.corpus, dataset.name, data, source, table.preparation)
+        cell.prepare(out, source)
         recipe = RECIPES[dataset.recipe]
         if dry_run():
             continue

@@ -23,7 +23,7 @@ import shlex
 import shutil
 from pathlib import Path
 from shlex import quote
-from typing import Iterator, List, NamedTuple, Optional, Sequence
+from typing import Iterator, List, NamedTuple, Sequence
 
 from benchmarks import timing
 
@@ -125,7 +125,7 @@ def main(argv: Sequence[str]) -> None:
             continue
         if cell.dataset.name not in prepared and (args.prepare or args.rerun or changed or not cell.recorded(device)):
             prepared.add(cell.dataset.name)
-            prepare(cell, args.out, args.source)
+            cell.prepare(args.out, args.source)
         if args.prepare:
             continue
         run_cell(cell, args.out, args.rerun, options, flags, changed)
@@ -163,21 +163,6 @@ def of_the_machine(options: Sequence[str]) -> List[str]:
         keep = word[2:].split("=")[0] in OF_THE_MACHINE if word.startswith("--") else keep
         found += [word] if keep else []
     return found
-
-
-def prepare(cell: Cell, out: Path, source: Optional[Path]) -> None:
-    """Prepares the data of a cell and, with the same words, those of the one that it begins with.
-
-    Args:
-        source: the folder of --from; of several corpora each is in a folder of its name there.
-    """
-    table, first, like = cell.table, cell.init(), []
-    if first:
-        prepare(first, out, source)
-        like = ["--like", str(first.data(out))]
-    if source and (source / (table.corpus or cell.dataset.name)).is_dir():
-        source = source / (table.corpus or cell.dataset.name)
-    table.task.prepare(table.corpus, cell.dataset.name, cell.data(out), source, [*table.preparation, *like])
 
 
 def run_first(cell: Cell, out: Path, options: List[str]) -> List[str]:

@@ -160,6 +160,21 @@ class Cell(NamedTuple):
         default = f"{self.table.name}-{self.dataset.name}"
         return out / "data" / (self.table.data.format(dataset=self.dataset.name) or default)
 
+    def prepare(self, out: Path, source: Optional[Path]) -> None:
+        """Prepares its data and, with the same words, those of the cell that it begins with.
+
+        Args:
+            source: the folder of --from; of several corpora each is in a folder of its name there.
+        """
+        first, like = self.init(), []
+        if first:
+            first.prepare(out, source)
+            like = ["--like", str(first.data(out))]
+        corpus, name = self.table.corpus, self.dataset.name
+        if source and (source / (corpus or name)).is_dir():
+            source = source / (corpus or name)
+        self.table.task.prepare(corpus, name, self.data(out), source, [*self.table.preparation, *like])
+
 
 def read_figures(text: str) -> Dict[str, Dict[str, str]]:
     """{model: {column: figure}} from a line of headings and a line for each model."""

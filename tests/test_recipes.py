@@ -1151,6 +1151,13 @@ def test_reproduce_shows_its_commands(table, tmp_path, dry, capsys):
     assert not any(tmp_path.iterdir())
 
 
+def test_timing_prepares_as_the_cells_do(tmp_path, dry, capsys):
+    """The second stage's text with the first stage's words."""
+    reproduce.main(["multi30k_from_news_cpu", "--time", "--out", str(tmp_path)])
+    said = capsys.readouterr().out
+    assert said.count("learn-bpe") == 1 and f"cat {tmp_path}/data/news-en-de/codes >" in said
+
+
 # ---- all of it
 
 
