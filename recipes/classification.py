@@ -1,8 +1,6 @@
 """Text classification: the corpora, accuracy on the test set, and McNemar's test against a baseline."""
 
-import csv
 import html
-import io
 import random
 import re
 from collections import Counter
@@ -25,7 +23,7 @@ from .command import (
     shell,
     write,
 )
-from .corpora import fetch_all, text_of
+from .corpora import fetch_all, rows_of, text_of
 from .prepare import SPLITS, folder_of_data, preprocess
 from .scoring import Evaluation, print_scores
 
@@ -182,28 +180,14 @@ def read_table(corpus: Corpus, path: Path, kind: str, known: Container[str] = ()
     Args:
         known: labels of the training set, which are no headings.
     """
-    text = text_of(path)
-    csv.field_size_limit(1 << 30)
-    if kind == "csv":
-        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    else:
-        reader = csv.reader(io.StringIO(text, newline=""), delimiter="\t", quoting=csv.QUOTE_NONE)
-    rows, before = [], 0
-    try:
-        for row in reader:
-            if row and len(row) < corpus.columns:
-                raise UserError(
-                    f"{path}: line {reader.line_num} has {len(row)} column(s), not {corpus.columns}: the label, then "
-                    f"the text, divided by {'commas' if kind == 'csv' else 'tabs'}"
-                )
-            if row:
-                rows.append((reader.line_num, row[0], " ".join(row[-1:] if corpus.last_only else row[1:])))
-            before = reader.line_num
-    except csv.Error as error:
-        raise UserError(
-            f"{path}: the row from line {before + 1} on has a stray quote ({error}); a text with quotes is itself "
-            'quoted, and each of its quotes is doubled: 1,"so ""called"" news"'
-        ) from None
+    rows = []
+    for line, row in rows_of(path, text_of(path), tabs=kind == "tsv"):
+        if len(row) < corpus.columns:
+            raise UserError(
+                f"{path}: line {line} has {len(row)} column(s), not {corpus.columns}: the label, then the text, "
+                f"divided by {'commas' if kind == 'csv' else 'tabs'}"
+            )
+        rows.append((line, row[0], " ".join(row[-1:] if corpus.last_only else row[1:])))
     label = rows[0][1] if rows else ""
     if re.sub(r"[\W_]+", " ", label).strip().lower() in ("label", "labels", "class", "class index"):
         if label.strip() not in known and label not in (other for _, other, _ in rows[1:]):

@@ -1,14 +1,16 @@
 """The corpora of the tables: from their publishers, or a folder at hand, to binarised data."""
 
+import csv
 import gzip
 import hashlib
+import io
 import os
 import re
 import shutil
 import zlib
 from pathlib import Path
 from shlex import quote
-from typing import Dict, Optional, Sequence
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from . import prepare
 from .command import (
@@ -103,6 +105,30 @@ def text_of(path: Path) -> str:
         raise UserError(f"{path}: line {line} is not UTF-8; convert the file, e.g. with iconv") from None
     except (EOFError, gzip.BadGzipFile, zlib.error):
         raise UserError(f"{path}: not a whole gzip file") from None
+
+
+def rows_of(path: Path, text: str, tabs: bool) -> Iterator[Tuple[int, List[str]]]:
+    """The rows of a table that are not empty, each with the number of its last line.
+
+    Args:
+        tabs: divided by tabs, without quotes; else by commas.
+
+    Raises:
+        UserError: a stray quote, which would swallow the rows behind it.
+    """
+    csv.field_size_limit(1 << 30)
+    style: Dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {"strict": True}
+    reader, before = csv.reader(io.StringIO(text, newline=""), **style), 0
+    try:
+        for row in reader:
+            if row:
+                yield reader.line_num, row
+            before = reader.line_num
+    except csv.Error as error:
+        raise UserError(
+            f"{path}: the row from line {before + 1} on has a stray quote ({error}); a text with quotes is itself "
+            'quoted, and each of its quotes is doubled: 1,"so ""called"" news"'
+        ) from None
 
 
 def corpus_parser(description: str) -> Parser:

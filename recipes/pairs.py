@@ -1,7 +1,5 @@
 """Corpora of pairs of texts: what is read and what is to be written. Their files, columns and forms: corpora.yaml."""
 
-import csv
-import io
 import json
 import random
 import re
@@ -11,7 +9,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Opt
 
 from . import corpora
 from .command import UserError
-from .corpora import text_of
+from .corpora import rows_of, text_of
 from .hyperparameters import make
 
 SEED = 1  # of what is held out
@@ -183,19 +181,14 @@ def table(corpus: Corpus, path: Path) -> Iterator[Row]:
         for number, (source, target) in enumerate(zip(lines, targets), 1):
             yield {"line": number, "source": source, "target": target}
     else:
-        csv.field_size_limit(1 << 30)
-        # no quotes in tables divided by tabs
-        tabs = "\t" in lines[0] if lines else False
-        file = io.StringIO(text, newline="")
-        reader = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE) if tabs else csv.reader(file)
-        columns = list(corpus.columns)
-        for number, row in enumerate(reader, 1):
-            if number == 1 and not (columns and is_data(corpus, columns, row)):
+        columns: Sequence[str] = corpus.columns
+        for number, (place, row) in enumerate(rows_of(path, text, tabs="\t" in lines[0] if lines else False)):
+            if number == 0 and not (columns and is_data(corpus, columns, row)):
                 columns = row
             elif len(row) < len(columns):
-                raise UserError(f"{path}: line {reader.line_num} has {len(row)} column(s), not {len(columns)}")
+                raise UserError(f"{path}: line {place} has {len(row)} column(s), not {len(columns)}")
             else:
-                yield {"line": reader.line_num, **dict(zip(columns, row))}
+                yield {"line": place, **dict(zip(columns, row))}
 
 
 def is_data(corpus: Corpus, columns: Sequence[str], row: Sequence[str]) -> bool:

@@ -61,6 +61,9 @@ def test_articles_in_three_forms(tmp_path):
     (tmp_path / "test.target").write_text("1\n")
     with pytest.raises(UserError, match=r"test.target: has \d lines, and .*test.source has 2"):
         pairs.read("cnndm", tmp_path)
+    (tmp_path / "valid.csv").write_text('article,highlights\n"news,new\nmore,old\n')
+    with pytest.raises(UserError, match="valid.csv: the row from line 2 on has a stray quote"):
+        pairs.read("cnndm", tmp_path)
 
 
 def test_subject_lines_of_files(tmp_path):
