@@ -127,7 +127,7 @@ def test_any_logits(shared, causal):
     matrices = [bias_of(R[:, :, :length, :length], weight), bias_of(R[:, :, 2 : 2 + length, :length])]
     of_all_heads = [bias_of(part(0)[:, :1, :, :1].expand(-1, -1, -1, length)), bias_of(part(1, 1, length)[:, :1])]
     one_head = product_of(part(0)[:, :1], part(1)[:, :1])
-    for summands in (of_all_heads, [one_head, biases[0]], of_all_heads[:1], biases[::-1]):
+    for summands in (of_all_heads, [one_head, biases[0]], [one_head], of_all_heads[:1], biases[::-1]):
         check_logits(summands, causal, bsz, heads, length, width)
     for summands in (products, products[:1], products[::2], biases, biases[:1], matrices):
         for more in ([], biases, matrices):
