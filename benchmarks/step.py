@@ -3,6 +3,7 @@
     python benchmarks/step.py --data data/multi30k-en-de/bin
     python benchmarks/step.py --shapes 32x32 4x256
     python benchmarks/step.py --shapes 32x32 --max-length 1024 --variants random
+    python benchmarks/step.py --shapes 8x512 4x1024 --target-tokens 64 --max-length 1024
     python benchmarks/step.py --shapes 128x32 128x256 --device cuda --dtype bf16
 
 With --data the batches are those that fairseq-train forms of a corpus: sentences of like lengths, sources padded on the
@@ -12,7 +13,7 @@ cross-entropy, no dropout.
 
 import argparse
 import sys
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 from common import CONVOLUTIONS, DTYPES, STOCK, base_model, cells, parser, ratios, report, setup, words_dictionary
@@ -51,11 +52,12 @@ class Step:
         return run
 
 
-def random_batch(shape: str, words: int, device: str) -> Batch:
-    """A batch of random words; `shape` is sentences x tokens."""
+def random_batch(shape: str, words: int, device: str, target_tokens: Optional[int] = None) -> Batch:
+    """A batch of random words; `shape` is sentences x tokens. Targets have as many tokens, if not others are given."""
     bsz, length = (int(n) for n in shape.split("x"))
     torch.manual_seed(0)
     source, target = torch.randint(4, words, (2, bsz, length), device=device)
+    target = target[:, :target_tokens]
     return source, torch.full((bsz,), length, device=device), target, target
 
 
@@ -80,6 +82,7 @@ def main() -> None:
     p.add_argument("--max-tokens", type=int, default=1024, help="of a batch of --data, as fairseq-train counts them")
     p.add_argument("--batches", type=int, default=6, help="of --data, in a round")
     p.add_argument("--shapes", nargs="+", help="sentences x tokens, source and target (default: 32x32 4x256)")
+    p.add_argument("--target-tokens", type=int, metavar="N", help="of a target, with --shapes (default: as the source)")
     p.add_argument("--max-length", type=int, default=256, help="--synth-max-length")
     p.add_argument("--words", type=int, default=32768, help="size of the vocabulary, with --shapes")
     args = p.parse_args()
@@ -93,7 +96,7 @@ def main() -> None:
     else:
         dictionary = words_dictionary(args.words)
         for shape in args.shapes or ["32x32", "4x256"]:
-            columns[shape] = [random_batch(shape, args.words, args.device)]
+            columns[shape] = [random_batch(shape, args.words, args.device, args.target_tokens)]
     rows: Dict[str, Dict[str, float]] = {}
     stock = Step(base_model(STOCK, dictionary, args.max_length), DTYPES[args.dtype], args.device)
     for name in args.variants:  # two models at a time: all of them need 15 GB

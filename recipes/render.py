@@ -37,6 +37,14 @@ SPEED_GPU = {  # the same of results/speed_gpu
 }
 
 
+SPEED_LONG = {  # the same with sources of summarisation
+    "step, 512 tokens": ("step_sources", "8x512"),
+    "step, 1,024 tokens": ("step_sources", "4x1024"),
+    "memory of a block, 512 tokens": ("memory_sources", "8x512"),
+    "memory of a block, 1,024 tokens": ("memory_sources", "4x1024"),
+}
+
+
 def load(folder: str, name: str = "*") -> List[Record]:
     """The records of a folder of results/, by name."""
     paths = sorted((ROOT / "results" / folder).glob(f"{name}.json"))
