@@ -9,6 +9,7 @@ import logging
 import os
 from functools import lru_cache
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ Product = Tuple[Optional[Tensor], float, Tensor, Tensor]  # as of `Logits`
 Tensors = Dict[str, Any]  # by name; None where there is no such summand
 
 WORKING: Set[Tuple[Any, ...]] = set()  # kinds of calls whose kernels have been compiled
-FAILED: Set[Tuple[Any, ...]] = set()
+FAILED: Set[Tuple[Any, ...]] = set()  # kinds that another computation takes
 
 
 class Parts(NamedTuple):
@@ -44,6 +45,9 @@ class Parts(NamedTuple):
     matrices: Logits  # shared matrices and products of shared factors, which are added up
 
 
+PARTS: "WeakKeyDictionary[Logits, Optional[Parts]]" = WeakKeyDictionary()  # what `supports` finds, for `compute`
+
+
 def supports(
     logits: Logits, value: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor], dropout: float
 ) -> bool:
@@ -54,15 +58,14 @@ def supports(
         return False
     if value.dtype not in DTYPES and not (value.dtype == torch.float32 and is_interpreted()):
         return False
-    parts = parts_of(logits, value.size(0))
+    parts = PARTS[logits] = parts_of(logits, value.size(0))
     if value.numel() == 0 or parts is None:
         return False
     if parts.own and len(logits.products) == 1 and not logits.outers and not logits.biases:
         return False  # `vanilla` alone: torch's fused attention
     width = max([value.size(3)] + [query.size(3) for _, _, query, _ in parts.own + parts.half])
-    if width > WIDEST or (width > 64 and len(logits.products) + len(logits.outers) + len(parts.matrices.biases) > 2):
-        return False
-    return kind_of(parts, value, key_padding_mask, attn_mask, dropout) not in FAILED
+    summands = len(logits.products) + len(logits.outers) + len(parts.matrices.biases)
+    return width <= 64 or (width <= WIDEST and summands <= 2)
 
 
 def is_eager(x: Tensor) -> bool:
@@ -145,8 +148,11 @@ def compute(
 ) -> Tensor:
     """As of `attend`. Rows of padding are 0."""
     bsz, heads, length, width = value.size()
-    parts = parts_of(logits, bsz)
+    parts = PARTS[logits] if logits in PARTS else parts_of(logits, bsz)
     assert parts is not None
+    kind = kind_of(parts, value, key_padding_mask, attn_mask, dropout)
+    if kind in FAILED:
+        return by_another(logits, value, key_padding_mask, attn_mask, dropout)
     tensors: Tensors = dict.fromkeys(NAMES)
     tensors["v"] = value
     for names, products in ((("q", "k"), parts.own), (("x", "w"), parts.half)):
@@ -173,19 +179,24 @@ def compute(
         hidden = key_padding_mask.to(torch.bool).contiguous().view(torch.uint8)
     seed = torch.randint(1 << 62, (1,), device=value.device) if dropout > 0 else None
     options = Options(hidden, seed, dropout, is_causal(attn_mask))
-    kind = kind_of(parts, value, key_padding_mask, attn_mask, dropout)
     if kind not in WORKING and not is_interpreted():
         try:
             load(tensors, options)
         except Exception as error:  # of many classes: of the compiler, the assembler and the GPU's driver
-            from . import attend
-
             FAILED.add(kind)
             logger.warning(f"{VARIABLE}: another computation is used for a call, as its kernel failed: {error!r:.1000}")
-            return attend(logits, value, key_padding_mask, attn_mask, dropout)
+            return by_another(logits, value, key_padding_mask, attn_mask, dropout)
         WORKING.add(kind)
     out: Tensor = _Kernels.apply(options, *tensors.values())
     return out
+
+
+def by_another(*call: Any) -> Tensor:
+    """The result of another computation."""
+    from . import COMPUTATIONS
+
+    found = next(each for each in COMPUTATIONS if each.__name__ != __name__ and each.supports(*call))
+    return found.compute(*call)
 
 
 def with_token_stride(x: Any, bsz: int, heads: int, dtype: torch.dtype) -> Any:

@@ -253,3 +253,40 @@ def kept(g, s, z, b, h, i, j):
         row, column = (i + tl.arange(0, z.ROWS))[:, None], (j + tl.arange(0, z.COLUMNS))[None, :]
         number = tl.rand(tl.load(g.seed) + tl.cast(b, tl.int64) * s.H + h, row * s.T + column)
         return tl.where(number < s.dropout, 0.0, 1 / (1 - s.dropout))
+
+
+@triton.jit
+def outer_gradients(d, ds, rows, s, z, j):
+    """What a tile of dS adds to the gradients of A and of B."""
+    to_left, to_right = 0.0, 0.0
+    if (d.left is not None) or (d.right is not None):
+        of_left, of_right = selectors(s, z, j, rows.left.dtype)
+        if d.left is not None:
+            spread = (ds * product(rows.right, of_right, z)).to(rows.left.dtype)
+            to_left = product(spread, tl.trans(of_left), z)
+        if d.right is not None:
+            spread = (ds * product(rows.left, of_left, z)).to(rows.left.dtype)
+            to_right = product(spread, tl.trans(of_right), z)
+    return to_left, to_right
+
+
+@triton.jit
+def store_columns(d, to_w, to_c, place, h, j, s, z):
+    """Writes dW and dc of columns j, j + 1, ..., summed over a group of sentences, whose numbers begin at `place`."""
+    column, feature = j + tl.arange(0, z.COLUMNS), tl.arange(0, z.X_BLOCK)
+    if d.w is not None:
+        at = d.w + place + (tl.cast(h, tl.int64) * s.T + column[:, None]) * z.X + feature[None, :]
+        tl.store(at, to_w, mask=inside(j, s.T, z.X, z.COLUMNS, z.X_BLOCK))
+    if d.c is not None:
+        tl.store(d.c + place + tl.cast(h, tl.int64) * s.T + column, to_c, mask=column < s.T)
+
+
+@triton.jit
+def store_matrix(d, to_r, r, weight, place, tile, h, i, j, s, z):
+    """Writes dR of a tile, and the tile's part of da, as of `store_columns`; `to_r` is the sum of dS."""
+    if d.r is not None:
+        row, column = (i + tl.arange(0, z.ROWS))[:, None], (j + tl.arange(0, z.COLUMNS))[None, :]
+        at = d.r + place + tl.cast(h, tl.int64) * s.T * s.T + row * s.T + column
+        tl.store(at, to_r * weight, mask=(row < s.T) & (column < s.T))
+    if d.weight is not None:
+        tl.store(d.weight + place + tile * s.H + h, tl.sum(to_r * r))

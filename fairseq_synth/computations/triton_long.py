@@ -24,9 +24,11 @@ from .triton_common import (
     load_rows,
     load_values,
     load_weight,
+    outer_gradients,
     places,
     product,
-    selectors,
+    store_columns,
+    store_matrix,
     store_rows,
     tile_of_logits,
 )
@@ -109,14 +111,9 @@ def backward_rows(
             to_q += product(ds.to(columns.k.dtype), columns.k, z)
         if d.x is not None:
             to_x += product(ds.to(rows.x.dtype), columns.w, z)
-        if (d.left is not None) or (d.right is not None):
-            of_left, of_right = selectors(s, z, j, rows.left.dtype)
-            if d.left is not None:
-                spread = (ds * product(rows.right, of_right, z)).to(rows.left.dtype)
-                to_left += product(spread, tl.trans(of_left), z)
-            if d.right is not None:
-                spread = (ds * product(rows.left, of_left, z)).to(rows.left.dtype)
-                to_right += product(spread, tl.trans(of_right), z)
+        left, right = outer_gradients(d, ds, rows, s, z, j)
+        to_left += left
+        to_right += right
     store_rows(d.q, to_q, b, h, i, s, z.Q, z.ROWS, z.Q_BLOCK)
     store_rows(d.x, to_x, b, h, i, s, z.X, z.ROWS, z.X_BLOCK)
     store_rows(d.left, to_left, b, h, i, s, tl.cdiv(T, n), z.ROWS, z.FACTOR)
@@ -159,13 +156,7 @@ def backward_columns(
                     to_c += tl.sum(ds, 0)
         store_rows(d.v, to_v, b, h, j, s, z.D, z.COLUMNS, z.D_BLOCK)
         store_rows(d.k, to_k, b, h, j, s, z.Q, z.COLUMNS, z.Q_BLOCK)
-    column, feature = j + tl.arange(0, z.COLUMNS), tl.arange(0, z.X_BLOCK)
-    place = tl.cast(group, tl.int64) * size
-    if d.w is not None:
-        at = d.w + place + (h * T + column[:, None]) * z.X + feature[None, :]
-        tl.store(at, to_w, mask=(column < T)[:, None] & (feature < z.X)[None, :])
-    if d.c is not None:
-        tl.store(d.c + place + h * T + column, to_c, mask=column < T)
+    store_columns(d, to_w, to_c, tl.cast(group, tl.int64) * size, h, j, s, z)
 
 
 @triton.jit(do_not_specialize=[*INTEGERS, "dy_token", "dy_head", "sentences", "size"])
@@ -196,10 +187,5 @@ def backward_matrix(
             p = tl.exp2(tile_of_logits(g, s, z, rows, columns, r, weight, b, i, j, length) - log[:, None])
             dp = product(dy_i, tl.trans(load_values(g, s, z, b, h, j)), z) * kept(g, s, z, b, h, i, j)
             to_r += p * (dp - mean[:, None])
-    row, column = i + tl.arange(0, z.ROWS), j + tl.arange(0, z.COLUMNS)
-    place = tl.cast(group, tl.int64) * size
-    if d.r is not None:
-        at = d.r + place + tl.cast(h, tl.int64) * T * T + row[:, None] * T + column[None, :]
-        tl.store(at, to_r * weight, mask=(row < T)[:, None] & (column < T)[None, :])
-    if d.weight is not None:
-        tl.store(d.weight + place + tile * H + h, tl.sum(to_r * load_matrix(g, s, z, h, i, j)))
+    r, place = load_matrix(g, s, z, h, i, j), tl.cast(group, tl.int64) * size
+    store_matrix(d, to_r, r, weight, place, tile, h, i, j, s, z)

@@ -23,8 +23,10 @@ from .triton_common import (
     load_rows,
     load_values,
     load_weight,
+    outer_gradients,
     product,
-    selectors,
+    store_columns,
+    store_matrix,
     store_rows,
     tile_of_logits,
 )
@@ -100,25 +102,9 @@ def backward(
             store_rows(d.x, dx, b, h, 0, s, z.X, z.ROWS, z.X_BLOCK)
         if d.w is not None:
             to_w += product(tl.trans(ds.to(rows.x.dtype)), rows.x, z)
-        if (d.left is not None) or (d.right is not None):
-            of_left, of_right = selectors(s, z, 0, rows.left.dtype)
-            if d.left is not None:
-                to_left = (ds * product(rows.right, of_right, z)).to(rows.left.dtype)
-                to_left = product(to_left, tl.trans(of_left), z)
-                store_rows(d.left, to_left, b, h, 0, s, tl.cdiv(T, n), z.ROWS, z.FACTOR)
-            if d.right is not None:
-                to_right = (ds * product(rows.left, of_left, z)).to(rows.left.dtype)
-                to_right = product(to_right, tl.trans(of_right), z)
-                store_rows(d.right, to_right, b, h, 0, s, n, z.ROWS, z.FACTOR)
-    row, column, feature = tl.arange(0, z.ROWS), tl.arange(0, z.COLUMNS), tl.arange(0, z.X_BLOCK)
-    first = tl.cast(group, tl.int64) * size
-    if d.r is not None:
-        at = d.r + first + h * T * T + row[:, None] * T + column[None, :]
-        tl.store(at, to_r * weight, mask=(row < T)[:, None] & (column < T)[None, :])
-    if d.weight is not None:
-        tl.store(d.weight + first + h, tl.sum(to_r * load_matrix(g, s, z, h, 0, 0)))
-    if d.w is not None:
-        at = d.w + first + (h * T + column[:, None]) * z.X + feature[None, :]
-        tl.store(at, to_w, mask=(column < T)[:, None] & (feature < z.X)[None, :])
-    if d.c is not None:
-        tl.store(d.c + first + h * T + column, to_c, mask=column < T)
+        to_left, to_right = outer_gradients(d, ds, rows, s, z, 0)
+        store_rows(d.left, to_left, b, h, 0, s, tl.cdiv(T, n), z.ROWS, z.FACTOR)
+        store_rows(d.right, to_right, b, h, 0, s, n, z.ROWS, z.FACTOR)
+    place = tl.cast(group, tl.int64) * size
+    store_columns(d, to_w, to_c, place, h, 0, s, z)
+    store_matrix(d, to_r, load_matrix(g, s, z, h, 0, 0), weight, place, 0, h, 0, 0, s, z)
