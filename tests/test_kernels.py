@@ -217,6 +217,55 @@ def test_any_memory(length, is_short, monkeypatch):
 
 
 @pytest.mark.parametrize("is_short", [True, False])
+def test_views_of_one_tensor(is_short, monkeypatch):
+    """A gradient reaches each element once for every use, and nothing that is not its own."""
+    monkeypatch.setattr(kernels, "is_short", lambda _: is_short)
+    whole = torch.randn(5, 3, 12, requires_grad=True)  # (T, B, features)
+    R = torch.randn(2, 7, 8, requires_grad=True)
+    alpha = torch.randn(2, 2, requires_grad=True)
+
+    def heads(first, last, x=whole):
+        return x[..., first:last].unflatten(-1, (2, -1)).permute(1, 2, 0, 3)
+
+    class Tripled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return 3 * grad
+
+    a, b = alpha.softmax(0)[:, :, None, None].unbind()
+    q, bias = heads(0, 4), bias_of(R[None, :, :5, :5], b)
+    calls = {
+        "packed": (product_of(q, heads(4, 8), a) + bias, heads(8, 12)),
+        "a part of the whole": (product_of(q, heads(6, 10), a) + bias, torch.randn(3, 2, 5, 4)),
+        "the same twice": (product_of(q, q, a) + bias, q),
+        "overlapping": (product_of(q, heads(2, 6), a) + bias, heads(3, 7)),
+        "without a gradient": (product_of(q.detach(), heads(4, 8), a) + bias_of(R.detach()[None, :, :5, :5]), q),
+        "a gradient of its own": (product_of(Tripled.apply(q), heads(4, 8), a) + bias, Tripled.apply(heads(8, 12))),
+        "not from the beginning": (bias_of(R[None, :, 2:, 3:], b), heads(8, 12)),
+        "transposed": (
+            bias_of(R[None, :, :5, :5].mT),
+            heads(8, 12, whole.transpose(0, 1).contiguous().transpose(0, 1)),
+        ),
+        "of the heads' weights": (bias_of(R[None, :, :5, :5], alpha[0, :, None, None]) + product_of(q, q, b), q),
+    }
+    for name, (logits, value) in calls.items():
+        results = []
+        for computation in (kernels, plain):
+            out = computation.compute(logits, value, None, None)
+            grad = torch.linspace(-1, 1, out.numel()).view_as(out)
+            grads = torch.autograd.grad(out, [whole, R, alpha], grad, retain_graph=True, allow_unused=True)
+            results.append([out, *(torch.zeros(()) if x is None else x for x in grads)])
+        for found, expected in zip(*results):
+            torch.testing.assert_close(
+                found, expected.expand_as(found), atol=1e-4, rtol=0, msg=lambda m, n=name: f"{n}: {m}"
+            )
+
+
+@pytest.mark.parametrize("is_short", [True, False])
 def test_dropout(is_short, monkeypatch):
     """Values and gradients under the mask of dropped weights that the forward pass shows where V is the identity."""
     monkeypatch.setattr(kernels, "is_short", lambda _: is_short)
@@ -384,6 +433,6 @@ def test_measuring(tmp_path, everything):
         done = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True)
         assert done.returncode == 0 and said in done.stdout, done.stdout + done.stderr
     rows = json.loads((tmp_path / "correct.json").read_text())
-    assert len(rows) == 2 and all(row["kernels"] == 2 for row in rows.values())
+    assert {name: row["kernels"] for name, row in rows.items()} == {"random 3x7": 3, "fixed_random 3x7": 2}
     done = subprocess.run([*map(str, command[:3]), "--parts", "tea"], env=environment, capture_output=True, text=True)
     assert done.returncode == 1 and "error: --parts tea: choose from tests, tests-kernels, correct" in done.stderr

@@ -2,9 +2,9 @@
 
 The kernels compute, for a head of sentence b,
 
-    S = Q K^T + X W^T + A (x) B + c + a R,     Y = softmax(S) V
+    S = a_q scale Q K^T + a_x X W^T + a_o A (x) B + a_c c + a_r R,     Y = softmax(S) V
 
-in which every summand may be absent. Q, K, X, A, B and V differ by sentence; W, the row c, the matrix R and its weight
+in which every summand may be absent. Q, K, X, A, B and V differ by sentence; W, the row c, the matrix R and the weights
 a are shared across the batch. Column ``u n + v`` of the outer products A (x) B is ``A_u B_v``, with n columns in B.
 
 No gradient is added atomically: every sum is of one program, in a fixed order, so that two runs are equal bit for bit.
@@ -28,7 +28,7 @@ class Given(NamedTuple):
     left: Any  # A
     right: Any  # B
     r: Any
-    weight: Any  # a, (H,)
+    weights: Any  # rows of (H,); which is whose, `Constants` says
     hidden: Any  # (B, T), not 0 at padding
     seed: Any  # of dropout, (1,); None: no dropout
 
@@ -56,10 +56,11 @@ class Sizes(NamedTuple):
     B: Any
     H: Any
     n: Any  # columns of the right factor of an outer product
+    scale: Any
     dropout: Any
 
 
-INTEGERS = Sizes._fields[:-1]  # Triton makes no constants of floats
+INTEGERS = Sizes._fields[:-2]  # Triton makes no constants of floats
 
 
 class Constants(NamedTuple):
@@ -77,10 +78,15 @@ class Constants(NamedTuple):
     UNIT: Any  # all strides are multiples of it, so that several numbers are read at once
     CAUSAL: Any
     PRECISION: Any  # of products of fp32
+    A_Q: Any  # row of the weight of each summand; -1 for 1
+    A_X: Any
+    A_OUTER: Any
+    A_C: Any
+    A_R: Any
 
 
 class Gradients(NamedTuple):
-    """Where gradients go, (T, B, H, width), or sums over a group of sentences, in fp32; None: not wanted."""
+    """Where gradients go, which lie as their tensors do, or sums over a group of sentences; None: not wanted."""
 
     v: Any
     q: Any
@@ -88,10 +94,24 @@ class Gradients(NamedTuple):
     x: Any
     left: Any
     right: Any
-    w: Any  # (groups, H, T, width), as are those below, (groups, H, ...), each group `size` numbers after the last
+    w: Any  # (groups, H, T, width), as are c and r, (groups, H, ...), each group `size` numbers after the last, in fp32
     c: Any
     r: Any
-    weight: Any
+    a_q: Any  # (parts, H), in fp32, each part the sum of a program
+    a_x: Any
+    a_outer: Any
+    a_c: Any
+    a_r: Any
+
+
+class Weights(NamedTuple):
+    """What multiplies the summands of a head: Q K^T, X W^T, A (x) B, c and R."""
+
+    q: Any
+    x: Any
+    outer: Any
+    c: Any
+    r: Any
 
 
 class RowFactors(NamedTuple):
@@ -112,10 +132,12 @@ class ColumnFactors(NamedTuple):
 
 
 @triton.jit
-def places(data, token, head, b, h, i, B, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Where rows i, i + 1, ... of head h of sentence b are, (ROWS, BLOCK)."""
+def places(data, token, head, b, h, i, B, ROWS: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr):
+    """Where rows i, i + 1, ... of head h of sentence b are, (ROWS, BLOCK). Strides are multiples of UNIT."""
+    # the compiler forgets what it is told of an argument; of a number that is computed here it does not
+    token, head = tl.multiple_of(tl.cast(token, tl.int64), UNIT), tl.multiple_of(tl.cast(head, tl.int64), UNIT)
     rows = tl.cast(i + tl.arange(0, ROWS), tl.int64) * B + b
-    return data + tl.cast(h, tl.int64) * head + rows[:, None] * token + tl.arange(0, BLOCK)[None, :]
+    return data + h * head + rows[:, None] * token + tl.arange(0, BLOCK)[None, :]
 
 
 @triton.jit
@@ -130,16 +152,17 @@ def load_rows(data, token, head, b, h, i, s, width, ROWS: tl.constexpr, BLOCK: t
     if data is None:
         return 0.0
     else:
-        token, head = tl.multiple_of(token, UNIT), tl.multiple_of(head, UNIT)
-        at = places(data, token, head, b, h, i, s.B, ROWS, BLOCK)
+        at = places(data, token, head, b, h, i, s.B, ROWS, BLOCK, UNIT)
         return tl.load(at, mask=inside(i, s.T, width, ROWS, BLOCK), other=0.0)
 
 
 @triton.jit
-def store_rows(data, value, b, h, i, s, width, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Writes rows i, i + 1, ... of a sentence to (T, B, H, width), if there is such a tensor."""
+def store_rows(
+    data, value, token, head, b, h, i, s, width, ROWS: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr
+):
+    """Writes rows i, i + 1, ... of a sentence, if there is such a tensor."""
     if data is not None:
-        at = places(data, s.H * width, width, b, h, i, s.B, ROWS, BLOCK)
+        at = places(data, token, head, b, h, i, s.B, ROWS, BLOCK, UNIT)
         tl.store(at, value.to(data.dtype.element_ty), mask=inside(i, s.T, width, ROWS, BLOCK))
 
 
@@ -155,15 +178,23 @@ def load_row_factors(g, s, z, b, h, i):
 @triton.jit
 def load_column_factors(g, s, z, b, h, j):
     k = load_rows(g.k, s.k_token, s.k_head, b, h, j, s, z.Q, z.COLUMNS, z.Q_BLOCK, z.UNIT)
-    w, c = 0.0, 0.0
+    w = 0.0
     column = j + tl.arange(0, z.COLUMNS)
     if g.w is not None:
-        first = g.w + tl.cast(h, tl.int64) * tl.multiple_of(s.w_head, z.UNIT)
+        first = g.w + h * tl.multiple_of(tl.cast(s.w_head, tl.int64), z.UNIT)
         at = first + column[:, None] * z.X + tl.arange(0, z.X_BLOCK)[None, :]
         w = tl.load(at, mask=inside(j, s.T, z.X, z.COLUMNS, z.X_BLOCK), other=0.0)
-    if g.c is not None:
-        c = tl.load(g.c + h * s.c_head + column, mask=column < s.T, other=0.0).to(tl.float32)
-    return ColumnFactors(k, w, c)
+    return ColumnFactors(k, w, load_row(g, s, z, h, j))
+
+
+@triton.jit
+def load_row(g, s, z, h, j):
+    """Columns j, j + 1, ... of c."""
+    if g.c is None:
+        return 0.0
+    else:
+        column = j + tl.arange(0, z.COLUMNS)
+        return tl.load(g.c + tl.cast(h, tl.int64) * s.c_head + column, mask=column < s.T, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -183,12 +214,17 @@ def load_matrix(g, s, z, h, i, j):
 
 
 @triton.jit
-def load_weight(g, h):
-    """The weight of R."""
-    if g.weight is None:
+def load_weight(g, s, h, row: tl.constexpr):
+    if row < 0:
         return 1.0
     else:
-        return tl.load(g.weight + h).to(tl.float32)
+        return tl.load(g.weights + row * s.H + h).to(tl.float32)
+
+
+@triton.jit
+def load_weights(g, s, z, h):
+    q, x, outer = load_weight(g, s, h, z.A_Q), load_weight(g, s, h, z.A_X), load_weight(g, s, h, z.A_OUTER)
+    return Weights(q * s.scale, x, outer, load_weight(g, s, h, z.A_C), load_weight(g, s, h, z.A_R))
 
 
 @triton.jit
@@ -207,20 +243,20 @@ def selectors(s, z, j, dtype):
 
 
 @triton.jit
-def tile_of_logits(g, s, z, rows, columns, r, weight, b, i, j, length):
+def tile_of_logits(g, s, z, rows, columns, r, a, b, i, j, length):
     """S times log2(e), as exp2 is what a GPU has; minus infinity where a column is hidden, or a row is padding."""
     logits = tl.zeros([z.ROWS, z.COLUMNS], tl.float32)
     if g.q is not None:
-        logits += product(rows.q, tl.trans(columns.k), z)
+        logits += product(rows.q, tl.trans(columns.k), z) * a.q
     if g.x is not None:
-        logits += product(rows.x, tl.trans(columns.w), z)
+        logits += product(rows.x, tl.trans(columns.w), z) * a.x
     if g.left is not None:
         of_left, of_right = selectors(s, z, j, rows.left.dtype)
-        logits += product(rows.left, of_left, z) * product(rows.right, of_right, z)
+        logits += product(rows.left, of_left, z) * product(rows.right, of_right, z) * a.outer
     if g.c is not None:
-        logits += columns.c[None, :]
+        logits += (columns.c * a.c)[None, :]
     if g.r is not None:
-        logits += weight * r
+        logits += r * a.r
     row, column = (i + tl.arange(0, z.ROWS))[:, None], (j + tl.arange(0, z.COLUMNS))[None, :]
     visible = (row < length) & (column < length)
     if z.CAUSAL:
@@ -256,37 +292,76 @@ def kept(g, s, z, b, h, i, j):
 
 
 @triton.jit
-def outer_gradients(d, ds, rows, s, z, j):
-    """What a tile of dS adds to the gradients of A and of B."""
-    to_left, to_right = 0.0, 0.0
-    if (d.left is not None) or (d.right is not None):
+def row_gradients(d, ds, rows, columns, s, z, j):
+    """What a tile of dS adds to dQ, dX, dA and dB, but for the weights."""
+    to_q, to_x, to_left, to_right = 0.0, 0.0, 0.0, 0.0
+    if (d.q is not None) or (d.a_q is not None):
+        to_q = product(ds.to(columns.k.dtype), columns.k, z)
+    if (d.x is not None) or (d.a_x is not None):
+        to_x = product(ds.to(rows.x.dtype), columns.w, z)
+    if (d.left is not None) or (d.right is not None) or (d.a_outer is not None):
         of_left, of_right = selectors(s, z, j, rows.left.dtype)
-        if d.left is not None:
+        if (d.left is not None) or (d.a_outer is not None):
             spread = (ds * product(rows.right, of_right, z)).to(rows.left.dtype)
             to_left = product(spread, tl.trans(of_left), z)
         if d.right is not None:
             spread = (ds * product(rows.left, of_left, z)).to(rows.left.dtype)
             to_right = product(spread, tl.trans(of_right), z)
-    return to_left, to_right
+    return RowFactors(to_q, to_x, to_left, to_right)
 
 
 @triton.jit
-def store_columns(d, to_w, to_c, place, h, j, s, z):
-    """Writes dW and dc of columns j, j + 1, ..., summed over a group of sentences, whose numbers begin at `place`."""
+def store_row_gradients(d, to, a, s, z, b, h, i):
+    """Writes dQ, dX, dA and dB of rows i, i + 1, ... of a sentence; `to` lacks the weights."""
+    store_rows(d.q, to.q * a.q, s.q_token, s.q_head, b, h, i, s, z.Q, z.ROWS, z.Q_BLOCK, z.UNIT)
+    store_rows(d.x, to.x * a.x, s.x_token, s.x_head, b, h, i, s, z.X, z.ROWS, z.X_BLOCK, z.UNIT)
+    width = tl.cdiv(s.T, s.n)
+    store_rows(d.left, to.left * a.outer, s.left_token, s.left_head, b, h, i, s, width, z.ROWS, z.FACTOR, 1)
+    store_rows(d.right, to.right * a.outer, s.right_token, s.right_head, b, h, i, s, s.n, z.ROWS, z.FACTOR, 1)
+
+
+@triton.jit
+def row_weights(d, rows, to, s):
+    """What rows add to da_q, da_x and da_o: ``sum(dS * Q K^T)`` is ``sum(Q * dS K)``, and so on."""
+    to_q, to_x, to_outer = 0.0, 0.0, 0.0
+    if d.a_q is not None:
+        to_q = tl.sum(rows.q.to(tl.float32) * to.q) * s.scale
+    if d.a_x is not None:
+        to_x = tl.sum(rows.x.to(tl.float32) * to.x)
+    if d.a_outer is not None:
+        to_outer = tl.sum(rows.left.to(tl.float32) * to.left)
+    return to_q, to_x, to_outer
+
+
+@triton.jit
+def store_part(data, value, part, h, s):
+    """Writes a program's part of the gradient of a weight, if it is wanted."""
+    if data is not None:
+        tl.store(data + part * s.H + h, value)
+
+
+@triton.jit
+def store_columns(d, to_w, to_c, c, a, place, part, h, j, s, z):
+    """Writes dW, dc and da_c of columns j, j + 1, ..., summed over a group of sentences.
+
+    Numbers of the group begin at `place`; `to_w` and `to_c` lack the weights.
+    """
     column, feature = j + tl.arange(0, z.COLUMNS), tl.arange(0, z.X_BLOCK)
     if d.w is not None:
         at = d.w + place + (tl.cast(h, tl.int64) * s.T + column[:, None]) * z.X + feature[None, :]
-        tl.store(at, to_w, mask=inside(j, s.T, z.X, z.COLUMNS, z.X_BLOCK))
+        tl.store(at, to_w * a.x, mask=inside(j, s.T, z.X, z.COLUMNS, z.X_BLOCK))
     if d.c is not None:
-        tl.store(d.c + place + tl.cast(h, tl.int64) * s.T + column, to_c, mask=column < s.T)
+        tl.store(d.c + place + tl.cast(h, tl.int64) * s.T + column, to_c * a.c, mask=column < s.T)
+    if d.a_c is not None:
+        tl.store(d.a_c + part * s.H + h, tl.sum(to_c * c))
 
 
 @triton.jit
-def store_matrix(d, to_r, r, weight, place, tile, h, i, j, s, z):
-    """Writes dR of a tile, and the tile's part of da, as of `store_columns`; `to_r` is the sum of dS."""
+def store_matrix(d, to_r, r, a, place, part, h, i, j, s, z):
+    """Writes dR of a tile, and the tile's part of da_r, as of `store_columns`; `to_r` is the sum of dS."""
     if d.r is not None:
         row, column = (i + tl.arange(0, z.ROWS))[:, None], (j + tl.arange(0, z.COLUMNS))[None, :]
         at = d.r + place + tl.cast(h, tl.int64) * s.T * s.T + row * s.T + column
-        tl.store(at, to_r * weight, mask=(row < s.T) & (column < s.T))
-    if d.weight is not None:
-        tl.store(d.weight + place + tile * s.H + h, tl.sum(to_r * r))
+        tl.store(at, to_r * a.r, mask=(row < s.T) & (column < s.T))
+    if d.a_r is not None:
+        tl.store(d.a_r + part * s.H + h, tl.sum(to_r * r))

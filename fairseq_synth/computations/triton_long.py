@@ -4,9 +4,9 @@ The forward pass keeps the maximum and the sum of a row while it walks over its 
 arXiv 2205.14135) and saves the logarithm of the softmax's denominator, to base 2. With it, and with
 ``rowsum(P * dP) = rowsum(dY * Y)``, each kernel of the backward pass computes its tiles of P and dS again:
 
-`backward_rows`     owns rows of a sentence and walks over columns: dQ, dX, dA, dB
-`backward_columns`  owns columns and walks over rows: dV, dK; and over a group of sentences: dW, dc
-`backward_matrix`   owns a tile of R and walks over a group of sentences: dR, da
+`backward_rows`     owns rows of a sentence and walks over columns: dQ, dX, dA, dB, and their weights'
+`backward_columns`  owns columns and walks over rows: dV, dK; and over a group of sentences: dW, dc, da_c
+`backward_matrix`   owns a tile of R and walks over a group of sentences: dR, da_r
 """
 
 import triton
@@ -14,21 +14,26 @@ import triton.language as tl
 
 from .triton_common import (
     INTEGERS,
+    RowFactors,
     Sizes,
     inside,
     kept,
     length_of,
     load_column_factors,
     load_matrix,
+    load_row,
     load_row_factors,
     load_rows,
     load_values,
-    load_weight,
-    outer_gradients,
+    load_weights,
     places,
     product,
+    row_gradients,
+    row_weights,
     store_columns,
     store_matrix,
+    store_part,
+    store_row_gradients,
     store_rows,
     tile_of_logits,
 )
@@ -47,7 +52,7 @@ def columns_of_rows(s, z, i, length):
 def load_outputs(y, dy, dy_token, dy_head, logs, s, z, b, h, i):
     """Of rows: dY, rowsum(dY * Y) and the logarithm of the softmax's denominator."""
     dy_i = load_rows(dy, dy_token, dy_head, b, h, i, s, z.D, z.ROWS, z.D_BLOCK, z.UNIT)
-    at = places(y, s.H * z.D, z.D, b, h, i, s.B, z.ROWS, z.D_BLOCK)
+    at = places(y, s.H * z.D, z.D, b, h, i, s.B, z.ROWS, z.D_BLOCK, z.UNIT)
     y_i = tl.load(at, mask=inside(i, s.T, z.D, z.ROWS, z.D_BLOCK), other=0.0)
     row = i + tl.arange(0, z.ROWS)
     log = tl.load(logs + (tl.cast(b, tl.int64) * s.H + h) * s.T + row, mask=row < s.T, other=0.0)
@@ -58,29 +63,30 @@ def load_outputs(y, dy, dy_token, dy_head, logs, s, z, b, h, i):
 def forward(
     g, y, logs,
     v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token, right_head,
-    w_head, c_head, r_row, r_head, T, B, H, n, dropout, z,
+    w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout, z,
 ):  # fmt: skip
     """Some rows of Y of a sentence, and the logarithms of their denominators."""
     s = Sizes(
         v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token,
-        right_head, w_head, c_head, r_row, r_head, T, B, H, n, dropout,
+        right_head, w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout,
     )  # fmt: skip
     tiles = tl.cdiv(T, z.ROWS)
     i, b, h = tl.program_id(0) % tiles * z.ROWS, tl.program_id(0) // tiles // H, tl.program_id(0) // tiles % H
-    length, weight, rows = length_of(g, s, b), load_weight(g, h), load_row_factors(g, s, z, b, h, i)
+    length, a, rows = length_of(g, s, b), load_weights(g, s, z, h), load_row_factors(g, s, z, b, h, i)
     top = tl.full([z.ROWS], -1e30, tl.float32)  # finite, so that a row that sees nothing has no NaN
     total = tl.zeros([z.ROWS], tl.float32)
     out = tl.zeros([z.ROWS, z.D_BLOCK], tl.float32)
     for j in range(0, columns_of_rows(s, z, i, length), z.COLUMNS):
         columns, r = load_column_factors(g, s, z, b, h, j), load_matrix(g, s, z, h, i, j)
-        logits = tile_of_logits(g, s, z, rows, columns, r, weight, b, i, j, length)
+        logits = tile_of_logits(g, s, z, rows, columns, r, a, b, i, j, length)
         higher = tl.maximum(top, tl.max(logits, 1))
         p, shrink = tl.exp2(logits - higher[:, None]), tl.exp2(top - higher)
         v = load_values(g, s, z, b, h, j)
         total = total * shrink + tl.sum(p, 1)
         out = out * shrink[:, None] + product((p * kept(g, s, z, b, h, i, j)).to(v.dtype), v, z)
         top = higher
-    store_rows(y, out / tl.where(total > 0, total, 1.0)[:, None], b, h, i, s, z.D, z.ROWS, z.D_BLOCK)
+    out = out / tl.where(total > 0, total, 1.0)[:, None]
+    store_rows(y, out, H * z.D, z.D, b, h, i, s, z.D, z.ROWS, z.D_BLOCK, z.UNIT)
     row = i + tl.arange(0, z.ROWS)
     log = tl.where(total > 0, top + tl.log2(total), 0.0)
     tl.store(logs + (tl.cast(b, tl.int64) * H + h) * T + row, log, mask=row < T)
@@ -90,49 +96,50 @@ def forward(
 def backward_rows(
     g, d, y, logs, dy, dy_token, dy_head,
     v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token, right_head,
-    w_head, c_head, r_row, r_head, T, B, H, n, dropout, z,
+    w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout, z,
 ):  # fmt: skip
     s = Sizes(
         v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token,
-        right_head, w_head, c_head, r_row, r_head, T, B, H, n, dropout,
+        right_head, w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout,
     )  # fmt: skip
     tiles = tl.cdiv(T, z.ROWS)
     i, b, h = tl.program_id(0) % tiles * z.ROWS, tl.program_id(0) // tiles // H, tl.program_id(0) // tiles % H
-    length, weight, rows = length_of(g, s, b), load_weight(g, h), load_row_factors(g, s, z, b, h, i)
+    length, a, rows = length_of(g, s, b), load_weights(g, s, z, h), load_row_factors(g, s, z, b, h, i)
     dy_i, mean, log = load_outputs(y, dy, dy_token, dy_head, logs, s, z, b, h, i)
     to_q, to_x = tl.zeros([z.ROWS, z.Q_BLOCK], tl.float32), tl.zeros([z.ROWS, z.X_BLOCK], tl.float32)
     to_left, to_right = tl.zeros([z.ROWS, z.FACTOR], tl.float32), tl.zeros([z.ROWS, z.FACTOR], tl.float32)
     for j in range(0, columns_of_rows(s, z, i, length), z.COLUMNS):
         columns, r = load_column_factors(g, s, z, b, h, j), load_matrix(g, s, z, h, i, j)
-        logits = tile_of_logits(g, s, z, rows, columns, r, weight, b, i, j, length)
+        logits = tile_of_logits(g, s, z, rows, columns, r, a, b, i, j, length)
         dp = product(dy_i, tl.trans(load_values(g, s, z, b, h, j)), z) * kept(g, s, z, b, h, i, j)
         ds = tl.exp2(logits - log[:, None]) * (dp - mean[:, None])
-        if d.q is not None:
-            to_q += product(ds.to(columns.k.dtype), columns.k, z)
-        if d.x is not None:
-            to_x += product(ds.to(rows.x.dtype), columns.w, z)
-        left, right = outer_gradients(d, ds, rows, s, z, j)
-        to_left += left
-        to_right += right
-    store_rows(d.q, to_q, b, h, i, s, z.Q, z.ROWS, z.Q_BLOCK)
-    store_rows(d.x, to_x, b, h, i, s, z.X, z.ROWS, z.X_BLOCK)
-    store_rows(d.left, to_left, b, h, i, s, tl.cdiv(T, n), z.ROWS, z.FACTOR)
-    store_rows(d.right, to_right, b, h, i, s, n, z.ROWS, z.FACTOR)
+        to = row_gradients(d, ds, rows, columns, s, z, j)
+        to_q += to.q
+        to_x += to.x
+        to_left += to.left
+        to_right += to.right
+    to = RowFactors(to_q, to_x, to_left, to_right)
+    store_row_gradients(d, to, a, s, z, b, h, i)
+    of_q, of_x, of_outer = row_weights(d, rows, to, s)
+    part = b * tiles + i // z.ROWS
+    store_part(d.a_q, of_q, part, h, s)
+    store_part(d.a_x, of_x, part, h, s)
+    store_part(d.a_outer, of_outer, part, h, s)
 
 
 @triton.jit(do_not_specialize=[*INTEGERS, "dy_token", "dy_head", "sentences", "size"])
 def backward_columns(
     g, d, size, y, logs, dy, dy_token, dy_head,
     v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token, right_head,
-    w_head, c_head, r_row, r_head, T, B, H, n, dropout, sentences, z,
+    w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout, sentences, z,
 ):  # fmt: skip
     s = Sizes(
         v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token,
-        right_head, w_head, c_head, r_row, r_head, T, B, H, n, dropout,
+        right_head, w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout,
     )  # fmt: skip
     tiles = tl.cdiv(T, z.COLUMNS)
     j, group, h = tl.program_id(0) % tiles * z.COLUMNS, tl.program_id(0) // tiles // H, tl.program_id(0) // tiles % H
-    weight = load_weight(g, h)
+    a = load_weights(g, s, z, h)
     to_w, to_c = tl.zeros([z.COLUMNS, z.X_BLOCK], tl.float32), tl.zeros([z.COLUMNS], tl.float32)
     for b in range(group * sentences, tl.minimum((group + 1) * sentences, B)):
         length, columns, v = length_of(g, s, b), load_column_factors(g, s, z, b, h, j), load_values(g, s, z, b, h, j)
@@ -143,37 +150,38 @@ def backward_columns(
         for i in range(first, tl.where(j < length, length, 0), z.ROWS):
             rows, r = load_row_factors(g, s, z, b, h, i), load_matrix(g, s, z, h, i, j)
             dy_i, mean, log = load_outputs(y, dy, dy_token, dy_head, logs, s, z, b, h, i)
-            p = tl.exp2(tile_of_logits(g, s, z, rows, columns, r, weight, b, i, j, length) - log[:, None])
+            p = tl.exp2(tile_of_logits(g, s, z, rows, columns, r, a, b, i, j, length) - log[:, None])
             keep = kept(g, s, z, b, h, i, j)
             to_v += product(tl.trans((p * keep).to(dy_i.dtype)), dy_i, z)
-            if (d.k is not None) or (d.w is not None) or (d.c is not None):
+            if (d.k is not None) or (d.w is not None) or (d.c is not None) or (d.a_c is not None):
                 ds = p * (product(dy_i, tl.trans(v), z) * keep - mean[:, None])
                 if d.k is not None:
                     to_k += product(tl.trans(ds.to(rows.q.dtype)), rows.q, z)
                 if d.w is not None:
                     to_w += product(tl.trans(ds.to(rows.x.dtype)), rows.x, z)
-                if d.c is not None:
+                if (d.c is not None) or (d.a_c is not None):
                     to_c += tl.sum(ds, 0)
-        store_rows(d.v, to_v, b, h, j, s, z.D, z.COLUMNS, z.D_BLOCK)
-        store_rows(d.k, to_k, b, h, j, s, z.Q, z.COLUMNS, z.Q_BLOCK)
-    store_columns(d, to_w, to_c, tl.cast(group, tl.int64) * size, h, j, s, z)
+        store_rows(d.v, to_v, s.v_token, s.v_head, b, h, j, s, z.D, z.COLUMNS, z.D_BLOCK, z.UNIT)
+        store_rows(d.k, to_k * a.q, s.k_token, s.k_head, b, h, j, s, z.Q, z.COLUMNS, z.Q_BLOCK, z.UNIT)
+    place, part = tl.cast(group, tl.int64) * size, group * tiles + j // z.COLUMNS
+    store_columns(d, to_w, to_c, load_row(g, s, z, h, j), a, place, part, h, j, s, z)
 
 
 @triton.jit(do_not_specialize=[*INTEGERS, "dy_token", "dy_head", "sentences", "size"])
 def backward_matrix(
     g, d, size, y, logs, dy, dy_token, dy_head,
     v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token, right_head,
-    w_head, c_head, r_row, r_head, T, B, H, n, dropout, sentences, z,
+    w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout, sentences, z,
 ):  # fmt: skip
     s = Sizes(
         v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token,
-        right_head, w_head, c_head, r_row, r_head, T, B, H, n, dropout,
+        right_head, w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout,
     )  # fmt: skip
     across = tl.cdiv(T, z.COLUMNS)
     tiles = tl.cdiv(T, z.ROWS) * across
     tile, group, h = tl.program_id(0) % tiles, tl.program_id(0) // tiles // H, tl.program_id(0) // tiles % H
     i, j = tile // across * z.ROWS, tile % across * z.COLUMNS
-    weight = load_weight(g, h)
+    a = load_weights(g, s, z, h)
     to_r = tl.zeros([z.ROWS, z.COLUMNS], tl.float32)
     end = tl.minimum((group + 1) * sentences, B)
     if z.CAUSAL:
@@ -184,8 +192,8 @@ def backward_matrix(
             rows, columns = load_row_factors(g, s, z, b, h, i), load_column_factors(g, s, z, b, h, j)
             dy_i, mean, log = load_outputs(y, dy, dy_token, dy_head, logs, s, z, b, h, i)
             r = load_matrix(g, s, z, h, i, j)
-            p = tl.exp2(tile_of_logits(g, s, z, rows, columns, r, weight, b, i, j, length) - log[:, None])
+            p = tl.exp2(tile_of_logits(g, s, z, rows, columns, r, a, b, i, j, length) - log[:, None])
             dp = product(dy_i, tl.trans(load_values(g, s, z, b, h, j)), z) * kept(g, s, z, b, h, i, j)
             to_r += p * (dp - mean[:, None])
     r, place = load_matrix(g, s, z, h, i, j), tl.cast(group, tl.int64) * size
-    store_matrix(d, to_r, r, weight, place, tile, h, i, j, s, z)
+    store_matrix(d, to_r, r, a, place, group * tiles + tile, h, i, j, s, z)
