@@ -38,6 +38,8 @@ def everything(request):
 @pytest.fixture(autouse=True)
 def kernels_are_on(monkeypatch):
     monkeypatch.setenv(kernels.VARIABLE, "1")
+    # on a GPU they are for half precision, as in fp32 they are slow; but fp32 is what shows that they are right
+    monkeypatch.setattr(kernels, "DTYPES", (torch.float32, *kernels.DTYPES))
 
 
 @pytest.fixture(autouse=True)
@@ -162,10 +164,19 @@ def test_a_sum_without_weights(monkeypatch):
     check("random+dense+vanilla", 9, "padded", monkeypatch, mixture="sum")
 
 
-@pytest.mark.parametrize("dtype", [torch.float16])
-def test_half_precision(dtype, monkeypatch):
-    for spec in ("random", MIXED):
-        check(spec, 9, "padded", monkeypatch, dtype=dtype)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("is_short", [True, False])
+def test_half_precision(dtype, is_short, monkeypatch, request):
+    """On a GPU every function and mixture, as a head's width and sentences are there."""
+    on_gpu = request.config.getoption("--device") != "cpu"
+    if dtype == torch.bfloat16 and not on_gpu:
+        pytest.skip("numpy, which the interpreter computes with, has no bf16")
+    if not on_gpu:
+        monkeypatch.setattr(kernels, "is_short", lambda _: is_short)
+    length = (30 if is_short else 130) if on_gpu else 9
+    for spec in [spec for spec in SPECS if is_supported(spec)] if on_gpu else ["random", MIXED]:
+        for masks in ("padded", "causal") if on_gpu else ("padded",):
+            check(spec, length, masks, monkeypatch, 64 if on_gpu else 8, dtype)
 
 
 def test_one_sentence(monkeypatch):
