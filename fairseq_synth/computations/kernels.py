@@ -1,20 +1,25 @@
 """softmax(S) V on a GPU by Triton kernels: neither logits nor weights leave the registers, in either pass.
 
 Off unless the environment variable FAIRSEQ_SYNTH_KERNELS is 1, as they have not been measured on a GPU. The kernels
-are in `triton_short` and `triton_long`, their formula in `triton_common`. This file says what they support, and calls
-them.
+are in `triton_short`, `triton_long` and `triton_sums`, their formula in `triton_common`. This file says what they
+support, and calls them.
+
+Tensors are read where they lie, and a gradient lies as its tensor does: those of q, k and v are written side by side,
+as the projection's is to be, that of R as large as the parameter, so that autograd has nothing to join or to pad.
 """
 
 import logging
+import math
 import os
 from functools import lru_cache
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..logits import Logits, product_of
+from ..logits import Logits, weighted
 from ..masks import is_causal
 
 logger = logging.getLogger(__name__)
@@ -25,14 +30,15 @@ TRITON = (3, 4)  # the oldest release whose kernels take tuples
 CAPABILITY = (8, 0)
 WIDEST = 128  # features of a head
 PROGRAMS = 264  # that a backward pass aims at: two for each of an H100's 132 multiprocessors
-WEIGHTS = ("a_q", "a_x", "a_o", "a_c", "a_r")  # of the summands
-NAMES = ("v", "q", "k", "x", "w", "c", "left", "right", "r", *WEIGHTS)  # of the tensors, as in `triton_common`
+NAMES = ("v", "q", "k", "x", "w", "c", "left", "right", "r", "weights")  # of the tensors, as in `triton_common`
 BY_SENTENCE = ("v", "q", "k", "x", "left", "right")
+SHARED = ("w", "c", "r")
+VIEWS = tuple("Alias Expand Permute Select Slice Split SplitWithSizes Squeeze Transpose Unbind Unsqueeze View".split())
 Product = Tuple[Optional[Tensor], float, Tensor, Tensor]  # as of `Logits`
 Tensors = Dict[str, Any]  # by name; None where there is no such summand
 
 WORKING: Set[Tuple[Any, ...]] = set()  # kinds of calls whose kernels have been compiled
-FAILED: Set[Tuple[Any, ...]] = set()
+FAILED: Set[Tuple[Any, ...]] = set()  # kinds that another computation takes
 
 
 class Parts(NamedTuple):
@@ -45,6 +51,9 @@ class Parts(NamedTuple):
     matrices: Logits  # shared matrices and products of shared factors, which are added up
 
 
+PARTS: "WeakKeyDictionary[Logits, Optional[Parts]]" = WeakKeyDictionary()  # what `supports` finds, for `compute`
+
+
 def supports(
     logits: Logits, value: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor], dropout: float
 ) -> bool:
@@ -55,15 +64,14 @@ def supports(
         return False
     if value.dtype not in DTYPES and not (value.dtype == torch.float32 and is_interpreted()):
         return False
-    parts = parts_of(logits, value.size(0))
+    parts = PARTS[logits] = parts_of(logits, value.size(0))
     if value.numel() == 0 or parts is None:
         return False
     if parts.own and len(logits.products) == 1 and not logits.outers and not logits.biases:
         return False  # `vanilla` alone: torch's fused attention
     width = max([value.size(3)] + [query.size(3) for _, _, query, _ in parts.own + parts.half])
-    if width > WIDEST or (width > 64 and len(logits.products) + len(logits.outers) + len(parts.matrices.biases) > 2):
-        return False
-    return kind_of(parts, value, key_padding_mask, attn_mask, dropout) not in FAILED
+    summands = len(logits.products) + len(logits.outers) + len(parts.matrices.biases)
+    return width <= 64 or (width <= WIDEST and summands <= 2)
 
 
 def is_eager(x: Tensor) -> bool:
@@ -146,55 +154,62 @@ def compute(
 ) -> Tensor:
     """As of `attend`. Rows of padding are 0."""
     bsz, heads, length, width = value.size()
-    parts = parts_of(logits, bsz)
+    parts = PARTS[logits] if logits in PARTS else parts_of(logits, bsz)
     assert parts is not None
+    kind = kind_of(parts, value, key_padding_mask, attn_mask, dropout)
+    if kind in FAILED:
+        return by_another(logits, value, key_padding_mask, attn_mask, dropout)
     tensors: Tensors = dict.fromkeys(NAMES)
-    tensors["v"] = value
-    q_scale = parts.own[0][1] if parts.own else 1.0
-    for weight, _, query, key in parts.own:
-        tensors.update(a_q=weight, q=query, k=key)
-    for weight, scale, query, key in parts.half:
-        tensors.update(a_x=weight, x=query if scale == 1.0 else query * scale, w=key)
-    for weight, left, right in parts.outer:
-        tensors.update(a_o=weight, left=left, right=right)
+    weights: Dict[str, Optional[Tensor]] = {}
+    tensors["v"], scale = value, 1.0
+    for weights["q"], number, query, key in parts.own:
+        tensors["q"], tensors["k"], scale = query, key, number
+    for weights["x"], number, query, key in parts.half:
+        tensors["x"], tensors["w"] = weighted(None, query, key, number)
+    for weights["outer"], left, right in parts.outer:
+        tensors["left"], tensors["right"] = left[..., : -(-length // right.size(3))], right
+    for name, logits_of in (("c", parts.columns), ("r", parts.matrices)):
+        if logits_of.tensors():
+            weights[name], tensors[name] = without_weight(logits_of, length)
     for name in BY_SENTENCE:
         tensors[name] = with_token_stride(tensors[name], bsz, heads, value.dtype)
-    if len(parts.columns.biases) == 1:
-        tensors["a_c"], tensors["c"] = parts.columns.biases[0]
-    elif parts.columns.biases:
-        tensors["c"] = parts.columns.total(length)
-    matrices = parts.matrices
-    if len(matrices.biases) + len(matrices.products) > 1:
-        tensors["r"] = matrices.total(length)
-    elif matrices.biases:
-        tensors["a_r"], tensors["r"] = matrices.biases[0]
-    elif matrices.products:
-        weight, scale, query, key = matrices.products[0]
-        tensors.update(a_r=weight, r=product_of(query, key, scale=scale).total(length))
-    left, right = tensors["left"], tensors["right"]
-    if left is not None and right is not None:
-        tensors["left"] = left[..., : -(-length // right.size(3))]
-    for name in NAMES:
-        if name not in BY_SENTENCE:
-            tensors[name] = of_all_heads(tensors[name], heads, is_whole=name in ("w", *WEIGHTS))
+    for name in SHARED:
+        tensors[name] = of_all_heads(tensors[name], heads, is_whole=name == "w")
+    tensors["weights"], rows = together(weights, heads)
+    wholes, places = wholes_of(tensors)
     hidden = None
     if key_padding_mask is not None:
         hidden = key_padding_mask.to(torch.bool).contiguous().view(torch.uint8)
     seed = torch.randint(1 << 62, (1,), device=value.device) if dropout > 0 else None
-    options = Options(hidden, seed, dropout, q_scale, is_causal(attn_mask))
-    kind = kind_of(parts, value, key_padding_mask, attn_mask, dropout)
+    options = Options(hidden, seed, dropout, is_causal(attn_mask), scale, rows)
     if kind not in WORKING and not is_interpreted():
         try:
-            load(tensors, options)
+            load(wholes, places, options)
         except Exception as error:  # of many classes: of the compiler, the assembler and the GPU's driver
-            from . import attend
-
             FAILED.add(kind)
             logger.warning(f"{VARIABLE}: another computation is used for a call, as its kernel failed: {error!r:.1000}")
-            return attend(logits, value, key_padding_mask, attn_mask, dropout)
+            return by_another(logits, value, key_padding_mask, attn_mask, dropout)
         WORKING.add(kind)
-    out: Tensor = _Kernels.apply(options, *tensors.values())
+    out: Tensor = _Kernels.apply(options, places, *wholes)
     return out
+
+
+def without_weight(logits: Logits, length: int) -> Tuple[Optional[Tensor], Tensor]:
+    """The weight of a sum's only summand and the summand; of several, None and the sum."""
+    if len(logits.products) + len(logits.biases) > 1:
+        return None, logits.total(length)
+    for weight, bias in logits.biases:
+        return weight, bias
+    ((weight, scale, query, key),) = logits.products
+    return weight, Logits([(None, scale, query, key)], [], []).total(length)
+
+
+def by_another(*call: Any) -> Tensor:
+    """The result of another computation."""
+    from . import COMPUTATIONS
+
+    found = next(each for each in COMPUTATIONS if each.__name__ != __name__ and each.supports(*call))
+    return found.compute(*call)
 
 
 def with_token_stride(x: Any, bsz: int, heads: int, dtype: torch.dtype) -> Any:
@@ -219,14 +234,110 @@ def of_all_heads(x: Optional[Tensor], heads: int, is_whole: bool) -> Optional[Te
     return x if x.stride(3) == 1 or x.size(3) == 1 else x.contiguous()
 
 
+def together(weights: Dict[str, Optional[Tensor]], heads: int) -> Tuple[Optional[Tensor], Dict[str, int]]:
+    """All weights, each (1, H or 1, 1, 1), as one tensor of rows of H numbers, and each one's row."""
+    given = {name: x.expand(1, heads, 1, 1) for name, x in weights.items() if x is not None}
+    if not given:
+        return None, {}
+    wholes = [whole_of(x) for x in given.values()]
+    starts = [x.storage_offset() - whole.storage_offset() for x, whole in zip(given.values(), wholes)]
+    is_side_by_side = all(heads == 1 or x.stride(1) == 1 for x in given.values())
+    whole = wholes[0]
+    if all(x is whole for x in wholes) and whole.is_contiguous() and is_side_by_side:
+        if not any(n % heads for n in [*starts, whole.numel()]):
+            return whole, {name: start // heads for name, start in zip(given, starts)}
+    return torch.cat([x.flatten() for x in given.values()]), {name: row for row, name in enumerate(given)}
+
+
+def whole_of(x: Tensor) -> Tensor:
+    """The tensor that x is a view of, if x's gradient, put to x's place in it, is all of its own; or else x."""
+    whole = x._base
+    if whole is None or not x.requires_grad or not whole.requires_grad:
+        return x
+    node, end = x.grad_fn, whole.grad_fn
+    while node is not None and node is not end:
+        if hasattr(node, "variable"):  # of a leaf
+            return whole if node.variable is whole else x
+        if not node.name().startswith(tuple(f"{view}Backward" for view in VIEWS)):
+            return x
+        node = node.next_functions[0][0]
+    return x if node is None else whole
+
+
+class Place(NamedTuple):
+    """Where a tensor lies: as a view of whole number `whole`."""
+
+    whole: int
+    size: Tuple[int, ...]
+    stride: Tuple[int, ...]
+    start: int
+
+    def of(self, whole: Tensor) -> Tensor:
+        return whole.as_strided(self.size, self.stride, whole.storage_offset() + self.start)
+
+
+def wholes_of(t: Tensors) -> Tuple[List[Tensor], Dict[str, Place]]:
+    """The tensors that autograd is to see, and where those of the kernels lie in them.
+
+    Tensors of `BY_SENTENCE` whose gradients could not lie side by side in that of their whole are copied.
+    """
+    owners = {name: x if name == "weights" else whole_of(x) for name, x in t.items() if x is not None}
+    for name in BY_SENTENCE:
+        if name in owners and owners[name].requires_grad:
+            siblings = [t[other] for other in BY_SENTENCE if owners.get(other) is owners[name]]
+            if not are_apart(siblings, owners[name]):
+                t[name] = t[name].permute(2, 0, 1, 3).clone(memory_format=torch.contiguous_format).permute(1, 2, 0, 3)
+                owners[name] = whole_of(t[name])
+    wholes: List[Tensor] = []
+    places: Dict[str, Place] = {}
+    for name, owner in owners.items():
+        if name in SHARED and own_size(t[name], owner) is None:
+            owner = t[name]
+        numbers = [places[other].whole for other in BY_SENTENCE if other in places and owners[other] is owner]
+        if name not in BY_SENTENCE or not numbers:
+            numbers = [len(wholes)]
+            wholes.append(owner)
+        start = t[name].storage_offset() - owner.storage_offset()
+        places[name] = Place(numbers[0], tuple(t[name].size()), t[name].stride(), start)
+    return wholes, places
+
+
+def are_apart(tensors: List[Tensor], whole: Tensor) -> bool:
+    """Whether tensors (B, H, T, r) of a whole have no element in common: each has its features of a row of `whole`."""
+    end, token = 0, token_stride(tensors[0])
+    if not whole.is_contiguous() or token == 0:
+        return False
+    for x in sorted(tensors, key=lambda x: x.storage_offset() % token):
+        bsz, heads, length, width = x.size()
+        start = int(x.storage_offset() - whole.storage_offset()) % token
+        is_side_by_side = heads == 1 or x.stride(1) == width
+        is_by_head = x.stride(1) % token == 0 and x.stride(1) >= length * bsz * token
+        if token_stride(x) != token or start < end or not (is_side_by_side or is_by_head):
+            return False
+        end = start + (heads * width if is_side_by_side else width)
+    return end <= token
+
+
+def own_size(x: Tensor, whole: Tensor) -> Optional[Tuple[int, int]]:
+    """Rows and columns of each head in the whole of x (1, H, rows, columns), which begins it; None if it does not."""
+    _, heads, rows, columns = x.size()
+    head = x.stride(1) if heads > 1 else whole.numel()
+    width = x.stride(2) if rows > 1 else head
+    begins = whole.is_contiguous() and x.storage_offset() == whole.storage_offset() and heads * head == whole.numel()
+    if not begins or width < columns or head % width or (columns > 1 and x.stride(3) != 1):
+        return None
+    return head // width, width
+
+
 class Options(NamedTuple):
     """What a call has beside its differentiable tensors."""
 
     hidden: Optional[Tensor]
     seed: Optional[Tensor]
     dropout: float
-    scale: float  # of the product of q and k
     causal: bool
+    scale: float  # of the product q k^T
+    rows: Dict[str, int]  # of each summand that has a weight, in `weights`
 
 
 class Launch(NamedTuple):
@@ -239,12 +350,13 @@ class Launch(NamedTuple):
     num_stages: int
 
 
-def load(t: Tensors, options: Options) -> None:
+def load(wholes: List[Tensor], places: Dict[str, Place], options: Options) -> None:
     """Compiles the kernels of a call, for both passes, and loads them; raises what the compiler or the GPU does."""
+    t = tensors_of(wholes, places)
     out = like_tokens(t["v"])
-    wanted = [name for name, x in t.items() if x is not None and x.requires_grad]
     launch, logs = forward_launch(t, options, out)
-    launches, _, _ = backward_launches(t, options, wanted, out, logs, out)
+    grads = new_gradients(wholes, places, [x.requires_grad for x in wholes])
+    launches = backward_launches(t, options, gradients_of(grads, places), out, logs, out, wholes, places)
     for each in (launch, *launches):
         kernel = each.kernel.warmup(*each.args, grid=each.grid, num_warps=each.num_warps, num_stages=each.num_stages)
         kernel[each.grid]  # loads it
@@ -259,64 +371,89 @@ class _Kernels(torch.autograd.Function):
     """Saves its inputs; for long sentences its output too, and a number for each row."""
 
     @staticmethod
-    def forward(ctx: Any, options: Options, *tensors: Optional[Tensor]) -> Tensor:
-        t = dict(zip(NAMES, tensors))
+    def forward(ctx: Any, options: Options, places: Dict[str, Place], *wholes: Tensor) -> Tensor:
+        t = tensors_of(wholes, places)
         out = like_tokens(t["v"])
         launch, logs = forward_launch(t, options, out)
         run(launch)
-        ctx.options = options
-        ctx.save_for_backward(*tensors, None if logs is None else out, logs)
+        ctx.options, ctx.places = options, places
+        ctx.save_for_backward(*wholes, None if logs is None else out, logs)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
-        *tensors, out, logs = ctx.saved_tensors
-        t = dict(zip(NAMES, tensors))
+        *wholes, out, logs = ctx.saved_tensors
+        t = tensors_of(wholes, ctx.places)
         grad = with_token_stride(grad, grad.size(0), grad.size(1), t["v"].dtype)
-        wanted = [name for name, needed in zip(NAMES, ctx.needs_input_grad[1:]) if needed]
-        launches, grads, sums = backward_launches(t, ctx.options, wanted, out, logs, grad)
-        for launch in launches:
+        grads = new_gradients(wholes, ctx.places, ctx.needs_input_grad[2:])
+        d = gradients_of(grads, ctx.places)
+        for launch in backward_launches(t, ctx.options, d, out, logs, grad, wholes, ctx.places):
             run(launch)
-        for each in sums:
-            grads.update(each.added())
-        return (None, *(grads.get(name) for name in NAMES))
+        return (None, None, *grads)
+
+
+def tensors_of(wholes: Sequence[Tensor], places: Dict[str, Place]) -> Tensors:
+    """The kernels' tensors by name."""
+    return {name: places[name].of(wholes[places[name].whole]) if name in places else None for name in NAMES}
+
+
+def new_gradients(wholes: Sequence[Tensor], places: Dict[str, Place], wanted: Sequence[bool]) -> List[Optional[Tensor]]:
+    """Memory for the gradients: 0 where no kernel writes."""
+    grads: List[Optional[Tensor]] = []
+    for i, (whole, is_wanted) in enumerate(zip(wholes, wanted)):
+        if not is_wanted:
+            grads.append(None)
+            continue
+        sizes = [place.size for name, place in places.items() if place.whole == i and name in BY_SENTENCE]
+        is_filled = not sizes or sum(map(math.prod, sizes)) == whole.numel()
+        grads.append(whole.new_empty(whole.size()) if is_filled else whole.new_zeros(whole.size()))
+    return grads
+
+
+def gradients_of(grads: Sequence[Optional[Tensor]], places: Dict[str, Place]) -> Tensors:
+    """The gradients that the kernels write, by name; those of `BY_SENTENCE` as views."""
+    found: Tensors = {}
+    for name, place in places.items():
+        grad = grads[place.whole]
+        if grad is not None:
+            found[name] = place.of(grad) if name in BY_SENTENCE else grad
+    return found
 
 
 class Sums:
-    """Gradients of tensors that a batch shares, of each group of sentences, in one buffer of fp32.
+    """Memory of a kernel that sums over groups of sentences, in fp32.
 
     Args:
-        tensors: those that have a gradient.
-        programs: of a group; 0: a group is a sentence.
-        parts: the gradient of a weight is the sum of so many, side by side in the buffer.
+        t, d: tensors and gradients, by name.
+        names: of the gradients (groups, H, ...) that the kernel sums.
+        rows: summands whose weights' gradients, (parts, H), it sums.
+        like: (B, H, T, d_h).
+        tiles: of a head.
     """
 
-    def __init__(self, tensors: Tensors, like: Tensor, programs: int, parts: int = 1) -> None:
-        self.tensors, self.parts = tensors, {name: parts if name in WEIGHTS else 1 for name in tensors}
-        wanted = PROGRAMS if like.size(2) > 32 else 2 * PROGRAMS  # programs for tiles of 32 x 32 are small
-        groups = min(like.size(0), max(1, -(-wanted // programs))) if programs else like.size(0)
-        self.sentences, self.groups = shared_out(like.size(0), groups if tensors else like.size(0))
+    def __init__(
+        self, t: Tensors, d: Tensors, names: Sequence[str], rows: Sequence[str], like: Tensor, tiles: int = 1
+    ) -> None:
+        bsz, heads, length, _ = like.size()
+        wanted = PROGRAMS if length > 32 else 2 * PROGRAMS  # programs for tiles of 32 x 32 are small
+        names = [name for name in names if name in d]
+        self.is_wanted = bool(names or rows)
+        groups = min(bsz, max(1, -(-wanted // (heads * tiles))))
+        self.sentences, self.groups = shared_out(bsz, groups if self.is_wanted else bsz)
         # each begins at a multiple of 16 bytes, which is a property that kernels are compiled for
-        self.widths = [-(-x.numel() * self.parts[name] // 4) * 4 for name, x in tensors.items()]
-        self.size = sum(self.widths)
-        self.buffer = like.new_empty(self.groups if tensors else 0, self.size, dtype=torch.float32)
-        self.places = dict(zip(tensors, self.buffer.split(self.widths, dim=1))) if tensors else {}
+        widths = [-(-t[name].numel() // 4) * 4 for name in names]
+        self.size, self.parts = sum(widths), self.groups * tiles
+        self.places: Tensors = {}
+        if names:
+            buffer = like.new_empty(self.groups, self.size, dtype=torch.float32)
+            self.places.update(zip(names, buffer.split(widths, dim=1)))
+        self.places.update(new_parts(rows, self.parts, like))
 
-    def added(self) -> Tensors:
-        """The gradients, of the shapes and types of the tensors."""
-        if not self.tensors:
-            return {}
-        total = self.buffer.sum(0) if self.groups > 1 else self.buffer[0]
-        kinds = {x.dtype for x in self.tensors.values()}
-        if len(kinds) == 1 and max(self.parts.values()) == 1:
-            total = total.to(kinds.pop())
-        found: Tensors = {}
-        for (name, x), part in zip(self.tensors.items(), total.split(self.widths)):
-            number = self.parts[name]
-            part = part[: number * x.numel()].view(number, *x.size()[1:])
-            found[name] = (part.sum(0, keepdim=True) if number > 1 else part).to(x.dtype)
-        return found
+
+def new_parts(rows: Sequence[str], parts: int, like: Tensor) -> Tensors:
+    """Memory for parts of the gradients of weights, (parts, H) each."""
+    return {f"a_{name}": like.new_empty(parts, like.size(1), dtype=torch.float32) for name in rows}
 
 
 def shared_out(bsz: int, groups: int) -> Tuple[int, int]:
@@ -348,8 +485,7 @@ def is_short(t: Tensors) -> bool:
     summands = [name for name in ("q", "x", "left", "r") if t[name] is not None]
     if length <= 32:
         return len(summands) <= 3 and (width_of(t) <= 64 or len(summands) == 1)
-    newest = capability_of(t["v"].device) >= (9, 0) and summands != ["x", "r"] and "left" not in summands
-    return length <= 64 and width_of(t) <= 64 and len(summands) <= (2 if newest else 1)
+    return length <= 64 and width_of(t) <= 64 and len(summands) <= 1
 
 
 def forward_launch(t: Tensors, options: Options, out: Tensor) -> Tuple[Launch, Optional[Tensor]]:
@@ -372,56 +508,95 @@ def forward_launch(t: Tensors, options: Options, out: Tensor) -> Tuple[Launch, O
 
 
 def backward_launches(
-    t: Tensors, options: Options, wanted: List[str], out: Any, logs: Optional[Tensor], grad: Tensor
-) -> Tuple[List[Launch], Tensors, List[Sums]]:
-    """The launches of the backward pass, the gradients they write, and the sums that remain to be added."""
+    t: Tensors,
+    options: Options,
+    d: Tensors,
+    out: Any,
+    logs: Optional[Tensor],
+    grad: Tensor,
+    wholes: Sequence[Tensor],
+    places: Dict[str, Place],
+) -> List[Launch]:
+    """The launches of the backward pass, which write the gradients d."""
     from .triton_common import Gradients
 
     bsz, heads, length, _ = grad.size()
-    grads = {name: like_tokens(t[name]) for name in wanted if name in BY_SENTENCE}
+    written: Tensors = {}
 
-    def shared(*names: str) -> Tensors:
-        return {name: t[name] for name in names if name in wanted}
+    def weighted_by(*names: str) -> List[str]:
+        return [name for name in names if name in options.rows and "weights" in d]
 
-    def places(names: Sequence[str], sums: Optional[Sums] = None) -> Gradients:
-        written = {**{name: x for name, x in grads.items() if name in names}, **(sums.places if sums else {})}
-        return Gradients(**{name: written.get(name) for name in Gradients._fields})
+    def gradients(names: Sequence[str], more: Tensors) -> Gradients:
+        written.update(more)
+        found = {**{name: d[name] for name in names if name in d}, **more}
+        return Gradients(**{name: found.get(name) for name in Gradients._fields})
 
     strides = (token_stride(grad), grad.stride(1))
+    launches: List[Launch] = []
     if logs is None:
         from . import triton_short
 
         tile = Tile.whole(t)
-        sums = Sums(shared("w", "c", "r", *WEIGHTS), grad, heads)
+        columns = matrix = Sums(t, d, SHARED, weighted_by("q", "x", "outer", "c", "r"), grad)
         given, numbers, constants = arguments(t, options, tile, [grad])
-        args = (given, places(BY_SENTENCE, sums), sums.size, grad, *strides, *numbers, sums.sentences, constants)
-        return [tile.launch(triton_short.backward, (heads, sums.groups), *args)], grads, [sums]
-    from . import triton_long
+        args = (given, gradients(BY_SENTENCE, columns.places), columns.size, grad, *strides, *numbers)
+        grid = (heads, columns.groups)
+        launches.append(tile.launch(triton_short.backward, grid, *args, columns.sentences, constants))
+        parts = columns.parts
+    else:
+        from . import triton_long
 
-    launches: List[Launch] = []
-    of_rows, of_columns = ("q", "x", "left", "right"), ("v", "k")
-    tile = Tile.of("rows", t)
-    rows = Sums(shared("a_q", "a_x", "a_o"), grad, 0, parts=tile.down(length))
-    if rows.tensors or set(of_rows) & set(grads):
-        given, numbers, constants = arguments(t, options, tile, [grad])
-        args = (given, places(of_rows, rows), rows.size, out, logs, grad, *strides, *numbers, constants)
-        launches.append(tile.launch(triton_long.backward_rows, (bsz * heads * tile.down(length),), *args))
-    tile = Tile.of("columns", t)
-    columns = Sums(shared("w", "c", "a_c"), grad, heads * tile.across(length), parts=tile.across(length))
-    if columns.tensors or set(of_columns) & set(grads):
-        given, numbers, constants = arguments(t, options, tile, [grad])
-        args = (given, places(of_columns, columns), columns.size, out, logs, grad, *strides, *numbers)
-        grid = (columns.groups * heads * tile.across(length),)
-        launches.append(tile.launch(triton_long.backward_columns, grid, *args, columns.sentences, constants))
-    tile = Tile.of("matrix", t)
-    tiles = tile.down(length) * tile.across(length)
-    matrix = Sums(shared("r", "a_r"), grad, heads * tiles, parts=tiles)
-    if matrix.tensors:
-        given, numbers, constants = arguments(t, options, tile, [grad])
-        args = (given, places((), matrix), matrix.size, out, logs, grad, *strides, *numbers, matrix.sentences)
-        grid = (matrix.groups * heads * tiles,)
-        launches.append(tile.launch(triton_long.backward_matrix, grid, *args, constants))
-    return launches, grads, [rows, columns, matrix]
+        of_rows, rows = ("q", "x", "left", "right"), weighted_by("q", "x", "outer")
+        tile = Tile.of("rows", t)
+        parts = bsz * tile.down(length)
+        if rows or set(of_rows) & set(d):
+            given, numbers, constants = arguments(t, options, tile, [grad])
+            args = (given, gradients(of_rows, new_parts(rows, parts, grad)), out, logs, grad, *strides, *numbers)
+            launches.append(tile.launch(triton_long.backward_rows, (parts * heads,), *args, constants))
+        tile = Tile.of("columns", t)
+        columns = Sums(t, d, ("w", "c"), weighted_by("c"), grad, tile.across(length))
+        if columns.is_wanted or "v" in d or "k" in d:
+            given, numbers, constants = arguments(t, options, tile, [grad])
+            args = (given, gradients(("v", "k"), columns.places), columns.size, out, logs, grad, *strides, *numbers)
+            blocks = (columns.parts * heads,)
+            launches.append(tile.launch(triton_long.backward_columns, blocks, *args, columns.sentences, constants))
+        tile = Tile.of("matrix", t)
+        matrix = Sums(t, d, ("r",), weighted_by("r"), grad, tile.down(length) * tile.across(length))
+        if matrix.is_wanted:
+            given, numbers, constants = arguments(t, options, tile, [grad])
+            args = (given, gradients((), matrix.places), matrix.size, out, logs, grad, *strides, *numbers)
+            blocks = (matrix.parts * heads,)
+            launches.append(tile.launch(triton_long.backward_matrix, blocks, *args, matrix.sentences, constants))
+    if written:
+        own = {name: own_size(t[name], wholes[places[name].whole]) for name in SHARED if name in places}
+        sizes = {name: size or tuple(t[name].size()[2:]) for name, size in own.items()}
+        counts = (parts, columns.parts, matrix.parts)
+        groups = (columns.groups, columns.size, matrix.groups, matrix.size)
+        launches.append(addition(d, gradients((), written), sizes, heads, length, groups, counts, constants))
+    return launches
+
+
+def addition(
+    d: Tensors,
+    at: Any,
+    sizes: Dict[str, Tuple[int, ...]],
+    heads: int,
+    length: int,
+    groups: Tuple[int, int, int, int],
+    counts: Tuple[int, int, int],
+    constants: Any,
+) -> Launch:
+    """The launch that adds up sums over groups, and parts of weights' gradients."""
+    from .triton_sums import Totals, add
+
+    block = 256
+    to = Totals(*(d.get(name) for name in Totals._fields))
+    blocks = sum(-(-heads * math.prod(sizes[name]) // block) for name in SHARED if name in d)
+    if to.weights is not None:
+        blocks += to.weights.numel() // heads
+    own = [n for name in SHARED for n in sizes.get(name, (1, 1))]
+    args = (to, at, heads, length, *groups, *own, *counts, constants, power_of_2(heads), block, 16)
+    return Launch(add, (blocks,), args, 4, 1)
 
 
 class Tile(NamedTuple):
@@ -490,7 +665,8 @@ def arguments(t: Tensors, options: Options, tile: Tile, more: List[Tensor]) -> T
     r_row, r_head = (0, 0) if r is None else (r.stride(2), r.stride(1))
     q_width, x_width = (16 if t[name] is None else t[name].size(3) for name in ("q", "x"))
     columns = 1 if right is None else right.size(3)
-    numbers = [*strides, w_head, c_head, r_row, r_head, length, bsz, heads, columns, options.scale, options.dropout]
+    numbers = [*strides, w_head, c_head, r_row, r_head, length, bsz, heads, columns, options.scale]
+    numbers.append(options.dropout)
     units = [*strides[:8], w_head, width, q_width, x_width]
     units += [n for x in more for n in (token_stride(x), x.stride(1))]
     is_exact = t["v"].dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
@@ -507,6 +683,7 @@ def arguments(t: Tensors, options: Options, tile: Tile, more: List[Tensor]) -> T
         UNIT=1 if any(n % 8 for n in units) else 8,
         CAUSAL=options.causal,
         PRECISION="ieee" if is_exact else "tf32",
+        **{f"A_{name.upper()}": options.rows.get(name, -1) for name in ("q", "x", "outer", "c", "r")},
     )
     given = Given(**{name: t[name] for name in NAMES}, hidden=options.hidden, seed=options.seed)
     return given, numbers, Constants(*map(language.constexpr, constants))

@@ -2,11 +2,10 @@
 
 The kernels compute, for a head of sentence b,
 
-    S = a_q Q K^T + a_x X W^T + a_o A (x) B + a_c c + a_r R,     Y = softmax(S) V
+    S = a_q scale Q K^T + a_x X W^T + a_o A (x) B + a_c c + a_r R,     Y = softmax(S) V
 
-in which every summand may be absent. Q, K, X, A, B and V differ by sentence; W, the row c, the matrix R and the
-weights a, a number each, are shared across the batch. Column ``u n + v`` of the outer products A (x) B is ``A_u B_v``,
-with n columns in B.
+in which every summand may be absent. Q, K, X, A, B and V differ by sentence; W, the row c, the matrix R and the weights
+a are shared across the batch. Column ``u n + v`` of the outer products A (x) B is ``A_u B_v``, with n columns in B.
 
 No gradient is added atomically: every sum is of one program, in a fixed order, so that two runs are equal bit for bit.
 """
@@ -29,11 +28,7 @@ class Given(NamedTuple):
     left: Any  # A
     right: Any  # B
     r: Any
-    a_q: Any  # the weights, (H,); None for 1
-    a_x: Any
-    a_o: Any
-    a_c: Any
-    a_r: Any
+    weights: Any  # rows of (H,); which is whose, `Constants` says
     hidden: Any  # (B, T), not 0 at padding
     seed: Any  # of dropout, (1,); None: no dropout
 
@@ -61,7 +56,7 @@ class Sizes(NamedTuple):
     B: Any
     H: Any
     n: Any  # columns of the right factor of an outer product
-    scale: Any  # that Q K^T is multiplied by beside its weight
+    scale: Any
     dropout: Any
 
 
@@ -83,10 +78,15 @@ class Constants(NamedTuple):
     UNIT: Any  # all strides are multiples of it, so that several numbers are read at once
     CAUSAL: Any
     PRECISION: Any  # of products of fp32
+    A_Q: Any  # row of the weight of each summand; -1 for 1
+    A_X: Any
+    A_OUTER: Any
+    A_C: Any
+    A_R: Any
 
 
 class Gradients(NamedTuple):
-    """Where gradients go, (T, B, H, width), or sums over a group of sentences, in fp32; None: not wanted."""
+    """Where gradients go, which lie as their tensors do, or sums over a group of sentences; None: not wanted."""
 
     v: Any
     q: Any
@@ -94,22 +94,22 @@ class Gradients(NamedTuple):
     x: Any
     left: Any
     right: Any
-    w: Any  # (groups, H, T, width), as are those below, (groups, H, ...), each group `size` numbers after the last
+    w: Any  # (groups, H, T, width), as are c and r, (groups, H, ...), each group `size` numbers after the last, in fp32
     c: Any
     r: Any
-    a_q: Any
+    a_q: Any  # (parts, H), in fp32, each part the sum of a program
     a_x: Any
-    a_o: Any
+    a_outer: Any
     a_c: Any
     a_r: Any
 
 
 class Weights(NamedTuple):
-    """What the summands are multiplied by."""
+    """What multiplies the summands of a head: Q K^T, X W^T, A (x) B, c and R."""
 
     q: Any
     x: Any
-    o: Any
+    outer: Any
     c: Any
     r: Any
 
@@ -132,10 +132,12 @@ class ColumnFactors(NamedTuple):
 
 
 @triton.jit
-def places(data, token, head, b, h, i, B, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Where rows i, i + 1, ... of head h of sentence b are, (ROWS, BLOCK)."""
+def places(data, token, head, b, h, i, B, ROWS: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr):
+    """Where rows i, i + 1, ... of head h of sentence b are, (ROWS, BLOCK). Strides are multiples of UNIT."""
+    # the compiler forgets what it is told of an argument; of a number that is computed here it does not
+    token, head = tl.multiple_of(tl.cast(token, tl.int64), UNIT), tl.multiple_of(tl.cast(head, tl.int64), UNIT)
     rows = tl.cast(i + tl.arange(0, ROWS), tl.int64) * B + b
-    return data + tl.cast(h, tl.int64) * head + rows[:, None] * token + tl.arange(0, BLOCK)[None, :]
+    return data + h * head + rows[:, None] * token + tl.arange(0, BLOCK)[None, :]
 
 
 @triton.jit
@@ -150,16 +152,17 @@ def load_rows(data, token, head, b, h, i, s, width, ROWS: tl.constexpr, BLOCK: t
     if data is None:
         return 0.0
     else:
-        token, head = tl.multiple_of(token, UNIT), tl.multiple_of(head, UNIT)
-        at = places(data, token, head, b, h, i, s.B, ROWS, BLOCK)
+        at = places(data, token, head, b, h, i, s.B, ROWS, BLOCK, UNIT)
         return tl.load(at, mask=inside(i, s.T, width, ROWS, BLOCK), other=0.0)
 
 
 @triton.jit
-def store_rows(data, value, b, h, i, s, width, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Writes rows i, i + 1, ... of a sentence to (T, B, H, width), if there is such a tensor."""
+def store_rows(
+    data, value, token, head, b, h, i, s, width, ROWS: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr
+):
+    """Writes rows i, i + 1, ... of a sentence, if there is such a tensor."""
     if data is not None:
-        at = places(data, s.H * width, width, b, h, i, s.B, ROWS, BLOCK)
+        at = places(data, token, head, b, h, i, s.B, ROWS, BLOCK, UNIT)
         tl.store(at, value.to(data.dtype.element_ty), mask=inside(i, s.T, width, ROWS, BLOCK))
 
 
@@ -176,9 +179,9 @@ def load_row_factors(g, s, z, b, h, i):
 def load_column_factors(g, s, z, b, h, j):
     k = load_rows(g.k, s.k_token, s.k_head, b, h, j, s, z.Q, z.COLUMNS, z.Q_BLOCK, z.UNIT)
     w = 0.0
+    column = j + tl.arange(0, z.COLUMNS)
     if g.w is not None:
-        column = j + tl.arange(0, z.COLUMNS)
-        first = g.w + tl.cast(h, tl.int64) * tl.multiple_of(s.w_head, z.UNIT)
+        first = g.w + h * tl.multiple_of(tl.cast(s.w_head, tl.int64), z.UNIT)
         at = first + column[:, None] * z.X + tl.arange(0, z.X_BLOCK)[None, :]
         w = tl.load(at, mask=inside(j, s.T, z.X, z.COLUMNS, z.X_BLOCK), other=0.0)
     return ColumnFactors(k, w, load_row(g, s, z, h, j))
@@ -186,12 +189,12 @@ def load_column_factors(g, s, z, b, h, j):
 
 @triton.jit
 def load_row(g, s, z, h, j):
-    """Columns of c."""
+    """Columns j, j + 1, ... of c."""
     if g.c is None:
         return 0.0
     else:
         column = j + tl.arange(0, z.COLUMNS)
-        return tl.load(g.c + h * s.c_head + column, mask=column < s.T, other=0.0).to(tl.float32)
+        return tl.load(g.c + tl.cast(h, tl.int64) * s.c_head + column, mask=column < s.T, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -211,19 +214,17 @@ def load_matrix(g, s, z, h, i, j):
 
 
 @triton.jit
-def load_weight(data, h):
-    """The weight of a summand."""
-    if data is None:
+def load_weight(g, s, h, row: tl.constexpr):
+    if row < 0:
         return 1.0
     else:
-        return tl.load(data + h).to(tl.float32)
+        return tl.load(g.weights + row * s.H + h).to(tl.float32)
 
 
 @triton.jit
-def load_weights(g, s, h):
-    """The weights of all summands in a head."""
-    q = s.scale * load_weight(g.a_q, h)
-    return Weights(q, load_weight(g.a_x, h), load_weight(g.a_o, h), load_weight(g.a_c, h), load_weight(g.a_r, h))
+def load_weights(g, s, z, h):
+    q, x, outer = load_weight(g, s, h, z.A_Q), load_weight(g, s, h, z.A_X), load_weight(g, s, h, z.A_OUTER)
+    return Weights(q * s.scale, x, outer, load_weight(g, s, h, z.A_C), load_weight(g, s, h, z.A_R))
 
 
 @triton.jit
@@ -246,16 +247,16 @@ def tile_of_logits(g, s, z, rows, columns, r, a, b, i, j, length):
     """S times log2(e), as exp2 is what a GPU has; minus infinity where a column is hidden, or a row is padding."""
     logits = tl.zeros([z.ROWS, z.COLUMNS], tl.float32)
     if g.q is not None:
-        logits += a.q * product(rows.q, tl.trans(columns.k), z)
+        logits += product(rows.q, tl.trans(columns.k), z) * a.q
     if g.x is not None:
-        logits += a.x * product(rows.x, tl.trans(columns.w), z)
+        logits += product(rows.x, tl.trans(columns.w), z) * a.x
     if g.left is not None:
         of_left, of_right = selectors(s, z, j, rows.left.dtype)
-        logits += a.o * product(rows.left, of_left, z) * product(rows.right, of_right, z)
+        logits += product(rows.left, of_left, z) * product(rows.right, of_right, z) * a.outer
     if g.c is not None:
-        logits += a.c * columns.c[None, :]
+        logits += (columns.c * a.c)[None, :]
     if g.r is not None:
-        logits += a.r * r
+        logits += r * a.r
     row, column = (i + tl.arange(0, z.ROWS))[:, None], (j + tl.arange(0, z.COLUMNS))[None, :]
     visible = (row < length) & (column < length)
     if z.CAUSAL:
@@ -291,50 +292,76 @@ def kept(g, s, z, b, h, i, j):
 
 
 @triton.jit
-def to_outer_factors(ds, rows, s, z, j, is_left: tl.constexpr):
-    """The gradient of the left or the right factors of a tile's rows, but for their weight."""
-    of_left, of_right = selectors(s, z, j, rows.left.dtype)
-    if is_left:
-        other, own = product(rows.right, of_right, z), of_left
-    else:
-        other, own = product(rows.left, of_left, z), of_right
-    return product((ds * other).to(rows.left.dtype), tl.trans(own), z)
+def row_gradients(d, ds, rows, columns, s, z, j):
+    """What a tile of dS adds to dQ, dX, dA and dB, but for the weights."""
+    to_q, to_x, to_left, to_right = 0.0, 0.0, 0.0, 0.0
+    if (d.q is not None) or (d.a_q is not None):
+        to_q = product(ds.to(columns.k.dtype), columns.k, z)
+    if (d.x is not None) or (d.a_x is not None):
+        to_x = product(ds.to(rows.x.dtype), columns.w, z)
+    if (d.left is not None) or (d.right is not None) or (d.a_outer is not None):
+        of_left, of_right = selectors(s, z, j, rows.left.dtype)
+        if (d.left is not None) or (d.a_outer is not None):
+            spread = (ds * product(rows.right, of_right, z)).to(rows.left.dtype)
+            to_left = product(spread, tl.trans(of_left), z)
+        if d.right is not None:
+            spread = (ds * product(rows.left, of_left, z)).to(rows.left.dtype)
+            to_right = product(spread, tl.trans(of_right), z)
+    return RowFactors(to_q, to_x, to_left, to_right)
 
 
 @triton.jit
-def store_of_rows(d, to_q, to_x, to_left, to_right, a, b, h, i, s, z):
-    """Writes the gradients of the factors of rows."""
-    store_rows(d.q, to_q * a.q, b, h, i, s, z.Q, z.ROWS, z.Q_BLOCK)
-    store_rows(d.x, to_x * a.x, b, h, i, s, z.X, z.ROWS, z.X_BLOCK)
-    store_rows(d.left, to_left * a.o, b, h, i, s, tl.cdiv(s.T, s.n), z.ROWS, z.FACTOR)
-    store_rows(d.right, to_right * a.o, b, h, i, s, s.n, z.ROWS, z.FACTOR)
+def store_row_gradients(d, to, a, s, z, b, h, i):
+    """Writes dQ, dX, dA and dB of rows i, i + 1, ... of a sentence; `to` lacks the weights."""
+    store_rows(d.q, to.q * a.q, s.q_token, s.q_head, b, h, i, s, z.Q, z.ROWS, z.Q_BLOCK, z.UNIT)
+    store_rows(d.x, to.x * a.x, s.x_token, s.x_head, b, h, i, s, z.X, z.ROWS, z.X_BLOCK, z.UNIT)
+    width = tl.cdiv(s.T, s.n)
+    store_rows(d.left, to.left * a.outer, s.left_token, s.left_head, b, h, i, s, width, z.ROWS, z.FACTOR, 1)
+    store_rows(d.right, to.right * a.outer, s.right_token, s.right_head, b, h, i, s, s.n, z.ROWS, z.FACTOR, 1)
 
 
 @triton.jit
-def store_of_columns(g, d, to_w, to_c, a, first, weight, h, j, s, z):
-    """Writes the gradients of W, c and the weight of c.
+def row_weights(d, rows, to, s):
+    """What rows add to da_q, da_x and da_o: ``sum(dS * Q K^T)`` is ``sum(Q * dS K)``, and so on."""
+    to_q, to_x, to_outer = 0.0, 0.0, 0.0
+    if d.a_q is not None:
+        to_q = tl.sum(rows.q.to(tl.float32) * to.q) * s.scale
+    if d.a_x is not None:
+        to_x = tl.sum(rows.x.to(tl.float32) * to.x)
+    if d.a_outer is not None:
+        to_outer = tl.sum(rows.left.to(tl.float32) * to.left)
+    return to_q, to_x, to_outer
 
-    Args:
-        first: where the sums of this group begin.
-        weight: where that of this tile and head is, after the first of `d.a_c`.
+
+@triton.jit
+def store_part(data, value, part, h, s):
+    """Writes a program's part of the gradient of a weight, if it is wanted."""
+    if data is not None:
+        tl.store(data + part * s.H + h, value)
+
+
+@triton.jit
+def store_columns(d, to_w, to_c, c, a, place, part, h, j, s, z):
+    """Writes dW, dc and da_c of columns j, j + 1, ..., summed over a group of sentences.
+
+    Numbers of the group begin at `place`; `to_w` and `to_c` lack the weights.
     """
-    head = tl.cast(h, tl.int64) * s.T
     column, feature = j + tl.arange(0, z.COLUMNS), tl.arange(0, z.X_BLOCK)
     if d.w is not None:
-        at = d.w + first + (head + column[:, None]) * z.X + feature[None, :]
-        tl.store(at, to_w * a.x, mask=(column < s.T)[:, None] & (feature < z.X)[None, :])
+        at = d.w + place + (tl.cast(h, tl.int64) * s.T + column[:, None]) * z.X + feature[None, :]
+        tl.store(at, to_w * a.x, mask=inside(j, s.T, z.X, z.COLUMNS, z.X_BLOCK))
     if d.c is not None:
-        tl.store(d.c + first + head + column, to_c * a.c, mask=column < s.T)
+        tl.store(d.c + place + tl.cast(h, tl.int64) * s.T + column, to_c * a.c, mask=column < s.T)
     if d.a_c is not None:
-        tl.store(d.a_c + first + weight, tl.sum(to_c * load_row(g, s, z, h, j)))
+        tl.store(d.a_c + part * s.H + h, tl.sum(to_c * c))
 
 
 @triton.jit
-def store_matrix(g, d, to_r, a, first, weight, h, i, j, s, z):
-    """Writes the gradients of a tile of R and of its weight; `first` and `weight` as of `store_of_columns`."""
-    row, column = i + tl.arange(0, z.ROWS), j + tl.arange(0, z.COLUMNS)
+def store_matrix(d, to_r, r, a, place, part, h, i, j, s, z):
+    """Writes dR of a tile, and the tile's part of da_r, as of `store_columns`; `to_r` is the sum of dS."""
     if d.r is not None:
-        at = d.r + first + (tl.cast(h, tl.int64) * s.T + row[:, None]) * s.T + column[None, :]
-        tl.store(at, to_r * a.r, mask=(row < s.T)[:, None] & (column < s.T)[None, :])
+        row, column = (i + tl.arange(0, z.ROWS))[:, None], (j + tl.arange(0, z.COLUMNS))[None, :]
+        at = d.r + place + tl.cast(h, tl.int64) * s.T * s.T + row * s.T + column
+        tl.store(at, to_r * a.r, mask=(row < s.T) & (column < s.T))
     if d.a_r is not None:
-        tl.store(d.a_r + first + weight, tl.sum(to_r * load_matrix(g, s, z, h, i, j)))
+        tl.store(d.a_r + part * s.H + h, tl.sum(to_r * r))

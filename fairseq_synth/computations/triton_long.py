@@ -4,7 +4,7 @@ The forward pass keeps the maximum and the sum of a row while it walks over its 
 arXiv 2205.14135) and saves the logarithm of the softmax's denominator, to base 2. With it, and with
 ``rowsum(P * dP) = rowsum(dY * Y)``, each kernel of the backward pass computes its tiles of P and dS again:
 
-`backward_rows`     owns rows of a sentence and walks over columns: dQ, dX, dA, dB, and the weights of their summands
+`backward_rows`     owns rows of a sentence and walks over columns: dQ, dX, dA, dB, and their weights'
 `backward_columns`  owns columns and walks over rows: dV, dK; and over a group of sentences: dW, dc, da_c
 `backward_matrix`   owns a tile of R and walks over a group of sentences: dR, da_r
 """
@@ -14,24 +14,28 @@ import triton.language as tl
 
 from .triton_common import (
     INTEGERS,
+    RowFactors,
     Sizes,
     inside,
     kept,
     length_of,
     load_column_factors,
     load_matrix,
+    load_row,
     load_row_factors,
     load_rows,
     load_values,
     load_weights,
     places,
     product,
+    row_gradients,
+    row_weights,
+    store_columns,
     store_matrix,
-    store_of_columns,
-    store_of_rows,
+    store_part,
+    store_row_gradients,
     store_rows,
     tile_of_logits,
-    to_outer_factors,
 )
 
 
@@ -48,7 +52,7 @@ def columns_of_rows(s, z, i, length):
 def load_outputs(y, dy, dy_token, dy_head, logs, s, z, b, h, i):
     """Of rows: dY, rowsum(dY * Y) and the logarithm of the softmax's denominator."""
     dy_i = load_rows(dy, dy_token, dy_head, b, h, i, s, z.D, z.ROWS, z.D_BLOCK, z.UNIT)
-    at = places(y, s.H * z.D, z.D, b, h, i, s.B, z.ROWS, z.D_BLOCK)
+    at = places(y, s.H * z.D, z.D, b, h, i, s.B, z.ROWS, z.D_BLOCK, z.UNIT)
     y_i = tl.load(at, mask=inside(i, s.T, z.D, z.ROWS, z.D_BLOCK), other=0.0)
     row = i + tl.arange(0, z.ROWS)
     log = tl.load(logs + (tl.cast(b, tl.int64) * s.H + h) * s.T + row, mask=row < s.T, other=0.0)
@@ -68,7 +72,7 @@ def forward(
     )  # fmt: skip
     tiles = tl.cdiv(T, z.ROWS)
     i, b, h = tl.program_id(0) % tiles * z.ROWS, tl.program_id(0) // tiles // H, tl.program_id(0) // tiles % H
-    length, a, rows = length_of(g, s, b), load_weights(g, s, h), load_row_factors(g, s, z, b, h, i)
+    length, a, rows = length_of(g, s, b), load_weights(g, s, z, h), load_row_factors(g, s, z, b, h, i)
     top = tl.full([z.ROWS], -1e30, tl.float32)  # finite, so that a row that sees nothing has no NaN
     total = tl.zeros([z.ROWS], tl.float32)
     out = tl.zeros([z.ROWS, z.D_BLOCK], tl.float32)
@@ -81,15 +85,16 @@ def forward(
         total = total * shrink + tl.sum(p, 1)
         out = out * shrink[:, None] + product((p * kept(g, s, z, b, h, i, j)).to(v.dtype), v, z)
         top = higher
-    store_rows(y, out / tl.where(total > 0, total, 1.0)[:, None], b, h, i, s, z.D, z.ROWS, z.D_BLOCK)
+    out = out / tl.where(total > 0, total, 1.0)[:, None]
+    store_rows(y, out, H * z.D, z.D, b, h, i, s, z.D, z.ROWS, z.D_BLOCK, z.UNIT)
     row = i + tl.arange(0, z.ROWS)
     log = tl.where(total > 0, top + tl.log2(total), 0.0)
     tl.store(logs + (tl.cast(b, tl.int64) * H + h) * T + row, log, mask=row < T)
 
 
-@triton.jit(do_not_specialize=[*INTEGERS, "dy_token", "dy_head", "size"])
+@triton.jit(do_not_specialize=[*INTEGERS, "dy_token", "dy_head"])
 def backward_rows(
-    g, d, size, y, logs, dy, dy_token, dy_head,
+    g, d, y, logs, dy, dy_token, dy_head,
     v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token, right_head,
     w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout, z,
 ):  # fmt: skip
@@ -99,7 +104,7 @@ def backward_rows(
     )  # fmt: skip
     tiles = tl.cdiv(T, z.ROWS)
     i, b, h = tl.program_id(0) % tiles * z.ROWS, tl.program_id(0) // tiles // H, tl.program_id(0) // tiles % H
-    length, a, rows = length_of(g, s, b), load_weights(g, s, h), load_row_factors(g, s, z, b, h, i)
+    length, a, rows = length_of(g, s, b), load_weights(g, s, z, h), load_row_factors(g, s, z, b, h, i)
     dy_i, mean, log = load_outputs(y, dy, dy_token, dy_head, logs, s, z, b, h, i)
     to_q, to_x = tl.zeros([z.ROWS, z.Q_BLOCK], tl.float32), tl.zeros([z.ROWS, z.X_BLOCK], tl.float32)
     to_left, to_right = tl.zeros([z.ROWS, z.FACTOR], tl.float32), tl.zeros([z.ROWS, z.FACTOR], tl.float32)
@@ -108,22 +113,18 @@ def backward_rows(
         logits = tile_of_logits(g, s, z, rows, columns, r, a, b, i, j, length)
         dp = product(dy_i, tl.trans(load_values(g, s, z, b, h, j)), z) * kept(g, s, z, b, h, i, j)
         ds = tl.exp2(logits - log[:, None]) * (dp - mean[:, None])
-        if (d.q is not None) or (d.a_q is not None):
-            to_q += product(ds.to(columns.k.dtype), columns.k, z)
-        if (d.x is not None) or (d.a_x is not None):
-            to_x += product(ds.to(rows.x.dtype), columns.w, z)
-        if (d.left is not None) or (d.a_o is not None):
-            to_left += to_outer_factors(ds, rows, s, z, j, True)
-        if d.right is not None:
-            to_right += to_outer_factors(ds, rows, s, z, j, False)
-    store_of_rows(d, to_q, to_x, to_left, to_right, a, b, h, i, s, z)
-    at = tl.cast(b, tl.int64) * size + tl.program_id(0) % tiles * H + h
-    if d.a_q is not None:
-        tl.store(d.a_q + at, tl.sum(to_q * rows.q) * scale)
-    if d.a_x is not None:
-        tl.store(d.a_x + at, tl.sum(to_x * rows.x))
-    if d.a_o is not None:
-        tl.store(d.a_o + at, tl.sum(to_left * rows.left))
+        to = row_gradients(d, ds, rows, columns, s, z, j)
+        to_q += to.q
+        to_x += to.x
+        to_left += to.left
+        to_right += to.right
+    to = RowFactors(to_q, to_x, to_left, to_right)
+    store_row_gradients(d, to, a, s, z, b, h, i)
+    of_q, of_x, of_outer = row_weights(d, rows, to, s)
+    part = b * tiles + i // z.ROWS
+    store_part(d.a_q, of_q, part, h, s)
+    store_part(d.a_x, of_x, part, h, s)
+    store_part(d.a_outer, of_outer, part, h, s)
 
 
 @triton.jit(do_not_specialize=[*INTEGERS, "dy_token", "dy_head", "sentences", "size"])
@@ -138,7 +139,7 @@ def backward_columns(
     )  # fmt: skip
     tiles = tl.cdiv(T, z.COLUMNS)
     j, group, h = tl.program_id(0) % tiles * z.COLUMNS, tl.program_id(0) // tiles // H, tl.program_id(0) // tiles % H
-    a = load_weights(g, s, h)
+    a = load_weights(g, s, z, h)
     to_w, to_c = tl.zeros([z.COLUMNS, z.X_BLOCK], tl.float32), tl.zeros([z.COLUMNS], tl.float32)
     for b in range(group * sentences, tl.minimum((group + 1) * sentences, B)):
         length, columns, v = length_of(g, s, b), load_column_factors(g, s, z, b, h, j), load_values(g, s, z, b, h, j)
@@ -160,10 +161,10 @@ def backward_columns(
                     to_w += product(tl.trans(ds.to(rows.x.dtype)), rows.x, z)
                 if (d.c is not None) or (d.a_c is not None):
                     to_c += tl.sum(ds, 0)
-        store_rows(d.v, to_v, b, h, j, s, z.D, z.COLUMNS, z.D_BLOCK)
-        store_rows(d.k, to_k * a.q, b, h, j, s, z.Q, z.COLUMNS, z.Q_BLOCK)
-    weight = tl.program_id(0) % tiles * H + h
-    store_of_columns(g, d, to_w, to_c, a, tl.cast(group, tl.int64) * size, weight, h, j, s, z)
+        store_rows(d.v, to_v, s.v_token, s.v_head, b, h, j, s, z.D, z.COLUMNS, z.D_BLOCK, z.UNIT)
+        store_rows(d.k, to_k * a.q, s.k_token, s.k_head, b, h, j, s, z.Q, z.COLUMNS, z.Q_BLOCK, z.UNIT)
+    place, part = tl.cast(group, tl.int64) * size, group * tiles + j // z.COLUMNS
+    store_columns(d, to_w, to_c, load_row(g, s, z, h, j), a, place, part, h, j, s, z)
 
 
 @triton.jit(do_not_specialize=[*INTEGERS, "dy_token", "dy_head", "sentences", "size"])
@@ -180,7 +181,7 @@ def backward_matrix(
     tiles = tl.cdiv(T, z.ROWS) * across
     tile, group, h = tl.program_id(0) % tiles, tl.program_id(0) // tiles // H, tl.program_id(0) // tiles % H
     i, j = tile // across * z.ROWS, tile % across * z.COLUMNS
-    a = load_weights(g, s, h)
+    a = load_weights(g, s, z, h)
     to_r = tl.zeros([z.ROWS, z.COLUMNS], tl.float32)
     end = tl.minimum((group + 1) * sentences, B)
     if z.CAUSAL:
@@ -194,4 +195,5 @@ def backward_matrix(
             p = tl.exp2(tile_of_logits(g, s, z, rows, columns, r, a, b, i, j, length) - log[:, None])
             dp = product(dy_i, tl.trans(load_values(g, s, z, b, h, j)), z) * kept(g, s, z, b, h, i, j)
             to_r += p * (dp - mean[:, None])
-    store_matrix(g, d, to_r, a, tl.cast(group, tl.int64) * size, tile * H + h, h, i, j, s, z)
+    r, place = load_matrix(g, s, z, h, i, j), tl.cast(group, tl.int64) * size
+    store_matrix(d, to_r, r, a, place, group * tiles + tile, h, i, j, s, z)

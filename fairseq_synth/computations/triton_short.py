@@ -6,8 +6,7 @@ computes it once for all gradients:
     P = softmax(S),     dP = dY V^T,     dS = P * (dP - rowsum(P * dP)),     dV = P^T dY
     dQ = dS K,     dK = dS^T Q,     dX = dS W,     dW = sum_b dS^T X,     dc = sum_b colsum(dS),     dR = sum_b dS
 
-each times the weight of its summand, whose own gradient is that of a factor times the factor, such as sum(dS K * Q).
-The sums over b are taken over the group in registers. The forward pass saves nothing but its inputs.
+but for weights. The sums over b are taken over the group in registers. The forward pass saves nothing but its inputs.
 """
 
 import triton
@@ -20,17 +19,20 @@ from .triton_common import (
     length_of,
     load_column_factors,
     load_matrix,
+    load_row,
     load_row_factors,
     load_rows,
     load_values,
     load_weights,
     product,
+    row_gradients,
+    row_weights,
+    store_columns,
     store_matrix,
-    store_of_columns,
-    store_of_rows,
+    store_part,
+    store_row_gradients,
     store_rows,
     tile_of_logits,
-    to_outer_factors,
 )
 
 
@@ -55,13 +57,13 @@ def forward(
         right_head, w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout,
     )  # fmt: skip
     h, group = tl.program_id(0), tl.program_id(1)
-    r, a = load_matrix(g, s, z, h, 0, 0), load_weights(g, s, h)
+    r, a = load_matrix(g, s, z, h, 0, 0), load_weights(g, s, z, h)
     for b in range(group * sentences, tl.minimum((group + 1) * sentences, B)):
         rows, columns = load_row_factors(g, s, z, b, h, 0), load_column_factors(g, s, z, b, h, 0)
         p = softmax(tile_of_logits(g, s, z, rows, columns, r, a, b, 0, 0, length_of(g, s, b)))
         v = load_values(g, s, z, b, h, 0)
         out = product((p * kept(g, s, z, b, h, 0, 0)).to(v.dtype), v, z)
-        store_rows(y, out, b, h, 0, s, z.D, z.ROWS, z.D_BLOCK)
+        store_rows(y, out, H * z.D, z.D, b, h, 0, s, z.D, z.ROWS, z.D_BLOCK, z.UNIT)
 
 
 @triton.jit(do_not_specialize=[*INTEGERS, "sentences", "dy_token", "dy_head", "size"])
@@ -76,10 +78,10 @@ def backward(
         right_head, w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout,
     )  # fmt: skip
     h, group = tl.program_id(0), tl.program_id(1)
-    a = load_weights(g, s, h)
+    a = load_weights(g, s, z, h)
     to_r = tl.zeros([z.ROWS, z.COLUMNS], tl.float32)
     to_w, to_c = tl.zeros([z.COLUMNS, z.X_BLOCK], tl.float32), tl.zeros([z.COLUMNS], tl.float32)
-    to_a_q, to_a_x, to_a_o = tl.zeros([], tl.float32), tl.zeros([], tl.float32), tl.zeros([], tl.float32)
+    to_a_q, to_a_x, to_a_outer = tl.zeros([], tl.float32), tl.zeros([], tl.float32), tl.zeros([], tl.float32)
     for b in range(group * sentences, tl.minimum((group + 1) * sentences, B)):
         rows, columns = load_row_factors(g, s, z, b, h, 0), load_column_factors(g, s, z, b, h, 0)
         r = load_matrix(g, s, z, h, 0, 0)  # again for each sentence, from a cache: registers are scarcer
@@ -87,40 +89,27 @@ def backward(
         keep = kept(g, s, z, b, h, 0, 0)
         dy_b = load_rows(dy, dy_token, dy_head, b, h, 0, s, z.D, z.ROWS, z.D_BLOCK, z.UNIT)
         dv = product(tl.trans((p * keep).to(dy_b.dtype)), dy_b, z)
-        store_rows(d.v, dv, b, h, 0, s, z.D, z.COLUMNS, z.D_BLOCK)
+        store_rows(d.v, dv, s.v_token, s.v_head, b, h, 0, s, z.D, z.COLUMNS, z.D_BLOCK, z.UNIT)
         dp = product(dy_b, tl.trans(load_values(g, s, z, b, h, 0)), z) * keep
         ds = p * (dp - tl.sum(p * dp, 1)[:, None])
         if (d.r is not None) or (d.a_r is not None):
             to_r += ds
         if (d.c is not None) or (d.a_c is not None):
             to_c += tl.sum(ds, 0)
-        to_q, to_x, to_left, to_right = 0.0, 0.0, 0.0, 0.0
-        if (d.q is not None) or (d.a_q is not None):
-            to_q = product(ds.to(columns.k.dtype), columns.k, z)
-        if (d.x is not None) or (d.a_x is not None):
-            to_x = product(ds.to(rows.x.dtype), columns.w, z)
-        if (d.left is not None) or (d.a_o is not None):
-            to_left = to_outer_factors(ds, rows, s, z, 0, True)
-        if d.right is not None:
-            to_right = to_outer_factors(ds, rows, s, z, 0, False)
-        store_of_rows(d, to_q, to_x, to_left, to_right, a, b, h, 0, s, z)
         if d.k is not None:
-            to_k = product(tl.trans(ds.to(rows.q.dtype)), rows.q, z)
-            store_rows(d.k, to_k * a.q, b, h, 0, s, z.Q, z.COLUMNS, z.Q_BLOCK)
+            dk = product(tl.trans(ds.to(rows.q.dtype)), rows.q, z) * a.q
+            store_rows(d.k, dk, s.k_token, s.k_head, b, h, 0, s, z.Q, z.COLUMNS, z.Q_BLOCK, z.UNIT)
         if d.w is not None:
             to_w += product(tl.trans(ds.to(rows.x.dtype)), rows.x, z)
-        if d.a_q is not None:
-            to_a_q += tl.sum(to_q * rows.q) * s.scale
-        if d.a_x is not None:
-            to_a_x += tl.sum(to_x * rows.x)
-        if d.a_o is not None:
-            to_a_o += tl.sum(to_left * rows.left)
-    first = tl.cast(group, tl.int64) * size
-    store_of_columns(g, d, to_w, to_c, a, first, h, h, 0, s, z)
-    store_matrix(g, d, to_r, a, first, h, h, 0, 0, s, z)
-    if d.a_q is not None:
-        tl.store(d.a_q + first + h, to_a_q)
-    if d.a_x is not None:
-        tl.store(d.a_x + first + h, to_a_x)
-    if d.a_o is not None:
-        tl.store(d.a_o + first + h, to_a_o)
+        to = row_gradients(d, ds, rows, columns, s, z, 0)
+        store_row_gradients(d, to, a, s, z, b, h, 0)
+        of_q, of_x, of_outer = row_weights(d, rows, to, s)
+        to_a_q += of_q
+        to_a_x += of_x
+        to_a_outer += of_outer
+    place, c = tl.cast(group, tl.int64) * size, load_row(g, s, z, h, 0)
+    store_columns(d, to_w, to_c, c, a, place, group, h, 0, s, z)
+    store_matrix(d, to_r, load_matrix(g, s, z, h, 0, 0), a, place, group, h, 0, 0, s, z)
+    store_part(d.a_q, to_a_q, group, h, s)
+    store_part(d.a_x, to_a_x, group, h, s)
+    store_part(d.a_outer, to_a_outer, group, h, s)
