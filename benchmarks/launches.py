@@ -3,6 +3,7 @@
     python benchmarks/launches.py
     python benchmarks/launches.py --dtype bf16 --kernels
     python benchmarks/launches.py --decode
+    python benchmarks/launches.py --host --rounds 9
 
 At the sizes of translation a GPU's time is the number of launches more than their work. Counted are calls of ATen that
 are neither views nor allocations. Needs no GPU: the block runs on torch's meta device, where tensors have sizes and no
@@ -12,17 +13,22 @@ As there are no values, the number cannot depend on how many lengths a batch has
 With --kernels the Triton kernels of docs/gpu-kernels.md take what they support, as on a GPU of capability 9.0; a launch
 of theirs counts as one. With --decode it is one step of a beam search by the base model, on the CPU, whose step has the
 same calls: those of 13 tokens without those of 12.
+
+With --host it is time: what the CPU does for a block, forward and backward, of 4 sentences of 8 tokens and width 64, so
+that the products take next to nothing; stock's time over each variant's, without and with the Triton kernels, whose own
+launches are left out. A GPU that waits for launches waits for all of this.
 """
 
 import argparse
+import contextlib
 import os
 import sys
-from typing import Any, Dict, List, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Tuple
 from unittest import mock
 
+import block
 import torch
-from block import build
-from common import DTYPES, STOCK, base_model, parser, report, words_dictionary
+from common import DTYPES, STOCK, base_model, parser, ratios, report, setup, words_dictionary
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -50,6 +56,15 @@ class Counter(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@contextlib.contextmanager
+def on_a_gpu(with_kernels: bool, run: Callable[[kernels.Launch], None]) -> Iterator[None]:
+    """With the kernels of a GPU of capability 9.0, whose launches go to `run`, or without them."""
+    gpu = dict(device_fits=lambda _: True, capability_of=lambda _: (9, 0), load=lambda *_: None, run=run)
+    setting = mock.patch.dict(os.environ, {kernels.VARIABLE: "1" if with_kernels else "0"})
+    with setting, mock.patch.multiple(kernels, **gpu):
+        yield
+
+
 def count(
     name: str,
     padded: bool,
@@ -63,9 +78,6 @@ def count(
 
     def run(launch: kernels.Launch) -> None:
         counter.calls.append(launch.kernel.__name__)
-
-    gpu = dict(device_fits=lambda _: True, capability_of=lambda _: (9, 0), load=lambda *_: None, run=run)
-    setting = mock.patch.dict(os.environ, {kernels.VARIABLE: "1" if with_kernels else "0"})
 
     class FusedAttention(torch.autograd.Function):
         @staticmethod
@@ -83,14 +95,14 @@ def count(
     def fused_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, *_: Any, **__: Any) -> Tensor:
         return FusedAttention.apply(query, key, value, attn_mask)
 
-    module = build(name, length, not padded).to("meta", dtype).train()
+    module = block.build(name, length, not padded).to("meta", dtype).train()
     x = torch.empty(length, bsz, module.embed_dim, device="meta", dtype=dtype, requires_grad=True)
     key_padding_mask = torch.empty(bsz, length, dtype=torch.bool, device="meta") if padded else None
     attn_mask = None
     if not padded:
         attn_mask = torch.empty(length, length, device="meta", dtype=dtype) if name == STOCK else causal_mask(x)
     fused = mock.patch("torch.nn.functional.scaled_dot_product_attention", fused_attention)
-    with setting, mock.patch.multiple(kernels, **gpu), fused, counter:
+    with on_a_gpu(with_kernels, run), fused, counter:
         out, _ = module(x, x, x, key_padding_mask=key_padding_mask, need_weights=False, attn_mask=attn_mask)
         out.backward(torch.empty_like(out))
     return counter.calls
@@ -112,11 +124,45 @@ def count_decoding(name: str, beam: int = 4) -> int:
     return found[1] - found[0]
 
 
+def host_block(name: str, with_kernels: bool, repeats: int = 50) -> Callable[[], None]:
+    """Forward and backward passes of a padded block whose work is next to nothing."""
+    with mock.patch.object(block, "WIDTH", 64):
+        module = block.build(name, 8, False).train()
+    x = torch.randn(8, 4, 64, requires_grad=True)
+    key_padding_mask, grad = torch.zeros(4, 8, dtype=torch.bool), torch.ones(8, 4, 64)
+
+    def run() -> None:
+        # the interpreter's setting, as the kernels take fp32 only there
+        with on_a_gpu(with_kernels, lambda _: None), mock.patch.object(kernels, "is_interpreted", lambda: True):
+            for _ in range(repeats):
+                module.zero_grad(set_to_none=True)
+                out, _ = module(x, x, x, key_padding_mask=key_padding_mask, need_weights=False)
+                out.backward(grad)
+
+    return run
+
+
+def host(variants: List[str], rounds: int) -> Dict[str, Dict[str, float]]:
+    """Stock's time over each variant's of what the CPU does for a block."""
+    rows: Dict[str, Dict[str, float]] = {}
+    for name in variants:
+        blocks = {STOCK: host_block(STOCK, False), "without": host_block(name, False), "with": host_block(name, True)}
+        found = ratios(blocks, "cpu", rounds)
+        rows[name] = {kind: found[kind]["ratio"] for kind in ("without", "with")}
+    return rows
+
+
 def main() -> None:
     p = parser(__doc__, list(VARIANTS), rounds=1)
     p.add_argument("--decode", action="store_true", help="count a step of a beam search")
     p.add_argument("--kernels", action="store_true", help="with the Triton kernels; needs --dtype bf16 or fp16")
+    p.add_argument("--host", action="store_true", help="the CPU's own time for a block")
     args: argparse.Namespace = p.parse_args()
+    if args.host:
+        setup(args)
+        return report(
+            "the CPU's own time for a block", "stock's time / this one's", host(args.variants, args.rounds), args
+        )
     if args.kernels and args.dtype == "fp32":
         sys.exit("error: --kernels: they are for bf16 and fp16; add --dtype bf16")
     if args.kernels and not kernels.triton_fits():

@@ -13,6 +13,8 @@ COMMANDS = {
     "block": ["block.py", "--shapes", "4x8", "--variants", "random", "dynamicconv"],
     "causal block": ["block.py", "--shapes", "4x8", "--causal", "--variants", "factorized_dense+vanilla"],
     "step": ["step.py", "--shapes", "2x4", "--words", "100", "--variants", "random", "lightconv"],
+    "host": ["launches.py", "--host", "--variants", "random+vanilla"],
+    "long sources": ["step.py", "--shapes", "2x4", "--target-tokens", "2", "--words", "100", "--variants", "random"],
     "generate": ["generate.py", "--sentences", "1", "--tokens", "3", "--words", "100", "--variants", "random+vanilla"],
     "memory": ["memory.py", "--shapes", "8x256", "--causal", "--variants", "dense"],
 }
