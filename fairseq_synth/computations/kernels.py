@@ -501,8 +501,6 @@ def power_of_2(n: int) -> int:
 
 def arguments(t: Tensors, options: Options, tile: Tile, more: List[Tensor]) -> Tuple[Any, List[Any], Any]:
     """What every kernel takes: tensors, numbers, and constants. `more` tensors are also read in rows."""
-    from triton import language
-
     from .triton_common import Constants, Given
 
     bsz, heads, length, width = t["v"].size()
@@ -537,4 +535,12 @@ def arguments(t: Tensors, options: Options, tile: Tile, more: List[Tensor]) -> T
         **{f"A_{name.upper()}": options.rows.get(name, -1) for name in ("q", "x", "outer", "c", "r")},
     )
     given = Given(**{name: t[name] for name in NAMES}, hidden=options.hidden, seed=options.seed)
-    return given, numbers, Constants(*map(language.constexpr, constants))
+    return given, numbers, compiled_for(constants)
+
+
+@lru_cache(maxsize=None)
+def compiled_for(constants: Any) -> Any:
+    """The `Constants` in Triton's form, which takes a while to make; there are few, or kernels would be many."""
+    from triton import language
+
+    return type(constants)(*map(language.constexpr, constants))

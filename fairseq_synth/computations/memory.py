@@ -13,7 +13,8 @@ from torch import Tensor
 NAMES = ("v", "q", "k", "x", "w", "c", "left", "right", "r", "weights")  # of the tensors, as in `triton_common`
 BY_SENTENCE = ("v", "q", "k", "x", "left", "right")
 SHARED = ("w", "c", "r")
-VIEWS = tuple("Alias Expand Permute Select Slice Split SplitWithSizes Squeeze Transpose Unbind Unsqueeze View".split())
+VIEWS = "Alias Expand Permute Select Slice Split SplitWithSizes Squeeze Transpose Unbind Unsqueeze View"
+NODES = tuple(f"{view}Backward" for view in VIEWS.split())  # in autograd's graph
 Tensors = Dict[str, Any]  # by name; None where there is no such summand
 
 
@@ -63,7 +64,7 @@ def whole_of(x: Tensor) -> Tensor:
     while node is not None and node is not end:
         if hasattr(node, "variable"):  # of a leaf
             return whole if node.variable is whole else x
-        if not node.name().startswith(tuple(f"{view}Backward" for view in VIEWS)):
+        if not node.name().startswith(NODES):
             return x
         node = node.next_functions[0][0]
     return x if node is None else whole
