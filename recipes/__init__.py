@@ -5,10 +5,13 @@
 | module | what it holds |
 |---|---|
 | command.py | options, commands that are shown, atomic files, locks, pinned settings |
-| corpora.yaml, corpora.py, prepare.py | the corpora; raw text -> binarised data |
+| corpora.yaml, corpora.py | the corpora, and how their files are had and checked |
+| labels.py, pairs.py | what is read from files of texts with labels, and of pairs of texts |
+| prepare.py | raw text of any kind -> binarised data |
 | recipes.yaml, hyperparameters.py | the recipes: optimizer, batch, length, averaging, search |
 | train.py | the fairseq-train command of a recipe, for any number of GPUs, machines or CPU processes |
-| translation.py, language_model.py, classification.py | what is particular to a task: preparing, scoring, comparing |
+| translation.py, language_model.py, classification.py, text_to_text.py, denoising.py | what is particular to a task: scoring, comparing |
+| metrics.py | scores of written text |
 | tasks.py, scoring.py | evaluate.sh, which finds the task; what the evaluations share |
 | tables.yaml, tables.py | the results tables, each one entry; their cells |
 | translate.py | sentences of one's own, translated |

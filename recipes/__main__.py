@@ -9,7 +9,7 @@ from .command import UserError
 
 COMMANDS = {  # name: the module whose main() it calls
     "quickstart": "quickstart",
-    "prepare": "corpora",
+    "prepare": "prepare",
     "train": "train",
     "evaluate": "tasks",
     "translate": "translate",

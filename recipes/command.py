@@ -205,7 +205,7 @@ def pin_settings(file: Path, made: str, settings: Mapping[str, object]) -> None:
     """Writes what a folder is made with; refuses to mix it with what was made otherwise.
 
     Args:
-        made: pattern of the files in the folder that depend on the settings.
+        made: patterns of the files in the folder that depend on the settings, divided by blanks.
 
     Raises:
         UserError: such files are there, made with other settings.
@@ -216,7 +216,7 @@ def pin_settings(file: Path, made: str, settings: Mapping[str, object]) -> None:
     found = read_settings(file)
     if found == asked:
         return
-    if found and list(file.parent.glob(made)):
+    if found and any(list(file.parent.glob(pattern)) for pattern in made.split()):
         names = [name for name in {**found, **asked} if found.get(name) != asked.get(name)]
         differences = "; ".join(
             f"it has {name}={found.get(name, '')}, asked for {name}={asked.get(name, '')}" for name in names

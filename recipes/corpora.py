@@ -1,4 +1,4 @@
-"""The corpora of the tables: from their publishers, or a folder at hand, to binarised data."""
+"""The corpora of corpora.yaml: their files, from a folder at hand or from their publishers, checked and unpacked."""
 
 import csv
 import gzip
@@ -8,86 +8,87 @@ import os
 import re
 import shutil
 import zlib
+from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from . import prepare
-from .command import (
-    ROOT,
-    Parser,
-    UserError,
-    download,
-    dry_run,
-    existing_folder,
-    locked,
-    make_folder,
-    pin_settings,
-    run,
-    say,
-    shell,
-    show,
-)
-from .hyperparameters import read_data
+from .command import ROOT, UserError, download, dry_run, make_folder, run, shell, show
+from .hyperparameters import make, read_data
 
-MULTI30K = """Multi30k, task 1 (image captions; Elliott et al. 2016, 2017), to binarised data.
-
-  scripts/prepare.sh multi30k de|fr OUT_DIR [--from DIR] [options]
-
-The raw text comes from --from, a folder with {train,val,test_2016_flickr}.{en,de,fr}.gz, or without it from the
-corpus' own repository, and is kept in OUT_DIR-raw. Its content is checked by SHA-256 either way (multi30k.sha256).
-The test set is test_2016_flickr.
-"""
-
-NEWS = """The test sets of WMT's news, 2008 to 2012, as a small training corpus; 2013 validates, 2014 is the test set.
-
-  scripts/prepare.sh news de|fr OUT_DIR [--from DIR] [options of prepare.sh RAW_DIR]
-
-The raw text comes from --from, a folder with newstest{2008,...,2014}.{en,de} or .gz, or without it from sacreBLEU.
-"""
-
-WMT14 = """WMT14 English-German or English-French, from the download to binarised data.
-
-  scripts/prepare.sh wmt14 de|fr OUT_DIR [--from DIR] [--mirror URL] [options]
-
-Training: the corpora of WMT14, Europarl v7, Common Crawl, News Commentary v9 and for French UN (undoc.2000) and
-Giga. Validation: newstest2013. Test: newstest2014, sacreBLEU's wmt14/full. De needs about 10 GB of disk, Fr 100.
-Archives are checked by SHA-256 (wmt14.sha256); an interrupted download goes on where it stopped, and so does all
-that follows. DRY_RUN=1 shows the commands only. --sample 2000 tries the recipe on little text.
-
-What these defaults do to BLEU, and why they are so:
-  --dash-splits      as in fairseq's own preparation of WMT14: "a-b" becomes three words. It raises tokenised
-                     BLEU, so compare detokenised (sacreBLEU) figures, where it is undone.
-  News Commentary v9 is WMT14's. fairseq's script takes v12 of WMT17 unless told otherwise: 70,000 pairs more.
-  no deduplication   as in fairseq's; other copies of this data set that are deduplicated are smaller.
-  newstest2013       as validation, so that no training pair is held out. fairseq's script takes each 100th
-                     (En-Fr 1333rd) training pair, which is easier text.
-  wmt14/full         3,003 sentences; sacreBLEU's wmt14 without "full" has 2,737, another figure.
-  punctuation        is normalised in training and test sources, so translations have plain quotation marks where
-                     the German reference has its own: sacreBLEU counts them as errors.
-  --merges 40000     joint BPE, --max-length 250, --max-ratio 1.5: as in fairseq's. The vocabulary decides the
-                     model's size; the paper's 37k of another preparation cannot be had any more.
-"""
-CORPORA = read_data("corpora.yaml")
+SPLITS = ("train", "valid", "test")
 LANGUAGES = {"en": "en", "eng": "en", "de": "de", "deu": "de", "fr": "fr", "fra": "fr"}  # mtdata's names too
-SPLITS = {"dev": "valid", "test1": "test"}  # mtdata's names
+ELSEWHERE = "get the corpus elsewhere and name its folder by --from"
 
 
-def checksums(corpus: str) -> Dict[str, str]:
-    """{file: SHA-256} of a corpus' list beside this module; empty where it has none."""
-    file = Path(__file__).parent / f"{corpus}.sha256"
-    lines = file.read_text().splitlines() if file.exists() else []
+@dataclass(frozen=True)
+class Corpus:
+    """A corpus of corpora.yaml.
+
+    Files are named by patterns below a folder. `source` and `target`, the form of a pair of texts, have the names of
+    columns in braces.
+    """
+
+    name: str
+    kind: str  # parallel, text, labels, pairs or spans: what prepare.py makes of it
+    about: str = ""  # for --help
+    home: str = ""  # before each of `urls`
+    urls: Sequence[str] = ()
+    files: Mapping[str, Sequence[str]] = field(default_factory=dict)  # {split: patterns, the first that is there}
+    options: Mapping[str, Any] = field(default_factory=dict)  # of prepare.sh, where its own defaults are others
+    # parallel text
+    archives: Mapping[str, Sequence[str]] = field(default_factory=dict)  # {training corpus: (archive, files in it)}
+    of_french: Mapping[str, Sequence[str]] = field(default_factory=dict)  # more of them
+    sets: Mapping[str, str] = field(default_factory=dict)  # {split or training corpus: sacreBLEU's name of it}
+    script: str = ""  # of scripts/, which makes the text
+    # texts with labels
+    classes: Sequence[str] = ()  # all there are; none: those of the training set
+    fields: int = 2  # of a row, at least: the label, and texts that become one
+    last_only: bool = False  # the text is the last field, not all after the first
+    # pairs of texts
+    source: str = ""
+    target: str = ""
+    rows: str = "table"  # a reader of pairs.py
+    columns: Sequence[str] = ()  # of a table without a line of headings
+    names: Mapping[str, str] = field(default_factory=dict)  # {other name of a column: its name}
+    labels: Mapping[str, str] = field(default_factory=dict)  # {label: what is to be written}; the column "label"
+    number: str = ""  # a column of numbers, which are written in steps of 0.2
+    scores: Sequence[str] = ()  # of metrics.py; none: those of free text
+    test_is_enough: bool = False  # where there is no training set, the test set is divided
+    # text to denoise
+    of: str = ""  # the corpus of text
+
+
+def read_corpora() -> Dict[str, Corpus]:
+    """Those of corpora.yaml, by name."""
+    found = {}
+    for name, entry in read_data("corpora.yaml").items():
+        if "labels" in entry:
+            entry["labels"] = {str(label): str(word) for label, word in entry["labels"].items()}
+        found[name] = make("corpora.yaml", name, Corpus, entry, name=name)
+    return found
+
+
+def read_checksums() -> Dict[str, str]:
+    """{CORPUS/file, or CORPUS/SPLIT.SIDE of a text: SHA-256}."""
+    lines = Path(__file__).with_name("corpora.sha256").read_text().splitlines()
     return {name: digest for digest, name in map(str.split, lines)}
 
 
+CORPORA = read_corpora()
+CHECKSUMS = read_checksums()
+
+
 def sha256(path: Path) -> str:
-    """Of a file's contents; of a text for TEXT.gz, which else depends on who compressed it."""
+    """Of a file's contents."""
     digest = hashlib.sha256()
-    text = path.suffix == ".gz" and not path.name.endswith(".tar.gz")
-    with gzip.open(path, "rb") if text else open(path, "rb") as file:
+    with open(path, "rb") as file:
         for chunk in iter(lambda: file.read(1 << 20), b""):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+# ---- what is in a file
 
 
 def text_of(path: Path) -> str:
@@ -131,213 +132,200 @@ def rows_of(path: Path, text: str, tabs: bool) -> Iterator[Tuple[int, List[str]]
         ) from None
 
 
-def corpus_parser(description: str) -> Parser:
-    """What the corpora of parallel text share."""
-    parser = Parser("prepare", description)
-    parser.add_argument("tgt", metavar="de|fr", choices=("de", "fr"), help="English is translated into it")
-    parser.add_argument("out", metavar="OUT_DIR", type=Path)
-    parser.add_argument("--from", dest="source", type=existing_folder, metavar="DIR", help="the corpus at hand")
-    prepare.add_options(parser)
-    return parser
+# ---- files of a corpus
 
 
-def multi30k(argv: Sequence[str]) -> None:
-    """prepare.sh multi30k."""
-    args = corpus_parser(MULTI30K).parse_args(argv)
-    raw = Path(f"{args.out.absolute()}-raw")
-    # a folder of its own: what lies beside train is trained on
-    archives = args.source or raw / "archives"
-    with locked(raw / ".lock"):
-        if not (args.out / "bin" / "done").exists():
-            wanted = checksums("multi30k")
-            for part, split in CORPORA["multi30k"]["parts"].items():
-                for lang in ("en", args.tgt):
-                    name = f"{part}.{lang}"
-                    unpack(archives / f"{name}.gz", raw / f"{split}.{lang}", wanted[name], args.source is None)
-        prepare.prepare(raw, "en", args.tgt, args.out, args)
+def find(folder: Path, patterns: Sequence[str], **names: str) -> List[Path]:
+    """The files of the first pattern that has some, as they are or as .gz; ``+`` stands between several patterns."""
+    for pattern in patterns:
+        parts = [part.format(**names) for part in pattern.split("+")]
+        found = [sorted([*folder.glob(part), *folder.glob(f"{part}.gz")]) for part in parts]
+        if all(found):
+            return [path for paths in found for path in paths]
+    return []
 
 
-def unpack(archive: Path, text: Path, wanted: str, fetch: bool) -> None:
-    """Makes `text` from a .gz file of Multi30k, which is downloaded where it is missing and `fetch` says so."""
-    if text.exists() and sha256(text) == wanted:
-        return
-    if fetch and not archive.exists():
-        fix = "get the corpus elsewhere and name its folder by --from"
-        download(f"{CORPORA['multi30k']['url']}/{archive.name}", archive, fix)
+def files_of(corpus: Corpus, folder: Path, splits: Sequence[str] = SPLITS, **names: str) -> Dict[str, List[Path]]:
+    """{split: its files in a folder}.
+
+    Raises:
+        UserError: one has none.
+    """
+    found = {split: find(folder, corpus.files[split], **names) for split in splits}
+    for split, paths in found.items():
+        if not paths and dry_run() and not folder.exists():
+            paths.append(folder / corpus.files[split][0].format(**names))
+        if not paths:
+            wanted = " or ".join(Path(pattern.format(**names)).name for pattern in corpus.files[split])
+            raise UserError(f"{folder}: no {split} set of {corpus.name}; it should be named {wanted}, or .gz of it")
+    return found
+
+
+def is_packed(url: str) -> bool:
+    """Whether a file is an archive, and not a text itself."""
+    return url.endswith((".zip", ".tar.gz", ".tgz"))
+
+
+def has_archive(corpus: Corpus, folder: Path) -> bool:
+    """Whether a folder has an archive of a corpus, and not its files."""
+    return any((folder / Path(url).name).exists() for url in corpus.urls if is_packed(url))
+
+
+def unpacked(corpus: Corpus, archives: Path, source: Optional[Path] = None, **names: str) -> Path:
+    """The folder with the files of a corpus, which are downloaded or, where there is a `source`, at hand."""
+    if source and not has_archive(corpus, source):
+        return source
+    if not corpus.urls and not dry_run():
+        raise UserError(f"{corpus.name}: nothing to download; name the folder of its text by --from")
     if not dry_run():
-        try:
-            found = sha256(archive)
-        except (OSError, EOFError, zlib.error):
-            found = ""
-        if found != wanted:
-            if fetch and archive.exists():
-                archive.unlink()
-            raise UserError(
-                f"{archive}: missing, cut off, or not Multi30k's text of the commit this recipe is for (by its SHA-256)"
-            )
-        text.unlink() if text.exists() else None
-    shell(f"gunzip -c {quote(str(archive))}", text)
+        make_folder(archives)
+    for url in corpus.urls:
+        url = f"{corpus.home}/{url}".lstrip("/").format(**names)
+        file = (source or archives) / Path(url).name
+        if not source:
+            fetch(url, file, f"{corpus.name}/{file.name}")
+        if file.name.endswith(".zip"):
+            run(["python", "-m", "zipfile", "-e", file, archives])
+        elif is_packed(file.name):
+            run(["tar", "-xzf", file, "-C", archives])
+    return archives
 
 
-def news(argv: Sequence[str]) -> None:
-    """A small corpus of news."""
-    args = corpus_parser(NEWS).parse_args(argv)
-    raw = Path(f"{args.out.absolute()}-raw")
-    with locked(raw / ".lock"):
-        if not (args.out / "bin" / "done").exists():
-            os.environ["SACREBLEU"] = str(args.out / "archives" / "sacrebleu")
-            for name, known in CORPORA["news"]["sets"].items():
-                split = {"newstest2013": "valid", "newstest2014": "test"}.get(name, name.replace("newstest", "news"))
-                for lang, side in (("en", "src"), (args.tgt, "ref")):
-                    fetch = f"sacrebleu -t {known} -l en-{args.tgt} --echo {side}"
-                    found = f"gzip -cdf {quote(str(args.source))}/{name}.{lang}*" if args.source else fetch
-                    shell(found, raw / f"{split}.{lang}", "get the corpus elsewhere and name its folder by --from")
-        prepare.prepare(raw, "en", args.tgt, args.out, args)
-
-
-def wmt14(argv: Sequence[str]) -> None:
-    """prepare.sh wmt14."""
-    parser = corpus_parser(WMT14)
-    parser.add_argument("--mirror", default=CORPORA["wmt14"]["mirror"], metavar="URL", help="of statmt.org's files")
-    parser.set_defaults(merges=40000, dash_splits=True, max_ratio="1.5")
-    args = parser.parse_args(argv)
-    raw, archives, tgt = args.out / "raw", args.out / "archives", args.tgt
-    with locked(raw / ".lock"):
-        done = (args.out / "bin" / "done").exists()
-        if not done or args.source:
-            pin_settings(raw / "settings", "*.en*", {"from": args.source.resolve() if args.source else ""})
-        if not done:
-            os.environ["SACREBLEU"] = str(archives / "sacrebleu")
-            say("the corpora")
-            if args.source:
-                link(args.source, raw, tgt)
-            else:
-                wanted = checksums("wmt14")
-                corpora = {**CORPORA["wmt14"]["archives"], **(CORPORA["wmt14"]["french"] if tgt == "fr" else {})}
-                for name, (path, member) in corpora.items():
-                    extract(args.mirror, path, member, raw / name, tgt, archives, wanted[path])
-            test_sets(raw, archives, tgt, args.out)
-        prepare.prepare(raw, "en", tgt, args.out, args)
-
-
-def link(source: Path, raw: Path, tgt: str) -> None:
-    """Links the corpora of a folder into `raw`, by the names that `prepare` wants."""
-    for file in sorted(source.iterdir()):
-        name = re.fullmatch(r"(.*)\.(\w+?)(\.gz)?", file.name)
-        lang = LANGUAGES.get(name[2]) if name else None
-        if name and lang in ("en", tgt):
-            to = raw / f"{SPLITS.get(name[1], name[1])}.{lang}{name[3] or ''}"
-            run(["ln", "-sfn", file.resolve(), to])
-
-
-def extract(mirror: str, path: str, member: str, output: Path, tgt: str, archives: Path, wanted: str) -> None:
-    """Both sides of a training corpus, out of an archive that is downloaded and checked where it is missing."""
-    archive, packed = archives / Path(path).name, ".gz" if member.endswith(".gz") else ""
-    files = {lang: Path(f"{output}.{lang}{packed}") for lang in ("en", tgt)}
-    if all(file.exists() for file in files.values()):
-        return
-    fetch(f"{mirror}/{path}", archive, wanted, "name another --mirror, or corpora at hand by --from")
-    for lang, file in files.items():
-        shell(f"tar -xOf {quote(str(archive))} {member.format(tgt=tgt, lang=lang)}", file)
-
-
-def fetch(url: str, file: Path, wanted: str, fix: str) -> None:
-    """Downloads a file of known content; one that is there and was checked is kept.
+def fetch(url: str, file: Path, name: str, fix: str = ELSEWHERE) -> None:
+    """Downloads a file; one that is there and was checked is kept.
 
     Args:
-        wanted: its SHA-256.
+        name: in `CHECKSUMS`.
         fix: what else to do than to call again.
     """
-    checked = file.with_name(file.name + ".checked")
+    checked, wanted = file.with_name(file.name + ".checked"), CHECKSUMS.get(name)
     if checked.exists():
         return
     if not file.exists():
         download(url, file, fix)
+        if not any(known.startswith(f"{Path(name).parent}/") for known in CHECKSUMS):
+            print(f"{file}: not checked, as its SHA-256 is not known here")
     if not wanted:
-        print(f"{file}: not checked, as its SHA-256 is not known here")
-        checked.touch() if not dry_run() else None
         return
     show(["sha256sum", file], f" # {wanted}")
-    if not dry_run():
-        found = sha256(file)
-        if found != wanted:
-            file.unlink()
-            raise UserError(
-                f"{url}: its SHA-256 is {found}, not {wanted}: another file, or altered on the way; it was removed. "
-                f"Call again, or {fix}"
-            )
-        checked.touch()
-
-
-def fetch_all(urls: Sequence[str], corpus: str, archives: Path, source: Optional[Path] = None) -> None:
-    """Downloads the files of a corpus, or takes them from `source`, and unpacks them in `archives`."""
-    wanted = checksums(corpus)
-    if not dry_run():
-        make_folder(archives)
-    for url in urls:
-        file = (source or archives) / Path(url).name
-        if not source:
-            fetch(url, file, wanted.get(file.name, ""), "get the corpus elsewhere and name its folder by --from")
-        if file.name.endswith(".zip"):
-            run(["python", "-m", "zipfile", "-e", file, archives])
-        elif file.name.endswith((".tar.gz", ".tgz")):
-            run(["tar", "-xzf", file, "-C", archives])
-
-
-def test_sets(raw: Path, archives: Path, tgt: str, out: Path) -> None:
-    """newstest2013 and 2014 by sacreBLEU, where the folder of --from has none."""
-    for split, name in CORPORA["wmt14"]["sets"].items():
-        if any(file.is_symlink() for file in raw.glob(f"{split}.*")):
-            continue
-        cache = archives / "sacrebleu" / name
-        if not dry_run() and not list(cache.glob(f"*.en-{tgt}.*")):
-            # sacreBLEU keeps what it has for good, even an archive of a download that failed
-            shutil.rmtree(cache, ignore_errors=True)
-        for lang, side in (("en", "src"), (tgt, "ref")):
-            fix = f"call again, or put it as {split}.{{en,{tgt}}} into the folder of --from"
-            shell(f"sacrebleu -t {name} -l en-{tgt} --echo {side}", raw / f"{split}.{lang}", fix)
-        if split == "test" and not dry_run():
-            # tells evaluate.sh to score by name, against the references as published
-            (out / "sacrebleu_set").write_text(f"{name}\n")
-
-
-def numbers(tgt: str, raw: Path) -> None:
-    """The quickstart's corpus of numbers, dates and quantities, made on the spot; one that is there is kept."""
-    if raw.exists():
+    if dry_run():
         return
-    say("making the corpus of numbers, dates and quantities")
-    part = raw.with_name(f"{raw.name}.part")
-    run(["python", ROOT / "scripts" / "make_numbers.py", "en", tgt, part])
+    found = sha256(file)
+    if found != wanted:
+        file.unlink()
+        raise UserError(
+            f"{url}: its SHA-256 is {found}, not {wanted}: another file, or altered on the way; it was removed. "
+            f"Call again, or {fix}"
+        )
+    checked.touch()
+
+
+def take(name: str, paths: Sequence[Path], output: Path, archives: Path, sample: Optional[int] = None) -> None:
+    """Makes a text of files, once it is known to be the corpus' own; one that is there is kept.
+
+    Args:
+        name: in `CHECKSUMS`, if its contents are known.
+        archives: the folder of downloads, from which a wrong file is removed.
+        sample: lines to take; default: all, and they are checked.
+    """
+    shorter = f" | sed -n 1,{sample}p" if sample else ""
+    files = " ".join(quote(str(path)) for path in paths)
+    try:
+        # what is not compressed passes through; a byte-order mark is no part of the first word
+        shell(f"gzip -cdf {files} | sed '1s/^\\xef\\xbb\\xbf//'{shorter}", output, "get the file anew")
+        if not dry_run():
+            check_text(output, None if sample else CHECKSUMS.get(name), paths[0])
+    except UserError:
+        for path in (output, *(path for path in paths if archives in path.parents)):
+            path.unlink(missing_ok=True)
+        raise
+
+
+def check_text(text: Path, wanted: Optional[str], source: Path) -> None:
+    """Refuses a text that is empty, not UTF-8, or not what its SHA-256 says. `source`: the file it was made of."""
+    if wanted and sha256(text) != wanted:
+        raise UserError(f"{source}: is not the text of this corpus (by its SHA-256)")
+    try:
+        with open(text, encoding="utf-8") as lines:
+            if not any(line.strip() for line in lines):
+                raise UserError(f"{source}: has no text")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{source}: is not UTF-8 ({error.reason}); convert it, e.g. with iconv") from None
+
+
+# ---- parallel text
+
+
+def take_parallel(corpus: Corpus, tgt: str, out: Path, source: Optional[Path], mirror: Optional[str]) -> None:
+    """Makes NAME.en and NAME.`tgt` in the folder raw of `out`, of each training corpus and of the other sets.
+
+    Args:
+        source: the folder of --from.
+        mirror: in place of the corpus' home.
+    """
+    raw, archives = out / "raw", out / "archives"
+    if corpus.script and not raw.exists():
+        part = out / "raw.part"
+        run(["python", ROOT / "scripts" / corpus.script, "en", tgt, part])
+        if not dry_run():
+            part.replace(raw)
+    if corpus.archives and source:
+        link(source, raw, tgt)
+    elif corpus.archives:
+        for name, (path, member) in {**corpus.archives, **(corpus.of_french if tgt == "fr" else {})}.items():
+            url = f"{mirror or corpus.home}/{path}"
+            extract(url, member, raw / name, tgt, archives / Path(path).name, f"{corpus.name}/{Path(path).name}")
+    elif source or corpus.urls:
+        for lang in ("en", tgt):
+            folder = unpacked(corpus, archives, source, lang=lang)
+            for name, paths in files_of(corpus, folder, list(corpus.files), lang=lang).items():
+                take(f"{corpus.name}/{name}.{lang}", paths, raw / f"{name}.{lang}", archives)
+        return
+    for name, known in corpus.sets.items():
+        if not any(file.is_symlink() for file in raw.glob(f"{name}.*")):
+            take_test_set(known, tgt, raw / name, archives / "sacrebleu")
+            if name == "test" and not dry_run():
+                # tells evaluate.sh to score by name, against the references as published
+                (out / "sacrebleu_set").write_text(f"{known}\n")
+
+
+def link(source: Path, raw: Path, tgt: str) -> None:
+    """Links the corpora of a folder into `raw`, by the names that are wanted there."""
     if not dry_run():
-        part.replace(raw)
+        make_folder(raw)
+    for file in sorted(source.iterdir()):
+        name = re.fullmatch(r"(.*)\.(\w+?)(\.gz)?", file.name)
+        lang = LANGUAGES.get(name[2]) if name else None
+        if name and lang in ("en", tgt):
+            split = {"dev": "valid", "test1": "test"}.get(name[1], name[1])  # mtdata's names
+            run(["ln", "-sfn", file.resolve(), raw / f"{split}.{lang}{name[3] or ''}"])
 
 
-def main(argv: Sequence[str]) -> None:
-    """prepare.sh: the first word is a corpus, or else a folder of parallel text."""
-    from . import classification, denoising, language_model, pairs, text_to_text
-
-    name = argv[0] if argv else ""
-    if name in PARALLEL:
-        PARALLEL[name](argv[1:])
-    elif name in language_model.CORPORA:
-        language_model.main(argv)
-    elif name in classification.CORPORA:
-        classification.main(argv)
-    elif name in pairs.CORPORA:
-        text_to_text.main(argv)
-    elif name in denoising.CORPORA:
-        denoising.main(argv)
-    else:
-        words = [word for word in argv[:3] if not word.startswith("-")]
-        if 0 < len(words) < 3 and not Path(name).is_dir():
-            known = ", ".join([*PARALLEL, *language_model.CORPORA, *classification.CORPORA, *pairs.NAMES])
-            raise UserError(f"{name}: neither a corpus nor a folder of parallel text; the corpora are {known}")
-        prepare.main(argv)
+def extract(url: str, member: str, output: Path, tgt: str, archive: Path, name: str) -> None:
+    """Both sides of a training corpus, out of an archive that is downloaded and checked where it is missing."""
+    packed = ".gz" if member.endswith(".gz") else ""
+    files = {lang: Path(f"{output}.{lang}{packed}") for lang in ("en", tgt)}
+    if all(file.exists() for file in files.values()):
+        return
+    fetch(url, archive, name, "name another --mirror, or corpora at hand by --from")
+    for lang, file in files.items():
+        shell(f"tar -xOf {quote(str(archive))} {member.format(tgt=tgt, lang=lang)}", file)
 
 
-def prepare_corpus(corpus: str, dataset: str, data: Path, source: Optional[Path], options: Sequence[str]) -> None:
-    """Prepares a data set that is a corpus of its own as `data`. `source`: the folder of --from."""
-    main([dataset, str(data), *(["--from", str(source)] if source else []), *options])
+def take_test_set(known: str, tgt: str, output: Path, cache: Path) -> None:
+    """Both sides of a test set, by sacreBLEU. `known`: its name there."""
+    os.environ["SACREBLEU"] = str(cache)
+    if not dry_run() and not list((cache / known).glob(f"*.en-{tgt}.*")):
+        # sacreBLEU keeps what it has for good, even an archive of a download that failed
+        shutil.rmtree(cache / known, ignore_errors=True)
+    for lang, side in (("en", "src"), (tgt, "ref")):
+        fix = f"call again, or put it as {output.name}.{{en,{tgt}}} into the folder of --from"
+        shell(f"sacrebleu -t {known} -l en-{tgt} --echo {side}", Path(f"{output}.{lang}"), fix)
 
 
-PARALLEL = {"multi30k": multi30k, "wmt14": wmt14, "news": news}
+def say_of_corpora(kind: str) -> str:
+    """The corpora of a kind, for --help."""
+    found = {name: corpus for name, corpus in CORPORA.items() if corpus.kind == kind}
+    lines = [f"  {name:15} {corpus.about}" for name, corpus in found.items() if corpus.about]
+    names = [name for name, corpus in found.items() if not corpus.about]
+    return "\n".join([*lines, *([f"  {', '.join(names)}: GLUE and SuperGLUE"] if names else []), ""])

@@ -3,18 +3,14 @@
 import json
 import random
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
-from . import corpora
 from .command import UserError
-from .corpora import rows_of, text_of
-from .hyperparameters import make
+from .corpora import SPLITS, Corpus, files_of, find, rows_of, text_of
 
 SEED = 1  # of what is held out
 JOIN = " | "  # between a persona's sentences and the utterances
-SPLITS = ("train", "valid", "test")
 Row = Dict[str, Any]  # {column: text}; "line" is where it stands in its file
 
 
@@ -27,53 +23,20 @@ class Pair(NamedTuple):
     answers: Sequence[str] = ()  # right ones, if there are several
 
 
-@dataclass(frozen=True)
-class Corpus:
-    """A corpus of corpora.yaml.
-
-    `source` and `target` are formats: the columns stand in braces. `rows` names a reader of `READERS` for files that
-    are no table. `columns` are the names of the columns of a table that has no line of headings.
-    """
-
-    source: str
-    target: str
-    files: Mapping[str, Sequence[str]]  # {split: patterns below the folder, the first that is there is taken}
-    urls: Sequence[str] = ()
-    rows: str = "table"
-    columns: Sequence[str] = ()
-    names: Mapping[str, str] = field(default_factory=dict)  # {other name of a column: its name}
-    labels: Mapping[str, str] = field(default_factory=dict)  # {label: what is to be written}; the column "label"
-    number: str = ""  # a column of numbers, which are written in steps of 0.2
-    scores: Sequence[str] = ()  # of metrics.py; none: those of free text
-    history: int = 0  # utterances before the one to be written; 0: it is no dialogue
-    test_is_enough: bool = False  # where there is no training set, the test set is divided
-
-
-def read_corpora() -> Dict[str, Corpus]:
-    """Those of corpora.yaml."""
-    found = {}
-    for name, entry in corpora.CORPORA.items():
-        if "source" in entry:
-            words = {str(label): str(word) for label, word in entry.get("labels", {}).items()}
-            found[name] = make("corpora.yaml", name, Corpus, {**entry, "labels": words})
-    return found
-
-
-def read(name: str, folder: Path, history: Optional[int] = None) -> Dict[str, List[Pair]]:
+def read(corpus: Corpus, folder: Path, history: int) -> Dict[str, List[Pair]]:
     """{split: its pairs}. Without a validation set a tenth of the training set is held out, whole groups.
 
     Args:
-        history: utterances before the one to be written; default: the corpus'.
+        history: utterances before the one to be written.
 
     Raises:
         UserError: a file or column is missing, a label unknown, a text to be tested with empty, or not UTF-8.
     """
-    corpus = CORPORA[name]
-    found = {split: read_split(corpus, folder, split, history or corpus.history) for split in SPLITS}
+    found = {split: read_split(corpus, folder, split, history) for split in SPLITS}
     for split in ("train", "test"):
         if not found[split] and not (split == "train" and corpus.test_is_enough and found["test"]):
-            names = " or ".join(corpus.files[split])
-            raise UserError(f"{folder}: no {split} set of {name}; it should be named {names}")
+            files_of(corpus, folder, [split])  # says what is missing
+            raise UserError(f"{folder}: the {split} set of {corpus.name} has no pairs")
     if not found["train"]:
         print(f"{folder}: no training set; eight tenths of the test set are trained on, one validates, one is left")
         found["train"], found["test"] = held_out(found["test"], 0.1)
@@ -96,10 +59,8 @@ def held_out(pairs: Sequence[Pair], part: float) -> Tuple[List[Pair], List[Pair]
 
 def read_split(corpus: Corpus, folder: Path, split: str, history: int) -> List[Pair]:
     """The pairs of a split; none where there is no such file."""
-    patterns = corpus.files.get(split, ())
-    paths: List[Path] = next(filter(None, (find(folder, pattern) for pattern in patterns)), [])
     pairs = []
-    for path in paths:
+    for path in find(folder, corpus.files.get(split, ())):
         for row in checked_rows(READERS[corpus.rows](corpus, path), path):
             where = f"{path}: line {row['line']}"
             row = {corpus.names.get(column, column): text for column, text in row.items()}
@@ -152,12 +113,6 @@ def steps(where: str, number: str) -> str:
         return f"{round(float(number) * 5) / 5:.1f}"
     except ValueError:
         raise UserError(f'{where} has the score "{number}"; it must be a number') from None
-
-
-def find(folder: Path, pattern: str) -> List[Path]:
-    """The files of a pattern, as they are or as .gz. Alternatives of several files stand between ``+``."""
-    found = [sorted([*folder.glob(part), *folder.glob(f"{part}.gz")]) for part in pattern.split("+")]
-    return [path for paths in found for path in paths] if all(found) else []
 
 
 # ---- readers: the rows of a file
@@ -280,5 +235,3 @@ READERS: Dict[str, Callable[[Corpus, Path], Iterator[Row]]] = {
     "persona_chat": persona_chat,
     "utterances": utterances,
 }
-CORPORA = read_corpora()
-NAMES = [name for name, entry in corpora.CORPORA.items() if name in CORPORA or "spans_of" in entry]

@@ -14,7 +14,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Sequence
 
-from . import corpora, prepare, scoring, train, translation
+from . import scoring, train, translation
 from .command import (
     ROOT,
     Parser,
@@ -30,6 +30,7 @@ from .command import (
     split_flags,
 )
 from .hyperparameters import RECIPES
+from .prepare import prepare
 from .provenance import asked_threads
 
 RECIPE = "multi30k_cpu"  # of the README's results; shortened for the numbers
@@ -63,17 +64,9 @@ def main(argv: Sequence[str]) -> None:
     updates, merges = args.max_update or UPDATES[args.data], args.merges or MERGES[args.data]
     corpus = args.out / f"{args.data}-{args.pair}-bpe{merges}"
     save = args.out / f"{corpus.name}-{args.variant}-seed{args.seed}"
-    tgt = args.pair.split("-")[1]
     if not dry_run():
         make_folder(args.out)
-    if args.data == "multi30k":
-        translation.prepare("multi30k", args.pair, corpus, args.source, ["--merges", str(merges), "--lowercase"])
-    else:
-        raw = corpus.with_name(f"{corpus.name}-raw")
-        if not (corpus / "bin" / "done").exists():
-            corpora.numbers(tgt, raw)
-        prepare.main([str(raw), "en", tgt, str(corpus), "--merges", str(merges), "--lowercase"])
-
+    prepare(args.data, args.pair, corpus, args.source, {"merges": merges, "lowercase": True})
     pin_settings(save / "quickstart", "checkpoint_last.pt", {"max_update": updates, "flags": " ".join(rest)})
     if (save / "scores.json").exists():
         say(f"trained and scored already: {save}")

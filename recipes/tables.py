@@ -3,11 +3,12 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from . import classification, denoising, language_model, text_to_text, translation
 from .command import ROOT, UserError
 from .hyperparameters import BASELINES, RECIPES, make, read_data
+from .prepare import prepare
 from .train import models as known_models
 
 TASKS = {
@@ -36,7 +37,6 @@ class Table:
     """A results table. CONTRIBUTING.md says how to add one.
 
     `task` is the module of what is particular to its kind of task (tasks.py has them all). It has
-        prepare(corpus, dataset, data, source, options)   makes the folder `data`
         score(evaluation, …)                              figures for scores.json: {figure: {score, name, signature}}
         report(data, run)                                 prints them
         compare(data, run, baseline)                      a significance test against another run, if TEST names one
@@ -52,7 +52,7 @@ class Table:
     task: ModuleType = translation
     corpus: str = ""  # that has all datasets; default: each is a corpus of its own
     data: str = ""  # the folder of a dataset's data; default: the table's name and the dataset's
-    preparation: Sequence[str] = ()  # options of the corpus' preparation
+    preparation: Mapping[str, Any] = field(default_factory=dict)  # options of prepare.sh
     paper: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # {model: {column: figure}}
     rows: Sequence[str] = ()  # default: the paper's, or every model there is
     variations: Mapping[str, Tuple[str, str]] = field(default_factory=dict)  # {row: its model, flags of fairseq-train}
@@ -166,14 +166,14 @@ class Cell(NamedTuple):
         Args:
             source: the folder of --from; of several corpora each is in a folder of its name there.
         """
-        first, like = self.init(), []
+        first, options = self.init(), dict(self.table.preparation)
         if first:
             first.prepare(out, source)
-            like = ["--like", str(first.data(out))]
+            options["like"] = first.data(out)
         corpus, name = self.table.corpus, self.dataset.name
         if source and (source / (corpus or name)).is_dir():
             source = source / (corpus or name)
-        self.table.task.prepare(corpus, name, self.data(out), source, [*self.table.preparation, *like])
+        prepare(corpus or name, name, self.data(out), source, options)
 
 
 def read_figures(text: str) -> Dict[str, Dict[str, str]]:
@@ -187,13 +187,8 @@ def read_tables() -> Dict[str, Table]:
     found: Dict[str, Table] = {}
     for name, entry in read_data("tables.yaml").items():
         try:
-            columns, flags = entry.pop("columns"), entry.pop("preparation", {})
+            columns = entry.pop("columns")
             entry["datasets"] = tuple(Dataset(dataset, *about) for dataset, about in columns.items())
-            entry["preparation"] = tuple(
-                word
-                for flag, value in flags.items()
-                for word in (f"--{flag}", *([] if value is True else [str(value)]))
-            )
             entry["task"] = TASKS[entry.get("task", "translation")]
             if "paper" in entry:
                 entry["paper"] = read_figures(entry["paper"])

@@ -11,18 +11,11 @@ Writes scores.json to RUN_DIR once all is there, with the figures and how they w
 
 import inspect
 from pathlib import Path
-from typing import Dict, Sequence
+from typing import Sequence
 
 from .command import Parser, UserError, integer
 from .scoring import evaluate, read_data_settings
 from .tables import TASKS
-
-
-def task_name(settings: Dict[str, str]) -> str:
-    """The key of `TASKS` for prepared data with these settings."""
-    if settings.get("corpus") in TASKS["denoising"].CORPORA:
-        return "denoising"
-    return settings.get("task") or ("text_to_text" if settings["src"] == "source" else "translation")
 
 
 def main(argv: Sequence[str]) -> None:
@@ -47,7 +40,7 @@ def main(argv: Sequence[str]) -> None:
     add("--lenpen", type=float, metavar="X", help="translation: length penalty")
     add("--context-window", type=integer(0), metavar="N", help="language models: least context of a token in its row")
     args = parser.parse_args(argv)
-    name = task_name(read_data_settings(args.data))
+    name = read_data_settings(args.data).get("task", "translation")
     options = {key: value for key, value in vars(args).items() if value is not None and key not in ("data", "run")}
     task = TASKS[name]
     known = {"average", *inspect.signature(task.score).parameters, *(["baseline"] if task.TEST else [])}

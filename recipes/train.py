@@ -31,8 +31,9 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from fairseq_synth.names import VARIANTS
 
-from . import pairs, provenance
+from . import provenance
 from .command import ROOT, Parser, UserError, dry_run, integer, locked, pin_settings, read_settings, show, split_flags
+from .corpora import CORPORA
 from .hyperparameters import RECIPES, Recipe, number_of
 
 LENGTH_UNIT = 8  # a length that follows the text is a multiple of it, as the products of GPUs like it
@@ -306,31 +307,33 @@ def start(argv: Sequence[object], show_line: Optional[Callable[[str], None]] = N
 
 def default_data(recipe: Recipe, dataset: str) -> Path:
     """The folder of a data set's prepared data where none is named."""
-    translation = recipe.task == "translation" and not recipe.pair
-    others = (other.corpus for other in RECIPES.values() if other.task == recipe.task)
-    known = tuple(pairs.NAMES) if recipe.pair else ("en-de", "en-fr") if translation else tuple(dict.fromkeys(others))
+    if recipe.task == "translation" and not recipe.pair:
+        known, name = ["en-de", "en-fr"], f"{recipe.corpus}-{dataset}"
+    else:
+        kinds = {"language_modeling": ("text",), "sentence_prediction": ("labels",)}.get(
+            recipe.task, ("pairs", "spans")
+        )
+        known, name = [corpus for corpus, about in CORPORA.items() if about.kind in kinds], dataset
     if dataset not in known:
         raise UserError(
             f"{dataset}: {', '.join(known)} have data of their own; for others name what prepare.sh made by --data"
         )
-    return ROOT / "data" / (f"{recipe.corpus}-{dataset}" if translation else dataset)
+    return ROOT / "data" / name
 
 
 def check_data(data: Path, recipe: Recipe, dataset: str, named: bool) -> None:
     """Refuses data that are not prepared, or for another task. `named`: they are of --data."""
-    own = {
-        "translation": f"RAW_DIR {dataset.replace('-', ' ')} {data}",
-        "language_modeling": f"lm {data} --from RAW_DIR",
-        "sentence_prediction": f"classification {data} --from RAW_DIR",
-    }[recipe.task]
-    if recipe.task == "translation" and not named:
-        own = f"{recipe.corpus} {dataset.split('-')[-1]} {data}"
-    if dataset == recipe.corpus or dataset in pairs.NAMES:
-        own = f"{dataset} {data}"
     if not (data / "bin" / "done").exists():
-        raise UserError(f"--data {data}: not prepared, or not to its end; run scripts/prepare.sh {own}")
+        own = {"language_modeling": "lm {} --from RAW_DIR", "sentence_prediction": "classification {} --from RAW_DIR"}
+        how = own.get(recipe.task, f"RAW_DIR {dataset.replace('-', ' ')} {{}}").format(data)
+        if dataset in CORPORA:
+            how = f"{dataset} {data}"
+        elif recipe.task == "translation" and not named:
+            how = f"{recipe.corpus} {dataset.split('-')[-1]} {data}"
+        raise UserError(f"--data {data}: not prepared, or not to its end; run scripts/prepare.sh {how}")
     settings = read_settings(data / "settings")
-    task = settings.get("task", "translation")
+    # what is written from text is one task of fairseq's
+    task = "translation" if pair_of(settings) else settings.get("task", "translation")
     if task != recipe.task:
         raise UserError(f"--data {data}: was prepared for {task}, and this architecture is for {recipe.task}")
     pair = pair_of(settings)

@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> None:
     add("--lenpen", type=float, metavar="X", help="length penalty (default: the recipe's)")
     args = parser.parse_args(own)
     settings = read_data_settings(args.data)
-    if settings.get("task", "translation") != "translation":
+    if "src" not in settings:
         raise UserError(f"{args.data}: was prepared for {settings['task']}; translate.sh needs parallel text")
     recipe = RECIPES[read_run_settings(args.data, args.run).get("recipe", RECIPE)]
     set_threads(recipe.threads)

@@ -8,11 +8,9 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Dict, List, Optional, Sequence
 
-from . import corpora
 from .command import ROOT, UserError, dry_run, run, say, shell, show
 from .hyperparameters import Recipe
 from .prepare import count_lines
-from .prepare import main as prepare_text
 from .scoring import Evaluation, print_scores, read_data_settings
 
 SCORES = """
@@ -25,24 +23,6 @@ RECIPE = "wmt_en_de"  # of a run that names none
 TEST = "Paired bootstrap"  # what `compare` does
 METRIC, METRIC_NAME, BEST = "bleu", "BLEU", max
 LABELS = {"bleu": "BLEU", "chrf": "chrF", "tokenised": "tokenised BLEU", "compound_split": "compound-split BLEU"}
-
-
-def prepare(corpus: str, dataset: str, data: Path, source: Optional[Path], options: Sequence[str]) -> None:
-    """Prepares a pair of languages of a corpus as `data`.
-
-    Args:
-        source: the folder of --from. A corpus without a script of its own is {train,valid,test}.{src,tgt} there.
-    """
-    src, tgt = dataset.split("-")
-    if corpus in corpora.PARALLEL:
-        corpora.PARALLEL[corpus]([tgt, str(data), *(["--from", str(source)] if source else []), *options])
-        return
-    if not source and (data / "bin" / "done").exists():
-        say(f"{data} is ready, reusing it")
-        return
-    if not source and not dry_run():
-        raise UserError(f"--from: name the folder of {corpus}, {{train,valid,test}}.{{{src},{tgt}}}")
-    prepare_text([str(source or "DIR"), src, tgt, str(data), *options])
 
 
 def hypotheses(generated: str, mark: str) -> List[str]:

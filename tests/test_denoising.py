@@ -11,7 +11,7 @@ import pytest
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from helpers import ROOT, make_task, refused
 
-from recipes import corpora, denoising, render, reproduce, tables
+from recipes import denoising, prepare, render, reproduce, tables
 from recipes.command import UserError
 from recipes.tables import TABLES
 
@@ -55,7 +55,7 @@ def data(tmp_path_factory):
         words = [rng.choice(["red", "green", "blue", "grey"]) for _ in range(lines * 8)]
         (folder / f"{split}.txt").write_text("".join(" ".join(words[i : i + 8]) + "\n" for i in range(0, lines * 8, 8)))
     options = ["--from", folder, "--words", "20", "--merges", "18", "--workers", "1"]
-    corpora.main(["spans", str(folder / "data"), *map(str, options)])
+    prepare.main(["spans", str(folder / "data"), *map(str, options)])
     return folder / "data"
 
 
@@ -65,8 +65,8 @@ def test_marks_are_pieces(data):
 
 
 def test_prepare_refuses(tmp_path):
-    refused(corpora.main, "c4", tmp_path / "out", parts=["c4: nothing to download", "--from"])
-    refused(corpora.main, "spans", tmp_path / "out", "--from", tmp_path, parts=["no train text", "train.txt"])
+    refused(prepare.main, "c4", tmp_path / "out", parts=["c4: nothing to download", "--from"])
+    refused(prepare.main, "spans", tmp_path / "out", "--from", tmp_path, parts=["no train set of lm", "train.txt"])
     assert not any(tmp_path.iterdir())
     with pytest.raises(UserError, match="validate.log: has no loss of the test set"):
         denoising.log_perplexity("", tmp_path / "validate.log")
@@ -108,7 +108,7 @@ def test_a_cell(data, tmp_path, monkeypatch, model):
     """From pairs to a log perplexity below that of even chances over the pieces."""
     for module in (reproduce, tables, render):
         monkeypatch.setattr(module, "ROOT", tmp_path)
-    monkeypatch.setattr(denoising, "prepare", lambda *args: None)
+    monkeypatch.setattr(tables, "prepare", lambda *args: None)
     table = dataclasses.replace(TABLES["denoising_cpu"], data=str(data))
     monkeypatch.setitem(TABLES, "denoising_cpu", table)
     flags = ["--max-update", "20", "--save-every", "10", "--", "--warmup-updates", "5", "--lr", "0.01"]

@@ -5,8 +5,9 @@ import json
 import pytest
 from helpers import refused
 
-from recipes import corpora, metrics, pairs, render
+from recipes import metrics, pairs, prepare, render
 from recipes.command import UserError
+from recipes.corpora import CORPORA
 from recipes.metrics import Answer
 from recipes.tables import TABLES
 
@@ -62,17 +63,17 @@ def write(folder, task, contents=None):
 @pytest.mark.parametrize("task", ROWS)
 def test_the_form_of_a_task(tmp_path, task):
     """With the files of the suite's own archives, and T5's prefixes and words."""
-    found = pairs.read(task, write(tmp_path, task))
+    found = pairs.read(CORPORA[task], write(tmp_path, task), 0)
     wanted = [" ".join(line.split()) for line in ROWS[task][2]]
     assert [f"{pair.source} => {pair.target}" for pair in found["test"]] == wanted
     assert all(found.values())
 
 
 def test_every_task_has_a_column():
-    tasks = {name for name, corpus in pairs.CORPORA.items() if corpus.scores}
+    tasks = {name for name, corpus in CORPORA.items() if corpus.scores}
     assert tasks == set(ROWS) == {d.name for table in ("glue", "superglue") for d in TABLES[table].datasets}
     for table in ("glue", "superglue", "glue_cpu"):
-        assert all(set(d.figures) <= set(pairs.CORPORA[d.name].scores) for d in TABLES[table].datasets)
+        assert all(set(d.figures) <= set(CORPORA[d.name].scores) for d in TABLES[table].datasets)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +90,7 @@ def test_prepare_refuses(tmp_path, task, contents, parts):
     folder = tmp_path / "text"
     folder.mkdir()
     write(folder, task, contents)
-    refused(corpora.main, task, tmp_path / "out", "--from", folder, parts=parts)
+    refused(prepare.main, task, tmp_path / "out", "--from", folder, parts=parts)
     assert list(tmp_path.iterdir()) == [folder]
 
 
@@ -98,10 +99,10 @@ def test_labels_beside(tmp_path):
     for name in ("train", "dev"):
         (tmp_path / f"{name}.data.txt").write_text("w\tN\t0-0\ta\tb\nv\tV\t0-0\tc\td\n")
         (tmp_path / f"{name}.gold.txt").write_text("T\nF\n")
-    assert [pair.target for pair in pairs.read("wic", tmp_path)["test"]] == ["True", "False"]
+    assert [pair.target for pair in pairs.read(CORPORA["wic"], tmp_path, 5)["test"]] == ["True", "False"]
     (tmp_path / "dev.gold.txt").write_text("T\n")
     with pytest.raises(UserError, match=r"dev.gold.txt: has 1 labels, and .*dev.data.txt has 2 lines"):
-        pairs.read("wic", tmp_path)
+        pairs.read(CORPORA["wic"], tmp_path, 5)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,7 @@ def test_labels_beside(tmp_path):
     ],
 )
 def test_the_real_tasks(real_text, task, folder, counts):
-    found = pairs.read(task, real_text(folder))
+    found = pairs.read(CORPORA[task], real_text(folder), 0)
     assert tuple(len(found[split]) for split in pairs.SPLITS) == counts
 
 

@@ -133,7 +133,7 @@ def test_prepare(tmp_path, raw, capfd):
     assert not (out / "tok" / "valid.de").exists() and not (out / "bin").exists()
     with open(folder / "valid.de", "a") as file:
         file.write(" ")  # another text than the one that was read
-    refused(prepare.main, *argv, parts=["other settings", "raw_bytes="])
+    refused(prepare.main, *argv, parts=["other settings", "raw="])
     shutil.copy(raw / "valid.de", folder)
     kept = (out / "tok" / "train.en").stat().st_mtime_ns
     prepare.main([*map(str, argv)])
@@ -150,7 +150,7 @@ def test_prepare(tmp_path, raw, capfd):
     prepare.main([*map(str, argv)])  # of what is done nothing is needed again
     assert "reusing" in capfd.readouterr().out
     copied(raw, folder)
-    refused(prepare.main, *argv, parts=["other settings", "raw_bytes="])  # what is there is of another text
+    refused(prepare.main, *argv, parts=["other settings", "raw="])  # what is there is of another text
     shutil.rmtree(folder)
     refused(prepare.main, *argv, "--lowercase", parts=["other settings", "lowercase="])
 
@@ -233,7 +233,7 @@ def cache_test_set(out, name, raw):
 def test_wmt14(tmp_path, raw, monkeypatch, capfd):
     """Download, resumed; checksums; the test sets of sacreBLEU; the pipeline on a sample; a second run."""
     site, sums = tmp_path / "site", {}
-    for path, member in corpora.CORPORA["wmt14"]["archives"].values():
+    for path, member in corpora.CORPORA["wmt14"].archives.values():
         (site / path).parent.mkdir(parents=True, exist_ok=True)
         with tarfile.open(site / path, "w:gz") as archive:
             for lang in ("en", "de"):
@@ -241,32 +241,32 @@ def test_wmt14(tmp_path, raw, monkeypatch, capfd):
                 info = tarfile.TarInfo(member.format(tgt="de", lang=lang))
                 info.size = len(text)
                 archive.addfile(info, io.BytesIO(text))
-        sums[path] = hashlib.sha256((site / path).read_bytes()).hexdigest()
-    monkeypatch.setattr(corpora, "checksums", lambda corpus: sums)
+        sums[f"wmt14/{Path(path).name}"] = hashlib.sha256((site / path).read_bytes()).hexdigest()
+    monkeypatch.setattr(corpora, "CHECKSUMS", sums)
     for proxy in ("https_proxy", "http_proxy"):  # no network: sacreBLEU cannot fetch its sets
         monkeypatch.setenv(proxy, "http://127.0.0.1:9")
     out, europarl = tmp_path / "wmt", site / "wmt13" / "training-parallel-europarl-v7.tgz"
-    argv = ["de", out, "--mirror", f"file://{site}", "--sample", "100", "--merges", "100", "--workers", "1"]
+    argv = ["wmt14", "de", out, "--mirror", f"file://{site}", "--sample", "100", "--merges", "100", "--workers", "1"]
     complete = europarl.read_bytes()
 
     europarl.unlink()
-    refused(corpora.wmt14, *argv, parts=["training-parallel-europarl", "cannot be downloaded", "--from"])
+    refused(prepare.main, *argv, parts=["training-parallel-europarl", "cannot be downloaded", "--from"])
     europarl.write_bytes(complete[:-1] + b"?")
-    refused(corpora.wmt14, *argv, parts=["europarl", "SHA-256", "removed"])
+    refused(prepare.main, *argv, parts=["europarl", "SHA-256", "removed"])
     assert not list((out / "archives").glob("*europarl*"))
     europarl.write_bytes(b"?" * 1000 + complete[1000:])
     # a download that was cut off goes on: the wrong first bytes are not asked for again
     (out / "archives" / "training-parallel-europarl-v7.tgz.part").write_bytes(complete[:1000])
-    refused(corpora.wmt14, *argv, parts=["raw/valid.en was not made"])
+    refused(prepare.main, *argv, parts=["raw/valid.en was not made"])
     assert not (out / "raw" / "valid.en").exists() and (out / "raw" / "1-europarl-v7.en").exists()
     cache_test_set(out, "wmt13", raw)
     cache_test_set(out, "wmt14/full", raw)
     shutil.rmtree(site)
-    corpora.wmt14([*map(str, argv)])
+    prepare.main([*map(str, argv)])
     assert (out / "text" / "train.en").read_text().count("\n") == 300 and (out / "bin" / "done").exists()
     assert (out / "sacrebleu_set").read_text().strip() == "wmt14/full"
     assert_translated_as_prepared(out)  # with hyphens split
-    corpora.wmt14([*map(str, argv)])
+    prepare.main([*map(str, argv)])
     assert "reusing" in capfd.readouterr().out
 
 
@@ -277,23 +277,24 @@ def test_wmt14_from_corpora_at_hand(tmp_path, raw):
     for name, theirs in (("train", "train"), ("valid", "dev"), ("test", "test1")):
         shutil.copy(raw / f"{name}.en", folder / f"{theirs}.eng")
         shutil.copy(raw / f"{name}.de", folder / f"{theirs}.deu")
-    argv = ["de", out, "--from", folder, "--sample", "40", "--merges", "50", "--workers", "2"]
-    corpora.wmt14([*map(str, argv)])
+    argv = ["wmt14", "de", out, "--from", folder, "--sample", "40", "--merges", "50", "--workers", "2"]
+    prepare.main([*map(str, argv)])
     assert not (out / "sacrebleu_set").exists()
     assert "@-@" not in (raw / "train.en").read_text() and "@-@" in (out / "tok" / "train.en").read_text()
-    refused(corpora.wmt14, *argv, "--merges", "60", parts=["other settings", "merges=50", "merges=60"])
-    refused(corpora.wmt14, "de", out, "--from", raw, parts=["other settings", f"from={folder}"])
+    refused(prepare.main, *argv, "--merges", "60", parts=["other settings", "merges=50", "merges=60"])
+    refused(prepare.main, "wmt14", "de", out, "--from", raw, parts=["other settings", f"from={folder}"])
     (out / "bin" / "done").unlink()
-    refused(corpora.wmt14, "de", out, parts=["other settings", f"from={folder}"])
-    refused(corpora.wmt14, "de", tmp_path / "new", "--from", folder, "--bogus", "5", parts=["--bogus"])
-    refused(corpora.wmt14, "cs", out, parts=["cs", "fr"])
-    refused(corpora.wmt14, "de", out, "--from", "/nowhere", parts=["--from", "/nowhere: no such folder"])
+    prepare.main([*map(str, argv[:3]), *argv[5:]])  # goes on as it was begun
+    assert (out / "bin" / "done").exists()
+    refused(prepare.main, "wmt14", "de", tmp_path / "new", "--from", folder, "--bogus", "5", parts=["--bogus"])
+    refused(prepare.main, "wmt14", "cs", out, parts=["cs", "fr"])
+    refused(prepare.main, "wmt14", "de", out, "--from", "/nowhere", parts=["--from", "/nowhere: no such folder"])
     assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("lang, archives", [("de", 3), ("fr", 5)])
 def test_wmt14_shows_its_commands(tmp_path, lang, archives, dry, capsys):
-    corpora.wmt14([lang, str(tmp_path / "out")])
+    prepare.main(["wmt14", lang, str(tmp_path / "out")])
     commands = [line[2:] for line in capsys.readouterr().out.splitlines() if line.startswith("+ ")]
     assert len([c for c in commands if c.startswith("curl ")]) == archives
     assert len([c for c in commands if re.match("sha256sum .* # [0-9a-f]{64}$", c)]) == archives
@@ -304,24 +305,25 @@ def test_wmt14_shows_its_commands(tmp_path, lang, archives, dry, capsys):
 
 def test_multi30k(tmp_path, multi30k, monkeypatch):
     """Checked, from a folder and from its home; a changed or truncated file is refused and not left behind."""
-    monkeypatch.setattr(prepare, "prepare", lambda *args: None)
+    monkeypatch.setattr(prepare, "binarise", lambda *args: None)
     folder, out = tmp_path / "corpus", tmp_path / "out"
     shutil.copytree(multi30k, folder)
     folder.chmod(0o755)
     bad = folder / "val.de.gz"
     bad.unlink()
     bad.write_bytes(gzip.compress(b"Ein anderer Text.\n"))
-    refused(corpora.multi30k, "de", out, "--from", folder, parts=["val.de.gz", "SHA-256"])
+    refused(prepare.main, "multi30k", "de", out, "--from", folder, parts=["val.de.gz", "SHA-256"])
     # those before it passed
-    assert sorted(p.name for p in tmp_path.glob("out-raw/[a-z]*")) == ["train.de", "train.en", "valid.en"]
-    monkeypatch.setitem(corpora.CORPORA["multi30k"], "url", f"file://{folder}")
+    assert sorted(p.name for p in tmp_path.glob("out/raw/[a-z]*")) == ["test.en", "train.de", "train.en", "valid.en"]
+    multi30k_here = dataclasses.replace(corpora.CORPORA["multi30k"], home=f"file://{folder}")
+    monkeypatch.setitem(corpora.CORPORA, "multi30k", multi30k_here)
     bad.write_bytes((multi30k / "val.de.gz").read_bytes()[:-20])
-    refused(corpora.multi30k, "de", tmp_path / "new", parts=["val.de.gz", "cut off"])
-    assert not list(tmp_path.glob("new-raw/archives/val.de*"))
+    refused(prepare.main, "multi30k", "de", tmp_path / "new", parts=["val.de.gz", "unexpected end of file", "anew"])
+    assert not list(tmp_path.glob("new/archives/val.de*"))
     bad.write_bytes((multi30k / "val.de.gz").read_bytes())
-    corpora.multi30k(["de", str(tmp_path / "new")])
+    prepare.main(["multi30k", "de", str(tmp_path / "new")])
     # out of the way of the corpora that are trained on
-    assert sorted(p.name for p in tmp_path.glob("new-raw/[a-z]*") if p.is_file()) == [
+    assert sorted(p.name for p in tmp_path.glob("new/raw/[a-z]*") if p.is_file()) == [
         f"{split}.{lang}" for split in ("test", "train", "valid") for lang in ("de", "en")
     ]
 
@@ -842,13 +844,13 @@ def stubs(tmp_path, monkeypatch):
         (run / "scores.json").write_text('{"bleu": {"score": 30.5, "name": "BLEU", "signature": "nrefs:1"}}')
 
     task = SimpleNamespace(
-        prepare=lambda *args: calls.append(f"prepare {args[1]}"),
         compare=lambda data, run, baseline: {"p_value": 0.5, "against": baseline.name},
         TEST="a test",
         METRIC="bleu",
         METRIC_NAME="BLEU",
         BEST=max,
     )
+    monkeypatch.setattr(tables, "prepare", lambda *args: calls.append(f"prepare {args[1]}"))
     monkeypatch.setattr(train, "start", fit)
     monkeypatch.setattr(reproduce, "evaluate", evaluate)
     table = tables.TABLES["multi30k_cpu"]
@@ -963,14 +965,13 @@ def test_two_stages(stubs, monkeypatch):
     first = dataclasses.replace(first, datasets=[d._replace(recipe="news_cpu") for d in first.datasets])
     monkeypatch.setitem(tables.TABLES, "first", first)
     asked = []
-    monkeypatch.setattr(table.task, "prepare", lambda *args: asked.append(args), raising=False)
-    tables.TABLES["multi30k_cpu"].task.prepare = first.task.prepare = lambda *args: asked.append(args)
+    monkeypatch.setattr(tables, "prepare", lambda *args: asked.append(args))
     (project / "corpora" / "other").mkdir(parents=True)
     one = ["--variant", "random", "--seed", "2", "--from", str(project / "corpora")]
     arch = "train transformer_synth_random_multi30k"
     assert called(*one, "--", "--gpus", "1") == [arch, "evaluate", arch, "evaluate"]
     assert [(args[0], args[3].name) for args in asked] == [("other", "other"), ("multi30k", "corpora")]
-    assert asked[1][-1][-2:] == ["--like", str(project / "data" / "first-en-fr")]
+    assert asked[1][-1]["like"] == project / "data" / "first-en-fr"
     kept = project / "results" / "first" / "gpu" / "en-fr-random-seed2.json"
     assert kept.exists()
     run = project / "runs" / "first-en-fr-random-seed2"
@@ -1199,11 +1200,8 @@ def test_quickstart_without_an_environment(monkeypatch):
 
 
 def test_help():
-    for corpus in ("multi30k", "wmt14", "news", "ptb", "imdb"):
-        done = script("prepare.sh", corpus, "--help")
-        assert done.returncode == 0 and f"scripts/prepare.sh {corpus}" in done.stdout.replace("agnews|", ""), (
-            done.stderr
-        )
+    said = script("prepare.sh", "wmt14", "--help").stdout
+    assert all(re.search(rf"^  .*\b{name}\b", said, re.M) for name in corpora.CORPORA)
     for name in ("quickstart", "train", "prepare", "evaluate", "translate", "reproduce", "analyse"):
         done = script(f"{name}.sh", "--help")
         assert done.returncode == 0 and f"scripts/{name}.sh" in done.stdout, done.stderr
@@ -1226,7 +1224,7 @@ def quickstart_in_small(out):
     """Scores with a signature, three translations, and a second call that only shows them; (data, run)."""
     argv = ["--max-update", "40", "--merges", "200", "--variant", "random_vanilla", "--threads", "1", "--out", out]
     # a smaller corpus than the quickstart makes; one that is there is kept
-    make_numbers(out / "numbers-en-de-bpe200-raw", "--train", "2000", "--held-out", "40")
+    make_numbers(out / "numbers-en-de-bpe200" / "raw", "--train", "2000", "--held-out", "40")
     corpus, run = out / "numbers-en-de-bpe200", out / "numbers-en-de-bpe200-random_vanilla-seed1"
     first, again = (script("quickstart.sh", *argv, "--", "--max-tokens", "300", timeout=1500) for _ in range(2))
     for done in (first, again):
@@ -1285,7 +1283,7 @@ def other_test_sets(tmp_path, corpus, run):
     other, same = tmp_path / "other", tmp_path / "again"
     same.mkdir()
     for lang in ("en", "de"):
-        shutil.copy(tmp_path / "numbers-en-de-bpe200-raw" / f"test.{lang}", same)
+        shutil.copy(tmp_path / "numbers-en-de-bpe200" / "raw" / f"test.{lang}", same)
     argv = ["evaluate.sh", corpus, run, "--average", "2", "--beam", "1", "--test"]
     done = script(*argv, same, timeout=1500)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -1379,12 +1377,13 @@ def test_a_corpus_of_any_folder(tmp_path, raw, monkeypatch, capsys):
     out = tmp_path / "out"
     (tmp_path / "ready" / "bin").mkdir(parents=True)
     (tmp_path / "ready" / "bin" / "done").touch()
-    translation.prepare("mine", "de-en", tmp_path / "ready", None, [])
+    prepare.prepare("mine", "de-en", tmp_path / "ready", None, {})
     assert "ready, reusing it" in capsys.readouterr().out
-    refused(lambda argv: translation.prepare("mine", "de-en", out, None, argv), parts=["--from", "of mine", "{de,en}"])
+    with pytest.raises(UserError, match="mine: nothing to download; .* by --from, .*{de,en}"):
+        prepare.prepare("mine", "de-en", out, None, {})
     monkeypatch.setenv("DRY_RUN", "1")
     for source in (None, raw):
-        translation.prepare("mine", "de-en", out, source, ["--merges", "70"])
+        prepare.prepare("mine", "de-en", out, source, {"merges": 70})
         shown = capsys.readouterr().out
         assert f"{source or 'DIR'}/train" in shown and "-s de -t en" in shown and "learn-bpe -s 70" in shown
 

@@ -13,7 +13,19 @@ import pytest
 from helpers import ROOT, flag, refused
 
 from benchmarks import timing
-from recipes import classification, corpora, language_model, render, reproduce, scoring, tables, tasks, train
+from recipes import (
+    classification,
+    corpora,
+    labels,
+    language_model,
+    prepare,
+    render,
+    reproduce,
+    scoring,
+    tables,
+    tasks,
+    train,
+)
 from recipes.command import UserError
 from recipes.hyperparameters import RECIPES
 from recipes.tables import TABLES
@@ -48,11 +60,10 @@ def lm_data(tmp_path_factory, own_text):
 
 
 MINE = "classification"
-OWN = {language_model.main: "lm", classification.main: MINE}  # the names of text of one's own
 
 
-def prepared(out, folder, *options, main=language_model.main):
-    main([OWN[main], str(out), "--from", str(folder), "--workers", "1", *options])
+def prepared(out, folder, *options, corpus="lm"):
+    prepare.main([corpus, str(out), "--from", str(folder), "--workers", "1", *options])
     return out
 
 
@@ -68,7 +79,7 @@ def test_prepare_words(lm_data, own_text, capfd):
     assert scoring.read_data_settings(lm_data)["task"] == "language_modeling"
     prepared(lm_data, own_text)
     assert "reusing" in capfd.readouterr().out
-    refused(language_model.main, "lm", lm_data, "--from", own_text, "--merges", "9", parts=["merges=words", "merges=9"])
+    refused(prepare.main, "lm", lm_data, "--from", own_text, "--merges", "9", parts=["merges=", "merges=9"])
 
 
 def test_prepare_subwords(tmp_path, own_text, capfd):
@@ -77,7 +88,7 @@ def test_prepare_subwords(tmp_path, own_text, capfd):
     shutil.copytree(own_text, folder)
     with open(folder / "train.txt", "a") as file:
         file.write("a line beyond the sample\n" * 50000)
-    language_model.main(["lm", str(out), "--from", str(folder), "--workers", "2", "--merges", "20", "--sample", "50"])
+    prepare.main(["lm", str(out), "--from", str(folder), "--workers", "2", "--merges", "20", "--sample", "50"])
     pieces = (out / "sub" / "test.txt").read_text()
     assert "@@ " in pieces and pieces.replace("@@ ", "") == (out / "text" / "test.txt").read_text()
     assert len((out / "text" / "train.txt").read_text().splitlines()) == 50
@@ -86,7 +97,7 @@ def test_prepare_subwords(tmp_path, own_text, capfd):
 @pytest.mark.parametrize(
     "name, contents, parts",
     [
-        ("test.txt.gz", None, ["no test text", "test.txt or test.txt.gz"]),
+        ("test.txt.gz", None, ["no test set", "test.txt, or .gz of it"]),
         ("valid.txt", b"\n\n", ["valid.txt", "has no text"]),
         ("valid.txt", "Stra\u00dfe\n".encode("latin1"), ["valid.txt", "not UTF-8", "iconv"]),
         ("test.txt.gz", gzip.compress(b"text\n" * 50)[:-9], ["test.txt was not made", "unexpected end of file"]),
@@ -99,7 +110,7 @@ def test_prepare_refuses_text(tmp_path, own_text, name, contents, parts):
     (folder / name).unlink()
     if contents:
         (folder / name).write_bytes(contents)
-    refused(language_model.main, "lm", out, "--from", folder, parts=parts)
+    refused(prepare.main, "lm", out, "--from", folder, parts=parts)
     assert not (out / "bin").exists() and not (out / "text" / name.replace(".gz", "")).exists()
 
 
@@ -109,25 +120,32 @@ def test_a_language_models_text_that_changed(tmp_path, own_text, capfd):
     shutil.copytree(own_text, folder)
     (folder / "valid.txt").write_bytes(b"\xef\xbb\xbfw1 \xff\n")
     argv = ["lm", str(out), "--from", str(folder), "--workers", "1"]
-    refused(language_model.main, *argv, parts=["valid.txt", "not UTF-8"])
+    refused(prepare.main, *argv, parts=["valid.txt", "not UTF-8"])
     (folder / "valid.txt").write_bytes(b"\xef\xbb\xbfw1 w2\n")
     (folder / "train.txt").write_bytes(b"\xef\xbb\xbfw1 w2 w3\n")
-    language_model.main(argv)
+    prepare.main(argv)
     for split, line in (("train", "w1 w2 w3\n"), ("valid", "w1 w2\n")):  # without the byte-order mark
         assert (out / "text" / f"{split}.txt").read_text() == line
     (folder / "train.txt").write_text("an other text\n")
-    refused(language_model.main, *argv, parts=["other settings", "raw_bytes="])
+    refused(prepare.main, *argv, parts=["other settings", "raw="])
 
 
 def test_prepare_lm_refuses(tmp_path):
-    refused(language_model.main, "lm", tmp_path / "x", parts=["lm", "--from"])
-    refused(language_model.main, "ptb2", tmp_path / "x", parts=["ptb2", "wikitext103"])
-    refused(language_model.main, "ptb", tmp_path / "x", "--from", tmp_path, parts=["no train text", "ptb.train.txt"])
+    refused(prepare.main, "lm", tmp_path / "x", parts=["lm", "--from"])
+    refused(prepare.main, "ptb2", tmp_path / "x", parts=["ptb2", "wikitext103"])
+    refused(
+        prepare.main,
+        "ptb",
+        tmp_path / "x",
+        "--from",
+        tmp_path,
+        parts=["no train set of ptb", "ptb.train.txt or train.txt"],
+    )
     (tmp_path / "ptb.train.txt").write_text("an other text\n")
     for split in ("valid", "test"):
         shutil.copy(tmp_path / "ptb.train.txt", tmp_path / f"ptb.{split}.txt")
     parts = ["ptb.train.txt", "not the text of this corpus", "SHA-256"]
-    refused(language_model.main, "ptb", tmp_path / "x", "--from", tmp_path, parts=parts)
+    refused(prepare.main, "ptb", tmp_path / "x", "--from", tmp_path, parts=parts)
     assert not (tmp_path / "x" / "text" / "train.txt").exists()
 
 
@@ -139,32 +157,31 @@ def test_a_corpus_from_its_home(tmp_path, monkeypatch):
         (folder / f"wiki.{split}.tokens").write_text(" \n = A = \n")
     subprocess.run([sys.executable, "-m", "zipfile", "-c", "w.zip", "wikitext-2"], cwd=site, check=True)
     archive = site / "w.zip"
-    corpus = language_model.CORPORA["wikitext103"]._replace(urls=[f"file://{archive}"])
-    monkeypatch.setitem(language_model.CORPORA, "wikitext103", corpus)
-    wanted = {"w.zip": language_model.sha256(archive)}
-    for module in (language_model, corpora):
-        monkeypatch.setattr(module, "checksums", lambda name: wanted)
-    monkeypatch.setattr(language_model, "binarise", lambda *args: None)
+    corpus = dataclasses.replace(corpora.CORPORA["wikitext103"], home=f"file://{site}", urls=["w.zip"])
+    monkeypatch.setitem(corpora.CORPORA, "wikitext103", corpus)
+    wanted = {"wikitext103/w.zip": corpora.sha256(archive)}
+    monkeypatch.setattr(corpora, "CHECKSUMS", wanted)
+    monkeypatch.setattr(prepare, "binarise_text", lambda *args: None)
     out = tmp_path / "out"
-    language_model.main(["wikitext103", str(out)])
+    prepare.main(["wikitext103", str(out)])
     assert (out / "text" / "valid.txt").read_text() == " \n = A = \n"
-    language_model.main(["wikitext103", str(tmp_path / "other"), "--from", str(site)])
+    prepare.main(["wikitext103", str(tmp_path / "other"), "--from", str(site)])
     assert (tmp_path / "other" / "text" / "test.txt").exists()
-    wanted["w.zip"] = "0" * 64
-    refused(language_model.main, "wikitext103", tmp_path / "new", parts=["w.zip", "SHA-256", "removed", "--from"])
+    wanted["wikitext103/w.zip"] = "0" * 64
+    refused(prepare.main, "wikitext103", tmp_path / "new", parts=["w.zip", "SHA-256", "removed", "--from"])
     assert not (tmp_path / "new" / "archives" / "w.zip").exists() and not list((tmp_path / "new" / "text").glob("*"))
 
 
 @pytest.mark.parametrize("corpus, tokens", [("ptb", 82430), ("wikitext2", 245569)])
 def test_the_real_corpora(tmp_path, lm_corpora, corpus, tokens, monkeypatch):
     """Their texts have the checksums, and the counts of the literature, line ends included."""
-    monkeypatch.setattr(language_model, "binarise", lambda *args: None)
+    monkeypatch.setattr(prepare, "binarise_text", lambda *args: None)
     folder = {"ptb": "ptb", "wikitext2": "wikitext-2"}[corpus]
-    language_model.main([corpus, str(tmp_path / "out"), "--from", str(lm_corpora / folder)])
+    prepare.main([corpus, str(tmp_path / "out"), "--from", str(lm_corpora / folder)])
     assert language_model.word_count(tmp_path / "out" / "text" / "test.txt") == tokens
     (tmp_path / "out" / "bin").mkdir()
     (tmp_path / "out" / "bin" / "done").touch()
-    language_model.main([corpus, str(tmp_path / "out")])  # ready, also for who names no folder
+    prepare.main([corpus, str(tmp_path / "out")])  # ready, also for who names no folder
 
 
 def test_perplexity_by_word(tmp_path):
@@ -216,7 +233,7 @@ def own_examples(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def class_data(tmp_path_factory, own_examples):
-    return prepared(tmp_path_factory.mktemp("classes") / "own", own_examples, main=classification.main)
+    return prepared(tmp_path_factory.mktemp("classes") / "own", own_examples, corpus=MINE)
 
 
 def read(folder, split):
@@ -232,17 +249,10 @@ def test_prepare_classes(class_data, own_examples, tmp_path, monkeypatch):
     everything = [(label, f"{title} {words}") for label, title, words in examples("train", 200)]
     assert sorted(train_set + valid) == sorted(everything) and train_set != sorted(train_set)
     assert test == [(label, f"{title} {words}") for label, title, words in examples("test", 40)]
-    monkeypatch.setattr(classification, "binarise", lambda *args: None)
-    again = prepared(tmp_path / "again", own_examples, "--examples", "50", "--valid", "7", main=classification.main)
+    monkeypatch.setattr(prepare, "binarise_labels", lambda *args: None)
+    again = prepared(tmp_path / "again", own_examples, "--examples", "50", "--valid", "7", corpus=MINE)
     assert len(read(again, "train")) == 43 and set(read(again, "train")) <= set(everything)
     assert read(again, "valid") == [*valid, *train_set][:7]
-    # a call that was cut off after tokenising, then another on a mended text
-    (again / "tok").mkdir()
-    for name in ("train.txt", "test.txt"):
-        (again / "tok" / name).touch()
-    (again / "text" / "test.txt").write_text("as it was\n")
-    prepared(again, own_examples, "--examples", "50", "--valid", "7", main=classification.main)
-    assert [p.name for p in (again / "tok").iterdir()] == ["train.txt"] and read(again, "test") == test
     for name in ("input0", "label"):
         assert {p.name for p in (class_data / "bin" / name).iterdir()} >= {"dict.txt", "train.bin", "test.idx"}
     assert len((class_data / "bin" / "label" / "dict.txt").read_text().splitlines()) == 2
@@ -252,16 +262,16 @@ def test_examples_that_changed(class_data, own_examples, tmp_path):
     """Prepared data are not taken for those of another text."""
     folder = tmp_path / "changed"
     shutil.copytree(own_examples, folder)
-    refused(classification.main, MINE, class_data, "--from", folder, parts=["other settings", f"from={own_examples}"])
+    refused(prepare.main, MINE, class_data, "--from", folder, parts=["other settings", f"from={own_examples}"])
     kept = (own_examples / "test.csv").read_bytes()
     write_csv(own_examples / "test.csv", examples("others", 40))
-    refused(classification.main, MINE, class_data, "--from", own_examples, parts=["made of another test set"])
+    refused(prepare.main, MINE, class_data, "--from", own_examples, parts=["other settings", "raw="])
     (own_examples / "test.csv").write_bytes(kept)
-    prepared(class_data, own_examples, main=classification.main)
+    prepared(class_data, own_examples, corpus=MINE)
 
 
 def test_clean():
-    assert classification.clean("Oil\\at  #36;50 &lt;b&gt;a  barrel&lt;/b&gt;<br /><br />AT&amp;T 2<3 C#5;") == (
+    assert labels.clean("Oil\\at  #36;50 &lt;b&gt;a  barrel&lt;/b&gt;<br /><br />AT&amp;T 2<3 C#5;") == (
         "oil at $50 a barrel at&t 2<3 c#5;"
     )
 
@@ -309,7 +319,7 @@ def test_prepare_refuses_examples(tmp_path, own_examples, corpus, name, contents
     (folder / name).unlink()
     if contents is not None:
         (folder / name).write_bytes(contents if isinstance(contents, bytes) else contents.encode())
-    refused(classification.main, corpus, out, "--from", folder, parts=parts)
+    refused(prepare.main, corpus, out, "--from", folder, parts=parts)
     assert not out.exists()
 
 
@@ -319,11 +329,11 @@ def test_headings(tmp_path, capsys):
         write = (tmp_path / f"{split}.csv").write_text
         write(f"{first}\nrock,b\nlabel,a song\nclassical,d\n")
     (tmp_path / "valid.csv").write_text("label,a song\nrock,b\n")
-    found = classification.read_corpus(classification.CORPORA["classification"], tmp_path, None, None)
+    found = labels.read(corpora.CORPORA["classification"], tmp_path, None, None)
     assert {split: len(rows) for split, rows in found.items()} == {"train": 4, "valid": 2, "test": 4}
     assert capsys.readouterr().out == ""
     (tmp_path / "test.csv").write_text('"Class Index","text"\nrock,b\n')
-    found = classification.read_corpus(classification.CORPORA["classification"], tmp_path, None, None)
+    found = labels.read(corpora.CORPORA["classification"], tmp_path, None, None)
     assert found["test"] == [("rock", "b")] and "test.csv: line 1 is taken for headings" in capsys.readouterr().out
 
 
@@ -335,7 +345,7 @@ def test_imdb_folder(tmp_path):
             folder.mkdir(parents=True)
             for i in range(3):
                 (folder / f"{i}_7.txt").write_text(f"{word} film {i}")
-    found = classification.read_corpus(classification.CORPORA["imdb"], tmp_path, None, 1)
+    found = labels.read(corpora.CORPORA["imdb"], tmp_path, None, 1)
     assert {split: len(rows) for split, rows in found.items()} == {"train": 5, "valid": 1, "test": 6}
     assert all(label == ("1" if text.startswith("good") else "0") for rows in found.values() for label, text in rows)
 
@@ -343,10 +353,10 @@ def test_imdb_folder(tmp_path):
 def test_the_real_classes(classification_corpora):
     """AG News and IMDb as they are at hand: every row is read, and the held out ones are of all classes."""
     for corpus, folder, sizes in (("agnews", "ag_news", (18000, 2000, 7600)), ("imdb", "imdb", (4500, 500, 5000))):
-        found = classification.read_corpus(classification.CORPORA[corpus], classification_corpora / folder, 20000, None)
+        found = labels.read(corpora.CORPORA[corpus], classification_corpora / folder, 20000, None)
         assert tuple(map(len, found.values())) == sizes
-        labels = [label for label, _ in found["valid"]]
-        assert min(map(labels.count, classification.CORPORA[corpus].labels)) > 0.2 * 4 / 5 * len(labels)
+        held_out = [label for label, _ in found["valid"]]
+        assert min(map(held_out.count, corpora.CORPORA[corpus].classes)) > 0.2 * 4 / 5 * len(held_out)
         assert not any("<br" in text for rows in found.values() for _, text in rows)
 
 
@@ -409,7 +419,7 @@ def project(tmp_path, monkeypatch):
 def run_cell(project, monkeypatch, table, data, model, updates, *flags):
     """reproduce.sh with a small recipe on these data: the folder of the run and its record."""
     described = TABLES[table]
-    monkeypatch.setattr(described.task, "prepare", lambda *args: None)
+    monkeypatch.setattr(tables, "prepare", lambda *args: None)
     monkeypatch.setitem(TABLES, table, dataclasses.replace(described, data=str(data)))
     more = ["--max-update", str(updates), "--save-every", str(updates // 2), "--", *flags]
     reproduce.main([table, "--variant", model, "--seed", "1", "--out", str(project), "--", *more])
@@ -458,7 +468,7 @@ def test_a_classifier(project, class_data, monkeypatch, capfd):
 def test_steps_a_second(project, class_data, monkeypatch, capsys):
     """All models in turns on the same batches; the table shows the ratios beside the paper's."""
     monkeypatch.setattr(timing, "ROUNDS", 4)
-    monkeypatch.setattr(classification, "prepare", lambda *args: None)
+    monkeypatch.setattr(tables, "prepare", lambda *args: None)
     table = dataclasses.replace(TABLES["agnews_cpu"], data=str(class_data), rows=("transformer", "linformer", "random"))
     monkeypatch.setitem(TABLES, "agnews_cpu", table)
     refused(reproduce.main, "agnews_cpu", "--time", "--variant", "random", parts=["--time", "--variant"])

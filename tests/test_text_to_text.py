@@ -8,8 +8,9 @@ import subprocess
 import pytest
 from helpers import ROOT, flag, refused
 
-from recipes import corpora, metrics, pairs, render, reproduce, tables, tasks, text_to_text, train, translate
+from recipes import metrics, pairs, prepare, render, reproduce, tables, tasks, train, translate
 from recipes.command import UserError, read_settings
+from recipes.corpora import CORPORA
 from recipes.tables import TABLES
 
 pytestmark = pytest.mark.usefixtures("recipes_environment", "preprocess_here")
@@ -42,7 +43,7 @@ def aeslc(tmp_path_factory):
 def data(tmp_path_factory, aeslc):
     out = tmp_path_factory.mktemp("data") / "aeslc"
     options = "--merges 30 --lowercase --truncate-source 12 --truncate-target 9 --workers 1".split()
-    corpora.main(["aeslc", str(out), "--from", str(aeslc), *options])
+    prepare.main(["aeslc", str(out), "--from", str(aeslc), *options])
     return out
 
 
@@ -55,15 +56,15 @@ def test_articles_in_three_forms(tmp_path):
     (tmp_path / "valid.csv").write_text("article,highlights,id\nnews,new,7\n")
     (tmp_path / "test.source").write_text("one\ntwo\n")
     (tmp_path / "test.target").write_text("1\n2\n")
-    found = pairs.read("cnndm", tmp_path)
+    found = pairs.read(CORPORA["cnndm"], tmp_path, 5)
     assert found["train"] == [pairs.Pair('A "long" story.', "One. Two.")]
     assert [pair[:2] for pair in found["valid"] + found["test"]] == [("news", "new"), ("one", "1"), ("two", "2")]
     (tmp_path / "test.target").write_text("1\n")
     with pytest.raises(UserError, match=r"test.target: has \d lines, and .*test.source has 2"):
-        pairs.read("cnndm", tmp_path)
+        pairs.read(CORPORA["cnndm"], tmp_path, 5)
     (tmp_path / "valid.csv").write_text('article,highlights\n"news,new\nmore,old\n')
     with pytest.raises(UserError, match="valid.csv: the row from line 2 on has a stray quote"):
-        pairs.read("cnndm", tmp_path)
+        pairs.read(CORPORA["cnndm"], tmp_path, 5)
 
 
 def test_subject_lines_of_files(tmp_path):
@@ -72,7 +73,7 @@ def test_subject_lines_of_files(tmp_path):
         for name in "ab":
             text = f"Mail {name},\nof two lines.\n\n@subject\nThe {name}\n\n@ann0\nAnother\n"
             (tmp_path / split / f"{name}.subject").write_text(text)
-    assert [pair[:2] for pair in pairs.read("aeslc", tmp_path)["test"]] == [
+    assert [pair[:2] for pair in pairs.read(CORPORA["aeslc"], tmp_path, 5)["test"]] == [
         ("Mail a, of two lines.", "The a"),
         ("Mail b, of two lines.", "The b"),
     ]
@@ -82,21 +83,21 @@ def test_dialogues(tmp_path):
     """Persona and history stand before the utterance, up to a number of them; a dialogue is not divided."""
     for name in ("train", "valid"):
         (tmp_path / f"{name}_self_original_no_cands.txt").write_text(CHAT)
-    found = pairs.read("personachat", tmp_path)
+    found = pairs.read(CORPORA["personachat"], tmp_path, 5)
     assert found["test"][1][:2] == ("i like tea. | hello! | hi there. | tea?", "yes please.")
-    assert pairs.read("personachat", tmp_path, 1)["test"][1].source == "i like tea. | tea?"
+    assert pairs.read(CORPORA["personachat"], tmp_path, 1)["test"][1].source == "i like tea. | tea?"
     assert {pair.group for pair in found["train"]}.isdisjoint(pair.group for pair in found["valid"])
     assert len(found["train"]) + len(found["valid"]) == len(found["test"]) == 3
     (tmp_path / "dialogues_train.txt").write_text("a __eou__ b __eou__ c __eou__\n" * 10)
     (tmp_path / "dialogues_test.txt").write_text("a __eou__ b __eou__ c __eou__\n")
-    found = pairs.read("dailydialog", tmp_path)
+    found = pairs.read(CORPORA["dailydialog"], tmp_path, 5)
     assert [pair[:2] for pair in found["test"]] == [("a", "b"), ("a | b", "c")]
     assert (len(found["train"]), len(found["valid"])) == (18, 2)
 
 
 def test_a_test_set_alone_is_divided(tmp_path, capsys):
     (tmp_path / "valid_self_original_no_cands.txt").write_text(CHAT * 10)
-    found = pairs.read("personachat", tmp_path)
+    found = pairs.read(CORPORA["personachat"], tmp_path, 5)
     assert sum(map(len, found.values())) == 30 and "no training set" in capsys.readouterr().out
     groups = [{pair.group for pair in found[split]} for split in pairs.SPLITS]
     assert [len(group) for group in groups] == [16, 2, 2] and not groups[0] & groups[1] | groups[1] & groups[2]
@@ -122,20 +123,20 @@ def test_prepare_refuses(tmp_path, aeslc, name, contents, parts):
             (folder / file.name).symlink_to(file)
     if contents:
         (folder / name).write_bytes(contents)
-    refused(corpora.main, "aeslc", out, "--from", folder, parts=parts)
+    refused(prepare.main, "aeslc", out, "--from", folder, parts=parts)
     assert sorted(tmp_path.iterdir()) == [folder]
 
 
 def test_prepare_refuses_options(tmp_path, aeslc):
     argv = ["aeslc", tmp_path / "out", "--from", aeslc]
-    refused(corpora.main, *argv, "--history", "3", parts=["--history 3", "aeslc is no dialogue"])
-    refused(corpora.main, *argv, "--truncate-source", "1", parts=["--truncate-source", "at least 2"])
+    refused(prepare.main, *argv, "--history", "3", parts=["--history 3: not for aeslc"])
+    refused(prepare.main, *argv, "--truncate-source", "1", parts=["--truncate-source", "at least 2"])
 
 
 @pytest.mark.parametrize("name", ["aeslc", "cnndm", "dailydialog", "personachat"])
 def test_the_real_corpora(real_text, name):
     family = "dialogue" if name in ("dailydialog", "personachat") else "summarisation"
-    found = pairs.read(name, real_text(f"{family}/{name}"))
+    found = pairs.read(CORPORA[name], real_text(f"{family}/{name}"), 5)
     counts = {"aeslc": (14436, 1960, 1906), "cnndm": (200, 1000, 500), "dailydialog": (76053, 7069, 6740)}
     assert tuple(len(found[split]) for split in pairs.SPLITS) == counts.get(name, (6239, 775, 787))
 
@@ -152,10 +153,10 @@ def test_prepare(data, aeslc, capsys):
     settings = read_settings(data / "settings")
     assert settings["corpus"] == "aeslc" and settings["truncate_source"] == "12"
     argv = ["aeslc", str(data), "--from", str(aeslc), "--merges", "30", "--lowercase", "--truncate-target", "9"]
-    corpora.main([*argv, "--truncate-source", "12"])
+    prepare.main([*argv, "--truncate-source", "12"])
     assert "reusing" in capsys.readouterr().out
-    refused(corpora.main, *argv, "--truncate-source", "13", parts=["truncate_source=12", "truncate_source=13"])
-    refused(corpora.main, *argv, "--history", "2", parts=["no dialogue"])
+    refused(prepare.main, *argv, "--truncate-source", "13", parts=["truncate_source=12", "truncate_source=13"])
+    refused(prepare.main, *argv, "--history", "2", parts=["--history 2: not for aeslc"])
 
 
 def test_a_long_text_is_cut_as_in_the_data(data):
@@ -184,7 +185,7 @@ def test_train_knows_the_pair(data, dry, capsys):
 def test_data_that_are_not_prepared(tmp_path):
     argv = ["transformer_multi30k", "aeslc", "--data", tmp_path, "--gpus", "0"]
     refused(train.main, *argv, parts=["not prepared", f"prepare.sh aeslc {tmp_path}"])
-    refused(corpora.main, "squad", tmp_path / "a", parts=["squad: neither", "ptb", "personachat"])
+    refused(prepare.main, "squad", tmp_path / "a", parts=["squad: neither", "ptb", "personachat"])
 
 
 # ---- scores
@@ -226,7 +227,7 @@ def test_a_summariser(data, tmp_path, monkeypatch, capsys):
     """One cell of a table: trained, scored, recorded; then the words of the first command line write a subject."""
     for module in (reproduce, tables, render):
         monkeypatch.setattr(module, "ROOT", tmp_path)
-    monkeypatch.setattr(text_to_text, "prepare", lambda *args: None)
+    monkeypatch.setattr(tables, "prepare", lambda *args: None)
     monkeypatch.setitem(TABLES, "aeslc_cpu", dataclasses.replace(TABLES["aeslc_cpu"], data=str(data)))
     flags = "--max-update 40 --save-every 7 --batch-tokens 150 --".split()
     flags += [*SIZES, "--warmup-updates", "5"]
