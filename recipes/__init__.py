@@ -10,7 +10,7 @@
 | prepare.py | raw text of any kind -> binarised data |
 | recipes.yaml, hyperparameters.py | the recipes: optimizer, batch, length, averaging, search |
 | train.py | the fairseq-train command of a recipe, for any number of GPUs, machines or CPU processes |
-| translation.py, language_model.py, classification.py, text_to_text.py, denoising.py | what is particular to a task: scoring, comparing |
+| translation.py, language_model.py, … | what is particular to a task: scoring, comparing |
 | metrics.py | scores of written text |
 | tasks.py, scoring.py | evaluate.sh, which finds the task; what the evaluations share |
 | tables.yaml, tables.py | the results tables, each one entry; their cells |

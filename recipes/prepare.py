@@ -221,9 +221,10 @@ def prepare(name: str, dataset: str, out: Path, source: Optional[Path], given: M
     if not source and not dry_run() and not done and not has_home(corpus):
         wanted = f", {{train,valid,test}}.{{{src},{tgt}}}" if corpus.kind == "parallel" else ""
         raise UserError(f"{name}: nothing to download; name the folder of its text by --from{wanted}")
-    examples, files = (
-        text_at_hand(corpus, source, src, tgt, options) if source and can_be_read(source, done) else ({}, [])
-    )
+    examples: Mapping[str, Sequence[Any]] = {}
+    files: List[Path] = []
+    if source and (not done or source.is_dir()):  # for data that are ready only as long as its folder is there
+        examples, files = text_at_hand(corpus, source, src, tgt, options)
     is_own = (src, tgt) == ("source", "target") and corpus.kind == "parallel"
     settings: Dict[str, object] = {"task": "text_to_text" if is_own else TASKS[corpus.kind], "corpus": name}
     if corpus.kind in AS_PARALLEL:
