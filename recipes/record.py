@@ -13,8 +13,6 @@ from .tables import Cell
 
 # `name=1`, `name 1` or `"name": "1"`: fairseq's log formats
 FIELD = re.compile(r'(?:valid_)?([a-z_]+)"?(?:[=:] ?| )"?(-?[\d.]+(?:e[-+]?\d+)?|inf|nan)\b')
-# components of alpha where a checkpoint has them by position: the order of the synthesizers up to commit aefb4f9
-OLD_ORDER = ("random", "fixed_random", "factorized_random", "dense", "factorized_dense", "vanilla")
 
 
 def read_lines(log: str, kind: str) -> List[Dict[str, float]]:
@@ -70,38 +68,22 @@ def learned_alpha(checkpoint: Path) -> Dict[str, Dict[str, List[float]]]:
     from fairseq_synth import register
 
     register()  # allows what fairseq's checkpoints hold
-    state = load_checkpoint_to_cpu(str(checkpoint))
-    return mixture_weights(state["model"], state["cfg"]["model"])
+    return mixture_weights(load_checkpoint_to_cpu(str(checkpoint))["model"])
 
 
-def mixture_weights(weights: Dict[str, Any], model: Any) -> Dict[str, Dict[str, List[float]]]:
-    """`learned_alpha` of a state dict.
-
-    The weights before the softmax are ``components.random.alpha`` and so on, of (heads,). In older checkpoints one
-    tensor has those of all components, by position.
-
-    Args:
-        model: the settings of the model, which name the components of the older form.
-    """
+def mixture_weights(weights: Dict[str, Any]) -> Dict[str, Dict[str, List[float]]]:
+    """`learned_alpha` of a state dict, which has ``components.random.alpha`` and so on, (H,), before the softmax."""
     import torch
 
     found: Dict[str, Dict[str, Any]] = {}
     for key, alpha in weights.items():
         match = re.fullmatch(
-            r"(?:encoder\.sentence_)?((encoder|decoder)\.layers\.(\d+))\.self_attn\."
-            r"(?:synthesizer\.)?(groups\.\d+\.)?(?:components\.(\w+)\.alpha|alpha)",
+            r"(?:encoder\.sentence_)?((?:encoder|decoder)\.layers\.\d+)\.self_attn\.synthesizer"
+            r"(\.groups\.\d+)?\.components\.(\w+)\.alpha",
             key,
         )
-        if not match:
-            continue
-        layer, side, number, group, component = match.groups()
-        if component:
-            found.setdefault(f"{layer}.{group or ''}".rstrip("."), {})[component] = alpha
-            continue
-        specs = str(getattr(model, f"{side}_synthesizer")).split(",")
-        spec = specs[int(number)] if len(specs) > 1 else specs[0]
-        names = sorted((name.strip() for name in spec.split("+")), key=OLD_ORDER.index)
-        found[layer] = dict(zip(names, alpha))
+        if match:
+            found.setdefault(match[1] + (match[2] or ""), {})[match[3]] = alpha
     result = {}
     for layer, components in found.items():
         mixed = torch.stack([alpha.float() for alpha in components.values()]).softmax(0)
@@ -110,15 +92,10 @@ def mixture_weights(weights: Dict[str, Any], model: Any) -> Dict[str, Dict[str, 
     return result
 
 
-def origin(run: Path, earlier: Dict[str, Any]) -> Dict[str, Any]:
-    """Commit, versions and hardware of a training: as it noted them, else as an earlier record has them."""
-    file = run / "provenance.json"
-    if file.exists():
-        starts = json.loads(file.read_text())
-        return {**starts[-1], "commit": "; ".join(dict.fromkeys(start["commit"] for start in starts))}
-    if not earlier.get("commit"):
-        raise UserError(f"{file}: no such file, nor an earlier record: nobody knows which code trained this run")
-    return {name: earlier[name] for name in ("commit", "versions", "hardware")}
+def origin(run: Path) -> Dict[str, Any]:
+    """Commit, versions and hardware of a training, as it noted them."""
+    starts = json.loads((run / "provenance.json").read_text())
+    return {**starts[-1], "commit": "; ".join(dict.fromkeys(start["commit"] for start in starts))}
 
 
 def record(cell: Cell, out: Path, command: Optional[str] = None, changed: Optional[Path] = None) -> None:
@@ -126,21 +103,21 @@ def record(cell: Cell, out: Path, command: Optional[str] = None, changed: Option
 
     Args:
         out: the folder of its data and runs.
-        command: what ran it, if more than the cell's own command.
+        command: what ran it (default: as in an earlier record, or the cell's own).
         changed: the folder of a run by another recipe; it is recorded there, and not as the cell.
     """
     run = changed or cell.run(out)
     try:
         scores = json.loads((run / "scores.json").read_text())
         log = "\n".join(path.read_text(errors="replace") for path in sorted(run.glob("train*.log")))
-        measured = read_log(log)
+        measured, found_on = read_log(log), origin(run)
+        alpha = learned_alpha(run / RECIPES[cell.dataset.recipe].checkpoint)
     except FileNotFoundError as error:
         raise UserError(f"{error.filename}: no such file; train with train.sh and score with evaluate.sh") from None
     except UserError as error:
         raise UserError(f"{run}/train.log: {error}") from None
-    before = [] if changed else cell.recorded()
-    earlier = json.loads(before[0].read_text()) if len(before) == 1 else {}
-    found_on = origin(run, earlier)
+    result = run / "result.json" if changed else cell.result(provenance.device_of(found_on["hardware"]))
+    earlier = json.loads(result.read_text()) if result.exists() else {}
     _, flags = cell.table.training(cell.model)
     first = cell.init()
     figures = {
@@ -159,19 +136,14 @@ def record(cell: Cell, out: Path, command: Optional[str] = None, changed: Option
     if cell.table.task.TEST and cell.model != cell.table.baseline and (baseline / "scores.json").exists():
         figures["bootstrap"] = cell.table.task.compare(cell.data(out), run, baseline)
     figures.update(measured)
-    checkpoint = run / RECIPES[cell.dataset.recipe].checkpoint
-    alpha = learned_alpha(checkpoint) if checkpoint.exists() else earlier.get("alpha")
     if alpha:
         figures["alpha"] = alpha
     figures.update(found_on)
-    result = run / "result.json" if changed else cell.result(provenance.device_of(found_on["hardware"]))
     text = json.dumps(figures, indent=1) + "\n"
     write(result, re.sub(r"\[\s+([-\d.,\s]+?)\s+\]", lambda m: f"[{' '.join(m[1].split())}]", text))  # a list a line
     print("wrote", result)
-    if cell.model == cell.table.baseline and not changed:
-        # cells that another call finished before this one
-        for other in cell.table.cells([cell.dataset.name], None, [cell.seed]):
+    if cell.model == cell.table.baseline and not changed and cell.table.task.TEST:
+        for other in cell.table.cells([cell.dataset.name], None, [cell.seed]):  # that another call finished before
             waiting = [path for path in other.recorded() if "bootstrap" not in json.loads(path.read_text())]
-            scored = (other.run(out) / "scores.json").exists()
-            if other.model != cell.model and waiting and scored and cell.table.task.TEST:
+            if other.model != cell.model and waiting and (other.run(out) / "scores.json").exists():
                 record(other, out)

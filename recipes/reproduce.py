@@ -35,7 +35,7 @@ from .record import record
 from .scoring import evaluate
 from .tables import TABLES, Cell, Table
 
-OF_THE_MACHINE = "gpus processes threads timeout max-tokens precision tensorboard wandb".split()
+OF_THE_MACHINE = "gpus processes threads timeout max-tokens precision".split()
 
 
 class Call(NamedTuple):

@@ -16,7 +16,6 @@ Where the text has longer sentences than the architecture takes, --synth-max-len
 
 import argparse
 import functools
-import importlib.util
 import math
 import os
 import re
@@ -66,8 +65,6 @@ def make_parser() -> Parser:
     add("--precision", help="fp32, fp16 or bf16 (default: bf16 where the GPU computes in it, else fp16; CPU fp32)")
     number("--seed", type=integer(0), default=1, help="(default: 1)")
     add("--init", type=Path, metavar="RUN_DIR", help="begin with the weights of that run (data: prepare.sh --like)")
-    add("--tensorboard", metavar="DIR", help="write curves there")
-    add("--wandb", metavar="PROJECT", help="send curves there")
     return parser
 
 
@@ -223,14 +220,6 @@ def training_command(
     lengths = map(int, re.findall(r"--synth-max-length[= ](\d+)", " ".join(rest)))
     tokens, passes = split_batch(batch, world, most, max([recipe.max_length, *lengths]))
     flags += [*device, "--max-tokens", str(tokens), "--update-freq", str(passes)]
-    if args.tensorboard:
-        if not any(map(importlib.util.find_spec, ("tensorboard", "tensorboardX"))):  # fairseq takes either
-            raise UserError("--tensorboard: not installed; run pip install tensorboard")
-        flags += ["--tensorboard-logdir", args.tensorboard]
-    if args.wandb:
-        if not importlib.util.find_spec("wandb"):
-            raise UserError("--wandb: not installed; run pip install wandb")
-        flags += ["--wandb-project", args.wandb]
     # without it fairseq counts this machine's GPUs: too many for --gpus 1, and with one in each of several machines
     # each would train by itself
     flags += ["--distributed-world-size", str(world)]
