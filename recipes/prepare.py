@@ -161,10 +161,10 @@ def options_of(corpus: Corpus, given: Mapping[str, Any]) -> argparse.Namespace:
         value, has_it = given.get(name), corpus.kind in option.kinds
         if name == "history":
             has_it = name in corpus.options
-        if not has_it and value not in (None, False):
+        if not has_it and value is not None:
             raise UserError(f"--{name} {value}: not for {corpus.name}; leave it out")
         usual = corpus.options.get(name, option.default.get(corpus.kind)) if has_it else None
-        found[name.replace("-", "_")] = usual if value in (None, False) else value
+        found[name.replace("-", "_")] = usual if value is None else value
     found["workers"] = found["workers"] or cores()
     return argparse.Namespace(**found)
 
@@ -232,7 +232,7 @@ def prepare(name: str, dataset: str, out: Path, source: Optional[Path], given: M
     for key, option in ((name.replace("-", "_"), option) for name, option in OPTIONS.items()):
         if option.is_pinned and corpus.kind in option.kinds:
             value = getattr(options, key)
-            settings[key] = value.resolve() if isinstance(value, Path) else value or ""
+            settings[key] = "" if value is None else value.resolve() if isinstance(value, Path) else value
     if not any(known.startswith(f"{text_corpus(corpus).name}/test.") for known in CHECKSUMS):  # which tell the text
         settings["from"] = source.resolve() if source else ""
         size = sum(file.stat().st_size for file in files)

@@ -32,7 +32,7 @@ def as_prepared(line: str, settings: Dict[str, str]) -> str:
 
 def truncated(lines: Sequence[str], settings: Dict[str, str], model: Path) -> List[str]:
     """Lines cut as prepare.sh --truncate-source has cut the text, where subwords are a SentencePiece `model`'s."""
-    most = int(settings.get("truncate_source", 0))
+    most = int(settings.get("truncate_source") or 0)
     if not most or settings["subwords"] != "sentencepiece":
         return list(lines)
     import sentencepiece

@@ -200,6 +200,18 @@ def test_prepare_refuses(tmp_path, raw):
     refused(prepare.main, raw, "en", "de", parts=["OUT_DIR", "prepare.sh --help"])
 
 
+def test_options_of_a_corpus(tmp_path, dry, capsys):
+    """0 is a number, and no missing one; a corpus has its own defaults; others are not taken silently."""
+    for options, wanted in (([], "250"), (["--max-length", "0"], "0")):
+        prepare.main(["wmt14", "de", str(tmp_path / "out"), *options])
+        shown = capsys.readouterr().out
+        assert f"--max-length {wanted} --max-ratio 1.5" in shown and "learn-bpe -s 40000" in shown
+    refused(prepare.main, "ptb", tmp_path / "out", "--lowercase", parts=["--lowercase True: not for ptb"])
+    refused(prepare.main, "ptb", "de", tmp_path / "out", parts=["prepare.sh ptb OUT_DIR"])
+    refused(prepare.main, "wmt14", tmp_path / "out", parts=["prepare.sh wmt14 de|fr OUT_DIR"])
+    refused(prepare.main, tmp_path, "en", "de", "out", "--from", tmp_path, parts=["RAW_DIR is the folder of the text"])
+
+
 def test_a_lock_waits(tmp_path, capsys):
     order = []
 
