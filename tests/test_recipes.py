@@ -202,8 +202,8 @@ def test_prepare_refuses(tmp_path, raw):
 
 def test_options_of_a_corpus(tmp_path, dry, capsys):
     """0 is a number, and no missing one; a corpus has its own defaults; others are not taken silently."""
-    for options, wanted in (([], "250"), (["--max-length", "0"], "0")):
-        prepare.main(["wmt14", "de", str(tmp_path / "out"), *options])
+    for more, wanted in (([], "250"), (["--max-length", "0"], "0")):
+        prepare.main(["wmt14", "de", str(tmp_path / "out"), *more])
         shown = capsys.readouterr().out
         assert f"--max-length {wanted} --max-ratio 1.5" in shown and "learn-bpe -s 40000" in shown
     refused(prepare.main, "ptb", tmp_path / "out", "--lowercase", parts=["--lowercase True: not for ptb"])
