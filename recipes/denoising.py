@@ -15,6 +15,7 @@ SCORES = """
 TEST = ""
 RECIPE = "denoising_cpu"
 METRIC, METRIC_NAME, BEST = "log_ppl", "log perplexity", min
+DIGITS = 3
 
 
 def score(run_of: Evaluation, max_tokens: int = 4096) -> Dict[str, Any]:

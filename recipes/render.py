@@ -127,14 +127,14 @@ def figure(values: Sequence[float], digits: int = 2) -> str:
     return f"{summary.mean:.{digits}f}" + (f" ± {summary.sd:.{digits}f} ({summary.n})" if summary.n > 1 else "")
 
 
-def figures(records: Sequence[Record], names: Sequence[str]) -> str:
+def figures(records: Sequence[Record], names: Sequence[str], digits: int = 2) -> str:
     """Figures of the same records, side by side. One that was not counted says why."""
     if not records:
         return NOT_RUN
     found = []
     for name in names:
         values = [r["figures"][name] for r in records]
-        found.append(records[0]["signatures"][name].split("|")[-1] if None in values else figure(values))
+        found.append(records[0]["signatures"][name].split("|")[-1] if None in values else figure(values, digits))
     return " / ".join(found)
 
 
@@ -178,9 +178,9 @@ def columns_of(table: Table, dataset: Dataset, records: Sequence[Record]) -> Lis
     title += f" ({'/'.join(table.figures(dataset).values())})" if several else ""
     columns = of_paper(table, dataset.name, f"{title}, paper")
     if table.paper or any(here.values()):
-        cells = (figures(found, list(table.figures(dataset))) for found in here.values())
+        cells = (figures(found, list(table.figures(dataset)), table.digits) for found in here.values())
         columns.append([f"{title}, here" if table.paper else title, *cells])
-    by_seed = differences(table, here, lambda record: float(record["figures"][metric]))
+    by_seed = differences(table, here, lambda record: float(record["figures"][metric]), table.digits)
     if any(by_seed):
         columns.append([f"minus {baseline_name(table)} [95 %]", *by_seed])
     if any(SPEED_COLUMN in figures for figures in table.paper.values()):

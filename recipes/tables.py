@@ -42,6 +42,7 @@ class Table:
         compare(data, run, baseline)                      a significance test against another run, if TEST names one
         SCORES, TEST, RECIPE                              what these do, for --help and notes; a run's recipe by default
         METRIC, METRIC_NAME, BEST                         the figure of scores.json that is shown; the best of several
+        DIGITS                                            decimals of the figure, if more than 2
     """
 
     name: str
@@ -86,6 +87,11 @@ class Table:
         names = [other.name for other in self.datasets]
         any_text = len(names) == 1 and RECIPES[dataset.recipe].pair
         return dataset.name if dataset.name in names else names[0] if any_text else ""
+
+    @property
+    def digits(self) -> int:
+        """Decimals of its figures."""
+        return getattr(self.task, "DIGITS", 2)
 
     def models(self) -> List[str]:
         """The names of its rows."""

@@ -77,6 +77,12 @@ def test_bits_become_nats(tmp_path):
     assert denoising.log_perplexity(log, tmp_path)["log_ppl"]["score"] == 2.0
 
 
+def test_small_differences_are_shown():
+    """Models differ in the second decimal; figures of other tasks have two."""
+    assert TABLES["denoising_cpu"].digits == 3 and TABLES["ptb_cpu"].digits == 2
+    assert render.figures([{"figures": {"log_ppl": 3.1}}], ["log_ppl"], 3) == "3.100"
+
+
 def parameters(arch):
     args = argparse.Namespace(arch=arch, dropout=0.1, weight_softmax=True)
     ARCH_CONFIG_REGISTRY[arch](args)
