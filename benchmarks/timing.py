@@ -77,6 +77,9 @@ def update(argv: Sequence[str]) -> Callable[[], None]:
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
     from fairseq.trainer import Trainer
 
+    from fairseq_synth import register
+
+    register()  # the parser knows the architectures that are there before it
     args = options.parse_args_and_arch(options.get_training_parser(), input_args=list(argv))
     config: Any = convert_namespace_to_omegaconf(args)
     utils.import_user_module(config.common)

@@ -487,6 +487,14 @@ def test_steps_a_second(project, class_data, monkeypatch, capsys):
     assert "--time" in shown
 
 
+def test_timing_knows_the_architectures(class_data):
+    """Also in a process that has not met the plugin before."""
+    argv = timing.command(RECIPES["agnews_cpu"], "linformer", TABLES["agnews_cpu"].datasets[0], class_data)
+    code = f"from benchmarks import timing; timing.update({argv!r})"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_papers_figures_stand_beside(project):
     shown = render.results("ptb_cpu")
     assert "| LM1B, paper |" in shown and "| `random_vanilla` | not run | 40.05 | not run |" in shown
