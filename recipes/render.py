@@ -35,13 +35,11 @@ SPEED_GPU = {  # the same of results/speed_gpu
     "step 128×256": ("step_large", "128x256"),
     "generation, 32k words": ("generate_32k", "ratio"),
 }
-
-
-SPEED_LONG = {  # the same with sources of summarisation
-    "step, 512 tokens": ("step_sources", "8x512"),
-    "step, 1,024 tokens": ("step_sources", "4x1024"),
-    "memory of a block, 512 tokens": ("memory_sources", "8x512"),
-    "memory of a block, 1,024 tokens": ("memory_sources", "4x1024"),
+SPEED_LONG = {  # of results/speed_cpu, with sources of summarisation
+    "step, 512 tokens": ("step_sources", "1x512"),
+    "step, 1,024 tokens": ("step_sources", "1x1024"),
+    "memory of a block, 8×512": ("memory_sources", "8x512"),
+    "memory of a block, 4×1024": ("memory_sources", "4x1024"),
 }
 
 

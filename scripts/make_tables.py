@@ -48,6 +48,7 @@ for page, names in (  # a table and its picture
     ("docs/classification.md", ("table7", "agnews_cpu", "imdb_cpu")),
 ):
     BLOCKS[page] = {name: lambda name=name: render.results(name) + render.picture(name, "") for name in names}
+BLOCKS["docs/summaries.md"]["long sources"] = lambda: render.speed("speed_cpu", render.SPEED_LONG)
 
 
 def main() -> None:
