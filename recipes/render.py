@@ -284,6 +284,18 @@ def timed(table: Table) -> str:
     return "".join(f" Speed: {r['benchmark']}, `{r['command']}`, commit {r['commit']}." for r in found)
 
 
+def steps_a_second(name: str) -> str:
+    """How many times the baseline's steps a second a table's models make, here and in the paper: a column for each."""
+    table, found = TABLES[name], load(f"{name}/speed")
+    if not found:
+        return ""
+    paper = {model: figures[SPEED_COLUMN] for model, figures in table.paper.items()}
+    models = [model for model in table.models() if model in paper and model != table.baseline]
+    ours = [f"{found[0]['figures'][model]['ratio']:.2f}" for model in models]
+    theirs = [f"{float(paper[model]) / float(paper[table.baseline]):.2f}" for model in models]
+    return "\n".join([*markdown(["", *(f"`{m}`" for m in models)], [["here", *ours], ["paper", *theirs]]), ""])
+
+
 def validation_loss(name: str) -> str:
     """The last validation loss of a table's models, and what it is less the baseline's of the same seed."""
 

@@ -21,6 +21,7 @@ BLOCKS: Dict[str, Dict[str, Callable[[], str]]] = {  # page: {block: its content
     "README.md": {
         "multi30k": lambda: render.results("multi30k_cpu", short=True),
         "learned R": analysis.readme,
+        "steps": lambda: render.steps_a_second("denoising_cpu"),
     },
     "docs/which-one.md": {"advice": choice.advice, "quality": choice.quality, "cost": choice.cost},
     "docs/multi30k.md": {
