@@ -17,7 +17,7 @@ SCORES = """
     model has written.
 """
 TEST = ""
-RECIPE = "aeslc_cpu"
+RECIPE = "pairs_cpu"
 METRIC, METRIC_NAME, BEST = "rougeL", "ROUGE-L", max
 
 

@@ -173,17 +173,17 @@ def test_a_long_text_is_cut_as_in_the_data(data):
 
 def test_train_knows_the_pair(data, dry, capsys):
     for name in ("aeslc", "source-target"):
-        train.main(["transformer_synth_random_multi30k", name, "--recipe", "aeslc_cpu", "--data", str(data)])
+        train.main(["transformer_synth_random_multi30k", name, "--recipe", "pairs_cpu", "--data", str(data)])
         shown = capsys.readouterr().out
         assert flag(shown, "--source-lang") == "source" and flag(shown, "--target-lang") == "target"
-    train.main(["transformer_multi30k", "dailydialog", "--gpus", "0"])
+    train.main(["transformer_t5_tiny", "dailydialog", "--gpus", "0"])
     assert f"{ROOT}/data/dailydialog/bin" in capsys.readouterr().out
-    argv = ["transformer_multi30k", "mine", "--recipe", "aeslc_cpu", "--gpus", "0"]
+    argv = ["transformer_multi30k", "mine", "--recipe", "pairs_cpu", "--gpus", "0"]
     refused(train.main, *argv, parts=["mine", "aeslc", "prepare.sh"])
 
 
 def test_data_that_are_not_prepared(tmp_path):
-    argv = ["transformer_multi30k", "aeslc", "--data", tmp_path, "--gpus", "0"]
+    argv = ["transformer_t5_tiny", "aeslc", "--data", tmp_path, "--gpus", "0"]
     refused(train.main, *argv, parts=["not prepared", f"prepare.sh aeslc {tmp_path}"])
     refused(prepare.main, "squad", tmp_path / "a", parts=["squad: neither", "ptb", "personachat"])
 
@@ -228,11 +228,11 @@ def test_a_summariser(data, tmp_path, monkeypatch, capsys):
     for module in (reproduce, tables, render):
         monkeypatch.setattr(module, "ROOT", tmp_path)
     monkeypatch.setattr(tables, "prepare", lambda *args: None)
-    monkeypatch.setitem(TABLES, "aeslc_cpu", dataclasses.replace(TABLES["aeslc_cpu"], data=str(data)))
-    flags = "--max-update 40 --save-every 7 --batch-tokens 150 --".split()
+    monkeypatch.setitem(TABLES, "personachat", dataclasses.replace(TABLES["personachat"], data=str(data)))
+    flags = "--gpus 0 --max-update 40 --save-every 5 --batch-tokens 300 --".split()
     flags += [*SIZES, "--warmup-updates", "5"]
-    reproduce.main(["aeslc_cpu", "--variant", "random", "--seed", "1", "--out", str(tmp_path), "--", *flags])
-    run = tmp_path / "runs" / "aeslc_cpu-aeslc-random-seed1-changed"
+    reproduce.main(["personachat", "--variant", "random", "--seed", "1", "--out", str(tmp_path), "--", *flags])
+    run = tmp_path / "runs" / "personachat-personachat-random-seed1-changed"
     record = json.loads((run / "result.json").read_text())
     assert {"rouge1", "rougeL", "bleu1", "bleu4", "meteor", "cider"} <= set(record["figures"])
     assert len((run / "test.hyp.target").read_text().splitlines()) == 8
