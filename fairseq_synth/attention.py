@@ -16,14 +16,15 @@ from fairseq.incremental_decoding_utils import with_incremental_state
 from fairseq.modules.fairseq_dropout import FairseqDropout
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from . import cache
 from .computations import attend
 from .computations.plain import attention_weights, drop, weighted_sum
 from .errors import SynthesizerError
 from .logits import Logits
-from .masks import is_causal
-from .synthesizers import Inputs, LayerSynthesizer
+from .masks import is_causal, is_recorded
+from .synthesizers import SYNTHESIZERS, Inputs, LayerSynthesizer
 
 logger = logging.getLogger(__name__)
 
@@ -205,11 +206,9 @@ class SyntheticAttention(nn.Module):
         if self.q_proj is None or self.k_proj is None:
             return None, None, self.split_heads(self.v_proj(x))
         if not torch.jit.is_scripting():
-            projections = (self.q_proj, self.k_proj, self.v_proj)
-            if self.training and all(is_plain_linear(p) for p in projections):
+            if self.training and not is_recorded() and is_plain_linear(self.q_proj, self.k_proj, self.v_proj):
                 # one product, and one for each gradient: fewer kernels, and no sum of three gradients of x
-                weight = torch.cat([p.weight for p in projections])  # type: ignore[misc]
-                bias = torch.cat([p.bias for p in projections])  # type: ignore[misc]
+                weight, bias = joined(self.q_proj, self.k_proj, self.v_proj)
                 heads = [self.num_query_key_heads, self.num_query_key_heads, self.num_heads]
                 out = F.linear(x, weight, bias).view(x.size(0), x.size(1), sum(heads), self.head_dim)
                 q, k, v = (part.permute(1, 2, 0, 3) for part in out.split(heads, dim=2))
@@ -311,7 +310,7 @@ class SyntheticAttention(nn.Module):
                 f"{'without' if query is None else 'with'} query and key projections, this model has "
                 f"{'+'.join(names_of(self.synthesizer))}; {flags}"
             )
-        weighted, own_weighted = ({key for key in keys if key.endswith(".alpha")} for keys in (theirs, own))
+        weighted, own_weighted = ({key for key in keys if key.endswith("alpha")} for keys in (theirs, own))
         if weighted != own_weighted:
             raise SynthesizerError(
                 f"{name}: the checkpoint was trained with --synth-mixture {'convex' if weighted else 'sum'}; give that"
@@ -339,7 +338,7 @@ class SyntheticAttention(nn.Module):
         if not self.synthesizer.state_dict():
             return
         logger.info(f"{name}: starting {functions} from the weights of dot-product attention")
-        if mixture.is_weighted:
+        if mixture.alpha is not None:
             logger.warning(
                 f"{name}: --synth-mixture convex scales the logits of the checkpoint down; --synth-mixture sum "
                 "starts with its output"
@@ -352,11 +351,38 @@ class SyntheticAttention(nn.Module):
             state_dict[f"{prefix}synthesizer.{key}"] = value.clone()
 
 
-def is_plain_linear(module: nn.Module) -> bool:
-    """Whether a call of the module is ``F.linear`` and nothing else. Hooks, such as quantization noise, are more."""
-    hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
-    is_own = type(module) is nn.Linear and "forward" not in module.__dict__
-    return is_own and module.bias is not None and not any(hooks)
+class _Joined(torch.autograd.Function):
+    """The weights and biases of linear layers with one input as those of one layer, in one copy.
+
+    Their gradients are views of the gradients of this layer.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *parameters: Tensor) -> Tuple[Tensor, Tensor]:
+        ctx.sizes = [x.size(0) for x in parameters[: len(parameters) // 2]]
+        joined = torch.cat([x.flatten() for x in parameters])
+        weight, bias = joined.split([joined.numel() - sum(ctx.sizes), sum(ctx.sizes)])
+        return weight.view(bias.numel(), -1), bias
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, weight: Tensor, bias: Tensor) -> Tuple[Tensor, ...]:
+        return (*weight.split(ctx.sizes), *bias.split(ctx.sizes))
+
+
+def joined(*layers: nn.Module) -> Tuple[Tensor, Tensor]:
+    """The weight and bias of one linear layer that computes those of several with one input, one after another."""
+    weight, bias = _Joined.apply(*(layer.weight for layer in layers), *(layer.bias for layer in layers))
+    return weight, bias
+
+
+def is_plain_linear(*modules: nn.Module) -> bool:
+    """Whether calls of the modules are ``F.linear`` and nothing else. Hooks, such as quantization noise, are more."""
+    for module in modules:
+        hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+        if type(module) is not nn.Linear or "forward" in module.__dict__ or module.bias is None or any(hooks):
+            return False
+    return True
 
 
 def names_of(synthesizer: LayerSynthesizer) -> List[str]:
@@ -369,6 +395,7 @@ def names_of(synthesizer: LayerSynthesizer) -> List[str]:
 
 def rename_older(state_dict: Dict[str, Tensor], prefix: str) -> None:
     """Renames the weights of a synthesizer in older checkpoints, in place."""
+    alphas: Dict[str, Dict[str, Tensor]] = {}
     for key in [key for key in state_dict if key.startswith(prefix)]:
         if key.endswith(".R.matrix"):
             state_dict[key[: -len(".matrix")]] = state_dict.pop(key)
@@ -378,14 +405,17 @@ def rename_older(state_dict: Dict[str, Tensor], prefix: str) -> None:
             # the two read-outs are one matrix, and one bias
             other = state_dict.pop(f"{key[:-1]}B")
             state_dict[f"{key[:-2]}{'W2' if key[-2] == 'W' else 'b2'}"] = torch.cat([state_dict.pop(key), other], dim=1)
+        elif key.endswith(".alpha") and "components." in key:
+            # each component had its own row
+            group, name = key.split("components.")
+            alphas.setdefault(group, {})[name[: -len(".alpha")]] = state_dict.pop(key)
+    for group, rows in alphas.items():
+        state_dict[f"{group}alpha"] = torch.stack([rows[name] for name in SYNTHESIZERS if name in rows])
 
 
 def functions_of(keys: Iterable[str]) -> Set[str]:
-    """The functions that have weights in a synthesizer's state dict, named as in `names_of`.
-
-    ``alpha`` is not looked at: whether a function has one depends on ``--synth-mixture``.
-    """
-    found = (re.match(r"(?:groups\.(\d+\.))?components\.(\w+)\.(?!alpha$)", key) for key in keys)
+    """The functions that have weights in a synthesizer's state dict, named as in `names_of`."""
+    found = (re.match(r"(?:groups\.(\d+\.))?components\.(\w+)\.", key) for key in keys)
     return {f"{match[1] or ''}{match[2]}" for match in found if match}
 
 

@@ -9,7 +9,7 @@ from .masks import at_least_fp32
 
 
 class Logits:
-    """S as a sum of inner products, outer products and biases. ``+`` puts the summands of two sums together.
+    """S as a sum of inner products, outer products, biases and diagonals. ``+`` puts the summands of two sums together.
 
     Each summand is a weight and its factors. A weight is (1, H, 1, 1), or None for 1. A factor's first dimension of 1
     means that it is shared across the batch, as it does not depend on the input; a second dimension of 1 that all heads
@@ -22,6 +22,8 @@ class Logits:
         outers: left (B or 1, H or 1, T, a) and right (B or 1, H or 1, T, b), a b >= S: column u b + v of a row is
             ``left_u right_v``.
         biases: logits that are at hand, (B or 1, H or 1, T or 1, S).
+        diagonals: values (1, H, 1, 2 m + 1) of the distances -m to m, the position of the first row, and T: column j of
+            row i has the value of ``min(max(j - i, -m), m)``. `with_matrices` makes biases of them.
     """
 
     def __init__(
@@ -29,13 +31,16 @@ class Logits:
         products: List[Tuple[Optional[Tensor], float, Tensor, Tensor]],
         outers: List[Tuple[Optional[Tensor], Tensor, Tensor]],
         biases: List[Tuple[Optional[Tensor], Tensor]],
+        diagonals: List[Tuple[Optional[Tensor], Tensor, int, int]],
     ) -> None:
         self.products = products
         self.outers = outers
         self.biases = biases
+        self.diagonals = diagonals
 
     def __add__(self, other: "Logits") -> "Logits":
-        return Logits(self.products + other.products, self.outers + other.outers, self.biases + other.biases)
+        products, outers = self.products + other.products, self.outers + other.outers
+        return Logits(products, outers, self.biases + other.biases, self.diagonals + other.diagonals)
 
     def tensors(self) -> List[Tensor]:
         """All tensors of the sum: of each summand the weight, if there is one, and the factors."""
@@ -54,6 +59,10 @@ class Logits:
             if weight is not None:
                 found.append(weight)
             found.append(bias)
+        for weight, values, _, _ in self.diagonals:
+            if weight is not None:
+                found.append(weight)
+            found.append(values)
         return found
 
     def is_shared(self) -> bool:
@@ -62,6 +71,13 @@ class Logits:
             if x.size(0) > 1:
                 return False
         return True
+
+    def with_matrices(self, src_len: int) -> "Logits":
+        """The same sum with a bias of `src_len` columns in the place of each of the diagonals."""
+        biases = list(self.biases)
+        for weight, values, start, length in self.diagonals:
+            biases.append((weight, toeplitz(values, start, length, src_len)))
+        return Logits(self.products, self.outers, biases, [])
 
     def joined(self) -> "Logits":
         """The same sum with one inner product, without a weight: the queries, times their weights, are concatenated on
@@ -75,7 +91,7 @@ class Logits:
             keys.append(key)
         if len(queries) > 0:
             products.append((None, 1.0, concatenate(queries), concatenate(keys)))
-        return Logits(products, self.outers, self.biases)
+        return Logits(products, self.outers, self.biases, self.diagonals)
 
     def total(self, src_len: int) -> Tensor:
         """The sum, over `src_len` columns.
@@ -84,10 +100,10 @@ class Logits:
             (B or 1, H or 1, T or 1, S); B only if a summand depends on the input, 1 row only if no row differs. In fp32
             at least; a single summand keeps its type, which saves a kernel, and may be a view of a parameter.
         """
-        products = self.products
+        products, of_biases = self.products, self.with_matrices(src_len).biases
         if len(products) > 1 and products[0][2].size(2) > 1:
             products = self.joined().products  # not for a single row, as in decoding: it would copy all keys
-        is_sum = len(products) + len(self.outers) + len(self.biases) > 1
+        is_sum = len(products) + len(self.outers) + len(of_biases) > 1
         total: Optional[Tensor] = None
         for weight, scale, query, key in products:
             query, key = weighted(weight, query, key, scale)
@@ -98,7 +114,7 @@ class Logits:
             product = summand(outer_product(left, right)[..., :src_len], is_sum)
             total = product if total is None else total + product
         biases: Optional[Tensor] = None
-        for weight, bias in self.biases:
+        for weight, bias in of_biases:
             bias = summand(bias, is_sum)
             if weight is not None:
                 bias = bias * weight.to(bias.dtype)
@@ -114,17 +130,36 @@ class Logits:
 
 def product_of(query: Tensor, key: Tensor, weight: Optional[Tensor] = None, scale: float = 1.0) -> Logits:
     """``scale query @ key^T`` times a weight of each head, (H, 1, 1), or None for 1; shapes as of `Logits.products`."""
-    return Logits([(None if weight is None else weight[None], scale, query, key)], [], [])
+    return Logits([(None if weight is None else weight[None], scale, query, key)], [], [], [])
 
 
 def outer_product_of(left: Tensor, right: Tensor, weight: Optional[Tensor] = None) -> Logits:
     """Outer products of the rows, times a weight as of `product_of`; other shapes as of `Logits.outers`."""
-    return Logits([], [(None if weight is None else weight[None], left, right)], [])
+    return Logits([], [(None if weight is None else weight[None], left, right)], [], [])
 
 
 def bias_of(bias: Tensor, weight: Optional[Tensor] = None) -> Logits:
     """Logits that are at hand, (B or 1, H or 1, T or 1, S), times a weight as of `product_of`."""
-    return Logits([], [], [(None if weight is None else weight[None], bias)])
+    return Logits([], [], [(None if weight is None else weight[None], bias)], [])
+
+
+def diagonals_of(values: Tensor, weight: Optional[Tensor], start: int, length: int) -> Logits:
+    """Values by distance, (1, H, 1, 2 m + 1), of `length` rows from position `start`; see `product_of`."""
+    return Logits([], [], [], [(None if weight is None else weight[None], values, start, length)])
+
+
+def toeplitz(values: Tensor, start: int, length: int, src_len: int) -> Tensor:
+    """The matrix (1, H, T, S) of a summand of `Logits.diagonals`."""
+    # all j - i, from that of the last row and first column to that of the first row and last column
+    m = (values.size(3) - 1) // 2
+    first, last = -(start + length - 1), src_len - 1 - start
+    lowest, highest = max(first, -m), min(last, m)
+    found = values.narrow(3, m + lowest, highest - lowest + 1)
+    if first < lowest or highest < last:
+        before = values[..., :1].expand(-1, -1, -1, lowest - first)
+        found = torch.cat([before, found, values[..., -1:].expand(-1, -1, -1, last - highest)], dim=3)
+    rows = found.squeeze(2).unfold(2, src_len, 1)  # the last row comes first: each is the one before it, moved by one
+    return rows.flip(2) if length > 1 else rows
 
 
 def weighted(weight: Optional[Tensor], first: Tensor, second: Tensor, scale: float = 1.0) -> Tuple[Tensor, Tensor]:

@@ -115,10 +115,15 @@ def restore(x: Tensor, columns: Optional[Tensor], batch_first: bool = False) -> 
     return x.gather(0, columns.t().unsqueeze(-1).expand(-1, -1, x.size(2)))
 
 
+def is_recorded() -> bool:
+    """Whether torch records the computation, by a trace or `torch.compile`. Not for TorchScript."""
+    return torch.jit.is_tracing() or torch.compiler.is_compiling()
+
+
 def on_cpu(x: Tensor) -> bool:
     """Whether values may be read, and loops depend on them: on a CPU, unless torch records the computation."""
     if not torch.jit.is_scripting():
-        if torch.jit.is_tracing() or torch.compiler.is_compiling():
+        if is_recorded():
             return False
     return x.device.type == "cpu"
 

@@ -1,13 +1,15 @@
 """What the functions of `synthesizers` do with their parameters: sizes, initial values, positions, layers per head."""
 
 import math
-from typing import List, Tuple
+from typing import Any, List, Optional, Tuple
 
 import torch
 import torch.nn as nn
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from .errors import SynthesizerError
+from .masks import is_recorded
 
 
 def factorize(length: int) -> Tuple[int, int]:
@@ -51,12 +53,51 @@ def per_head_linear(x: Tensor, weight: Tensor, bias: Tensor, relu: bool = False)
     x (B, H, T, n), weight (H, m, n), bias (H, m) -> (B, H, T, m).
     """
     bsz, heads, length, _ = x.size()
-    # of a layer's input a view, not a copy to keep
-    rows = x.permute(1, 2, 0, 3).reshape(heads, length * bsz, x.size(3))
-    out = torch.baddbmm(bias.unsqueeze(1), rows, weight.transpose(1, 2))
-    if relu:
-        out = out.relu_()  # before the view: of a view in place, autograd copies the gradient twice more
+    out: Optional[Tensor] = None
+    if not torch.jit.is_scripting():
+        if not is_recorded():
+            out = _PerHeadLinear.apply(x, weight, bias, relu)
+    if out is None:
+        out = rows_of_linear(x, weight, bias, relu)
     return out.view(heads, length, bsz, weight.size(1)).permute(2, 0, 1, 3)
+
+
+def rows_of_linear(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
+    """`per_head_linear` in rows, (H, T B, m)."""
+    out = torch.baddbmm(bias.unsqueeze(1), rows_of_heads(x), weight.transpose(1, 2))
+    return out.relu_() if relu else out
+
+
+class _PerHeadLinear(torch.autograd.Function):
+    """`rows_of_linear` with gradients that lie as their tensors do; autograd's own would be copied."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
+        out = rows_of_linear(x, weight, bias, relu)
+        ctx.save_for_backward(x, weight, out if relu else None)
+        ctx.dtype_of_bias = bias.dtype
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
+        x, weight, out = ctx.saved_tensors
+        bsz, heads, length, width = x.size()
+        if out is not None:
+            grad = torch.ops.aten.threshold_backward(grad, out, 0)
+        to_x: Optional[Tensor] = None
+        if ctx.needs_input_grad[0]:
+            to_x = grad.new_empty(length, bsz, heads, width).permute(1, 2, 0, 3)
+            torch.bmm(grad, weight.to(grad.dtype), out=rows_of_heads(to_x))
+            to_x = to_x.to(x.dtype)
+        # under autocast, whose products are of a lower precision, tensors of both types come here
+        to_weight = torch.bmm(grad.transpose(1, 2), rows_of_heads(x).to(grad.dtype)).to(weight.dtype)
+        return to_x, to_weight, grad.sum(dim=1).to(ctx.dtype_of_bias), None
+
+
+def rows_of_heads(x: Tensor) -> Tensor:
+    """(B, H, T, n) -> (H, T B, n): of a layer's input, and of its gradient, a view, not a copy to keep."""
+    return x.permute(1, 2, 0, 3).reshape(x.size(1), x.size(2) * x.size(0), x.size(3))
 
 
 def glorot_uniform_(weight: Tensor) -> Tensor:

@@ -12,8 +12,8 @@ T,S  query rows and key columns of this call; the rows are positions ``start .. 
      sentence and the columns positions ``0 .. S - 1`` (``start`` is 0 except in incremental decoding)
 ===  ===================================================================================================
 
-All of them are sums of inner products, outer products and biases, `Logits`. A mixture adds these sums up, and the
-attention never asks which function it has.
+All of them are sums of inner products, outer products, biases and diagonals, `Logits`. A mixture adds these
+sums up, and the attention never asks which function it has.
 
 To add a function, write one class here with `register_synthesizer`: the flags, the architectures, the
 tests over the registry and the error messages find it by its name.
@@ -27,7 +27,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from .errors import SynthesizerError
-from .logits import Logits, bias_of, outer_product_of, product_of
+from .logits import Logits, bias_of, diagonals_of, outer_product_of, product_of
 from .parameters import factorize, glorot_uniform_, per_head_linear, positions
 
 SYNTHESIZERS: Dict[str, Type["Synthesizer"]] = {}
@@ -90,8 +90,8 @@ class Synthesizer(nn.Module):
                 self.scale_(next(self.parameters()).new_zeros(self.num_heads, 1, 1))
 
     def is_trained(self) -> bool:
-        """Whether the function has parameters of its own, beside its weight in a mixture."""
-        return any(name != "alpha" for name, _ in self.named_parameters())
+        """Whether the function has parameters of its own."""
+        return any(True for _ in self.parameters())
 
     def forward(self, inputs: Inputs, weight: Optional[Tensor]) -> Logits:
         """The logits, times their weight.
@@ -169,28 +169,18 @@ class RelativeRandom(Synthesizer):
 
     def __init__(self, num_heads: int, head_dim: int, max_length: int, rank: int) -> None:
         super().__init__(num_heads, head_dim, max_length, rank)
-        self.max_length = max_length
         self.r = nn.Parameter(torch.empty(num_heads, 2 * max_length + 1))
 
     def reset_parameters(self) -> None:
         # as wide as the entries of `Random`
-        bound = math.sqrt(3.0 / self.max_length)
+        bound = math.sqrt(6.0 / (self.r.size(1) - 1))
         nn.init.uniform_(self.r, -bound, bound)
 
     def scale_(self, weight: Tensor) -> None:
         self.r.mul_(weight[..., 0])
 
     def forward(self, inputs: Inputs, weight: Optional[Tensor]) -> Logits:
-        # all j - i, from that of the last row and first column to that of the first row and last column
-        length, m = inputs.x.size(2), self.max_length
-        first, last = -(inputs.start + length - 1), inputs.src_len - 1 - inputs.start
-        lowest, highest = max(first, -m), min(last, m)
-        r = self.r.narrow(1, m + lowest, highest - lowest + 1)
-        if first < lowest or highest < last:
-            before, behind = self.r[:, :1].expand(-1, lowest - first), self.r[:, -1:].expand(-1, last - highest)
-            r = torch.cat([before, r, behind], dim=1)
-        rows = r.unfold(1, inputs.src_len, 1)  # the last row comes first: each is the one before it, moved by one
-        return bias_of((rows.flip(1) if length > 1 else rows)[None], weight)
+        return diagonals_of(self.r[None, :, None], weight, inputs.start, inputs.x.size(2))
 
 
 @register_synthesizer("dense")
@@ -292,8 +282,8 @@ class LayerSynthesizer(nn.Module):
         for mixture in self.mixtures():
             for component in mixture.components.values():
                 component.reset_parameters()  # type: ignore[operator]  # a ModuleDict forgets its modules' type
-                if component.alpha is not None:
-                    nn.init.zeros_(component.alpha)  # type: ignore[arg-type]
+            if mixture.alpha is not None:
+                nn.init.zeros_(mixture.alpha)
 
     def forward(self, inputs: Inputs) -> List[Logits]:
         """The logits of each group of heads."""
@@ -304,8 +294,8 @@ class Mixture(LayerSynthesizer):
     """Mixture (section 3.2): ``S = sum_m alpha_m S_m``, the sum taken on the logits.
 
     ``convex`` learns one weight per component and head, alpha = softmax over the components, so that they
-    sum to 1 and start equal; ``sum`` adds the logits as they are. One component alone has no weight. In a state
-    dict the weights before the softmax are ``components.{name}.alpha``, (H,).
+    sum to 1 and start equal; ``sum`` adds the logits as they are. One component alone has no weight. The weights
+    before the softmax are ``alpha``, (M, H), a row for each component.
 
     Args:
         names: registered functions, as `parse_spec` returns them.
@@ -334,11 +324,10 @@ class Mixture(LayerSynthesizer):
             {name: SYNTHESIZERS[name](num_heads, head_dim, max_length, rank) for name in names}
         )
         self.reads_query_key = any(c.reads_query_key for c in self.components.values())
-        self.is_weighted = mixture == "convex" and len(names) > 1
         limited = beyond_length == "refuse" and any(c.has_max_length for c in self.components.values())
         self.limit = max_length if limited else None
-        for component in self.components.values():
-            component.register_parameter("alpha", nn.Parameter(torch.empty(num_heads)) if self.is_weighted else None)
+        is_weighted = mixture == "convex" and len(names) > 1
+        self.alpha = nn.Parameter(torch.empty(len(names), num_heads)) if is_weighted else None
 
     def mixtures(self) -> List["Mixture"]:
         return [self]
@@ -353,7 +342,7 @@ class Mixture(LayerSynthesizer):
         if limit is not None and inputs.src_len > limit:
             raise ValueError("a sentence of {} tokens is longer than max_length {}".format(inputs.src_len, limit))
         weights = self.weights()
-        logits = Logits([], [], [])
+        logits = Logits([], [], [], [])
         for m, component in enumerate(self.components.values()):
             logits = logits + component(inputs, weights[m])
         return [logits]
@@ -376,20 +365,15 @@ class Mixture(LayerSynthesizer):
                 vanilla.scaling = 1.0
             elif weight is not None:
                 component.scale_(weight)
-            component.alpha = None  # type: ignore[assignment]
-        self.is_weighted = False
+        self.alpha = None
         return queries
 
     def weights(self) -> List[Optional[Tensor]]:
         """The weight of each component, (H, 1, 1), or None for 1."""
         weights: List[Optional[Tensor]] = []
-        if self.is_weighted:
-            alphas: List[Tensor] = []
-            for component in self.components.values():
-                alpha = component.alpha
-                assert alpha is not None
-                alphas.append(alpha)  # type: ignore[arg-type]
-            for weight in torch.softmax(torch.stack(alphas), dim=0)[:, :, None, None].unbind():
+        alpha = self.alpha
+        if alpha is not None:
+            for weight in torch.softmax(alpha, dim=0)[:, :, None, None].unbind():
                 weights.append(weight)
         else:
             for _ in self.components.values():

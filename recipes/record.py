@@ -72,24 +72,24 @@ def learned_alpha(checkpoint: Path) -> Dict[str, Dict[str, List[float]]]:
 
 
 def mixture_weights(weights: Dict[str, Any]) -> Dict[str, Dict[str, List[float]]]:
-    """`learned_alpha` of a state dict, which has ``components.random.alpha`` and so on, (H,), before the softmax."""
-    import torch
+    """`learned_alpha` of a state dict, which has alpha, (functions, H), before the softmax."""
+    from fairseq_synth.synthesizers import SYNTHESIZERS
 
-    found: Dict[str, Dict[str, Any]] = {}
+    found = {}
     for key, alpha in weights.items():
         match = re.fullmatch(
-            r"(?:encoder\.sentence_)?((?:encoder|decoder)\.layers\.\d+)\.self_attn\.synthesizer"
-            r"(\.groups\.\d+)?\.components\.(\w+)\.alpha",
+            r"((?:encoder\.sentence_)?((?:encoder|decoder)\.layers\.\d+)\.self_attn\.synthesizer(\.groups\.\d+)?)\.alpha",
             key,
         )
         if match:
-            found.setdefault(match[1] + (match[2] or ""), {})[match[3]] = alpha
-    result = {}
-    for layer, components in found.items():
-        mixed = torch.stack([alpha.float() for alpha in components.values()]).softmax(0)
-        heads = [[round(weight, 4) for weight in row] for row in mixed.tolist()]
-        result[layer] = dict(zip(components, heads))
-    return result
+            names = {
+                other[len(match[1]) :].split(".")[2] for other in weights if other.startswith(f"{match[1]}.components.")
+            }
+            if len(names) < len(alpha):
+                names.add("vanilla")  # it has no weights of its own here
+            heads = [[round(weight, 4) for weight in row] for row in alpha.float().softmax(0).tolist()]
+            found[match[2] + (match[3] or "")] = dict(zip([name for name in SYNTHESIZERS if name in names], heads))
+    return found
 
 
 def origin(run: Path) -> Dict[str, Any]:

@@ -5,9 +5,10 @@
     python tests/compile_kernels.py --count 200 random+vanilla
 
 Architecture, type, heads, width of a head, functions, tokens. Each line is a JSON object: registers of a thread, bytes
-of registers spilled to memory, bytes of shared memory. The attention runs on torch's meta device, where tensors have no
-values; a stand-in for Triton's driver says which GPU it is, and a launch is compiled instead. With --count nothing is
-compiled: how many kernels so many random shapes would need is printed.
+of registers spilled to memory, bytes of shared memory. The assembler spills a few registers of its own accord where
+more programs then fit at once: `spilled_at_255` is what it spills if it may take all. The attention runs on torch's
+meta device, where tensors have no values; a stand-in for Triton's driver says which GPU it is, and a launch is compiled
+instead. With --count nothing is compiled: how many kernels so many random shapes would need is printed.
 """
 
 import json
@@ -91,7 +92,11 @@ def compile_call(architecture, spec, dtype, heads, width, length, masks="padded"
         if compiled is None:
             return  # it is counted
         name = f"{launch.kernel.__module__.rsplit('_')[-1]}.{launch.kernel.__name__}"
-        found.append({"kernel": name, "warps": launch.num_warps, **resources(compiled)})
+        taken = resources(compiled)
+        spilled = taken["spilled"]
+        if spilled:
+            spilled = resources(launch.kernel.warmup(*launch.args, grid=launch.grid, **options, maxnreg=255))["spilled"]
+        found.append({"kernel": name, "warps": launch.num_warps, **taken, "spilled_at_255": spilled})
 
     module = make_attention(spec, "convex", heads * width, heads, max(length, max_length), 8, dropout=dropout)
     module = module.to("meta", dtype).train()

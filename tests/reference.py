@@ -43,15 +43,14 @@ def score(name: str, p: Dict[str, torch.Tensor], h: int, i: int, j: int, x, q, k
 
 
 def mixed_score(mixture, h: int, i: int, j: int, x, q, k) -> float:
-    """sum_m alpha_m S_m, alpha the softmax over the components of one weight per component and head."""
+    """sum_m alpha_m S_m, the weights the softmax of alpha over the components, for each head."""
     scores = []
     for name, component in mixture.components.items():
         sizes = {"a": component.a} if name == "factorized_dense" else {}
         scores.append(score(name, {**component.state_dict(), **sizes}, h, i, j, x, q, k))
-    alphas = [c.alpha for c in mixture.components.values()]
-    if alphas[0] is None:
+    if mixture.alpha is None:
         return sum(scores)
-    exps = [math.exp(float(alpha[h])) for alpha in alphas]
+    exps = [math.exp(float(alpha[h])) for alpha in mixture.alpha]
     return sum(e / sum(exps) * s for e, s in zip(exps, scores))
 
 

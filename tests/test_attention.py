@@ -520,7 +520,7 @@ def test_weights_go_into_parameters(spec, mixture):
         torch.testing.assert_close(module(x, attn_mask=causal_mask(x))[0], expected)
     assert not any(name.endswith("alpha") for name in module.state_dict())
     for part in module.synthesizer.mixtures():
-        assert not part.is_weighted and getattr(part.components, "vanilla", mock.Mock(scaling=1.0)).scaling == 1.0
+        assert part.alpha is None and getattr(part.components, "vanilla", mock.Mock(scaling=1.0)).scaling == 1.0
 
 
 @pytest.mark.parametrize("need_weights", [False, True])
@@ -556,8 +556,8 @@ def test_weights_that_stay(registry):
 
 
 def test_older_checkpoints():
-    """R was stored in blocks and called ``R.matrix``; the two read-outs of factorized_dense were apart."""
-    for spec in ("random+factorized_dense", "random:1/factorized_dense:1"):
+    """R was stored in blocks, as ``R.matrix``; factorized_dense's read-outs were apart, and alpha's rows."""
+    for spec in ("random+factorized_dense", "random:1/factorized_dense:1", "vanilla+dense:1/random+fixed_random:1"):
         module, other = make_attention(spec), make_attention(spec, seed=1)
         state = {}
         for key, value in module.state_dict().items():
@@ -568,6 +568,10 @@ def test_older_checkpoints():
                 A, B = value.split([3, 4], dim=1)  # l = 12
                 older = "W" if key.endswith("W2") else "b"
                 state.update({f"{name}.{older}A": A, f"{name}.{older}B": B})
+            elif key.endswith("alpha"):
+                mixture = module.get_submodule(name)
+                for component, row in zip(mixture.components, value.normal_()):
+                    state[f"{name}.components.{component}.alpha"] = row
             else:
                 state[key] = value
         other.load_state_dict(state)

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from fairseq_synth.inspect.drawing import stored_digest
 from recipes import choice, render
-from recipes.drawing import stored_digest
 
 
 def cell(table, dataset, model, seed, **figures):

@@ -162,7 +162,7 @@ def test_sums_of_logits():
 
 
 def check_logits(summands, causal, bsz, heads, length, width):
-    logits = sum(summands, Logits([], [], []))
+    logits = sum(summands, Logits([], [], [], []))
     before = [x.detach().clone() for x in logits.tensors()]
     value = torch.randn(bsz, heads, length, width, dtype=torch.float64, requires_grad=True)
     leaves = list({id(t): t for t in [value, *logits.tensors()]}.values())

@@ -550,8 +550,8 @@ def test_read_log():
 def test_alpha():
     ours = torch.tensor([[0.0, 1.0], [0.0, 3.0]])
     weights = {
-        f"decoder.layers.1.self_attn.synthesizer.components.{name}.alpha": row
-        for name, row in zip(("dense", "vanilla"), ours)
+        "decoder.layers.1.self_attn.synthesizer.alpha": ours,
+        "decoder.layers.1.self_attn.synthesizer.components.dense.W1": ours,
     }
     weights["encoder.layers.0.self_attn.synthesizer.components.random.R"] = ours
     expected = {"decoder.layers.1": {"dense": [0.5, 0.1192], "vanilla": [0.5, 0.8808]}}
@@ -560,12 +560,12 @@ def test_alpha():
 
 def test_alpha_of_heads_of_different_kinds():
     """A group has an entry of its own: its weights are those of its heads alone."""
-    names, alphas = ("random+vanilla", "random+dense+vanilla"), {}
-    for group, spec in enumerate(names):
-        for name in spec.split("+"):
-            key = f"encoder.layers.0.self_attn.synthesizer.groups.{group}.components.{name}.alpha"
-            alphas[key] = torch.zeros(2 + group)
-    found = record.mixture_weights(alphas)
+    weights = {}
+    for group, names in enumerate([["random"], ["dense", "random"]]):
+        prefix = f"encoder.layers.0.self_attn.synthesizer.groups.{group}"
+        weights[f"{prefix}.alpha"] = torch.zeros(len(names) + 1, 2 + group)
+        weights.update({f"{prefix}.components.{name}.{weight}": torch.zeros(2) for name in names for weight in "ab"})
+    found = record.mixture_weights(weights)
     assert found["encoder.layers.0.groups.0"] == {"random": [0.5, 0.5], "vanilla": [0.5, 0.5]}
     assert found["encoder.layers.0.groups.1"]["dense"] == [0.3333] * 3 and len(found) == 2
 

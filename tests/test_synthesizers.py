@@ -10,6 +10,7 @@ from helpers import SPECS, make_attention
 from fairseq_synth.errors import SynthesizerError
 from fairseq_synth.logits import bias_of
 from fairseq_synth.masks import causal_mask
+from fairseq_synth.parameters import per_head_linear
 from fairseq_synth.specs import parse_heads, parse_spec
 from fairseq_synth.synthesizers import (
     SYNTHESIZERS,
@@ -198,16 +199,15 @@ def test_convex_weights(spec):
     fresh = Mixture(parse_spec(spec), "convex", 2, 3, 12, 3)
     fresh.reset_parameters()
     n = len(spec.split("+"))
-    alphas = [component.alpha for component in fresh.components.values()]
-    assert all(alpha.shape == (2,) and alpha.requires_grad for alpha in alphas)
-    torch.testing.assert_close(torch.softmax(torch.stack(alphas), 0), torch.full((n, 2), 1 / n))
+    assert fresh.alpha.shape == (n, 2) and fresh.alpha.requires_grad
+    torch.testing.assert_close(torch.softmax(fresh.alpha, 0), torch.full((n, 2), 1 / n))
     # equal logits in every component come out unchanged exactly when the weights sum to 1
     module = make_attention(spec)
     for component in module.synthesizer.components.values():
         component.forward = lambda inputs, weight: bias_of(weight.expand(2, 4, 4)[None])
     x = torch.zeros(1, 2, 4, 3)
     torch.testing.assert_close(module.synthesizer(Inputs(x, x, x, 0, 4))[0].total(4), torch.ones(1, 2, 4, 4))
-    assert all(c.alpha is None for c in make_attention(spec, "sum").synthesizer.components.values())
+    assert make_attention(spec, "sum").synthesizer.alpha is None
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -302,3 +302,21 @@ def test_spec():
     assert parse_spec("vanilla+random") == ("random", "vanilla") == parse_spec("random + vanilla")
     assert "twice" in str(_error(parse_spec, "random+random"))
     assert "convex, sum" in str(_error(Mixture, ("random",), "product", 2, 3, 12, 3))
+
+
+@pytest.mark.parametrize("relu", [True, False])
+@pytest.mark.parametrize("trained", ["xwb", "x", "w", "b"])
+def test_per_head_linear(trained, relu):
+    """The gradients are those that autograd finds, and lie in memory as their tensors do."""
+    torch.manual_seed(0)
+    layer_input = torch.randn(5, 3, 8, dtype=torch.float64)  # (T, B, C)
+    x, weight, bias = layer_input.view(5, 3, 2, 4).permute(1, 2, 0, 3), torch.randn(2, 6, 4), torch.randn(2, 6)
+    x, weight, bias = leaves = [t.double().requires_grad_(name in trained) for name, t in zip("xwb", (x, weight, bias))]
+    expected = torch.einsum("bhtn,hmn->bhtm", x, weight) + bias[:, None]
+    expected = expected.relu() if relu else expected
+    found = per_head_linear(x, weight, bias, relu)
+    torch.testing.assert_close(found, expected)
+    wanted, grad = [leaf for leaf in leaves if leaf.requires_grad], torch.randn_like(expected)
+    for leaf, a, b in zip(wanted, *(torch.autograd.grad(out, wanted, grad) for out in (found, expected))):
+        torch.testing.assert_close(a, b)
+        assert a.stride() == leaf.stride()

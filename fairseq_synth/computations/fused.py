@@ -17,7 +17,7 @@ def supports(
     is slow."""
     if not logits.products or (value.size(0) > 1 and logits.is_shared()):
         return False
-    if on_cpu(value) and (len(logits.products) > 1 or logits.outers or logits.biases):
+    if on_cpu(value) and (len(logits.products) > 1 or logits.outers or logits.biases or logits.diagonals):
         return False
     return attn_mask is None or is_causal(attn_mask)
 
@@ -31,8 +31,9 @@ def compute(
 ) -> Tensor:
     """As of `attend`. Rows of a sentence of padding alone are unspecified, but finite."""
     bsz, heads, length, head_dim = value.size()
+    logits = logits.with_matrices(length)
     causal = is_causal(attn_mask)
-    products, biases = list(logits.products), Logits([], logits.outers, [])
+    products, biases = list(logits.products), Logits([], logits.outers, [], [])
     for weight, bias in logits.biases:
         if bias.size(0) == bias.size(2) == 1:
             # a bias on columns is 8 more features of every key, times query features of 1/8, as the kernels want a
@@ -42,7 +43,7 @@ def compute(
         else:
             biases.biases.append((weight, bias))
     if len(products) > 1 or products[0][0] is not None:
-        products = Logits(products, [], []).joined().products
+        products = Logits(products, [], [], []).joined().products
     _, scale, query, key = products[0]
     query, key = (x.to(value.dtype).expand(bsz, heads, length, -1) for x in (query, key))
 

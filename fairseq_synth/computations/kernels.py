@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..logits import Logits, weighted
-from ..masks import is_causal
+from ..masks import is_causal, is_recorded
 from .memory import (
     BY_SENTENCE,
     NAMES,
@@ -32,6 +32,7 @@ from .memory import (
     tensors_of,
     together,
     token_stride,
+    whole_of,
     wholes_of,
     with_token_stride,
 )
@@ -43,6 +44,7 @@ VARIABLE = "FAIRSEQ_SYNTH_KERNELS"
 TRITON = (3, 4)  # the oldest release whose kernels take tuples
 CAPABILITY = (8, 0)
 WIDEST = 128  # features of a head
+WHOLE = 512  # rows of a factor up to which the product of all rows is cheaper than the gradient of a slice
 PROGRAMS = 264  # that a backward pass aims at: two for each of an H100's 132 multiprocessors
 Product = Tuple[Optional[Tensor], float, Tensor, Tensor]  # as of `Logits`
 WORKING: Set[Tuple[Any, ...]] = set()  # kinds of calls whose kernels have been compiled
@@ -57,6 +59,7 @@ class Parts(NamedTuple):
     outer: List[Tuple[Optional[Tensor], Tensor, Tensor]]  # at most one
     columns: Logits  # shared rows, which are added up
     matrices: Logits  # shared matrices and products of shared factors, which are added up
+    diagonals: List[Tuple[Optional[Tensor], Tensor, int, int]]  # at most one, without matrices
 
 
 PARTS: "WeakKeyDictionary[Logits, Optional[Parts]]" = WeakKeyDictionary()  # what `supports` finds, for `compute`
@@ -72,19 +75,19 @@ def supports(
         return False
     if value.dtype not in DTYPES and not (value.dtype == torch.float32 and is_interpreted()):
         return False
-    parts = PARTS[logits] = parts_of(logits, value.size(0))
+    parts = PARTS[logits] = parts_of(logits, value)
     if value.numel() == 0 or parts is None:
         return False
-    if parts.own and len(logits.products) == 1 and not logits.outers and not logits.biases:
+    if parts.own and len(logits.products) == 1 and not (logits.outers or logits.biases or logits.diagonals):
         return False  # `vanilla` alone: torch's fused attention
     width = max([value.size(3)] + [query.size(3) for _, _, query, _ in parts.own + parts.half])
-    summands = len(logits.products) + len(logits.outers) + len(parts.matrices.biases)
+    summands = len(logits.products) + len(logits.outers) + len(parts.matrices.biases) + len(parts.diagonals)
     return width <= 64 or (width <= WIDEST and summands <= 2)
 
 
 def is_eager(x: Tensor) -> bool:
     """Whether x has values, and torch does not record what becomes of them."""
-    return type(x) is Tensor and not torch.jit.is_tracing() and not torch.compiler.is_compiling()
+    return type(x) is Tensor and not is_recorded()
 
 
 @lru_cache(maxsize=None)
@@ -117,13 +120,14 @@ def triton_fits() -> bool:
     return tuple(int(number) for number in triton.__version__.split(".")[:2]) >= TRITON
 
 
-def parts_of(logits: Logits, bsz: int) -> Optional[Parts]:
+def parts_of(logits: Logits, value: Tensor) -> Optional[Parts]:
     """The summands in the kernels' places; None where they have no place for one of them."""
+    bsz, _, length, _ = value.size()
 
     def is_shared(x: Tensor) -> bool:
         return x.size(0) < bsz or bsz == 1
 
-    parts = Parts([], [], list(logits.outers), Logits([], [], []), Logits([], [], []))
+    parts = Parts([], [], list(logits.outers), Logits([], [], [], []), Logits([], [], [], []), list(logits.diagonals))
     for weight, scale, query, key in logits.products:
         if not is_shared(query) and not is_shared(key):
             parts.own.append((weight, scale, query, key))
@@ -137,6 +141,9 @@ def parts_of(logits: Logits, bsz: int) -> Optional[Parts]:
         if not is_shared(bias):
             return None
         (parts.columns if bias.size(2) == 1 else parts.matrices).biases.append((weight, bias))
+    if parts.matrices.tensors() or len(parts.diagonals) > 1:
+        parts.matrices.biases.extend(Logits([], [], [], logits.diagonals).with_matrices(length).biases)
+        parts.diagonals.clear()
     if max(len(parts.own), len(parts.half), len(parts.outer)) > 1:
         return None
     return parts
@@ -146,7 +153,7 @@ def kind_of(
     parts: Parts, value: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor], dropout: float
 ) -> Tuple[Any, ...]:
     """What calls have in common that have the same compiled kernels; some calls of a kind have others."""
-    counts = (len(parts.own), len(parts.half), len(parts.outer), bool(parts.columns.biases))
+    counts = (len(parts.own), len(parts.half), len(parts.outer), bool(parts.columns.biases), len(parts.diagonals))
     matrix = (len(parts.matrices.products), [weight is None for weight, _ in parts.matrices.biases].count(False))
     masks = (key_padding_mask is None, attn_mask is None, dropout > 0)
     tile = value.size(2).bit_length()
@@ -162,7 +169,7 @@ def compute(
 ) -> Tensor:
     """As of `attend`. Rows of padding are 0."""
     bsz, heads, length, width = value.size()
-    parts = PARTS[logits] if logits in PARTS else parts_of(logits, bsz)
+    parts = PARTS[logits] if logits in PARTS else parts_of(logits, value)
     assert parts is not None
     kind = kind_of(parts, value, key_padding_mask, attn_mask, dropout)
     if kind in FAILED:
@@ -179,6 +186,8 @@ def compute(
     for name, logits_of in (("c", parts.columns), ("r", parts.matrices)):
         if logits_of.tensors():
             weights[name], tensors[name] = without_weight(logits_of, length)
+    for weights["r"], values, _, _ in parts.diagonals:
+        tensors["r"] = values
     for name in BY_SENTENCE:
         tensors[name] = with_token_stride(tensors[name], bsz, heads, value.dtype)
     for name in SHARED:
@@ -189,7 +198,7 @@ def compute(
     if key_padding_mask is not None:
         hidden = key_padding_mask.to(torch.bool).contiguous().view(torch.uint8)
     seed = torch.randint(1 << 62, (1,), device=value.device) if dropout > 0 else None
-    options = Options(hidden, seed, dropout, is_causal(attn_mask), scale, rows)
+    options = Options(hidden, seed, dropout, is_causal(attn_mask), scale, rows, len(parts.diagonals) > 0)
     if kind not in WORKING and not is_interpreted():
         try:
             load(wholes, places, options)
@@ -209,7 +218,10 @@ def without_weight(logits: Logits, length: int) -> Tuple[Optional[Tensor], Tenso
     for weight, bias in logits.biases:
         return weight, bias
     ((weight, scale, query, key),) = logits.products
-    return weight, Logits([(None, scale, query, key)], [], []).total(length)
+    wholes = [whole_of(query), whole_of(key)]
+    if all(x.dim() == 3 and x.size(1) <= WHOLE and own_size(y, x) for x, y in zip(wholes, (query, key))):
+        query, key = (x[None] for x in wholes)  # the gradient of a slice is a copy
+    return weight, Logits([(None, scale, query, key)], [], [], []).total(length)[:, :, :length, :length]
 
 
 def by_another(*call: Any) -> Tensor:
@@ -229,6 +241,7 @@ class Options(NamedTuple):
     causal: bool
     scale: float  # of the product q k^T
     rows: Dict[str, int]  # of each summand that has a weight, in `weights`
+    diagonals: bool  # R is its values by distance, (1, H, 1, 2 m + 1)
 
 
 class Launch(NamedTuple):
@@ -305,7 +318,8 @@ class Sums:
         groups = min(bsz, max(1, -(-wanted // (heads * tiles))))
         self.sentences, self.groups = shared_out(bsz, groups if self.is_wanted else bsz)
         # each begins at a multiple of 16 bytes, which is a property that kernels are compiled for
-        widths = [-(-t[name].numel() // 4) * 4 for name in names]
+        numbers = [heads * length**2 if name == "r" else t[name].numel() for name in names]
+        widths = [-(-number // 4) * 4 for number in numbers]
         self.size, self.parts = sum(widths), self.groups * tiles
         self.places: Tensors = {}
         if names:
@@ -334,9 +348,10 @@ def is_short(t: Tensors) -> bool:
     """Whether `triton_short` holds its tiles in registers: see `test_resources` in the tests."""
     length = t["v"].size(2)
     summands = [name for name in ("q", "x", "left", "r") if t[name] is not None]
+    is_narrow = width_of(t) <= 64
     if length <= 32:
-        return len(summands) <= 3 and (width_of(t) <= 64 or len(summands) == 1)
-    return length <= 64 and width_of(t) <= 64 and len(summands) <= 1
+        return len(summands) <= 3 and (is_narrow or summands in (["q"], ["x"], ["r"]))
+    return length <= 64 and is_narrow and summands in (["q"], ["x"], ["r"])
 
 
 def forward_launch(t: Tensors, options: Options, out: Tensor) -> Tuple[Launch, Optional[Tensor]]:
@@ -440,13 +455,14 @@ def addition(
     """The launch that adds up sums over groups, and parts of weights' gradients."""
     from .triton_sums import Totals, add
 
-    block = 256
+    block, groups_at_once = 256, 16
     to = Totals(*(d.get(name) for name in Totals._fields))
-    blocks = sum(-(-heads * math.prod(sizes[name]) // block) for name in SHARED if name in d)
+    of_block = {"w": block, "c": block, "r": groups_at_once if constants.DIAGONALS.value else block}
+    blocks = sum(-(-heads * math.prod(sizes[name]) // of_block[name]) for name in SHARED if name in d)
     if to.weights is not None:
         blocks += to.weights.numel() // heads
     own = [n for name in SHARED for n in sizes.get(name, (1, 1))]
-    args = (to, at, heads, length, *groups, *own, *counts, constants, power_of_2(heads), block, 16)
+    args = (to, at, heads, length, *groups, *own, *counts, constants, power_of_2(heads), block, groups_at_once)
     return Launch(add, (blocks,), args, 4, 1)
 
 
@@ -473,14 +489,18 @@ class Tile(NamedTuple):
         rows, columns = 64, 64
         if summands > 2 and t["left"] is not None:
             rows, columns = 16, 16
+        elif kernel == "matrix" and t["x"] is not None and width_of(t) > 64:
+            rows, columns = 16, 32
         elif summands > 2 or t["left"] is not None or width_of(t) > 64:
             rows, columns = 32, 32
         elif is_older and kernel != "forward" and (summands > 1 or t["x"] is not None):
             rows, columns = 32, 32
         elif kernel == "columns" and t["x"] is not None:
             rows, columns = 32, 64
+        elif t["q"] is not None and t["x"] is not None and (is_older or kernel == "rows"):
+            rows, columns = 64, 32
         size = power_of_2(t["v"].size(2))
-        return Tile(min(rows, size), min(columns, size), 8 if rows > 16 else 4, 1)
+        return Tile(min(rows, size), min(columns, size), 8, 1)
 
     def down(self, length: int) -> int:
         """Tiles that hold so many rows."""
@@ -512,6 +532,8 @@ def arguments(t: Tensors, options: Options, tile: Tile, more: List[Tensor]) -> T
     w_head = 0 if w is None else w.stride(1)
     c_head = 0 if c is None else c.stride(1)
     r_row, r_head = (0, 0) if r is None else (r.stride(2), r.stride(1))
+    if options.diagonals:
+        r_row = r.size(3) // 2
     q_width, x_width = (16 if t[name] is None else t[name].size(3) for name in ("q", "x"))
     columns = 1 if right is None else right.size(3)
     numbers = [*strides, w_head, c_head, r_row, r_head, length, bsz, heads, columns, options.scale]
@@ -531,6 +553,7 @@ def arguments(t: Tensors, options: Options, tile: Tile, more: List[Tensor]) -> T
         COLUMNS=tile.columns,
         UNIT=1 if any(n % 8 for n in units) else 8,
         CAUSAL=options.causal,
+        DIAGONALS=options.diagonals,
         PRECISION="ieee" if is_exact else "tf32",
         **{f"A_{name.upper()}": options.rows.get(name, -1) for name in ("q", "x", "outer", "c", "r")},
     )

@@ -42,7 +42,7 @@ def compute(
     assert lengths is not None
     dtype = value.dtype  # under autocast they differ
     products = [(weight, scale, q.to(dtype), k.to(dtype)) for weight, scale, q, k in logits.products]
-    logits = Logits(products, logits.outers, logits.biases)
+    logits = Logits(products, logits.outers, logits.with_matrices(length).biases, [])
     rows = CAUSAL_ROWS if causal else length
     if bsz > 1 and logits.is_shared():
         blocks = list(blocks_of_lengths(lengths, heads, rows))
@@ -159,14 +159,14 @@ def backward_of_block(logits: Logits, sums: Logits, value: Tensor, grad: Tensor,
     places = tiles(block, causal)
     is_one_tile = len(places) == 1
     # all tiles share one product
-    factors = map_tensors(as_leaf, Logits(logits.products, [], []), Logits(sums.products, [], []))
+    factors = map_tensors(as_leaf, Logits(logits.products, [], [], []), Logits(sums.products, [], [], []))
     with torch.enable_grad():
         product = with_one_product(factors)
     if not is_one_tile:
         # it is differentiated once, when its gradient has been summed over the tiles
         product_sums = map_tensors(lambda x: zeros_in_fp32(x) if x.requires_grad else None, product)
-        logits = Logits(map_tensors(torch.Tensor.detach, product).products, logits.outers, logits.biases)
-        factor_sums, sums = sums, Logits(product_sums.products, sums.outers, sums.biases)
+        logits = Logits(map_tensors(torch.Tensor.detach, product).products, logits.outers, logits.biases, [])
+        factor_sums, sums = sums, Logits(product_sums.products, sums.outers, sums.biases, [])
     grad_value: Optional[Tensor] = None
     # the last rows come first: they have all columns, so that their product starts the sum
     for rows, columns in reversed(places):
@@ -174,8 +174,8 @@ def backward_of_block(logits: Logits, sums: Logits, value: Tensor, grad: Tensor,
         leaves = map_tensors(as_leaf, of_tile(logits, rows, columns), tile_sums)
         tile = leaves
         if is_one_tile:
-            tile = Logits(product.products, leaves.outers, leaves.biases)
-            leaves = Logits(factors.products, leaves.outers, leaves.biases)
+            tile = Logits(product.products, leaves.outers, leaves.biases, [])
+            leaves = Logits(factors.products, leaves.outers, leaves.biases, [])
         with torch.enable_grad():
             weights = tile_weights(tile, value.size(1), rows, columns, block, causal)
         g, v = grad[:, :, rows], value[:, :, columns]
@@ -197,7 +197,7 @@ def backward_of_block(logits: Logits, sums: Logits, value: Tensor, grad: Tensor,
 def with_one_product(logits: Logits) -> Logits:
     """All inner products as one, its factors copied to where tiles read them in order."""
     products = [(weight, scale, q.contiguous(), k.contiguous()) for weight, scale, q, k in logits.joined().products]
-    return Logits(products, logits.outers, logits.biases)
+    return Logits(products, logits.outers, logits.biases, [])
 
 
 def zeros_in_fp32(x: Tensor) -> Tensor:
@@ -242,8 +242,8 @@ def of_block(logits: Logits, block: Block) -> Logits:
         return x[sentences, block.heads if x.size(1) > 1 else slice(None)]
 
     part = map_tensors(cut, logits)
-    factors = map_tensors(lambda x: x[:, :, : block.length], Logits(part.products, [], []))
-    return Logits(factors.products, part.outers, part.biases)
+    factors = map_tensors(lambda x: x[:, :, : block.length], Logits(part.products, [], [], []))
+    return Logits(factors.products, part.outers, part.biases, [])
 
 
 def of_tile(logits: Logits, rows: slice, columns: slice) -> Logits:
@@ -259,6 +259,7 @@ def of_tile(logits: Logits, rows: slice, columns: slice) -> Logits:
         [(weight, scale, of_rows(query), of_columns(key, 2)) for weight, scale, query, key in logits.products],
         [(weight, of_rows(left), of_rows(right)) for weight, left, right in logits.outers],
         [(weight, of_columns(of_rows(bias), 3)) for weight, bias in logits.biases],
+        [],
     )
 
 
@@ -277,7 +278,7 @@ def map_tensors(function: Callable[..., Any], logits: Logits, *others: Logits) -
         found = zip(*(getattr(one, name) for one in (logits, *others)))
         return [tuple(apply(*xs) for xs in zip(*summand)) for summand in found]
 
-    return Logits(summands("products"), summands("outers"), summands("biases"))
+    return Logits(summands("products"), summands("outers"), summands("biases"), [])
 
 
 def in_places(places: Logits, tensors: Iterable[Any]) -> Logits:

@@ -50,7 +50,7 @@ class Sizes(NamedTuple):
     right_head: Any
     w_head: Any
     c_head: Any
-    r_row: Any
+    r_row: Any  # stride of a row; m, where R is its values by distance
     r_head: Any
     T: Any
     B: Any
@@ -77,6 +77,7 @@ class Constants(NamedTuple):
     COLUMNS: Any
     UNIT: Any  # all strides are multiples of it, so that several numbers are read at once
     CAUSAL: Any
+    DIAGONALS: Any  # R is its values by distance, 2 m + 1 for each head
     PRECISION: Any  # of products of fp32
     A_Q: Any  # row of the weight of each summand; -1 for 1
     A_X: Any
@@ -209,7 +210,11 @@ def load_matrix(g, s, z, h, i, j):
         return 0.0
     else:
         row, column = (i + tl.arange(0, z.ROWS))[:, None], (j + tl.arange(0, z.COLUMNS))[None, :]
-        at = g.r + tl.cast(h, tl.int64) * s.r_head + (row * s.r_row + column)
+        if z.DIAGONALS:
+            place = tl.minimum(tl.maximum(column - row, -s.r_row), s.r_row) + s.r_row
+        else:
+            place = row * s.r_row + column
+        at = g.r + tl.cast(h, tl.int64) * s.r_head + place
         return tl.load(at, mask=(row < s.T) & (column < s.T), other=0.0).to(tl.float32)
 
 

@@ -59,6 +59,31 @@ def add_groups(H, sum, block, BLOCK: tl.constexpr, GROUPS: tl.constexpr):
 
 
 @triton.jit
+def add_diagonals(H, T, sum, block, BLOCK: tl.constexpr, PAIRS: tl.constexpr):
+    """A block of a gradient by distance, (H, 1, 2 m + 1): sums of the diagonals of ``parts``, over the groups.
+
+    The first and the last distance have all diagonals that are farther from the middle too.
+    """
+    if sum.out is not None:
+        place = tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        h, m = place // sum.own_columns, sum.own_columns // 2
+        distance = place % sum.own_columns - m
+        farther = tl.where(distance == m, 1, tl.where(distance == -m, -1, 0))
+        total = tl.zeros([BLOCK], tl.float32)
+        for step in range(0, tl.maximum(T - m, 1)):
+            diagonal = distance + step * farther
+            wanted = (h < H) & (diagonal < T) & (diagonal > -T) & ((step == 0) | (farther != 0))
+            for first in range(0, tl.where(tl.max(wanted.to(tl.int32), 0) > 0, sum.groups * T, 0), PAIRS):
+                pair = first + tl.arange(0, PAIRS)  # of a group and a row
+                group, row = (pair // T)[:, None], (pair % T)[:, None]
+                column = row + diagonal[None, :]
+                mask = (pair < sum.groups * T)[:, None] & wanted[None, :] & (column >= 0) & (column < T)
+                at = sum.parts + tl.cast(group, tl.int64) * sum.size + (h[None, :] * T + row) * T + column
+                total += tl.sum(tl.load(at, mask=mask, other=0.0), 0)
+        tl.store(sum.out + place, total.to(sum.out.dtype.element_ty), mask=h < H)
+
+
+@triton.jit
 def add_parts(parts, number, row, a_row: tl.constexpr, H, HEADS: tl.constexpr, GROUPS: tl.constexpr):
     """The sum of (number, H) parts, if they are of this row's weight."""
     total = tl.zeros([HEADS], tl.float32)
@@ -87,13 +112,17 @@ def add(
     c = Sum(to.c, at.c, w_groups, w_size, 1, T, c_rows, c_columns)
     r = Sum(to.r, at.r, r_groups, r_size, T, T, r_rows, r_columns)
     block = tl.program_id(0)
-    of_w, of_c, of_r = number_of_blocks(H, w, BLOCK), number_of_blocks(H, c, BLOCK), number_of_blocks(H, r, BLOCK)
+    of_w, of_c = number_of_blocks(H, w, BLOCK), number_of_blocks(H, c, BLOCK)
+    of_r = number_of_blocks(H, r, GROUPS if z.DIAGONALS else BLOCK)
     if block < of_w:
         add_groups(H, w, block, BLOCK, GROUPS)
     elif block < of_w + of_c:
         add_groups(H, c, block - of_w, BLOCK, GROUPS)
     elif block < of_w + of_c + of_r:
-        add_groups(H, r, block - of_w - of_c, BLOCK, GROUPS)
+        if z.DIAGONALS:
+            add_diagonals(H, T, r, block - of_w - of_c, GROUPS, BLOCK // 2)
+        else:
+            add_groups(H, r, block - of_w - of_c, BLOCK, GROUPS)
     elif to.weights is not None:
         row, h = block - of_w - of_c - of_r, tl.arange(0, HEADS)
         total = add_parts(at.a_q, of_rows, row, z.A_Q, H, HEADS, GROUPS)

@@ -43,7 +43,7 @@ class Attention(NamedTuple):
     def alpha(self) -> Optional[Dict[str, List[float]]]:
         """{function: its weight in each head, 0 in a head without it}; None where no head has learned weights."""
         mixtures = self.module.synthesizer.mixtures() if is_synthetic(self.module) else []
-        if not any(mixture.is_weighted for mixture in mixtures):
+        if all(mixture.alpha is None for mixture in mixtures):
             return None
         found = {name: [0.0] * self.heads for mixture in mixtures for name in mixture.components}
         first = 0
