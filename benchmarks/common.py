@@ -18,6 +18,7 @@ sys.path.insert(0, str(ROOT))
 
 from fairseq_synth import register  # noqa: E402
 from recipes.provenance import commit, hardware, versions  # noqa: E402
+from recipes.render import markdown  # noqa: E402
 
 register()
 STOCK = "stock"
@@ -101,9 +102,8 @@ def report(title: str, unit: str, rows: Dict[str, Dict[str, float]], args: argpa
     """Prints a Markdown table, name by column, and writes ``--out``."""
     columns = list(next(iter(rows.values())))
     print(f"\n{title}; {unit}; {hardware(args.device)}; {', '.join(f'{k} {v}' for k, v in versions().items())}\n")
-    print("| |" + "|".join(columns) + "|\n|" + "---|" * (len(columns) + 1))
-    for name, cells in rows.items():
-        print(f"| {name} | " + " | ".join(f"{cells[c]:.2f}" if c in cells else "" for c in columns) + " |")
+    cells = [[name, *(f"{row[c]:.2f}" if c in row else "" for c in columns)] for name, row in rows.items()]
+    print("\n".join(markdown(["", *columns], cells)))
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         flags = {k: v for k, v in vars(args).items() if k != "out"}

@@ -20,5 +20,5 @@
 | cluster.smk | the same cells as jobs of a cluster, for Snakemake |
 | analysis.py | what attention has learned in the models of a table |
 | provenance.py | commit, versions and hardware of a run |
-| render.py, pictures.py, drawing.py | Markdown and PNG, rendered from the above |
+| render.py, pictures.py | Markdown and PNG, rendered from the above |
 """

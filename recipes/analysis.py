@@ -14,9 +14,11 @@ import sys
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence
 
+from fairseq_synth.inspect.drawing import Call, Panel, Picture, color, image, legend, line, name_above, stairs
+from fairseq_synth.inspect.pictures import GROUPS
+
 from . import provenance
 from .command import ROOT, Parser, UserError, dry_run, integer, run, say, write
-from .drawing import Call, Panel, Picture, color, image, legend, line, name_above
 from .hyperparameters import BASELINES, RECIPES
 from .tables import BASELINE, TABLES, Cell
 
@@ -26,11 +28,6 @@ FOLDER = "analysis"  # of results/, and of the pictures below --out
 LENGTHS = "lengths"  # the same for --lengths
 TABLE = "multi30k_cpu"  # that docs/analysis.md shows
 SIZE = 16  # rows and columns of a pattern that are kept
-GROUPS = {
-    "encoder.self": "encoder self-attention",
-    "decoder.self": "decoder self-attention",
-    "decoder.cross": "cross-attention",
-}
 
 
 def main(argv: Sequence[str]) -> None:
@@ -253,14 +250,7 @@ def histograms(records: Dict[str, Figures], kind: str, below: str) -> Picture:
     for model, record in records.items():
         for group in ("encoder.self", "decoder.self"):
             for attention in (of_group(record, group)[0], of_group(record, group)[-1]):
-                found = attention["histograms"][kind]
-                calls: List[Call] = []
-                for state, style in (("initial", {"color": "0.75", "fill": True}), ("trained", {"color": "tab:blue"})):
-                    shares = found["shares"][state]
-                    width = (found["high"] - found["low"]) / len(shares)
-                    edges = [found["low"] + i * width for i in range(len(shares) + 1)]
-                    calls.append(("stairs", [shares, edges], {"label": state, **style}))
-                calls += [] if panels else [legend()]
+                calls = [*stairs(attention["histograms"][kind]), *([] if panels else [legend()])]
                 title = {"title": f"{group.split('.')[0]}, layer {attention['layer']}"} if len(panels) < 4 else {}
                 label = {} if len(panels) % 4 else {"ylabel": model}
                 scale = {"yscale": "log"} if kind == "weights" else {}

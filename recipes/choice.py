@@ -4,10 +4,10 @@ import math
 import statistics
 from typing import Dict, Iterator, List, NamedTuple
 
+from fairseq_synth.inspect.drawing import Call, Panel, Picture, legend
 from fairseq_synth.specs import parse_spec
 from fairseq_synth.synthesizers import SYNTHESIZERS
 
-from .drawing import Call, Panel, Picture, legend
 from .render import label, load, load_cells, markdown, of_models, paired_differences
 from .tables import BASELINE, TABLES
 

@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
+from fairseq_synth.inspect.drawing import Call, Panel, Picture, color, image, legend, line, stored_digest
+
 from . import analysis, choice
 from .command import ROOT
-from .drawing import Call, Panel, Picture, color, image, legend, line, stored_digest
 from .render import SPEED, SPEED_GPU, Record, in_order, load, load_cells, summarize
 from .tables import BASELINE, TABLES, Dataset, Table
 from .tables import SPEED as SPEED_COLUMN

@@ -6,6 +6,8 @@ import re
 import statistics
 from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from tabulate import tabulate
+
 from .command import ROOT, UserError
 from .provenance import device_of
 from .tables import BASELINE, DEVICES, TABLES, Dataset, Table
@@ -159,7 +161,7 @@ def baseline_name(table: Table) -> str:
 
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> List[str]:
     """The lines of a table."""
-    return ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
+    return tabulate(list(rows), list(heads), "github", disable_numparse=True, stralign=None).splitlines()
 
 
 def of_models(table: Table, dataset: Dataset, records: Sequence[Record]) -> Dict[str, List[Record]]:

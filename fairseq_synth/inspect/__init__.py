@@ -5,7 +5,8 @@
 `checkpoints`    loads a model, rebuilds its initial state, makes batches
 `hooks`          finds the attentions of a model, reads their logits, switches heads and branches off
 `analysis`       every figure of one checkpoint, as plain values
-`pictures`       draws these values; needs matplotlib
+`pictures`       the pictures of these values, as plain values too
+`drawing`        draws such pictures, and those of the results; needs matplotlib
 `command`        the command line
 ===============  =====================================================================================
 """

@@ -2,6 +2,7 @@
 
 import hashlib
 import inspect
+import itertools
 import json
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -19,39 +20,60 @@ class Panel(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A file of docs/: its panels, row by row."""
+    """A file: its panels, row by row; None for an empty place."""
 
     name: str
-    panels: Sequence[Panel]
-    size: Tuple[float, float] = (6, 4)  # inches
+    panels: Sequence[Optional[Panel]]
+    size: Tuple[float, float] = (6, 4)  # inches, of everything; or of a panel, if there are `gaps`
     columns: int = 1
     share_x: bool = False
     share_y: bool = False
     below: str = ""  # a label for all panels
+    gaps: Optional[Tuple[float, float]] = None  # inches between panels; None: found by matplotlib, slowly
+    title: str = ""
 
     def digest(self) -> str:
         """Of what is drawn, and of the code that draws it."""
-        return hashlib.sha256((json.dumps(self) + inspect.getsource(Picture.save)).encode()).hexdigest()
+        return hashlib.sha256((json.dumps(self) + inspect.getsource(Picture.draw)).encode()).hexdigest()
 
-    def save(self, folder: Path) -> None:
-        """Draws it."""
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
+    def draw(self) -> Any:
+        """A figure of matplotlib."""
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=self.size, dpi=120, layout="constrained")
-        FigureCanvasAgg(figure)
         rows = -(-len(self.panels) // self.columns)
+        figure = Figure(figsize=self.size, dpi=120, layout="constrained" if self.gaps is None else None)
         grid = figure.subplots(rows, self.columns, squeeze=False, sharex=self.share_x, sharey=self.share_y)
-        for axes, panel in zip(grid.flat, self.panels):
+        if self.gaps is not None:
+            left, right, top, bottom = 0.7, 0.2, 0.6, 0.55
+            width = left + right + self.columns * self.size[0] + (self.columns - 1) * self.gaps[0]
+            height = top + bottom + rows * self.size[1] + (rows - 1) * self.gaps[1]
+            figure.set_size_inches(width, height)
+            places = (left / width, bottom / height, 1 - right / width, 1 - top / height)
+            figure.subplots_adjust(*places, self.gaps[0] / self.size[0], self.gaps[1] / self.size[1])
+        for axes, panel in itertools.zip_longest(grid.flat, self.panels):
+            if panel is None:
+                axes.axis("off")
+                continue
             axes.tick_params(labelsize=7)
-            axes.title.set_fontsize(9)
             axes.xaxis.label.set_fontsize(8)
             axes.yaxis.label.set_fontsize(8)
             for method, arguments, options in panel.calls:
                 getattr(axes, method)(*arguments, **options)
             axes.set(**panel.settings)
+            if self.gaps is not None:
+                axes.title.set_fontsize(8)
         if self.below:
             figure.supxlabel(self.below, fontsize=9)
+        if self.title:
+            figure.suptitle(self.title, fontsize=10)
+        return figure
+
+    def save(self, folder: Path) -> None:
+        """Writes it."""
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+        figure = self.draw()
+        FigureCanvasAgg(figure)
         figure.savefig(folder / self.name, metadata={DIGEST: self.digest(), "Software": None})
 
 
@@ -81,6 +103,18 @@ def legend() -> Call:
 def name_above(text: str) -> Call:
     """A title that begins at the left edge, of the first panel of several."""
     return "set_title", [text], {"loc": "left", "fontsize": 9}
+
+
+def stairs(histogram: Dict[str, Any]) -> List[Call]:
+    """A histogram of the inspection: the trained state before the initial one, in gray."""
+    calls: List[Call] = []
+    for state, own in (("initial", {"color": "0.75", "fill": True}), ("trained", {"color": "tab:blue"})):
+        shares = histogram["shares"].get(state)
+        if shares:
+            width = (histogram["high"] - histogram["low"]) / len(shares)
+            edges = [histogram["low"] + i * width for i in range(len(shares) + 1)]
+            calls.append(("stairs", [shares, edges], {"label": state, **own}))
+    return calls
 
 
 def image(matrix: Any, labels: Sequence[str] = (), names: bool = True, **style: Any) -> List[Call]:
