@@ -57,11 +57,12 @@ class Counter(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def on_a_gpu(with_kernels: bool, run: Callable[[kernels.Launch], None]) -> Iterator[None]:
+def on_a_gpu(with_kernels: bool, run: Callable[[kernels.Launch, Any], None]) -> Iterator[None]:
     """With the kernels of a GPU of capability 9.0, whose launches go to `run`, or without them."""
-    gpu = dict(device_fits=lambda _: True, capability_of=lambda _: (9, 0), load=lambda *_: None, run=run)
+    gpu = dict(device_fits=lambda _: True, load=lambda *_: None, run=run)
     setting = mock.patch.dict(os.environ, {kernels.VARIABLE: "1" if with_kernels else "0"})
-    with setting, mock.patch.multiple(kernels, **gpu):
+    capability = mock.patch("fairseq_synth.computations.launches.capability_of", lambda _: (9, 0))
+    with setting, mock.patch.multiple(kernels, **gpu), capability:
         yield
 
 
@@ -76,7 +77,7 @@ def count(
     """The calls of one block, forward and backward: the encoder's with padding, or the decoder's with its mask."""
     counter = Counter()
 
-    def run(launch: kernels.Launch) -> None:
+    def run(launch: kernels.Launch, _: Any) -> None:
         counter.calls.append(launch.kernel.__name__)
 
     class FusedAttention(torch.autograd.Function):
@@ -133,7 +134,7 @@ def host_block(name: str, with_kernels: bool, repeats: int = 50) -> Callable[[],
 
     def run() -> None:
         # the interpreter's setting, as the kernels take fp32 only there
-        with on_a_gpu(with_kernels, lambda _: None), mock.patch.object(kernels, "is_interpreted", lambda: True):
+        with on_a_gpu(with_kernels, lambda *_: None), mock.patch.object(kernels, "is_interpreted", lambda: True):
             for _ in range(repeats):
                 module.zero_grad(set_to_none=True)
                 out, _ = module(x, x, x, key_padding_mask=key_padding_mask, need_weights=False)

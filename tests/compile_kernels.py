@@ -26,7 +26,7 @@ from helpers import make_attention
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 
-from fairseq_synth.computations import kernels
+from fairseq_synth.computations import kernels, launches
 from fairseq_synth.masks import causal_mask
 
 SHARED_MEMORY = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024}  # of a program at most
@@ -86,16 +86,16 @@ def compile_call(architecture, spec, dtype, heads, width, length, masks="padded"
     """The launches of a layer, forward and backward, compiled."""
     found = []
 
-    def run(launch):
-        options = dict(num_warps=launch.num_warps, num_stages=launch.num_stages)
-        compiled = launch.kernel.warmup(*launch.args, grid=launch.grid, **options)
+    def run(launch, tensors):
+        args, options = launch.args(tensors), dict(num_warps=launch.num_warps, num_stages=launch.num_stages)
+        compiled = launch.kernel.warmup(*args, grid=launch.grid, **options)
         if compiled is None:
             return  # it is counted
         name = f"{launch.kernel.__module__.rsplit('_')[-1]}.{launch.kernel.__name__}"
         taken = resources(compiled)
         spilled = taken["spilled"]
         if spilled:
-            spilled = resources(launch.kernel.warmup(*launch.args, grid=launch.grid, **options, maxnreg=255))["spilled"]
+            spilled = resources(launch.kernel.warmup(*args, grid=launch.grid, **options, maxnreg=255))["spilled"]
         found.append({"kernel": name, "warps": launch.num_warps, **taken, "spilled_at_255": spilled})
 
     module = make_attention(spec, "convex", heads * width, heads, max(length, max_length), 8, dropout=dropout)
@@ -103,8 +103,9 @@ def compile_call(architecture, spec, dtype, heads, width, length, masks="padded"
     x = torch.empty(length, bsz, heads * width, device="meta", dtype=dtype, requires_grad=True)
     mask = torch.empty(bsz, length, device="meta", dtype=torch.bool) if masks == "padded" else None
     attn_mask = causal_mask(x) if masks == "causal" else None
-    fits = dict(device_fits=lambda _: True, capability_of=lambda _: divmod(architecture, 10))
-    with mock.patch.multiple(kernels, run=run, load=lambda *_: None, **fits):
+    gpu = dict(device_fits=lambda _: True, run=run, load=lambda *_: None, PLANS={})
+    capability = mock.patch.object(launches, "capability_of", lambda _: divmod(architecture, 10))
+    with mock.patch.multiple(kernels, **gpu), capability:
         out, _ = module(x, x, x, key_padding_mask=mask, attn_mask=attn_mask)
         out.backward(torch.empty_like(out))
     return found

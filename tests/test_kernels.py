@@ -8,6 +8,7 @@ import copy
 import functools
 import json
 import os
+import random
 import subprocess
 import sys
 
@@ -17,7 +18,7 @@ from helpers import NAMES, SPECS, make_attention, padding_mask
 
 from fairseq_synth import computations
 from fairseq_synth.architectures import VARIANTS
-from fairseq_synth.computations import kernels, plain
+from fairseq_synth.computations import kernels, launches, plain
 from fairseq_synth.logits import bias_of, outer_product_of, product_of
 from fairseq_synth.masks import causal_mask
 from recipes.command import ROOT
@@ -41,8 +42,15 @@ def everything(request):
 @pytest.fixture(autouse=True)
 def kernels_are_on(monkeypatch):
     monkeypatch.setenv(kernels.VARIABLE, "1")
+    monkeypatch.setattr(kernels, "PLANS", {})
     # on a GPU they are for half precision, as in fp32 they are slow; but fp32 is what shows that they are right
     monkeypatch.setattr(kernels, "DTYPES", (torch.float32, *kernels.DTYPES))
+
+
+def plan_with(monkeypatch, name, value):
+    """Launches are planned anew, with another function or number."""
+    monkeypatch.setattr(launches, name, value)
+    kernels.PLANS.clear()
 
 
 @pytest.fixture(autouse=True)
@@ -120,7 +128,7 @@ def test_short_sentences(spec, masks, everything, monkeypatch):
     if not everything and spec != MIXED and (masks != "padded" if "+" in spec else masks in ("none", "left")):
         pytest.skip("in the chosen part two masks for each function, one for a mixture")
     for length in some_of([1, 7, 16, 33, 64], spec, masks) if everything else [7]:
-        monkeypatch.setattr(kernels, "is_short", lambda _: True)
+        plan_with(monkeypatch, "is_short", lambda _: True)
         check(spec, length, masks, monkeypatch)
 
 
@@ -132,9 +140,9 @@ def test_long_sentences(spec, masks, everything, monkeypatch):
         pytest.skip("torch's fused attention")
     if not everything and (spec != MIXED and (spec not in NAMES or masks != "padded") or masks in ("none", "left")):
         pytest.skip("in the chosen part one mask for each function, and one mixture")
-    monkeypatch.setattr(kernels, "is_short", lambda _: False)
+    plan_with(monkeypatch, "is_short", lambda _: False)
     tiles = {"rows": (16, 32), "columns": (32, 16)}
-    monkeypatch.setattr(kernels.Tile, "of", lambda kernel, _: kernels.Tile(*tiles.get(kernel, (16, 16)), 4, 1))
+    monkeypatch.setattr(launches.Tile, "of", lambda kernel, _: launches.Tile(*tiles.get(kernel, (16, 16)), 4, 1))
     for length in some_of([1, 7, 33, 65], spec, masks) if everything else [20]:
         check(spec, length, masks, monkeypatch, bsz=3 if everything else 2)
 
@@ -165,7 +173,7 @@ def test_widths_of_a_head(width, everything, monkeypatch):
 def test_large_logits(spec, monkeypatch):
     """R of standard deviation 50, where all weights but one are 0."""
     for is_short in (True, False):
-        monkeypatch.setattr(kernels, "is_short", lambda _, found=is_short: found)
+        plan_with(monkeypatch, "is_short", lambda _, found=is_short: found)
         for masks in ("padded", "causal"):
             check(spec, 9, masks, monkeypatch, std=50)
 
@@ -173,8 +181,8 @@ def test_large_logits(spec, monkeypatch):
 @pytest.mark.parametrize("is_short", [True, False])
 def test_distances_beyond_the_longest(is_short, monkeypatch):
     """relative_random has one value for all distances from m on, whose gradient is a sum of several diagonals."""
-    monkeypatch.setattr(kernels, "is_short", lambda _: is_short)
-    monkeypatch.setattr(kernels, "PROGRAMS", 6)
+    plan_with(monkeypatch, "is_short", lambda _: is_short)
+    plan_with(monkeypatch, "PROGRAMS", 6)
     for spec, length in (("relative_random", 20), ("relative_random+vanilla", 7), ("relative_random", 4)):
         for masks in ("padded", "causal"):
             check(spec, length, masks, monkeypatch, m=4)
@@ -192,7 +200,7 @@ def test_half_precision(dtype, is_short, monkeypatch, request):
     if dtype == torch.bfloat16 and not on_gpu:
         pytest.skip("numpy, which the interpreter computes with, has no bf16")
     if not on_gpu:
-        monkeypatch.setattr(kernels, "is_short", lambda _: is_short)
+        plan_with(monkeypatch, "is_short", lambda _: is_short)
     length = (30 if is_short else 130) if on_gpu else 9
     for spec in [spec for spec in SPECS if is_supported(spec)] if on_gpu else ["random", MIXED]:
         for masks in ("padded", "causal") if on_gpu else ("padded",):
@@ -208,8 +216,8 @@ def test_one_sentence(monkeypatch):
 @pytest.mark.parametrize("programs", [1, 3])
 def test_groups_of_sentences(programs, is_short, monkeypatch):
     """A program with several sentences, and a last group with fewer."""
-    monkeypatch.setattr(kernels, "is_short", lambda _: is_short)
-    monkeypatch.setattr(kernels, "PROGRAMS", programs)
+    plan_with(monkeypatch, "is_short", lambda _: is_short)
+    plan_with(monkeypatch, "PROGRAMS", programs)
     check("random+dense", 5, "padded", monkeypatch)
     check(MIXED, 5, "causal", monkeypatch, bsz=5)
 
@@ -243,7 +251,7 @@ def random_logits(bsz, heads, length, is_small=False):
 @pytest.mark.parametrize("length", [1, 9])
 def test_any_memory(length, is_short, is_small, monkeypatch):
     """Tensors that lie in any way: what the kernels cannot read is copied. Each summand has a weight of its own."""
-    monkeypatch.setattr(kernels, "is_short", lambda _: is_short)
+    plan_with(monkeypatch, "is_short", lambda _: is_short)
     logits, leaves = random_logits(3, 2, length, is_small)
     value = torch.randn(3, 2, length, 6, requires_grad=True)
     leaves.append(value)
@@ -258,7 +266,7 @@ def test_any_memory(length, is_short, is_small, monkeypatch):
 @pytest.mark.parametrize("is_short", [True, False])
 def test_views_of_one_tensor(is_short, monkeypatch):
     """A gradient reaches each element once for every use, and nothing that is not its own."""
-    monkeypatch.setattr(kernels, "is_short", lambda _: is_short)
+    plan_with(monkeypatch, "is_short", lambda _: is_short)
     whole = torch.randn(5, 3, 12, requires_grad=True)  # (T, B, features)
     R = torch.randn(2, 7, 8, requires_grad=True)
     alpha = torch.randn(2, 2, requires_grad=True)
@@ -307,7 +315,7 @@ def test_views_of_one_tensor(is_short, monkeypatch):
 @pytest.mark.parametrize("is_short", [True, False])
 def test_dropout(is_short, monkeypatch):
     """Values and gradients under the mask of dropped weights that the forward pass shows where V is the identity."""
-    monkeypatch.setattr(kernels, "is_short", lambda _: is_short)
+    plan_with(monkeypatch, "is_short", lambda _: is_short)
     torch.manual_seed(0)
     length, p = 20, 0.4
     logits, leaves = random_logits(3, 2, length)
@@ -327,6 +335,48 @@ def test_dropout(is_short, monkeypatch):
     expected = torch.autograd.grad(plain.compute(logits, value, None, None, p), [value, *leaves], grad)
     for a, b in zip(found, expected):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=0)
+
+
+def test_calls_that_lie_alike_have_one_plan(monkeypatch):
+    """Later batches of a size, and other layers, take the launches of the first; all else has launches of its own."""
+    calls = [("random+vanilla", 7, "padded"), ("random+vanilla", 7, "causal"), ("random+vanilla", 9, "padded")]
+    calls += [(MIXED, 7, "padded"), ("dense+factorized_random", 7, "none")]
+    for plans in (len(calls), len(calls)):
+        for spec, length, masks in calls:
+            check(spec, length, masks, monkeypatch, m=12)
+        assert len(kernels.PLANS) == plans
+
+
+def test_plans_are_told_apart(monkeypatch):
+    """Calls that differ in one property of a tensor, in any order: all are right."""
+    generator = random.Random(0)
+
+    for number in range(60):
+        bsz, length = generator.choice([(3, 7), (3, 8), (2, 7)])
+        features, wanted = generator.choice([24, 26]), generator.random() < 0.8
+        whole = torch.randn(length, bsz, features, requires_grad=wanted)
+        R = torch.randn(2, 9, generator.choice([9, 10]), requires_grad=generator.random() < 0.8)
+        alpha = torch.randn(2, 2, requires_grad=generator.random() < 0.8)
+        a, b = alpha.softmax(0)[:, :, None, None].unbind()
+        starts = generator.sample([0, 8, 16], 3)
+        q, k, v = (whole[..., i : i + 8].unflatten(-1, (2, -1)).permute(1, 2, 0, 3) for i in starts)
+        weights = generator.choice([(a, b), (b, a), (None, a), (None, None)])
+        logits = product_of(q, k, weights[0], generator.choice([1.0, 0.5]))
+        logits += bias_of(R[None, :, :length, :length], weights[1])
+        mask = padding_mask([length - 2, *[length] * (bsz - 1)]) if generator.random() < 0.5 else None
+        causal = causal_mask(whole) if mask is None and generator.random() < 0.5 else None
+        leaves = [x for x in (whole, R, alpha) if x.requires_grad]
+        results = []
+        for computation in (kernels, plain):
+            out = computation.compute(logits, v, mask, causal)
+            rows = out if mask is None else out.masked_fill(mask[:, None, :, None], 0.0)
+            grads = []
+            if out.requires_grad:
+                grads = torch.autograd.grad(rows.square().sum(), leaves, retain_graph=True, allow_unused=True)
+            results.append([rows, *(torch.zeros(()) if x is None else x for x in grads)])
+        for found, expected in zip(*results):
+            assert_close = torch.testing.assert_close
+            assert_close(found, expected.expand_as(found), atol=1e-4, rtol=0, msg=lambda m, n=number: f"call {n}: {m}")
 
 
 def test_dropout_differs_from_call_to_call():

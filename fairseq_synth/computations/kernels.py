@@ -2,14 +2,16 @@
 
 Off unless the environment variable FAIRSEQ_SYNTH_KERNELS is 1, as they have not been measured on a GPU. The kernels
 are in `triton_short`, `triton_long` and `triton_sums`, their formula in `triton_common`; where their tensors lie is in
-`memory`. This file says what they support, and calls them.
+`memory`, how they are called in `launches`. This file says what they support, and calls them.
+
+To find out how tensors lie, and which launches that means, takes Python longer than the launches themselves. So it is
+kept, as a `Plan`, for calls whose tensors lie alike: the layers of a model, and later batches of the same size.
 """
 
 import logging
-import math
 import os
 from functools import lru_cache
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,6 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from ..logits import Logits, weighted
 from ..masks import is_causal, is_recorded
+from .launches import Launch, Options, Scratch, backward_launches, capability_of, forward_launch
 from .memory import (
     BY_SENTENCE,
     NAMES,
@@ -25,13 +28,13 @@ from .memory import (
     Place,
     Tensors,
     gradients_of,
+    is_filled,
     like_tokens,
     new_gradients,
     of_all_heads,
     own_size,
     tensors_of,
     together,
-    token_stride,
     whole_of,
     wholes_of,
     with_token_stride,
@@ -45,7 +48,7 @@ TRITON = (3, 4)  # the oldest release whose kernels take tuples
 CAPABILITY = (8, 0)
 WIDEST = 128  # features of a head
 WHOLE = 512  # rows of a factor up to which the product of all rows is cheaper than the gradient of a slice
-PROGRAMS = 264  # that a backward pass aims at: two for each of an H100's 132 multiprocessors
+MOST_PLANS = 4096  # that are kept
 Product = Tuple[Optional[Tensor], float, Tensor, Tensor]  # as of `Logits`
 WORKING: Set[Tuple[Any, ...]] = set()  # kinds of calls whose kernels have been compiled
 FAILED: Set[Tuple[Any, ...]] = set()  # kinds that another computation takes
@@ -105,12 +108,6 @@ def is_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-@lru_cache(maxsize=None)
-def capability_of(device: torch.device) -> Tuple[int, int]:
-    """A GPU's compute capability; the newest there is, under the interpreter."""
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (99, 0)
-
-
 def triton_fits() -> bool:
     """Whether there is a Triton new enough."""
     try:
@@ -168,47 +165,46 @@ def compute(
     dropout: float = 0.0,
 ) -> Tensor:
     """As of `attend`. Rows of padding are 0."""
-    bsz, heads, length, width = value.size()
     parts = PARTS[logits] if logits in PARTS else parts_of(logits, value)
     assert parts is not None
-    kind = kind_of(parts, value, key_padding_mask, attn_mask, dropout)
-    if kind in FAILED:
+    given, scale = summands(parts, value)
+    owners = [whole_of(x) for x in given.values()]
+    own = Options(key_padding_mask is not None, dropout, is_causal(attn_mask), scale, {}, len(parts.diagonals) > 0)
+    key = layout_of(given, owners, own)
+    if key not in PLANS:
+        if len(PLANS) >= MOST_PLANS:
+            PLANS.clear()
+        kind = kind_of(parts, value, key_padding_mask, attn_mask, dropout)
+        PLANS[key] = new_plan(given, owners, own, kind)
+    plan = PLANS[key]
+    if not plan.works:
         return by_another(logits, value, key_padding_mask, attn_mask, dropout)
-    tensors: Tensors = dict.fromkeys(NAMES)
-    weights: Dict[str, Optional[Tensor]] = {}
-    tensors["v"], scale = value, 1.0
-    for weights["q"], number, query, key in parts.own:
-        tensors["q"], tensors["k"], scale = query, key, number
-    for weights["x"], number, query, key in parts.half:
-        tensors["x"], tensors["w"] = weighted(None, query, key, number)
-    for weights["outer"], left, right in parts.outer:
-        tensors["left"], tensors["right"] = left[..., : -(-length // right.size(3))], right
-    for name, logits_of in (("c", parts.columns), ("r", parts.matrices)):
-        if logits_of.tensors():
-            weights[name], tensors[name] = without_weight(logits_of, length)
-    for weights["r"], values, _, _ in parts.diagonals:
-        tensors["r"] = values
-    for name in BY_SENTENCE:
-        tensors[name] = with_token_stride(tensors[name], bsz, heads, value.dtype)
-    for name in SHARED:
-        tensors[name] = of_all_heads(tensors[name], heads, is_whole=name == "w")
-    tensors["weights"], rows = together(weights, heads)
-    wholes, places = wholes_of(tensors)
     hidden = None
     if key_padding_mask is not None:
         hidden = key_padding_mask.to(torch.bool).contiguous().view(torch.uint8)
     seed = torch.randint(1 << 62, (1,), device=value.device) if dropout > 0 else None
-    options = Options(hidden, seed, dropout, is_causal(attn_mask), scale, rows, len(parts.diagonals) > 0)
-    if kind not in WORKING and not is_interpreted():
-        try:
-            load(wholes, places, options)
-        except Exception as error:  # of many classes: of the compiler, the assembler and the GPU's driver
-            FAILED.add(kind)
-            logger.warning(f"{VARIABLE}: another computation is used for a call, as its kernel failed: {error!r:.1000}")
-            return by_another(logits, value, key_padding_mask, attn_mask, dropout)
-        WORKING.add(kind)
-    out: Tensor = _Kernels.apply(options, places, *wholes)
+    out: Tensor = _Kernels.apply(plan, hidden, seed, *plan.wholes(given, owners))
     return out
+
+
+def summands(parts: Parts, value: Tensor) -> Tuple[Dict[str, Tensor], float]:
+    """The tensors of a call, named as in `triton_common`, each weight as ``a_`` and its summand; the scale of q k^T."""
+    length, scale = value.size(2), 1.0
+    given: Dict[str, Any] = {"v": value}
+    for weight, number, query, key in parts.own:
+        given.update(a_q=weight, q=query, k=key)
+        scale = number
+    for weight, number, query, key in parts.half:
+        query, key = weighted(None, query, key, number)
+        given.update(a_x=weight, x=query, w=key)
+    for weight, left, right in parts.outer:
+        given.update(a_outer=weight, left=left[..., : -(-length // right.size(3))], right=right)
+    for name, logits in (("c", parts.columns), ("r", parts.matrices)):
+        if logits.tensors():
+            given[f"a_{name}"], given[name] = without_weight(logits, length)
+    for weight, values, _, _ in parts.diagonals:
+        given.update(a_r=weight, r=values)
+    return {name: x for name, x in given.items() if x is not None}, scale
 
 
 def without_weight(logits: Logits, length: int) -> Tuple[Optional[Tensor], Tensor]:
@@ -224,6 +220,106 @@ def without_weight(logits: Logits, length: int) -> Tuple[Optional[Tensor], Tenso
     return weight, Logits([(None, scale, query, key)], [], [], []).total(length)[:, :, :length, :length]
 
 
+def layout_of(given: Dict[str, Tensor], owners: List[Tensor], options: Options) -> Tuple[Any, ...]:
+    """All that a plan depends on: how the tensors of a call, and those that they are views of, lie in memory."""
+    numbers: Dict[int, int] = {}
+    found: List[Any] = [given["v"].device, torch.backends.cuda.matmul.allow_tf32, *options[:4], options.diagonals]
+    for (name, x), owner in zip(given.items(), owners):
+        number = numbers.setdefault(id(owner), len(numbers))
+        found += (name, x.dtype, x.size(), x.stride(), x.storage_offset() - owner.storage_offset(), x.requires_grad)
+        found += (number, owner.dtype, owner.size(), owner.stride(), owner.requires_grad)
+    return tuple(found)
+
+
+class Plan:
+    """The launches of calls whose tensors lie alike.
+
+    Attributes:
+        works: whether the kernels compile.
+        sources: of each tensor that autograd is to see, its number among the owners, or the name of a tensor that is
+            taken as it is, for all heads; None: tensors are copied first.
+        places: of the kernels' tensors in those.
+    """
+
+    def __init__(self, options: Options, t: Tensors, wholes: List[Tensor], places: Dict[str, Place]) -> None:
+        self.works = True
+        self.sources: Optional[List[Any]] = None
+        self.options, self.places = options, places
+        self.forward = forward_launch(t, options)
+        self.is_long = "logs" in self.forward.tensors
+        self.backward: Dict[Any, Backward] = {}
+
+    def wholes(self, given: Dict[str, Tensor], owners: List[Tensor]) -> List[Tensor]:
+        """The tensors that autograd is to see."""
+        if self.sources is None:
+            return prepared(given)[1]
+        heads = given["v"].size(1)
+        return [given[x].expand(-1, heads, -1, -1) if type(x) is str else owners[x] for x in self.sources]
+
+    def backward_of(self, wanted: Tuple[bool, ...], grad: Tensor, wholes: List[Tensor]) -> "Backward":
+        """The backward pass. `wanted`: of each whole, whether its gradient is."""
+        key = (wanted, grad.stride())
+        if key not in self.backward:
+            t = tensors_of(wholes, self.places)
+            names = [name for name, place in self.places.items() if wanted[place.whole]]
+            launches, scratch = backward_launches(t, self.options, names, self.is_long, grad, wholes, self.places)
+            filled = [is_filled(number, whole, self.places) for number, whole in enumerate(wholes)]
+            self.backward[key] = Backward(launches, scratch, filled)
+        return self.backward[key]
+
+
+class Backward(NamedTuple):
+    """A backward pass: its launches, their memory for sums, and whether they fill the gradient of each whole."""
+
+    launches: List[Launch]
+    scratch: Scratch
+    filled: List[bool]
+
+
+PLANS: Dict[Tuple[Any, ...], Plan] = {}
+
+
+def new_plan(given: Dict[str, Tensor], owners: List[Tensor], options: Options, kind: Tuple[Any, ...]) -> Plan:
+    """The plan of a call, with its kernels compiled. `kind`: of `kind_of`."""
+    t, wholes, places, rows = prepared(given)
+    plan = Plan(options._replace(rows=rows), t, wholes, places)
+    numbers = {id(owner): number for number, owner in enumerate(owners)}
+    names = {id(x): name for name, x in t.items() if name in given and is_alias(x, given[name])}
+    sources = [numbers.get(id(whole), names.get(id(whole))) for whole in wholes]
+    is_copied = any(name in given and id(x) not in names for name, x in t.items() if x is not None)
+    if None not in sources and not is_copied:
+        plan.sources = sources
+    plan.works = kind not in FAILED
+    if plan.works and kind not in WORKING and not is_interpreted():
+        try:
+            load(plan, wholes)
+            WORKING.add(kind)
+        except Exception as error:  # of many classes: of the compiler, the assembler and the GPU's driver
+            FAILED.add(kind)
+            plan.works = False
+            logger.warning(f"{VARIABLE}: another computation is used for a call, as its kernel failed: {error!r:.1000}")
+    return plan
+
+
+def is_alias(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors have the same memory."""
+    return bool(torch._C._is_alias_of(x, y))  # type: ignore[attr-defined]
+
+
+def prepared(given: Dict[str, Tensor]) -> Tuple[Tensors, List[Tensor], Dict[str, Place], Dict[str, int]]:
+    """The kernels' tensors, copied where they cannot be read as they lie; what `wholes_of` says of them; the row of
+    each weight."""
+    bsz, heads, _, _ = given["v"].size()
+    t: Tensors = dict.fromkeys(NAMES)
+    for name in BY_SENTENCE:
+        t[name] = with_token_stride(given.get(name), bsz, heads, given["v"].dtype)
+    for name in SHARED:
+        t[name] = of_all_heads(given.get(name), heads, is_whole=name == "w")
+    t["weights"], rows = together({name[2:]: x for name, x in given.items() if name.startswith("a_")}, heads)
+    wholes, places = wholes_of(t)
+    return t, wholes, places, rows
+
+
 def by_another(*call: Any) -> Tensor:
     """The result of another computation."""
     from . import COMPUTATIONS
@@ -232,338 +328,52 @@ def by_another(*call: Any) -> Tensor:
     return found.compute(*call)
 
 
-class Options(NamedTuple):
-    """What a call has beside its differentiable tensors."""
-
-    hidden: Optional[Tensor]
-    seed: Optional[Tensor]
-    dropout: float
-    causal: bool
-    scale: float  # of the product q k^T
-    rows: Dict[str, int]  # of each summand that has a weight, in `weights`
-    diagonals: bool  # R is its values by distance, (1, H, 1, 2 m + 1)
-
-
-class Launch(NamedTuple):
-    """A call of a kernel."""
-
-    kernel: Any
-    grid: Tuple[int, ...]
-    args: Tuple[Any, ...]
-    num_warps: int
-    num_stages: int
-
-
-def load(wholes: List[Tensor], places: Dict[str, Place], options: Options) -> None:
+def load(plan: Plan, wholes: List[Tensor]) -> None:
     """Compiles the kernels of a call, for both passes, and loads them; raises what the compiler or the GPU does."""
-    t = tensors_of(wholes, places)
+    t = tensors_of(wholes, plan.places)
     out = like_tokens(t["v"])
-    launch, logs = forward_launch(t, options, out)
-    grads = new_gradients(wholes, places, [x.requires_grad for x in wholes])
-    launches = backward_launches(t, options, gradients_of(grads, places), out, logs, out, wholes, places)
-    for each in (launch, *launches):
-        kernel = each.kernel.warmup(*each.args, grid=each.grid, num_warps=each.num_warps, num_stages=each.num_stages)
+    backward = plan.backward_of(tuple(x.requires_grad for x in wholes), out, wholes)
+    grads = new_gradients(wholes, backward.filled, [x.requires_grad for x in wholes])
+    tensors = {**t, **gradients_of(grads, plan.places), **backward.scratch.tensors(out), "out": out, "grad": out}
+    for name, dtype in (("logs", torch.float32), ("hidden", torch.uint8), ("seed", torch.int64)):
+        tensors[name] = out.new_empty(1, dtype=dtype)
+    for each in (plan.forward, *backward.launches):
+        options = dict(num_warps=each.num_warps, num_stages=each.num_stages)
+        kernel = each.kernel.warmup(*each.args(tensors), grid=each.grid, **options)
         kernel[each.grid]  # loads it
 
 
-def run(launch: Launch) -> None:
+def run(launch: Launch, tensors: Tensors) -> None:
     """Calls the kernel."""
-    launch.kernel[launch.grid](*launch.args, num_warps=launch.num_warps, num_stages=launch.num_stages)
+    options = dict(num_warps=launch.num_warps, num_stages=launch.num_stages)
+    launch.kernel[launch.grid](*launch.args(tensors), **options)
 
 
 class _Kernels(torch.autograd.Function):
     """Saves its inputs; for long sentences its output too, and a number for each row."""
 
     @staticmethod
-    def forward(ctx: Any, options: Options, places: Dict[str, Place], *wholes: Tensor) -> Tensor:
-        t = tensors_of(wholes, places)
-        out = like_tokens(t["v"])
-        launch, logs = forward_launch(t, options, out)
-        run(launch)
-        ctx.options, ctx.places = options, places
-        ctx.save_for_backward(*wholes, None if logs is None else out, logs)
+    def forward(ctx: Any, plan: Plan, hidden: Optional[Tensor], seed: Optional[Tensor], *wholes: Tensor) -> Tensor:
+        tensors = tensors_of(wholes, plan.places)
+        out = like_tokens(tensors["v"])
+        logs = out.new_empty(out.size()[:3], dtype=torch.float32) if plan.is_long else None
+        tensors.update(out=out, logs=logs, hidden=hidden, seed=seed)
+        run(plan.forward, tensors)
+        ctx.plan = plan
+        ctx.save_for_backward(hidden, seed, logs, out if plan.is_long else None, *wholes)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
-        *wholes, out, logs = ctx.saved_tensors
-        t = tensors_of(wholes, ctx.places)
-        grad = with_token_stride(grad, grad.size(0), grad.size(1), t["v"].dtype)
-        grads = new_gradients(wholes, ctx.places, ctx.needs_input_grad[2:])
-        d = gradients_of(grads, ctx.places)
-        for launch in backward_launches(t, ctx.options, d, out, logs, grad, wholes, ctx.places):
-            run(launch)
-        return (None, None, *grads)
-
-
-class Sums:
-    """Memory of a kernel that sums over groups of sentences, in fp32.
-
-    Args:
-        t, d: tensors and gradients, by name.
-        names: of the gradients (groups, H, ...) that the kernel sums.
-        rows: summands whose weights' gradients, (parts, H), it sums.
-        like: (B, H, T, d_h).
-        tiles: of a head.
-    """
-
-    def __init__(
-        self, t: Tensors, d: Tensors, names: Sequence[str], rows: Sequence[str], like: Tensor, tiles: int = 1
-    ) -> None:
-        bsz, heads, length, _ = like.size()
-        wanted = PROGRAMS if length > 32 else 2 * PROGRAMS  # programs for tiles of 32 x 32 are small
-        names = [name for name in names if name in d]
-        self.is_wanted = bool(names or rows)
-        groups = min(bsz, max(1, -(-wanted // (heads * tiles))))
-        self.sentences, self.groups = shared_out(bsz, groups if self.is_wanted else bsz)
-        # each begins at a multiple of 16 bytes, which is a property that kernels are compiled for
-        numbers = [heads * length**2 if name == "r" else t[name].numel() for name in names]
-        widths = [-(-number // 4) * 4 for number in numbers]
-        self.size, self.parts = sum(widths), self.groups * tiles
-        self.places: Tensors = {}
-        if names:
-            buffer = like.new_empty(self.groups, self.size, dtype=torch.float32)
-            self.places.update(zip(names, buffer.split(widths, dim=1)))
-        self.places.update(new_parts(rows, self.parts, like))
-
-
-def new_parts(rows: Sequence[str], parts: int, like: Tensor) -> Tensors:
-    """Memory for parts of the gradients of weights, (parts, H) each."""
-    return {f"a_{name}": like.new_empty(parts, like.size(1), dtype=torch.float32) for name in rows}
-
-
-def shared_out(bsz: int, groups: int) -> Tuple[int, int]:
-    """Sentences in a group, and groups, none of which is empty."""
-    sentences = -(-bsz // groups)
-    return sentences, -(-bsz // sentences)
-
-
-def width_of(t: Tensors) -> int:
-    """Features of the widest product."""
-    return max(t[name].size(3) for name in ("v", "q", "x") if t[name] is not None)
-
-
-def is_short(t: Tensors) -> bool:
-    """Whether `triton_short` holds its tiles in registers: see `test_resources` in the tests."""
-    length = t["v"].size(2)
-    summands = [name for name in ("q", "x", "left", "r") if t[name] is not None]
-    is_narrow = width_of(t) <= 64
-    if length <= 32:
-        return len(summands) <= 3 and (is_narrow or summands in (["q"], ["x"], ["r"]))
-    return length <= 64 and is_narrow and summands in (["q"], ["x"], ["r"])
-
-
-def forward_launch(t: Tensors, options: Options, out: Tensor) -> Tuple[Launch, Optional[Tensor]]:
-    """The launch that writes the output, (B, H, T, d_h), and what it writes for the backward pass."""
-    bsz, heads, length, _ = out.size()
-    if is_short(t):
-        from . import triton_short
-
-        sentences, groups = shared_out(bsz, min(bsz, -(-4 * PROGRAMS // heads)))
-        tile = Tile.whole(t)
-        given, numbers, constants = arguments(t, options, tile, [])
-        return tile.launch(triton_short.forward, (heads, groups), given, out, *numbers, sentences, constants), None
-    from . import triton_long
-
-    tile = Tile.of("forward", t)
-    logs = out.new_empty(bsz, heads, length, dtype=torch.float32)
-    given, numbers, constants = arguments(t, options, tile, [])
-    grid = (bsz * heads * tile.down(length),)
-    return tile.launch(triton_long.forward, grid, given, out, logs, *numbers, constants), logs
-
-
-def backward_launches(
-    t: Tensors,
-    options: Options,
-    d: Tensors,
-    out: Any,
-    logs: Optional[Tensor],
-    grad: Tensor,
-    wholes: Sequence[Tensor],
-    places: Dict[str, Place],
-) -> List[Launch]:
-    """The launches of the backward pass, which write the gradients d."""
-    from .triton_common import Gradients
-
-    bsz, heads, length, _ = grad.size()
-    written: Tensors = {}
-
-    def weighted_by(*names: str) -> List[str]:
-        return [name for name in names if name in options.rows and "weights" in d]
-
-    def gradients(names: Sequence[str], more: Tensors) -> Gradients:
-        written.update(more)
-        found = {**{name: d[name] for name in names if name in d}, **more}
-        return Gradients(**{name: found.get(name) for name in Gradients._fields})
-
-    strides = (token_stride(grad), grad.stride(1))
-    launches: List[Launch] = []
-    if logs is None:
-        from . import triton_short
-
-        tile = Tile.whole(t)
-        columns = matrix = Sums(t, d, SHARED, weighted_by("q", "x", "outer", "c", "r"), grad)
-        given, numbers, constants = arguments(t, options, tile, [grad])
-        args = (given, gradients(BY_SENTENCE, columns.places), columns.size, grad, *strides, *numbers)
-        grid = (heads, columns.groups)
-        launches.append(tile.launch(triton_short.backward, grid, *args, columns.sentences, constants))
-        parts = columns.parts
-    else:
-        from . import triton_long
-
-        of_rows, rows = ("q", "x", "left", "right"), weighted_by("q", "x", "outer")
-        tile = Tile.of("rows", t)
-        parts = bsz * tile.down(length)
-        if rows or set(of_rows) & set(d):
-            given, numbers, constants = arguments(t, options, tile, [grad])
-            args = (given, gradients(of_rows, new_parts(rows, parts, grad)), out, logs, grad, *strides, *numbers)
-            launches.append(tile.launch(triton_long.backward_rows, (parts * heads,), *args, constants))
-        tile = Tile.of("columns", t)
-        columns = Sums(t, d, ("w", "c"), weighted_by("c"), grad, tile.across(length))
-        if columns.is_wanted or "v" in d or "k" in d:
-            given, numbers, constants = arguments(t, options, tile, [grad])
-            args = (given, gradients(("v", "k"), columns.places), columns.size, out, logs, grad, *strides, *numbers)
-            blocks = (columns.parts * heads,)
-            launches.append(tile.launch(triton_long.backward_columns, blocks, *args, columns.sentences, constants))
-        tile = Tile.of("matrix", t)
-        matrix = Sums(t, d, ("r",), weighted_by("r"), grad, tile.down(length) * tile.across(length))
-        if matrix.is_wanted:
-            given, numbers, constants = arguments(t, options, tile, [grad])
-            args = (given, gradients((), matrix.places), matrix.size, out, logs, grad, *strides, *numbers)
-            blocks = (matrix.parts * heads,)
-            launches.append(tile.launch(triton_long.backward_matrix, blocks, *args, matrix.sentences, constants))
-    if written:
-        own = {name: own_size(t[name], wholes[places[name].whole]) for name in SHARED if name in places}
-        sizes = {name: size or tuple(t[name].size()[2:]) for name, size in own.items()}
-        counts = (parts, columns.parts, matrix.parts)
-        groups = (columns.groups, columns.size, matrix.groups, matrix.size)
-        launches.append(addition(d, gradients((), written), sizes, heads, length, groups, counts, constants))
-    return launches
-
-
-def addition(
-    d: Tensors,
-    at: Any,
-    sizes: Dict[str, Tuple[int, ...]],
-    heads: int,
-    length: int,
-    groups: Tuple[int, int, int, int],
-    counts: Tuple[int, int, int],
-    constants: Any,
-) -> Launch:
-    """The launch that adds up sums over groups, and parts of weights' gradients."""
-    from .triton_sums import Totals, add
-
-    block, groups_at_once = 256, 16
-    to = Totals(*(d.get(name) for name in Totals._fields))
-    of_block = {"w": block, "c": block, "r": groups_at_once if constants.DIAGONALS.value else block}
-    blocks = sum(-(-heads * math.prod(sizes[name]) // of_block[name]) for name in SHARED if name in d)
-    if to.weights is not None:
-        blocks += to.weights.numel() // heads
-    own = [n for name in SHARED for n in sizes.get(name, (1, 1))]
-    args = (to, at, heads, length, *groups, *own, *counts, constants, power_of_2(heads), block, groups_at_once)
-    return Launch(add, (blocks,), args, 4, 1)
-
-
-class Tile(NamedTuple):
-    """A program's tile, and its warps: as large as registers allow, which `test_resources` in the tests finds out."""
-
-    rows: int
-    columns: int
-    warps: int
-    stages: int
-
-    @staticmethod
-    def whole(t: Tensors) -> "Tile":
-        """All rows and columns of a short sentence."""
-        size = power_of_2(t["v"].size(2))
-        warps = 8 if size > 32 or width_of(t) > 64 or t["left"] is not None else 4
-        return Tile(size, size, warps, 1)
-
-    @staticmethod
-    def of(kernel: str, t: Tensors) -> "Tile":
-        """Of a kernel of `triton_long`."""
-        summands = sum(t[name] is not None for name in ("q", "x", "left", "r"))
-        is_older = capability_of(t["v"].device) < (9, 0)  # their products of tiles hold more in registers
-        rows, columns = 64, 64
-        if summands > 2 and t["left"] is not None:
-            rows, columns = 16, 16
-        elif kernel == "matrix" and t["x"] is not None and width_of(t) > 64:
-            rows, columns = 16, 32
-        elif summands > 2 or t["left"] is not None or width_of(t) > 64:
-            rows, columns = 32, 32
-        elif is_older and kernel != "forward" and (summands > 1 or t["x"] is not None):
-            rows, columns = 32, 32
-        elif kernel == "columns" and t["x"] is not None:
-            rows, columns = 32, 64
-        elif t["q"] is not None and t["x"] is not None and (is_older or kernel == "rows"):
-            rows, columns = 64, 32
-        size = power_of_2(t["v"].size(2))
-        return Tile(min(rows, size), min(columns, size), 8, 1)
-
-    def down(self, length: int) -> int:
-        """Tiles that hold so many rows."""
-        return -(-length // self.rows)
-
-    def across(self, length: int) -> int:
-        """Tiles that hold so many columns."""
-        return -(-length // self.columns)
-
-    def launch(self, kernel: Any, grid: Tuple[int, ...], *args: Any) -> Launch:
-        return Launch(kernel, grid, args, self.warps, self.stages)
-
-
-def power_of_2(n: int) -> int:
-    """The smallest power of two that is at least n, and at least 16, as the products of tiles ask for."""
-    return 1 << max(4, (n - 1).bit_length())
-
-
-def arguments(t: Tensors, options: Options, tile: Tile, more: List[Tensor]) -> Tuple[Any, List[Any], Any]:
-    """What every kernel takes: tensors, numbers, and constants. `more` tensors are also read in rows."""
-    from .triton_common import Constants, Given
-
-    bsz, heads, length, width = t["v"].size()
-    strides: List[Any] = []
-    for name in BY_SENTENCE:
-        x = t[name]
-        strides += [0, 0] if x is None else [token_stride(x), x.stride(1)]
-    w, c, r, right = t["w"], t["c"], t["r"], t["right"]
-    w_head = 0 if w is None else w.stride(1)
-    c_head = 0 if c is None else c.stride(1)
-    r_row, r_head = (0, 0) if r is None else (r.stride(2), r.stride(1))
-    if options.diagonals:
-        r_row = r.size(3) // 2
-    q_width, x_width = (16 if t[name] is None else t[name].size(3) for name in ("q", "x"))
-    columns = 1 if right is None else right.size(3)
-    numbers = [*strides, w_head, c_head, r_row, r_head, length, bsz, heads, columns, options.scale]
-    numbers.append(options.dropout)
-    units = [*strides[:8], w_head, width, q_width, x_width]
-    units += [n for x in more for n in (token_stride(x), x.stride(1))]
-    is_exact = t["v"].dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
-    constants = Constants(
-        D=width,
-        D_BLOCK=power_of_2(width),
-        Q=q_width,
-        Q_BLOCK=power_of_2(q_width),
-        X=x_width,
-        X_BLOCK=power_of_2(x_width),
-        FACTOR=16 if right is None else power_of_2(max(columns, -(-length // columns))),
-        ROWS=tile.rows,
-        COLUMNS=tile.columns,
-        UNIT=1 if any(n % 8 for n in units) else 8,
-        CAUSAL=options.causal,
-        DIAGONALS=options.diagonals,
-        PRECISION="ieee" if is_exact else "tf32",
-        **{f"A_{name.upper()}": options.rows.get(name, -1) for name in ("q", "x", "outer", "c", "r")},
-    )
-    given = Given(**{name: t[name] for name in NAMES}, hidden=options.hidden, seed=options.seed)
-    return given, numbers, compiled_for(constants)
-
-
-@lru_cache(maxsize=None)
-def compiled_for(constants: Any) -> Any:
-    """The `Constants` in Triton's form, which takes a while to make; there are few, or kernels would be many."""
-    from triton import language
-
-    return type(constants)(*map(language.constexpr, constants))
+        hidden, seed, logs, out, *wholes = ctx.saved_tensors
+        plan, wanted = ctx.plan, ctx.needs_input_grad[3:]
+        tensors = tensors_of(wholes, plan.places)
+        grad = with_token_stride(grad, grad.size(0), grad.size(1), tensors["v"].dtype)
+        backward = plan.backward_of(wanted, grad, wholes)
+        grads = new_gradients(wholes, backward.filled, wanted)
+        tensors.update(gradients_of(grads, plan.places), out=out, logs=logs, hidden=hidden, seed=seed, grad=grad)
+        tensors.update(backward.scratch.tensors(grad))
+        for launch in backward.launches:
+            run(launch, tensors)
+        return (None, None, None, *grads)

@@ -113,7 +113,7 @@ def are_apart(tensors: List[Tensor], whole: Tensor) -> bool:
     end, token = 0, token_stride(tensors[0])
     if not whole.is_contiguous() or token == 0:
         return False
-    for x in sorted(tensors, key=lambda x: x.storage_offset() % token):
+    for x in sorted(tensors, key=lambda x: (x.storage_offset() - whole.storage_offset()) % token):
         bsz, heads, length, width = x.size()
         start = int(x.storage_offset() - whole.storage_offset()) % token
         is_side_by_side = heads == 1 or x.stride(1) == width
@@ -140,26 +140,28 @@ def tensors_of(wholes: Sequence[Tensor], places: Dict[str, Place]) -> Tensors:
     return {name: places[name].of(wholes[places[name].whole]) if name in places else None for name in NAMES}
 
 
-def new_gradients(wholes: Sequence[Tensor], places: Dict[str, Place], wanted: Sequence[bool]) -> List[Optional[Tensor]]:
+def is_filled(number: int, whole: Tensor, places: Dict[str, Place]) -> bool:
+    """Whether the kernels write all of the gradient of a whole."""
+    sizes = [place.size for name, place in places.items() if place.whole == number and name in BY_SENTENCE]
+    return not sizes or sum(map(math.prod, sizes)) == whole.numel()
+
+
+def new_gradients(wholes: Sequence[Tensor], filled: Sequence[bool], wanted: Sequence[bool]) -> List[Optional[Tensor]]:
     """Memory for the gradients: 0 where no kernel writes."""
     grads: List[Optional[Tensor]] = []
-    for i, (whole, is_wanted) in enumerate(zip(wholes, wanted)):
-        if not is_wanted:
-            grads.append(None)
-            continue
-        sizes = [place.size for name, place in places.items() if place.whole == i and name in BY_SENTENCE]
-        is_filled = not sizes or sum(map(math.prod, sizes)) == whole.numel()
-        grads.append(whole.new_empty(whole.size()) if is_filled else whole.new_zeros(whole.size()))
+    for whole, is_full, is_wanted in zip(wholes, filled, wanted):
+        new = whole.new_empty if is_full else whole.new_zeros
+        grads.append(new(whole.size()) if is_wanted else None)
     return grads
 
 
 def gradients_of(grads: Sequence[Optional[Tensor]], places: Dict[str, Place]) -> Tensors:
-    """The gradients that the kernels write, by name; those of `BY_SENTENCE` as views."""
+    """The gradients that the kernels write, by ``to_`` and the name; those of `BY_SENTENCE` as views."""
     found: Tensors = {}
     for name, place in places.items():
         grad = grads[place.whole]
         if grad is not None:
-            found[name] = place.of(grad) if name in BY_SENTENCE else grad
+            found[f"to_{name}"] = place.of(grad) if name in BY_SENTENCE else grad
     return found
 
 

@@ -129,7 +129,7 @@ def backward_rows(
 
 @triton.jit(do_not_specialize=[*INTEGERS, "dy_token", "dy_head", "sentences", "size"])
 def backward_columns(
-    g, d, size, y, logs, dy, dy_token, dy_head,
+    g, d, y, logs, dy, size, dy_token, dy_head,
     v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token, right_head,
     w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout, sentences, z,
 ):  # fmt: skip
@@ -169,7 +169,7 @@ def backward_columns(
 
 @triton.jit(do_not_specialize=[*INTEGERS, "dy_token", "dy_head", "sentences", "size"])
 def backward_matrix(
-    g, d, size, y, logs, dy, dy_token, dy_head,
+    g, d, y, logs, dy, size, dy_token, dy_head,
     v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token, right_head,
     w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout, sentences, z,
 ):  # fmt: skip

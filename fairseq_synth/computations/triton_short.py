@@ -68,7 +68,7 @@ def forward(
 
 @triton.jit(do_not_specialize=[*INTEGERS, "sentences", "dy_token", "dy_head", "size"])
 def backward(
-    g, d, size, dy, dy_token, dy_head,
+    g, d, dy, size, dy_token, dy_head,
     v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token, right_head,
     w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout, sentences, z,
 ):  # fmt: skip
