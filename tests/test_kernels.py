@@ -24,6 +24,8 @@ from fairseq_synth.masks import causal_mask
 from recipes.command import ROOT
 
 triton = pytest.importorskip("triton", reason="no Triton for this Python, or this system")
+from fairseq_synth.computations import triton_long, triton_short, triton_sums  # noqa: E402
+
 pytestmark = [
     pytest.mark.usefixtures("on_device"),
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's, of minus infinity in the interpreter
@@ -472,7 +474,10 @@ def test_a_kernel_that_does_not_compile(monkeypatch, caplog):
     if torch.get_default_device().type != "cpu":
         pytest.skip("the interpreter compiles nothing")
 
+    tried = []
+
     def load(*_):
+        tried.append(True)
         raise RuntimeError("out of registers")
 
     monkeypatch.setattr(kernels, "FAILED", set())
@@ -481,14 +486,59 @@ def test_a_kernel_that_does_not_compile(monkeypatch, caplog):
     monkeypatch.setattr(kernels, "is_interpreted", lambda: False)
     monkeypatch.setattr(kernels, "DTYPES", (torch.float32,))
     monkeypatch.setattr(kernels, "load", load)
-    bias, value = torch.randn(1, 2, 7, 7), torch.randn(3, 2, 7, 8)
-    for _ in range(2):
+    for length in (7, 7, 6):
+        bias, value = torch.randn(1, 2, length, length), torch.randn(3, 2, length, 8)
         out = computations.attend(bias_of(bias), value, None, None)
         torch.testing.assert_close(out, plain.compute(bias_of(bias), value, None, None))
-    assert [record.getMessage() for record in caplog.records] == [
+    assert len(tried) == 1 and [record.getMessage() for record in caplog.records] == [
         "FAIRSEQ_SYNTH_KERNELS: another computation is used for a call, as its kernel failed: "
         "RuntimeError('out of registers')"
     ]
+
+
+@pytest.mark.parametrize("length", [7, 70])
+def test_kernels_are_compiled_before_they_are_called(length, monkeypatch):
+    """Each kernel of both passes, with arguments of the types that it is called with."""
+    if torch.get_default_device().type != "cpu":
+        pytest.skip("a GPU compiles")
+    compiled, called = {}, {}
+
+    class Kernel:
+        def __init__(self, kernel):
+            self.kernel, self.__name__ = kernel, f"{kernel.__module__}.{kernel.__name__}"
+
+        def warmup(self, *args, grid, num_warps, num_stages):
+            compiled[self.__name__] = (list(map(kind, args)), grid, num_warps)
+            return {grid: None}
+
+        def __getitem__(self, grid):
+            def call(*args, num_warps, num_stages):
+                called[self.__name__] = (list(map(kind, args)), grid, num_warps)
+                self.kernel[grid](*args)
+
+            return call
+
+    def kind(x):
+        if isinstance(x, tuple):
+            return [kind(y) for y in x]
+        return x.dtype if isinstance(x, torch.Tensor) else type(x)
+
+    for module, names in (
+        (triton_short, ["forward", "backward"]),
+        (triton_long, ["forward", "backward_rows", "backward_columns", "backward_matrix"]),
+        (triton_sums, ["add"]),
+    ):
+        for name in names:
+            monkeypatch.setattr(module, name, Kernel(getattr(module, name)))
+    monkeypatch.setattr(kernels, "WORKING", set())
+    monkeypatch.setattr(kernels, "device_fits", lambda _: True)
+    monkeypatch.setattr(kernels, "is_interpreted", lambda: False)
+    module = make_attention("random+dense", max_length=length, dropout=0.1).train()
+    x = torch.randn(length, 2, 6, requires_grad=True)
+    out, _ = module(x, key_padding_mask=padding_mask([length, length - 1]))
+    assert set(compiled) > set(called)  # the backward pass too
+    out.sum().backward()
+    assert compiled == called and len(called) == (3 if length == 7 else 5)
 
 
 def without_interpreter(*arguments):

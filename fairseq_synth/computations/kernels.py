@@ -154,7 +154,7 @@ def kind_of(
     matrix = (len(parts.matrices.products), [weight is None for weight, _ in parts.matrices.biases].count(False))
     masks = (key_padding_mask is None, attn_mask is None, dropout > 0)
     tile = value.size(2).bit_length()
-    return (value.device, value.dtype, value.size(3), tile, *counts, *matrix, *masks)
+    return (value.device, value.dtype, value.requires_grad, value.size(3), tile, *counts, *matrix, *masks)
 
 
 def compute(
@@ -241,7 +241,7 @@ class Plan:
         places: of the kernels' tensors in those.
     """
 
-    def __init__(self, options: Options, t: Tensors, wholes: List[Tensor], places: Dict[str, Place]) -> None:
+    def __init__(self, options: Options, t: Tensors, places: Dict[str, Place]) -> None:
         self.works = True
         self.sources: Optional[List[Any]] = None
         self.options, self.places = options, places
@@ -276,13 +276,13 @@ class Backward(NamedTuple):
     filled: List[bool]
 
 
-PLANS: Dict[Tuple[Any, ...], Plan] = {}
+PLANS: Dict[Tuple[Any, ...], Plan] = {}  # by what `layout_of` says
 
 
 def new_plan(given: Dict[str, Tensor], owners: List[Tensor], options: Options, kind: Tuple[Any, ...]) -> Plan:
     """The plan of a call, with its kernels compiled. `kind`: of `kind_of`."""
     t, wholes, places, rows = prepared(given)
-    plan = Plan(options._replace(rows=rows), t, wholes, places)
+    plan = Plan(options._replace(rows=rows), t, places)
     numbers = {id(owner): number for number, owner in enumerate(owners)}
     names = {id(x): name for name, x in t.items() if name in given and is_alias(x, given[name])}
     sources = [numbers.get(id(whole), names.get(id(whole))) for whole in wholes]
