@@ -226,8 +226,8 @@ def layout_of(given: Dict[str, Tensor], owners: List[Tensor], options: Options) 
     found: List[Any] = [given["v"].device, torch.backends.cuda.matmul.allow_tf32, *options[:4], options.diagonals]
     for (name, x), owner in zip(given.items(), owners):
         number = numbers.setdefault(id(owner), len(numbers))
-        found += (name, x.dtype, x.size(), x.stride(), x.storage_offset() - owner.storage_offset(), x.requires_grad)
-        found += (number, owner.dtype, owner.size(), owner.stride(), owner.requires_grad)
+        found += (name, x.dtype, x.size(), x.stride(), x.storage_offset() - owner.storage_offset())
+        found += (number, owner.size(), owner.stride(), owner.requires_grad)  # x without a gradient is its own
     return tuple(found)
 
 
