@@ -8,7 +8,6 @@ import copy
 import functools
 import json
 import os
-import random
 import subprocess
 import sys
 
@@ -349,37 +348,48 @@ def test_calls_that_lie_alike_have_one_plan(monkeypatch):
         assert len(kernels.PLANS) == plans
 
 
-def test_plans_are_told_apart(monkeypatch):
-    """Calls that differ in one property of a tensor, in any order: all are right."""
-    generator = random.Random(0)
-    for number in range(60):
-        bsz, length = generator.choice([(2, 3), (2, 4), (3, 3)])
-        wholes = []
-        for _ in range(2):
-            rows, wanted = generator.choice([length, 5]), generator.random() < 0.8
-            wholes.append(torch.randn(rows, bsz, 24, requires_grad=wanted))
-        R = torch.randn(2, generator.choice([4, 5]), generator.choice([4, 5]), requires_grad=generator.random() < 0.8)
-        alpha = torch.randn(generator.choice([2, 3]), 2, requires_grad=generator.random() < 0.8)
-        a, b = alpha.softmax(0)[:, :, None, None].unbind()[:2]
-        places = [(generator.choice(wholes), first) for first in generator.sample([0, 8, 16], 3)]
-        q, k, v = (x[:length, :, i : i + 8].unflatten(-1, (2, -1)).permute(1, 2, 0, 3) for x, i in places)
-        weights = generator.choice([(a, b), (b, a), (None, a), (None, None)])
-        logits = product_of(q, k, weights[0], generator.choice([1.0, 0.5]))
-        logits += bias_of(R[None, :, :length, :length], weights[1])
-        mask = padding_mask([length - 1, *[length] * (bsz - 1)]) if generator.random() < 0.5 else None
-        causal = causal_mask(wholes[0]) if mask is None and generator.random() < 0.5 else None
-        leaves = [x for x in (*wholes, R, alpha) if x.requires_grad]
-        results = []
-        for computation in (kernels, plain):
-            out = computation.compute(logits, v, mask, causal)
-            rows = out if mask is None else out.masked_fill(mask[:, None, :, None], 0.0)
-            grads = []
-            if out.requires_grad:
-                grads = torch.autograd.grad(rows.square().sum(), leaves, retain_graph=True, allow_unused=True)
-            results.append([rows, *(torch.zeros(()) if x is None else x for x in grads)])
-        for found, expected in zip(*results):
-            assert_close = torch.testing.assert_close
-            assert_close(found, expected.expand_as(found), atol=1e-4, rtol=0, msg=lambda m, n=number: f"call {n}: {m}")
+BASE_CALL = dict(
+    bsz=2, length=3, places=[(0, 0), (0, 8), (0, 16)], wanted=[True, True, True, True], alphas=2, weights=[0, 1],
+    scale=1.0, is_transposed=False, masks="none",
+)  # fmt: skip
+OTHER_CALLS = [
+    dict(bsz=3), dict(length=2), dict(places=[(0, 8), (0, 0), (0, 16)]), dict(places=[(0, 0), (1, 8), (0, 16)]),
+    dict(places=[(1, 0), (1, 8), (1, 16)], wanted=[False, True, True, True]), dict(wanted=[False, True, True, True]),
+    dict(wanted=[True, True, False, True]), dict(wanted=[True, True, True, False]), dict(alphas=3),
+    dict(weights=[1, 0]), dict(weights=[None, 0]), dict(weights=[0, None]), dict(scale=0.5), dict(is_transposed=True),
+    dict(masks="padded"), dict(masks="causal"),
+]  # fmt: skip
+
+
+def values_and_gradients(computation, bsz, length, places, wanted, alphas, weights, scale, is_transposed, masks):
+    """Of logits whose tensors are views of two wholes, a matrix and weights, with more rows than there are tokens."""
+    torch.manual_seed(0)
+    shapes = [(5, bsz, 24), (5, bsz, 24), (2, 4, 4), (alphas, 2)]
+    *wholes, R, alpha = leaves = [
+        torch.randn(shape, requires_grad=is_wanted) for shape, is_wanted in zip(shapes, wanted)
+    ]
+    alpha = [None, *alpha.softmax(0)[:, :, None, None].unbind()]
+    q, k, v = (
+        wholes[i][:length, :, first : first + 8].unflatten(-1, (2, -1)).permute(1, 2, 0, 3) for i, first in places
+    )
+    of_product, of_bias = (alpha[0 if row is None else row + 1] for row in weights)
+    bias = R.mT if is_transposed else R
+    logits = product_of(q, k, of_product, scale) + bias_of(bias[None, :, :length, :length], of_bias)
+    mask = padding_mask([length - 1, *[length] * (bsz - 1)]) if masks == "padded" else None
+    out = computation.compute(logits, v, mask, causal_mask(wholes[0]) if masks == "causal" else None)
+    rows = out if mask is None else out.masked_fill(mask[:, None, :, None], 0.0)
+    leaves = [leaf for leaf in leaves if leaf.requires_grad]
+    grads = torch.autograd.grad(rows.square().sum(), leaves, allow_unused=True)
+    return [rows, *(torch.zeros(()) if x is None else x for x in grads)]
+
+
+@pytest.mark.parametrize("number", range(len(OTHER_CALLS)))
+def test_plans_are_told_apart(number):
+    """A call after one that differs in one property."""
+    call = {**BASE_CALL, **OTHER_CALLS[number]}
+    values_and_gradients(kernels, **BASE_CALL)
+    for found, expected in zip(values_and_gradients(kernels, **call), values_and_gradients(plain, **call)):
+        torch.testing.assert_close(found, expected.expand_as(found), atol=1e-4, rtol=0)
 
 
 def test_dropout_differs_from_call_to_call():
