@@ -35,9 +35,9 @@ import shutil
 from collections import Counter
 from pathlib import Path
 from shlex import quote
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from . import labels, pairs
+from . import examples
 from .command import (
     ROOT,
     Parser,
@@ -84,99 +84,78 @@ def ratio(text: str) -> str:
     return text
 
 
-class Option(NamedTuple):
-    """An option of prepare.sh."""
-
-    kinds: Sequence[str]  # of corpora that have it
-    default: Mapping[str, Any]  # {kind: its default, if it is not empty}
-    settings: Mapping[str, Any]  # of argparse
-    is_pinned: bool = True  # data made with another value are refused
-
-
 def number(minimum: int, help: str) -> Dict[str, Any]:
     return {"type": integer(minimum), "metavar": "N", "help": help}
 
 
+def switch(help: str) -> Dict[str, Any]:
+    return {"action": "store_true", "help": help}
+
+
 CUT = "cut {} after N subwords, the end's own included; "
-OPTIONS = {
-    "merges": Option(
-        (*AS_PARALLEL, "text"),
-        dict.fromkeys(AS_PARALLEL, 10000),
-        number(1, "BPE merges, or SentencePiece's vocabulary (default: 10000; of text for language models none)"),
-    ),
-    "subwords": Option(
-        AS_PARALLEL,
-        {"parallel": "bpe", "pairs": "sentencepiece", "spans": "sentencepiece"},
-        {"choices": ("bpe", "sentencepiece")},
-    ),
-    "dash-splits": Option(
-        AS_PARALLEL, {}, {"action": "store_true", "help": "split words at hyphens when tokenising (Moses' -a)"}
-    ),
-    "lowercase": Option(AS_PARALLEL, {}, {"action": "store_true", "help": "lowercase all text"}),
-    "max-length": Option(
-        AS_PARALLEL,
-        {"parallel": 250, "pairs": 0, "spans": 0},
-        number(0, "most subwords on a side of a training pair (default: 250; of pairs of texts any number, 0)"),
-    ),
-    "max-ratio": Option(
-        AS_PARALLEL,
-        dict.fromkeys(AS_PARALLEL, "0"),
-        {"type": ratio, "metavar": "R", "help": "largest ratio of a training pair's lengths; 0: any"},
-    ),
-    "truncate-source": Option(
-        AS_PARALLEL,
-        {},
-        number(2, CUT.format("sources") + "translate.sh cuts them too where they are SentencePiece's"),
-    ),
-    "truncate-target": Option(
-        AS_PARALLEL, {}, number(2, CUT.format("targets") + "those that are scored against are whole")
-    ),
-    "like": Option(
-        AS_PARALLEL,
-        {},
-        {"type": Path, "metavar": "DATA_DIR", "help": "with the subwords, words and options of that data, for "
-         "fine-tuning a model of it (train.sh --init)"},
-    ),
-    "history": Option(("pairs",), {}, number(1, "utterances before the one to be written (default: 5)")),
-    "words": Option(("spans",), {"spans": 64}, number(2, "of a block (default: 64)")),
-    "examples": Option(("labels",), {}, number(10, "training and validation examples, drawn (default: all)")),
-    "valid": Option(("labels",), {}, number(1, "examples held out for validation (default: a tenth)")),
-    "vocabulary": Option(("labels",), {"labels": 30000}, number(1, "words (default: 30000)")),
-    "sample": Option(
-        (*AS_PARALLEL, "text"), {}, number(1, "only the first N lines of each training corpus, for a trial")
-    ),
-    "mirror": Option(("parallel",), {}, {"metavar": "URL", "help": "wmt14: of statmt.org's files"}, False),
-    "workers": Option(tuple(TASKS), {}, number(1, "processes (default: all cores)"), False),
-}  # fmt: skip
+RATIO = {"type": ratio, "metavar": "R", "help": "largest ratio of a training pair's lengths; 0: any"}
+MERGES = "BPE merges, or SentencePiece's vocabulary (default: 10000; of text for language models none)"
+LENGTH = "most subwords on a side of a training pair (default: 250; of pairs of texts any number, 0)"
+SOURCE = CUT.format("sources") + "translate.sh cuts them too where they are SentencePiece's"
+TARGET = CUT.format("targets") + "those that are scored against are whole"
+LIKE = "with the subwords, words and options of that data, for fine-tuning a model of it (train.sh --init)"
+OPTIONS: Dict[str, Tuple[Sequence[str], Dict[str, Any]]] = {  # {option: kinds of corpora that have it, of argparse}
+    "merges": ((*AS_PARALLEL, "text"), number(1, MERGES)),
+    "subwords": (AS_PARALLEL, {"choices": ("bpe", "sentencepiece")}),
+    "dash-splits": (AS_PARALLEL, switch("split words at hyphens when tokenising (Moses' -a)")),
+    "lowercase": (AS_PARALLEL, switch("lowercase all text")),
+    "max-length": (AS_PARALLEL, number(0, LENGTH)),
+    "max-ratio": (AS_PARALLEL, RATIO),
+    "truncate-source": (AS_PARALLEL, number(2, SOURCE)),
+    "truncate-target": (AS_PARALLEL, number(2, TARGET)),
+    "like": (AS_PARALLEL, {"type": Path, "metavar": "DATA_DIR", "help": LIKE}),
+    "history": (("pairs",), number(1, "utterances before the one to be written (default: 5)")),
+    "words": (("spans",), number(2, "of a block (default: 64)")),
+    "examples": (("labels",), number(10, "training and validation examples, drawn (default: all)")),
+    "valid": (("labels",), number(1, "examples held out for validation (default: a tenth)")),
+    "vocabulary": (("labels",), number(1, "words (default: 30000)")),
+    "sample": ((*AS_PARALLEL, "text"), number(1, "only the first N lines of each training corpus, for a trial")),
+    "mirror": (("parallel",), {"metavar": "URL", "help": "wmt14: of statmt.org's files"}),
+    "workers": (tuple(TASKS), number(1, "processes (default: all cores)")),
+}
+NOT_PINNED = ("mirror", "workers")  # data made with other values are the same
+PIECES = {"merges": 10000, "subwords": "sentencepiece", "max-length": 0, "max-ratio": "0"}
+DEFAULTS: Dict[str, Dict[str, Any]] = {  # {kind: {option: its default, if it is not empty}}
+    "parallel": {"merges": 10000, "subwords": "bpe", "max-length": 250, "max-ratio": "0"},
+    "text": {},
+    "labels": {"vocabulary": 30000},
+    "pairs": PIECES,
+    "spans": {**PIECES, "words": 64},
+}
+OF_LIKE = ("subwords", "merges", "dash_splits", "lowercase")  # options that --like takes over
 
 
-def options_of(corpus: Corpus, given: Mapping[str, Any]) -> argparse.Namespace:
-    """All options that a corpus has, with their defaults.
-
-    Raises:
-        UserError: one that is given is not for this corpus.
-    """
-    found: Dict[str, Any] = {}
-    for name, option in OPTIONS.items():
-        value, has_it = given.get(name), corpus.kind in option.kinds
-        if name == "history":
-            has_it = name in corpus.options
-        if not has_it and value is not None:
+def options_of(corpus: Corpus, given: Mapping[str, Any], src: str, tgt: str) -> argparse.Namespace:
+    """All options, with the defaults of a corpus; those that it has not are None, and refused if they are given."""
+    found, usual = argparse.Namespace(), {**DEFAULTS[corpus.kind], "workers": cores(), **corpus.options}
+    for name, (kinds, _) in OPTIONS.items():
+        value = given.get(name)
+        if value is not None and (corpus.kind not in kinds or name == "history" and name not in usual):
             raise UserError(f"--{name} {value}: not for {corpus.name}; leave it out")
-        usual = corpus.options.get(name, option.default.get(corpus.kind)) if has_it else None
-        found[name.replace("-", "_")] = usual if value is None else value
-    found["workers"] = found["workers"] or cores()
-    return argparse.Namespace(**found)
+        setattr(found, name.replace("-", "_"), usual.get(name) if value is None else value)
+    if found.like:
+        settings = read_settings(found.like / "settings")
+        if not dry_run() and not (found.like / "bin" / "done").exists():
+            raise UserError(f"--like {found.like}: not prepared, or not to its end")
+        if settings and {settings.get("src"), settings.get("tgt")} != {src, tgt}:
+            raise UserError(f"--like {found.like}: is not parallel text of {src} and {tgt}")
+        for name in OF_LIKE:
+            setattr(found, name, settings.get(name, getattr(found, name)))
+    return found
 
 
 def main(argv: Sequence[str]) -> None:
     """prepare.sh."""
-    lists = {kind: say_of_corpora(kind) for kind in TASKS}
-    parser = Parser("prepare", (__doc__ or "").format(**lists))
+    parser = Parser("prepare", (__doc__ or "").format(**{kind: say_of_corpora(kind) for kind in TASKS}))
     parser.add_argument("what", nargs="+", metavar="CORPUS|RAW_DIR … OUT_DIR")
     parser.add_argument("--from", dest="source", type=existing_folder, metavar="DIR", help="the corpus at hand")
-    for name, option in OPTIONS.items():
-        parser.add_argument(f"--{name}", dest=name, default=None, **option.settings)
+    for option, (_, settings) in OPTIONS.items():
+        parser.add_argument(f"--{option}", dest=option, default=None, **settings)
     given = vars(parser.parse_args(argv))
     words, source = given.pop("what"), given.pop("source")
     name, *more = words
@@ -207,194 +186,148 @@ def prepare(name: str, dataset: str, out: Path, source: Optional[Path], given: M
         given: {option of prepare.sh: its value}.
     """
     corpus = CORPORA.get(name, Corpus(name, "parallel"))
-    options = options_of(corpus, given)
+    text = CORPORA.get(corpus.of, corpus)  # whose files are read
     src, tgt = dataset.split("-") if corpus.kind == "parallel" else ("source", "target")
     if src == tgt:
         raise UserError(f"SRC and TGT are both {src}")
-    if options.like:
-        take_options(options, src, tgt)
+    options = options_of(corpus, given, src, tgt)
     recorded, done = read_settings(out / "settings"), (out / "bin" / "done").exists()
     if not source and name in CORPORA and recorded.get("from"):
         source = Path(recorded["from"])  # goes on as it was begun
     if not source and done and name not in CORPORA:
         return say(f"{out} is ready, reusing it")
-    if not source and not dry_run() and not done and not has_home(corpus):
+    if not source and not dry_run() and not done and not (text.urls or text.archives or text.sets or text.script):
         wanted = f", {{train,valid,test}}.{{{src},{tgt}}}" if corpus.kind == "parallel" else ""
         raise UserError(f"{name}: nothing to download; name the folder of its text by --from{wanted}")
-    examples: Mapping[str, Sequence[Any]] = {}
+
+    # a mistake is told before anything is written; data that are ready are compared as long as their text is there
+    found: examples.Examples = {}
     files: List[Path] = []
-    if source and (not done or source.is_dir()):  # for data that are ready only as long as its folder is there
-        examples, files = text_at_hand(corpus, source, src, tgt, options)
+    if source and (source.is_dir() or not done):
+        if corpus.kind in ("labels", "pairs"):
+            found = read_examples(corpus, source, options)
+        elif corpus.kind in ("text", "spans") and not has_archive(text, source):
+            files = [path for paths in files_of(text, source).values() for path in paths]
+        elif name not in CORPORA and not dry_run():
+            training_corpora(source, src, tgt)
+            files = [file for lang in (src, tgt) for end in ("", ".gz") for file in source.glob(f"*.{lang}{end}")]
+
     is_own = (src, tgt) == ("source", "target") and corpus.kind == "parallel"
     settings: Dict[str, object] = {"task": "text_to_text" if is_own else TASKS[corpus.kind], "corpus": name}
     if corpus.kind in AS_PARALLEL:
         settings.update(src=src, tgt=tgt)
-    for key, option in ((name.replace("-", "_"), option) for name, option in OPTIONS.items()):
-        if option.is_pinned and corpus.kind in option.kinds:
-            value = getattr(options, key)
-            settings[key] = "" if value is None else value.resolve() if isinstance(value, Path) else value
-    if not any(known.startswith(f"{text_corpus(corpus).name}/test.") for known in CHECKSUMS):  # which tell the text
+    names = [name for name, (kinds, _) in OPTIONS.items() if corpus.kind in kinds and name not in NOT_PINNED]
+    for key in (name.replace("-", "_") for name in names):
+        value = getattr(options, key)
+        settings[key] = "" if value is None else value.resolve() if isinstance(value, Path) else value
+    if not any(known.startswith(f"{text.name}/test.") for known in CHECKSUMS):  # which tell the text
         settings["from"] = source.resolve() if source else ""
-        size = sum(file.stat().st_size for file in files)
-        digest = hashlib.sha256(json.dumps(examples).encode()).hexdigest() if examples else ""
-        settings["raw"] = digest or (f"{size} bytes" if size else recorded.get("raw", ""))
+        settings["raw"] = fingerprint(corpus, found, files) or recorded.get("raw", "")
     with folder_of_data(out, settings) as begun:
         if begun:
-            MAKERS[corpus.kind](Job(corpus, out, source, src, tgt, options, examples))
+            make(corpus, source, src, tgt, out, options, found)
 
 
-def has_home(corpus: Corpus) -> bool:
-    """Whether the text can be downloaded, or made."""
-    return any((text_corpus(corpus).urls, corpus.archives, corpus.sets, corpus.script))
+def read_examples(corpus: Corpus, folder: Path, options: argparse.Namespace) -> examples.Examples:
+    """Those of texts with labels, or of pairs of texts."""
+    return examples.read(corpus, folder, options.history, options.examples, options.valid)
 
 
-def text_at_hand(
-    corpus: Corpus, source: Path, src: str, tgt: str, options: argparse.Namespace
-) -> Tuple[Mapping[str, Sequence[Any]], List[Path]]:
-    """(the examples, or else the files) of a folder, so that a mistake is told before anything is written."""
-    text = text_corpus(corpus)
-    if corpus.kind in ("labels", "pairs"):
-        return read_examples(corpus, source, options), []
-    if corpus.kind in ("text", "spans") and not has_archive(text, source):
-        return {}, [path for paths in files_of(text, source).values() for path in paths]
-    if corpus.name not in CORPORA and not dry_run():
-        training_corpora(source, src, tgt)
-        return {}, [file for lang in (src, tgt) for end in ("", ".gz") for file in source.glob(f"*.{lang}{end}")]
-    return {}, []
+def fingerprint(corpus: Corpus, found: examples.Examples, files: Sequence[Path]) -> str:
+    """What tells a text from another one, that of examples or else of files; empty if there are none."""
+    if not found:
+        size = sum(file.stat().st_size for file in files)
+        return f"{size} bytes" if size else ""
+    labelled = {split: [(row.target, row.source) for row in rows] for split, rows in found.items()}
+    return hashlib.sha256(json.dumps(labelled if corpus.kind == "labels" else found).encode()).hexdigest()
 
 
-def text_corpus(corpus: Corpus) -> Corpus:
-    """The corpus whose files are read: another one's, where it is text to denoise."""
-    return CORPORA[corpus.of] if corpus.of else corpus
+# ---- the text of each kind of corpus, and its data
 
 
-def read_examples(corpus: Corpus, folder: Path, options: argparse.Namespace) -> Mapping[str, Sequence[Any]]:
-    """{split: its examples} of a corpus that is read as a whole; nothing of other kinds."""
-    if corpus.kind == "labels":
-        return labels.read(corpus, folder, options.examples, options.valid)
-    return pairs.read(corpus, folder, options.history) if corpus.kind == "pairs" else {}
-
-
-class Job(NamedTuple):
-    """What is to be prepared."""
-
-    corpus: Corpus
-    out: Path
-    source: Optional[Path]  # the folder of the text; None: it is downloaded
-    src: str
-    tgt: str
-    options: argparse.Namespace
-    examples: Mapping[str, Sequence[Any]]  # of `read_examples`, once they have been read
-
-    def all_examples(self) -> Mapping[str, Sequence[Any]]:
-        """Those that have been read, or else those of the downloaded files."""
-        if self.examples:
-            return self.examples
-        folder = unpacked(self.corpus, self.out / "archives")
-        return {} if dry_run() else read_examples(self.corpus, folder, self.options)
-
-
-# ---- the text of each kind of corpus, and its subwords
-
-
-def make_parallel(job: Job) -> None:
-    """Of parallel text."""
-    raw = job.out / "raw"
-    if job.corpus.name in CORPORA:
-        say("the corpora")
-        take_parallel(job.corpus, job.tgt, job.out, job.source, job.options.mirror)
+def make(
+    corpus: Corpus,
+    source: Optional[Path],
+    src: str,
+    tgt: str,
+    out: Path,
+    options: argparse.Namespace,
+    found: examples.Examples,
+) -> None:
+    """Data of a corpus, whose text is in the folder `source` or downloaded, or has been read as examples."""
+    raw = out / "raw"
+    if corpus.kind == "text":
+        take_text(corpus, source, out, out / "text", options.sample)
+        binarise_text(out, options)
+    elif corpus.kind == "labels":
+        write_examples(corpus, found, out, options)
+        binarise_labels(out, options)
     else:
-        raw = job.source or Path("DIR")
-    binarise(raw, job.src, job.tgt, job.out, job.options)
+        if corpus.kind == "pairs":
+            write_examples(corpus, found, out, options)
+        elif corpus.kind == "spans":
+            take_text(CORPORA[corpus.of], source, out, raw / "text")
+            for seed, split in enumerate(SPLITS):
+                if not (raw / f"{split}.target").exists():
+                    script = ["python", ROOT / "scripts" / "corrupt_spans.py", raw / "text" / f"{split}.txt"]
+                    run([*script, raw / split, "--words", options.words, "--seed", seed])
+        elif corpus.name in CORPORA:
+            say("the corpora")
+            take_parallel(corpus, tgt, out, source, options.mirror)
+        else:
+            raw = source or Path("DIR")
+        binarise(raw, src, tgt, out, options)
 
 
-def make_text(job: Job) -> None:
-    """Of text for language models."""
-    take_text(job.corpus, job.out, job.source, job.out / "text", job.options.sample)
-    binarise_text(job.out, job.options)
+def take_text(corpus: Corpus, source: Optional[Path], out: Path, text: Path, sample: Optional[int] = None) -> None:
+    """Makes {train,valid,test}.txt in the folder `text` of a corpus of text."""
+    say("the text")
+    archives = out / "archives"
+    files = files_of(corpus, unpacked(corpus, archives, source))
+    with clean_after_mistakes(text):
+        for split, paths in files.items():
+            name = f"{split}.txt"
+            take(f"{corpus.name}/{name}", paths, text / name, archives, sample if split == "train" else None)
+
+
+def write_examples(corpus: Corpus, found: examples.Examples, out: Path, options: argparse.Namespace) -> None:
+    """A file for each side. What is known beside the test set's pairs is kept in test.answers."""
+    if not found:
+        folder = unpacked(corpus, out / "archives")
+        found = {} if dry_run() else read_examples(corpus, folder, options)
+    if dry_run():
+        return
+    is_labels = corpus.kind == "labels"
+    prefix, endings = (out / "text", ("txt", "label")) if is_labels else (out / "raw", ("source", "target"))
+    for split, rows in found.items():
+        for side, ending in enumerate(endings):
+            write(prefix / f"{split}.{ending}", "".join(f"{row[side]}\n" for row in rows))
+        counts = ", ".join(f"{label}: {n}" for label, n in sorted(Counter(row.target for row in rows).items()))
+        print(f"{split}: {len(rows)} examples{f' ({counts})' if is_labels else ''}")
+    if corpus.scores:
+        beside = ({"group": row.group, "answers": row.answers} for row in found["test"])
+        write(out / "test.answers", "".join(f"{json.dumps(known)}\n" for known in beside))
 
 
 def binarise_text(out: Path, options: argparse.Namespace) -> None:
     """The text in words, or in subwords, as fairseq-train reads it."""
-    text = out / "text"
     if options.merges:
-        say(f"learning and applying BPE, {options.merges} merges")
-        shell(f"subword-nmt learn-bpe -s {options.merges} < {quote(f'{text}/train.txt')}", out / "codes")
-        encode = apply_bpe(out / "codes", options.workers)
-        for split in SPLITS:
-            shell(f"{encode} {quote(f'{text}/{split}.txt')}", out / "sub" / f"{split}.txt")
-        text = out / "sub"
+        encode(out / "text", ["txt"], out, options)
     say("binarising")
-    preprocess(["--only-source", "--workers", options.workers], out / "bin", f"{text}/{{}}.txt", out / "preprocess.log")
-    print_counts(out / "preprocess.log")
-
-
-def take_text(corpus: Corpus, out: Path, source: Optional[Path], text: Path, sample: Optional[int] = None) -> None:
-    """Makes {train,valid,test}.txt in the folder `text` of a corpus of text."""
-    say("the text")
-    archives = out / "archives"
-    found = files_of(corpus, unpacked(corpus, archives, source))
-    with clean_after_mistakes(text):
-        for split, paths in found.items():
-            name = f"{corpus.name}/{split}.txt"
-            take(name, paths, text / f"{split}.txt", archives, sample if split == "train" else None)
-
-
-def make_labels(job: Job) -> None:
-    """Of texts with labels."""
-    for split, rows in job.all_examples().items():
-        write(job.out / "text" / f"{split}.txt", "".join(f"{text}\n" for _, text in rows))
-        write(job.out / "text" / f"{split}.label", "".join(f"{label}\n" for label, _ in rows))
-        counts = ", ".join(f"{label}: {n}" for label, n in sorted(Counter(label for label, _ in rows).items()))
-        print(f"{split}: {len(rows)} examples ({counts})")
-    binarise_labels(job.out, job.options)
+    flags = ["--only-source", "--workers", options.workers]
+    preprocess(flags, out / "bin", f"{out}/{'sub' if options.merges else 'text'}/{{}}.txt", out / "preprocess.log")
 
 
 def binarise_labels(out: Path, options: argparse.Namespace) -> None:
     """Tokenised text in bin/input0 and labels in bin/label, as fairseq's sentence_prediction reads them."""
     say("tokenising")
-    tokenize = f"sacremoses --quiet -l en -j {options.workers} normalize -c tokenize"
     for split in SPLITS:
-        shell(f"{tokenize} < {quote(str(out / 'text' / f'{split}.txt'))}", out / "tok" / f"{split}.txt")
+        tokenize(out / "text" / f"{split}.txt", out / "tok" / f"{split}.txt", "en", options.workers)
     say("binarising")
-    common = ["--only-source", "--workers", options.workers]
-    words = [*common, "--nwordssrc", options.vocabulary]
+    flags = ["--only-source", "--workers", options.workers]
+    words, classes = [*flags, "--nwordssrc", options.vocabulary], [*flags, "--padding-factor", 1]
     preprocess(words, out / "bin" / "input0", f"{out}/tok/{{}}.txt", out / "preprocess.input0.log")
-    classes = [*common, "--padding-factor", 1]
     preprocess(classes, out / "bin" / "label", f"{out}/text/{{}}.label", out / "preprocess.label.log")
-
-
-def make_pairs(job: Job) -> None:
-    """Of pairs of texts; what is known beside the test set's is kept in test.answers."""
-    raw = job.out / "raw"
-    for split, found in job.all_examples().items():
-        write(raw / f"{split}.source", "".join(f"{pair.source}\n" for pair in found))
-        write(raw / f"{split}.target", "".join(f"{pair.target}\n" for pair in found))
-        print(f"{split}: {len(found)} pairs")
-        if split == "test" and job.corpus.scores:
-            kept = ({"group": pair.group, "answers": pair.answers} for pair in found)
-            write(job.out / "test.answers", "".join(f"{json.dumps(beside)}\n" for beside in kept))
-    binarise(raw, job.src, job.tgt, job.out, job.options)
-
-
-def make_spans(job: Job) -> None:
-    """Of text to denoise."""
-    raw = job.out / "raw"
-    take_text(text_corpus(job.corpus), job.out, job.source, raw / "text")
-    for seed, split in enumerate(SPLITS):
-        if not (raw / f"{split}.target").exists():
-            script = ["python", ROOT / "scripts" / "corrupt_spans.py", raw / "text" / f"{split}.txt", raw / split]
-            run([*script, "--words", job.options.words, "--seed", seed])
-    binarise(raw, job.src, job.tgt, job.out, job.options)
-
-
-MAKERS = {
-    "parallel": make_parallel,
-    "text": make_text,
-    "labels": make_labels,
-    "pairs": make_pairs,
-    "spans": make_spans,
-}
 
 
 # ---- parallel text
@@ -404,7 +337,7 @@ def training_corpora(raw: Path, src: str, tgt: str) -> List[Path]:
     """Checks the files of a raw folder; the prefixes of what is trained on, in the order of the names."""
     if not raw.is_dir():
         raise UserError(f"{raw}: no such folder; RAW_DIR holds {{train,valid,test}}.{{{src},{tgt}}}")
-    check_files(raw, (f"{split}.{lang}" for split in ("valid", "test") for lang in (src, tgt)))
+    check_files(raw, ("valid", "test"), (src, tgt))
     found = {re.sub(r"\.gz$", "", path.name) for path in raw.iterdir()}
     names = sorted(name[: -len(src) - 1] for name in found if name.endswith(f".{src}"))
     names = [name for name in names if name not in ("valid", "test")]
@@ -419,9 +352,9 @@ def training_corpora(raw: Path, src: str, tgt: str) -> List[Path]:
     return [raw / name for name in names]
 
 
-def check_files(raw: Path, names: Iterable[str]) -> None:
-    """Raises a UserError for a file that is not in a folder, compressed or not."""
-    for name in names:
+def check_files(raw: Path, splits: Sequence[str], sides: Sequence[str]) -> None:
+    """Refuses a folder without one of these files, compressed or not."""
+    for name in (f"{split}.{side}" for split in splits for side in sides):
         if not (raw / name).is_file() and not (raw / f"{name}.gz").is_file():
             raise UserError(f"{raw / name}: no such file, nor {name}.gz")
 
@@ -434,31 +367,16 @@ def prepare_test(raw: Path, data: Path) -> Path:
     """
     src, tgt = (read_settings(data / "settings")[side] for side in ("src", "tgt"))
     if not dry_run():
-        check_files(raw, (f"test.{lang}" for lang in (src, tgt)))
-    options = options_of(Corpus("own", "parallel"), {"like": data})
-    take_options(options, src, tgt)
+        check_files(raw, ["test"], (src, tgt))
+    options = options_of(Corpus("own", "parallel"), {"like": data}, src, tgt)
     size = sum(file.stat().st_size for lang in (src, tgt) for file in raw.glob(f"test.{lang}*"))
     out = data / "tests" / raw.resolve().name
-    same = {name: getattr(options, name) or "" for name in LIKE}
+    same = {name: getattr(options, name) or "" for name in OF_LIKE}
     settings = {"src": src, "tgt": tgt, **same, "like": data.resolve(), "from": raw.resolve(), "raw": f"{size} bytes"}
     with folder_of_data(out, settings) as begun:
         if begun:
             binarise(raw, src, tgt, out, options, ["test"])
     return out
-
-
-LIKE = ("subwords", "merges", "dash_splits", "lowercase")  # options that --like takes over
-
-
-def take_options(options: argparse.Namespace, src: str, tgt: str) -> None:
-    """The options that decide on subwords, from the data of --like."""
-    settings = read_settings(options.like / "settings")
-    if not dry_run() and not (options.like / "bin" / "done").exists():
-        raise UserError(f"--like {options.like}: not prepared, or not to its end")
-    if settings and {settings.get("src"), settings.get("tgt")} != {src, tgt}:
-        raise UserError(f"--like {options.like}: is not parallel text of {src} and {tgt}")
-    for name in LIKE:
-        setattr(options, name, settings.get(name, getattr(options, name)))
 
 
 def binarise(
@@ -473,54 +391,29 @@ def binarise(
     say("checking the text")
     lowercase = ["--lowercase"] if options.lowercase else []
     sample = ["--sample", options.sample] if options.sample else []
-    with clean_after_mistakes(out / "text"):
+    text = out / "text"
+    with clean_after_mistakes(text):
         if "train" in splits:
-            corpora = [raw / "train"] if dry_run() else training_corpora(raw, src, tgt)
-            clean(out / "text" / "train", corpora, *sample, *lowercase)
-            clean(out / "text" / "valid", [raw / "valid"], *lowercase)
-        clean(out / "text" / "test", [raw / "test"], *lowercase, "--keep-all")
-
-    workers, words = options.workers, options.subwords == "bpe"
-    text = out / ("tok" if words else "text")
-    both = " ".join(quote(f"{text}/train.{lang}") for lang in (src, tgt))
-    if words:
+            clean(
+                text / "train", [raw / "train"] if dry_run() else training_corpora(raw, src, tgt), *sample, *lowercase
+            )
+            clean(text / "valid", [raw / "valid"], *lowercase)
+        clean(text / "test", [raw / "test"], *lowercase, "--keep-all")
+    if options.subwords == "bpe":
         say("normalising and tokenising")
+        text = out / "tok"
         for split in splits:
-            for lang in (src, tgt):
-                jobs = workers if split == "train" else 1  # to start them takes longer than a small file
-                tokenize = f"sacremoses --quiet -l {lang} -j {jobs} normalize -c tokenize"
-                dashes = " -a" if options.dash_splits else ""
-                shell(f"{tokenize}{dashes} < {quote(f'{out}/text/{split}.{lang}')}", text / f"{split}.{lang}")
-        say(f"learning and applying joint BPE, {options.merges} merges")
-        model, learn = out / "codes", f"cat {both} | subword-nmt learn-bpe -s {options.merges}"
-        encode = apply_bpe(model, workers)
-    else:
-        say(f"learning and applying a joint SentencePiece model of {options.merges} pieces")
-        tool = f"python {quote(str(ROOT / 'scripts' / 'sentence_pieces.py'))}"
-        model, learn = out / "pieces.model", f"{tool} train {options.merges} {both}"
-        if options.words:  # each span has a word before it and one or more in it, so that there are fewer than these
-            learn += f" --sentinels {max(1, round(options.words * 0.15 / 3)) + 1}"
-        encode = f"{tool} encode {quote(str(model))} <"
-    shell(f"cat {quote(str(options.like / model.name))}" if options.like else learn, model)
-    for split in splits:
-        for lang in (src, tgt):
-            to = out / "sub" / (f"all.{lang}" if split == "train" else f"{split}.{lang}")
-            most = options.truncate_source if lang == src else options.truncate_target
-            cut = f" | cut -d ' ' -f -{most - 1}" if most else ""
-            shell(f"{encode} {quote(f'{text}/{split}.{lang}')}{cut}", to)
-            if not dry_run() and count_lines(to) != count_lines(out / "text" / f"{split}.{lang}"):
-                raise UserError(
-                    f"{to}: has more or fewer lines than {out}/text/{split}.{lang}; remove it and call again"
-                )
+            jobs = options.workers if split == "train" else 1  # to start them takes longer than a small file
+            for name, lang in ((f"{split}.{lang}", lang) for lang in (src, tgt)):
+                tokenize(out / "text" / name, text / name, lang, jobs, " -a" if options.dash_splits else "")
+    encode(text, [src, tgt], out, options, splits)
     if "train" in splits:
         limits = ["--max-length", options.max_length, "--max-ratio", options.max_ratio]
         clean(out / "sub" / "train", [out / "sub" / "all"], *limits)
-
     say("binarising")
-    flags: List[object] = ["-s", src, "-t", tgt, "--joined-dictionary", "--workers", workers]
+    flags: List[object] = ["-s", src, "-t", tgt, "--joined-dictionary", "--workers", options.workers]
     flags += ["--srcdict", options.like / "bin" / f"dict.{src}.txt"] if options.like else []
     preprocess(flags, out / "bin", f"{out}/sub/{{}}", out / "preprocess.log", splits)
-    print_counts(out / "preprocess.log")
     for lang in (src, tgt) if not dry_run() else ():
         shutil.copy(out / "text" / f"test.{lang}", out)
 
@@ -528,10 +421,39 @@ def binarise(
 # ---- steps
 
 
-def apply_bpe(codes: Path, workers: int) -> str:
-    """The command that applies BPE; the text's name comes next."""
-    # of several processes it splits a file, not a stream
-    return f"subword-nmt apply-bpe -c {quote(str(codes))} " + (f"--num-workers {workers} -i" if workers > 1 else "<")
+def tokenize(text: Path, to: Path, language: str, jobs: int, flags: str = "") -> None:
+    """Normalises and tokenises a text."""
+    shell(f"sacremoses --quiet -l {language} -j {jobs} normalize -c tokenize{flags} < {quote(str(text))}", to)
+
+
+def encode(
+    text: Path, sides: Sequence[str], out: Path, options: argparse.Namespace, splits: Sequence[str] = SPLITS
+) -> None:
+    """The text in subwords, which are learned of the training text's sides together."""
+    train = " ".join(quote(f"{text}/train.{side}") for side in sides)
+    if options.subwords == "sentencepiece":
+        say(f"learning and applying a joint SentencePiece model of {options.merges} pieces")
+        tool = f"python {quote(str(ROOT / 'scripts' / 'sentence_pieces.py'))}"
+        model, learn = out / "pieces.model", f"{tool} train {options.merges} {train}"
+        if options.words:  # each span has a word before it and one or more in it, so that there are fewer than these
+            learn += f" --sentinels {max(1, round(options.words * 0.15 / 3)) + 1}"
+        apply = f"{tool} encode {quote(str(model))} <"
+    else:
+        say(f"learning and applying BPE, {options.merges} merges")
+        model, learn = out / "codes", f"cat {train} | subword-nmt learn-bpe -s {options.merges}"
+        # of several processes it splits a file, not a stream
+        several = f"--num-workers {options.workers} -i" if options.workers > 1 else "<"
+        apply = f"subword-nmt apply-bpe -c {quote(str(model))} {several}"
+    shell(f"cat {quote(str(options.like / model.name))}" if options.like else learn, model)
+    for split in splits:
+        for side, most in zip(sides, (options.truncate_source, options.truncate_target)):
+            name = f"{split}.{side}"
+            # training pairs are cleaned again
+            to = out / "sub" / (f"all.{side}" if split == "train" and len(sides) > 1 else name)
+            cut = f" | cut -d ' ' -f -{most - 1}" if most else ""
+            shell(f"{apply} {quote(f'{text}/{name}')}{cut}", to)
+            if not dry_run() and count_lines(to) != count_lines(out / "text" / name):
+                raise UserError(f"{to}: has more or fewer lines than {out}/text/{name}; remove it and call again")
 
 
 @contextlib.contextmanager
@@ -565,15 +487,15 @@ def clean_after_mistakes(text: Path) -> Iterator[None]:
 
 
 def preprocess(flags: Sequence[object], to: Path, prefix: str, log: Path, splits: Sequence[str] = SPLITS) -> None:
-    """fairseq-preprocess, into an empty folder. `prefix`: of the text, with ``{}`` for train, valid and test."""
+    """fairseq-preprocess, into an empty folder, and what it counted.
+
+    Args:
+        prefix: of the text, with ``{}`` for train, valid and test.
+    """
     if not dry_run():
         shutil.rmtree(to, ignore_errors=True)
     argv = ["fairseq-preprocess", *flags, "--destdir", to]
     run([*argv, *(word for split in splits for word in (f"--{split}pref", prefix.format(split)))], log=log)
-
-
-def print_counts(log: Path) -> None:
-    """Prints what fairseq-preprocess counted: types of the dictionary; sentences, tokens, unknown words of a file."""
     if not dry_run():
         said = re.findall(r"\] (Dictionary: .*|.* sents, .*)", log.read_text())
         print(*dict.fromkeys(re.sub(r"^\S*/", "", line) for line in said), sep="\n")
