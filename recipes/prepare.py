@@ -35,9 +35,8 @@ import shutil
 from collections import Counter
 from pathlib import Path
 from shlex import quote
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from . import examples
 from .command import (
     ROOT,
     Parser,
@@ -66,15 +65,19 @@ from .corpora import (
     take_parallel,
     unpacked,
 )
+from .examples import Examples, read
 
-TASKS = {  # {kind of a corpus: its task}
-    "parallel": "translation",
-    "text": "language_modeling",
-    "labels": "sentence_prediction",
-    "pairs": "text_to_text",
-    "spans": "denoising",
-}
 AS_PARALLEL = ("parallel", "pairs", "spans")
+
+
+PIECES = {"merges": 10000, "subwords": "sentencepiece", "max-length": 0, "max-ratio": "0"}
+KINDS: Dict[str, Tuple[str, Dict[str, Any]]] = {  # {kind of a corpus: (its task, defaults that are not empty)}
+    "parallel": ("translation", {**PIECES, "subwords": "bpe", "max-length": 250}),
+    "text": ("language_modeling", {}),
+    "labels": ("sentence_prediction", {"vocabulary": 30000}),
+    "pairs": ("text_to_text", PIECES),
+    "spans": ("denoising", {**PIECES, "words": 64}),
+}
 
 
 def ratio(text: str) -> str:
@@ -116,23 +119,15 @@ OPTIONS: Dict[str, Tuple[Sequence[str], Dict[str, Any]]] = {  # {option: kinds o
     "vocabulary": (("labels",), number(1, "words (default: 30000)")),
     "sample": ((*AS_PARALLEL, "text"), number(1, "only the first N lines of each training corpus, for a trial")),
     "mirror": (("parallel",), {"metavar": "URL", "help": "wmt14: of statmt.org's files"}),
-    "workers": (tuple(TASKS), number(1, "processes (default: all cores)")),
+    "workers": (tuple(KINDS), number(1, "processes (default: all cores)")),
 }
 NOT_PINNED = ("mirror", "workers")  # data made with other values are the same
-PIECES = {"merges": 10000, "subwords": "sentencepiece", "max-length": 0, "max-ratio": "0"}
-DEFAULTS: Dict[str, Dict[str, Any]] = {  # {kind: {option: its default, if it is not empty}}
-    "parallel": {"merges": 10000, "subwords": "bpe", "max-length": 250, "max-ratio": "0"},
-    "text": {},
-    "labels": {"vocabulary": 30000},
-    "pairs": PIECES,
-    "spans": {**PIECES, "words": 64},
-}
 OF_LIKE = ("subwords", "merges", "dash_splits", "lowercase")  # options that --like takes over
 
 
 def options_of(corpus: Corpus, given: Mapping[str, Any], src: str, tgt: str) -> argparse.Namespace:
     """All options, with the defaults of a corpus; those that it has not are None, and refused if they are given."""
-    found, usual = argparse.Namespace(), {**DEFAULTS[corpus.kind], "workers": cores(), **corpus.options}
+    found, usual = argparse.Namespace(), {**KINDS[corpus.kind][1], "workers": cores(), **corpus.options}
     for name, (kinds, _) in OPTIONS.items():
         value = given.get(name)
         if value is not None and (corpus.kind not in kinds or name == "history" and name not in usual):
@@ -151,29 +146,28 @@ def options_of(corpus: Corpus, given: Mapping[str, Any], src: str, tgt: str) -> 
 
 def main(argv: Sequence[str]) -> None:
     """prepare.sh."""
-    parser = Parser("prepare", (__doc__ or "").format(**{kind: say_of_corpora(kind) for kind in TASKS}))
+    parser = Parser("prepare", (__doc__ or "").format(**{kind: say_of_corpora(kind) for kind in KINDS}))
     parser.add_argument("what", nargs="+", metavar="CORPUS|RAW_DIR … OUT_DIR")
     parser.add_argument("--from", dest="source", type=existing_folder, metavar="DIR", help="the corpus at hand")
     for option, (_, settings) in OPTIONS.items():
         parser.add_argument(f"--{option}", dest=option, default=None, **settings)
     given = vars(parser.parse_args(argv))
     words, source = given.pop("what"), given.pop("source")
-    name, *more = words
-    if name in CORPORA:
-        wanted = ["de|fr", "OUT_DIR"] if CORPORA[name].kind == "parallel" else ["OUT_DIR"]
-        if len(more) != len(wanted) or (len(more) == 2 and more[0] not in ("de", "fr")):
-            raise UserError(f"{' '.join(words)}: {name} is prepared by prepare.sh {name} {' '.join(wanted)}")
-        prepare(name, f"en-{more[0]}" if len(more) == 2 else "", Path(more[-1]), source, given)
-        return
-    if len(words) != 4:
-        if not Path(name).is_dir():
-            known = ", ".join(CORPORA)
-            raise UserError(f"{name}: neither a corpus nor a folder of parallel text; the corpora are {known}")
-        raise UserError("RAW_DIR SRC TGT OUT_DIR are wanted; see scripts/prepare.sh --help")
-    raw, src, tgt, out = words
-    if source:
+    name, corpus = words[0], CORPORA.get(words[0])
+    if not corpus and len(words) != 4 and not Path(name).is_dir():
+        known = ", ".join(CORPORA)
+        raise UserError(f"{name}: neither a corpus nor a folder of parallel text; the corpora are {known}")
+    wanted = "RAW_DIR SRC TGT OUT_DIR"
+    if corpus:
+        wanted = f"{name} de|fr OUT_DIR" if corpus.kind == "parallel" else f"{name} OUT_DIR"
+    if len(words) != len(wanted.split()) or ("de|fr" in wanted and words[1] not in ("de", "fr")):
+        raise UserError(f"{' '.join(words)}: call prepare.sh {wanted}; see scripts/prepare.sh --help")
+    if source and not corpus:
         raise UserError(f"--from {source}: RAW_DIR is the folder of the text; leave it out")
-    prepare("own", f"{src}-{tgt}", Path(out), Path(raw), given)
+    if corpus:
+        prepare(name, f"en-{words[1]}", Path(words[-1]), source, given)
+    else:
+        prepare("own", f"{words[1]}-{words[2]}", Path(words[-1]), Path(name), given)
 
 
 def prepare(name: str, dataset: str, out: Path, source: Optional[Path], given: Mapping[str, Any]) -> None:
@@ -199,21 +193,14 @@ def prepare(name: str, dataset: str, out: Path, source: Optional[Path], given: M
     if not source and not dry_run() and not done and not (text.urls or text.archives or text.sets or text.script):
         wanted = f", {{train,valid,test}}.{{{src},{tgt}}}" if corpus.kind == "parallel" else ""
         raise UserError(f"{name}: nothing to download; name the folder of its text by --from{wanted}")
-
-    # a mistake is told before anything is written; data that are ready are compared as long as their text is there
-    found: examples.Examples = {}
-    files: List[Path] = []
-    if source and (source.is_dir() or not done):
-        if corpus.kind in ("labels", "pairs"):
-            found = read_examples(corpus, source, options)
-        elif corpus.kind in ("text", "spans") and not has_archive(text, source):
-            files = [path for paths in files_of(text, source).values() for path in paths]
-        elif name not in CORPORA and not dry_run():
-            training_corpora(source, src, tgt)
-            files = [file for lang in (src, tgt) for end in ("", ".gz") for file in source.glob(f"*.{lang}{end}")]
+    job = Job(corpus, text, source, src, tgt, out, options)
+    raw = recorded.get("raw", "")
+    if source and (source.is_dir() or not done):  # data that are ready need their text no more
+        examples, found = text_at_hand(job, source)
+        job, raw = job._replace(examples=examples), found or raw
 
     is_own = (src, tgt) == ("source", "target") and corpus.kind == "parallel"
-    settings: Dict[str, object] = {"task": "text_to_text" if is_own else TASKS[corpus.kind], "corpus": name}
+    settings: Dict[str, object] = {"task": "text_to_text" if is_own else KINDS[corpus.kind][0], "corpus": name}
     if corpus.kind in AS_PARALLEL:
         settings.update(src=src, tgt=tgt)
     names = [name for name, (kinds, _) in OPTIONS.items() if corpus.kind in kinds and name not in NOT_PINNED]
@@ -221,113 +208,122 @@ def prepare(name: str, dataset: str, out: Path, source: Optional[Path], given: M
         value = getattr(options, key)
         settings[key] = "" if value is None else value.resolve() if isinstance(value, Path) else value
     if not any(known.startswith(f"{text.name}/test.") for known in CHECKSUMS):  # which tell the text
-        settings["from"] = source.resolve() if source else ""
-        settings["raw"] = fingerprint(corpus, found, files) or recorded.get("raw", "")
-    with folder_of_data(out, settings) as begun:
-        if begun:
-            make(corpus, source, src, tgt, out, options, found)
+        settings.update({"from": source.resolve() if source else "", "raw": raw})
+    once(out, settings, lambda: make(job))
 
 
-def read_examples(corpus: Corpus, folder: Path, options: argparse.Namespace) -> examples.Examples:
-    """Those of texts with labels, or of pairs of texts."""
-    return examples.read(corpus, folder, options.history, options.examples, options.valid)
+class Job(NamedTuple):
+    """What is prepared."""
+
+    corpus: Corpus
+    text: Corpus  # whose files are read: another one, of text to denoise
+    source: Optional[Path]  # the folder of the text; None: it is downloaded
+    src: str
+    tgt: str
+    out: Path
+    options: argparse.Namespace
+    examples: Examples = {}
+
+    def read_examples(self, folder: Path) -> Examples:
+        """Texts with labels, or pairs of texts."""
+        options = self.options
+        return read(self.corpus, folder, options.history, options.examples, options.valid)
 
 
-def fingerprint(corpus: Corpus, found: examples.Examples, files: Sequence[Path]) -> str:
-    """What tells a text from another one, that of examples or else of files; empty if there are none."""
-    if not found:
-        size = sum(file.stat().st_size for file in files)
-        return f"{size} bytes" if size else ""
-    labelled = {split: [(row.target, row.source) for row in rows] for split, rows in found.items()}
-    return hashlib.sha256(json.dumps(labelled if corpus.kind == "labels" else found).encode()).hexdigest()
+def text_at_hand(job: Job, source: Path) -> Tuple[Examples, str]:
+    """The examples of a folder, if they are read as a whole, and what tells its text from another one.
+
+    So a mistake is told before anything is written.
+    """
+    kind, files = job.corpus.kind, []
+    if kind in ("labels", "pairs"):
+        found = job.read_examples(source)
+        rows = {split: [(e.target, e.source) if kind == "labels" else e for e in found[split]] for split in found}
+        return found, hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+    if kind in ("text", "spans") and not has_archive(job.text, source):
+        files = [path for paths in files_of(job.text, source).values() for path in paths]
+    elif job.corpus.name not in CORPORA and not dry_run():
+        training_corpora(source, job.src, job.tgt)
+        files = [file for lang in (job.src, job.tgt) for end in ("", ".gz") for file in source.glob(f"*.{lang}{end}")]
+    size = sum(file.stat().st_size for file in files)
+    return {}, f"{size} bytes" if size else ""
 
 
 # ---- the text of each kind of corpus, and its data
 
 
-def make(
-    corpus: Corpus,
-    source: Optional[Path],
-    src: str,
-    tgt: str,
-    out: Path,
-    options: argparse.Namespace,
-    found: examples.Examples,
-) -> None:
-    """Data of a corpus, whose text is in the folder `source` or downloaded, or has been read as examples."""
-    raw = out / "raw"
-    if corpus.kind == "text":
-        take_text(corpus, source, out, out / "text", options.sample)
-        binarise_text(out, options)
-    elif corpus.kind == "labels":
-        write_examples(corpus, found, out, options)
-        binarise_labels(out, options)
+def make(job: Job) -> None:
+    """The text of a corpus, and its data."""
+    kind, raw = job.corpus.kind, job.out / "raw"
+    if kind == "text":
+        take_text(job, job.out / "text", job.options.sample)
+        binarise_text(job)
+    elif kind == "labels":
+        write_examples(job, job.out / "text", ("txt", "label"))
+        binarise_labels(job)
     else:
-        if corpus.kind == "pairs":
-            write_examples(corpus, found, out, options)
-        elif corpus.kind == "spans":
-            take_text(CORPORA[corpus.of], source, out, raw / "text")
+        if kind == "pairs":
+            write_examples(job, raw, ("source", "target"))
+        elif kind == "spans":
+            take_text(job, raw / "text")
             for seed, split in enumerate(SPLITS):
                 if not (raw / f"{split}.target").exists():
                     script = ["python", ROOT / "scripts" / "corrupt_spans.py", raw / "text" / f"{split}.txt"]
-                    run([*script, raw / split, "--words", options.words, "--seed", seed])
-        elif corpus.name in CORPORA:
+                    run([*script, raw / split, "--words", job.options.words, "--seed", seed])
+        elif job.corpus.name in CORPORA:
             say("the corpora")
-            take_parallel(corpus, tgt, out, source, options.mirror)
+            take_parallel(job.corpus, job.tgt, job.out, job.source, job.options.mirror)
         else:
-            raw = source or Path("DIR")
-        binarise(raw, src, tgt, out, options)
+            raw = job.source or Path("DIR")
+        binarise(job, raw)
 
 
-def take_text(corpus: Corpus, source: Optional[Path], out: Path, text: Path, sample: Optional[int] = None) -> None:
-    """Makes {train,valid,test}.txt in the folder `text` of a corpus of text."""
+def take_text(job: Job, to: Path, sample: Optional[int] = None) -> None:
+    """Makes {train,valid,test}.txt of a corpus of text in a folder."""
     say("the text")
-    archives = out / "archives"
-    files = files_of(corpus, unpacked(corpus, archives, source))
-    with clean_after_mistakes(text):
+    archives = job.out / "archives"
+    files = files_of(job.text, unpacked(job.text, archives, job.source))
+    with clean_after_mistakes(to):
         for split, paths in files.items():
             name = f"{split}.txt"
-            take(f"{corpus.name}/{name}", paths, text / name, archives, sample if split == "train" else None)
+            take(f"{job.text.name}/{name}", paths, to / name, archives, sample if split == "train" else None)
 
 
-def write_examples(corpus: Corpus, found: examples.Examples, out: Path, options: argparse.Namespace) -> None:
+def write_examples(job: Job, folder: Path, sides: Sequence[str]) -> None:
     """A file for each side. What is known beside the test set's pairs is kept in test.answers."""
+    found = job.examples
     if not found:
-        folder = unpacked(corpus, out / "archives")
-        found = {} if dry_run() else read_examples(corpus, folder, options)
-    if dry_run():
-        return
-    is_labels = corpus.kind == "labels"
-    prefix, endings = (out / "text", ("txt", "label")) if is_labels else (out / "raw", ("source", "target"))
-    for split, rows in found.items():
-        for side, ending in enumerate(endings):
-            write(prefix / f"{split}.{ending}", "".join(f"{row[side]}\n" for row in rows))
-        counts = ", ".join(f"{label}: {n}" for label, n in sorted(Counter(row.target for row in rows).items()))
-        print(f"{split}: {len(rows)} examples{f' ({counts})' if is_labels else ''}")
-    if corpus.scores:
-        beside = ({"group": row.group, "answers": row.answers} for row in found["test"])
-        write(out / "test.answers", "".join(f"{json.dumps(known)}\n" for known in beside))
+        archives = unpacked(job.corpus, job.out / "archives")
+        found = {} if dry_run() else job.read_examples(archives)
+    for split, rows in found.items() if not dry_run() else ():
+        for at, side in enumerate(sides):
+            write(folder / f"{split}.{side}", "".join(f"{row[at]}\n" for row in rows))
+        counts = sorted(Counter(row.target for row in rows).items()) if "label" in sides else []
+        print(f"{split}: {len(rows)} examples", *(f"{label}: {n}" for label, n in counts), sep=", ")
+        if split == "test" and job.corpus.scores:
+            beside = (json.dumps({"group": row.group, "answers": row.answers}) for row in rows)
+            write(job.out / "test.answers", "".join(f"{line}\n" for line in beside))
 
 
-def binarise_text(out: Path, options: argparse.Namespace) -> None:
+def binarise_text(job: Job) -> None:
     """The text in words, or in subwords, as fairseq-train reads it."""
-    if options.merges:
-        encode(out / "text", ["txt"], out, options)
+    if job.options.merges:
+        encode(job, job.out / "text", ["txt"])
     say("binarising")
-    flags = ["--only-source", "--workers", options.workers]
-    preprocess(flags, out / "bin", f"{out}/{'sub' if options.merges else 'text'}/{{}}.txt", out / "preprocess.log")
+    text = job.out / ("sub" if job.options.merges else "text")
+    preprocess(job, ["--only-source", "--workers", job.options.workers], f"{text}/{{}}.txt")
 
 
-def binarise_labels(out: Path, options: argparse.Namespace) -> None:
+def binarise_labels(job: Job) -> None:
     """Tokenised text in bin/input0 and labels in bin/label, as fairseq's sentence_prediction reads them."""
+    out, options = job.out, job.options
     say("tokenising")
     for split in SPLITS:
-        tokenize(out / "text" / f"{split}.txt", out / "tok" / f"{split}.txt", "en", options.workers)
+        tokenize(job, f"{split}.txt", "en", options.workers)
     say("binarising")
     flags = ["--only-source", "--workers", options.workers]
-    words, classes = [*flags, "--nwordssrc", options.vocabulary], [*flags, "--padding-factor", 1]
-    preprocess(words, out / "bin" / "input0", f"{out}/tok/{{}}.txt", out / "preprocess.input0.log")
-    preprocess(classes, out / "bin" / "label", f"{out}/text/{{}}.label", out / "preprocess.label.log")
+    preprocess(job, [*flags, "--nwordssrc", options.vocabulary], f"{out}/tok/{{}}.txt", "input0")
+    preprocess(job, [*flags, "--padding-factor", 1], f"{out}/text/{{}}.label", "label")
 
 
 # ---- parallel text
@@ -368,21 +364,19 @@ def prepare_test(raw: Path, data: Path) -> Path:
     src, tgt = (read_settings(data / "settings")[side] for side in ("src", "tgt"))
     if not dry_run():
         check_files(raw, ["test"], (src, tgt))
-    options = options_of(Corpus("own", "parallel"), {"like": data}, src, tgt)
+    own = Corpus("own", "parallel")
+    options = options_of(own, {"like": data}, src, tgt)
     size = sum(file.stat().st_size for lang in (src, tgt) for file in raw.glob(f"test.{lang}*"))
     out = data / "tests" / raw.resolve().name
     same = {name: getattr(options, name) or "" for name in OF_LIKE}
     settings = {"src": src, "tgt": tgt, **same, "like": data.resolve(), "from": raw.resolve(), "raw": f"{size} bytes"}
-    with folder_of_data(out, settings) as begun:
-        if begun:
-            binarise(raw, src, tgt, out, options, ["test"])
+    once(out, settings, lambda: binarise(Job(own, own, raw, src, tgt, out, options), raw, ["test"]))
     return out
 
 
-def binarise(
-    raw: Path, src: str, tgt: str, out: Path, options: argparse.Namespace, splits: Sequence[str] = SPLITS
-) -> None:
+def binarise(job: Job, raw: Path, splits: Sequence[str] = SPLITS) -> None:
     """From parallel text in a folder to bin/; each step keeps what an earlier call made."""
+    src, tgt, out, options = job.src, job.tgt, job.out, job.options
 
     def clean(to: Path, prefixes: Sequence[Path], *flags: object) -> None:
         if not all(Path(f"{to}.{lang}").exists() for lang in (src, tgt)):
@@ -394,26 +388,25 @@ def binarise(
     text = out / "text"
     with clean_after_mistakes(text):
         if "train" in splits:
-            clean(
-                text / "train", [raw / "train"] if dry_run() else training_corpora(raw, src, tgt), *sample, *lowercase
-            )
+            corpora = [raw / "train"] if dry_run() else training_corpora(raw, src, tgt)
+            clean(text / "train", corpora, *sample, *lowercase)
             clean(text / "valid", [raw / "valid"], *lowercase)
         clean(text / "test", [raw / "test"], *lowercase, "--keep-all")
     if options.subwords == "bpe":
         say("normalising and tokenising")
         text = out / "tok"
         for split in splits:
-            jobs = options.workers if split == "train" else 1  # to start them takes longer than a small file
-            for name, lang in ((f"{split}.{lang}", lang) for lang in (src, tgt)):
-                tokenize(out / "text" / name, text / name, lang, jobs, " -a" if options.dash_splits else "")
-    encode(text, [src, tgt], out, options, splits)
+            for lang in (src, tgt):
+                # to start several takes longer than a small file
+                tokenize(job, f"{split}.{lang}", lang, options.workers if split == "train" else 1)
+    encode(job, text, [src, tgt], splits)
     if "train" in splits:
         limits = ["--max-length", options.max_length, "--max-ratio", options.max_ratio]
         clean(out / "sub" / "train", [out / "sub" / "all"], *limits)
     say("binarising")
     flags: List[object] = ["-s", src, "-t", tgt, "--joined-dictionary", "--workers", options.workers]
     flags += ["--srcdict", options.like / "bin" / f"dict.{src}.txt"] if options.like else []
-    preprocess(flags, out / "bin", f"{out}/sub/{{}}", out / "preprocess.log", splits)
+    preprocess(job, flags, f"{out}/sub/{{}}", splits=splits)
     for lang in (src, tgt) if not dry_run() else ():
         shutil.copy(out / "text" / f"test.{lang}", out)
 
@@ -421,15 +414,16 @@ def binarise(
 # ---- steps
 
 
-def tokenize(text: Path, to: Path, language: str, jobs: int, flags: str = "") -> None:
-    """Normalises and tokenises a text."""
-    shell(f"sacremoses --quiet -l {language} -j {jobs} normalize -c tokenize{flags} < {quote(str(text))}", to)
+def tokenize(job: Job, name: str, language: str, processes: int) -> None:
+    """Normalises and tokenises a file of the folder text, to the folder tok."""
+    dashes = " -a" if job.options.dash_splits else ""
+    tool = f"sacremoses --quiet -l {language} -j {processes} normalize -c tokenize{dashes}"
+    shell(f"{tool} < {quote(str(job.out / 'text' / name))}", job.out / "tok" / name)
 
 
-def encode(
-    text: Path, sides: Sequence[str], out: Path, options: argparse.Namespace, splits: Sequence[str] = SPLITS
-) -> None:
+def encode(job: Job, text: Path, sides: Sequence[str], splits: Sequence[str] = SPLITS) -> None:
     """The text in subwords, which are learned of the training text's sides together."""
+    options, out = job.options, job.out
     train = " ".join(quote(f"{text}/train.{side}") for side in sides)
     if options.subwords == "sentencepiece":
         say(f"learning and applying a joint SentencePiece model of {options.merges} pieces")
@@ -447,29 +441,22 @@ def encode(
     shell(f"cat {quote(str(options.like / model.name))}" if options.like else learn, model)
     for split in splits:
         for side, most in zip(sides, (options.truncate_source, options.truncate_target)):
-            name = f"{split}.{side}"
-            # training pairs are cleaned again
-            to = out / "sub" / (f"all.{side}" if split == "train" and len(sides) > 1 else name)
+            # training pairs are cleaned once more
+            to = out / "sub" / f"{'all' if split == 'train' and len(sides) == 2 else split}.{side}"
             cut = f" | cut -d ' ' -f -{most - 1}" if most else ""
-            shell(f"{apply} {quote(f'{text}/{name}')}{cut}", to)
-            if not dry_run() and count_lines(to) != count_lines(out / "text" / name):
-                raise UserError(f"{to}: has more or fewer lines than {out}/text/{name}; remove it and call again")
+            shell(f"{apply} {quote(f'{text}/{split}.{side}')}{cut}", to)
+            whole = out / "text" / f"{split}.{side}"
+            if not dry_run() and count_lines(to) != count_lines(whole):
+                raise UserError(f"{to}: has more or fewer lines than {whole}; remove it and call again")
 
 
-@contextlib.contextmanager
-def folder_of_data(out: Path, settings: Mapping[str, object]) -> Iterator[bool]:
-    """Holds a folder of data while it is made, and then marks it as ready. Yields whether there is anything to do.
-
-    Args:
-        settings: what it is made with. Data made otherwise are refused, ready or not.
-    """
+def once(out: Path, settings: Mapping[str, object], make_data: Callable[[], None]) -> None:
+    """Makes a folder of data unless it is ready, which a file marks. Data made with other settings are refused."""
     with locked(out / ".lock"):
         pin_settings(out / "settings", "text/* raw/*", settings)
         if (out / "bin" / "done").exists():
-            say(f"{out} is ready, reusing it")
-            yield False
-            return
-        yield True
+            return say(f"{out} is ready, reusing it")
+        make_data()
         if not dry_run() and (out / "bin").is_dir():
             (out / "bin" / "done").touch()
             say(f"{out} is ready")
@@ -486,16 +473,18 @@ def clean_after_mistakes(text: Path) -> Iterator[None]:
         raise
 
 
-def preprocess(flags: Sequence[object], to: Path, prefix: str, log: Path, splits: Sequence[str] = SPLITS) -> None:
-    """fairseq-preprocess, into an empty folder, and what it counted.
+def preprocess(job: Job, flags: Sequence[object], prefix: str, part: str = "", splits: Sequence[str] = SPLITS) -> None:
+    """fairseq-preprocess, into the empty folder bin or a `part` of it, and what it counted.
 
     Args:
-        prefix: of the text, with ``{}`` for train, valid and test.
+        prefix: of the text, with ``{}`` for the split.
     """
+    to, log = job.out / "bin" / part, job.out / f"preprocess.{part}.log".replace("..", ".")
+    argv = ["fairseq-preprocess", *flags, "--destdir", to]
     if not dry_run():
         shutil.rmtree(to, ignore_errors=True)
-    argv = ["fairseq-preprocess", *flags, "--destdir", to]
-    run([*argv, *(word for split in splits for word in (f"--{split}pref", prefix.format(split)))], log=log)
+    prefixes = (word for split in splits for word in (f"--{split}pref", prefix.format(split)))
+    run([*argv, *prefixes], log=log)
     if not dry_run():
         said = re.findall(r"\] (Dictionary: .*|.* sents, .*)", log.read_text())
         print(*dict.fromkeys(re.sub(r"^\S*/", "", line) for line in said), sep="\n")
