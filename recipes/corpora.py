@@ -16,6 +16,7 @@ from .hyperparameters import make, read_data
 
 SPLITS = ("train", "valid", "test")
 LANGUAGES = {"en": "en", "eng": "en", "de": "de", "deu": "de", "fr": "fr", "fra": "fr"}  # mtdata's names too
+PACKED = (".zip", ".tar.gz", ".tgz")  # endings of archives
 ELSEWHERE = "get the corpus elsewhere and name its folder by --from"
 
 
@@ -58,14 +59,9 @@ def read_corpora() -> Dict[str, Corpus]:
     return found
 
 
-def read_checksums() -> Dict[str, str]:
-    """{CORPUS/file, or CORPUS/SPLIT.SIDE of a text: SHA-256}."""
-    lines = Path(__file__).with_name("corpora.sha256").read_text().splitlines()
-    return {name: digest for digest, name in map(str.split, lines)}
-
-
 CORPORA = read_corpora()
-CHECKSUMS = read_checksums()
+# {CORPUS/file, or CORPUS/SPLIT.SIDE of a text: SHA-256}
+CHECKSUMS = dict(line.split()[::-1] for line in (ROOT / "recipes" / "corpora.sha256").read_text().splitlines())
 
 
 def sha256(path: Path) -> str:
@@ -115,14 +111,9 @@ def files_of(corpus: Corpus, folder: Path, optional: Sequence[str] = (), **names
     return found
 
 
-def is_packed(name: str) -> bool:
-    """Whether a file is an archive, and not a text itself."""
-    return name.endswith((".zip", ".tar.gz", ".tgz"))
-
-
 def has_archive(corpus: Corpus, folder: Path) -> bool:
     """Whether a folder has an archive of a corpus, and not its files."""
-    return any((folder / Path(url).name).exists() for url in corpus.urls if is_packed(url))
+    return any((folder / Path(url).name).exists() for url in corpus.urls if url.endswith(PACKED))
 
 
 def unpacked(corpus: Corpus, archives: Path, source: Optional[Path] = None, **names: str) -> Path:
@@ -136,7 +127,7 @@ def unpacked(corpus: Corpus, archives: Path, source: Optional[Path] = None, **na
         file = source / Path(url).name if source else fetch(url, archives, corpus.name)
         if file.name.endswith(".zip"):
             run(["python", "-m", "zipfile", "-e", file, archives])
-        elif is_packed(file.name):
+        elif file.name.endswith(PACKED):
             run(["tar", "-xzf", file, "-C", archives])
     return archives
 
@@ -166,12 +157,9 @@ def fetch(url: str, folder: Path, corpus: str, fix: str = ELSEWHERE) -> Path:
 
 
 def take(name: str, paths: Sequence[Path], output: Path, archives: Path, sample: Optional[int] = None) -> None:
-    """Makes a text of files, once it is known to be the corpus' own; one that is there is kept.
+    """Makes a text of files, or of their first lines, and checks it; one that is there is kept.
 
-    Args:
-        name: in `CHECKSUMS`, if its contents are known.
-        archives: the folder of downloads, from which a wrong file is removed.
-        sample: lines to take; default: all, and they are checked.
+    A wrong text is removed, and so are its files in the folder of downloads, `archives`.
     """
     shorter = f" | sed -n 1,{sample}p" if sample else ""
     files = " ".join(quote(str(path)) for path in paths)
@@ -202,12 +190,7 @@ def check_text(text: Path, wanted: Optional[str], source: Path) -> None:
 
 
 def take_parallel(corpus: Corpus, tgt: str, out: Path, source: Optional[Path], mirror: Optional[str]) -> None:
-    """Makes NAME.en and NAME.`tgt` in the folder raw of `out`, of each training corpus and of the other sets.
-
-    Args:
-        source: the folder of --from.
-        mirror: in place of the corpus' home.
-    """
+    """Makes NAME.en and NAME.`tgt` in the folder raw of `out`, of each training corpus and of the other sets."""
     raw, archives, languages = out / "raw", out / "archives", ("en", tgt)
     if corpus.files and (source or corpus.urls):
         for lang in languages:

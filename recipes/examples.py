@@ -14,6 +14,7 @@ from .corpora import SPLITS, Corpus, files_of, text_of
 
 SEED = 1  # of the order, and of what is held out
 JOIN = " | "  # between a persona's sentences and the utterances
+Count = Optional[int]
 Row = Dict[str, Any]  # {column: text}; "line" is where it stands in its file
 
 
@@ -29,13 +30,7 @@ class Example(NamedTuple):
 Examples = Dict[str, List[Example]]  # {split: its examples}
 
 
-def read(
-    corpus: Corpus,
-    folder: Path,
-    history: Optional[int] = None,
-    examples: Optional[int] = None,
-    valid: Optional[int] = None,
-) -> Examples:
+def read(corpus: Corpus, folder: Path, history: Count = None, examples: Count = None, valid: Count = None) -> Examples:
     """The examples of a folder, always the same. Without a validation set a tenth of the training set is held out.
 
     Args:
@@ -66,11 +61,11 @@ def held_out(examples: Sequence[Example], part: float) -> Tuple[List[Example], L
     keys = [example.group or str(i) for i, example in enumerate(examples)]
     groups = list(dict.fromkeys(keys))
     chosen = set(random.Random(SEED).sample(groups, max(1, round(len(groups) * part))))
-    left = [example for key, example in zip(keys, examples) if key not in chosen]
-    return left, [example for key, example in zip(keys, examples) if key in chosen]
+    kept = [example for key, example in zip(keys, examples) if key not in chosen]
+    return kept, [example for key, example in zip(keys, examples) if key in chosen]
 
 
-def drawn(found: Examples, folder: Path, most: Optional[int], valid: Optional[int]) -> Examples:
+def drawn(found: Examples, folder: Path, most: Count, valid: Count) -> Examples:
     """Texts with labels: the training set in a random order, a part of it held out, and no label without training."""
     random.Random(SEED).shuffle(found["train"])
     found["train"] = found["train"][:most]
@@ -92,9 +87,7 @@ def drawn(found: Examples, folder: Path, most: Optional[int], valid: Optional[in
     return found
 
 
-def read_file(
-    corpus: Corpus, path: Path, split: str, history: Optional[int], known: Container[str]
-) -> Iterator[Example]:
+def read_file(corpus: Corpus, path: Path, split: str, history: Count, known: Container[str]) -> Iterator[Example]:
     """The examples of a file. Training pairs with an empty side are left out. `known`: labels, no headings."""
     is_labels = corpus.kind == "labels"
     try:
@@ -105,23 +98,16 @@ def read_file(
         print(f"{path}: line 1 is taken for headings: {rows.pop(0)['label']}, …")
     for row in rows:
         where = f"{path}: line {row['line']}"
-        row = {corpus.names.get(column, column): text for column, text in row.items()}
-        if history and "turns" in row:
-            row["history"] = JOIN.join([*row["persona"], *row["turns"][-history:]])
-        if is_labels or corpus.labels:
-            row["label"] = written_label(corpus, where, str(row.get("label", "")).strip())
-        if corpus.number in row:
-            row["answers"] = [str(row[corpus.number])]
-            row[corpus.number] = in_steps(where, row[corpus.number])
+        columns = columns_of(corpus, where, row, history)
         try:
-            source, target = corpus.source.format(**row), corpus.target.format(**row)
+            source, target = corpus.source.format(**columns), corpus.target.format(**columns)
         except (KeyError, TypeError) as error:
-            there = ", ".join(column for column in row if column != "line")
+            there = ", ".join(column for column in columns if column != "line")
             raise UserError(f"{path}: no column {error.args[0]}; it has {there}") from None
         source, target = " ".join((clean(source) if is_labels else source).split()), " ".join(target.split())
         if source and target:
             group = str(row.get("group", "")) or (path.stem if split == "test" else "")
-            yield Example(source, target, group, row.get("answers", ()))
+            yield Example(source, target, group, columns.get("answers", ()))
         elif is_labels or split != "train":
             raise UserError(f"{where} has an empty {'target' if source else 'text'}; remove it")
 
@@ -132,20 +118,24 @@ def has_headings(labels: Sequence[str], known: Container[str]) -> bool:
     return words in ("label", "labels", "class", "class index") and not (labels[0] in known or labels[0] in labels[1:])
 
 
-def written_label(corpus: Corpus, where: str, label: str) -> str:
-    """What is to be written for a label."""
-    if label not in corpus.labels if corpus.labels else len(label.split()) != 1:
-        wanted = f"one of {', '.join(corpus.labels)}" if corpus.labels else "one word"
-        raise UserError(f'{where} has the label "{label}"; it must be {wanted}')
-    return corpus.labels.get(label, label)
-
-
-def in_steps(where: str, number: str) -> str:
-    """A number in steps of 0.2, as T5 writes the scores of STS-B."""
-    try:
-        return f"{round(float(number) * 5) / 5:.1f}"
-    except ValueError:
-        raise UserError(f'{where} has the score "{number}"; it must be a number') from None
+def columns_of(corpus: Corpus, where: str, row: Row, history: Count) -> Row:
+    """A row with the names of its corpus, and its label, number or history as it is to be written."""
+    found = {corpus.names.get(column, column): text for column, text in row.items()}
+    if history and "turns" in row:
+        found["history"] = JOIN.join([*row["persona"], *row["turns"][-history:]])
+    if corpus.kind == "labels" or corpus.labels:
+        label = str(found.get("label", "")).strip()
+        if label not in corpus.labels if corpus.labels else len(label.split()) != 1:
+            wanted = f"one of {', '.join(corpus.labels)}" if corpus.labels else "one word"
+            raise UserError(f'{where} has the label "{label}"; it must be {wanted}')
+        found["label"] = corpus.labels.get(label, label)
+    if corpus.number in found:
+        found["answers"] = [str(found[corpus.number])]
+        try:  # in steps of 0.2, as T5 writes the scores of STS-B
+            found[corpus.number] = f"{round(float(found[corpus.number]) * 5) / 5:.1f}"
+        except ValueError:
+            raise UserError(f'{where} has the score "{found[corpus.number]}"; it must be a number') from None
+    return found
 
 
 def clean(text: str) -> str:
@@ -176,46 +166,35 @@ def beside(path: Path, ending: str, other_ending: str) -> Iterator[Tuple[str, st
     return zip(lines, others)
 
 
-def cells_of(path: Path, text: str, tabs: bool) -> Iterator[Tuple[int, List[str]]]:
-    """The rows of a .csv or .tsv file that are not empty, each with the number of its last line.
+def table(corpus: Corpus, path: Path) -> Iterator[Row]:
+    """A row of a .csv or .tsv file. Of texts with labels `rest` is all behind the label, and `last` the last column.
 
-    Args:
-        tabs: divided by tabs, without quotes; else by commas.
+    IMDb has a .txt file for each text, in a folder for each label.
     """
+    text, is_labels, columns = text_of(path), corpus.kind == "labels", corpus.columns
+    if is_labels and path.suffix == ".txt":
+        yield {"line": 1, "label": {"neg": "0", "pos": "1"}[path.parent.name], "last": text}
+        return
     csv.field_size_limit(1 << 30)
+    tabs = ".tsv" in path.suffixes or (not is_labels and "\t" in text.split("\n")[0])
     style: Dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {"strict": True}
     reader, before = csv.reader(io.StringIO(text, newline=""), **style), 0
     try:
-        for row in reader:
-            if row:
-                yield reader.line_num, row
+        for number, cells in enumerate(filter(None, reader)):
+            if number == 0 and not is_labels and (not columns or {*columns, *corpus.names} & {*cells}):
+                columns = cells  # headings
+            elif len(cells) < len(columns):
+                found = f"{len(cells)} column(s), not {len(columns)}, divided by {'tabs' if tabs else 'commas'}"
+                raise UserError(f"{path}: line {reader.line_num} has {found}")
+            else:
+                more = {"rest": " ".join(cells[1:]), "last": cells[-1]} if is_labels else {}
+                yield {"line": reader.line_num, **dict(zip(columns, cells)), **more}
             before = reader.line_num
     except csv.Error as error:
         raise UserError(
             f"{path}: the row from line {before + 1} on has a stray quote ({error}); a text with quotes is itself "
             'quoted, and each of its quotes is doubled: 1,"so ""called"" news"'
         ) from None
-
-
-def table(corpus: Corpus, path: Path) -> Iterator[Row]:
-    """A row of a .csv or .tsv file. Of texts with labels `rest` is all behind the label, and `last` the last column.
-
-    IMDb has a .txt file for each text, in a folder for each label.
-    """
-    text, is_labels = text_of(path), corpus.kind == "labels"
-    if is_labels and path.suffix == ".txt":
-        yield {"line": 1, "label": {"neg": "0", "pos": "1"}[path.parent.name], "last": text}
-        return
-    tabs, columns = ".tsv" in path.suffixes or (not is_labels and "\t" in text.split("\n")[0]), corpus.columns
-    for number, (line, cells) in enumerate(cells_of(path, text, tabs)):
-        if number == 0 and not is_labels and (not columns or {*columns, *corpus.names} & {*cells}):
-            columns = cells  # headings
-        elif len(cells) < len(columns):
-            by = "tabs" if tabs else "commas"
-            raise UserError(f"{path}: line {line} has {len(cells)} column(s), not {len(columns)}, divided by {by}")
-        else:
-            more = {"rest": " ".join(cells[1:]), "last": cells[-1]} if is_labels else {}
-            yield {"line": line, **dict(zip(columns, cells)), **more}
 
 
 def objects(corpus: Corpus, path: Path) -> Iterator[Row]:

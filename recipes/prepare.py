@@ -68,8 +68,6 @@ from .corpora import (
 from .examples import Examples, read
 
 AS_PARALLEL = ("parallel", "pairs", "spans")
-
-
 PIECES = {"merges": 10000, "subwords": "sentencepiece", "max-length": 0, "max-ratio": "0"}
 KINDS: Dict[str, Tuple[str, Dict[str, Any]]] = {  # {kind of a corpus: (its task, defaults that are not empty)}
     "parallel": ("translation", {**PIECES, "subwords": "bpe", "max-length": 250}),
@@ -165,9 +163,9 @@ def main(argv: Sequence[str]) -> None:
     if source and not corpus:
         raise UserError(f"--from {source}: RAW_DIR is the folder of the text; leave it out")
     if corpus:
-        prepare(name, f"en-{words[1]}", Path(words[-1]), source, given)
+        prepare(name, "-".join(["en", *words[1:-1]]), Path(words[-1]), source, given)
     else:
-        prepare("own", f"{words[1]}-{words[2]}", Path(words[-1]), Path(name), given)
+        prepare("own", "-".join(words[1:-1]), Path(words[-1]), Path(name), given)
 
 
 def prepare(name: str, dataset: str, out: Path, source: Optional[Path], given: Mapping[str, Any]) -> None:
@@ -203,10 +201,11 @@ def prepare(name: str, dataset: str, out: Path, source: Optional[Path], given: M
     settings: Dict[str, object] = {"task": "text_to_text" if is_own else KINDS[corpus.kind][0], "corpus": name}
     if corpus.kind in AS_PARALLEL:
         settings.update(src=src, tgt=tgt)
-    names = [name for name, (kinds, _) in OPTIONS.items() if corpus.kind in kinds and name not in NOT_PINNED]
-    for key in (name.replace("-", "_") for name in names):
-        value = getattr(options, key)
-        settings[key] = "" if value is None else value.resolve() if isinstance(value, Path) else value
+    for option, (kinds, _) in OPTIONS.items():
+        if corpus.kind in kinds and option not in NOT_PINNED:
+            value = getattr(options, option.replace("-", "_"))
+            value = value.resolve() if isinstance(value, Path) else value
+            settings[option.replace("-", "_")] = "" if value is None else value
     if not any(known.startswith(f"{text.name}/test.") for known in CHECKSUMS):  # which tell the text
         settings.update({"from": source.resolve() if source else "", "raw": raw})
     once(out, settings, lambda: make(job))
@@ -231,10 +230,7 @@ class Job(NamedTuple):
 
 
 def text_at_hand(job: Job, source: Path) -> Tuple[Examples, str]:
-    """The examples of a folder, if they are read as a whole, and what tells its text from another one.
-
-    So a mistake is told before anything is written.
-    """
+    """The examples of a folder, and what tells its text from another. Mistakes are told before anything is written."""
     kind, files = job.corpus.kind, []
     if kind in ("labels", "pairs"):
         found = job.read_examples(source)
@@ -356,21 +352,18 @@ def check_files(raw: Path, splits: Sequence[str], sides: Sequence[str]) -> None:
 
 
 def prepare_test(raw: Path, data: Path) -> Path:
-    """Prepares another test set, ``test.{src,tgt}`` of a folder, as prepared data were, with their subwords and words.
-
-    Returns:
-        The folder that it is in, below that of the data.
-    """
+    """Prepares ``test.{src,tgt}`` of a folder with the subwords and words of data, in a folder below theirs."""
     src, tgt = (read_settings(data / "settings")[side] for side in ("src", "tgt"))
     if not dry_run():
         check_files(raw, ["test"], (src, tgt))
-    own = Corpus("own", "parallel")
-    options = options_of(own, {"like": data}, src, tgt)
+    corpus = Corpus("own", "parallel")
+    options = options_of(corpus, {"like": data}, src, tgt)
     size = sum(file.stat().st_size for lang in (src, tgt) for file in raw.glob(f"test.{lang}*"))
     out = data / "tests" / raw.resolve().name
     same = {name: getattr(options, name) or "" for name in OF_LIKE}
     settings = {"src": src, "tgt": tgt, **same, "like": data.resolve(), "from": raw.resolve(), "raw": f"{size} bytes"}
-    once(out, settings, lambda: binarise(Job(own, own, raw, src, tgt, out, options), raw, ["test"]))
+    job = Job(corpus, corpus, raw, src, tgt, out, options)
+    once(out, settings, lambda: binarise(job, raw, ["test"]))
     return out
 
 
@@ -473,17 +466,13 @@ def clean_after_mistakes(text: Path) -> Iterator[None]:
         raise
 
 
-def preprocess(job: Job, flags: Sequence[object], prefix: str, part: str = "", splits: Sequence[str] = SPLITS) -> None:
-    """fairseq-preprocess, into the empty folder bin or a `part` of it, and what it counted.
-
-    Args:
-        prefix: of the text, with ``{}`` for the split.
-    """
+def preprocess(job: Job, flags: Sequence[object], text: str, part: str = "", splits: Sequence[str] = SPLITS) -> None:
+    """fairseq-preprocess of a text, ``{}`` for each split, into the empty folder bin or a part of it; its counts."""
     to, log = job.out / "bin" / part, job.out / f"preprocess.{part}.log".replace("..", ".")
     argv = ["fairseq-preprocess", *flags, "--destdir", to]
     if not dry_run():
         shutil.rmtree(to, ignore_errors=True)
-    prefixes = (word for split in splits for word in (f"--{split}pref", prefix.format(split)))
+    prefixes = (word for split in splits for word in (f"--{split}pref", text.format(split)))
     run([*argv, *prefixes], log=log)
     if not dry_run():
         said = re.findall(r"\] (Dictionary: .*|.* sents, .*)", log.read_text())
