@@ -89,9 +89,9 @@ def text_of(path: Path) -> str:
 # ---- files of a corpus
 
 
-def find(folder: Path, patterns: str, **names: str) -> List[Path]:
+def find(folder: Path, patterns: Sequence[str]) -> List[Path]:
     """The files of the first pattern that has some, as they are or as .gz."""
-    for pattern in patterns.format(**names).split():
+    for pattern in patterns:
         found = [sorted([*folder.glob(part), *folder.glob(f"{part}.gz")]) for part in pattern.split("+")]
         if all(found):
             return [path for paths in found for path in paths]
@@ -100,12 +100,13 @@ def find(folder: Path, patterns: str, **names: str) -> List[Path]:
 
 def files_of(corpus: Corpus, folder: Path, optional: Sequence[str] = (), **names: str) -> Dict[str, List[Path]]:
     """{split: its files in a folder}. One that is missing is refused, unless it is `optional`."""
-    found = {split: find(folder, patterns, **names) for split, patterns in corpus.files.items()}
-    for split, paths in found.items():
-        patterns = corpus.files[split].format(**names).split()
-        if not paths and dry_run() and not folder.exists():
-            paths.append(folder / patterns[0])
-        if not paths and split not in optional:
+    found = {}
+    for split, text in corpus.files.items():
+        patterns = text.format(**names).split()
+        found[split] = find(folder, patterns)
+        if not found[split] and dry_run() and not folder.exists():
+            found[split] = [folder / patterns[0]]
+        if not found[split] and split not in optional:
             wanted = " or ".join(Path(pattern).name for pattern in patterns)
             raise UserError(f"{folder}: no {split} set of {corpus.name}; it should be named {wanted}, or .gz of it")
     return found
