@@ -37,6 +37,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from . import corpora
 from .command import (
     ROOT,
     Parser,
@@ -53,18 +54,7 @@ from .command import (
     shell,
     write,
 )
-from .corpora import (
-    CHECKSUMS,
-    CORPORA,
-    SPLITS,
-    Corpus,
-    files_of,
-    has_archive,
-    say_of_corpora,
-    take,
-    take_parallel,
-    unpacked,
-)
+from .corpora import CORPORA, SPLITS, Corpus
 from .examples import Examples, read
 
 AS_PARALLEL = ("parallel", "pairs", "spans")
@@ -89,10 +79,6 @@ def number(minimum: int, help: str) -> Dict[str, Any]:
     return {"type": integer(minimum), "metavar": "N", "help": help}
 
 
-def switch(help: str) -> Dict[str, Any]:
-    return {"action": "store_true", "help": help}
-
-
 CUT = "cut {} after N subwords, the end's own included; "
 RATIO = {"type": ratio, "metavar": "R", "help": "largest ratio of a training pair's lengths; 0: any"}
 MERGES = "BPE merges, or SentencePiece's vocabulary (default: 10000; of text for language models none)"
@@ -103,8 +89,11 @@ LIKE = "with the subwords, words and options of that data, for fine-tuning a mod
 OPTIONS: Dict[str, Tuple[Sequence[str], Dict[str, Any]]] = {  # {option: kinds of corpora that have it, of argparse}
     "merges": ((*AS_PARALLEL, "text"), number(1, MERGES)),
     "subwords": (AS_PARALLEL, {"choices": ("bpe", "sentencepiece")}),
-    "dash-splits": (AS_PARALLEL, switch("split words at hyphens when tokenising (Moses' -a)")),
-    "lowercase": (AS_PARALLEL, switch("lowercase all text")),
+    "dash-splits": (
+        AS_PARALLEL,
+        {"action": "store_true", "help": "split words at hyphens when tokenising (Moses' -a)"},
+    ),
+    "lowercase": (AS_PARALLEL, {"action": "store_true", "help": "lowercase all text"}),
     "max-length": (AS_PARALLEL, number(0, LENGTH)),
     "max-ratio": (AS_PARALLEL, RATIO),
     "truncate-source": (AS_PARALLEL, number(2, SOURCE)),
@@ -144,7 +133,7 @@ def options_of(corpus: Corpus, given: Mapping[str, Any], src: str, tgt: str) -> 
 
 def main(argv: Sequence[str]) -> None:
     """prepare.sh."""
-    parser = Parser("prepare", (__doc__ or "").format(**{kind: say_of_corpora(kind) for kind in KINDS}))
+    parser = Parser("prepare", (__doc__ or "").format(**{kind: corpora.say_of_corpora(kind) for kind in KINDS}))
     parser.add_argument("what", nargs="+", metavar="CORPUS|RAW_DIR … OUT_DIR")
     parser.add_argument("--from", dest="source", type=existing_folder, metavar="DIR", help="the corpus at hand")
     for option, (_, settings) in OPTIONS.items():
@@ -206,7 +195,7 @@ def prepare(name: str, dataset: str, out: Path, source: Optional[Path], given: M
             value = getattr(options, option.replace("-", "_"))
             value = value.resolve() if isinstance(value, Path) else value
             settings[option.replace("-", "_")] = "" if value is None else value
-    if not any(known.startswith(f"{text.name}/test.") for known in CHECKSUMS):  # which tell the text
+    if not any(known.startswith(f"{text.name}/test.") for known in corpora.CHECKSUMS):  # which tell the text
         settings.update({"from": source.resolve() if source else "", "raw": raw})
     once(out, settings, lambda: make(job))
 
@@ -223,21 +212,16 @@ class Job(NamedTuple):
     options: argparse.Namespace
     examples: Examples = {}
 
-    def read_examples(self, folder: Path) -> Examples:
-        """Texts with labels, or pairs of texts."""
-        options = self.options
-        return read(self.corpus, folder, options.history, options.examples, options.valid)
-
 
 def text_at_hand(job: Job, source: Path) -> Tuple[Examples, str]:
     """The examples of a folder, and what tells its text from another. Mistakes are told before anything is written."""
-    kind, files = job.corpus.kind, []
+    kind, files, options = job.corpus.kind, [], job.options
     if kind in ("labels", "pairs"):
-        found = job.read_examples(source)
+        found = read(job.corpus, source, options.history, options.examples, options.valid)
         rows = {split: [(e.target, e.source) if kind == "labels" else e for e in found[split]] for split in found}
         return found, hashlib.sha256(json.dumps(rows).encode()).hexdigest()
-    if kind in ("text", "spans") and not has_archive(job.text, source):
-        files = [path for paths in files_of(job.text, source).values() for path in paths]
+    if kind in ("text", "spans") and not corpora.has_archive(job.text, source):
+        files = [path for paths in corpora.files_of(job.text, source).values() for path in paths]
     elif job.corpus.name not in CORPORA and not dry_run():
         training_corpora(source, job.src, job.tgt)
         files = [file for lang in (job.src, job.tgt) for end in ("", ".gz") for file in source.glob(f"*.{lang}{end}")]
@@ -268,7 +252,7 @@ def make(job: Job) -> None:
                     run([*script, raw / split, "--words", job.options.words, "--seed", seed])
         elif job.corpus.name in CORPORA:
             say("the corpora")
-            take_parallel(job.corpus, job.tgt, job.out, job.source, job.options.mirror)
+            corpora.take_parallel(job.corpus, job.tgt, job.out, job.source, job.options.mirror)
         else:
             raw = job.source or Path("DIR")
         binarise(job, raw)
@@ -278,19 +262,19 @@ def take_text(job: Job, to: Path, sample: Optional[int] = None) -> None:
     """Makes {train,valid,test}.txt of a corpus of text in a folder."""
     say("the text")
     archives = job.out / "archives"
-    files = files_of(job.text, unpacked(job.text, archives, job.source))
+    files = corpora.files_of(job.text, corpora.unpacked(job.text, archives, job.source))
     with clean_after_mistakes(to):
         for split, paths in files.items():
             name = f"{split}.txt"
-            take(f"{job.text.name}/{name}", paths, to / name, archives, sample if split == "train" else None)
+            corpora.take(f"{job.text.name}/{name}", paths, to / name, archives, sample if split == "train" else None)
 
 
 def write_examples(job: Job, folder: Path, sides: Sequence[str]) -> None:
     """A file for each side. What is known beside the test set's pairs is kept in test.answers."""
-    found = job.examples
+    found, options = job.examples, job.options
     if not found:
-        archives = unpacked(job.corpus, job.out / "archives")
-        found = {} if dry_run() else job.read_examples(archives)
+        archives = corpora.unpacked(job.corpus, job.out / "archives")
+        found = {} if dry_run() else read(job.corpus, archives, options.history, options.examples, options.valid)
     for split, rows in found.items() if not dry_run() else ():
         for at, side in enumerate(sides):
             write(folder / f"{split}.{side}", "".join(f"{row[at]}\n" for row in rows))
@@ -331,8 +315,7 @@ def training_corpora(raw: Path, src: str, tgt: str) -> List[Path]:
         raise UserError(f"{raw}: no such folder; RAW_DIR holds {{train,valid,test}}.{{{src},{tgt}}}")
     check_files(raw, ("valid", "test"), (src, tgt))
     found = {re.sub(r"\.gz$", "", path.name) for path in raw.iterdir()}
-    names = sorted(name[: -len(src) - 1] for name in found if name.endswith(f".{src}"))
-    names = [name for name in names if name not in ("valid", "test")]
+    names = sorted({name[: -len(src) - 1] for name in found if name.endswith(f".{src}")} - {"valid", "test"})
     if not names:
         raise UserError(f"{raw}/train.{src}: no such file, nor any other training corpus")
     for name in names:
@@ -381,8 +364,8 @@ def binarise(job: Job, raw: Path, splits: Sequence[str] = SPLITS) -> None:
     text = out / "text"
     with clean_after_mistakes(text):
         if "train" in splits:
-            corpora = [raw / "train"] if dry_run() else training_corpora(raw, src, tgt)
-            clean(text / "train", corpora, *sample, *lowercase)
+            prefixes = [raw / "train"] if dry_run() else training_corpora(raw, src, tgt)
+            clean(text / "train", prefixes, *sample, *lowercase)
             clean(text / "valid", [raw / "valid"], *lowercase)
         clean(text / "test", [raw / "test"], *lowercase, "--keep-all")
     if options.subwords == "bpe":
