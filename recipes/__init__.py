@@ -6,7 +6,7 @@
 |---|---|
 | command.py | options, commands that are shown, atomic files, locks, pinned settings |
 | corpora.yaml, corpora.py | the corpora, and how their files are had and checked |
-| labels.py, pairs.py | what is read from files of texts with labels, and of pairs of texts |
+| examples.py | what is read from files of texts with labels, and of pairs of texts |
 | prepare.py | raw text of any kind -> binarised data |
 | recipes.yaml, hyperparameters.py | the recipes: optimizer, batch, length, averaging, search |
 | train.py | the fairseq-train command of a recipe, for any number of GPUs, machines or CPU processes |

@@ -1,9 +1,7 @@
 """The corpora of corpora.yaml: their files, from a folder at hand or from their publishers, checked and unpacked."""
 
-import csv
 import gzip
 import hashlib
-import io
 import os
 import re
 import shutil
@@ -11,72 +9,59 @@ import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from .command import ROOT, UserError, download, dry_run, make_folder, run, shell, show
 from .hyperparameters import make, read_data
 
 SPLITS = ("train", "valid", "test")
 LANGUAGES = {"en": "en", "eng": "en", "de": "de", "deu": "de", "fr": "fr", "fra": "fr"}  # mtdata's names too
+PACKED = (".zip", ".tar.gz", ".tgz")  # endings of archives
 ELSEWHERE = "get the corpus elsewhere and name its folder by --from"
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A corpus of corpora.yaml.
-
-    Files are named by patterns below a folder. `source` and `target`, the form of a pair of texts, have the names of
-    columns in braces.
-    """
+    """A corpus of corpora.yaml. `source` and `target`, the form of an example, have names of columns in braces."""
 
     name: str
     kind: str  # parallel, text, labels, pairs or spans: what prepare.py makes of it
     about: str = ""  # for --help
-    home: str = ""  # before each of `urls`
+    home: str = ""  # before each of `urls` and `archives`
     urls: Sequence[str] = ()
-    files: Mapping[str, Sequence[str]] = field(default_factory=dict)  # {split: patterns, the first that is there}
+    files: Mapping[str, str] = field(default_factory=dict)  # {split or training corpus: patterns}
     options: Mapping[str, Any] = field(default_factory=dict)  # of prepare.sh, where its own defaults are others
     # parallel text
     archives: Mapping[str, Sequence[str]] = field(default_factory=dict)  # {training corpus: (archive, files in it)}
-    of_french: Mapping[str, Sequence[str]] = field(default_factory=dict)  # more of them
     sets: Mapping[str, str] = field(default_factory=dict)  # {split or training corpus: sacreBLEU's name of it}
     script: str = ""  # of scripts/, which makes the text
-    # texts with labels
-    classes: Sequence[str] = ()  # all there are; none: those of the training set
-    fields: int = 2  # of a row, at least: the label, and texts that become one
-    last_only: bool = False  # the text is the last field, not all after the first
-    # pairs of texts
-    source: str = ""
-    target: str = ""
-    rows: str = "table"  # a reader of pairs.py
+    of: str = ""  # of text to denoise: the corpus of text
+    # texts with labels, and pairs of texts
+    rows: str = ""  # a reader of examples.py; default: by the ending of the file's name
     columns: Sequence[str] = ()  # of a table without a line of headings
     names: Mapping[str, str] = field(default_factory=dict)  # {other name of a column: its name}
-    labels: Mapping[str, str] = field(default_factory=dict)  # {label: what is to be written}; the column "label"
+    labels: Mapping[str, str] = field(default_factory=dict)  # {each label: what is to be written}; the column "label"
     number: str = ""  # a column of numbers, which are written in steps of 0.2
+    source: str = ""
+    target: str = ""
     scores: Sequence[str] = ()  # of metrics.py; none: those of free text
     test_is_enough: bool = False  # where there is no training set, the test set is divided
-    # text to denoise
-    of: str = ""  # the corpus of text
 
 
 def read_corpora() -> Dict[str, Corpus]:
-    """Those of corpora.yaml, by name."""
+    """Those of corpora.yaml, by name. Labels may be a list, if they are written as they are."""
     found = {}
     for name, entry in read_data("corpora.yaml").items():
-        if "labels" in entry:
-            entry["labels"] = {str(label): str(word) for label, word in entry["labels"].items()}
+        labels = entry.get("labels", {})
+        pairs = labels.items() if isinstance(labels, dict) else zip(labels, labels)
+        entry["labels"] = {str(label): str(word) for label, word in pairs}
         found[name] = make("corpora.yaml", name, Corpus, entry, name=name)
     return found
 
 
-def read_checksums() -> Dict[str, str]:
-    """{CORPUS/file, or CORPUS/SPLIT.SIDE of a text: SHA-256}."""
-    lines = Path(__file__).with_name("corpora.sha256").read_text().splitlines()
-    return {name: digest for digest, name in map(str.split, lines)}
-
-
 CORPORA = read_corpora()
-CHECKSUMS = read_checksums()
+# {CORPUS/file, or CORPUS/SPLIT.SIDE of a text: SHA-256}
+CHECKSUMS = dict(line.split()[::-1] for line in (ROOT / "recipes" / "corpora.sha256").read_text().splitlines())
 
 
 def sha256(path: Path) -> str:
@@ -88,15 +73,8 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-# ---- what is in a file
-
-
 def text_of(path: Path) -> str:
-    """The text of a file, which may be compressed.
-
-    Raises:
-        UserError: it is not UTF-8, or cut off.
-    """
+    """The text of a file, which may be compressed."""
     data = b""
     try:
         data = gzip.open(path).read() if path.suffix == ".gz" else path.read_bytes()
@@ -108,125 +86,81 @@ def text_of(path: Path) -> str:
         raise UserError(f"{path}: not a whole gzip file") from None
 
 
-def rows_of(path: Path, text: str, tabs: bool) -> Iterator[Tuple[int, List[str]]]:
-    """The rows of a table that are not empty, each with the number of its last line.
-
-    Args:
-        tabs: divided by tabs, without quotes; else by commas.
-
-    Raises:
-        UserError: a stray quote, which would swallow the rows behind it.
-    """
-    csv.field_size_limit(1 << 30)
-    style: Dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {"strict": True}
-    reader, before = csv.reader(io.StringIO(text, newline=""), **style), 0
-    try:
-        for row in reader:
-            if row:
-                yield reader.line_num, row
-            before = reader.line_num
-    except csv.Error as error:
-        raise UserError(
-            f"{path}: the row from line {before + 1} on has a stray quote ({error}); a text with quotes is itself "
-            'quoted, and each of its quotes is doubled: 1,"so ""called"" news"'
-        ) from None
-
-
 # ---- files of a corpus
 
 
-def find(folder: Path, patterns: Sequence[str], **names: str) -> List[Path]:
-    """The files of the first pattern that has some, as they are or as .gz; ``+`` stands between several patterns."""
+def find(folder: Path, patterns: Sequence[str]) -> List[Path]:
+    """The files of the first pattern that has some, as they are or as .gz."""
     for pattern in patterns:
-        parts = [part.format(**names) for part in pattern.split("+")]
-        found = [sorted([*folder.glob(part), *folder.glob(f"{part}.gz")]) for part in parts]
+        found = [sorted([*folder.glob(part), *folder.glob(f"{part}.gz")]) for part in pattern.split("+")]
         if all(found):
             return [path for paths in found for path in paths]
     return []
 
 
-def files_of(corpus: Corpus, folder: Path, splits: Sequence[str] = SPLITS, **names: str) -> Dict[str, List[Path]]:
-    """{split: its files in a folder}.
-
-    Raises:
-        UserError: one has none.
-    """
-    found = {split: find(folder, corpus.files[split], **names) for split in splits}
-    for split, paths in found.items():
-        if not paths and dry_run() and not folder.exists():
-            paths.append(folder / corpus.files[split][0].format(**names))
-        if not paths:
-            wanted = " or ".join(Path(pattern.format(**names)).name for pattern in corpus.files[split])
+def files_of(corpus: Corpus, folder: Path, optional: Sequence[str] = (), **names: str) -> Dict[str, List[Path]]:
+    """{split: its files in a folder}. One that is missing is refused, unless it is `optional`."""
+    found = {}
+    for split, text in corpus.files.items():
+        patterns = text.format(**names).split()
+        found[split] = find(folder, patterns)
+        if not found[split] and dry_run() and not folder.exists():
+            found[split] = [folder / patterns[0]]
+        if not found[split] and split not in optional:
+            wanted = " or ".join(Path(pattern).name for pattern in patterns)
             raise UserError(f"{folder}: no {split} set of {corpus.name}; it should be named {wanted}, or .gz of it")
     return found
 
 
-def is_packed(url: str) -> bool:
-    """Whether a file is an archive, and not a text itself."""
-    return url.endswith((".zip", ".tar.gz", ".tgz"))
-
-
 def has_archive(corpus: Corpus, folder: Path) -> bool:
     """Whether a folder has an archive of a corpus, and not its files."""
-    return any((folder / Path(url).name).exists() for url in corpus.urls if is_packed(url))
+    return any((folder / Path(url).name).exists() for url in corpus.urls if url.endswith(PACKED))
 
 
 def unpacked(corpus: Corpus, archives: Path, source: Optional[Path] = None, **names: str) -> Path:
     """The folder with the files of a corpus, which are downloaded or, where there is a `source`, at hand."""
     if source and not has_archive(corpus, source):
         return source
-    if not corpus.urls and not dry_run():
-        raise UserError(f"{corpus.name}: nothing to download; name the folder of its text by --from")
     if not dry_run():
         make_folder(archives)
     for url in corpus.urls:
-        url = f"{corpus.home}/{url}".lstrip("/").format(**names)
-        file = (source or archives) / Path(url).name
-        if not source:
-            fetch(url, file, f"{corpus.name}/{file.name}")
+        url = f"{corpus.home}/{url}".format(**names)
+        file = source / Path(url).name if source else fetch(url, archives, corpus.name)
         if file.name.endswith(".zip"):
             run(["python", "-m", "zipfile", "-e", file, archives])
-        elif is_packed(file.name):
+        elif file.name.endswith(PACKED):
             run(["tar", "-xzf", file, "-C", archives])
     return archives
 
 
-def fetch(url: str, file: Path, name: str, fix: str = ELSEWHERE) -> None:
-    """Downloads a file; one that is there and was checked is kept.
-
-    Args:
-        name: in `CHECKSUMS`.
-        fix: what else to do than to call again.
-    """
-    checked, wanted = file.with_name(file.name + ".checked"), CHECKSUMS.get(name)
+def fetch(url: str, folder: Path, corpus: str, fix: str = ELSEWHERE) -> Path:
+    """Downloads a file; one that is there and was checked is kept. `fix`: what else to do than to call again."""
+    file = folder / Path(url).name
+    checked, wanted = file.with_name(f"{file.name}.checked"), CHECKSUMS.get(f"{corpus}/{file.name}")
     if checked.exists():
-        return
+        return file
     if not file.exists():
         download(url, file, fix)
-        if not any(known.startswith(f"{Path(name).parent}/") for known in CHECKSUMS):
+        if not any(known.startswith(f"{corpus}/") for known in CHECKSUMS):
             print(f"{file}: not checked, as its SHA-256 is not known here")
-    if not wanted:
-        return
-    show(["sha256sum", file], f" # {wanted}")
-    if dry_run():
-        return
-    found = sha256(file)
-    if found != wanted:
-        file.unlink()
-        raise UserError(
-            f"{url}: its SHA-256 is {found}, not {wanted}: another file, or altered on the way; it was removed. "
-            f"Call again, or {fix}"
-        )
-    checked.touch()
+    if wanted:
+        show(["sha256sum", file], f" # {wanted}")
+    if wanted and not dry_run():
+        found = sha256(file)
+        if found != wanted:
+            file.unlink()
+            raise UserError(
+                f"{url}: its SHA-256 is {found}, not {wanted}: another file, or altered on the way; it was removed. "
+                f"Call again, or {fix}"
+            )
+        checked.touch()
+    return file
 
 
 def take(name: str, paths: Sequence[Path], output: Path, archives: Path, sample: Optional[int] = None) -> None:
-    """Makes a text of files, once it is known to be the corpus' own; one that is there is kept.
+    """Makes a text of files, or of their first lines, and checks it; one that is there is kept.
 
-    Args:
-        name: in `CHECKSUMS`, if its contents are known.
-        archives: the folder of downloads, from which a wrong file is removed.
-        sample: lines to take; default: all, and they are checked.
+    A wrong text is removed, and so are its files in the folder of downloads, `archives`.
     """
     shorter = f" | sed -n 1,{sample}p" if sample else ""
     files = " ".join(quote(str(path)) for path in paths)
@@ -247,7 +181,7 @@ def check_text(text: Path, wanted: Optional[str], source: Path) -> None:
         raise UserError(f"{source}: is not the text of this corpus (by its SHA-256)")
     try:
         with open(text, encoding="utf-8") as lines:
-            if not any(line.strip() for line in lines):
+            if not sum(not line.isspace() for line in lines):  # all lines are read
                 raise UserError(f"{source}: has no text")
     except UnicodeDecodeError as error:
         raise UserError(f"{source}: is not UTF-8 ({error.reason}); convert it, e.g. with iconv") from None
@@ -257,30 +191,31 @@ def check_text(text: Path, wanted: Optional[str], source: Path) -> None:
 
 
 def take_parallel(corpus: Corpus, tgt: str, out: Path, source: Optional[Path], mirror: Optional[str]) -> None:
-    """Makes NAME.en and NAME.`tgt` in the folder raw of `out`, of each training corpus and of the other sets.
-
-    Args:
-        source: the folder of --from.
-        mirror: in place of the corpus' home.
-    """
-    raw, archives = out / "raw", out / "archives"
+    """Makes NAME.en and NAME.`tgt` in the folder raw of `out`, of each training corpus and of the other sets."""
+    raw, archives, languages = out / "raw", out / "archives", ("en", tgt)
+    if corpus.files and (source or corpus.urls):
+        for lang in languages:
+            folder = unpacked(corpus, archives, source, lang=lang)
+            for name, paths in files_of(corpus, folder, lang=lang).items():
+                take(f"{corpus.name}/{name}.{lang}", paths, raw / f"{name}.{lang}", archives)
+        return
     if corpus.script and not raw.exists():
         part = out / "raw.part"
-        run(["python", ROOT / "scripts" / corpus.script, "en", tgt, part])
+        run(["python", ROOT / "scripts" / corpus.script, *languages, part])
         if not dry_run():
             part.replace(raw)
     if corpus.archives and source:
         link(source, raw, tgt)
-    elif corpus.archives:
-        for name, (path, member) in {**corpus.archives, **(corpus.of_french if tgt == "fr" else {})}.items():
-            url = f"{mirror or corpus.home}/{path}"
-            extract(url, member, raw / name, tgt, archives / Path(path).name, f"{corpus.name}/{Path(path).name}")
-    elif source or corpus.urls:
-        for lang in ("en", tgt):
-            folder = unpacked(corpus, archives, source, lang=lang)
-            for name, paths in files_of(corpus, folder, list(corpus.files), lang=lang).items():
-                take(f"{corpus.name}/{name}.{lang}", paths, raw / f"{name}.{lang}", archives)
-        return
+    for name, (path, member) in corpus.archives.items():
+        packed = ".gz" if member.endswith(".gz") else ""
+        files = {lang: raw / f"{name}.{lang}{packed}" for lang in languages}
+        is_of_another = tgt != "fr" and "{tgt}" not in member
+        if source or is_of_another or all(file.exists() for file in files.values()):
+            continue
+        fix = "name another --mirror, or corpora at hand by --from"
+        archive = fetch(f"{mirror or corpus.home}/{path}", archives, corpus.name, fix)
+        for lang, file in files.items():
+            shell(f"tar -xOf {quote(str(archive))} {member.format(tgt=tgt, lang=lang)}", file)
     for name, known in corpus.sets.items():
         if not any(file.is_symlink() for file in raw.glob(f"{name}.*")):
             take_test_set(known, tgt, raw / name, archives / "sacrebleu")
@@ -299,17 +234,6 @@ def link(source: Path, raw: Path, tgt: str) -> None:
         if name and lang in ("en", tgt):
             split = {"dev": "valid", "test1": "test"}.get(name[1], name[1])  # mtdata's names
             run(["ln", "-sfn", file.resolve(), raw / f"{split}.{lang}{name[3] or ''}"])
-
-
-def extract(url: str, member: str, output: Path, tgt: str, archive: Path, name: str) -> None:
-    """Both sides of a training corpus, out of an archive that is downloaded and checked where it is missing."""
-    packed = ".gz" if member.endswith(".gz") else ""
-    files = {lang: Path(f"{output}.{lang}{packed}") for lang in ("en", tgt)}
-    if all(file.exists() for file in files.values()):
-        return
-    fetch(url, archive, name, "name another --mirror, or corpora at hand by --from")
-    for lang, file in files.items():
-        shell(f"tar -xOf {quote(str(archive))} {member.format(tgt=tgt, lang=lang)}", file)
 
 
 def take_test_set(known: str, tgt: str, output: Path, cache: Path) -> None:

@@ -35,9 +35,9 @@ import shutil
 from collections import Counter
 from pathlib import Path
 from shlex import quote
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from . import labels, pairs
+from . import corpora
 from .command import (
     ROOT,
     Parser,
@@ -54,27 +54,18 @@ from .command import (
     shell,
     write,
 )
-from .corpora import (
-    CHECKSUMS,
-    CORPORA,
-    SPLITS,
-    Corpus,
-    files_of,
-    has_archive,
-    say_of_corpora,
-    take,
-    take_parallel,
-    unpacked,
-)
+from .corpora import CORPORA, SPLITS, Corpus
+from .examples import Examples, read
 
-TASKS = {  # {kind of a corpus: its task}
-    "parallel": "translation",
-    "text": "language_modeling",
-    "labels": "sentence_prediction",
-    "pairs": "text_to_text",
-    "spans": "denoising",
-}
 AS_PARALLEL = ("parallel", "pairs", "spans")
+PIECES = {"merges": 10000, "subwords": "sentencepiece", "max-length": 0, "max-ratio": "0"}
+KINDS: Dict[str, Tuple[str, Dict[str, Any]]] = {  # {kind of a corpus: (its task, defaults that are not empty)}
+    "parallel": ("translation", {**PIECES, "subwords": "bpe", "max-length": 250}),
+    "text": ("language_modeling", {}),
+    "labels": ("sentence_prediction", {"vocabulary": 30000}),
+    "pairs": ("text_to_text", PIECES),
+    "spans": ("denoising", {**PIECES, "words": 64}),
+}
 
 
 def ratio(text: str) -> str:
@@ -84,117 +75,86 @@ def ratio(text: str) -> str:
     return text
 
 
-class Option(NamedTuple):
-    """An option of prepare.sh."""
-
-    kinds: Sequence[str]  # of corpora that have it
-    default: Mapping[str, Any]  # {kind: its default, if it is not empty}
-    settings: Mapping[str, Any]  # of argparse
-    is_pinned: bool = True  # data made with another value are refused
-
-
 def number(minimum: int, help: str) -> Dict[str, Any]:
     return {"type": integer(minimum), "metavar": "N", "help": help}
 
 
 CUT = "cut {} after N subwords, the end's own included; "
-OPTIONS = {
-    "merges": Option(
-        (*AS_PARALLEL, "text"),
-        dict.fromkeys(AS_PARALLEL, 10000),
-        number(1, "BPE merges, or SentencePiece's vocabulary (default: 10000; of text for language models none)"),
-    ),
-    "subwords": Option(
+RATIO = {"type": ratio, "metavar": "R", "help": "largest ratio of a training pair's lengths; 0: any"}
+MERGES = "BPE merges, or SentencePiece's vocabulary (default: 10000; of text for language models none)"
+LENGTH = "most subwords on a side of a training pair (default: 250; of pairs of texts any number, 0)"
+SOURCE = CUT.format("sources") + "translate.sh cuts them too where they are SentencePiece's"
+TARGET = CUT.format("targets") + "those that are scored against are whole"
+LIKE = "with the subwords, words and options of that data, for fine-tuning a model of it (train.sh --init)"
+OPTIONS: Dict[str, Tuple[Sequence[str], Dict[str, Any]]] = {  # {option: kinds of corpora that have it, of argparse}
+    "merges": ((*AS_PARALLEL, "text"), number(1, MERGES)),
+    "subwords": (AS_PARALLEL, {"choices": ("bpe", "sentencepiece")}),
+    "dash-splits": (
         AS_PARALLEL,
-        {"parallel": "bpe", "pairs": "sentencepiece", "spans": "sentencepiece"},
-        {"choices": ("bpe", "sentencepiece")},
+        {"action": "store_true", "help": "split words at hyphens when tokenising (Moses' -a)"},
     ),
-    "dash-splits": Option(
-        AS_PARALLEL, {}, {"action": "store_true", "help": "split words at hyphens when tokenising (Moses' -a)"}
-    ),
-    "lowercase": Option(AS_PARALLEL, {}, {"action": "store_true", "help": "lowercase all text"}),
-    "max-length": Option(
-        AS_PARALLEL,
-        {"parallel": 250, "pairs": 0, "spans": 0},
-        number(0, "most subwords on a side of a training pair (default: 250; of pairs of texts any number, 0)"),
-    ),
-    "max-ratio": Option(
-        AS_PARALLEL,
-        dict.fromkeys(AS_PARALLEL, "0"),
-        {"type": ratio, "metavar": "R", "help": "largest ratio of a training pair's lengths; 0: any"},
-    ),
-    "truncate-source": Option(
-        AS_PARALLEL,
-        {},
-        number(2, CUT.format("sources") + "translate.sh cuts them too where they are SentencePiece's"),
-    ),
-    "truncate-target": Option(
-        AS_PARALLEL, {}, number(2, CUT.format("targets") + "those that are scored against are whole")
-    ),
-    "like": Option(
-        AS_PARALLEL,
-        {},
-        {"type": Path, "metavar": "DATA_DIR", "help": "with the subwords, words and options of that data, for "
-         "fine-tuning a model of it (train.sh --init)"},
-    ),
-    "history": Option(("pairs",), {}, number(1, "utterances before the one to be written (default: 5)")),
-    "words": Option(("spans",), {"spans": 64}, number(2, "of a block (default: 64)")),
-    "examples": Option(("labels",), {}, number(10, "training and validation examples, drawn (default: all)")),
-    "valid": Option(("labels",), {}, number(1, "examples held out for validation (default: a tenth)")),
-    "vocabulary": Option(("labels",), {"labels": 30000}, number(1, "words (default: 30000)")),
-    "sample": Option(
-        (*AS_PARALLEL, "text"), {}, number(1, "only the first N lines of each training corpus, for a trial")
-    ),
-    "mirror": Option(("parallel",), {}, {"metavar": "URL", "help": "wmt14: of statmt.org's files"}, False),
-    "workers": Option(tuple(TASKS), {}, number(1, "processes (default: all cores)"), False),
-}  # fmt: skip
+    "lowercase": (AS_PARALLEL, {"action": "store_true", "help": "lowercase all text"}),
+    "max-length": (AS_PARALLEL, number(0, LENGTH)),
+    "max-ratio": (AS_PARALLEL, RATIO),
+    "truncate-source": (AS_PARALLEL, number(2, SOURCE)),
+    "truncate-target": (AS_PARALLEL, number(2, TARGET)),
+    "like": (AS_PARALLEL, {"type": Path, "metavar": "DATA_DIR", "help": LIKE}),
+    "history": (("pairs",), number(1, "utterances before the one to be written (default: 5)")),
+    "words": (("spans",), number(2, "of a block (default: 64)")),
+    "examples": (("labels",), number(10, "training and validation examples, drawn (default: all)")),
+    "valid": (("labels",), number(1, "examples held out for validation (default: a tenth)")),
+    "vocabulary": (("labels",), number(1, "words (default: 30000)")),
+    "sample": ((*AS_PARALLEL, "text"), number(1, "only the first N lines of each training corpus, for a trial")),
+    "mirror": (("parallel",), {"metavar": "URL", "help": "wmt14: of statmt.org's files"}),
+    "workers": (tuple(KINDS), number(1, "processes (default: all cores)")),
+}
+NOT_PINNED = ("mirror", "workers")  # data made with other values are the same
+OF_LIKE = ("subwords", "merges", "dash_splits", "lowercase")  # options that --like takes over
 
 
-def options_of(corpus: Corpus, given: Mapping[str, Any]) -> argparse.Namespace:
-    """All options that a corpus has, with their defaults.
-
-    Raises:
-        UserError: one that is given is not for this corpus.
-    """
-    found: Dict[str, Any] = {}
-    for name, option in OPTIONS.items():
-        value, has_it = given.get(name), corpus.kind in option.kinds
-        if name == "history":
-            has_it = name in corpus.options
-        if not has_it and value is not None:
+def options_of(corpus: Corpus, given: Mapping[str, Any], src: str, tgt: str) -> argparse.Namespace:
+    """All options, with the defaults of a corpus; those that it has not are None, and refused if they are given."""
+    found, usual = argparse.Namespace(), {**KINDS[corpus.kind][1], "workers": cores(), **corpus.options}
+    for name, (kinds, _) in OPTIONS.items():
+        value = given.get(name)
+        if value is not None and (corpus.kind not in kinds or name == "history" and name not in usual):
             raise UserError(f"--{name} {value}: not for {corpus.name}; leave it out")
-        usual = corpus.options.get(name, option.default.get(corpus.kind)) if has_it else None
-        found[name.replace("-", "_")] = usual if value is None else value
-    found["workers"] = found["workers"] or cores()
-    return argparse.Namespace(**found)
+        setattr(found, name.replace("-", "_"), usual.get(name) if value is None else value)
+    if found.like:
+        settings = read_settings(found.like / "settings")
+        if not dry_run() and not (found.like / "bin" / "done").exists():
+            raise UserError(f"--like {found.like}: not prepared, or not to its end")
+        if settings and {settings.get("src"), settings.get("tgt")} != {src, tgt}:
+            raise UserError(f"--like {found.like}: is not parallel text of {src} and {tgt}")
+        for name in OF_LIKE:
+            setattr(found, name, settings.get(name, getattr(found, name)))
+    return found
 
 
 def main(argv: Sequence[str]) -> None:
     """prepare.sh."""
-    lists = {kind: say_of_corpora(kind) for kind in TASKS}
-    parser = Parser("prepare", (__doc__ or "").format(**lists))
+    parser = Parser("prepare", (__doc__ or "").format(**{kind: corpora.say_of_corpora(kind) for kind in KINDS}))
     parser.add_argument("what", nargs="+", metavar="CORPUS|RAW_DIR … OUT_DIR")
     parser.add_argument("--from", dest="source", type=existing_folder, metavar="DIR", help="the corpus at hand")
-    for name, option in OPTIONS.items():
-        parser.add_argument(f"--{name}", dest=name, default=None, **option.settings)
+    for option, (_, settings) in OPTIONS.items():
+        parser.add_argument(f"--{option}", dest=option, default=None, **settings)
     given = vars(parser.parse_args(argv))
     words, source = given.pop("what"), given.pop("source")
-    name, *more = words
-    if name in CORPORA:
-        wanted = ["de|fr", "OUT_DIR"] if CORPORA[name].kind == "parallel" else ["OUT_DIR"]
-        if len(more) != len(wanted) or (len(more) == 2 and more[0] not in ("de", "fr")):
-            raise UserError(f"{' '.join(words)}: {name} is prepared by prepare.sh {name} {' '.join(wanted)}")
-        prepare(name, f"en-{more[0]}" if len(more) == 2 else "", Path(more[-1]), source, given)
-        return
-    if len(words) != 4:
-        if not Path(name).is_dir():
-            known = ", ".join(CORPORA)
-            raise UserError(f"{name}: neither a corpus nor a folder of parallel text; the corpora are {known}")
-        raise UserError("RAW_DIR SRC TGT OUT_DIR are wanted; see scripts/prepare.sh --help")
-    raw, src, tgt, out = words
-    if source:
+    name, corpus = words[0], CORPORA.get(words[0])
+    if not corpus and len(words) != 4 and not Path(name).is_dir():
+        known = ", ".join(CORPORA)
+        raise UserError(f"{name}: neither a corpus nor a folder of parallel text; the corpora are {known}")
+    wanted = "RAW_DIR SRC TGT OUT_DIR"
+    if corpus:
+        wanted = f"{name} de|fr OUT_DIR" if corpus.kind == "parallel" else f"{name} OUT_DIR"
+    if len(words) != len(wanted.split()) or ("de|fr" in wanted and words[1] not in ("de", "fr")):
+        raise UserError(f"{' '.join(words)}: call prepare.sh {wanted}; see scripts/prepare.sh --help")
+    if source and not corpus:
         raise UserError(f"--from {source}: RAW_DIR is the folder of the text; leave it out")
-    prepare("own", f"{src}-{tgt}", Path(out), Path(raw), given)
+    if corpus:
+        prepare(name, "-".join(["en", *words[1:-1]]), Path(words[-1]), source, given)
+    else:
+        prepare("own", "-".join(words[1:-1]), Path(words[-1]), Path(name), given)
 
 
 def prepare(name: str, dataset: str, out: Path, source: Optional[Path], given: Mapping[str, Any]) -> None:
@@ -207,194 +167,143 @@ def prepare(name: str, dataset: str, out: Path, source: Optional[Path], given: M
         given: {option of prepare.sh: its value}.
     """
     corpus = CORPORA.get(name, Corpus(name, "parallel"))
-    options = options_of(corpus, given)
+    text = CORPORA.get(corpus.of, corpus)  # whose files are read
     src, tgt = dataset.split("-") if corpus.kind == "parallel" else ("source", "target")
     if src == tgt:
         raise UserError(f"SRC and TGT are both {src}")
-    if options.like:
-        take_options(options, src, tgt)
+    options = options_of(corpus, given, src, tgt)
     recorded, done = read_settings(out / "settings"), (out / "bin" / "done").exists()
     if not source and name in CORPORA and recorded.get("from"):
         source = Path(recorded["from"])  # goes on as it was begun
     if not source and done and name not in CORPORA:
         return say(f"{out} is ready, reusing it")
-    if not source and not dry_run() and not done and not has_home(corpus):
+    if not source and not dry_run() and not done and not (text.urls or text.archives or text.sets or text.script):
         wanted = f", {{train,valid,test}}.{{{src},{tgt}}}" if corpus.kind == "parallel" else ""
         raise UserError(f"{name}: nothing to download; name the folder of its text by --from{wanted}")
-    examples: Mapping[str, Sequence[Any]] = {}
-    files: List[Path] = []
-    if source and (not done or source.is_dir()):  # for data that are ready only as long as its folder is there
-        examples, files = text_at_hand(corpus, source, src, tgt, options)
+    job = Job(corpus, text, source, src, tgt, out, options)
+    raw = recorded.get("raw", "")
+    if source and (source.is_dir() or not done):  # data that are ready need their text no more
+        examples, found = text_at_hand(job, source)
+        job, raw = job._replace(examples=examples), found or raw
+
     is_own = (src, tgt) == ("source", "target") and corpus.kind == "parallel"
-    settings: Dict[str, object] = {"task": "text_to_text" if is_own else TASKS[corpus.kind], "corpus": name}
+    settings: Dict[str, object] = {"task": "text_to_text" if is_own else KINDS[corpus.kind][0], "corpus": name}
     if corpus.kind in AS_PARALLEL:
         settings.update(src=src, tgt=tgt)
-    for key, option in ((name.replace("-", "_"), option) for name, option in OPTIONS.items()):
-        if option.is_pinned and corpus.kind in option.kinds:
-            value = getattr(options, key)
-            settings[key] = "" if value is None else value.resolve() if isinstance(value, Path) else value
-    if not any(known.startswith(f"{text_corpus(corpus).name}/test.") for known in CHECKSUMS):  # which tell the text
-        settings["from"] = source.resolve() if source else ""
-        size = sum(file.stat().st_size for file in files)
-        digest = hashlib.sha256(json.dumps(examples).encode()).hexdigest() if examples else ""
-        settings["raw"] = digest or (f"{size} bytes" if size else recorded.get("raw", ""))
-    with folder_of_data(out, settings) as begun:
-        if begun:
-            MAKERS[corpus.kind](Job(corpus, out, source, src, tgt, options, examples))
-
-
-def has_home(corpus: Corpus) -> bool:
-    """Whether the text can be downloaded, or made."""
-    return any((text_corpus(corpus).urls, corpus.archives, corpus.sets, corpus.script))
-
-
-def text_at_hand(
-    corpus: Corpus, source: Path, src: str, tgt: str, options: argparse.Namespace
-) -> Tuple[Mapping[str, Sequence[Any]], List[Path]]:
-    """(the examples, or else the files) of a folder, so that a mistake is told before anything is written."""
-    text = text_corpus(corpus)
-    if corpus.kind in ("labels", "pairs"):
-        return read_examples(corpus, source, options), []
-    if corpus.kind in ("text", "spans") and not has_archive(text, source):
-        return {}, [path for paths in files_of(text, source).values() for path in paths]
-    if corpus.name not in CORPORA and not dry_run():
-        training_corpora(source, src, tgt)
-        return {}, [file for lang in (src, tgt) for end in ("", ".gz") for file in source.glob(f"*.{lang}{end}")]
-    return {}, []
-
-
-def text_corpus(corpus: Corpus) -> Corpus:
-    """The corpus whose files are read: another one's, where it is text to denoise."""
-    return CORPORA[corpus.of] if corpus.of else corpus
-
-
-def read_examples(corpus: Corpus, folder: Path, options: argparse.Namespace) -> Mapping[str, Sequence[Any]]:
-    """{split: its examples} of a corpus that is read as a whole; nothing of other kinds."""
-    if corpus.kind == "labels":
-        return labels.read(corpus, folder, options.examples, options.valid)
-    return pairs.read(corpus, folder, options.history) if corpus.kind == "pairs" else {}
+    for option, (kinds, _) in OPTIONS.items():
+        if corpus.kind in kinds and option not in NOT_PINNED:
+            value = getattr(options, option.replace("-", "_"))
+            value = value.resolve() if isinstance(value, Path) else value
+            settings[option.replace("-", "_")] = "" if value is None else value
+    if not any(known.startswith(f"{text.name}/test.") for known in corpora.CHECKSUMS):  # which tell the text
+        settings.update({"from": source.resolve() if source else "", "raw": raw})
+    once(out, settings, lambda: make(job))
 
 
 class Job(NamedTuple):
-    """What is to be prepared."""
+    """What is prepared."""
 
     corpus: Corpus
-    out: Path
+    text: Corpus  # whose files are read: another one, of text to denoise
     source: Optional[Path]  # the folder of the text; None: it is downloaded
     src: str
     tgt: str
+    out: Path
     options: argparse.Namespace
-    examples: Mapping[str, Sequence[Any]]  # of `read_examples`, once they have been read
-
-    def all_examples(self) -> Mapping[str, Sequence[Any]]:
-        """Those that have been read, or else those of the downloaded files."""
-        if self.examples:
-            return self.examples
-        folder = unpacked(self.corpus, self.out / "archives")
-        return {} if dry_run() else read_examples(self.corpus, folder, self.options)
+    examples: Examples = {}
 
 
-# ---- the text of each kind of corpus, and its subwords
+def text_at_hand(job: Job, source: Path) -> Tuple[Examples, str]:
+    """The examples of a folder, and what tells its text from another. Mistakes are told before anything is written."""
+    kind, files, options = job.corpus.kind, [], job.options
+    if kind in ("labels", "pairs"):
+        found = read(job.corpus, source, options.history, options.examples, options.valid)
+        rows = {split: [(e.target, e.source) if kind == "labels" else e for e in found[split]] for split in found}
+        return found, hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+    if kind in ("text", "spans") and not corpora.has_archive(job.text, source):
+        files = [path for paths in corpora.files_of(job.text, source).values() for path in paths]
+    elif job.corpus.name not in CORPORA and not dry_run():
+        training_corpora(source, job.src, job.tgt)
+        files = [file for lang in (job.src, job.tgt) for end in ("", ".gz") for file in source.glob(f"*.{lang}{end}")]
+    size = sum(file.stat().st_size for file in files)
+    return {}, f"{size} bytes" if size else ""
 
 
-def make_parallel(job: Job) -> None:
-    """Of parallel text."""
-    raw = job.out / "raw"
-    if job.corpus.name in CORPORA:
-        say("the corpora")
-        take_parallel(job.corpus, job.tgt, job.out, job.source, job.options.mirror)
+# ---- the text of each kind of corpus, and its data
+
+
+def make(job: Job) -> None:
+    """The text of a corpus, and its data."""
+    kind, raw = job.corpus.kind, job.out / "raw"
+    if kind == "text":
+        take_text(job, job.out / "text", job.options.sample)
+        binarise_text(job)
+    elif kind == "labels":
+        write_examples(job, job.out / "text", ("txt", "label"))
+        binarise_labels(job)
     else:
-        raw = job.source or Path("DIR")
-    binarise(raw, job.src, job.tgt, job.out, job.options)
+        if kind == "pairs":
+            write_examples(job, raw, ("source", "target"))
+        elif kind == "spans":
+            take_text(job, raw / "text")
+            for seed, split in enumerate(SPLITS):
+                if not (raw / f"{split}.target").exists():
+                    script = ["python", ROOT / "scripts" / "corrupt_spans.py", raw / "text" / f"{split}.txt"]
+                    run([*script, raw / split, "--words", job.options.words, "--seed", seed])
+        elif job.corpus.name in CORPORA:
+            say("the corpora")
+            corpora.take_parallel(job.corpus, job.tgt, job.out, job.source, job.options.mirror)
+        else:
+            raw = job.source or Path("DIR")
+        binarise(job, raw)
 
 
-def make_text(job: Job) -> None:
-    """Of text for language models."""
-    take_text(job.corpus, job.out, job.source, job.out / "text", job.options.sample)
-    binarise_text(job.out, job.options)
-
-
-def binarise_text(out: Path, options: argparse.Namespace) -> None:
-    """The text in words, or in subwords, as fairseq-train reads it."""
-    text = out / "text"
-    if options.merges:
-        say(f"learning and applying BPE, {options.merges} merges")
-        shell(f"subword-nmt learn-bpe -s {options.merges} < {quote(f'{text}/train.txt')}", out / "codes")
-        encode = apply_bpe(out / "codes", options.workers)
-        for split in SPLITS:
-            shell(f"{encode} {quote(f'{text}/{split}.txt')}", out / "sub" / f"{split}.txt")
-        text = out / "sub"
-    say("binarising")
-    preprocess(["--only-source", "--workers", options.workers], out / "bin", f"{text}/{{}}.txt", out / "preprocess.log")
-    print_counts(out / "preprocess.log")
-
-
-def take_text(corpus: Corpus, out: Path, source: Optional[Path], text: Path, sample: Optional[int] = None) -> None:
-    """Makes {train,valid,test}.txt in the folder `text` of a corpus of text."""
+def take_text(job: Job, to: Path, sample: Optional[int] = None) -> None:
+    """Makes {train,valid,test}.txt of a corpus of text in a folder."""
     say("the text")
-    archives = out / "archives"
-    found = files_of(corpus, unpacked(corpus, archives, source))
-    with clean_after_mistakes(text):
-        for split, paths in found.items():
-            name = f"{corpus.name}/{split}.txt"
-            take(name, paths, text / f"{split}.txt", archives, sample if split == "train" else None)
+    archives = job.out / "archives"
+    files = corpora.files_of(job.text, corpora.unpacked(job.text, archives, job.source))
+    with clean_after_mistakes(to):
+        for split, paths in files.items():
+            name = f"{split}.txt"
+            corpora.take(f"{job.text.name}/{name}", paths, to / name, archives, sample if split == "train" else None)
 
 
-def make_labels(job: Job) -> None:
-    """Of texts with labels."""
-    for split, rows in job.all_examples().items():
-        write(job.out / "text" / f"{split}.txt", "".join(f"{text}\n" for _, text in rows))
-        write(job.out / "text" / f"{split}.label", "".join(f"{label}\n" for label, _ in rows))
-        counts = ", ".join(f"{label}: {n}" for label, n in sorted(Counter(label for label, _ in rows).items()))
-        print(f"{split}: {len(rows)} examples ({counts})")
-    binarise_labels(job.out, job.options)
-
-
-def binarise_labels(out: Path, options: argparse.Namespace) -> None:
-    """Tokenised text in bin/input0 and labels in bin/label, as fairseq's sentence_prediction reads them."""
-    say("tokenising")
-    tokenize = f"sacremoses --quiet -l en -j {options.workers} normalize -c tokenize"
-    for split in SPLITS:
-        shell(f"{tokenize} < {quote(str(out / 'text' / f'{split}.txt'))}", out / "tok" / f"{split}.txt")
-    say("binarising")
-    common = ["--only-source", "--workers", options.workers]
-    words = [*common, "--nwordssrc", options.vocabulary]
-    preprocess(words, out / "bin" / "input0", f"{out}/tok/{{}}.txt", out / "preprocess.input0.log")
-    classes = [*common, "--padding-factor", 1]
-    preprocess(classes, out / "bin" / "label", f"{out}/text/{{}}.label", out / "preprocess.label.log")
-
-
-def make_pairs(job: Job) -> None:
-    """Of pairs of texts; what is known beside the test set's is kept in test.answers."""
-    raw = job.out / "raw"
-    for split, found in job.all_examples().items():
-        write(raw / f"{split}.source", "".join(f"{pair.source}\n" for pair in found))
-        write(raw / f"{split}.target", "".join(f"{pair.target}\n" for pair in found))
-        print(f"{split}: {len(found)} pairs")
+def write_examples(job: Job, folder: Path, sides: Sequence[str]) -> None:
+    """A file for each side. What is known beside the test set's pairs is kept in test.answers."""
+    found, options = job.examples, job.options
+    if not found:
+        archives = corpora.unpacked(job.corpus, job.out / "archives")
+        found = {} if dry_run() else read(job.corpus, archives, options.history, options.examples, options.valid)
+    for split, rows in found.items() if not dry_run() else ():
+        for at, side in enumerate(sides):
+            write(folder / f"{split}.{side}", "".join(f"{row[at]}\n" for row in rows))
+        counts = sorted(Counter(row.target for row in rows).items()) if "label" in sides else []
+        print(f"{split}: {len(rows)} examples", *(f"{label}: {n}" for label, n in counts), sep=", ")
         if split == "test" and job.corpus.scores:
-            kept = ({"group": pair.group, "answers": pair.answers} for pair in found)
-            write(job.out / "test.answers", "".join(f"{json.dumps(beside)}\n" for beside in kept))
-    binarise(raw, job.src, job.tgt, job.out, job.options)
+            beside = (json.dumps({"group": row.group, "answers": row.answers}) for row in rows)
+            write(job.out / "test.answers", "".join(f"{line}\n" for line in beside))
 
 
-def make_spans(job: Job) -> None:
-    """Of text to denoise."""
-    raw = job.out / "raw"
-    take_text(text_corpus(job.corpus), job.out, job.source, raw / "text")
-    for seed, split in enumerate(SPLITS):
-        if not (raw / f"{split}.target").exists():
-            script = ["python", ROOT / "scripts" / "corrupt_spans.py", raw / "text" / f"{split}.txt", raw / split]
-            run([*script, "--words", job.options.words, "--seed", seed])
-    binarise(raw, job.src, job.tgt, job.out, job.options)
+def binarise_text(job: Job) -> None:
+    """The text in words, or in subwords, as fairseq-train reads it."""
+    if job.options.merges:
+        encode(job, job.out / "text", ["txt"])
+    say("binarising")
+    text = job.out / ("sub" if job.options.merges else "text")
+    preprocess(job, ["--only-source", "--workers", job.options.workers], f"{text}/{{}}.txt")
 
 
-MAKERS = {
-    "parallel": make_parallel,
-    "text": make_text,
-    "labels": make_labels,
-    "pairs": make_pairs,
-    "spans": make_spans,
-}
+def binarise_labels(job: Job) -> None:
+    """Tokenised text in bin/input0 and labels in bin/label, as fairseq's sentence_prediction reads them."""
+    out, options = job.out, job.options
+    say("tokenising")
+    for split in SPLITS:
+        tokenize(job, f"{split}.txt", "en", options.workers)
+    say("binarising")
+    flags = ["--only-source", "--workers", options.workers]
+    preprocess(job, [*flags, "--nwordssrc", options.vocabulary], f"{out}/tok/{{}}.txt", "input0")
+    preprocess(job, [*flags, "--padding-factor", 1], f"{out}/text/{{}}.label", "label")
 
 
 # ---- parallel text
@@ -404,10 +313,9 @@ def training_corpora(raw: Path, src: str, tgt: str) -> List[Path]:
     """Checks the files of a raw folder; the prefixes of what is trained on, in the order of the names."""
     if not raw.is_dir():
         raise UserError(f"{raw}: no such folder; RAW_DIR holds {{train,valid,test}}.{{{src},{tgt}}}")
-    check_files(raw, (f"{split}.{lang}" for split in ("valid", "test") for lang in (src, tgt)))
+    check_files(raw, ("valid", "test"), (src, tgt))
     found = {re.sub(r"\.gz$", "", path.name) for path in raw.iterdir()}
-    names = sorted(name[: -len(src) - 1] for name in found if name.endswith(f".{src}"))
-    names = [name for name in names if name not in ("valid", "test")]
+    names = sorted({name[: -len(src) - 1] for name in found if name.endswith(f".{src}")} - {"valid", "test"})
     if not names:
         raise UserError(f"{raw}/train.{src}: no such file, nor any other training corpus")
     for name in names:
@@ -419,52 +327,32 @@ def training_corpora(raw: Path, src: str, tgt: str) -> List[Path]:
     return [raw / name for name in names]
 
 
-def check_files(raw: Path, names: Iterable[str]) -> None:
-    """Raises a UserError for a file that is not in a folder, compressed or not."""
-    for name in names:
+def check_files(raw: Path, splits: Sequence[str], sides: Sequence[str]) -> None:
+    """Refuses a folder without one of these files, compressed or not."""
+    for name in (f"{split}.{side}" for split in splits for side in sides):
         if not (raw / name).is_file() and not (raw / f"{name}.gz").is_file():
             raise UserError(f"{raw / name}: no such file, nor {name}.gz")
 
 
 def prepare_test(raw: Path, data: Path) -> Path:
-    """Prepares another test set, ``test.{src,tgt}`` of a folder, as prepared data were, with their subwords and words.
-
-    Returns:
-        The folder that it is in, below that of the data.
-    """
+    """Prepares ``test.{src,tgt}`` of a folder with the subwords and words of data, in a folder below theirs."""
     src, tgt = (read_settings(data / "settings")[side] for side in ("src", "tgt"))
     if not dry_run():
-        check_files(raw, (f"test.{lang}" for lang in (src, tgt)))
-    options = options_of(Corpus("own", "parallel"), {"like": data})
-    take_options(options, src, tgt)
+        check_files(raw, ["test"], (src, tgt))
+    corpus = Corpus("own", "parallel")
+    options = options_of(corpus, {"like": data}, src, tgt)
     size = sum(file.stat().st_size for lang in (src, tgt) for file in raw.glob(f"test.{lang}*"))
     out = data / "tests" / raw.resolve().name
-    same = {name: getattr(options, name) or "" for name in LIKE}
+    same = {name: getattr(options, name) or "" for name in OF_LIKE}
     settings = {"src": src, "tgt": tgt, **same, "like": data.resolve(), "from": raw.resolve(), "raw": f"{size} bytes"}
-    with folder_of_data(out, settings) as begun:
-        if begun:
-            binarise(raw, src, tgt, out, options, ["test"])
+    job = Job(corpus, corpus, raw, src, tgt, out, options)
+    once(out, settings, lambda: binarise(job, raw, ["test"]))
     return out
 
 
-LIKE = ("subwords", "merges", "dash_splits", "lowercase")  # options that --like takes over
-
-
-def take_options(options: argparse.Namespace, src: str, tgt: str) -> None:
-    """The options that decide on subwords, from the data of --like."""
-    settings = read_settings(options.like / "settings")
-    if not dry_run() and not (options.like / "bin" / "done").exists():
-        raise UserError(f"--like {options.like}: not prepared, or not to its end")
-    if settings and {settings.get("src"), settings.get("tgt")} != {src, tgt}:
-        raise UserError(f"--like {options.like}: is not parallel text of {src} and {tgt}")
-    for name in LIKE:
-        setattr(options, name, settings.get(name, getattr(options, name)))
-
-
-def binarise(
-    raw: Path, src: str, tgt: str, out: Path, options: argparse.Namespace, splits: Sequence[str] = SPLITS
-) -> None:
+def binarise(job: Job, raw: Path, splits: Sequence[str] = SPLITS) -> None:
     """From parallel text in a folder to bin/; each step keeps what an earlier call made."""
+    src, tgt, out, options = job.src, job.tgt, job.out, job.options
 
     def clean(to: Path, prefixes: Sequence[Path], *flags: object) -> None:
         if not all(Path(f"{to}.{lang}").exists() for lang in (src, tgt)):
@@ -473,54 +361,28 @@ def binarise(
     say("checking the text")
     lowercase = ["--lowercase"] if options.lowercase else []
     sample = ["--sample", options.sample] if options.sample else []
-    with clean_after_mistakes(out / "text"):
+    text = out / "text"
+    with clean_after_mistakes(text):
         if "train" in splits:
-            corpora = [raw / "train"] if dry_run() else training_corpora(raw, src, tgt)
-            clean(out / "text" / "train", corpora, *sample, *lowercase)
-            clean(out / "text" / "valid", [raw / "valid"], *lowercase)
-        clean(out / "text" / "test", [raw / "test"], *lowercase, "--keep-all")
-
-    workers, words = options.workers, options.subwords == "bpe"
-    text = out / ("tok" if words else "text")
-    both = " ".join(quote(f"{text}/train.{lang}") for lang in (src, tgt))
-    if words:
+            prefixes = [raw / "train"] if dry_run() else training_corpora(raw, src, tgt)
+            clean(text / "train", prefixes, *sample, *lowercase)
+            clean(text / "valid", [raw / "valid"], *lowercase)
+        clean(text / "test", [raw / "test"], *lowercase, "--keep-all")
+    if options.subwords == "bpe":
         say("normalising and tokenising")
+        text = out / "tok"
         for split in splits:
             for lang in (src, tgt):
-                jobs = workers if split == "train" else 1  # to start them takes longer than a small file
-                tokenize = f"sacremoses --quiet -l {lang} -j {jobs} normalize -c tokenize"
-                dashes = " -a" if options.dash_splits else ""
-                shell(f"{tokenize}{dashes} < {quote(f'{out}/text/{split}.{lang}')}", text / f"{split}.{lang}")
-        say(f"learning and applying joint BPE, {options.merges} merges")
-        model, learn = out / "codes", f"cat {both} | subword-nmt learn-bpe -s {options.merges}"
-        encode = apply_bpe(model, workers)
-    else:
-        say(f"learning and applying a joint SentencePiece model of {options.merges} pieces")
-        tool = f"python {quote(str(ROOT / 'scripts' / 'sentence_pieces.py'))}"
-        model, learn = out / "pieces.model", f"{tool} train {options.merges} {both}"
-        if options.words:  # each span has a word before it and one or more in it, so that there are fewer than these
-            learn += f" --sentinels {max(1, round(options.words * 0.15 / 3)) + 1}"
-        encode = f"{tool} encode {quote(str(model))} <"
-    shell(f"cat {quote(str(options.like / model.name))}" if options.like else learn, model)
-    for split in splits:
-        for lang in (src, tgt):
-            to = out / "sub" / (f"all.{lang}" if split == "train" else f"{split}.{lang}")
-            most = options.truncate_source if lang == src else options.truncate_target
-            cut = f" | cut -d ' ' -f -{most - 1}" if most else ""
-            shell(f"{encode} {quote(f'{text}/{split}.{lang}')}{cut}", to)
-            if not dry_run() and count_lines(to) != count_lines(out / "text" / f"{split}.{lang}"):
-                raise UserError(
-                    f"{to}: has more or fewer lines than {out}/text/{split}.{lang}; remove it and call again"
-                )
+                # to start several takes longer than a small file
+                tokenize(job, f"{split}.{lang}", lang, options.workers if split == "train" else 1)
+    encode(job, text, [src, tgt], splits)
     if "train" in splits:
         limits = ["--max-length", options.max_length, "--max-ratio", options.max_ratio]
         clean(out / "sub" / "train", [out / "sub" / "all"], *limits)
-
     say("binarising")
-    flags: List[object] = ["-s", src, "-t", tgt, "--joined-dictionary", "--workers", workers]
+    flags: List[object] = ["-s", src, "-t", tgt, "--joined-dictionary", "--workers", options.workers]
     flags += ["--srcdict", options.like / "bin" / f"dict.{src}.txt"] if options.like else []
-    preprocess(flags, out / "bin", f"{out}/sub/{{}}", out / "preprocess.log", splits)
-    print_counts(out / "preprocess.log")
+    preprocess(job, flags, f"{out}/sub/{{}}", splits=splits)
     for lang in (src, tgt) if not dry_run() else ():
         shutil.copy(out / "text" / f"test.{lang}", out)
 
@@ -528,26 +390,49 @@ def binarise(
 # ---- steps
 
 
-def apply_bpe(codes: Path, workers: int) -> str:
-    """The command that applies BPE; the text's name comes next."""
-    # of several processes it splits a file, not a stream
-    return f"subword-nmt apply-bpe -c {quote(str(codes))} " + (f"--num-workers {workers} -i" if workers > 1 else "<")
+def tokenize(job: Job, name: str, language: str, processes: int) -> None:
+    """Normalises and tokenises a file of the folder text, to the folder tok."""
+    dashes = " -a" if job.options.dash_splits else ""
+    tool = f"sacremoses --quiet -l {language} -j {processes} normalize -c tokenize{dashes}"
+    shell(f"{tool} < {quote(str(job.out / 'text' / name))}", job.out / "tok" / name)
 
 
-@contextlib.contextmanager
-def folder_of_data(out: Path, settings: Mapping[str, object]) -> Iterator[bool]:
-    """Holds a folder of data while it is made, and then marks it as ready. Yields whether there is anything to do.
+def encode(job: Job, text: Path, sides: Sequence[str], splits: Sequence[str] = SPLITS) -> None:
+    """The text in subwords, which are learned of the training text's sides together."""
+    options, out = job.options, job.out
+    train = " ".join(quote(f"{text}/train.{side}") for side in sides)
+    if options.subwords == "sentencepiece":
+        say(f"learning and applying a joint SentencePiece model of {options.merges} pieces")
+        tool = f"python {quote(str(ROOT / 'scripts' / 'sentence_pieces.py'))}"
+        model, learn = out / "pieces.model", f"{tool} train {options.merges} {train}"
+        if options.words:  # each span has a word before it and one or more in it, so that there are fewer than these
+            learn += f" --sentinels {max(1, round(options.words * 0.15 / 3)) + 1}"
+        apply = f"{tool} encode {quote(str(model))} <"
+    else:
+        say(f"learning and applying BPE, {options.merges} merges")
+        model, learn = out / "codes", f"cat {train} | subword-nmt learn-bpe -s {options.merges}"
+        # of several processes it splits a file, not a stream
+        several = f"--num-workers {options.workers} -i" if options.workers > 1 else "<"
+        apply = f"subword-nmt apply-bpe -c {quote(str(model))} {several}"
+    shell(f"cat {quote(str(options.like / model.name))}" if options.like else learn, model)
+    for split in splits:
+        for side, most in zip(sides, (options.truncate_source, options.truncate_target)):
+            # training pairs are cleaned once more
+            to = out / "sub" / f"{'all' if split == 'train' and len(sides) == 2 else split}.{side}"
+            cut = f" | cut -d ' ' -f -{most - 1}" if most else ""
+            shell(f"{apply} {quote(f'{text}/{split}.{side}')}{cut}", to)
+            whole = out / "text" / f"{split}.{side}"
+            if not dry_run() and count_lines(to) != count_lines(whole):
+                raise UserError(f"{to}: has more or fewer lines than {whole}; remove it and call again")
 
-    Args:
-        settings: what it is made with. Data made otherwise are refused, ready or not.
-    """
+
+def once(out: Path, settings: Mapping[str, object], make_data: Callable[[], None]) -> None:
+    """Makes a folder of data unless it is ready, which a file marks. Data made with other settings are refused."""
     with locked(out / ".lock"):
         pin_settings(out / "settings", "text/* raw/*", settings)
         if (out / "bin" / "done").exists():
-            say(f"{out} is ready, reusing it")
-            yield False
-            return
-        yield True
+            return say(f"{out} is ready, reusing it")
+        make_data()
         if not dry_run() and (out / "bin").is_dir():
             (out / "bin" / "done").touch()
             say(f"{out} is ready")
@@ -564,16 +449,14 @@ def clean_after_mistakes(text: Path) -> Iterator[None]:
         raise
 
 
-def preprocess(flags: Sequence[object], to: Path, prefix: str, log: Path, splits: Sequence[str] = SPLITS) -> None:
-    """fairseq-preprocess, into an empty folder. `prefix`: of the text, with ``{}`` for train, valid and test."""
+def preprocess(job: Job, flags: Sequence[object], text: str, part: str = "", splits: Sequence[str] = SPLITS) -> None:
+    """fairseq-preprocess of a text, ``{}`` for each split, into the empty folder bin or a part of it; its counts."""
+    to, log = job.out / "bin" / part, job.out / f"preprocess.{part}.log".replace("..", ".")
+    argv = ["fairseq-preprocess", *flags, "--destdir", to]
     if not dry_run():
         shutil.rmtree(to, ignore_errors=True)
-    argv = ["fairseq-preprocess", *flags, "--destdir", to]
-    run([*argv, *(word for split in splits for word in (f"--{split}pref", prefix.format(split)))], log=log)
-
-
-def print_counts(log: Path) -> None:
-    """Prints what fairseq-preprocess counted: types of the dictionary; sentences, tokens, unknown words of a file."""
+    prefixes = (word for split in splits for word in (f"--{split}pref", text.format(split)))
+    run([*argv, *prefixes], log=log)
     if not dry_run():
         said = re.findall(r"\] (Dictionary: .*|.* sents, .*)", log.read_text())
         print(*dict.fromkeys(re.sub(r"^\S*/", "", line) for line in said), sep="\n")

@@ -5,7 +5,7 @@ import json
 import pytest
 from helpers import refused
 
-from recipes import metrics, pairs, prepare, render
+from recipes import examples, metrics, prepare, render
 from recipes.command import UserError
 from recipes.corpora import CORPORA
 from recipes.metrics import Answer
@@ -63,7 +63,7 @@ def write(folder, task, contents=None):
 @pytest.mark.parametrize("task", ROWS)
 def test_the_form_of_a_task(tmp_path, task):
     """With the files of the suite's own archives, and T5's prefixes and words."""
-    found = pairs.read(CORPORA[task], write(tmp_path, task), 0)
+    found = examples.read(CORPORA[task], write(tmp_path, task), 0)
     wanted = [" ".join(line.split()) for line in ROWS[task][2]]
     assert [f"{pair.source} => {pair.target}" for pair in found["test"]] == wanted
     assert all(found.values())
@@ -99,10 +99,10 @@ def test_labels_beside(tmp_path):
     for name in ("train", "dev"):
         (tmp_path / f"{name}.data.txt").write_text("w\tN\t0-0\ta\tb\nv\tV\t0-0\tc\td\n")
         (tmp_path / f"{name}.gold.txt").write_text("T\nF\n")
-    assert [pair.target for pair in pairs.read(CORPORA["wic"], tmp_path, 5)["test"]] == ["True", "False"]
+    assert [pair.target for pair in examples.read(CORPORA["wic"], tmp_path, 5)["test"]] == ["True", "False"]
     (tmp_path / "dev.gold.txt").write_text("T\n")
-    with pytest.raises(UserError, match=r"dev.gold.txt: has 1 labels, and .*dev.data.txt has 2 lines"):
-        pairs.read(CORPORA["wic"], tmp_path, 5)
+    with pytest.raises(UserError, match=r"dev.gold.txt: has 1 lines, and .*dev.data.txt has 2 lines"):
+        examples.read(CORPORA["wic"], tmp_path, 5)
 
 
 @pytest.mark.parametrize(
@@ -119,8 +119,8 @@ def test_labels_beside(tmp_path):
     ],
 )
 def test_the_real_tasks(real_text, task, folder, counts):
-    found = pairs.read(CORPORA[task], real_text(folder), 0)
-    assert tuple(len(found[split]) for split in pairs.SPLITS) == counts
+    found = examples.read(CORPORA[task], real_text(folder), 0)
+    assert tuple(len(found[split]) for split in examples.SPLITS) == counts
 
 
 # ---- metrics

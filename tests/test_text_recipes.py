@@ -16,7 +16,7 @@ from benchmarks import timing
 from recipes import (
     classification,
     corpora,
-    labels,
+    examples,
     language_model,
     prepare,
     render,
@@ -100,9 +100,10 @@ def test_prepare_subwords(tmp_path, own_text, capfd):
         ("test.txt.gz", None, ["no test set", "test.txt, or .gz of it"]),
         ("valid.txt", b"\n\n", ["valid.txt", "has no text"]),
         ("valid.txt", "Stra\u00dfe\n".encode("latin1"), ["valid.txt", "not UTF-8", "iconv"]),
+        ("valid.txt", b"text\n" * 50000 + b"\xdf\n", ["valid.txt", "not UTF-8", "iconv"]),
         ("test.txt.gz", gzip.compress(b"text\n" * 50)[:-9], ["test.txt was not made", "unexpected end of file"]),
     ],
-    ids=["missing", "empty", "encoding", "truncated"],
+    ids=["missing", "empty", "encoding", "encoding below", "truncated"],
 )
 def test_prepare_refuses_text(tmp_path, own_text, name, contents, parts):
     folder, out = tmp_path / "text", tmp_path / "out"
@@ -205,7 +206,7 @@ def test_perplexity_by_word(tmp_path):
 LABELS = ("sport", "world")
 
 
-def examples(seed, n):
+def rows_of(seed, n):
     """n rows: the first word of a text tells its label."""
     rng = random.Random(seed)
     found = []
@@ -224,8 +225,8 @@ def write_csv(path, rows):
 def own_examples(tmp_path_factory):
     """A corpus for `own`, with headings, sorted by label."""
     folder = tmp_path_factory.mktemp("examples")
-    write_csv(folder / "train.csv", [["label", "title", "text"], *sorted(examples("train", 200))])
-    write_csv(folder / "test.csv", examples("test", 40))
+    write_csv(folder / "train.csv", [["label", "title", "text"], *sorted(rows_of("train", 200))])
+    write_csv(folder / "test.csv", rows_of("test", 40))
     # with a byte-order mark, as spreadsheets write it
     (folder / "test.csv").write_bytes(b"\xef\xbb\xbf" + (folder / "test.csv").read_bytes())
     return folder
@@ -246,9 +247,9 @@ def test_prepare_classes(class_data, own_examples, tmp_path, monkeypatch):
     """A tenth held out, shuffled, the same each time; the test set in its order; nothing lost."""
     train_set, valid, test = (read(class_data, split) for split in ("train", "valid", "test"))
     assert (len(train_set), len(valid), len(test)) == (180, 20, 40)
-    everything = [(label, f"{title} {words}") for label, title, words in examples("train", 200)]
+    everything = [(label, f"{title} {words}") for label, title, words in rows_of("train", 200)]
     assert sorted(train_set + valid) == sorted(everything) and train_set != sorted(train_set)
-    assert test == [(label, f"{title} {words}") for label, title, words in examples("test", 40)]
+    assert test == [(label, f"{title} {words}") for label, title, words in rows_of("test", 40)]
     monkeypatch.setattr(prepare, "binarise_labels", lambda *args: None)
     again = prepared(tmp_path / "again", own_examples, "--examples", "50", "--valid", "7", corpus=MINE)
     assert len(read(again, "train")) == 43 and set(read(again, "train")) <= set(everything)
@@ -264,14 +265,19 @@ def test_examples_that_changed(class_data, own_examples, tmp_path):
     shutil.copytree(own_examples, folder)
     refused(prepare.main, MINE, class_data, "--from", folder, parts=["other settings", f"from={own_examples}"])
     kept = (own_examples / "test.csv").read_bytes()
-    write_csv(own_examples / "test.csv", examples("others", 40))
+    write_csv(own_examples / "test.csv", rows_of("others", 40))
     refused(prepare.main, MINE, class_data, "--from", own_examples, parts=["other settings", "raw="])
     (own_examples / "test.csv").write_bytes(kept)
     prepared(class_data, own_examples, corpus=MINE)
 
 
+def test_a_dry_run_writes_nothing(own_examples, tmp_path, dry, capsys):
+    prepared(tmp_path / "out", own_examples, corpus=MINE)
+    assert "fairseq-preprocess" in capsys.readouterr().out and not any(tmp_path.iterdir())
+
+
 def test_clean():
-    assert labels.clean("Oil\\at  #36;50 &lt;b&gt;a  barrel&lt;/b&gt;<br /><br />AT&amp;T 2<3 C#5;") == (
+    assert examples.clean("Oil\\at  #36;50 &lt;b&gt;a  barrel&lt;/b&gt;<br /><br />AT&amp;T 2<3 C#5;") == (
         "oil at $50 a barrel at&t 2<3 c#5;"
     )
 
@@ -329,12 +335,13 @@ def test_headings(tmp_path, capsys):
         write = (tmp_path / f"{split}.csv").write_text
         write(f"{first}\nrock,b\nlabel,a song\nclassical,d\n")
     (tmp_path / "valid.csv").write_text("label,a song\nrock,b\n")
-    found = labels.read(corpora.CORPORA["classification"], tmp_path, None, None)
+    found = examples.read(corpora.CORPORA["classification"], tmp_path)
     assert {split: len(rows) for split, rows in found.items()} == {"train": 4, "valid": 2, "test": 4}
     assert capsys.readouterr().out == ""
     (tmp_path / "test.csv").write_text('"Class Index","text"\nrock,b\n')
-    found = labels.read(corpora.CORPORA["classification"], tmp_path, None, None)
-    assert found["test"] == [("rock", "b")] and "test.csv: line 1 is taken for headings" in capsys.readouterr().out
+    found = examples.read(corpora.CORPORA["classification"], tmp_path)
+    assert [example[:2] for example in found["test"]] == [("b", "rock")]
+    assert "test.csv: line 1 is taken for headings" in capsys.readouterr().out
 
 
 def test_imdb_folder(tmp_path):
@@ -345,19 +352,20 @@ def test_imdb_folder(tmp_path):
             folder.mkdir(parents=True)
             for i in range(3):
                 (folder / f"{i}_7.txt").write_text(f"{word} film {i}")
-    found = labels.read(corpora.CORPORA["imdb"], tmp_path, None, 1)
+    found = examples.read(corpora.CORPORA["imdb"], tmp_path, valid=1)
     assert {split: len(rows) for split, rows in found.items()} == {"train": 5, "valid": 1, "test": 6}
-    assert all(label == ("1" if text.startswith("good") else "0") for rows in found.values() for label, text in rows)
+    every = [example for rows in found.values() for example in rows]
+    assert all(example.target == ("1" if example.source.startswith("good") else "0") for example in every)
 
 
 def test_the_real_classes(classification_corpora):
     """AG News and IMDb as they are at hand: every row is read, and the held out ones are of all classes."""
     for corpus, folder, sizes in (("agnews", "ag_news", (18000, 2000, 7600)), ("imdb", "imdb", (4500, 500, 5000))):
-        found = labels.read(corpora.CORPORA[corpus], classification_corpora / folder, 20000, None)
+        found = examples.read(corpora.CORPORA[corpus], classification_corpora / folder, examples=20000)
         assert tuple(map(len, found.values())) == sizes
-        held_out = [label for label, _ in found["valid"]]
-        assert min(map(held_out.count, corpora.CORPORA[corpus].classes)) > 0.2 * 4 / 5 * len(held_out)
-        assert not any("<br" in text for rows in found.values() for _, text in rows)
+        held_out = [example.target for example in found["valid"]]
+        assert min(map(held_out.count, corpora.CORPORA[corpus].labels)) > 0.2 * 4 / 5 * len(held_out)
+        assert not any("<br" in example.source for rows in found.values() for example in rows)
 
 
 def test_mcnemar(tmp_path):

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 from helpers import ROOT, flag, refused
 
-from recipes import metrics, pairs, prepare, render, reproduce, tables, tasks, train, translate
+from recipes import examples, metrics, prepare, render, reproduce, tables, tasks, train, translate
 from recipes.command import UserError, read_settings
 from recipes.corpora import CORPORA
 from recipes.tables import TABLES
@@ -56,15 +56,15 @@ def test_articles_in_three_forms(tmp_path):
     (tmp_path / "valid.csv").write_text("article,highlights,id\nnews,new,7\n")
     (tmp_path / "test.source").write_text("one\ntwo\n")
     (tmp_path / "test.target").write_text("1\n2\n")
-    found = pairs.read(CORPORA["cnndm"], tmp_path, 5)
-    assert found["train"] == [pairs.Pair('A "long" story.', "One. Two.")]
+    found = examples.read(CORPORA["cnndm"], tmp_path, 5)
+    assert found["train"] == [examples.Example('A "long" story.', "One. Two.")]
     assert [pair[:2] for pair in found["valid"] + found["test"]] == [("news", "new"), ("one", "1"), ("two", "2")]
     (tmp_path / "test.target").write_text("1\n")
     with pytest.raises(UserError, match=r"test.target: has \d lines, and .*test.source has 2"):
-        pairs.read(CORPORA["cnndm"], tmp_path, 5)
+        examples.read(CORPORA["cnndm"], tmp_path, 5)
     (tmp_path / "valid.csv").write_text('article,highlights\n"news,new\nmore,old\n')
     with pytest.raises(UserError, match="valid.csv: the row from line 2 on has a stray quote"):
-        pairs.read(CORPORA["cnndm"], tmp_path, 5)
+        examples.read(CORPORA["cnndm"], tmp_path, 5)
 
 
 def test_subject_lines_of_files(tmp_path):
@@ -73,7 +73,7 @@ def test_subject_lines_of_files(tmp_path):
         for name in "ab":
             text = f"Mail {name},\nof two lines.\n\n@subject\nThe {name}\n\n@ann0\nAnother\n"
             (tmp_path / split / f"{name}.subject").write_text(text)
-    assert [pair[:2] for pair in pairs.read(CORPORA["aeslc"], tmp_path, 5)["test"]] == [
+    assert [pair[:2] for pair in examples.read(CORPORA["aeslc"], tmp_path, 5)["test"]] == [
         ("Mail a, of two lines.", "The a"),
         ("Mail b, of two lines.", "The b"),
     ]
@@ -83,23 +83,23 @@ def test_dialogues(tmp_path):
     """Persona and history stand before the utterance, up to a number of them; a dialogue is not divided."""
     for name in ("train", "valid"):
         (tmp_path / f"{name}_self_original_no_cands.txt").write_text(CHAT)
-    found = pairs.read(CORPORA["personachat"], tmp_path, 5)
+    found = examples.read(CORPORA["personachat"], tmp_path, 5)
     assert found["test"][1][:2] == ("i like tea. | hello! | hi there. | tea?", "yes please.")
-    assert pairs.read(CORPORA["personachat"], tmp_path, 1)["test"][1].source == "i like tea. | tea?"
+    assert examples.read(CORPORA["personachat"], tmp_path, 1)["test"][1].source == "i like tea. | tea?"
     assert {pair.group for pair in found["train"]}.isdisjoint(pair.group for pair in found["valid"])
     assert len(found["train"]) + len(found["valid"]) == len(found["test"]) == 3
     (tmp_path / "dialogues_train.txt").write_text("a __eou__ b __eou__ c __eou__\n" * 10)
     (tmp_path / "dialogues_test.txt").write_text("a __eou__ b __eou__ c __eou__\n")
-    found = pairs.read(CORPORA["dailydialog"], tmp_path, 5)
+    found = examples.read(CORPORA["dailydialog"], tmp_path, 5)
     assert [pair[:2] for pair in found["test"]] == [("a", "b"), ("a | b", "c")]
     assert (len(found["train"]), len(found["valid"])) == (18, 2)
 
 
 def test_a_test_set_alone_is_divided(tmp_path, capsys):
     (tmp_path / "valid_self_original_no_cands.txt").write_text(CHAT * 10)
-    found = pairs.read(CORPORA["personachat"], tmp_path, 5)
+    found = examples.read(CORPORA["personachat"], tmp_path, 5)
     assert sum(map(len, found.values())) == 30 and "no training set" in capsys.readouterr().out
-    groups = [{pair.group for pair in found[split]} for split in pairs.SPLITS]
+    groups = [{pair.group for pair in found[split]} for split in examples.SPLITS]
     assert [len(group) for group in groups] == [16, 2, 2] and not groups[0] & groups[1] | groups[1] & groups[2]
 
 
@@ -136,9 +136,9 @@ def test_prepare_refuses_options(tmp_path, aeslc):
 @pytest.mark.parametrize("name", ["aeslc", "cnndm", "dailydialog", "personachat"])
 def test_the_real_corpora(real_text, name):
     family = "dialogue" if name in ("dailydialog", "personachat") else "summarisation"
-    found = pairs.read(CORPORA[name], real_text(f"{family}/{name}"), 5)
+    found = examples.read(CORPORA[name], real_text(f"{family}/{name}"), 5)
     counts = {"aeslc": (14436, 1960, 1906), "cnndm": (200, 1000, 500), "dailydialog": (76053, 7069, 6740)}
-    assert tuple(len(found[split]) for split in pairs.SPLITS) == counts.get(name, (6239, 775, 787))
+    assert tuple(len(found[split]) for split in examples.SPLITS) == counts.get(name, (6239, 775, 787))
 
 
 # ---- data
