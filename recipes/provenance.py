@@ -1,4 +1,4 @@
-"""Where a figure comes from: commit, versions and hardware, as recorded beside every published number."""
+"""Where a figure comes from: commit, versions and hardware, as recorded beside every published number, in JSON."""
 
 import importlib.metadata as metadata
 import json
@@ -7,7 +7,7 @@ import platform
 import re
 import subprocess
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Mapping, Optional
 
 from .command import ROOT, write
 
@@ -70,13 +70,24 @@ def commit() -> str:
     return f"{found}-dirty" if changed else found
 
 
+def here(device: str = "", threads: Optional[int] = None) -> Dict[str, Any]:
+    """Commit, versions and hardware now, as `hardware` has it."""
+    return {"commit": commit(), "versions": versions(), "hardware": hardware(device, threads)}
+
+
 def note(file: Path, device: str) -> None:
-    """Adds the code, versions and hardware of a training that starts to the list in its folder.
+    """Adds the origin of a training that starts to the list in its folder.
 
     A run that was resumed with other code, or elsewhere, has several.
     """
-    # of the training, which is another process
-    now = {"commit": commit(), "versions": versions(), "hardware": hardware(device, asked_threads())}
+    now = here(device, asked_threads())  # the threads of the training, which is another process
     starts: List[Dict[str, Any]] = json.loads(file.read_text()) if file.exists() else []
     if now not in starts:
         write(file, json.dumps([*starts, now], indent=1) + "\n")
+
+
+def write_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Writes JSON, with a line for each list of numbers, and says so."""
+    text = json.dumps(record, indent=1) + "\n"
+    write(path, re.sub(r"\[\s+([-+\d.e,\s]+?)\s+\]", lambda match: f"[{' '.join(match[1].split())}]", text))
+    print("wrote", path)
