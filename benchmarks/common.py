@@ -103,7 +103,7 @@ def report(title: str, unit: str, rows: Dict[str, Dict[str, float]], args: argpa
     columns = list(next(iter(rows.values())))
     print(f"\n{title}; {unit}; {hardware(args.device)}; {', '.join(f'{k} {v}' for k, v in versions().items())}\n")
     cells = [[name, *(f"{row[c]:.2f}" if c in row else "" for c in columns)] for name, row in rows.items()]
-    print("\n".join(markdown(["", *columns], cells)))
+    print(markdown(["", *columns], cells), end="")
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         flags = {k: v for k, v in vars(args).items() if k != "out"}

@@ -81,6 +81,10 @@ class Table:
         names = dataset.figures or (CORPORA[dataset.name].scores if dataset.name in CORPORA else ())
         return {name: HEADINGS.get(name, name) for name in names} or {self.task.METRIC: self.task.METRIC_NAME}
 
+    def column(self, name: str) -> Dataset:
+        """The column of a data set."""
+        return next(dataset for dataset in self.datasets if dataset.name == name)
+
     def metric(self, dataset: Dataset) -> str:
         """The figure of a column that is compared and drawn."""
         return next(iter(self.figures(dataset)))

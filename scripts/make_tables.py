@@ -36,8 +36,8 @@ BLOCKS: Dict[str, Dict[str, Callable[[], str]]] = {  # page: {block: its content
     },
     "docs/wmt14.md": {"table2": lambda: render.results("table2")},
     "docs/performance.md": {
-        "speed": render.speed,
-        "speed on a GPU": lambda: render.speed("speed_gpu", render.SPEED_GPU),
+        "speed": lambda: render.speed(render.SPEED),
+        "speed on a GPU": lambda: render.speed(render.SPEED_GPU),
     },
     "docs/fairseq-bugs.md": {"repairs": render.repairs},
 }
@@ -49,7 +49,7 @@ for page, names in (  # a table and its picture
     ("docs/classification.md", ("table7", "agnews_cpu", "imdb_cpu")),
 ):
     BLOCKS[page] = {name: lambda name=name: render.results(name) + render.picture(name, "") for name in names}
-BLOCKS["docs/summaries.md"]["long sources"] = lambda: render.speed("speed_cpu", render.SPEED_LONG)
+BLOCKS["docs/summaries.md"]["long sources"] = lambda: render.speed(render.SPEED_LONG)
 
 
 def main() -> None:
