@@ -13,12 +13,7 @@ from .command import ROOT, write
 
 
 def hardware(device: str = "", threads: Optional[int] = None) -> str:
-    """The GPU's name, or the processor's and the number of threads.
-
-    Args:
-        device: cpu or cuda (default: cuda where there is a GPU).
-        threads: default: torch's in this process.
-    """
+    """The GPU's name, if there is one and `device` is not cpu; else the processor's and its threads (torch's here)."""
     if device != "cpu" or not threads:
         import torch
 
@@ -36,10 +31,7 @@ def device_of(hardware: str) -> str:
 
 
 def asked_threads() -> Optional[int]:
-    """The threads that OMP_NUM_THREADS asks for, at the outermost level of a list such as ``4,2``.
-
-    None where it says nothing that OpenMP understands, which then chooses itself.
-    """
+    """The threads that OMP_NUM_THREADS asks for, at the outermost level of a list such as ``4,2``; None: OpenMP's."""
     first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     return int(first) or None if first.isdecimal() else None
 
@@ -76,10 +68,7 @@ def here(device: str = "", threads: Optional[int] = None) -> Dict[str, Any]:
 
 
 def note(file: Path, device: str) -> None:
-    """Adds the origin of a training that starts to the list in its folder.
-
-    A run that was resumed with other code, or elsewhere, has several.
-    """
+    """Adds the origin of a training that starts to the list in its folder; one that was resumed may have several."""
     now = here(device, asked_threads())  # the threads of the training, which is another process
     starts: List[Dict[str, Any]] = json.loads(file.read_text()) if file.exists() else []
     if now not in starts:

@@ -35,26 +35,23 @@ def read_log(log: str) -> Dict[str, Any]:
     - ``curve``: on the validation set the criterion's loss, and what else is logged of perplexity and accuracy.
     """
     parameters = re.findall(r"num\. trained: ([\d,]+)", log)
-    lines = read_lines(log, "train_inner") or read_lines(log, "train")
+    inner, outer, valid = (read_lines(log, kind) for kind in ("train_inner", "train", "valid"))
+    lines = inner or outer
     if not parameters or not lines:
         what = "num_updates" if parameters else "'num. trained'"
         raise UserError(f"no line with {what}; this is no log of fairseq-train, or one that ended early")
-    valid = read_lines(log, "valid")
-    updates = int(max(fields["num_updates"] for fields in lines + valid + read_lines(log, "train")))
+    updates = int(max(fields["num_updates"] for fields in inner + outer + valid))
     speeds = [fields["ups"] for fields in lines if fields.get("ups")]
+    curve: Dict[str, List[float]] = {"updates": [int(fields["num_updates"]) for fields in valid]}
+    for name in ("loss", "ppl", "accuracy"):
+        if all(name in fields for fields in valid):
+            curve[f"valid_{name}"] = [fields[name] for fields in valid]
     return {
         "parameters": int(parameters[0].replace(",", "")),
         "updates": updates,
         "target_tokens_updates_x_wpb": round(updates * statistics.mean(fields["wpb"] for fields in lines)),
         "minutes": round(updates / statistics.median(speeds) / 60, 1) if speeds else None,
-        "curve": {
-            "updates": [int(fields["num_updates"]) for fields in valid],
-            **{
-                f"valid_{name}": [fields[name] for fields in valid]
-                for name in ("loss", "ppl", "accuracy")
-                if all(name in fields for fields in valid)
-            },
-        },
+        "curve": curve,
     }
 
 

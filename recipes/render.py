@@ -4,7 +4,7 @@ import inspect
 import json
 import re
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
 
 from tabulate import tabulate
@@ -60,15 +60,13 @@ def load(folder: str, name: str = "*") -> List[Record]:
 
 def load_cells(table: str) -> List[Record]:
     """The records of a table, by device. A seed that was trained on a GPU and on a CPU is two runs."""
-    for path in (ROOT / "results" / table).glob("*.json"):
-        raise UserError(f"{path}: its place is {' or '.join(DEVICES)}/ of that folder, by its hardware")
     found = []
-    for device in DEVICES:
-        for record in load(f"{table}/{device}"):
-            if device_of(record["hardware"]) != device:
+    for folder in (*DEVICES, ""):
+        for record in load(f"{table}/{folder}"):
+            if folder != device_of(record["hardware"]):
                 name = f"{record['dataset']}-{record['model']}-seed{record['seed']}"
-                raise UserError(f"results/{table}/{device}: {name} is of {record['hardware']}; move it")
-            record["figures"]["valid_loss"] = record["curve"].get("valid_loss", [None])[-1]
+                raise UserError(f"results/{table}/{folder}: {name} is of {record['hardware']}; move it to gpu/ or cpu/")
+            record["figures"]["valid_loss"] = (record["curve"].get("valid_loss") or [None])[-1]
             found.append(record)
     return found
 
@@ -194,8 +192,11 @@ def baseline_name(table: Table) -> str:
 
 
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table."""
-    return tabulate(list(rows), list(heads), "github", disable_numparse=True, stralign=None) + "\n"
+    """A table, or what stands for it before anything has run."""
+    rows = list(rows)
+    if not rows:
+        return "No cell has been run at this recipe yet.\n"
+    return tabulate(rows, list(heads), "github", disable_numparse=True, stralign=None) + "\n"
 
 
 def of_models(columns: Sequence[Column], models: Iterable[str]) -> str:
@@ -217,8 +218,6 @@ def results(*names: str, short: bool = False) -> str:
     """
     tables = [TABLES[name] for name in names]
     records = {name: load_cells(name) for name in names}
-    if not any(records.values()) and not any(table.paper for table in tables):
-        return "No cell has been run at this recipe yet.\n"
     models = tables[0].models()
     sizes = {r["model"]: f"{r['parameters'] / 1e6:.2f}M" for name in reversed(names) for r in reversed(records[name])}
     columns = [*of_paper(tables[0], "parameters"), ("parameters", {**dict.fromkeys(models, NOT_RUN), **sizes})]
@@ -233,7 +232,7 @@ def results(*names: str, short: bool = False) -> str:
             columns.append((heading, {model: f"{cell} ({ratios[model]:.2f})" for model, cell in cells.items()}))
     known = {*sizes, *(model for table in tables for model in table.paper)}
     shown = of_models(columns, [model for model in models if model in known])
-    if short:
+    if short or not known:
         return shown
     below = [note(table, records[table.name]) for table in tables if table.paper or records[table.name]]
     missing = ", ".join(label(model) for model in models if model not in known)
@@ -324,8 +323,6 @@ def validation_loss(name: str) -> str:
     """The last validation loss of a table's models, and what it is less the baseline's of the same seed."""
     table, records = TABLES[name], load_cells(name)
     columns: List[Column] = []
-    if not records:
-        return "No model has been trained yet.\n"
     for dataset in table.datasets:
         rows = rows_of(table, dataset, records)
         if any(rows.values()):
@@ -337,14 +334,12 @@ def validation_loss(name: str) -> str:
 
 def alpha(name: str) -> str:
     """The learned weights of a table's mixtures by layer: the mean over heads and seeds of its first column."""
-    rows: Dict[Tuple[str, str], Dict[str, List[float]]] = {}
+    rows: Dict[Tuple[str, str], Dict[str, List[float]]] = defaultdict(lambda: defaultdict(list))
     for record in load_cells(name):
-        found = record.get("alpha", {}) if record["dataset"] == TABLES[name].datasets[0].name else {}
-        for layer, components in found.items():
-            for component, heads in components.items():
-                rows.setdefault((record["model"], component), {}).setdefault(layer, []).extend(heads)
-    if not rows:
-        return "No mixture has been trained yet.\n"
+        if record["dataset"] == TABLES[name].datasets[0].name:
+            for layer, components in record.get("alpha", {}).items():
+                for component, heads in components.items():
+                    rows[record["model"], component][layer] += heads
     layers = list(dict.fromkeys(layer for row in rows.values() for layer in row))
     cells = (
         [f"`{word}`" for word in words] + [f"{statistics.mean(row[x]):.2f}" if x in row else "" for x in layers]
@@ -379,11 +374,3 @@ def repairs() -> str:
         text = f"{found[1]}.{text[found.end() :]}".replace("``", "`").replace("|", "\\|")
         rows.append([f"`{name}`", text, found[2]])
     return markdown(["name", "symptom", "fairseq versions"], rows)
-
-
-def fill(name: str, page: str, block: str, contents: str) -> str:
-    """The text of a page with the block `<!-- results: NAME --> … <!-- end -->` replaced."""
-    pattern = re.compile(rf"(<!-- results: {re.escape(block)} -->\n).*?(<!-- end -->)", re.S)
-    if not pattern.search(page):
-        raise UserError(f"{name} has no '<!-- results: {block} -->' … '<!-- end -->'")
-    return pattern.sub(lambda match: match[1] + contents + match[2], page)

@@ -21,6 +21,7 @@ TASKS = {
 }
 BASELINE = "transformer"
 SPEED = "steps/s"  # a column of the paper's
+Names = Optional[Sequence[str]]  # None: all
 DEVICES = ("gpu", "cpu")  # folders of a table's results
 HEADINGS = {  # of figures that are not named by them
     "f1": "F1", "macro_f1": "F1", "answer_f1": "F1", "answer_em": "exact", "all_of_group": "exact",
@@ -118,12 +119,7 @@ class Table:
         chosen = f"{flag} {dataset} " if self.corpus or len(self.datasets) > 1 else ""
         return f"{chosen}--variant {model} --seed {seed} --rerun"
 
-    def cells(
-        self,
-        datasets: Optional[Sequence[str]] = None,
-        models: Optional[Sequence[str]] = None,
-        seeds: Optional[Sequence[int]] = None,
-    ) -> Iterator["Cell"]:
+    def cells(self, datasets: Names = None, models: Names = None, seeds: Sequence[int] = ()) -> Iterator["Cell"]:
         """The cells of some or all columns, rows and seeds. Baselines come first, as others are compared with them."""
         for dataset in self.datasets:
             if datasets is None or dataset.name in datasets:
@@ -189,15 +185,10 @@ class Cell(NamedTuple):
 
 
 def read_paper(text: str, chosen: Mapping[str, str]) -> Dict[str, Dict[str, str]]:
-    """{model: {column: figure}} from a line of headings and a line for each model.
-
-    Args:
-        chosen: {column: its heading in the text}; all of them, if empty.
-    """
+    """{model: {column: figure}} of a line of headings and lines of models. `chosen`: {column: heading}, if not all."""
     rows = [line.split() for line in text.splitlines()]
     found = {model: dict(zip(rows[0][1:], figures)) for model, *figures in rows[1:]}
-    if not chosen:
-        return found
+    chosen = chosen or {name: name for own in found.values() for name in own}
     return {model: {name: own[heading] for name, heading in chosen.items()} for model, own in found.items()}
 
 
