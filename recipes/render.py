@@ -103,19 +103,15 @@ class Speed(NamedTuple):
 def speeds(folder: str, file: str, figure: str) -> Dict[str, Speed]:
     """{variant: its speed} of a benchmark, if it has run."""
     found = {name: own for record in load(folder, file) for name, own in record["figures"].items() if figure in own}
-    ends = ("lowest", "highest") if figure == "ratio" else (f"{figure} from", f"{figure} to")
-    return {name: Speed(own[figure], *(own.get(end, own[figure]) for end in ends)) for name, own in found.items()
-            if name != "stock"}  # fmt: skip
-
-
-def steps(table: Table, dataset: str = "*") -> Dict[str, str]:
-    """{model: its steps a second over the baseline's}, as `reproduce.sh --time` has measured them."""
-    timed = load(f"{table.name}/speed", dataset)
-    return {model: f"{own['ratio']:.2f}" for model, own in timed[0]["figures"].items()} if timed else {}
+    found.pop("stock", None)
+    low, high = ("lowest", "highest") if figure == "ratio" else (f"{figure} from", f"{figure} to")
+    return {
+        name: Speed(own[figure], own.get(low, own[figure]), own.get(high, own[figure])) for name, own in found.items()
+    }
 
 
 def paper_steps(table: Table) -> Dict[str, float]:
-    """The same of the paper's table."""
+    """{model: its steps a second over the Transformer's} of the paper's table, if it has them."""
     found = {model: float(own[STEPS]) for model, own in table.paper.items() if STEPS in own}
     return {model: value / found[table.baseline] for model, value in found.items()}
 
@@ -249,7 +245,8 @@ def columns_of(table: Table, dataset: Dataset, records: Sequence[Record]) -> Lis
         columns.append((f"{title}, here" if table.paper else title, cells))
     columns += compared(table, rows, table.metric(dataset), table.digits)
     if paper_steps(table):
-        cells = {**dict.fromkeys(rows, NOT_RUN), **steps(table, dataset.name)}
+        timed = speeds(f"{table.name}/speed", dataset.name, "ratio")
+        cells = {row: f"{timed[row].ratio:.2f}" if row in timed else NOT_RUN for row in rows}
         columns.append((f"{title}, {STEPS} relative to {baseline_name(table)}'s, here", cells))
     return columns
 
@@ -311,11 +308,11 @@ def picture(name: str, folder: str = "docs/") -> str:
 def steps_a_second(name: str) -> str:
     """How many times the baseline's steps a second a table's models make, here and in the paper: a column for each."""
     table = TABLES[name]
-    ours, theirs = steps(table), paper_steps(table)
-    models = [model for model in theirs if model != table.baseline]
+    ours, theirs = speeds(f"{name}/speed", "*", "ratio"), paper_steps(table)
     if not ours:
         return ""
-    rows = [["here", *(ours[model] for model in models)], ["paper", *(f"{theirs[model]:.2f}" for model in models)]]
+    models = [model for model in theirs if model != table.baseline]
+    rows = [["here", *(f"{ours[m].ratio:.2f}" for m in models)], ["paper", *(f"{theirs[m]:.2f}" for m in models)]]
     return markdown(["", *(f"`{model}`" for model in models)], rows)
 
 
@@ -367,10 +364,10 @@ def repairs() -> str:
 
     rows = []
     for name, function in sorted(REPAIRS.items()):
-        text = " ".join(inspect.cleandoc(function.__doc__ or "").split())
-        found = re.match(r"(.*?) \(([^()]*)\)\.(?= |$)", text)
+        symptom, *details = inspect.cleandoc(function.__doc__ or "").split("\n\n")
+        found = re.fullmatch(r"(.*) \(([^()]*)\)\.", " ".join(symptom.split()))
         if not found:
             raise UserError(f"{name}: its docstring must start with one sentence, 'symptom (versions).'")
-        text = f"{found[1]}.{text[found.end() :]}".replace("``", "`").replace("|", "\\|")
-        rows.append([f"`{name}`", text, found[2]])
+        text = " ".join(" ".join([f"{found[1]}.", *details]).split())
+        rows.append([f"`{name}`", text.replace("``", "`").replace("|", "\\|"), found[2]])
     return markdown(["name", "symptom", "fairseq versions"], rows)
