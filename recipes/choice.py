@@ -151,14 +151,16 @@ def of_long_text() -> str:
 
     specs = {spec.replace("+", "_"): parse_spec(spec) for spec in VARIANTS}
     block, memory = speeds(LONG), speeds(COST["memory, CPU"])
+    timed = [model for model in models() if model in block]
+    if not timed:
+        return ""
     free = [
         f"`{model}` ({block[model].ratio:.2f} times as fast as stock fairseq, with {1 / memory[model].ratio:.2f} of "
         "its memory)"
-        for model in models()
-        if {model} <= block.keys() & memory.keys()
-        and not any(SYNTHESIZERS[name].has_max_length for name in specs[model])
+        for model in timed
+        if model in memory and not any(SYNTHESIZERS[name].has_max_length for name in specs[model])
     ]
-    fastest = max((model for model in models() if model in block), key=lambda model: block[model].ratio)
+    fastest = max(timed, key=lambda model: block[model].ratio)
     return (
         f"- **Long text**: {' and '.join(free)} have no longest sentence. All others have `--synth-max-length`, fixed "
         f"once trained; the fastest of them is `{fastest}` ({block[fastest].ratio:.2f}). The figures are of a causal "

@@ -207,10 +207,7 @@ def of_models(columns: Sequence[Column], models: Iterable[str]) -> str:
 def results(*names: str, short: bool = False) -> str:
     """Tables of the same models side by side, with notes on how their figures came about.
 
-    A model that neither we nor the paper have a figure of is named below the table.
-
-    Args:
-        short: each table's first column alone, and no notes.
+    A model that neither we nor the paper have a figure of is named below. `short`: the first column alone, no notes.
     """
     tables = [TABLES[name] for name in names]
     records = {name: load_cells(name) for name in names}

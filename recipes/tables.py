@@ -169,19 +169,15 @@ class Cell(NamedTuple):
         return out / "data" / name.format(table=self.table.name, dataset=self.dataset.name)
 
     def prepare(self, out: Path, source: Optional[Path]) -> None:
-        """Prepares its data and, with the same words, those of the cell that it begins with.
-
-        Args:
-            source: the folder of --from; of several corpora each is in a folder of its name there.
-        """
+        """Prepares its data and, with the same words, those of the cell that it begins with. `source`: of --from."""
         first, options = self.init(), dict(self.table.preparation)
         if first:
             first.prepare(out, source)
             options["like"] = first.data(out)
-        corpus, name = self.table.corpus, self.dataset.name
-        if source and (source / (corpus or name)).is_dir():
-            source = source / (corpus or name)
-        prepare(corpus or name, name, self.data(out), source, options)
+        corpus = self.table.corpus or self.dataset.name
+        if source and (source / corpus).is_dir():  # of several corpora, each in a folder of its name
+            source = source / corpus
+        prepare(corpus, self.dataset.name, self.data(out), source, options)
 
 
 def read_paper(text: str, chosen: Mapping[str, str]) -> Dict[str, Dict[str, str]]:
