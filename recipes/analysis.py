@@ -156,15 +156,13 @@ def lengths(name: str) -> str:
     records = load(LENGTHS, name)
     if not records:
         return "No model has been measured yet.\n"
-    first = next(iter(records.values()))
+    first, shortest = next(iter(records.values())), 1
     columns: List[Column] = []
-    shortest = 1
-    for at in first["lengths"]["ranges"]:
-        ranges = {model: r for model, record in records.items() for r in record["lengths"]["ranges"]
-                  if r["longest"] == at["longest"]}  # fmt: skip
-        cells = {model: f"{r['loss']:.2f}, {r['bleu']:.1f}" for model, r in ranges.items()}
-        columns.append((f"{shortest} to {at['longest']} ({at['sentences']})", cells))
-        shortest = at["longest"] + 1
+    for longest, sentences in [(found["longest"], found["sentences"]) for found in first["lengths"]["ranges"]]:
+        own = [(model, r) for model, record in records.items() for r in record["lengths"]["ranges"]]
+        cells = {model: f"{r['loss']:.2f}, {r['bleu']:.1f}" for model, r in own if r["longest"] == longest}
+        columns.append((f"{shortest} to {longest} ({sentences})", cells))
+        shortest = longest + 1
     note = (
         f"Beam {first['lengths']['beam']}, `{first['lengths']['signature']}`. `{first['command']}`, by "
         f"`scripts/analyse.sh {name} --lengths`. {origin(list(records.values()))}"
@@ -267,11 +265,9 @@ def by_choice(
     """A panel for each choice with what `draw` makes of each model. `choices`: with their titles."""
     panels: List[Panel] = []
     for choice, title in choices.items():
-        calls = [
-            call
-            for model, record in records.items()
-            for call in draw(record, choice, model, color(model, list(records), BASELINE))
-        ]
+        calls: List[Call] = []
+        for model, record in records.items():
+            calls += draw(record, choice, model, color(model, list(records), BASELINE))
         calls += [] if panels else [legend()]
         panels.append(Panel(calls, {"title": title, "xlabel": x, **settings, **({} if panels else {"ylabel": y})}))
     return Picture(f"analysis-{name}.png", panels, (10, 3.5), len(panels), share_y=True)

@@ -130,8 +130,8 @@ def of_speed() -> Iterator[Picture]:
         return
     names = in_order({name for values in found.values() for name in values})
     every = [value for values in found.values() for value in values.values()]
-    paper = {names.index(name): round(ratio, 2) for model, ratio in paper_steps(TABLES["table4"]).items()
-             for name in names if name.replace("+", "_") == model}  # fmt: skip
+    paper, models = paper_steps(TABLES["table4"]), [name.replace("+", "_") for name in names]
+    diamonds = {place: round(paper[model], 2) for place, model in enumerate(models) if model in paper}
     panels = []
     for title, values in found.items():
         calls: List[Call] = [("axvline", [1], {"color": "black", "linewidth": 1})]
@@ -144,8 +144,8 @@ def of_speed() -> Iterator[Picture]:
             calls.append(("barh", [place, value - 1], {"left": 1, "height": 0.72, "color": shade}))
             calls.append(("annotate", [text, (value, place), (offset, 0)], {"ha": side, **style}))
         if "step" in title:
-            ratios = [paper[row] for row in sorted(paper)]
-            calls.append(("scatter", [ratios, sorted(paper)], {"marker": "D", "color": "black", "s": 12, "zorder": 3}))
+            style = {"marker": "D", "color": "black", "s": 12, "zorder": 3}
+            calls.append(("scatter", [list(diamonds.values()), list(diamonds)], style))
         calls += [("set_yticks", [list(range(len(names))), names], {}), ("set_xticks", [[1, 2, 3]], {})]
         limits = {"xlim": (min(every) - 0.7, max(every) + 0.6), "ylim": (len(names) - 0.5, -0.5)}
         panels.append(Panel(calls, {"title": title, **limits}))
