@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from fairseq_synth import register  # noqa: E402
-from recipes.provenance import commit, hardware, versions  # noqa: E402
+from recipes.provenance import hardware, here, versions  # noqa: E402
 from recipes.render import markdown  # noqa: E402
 
 register()
@@ -103,7 +103,7 @@ def report(title: str, unit: str, rows: Dict[str, Dict[str, float]], args: argpa
     columns = list(next(iter(rows.values())))
     print(f"\n{title}; {unit}; {hardware(args.device)}; {', '.join(f'{k} {v}' for k, v in versions().items())}\n")
     cells = [[name, *(f"{row[c]:.2f}" if c in row else "" for c in columns)] for name, row in rows.items()]
-    print("\n".join(markdown(["", *columns], cells)))
+    print(markdown(["", *columns], cells), end="")
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         flags = {k: v for k, v in vars(args).items() if k != "out"}
@@ -113,9 +113,7 @@ def report(title: str, unit: str, rows: Dict[str, Dict[str, float]], args: argpa
             "command": f"python benchmarks/{Path(sys.argv[0]).name} " + " ".join(_without_out(sys.argv[1:])),
             "flags": flags,
             "figures": rows,
-            "commit": commit(),
-            "versions": versions(),
-            "hardware": hardware(args.device),
+            **here(args.device),
         }
         args.out.write_text(json.dumps(record, indent=2, default=str) + "\n")
 

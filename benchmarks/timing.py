@@ -1,13 +1,12 @@
 """Steps a second of a table's models, as ratios to its baseline: reproduce.sh TABLE --time."""
 
-import json
 import statistics
 import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from recipes import provenance, train
-from recipes.command import ROOT, dry_run, say, write
+from recipes.command import ROOT, dry_run, say
 from recipes.hyperparameters import RECIPES, Recipe
 from recipes.render import baseline_name
 from recipes.tables import Dataset, Table
@@ -52,12 +51,9 @@ def time_table(table: Table, datasets: Optional[Sequence[str]], out: Path, sourc
             "unit": f"over {baseline_name(table)}'s",
             "command": f"scripts/reproduce.sh {table.name} --dataset {dataset.name} --time",
             "figures": figures,
-            "commit": provenance.commit(),
-            "versions": provenance.versions(),
-            "hardware": provenance.hardware("cpu" if recipe.gpus == 0 else "", recipe.threads),
+            **provenance.here("cpu" if recipe.gpus == 0 else "", recipe.threads),
         }
-        write(result(table, dataset), json.dumps(record, indent=1) + "\n")
-        print("wrote", result(table, dataset))
+        provenance.write_record(result(table, dataset), record)
 
 
 def command(recipe: Recipe, model: str, dataset: Dataset, data: Path, flags: Sequence[str] = ()) -> List[str]:

@@ -8,7 +8,8 @@ from fairseq_synth.inspect.drawing import Call, Panel, Picture, legend
 from fairseq_synth.specs import parse_spec
 from fairseq_synth.synthesizers import SYNTHESIZERS
 
-from .render import label, load, load_cells, markdown, of_models, paired_differences
+from . import render
+from .render import Column, Speed, load, load_cells, of_models
 from .tables import BASELINE, TABLES
 
 TRANSLATION, LANGUAGE_MODEL = ("multi30k_cpu", "en-de"), ("ptb_cpu", "ptb")
@@ -20,14 +21,14 @@ QUALITY = (  # tables and data sets, whose difference to the Transformer is show
     ("agnews_cpu", "agnews"),
     ("imdb_cpu", "imdb"),
 )
-SPEED = {  # heading: folder and file of results/, figure, and the names of its lowest and highest round
-    "training, CPU": ("speed_cpu", "step_corpus", "1024 tokens", "1024 tokens from", "1024 tokens to"),
-    "training, GPU": ("speed_gpu", "step_corpus", "4096 tokens", "4096 tokens from", "4096 tokens to"),
-    "decoding, CPU": ("speed_cpu", "generate_8k", "ratio", "lowest", "highest"),
-    "decoding, GPU": ("speed_gpu", "generate_32k", "ratio", "lowest", "highest"),
+SPEED = {
+    "training, CPU": render.SPEED["step, batches of a corpus"],
+    "training, GPU": render.SPEED_GPU["step, batches of a corpus"],
+    "decoding, CPU": render.SPEED["generation, 8k words"],
+    "decoding, GPU": render.SPEED_GPU["generation, 32k words"],
 }
-MEMORY = {"memory, CPU": ("speed_cpu", "memory_causal", "16x1024", "", "")}
-LONG = ("speed_cpu", "block_causal", "4x1024", "", "")
+COST = {**SPEED, "memory, CPU": render.SPEED["memory, causal 16×1024"]}
+LONG = render.SPEED["causal 4×1024"]
 LEVEL = 0.05  # of all intervals of a column together
 
 
@@ -37,12 +38,7 @@ class Difference(NamedTuple):
     mean: float
     half_width: float
     runs: int
-    lower_is_better: bool
-
-    @property
-    def gain(self) -> float:
-        """The mean, above 0 where the model is better."""
-        return -self.mean if self.lower_is_better else self.mean
+    gain: float  # the mean, above 0 where the model is better
 
     @property
     def is_behind(self) -> bool:
@@ -61,14 +57,6 @@ class Difference(NamedTuple):
         return f"**{self}**" if self.is_behind or self.is_ahead else str(self)
 
 
-class Speed(NamedTuple):
-    """How many times as fast as stock fairseq, or how many times less memory; the lowest and the highest round."""
-
-    ratio: float
-    lowest: float
-    highest: float
-
-
 def differences(table: str, dataset: str) -> Dict[str, Difference]:
     """{model: its difference to the Transformer}, of the models that have run beside it.
 
@@ -76,11 +64,9 @@ def differences(table: str, dataset: str) -> Dict[str, Difference]:
     alike for all models, so that a model with a single seed has an interval too.
     """
     entry = TABLES[table]
-    column = next(column for column in entry.datasets if column.name == dataset)
-    here = of_models(entry, column, load_cells(table))
-    metric = entry.metric(column)
-    pairs = paired_differences(entry, here, lambda record: float(record["figures"][metric]))
-    pairs = {model: values for model, values in pairs.items() if values and model != entry.baseline}
+    column = entry.column(dataset)
+    pairs = render.differences(entry, render.rows_of(entry, column, load_cells(table)), entry.metric(column))
+    pairs = {model: values for model, values in pairs.items() if values}
     freedom = sum(len(values) - 1 for values in pairs.values())
     if not freedom:
         return {}
@@ -88,22 +74,14 @@ def differences(table: str, dataset: str) -> Dict[str, Difference]:
 
     squares = sum((len(values) - 1) * statistics.variance(values) for values in pairs.values() if len(values) > 1)
     width = float(t.ppf(1 - LEVEL / len(pairs) / 2, freedom)) * math.sqrt(squares / freedom)
-    lower_is_better = entry.task.BEST is min
-    return {
-        model: Difference(statistics.mean(values), width / math.sqrt(len(values)), len(values), lower_is_better)
-        for model, values in pairs.items()
-    }
+    sign = -1 if entry.task.BEST is min else 1
+    means = {model: (statistics.mean(values), len(values)) for model, values in pairs.items()}
+    return {model: Difference(mean, width / math.sqrt(n), n, sign * mean) for model, (mean, n) in means.items()}
 
 
-def speeds(folder: str, file: str, figure: str, lowest: str, highest: str) -> Dict[str, Speed]:
-    """{model: its speed} of a benchmark in results/."""
-    found: Dict[str, Speed] = {}
-    for record in load(folder, file):
-        for spec, values in record["figures"].items():
-            if figure in values and spec != "stock":
-                ratio = values[figure]
-                found[spec.replace("+", "_")] = Speed(ratio, values.get(lowest, ratio), values.get(highest, ratio))
-    return found
+def speeds(where: render.Place) -> Dict[str, Speed]:
+    """{model: its speed} of a benchmark."""
+    return {spec.replace("+", "_"): speed for spec, speed in render.speeds(*where).items()}
 
 
 def models() -> List[str]:
@@ -112,41 +90,26 @@ def models() -> List[str]:
 
 
 def quality() -> str:
-    """The table of differences to the Transformer."""
-    heads, columns = ["model", "parameters"], [list(map(label, models())), list(map(parameters, models()))]
+    """The table of differences to the Transformer, after the parameters over the Transformer's."""
+    sizes = {record["model"]: record["parameters"] for record in load_cells(TRANSLATION[0])}
+    columns: List[Column] = [("parameters", {model: f"{size / sizes[BASELINE]:.2f}" for model, size in sizes.items()})]
     for table, dataset in QUALITY:
         found = differences(table, dataset)
         if found:
-            entry = TABLES[table]
-            heading = next(column.heading for column in entry.datasets if column.name == dataset)
-            heads.append(f"{heading}, {entry.task.METRIC_NAME}")
-            columns.append([found[model].cell if model in found else "" for model in models()])
-    return "\n".join([*markdown(heads, zip(*columns)), ""])
-
-
-def parameters(model: str) -> str:
-    """A translation model's parameters over the Transformer's."""
-    records = {record["model"]: record for record in load_cells(TRANSLATION[0])}
-    if model not in records:
-        return ""
-    return f"{records[model]['parameters'] / records[BASELINE]['parameters']:.2f}"
+            heading = f"{TABLES[table].column(dataset).heading}, {TABLES[table].task.METRIC_NAME}"
+            columns.append((heading, {model: difference.cell for model, difference in found.items()}))
+    return of_models(columns, models())
 
 
 def cost() -> str:
     """The table of speeds and memory, relative to stock fairseq."""
-    columns = {**SPEED, **MEMORY}
-    found = {heading: speeds(*where) for heading, where in columns.items()}
-    rows = [
-        [label(model), *(f"{of[model].ratio:.2f}" if model in of else "" for of in found.values())]
-        for model in models()
+    found = {name: speeds(where) for name, where in COST.items()}
+    columns = [(name, {model: f"{speed.ratio:.2f}" for model, speed in own.items()}) for name, own in found.items()]
+    notes = [
+        f"- {name}: " + "; ".join(f"{r['benchmark']}; {r['hardware']}; {r['flags']['dtype']}" for r in load(*where[:2]))
+        for name, where in COST.items()
     ]
-    notes = [f"- {heading}: {what(*where)}" for heading, where in columns.items()]
-    return "\n".join([*markdown(["model", *columns], rows), "", *notes, ""])
-
-
-def what(folder: str, file: str, *_: str) -> str:
-    """What a benchmark measured, and where."""
-    return "; ".join(f"{r['benchmark']}; {r['hardware']}; {r['flags']['dtype']}" for r in load(folder, file))
+    return "\n".join([of_models(columns, models()), *notes, ""])
 
 
 def advice() -> str:
@@ -162,7 +125,7 @@ def of_task(heading: str, table: str, dataset: str) -> str:
     """
     found, name = differences(table, dataset), TABLES[table].task.METRIC_NAME
     found = {model: difference for model, difference in found.items() if model in models() and difference.runs > 1}
-    cpu = speeds(*SPEED["training, CPU"])
+    cpu = speeds(SPEED["training, CPU"])
     level = [model for model in cpu if model in found and not found[model].is_behind]
     if not level:
         return ""
@@ -177,21 +140,27 @@ def of_task(heading: str, table: str, dataset: str) -> str:
 
 def pace(model: str) -> str:
     """The speed of a model's training step, in a sentence."""
-    devices = {name: speeds(*SPEED[f"training, {name}"]) for name in ("CPU", "GPU")}
+    devices = {name: speeds(SPEED[f"training, {name}"]) for name in ("CPU", "GPU")}
     times = [f"{of[model].ratio:.2f} on a {name}" for name, of in devices.items() if model in of]
     return f"with steps {' and '.join(times)} times as fast as stock fairseq's"
 
 
 def of_long_text() -> str:
     """The functions that have no longest sentence, and the fastest of the others."""
-    block, memory = speeds(*LONG), speeds(*MEMORY["memory, CPU"])
+    from fairseq_synth.architectures import VARIANTS
+
+    specs = {spec.replace("+", "_"): parse_spec(spec) for spec in VARIANTS}
+    block, memory = speeds(LONG), speeds(COST["memory, CPU"])
+    timed = [model for model in models() if model in block]
+    if not timed:
+        return ""
     free = [
         f"`{model}` ({block[model].ratio:.2f} times as fast as stock fairseq, with {1 / memory[model].ratio:.2f} of "
         "its memory)"
-        for model in models()
-        if model in block and model in memory and not has_max_length(model)
+        for model in timed
+        if model in memory and not any(SYNTHESIZERS[name].has_max_length for name in specs[model])
     ]
-    fastest = max((model for model in models() if model in block), key=lambda model: block[model].ratio)
+    fastest = max(timed, key=lambda model: block[model].ratio)
     return (
         f"- **Long text**: {' and '.join(free)} have no longest sentence. All others have `--synth-max-length`, fixed "
         f"once trained; the fastest of them is `{fastest}` ({block[fastest].ratio:.2f}). The figures are of a causal "
@@ -199,28 +168,19 @@ def of_long_text() -> str:
     )
 
 
-def has_max_length(model: str) -> bool:
-    """Whether a model has a longest sentence."""
-    from fairseq_synth.architectures import VARIANTS
-
-    spec = next(spec for spec in VARIANTS if spec.replace("+", "_") == model)
-    return any(SYNTHESIZERS[name].has_max_length for name in parse_spec(spec))
-
-
 def pictures() -> Iterator[Picture]:
     """Quality of translation against speed, a panel for each kind of speed; crosses reach over the intervals."""
     found = differences(*TRANSLATION)
-    measured = {heading: speeds(*where) for heading, where in SPEED.items()}
+    measured = {heading: speeds(where) for heading, where in SPEED.items()}
     if not found or not any(measured.values()):
         return
-    panels = []
+    panels: List[Panel] = []
     for heading, of in measured.items():
         calls: List[Call] = [("axvline", [1], {"color": "grey", "lw": 1}), ("axhline", [0], {"color": "grey", "lw": 1})]
-        for number, model in enumerate(models()):
-            if model in found and model in of:
-                calls.append(cross(model, number, found[model], of[model]))
-        panels.append(Panel(calls, {"title": heading}))
-    panels[0] = Panel([*panels[0].calls, legend()], {**panels[0].settings, "ylabel": "BLEU minus the Transformer's"})
+        both = [(number, model) for number, model in enumerate(models()) if model in found and model in of]
+        calls += [cross(model, number, found[model], of[model]) for number, model in both]
+        first = {} if panels else {"ylabel": "BLEU minus the Transformer's"}
+        panels.append(Panel([*calls, *([] if panels else [legend()])], {"title": heading, **first}))
     below = "times as fast as stock fairseq"
     yield Picture("which-one.png", panels, (13, 4.2), len(panels), True, True, below)
 

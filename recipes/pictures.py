@@ -1,26 +1,19 @@
 """The pictures of docs/, from results/ and from the code: scripts/make_tables.py."""
 
+import statistics
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Dict, Iterator, List
 
 from fairseq_synth.inspect.drawing import Call, Panel, Picture, color, image, legend, line, stored_digest
 
 from . import analysis, choice
 from .command import ROOT
-from .render import SPEED, SPEED_GPU, Record, in_order, load, load_cells, summarize
-from .tables import BASELINE, TABLES, Dataset, Table
-from .tables import SPEED as SPEED_COLUMN
+from .render import SPEED, SPEED_GPU, Rows, in_order, load_cells, paper_steps, rows_of, speeds
+from .tables import TABLES, Dataset, Table
 
 
 def render(check: bool, folder: Path = ROOT / "docs") -> List[Path]:
-    """Draws all pictures; those that are as the results and the code say are kept.
-
-    Args:
-        check: draw nothing.
-
-    Returns:
-        The pictures that are not what the results and the code say, or were not.
-    """
+    """Draws the pictures that are not what the results and the code say, and returns them. `check`: draws nothing."""
     stale = []
     for picture in [kinds(), *of_speed(), *of_tables(), *choice.pictures(), *analysis.pictures()]:
         if stored_digest(folder / picture.name) != picture.digest():
@@ -35,39 +28,39 @@ def of_tables() -> Iterator[Picture]:
     pages = "".join(page.read_text(encoding="utf-8") for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
     for table in TABLES.values():
         for dataset in table.datasets:
-            records = [r for r in load_cells(table.name) if r["dataset"] == dataset.name]
+            rows = {row: found for row, found in rows_of(table, dataset, load_cells(table.name)).items() if found}
             for kind, draw in (("valid-loss", curves), ("scores", bars)):
                 name = f"{table.name}-{dataset.name}-{kind}.png"
-                if records and name in pages:
-                    calls, settings = draw(table, records, dataset)
+                if rows and name in pages:
+                    calls, settings = draw(table, dataset, rows)
                     yield Picture(name, [Panel(calls, {**settings, "title": f"{table.title}, {dataset.heading}"})])
 
 
-def curves(table: Table, records: List[Record], dataset: Dataset) -> Panel:
+def curves(table: Table, _: Dataset, rows: Rows) -> Panel:
     """A line for each model: the mean validation loss over its runs."""
     calls, lowest = [], float("inf")
-    for model in table.models():
-        found = [dict(zip(r["curve"]["updates"], r["curve"]["valid_loss"])) for r in records if r["model"] == model]
-        updates = sorted(set.intersection(*map(set, found))) if found else []
+    for model, records in rows.items():
+        found = [dict(zip(r["curve"]["updates"], r["curve"]["valid_loss"])) for r in records]
+        updates = sorted(set.intersection(*map(set, found)))
         if updates:
-            losses = [summarize([f[u] for f in found]).mean for u in updates]
+            losses = [statistics.mean(f[u] for f in found) for u in updates]
             lowest = min([lowest, *losses])
             calls.append(line(updates, losses, model, color(model, table.models(), table.baseline)))
     limits = (lowest * 0.98, lowest * 1.6)
     return Panel([*calls, legend()], {"xlabel": "updates", "ylabel": "validation loss", "ylim": limits})
 
 
-def bars(table: Table, records: List[Record], dataset: Dataset) -> Panel:
+def bars(table: Table, dataset: Dataset, rows: Rows) -> Panel:
     """A bar for each model's mean, a dot for each run; the best first."""
     metric, name = next(iter(table.figures(dataset).items()))
-    found = {m: [r["figures"][metric] for r in records if r["model"] == m] for m in table.models()}
-    means = {model: summarize(values).mean for model, values in found.items() if values}
+    found = {model: [r["figures"][metric] for r in records] for model, records in rows.items()}
+    means = {model: statistics.mean(values) for model, values in found.items()}
     models = sorted(means, key=lambda model: means[model], reverse=table.task.BEST is max)
     colors = ["black" if model == table.baseline else "tab:blue" for model in models]
     calls: List[Call] = [("barh", [models, [means[m] for m in models]], {"color": colors, "alpha": 0.5})]
     for model in models:
         calls.append(("scatter", [found[model], [model] * len(found[model])], {"color": "black", "s": 10, "zorder": 3}))
-    values = [value for model in models for value in found[model]]
+    values = sum(found.values(), [])
     margin = max(max(values) - min(values), 1) * 0.2
     limits = (min(values) - margin, max(values) + margin)
     return Panel([*calls, ("invert_yaxis", [], {})], {"xlabel": name, "xlim": limits})
@@ -118,28 +111,27 @@ def kinds() -> Picture:
 
 # ---- speed
 
-SPEED_PANELS = {  # title: folder and file of results/, figure
-    "training step,\nCPU": ("speed_cpu", *SPEED["step, batches of a corpus"]),
-    "training step,\nGPU": ("speed_gpu", *SPEED_GPU["step, batches of a corpus"]),
-    "block 32×128,\nCPU": ("speed_cpu", *SPEED["block 32×128"]),
-    "block 256×256,\nGPU": ("speed_gpu", *SPEED_GPU["block 256×256"]),
-    "causal block,\n4×1024, CPU": ("speed_cpu", *SPEED["causal 4×1024"]),
-    "generation,\n8k words, CPU": ("speed_cpu", *SPEED["generation, 8k words"]),
-    "peak memory, causal\n16×1024, CPU": ("speed_cpu", *SPEED["memory, causal 16×1024"]),
+SPEED_PANELS = {
+    "training step,\nCPU": SPEED["step, batches of a corpus"],
+    "training step,\nGPU": SPEED_GPU["step, batches of a corpus"],
+    "block 32×128,\nCPU": SPEED["block 32×128"],
+    "block 256×256,\nGPU": SPEED_GPU["block 256×256"],
+    "causal block,\n4×1024, CPU": SPEED["causal 4×1024"],
+    "generation,\n8k words, CPU": SPEED["generation, 8k words"],
+    "peak memory, causal\n16×1024, CPU": SPEED["memory, causal 16×1024"],
 }
 
 
 def of_speed() -> Iterator[Picture]:
     """A panel for each benchmark, bars from the line of stock fairseq at 1; beside the steps the paper's ratios."""
-    found: Dict[str, Dict[str, float]] = {}
-    for title, (folder, file, figure) in SPEED_PANELS.items():
-        for record in load(folder, file):
-            values = {name: values[figure] for name, values in record["figures"].items() if figure in values}
-            found[title] = {name: round(value, 2) for name, value in values.items() if name != "stock"}
+    measured = {title: speeds(*where) for title, where in SPEED_PANELS.items()}
+    found = {title: {name: round(s.ratio, 2) for name, s in own.items()} for title, own in measured.items() if own}
     if not found:
         return
     names = in_order({name for values in found.values() for name in values})
     every = [value for values in found.values() for value in values.values()]
+    paper, models = paper_steps(TABLES["table4"]), [name.replace("+", "_") for name in names]
+    diamonds = {place: round(paper[model], 2) for place, model in enumerate(models) if model in paper}
     panels = []
     for title, values in found.items():
         calls: List[Call] = [("axvline", [1], {"color": "black", "linewidth": 1})]
@@ -152,17 +144,11 @@ def of_speed() -> Iterator[Picture]:
             calls.append(("barh", [place, value - 1], {"left": 1, "height": 0.72, "color": shade}))
             calls.append(("annotate", [text, (value, place), (offset, 0)], {"ha": side, **style}))
         if "step" in title:
-            calls.append(("scatter", [*of_the_paper(names)], {"marker": "D", "color": "black", "s": 12, "zorder": 3}))
+            style = {"marker": "D", "color": "black", "s": 12, "zorder": 3}
+            calls.append(("scatter", [list(diamonds.values()), list(diamonds)], style))
         calls += [("set_yticks", [list(range(len(names))), names], {}), ("set_xticks", [[1, 2, 3]], {})]
         limits = {"xlim": (min(every) - 0.7, max(every) + 0.6), "ylim": (len(names) - 0.5, -0.5)}
         panels.append(Panel(calls, {"title": title, **limits}))
     below = "stock fairseq's time, or memory, divided by the variant's: above 1 is better. "
     below += "Diamonds: the paper's steps a second over its Transformer's, other models on a TPU (Table 4)"
     yield Picture("speed.png", panels, (15, 4.8), len(panels), True, True, below)
-
-
-def of_the_paper(names: Sequence[str]) -> Tuple[List[float], List[int]]:
-    """The paper's steps a second, as ratios to its Transformer's, and the rows of these names."""
-    steps = {model: float(figures[SPEED_COLUMN]) for model, figures in TABLES["table4"].paper.items()}
-    rows = [row for row, name in enumerate(names) if name.replace("+", "_") in steps]
-    return [round(steps[names[row].replace("+", "_")] / steps[BASELINE], 2) for row in rows], rows

@@ -1,4 +1,4 @@
-"""Where a figure comes from: commit, versions and hardware, as recorded beside every published number."""
+"""Where a figure comes from: commit, versions and hardware, as recorded beside every published number, in JSON."""
 
 import importlib.metadata as metadata
 import json
@@ -7,18 +7,13 @@ import platform
 import re
 import subprocess
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Mapping, Optional
 
 from .command import ROOT, write
 
 
 def hardware(device: str = "", threads: Optional[int] = None) -> str:
-    """The GPU's name, or the processor's and the number of threads.
-
-    Args:
-        device: cpu or cuda (default: cuda where there is a GPU).
-        threads: default: torch's in this process.
-    """
+    """The GPU's name, if there is one and `device` is not cpu; else the processor's and its threads (torch's here)."""
     if device != "cpu" or not threads:
         import torch
 
@@ -36,10 +31,7 @@ def device_of(hardware: str) -> str:
 
 
 def asked_threads() -> Optional[int]:
-    """The threads that OMP_NUM_THREADS asks for, at the outermost level of a list such as ``4,2``.
-
-    None where it says nothing that OpenMP understands, which then chooses itself.
-    """
+    """The threads that OMP_NUM_THREADS asks for, at the outermost level of a list such as ``4,2``; None: OpenMP's."""
     first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     return int(first) or None if first.isdecimal() else None
 
@@ -70,13 +62,21 @@ def commit() -> str:
     return f"{found}-dirty" if changed else found
 
 
-def note(file: Path, device: str) -> None:
-    """Adds the code, versions and hardware of a training that starts to the list in its folder.
+def here(device: str = "", threads: Optional[int] = None) -> Dict[str, Any]:
+    """Commit, versions and hardware now, as `hardware` has it."""
+    return {"commit": commit(), "versions": versions(), "hardware": hardware(device, threads)}
 
-    A run that was resumed with other code, or elsewhere, has several.
-    """
-    # of the training, which is another process
-    now = {"commit": commit(), "versions": versions(), "hardware": hardware(device, asked_threads())}
+
+def note(file: Path, device: str) -> None:
+    """Adds the origin of a training that starts to the list in its folder; one that was resumed may have several."""
+    now = here(device, asked_threads())  # the threads of the training, which is another process
     starts: List[Dict[str, Any]] = json.loads(file.read_text()) if file.exists() else []
     if now not in starts:
         write(file, json.dumps([*starts, now], indent=1) + "\n")
+
+
+def write_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Writes JSON, with a line for each list of numbers, and says so."""
+    text = json.dumps(record, indent=1) + "\n"
+    write(path, re.sub(r"\[\s+([-+\d.e,\s]+?)\s+\]", lambda match: f"[{' '.join(match[1].split())}]", text))
+    print("wrote", path)

@@ -6,9 +6,9 @@ import statistics
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
-from . import provenance
-from .command import UserError, write
+from .command import UserError
 from .hyperparameters import RECIPES
+from .provenance import device_of, write_record
 from .tables import Cell
 
 # `name=1`, `name 1` or `"name": "1"`: fairseq's log formats
@@ -35,26 +35,23 @@ def read_log(log: str) -> Dict[str, Any]:
     - ``curve``: on the validation set the criterion's loss, and what else is logged of perplexity and accuracy.
     """
     parameters = re.findall(r"num\. trained: ([\d,]+)", log)
-    lines = read_lines(log, "train_inner") or read_lines(log, "train")
+    inner, outer, valid = (read_lines(log, kind) for kind in ("train_inner", "train", "valid"))
+    lines = inner or outer
     if not parameters or not lines:
         what = "num_updates" if parameters else "'num. trained'"
         raise UserError(f"no line with {what}; this is no log of fairseq-train, or one that ended early")
-    valid = read_lines(log, "valid")
-    updates = int(max(fields["num_updates"] for fields in lines + valid + read_lines(log, "train")))
+    updates = int(max(fields["num_updates"] for fields in inner + outer + valid))
     speeds = [fields["ups"] for fields in lines if fields.get("ups")]
+    curve: Dict[str, List[float]] = {"updates": [int(fields["num_updates"]) for fields in valid]}
+    for name in ("loss", "ppl", "accuracy"):
+        if all(name in fields for fields in valid):
+            curve[f"valid_{name}"] = [fields[name] for fields in valid]
     return {
         "parameters": int(parameters[0].replace(",", "")),
         "updates": updates,
         "target_tokens_updates_x_wpb": round(updates * statistics.mean(fields["wpb"] for fields in lines)),
         "minutes": round(updates / statistics.median(speeds) / 60, 1) if speeds else None,
-        "curve": {
-            "updates": [int(fields["num_updates"]) for fields in valid],
-            **{
-                f"valid_{name}": [fields[name] for fields in valid]
-                for name in ("loss", "ppl", "accuracy")
-                if all(name in fields for fields in valid)
-            },
-        },
+        "curve": curve,
     }
 
 
@@ -76,74 +73,55 @@ def mixture_weights(weights: Dict[str, Any]) -> Dict[str, Dict[str, List[float]]
     from fairseq_synth.synthesizers import SYNTHESIZERS
 
     found = {}
-    for key, alpha in weights.items():
-        match = re.fullmatch(
-            r"((?:encoder\.sentence_)?((?:encoder|decoder)\.layers\.\d+)\.self_attn\.synthesizer(\.groups\.\d+)?)\.alpha",
-            key,
-        )
-        if match:
-            names = {
-                other[len(match[1]) :].split(".")[2] for other in weights if other.startswith(f"{match[1]}.components.")
-            }
-            if len(names) < len(alpha):
-                names.add("vanilla")  # it has no weights of its own here
-            heads = [[round(weight, 4) for weight in row] for row in alpha.float().softmax(0).tolist()]
-            found[match[2] + (match[3] or "")] = dict(zip([name for name in SYNTHESIZERS if name in names], heads))
+    pattern = r"(.*?((?:encoder|decoder)\.layers\.\d+)\.self_attn\.synthesizer(\.groups\.\d+)?\.)alpha"
+    for match in filter(None, (re.fullmatch(pattern, key) for key in weights)):
+        alpha, prefix = weights[match[0]], f"{match[1]}components."
+        names = {key[len(prefix) :].split(".")[0] for key in weights if key.startswith(prefix)}
+        if len(names) < len(alpha):
+            names.add("vanilla")  # it has no weights of its own here
+        heads = [[round(weight, 4) for weight in row] for row in alpha.float().softmax(0).tolist()]
+        found[match[2] + (match[3] or "")] = dict(zip([name for name in SYNTHESIZERS if name in names], heads))
     return found
 
 
-def origin(run: Path) -> Dict[str, Any]:
-    """Commit, versions and hardware of a training, as it noted them."""
-    starts = json.loads((run / "provenance.json").read_text())
-    return {**starts[-1], "commit": "; ".join(dict.fromkeys(start["commit"] for start in starts))}
-
-
 def record(cell: Cell, out: Path, command: Optional[str] = None, changed: Optional[Path] = None) -> None:
-    """Writes the JSON of a cell that is trained and scored, and of those that wait for it as their baseline.
+    """Writes the JSON of a cell that is trained and scored.
 
     Args:
         out: the folder of its data and runs.
         command: what ran it (default: as in an earlier record, or the cell's own).
         changed: the folder of a run by another recipe; it is recorded there, and not as the cell.
     """
-    run = changed or cell.run(out)
+    table, run, first = cell.table, changed or cell.run(out), cell.init()
     try:
         scores = json.loads((run / "scores.json").read_text())
         log = "\n".join(path.read_text(errors="replace") for path in sorted(run.glob("train*.log")))
-        measured, found_on = read_log(log), origin(run)
+        measured, starts = read_log(log), json.loads((run / "provenance.json").read_text())
         alpha = learned_alpha(run / RECIPES[cell.dataset.recipe].checkpoint)
     except FileNotFoundError as error:
         raise UserError(f"{error.filename}: no such file; train with train.sh and score with evaluate.sh") from None
     except UserError as error:
         raise UserError(f"{run}/train.log: {error}") from None
-    result = run / "result.json" if changed else cell.result(provenance.device_of(found_on["hardware"]))
+    result = run / "result.json" if changed else cell.result(device_of(starts[-1]["hardware"]))
     earlier = json.loads(result.read_text()) if result.exists() else {}
-    _, flags = cell.table.training(cell.model)
-    first = cell.init()
+    flags = " ".join(table.training(cell.model)[1])
+    baseline = cell._replace(model=table.baseline).run(out)
+    is_compared = table.task.TEST and cell.model != table.baseline and (baseline / "scores.json").exists()
     figures = {
-        "table": cell.table.name,
+        "table": table.name,
         "dataset": cell.dataset.name,
         "model": cell.model,
         "seed": cell.seed,
-        **({"flags": " ".join(flags)} if flags else {}),
+        **({"flags": flags} if flags else {}),
         **({"init": first.run(out).name} if first else {}),  # the run that it began with
         "command": command or earlier.get("command") or cell.command,
-        "test_set": scores[cell.table.metric(cell.dataset)].get("test_set"),
+        "test_set": scores[table.metric(cell.dataset)].get("test_set"),
         "figures": {name: score["score"] for name, score in scores.items()},
         "signatures": {name: f"{score['name']}|{score['signature']}" for name, score in scores.items()},
+        **({"bootstrap": table.task.compare(cell.data(out), run, baseline)} if is_compared else {}),
+        **measured,
+        **({"alpha": alpha} if alpha else {}),
+        **starts[-1],
+        "commit": "; ".join(dict.fromkeys(start["commit"] for start in starts)),
     }
-    baseline = cell.baseline().run(out)
-    if cell.table.task.TEST and cell.model != cell.table.baseline and (baseline / "scores.json").exists():
-        figures["bootstrap"] = cell.table.task.compare(cell.data(out), run, baseline)
-    figures.update(measured)
-    if alpha:
-        figures["alpha"] = alpha
-    figures.update(found_on)
-    text = json.dumps(figures, indent=1) + "\n"
-    write(result, re.sub(r"\[\s+([-\d.,\s]+?)\s+\]", lambda m: f"[{' '.join(m[1].split())}]", text))  # a list a line
-    print("wrote", result)
-    if cell.model == cell.table.baseline and not changed and cell.table.task.TEST:
-        for other in cell.table.cells([cell.dataset.name], None, [cell.seed]):  # that another call finished before
-            waiting = [path for path in other.recorded() if "bootstrap" not in json.loads(path.read_text())]
-            if other.model != cell.model and waiting and (other.run(out) / "scores.json").exists():
-                record(other, out)
+    write_record(result, figures)

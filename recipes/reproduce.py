@@ -79,7 +79,7 @@ def read_call(argv: Sequence[str]) -> Call:
     add("--rerun", action="store_true", help="run a cell again although results/ has it")
     add("--prepare", action="store_true", help="only prepare the data")
     add("--list", action="store_true", help="only print the commands of the cells not run yet, one for each")
-    add("--record", action="store_true", help="only write the JSON of scored runs again")
+    add("--record", action="store_true", help="only write the JSON of scored runs again, as when their baseline is new")
     add("--time", action="store_true", help="only time the updates of the models in turns")
     args = parser.parse_args(own)
     table = TABLES[args.table]

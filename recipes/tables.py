@@ -7,6 +7,7 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Seq
 
 from . import classification, denoising, language_model, text_to_text, translation
 from .command import ROOT, UserError
+from .corpora import CORPORA
 from .hyperparameters import BASELINES, RECIPES, make, read_data
 from .prepare import prepare
 from .train import models as known_models
@@ -20,7 +21,13 @@ TASKS = {
 }
 BASELINE = "transformer"
 SPEED = "steps/s"  # a column of the paper's
+Names = Optional[Sequence[str]]  # None: all
 DEVICES = ("gpu", "cpu")  # folders of a table's results
+HEADINGS = {  # of figures that are not named by them
+    "f1": "F1", "macro_f1": "F1", "answer_f1": "F1", "answer_em": "exact", "all_of_group": "exact",
+    "matthews": "Matthews", "pearson": "Pearson", "spearman": "Spearman",
+    "bleu4": "BLEU-4", "rougeL": "ROUGE-L", "meteor": "METEOR", "cider": "CIDEr",
+}  # fmt: skip
 
 
 class Dataset(NamedTuple):
@@ -29,7 +36,7 @@ class Dataset(NamedTuple):
     name: str  # for translation a pair of languages, else a corpus
     heading: str
     recipe: str  # of hyperparameters.py
-    figures: Mapping[str, str] = {}  # {figure of scores.json that is shown: its heading}; default: the task's METRIC
+    figures: Sequence[str] = ()  # of scores.json that are shown; default: the corpus' scores, or the task's METRIC
 
 
 @dataclass(frozen=True)
@@ -52,28 +59,32 @@ class Table:
     seeds: Sequence[int] = (1,)
     task: ModuleType = translation
     corpus: str = ""  # that has all datasets; default: each is a corpus of its own
-    data: str = ""  # the folder of a dataset's data; default: the table's name and the dataset's
+    data: str = ""  # the folder of a dataset's data; default: its name, with a `corpus` after the table's
     preparation: Mapping[str, Any] = field(default_factory=dict)  # options of prepare.sh
     paper: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # {model: {column: figure}}
-    rows: Sequence[str] = ()  # default: the paper's, or every model there is
+    rows: Sequence[str] = ()  # default: the paper's and more_rows, or every model there is
+    more_rows: Sequence[str] = ()
     variations: Mapping[str, Tuple[str, str]] = field(default_factory=dict)  # {row: its model, flags of fairseq-train}
     baseline: str = BASELINE  # the row that others are compared with
 
     def __post_init__(self) -> None:
-        models, rows, columns = [*known_models(), *BASELINES, "vanilla"], self.models(), set(self.variations)
-        wrong = [f"{row} is no model and no variation" for row in rows if row not in models and row not in columns]
-        wrong += [f"variation {row}: there is no model {self.training(row)[0]}" for row in self.variations
-                  if self.training(row)[0] not in models]  # fmt: skip
-        wrong += [f"variation {row} is no row" for row in self.variations if row not in rows]
-        wrong += [f"{d.name}: there is no recipe {d.recipe}" for d in self.datasets if d.recipe not in RECIPES]
-        if self.baseline not in rows:
-            wrong.append(f"baseline: {self.baseline} is no row; name one of {', '.join(rows)}")
+        known, rows = {*known_models(), *BASELINES, "vanilla"}, self.models()
+        wrong = [f"{d.name}: there is no recipe {d.recipe}" for d in self.datasets if d.recipe not in RECIPES]
+        for key, names in (("rows", rows), ("variations", self.variations), ("baseline", [self.baseline])):
+            wrong += [f"{key}: {name} is no row; name one of {', '.join(rows)}" for name in names if name not in rows]
+            models = [self.training(name)[0] for name in names]
+            wrong += [f"{key}: there is no model {model}" for model in models if model not in known]
         if wrong:
             raise UserError(f"table {self.name}: {wrong[0]}")
 
     def figures(self, dataset: Dataset) -> Mapping[str, str]:
         """{figure of scores.json that a column shows: its heading}. The first one is compared and drawn."""
-        return dataset.figures or {self.task.METRIC: self.task.METRIC_NAME}
+        names = dataset.figures or (CORPORA[dataset.name].scores if dataset.name in CORPORA else ())
+        return {name: HEADINGS.get(name, name) for name in names} or {self.task.METRIC: self.task.METRIC_NAME}
+
+    def column(self, name: str) -> Dataset:
+        """The column of a data set."""
+        return next(dataset for dataset in self.datasets if dataset.name == name)
 
     def metric(self, dataset: Dataset) -> str:
         """The figure of a column that is compared and drawn."""
@@ -95,7 +106,7 @@ class Table:
 
     def models(self) -> List[str]:
         """The names of its rows."""
-        return list(self.rows or self.paper) or known_models()
+        return list(self.rows) or [*self.paper, *self.more_rows] or known_models()
 
     def training(self, row: str) -> Tuple[str, List[str]]:
         """The model of a row, and flags for fairseq-train beside those of the recipe."""
@@ -108,12 +119,7 @@ class Table:
         chosen = f"{flag} {dataset} " if self.corpus or len(self.datasets) > 1 else ""
         return f"{chosen}--variant {model} --seed {seed} --rerun"
 
-    def cells(
-        self,
-        datasets: Optional[Sequence[str]] = None,
-        models: Optional[Sequence[str]] = None,
-        seeds: Optional[Sequence[int]] = None,
-    ) -> Iterator["Cell"]:
+    def cells(self, datasets: Names = None, models: Names = None, seeds: Sequence[int] = ()) -> Iterator["Cell"]:
         """The cells of some or all columns, rows and seeds. Baselines come first, as others are compared with them."""
         for dataset in self.datasets:
             if datasets is None or dataset.name in datasets:
@@ -148,10 +154,6 @@ class Cell(NamedTuple):
         options = self.table.options(self.dataset.name, self.model, str(self.seed))
         return f"scripts/reproduce.sh {self.table.name} {options}"
 
-    def baseline(self) -> "Cell":
-        """The table's baseline on the same data with the same seed."""
-        return self._replace(model=self.table.baseline)
-
     def init(self) -> Optional["Cell"]:
         """The cell that this one begins with, if its recipe is the second of two stages."""
         first = TABLES.get(RECIPES[self.dataset.recipe].init)
@@ -163,29 +165,27 @@ class Cell(NamedTuple):
 
     def data(self, out: Path) -> Path:
         """Its data below a folder of data and runs."""
-        default = f"{self.table.name}-{self.dataset.name}"
-        return out / "data" / (self.table.data.format(dataset=self.dataset.name) or default)
+        name = self.table.data or ("{table}-{dataset}" if self.table.corpus else "{dataset}")
+        return out / "data" / name.format(table=self.table.name, dataset=self.dataset.name)
 
     def prepare(self, out: Path, source: Optional[Path]) -> None:
-        """Prepares its data and, with the same words, those of the cell that it begins with.
-
-        Args:
-            source: the folder of --from; of several corpora each is in a folder of its name there.
-        """
+        """Prepares its data and, with the same words, those of the cell that it begins with. `source`: of --from."""
         first, options = self.init(), dict(self.table.preparation)
         if first:
             first.prepare(out, source)
             options["like"] = first.data(out)
-        corpus, name = self.table.corpus, self.dataset.name
-        if source and (source / (corpus or name)).is_dir():
-            source = source / (corpus or name)
-        prepare(corpus or name, name, self.data(out), source, options)
+        corpus = self.table.corpus or self.dataset.name
+        if source and (source / corpus).is_dir():  # of several corpora, each in a folder of its name
+            source = source / corpus
+        prepare(corpus, self.dataset.name, self.data(out), source, options)
 
 
-def read_figures(text: str) -> Dict[str, Dict[str, str]]:
-    """{model: {column: figure}} from a line of headings and a line for each model."""
-    (_, *columns), *rows = (line.split() for line in text.strip().splitlines())
-    return {model: dict(zip(columns, figures)) for model, *figures in rows}
+def read_paper(text: str, chosen: Mapping[str, str]) -> Dict[str, Dict[str, str]]:
+    """{model: {column: figure}} of a line of headings and lines of models. `chosen`: {column: heading}, if not all."""
+    rows = [line.split() for line in text.splitlines()]
+    found = {model: dict(zip(rows[0][1:], figures)) for model, *figures in rows[1:]}
+    chosen = chosen or {name: name for own in found.values() for name in own}
+    return {model: {name: own[heading] for name, heading in chosen.items()} for model, own in found.items()}
 
 
 def read_tables() -> Dict[str, Table]:
@@ -193,28 +193,16 @@ def read_tables() -> Dict[str, Table]:
     found: Dict[str, Table] = {}
     for name, entry in read_data("tables.yaml").items():
         try:
-            columns = entry.pop("columns")
-            entry["datasets"] = tuple(Dataset(dataset, *about) for dataset, about in columns.items())
+            entry["datasets"] = [Dataset(dataset, *about) for dataset, about in entry.pop("columns").items()]
             entry["task"] = TASKS[entry.get("task", "translation")]
-            if "paper" in entry:
-                entry["paper"] = read_figures(entry["paper"])
-            if "paper_of" in entry:
-                other = entry.pop("paper_of")
-                entry["paper"] = {
-                    model: {heading: figures[column] for heading, column in other["columns"].items()}
-                    for model, figures in found[other["table"]].paper.items()
-                }
+            entry["paper"] = read_paper(entry.get("paper", ""), entry.pop("paper_columns", {}))
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"recipes/tables.yaml: {name}: {error} is missing, unknown or not of this form") from None
-        if "more_rows" in entry:
-            entry["rows"] = [*entry["paper"], *entry.pop("more_rows")]
         table = make("tables.yaml", name, Table, entry, name=name)
         for dataset in table.datasets:
             first = RECIPES[dataset.recipe].init
             if first and (first not in found or not found[first].first_stage(dataset)):
-                raise UserError(
-                    f"recipes/tables.yaml: {name}: begins with {first}, no table of {dataset.name} above it"
-                )
+                raise UserError(f"table {name}: begins with {first}, no table of {dataset.name} above it")
         found[name] = table
     return found
 

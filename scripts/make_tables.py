@@ -7,7 +7,9 @@
 
 import argparse
 import logging
+import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Callable, Dict
 
@@ -16,40 +18,47 @@ sys.path.insert(0, str(ROOT))
 
 from recipes import analysis, choice, pictures, render  # noqa: E402
 from recipes.command import UserError  # noqa: E402
+from recipes.tables import TABLES  # noqa: E402
 
-BLOCKS: Dict[str, Dict[str, Callable[[], str]]] = {  # page: {block: its contents}
-    "README.md": {
-        "multi30k": lambda: render.results("multi30k_cpu", short=True),
-        "learned R": analysis.readme,
-        "steps": lambda: render.steps_a_second("denoising_cpu"),
-    },
-    "docs/which-one.md": {"advice": choice.advice, "quality": choice.quality, "cost": choice.cost},
-    "docs/multi30k.md": {
-        "multi30k": lambda: render.results("multi30k_cpu", "multi30k"),
-        "validation loss": lambda: render.validation_loss("multi30k_cpu"),
-    },
-    "docs/analysis.md": {
-        "heads": analysis.table,
-        "alpha": lambda: render.alpha("multi30k_cpu"),
-        "tiled": lambda: render.results("multi30k_tiled"),
-        "lengths": lambda: analysis.lengths("multi30k_tiled"),
-    },
-    "docs/wmt14.md": {"table2": lambda: render.results("table2")},
-    "docs/performance.md": {
-        "speed": render.speed,
-        "speed on a GPU": lambda: render.speed("speed_gpu", render.SPEED_GPU),
-    },
-    "docs/fairseq-bugs.md": {"repairs": render.repairs},
+BLOCKS: Dict[str, Callable[[], str]] = {  # of pages, but those that are named after a table
+    "README.md: multi30k": lambda: render.results("multi30k_cpu", short=True),
+    "README.md: learned R": analysis.readme,
+    "README.md: steps": lambda: render.steps_a_second("denoising_cpu"),
+    "docs/which-one.md: advice": choice.advice,
+    "docs/which-one.md: quality": choice.quality,
+    "docs/which-one.md: cost": choice.cost,
+    "docs/multi30k.md: multi30k": lambda: render.results("multi30k_cpu", "multi30k"),
+    "docs/multi30k.md: validation loss": lambda: render.validation_loss("multi30k_cpu"),
+    "docs/analysis.md: heads": analysis.table,
+    "docs/analysis.md: alpha": lambda: render.alpha("multi30k_cpu"),
+    "docs/analysis.md: tiled": lambda: render.results("multi30k_tiled"),
+    "docs/analysis.md: lengths": lambda: analysis.lengths("multi30k_tiled"),
+    "docs/performance.md: speed": lambda: render.speed(render.SPEED),
+    "docs/performance.md: speed on a GPU": lambda: render.speed(render.SPEED_GPU),
+    "docs/summaries.md: long sources": lambda: render.speed(render.SPEED_LONG),
+    "docs/fairseq-bugs.md: repairs": render.repairs,
 }
-for page, names in (  # a table and its picture
-    ("docs/language-models.md", ("table2_lm", "ptb_cpu", "wikitext2_cpu")),
-    ("docs/denoising.md", ("table4", "denoising_cpu")),
-    ("docs/glue.md", ("glue", "superglue", "glue_cpu")),
-    ("docs/summaries.md", ("cnndm", "personachat", "aeslc_cpu", "dailydialog_cpu")),
-    ("docs/classification.md", ("table7", "agnews_cpu", "imdb_cpu")),
-):
-    BLOCKS[page] = {name: lambda name=name: render.results(name) + render.picture(name, "") for name in names}
-BLOCKS["docs/summaries.md"]["long sources"] = lambda: render.speed("speed_cpu", render.SPEED_LONG)
+
+
+def block(page: str, found: "re.Match[str]") -> str:
+    """A block as it should be; a table is followed by its picture."""
+    start, name = found.groups()
+    if f"{page}: {name}" in BLOCKS:
+        return start + BLOCKS[f"{page}: {name}"]()
+    if name not in TABLES:
+        raise UserError(f"{page}: '<!-- results: {name} -->' names no table, and no block of scripts/make_tables.py")
+    return start + render.results(name) + render.picture(name, "")
+
+
+def rendered() -> Dict[Path, str]:
+    """The pages with every block `<!-- results: NAME --> … <!-- end -->` filled."""
+    found = {}
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        page, text = str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
+        if text.count("<!-- results: ") != text.count("<!-- end -->"):
+            raise UserError(f"{page}: not every '<!-- results: NAME -->' has its '<!-- end -->'")
+        found[path] = re.sub(r"(<!-- results: (.*) -->\n)(?:.*\n)*?(?=<!-- end -->)", partial(block, page), text)
+    return found
 
 
 def main() -> None:
@@ -57,15 +66,12 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="only compare")
     logging.disable(logging.INFO)  # Hydra's and matplotlib's
     check = parser.parse_args().check
-    files: Dict[Path, str] = {}
-    for name, blocks in BLOCKS.items():
-        text = (ROOT / name).read_text(encoding="utf-8")
-        for block, contents in blocks.items():
-            text = render.fill(name, text, block, contents())
-        files[ROOT / name] = text
-    stale = [path for path, text in files.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
-    for path in [] if check else stale:
-        path.write_text(files[path], encoding="utf-8")
+    stale = []
+    for path, text in rendered().items():
+        if path.read_text(encoding="utf-8") != text:
+            stale.append(path)
+            if not check:
+                path.write_text(text, encoding="utf-8")
     stale += pictures.render(check)
     if check and stale:
         names = ", ".join(str(path.relative_to(ROOT)) for path in stale)

@@ -96,4 +96,4 @@ def test_the_picture(results, tmp_path):
     assert stored_digest(tmp_path / "which-one.png") == picture.digest()
     for path in results.glob("speed_*/*.json"):
         path.unlink()
-    assert list(choice.pictures()) == []
+    assert list(choice.pictures()) == [] and choice.advice() == ""

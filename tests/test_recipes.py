@@ -631,7 +631,7 @@ def test_a_seed_on_two_machines_is_two_runs(results):
     with pytest.raises(UserError, match="multi30k_cpu/gpu: en-de-random_vanilla-seed1 is of 1 thread"):
         render.results("multi30k_cpu")
     (results / "en-de-random_vanilla-seed1.json").replace(results.parent / "x.json")
-    with pytest.raises(UserError, match="x.json: its place is gpu or cpu/"):
+    with pytest.raises(UserError, match="multi30k_cpu/: en-de-random_vanilla-seed1 is of .* move it to gpu/ or cpu/"):
         render.results("multi30k_cpu")
 
 
@@ -806,7 +806,7 @@ def test_a_slip_in_the_recipes_is_told(text, part, tmp_path, monkeypatch):
     [
         ("{title: t}", "tables.yaml: a: 'columns' is missing"),
         ("{columns: {x: [X, ptb_cpu]}, task: parsing}", "tables.yaml: a: 'parsing' is missing, unknown"),
-        ("{columns: {x: [X, ptb_cpu]}, paper_of: {table: b}}", "tables.yaml: a: 'b' is missing"),
+        ('{columns: {x: [X, ptb_cpu]}, paper: "m x\\nrandom 1", paper_columns: {x: b}}', "yaml: a: 'b' is missing"),
         ("{columns: {x: X}}", "tables.yaml: a: .* is missing, unknown or not of this form"),
         ("{columns: {x: [X, ptb_cpu]}}", "tables.yaml: a: missing 2 required"),
         ("{columns: {x: [X, none]}, title: t, about: t}", "table a: x: there is no recipe none"),
@@ -902,6 +902,7 @@ def test_a_row_with_flags_of_its_own(stubs, monkeypatch):
     called("--seed", "1", "--variant", "small")
     assert "bootstrap" not in kept("small")
     called("--seed", "1", "--variant", "random")
+    called("--seed", "1", "--record")
     assert kept("small")["bootstrap"]["against"] == "multi30k_cpu-en-fr-random-seed1"
 
     use("--synth-max-length 16")
@@ -1030,7 +1031,7 @@ def test_fine_tuning_for_other_text(tmp_path, raw):
 
 
 def test_calls_share_the_cells(stubs, capsys):
-    """A cell that another process is running is skipped; it is compared once its Transformer is there."""
+    """A cell that another process is running is skipped; --record compares with a Transformer that came later."""
     project, called = stubs
     with command.locked(project / "runs" / ".multi30k_cpu-en-fr-transformer-seed1.lock"):
         assert called("--variant", "transformer dense", "--seed", "1")[1:] == [
@@ -1042,27 +1043,27 @@ def test_calls_share_the_cells(stubs, capsys):
         dense.read_text()
     )
     called("--variant", "transformer dense", "--seed", "1")
+    called("--seed", "1", "--record")
     assert "bootstrap" in json.loads(dense.read_text())
 
 
-def test_a_baseline_completes_only_what_is_scored(stubs, monkeypatch):
-    """Not a cell without scores here, and nothing where there is no test, as for language models."""
+def test_only_what_is_scored_is_recorded_again(stubs, monkeypatch):
+    """Not a cell without scores here; and without a test where there is none, as for language models."""
     project, called = stubs
+    folder = project / "results" / "multi30k_cpu" / "gpu"
     with command.locked(project / "runs" / ".multi30k_cpu-en-fr-transformer-seed1.lock"):
         called("--variant", "random dense", "--seed", "1")
     (project / "runs" / "multi30k_cpu-en-fr-random-seed1" / "scores.json").unlink()
-    recorded, original = [], record.record
-    monkeypatch.setattr(record, "record", lambda cell, *more: (recorded.append(cell.model), original(cell, *more)))
     called("--variant", "transformer", "--seed", "1")
-    assert recorded == ["dense"]
+    called("--seed", "1", "--record")
+    compared = {path.name: "bootstrap" in json.loads(path.read_text()) for path in folder.iterdir()}
+    names = {"transformer": False, "random": False, "dense": True}
+    assert compared == {f"en-fr-{model}-seed1.json": is_compared for model, is_compared in names.items()}
     table = tables.TABLES["multi30k_cpu"]
     task = SimpleNamespace(**{**vars(table.task), "TEST": "", "compare": lambda *args: None})
     monkeypatch.setitem(tables.TABLES, "multi30k_cpu", dataclasses.replace(table, task=task))
-    recorded.clear()
-    called("--variant", "transformer", "--seed", "1", "--record")
-    called("--variant", "transformer dense", "--seed", "2")
-    called("--variant", "transformer", "--seed", "2", "--record")
-    assert recorded == []
+    called("--seed", "1", "--record")
+    assert not any("bootstrap" in json.loads(path.read_text()) for path in folder.iterdir())
 
 
 def test_a_record_is_written_again(stubs):
@@ -1109,9 +1110,9 @@ def test_cells_are_listed_as_they_would_be_run(stubs, capsys):
     [
         (dict(baseline="randm"), "baseline: randm is no row"),
         (dict(rows=("random", "dense")), "baseline: transformer is no row; name one of random, dense"),
-        (dict(rows=("transformer", "randm")), "randm is no model and no variation"),
-        (dict(variations={"small": ("random", "")}), "variation small is no row"),
-        (dict(rows=("transformer", "x"), variations={"x": ("randm", "")}), "variation x: there is no model randm"),
+        (dict(rows=("transformer", "randm")), "rows: there is no model randm"),
+        (dict(variations={"small": ("random", "")}), "variations: small is no row"),
+        (dict(rows=("transformer", "x"), variations={"x": ("randm", "")}), "rows: there is no model randm"),
         (dict(datasets=(tables.Dataset("en-de", "En-De", "none"),)), "en-de: there is no recipe none"),
     ],
 )
