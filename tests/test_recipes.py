@@ -101,7 +101,7 @@ def copied(raw, folder, **changed):
 def assert_translated_as_prepared(data):
     """translate.sh gives the model the subwords that prepare.sh made of the same text."""
     settings = command.read_settings(data / "settings")
-    flags = translation.generation_flags(data, "model.pt", RECIPES["multi30k"])
+    flags = translation.generation_flags(data, settings, "model.pt", RECIPES["multi30k"])
     *normalise, interactive = translate.pipeline(settings, flags)
     text = (data / "test.en").read_text()
     for program in normalise:
@@ -1318,7 +1318,7 @@ def evaluation_refuses(corpus, run):
     fewer.mkdir()
     (fewer / "test.hyp.de").write_text("eins\n")
     with pytest.raises(UserError, match="--baseline .*fewer: not evaluated yet, or not on these data"):
-        translation.compare(corpus, run, fewer)
+        translation.Translation.compare(corpus, run, fewer)
     settings = (run / "settings").read_text()
     for line, other in (("pair=en-de", "pair=de-en"), (f"data={corpus}", "data=/other")):
         assert line in settings
