@@ -22,29 +22,26 @@ def library(name: str) -> Any:
         raise UserError(f"{name.split('.')[0]} is not installed here; run pip install 'fairseq_synth[text]'") from None
 
 
-def of_free_text(written: Sequence[str], wanted: Sequence[str]) -> Scores:
+def of_free_text(written: List[str], wanted: List[str]) -> Scores:
     """ROUGE-1, 2 and L, BLEU of 1- to 4-grams, METEOR and CIDEr of texts against one reference each, all times 100."""
     scores: Scores = {}
     scorer = library("rouge_score.rouge_scorer").RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True)
     found = [scorer.score(reference, text) for text, reference in zip(written, wanted)]
+    signature = f"F1, stemmed|rouge-score {version_of('rouge-score')}"
     for kind in "12L":
         mean = sum(score[f"rouge{kind}"].fmeasure for score in found) / len(found)
-        signature = f"F1, stemmed|rouge-score {version_of('rouge-score')}"
         scores[f"rouge{kind}"] = figure(f"ROUGE-{kind}", 100 * mean, signature)
     for n in range(1, 5):
         bleu = library("sacrebleu.metrics").BLEU(max_ngram_order=n)
-        score = bleu.corpus_score(list(written), [list(wanted)]).score
+        score = bleu.corpus_score(written, [wanted]).score
         scores[f"bleu{n}"] = figure(f"BLEU-{n}", score, f"{bleu.get_signature().format()}|ngrams:{n}")
     tokenize = library("sacrebleu.tokenizers.tokenizer_13a").Tokenizer13a()
     # three bars divide texts in METEOR's own format
-    texts = [
-        {i: [tokenize(text.lower().replace("|||", " "))] for i, text in enumerate(side)} for side in (wanted, written)
-    ]
+    texts = [{i: [tokenize(text.lower().replace("|||", " "))] for i, text in enumerate(s)} for s in (wanted, written)]
     signature = f"lowercase, tok:13a|pycocoevalcap {version_of('pycocoevalcap')}"
     scores["meteor"] = figure("METEOR", *meteor(texts, signature))
-    scores["cider"] = figure(
-        "CIDEr", 100 * library("pycocoevalcap.cider.cider").Cider().compute_score(*texts)[0], signature
-    )
+    cider, _ = library("pycocoevalcap.cider.cider").Cider().compute_score(*texts)
+    scores["cider"] = figure("CIDEr", 100 * cider, signature)
     return scores
 
 
@@ -53,13 +50,10 @@ def meteor(texts: Sequence[Dict[int, List[str]]], signature: str) -> Tuple[Any, 
     if not shutil.which("java"):
         return None, "not scored: no Java"
     try:
-        score = library("pycocoevalcap.meteor.meteor").Meteor().compute_score(*texts)[0]
+        score, _ = library("pycocoevalcap.meteor.meteor").Meteor().compute_score(*texts)
     except (OSError, ValueError) as error:  # Java is there, but does not start
         return None, f"not scored: {error}"
     return 100 * score, f"1.5, -l en -norm|{signature}"
-
-
-# ---- answers
 
 
 class Answer(NamedTuple):
@@ -71,33 +65,26 @@ class Answer(NamedTuple):
     answers: Sequence[str]
 
 
-Answers = Sequence[Answer]
-Metric = Callable[[Answers, Sequence[str]], Any]  # of answers and labels; from 0, or -1, to 1
-
-
-def of_answers(answers: Answers, labels: Sequence[str], names: Sequence[str]) -> Scores:
+def of_answers(answers: Sequence[Answer], labels: Sequence[str], names: Sequence[str]) -> Scores:
     """The suites' metrics of a task, times 100, by scikit-learn and scipy.
-
-    An answer that is no label counts as a wrong one, and a number that is none as the end of the scale that is farther
-    from the right one.
 
     Args:
         labels: all there are, in lower case; the last one is the positive one of F1. Empty: the answers are free.
-        names: of `METRICS`.
+        names: of `metrics_of`.
     """
     counted = [in_place_of_none(answer, labels, "pearson" in names) for answer in answers]
-    signature = f"examples:{len(answers)}|scikit-learn {version_of('scikit-learn')}, scipy {version_of('scipy')}"
-    scores = {}
+    known, signature = metrics_of(counted, labels), f"examples:{len(answers)}"
+    versions = f"scikit-learn {version_of('scikit-learn')}, scipy {version_of('scipy')}"
+    scores: Scores = {}
     for name in names:
-        heading, metric = METRICS[name]
-        scores[name] = figure(heading, 100 * float(metric(counted, labels)), signature)
+        heading, metric = known[name]
+        scores[name] = figure(heading, 100 * float(metric()), f"{signature}|{versions}")
     no_label = sum(a.written != b.written for a, b in zip(answers, counted))
-    scores["no_label"] = figure("answers that are no label", no_label, f"examples:{len(answers)}")
-    return scores
+    return {**scores, "no_label": figure("answers that are no label", no_label, signature)}
 
 
 def in_place_of_none(answer: Answer, labels: Sequence[str], is_number: bool) -> Answer:
-    """An answer, or a wrong one if it is no label or score of STS-B."""
+    """An answer; a wrong label in place of none, the farther end of the scale in place of no number of STS-B."""
     if is_number and not (re.fullmatch(r"\d(\.\d+)?", answer.written) and float(answer.written) <= 5):
         return answer._replace(written="0" if float(answer.wanted) > 2.5 else "5")
     if labels and answer.written not in labels:
@@ -105,44 +92,44 @@ def in_place_of_none(answer: Answer, labels: Sequence[str], is_number: bool) -> 
     return answer
 
 
-def accuracy(answers: Answers, group: str = "") -> float:
-    """In one of several test sets, or in all."""
-    found = [a.written == a.wanted for a in answers if group in a.group]
-    return sum(found) / max(1, len(found))
+def metrics_of(answers: Sequence[Answer], labels: Sequence[str]) -> Dict[str, Tuple[str, Callable[[], float]]]:
+    """{name: its heading, what counts it, from 0 or -1 to 1}."""
+    sides = [answer.wanted for answer in answers], [answer.written for answer in answers]
 
+    def accuracy(group: str = "") -> float:
+        right = [a.written == a.wanted for a in answers if group in a.group]
+        return sum(right) / max(1, len(right))
 
-def whole_groups(answers: Answers) -> float:
-    """The questions whose answers are all labelled rightly (MultiRC)."""
-    groups, wrong = {a.group for a in answers}, {a.group for a in answers if a.written != a.wanted}
-    return len(groups - wrong) / len(groups)
+    def whole_groups() -> float:  # the questions whose answers are all labelled rightly (MultiRC)
+        groups, wrong = {a.group for a in answers}, {a.group for a in answers if a.written != a.wanted}
+        return len(groups - wrong) / len(groups)
 
+    def f1() -> Any:  # of each label
+        score = library("sklearn.metrics").f1_score
+        return score(*sides, labels=list(labels), average=None, zero_division=0)
 
-def sides(answers: Answers) -> Tuple[List[str], List[str]]:
-    """What was wanted, and what was written."""
-    return [a.wanted for a in answers], [a.written for a in answers]
+    def correlation(name: str) -> float:  # 0 where all answers are the same
+        numbers = [list(map(float, side)) for side in sides]
+        is_constant = any(len(set(side)) == 1 for side in numbers)
+        return 0.0 if is_constant else getattr(library("scipy.stats"), name)(*numbers)[0]
 
+    def best_answer(score: Callable[[List[str], List[str]], float]) -> float:  # against one of the right ones (ReCoRD)
+        best = [max(score(words(a.written), words(right)) for right in a.answers or [a.wanted]) for a in answers]
+        return sum(best) / len(best)
 
-def f1(answers: Answers, labels: Sequence[str]) -> Any:
-    """F1 of each label."""
-    return library("sklearn.metrics").f1_score(*sides(answers), labels=list(labels), average=None, zero_division=0)
-
-
-def correlation(name: str) -> Metric:
-    """scipy's ``pearsonr`` or ``spearmanr``; 0 where all answers are the same."""
-
-    def correlate(answers: Answers, labels: Sequence[str]) -> float:
-        wanted, written = ([float(text) for text in side] for side in sides(answers))
-        if len(set(written)) == 1 or len(set(wanted)) == 1:
-            return 0.0
-        return float(getattr(library("scipy.stats"), name)(wanted, written)[0])
-
-    return correlate
-
-
-def best_answer(answers: Answers, score: Callable[[List[str], List[str]], float]) -> float:
-    """The mean over questions of the best score against one of the right answers (ReCoRD)."""
-    best = [max(score(words(a.written), words(right)) for right in a.answers or [a.wanted]) for a in answers]
-    return sum(best) / len(best)
+    return {
+        "accuracy": ("accuracy", accuracy),
+        "matched": ("accuracy, matched", lambda: accuracy("dev_matched")),
+        "mismatched": ("accuracy, mismatched", lambda: accuracy("dev_mismatched")),
+        "f1": ("F1", lambda: f1()[-1]),
+        "macro_f1": ("macro F1", lambda: f1().mean()),
+        "matthews": ("Matthews correlation", lambda: library("sklearn.metrics").matthews_corrcoef(*sides)),
+        "pearson": ("Pearson correlation", lambda: correlation("pearsonr")),
+        "spearman": ("Spearman correlation", lambda: correlation("spearmanr")),
+        "all_of_group": ("exact match", whole_groups),
+        "answer_f1": ("F1", lambda: best_answer(shared_words)),
+        "answer_em": ("exact match", lambda: best_answer(lambda written, wanted: written == wanted)),
+    }
 
 
 def words(text: str) -> List[str]:
@@ -155,21 +142,3 @@ def shared_words(written: List[str], wanted: List[str]) -> float:
     """F1 of the words of an answer."""
     same = sum((Counter(written) & Counter(wanted)).values())
     return 2 * same / (len(written) + len(wanted)) if same else float(written == wanted)
-
-
-METRICS: Dict[str, Tuple[str, Metric]] = {
-    "accuracy": ("accuracy", lambda answers, _: accuracy(answers)),
-    "matched": ("accuracy, matched", lambda answers, _: accuracy(answers, "dev_matched")),
-    "mismatched": ("accuracy, mismatched", lambda answers, _: accuracy(answers, "dev_mismatched")),
-    "f1": ("F1", lambda answers, labels: f1(answers, labels)[-1]),
-    "macro_f1": ("macro F1", lambda answers, labels: f1(answers, labels).mean()),
-    "matthews": (
-        "Matthews correlation",
-        lambda answers, _: library("sklearn.metrics").matthews_corrcoef(*sides(answers)),
-    ),
-    "pearson": ("Pearson correlation", correlation("pearsonr")),
-    "spearman": ("Spearman correlation", correlation("spearmanr")),
-    "all_of_group": ("exact match", lambda answers, _: whole_groups(answers)),
-    "answer_f1": ("F1", lambda answers, _: best_answer(answers, shared_words)),
-    "answer_em": ("exact match", lambda answers, _: best_answer(answers, lambda a, b: float(a == b))),
-}

@@ -43,8 +43,7 @@ class Task:
 
     data: Path
     settings: Mapping[str, str]  # of the data
-    training: Mapping[str, str]  # settings of the training
-    recipe: Recipe
+    recipe: Recipe  # with the training's own flags after ``--``
     checkpoint: Path
     out: Path  # for what is written
     max_tokens: int = 4096
@@ -94,8 +93,7 @@ class Task:
     def compare(cls, data: Path, run_dir: Path, baseline: Path) -> Dict[str, Any]:
         """The significance test of a run against a baseline, both evaluated on the same data."""
         (before, _), (after, wanted) = cls.written(data, baseline, "--baseline "), cls.written(data, run_dir)
-        tested = cls.test(data, wanted, before, after)
-        return {**tested, **{name: round(tested[name], 2) for name in ("baseline", "score")}}
+        return cls.test(data, wanted, before, after)
 
     @classmethod
     def report(cls, data: Path, run_dir: Path) -> None:
@@ -156,7 +154,9 @@ def evaluate(
         test: a folder with another test set; its scores have a folder of their own, ``tests/NAME`` of the run.
     """
     settings, training = read_data_settings(data), read_run_settings(data, run_dir)
-    recipe = dataclasses.replace(recipe or RECIPES[training.get("recipe", task.RECIPE)], **changes)
+    recipe = recipe or RECIPES[training.get("recipe", task.RECIPE)]
+    own = re.findall(r"--([\w-]+)[= ](?!--)(\S+)", training.get("flags", ""))
+    recipe = dataclasses.replace(recipe, flags={**recipe.flags, **dict(own)}, **changes)
     set_threads(recipe.threads)
     where = Path()
     if test:
@@ -164,7 +164,7 @@ def evaluate(
         where = Path("tests", data.name)
     with atomic_evaluation(run_dir / where) as out:
         path = checkpoint(run_dir, out, recipe.average)
-        scores = task(data, settings, training, recipe, path, out, max_tokens).score()
+        scores = task(data, settings, recipe, path, out, max_tokens).score()
         if dry_run():
             return
         write(out / "scores.json", json.dumps(scores, indent=1) + "\n")

@@ -2,7 +2,9 @@
 
   scripts/evaluate.sh DATA_DIR RUN_DIR [options]
 
-  DATA_DIR is what prepare.sh made, RUN_DIR the --save-dir of the training.
+  DATA_DIR is what prepare.sh made, RUN_DIR the --save-dir of the training. --average (of --save-interval-updates,
+  else of epochs), --beam, --lenpen and --context-window are by default the recipe's. --test has test.{{SRC,TGT}},
+  which are prepared as DATA_DIR was.
 
 Writes scores.json to RUN_DIR once all is there, with the figures and how they were counted:
 
@@ -13,9 +15,8 @@ import argparse
 import inspect
 import json
 import math
-import re
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Type
+from typing import Any, Dict, List, Sequence, Type
 
 from . import metrics
 from .command import ROOT, Parser, UserError, integer
@@ -37,21 +38,15 @@ class LanguageModel(Task):
     OPTIONS = ("context_window",)
 
     @property
-    def flags(self) -> Dict[str, Optional[str]]:
-        """Of fairseq-train: those of the recipe, and the training's own after ``--``."""
-        own = re.findall(r"--([\w-]+)[= ](?!--)(\S+)", self.training.get("flags", ""))
-        return {**self.recipe.flags, **dict(own)}
-
-    @property
     def block(self) -> int:
-        return int(self.flags.get("tokens-per-sample") or 1024)
+        return int(self.recipe.flags.get("tokens-per-sample") or 1024)
 
     def command(self) -> List[object]:
         block, context = self.block, self.recipe.context_window
         if context >= block:
             raise UserError(f"--context-window {context}: must be less than --tokens-per-sample, here {block}")
         argv = ["fairseq-eval-lm", self.data / "bin", "--user-dir", ROOT / "fairseq_synth", "--path", self.checkpoint]
-        argv += ["--gen-subset", "test", "--sample-break-mode", self.flags.get("sample-break-mode") or "none"]
+        argv += ["--gen-subset", "test", "--sample-break-mode", self.recipe.flags.get("sample-break-mode") or "none"]
         argv += ["--tokens-per-sample", block, "--context-window", context]
         return [*argv, "--max-tokens", max(self.max_tokens, block), "--no-progress-bar"]
 
@@ -120,7 +115,7 @@ class Classification(Task):
 
 def accuracy(found: Sequence[str], labels: Sequence[str]) -> float:
     """In per cent."""
-    return 100 * sum(a == b for a, b in zip(found, labels)) / len(labels)
+    return round(100 * sum(a == b for a, b in zip(found, labels)) / len(labels), 2)
 
 
 class TextToText(Translation):
@@ -186,17 +181,10 @@ def main(argv: Sequence[str]) -> None:
     add = parser.add_argument
     add("data", metavar="DATA_DIR", type=Path)
     add("run_dir", metavar="RUN_DIR", type=Path)
-    add(
-        "--average",
-        type=integer(0),
-        metavar="N",
-        help="average the last N checkpoints (of --save-interval-updates, else of epochs); 0: the best by validation. "
-        "Default of this, --beam, --lenpen and --context-window: the recipe's",
-    )
+    add("--average", type=integer(0), metavar="N", help="average the last N checkpoints; 0: the best by validation")
     add("--max-tokens", type=integer(1), metavar="N", help="tokens of a batch (default: 4096)")
     add("--baseline", type=Path, metavar="RUN_DIR", help="an evaluated run of the same data, for a significance test")
-    add("--test", type=Path, metavar="DIR", help="translation: another test set, test.{SRC,TGT} of a folder, "
-        "prepared as DATA_DIR was; its scores go to tests/NAME of RUN_DIR")  # fmt: skip
+    add("--test", type=Path, metavar="DIR", help="translation: another test set; scores are in tests/NAME of RUN_DIR")
     add("--beam", type=integer(1), metavar="N", help="translation: beam size")
     add("--lenpen", type=float, metavar="X", help="translation: length penalty")
     add("--context-window", type=integer(0), metavar="N", help="language models: least context of a token in its row")

@@ -71,8 +71,8 @@ class Translation(Task):
         signatures, results = test()
         scores: Any = results["BLEU"]
         return {
-            "baseline": scores[0].score,
-            "score": scores[1].score,
+            "baseline": round(scores[0].score, 2),
+            "score": round(scores[1].score, 2),
             "p_value": scores[1].p_value,
             "signature": f"BLEU|{signatures['BLEU'].format()}",
         }
@@ -96,10 +96,9 @@ def count(metric: Any, written: Sequence[str], wanted: Sequence[str]) -> Dict[st
 
 
 def hypotheses(generated: str, mark: str) -> List[str]:
-    """The translations in the output of fairseq-generate, in the order of the corpus.
+    """fairseq-generate's translations in the order of the corpus: its lines ``D-7<tab>score<tab>text``.
 
-    Args:
-        mark: ``D`` for detokenised lines (``D-7<tab>score<tab>text``), ``H`` for those in subwords.
+    `mark`: D for detokenised text, H for subwords.
     """
     found = re.findall(rf"^{mark}-(\d+)\t[^\t\n]*\t(.*)$", generated, re.M)
     return [text for _, text in sorted(found, key=lambda line: int(line[0]))]

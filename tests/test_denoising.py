@@ -74,7 +74,7 @@ def test_prepare_refuses(tmp_path):
 
 
 def evaluation(folder):
-    return tables.TASKS["denoising"](folder, {}, {}, RECIPES["denoising_cpu"], folder, folder)
+    return tables.TASKS["denoising"](folder, {}, RECIPES["denoising_cpu"], folder, folder)
 
 
 def test_bits_become_nats(tmp_path):

@@ -187,7 +187,7 @@ def test_perplexity_by_word(tmp_path):
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "test.txt").write_text("a bcd ef\n")
     log = "Evaluated {} tokens in 0.1s (1 tokens/s)\n| Loss (base 2): 2.0000, Perplexity: 4.00\n"
-    evaluation = tasks.LanguageModel(tmp_path, {}, {}, RECIPES["ptb_cpu"], tmp_path, tmp_path)
+    evaluation = tasks.LanguageModel(tmp_path, {}, RECIPES["ptb_cpu"], tmp_path, tmp_path)
     by_word = evaluation.figures(log.format(4))
     assert by_word["ppl"]["score"] == by_word["token_ppl"]["score"] == 4
     (tmp_path / "sub").mkdir()
