@@ -146,12 +146,9 @@ def evaluate(
     max_tokens: int = 4096,
     **changes: Any,
 ) -> None:
-    """evaluate.sh.
+    """evaluate.sh. The scores of another `test` set have a folder of their own, ``tests/NAME`` of the run.
 
-    Args:
-        recipe: by default the one in the run's settings. `changes` are to it.
-        baseline: an evaluated run, for the task's significance test.
-        test: a folder with another test set; its scores have a folder of their own, ``tests/NAME`` of the run.
+    `recipe`: by default the one in the run's settings; `changes` are to it.
     """
     settings, training = read_data_settings(data), read_run_settings(data, run_dir)
     recipe = recipe or RECIPES[training.get("recipe", task.RECIPE)]

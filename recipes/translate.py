@@ -26,17 +26,16 @@ from .train import best_checkpoint, set_threads
 from .translation import Translation, generation_flags, hypotheses
 
 
-def as_prepared(line: str, settings: Dict[str, str]) -> str:
-    """A line as prepare.sh has it before it normalises: no line separators, lowercased if its text is."""
-    line = " ".join(line.split())
-    return line.lower() if settings["lowercase"] else line
+def as_prepared(text: str, settings: Dict[str, str], model: Path) -> List[str]:
+    """Lines as prepare.sh has them before it normalises: no other separators, lowercased and cut if its text is.
 
-
-def truncated(lines: Sequence[str], settings: Dict[str, str], model: Path) -> List[str]:
-    """Lines cut as prepare.sh --truncate-source has cut the text, where subwords are a SentencePiece `model`'s."""
+    `model`: of the subwords, if SentencePiece has made them.
+    """
+    lines = [" ".join(line.split()) for line in text.rstrip("\n").split("\n")]
+    lines = [line.lower() for line in lines] if settings["lowercase"] else lines
     most = int(settings.get("truncate_source") or 0)
     if not most or settings["subwords"] != "sentencepiece":
-        return list(lines)
+        return lines
     import sentencepiece
 
     processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
@@ -82,8 +81,7 @@ def main(argv: Sequence[str]) -> None:
         text = sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"standard input: not UTF-8 ({error.reason} {error.object[error.start]:#x})") from None
-    lines = [as_prepared(line, settings) for line in text.rstrip("\n").split("\n")]
-    print(*translate(programs, truncated(lines, settings, data / "pieces.model")), sep="\n")
+    print(*translate(programs, as_prepared(text, settings, data / "pieces.model")), sep="\n")
 
 
 def translate(programs: Sequence[Sequence[object]], lines: Sequence[str]) -> List[str]:

@@ -1374,8 +1374,8 @@ def test_translations_are_all_there(does, said):
 
 def test_a_line_to_translate():
     """As prepare.sh has it: one line for every tool, lowercased if the data are."""
-    assert translate.as_prepared(" A\u2028 B\x85c ", {"lowercase": ""}) == "A B c"
-    assert translate.as_prepared("A b", {"lowercase": "True"}) == "a b"
+    assert translate.as_prepared(" A\u2028 B\x85c \n\nd\n", {"lowercase": ""}, None) == ["A B c", "", "d"]
+    assert translate.as_prepared("A b", {"lowercase": "True"}, None) == ["a b"]
 
 
 def test_a_corpus_of_any_folder(tmp_path, raw, monkeypatch, capsys):
