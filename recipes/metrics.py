@@ -28,7 +28,7 @@ def of_free_text(written: List[str], wanted: List[str]) -> Scores:
     scorer = library("rouge_score.rouge_scorer").RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True)
     found = [scorer.score(reference, text) for text, reference in zip(written, wanted)]
     signature = f"F1, stemmed|rouge-score {version_of('rouge-score')}"
-    for kind in "12L":
+    for kind in ("1", "2", "L"):
         mean = sum(score[f"rouge{kind}"].fmeasure for score in found) / len(found)
         scores[f"rouge{kind}"] = figure(f"ROUGE-{kind}", 100 * mean, signature)
     for n in range(1, 5):

@@ -6,7 +6,8 @@
   else of epochs), --beam, --lenpen and --context-window are by default the recipe's. --test has test.{{SRC,TGT}},
   which are prepared as DATA_DIR was.
 
-Writes scores.json to RUN_DIR once all is there, with the figures and how they were counted:
+Writes scores.json to RUN_DIR once all is there, with the figures and how they were counted. There is a significance
+test where --baseline is named:
 
 {tasks}
 """
@@ -27,10 +28,9 @@ from .translation import Translation
 
 class LanguageModel(Task):
     """
-    Language models: perplexity by word, exp(nats of the test set / (its words + its lines)), each line having an end
-    of its own to predict, as in the literature on corpora of words; with subwords, a word's nats are the sum over its
-    pieces. Rows are blocks of --tokens-per-sample as in training; --context-window gives each token more context.
-    There is no significance test.
+    Language models: perplexity by word, exp(nats of the test set / (its words + its lines)), as each line has an end
+    to predict; with subwords, a word's nats are the sum over its pieces. Rows are blocks of --tokens-per-sample as in
+    training; --context-window gives each token more context.
     """
 
     RECIPE, LOG = "ptb_cpu", "eval_lm.log"
@@ -122,8 +122,7 @@ class TextToText(Translation):
     """
     Text to text: of summaries and replies ROUGE-1, 2 and L (F1, stemmed), BLEU-1 to 4 (sacreBLEU), METEOR and CIDEr
     (pycocoevalcap; METEOR needs Java) of detokenised text, times 100; of tasks with labels their suite's metrics, and
-    how many answers are no label, which count as wrong. There is no significance test. Also test.hyp.target, what the
-    model has written.
+    how many answers are no label, which count as wrong. Also test.hyp.target, what the model has written.
     """
 
     RECIPE = "pairs_cpu"
@@ -147,7 +146,7 @@ class TextToText(Translation):
 class Denoising(Task):
     """
     Denoising: log perplexity of the test set's targets, nats for each token, marks and the end included
-    (fairseq-validate). Lower is better. There is no significance test.
+    (fairseq-validate). Lower is better.
     """
 
     RECIPE, LOG = "denoising_cpu", "validate.log"

@@ -12,10 +12,9 @@ from .scoring import Scores, Task, read_lines
 
 class Translation(Task):
     """
-    Translation: BLEU and chrF of detokenised text by sacreBLEU with the signature, the figures to compare; tokenised
-    BLEU, as fairseq-generate would count it (BPE only); compound-split BLEU (En-De only), tokenised with hyphens
-    split, as the literature on WMT14 En-De reports since Vaswani et al., higher than sacreBLEU's for the same output.
-    --baseline: paired bootstrap. Also test.hyp.TGT, the translations, detokenised.
+    Translation: BLEU and chrF of detokenised text by sacreBLEU, the figures to compare; tokenised BLEU, as
+    fairseq-generate would count it (BPE only); compound-split BLEU (En-De only), as the literature on WMT14 reports
+    since Vaswani et al., higher than sacreBLEU's. --baseline: paired bootstrap. Also test.hyp.TGT, the translations.
     """
 
     RECIPE, TEST = "wmt_en_de", "Paired bootstrap"

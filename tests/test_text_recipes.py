@@ -195,6 +195,8 @@ def test_perplexity_by_word(tmp_path):
     scores = evaluation.figures(log.format(6))
     assert scores["ppl"]["score"] == 8 and scores["token_ppl"]["score"] == 4
     assert scores["ppl"]["signature"] == "words+lines:4|tokens:6|block:128|context:0"
+    with pytest.raises(UserError, match="eval_lm.log: has no loss of the test set"):
+        evaluation.figures("")
     with pytest.raises(UserError, match="5 of 6 tokens.*--tokens-per-sample"):
         evaluation.figures(log.format(5))
 
