@@ -104,8 +104,5 @@ def translate(programs: Sequence[Sequence[object]], lines: Sequence[str]) -> Lis
         )
     if done.returncode:
         raise UserError(f"{programs[-1][0]} failed: {reason(done.stderr)}")
-    found = hypotheses(done.stdout, "D")
-    if len(found) != len(numbers):
-        raise UserError(f"{programs[-1][0]} has left {len(numbers) - len(found)} of {len(numbers)} sentences out")
-    translations = iter(found)
+    translations = iter(hypotheses(done.stdout, "D", len(numbers), str(programs[-1][0])))
     return [line and next(translations) for line in lines]

@@ -35,9 +35,8 @@ class Translation(Task):
     def figures(self, log: str) -> Scores:
         """Those of `scores`, of the translations, which are written too."""
         _, output, reference = self.files(self.data, self.out)
-        written, wanted = hypotheses(log, "D"), read_lines(reference)
-        if len(written) != len(wanted):
-            raise UserError(f"{self.out / self.LOG}: {len(written)} texts for {len(wanted)} lines; see its end")
+        wanted = read_lines(reference)
+        written = hypotheses(log, "D", len(wanted), f"fairseq-generate (see {self.out / self.LOG})")
         write(output, "".join(f"{line}\n" for line in written))
         return self.scores(written, wanted, log)
 
@@ -53,7 +52,8 @@ class Translation(Task):
             scores["bleu"]["test_set"] = scores["chrf"]["test_set"] = test_set.read_text().strip()
         tokenised = BLEU(tokenize="none", force=True)
         if self.settings["subwords"] == "bpe":
-            words = [re.sub("(@@ )|(@@ ?$)", "", line) for line in hypotheses(log, "H")]
+            subwords = hypotheses(log, "H", len(wanted), "fairseq-generate")
+            words = [re.sub("(@@ )|(@@ ?$)", "", line) for line in subwords]
             scores["tokenised"] = count(tokenised, words, read_lines(self.data / "tok" / f"test.{tgt}"))
         if (src, tgt) == ("en", "de"):
             split = MosesTokenizer("de").tokenize
@@ -94,12 +94,14 @@ def count(metric: Any, written: Sequence[str], wanted: Sequence[str]) -> Dict[st
     return found
 
 
-def hypotheses(generated: str, mark: str) -> List[str]:
-    """fairseq-generate's translations in the order of the corpus: its lines ``D-7<tab>score<tab>text``.
+def hypotheses(generated: str, mark: str, wanted: int, program: str) -> List[str]:
+    """A program's translations in the order of the corpus: its lines ``D-7<tab>score<tab>text``.
 
     `mark`: D for detokenised text, H for subwords.
     """
     found = re.findall(rf"^{mark}-(\d+)\t[^\t\n]*\t(.*)$", generated, re.M)
+    if len(found) != wanted:
+        raise UserError(f"{program} has left {wanted - len(found)} of {wanted} sentences out")
     return [text for _, text in sorted(found, key=lambda line: int(line[0]))]
 
 

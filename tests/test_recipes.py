@@ -572,7 +572,9 @@ def test_alpha_of_heads_of_different_kinds():
 
 def test_translations_and_compounds():
     generated = "S-1\tso\nH-1\t-0.5\ta@@ b\nD-1\t-0.5\tab\nD-10\t-1\t\nD-0\t-0.2\tzuerst - so\n"
-    assert translation.hypotheses(generated, "D") == ["zuerst - so", "ab", ""]
+    assert translation.hypotheses(generated, "D", 3, "fairseq-generate") == ["zuerst - so", "ab", ""]
+    with pytest.raises(UserError, match="fairseq-generate has left 2 of 3 sentences out"):
+        translation.hypotheses(generated, "H", 3, "fairseq-generate")
     assert translation.split_compounds("ein Hin-und-her - so") == "ein Hin ##AT##-##AT## und ##AT##-##AT## her - so"
 
 
