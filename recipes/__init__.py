@@ -10,9 +10,9 @@
 | prepare.py | raw text of any kind -> binarised data |
 | recipes.yaml, hyperparameters.py | the recipes: optimizer, batch, length, averaging, search |
 | train.py | the fairseq-train command of a recipe, for any number of GPUs, machines or CPU processes |
-| translation.py, language_model.py, … | what is particular to a task: scoring, comparing |
+| tasks.py, translation.py | evaluate.sh; the tasks, and how a model of each is scored and compared |
 | metrics.py | scores of written text |
-| tasks.py, scoring.py | evaluate.sh, which finds the task; what the evaluations share |
+| scoring.py | what the evaluations of all tasks share |
 | tables.yaml, tables.py | the results tables, each one entry; their cells |
 | translate.py | sentences of one's own, translated |
 | quickstart.py | data, training and scores in one command |

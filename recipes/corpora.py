@@ -220,7 +220,7 @@ def take_parallel(corpus: Corpus, tgt: str, out: Path, source: Optional[Path], m
         if not any(file.is_symlink() for file in raw.glob(f"{name}.*")):
             take_test_set(known, tgt, raw / name, archives / "sacrebleu")
             if name == "test" and not dry_run():
-                # tells evaluate.sh to score by name, against the references as published
+                # beside the scores, as their signature does not say it
                 (out / "sacrebleu_set").write_text(f"{known}\n")
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Sequence
 
-from . import scoring, train, translation
+from . import scoring, train
 from .command import (
     ROOT,
     Parser,
@@ -32,6 +32,7 @@ from .command import (
 from .hyperparameters import RECIPES
 from .prepare import prepare
 from .provenance import asked_threads
+from .translation import Translation
 
 RECIPE = "multi30k_cpu"  # of the README's results; shortened for the numbers
 UPDATES = {"numbers": 800, "multi30k": RECIPES[RECIPE].max_update}
@@ -70,7 +71,7 @@ def main(argv: Sequence[str]) -> None:
     pin_settings(save / "quickstart", "checkpoint_last.pt", {"max_update": updates, "flags": " ".join(rest)})
     if (save / "scores.json").exists():
         say(f"trained and scored already: {save}")
-        translation.report(corpus, save)
+        Translation.report(corpus, save)
         show_translate(SENTENCES[args.data], corpus, save)
         return
     arch = RECIPES[RECIPE].architecture(args.variant)
@@ -91,7 +92,7 @@ def main(argv: Sequence[str]) -> None:
     if dry_run():
         show([ROOT / "scripts" / "evaluate.sh", corpus, save])
     else:
-        scoring.evaluate(translation, corpus, save)
+        scoring.evaluate(Translation, corpus, save)
     show_translate(SENTENCES[args.data], corpus, save)
 
 

@@ -1,17 +1,116 @@
-"""What the evaluations of all tasks share: the run and its data, the checkpoint, and scores that appear all at once."""
+"""What a task is and how a run of it is evaluated: the checkpoint, and scores that appear all at once."""
 
 import contextlib
+import dataclasses
+import itertools
 import json
 import re
 import shutil
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Dict, Iterator, NamedTuple, Optional
+from typing import Any, ClassVar, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Type
 
 from .command import ROOT, UserError, dry_run, locked, read_settings, run, say, write
 from .hyperparameters import RECIPES, Recipe
 from .prepare import prepare_test
 from .train import pair_of, set_threads
+
+Scores = Dict[str, Dict[str, Any]]  # {figure: what `figure` gives}, as in scores.json
+
+
+def figure(name: str, score: Optional[float], signature: str, digits: int = 2) -> Dict[str, Any]:
+    """A figure and how it was counted; a score of None was not counted."""
+    return {"score": None if score is None else round(score, digits), "name": name, "signature": signature}
+
+
+def read_lines(path: Path) -> List[str]:
+    """The lines of a file, ended by line feeds alone; none if there is no file."""
+    return path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
+
+
+@dataclasses.dataclass
+class Task:
+    """A kind of task, whose docstring is for --help. An instance is the evaluation of one run."""
+
+    RECIPE: ClassVar[str]  # of a run that names none
+    METRIC: ClassVar[str]  # the figure that is shown in tables
+    METRIC_NAME: ClassVar[str]
+    BEST: ClassVar[Any] = max  # of several runs
+    DIGITS: ClassVar[int] = 2  # decimals in tables
+    TEST: ClassVar[str] = ""  # the significance test, if there is one
+    OPTIONS: ClassVar[Sequence[str]] = ()  # of evaluate.sh, beside those of every task
+    LABELS: ClassVar[Mapping[str, str]] = {}  # {figure: what it is called in print}, if not by its name
+    LOG: ClassVar[str]  # file for the output of `command`
+
+    data: Path
+    settings: Mapping[str, str]  # of the data
+    recipe: Recipe  # with the training's own flags after ``--``
+    checkpoint: Path
+    out: Path  # for what is written
+    max_tokens: int = 4096
+
+    def command(self) -> List[object]:
+        """What runs the model on the test set."""
+        raise NotImplementedError
+
+    def figures(self, log: str) -> Scores:
+        """The figures, from the output of `command`."""
+        raise NotImplementedError
+
+    @classmethod
+    def files(cls, data: Path, run_dir: Path) -> Sequence[Path]:
+        """The source of the test set, what a run has written for each line of it, and what was to be written."""
+        return ()
+
+    @classmethod
+    def test(cls, data: Path, wanted: List[str], before: List[str], after: List[str]) -> Dict[str, Any]:
+        """The significance test of two outputs: baseline, score, p_value and signature."""
+        raise NotImplementedError
+
+    def score(self) -> Scores:
+        """What scores.json has; nothing in a dry run."""
+        say("scoring the test set")
+        log = self.out / self.LOG
+        run(self.command(), log=log)
+        return {} if dry_run() else self.figures(log.read_text(encoding="utf-8"))
+
+    def find(self, pattern: str, log: str) -> "re.Match[str]":
+        """Where the log has a loss."""
+        found = re.search(pattern, log)
+        if not found:
+            raise UserError(f"{self.out / self.LOG}: has no loss of the test set; see its end")
+        return found
+
+    @classmethod
+    def written(cls, data: Path, run_dir: Path, flag: str = "") -> Tuple[List[str], List[str]]:
+        """What a run has written for the test set, and what was wanted. `flag`: that has named the run."""
+        _, *files = cls.files(data, run_dir)
+        output, wanted = map(read_lines, files)
+        if len(output) != len(wanted):
+            raise UserError(f"{flag}{run_dir}: not evaluated yet, or not on these data")
+        return output, wanted
+
+    @classmethod
+    def compare(cls, data: Path, run_dir: Path, baseline: Path) -> Dict[str, Any]:
+        """The significance test of a run against a baseline, both evaluated on the same data."""
+        (before, _), (after, wanted) = cls.written(data, baseline, "--baseline "), cls.written(data, run_dir)
+        return cls.test(data, wanted, before, after)
+
+    @classmethod
+    def report(cls, data: Path, run_dir: Path) -> None:
+        """Prints the scores of an evaluated run, how it compares with a baseline, and three examples."""
+        for key, found in json.loads((run_dir / "scores.json").read_text()).items():
+            score = "" if found["score"] is None else f"{found['score']:.2f}   "
+            name, test_set = cls.LABELS.get(key, found["name"]), found.get("test_set", "")
+            print(f"{name} {score}{found['signature']} {test_set}".rstrip())
+        if (run_dir / "bootstrap.json").exists():
+            compared = json.loads((run_dir / "bootstrap.json").read_text())
+            line = "baseline {baseline:.2f}, this run {score:.2f}, p = {p_value:.4f}"
+            print(line.format(**compared), f"({cls.TEST})")
+        files = cls.files(data, run_dir)
+        if files:
+            say("three examples")
+        for source, output, wanted in itertools.islice(zip(*map(read_lines, files)), 3):
+            print(f"source:    {source[:300]}\noutput:    {output}\nreference: {wanted}")
 
 
 def read_data_settings(data: Path) -> Dict[str, str]:
@@ -37,52 +136,32 @@ def read_run_settings(data: Path, run_dir: Path) -> Dict[str, str]:
     return settings
 
 
-def flag(settings: Dict[str, str], recipe: Recipe, name: str) -> Optional[str]:
-    """The value of fairseq-train's flag in a training: as its own flags after ``--`` say, else its recipe."""
-    own = re.findall(rf"(?:^| )--{name}[= ](\S+)", settings.get("flags", ""))
-    return own[-1] if own else recipe.flags.get(name)
-
-
-class Evaluation(NamedTuple):
-    """What the score of a task is told."""
-
-    data: Path
-    settings: Dict[str, str]  # of the data
-    training: Dict[str, str]  # settings of the training
-    recipe: Recipe
-    checkpoint: Path
-    out: Path  # for what is written
-
-
 def evaluate(
-    task: ModuleType,
+    task: Type[Task],
     data: Path,
     run_dir: Path,
     recipe: Optional[Recipe] = None,
-    average: Optional[int] = None,
     baseline: Optional[Path] = None,
     test: Optional[Path] = None,
-    **options: Any,
+    max_tokens: int = 4096,
+    **changes: Any,
 ) -> None:
-    """evaluate.sh. What is not given comes from the recipe, by default the one in the run's settings.
+    """evaluate.sh. The scores of another `test` set have a folder of their own, ``tests/NAME`` of the run.
 
-    Args:
-        task: the module of the data's task.
-        baseline: an evaluated run, for the task's significance test.
-        test: a folder with another test set; its scores have a folder of their own, ``tests/NAME`` of the run.
-        options: of the task's `score`.
+    `recipe`: by default the one in the run's settings; `changes` are to it.
     """
-    settings = read_data_settings(data)
-    training = read_run_settings(data, run_dir)
+    settings, training = read_data_settings(data), read_run_settings(data, run_dir)
     recipe = recipe or RECIPES[training.get("recipe", task.RECIPE)]
+    own = re.findall(r"--([\w-]+)[= ](?!--)(\S+)", training.get("flags", ""))
+    recipe = dataclasses.replace(recipe, flags={**recipe.flags, **dict(own)}, **changes)
     set_threads(recipe.threads)
     where = Path()
     if test:
         data = prepare_test(test, data)
         where = Path("tests", data.name)
     with atomic_evaluation(run_dir / where) as out:
-        path = checkpoint(run_dir, out, recipe.average if average is None else average)
-        scores = task.score(Evaluation(data, settings, training, recipe, path, out), **options)
+        path = checkpoint(run_dir, out, recipe.average)
+        scores = task(data, settings, recipe, path, out, max_tokens).score()
         if dry_run():
             return
         write(out / "scores.json", json.dumps(scores, indent=1) + "\n")
@@ -95,10 +174,7 @@ def evaluate(
 
 @contextlib.contextmanager
 def atomic_evaluation(run_dir: Path) -> Iterator[Path]:
-    """A folder for what an evaluation writes. It goes to `run_dir` when the block ends without an error.
-
-    An earlier evaluation is kept until then.
-    """
+    """A folder for what an evaluation writes, which goes to `run_dir` when the block ends without an error."""
     out = run_dir / "evaluation.part"
     with locked(run_dir / ".evaluation.lock"):
         if dry_run():
@@ -112,30 +188,11 @@ def atomic_evaluation(run_dir: Path) -> Iterator[Path]:
             if not any(out.iterdir()):
                 out.rmdir()
             raise
-        (run_dir / "bootstrap.json").unlink(missing_ok=True)  # of an evaluation with a baseline before one without
-        (run_dir / "scores.json").unlink(missing_ok=True)
+        for name in ("bootstrap.json", "scores.json"):  # of an earlier evaluation, maybe with a baseline
+            (run_dir / name).unlink(missing_ok=True)
         for file in sorted(out.iterdir(), key=lambda file: file.name == "scores.json"):  # which says that all is there
             file.replace(run_dir / file.name)
         out.rmdir()
-
-
-def print_scores(run_dir: Path, test: str, labels: Optional[Dict[str, str]] = None) -> None:
-    """Prints the figures of an evaluated run, and how it compares with a baseline.
-
-    Args:
-        test: the name of the significance test.
-        labels: {figure: what to call it}; default: its own name.
-    """
-    for key, figure in json.loads((run_dir / "scores.json").read_text()).items():
-        name = labels[key] if labels else figure["name"]
-        if figure["score"] is None:
-            print(f"{name} {figure['signature']}")
-            continue
-        print(f"{name} {figure['score']:.2f}   {figure['signature']} {figure.get('test_set', '')}".rstrip())
-    if (run_dir / "bootstrap.json").exists():
-        compared = json.loads((run_dir / "bootstrap.json").read_text())
-        line = "baseline {baseline:.2f}, this run {score:.2f}, p = {p_value:.4f}"
-        print(line.format(**compared), f"({test})")
 
 
 def checkpoint(run_dir: Path, out: Path, average: int) -> Path:
@@ -146,14 +203,12 @@ def checkpoint(run_dir: Path, out: Path, average: int) -> Path:
             raise UserError(f"{best}: no such file; train to the first validation, or choose another --average")
         return best
     say(f"averaging the last {average} checkpoints")
-    names = [path.name for path in run_dir.glob("checkpoint*")]
-    by_updates = any(re.fullmatch(r"checkpoint_\d+_\d+\.pt", name) for name in names)
-    kind = r"checkpoint_\d+_\d+\.pt" if by_updates else r"checkpoint\d+\.pt"
-    there = sum(bool(re.fullmatch(kind, name)) for name in names)
+    by_updates = list(run_dir.glob("checkpoint_[0-9]*_[0-9]*.pt"))
+    there = len(by_updates or list(run_dir.glob("checkpoint[0-9]*.pt")))
     if there < average and not dry_run():
-        hint = "" if there else ", for the best one,"
         raise UserError(
-            f"{run_dir}: has {there} of the {average} checkpoints to average; train on, or{hint} give --average {there}"
+            f"{run_dir}: has {there} of the {average} checkpoints to average; train on, or give --average {there} "
+            "(0: the best one)"
         )
     argv = ["python", ROOT / "scripts" / "average_checkpoints.py", "--inputs", run_dir]
     argv += ["--num-update-checkpoints" if by_updates else "--num-epoch-checkpoints", average]

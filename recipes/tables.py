@@ -2,23 +2,17 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type
 
-from . import classification, denoising, language_model, text_to_text, translation
 from .command import ROOT, UserError
 from .corpora import CORPORA
 from .hyperparameters import BASELINES, RECIPES, make, read_data
 from .prepare import prepare
+from .scoring import Task
+from .tasks import TASKS
 from .train import models as known_models
+from .translation import Translation
 
-TASKS = {
-    "translation": translation,
-    "language_modeling": language_model,
-    "sentence_prediction": classification,
-    "text_to_text": text_to_text,
-    "denoising": denoising,
-}
 BASELINE = "transformer"
 SPEED = "steps/s"  # a column of the paper's
 Names = Optional[Sequence[str]]  # None: all
@@ -41,23 +35,14 @@ class Dataset(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """A results table. CONTRIBUTING.md says how to add one.
-
-    `task` is the module of what is particular to its kind of task (tasks.py has them all). It has
-        score(evaluation, …)                              figures for scores.json: {figure: {score, name, signature}}
-        report(data, run)                                 prints them
-        compare(data, run, baseline)                      a significance test against another run, if TEST names one
-        SCORES, TEST, RECIPE                              what these do, for --help and notes; a run's recipe by default
-        METRIC, METRIC_NAME, BEST                         the figure of scores.json that is shown; the best of several
-        DIGITS                                            decimals of the figure, if more than 2
-    """
+    """A results table. CONTRIBUTING.md says how to add one."""
 
     name: str
     title: str  # beside the name of a data set
     about: str  # for --help: what is trained, and how long a cell takes
     datasets: Sequence[Dataset]
     seeds: Sequence[int] = (1,)
-    task: ModuleType = translation
+    task: Type[Task] = Translation
     corpus: str = ""  # that has all datasets; default: each is a corpus of its own
     data: str = ""  # the folder of a dataset's data; default: its name, with a `corpus` after the table's
     preparation: Mapping[str, Any] = field(default_factory=dict)  # options of prepare.sh

@@ -9,7 +9,9 @@
 The command goes to standard error. DRY_RUN=1 only shows it.
 """
 
+import argparse
 import contextlib
+import dataclasses
 import re
 import shlex
 import subprocess
@@ -21,20 +23,19 @@ from .command import Parser, UserError, dry_run, integer, reason, show, split_fl
 from .hyperparameters import RECIPES
 from .scoring import read_data_settings, read_run_settings
 from .train import best_checkpoint, set_threads
-from .translation import RECIPE, generation_flags, hypotheses
+from .translation import Translation, generation_flags, hypotheses
 
 
-def as_prepared(line: str, settings: Dict[str, str]) -> str:
-    """A line as prepare.sh has it before it normalises: no line separators, lowercased if its text is."""
-    line = " ".join(line.split())
-    return line.lower() if settings["lowercase"] else line
+def as_prepared(text: str, settings: Dict[str, str], model: Path) -> List[str]:
+    """Lines as prepare.sh has them before it normalises: no other separators, lowercased and cut if its text is.
 
-
-def truncated(lines: Sequence[str], settings: Dict[str, str], model: Path) -> List[str]:
-    """Lines cut as prepare.sh --truncate-source has cut the text, where subwords are a SentencePiece `model`'s."""
+    `model`: of the subwords, if SentencePiece has made them.
+    """
+    lines = [" ".join(line.split()) for line in text.rstrip("\n").split("\n")]
+    lines = [line.lower() for line in lines] if settings["lowercase"] else lines
     most = int(settings.get("truncate_source") or 0)
     if not most or settings["subwords"] != "sentencepiece":
-        return list(lines)
+        return lines
     import sentencepiece
 
     processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
@@ -56,18 +57,20 @@ def pipeline(settings: Dict[str, str], flags: Sequence[object]) -> List[List[obj
 def main(argv: Sequence[str]) -> None:
     own, rest = split_flags(argv)
     parser = Parser("translate", __doc__)
+    parser.argument_default = argparse.SUPPRESS
     add = parser.add_argument
     add("data", metavar="DATA_DIR", type=Path)
     add("run", metavar="RUN_DIR", type=Path)
     add("--beam", type=integer(1), metavar="N", help="(default: the recipe's)")
     add("--lenpen", type=float, metavar="X", help="length penalty (default: the recipe's)")
-    args = parser.parse_args(own)
-    settings = read_data_settings(args.data)
+    options = vars(parser.parse_args(own))
+    data, run_dir = options.pop("data"), options.pop("run")
+    settings = read_data_settings(data)
     if "src" not in settings:
-        raise UserError(f"{args.data}: was prepared for {settings['task']}; translate.sh needs parallel text")
-    recipe = RECIPES[read_run_settings(args.data, args.run).get("recipe", RECIPE)]
+        raise UserError(f"{data}: was prepared for {settings['task']}; translate.sh needs parallel text")
+    recipe = RECIPES[read_run_settings(data, run_dir).get("recipe", Translation.RECIPE)]
     set_threads(recipe.threads)
-    flags = generation_flags(args.data, best_checkpoint(args.run), recipe, args.beam, args.lenpen)
+    flags = generation_flags(data, settings, best_checkpoint(run_dir), dataclasses.replace(recipe, **options))
     programs = pipeline(settings, [*flags, *rest])
     with contextlib.redirect_stdout(sys.stderr):
         for program in programs:
@@ -78,27 +81,20 @@ def main(argv: Sequence[str]) -> None:
         text = sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"standard input: not UTF-8 ({error.reason} {error.object[error.start]:#x})") from None
-    lines = [as_prepared(line, settings) for line in text.rstrip("\n").split("\n")]
-    lines = truncated(lines, settings, args.data / "pieces.model")
-    translations = iter(translate(programs, lines))
-    for line in lines:
-        print(next(translations) if line else "")
+    print(*translate(programs, as_prepared(text, settings, data / "pieces.model")), sep="\n")
 
 
 def translate(programs: Sequence[Sequence[object]], lines: Sequence[str]) -> List[str]:
-    """What a `pipeline` makes of the lines that are not empty."""
+    """What a `pipeline` makes of each line; an empty one stays empty."""
     numbers = [number for number, line in enumerate(lines, 1) if line]
     if not numbers:
-        return []
-    shell = " | ".join(shlex.join(map(str, program)) for program in programs)
+        return list(lines)
     done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", shell],
+        ["bash", "-euo", "pipefail", "-c", " | ".join(shlex.join(map(str, program)) for program in programs)],
         input="".join(f"{line}\n" for line in lines if line),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         encoding="utf-8",
     )
-    found = hypotheses(done.stdout, "D")
     long = re.search(r"Size of sample #(\d+) is invalid .*max_positions=\((\d+)", done.stderr)
     if long:
         tile = """, or give -- --model-overrides "{'synth_beyond_length': 'tile'}\""""
@@ -108,6 +104,5 @@ def translate(programs: Sequence[Sequence[object]], lines: Sequence[str]) -> Lis
         )
     if done.returncode:
         raise UserError(f"{programs[-1][0]} failed: {reason(done.stderr)}")
-    if len(found) != len(numbers):
-        raise UserError(f"{programs[-1][0]} has left {len(numbers) - len(found)} of {len(numbers)} sentences out")
-    return found
+    translations = iter(hypotheses(done.stdout, "D", len(numbers), str(programs[-1][0])))
+    return [line and next(translations) for line in lines]

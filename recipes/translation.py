@@ -1,37 +1,107 @@
-"""Translation: the last checkpoints averaged, the test set translated and scored; a paired bootstrap test."""
+"""Translation: the test set translated and scored by sacreBLEU; a paired bootstrap test."""
 
 import json
-import os
 import re
-import subprocess
 from pathlib import Path
-from shlex import quote
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, ClassVar, Dict, List, Mapping, Sequence
 
-from .command import ROOT, UserError, dry_run, run, say, shell, show
+from .command import ROOT, UserError, read_settings, write
 from .hyperparameters import Recipe
-from .prepare import count_lines
-from .scoring import Evaluation, print_scores, read_data_settings
-
-SCORES = """
-    Translation: BLEU and chrF of detokenised text by sacreBLEU with the signature, the figures to compare; tokenised
-    BLEU, as fairseq-generate would count it (BPE only); compound-split BLEU (En-De only), tokenised with hyphens
-    split, as the literature on WMT14 En-De reports since Vaswani et al., higher than sacreBLEU's for the same output.
-    --baseline: paired bootstrap. Also test.hyp.TGT, the translations, detokenised.
-"""
-RECIPE = "wmt_en_de"  # of a run that names none
-TEST = "Paired bootstrap"  # what `compare` does
-METRIC, METRIC_NAME, BEST = "bleu", "BLEU", max
-LABELS = {"bleu": "BLEU", "chrf": "chrF", "tokenised": "tokenised BLEU", "compound_split": "compound-split BLEU"}
+from .scoring import Scores, Task, read_lines
 
 
-def hypotheses(generated: str, mark: str) -> List[str]:
-    """The translations in the output of fairseq-generate, in the order of the corpus.
+class Translation(Task):
+    """
+    Translation: BLEU and chrF of detokenised text by sacreBLEU, the figures to compare; tokenised BLEU, as
+    fairseq-generate would count it (BPE only); compound-split BLEU (En-De only), as the literature on WMT14 reports
+    since Vaswani et al., higher than sacreBLEU's. --baseline: paired bootstrap. Also test.hyp.TGT, the translations.
+    """
 
-    Args:
-        mark: ``D`` for detokenised lines (``D-7<tab>score<tab>text``), ``H`` for those in subwords.
+    RECIPE, TEST = "wmt_en_de", "Paired bootstrap"
+    METRIC, METRIC_NAME = "bleu", "BLEU"
+    OPTIONS: ClassVar[Sequence[str]] = ("baseline", "test", "beam", "lenpen")
+    LABELS = {"chrf": "chrF", "tokenised": "tokenised BLEU", "compound_split": "compound-split BLEU"}
+    LOG = "generate.log"
+
+    @classmethod
+    def files(cls, data: Path, run_dir: Path) -> Sequence[Path]:
+        src, tgt = (read_settings(data / "settings")[side] for side in ("src", "tgt"))
+        return data / f"test.{src}", run_dir / f"test.hyp.{tgt}", data / f"test.{tgt}"
+
+    def command(self) -> List[object]:
+        flags = generation_flags(self.data, self.settings, self.checkpoint, self.recipe, self.max_tokens)
+        return ["fairseq-generate", *flags]
+
+    def figures(self, log: str) -> Scores:
+        """Those of `scores`, of the translations, which are written too."""
+        _, output, reference = self.files(self.data, self.out)
+        wanted = read_lines(reference)
+        written = hypotheses(log, "D", len(wanted), f"fairseq-generate (see {self.out / self.LOG})")
+        write(output, "".join(f"{line}\n" for line in written))
+        return self.scores(written, wanted, log)
+
+    def scores(self, written: List[str], wanted: List[str], log: str) -> Scores:
+        from sacrebleu.metrics import BLEU, CHRF
+        from sacremoses import MosesTokenizer
+
+        src, tgt = self.settings["src"], self.settings["tgt"]
+        scores = {"bleu": count(bleu(self.settings), written, wanted)}
+        scores["chrf"] = count(CHRF(lowercase=bool(self.settings["lowercase"])), written, wanted)
+        test_set = self.data / "sacrebleu_set"  # sacreBLEU's name, which its signature does not say
+        if test_set.exists():
+            scores["bleu"]["test_set"] = scores["chrf"]["test_set"] = test_set.read_text().strip()
+        tokenised = BLEU(tokenize="none", force=True)
+        if self.settings["subwords"] == "bpe":
+            subwords = hypotheses(log, "H", len(wanted), "fairseq-generate")
+            words = [re.sub("(@@ )|(@@ ?$)", "", line) for line in subwords]
+            scores["tokenised"] = count(tokenised, words, read_lines(self.data / "tok" / f"test.{tgt}"))
+        if (src, tgt) == ("en", "de"):
+            split = MosesTokenizer("de").tokenize
+            sides = ([split_compounds(split(line, return_str=True)) for line in side] for side in (written, wanted))
+            scores["compound_split"] = count(tokenised, *sides)
+        return scores
+
+    @classmethod
+    def test(cls, data: Path, wanted: List[str], before: List[str], after: List[str]) -> Dict[str, Any]:
+        from sacrebleu.significance import PairedTest
+
+        metrics = {"BLEU": bleu(read_settings(data / "settings"))}
+        test = PairedTest([("baseline", before), ("this run", after)], metrics, [wanted], test_type="bs")
+        signatures, results = test()
+        scores: Any = results["BLEU"]
+        return {
+            "baseline": round(scores[0].score, 2),
+            "score": round(scores[1].score, 2),
+            "p_value": scores[1].p_value,
+            "signature": f"BLEU|{signatures['BLEU'].format()}",
+        }
+
+
+def bleu(settings: Mapping[str, str]) -> Any:
+    """sacreBLEU's BLEU of detokenised text."""
+    from sacrebleu.metrics import BLEU
+
+    try:
+        return BLEU(lowercase=bool(settings["lowercase"]), trg_lang=settings["tgt"])
+    except RuntimeError as error:  # a language that needs another library
+        raise UserError(f"sacrebleu failed: {error}") from None
+
+
+def count(metric: Any, written: Sequence[str], wanted: Sequence[str]) -> Dict[str, Any]:
+    """A figure as sacreBLEU's command line gives it."""
+    score = metric.corpus_score(written, [wanted])
+    found: Dict[str, Any] = json.loads(score.format(signature=metric.get_signature().format(), is_json=True))
+    return found
+
+
+def hypotheses(generated: str, mark: str, wanted: int, program: str) -> List[str]:
+    """A program's translations in the order of the corpus: its lines ``D-7<tab>score<tab>text``.
+
+    `mark`: D for detokenised text, H for subwords.
     """
     found = re.findall(rf"^{mark}-(\d+)\t[^\t\n]*\t(.*)$", generated, re.M)
+    if len(found) != wanted:
+        raise UserError(f"{program} has left {wanted - len(found)} of {wanted} sentences out")
     return [text for _, text in sorted(found, key=lambda line: int(line[0]))]
 
 
@@ -40,133 +110,14 @@ def split_compounds(text: str) -> str:
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", text)
 
 
-def sacrebleu(argv: Sequence[object]) -> Any:
-    """What sacreBLEU's command line prints as JSON."""
-    argv = ["sacrebleu", *argv, "-f", "json"]
-    show(argv)
-    done = subprocess.run(list(map(str, argv)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
-    if done.returncode:
-        raise UserError(f"sacrebleu failed: {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
-    return json.loads(done.stdout)
-
-
-def reference(data: Path) -> List[object]:
-    """sacreBLEU's arguments for the test set: by its name where it is one of sacreBLEU's."""
-    settings = read_data_settings(data)
-    pair = ["-l", f"{settings['src']}-{settings['tgt']}"]
-    if test_set(data):
-        os.environ["SACREBLEU"] = str(data / "archives" / "sacrebleu")  # where prepare.sh wmt14 has it
-        return ["-t", test_set(data), *pair]
-    return [data / f"test.{settings['tgt']}", *pair]
-
-
-def test_set(data: Path) -> str:
-    """sacreBLEU's name of the test set, which its signature does not say; empty for another test set."""
-    file = data / "sacrebleu_set"
-    return file.read_text().strip() if file.exists() else ""
-
-
-def compare(data: Path, run_dir: Path, baseline: Path) -> Dict[str, Any]:
-    """The paired bootstrap test of a run's BLEU against a baseline's, both evaluated on the same data."""
-    settings = read_data_settings(data)
-    tgt = settings["tgt"]
-    name, file = f"test.hyp.{tgt}", data / f"test.{tgt}"
-    for folder, what in ((baseline, f"--baseline {baseline}"), (run_dir, str(run_dir))):
-        if not (folder / name).exists() or count_lines(folder / name) != count_lines(file):
-            raise UserError(f"{what}: not evaluated yet, or not on these data")
-    reference(data)  # sets the folder that sacreBLEU reads on import
-    from sacrebleu.metrics import BLEU
-    from sacrebleu.significance import PairedTest
-    from sacrebleu.utils import get_reference_files
-
-    if test_set(data):
-        file = Path(get_reference_files(test_set(data), f"{settings['src']}-{tgt}")[0])
-    references, base, ours = (read_lines(path) for path in (file, baseline / name, run_dir / name))
-    metrics = {"BLEU": BLEU(lowercase=bool(settings["lowercase"]), trg_lang=tgt)}
-    test = PairedTest([("baseline", base), ("this run", ours)], metrics, [references], test_type="bs")
-    signatures, results = test()
-    scores: Any = results["BLEU"]
-    before, after = scores
-    return {
-        "baseline": round(before.score, 2),
-        "score": round(after.score, 2),
-        "p_value": after.p_value,
-        "signature": f"BLEU|{signatures['BLEU'].format()}",
-    }
-
-
-def read_lines(path: Path) -> List[str]:
-    """The lines of a file, ended by line feeds alone."""
-    return path.read_text(encoding="utf-8").split("\n")[:-1]
-
-
 def generation_flags(
-    data: Path,
-    path: Path,
-    recipe: Recipe,
-    beam: Optional[int] = None,
-    lenpen: Optional[float] = None,
-    max_tokens: int = 4096,
+    data: Path, settings: Mapping[str, str], path: Path, recipe: Recipe, max_tokens: int = 4096
 ) -> List[object]:
-    """What fairseq-generate and fairseq-interactive are called with.
-
-    Args:
-        path: the checkpoint.
-        recipe: has what is not given.
-    """
-    settings = read_data_settings(data)
-    lenpen = recipe.lenpen if lenpen is None else lenpen
-    flags = [data / "bin", "--user-dir", ROOT / "fairseq_synth", "--path", path]
+    """What fairseq-generate and fairseq-interactive are called with, for a checkpoint and data with these settings."""
+    flags: List[object] = [data / "bin", "--user-dir", ROOT / "fairseq_synth", "--path", path]
     flags += ["--source-lang", settings["src"], "--target-lang", settings["tgt"]]
-    flags += ["--beam", beam or recipe.beam, "--lenpen", f"{lenpen:g}", "--max-tokens", max_tokens]
+    flags += ["--beam", recipe.beam, "--lenpen", f"{recipe.lenpen:g}", "--max-tokens", max_tokens]
     flags += [word for name, value in recipe.generation.items() for word in (f"--{name}", value)]
     if settings["subwords"] == "sentencepiece":
         return [*flags, "--bpe", "sentencepiece", "--sentencepiece-model", data / "pieces.model"]
     return [*flags, "--bpe", "subword_nmt", "--bpe-codes", data / "codes", "--tokenizer", "moses"]
-
-
-def report(data: Path, run_dir: Path) -> None:
-    """Prints the scores of an evaluated run, and three of its translations."""
-    print_scores(run_dir, "paired bootstrap", LABELS)
-    say("three translations")
-    src, tgt = (read_data_settings(data)[side] for side in ("src", "tgt"))
-    texts = [data / f"test.{src}", run_dir / f"test.hyp.{tgt}", data / f"test.{tgt}"]
-    for lines in list(zip(*map(read_lines, texts)))[:3]:
-        print("source:    {}\noutput:    {}\nreference: {}".format(*lines))
-
-
-def score(
-    run_of: Evaluation, beam: Optional[int] = None, lenpen: Optional[float] = None, max_tokens: int = 4096
-) -> Dict[str, Any]:
-    """Translates the test set and scores the translations, which are written too; nothing in a dry run."""
-    data, settings, out = run_of.data, run_of.settings, run_of.out
-    say("translating the test set")
-    argv = generation_flags(data, run_of.checkpoint, run_of.recipe, beam, lenpen, max_tokens)
-    run(["fairseq-generate", *argv], log=out / "generate.log")
-    if dry_run():
-        return {}
-    say("scoring")
-    tgt, lowercase = settings["tgt"], bool(settings["lowercase"])
-    generated = (out / "generate.log").read_text(encoding="utf-8")
-    hypothesis = out / f"test.hyp.{tgt}"
-    lines = hypotheses(generated, "D")
-    wanted = count_lines(data / f"test.{tgt}")
-    if len(lines) != wanted:
-        raise UserError(f"{out}/generate.log: {len(lines)} translations of {wanted} sentences; see its end")
-    hypothesis.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    flags = ["-lc", "--chrf-lowercase"] if lowercase else []
-    bleu, chrf = sacrebleu([*reference(data), "-i", hypothesis, "-m", "bleu", "chrf", *flags, "-w", 2])
-    scores = {"bleu": bleu, "chrf": chrf}
-    if test_set(data):
-        bleu["test_set"] = chrf["test_set"] = test_set(data)
-    tokenised = ["-m", "bleu", "--tokenize", "none", "--force", "-w", 2]
-    if settings["subwords"] == "bpe":
-        words = [re.sub("(@@ )|(@@ ?$)", "", line) for line in hypotheses(generated, "H")]
-        (out / f"test.tok.{tgt}").write_text("".join(f"{line}\n" for line in words), encoding="utf-8")
-        scores["tokenised"] = sacrebleu([data / "tok" / f"test.{tgt}", "-i", out / f"test.tok.{tgt}", *tokenised])
-    if (settings["src"], tgt) == ("en", "de"):
-        for path, file in ((data / f"test.{tgt}", out / "compound.ref"), (hypothesis, out / "compound.hyp")):
-            shell(f"sacremoses --quiet -l de tokenize < {quote(str(path))}", file)
-            file.write_text(split_compounds(file.read_text(encoding="utf-8")), encoding="utf-8")
-        scores["compound_split"] = sacrebleu([out / "compound.ref", "-i", out / "compound.hyp", *tokenised])
-    return scores

@@ -11,8 +11,9 @@ import pytest
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from helpers import ROOT, make_task, refused
 
-from recipes import denoising, prepare, render, reproduce, tables
+from recipes import prepare, render, reproduce, tables
 from recipes.command import UserError
+from recipes.hyperparameters import RECIPES
 from recipes.tables import TABLES
 
 pytestmark = pytest.mark.usefixtures("recipes_environment", "preprocess_here")
@@ -69,12 +70,18 @@ def test_prepare_refuses(tmp_path):
     refused(prepare.main, "spans", tmp_path / "out", "--from", tmp_path, parts=["no train set of lm", "train.txt"])
     assert not any(tmp_path.iterdir())
     with pytest.raises(UserError, match="validate.log: has no loss of the test set"):
-        denoising.log_perplexity("", tmp_path / "validate.log")
+        evaluation(tmp_path).figures("")
+
+
+def evaluation(folder):
+    return tables.TASKS["denoising"](folder, {}, RECIPES["denoising_cpu"], folder, folder)
 
 
 def test_bits_become_nats(tmp_path):
-    log = "x | INFO | test | valid on 'test' subset | loss 2.885 | ppl 7.39 | num_updates 3"
-    assert denoising.log_perplexity(log, tmp_path)["log_ppl"]["score"] == 2.0
+    """The criterion's own loss, such as that with smoothed labels, is not shown where there is the other."""
+    log = "x | INFO | test | valid on 'test' subset | loss {} | ppl 7.39 | num_updates 3 | best_loss 9"
+    for loss in ("2.885", "3.5 | nll_loss 2.885"):
+        assert evaluation(tmp_path).figures(log.format(loss))["log_ppl"]["score"] == 2.0
 
 
 def test_small_differences_are_shown():

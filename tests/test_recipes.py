@@ -101,7 +101,7 @@ def copied(raw, folder, **changed):
 def assert_translated_as_prepared(data):
     """translate.sh gives the model the subwords that prepare.sh made of the same text."""
     settings = command.read_settings(data / "settings")
-    flags = translation.generation_flags(data, "model.pt", RECIPES["multi30k"])
+    flags = translation.generation_flags(data, settings, "model.pt", RECIPES["multi30k"])
     *normalise, interactive = translate.pipeline(settings, flags)
     text = (data / "test.en").read_text()
     for program in normalise:
@@ -572,7 +572,9 @@ def test_alpha_of_heads_of_different_kinds():
 
 def test_translations_and_compounds():
     generated = "S-1\tso\nH-1\t-0.5\ta@@ b\nD-1\t-0.5\tab\nD-10\t-1\t\nD-0\t-0.2\tzuerst - so\n"
-    assert translation.hypotheses(generated, "D") == ["zuerst - so", "ab", ""]
+    assert translation.hypotheses(generated, "D", 3, "fairseq-generate") == ["zuerst - so", "ab", ""]
+    with pytest.raises(UserError, match="fairseq-generate has left 2 of 3 sentences out"):
+        translation.hypotheses(generated, "H", 3, "fairseq-generate")
     assert translation.split_compounds("ein Hin-und-her - so") == "ein Hin ##AT##-##AT## und ##AT##-##AT## her - so"
 
 
@@ -1319,7 +1321,7 @@ def evaluation_refuses(corpus, run):
     fewer.mkdir()
     (fewer / "test.hyp.de").write_text("eins\n")
     with pytest.raises(UserError, match="--baseline .*fewer: not evaluated yet, or not on these data"):
-        translation.compare(corpus, run, fewer)
+        translation.Translation.compare(corpus, run, fewer)
     settings = (run / "settings").read_text()
     for line, other in (("pair=en-de", "pair=de-en"), (f"data={corpus}", "data=/other")):
         assert line in settings
@@ -1375,8 +1377,8 @@ def test_translations_are_all_there(does, said):
 
 def test_a_line_to_translate():
     """As prepare.sh has it: one line for every tool, lowercased if the data are."""
-    assert translate.as_prepared(" A\u2028 B\x85c ", {"lowercase": ""}) == "A B c"
-    assert translate.as_prepared("A b", {"lowercase": "True"}) == "a b"
+    assert translate.as_prepared(" A\u2028 B\x85c \n\nd\n", {"lowercase": ""}, None) == ["A B c", "", "d"]
+    assert translate.as_prepared("A b", {"lowercase": "True"}, None) == ["a b"]
 
 
 def test_a_corpus_of_any_folder(tmp_path, raw, monkeypatch, capsys):

@@ -14,10 +14,8 @@ from helpers import ROOT, flag, refused
 
 from benchmarks import timing
 from recipes import (
-    classification,
     corpora,
     examples,
-    language_model,
     prepare,
     render,
     reproduce,
@@ -74,7 +72,7 @@ def test_prepare_words(lm_data, own_text, capfd):
     lines = (lm_data / "text" / "test.txt").read_text().splitlines()
     assert len(lines) == 21 and lines[-1] == ""
     tokens = sum(len(line.split()) + 1 for line in lines)
-    assert language_model.word_count(lm_data / "text" / "test.txt") == tokens
+    assert tasks.word_count(lm_data / "text" / "test.txt") == tokens
     assert f"test.txt: 21 sents, {tokens} tokens" in (lm_data / "preprocess.log").read_text()
     assert scoring.read_data_settings(lm_data)["task"] == "language_modeling"
     prepared(lm_data, own_text)
@@ -179,7 +177,7 @@ def test_the_real_corpora(tmp_path, lm_corpora, corpus, tokens, monkeypatch):
     monkeypatch.setattr(prepare, "binarise_text", lambda *args: None)
     folder = {"ptb": "ptb", "wikitext2": "wikitext-2"}[corpus]
     prepare.main([corpus, str(tmp_path / "out"), "--from", str(lm_corpora / folder)])
-    assert language_model.word_count(tmp_path / "out" / "text" / "test.txt") == tokens
+    assert tasks.word_count(tmp_path / "out" / "text" / "test.txt") == tokens
     (tmp_path / "out" / "bin").mkdir()
     (tmp_path / "out" / "bin" / "done").touch()
     prepare.main([corpus, str(tmp_path / "out")])  # ready, also for who names no folder
@@ -190,15 +188,18 @@ def test_perplexity_by_word(tmp_path):
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "test.txt").write_text("a bcd ef\n")
     log = "Evaluated {} tokens in 0.1s (1 tokens/s)\n| Loss (base 2): 2.0000, Perplexity: 4.00\n"
-    by_word = language_model.perplexity(tmp_path, log.format(4))
+    evaluation = tasks.LanguageModel(tmp_path, {}, RECIPES["ptb_cpu"], tmp_path, tmp_path)
+    by_word = evaluation.figures(log.format(4))
     assert by_word["ppl"]["score"] == by_word["token_ppl"]["score"] == 4
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "test.txt").write_text("a b@@ cd e@@ f\n")
-    scores = language_model.perplexity(tmp_path, log.format(6))
+    scores = evaluation.figures(log.format(6))
     assert scores["ppl"]["score"] == 8 and scores["token_ppl"]["score"] == 4
-    assert scores["ppl"]["signature"] == "words+lines:4|tokens:6"
+    assert scores["ppl"]["signature"] == "words+lines:4|tokens:6|block:128|context:0"
+    with pytest.raises(UserError, match="eval_lm.log: has no loss of the test set"):
+        evaluation.figures("")
     with pytest.raises(UserError, match="5 of 6 tokens.*--tokens-per-sample"):
-        language_model.perplexity(tmp_path, log.format(5))
+        evaluation.figures(log.format(5))
 
 
 # ---- data of classifiers
@@ -375,11 +376,11 @@ def test_mcnemar(tmp_path):
     (tmp_path / "data" / "text" / "test.label").write_text("a\n" * 10)
     (tmp_path / "ours" / "test.predicted").write_text("a\n" + "b\n" * 6 + "a\n" * 3)
     (tmp_path / "base" / "test.predicted").write_text("b\n" + "a\n" * 9)
-    test = classification.compare(tmp_path / "data", tmp_path / "ours", tmp_path / "base")
+    test = tasks.Classification.compare(tmp_path / "data", tmp_path / "ours", tmp_path / "base")
     assert test["p_value"] == pytest.approx(0.125) and (test["baseline"], test["score"]) == (90, 40)
     (tmp_path / "base" / "test.predicted").write_text("b\n")
     with pytest.raises(UserError, match="base: not evaluated yet, or not on these data"):
-        classification.compare(tmp_path / "data", tmp_path / "ours", tmp_path / "base")
+        tasks.Classification.compare(tmp_path / "data", tmp_path / "ours", tmp_path / "base")
 
 
 # ---- training and evaluation
@@ -444,7 +445,7 @@ def test_a_language_model(project, lm_data, monkeypatch):
     flags = [*TINY_LM, "--tokens-per-sample", "32", "--synth-max-length", "32", "--lr", "0.02", "--warmup-updates", "5"]
     run, record = run_cell(project, monkeypatch, "ptb_cpu", lm_data, "random", 20, *flags)
     score = json.loads((run / "scores.json").read_text())["ppl"]
-    tokens = language_model.word_count(lm_data / "text" / "test.txt")
+    tokens = tasks.word_count(lm_data / "text" / "test.txt")
     assert score["signature"] == f"words+lines:{tokens}|tokens:{tokens}|block:32|context:0"
     assert f"Perplexity: {score['score']:.2f}" in (run / "eval_lm.log").read_text()
     assert 5 < score["score"] == record["figures"]["ppl"] < 40  # 30 words and the end of a line
