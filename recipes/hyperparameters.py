@@ -74,7 +74,7 @@ def read_data(name: str) -> Dict[str, Dict[str, Any]]:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else "?"
         raise UserError(f"{path}: line {line}: {error.problem}") from None
-    for key, entry in list(entries.items()):
+    for key, entry in entries.items():
         like = entry.pop("like", key)
         if like not in entries:
             raise UserError(f"{path}: {key}: there is no {like} to be like")

@@ -424,7 +424,7 @@ def test_train_passes_flags_on(dry, capsys):
         ("transformer_wmt_en_de en-de --gpus 1 --nodes 2", ["--nodes 2", "--rendezvous"]),
         ("transformer_wmt_en_de en-de --gpus 2 --processes 2", ["--processes 2", "--gpus 0"]),
         ("transformer_wmt_en_de en-de --gpus 8 --batch-tokens 1000", ["--batch-tokens 1000", "125", "raise"]),
-        ("transformer_wmt_en_de en-de --gpus 1 --precision int8", ["--precision int8", "bf16"]),
+        ("transformer_wmt_en_de en-de --gpus 1 --precision int8", ["--precision", "int8", "bf16"]),
         ("transformer_wmt_en_de en-de --gpus 0 --precision fp16", ["--precision fp16", "needs a GPU"]),
     ],
 )
