@@ -28,21 +28,16 @@ JOBS = {}  # {name: what it needs, makes and calls}
 
 
 def add(name, made, needs, command, cpus, gpus=0):
-    """Adds a job, unless what it makes is there; what others then need of it.
-
-    A file that is there is no input, so that a newer date of it starts no job again.
-    """
-    if made.exists():
-        return []
+    """Adds a job; what others need of it: nothing that is there, so that a newer date of it starts no job again."""
     command = f"{shlex.quote(str(ROOT))}/{command}"
     JOBS[name] = dict(made=str(made), needs=needs, command=command, cpus=cpus, gpus=gpus)
-    return [str(made)]
+    return [] if made.exists() else [str(made)]
 
 
 def add_data(cell):
     first = cell.init()
     needs = add_data(first) if first else []
-    data, command = cell.data(OUT), CALL.first()._replace(options=[]).command(cell, "--prepare")
+    data, command = cell.data(OUT), CALL._replace(options=[], flags=[]).command(cell, "--prepare")
     return add(f"data-{data.name}", data / "bin" / "done", needs, command, int(config.get("data_cpus", 8)))
 
 
@@ -62,12 +57,12 @@ def gpus(cell):
     return asked if asked is not None else 1 if usual is None else usual
 
 
-CELLS = []  # their records
+CELLS = []  # the records that are wanted
 for cell in CALL.cells():
-    if not CALL.is_done(cell, CALL.device):
-        device = "gpu" if gpus(cell) else "cpu"
-        record = CALL.run(cell) / "result.json" if CALL.changed else cell.result(device)
-        CELLS += add_training(cell, CALL, f"{CALL.table.name}-{cell.name}-{device}", record)
+    device = "gpu" if gpus(cell) else "cpu"
+    record = CALL.run(cell) / "result.json" if CALL.changed else cell.result(device)
+    wanted = add_training(cell, CALL, f"{CALL.table.name}-{cell.name}-{device}", record)
+    CELLS += [] if CALL.is_done(cell, CALL.device) else wanted
 
 
 rule all:

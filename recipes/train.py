@@ -141,10 +141,8 @@ def length_flags(arch: str, recipe: Recipe, data: Path, rest: Sequence[str], ini
     longest = longest_sentence(data) if recipe.task == "translation" and "_synth_" in arch else 0
     most = number_of("--synth-max-length", rest) or recipe.max_length
     if init and longest > most and "tile" not in " ".join(rest):
-        raise UserError(
-            f"--init {init}: its sentences have up to {most} tokens, and {data} has one of {longest}; train that run "
-            f"with -- --synth-max-length {longest}, leave such sentences out, or give -- --synth-beyond-length tile"
-        )
+        mend = f"train it with -- --synth-max-length {longest}, leave it out, or give -- --synth-beyond-length tile"
+        raise UserError(f"--init {init}: takes up to {most} tokens, and {data} has a sentence of {longest}; {mend}")
     own = ("--synth-max-length", "--synth-beyond-length")
     if longest <= recipe.max_length or any(word.split("=")[0] in own for word in rest):
         return []
@@ -180,9 +178,7 @@ def words_of(flags: Mapping[str, object]) -> List[str]:
     return [str(word) for name, value in flags.items() for word in (f"--{name}", value) if word is not None]
 
 
-def training_command(
-    args: argparse.Namespace, recipe: Recipe, data: Path, save: Path, rest: Sequence[str]
-) -> List[str]:
+def training_command(args: argparse.Namespace, recipe: Recipe, data: Path, save: Path, rest: List[str]) -> List[str]:
     """The fairseq-train command, under torchrun where there are several processes; fills in options not given."""
     for name in FROM_RECIPE:
         if getattr(args, name) is None:
@@ -194,10 +190,8 @@ def training_command(
     tokens = args.batch_tokens // (world * passes)
     longest = max(recipe.max_length, number_of("--synth-max-length", rest) or 0)
     if tokens < longest:
-        raise UserError(
-            f"--batch-tokens {args.batch_tokens}: leaves {tokens} for each of {world} processes at a time, less than a "
-            f"sentence of {longest}; raise it"
-        )
+        left = f"leaves {tokens} for each of {world} processes at a time"
+        raise UserError(f"--batch-tokens {args.batch_tokens}: {left}, less than a sentence of {longest}; raise it")
     flags: Dict[str, object] = {"user-dir": ROOT / "fairseq_synth", "arch": args.arch}
     if recipe.task == "translation":
         flags["source-lang"], flags["target-lang"] = sides(recipe, args.dataset).split("-")
@@ -252,21 +246,13 @@ def set_threads(threads: Optional[int]) -> None:
 
 
 def start(argv: Sequence[object], show_line: Optional[Callable[[str], None]] = None) -> None:
-    """train.sh in a process of its own, as the training takes its place.
-
-    `show_line` is what to do with each line of the log; by default it is printed.
-    """
+    """train.sh in a process of its own, as the training takes its place. `show_line`: prints a line of its log."""
     words = list(map(str, argv))
     if dry_run():
         return main(words)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "recipes", "train", *words],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE if show_line else None,
-        stderr=subprocess.STDOUT if show_line else None,
-        universal_newlines=True,
-    )
-    with process:
+    command, env = [sys.executable, "-m", "recipes", "train", *words], {**os.environ, "PYTHONPATH": str(ROOT)}
+    out, errors = (subprocess.PIPE, subprocess.STDOUT) if show_line else (None, None)
+    with subprocess.Popen(command, env=env, stdout=out, stderr=errors, universal_newlines=True) as process:
         if process.stdout and show_line:
             for line in process.stdout:
                 show_line(line)
@@ -281,9 +267,8 @@ def find_data(named: Optional[Path], recipe: Recipe, dataset: str) -> Path:
     kinds = {"language_modeling": ("text",), "sentence_prediction": ("labels",)}.get(recipe.task, ("pairs", "spans"))
     known = ["en-de", "en-fr"] if languages else [name for name in CORPORA if CORPORA[name].kind in kinds]
     if not named and dataset not in known:
-        raise UserError(
-            f"{dataset}: {', '.join(known)} have data of their own; for others name what prepare.sh made by --data"
-        )
+        others = "for others name what prepare.sh made by --data"
+        raise UserError(f"{dataset}: {', '.join(known)} have data of their own; {others}")
     data = named or ROOT / "data" / (f"{recipe.corpus}-{dataset}" if languages else dataset)
     if dry_run():
         return data
@@ -316,11 +301,8 @@ def warn_of_warm_up(command: Sequence[str]) -> None:
     """Says so if a training ends before its learning rate is reached."""
     updates, warm_up = (number_of(flag, command) or 0 for flag in ("--max-update", "--warmup-updates"))
     if 0 < updates < warm_up:  # 0: no limit
-        print(
-            f"warning: --max-update {updates} is less than --warmup-updates {warm_up}: the model hardly learns; "
-            f"give fewer, as in -- --warmup-updates {max(1, updates // 5)}",
-            file=sys.stderr,
-        )
+        advice = f"the model hardly learns; give fewer, as in -- --warmup-updates {max(1, updates // 5)}"
+        print(f"warning: --max-update {updates} is less than --warmup-updates {warm_up}: {advice}", file=sys.stderr)
 
 
 def main(argv: Sequence[str]) -> None:
