@@ -102,19 +102,16 @@ class Call(NamedTuple):
         if not all((run / name).exists() for name in ("scores.json", RECIPES[first.dataset.recipe].checkpoint)):
             self.first().run_cell(first)
             if not dry_run() and not (run / "scores.json").exists():
-                raise UserError(
-                    f"{run}: this cell begins with that run, which another process is running; call again later"
-                )
+                raise UserError(f"{run}: this cell begins with it, and another process is running it; call again later")
         return ["--init", str(run)]
 
     def run_cell(self, cell: Cell) -> None:
         """Trains, scores and records a cell as far as that is not done; skips it if another process is running it."""
         run, rerun = self.run(cell), self.args.rerun
-        done = self.is_done(cell, self.device)
         with locked(run.with_name(f".{run.name}.lock"), wait=False) as free:
             if not free:
                 return say(f"{run.name}: another process is running it: skipped")
-            if done and not rerun:
+            if not rerun and self.is_done(cell, self.device):
                 return say(f"results/ has {run.name}; --rerun runs it again")
             if self.device and not rerun and (run / "trained").exists():
                 before = device_of(json.loads((run / "provenance.json").read_text())[-1]["hardware"])
