@@ -52,8 +52,7 @@ def make_parser() -> Parser:
     where = "prepared data (default: data/DATASET; data/wmt14-PAIR, data/multi30k-PAIR)"
     add("--data", type=Path, metavar="DIR", help=where)
     add("--save-dir", type=Path, metavar="DIR", help="checkpoints and the log (default: runs/ARCH-DATASET-seedN)")
-    where = "of this machine (default: the recipe's: all or none); 0 trains on the CPU"
-    number("--gpus", type=integer(0), help=where)
+    number("--gpus", type=integer(0), help="of this machine (default: the recipe's: all or none); 0 trains on the CPU")
     number("--processes", default=1, help="with --gpus 0, how many (default: 1)")
     number("--threads", help="CPU threads of each process (default: the recipe's, or OpenMP's)")
     number("--nodes", default=1, help="machines; call the script on each, with --rendezvous")
