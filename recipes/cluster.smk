@@ -6,7 +6,6 @@
 # `cells` is what reproduce.sh would be called with. Data are jobs of their own, and so are the runs that a cell begins
 # with. More to give with --config: minutes (the most that a job may take, 1440), cpus (of a training, 4 for each GPU)
 # and data_cpus (8).
-import argparse
 import shlex
 import sys
 from pathlib import Path
@@ -24,14 +23,32 @@ try:
 except UserError as error:
     raise WorkflowError(f"--config cells=...: {error}")
 
-OUT = CALL.args.out.resolve()
-MINUTES = int(config.get("minutes", 1440))
-CELLS = {cell.name: cell for cell in CALL.cells()}
-FIRST, DATA = {}, {}  # {folder: cell}: the runs that others begin with, and the data
-for cell in CELLS.values():
-    DATA[cell.data(OUT).name] = cell
-    while cell := cell.init():
-        FIRST[cell.run(OUT).name] = DATA[cell.data(OUT).name] = cell
+OUT = CALL.args.out = CALL.args.out.resolve()
+JOBS = {}  # {name: what it needs, makes and calls}
+
+
+def add(name, made, needs, command, cpus, gpus=0):
+    """Adds a job; what others need of it: nothing that is there, so that a newer date of it starts no job again."""
+    command = f"{shlex.quote(str(ROOT))}/{command}"
+    JOBS[name] = dict(made=str(made), needs=needs, command=command, cpus=cpus, gpus=gpus)
+    return [] if made.exists() else [str(made)]
+
+
+def add_data(cell):
+    first = cell.init()
+    needs = add_data(first) if first else []
+    data, command = cell.data(OUT), CALL._replace(options=[], flags=[]).command(cell, "--prepare")
+    return add(f"data-{data.name}", data / "bin" / "done", needs, command, int(config.get("data_cpus", 8)))
+
+
+def add_training(cell, call, name, made, flag=""):
+    first, recipe = cell.init(), RECIPES[cell.dataset.recipe]
+    needs = add_data(cell)
+    if first:
+        run = first.run(OUT)
+        needs += add_training(first, call.first(), run.name, run / "scores.json", "--rerun")
+    cpus = int(config.get("cpus", 4 * gpus(cell) or recipe.threads or 1))
+    return add(name, made, needs, call.command(cell, flag), cpus, gpus(cell))
 
 
 def gpus(cell):
@@ -40,95 +57,35 @@ def gpus(cell):
     return asked if asked is not None else 1 if usual is None else usual
 
 
-def cpus(cell):
-    return int(config.get("cpus", 4 * gpus(cell) or RECIPES[cell.dataset.recipe].threads or 1))
-
-
-def result(cell):
-    """Where its figures are kept: a path like RESULT."""
-    if CALL.changed:
-        return reproduce.changed_run(cell, OUT) / "result.json"
-    return cell.result("gpu" if gpus(cell) else "cpu")
-
-
-RESULT, LOG = f"{ROOT}/results/{CALL.table.name}/{{device}}/{{cell}}.json", f"{CALL.table.name}-{{cell}}-{{device}}.log"
-if CALL.changed:
-    RESULT, LOG = f"{OUT}/runs/{CALL.table.name}-{{cell}}-changed/result.json", f"{CALL.table.name}-{{cell}}.log"
-
-
-def ready(cell):
-    """The file that marks its data as prepared."""
-    return cell.data(OUT) / "bin" / "done"
-
-
-def missing(*files):
-    """The files that are not there. The others are no inputs, so that a newer date of theirs starts no job again."""
-    return [str(file) for file in files if not file.exists()]
-
-
-def before(cell):
-    """What a training waits for."""
-    first = cell.init()
-    return missing(ready(cell), *([first.run(OUT) / "scores.json"] if first else []))
-
-
-def command(cell, what, options):
-    """A call of reproduce.sh for one cell."""
-    args = argparse.Namespace(**{**vars(CALL.args), "out": OUT, "rerun": True})
-    return f"{shlex.quote(str(ROOT))}/{reproduce.listed(cell, args, options).replace(' --rerun', what, 1)}"
+CELLS = []  # the records that are wanted
+for cell in CALL.cells():
+    device = "gpu" if gpus(cell) else "cpu"
+    record = CALL.run(cell) / "result.json" if CALL.changed else cell.result(device)
+    wanted = add_training(cell, CALL, f"{CALL.table.name}-{cell.name}-{device}", record)
+    CELLS += [] if CALL.is_done(cell, CALL.device) else wanted
 
 
 rule all:
     input:
-        [str(result(cell)) for cell in CELLS.values()
-         if not reproduce.is_done(cell, OUT, reproduce.asked_device(CALL.options), bool(CALL.changed))],
+        CELLS,
 
 
-rule data:
-    input:
-        lambda w: missing(*(ready(first) for first in [DATA[w.data].init()] if first)),
-    output:
-        f"{OUT}/data/{{data}}/bin/done",
-    log:
-        f"{OUT}/runs/logs/data-{{data}}.log",
-    params:
-        command=lambda w: command(DATA[w.data], " --prepare", []),
-    threads: int(config.get("data_cpus", 8))
-    resources:
-        runtime=MINUTES,
-    shell:
-        "{params.command} > {log} 2>&1"
+for name, job in JOBS.items():
 
-
-rule first:
-    input:
-        lambda w: before(FIRST[w.run]),
-    output:
-        f"{OUT}/runs/{{run}}/scores.json",
-    log:
-        f"{OUT}/runs/logs/{{run}}.log",
-    params:
-        command=lambda w: command(FIRST[w.run], " --rerun", reproduce.of_the_machine(CALL.options)),
-    threads: lambda w: cpus(FIRST[w.run])
-    resources:
-        runtime=MINUTES,
-        gpu=lambda w: gpus(FIRST[w.run]),
-    shell:
-        "{params.command} > {log} 2>&1"
-
-
-rule cell:
-    input:
-        lambda w: before(CELLS[w.cell]),
-    output:
-        RESULT,
-    log:
-        f"{OUT}/runs/logs/{LOG}",
-    params:
-        command=lambda w: command(CELLS[w.cell], "", CALL.rest),
-    threads: lambda w: cpus(CELLS[w.cell])
-    resources:
-        runtime=MINUTES,
-        gpu=lambda w: gpus(CELLS[w.cell]),
-    shell:
-        "{params.command} > {log} 2>&1"
+    rule:
+        name:
+            name
+        input:
+            job["needs"],
+        output:
+            job["made"],
+        log:
+            f"{OUT}/runs/logs/{name}.log",
+        params:
+            command=job["command"],
+        threads: job["cpus"]
+        resources:
+            runtime=int(config.get("minutes", 1440)),
+            gpu=job["gpus"],
+        shell:
+            "{params.command} > {log} 2>&1"

@@ -14,10 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class UserError(Exception):
-    """What a user can mend. The message is one line that names the flag or file and the fix.
-
-    Any function of the recipes may raise it; the checks in its body say when.
-    """
+    """What a user can mend. The message is one line that names the flag or file and the fix."""
 
 
 def dry_run() -> bool:
@@ -34,12 +31,8 @@ class Parser(argparse.ArgumentParser):
     """A parser that takes no abbreviated options and whose errors are one line."""
 
     def __init__(self, script: str, description: Optional[str]) -> None:
-        super().__init__(
-            prog=f"scripts/{script}.sh",
-            description=description,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
+        formatter = argparse.RawDescriptionHelpFormatter
+        super().__init__(f"scripts/{script}.sh", description=description, formatter_class=formatter, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; see {self.prog} --help")
@@ -47,7 +40,7 @@ class Parser(argparse.ArgumentParser):
 
 def split_flags(argv: Sequence[str]) -> Tuple[List[str], List[str]]:
     """The arguments before the first ``--``, and those after it."""
-    at = list(argv).index("--") if "--" in argv else len(argv)
+    at = argv.index("--") if "--" in argv else len(argv)
     return list(argv[:at]), list(argv[at + 1 :])
 
 
@@ -87,30 +80,19 @@ def reason(errors: str) -> str:
 
 
 def run(argv: Sequence[object], log: Optional[Path] = None) -> None:
-    """Shows a command and, unless this is a dry run, runs it.
-
-    Args:
-        log: file for its output; without it the output is shown.
-
-    Raises:
-        UserError: it failed; with `log`, the message ends with the reason.
-    """
+    """Shows a command and, unless this is a dry run, runs it. With `log` its output goes to this file."""
     show(argv)
     if dry_run():
         return
-    with contextlib.ExitStack() as stack:
-        file = stack.enter_context(open(log, "w")) if log else None
-        done = subprocess.run([str(a) for a in argv], stdout=file, stderr=subprocess.STDOUT if file else None)
+    with open(log or os.devnull, "w") as file:
+        to, errors = (file, subprocess.STDOUT) if log else (None, None)
+        done = subprocess.run(list(map(str, argv)), stdout=to, stderr=errors)
     if done.returncode:
         raise UserError(f"{argv[0]} failed" + (f": {reason(log.read_text())}; see {log}" if log else ", see above"))
 
 
 def shell(command: str, output: Path, fix: str = "") -> None:
-    """Writes what a shell command prints to `output`, with its folder, once it is complete. An existing file is kept.
-
-    Raises:
-        UserError: the command failed.
-    """
+    """Writes what a shell command prints to `output`, with its folder, once it is whole. An existing file is kept."""
     if output.exists():
         return
     print(f"+ {command} > {shlex.quote(str(output))}", flush=True)
@@ -119,9 +101,8 @@ def shell(command: str, output: Path, fix: str = "") -> None:
     make_folder(output.parent)
     part = output.with_name(output.name + ".part")
     with open(part, "wb") as file:
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", command], stdout=file, stderr=subprocess.PIPE, errors="replace"
-        )
+        argv = ["bash", "-euo", "pipefail", "-c", command]
+        done = subprocess.run(argv, stdout=file, stderr=subprocess.PIPE, errors="replace")
     if done.returncode:
         part.unlink()
         raise UserError(f"{output} was not made: {reason(done.stderr)}{fix and '; ' + fix}")
@@ -137,11 +118,7 @@ def write(path: Path, text: str) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder and those above it.
-
-    Raises:
-        UserError: it cannot be made.
-    """
+    """Makes a folder and those above it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -149,24 +126,19 @@ def make_folder(folder: Path) -> None:
 
 
 def download(url: str, output: Path, fix: str) -> None:
-    """Downloads a file, to a folder that is made; a call after one that was cut off goes on where it ended.
-
-    Raises:
-        UserError: it cannot be downloaded.
-    """
+    """Downloads a file, to a folder that is made; a call after one that was cut off goes on where it ended."""
     part = output.with_name(output.name + ".part")
-    options = ["--fail", "--location", "--continue-at", "-"]
-    show(["curl", *options, "--output", output, url])
+    argv = ["curl", "--fail", "--location", "--continue-at", "-"]
+    show([*argv, "--output", output, url])
     if dry_run():
         return
     make_folder(output.parent)
-    argv = ["curl", *options, "--silent", "--show-error", "--retry", "3", "--output", str(part), url]
+    argv += ["--silent", "--show-error", "--retry", "3", "--output", str(part), url]
     done = subprocess.run(argv, stderr=subprocess.PIPE, universal_newlines=True)
     if done.returncode:
         if "416" in done.stderr:  # more is there than the complete file has
             part.unlink()
-        why = done.stderr.strip().splitlines()[-1:] or [f"curl ended with {done.returncode}"]
-        raise UserError(f"{url}: cannot be downloaded ({why[0]}); call again to go on, or {fix}")
+        raise UserError(f"{url}: cannot be downloaded ({reason(done.stderr)}); call again to go on, or {fix}")
     part.replace(output)
 
 
@@ -174,8 +146,7 @@ def download(url: str, output: Path, fix: str) -> None:
 def locked(path: Path, wait: bool = True) -> Iterator[bool]:
     """Holds a lock file while the block runs, or until a program that replaces this process (exec) ends.
 
-    Args:
-        wait: wait for another holder; else yield False at once.
+    Where another holds it, this waits for that one, or else yields False at once.
     """
     if dry_run():
         yield True
@@ -196,32 +167,22 @@ def locked(path: Path, wait: bool = True) -> Iterator[bool]:
 
 def read_settings(file: Path) -> Dict[str, str]:
     """What `pin_settings` wrote, or nothing."""
-    if not file.exists():
-        return {}
-    return dict(line.split("=", 1) for line in file.read_text().splitlines() if "=" in line)
+    lines = file.read_text().splitlines() if file.exists() else []
+    return dict(line.split("=", 1) for line in lines if "=" in line)
 
 
 def pin_settings(file: Path, made: str, settings: Mapping[str, object]) -> None:
     """Writes what a folder is made with; refuses to mix it with what was made otherwise.
 
-    Args:
-        made: patterns of the files in the folder that depend on the settings, divided by blanks.
-
-    Raises:
-        UserError: such files are there, made with other settings.
+    `made` are patterns of the files in the folder that depend on the settings, divided by blanks.
     """
-    if dry_run():
-        return
-    asked = {name: str(value) for name, value in settings.items()}
-    found = read_settings(file)
-    if found == asked:
+    asked, found = {name: str(value) for name, value in settings.items()}, read_settings(file)
+    others = [name for name in {**found, **asked} if found.get(name) != asked.get(name)]
+    if not others or dry_run():
         return
     if found and any(list(file.parent.glob(pattern)) for pattern in made.split()):
-        names = [name for name in {**found, **asked} if found.get(name) != asked.get(name)]
-        differences = "; ".join(
-            f"it has {name}={found.get(name, '')}, asked for {name}={asked.get(name, '')}" for name in names
-        )
+        both = [f"it has {name}={found.get(name, '')}, asked for {name}={asked.get(name, '')}" for name in others]
         raise UserError(
-            f"{file.parent} was made with other settings ({differences}); give another folder, or remove it"
+            f"{file.parent} was made with other settings ({'; '.join(both)}); give another folder, or remove it"
         )
     write(file, "".join(f"{name}={value}\n" for name, value in asked.items()))

@@ -7,13 +7,9 @@ from typing import Any, Dict, Mapping, Optional, Sequence
 
 from .command import UserError
 
-BASELINES = {  # beginnings of their architectures
-    "lightconv_lm": "lightconv_lm",
-    "linformer": "roberta_linformer",
-    "lightconv": "lightconv",
-    "dynamicconv": "dynamicconv",
-    "transformer_plus": "transformer_plus",  # T5 Base+
-}
+# the models that models are compared with, and the beginnings of their architectures; transformer_plus is T5 Base+
+BASELINES = {name: name for name in ("lightconv_lm", "lightconv", "dynamicconv", "transformer_plus")}
+BASELINES["linformer"] = "roberta_linformer"
 
 
 @dataclass(frozen=True)
@@ -50,12 +46,10 @@ class Recipe:
 
     def architecture(self, model: str) -> str:
         """The name for --arch of a model of the tables; ``transformer`` stands for fairseq's own of this kind."""
-        if model in BASELINES:
-            return f"{BASELINES[model]}_{self.preset}"
         if model == "transformer":
             # fairseq knows no other base Transformer for En-Fr
             return f"{self.kind}_{self.preset.replace('wmt_en_fr', 'wmt_en_de')}"
-        return f"{self.kind}_synth_{model}_{self.preset}"
+        return f"{BASELINES.get(model, f'{self.kind}_synth_{model}')}_{self.preset}"
 
 
 def number_of(flag: str, words: Sequence[str]) -> Optional[int]:
@@ -74,7 +68,7 @@ def read_data(name: str) -> Dict[str, Dict[str, Any]]:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else "?"
         raise UserError(f"{path}: line {line}: {error.problem}") from None
-    for key, entry in list(entries.items()):
+    for key, entry in entries.items():
         like = entry.pop("like", key)
         if like not in entries:
             raise UserError(f"{path}: {key}: there is no {like} to be like")

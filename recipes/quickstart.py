@@ -6,29 +6,13 @@ A second call reuses the environment, the data and the checkpoints: training goe
 """
 
 import functools
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from shlex import quote
 from typing import Sequence
 
 from . import scoring, train
-from .command import (
-    ROOT,
-    Parser,
-    UserError,
-    cores,
-    dry_run,
-    existing_folder,
-    integer,
-    make_folder,
-    pin_settings,
-    say,
-    show,
-    split_flags,
-)
+from .command import ROOT, Parser, cores, dry_run, existing_folder, integer, pin_settings, say, show, split_flags
 from .hyperparameters import RECIPES
 from .prepare import prepare
 from .provenance import asked_threads
@@ -45,7 +29,8 @@ def main(argv: Sequence[str]) -> None:
     own, rest = split_flags(argv)
     parser = Parser("quickstart", __doc__)
     add = parser.add_argument
-    add("--variant", default="random_vanilla", metavar="NAME", help="dense, ... or transformer (default: %(default)s)")
+    models, variant = [*train.models(), "vanilla"], "dense, ... or transformer (default: %(default)s)"
+    add("--variant", choices=models, default="random_vanilla", metavar="NAME", help=variant)
     add("--data", choices=UPDATES, default="numbers", help="numbers (default) is made on the spot, without a network")
     add("--from", dest="source", type=existing_folder, metavar="DIR", help="Multi30k's .gz files (default: download)")
     add("--pair", choices=("en-de", "en-fr"), default="en-de", help="(default: en-de)")
@@ -55,51 +40,37 @@ def main(argv: Sequence[str]) -> None:
     add("--seed", type=integer(0), default=1, metavar="N", help="(default: 1)")
     add("--out", type=Path, default=ROOT / "runs", metavar="DIR", help="where everything goes (default: runs)")
     args = parser.parse_args(own)
-    if subprocess.run([ROOT / "scripts" / "setup.sh"]).returncode:
-        raise UserError("scripts/setup.sh failed, see above")
-    python = ROOT / ".venv" / "bin" / "python"
-    if python.exists() and Path(sys.prefix).resolve() != (ROOT / ".venv").resolve():
-        os.execv(python, [str(python), "-m", "recipes", "quickstart", *argv])  # .venv may be new
-    if args.variant not in [*train.models(), "vanilla"]:
-        raise UserError(f"--variant {args.variant}: choose from {', '.join(train.models())}")
     updates, merges = args.max_update or UPDATES[args.data], args.merges or MERGES[args.data]
     corpus = args.out / f"{args.data}-{args.pair}-bpe{merges}"
     save = args.out / f"{corpus.name}-{args.variant}-seed{args.seed}"
-    if not dry_run():
-        make_folder(args.out)
     prepare(args.data, args.pair, corpus, args.source, {"merges": merges, "lowercase": True})
     pin_settings(save / "quickstart", "checkpoint_last.pt", {"max_update": updates, "flags": " ".join(rest)})
     if (save / "scores.json").exists():
         say(f"trained and scored already: {save}")
         Translation.report(corpus, save)
-        show_translate(SENTENCES[args.data], corpus, save)
-        return
-    arch = RECIPES[RECIPE].architecture(args.variant)
-    say(f"training {arch} for {updates} updates (log: {save}/train.log)")
-    if args.data == "multi30k":
-        say("the README's recipe: some 25 minutes on one idle CPU core for 7000 updates; stop and call again at will")
-    interval = max(1, updates // 20)
-    threads = args.threads or asked_threads() or cores()
-    command = [arch, args.pair, "--recipe", RECIPE, "--data", corpus, "--save-dir", save, "--seed", args.seed]
-    command += ["--max-update", updates, "--gpus", min(1, train.gpus_here()[0]), "--threads", threads]
-    command += ["--save-every", interval, "--", "--log-interval", interval]
-    if args.data == "numbers":
-        command += SMALL
-    if updates != RECIPES[RECIPE].max_update:
-        command += ["--warmup-updates", updates // 3]
-        command += ["--validate-interval", 1, "--validate-after-updates", updates * 3 // 4]
-    train.start([*command, *rest], functools.partial(show_progress, updates))
-    if dry_run():
-        show([ROOT / "scripts" / "evaluate.sh", corpus, save])
     else:
-        scoring.evaluate(Translation, corpus, save)
-    show_translate(SENTENCES[args.data], corpus, save)
-
-
-def show_translate(sentence: str, corpus: Path, save: Path) -> None:
-    """Prints the command for a sentence of one's own."""
+        arch = RECIPES[RECIPE].architecture(args.variant)
+        say(f"training {arch} for {updates} updates (log: {save}/train.log)")
+        if args.data == "multi30k":
+            say(
+                "the README's recipe: some 25 minutes on an idle CPU core for 7000 updates; stop and call again at will"
+            )
+        interval = max(1, updates // 20)
+        threads = args.threads or asked_threads() or cores()
+        command = [arch, args.pair, "--recipe", RECIPE, "--data", corpus, "--save-dir", save, "--seed", args.seed]
+        command += ["--max-update", updates, "--gpus", min(1, train.gpus_here()[0]), "--threads", threads]
+        command += ["--save-every", interval, "--", "--log-interval", interval]
+        command += SMALL if args.data == "numbers" else []
+        if updates != RECIPES[RECIPE].max_update:
+            command += ["--warmup-updates", updates // 3]
+            command += ["--validate-interval", 1, "--validate-after-updates", updates * 3 // 4]
+        train.start([*command, *rest], functools.partial(show_progress, updates))
+        if dry_run():
+            show([ROOT / "scripts" / "evaluate.sh", corpus, save])
+        else:
+            scoring.evaluate(Translation, corpus, save)
     say("a sentence of your own")
-    print(f"echo {quote(sentence)} | {ROOT}/scripts/translate.sh {quote(str(corpus))} {quote(str(save))}")
+    print(f"echo {quote(SENTENCES[args.data])} | {ROOT}/scripts/translate.sh {quote(str(corpus))} {quote(str(save))}")
 
 
 def show_progress(updates: int, line: str) -> None:

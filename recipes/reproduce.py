@@ -19,10 +19,10 @@ results/TABLE/speed/DATASET.json. Let nothing else run meanwhile.
 
 import argparse
 import json
+import re
 import shlex
 import shutil
 from pathlib import Path
-from shlex import quote
 from typing import Iterator, List, NamedTuple, Sequence
 
 from benchmarks import timing
@@ -35,7 +35,7 @@ from .record import record
 from .scoring import evaluate
 from .tables import TABLES, Cell, Table
 
-OF_THE_MACHINE = "gpus processes threads timeout max-tokens precision".split()
+OF_THE_MACHINE = re.compile(r"--(?:gpus|processes|threads|timeout|max-tokens|precision)[= ]\S+")
 
 
 class Call(NamedTuple):
@@ -45,25 +45,114 @@ class Call(NamedTuple):
     table: Table
     options: List[str]  # of train.sh
     flags: List[str]  # of fairseq-train
-    changed: str  # the options and flags, if they make it another recipe's
 
     @property
     def rest(self) -> List[str]:
         """What stands after ``--``."""
         return [*self.options, *(["--", *self.flags] if self.flags else [])]
 
+    @property
+    def machine(self) -> List[str]:
+        """Those options of train.sh that say only where it runs, and not what is trained."""
+        return " ".join(OF_THE_MACHINE.findall(" ".join(self.options))).split()
+
+    @property
+    def changed(self) -> str:
+        """The options and flags, if they make it another recipe's."""
+        return " ".join(self.rest) if self.rest != self.machine else ""
+
+    @property
+    def device(self) -> str:
+        """gpu or cpu, as the options say; empty where they leave it to the recipe."""
+        gpus = number_of("--gpus", self.options)
+        return "" if gpus is None else "gpu" if gpus else "cpu"
+
     def cells(self) -> Iterator[Cell]:
         """The chosen cells, whether they have run or not."""
-        args = self.args
-        return self.table.cells(args.dataset, args.variant, [int(seed) for seed in args.seed or []])
+        seeds = [int(seed) for seed in self.args.seed or []]
+        return self.table.cells(self.args.dataset, self.args.variant, seeds)
+
+    def run(self, cell: Cell) -> Path:
+        """The folder of a cell's run; by a recipe that was changed it has one of its own."""
+        run = cell.run(self.args.out)
+        return run.with_name(f"{run.name}-changed") if self.changed else run
+
+    def is_done(self, cell: Cell, device: str) -> bool:
+        """Whether a cell is recorded, of a device or, for an empty one, of any."""
+        return (self.run(cell) / "result.json").exists() if self.changed else bool(cell.recorded(device))
+
+    def command(self, cell: Cell, flag: str = "") -> str:
+        """The call that does this for one cell, with a flag such as --rerun."""
+        more = ["--from", str(self.args.source.resolve())] if self.args.source else []
+        more += ["--out", str(self.args.out)] if self.args.out != ROOT else []
+        more += ["--", *self.rest] if self.rest else []
+        return " ".join([cell.command.replace("--rerun", flag).strip(), *map(shlex.quote, more)])
+
+    def first(self) -> "Call":
+        """The call for the run that a cell begins with, whose recipe is not changed."""
+        args = argparse.Namespace(**{**vars(self.args), "rerun": True})
+        return self._replace(args=args, options=self.machine, flags=[])
+
+    def run_first(self, cell: Cell) -> List[str]:
+        """Runs the cell that this one begins with, unless its checkpoint is there; the options that name it."""
+        first = cell.init()
+        if not first:
+            return []
+        run = first.run(self.args.out)
+        if not all((run / name).exists() for name in ("scores.json", RECIPES[first.dataset.recipe].checkpoint)):
+            self.first().run_cell(first)
+            if not dry_run() and not (run / "scores.json").exists():
+                raise UserError(f"{run}: this cell begins with it, and another process is running it; call again later")
+        return ["--init", str(run)]
+
+    def run_cell(self, cell: Cell) -> None:
+        """Trains, scores and records a cell as far as that is not done; skips it if another process is running it."""
+        run, rerun = self.run(cell), self.args.rerun
+        with locked(run.with_name(f".{run.name}.lock"), wait=False) as free:
+            if not free:
+                return say(f"{run.name}: another process is running it: skipped")
+            if not rerun and self.is_done(cell, self.device):
+                return say(f"results/ has {run.name}; --rerun runs it again")
+            if self.device and not rerun and (run / "trained").exists():
+                before = device_of(json.loads((run / "provenance.json").read_text())[-1]["hardware"])
+                if before != self.device:
+                    raise UserError(f"{run}: was trained on a {before}; --rerun trains it anew, or name another --out")
+            say(f"{cell.dataset.name}, {cell.model}, seed {cell.seed}")
+            # a cell that was scored is begun anew, one that was interrupted goes on
+            if (run / "scores.json").exists() and self.is_done(cell, ""):
+                remove(run)
+            self.train_and_score(cell, run)
+
+    def train_and_score(self, cell: Cell, run: Path) -> None:
+        """Goes on with a cell from where its run is."""
+        data, recipe = cell.data(self.args.out), RECIPES[cell.dataset.recipe]
+        model, own = cell.table.training(cell.model)
+        pin_settings(run / "cell", "trained", {"options": self.changed, **({"flags": " ".join(own)} if own else {})})
+        if not (run / "trained").exists():
+            argv = [recipe.architecture(model), cell.dataset.name, "--recipe", cell.dataset.recipe]
+            argv += [*self.run_first(cell), "--data", str(data), "--save-dir", str(run), "--seed", str(cell.seed)]
+            train.start([*argv, *self.options, "--", *own, *self.flags])
+            if not dry_run():
+                (run / "trained").touch()
+        if dry_run():
+            return show([ROOT / "scripts" / "evaluate.sh", data, run])
+        evaluate(cell.table.task, data, run, recipe)
+        command = f"{cell.command} -- {' '.join(self.rest)}" if self.rest else cell.command
+        record(cell, self.args.out, command, run if self.changed else None)
+
+
+def remove(run: Path) -> None:
+    """Removes a run at once, so that no rest of it is taken for one."""
+    show(["rm", "-rf", run])
+    if not dry_run():
+        gone = run.with_name(f".{run.name}.old")
+        shutil.rmtree(gone, ignore_errors=True)
+        run.rename(gone)
+        shutil.rmtree(gone)
 
 
 def read_call(argv: Sequence[str]) -> Call:
-    """Reads the arguments of reproduce.sh.
-
-    Raises:
-        UserError: one is wrong.
-    """
+    """Reads the arguments of reproduce.sh."""
     own, rest = split_flags(argv)
     tables = "\n".join(f"            {table.name:14} {table.about}" for table in TABLES.values())
     parser = Parser("reproduce", (__doc__ or "").format(tables=tables))
@@ -94,135 +183,35 @@ def read_call(argv: Sequence[str]) -> Call:
             if word not in known:
                 raise UserError(f"{flag} {word}: choose from {', '.join(dict.fromkeys(known))}")
     options, flags = split_flags(rest)
-    changed = " ".join(rest) if flags or of_the_machine(options) != options else ""
     if any(word.split("=")[0] in ("--nodes", "--rendezvous") for word in options):
         raise UserError("--nodes: a cell is trained on one machine; recipes/cluster.smk spreads cells over several")
     if args.time:
-        ignored = [name for name in ("variant", "seed", "rerun", "prepare", "list", "record") if getattr(args, name)]
-        if ignored or rest:
-            names = " and ".join([*(f"--{name}" for name in ignored), *(["what follows --"] if rest else [])])
+        others = ("variant", "seed", "rerun", "prepare", "list", "record")
+        ignored = [f"--{name}" for name in others if getattr(args, name)] + (["what follows --"] if rest else [])
+        if ignored:
+            names = " and ".join(ignored)
             raise UserError(f"--time: times all models of a table in turns, by its recipe; leave {names} out")
     if args.record and dry_run():
         raise UserError("--record: runs no command that DRY_RUN=1 could show; call it without")
-    return Call(args, table, options, flags, changed)
+    return Call(args, table, options, flags)
 
 
 def main(argv: Sequence[str]) -> None:
     call = read_call(argv)
-    args, table, options, flags, changed = call
+    args, prepared = call.args, set()
     if args.time:
-        timing.time_table(table, args.dataset, args.out, args.source)
-        return
-    prepared, device = set(), asked_device(options)
+        return timing.time_table(call.table, args.dataset, args.out, args.source)
     for cell in call.cells():
+        wanted = args.rerun or not call.is_done(cell, call.device)
         if args.list:
-            if args.rerun or not is_done(cell, args.out, device, bool(changed)):
-                print(listed(cell, args, call.rest))
-            continue
-        if args.record:
+            if wanted:
+                print(call.command(cell, "--rerun" if args.rerun else ""))
+        elif args.record:
             if (cell.run(args.out) / "scores.json").exists():
                 record(cell, args.out)
-            continue
-        if cell.dataset.name not in prepared and (args.prepare or args.rerun or changed or not cell.recorded(device)):
-            prepared.add(cell.dataset.name)
-            cell.prepare(args.out, args.source)
-        if args.prepare:
-            continue
-        run_cell(cell, args.out, args.rerun, options, flags, changed)
-
-
-def listed(cell: Cell, args: argparse.Namespace, rest: Sequence[str]) -> str:
-    """The call that runs one cell of those that this call would run."""
-    words = [cell.command if args.rerun else cell.command.replace(" --rerun", "")]
-    words += [f"--from {quote(str(args.source.resolve()))}"] if args.source else []
-    words += [f"--out {quote(str(args.out))}"] if args.out != ROOT else []
-    return " ".join([*words, *(["--", shlex.join(rest)] if rest else [])])
-
-
-def is_done(cell: Cell, out: Path, device: str, changed: bool) -> bool:
-    """Whether a cell is recorded, or the cell with a recipe that was changed. `device`: of `asked_device`."""
-    return changed_run(cell, out).joinpath("result.json").exists() if changed else bool(cell.recorded(device))
-
-
-def changed_run(cell: Cell, out: Path) -> Path:
-    """The folder of a cell's run by a recipe that was changed."""
-    return cell.run(out).with_name(f"{cell.run(out).name}-changed")
-
-
-def asked_device(options: Sequence[str]) -> str:
-    """gpu or cpu, as options of train.sh say; empty where they leave it to the recipe."""
-    gpus = number_of("--gpus", options)
-    return "" if gpus is None else "gpu" if gpus else "cpu"
-
-
-def of_the_machine(options: Sequence[str]) -> List[str]:
-    """Those options of train.sh that say only where it runs, and not what is trained."""
-    found: List[str] = []
-    keep = False
-    for word in options:
-        keep = word[2:].split("=")[0] in OF_THE_MACHINE if word.startswith("--") else keep
-        found += [word] if keep else []
-    return found
-
-
-def run_first(cell: Cell, out: Path, options: List[str]) -> List[str]:
-    """Runs the cell that this one begins with, unless its checkpoint is there; the options of train.sh that name it."""
-    first = cell.init()
-    if not first:
-        return []
-    run = first.run(out)
-    needed = ("scores.json", RECIPES[first.dataset.recipe].checkpoint)
-    if not all((run / name).exists() for name in needed):
-        run_cell(first, out, True, options, [], "")
-        if not dry_run() and not (run / "scores.json").exists():
-            raise UserError(
-                f"{run}: this cell begins with that run, which another process is running; call again later"
-            )
-    return ["--init", str(run)]
-
-
-def run_cell(cell: Cell, out: Path, rerun: bool, options: List[str], flags: List[str], changed: str) -> None:
-    """Trains, scores and records a cell as far as that is not done; skips it if another process is running it.
-
-    Args:
-        changed: the options that make it another recipe's, if any.
-    """
-    table, data, device = cell.table, cell.data(out), asked_device(options)
-    run = changed_run(cell, out) if changed else cell.run(out)
-    done = is_done(cell, out, device, bool(changed))
-    with locked(run.with_name(f".{run.name}.lock"), wait=False) as free:
-        if not free:
-            say(f"{run.name}: another process is running it: skipped")
-            return
-        if done and not rerun:
-            say(f"results/ has {run.name}; --rerun runs it again")
-            return
-        if device and not rerun and (run / "trained").exists() and (run / "provenance.json").exists():
-            before = device_of(json.loads((run / "provenance.json").read_text())[-1]["hardware"])
-            if before != device:
-                raise UserError(f"{run}: was trained on a {before}; --rerun trains it anew, or name another --out")
-        say(f"{cell.dataset.name}, {cell.model}, seed {cell.seed}")
-        # a cell that was scored is begun anew, one that was interrupted goes on
-        if (run / "scores.json").exists() and is_done(cell, out, "", bool(changed)):
-            show(["rm", "-rf", run])
-            if not dry_run():
-                gone = run.with_name(f".{run.name}.old")  # at once, so that no rest of it is taken for a run
-                shutil.rmtree(gone, ignore_errors=True)
-                run.rename(gone)
-                shutil.rmtree(gone)
-        model, own = table.training(cell.model)
-        pin_settings(run / "cell", "trained", {"options": changed, **({"flags": " ".join(own)} if own else {})})
-        recipe = RECIPES[cell.dataset.recipe]
-        if not (run / "trained").exists():
-            argv = [recipe.architecture(model), cell.dataset.name, "--recipe", cell.dataset.recipe]
-            argv += run_first(cell, out, of_the_machine(options))
-            train.start([*argv, "--data", data, "--save-dir", run, "--seed", cell.seed, *options, "--", *own, *flags])
-            if not dry_run():
-                (run / "trained").touch()
-        if dry_run():
-            show([ROOT / "scripts" / "evaluate.sh", data, run])
-            return
-        evaluate(table.task, data, run, recipe)
-        more = [*options, *(["--", *flags] if flags else [])]
-        extra = f" -- {' '.join(more)}" if more else ""
-        record(cell, out, cell.command + extra, run if changed else None)
+        else:
+            if cell.dataset.name not in prepared and (wanted or args.prepare):
+                prepared.add(cell.dataset.name)
+                cell.prepare(args.out, args.source)
+            if not args.prepare:
+                call.run_cell(cell)

@@ -24,11 +24,5 @@ fi
 recipe() {
     local python=python
     command -v python > /dev/null || python=python3
-    if ! "$python" -c 'import yaml' 2> /dev/null; then
-        [ "$1" = quickstart ] || die "the environment is missing; run scripts/setup.sh"
-        "$root/scripts/setup.sh" || die "scripts/setup.sh failed, see above"
-        PATH="$root/.venv/bin:$PATH"
-        python=python
-    fi
     PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" exec "$python" -m recipes "$@"
 }

@@ -424,7 +424,7 @@ def test_train_passes_flags_on(dry, capsys):
         ("transformer_wmt_en_de en-de --gpus 1 --nodes 2", ["--nodes 2", "--rendezvous"]),
         ("transformer_wmt_en_de en-de --gpus 2 --processes 2", ["--processes 2", "--gpus 0"]),
         ("transformer_wmt_en_de en-de --gpus 8 --batch-tokens 1000", ["--batch-tokens 1000", "125", "raise"]),
-        ("transformer_wmt_en_de en-de --gpus 1 --precision int8", ["--precision int8", "bf16"]),
+        ("transformer_wmt_en_de en-de --gpus 1 --precision int8", ["--precision", "int8", "bf16"]),
         ("transformer_wmt_en_de en-de --gpus 0 --precision fp16", ["--precision fp16", "needs a GPU"]),
     ],
 )
@@ -1186,26 +1186,28 @@ def test_quickstart_refuses(argv, parts):
     refused(quickstart.main, *argv.split(), parts=parts)
 
 
-@pytest.fixture
-def environment(monkeypatch):
-    """The quickstart finds the environment made, and itself in it."""
-    monkeypatch.setattr(subprocess, "run", lambda *args, **_: subprocess.CompletedProcess(args, 0))
-    monkeypatch.setattr(sys, "prefix", str(ROOT / ".venv"))
-
-
-def test_quickstart_refuses_a_variant_at_once(tmp_path, environment):
-    refused(quickstart.main, "--variant", "randm", "--out", tmp_path / "out", parts=["--variant randm", "random_dense"])
+def test_quickstart_refuses_a_variant_at_once(tmp_path):
+    parts = ["--variant", "randm", "random_dense"]
+    refused(quickstart.main, "--variant", "randm", "--out", tmp_path / "out", parts=parts)
     assert not any(tmp_path.iterdir())
 
 
-def test_quickstart_needs_a_folder(tmp_path, environment):
+def test_quickstart_needs_a_folder(tmp_path):
     (tmp_path / "file").touch()
-    refused(quickstart.main, "--out", tmp_path / "file", parts=[f"{tmp_path}/file: this folder cannot be made"])
+    refused(quickstart.main, "--out", tmp_path / "file", parts=[f"{tmp_path}/file", "this folder cannot be made"])
 
 
-def test_quickstart_without_an_environment(monkeypatch):
-    monkeypatch.setattr(subprocess, "run", lambda *args, **_: subprocess.CompletedProcess(args, 1))
-    refused(quickstart.main, parts=["scripts/setup.sh failed"])
+@pytest.mark.parametrize("name, said", [("quickstart", "scripts/setup.sh failed"), ("train", "run scripts/setup.sh")])
+def test_without_an_environment(tmp_path, name, said):
+    """One line, where it cannot be made, or where it is to be made first."""
+    for folder in ("scripts", "recipes"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    (tmp_path / "scripts" / "setup.sh").write_text("#!/bin/bash\nexit 1\n")
+    (tmp_path / "yaml.py").write_text("raise ModuleNotFoundError(name='yaml')\n")
+    argv = [tmp_path / "scripts" / f"{name}.sh", "--help"]
+    done = subprocess.run(argv, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 1 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
+    assert said in done.stderr
 
 
 def test_help():
