@@ -114,7 +114,7 @@ def at_hand(request, name):
     """The folder of a corpus; the test is skipped where there is none."""
     corpora = request.config.getoption("--corpora")
     if not corpora or not Path(corpora, name).is_dir():
-        pytest.skip(f"no folder {name} of real text; name the folder of such folders by --corpora DIR")
+        pytest.skip(f"no folder {name} of real text; name the folder of such folders by --corpora=DIR")
     return Path(corpora, name)
 
 
