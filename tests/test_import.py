@@ -41,14 +41,14 @@ def snapshot():
 before = snapshot()
 """
 LIBRARY = """
-import importlib, pkgutil, fairseq_synth
+import importlib, importlib.metadata, pkgutil, fairseq_synth
 from fairseq_synth.attention import SyntheticAttention
-from fairseq_synth.computations.kernels import triton_fits
 from fairseq_synth.transformer import SynthesizerTransformer
 
+newer_triton = any(d.metadata["Name"] == "triton" and d.version >= "3" for d in importlib.metadata.distributions())
 modules = [m.name for m in pkgutil.walk_packages(fairseq_synth.__path__, "fairseq_synth.")]
 modules = [m for m in modules if not m.endswith(("__main__", ".plugin"))]
-if not triton_fits():  # an old Triton changes warnings; the kernels, which alone load it, are then not taken
+if not newer_triton:  # the kernels alone load it, and only a newer one; an old one changes warnings
     modules = [m for m in modules if ".triton_" not in m]
 for module in modules:
     importlib.import_module(module)
