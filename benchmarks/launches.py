@@ -127,7 +127,8 @@ def count_decoding(name: str, beam: int = 4) -> int:
 
 def host_block(name: str, with_kernels: bool, repeats: int = 50) -> Callable[[], None]:
     """Forward and backward passes of a padded block whose work is next to nothing."""
-    with mock.patch.object(block, "WIDTH", 64):
+    # a longer ℓ would be work: without a slice, the kernels read all rows of R1 R2^T
+    with mock.patch.multiple(block, WIDTH=64, MAX_LENGTH=16):
         module = block.build(name, 8, False).train()
     x = torch.randn(8, 4, 64, requires_grad=True)
     key_padding_mask, grad = torch.zeros(4, 8, dtype=torch.bool), torch.ones(8, 4, 64)

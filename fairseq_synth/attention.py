@@ -16,7 +16,6 @@ from fairseq.incremental_decoding_utils import with_incremental_state
 from fairseq.modules.fairseq_dropout import FairseqDropout
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from . import cache
 from .computations import attend
@@ -365,7 +364,6 @@ class _Joined(torch.autograd.Function):
         return weight.view(bias.numel(), -1), bias
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, weight: Tensor, bias: Tensor) -> Tuple[Tensor, ...]:
         return (*weight.split(ctx.sizes), *bias.split(ctx.sizes))
 

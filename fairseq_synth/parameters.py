@@ -6,7 +6,6 @@ from typing import Any, List, Optional, Tuple
 import torch
 import torch.nn as nn
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .errors import SynthesizerError
 from .masks import is_recorded
@@ -79,14 +78,16 @@ class _PerHeadLinear(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
         x, weight, out = ctx.saved_tensors
         bsz, heads, length, width = x.size()
         if out is not None:
             grad = torch.ops.aten.threshold_backward(grad, out, 0)
         to_x: Optional[Tensor] = None
-        if ctx.needs_input_grad[0]:
+        if ctx.needs_input_grad[0] and torch.is_grad_enabled():  # for a second derivative
+            rows = torch.bmm(grad, weight.to(grad.dtype)).to(x.dtype)
+            to_x = rows.view(heads, length, bsz, width).permute(2, 0, 1, 3)
+        elif ctx.needs_input_grad[0]:
             to_x = grad.new_empty(length, bsz, heads, width).permute(1, 2, 0, 3)
             torch.bmm(grad, weight.to(grad.dtype), out=rows_of_heads(to_x))
             to_x = to_x.to(x.dtype)

@@ -70,6 +70,11 @@ rule all:
         CELLS,
 
 
+rule data:  # for a call of its own
+    input:
+        [job["made"] for name, job in JOBS.items() if name.startswith("data-") and not Path(job["made"]).exists()],
+
+
 for name, job in JOBS.items():
 
     rule:

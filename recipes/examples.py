@@ -103,7 +103,8 @@ def read_file(corpus: Corpus, path: Path, split: str, history: Count, known: Con
             source, target = corpus.source.format(**columns), corpus.target.format(**columns)
         except (KeyError, TypeError) as error:
             there = ", ".join(column for column in columns if column != "line")
-            raise UserError(f"{path}: no column {error.args[0]}; it has {there}") from None
+            wanted = error.args[0] if isinstance(error, KeyError) else f'that fits "{corpus.source}"'
+            raise UserError(f"{path}: no column {wanted}; it has {there}") from None
         source, target = " ".join((clean(source) if is_labels else source).split()), " ".join(target.split())
         if source and target:
             group = str(row.get("group", "")) or (path.stem if split == "test" else "")
@@ -184,8 +185,8 @@ def table(corpus: Corpus, path: Path) -> Iterator[Row]:
             if number == 0 and not is_labels and (not columns or {*columns, *corpus.names} & {*cells}):
                 columns = cells  # headings
             elif len(cells) < len(columns):
-                found = f"{len(cells)} column(s), not {len(columns)}, divided by {'tabs' if tabs else 'commas'}"
-                raise UserError(f"{path}: line {reader.line_num} has {found}")
+                wanted = f"{len(columns)} ({', '.join(columns)}), divided by {'tabs' if tabs else 'commas'}"
+                raise UserError(f"{path}: line {reader.line_num} has {len(cells)} column(s), not {wanted}")
             else:
                 more = {"rest": " ".join(cells[1:]), "last": cells[-1]} if is_labels else {}
                 yield {"line": reader.line_num, **dict(zip(columns, cells)), **more}

@@ -86,7 +86,7 @@ LENGTH = "most subwords on a side of a training pair (default: 250; of pairs of 
 SOURCE = CUT.format("sources") + "translate.sh cuts them too where they are SentencePiece's"
 TARGET = CUT.format("targets") + "those that are scored against are whole"
 LIKE = "with the subwords, words and options of that data, for fine-tuning a model of it (train.sh --init)"
-OPTIONS: Dict[str, Tuple[Sequence[str], Dict[str, Any]]] = {  # {option: kinds of corpora that have it, of argparse}
+OPTIONS: Dict[str, Tuple[Sequence[str], Dict[str, Any]]] = {  # {option: kinds of corpora that have it, argparse's}
     "merges": ((*AS_PARALLEL, "text"), number(1, MERGES)),
     "subwords": (AS_PARALLEL, {"choices": ("bpe", "sentencepiece")}),
     "dash-splits": (

@@ -70,9 +70,11 @@ def learned_alpha(checkpoint: Path) -> Dict[str, Dict[str, List[float]]]:
 
 def mixture_weights(weights: Dict[str, Any]) -> Dict[str, Dict[str, List[float]]]:
     """`learned_alpha` of a state dict, which has alpha, (functions, H), before the softmax."""
+    from fairseq_synth.attention import rename_older
     from fairseq_synth.synthesizers import SYNTHESIZERS
 
-    found = {}
+    found, weights = {}, dict(weights)
+    rename_older(weights, "")
     pattern = r"(.*?((?:encoder|decoder)\.layers\.\d+)\.self_attn\.synthesizer(\.groups\.\d+)?\.)alpha"
     for match in filter(None, (re.fullmatch(pattern, key) for key in weights)):
         alpha, prefix = weights[match[0]], f"{match[1]}components."

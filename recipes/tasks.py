@@ -6,8 +6,8 @@
   else of epochs), --beam, --lenpen and --context-window are by default the recipe's. --test has test.{{SRC,TGT}},
   which are prepared as DATA_DIR was.
 
-Writes scores.json to RUN_DIR once all is there, with the figures and how they were counted. There is a significance
-test where --baseline is named:
+Writes scores.json to RUN_DIR once all is there, with the figures and how they were counted. The tasks that name
+--baseline below have a significance test:
 
 {tasks}
 """

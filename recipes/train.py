@@ -36,7 +36,8 @@ from .corpora import CORPORA
 from .hyperparameters import RECIPES, Recipe, number_of
 
 LENGTH_UNIT = 8  # a length that follows the text is a multiple of it, as the products of GPUs like it
-FROM_RECIPE = "gpus threads batch_tokens max_tokens max_update save_every".split()  # options whose default is its value
+# options whose default is the recipe's value
+FROM_RECIPE = "gpus threads batch_tokens max_tokens max_update save_every".split()
 # runs a command in the shell's place with its output shown and added to a file, so that a signal reaches the command
 TEE = 'exec "${@:2}" > >(exec tee -ai "$1") 2> >(exec tee -ai "$1" >&2)'
 

@@ -79,6 +79,26 @@ def test_one_product_in_training(spec, monkeypatch):
         assert torch.equal(module.project(x)[1], module.split_heads(module.k_proj(x)))
 
 
+@pytest.mark.parametrize("spec", ["dense", "factorized_dense", "random+vanilla"])
+def test_second_derivatives(spec):
+    """The plain computation has them: docs/limits.md. Here of the gradients' squares, against finite differences."""
+    module = make_attention(spec).double().train()
+    x = torch.randn(4, 2, 6).double().requires_grad_()
+    inputs = [x, *module.parameters()]
+
+    def squares():
+        out, _ = module(x, need_weights=True)
+        grads = torch.autograd.grad(out.square().sum(), inputs, create_graph=True)
+        return sum(grad.square().sum() for grad in grads)
+
+    for tensor, grad in zip(inputs, torch.autograd.grad(squares(), inputs)):
+        direction, values = torch.randn_like(tensor), []
+        for step in (1e-5, -2e-5, 1e-5):  # forth, back, and to where it was
+            tensor.data.add_(step * direction)
+            values.append(squares().detach())
+        torch.testing.assert_close((grad * direction).sum(), (values[0] - values[1]) / 2e-5, rtol=1e-4, atol=1e-4)
+
+
 def test_causal_and_padded_first_column():
     """Left padding under a causal mask leaves first rows without a key; they are 0, not NaN."""
     scores = torch.randn(1, 1, 3, 3, requires_grad=True)

@@ -117,6 +117,17 @@ def test_two_at_once(project):
     assert calls == [f"multi30k_from_news_cpu {one} -- --gpus 0"], said
 
 
+@pytest.mark.slow
+def test_data_alone(project):
+    """Where there is a network, for compute nodes without one: docs/wmt14.md."""
+    cells = "multi30k_from_news_cpu --seed 1 --variant random -- --gpus 0"
+    said, calls = snakemake(project, cells, "data", "--cores", "1")
+    one = "--pair en-de --variant random --seed 1 --prepare"
+    assert calls == [f"news_cpu {one}", f"multi30k_from_news_cpu {one}"], said
+    said, calls = snakemake(project, cells, "data", "--cores", "1")
+    assert not calls, said
+
+
 def test_a_call_that_is_wrong(project):
     """One line says what, beside where Snakemake was."""
     for cells, part in (

@@ -83,7 +83,8 @@ def test_every_task_has_a_column():
         ("cb", '{"premise": "a", "label": "neutral"}', ["train.jsonl: no column hypothesis", "premise"]),
         ("stsb", "g\tf\t2012\t1\tgood\ta\tb", ['line 1 has the score "good"', "a number"]),
         ("record", '{"passage": {}}', ["train.jsonl: a row has no 'text'"]),
-        ("cola", "gj04\t1", ["line 1 has 2 column(s), not 4"]),
+        ("cola", "gj04\t1", ["line 1 has 2 column(s), not 4 (code, label, star, sentence), divided by tabs"]),
+        ("wsc", '{"text": "a", "target": "b", "label": true}', ["no column that fits", "{target[span2_text]}"]),
     ],
 )
 def test_prepare_refuses(tmp_path, task, contents, parts):

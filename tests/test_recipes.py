@@ -558,6 +558,16 @@ def test_alpha():
     assert record.mixture_weights(weights) == expected
 
 
+def test_alpha_of_an_older_checkpoint():
+    """Each function had a row of its own. A run that was trained then may be recorded again."""
+    prefix = "encoder.sentence_encoder.layers.0.self_attn.synthesizer.components"
+    weights = {f"{prefix}.vanilla.alpha": torch.zeros(2), f"{prefix}.random.alpha": torch.tensor([0.0, 1.0])}
+    weights[f"{prefix}.random.R"] = torch.zeros(2, 3, 3)
+    expected = {"encoder.layers.0": {"random": [0.5, 0.7311], "vanilla": [0.5, 0.2689]}}
+    assert record.mixture_weights(weights) == expected
+    assert f"{prefix}.random.alpha" in weights
+
+
 def test_alpha_of_heads_of_different_kinds():
     """A group has an entry of its own: its weights are those of its heads alone."""
     weights = {}

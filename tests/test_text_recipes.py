@@ -293,7 +293,7 @@ def test_clean():
             ["test set has the label music", "sport, world", "a song"],
         ),
         (MINE, "train.csv", 'sport,a ball\nworld," "\n', ["train.csv: line 2 has an empty text"]),
-        (MINE, "test.csv", "sport,a ball\nworld\n", ["test.csv: line 2 has 1 column(s), not 2", "commas"]),
+        (MINE, "test.csv", "sport,a ball\nworld\n", ["line 2 has 1 column(s), not 2 (label, text), divided by commas"]),
         (MINE, "test.csv", "two words,a ball\n", ["test.csv: line 1", 'the label "two words"', "one word"]),
         (MINE, "test.csv", "", ["test.csv: has no examples"]),
         (MINE, "test.csv", None, ["no test set", "test.csv or test.tsv"]),
