@@ -18,7 +18,7 @@ from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor
 
 from . import cache
-from .computations import attend
+from .computations import attend, kernels
 from .computations.plain import attention_weights, drop, weighted_sum
 from .errors import SynthesizerError
 from .logits import Logits
@@ -207,7 +207,7 @@ class SyntheticAttention(nn.Module):
         if not torch.jit.is_scripting():
             if self.training and not is_recorded() and is_plain_linear(self.q_proj, self.k_proj, self.v_proj):
                 # one product, and one for each gradient: fewer kernels, and no sum of three gradients of x
-                weight, bias = joined(self.q_proj, self.k_proj, self.v_proj)
+                weight, bias = joined(x, self.q_proj, self.k_proj, self.v_proj)
                 heads = [self.num_query_key_heads, self.num_query_key_heads, self.num_heads]
                 out = F.linear(x, weight, bias).view(x.size(0), x.size(1), sum(heads), self.head_dim)
                 q, k, v = (part.permute(1, 2, 0, 3) for part in out.split(heads, dim=2))
@@ -351,10 +351,7 @@ class SyntheticAttention(nn.Module):
 
 
 class _Joined(torch.autograd.Function):
-    """The weights and biases of linear layers with one input as those of one layer, in one copy.
-
-    Their gradients are views of the gradients of this layer.
-    """
+    """Weights and biases side by side, in one copy. Their gradients are views: fewer kernels, for more CPU time."""
 
     @staticmethod
     def forward(ctx: Any, *parameters: Tensor) -> Tuple[Tensor, Tensor]:
@@ -368,10 +365,13 @@ class _Joined(torch.autograd.Function):
         return (*weight.split(ctx.sizes), *bias.split(ctx.sizes))
 
 
-def joined(*layers: nn.Module) -> Tuple[Tensor, Tensor]:
-    """The weight and bias of one linear layer that computes those of several with one input, one after another."""
-    weight, bias = _Joined.apply(*(layer.weight for layer in layers), *(layer.bias for layer in layers))
-    return weight, bias
+def joined(x: Tensor, *layers: nn.Module) -> Tuple[Tensor, Tensor]:
+    """The weight and bias of one linear layer that computes those of several with the input x, one after another."""
+    weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
+    if kernels.are_on(x):
+        weight, bias = _Joined.apply(*weights, *biases)
+        return weight, bias
+    return torch.cat(weights), torch.cat(biases)  # type: ignore[arg-type]
 
 
 def is_plain_linear(*modules: nn.Module) -> bool:

@@ -72,7 +72,7 @@ def supports(
     logits: Logits, value: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor], dropout: float
 ) -> bool:
     """What the kernels are on for and were written for: see `docs/gpu-kernels.md`."""
-    if os.environ.get(VARIABLE, "0") != "1" or not is_eager(value) or not device_fits(value.device):
+    if not are_on(value):
         return False
     if not (attn_mask is None or is_causal(attn_mask)):
         return False
@@ -88,9 +88,10 @@ def supports(
     return width <= 64 or (width <= WIDEST and summands <= 2)
 
 
-def is_eager(x: Tensor) -> bool:
-    """Whether x has values, and torch does not record what becomes of them."""
-    return type(x) is Tensor and not is_recorded()
+def are_on(x: Tensor) -> bool:
+    """Whether the kernels are switched on and can run on x, which has values, and torch does not record the call."""
+    is_eager = type(x) is Tensor and not is_recorded()
+    return os.environ.get(VARIABLE, "0") == "1" and is_eager and device_fits(x.device)
 
 
 @lru_cache(maxsize=None)
