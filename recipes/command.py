@@ -143,13 +143,13 @@ def download(url: str, output: Path, fix: str) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: Path, wait: bool = True) -> Iterator[bool]:
+def locked(path: Path, wait: bool = True) -> Iterator[int]:
     """Holds a lock file while the block runs, or until a program that replaces this process (exec) ends.
 
-    Where another holds it, this waits for that one, or else yields False at once.
+    Yields its descriptor. Where another holds it, this waits for that one, or else yields 0 at once.
     """
     if dry_run():
-        yield True
+        yield 1
         return
     make_folder(path.parent)
     with open(path, "w") as file:
@@ -157,12 +157,12 @@ def locked(path: Path, wait: bool = True) -> Iterator[bool]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if not wait:
-                yield False
+                yield 0
                 return
             say(f"another process is at work in {path.parent}; waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
         os.set_inheritable(file.fileno(), True)
-        yield True
+        yield file.fileno()
 
 
 def read_settings(file: Path) -> Dict[str, str]:

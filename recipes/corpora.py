@@ -124,7 +124,7 @@ def unpacked(corpus: Corpus, archives: Path, source: Optional[Path] = None, **na
     if not dry_run():
         make_folder(archives)
     for url in corpus.urls:
-        url = f"{corpus.home}/{url}".format(**names)
+        url = f"{corpus.home}/{url}".lstrip("/").format(**names)
         file = source / Path(url).name if source else fetch(url, archives, corpus.name)
         if file.name.endswith(".zip"):
             run(["python", "-m", "zipfile", "-e", file, archives])

@@ -288,5 +288,7 @@ READERS: Dict[str, Reader] = {  # {`rows` of a corpus, else the ending of a file
 
 def reader_of(corpus: Corpus, path: Path) -> Reader:
     """What reads a file of a corpus."""
+    if corpus.rows:
+        return READERS[corpus.rows]
     endings = (ending for ending in READERS if path.name.endswith((ending, f"{ending}.gz")))
-    return READERS.get(corpus.rows or next(endings, ""), table)
+    return READERS.get(next(endings, ""), table)

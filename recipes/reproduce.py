@@ -113,7 +113,7 @@ class Call(NamedTuple):
                 return say(f"{run.name}: another process is running it: skipped")
             if not rerun and self.is_done(cell, self.device):
                 return say(f"results/ has {run.name}; --rerun runs it again")
-            if self.device and not rerun and (run / "trained").exists():
+            if self.device and not rerun and (run / "trained").exists() and (run / "provenance.json").exists():
                 before = device_of(json.loads((run / "provenance.json").read_text())[-1]["hardware"])
                 if before != self.device:
                     raise UserError(f"{run}: was trained on a {before}; --rerun trains it anew, or name another --out")

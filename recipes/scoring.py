@@ -99,7 +99,7 @@ class Task:
     def report(cls, data: Path, run_dir: Path) -> None:
         """Prints the scores of an evaluated run, how it compares with a baseline, and three examples."""
         for key, found in json.loads((run_dir / "scores.json").read_text()).items():
-            score = "" if found["score"] is None else f"{found['score']:.2f}   "
+            score = "" if found["score"] is None else f"{found['score']:.{cls.DIGITS}f}   "
             name, test_set = cls.LABELS.get(key, found["name"]), found.get("test_set", "")
             print(f"{name} {score}{found['signature']} {test_set}".rstrip())
         if (run_dir / "bootstrap.json").exists():

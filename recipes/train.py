@@ -38,8 +38,9 @@ from .hyperparameters import RECIPES, Recipe, number_of
 LENGTH_UNIT = 8  # a length that follows the text is a multiple of it, as the products of GPUs like it
 # options whose default is the recipe's value
 FROM_RECIPE = "gpus threads batch_tokens max_tokens max_update save_every".split()
-# runs a command in the shell's place with its output shown and added to a file, so that a signal reaches the command
-TEE = 'exec "${@:2}" > >(exec tee -ai "$1") 2> >(exec tee -ai "$1" >&2)'
+# runs a command in the shell's place with its output shown and added to a file, so that a signal reaches the command.
+# What writes the log gives the lock up, as it may end later than the training
+TEE = 'exec "${{@:2}}" > >(exec tee -ai "$1" {lock}>&-) 2> >(exec tee -ai "$1" >&2 {lock}>&-)'
 
 
 def make_parser() -> Parser:
@@ -323,8 +324,8 @@ def main(argv: Sequence[str]) -> None:
     warn_of_warm_up(command)
     set_threads(args.threads)
     machine = f".{socket.gethostname()}" if args.nodes > 1 else ""  # each of a run has a lock and a log of its own
-    with locked(save / f".lock{machine}", wait=False) as free:
-        if not free:
+    with locked(save / f".lock{machine}", wait=False) as lock:
+        if not lock:
             raise UserError(f"--save-dir {save}: another process is training there; let it end, or name another folder")
         settings = {"arch": args.arch, "pair": pair, "data": data.resolve(), "recipe": name}
         settings.update(batch_tokens=args.batch_tokens, seed=args.seed, flags=" ".join(rest))
@@ -332,4 +333,6 @@ def main(argv: Sequence[str]) -> None:
         show(command)
         if not dry_run():
             provenance.note(save / "provenance.json", "cuda" if args.gpus else "cpu")
-            os.execvp("bash", ["bash", "-c", TEE, "bash", str(save / f"train{machine}.log"), *command])
+            os.execvp(
+                "bash", ["bash", "-c", TEE.format(lock=lock), "bash", str(save / f"train{machine}.log"), *command]
+            )
