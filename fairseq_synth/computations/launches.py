@@ -187,7 +187,7 @@ def backward_launches(
         tile = Tile.whole(t)
         columns = matrix = Sums(t, summed(*SHARED), weighted_by("q", "x", "outer", "c", "r"), grad, scratch)
         to = gradients(*BY_SENTENCE, *SHARED, "a_q", "a_x", "a_outer", "a_c", "a_r")
-        add(tile, triton_short.backward, (heads, columns.groups), to, [columns.size], [columns.sentences])
+        add(tile, triton_short.backward, (heads, columns.groups), to, [], [columns.sentences, columns.size])
         parts = columns.parts
     else:
         from . import triton_long

@@ -68,9 +68,9 @@ def forward(
 
 @triton.jit(do_not_specialize=[*INTEGERS, "sentences", "dy_token", "dy_head", "size"])
 def backward(
-    g, d, dy, size, dy_token, dy_head,
+    g, d, dy, dy_token, dy_head,
     v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token, right_head,
-    w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout, sentences, z,
+    w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout, sentences, size, z,
 ):  # fmt: skip
     """All gradients of some sentences."""
     s = Sizes(
