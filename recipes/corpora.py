@@ -64,12 +64,13 @@ CORPORA = read_corpora()
 CHECKSUMS = dict(line.split()[::-1] for line in (ROOT / "recipes" / "corpora.sha256").read_text().splitlines())
 
 
-def sha256(path: Path) -> str:
-    """Of a file's contents."""
+def sha256(*paths: Path) -> str:
+    """Of the contents of files, in the order of their names."""
     digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        for chunk in iter(lambda: file.read(1 << 20), b""):
-            digest.update(chunk)
+    for path in sorted(paths):
+        with open(path, "rb") as file:
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
     return digest.hexdigest()
 
 

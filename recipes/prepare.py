@@ -225,8 +225,7 @@ def text_at_hand(job: Job, source: Path) -> Tuple[Examples, str]:
     elif job.corpus.name not in CORPORA and not dry_run():
         training_corpora(source, job.src, job.tgt)
         files = [file for lang in (job.src, job.tgt) for end in ("", ".gz") for file in source.glob(f"*.{lang}{end}")]
-    size = sum(file.stat().st_size for file in files)
-    return {}, f"{size} bytes" if size else ""
+    return {}, corpora.sha256(*files) if files else ""
 
 
 # ---- the text of each kind of corpus, and its data
@@ -341,10 +340,11 @@ def prepare_test(raw: Path, data: Path) -> Path:
         check_files(raw, ["test"], (src, tgt))
     corpus = Corpus("own", "parallel")
     options = options_of(corpus, {"like": data}, src, tgt)
-    size = sum(file.stat().st_size for lang in (src, tgt) for file in raw.glob(f"test.{lang}*"))
+    files = [file for lang in (src, tgt) for file in raw.glob(f"test.{lang}*")]
     out = data / "tests" / raw.resolve().name
     same = {name: getattr(options, name) or "" for name in OF_LIKE}
-    settings = {"src": src, "tgt": tgt, **same, "like": data.resolve(), "from": raw.resolve(), "raw": f"{size} bytes"}
+    settings = {"src": src, "tgt": tgt, **same, "like": data.resolve(), "from": raw.resolve()}
+    settings["raw"] = corpora.sha256(*files)
     job = Job(corpus, corpus, raw, src, tgt, out, options)
     once(out, settings, lambda: binarise(job, raw, ["test"]))
     return out

@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> None:
         command += ["--save-every", interval, "--", "--log-interval", interval]
         command += SMALL if args.data == "numbers" else []
         if updates != RECIPES[RECIPE].max_update:
-            command += ["--warmup-updates", updates // 3]
+            command += ["--warmup-updates", max(1, updates // 3)]
             command += ["--validate-interval", 1, "--validate-after-updates", updates * 3 // 4]
         train.start([*command, *rest], functools.partial(show_progress, updates))
         if dry_run():

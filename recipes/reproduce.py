@@ -172,7 +172,7 @@ def read_call(argv: Sequence[str]) -> Call:
     add("--time", action="store_true", help="only time the updates of the models in turns")
     args = parser.parse_args(own)
     table = TABLES[args.table]
-    for seed in args.seed or []:
+    for seed in [] if args.seed is None else args.seed or [""]:
         if not seed.isdecimal():
             raise UserError(f"--seed {seed}: must be an integer, at least 0")
     for flag, given, known in (

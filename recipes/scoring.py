@@ -155,6 +155,8 @@ def evaluate(
     own = re.findall(r"--([\w-]+)[= ](?!--)(\S+)", training.get("flags", ""))
     recipe = dataclasses.replace(recipe, flags={**recipe.flags, **dict(own)}, **changes)
     set_threads(recipe.threads)
+    if baseline and not baseline.is_dir():
+        raise UserError(f"--baseline {baseline}: no such folder")
     where = Path()
     if test:
         data = prepare_test(test, data)
@@ -207,8 +209,8 @@ def checkpoint(run_dir: Path, out: Path, average: int) -> Path:
     there = len(by_updates or list(run_dir.glob("checkpoint[0-9]*.pt")))
     if there < average and not dry_run():
         raise UserError(
-            f"{run_dir}: has {there} of the {average} checkpoints to average; train on, or give --average {there} "
-            "(0: the best one)"
+            f"{run_dir}: has {there} of the {average} checkpoints to average; train on, or give --average {there}"
+            + ("" if there else " for the best one")
         )
     argv = ["python", ROOT / "scripts" / "average_checkpoints.py", "--inputs", run_dir]
     argv += ["--num-update-checkpoints" if by_updates else "--num-epoch-checkpoints", average]

@@ -35,6 +35,7 @@ from .command import ROOT, Parser, UserError, dry_run, integer, locked, pin_sett
 from .corpora import CORPORA
 from .hyperparameters import RECIPES, Recipe, number_of
 
+LONGEST = 1024  # tokens of a sentence: fairseq's --max-source-positions and --max-target-positions by default
 LENGTH_UNIT = 8  # a length that follows the text is a multiple of it, as the products of GPUs like it
 # options whose default is the recipe's value
 FROM_RECIPE = "gpus threads batch_tokens max_tokens max_update save_every".split()
@@ -84,11 +85,14 @@ def recipe_name(arch: str, dataset: str = "") -> str:
     if not fitting:
         endings = dict.fromkeys(recipe.preset for recipe in RECIPES.values())
         raise UserError(f"{arch}: no recipe; an architecture that ends in {' or '.join(endings)} has one")
-    best = min(fitting, key=lambda name: (RECIPES[name].corpus != dataset, -len(RECIPES[name].preset)))
-    known, architecture = [*models()[1:], "vanilla"], RECIPES[best].architecture
+    return min(fitting, key=lambda name: (RECIPES[name].corpus != dataset, -len(RECIPES[name].preset)))
+
+
+def check_architecture(arch: str) -> None:
+    """Refuses a Synthesizer of a variant that does not exist."""
+    known, architecture = [*models()[1:], "vanilla"], RECIPES[recipe_name(arch)].architecture
     if "_synth_" in arch and arch not in map(architecture, known):
         raise UserError(f"{arch}: no such architecture; {architecture('NAME')} are there for {', '.join(known)}")
-    return best
 
 
 def gpus_here() -> Tuple[int, str]:
@@ -99,16 +103,26 @@ def gpus_here() -> Tuple[int, str]:
     return n, "bf16" if n and torch.cuda.get_device_capability() >= (8, 0) else "fp16"
 
 
-def longest_sentence(data: Path) -> int:
+def longest_sentence(data: Path, most: int = LONGEST) -> int:
     """Tokens of the longest sentence of binarised data, its end included; 0 where there are none yet.
 
-    The lengths stand at the head of fairseq's .idx files: 18 bytes of names, their number, and a 32-bit integer each.
+    Training sentences of more than `most` are not counted, as fairseq skips them; others are refused. The lengths stand
+    at the head of fairseq's .idx files: 18 bytes of names, their number, and a 32-bit integer each.
     """
     longest = 0
-    for path in (data / "bin").glob("*.idx"):
+    for path in sorted((data / "bin").glob("*.idx")):
         with open(path, "rb") as file:
             (number,) = struct.unpack("<18xQ", file.read(26))
-            longest = max(longest, *array("i", file.read(4 * number)))
+            sizes = array("i", file.read(4 * number))
+        split, _, lang, _ = path.name.split(".")
+        for line, size in enumerate(sizes, 1):
+            if size <= most:
+                longest = max(longest, size)
+            elif split != "train":
+                raise UserError(
+                    f"{data}: line {line} of {split}.{lang} has {size} tokens, and a model takes {most}; split it, and "
+                    "prepare the data again, or give -- --max-source-positions and --max-target-positions"
+                )
     return longest
 
 
@@ -139,7 +153,9 @@ def length_flags(arch: str, recipe: Recipe, data: Path, rest: Sequence[str], ini
 
     `rest`, flags for fairseq-train, stands where it speaks of the length; `init` is the run that has this length.
     """
-    longest = longest_sentence(data) if recipe.task == "translation" and "_synth_" in arch else 0
+    longest = 0
+    if recipe.task == "translation" and "_synth_" in arch:
+        longest = longest_sentence(data, number_of("--max-source-positions", rest) or LONGEST)
     most = number_of("--synth-max-length", rest) or recipe.max_length
     if init and longest > most and "tile" not in " ".join(rest):
         mend = f"train it with -- --synth-max-length {longest}, leave it out, or give -- --synth-beyond-length tile"
@@ -312,6 +328,7 @@ def main(argv: Sequence[str]) -> None:
     if not shutil.which("fairseq-train"):
         raise UserError("fairseq is not installed here; run scripts/setup.sh")
     name = args.recipe or recipe_name(args.arch, args.dataset)
+    check_architecture(args.arch)
     recipe, pair = RECIPES[name], sides(RECIPES[name], args.dataset)
     if recipe.task == "translation" and not re.fullmatch("[A-Za-z_]+-[A-Za-z_]+", pair):
         raise UserError(f"{args.dataset}: a pair of languages is wanted, such as en-de")

@@ -12,7 +12,6 @@ The command goes to standard error. DRY_RUN=1 only shows it.
 import argparse
 import contextlib
 import dataclasses
-import re
 import shlex
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from .command import Parser, UserError, dry_run, integer, reason, show, split_fl
 from .hyperparameters import RECIPES
 from .scoring import read_data_settings, read_run_settings
 from .train import best_checkpoint, set_threads
-from .translation import Translation, generation_flags, hypotheses
+from .translation import Translation, generation_flags, hypotheses, too_long
 
 
 def as_prepared(text: str, settings: Dict[str, str], model: Path) -> List[str]:
@@ -95,11 +94,11 @@ def translate(programs: Sequence[Sequence[object]], lines: Sequence[str]) -> Lis
         capture_output=True,
         encoding="utf-8",
     )
-    long = re.search(r"Size of sample #(\d+) is invalid .*max_positions=\((\d+)", done.stderr)
+    long = too_long(done.stderr)
     if long:
         tile = """, or give -- --model-overrides "{'synth_beyond_length': 'tile'}\""""
         raise UserError(
-            f"standard input: line {numbers[int(long[1])]} is longer than the model's {long[2]} tokens; split it"
+            f"standard input: line {numbers[long[0] - 1]} is longer than the model's {long[1]} tokens; split it"
             + (tile if "synth-max-length" in done.stderr else "")
         )
     if done.returncode:

@@ -3,7 +3,7 @@
 import json
 import re
 from pathlib import Path
-from typing import Any, ClassVar, Dict, List, Mapping, Sequence
+from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from .command import ROOT, UserError, read_settings, write
 from .hyperparameters import Recipe
@@ -31,6 +31,18 @@ class Translation(Task):
     def command(self) -> List[object]:
         flags = generation_flags(self.data, self.settings, self.checkpoint, self.recipe, self.max_tokens)
         return ["fairseq-generate", *flags]
+
+    def score(self) -> Scores:
+        try:
+            return super().score()
+        except UserError:
+            log = self.out / self.LOG
+            found = too_long(log.read_text(encoding="utf-8", errors="replace") if log.exists() else "")
+            if not found:
+                raise
+            src, _, tgt = self.files(self.data, self.out)
+            where = f"{src}: line {found[0]}, here or in {tgt.name}, is longer than the model's {found[1]} tokens"
+            raise UserError(f"{where}; split it, or train with a larger -- --synth-max-length") from None
 
     def figures(self, log: str) -> Scores:
         """Those of `scores`, of the translations, which are written too."""
@@ -103,6 +115,12 @@ def hypotheses(generated: str, mark: str, wanted: int, program: str) -> List[str
     if len(found) != wanted:
         raise UserError(f"{program} has left {wanted - len(found)} of {wanted} sentences out")
     return [text for _, text in sorted(found, key=lambda line: int(line[0]))]
+
+
+def too_long(errors: str) -> Optional[Tuple[int, int]]:
+    """(line of the text, tokens that the model takes), where fairseq has refused a sentence for its length."""
+    found = re.search(r"Size of sample #(\d+) is invalid .*max_positions=\((\d+)", errors)
+    return (int(found[1]) + 1, int(found[2])) if found else None
 
 
 def split_compounds(text: str) -> str:

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import statistics
+import struct
 import subprocess
 import sys
 import tarfile
@@ -382,6 +383,12 @@ def test_the_length_follows_the_text(tmp_path, raw, dry, monkeypatch, capsys):
         assert "--synth-max-length" not in shown
     parts = ["--batch-tokens 100", f"less than a sentence of {length}"]
     refused(train.main, *argv, "--batch-tokens", "100", parts=parts)
+    # what no model takes: fairseq leaves it out of a training set, and would end at it in others
+    for split, sizes in (("train", [2000, 3]), ("test", [4, 2000])):
+        shown = training_command(capsys, *argv)
+        assert flag(shown, "--synth-max-length") == str(length)
+        (data / "bin" / f"{split}.en-de.en.idx").write_bytes(struct.pack("<18xQ2i", 2, *sizes))
+    refused(train.main, *argv, parts=["line 2 of test.en has 2000 tokens", "takes 1024", "split it"])
 
 
 def test_slurm(tmp_path):
@@ -1365,6 +1372,35 @@ def test_translate_refuses(tmp_path, monkeypatch, capsys):
     refused(translate.main, data, tmp_path, parts=["was trained for en-fr", "is en-de"])
     (data / "settings").write_text("task=language_modeling\n")
     refused(translate.main, data, tmp_path, parts=["prepared for language_modeling", "parallel text"])
+
+
+def test_a_test_set_with_a_sentence_that_is_too_long(tmp_path, monkeypatch):
+    """The file and the line are told, and not only the sample's number."""
+    data, out = tmp_path / "data", tmp_path / "out"
+    data.mkdir(), out.mkdir()
+    (data / "settings").write_text("src=en\ntgt=de\nsubwords=bpe\n")
+
+    def run(argv, log):
+        log.write_text("Exception: Size of sample #44 is invalid (=(101, 93)) since max_positions=(100, 1024)\n")
+        raise UserError("fairseq-generate failed")
+
+    monkeypatch.setattr(scoring, "run", run)
+    settings = {"src": "en", "tgt": "de", "subwords": "bpe"}
+    task = translation.Translation(data, settings, RECIPES["multi30k_cpu"], tmp_path / "x.pt", out)
+    with pytest.raises(UserError, match=r"test.en: line 45, here or in test.de, is longer than the model's 100 tokens"):
+        task.score()
+
+
+def test_text_that_has_changed_is_noticed(tmp_path, raw, dry, monkeypatch):
+    """Also where its size is the same."""
+    monkeypatch.delenv("DRY_RUN")
+    folder = copied(raw, tmp_path / "raw")
+    argv = [folder, "en", "de", tmp_path / "data", "--merges", "100", "--workers", "1"]
+    prepare.main([*map(str, argv)])
+    prepare.main([*map(str, argv)])
+    text = folder / "test.de"
+    text.write_bytes(text.read_bytes()[::-1].lstrip(b"\n") + b"\n")
+    refused(prepare.main, *argv, parts=["was made with other settings", "raw="])
 
 
 LONG = (
