@@ -70,7 +70,7 @@ class Scratch:
         return size
 
     def tensors(self, like: Tensor) -> Tensors:
-        """The sums, by name. Nobody asks for their sizes."""
+        """The sums, by name, each from where it begins: kernels know its size."""
         if not self.starts:
             return {}
         buffer = like.new_empty(self.size, dtype=torch.float32)
@@ -153,7 +153,7 @@ def backward_launches(
     """The launches of the backward pass, and their memory for sums.
 
     Args:
-        wanted: names of the tensors that have a gradient, ``to_`` and the name.
+        wanted: the tensors whose gradients are written; the gradient of ``q`` is named ``to_q``.
         is_long: whether the forward pass has written ``logs``.
         grad: of the output, (B, H, T, d_h); its name is ``grad``.
     """
