@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -25,6 +26,7 @@ def main() -> None:
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     # on CPUs: threads that spin while they wait slow a training tenfold where another program wants one of the cores
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what this has started is ended too
     try:
         importlib.import_module(f".{COMMANDS[sys.argv[1]]}", __package__).main(sys.argv[2:])
         sys.stdout.flush()

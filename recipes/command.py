@@ -5,10 +5,12 @@ import contextlib
 import fcntl
 import os
 import shlex
+import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List, Mapping, NoReturn, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NoReturn, Optional, Sequence, Tuple
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -79,16 +81,34 @@ def reason(errors: str) -> str:
     return (told or lines)[-1].split("fairseq_synth: error: ")[-1].replace("error: ", "", 1).strip()
 
 
+def finish(argv: Sequence[object], **options: Any) -> "subprocess.CompletedProcess[str]":
+    """Runs a program to its end, with `options` of subprocess. What it has started ends with this process."""
+    words = list(map(str, argv))
+    with subprocess.Popen(words, start_new_session=True, errors="replace", **options) as process:
+        try:
+            out, errors = process.communicate()
+        except BaseException:
+            os.killpg(process.pid, signal.SIGTERM)
+            raise
+    return subprocess.CompletedProcess(words, process.returncode, out, errors)
+
+
 def run(argv: Sequence[object], log: Optional[Path] = None) -> None:
     """Shows a command and, unless this is a dry run, runs it. With `log` its output goes to this file."""
     show(argv)
     if dry_run():
         return
     with open(log or os.devnull, "w") as file:
-        to, errors = (file, subprocess.STDOUT) if log else (None, None)
-        done = subprocess.run(list(map(str, argv)), stdout=to, stderr=errors)
-    if done.returncode:
-        raise UserError(f"{argv[0]} failed" + (f": {reason(log.read_text())}; see {log}" if log else ", see above"))
+        to, errors = (file, subprocess.STDOUT) if log else (None, subprocess.PIPE)
+        done = finish(argv, stdout=to, stderr=errors)
+    if done.returncode and log:
+        raise UserError(f"{argv[0]} failed: {reason(log.read_text())}; see {log}")
+    why = reason(done.stderr) if done.returncode else ""
+    for line in (done.stderr or "").splitlines():
+        if not why or why not in line:
+            print(line, file=sys.stderr)
+    if why:
+        raise UserError(why)
 
 
 def shell(command: str, output: Path, fix: str = "") -> None:
@@ -101,8 +121,7 @@ def shell(command: str, output: Path, fix: str = "") -> None:
     make_folder(output.parent)
     part = output.with_name(output.name + ".part")
     with open(part, "wb") as file:
-        argv = ["bash", "-euo", "pipefail", "-c", command]
-        done = subprocess.run(argv, stdout=file, stderr=subprocess.PIPE, errors="replace")
+        done = finish(["bash", "-euo", "pipefail", "-c", command], stdout=file, stderr=subprocess.PIPE)
     if done.returncode:
         part.unlink()
         raise UserError(f"{output} was not made: {reason(done.stderr)}{fix and '; ' + fix}")
@@ -134,7 +153,7 @@ def download(url: str, output: Path, fix: str) -> None:
         return
     make_folder(output.parent)
     argv += ["--silent", "--show-error", "--retry", "3", "--output", str(part), url]
-    done = subprocess.run(argv, stderr=subprocess.PIPE, universal_newlines=True)
+    done = finish(argv, stderr=subprocess.PIPE)
     if done.returncode:
         if "416" in done.stderr:  # more is there than the complete file has
             part.unlink()
@@ -181,7 +200,7 @@ def pin_settings(file: Path, made: str, settings: Mapping[str, object]) -> None:
     if not others or dry_run():
         return
     if found and any(list(file.parent.glob(pattern)) for pattern in made.split()):
-        both = [f"it has {name}={found.get(name, '')}, asked for {name}={asked.get(name, '')}" for name in others]
+        both = [f"it has {n}={found.get(n) or 'none'}, asked for {n}={asked.get(n) or 'none'}" for n in others]
         raise UserError(
             f"{file.parent} was made with other settings ({'; '.join(both)}); give another folder, or remove it"
         )

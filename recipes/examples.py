@@ -6,6 +6,7 @@ import io
 import json
 import random
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any, Callable, Container, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -94,8 +95,15 @@ def read_file(corpus: Corpus, path: Path, split: str, history: Count, known: Con
         rows = list(reader_of(corpus, path)(corpus, path))
     except (KeyError, TypeError, IndexError) as error:
         raise UserError(f"{path}: a row has no {error}; is this the right corpus?") from None
-    if is_labels and rows and has_headings([row["label"].strip() for row in rows], known):
+    labels = [row["label"].strip() for row in rows] if is_labels else []
+    rare = [label for label, n in Counter(labels).items() if n == 1]
+    if labels and has_headings(labels, known):
         print(f"{path}: line 1 is taken for headings: {rows.pop(0)['label']}, …")
+    elif rare and rare == labels[:1] and split == "train" and not corpus.labels:
+        raise UserError(
+            f'{path}: line 1 has the label "{rare[0]}", and no other line has it; if these are headings, call the '
+            "first one label, or remove the line"
+        )
     for row in rows:
         where = f"{path}: line {row['line']}"
         columns = columns_of(corpus, where, row, history)

@@ -118,7 +118,8 @@ def options_of(corpus: Corpus, given: Mapping[str, Any], src: str, tgt: str) -> 
     for name, (kinds, _) in OPTIONS.items():
         value = given.get(name)
         if value is not None and (corpus.kind not in kinds or name == "history" and name not in usual):
-            raise UserError(f"--{name} {value}: not for {corpus.name}; leave it out")
+            what = corpus.name if corpus.name in CORPORA else "parallel text"
+            raise UserError(f"--{name} {value}: not for {what}; leave it out")
         setattr(found, name.replace("-", "_"), usual.get(name) if value is None else value)
     if found.like:
         settings = read_settings(found.like / "settings")
@@ -414,7 +415,12 @@ def encode(job: Job, text: Path, sides: Sequence[str], splits: Sequence[str] = S
         # of several processes it splits a file, not a stream
         several = f"--num-workers {options.workers} -i" if options.workers > 1 else "<"
         apply = f"subword-nmt apply-bpe -c {quote(str(model))} {several}"
-    shell(f"cat {quote(str(options.like / model.name))}" if options.like else learn, model)
+    try:
+        shell(f"cat {quote(str(options.like / model.name))}" if options.like else learn, model)
+    except UserError:  # what is there would refuse the options that mend it
+        for made in ("raw", "text", "tok"):
+            shutil.rmtree(out / made, ignore_errors=True)
+        raise
     for split in splits:
         for side, most in zip(sides, (options.truncate_source, options.truncate_target)):
             # training pairs are cleaned once more

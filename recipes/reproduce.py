@@ -100,6 +100,8 @@ class Call(NamedTuple):
             return []
         run = first.run(self.args.out)
         if not all((run / name).exists() for name in ("scores.json", RECIPES[first.dataset.recipe].checkpoint)):
+            if self.changed:
+                say(f"first {first.name} of {first.table.name}, by its own recipe")
             self.first().run_cell(first)
             if not dry_run() and not (run / "scores.json").exists():
                 raise UserError(f"{run}: this cell begins with it, and another process is running it; call again later")

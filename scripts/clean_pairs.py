@@ -72,7 +72,7 @@ def fault(source: str, target: str, max_length: int, max_ratio: float) -> str:
     if not lengths[0]:
         return "empty"
     if max_length and lengths[1] > max_length:
-        return f"longer than {max_length} words"
+        return f"longer than {max_length} tokens"
     if max_ratio and lengths[1] > max_ratio * lengths[0]:
         return f"of a length ratio over {max_ratio:g}"
     return ""

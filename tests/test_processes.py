@@ -88,10 +88,21 @@ def wait_for(condition, seconds=120):
         time.sleep(0.02)
 
 
+def children(pid):
+    return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+
+
+def is_alive(pid):
+    """Whether a process has not ended, waited for or not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def workers(process):
     """The training processes below torchrun."""
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    return [int(pid) for pid in children if b"fairseq-train" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [pid for pid in children(process.pid) if b"fairseq-train" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def test_two_processes_take_the_steps_of_one(prepared, two, tmp_path, dry, monkeypatch, capsys):
@@ -222,3 +233,23 @@ def test_ddp(tmp_path):
         assert all(torch.equal(one[key], other[key]) for key in one), spec
         moved = [key for key in one if key in start and not torch.equal(one[key], start[key])]
         assert "encoder.layers.0.self_attn.v_proj.weight" in moved
+
+
+@pytest.mark.parametrize("call", ["run(['bash', '-c', 'sleep 600 & wait'])", "shell('sleep 600 | cat', Path('out'))"])
+def test_what_a_recipe_has_started_ends_with_it(tmp_path, call):
+    """SIGTERM to a recipe, as a scheduler or `timeout` sends it, leaves no program behind, nor half a file."""
+    code = (
+        "import sys; from pathlib import Path; from recipes import __main__, command\n"
+        f"command.main = lambda argv: command.{call}\n"
+        "__main__.COMMANDS = {'wait': 'command'}; sys.argv[1:] = ['wait']; __main__.main()"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=env, stdout=subprocess.DEVNULL)
+    wait_for(lambda: children(process.pid) and children(children(process.pid)[0]))
+    program = children(process.pid)[0]
+    started = [program, *children(program)]
+    time.sleep(1)  # until the recipe waits for it
+    process.terminate()
+    assert process.wait(timeout=60) == 143
+    wait_for(lambda: not any(map(is_alive, started)))
+    assert not (tmp_path / "out").exists()

@@ -145,7 +145,7 @@ def test_prepare(tmp_path, raw, capfd):
     assert text.startswith(gzip.open(raw / "more.de.gz").read())  # corpora in the order of their names
     assert "ein  Wort  mehr\n" in text.decode()
     said = capfd.readouterr().out
-    assert "199 pairs, left out: 1 empty" in said and "198 pairs, left out: 1 longer than 250 words" in said
+    assert "199 pairs, left out: 1 empty" in said and "198 pairs, left out: 1 longer than 250 tokens" in said
     assert_translated_as_prepared(out)
     shutil.rmtree(folder)
     prepare.main([*map(str, argv)])  # of what is done nothing is needed again
@@ -160,13 +160,12 @@ def test_prepare_with_sentencepiece(tmp_path, raw):
     argv = [raw, "en", "de", tmp_path / "out", "--subwords", "sentencepiece", "--workers", "1"]
     refused(prepare.main, *argv, "--merges", "30000", parts=["--merges 30000", "Vocabulary size too high"])
     assert not (tmp_path / "out" / "pieces.model").exists()
-    argv[3] = tmp_path / "other"
-    prepare.main([*map(str, argv), "--merges", "150"])
-    pieces = (tmp_path / "other" / "sub" / "test.de").read_text().splitlines()
+    prepare.main([*map(str, argv), "--merges", "150"])  # goes on in the same folder
+    pieces = (tmp_path / "out" / "sub" / "test.de").read_text().splitlines()
     assert ["".join(line.split()).replace("\u2581", " ").strip() for line in pieces] == (
         (raw / "test.de").read_text().splitlines()
     )
-    assert_translated_as_prepared(tmp_path / "other")
+    assert_translated_as_prepared(tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -985,7 +984,7 @@ def test_each_device_has_its_own_record(stubs):
     assert called(*one) == []
 
 
-def test_two_stages(stubs, monkeypatch):
+def test_two_stages(stubs, monkeypatch, capsys):
     """The run that a cell begins with is made first if its checkpoint is missing, even where its figures are known."""
     project, called = stubs
     table = tables.TABLES["multi30k_cpu"]
@@ -1011,6 +1010,11 @@ def test_two_stages(stubs, monkeypatch):
     (run / "checkpoint_avg.pt").touch()
     changed = project / "runs" / "multi30k_cpu-en-fr-random-seed2-changed" / "result.json"
     assert called(*one, "--rerun", "--", "--max-update", "9") == [arch, "evaluate"]  # of the second stage alone
+    assert "by its own recipe" not in capsys.readouterr().out
+    (run / "checkpoint_avg.pt").unlink()
+    assert called(*one, "--rerun", "--", "--max-update", "9") == [arch, "evaluate", arch, "evaluate"]
+    assert "first en-fr-random-seed2 of first, by its own recipe" in capsys.readouterr().out
+    (run / "checkpoint_avg.pt").touch()
     (run / "checkpoint_avg.pt").unlink()
     assert called(*one, "--rerun") == [arch, "evaluate", arch, "evaluate"]
     assert json.loads(second.read_text())["init"] == json.loads(changed.read_text())["init"] == run.name
