@@ -568,7 +568,7 @@ COMPILED = [spec for spec in dict.fromkeys([*NAMES, *VARIANTS, MIXED]) if is_sup
 # factorized_random has random's kernels; sm_80 has sm_86's registers, and more shared memory
 FEWER = [spec for spec in COMPILED if "factorized_random" not in spec or spec == MIXED]
 ALL = [(architecture, "bf16", 64, COMPILED, [32, 64, 256]) for architecture in LIMITS]
-ALL += [(architecture, *kind, FEWER, [32, 256]) for architecture in (86, 90) for kind in OTHER_WIDTHS]
+ALL += [(architecture, *kind, FEWER, [32, 64, 256]) for architecture in (86, 90) for kind in OTHER_WIDTHS]
 
 
 @pytest.mark.parametrize("number", range(len(ALL)))
