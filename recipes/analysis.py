@@ -14,9 +14,10 @@ import statistics
 import sys
 from argparse import Namespace
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence
+from typing import Any, Dict, Iterator, List, Sequence
 
-from fairseq_synth.inspect.drawing import Call, Panel, Picture, color, image, legend, line, name_above, stairs
+from fairseq_synth.inspect import comparison
+from fairseq_synth.inspect.drawing import Picture
 from fairseq_synth.inspect.pictures import GROUPS, by_group
 
 from . import provenance, render
@@ -26,18 +27,11 @@ from .render import Column, label, markdown, of_models, origin
 from .tables import BASELINE, TABLES, Cell
 
 Figures = Dict[str, Any]
-Drawing = Callable[[Figures, str, str, str], List[Call]]  # record, choice, model and its color -> calls
 FOLDER = "analysis"  # of results/, and of the pictures below --out
 LENGTHS = "lengths"  # the same for --lengths
 TABLE = "multi30k_cpu"  # that docs/analysis.md shows
 SIZE = 16  # rows and columns of a pattern that are kept
 MEANS = ("entropy", "diagonal", "neighbours", "word_dependence")
-OF_HEADS = {  # title: what is summed
-    "entropy (nats)": ("entropy",),
-    "weight on the token and its neighbours": ("diagonal", "neighbours"),
-    "dependence on words": ("word_dependence",),
-    "importance by gradient (nats a token)": ("gradient",),
-}
 
 
 def main(argv: Sequence[str]) -> None:
@@ -117,8 +111,7 @@ def load(folder: str = FOLDER, table: str = TABLE) -> Dict[str, Figures]:
     found: Dict[str, Figures] = {}
     records = render.load(folder, f"{table}-{dataset}-*")
     for record in sorted(records, key=lambda r: (order.index(r["model"]), r["seed"])):
-        groups = by_group(record.get("attentions", {}))  # layer by layer
-        found.setdefault(record["model"], {**record, "groups": groups})
+        found.setdefault(record["model"], record)
     return found
 
 
@@ -134,7 +127,7 @@ def table() -> str:
     heads += ["most, least important head", "BLEU", "half removed", "all removed"]
     rows = []
     for model, record in records.items():
-        for group, own in record["groups"].items():
+        for group, own in by_group(record["attentions"]).items():
             heads_of = {name: [value for attention in own for value in attention[name]] for name in MEANS}
             important = [value for attention in own for value in attention["gradient"]]
             curve = record["removal"]["groups"][group]
@@ -187,111 +180,9 @@ def pictures() -> Iterator[Picture]:
     records = load()
     if not records:
         return
-    yield histograms(records, "logits", "logit")
-    yield histograms(records, "weights", "attention weight (share of weights, log scale)")
-    yield patterns(records)
-    yield heads_by_layer(records)
-    first = next(iter(records.values()))
-    of_values = ("share of the singular values", "share of their sum")
-    yield by_choice("singular-values", records, GROUPS, singular_values, *of_values)
-    branches = {name: name for name in first["layers"]["trained"]["encoder"]}
-    yield by_choice("rank", records, branches, rank, "encoder layer", "distance from equal rows", yscale="log")
-    removed = {group: GROUPS[group] for group in first["removal"]["groups"]}
-    yield by_choice("removal", records, removed, removal, "share of heads removed", "BLEU")
+    for picture in comparison.pictures(records, BASELINE):
+        yield picture._replace(name=f"analysis-{picture.name}.png")
     if "random" in records:  # softmax(R) of the encoder's heads, a block for each layer
-        layers = [patterns_of(own, f"layer {own['layer']}") for own in records["random"]["groups"]["encoder.self"]]
-        panels = [panel for layer in layers for panel in layer]
+        layers = by_group(records["random"]["attentions"])["encoder.self"]
+        panels = [panel for own in layers for panel in comparison.row_of_heads(own, f"layer {own['layer']}")]
         yield Picture("learned-r.png", panels, (0.8 * len(panels), 1.15), len(panels))
-
-
-def histograms(records: Dict[str, Figures], kind: str, below: str) -> Picture:
-    """A row for each model, a column for the first and the last layer of a stack; the initial state is gray."""
-    panels: List[Panel] = []
-    for model, record in records.items():
-        for group in ("encoder.self", "decoder.self"):
-            for attention in (record["groups"][group][0], record["groups"][group][-1]):
-                calls = [*stairs(attention["histograms"][kind]), *([] if panels else [legend()])]
-                title = {"title": f"{group.split('.')[0]}, layer {attention['layer']}"} if len(panels) < 4 else {}
-                side = {} if len(panels) % 4 else {"ylabel": model}
-                scale = {"yscale": "log"} if kind == "weights" else {}
-                calls.append(("tick_params", [], {"axis": "y", "which": "both", "left": False, "labelleft": False}))
-                panels.append(Panel(calls, {**title, **side, **scale}))
-    return Picture(f"analysis-{kind}.png", panels, (10, 1.5 * len(records) + 0.6), 4, below=below)
-
-
-def patterns_of(attention: Figures, title: str, **settings: str) -> List[Panel]:
-    """A panel for each head; the first one has the title, if any, and the settings."""
-    first, *others = [image(matrix, cmap="Blues", vmin=0) for matrix in attention["pattern"]]
-    named = [*first, *([name_above(title)] if title else [])]
-    return [Panel(named, settings), *(Panel(calls, {}) for calls in others)]
-
-
-def patterns(records: Dict[str, Figures]) -> Picture:
-    """For each model a block of columns, one for each head; a row for each layer of the encoder, then the decoder."""
-    rows: List[List[Panel]] = []
-    for group in ("encoder.self", "decoder.self"):
-        for layer in range(len(next(iter(records.values()))["groups"][group])):
-            row: List[Panel] = []
-            for model, record in records.items():
-                title = "" if layer else f"{model}, {group.split('.')[0]}"
-                side = {} if row else {"ylabel": f"layer {layer}"}
-                row += patterns_of(record["groups"][group][layer], title, **side)
-            rows.append(row)
-    panels = [panel for row in rows for panel in row]
-    return Picture("analysis-patterns.png", panels, (3.1 * len(records) + 0.4, 0.85 * len(rows)), len(rows[0]))
-
-
-def heads_by_layer(records: Dict[str, Figures]) -> Picture:
-    """A panel for each figure, a dot for each head."""
-    panels: List[Panel] = []
-    for title, figures in OF_HEADS.items():
-        calls: List[Call] = []
-        for place, (model, record) in enumerate(records.items()):
-            shift = (place - (len(records) - 1) / 2) * 0.7 / len(records)
-            attentions = [attention for group in GROUPS for attention in record["groups"][group]]
-            for x, attention in enumerate(attentions):
-                values = [sum(parts) for parts in zip(*(attention[name] for name in figures))]
-                style = {"s": 9, "color": color(model, list(records), BASELINE), "label": None if x else model}
-                calls.append(("scatter", [[x + shift] * len(values), values], style))
-        names = [f"{attention['group'].replace('.', ' ')} {attention['layer']}" for attention in attentions]
-        calls.append(("set_xticks", [list(range(len(names))), names], {"rotation": 60, "ha": "right"}))
-        panels.append(Panel([*calls, *([] if panels else [legend()])], {"title": title, "ylim": (0, None)}))
-    return Picture("analysis-heads.png", panels, (11, 6.4), 2)
-
-
-def by_choice(
-    name: str, records: Dict[str, Figures], choices: Mapping[str, str], draw: Drawing, x: str, y: str, **settings: str
-) -> Picture:
-    """A panel for each choice with what `draw` makes of each model. `choices`: with their titles."""
-    panels: List[Panel] = []
-    for choice, title in choices.items():
-        calls: List[Call] = []
-        for model, record in records.items():
-            calls += draw(record, choice, model, color(model, list(records), BASELINE))
-        calls += [] if panels else [legend()]
-        panels.append(Panel(calls, {"title": title, "xlabel": x, **settings, **({} if panels else {"ylabel": y})}))
-    return Picture(f"analysis-{name}.png", panels, (10, 3.5), len(panels), share_y=True)
-
-
-def singular_values(record: Figures, group: str, model: str, own: str) -> List[Call]:
-    """The mean over the heads of a group, and their span."""
-    columns = list(zip(*(head for attention in record["groups"][group] for head in attention["singular_values"])))
-    shares = [i / (len(columns) - 1) for i in range(len(columns))]
-    span = [[min(column) for column in columns], [max(column) for column in columns]]
-    middle = line(shares, [round(sum(column) / len(column), 4) for column in columns], model, own)
-    return [middle, ("fill_between", [shares, *span], {"color": own, "alpha": 0.15})]
-
-
-def rank(record: Figures, branches: str, model: str, own: str) -> List[Call]:
-    """How far the rows are from equal with these branches, layer by layer; dashed: initial."""
-    calls = []
-    for state, name, style in (("initial", None, "--"), ("trained", model, "-")):
-        values = record["layers"][state]["encoder"][branches]["equal_rows"]
-        calls.append(line(list(range(len(values))), values, name, own, linestyle=style, marker="."))
-    return calls
-
-
-def removal(record: Figures, group: str, model: str, own: str) -> List[Call]:
-    """BLEU as more and more heads of a group are removed."""
-    curve = record["removal"]["groups"][group]
-    return [line(curve["share"], curve["bleu"], model, own, marker=".")]

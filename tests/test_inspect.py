@@ -28,7 +28,7 @@ from helpers import (
 from sacrebleu.metrics import BLEU
 
 from fairseq_synth import computations
-from fairseq_synth.inspect import analysis, checkpoints, hooks, measure, pictures
+from fairseq_synth.inspect import analysis, checkpoints, comparison, hooks, measure, pictures
 from fairseq_synth.inspect.__main__ import main
 
 # ---- measures
@@ -348,7 +348,14 @@ def test_the_command_line(trained, data, tmp_path):
         curve = figures["removal"]["groups"]["encoder.self"]
         assert curve["share"] == [0, 0.5, 1] and curve["loss"][0] == pytest.approx(figures["loss"])
         assert all(bleu is not None for bleu in curve["bleu"])
+    compared = {picture.name: picture for picture in comparison.pictures(found, baseline=next(iter(found)))}
+    assert set(compared) == {"logits", "weights", "patterns", "heads", "singular-values", "rank", "removal"}
+    assert all(picture.draw() for picture in compared.values())
+    (losses, *_) = (call for call in compared["removal"].panels[0].calls if call[2].get("label") == list(found)[1])
     stock, mixture = found.values()
+    assert losses[1] == [mixture["removal"]["groups"]["encoder.self"][key] for key in ("share", "bleu")]
+    del mixture["attentions"]["decoder.cross.1"]
+    assert not list(comparison.pictures(found))  # of other layers
     assert stock["attentions"]["encoder.self.0"]["alpha"] is None
     alpha = mixture["attentions"]["encoder.self.0"]["alpha"]
     assert set(alpha) == {"random", "vanilla"} and alpha["random"][0] + alpha["vanilla"][0] == pytest.approx(
@@ -365,7 +372,8 @@ def test_without_data(data, tmp_path):
     assert line == f"--user-dir {own}: no such folder"
     own.mkdir()
     (own / "__init__.py").touch()
-    inspect(path, "--user-dir", own, "--positions", "9", "--out", tmp_path / "out")
+    shutil.copy(path, tmp_path / "other.pt")
+    inspect(path, tmp_path / "other.pt", "--user-dir", own, "--positions", "9", "--out", tmp_path / "out")
     assert own.name in sys.modules
     found = json.loads((tmp_path / "out" / "figures.json").read_text())["checkpoint_last"]
     R = torch.load(path)["model"]["encoder.layers.1.self_attn.synthesizer.components.random.R"]
@@ -373,6 +381,7 @@ def test_without_data(data, tmp_path):
     assert torch.allclose(pattern, torch.softmax(R[:, :9, :9], -1), atol=6e-4)
     assert "pattern" not in found["attentions"]["decoder.cross.0"] and "data" not in found
     assert (tmp_path / "out" / "checkpoint_last-patterns-encoder-self-attention.png").exists()
+    assert [path.name for path in (tmp_path / "out").glob("comparison-*")] == ["comparison-patterns.png"]
 
 
 @pytest.fixture(scope="module")

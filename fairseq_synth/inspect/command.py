@@ -3,6 +3,7 @@
 Without --data: histograms of parameters, the weights alpha of mixtures, patterns of functions that never look at the
 input. With the model's binarised data also: logits and attention weights, patterns by position and of single
 sentences, singular values, rank of the layers, importance of heads, loss and BLEU without them and by sentence length.
+Several models with the same layers and heads are also compared in pictures of their own, comparison-*.png.
 OUT/figures.json has every figure that a picture shows. Nothing is left in OUT if the command fails.
 """
 
@@ -52,6 +53,11 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
                 from .pictures import save
 
                 save(found[label], folder, label)
+        if len(found) > 1 and not args.no_pictures:
+            from .comparison import pictures
+
+            for picture in pictures(found):
+                picture._replace(name=f"comparison-{picture.name}.png").save(folder)
         (folder / FIGURES).write_text(json.dumps(found, separators=(",", ":")) + "\n", encoding="utf-8")
         names = sorted(path.name for path in folder.iterdir())
     print(*(args.out / name for name in names), sep="\n")
