@@ -380,12 +380,26 @@ def binarise(job: Job, raw: Path, splits: Sequence[str] = SPLITS) -> None:
     if "train" in splits:
         limits = ["--max-length", options.max_length, "--max-ratio", options.max_ratio]
         clean(out / "sub" / "train", [out / "sub" / "all"], *limits)
+    if options.like and job.corpus.labels and not dry_run():
+        check_labels(job)
     say("binarising")
     flags: List[object] = ["-s", src, "-t", tgt, "--joined-dictionary", "--workers", options.workers]
     flags += ["--srcdict", options.like / "bin" / f"dict.{src}.txt"] if options.like else []
     preprocess(job, flags, f"{out}/sub/{{}}", splits=splits)
     for lang in (src, tgt) if not dry_run() else ():
         shutil.copy(out / "text" / f"test.{lang}", out)
+
+
+def check_labels(job: Job) -> None:
+    """Refuses labels with subwords that the words of other data have not: their model could not write them."""
+    words = (job.options.like / "bin" / f"dict.{job.tgt}.txt").read_text(encoding="utf-8").splitlines()
+    labels = (job.out / "sub" / f"train.{job.tgt}").read_text(encoding="utf-8").split()
+    unknown = ", ".join(sorted({*labels} - {line.rsplit(" ", 1)[0] for line in words}))
+    if unknown:
+        raise UserError(
+            f"--like {job.options.like}: its words have no {unknown}, and labels of {job.corpus.name} are written with "
+            "them; prepare without --like, or change the labels in recipes/corpora.yaml"
+        )
 
 
 # ---- steps

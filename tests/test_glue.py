@@ -1,5 +1,6 @@
 """GLUE and SuperGLUE as text: every task's form, labels and metrics; fine-tuning in two stages."""
 
+import argparse
 import json
 
 import pytest
@@ -26,12 +27,12 @@ ROWS = {
              ["mrpc sentence1: a sentence2: b => equivalent"]),
     "stsb": ("csv", "g\tf\t2012\t1\t3.75\ta\tb\tmore", ["stsb sentence1: a sentence2: b => 3.8"]),
     "qqp": ("tsv", "id\tquestion1\tquestion2\tis_duplicate\n1\ta?\tb?\t0",
-            ["qqp question1: a? question2: b? => not_duplicate"]),
+            ["qqp question1: a? question2: b? => not duplicate"]),
     "mnli": ("tsv", "sentence1\tsentence2\tgold_label\na\tb\tneutral",
              ["mnli hypothesis: b premise: a => neutral"] * 2),
     "qnli": ("tsv", "index\tquestion\tsentence\tlabel\n0\ta?\tb\tentailment",
              ["qnli question: a? sentence: b => entailment"]),
-    "rte": ("tsv", "0\ta\tb\tnot_entailment", ["rte sentence1: a sentence2: b => not_entailment"]),
+    "rte": ("tsv", "0\ta\tb\tnot_entailment", ["rte sentence1: a sentence2: b => not entailment"]),
     "boolq": ("jsonl", {"passage": "a", "question": "b", "label": False}, ["boolq passage: a question: b => False"]),
     "cb": ("jsonl", {"premise": "a", "hypothesis": "b", "label": "contradiction"},
            ["cb hypothesis: b premise: a => contradiction"]),
@@ -93,6 +94,19 @@ def test_prepare_refuses(tmp_path, task, contents, parts):
     write(folder, task, contents)
     refused(prepare.main, task, tmp_path / "out", "--from", folder, parts=parts)
     assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_labels_that_no_model_could_write(tmp_path):
+    """A second stage has the first one's words."""
+    for folder in ("first/bin", "sub"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "first" / "bin" / "dict.target.txt").write_text("▁not 9\n▁en 8\ntailment 7\n")
+    (tmp_path / "sub" / "train.target").write_text("▁not ▁en tailment\n▁en tailment\n")
+    options = argparse.Namespace(like=tmp_path / "first")
+    job = prepare.Job(CORPORA["rte"], CORPORA["rte"], None, "source", "target", tmp_path, options)
+    prepare.check_labels(job)
+    (tmp_path / "sub" / "train.target").write_text("▁not _ en tailment\n")
+    refused(lambda _: prepare.check_labels(job), parts=[f"--like {tmp_path / 'first'}: its words have no _, en", "rte"])
 
 
 def test_labels_beside(tmp_path):
