@@ -37,8 +37,8 @@ MIXED = [name for name in VARIANTS if name not in [*SIMPLE, "vanilla"]]
 def commands(args: argparse.Namespace) -> Dict[str, List[str]]:
     """The command of each part; ``OUT`` stands for the file of its result."""
     benchmark = ["--device", args.device, "--dtype", args.dtype, "--rounds", "1" if args.dry else "10", "--out", "OUT"]
-    short = ["3x6"] if args.dry else ["128x32", "32x128"]
-    square, causal = ("2x9", "2x9") if args.dry else ("256x256", "4x1024")
+    short = ["2x6"] if args.dry else ["128x32", "32x128"]
+    square, causal = ("1x9", "1x9") if args.dry else ("256x256", "4x1024")
     data = ["--data", args.data, "--max-tokens", "4096", "--batches", "4"] if args.data else ["--shapes", *short]
     tests = ["-m", "pytest", "-q", "--device", args.device, "-p", "no:cacheprovider"]
     found = {
