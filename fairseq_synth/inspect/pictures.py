@@ -145,11 +145,10 @@ def singular_values(attentions: Figures) -> Picture:
     for group, own in by_group(attentions).items():
         calls: List[Call] = []
         for i, attention in enumerate(own if "singular_values" in own[0] else []):
+            style = {"linewidth": 1, "linestyle": ("-", "--", ":")[i // 10 % 3]}  # there are ten colors
             for head, values in enumerate(attention["singular_values"]):
                 shares = [place / (len(values) - 1) for place in range(len(values))]
-                calls.append(
-                    line(shares, values, None if head else f"layer {attention['layer']}", f"C{i}", linewidth=1)
-                )
+                calls.append(line(shares, values, None if head else f"layer {attention['layer']}", f"C{i}", **style))
         if calls:
             label = {} if panels else {"ylabel": "share of their sum"}
             panels.append(
