@@ -56,21 +56,33 @@ def read_log(log: str) -> Dict[str, Any]:
 
 
 def learned_alpha(checkpoint: Path) -> Dict[str, Dict[str, List[float]]]:
-    """{layer: {function: its weight in each head}} of a model of mixtures; empty for others."""
-    from fairseq_synth import register
-    from fairseq_synth.errors import SynthesizerError
-    from fairseq_synth.inspect import checkpoints, hooks
+    """{layer: {component: weight of each head}}: the mixtures' softmax of alpha; empty for other models.
 
-    register()
-    found: Dict[str, Dict[str, List[float]]] = {}
-    try:
-        attentions = hooks.attentions(checkpoints.load(checkpoint).model)
-    except SynthesizerError:  # of convolutions
-        return {}
-    for attention in attentions:
-        for function, weights in (attention.alpha() or {}).items():
-            layer = found.setdefault(f"{attention.group.split('.')[0]}.layers.{attention.layer}", {})
-            layer[function] = [round(weight, 4) for weight in weights]
+    A layer whose heads are of different kinds has an entry for each group: ``encoder.layers.0.groups.1``.
+    """
+    from fairseq.checkpoint_utils import load_checkpoint_to_cpu
+
+    from fairseq_synth import register
+
+    register()  # allows what fairseq's checkpoints hold
+    return mixture_weights(load_checkpoint_to_cpu(str(checkpoint))["model"])
+
+
+def mixture_weights(weights: Dict[str, Any]) -> Dict[str, Dict[str, List[float]]]:
+    """`learned_alpha` of a state dict, which has alpha, (functions, H), before the softmax."""
+    from fairseq_synth.attention import rename_older
+    from fairseq_synth.synthesizers import SYNTHESIZERS
+
+    found, weights = {}, dict(weights)
+    rename_older(weights, "")
+    pattern = r"(.*?((?:encoder|decoder)\.layers\.\d+)\.self_attn\.synthesizer(\.groups\.\d+)?\.)alpha"
+    for match in filter(None, (re.fullmatch(pattern, key) for key in weights)):
+        alpha, prefix = weights[match[0]], f"{match[1]}components."
+        names = {key[len(prefix) :].split(".")[0] for key in weights if key.startswith(prefix)}
+        if len(names) < len(alpha):
+            names.add("vanilla")  # it has no weights of its own here
+        heads = [[round(weight, 4) for weight in row] for row in alpha.float().softmax(0).tolist()]
+        found[match[2] + (match[3] or "")] = dict(zip([name for name in SYNTHESIZERS if name in names], heads))
     return found
 
 

@@ -553,6 +553,39 @@ def test_read_log():
             record.read_log(text)
 
 
+def test_alpha():
+    ours = torch.tensor([[0.0, 1.0], [0.0, 3.0]])
+    weights = {
+        "decoder.layers.1.self_attn.synthesizer.alpha": ours,
+        "decoder.layers.1.self_attn.synthesizer.components.dense.W1": ours,
+    }
+    weights["encoder.layers.0.self_attn.synthesizer.components.random.R"] = ours
+    expected = {"decoder.layers.1": {"dense": [0.5, 0.1192], "vanilla": [0.5, 0.8808]}}
+    assert record.mixture_weights(weights) == expected
+
+
+def test_alpha_of_an_older_checkpoint():
+    """Each function had a row of its own. A run that was trained then may be recorded again."""
+    prefix = "encoder.sentence_encoder.layers.0.self_attn.synthesizer.components"
+    weights = {f"{prefix}.vanilla.alpha": torch.zeros(2), f"{prefix}.random.alpha": torch.tensor([0.0, 1.0])}
+    weights[f"{prefix}.random.R"] = torch.zeros(2, 3, 3)
+    expected = {"encoder.layers.0": {"random": [0.5, 0.7311], "vanilla": [0.5, 0.2689]}}
+    assert record.mixture_weights(weights) == expected
+    assert f"{prefix}.random.alpha" in weights
+
+
+def test_alpha_of_heads_of_different_kinds():
+    """A group has an entry of its own: its weights are those of its heads alone."""
+    weights = {}
+    for group, names in enumerate([["random"], ["dense", "random"]]):
+        prefix = f"encoder.layers.0.self_attn.synthesizer.groups.{group}"
+        weights[f"{prefix}.alpha"] = torch.zeros(len(names) + 1, 2 + group)
+        weights.update({f"{prefix}.components.{name}.{weight}": torch.zeros(2) for name in names for weight in "ab"})
+    found = record.mixture_weights(weights)
+    assert found["encoder.layers.0.groups.0"] == {"random": [0.5, 0.5], "vanilla": [0.5, 0.5]}
+    assert found["encoder.layers.0.groups.1"]["dense"] == [0.3333] * 3 and len(found) == 2
+
+
 def test_translations_and_compounds():
     generated = "S-1\tso\nH-1\t-0.5\ta@@ b\nD-1\t-0.5\tab\nD-10\t-1\t\nD-0\t-0.2\tzuerst - so\n"
     assert translation.hypotheses(generated, "D", 3, "fairseq-generate") == ["zuerst - so", "ab", ""]
