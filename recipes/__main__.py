@@ -26,7 +26,9 @@ def main() -> None:
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     # on CPUs: threads that spin while they wait slow a training tenfold where another program wants one of the cores
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what this has started is ended too
+    for number in (signal.SIGTERM, signal.SIGHUP):  # so that what this has started is ended too
+        if signal.getsignal(number) == signal.SIG_DFL:  # not under nohup
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         importlib.import_module(f".{COMMANDS[sys.argv[1]]}", __package__).main(sys.argv[2:])
         sys.stdout.flush()

@@ -190,16 +190,18 @@ def read_settings(file: Path) -> Dict[str, str]:
     return dict(line.split("=", 1) for line in lines if "=" in line)
 
 
-def pin_settings(file: Path, made: str, settings: Mapping[str, object]) -> None:
+def pin_settings(file: Path, made: str, settings: Mapping[str, object], later: Mapping[str, str] = {}) -> None:
     """Writes what a folder is made with; refuses to mix it with what was made otherwise.
 
-    `made` are patterns of the files in the folder that depend on the settings, divided by blanks.
+    `made` are patterns of the files in the folder that depend on the settings, divided by blanks; `later` has those of
+    single settings that the first files do not depend on.
     """
     asked, found = {name: str(value) for name, value in settings.items()}, read_settings(file)
     others = [name for name in {**found, **asked} if found.get(name) != asked.get(name)]
     if not others or dry_run():
         return
-    if found and any(list(file.parent.glob(pattern)) for pattern in made.split()):
+    others = [n for n in others if any(any(file.parent.glob(each)) for each in later.get(n, made).split())]
+    if found and others:
         both = [f"it has {n}={found.get(n) or 'none'}, asked for {n}={asked.get(n) or 'none'}" for n in others]
         raise UserError(
             f"{file.parent} was made with other settings ({'; '.join(both)}); give another folder, or remove it"

@@ -99,11 +99,8 @@ def read_file(corpus: Corpus, path: Path, split: str, history: Count, known: Con
     rare = [label for label, n in Counter(labels).items() if n == 1]
     if labels and has_headings(labels, known):
         print(f"{path}: line 1 is taken for headings: {rows.pop(0)['label']}, …")
-    elif rare and rare == labels[:1] and split == "train" and not corpus.labels:
-        raise UserError(
-            f'{path}: line 1 has the label "{rare[0]}", and no other line has it; if these are headings, call the '
-            "first one label, or remove the line"
-        )
+    elif labels[:1] and labels[0] in rare and split == "train" and not corpus.labels:
+        print(f'{path}: no other line has the label "{labels[0]}" of line 1; if these are headings, remove the line')
     for row in rows:
         where = f"{path}: line {row['line']}"
         columns = columns_of(corpus, where, row, history)

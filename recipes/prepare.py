@@ -398,7 +398,7 @@ def check_labels(job: Job) -> None:
     if unknown:
         raise UserError(
             f"--like {job.options.like}: its words have no {unknown}, and labels of {job.corpus.name} are written with "
-            "them; prepare without --like, or change the labels in recipes/corpora.yaml"
+            "them; remove this folder, and prepare without --like or with other labels in recipes/corpora.yaml"
         )
 
 
@@ -429,12 +429,7 @@ def encode(job: Job, text: Path, sides: Sequence[str], splits: Sequence[str] = S
         # of several processes it splits a file, not a stream
         several = f"--num-workers {options.workers} -i" if options.workers > 1 else "<"
         apply = f"subword-nmt apply-bpe -c {quote(str(model))} {several}"
-    try:
-        shell(f"cat {quote(str(options.like / model.name))}" if options.like else learn, model)
-    except UserError:  # what is there would refuse the options that mend it
-        for made in ("raw", "text", "tok"):
-            shutil.rmtree(out / made, ignore_errors=True)
-        raise
+    shell(f"cat {quote(str(options.like / model.name))}" if options.like else learn, model)
     for split in splits:
         for side, most in zip(sides, (options.truncate_source, options.truncate_target)):
             # training pairs are cleaned once more
@@ -449,7 +444,9 @@ def encode(job: Job, text: Path, sides: Sequence[str], splits: Sequence[str] = S
 def once(out: Path, settings: Mapping[str, object], make_data: Callable[[], None]) -> None:
     """Makes a folder of data unless it is ready, which a file marks. Data made with other settings are refused."""
     with locked(out / ".lock"):
-        pin_settings(out / "settings", "text/* raw/*", settings)
+        # what is learned with them may fail, and then others are tried
+        of_subwords = dict.fromkeys(("merges", "subwords"), "codes pieces.model bin/*")
+        pin_settings(out / "settings", "text/* raw/*", settings, of_subwords)
         if (out / "bin" / "done").exists():
             return say(f"{out} is ready, reusing it")
         make_data()
