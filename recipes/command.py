@@ -81,16 +81,36 @@ def reason(errors: str) -> str:
     return (told or lines)[-1].split("fairseq_synth: error: ")[-1].replace("error: ", "", 1).strip()
 
 
-def finish(argv: Sequence[object], **options: Any) -> "subprocess.CompletedProcess[str]":
-    """Runs a program to its end, with `options` of subprocess. What it has started ends with this process."""
-    words = list(map(str, argv))
-    with subprocess.Popen(words, start_new_session=True, errors="replace", **options) as process:
+@contextlib.contextmanager
+def started(argv: Sequence[object], **options: Any) -> Iterator["subprocess.Popen[str]"]:
+    """A program, with `options` of subprocess. Leaving the block waits for it; leaving it by an error ends it first."""
+    with subprocess.Popen(list(map(str, argv)), errors="replace", **options) as process:
         try:
-            out, errors = process.communicate()
-        except BaseException:
-            os.killpg(process.pid, signal.SIGTERM)
+            yield process
+        except BaseException:  # SystemExit and KeyboardInterrupt too
+            end(process)
             raise
-    return subprocess.CompletedProcess(words, process.returncode, out, errors)
+
+
+def end(process: "subprocess.Popen[str]") -> None:
+    """Ends a program and all that it has started; kills them if it takes more than five seconds."""
+    running = [process.pid, *descendants(process.pid)]
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for pid in running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(5)
+            return
+
+
+def descendants(pid: int) -> List[int]:
+    """The processes that a process has started, and those that they have; none on systems other than Linux."""
+    children: List[int] = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # it has ended
+            children += map(int, file.read_text().split())
+    return [*children, *(below for child in children for below in descendants(child))]
 
 
 def run(argv: Sequence[object], log: Optional[Path] = None) -> None:
@@ -98,17 +118,28 @@ def run(argv: Sequence[object], log: Optional[Path] = None) -> None:
     show(argv)
     if dry_run():
         return
+    why = ""
     with open(log or os.devnull, "w") as file:
         to, errors = (file, subprocess.STDOUT) if log else (None, subprocess.PIPE)
-        done = finish(argv, stdout=to, stderr=errors)
-    if done.returncode and log:
+        with started(argv, stdout=to, stderr=errors) as process:
+            if process.stderr:
+                why = pass_on(process.stderr)
+    if process.returncode and log:
         raise UserError(f"{argv[0]} failed: {reason(log.read_text())}; see {log}")
-    why = reason(done.stderr) if done.returncode else ""
-    for line in (done.stderr or "").splitlines():
-        if not why or why not in line:
-            print(line, file=sys.stderr)
-    if why:
-        raise UserError(why)
+    if process.returncode:
+        raise UserError(why or f"{argv[0]} failed, see above")
+
+
+def pass_on(errors: Any) -> str:
+    """Shows what a program writes to standard error as it comes, but for a line ``error: …``, which is returned."""
+    why = ""
+    errors.reconfigure(newline="")  # a progress bar goes back to the start of its line
+    for line in errors:
+        if line.startswith("error: "):
+            why = line[len("error: ") :].strip()
+        else:
+            print(line, end="", file=sys.stderr, flush=True)
+    return why
 
 
 def shell(command: str, output: Path, fix: str = "") -> None:
@@ -121,10 +152,11 @@ def shell(command: str, output: Path, fix: str = "") -> None:
     make_folder(output.parent)
     part = output.with_name(output.name + ".part")
     with open(part, "wb") as file:
-        done = finish(["bash", "-euo", "pipefail", "-c", command], stdout=file, stderr=subprocess.PIPE)
-    if done.returncode:
+        with started(["bash", "-euo", "pipefail", "-c", command], stdout=file, stderr=subprocess.PIPE) as process:
+            _, errors = process.communicate()
+    if process.returncode:
         part.unlink()
-        raise UserError(f"{output} was not made: {reason(done.stderr)}{fix and '; ' + fix}")
+        raise UserError(f"{output} was not made: {reason(errors)}{fix and '; ' + fix}")
     part.replace(output)
 
 
@@ -153,11 +185,12 @@ def download(url: str, output: Path, fix: str) -> None:
         return
     make_folder(output.parent)
     argv += ["--silent", "--show-error", "--retry", "3", "--output", str(part), url]
-    done = finish(argv, stderr=subprocess.PIPE)
-    if done.returncode:
-        if "416" in done.stderr:  # more is there than the complete file has
+    with started(argv, stderr=subprocess.PIPE) as process:
+        _, errors = process.communicate()
+    if process.returncode:
+        if "416" in errors:  # more is there than the complete file has
             part.unlink()
-        raise UserError(f"{url}: cannot be downloaded ({reason(done.stderr)}); call again to go on, or {fix}")
+        raise UserError(f"{url}: cannot be downloaded ({reason(errors)}); call again to go on, or {fix}")
     part.replace(output)
 
 
@@ -190,19 +223,20 @@ def read_settings(file: Path) -> Dict[str, str]:
     return dict(line.split("=", 1) for line in lines if "=" in line)
 
 
-def pin_settings(file: Path, made: str, settings: Mapping[str, object], later: Mapping[str, str] = {}) -> None:
+def pin_settings(file: Path, made: str, settings: Mapping[str, object], own: Mapping[str, str] = {}) -> None:
     """Writes what a folder is made with; refuses to mix it with what was made otherwise.
 
-    `made` are patterns of the files in the folder that depend on the settings, divided by blanks; `later` has those of
-    single settings that the first files do not depend on.
+    `made` are patterns of the files in the folder that depend on the settings, divided by blanks. A setting in `own`
+    has patterns of its own there.
     """
     asked, found = {name: str(value) for name, value in settings.items()}, read_settings(file)
     others = [name for name in {**found, **asked} if found.get(name) != asked.get(name)]
     if not others or dry_run():
         return
-    others = [n for n in others if any(any(file.parent.glob(each)) for each in later.get(n, made).split())]
-    if found and others:
-        both = [f"it has {n}={found.get(n) or 'none'}, asked for {n}={asked.get(n) or 'none'}" for n in others]
+    there = {name: [path for each in own.get(name, made).split() for path in file.parent.glob(each)] for name in others}
+    mixed = [name for name in others if there[name]]
+    if found and mixed:
+        both = [f"it has {n}={found.get(n) or 'none'}, asked for {n}={asked.get(n) or 'none'}" for n in mixed]
         raise UserError(
             f"{file.parent} was made with other settings ({'; '.join(both)}); give another folder, or remove it"
         )

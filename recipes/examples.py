@@ -6,7 +6,6 @@ import io
 import json
 import random
 import re
-from collections import Counter
 from pathlib import Path
 from typing import Any, Callable, Container, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -96,10 +95,9 @@ def read_file(corpus: Corpus, path: Path, split: str, history: Count, known: Con
     except (KeyError, TypeError, IndexError) as error:
         raise UserError(f"{path}: a row has no {error}; is this the right corpus?") from None
     labels = [row["label"].strip() for row in rows] if is_labels else []
-    rare = [label for label, n in Counter(labels).items() if n == 1]
     if labels and has_headings(labels, known):
         print(f"{path}: line 1 is taken for headings: {rows.pop(0)['label']}, …")
-    elif labels[:1] and labels[0] in rare and split == "train" and not corpus.labels:
+    elif labels and split == "train" and not corpus.labels and labels[0] not in labels[1:]:
         print(f'{path}: no other line has the label "{labels[0]}" of line 1; if these are headings, remove the line')
     for row in rows:
         where = f"{path}: line {row['line']}"

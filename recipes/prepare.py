@@ -444,7 +444,7 @@ def encode(job: Job, text: Path, sides: Sequence[str], splits: Sequence[str] = S
 def once(out: Path, settings: Mapping[str, object], make_data: Callable[[], None]) -> None:
     """Makes a folder of data unless it is ready, which a file marks. Data made with other settings are refused."""
     with locked(out / ".lock"):
-        # what is learned with them may fail, and then others are tried
+        # learning subwords may fail; then other settings of them may be tried on the same text
         of_subwords = dict.fromkeys(("merges", "subwords"), "codes pieces.model bin/*")
         pin_settings(out / "settings", "text/* raw/*", settings, of_subwords)
         if (out / "bin" / "done").exists():

@@ -31,7 +31,19 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 from fairseq_synth.names import VARIANTS
 
 from . import provenance
-from .command import ROOT, Parser, UserError, dry_run, integer, locked, pin_settings, read_settings, show, split_flags
+from .command import (
+    ROOT,
+    Parser,
+    UserError,
+    dry_run,
+    integer,
+    locked,
+    pin_settings,
+    read_settings,
+    show,
+    split_flags,
+    started,
+)
 from .corpora import CORPORA
 from .hyperparameters import RECIPES, Recipe, number_of
 
@@ -269,14 +281,11 @@ def start(argv: Sequence[object], show_line: Optional[Callable[[str], None]] = N
         return main(words)
     command, env = [sys.executable, "-m", "recipes", "train", *words], {**os.environ, "PYTHONPATH": str(ROOT)}
     out, errors = (subprocess.PIPE, subprocess.STDOUT) if show_line else (None, None)
-    with subprocess.Popen(command, env=env, stdout=out, stderr=errors, universal_newlines=True) as process:
-        try:
-            for line in process.stdout or ():
-                show_line and show_line(line)
-            process.wait()
-        except SystemExit:  # this process is to end: so is the training, which a second call goes on with
-            process.terminate()
-            raise
+    with started(command, env=env, stdout=out, stderr=errors) as process:
+        if process.stdout and show_line:
+            for line in process.stdout:
+                show_line(line)
+        process.wait()
     if process.returncode:
         log = Path(words[words.index("--save-dir") + 1]) / "train.log"
         raise UserError(f"the training failed; see {log}. The same call goes on from its last checkpoint")

@@ -16,9 +16,9 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, List, Sequence
+from typing import Any, Dict, List, Sequence
 
-from .command import Parser, UserError, dry_run, integer, reason, show, split_flags
+from .command import Parser, UserError, dry_run, integer, reason, show, split_flags, started
 from .hyperparameters import RECIPES
 from .scoring import read_data_settings, read_run_settings
 from .train import best_checkpoint, set_threads
@@ -88,20 +88,18 @@ def translate(programs: Sequence[Sequence[object]], lines: Sequence[str]) -> Lis
     numbers = [number for number, line in enumerate(lines, 1) if line]
     if not numbers:
         return list(lines)
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", " | ".join(shlex.join(map(str, program)) for program in programs)],
-        input="".join(f"{line}\n" for line in lines if line),
-        capture_output=True,
-        encoding="utf-8",
-    )
-    long = too_long(done.stderr)
+    command = " | ".join(shlex.join(map(str, program)) for program in programs)
+    pipes: Dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with started(["bash", "-euo", "pipefail", "-c", command], encoding="utf-8", **pipes) as process:
+        written, errors = process.communicate("".join(f"{line}\n" for line in lines if line))
+    long = too_long(errors)
     if long:
         tile = """, or give -- --model-overrides "{'synth_beyond_length': 'tile'}\""""
         raise UserError(
             f"standard input: line {numbers[long[0] - 1]} is longer than the model's {long[1]} tokens; split it"
-            + (tile if "synth-max-length" in done.stderr else "")
+            + (tile if "synth-max-length" in errors else "")
         )
-    if done.returncode:
-        raise UserError(f"{programs[-1][0]} failed: {reason(done.stderr)}")
-    translations = iter(hypotheses(done.stdout, "D", len(numbers), str(programs[-1][0])))
+    if process.returncode:
+        raise UserError(f"{programs[-1][0]} failed: {reason(errors)}")
+    translations = iter(hypotheses(written, "D", len(numbers), str(programs[-1][0])))
     return [line and next(translations) for line in lines]

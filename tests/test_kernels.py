@@ -142,7 +142,7 @@ def test_long_sentences(spec, masks, everything, monkeypatch):
     if not everything and (spec != MIXED and (spec not in NAMES or masks != "padded") or masks in ("none", "left")):
         pytest.skip("in the chosen part one mask for each function, and one mixture")
     if spec == MIXED and masks in ("none", "left"):
-        pytest.skip("takes the interpreter long; more than a mixture of the paper has")
+        pytest.skip("five functions take the interpreter minutes; the paper mixes two")
     plan_with(monkeypatch, "is_short", lambda _: False)
     tiles = {"rows": (16, 32), "columns": (32, 16)}
     monkeypatch.setattr(launches.Tile, "of", lambda kernel, _: launches.Tile(*tiles.get(kernel, (16, 16)), 4, 1))

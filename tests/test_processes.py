@@ -235,7 +235,14 @@ def test_ddp(tmp_path):
         assert "encoder.layers.0.self_attn.v_proj.weight" in moved
 
 
-@pytest.mark.parametrize("call", ["run(['bash', '-c', 'sleep 600 & wait'])", "shell('sleep 600 | cat', Path('out'))"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        "run(['bash', '-c', 'sleep 600 & wait'])",
+        "run(['bash', '-c', 'trap \"\" TERM; sleep 600 & wait'])",  # it ignores SIGTERM
+        "shell('sleep 600 | cat', Path('out'))",
+    ],
+)
 def test_what_a_recipe_has_started_ends_with_it(tmp_path, call):
     """SIGTERM to a recipe, as a scheduler or `timeout` sends it, leaves no program behind, nor half a file."""
     code = (

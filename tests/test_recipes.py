@@ -537,6 +537,15 @@ wps 8547.4 | wpb 689 | bsz 40.6 | num_updates 240 | best_loss 6.342
 """
 
 
+def test_what_a_program_says(capfd):
+    """Its errors are shown, but for the line that the user gets as the only one."""
+    code = "echo watch out >&2; echo 'error: text.en: line 2 is empty' >&2; exit 1"
+    refused(lambda _: command.run(["bash", "-c", code]), parts=["text.en: line 2 is empty"])
+    said = capfd.readouterr().err
+    assert "watch out" in said and "line 2" not in said
+    refused(lambda _: command.run(["false"]), parts=["false failed, see above"])
+
+
 def test_read_log():
     """A run that was resumed counts its updates once."""
     assert record.read_log(LOG) == {
@@ -1014,7 +1023,6 @@ def test_two_stages(stubs, monkeypatch, capsys):
     (run / "checkpoint_avg.pt").unlink()
     assert called(*one, "--rerun", "--", "--max-update", "9") == [arch, "evaluate", arch, "evaluate"]
     assert "first en-fr-random-seed2 of first, by its own recipe" in capsys.readouterr().out
-    (run / "checkpoint_avg.pt").unlink(missing_ok=True)
     assert called(*one, "--rerun") == [arch, "evaluate", arch, "evaluate"]
     assert json.loads(second.read_text())["init"] == json.loads(changed.read_text())["init"] == run.name
     with command.locked(run.with_name(f".{run.name}.lock")), pytest.raises(UserError, match="another process"):

@@ -120,8 +120,8 @@ def is_short(t: Tensors) -> bool:
     is_narrow = width_of(t) <= 64
     if length <= 32:
         return len(summands) <= 3 and (is_narrow or summands in (["q"], ["x"], ["r"]))
-    is_power = width_of(t) == power_of_2(width_of(t))  # others are filled up, which takes registers
-    return length <= 64 and is_narrow and (summands in (["q"], ["r"]) or summands == ["x"] and is_power)
+    is_power_of_2 = width_of(t) == power_of_2(width_of(t))  # else it is padded to one, which takes registers
+    return length <= 64 and is_narrow and (summands in (["q"], ["r"]) or summands == ["x"] and is_power_of_2)
 
 
 def forward_launch(t: Tensors, options: Options) -> Launch:
