@@ -181,6 +181,8 @@ def prepare(name: str, dataset: str, out: Path, source: Optional[Path], given: M
     if not source and not dry_run() and not done and not (text.urls or text.archives or text.sets or text.script):
         wanted = f", {{train,valid,test}}.{{{src},{tgt}}}" if corpus.kind == "parallel" else ""
         raise UserError(f"{name}: nothing to download; name the folder of its text by --from{wanted}")
+    if options.like and corpus.labels and not dry_run():
+        check_labels(corpus, options)
     job = Job(corpus, text, source, src, tgt, out, options)
     raw = recorded.get("raw", "")
     if source and (source.is_dir() or not done):  # data that are ready need their text no more
@@ -380,8 +382,6 @@ def binarise(job: Job, raw: Path, splits: Sequence[str] = SPLITS) -> None:
     if "train" in splits:
         limits = ["--max-length", options.max_length, "--max-ratio", options.max_ratio]
         clean(out / "sub" / "train", [out / "sub" / "all"], *limits)
-    if options.like and job.corpus.labels and not dry_run():
-        check_labels(job)
     say("binarising")
     flags: List[object] = ["-s", src, "-t", tgt, "--joined-dictionary", "--workers", options.workers]
     flags += ["--srcdict", options.like / "bin" / f"dict.{src}.txt"] if options.like else []
@@ -390,16 +390,34 @@ def binarise(job: Job, raw: Path, splits: Sequence[str] = SPLITS) -> None:
         shutil.copy(out / "text" / f"test.{lang}", out)
 
 
-def check_labels(job: Job) -> None:
+def check_labels(corpus: Corpus, options: argparse.Namespace) -> None:
     """Refuses labels with subwords that the words of other data have not: their model could not write them."""
-    words = (job.options.like / "bin" / f"dict.{job.tgt}.txt").read_text(encoding="utf-8").splitlines()
-    labels = (job.out / "sub" / f"train.{job.tgt}").read_text(encoding="utf-8").split()
-    unknown = ", ".join(sorted({*labels} - {line.rsplit(" ", 1)[0] for line in words}))
-    if unknown:
-        raise UserError(
-            f"--like {job.options.like}: its words have no {unknown}, and labels of {job.corpus.name} are written with "
-            "them; remove this folder, and prepare without --like or with other labels in recipes/corpora.yaml"
-        )
+    like = options.like
+    lines = (like / "bin" / "dict.target.txt").read_text(encoding="utf-8").splitlines()
+    known = {line.rsplit(" ", 1)[0] for line in lines}
+    split = subwords_of(like, options.subwords)
+    for label in corpus.labels.values():
+        unknown = {*split(label.lower() if options.lowercase else label)} - known
+        if unknown:
+            raise UserError(
+                f"--like {like}: its words have no {', '.join(sorted(unknown))}, and "
+                f'the label "{label}" of {corpus.name} is written with them; prepare without --like, or with another '
+                "label in recipes/corpora.yaml"
+            )
+
+
+def subwords_of(data: Path, kind: str) -> Callable[[str], Sequence[str]]:
+    """What splits a text by the subwords of prepared data."""
+    if kind == "sentencepiece":
+        import sentencepiece
+
+        model = sentencepiece.SentencePieceProcessor(model_file=str(data / "pieces.model"))
+        return lambda text: [str(piece) for piece in model.encode(text, out_type=str)]
+    from subword_nmt.apply_bpe import BPE
+
+    with open(data / "codes", encoding="utf-8") as codes:
+        bpe = BPE(codes)
+    return lambda text: str(bpe.process_line(text)).split()
 
 
 # ---- steps

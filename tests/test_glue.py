@@ -1,13 +1,14 @@
 """GLUE and SuperGLUE as text: every task's form, labels and metrics; fine-tuning in two stages."""
 
-import argparse
 import json
+import subprocess
+import sys
 
 import pytest
 from helpers import refused
 
 from recipes import examples, metrics, prepare, render
-from recipes.command import UserError
+from recipes.command import ROOT, UserError
 from recipes.corpora import CORPORA
 from recipes.metrics import Answer
 from recipes.tables import TABLES
@@ -96,17 +97,37 @@ def test_prepare_refuses(tmp_path, task, contents, parts):
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_labels_that_no_model_could_write(tmp_path):
-    """A second stage has the first one's words."""
-    for folder in ("first/bin", "sub"):
-        (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "first" / "bin" / "dict.target.txt").write_text("▁not 9\n▁en 8\ntailment 7\n")
-    (tmp_path / "sub" / "train.target").write_text("▁not ▁en tailment\n▁en tailment\n")
-    options = argparse.Namespace(like=tmp_path / "first")
-    job = prepare.Job(CORPORA["rte"], CORPORA["rte"], None, "source", "target", tmp_path, options)
-    prepare.check_labels(job)
-    (tmp_path / "sub" / "train.target").write_text("▁not _ en tailment\n")
-    refused(lambda _: prepare.check_labels(job), parts=[f"--like {tmp_path / 'first'}: its words have no _, en", "rte"])
+@pytest.mark.parametrize("subwords", ["sentencepiece", "bpe"])
+def test_labels_that_no_model_could_write(subwords, tmp_path):
+    """A second stage has the first one's words. Labels are checked before anything is written."""
+    text, first, second = tmp_path / "text", tmp_path / "first", tmp_path / "second"
+    text.mkdir()
+    write(text, "rte", "sentence1\tsentence2\tlabel\na\tb\tentailment\nc\td\tnot_entailment\n")
+    words = "not entailment\ntraining\n" * 20
+    (first / "bin").mkdir(parents=True)
+    (first / "bin" / "done").touch()
+    (first / "words").write_text(words)
+    if subwords == "bpe":
+        from subword_nmt.learn_bpe import learn_bpe
+
+        with open(first / "words") as lines, open(first / "codes", "w") as codes:
+            learn_bpe(lines, codes, 20)
+    else:
+        script = [sys.executable, ROOT / "scripts" / "sentence_pieces.py", "train", 16, first / "words"]
+        done = subprocess.run([*map(str, script)], capture_output=True)
+        assert done.returncode == 0, done.stderr
+        (first / "pieces.model").write_bytes(done.stdout)
+    split = prepare.subwords_of(first, subwords)
+    (first / "settings").write_text(f"task=denoising\nsrc=source\ntgt=target\nsubwords={subwords}\n")
+    wanted = {*split("entailment"), *split("not entailment")}
+    last = split("not entailment")[0]
+    (first / "bin" / "dict.target.txt").write_text("".join(f"{word} 1\n" for word in wanted - {last}))
+    said = [f'--like {first}: its words have no {last}, and the label "not entailment" of rte is written']
+    refused(prepare.main, "rte", second, "--from", text, "--like", first, parts=said)
+    assert not second.exists()
+    (first / "bin" / "dict.target.txt").write_text("".join(f"{word} 1\n" for word in wanted))
+    options = prepare.options_of(CORPORA["rte"], {"like": first}, "source", "target")
+    prepare.check_labels(CORPORA["rte"], options)
 
 
 def test_labels_beside(tmp_path):
