@@ -5,10 +5,10 @@
     python tests/compile_kernels.py --count 200 random+vanilla
 
 Architecture, type, heads, width of a head, functions, tokens. Each line is a JSON object: registers of a thread, bytes
-of registers spilled to memory, bytes of shared memory. The assembler spills a few registers of its own accord where
-more programs then fit at once: `spilled_at_255` is what it spills if it may take all. The attention runs on torch's
-meta device, where tensors have no values; a stand-in for Triton's driver says which GPU it is, and a launch is compiled
-instead. With --count nothing is compiled: how many kernels so many random shapes would need is printed.
+of registers spilled to memory, bytes of shared memory, and the options that the kernel was compiled with. The attention
+runs on torch's meta device, where tensors have no values; a stand-in for Triton's driver says which GPU it is, and a
+launch is compiled instead. With --count nothing is compiled: how many kernels so many random shapes would need is
+printed.
 """
 
 import json
@@ -25,6 +25,7 @@ import triton
 from helpers import make_attention
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
+from triton.compiler import CompiledKernel
 
 from fairseq_synth.computations import kernels, launches
 from fairseq_synth.masks import causal_mask
@@ -84,19 +85,17 @@ def resources(compiled):
 
 def compile_call(architecture, spec, dtype, heads, width, length, masks="padded", dropout=0.0, bsz=64, max_length=16):
     """The launches of a layer, forward and backward, compiled."""
-    found = []
+    found, taken = [], [{}]
+
+    def init_handles(compiled):
+        """In the place of a GPU, which says how much is spilled when it loads a kernel."""
+        taken.append(resources(compiled))
+        compiled.n_spills = taken[-1]["spilled"] // 4
 
     def run(launch, tensors):
-        args, options = launch.args(tensors), dict(num_warps=launch.num_warps, num_stages=launch.num_stages)
-        compiled = launch.kernel.warmup(*args, grid=launch.grid, **options)
-        if compiled is None:
-            return  # it is counted
+        launch.compile(launch.args(tensors))
         name = f"{launch.kernel.__module__.rsplit('_')[-1]}.{launch.kernel.__name__}"
-        taken = resources(compiled)
-        spilled = taken["spilled"]
-        if spilled:
-            spilled = resources(launch.kernel.warmup(*args, grid=launch.grid, **options, maxnreg=255))["spilled"]
-        found.append({"kernel": name, "warps": launch.num_warps, **taken, "spilled_at_255": spilled})
+        found.append({"kernel": name, **launch.options, **taken[-1]})
 
     module = make_attention(spec, "convex", heads * width, heads, max(length, max_length), 8, dropout=dropout)
     module = module.to("meta", dtype).train()
@@ -105,7 +104,8 @@ def compile_call(architecture, spec, dtype, heads, width, length, masks="padded"
     attn_mask = causal_mask(x) if masks == "causal" else None
     gpu = dict(device_fits=lambda _: True, run=run, load=lambda *_: None, PLANS={})
     capability = mock.patch.object(launches, "capability_of", lambda _: divmod(architecture, 10))
-    with mock.patch.multiple(kernels, **gpu), capability:
+    loading = mock.patch.object(CompiledKernel, "_init_handles", init_handles)
+    with mock.patch.multiple(kernels, **gpu), capability, loading:
         out, _ = module(x, x, x, key_padding_mask=mask, attn_mask=attn_mask)
         out.backward(torch.empty_like(out))
     return found
@@ -115,7 +115,12 @@ def count(number, spec):
     """How many kernels a layer needs for batches of random numbers of sentences and tokens, with padding."""
     generator = random.Random(0)
     found = set()
-    with mock.patch.object(triton.JITFunction, "_do_compile", lambda kernel, key, *_: found.add((kernel, key))):
+
+    def compiled(kernel, key, *_):
+        found.add((kernel, key))
+        return mock.MagicMock(n_spills=0)
+
+    with mock.patch.object(triton.JITFunction, "_do_compile", compiled):
         for _ in range(number):
             shape = dict(bsz=generator.randint(1, 600), length=generator.randint(1, 300))
             compile_call(90, spec, torch.bfloat16, 8, 64, **shape, max_length=300)

@@ -50,8 +50,7 @@ WIDEST = 128  # features of a head
 WHOLE = 512  # rows of a factor up to which the product of all rows is cheaper than the gradient of a slice
 MOST_PLANS = 4096  # that are kept
 Product = Tuple[Optional[Tensor], float, Tensor, Tensor]  # as of `Logits`
-WORKING: Set[Tuple[Any, ...]] = set()  # kinds of calls whose kernels have been compiled
-FAILED: Set[Tuple[Any, ...]] = set()  # kinds that another computation takes
+FAILED: Set[Tuple[Any, ...]] = set()  # kinds of calls whose kernels do not compile; another computation takes them
 
 
 class Parts(NamedTuple):
@@ -291,10 +290,9 @@ def new_plan(given: Dict[str, Tensor], owners: List[Tensor], options: Options, k
     if None not in sources and not is_copied:
         plan.sources = sources
     plan.works = kind not in FAILED
-    if plan.works and kind not in WORKING and not is_interpreted():
+    if plan.works and not is_interpreted():
         try:
             load(plan, wholes)
-            WORKING.add(kind)
         except Exception as error:  # of many classes: of the compiler, the assembler and the GPU's driver
             FAILED.add(kind)
             plan.works = False
@@ -339,15 +337,15 @@ def load(plan: Plan, wholes: List[Tensor]) -> None:
     for name, dtype in (("logs", torch.float32), ("hidden", torch.uint8), ("seed", torch.int64)):
         tensors[name] = out.new_empty(1, dtype=dtype)
     for each in (plan.forward, *backward.launches):
-        options = dict(num_warps=each.num_warps, num_stages=each.num_stages)
-        kernel = each.kernel.warmup(*each.args(tensors), grid=each.grid, **options)
-        kernel[each.grid]  # loads it
+        each.compile(each.args(tensors))
 
 
 def run(launch: Launch, tensors: Tensors) -> None:
     """Calls the kernel."""
-    options = dict(num_warps=launch.num_warps, num_stages=launch.num_stages)
-    launch.kernel[launch.grid](*launch.args(tensors), **options)
+    args = launch.args(tensors)
+    if launch.options is None and not is_interpreted():
+        launch.compile(args)
+    launch.kernel[launch.grid](*args, **(launch.options or {}))
 
 
 class _Kernels(torch.autograd.Function):

@@ -4,14 +4,16 @@ A launch has names in the place of tensors, so that it serves every call whose t
 """
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
 from .memory import BY_SENTENCE, NAMES, SHARED, Place, Tensors, own_size, token_stride
 
+MOST_REGISTERS = 255  # that a thread can have
 PROGRAMS = 264  # that a backward pass aims at: two for each of an H100's 132 multiprocessors
 
 
@@ -26,7 +28,8 @@ class Options(NamedTuple):
     diagonals: bool  # R is its values by distance, (1, H, 1, 2 m + 1)
 
 
-class Launch(NamedTuple):
+@dataclass
+class Launch:
     """A call of a kernel."""
 
     kernel: Any
@@ -35,6 +38,7 @@ class Launch(NamedTuple):
     numbers: Tuple[Any, ...]  # all other arguments
     num_warps: int
     num_stages: int
+    options: Optional[Dict[str, int]] = None  # of its compilation, once it has been compiled
 
     def args(self, tensors: Tensors) -> List[Any]:
         """The arguments, of tensors by name."""
@@ -45,6 +49,20 @@ class Launch(NamedTuple):
             else:
                 found.append(type(x)(*[name and tensors[name] for name in x]))
         return [*found, *self.numbers]
+
+    def compile(self, args: Sequence[Any]) -> None:
+        """Compiles and loads the kernel for such arguments; raises what the compiler or the GPU does.
+
+        The assembler keeps registers back where more programs then fit at once, and spills a few bytes for it. A kernel
+        that spills is compiled again and may take all registers.
+        """
+        options = dict(num_warps=self.num_warps, num_stages=self.num_stages)
+        for more in ({}, {"maxnreg": MOST_REGISTERS}):
+            self.options = {**options, **more}
+            kernel = self.kernel.warmup(*args, grid=self.grid, **self.options)
+            kernel[self.grid]  # loads it
+            if not kernel.n_spills:
+                return
 
 
 @lru_cache(maxsize=None)
@@ -113,6 +131,11 @@ def width_of(t: Tensors) -> int:
     return max(t[name].size(3) for name in ("v", "q", "x") if t[name] is not None)
 
 
+def is_padded(t: Tensors) -> bool:
+    """Whether the widest product is padded to a power of two, which takes registers."""
+    return width_of(t) < power_of_2(width_of(t))
+
+
 def is_short(t: Tensors) -> bool:
     """Whether `triton_short` holds its tiles in registers: see `test_resources` in the tests."""
     length = t["v"].size(2)
@@ -120,8 +143,7 @@ def is_short(t: Tensors) -> bool:
     is_narrow = width_of(t) <= 64
     if length <= 32:
         return len(summands) <= 3 and (is_narrow or summands in (["q"], ["x"], ["r"]))
-    is_power_of_2 = width_of(t) == power_of_2(width_of(t))  # else it is padded to one, which takes registers
-    return length <= 64 and is_narrow and (summands in (["q"], ["r"]) or summands == ["x"] and is_power_of_2)
+    return length <= 64 and is_narrow and (summands in (["q"], ["r"]) or summands == ["x"] and not is_padded(t))
 
 
 def forward_launch(t: Tensors, options: Options) -> Launch:
@@ -265,9 +287,9 @@ class Tile(NamedTuple):
         """Of a kernel of `triton_long`."""
         summands = sum(t[name] is not None for name in ("q", "x", "left", "r"))
         is_older = capability_of(t["v"].device) < (9, 0)  # their products of tiles hold more in registers
-        rows, columns = 64, 64
+        rows, columns, warps = 64, 64, 8
         if summands > 2 and t["left"] is not None:
-            rows, columns = 16, 16
+            rows, columns, warps = 16, 16, 4 if is_older and is_padded(t) and kernel == "rows" else 8
         elif kernel == "matrix" and t["x"] is not None and width_of(t) > 64:
             rows, columns = 16, 32
         elif summands > 2 or t["left"] is not None or width_of(t) > 64:
@@ -279,7 +301,7 @@ class Tile(NamedTuple):
         elif t["q"] is not None and t["x"] is not None and (is_older or kernel == "rows"):
             rows, columns = 64, 32
         size = power_of_2(t["v"].size(2))
-        return Tile(min(rows, size), min(columns, size), 8, 1)
+        return Tile(min(rows, size), min(columns, size), warps, 1)
 
     def down(self, length: int) -> int:
         """Tiles that hold so many rows."""
