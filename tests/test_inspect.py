@@ -396,13 +396,18 @@ def monolingual(tmp_path_factory, data):
     return folder
 
 
-@pytest.mark.parametrize("kind", ["language model", "encoder"])
+@pytest.mark.parametrize("kind", ["language model", "adaptive language model", "encoder"])
 def test_one_stack(kind, monolingual, tmp_path):
     """A language model has a decoder alone, a masked one an encoder alone: loss, not BLEU, without heads."""
-    flags = {
-        "language model": "--task language_modeling --arch transformer_lm --decoder-layers 2 --decoder-embed-dim 16 "
+    decoder = (
+        "--task language_modeling --arch transformer_lm --decoder-layers 2 --decoder-embed-dim 16 "
         "--decoder-ffn-embed-dim 16 --decoder-attention-heads 2 --tokens-per-sample 32 --sample-break-mode none "
-        "--criterion cross_entropy",
+    )
+    adaptive = "--criterion adaptive_loss --ddp-backend legacy_ddp --adaptive-input "
+    adaptive += "--adaptive-input-cutoff 8,16 --adaptive-input-factor 2 --adaptive-softmax-cutoff 8,16"
+    flags = {
+        "language model": f"{decoder} --criterion cross_entropy",
+        "adaptive language model": decoder + adaptive,
         "encoder": "--task masked_lm --arch roberta --encoder-layers 2 --encoder-embed-dim 16 "
         "--encoder-ffn-embed-dim 16 --encoder-attention-heads 2 --tokens-per-sample 32 --sample-break-mode eos "
         "--criterion masked_lm",
@@ -414,7 +419,7 @@ def test_one_stack(kind, monolingual, tmp_path):
     inspect(path, "--data", monolingual, "--sentences", "4", "--steps", "2", "--out", tmp_path / "out")
     inspect(path, "--no-pictures", "--out", tmp_path / "alone")
     found = json.loads((tmp_path / "out" / "figures.json").read_text())["checkpoint_last"]
-    stack = "decoder" if kind == "language model" else "encoder"
+    stack = "encoder" if kind == "encoder" else "decoder"
     assert set(found["attentions"]) == {f"{stack}.self.0", f"{stack}.self.1"} and set(found["layers"]["trained"]) == {
         stack
     }

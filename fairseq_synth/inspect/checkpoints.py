@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import re
 import tempfile
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
@@ -67,7 +68,11 @@ def load(path: Path, data: Optional[Path] = None) -> Loaded:
     name = getattr(cfg.model, "_name", None) or getattr(cfg.model, "arch", None)
     if name not in MODEL_REGISTRY and name not in ARCH_MODEL_REGISTRY:
         raise SynthesizerError(f"{path}: its model {name!r} is unknown to fairseq and to this plugin")
-    sizes = {key: len(value) for key, value in state["model"].items() if key.endswith("embed_tokens.weight")}
+    sizes: Dict[str, int] = {}
+    for key, value in state["model"].items():
+        found = re.fullmatch(r"(.*embed_tokens)\.(?:weight|embeddings\.\d+\.0\.weight)", key)  # also adaptive input
+        if found:
+            sizes[found[1]] = sizes.get(found[1], 0) + len(value)
     if not sizes:
         raise SynthesizerError(f"{path}: its model {name!r} is no Transformer or Synthesizer: it embeds no tokens")
     with contextlib.ExitStack() as stack:
@@ -84,10 +89,10 @@ def load(path: Path, data: Optional[Path] = None) -> Loaded:
                 make_dictionaries(folder, cfg.task, {key: size - surplus[key] for key, size in sizes.items()})
                 task = set_up_task(cfg, folder)
     for key, size in sizes.items():
-        found = dictionary_size(task, key)
-        if found != size:
+        entries = dictionary_size(task, key)
+        if entries != size:
             raise SynthesizerError(
-                f"--data {data}: its dictionary has {found} entries, {path} was trained with {size} "
+                f"--data {data}: its dictionary has {entries} entries, {path} was trained with {size} "
                 f"({key}); give the data of the training"
             )
     models, _, _ = checkpoint_utils.load_model_ensemble_and_task([str(path)], task=task, state=state)
@@ -129,7 +134,7 @@ def make_dictionaries(folder: Path, cfg: Any, sizes: Dict[str, int]) -> None:
     files = {"dict.txt": largest, "input0/dict.txt": largest, "label/dict.txt": getattr(cfg, "num_classes", 0) + 4}
     for side, language in (("encoder", "source_lang"), ("decoder", "target_lang")):
         if getattr(cfg, language, None):
-            files[f"dict.{getattr(cfg, language)}.txt"] = sizes.get(f"{side}.embed_tokens.weight", largest)
+            files[f"dict.{getattr(cfg, language)}.txt"] = sizes.get(f"{side}.embed_tokens", largest)
     for name, size in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         lines = (f"word{i} 1\n" for i in range(size - 4))  # beside four special symbols
