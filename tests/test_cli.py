@@ -197,6 +197,8 @@ def test_hydra(data, tmp_path, monkeypatch, capsys):
     argv += ["common.bf16=false", "dataset.num_workers=0"]
     argv += [f"hydra.run.dir={tmp_path}", "dataset.max_tokens=200", "lr_scheduler.warmup_updates=10"]
     monkeypatch.chdir(tmp_path)
+    # Hydra closes all handlers there are, and absl's (of rouge-score) closes the file that pytest has put in its place
+    monkeypatch.setattr("logging.shutdown", lambda *_: None)
     command("hydra_train", *argv, "optimization.max_update=20")
     last = tmp_path / "save" / "checkpoint_last.pt"
     state = checkpoint_utils.load_checkpoint_to_cpu(str(last))
