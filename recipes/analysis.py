@@ -47,6 +47,7 @@ def main(argv: Sequence[str]) -> None:
     args = parser.parse_args(argv)
     if args.lengths and args.sentences:
         raise UserError("--lengths takes the whole test set; leave --sentences out")
+    TABLES[args.table].check(args.pair, args.variant)
     for cell in TABLES[args.table].cells(args.pair, args.variant, [args.seed]):
         if cell.model in BASELINES:  # no attention that the inspection knows
             continue

@@ -39,6 +39,10 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; see {self.prog} --help")
 
+    def options(self) -> List[str]:
+        """The names of all options."""
+        return [name for action in self._actions for name in action.option_strings]
+
 
 def split_flags(argv: Sequence[str]) -> Tuple[List[str], List[str]]:
     """The arguments before the first ``--``, and those after it."""
@@ -87,6 +91,7 @@ def started(argv: Sequence[object], **options: Any) -> Iterator["subprocess.Pope
     with subprocess.Popen(list(map(str, argv)), errors="replace", **options) as process:
         try:
             yield process
+            process.wait()
         except BaseException:  # SystemExit and KeyboardInterrupt too
             end(process)
             raise

@@ -1,4 +1,4 @@
-"""Scores of written text, by the libraries of the field: `pip install fairseq_synth[text]`."""
+"""Scores of written text, by the libraries of the field: the extra `text` of this package."""
 
 import importlib
 import importlib.metadata
@@ -19,7 +19,7 @@ def library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError:
-        raise UserError(f"{name.split('.')[0]} is not installed here; run pip install 'fairseq_synth[text]'") from None
+        raise UserError(f"{name.split('.')[0]} is not installed here; run scripts/setup.sh") from None
 
 
 def of_free_text(written: List[str], wanted: List[str]) -> Scores:

@@ -128,7 +128,11 @@ def options_of(corpus: Corpus, given: Mapping[str, Any], src: str, tgt: str) -> 
         if settings and {settings.get("src"), settings.get("tgt")} != {src, tgt}:
             raise UserError(f"--like {found.like}: is not parallel text of {src} and {tgt}")
         for name in OF_LIKE:
-            setattr(found, name, settings.get(name, getattr(found, name)))
+            theirs, value = settings.get(name, getattr(found, name)), given.get(name.replace("_", "-"))
+            if settings and value is not None and str(value) != str(theirs):
+                flag = f"--{name.replace('_', '-')}"
+                raise UserError(f"{flag} {value}: --like {found.like} has {theirs or 'none'}; leave it out")
+            setattr(found, name, theirs)
     return found
 
 
@@ -321,7 +325,7 @@ def training_corpora(raw: Path, src: str, tgt: str) -> List[Path]:
     if not names:
         raise UserError(f"{raw}/train.{src}: no such file, nor any other training corpus")
     for name in names:
-        if re.match("dev|valid|test|newstest", name):
+        if re.match("dev|valid|val([^a-z]|$)|test|newstest", name):
             raise UserError(
                 f"{raw}/{name}.{src}: would be trained on, and is a test set by its name; call it valid or test, "
                 "or remove it"

@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> None:
     add("--data", choices=UPDATES, default="numbers", help="numbers (default) is made on the spot, without a network")
     add("--from", dest="source", type=existing_folder, metavar="DIR", help="Multi30k's .gz files (default: download)")
     add("--pair", choices=("en-de", "en-fr"), default="en-de", help="(default: en-de)")
-    add("--max-update", type=integer(1), metavar="N", help="updates (default: 800 for numbers, 7000 for multi30k)")
+    add("--max-update", type=integer(20), metavar="N", help="updates (default: 800 for numbers, 7000 for multi30k)")
     add("--merges", type=integer(1), metavar="N", help="of the joint BPE (default: 300 for numbers, 4000 for multi30k)")
     add("--threads", type=integer(1), metavar="N", help="CPU threads of the training (default: all)")
     add("--seed", type=integer(0), default=1, metavar="N", help="(default: 1)")

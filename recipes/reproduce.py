@@ -177,13 +177,7 @@ def read_call(argv: Sequence[str]) -> Call:
     for seed in [] if args.seed is None else args.seed or [""]:
         if not seed.isdecimal():
             raise UserError(f"--seed {seed}: must be an integer, at least 0")
-    for flag, given, known in (
-        ("--pair" if table.corpus else "--dataset", args.dataset, [dataset.name for dataset in table.datasets]),
-        ("--variant", args.variant, [*table.models(), *train.models(), "vanilla"]),
-    ):
-        for word in [] if given is None else given or [""]:
-            if word not in known:
-                raise UserError(f"{flag} {word}: choose from {', '.join(dict.fromkeys(known))}")
+    table.check(args.dataset, args.variant)
     options, flags = split_flags(rest)
     if any(word.split("=")[0] in ("--nodes", "--rendezvous") for word in options):
         raise UserError("--nodes: a cell is trained on one machine; recipes/cluster.smk spreads cells over several")

@@ -161,6 +161,8 @@ def evaluate(
     if test:
         data = prepare_test(test, data)
         where = Path("tests", data.name)
+    if baseline and not dry_run():
+        task.written(data, baseline / where, "--baseline ")
     with atomic_evaluation(run_dir / where) as out:
         path = checkpoint(run_dir, out, recipe.average)
         scores = task(data, settings, recipe, path, out, max_tokens).score()

@@ -104,6 +104,16 @@ class Table:
         chosen = f"{flag} {dataset} " if self.corpus or len(self.datasets) > 1 else ""
         return f"{chosen}--variant {model} --seed {seed} --rerun"
 
+    def check(self, datasets: Names, models: Names) -> None:
+        """Refuses columns and rows that do not exist."""
+        for flag, given, known in (
+            ("--pair" if self.corpus else "--dataset", datasets, [dataset.name for dataset in self.datasets]),
+            ("--variant", models, [*self.models(), *known_models(), "vanilla"]),
+        ):
+            for word in [] if given is None else given or [""]:
+                if word not in known:
+                    raise UserError(f"{flag} {word}: choose from {', '.join(dict.fromkeys(known))}")
+
     def cells(self, datasets: Names = None, models: Names = None, seeds: Sequence[int] = ()) -> Iterator["Cell"]:
         """The cells of some or all columns, rows and seeds. Baselines come first, as others are compared with them."""
         for dataset in self.datasets:

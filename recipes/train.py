@@ -51,6 +51,9 @@ LONGEST = 1024  # tokens of a sentence: fairseq's --max-source-positions and --m
 LENGTH_UNIT = 8  # a length that follows the text is a multiple of it, as the products of GPUs like it
 # options whose default is the recipe's value
 FROM_RECIPE = "gpus threads batch_tokens max_tokens max_update save_every".split()
+# flags of fairseq-train that say how large a model is, and what else a second stage takes over from the first
+SIZE = r"--(?:encoder|decoder)-(?:layers|embed-dim|ffn-embed-dim|attention-heads)"
+TAKEN_OVER = rf"({SIZE}|--synth-(?:max|beyond)-length)[= ](\S+)"
 # runs a command in the shell's place with its output shown and added to a file, so that a signal reaches the command.
 # What writes the log gives the lock up, as it may end later than the training
 TEE = 'exec "${{@:2}}" > >(exec tee -ai "$1" {lock}>&-) 2> >(exec tee -ai "$1" >&2 {lock}>&-)'
@@ -138,17 +141,17 @@ def longest_sentence(data: Path, most: int = LONGEST) -> int:
     return longest
 
 
-def best_checkpoint(run_dir: Path) -> Path:
-    """The average that an evaluation has made, else the best checkpoint."""
+def best_checkpoint(run_dir: Path, flag: str = "") -> Path:
+    """The average that an evaluation has made, else the best checkpoint. `flag`: that has named the run."""
     average, best = run_dir / "checkpoint_avg.pt", run_dir / "checkpoint_best.pt"
     path = average if average.exists() else best
     if not path.exists() and not dry_run():
-        raise UserError(f"{path}: no such file; train to the first validation")
+        raise UserError(f"{flag}{run_dir}: has no {best.name}; name a run of train.sh that has come to a validation")
     return path
 
 
-def init_flags(init: Path, arch: str, data: Path) -> List[str]:
-    """The flags that begin a training with the weights of another run, and with its length."""
+def init_flags(init: Path, arch: str, data: Path, rest: Sequence[str]) -> List[str]:
+    """The flags that begin a training with the weights of another run, and with its sizes. `rest`: the training's."""
     found = read_settings(init / "settings")
     if found.get("arch", arch) != arch:
         raise UserError(f"--init {init}: is a run of {found['arch']}, not of {arch}")
@@ -156,8 +159,12 @@ def init_flags(init: Path, arch: str, data: Path) -> List[str]:
         other = Path(found.get("data", data)) / "bin" / words.name
         if not other.exists() or other.read_bytes() != words.read_bytes():
             raise UserError(f"--init {init}: {data} has other words; prepare them by prepare.sh --like {found['data']}")
-    lengths = re.findall(r"(--synth-(?:max-length|beyond-length))[= ](\S+)", found.get("flags", ""))
-    return ["--finetune-from-model", str(best_checkpoint(init).resolve()), *(word for flag in lengths for word in flag)]
+    own = dict(re.findall(TAKEN_OVER, found.get("flags", "")))
+    for flag, value in re.findall(rf"({SIZE})[= ](\S+)", " ".join(rest)):
+        if own.get(flag) != value and not dry_run():
+            raise UserError(f"--init {init}: has {flag} {own.get(flag, 'of its architecture')}; leave {flag} out")
+    path = best_checkpoint(init, "--init ").resolve()
+    return ["--finetune-from-model", str(path), *(word for flag in own.items() for word in flag)]
 
 
 def length_flags(arch: str, recipe: Recipe, data: Path, rest: Sequence[str], init: Optional[Path]) -> List[str]:
@@ -170,7 +177,9 @@ def length_flags(arch: str, recipe: Recipe, data: Path, rest: Sequence[str], ini
         longest = longest_sentence(data, number_of("--max-source-positions", rest) or LONGEST)
     most = number_of("--synth-max-length", rest) or recipe.max_length
     if init and longest > most and "tile" not in " ".join(rest):
-        mend = f"train it with -- --synth-max-length {longest}, leave it out, or give -- --synth-beyond-length tile"
+        length = math.ceil(longest / LENGTH_UNIT) * LENGTH_UNIT
+        mend = f"train that run with -- --synth-max-length {length}, leave the sentence out, or "
+        mend += "give -- --synth-beyond-length tile"
         raise UserError(f"--init {init}: takes up to {most} tokens, and {data} has a sentence of {longest}; {mend}")
     own = ("--synth-max-length", "--synth-beyond-length")
     if longest <= recipe.max_length or any(word.split("=")[0] in own for word in rest):
@@ -218,6 +227,8 @@ def training_command(args: argparse.Namespace, recipe: Recipe, data: Path, save:
     passes = math.ceil(args.batch_tokens / (world * args.max_tokens))  # of an update: as few as fit
     tokens = args.batch_tokens // (world * passes)
     longest = max(recipe.max_length, number_of("--synth-max-length", rest) or 0)
+    if args.max_tokens < longest:
+        raise UserError(f"--max-tokens {args.max_tokens}: is less than a sentence of {longest}; raise it")
     if tokens < longest:
         left = f"leaves {tokens} for each of {world} processes at a time"
         raise UserError(f"--batch-tokens {args.batch_tokens}: {left}, less than a sentence of {longest}; raise it")
@@ -337,7 +348,11 @@ def warn_of_warm_up(command: Sequence[str]) -> None:
 
 def main(argv: Sequence[str]) -> None:
     own, rest = split_flags(argv)
-    args = make_parser().parse_args(own)
+    parser = make_parser()
+    args = parser.parse_args(own)
+    for flag in (word.split("=")[0] for word in rest):
+        if flag == "--arch" or (flag in parser.options() and flag != "--max-tokens"):  # which the quickstart has not
+            raise UserError(f"-- {flag}: {'ARCH says it; leave it out' if flag == '--arch' else 'give it before --'}")
     if not shutil.which("fairseq-train"):
         raise UserError("fairseq is not installed here; run scripts/setup.sh")
     name = args.recipe or recipe_name(args.arch, args.dataset)
@@ -348,7 +363,7 @@ def main(argv: Sequence[str]) -> None:
     data = find_data(args.data, recipe, args.dataset)
     save = args.save_dir or ROOT / "runs" / f"{args.arch}-{args.dataset}-seed{args.seed}"
     if args.init:
-        rest = [*init_flags(args.init, args.arch, data), *rest]
+        rest = [*init_flags(args.init, args.arch, data, rest), *rest]
     rest = [*length_flags(args.arch, recipe, data, rest, args.init), *rest]
     command = training_command(args, recipe, data, save, rest)
     warn_of_warm_up(command)

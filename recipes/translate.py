@@ -63,6 +63,8 @@ def main(argv: Sequence[str]) -> None:
     add("--beam", type=integer(1), metavar="N", help="(default: the recipe's)")
     add("--lenpen", type=float, metavar="X", help="length penalty (default: the recipe's)")
     options = vars(parser.parse_args(own))
+    if any(word.split("=")[0] == "--nbest" for word in rest):
+        raise UserError("-- --nbest: translate.sh writes one translation of each line; leave it out")
     data, run_dir = options.pop("data"), options.pop("run")
     settings = read_data_settings(data)
     if "src" not in settings:

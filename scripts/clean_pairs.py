@@ -46,9 +46,10 @@ def sentences(path: str) -> Iterator[str]:
                     text = line.decode("utf-8-sig" if number == 1 else "utf-8")  # without a byte-order mark
                     yield SEPARATORS.sub(" ", text).strip()
                 except UnicodeDecodeError as error:
+                    other = "utf-16" if line[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin1"
                     fail(
                         f"{name}: line {number} is not UTF-8 ({error.reason} {line[error.start]:#x}); "
-                        "convert the file, such as by iconv -f latin1 -t utf-8"
+                        f"convert the file, such as by iconv -f {other} -t utf-8"
                     )
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             fail(f"{name}: not a whole gzip file ({error}); fetch it again")
@@ -110,6 +111,8 @@ def main() -> None:
                         source, target = source.lower(), target.lower()
                     source_file.write(source + "\n")
                     target_file.write(target + "\n")
+        if not counts:
+            fail(f"{', '.join(args.inputs)}: no text is in these files")
         if not counts[""]:
             fail(f"{', '.join(args.inputs)}: no pair is left of {sum(counts.values())}; is this the right corpus?")
         for part, path in zip(parts, outputs):

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import statistics
 import struct
 import subprocess
@@ -193,6 +194,8 @@ def test_prepare_refuses(tmp_path, raw):
     assert not out.exists() and not (tmp_path / "cs").exists()
     folder = copied(raw, tmp_path / "raw", newstest2014_en=b"a\n", newstest2014_de=b"a\n")
     refused(prepare.main, folder, "en", "de", tmp_path / "x", parts=["newstest2014.en", "would be trained on"])
+    folder = copied(raw, tmp_path / "val", val_en=b"a\n", val_de=b"a\n")
+    refused(prepare.main, folder, "en", "de", tmp_path / "x", parts=["val.en", "would be trained on"])
     refused(prepare.main, raw, "en", "de", out, "--subwords", "words", parts=["--subwords", "sentencepiece"])
     refused(prepare.main, raw, "en", "de", out, "--max-ratio", "x", parts=["--max-ratio", "x: must be a number"])
     refused(prepare.main, raw, "en", "en", out, parts=["SRC and TGT are both en"])
@@ -432,6 +435,9 @@ def test_train_passes_flags_on(dry, capsys):
         ("transformer_wmt_en_de en-de --gpus 8 --batch-tokens 1000", ["--batch-tokens 1000", "125", "raise"]),
         ("transformer_wmt_en_de en-de --gpus 1 --precision int8", ["--precision", "int8", "bf16"]),
         ("transformer_wmt_en_de en-de --gpus 0 --precision fp16", ["--precision fp16", "needs a GPU"]),
+        ("transformer_wmt_en_de en-de --gpus 1 --max-tokens 9", ["--max-tokens 9", "is less than a sentence of 256"]),
+        ("transformer_wmt_en_de en-de --gpus 1 -- --save-dir=x", ["-- --save-dir", "give it before --"]),
+        ("transformer_wmt_en_de en-de --gpus 1 -- --arch transformer", ["-- --arch", "ARCH says it"]),
     ],
 )
 def test_train_refuses(argv, parts, dry):
@@ -544,6 +550,26 @@ def test_what_a_program_says(capfd):
     said = capfd.readouterr().err
     assert "watch out" in said and "line 2" not in said
     refused(lambda _: command.run(["false"]), parts=["false failed, see above"])
+
+
+def test_a_program_is_ended_with_the_script(tmp_path):
+    """Also one that writes to a log."""
+    code = f"echo $$ > {tmp_path}/pid; exec sleep 60"
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for log in (None, tmp_path / "log"):
+            signal.setitimer(signal.ITIMER_REAL, 2)
+            with pytest.raises(KeyboardInterrupt):
+                command.run(["bash", "-c", code], log=log)
+            with pytest.raises(ProcessLookupError):
+                os.kill(int((tmp_path / "pid").read_text()), 0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_read_log():
@@ -757,6 +783,8 @@ def test_analysis_by_sentence_length(trained):
     inspection(out / "lengths", {"data": {"subset": "test", "sentences": 5}, "lengths": found})
     analysis.main([*argv, "--variant", "random", "--lengths"])
     refused(analysis.main, *argv, "--lengths", "--sentences", "5", parts=["--sentences"])
+    refused(analysis.main, "multi30k_cpu", "--pair", "en-xx", parts=["--pair en-xx: choose from en-de, en-fr"])
+    refused(analysis.main, "multi30k_cpu", "--variant", "randm", parts=["--variant randm: choose from", "random"])
     heads, _, row, _, note, *_ = analysis.lengths("multi30k_cpu").splitlines()
     assert heads == "| model | 1 to 8 (3) | 9 to 32 (2) |" and row == "| `random` | 1.50, 40.0 | 2.25, 30.0 |"
     assert "--subset test --only lengths" in note and "Beam 1, `s`" in note
@@ -1041,6 +1069,9 @@ def test_fine_tuning_for_other_text(tmp_path, raw):
     assert (first / "bin" / "dict.de.txt").read_text() == (second / "bin" / "dict.de.txt").read_text()
     assert command.read_settings(second / "settings")["lowercase"] == "True"
     refused(prepare.main, other, "en", "fr", tmp_path / "x", "--like", first, parts=["--like", "of en and fr"])
+    like = [other, "en", "de", tmp_path / "x", "--like", first]
+    refused(prepare.main, *like, "--merges", "50", parts=[f"--merges 50: --like {first} has 100; leave it out"])
+    refused(prepare.main, *like, "--dash-splits", parts=["--dash-splits True", "has none; leave it out"])
     arch, flags = "transformer_synth_random_multi30k", "--encoder-layers 1 --decoder-layers 1 --warmup-updates 1"
     argv = [arch, "en-de", "--recipe", "multi30k_cpu", "--max-update", "1", "--save-every", "1", "--gpus", "0"]
     done = script(
@@ -1049,7 +1080,9 @@ def test_fine_tuning_for_other_text(tmp_path, raw):
     assert done.returncode == 0, done.stdout + done.stderr
     argv += ["--data", second, "--init", run]
     refused(train.main, "transformer_multi30k", *argv[1:], parts=[f"--init {run}", f"run of {arch}"])
-    done = script("train.sh", *argv, "--save-dir", tmp_path / "tuned", "--", *flags.split(), "--lr", "0")
+    sizes = [*argv, "--save-dir", tmp_path / "tuned", "--", "--encoder-layers"]
+    refused(train.main, *sizes, "2", parts=[f"--init {run}: has --encoder-layers 1; leave --encoder-layers out"])
+    done = script("train.sh", *argv, "--save-dir", tmp_path / "tuned", "--", "--warmup-updates", "1", "--lr", "0")
     assert done.returncode == 0, done.stdout + done.stderr
     before, after = (
         torch.load(folder / "checkpoint_best.pt", weights_only=False) for folder in (run, tmp_path / "tuned")
@@ -1350,8 +1383,8 @@ def evaluation_refuses(corpus, run):
     fewer = run.parent / "fewer"
     fewer.mkdir()
     (fewer / "test.hyp.de").write_text("eins\n")
-    with pytest.raises(UserError, match="--baseline .*fewer: not evaluated yet, or not on these data"):
-        translation.Translation.compare(corpus, run, fewer)
+    parts = [f"--baseline {fewer}: not evaluated yet, or not on these data"]
+    refused(tasks.main, corpus, run, "--average", "99", "--baseline", fewer, parts=parts)  # before anything else
     settings = (run / "settings").read_text()
     for line, other in (("pair=en-de", "pair=de-en"), (f"data={corpus}", "data=/other")):
         assert line in settings
@@ -1367,7 +1400,8 @@ def test_translate_refuses(tmp_path, monkeypatch, capsys):
     (data / "bin" / "done").touch()
     (data / "settings").write_text("src=en\ntgt=de\nsubwords=bpe\nlowercase=\ndash_splits=\n")
     refused(translate.main, data, tmp_path / "no", parts=["no: no such folder", "train.sh"])
-    refused(translate.main, data, tmp_path, parts=["checkpoint_best.pt: no such file"])
+    refused(translate.main, data, tmp_path, parts=[f"{tmp_path}: has no checkpoint_best.pt"])
+    refused(translate.main, data, tmp_path, "--", "--nbest", "2", parts=["-- --nbest", "leave it out"])
     monkeypatch.setenv("DRY_RUN", "1")
     translate.main([str(data), str(tmp_path)])
     shown = capsys.readouterr()
