@@ -82,7 +82,7 @@ def number(minimum: int, help: str) -> Dict[str, Any]:
 CUT = "cut {} after N subwords, the end's own included; "
 RATIO = {"type": ratio, "metavar": "R", "help": "largest ratio of a training pair's lengths; 0: any"}
 MERGES = "BPE merges, or SentencePiece's vocabulary (default: 10000; of text for language models none)"
-LENGTH = "most subwords on a side of a training pair (default: 250; of pairs of texts any number, 0)"
+LENGTH = "most subwords on a side of a training pair; 0: any number (default: 250; of pairs of texts 0)"
 SOURCE = CUT.format("sources") + "translate.sh cuts them too where they are SentencePiece's"
 TARGET = CUT.format("targets") + "those that are scored against are whole"
 LIKE = "with the subwords, words and options of that data, for fine-tuning a model of it (train.sh --init)"
@@ -439,18 +439,19 @@ def encode(job: Job, text: Path, sides: Sequence[str], splits: Sequence[str] = S
     options, out = job.options, job.out
     train = " ".join(quote(f"{text}/train.{side}") for side in sides)
     if options.subwords == "sentencepiece":
-        say(f"learning and applying a joint SentencePiece model of {options.merges} pieces")
+        what = f"a joint SentencePiece model of {options.merges} pieces"
         tool = f"python {quote(str(ROOT / 'scripts' / 'sentence_pieces.py'))}"
         model, learn = out / "pieces.model", f"{tool} train {options.merges} {train}"
         if options.words:  # each span has a word before it and one or more in it, so that there are fewer than these
             learn += f" --sentinels {max(1, round(options.words * 0.15 / 3)) + 1}"
         apply = f"{tool} encode {quote(str(model))} <"
     else:
-        say(f"learning and applying BPE, {options.merges} merges")
+        what = f"BPE, {options.merges} merges"
         model, learn = out / "codes", f"cat {train} | subword-nmt learn-bpe -s {options.merges}"
         # of several processes it splits a file, not a stream
         several = f"--num-workers {options.workers} -i" if options.workers > 1 else "<"
         apply = f"subword-nmt apply-bpe -c {quote(str(model))} {several}"
+    say(f"applying the subwords of {options.like}" if options.like else f"learning and applying {what}")
     shell(f"cat {quote(str(options.like / model.name))}" if options.like else learn, model)
     for split in splits:
         for side, most in zip(sides, (options.truncate_source, options.truncate_target)):
