@@ -562,7 +562,7 @@ def test_a_program_is_ended_with_the_script(tmp_path):
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         for log in (None, tmp_path / "log"):
-            signal.setitimer(signal.ITIMER_REAL, 2)
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
             with pytest.raises(KeyboardInterrupt):
                 command.run(["bash", "-c", code], log=log)
             with pytest.raises(ProcessLookupError):
