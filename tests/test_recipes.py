@@ -175,10 +175,12 @@ def test_prepare_with_sentencepiece(tmp_path, raw):
         (dict(valid_de=b"one line\n"), ["valid.de", "ends after 1 lines", "aligned"]),
         (dict(test_de=b"\n" * 20), ["test.", "line 1 is empty"]),
         (dict(train_de="Stra\u00dfe\n".encode("latin1") * 150), ["train.de: line 1 is not UTF-8", "0xdf", "iconv"]),
+        (dict(train_de="eins\n".encode("utf-16") * 150), ["train.de: line 1 is not UTF-8", "iconv -f utf-16"]),
+        (dict(valid_en=b"", valid_de=b""), ["raw/valid: no text is in these files"]),
         (dict(train_en=b"\n" * 150, more_en_gz=gzip.compress(b"\n" * 50)), ["no pair is left of 200"]),
         (dict(more_en_gz=gzip.compress(b"text\n" * 50)[:-9]), ["more.en.gz", "not a whole gzip file"]),
     ],
-    ids=["unequal", "empty-test", "encoding", "all-empty", "truncated"],
+    ids=["unequal", "empty-test", "encoding", "utf-16", "no-text", "all-empty", "truncated"],
 )
 def test_prepare_refuses_text(tmp_path, raw, changed, parts):
     out = tmp_path / "out"
