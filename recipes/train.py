@@ -176,15 +176,14 @@ def length_flags(arch: str, recipe: Recipe, data: Path, rest: Sequence[str], ini
     if recipe.task == "translation" and "_synth_" in arch:
         longest = longest_sentence(data, number_of("--max-source-positions", rest) or LONGEST)
     most = number_of("--synth-max-length", rest) or recipe.max_length
+    length = math.ceil(longest / LENGTH_UNIT) * LENGTH_UNIT
     if init and longest > most and "tile" not in " ".join(rest):
-        length = math.ceil(longest / LENGTH_UNIT) * LENGTH_UNIT
         mend = f"train that run with -- --synth-max-length {length}, leave the sentence out, or "
         mend += "give -- --synth-beyond-length tile"
         raise UserError(f"--init {init}: takes up to {most} tokens, and {data} has a sentence of {longest}; {mend}")
     own = ("--synth-max-length", "--synth-beyond-length")
     if longest <= recipe.max_length or any(word.split("=")[0] in own for word in rest):
         return []
-    length = math.ceil(longest / LENGTH_UNIT) * LENGTH_UNIT
     print(
         f"--synth-max-length {length}: the longest sentence of {data} has {longest} tokens, and {arch} takes "
         f"{recipe.max_length} by default. After -- you may give another one, or --synth-beyond-length tile"
@@ -296,7 +295,6 @@ def start(argv: Sequence[object], show_line: Optional[Callable[[str], None]] = N
         if process.stdout and show_line:
             for line in process.stdout:
                 show_line(line)
-        process.wait()
     if process.returncode:
         log = Path(words[words.index("--save-dir") + 1]) / "train.log"
         raise UserError(f"the training failed; see {log}. The same call goes on from its last checkpoint")
@@ -351,8 +349,10 @@ def main(argv: Sequence[str]) -> None:
     parser = make_parser()
     args = parser.parse_args(own)
     for flag in (word.split("=")[0] for word in rest):
-        if flag == "--arch" or (flag in parser.options() and flag != "--max-tokens"):  # which the quickstart has not
-            raise UserError(f"-- {flag}: {'ARCH says it; leave it out' if flag == '--arch' else 'give it before --'}")
+        if flag == "--arch":
+            raise UserError(f"-- {flag}: ARCH says it; leave it out")
+        if flag in parser.options() and flag != "--max-tokens":  # the quickstart takes that one only after --
+            raise UserError(f"-- {flag}: give it before --")
     if not shutil.which("fairseq-train"):
         raise UserError("fairseq is not installed here; run scripts/setup.sh")
     name = args.recipe or recipe_name(args.arch, args.dataset)

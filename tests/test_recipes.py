@@ -1083,7 +1083,9 @@ def test_fine_tuning_for_other_text(tmp_path, raw):
     argv += ["--data", second, "--init", run]
     refused(train.main, "transformer_multi30k", *argv[1:], parts=[f"--init {run}", f"run of {arch}"])
     sizes = [*argv, "--save-dir", tmp_path / "tuned", "--", "--encoder-layers"]
-    refused(train.main, *sizes, "2", parts=[f"--init {run}: has --encoder-layers 1; leave --encoder-layers out"])
+    wrong = script("train.sh", *sizes, "2")
+    assert wrong.stderr == f"error: --init {run}: has --encoder-layers 1; leave --encoder-layers out\n"
+    assert wrong.returncode == 1
     done = script("train.sh", *argv, "--save-dir", tmp_path / "tuned", "--", "--warmup-updates", "1", "--lr", "0")
     assert done.returncode == 0, done.stdout + done.stderr
     before, after = (

@@ -343,7 +343,7 @@ def load(plan: Plan, wholes: List[Tensor]) -> None:
 def run(launch: Launch, tensors: Tensors) -> None:
     """Calls the kernel."""
     args = launch.args(tensors)
-    if launch.options is None and not is_interpreted():
+    if launch.options is None and not is_interpreted():  # `load` has not seen gradients that lie in this way
         launch.compile(args)
     launch.kernel[launch.grid](*args, **(launch.options or {}))
 
