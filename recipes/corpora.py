@@ -47,6 +47,10 @@ class Corpus:
     scores: Sequence[str] = ()  # of metrics.py; none: those of free text
     test_is_enough: bool = False  # where there is no training set, the test set is divided
 
+    def answer_labels(self) -> List[str]:
+        """What may be written for a label, each once, in lower case. The last one is the positive one of F1."""
+        return [word.lower() for word in dict.fromkeys(self.labels.values())]
+
 
 def read_corpora() -> Dict[str, Corpus]:
     """Those of corpora.yaml, by name. Labels may be a list, if they are written as they are."""

@@ -11,6 +11,8 @@ from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 from .command import UserError
 from .scoring import Scores, figure
 
+SAMPLES, SEED = 999, 12345  # of the significance test
+
 version_of = importlib.metadata.version
 
 
@@ -25,12 +27,9 @@ def library(name: str) -> Any:
 def of_free_text(written: List[str], wanted: List[str]) -> Scores:
     """ROUGE-1, 2 and L, BLEU of 1- to 4-grams, METEOR and CIDEr of texts against one reference each, all times 100."""
     scores: Scores = {}
-    scorer = library("rouge_score.rouge_scorer").RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True)
-    found = [scorer.score(reference, text) for text, reference in zip(written, wanted)]
     signature = f"F1, stemmed|rouge-score {version_of('rouge-score')}"
-    for kind in ("1", "2", "L"):
-        mean = sum(score[f"rouge{kind}"].fmeasure for score in found) / len(found)
-        scores[f"rouge{kind}"] = figure(f"ROUGE-{kind}", 100 * mean, signature)
+    for kind, found in rouge(written, wanted, "1", "2", "L").items():
+        scores[f"rouge{kind}"] = figure(f"ROUGE-{kind}", 100 * mean(found), signature)
     for n in range(1, 5):
         bleu = library("sacrebleu.metrics").BLEU(max_ngram_order=n)
         score = bleu.corpus_score(written, [wanted]).score
@@ -43,6 +42,13 @@ def of_free_text(written: List[str], wanted: List[str]) -> Scores:
     cider, _ = library("pycocoevalcap.cider.cider").Cider().compute_score(*texts)
     scores["cider"] = figure("CIDEr", 100 * cider, signature)
     return scores
+
+
+def rouge(written: Sequence[str], wanted: Sequence[str], *kinds: str) -> Dict[str, List[float]]:
+    """{kind: ROUGE's F1 of each text, 0 to 1}. Kinds are ``1``, ``2`` and ``L``."""
+    scorer = library("rouge_score.rouge_scorer").RougeScorer([f"rouge{kind}" for kind in kinds], use_stemmer=True)
+    found = [scorer.score(reference, text) for text, reference in zip(written, wanted)]
+    return {kind: [score[f"rouge{kind}"].fmeasure for score in found] for kind in kinds}
 
 
 def meteor(texts: Sequence[Dict[int, List[str]]], signature: str) -> Tuple[Any, str]:
@@ -72,7 +78,7 @@ def of_answers(answers: Sequence[Answer], labels: Sequence[str], names: Sequence
         labels: all there are, in lower case; the last one is the positive one of F1. Empty: the answers are free.
         names: of `metrics_of`.
     """
-    counted = [in_place_of_none(answer, labels, "pearson" in names) for answer in answers]
+    counted = counted_answers(answers, labels, names)
     known, signature = metrics_of(counted, labels), f"examples:{len(answers)}"
     versions = f"scikit-learn {version_of('scikit-learn')}, scipy {version_of('scipy')}"
     scores: Scores = {}
@@ -81,6 +87,61 @@ def of_answers(answers: Sequence[Answer], labels: Sequence[str], names: Sequence
         scores[name] = figure(heading, 100 * float(metric()), f"{signature}|{versions}")
     no_label = sum(a.written != b.written for a, b in zip(answers, counted))
     return {**scores, "no_label": figure("answers that are no label", no_label, signature)}
+
+
+def compare_free_text(before: List[str], after: List[str], wanted: List[str]) -> Dict[str, Any]:
+    """`paired_test` of two models' texts, in ROUGE-L."""
+    old, new = (rouge(written, wanted, "L")["L"] for written in (before, after))
+    return paired_test("ROUGE-L", mean, old, new)
+
+
+def compare_answers(
+    before: Sequence[Answer], after: Sequence[Answer], labels: Sequence[str], names: Sequence[str]
+) -> Dict[str, Any]:
+    """`paired_test` of two models' answers, in the first metric of `names`. The rest is as in `of_answers`."""
+
+    def metric(answers: Sequence[Answer]) -> float:
+        return float(metrics_of(answers, labels)[names[0]][1]())
+
+    old, new = (counted_answers(answers, labels, names) for answers in (before, after))
+    return paired_test(metrics_of([], labels)[names[0]][0], metric, old, new)
+
+
+def paired_test(
+    heading: str, metric: Callable[[Sequence[Any]], float], before: Sequence[Any], after: Sequence[Any]
+) -> Dict[str, Any]:
+    """Paired permutation test, also called approximate randomisation (Noreen 1989), by scipy.
+
+    Null hypothesis: each example's two outputs could as well be exchanged between the models.
+
+    Args:
+        heading: the metric's name in print.
+        metric: of a list such as `before` or `after`, which have an item for each example; from 0 or -1 to 1.
+    """
+    items = [*before, *after]
+
+    def difference(first: Sequence[int], second: Sequence[int]) -> float:
+        return metric([items[i] for i in second]) - metric([items[i] for i in first])
+
+    indices = range(len(before)), range(len(before), len(items))
+    options = {"permutation_type": "samples", "vectorized": False, "n_resamples": SAMPLES, "random_state": SEED}
+    test = library("scipy.stats").permutation_test(indices, difference, **options)
+    return {
+        "metric": heading,
+        "baseline": round(100 * metric(before), 2),
+        "score": round(100 * metric(after), 2),
+        "p_value": float(test.pvalue),
+        "signature": f"paired permutation|samples:{SAMPLES}|seed:{SEED}|scipy {version_of('scipy')}",
+    }
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def counted_answers(answers: Sequence[Answer], labels: Sequence[str], names: Sequence[str]) -> List[Answer]:
+    """The answers as metrics count them, with a wrong one in place of none."""
+    return [in_place_of_none(answer, labels, "pearson" in names) for answer in answers]
 
 
 def in_place_of_none(answer: Answer, labels: Sequence[str], is_number: bool) -> Answer:

@@ -267,10 +267,11 @@ def note(table: Table, records: List[Record]) -> str:
     signatures = [shared(r["signatures"][name] for r in records if name in r["signatures"]) for name in names]
     text += f"{table.task.METRIC_NAME if len(names) == 1 else 'Figures'} `{'`, `'.join(filter(None, signatures))}`"
     text += shared(f" on {r['test_set']}" for r in records if r.get("test_set"))
-    tested = [r["bootstrap"]["p_value"] < 0.05 for r in records if r.get("bootstrap")]
-    if tested:
-        text += f". {table.task.TEST} against {baseline_name(table)} of the same seed: "
-        text += f"p < 0.05 in {sum(tested)} of {len(tested)}"
+    tests = [r["bootstrap"] for r in records if r.get("bootstrap")]
+    if tests:
+        of = shared(test["metric"] for test in tests if "metric" in test)
+        text += f". {table.task.TEST}{of and f' of {of}'} against {baseline_name(table)} of the same seed: "
+        text += f"p < 0.05 in {sum(test['p_value'] < 0.05 for test in tests)} of {len(tests)}"
     return f"{text}. {origin(records)}{timed}"
 
 

@@ -63,7 +63,7 @@ class Task:
 
     @classmethod
     def test(cls, data: Path, wanted: List[str], before: List[str], after: List[str]) -> Dict[str, Any]:
-        """The significance test of two outputs: baseline, score, p_value and signature."""
+        """The significance test of two outputs: baseline, score, p_value, signature, and metric if it has a choice."""
         raise NotImplementedError
 
     def score(self) -> Scores:
@@ -105,7 +105,8 @@ class Task:
         if (run_dir / "bootstrap.json").exists():
             compared = json.loads((run_dir / "bootstrap.json").read_text())
             line = "baseline {baseline:.2f}, this run {score:.2f}, p = {p_value:.4f}"
-            print(line.format(**compared), f"({cls.TEST})")
+            of = f" of {compared['metric']}" if "metric" in compared else ""
+            print(line.format(**compared), f"({cls.TEST}{of})")
         files = cls.files(data, run_dir)
         if files:
             say("three examples")

@@ -17,11 +17,11 @@ import inspect
 import json
 import math
 from pathlib import Path
-from typing import Any, Dict, List, Sequence, Type
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Type
 
 from . import metrics
-from .command import ROOT, Parser, UserError, integer
-from .corpora import CORPORA
+from .command import ROOT, Parser, UserError, integer, read_settings
+from .corpora import CORPORA, Corpus
 from .scoring import Scores, Task, evaluate, figure, read_data_settings, read_lines
 from .translation import Translation
 
@@ -122,25 +122,45 @@ class TextToText(Translation):
     """
     Text to text: of summaries and replies ROUGE-1, 2 and L (F1, stemmed), BLEU-1 to 4 (sacreBLEU), METEOR and CIDEr
     (pycocoevalcap; METEOR needs Java) of detokenised text, times 100; of tasks with labels their suite's metrics, and
-    how many answers are no label, which count as wrong. Also test.hyp.target, what the model has written.
+    how many answers are no label, which count as wrong. --baseline: paired permutation test of ROUGE-L, or of the
+    suite's first metric. Also test.hyp.target, what the model has written.
     """
 
     RECIPE = "pairs_cpu"
     METRIC, METRIC_NAME = "rougeL", "ROUGE-L"
-    OPTIONS, TEST = ("beam", "lenpen"), ""
+    OPTIONS, TEST = ("baseline", "beam", "lenpen"), "Paired permutation test"
 
     def scores(self, written: List[str], wanted: List[str], log: str) -> Scores:
-        corpus = CORPORA.get(self.settings.get("corpus", ""))
-        if not corpus or not corpus.scores:
+        corpus = corpus_of_answers(self.settings)
+        if not corpus:
             return metrics.of_free_text(written, wanted)
-        answers = []
-        for text, right, line in zip(written, wanted, read_lines(self.data / "test.answers")):
-            known = json.loads(line)
-            # a number as it was before it was rounded
-            right = known["answers"][0] if corpus.number else right.lower()
-            answers.append(metrics.Answer(text.lower().strip(), right, known["group"], known["answers"]))
-        labels = [word.lower() for word in dict.fromkeys(corpus.labels.values())]
-        return metrics.of_answers(answers, labels, corpus.scores)
+        answers = read_answers(self.data, corpus, written, wanted)
+        return metrics.of_answers(answers, corpus.answer_labels(), corpus.scores)
+
+    @classmethod
+    def test(cls, data: Path, wanted: List[str], before: List[str], after: List[str]) -> Dict[str, Any]:
+        corpus = corpus_of_answers(read_settings(data / "settings"))
+        if not corpus:
+            return metrics.compare_free_text(before, after, wanted)
+        old, new = (read_answers(data, corpus, written, wanted) for written in (before, after))
+        return metrics.compare_answers(old, new, corpus.answer_labels(), corpus.scores)
+
+
+def corpus_of_answers(settings: Mapping[str, str]) -> Optional[Corpus]:
+    """The corpus of data with these settings, if its texts are answers that a suite's metrics count."""
+    corpus = CORPORA.get(settings.get("corpus", ""))
+    return corpus if corpus and corpus.scores else None
+
+
+def read_answers(data: Path, corpus: Corpus, written: List[str], wanted: List[str]) -> List[metrics.Answer]:
+    """What was written for the test set, with what prepare.sh has kept of each example."""
+    answers = []
+    for text, right, line in zip(written, wanted, read_lines(data / "test.answers")):
+        known = json.loads(line)
+        # a number as it was before it was rounded
+        right = known["answers"][0] if corpus.number else right.lower()
+        answers.append(metrics.Answer(text.lower().strip(), right, known["group"], known["answers"]))
+    return answers
 
 
 class Denoising(Task):

@@ -82,6 +82,7 @@ class Translation(Task):
         signatures, results = test()
         scores: Any = results["BLEU"]
         return {
+            "metric": "BLEU",
             "baseline": round(scores[0].score, 2),
             "score": round(scores[1].score, 2),
             "p_value": scores[1].p_value,

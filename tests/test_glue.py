@@ -7,7 +7,7 @@ import sys
 import pytest
 from helpers import refused
 
-from recipes import examples, metrics, prepare, render
+from recipes import examples, metrics, prepare, render, tasks
 from recipes.command import ROOT, UserError
 from recipes.corpora import CORPORA
 from recipes.metrics import Answer
@@ -198,6 +198,32 @@ def test_the_best_of_several_answers():
     found = [Answer("the big dog", "cat", "", ("cat", "Big dog!")), Answer("a tall man", "man", "", ("man",))]
     scores = scored(found, [], "answer_f1", "answer_em")
     assert scores["answer_em"] == 50 and scores["answer_f1"] == pytest.approx(100 * (1 + 2 / 3) / 2, abs=0.01)
+
+
+def test_answers_compared():
+    """In the first metric, F1 of the last label; an answer that is no label is a wrong one, for both."""
+    wanted = ["yes", "yes", "no"]
+    before, after = (answers(written, wanted) for written in (["yes", "eh", "no"], ["yes", "yes", "no"]))
+    found = metrics.compare_answers(before, after, ["no", "yes"], ["f1", "accuracy"])
+    assert (found["metric"], found["baseline"], found["score"], found["p_value"]) == ("F1", 66.67, 100, 1)
+    before, after = (answers(written * 9, wanted * 9) for written in (["yes", "no", "no"], ["yes", "yes", "no"]))
+    assert metrics.compare_answers(before, after, ["no", "yes"], ["f1"])["p_value"] < 0.02
+
+
+def test_a_run_compared_with_another(tmp_path):
+    """As evaluate.sh does: capitals do not count, and STS-B's numbers are those before they were rounded."""
+    (tmp_path / "settings").write_text("corpus=cola\n")
+    rows = [{"group": "", "answers": []}] * 8
+    (tmp_path / "test.answers").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    wanted = ["acceptable", "unacceptable"] * 4
+    found = tasks.TextToText.test(tmp_path, wanted, ["acceptable"] * 8, [word.title() for word in wanted])
+    assert (found["metric"], found["baseline"], found["score"]) == ("Matthews correlation", 0, 100)
+    assert found["p_value"] < 0.3
+    (tmp_path / "settings").write_text("corpus=stsb\n")
+    rows = [{"group": "", "answers": [number]} for number in ("1.1", "2.3", "4.0")]
+    (tmp_path / "test.answers").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    found = tasks.TextToText.test(tmp_path, ["1.2", "2.2", "4.0"], ["3.0"] * 3, ["1.1", "2.3", "4.0"])
+    assert (found["metric"], found["baseline"], found["score"]) == ("Pearson correlation", 0, 100)
 
 
 # ---- tables

@@ -650,7 +650,7 @@ def results(tmp_path, monkeypatch):
     alpha = {"encoder.layers.0": {"random": [0.2, 0.4], "vanilla": [0.8, 0.6]}}
     records = [result("transformer", s, 30 + s) for s in (1, 2, 3)]
     records += [result("random", s, 31 + 1.5 * s) for s in (1, 2, 3)]
-    records += [result("random_vanilla", 2, 33, alpha=alpha, bootstrap={"p_value": 0.01})]
+    records += [result("random_vanilla", 2, 33, alpha=alpha, bootstrap={"p_value": 0.01, "metric": "BLEU"})]
     for r in records:
         (folder / f"{r['dataset']}-{r['model']}-seed{r['seed']}.json").write_text(json.dumps(r))
     return folder
@@ -662,7 +662,8 @@ def test_tables_have_intervals_over_seeds(results):
     assert "| Transformer (fairseq's own) | 1.00M | 32.00 ± 1.00 (3) |  |" in rendered
     assert "| `random` | 1.00M | 34.00 ± 1.50 (3) | +2.00 [+0.76, +3.24] |" in rendered
     assert "| `random_vanilla` | 1.00M | 33.00 | +1.00 |" in rendered and "| `dense` |" not in rendered
-    assert "En-Fr" not in rendered and "p < 0.05 in 1 of 1" in rendered and "22.0 minutes of training" in rendered
+    assert "Paired bootstrap of BLEU against the Transformer of the same seed: p < 0.05 in 1 of 1" in rendered
+    assert "En-Fr" not in rendered and "22.0 minutes of training" in rendered
     assert render.results("multi30k_cpu", short=True) == rendered[: rendered.index("\n- ")]
     assert "| `random_vanilla` | `random` | 0.30 |" in render.alpha("multi30k_cpu")
     heads, _, transformer, random, *_ = render.validation_loss("multi30k_cpu").splitlines()

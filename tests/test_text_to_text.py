@@ -3,6 +3,8 @@
 import dataclasses
 import gzip
 import json
+import re
+import shutil
 import subprocess
 
 import pytest
@@ -203,6 +205,15 @@ def test_free_text(monkeypatch):
     assert without == {"score": None, "name": "METEOR", "signature": "not scored: no Java"}
 
 
+def test_texts_compared():
+    """Better for four of four: of the 16 ways to exchange them, two are as far apart. The same text twice: p is 1."""
+    wanted = ["a b", "c d", "e f", "g h"]
+    found = metrics.compare_free_text(["a x", "c x", "e x", "g x"], wanted, wanted)
+    assert (found["metric"], found["baseline"], found["score"]) == ("ROUGE-L", 50, 100)
+    assert found["p_value"] == pytest.approx(2 / 16) and "samples:999" in found["signature"]
+    assert metrics.compare_free_text(wanted, wanted, wanted)["p_value"] == 1
+
+
 @pytest.mark.skipif(not metrics.shutil.which("java"), reason="METEOR needs Java")
 def test_meteor():
     """Also of an empty text, and of one with the bars that METEOR divides texts by."""
@@ -241,7 +252,11 @@ def test_a_summariser(data, tmp_path, monkeypatch, capsys):
     call = [ROOT / "scripts" / "translate.sh", data, run]
     done = subprocess.run(call, input="Dear all, greetings from Bob today\n", capture_output=True, text=True)
     assert done.returncode == 0 and len(done.stdout.splitlines()) == 1, done.stderr
-    tasks.main([str(data), str(run), "--beam", "1"])
+    other = shutil.copytree(run, tmp_path / "perfect")
+    shutil.copy(data / "test.target", other / "test.hyp.target")
+    tasks.main([str(data), str(run), "--beam", "1", "--baseline", str(other)])
+    shown = capsys.readouterr().out
+    assert re.search(r"^baseline 100\.00, this run .*, p = 0\.0.* \(Paired permutation test of ROUGE-L\)$", shown, re.M)
     refused(tasks.main, data, run, "--context-window", "3", parts=["--context-window", "text_to_text"])
 
 
