@@ -164,6 +164,22 @@ def test_interrupted_equals_uninterrupted(data, tmp_path, arch):
     assert not torch.equal(a["encoder.layers.0.fc1.weight"], early["encoder.layers.0.fc1.weight"])
 
 
+def test_checkpoints_at_the_end_of_an_epoch_are_numbered(data, tmp_path):
+    """As any other, so that an average has them; older ones are removed. A resume from one begins the next epoch."""
+    flags = ["--max-tokens", "400", "--no-epoch-checkpoints", "--save-interval-updates", "8"]  # 8 updates an epoch
+    flags += ["--keep-interval-updates", "2"]
+    whole = losses(fit(data, tmp_path / "whole", "--max-update", "24", *flags))
+    first = losses(fit(data, tmp_path / "parts", "--max-update", "8", *flags))
+    assert {**first, **losses(fit(data, tmp_path / "parts", "--max-update", "24", *flags))} == whole
+    for run in ("whole", "parts"):
+        names = {path.name for path in (tmp_path / run).glob("checkpoint*.pt")}
+        assert names == {"checkpoint_2_16.pt", "checkpoint_3_24.pt", "checkpoint_best.pt", "checkpoint_last.pt"}
+    load = checkpoint_utils.load_checkpoint_to_cpu
+    numbered, last = (load(str(tmp_path / "whole" / f"checkpoint_{name}.pt")) for name in ("3_24", "last"))
+    assert numbered["extra_state"]["train_iterator"] == last["extra_state"]["train_iterator"]
+    assert numbered["extra_state"]["train_iterator"]["epoch"] == 4 and numbered["extra_state"]["best"] > 0
+
+
 def test_batches_do_not_depend_on_the_epoch_of_a_resume(data):
     """A process that starts in epoch 3 has the batches of one that started in epoch 1, and is in epoch 3."""
 

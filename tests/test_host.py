@@ -301,6 +301,7 @@ PLACES = [
     (PathManager, "copy"),
     (fairseq.checkpoint_utils, "load_checkpoint"),
     (fairseq.checkpoint_utils, "load_checkpoint_to_cpu"),
+    (fairseq.checkpoint_utils, "save_checkpoint"),
     (fairseq.checkpoint_utils, "torch_persistent_save"),
     (fairseq.distributed.utils, "broadcast_object"),
     (fairseq.options, "parse_args_and_arch"),

@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 import shutil
+from types import SimpleNamespace
 from typing import Any, Iterator, List
 
 import fairseq.checkpoint_utils
@@ -197,3 +198,23 @@ def removed_on_error(path: str) -> Iterator[None]:
         with contextlib.suppress(FileNotFoundError):
             os.remove(path)
         raise
+
+
+@repair
+def number_checkpoints_at_epoch_ends() -> bool:
+    """With ``--no-epoch-checkpoints``, a save at the end of an epoch writes no numbered checkpoint (all versions).
+
+    Its state is in checkpoint_last.pt alone, so the average of the last checkpoints lacks it. Where an epoch has few
+    batches, every save of ``--save-interval-updates`` may be one of these.
+    """
+
+    def as_within(save_checkpoint: Any) -> Any:
+        def save(cfg: Any, trainer: Any, epoch_itr: Any, val_loss: Any) -> Any:
+            if cfg.no_epoch_checkpoints:
+                state = {"epoch": epoch_itr.epoch, "state_dict": epoch_itr.state_dict}
+                epoch_itr = SimpleNamespace(**state, end_of_epoch=lambda: False)
+            return save_checkpoint(cfg, trainer, epoch_itr, val_loss)
+
+        return save
+
+    return replace(fairseq.checkpoint_utils, "save_checkpoint", as_within)
