@@ -6,6 +6,7 @@ import re
 import shutil
 import string
 from collections import Counter
+from statistics import fmean
 from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 
 from .command import UserError
@@ -29,7 +30,7 @@ def of_free_text(written: List[str], wanted: List[str]) -> Scores:
     scores: Scores = {}
     signature = f"F1, stemmed|rouge-score {version_of('rouge-score')}"
     for kind, found in rouge(written, wanted, "1", "2", "L").items():
-        scores[f"rouge{kind}"] = figure(f"ROUGE-{kind}", 100 * mean(found), signature)
+        scores[f"rouge{kind}"] = figure(f"ROUGE-{kind}", 100 * fmean(found), signature)
     for n in range(1, 5):
         bleu = library("sacrebleu.metrics").BLEU(max_ngram_order=n)
         score = bleu.corpus_score(written, [wanted]).score
@@ -92,13 +93,13 @@ def of_answers(answers: Sequence[Answer], labels: Sequence[str], names: Sequence
 def compare_free_text(before: List[str], after: List[str], wanted: List[str]) -> Dict[str, Any]:
     """`paired_test` of two models' texts, in ROUGE-L."""
     old, new = (rouge(written, wanted, "L")["L"] for written in (before, after))
-    return paired_test("ROUGE-L", mean, old, new)
+    return paired_test("ROUGE-L", fmean, old, new)
 
 
 def compare_answers(
     before: Sequence[Answer], after: Sequence[Answer], labels: Sequence[str], names: Sequence[str]
 ) -> Dict[str, Any]:
-    """`paired_test` of two models' answers, in the first metric of `names`. The rest is as in `of_answers`."""
+    """`paired_test` of two models' answers, in the first metric of `names`. Arguments are those of `of_answers`."""
 
     def metric(answers: Sequence[Answer]) -> float:
         return float(metrics_of(answers, labels)[names[0]][1]())
@@ -133,10 +134,6 @@ def paired_test(
         "p_value": float(test.pvalue),
         "signature": f"paired permutation|samples:{SAMPLES}|seed:{SEED}|scipy {version_of('scipy')}",
     }
-
-
-def mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def counted_answers(answers: Sequence[Answer], labels: Sequence[str], names: Sequence[str]) -> List[Answer]:

@@ -63,7 +63,7 @@ class Task:
 
     @classmethod
     def test(cls, data: Path, wanted: List[str], before: List[str], after: List[str]) -> Dict[str, Any]:
-        """The significance test of two outputs: baseline, score, p_value, signature, and metric if it has a choice."""
+        """The significance test of two outputs: baseline, score, p_value, signature; metric, where it can vary."""
         raise NotImplementedError
 
     def score(self) -> Scores:

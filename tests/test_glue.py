@@ -1,5 +1,6 @@
 """GLUE and SuperGLUE as text: every task's form, labels and metrics; fine-tuning in two stages."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -208,6 +209,24 @@ def test_answers_compared():
     assert (found["metric"], found["baseline"], found["score"], found["p_value"]) == ("F1", 66.67, 100, 1)
     before, after = (answers(written * 9, wanted * 9) for written in (["yes", "no", "no"], ["yes", "yes", "no"]))
     assert metrics.compare_answers(before, after, ["no", "yes"], ["f1"])["p_value"] < 0.02
+
+
+def test_the_permutation_test():
+    """Against its definition: every exchange of outputs, and how many of the differences are as extreme."""
+    before, after = [0, 1, 1, 2, 1, 2], [3, 1, 2, 0, 3, 2]
+
+    def metric(values):  # not linear
+        return max(values) / (1 + values.count(1) + values.count(2))
+
+    differences = []
+    for exchanged in itertools.product([False, True], repeat=6):
+        sides = zip(*(pair[::-1] if swap else pair for swap, pair in zip(exchanged, zip(before, after))))
+        old, new = map(list, sides)
+        differences.append(metric(new) - metric(old))
+    observed = differences[0]
+    tails = sum(d <= observed for d in differences), sum(d >= observed for d in differences)
+    found = metrics.paired_test("metric", metric, before, after)
+    assert found["p_value"] == pytest.approx(2 * min(tails) / 64) and tails[0] != tails[1]
 
 
 def test_a_run_compared_with_another(tmp_path):
