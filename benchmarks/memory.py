@@ -63,6 +63,8 @@ def main() -> None:
                 for _ in range(args.rounds)
             ]
             rows[name][f"{shape} MiB"] = statistics.median(json.loads(out.splitlines()[-1]) for out in found) / 2**20
+            if not rows[name][f"{shape} MiB"]:  # the first call's buffers were enough
+                sys.exit(f"error: --shapes {shape}: {name} needs no memory that can be measured; take a larger shape")
         for name in rows:
             rows[name][shape] = rows[STOCK][f"{shape} MiB"] / rows[name][f"{shape} MiB"]
     report(f"peak memory of the block, {'causal' if args.causal else 'padded'}", "stock's / this one's", rows, args)

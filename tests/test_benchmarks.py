@@ -3,7 +3,9 @@
 import json
 import re
 import runpy
+import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -49,6 +51,13 @@ def test_benchmark(name, tmp_path, run, capsys):
 def test_no_gpu(run):
     with pytest.raises(SystemExit, match="^error: --device cuda: this machine has no GPU"):
         run("block.py", "--device", "cuda")
+
+
+def test_no_memory_to_measure(monkeypatch, run):
+    """A shape for which the buffers of the first call are enough has no ratio."""
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(stdout="0\n"))
+    with pytest.raises(SystemExit, match="^error: --shapes 1x9: stock needs no memory that can be measured; take a"):
+        run("memory.py", "--shapes", "1x9", "--rounds", "1")
 
 
 def test_kernels(monkeypatch):
