@@ -120,7 +120,7 @@ def record(cell: Cell, out: Path, command: Optional[str] = None, changed: Option
         "test_set": scores[table.metric(cell.dataset)].get("test_set"),
         "figures": {name: score["score"] for name, score in scores.items()},
         "signatures": {name: f"{score['name']}|{score['signature']}" for name, score in scores.items()},
-        **({"bootstrap": table.task.compare(cell.data(out), run, baseline)} if is_compared else {}),
+        **({"significance": table.task.compare(cell.data(out), run, baseline)} if is_compared else {}),
         **measured,
         **({"alpha": alpha} if alpha else {}),
         **starts[-1],

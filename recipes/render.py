@@ -267,7 +267,7 @@ def note(table: Table, records: List[Record]) -> str:
     signatures = [shared(r["signatures"][name] for r in records if name in r["signatures"]) for name in names]
     text += f"{table.task.METRIC_NAME if len(names) == 1 else 'Figures'} `{'`, `'.join(filter(None, signatures))}`"
     text += shared(f" on {r['test_set']}" for r in records if r.get("test_set"))
-    tests = [r["bootstrap"] for r in records if r.get("bootstrap")]
+    tests = [r["significance"] for r in records if r.get("significance")]
     if tests:
         of = shared(test["metric"] for test in tests if "metric" in test)
         text += f". {table.task.TEST}{of and f' of {of}'} against {baseline_name(table)} of the same seed: "

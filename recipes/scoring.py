@@ -102,8 +102,8 @@ class Task:
             score = "" if found["score"] is None else f"{found['score']:.{cls.DIGITS}f}   "
             name, test_set = cls.LABELS.get(key, found["name"]), found.get("test_set", "")
             print(f"{name} {score}{found['signature']} {test_set}".rstrip())
-        if (run_dir / "bootstrap.json").exists():
-            compared = json.loads((run_dir / "bootstrap.json").read_text())
+        if (run_dir / "significance.json").exists():
+            compared = json.loads((run_dir / "significance.json").read_text())
             line = "baseline {baseline:.2f}, this run {score:.2f}, p = {p_value:.4f}"
             of = f" of {compared['metric']}" if "metric" in compared else ""
             print(line.format(**compared), f"({cls.TEST}{of})")
@@ -171,7 +171,7 @@ def evaluate(
             return
         write(out / "scores.json", json.dumps(scores, indent=1) + "\n")
         if baseline:
-            write(out / "bootstrap.json", json.dumps(task.compare(data, out, baseline / where), indent=1) + "\n")
+            write(out / "significance.json", json.dumps(task.compare(data, out, baseline / where), indent=1) + "\n")
         if test and path.parent == out:
             path.unlink()  # the run has it already, or makes it when its own test set is scored
     task.report(data, run_dir / where)
@@ -193,7 +193,7 @@ def atomic_evaluation(run_dir: Path) -> Iterator[Path]:
             if not any(out.iterdir()):
                 out.rmdir()
             raise
-        for name in ("bootstrap.json", "scores.json"):  # of an earlier evaluation, maybe with a baseline
+        for name in ("significance.json", "scores.json"):  # of an earlier evaluation, maybe with a baseline
             (run_dir / name).unlink(missing_ok=True)
         for file in sorted(out.iterdir(), key=lambda file: file.name == "scores.json"):  # which says that all is there
             file.replace(run_dir / file.name)

@@ -650,7 +650,7 @@ def results(tmp_path, monkeypatch):
     alpha = {"encoder.layers.0": {"random": [0.2, 0.4], "vanilla": [0.8, 0.6]}}
     records = [result("transformer", s, 30 + s) for s in (1, 2, 3)]
     records += [result("random", s, 31 + 1.5 * s) for s in (1, 2, 3)]
-    records += [result("random_vanilla", 2, 33, alpha=alpha, bootstrap={"p_value": 0.01, "metric": "BLEU"})]
+    records += [result("random_vanilla", 2, 33, alpha=alpha, significance={"p_value": 0.01, "metric": "BLEU"})]
     for r in records:
         (folder / f"{r['dataset']}-{r['model']}-seed{r['seed']}.json").write_text(json.dumps(r))
     return folder
@@ -948,8 +948,10 @@ def test_a_row_with_flags_of_its_own(stubs, monkeypatch):
     arch = "train transformer_synth_random_multi30k"
     assert called("--seed", "1") == ["prepare en-fr", arch, "evaluate", f"{arch} --synth-max-length 8", "evaluate"]
     small = kept("small")
-    assert small["bootstrap"]["against"] == "multi30k_cpu-en-fr-random-seed1" and "--variant small" in small["command"]
-    assert small["flags"] == "--synth-max-length 8" and not {"flags", "bootstrap"} & set(kept("random"))
+    assert (
+        small["significance"]["against"] == "multi30k_cpu-en-fr-random-seed1" and "--variant small" in small["command"]
+    )
+    assert small["flags"] == "--synth-max-length 8" and not {"flags", "significance"} & set(kept("random"))
     assert "minus `random` [95 %]" in render.validation_loss("multi30k_cpu")
     assert "En-Fr" not in render.results("multi30k_cpu", short=True)  # the second column
 
@@ -958,10 +960,10 @@ def test_a_row_with_flags_of_its_own(stubs, monkeypatch):
         (project / "results" / "multi30k_cpu" / "gpu" / f"en-fr-{row}-seed1.json").unlink()
     shutil.move(project / "runs" / "multi30k_cpu-en-fr-random-seed1", project / "away")
     called("--seed", "1", "--variant", "small")
-    assert "bootstrap" not in kept("small")
+    assert "significance" not in kept("small")
     called("--seed", "1", "--variant", "random")
     called("--seed", "1", "--record")
-    assert kept("small")["bootstrap"]["against"] == "multi30k_cpu-en-fr-random-seed1"
+    assert kept("small")["significance"]["against"] == "multi30k_cpu-en-fr-random-seed1"
 
     use("--synth-max-length 16")
     (project / "results" / "multi30k_cpu" / "gpu" / "en-fr-small-seed1.json").unlink()
@@ -982,7 +984,7 @@ def test_reproduce_runs_what_is_missing(stubs, capsys):
         ["scripts/reproduce.sh ", " --pair en-fr --variant random_vanilla --seed 2 --rerun"]
     )
     assert kept["figures"] == {"bleu": 30.5} and kept["updates"] == 240 and kept["commit"] == "c"
-    assert kept["bootstrap"] == {"p_value": 0.5, "against": "multi30k_cpu-en-fr-transformer-seed2"}
+    assert kept["significance"] == {"p_value": 0.5, "against": "multi30k_cpu-en-fr-transformer-seed2"}
     assert called(*some) == []
     assert called("--prepare", *some) == ["prepare en-fr"]
     one.unlink()  # trained already: only scored
@@ -1107,12 +1109,12 @@ def test_calls_share_the_cells(stubs, capsys):
             "evaluate",
         ]
     dense = project / "results" / "multi30k_cpu" / "gpu" / "en-fr-dense-seed1.json"
-    assert "another process is running it: skipped" in capsys.readouterr().out and "bootstrap" not in json.loads(
+    assert "another process is running it: skipped" in capsys.readouterr().out and "significance" not in json.loads(
         dense.read_text()
     )
     called("--variant", "transformer dense", "--seed", "1")
     called("--seed", "1", "--record")
-    assert "bootstrap" in json.loads(dense.read_text())
+    assert "significance" in json.loads(dense.read_text())
 
 
 def test_only_what_is_scored_is_recorded_again(stubs, monkeypatch):
@@ -1124,14 +1126,14 @@ def test_only_what_is_scored_is_recorded_again(stubs, monkeypatch):
     (project / "runs" / "multi30k_cpu-en-fr-random-seed1" / "scores.json").unlink()
     called("--variant", "transformer", "--seed", "1")
     called("--seed", "1", "--record")
-    compared = {path.name: "bootstrap" in json.loads(path.read_text()) for path in folder.iterdir()}
+    compared = {path.name: "significance" in json.loads(path.read_text()) for path in folder.iterdir()}
     names = {"transformer": False, "random": False, "dense": True}
     assert compared == {f"en-fr-{model}-seed1.json": is_compared for model, is_compared in names.items()}
     table = tables.TABLES["multi30k_cpu"]
     task = SimpleNamespace(**{**vars(table.task), "TEST": "", "compare": lambda *args: None})
     monkeypatch.setitem(tables.TABLES, "multi30k_cpu", dataclasses.replace(table, task=task))
     called("--seed", "1", "--record")
-    assert not any("bootstrap" in json.loads(path.read_text()) for path in folder.iterdir())
+    assert not any("significance" in json.loads(path.read_text()) for path in folder.iterdir())
 
 
 def test_a_record_is_written_again(stubs):
@@ -1349,7 +1351,7 @@ def compared_with_a_baseline(corpus, run):
     assert done.returncode == 0, done.stderr
     assert re.search(r"^baseline 100.00, this run \d\.\d\d, p = 0.00", done.stdout, re.M), done.stdout
     assert re.search(r"^BLEU .* wmt14/full$", done.stdout, re.M)
-    test = json.loads((worse / "bootstrap.json").read_text())
+    test = json.loads((worse / "significance.json").read_text())
     assert test["p_value"] < 0.01 and "bs:1000|seed:12345" in test["signature"]
     return worse
 
@@ -1384,7 +1386,7 @@ def evaluation_refuses(corpus, run):
     """Too few checkpoints, a baseline without translations, other data; an earlier evaluation stays."""
     kept = (run / "scores.json").read_text()
     refused(tasks.main, corpus, run, "--average", "99", parts=["has 6 of the 99 checkpoints", "--average 6"])
-    assert (run / "scores.json").read_text() == kept and (run / "bootstrap.json").exists()
+    assert (run / "scores.json").read_text() == kept and (run / "significance.json").exists()
     fewer = run.parent / "fewer"
     fewer.mkdir()
     (fewer / "test.hyp.de").write_text("eins\n")
