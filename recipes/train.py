@@ -52,8 +52,8 @@ LENGTH_UNIT = 8  # a length that follows the text is a multiple of it, as the pr
 # options whose default is the recipe's value
 FROM_RECIPE = "gpus threads batch_tokens max_tokens max_update save_every".split()
 # flags of fairseq-train that say how large a model is, and what else a second stage takes over from the first
-SIZE = r"--(?:encoder|decoder)-(?:layers|embed-dim|ffn-embed-dim|attention-heads)"
-TAKEN_OVER = rf"({SIZE}|--synth-(?:max|beyond)-length)[= ](\S+)"
+SIZE = r"--(?:(?:encoder|decoder)-(?:layers|embed-dim|ffn-embed-dim|attention-heads)|synth-max-length)"
+TAKEN_OVER = rf"({SIZE}|--synth-beyond-length)[= ](\S+)"
 # runs a command in the shell's place with its output shown and added to a file, so that a signal reaches the command.
 # What writes the log gives the lock up, as it may end later than the training
 TEE = 'exec "${{@:2}}" > >(exec tee -ai "$1" {lock}>&-) 2> >(exec tee -ai "$1" >&2 {lock}>&-)'

@@ -1084,10 +1084,10 @@ def test_fine_tuning_for_other_text(tmp_path, raw):
     assert done.returncode == 0, done.stdout + done.stderr
     argv += ["--data", second, "--init", run]
     refused(train.main, "transformer_multi30k", *argv[1:], parts=[f"--init {run}", f"run of {arch}"])
-    sizes = [*argv, "--save-dir", tmp_path / "tuned", "--", "--encoder-layers"]
-    wrong = script("train.sh", *sizes, "2")
-    assert wrong.stderr == f"error: --init {run}: has --encoder-layers 1; leave --encoder-layers out\n"
-    assert wrong.returncode == 1
+    for option, value in (("--encoder-layers", "1"), ("--synth-max-length", "112")):
+        wrong = script("train.sh", *argv, "--save-dir", tmp_path / "tuned", "--", option, "2")
+        assert wrong.stderr == f"error: --init {run}: has {option} {value}; leave {option} out\n"
+        assert wrong.returncode == 1
     done = script("train.sh", *argv, "--save-dir", tmp_path / "tuned", "--", "--warmup-updates", "1", "--lr", "0")
     assert done.returncode == 0, done.stdout + done.stderr
     before, after = (
