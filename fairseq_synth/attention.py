@@ -18,14 +18,16 @@ from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor
 
 from . import cache
-from .computations import attend, kernels
+from .computations import attend
 from .computations.plain import attention_weights, drop, weighted_sum
 from .errors import SynthesizerError
+from .linear import is_plain_linear, joined
 from .logits import Logits
 from .masks import is_causal, is_recorded
 from .synthesizers import SYNTHESIZERS, Inputs, LayerSynthesizer
 
 logger = logging.getLogger(__name__)
+FUNCTIONS_OF_THE_TRAINING = "give the --encoder-synthesizer and --decoder-synthesizer of the training"
 
 
 @with_incremental_state
@@ -135,7 +137,7 @@ class SyntheticAttention(nn.Module):
                         for logits, value in zip(groups, v.split(self.heads, dim=1))
                     ]
                     return self.join_heads(torch.cat(found, dim=1)), None
-            weights = self.weights_of(groups, tgt_len, key_padding_mask, attn_mask, -1).to(v.dtype)
+            weights = self.weights_of(groups, tgt_len, tgt_len, key_padding_mask, attn_mask, -1).to(v.dtype)
             attn = weighted_sum(drop(weights, dropout, bsz), v)
         else:
             if is_causal(attn_mask):
@@ -148,13 +150,13 @@ class SyntheticAttention(nn.Module):
             src_len = rows.size(2)
             groups = self.synthesizer(Inputs(self.split_heads(query), q, keys, src_len - tgt_len, src_len))
             padding = table.get("prev_key_padding_mask")
-            weights = self.weights_of(groups, src_len, padding, attn_mask, bsz).to(v.dtype)
-            attn = cache.weighted_values(drop(weights, dropout, bsz).expand(bsz, -1, tgt_len, -1), values, table)
+            weights = self.weights_of(groups, tgt_len, src_len, padding, attn_mask, bsz).to(v.dtype)
+            attn = cache.weighted_values(drop(weights, dropout, bsz), values, table)
         out = self.join_heads(attn)
         if need_head_weights:
-            return out, weights.expand(bsz, -1, tgt_len, -1).transpose(0, 1)
+            return out, weights.expand(bsz, -1, -1, -1).transpose(0, 1)
         if need_weights:
-            return out, weights.expand(bsz, -1, tgt_len, -1).mean(dim=1)
+            return out, weights.expand(bsz, -1, -1, -1).mean(dim=1)
         return out, None
 
     def extend_cache(
@@ -194,7 +196,9 @@ class SyntheticAttention(nn.Module):
         if self.q_proj is not None and not is_plain_linear(self.q_proj):
             return
         with torch.no_grad():
-            factors = [mixture.fold_weights_() for mixture in self.synthesizer.mixtures()]  # type: ignore[operator]
+            mixtures = self.synthesizer.mixtures()  # type: ignore[operator]
+            like: Any = self.out_proj.weight
+            factors = [mixture.fold_weights_(like) for mixture in mixtures]
             if self.q_proj is not None:
                 rows = torch.cat([x for x in factors if x is not None]).repeat_interleave(self.head_dim)
                 for x in (self.q_proj.weight.t(), self.q_proj.bias):  # type: ignore[operator]
@@ -217,15 +221,16 @@ class SyntheticAttention(nn.Module):
     def weights_of(
         self,
         groups: List[Logits],
+        tgt_len: int,
         src_len: int,
         key_padding_mask: Optional[Tensor],
         attn_mask: Optional[Tensor],
         bsz: int,
     ) -> Tensor:
-        """The attention weights of all heads, (B or 1, H, T or 1, S); `bsz` is B, or -1 for 1 if they are shared."""
+        """The attention weights of all heads, (B or 1, H, T, S); `bsz` is B, or -1 for 1 if they are shared."""
         parts: List[Tensor] = []
         for logits, heads in zip(groups, self.heads):
-            parts.append(attention_weights(logits, heads, src_len, key_padding_mask, attn_mask, bsz=bsz))
+            parts.append(attention_weights(logits, heads, tgt_len, src_len, key_padding_mask, attn_mask, bsz=bsz))
         if len(parts) == 1:
             return parts[0]
         bsz = max([part.size(0) for part in parts])
@@ -290,44 +295,58 @@ class SyntheticAttention(nn.Module):
             return  # another model altogether: strict loading lists what is missing
         own = self.synthesizer.state_dict()
         theirs = {key[len(own_prefix) :]: value for key, value in state_dict.items() if key.startswith(own_prefix)}
-        query = state_dict.get(f"{prefix}q_proj.weight")
-        flags = "give the --encoder-synthesizer and --decoder-synthesizer of the training"
-        if query is not None and not theirs:
-            if len(self.heads) > 1:
-                if not own:
-                    return
-                raise SynthesizerError(
-                    f"{name}: the checkpoint has dot-product attention in all heads, this model has heads of several "
-                    f"kinds; {flags}"
-                )
+        has_query = f"{prefix}q_proj.weight" in state_dict
+        if is_folded(theirs) and not is_folded(own):
+            raise SynthesizerError(
+                f"{name}: these are weights of a model prepared for generation, which no other model can take; load "
+                "the checkpoint itself"
+            )
+        if is_folded(own) and not is_folded(theirs):
+            raise SynthesizerError(
+                f"{name}: this model is prepared for generation and takes no weights of a training; load them into a "
+                "new model"
+            )
+        if has_query and not theirs:
             self.start_from_dot_product(state_dict, prefix)
-            return
+        else:
+            self.check_functions(name, theirs, own, has_query)
+
+    def check_functions(self, name: str, theirs: Dict[str, Tensor], own: Dict[str, Tensor], has_query: bool) -> None:
+        """Raises SynthesizerError if a checkpoint's state dict of the synthesizer does not fit this one's, `own`."""
         trained, present = functions_of(theirs), functions_of(own)
-        if trained != present or (query is None) != (self.q_proj is None):
+        if trained != present or has_query != (self.q_proj is not None):
             raise SynthesizerError(
                 f"{name}: the checkpoint has weights of {'+'.join(sorted(trained)) or 'no function'} "
-                f"{'without' if query is None else 'with'} query and key projections, this model has "
-                f"{'+'.join(names_of(self.synthesizer))}; {flags}"
+                f"{'with' if has_query else 'without'} query and key projections, this model has "
+                f"{'+'.join(names_of(self.synthesizer))}; {FUNCTIONS_OF_THE_TRAINING}"
             )
-        weighted, own_weighted = ({key for key in keys if key.endswith("alpha")} for keys in (theirs, own))
-        if weighted != own_weighted:
+        weighted = {key for key in theirs if key.endswith("alpha")}
+        if weighted != {key for key in own if key.endswith("alpha")}:
             raise SynthesizerError(
                 f"{name}: the checkpoint was trained with --synth-mixture {'convex' if weighted else 'sum'}; give that"
             )
         for key, value in own.items():
             if key in theirs and theirs[key].shape != value.shape:
                 raise SynthesizerError(
-                    f"{own_prefix}{key} is {tuple(theirs[key].shape)} in the checkpoint and {tuple(value.shape)} in "
-                    "this model; give the --synth-max-length, --synth-rank and attention heads of the training"
+                    f"{name}.synthesizer.{key} is {tuple(theirs[key].shape)} in the checkpoint and "
+                    f"{tuple(value.shape)} in this model; give the --synth-max-length, --synth-rank and attention "
+                    "heads of the training"
                 )
 
     def start_from_dot_product(self, state_dict: Dict[str, Tensor], prefix: str) -> None:
         """Completes the state dict of a stock attention with functions beside ``vanilla`` whose logits are 0.
 
         Raises:
-            SynthesizerError: this attention has no dot product.
+            SynthesizerError: this attention has no dot product, or other functions in some heads.
         """
         name, functions = prefix.rstrip("."), "+".join(names_of(self.synthesizer))
+        if len(self.heads) > 1:
+            if not self.synthesizer.state_dict():
+                return
+            raise SynthesizerError(
+                f"{name}: the checkpoint has dot-product attention in all heads, this model has heads of several "
+                f"kinds; {FUNCTIONS_OF_THE_TRAINING}"
+            )
         (mixture,) = self.synthesizer.mixtures()  # type: ignore[operator]
         if not mixture.reads_query_key:
             raise SynthesizerError(
@@ -348,39 +367,6 @@ class SyntheticAttention(nn.Module):
                 logger.warning(f"{name}: {function} is not trained, so its logits stay: the output changes")
         for key, value in self.synthesizer.state_dict().items():
             state_dict[f"{prefix}synthesizer.{key}"] = value.clone()
-
-
-class _Joined(torch.autograd.Function):
-    """Weights and biases side by side, in one copy. Their gradients are views: fewer kernels, for more CPU time."""
-
-    @staticmethod
-    def forward(ctx: Any, *parameters: Tensor) -> Tuple[Tensor, Tensor]:
-        ctx.sizes = [x.size(0) for x in parameters[: len(parameters) // 2]]
-        joined = torch.cat([x.flatten() for x in parameters])
-        weight, bias = joined.split([joined.numel() - sum(ctx.sizes), sum(ctx.sizes)])
-        return weight.view(bias.numel(), -1), bias
-
-    @staticmethod
-    def backward(ctx: Any, weight: Tensor, bias: Tensor) -> Tuple[Tensor, ...]:
-        return (*weight.split(ctx.sizes), *bias.split(ctx.sizes))
-
-
-def joined(x: Tensor, *layers: nn.Module) -> Tuple[Tensor, Tensor]:
-    """The weight and bias of one linear layer that computes those of several with the input x, one after another."""
-    weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
-    if kernels.are_on(x):
-        weight, bias = _Joined.apply(*weights, *biases)
-        return weight, bias
-    return torch.cat(weights), torch.cat(biases)  # type: ignore[arg-type]
-
-
-def is_plain_linear(*modules: nn.Module) -> bool:
-    """Whether calls of the modules are ``F.linear`` and nothing else. Hooks, such as quantization noise, are more."""
-    for module in modules:
-        hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
-        if type(module) is not nn.Linear or "forward" in module.__dict__ or module.bias is None or any(hooks):
-            return False
-    return True
 
 
 def names_of(synthesizer: LayerSynthesizer) -> List[str]:
@@ -409,6 +395,11 @@ def rename_older(state_dict: Dict[str, Tensor], prefix: str) -> None:
             alphas.setdefault(group, {})[name[: -len(".alpha")]] = state_dict.pop(key)
     for group, rows in alphas.items():
         state_dict[f"{group}alpha"] = torch.stack([rows[name] for name in SYNTHESIZERS if name in rows])
+
+
+def is_folded(keys: Iterable[str]) -> bool:
+    """Whether a synthesizer's state dict is of a model prepared for generation; see `Mixture.fold_weights_`."""
+    return any(key.split(".")[-1] == "folded" for key in keys)
 
 
 def functions_of(keys: Iterable[str]) -> Set[str]:

@@ -128,8 +128,14 @@ def check_flags(args: argparse.Namespace, *sides: str) -> None:
     for flag, least in (("synth_max_length", 2), ("synth_rank", 1)):  # 2: a token and the end of the sentence
         if getattr(args, flag) < least:
             raise SynthesizerError(f"--{flag.replace('_', '-')} {getattr(args, flag)}: must be at least {least}")
+    if getattr(args, "base_layers", 0):
+        raise SynthesizerError(f"--base-layers {args.base_layers}: such layers have no attention; leave the flag out")
     for side in sides:
         check_heads(args, side)
+        if getattr(args, f"{side}_xformers_att_config", None):
+            raise SynthesizerError(
+                f"--{side}-xformers-att-config: is for fairseq's attention, which a Synthesizer replaces; leave it out"
+            )
         setattr(args, f"{side}_synthesizer", layer_specs(args, side))
 
 

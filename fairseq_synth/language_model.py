@@ -15,6 +15,7 @@ from omegaconf import II
 from .config import DecoderSynthesizerConfig, SynthesizerConfig, check_flags, check_rows, length_limit
 from .errors import SynthesizerError
 from .layers import SynthesizerDecoder
+from .lengths import check_fusion
 from .model import SynthesizerModel
 
 
@@ -71,7 +72,8 @@ class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
         """As fairseq's own. From here on rows may be longer than the training's, where nothing limits them.
 
         Raises:
-            SynthesizerError: ``--min-len`` is more than the model can write.
+            SynthesizerError: ``--min-len`` is more than the model can write, or as the model of ``--lm-path`` it cannot
+                read all that a search may write.
         """
         super().prepare_for_inference_(cfg)
         # an evaluation may add the token where the training has not
@@ -79,6 +81,7 @@ class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
         if self.takes_longer_rows and self.decoder.embed_positions is not None:
             self.decoder.max_target_positions = self.decoder.embed_positions.max_positions
         self.check_output_length(cfg)
+        check_fusion(getattr(cfg, "generation", None), self.decoder.max_length)
 
     def max_positions(self) -> int:
         """Longest row in tokens as fairseq counts it: without the one that ``--add-bos-token`` puts before."""

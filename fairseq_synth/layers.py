@@ -4,6 +4,7 @@ An encoder or decoder checks lengths and aligns padded sentences, once, so that 
 position 0 on.
 """
 
+import re
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
@@ -11,6 +12,7 @@ import torch.nn as nn
 from fairseq.distributed import fsdp_wrap
 from fairseq.models.transformer import TransformerConfig, TransformerDecoderBase, TransformerEncoderBase
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
+from fairseq.modules.fairseq_dropout import FairseqDropout
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from torch import Tensor
 
@@ -40,8 +42,20 @@ def wrap_layer(layer: nn.Module, cfg: TransformerConfig) -> nn.Module:
     return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)
 
 
+def name_dropout(module: nn.Module) -> None:
+    """Gives a layer's or stack's own dropout the name of fairseq's class, for ``--retain-dropout-modules``."""
+    host = next(cls.__name__ for cls in type(module).__mro__ if cls.__module__.startswith("fairseq."))
+    for child in module.children():
+        if isinstance(child, FairseqDropout):
+            child.module_name = re.sub("coderBase$", "coder", host)  # as fairseq shortens those of stacks
+
+
 class EncoderLayer(TransformerEncoderLayerBase):
     """fairseq's encoder layer, whose ``build_self_attention`` a subclass may override."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        name_dropout(self)
 
     def _load_from_state_dict(self, state_dict: Dict[str, Tensor], prefix: str, *args: Any) -> None:
         for name in FAST_PATH_COPIES:
@@ -66,6 +80,7 @@ class SynthesizerDecoderLayer(TransformerDecoderLayerBase):
     def __init__(self, cfg: TransformerConfig, groups: Sequence[HeadGroup], no_encoder_attn: bool = False) -> None:
         self.groups = tuple(groups)
         super().__init__(cfg, no_encoder_attn)
+        name_dropout(self)
 
     def build_self_attention(
         self, embed_dim: int, cfg: TransformerConfig, add_bias_kv: bool = False, add_zero_attn: bool = False
@@ -109,16 +124,17 @@ class SynthesizerStack(LimitedStack):
         self, cfg: TransformerConfig, specs: Sequence[Tuple[HeadGroup, ...]], *args: Any, **kwargs: Any
     ) -> None:
         self.max_length, self.length_flag = length_limit(cfg, specs), "--synth-max-length"
-        self.first_spec = specs[0] if specs else ()
+        self.next_groups = iter(specs).__next__  # fairseq builds the layers in their order
         super().__init__(cfg, *args, **kwargs)  # type: ignore[call-arg]  # of fairseq's class, the second base
-        # fairseq builds all layers alike
-        for i, groups in enumerate(specs):
-            if groups != specs[0]:
-                self.layers[i] = self.build_layer(cfg, groups)  # type: ignore[attr-defined]
+        del self.next_groups
 
 
 class AlignedEncoder(LimitedStack, TransformerEncoderBase):
     """fairseq's encoder. A sentence's first token is position 0 for every layer, however it is padded."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        name_dropout(self)
 
     def forward(
         self,
@@ -157,10 +173,7 @@ class SynthesizerEncoder(SynthesizerStack, AlignedEncoder):
         super().__init__(cfg, cfg.encoder_synthesizer, dictionary, embed_tokens, **kwargs)
 
     def build_encoder_layer(self, cfg: TransformerConfig) -> nn.Module:
-        return self.build_layer(cfg, self.first_spec)
-
-    def build_layer(self, cfg: TransformerConfig, groups: Sequence[HeadGroup]) -> nn.Module:
-        return wrap_layer(SynthesizerEncoderLayer(cfg, groups, return_fc=self.return_fc), cfg)
+        return wrap_layer(SynthesizerEncoderLayer(cfg, self.next_groups(), return_fc=self.return_fc), cfg)
 
 
 class SynthesizerDecoder(SynthesizerStack, TransformerDecoderBase):
@@ -174,16 +187,13 @@ class SynthesizerDecoder(SynthesizerStack, TransformerDecoderBase):
         no_encoder_attn: bool = False,
         **kwargs: Any,
     ) -> None:
-        self.no_encoder_attn = no_encoder_attn
         super().__init__(cfg, cfg.decoder_synthesizer, dictionary, embed_tokens, no_encoder_attn, **kwargs)
+        name_dropout(self)
         for layer in self.layers:
             layer.self_attn.share_table(self.layers[0].self_attn)
 
     def build_decoder_layer(self, cfg: TransformerConfig, no_encoder_attn: bool = False) -> nn.Module:
-        return self.build_layer(cfg, self.first_spec)
-
-    def build_layer(self, cfg: TransformerConfig, groups: Sequence[HeadGroup]) -> nn.Module:
-        return wrap_layer(SynthesizerDecoderLayer(cfg, groups, self.no_encoder_attn), cfg)
+        return wrap_layer(SynthesizerDecoderLayer(cfg, self.next_groups(), no_encoder_attn), cfg)
 
     def buffered_future_mask(self, tensor: Tensor) -> Tensor:
         """What fairseq hands to the layers as the causal mask: `causal_mask`, as sentences are aligned."""

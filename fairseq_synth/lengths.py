@@ -24,7 +24,7 @@ def check_padding(task: Any, max_length: int) -> None:
 def cut_sources(task: Any, max_positions: int) -> None:
     """Lets ``--truncate-source`` cut at what the model reads: fairseq cuts at ``--max-source-positions``."""
     if flag(task, "truncate_source") and flag(task, "max_source_positions") > max_positions:
-        task.cfg.max_source_positions = max_positions
+        flags_of(task).max_source_positions = max_positions
 
 
 def check_min_len(generation: Any, max_positions: int, max_length: Optional[int]) -> None:
@@ -42,6 +42,27 @@ def check_min_len(generation: Any, max_positions: int, max_length: Optional[int]
         )
 
 
+def check_fusion(generation: Any, max_length: Optional[int]) -> None:
+    """Refuses a search with a language model of ``--lm-path`` that cannot read all that may be written.
+
+    Raises:
+        SynthesizerError: names the flags that would do.
+    """
+    if not getattr(generation, "lm_path", None) or max_length is None:
+        return
+    # the model reads the end of sentence before the output
+    if generation.max_len_a or generation.max_len_b >= max_length:
+        raise SynthesizerError(
+            f"--lm-path: this language model reads up to {max_length} tokens (its --synth-max-length); give "
+            f"--max-len-a 0 and at most --max-len-b {max_length - 1}"
+        )
+
+
 def flag(task: Any, name: str) -> Any:
     """A flag of the task, or None where it has no such flag."""
-    return getattr(getattr(task, "cfg", None), name, None)
+    return getattr(flags_of(task), name, None)
+
+
+def flags_of(task: Any) -> Any:
+    """The flags of a task: those of fairseq's older kind of task are called ``args``."""
+    return getattr(task, "cfg", None) or getattr(task, "args", None)

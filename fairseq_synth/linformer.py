@@ -10,6 +10,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models.transformer import TransformerConfig
+from fairseq.modules.fairseq_dropout import FairseqDropout
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor
 
@@ -76,7 +77,8 @@ class LinformerAttention(nn.Module):
         qn_block_size: int = 8,
     ) -> None:
         super().__init__()
-        self.num_heads, self.dropout = num_heads, dropout
+        self.num_heads = num_heads
+        self.dropout_module = FairseqDropout(dropout, module_name="MultiheadAttention")  # fairseq's name
         self.q_proj, self.k_proj, self.v_proj, self.out_proj = (
             quant_noise(nn.Linear(embed_dim, embed_dim), q_noise, qn_block_size) for _ in range(4)
         )
@@ -113,7 +115,8 @@ class LinformerAttention(nn.Module):
             k, v = k.masked_fill(padding, 0.0), v.masked_fill(padding, 0.0)
         k = torch.matmul(self.E[:, :, :length], self.split_heads(k))  # (B, H, k, d)
         v = torch.matmul(self.F[:, :, :length], self.split_heads(v))
-        dropout = self.dropout if self.training else 0.0
+        is_dropped = self.training or self.dropout_module.apply_during_inference
+        dropout = self.dropout_module.p if is_dropped else 0.0
         out = F.scaled_dot_product_attention(self.split_heads(q), k, v, dropout_p=dropout)
         return self.out_proj(out.permute(2, 0, 1, 3).reshape(length, bsz, width)), None
 

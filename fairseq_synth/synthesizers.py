@@ -27,8 +27,9 @@ import torch.nn as nn
 from torch import Tensor
 
 from .errors import SynthesizerError
+from .linear import per_head_linear
 from .logits import Logits, bias_of, diagonals_of, outer_product_of, product_of
-from .parameters import factorize, glorot_uniform_, per_head_linear, positions
+from .parameters import factorize, glorot_uniform_, positions
 
 SYNTHESIZERS: Dict[str, Type["Synthesizer"]] = {}
 MIXTURES = ("convex", "sum")
@@ -347,8 +348,13 @@ class Mixture(LayerSynthesizer):
             logits = logits + component(inputs, weights[m])
         return [logits]
 
-    def fold_weights_(self) -> Optional[Tensor]:
+    def fold_weights_(self, like: Tensor) -> Optional[Tensor]:
         """Multiplies the parameters by the weights, which are then gone, where every function can.
+
+        The buffer ``folded`` then tells a state dict of such parameters from one of a training.
+
+        Args:
+            like: a tensor of the device and type of the result; there may be no parameters.
 
         Returns:
             what the queries are to be multiplied by from now on, (H,), if there are any.
@@ -356,9 +362,11 @@ class Mixture(LayerSynthesizer):
         components: List[Synthesizer] = list(self.components.values())  # type: ignore[arg-type]
         vanilla = next((component for component in components if isinstance(component, Vanilla)), None)
         others = [component for component in components if component is not vanilla]
-        queries = next(self.parameters(), torch.empty(0)).new_ones(self.num_heads) if self.reads_query_key else None
+        queries = like.new_ones(self.num_heads) if self.reads_query_key else None
         if any(c.reads_query_key or type(c).scale_ is Synthesizer.scale_ for c in others):
             return queries
+        if vanilla is not None or self.alpha is not None:
+            self.register_buffer("folded", like.new_ones([]))
         for component, weight in zip(components, self.weights()):
             if component is vanilla:
                 queries = queries * vanilla.scaling * (1.0 if weight is None else weight.flatten())

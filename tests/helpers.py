@@ -68,6 +68,20 @@ class Distance(Synthesizer):
         return bias_of(-(rows[:, None] - columns).abs().float()[None, None], weight)
 
 
+class Columns(Synthesizer):
+    """A function whose rows are all alike: ``S_ij = c_j``."""
+
+    def __init__(self, num_heads, head_dim, max_length, rank):
+        super().__init__(num_heads, head_dim, max_length, rank)
+        self.c = torch.nn.Parameter(torch.empty(num_heads, 1, max_length))
+
+    def reset_parameters(self):
+        torch.nn.init.normal_(self.c)
+
+    def forward(self, inputs, weight):
+        return bias_of(self.c[None, :, :, : inputs.src_len], weight)
+
+
 def make_dictionary(words: int = 40) -> Dictionary:
     dictionary = Dictionary()
     for i in range(words):

@@ -9,10 +9,11 @@ import torch.nn.functional as F
 from fairseq.dataclass.configs import EMAConfig
 from fairseq.models.ema.ema import EMA
 from fairseq.modules import MultiheadAttention
-from helpers import SPECS, Distance, future, make_attention, padding_mask
+from helpers import SPECS, Columns, Distance, future, make_attention, padding_mask
 
 from fairseq_synth import attention, synthesizers
-from fairseq_synth.logits import Logits
+from fairseq_synth.errors import SynthesizerError
+from fairseq_synth.logits import Logits, bias_of
 from fairseq_synth.masks import causal_mask, masked_softmax
 from fairseq_synth.synthesizers import SYNTHESIZERS
 
@@ -541,6 +542,70 @@ def test_weights_go_into_parameters(spec, mixture):
     assert not any(name.endswith("alpha") for name in module.state_dict())
     for part in module.synthesizer.mixtures():
         assert part.alpha is None and getattr(part.components, "vanilla", mock.Mock(scaling=1.0)).scaling == 1.0
+
+
+@pytest.mark.parametrize("spec, mixture", [("vanilla", "convex"), ("fixed_random+vanilla", "sum")])
+def test_weights_that_go_into_parameters_elsewhere(spec, mixture):
+    """On the device of the projections, also where the functions have no parameters."""
+    module = make_attention(spec, mixture).to("meta").half()
+    (part,) = module.synthesizer.mixtures()
+    queries = part.fold_weights_(module.out_proj.weight)
+    assert queries.device.type == "meta" and queries.dtype == torch.float16
+
+
+@pytest.mark.parametrize("spec", ["vanilla", "random+vanilla", "random+dense", "random:1/vanilla:1"])
+def test_the_state_dict_of_a_model_prepared_for_generation(spec):
+    """Its numbers are others than the trained ones: no other model takes them, and it takes no trained ones."""
+    prepared, other = make_attention(spec), make_attention(spec, seed=1)
+    trained = prepared.state_dict()
+    prepared.make_generation_fast_()
+    with pytest.raises(SynthesizerError, match="^: these are weights of a model prepared for generation"):
+        other.load_state_dict(prepared.state_dict())
+    with pytest.raises(SynthesizerError, match="^: this model is prepared for generation and takes no weights"):
+        prepared.load_state_dict(trained)
+    other.make_generation_fast_()
+    other.load_state_dict(prepared.state_dict())
+    x = torch.randn(5, 3, 6)
+    torch.testing.assert_close(other(x), prepared(x), rtol=0, atol=0)
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        MultiheadAttention(6, 2, self_attention=True).load_state_dict(prepared.state_dict())
+
+
+def test_nothing_goes_into_the_parameters_of_a_single_function():
+    module, other = make_attention("random"), make_attention("random", seed=1)
+    module.make_generation_fast_()
+    other.load_state_dict(module.state_dict())
+
+
+@pytest.mark.parametrize("spec", ["columns", "columns:1/random:1", "columns+vanilla", "columns+dense:1/columns:1"])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_rows_that_are_all_alike(registry, spec, dropout):
+    """One row of logits stands for all T, in every way to attend; dropout differs from row to row."""
+    synthesizers.register_synthesizer("columns")(Columns)
+
+    @synthesizers.register_synthesizer("rows")
+    class Rows(Columns):
+        def forward(self, inputs, weight):
+            return bias_of(self.c[None, :, :, : inputs.src_len].expand(-1, -1, inputs.x.size(2), -1), weight)
+
+    module, every_row = (
+        make_attention(name, dropout=dropout).double().train(dropout > 0)
+        for name in (spec, spec.replace("columns", "rows"))
+    )
+    x, padding = torch.randn(5, 3, 6).double(), padding_mask([5, 4, 2])
+    calls = [{"key_padding_mask": mask, "need_weights": need} for mask in (None, padding) for need in (False, True)]
+    calls += [{"attn_mask": causal_mask(x)}, {"attn_mask": future(5), "need_head_weights": True}]
+    for call in calls:
+        found = []
+        for attend in (module, every_row):
+            torch.manual_seed(0)
+            found.append(attend(x, **call))
+        assert found[0][0].shape == x.shape
+        torch.testing.assert_close(found[0], found[1])
+    if not dropout:
+        state = {}
+        steps = [module(x[t : t + 1], incremental_state=state)[0] for t in range(5)]
+        torch.testing.assert_close(torch.cat(steps), module(x, attn_mask=causal_mask(x))[0])
 
 
 @pytest.mark.parametrize("need_weights", [False, True])

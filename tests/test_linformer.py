@@ -57,6 +57,16 @@ def test_sharing(sharing, heads, projections):
     assert all(p.grad.abs().sum() > 0 for a in attentions for p in (a.E, a.F))
 
 
+def test_attention_dropout():
+    """In training, and with --retain-dropout in generation too."""
+    module, x = LinformerAttention(6, 2, max_length=9, k=4, sharing="layerwise", dropout=0.5), torch.randn(7, 3, 6)
+    assert not torch.equal(module(x)[0], module(x)[0])
+    module.eval()
+    assert torch.equal(module(x)[0], module(x)[0])
+    module.dropout_module.make_generation_fast_("x", retain_dropout=True)
+    assert not torch.equal(module(x)[0], module(x)[0])
+
+
 def test_k_beyond_the_sentence():
     """k may be more than a sentence has tokens, as in every short sentence."""
     model = perturb(make_model("roberta_linformer_agnews", linformer_k=20))

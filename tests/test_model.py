@@ -12,6 +12,7 @@ import pytest
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.models.transformer import TransformerConfig
+from fairseq.modules.fairseq_dropout import FairseqDropout
 from fairseq.sequence_generator import SequenceGenerator
 from helpers import (
     KINDS,
@@ -28,7 +29,7 @@ from helpers import (
     perturb,
 )
 
-from fairseq_synth import cache, synthesizers
+from fairseq_synth import cache, lengths, synthesizers
 from fairseq_synth.architectures import MODELS, STOCK, VARIANTS, architecture_name
 from fairseq_synth.errors import SynthesizerError
 from fairseq_synth.host.layers import FAST_PATH_COPIES
@@ -606,6 +607,9 @@ def test_linformer_says_what_is_too_long():
     "flags, message",
     [
         (dict(cross_self_attention=True), "--cross-self-attention"),
+        (dict(base_layers=1), "--base-layers 1: such layers have no attention"),
+        (dict(decoder_xformers_att_config="{}"), "--decoder-xformers-att-config: is for fairseq's attention"),
+        (dict(encoder_xformers_att_config="{}"), "--encoder-xformers-att-config: is for fairseq's attention"),
         (dict(encoder_attention_heads=0), "--encoder-attention-heads 0 does not divide"),
         (dict(encoder_layers_to_keep="0,5", decoder_layers_to_keep="0"), "--encoder-layers-to-keep '0,5': .*0 to 1"),
         (dict(encoder_attention_heads=3), "--encoder-attention-heads 3 does not divide --encoder-embed-dim 16"),
@@ -633,6 +637,7 @@ def test_refused_flags(flags, message):
             "--tokens-per-sample 25 is above --synth-max-length 24: lower it to 24",
         ),
         ("language_model", dict(decoder_attention_heads=3), "--decoder-attention-heads 3 does not divide"),
+        ("language_model", dict(base_layers=1), "--base-layers 1: such layers have no attention"),
         ("language_model", dict(decoder_synthesizer="randm"), "--decoder-synthesizer 'randm': unknown"),
         (
             "language_model",
@@ -726,6 +731,44 @@ def test_attention_dropout_reaches_the_attention():
     for layer in [*model.encoder.layers, *model.decoder.layers]:
         assert layer.self_attn.dropout_module.p == 0.25
         assert layer.self_attn.v_proj._forward_pre_hooks  # quantization noise
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dropout_has_the_hosts_names(kind):
+    """--retain-dropout-modules names fairseq's classes; every dropout is found by the name that it has there."""
+
+    def names(model):
+        return {name: m.module_name for name, m in model.named_modules() if isinstance(m, FairseqDropout)}
+
+    synth, stock = KINDS[kind]
+    expected = names(make_model(stock))
+    assert "MultiheadAttention" in expected.values() and names(make_model(synth)) == expected
+    if kind == "encoder":
+        assert names(make_model("roberta_linformer_agnews")) == expected
+
+
+def test_fusion_with_a_language_model():
+    """--lm-path with a Synthesizer that cannot read as much as the search may write is refused before the search."""
+    generation = argparse.Namespace(lm_path="lm.pt", max_len_a=0, max_len_b=23, min_len=1)
+    cfg = argparse.Namespace(generation=generation, task=None, common=argparse.Namespace(fp16=False))
+    make_model(KINDS["language_model"][0]).prepare_for_inference_(cfg)
+    for flags in (dict(max_len_b=24), dict(max_len_a=0.1)):
+        vars(generation).update(flags)
+        with pytest.raises(SynthesizerError, match="--lm-path: .* up to 24 tokens .*--max-len-a 0 .*--max-len-b 23$"):
+            make_model(KINDS["language_model"][0]).prepare_for_inference_(cfg)
+    generation.lm_path = None
+    make_model(KINDS["language_model"][0]).prepare_for_inference_(cfg)
+
+
+@pytest.mark.parametrize("holder", ["cfg", "args"])
+def test_flags_of_the_task(holder):
+    """Those of fairseq's older kind of task are in its ``args``."""
+    flags = argparse.Namespace(required_seq_len_multiple=7, truncate_source=True, max_source_positions=1024)
+    task = argparse.Namespace(**{"cfg": None, holder: flags})
+    with pytest.raises(SynthesizerError, match="--required-seq-len-multiple 7"):
+        lengths.check_padding(task, 24)
+    lengths.cut_sources(task, 24)
+    assert flags.max_source_positions == 24
 
 
 # what an encoder has no use for: pruning of heads, and fairseq's layernorm_embedding is always on

@@ -9,9 +9,9 @@ from helpers import SPECS, make_attention
 
 from fairseq_synth.computations import kernels
 from fairseq_synth.errors import SynthesizerError
+from fairseq_synth.linear import per_head_linear
 from fairseq_synth.logits import bias_of
 from fairseq_synth.masks import causal_mask
-from fairseq_synth.parameters import per_head_linear
 from fairseq_synth.specs import parse_heads, parse_spec
 from fairseq_synth.synthesizers import (
     SYNTHESIZERS,

@@ -27,21 +27,22 @@ def compute(
     """As of `attend`. Under an ``attn_mask`` other than `causal_mask` a row that sees nothing is 0."""
     bsz, heads, length, _ = value.size()
     fully_masked_rows = attn_mask is not None and not is_causal(attn_mask)
-    weights = attention_weights(logits, heads, length, key_padding_mask, attn_mask, fully_masked_rows)
+    weights = attention_weights(logits, heads, length, length, key_padding_mask, attn_mask, fully_masked_rows)
     return weighted_sum(drop(weights.to(value.dtype), dropout, bsz), value)
 
 
 def attention_weights(
     logits: Logits,
     num_heads: int,
+    tgt_len: int,
     src_len: int,
     key_padding_mask: Optional[Tensor],
     attn_mask: Optional[Tensor],
     fully_masked_rows: bool = True,
     bsz: int = -1,
 ) -> Tensor:
-    """``softmax(S + masks)`` over S = `src_len` columns, (`bsz`, H, T or 1, S); -1: (B or 1, H, T or 1, S)."""
-    scores = logits.total(src_len).expand(bsz, num_heads, -1, -1)
+    """``softmax(S + masks)``, (`bsz`, H, T = `tgt_len`, S = `src_len`); `bsz` of -1: B, or 1 if logits are shared."""
+    scores = logits.total(src_len).expand(bsz, num_heads, tgt_len, -1)
     return masked_softmax(scores, key_padding_mask, attn_mask, fully_masked_rows)
 
 

@@ -196,8 +196,8 @@ def logits_of(module: Any, query: Tensor, key: Optional[Tensor]) -> Tensor:
 
     if not is_synthetic(module):
         return split(module.q_proj(query)) @ split(module.k_proj(key)).transpose(-1, -2) * module.scaling
-    q, k = (None if proj is None else split(proj(query)) for proj in (module.q_proj, module.k_proj))
-    groups = module.synthesizer(Inputs(split(query), q, k, 0, tgt_len))
+    q, k, _ = module.project(query)
+    groups = module.synthesizer(Inputs(module.split_heads(query), q, k, 0, tgt_len))
     return logits_of_heads(module, groups, tgt_len).expand(bsz, -1, -1, -1)
 
 
