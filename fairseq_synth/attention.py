@@ -36,7 +36,7 @@ class SyntheticAttention(nn.Module):
 
     For ``vanilla`` the state dict is that of fairseq's MultiheadAttention, key by key and, from the same
     seed, bit by bit. Any other function adds ``synthesizer.*``; without ``vanilla`` there is no q_proj
-    and no k_proj.
+    and no k_proj. `make_generation_fast_` changes weights for good, and marks the state dict.
 
     Args:
         embed_dim: width C of the layer; a multiple of `num_heads`.

@@ -189,8 +189,8 @@ class SynthesizerDecoder(SynthesizerStack, TransformerDecoderBase):
     ) -> None:
         super().__init__(cfg, cfg.decoder_synthesizer, dictionary, embed_tokens, no_encoder_attn, **kwargs)
         name_dropout(self)
-        for layer in self.layers:
-            layer.self_attn.share_table(self.layers[0].self_attn)
+        for i in range(len(self.layers)):  # iteration leaves layers out at random with --decoder-layerdrop
+            self.layers[i].self_attn.share_table(self.layers[0].self_attn)
 
     def build_decoder_layer(self, cfg: TransformerConfig, no_encoder_attn: bool = False) -> nn.Module:
         return wrap_layer(SynthesizerDecoderLayer(cfg, self.next_groups(), no_encoder_attn), cfg)

@@ -43,7 +43,7 @@ def check_min_len(generation: Any, max_positions: int, max_length: Optional[int]
 
 
 def check_fusion(generation: Any, max_length: Optional[int]) -> None:
-    """Refuses a search with a language model of ``--lm-path`` that cannot read all that may be written.
+    """Refuses a search with a language model of ``--lm-path`` that cannot read all that the flags allow to be written.
 
     Raises:
         SynthesizerError: names the flags that would do.
@@ -51,10 +51,10 @@ def check_fusion(generation: Any, max_length: Optional[int]) -> None:
     if not getattr(generation, "lm_path", None) or max_length is None:
         return
     # the model reads the end of sentence before the output
-    if generation.max_len_a or generation.max_len_b >= max_length:
+    if generation.match_source_len or generation.max_len_a or generation.max_len_b >= max_length:
         raise SynthesizerError(
             f"--lm-path: this language model reads up to {max_length} tokens (its --synth-max-length); give "
-            f"--max-len-a 0 and at most --max-len-b {max_length - 1}"
+            f"--max-len-a 0 and at most --max-len-b {max_length - 1}, without --match-source-len"
         )
 
 

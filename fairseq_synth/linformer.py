@@ -158,8 +158,9 @@ class LinformerEncoder(AlignedEncoder):
         self.max_length, self.length_flag = cfg.max_source_positions, "--max-positions"
         super().__init__(cfg, *args, **kwargs)
         if cfg.linformer_sharing == "layerwise":
-            for layer in self.layers:
-                layer.self_attn.E = layer.self_attn.F = self.layers[0].self_attn.E
+            for i in range(len(self.layers)):  # iteration leaves layers out at random with --encoder-layerdrop
+                attention = self.layers[i].self_attn
+                attention.E = attention.F = self.layers[0].self_attn.E
 
     def build_encoder_layer(self, cfg: TransformerConfig) -> nn.Module:
         return wrap_layer(LinformerEncoderLayer(cfg, return_fc=self.return_fc), cfg)

@@ -18,7 +18,7 @@ from helpers import NAMES, SPECS, make_attention, padding_mask
 from fairseq_synth import computations
 from fairseq_synth.architectures import VARIANTS
 from fairseq_synth.computations import kernels, launches, plain
-from fairseq_synth.logits import bias_of, outer_product_of, product_of
+from fairseq_synth.logits import bias_of, diagonals_of, outer_product_of, product_of
 from fairseq_synth.masks import causal_mask
 from recipes.command import ROOT
 
@@ -189,6 +189,19 @@ def test_distances_beyond_the_longest(is_short, monkeypatch):
     for spec, length in (("relative_random", 20), ("relative_random+vanilla", 7), ("relative_random", 4)):
         for masks in ("padded", "causal"):
             check(spec, length, masks, monkeypatch, m=4)
+
+
+@pytest.mark.parametrize("is_short", [True, False])
+@pytest.mark.parametrize("columns", [slice(0, 5), slice(6, 11), slice(0, 11)], ids=["first", "last", "all"])
+def test_distances_of_a_larger_tensor(columns, is_short, monkeypatch):
+    plan_with(monkeypatch, "is_short", lambda _: is_short)
+    torch.manual_seed(0)
+    values, (value, grad) = torch.randn(2, 11, requires_grad=True), torch.randn(2, 2, 2, 9, 4)
+    logits = diagonals_of(values[None, :, None, columns], None, 0, 9)
+    assert kernels.supports(logits, value, None, None, 0.0)
+    outputs = (each.compute(logits, value, None, None) for each in (kernels, plain))
+    found, expected = (torch.autograd.grad(out, values, grad)[0] for out in outputs)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
 def test_a_sum_without_weights(monkeypatch):

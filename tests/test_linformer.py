@@ -57,6 +57,11 @@ def test_sharing(sharing, heads, projections):
     assert all(p.grad.abs().sum() > 0 for a in attentions for p in (a.E, a.F))
 
 
+def test_sharing_with_layerdrop():
+    layers = make_linformer("layerwise", encoder_layerdrop=0.99).eval().encoder.sentence_encoder.layers
+    assert len(layers) > 1 and len({id(layer.self_attn.E) for layer in layers}) == 1
+
+
 def test_attention_dropout():
     """In training, and with --retain-dropout in generation too."""
     module, x = LinformerAttention(6, 2, max_length=9, k=4, sharing="layerwise", dropout=0.5), torch.randn(7, 3, 6)

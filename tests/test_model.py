@@ -513,9 +513,10 @@ IRRECONCILABLE = ("random+dense", "dense+vanilla")
 
 
 @pytest.mark.parametrize("spec", ["random", "dense+vanilla", "random,vanilla", "random:1/vanilla:1,random"])
-def test_a_decoder_has_one_block_table(spec):
+@pytest.mark.parametrize("layerdrop", [0, 0.99])
+def test_a_decoder_has_one_block_table(spec, layerdrop):
     """All layers read and write by the first one's, whatever their functions are; it is extended once a step."""
-    model = make_synth("random", decoder_synthesizer=spec).eval()
+    model = make_synth("random", decoder_synthesizer=spec, decoder_layerdrop=layerdrop).eval()
     source, target = torch.randint(4, 30, (2, 3, 5)).unbind()
     encoded, state = model.encoder(source), {}
     with torch.no_grad(), mock.patch.object(cache, "extend", wraps=cache.extend) as extend:
@@ -749,13 +750,14 @@ def test_dropout_has_the_hosts_names(kind):
 
 def test_fusion_with_a_language_model():
     """--lm-path with a Synthesizer that cannot read as much as the search may write is refused before the search."""
-    generation = argparse.Namespace(lm_path="lm.pt", max_len_a=0, max_len_b=23, min_len=1)
+    generation = argparse.Namespace(lm_path="lm.pt", max_len_a=0, max_len_b=23, min_len=1, match_source_len=False)
     cfg = argparse.Namespace(generation=generation, task=None, common=argparse.Namespace(fp16=False))
     make_model(KINDS["language_model"][0]).prepare_for_inference_(cfg)
-    for flags in (dict(max_len_b=24), dict(max_len_a=0.1)):
-        vars(generation).update(flags)
-        with pytest.raises(SynthesizerError, match="--lm-path: .* up to 24 tokens .*--max-len-a 0 .*--max-len-b 23$"):
+    for flags in (dict(max_len_b=24), dict(max_len_a=0.1), dict(match_source_len=True)):
+        cfg.generation = argparse.Namespace(**{**vars(generation), **flags})
+        with pytest.raises(SynthesizerError, match="--lm-path: .* up to 24 tokens .*--max-len-a 0 .*--max-len-b 23, w"):
             make_model(KINDS["language_model"][0]).prepare_for_inference_(cfg)
+    cfg.generation = generation
     generation.lm_path = None
     make_model(KINDS["language_model"][0]).prepare_for_inference_(cfg)
 

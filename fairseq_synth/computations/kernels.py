@@ -43,6 +43,7 @@ from .memory import (
 logger = logging.getLogger(__name__)
 
 DTYPES = (torch.bfloat16, torch.float16)  # in fp32, products without tensor cores take too many registers
+INTERPRETED = (torch.float32, torch.float16)  # numpy, which the interpreter computes with, has no bf16
 VARIABLE = "FAIRSEQ_SYNTH_KERNELS"
 TRITON = (3, 4)  # the oldest release whose kernels take tuples
 CAPABILITY = (8, 0)
@@ -75,7 +76,7 @@ def supports(
         return False
     if not (attn_mask is None or is_causal(attn_mask)):
         return False
-    if value.dtype not in DTYPES and not (value.dtype == torch.float32 and is_interpreted()):
+    if value.dtype not in (INTERPRETED if value.device.type == "cpu" else DTYPES):
         return False
     parts = PARTS[logits] = parts_of(logits, value)
     if value.numel() == 0 or parts is None:
@@ -203,6 +204,8 @@ def summands(parts: Parts, value: Tensor) -> Tuple[Dict[str, Tensor], float]:
         if logits.tensors():
             given[f"a_{name}"], given[name] = without_weight(logits, length)
     for weight, values, _, _ in parts.diagonals:
+        if own_size(values, whole_of(values)) != tuple(values.size()[2:]):
+            values = values.clone()  # `add_diagonals` counts distances by the whole tensor
         given.update(a_r=weight, r=values)
     return {name: x for name, x in given.items() if x is not None}, scale
 
@@ -223,7 +226,7 @@ def without_weight(logits: Logits, length: int) -> Tuple[Optional[Tensor], Tenso
 def layout_of(given: Dict[str, Tensor], owners: List[Tensor], options: Options) -> Tuple[Any, ...]:
     """All that a plan depends on: how the tensors of a call, and those that they are views of, lie in memory."""
     numbers: Dict[int, int] = {}
-    found: List[Any] = [given["v"].device, torch.backends.cuda.matmul.allow_tf32, *options[:4], options.diagonals]
+    found: List[Any] = [given["v"].device, *options[:4], options.diagonals]
     for (name, x), owner in zip(given.items(), owners):
         number = numbers.setdefault(id(owner), len(numbers))
         found += (name, x.dtype, x.size(), x.stride(), x.storage_offset() - owner.storage_offset())
@@ -336,8 +339,9 @@ def load(plan: Plan, wholes: List[Tensor]) -> None:
     tensors = {**t, **gradients_of(grads, plan.places), **backward.scratch.tensors(out), "out": out, "grad": out}
     for name, dtype in (("logs", torch.float32), ("hidden", torch.uint8), ("seed", torch.int64)):
         tensors[name] = out.new_empty(1, dtype=dtype)
-    for each in (plan.forward, *backward.launches):
-        each.compile(each.args(tensors))
+    with torch.cuda.device_of(out):
+        for each in (plan.forward, *backward.launches):
+            each.compile(each.args(tensors))
 
 
 def run(launch: Launch, tensors: Tensors) -> None:
@@ -357,7 +361,8 @@ class _Kernels(torch.autograd.Function):
         out = like_tokens(tensors["v"])
         logs = out.new_empty(out.size()[:3], dtype=torch.float32) if plan.is_long else None
         tensors.update(out=out, logs=logs, hidden=hidden, seed=seed)
-        run(plan.forward, tensors)
+        with torch.cuda.device_of(out):  # the current device may be another; for the backward pass torch sets it
+            run(plan.forward, tensors)
         ctx.plan = plan
         ctx.save_for_backward(hidden, seed, logs, out if plan.is_long else None, *wholes)
         return out

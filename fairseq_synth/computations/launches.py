@@ -341,7 +341,7 @@ def arguments(t: Tensors, options: Options, tile: Tile, more: List[Tensor]) -> T
     numbers.append(options.dropout)
     units = [*strides[:8], w_head, width, q_width, x_width]
     units += [n for x in more for n in (token_stride(x), x.stride(1))]
-    is_exact = t["v"].dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
+    is_exact = t["v"].dtype == torch.float32
     constants = Constants(
         D=width,
         D_BLOCK=power_of_2(width),
