@@ -134,7 +134,7 @@ def host_block(name: str, with_kernels: bool, repeats: int = 50) -> Callable[[],
     key_padding_mask, grad = torch.zeros(4, 8, dtype=torch.bool), torch.ones(8, 4, 64)
 
     def run() -> None:
-        with on_a_gpu(with_kernels, lambda *_: None):  # fp32, which the kernels take on a CPU alone
+        with on_a_gpu(with_kernels, lambda *_: None):  # in fp32, which the kernels take on no other device than a CPU
             for _ in range(repeats):
                 module.zero_grad(set_to_none=True)
                 out, _ = module(x, x, x, key_padding_mask=key_padding_mask, need_weights=False)

@@ -309,10 +309,11 @@ class SyntheticAttention(nn.Module):
         if has_query and not theirs:
             self.start_from_dot_product(state_dict, prefix)
         else:
-            self.check_functions(name, theirs, own, has_query)
+            self.check_functions(prefix, theirs, own, has_query)
 
-    def check_functions(self, name: str, theirs: Dict[str, Tensor], own: Dict[str, Tensor], has_query: bool) -> None:
+    def check_functions(self, prefix: str, theirs: Dict[str, Tensor], own: Dict[str, Tensor], has_query: bool) -> None:
         """Raises SynthesizerError if a checkpoint's state dict of the synthesizer does not fit this one's, `own`."""
+        name = prefix.rstrip(".")
         trained, present = functions_of(theirs), functions_of(own)
         if trained != present or has_query != (self.q_proj is not None):
             raise SynthesizerError(
@@ -328,7 +329,7 @@ class SyntheticAttention(nn.Module):
         for key, value in own.items():
             if key in theirs and theirs[key].shape != value.shape:
                 raise SynthesizerError(
-                    f"{name}.synthesizer.{key} is {tuple(theirs[key].shape)} in the checkpoint and "
+                    f"{prefix}synthesizer.{key} is {tuple(theirs[key].shape)} in the checkpoint and "
                     f"{tuple(value.shape)} in this model; give the --synth-max-length, --synth-rank and attention "
                     "heads of the training"
                 )
