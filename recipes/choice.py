@@ -2,14 +2,15 @@
 
 import math
 import statistics
-from typing import Dict, Iterator, List, NamedTuple
+from collections import Counter
+from typing import Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 from fairseq_synth.inspect.drawing import Call, Panel, Picture, legend
 from fairseq_synth.specs import parse_spec
 from fairseq_synth.synthesizers import SYNTHESIZERS
 
 from . import render
-from .render import Column, Speed, load, load_cells, of_models
+from .render import Column, Record, Speed, load, load_cells, of_models
 from .tables import BASELINE, TABLES
 
 TRANSLATION, LANGUAGE_MODEL = ("multi30k_cpu", "en-de"), ("ptb_cpu", "ptb")
@@ -60,23 +61,50 @@ class Difference(NamedTuple):
 def differences(table: str, dataset: str) -> Dict[str, Difference]:
     """{model: its difference to the Transformer}, of the models that have run beside it.
 
-    The intervals hold together (Bonferroni): with 95 % probability none of them misses. Differences are taken to vary
-    alike for all models, so that a model with a single seed has an interval too.
+    The intervals hold together (Bonferroni): with at least 95 % probability none of them misses. Chance is taken to
+    move all models alike, so that a model with a single seed has an interval too.
     """
     entry = TABLES[table]
     column = entry.column(dataset)
-    pairs = render.differences(entry, render.rows_of(entry, column, load_cells(table)), entry.metric(column))
-    pairs = {model: values for model, values in pairs.items() if values}
-    freedom = sum(len(values) - 1 for values in pairs.values())
+    figure = entry.metric(column)
+    pairs = {m: own for m, own in render.pairs(entry, render.rows_of(entry, column, load_cells(table))).items() if own}
+    runs = [(model, *pair) for model, own in pairs.items() for pair in own]
+    variance, freedom = chance(runs, figure)
     if not freedom:
         return {}
     from scipy.stats import t
 
-    squares = sum((len(values) - 1) * statistics.variance(values) for values in pairs.values() if len(values) > 1)
-    width = float(t.ppf(1 - LEVEL / len(pairs) / 2, freedom)) * math.sqrt(squares / freedom)
-    sign = -1 if entry.task.BEST is min else 1
-    means = {model: (statistics.mean(values), len(values)) for model, values in pairs.items()}
-    return {model: Difference(mean, width / math.sqrt(n), n, sign * mean) for model, (mean, n) in means.items()}
+    quantile = float(t.ppf(1 - LEVEL / len(pairs) / 2, freedom))
+    sign, found = -1 if entry.task.BEST is min else 1, {}
+    for model, own in pairs.items():
+        mean = statistics.mean(record["figures"][figure] - other["figures"][figure] for record, other in own)
+        # a run of the Transformer may stand in several pairs
+        shares = [count / len(own) for count in Counter(id(other) for _, other in own).values()]
+        width = quantile * math.sqrt(variance * (1 / len(own) + sum(share**2 for share in shares)))
+        found[model] = Difference(mean, width, len(own), sign * mean)
+    return found
+
+
+def chance(runs: Sequence[Tuple[str, Record, Record]], figure: str) -> Tuple[float, int]:
+    """The variance of a figure from run to run, and its degrees of freedom; 0 of them where runs are too few.
+
+    `runs` are models, each with its record and the Transformer's beside it. The variance is of what is left of the
+    figures without the mean of each model and the mean of each group of runs beside one run of the Transformer. That
+    run counts once. The differences to it would not do: they all vary with it, and so are not independent.
+    """
+    import numpy
+
+    values = {(BASELINE, id(other)): other["figures"][figure] for _, _, other in runs}
+    names = [*values, *((model, id(other)) for model, _, other in runs)]
+    values_of = [*values.values(), *(record["figures"][figure] for _, record, _ in runs)]
+    columns = {word: number for number, word in enumerate(dict.fromkeys(word for name in names for word in name))}
+    design = numpy.zeros((len(names), len(columns)))
+    for row, name in enumerate(names):
+        design[row, [columns[word] for word in name]] = 1
+    fitted, _, rank, _ = numpy.linalg.lstsq(design, numpy.array(values_of, float), rcond=None)
+    freedom = len(names) - int(rank)
+    left = numpy.array(values_of, float) - design @ fitted
+    return (float(left @ left) / freedom, freedom) if freedom else (0.0, 0)
 
 
 def speeds(where: render.Place) -> Dict[str, Speed]:

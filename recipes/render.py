@@ -77,19 +77,26 @@ def rows_of(table: Table, dataset: Dataset, records: Sequence[Record]) -> Rows:
     return {model: [record for record in here if record["model"] == model] for model in table.models()}
 
 
-def differences(table: Table, rows: Rows, figure: str) -> Dict[str, List[float]]:
-    """For each other row its values less the baseline's of the same seed, where both have run.
+def pairs(table: Table, rows: Rows) -> Dict[str, List[Tuple[Record, Record]]]:
+    """For each other row its records, each beside the baseline's of the same seed, where both have run.
 
     Where the baseline was trained on several machines, that of the same machine counts.
     """
-    found: Dict[str, List[float]] = {row: [] for row in rows if row != table.baseline}
-    for row, values in found.items():
+    found: Dict[str, List[Tuple[Record, Record]]] = {row: [] for row in rows if row != table.baseline}
+    for row, own in found.items():
         for record in rows[row]:
             same_seed = [other for other in rows[table.baseline] if other["seed"] == record["seed"]]
             same_machine = [other for other in same_seed if other["hardware"] == record["hardware"]]
-            for other in (same_machine or same_seed)[:1]:
-                values.append(float(record["figures"][figure]) - float(other["figures"][figure]))
+            own += [(record, other) for other in (same_machine or same_seed)[:1]]
     return found
+
+
+def differences(table: Table, rows: Rows, figure: str) -> Dict[str, List[float]]:
+    """For each other row its values of a figure less the baseline's, of all `pairs`."""
+    return {
+        row: [float(record["figures"][figure]) - float(other["figures"][figure]) for record, other in own]
+        for row, own in pairs(table, rows).items()
+    }
 
 
 class Speed(NamedTuple):

@@ -2,10 +2,12 @@
 
 import json
 
+import numpy
 import pytest
 
 from fairseq_synth.inspect.drawing import stored_digest
 from recipes import choice, render
+from recipes.tables import TABLES
 
 
 def cell(table, dataset, model, seed, **figures):
@@ -29,8 +31,8 @@ def results(tmp_path, monkeypatch):
     """Translation in three runs, a language model in two, and speeds."""
     monkeypatch.setattr(render, "ROOT", tmp_path)
     records = [cell("multi30k_cpu", "en-de", "transformer", seed, bleu=30 + seed) for seed in (1, 2, 3)]
-    # differences of 1.5, 2 and 2.5; of 0.5 and -0.5; of -5
-    records += [cell("multi30k_cpu", "en-de", "random", seed, bleu=31 + 1.5 * seed) for seed in (1, 2, 3)]
+    # differences of 2.5, 3 and 3.5; of 0.5 and -0.5; of -5
+    records += [cell("multi30k_cpu", "en-de", "random", seed, bleu=32 + 1.5 * seed) for seed in (1, 2, 3)]
     records += [cell("multi30k_cpu", "en-de", "dense", seed, bleu=30 + seed + d) for seed, d in ((1, 0.5), (2, -0.5))]
     records += [cell("multi30k_cpu", "en-de", "fixed_random", 1, bleu=26)]
     records += [cell("ptb_cpu", "ptb", "relative_random", 1, ppl=50)]
@@ -53,17 +55,54 @@ def results(tmp_path, monkeypatch):
 
 
 def test_intervals_hold_together(results):
-    """Pooled variance (2 × 0.25 + 0.5) / 3 = 1/3; t(3) at 1 - 0.05 / 6 is 4.857: ± 2.80, over the root of the runs."""
+    """9 runs, 3 degrees of freedom beside the means of models and seeds; the rest has a variance of 0.7708 / 3.
+
+    t(3) at 1 - 0.05 / 6 is 4.857, so that a single run has ± 4.857 × root(2 × 0.2569) = 3.48.
+    """
     found = choice.differences("multi30k_cpu", "en-de")
     assert {model: str(difference) for model, difference in found.items()} == {
-        "random": "+2.00 ± 1.62",
-        "dense": "+0.00 ± 1.98",
-        "fixed_random": "-5.00 ± 2.80",
+        "random": "+3.00 ± 2.01",
+        "dense": "+0.00 ± 2.46",
+        "fixed_random": "-5.00 ± 3.48",
     }
-    assert found["random"].is_ahead and found["fixed_random"].is_behind and found["random"].cell == "**+2.00 ± 1.62**"
-    assert not found["dense"].is_ahead and not found["dense"].is_behind and found["dense"].cell == "+0.00 ± 1.98"
+    assert found["random"].is_ahead and found["fixed_random"].is_behind and found["random"].cell == "**+3.00 ± 2.01**"
+    assert not found["dense"].is_ahead and not found["dense"].is_behind and found["dense"].cell == "+0.00 ± 2.46"
     lower = choice.differences("ptb_cpu", "ptb")["dense"]
     assert lower.gain == 8.5 and lower.is_ahead and not lower.is_behind  # less perplexity is better
+
+
+def test_none_of_the_intervals_misses(monkeypatch):
+    """Of eleven models that differ by chance alone, with two seeds: in 95 % of all draws or more."""
+    random, held = numpy.random.default_rng(0), 0
+    models = TABLES["multi30k_cpu"].models()[1:12]
+    for _ in range(400):
+        drawn = [
+            cell("", "en-de", model, seed, bleu=random.normal())
+            for model in ("transformer", *models)
+            for seed in (1, 2)
+        ]
+        monkeypatch.setattr(choice, "load_cells", lambda table, records=[record for _, record in drawn]: records)
+        found = choice.differences("multi30k_cpu", "en-de").values()
+        held += not any(difference.is_ahead or difference.is_behind for difference in found)
+    assert held >= 0.95 * 400
+
+
+def test_a_run_that_two_pairs_share(monkeypatch):
+    """A baseline of one seed beside runs of two machines moves both differences."""
+    drawn = [
+        cell("", "en-de", model, seed, bleu=value)
+        for model, seed, value in (
+            ("transformer", 1, 30),
+            ("transformer", 2, 31),
+            ("random", 1, 30),
+            ("random", 2, 32),
+            ("dense", 1, 29),
+            ("dense", 1, 29),
+        )
+    ]
+    monkeypatch.setattr(choice, "load_cells", lambda table: [record for _, record in drawn])
+    found = choice.differences("multi30k_cpu", "en-de")
+    assert found["dense"].half_width == pytest.approx(found["random"].half_width * 1.5**0.5)
 
 
 def test_what_is_chosen(results):
@@ -71,7 +110,7 @@ def test_what_is_chosen(results):
     translation, language_models, long_text = choice.advice().splitlines()
     assert translation == (
         "- **Translation**: `random` trains fastest of the functions whose BLEU is not behind the Transformer's "
-        "(+2.00 ± 1.62), with steps 1.20 on a CPU and 0.90 on a GPU times as fast as stock fairseq's."
+        "(+3.00 ± 2.01), with steps 1.20 on a CPU and 0.90 on a GPU times as fast as stock fairseq's."
     )
     assert "`dense` trains fastest" in language_models and "lightconv" not in language_models
     assert "`relative_random` (2.00 times as fast as stock fairseq, with 0.67 of its memory) have" in long_text
@@ -81,7 +120,7 @@ def test_what_is_chosen(results):
 def test_tables(results):
     rows = choice.quality().splitlines()
     assert rows[0] == "| model | parameters | En-De, BLEU | PTB, perplexity |"  # what has run
-    assert "| `random` | 2.00 | **+2.00 ± 1.62** |  |" in rows and "| `random_vanilla` |  |  |  |" in rows
+    assert "| `random` | 2.00 | **+3.00 ± 2.01** |  |" in rows and "| `random_vanilla` |  |  |  |" in rows
     rows = choice.cost().splitlines()
     assert "| `random` | 1.20 | 0.90 |  |  |  |" in rows and "- memory, CPU: memory_causal; h; bf16" in rows
 
@@ -91,7 +130,7 @@ def test_the_picture(results, tmp_path):
     (picture,) = choice.pictures()
     crosses = [options for method, _, options in picture.panels[0].calls if method == "errorbar"]
     assert [options["label"] for options in crosses] == ["random", "fixed_random", "dense"]
-    assert crosses[0]["xerr"] == [[0.1], [0.05]] and crosses[0]["yerr"] == [1.619]
+    assert crosses[0]["xerr"] == [[0.1], [0.05]] and crosses[0]["yerr"] == [2.01]
     picture.save(tmp_path)
     assert stored_digest(tmp_path / "which-one.png") == picture.digest()
     for path in results.glob("speed_*/*.json"):
