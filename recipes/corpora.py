@@ -78,6 +78,12 @@ def sha256(*paths: Path) -> str:
     return digest.hexdigest()
 
 
+def digest(*paths: Path) -> str:
+    """Of the names and contents of files, so that lines that move from one to another are noticed."""
+    known = "".join(f"{sha256(path)} {path.name}\n" for path in sorted(paths))
+    return hashlib.sha256(known.encode()).hexdigest()
+
+
 def text_of(path: Path) -> str:
     """The text of a file, which may be compressed."""
     data = b""
@@ -95,12 +101,28 @@ def text_of(path: Path) -> str:
 
 
 def find(folder: Path, patterns: Sequence[str]) -> List[Path]:
-    """The files of the first pattern that has some, as they are or as .gz."""
+    """The files of the first pattern that has some, as they are or as .gz.
+
+    All are of one folder, the one that is fewest folders below `folder`: others may have another corpus, or data made
+    of this one. Several that are as near are refused.
+    """
     for pattern in patterns:
-        found = [sorted([*folder.glob(part), *folder.glob(f"{part}.gz")]) for part in pattern.split("+")]
+        found = [nearest(folder, part) for part in pattern.split("+")]
         if all(found):
             return [path for paths in found for path in paths]
     return []
+
+
+def nearest(folder: Path, pattern: str) -> List[Path]:
+    """The files of one pattern, in the order of their names; one that is there twice is taken as it is, not as .gz."""
+    names = {path.with_suffix("") if path.suffix == ".gz" else path for path in folder.glob(pattern)}
+    names |= {path.with_suffix("") for path in folder.glob(f"{pattern}.gz")}
+    depth = min((len(name.parts) for name in names), default=0)
+    parents = sorted({name.parent for name in names if len(name.parts) == depth})
+    if len(parents) > 1:
+        several = ", ".join(str(parent.relative_to(folder)) for parent in parents)
+        raise UserError(f"--from {folder}: has {Path(pattern).name} in {several}; name one of these folders by --from")
+    return [name if name.exists() else Path(f"{name}.gz") for name in sorted(names) if name.parent in parents]
 
 
 def files_of(corpus: Corpus, folder: Path, optional: Sequence[str] = (), **names: str) -> Dict[str, List[Path]]:

@@ -69,6 +69,8 @@ def drawn(found: Examples, folder: Path, most: Count, valid: Count) -> Examples:
     """Texts with labels: the training set in a random order, a part of it held out, and no label without training."""
     random.Random(SEED).shuffle(found["train"])
     found["train"] = found["train"][:most]
+    if valid and found["valid"]:
+        raise UserError(f"--valid {valid}: {folder} has a validation set; leave it out")
     if not found["valid"]:
         n = valid or max(1, len(found["train"]) // 10)
         if n >= len(found["train"]):

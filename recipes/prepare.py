@@ -108,6 +108,8 @@ OPTIONS: Dict[str, Tuple[Sequence[str], Dict[str, Any]]] = {  # {option: kinds o
     "mirror": (("parallel",), {"metavar": "URL", "help": "wmt14: of statmt.org's files"}),
     "workers": (tuple(KINDS), number(1, "processes (default: all cores)")),
 }
+# the beginning of a name, or a word of it, that no training corpus has
+HELD_OUT = r"^(dev|valid|test)|(^|[^a-z])(dev|val|valid|tst|test|eval|heldout|news(dev|test))([^a-z]|$)"
 NOT_PINNED = ("mirror", "workers")  # data made with other values are the same
 OF_LIKE = ("subwords", "merges", "dash_splits", "lowercase")  # options that --like takes over
 
@@ -176,6 +178,9 @@ def prepare(name: str, dataset: str, out: Path, source: Optional[Path], given: M
     src, tgt = dataset.split("-") if corpus.kind == "parallel" else ("source", "target")
     if src == tgt:
         raise UserError(f"SRC and TGT are both {src}")
+    check_folders(source, out)
+    if source and corpus.script:
+        raise UserError(f"--from {source}: {name} is made on the spot; leave it out")
     options = options_of(corpus, given, src, tgt)
     recorded, done = read_settings(out / "settings"), (out / "bin" / "done").exists()
     if not source and name in CORPORA and recorded.get("from"):
@@ -202,9 +207,17 @@ def prepare(name: str, dataset: str, out: Path, source: Optional[Path], given: M
             value = getattr(options, option.replace("-", "_"))
             value = value.resolve() if isinstance(value, Path) else value
             settings[option.replace("-", "_")] = "" if value is None else value
-    if not any(known.startswith(f"{text.name}/test.") for known in corpora.CHECKSUMS):  # which tell the text
+    # a text whose SHA-256 is known is checked by it when it is taken
+    is_text = corpus.kind not in ("labels", "pairs")
+    if not is_text or not any(known.startswith(f"{text.name}/test.") for known in corpora.CHECKSUMS):
         settings.update({"from": source.resolve() if source else "", "raw": raw})
     once(out, settings, lambda: make(job))
+
+
+def check_folders(source: Optional[Path], out: Path) -> None:
+    """Refuses to prepare a folder of text in itself, where the prepared test set would take the raw one's place."""
+    if source and source.resolve() == out.resolve():
+        raise UserError(f"{out}: is the folder of the text, whose files would be overwritten; name another folder")
 
 
 class Job(NamedTuple):
@@ -232,7 +245,7 @@ def text_at_hand(job: Job, source: Path) -> Tuple[Examples, str]:
     elif job.corpus.name not in CORPORA and not dry_run():
         training_corpora(source, job.src, job.tgt)
         files = [file for lang in (job.src, job.tgt) for end in ("", ".gz") for file in source.glob(f"*.{lang}{end}")]
-    return {}, corpora.sha256(*files) if files else ""
+    return {}, corpora.digest(*files) if files else ""
 
 
 # ---- the text of each kind of corpus, and its data
@@ -325,7 +338,7 @@ def training_corpora(raw: Path, src: str, tgt: str) -> List[Path]:
     if not names:
         raise UserError(f"{raw}/train.{src}: no such file, nor any other training corpus")
     for name in names:
-        if re.match("dev|valid|val([^a-z]|$)|test|newstest", name):
+        if re.search(HELD_OUT, name.lower()):
             raise UserError(
                 f"{raw}/{name}.{src}: would be trained on, and is a test set by its name; call it valid or test, "
                 "or remove it"
@@ -347,11 +360,15 @@ def prepare_test(raw: Path, data: Path) -> Path:
         check_files(raw, ["test"], (src, tgt))
     corpus = Corpus("own", "parallel")
     options = options_of(corpus, {"like": data}, src, tgt)
+    cut = {name: read_settings(data / "settings").get(name, "") for name in ("truncate_source", "truncate_target")}
+    for name, most in cut.items():
+        setattr(options, name, int(most or 0))
     files = [file for lang in (src, tgt) for file in raw.glob(f"test.{lang}*")]
     out = data / "tests" / raw.resolve().name
+    check_folders(raw, out)
     same = {name: getattr(options, name) or "" for name in OF_LIKE}
-    settings = {"src": src, "tgt": tgt, **same, "like": data.resolve(), "from": raw.resolve()}
-    settings["raw"] = corpora.sha256(*files)
+    settings = {"src": src, "tgt": tgt, **same, **cut, "like": data.resolve(), "from": raw.resolve()}
+    settings["raw"] = corpora.digest(*files)
     job = Job(corpus, corpus, raw, src, tgt, out, options)
     once(out, settings, lambda: binarise(job, raw, ["test"]))
     return out

@@ -12,7 +12,19 @@ from shlex import quote
 from typing import Sequence
 
 from . import scoring, train
-from .command import ROOT, Parser, cores, dry_run, existing_folder, integer, pin_settings, say, show, split_flags
+from .command import (
+    ROOT,
+    Parser,
+    UserError,
+    cores,
+    dry_run,
+    existing_folder,
+    integer,
+    pin_settings,
+    say,
+    show,
+    split_flags,
+)
 from .hyperparameters import RECIPES
 from .prepare import prepare
 from .provenance import asked_threads
@@ -40,6 +52,10 @@ def main(argv: Sequence[str]) -> None:
     add("--seed", type=integer(0), default=1, metavar="N", help="(default: 1)")
     add("--out", type=Path, default=ROOT / "runs", metavar="DIR", help="where everything goes (default: runs)")
     args = parser.parse_args(own)
+    if args.source and args.data == "numbers":
+        raise UserError(
+            f"--from {args.source}: the numbers are made on the spot; give --data multi30k, or leave it out"
+        )
     updates, merges = args.max_update or UPDATES[args.data], args.merges or MERGES[args.data]
     corpus = args.out / f"{args.data}-{args.pair}-bpe{merges}"
     save = args.out / f"{corpus.name}-{args.variant}-seed{args.seed}"

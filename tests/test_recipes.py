@@ -196,8 +196,13 @@ def test_prepare_refuses(tmp_path, raw):
     assert not out.exists() and not (tmp_path / "cs").exists()
     folder = copied(raw, tmp_path / "raw", newstest2014_en=b"a\n", newstest2014_de=b"a\n")
     refused(prepare.main, folder, "en", "de", tmp_path / "x", parts=["newstest2014.en", "would be trained on"])
-    folder = copied(raw, tmp_path / "val", val_en=b"a\n", val_de=b"a\n")
-    refused(prepare.main, folder, "en", "de", tmp_path / "x", parts=["val.en", "would be trained on"])
+    for number, name in enumerate(("val", "tst2013", "flickr-test", "Eval", "news.dev")):
+        folder = copied(raw, tmp_path / f"held-out-{number}", **{f"{name}.en": b"a\n", f"{name}.de": b"a\n"})
+        refused(prepare.main, folder, "en", "de", tmp_path / "x", parts=[f"{name}.en", "would be trained on"])
+    folder = copied(raw, tmp_path / "trained-on", contest_en=b"a\n", contest_de=b"a\n")
+    prepare.training_corpora(folder, "en", "de")
+    refused(prepare.main, raw, "en", "de", raw, parts=[f"{raw}: is the folder of the text", "overwritten"])
+    refused(prepare.main, "numbers", "de", out, "--from", raw, parts=[f"--from {raw}", "made on the spot"])
     refused(prepare.main, raw, "en", "de", out, "--subwords", "words", parts=["--subwords", "sentencepiece"])
     refused(prepare.main, raw, "en", "de", out, "--max-ratio", "x", parts=["--max-ratio", "x: must be a number"])
     refused(prepare.main, raw, "en", "en", out, parts=["SRC and TGT are both en"])
@@ -1243,6 +1248,7 @@ def test_timing_prepares_as_the_cells_do(tmp_path, dry, capsys):
         ("--data wmt", ["--data", "numbers"]),
         ("--pair en-cs", ["--pair", "en-fr"]),
         ("--data multi30k --from /nowhere", ["--from", "/nowhere: no such folder"]),
+        ("--from .", ["--from .", "made on the spot", "--data multi30k"]),
         ("--varient random", ["--varient"]),
         ("--seed", ["--seed", "expected one argument"]),
         ("--max-update many", ["--max-update", "many"]),

@@ -129,6 +129,31 @@ def test_a_language_models_text_that_changed(tmp_path, own_text, capfd):
     refused(prepare.main, *argv, parts=["other settings", "raw="])
 
 
+def test_another_split_of_a_text(tmp_path):
+    """The same lines, of which another part validates."""
+    lines = [f"{line}\n" for line in text("all", 40)]
+    argv = ["lm", str(tmp_path / "out"), "--from", str(tmp_path), "--workers", "1"]
+    for first, last in ((0, 20), (0, 25)):
+        for name, part in (("test", lines[30:]), ("train", lines[first:last]), ("valid", lines[last:30])):
+            (tmp_path / f"{name}.txt").write_text("".join(part))
+        if last == 20:
+            prepare.main(argv)
+    refused(prepare.main, *argv, parts=["other settings", "raw="])
+
+
+def test_folders_of_several_corpora(tmp_path):
+    """The nearest files count, of one folder alone; a file that is there twice is taken once."""
+    for folder in ("CoLA", "SST-2", "mine/out/raw", "mine/cnn/dm"):
+        (tmp_path / folder).mkdir(parents=True)
+    for name in ("CoLA/dev.tsv", "SST-2/dev.tsv", "mine/out/raw/dev.tsv", "mine/out/raw/dev.tsv.gz"):
+        (tmp_path / name).touch()
+    with pytest.raises(UserError, match="has dev.tsv in CoLA, SST-2; name one of these folders by --from"):
+        corpora.find(tmp_path, ["**/dev.tsv"])
+    assert corpora.find(tmp_path / "mine", ["**/dev.tsv"]) == [tmp_path / "mine" / "out" / "raw" / "dev.tsv"]
+    (tmp_path / "mine" / "cnn" / "dev.tsv.gz").touch()
+    assert corpora.find(tmp_path / "mine", ["**/dev.tsv"]) == [tmp_path / "mine" / "cnn" / "dev.tsv.gz"]
+
+
 def test_prepare_lm_refuses(tmp_path):
     refused(prepare.main, "lm", tmp_path / "x", parts=["lm", "--from"])
     refused(prepare.main, "ptb2", tmp_path / "x", parts=["ptb2", "wikitext103"])
@@ -328,6 +353,24 @@ def test_prepare_refuses_examples(tmp_path, own_examples, corpus, name, contents
         (folder / name).write_bytes(contents if isinstance(contents, bytes) else contents.encode())
     refused(prepare.main, corpus, out, "--from", folder, parts=parts)
     assert not out.exists()
+
+
+def test_a_validation_set_beside_valid(tmp_path, own_examples):
+    folder = tmp_path / "text"
+    shutil.copytree(own_examples, folder)
+    shutil.copy(folder / "test.csv", folder / "valid.csv")
+    refused(prepare.main, MINE, tmp_path / "out", "--from", folder, "--valid", "5", parts=["--valid 5", "leave it out"])
+
+
+def test_labels_of_another_text(tmp_path):
+    """AG News at hand is not checked by SHA-256; so the settings say which text it was."""
+    for name, n in (("first", 20), ("other", 30)):
+        (tmp_path / name).mkdir()
+        for split in ("train", "test"):
+            write_csv(tmp_path / name / f"{split}.csv", [[i % 4 + 1, "title", f"text {i}"] for i in range(n)])
+    prepared(tmp_path / "out", tmp_path / "first", corpus="agnews")
+    argv = ["agnews", tmp_path / "out", "--from"]
+    refused(prepare.main, *argv, tmp_path / "other", parts=["other settings", "raw="])
 
 
 def test_headings(tmp_path, capsys):

@@ -174,6 +174,18 @@ def test_a_long_text_is_cut_as_in_the_data(data):
     assert not found[8] and 10 <= len(found[9]) <= 11  # a blank at the end is lost
 
 
+def test_another_test_set_is_cut_as_the_data(data, tmp_path):
+    """Its subwords are those that the same lines have as the data's own test set."""
+    for side in ("source", "target"):
+        (tmp_path / f"test.{side}").write_bytes((data / "raw" / f"test.{side}").read_bytes())
+    out = prepare.prepare_test(tmp_path, data)
+    for side in ("source", "target"):
+        assert (out / "sub" / f"test.{side}").read_text() == (data / "sub" / f"test.{side}").read_text()
+    assert read_settings(out / "settings")["truncate_source"] == "12"
+    with pytest.raises(UserError, match=f"{out}: is the folder of the text"):
+        prepare.prepare_test(out, data)
+
+
 def test_train_knows_the_pair(data, dry, capsys):
     for name in ("aeslc", "source-target"):
         train.main(["transformer_synth_random_multi30k", name, "--recipe", "pairs_cpu", "--data", str(data)])
