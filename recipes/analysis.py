@@ -65,14 +65,16 @@ def measure(cell: Cell, checkpoint: Path, args: Namespace) -> None:
         kind, flags = LENGTHS, "--subset test --only lengths --no-pictures"
     name = f"{cell.table.name}-{cell.name}"
     folder = args.out / kind / name
-    done = folder / "origin.json"
-    if not done.exists() or done.stat().st_mtime < checkpoint.stat().st_mtime:
+    done, asked = folder / "origin.json", folder / "flags"
+    is_other = args.sentences and asked.exists() and asked.read_text() != flags
+    if not done.exists() or is_other or done.stat().st_mtime < checkpoint.stat().st_mtime:
         if folder.exists() and not dry_run():
             shutil.rmtree(folder)  # of an inspection cut off, or of an earlier training
         python = [sys.executable, "-m", "fairseq_synth.inspect"]
         run([*python, checkpoint, "--data", cell.data(args.out) / "bin", *flags.split(), "--out", folder])
         if dry_run():
             return
+        write(asked, flags)
         write(done, json.dumps(provenance.here()) + "\n")
     (found,) = json.loads((folder / "figures.json").read_text(encoding="utf-8")).values()
     if not args.lengths:  # of an inspection that was done before
@@ -111,6 +113,7 @@ def load(folder: str = FOLDER, table: str = TABLE) -> Dict[str, Figures]:
     order, dataset = TABLES[table].models(), TABLES[table].datasets[0].name
     found: Dict[str, Figures] = {}
     records = render.load(folder, f"{table}-{dataset}-*")
+    records = [record for record in records if record["model"] in order]
     for record in sorted(records, key=lambda r: (order.index(r["model"]), r["seed"])):
         found.setdefault(record["model"], record)
     return found

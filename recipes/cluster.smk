@@ -93,4 +93,4 @@ for name, job in JOBS.items():
             runtime=int(config.get("minutes", 1440)),
             gpu=job["gpus"],
         shell:
-            "{params.command} > {log} 2>&1"
+            "{params.command} > {log:q} 2>&1"

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional
 
 from .command import UserError
-from .hyperparameters import RECIPES
+from .hyperparameters import RECIPES, Recipe
 from .provenance import device_of, write_record
+from .scoring import evaluation_options, read_evaluation
 from .tables import Cell
 
 # `name=1`, `name 1` or `"name": "1"`: fairseq's log formats
@@ -86,6 +87,17 @@ def mixture_weights(weights: Dict[str, Any]) -> Dict[str, Dict[str, List[float]]
     return found
 
 
+def check_evaluation(run: Path, data: Path, recipe: Recipe) -> None:
+    """Refuses a run that was evaluated with options of its own, whose figures are not the recipe's."""
+    wanted, found = evaluation_options(recipe), read_evaluation(run)
+    for name, value in found.items():
+        if value != wanted[name]:
+            raise UserError(
+                f"{run}: was evaluated with --{name.replace('_', '-')} {value}, and the recipe has {wanted[name]}; "
+                f"evaluate it again: scripts/evaluate.sh {data} {run}"
+            )
+
+
 def record(cell: Cell, out: Path, command: Optional[str] = None, changed: Optional[Path] = None) -> None:
     """Writes the JSON of a cell that is trained and scored.
 
@@ -95,11 +107,12 @@ def record(cell: Cell, out: Path, command: Optional[str] = None, changed: Option
         changed: the folder of a run by another recipe; it is recorded there, and not as the cell.
     """
     table, run, first = cell.table, changed or cell.run(out), cell.init()
+    recipe = RECIPES[cell.dataset.recipe]
     try:
         scores = json.loads((run / "scores.json").read_text())
         log = "\n".join(path.read_text(errors="replace") for path in sorted(run.glob("train*.log")))
         measured, starts = read_log(log), json.loads((run / "provenance.json").read_text())
-        alpha = learned_alpha(run / RECIPES[cell.dataset.recipe].checkpoint)
+        alpha = learned_alpha(run / recipe.checkpoint)
     except FileNotFoundError as error:
         raise UserError(f"{error.filename}: no such file; train with train.sh and score with evaluate.sh") from None
     except UserError as error:
@@ -109,6 +122,8 @@ def record(cell: Cell, out: Path, command: Optional[str] = None, changed: Option
     flags = " ".join(table.training(cell.model)[1])
     baseline = cell._replace(model=table.baseline).run(out)
     is_compared = table.task.TEST and cell.model != table.baseline and (baseline / "scores.json").exists()
+    for folder in [run, *([baseline] if is_compared else [])]:
+        check_evaluation(folder, cell.data(out), recipe)
     figures = {
         "table": table.name,
         "dataset": cell.dataset.name,

@@ -28,7 +28,19 @@ from typing import Iterator, List, NamedTuple, Sequence
 from benchmarks import timing
 
 from . import train
-from .command import ROOT, Parser, UserError, dry_run, existing_folder, locked, pin_settings, say, show, split_flags
+from .command import (
+    ROOT,
+    Parser,
+    UserError,
+    dry_run,
+    existing_folder,
+    locked,
+    pin_settings,
+    read_settings,
+    say,
+    show,
+    split_flags,
+)
 from .hyperparameters import RECIPES, number_of
 from .provenance import device_of
 from .record import record
@@ -77,9 +89,15 @@ class Call(NamedTuple):
         run = cell.run(self.args.out)
         return run.with_name(f"{run.name}-changed") if self.changed else run
 
-    def is_done(self, cell: Cell, device: str) -> bool:
-        """Whether a cell is recorded, of a device or, for an empty one, of any."""
-        return (self.run(cell) / "result.json").exists() if self.changed else bool(cell.recorded(device))
+    def is_recorded(self, cell: Cell) -> bool:
+        """Whether a cell has ended, on any device and with whatever options."""
+        return (self.run(cell) / "result.json").exists() if self.changed else bool(cell.recorded())
+
+    def is_done(self, cell: Cell) -> bool:
+        """Whether a cell is recorded: of the device that is asked for, if one is, and of these options."""
+        if self.changed:
+            return self.is_recorded(cell) and read_settings(self.run(cell) / "cell").get("options") == self.changed
+        return bool(cell.recorded(self.device))
 
     def command(self, cell: Cell, flag: str = "") -> str:
         """The call that does this for one cell, with a flag such as --rerun."""
@@ -113,15 +131,15 @@ class Call(NamedTuple):
         with locked(run.with_name(f".{run.name}.lock"), wait=False) as free:
             if not free:
                 return say(f"{run.name}: another process is running it: skipped")
-            if not rerun and self.is_done(cell, self.device):
-                return say(f"results/ has {run.name}; --rerun runs it again")
-            if self.device and not rerun and (run / "trained").exists() and (run / "provenance.json").exists():
+            if not rerun and self.is_done(cell):
+                return say(f"{run / 'result.json' if self.changed else cell.name} is there; --rerun runs it again")
+            if self.device and not rerun and (run / "provenance.json").exists():
                 before = device_of(json.loads((run / "provenance.json").read_text())[-1]["hardware"])
                 if before != self.device:
                     raise UserError(f"{run}: was trained on a {before}; --rerun trains it anew, or name another --out")
             say(f"{cell.dataset.name}, {cell.model}, seed {cell.seed}")
             # a cell that was scored is begun anew, one that was interrupted goes on
-            if (run / "scores.json").exists() and self.is_done(cell, ""):
+            if rerun and (run / "scores.json").exists() and self.is_recorded(cell):
                 remove(run)
             self.train_and_score(cell, run)
 
@@ -198,7 +216,7 @@ def main(argv: Sequence[str]) -> None:
     if args.time:
         return timing.time_table(call.table, args.dataset, args.out, args.source)
     for cell in call.cells():
-        wanted = args.rerun or not call.is_done(cell, call.device)
+        wanted = args.rerun or not call.is_done(cell)
         if args.list:
             if wanted:
                 print(call.command(cell, "--rerun" if args.rerun else ""))

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Dict, Iterator, List, Mapping, Optional, Seque
 from .command import ROOT, UserError, dry_run, locked, read_settings, run, say, write
 from .hyperparameters import RECIPES, Recipe
 from .prepare import prepare_test
-from .train import pair_of, set_threads
+from .train import check_data, pair_of, set_threads
 
 Scores = Dict[str, Dict[str, Any]]  # {figure: what `figure` gives}, as in scores.json
 
@@ -131,10 +131,19 @@ def read_run_settings(data: Path, run_dir: Path) -> Dict[str, str]:
             f"{run_dir}: was trained on {settings['data']}, not on {data}; if that folder was moved, mend its name in "
             f"{run_dir}/settings"
         )
+    check_data(run_dir, data)
     pair = pair_of(read_settings(data / "settings"))
     if pair and settings.get("pair", pair) != pair:
         raise UserError(f"{run_dir}: was trained for {settings['pair']}, and {data} is {pair}")
     return settings
+
+
+def recipe_of(task: Type[Task], run_dir: Path, training: Mapping[str, str]) -> Recipe:
+    """The recipe in the settings of a training, else the task's own."""
+    name = training.get("recipe", task.RECIPE)
+    if name not in RECIPES:
+        raise UserError(f"{run_dir / 'settings'}: there is no recipe {name}; name one of recipes/recipes.yaml")
+    return RECIPES[name]
 
 
 def evaluate(
@@ -152,7 +161,7 @@ def evaluate(
     `recipe`: by default the one in the run's settings; `changes` are to it.
     """
     settings, training = read_data_settings(data), read_run_settings(data, run_dir)
-    recipe = recipe or RECIPES[training.get("recipe", task.RECIPE)]
+    recipe = recipe or recipe_of(task, run_dir, training)
     own = re.findall(r"--([\w-]+)[= ](?!--)(\S+)", training.get("flags", ""))
     recipe = dataclasses.replace(recipe, flags={**recipe.flags, **dict(own)}, **changes)
     set_threads(recipe.threads)
@@ -164,17 +173,45 @@ def evaluate(
         where = Path("tests", data.name)
     if baseline and not dry_run():
         task.written(data, baseline / where, "--baseline ")
+        check_references(task, data, baseline, where)
     with atomic_evaluation(run_dir / where) as out:
         path = checkpoint(run_dir, out, recipe.average)
         scores = task(data, settings, recipe, path, out, max_tokens).score()
         if dry_run():
             return
         write(out / "scores.json", json.dumps(scores, indent=1) + "\n")
+        write(out / "evaluation.json", json.dumps(evaluation_options(recipe), indent=1) + "\n")
         if baseline:
             write(out / "significance.json", json.dumps(task.compare(data, out, baseline / where), indent=1) + "\n")
         if test and path.parent == out:
             path.unlink()  # the run has it already, or makes it when its own test set is scored
     task.report(data, run_dir / where)
+    if baseline:
+        ours, theirs = evaluation_options(recipe), read_evaluation(baseline / where)
+        others = [f"{name} {value} and not {ours[name]}" for name, value in theirs.items() if value != ours[name]]
+        if others:
+            print(f"note: the baseline was evaluated with {', '.join(others)}")
+
+
+def evaluation_options(recipe: Recipe) -> Dict[str, Any]:
+    """What the figures of a trained model depend on: evaluation.json."""
+    return {name: getattr(recipe, name) for name in ("average", "beam", "lenpen", "context_window")}
+
+
+def read_evaluation(run_dir: Path) -> Dict[str, Any]:
+    """How a run was evaluated; nothing where that was not kept."""
+    file = run_dir / "evaluation.json"
+    found: Dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    return found
+
+
+def check_references(task: Type[Task], data: Path, baseline: Path, where: Path) -> None:
+    """Refuses a baseline whose test set has another text to be written than that of `data`."""
+    other = Path(read_settings(baseline / "settings").get("data", data)) / where
+    if (other / "settings").exists():
+        theirs, ours = (read_lines(task.files(folder, baseline)[-1]) for folder in (other, data))
+        if theirs != ours:
+            raise UserError(f"--baseline {baseline}: was evaluated on {other}, whose test set is not that of {data}")
 
 
 @contextlib.contextmanager
@@ -193,7 +230,8 @@ def atomic_evaluation(run_dir: Path) -> Iterator[Path]:
             if not any(out.iterdir()):
                 out.rmdir()
             raise
-        for name in ("significance.json", "scores.json"):  # of an earlier evaluation, maybe with a baseline
+        # of an earlier evaluation, maybe with a baseline or an average
+        for name in ("significance.json", "checkpoint_avg.pt", "scores.json"):
             (run_dir / name).unlink(missing_ok=True)
         for file in sorted(out.iterdir(), key=lambda file: file.name == "scores.json"):  # which says that all is there
             file.replace(run_dir / file.name)

@@ -32,6 +32,7 @@ from fairseq_synth.names import VARIANTS
 
 from . import provenance
 from .command import (
+    CALL,
     ROOT,
     Parser,
     UserError,
@@ -44,7 +45,7 @@ from .command import (
     split_flags,
     started,
 )
-from .corpora import CORPORA
+from .corpora import CORPORA, digest
 from .hyperparameters import RECIPES, Recipe, number_of
 
 LONGEST = 1024  # tokens of a sentence: fairseq's --max-source-positions and --max-target-positions by default
@@ -142,9 +143,11 @@ def longest_sentence(data: Path, most: int = LONGEST) -> int:
 
 
 def best_checkpoint(run_dir: Path, flag: str = "") -> Path:
-    """The average that an evaluation has made, else the best checkpoint. `flag`: that has named the run."""
-    average, best = run_dir / "checkpoint_avg.pt", run_dir / "checkpoint_best.pt"
+    """The average that the last evaluation has made, else the best checkpoint. `flag`: that has named the run."""
+    average, best, last = (run_dir / f"checkpoint_{name}.pt" for name in ("avg", "best", "last"))
     path = average if average.exists() else best
+    if path == average and last.exists() and last.stat().st_mtime > average.stat().st_mtime:
+        print(f"warning: {average} is older than {last.name}; evaluate.sh averages anew", file=sys.stderr)
     if not path.exists() and not dry_run():
         raise UserError(f"{flag}{run_dir}: has no {best.name}; name a run of train.sh that has come to a validation")
     return path
@@ -153,6 +156,7 @@ def best_checkpoint(run_dir: Path, flag: str = "") -> Path:
 def init_flags(init: Path, arch: str, data: Path, rest: Sequence[str]) -> List[str]:
     """The flags that begin a training with the weights of another run, and with its sizes. `rest`: the training's."""
     found = read_settings(init / "settings")
+    check_data(init, Path(found.get("data", data)))
     if found.get("arch", arch) != arch:
         raise UserError(f"--init {init}: is a run of {found['arch']}, not of {arch}")
     for words in (data / "bin").glob("dict.*.txt"):
@@ -289,9 +293,9 @@ def start(argv: Sequence[object], show_line: Optional[Callable[[str], None]] = N
     words = list(map(str, argv))
     if dry_run():
         return main(words)
-    command, env = [sys.executable, "-m", "recipes", "train", *words], {**os.environ, "PYTHONPATH": str(ROOT)}
     out, errors = (subprocess.PIPE, subprocess.STDOUT) if show_line else (None, None)
-    with started(command, env=env, stdout=out, stderr=errors) as process:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with started([sys.executable, "-c", CALL, "train", *words], env=env, stdout=out, stderr=errors) as process:
         if process.stdout and show_line:
             for line in process.stdout:
                 show_line(line)
@@ -329,6 +333,29 @@ def find_data(named: Optional[Path], recipe: Recipe, dataset: str) -> Path:
     if pair and pair != sides(recipe, dataset):
         raise UserError(f"{dataset}: --data {data} is {pair}; give that pair, or other data")
     return data
+
+
+def digest_of(data: Path) -> str:
+    """What tells prepared data from others: their settings and words."""
+    files = [data / "settings", *(data / "bin").glob("**/dict*.txt")]
+    return digest(*(file for file in files if file.exists()))[:16]
+
+
+def check_data(run_dir: Path, data: Path) -> None:
+    """Refuses data that were made anew, with other settings or words, since a run was trained on them."""
+    now = digest_of(data)
+    if data.exists() and read_settings(run_dir / "settings").get("data_digest", now) != now:
+        raise UserError(
+            f"{run_dir}: {data} was made anew since, with other settings or words; train in another folder, or prepare "
+            "the data as they were"
+        )
+
+
+def schedule(command: Sequence[str]) -> str:
+    """The updates that the learning rate's schedule ends with, where it follows --max-update; else nothing."""
+    words = " ".join(command)
+    is_cosine = re.findall(r"--lr-scheduler[= ](\w+)", words)[-1:] == ["cosine"]
+    return str(number_of("--max-update", command)) if is_cosine and "--lr-period-updates" not in words else ""
 
 
 def pair_of(settings: Dict[str, str]) -> str:
@@ -372,8 +399,12 @@ def main(argv: Sequence[str]) -> None:
     with locked(save / f".lock{machine}", wait=False) as lock:
         if not lock:
             raise UserError(f"--save-dir {save}: another process is training there; let it end, or name another folder")
-        settings = {"arch": args.arch, "pair": pair, "data": data.resolve(), "recipe": name}
-        settings.update(batch_tokens=args.batch_tokens, seed=args.seed, flags=" ".join(rest))
+        settings = {"arch": args.arch, "pair": pair, "data": data.resolve(), "data_digest": digest_of(data)}
+        settings.update(recipe=name, recipe_flags=" ".join(words_of(recipe.flags)), flags=" ".join(rest))
+        settings.update(batch_tokens=args.batch_tokens, seed=args.seed, precision=args.precision)
+        settings.update(max_update=schedule(command))
+        if read_settings(save / "settings").get("data") == str(data.resolve()):
+            check_data(save, data)
         pin_settings(save / "settings", "checkpoint_last.pt", settings)
         show(command)
         if not dry_run():

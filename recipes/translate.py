@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
 from .command import Parser, UserError, dry_run, integer, reason, show, split_flags, started
-from .hyperparameters import RECIPES
-from .scoring import read_data_settings, read_run_settings
+from .scoring import read_data_settings, read_run_settings, recipe_of
 from .train import best_checkpoint, set_threads
 from .translation import Translation, generation_flags, hypotheses, too_long
 
@@ -69,7 +68,7 @@ def main(argv: Sequence[str]) -> None:
     settings = read_data_settings(data)
     if "src" not in settings:
         raise UserError(f"{data}: was prepared for {settings['task']}; translate.sh needs parallel text")
-    recipe = RECIPES[read_run_settings(data, run_dir).get("recipe", Translation.RECIPE)]
+    recipe = recipe_of(Translation, run_dir, read_run_settings(data, run_dir))
     set_threads(recipe.threads)
     flags = generation_flags(data, settings, best_checkpoint(run_dir), dataclasses.replace(recipe, **options))
     programs = pipeline(settings, [*flags, *rest])

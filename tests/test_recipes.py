@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import fcntl
+import functools
 import gzip
 import hashlib
 import io
@@ -478,6 +479,119 @@ def test_a_run_is_not_mixed_with_another(tmp_path):
         refused(train.main, *argv, parts=[f"--save-dir {save}", "another process is training there"])
 
 
+@pytest.fixture
+def begun(tmp_path, monkeypatch):
+    """A training that has begun: its data and folder, and a call of train.sh that goes on, up to fairseq-train."""
+    data, save = tmp_path / "data", tmp_path / "save"
+    (data / "bin").mkdir(parents=True)
+    (data / "bin" / "done").touch()
+    for lang in ("en", "de"):
+        (data / "bin" / f"dict.{lang}.txt").write_text("eins 1\n")
+    (data / "settings").write_text("src=en\ntgt=de\nsubwords=bpe\nlowercase=\ndash_splits=\n")
+    monkeypatch.setattr(os, "execvp", lambda *argv: None)
+
+    def go_on(*more, recipe="multi30k_cpu"):
+        argv = ["transformer_multi30k", "en-de", "--recipe", recipe, "--data", data, "--save-dir", save, "--gpus", "0"]
+        train.main([*map(str, argv), *more])
+
+    go_on()
+    (save / "checkpoint_last.pt").touch()
+    return data, save, go_on
+
+
+def test_a_run_knows_its_data(begun):
+    """Data made anew in the same folder, with other words or other options, are not taken for those of the run."""
+    data, save, go_on = begun
+    go_on()
+    said = f"{save}: {data} was made anew since, with other settings or words"
+    for file in (data / "bin" / "dict.de.txt", data / "settings"):
+        kept = file.read_text()
+        file.write_text(f"{kept}zwei=1\n")
+        init = functools.partial(train.init_flags, save, "transformer_multi30k", data, [])
+        for call in (go_on, functools.partial(scoring.read_run_settings, data, save), init):
+            with pytest.raises(UserError, match=said):
+                call()
+        file.write_text(kept)
+    go_on()
+
+
+def test_a_run_goes_on_as_it_was_begun(begun, monkeypatch):
+    """With the precision and the recipe's flags that it had, and with a schedule that ends where it was to end."""
+    _, save, go_on = begun
+    go_on("--max-update", "9000")  # the learning rate does not follow it
+    with pytest.raises(UserError, match="it has precision=fp32, asked for precision=bf16"):
+        go_on("--precision", "bf16")
+    recipe = RECIPES["multi30k_cpu"]
+    monkeypatch.setitem(RECIPES, "multi30k_cpu", dataclasses.replace(recipe, flags={**recipe.flags, "lr": "1"}))
+    with pytest.raises(UserError, match="it has recipe_flags=.* --lr 3e-3 .*, asked for recipe_flags=.* --lr 1 "):
+        go_on()
+
+
+def test_the_end_of_a_schedule():
+    command = "fairseq-train --lr-scheduler inverse_sqrt --max-update 5 --lr-scheduler {}".format
+    assert train.schedule(command("cosine").split()) == "5" and train.schedule(command("inverse_sqrt").split()) == ""
+    assert train.schedule(command("cosine --lr-period-updates 3").split()) == ""
+
+
+def test_a_training_that_went_on_after_its_average(tmp_path, capsys):
+    """translate.sh takes the average all the same, and says so; an evaluation without one removes it."""
+    for name in ("avg", "best", "last"):
+        (tmp_path / f"checkpoint_{name}.pt").touch()
+    os.utime(tmp_path / "checkpoint_last.pt", (0, 0))
+    assert train.best_checkpoint(tmp_path).name == "checkpoint_avg.pt" and capsys.readouterr().err == ""
+    os.utime(tmp_path / "checkpoint_avg.pt", (0, 0))
+    os.utime(tmp_path / "checkpoint_last.pt", (9, 9))
+    assert train.best_checkpoint(tmp_path).name == "checkpoint_avg.pt"
+    assert "checkpoint_avg.pt is older than checkpoint_last.pt; evaluate.sh averages anew" in capsys.readouterr().err
+    with scoring.atomic_evaluation(tmp_path) as out:
+        (out / "scores.json").touch()
+    assert train.best_checkpoint(tmp_path).name == "checkpoint_best.pt"
+
+
+def test_the_scripts_are_those_of_their_folder(tmp_path):
+    """Not those of another copy of the project in the current folder."""
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "__main__.py").write_text("print('the other copy')\n")
+    done = script("train.sh", "--help", cwd=tmp_path)
+    assert done.returncode == 0 and "scripts/train.sh ARCH DATASET" in done.stdout
+    argv = ["transformer_nothing", "en-de", "--save-dir", tmp_path / "save"]
+    done = subprocess.run(
+        [sys.executable, "-c", command.CALL, "train", *argv],
+        cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert "error: transformer_nothing: no recipe" in done.stderr
+
+
+def test_a_recipe_that_is_gone(tmp_path):
+    with pytest.raises(UserError, match=f"{tmp_path}/settings: there is no recipe old"):
+        scoring.recipe_of(translation.Translation, tmp_path, {"recipe": "old"})
+
+
+def test_equal_translations(tmp_path):
+    """sacreBLEU's bootstrap has p = 0.001 for them."""
+    lines = ["ein Mann spielt Gitarre ."] * 3
+    (tmp_path / "settings").write_text("lowercase=\ntgt=de\n")
+    found = translation.Translation.test(tmp_path, lines, lines[:], lines[:])
+    assert found["p_value"] == 1 and found["score"] == found["baseline"] == 100
+
+
+def test_references_of_a_baseline(tmp_path):
+    """A run on other data is a baseline if its test set has the same text."""
+    for name, text in (("data", "eins\n"), ("same", "eins\n"), ("other", "zwei\n")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "settings").write_text("src=en\ntgt=de\n")
+        (tmp_path / name / "test.de").write_text(text)
+    base = tmp_path / "base"
+    base.mkdir()
+    argv = (translation.Translation, tmp_path / "data", base, Path())
+    for name in ("data", "same", "gone"):
+        (base / "settings").write_text(f"data={tmp_path / name}\n")
+        scoring.check_references(*argv)
+    (base / "settings").write_text(f"data={tmp_path / 'other'}\n")
+    with pytest.raises(UserError, match=f"--baseline {base}: was evaluated on {tmp_path}/other, whose test set"):
+        scoring.check_references(*argv)
+
+
 CONFIGS = {"wmt_en_de": 8, "wmt_en_fr": 8, "wmt_en_de_big": 8, "multi30k": 2, "multi30k_cpu": 1}  # for how many GPUs
 REGISTERED = ("criterion", "optimizer", "lr_scheduler")
 # of the command line alone, found by fairseq itself, or interpolated from another value
@@ -781,6 +895,25 @@ def test_analysis_of_a_table(trained, tmp_path, capsys):
     assert {path.name for path in pictures.render(check=False, folder=tmp_path)} > pages
 
 
+def test_analysis_of_more_sentences(trained, tmp_path, capsys, monkeypatch):
+    """An inspection of as many as were asked for is kept; a record of a model that is no row leaves the pages alone."""
+    out, argv = trained
+    calls, argv = [], [*argv, "--variant", "random"]
+
+    def inspect(command):
+        calls.append(command[command.index("--sentences") + 1])
+        inspection(out / "analysis", inspected())
+
+    monkeypatch.setattr(analysis, "run", inspect)
+    for more in ([], ["--sentences", "200"], ["--sentences", "9"], ["--sentences", "9"], []):
+        analysis.main([*argv, *more])
+    assert calls == ["200", "9"]
+    folder = tmp_path / "results" / "analysis"
+    record = json.loads((folder / "multi30k_cpu-en-de-random-seed1.json").read_text())
+    (folder / "multi30k_cpu-en-de-vanilla-seed1.json").write_text(json.dumps({**record, "model": "vanilla"}))
+    assert list(analysis.load()) == ["random"]
+
+
 def test_analysis_by_sentence_length(trained):
     """Loss and BLEU of each range of lengths, likewise."""
     out, argv = trained
@@ -1010,6 +1143,14 @@ def test_reproduce_runs_what_is_missing(stubs, capsys):
     assert sorted((path, path.read_text()) for path in folder.iterdir()) == before
     assert (run.with_name(f"{run.name}-changed") / "result.json").exists()
     assert called(*only, "--", "--gpus", "1") == []
+    # a changed recipe has one run: other changes are not taken for it
+    assert called(*only, "--", "--max-update", "5") == []
+    assert "-changed/result.json is there; --rerun runs it again" in capsys.readouterr().out
+    with pytest.raises(UserError, match="options=--max-update 5, asked for options=--max-update 6"):
+        called(*only, "--", "--max-update", "6")
+    called(*only, "--list", "--", "--max-update", "6")
+    assert "--max-update 6" in capsys.readouterr().out
+    assert called(*only, "--rerun", "--", "--max-update", "6") == ["prepare en-fr", *both[2:]]
 
 
 def test_each_device_has_its_own_record(stubs):
@@ -1028,6 +1169,10 @@ def test_each_device_has_its_own_record(stubs):
     assert called(*one) == called(*one, "--", "--gpus=1") == called(*one, "--", "--gpus", "0") == []
     gpu.unlink()
     assert called(*one) == []
+    (project / "runs" / "multi30k_cpu-en-fr-transformer-seed1" / "trained").unlink()  # as if it had been stopped
+    cpu.unlink()
+    with pytest.raises(UserError, match="was trained on a cpu; --rerun"):
+        called(*one, "--", "--gpus", "1")
 
 
 def test_two_stages(stubs, monkeypatch, capsys):
@@ -1149,6 +1294,10 @@ def test_a_record_is_written_again(stubs):
     kept = path.read_text()
     path.write_text(kept.replace('"minutes"', '"hours"'))
     assert called(*one, "--record") == [] and path.read_text() == kept and "-- --gpus 1" in kept
+    (run / "evaluation.json").write_text('{"average": 5, "beam": 1}')
+    with pytest.raises(UserError, match=f"{run}: was evaluated with --beam 1, and the recipe has 5; evaluate it again"):
+        called(*one, "--record")
+    (run / "evaluation.json").unlink()
     (run / "train.log").write_text("Killed\n")
     with pytest.raises(UserError, match="train.log: no line with"):
         called(*one, "--record")
@@ -1354,6 +1503,8 @@ def compared_with_a_baseline(corpus, run):
     done = script("evaluate.sh", corpus, worse, "--average", "2", "--beam", "1", "--baseline", run, timeout=1500)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^baseline 100.00, this run \d\.\d\d, p = 0.00", done.stdout, re.M), done.stdout
+    assert "the baseline was evaluated with average 5 and not 2, beam 5 and not 1\n" in done.stdout
+    assert json.loads((worse / "evaluation.json").read_text())["beam"] == 1
     assert re.search(r"^BLEU .* wmt14/full$", done.stdout, re.M)
     test = json.loads((worse / "significance.json").read_text())
     assert test["p_value"] < 0.01 and "bs:1000|seed:12345" in test["signature"]
