@@ -195,6 +195,8 @@ class SyntheticAttention(nn.Module):
         """fairseq's hook before generation: weights of mixtures and 1 / sqrt(d_h) go into the parameters, for good."""
         if self.q_proj is not None and not is_plain_linear(self.q_proj):
             return
+        if not isinstance(self.out_proj, nn.Linear):  # a quantized one
+            return
         with torch.no_grad():
             mixtures = self.synthesizer.mixtures()  # type: ignore[operator]
             like: Any = self.out_proj.weight

@@ -100,6 +100,11 @@ def explain_fairseq(error: BaseException) -> Optional[str]:
         return "--min-len: --max-len-a and --max-len-b allow no translation of that length; lower it, or raise them"
     if NO_GPU.search(text) and raised_in(error, "fairseq.optim.fp16_optimizer"):
         return "--fp16 needs a GPU, and none is found; leave it out, or take --bf16, which a CPU has too"
+    if "doesn't match the size of optimizer's group" in text:
+        return (
+            "--restore-file: the optimizer's state in the checkpoint is of a model with other parameters; give "
+            "--reset-optimizer, or --finetune-from-model in its place"
+        )
     config = re.search(r"Synthesizer(Transformer|LanguageModel|Roberta)Config", text)
     if type(error).__name__ == "ConfigAttributeError" and config:
         return (

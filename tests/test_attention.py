@@ -577,6 +577,18 @@ def test_nothing_goes_into_the_parameters_of_a_single_function():
     other.load_state_dict(module.state_dict())
 
 
+@pytest.mark.parametrize("spec", ["random+dense", "random+vanilla"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:torch.quantize_per:UserWarning")
+def test_a_quantized_model_is_left_as_it_is(spec):
+    module = make_attention(spec).eval()
+    quantized = torch.ao.quantization.quantize_dynamic(module, {torch.nn.Linear})
+    x = torch.randn(5, 3, 6)
+    expected = quantized(x)[0]
+    torch.testing.assert_close(expected, module(x)[0], rtol=0.1, atol=0.1)
+    quantized.make_generation_fast_()
+    assert torch.equal(quantized(x)[0], expected)
+
+
 @pytest.mark.parametrize("spec", ["columns", "columns:1/random:1", "columns+vanilla", "columns+dense:1/columns:1"])
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_rows_that_are_all_alike(registry, spec, dropout):

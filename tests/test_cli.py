@@ -202,6 +202,15 @@ def test_start_from_a_stock_checkpoint(data, tmp_path):
     warm_losses = losses(fit(data, tmp_path / "warm", "--max-update", "3", "--lr", "1e-4", *warm))
     first, last = float(warm_losses[1]), sum(map(float, list(stock.values())[-5:])) / 5
     assert abs(first - last) < 0.25 and float(stock[1]) - first > 0.5
+    # averages of the weights begin with those of the checkpoint
+    flags = ["--max-update", "3", "--lr", "1e-4", "--store-ema", "--ema-decay", "0.99"]
+    assert losses(fit(data, tmp_path / "averaged", *flags, *warm)) == warm_losses
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "averaged" / "checkpoint_last.pt"))
+    averages = state["extra_state"]["ema"]
+    assert all(torch.allclose(averages[name], weight, atol=1e-3) for name, weight in state["model"].items())
+    argv = [data / "bin", *USER_DIR, "--arch", "transformer_synth_random_vanilla_multi30k", *SMALL, *RECIPE]
+    argv += ["--save-dir", tmp_path / "restored", "--restore-file", warm[1], *warm[2:]]
+    assert "--restore-file: " in (line := complaint(train.cli_main, *argv)) and "--reset-optimizer" in line
 
 
 def test_hydra(data, tmp_path, monkeypatch, capsys):

@@ -14,6 +14,7 @@ import numpy as np
 from fairseq.distributed import DistributedTimeoutWrapper
 from fairseq.models.ema.ema import EMA
 from fairseq.tasks import FairseqTask
+from fairseq.trainer import Trainer
 from fairseq.utils import resolve_max_positions
 
 from ..errors import SynthesizerError, length_hint
@@ -194,3 +195,31 @@ def keep_final_norm_under_ema() -> bool:
         return restore_with_version
 
     return replace(EMA, "restore", with_version)
+
+
+@repair
+def begin_averages_with_weights() -> bool:
+    """``--store-ema`` ends in a KeyError with ``--finetune-from-model`` (all versions).
+
+    The averages begin with the weights of a checkpoint that has none of its own, and fairseq has removed those by then.
+    """
+
+    def with_averages(load_checkpoint: Any) -> Any:
+        def load(self: Trainer, *args: Any, **kwargs: Any) -> Any:
+            read = fairseq.checkpoint_utils.load_checkpoint_to_cpu
+
+            def read_with_averages(*args: Any, **kwargs: Any) -> Any:
+                state = read(*args, **kwargs)
+                if self.cfg.ema.store_ema and state.get("extra_state") is not None:
+                    state["extra_state"].setdefault("ema", dict(state["model"]))
+                return state
+
+            fairseq.checkpoint_utils.load_checkpoint_to_cpu = read_with_averages
+            try:
+                return load_checkpoint(self, *args, **kwargs)
+            finally:
+                fairseq.checkpoint_utils.load_checkpoint_to_cpu = read
+
+        return load
+
+    return replace(Trainer, "load_checkpoint", with_averages)
