@@ -88,9 +88,9 @@ def differences(table: str, dataset: str) -> Dict[str, Difference]:
 def chance(runs: Sequence[Tuple[str, Record, Record]], figure: str) -> Tuple[float, int]:
     """The variance of a figure from run to run, and its degrees of freedom; 0 of them where runs are too few.
 
-    `runs` are models, each with its record and the Transformer's beside it. The variance is of what is left of the
-    figures without the mean of each model and the mean of each group of runs beside one run of the Transformer. That
-    run counts once. The differences to it would not do: they all vary with it, and so are not independent.
+    `runs` are models, each with its record and the Transformer's beside it. Runs beside the same run of the Transformer
+    are a group with it. The variance is of what is left of a figure without the mean of its model and of its group. The
+    differences to the Transformer would not do: those of a group all vary with one run, and so are not independent.
     """
     import numpy
 

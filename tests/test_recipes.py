@@ -525,6 +525,12 @@ def test_a_run_goes_on_as_it_was_begun(begun, monkeypatch):
     monkeypatch.setitem(RECIPES, "multi30k_cpu", dataclasses.replace(recipe, flags={**recipe.flags, "lr": "1"}))
     with pytest.raises(UserError, match="it has recipe_flags=.* --lr 3e-3 .*, asked for recipe_flags=.* --lr 1 "):
         go_on()
+    (save / "settings").unlink()
+    cosine = dataclasses.replace(recipe, flags={**recipe.flags, "lr-scheduler": "cosine"})
+    monkeypatch.setitem(RECIPES, "multi30k_cpu", cosine)
+    go_on()
+    with pytest.raises(UserError, match="it has max_update=7000, asked for max_update=9000"):
+        go_on("--max-update", "9000")
 
 
 def test_the_end_of_a_schedule():
@@ -551,6 +557,7 @@ def test_a_training_that_went_on_after_its_average(tmp_path, capsys):
 def test_the_scripts_are_those_of_their_folder(tmp_path):
     """Not those of another copy of the project in the current folder."""
     (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "__init__.py").touch()
     (tmp_path / "recipes" / "__main__.py").write_text("print('the other copy')\n")
     done = script("train.sh", "--help", cwd=tmp_path)
     assert done.returncode == 0 and "scripts/train.sh ARCH DATASET" in done.stdout
@@ -1261,6 +1268,11 @@ def test_calls_share_the_cells(stubs, capsys):
     assert "another process is running it: skipped" in capsys.readouterr().out
     assert "significance" not in json.loads(dense.read_text())
     called("--variant", "transformer dense", "--seed", "1")
+    base = project / "runs" / "multi30k_cpu-en-fr-transformer-seed1"
+    (base / "evaluation.json").write_text('{"beam": 1}')
+    with pytest.raises(UserError, match=f"{base}: was evaluated with --beam 1"):
+        called("--seed", "1", "--variant", "dense", "--record")
+    (base / "evaluation.json").unlink()
     called("--seed", "1", "--record")
     assert "significance" in json.loads(dense.read_text())
 
