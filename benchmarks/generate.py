@@ -18,6 +18,7 @@ from fairseq import checkpoint_utils, utils
 from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_synth.architectures import VARIANTS
+from fairseq_synth.inspect.command import labels
 
 
 def searches(args: Any) -> Dict[str, Callable[[], Any]]:
@@ -50,7 +51,9 @@ def searches(args: Any) -> Dict[str, Callable[[], Any]]:
 def translations(args: Any, tokens: Dict[str, int]) -> Dict[str, Callable[[], Any]]:
     """The test set, translated by each checkpoint; what is timed is the search alone. Counts its `tokens`."""
     functions: Dict[str, Callable[[], Any]] = {}
-    names = [STOCK] + [path.stem for path in args.checkpoints[1:]]
+    names = [STOCK, *labels(args.checkpoints)[1:]]
+    if STOCK in names[1:]:
+        sys.exit(f"error: --checkpoints: one after the first is called {STOCK}, as the baseline is; rename it")
     for name, path in zip(names, args.checkpoints):
         models, cfg, task = checkpoint_utils.load_model_ensemble_and_task(
             [str(path)], arg_overrides={"data": str(args.data)}
@@ -92,6 +95,10 @@ def main() -> None:
     setup(args)
     if bool(args.checkpoints) != bool(args.data):
         sys.exit("error: --checkpoints and --data go together")
+    of_searches = ("variants", "words", "tokens", "source_tokens", "sentences")
+    ignored = [f"--{name.replace('_', '-')}" for name in of_searches if getattr(args, name) != p.get_default(name)]
+    if args.checkpoints and ignored:
+        sys.exit(f"error: {' '.join(ignored)}: not for --checkpoints, which translate a test set; leave them out")
     tokens: Dict[str, int] = {}
     functions = translations(args, tokens) if args.checkpoints else searches(args)
     rows = {}

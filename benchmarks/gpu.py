@@ -5,9 +5,9 @@
     python benchmarks/gpu.py --list
 
 Each part is a process of its own with a limit of nine minutes, and its result is a file in --out, written when it has
-ended well; a part that has one is not run again. So a call that stops, or is stopped, is simply repeated. A part that
-fails keeps its output beside the results, and the others go on. Parts with the Triton kernels of docs/gpu-kernels.md
-run beside the same parts without.
+ended well; a part that has one, of the same command, is not run again. So a call that stops, or is stopped, is simply
+repeated. A part that fails keeps its output beside the results, and the others go on. Parts with the Triton kernels of
+docs/gpu-kernels.md run beside the same parts without.
 
 With --dry everything runs on the CPU in sizes of a few words, which shows that the commands work and measures nothing.
 """
@@ -54,7 +54,7 @@ def commands(args: argparse.Namespace) -> Dict[str, List[str]]:
         names = ["--variants", *(variants[:1] if args.dry else variants)]
         block = ["benchmarks/block.py", *names, *benchmark]
         step = ["benchmarks/step.py", *names, *benchmark]
-        memory = ["benchmarks/memory.py", *names, *benchmark]
+        memory = ["benchmarks/memory.py", *names, *benchmark, "--rounds", "1"]  # each is a process of its own
         generate = ["benchmarks/generate.py", *names, *benchmark]
         found[f"block-{name}"] = [*block, "--shapes", *short, square]
         found[f"causal-{name}"] = [*block, "--shapes", causal, "--causal"]
@@ -77,11 +77,14 @@ def parts_of(args: argparse.Namespace) -> List[str]:
 
 def run_part(part: str, args: argparse.Namespace) -> bool:
     """Runs a part, unless it has a result; whether it has one then."""
-    result, log, fresh = (args.out / f"{part}.{kind}" for kind in ("json", "log", "new"))
-    if result.exists():
+    result, log, fresh, asked = (args.out / f"{part}.{kind}" for kind in ("json", "log", "new", "command"))
+    name, _, with_kernels = part.partition("+")
+    words = " ".join(commands(args)[name])
+    if result.exists() and asked.exists() and asked.read_text() == words:
         print(f"{part}: has a result in {result}")
         return True
-    name, _, with_kernels = part.partition("+")
+    result.unlink(missing_ok=True)  # of another command
+    asked.write_text(words)
     command = [sys.executable, *(str(fresh) if word == "OUT" else word for word in commands(args)[name])]
     environment = {**os.environ, kernels.VARIABLE: "1" if with_kernels or name == "correct" else "0"}
     if args.dry:
@@ -165,7 +168,9 @@ def main() -> None:
     p.add_argument("--parts", nargs="+", help="the parts to run, or what they begin with (default: all)")
     p.add_argument("--list", action="store_true", help="print the names of the parts")
     p.add_argument("--out", type=Path, default=Path("gpu-results"), help="folder of the results")
-    p.add_argument("--data", help="a corpus as fairseq-preprocess writes it, for the training step")
+    p.add_argument(
+        "--data", type=os.path.abspath, help="a corpus as fairseq-preprocess writes it, for the training step"
+    )
     p.add_argument("--dtype", default="bf16", choices=["bf16", "fp16"])
     p.add_argument("--dry", action="store_true", help="on the CPU, in sizes of a few words: measures nothing")
     p.add_argument("--correctness", type=Path, help="internal: one part")

@@ -15,8 +15,9 @@ of theirs counts as one. With --decode it is one step of a beam search by the ba
 same calls: those of 13 tokens without those of 12.
 
 With --host it is time: what the CPU does for a block, forward and backward, of 4 sentences of 8 tokens and width 64, so
-that the products take next to nothing; stock's time over each variant's, without and with the Triton kernels, whose own
-launches are left out. A GPU that waits for launches waits for all of this.
+that the products take next to nothing, on the branch that a GPU takes; stock's time over each variant's, without and
+with the Triton kernels. Their own launches and torch's fused attention are left out. A GPU that waits for launches
+waits for all of this.
 """
 
 import argparse
@@ -38,6 +39,7 @@ from fairseq_synth.computations import kernels
 from fairseq_synth.masks import causal_mask
 
 ALLOCATIONS = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"}
+Noted = Callable[[str], None]
 NO_KERNEL = {"detach", "_unsafe_view", "lift_fresh", *ALLOCATIONS}
 
 
@@ -56,13 +58,41 @@ class Counter(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class FusedAttention(torch.autograd.Function):
+    """torch's fused attention as one call each way, without values. `noted` is told of both."""
+
+    @staticmethod
+    def forward(ctx: Any, noted: Noted, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
+        ctx.save_for_backward(query, key, value, mask)
+        ctx.noted = noted
+        noted("fused_attention")
+        return query.new_empty(*query.shape[:-1], value.size(-1))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tuple[Any, ...]:
+        ctx.noted("fused_attention_backward")
+        tensors = zip(ctx.saved_tensors, ctx.needs_input_grad[1:])
+        return None, *(torch.empty_like(x) if needed else None for x, needed in tensors)
+
+
 @contextlib.contextmanager
-def on_a_gpu(with_kernels: bool, run: Callable[[kernels.Launch, Any], None]) -> Iterator[None]:
-    """With the kernels of a GPU of capability 9.0, whose launches go to `run`, or without them."""
+def on_a_gpu(with_kernels: bool, run: Callable[[kernels.Launch, Any], None], noted: Noted) -> Iterator[None]:
+    """On the branch of a GPU, with the kernels for capability 9.0 or without them.
+
+    Launches of the kernels go to `run`, and the names of torch's fused attention to `noted`.
+    """
+
+    def fused_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, *_: Any, **__: Any) -> Any:
+        return FusedAttention.apply(noted, query, key, value, attn_mask)
+
+    elsewhere = [
+        mock.patch(f"fairseq_synth.computations.{name}.on_cpu", lambda _: False) for name in ("fused", "tiled")
+    ]
+    attention = mock.patch("torch.nn.functional.scaled_dot_product_attention", fused_attention)
     gpu = dict(device_fits=lambda _: True, load=lambda *_: None, run=run)
     setting = mock.patch.dict(os.environ, {kernels.VARIABLE: "1" if with_kernels else "0"})
     capability = mock.patch("fairseq_synth.computations.launches.capability_of", lambda _: (9, 0))
-    with setting, mock.patch.multiple(kernels, **gpu), capability:
+    with setting, mock.patch.multiple(kernels, **gpu), capability, attention, elsewhere[0], elsewhere[1]:
         yield
 
 
@@ -80,30 +110,13 @@ def count(
     def run(launch: kernels.Launch, _: Any) -> None:
         counter.calls.append(launch.kernel.__name__)
 
-    class FusedAttention(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
-            ctx.save_for_backward(query, key, value, mask)
-            counter.calls.append("fused_attention")
-            return query.new_empty(*query.shape[:-1], value.size(-1))
-
-        @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> Tuple[Any, ...]:
-            counter.calls.append("fused_attention_backward")
-            tensors = zip(ctx.saved_tensors, ctx.needs_input_grad)
-            return tuple(torch.empty_like(x) if needed else None for x, needed in tensors)
-
-    def fused_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, *_: Any, **__: Any) -> Tensor:
-        return FusedAttention.apply(query, key, value, attn_mask)
-
     module = block.build(name, length, not padded).to("meta", dtype).train()
     x = torch.empty(length, bsz, module.embed_dim, device="meta", dtype=dtype, requires_grad=True)
     key_padding_mask = torch.empty(bsz, length, dtype=torch.bool, device="meta") if padded else None
     attn_mask = None
     if not padded:
         attn_mask = torch.empty(length, length, device="meta", dtype=dtype) if name == STOCK else causal_mask(x)
-    fused = mock.patch("torch.nn.functional.scaled_dot_product_attention", fused_attention)
-    with on_a_gpu(with_kernels, run), fused, counter:
+    with on_a_gpu(with_kernels, run, counter.calls.append), counter:
         out, _ = module(x, x, x, key_padding_mask=key_padding_mask, need_weights=False, attn_mask=attn_mask)
         out.backward(torch.empty_like(out))
     return counter.calls
@@ -134,11 +147,13 @@ def host_block(name: str, with_kernels: bool, repeats: int = 50) -> Callable[[],
     key_padding_mask, grad = torch.zeros(4, 8, dtype=torch.bool), torch.ones(8, 4, 64)
 
     def run() -> None:
-        with on_a_gpu(with_kernels, lambda *_: None):  # in fp32, which the kernels take on no other device than a CPU
+        # in fp32, which the kernels take on no other device than a CPU
+        with on_a_gpu(with_kernels, lambda *_: None, lambda _: None):
             for _ in range(repeats):
-                module.zero_grad(set_to_none=True)
                 out, _ = module(x, x, x, key_padding_mask=key_padding_mask, need_weights=False)
                 out.backward(grad)
+                x.grad = None
+                module.zero_grad(set_to_none=True)
 
     return run
 

@@ -5,6 +5,7 @@ import re
 import runpy
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -70,6 +71,48 @@ def test_kernels(monkeypatch):
         for name, most in (("random", 1.25), ("random+vanilla", 1.6), ("factorized_random+vanilla", 1.6)):
             found, half = (len(launches.count(name, padded, dtype=t)) for t in (torch.float32, torch.bfloat16))
             assert half == found <= most * stock
+
+
+@pytest.mark.parametrize("name", ["dense", "random+vanilla", "relative_random+vanilla", "stock"])
+def test_the_host_takes_the_branch_of_a_gpu(name, monkeypatch):
+    """Without the Triton kernels the block's attention is torch's fused one, once in each pass, also for mixtures."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import launches
+
+    calls, on_a_gpu = [], launches.on_a_gpu
+    monkeypatch.setattr(launches, "on_a_gpu", lambda kernels, run, noted: on_a_gpu(kernels, run, calls.append))
+    launches.host_block(name, False, repeats=2)()
+    assert calls == ["fused_attention", "fused_attention_backward"] * 2
+
+
+def test_generate_refuses(run, tmp_path):
+    """Checkpoints of one name, and flags that they would ignore."""
+    of = ["--checkpoints", str(tmp_path / "a" / "best.pt"), str(tmp_path / "b" / "stock.pt"), "--data", str(tmp_path)]
+    with pytest.raises(SystemExit, match="--checkpoints: one after the first is called stock"):
+        run("generate.py", *of)
+    with pytest.raises(SystemExit, match="^error: --variants --tokens: not for --checkpoints"):
+        run("generate.py", *of, "--variants", "random", "--tokens", "3")
+
+
+def test_a_part_of_another_command_runs_again(monkeypatch, tmp_path):
+    """A result of a dry run, or of another dtype, is not taken for the one that is asked for."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import gpu
+
+    def fit(command, **_):
+        Path(command[command.index("--out") + 1]).write_text(" ".join(command))
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(subprocess, "run", fit)
+    asked = dict(device="cuda", dtype="bf16", dry=False, data=None, out=tmp_path)
+    results = []
+    for changes in ({"dry": True}, {}, {}, {"dtype": "fp16"}, {"data": "/bin"}):
+        assert gpu.run_part("step-simple", SimpleNamespace(**{**asked, **changes}))
+        results.append((tmp_path / "step-simple.json").read_text())
+    assert results[1] == results[2] and len(set(results)) == 4
+    assert "--dtype fp16" in results[3] and "--data /bin" in results[4]
+    command = gpu.commands(SimpleNamespace(**asked))["memory-mixed"]
+    assert command[len(command) - 1 - command[::-1].index("--rounds") + 1] == "1"
 
 
 def test_kernels_of_a_step_of_decoding(monkeypatch):

@@ -6,6 +6,7 @@ import math
 import re
 import shutil
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -70,6 +71,19 @@ def test_rank_one_distances():
     """Rows (1, 0) and (0, 1) are sqrt(1/2) of the norm away from both; rows (1, 1) and (2, 2) are of rank one."""
     assert measure.rank_one_distances(torch.eye(2)) == pytest.approx([0.5**0.5, 0.5**0.5])
     assert measure.rank_one_distances(torch.tensor([[1.0, 1], [2, 2]])) == pytest.approx([0.1**0.5, 0], abs=1e-6)
+
+
+def test_cells_of_a_histogram(monkeypatch):
+    """Drawn at random of those that a row sees, whatever their weight: no column or diagonal is preferred."""
+    logits = 4 * torch.arange(64.0)[None, None].expand(2, 64, 64)  # column j has the logit 4 j
+    monkeypatch.setattr(analysis, "HISTOGRAM_VALUES", 400)
+    for causal, mean in ((False, 4 * 31.5), (True, 4 * 21)):
+        call = SimpleNamespace(name="a"), 0, logits, causal
+        monkeypatch.setattr(analysis, "Sentences", lambda *_, call=call: lambda batch, read: read(*call))
+        (values,) = analysis.read_attention(None, [{"id": torch.arange(1)}], 1, "title").values()
+        assert len(values["logits"]) == len(values["weights"]) == 400
+        assert values["logits"].mean() == pytest.approx(mean, abs=12)
+        assert (values["weights"] == 0).sum() > 100  # smaller than fp32 can tell from 0
 
 
 def test_histogram():
@@ -384,6 +398,21 @@ def test_without_data(data, tmp_path):
     assert [path.name for path in (tmp_path / "out").glob("comparison-*")] == ["comparison-patterns.png"]
 
 
+def test_functions_that_differ_by_layer(data, tmp_path):
+    """Without data some layers have a pattern and some have none; --out may be a link to an empty folder."""
+    specs = ["--encoder-synthesizer", "dense,random", "--decoder-synthesizer", "random,dense"]
+    arch = "transformer_synth_random_multi30k"
+    fit(data, tmp_path / "run", "--max-update", "1", "--no-epoch-checkpoints", *specs, arch=arch)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path / "empty")
+    inspect(tmp_path / "run" / "checkpoint_last.pt", "--out", tmp_path / "out")
+    found = json.loads((tmp_path / "empty" / "figures.json").read_text())["checkpoint_last"]
+    picture = pictures.singular_values(found["attentions"])
+    styles = [[options for method, _, options in panel.calls if method == "plot"] for panel in picture.panels]
+    assert [own[0]["label"] for own in styles] == ["layer 1", "layer 0"] and len(picture.panels) == 2
+    assert (tmp_path / "out").is_symlink() and (tmp_path / "out" / "checkpoint_last-singular-values.png").exists()
+
+
 @pytest.fixture(scope="module")
 def monolingual(tmp_path_factory, data):
     """The source side alone, as language models and encoders read it."""
@@ -470,7 +499,9 @@ def test_refuses_data(tmp_path, data, trained, monolingual):
     assert "dict.de.txt is missing" in line(other)
     assert "--subset nothing" in line(data / "bin", "--subset", "nothing")
     alone = refused(trained[MIXTURE], "--only", "heads,lengths", "--out", tmp_path / "out")
-    assert "--only heads,lengths" in alone and "give --data" in alone
+    assert alone == "--only: measured on data; give --data BIN, or leave it out"
+    more = refused(trained[MIXTURE], "--beam", "2", "--sentences", "3", "--out", tmp_path / "out")
+    assert more == "--sentences --beam: measured on data; give --data BIN, or leave it out"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other"]
 
 

@@ -234,15 +234,17 @@ def read_attention(
     patterns: Dict[str, measure.MeanByPosition] = {}
     logits_by_position: Dict[str, measure.MeanByPosition] = {}
     sums: Dict[str, Dict[str, Tensor]] = {}
-    count = sum(len(batch["id"]) for batch in sample)
+    count, chance = sum(len(batch["id"]) for batch in sample), torch.Generator().manual_seed(0)
 
     def read(attention: Attention, i: int, logits: Tensor, causal: bool) -> None:
         weights = measure.weights_of(logits, causal)
-        visible = weights > 0
+        visible = torch.ones_like(weights, dtype=torch.bool)
+        places = (visible.tril() if causal else visible).nonzero(as_tuple=True)
+        some = torch.randperm(len(places[0]), generator=chance)[:HISTOGRAM_VALUES]
         for kind, value in (("logits", logits), ("weights", weights)):
-            some = value[visible]
-            some = some[:: some.numel() // HISTOGRAM_VALUES + 1]
-            values.setdefault(attention.name, {}).setdefault(kind, []).append(some)
+            values.setdefault(attention.name, {}).setdefault(kind, []).append(
+                value[tuple(place[some] for place in places)]
+            )
         if found is not None:
             patterns.setdefault(attention.name, measure.MeanByPosition()).add(weights)
             logits_by_position.setdefault(attention.name, measure.MeanByPosition()).add(logits)

@@ -39,8 +39,8 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         if not args.user_dir.is_dir():
             raise SynthesizerError(f"--user-dir {args.user_dir}: no such folder")
         import_user_module(args)
-    if args.only and args.data is None:
-        raise SynthesizerError(f"--only {','.join(args.only)}: needs data; give --data BIN")
+    if args.data is None and args.of_data:
+        raise SynthesizerError(f"{' '.join(args.of_data)}: measured on data; give --data BIN, or leave it out")
     options = Options(
         args.only or tuple(PARTS), args.subset, args.sentences, args.positions, args.steps, args.beam, args.remove_bpe
     )
@@ -96,7 +96,12 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
         help="subwords to join before BLEU, as of fairseq-generate: subword_nmt (default), sentencepiece, …",
     )
     parser.add_argument("--no-pictures", action="store_true", help=f"{FIGURES} alone; needs no matplotlib")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    of_data = ("only", "subset", "sentences", "steps", "beam", "remove_bpe")
+    args.of_data = [
+        f"--{name.replace('_', '-')}" for name in of_data if getattr(args, name) != parser.get_default(name)
+    ]
+    return args
 
 
 def parts(text: str) -> Tuple[str, ...]:
@@ -144,16 +149,17 @@ def whole_folder(out: Path) -> Iterator[Path]:
         SynthesizerError: `out` holds something, or cannot be made.
     """
     try:
+        out = out.resolve()  # a link to an empty folder stays
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise SynthesizerError(f"--out {out}: exists already; remove it, or choose another folder")
-        out.absolute().parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.absolute().parent))
+        out.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     except OSError as error:
         raise SynthesizerError(f"--out {out}: cannot be written ({error.strerror}); choose another folder") from error
     try:
         yield folder
         folder.chmod(0o755)
-        os.replace(folder, out.absolute())
+        os.replace(folder, out)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

@@ -9,7 +9,7 @@ OF_HEADS = {  # title: what is summed
     "entropy (nats)": ("entropy",),
     "weight on the token and its neighbours": ("diagonal", "neighbours"),
     "dependence on words": ("word_dependence",),
-    "importance by gradient (nats a token)": ("gradient",),
+    "importance by gradient (nats)": ("gradient",),
 }
 
 

@@ -20,7 +20,7 @@ OF_HEADS = {  # figure of each head: its title
     "gradient": "importance by gradient",
     "left_out": "loss without it, less loss (bits)",
 }
-KINDS = {"loss": "loss (bits a token)", "bleu": "BLEU"}
+KINDS = {"loss": "loss (bits)", "bleu": "BLEU"}
 
 
 def save(found: Figures, folder: Path, label: str) -> None:
@@ -144,9 +144,10 @@ def singular_values(attentions: Figures) -> Picture:
     panels: List[Panel] = []
     for group, own in by_group(attentions).items():
         calls: List[Call] = []
-        for i, attention in enumerate(own if "singular_values" in own[0] else []):
+        for attention in own:
+            i = attention["layer"]
             style = {"linewidth": 1, "linestyle": ("-", "--", ":")[i // 10 % 3]}  # there are ten colors
-            for head, values in enumerate(attention["singular_values"]):
+            for head, values in enumerate(attention.get("singular_values", [])):
                 shares = [place / (len(values) - 1) for place in range(len(values))]
                 calls.append(line(shares, values, None if head else f"layer {attention['layer']}", f"C{i}", **style))
         if calls:
