@@ -159,7 +159,7 @@ def difference(values: Sequence[float], digits: int) -> str:
     if n > 1:
         half = float(t.ppf(0.975, n - 1)) * statistics.stdev(values) / n**0.5
         interval = f" [{mean - half:+.{digits}f}, {mean + half:+.{digits}f}]"
-    return f"{mean:+.{digits}f}{interval}"
+    return f"{round(mean, digits) + 0.0:+.{digits}f}{interval}"  # no -0.00
 
 
 def compared(table: Table, rows: Rows, figure: str, digits: int) -> List[Column]:

@@ -796,6 +796,7 @@ def test_tables_have_intervals_over_seeds(results):
     assert heads == "| model | En-De | minus the Transformer [95 %] |"
     assert transformer.endswith("| 1.800 ± 0.100 (3) |  |")
     assert random == "| `random` | 1.600 ± 0.150 (3) | -0.200 [-0.324, -0.076] |"
+    assert render.difference([0.1, -0.104], 2).startswith("+0.00 [")
 
 
 def test_a_seed_on_two_machines_is_two_runs(results):
