@@ -18,7 +18,7 @@ from fairseq import checkpoint_utils, utils
 from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_synth.architectures import VARIANTS
-from fairseq_synth.inspect.command import labels
+from fairseq_synth.inspect.command import given, labels
 
 
 def searches(args: Any) -> Dict[str, Callable[[], Any]]:
@@ -95,8 +95,7 @@ def main() -> None:
     setup(args)
     if bool(args.checkpoints) != bool(args.data):
         sys.exit("error: --checkpoints and --data go together")
-    of_searches = ("variants", "words", "tokens", "source_tokens", "sentences")
-    ignored = [f"--{name.replace('_', '-')}" for name in of_searches if getattr(args, name) != p.get_default(name)]
+    ignored = given(p, args, "variants", "words", "tokens", "source_tokens", "sentences")
     if args.checkpoints and ignored:
         sys.exit(f"error: {' '.join(ignored)}: not for --checkpoints, which translate a test set; leave them out")
     tokens: Dict[str, int] = {}

@@ -36,7 +36,8 @@ MIXED = [name for name in VARIANTS if name not in [*SIMPLE, "vanilla"]]
 
 def commands(args: argparse.Namespace) -> Dict[str, List[str]]:
     """The command of each part; ``OUT`` stands for the file of its result."""
-    benchmark = ["--device", args.device, "--dtype", args.dtype, "--rounds", "1" if args.dry else "10", "--out", "OUT"]
+    once = ["--device", args.device, "--dtype", args.dtype, "--out", "OUT", "--rounds", "1"]
+    benchmark = once if args.dry else [*once[:-1], "10"]
     short = ["2x6"] if args.dry else ["128x32", "32x128"]
     square, causal = ("1x9", "1x9") if args.dry else ("256x256", "4x1024")
     data = ["--data", args.data, "--max-tokens", "4096", "--batches", "4"] if args.data else ["--shapes", *short]
@@ -54,7 +55,7 @@ def commands(args: argparse.Namespace) -> Dict[str, List[str]]:
         names = ["--variants", *(variants[:1] if args.dry else variants)]
         block = ["benchmarks/block.py", *names, *benchmark]
         step = ["benchmarks/step.py", *names, *benchmark]
-        memory = ["benchmarks/memory.py", *names, *benchmark, "--rounds", "1"]  # each is a process of its own
+        memory = ["benchmarks/memory.py", *names, *once]  # a round is a process for each variant
         generate = ["benchmarks/generate.py", *names, *benchmark]
         found[f"block-{name}"] = [*block, "--shapes", *short, square]
         found[f"causal-{name}"] = [*block, "--shapes", causal, "--causal"]
@@ -79,13 +80,13 @@ def run_part(part: str, args: argparse.Namespace) -> bool:
     """Runs a part, unless it has a result; whether it has one then."""
     result, log, fresh, asked = (args.out / f"{part}.{kind}" for kind in ("json", "log", "new", "command"))
     name, _, with_kernels = part.partition("+")
-    words = " ".join(commands(args)[name])
-    if result.exists() and asked.exists() and asked.read_text() == words:
+    words = commands(args)[name]
+    if result.exists() and asked.exists() and asked.read_text() == " ".join(words):
         print(f"{part}: has a result in {result}")
         return True
     result.unlink(missing_ok=True)  # of another command
-    asked.write_text(words)
-    command = [sys.executable, *(str(fresh) if word == "OUT" else word for word in commands(args)[name])]
+    asked.write_text(" ".join(words))
+    command = [sys.executable, *(str(fresh) if word == "OUT" else word for word in words)]
     environment = {**os.environ, kernels.VARIABLE: "1" if with_kernels or name == "correct" else "0"}
     if args.dry:
         environment["TRITON_INTERPRET"] = "1"

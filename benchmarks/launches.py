@@ -85,14 +85,18 @@ def on_a_gpu(with_kernels: bool, run: Callable[[kernels.Launch, Any], None], not
     def fused_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, *_: Any, **__: Any) -> Any:
         return FusedAttention.apply(noted, query, key, value, attn_mask)
 
-    elsewhere = [
-        mock.patch(f"fairseq_synth.computations.{name}.on_cpu", lambda _: False) for name in ("fused", "tiled")
+    computations = "fairseq_synth.computations"
+    patches = [
+        mock.patch.dict(os.environ, {kernels.VARIABLE: "1" if with_kernels else "0"}),
+        mock.patch.multiple(kernels, device_fits=lambda _: True, load=lambda *_: None, run=run),
+        mock.patch(f"{computations}.launches.capability_of", lambda _: (9, 0)),
+        mock.patch(f"{computations}.fused.on_cpu", lambda _: False),
+        mock.patch(f"{computations}.tiled.on_cpu", lambda _: False),
+        mock.patch("torch.nn.functional.scaled_dot_product_attention", fused_attention),
     ]
-    attention = mock.patch("torch.nn.functional.scaled_dot_product_attention", fused_attention)
-    gpu = dict(device_fits=lambda _: True, load=lambda *_: None, run=run)
-    setting = mock.patch.dict(os.environ, {kernels.VARIABLE: "1" if with_kernels else "0"})
-    capability = mock.patch("fairseq_synth.computations.launches.capability_of", lambda _: (9, 0))
-    with setting, mock.patch.multiple(kernels, **gpu), capability, attention, elsewhere[0], elsewhere[1]:
+    with contextlib.ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(patch)
         yield
 
 

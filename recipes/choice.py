@@ -94,16 +94,16 @@ def chance(runs: Sequence[Tuple[str, Record, Record]], figure: str) -> Tuple[flo
     """
     import numpy
 
-    values = {(BASELINE, id(other)): other["figures"][figure] for _, _, other in runs}
-    names = [*values, *((model, id(other)) for model, _, other in runs)]
-    values_of = [*values.values(), *(record["figures"][figure] for _, record, _ in runs)]
-    columns = {word: number for number, word in enumerate(dict.fromkeys(word for name in names for word in name))}
-    design = numpy.zeros((len(names), len(columns)))
-    for row, name in enumerate(names):
-        design[row, [columns[word] for word in name]] = 1
-    fitted, _, rank, _ = numpy.linalg.lstsq(design, numpy.array(values_of, float), rcond=None)
-    freedom = len(names) - int(rank)
-    left = numpy.array(values_of, float) - design @ fitted
+    groups = {id(other): other for _, _, other in runs}
+    cells = [(BASELINE, group, other["figures"][figure]) for group, other in groups.items()]
+    cells += [(model, id(other), record["figures"][figure]) for model, record, other in runs]
+    columns = dict.fromkeys(name for model, group, _ in cells for name in (model, group))
+    design = numpy.array([[column in (model, group) for column in columns] for model, group, _ in cells], float)
+    design = design.reshape(len(cells), len(columns))  # also where there are none
+    values = numpy.array([float(value) for *_, value in cells])
+    fitted, _, rank, _ = numpy.linalg.lstsq(design, values, rcond=None)
+    freedom = len(cells) - int(rank)
+    left = values - design @ fitted
     return (float(left @ left) / freedom, freedom) if freedom else (0.0, 0)
 
 

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NoReturn, Optional, Sequence, Tuple
 
 ROOT = Path(__file__).resolve().parent.parent
-# for `python -c`. Unlike `python -m recipes` it takes no other copy of the project that is in the current folder
-CALL = "import sys; sys.path[:] = filter(None, sys.path); from recipes.__main__ import main; main()"
 
 
 class UserError(Exception):

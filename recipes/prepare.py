@@ -355,19 +355,19 @@ def check_files(raw: Path, splits: Sequence[str], sides: Sequence[str]) -> None:
 
 def prepare_test(raw: Path, data: Path) -> Path:
     """Prepares ``test.{src,tgt}`` of a folder with the subwords and words of data, in a folder below theirs."""
-    src, tgt = (read_settings(data / "settings")[side] for side in ("src", "tgt"))
+    found = read_settings(data / "settings")
+    src, tgt = found["src"], found["tgt"]
     if not dry_run():
         check_files(raw, ["test"], (src, tgt))
     corpus = Corpus("own", "parallel")
-    options = options_of(corpus, {"like": data}, src, tgt)
-    cut = {name: read_settings(data / "settings").get(name, "") for name in ("truncate_source", "truncate_target")}
-    for name, most in cut.items():
-        setattr(options, name, int(most or 0))
+    cuts = ("truncate_source", "truncate_target")
+    given = {name.replace("_", "-"): int(found[name]) for name in cuts if found.get(name)}
+    options = options_of(corpus, {"like": data, **given}, src, tgt)
     files = [file for lang in (src, tgt) for file in raw.glob(f"test.{lang}*")]
     out = data / "tests" / raw.resolve().name
     check_folders(raw, out)
-    same = {name: getattr(options, name) or "" for name in OF_LIKE}
-    settings = {"src": src, "tgt": tgt, **same, **cut, "like": data.resolve(), "from": raw.resolve()}
+    same = {name: getattr(options, name) or "" for name in (*OF_LIKE, *cuts)}
+    settings = {"src": src, "tgt": tgt, **same, "like": data.resolve(), "from": raw.resolve()}
     settings["raw"] = corpora.digest(*files)
     job = Job(corpus, corpus, raw, src, tgt, out, options)
     once(out, settings, lambda: binarise(job, raw, ["test"]))

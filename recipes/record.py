@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Optional
 from .command import UserError
 from .hyperparameters import RECIPES, Recipe
 from .provenance import device_of, write_record
-from .scoring import evaluation_options, read_evaluation
+from .scoring import other_options
 from .tables import Cell
 
 # `name=1`, `name 1` or `"name": "1"`: fairseq's log formats
@@ -89,13 +89,11 @@ def mixture_weights(weights: Dict[str, Any]) -> Dict[str, Dict[str, List[float]]
 
 def check_evaluation(run: Path, data: Path, recipe: Recipe) -> None:
     """Refuses a run that was evaluated with options of its own, whose figures are not the recipe's."""
-    wanted, found = evaluation_options(recipe), read_evaluation(run)
-    for name, value in found.items():
-        if value != wanted[name]:
-            raise UserError(
-                f"{run}: was evaluated with --{name.replace('_', '-')} {value}, and the recipe has {wanted[name]}; "
-                f"evaluate it again: scripts/evaluate.sh {data} {run}"
-            )
+    for name, (value, wanted) in other_options(run, recipe).items():
+        raise UserError(
+            f"{run}: was evaluated with --{name.replace('_', '-')} {value}, and the recipe has {wanted}; "
+            f"evaluate it again: scripts/evaluate.sh {data} {run}"
+        )
 
 
 def record(cell: Cell, out: Path, command: Optional[str] = None, changed: Optional[Path] = None) -> None:

@@ -187,10 +187,10 @@ def evaluate(
             path.unlink()  # the run has it already, or makes it when its own test set is scored
     task.report(data, run_dir / where)
     if baseline:
-        ours, theirs = evaluation_options(recipe), read_evaluation(baseline / where)
-        others = [f"{name} {value} and not {ours[name]}" for name, value in theirs.items() if value != ours[name]]
+        others = other_options(baseline / where, recipe)
         if others:
-            print(f"note: the baseline was evaluated with {', '.join(others)}")
+            told = ", ".join(f"{name} {value} and not {ours}" for name, (value, ours) in others.items())
+            print(f"note: the baseline was evaluated with {told}")
 
 
 def evaluation_options(recipe: Recipe) -> Dict[str, Any]:
@@ -198,11 +198,11 @@ def evaluation_options(recipe: Recipe) -> Dict[str, Any]:
     return {name: getattr(recipe, name) for name in ("average", "beam", "lenpen", "context_window")}
 
 
-def read_evaluation(run_dir: Path) -> Dict[str, Any]:
-    """How a run was evaluated; nothing where that was not kept."""
-    file = run_dir / "evaluation.json"
-    found: Dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    return found
+def other_options(run_dir: Path, recipe: Recipe) -> Dict[str, Tuple[Any, Any]]:
+    """{option: its value, and the recipe's}, where a run was evaluated by others; none where that was not kept."""
+    file, wanted = run_dir / "evaluation.json", evaluation_options(recipe)
+    found = json.loads(file.read_text()) if file.exists() else {}
+    return {name: (value, wanted[name]) for name, value in found.items() if value != wanted[name]}
 
 
 def check_references(task: Type[Task], data: Path, baseline: Path, where: Path) -> None:

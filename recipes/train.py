@@ -32,7 +32,6 @@ from fairseq_synth.names import VARIANTS
 
 from . import provenance
 from .command import (
-    CALL,
     ROOT,
     Parser,
     UserError,
@@ -294,8 +293,11 @@ def start(argv: Sequence[object], show_line: Optional[Callable[[str], None]] = N
     if dry_run():
         return main(words)
     out, errors = (subprocess.PIPE, subprocess.STDOUT) if show_line else (None, None)
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with started([sys.executable, "-c", CALL, "train", *words], env=env, stdout=out, stderr=errors) as process:
+    command, env = (
+        [sys.executable, ROOT / "scripts" / "recipe.py", "train", *words],
+        {**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    with started(command, env=env, stdout=out, stderr=errors) as process:
         if process.stdout and show_line:
             for line in process.stdout:
                 show_line(line)

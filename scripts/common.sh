@@ -24,7 +24,5 @@ fi
 recipe() {
     local python=python
     command -v python > /dev/null || python=python3
-    # not `-m recipes`, which takes another copy of the project that is in the current folder
-    local call="import sys; sys.path[:] = filter(None, sys.path); from recipes.__main__ import main; main()"
-    PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" exec "$python" -c "$call" "$@"
+    PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" exec "$python" "$root/scripts/recipe.py" "$@"
 }

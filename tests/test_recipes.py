@@ -563,7 +563,7 @@ def test_the_scripts_are_those_of_their_folder(tmp_path):
     assert done.returncode == 0 and "scripts/train.sh ARCH DATASET" in done.stdout
     argv = ["transformer_nothing", "en-de", "--save-dir", tmp_path / "save"]
     done = subprocess.run(
-        [sys.executable, "-c", command.CALL, "train", *argv],
+        [sys.executable, ROOT / "scripts" / "recipe.py", "train", *argv],
         cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert "error: transformer_nothing: no recipe" in done.stderr

@@ -239,12 +239,10 @@ def read_attention(
     def read(attention: Attention, i: int, logits: Tensor, causal: bool) -> None:
         weights = measure.weights_of(logits, causal)
         visible = torch.ones_like(weights, dtype=torch.bool)
-        places = (visible.tril() if causal else visible).nonzero(as_tuple=True)
-        some = torch.randperm(len(places[0]), generator=chance)[:HISTOGRAM_VALUES]
+        visible = visible.tril() if causal else visible
+        some = torch.randperm(int(visible.sum()), generator=chance)[:HISTOGRAM_VALUES]
         for kind, value in (("logits", logits), ("weights", weights)):
-            values.setdefault(attention.name, {}).setdefault(kind, []).append(
-                value[tuple(place[some] for place in places)]
-            )
+            values.setdefault(attention.name, {}).setdefault(kind, []).append(value[visible][some])
         if found is not None:
             patterns.setdefault(attention.name, measure.MeanByPosition()).add(weights)
             logits_by_position.setdefault(attention.name, measure.MeanByPosition()).add(logits)

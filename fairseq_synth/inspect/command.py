@@ -97,11 +97,13 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     )
     parser.add_argument("--no-pictures", action="store_true", help=f"{FIGURES} alone; needs no matplotlib")
     args = parser.parse_args(argv)
-    of_data = ("only", "subset", "sentences", "steps", "beam", "remove_bpe")
-    args.of_data = [
-        f"--{name.replace('_', '-')}" for name in of_data if getattr(args, name) != parser.get_default(name)
-    ]
+    args.of_data = given(parser, args, "only", "subset", "sentences", "steps", "beam", "remove_bpe")
     return args
+
+
+def given(parser: argparse.ArgumentParser, args: argparse.Namespace, *names: str) -> List[str]:
+    """Those of some flags that have another value than their default."""
+    return [f"--{name.replace('_', '-')}" for name in names if getattr(args, name) != parser.get_default(name)]
 
 
 def parts(text: str) -> Tuple[str, ...]:
