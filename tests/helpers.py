@@ -41,6 +41,9 @@ RECIPE = (
     "--optimizer adam --lr 0.01 --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --max-tokens 200 "
     "--num-workers 0 --no-progress-bar --log-format json --log-interval 1 --seed 7"
 ).split()
+# For a process that ends after an update or two. fairseq's thread that loads ahead may then be at work still, and a
+# thread inside PyTorch aborts the process when Python ends.
+NO_THREAD = ["--data-buffer-size", "0"]
 # a kind of model: the architecture that the tests build, and fairseq's own of the same size
 KINDS = {
     "translation": ("transformer_synth_random_vanilla_multi30k", "transformer_multi30k"),

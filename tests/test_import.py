@@ -8,7 +8,7 @@ import sys
 import zipfile
 
 import pytest
-from helpers import ROOT, SMALL, USER_DIR
+from helpers import NO_THREAD, ROOT, SMALL, USER_DIR
 
 # what others would notice
 SNAPSHOT = """
@@ -123,6 +123,7 @@ def test_a_program_that_knew_the_library_before(data, tmp_path):
     code = "import fairseq_synth.attention; {}from fairseq_cli.train import cli_main; cli_main()"
     argv = [data / "bin", *USER_DIR, "--arch", "transformer_synth_random_multi30k", *SMALL, "--optimizer", "adam"]
     argv += ["--max-tokens", "200", "--max-update", "1", "--disable-validation", "--save-dir", tmp_path, "--cpu"]
+    argv += NO_THREAD
     done = python(code.format("fairseq_synth.register(); "), *argv)
     assert done.returncode == 0 and (tmp_path / "checkpoint_last.pt").exists(), done.stderr
 
@@ -149,6 +150,7 @@ def test_spawned_workers_have_the_plugin(data, tmp_path):
     argv = [data / "bin", *USER_DIR, "--arch", "transformer_synth_random_vanilla_multi30k", *SMALL, "--optimizer"]
     argv += ["adam", "--max-tokens", "200", "--max-update", "2", "--disable-validation", "--save-dir", tmp_path / "s"]
     argv += ["--cpu", "--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp", "--num-workers", "0"]
+    argv += NO_THREAD
     argv += ["--distributed-init-method", f"file://{tmp_path}/store"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, tmp_path / "spawn.py", *argv]

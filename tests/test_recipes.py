@@ -28,7 +28,7 @@ import yaml
 from fairseq import options
 from fairseq.data import encoders
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from helpers import ROOT, flag, refused, script
+from helpers import NO_THREAD, ROOT, flag, refused, script
 
 from fairseq_synth.architectures import VARIANTS
 from recipes import (
@@ -1236,9 +1236,8 @@ def test_fine_tuning_for_other_text(tmp_path, raw):
     refused(prepare.main, *like, "--dash-splits", parts=["--dash-splits True", "has none; leave it out"])
     arch, flags = "transformer_synth_random_multi30k", "--encoder-layers 1 --decoder-layers 1 --warmup-updates 1"
     argv = [arch, "en-de", "--recipe", "multi30k_cpu", "--max-update", "1", "--save-every", "1", "--gpus", "0"]
-    done = script(
-        "train.sh", *argv, "--data", first, "--save-dir", run, "--", *flags.split(), "--synth-max-length", "112"
-    )
+    first_run = [*argv, "--data", first, "--save-dir", run, "--", *flags.split(), "--synth-max-length", "112"]
+    done = script("train.sh", *first_run, *NO_THREAD)
     assert done.returncode == 0, done.stdout + done.stderr
     argv += ["--data", second, "--init", run]
     refused(train.main, "transformer_multi30k", *argv[1:], parts=[f"--init {run}", f"run of {arch}"])
@@ -1246,7 +1245,8 @@ def test_fine_tuning_for_other_text(tmp_path, raw):
         wrong = script("train.sh", *argv, "--save-dir", tmp_path / "tuned", "--", option, "2")
         assert wrong.stderr == f"error: --init {run}: has {option} {value}; leave {option} out\n"
         assert wrong.returncode == 1
-    done = script("train.sh", *argv, "--save-dir", tmp_path / "tuned", "--", "--warmup-updates", "1", "--lr", "0")
+    tuned = [*argv, "--save-dir", tmp_path / "tuned", "--", "--warmup-updates", "1", "--lr", "0"]
+    done = script("train.sh", *tuned, *NO_THREAD)
     assert done.returncode == 0, done.stdout + done.stderr
     before, after = (
         torch.load(folder / "checkpoint_best.pt", weights_only=False) for folder in (run, tmp_path / "tuned")
