@@ -235,7 +235,8 @@ def pin_settings(file: Path, made: str, settings: Mapping[str, object], own: Map
     has patterns of its own there.
     """
     asked, found = {name: str(value) for name, value in settings.items()}, read_settings(file)
-    others = [name for name in {**found, **asked} if found.get(name) != asked.get(name)]
+    # an option that folders of earlier versions do not know is as one that is not given
+    others = [name for name in {**found, **asked} if found.get(name, "") != asked.get(name, "")]
     if not others or dry_run():
         return
     there = {name: [path for each in own.get(name, made).split() for path in file.parent.glob(each)] for name in others}

@@ -157,6 +157,9 @@ def unpacked(corpus: Corpus, archives: Path, source: Optional[Path] = None, **na
             run(["python", "-m", "zipfile", "-e", file, archives])
         elif file.name.endswith(PACKED):
             run(["tar", "-xzf", file, "-C", archives])
+    for inner in sorted(archives.rglob("*.zip")):  # of DailyDialog
+        if inner.parent != archives and not inner.name.startswith("._"):
+            run(["python", "-m", "zipfile", "-e", inner, inner.parent])
     return archives
 
 

@@ -94,8 +94,12 @@ def read_file(corpus: Corpus, path: Path, split: str, history: Count, known: Con
     is_labels = corpus.kind == "labels"
     try:
         rows = list(reader_of(corpus, path)(corpus, path))
-    except (KeyError, TypeError, IndexError) as error:
+    except KeyError as error:
         raise UserError(f"{path}: a row has no {error}; is this the right corpus?") from None
+    except (TypeError, IndexError):
+        raise UserError(
+            f"{path}: a row has another form than those of {corpus.name}; is this the right corpus?"
+        ) from None
     labels = [row["label"].strip() for row in rows] if is_labels else []
     if labels and has_headings(labels, known):
         print(f"{path}: line 1 is taken for headings: {rows.pop(0)['label']}, …")
@@ -106,10 +110,9 @@ def read_file(corpus: Corpus, path: Path, split: str, history: Count, known: Con
         columns = columns_of(corpus, where, row, history)
         try:
             source, target = corpus.source.format(**columns), corpus.target.format(**columns)
-        except (KeyError, TypeError) as error:
+        except KeyError as error:
             there = ", ".join(column for column in columns if column != "line")
-            wanted = error.args[0] if isinstance(error, KeyError) else f'that fits "{corpus.source}"'
-            raise UserError(f"{path}: no column {wanted}; it has {there}") from None
+            raise UserError(f"{path}: no column {error.args[0]}; it has {there}") from None
         source, target = " ".join((clean(source) if is_labels else source).split()), " ".join(target.split())
         if source and target:
             group = str(row.get("group", "")) or (path.stem if split == "test" else "")
@@ -135,7 +138,7 @@ def columns_of(corpus: Corpus, where: str, row: Row, history: Count) -> Row:
             wanted = f"one of {', '.join(corpus.labels)}" if corpus.labels else "one word"
             raise UserError(f'{where} has the label "{label}"; it must be {wanted}')
         found["label"] = corpus.labels.get(label, label)
-    if corpus.number in found:
+    if corpus.number and corpus.number in found:
         found["answers"] = [str(found[corpus.number])]
         try:  # in steps of 0.2, as T5 writes the scores of STS-B
             found[corpus.number] = f"{round(float(found[corpus.number]) * 5) / 5:.1f}"
@@ -230,22 +233,45 @@ def subject_line(corpus: Corpus, path: Path) -> Iterator[Row]:
     yield {"line": 1, "email": email, "subject": rest.partition("@ann0")[0]}
 
 
-def multirc(corpus: Corpus, path: Path) -> Iterator[Row]:
-    """A row for each answer; those to one question are a group."""
+def wsc(corpus: Corpus, path: Path) -> Iterator[Row]:
+    """Of a row's text the noun is marked as ``* noun *`` and the pronoun as ``# pronoun #``, as in T5."""
     for row in objects(corpus, path):
+        text, target, marks = row["text"], row["target"], []
+        for span, mark in (("span1", "*"), ("span2", "#")):
+            begin, end = place_of(text, target[f"{span}_text"], target[f"{span}_index"], f"{path}: line {row['line']}")
+            marks += [(begin, -end, f"{mark} "), (end, -begin, f" {mark}")]
+        for at, _, mark in sorted(marks, reverse=True):  # from the end on, so that the other places stay
+            text = text[:at] + mark + text[at:]
+        yield {**row, "text": text}
+
+
+def place_of(text: str, span: str, number: int, where: str) -> Tuple[int, int]:
+    """Where a span stands: nearest to the word of this number, which is one off in some rows of WSC."""
+    words = r"\s+".join(re.escape(word) for word in span.split())
+    found = [match.span() for match in re.finditer(rf"(?<!\w){words}(?!\w)", text, re.IGNORECASE)]
+    if not found:
+        raise UserError(f'{where}: the text has no "{span}"; remove it')
+    return min(found, key=lambda place: abs(len(text[: place[0]].split()) - number))
+
+
+def multirc(corpus: Corpus, path: Path) -> Iterator[Row]:
+    """A row for each answer; those to one question are a group. The paragraph loses its markup, as in T5."""
+    for row in objects(corpus, path):
+        paragraph = re.sub(r"</?b>|<br>", " ", row["passage"]["text"])
         for question in row["passage"]["questions"]:
             for answer in question["answers"]:
                 group = f"{row['line']}-{question.get('idx', question['question'])}"
                 texts = {"question": question["question"], "answer": answer["text"], "label": answer.get("label", "")}
-                yield {"line": row["line"], "paragraph": row["passage"]["text"], "group": group, **texts}
+                yield {"line": row["line"], "paragraph": paragraph, "group": group, **texts}
 
 
 def record(corpus: Corpus, path: Path) -> Iterator[Row]:
-    """A row for each query with its right answers; the first is the one to be written."""
+    """A row for each query with its right answers; the first is the one to be written. Highlights become sentences."""
     for row in objects(corpus, path):
         text = row["passage"]["text"]
         named = dict.fromkeys(text[e["start"] : e["end"] + 1] for e in row["passage"]["entities"])
-        about = {"entities": ", ".join(named), "passage": text.replace("@highlight", "")}
+        passage = re.sub(r"([.?!\"']?)\n@highlight\n", lambda end: f"{end[1] or '.'} ", text)
+        about = {"entities": ", ".join(named), "passage": passage}
         for query in row["qas"]:
             answers = [answer["text"] for answer in query["answers"]]
             texts = {"query": query["query"], "answer": answers[0], "answers": answers}
@@ -280,6 +306,7 @@ def utterances(corpus: Corpus, path: Path) -> Iterator[Row]:
 
 Reader = Callable[[Corpus, Path], Iterator[Row]]
 READERS: Dict[str, Reader] = {  # {`rows` of a corpus, else the ending of a file's name: its reader}
+    "wsc": wsc,
     "multirc": multirc,
     "record": record,
     "persona_chat": persona_chat,

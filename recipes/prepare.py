@@ -15,8 +15,8 @@ Texts with labels: the first column is the label, the text all others, of imdb t
 set a tenth of the training set is held out. The text loses markup, is lowercased and tokenised.
 {labels}
 Pairs of texts, prepared as parallel text is, by default with SentencePiece; columns and form: recipes/corpora.yaml. The
-source of a reply is the persona, if there is one, and the last utterances, with | between them. Without a validation
-set a tenth of the training set is held out.
+source of a reply is the persona, if there is one, and the last utterances, with | between them; of one that is cut the
+end is kept. Without a validation set a tenth of the training set is held out.
 {pairs}
 Text to denoise (T5): blocks of --words words lose 15 % of them, in spans of 3 on average (scripts/corrupt_spans.py).
 {spans}
@@ -85,6 +85,7 @@ MERGES = "BPE merges, or SentencePiece's vocabulary (default: 10000; of text for
 LENGTH = "most subwords on a side of a training pair; 0: any number (default: 250; of pairs of texts 0)"
 SOURCE = CUT.format("sources") + "translate.sh cuts them too where they are SentencePiece's"
 TARGET = CUT.format("targets") + "those that are scored against are whole"
+KEEP_END = "of a source that is cut keep the end: in a dialogue, the last utterances"
 LIKE = "with the subwords, words and options of that data, for fine-tuning a model of it (train.sh --init)"
 OPTIONS: Dict[str, Tuple[Sequence[str], Dict[str, Any]]] = {  # {option: kinds of corpora that have it, argparse's}
     "merges": ((*AS_PARALLEL, "text"), number(1, MERGES)),
@@ -98,6 +99,7 @@ OPTIONS: Dict[str, Tuple[Sequence[str], Dict[str, Any]]] = {  # {option: kinds o
     "max-ratio": (AS_PARALLEL, RATIO),
     "truncate-source": (AS_PARALLEL, number(2, SOURCE)),
     "truncate-target": (AS_PARALLEL, number(2, TARGET)),
+    "keep-end": (("parallel", "pairs"), {"action": "store_true", "help": KEEP_END}),
     "like": (AS_PARALLEL, {"type": Path, "metavar": "DATA_DIR", "help": LIKE}),
     "history": (("pairs",), number(1, "utterances before the one to be written (default: 5)")),
     "words": (("spans",), number(2, "of a block (default: 64)")),
@@ -236,11 +238,13 @@ class Job(NamedTuple):
 def text_at_hand(job: Job, source: Path) -> Tuple[Examples, str]:
     """The examples of a folder, and what tells its text from another. Mistakes are told before anything is written."""
     kind, files, options = job.corpus.kind, [], job.options
-    if kind in ("labels", "pairs"):
+    if kind != "parallel" and corpora.has_archive(job.text, source):
+        files = [path for url in job.text.urls for path in [source / Path(url).name] if path.exists()]
+    elif kind in ("labels", "pairs"):
         found = read(job.corpus, source, options.history, options.examples, options.valid)
         rows = {split: [(e.target, e.source) if kind == "labels" else e for e in found[split]] for split in found}
         return found, hashlib.sha256(json.dumps(rows).encode()).hexdigest()
-    if kind in ("text", "spans") and not corpora.has_archive(job.text, source):
+    elif kind in ("text", "spans"):
         files = [path for paths in corpora.files_of(job.text, source).values() for path in paths]
     elif job.corpus.name not in CORPORA and not dry_run():
         training_corpora(source, job.src, job.tgt)
@@ -292,7 +296,7 @@ def write_examples(job: Job, folder: Path, sides: Sequence[str]) -> None:
     """A file for each side. What is known beside the test set's pairs is kept in test.answers."""
     found, options = job.examples, job.options
     if not found:
-        archives = corpora.unpacked(job.corpus, job.out / "archives")
+        archives = corpora.unpacked(job.corpus, job.out / "archives", job.source)
         found = {} if dry_run() else read(job.corpus, archives, options.history, options.examples, options.valid)
     for split, rows in found.items() if not dry_run() else ():
         for at, side in enumerate(sides):
@@ -360,9 +364,9 @@ def prepare_test(raw: Path, data: Path) -> Path:
     if not dry_run():
         check_files(raw, ["test"], (src, tgt))
     corpus = Corpus("own", "parallel")
-    cuts = ("truncate_source", "truncate_target")
-    given = {name.replace("_", "-"): int(found[name]) for name in cuts if found.get(name)}
-    options = options_of(corpus, {"like": data, **given}, src, tgt)
+    cuts = ("truncate_source", "truncate_target", "keep_end")
+    given = {name.replace("_", "-"): int(found[name]) for name in cuts[:2] if found.get(name)}
+    options = options_of(corpus, {"like": data, "keep-end": bool(found.get("keep_end")), **given}, src, tgt)
     files = [file for lang in (src, tgt) for file in raw.glob(f"test.{lang}*")]
     out = data / "tests" / raw.resolve().name
     check_folders(raw, out)
@@ -441,6 +445,17 @@ def subwords_of(data: Path, kind: str) -> Callable[[str], Sequence[str]]:
     return lambda text: str(bpe.process_line(text)).split()
 
 
+def last_words(subwords: Sequence[str], most: int, kind: str) -> Sequence[str]:
+    """The last `most` subwords, or fewer, from the beginning of a word on. `kind`: bpe or sentencepiece."""
+    first = max(0, len(subwords) - most)
+    for i in range(first, len(subwords)):
+        if i == 0 or (
+            subwords[i].startswith("\u2581") if kind == "sentencepiece" else not subwords[i - 1].endswith("@@")
+        ):
+            return subwords[i:]
+    return subwords[first:]  # all of one word
+
+
 # ---- steps
 
 
@@ -475,6 +490,8 @@ def encode(job: Job, text: Path, sides: Sequence[str], splits: Sequence[str] = S
             # training pairs are cleaned once more
             to = out / "sub" / f"{'all' if split == 'train' and len(sides) == 2 else split}.{side}"
             cut = f" | cut -d ' ' -f -{most - 1}" if most else ""
+            if most and options.keep_end and side == sides[0]:
+                cut = f" | python {quote(str(ROOT / 'scripts' / 'last_words.py'))} {most - 1} {options.subwords}"
             shell(f"{apply} {quote(f'{text}/{split}.{side}')}{cut}", to)
             whole = out / "text" / f"{split}.{side}"
             if not dry_run() and count_lines(to) != count_lines(whole):

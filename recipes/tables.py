@@ -20,7 +20,7 @@ DEVICES = ("gpu", "cpu")  # folders of a table's results
 HEADINGS = {  # of figures that are not named by them
     "f1": "F1", "macro_f1": "F1", "answer_f1": "F1", "answer_em": "exact", "all_of_group": "exact",
     "matthews": "Matthews", "pearson": "Pearson", "spearman": "Spearman",
-    "bleu4": "BLEU-4", "rougeL": "ROUGE-L", "meteor": "METEOR", "cider": "CIDEr",
+    "bleu4": "BLEU-4", "rougeL": "ROUGE-L", "rougeLsum": "ROUGE-Lsum", "meteor": "METEOR", "cider": "CIDEr",
 }  # fmt: skip
 
 

@@ -120,9 +120,9 @@ def accuracy(found: Sequence[str], labels: Sequence[str]) -> float:
 
 class TextToText(Translation):
     """
-    Text to text: of summaries and replies ROUGE-1, 2 and L (F1, stemmed), BLEU-1 to 4 (sacreBLEU), METEOR and CIDEr
-    (pycocoevalcap; METEOR needs Java) of detokenised text, times 100; of tasks with labels their suite's metrics, and
-    how many answers are no label, which count as wrong. --baseline: paired permutation test of ROUGE-L, or of the
+    Text to text: of summaries and replies ROUGE-1, 2, L and Lsum (F1, stemmed), BLEU-1 to 4 (sacreBLEU), METEOR and
+    CIDEr (pycocoevalcap; METEOR needs Java) of detokenised text, times 100; of tasks with labels their suite's metrics,
+    and how many answers are no label, which count as wrong. --baseline: paired permutation test of ROUGE-L, or of the
     suite's first metric. Also test.hyp.target, what the model has written.
     """
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
 from .command import Parser, UserError, dry_run, integer, reason, show, split_flags, started
+from .prepare import last_words
 from .scoring import read_data_settings, read_run_settings, recipe_of
 from .train import best_checkpoint, set_threads
 from .translation import Translation, generation_flags, hypotheses, too_long
@@ -37,8 +38,11 @@ def as_prepared(text: str, settings: Dict[str, str], model: Path) -> List[str]:
     import sentencepiece
 
     processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
-    # pieces of a text's beginning are the first pieces of the text
-    return [processor.decode(processor.encode(line, out_type=str)[: most - 1]) for line in lines]
+    pieces = [processor.encode(line, out_type=str) for line in lines]
+    # pieces of a text's first or last words are its first or last pieces
+    if settings.get("keep_end"):
+        return [processor.decode(last_words(line, most - 1, "sentencepiece")) for line in pieces]
+    return [processor.decode(line[: most - 1]) for line in pieces]
 
 
 def pipeline(settings: Dict[str, str], flags: Sequence[object]) -> List[List[object]]:

@@ -16,11 +16,13 @@ from recipes.tables import TABLES
 
 pytestmark = pytest.mark.usefixtures("recipes_environment", "preprocess_here")
 PASSAGE = "Ann met Bob.\n@highlight\nBob ran"
-MULTIRC = {"text": PASSAGE, "questions": [{"question": "Who?", "idx": 0, "answers": [
+MULTIRC = {"text": f"<b>{PASSAGE}</b><br>", "questions": [{"question": "Who?", "idx": 0, "answers": [
     {"text": "Ann", "label": 1}, {"text": "Eve", "label": 0}]}]}  # fmt: skip
-RECORD = {"passage": {"text": PASSAGE, "entities": [{"start": 0, "end": 2}, {"start": 8, "end": 10}]},
+NEWS = f"Ann met Bob\n@highlight\n{PASSAGE}"
+RECORD = {"passage": {"text": NEWS, "entities": [{"start": 0, "end": 2}, {"start": 8, "end": 10}]},
           "qas": [{"query": "@placeholder ran", "answers": [{"text": "Bob"}, {"text": "Bobby"}]}]}  # fmt: skip
-WSC = {"text": "Ann saw it", "target": {"span1_text": "Ann", "span2_text": "it"}, "label": True}
+WSC = {"text": "Ann saw it, as it barked.", "label": True, "target": {
+    "span1_text": "ann", "span1_index": 0, "span2_text": "it", "span2_index": 4}}  # fmt: skip
 # {task: files of a row, and what it becomes}
 ROWS = {
     "sst2": ("tsv", "sentence\tlabel\na film \t1", ["sst2 sentence: a film => positive"]),
@@ -43,10 +45,10 @@ ROWS = {
     "multirc": ("jsonl", {"passage": MULTIRC}, [f"multirc question: Who? answer: {name} paragraph: {PASSAGE} => {right}"
                                                for name, right in (("Ann", "True"), ("Eve", "False"))]),
     "record": ("jsonl", RECORD,
-               ["record query: @placeholder ran entities: Ann, Bob passage: Ann met Bob. Bob ran => Bob"]),
+               ["record query: @placeholder ran entities: Ann, Bob passage: Ann met Bob. Ann met Bob. Bob ran => Bob"]),
     "wic": ("jsonl", {"word": "w", "sentence1": "a", "sentence2": "b", "label": True},
             ["wic sentence1: a sentence2: b word: w => True"]),
-    "wsc": ("jsonl", WSC, ["wsc pronoun: it noun: Ann text: Ann saw it => True"]),
+    "wsc": ("jsonl", WSC, ["wsc text: * Ann * saw it, as # it # barked. => True"]),
 }  # fmt: skip
 FILES = {"mrpc": ("msr_paraphrase_train.txt", "msr_paraphrase_test.txt"), "stsb": ("sts-train.csv", "sts-dev.csv"),
          "mnli": ("train.tsv", "dev_matched.tsv", "dev_mismatched.tsv")}  # fmt: skip
@@ -87,7 +89,12 @@ def test_every_task_has_a_column():
         ("stsb", "g\tf\t2012\t1\tgood\ta\tb", ['line 1 has the score "good"', "a number"]),
         ("record", '{"passage": {}}', ["train.jsonl: a row has no 'text'"]),
         ("cola", "gj04\t1", ["line 1 has 2 column(s), not 4 (code, label, star, sentence), divided by tabs"]),
-        ("wsc", '{"text": "a", "target": "b", "label": true}', ["no column that fits", "{target[span2_text]}"]),
+        (
+            "wsc",
+            '{"text": "a", "target": "b", "label": true}',
+            ["train.jsonl: a row has another form than those of wsc"],
+        ),
+        ("wsc", json.dumps({**WSC, "text": "Ann barked"}), ['train.jsonl: line 1: the text has no "it"; remove it']),
     ],
 )
 def test_prepare_refuses(tmp_path, task, contents, parts):
@@ -129,6 +136,21 @@ def test_labels_that_no_model_could_write(subwords, tmp_path):
     (first / "bin" / "dict.target.txt").write_text("".join(f"{word} 1\n" for word in wanted))
     options = prepare.options_of(CORPORA["rte"], {"like": first}, "source", "target")
     prepare.check_labels(CORPORA["rte"], options)
+
+
+def test_marks_of_wsc(tmp_path):
+    """Of several equal words the one that is meant, also where the number is one off or one span lies in the other."""
+    rows = [
+        ("They use it; it helps", ("They", 0), ("it", 3), "* They * use it; # it # helps"),
+        ("They use it now", ("They", 0), ("it", 1), "* They * use # it # now"),
+        ("Seen by their\nmother", ("their mother", 2), ("their", 2), "Seen by * # their # mother *"),
+        ("Seen by their mother", ("mother", 3), ("their mother", 2), "Seen by # their * mother * #"),
+    ]
+    for text, (noun, first), (pronoun, second), wanted in rows:
+        target = {"span1_text": noun, "span1_index": first, "span2_text": pronoun, "span2_index": second}
+        row = {"text": text, "target": target, "label": False}
+        found = examples.read(CORPORA["wsc"], write(tmp_path, "wsc", json.dumps(row)))
+        assert found["test"][0].source == f"wsc text: {wanted}"
 
 
 def test_labels_beside(tmp_path):
@@ -176,6 +198,8 @@ def test_an_answer_that_is_no_label():
     found = answers(["yes", "no", "maybe", "yes"], ["yes", "no", "yes", "no"])
     scores = scored(found, ["no", "yes"], "accuracy", "f1", "macro_f1", "matthews")
     assert scores == {"accuracy": 50, "f1": 50, "macro_f1": 50, "matthews": 0, "no_label": 1}
+    # a mean over classes, with no answer more for any of them: F1 of yes is 1/2, of no 2/3
+    assert scored(found, ["no", "yes"], "macro_f1") == {"macro_f1": 58.33, "no_label": 1}
 
 
 def test_numbers():

@@ -6,6 +6,8 @@ import json
 import re
 import shutil
 import subprocess
+import sys
+import zipfile
 
 import pytest
 from helpers import ROOT, flag, refused
@@ -54,7 +56,7 @@ def data(tmp_path_factory, aeslc):
 
 def test_articles_in_three_forms(tmp_path):
     """Tables of other column names, with line breaks in quotes; a line each in two files."""
-    (tmp_path / "my_train.csv").write_text('index,text,y\n0,"A ""long""\nstory.","One.\nTwo."\n')
+    (tmp_path / "my_train.csv").write_text(',text,y\n0,"A ""long""\nstory.","One.\nTwo."\n')
     (tmp_path / "valid.csv").write_text("article,highlights,id\nnews,new,7\n")
     (tmp_path / "test.source").write_text("one\ntwo\n")
     (tmp_path / "test.target").write_text("1\n2\n")
@@ -135,6 +137,32 @@ def test_prepare_refuses_options(tmp_path, aeslc):
     refused(prepare.main, *argv, "--truncate-source", "1", parts=["--truncate-source", "at least 2"])
 
 
+def test_archives(tmp_path, monkeypatch):
+    """Of DailyDialog, which has archives in its archive: from its home, and from a folder at hand."""
+    site, inner = tmp_path / "site", tmp_path / "site" / "ijcnlp"
+    inner.mkdir(parents=True)
+    for split in ("train", "validation", "test"):
+        text = f"hello {split} __eou__ hi __eou__\n" * (20 if split == "train" else 2)
+        with zipfile.ZipFile(inner / f"{split}.zip", "w") as archive:
+            archive.writestr(f"{split}/dialogues_{split}.txt", text)
+    (inner / "._train.zip").write_bytes(b"of a file system")
+    with zipfile.ZipFile(site / "d.zip", "w") as archive:
+        for file in inner.iterdir():
+            archive.write(file, f"ijcnlp/{file.name}")
+    shutil.rmtree(inner)
+    corpus = dataclasses.replace(CORPORA["dailydialog"], home=f"file://{site}", urls=["d.zip"])
+    monkeypatch.setitem(CORPORA, "dailydialog", corpus)
+    monkeypatch.setattr(prepare, "binarise", lambda *args: None)
+    prepare.main(["dailydialog", str(tmp_path / "home")])
+    prepare.main(["dailydialog", str(tmp_path / "hand"), "--from", str(site)])
+    for out in (tmp_path / "home", tmp_path / "hand"):
+        assert (out / "raw" / "test.source").read_text() == "hello test\n" * 2
+        assert len((out / "raw" / "train.target").read_text().splitlines()) == 20
+    with zipfile.ZipFile(site / "d.zip", "a") as archive:
+        archive.writestr("more", "text")
+    refused(prepare.main, "dailydialog", tmp_path / "hand", "--from", site, parts=["made with other settings", "raw="])
+
+
 @pytest.mark.parametrize("name", ["aeslc", "cnndm", "dailydialog", "personachat"])
 def test_the_real_corpora(real_text, name):
     family = "dialogue" if name in ("dailydialog", "personachat") else "summarisation"
@@ -157,6 +185,11 @@ def test_prepare(data, aeslc, capsys):
     argv = ["aeslc", str(data), "--from", str(aeslc), "--merges", "30", "--lowercase", "--truncate-target", "9"]
     prepare.main([*argv, "--truncate-source", "12"])
     assert "reusing" in capsys.readouterr().out
+    older = (data / "settings").read_text().replace("keep_end=\n", "")  # of a version that does not know the option
+    (data / "settings").write_text(older)
+    prepare.main([*argv, "--truncate-source", "12"])
+    assert "reusing" in capsys.readouterr().out and "keep_end" not in older
+    refused(prepare.main, *argv, "--truncate-source", "12", "--keep-end", parts=["keep_end=none", "keep_end=True"])
     refused(prepare.main, *argv, "--truncate-source", "13", parts=["truncate_source=12", "truncate_source=13"])
     refused(prepare.main, *argv, "--history", "2", parts=["--history 2: not for aeslc"])
 
@@ -172,6 +205,50 @@ def test_a_long_text_is_cut_as_in_the_data(data):
     found = [model.encode(line, out_type=str) for line in cut]
     assert [" ".join(line) for line in found[:8]] == (data / "sub" / "test.source").read_text().splitlines()
     assert not found[8] and 10 <= len(found[9]) <= 11  # a blank at the end is lost
+
+
+def test_the_end_of_a_dialogue_is_kept(tmp_path):
+    """Of a source that is too long, and of the lines of translate.sh and of another test set in the same way."""
+    import sentencepiece
+
+    said = [f"{name} sat with {other} on the mat" for name, other in zip(NAMES, reversed(NAMES))]
+    for split in ("train", "validation", "test"):
+        (tmp_path / f"dialogues_{split}.txt").write_text(f"{' __eou__ '.join(said)} __eou__\n" * 4)
+    out = tmp_path / "out"
+    prepare.main([*f"dailydialog {out} --from {tmp_path} --merges 24 --truncate-source 12 --workers 1".split()])
+    model = sentencepiece.SentencePieceProcessor(model_file=str(out / "pieces.model"))
+    sources = (out / "text" / "test.source").read_text().splitlines()
+    found = [line.split() for line in (out / "sub" / "test.source").read_text().splitlines()]
+    assert len(found) == len(sources) and max(map(len, found)) == 11
+    for text, pieces in zip(sources, found):
+        whole = model.encode(text, out_type=str)
+        first = next(i for i, piece in enumerate(whole) if i >= len(whole) - 11 and piece.startswith("\u2581"))
+        assert pieces == whole[first:]
+    settings = read_settings(out / "settings")
+    cut = translate.as_prepared("\n".join(sources), settings, out / "pieces.model")
+    assert [model.encode(line, out_type=str) for line in cut] == found
+    other = prepare.prepare_test(out / "raw", out)
+    assert (other / "sub" / "test.source").read_text() == (out / "sub" / "test.source").read_text()
+    targets = [line.split() for line in (out / "sub" / "test.target").read_text().splitlines()]
+    assert targets == [model.encode(line, out_type=str) for line in (out / "test.target").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    "subwords, most, kind, kept",
+    [
+        ("a@@ b c@@ d@@ e f", 3, "bpe", "f"),
+        ("a@@ b c@@ d@@ e f", 4, "bpe", "c@@ d@@ e f"),
+        ("\u2581a b \u2581c d e", 4, "sentencepiece", "\u2581c d e"),
+        ("\u2581a b \u2581c d e", 5, "sentencepiece", "\u2581a b \u2581c d e"),
+        ("\u2581a b c d", 2, "sentencepiece", "c d"),
+        ("", 2, "bpe", ""),
+    ],
+)
+def test_last_words(subwords, most, kind, kept):
+    """From the beginning of a word on; of a word that is longer than all that may stay, its end."""
+    script = [sys.executable, ROOT / "scripts" / "last_words.py", most, kind]
+    done = subprocess.run([*map(str, script)], input=f"{subwords}\n", capture_output=True, text=True)
+    assert done.stdout == f"{kept}\n", done.stderr
 
 
 def test_another_test_set_is_cut_as_the_data(data, tmp_path):
@@ -210,11 +287,18 @@ def test_free_text(monkeypatch):
     """By hand: of two words one is right. METEOR says why it has no figure."""
     scores = metrics.of_free_text(["a dog", "the cats ran"], ["a cat", "the cats ran"])
     assert scores["rouge1"]["score"] == scores["rougeL"]["score"] == 75 and scores["rouge2"]["score"] == 50
+    assert scores["rougeLsum"]["score"] == 75
     assert scores["bleu1"]["score"] == 80 and scores["bleu4"]["name"] == "BLEU-4"
     assert scores["cider"]["score"] > 0 and "tok:13a" in scores["cider"]["signature"]
     monkeypatch.setattr(metrics.shutil, "which", lambda name: None)
     without = metrics.of_free_text(["a dog"], ["a cat"])["meteor"]
     assert without == {"score": None, "name": "METEOR", "signature": "not scored: no Java"}
+
+
+def test_rouge_by_sentences():
+    """The sentences of a summary may come in another order: by hand, each has the words of the reference's."""
+    found = metrics.rouge(["a b . c d ."], ["c d . a b ."], "L", "Lsum")
+    assert found == {"L": [0.5], "Lsum": [1]}
 
 
 def test_texts_compared():
