@@ -48,6 +48,8 @@ def add_training(cell, call, name, made, flag=""):
         run = first.run(OUT)
         needs += add_training(first, call.first(), run.name, run / "scores.json", "--rerun")
     cpus = int(config.get("cpus", 4 * gpus(cell) or recipe.threads or 1))
+    if number_of("--gpus", call.options) is None:  # a training takes all GPUs that it sees
+        call = call._replace(options=[*call.options, "--gpus", str(gpus(cell))])
     return add(name, made, needs, call.command(cell, flag), cpus, gpus(cell))
 
 
@@ -62,7 +64,7 @@ for cell in CALL.cells():
     device = "gpu" if gpus(cell) else "cpu"
     record = CALL.run(cell) / "result.json" if CALL.changed else cell.result(device)
     wanted = add_training(cell, CALL, f"{CALL.table.name}-{cell.name}-{device}", record)
-    CELLS += [] if CALL.is_done(cell, CALL.device) else wanted
+    CELLS += [] if CALL.is_done(cell) else wanted
 
 
 rule all:

@@ -25,7 +25,7 @@ class Recipe:
     batch_tokens: int = 32768
     max_tokens: int = 4096
     max_update: int = 100_000
-    save_every: Optional[int] = 1500  # updates; None: each epoch, and stop after 10 without a better validation loss
+    save_every: Optional[int] = 2000  # updates; None: each epoch, and stop after 10 without a better validation loss
     average: int = 5  # last checkpoints; 0: the best by validation alone
     beam: int = 4
     lenpen: float = 0.6

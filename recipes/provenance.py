@@ -67,9 +67,18 @@ def here(device: str = "", threads: Optional[int] = None) -> Dict[str, Any]:
     return {"commit": commit(), "versions": versions(), "hardware": hardware(device, threads)}
 
 
-def note(file: Path, device: str) -> None:
-    """Adds the origin of a training that starts to the list in its folder; one that was resumed may have several."""
+def note(file: Path, device: str, processes: int, precision: str) -> None:
+    """Adds the origin of a training that starts to the list in its folder; one that was resumed may have several.
+
+    Args:
+        processes: how many it has; with a GPU, a processor's threads or a machine's part of them each.
+        precision: fp32, or the half precision that it computes in.
+    """
     now = here(device, asked_threads())  # the threads of the training, which is another process
+    if processes > 1:
+        now["hardware"] = f"{processes} × {now['hardware']}"
+    if precision != "fp32":
+        now["precision"] = precision
     starts: List[Dict[str, Any]] = json.loads(file.read_text()) if file.exists() else []
     if now not in starts:
         write(file, json.dumps([*starts, now], indent=1) + "\n")

@@ -105,6 +105,8 @@ def recipe_name(arch: str, dataset: str = "") -> str:
 
 def check_architecture(arch: str) -> None:
     """Refuses a Synthesizer of a variant that does not exist."""
+    if not any(arch.endswith(f"_{recipe.preset}") for recipe in RECIPES.values()):
+        return  # a preset that has no recipe; fairseq-train knows its architectures
     known, architecture = [*models()[1:], "vanilla"], RECIPES[recipe_name(arch)].architecture
     if "_synth_" in arch and arch not in map(architecture, known):
         raise UserError(f"{arch}: no such architecture; {architecture('NAME')} are there for {', '.join(known)}")
@@ -410,7 +412,8 @@ def main(argv: Sequence[str]) -> None:
         pin_settings(save / "settings", "checkpoint_last.pt", settings)
         show(command)
         if not dry_run():
-            provenance.note(save / "provenance.json", "cuda" if args.gpus else "cpu")
+            processes = args.nodes * (args.gpus or args.processes)
+            provenance.note(save / "provenance.json", "cuda" if args.gpus else "cpu", processes, args.precision)
             os.execvp(
                 "bash", ["bash", "-c", TEE.format(lock=lock), "bash", str(save / f"train{machine}.log"), *command]
             )

@@ -423,6 +423,10 @@ def test_train_passes_flags_on(dry, capsys):
     shown = training_command(capsys, *argv)
     assert flag(shown, "--lr") == "1e-3" and flag(shown, "--dropout") == "0.3" and " --fp16 " in shown
     assert flag(shown, "--save-interval-updates") == "7" and flag(shown, "--target-lang") == "fr"
+    # a preset without a recipe
+    argv = "transformer_synth_random_iwslt_de_en de-en --recipe wmt_en_de --data iwslt --gpus 1".split()
+    shown = training_command(capsys, *argv)
+    assert flag(shown, "--arch") == "transformer_synth_random_iwslt_de_en" and flag(shown, "--source-lang") == "de"
 
 
 @pytest.mark.parametrize(
@@ -757,6 +761,14 @@ def test_translations_and_compounds():
     assert translation.split_compounds("ein Hin-und-her - so") == "ein Hin ##AT##-##AT## und ##AT##-##AT## her - so"
 
 
+def test_german_quotation_marks(tmp_path):
+    """Training text has plain ones. The compound-split figure does not count them as errors, sacreBLEU's does."""
+    settings = {"src": "en", "tgt": "de", "lowercase": "", "subwords": "sentencepiece"}
+    task = translation.Translation(tmp_path, settings, RECIPES["wmt_en_de"], tmp_path, tmp_path)
+    scores = task.scores(['Er sagt "ja" zu ihr und geht.'], ["Er sagt „ja“ zu ihr und geht."], "")
+    assert scores["compound_split"]["score"] == pytest.approx(100) and scores["bleu"]["score"] < 99
+
+
 def result(model, seed, bleu, **others):
     """A record of multi30k_cpu."""
     curve = {"updates": [350, 700], "valid_loss": [7 - bleu / 10, 5 - bleu / 10], "valid_ppl": [9, 8]}
@@ -986,6 +998,22 @@ def test_the_papers_rows_are_models():
         for cell in table.cells():
             arch = RECIPES[cell.dataset.recipe].architecture(table.training(cell.model)[0])
             assert RECIPES[train.recipe_name(arch, cell.dataset.name)].task == RECIPES[cell.dataset.recipe].task
+
+
+def test_an_average_has_the_last_update():
+    """A checkpoint with a number, which an average can take, is written at multiples of save_every alone."""
+    for name, recipe in RECIPES.items():
+        assert not (recipe.average and recipe.save_every) or recipe.max_update % recipe.save_every == 0, name
+
+
+def test_what_data_parallel_needs():
+    """By fairseq's code: the adaptive criterion refuses torch's DDP, and a classifier leaves RoBERTa's own head out."""
+    for name, recipe in RECIPES.items():
+        flags = recipe.flags
+        assert flags.get("criterion") != "adaptive_loss" or flags["ddp-backend"] == "legacy_ddp", name
+        assert flags.get("criterion") != "sentence_prediction" or "find-unused-parameters" in flags, name
+        # else the rows of a batch are a multiple of 8, and depend on the number of GPUs
+        assert "tokens-per-sample" not in flags or flags["required-batch-size-multiple"] == "1", name
 
 
 @pytest.mark.parametrize(
@@ -1695,12 +1723,24 @@ def test_hardware(monkeypatch):
     assert provenance.hardware("cpu").endswith(f", {torch.get_num_threads()} thread(s)")
 
 
+def test_a_record_says_how_many_gpus(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    file = tmp_path / "provenance.json"
+    provenance.note(file, "cuda", 8, "bf16")
+    provenance.note(file, "cuda", 1, "fp32")
+    several, one = json.loads(file.read_text())
+    assert (several["hardware"], several["precision"]) == ("8 × a GPU", "bf16")
+    assert one["hardware"] == "a GPU" and "precision" not in one
+    assert provenance.device_of(several["hardware"]) == "gpu"
+
+
 @pytest.mark.parametrize("value, threads", [("4,2", 4), (" 3", 3), ("", None), ("abc", None), ("0", None)])
 def test_threads_of_the_environment(value, threads, tmp_path, monkeypatch):
     """As OpenMP takes them: a list is for nested levels, and what it does not understand is no number."""
     monkeypatch.setenv("OMP_NUM_THREADS", value)
     assert provenance.asked_threads() == threads
-    provenance.note(tmp_path / "provenance.json", "cpu")
+    provenance.note(tmp_path / "provenance.json", "cpu", 1, "fp32")
     assert json.loads((tmp_path / "provenance.json").read_text())[0]["hardware"].endswith(
         f", {threads or torch.get_num_threads()} thread(s)"
     )
