@@ -489,7 +489,8 @@ def run_cell(project, monkeypatch, table, data, model, updates, *flags):
 def test_a_language_model(project, lm_data, monkeypatch):
     """From data to perplexity: the figure is what fairseq-eval-lm prints, with all tokens counted."""
     flags = [*TINY_LM, "--tokens-per-sample", "32", "--synth-max-length", "32", "--lr", "0.02", "--warmup-updates", "5"]
-    run, record = run_cell(project, monkeypatch, "ptb_cpu", lm_data, "random", 20, *flags)
+    # two updates are an epoch, at whose end the recipe does not validate: the save after 11 is in the midst of one
+    run, record = run_cell(project, monkeypatch, "ptb_cpu", lm_data, "random", 22, *flags)
     score = json.loads((run / "scores.json").read_text())["ppl"]
     tokens = tasks.word_count(lm_data / "text" / "test.txt")
     assert score["signature"] == f"words+lines:{tokens}|tokens:{tokens}|block:32|context:0"
