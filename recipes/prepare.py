@@ -192,6 +192,8 @@ def prepare(name: str, dataset: str, out: Path, source: Optional[Path], given: M
     if not source and not dry_run() and not done and not (text.urls or text.archives or text.sets or text.script):
         wanted = f", {{train,valid,test}}.{{{src},{tgt}}}" if corpus.kind == "parallel" else ""
         raise UserError(f"{name}: nothing to download; name the folder of its text by --from{wanted}")
+    if given.get("keep-end") and not options.truncate_source:
+        raise UserError("--keep-end: nothing is cut; give --truncate-source too, or leave it out")
     if options.like and corpus.labels and not dry_run():
         check_labels(corpus, options)
     job = Job(corpus, text, source, src, tgt, out, options)
@@ -447,13 +449,15 @@ def subwords_of(data: Path, kind: str) -> Callable[[str], Sequence[str]]:
 
 def last_words(subwords: Sequence[str], most: int, kind: str) -> Sequence[str]:
     """The last `most` subwords, or fewer, from the beginning of a word on. `kind`: bpe or sentencepiece."""
+
+    def begins_word(i: int) -> bool:
+        if kind == "sentencepiece":
+            return subwords[i].startswith("\u2581")
+        return not subwords[i - 1].endswith("@@")
+
     first = max(0, len(subwords) - most)
-    for i in range(first, len(subwords)):
-        if i == 0 or (
-            subwords[i].startswith("\u2581") if kind == "sentencepiece" else not subwords[i - 1].endswith("@@")
-        ):
-            return subwords[i:]
-    return subwords[first:]  # all of one word
+    begin = first and next(filter(begins_word, range(first, len(subwords))), first)  # first: all are of one word
+    return subwords[begin:]
 
 
 # ---- steps

@@ -71,7 +71,7 @@ def note(file: Path, device: str, processes: int, precision: str) -> None:
     """Adds the origin of a training that starts to the list in its folder; one that was resumed may have several.
 
     Args:
-        processes: how many it has; with a GPU, a processor's threads or a machine's part of them each.
+        processes: how many it has. Each has a GPU, or so many threads.
         precision: fp32, or the half precision that it computes in.
     """
     now = here(device, asked_threads())  # the threads of the training, which is another process

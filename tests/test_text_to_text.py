@@ -135,6 +135,7 @@ def test_prepare_refuses_options(tmp_path, aeslc):
     argv = ["aeslc", tmp_path / "out", "--from", aeslc]
     refused(prepare.main, *argv, "--history", "3", parts=["--history 3: not for aeslc"])
     refused(prepare.main, *argv, "--truncate-source", "1", parts=["--truncate-source", "at least 2"])
+    refused(prepare.main, *argv, "--keep-end", parts=["--keep-end", "give --truncate-source too"])
 
 
 def test_archives(tmp_path, monkeypatch):
