@@ -241,7 +241,7 @@ def text_at_hand(job: Job, source: Path) -> Tuple[Examples, str]:
     """The examples of a folder, and what tells its text from another. Mistakes are told before anything is written."""
     kind, files, options = job.corpus.kind, [], job.options
     if kind != "parallel" and corpora.has_archive(job.text, source):
-        files = [path for url in job.text.urls for path in [source / Path(url).name] if path.exists()]
+        files = list(filter(Path.exists, (source / Path(url).name for url in job.text.urls)))
     elif kind in ("labels", "pairs"):
         found = read(job.corpus, source, options.history, options.examples, options.valid)
         rows = {split: [(e.target, e.source) if kind == "labels" else e for e in found[split]] for split in found}

@@ -295,10 +295,8 @@ def start(argv: Sequence[object], show_line: Optional[Callable[[str], None]] = N
     if dry_run():
         return main(words)
     out, errors = (subprocess.PIPE, subprocess.STDOUT) if show_line else (None, None)
-    command, env = (
-        [sys.executable, ROOT / "scripts" / "recipe.py", "train", *words],
-        {**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    command = [sys.executable, ROOT / "scripts" / "recipe.py", "train", *words]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
     with started(command, env=env, stdout=out, stderr=errors) as process:
         if process.stdout and show_line:
             for line in process.stdout:
