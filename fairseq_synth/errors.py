@@ -111,6 +111,8 @@ def explain_fairseq(error: BaseException) -> Optional[str]:
             f"--task: this task needs a model of its own, not a Synthesizer ({first_line(error)}); take "
             f"{TASK_OF_CONFIG[config[1]]}"
         )
+    if "requires a FairseqMultiModel" in text:
+        return f"--task: this task needs a model of its own, not a Synthesizer ({first_line(error)}); take translation"
     if type(error).__name__ == "InterpolationKeyError" and "SynthesizerLanguageModelConfig" in text:
         return (
             f"--task: this task does not fit a language model ({first_line(error)}); take --task language_modeling, or "

@@ -105,7 +105,8 @@ class LimitedStack:
         if limit is not None and tokens.size(1) > limit:
             raise ValueError(
                 "a sentence of {} tokens is longer than {} {}; shorten it, or train with a larger {} "
-                "(with --required-seq-len-multiple: a multiple of that)".format(
+                "(with --required-seq-len-multiple: a multiple of that). Tokens that the task itself adds, as with "
+                "--insert or --encoder-langtok, count too".format(
                     tokens.size(1), self.length_flag, limit, self.length_flag
                 )
             )

@@ -368,6 +368,7 @@ def test_long_validation_sentences_are_found_before_training(uneven, tmp_path):
         (["--finetune-from-model", "nowhere.pt"], ["--finetune-from-model nowhere.pt does not exist"]),
         (["--train-subset", "nothing"], ["Dataset not found: nothing", "bin"]),
         (["--task", "multilingual_translation", "--lang-pairs", "en-de"], ["--task: ", "take translation"]),
+        (["--task", "semisupervised_translation", "--lang-pairs", "en-de"], ["--task: ", "take translation"]),
         pytest.param(
             ["--fp16"], ["--fp16 ", "--bf16"], marks=pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
         ),
@@ -380,6 +381,20 @@ def test_refused_before_the_first_batch(data, tmp_path, flags, parts):
     line = complaint(train.cli_main, *argv, *flags)
     assert all(part in line for part in parts), line
     assert not os.listdir(tmp_path)
+
+
+def test_tokens_that_a_task_adds_are_named(data, tmp_path):
+    """fairseq checks lengths before the denoising task inserts noise."""
+    lines = (data / "train.en").read_text().splitlines()
+    (tmp_path / "rows").write_text("".join(f"{' '.join((line.split() * 20)[:20])}\n" for line in lines))
+    words = ["--only-source", "--srcdict", data / "bin" / "dict.en.txt"]
+    run_cli(preprocess.cli_main, *words, "--trainpref", tmp_path / "rows", "--destdir", tmp_path / "bin")
+    argv = [tmp_path / "bin", *USER_DIR, "--arch", "transformer_synth_random_multi30k", *SMALL, *RECIPE]
+    argv += ["--task", "denoising", "--mask", "0.3", "--replace-length", "1", "--share-all-embeddings", "--cpu"]
+    argv += ["--sample-break-mode", "eos", "--disable-validation", "--max-update", "1", "--save-dir", tmp_path / "save"]
+    run_cli(train.cli_main, *argv)
+    line = complaint(train.cli_main, *argv, "--insert", "0.3", "--save-dir", tmp_path / "other")
+    assert "longer than --synth-max-length 24" in line and "as with --insert" in line, line
 
 
 @pytest.mark.parametrize(
