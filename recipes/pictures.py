@@ -29,7 +29,7 @@ def of_tables() -> Iterator[Picture]:
     for table in TABLES.values():
         for dataset in table.datasets:
             rows = {row: found for row, found in rows_of(table, dataset, load_cells(table.name)).items() if found}
-            for kind, draw in (("valid-loss", curves), ("scores", bars)):
+            for kind, draw in (("valid-loss", curves), ("scores", runs)):
                 name = f"{table.name}-{dataset.name}-{kind}.png"
                 if rows and name in pages:
                     calls, settings = draw(table, dataset, rows)
@@ -50,20 +50,20 @@ def curves(table: Table, _: Dataset, rows: Rows) -> Panel:
     return Panel([*calls, legend()], {"xlabel": "updates", "ylabel": "validation loss", "ylim": limits})
 
 
-def bars(table: Table, dataset: Dataset, rows: Rows) -> Panel:
-    """A bar for each model's mean, a dot for each run; the best first."""
-    metric, name = next(iter(table.figures(dataset).items()))
+def runs(table: Table, dataset: Dataset, rows: Rows) -> Panel:
+    """A dot for each run and a stroke for each model's mean, the best first; a line through the baseline's mean."""
+    metric = table.metric(dataset)
     found = {model: [r["figures"][metric] for r in records] for model, records in rows.items()}
     means = {model: statistics.mean(values) for model, values in found.items()}
-    models = sorted(means, key=lambda model: means[model], reverse=table.task.BEST is max)
-    colors = ["black" if model == table.baseline else "tab:blue" for model in models]
-    calls: List[Call] = [("barh", [models, [means[m] for m in models]], {"color": colors, "alpha": 0.5})]
-    for model in models:
-        calls.append(("scatter", [found[model], [model] * len(found[model])], {"color": "black", "s": 10, "zorder": 3}))
-    values = sum(found.values(), [])
-    margin = max(max(values) - min(values), 1) * 0.2
-    limits = (min(values) - margin, max(values) + margin)
-    return Panel([*calls, ("invert_yaxis", [], {})], {"xlabel": name, "xlim": limits})
+    calls: List[Call] = [("grid", [], {"axis": "y", "alpha": 0.4}), ("set_axisbelow", [True], {})]
+    if table.baseline in means:
+        calls.append(("axvline", [means[table.baseline]], {"color": "0.6", "linestyle": "--", "linewidth": 1}))
+    for model in sorted(means, key=lambda model: means[model], reverse=table.task.BEST is max):
+        own = {"color": "black" if model == table.baseline else "tab:blue"}
+        calls.append(("scatter", [found[model], [model] * len(found[model])], {"s": 14, **own}))
+        calls.append(("scatter", [[means[model]], [model]], {"marker": "|", "s": 300, **own}))
+    label = f"{table.figures(dataset)[metric]}: a dot is a run, a stroke the mean"
+    return Panel([*calls, ("invert_yaxis", [], {})], {"xlabel": label})
 
 
 # ---- the six functions

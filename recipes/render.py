@@ -162,10 +162,11 @@ def difference(values: Sequence[float], digits: int) -> str:
     return f"{round(mean, digits) + 0.0:+.{digits}f}{interval}"  # no -0.00
 
 
-def compared(table: Table, rows: Rows, figure: str, digits: int) -> List[Column]:
-    """The column of differences to the baseline, if there are some."""
+def compared(table: Table, rows: Rows, figure: str, digits: int, name: str = "") -> List[Column]:
+    """The column of differences to the baseline, if there are some. `name`: of the figure, where it is to be said."""
     cells = {row: difference(values, digits) for row, values in differences(table, rows, figure).items()}
-    return [(f"minus {baseline_name(table)} [95 %]", cells)] if any(cells.values()) else []
+    heading = f"minus {baseline_name(table)}{name and f', {name}'} [95 %]"
+    return [(heading, cells)] if any(cells.values()) else []
 
 
 def of_paper(table: Table, name: str) -> List[Column]:
@@ -247,7 +248,8 @@ def columns_of(table: Table, dataset: Dataset, records: Sequence[Record]) -> Lis
     if table.paper or any(rows.values()):
         cells = {row: figures(found, names, table.digits) for row, found in rows.items()}
         columns.append((f"{title}, here" if table.paper else title, cells))
-    columns += compared(table, rows, table.metric(dataset), table.digits)
+    metric = table.metric(dataset)
+    columns += compared(table, rows, metric, table.digits, names[metric] if len(names) > 1 else "")
     if paper_steps(table):
         timed = speeds(f"{table.name}/speed", dataset.name, "ratio")
         cells = {row: f"{timed[row].ratio:.2f}" if row in timed else NOT_RUN for row in rows}
@@ -265,9 +267,8 @@ def note(table: Table, records: List[Record]) -> str:
     if not records:
         return f"{text}: nobody has run it yet.{timed}"
     minutes = sorted(r["minutes"] for r in records)
-    took = f"{minutes[len(minutes) // 2]:.1f}"
-    if minutes[-1] > 2 * minutes[0]:
-        took = f"{minutes[0]:.0f} to {minutes[-1]:.0f}"
+    least, most = f"{minutes[0]:.0f}", f"{minutes[-1]:.0f}"
+    took = f"{minutes[len(minutes) // 2]:.1f}" if least == most else f"{least} to {most}"
     text += f"{of_the_machine(records)}, N from {sorted({r['seed'] for r in records})}, "
     text += f"{shared(r['updates'] for r in records)} updates each, {took} minutes of training. "
     names = dict.fromkeys(name for dataset in table.datasets for name in table.figures(dataset))
@@ -306,7 +307,7 @@ def picture(name: str, folder: str = "docs/") -> str:
     dataset = table.datasets[0]
     if not any(record["dataset"] == dataset.name for record in load_cells(name)):
         return ""
-    metric = next(iter(table.figures(dataset).values()))
+    metric = table.figures(dataset)[table.metric(dataset)]
     return f"\n![{metric} of every model, {dataset.heading}]({folder}{name}-{dataset.name}-scores.png)\n\n"
 
 

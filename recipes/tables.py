@@ -63,7 +63,7 @@ class Table:
             raise UserError(f"table {self.name}: {wrong[0]}")
 
     def figures(self, dataset: Dataset) -> Mapping[str, str]:
-        """{figure of scores.json that a column shows: its heading}. The first one is compared and drawn."""
+        """{figure of scores.json that a column shows: its heading}."""
         names = dataset.figures or (CORPORA[dataset.name].scores if dataset.name in CORPORA else ())
         return {name: HEADINGS.get(name, name) for name in names} or {self.task.METRIC: self.task.METRIC_NAME}
 
@@ -72,8 +72,9 @@ class Table:
         return next(dataset for dataset in self.datasets if dataset.name == name)
 
     def metric(self, dataset: Dataset) -> str:
-        """The figure of a column that is compared and drawn."""
-        return next(iter(self.figures(dataset)))
+        """The figure of a column that is compared and drawn: the task's, else the column's first."""
+        names = self.figures(dataset)
+        return self.task.METRIC if self.task.METRIC in names else next(iter(names))
 
     def first_stage(self, dataset: Dataset) -> str:
         """The name of the data set here that another table's models of `dataset` begin with; empty if there is none.

@@ -12,7 +12,7 @@ import zipfile
 import pytest
 from helpers import ROOT, flag, refused
 
-from recipes import examples, metrics, prepare, render, reproduce, tables, tasks, train, translate
+from recipes import examples, metrics, pictures, prepare, render, reproduce, tables, tasks, train, translate
 from recipes.command import UserError, read_settings
 from recipes.corpora import CORPORA
 from recipes.tables import TABLES
@@ -364,3 +364,28 @@ def test_figures_side_by_side(tmp_path, monkeypatch):
     shown = render.results("personachat")
     assert "| PersonaChat (BLEU-4/ROUGE-L/METEOR/CIDEr), paper |" in shown
     assert "| `random` | not run | 2.25/15.00/6.42/19.57 | not run |" in shown
+
+
+def test_one_of_several_figures_is_compared(tmp_path, monkeypatch):
+    """That of the significance test, by its name, in the table and in the picture; the time is of all runs."""
+    for module in (render, tables):
+        monkeypatch.setattr(module, "ROOT", tmp_path)
+    folder = tmp_path / "results" / "personachat" / "cpu"
+    folder.mkdir(parents=True)
+    same = {"dataset": "personachat", "seed": 1, "hardware": "a CPU, 1 thread(s)", "command": "x", "commit": "c"}
+    same.update(updates=9, parameters=1e6, curve={}, versions={"torch": "2"}, signatures={})
+    for model, minutes, values in (("transformer", 7, (3, 8.5, 4, 9)), ("random", 11, (2, 9, 5, 7))):
+        figures = dict(zip(("bleu4", "rougeL", "meteor", "cider"), values))
+        record = {**same, "model": model, "minutes": minutes, "figures": figures}
+        (folder / f"personachat-{model}-seed1.json").write_text(json.dumps(record))
+    shown = render.results("personachat")
+    assert "| minus the Transformer, ROUGE-L [95 %] |" in shown and "| +0.50 |" in shown
+    assert "9 updates each, 7 to 11 minutes of training." in shown
+    assert "![ROUGE-L of every model, PersonaChat]" in render.picture("personachat")
+    table = TABLES["personachat"]
+    rows = render.rows_of(table, table.datasets[0], render.load_cells("personachat"))
+    drawn = pictures.runs(table, table.datasets[0], {row: found for row, found in rows.items() if found})
+    assert drawn.settings["xlabel"].startswith("ROUGE-L: ")
+    dots = [call for call in drawn.calls if call[0] == "scatter"]
+    assert [call[1] for call in dots[::2]] == [[[9], ["random"]], [[8.5], ["transformer"]]]
+    assert ("axvline", [8.5]) in [call[:2] for call in drawn.calls]
