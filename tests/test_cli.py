@@ -13,7 +13,20 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from fairseq_cli import generate, hydra_train, interactive, preprocess, train, validate
-from helpers import RECIPE, ROOT, SMALL, TEST_SENTENCES, USER_DIR, command, complaint, fit, losses, make_text, run_cli
+from helpers import (
+    NO_THREAD,
+    RECIPE,
+    ROOT,
+    SMALL,
+    TEST_SENTENCES,
+    USER_DIR,
+    command,
+    complaint,
+    fit,
+    losses,
+    make_text,
+    run_cli,
+)
 
 
 @pytest.fixture(scope="session")
@@ -392,6 +405,7 @@ def test_tokens_that_a_task_adds_are_named(data, tmp_path):
     argv = [tmp_path / "bin", *USER_DIR, "--arch", "transformer_synth_random_multi30k", *SMALL, *RECIPE]
     argv += ["--task", "denoising", "--mask", "0.3", "--replace-length", "1", "--share-all-embeddings", "--cpu"]
     argv += ["--sample-break-mode", "eos", "--disable-validation", "--max-update", "1", "--save-dir", tmp_path / "save"]
+    argv += NO_THREAD
     run_cli(train.cli_main, *argv)
     line = complaint(train.cli_main, *argv, "--insert", "0.3", "--save-dir", tmp_path / "other")
     assert "longer than --synth-max-length 24" in line and "as with --insert" in line, line
