@@ -106,13 +106,11 @@ def explain_fairseq(error: BaseException) -> Optional[str]:
             "--reset-optimizer, or --finetune-from-model in its place"
         )
     config = re.search(r"Synthesizer(Transformer|LanguageModel|Roberta)Config", text)
-    if type(error).__name__ == "ConfigAttributeError" and config:
+    if (type(error).__name__ == "ConfigAttributeError" and config) or "requires a FairseqMultiModel" in text:
         return (
             f"--task: this task needs a model of its own, not a Synthesizer ({first_line(error)}); take "
-            f"{TASK_OF_CONFIG[config[1]]}"
+            f"{TASK_OF_CONFIG[config[1] if config else 'Transformer']}"
         )
-    if "requires a FairseqMultiModel" in text:
-        return f"--task: this task needs a model of its own, not a Synthesizer ({first_line(error)}); take translation"
     if type(error).__name__ == "InterpolationKeyError" and "SynthesizerLanguageModelConfig" in text:
         return (
             f"--task: this task does not fit a language model ({first_line(error)}); take --task language_modeling, or "
