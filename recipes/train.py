@@ -405,9 +405,10 @@ def main(argv: Sequence[str]) -> None:
         settings.update(recipe=name, recipe_flags=" ".join(words_of(recipe.flags)), flags=" ".join(rest))
         settings.update(batch_tokens=args.batch_tokens, seed=args.seed, precision=args.precision)
         settings.update(max_update=schedule(command))
-        if read_settings(save / "settings").get("data") == str(data.resolve()):
+        last = "checkpoint_last.pt"
+        if (save / last).exists() and read_settings(save / "settings").get("data") == str(data.resolve()):
             check_data(save, data)
-        pin_settings(save / "settings", "checkpoint_last.pt", settings)
+        pin_settings(save / "settings", last, settings)
         show(command)
         if not dry_run():
             processes = args.nodes * (args.gpus or args.processes)

@@ -519,6 +519,15 @@ def test_a_run_knows_its_data(begun):
     go_on()
 
 
+def test_a_run_without_a_checkpoint_takes_new_data(begun):
+    """A training that failed before its first checkpoint has learned nothing of the earlier data."""
+    data, save, go_on = begun
+    (save / "checkpoint_last.pt").unlink()
+    (data / "bin" / "dict.de.txt").write_text("zwei 1\n")
+    go_on()
+    assert f"data_digest={train.digest_of(data)}" in (save / "settings").read_text().splitlines()
+
+
 def test_a_run_goes_on_as_it_was_begun(begun, monkeypatch):
     """With the precision and the recipe's flags that it had, and with a schedule that ends where it was to end."""
     _, save, go_on = begun
