@@ -40,6 +40,7 @@ class Corpus:
     rows: str = ""  # a reader of examples.py; default: by the ending of the file's name
     columns: Sequence[str] = ()  # of a table without a line of headings
     names: Mapping[str, str] = field(default_factory=dict)  # {other name of a column: its name}
+    broken_rows: bool = False  # rows with too few columns are left out, and counted; else they are refused
     labels: Mapping[str, str] = field(default_factory=dict)  # {each label: what is to be written}; the column "label"
     number: str = ""  # a column of numbers, which are written in steps of 0.2
     source: str = ""

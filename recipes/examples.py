@@ -187,11 +187,13 @@ def table(corpus: Corpus, path: Path) -> Iterator[Row]:
     csv.field_size_limit(1 << 30)
     tabs = ".tsv" in path.suffixes or (not is_labels and "\t" in text.split("\n")[0])
     style: Dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {"strict": True}
-    reader, before = csv.reader(io.StringIO(text, newline=""), **style), 0
+    reader, before, broken = csv.reader(io.StringIO(text, newline=""), **style), 0, 0
     try:
         for number, cells in enumerate(filter(None, reader)):
             if number == 0 and not is_labels and (not columns or {*columns, *corpus.names} & {*cells}):
                 columns = cells  # headings
+            elif len(cells) < len(columns) and corpus.broken_rows:
+                broken += 1
             elif len(cells) < len(columns):
                 wanted = f"{len(columns)} ({', '.join(columns)}), divided by {'tabs' if tabs else 'commas'}"
                 raise UserError(f"{path}: line {reader.line_num} has {len(cells)} column(s), not {wanted}")
@@ -204,6 +206,8 @@ def table(corpus: Corpus, path: Path) -> Iterator[Row]:
             f"{path}: the row from line {before + 1} on has a stray quote ({error}); a text with quotes is itself "
             'quoted, and each of its quotes is doubled: 1,"so ""called"" news"'
         ) from None
+    if broken:
+        print(f"{path}: {broken} row(s) with fewer than {len(columns)} columns are left out")
 
 
 def objects(corpus: Corpus, path: Path) -> Iterator[Row]:

@@ -74,6 +74,17 @@ def test_the_form_of_a_task(tmp_path, task):
     assert all(found.values())
 
 
+def test_broken_rows(tmp_path, capsys):
+    """QQP's training set has questions with a line break: each leaves two rows that are no examples."""
+    task = "qqp"
+    broken = '2\t"When was\n\tWhere?\t1'
+    heading, row = ROWS[task][1].split("\n")
+    write(tmp_path, task, "\n".join([heading, broken, row]))
+    found = examples.read(CORPORA[task], tmp_path, 0)
+    assert {f"{pair.source} => {pair.target}" for split in found.values() for pair in split} == {*ROWS[task][2]}
+    assert capsys.readouterr().out.count(": 2 row(s) with fewer than 4 columns are left out\n") == 2  # of each file
+
+
 def test_every_task_has_a_column():
     tasks = {name for name, corpus in CORPORA.items() if corpus.scores}
     assert tasks == set(ROWS) == {d.name for table in ("glue", "superglue") for d in TABLES[table].datasets}
