@@ -7,9 +7,10 @@ from ..errors import SynthesizerError, first_line
 
 logger = logging.getLogger(__name__)
 
+NEWEST_TORCH = (2, 15)  # pyproject.toml has the bound for pip
 SUPPORTED = (
     "supported: Python 3.8 to 3.10 with fairseq 0.12.2 and torch 2.3, Python 3.11 and 3.12 with ve-fairseq 0.12.3 "
-    "and torch 2.6 to 2.13"
+    f"and torch 2.6 to {NEWEST_TORCH[0]}.{NEWEST_TORCH[1]}"
 )
 
 
@@ -22,7 +23,7 @@ def check_torch(version: str) -> None:
     major, minor = (int(part) for part in version.split(".")[:2])
     if (major, minor) < (2, 3):
         raise SynthesizerError(f"torch {version} is too old; {SUPPORTED}")
-    if (major, minor) > (2, 13):
+    if (major, minor) > NEWEST_TORCH:
         logger.warning(f"torch {version} is newer than the tested ones; {SUPPORTED}")
 
 
