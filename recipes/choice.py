@@ -161,16 +161,16 @@ def of_task(heading: str, table: str, dataset: str) -> str:
     best = max(found, key=lambda model: found[model].gain)
     text = (
         f"- **{heading}**: `{fastest}` trains fastest of the functions whose {name} is not behind the Transformer's "
-        f"({found[fastest]}), {pace(fastest)}."
+        f"({found[fastest]}): {pace(fastest)}."
     )
     return text + f" `{best}` has the best {name} ({found[best]}), {pace(best)}." if best != fastest else text
 
 
 def pace(model: str) -> str:
-    """The speed of a model's training step, in a sentence."""
+    """The speed of a training step, of the base model of translation, in a sentence."""
     devices = {name: speeds(SPEED[f"training, {name}"]) for name in ("CPU", "GPU")}
-    times = [f"{of[model].ratio:.2f} on a {name}" for name, of in devices.items() if model in of]
-    return f"with steps {' and '.join(times)} times as fast as stock fairseq's"
+    times = [f"on a {name} {of[model].ratio:.2f} times" for name, of in devices.items() if model in of]
+    return f"{' and '.join(times)} as fast as stock fairseq"
 
 
 def of_long_text() -> str:

@@ -68,9 +68,7 @@ def main(argv: Sequence[str]) -> None:
         arch = RECIPES[RECIPE].architecture(args.variant)
         say(f"training {arch} for {updates} updates (log: {save}/train.log)")
         if args.data == "multi30k":
-            say(
-                "the README's recipe: some 25 minutes on an idle CPU core for 7000 updates; stop and call again at will"
-            )
+            say("the README's recipe: about an hour on a CPU core for 7000 updates; stop and call again at will")
         interval = max(1, updates // 20)
         threads = args.threads or asked_threads() or cores()
         command = [arch, args.pair, "--recipe", RECIPE, "--data", corpus, "--save-dir", save, "--seed", args.seed]

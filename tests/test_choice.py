@@ -110,7 +110,7 @@ def test_what_is_chosen(results):
     translation, language_models, long_text = choice.advice().splitlines()
     assert translation == (
         "- **Translation**: `random` trains fastest of the functions whose BLEU is not behind the Transformer's "
-        "(+3.00 ± 2.01), with steps 1.20 on a CPU and 0.90 on a GPU times as fast as stock fairseq's."
+        "(+3.00 ± 2.01): on a CPU 1.20 times and on a GPU 0.90 times as fast as stock fairseq."
     )
     assert "`dense` trains fastest" in language_models and "lightconv" not in language_models
     assert "`relative_random` (2.00 times as fast as stock fairseq, with 0.67 of its memory) have" in long_text
