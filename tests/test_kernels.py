@@ -18,6 +18,7 @@ from helpers import NAMES, SPECS, make_attention, padding_mask
 from fairseq_synth import computations
 from fairseq_synth.architectures import VARIANTS
 from fairseq_synth.computations import kernels, launches, plain
+from fairseq_synth.errors import SynthesizerError
 from fairseq_synth.logits import bias_of, diagonals_of, outer_product_of, product_of
 from fairseq_synth.masks import causal_mask
 from recipes.command import ROOT
@@ -81,6 +82,7 @@ def run(module, x, grad, mask, causal, monkeypatch, computation):
         visible = torch.ones_like(out[..., :1]) if mask is None else (~mask).t().unsqueeze(-1).to(out.dtype)
         module.zero_grad()
         (out * visible).backward(grad)
+    assert all(plan.works for plan in kernels.PLANS.values())  # none is replaced by another computation
     named = {name: p.grad for name, p in module.named_parameters() if p.requires_grad}
     return {"out": out.detach() * visible, "x": x.grad, **named}
 
@@ -223,9 +225,15 @@ def test_half_precision(dtype, is_short, monkeypatch, request):
             check(spec, length, masks, monkeypatch, 64 if on_gpu else 8, dtype)
 
 
-def test_one_sentence(monkeypatch):
+@pytest.mark.parametrize("is_short", [True, False])
+def test_one_sentence(is_short, monkeypatch):
+    """Its products are not stored as matrices, although nothing of it differs from a tensor that a batch shares."""
+    plan_with(monkeypatch, "is_short", lambda _: is_short)
     for spec in ("random+vanilla", MIXED):
         check(spec, 9, "none", monkeypatch, bsz=1)
+    product = product_of(*torch.randn(2, 1, 2, 7, 8))
+    parts = kernels.parts_of(product + product, torch.randn(1, 2, 7, 8))
+    assert len(parts.own) == len(parts.half) == 1 and not parts.matrices.tensors()
 
 
 @pytest.mark.parametrize("is_short", [True, False])
@@ -483,6 +491,7 @@ def test_what_is_not_supported(monkeypatch):
     assert supported(own + half + outer + bias_of(bias))
     assert supported(bias_of(bias), value, torch.zeros(3, 7, dtype=torch.bool), None)
     assert not supported(own)  # torch's fused attention
+    assert not supported(product_of(q[:1], q[:1]), value[:1]) and supported(own + bias_of(bias), value)
     for twice in (own + own, half + half, outer + outer, product_of(q[:1], q), bias_of(torch.randn(3, 2, 7, 7))):
         assert not supported(twice)
     assert not supported(bias_of(bias), attn_mask=torch.zeros(7, 7))
@@ -495,30 +504,73 @@ def test_what_is_not_supported(monkeypatch):
     assert not supported(bias_of(bias))
 
 
-def test_a_kernel_that_does_not_compile(monkeypatch, caplog):
-    """One warning, and the result of another computation, also in the calls that follow."""
+def failing(monkeypatch, error):
+    """Every kernel fails when it is loaded."""
     if torch.get_default_device().type != "cpu":
         pytest.skip("the interpreter compiles nothing")
 
-    tried = []
-
     def load(*_):
-        tried.append(True)
-        raise RuntimeError("out of registers")
+        raise error
 
     monkeypatch.setattr(kernels, "FAILED", set())
+    monkeypatch.setattr(kernels, "WORKED", set())
     monkeypatch.setattr(kernels, "device_fits", lambda _: True)
     monkeypatch.setattr(kernels, "is_interpreted", lambda: False)
-    monkeypatch.setattr(kernels, "DTYPES", (torch.float32,))
     monkeypatch.setattr(kernels, "load", load)
+
+
+def test_a_kernel_that_does_not_compile(monkeypatch, caplog):
+    """One warning, and the result of another computation, also in the calls that follow."""
+    failing(monkeypatch, RuntimeError("out of registers"))
     for length in (7, 7, 6):
         bias, value = torch.randn(1, 2, length, length), torch.randn(3, 2, length, 8)
         out = computations.attend(bias_of(bias), value, None, None)
         torch.testing.assert_close(out, plain.compute(bias_of(bias), value, None, None))
-    assert len(tried) == 1 and [record.getMessage() for record in caplog.records] == [
+    assert [record.getMessage() for record in caplog.records] == [
         "FAIRSEQ_SYNTH_KERNELS: another computation is used for a call, as its kernel failed: "
         "RuntimeError('out of registers')"
     ]
+
+
+def test_memory_that_ends_while_a_kernel_is_loaded(monkeypatch):
+    """fairseq sees it, and the next call tries again."""
+    failing(monkeypatch, torch.cuda.OutOfMemoryError("CUDA out of memory"))
+    for _ in range(2):
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            kernels.compute(bias_of(torch.randn(1, 2, 7, 7)), torch.randn(3, 2, 7, 8), None, None)
+    assert not kernels.FAILED
+
+
+def test_a_kernel_that_fails_after_others_of_its_kind(monkeypatch):
+    """The second pass of activation checkpointing, with a gradient, cannot drop the weights that the first one has."""
+    failing(monkeypatch, RuntimeError("out of registers"))
+    bias, value = bias_of(torch.randn(1, 2, 7, 7)), torch.randn(3, 2, 7, 8)
+    with monkeypatch.context() as patch:
+        patch.setattr(kernels, "load", lambda *_: None)
+        patch.setattr(kernels, "run", lambda *_: None)
+        kernels.compute(bias, value, None, None, 0.5)
+    with pytest.raises(SynthesizerError, match="KERNELS: a kernel failed, give 0 for it: .*out of registers"):
+        kernels.compute(bias, value.requires_grad_(), None, None, 0.5)
+    assert torch.equal(kernels.compute(bias, value, None, None), plain.compute(bias, value, None, None))
+
+
+@pytest.mark.parametrize("is_short", [True, False])
+@pytest.mark.parametrize("bsz", [1, 3])
+def test_saved_tensors_in_other_memory(bsz, is_short, monkeypatch):
+    """torch's `save_on_cpu` brings back tensors that lie in another way."""
+    plan_with(monkeypatch, "is_short", lambda _: is_short)
+    packed, shared = torch.randn(5, bsz, 2, 24), torch.randn(5, 1, 2, 8)
+    q, k, v = (packed[..., i : i + 8].permute(1, 2, 0, 3) for i in (0, 8, 16))
+    R, grad = torch.randn(1, 2, 5, 5, requires_grad=True), torch.randn(bsz, 2, 5, 8)
+    logits = product_of(q, k) + product_of(q, shared.permute(1, 2, 0, 3)) + bias_of(R)
+    (expected,) = torch.autograd.grad(kernels.compute(logits, v, None, None), R, grad)
+
+    def copied(x):
+        return torch.empty(x.size(), dtype=x.dtype).copy_(x)
+
+    with torch.autograd.graph.saved_tensors_hooks(copied, lambda x: x):
+        out = kernels.compute(logits, v, None, None)
+    assert torch.equal(torch.autograd.grad(out, R, grad)[0], expected)
 
 
 @pytest.mark.parametrize("length,spills", [(7, False), (70, True)])

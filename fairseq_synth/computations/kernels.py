@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ..errors import SynthesizerError
 from ..logits import Logits, weighted
 from ..masks import is_causal, is_recorded
 from .launches import Launch, Options, Scratch, backward_launches, capability_of, forward_launch
@@ -30,6 +31,7 @@ from .memory import (
     gradients_of,
     is_filled,
     like_tokens,
+    lying_in,
     new_gradients,
     of_all_heads,
     own_size,
@@ -52,6 +54,7 @@ WHOLE = 512  # rows of a factor up to which the product of all rows is cheaper t
 MOST_PLANS = 4096  # that are kept
 Product = Tuple[Optional[Tensor], float, Tensor, Tensor]  # as of `Logits`
 FAILED: Set[Tuple[Any, ...]] = set()  # kinds of calls whose kernels do not compile; another computation takes them
+WORKED: Set[Tuple[Any, ...]] = set()  # kinds of calls whose kernels have been compiled
 
 
 class Parts(NamedTuple):
@@ -82,7 +85,7 @@ def supports(
     if value.numel() == 0 or parts is None:
         return False
     if parts.own and len(logits.products) == 1 and not (logits.outers or logits.biases or logits.diagonals):
-        return False  # `vanilla` alone: torch's fused attention
+        return False  # `vanilla` alone, and a single sentence with any one product: torch's fused attention
     width = max([value.size(3)] + [query.size(3) for _, _, query, _ in parts.own + parts.half])
     summands = len(logits.products) + len(logits.outers) + len(parts.matrices.biases) + len(parts.diagonals)
     return width <= 64 or (width <= WIDEST and summands <= 2)
@@ -127,7 +130,10 @@ def parts_of(logits: Logits, value: Tensor) -> Optional[Parts]:
 
     parts = Parts([], [], list(logits.outers), Logits([], [], [], []), Logits([], [], [], []), list(logits.diagonals))
     for weight, scale, query, key in logits.products:
-        if not is_shared(query) and not is_shared(key):
+        if bsz == 1:  # any product has any place; as a matrix it would be stored
+            place = next((each for each in (parts.own, parts.half) if not each), parts.matrices.products)
+            place.append((weight, scale, query, key))
+        elif not is_shared(query) and not is_shared(key):
             parts.own.append((weight, scale, query, key))
         elif not is_shared(query):
             parts.half.append((weight, scale, query, key))
@@ -155,7 +161,7 @@ def kind_of(
     matrix = (len(parts.matrices.products), [weight is None for weight, _ in parts.matrices.biases].count(False))
     masks = (key_padding_mask is None, attn_mask is None, dropout > 0)
     tile = value.size(2).bit_length()
-    return (value.device, value.dtype, value.requires_grad, value.size(3), tile, *counts, *matrix, *masks)
+    return (value.device, value.dtype, value.size(3), tile, *counts, *matrix, *masks)
 
 
 def compute(
@@ -296,7 +302,13 @@ def new_plan(given: Dict[str, Tensor], owners: List[Tensor], options: Options, k
     if plan.works and not is_interpreted():
         try:
             load(plan, wholes)
+            WORKED.add(kind)
+        except torch.cuda.OutOfMemoryError:
+            raise  # fairseq leaves such a batch out
         except Exception as error:  # of many classes: of the compiler, the assembler and the GPU's driver
+            if options.dropout > 0 and kind in WORKED:
+                # a second forward pass, of activation checkpointing, would drop other weights than the first
+                raise SynthesizerError(f"{VARIABLE}: a kernel failed, give 0 for it: {error!r:.1000}") from error
             FAILED.add(kind)
             plan.works = False
             logger.warning(f"{VARIABLE}: another computation is used for a call, as its kernel failed: {error!r:.1000}")
@@ -363,7 +375,7 @@ class _Kernels(torch.autograd.Function):
         tensors.update(out=out, logs=logs, hidden=hidden, seed=seed)
         with torch.cuda.device_of(out):  # the current device may be another; for the backward pass torch sets it
             run(plan.forward, tensors)
-        ctx.plan = plan
+        ctx.plan, ctx.strides = plan, [whole.stride() for whole in wholes]
         ctx.save_for_backward(hidden, seed, logs, out if plan.is_long else None, *wholes)
         return out
 
@@ -372,6 +384,9 @@ class _Kernels(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
         hidden, seed, logs, out, *wholes = ctx.saved_tensors
         plan, wanted = ctx.plan, ctx.needs_input_grad[3:]
+        wholes = [lying_in(stride, whole) for stride, whole in zip(ctx.strides, wholes)]
+        if out is not None:
+            out = out.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3)
         tensors = tensors_of(wholes, plan.places)
         grad = with_token_stride(grad, grad.size(0), grad.size(1), tensors["v"].dtype)
         backward = plan.backward_of(wanted, grad, wholes)

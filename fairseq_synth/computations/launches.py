@@ -67,8 +67,8 @@ class Launch:
 
 @lru_cache(maxsize=None)
 def capability_of(device: torch.device) -> Tuple[int, int]:
-    """A GPU's compute capability; the newest there is, under the interpreter."""
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (99, 0)
+    """A GPU's compute capability; that of Hopper under the interpreter."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
 
 
 class Scratch:
@@ -286,19 +286,20 @@ class Tile(NamedTuple):
     def of(kernel: str, t: Tensors) -> "Tile":
         """Of a kernel of `triton_long`."""
         summands = sum(t[name] is not None for name in ("q", "x", "left", "r"))
-        is_older = capability_of(t["v"].device) < (9, 0)  # their products of tiles hold more in registers
+        # Hopper, and Blackwell in data centers, read the factors of a product from shared memory; others hold them too
+        holds_factors = capability_of(t["v"].device)[0] not in (9, 10)
         rows, columns, warps = 64, 64, 8
         if summands > 2 and t["left"] is not None:
-            rows, columns, warps = 16, 16, 4 if is_older and is_padded(t) and kernel == "rows" else 8
+            rows, columns, warps = 16, 16, 4 if holds_factors and is_padded(t) and kernel == "rows" else 8
         elif kernel == "matrix" and t["x"] is not None and width_of(t) > 64:
             rows, columns = 16, 32
         elif summands > 2 or t["left"] is not None or width_of(t) > 64:
             rows, columns = 32, 32
-        elif is_older and kernel != "forward" and (summands > 1 or t["x"] is not None):
+        elif holds_factors and kernel != "forward" and (summands > 1 or t["x"] is not None):
             rows, columns = 32, 32
         elif kernel == "columns" and t["x"] is not None:
             rows, columns = 32, 64
-        elif t["q"] is not None and t["x"] is not None and (is_older or kernel == "rows"):
+        elif t["q"] is not None and t["x"] is not None and (holds_factors or kernel == "rows"):
             rows, columns = 64, 32
         size = power_of_2(t["v"].size(2))
         return Tile(min(rows, size), min(columns, size), warps, 1)

@@ -172,6 +172,14 @@ def like_tokens(x: Any) -> Tensor:
     return out
 
 
+def lying_in(stride: Sequence[int], x: Tensor) -> Tensor:
+    """x in these strides, which a hook on saved tensors, such as torch's `save_on_cpu`, does not keep."""
+    if x.stride() == tuple(stride):
+        return x
+    own = x[tuple(slice(None) if n else slice(1) for n in stride)]  # without what is expanded
+    return x.new_empty_strided(own.size(), tuple(stride)).copy_(own).expand(x.size())
+
+
 def token_stride(x: Tensor) -> int:
     """Between token t B + b and the next in x, (B, H, T, r), as `with_token_stride` leaves it."""
     return x.stride(0) if x.size(0) > 1 else x.stride(2)
