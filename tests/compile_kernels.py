@@ -1,14 +1,14 @@
 """Compiles the Triton kernels of a call for a GPU that is not there, and prints what each launch takes.
 
-    python tests/compile_kernels.py 80 bf16 8 64 random,random+vanilla 32,64
+    python tests/compile_kernels.py 80 bf16 8 64 random,random+vanilla 32,64 padded dropped
 
     python tests/compile_kernels.py --count 200 random+vanilla
 
-Architecture, type, heads, width of a head, functions, tokens. Each line is a JSON object: registers of a thread, bytes
-of registers spilled to memory, bytes of shared memory, and the options that the kernel was compiled with. The attention
-runs on torch's meta device, where tensors have no values; a stand-in for Triton's driver says which GPU it is, and a
-launch is compiled instead. With --count nothing is compiled: how many kernels so many random shapes would need is
-printed.
+Architecture, type, heads, width of a head, functions, tokens, and masks: padded (the default), causal, or dropped,
+which is padded with dropout. Each line is a JSON object: registers of a thread, bytes of registers spilled to memory,
+bytes of shared memory, and the options that the kernel was compiled with. The attention runs on torch's meta device,
+where tensors have no values; a stand-in for Triton's driver says which GPU it is, and a launch is compiled instead.
+With --count nothing is compiled: how many kernels so many random shapes would need is printed.
 """
 
 import json
@@ -30,7 +30,6 @@ from triton.compiler import CompiledKernel
 from fairseq_synth.computations import kernels, launches
 from fairseq_synth.masks import causal_mask
 
-SHARED_MEMORY = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024}  # of a program at most
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -83,7 +82,7 @@ def resources(compiled):
     return {"registers": int(registers), "spilled": int(stack) + int(local), "shared": compiled.metadata.shared}
 
 
-def compile_call(architecture, spec, dtype, heads, width, length, masks="padded", dropout=0.0, bsz=64, max_length=16):
+def compile_call(architecture, spec, dtype, heads, width, length, masks="padded", bsz=64, max_length=16):
     """The launches of a layer, forward and backward, compiled."""
     found, taken = [], [{}]
 
@@ -97,10 +96,11 @@ def compile_call(architecture, spec, dtype, heads, width, length, masks="padded"
         name = f"{launch.kernel.__module__.rsplit('_')[-1]}.{launch.kernel.__name__}"
         found.append({"kernel": name, **launch.options, **taken[-1]})
 
+    dropout = 0.1 if masks == "dropped" else 0.0
     module = make_attention(spec, "convex", heads * width, heads, max(length, max_length), 8, dropout=dropout)
     module = module.to("meta", dtype).train()
     x = torch.empty(length, bsz, heads * width, device="meta", dtype=dtype, requires_grad=True)
-    mask = torch.empty(bsz, length, device="meta", dtype=torch.bool) if masks == "padded" else None
+    mask = None if masks == "causal" else torch.empty(bsz, length, device="meta", dtype=torch.bool)
     attn_mask = causal_mask(x) if masks == "causal" else None
     gpu = dict(device_fits=lambda _: True, run=run, load=lambda *_: None, PLANS={})
     capability = mock.patch.object(launches, "capability_of", lambda _: divmod(architecture, 10))

@@ -4,6 +4,7 @@ Without ``--device cuda`` the interpreter runs them, and a stand-in for a driver
 default; ``--kernels`` runs everything.
 """
 
+import argparse
 import copy
 import functools
 import json
@@ -32,7 +33,7 @@ pytestmark = [
 ]
 MIXED = "random+factorized_random+dense+factorized_dense+vanilla"  # every place of the kernels
 MASKS = ["none", "padded", "left", "causal"]
-LIMITS = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024}  # shared memory of a program, in bytes
+LIMITS = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024, 120: 99 * 1024}  # shared memory of a program, in bytes
 
 
 @pytest.fixture
@@ -643,8 +644,8 @@ OTHER_WIDTHS = [("fp16", 64), ("bf16", 8), ("bf16", 40), ("bf16", 72), ("bf16", 
 COMPILED = [spec for spec in dict.fromkeys([*NAMES, *VARIANTS, MIXED]) if is_supported(spec)]
 # factorized_random has random's kernels
 FEWER = [spec for spec in COMPILED if "factorized_random" not in spec or spec == MIXED]
-ALL = [(architecture, "bf16", 64, COMPILED, [32, 64, 256]) for architecture in LIMITS]
-ALL += [(architecture, *kind, FEWER, [32, 64, 256]) for architecture in LIMITS for kind in OTHER_WIDTHS]
+ALL = [(architecture, "bf16", 64, COMPILED, [32, 64, 256]) for architecture in (80, 86, 90)]
+ALL += [(architecture, *kind, FEWER, [32, 64, 256]) for architecture in (80, 86, 90) for kind in OTHER_WIDTHS]
 
 
 @pytest.mark.parametrize("number", range(len(ALL)))
@@ -655,7 +656,19 @@ def test_resources(number, everything):
         pytest.skip("not in the chosen part")
     architecture, dtype, width, specs, lengths = calls[number]
     lists = (",".join(specs), ",".join(map(str, lengths)))
-    found = without_interpreter(architecture, dtype, 8, width, *lists, "padded", *(["causal"] if everything else []))
+    check_resources(architecture, dtype, width, *lists, "padded", *(["causal"] if everything else []))
+
+
+@pytest.mark.parametrize("architecture", [80, 90, 120])
+def test_resources_with_dropout(architecture, everything):
+    """On Blackwell outside data centers too."""
+    if not everything:
+        pytest.skip("not in the chosen part")
+    check_resources(architecture, "bf16", 64, "dense+vanilla,random+vanilla", "32,256", "dropped")
+
+
+def check_resources(architecture, dtype, width, *more):
+    found = without_interpreter(architecture, dtype, 8, width, *more)
     assert found
     for launch in map(json.loads, found):
         assert launch["spilled"] == 0, launch
@@ -696,3 +709,14 @@ def test_measuring(tmp_path, everything):
     assert {name: row["kernels"] for name, row in rows.items()} == {"random 3x7": 3, "fixed_random 3x7": 2}
     done = subprocess.run([*map(str, command[:3]), "--parts", "tea"], env=environment, capture_output=True, text=True)
     assert done.returncode == 1 and "error: --parts tea: choose from tests, tests-kernels, correct" in done.stderr
+
+
+def test_a_measurement_without_kernels_is_none(monkeypatch, tmp_path, capsys):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import gpu
+
+    for says, is_kept in (("another computation is used for a call", False), ("done", True)):
+        monkeypatch.setattr(gpu, "commands", lambda _, says=says: {"block": ["-c", f"print({says!r})"]})
+        assert gpu.run_part("block+kernels", argparse.Namespace(out=tmp_path, dry=True)) == is_kept
+        assert (tmp_path / "block+kernels.json").exists() == is_kept
+    assert "block+kernels: a kernel failed, and another computation was measured" in capsys.readouterr().out

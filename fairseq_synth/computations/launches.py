@@ -299,7 +299,7 @@ class Tile(NamedTuple):
             rows, columns = 32, 32
         elif kernel == "columns" and t["x"] is not None:
             rows, columns = 32, 64
-        elif t["q"] is not None and t["x"] is not None and (holds_factors or kernel == "rows"):
+        elif t["q"] is not None and (summands > 1 and kernel == "rows" or t["x"] is not None and holds_factors):
             rows, columns = 64, 32
         size = power_of_2(t["v"].size(2))
         return Tile(min(rows, size), min(columns, size), warps, 1)
