@@ -551,7 +551,7 @@ def test_a_kernel_that_fails_after_others_of_its_kind(monkeypatch):
         patch.setattr(kernels, "run", lambda *_: None)
         for dropout in (0.0, 0.5):
             kernels.compute(bias, value, None, None, dropout)
-    with pytest.raises(SynthesizerError, match="KERNELS: a kernel failed, give 0 for it: .*out of registers"):
+    with pytest.raises(SynthesizerError, match="KERNELS: a kernel failed; set it to 0: .*out of registers"):
         kernels.compute(bias, value.requires_grad_(), None, None, 0.5)
     assert torch.equal(kernels.compute(bias, value, None, None), plain.compute(bias, value, None, None))
 

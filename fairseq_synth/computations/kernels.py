@@ -308,7 +308,7 @@ def new_plan(given: Dict[str, Tensor], owners: List[Tensor], options: Options, k
         except Exception as error:  # of many classes: of the compiler, the assembler and the GPU's driver
             if options.dropout > 0 and kind in WORKED:
                 # a second forward pass, of activation checkpointing, would drop other weights than the first
-                raise SynthesizerError(f"{VARIABLE}: a kernel failed, give 0 for it: {error!r:.1000}") from error
+                raise SynthesizerError(f"{VARIABLE}: a kernel failed; set it to 0: {error!r:.1000}") from error
             FAILED.add(kind)
             plan.works = False
             logger.warning(f"{VARIABLE}: another computation is used for a call, as its kernel failed: {error!r:.1000}")
