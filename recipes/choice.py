@@ -167,7 +167,7 @@ def of_task(heading: str, table: str, dataset: str) -> str:
 
 
 def pace(model: str) -> str:
-    """The speed of a training step, of the base model of translation, in a sentence."""
+    """How fast a training step of the base model of translation is, in words."""
     devices = {name: speeds(SPEED[f"training, {name}"]) for name in ("CPU", "GPU")}
     times = [f"on a {name} {of[model].ratio:.2f} times" for name, of in devices.items() if model in of]
     return f"{' and '.join(times)} as fast as stock fairseq"

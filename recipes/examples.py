@@ -192,14 +192,14 @@ def table(corpus: Corpus, path: Path) -> Iterator[Row]:
         for number, cells in enumerate(filter(None, reader)):
             if number == 0 and not is_labels and (not columns or {*columns, *corpus.names} & {*cells}):
                 columns = cells  # headings
-            elif len(cells) < len(columns) and corpus.broken_rows:
-                broken += 1
-            elif len(cells) < len(columns):
-                wanted = f"{len(columns)} ({', '.join(columns)}), divided by {'tabs' if tabs else 'commas'}"
-                raise UserError(f"{path}: line {reader.line_num} has {len(cells)} column(s), not {wanted}")
-            else:
+            elif len(cells) >= len(columns):
                 more = {"rest": " ".join(cells[1:]), "last": cells[-1]} if is_labels else {}
                 yield {"line": reader.line_num, **dict(zip(columns, cells)), **more}
+            elif corpus.broken_rows:
+                broken += 1
+            else:
+                wanted = f"{len(columns)} ({', '.join(columns)}), divided by {'tabs' if tabs else 'commas'}"
+                raise UserError(f"{path}: line {reader.line_num} has {len(cells)} column(s), not {wanted}")
             before = reader.line_num
     except csv.Error as error:
         raise UserError(

@@ -431,7 +431,7 @@ def test_an_unsupported_host_is_named_in_one_line(tmp_path, module, body):
     )
     assert done.returncode != 0 and not done.stdout
     (line,) = done.stderr.strip().splitlines()
-    assert line.startswith("fairseq_synth: error: ") and versions.SUPPORTED in line
+    assert line.startswith("fairseq_synth: error: ") and "supported: Python 3.8" in line and versions.SUPPORTED in line
 
 
 def test_explanations():

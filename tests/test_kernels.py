@@ -228,7 +228,7 @@ def test_half_precision(dtype, is_short, monkeypatch, request):
 
 @pytest.mark.parametrize("is_short", [True, False])
 def test_one_sentence(is_short, monkeypatch):
-    """Its products are not stored as matrices, although nothing of it differs from a tensor that a batch shares."""
+    """Its products are not stored as matrices, although their factors have the size of those that a batch shares."""
     plan_with(monkeypatch, "is_short", lambda _: is_short)
     for spec in ("random+vanilla", MIXED):
         check(spec, 9, "none", monkeypatch, bsz=1)
@@ -506,28 +506,31 @@ def test_what_is_not_supported(monkeypatch):
 
 
 def failing(monkeypatch, error):
-    """Every kernel fails when it is loaded."""
+    """Every kernel fails when it is loaded; a list with an element for each time."""
     if torch.get_default_device().type != "cpu":
         pytest.skip("the interpreter compiles nothing")
 
+    tried = []
+
     def load(*_):
+        tried.append(True)
         raise error
 
-    monkeypatch.setattr(kernels, "FAILED", set())
-    monkeypatch.setattr(kernels, "WORKED", set())
+    monkeypatch.setattr(kernels, "KINDS", {})
     monkeypatch.setattr(kernels, "device_fits", lambda _: True)
     monkeypatch.setattr(kernels, "is_interpreted", lambda: False)
     monkeypatch.setattr(kernels, "load", load)
+    return tried
 
 
 def test_a_kernel_that_does_not_compile(monkeypatch, caplog):
     """One warning, and the result of another computation, also in the calls that follow."""
-    failing(monkeypatch, RuntimeError("out of registers"))
+    tried = failing(monkeypatch, RuntimeError("out of registers"))
     for length in (7, 7, 6):
         bias, value = torch.randn(1, 2, length, length), torch.randn(3, 2, length, 8)
         out = computations.attend(bias_of(bias), value, None, None)
         torch.testing.assert_close(out, plain.compute(bias_of(bias), value, None, None))
-    assert [record.getMessage() for record in caplog.records] == [
+    assert len(tried) == 1 and [record.getMessage() for record in caplog.records] == [
         "FAIRSEQ_SYNTH_KERNELS: another computation is used for a call, as its kernel failed: "
         "RuntimeError('out of registers')"
     ]
@@ -535,11 +538,11 @@ def test_a_kernel_that_does_not_compile(monkeypatch, caplog):
 
 def test_memory_that_ends_while_a_kernel_is_loaded(monkeypatch):
     """fairseq sees it, and the next call tries again."""
-    failing(monkeypatch, torch.cuda.OutOfMemoryError("CUDA out of memory"))
+    tried = failing(monkeypatch, torch.cuda.OutOfMemoryError("CUDA out of memory"))
     for _ in range(2):
         with pytest.raises(torch.cuda.OutOfMemoryError):
             kernels.compute(bias_of(torch.randn(1, 2, 7, 7)), torch.randn(3, 2, 7, 8), None, None)
-    assert not kernels.FAILED
+    assert len(tried) == 2 and not kernels.KINDS
 
 
 def test_a_kernel_that_fails_after_others_of_its_kind(monkeypatch):
@@ -551,7 +554,7 @@ def test_a_kernel_that_fails_after_others_of_its_kind(monkeypatch):
         patch.setattr(kernels, "run", lambda *_: None)
         for dropout in (0.0, 0.5):
             kernels.compute(bias, value, None, None, dropout)
-    with pytest.raises(SynthesizerError, match="KERNELS: a kernel failed; set it to 0: .*out of registers"):
+    with pytest.raises(SynthesizerError, match="set FAIRSEQ_SYNTH_KERNELS=0: .* kernel failed: .*out of registers"):
         kernels.compute(bias, value.requires_grad_(), None, None, 0.5)
     assert torch.equal(kernels.compute(bias, value, None, None), plain.compute(bias, value, None, None))
 
@@ -644,8 +647,9 @@ OTHER_WIDTHS = [("fp16", 64), ("bf16", 8), ("bf16", 40), ("bf16", 72), ("bf16", 
 COMPILED = [spec for spec in dict.fromkeys([*NAMES, *VARIANTS, MIXED]) if is_supported(spec)]
 # factorized_random has random's kernels
 FEWER = [spec for spec in COMPILED if "factorized_random" not in spec or spec == MIXED]
-ALL = [(architecture, "bf16", 64, COMPILED, [32, 64, 256]) for architecture in (80, 86, 90)]
-ALL += [(architecture, *kind, FEWER, [32, 64, 256]) for architecture in (80, 86, 90) for kind in OTHER_WIDTHS]
+ARCHITECTURES = [80, 86, 90]
+ALL = [(architecture, "bf16", 64, COMPILED, [32, 64, 256]) for architecture in ARCHITECTURES]
+ALL += [(architecture, *kind, FEWER, [32, 64, 256]) for architecture in ARCHITECTURES for kind in OTHER_WIDTHS]
 
 
 @pytest.mark.parametrize("number", range(len(ALL)))

@@ -11,7 +11,7 @@ kept, as a `Plan`, for calls whose tensors lie alike: the layers of a model, and
 import logging
 import os
 from functools import lru_cache
-from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -53,8 +53,8 @@ WIDEST = 128  # features of a head
 WHOLE = 512  # rows of a factor up to which the product of all rows is cheaper than the gradient of a slice
 MOST_PLANS = 4096  # that are kept
 Product = Tuple[Optional[Tensor], float, Tensor, Tensor]  # as of `Logits`
-FAILED: Set[Tuple[Any, ...]] = set()  # kinds of calls whose kernels do not compile; another computation takes them
-WORKED: Set[Tuple[Any, ...]] = set()  # kinds of calls whose kernels have been compiled
+KINDS: Dict[Tuple[Any, ...], bool] = {}  # {kind of calls: whether their kernels compile}
+REPLACED = "another computation is used"  # of calls whose kernels do not; benchmarks look for it in a log
 
 
 class Parts(NamedTuple):
@@ -298,20 +298,20 @@ def new_plan(given: Dict[str, Tensor], owners: List[Tensor], options: Options, k
     is_copied = any(name in given and id(x) not in names for name, x in t.items() if x is not None)
     if None not in sources and not is_copied:
         plan.sources = sources
-    plan.works = kind not in FAILED
+    plan.works = KINDS.get(kind, True)
     if plan.works and not is_interpreted():
         try:
             load(plan, wholes)
-            WORKED.add(kind)
+            KINDS[kind] = True
         except torch.cuda.OutOfMemoryError:
             raise  # fairseq leaves such a batch out
         except Exception as error:  # of many classes: of the compiler, the assembler and the GPU's driver
-            if options.dropout > 0 and kind in WORKED:
-                # a second forward pass, of activation checkpointing, would drop other weights than the first
-                raise SynthesizerError(f"{VARIABLE}: a kernel failed; set it to 0: {error!r:.1000}") from error
-            FAILED.add(kind)
-            plan.works = False
-            logger.warning(f"{VARIABLE}: another computation is used for a call, as its kernel failed: {error!r:.1000}")
+            reason = f"its kernel failed: {error!r:.1000}"
+            if options.dropout > 0 and kind in KINDS:
+                # the second forward pass of activation checkpointing would drop other weights than the first
+                raise SynthesizerError(f"set {VARIABLE}=0: a call cannot go on, as {reason}") from error
+            KINDS[kind] = plan.works = False
+            logger.warning(f"{VARIABLE}: {REPLACED} for a call, as {reason}")
     return plan
 
 
@@ -375,18 +375,16 @@ class _Kernels(torch.autograd.Function):
         tensors.update(out=out, logs=logs, hidden=hidden, seed=seed)
         with torch.cuda.device_of(out):  # the current device may be another; for the backward pass torch sets it
             run(plan.forward, tensors)
-        ctx.plan, ctx.strides = plan, [whole.stride() for whole in wholes]
+        ctx.plan, ctx.strides = plan, [x.stride() for x in (out, *wholes)]
         ctx.save_for_backward(hidden, seed, logs, out if plan.is_long else None, *wholes)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
-        hidden, seed, logs, out, *wholes = ctx.saved_tensors
+        hidden, seed, logs, *saved = ctx.saved_tensors
+        out, *wholes = map(lying_in, ctx.strides, saved)
         plan, wanted = ctx.plan, ctx.needs_input_grad[3:]
-        wholes = [lying_in(stride, whole) for stride, whole in zip(ctx.strides, wholes)]
-        if out is not None:
-            out = out.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3)
         tensors = tensors_of(wholes, plan.places)
         grad = with_token_stride(grad, grad.size(0), grad.size(1), tensors["v"].dtype)
         backward = plan.backward_of(wanted, grad, wholes)

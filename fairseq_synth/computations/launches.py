@@ -286,7 +286,7 @@ class Tile(NamedTuple):
     def of(kernel: str, t: Tensors) -> "Tile":
         """Of a kernel of `triton_long`."""
         summands = sum(t[name] is not None for name in ("q", "x", "left", "r"))
-        # Hopper, and Blackwell in data centers, read the factors of a product from shared memory; others hold them too
+        # GPUs other than Hopper, and Blackwell in data centers, hold the factors of a product in registers too
         holds_factors = capability_of(t["v"].device)[0] not in (9, 10)
         rows, columns, warps = 64, 64, 8
         if summands > 2 and t["left"] is not None:

@@ -172,12 +172,12 @@ def like_tokens(x: Any) -> Tensor:
     return out
 
 
-def lying_in(stride: Sequence[int], x: Tensor) -> Tensor:
-    """x in these strides, which a hook on saved tensors, such as torch's `save_on_cpu`, does not keep."""
-    if x.stride() == tuple(stride):
+def lying_in(stride: Tuple[int, ...], x: Any) -> Any:
+    """x with these strides: a hook on saved tensors, such as torch's `save_on_cpu`, may bring it back with others."""
+    if x is None or x.stride() == stride:
         return x
     own = x[tuple(slice(None) if n else slice(1) for n in stride)]  # without what is expanded
-    return x.new_empty_strided(own.size(), tuple(stride)).copy_(own).expand(x.size())
+    return x.new_empty_strided(own.size(), stride).copy_(own).expand(x.size())
 
 
 def token_stride(x: Tensor) -> int:
