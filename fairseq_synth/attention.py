@@ -27,7 +27,6 @@ from .masks import is_causal, is_recorded
 from .synthesizers import SYNTHESIZERS, Inputs, LayerSynthesizer
 
 logger = logging.getLogger(__name__)
-FUNCTIONS_OF_THE_TRAINING = "give the --encoder-synthesizer and --decoder-synthesizer of the training"
 
 
 @with_incremental_state
@@ -275,11 +274,12 @@ class SyntheticAttention(nn.Module):
 
     def _load_from_state_dict(self, state_dict: Dict[str, Tensor], prefix: str, *args: Any) -> None:
         # not fairseq's upgrade_state_dict_named, which runs before --encoder-layers-to-keep renames the layers
+        split_older(state_dict, prefix)
         rename_older(state_dict, f"{prefix}synthesizer.")
-        self.check_state_dict(state_dict, prefix)
+        self.prepare_state_dict(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def check_state_dict(self, state_dict: Dict[str, Tensor], prefix: str) -> None:
+    def prepare_state_dict(self, state_dict: Dict[str, Tensor], prefix: str) -> None:
         """Checks a checkpoint's synthesizer against this one, or starts this one from a stock Transformer.
 
         A stock checkpoint has no ``synthesizer.*``: the functions beside ``vanilla`` are silenced, so that
@@ -319,9 +319,9 @@ class SyntheticAttention(nn.Module):
         trained, present = functions_of(theirs), functions_of(own)
         if trained != present or has_query != (self.q_proj is not None):
             raise SynthesizerError(
-                f"{name}: the checkpoint has weights of {'+'.join(sorted(trained)) or 'no function'} "
-                f"{'with' if has_query else 'without'} query and key projections, this model has "
-                f"{'+'.join(names_of(self.synthesizer))}; {FUNCTIONS_OF_THE_TRAINING}"
+                f"{name}: the checkpoint has weights of {' and '.join(sorted(trained)) or 'no function'}, and "
+                f"{'query and key projections' if has_query else 'no query and key projections'}; this model has "
+                f"{' and '.join(names_of(self.synthesizer))}; {functions_of_the_training(name)}"
             )
         weighted = {key for key in theirs if key.endswith("alpha")}
         if weighted != {key for key in own if key.endswith("alpha")}:
@@ -342,19 +342,20 @@ class SyntheticAttention(nn.Module):
         Raises:
             SynthesizerError: this attention has no dot product, or other functions in some heads.
         """
-        name, functions = prefix.rstrip("."), "+".join(names_of(self.synthesizer))
+        name, functions = prefix.rstrip("."), " and ".join(names_of(self.synthesizer))
         if len(self.heads) > 1:
             if not self.synthesizer.state_dict():
                 return
             raise SynthesizerError(
                 f"{name}: the checkpoint has dot-product attention in all heads, this model has heads of several "
-                f"kinds; {FUNCTIONS_OF_THE_TRAINING}"
+                f"kinds; {functions_of_the_training(name)}"
             )
         (mixture,) = self.synthesizer.mixtures()  # type: ignore[operator]
         if not mixture.reads_query_key:
             raise SynthesizerError(
-                f"{name}: the checkpoint holds dot-product attention, this model has {functions}; "
-                "only vanilla and mixtures with it can start from a stock Transformer"
+                f"{name}: the checkpoint has dot-product attention in this layer, this model has {functions}; "
+                f"{functions_of_the_training(name)} (only vanilla and mixtures with it can start from a stock "
+                "Transformer)"
             )
         if not self.synthesizer.state_dict():
             return
@@ -373,11 +374,35 @@ class SyntheticAttention(nn.Module):
 
 
 def names_of(synthesizer: LayerSynthesizer) -> List[str]:
-    """The functions of a layer; where it has several groups of heads, each with the number of its group."""
+    """The functions of a layer; where it has several groups of heads, each with its group."""
     groups = [list(mixture.components) for mixture in synthesizer.mixtures()]
     if len(groups) == 1:
         return groups[0]
-    return [f"{i}.{name}" for i, names in enumerate(groups) for name in names]
+    return [of_group(name, i) for i, names in enumerate(groups) for name in names]
+
+
+def of_group(name: str, group: int) -> str:
+    """How a message names a function of one group of heads, counted from 0."""
+    return f"{name} (group {group + 1} of the heads)"
+
+
+def functions_of_the_training(name: str) -> str:
+    """What to do about other functions in the checkpoint, where `name` is an attention's place in the model."""
+    side = name.split(".")[0]
+    sides = [side] if side in ("encoder", "decoder") else ["encoder", "decoder"]
+    return f"give the {' and '.join(f'--{side}-synthesizer' for side in sides)} of the training"
+
+
+def split_older(state_dict: Dict[str, Tensor], prefix: str) -> None:
+    """Splits the projection ``in_proj`` of fairseq's older checkpoints, its published ones too, in place.
+
+    Its rows are those of queries, keys and values.
+    """
+    for kind in ("weight", "bias"):
+        rows = state_dict.pop(f"{prefix}in_proj_{kind}", None)
+        if rows is not None:
+            for name, part in zip(("q_proj", "k_proj", "v_proj"), rows.chunk(3)):
+                state_dict[f"{prefix}{name}.{kind}"] = part
 
 
 def rename_older(state_dict: Dict[str, Tensor], prefix: str) -> None:
@@ -407,8 +432,8 @@ def is_folded(keys: Iterable[str]) -> bool:
 
 def functions_of(keys: Iterable[str]) -> Set[str]:
     """The functions that have weights in a synthesizer's state dict, named as in `names_of`."""
-    found = (re.match(r"(?:groups\.(\d+\.))?components\.(\w+)\.", key) for key in keys)
-    return {f"{match[1] or ''}{match[2]}" for match in found if match}
+    found = (re.match(r"(?:groups\.(\d+)\.)?components\.(\w+)\.", key) for key in keys)
+    return {of_group(match[2], int(match[1])) if match[1] else match[2] for match in found if match}
 
 
 def check_self_attention(query: Tensor, **others: Optional[Tensor]) -> None:

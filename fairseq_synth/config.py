@@ -164,12 +164,12 @@ def layer_specs(args: argparse.Namespace, side: str) -> List[Tuple[HeadGroup, ..
         raise SynthesizerError(f"{flag} {spec!r} names {len(specs)} layers, --{side}-layers is {layers}")
     if not kept:
         return specs
-    try:
-        return [specs[i] for i in sorted(int(n) for n in kept.split(","))]
-    except (ValueError, IndexError):
+    numbers = [number.strip() for number in kept.split(",")]
+    if not set(numbers) <= {str(i) for i in range(layers)} or len(set(numbers)) < len(numbers):
         raise SynthesizerError(
-            f"--{side}-layers-to-keep {kept!r}: give numbers of layers, 0 to {layers - 1}, joined by commas"
-        ) from None
+            f"--{side}-layers-to-keep {kept!r}: give numbers of layers, 0 to {layers - 1}, joined by commas, each once"
+        )
+    return [specs[i] for i in sorted(map(int, numbers))]
 
 
 def length_limit(args: Any, specs: Sequence[Sequence[HeadGroup]]) -> Optional[int]:

@@ -93,6 +93,13 @@ def explain_fairseq(error: BaseException) -> Optional[str]:
         return "interrupted; a training that is started again goes on from its last checkpoint"
     if "--skip-invalid-size-inputs-valid-test" in text:
         return text + length_hint(text)
+    weights = misfit(error) or misfit(error.__context__)
+    if weights is not None:
+        named = "ensure that the architectures match" in text
+        return (
+            f"{text.split(';')[0] if named else 'the checkpoint does not fit'}: {weights}; give the --arch and the "
+            "sizes of its training"
+        )
     if "The dataset is empty" in text:
         lengths = "".join(f"; sentences over --synth-max-length {n} tokens were skipped" for n in sorted(built_lengths))
         return text.rstrip(".") + lengths
@@ -132,8 +139,26 @@ def length_hint(text: str) -> str:
     """What to add to a message if the limit that it names, ``max_positions=(24, 1024)``, may be a Synthesizer's."""
     numbers = re.findall(r"\d+", "".join(re.findall(r"max_positions=(\([^)]*\)|\d+)", text)))
     lengths = built_lengths.intersection(map(int, numbers))
-    hint = "; {} is this model's --synth-max-length, set in training (longer ones: --synth-beyond-length tile)"
+    hint = (
+        "; {} is this model's --synth-max-length: longer sentences need --synth-beyond-length tile, with a trained "
+        "model --model-overrides \"{{'synth_beyond_length': 'tile'}}\""
+    )
     return "".join(hint.format(n) for n in sorted(lengths))
+
+
+def misfit(error: Optional[BaseException]) -> Optional[str]:
+    """Which weights do not fit, in short, if `error` is torch's about a state dict of another model, else None."""
+    text = str(error)
+    if not text.startswith("Error(s) in loading state_dict"):
+        return None
+    lacking, unknown = (
+        re.findall('"([^"]+)"', "".join(re.findall(f"{kind} key.*", text))) for kind in ("Missing", "Unexpected")
+    )
+    sizes = re.findall(r"size mismatch for (\S+): .*?(\[.*?\]).*?(\[.*?\])", text)
+    found = [f"{name} is {theirs} in the checkpoint and {own} in this model" for name, theirs, own in sizes]
+    found += [f"the checkpoint lacks {name}" for name in lacking]
+    found += [f"this model has no {name}" for name in unknown]
+    return f"{found[0]}{f' (and {len(found) - 1} more)' if found[1:] else ''}" if found else None
 
 
 def raised_in(error: BaseException, module: str) -> bool:

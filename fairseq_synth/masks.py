@@ -4,9 +4,9 @@ Masks are flags or lengths; their values are never inspected on a GPU, where tha
 says `causal_mask`, which has no values. Sentences are aligned on their first token as they enter the model (`align`),
 so that position-indexed logits are right and all padding is behind the sentences.
 
-Any other mask is an ``attn_mask`` of numbers, which the plain computation adds to the logits. A decoder's is what
-``buffered_future_mask`` in `layers` returns; a step of decoding has none. What `causal_mask` hides is known to every
-computation, which leaves it out: to change that, search for ``causal``.
+Any other mask is an ``attn_mask`` of booleans or of numbers, which the plain computation applies to the logits. A
+decoder's is what ``buffered_future_mask`` in `layers` returns; a step of decoding has none. What `causal_mask` hides
+is known to every computation, which leaves it out: to change that, search for ``causal``.
 """
 
 from typing import List, Optional

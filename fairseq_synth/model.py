@@ -6,10 +6,12 @@ from typing import Any, Dict, Optional, Tuple, Type
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.tasks.denoising import DenoisingTask
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.masked_lm import MaskedLMTask
 from fairseq.tasks.sentence_prediction import SentencePredictionTask
 from fairseq.tasks.translation import TranslationTask
+from fairseq.tasks.translation_lev import TranslationLevenshteinTask
 from torch import Tensor
 
 from . import register
@@ -23,7 +25,7 @@ Tasks = Tuple[Tuple[type, ...], str]
 # the tasks that are known to need one kind of model, and their names; any other task is left to find out itself
 ENCODER_TASKS: Tasks = ((MaskedLMTask, SentencePredictionTask), "masked_lm or sentence_prediction")
 TASKS: Dict[str, Tasks] = {
-    "translation model": ((TranslationTask,), "translation"),
+    "translation model": ((TranslationTask, DenoisingTask), "translation or denoising"),
     "language model": ((LanguageModelingTask,), "language_modeling"),
     "encoder": ENCODER_TASKS,
     "Linformer": ENCODER_TASKS,
@@ -55,6 +57,11 @@ class SynthesizerModel:
         Raises:
             SynthesizerError: the task needs another kind of model.
         """
+        if isinstance(task, TranslationLevenshteinTask):
+            raise SynthesizerError(
+                "--task: this task needs a non-autoregressive model, which no Synthesizer is; take --task translation, "
+                "or one of fairseq's models"
+            )
         own, names = TASKS[cls.kind]
         for kind, (tasks, _) in TASKS.items():
             if isinstance(task, tasks) and not isinstance(task, own):

@@ -149,7 +149,9 @@ class SynthesizerRoberta(SynthesizerModel, RobertaModel):
                 ``--load-checkpoint-heads`` of another ``--num-classes``.
         """
         own = getattr(self.encoder.sentence_encoder.embed_positions, "weight", None)
-        theirs = state_dict.get("encoder.sentence_encoder.embed_positions.weight")
+        # fairseq's published models call the encoder "decoder"
+        names = [f"{side}.sentence_encoder.embed_positions.weight" for side in ("encoder", "decoder")]
+        theirs = next((state_dict[name] for name in names if name in state_dict), None)
         if own is not None and theirs is not None and own.shape[0] != theirs.shape[0]:
             trained = self.args.max_positions + theirs.shape[0] - own.shape[0]
             raise SynthesizerError(

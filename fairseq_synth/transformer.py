@@ -45,6 +45,11 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
                 "--cross-self-attention joins the encoder's keys to the decoder's; synthesized logits have no such "
                 "keys: leave the flag out"
             )
+        if args.tie_adaptive_weights:
+            raise SynthesizerError(
+                "--tie-adaptive-weights shares weights with --adaptive-input, which only language models have: leave "
+                "it out"
+            )
         check_flags(args, "encoder", "decoder")
         model = super().build_model(TransformerConfig.from_namespace(args), task)
         length = model.encoder.max_length or model.decoder.max_length

@@ -224,6 +224,11 @@ def test_start_from_a_stock_checkpoint(data, tmp_path):
     argv = [data / "bin", *USER_DIR, "--arch", "transformer_synth_random_vanilla_multi30k", *SMALL, *RECIPE]
     argv += ["--save-dir", tmp_path / "restored", "--restore-file", warm[1], *warm[2:]]
     assert "--restore-file: " in (line := complaint(train.cli_main, *argv)) and "--reset-optimizer" in line
+    line = complaint(train.cli_main, *argv, "--encoder-ffn-embed-dim", "24")
+    assert re.search(
+        r"checkpoint_last.pt: encoder.layers.0.fc1.weight is \[\d+, 16\] in the .* and \[24, 16\] in", line
+    )
+    assert re.search(r"\(and \d+ more\); give the --arch and the sizes of its training", line)
 
 
 def test_hydra(data, tmp_path, monkeypatch, capsys):
@@ -381,6 +386,7 @@ def test_long_validation_sentences_are_found_before_training(uneven, tmp_path):
         (["--finetune-from-model", "nowhere.pt"], ["--finetune-from-model nowhere.pt does not exist"]),
         (["--train-subset", "nothing"], ["Dataset not found: nothing", "bin"]),
         (["--task", "multilingual_translation", "--lang-pairs", "en-de"], ["--task: ", "take translation"]),
+        (["--task", "translation_lev", "--criterion", "nat_loss"], ["--task: ", "take --task translation"]),
         (["--task", "semisupervised_translation", "--lang-pairs", "en-de"], ["--task: ", "take translation"]),
         pytest.param(
             ["--fp16"], ["--fp16 ", "--bf16"], marks=pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")

@@ -360,6 +360,37 @@ def test_warm_start(kind, spec):
     assert any(p.grad.abs().sum() > 0 for n, p in model.named_parameters() if ".synthesizer." in n)
 
 
+def joined_projections(state):
+    """A state dict as older fairseq wrote it: the rows of queries, keys and values in one matrix, and one bias."""
+    state = dict(state)
+    for name in [name for name in state if ".q_proj." in name]:
+        parts = [state.pop(name.replace("q_proj", part)) for part in ("q_proj", "k_proj", "v_proj")]
+        state[name.replace("q_proj.", "in_proj_")] = torch.cat(parts)
+    return state
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("spec", ["vanilla", "random+vanilla"])
+def test_start_from_an_older_checkpoint(kind, spec):
+    stock = perturb(make_model(KINDS[kind][1])).state_dict()
+    older = joined_projections(stock)
+    assert any(name.endswith("self_attn.in_proj_weight") for name in older) and len(older) < len(stock)
+    model, expected = (make_synth(spec, kind, synth_mixture="sum") for _ in range(2))
+    model.load_state_dict(older)
+    expected.load_state_dict(stock)
+    theirs = expected.state_dict()
+    assert all(torch.equal(weight, theirs[name]) for name, weight in model.state_dict().items())
+
+
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+def test_other_positions_of_a_roberta(side):
+    """fairseq's published models call the encoder "decoder"."""
+    state = make_model(KINDS["encoder"][1], max_positions=20).state_dict()
+    state = {re.sub("^encoder", side, name): weight for name, weight in state.items()}
+    with pytest.raises(SynthesizerError, match="--max-positions 24: the checkpoint was trained with 20"):
+        make_synth("vanilla", "encoder").load_state_dict(state)
+
+
 @pytest.mark.parametrize("mixture", ["convex", "sum"])
 def test_a_warm_start_that_changes_the_output(mixture, caplog):
     """A mixture with weights begins with smaller logits, and says so."""
@@ -371,7 +402,8 @@ def test_a_warm_start_that_changes_the_output(mixture, caplog):
 @pytest.mark.parametrize("kind", KINDS)
 def test_stock_checkpoint_needs_vanilla(kind):
     stock = make_model(KINDS[kind][1]).state_dict()
-    with pytest.raises(SynthesizerError, match="only vanilla and mixtures with it"):
+    flag = "give the --encoder-synthesizer" if kind != "language_model" else "give the --decoder-synthesizer"
+    with pytest.raises(SynthesizerError, match=f"; {flag} of the training .only vanilla and mixtures with it can"):
         make_synth("random", kind).load_state_dict(stock)
 
 
@@ -401,10 +433,10 @@ def test_what_cannot_be_silenced_is_said(caplog):
     [
         (dict(spec="random"), dict(spec="random", synth_max_length=30), "--synth-max-length"),
         (dict(spec="factorized_random"), dict(spec="factorized_random", synth_rank=3), "--synth-rank"),
-        (dict(spec="random"), dict(spec="dense"), "weights of random without .*this model has dense"),
-        (dict(spec="random+vanilla"), dict(spec="random"), "weights of random with query and key"),
+        (dict(spec="random"), dict(spec="dense"), "weights of random, and no query .*this model has dense"),
+        (dict(spec="random+vanilla"), dict(spec="random"), "weights of random, and query and key"),
         (dict(spec="random+vanilla"), dict(spec="random+vanilla", synth_mixture="sum"), "--synth-mixture convex"),
-        (dict(spec="random"), dict(spec="vanilla"), "weights of random without"),
+        (dict(spec="random"), dict(spec="vanilla"), "weights of random, and no query"),
     ],
 )
 def test_another_models_checkpoint(trained, loaded, message):
@@ -613,6 +645,12 @@ def test_linformer_says_what_is_too_long():
         (dict(encoder_xformers_att_config="{}"), "--encoder-xformers-att-config: is for fairseq's attention"),
         (dict(encoder_attention_heads=0), "--encoder-attention-heads 0 does not divide"),
         (dict(encoder_layers_to_keep="0,5", decoder_layers_to_keep="0"), "--encoder-layers-to-keep '0,5': .*0 to 1"),
+        (dict(encoder_layers_to_keep="0,-1", decoder_layers_to_keep="0"), "'0,-1': .*0 to 1"),
+        (dict(encoder_layers_to_keep="0", decoder_layers_to_keep="1,1"), "'1,1': .*0 to 1, .* each once"),
+        (
+            dict(tie_adaptive_weights=True, adaptive_softmax_cutoff="9"),
+            "--tie-adaptive-weights .* only language models",
+        ),
         (dict(encoder_attention_heads=3), "--encoder-attention-heads 3 does not divide --encoder-embed-dim 16"),
         (dict(decoder_attention_heads=5), "--decoder-attention-heads 5 does not divide --decoder-embed-dim 16"),
         (dict(encoder_synthesizer="randm"), "--encoder-synthesizer 'randm': unknown synthesizer 'randm'; choose from"),

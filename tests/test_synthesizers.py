@@ -82,8 +82,12 @@ def test_heads_of_different_kinds(spec):
 @pytest.mark.parametrize(
     "spec, others, message",
     [
-        ("random:1/vanilla:2", "random+vanilla", "0.random.* with query and key"),
-        ("random+vanilla", "random:1/vanilla:2", "weights of random with .* model has 0.random.1.vanilla"),
+        (
+            "random:1/vanilla:2",
+            "random+vanilla",
+            "weights of random .group 1 of the heads., and query .* has random and vanilla;",
+        ),
+        ("random+vanilla", "random:1/vanilla:2", "random, and .* has random .group 1 .* and vanilla .group 2 "),
         ("vanilla", "random:1/vanilla:2", "dot-product attention in all heads"),
         ("random:1/vanilla:2", "random:2/vanilla:1", "R is .1, 12, 12. in the checkpoint and .2, 12, 12."),
     ],

@@ -361,6 +361,16 @@ REFUSED = {
         "this task needs a language model, and the model, of --arch or of the checkpoint, is an encoder; take --task "
         "masked_lm or sentence_prediction",
     ),
+    "a language model for denoising": (
+        "lm",
+        ["--arch", "transformer_lm_synth_random_ptb", "--task", "denoising", *LM_SIZE],
+        "this task needs a translation model, and the model, of --arch or of the checkpoint, is a language model",
+    ),
+    "an encoder for denoising": (
+        "lm",
+        ["--arch", "roberta_synth_random_agnews", "--task", "denoising", *ENCODER_SIZE],
+        "this task needs a translation model, and the model, of --arch or of the checkpoint, is an encoder",
+    ),
 }
 
 
@@ -391,8 +401,10 @@ def test_rows_longer_than_those_of_the_training(corpus, tmp_path, arch, tile):
     argv = [corpus / "lm", *USER_DIR, "--path", tmp_path / "checkpoint_last.pt", "--gen-subset", "test"]
     argv += ["--num-workers", "0", "--tokens-per-sample", 3 * LENGTH]
     if tile:
-        assert f"{LENGTH} is this model's --synth-max-length" in complaint(eval_lm.cli_main, *argv)
-        argv += ["--model-overrides", "{'synth_beyond_length': 'tile'}"]
+        advice = re.search(
+            rf"{LENGTH} is this model's --synth-max.* (--model.*) \"(.*)\"", complaint(eval_lm.cli_main, *argv)
+        )
+        argv += [advice[1], advice[2]]
     log = run_cli(eval_lm.cli_main, *argv)[1]
     tokens = sum(len(line.split()) + 1 for line in (corpus / "test.text").read_text().splitlines())
     assert f"Evaluated {tokens:,} tokens" in log or f"Evaluated {tokens} tokens" in log

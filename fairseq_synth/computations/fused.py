@@ -33,7 +33,7 @@ def compute(
     bsz, heads, length, head_dim = value.size()
     logits = logits.with_matrices(length)
     causal = is_causal(attn_mask)
-    products, biases = list(logits.products), Logits([], logits.outers, [], [])
+    products, masking = list(logits.products), Logits([], logits.outers, [], [])
     for weight, bias in logits.biases:
         if bias.size(0) == bias.size(2) == 1:
             # a bias on columns is 8 more features of every key, times query features of 1/8, as the kernels want a
@@ -41,7 +41,7 @@ def compute(
             eighths = value.new_full([1, 1, 1, 1], 1 / 8).expand(-1, -1, length, 8)
             products.append((weight, 1.0, eighths, bias.transpose(2, 3).expand(-1, -1, -1, 8)))
         else:
-            biases.biases.append((weight, bias))
+            masking.biases.append((weight, bias))
     if len(products) > 1 or products[0][0] is not None:
         products = Logits(products, [], [], []).joined().products
     _, scale, query, key = products[0]
@@ -52,8 +52,8 @@ def compute(
         padding = key_padding_mask[:, None, None].to(torch.bool)
         # finite, so that a sentence of padding alone has no NaN
         lowest = torch.finfo(value.dtype).min
-    if biases.tensors():
-        mask = biases.total(length).to(value.dtype)
+    if masking.tensors():
+        mask = masking.total(length).to(value.dtype)
         if causal:
             mask = mask + future(length, mask)
         if key_padding_mask is not None:
