@@ -21,7 +21,7 @@ from . import cache
 from .computations import attend
 from .computations.plain import attention_weights, drop, weighted_sum
 from .errors import SynthesizerError
-from .linear import is_plain_linear, joined
+from .linear import combined, is_plain_linear
 from .logits import Logits
 from .masks import is_causal, is_recorded
 from .synthesizers import SYNTHESIZERS, Inputs, LayerSynthesizer
@@ -212,7 +212,7 @@ class SyntheticAttention(nn.Module):
         if not torch.jit.is_scripting():
             if self.training and not is_recorded() and is_plain_linear(self.q_proj, self.k_proj, self.v_proj):
                 # one product, and one for each gradient: fewer kernels, and no sum of three gradients of x
-                weight, bias = joined(x, self.q_proj, self.k_proj, self.v_proj)
+                weight, bias = combined(x, self.q_proj, self.k_proj, self.v_proj)
                 heads = [self.num_query_key_heads, self.num_query_key_heads, self.num_heads]
                 out = F.linear(x, weight, bias).view(x.size(0), x.size(1), sum(heads), self.head_dim)
                 q, k, v = (part.permute(1, 2, 0, 3) for part in out.split(heads, dim=2))
