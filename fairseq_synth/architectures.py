@@ -60,11 +60,15 @@ def t5_tiny(args: argparse.Namespace) -> None:
 
 
 def widened(preset: Preset) -> Preset:
-    """A preset of a Transformer with the parameters of ``random+vanilla``: heads * l^2 more in a layer, in its FFN."""
+    """A preset of a Transformer with the parameters of ``random+vanilla``: heads * l^2 more in a layer, in its FFN.
+
+    A width that is given stays: fairseq fills the same arguments in again as it builds or loads a model.
+    """
 
     def fill(args: argparse.Namespace) -> None:
+        sides = [side for side in ("encoder", "decoder") if getattr(args, f"{side}_ffn_embed_dim", None) is None]
         preset(args)
-        for side in ("encoder", "decoder"):
+        for side in sides:
             heads, dim, inner = (
                 getattr(args, f"{side}_{n}") for n in ("attention_heads", "embed_dim", "ffn_embed_dim")
             )

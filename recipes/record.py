@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Optional
 from .command import UserError
 from .hyperparameters import RECIPES, Recipe
 from .provenance import device_of, write_record
-from .scoring import other_options
+from .scoring import other_options, read_evaluation
 from .tables import Cell
 
 # `name=1`, `name 1` or `"name": "1"`: fairseq's log formats
@@ -122,6 +122,7 @@ def record(cell: Cell, out: Path, command: Optional[str] = None, changed: Option
     is_compared = table.task.TEST and cell.model != table.baseline and (baseline / "scores.json").exists()
     for folder in [run, *([baseline] if is_compared else [])]:
         check_evaluation(folder, cell.data(out), recipe)
+    commits = [*(start["commit"] for start in starts), read_evaluation(run).get("commit")]
     figures = {
         "table": table.name,
         "dataset": cell.dataset.name,
@@ -137,6 +138,6 @@ def record(cell: Cell, out: Path, command: Optional[str] = None, changed: Option
         **measured,
         **({"alpha": alpha} if alpha else {}),
         **starts[-1],
-        "commit": "; ".join(dict.fromkeys(start["commit"] for start in starts)),
+        "commit": "; ".join(dict.fromkeys(filter(None, commits))),  # of the training, and of the evaluation
     }
     write_record(result, figures)

@@ -365,7 +365,7 @@ def speed(columns: Mapping[str, Place]) -> str:
 
 def repairs() -> str:
     """The bugs of fairseq that are worked around, from the docstrings: ``symptom (versions).`` and the details."""
-    from fairseq_synth.host import checkpoints, data, messages, training  # noqa: F401  (they list theirs)
+    from fairseq_synth.host import checkpoints, data, messages, search, training  # noqa: F401  (they list theirs)
     from fairseq_synth.host.repairs import REPAIRS
 
     rows = []

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Dict, Iterator, List, Mapping, Optional, Seque
 from .command import ROOT, UserError, dry_run, locked, read_settings, run, say, write
 from .hyperparameters import RECIPES, Recipe
 from .prepare import prepare_test
+from .provenance import commit
 from .train import check_data, pair_of, set_threads
 
 Scores = Dict[str, Dict[str, Any]]  # {figure: what `figure` gives}, as in scores.json
@@ -180,7 +181,8 @@ def evaluate(
         if dry_run():
             return
         write(out / "scores.json", json.dumps(scores, indent=1) + "\n")
-        write(out / "evaluation.json", json.dumps(evaluation_options(recipe), indent=1) + "\n")
+        evaluation = {**evaluation_options(recipe), "commit": commit()}
+        write(out / "evaluation.json", json.dumps(evaluation, indent=1) + "\n")
         if baseline:
             write(out / "significance.json", json.dumps(task.compare(data, out, baseline / where), indent=1) + "\n")
         if test and path.parent == out:
@@ -194,15 +196,24 @@ def evaluate(
 
 
 def evaluation_options(recipe: Recipe) -> Dict[str, Any]:
-    """What the figures of a trained model depend on: evaluation.json."""
+    """The options on which the figures of a trained model depend; in evaluation.json, with the project's commit."""
     return {name: getattr(recipe, name) for name in ("average", "beam", "lenpen", "context_window")}
 
 
 def other_options(run_dir: Path, recipe: Recipe) -> Dict[str, Tuple[Any, Any]]:
     """{option: its value, and the recipe's}, where a run was evaluated by others; none where that was not kept."""
-    file, wanted = run_dir / "evaluation.json", evaluation_options(recipe)
-    found = json.loads(file.read_text()) if file.exists() else {}
-    return {name: (value, wanted[name]) for name, value in found.items() if value != wanted[name]}
+    found = read_evaluation(run_dir)
+    return {
+        name: (found[name], wanted)
+        for name, wanted in evaluation_options(recipe).items()
+        if found.get(name, wanted) != wanted
+    }
+
+
+def read_evaluation(run_dir: Path) -> Dict[str, Any]:
+    """What evaluation.json has; nothing where there is none."""
+    file = run_dir / "evaluation.json"
+    return json.loads(file.read_text()) if file.exists() else {}
 
 
 def check_references(task: Type[Task], data: Path, baseline: Path, where: Path) -> None:

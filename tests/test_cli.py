@@ -432,6 +432,16 @@ def test_refused_in_generation(data, trained, flags, parts):
     assert all(part in line for part in parts), line
 
 
+def test_no_pair_of_tokens_twice(data, trained):
+    argv = [data / "bin", *USER_DIR, "--path", trained / "checkpoint_last.pt", "--min-len", "20", "--beam", "2"]
+
+    def repeats(*flags):
+        written = [line.split() for line in translations(run_cli(generate.cli_main, *argv, *flags)[0]).values()]
+        return sum(len(words) - 1 - len(set(zip(words, words[1:]))) for words in written)
+
+    assert repeats() > 0 and repeats("--no-repeat-ngram-size", "2") == 0
+
+
 def test_longest_possible_min_len(data, trained):
     argv = [data / "bin", *USER_DIR, "--path", trained / "checkpoint_last.pt", "--min-len", "23", "--beam", "1"]
     out, _ = run_cli(generate.cli_main, *argv)

@@ -24,6 +24,7 @@ from fairseq.data import LanguagePairDataset, ListDataset, RoundRobinZipDatasets
 from fairseq.distributed import DistributedTimeoutWrapper
 from fairseq.file_io import PathManager
 from fairseq.models.ema.ema import EMA
+from fairseq.ngram_repeat_block import NGramRepeatBlock
 from fairseq.tasks import FairseqTask
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
@@ -48,6 +49,20 @@ def test_no_sentence_is_dropped(sentences, limits):
     assert np.concatenate([*batches, []]).tolist() == indices.tolist()
     assert all(len(b) % 8 == 0 or len(b) < 8 or b is batches[-1] for b in batches)
     assert all(len(b) <= limits.get("max_sentences", 10**6) for b in batches)
+
+
+@pytest.mark.parametrize("exported", [False, True])
+@pytest.mark.parametrize(
+    "ngram, forbidden",
+    [(1, [[0, 7], [0, 8], [0, 9], [1, 2], [1, 4], [1, 6], [1, 8]]), (2, [[0, 9], [1, 6]]), (3, [[0, 9]]), (6, [])],
+)
+def test_repeated_ngrams_are_found(ngram, forbidden, exported):
+    """In a buffer of which five columns are written, 9 would complete 7 8 9 again, and 6 the pair 8 6."""
+    tokens = torch.full((2, 9), 1)
+    tokens[:, :5] = torch.tensor([[7, 8, 9, 7, 8], [2, 8, 6, 4, 8]])
+    block = NGramRepeatBlock(ngram, use_extension=False)
+    log_probs = (torch.jit.script(block) if exported else block)(tokens, torch.zeros(2, 12), 1, 2, 4)
+    assert log_probs.isinf().nonzero().tolist() == forbidden
 
 
 def test_fixed_shapes_are_left_alone():
@@ -293,6 +308,7 @@ PLACES = [
     (data_utils, "batch_by_size"),
     (data_utils, "get_buckets"),
     (LanguagePairDataset, "filter_indices_by_size"),
+    (NGramRepeatBlock, "_no_repeat_ngram"),
     (FairseqTask, "get_batch_iterator"),
     (LanguageModelingTask, "eval_lm_dataloader"),
     (DistributedTimeoutWrapper, "__init__"),
@@ -313,7 +329,7 @@ def test_repairs_are_applied_once(caplog):
     before = [getattr(*place) for place in PLACES]
     caplog.set_level("DEBUG", logger=repairs.__name__)
     repairs.apply_repairs()
-    for module in (repairs, messages, checkpoints, host.data, host.training):
+    for module in (repairs, messages, checkpoints, host.data, host.search, host.training):
         path = Path(module.__file__)
         spec = importlib.util.spec_from_file_location(f"fairseq_synth.host.{path.stem}_again", path)
         spec.loader.exec_module(importlib.util.module_from_spec(spec))

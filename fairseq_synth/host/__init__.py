@@ -1,7 +1,7 @@
 """Everything the plugin does to fairseq itself, apart from registering its models: `repair_fairseq`.
 
-`versions` checks that fairseq and torch fit. The repairs of fairseq's bugs stand in `messages`, `data`, `checkpoints`
-and `training`; `repairs` lists and applies them. `layers` has the encoder layer to build on.
+`versions` checks that fairseq and torch fit. The repairs of fairseq's bugs stand in `messages`, `data`, `checkpoints`,
+`training` and `search`; `repairs` lists and applies them. `layers` has the encoder layer to build on.
 """
 
 
@@ -20,7 +20,7 @@ def repair_fairseq() -> None:
     versions.check_torch(torch.__version__)
     versions.import_host()
 
-    from . import checkpoints, data, training  # noqa: F401  (they import fairseq)
+    from . import checkpoints, data, search, training  # noqa: F401  (they import fairseq)
 
     check_switch()
     checkpoints.load_weights_only()  # not a repair to be switched off: without it a checkpoint can run code

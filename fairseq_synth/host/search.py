@@ -1,0 +1,36 @@
+"""Repairs of fairseq's beam search."""
+
+import math
+from typing import Any
+
+from fairseq.ngram_repeat_block import NGramRepeatBlock
+from torch import Tensor
+
+from .repairs import repair, replace
+
+
+@repair
+def forbid_repeated_ngrams() -> bool:
+    """``--no-repeat-ngram-size`` forbids nothing (all versions; fairseq's issue #5206).
+
+    The last tokens are to be compared with those before them, and fairseq takes the end of the buffer instead, which
+    is padding until the longest possible output is reached.
+    """
+
+    def of_what_is_written(_: Any) -> Any:
+        def no_repeat_ngram(self: Any, tokens: Tensor, lprobs: Tensor, bsz: int, beam_size: int, step: int) -> Tensor:
+            size = self.no_repeat_ngram_size
+            if step + 1 >= size:
+                written = tokens[:, : step + 1]
+                ngrams = written.unfold(1, size, 1)  # (hypotheses, n-grams, size)
+                begun = written[:, step + 2 - size :].unsqueeze(1)  # what one more token would make an n-gram of
+                row, place = (ngrams[:, :, : size - 1] == begun).all(dim=2).nonzero().unbind(dim=1)
+                lprobs[row, ngrams[row, place, size - 1]] = -math.inf
+            return lprobs
+
+        return no_repeat_ngram
+
+    if not replace(NGramRepeatBlock, "_no_repeat_ngram", of_what_is_written):
+        return False
+    del NGramRepeatBlock._no_repeat_ngram.__wrapped__  # TorchScript would export that one
+    return True
