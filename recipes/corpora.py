@@ -154,14 +154,26 @@ def unpacked(corpus: Corpus, archives: Path, source: Optional[Path] = None, **na
     for url in corpus.urls:
         url = f"{corpus.home}/{url}".lstrip("/").format(**names)
         file = source / Path(url).name if source else fetch(url, archives, corpus.name)
-        if file.name.endswith(".zip"):
-            run(["python", "-m", "zipfile", "-e", file, archives])
-        elif file.name.endswith(PACKED):
-            run(["tar", "-xzf", file, "-C", archives])
+        if file.name.endswith(PACKED):
+            unpack(file, archives, archives / "unpack.log")
     for inner in sorted(archives.rglob("*.zip")):  # of DailyDialog
         if inner.parent != archives and not inner.name.startswith("._"):
-            run(["python", "-m", "zipfile", "-e", inner, inner.parent])
+            unpack(inner, inner.parent, archives / "unpack.log")
     return archives
+
+
+def unpack(archive: Path, folder: Path, log: Path) -> None:
+    """Unpacks an archive. One that is broken is refused, and removed if it is below the folder it goes to."""
+    is_zip = archive.name.endswith(".zip")
+    try:
+        run(
+            ["python", "-m", "zipfile", "-e", archive, folder] if is_zip else ["tar", "-xzf", archive, "-C", folder],
+            log,
+        )
+    except UserError:
+        if folder in archive.parents:
+            archive.unlink()
+        raise UserError(f"{archive}: is cut short, or no archive; get it anew") from None
 
 
 def fetch(url: str, folder: Path, corpus: str, fix: str = ELSEWHERE) -> Path:

@@ -53,6 +53,9 @@ def read(corpus: Corpus, folder: Path, history: Count = None, examples: Count = 
         found["train"], found["valid"] = held_out(found["train"], 1 / 9)
     if not found["valid"]:
         found["train"], found["valid"] = held_out(found["train"], 0.1)
+    for split in SPLITS:
+        if not found[split]:
+            raise UserError(f"{folder}: has too few examples of {corpus.name}; none is left for the {split} set")
     return found
 
 
@@ -105,13 +108,15 @@ def read_file(corpus: Corpus, path: Path, split: str, history: Count, known: Con
         print(f"{path}: line 1 is taken for headings: {rows.pop(0)['label']}, …")
     elif labels and split == "train" and not corpus.labels and labels[0] not in labels[1:]:
         print(f'{path}: no other line has the label "{labels[0]}" of line 1; if these are headings, remove the line')
+    empty = 0
     for row in rows:
         where = f"{path}: line {row['line']}"
-        columns = columns_of(corpus, where, row, history)
         try:
+            columns = columns_of(corpus, where, row, history)
             source, target = corpus.source.format(**columns), corpus.target.format(**columns)
         except KeyError as error:
-            there = ", ".join(column for column in columns if column != "line")
+            there = " ".join(", ".join(column for column in row if column != "line").split())
+            there = there if len(there) <= 100 else f"{there[:99]}…"  # a text, where the file has no headings
             raise UserError(f"{path}: no column {error.args[0]}; it has {there}") from None
         source, target = " ".join((clean(source) if is_labels else source).split()), " ".join(target.split())
         if source and target:
@@ -119,6 +124,10 @@ def read_file(corpus: Corpus, path: Path, split: str, history: Count, known: Con
             yield Example(source, target, group, columns.get("answers", ()))
         elif is_labels or split != "train":
             raise UserError(f"{where} has an empty {'target' if source else 'text'}; remove it")
+        else:
+            empty += 1
+    if empty:
+        print(f"{path}: {empty} example(s) with an empty side are left out")
 
 
 def has_headings(labels: Sequence[str], known: Container[str]) -> bool:
@@ -133,7 +142,7 @@ def columns_of(corpus: Corpus, where: str, row: Row, history: Count) -> Row:
     if history and "turns" in row:
         found["history"] = JOIN.join([*row["persona"], *row["turns"][-history:]])
     if corpus.kind == "labels" or corpus.labels:
-        label = str(found.get("label", "")).strip()
+        label = str(found["label"]).strip()
         if label not in corpus.labels if corpus.labels else len(label.split()) != 1:
             wanted = f"one of {', '.join(corpus.labels)}" if corpus.labels else "one word"
             raise UserError(f'{where} has the label "{label}"; it must be {wanted}')
@@ -214,9 +223,12 @@ def objects(corpus: Corpus, path: Path) -> Iterator[Row]:
     """A JSON object a line."""
     for number, line in enumerate(lines_of(path), 1):
         try:
-            yield {"line": number, **json.loads(line)}
-        except (ValueError, TypeError):
+            row = {name: "" if value is None else value for name, value in json.loads(line).items()}
+        except (ValueError, AttributeError):
             raise UserError(f"{path}: line {number} is no JSON object") from None
+        if re.search(r"\\u[dD]", line) and re.search("[\ud800-\udfff]", json.dumps(row, ensure_ascii=False)):
+            raise UserError(f"{path}: line {number} has half of a surrogate pair, which is no character; remove it")
+        yield {"line": number, **row}
 
 
 def sides(corpus: Corpus, path: Path) -> Iterator[Row]:

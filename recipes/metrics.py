@@ -63,10 +63,12 @@ def meteor(texts: Sequence[Dict[int, List[str]]], signature: str) -> Tuple[Any, 
     """METEOR 1.5 in a Java program of pycocoevalcap's, and its signature."""
     if not shutil.which("java"):
         return None, "not scored: no Java"
+    program = library("pycocoevalcap.meteor.meteor").Meteor()
     try:
-        score, _ = library("pycocoevalcap.meteor.meteor").Meteor().compute_score(*texts)
-    except (OSError, ValueError) as error:  # Java is there, but does not start
-        return None, f"not scored: {error}"
+        score, _ = program.compute_score(*texts)
+    except (OSError, ValueError):
+        program.lock.release()  # that of compute_score, for which the program's end would wait
+        return None, "not scored: Java is there, but does not run METEOR"
     return 100 * score, f"1.5, -l en -norm|{signature}"
 
 

@@ -522,8 +522,7 @@ def clean_after_mistakes(text: Path) -> Iterator[None]:
     try:
         yield
     except UserError:
-        for file in text.glob("*"):
-            file.unlink()
+        shutil.rmtree(text, ignore_errors=True)
         raise
 
 

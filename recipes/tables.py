@@ -106,10 +106,12 @@ class Table:
         return f"{chosen}--variant {model} --seed {seed} --rerun"
 
     def check(self, datasets: Names, models: Names) -> None:
-        """Refuses columns and rows that do not exist."""
+        """Refuses columns and rows that do not exist. A second stage also has the rows of the first."""
+        firsts = [RECIPES[dataset.recipe].init for dataset in self.datasets]
+        of_firsts = [model for first in firsts if first for model in TABLES[first].models()]
         for flag, given, known in (
             ("--pair" if self.corpus else "--dataset", datasets, [dataset.name for dataset in self.datasets]),
-            ("--variant", models, [*self.models(), *known_models(), "vanilla"]),
+            ("--variant", models, [*self.models(), *known_models(), *of_firsts, "vanilla"]),
         ):
             for word in [] if given is None else given or [""]:
                 if word not in known:

@@ -95,12 +95,22 @@ def models() -> List[str]:
 
 
 def recipe_name(arch: str, dataset: str = "") -> str:
-    """The recipe of an architecture's ending: that of the data set, else of the longest one, as one ends in another."""
+    """The recipe of an architecture's ending: that of the data set, of a table that has the data set, or any.
+
+    Of several the one of the longest ending, as one ends in another.
+    """
+    from .tables import TABLES  # which is built of this module
+
     fitting = [name for name in RECIPES if arch.endswith(f"_{RECIPES[name].preset}")]
     if not fitting:
         endings = dict.fromkeys(recipe.preset for recipe in RECIPES.values())
         raise UserError(f"{arch}: no recipe; an architecture that ends in {' or '.join(endings)} has one")
-    return min(fitting, key=lambda name: (RECIPES[name].corpus != dataset, -len(RECIPES[name].preset)))
+    of_tables = {column.recipe for table in TABLES.values() for column in table.datasets if column.name == dataset}
+
+    def misfit(name: str) -> Tuple[bool, bool, int]:
+        return RECIPES[name].corpus != dataset, name not in of_tables, -len(RECIPES[name].preset)
+
+    return min(fitting, key=misfit)
 
 
 def check_architecture(arch: str) -> None:
@@ -388,7 +398,10 @@ def main(argv: Sequence[str]) -> None:
     check_architecture(args.arch)
     recipe, pair = RECIPES[name], sides(RECIPES[name], args.dataset)
     if recipe.task == "translation" and not re.fullmatch("[A-Za-z_]+-[A-Za-z_]+", pair):
-        raise UserError(f"{args.dataset}: a pair of languages is wanted, such as en-de")
+        raise UserError(
+            f"{args.dataset}: a pair of languages is wanted, such as en-de; for other text give --recipe, such as "
+            "--recipe pairs_cpu"
+        )
     data = find_data(args.data, recipe, args.dataset)
     save = args.save_dir or ROOT / "runs" / f"{args.arch}-{args.dataset}-seed{args.seed}"
     if args.init:

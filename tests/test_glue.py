@@ -96,7 +96,10 @@ def test_every_task_has_a_column():
     "task, contents, parts",
     [
         ("sst2", "sentence\tlabel\na\t2", ['train.tsv: line 2 has the label "2"', "one of 0, 1"]),
+        ("sst2", "sentence\tlabels\na\t1", ["train.tsv: no column label; it has sentence, labels"]),
         ("cb", '{"premise": "a", "label": "neutral"}', ["train.jsonl: no column hypothesis", "premise"]),
+        ("cb", json.dumps({"n" * 99: "", "m" * 99: ""}), [f"no column label; it has {'n' * 99}…"]),
+        ("cb", '{"premise": "\\ud800", "hypothesis": "\\udbff x"}', ["line 1 has half of a surrogate pair"]),
         ("stsb", "g\tf\t2012\t1\tgood\ta\tb", ['line 1 has the score "good"', "a number"]),
         ("record", '{"passage": {}}', ["train.jsonl: a row has no 'text'"]),
         ("cola", "gj04\t1", ["line 1 has 2 column(s), not 4 (code, label, star, sentence), divided by tabs"]),
@@ -114,6 +117,15 @@ def test_prepare_refuses(tmp_path, task, contents, parts):
     write(folder, task, contents)
     refused(prepare.main, task, tmp_path / "out", "--from", folder, parts=parts)
     assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_rte_of_superglue(tmp_path):
+    """The same examples under other names, and as JSON."""
+    row = {"premise": "a", "hypothesis": "b", "label": "not_entailment", "idx": 0}
+    for name in ("train", "val"):
+        (tmp_path / f"{name}.jsonl").write_text(f"{json.dumps(row)}\n" * 2)
+    found = examples.read(CORPORA["rte"], tmp_path)
+    assert found["test"][0][:2] == ("rte sentence1: a sentence2: b", "not entailment")
 
 
 @pytest.mark.parametrize("subwords", ["sentencepiece", "bpe"])

@@ -3,6 +3,7 @@
 import dataclasses
 import gzip
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -113,11 +114,12 @@ def test_a_test_set_alone_is_divided(tmp_path, capsys):
         ("test.jsonl", None, ["no test set of aeslc", "test.jsonl"]),
         ("test.jsonl", b'{"email": "a", "title": "b"}\n', ["test.jsonl", "no column subject", "email, title"]),
         ("test.jsonl", b'{"email": "a", "subject": " "}\n', ["test.jsonl: line 1 has an empty target", "remove it"]),
+        ("test.jsonl", b'{"email": "a", "subject": null}\n', ["test.jsonl: line 1 has an empty target", "remove it"]),
         ("test.jsonl", b'{"email": "a"\n', ["test.jsonl: line 1 is no JSON object"]),
         ("dev.jsonl", '{"email": "Stra\u00dfe"}\n'.encode("latin1"), ["dev.jsonl: line 1 is not UTF-8", "iconv"]),
         ("train.jsonl.gz", gzip.compress(mails(9).encode())[:-9], ["train.jsonl.gz: not a whole gzip file"]),
     ],
-    ids=["missing", "column", "empty", "json", "encoding", "truncated"],
+    ids=["missing", "column", "empty", "null", "json", "encoding", "truncated"],
 )
 def test_prepare_refuses(tmp_path, aeslc, name, contents, parts):
     folder, out = tmp_path / "text", tmp_path / "out"
@@ -131,11 +133,38 @@ def test_prepare_refuses(tmp_path, aeslc, name, contents, parts):
     assert sorted(tmp_path.iterdir()) == [folder]
 
 
+def test_a_single_example(tmp_path, capsys):
+    """It cannot be trained on and validated with; those with an empty side are counted."""
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for name in ("train", "test"):
+        (folder / f"{name}.jsonl").write_text(mails(1))
+    with open(folder / "train.jsonl", "a") as file:
+        file.write('{"email": "", "subject": "b"}\n')
+    parts = ["too few examples of aeslc; none is left for the train set"]
+    refused(prepare.main, "aeslc", tmp_path / "out", "--from", folder, parts=parts)
+    assert sorted(tmp_path.iterdir()) == [folder]
+    assert "train.jsonl: 1 example(s) with an empty side are left out" in capsys.readouterr().out
+
+
 def test_prepare_refuses_options(tmp_path, aeslc):
     argv = ["aeslc", tmp_path / "out", "--from", aeslc]
     refused(prepare.main, *argv, "--history", "3", parts=["--history 3: not for aeslc"])
     refused(prepare.main, *argv, "--truncate-source", "1", parts=["--truncate-source", "at least 2"])
     refused(prepare.main, *argv, "--keep-end", parts=["--keep-end", "give --truncate-source too"])
+
+
+def test_a_broken_archive(tmp_path, monkeypatch):
+    """One that was downloaded is removed, so that the next call gets it anew; one at hand is kept."""
+    site, out = tmp_path / "site", tmp_path / "out"
+    site.mkdir()
+    (site / "d.zip").write_bytes(b"<html>not found</html>")
+    corpus = dataclasses.replace(CORPORA["dailydialog"], home=f"file://{site}", urls=["d.zip"])
+    monkeypatch.setitem(CORPORA, "dailydialog", corpus)
+    refused(prepare.main, "dailydialog", out, parts=[f"{out}/archives/d.zip: is cut short, or no archive"])
+    assert not (out / "archives" / "d.zip").exists()
+    refused(prepare.main, "dailydialog", out, "--from", site, parts=[f"{site}/d.zip: is cut short, or no archive"])
+    assert (site / "d.zip").exists()
 
 
 def test_archives(tmp_path, monkeypatch):
@@ -311,6 +340,16 @@ def test_texts_compared():
     assert metrics.compare_free_text(wanted, wanted, wanted)["p_value"] == 1
 
 
+def test_java_that_does_not_start(tmp_path):
+    (tmp_path / "java").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "java").chmod(0o755)
+    code = "from recipes import metrics; print(metrics.of_free_text(['a'], ['a'])['meteor']['signature'])"
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, cwd=ROOT, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "not scored: Java is there, but does not run METEOR\n", done.stderr
+
+
 @pytest.mark.skipif(not metrics.shutil.which("java"), reason="METEOR needs Java")
 def test_meteor():
     """Also of an empty text, and of one with the bars that METEOR divides texts by."""
@@ -389,3 +428,11 @@ def test_one_of_several_figures_is_compared(tmp_path, monkeypatch):
     dots = [call for call in drawn.calls if call[0] == "scatter"]
     assert [call[1] for call in dots[::2]] == [[[9], ["random"]], [[8.5], ["transformer"]]]
     assert ("axvline", [8.5]) in [call[:2] for call in drawn.calls]
+
+
+def test_rows_of_the_first_stage():
+    """A table of fine-tuned models takes the baselines of denoising too."""
+    for model in ("lightconv", "dynamicconv", "transformer_plus"):
+        TABLES["aeslc_cpu"].check(None, [model])
+    with pytest.raises(UserError, match="--variant lightconv: choose from transformer, "):
+        TABLES["cnndm"].check(None, ["lightconv"])
