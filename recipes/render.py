@@ -298,7 +298,8 @@ def shared(values: Iterable[object]) -> str:
 def origin(records: Sequence[Record]) -> str:
     """Versions, hardware and commit."""
     versions = shared(", ".join(f"{name} {v}" for name, v in r["versions"].items()) for r in records)
-    return f"{versions}. {shared(r['hardware'] for r in records)}. Commit {shared(r['commit'] for r in records)}."
+    commits = (commit for r in records for commit in r["commit"].split("; "))  # a record may have several
+    return f"{versions}. {shared(r['hardware'] for r in records)}. Commit {shared(commits)}."
 
 
 def picture(name: str, folder: str = "docs/") -> str:
