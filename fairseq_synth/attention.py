@@ -14,6 +14,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from fairseq.incremental_decoding_utils import with_incremental_state
 from fairseq.modules.fairseq_dropout import FairseqDropout
+from fairseq.modules.multihead_attention import MultiheadAttention
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor
 
@@ -274,7 +275,8 @@ class SyntheticAttention(nn.Module):
 
     def _load_from_state_dict(self, state_dict: Dict[str, Tensor], prefix: str, *args: Any) -> None:
         # not fairseq's upgrade_state_dict_named, which runs before --encoder-layers-to-keep renames the layers
-        split_older(state_dict, prefix)
+        # fairseq's older checkpoints have queries, keys and values in one projection, which its own attention splits
+        MultiheadAttention.upgrade_state_dict_named(self, state_dict, prefix.rstrip("."))
         rename_older(state_dict, f"{prefix}synthesizer.")
         self.prepare_state_dict(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
@@ -391,18 +393,6 @@ def functions_of_the_training(name: str) -> str:
     side = name.split(".")[0]
     sides = [side] if side in ("encoder", "decoder") else ["encoder", "decoder"]
     return f"give the {' and '.join(f'--{side}-synthesizer' for side in sides)} of the training"
-
-
-def split_older(state_dict: Dict[str, Tensor], prefix: str) -> None:
-    """Splits the projection ``in_proj`` of fairseq's older checkpoints, its published ones too, in place.
-
-    Its rows are those of queries, keys and values.
-    """
-    for kind in ("weight", "bias"):
-        rows = state_dict.pop(f"{prefix}in_proj_{kind}", None)
-        if rows is not None:
-            for name, part in zip(("q_proj", "k_proj", "v_proj"), rows.chunk(3)):
-                state_dict[f"{prefix}{name}.{kind}"] = part
 
 
 def rename_older(state_dict: Dict[str, Tensor], prefix: str) -> None:

@@ -25,6 +25,8 @@ Tasks = Tuple[Tuple[type, ...], str]
 # the tasks that are known to need one kind of model, and their names; any other task is left to find out itself
 ENCODER_TASKS: Tasks = ((MaskedLMTask, SentencePredictionTask), "masked_lm or sentence_prediction")
 TASKS: Dict[str, Tasks] = {
+    # before that of translation, which it is built on; no Synthesizer is of this kind
+    "non-autoregressive model": ((TranslationLevenshteinTask,), "translation_lev"),
     "translation model": ((TranslationTask, DenoisingTask), "translation or denoising"),
     "language model": ((LanguageModelingTask,), "language_modeling"),
     "encoder": ENCODER_TASKS,
@@ -57,18 +59,12 @@ class SynthesizerModel:
         Raises:
             SynthesizerError: the task needs another kind of model.
         """
-        if isinstance(task, TranslationLevenshteinTask):
+        needed = next((kind for kind, (tasks, _) in TASKS.items() if isinstance(task, tasks)), cls.kind)
+        if TASKS[needed] != TASKS[cls.kind]:
             raise SynthesizerError(
-                "--task: this task needs a non-autoregressive model, which no Synthesizer is; take --task translation, "
-                "or one of fairseq's models"
+                f"--task: this task needs {article(needed)}, and the model, of --arch or of the checkpoint, is "
+                f"{article(cls.kind)}; take --task {TASKS[cls.kind][1]}, or another model"
             )
-        own, names = TASKS[cls.kind]
-        for kind, (tasks, _) in TASKS.items():
-            if isinstance(task, tasks) and not isinstance(task, own):
-                raise SynthesizerError(
-                    f"--task: this task needs {article(kind)}, and the model, of --arch or of the checkpoint, is "
-                    f"{article(cls.kind)}; take --task {names}, or another model"
-                )
         return to_namespace(cfg, cls.config)
 
     @staticmethod

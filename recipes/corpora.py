@@ -165,11 +165,9 @@ def unpacked(corpus: Corpus, archives: Path, source: Optional[Path] = None, **na
 def unpack(archive: Path, folder: Path, log: Path) -> None:
     """Unpacks an archive. One that is broken is refused, and removed if it is below the folder it goes to."""
     is_zip = archive.name.endswith(".zip")
+    argv = ["python", "-m", "zipfile", "-e", archive, folder] if is_zip else ["tar", "-xzf", archive, "-C", folder]
     try:
-        run(
-            ["python", "-m", "zipfile", "-e", archive, folder] if is_zip else ["tar", "-xzf", archive, "-C", folder],
-            log,
-        )
+        run(argv, log)
     except UserError:
         if folder in archive.parents:
             archive.unlink()

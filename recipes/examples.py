@@ -227,7 +227,9 @@ def objects(corpus: Corpus, path: Path) -> Iterator[Row]:
         except (ValueError, AttributeError):
             raise UserError(f"{path}: line {number} is no JSON object") from None
         if re.search(r"\\u[dD]", line) and re.search("[\ud800-\udfff]", json.dumps(row, ensure_ascii=False)):
-            raise UserError(f"{path}: line {number} has half of a surrogate pair, which is no character; remove it")
+            raise UserError(
+                f"{path}: line {number} has half of a surrogate pair, which is no character; remove the line"
+            )
         yield {"line": number, **row}
 
 

@@ -63,11 +63,13 @@ def meteor(texts: Sequence[Dict[int, List[str]]], signature: str) -> Tuple[Any, 
     """METEOR 1.5 in a Java program of pycocoevalcap's, and its signature."""
     if not shutil.which("java"):
         return None, "not scored: no Java"
-    program = library("pycocoevalcap.meteor.meteor").Meteor()
+    program: Any = None
     try:
+        program = library("pycocoevalcap.meteor.meteor").Meteor()
         score, _ = program.compute_score(*texts)
     except (OSError, ValueError):
-        program.lock.release()  # that of compute_score, for which the program's end would wait
+        if program:
+            program.lock.release()  # compute_score still holds it, and deleting the object would wait for it
         return None, "not scored: Java is there, but does not run METEOR"
     return 100 * score, f"1.5, -l en -norm|{signature}"
 

@@ -106,11 +106,8 @@ def recipe_name(arch: str, dataset: str = "") -> str:
         endings = dict.fromkeys(recipe.preset for recipe in RECIPES.values())
         raise UserError(f"{arch}: no recipe; an architecture that ends in {' or '.join(endings)} has one")
     of_tables = {column.recipe for table in TABLES.values() for column in table.datasets if column.name == dataset}
-
-    def misfit(name: str) -> Tuple[bool, bool, int]:
-        return RECIPES[name].corpus != dataset, name not in of_tables, -len(RECIPES[name].preset)
-
-    return min(fitting, key=misfit)
+    order = {name: (RECIPES[name].corpus != dataset, name not in of_tables) for name in fitting}
+    return min(fitting, key=lambda name: (*order[name], -len(RECIPES[name].preset)))
 
 
 def check_architecture(arch: str) -> None:

@@ -123,14 +123,20 @@ def test_a_language_models_text_that_changed(tmp_path, own_text, capfd):
     (folder / "valid.txt").write_bytes(b"\xef\xbb\xbfw1 w2\n")
     (folder / "train.txt").write_bytes(b"\xef\xbb\xbfw1 w2 w3\n")
     prepare.main(argv)
-    spans = ["spans", str(tmp_path / "spans"), "--from", str(folder), "--words", "2", "--workers", "1"]
-    (folder / "valid.txt").write_bytes(b"w1 \xff\n")
-    refused(prepare.main, *spans, parts=["valid.txt", "not UTF-8"])
-    assert not list((tmp_path / "spans").glob("raw/*"))
     for split, line in (("train", "w1 w2 w3\n"), ("valid", "w1 w2\n")):  # without the byte-order mark
         assert (out / "text" / f"{split}.txt").read_text() == line
     (folder / "train.txt").write_text("an other text\n")
     refused(prepare.main, *argv, parts=["other settings", "raw="])
+
+
+def test_nothing_is_left_of_a_text_with_a_mistake(tmp_path, own_text):
+    """What is left in raw/ would be taken for data made with other settings once the text is mended."""
+    folder, out = tmp_path / "text", tmp_path / "out"
+    shutil.copytree(own_text, folder)
+    (folder / "valid.txt").write_bytes(b"w1 \xff\n")
+    argv = ["spans", out, "--from", folder, "--words", "2", "--workers", "1"]
+    refused(prepare.main, *argv, parts=["valid.txt", "not UTF-8"])
+    assert not list(out.glob("raw/*"))
 
 
 def test_another_split_of_a_text(tmp_path):

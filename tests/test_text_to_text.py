@@ -340,8 +340,9 @@ def test_texts_compared():
     assert metrics.compare_free_text(wanted, wanted, wanted)["p_value"] == 1
 
 
-def test_java_that_does_not_start(tmp_path):
-    (tmp_path / "java").write_text("#!/bin/sh\nexit 1\n")
+@pytest.mark.parametrize("program", ["#!/bin/sh\nexit 1\n", "no program"])
+def test_java_that_does_not_start(tmp_path, program):
+    (tmp_path / "java").write_text(program)
     (tmp_path / "java").chmod(0o755)
     code = "from recipes import metrics; print(metrics.of_free_text(['a'], ['a'])['meteor']['signature'])"
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"

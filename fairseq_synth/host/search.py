@@ -32,5 +32,5 @@ def forbid_repeated_ngrams() -> bool:
 
     if not replace(NGramRepeatBlock, "_no_repeat_ngram", of_what_is_written):
         return False
-    del NGramRepeatBlock._no_repeat_ngram.__wrapped__  # TorchScript would export that one
+    del NGramRepeatBlock._no_repeat_ngram.__wrapped__  # TorchScript would compile fairseq's own
     return True
