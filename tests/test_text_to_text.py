@@ -345,9 +345,8 @@ def test_java_that_does_not_start(tmp_path, program):
     (tmp_path / "java").write_text(program)
     (tmp_path / "java").chmod(0o755)
     code = "from recipes import metrics; print(metrics.of_free_text(['a'], ['a'])['meteor']['signature'])"
-    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    argv = [sys.executable, "-c", code]
-    done = subprocess.run(argv, cwd=ROOT, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=60)
+    argv, variables = [sys.executable, "-c", code], {**os.environ, "PATH": str(tmp_path)}
+    done = subprocess.run(argv, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=60)
     assert done.stdout == "not scored: Java is there, but does not run METEOR\n", done.stderr
 
 
