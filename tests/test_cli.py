@@ -499,7 +499,7 @@ def test_a_sentence_longer_than_l(data, trained, tmp_path):
     "flags, parts",
     [
         (["--synth-max-length", "30"], ["--synth-max-length"]),
-        (["--encoder-synthesizer", "dense"], ["weights of random with query and key", "dense"]),
+        (["--encoder-synthesizer", "dense"], ["weights of random, and query and key projections", "dense"]),
     ],
     ids=["length", "function"],
 )
