@@ -798,6 +798,7 @@ def results(tmp_path, monkeypatch):
     records = [result("transformer", s, 30 + s) for s in (1, 2, 3)]
     records += [result("random", s, 31 + 1.5 * s) for s in (1, 2, 3)]
     records += [result("random_vanilla", 2, 33, alpha=alpha, significance={"p_value": 0.01, "metric": "BLEU"})]
+    records[-1]["commit"] = "c; later"
     for r in records:
         (folder / f"{r['dataset']}-{r['model']}-seed{r['seed']}.json").write_text(json.dumps(r))
     return folder
@@ -811,6 +812,7 @@ def test_tables_have_intervals_over_seeds(results):
     assert "| `random_vanilla` | 1.00M | 33.00 | +1.00 |" in rendered and "| `dense` |" not in rendered
     assert "Paired bootstrap of BLEU against the Transformer of the same seed: p < 0.05 in 1 of 1" in rendered
     assert "En-Fr" not in rendered and "22.0 minutes of training" in rendered
+    assert rendered.count("Commit c; later.") == 1
     assert render.results("multi30k_cpu", short=True) == rendered[: rendered.index("\n- ")]
     assert "| `random_vanilla` | `random` | 0.30 |" in render.alpha("multi30k_cpu")
     heads, _, transformer, random, *_ = render.validation_loss("multi30k_cpu").splitlines()
@@ -1092,6 +1094,7 @@ def stubs(tmp_path, monkeypatch):
         assert recipe.beam == 5 and recipe.average == 5
         calls.append("evaluate")
         (run / "scores.json").write_text('{"bleu": {"score": 30.5, "name": "BLEU", "signature": "nrefs:1"}}')
+        (run / "evaluation.json").write_text('{"commit": "later"}')
 
     task = SimpleNamespace(
         compare=lambda data, run, baseline: {"p_value": 0.5, "against": baseline.name},
@@ -1165,7 +1168,8 @@ def test_reproduce_runs_what_is_missing(stubs, capsys):
     assert kept["command"] == tables.TABLES["multi30k_cpu"].name.join(
         ["scripts/reproduce.sh ", " --pair en-fr --variant random_vanilla --seed 2 --rerun"]
     )
-    assert kept["figures"] == {"bleu": 30.5} and kept["updates"] == 240 and kept["commit"] == "c"
+    assert kept["figures"] == {"bleu": 30.5} and kept["updates"] == 240
+    assert kept["commit"] == "c; later"  # of the training, and of the evaluation
     assert kept["significance"] == {"p_value": 0.5, "against": "multi30k_cpu-en-fr-transformer-seed2"}
     assert called(*some) == []
     assert called("--prepare", *some) == ["prepare en-fr"]
@@ -1554,7 +1558,8 @@ def compared_with_a_baseline(corpus, run):
     assert done.returncode == 0, done.stderr
     assert re.search(r"^baseline 100.00, this run \d\.\d\d, p = 0.00", done.stdout, re.M), done.stdout
     assert "the baseline was evaluated with average 5 and not 2, beam 5 and not 1\n" in done.stdout
-    assert json.loads((worse / "evaluation.json").read_text())["beam"] == 1
+    kept = json.loads((worse / "evaluation.json").read_text())
+    assert kept["beam"] == 1 and kept["commit"] == provenance.commit()
     assert re.search(r"^BLEU .* wmt14/full$", done.stdout, re.M)
     test = json.loads((worse / "significance.json").read_text())
     assert test["p_value"] < 0.01 and "bs:1000|seed:12345" in test["signature"]
