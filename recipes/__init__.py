@@ -19,6 +19,7 @@
 | reproduce.py, record.py | runs the cells; what a run measured, as JSON |
 | cluster.smk | the same cells as jobs of a cluster, for Snakemake |
 | analysis.py | what attention has learned in the models of a table |
+| choice.py | which function to choose: quality against speed |
 | provenance.py | commit, versions and hardware of a run |
 | render.py, pictures.py | Markdown and PNG, rendered from the above |
 """

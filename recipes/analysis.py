@@ -3,7 +3,7 @@
   scripts/analyse.sh TABLE [options]
 
 Runs the inspection on the trained cells of a table that have none yet, and keeps what docs/analysis.md shows in
-results/analysis/TABLE-PAIR-VARIANT-seedN.json. All pictures of each model are in OUT/analysis. With --lengths it
+results/analysis/TABLE-DATASET-VARIANT-seedN.json. All pictures of each model are in OUT/analysis. With --lengths it
 measures only loss and BLEU by sentence length, on the whole test set, and keeps them in results/lengths. Then
 scripts/make_tables.py renders the page.
 """
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> None:
     parser = Parser("analyse", __doc__)
     add = parser.add_argument
     add("table", metavar="TABLE", choices=TABLES)
-    add("--pair", type=str.split, metavar="PAIRS", help="(default: all)")
+    add("--dataset", "--pair", type=str.split, metavar="NAMES", help="columns of the table (default: all)")
     add("--variant", type=str.split, metavar="NAMES", help="(default: all)")
     add("--seed", type=integer(0), default=1, metavar="N", help="(default: 1)")
     add("--sentences", type=integer(1), metavar="N", help="of the validation set (default: 200)")
@@ -47,8 +47,8 @@ def main(argv: Sequence[str]) -> None:
     args = parser.parse_args(argv)
     if args.lengths and args.sentences:
         raise UserError("--lengths takes the whole test set; leave --sentences out")
-    TABLES[args.table].check(args.pair, args.variant)
-    for cell in TABLES[args.table].cells(args.pair, args.variant, [args.seed]):
+    TABLES[args.table].check(args.dataset, args.variant)
+    for cell in TABLES[args.table].cells(args.dataset, args.variant, [args.seed]):
         if cell.model in BASELINES:  # no attention that the inspection knows
             continue
         checkpoint = cell.run(args.out) / RECIPES[cell.dataset.recipe].checkpoint
@@ -72,10 +72,11 @@ def measure(cell: Cell, checkpoint: Path, args: Namespace) -> None:
             shutil.rmtree(folder)  # of an inspection cut off, or of an earlier training
         python = [sys.executable, "-m", "fairseq_synth.inspect"]
         run([*python, checkpoint, "--data", cell.data(args.out) / "bin", *flags.split(), "--out", folder])
-        if dry_run():
-            return
-        write(asked, flags)
-        write(done, json.dumps(provenance.here()) + "\n")
+        if not dry_run():
+            write(asked, flags)
+            write(done, json.dumps(provenance.here()) + "\n")
+    if dry_run():
+        return
     (found,) = json.loads((folder / "figures.json").read_text(encoding="utf-8")).values()
     if not args.lengths:  # of an inspection that was done before
         flags = f"--subset {found['data']['subset']} --sentences {found['data']['sentences']}"

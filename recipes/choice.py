@@ -170,7 +170,7 @@ def pace(model: str) -> str:
     """How fast a training step of the base model of translation is, in words."""
     devices = {name: speeds(SPEED[f"training, {name}"]) for name in ("CPU", "GPU")}
     times = [f"on a {name} {of[model].ratio:.2f} times" for name, of in devices.items() if model in of]
-    return f"{' and '.join(times)} as fast as stock fairseq"
+    return f"{' and '.join(times)} as fast as stock fairseq" if times else "whose speed is not measured"
 
 
 def of_long_text() -> str:

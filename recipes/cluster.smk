@@ -28,7 +28,10 @@ JOBS = {}  # {name: what it needs, makes and calls}
 
 
 def add(name, made, needs, command, cpus, gpus=0):
-    """Adds a job; what others need of it: nothing that is there, so that a newer date of it starts no job again."""
+    """Adds a job, and returns what later jobs wait for: its file, or nothing where that is there.
+
+    A file that is there, and newer than what was made of it, would start those jobs again.
+    """
     command = f"{shlex.quote(str(ROOT))}/{command}"
     JOBS[name] = dict(made=str(made), needs=needs, command=command, cpus=cpus, gpus=gpus)
     return [] if made.exists() else [str(made)]

@@ -130,7 +130,7 @@ def run(argv: Sequence[object], log: Optional[Path] = None) -> None:
             if process.stderr:
                 why = pass_on(process.stderr)
     if process.returncode and log:
-        raise UserError(f"{argv[0]} failed: {reason(log.read_text())}; see {log}")
+        raise UserError(f"{argv[0]} failed: {reason(log.read_text(encoding='utf-8', errors='replace'))}; see {log}")
     if process.returncode:
         raise UserError(why or f"{argv[0]} failed, see above")
 

@@ -141,7 +141,7 @@ def files_of(corpus: Corpus, folder: Path, optional: Sequence[str] = (), **names
 
 
 def has_archive(corpus: Corpus, folder: Path) -> bool:
-    """Whether a folder has an archive of a corpus, and not its files."""
+    """Whether a folder has an archive of a corpus, which is then read, even if the files are there too."""
     return any((folder / Path(url).name).exists() for url in corpus.urls if url.endswith(PACKED))
 
 
@@ -178,7 +178,7 @@ def fetch(url: str, folder: Path, corpus: str, fix: str = ELSEWHERE) -> Path:
     """Downloads a file; one that is there and was checked is kept. `fix`: what else to do than to call again."""
     file = folder / Path(url).name
     checked, wanted = file.with_name(f"{file.name}.checked"), CHECKSUMS.get(f"{corpus}/{file.name}")
-    if checked.exists():
+    if checked.exists() and file.exists():
         return file
     if not file.exists():
         download(url, file, fix)

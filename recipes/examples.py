@@ -93,7 +93,10 @@ def drawn(found: Examples, folder: Path, most: Count, valid: Count) -> Examples:
 
 
 def read_file(corpus: Corpus, path: Path, split: str, history: Count, known: Container[str]) -> Iterator[Example]:
-    """The examples of a file. Training pairs with an empty side are left out. `known`: labels, no headings."""
+    """The examples of a file. Training pairs with an empty side are left out.
+
+    `known`: labels of the training set, which are not taken for headings.
+    """
     is_labels = corpus.kind == "labels"
     try:
         rows = list(reader_of(corpus, path)(corpus, path))

@@ -86,7 +86,7 @@ LENGTH = "most subwords on a side of a training pair; 0: any number (default: 25
 SOURCE = CUT.format("sources") + "translate.sh cuts them too where they are SentencePiece's"
 TARGET = CUT.format("targets") + "those that are scored against are whole"
 KEEP_END = "of a source that is cut keep the end: in a dialogue, the last utterances"
-LIKE = "with the subwords, words and options of that data, for fine-tuning a model of it (train.sh --init)"
+LIKE = "with the subwords and words of that data, tokenised and lowercased as they are, to fine-tune a model of it"
 OPTIONS: Dict[str, Tuple[Sequence[str], Dict[str, Any]]] = {  # {option: kinds of corpora that have it, argparse's}
     "merges": ((*AS_PARALLEL, "text"), number(1, MERGES)),
     "subwords": (AS_PARALLEL, {"choices": ("bpe", "sentencepiece")}),
@@ -116,14 +116,20 @@ NOT_PINNED = ("mirror", "workers")  # data made with other values are the same
 OF_LIKE = ("subwords", "merges", "dash_splits", "lowercase")  # options that --like takes over
 
 
+def as_typed(option: str, value: object) -> str:
+    """An option as it is typed; a switch has no value."""
+    return f"--{option}" if value is True else f"--{option} {value}"
+
+
 def options_of(corpus: Corpus, given: Mapping[str, Any], src: str, tgt: str) -> argparse.Namespace:
     """All options, with the defaults of a corpus; those that it has not are None, and refused if they are given."""
     found, usual = argparse.Namespace(), {**KINDS[corpus.kind][1], "workers": cores(), **corpus.options}
     for name, (kinds, _) in OPTIONS.items():
         value = given.get(name)
-        if value is not None and (corpus.kind not in kinds or name == "history" and name not in usual):
+        is_ignored = (name == "history" and name not in usual) or (name == "mirror" and not corpus.archives)
+        if value is not None and (corpus.kind not in kinds or is_ignored):
             what = corpus.name if corpus.name in CORPORA else "parallel text"
-            raise UserError(f"--{name} {value}: not for {what}; leave it out")
+            raise UserError(f"{as_typed(name, value)}: not for {what}; leave it out")
         setattr(found, name.replace("-", "_"), usual.get(name) if value is None else value)
     if found.like:
         settings = read_settings(found.like / "settings")
@@ -132,10 +138,11 @@ def options_of(corpus: Corpus, given: Mapping[str, Any], src: str, tgt: str) -> 
         if settings and {settings.get("src"), settings.get("tgt")} != {src, tgt}:
             raise UserError(f"--like {found.like}: is not parallel text of {src} and {tgt}")
         for name in OF_LIKE:
-            theirs, value = settings.get(name, getattr(found, name)), given.get(name.replace("_", "-"))
+            option = name.replace("_", "-")
+            theirs, value = settings.get(name, getattr(found, name)), given.get(option)
             if settings and value is not None and str(value) != str(theirs):
-                flag = f"--{name.replace('_', '-')}"
-                raise UserError(f"{flag} {value}: --like {found.like} has {theirs or 'none'}; leave it out")
+                flag = as_typed(option, value)
+                raise UserError(f"{flag}: --like {found.like} has {theirs or 'none'}; leave it out")
             setattr(found, name, theirs)
     return found
 
@@ -299,8 +306,11 @@ def write_examples(job: Job, folder: Path, sides: Sequence[str]) -> None:
     found, options = job.examples, job.options
     if not found:
         archives = corpora.unpacked(job.corpus, job.out / "archives", job.source)
-        found = {} if dry_run() else read(job.corpus, archives, options.history, options.examples, options.valid)
-    for split, rows in found.items() if not dry_run() else ():
+        if not dry_run():
+            found = read(job.corpus, archives, options.history, options.examples, options.valid)
+    if dry_run():
+        return
+    for split, rows in found.items():
         for at, side in enumerate(sides):
             write(folder / f"{split}.{side}", "".join(f"{row[at]}\n" for row in rows))
         counts = sorted(Counter(row.target for row in rows).items()) if "label" in sides else []
@@ -478,7 +488,7 @@ def encode(job: Job, text: Path, sides: Sequence[str], splits: Sequence[str] = S
         what = f"a joint SentencePiece model of {options.merges} pieces"
         tool = f"python {quote(str(ROOT / 'scripts' / 'sentence_pieces.py'))}"
         model, learn = out / "pieces.model", f"{tool} train {options.merges} {train}"
-        if options.words:  # each span has a word before it and one or more in it, so that there are fewer than these
+        if options.words:  # a mark for each span of a block, and one more, as corrupt_spans.py rounds twice
             learn += f" --sentinels {max(1, round(options.words * 0.15 / 3)) + 1}"
         apply = f"{tool} encode {quote(str(model))} <"
     else:

@@ -39,7 +39,8 @@ def asked_threads() -> Optional[int]:
 def versions() -> Dict[str, str]:
     """Installed versions of what can move a figure."""
     found = {"python": platform.python_version()}
-    for name in ("torch", "fairseq", "ve-fairseq", "fairseq-fixed", "sacrebleu", "subword-nmt", "sacremoses"):
+    of_fairseq, of_text = ("fairseq", "ve-fairseq", "fairseq-fixed"), ("subword-nmt", "sacremoses", "sentencepiece")
+    for name in ("torch", *of_fairseq, "sacrebleu", *of_text):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
@@ -71,7 +72,7 @@ def note(file: Path, device: str, processes: int, precision: str) -> None:
     """Adds the origin of a training that starts to the list in its folder; one that was resumed may have several.
 
     Args:
-        processes: how many it has. Each has a GPU, or so many threads.
+        processes: how many it has. Each has one GPU or, on a CPU, the number of threads that is recorded.
         precision: fp32, or the half precision that it computes in.
     """
     now = here(device, asked_threads())  # the threads of the training, which is another process

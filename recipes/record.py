@@ -16,7 +16,7 @@ from .tables import Cell
 FIELD = re.compile(r'(?:valid_)?([a-z_]+)"?(?:[=:] ?| )"?(-?[\d.]+(?:e[-+]?\d+)?|inf|nan)\b')
 
 
-def read_lines(log: str, kind: str) -> List[Dict[str, float]]:
+def log_lines(log: str, kind: str) -> List[Dict[str, float]]:
     """The fields of fairseq's lines of a kind (train_inner, train, valid), one for each number of updates.
 
     A resumed run repeats the updates after its last checkpoint: the last line counts.
@@ -31,12 +31,12 @@ def read_log(log: str) -> Dict[str, Any]:
     """What a training's log says.
 
     - ``target_tokens_updates_x_wpb``: the number of updates times the mean number of target tokens in one.
-    - ``minutes``: updates / median updates per second. A run that was paused, resumed or slowed down for a while by
-      other programs so has the time of one that was not; validation and saving are not in it.
+    - ``minutes``: updates / median updates per second. So a pause does not count, and neither do
+      programs that slow it down for a while, validation and saving.
     - ``curve``: on the validation set the criterion's loss, and what else is logged of perplexity and accuracy.
     """
     parameters = re.findall(r"num\. trained: ([\d,]+)", log)
-    inner, outer, valid = (read_lines(log, kind) for kind in ("train_inner", "train", "valid"))
+    inner, outer, valid = (log_lines(log, kind) for kind in ("train_inner", "train", "valid"))
     lines = inner or outer
     if not parameters or not lines:
         what = "num_updates" if parameters else "'num. trained'"
@@ -119,7 +119,9 @@ def record(cell: Cell, out: Path, command: Optional[str] = None, changed: Option
     earlier = json.loads(result.read_text()) if result.exists() else {}
     flags = " ".join(table.training(cell.model)[1])
     baseline = cell._replace(model=table.baseline).run(out)
-    is_compared = table.task.TEST and cell.model != table.baseline and (baseline / "scores.json").exists()
+    # the baseline here has the table's recipe, a changed run another
+    has_baseline = not changed and cell.model != table.baseline and (baseline / "scores.json").exists()
+    is_compared = table.task.TEST and has_baseline
     for folder in [run, *([baseline] if is_compared else [])]:
         check_evaluation(folder, cell.data(out), recipe)
     commits = [*(start["commit"] for start in starts), read_evaluation(run).get("commit")]
@@ -138,6 +140,7 @@ def record(cell: Cell, out: Path, command: Optional[str] = None, changed: Option
         **measured,
         **({"alpha": alpha} if alpha else {}),
         **starts[-1],
+        "hardware": "; ".join(dict.fromkeys(start["hardware"] for start in starts)),
         "commit": "; ".join(dict.fromkeys(filter(None, commits))),  # of the training, and of the evaluation
     }
     write_record(result, figures)

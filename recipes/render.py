@@ -11,8 +11,7 @@ from tabulate import tabulate
 
 from .command import ROOT, UserError
 from .provenance import device_of
-from .tables import BASELINE, DEVICES, TABLES, Dataset, Table
-from .tables import SPEED as STEPS
+from .tables import BASELINE, DEVICES, STEPS, TABLES, Dataset, Table
 
 Record = Dict[str, Any]
 Rows = Dict[str, List[Record]]  # the records of a column of a table, by row
@@ -61,7 +60,7 @@ def load(folder: str, name: str = "*") -> List[Record]:
 def load_cells(table: str) -> List[Record]:
     """The records of a table, by device. A seed that was trained on a GPU and on a CPU is two runs."""
     found = []
-    for folder in (*DEVICES, ""):
+    for folder in (*DEVICES, ""):  # a record in neither is refused
         for record in load(f"{table}/{folder}"):
             if folder != device_of(record["hardware"]):
                 name = f"{record['dataset']}-{record['model']}-seed{record['seed']}"
@@ -142,7 +141,7 @@ def figures(records: Sequence[Record], names: Iterable[str], digits: int = 2) ->
     for name in names:
         values = [record["figures"][name] for record in records]
         if None in values:
-            found.append(records[0]["signatures"][name].split("|")[-1])
+            found.append(records[values.index(None)]["signatures"][name].split("|")[-1])
         else:
             spread = f" ± {statistics.stdev(values):.{digits}f} ({len(values)})" if len(values) > 1 else ""
             found.append(f"{statistics.mean(values):.{digits}f}{spread}")
@@ -299,7 +298,8 @@ def origin(records: Sequence[Record]) -> str:
     """Versions, hardware and commit."""
     versions = shared(", ".join(f"{name} {v}" for name, v in r["versions"].items()) for r in records)
     commits = (commit for r in records for commit in r["commit"].split("; "))  # a record may have several
-    return f"{versions}. {shared(r['hardware'] for r in records)}. Commit {shared(commits)}."
+    machines = (machine for r in records for machine in r["hardware"].split("; "))
+    return f"{versions}. {shared(machines)}. Commit {shared(commits)}."
 
 
 def picture(name: str, folder: str = "docs/") -> str:

@@ -43,7 +43,7 @@ from .command import (
 )
 from .hyperparameters import RECIPES, number_of
 from .provenance import device_of
-from .record import record
+from .record import check_evaluation, record
 from .scoring import evaluate
 from .tables import TABLES, Cell, Table
 
@@ -123,6 +123,7 @@ class Call(NamedTuple):
             self.first().run_cell(first)
             if not dry_run() and not (run / "scores.json").exists():
                 raise UserError(f"{run}: this cell begins with it, and another process is running it; call again later")
+        check_evaluation(run, first.data(self.args.out), RECIPES[first.dataset.recipe])  # which may average
         return ["--init", str(run)]
 
     def run_cell(self, cell: Cell) -> None:
@@ -133,13 +134,15 @@ class Call(NamedTuple):
                 return say(f"{run.name}: another process is running it: skipped")
             if not rerun and self.is_done(cell):
                 return say(f"{run / 'result.json' if self.changed else cell.name} is there; --rerun runs it again")
-            if self.device and not rerun and (run / "provenance.json").exists():
-                before = device_of(json.loads((run / "provenance.json").read_text())[-1]["hardware"])
-                if before != self.device:
-                    raise UserError(f"{run}: was trained on a {before}; --rerun trains it anew, or name another --out")
+            file = run / "provenance.json"
+            before = device_of(json.loads(file.read_text())[-1]["hardware"]) if file.exists() else ""
+            of_another_device = bool(self.device and before) and before != self.device
+            if of_another_device and not rerun:
+                raise UserError(f"{run}: was trained on a {before}; --rerun trains it anew, or name another --out")
             say(f"{cell.dataset.name}, {cell.model}, seed {cell.seed}")
-            # a cell that was scored is begun anew, one that was interrupted goes on
-            if rerun and (run / "scores.json").exists() and self.is_recorded(cell):
+            # a cell that was scored, or begun on another device, is begun anew; one that was interrupted goes on
+            is_scored = (run / "scores.json").exists() and self.is_recorded(cell)
+            if rerun and (is_scored or of_another_device):
                 remove(run)
             self.train_and_score(cell, run)
 
@@ -157,7 +160,7 @@ class Call(NamedTuple):
         if dry_run():
             return show([ROOT / "scripts" / "evaluate.sh", data, run])
         evaluate(cell.table.task, data, run, recipe)
-        command = f"{cell.command} -- {' '.join(self.rest)}" if self.rest else cell.command
+        command = f"{cell.command} -- {shlex.join(self.rest)}" if self.rest else cell.command
         record(cell, self.args.out, command, run if self.changed else None)
 
 
@@ -207,7 +210,10 @@ def read_call(argv: Sequence[str]) -> Call:
             raise UserError(f"--time: times all models of a table in turns, by its recipe; leave {names} out")
     if args.record and dry_run():
         raise UserError("--record: runs no command that DRY_RUN=1 could show; call it without")
-    return Call(args, table, options, flags)
+    call = Call(args, table, options, flags)
+    if args.record and call.changed:
+        raise UserError("--record: writes the records of the table's own recipe; leave what follows -- out")
+    return call
 
 
 def main(argv: Sequence[str]) -> None:

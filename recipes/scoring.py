@@ -83,7 +83,7 @@ class Task:
 
     @classmethod
     def written(cls, data: Path, run_dir: Path, flag: str = "") -> Tuple[List[str], List[str]]:
-        """What a run has written for the test set, and what was wanted. `flag`: that has named the run."""
+        """What a run has written for the test set, and what was wanted. `flag`: the option with this run."""
         _, *files = cls.files(data, run_dir)
         output, wanted = map(read_lines, files)
         if len(output) != len(wanted):

@@ -14,7 +14,7 @@ from .train import models as known_models
 from .translation import Translation
 
 BASELINE = "transformer"
-SPEED = "steps/s"  # a column of the paper's
+STEPS = "steps/s"  # a column of the paper's
 Names = Optional[Sequence[str]]  # None: all
 DEVICES = ("gpu", "cpu")  # folders of a table's results
 HEADINGS = {  # of figures that are not named by them
@@ -29,7 +29,7 @@ class Dataset(NamedTuple):
 
     name: str  # for translation a pair of languages, else a corpus
     heading: str
-    recipe: str  # of hyperparameters.py
+    recipe: str  # of recipes.yaml
     figures: Sequence[str] = ()  # of scores.json that are shown; default: the corpus' scores, or the task's METRIC
 
 
@@ -44,7 +44,7 @@ class Table:
     seeds: Sequence[int] = (1,)
     task: Type[Task] = Translation
     corpus: str = ""  # that has all datasets; default: each is a corpus of its own
-    data: str = ""  # the folder of a dataset's data; default: its name, with a `corpus` after the table's
+    data: str = ""  # the folder of a data set's data; default: DATASET, or TABLE-DATASET in a table with a `corpus`
     preparation: Mapping[str, Any] = field(default_factory=dict)  # options of prepare.sh
     paper: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # {model: {column: figure}}
     rows: Sequence[str] = ()  # default: the paper's and more_rows, or every model there is
@@ -88,7 +88,7 @@ class Table:
     @property
     def digits(self) -> int:
         """Decimals of its figures."""
-        return getattr(self.task, "DIGITS", 2)
+        return self.task.DIGITS
 
     def models(self) -> List[str]:
         """The names of its rows."""

@@ -154,8 +154,12 @@ def corpus_of_answers(settings: Mapping[str, str]) -> Optional[Corpus]:
 
 def read_answers(data: Path, corpus: Corpus, written: List[str], wanted: List[str]) -> List[metrics.Answer]:
     """What was written for the test set, with what prepare.sh has kept of each example."""
-    answers = []
-    for text, right, line in zip(written, wanted, read_lines(data / "test.answers")):
+    kept, answers = read_lines(data / "test.answers"), []
+    if len(kept) != len(wanted):
+        raise UserError(
+            f"{data}/test.answers: has {len(kept)} lines, and the test set has {len(wanted)}; prepare the data anew"
+        )
+    for text, right, line in zip(written, wanted, kept):
         known = json.loads(line)
         # a number as it was before it was rounded
         right = known["answers"][0] if corpus.number else right.lower()
@@ -204,8 +208,8 @@ def main(argv: Sequence[str]) -> None:
     add("--max-tokens", type=integer(1), metavar="N", help="tokens of a batch (default: 4096)")
     add("--baseline", type=Path, metavar="RUN_DIR", help="an evaluated run of the same data, for a significance test")
     add("--test", type=Path, metavar="DIR", help="translation: another test set; scores are in tests/NAME of RUN_DIR")
-    add("--beam", type=integer(1), metavar="N", help="translation: beam size")
-    add("--lenpen", type=float, metavar="X", help="translation: length penalty")
+    add("--beam", type=integer(1), metavar="N", help="tasks that write text: beam size")
+    add("--lenpen", type=float, metavar="X", help="tasks that write text: length penalty")
     add("--context-window", type=integer(0), metavar="N", help="language models: least context of a token in its row")
     args = vars(parser.parse_args(argv))
     name = read_data_settings(args["data"]).get("task", "translation")

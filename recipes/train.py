@@ -151,7 +151,7 @@ def longest_sentence(data: Path, most: int = LONGEST) -> int:
 
 
 def best_checkpoint(run_dir: Path, flag: str = "") -> Path:
-    """The average that the last evaluation has made, else the best checkpoint. `flag`: that has named the run."""
+    """The average that the last evaluation has made, else the best checkpoint. `flag`: the option with this run."""
     average, best, last = (run_dir / f"checkpoint_{name}.pt" for name in ("avg", "best", "last"))
     path = average if average.exists() else best
     if path == average and last.exists() and last.stat().st_mtime > average.stat().st_mtime:
@@ -182,14 +182,15 @@ def init_flags(init: Path, arch: str, data: Path, rest: Sequence[str]) -> List[s
 def length_flags(arch: str, recipe: Recipe, data: Path, rest: Sequence[str], init: Optional[Path]) -> List[str]:
     """The flag ``--synth-max-length`` for text with longer sentences than the preset takes, and says so.
 
-    `rest`, flags for fairseq-train, stands where it speaks of the length; `init` is the run that has this length.
+    `rest`: flags for fairseq-train; what they say of the length is kept. `init`: the run to begin with, whose length
+    cannot change.
     """
     longest = 0
     if recipe.task == "translation" and "_synth_" in arch:
         longest = longest_sentence(data, number_of("--max-source-positions", rest) or LONGEST)
     most = number_of("--synth-max-length", rest) or recipe.max_length
     length = math.ceil(longest / LENGTH_UNIT) * LENGTH_UNIT
-    if init and longest > most and "tile" not in " ".join(rest):
+    if init and longest > most and not re.search(r"--synth-beyond-length[= ]tile\b", " ".join(rest)):
         mend = f"train that run with -- --synth-max-length {length}, leave the sentence out, or "
         mend += "give -- --synth-beyond-length tile"
         raise UserError(f"--init {init}: takes up to {most} tokens, and {data} has a sentence of {longest}; {mend}")

@@ -30,7 +30,7 @@ def as_prepared(text: str, settings: Dict[str, str], model: Path) -> List[str]:
 
     `model`: of the subwords, if SentencePiece has made them.
     """
-    lines = [" ".join(line.split()) for line in text.rstrip("\n").split("\n")]
+    lines = [" ".join(line.split()) for line in (text[:-1] if text.endswith("\n") else text).split("\n")]
     lines = [line.lower() for line in lines] if settings["lowercase"] else lines
     most = int(settings.get("truncate_source") or 0)
     if not most or settings["subwords"] != "sentencepiece":
@@ -82,7 +82,7 @@ def main(argv: Sequence[str]) -> None:
     if dry_run():
         return
     try:
-        text = sys.stdin.buffer.read().decode("utf-8")
+        text = sys.stdin.buffer.read().decode("utf-8-sig")  # a byte-order mark is no part of the first word
     except UnicodeDecodeError as error:
         raise UserError(f"standard input: not UTF-8 ({error.reason} {error.object[error.start]:#x})") from None
     print(*translate(programs, as_prepared(text, settings, data / "pieces.model")), sep="\n")

@@ -1,4 +1,4 @@
 #!/usr/bin/env bash
-# Averages the last checkpoints of a training, translates the test set and scores it. Options: --help
+# Scores a trained model on the test set of its task. Options: --help
 source "$(dirname "$0")/common.sh"
 recipe evaluate "$@"

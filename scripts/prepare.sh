@@ -1,4 +1,4 @@
 #!/usr/bin/env bash
-# Raw parallel text -> binarised data for fairseq-train. Options: --help
+# Raw text -> binarised data for fairseq-train. Options: --help
 source "$(dirname "$0")/common.sh"
 recipe prepare "$@"

@@ -131,6 +131,7 @@ def test_the_picture(results, tmp_path):
     crosses = [options for method, _, options in picture.panels[0].calls if method == "errorbar"]
     assert [options["label"] for options in crosses] == ["random", "fixed_random", "dense"]
     assert crosses[0]["xerr"] == [[0.1], [0.05]] and crosses[0]["yerr"] == [2.01]
+    assert choice.pace("unheard of") == "whose speed is not measured"
     picture.save(tmp_path)
     assert stored_digest(tmp_path / "which-one.png") == picture.digest()
     for path in results.glob("speed_*/*.json"):

@@ -285,6 +285,9 @@ def test_a_run_compared_with_another(tmp_path):
     found = tasks.TextToText.test(tmp_path, wanted, ["acceptable"] * 8, [word.title() for word in wanted])
     assert (found["metric"], found["baseline"], found["score"]) == ("Matthews correlation", 0, 100)
     assert found["p_value"] < 0.3
+    (tmp_path / "test.answers").write_text("{}\n")
+    with pytest.raises(UserError, match="test.answers: has 1 lines, and the test set has 8; prepare the data anew"):
+        tasks.TextToText.test(tmp_path, wanted, wanted, wanted)
     (tmp_path / "settings").write_text("corpus=stsb\n")
     rows = [{"group": "", "answers": [number]} for number in ("1.1", "2.3", "4.0")]
     (tmp_path / "test.answers").write_text("".join(f"{json.dumps(row)}\n" for row in rows))

@@ -217,7 +217,8 @@ def test_options_of_a_corpus(tmp_path, dry, capsys):
         prepare.main(["wmt14", "de", str(tmp_path / "out"), *more])
         shown = capsys.readouterr().out
         assert f"--max-length {wanted} --max-ratio 1.5" in shown and "learn-bpe -s 40000" in shown
-    refused(prepare.main, "ptb", tmp_path / "out", "--lowercase", parts=["--lowercase True: not for ptb"])
+    refused(prepare.main, "ptb", tmp_path / "out", "--lowercase", parts=["--lowercase: not for ptb"])
+    refused(prepare.main, "multi30k", "de", tmp_path / "out", "--mirror", "x", parts=["--mirror x: not for multi30k"])
     refused(prepare.main, "ptb", "de", tmp_path / "out", parts=["prepare.sh ptb OUT_DIR"])
     refused(prepare.main, "wmt14", tmp_path / "out", parts=["prepare.sh wmt14 de|fr OUT_DIR"])
     refused(prepare.main, tmp_path, "en", "de", "out", "--from", tmp_path, parts=["RAW_DIR is the folder of the text"])
@@ -391,6 +392,10 @@ def test_the_length_follows_the_text(tmp_path, raw, dry, monkeypatch, capsys):
     for arch in ("transformer_multi30k", "transformer_synth_random_wmt_en_de"):
         shown = training_command(capsys, arch, *argv[1:2], "--data", data, "--gpus", "0")
         assert "--synth-max-length" not in shown
+    rest = ["--finetune-from-model", "/textiles/tile/checkpoint_best.pt"]
+    with pytest.raises(UserError, match=r"--init .*: takes up to \d+ tokens, and .* has a sentence of \d+; train that"):
+        train.length_flags(argv[0], RECIPES["multi30k_cpu"], data, rest, tmp_path)
+    assert train.length_flags(argv[0], RECIPES["multi30k_cpu"], data, ["--synth-beyond-length=tile"], tmp_path) == []
     parts = ["--batch-tokens 100", f"less than a sentence of {length}"]
     refused(train.main, *argv, "--batch-tokens", "100", parts=parts)
     # what no model takes: fairseq leaves it out of a training set, and would end at it in others
@@ -684,13 +689,15 @@ wps 8547.4 | wpb 689 | bsz 40.6 | num_updates 240 | best_loss 6.342
 """
 
 
-def test_what_a_program_says(capfd):
+def test_what_a_program_says(tmp_path, capfd):
     """Its errors are shown, but for the line that the user gets as the only one."""
     code = "echo watch out >&2; echo 'error: text.en: line 2 is empty' >&2; exit 1"
     refused(lambda _: command.run(["bash", "-c", code]), parts=["text.en: line 2 is empty"])
     said = capfd.readouterr().err
     assert "watch out" in said and "line 2" not in said
     refused(lambda _: command.run(["false"]), parts=["false failed, see above"])
+    code, log = "printf 'no \\xff\\n'; exit 1", tmp_path / "log"  # no UTF-8
+    refused(lambda _: command.run(["bash", "-c", code], log), parts=["bash failed: no", f"see {log}"])
 
 
 def test_a_program_is_ended_with_the_script(tmp_path):
@@ -723,7 +730,7 @@ def test_read_log():
         "curve": {"updates": [200, 240], "valid_loss": [7.806, 6.342], "valid_ppl": [136.82, 42.04]},
     }
     line = '| INFO | valid | {"epoch": 1, "valid_loss": "7.8", "valid_ppl": "136.82", "valid_num_updates": "350"}'
-    assert record.read_lines(line, "valid") == [{"epoch": 1, "loss": 7.8, "ppl": 136.82, "num_updates": 350}]
+    assert record.log_lines(line, "valid") == [{"epoch": 1, "loss": 7.8, "ppl": 136.82, "num_updates": 350}]
     for text, part in (("", "num. trained"), (LOG.splitlines()[0], "num_updates")):
         with pytest.raises(UserError, match=part):
             record.read_log(text)
@@ -973,8 +980,11 @@ def test_analysis_runs_the_inspection(tmp_path, dry, capsys):
     done.parent.mkdir(parents=True)
     done.write_text("{}")
     os.utime(done, (0, 0))  # of an earlier training
-    analysis.main(["multi30k_cpu", "--pair", "en-de", "--variant", "random", "--out", str(tmp_path)])
+    analysis.main(["multi30k_cpu", "--dataset", "en-de", "--variant", "random", "--out", str(tmp_path)])
     assert "-m fairseq_synth.inspect" in capsys.readouterr().out
+    os.utime(done)
+    analysis.main(["multi30k_cpu", "--dataset", "en-de", "--variant", "random", "--out", str(tmp_path)])
+    assert not capsys.readouterr().out  # done, and a dry run writes nothing: figures.json would be missing
     run = tmp_path / "runs" / "ptb_cpu-ptb-random-seed1"  # whose recipe averages nothing
     run.mkdir(parents=True)
     (run / "checkpoint_best.pt").touch()
@@ -1102,6 +1112,7 @@ def stubs(tmp_path, monkeypatch):
         METRIC="bleu",
         METRIC_NAME="BLEU",
         BEST=max,
+        DIGITS=2,
     )
     monkeypatch.setattr(tables, "prepare", lambda *args: calls.append(f"prepare {args[1]}"))
     monkeypatch.setattr(train, "start", fit)
@@ -1191,6 +1202,9 @@ def test_reproduce_runs_what_is_missing(stubs, capsys):
     assert called(*only, "--", "--max-update", "5") == ["prepare en-fr", *both[2:]]
     assert sorted((path, path.read_text()) for path in folder.iterdir()) == before
     assert (run.with_name(f"{run.name}-changed") / "result.json").exists()
+    assert "significance" not in json.loads((run.with_name(f"{run.name}-changed") / "result.json").read_text())
+    with pytest.raises(UserError, match="--record: .* leave what follows -- out"):
+        called(*only, "--record", "--", "--max-update", "5")
     assert called(*only, "--", "--gpus", "1") == []
     # a changed recipe has one run: other changes are not taken for it
     assert called(*only, "--", "--max-update", "5") == []
@@ -1222,6 +1236,23 @@ def test_each_device_has_its_own_record(stubs):
     cpu.unlink()
     with pytest.raises(UserError, match="was trained on a cpu; --rerun"):
         called(*one, "--", "--gpus", "1")
+    (project / "hardware").write_text("h")
+    assert "train transformer_multi30k" in called(*one, "--rerun", "--", "--gpus", "1")
+    assert json.loads(gpu.read_text())["hardware"] == "h"  # and nothing of the CPU's run
+
+
+def test_a_run_resumed_on_another_machine(stubs):
+    """Its record names both."""
+    project, called = stubs
+    one = ["--variant", "transformer", "--seed", "1"]
+    called(*one)
+    run = project / "runs" / "multi30k_cpu-en-fr-transformer-seed1"
+    starts = json.loads((run / "provenance.json").read_text())
+    (run / "provenance.json").write_text(json.dumps([{**starts[0], "commit": "b", "hardware": "g"}, *starts]))
+    called(*one, "--record")
+    (path,) = (project / "results" / "multi30k_cpu" / "gpu").iterdir()
+    kept = json.loads(path.read_text())
+    assert kept["hardware"] == "g; h" and kept["commit"] == "b; c; later"
 
 
 def test_two_stages(stubs, monkeypatch, capsys):
@@ -1248,6 +1279,10 @@ def test_two_stages(stubs, monkeypatch, capsys):
     assert "init" not in json.loads(kept.read_text())
     assert f"--init {run}" in (project / "options").read_text().splitlines()[1]
     (run / "checkpoint_avg.pt").touch()
+    (run / "evaluation.json").write_text('{"average": 3}')  # whose checkpoint_avg.pt is another one
+    with pytest.raises(UserError, match=f"{run}: was evaluated with --average 3, and the recipe has 5"):
+        called(*one, "--rerun")
+    (run / "evaluation.json").unlink()
     changed = project / "runs" / "multi30k_cpu-en-fr-random-seed2-changed" / "result.json"
     assert called(*one, "--rerun", "--", "--max-update", "9") == [arch, "evaluate"]  # of the second stage alone
     assert "by its own recipe" not in capsys.readouterr().out
@@ -1274,7 +1309,7 @@ def test_fine_tuning_for_other_text(tmp_path, raw):
     refused(prepare.main, other, "en", "fr", tmp_path / "x", "--like", first, parts=["--like", "of en and fr"])
     like = [other, "en", "de", tmp_path / "x", "--like", first]
     refused(prepare.main, *like, "--merges", "50", parts=[f"--merges 50: --like {first} has 100; leave it out"])
-    refused(prepare.main, *like, "--dash-splits", parts=["--dash-splits True", "has none; leave it out"])
+    refused(prepare.main, *like, "--dash-splits", parts=["--dash-splits: --like", "has none; leave it out"])
     arch, flags = "transformer_synth_random_multi30k", "--encoder-layers 1 --decoder-layers 1 --warmup-updates 1"
     argv = [arch, "en-de", "--recipe", "multi30k_cpu", "--max-update", "1", "--save-every", "1", "--gpus", "0"]
     first_run = [*argv, "--data", first, "--save-dir", run, "--", *flags.split(), "--synth-max-length", "112"]
@@ -1627,9 +1662,9 @@ def test_translate_refuses(tmp_path, monkeypatch, capsys):
     (tmp_path / "checkpoint_best.pt").touch()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xff")))
     refused(translate.main, data, tmp_path, parts=["standard input: not UTF-8", "0xff"])
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\n")))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbf\n\n")))
     translate.main([str(data), str(tmp_path)])  # nothing to translate: no program is started
-    assert capsys.readouterr().out == "\n"
+    assert capsys.readouterr().out == "\n\n"
     (tmp_path / "settings").write_text("pair=en-fr\n")
     refused(translate.main, data, tmp_path, parts=["was trained for en-fr", "is en-de"])
     (data / "settings").write_text("task=language_modeling\n")
@@ -1687,7 +1722,7 @@ def test_translations_are_all_there(does, said):
 
 def test_a_line_to_translate():
     """As prepare.sh has it: one line for every tool, lowercased if the data are."""
-    assert translate.as_prepared(" A\u2028 B\x85c \n\nd\n", {"lowercase": ""}, None) == ["A B c", "", "d"]
+    assert translate.as_prepared(" A\u2028 B\x85c \n\nd\n\n", {"lowercase": ""}, None) == ["A B c", "", "d", ""]
     assert translate.as_prepared("A b", {"lowercase": "True"}, None) == ["a b"]
 
 

@@ -199,6 +199,10 @@ def test_a_corpus_from_its_home(tmp_path, monkeypatch):
     out = tmp_path / "out"
     prepare.main(["wikitext103", str(out)])
     assert (out / "text" / "valid.txt").read_text() == " \n = A = \n"
+    (out / "archives" / "w.zip").unlink()  # as after a disk that was full when it was unpacked
+    shutil.rmtree(out / "text")
+    prepare.main(["wikitext103", str(out)])
+    assert (out / "archives" / "w.zip").exists()
     prepare.main(["wikitext103", str(tmp_path / "other"), "--from", str(site)])
     assert (tmp_path / "other" / "text" / "test.txt").exists()
     wanted["wikitext103/w.zip"] = "0" * 64

@@ -400,6 +400,8 @@ def test_figures_side_by_side(tmp_path, monkeypatch):
     """Several of one column; one that was not counted says why."""
     records = [{"figures": {"bleu4": 3.21, "meteor": None}, "signatures": {"meteor": "METEOR|not scored: no Java"}}]
     assert render.figures(records, ["bleu4", "meteor"]) == "3.21 / not scored: no Java"
+    records.insert(0, {"figures": {"bleu4": 3.21, "meteor": 7}, "signatures": {"meteor": "METEOR|1.5|pycocoevalcap"}})
+    assert render.figures(records, ["meteor"]) == "not scored: no Java"
     shown = render.results("personachat")
     assert "| PersonaChat (BLEU-4/ROUGE-L/METEOR/CIDEr), paper |" in shown
     assert "| `random` | not run | 2.25/15.00/6.42/19.57 | not run |" in shown
