@@ -1,7 +1,7 @@
 """Synthesizer (arXiv 2005.00743) for fairseq: ``--user-dir "$(python -m fairseq_synth)"``.
 
-To import this package or a module of it changes nothing elsewhere. `register` makes it a plugin of fairseq; with
-``--user-dir`` fairseq calls it, by importing all of ``models/``.
+Importing this package, or a module of it other than ``models.plugin``, changes nothing elsewhere. `register` makes it
+a plugin of fairseq. With ``--user-dir`` fairseq imports ``models/``, whose plugin module calls `register`.
 """
 
 __version__ = "0.1.0"

@@ -15,7 +15,7 @@ def main() -> None:
     """The command line.
 
     Raises:
-        SynthesizerError: another argument than ``configs``, or there are none.
+        SynthesizerError: an argument other than ``configs``, or the folder of configs is missing.
     """
     folder, asked = Path(__file__).absolute().parent, sys.argv[1:]
     if asked not in ([], ["configs"]):

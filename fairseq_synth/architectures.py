@@ -72,7 +72,7 @@ def widened(preset: Preset) -> Preset:
             heads, dim, inner = (
                 getattr(args, f"{side}_{n}") for n in ("attention_heads", "embed_dim", "ffn_embed_dim")
             )
-            more = heads * getattr(args, "synth_max_length", 256) ** 2 / (2 * dim + 1)
+            more = heads * args.synth_max_length**2 / (2 * dim + 1)
             setattr(args, f"{side}_ffn_embed_dim", inner + round(more))
 
     return fill

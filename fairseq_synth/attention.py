@@ -274,8 +274,8 @@ class SyntheticAttention(nn.Module):
         return self.set_incremental_state(incremental_state, "attn_state", buffer)  # type: ignore[operator]
 
     def _load_from_state_dict(self, state_dict: Dict[str, Tensor], prefix: str, *args: Any) -> None:
-        # not fairseq's upgrade_state_dict_named, which runs before --encoder-layers-to-keep renames the layers
-        # fairseq's older checkpoints have queries, keys and values in one projection, which its own attention splits
+        # not in an upgrade_state_dict_named of this class, which runs before --encoder-layers-to-keep renames layers.
+        # fairseq's own splits the one projection of queries, keys and values that its older checkpoints have
         MultiheadAttention.upgrade_state_dict_named(self, state_dict, prefix.rstrip("."))
         rename_older(state_dict, f"{prefix}synthesizer.")
         self.prepare_state_dict(state_dict, prefix)

@@ -131,20 +131,20 @@ def check_flags(args: argparse.Namespace, *sides: str) -> None:
     if getattr(args, "base_layers", 0):
         raise SynthesizerError(f"--base-layers {args.base_layers}: such layers have no attention; leave the flag out")
     for side in sides:
-        check_heads(args, side)
-        if getattr(args, f"{side}_xformers_att_config", None):
-            raise SynthesizerError(
-                f"--{side}-xformers-att-config: is for fairseq's attention, which a Synthesizer replaces; leave it out"
-            )
+        check_attention(args, side)
         setattr(args, f"{side}_synthesizer", layer_specs(args, side))
 
 
-def check_heads(args: argparse.Namespace, side: str) -> None:
-    """Raises SynthesizerError unless the heads of a stack share its width equally."""
+def check_attention(args: argparse.Namespace, side: str) -> None:
+    """Raises SynthesizerError unless the heads of a stack share its width equally, and for fairseq's xFormers."""
     width, heads = getattr(args, f"{side}_embed_dim"), getattr(args, f"{side}_attention_heads")
     if heads < 1 or width % heads:
         raise SynthesizerError(
             f"--{side}-attention-heads {heads} does not divide --{side}-embed-dim {width}; choose a divisor"
+        )
+    if getattr(args, f"{side}_xformers_att_config", None):
+        raise SynthesizerError(
+            f"--{side}-xformers-att-config: is for fairseq's attention, which this model replaces; leave it out"
         )
 
 

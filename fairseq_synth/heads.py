@@ -49,7 +49,7 @@ def build_synthesizer(
 
     Args:
         groups: as `parse_heads` returns them.
-        mixture, head_dim, max_length, rank, beyond_length: as of `Mixture`.
+        mixture, head_dim, max_length, rank, beyond_length: as in `Mixture`.
     """
     mixtures = [Mixture(names, mixture, heads, head_dim, max_length, rank, beyond_length) for heads, names in groups]
     return mixtures[0] if len(groups) == 1 else HeadGroups(mixtures)

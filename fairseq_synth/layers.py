@@ -89,7 +89,10 @@ class SynthesizerDecoderLayer(TransformerDecoderLayerBase):
 
 
 class LimitedStack:
-    """An encoder or decoder that takes sentences of up to `max_length` tokens; the first base, fairseq's the second."""
+    """An encoder or decoder that takes sentences of up to `max_length` tokens.
+
+    Among the bases of a class it stands before fairseq's.
+    """
 
     max_length: Optional[int]
     length_flag: str  # which flag sets it
@@ -150,7 +153,7 @@ class AlignedEncoder(LimitedStack, TransformerEncoderBase):
             src_tokens: (B, T), padded on either side.
 
         Raises:
-            ValueError: T is beyond ``--synth-max-length``.
+            ValueError: T is beyond `max_length`.
         """
         self.check_length(src_tokens)
         padding_mask = src_tokens.eq(self.padding_idx)

@@ -11,7 +11,7 @@ def check_padding(task: Any, max_length: int) -> None:
     Raises:
         SynthesizerError: names lengths that would do.
     """
-    multiple = flag(task, "required_seq_len_multiple") or 1
+    multiple = flag_of(task, "required_seq_len_multiple") or 1
     below = max_length // multiple * multiple
     if below < max_length:
         fitting = [str(length) for length in (below, below + multiple) if length]
@@ -23,7 +23,7 @@ def check_padding(task: Any, max_length: int) -> None:
 
 def cut_sources(task: Any, max_positions: int) -> None:
     """Lets ``--truncate-source`` cut at what the model reads: fairseq cuts at ``--max-source-positions``."""
-    if flag(task, "truncate_source") and flag(task, "max_source_positions") > max_positions:
+    if flag_of(task, "truncate_source") and flag_of(task, "max_source_positions") > max_positions:
         flags_of(task).max_source_positions = max_positions
 
 
@@ -35,7 +35,8 @@ def check_min_len(generation: Any, max_positions: int, max_length: Optional[int]
     """
     most = max_positions - 1
     if getattr(generation, "min_len", 1) > most:
-        limit = "--max-target-positions" if max_length is None else f"--synth-max-length {max_length}"
+        is_own = max_positions == max_length
+        limit = f"--synth-max-length {max_length}" if is_own else f"--max-target-positions {max_positions}"
         raise SynthesizerError(
             f"--min-len {generation.min_len}: this model writes at most {most} tokens and the end of sentence "
             f"({limit}); choose at most {most}"
@@ -58,7 +59,7 @@ def check_fusion(generation: Any, max_length: Optional[int]) -> None:
         )
 
 
-def flag(task: Any, name: str) -> Any:
+def flag_of(task: Any, name: str) -> Any:
     """A flag of the task, or None where it has no such flag."""
     return getattr(flags_of(task), name, None)
 

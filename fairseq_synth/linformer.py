@@ -14,7 +14,7 @@ from fairseq.modules.fairseq_dropout import FairseqDropout
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor
 
-from .config import check_heads
+from .config import check_attention
 from .errors import SynthesizerError
 from .layers import AlignedEncoder, EncoderLayer, wrap_layer
 from .parameters import glorot_uniform_
@@ -184,7 +184,7 @@ class RobertaLinformer(SynthesizerRoberta):
         """As fairseq's own.
 
         Raises:
-            SynthesizerError: as of `SynthesizerRoberta`, or projections that are one here differ in the checkpoint.
+            SynthesizerError: as in `SynthesizerRoberta`, or projections that the model shares differ in the checkpoint.
         """
         shared: Dict[int, str] = {}  # a parameter and the first of its names
         for name, parameter in self.named_parameters(remove_duplicate=False):
@@ -199,8 +199,8 @@ class RobertaLinformer(SynthesizerRoberta):
 
     @classmethod
     def check_encoder(cls, args: argparse.Namespace) -> Optional[int]:
-        """Checks ``--linformer-k``; the longest input is ``--max-positions``."""
-        check_heads(args, "encoder")
+        """Checks the heads and ``--linformer-k``; the longest input is ``--max-positions``."""
+        check_attention(args, "encoder")
         if args.linformer_k < 1:
             raise SynthesizerError(f"--linformer-k {args.linformer_k}: must be at least 1")
         return None

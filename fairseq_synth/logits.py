@@ -21,7 +21,7 @@ class Logits:
             ``scale query @ key^T``. The scale is a number, which torch's fused attention takes as it is.
         outers: left (B or 1, H or 1, T, a) and right (B or 1, H or 1, T, b), a b >= S: column u b + v of a row is
             ``left_u right_v``.
-        biases: logits that are at hand, (B or 1, H or 1, T or 1, S).
+        biases: logits that are computed already, (B or 1, H or 1, T or 1, S).
         diagonals: values (1, H, 1, 2 m + 1) of the distances -m to m, the position of the first row, and T: column j of
             row i has the value of ``min(max(j - i, -m), m)``. `with_matrices` makes biases of them.
     """
@@ -80,8 +80,8 @@ class Logits:
         return Logits(self.products, self.outers, biases, [])
 
     def joined(self) -> "Logits":
-        """The same sum with one inner product, without a weight: the queries, times their weights, are concatenated on
-        features, and so are the keys."""
+        """The same sum with one inner product, without a weight: the queries are concatenated on their features, and so
+        are the keys, after `weighted`."""
         queries: List[Tensor] = []
         keys: List[Tensor] = []
         products: List[Tuple[Optional[Tensor], float, Tensor, Tensor]] = []
@@ -129,17 +129,17 @@ class Logits:
 
 
 def product_of(query: Tensor, key: Tensor, weight: Optional[Tensor] = None, scale: float = 1.0) -> Logits:
-    """``scale query @ key^T`` times a weight of each head, (H, 1, 1), or None for 1; shapes as of `Logits.products`."""
+    """``scale query @ key^T`` times a weight of each head, (H, 1, 1), or None for 1; shapes as in `Logits.products`."""
     return Logits([(None if weight is None else weight[None], scale, query, key)], [], [], [])
 
 
 def outer_product_of(left: Tensor, right: Tensor, weight: Optional[Tensor] = None) -> Logits:
-    """Outer products of the rows, times a weight as of `product_of`; other shapes as of `Logits.outers`."""
+    """Outer products of the rows, times a weight as in `product_of`; other shapes as in `Logits.outers`."""
     return Logits([], [(None if weight is None else weight[None], left, right)], [], [])
 
 
 def bias_of(bias: Tensor, weight: Optional[Tensor] = None) -> Logits:
-    """Logits that are at hand, (B or 1, H or 1, T or 1, S), times a weight as of `product_of`."""
+    """Logits that are computed already, (B or 1, H or 1, T or 1, S), times a weight as in `product_of`."""
     return Logits([], [], [(None if weight is None else weight[None], bias)], [])
 
 
@@ -163,7 +163,8 @@ def toeplitz(values: Tensor, start: int, length: int, src_len: int) -> Tensor:
 
 
 def weighted(weight: Optional[Tensor], first: Tensor, second: Tensor, scale: float = 1.0) -> Tuple[Tensor, Tensor]:
-    """The factors of a product, of which the smaller is multiplied by the weight and the scale, in its own type."""
+    """The factors of a product, one of them times the weight and the scale, in its own type: the smaller, or without a
+    weight the first."""
     if weight is None:
         return first if scale == 1.0 else first * scale, second
     if scale != 1.0:

@@ -1,8 +1,8 @@
 """Padding and causality: alignment of padded sentences, their lengths, and the softmax under masks.
 
-Masks are flags or lengths; their values are never inspected on a GPU, where that would make the CPU wait. A decoder
-says `causal_mask`, which has no values. Sentences are aligned on their first token as they enter the model (`align`),
-so that position-indexed logits are right and all padding is behind the sentences.
+The values of a mask are never read on a GPU, where that would make the CPU wait. A decoder passes `causal_mask`, a
+tensor without elements, which is known by its size. Sentences are aligned on their first token as they enter the model
+(`align`), so that position-indexed logits are right and all padding is behind the sentences.
 
 Any other mask is an ``attn_mask`` of booleans or of numbers, which the plain computation applies to the logits. A
 decoder's is what ``buffered_future_mask`` in `layers` returns; a step of decoding has none. What `causal_mask` hides
@@ -116,7 +116,7 @@ def restore(x: Tensor, columns: Optional[Tensor], batch_first: bool = False) -> 
 
 
 def is_recorded() -> bool:
-    """Whether torch records the computation, by a trace or `torch.compile`. Not for TorchScript."""
+    """Whether torch records the computation, by a trace or `torch.compile`. Scripted code must not call it."""
     return torch.jit.is_tracing() or torch.compiler.is_compiling()
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from .config import EncoderSynthesizerConfig, SynthesizerConfig, check_flags, check_rows, flatten, length_limit
 from .errors import SynthesizerError
 from .layers import SynthesizerEncoder
-from .lengths import flag as flag_of
+from .lengths import flag_of
 from .model import SynthesizerModel
 
 # of fairseq's Transformer, beside --encoder-* and --quant-noise-*

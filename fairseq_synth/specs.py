@@ -17,7 +17,7 @@ def parse_heads(spec: str, num_heads: int, flag: str = "--encoder-synthesizer") 
         ((6, ("random",)), (2, ("dense", "vanilla"))).
 
     Raises:
-        SynthesizerError: as of `parse_spec`, or the numbers do not add up to `num_heads`.
+        SynthesizerError: as in `parse_spec`, or the numbers do not add up to `num_heads`.
     """
     groups = [part.partition(":") for part in spec.split("/")]
     names = [parse_spec(name, flag) for name, _, _ in groups]
@@ -48,7 +48,7 @@ def parse_spec(spec: str, flag: str = "--encoder-synthesizer") -> Tuple[str, ...
     for name in names:
         if name not in SYNTHESIZERS:
             raise SynthesizerError(
-                f"{flag} {spec!r}: unknown synthesizer {name!r}; choose from {', '.join(SYNTHESIZERS)}, "
+                f"{flag} {spec!r}: unknown function {name!r}; choose from {', '.join(SYNTHESIZERS)}, "
                 "or several of them joined by '+', as in random+vanilla"
             )
         if names.count(name) > 1:

@@ -15,8 +15,8 @@ T,S  query rows and key columns of this call; the rows are positions ``start .. 
 All of them are sums of inner products, outer products, biases and diagonals, `Logits`. A mixture adds these
 sums up, and the attention never asks which function it has.
 
-To add a function, write one class here with `register_synthesizer`: the flags, the architectures, the
-tests over the registry and the error messages find it by its name.
+To add a function, write one class here with `register_synthesizer`: the flags, the tests over the registry
+and the error messages find it by its name. Its architectures are a line in `names.VARIANTS`.
 """
 
 import math
@@ -220,8 +220,9 @@ class FactorizedDense(Synthesizer):
     """Factorized Dense (eq. 5-6): ``S_i[j] = A_i[u] B_i[v]`` with ``j = u b + v`` and ``a b = l``.
 
     A_i and B_i, of a and b values, are two linear read-outs of one relu(W1 x_i + b1), per head on its
-    slice: the first a and the last b rows of W2 and b2. A is interleaved and B tiled, so that all l columns
-    differ (tiling both would leave lcm(a, b) distinct ones). a is the largest divisor of l up to its square root.
+    slice: the first a and the last b rows of W2 and b2. Each value of A stands b times in a row and B is
+    tiled, so that all l columns differ (tiling both would leave lcm(a, b) distinct ones). a is the largest
+    divisor of l up to its square root.
 
     Raises:
         SynthesizerError: l is 1, 2, 3 or another prime.
@@ -318,8 +319,12 @@ class Mixture(LayerSynthesizer):
         beyond_length: str = "refuse",
     ) -> None:
         super().__init__()
-        if mixture not in MIXTURES:
-            raise SynthesizerError(f"--synth-mixture {mixture!r}: choose from {', '.join(MIXTURES)}")
+        for flag, given, choices in (
+            ("--synth-mixture", mixture, MIXTURES),
+            ("--synth-beyond-length", beyond_length, BEYOND_LENGTH),
+        ):
+            if given not in choices:
+                raise SynthesizerError(f"{flag} {given!r}: choose from {', '.join(choices)}")
         self.num_heads = num_heads
         self.components = nn.ModuleDict(
             {name: SYNTHESIZERS[name](num_heads, head_dim, max_length, rank) for name in names}
@@ -334,7 +339,7 @@ class Mixture(LayerSynthesizer):
         return [self]
 
     def forward(self, inputs: Inputs) -> List[Logits]:
-        """As of `LayerSynthesizer`.
+        """See `LayerSynthesizer`.
 
         Raises:
             ValueError: S is beyond l, and to be refused.
@@ -349,7 +354,7 @@ class Mixture(LayerSynthesizer):
         return [logits]
 
     def fold_weights_(self, like: Tensor) -> Optional[Tensor]:
-        """Multiplies the parameters by the weights, which are then gone, where every function can.
+        """Multiplies the weights of the mixture into the parameters, if every function's can take them, and drops them.
 
         The buffer ``folded`` then tells a state dict of such parameters from one of a training.
 
@@ -357,7 +362,7 @@ class Mixture(LayerSynthesizer):
             like: a tensor of the device and type of the result; there may be no parameters.
 
         Returns:
-            what the queries are to be multiplied by from now on, (H,), if there are any.
+            the factor of each head's queries from now on, (H,); None if no function reads queries.
         """
         components: List[Synthesizer] = list(self.components.values())  # type: ignore[arg-type]
         vanilla = next((component for component in components if isinstance(component, Vanilla)), None)

@@ -348,6 +348,16 @@ def test_padding_anywhere(spec, monkeypatch):
             )
 
 
+def test_fused_under_both_masks():
+    """`attend` leaves padding out under a causal mask; who does not gets the same."""
+    torch.manual_seed(1)
+    mask, value = padding_mask(LENGTHS), torch.randn(6, 2, 9, 4)
+    logits = product_of(torch.randn(6, 2, 9, 4), torch.randn(6, 2, 9, 4))
+    found, expected = (c.compute(logits, value, mask, causal_mask(value)) for c in (fused, plain))
+    visible = ~mask[:, None, :, None]
+    torch.testing.assert_close(found * visible, expected * visible)
+
+
 def test_rows_of_padding_are_finite():
     module = make_attention("random+vanilla")
     x = torch.randn(9, 6, 6)

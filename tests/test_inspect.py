@@ -207,6 +207,14 @@ def trained(tmp_path_factory, data):
 STOCK, MIXTURE = "transformer_multi30k", "transformer_synth_random_vanilla_multi30k"
 
 
+def test_layers_are_named_in_pictures():
+    """Only some layers may have been measured: without data those that never look at the input."""
+    measured = [{"layer": layer, "heads": 2, "entropy": [0.5, 0.25]} for layer in (1, 3)]
+    (panel,) = pictures.heads("heads", measured).panels
+    assert ("set_yticks", [[0, 1], ["1", "3"]], {}) in panel.calls
+    assert ("text", [0, 1, "0.5"], {"ha": "center", "va": "center", "fontsize": 6}) in panel.calls
+
+
 @pytest.mark.parametrize("arch", [STOCK, MIXTURE])
 def test_the_initial_state_is_that_of_the_training(arch, data, tmp_path):
     """A training with a learning rate of 0 ends where it began; with the data or without, from the seed alone."""

@@ -148,7 +148,7 @@ def test_long_sentences(spec, masks, everything, monkeypatch):
         pytest.skip("five functions take the interpreter minutes; the paper mixes two")
     plan_with(monkeypatch, "is_short", lambda _: False)
     tiles = {"rows": (16, 32), "columns": (32, 16)}
-    monkeypatch.setattr(launches.Tile, "of", lambda kernel, _: launches.Tile(*tiles.get(kernel, (16, 16)), 4, 1))
+    monkeypatch.setattr(launches.Tile, "of", lambda kernel, _: launches.Tile(*tiles.get(kernel, (16, 16)), 4))
     for length in some_of([1, 7, 33, 65], spec, masks) if everything else [20]:
         check(spec, length, masks, monkeypatch, bsz=3 if everything else 2)
 

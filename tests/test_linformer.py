@@ -129,6 +129,11 @@ def test_projections_that_begin_as_one(built):
     assert torch.equal(one(tokens)[0], other(tokens)[0])
 
 
+def test_xformers_are_refused():
+    with pytest.raises(SynthesizerError, match="--encoder-xformers-att-config: is for fairseq's attention"):
+        make_linformer(encoder_xformers_att_config="{}")
+
+
 def test_a_checkpoint_of_another_attention():
     """One of a RoBERTa cannot start a Linformer, nor the other way around."""
     linformer, stock = make_linformer(), make_model("roberta_agnews")

@@ -653,12 +653,13 @@ def test_linformer_says_what_is_too_long():
         ),
         (dict(encoder_attention_heads=3), "--encoder-attention-heads 3 does not divide --encoder-embed-dim 16"),
         (dict(decoder_attention_heads=5), "--decoder-attention-heads 5 does not divide --decoder-embed-dim 16"),
-        (dict(encoder_synthesizer="randm"), "--encoder-synthesizer 'randm': unknown synthesizer 'randm'; choose from"),
+        (dict(encoder_synthesizer="randm"), "--encoder-synthesizer 'randm': unknown function 'randm'; choose from"),
         (dict(decoder_synthesizer="random,dense,random"), "names 3 layers, --decoder-layers is 2"),
         (dict(encoder_synthesizer="factorized_dense", synth_max_length=23), "--synth-max-length 23: .*product"),
         (dict(synth_max_length=0), "--synth-max-length 0: must be at least 2"),
         (dict(synth_rank=-1), "--synth-rank -1: must be at least 1"),
         (dict(synth_mixture="product"), "--synth-mixture 'product': choose from convex, sum"),
+        (dict(synth_beyond_length="tiled"), "--synth-beyond-length 'tiled': choose from refuse, tile"),
     ],
 )
 def test_refused_flags(flags, message):
@@ -784,6 +785,20 @@ def test_dropout_has_the_hosts_names(kind):
     assert "MultiheadAttention" in expected.values() and names(make_model(synth)) == expected
     if kind == "encoder":
         assert names(make_model("roberta_linformer_agnews")) == expected
+
+
+@pytest.mark.parametrize(
+    "limits, flag",
+    [
+        ((24, 24), "--synth-max-length 24"),
+        ((20, 24), "--max-target-positions 20"),
+        ((24, None), "--max-target-positions 24"),
+    ],
+)
+def test_the_flag_that_limits_min_len(limits, flag):
+    """The lower one of the model's two limits."""
+    with pytest.raises(SynthesizerError, match=f"--min-len 24: .*{flag}"):
+        lengths.check_min_len(argparse.Namespace(min_len=24), *limits)
 
 
 def test_fusion_with_a_language_model():

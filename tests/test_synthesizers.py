@@ -112,7 +112,7 @@ def test_heads_of_a_spec():
         ("random:4/vanilla", "give every group its number"),
         ("random:0/vanilla:8", "give every group its number"),
         ("random:-1/vanilla:9", "give every group its number"),
-        ("random:8/randm:0", "unknown synthesizer 'randm'"),
+        ("random:8/randm:0", "unknown function 'randm'"),
         ("random:7", "7 heads are not the 8"),
     ],
 )

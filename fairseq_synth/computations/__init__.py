@@ -1,4 +1,4 @@
-"""Exact ways to compute ``softmax(S) V``, one file each. `attend` takes the first that supports a call.
+"""Exact ways to compute ``softmax(S) V``, one module each. `attend` takes the first that supports a call.
 
 `plain` is the definition: the others are tested against it, in value and gradient.
 
@@ -12,8 +12,8 @@
             where they are shared across the batch and there is no padding mask
 ==========  ==============================================================================================
 
-Each file has ``supports`` and ``compute``, which take the arguments of `attend`. To add a computation, write such a
-file and put it into `COMPUTATIONS`.
+Each of these has ``supports`` and ``compute``, which take the arguments of `attend`; the other modules here belong to
+`kernels`. To add a computation, write such a module and put it into `COMPUTATIONS`.
 """
 
 from typing import Optional
@@ -39,7 +39,7 @@ def attend(
     Args:
         logits: S.
         value: (B, H, T, d_h).
-        key_padding_mask, attn_mask: as of `masked_softmax`, with S = T.
+        key_padding_mask, attn_mask: as in `masked_softmax`, with as many columns as rows.
         dropout: probability of dropping a weight, for each sentence its own.
 
     Returns:

@@ -29,7 +29,7 @@ def compute(
     attn_mask: Optional[Tensor],
     dropout: float = 0.0,
 ) -> Tensor:
-    """As of `attend`. Rows of a sentence of padding alone are unspecified, but finite."""
+    """See `attend`. Rows of a sentence of padding alone are unspecified, but finite."""
     bsz, heads, length, head_dim = value.size()
     logits = logits.with_matrices(length)
     causal = is_causal(attn_mask)
@@ -47,19 +47,14 @@ def compute(
     _, scale, query, key = products[0]
     query, key = (x.to(value.dtype).expand(bsz, heads, length, -1) for x in (query, key))
 
-    mask: Optional[Tensor] = None
+    mask = masking.total(length).to(value.dtype) if masking.tensors() else None
     if key_padding_mask is not None:
-        padding = key_padding_mask[:, None, None].to(torch.bool)
+        mask = value.new_zeros(1, 1, 1, 1) if mask is None else mask
         # finite, so that a sentence of padding alone has no NaN
         lowest = torch.finfo(value.dtype).min
-    if masking.tensors():
-        mask = masking.total(length).to(value.dtype)
-        if causal:
-            mask = mask + future(length, mask)
-        if key_padding_mask is not None:
-            mask = mask.masked_fill(padding, lowest)
-    elif key_padding_mask is not None:
-        mask = value.new_zeros(1, 1, 1, 1).masked_fill(padding, lowest)
+        mask = mask.masked_fill(key_padding_mask[:, None, None].to(torch.bool), lowest)
+    if mask is not None and causal:
+        mask = mask + future(length, mask)
     if mask is not None:
         mask = mask.expand(bsz, heads, length, length)  # the kernels take one of all four sizes, without a copy
 

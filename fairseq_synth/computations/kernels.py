@@ -52,7 +52,7 @@ CAPABILITY = (8, 0)
 WIDEST = 128  # features of a head
 WHOLE = 512  # rows of a factor up to which the product of all rows is cheaper than the gradient of a slice
 MOST_PLANS = 4096  # that are kept
-Product = Tuple[Optional[Tensor], float, Tensor, Tensor]  # as of `Logits`
+Product = Tuple[Optional[Tensor], float, Tensor, Tensor]  # as in `Logits`
 KINDS: Dict[Tuple[Any, ...], bool] = {}  # {kind of calls: whether their kernels compile}
 REPLACED = "another computation is used"  # of calls whose kernels do not; benchmarks look for it in a log
 
@@ -156,7 +156,7 @@ def parts_of(logits: Logits, value: Tensor) -> Optional[Parts]:
 def kind_of(
     parts: Parts, value: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor], dropout: float
 ) -> Tuple[Any, ...]:
-    """What calls have in common that have the same compiled kernels; some calls of a kind have others."""
+    """A key for calls that, with few exceptions, run the same compiled kernels."""
     counts = (len(parts.own), len(parts.half), len(parts.outer), bool(parts.columns.biases), len(parts.diagonals))
     matrix = (len(parts.matrices.products), [weight is None for weight, _ in parts.matrices.biases].count(False))
     masks = (key_padding_mask is None, attn_mask is None, dropout > 0)
@@ -171,18 +171,25 @@ def compute(
     attn_mask: Optional[Tensor],
     dropout: float = 0.0,
 ) -> Tensor:
-    """As of `attend`. Rows of padding are 0."""
+    """See `attend`. Rows of padding are 0."""
     parts = PARTS[logits] if logits in PARTS else parts_of(logits, value)
     assert parts is not None
     given, scale = summands(parts, value)
     owners = [whole_of(x) for x in given.values()]
-    own = Options(key_padding_mask is not None, dropout, is_causal(attn_mask), scale, {}, len(parts.diagonals) > 0)
-    key = layout_of(given, owners, own)
+    options = Options(
+        has_hidden=key_padding_mask is not None,
+        dropout=dropout,
+        causal=is_causal(attn_mask),
+        scale=scale,
+        rows={},  # `new_plan` fills them in
+        diagonals=len(parts.diagonals) > 0,
+    )
+    key = layout_of(given, owners, options)
     if key not in PLANS:
         if len(PLANS) >= MOST_PLANS:
             PLANS.clear()
         kind = kind_of(parts, value, key_padding_mask, attn_mask, dropout)
-        PLANS[key] = new_plan(given, owners, own, kind)
+        PLANS[key] = new_plan(given, owners, options, kind)
     plan = PLANS[key]
     if not plan.works:
         return by_another(logits, value, key_padding_mask, attn_mask, dropout)
@@ -232,7 +239,8 @@ def without_weight(logits: Logits, length: int) -> Tuple[Optional[Tensor], Tenso
 def layout_of(given: Dict[str, Tensor], owners: List[Tensor], options: Options) -> Tuple[Any, ...]:
     """All that a plan depends on: how the tensors of a call, and those that they are views of, lie in memory."""
     numbers: Dict[int, int] = {}
-    found: List[Any] = [given["v"].device, *options[:4], options.diagonals]
+    found: List[Any] = [given["v"].device, options.has_hidden, options.dropout, options.causal, options.scale]
+    found.append(options.diagonals)
     for (name, x), owner in zip(given.items(), owners):
         number = numbers.setdefault(id(owner), len(numbers))
         found += (name, x.dtype, x.size(), x.stride(), x.storage_offset() - owner.storage_offset())
@@ -289,7 +297,7 @@ PLANS: Dict[Tuple[Any, ...], Plan] = {}  # by what `layout_of` says
 
 
 def new_plan(given: Dict[str, Tensor], owners: List[Tensor], options: Options, kind: Tuple[Any, ...]) -> Plan:
-    """The plan of a call, with its kernels compiled. `kind`: of `kind_of`."""
+    """The plan of a call, with its kernels compiled. `kind`: what `kind_of` returns."""
     t, wholes, places, rows = prepared(given)
     plan = Plan(options._replace(rows=rows), t, places)
     numbers = {id(owner): number for number, owner in enumerate(owners)}

@@ -37,7 +37,6 @@ class Launch:
     tensors: Tuple[Any, ...]  # names of tensors, and tuples of names; they come first among the arguments
     numbers: Tuple[Any, ...]  # all other arguments
     num_warps: int
-    num_stages: int
     options: Optional[Dict[str, int]] = None  # of its compilation, once it has been compiled
 
     def args(self, tensors: Tensors) -> List[Any]:
@@ -56,7 +55,7 @@ class Launch:
         The assembler keeps registers back where more programs then fit at once, and spills a few bytes for it. A kernel
         that spills is compiled again and may take all registers.
         """
-        options = dict(num_warps=self.num_warps, num_stages=self.num_stages)
+        options = dict(num_warps=self.num_warps, num_stages=1)
         for more in ({}, {"maxnreg": MOST_REGISTERS}):
             self.options = {**options, **more}
             kernel = self.kernel.warmup(*args, grid=self.grid, **self.options)
@@ -264,7 +263,7 @@ def addition(
     blocks = sum(-(-heads * math.prod(sizes[name]) // of_block[name]) for name in SHARED if name in wanted)
     own = [n for name in SHARED for n in sizes.get(name, (1, 1))]
     numbers = (heads, length, *groups, *own, *counts, constants, power_of_2(heads), block, groups_at_once)
-    return Launch(add, (blocks + rows_of_weights,), (to, at), numbers, 4, 1)
+    return Launch(add, (blocks + rows_of_weights,), (to, at), numbers, 4)
 
 
 class Tile(NamedTuple):
@@ -273,14 +272,13 @@ class Tile(NamedTuple):
     rows: int
     columns: int
     warps: int
-    stages: int
 
     @staticmethod
     def whole(t: Tensors) -> "Tile":
         """All rows and columns of a short sentence."""
         size = power_of_2(t["v"].size(2))
         warps = 8 if size > 32 or width_of(t) > 64 or t["left"] is not None else 4
-        return Tile(size, size, warps, 1)
+        return Tile(size, size, warps)
 
     @staticmethod
     def of(kernel: str, t: Tensors) -> "Tile":
@@ -302,7 +300,7 @@ class Tile(NamedTuple):
         elif t["q"] is not None and (summands > 1 and kernel == "rows" or t["x"] is not None and holds_factors):
             rows, columns = 64, 32
         size = power_of_2(t["v"].size(2))
-        return Tile(min(rows, size), min(columns, size), warps, 1)
+        return Tile(min(rows, size), min(columns, size), warps)
 
     def down(self, length: int) -> int:
         """Tiles that hold so many rows."""
@@ -313,7 +311,7 @@ class Tile(NamedTuple):
         return -(-length // self.columns)
 
     def launch(self, kernel: Any, grid: Tuple[int, ...], tensors: Tuple[Any, ...], *numbers: Any) -> Launch:
-        return Launch(kernel, grid, tensors, numbers, self.warps, self.stages)
+        return Launch(kernel, grid, tensors, numbers, self.warps)
 
 
 def power_of_2(n: int) -> int:

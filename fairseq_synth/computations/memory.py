@@ -56,7 +56,10 @@ def together(weights: Dict[str, Optional[Tensor]], heads: int) -> Tuple[Optional
 
 
 def whole_of(x: Tensor) -> Tensor:
-    """The tensor that x is a view of, if x's gradient, put to x's place in it, is all of its own; or else x."""
+    """The tensor that x is a view of, if autograd has only views between them; otherwise x.
+
+    Then x's gradient, at the place of x, is the gradient of that tensor, as far as it comes from x.
+    """
     whole = x._base
     if whole is None or not x.requires_grad or not whole.requires_grad:
         return x
@@ -125,7 +128,7 @@ def are_apart(tensors: List[Tensor], whole: Tensor) -> bool:
 
 
 def own_size(x: Tensor, whole: Tensor) -> Optional[Tuple[int, int]]:
-    """Rows and columns of each head in the whole of x (1, H, rows, columns), which begins it; None if it does not."""
+    """Rows and columns of each head in `whole`, if x (1, H, rows, columns) is the upper left of each; else None."""
     _, heads, rows, columns = x.size()
     head = x.stride(1) if heads > 1 else whole.numel()
     width = x.stride(2) if rows > 1 else head

@@ -24,7 +24,7 @@ def compute(
     attn_mask: Optional[Tensor],
     dropout: float = 0.0,
 ) -> Tensor:
-    """As of `attend`. Under an ``attn_mask`` other than `causal_mask` a row that sees nothing is 0."""
+    """See `attend`. Under an ``attn_mask`` other than `causal_mask` a row that sees nothing is 0."""
     bsz, heads, length, _ = value.size()
     fully_masked_rows = attn_mask is not None and not is_causal(attn_mask)
     weights = attention_weights(logits, heads, length, length, key_padding_mask, attn_mask, fully_masked_rows)

@@ -36,7 +36,7 @@ def compute(
     attn_mask: Optional[Tensor],
     dropout: float = 0.0,
 ) -> Tensor:
-    """As of `attend`."""
+    """See `attend`."""
     bsz, heads, length, _ = value.size()
     causal, lengths = is_causal(attn_mask), lengths_of(value, key_padding_mask)
     assert lengths is not None
@@ -166,7 +166,8 @@ def backward_of_block(logits: Logits, sums: Logits, value: Tensor, grad: Tensor,
         # it is differentiated once, when its gradient has been summed over the tiles
         product_sums = map_tensors(lambda x: zeros_in_fp32(x) if x.requires_grad else None, product)
         logits = Logits(map_tensors(torch.Tensor.detach, product).products, logits.outers, logits.biases, [])
-        factor_sums, sums = sums, Logits(product_sums.products, sums.outers, sums.biases, [])
+        factor_sums = Logits(sums.products, [], [], [])
+        sums = Logits(product_sums.products, sums.outers, sums.biases, [])
     grad_value: Optional[Tensor] = None
     # the last rows come first: they have all columns, so that their product starts the sum
     for rows, columns in reversed(places):
@@ -207,10 +208,10 @@ def zeros_in_fp32(x: Tensor) -> Tensor:
 
 def add_gradients(outputs: List[Tensor], grads: List[Tensor], leaves: Logits, sums: Logits) -> None:
     """Adds to `sums` the gradients that the leaves have by those of the outputs."""
-    pairs: List[Tuple[Tensor, Tensor]] = []
-    map_tensors(lambda *pair: pairs.append(pair) if pair[1] is not None else None, leaves, sums)  # type: ignore
     if outputs:
-        for (_, total), found in zip(pairs, torch.autograd.grad(outputs, [leaf for leaf, _ in pairs], grads)):
+        inputs = [x for x in leaves.tensors() if x.requires_grad]  # those that have a sum, see `as_leaf`
+        totals = [x for x in sums.tensors() if x is not None]
+        for total, found in zip(totals, torch.autograd.grad(outputs, inputs, grads)):
             total.add_(found)
 
 

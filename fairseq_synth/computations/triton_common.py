@@ -363,7 +363,7 @@ def store_columns(d, to_w, to_c, c, a, place, part, h, j, s, z):
 
 @triton.jit
 def store_matrix(d, to_r, r, a, place, part, h, i, j, s, z):
-    """Writes dR of a tile, and the tile's part of da_r, as of `store_columns`; `to_r` is the sum of dS."""
+    """Writes dR of a tile, and the tile's part of da_r, as in `store_columns`; `to_r` is the sum of dS."""
     if d.r is not None:
         row, column = (i + tl.arange(0, z.ROWS))[:, None], (j + tl.arange(0, z.COLUMNS))[None, :]
         at = d.r + place + tl.cast(h, tl.int64) * s.T * s.T + row * s.T + column

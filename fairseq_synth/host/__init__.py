@@ -1,6 +1,6 @@
 """Everything the plugin does to fairseq itself, apart from registering its models: `repair_fairseq`.
 
-`versions` checks that fairseq and torch fit. The repairs of fairseq's bugs stand in `messages`, `data`, `checkpoints`,
+`versions` checks that fairseq and torch fit. The repairs of fairseq's bugs are in `messages`, `data`, `checkpoints`,
 `training` and `search`; `repairs` lists and applies them. `layers` has the encoder layer to build on.
 """
 

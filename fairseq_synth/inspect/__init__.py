@@ -6,6 +6,7 @@
 `hooks`          finds the attentions of a model, reads their logits, switches heads and branches off
 `analysis`       every figure of one checkpoint, as plain values
 `pictures`       the pictures of these values, as plain values too
+`comparison`     the pictures that compare several models, as plain values too
 `drawing`        draws such pictures, and those of the results; needs matplotlib
 `command`        the command line
 ===============  =====================================================================================

@@ -314,7 +314,7 @@ def rank_collapse(model: nn.Module, sample: List[Batch], pad: int, title: str) -
     """How alike the tokens are after each layer, with and without skip connections and feed-forward layers.
 
     Returns:
-        {stack: {branches: {``equal_rows``, ``rank_one``: a mean over the first sentences for each layer}}}, as of
+        {stack: {branches: {``equal_rows``, ``rank_one``: a mean over the first sentences for each layer}}}, as in
         `measure.rank_one_distances`.
     """
     found: Figures = {}
@@ -378,8 +378,8 @@ def head_importance(loaded: Loaded, sample: List[Batch]) -> Dict[str, Dict[str, 
 
     Returns:
         {attention: ``gradient``, the mean over the sentences of the absolute derivative of the training's loss to a
-        factor of 1 on the head (Michel et al. 2019, arXiv 1905.10650, eq. 2), in nats; ``left_out``, the loss without
-        the head less the loss, in bits}: a token, of an encoder a masked token or an example.
+        factor of 1 on the head (Michel et al. 2019, arXiv 1905.10650, eq. 2), in nats; ``left_out``, by how much the
+        loss grows without the head, in bits}. Both are by token, for an encoder by masked token or example.
     """
     model, criterion = loaded.model, criterion_of(loaded)
     found: Dict[str, Dict[str, Any]] = {a.name: {"gradient": torch.zeros(a.heads)} for a in attentions(model)}
@@ -418,27 +418,28 @@ def removal(loaded: Loaded, sample: List[Batch], figures: Dict[str, Figures], op
         for group, order in ((group, measure.removal_order(found)) for group, found in groups.items())
         for removed in measure.removal_steps(len(order), options.steps)
     ]
+
+    def without(heads: Sequence[Tuple[str, int]]) -> Tuple[float, Optional[float], Optional[str]]:
+        """The loss without these heads, BLEU and its signature."""
+        bleu, signature = None, None
+        with masked_heads(loaded.model, zeroed(loaded.model, heads)):
+            if translates:
+                bleu, signature = bleu_of(loaded, sample, options)
+            return loss(loaded, sample), bleu, signature
+
     curves: Figures = {}
-    whole: Optional[Tuple[float, Optional[float]]] = None
-    signature = None
+    whole = without([])
     for group, removed, heads in progress(plan, "removing heads"):
-        if removed or whole is None:
-            with masked_heads(loaded.model, zeroed(loaded.model, heads)):
-                bleu = None
-                if translates:
-                    bleu, signature = bleu_of(loaded, sample, options)
-                result = (loss(loaded, sample), bleu)
-        if not removed:
-            whole = result = whole or result
+        value, bleu, _ = without(heads) if removed else whole
         curve = curves.setdefault(group, {"share": [], "loss": [], "bleu": []})
         curve["share"].append(removed / sum(len(found) for found in groups[group].values()))
-        curve["loss"].append(result[0])
-        curve["bleu"].append(result[1])
-    return {"groups": rounded(curves), "signature": signature, "beam": options.beam if translates else None}
+        curve["loss"].append(value)
+        curve["bleu"].append(bleu)
+    return {"groups": rounded(curves), "signature": whole[2], "beam": options.beam if translates else None}
 
 
 def is_translation(loaded: Loaded) -> bool:
-    """Whether BLEU can be had."""
+    """Whether the model translates, so that BLEU can be measured."""
     return set(stacks(loaded.model)) == {"encoder", "decoder"} and hasattr(loaded.task, "inference_step")
 
 

@@ -1,6 +1,5 @@
 """From a checkpoint to a model as trained, the same model as initialised, and batches of data."""
 
-import contextlib
 import logging
 import re
 import tempfile
@@ -13,6 +12,7 @@ from fairseq import checkpoint_utils, tasks, utils
 from fairseq.data.data_utils import infer_language_pair
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
+from torch import Tensor
 
 from ..errors import SynthesizerError
 from .hooks import attentions
@@ -68,26 +68,10 @@ def load(path: Path, data: Optional[Path] = None) -> Loaded:
     name = getattr(cfg.model, "_name", None) or getattr(cfg.model, "arch", None)
     if name not in MODEL_REGISTRY and name not in ARCH_MODEL_REGISTRY:
         raise SynthesizerError(f"{path}: its model {name!r} is unknown to fairseq and to this plugin")
-    sizes: Dict[str, int] = {}
-    for key, value in state["model"].items():
-        found = re.fullmatch(r"(.*embed_tokens)\.(?:weight|embeddings\.\d+\.0\.weight)", key)  # also adaptive input
-        if found:
-            sizes[found[1]] = sizes.get(found[1], 0) + len(value)
+    sizes = embedding_sizes(state["model"])
     if not sizes:
         raise SynthesizerError(f"{path}: its model {name!r} is no Transformer or Synthesizer: it embeds no tokens")
-    with contextlib.ExitStack() as stack:
-        folder = data
-        if folder is None:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            if hasattr(cfg.task, "source_lang") and cfg.task.source_lang is None:
-                cfg.task.source_lang, cfg.task.target_lang = "source", "target"
-            make_dictionaries(folder, cfg.task, sizes)
-        task = set_up_task(cfg, folder)
-        if data is None:  # some tasks add a token of their own
-            surplus = {key: dictionary_size(task, key) - size for key, size in sizes.items()}
-            if any(surplus.values()):
-                make_dictionaries(folder, cfg.task, {key: size - surplus[key] for key, size in sizes.items()})
-                task = set_up_task(cfg, folder)
+    task = task_on_stand_ins(cfg, sizes) if data is None else set_up_task(cfg, data)
     for key, size in sizes.items():
         entries = dictionary_size(task, key)
         if entries != size:
@@ -103,6 +87,31 @@ def load(path: Path, data: Optional[Path] = None) -> Loaded:
         )
     history = state.get("optimizer_history") or [{}]
     return Loaded(path, cfg, task, model, history[-1].get("num_updates"), data)
+
+
+def embedding_sizes(weights: Dict[str, Tensor]) -> Dict[str, int]:
+    """{embedding of tokens: its number of entries}; that of adaptive input has several tables."""
+    sizes: Dict[str, int] = {}
+    for key, value in weights.items():
+        found = re.fullmatch(r"(.*embed_tokens)\.(?:weight|embeddings\.\d+\.0\.weight)", key)
+        if found:
+            sizes[found[1]] = sizes.get(found[1], 0) + len(value)
+    return sizes
+
+
+def task_on_stand_ins(cfg: Any, sizes: Dict[str, int]) -> Any:
+    """The checkpoint's task on dictionaries of made-up words, as large as its embeddings."""
+    if hasattr(cfg.task, "source_lang") and cfg.task.source_lang is None:
+        cfg.task.source_lang, cfg.task.target_lang = "source", "target"
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make_dictionaries(folder, cfg.task, sizes)
+        task = set_up_task(cfg, folder)
+        surplus = {key: dictionary_size(task, key) - size for key, size in sizes.items()}
+        if any(surplus.values()):  # some tasks add a token of their own
+            make_dictionaries(folder, cfg.task, {key: size - surplus[key] for key, size in sizes.items()})
+            task = set_up_task(cfg, folder)
+    return task
 
 
 def set_up_task(cfg: Any, data: Path) -> Any:
@@ -172,7 +181,7 @@ def batches(loaded: Loaded, subset: str, order: Sequence[int], max_tokens: int =
     """Sentences in batches of fairseq's.
 
     Args:
-        order: of `readable`.
+        order: what `readable` returns.
         max_tokens: padded tokens of a batch at most.
     """
     dataset = loaded.task.dataset(subset)

@@ -20,6 +20,7 @@ from typing import Iterator, List, Optional, Sequence, Tuple
 from fairseq.utils import import_user_module
 
 from ..errors import SynthesizerError
+from . import comparison, pictures
 from .analysis import PARTS, Options, analyse
 from .checkpoints import load
 
@@ -50,13 +51,9 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
             print(f"{path}:", file=sys.stderr)
             found[label] = analyse(load(path, args.data), options)
             if not args.no_pictures:
-                from .pictures import save
-
-                save(found[label], folder, label)
+                pictures.save(found[label], folder, label)
         if len(found) > 1 and not args.no_pictures:
-            from .comparison import pictures
-
-            for picture in pictures(found):
+            for picture in comparison.pictures(found):
                 picture._replace(name=f"comparison-{picture.name}.png").save(folder)
         (folder / FIGURES).write_text(json.dumps(found, separators=(",", ":")) + "\n", encoding="utf-8")
         names = sorted(path.name for path in folder.iterdir())

@@ -133,7 +133,7 @@ def without_fast_paths(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def hooked(model: nn.Module, handles: Sequence[Any]) -> Iterator[None]:
-    """Runs the hooks of `handles`, which fairseq's fast paths would pass by, and removes them in the end."""
+    """Runs the hooks of `handles`, which fairseq's fast paths would pass by, and removes them at the end."""
     try:
         with without_fast_paths(model):
             yield
@@ -155,11 +155,8 @@ def tokens_of(model: nn.Module) -> Iterator[Dict[str, Tensor]]:
         return hook
 
     handles = [s.register_forward_pre_hook(hook_of(name), with_kwargs=True) for name, s in stacks(model).items()]
-    try:
+    with hooked(model, handles):
         yield tokens
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextlib.contextmanager

@@ -117,12 +117,14 @@ def heads(name: str, attentions: List[Figures]) -> Picture:
             continue
         values = [attention[key] for attention in attentions]
         calls = image(values, cmap="Oranges")[:1]
-        for layer, own in enumerate(values):
+        for row, own in enumerate(values):
             for head, value in enumerate(own):
                 style = {"ha": "center", "va": "center", "fontsize": 6}
-                calls.append(("text", [head, layer, f"{value:.2g}"], style))
-        places = {"xticks": list(range(most)), "yticks": list(range(len(values)))}
-        panels.append(Panel(calls, {"title": title, "xlabel": "head", "ylabel": "layer", **places}))
+                calls.append(("text", [head, row, f"{value:.2g}"], style))
+        layers = [str(attention["layer"]) for attention in attentions]
+        calls.append(("set_yticks", [list(range(len(layers))), layers], {}))
+        settings = {"title": title, "xlabel": "head", "ylabel": "layer", "xticks": list(range(most))}
+        panels.append(Panel(calls, settings))
     return Picture(name, panels, (0.5 * most, 0.3 * len(attentions)), min(len(panels), 4), gaps=(0.6, 0.8))
 
 
