@@ -174,7 +174,7 @@ def pace(model: str) -> str:
 
 
 def of_long_text() -> str:
-    """The functions that have no longest sentence, and the fastest of the others."""
+    """The functions that take sentences of any length, and the fastest of the others."""
     from fairseq_synth.architectures import VARIANTS
 
     specs = {spec.replace("+", "_"): parse_spec(spec) for spec in VARIANTS}
@@ -190,9 +190,9 @@ def of_long_text() -> str:
     ]
     fastest = max(timed, key=lambda model: block[model].ratio)
     return (
-        f"- **Long text**: {' and '.join(free)} have no longest sentence. All others have `--synth-max-length`, fixed "
-        f"once trained; the fastest of them is `{fastest}` ({block[fastest].ratio:.2f}). The figures are of a causal "
-        "block of 1,024 tokens on a CPU."
+        f"- **Long text**: {' and '.join(free)} take sentences of any length. All others take "
+        "`--synth-max-length` tokens at most, fixed once trained; the fastest of them is "
+        f"`{fastest}` ({block[fastest].ratio:.2f}). The figures are of a causal block of 1,024 tokens on a CPU."
     )
 
 

@@ -18,8 +18,8 @@ def pytest_addoption(parser):
         "--corpora",
         type=Path,
         default=os.environ.get("CORPORA"),
-        help="folder of real text: multi30k, lm, classification (default: $CORPORA); tests of what is not there are "
-        "skipped",
+        help="folder of real text: multi30k, lm, classification, glue, superglue, summarisation, dialogue (default: "
+        "$CORPORA); tests of what is not there are skipped",
     )
 
 
