@@ -113,7 +113,7 @@ def test_what_is_chosen(results):
         "(+3.00 ± 2.01): on a CPU 1.20 times and on a GPU 0.90 times as fast as stock fairseq."
     )
     assert "`dense` trains fastest" in language_models and "lightconv" not in language_models
-    assert "`relative_random` (2.00 times as fast as stock fairseq, with 0.67 of its memory) have" in long_text
+    assert "`relative_random` (2.00 times as fast as stock fairseq, with 0.67 of its memory) take" in long_text
     assert "the fastest of them is `random` (3.00)" in long_text and "relative_random_vanilla" not in long_text
 
 
