@@ -80,8 +80,8 @@ class Logits:
         return Logits(self.products, self.outers, biases, [])
 
     def joined(self) -> "Logits":
-        """The same sum with one inner product, without a weight: the queries are concatenated on their features, and so
-        are the keys, after `weighted`."""
+        """The same sum with one inner product, without a weight: `weighted` makes factors without one, whose queries are
+        concatenated on their features, and so are their keys."""
         queries: List[Tensor] = []
         keys: List[Tensor] = []
         products: List[Tuple[Optional[Tensor], float, Tensor, Tensor]] = []

@@ -354,7 +354,7 @@ class Mixture(LayerSynthesizer):
         return [logits]
 
     def fold_weights_(self, like: Tensor) -> Optional[Tensor]:
-        """Multiplies the weights of the mixture into the parameters, if every function's can take them, and drops them.
+        """Multiplies the weights of the mixture into the parameters and drops them, if every function allows it.
 
         The buffer ``folded`` then tells a state dict of such parameters from one of a training.
 

@@ -349,7 +349,7 @@ def test_padding_anywhere(spec, monkeypatch):
 
 
 def test_fused_under_both_masks():
-    """`attend` leaves padding out under a causal mask; who does not gets the same."""
+    """Padding beside a causal mask, which `attend` leaves out, changes nothing in the rows of words."""
     torch.manual_seed(1)
     mask, value = padding_mask(LENGTHS), torch.randn(6, 2, 9, 4)
     logits = product_of(torch.randn(6, 2, 9, 4), torch.randn(6, 2, 9, 4))
