@@ -80,8 +80,8 @@ class Logits:
         return Logits(self.products, self.outers, biases, [])
 
     def joined(self) -> "Logits":
-        """The same sum with one inner product, without a weight: `weighted` makes factors without one, whose queries are
-        concatenated on their features, and so are their keys."""
+        """The same sum with one inner product, without a weight: that of the queries, and of the keys, of `weighted`
+        factors, concatenated on their features."""
         queries: List[Tensor] = []
         keys: List[Tensor] = []
         products: List[Tuple[Optional[Tensor], float, Tensor, Tensor]] = []

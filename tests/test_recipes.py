@@ -1237,8 +1237,10 @@ def test_each_device_has_its_own_record(stubs):
     with pytest.raises(UserError, match="was trained on a cpu; --rerun"):
         called(*one, "--", "--gpus", "1")
     (project / "hardware").write_text("h")
+    begun = project / "runs" / "multi30k_cpu-en-fr-transformer-seed1" / "checkpoint_last.pt"
+    begun.touch()
     assert "train transformer_multi30k" in called(*one, "--rerun", "--", "--gpus", "1")
-    assert json.loads(gpu.read_text())["hardware"] == "h"  # and nothing of the CPU's run
+    assert json.loads(gpu.read_text())["hardware"] == "h" and not begun.exists()  # nothing is left of the CPU's run
 
 
 def test_a_run_resumed_on_another_machine(stubs):
