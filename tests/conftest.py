@@ -80,9 +80,10 @@ def registry():
 @pytest.fixture
 def recipes_environment(monkeypatch):
     """Recipes set environment variables; here they end with the test."""
-    for name in ("OMP_NUM_THREADS", "SACREBLEU"):
+    for name in ("OMP_NUM_THREADS", "SACREBLEU", "MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_"):
         monkeypatch.setenv(name, "1")
-    monkeypatch.delenv("SACREBLEU")
+    for name in ("SACREBLEU", "MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_"):
+        monkeypatch.delenv(name)
 
 
 @pytest.fixture(scope="module")

@@ -508,6 +508,30 @@ def begun(tmp_path, monkeypatch):
     return data, save, go_on
 
 
+def faults_of_memory_used_again():
+    """How often the system has to provide memory to a program that takes, fills and frees 64 MiB, 20 times."""
+    code = "import resource as r\nfor _ in range(20): b'x' * 2**26\nprint(r.getrusage(r.RUSAGE_SELF).ru_minflt)"
+    return int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+
+
+def test_a_training_on_a_cpu_keeps_its_memory(begun, monkeypatch):
+    """Memory that it frees is not given back to the system, which would fill it with zeros anew in every update."""
+    data, save, go_on = begun
+    kept = faults_of_memory_used_again()
+    for name in ("MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_"):
+        monkeypatch.delenv(name)
+    assert faults_of_memory_used_again() > 10 * kept
+    # what the user has set stays, and on a GPU nothing is set
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "12345")
+    go_on()
+    assert os.environ["MALLOC_TRIM_THRESHOLD_"] == "12345"
+    monkeypatch.delenv("MALLOC_MMAP_MAX_")
+    monkeypatch.setattr(train, "gpus_here", lambda: (1, "bf16"))
+    argv = ["transformer_multi30k", "en-de", "--data", data, "--save-dir", save.parent / "gpu", "--gpus", "1"]
+    train.main([*map(str, argv)])
+    assert "MALLOC_MMAP_MAX_" not in os.environ
+
+
 def test_a_run_knows_its_data(begun):
     """Data made anew in the same folder, with other words or other options, are not taken for those of the run."""
     data, save, go_on = begun
