@@ -298,12 +298,13 @@ def set_threads(threads: Optional[int]) -> None:
 
 
 def keep_memory() -> None:
-    """Has the programs that this process starts keep memory that they free, where glibc returns large blocks at once.
+    """Lets the programs that this process starts reuse memory that they have freed.
 
-    A training on a CPU needs the same blocks in every update, and the system fills each new one with zeros.
+    A training on a CPU needs the same large blocks in every update. By default glibc returns them to the system, which
+    fills each new one with zeros.
     """
-    os.environ.setdefault("MALLOC_MMAP_MAX_", "0")
-    os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(2**40))
+    os.environ.setdefault("MALLOC_MMAP_MAX_", "0")  # large blocks come from the heap too
+    os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(2**40))  # bytes: the heap never shrinks
 
 
 def start(argv: Sequence[object], show_line: Optional[Callable[[str], None]] = None) -> None:

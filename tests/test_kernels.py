@@ -117,7 +117,7 @@ def check(spec, length, masks, monkeypatch, width=8, dtype=torch.float32, std=0.
 
 
 def some_of(lengths, spec, masks):
-    """Of a mixture each length under one of the masks or another, of a function under two of them."""
+    """Each length runs under all masks for `MIXED`, under two for a function, and under one for any other mixture."""
     if spec == MIXED:
         return lengths
     if spec in NAMES:

@@ -516,7 +516,7 @@ def faults_of_memory_used_again():
 
 def test_a_training_on_a_cpu_keeps_its_memory(begun, monkeypatch):
     """Memory that it frees is not given back to the system, which would fill it with zeros anew in every update."""
-    data, save, go_on = begun
+    _, save, go_on = begun
     kept = faults_of_memory_used_again()
     for name in ("MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_"):
         monkeypatch.delenv(name)
@@ -527,8 +527,7 @@ def test_a_training_on_a_cpu_keeps_its_memory(begun, monkeypatch):
     assert os.environ["MALLOC_TRIM_THRESHOLD_"] == "12345"
     monkeypatch.delenv("MALLOC_MMAP_MAX_")
     monkeypatch.setattr(train, "gpus_here", lambda: (1, "bf16"))
-    argv = ["transformer_multi30k", "en-de", "--data", data, "--save-dir", save.parent / "gpu", "--gpus", "1"]
-    train.main([*map(str, argv)])
+    go_on("--gpus", "1", "--save-dir", str(save.parent / "gpu"))
     assert "MALLOC_MMAP_MAX_" not in os.environ
 
 
