@@ -119,14 +119,19 @@ def descendants(pid: int) -> List[int]:
 
 
 def run(argv: Sequence[object], log: Optional[Path] = None) -> None:
-    """Shows a command and, unless this is a dry run, runs it. With `log` its output goes to this file."""
+    """Shows a command and, unless this is a dry run, runs it. With `log` its output goes to this file.
+
+    There both streams stand line by line in the order of writing: Python, which fairseq's programs are in, would keep
+    its output back, and write it in blocks that end in the middle of a line.
+    """
     show(argv)
     if dry_run():
         return
     why = ""
     with open(log or os.devnull, "w") as file:
         to, errors = (file, subprocess.STDOUT) if log else (None, subprocess.PIPE)
-        with started(argv, stdout=to, stderr=errors) as process:
+        env = {**os.environ, "PYTHONUNBUFFERED": "1"} if log else None
+        with started(argv, stdout=to, stderr=errors, env=env) as process:
             if process.stderr:
                 why = pass_on(process.stderr)
     if process.returncode and log:

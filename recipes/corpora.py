@@ -5,6 +5,7 @@ import hashlib
 import os
 import re
 import shutil
+import zipfile
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -168,10 +169,31 @@ def unpack(archive: Path, folder: Path, log: Path) -> None:
     argv = ["python", "-m", "zipfile", "-e", archive, folder] if is_zip else ["tar", "-xzf", archive, "-C", folder]
     try:
         run(argv, log)
-    except UserError:
+    except UserError as error:
+        if is_whole(archive):  # the disk may be full
+            raise UserError(f"{archive}: was not unpacked: {error}") from None
         if folder in archive.parents:
             archive.unlink()
         raise UserError(f"{archive}: is cut short, or no archive; get it anew") from None
+
+
+def is_whole(file: Path) -> bool:
+    """Whether a compressed file can be read to its end; others are taken for whole."""
+    if file.name.endswith(".zip"):
+        try:
+            with zipfile.ZipFile(file) as archive:
+                return archive.testzip() is None
+        except (zipfile.BadZipFile, zlib.error, EOFError):
+            return False
+    if not file.name.endswith((".gz", ".tgz")):
+        return True
+    try:
+        with gzip.open(file) as text:
+            while text.read(1 << 20):
+                pass
+    except (gzip.BadGzipFile, zlib.error, EOFError):
+        return False
+    return True
 
 
 def fetch(url: str, folder: Path, corpus: str, fix: str = ELSEWHERE) -> Path:
@@ -201,17 +223,20 @@ def fetch(url: str, folder: Path, corpus: str, fix: str = ELSEWHERE) -> Path:
 def take(name: str, paths: Sequence[Path], output: Path, archives: Path, sample: Optional[int] = None) -> None:
     """Makes a text of files, or of their first lines, and checks it; one that is there is kept.
 
-    A wrong text is removed, and so are its files in the folder of downloads, `archives`.
+    A wrong text is removed, and so are its files, or those that are broken, in the folder of downloads, `archives`.
     """
     shorter = f" | sed -n 1,{sample}p" if sample else ""
     files = " ".join(quote(str(path)) for path in paths)
+    wrong = [path for path in paths if archives in path.parents]
     try:
         # what is not compressed passes through; a byte-order mark is no part of the first word
-        shell(f"gzip -cdf {files} | sed '1s/^\\xef\\xbb\\xbf//'{shorter}", output, "get the file anew")
+        shell(f"gzip -cdf {files} | sed '1s/^\\xef\\xbb\\xbf//'{shorter}", output)
         if not dry_run():
             check_text(output, None if sample else CHECKSUMS.get(name), paths[0])
     except UserError:
-        for path in (output, *(path for path in paths if archives in path.parents)):
+        if not output.exists():  # the disk may be full
+            wrong = [path for path in wrong if not is_whole(path)]
+        for path in (output, *wrong):
             path.unlink(missing_ok=True)
         raise
 

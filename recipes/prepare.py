@@ -110,6 +110,7 @@ OPTIONS: Dict[str, Tuple[Sequence[str], Dict[str, Any]]] = {  # {option: kinds o
     "mirror": (("parallel",), {"metavar": "URL", "help": "wmt14: of statmt.org's files"}),
     "workers": (tuple(KINDS), number(1, "processes (default: all cores)")),
 }
+MADE = ("archives", "raw", "text", "tok", "sub", "bin")  # folders of OUT_DIR
 # the beginning of a name, or a word of it, that no training corpus has
 HELD_OUT = r"^(dev|valid|test)|(^|[^a-z])(dev|val|valid|tst|test|eval|heldout|news(dev|test))([^a-z]|$)"
 NOT_PINNED = ("mirror", "workers")  # data made with other values are the same
@@ -170,6 +171,9 @@ def main(argv: Sequence[str]) -> None:
     if corpus:
         prepare(name, "-".join(["en", *words[1:-1]]), Path(words[-1]), source, given)
     else:
+        for language in words[1:-1]:
+            if not re.fullmatch(r"\w+", language):
+                raise UserError(f"{language}: the name of a language has letters, digits and _ only, as in pt_BR")
         prepare("own", "-".join(words[1:-1]), Path(words[-1]), Path(name), given)
 
 
@@ -226,9 +230,15 @@ def prepare(name: str, dataset: str, out: Path, source: Optional[Path], given: M
 
 
 def check_folders(source: Optional[Path], out: Path) -> None:
-    """Refuses to prepare a folder of text in itself, where the prepared test set would take the raw one's place."""
-    if source and source.resolve() == out.resolve():
-        raise UserError(f"{out}: is the folder of the text, whose files would be overwritten; name another folder")
+    """Refuses an OUT_DIR where files of others would be overwritten or removed: text, a training, a folder `MADE`."""
+    text, made = source and source.resolve(), [out.resolve() / name for name in MADE]
+    if text and (text == out.resolve() or {text, *text.parents} & {*made}):
+        raise UserError(f"{out}: {source} has the text, whose files would be overwritten; name another folder")
+    if "arch" in read_settings(out / "settings"):
+        raise UserError(f"{out}: is the folder of a training; name another folder")
+    for folder in made if not (out / "settings").exists() else ():
+        if folder.exists() and folder.name != "archives":  # a download may be put there by hand
+            raise UserError(f"{folder}: was not made by prepare.sh, which would overwrite it; name another folder")
 
 
 class Job(NamedTuple):
@@ -356,8 +366,8 @@ def training_corpora(raw: Path, src: str, tgt: str) -> List[Path]:
     for name in names:
         if re.search(HELD_OUT, name.lower()):
             raise UserError(
-                f"{raw}/{name}.{src}: would be trained on, and is a test set by its name; call it valid or test, "
-                "or remove it"
+                f"{raw}/{name}.{src}: would be trained on, as all files but valid and test are, and is a test set by "
+                "its name; call it valid or test, or remove it"
             )
     return [raw / name for name in names]
 

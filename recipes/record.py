@@ -144,3 +144,4 @@ def record(cell: Cell, out: Path, command: Optional[str] = None, changed: Option
         "commit": "; ".join(dict.fromkeys(filter(None, commits))),  # of the training, and of the evaluation
     }
     write_record(result, figures)
+    (run / "recorded").touch()

@@ -5,6 +5,7 @@ import json
 import re
 import statistics
 from collections import Counter, defaultdict
+from functools import partial
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
 
 from tabulate import tabulate
@@ -79,14 +80,18 @@ def rows_of(table: Table, dataset: Dataset, records: Sequence[Record]) -> Rows:
 def pairs(table: Table, rows: Rows) -> Dict[str, List[Tuple[Record, Record]]]:
     """For each other row its records, each beside the baseline's of the same seed, where both have run.
 
-    Where the baseline was trained on several machines, that of the same machine counts.
+    Where the baseline was trained on several machines, that of the same machine counts, else of the same device.
     """
+
+    def likeness(record: Record, other: Record) -> Tuple[bool, bool]:
+        ours, theirs = record["hardware"], other["hardware"]
+        return ours == theirs, device_of(ours) == device_of(theirs)
+
     found: Dict[str, List[Tuple[Record, Record]]] = {row: [] for row in rows if row != table.baseline}
     for row, own in found.items():
         for record in rows[row]:
             same_seed = [other for other in rows[table.baseline] if other["seed"] == record["seed"]]
-            same_machine = [other for other in same_seed if other["hardware"] == record["hardware"]]
-            own += [(record, other) for other in (same_machine or same_seed)[:1]]
+            own += [(record, max(same_seed, key=partial(likeness, record)))] if same_seed else []
     return found
 
 

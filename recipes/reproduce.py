@@ -10,8 +10,8 @@ change is not a cell of the table: its result goes to its own folder, as result.
 leave the recipe as it is. Every step is kept, so that a second call goes on where the first one stopped. Several calls
 on one machine share the work: each takes the next cell that no other process is running. recipes/cluster.smk spreads
 cells over the machines of a cluster. Each cell ends as results/TABLE/DEVICE/DATASET-VARIANT-seedN.json, DEVICE being
-gpu or cpu; a cell that has run on either is skipped, with -- --gpus N on that one. Then scripts/make_tables.py renders
-the tables. DRY_RUN=1 shows the commands.
+gpu or cpu. A cell that has a result of either device is skipped; with -- --gpus N only one with a result of that device
+is (0: CPU). Then scripts/make_tables.py renders the tables. DRY_RUN=1 shows the commands.
 
 --time trains nothing to its end: it times updates of the table's models in turns, in one process, and writes
 results/TABLE/speed/DATASET.json. Let nothing else run meanwhile.
@@ -57,6 +57,7 @@ class Call(NamedTuple):
     table: Table
     options: List[str]  # of train.sh
     flags: List[str]  # of fairseq-train
+    for_second: bool = False  # the run itself is wanted, for another to begin with; a record of it is not enough
 
     @property
     def rest(self) -> List[str]:
@@ -89,14 +90,13 @@ class Call(NamedTuple):
         run = cell.run(self.args.out)
         return run.with_name(f"{run.name}-changed") if self.changed else run
 
-    def is_recorded(self, cell: Cell) -> bool:
-        """Whether a cell has ended, on any device and with whatever options."""
-        return (self.run(cell) / "result.json").exists() if self.changed else bool(cell.recorded())
-
     def is_done(self, cell: Cell) -> bool:
         """Whether a cell is recorded: of the device that is asked for, if one is, and of these options."""
+        if self.for_second:
+            return False
         if self.changed:
-            return self.is_recorded(cell) and read_settings(self.run(cell) / "cell").get("options") == self.changed
+            run = self.run(cell)
+            return (run / "result.json").exists() and read_settings(run / "cell").get("options") == self.changed
         return bool(cell.recorded(self.device))
 
     def command(self, cell: Cell, flag: str = "") -> str:
@@ -108,11 +108,11 @@ class Call(NamedTuple):
 
     def first(self) -> "Call":
         """The call for the run that a cell begins with, whose recipe is not changed."""
-        args = argparse.Namespace(**{**vars(self.args), "rerun": True})
-        return self._replace(args=args, options=self.machine, flags=[])
+        args = argparse.Namespace(**{**vars(self.args), "rerun": False})
+        return self._replace(args=args, options=self.machine, flags=[], for_second=True)
 
     def run_first(self, cell: Cell) -> List[str]:
-        """Runs the cell that this one begins with, unless its checkpoint is there; the options that name it."""
+        """Runs the cell that this one begins with as far as its checkpoint is missing; the options that name it."""
         first = cell.init()
         if not first:
             return []
@@ -138,11 +138,11 @@ class Call(NamedTuple):
             before = device_of(json.loads(file.read_text())[-1]["hardware"]) if file.exists() else ""
             of_another_device = bool(self.device and before) and before != self.device
             if of_another_device and not rerun:
-                raise UserError(f"{run}: was trained on a {before}; --rerun trains it anew, or name another --out")
+                mend = "remove it" if self.for_second else "--rerun trains it anew"
+                raise UserError(f"{run}: was trained on a {before}; {mend}, or name another --out")
             say(f"{cell.dataset.name}, {cell.model}, seed {cell.seed}")
-            # a cell that was scored, or begun on another device, is begun anew; one that was interrupted goes on
-            is_scored = (run / "scores.json").exists() and self.is_recorded(cell)
-            if rerun and (is_scored or of_another_device):
+            # a run that was recorded, or begun on another device, is begun anew; one that was interrupted goes on
+            if rerun and ((run / "recorded").exists() or of_another_device):
                 remove(run)
             self.train_and_score(cell, run)
 

@@ -185,23 +185,52 @@ def length_flags(arch: str, recipe: Recipe, data: Path, rest: Sequence[str], ini
     `rest`: flags for fairseq-train; what they say of the length is kept. `init`: the run to begin with, whose length
     cannot change.
     """
-    longest = 0
+    longest, usual = 0, recipe.max_length
     if recipe.task == "translation" and "_synth_" in arch:
         longest = longest_sentence(data, number_of("--max-source-positions", rest) or LONGEST)
-    most = number_of("--synth-max-length", rest) or recipe.max_length
+        usual = usual if arch.endswith(f"_{recipe.preset}") else max_length_of(arch)
+    most = number_of("--synth-max-length", rest) or usual
+    if longest <= min(most, usual) or not has_max_length(arch, rest):
+        return []
     length = math.ceil(longest / LENGTH_UNIT) * LENGTH_UNIT
     if init and longest > most and not re.search(r"--synth-beyond-length[= ]tile\b", " ".join(rest)):
         mend = f"train that run with -- --synth-max-length {length}, leave the sentence out, or "
         mend += "give -- --synth-beyond-length tile"
         raise UserError(f"--init {init}: takes up to {most} tokens, and {data} has a sentence of {longest}; {mend}")
     own = ("--synth-max-length", "--synth-beyond-length")
-    if longest <= recipe.max_length or any(word.split("=")[0] in own for word in rest):
+    if longest <= usual or any(word.split("=")[0] in own for word in rest):
         return []
     print(
         f"--synth-max-length {length}: the longest sentence of {data} has {longest} tokens, and {arch} takes "
-        f"{recipe.max_length} by default. After -- you may give another one, or --synth-beyond-length tile"
+        f"{usual} by default. After -- you may give another one, or --synth-beyond-length tile"
     )
     return ["--synth-max-length", str(length)]
+
+
+def max_length_of(arch: str) -> int:
+    """--synth-max-length of an architecture by default."""
+    from fairseq.models import ARCH_CONFIG_REGISTRY
+
+    import fairseq_synth
+    from fairseq_synth.config import SynthesizerConfig
+
+    fairseq_synth.register()
+    args = argparse.Namespace()
+    if arch in ARCH_CONFIG_REGISTRY:  # fairseq-train refuses others
+        ARCH_CONFIG_REGISTRY[arch](args)
+    return int(getattr(args, "synth_max_length", SynthesizerConfig().synth_max_length))
+
+
+def has_max_length(arch: str, rest: Sequence[str]) -> bool:
+    """Whether a function of a Synthesizer takes sentences up to a length only. `rest`: flags for fairseq-train."""
+    from fairseq_synth.synthesizers import SYNTHESIZERS
+
+    specs = re.findall(r"--(?:en|de)coder-synthesizer[= ](\S+)", " ".join(rest))
+    if len(specs) < 2:  # the architecture says the other side's, or both
+        known = (variant for variant in VARIANTS if f"_synth_{variant.replace('+', '_')}_" in arch)
+        specs.append(max(known, key=len, default="random"))
+    names = re.findall("[a-z_]+", " ".join(specs))
+    return any(SYNTHESIZERS[name].has_max_length for name in names if name in SYNTHESIZERS)
 
 
 def check_devices(args: argparse.Namespace) -> None:
@@ -405,13 +434,15 @@ def main(argv: Sequence[str]) -> None:
     name = args.recipe or recipe_name(args.arch, args.dataset)
     check_architecture(args.arch)
     recipe, pair = RECIPES[name], sides(RECIPES[name], args.dataset)
-    if recipe.task == "translation" and not re.fullmatch("[A-Za-z_]+-[A-Za-z_]+", pair):
+    if recipe.task == "translation" and not re.fullmatch(r"\w+-\w+", pair):
         raise UserError(
             f"{args.dataset}: a pair of languages is wanted, such as en-de; for other text give --recipe, such as "
             "--recipe pairs_cpu"
         )
     data = find_data(args.data, recipe, args.dataset)
     save = args.save_dir or ROOT / "runs" / f"{args.arch}-{args.dataset}-seed{args.seed}"
+    if (save / "bin").exists():
+        raise UserError(f"--save-dir {save}: is a folder of data; name another one")
     if args.init:
         rest = [*init_flags(args.init, args.arch, data, rest), *rest]
     rest = [*length_flags(args.arch, recipe, data, rest, args.init), *rest]

@@ -88,6 +88,11 @@ def main() -> None:
             raise SynthesizerError("--inputs: give one existing folder with --num-epoch- or --num-update-checkpoints")
         paths = last_checkpoints(paths[0], n, args.num_update_checkpoints is not None, args.checkpoint_upper_bound)
     for path in paths:
+        if path.is_dir():
+            raise SynthesizerError(
+                f"--inputs {path}: is a folder; say how many of its checkpoints by --num-epoch-checkpoints N or "
+                "--num-update-checkpoints N"
+            )
         if not path.is_file():
             raise SynthesizerError(f"--inputs {path}: no such file")
     print("averaging", *paths)

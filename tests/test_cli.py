@@ -109,6 +109,10 @@ def test_average(data, trained, tmp_path):
     argv = ["--inputs", trained, "--num-epoch-checkpoints", "9", "--output", tmp_path / "x.pt"]
     with pytest.raises(average_checkpoints.SynthesizerError, match="found 3 epoch checkpoints, asked for 9"):
         run_cli(average_checkpoints.main, *argv)
+    with pytest.raises(
+        average_checkpoints.SynthesizerError, match="is a folder; say how many .*--num-epoch-checkpoints"
+    ):
+        run_cli(average_checkpoints.main, *argv[:2], *argv[4:])
     assert not (tmp_path / "x.pt").exists()
 
 

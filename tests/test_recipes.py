@@ -56,6 +56,14 @@ from recipes.hyperparameters import BASELINES, RECIPES
 pytestmark = pytest.mark.usefixtures("recipes_environment", "preprocess_here")
 
 
+def test_a_log_has_whole_lines(tmp_path, monkeypatch):
+    """What a program prints and what it logs stand in the order of writing, and no line is inside another."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    program = "import sys\nfor i in range(9):\n print('D' * 3000)\n print('INFO', file=sys.stderr)"
+    command.run([sys.executable, "-c", program], log=tmp_path / "log")
+    assert (tmp_path / "log").read_text() == ("D" * 3000 + "\nINFO\n") * 9
+
+
 # ---- data
 
 
@@ -131,6 +139,7 @@ def test_prepare(tmp_path, raw, capfd):
     folder, out = copied(raw, tmp_path / "raw", **changed), tmp_path / "out"
     argv = [folder, "en", "de", out, "--merges", "100", "--workers", "1"]
     (out / "tok").mkdir(parents=True)
+    (out / "settings").touch()  # as a folder of prepare.sh has
     (out / "tok" / "valid.de.part").symlink_to("/dev/full")
     refused(prepare.main, *argv, parts=["tok/valid.de was not made", "No space left on device"])
     assert not (out / "tok" / "valid.de").exists() and not (out / "bin").exists()
@@ -202,13 +211,38 @@ def test_prepare_refuses(tmp_path, raw):
         refused(prepare.main, folder, "en", "de", tmp_path / "x", parts=[f"{name}.en", "would be trained on"])
     folder = copied(raw, tmp_path / "trained-on", contest_en=b"a\n", contest_de=b"a\n")
     prepare.training_corpora(folder, "en", "de")
-    refused(prepare.main, raw, "en", "de", raw, parts=[f"{raw}: is the folder of the text", "overwritten"])
+    refused(prepare.main, raw, "en", "pt-BR", out, parts=["pt-BR: ", "letters, digits and _ only, as in pt_BR"])
     refused(prepare.main, "numbers", "de", out, "--from", raw, parts=[f"--from {raw}", "made on the spot"])
     refused(prepare.main, raw, "en", "de", out, "--subwords", "words", parts=["--subwords", "sentencepiece"])
     refused(prepare.main, raw, "en", "de", out, "--max-ratio", "x", parts=["--max-ratio", "x: must be a number"])
     refused(prepare.main, raw, "en", "en", out, parts=["SRC and TGT are both en"])
     refused(prepare.main, raw, "en", "de", "/proc/none", parts=["/proc/none", "cannot be made"])
     refused(prepare.main, raw, "en", "de", parts=["OUT_DIR", "prepare.sh --help"])
+
+
+def test_prepare_leaves_what_is_not_its_own(tmp_path, raw):
+    """Text in OUT_DIR or in a folder of it that prepare.sh makes; such a folder of others; a folder of a training."""
+
+    def kept(*argv, parts):
+        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        refused(prepare.main, *argv, parts=[*parts, "name another folder"])
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+    out = tmp_path / "out"
+    for folder in (out, out / "text", out / "raw" / "de", out / "archives"):
+        copied(raw, folder, test_en=b"")  # a mistake, after which the folder text is removed
+        kept(folder, "en", "de", out, parts=[f"{out}: {folder} has the text, whose files would be overwritten"])
+        (out / "settings").write_text("task=translation\n")
+        kept(folder, "en", "de", out, parts=[f"{out}: {folder} has the text"])
+        shutil.rmtree(out)
+    for name in ("raw", "text", "tok", "sub", "bin"):
+        (out / name).mkdir(parents=True)
+        (out / name / "mine").write_text("x")
+        kept(raw, "en", "de", out, parts=[f"{out / name}: was not made by prepare.sh"])
+        shutil.rmtree(out)
+    out.mkdir()
+    (out / "settings").write_text("arch=transformer_multi30k\n")
+    kept(raw, "en", "de", out, parts=[f"{out}: is the folder of a training"])
 
 
 def test_options_of_a_corpus(tmp_path, dry, capsys):
@@ -396,6 +430,22 @@ def test_the_length_follows_the_text(tmp_path, raw, dry, monkeypatch, capsys):
     with pytest.raises(UserError, match=r"--init .*: takes up to \d+ tokens, and .* has a sentence of \d+; train that"):
         train.length_flags(argv[0], RECIPES["multi30k_cpu"], data, rest, tmp_path)
     assert train.length_flags(argv[0], RECIPES["multi30k_cpu"], data, ["--synth-beyond-length=tile"], tmp_path) == []
+    # functions that take any length; of flags all count, and of one flag also what the architecture says
+    for variant, more, follows in (
+        ("relative_random_vanilla", "", False),
+        ("vanilla", "--encoder-synthesizer random", True),
+        ("random", "--encoder-synthesizer=vanilla", True),
+        ("random", "--encoder-synthesizer=vanilla:2/relative_random+vanilla:2 --decoder-synthesizer vanilla", False),
+        ("random", "--encoder-synthesizer vanilla --decoder-synthesizer vanilla,vanilla,dense,vanilla", True),
+    ):
+        arch = f"transformer_synth_{variant}_multi30k"
+        shown = training_command(capsys, arch, *argv[1:], "--", *more.split())
+        assert ("--synth-max-length" in shown) == follows, (variant, more)
+    # the recipe of another size says nothing of the architecture's length
+    shown = training_command(capsys, argv[0], "en-de", "--recipe", "wmt_en_de", "--data", data, "--gpus", "0")
+    assert flag(shown, "--synth-max-length") == str(length) and "takes 100 by default" in shown
+    shown = training_command(capsys, "transformer_synth_random_iwslt_de_en", *argv[1:])
+    assert "--synth-max-length" not in shown
     parts = ["--batch-tokens 100", f"less than a sentence of {length}"]
     refused(train.main, *argv, "--batch-tokens", "100", parts=parts)
     # what no model takes: fairseq leaves it out of a training set, and would end at it in others
@@ -482,6 +532,7 @@ def test_a_run_is_not_mixed_with_another(tmp_path):
     (data / "settings").write_text("src=de\ntgt=en\n")
     refused(train.main, *argv, parts=["en-de: ", f"--data {data} is de-en"])
     (data / "settings").unlink()
+    refused(train.main, *argv[:-3], data, "--gpus", "0", parts=[f"--save-dir {data}: is a folder of data"])
     refused(train.main, *argv, parts=[str(save), "other settings", "arch=transformer_multi30k"])
     with open(save / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -1220,6 +1271,9 @@ def test_reproduce_runs_what_is_missing(stubs, capsys):
     (run / "checkpoint_last.pt").touch()
     assert called(*only, "--rerun") == ["prepare en-fr", *both[2:]]
     assert not (run / "checkpoint_last.pt").exists()  # begun anew
+    # a call that ended before it had recorded the run goes on with it, although the record of an earlier run is there
+    (run / "recorded").unlink()
+    assert one.exists() and called(*only, "--rerun") == ["prepare en-fr", "evaluate"]
     # another recipe is no cell of the table, and other machines are none of another recipe
     before = sorted((path, path.read_text()) for path in folder.iterdir())
     assert called(*only, "--", "--max-update", "5") == ["prepare en-fr", *both[2:]]
@@ -1311,9 +1365,15 @@ def test_two_stages(stubs, monkeypatch, capsys):
     changed = project / "runs" / "multi30k_cpu-en-fr-random-seed2-changed" / "result.json"
     assert called(*one, "--rerun", "--", "--max-update", "9") == [arch, "evaluate"]  # of the second stage alone
     assert "by its own recipe" not in capsys.readouterr().out
-    (run / "checkpoint_avg.pt").unlink()
-    assert called(*one, "--rerun", "--", "--max-update", "9") == [arch, "evaluate", arch, "evaluate"]
+    (run / "checkpoint_avg.pt").unlink()  # as evaluate.sh --average 0 does; the training is not lost for that
+    assert called(*one, "--rerun", "--", "--max-update", "9") == ["evaluate", arch, "evaluate"]
     assert "first en-fr-random-seed2 of first, by its own recipe" in capsys.readouterr().out
+    assert called(*one, "--rerun") == ["evaluate", arch, "evaluate"]
+    (project / "hardware").write_text("a CPU, 1 thread(s)")
+    with pytest.raises(UserError, match=f"{run}: was trained on a gpu; remove it, or name another --out"):
+        called(*one, "--rerun", "--", "--gpus", "0")
+    (project / "hardware").unlink()
+    shutil.rmtree(run)
     assert called(*one, "--rerun") == [arch, "evaluate", arch, "evaluate"]
     assert json.loads(second.read_text())["init"] == json.loads(changed.read_text())["init"] == run.name
     with command.locked(run.with_name(f".{run.name}.lock")), pytest.raises(UserError, match="another process"):

@@ -4,6 +4,7 @@ import dataclasses
 import gzip
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ import zipfile
 import pytest
 from helpers import ROOT, flag, refused
 
-from recipes import examples, metrics, pictures, prepare, render, reproduce, tables, tasks, train, translate
+from recipes import corpora, examples, metrics, pictures, prepare, render, reproduce, tables, tasks, train, translate
 from recipes.command import UserError, read_settings
 from recipes.corpora import CORPORA
 from recipes.tables import TABLES
@@ -165,6 +166,49 @@ def test_a_broken_archive(tmp_path, monkeypatch):
     assert not (out / "archives" / "d.zip").exists()
     refused(prepare.main, "dailydialog", out, "--from", site, parts=[f"{site}/d.zip: is cut short, or no archive"])
     assert (site / "d.zip").exists()
+    # one that is whole stays, whatever keeps it from being unpacked
+    with zipfile.ZipFile(site / "d.zip", "w") as archive:
+        archive.writestr("a/b.txt", "c")
+    (out / "archives" / "a").touch()
+    refused(prepare.main, "dailydialog", out, parts=["archives/d.zip: was not unpacked", "Not a directory"])
+    assert (out / "archives" / "d.zip").exists()
+
+
+def test_what_is_a_whole_file(tmp_path):
+    """Compressed files that are cut off, altered or of another kind are not; a plain text is."""
+    text = bytes(random.randrange(256) for _ in range(5000))
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("a", text)
+    with gzip.open(tmp_path / "a.gz", "wb") as file:
+        file.write(text)
+    for name in ("a.zip", "a.gz"):
+        path = tmp_path / name
+        whole = path.read_bytes()
+        assert corpora.is_whole(path)
+        for broken in (b"<html>not found</html>", whole[:-30], whole[:3000] + b"zzzz" + whole[3004:]):
+            path.write_bytes(broken)
+            assert not corpora.is_whole(path)
+    (tmp_path / "a.txt").write_bytes(text)
+    assert corpora.is_whole(tmp_path / "a.txt")
+
+
+def test_a_text_that_cannot_be_written(tmp_path):
+    """Its downloads stay, for a full disk is no fault of theirs; one that is cut off is removed."""
+    archives, text = tmp_path / "archives", tmp_path / "text"
+    archives.mkdir()
+    text.mkdir()
+    with gzip.open(archives / "a.gz", "wb") as file:
+        file.write(b"one\n" * 100_000)
+    (archives / "b.gz").write_bytes((archives / "a.gz").read_bytes())
+    paths = [archives / "a.gz", archives / "b.gz"]
+    (text / "t.txt.part").symlink_to("/dev/full")
+    with pytest.raises(UserError, match="t.txt was not made: .*No space left"):
+        corpora.take("c/t.txt", paths, text / "t.txt", archives)
+    assert all(path.exists() for path in paths)
+    paths[1].write_bytes(paths[1].read_bytes()[:-20])
+    with pytest.raises(UserError, match="t.txt was not made"):
+        corpora.take("c/t.txt", paths, text / "t.txt", archives)
+    assert [path.exists() for path in paths] == [True, False]
 
 
 def test_archives(tmp_path, monkeypatch):
