@@ -41,9 +41,12 @@ class SyntheticAttention(nn.Module):
     Args:
         embed_dim: width C of the layer; a multiple of `num_heads`.
         num_heads: H.
-        synthesizer: what computes the logits, built for the same heads.
+        synthesizer: what computes the logits, built for the same heads of the same width.
         dropout: probability of dropping an attention weight.
         q_noise: quantization noise on the projections, and its block size `qn_block_size`.
+
+    Raises:
+        ValueError: embed_dim is no multiple of num_heads, or the synthesizer is built for other heads.
     """
 
     def __init__(
@@ -67,6 +70,14 @@ class SyntheticAttention(nn.Module):
 
         mixtures = synthesizer.mixtures()
         self.heads = [mixture.num_heads for mixture in mixtures]  # of each group
+        if embed_dim % num_heads:
+            raise ValueError(f"embed_dim {embed_dim} is not a multiple of num_heads {num_heads}")
+        widths = {mixture.head_dim for mixture in mixtures}
+        if sum(self.heads) != num_heads or widths != {self.head_dim}:
+            raise ValueError(
+                f"the synthesizer has {sum(self.heads)} heads of width {', '.join(map(str, sorted(widths)))}, and the "
+                f"attention has {num_heads} of width {self.head_dim}: give both the same num_heads and head_dim"
+            )
         self.num_query_key_heads = sum(mixture.num_heads for mixture in mixtures if mixture.reads_query_key)
         width = self.num_query_key_heads * self.head_dim
         # created and initialized in fairseq's order: one seed, the same weights
@@ -298,6 +309,9 @@ class SyntheticAttention(nn.Module):
         if not any(key.startswith(prefix) for key in state_dict):
             return  # another model altogether: strict loading lists what is missing
         own = self.synthesizer.state_dict()
+        for key in own:
+            if key.endswith("factorized_dense.factors") and f"{own_prefix}{key[:-7]}W2" in state_dict:
+                state_dict.setdefault(own_prefix + key, own[key])  # older checkpoints do not have it
         theirs = {key[len(own_prefix) :]: value for key, value in state_dict.items() if key.startswith(own_prefix)}
         has_query = f"{prefix}q_proj.weight" in state_dict
         if is_folded(theirs) and not is_folded(own):

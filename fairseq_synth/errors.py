@@ -101,8 +101,9 @@ def explain_fairseq(error: BaseException) -> Optional[str]:
             "sizes of its training"
         )
     if "The dataset is empty" in text:
-        lengths = "".join(f"; sentences over --synth-max-length {n} tokens were skipped" for n in sorted(built_lengths))
-        return text.rstrip(".") + lengths
+        lengths = " or ".join(f"--synth-max-length {n}" for n in sorted(built_lengths))
+        others = "; sentences are skipped that are longer than {}, or than other flags allow, such as --max-tokens"
+        return text.rstrip(".") + (others.format(lengths) if lengths else "")
     if "min_len cannot be larger than max_len" in text:
         return "--min-len: --max-len-a and --max-len-b allow no translation of that length; lower it, or raise them"
     if NO_GPU.search(text) and raised_in(error, "fairseq.optim.fp16_optimizer"):

@@ -36,10 +36,15 @@ def build_attention(
 
 
 def wrap_layer(layer: nn.Module, cfg: TransformerConfig) -> nn.Module:
-    """Activation checkpointing and sharding, as fairseq wraps its own layers."""
-    if cfg.checkpoint_activations:
+    """Activation checkpointing and sharding, as fairseq wraps its own layers.
+
+    --offload-activations sets --checkpoint-activations, as its help says; fairseq's models do so in places that not all
+    of ours come to.
+    """
+    is_checkpointed = cfg.checkpoint_activations or cfg.offload_activations
+    if is_checkpointed:
         layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
-    return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)
+    return fsdp_wrap(layer, min_num_params=0 if is_checkpointed else cfg.min_params_to_wrap)
 
 
 def name_dropout(module: nn.Module) -> None:
@@ -107,8 +112,8 @@ class LimitedStack:
         limit = self.max_length
         if limit is not None and tokens.size(1) > limit:
             raise ValueError(
-                "a sentence of {} tokens is longer than {} {}; shorten it, or train with a larger {} "
-                "(with --required-seq-len-multiple: a multiple of that). Tokens that the task itself adds, as with "
+                "a sentence of {} tokens is longer than {} {}; shorten it, or train with a larger {}, which must be a "
+                "multiple of --required-seq-len-multiple, if that is used. Tokens that the task itself adds, as with "
                 "--insert or --encoder-langtok, count too".format(
                     tokens.size(1), self.length_flag, limit, self.length_flag
                 )

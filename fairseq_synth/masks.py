@@ -5,8 +5,8 @@ tensor without elements, which is known by its size. Sentences are aligned on th
 (`align`), so that position-indexed logits are right and all padding is behind the sentences.
 
 Any other mask is an ``attn_mask`` of booleans or of numbers, which the plain computation applies to the logits. A
-decoder's is what ``buffered_future_mask`` in `layers` returns; a step of decoding has none. What `causal_mask` hides
-is known to every computation, which leaves it out: to change that, search for ``causal``.
+decoder's is what ``buffered_future_mask`` in `layers` returns; a step of decoding has none. Every computation has code
+of its own that skips what `causal_mask` hides: to change that, change every place that says ``causal``.
 """
 
 from typing import List, Optional

@@ -235,6 +235,8 @@ class FactorizedDense(Synthesizer):
         self.b1 = nn.Parameter(torch.empty(num_heads, head_dim))
         self.W2 = nn.Parameter(torch.empty(num_heads, self.a + self.b, head_dim))
         self.b2 = nn.Parameter(torch.empty(num_heads, self.a + self.b))
+        # empty: its shape tells a checkpoint of another l with the same a + b, whose rows would be divided wrongly
+        self.register_buffer("factors", torch.empty(self.a, self.b, 0))
 
     def reset_parameters(self) -> None:
         for matrix in (self.W1, self.W2[:, : self.a], self.W2[:, self.a :]):
@@ -325,7 +327,7 @@ class Mixture(LayerSynthesizer):
         ):
             if given not in choices:
                 raise SynthesizerError(f"{flag} {given!r}: choose from {', '.join(choices)}")
-        self.num_heads = num_heads
+        self.num_heads, self.head_dim = num_heads, head_dim
         self.components = nn.ModuleDict(
             {name: SYNTHESIZERS[name](num_heads, head_dim, max_length, rank) for name in names}
         )

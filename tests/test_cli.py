@@ -386,7 +386,10 @@ def test_long_validation_sentences_are_found_before_training(uneven, tmp_path):
     [
         (["--required-seq-len-multiple", "7"], ["--required-seq-len-multiple 7", "more than 21 ", "21 or 28"]),
         (["--synth-max-length", "1"], ["--synth-max-length 1", "at least 2"]),
-        (["--synth-max-length", "2", "--train-subset", "test1"], ["dataset is empty", "over --synth-max-length 2"]),
+        (
+            ["--synth-max-length", "2", "--train-subset", "test1"],
+            ["dataset is empty", "longer than --synth-max-length 2"],
+        ),
         (["--finetune-from-model", "nowhere.pt"], ["--finetune-from-model nowhere.pt does not exist"]),
         (["--train-subset", "nothing"], ["Dataset not found: nothing", "bin"]),
         (["--task", "multilingual_translation", "--lang-pairs", "en-de"], ["--task: ", "take translation"]),

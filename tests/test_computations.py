@@ -251,6 +251,16 @@ def test_choice(spec, bsz, expected, monkeypatch, request):
         assert left == ("fused" if expected == "fused" else "plain")
 
 
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_batch_without_sentences(spec):
+    """Whatever its length, it has an output without sentences."""
+    module = make_attention(spec, max_length=300)
+    x = torch.randn(300, 0, 6, requires_grad=True)
+    out, _ = module(x, x, x)
+    out.sum().backward()
+    assert out.size() == x.size() == x.grad.size()
+
+
 def test_small_batches_are_plain(monkeypatch):
     """On a CPU, which counts what it would hold."""
     if torch.empty(0).is_cuda:

@@ -475,11 +475,25 @@ def test_gradients_that_nobody_wants(monkeypatch):
 def test_off_by_default(monkeypatch):
     logits, value = bias_of(torch.randn(1, 2, 7, 7)), torch.randn(3, 2, 7, 8)
     assert kernels.supports(logits, value, None, None, 0.0)
-    for setting in ("", "0", "no"):
+    for setting in ("", "0"):
         monkeypatch.setenv(kernels.VARIABLE, setting)
         assert not kernels.supports(logits, value, None, None, 0.0)
+    monkeypatch.setenv(kernels.VARIABLE, "true")
+    with pytest.raises(SynthesizerError, match="FAIRSEQ_SYNTH_KERNELS=true: give 1 for on or 0 for off"):
+        kernels.supports(logits, value, None, None, 0.0)
     monkeypatch.delenv(kernels.VARIABLE)
     assert not kernels.supports(logits, value, None, None, 0.0)
+
+
+def test_a_device_that_is_too_old(monkeypatch, caplog):
+    """The kernels are off there, which is said once."""
+    monkeypatch.setattr(kernels, "triton_fits", lambda: False)
+    kernels.device_fits.cache_clear()
+    for _ in range(2):
+        assert not kernels.supports(bias_of(torch.randn(1, 2, 7, 7)), torch.randn(3, 2, 7, 8), None, None, 0.0)
+    kernels.device_fits.cache_clear()
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "FAIRSEQ_SYNTH_KERNELS: has no effect on " in said and "compute capability 8.0 or higher, and Triton" in said
 
 
 def test_what_is_not_supported(monkeypatch):

@@ -31,6 +31,7 @@ from helpers import (
 
 from fairseq_synth import cache, lengths, synthesizers
 from fairseq_synth.architectures import MODELS, STOCK, VARIANTS, architecture_name
+from fairseq_synth.attention import SyntheticAttention
 from fairseq_synth.errors import SynthesizerError
 from fairseq_synth.host.layers import FAST_PATH_COPIES
 from fairseq_synth.layers import SynthesizerDecoder
@@ -433,6 +434,12 @@ def test_what_cannot_be_silenced_is_said(caplog):
     [
         (dict(spec="random"), dict(spec="random", synth_max_length=30), "--synth-max-length"),
         (dict(spec="factorized_random"), dict(spec="factorized_random", synth_rank=3), "--synth-rank"),
+        # 8 * 12 and 10 * 10: of both there are 20 rows
+        (
+            dict(spec="factorized_dense", synth_max_length=96),
+            dict(spec="factorized_dense", synth_max_length=100),
+            "factors is .8, 12, 0. in the checkpoint and .10, 10, 0. in this model; give the --synth-max-length",
+        ),
         (dict(spec="random"), dict(spec="dense"), "weights of random, and no query .*this model has dense"),
         (dict(spec="random+vanilla"), dict(spec="random"), "weights of random, and query and key"),
         (dict(spec="random+vanilla"), dict(spec="random+vanilla", synth_mixture="sum"), "--synth-mixture convex"),
@@ -737,6 +744,20 @@ def test_the_hosts_flags_in_one_stack(kind, flags):
     features.square().sum().backward()
     gradients = [p.grad for n, p in model.named_parameters() if "self_attn" in n]
     assert any(g is not None and g.abs().sum() > 0 for g in gradients)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("flag", ["checkpoint_activations", "offload_activations"])
+def test_activations_are_computed_again(kind, flag):
+    """A layer runs once forward and once more backward; --offload-activations sets --checkpoint-activations."""
+    model = make_model(KINDS[kind][0], **{flag: True}).train()
+    runs = []
+    for layer in model.modules():
+        if isinstance(layer, SyntheticAttention):
+            layer.register_forward_pre_hook(lambda *_: runs.append(1))
+    outputs(model, pad_batch(SOURCES, False), pad_batch(TARGETS, False))[0].sum().backward()
+    layers = sum(isinstance(layer, SyntheticAttention) for layer in model.modules())
+    assert len(runs) == 2 * layers
 
 
 @pytest.mark.parametrize(

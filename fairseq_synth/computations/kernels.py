@@ -94,17 +94,34 @@ def supports(
 def are_on(x: Tensor) -> bool:
     """Whether the kernels are switched on and can run on x, which has values, and torch does not record the call."""
     is_eager = type(x) is Tensor and not is_recorded()
-    return os.environ.get(VARIABLE, "0") == "1" and is_eager and device_fits(x.device)
+    return are_switched_on() and is_eager and device_fits(x.device)
+
+
+def are_switched_on() -> bool:
+    """What the environment variable says.
+
+    Raises:
+        SynthesizerError: it is neither 1 nor 0.
+    """
+    value = os.environ.get(VARIABLE, "0")
+    if value not in ("", "0", "1"):
+        raise SynthesizerError(f"{VARIABLE}={value}: give 1 for on or 0 for off")
+    return value == "1"
 
 
 @lru_cache(maxsize=None)
 def device_fits(device: torch.device) -> bool:
-    """Whether the kernels can run on a device: a GPU, or a CPU under Triton's interpreter."""
+    """Whether the kernels can run on a device: a GPU, or a CPU under Triton's interpreter. If not, says so once."""
     if device.type == "cpu":
-        return is_interpreted() and triton_fits()
-    if device.type != "cuda" or torch.version.hip is not None:
-        return False
-    return capability_of(device) >= CAPABILITY and triton_fits()
+        fits = is_interpreted() and triton_fits()
+    elif device.type != "cuda" or torch.version.hip is not None:
+        fits = False
+    else:
+        fits = capability_of(device) >= CAPABILITY and triton_fits()
+    if not fits:
+        needs = "an NVIDIA GPU of compute capability {}.{} or higher, and Triton".format(*CAPABILITY)
+        logger.warning(f"{VARIABLE}: has no effect on {device}: the kernels need {needs}")
+    return fits
 
 
 def is_interpreted() -> bool:

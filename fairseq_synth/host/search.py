@@ -13,8 +13,8 @@ from .repairs import repair, replace
 def forbid_repeated_ngrams() -> bool:
     """``--no-repeat-ngram-size`` forbids nothing (all versions; fairseq's issue #5206).
 
-    The last tokens are to be compared with those before them, and fairseq takes the end of the buffer instead, which
-    is padding until the longest possible output is reached.
+    fairseq should compare the last tokens that are written with those before them. It takes the end of the buffer
+    instead, which is padding until the longest possible output is reached.
     """
 
     def of_what_is_written(_: Any) -> Any:
