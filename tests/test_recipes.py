@@ -922,6 +922,19 @@ def test_a_seed_on_two_machines_is_two_runs(results):
         render.results("multi30k_cpu")
 
 
+def test_runs_are_compared_with_the_most_alike():
+    """With the baseline of the machine, else of another machine with the same device, else of any."""
+
+    def run(model, machine, seed=1):
+        return {"model": model, "seed": seed, "hardware": machine, "dataset": "en-de"}
+
+    gpu, cpu, other = (run("transformer", machine) for machine in ("H100", "b CPU, 1 thread(s)", "a CPU, 1 thread(s)"))
+    table, own = tables.TABLES["multi30k_cpu"], run("random", "a CPU, 1 thread(s)")
+    for there, expected in (([gpu, cpu, other], other), ([gpu, cpu], cpu), ([cpu, gpu], cpu), ([gpu], gpu)):
+        rows = {"transformer": [run("transformer", own["hardware"], seed=2), *there], "random": [own]}
+        assert render.pairs(table, rows) == {"random": [(own, expected)]}
+
+
 def test_notes_say_on_what_cells_ran():
     """The options after -- of the recorded commands, and how many cells have them where not all do."""
     plain, gpu = {"command": "reproduce.sh t --rerun"}, {"command": "reproduce.sh t --rerun -- --gpus 1"}
@@ -1816,6 +1829,7 @@ def test_a_corpus_of_any_folder(tmp_path, raw, monkeypatch, capsys):
     out = tmp_path / "out"
     (tmp_path / "ready" / "bin").mkdir(parents=True)
     (tmp_path / "ready" / "bin" / "done").touch()
+    (tmp_path / "ready" / "settings").touch()
     prepare.prepare("mine", "de-en", tmp_path / "ready", None, {})
     assert "ready, reusing it" in capsys.readouterr().out
     with pytest.raises(UserError, match="mine: nothing to download; .* by --from, .*{de,en}"):
