@@ -169,9 +169,12 @@ def test_a_broken_archive(tmp_path, monkeypatch):
     # one that is whole stays, whatever keeps it from being unpacked
     with zipfile.ZipFile(site / "d.zip", "w") as archive:
         archive.writestr("a/b.txt", "c")
-    (out / "archives" / "a").touch()
-    refused(prepare.main, "dailydialog", out, parts=["d.zip: was not unpacked", "NotADirectoryError"])
-    assert (out / "archives" / "d.zip").exists()
+    archives = tmp_path / "new" / "archives"
+    archives.mkdir(parents=True)
+    (archives / "a").touch()
+    parts = [f"{archives}/d.zip: was not unpacked", "NotADirectoryError"]
+    refused(prepare.main, "dailydialog", tmp_path / "new", parts=parts)
+    assert (archives / "d.zip").exists()
 
 
 def test_what_is_a_whole_file(tmp_path):
@@ -333,7 +336,7 @@ def test_another_test_set_is_cut_as_the_data(data, tmp_path):
     for side in ("source", "target"):
         assert (out / "sub" / f"test.{side}").read_text() == (data / "sub" / f"test.{side}").read_text()
     assert read_settings(out / "settings")["truncate_source"] == "12"
-    with pytest.raises(UserError, match=f"{out}: is the folder of the text"):
+    with pytest.raises(UserError, match=f"{out}: {out} has the text, whose files would be overwritten"):
         prepare.prepare_test(out, data)
 
 
