@@ -1642,8 +1642,9 @@ def test_quickstart(tmp_path):
 def quickstart_in_small(out):
     """Scores with a signature, three translations, and a second call that only shows them; (data, run)."""
     argv = ["--max-update", "40", "--merges", "200", "--variant", "random_vanilla", "--threads", "1", "--out", out]
-    # a smaller corpus than the quickstart makes; one that is there is kept
+    # a smaller corpus than the quickstart makes; one that is there is kept, in a folder of prepare.sh
     make_numbers(out / "numbers-en-de-bpe200" / "raw", "--train", "2000", "--held-out", "40")
+    (out / "numbers-en-de-bpe200" / "settings").touch()
     corpus, run = out / "numbers-en-de-bpe200", out / "numbers-en-de-bpe200-random_vanilla-seed1"
     first, again = (script("quickstart.sh", *argv, "--", "--max-tokens", "300", timeout=1500) for _ in range(2))
     for done in (first, again):
