@@ -310,7 +310,7 @@ class SyntheticAttention(nn.Module):
             return  # another model altogether: strict loading lists what is missing
         own = self.synthesizer.state_dict()
         for key in own:
-            if key.endswith("factorized_dense.factors") and f"{own_prefix}{key[:-7]}W2" in state_dict:
+            if key.endswith("factorized_dense.factors") and f"{own_prefix}{key[: -len('factors')]}W2" in state_dict:
                 state_dict.setdefault(own_prefix + key, own[key])  # older checkpoints do not have it
         theirs = {key[len(own_prefix) :]: value for key, value in state_dict.items() if key.startswith(own_prefix)}
         has_query = f"{prefix}q_proj.weight" in state_dict

@@ -38,8 +38,8 @@ def build_attention(
 def wrap_layer(layer: nn.Module, cfg: TransformerConfig) -> nn.Module:
     """Activation checkpointing and sharding, as fairseq wraps its own layers.
 
-    --offload-activations sets --checkpoint-activations, as its help says; fairseq's models do so in places that not all
-    of ours come to.
+    --offload-activations sets --checkpoint-activations, as its help says. fairseq does that for some models only; here
+    it is so for every model.
     """
     is_checkpointed = cfg.checkpoint_activations or cfg.offload_activations
     if is_checkpointed:

@@ -230,7 +230,7 @@ def prepare(name: str, dataset: str, out: Path, source: Optional[Path], given: M
 
 
 def check_folders(source: Optional[Path], out: Path) -> None:
-    """Refuses an OUT_DIR where files of others would be overwritten or removed: text, a training, a folder `MADE`."""
+    """Refuses an OUT_DIR in which the text, a training or folders of others would be overwritten or removed."""
     text, made = source and source.resolve(), [out.resolve() / name for name in MADE]
     if text and (text == out.resolve() or {text, *text.parents} & {*made}):
         raise UserError(f"{out}: {source} has the text, whose files would be overwritten; name another folder")

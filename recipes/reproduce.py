@@ -10,8 +10,8 @@ change is not a cell of the table: its result goes to its own folder, as result.
 leave the recipe as it is. Every step is kept, so that a second call goes on where the first one stopped. Several calls
 on one machine share the work: each takes the next cell that no other process is running. recipes/cluster.smk spreads
 cells over the machines of a cluster. Each cell ends as results/TABLE/DEVICE/DATASET-VARIANT-seedN.json, DEVICE being
-gpu or cpu. A cell that has a result of either device is skipped; with -- --gpus N only one with a result of that device
-is (0: CPU). Then scripts/make_tables.py renders the tables. DRY_RUN=1 shows the commands.
+gpu or cpu. A cell with a result of either device is skipped; with -- --gpus N (0: the CPU) a result of that device is
+needed for it. Then scripts/make_tables.py renders the tables. DRY_RUN=1 shows the commands.
 
 --time trains nothing to its end: it times updates of the table's models in turns, in one process, and writes
 results/TABLE/speed/DATASET.json. Let nothing else run meanwhile.
@@ -112,7 +112,7 @@ class Call(NamedTuple):
         return self._replace(args=args, options=self.machine, flags=[], for_second=True)
 
     def run_first(self, cell: Cell) -> List[str]:
-        """Runs the cell that this one begins with as far as its checkpoint is missing; the options that name it."""
+        """Runs what is missing of the cell that this one begins with; the options that name it."""
         first = cell.init()
         if not first:
             return []

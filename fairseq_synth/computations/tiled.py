@@ -25,9 +25,7 @@ def supports(
     if dropout or not on_cpu(value) or not (attn_mask is None or is_causal(attn_mask)):
         return False
     bsz, heads, length, _ = value.size()
-    if bsz == 0:
-        return False
-    number = (1 if key_padding_mask is None and logits.is_shared() else bsz) * heads * length**2
+    number = (min(bsz, 1) if key_padding_mask is None and logits.is_shared() else bsz) * heads * length**2
     return number > PLAIN_LIMIT and lengths_of(value, key_padding_mask) is not None
 
 
