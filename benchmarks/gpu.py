@@ -38,13 +38,15 @@ def commands(args: argparse.Namespace) -> Dict[str, List[str]]:
     """The command of each part; ``OUT`` stands for the file of its result."""
     once = ["--device", args.device, "--dtype", args.dtype, "--out", "OUT", "--rounds", "1"]
     benchmark = once if args.dry else [*once[:-1], "10"]
+    block_rounds = [] if args.dry else ["--rounds", "50"]  # one takes milliseconds, mostly the CPU's, which vary
     short = ["2x6"] if args.dry else ["128x32", "32x128"]
     square, causal = ("1x9", "1x9") if args.dry else ("256x256", "4x1024")
     data = ["--data", args.data, "--max-tokens", "4096", "--batches", "4"] if args.data else ["--shapes", *short]
     tests = ["-m", "pytest", "-q", "--device", args.device, "-p", "no:cacheprovider"]
+    workers = [] if args.dry else ["-n", str(min(16, os.cpu_count() or 1))]  # most of the time is the compiler's
     found = {
         "tests": [*tests, "tests/test_computations.py", "tests/test_attention.py"],
-        "tests-kernels": [*tests, "tests/test_kernels.py"],
+        "tests-kernels": [*tests, *workers, "tests/test_kernels.py"],
         "correct": ["benchmarks/gpu.py", "--correctness", "OUT", *(["--dry"] if args.dry else [])],
         "backend": ["benchmarks/gpu.py", "--backend", "OUT", *(["--dry"] if args.dry else [])],
     }
@@ -53,7 +55,7 @@ def commands(args: argparse.Namespace) -> Dict[str, List[str]]:
         found["tests-kernels"].append("-k=test_off_by_default")
     for name, variants in (("simple", SIMPLE), ("mixed", MIXED)):
         names = ["--variants", *(variants[:1] if args.dry else variants)]
-        block = ["benchmarks/block.py", *names, *benchmark]
+        block = ["benchmarks/block.py", *names, *benchmark, *block_rounds]
         step = ["benchmarks/step.py", *names, *benchmark]
         memory = ["benchmarks/memory.py", *names, *once]  # a round is a process for each variant
         generate = ["benchmarks/generate.py", *names, *benchmark]
