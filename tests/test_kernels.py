@@ -95,7 +95,7 @@ def mask_of(kind, length, bsz):
 
 
 def check(spec, length, masks, monkeypatch, width=8, dtype=torch.float32, std=0.3, mixture="convex", bsz=3, m=None):
-    """The kernels equal the plain computation in fp64."""
+    """The kernels equal the plain computation in fp64; in half precision its error there is allowed twice."""
     torch.manual_seed(length)
     module = make_attention(spec, mixture, 2 * width, max_length=m or max(length, 12))
     for name, parameter in module.named_parameters():
@@ -105,14 +105,20 @@ def check(spec, length, masks, monkeypatch, width=8, dtype=torch.float32, std=0.
     x, grad = torch.randn(2, length, bsz, 2 * width).to(dtype)
     mask, causal = mask_of(masks, length, bsz), masks == "causal"
     found = run(module, x, grad, mask, causal, monkeypatch, kernels)
+    rough = run(module, x, grad, mask, causal, monkeypatch, plain)
     exact = run(module.double(), x.double(), grad.double(), mask, causal, monkeypatch, plain)
-    atol = {torch.float32: 2e-5 * max(1, std), torch.float16: 5e-3, torch.bfloat16: 5e-2}[dtype]
+    least = {torch.float32: 2e-5 * max(1, std), torch.float16: 5e-3, torch.bfloat16: 5e-2}[dtype]
     assert found.keys() == exact.keys()
     for name in exact:
         # the key bias has no gradient but rounding
         scale = max(1.0, float(exact["k_proj.weight" if name == "k_proj.bias" else name].abs().max()))
+        of_plain = 0 if dtype == torch.float32 else float((rough[name].double() - exact[name]).abs().max()) / scale
         torch.testing.assert_close(
-            found[name].double() / scale, exact[name] / scale, atol=atol, rtol=0, msg=lambda m, n=name: f"{n}: {m}"
+            found[name].double() / scale,
+            exact[name] / scale,
+            atol=max(least, 2 * of_plain),
+            rtol=0,
+            msg=lambda m, n=name: f"{n}: {m}",
         )
 
 
@@ -599,6 +605,33 @@ def test_saved_tensors_in_other_memory(bsz, is_short, monkeypatch):
     assert torch.equal(torch.autograd.grad(out, R, grad)[0], expected)
 
 
+@pytest.mark.parametrize("which", ["value", "bias", "mask", "grad", "saved"])
+def test_memory_at_any_address(which, monkeypatch):
+    """A launch that is compiled for memory at multiples of 16 bytes is not called with other memory."""
+    plan_with(monkeypatch, "is_short", lambda _: False)
+    seen, call = {}, kernels.run
+
+    def run(launch, tensors):
+        found = {name: kernels.is_aligned(x) for name, x in tensors.items() if x is not None}
+        assert seen.setdefault(id(launch), found) == found
+        call(launch, tensors)
+
+    def moved(x, name, odd):
+        if name != odd:
+            return x
+        return torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view(x.size()).copy_(x)
+
+    monkeypatch.setattr(kernels, "run", run)
+    value, grad = torch.randn(2, 5, 2, 2, 8)
+    bias, mask, found = torch.randn(1, 2, 5, 5), padding_mask([5, 4]), []
+    for odd in ("none", which, "none"):
+        v, R = moved(value, "value", odd), moved(bias, "bias", odd).requires_grad_()
+        with torch.autograd.graph.saved_tensors_hooks(functools.partial(moved, name="saved", odd=odd), lambda x: x):
+            out = kernels.compute(bias_of(R), v.permute(1, 2, 0, 3), moved(mask, "mask", odd), None)
+        found += torch.autograd.grad(out, R, moved(grad, "grad", odd).permute(1, 2, 0, 3))
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
 @pytest.mark.parametrize("length,spills", [(7, False), (70, True)])
 def test_kernels_are_compiled_before_they_are_called(length, spills, monkeypatch):
     """Each kernel of both passes, with arguments of the types that it is called with; with all registers if it would
@@ -608,26 +641,25 @@ def test_kernels_are_compiled_before_they_are_called(length, spills, monkeypatch
     compiled, called = {}, {}
 
     class Compiled:
-        def __init__(self, spills):
-            self.spills = spills
+        def __init__(self, kernel, options):
+            self.kernel, self.options = kernel, options
 
         def __getitem__(self, grid):
-            self.n_spills = 8 * self.spills  # known from here on
+            self.n_spills = 8 * (spills and "maxnreg" not in self.options)  # known from here on
+
+            def call(*args):
+                called[self.kernel.__name__] = (list(map(kind, args)), grid, self.options)
+                self.kernel.kernel[grid](*args)
+
+            return call
 
     class Kernel:
         def __init__(self, kernel):
             self.kernel, self.__name__ = kernel, f"{kernel.__module__}.{kernel.__name__}"
 
         def warmup(self, *args, grid, **options):
-            compiled[self.__name__] = (list(map(kind, args)), grid, options)
-            return Compiled(spills and "maxnreg" not in options)
-
-        def __getitem__(self, grid):
-            def call(*args, **options):
-                called[self.__name__] = (list(map(kind, args)), grid, options)
-                self.kernel[grid](*args)
-
-            return call
+            compiled[self.__name__] = (list(map(kind, args)), (*grid, 1, 1)[:3], options)
+            return Compiled(self, options)
 
     def kind(x):
         if isinstance(x, tuple):

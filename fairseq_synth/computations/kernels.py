@@ -29,6 +29,7 @@ from .memory import (
     Place,
     Tensors,
     gradients_of,
+    is_aligned,
     is_filled,
     like_tokens,
     lying_in,
@@ -213,6 +214,7 @@ def compute(
     hidden = None
     if key_padding_mask is not None:
         hidden = key_padding_mask.to(torch.bool).contiguous().view(torch.uint8)
+        hidden = hidden if is_aligned(hidden) else hidden.clone()
     seed = torch.randint(1 << 62, (1,), device=value.device) if dropout > 0 else None
     out: Tensor = _Kernels.apply(plan, hidden, seed, *plan.wholes(given, owners))
     return out
@@ -260,7 +262,7 @@ def layout_of(given: Dict[str, Tensor], owners: List[Tensor], options: Options) 
     found.append(options.diagonals)
     for (name, x), owner in zip(given.items(), owners):
         number = numbers.setdefault(id(owner), len(numbers))
-        found += (name, x.dtype, x.size(), x.stride(), x.storage_offset() - owner.storage_offset())
+        found += (name, x.dtype, x.size(), x.stride(), x.storage_offset() - owner.storage_offset(), is_aligned(x))
         found += (number, owner.size(), owner.stride(), owner.requires_grad)  # x without a gradient is its own
     return tuple(found)
 
@@ -290,9 +292,10 @@ class Plan:
         heads = given["v"].size(1)
         return [given[x].expand(-1, heads, -1, -1) if type(x) is str else owners[x] for x in self.sources]
 
-    def backward_of(self, wanted: Tuple[bool, ...], grad: Tensor, wholes: List[Tensor]) -> "Backward":
-        """The backward pass. `wanted`: of each whole, whether its gradient is."""
-        key = (wanted, grad.stride())
+    def backward_of(self, wanted: Tuple[bool, ...], grad: Tensor, wholes: List[Tensor], *saved: Any) -> "Backward":
+        """The backward pass. `wanted`: of each whole, whether its gradient is; `saved`: what else it reads."""
+        others = [x is not None and not is_aligned(x) for x in (grad, *wholes, *saved)]
+        key = (wanted, grad.stride(), *(number for number, is_odd in enumerate(others) if is_odd))
         if key not in self.backward:
             t = tensors_of(wholes, self.places)
             names = [name for name, place in self.places.items() if wanted[place.whole]]
@@ -382,11 +385,15 @@ def load(plan: Plan, wholes: List[Tensor]) -> None:
 
 
 def run(launch: Launch, tensors: Tensors) -> None:
-    """Calls the kernel."""
+    """Calls the kernel; the compiled one itself, as to find it takes Triton much longer than to launch it."""
     args = launch.args(tensors)
-    if launch.options is None and not is_interpreted():  # `load` has not seen gradients that lie in this way
+    if is_interpreted():
+        launch.kernel[launch.grid](*args)
+        return
+    if launch.call is None:  # `load` has not seen gradients that lie in this way
         launch.compile(args)
-    launch.kernel[launch.grid](*args, **(launch.options or {}))
+    assert launch.call is not None
+    launch.call(*args)
 
 
 class _Kernels(torch.autograd.Function):
@@ -412,7 +419,7 @@ class _Kernels(torch.autograd.Function):
         plan, wanted = ctx.plan, ctx.needs_input_grad[3:]
         tensors = tensors_of(wholes, plan.places)
         grad = with_token_stride(grad, grad.size(0), grad.size(1), tensors["v"].dtype)
-        backward = plan.backward_of(wanted, grad, wholes)
+        backward = plan.backward_of(wanted, grad, wholes, hidden, seed, logs, out)
         grads = new_gradients(wholes, backward.filled, wanted)
         tensors.update(gradients_of(grads, plan.places), out=out, logs=logs, hidden=hidden, seed=seed, grad=grad)
         tensors.update(backward.scratch.tensors(grad))

@@ -6,7 +6,7 @@ A launch has names in the place of tensors, so that it serves every call whose t
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ class Launch:
     numbers: Tuple[Any, ...]  # all other arguments
     num_warps: int
     options: Optional[Dict[str, int]] = None  # of its compilation, once it has been compiled
+    call: Optional[Callable[..., None]] = None  # the compiled kernel, on a GPU
 
     def args(self, tensors: Tensors) -> List[Any]:
         """The arguments, of tensors by name."""
@@ -59,7 +60,7 @@ class Launch:
         for more in ({}, {"maxnreg": MOST_REGISTERS}):
             self.options = {**options, **more}
             kernel = self.kernel.warmup(*args, grid=self.grid, **self.options)
-            kernel[self.grid]  # loads it
+            self.call = kernel[(*self.grid, 1, 1)[:3]]  # loads it
             if not kernel.n_spills:
                 return
 

@@ -183,6 +183,11 @@ def lying_in(stride: Tuple[int, ...], x: Any) -> Any:
     return x.new_empty_strided(own.size(), stride).copy_(own).expand(x.size())
 
 
+def is_aligned(x: Tensor) -> bool:
+    """Whether x begins at a multiple of 16 bytes, which is a property that kernels are compiled for."""
+    return x.data_ptr() % 16 == 0
+
+
 def token_stride(x: Tensor) -> int:
     """Between token t B + b and the next in x, (B, H, T, r), as `with_token_stride` leaves it."""
     return x.stride(0) if x.size(0) > 1 else x.stride(2)
