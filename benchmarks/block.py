@@ -64,7 +64,7 @@ def padding(bsz: int, length: int, device: str) -> Tensor:
 def step(module: nn.Module, bsz: int, length: int, causal: bool, args: Any) -> Callable[[], None]:
     """A call that runs the block forward and backward, gradients of the input included."""
     dtype = DTYPES[args.dtype]
-    module.to(args.device, dtype).train()
+    parameters = list(module.to(args.device, dtype).train().parameters())
     x = torch.randn(length, bsz, WIDTH, device=args.device, dtype=dtype, requires_grad=True)
     grad = torch.randn_like(x)
     key_padding_mask = None if causal else padding(bsz, length, args.device)
@@ -77,8 +77,8 @@ def step(module: nn.Module, bsz: int, length: int, causal: bool, args: Any) -> C
             x, x, x, key_padding_mask=key_padding_mask, need_weights=False, attn_mask=future if causal else None
         )
         out.backward(grad)
-        x.grad = None
-        module.zero_grad(set_to_none=True)
+        for leaf in (x, *parameters):  # `Module.zero_grad` would count the modules of each block
+            leaf.grad = None
 
     return run
 

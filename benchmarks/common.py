@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
@@ -17,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from fairseq_synth import register  # noqa: E402
+from fairseq_synth.computations import kernels  # noqa: E402
 from recipes.provenance import hardware, here, versions  # noqa: E402
 from recipes.render import markdown  # noqa: E402
 
@@ -106,11 +108,14 @@ def report(title: str, unit: str, rows: Dict[str, Dict[str, float]], args: argpa
     print(markdown(["", *columns], cells), end="")
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
+        value = os.environ.get(kernels.VARIABLE)
+        environment = [f"{kernels.VARIABLE}={value}"] if value and args.device == "cuda" else []
+        program = ["python", f"benchmarks/{Path(sys.argv[0]).name}"]
         flags = {k: v for k, v in vars(args).items() if k != "out"}
         record = {
             "benchmark": title,
             "unit": unit,
-            "command": f"python benchmarks/{Path(sys.argv[0]).name} " + " ".join(_without_out(sys.argv[1:])),
+            "command": " ".join([*environment, *program, *_without_out(sys.argv[1:])]),
             "flags": flags,
             "figures": rows,
             **here(args.device),

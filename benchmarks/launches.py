@@ -89,7 +89,6 @@ def on_a_gpu(with_kernels: bool, run: Callable[[kernels.Launch, Any], None], not
     patches = [
         mock.patch.dict(os.environ, {kernels.VARIABLE: "1" if with_kernels else "0"}),
         mock.patch.multiple(kernels, device_fits=lambda _: True, load=lambda *_: None, run=run),
-        mock.patch(f"{computations}.launches.capability_of", lambda _: (9, 0)),
         mock.patch(f"{computations}.fused.on_cpu", lambda _: False),
         mock.patch(f"{computations}.tiled.on_cpu", lambda _: False),
         mock.patch("torch.nn.functional.scaled_dot_product_attention", fused_attention),
@@ -147,6 +146,7 @@ def host_block(name: str, with_kernels: bool, repeats: int = 50) -> Callable[[],
     # a longer ℓ would be work: without a slice, the kernels read all rows of R1 R2^T
     with mock.patch.multiple(block, WIDTH=64, MAX_LENGTH=16):
         module = block.build(name, 8, False).train()
+    parameters = list(module.parameters())
     x = torch.randn(8, 4, 64, requires_grad=True)
     key_padding_mask, grad = torch.zeros(4, 8, dtype=torch.bool), torch.ones(8, 4, 64)
 
@@ -156,8 +156,8 @@ def host_block(name: str, with_kernels: bool, repeats: int = 50) -> Callable[[],
             for _ in range(repeats):
                 out, _ = module(x, x, x, key_padding_mask=key_padding_mask, need_weights=False)
                 out.backward(grad)
-                x.grad = None
-                module.zero_grad(set_to_none=True)
+                for leaf in (x, *parameters):
+                    leaf.grad = None
 
     return run
 

@@ -2,11 +2,12 @@
 
     python benchmarks/memory.py --shapes 16x1024 --causal
 
-Each in a process of its own, from before the first forward pass: its input is there, its output and gradients are
-not. On a CPU the peak of the resident set, which varies, so the median of the rounds (Linux only); on a GPU that of
-torch's allocator.
+From before the first forward pass: the input is there, the output and gradients are not. On a CPU the peak of the
+resident set, each in a process of its own, which varies, so the median of the rounds (Linux only). On a GPU that of
+torch's allocator, which does not vary.
 """
 
+import argparse
 import json
 import re
 import statistics
@@ -37,6 +38,25 @@ def peak(device: str) -> int:
     return 1024 * int(re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[0])
 
 
+def taken(name: str, shape: str, args: argparse.Namespace) -> int:
+    """Bytes that a block takes."""
+    bsz, length = (int(n) for n in shape.split("x"))
+    # libraries load themselves and their buffers with the first call
+    step(build(name, 32, args.causal), 2, 32, args.causal, args)()
+    run = step(build(name, length, args.causal), bsz, length, args.causal, args)
+    reset_peak(args.device)
+    before = peak(args.device)
+    run()
+    return peak(args.device) - before
+
+
+def taken_by_a_process(name: str, shape: str) -> int:
+    """The same, of a process of its own."""
+    command = [sys.executable, *sys.argv, "--one", name, "--shapes", shape]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, universal_newlines=True)
+    return int(json.loads(done.stdout.splitlines()[-1]))
+
+
 def main() -> None:
     p = parser(__doc__, [*VARIANTS, *CONVOLUTIONS], rounds=3)
     p.add_argument("--shapes", nargs="+", default=["16x1024"], help="sentences x tokens")
@@ -45,24 +65,16 @@ def main() -> None:
     args = p.parse_args()
     setup(args)
     if args.one:
-        bsz, length = (int(n) for n in args.shapes[0].split("x"))
-        # libraries load themselves and their buffers with the first call
-        step(build(args.one, 32, args.causal), 2, 32, args.causal, args)()
-        run = step(build(args.one, length, args.causal), bsz, length, args.causal, args)
-        reset_peak(args.device)
-        before = peak(args.device)
-        run()
-        print(json.dumps(peak(args.device) - before))
+        print(json.dumps(taken(args.one, args.shapes[0], args)))
         return
     rows: Dict[str, Dict[str, float]] = {name: {} for name in [STOCK, *args.variants]}
     for shape in args.shapes:
         for name in rows:
-            command = [sys.executable, *sys.argv, "--one", name, "--shapes", shape]
-            found = [
-                subprocess.run(command, check=True, stdout=subprocess.PIPE, universal_newlines=True).stdout
-                for _ in range(args.rounds)
-            ]
-            rows[name][f"{shape} MiB"] = statistics.median(json.loads(out.splitlines()[-1]) for out in found) / 2**20
+            if args.device == "cuda":
+                found = [taken(name, shape, args)]
+            else:
+                found = [taken_by_a_process(name, shape) for _ in range(args.rounds)]
+            rows[name][f"{shape} MiB"] = statistics.median(found) / 2**20
             if not rows[name][f"{shape} MiB"]:  # the first call's buffers were enough
                 sys.exit(f"error: --shapes {shape}: {name} needs no memory that can be measured; take a larger shape")
         for name in rows:

@@ -26,10 +26,12 @@ from helpers import make_attention
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.compiler import CompiledKernel
+from triton.runtime.errors import OutOfResources
 
-from fairseq_synth.computations import kernels, launches
+from fairseq_synth.computations import kernels
 from fairseq_synth.masks import causal_mask
 
+LIMITS = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024, 120: 99 * 1024}  # shared memory of a program, in bytes
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -87,9 +89,11 @@ def compile_call(architecture, spec, dtype, heads, width, length, masks="padded"
     found, taken = [], [{}]
 
     def init_handles(compiled):
-        """In the place of a GPU, which says how much is spilled when it loads a kernel."""
+        """In the place of a GPU, which says how much is spilled when it loads a kernel, and refuses a large one."""
         taken.append(resources(compiled))
         compiled.n_spills = taken[-1]["spilled"] // 4
+        if taken[-1]["shared"] > LIMITS[architecture]:
+            raise OutOfResources(taken[-1]["shared"], LIMITS[architecture], "shared memory")
 
     def run(launch, tensors):
         launch.compile(launch.args(tensors))
@@ -103,9 +107,8 @@ def compile_call(architecture, spec, dtype, heads, width, length, masks="padded"
     mask = None if masks == "causal" else torch.empty(bsz, length, device="meta", dtype=torch.bool)
     attn_mask = causal_mask(x) if masks == "causal" else None
     gpu = dict(device_fits=lambda _: True, run=run, load=lambda *_: None, PLANS={})
-    capability = mock.patch.object(launches, "capability_of", lambda _: divmod(architecture, 10))
     loading = mock.patch.object(CompiledKernel, "_init_handles", init_handles)
-    with mock.patch.multiple(kernels, **gpu), capability, loading:
+    with mock.patch.multiple(kernels, **gpu), loading:
         out, _ = module(x, x, x, key_padding_mask=mask, attn_mask=attn_mask)
         out.backward(torch.empty_like(out))
     return found

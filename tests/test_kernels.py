@@ -25,6 +25,8 @@ from fairseq_synth.masks import causal_mask
 from recipes.command import ROOT
 
 triton = pytest.importorskip("triton", reason="no Triton for this Python, or this system")
+from compile_kernels import LIMITS  # noqa: E402
+
 from fairseq_synth.computations import triton_long, triton_short, triton_sums  # noqa: E402
 
 pytestmark = [
@@ -33,7 +35,6 @@ pytestmark = [
 ]
 MIXED = "random+factorized_random+dense+factorized_dense+vanilla"  # every place of the kernels
 MASKS = ["none", "padded", "left", "causal"]
-LIMITS = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024, 120: 99 * 1024}  # shared memory of a program, in bytes
 
 
 @pytest.fixture

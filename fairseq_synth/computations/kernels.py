@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from ..errors import SynthesizerError
 from ..logits import Logits, weighted
 from ..masks import is_causal, is_recorded
-from .launches import Launch, Options, Scratch, backward_launches, capability_of, forward_launch
+from .launches import Launch, Options, Scratch, backward_launches, forward_launch
 from .memory import (
     BY_SENTENCE,
     NAMES,
@@ -118,7 +118,7 @@ def device_fits(device: torch.device) -> bool:
     elif device.type != "cuda" or torch.version.hip is not None:
         fits = False
     else:
-        fits = capability_of(device) >= CAPABILITY and triton_fits()
+        fits = torch.cuda.get_device_capability(device) >= CAPABILITY and triton_fits()
     if not fits:
         needs = "an NVIDIA GPU of compute capability {}.{} or higher, and Triton".format(*CAPABILITY)
         logger.warning(f"{VARIABLE}: has no effect on {device}: the kernels need {needs}")

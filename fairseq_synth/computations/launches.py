@@ -14,6 +14,8 @@ from torch import Tensor
 from .memory import BY_SENTENCE, NAMES, SHARED, Place, Tensors, own_size, token_stride
 
 MOST_REGISTERS = 255  # that a thread can have
+MOST_SPILLS = 100  # numbers of a thread that may lie in memory: up to so many, more warps were slower on an H100
+MOST_WARPS = 8
 PROGRAMS = 264  # that a backward pass aims at: two for each of an H100's 132 multiprocessors
 
 
@@ -34,9 +36,10 @@ class Launch:
 
     kernel: Any
     grid: Tuple[int, ...]
-    tensors: Tuple[Any, ...]  # names of tensors, and tuples of names; they come first among the arguments
+    tensors: Tuple[Any, ...]  # names of tensors, None, and tuples of those; they come first among the arguments
     numbers: Tuple[Any, ...]  # all other arguments
     num_warps: int
+    num_stages: int = 1
     options: Optional[Dict[str, int]] = None  # of its compilation, once it has been compiled
     call: Optional[Callable[..., None]] = None  # the compiled kernel, on a GPU
 
@@ -44,8 +47,8 @@ class Launch:
         """The arguments, of tensors by name."""
         found: List[Any] = []
         for x in self.tensors:
-            if type(x) is str:
-                found.append(tensors[x])
+            if x is None or type(x) is str:
+                found.append(x and tensors[x])
             else:
                 found.append(type(x)(*[name and tensors[name] for name in x]))
         return [*found, *self.numbers]
@@ -53,22 +56,30 @@ class Launch:
     def compile(self, args: Sequence[Any]) -> None:
         """Compiles and loads the kernel for such arguments; raises what the compiler or the GPU does.
 
-        The assembler keeps registers back where more programs then fit at once, and spills a few bytes for it. A kernel
-        that spills is compiled again and may take all registers.
+        One that reads ahead, in stages, and asks for more shared memory than there is, reads less far ahead. The
+        assembler keeps registers back where more programs then fit at once, and spills some for it: a kernel that
+        spills may take all, and one that still spills many has more warps, so that each thread needs fewer.
         """
-        options = dict(num_warps=self.num_warps, num_stages=1)
-        for more in ({}, {"maxnreg": MOST_REGISTERS}):
-            self.options = {**options, **more}
+        from triton.runtime.errors import OutOfResources
+
+        warps, stages = self.num_warps, self.num_stages
+        more: Dict[str, int] = {}
+        while True:
+            self.options = dict(num_warps=warps, num_stages=stages, **more)
             kernel = self.kernel.warmup(*args, grid=self.grid, **self.options)
-            self.call = kernel[(*self.grid, 1, 1)[:3]]  # loads it
-            if not kernel.n_spills:
+            try:
+                self.call = kernel[(*self.grid, 1, 1)[:3]]  # loads it
+            except OutOfResources:
+                if stages == 1:
+                    raise
+                stages -= 1
+                continue
+            if kernel.n_spills and not more:
+                more = {"maxnreg": MOST_REGISTERS}
+            elif kernel.n_spills > MOST_SPILLS and warps < MOST_WARPS:
+                warps, more = 2 * warps, {}
+            else:
                 return
-
-
-@lru_cache(maxsize=None)
-def capability_of(device: torch.device) -> Tuple[int, int]:
-    """A GPU's compute capability; that of Hopper under the interpreter."""
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
 
 
 class Scratch:
@@ -112,7 +123,7 @@ class Sums:
         bsz, heads, length, _ = like.size()
         wanted = PROGRAMS if length > 32 else 2 * PROGRAMS  # programs for tiles of 32 x 32 are small
         self.is_wanted = bool(names or rows)
-        groups = min(bsz, max(1, -(-wanted // (heads * tiles))))
+        groups = min(bsz, max(1, wanted // (heads * tiles)))
         self.sentences, self.groups = shared_out(bsz, groups if self.is_wanted else bsz)
         self.parts = self.groups * tiles
         numbers = {f"sum_{name}": heads * length**2 if name == "r" else t[name].numel() for name in names}
@@ -138,12 +149,16 @@ def is_padded(t: Tensors) -> bool:
 
 def is_short(t: Tensors) -> bool:
     """Whether `triton_short` holds its tiles in registers: see `test_resources` in the tests."""
-    length = t["v"].size(2)
-    summands = [name for name in ("q", "x", "left", "r") if t[name] is not None]
+    length, found = t["v"].size(2), summands(t)
     is_narrow = width_of(t) <= 64
     if length <= 32:
-        return len(summands) <= 3 and (is_narrow or summands in (["q"], ["x"], ["r"]))
-    return length <= 64 and is_narrow and (summands in (["q"], ["r"]) or summands == ["x"] and not is_padded(t))
+        return len(found) <= 3 and (is_narrow or found in (["q"], ["x"], ["r"]))
+    return length <= 64 and is_narrow and (found in (["q"], ["r"]) or found == ["x"] and not is_padded(t))
+
+
+def summands(t: Tensors) -> List[str]:
+    """The summands of the logits that take registers for a whole tile."""
+    return [name for name in ("q", "x", "left", "r") if t[name] is not None]
 
 
 def forward_launch(t: Tensors, options: Options) -> Launch:
@@ -153,7 +168,7 @@ def forward_launch(t: Tensors, options: Options) -> Launch:
         from . import triton_short
 
         sentences, groups = shared_out(bsz, min(bsz, -(-4 * PROGRAMS // heads)))
-        tile = Tile.whole(t)
+        tile = Tile.whole(t, is_forward=True)
         given, numbers, constants = arguments(t, options, tile, [])
         return tile.launch(triton_short.forward, (heads, groups), (given, "out"), *numbers, sentences, constants)
     from . import triton_long
@@ -198,19 +213,26 @@ def backward_launches(
         found.update({name: f"sum_{name}" for name in names if f"sum_{name}" in scratch.starts})
         return Gradients(**{name: found.get(name) for name in Gradients._fields})
 
-    def add(tile: Tile, kernel: Any, programs: Any, to: Gradients, more: Sequence[int], last: Sequence[int]) -> None:
+    def add(
+        tile: Tile,
+        kernel: Any,
+        programs: Any,
+        to: Gradients,
+        read: Sequence[Optional[str]],
+        more: Sequence[int] = (),
+        last: Sequence[int] = (),
+    ) -> None:
         given, numbers, constants = arguments(t, options, tile, [grad])
-        saved = ("out", "logs") if is_long else ()
         numbers = [*more, token_stride(grad), grad.stride(1), *numbers, *last, constants]
-        launches.append(tile.launch(kernel, programs, (given, to, *saved, "grad"), *numbers))
+        launches.append(tile.launch(kernel, programs, (given, to, *read, "grad"), *numbers))
 
     if not is_long:
         from . import triton_short
 
-        tile = Tile.whole(t)
+        tile = Tile.whole(t, is_forward=False)
         columns = matrix = Sums(t, summed(*SHARED), weighted_by("q", "x", "outer", "c", "r"), grad, scratch)
         to = gradients(*BY_SENTENCE, *SHARED, "a_q", "a_x", "a_outer", "a_c", "a_r")
-        add(tile, triton_short.backward, (heads, columns.groups), to, [], [columns.sentences, columns.size])
+        add(tile, triton_short.backward, (heads, columns.groups), to, [], [], [columns.sentences, columns.size])
         parts = columns.parts
     else:
         from . import triton_long
@@ -218,21 +240,23 @@ def backward_launches(
         tile, rows = Tile.of("rows", t), weighted_by("q", "x", "outer")
         parts = bsz * tile.down(length)
         scratch.share_out({f"sum_a_{name}": parts * heads for name in rows}, 1)
-        if rows or {"q", "x", "left", "right"} & set(wanted):
+        means = "means" if set(wanted) - {"v"} else None
+        if means:
+            scratch.share_out({means: bsz * heads * length}, 1)
             to = gradients("q", "x", "left", "right", "a_q", "a_x", "a_outer")
-            add(tile, triton_long.backward_rows, (parts * heads,), to, [], [])
+            add(tile, triton_long.backward_rows, (parts * heads,), to, ["out", means, "logs"])
         tile = Tile.of("columns", t)
         columns = Sums(t, summed("w", "c"), weighted_by("c"), grad, scratch, tile.across(length))
         if columns.is_wanted or {"v", "k"} & set(wanted):
             to, programs = gradients("v", "k", "w", "c", "a_c"), (columns.parts * heads,)
-            add(tile, triton_long.backward_columns, programs, to, [columns.size], [columns.sentences])
+            add(tile, triton_long.backward_columns, programs, to, [means, "logs"], [columns.size], [columns.sentences])
         tile = Tile.of("matrix", t)
         tiles = tile.down(length) * tile.across(length)
         matrix = Sums(t, summed("r"), weighted_by("r"), grad, scratch, tiles)
         if matrix.is_wanted:
             to, programs = gradients("r", "a_r"), (matrix.parts * heads,)
-            add(tile, triton_long.backward_matrix, programs, to, [matrix.size], [matrix.sentences])
-    if scratch.starts:
+            add(tile, triton_long.backward_matrix, programs, to, [means, "logs"], [matrix.size], [matrix.sentences])
+    if scratch.starts.keys() - {"means"}:
         own = {name: own_size(t[name], wholes[places[name].whole]) for name in SHARED if name in places}
         sizes = {name: size or tuple(t[name].size()[2:]) for name, size in own.items()}
         counts = (parts, columns.parts, matrix.parts)
@@ -258,50 +282,48 @@ def addition(
     """The launch that adds up sums over groups, and parts of weights' gradients."""
     from .triton_sums import Totals, add
 
-    block, groups_at_once = 256, 16
+    block, groups_at_once, distances = 256, 4, 16
     to = Totals(*(f"to_{name}" if name in wanted else None for name in Totals._fields))
-    of_block = {"w": block, "c": block, "r": groups_at_once if constants.DIAGONALS.value else block}
+    of_block = {"w": block, "c": block, "r": distances if constants.DIAGONALS.value else block}
     blocks = sum(-(-heads * math.prod(sizes[name]) // of_block[name]) for name in SHARED if name in wanted)
     own = [n for name in SHARED for n in sizes.get(name, (1, 1))]
-    numbers = (heads, length, *groups, *own, *counts, constants, power_of_2(heads), block, groups_at_once)
+    numbers = (heads, length, *groups, *own, *counts, constants, power_of_2(heads), block, groups_at_once, distances)
     return Launch(add, (blocks + rows_of_weights,), (to, at), numbers, 4)
 
 
 class Tile(NamedTuple):
-    """A program's tile, and its warps: as large as registers allow, which `test_resources` in the tests finds out."""
+    """A program's tile, its warps, and how far ahead it reads, in stages.
+
+    They were the fastest of ten to twelve on an H100, in bf16 with 64 features in a head: see `docs/gpu-kernels.md`.
+    """
 
     rows: int
     columns: int
     warps: int
+    stages: int = 1
 
     @staticmethod
-    def whole(t: Tensors) -> "Tile":
+    def whole(t: Tensors, is_forward: bool) -> "Tile":
         """All rows and columns of a short sentence."""
         size = power_of_2(t["v"].size(2))
-        warps = 8 if size > 32 or width_of(t) > 64 or t["left"] is not None else 4
-        return Tile(size, size, warps)
+        if size > 32 or width_of(t) > 64:
+            return Tile(size, size, 4)
+        return Tile(size, size, 1 if is_forward and (len(summands(t)) > 1 or t["left"] is not None) else 2)
 
     @staticmethod
     def of(kernel: str, t: Tensors) -> "Tile":
         """Of a kernel of `triton_long`."""
-        summands = sum(t[name] is not None for name in ("q", "x", "left", "r"))
-        # GPUs other than Hopper, and Blackwell in data centers, hold the factors of a product in registers too
-        holds_factors = capability_of(t["v"].device)[0] not in (9, 10)
-        rows, columns, warps = 64, 64, 8
-        if summands > 2 and t["left"] is not None:
-            rows, columns, warps = 16, 16, 4 if holds_factors and is_padded(t) and kernel == "rows" else 8
-        elif kernel == "matrix" and t["x"] is not None and width_of(t) > 64:
-            rows, columns = 16, 32
-        elif summands > 2 or t["left"] is not None or width_of(t) > 64:
-            rows, columns = 32, 32
-        elif holds_factors and kernel != "forward" and (summands > 1 or t["x"] is not None):
-            rows, columns = 32, 32
+        rows, columns, stages = {"rows": (64, 32, 3), "columns": (32, 64, 2)}.get(kernel, (64, 64, 2))
+        if len(summands(t)) > 2:
+            rows, columns = (32, 32) if t["left"] is None else (16, 16)
+        elif kernel == "forward" and (t["x"] is not None or t["left"] is not None):
+            rows, columns, stages = 64, 32, 3
         elif kernel == "columns" and t["x"] is not None:
-            rows, columns = 32, 64
-        elif t["q"] is not None and (summands > 1 and kernel == "rows" or t["x"] is not None and holds_factors):
-            rows, columns = 64, 32
+            stages = 3
+        elif kernel == "columns" and t["q"] is not None:
+            rows = 64
         size = power_of_2(t["v"].size(2))
-        return Tile(min(rows, size), min(columns, size), warps)
+        return Tile(min(rows, size), min(columns, size), 4, stages)
 
     def down(self, length: int) -> int:
         """Tiles that hold so many rows."""
@@ -312,7 +334,7 @@ class Tile(NamedTuple):
         return -(-length // self.columns)
 
     def launch(self, kernel: Any, grid: Tuple[int, ...], tensors: Tuple[Any, ...], *numbers: Any) -> Launch:
-        return Launch(kernel, grid, tensors, numbers, self.warps)
+        return Launch(kernel, grid, tensors, numbers, self.warps, self.stages)
 
 
 def power_of_2(n: int) -> int:

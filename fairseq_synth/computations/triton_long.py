@@ -1,10 +1,11 @@
 """Triton kernels for sentences of any length: a launch forward, and backward one for each place that sums go to.
 
 The forward pass keeps the maximum and the sum of a row while it walks over its columns (Dao et al. 2022,
-arXiv 2205.14135) and saves the logarithm of the softmax's denominator, to base 2. With it, and with
-``rowsum(P * dP) = rowsum(dY * Y)``, each kernel of the backward pass computes its tiles of P and dS again:
+arXiv 2205.14135) and saves the logarithm of the softmax's denominator, to base 2, which is infinite for a row that sees
+nothing. With it, and with ``rowsum(P * dP) = rowsum(dY * Y)``, each kernel of the backward pass computes its tiles of P
+and dS again:
 
-`backward_rows`     owns rows of a sentence and walks over columns: dQ, dX, dA, dB, and their weights'
+`backward_rows`     owns rows of a sentence and walks over columns: rowsum(dY * Y), dQ, dX, dA, dB, and their weights'
 `backward_columns`  owns columns and walks over rows: dV, dK; and over a group of sentences: dW, dc, da_c
 `backward_matrix`   owns a tile of R and walks over a group of sentences: dR, da_r
 """
@@ -49,14 +50,26 @@ def columns_of_rows(s, z, i, length):
 
 
 @triton.jit
-def load_outputs(y, dy, dy_token, dy_head, logs, s, z, b, h, i):
+def load_numbers(data, s, z, b, h, i, other):
+    """A number of each row, of (B, H, T)."""
+    if data is None:
+        return other
+    else:
+        row = i + tl.arange(0, z.ROWS)
+        return tl.load(data + (tl.cast(b, tl.int64) * s.H + h) * s.T + row, mask=row < s.T, other=other)
+
+
+@triton.jit
+def store_numbers(data, value, s, z, b, h, i):
+    row = i + tl.arange(0, z.ROWS)
+    tl.store(data + (tl.cast(b, tl.int64) * s.H + h) * s.T + row, value, mask=row < s.T)
+
+
+@triton.jit
+def load_outputs(dy, dy_token, dy_head, means, logs, s, z, b, h, i):
     """Of rows: dY, rowsum(dY * Y) and the logarithm of the softmax's denominator."""
     dy_i = load_rows(dy, dy_token, dy_head, b, h, i, s, z.D, z.ROWS, z.D_BLOCK, z.UNIT)
-    at = places(y, s.H * z.D, z.D, b, h, i, s.B, z.ROWS, z.D_BLOCK, z.UNIT)
-    y_i = tl.load(at, mask=inside(i, s.T, z.D, z.ROWS, z.D_BLOCK), other=0.0)
-    row = i + tl.arange(0, z.ROWS)
-    log = tl.load(logs + (tl.cast(b, tl.int64) * s.H + h) * s.T + row, mask=row < s.T, other=0.0)
-    return dy_i, tl.sum(dy_i.to(tl.float32) * y_i.to(tl.float32), 1), log
+    return dy_i, load_numbers(means, s, z, b, h, i, 0.0), load_numbers(logs, s, z, b, h, i, float("inf"))
 
 
 @triton.jit(do_not_specialize=INTEGERS)
@@ -87,14 +100,12 @@ def forward(
         top = higher
     out = out / tl.where(total > 0, total, 1.0)[:, None]
     store_rows(y, out, H * z.D, z.D, b, h, i, s, z.D, z.ROWS, z.D_BLOCK, z.UNIT)
-    row = i + tl.arange(0, z.ROWS)
-    log = tl.where(total > 0, top + tl.log2(total), 0.0)
-    tl.store(logs + (tl.cast(b, tl.int64) * H + h) * T + row, log, mask=row < T)
+    store_numbers(logs, tl.where(total > 0, top + tl.log2(total), float("inf")), s, z, b, h, i)
 
 
 @triton.jit(do_not_specialize=[*INTEGERS, "dy_token", "dy_head"])
 def backward_rows(
-    g, d, y, logs, dy, dy_token, dy_head,
+    g, d, y, means, logs, dy, dy_token, dy_head,
     v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token, right_head,
     w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout, z,
 ):  # fmt: skip
@@ -105,10 +116,19 @@ def backward_rows(
     tiles = tl.cdiv(T, z.ROWS)
     i, b, h = tl.program_id(0) % tiles * z.ROWS, tl.program_id(0) // tiles // H, tl.program_id(0) // tiles % H
     length, a, rows = length_of(g, s, b), load_weights(g, s, z, h), load_row_factors(g, s, z, b, h, i)
-    dy_i, mean, log = load_outputs(y, dy, dy_token, dy_head, logs, s, z, b, h, i)
+    dy_i = load_rows(dy, dy_token, dy_head, b, h, i, s, z.D, z.ROWS, z.D_BLOCK, z.UNIT)
+    at = places(y, H * z.D, z.D, b, h, i, B, z.ROWS, z.D_BLOCK, z.UNIT)
+    y_i = tl.load(at, mask=inside(i, T, z.D, z.ROWS, z.D_BLOCK), other=0.0)
+    mean, log = tl.sum(dy_i.to(tl.float32) * y_i.to(tl.float32), 1), load_numbers(logs, s, z, b, h, i, float("inf"))
+    store_numbers(means, mean, s, z, b, h, i)
     to_q, to_x = tl.zeros([z.ROWS, z.Q_BLOCK], tl.float32), tl.zeros([z.ROWS, z.X_BLOCK], tl.float32)
     to_left, to_right = tl.zeros([z.ROWS, z.FACTOR], tl.float32), tl.zeros([z.ROWS, z.FACTOR], tl.float32)
-    for j in range(0, columns_of_rows(s, z, i, length), z.COLUMNS):
+    end = 0
+    if (d.q is not None) or (d.x is not None) or (d.left is not None) or (d.right is not None):
+        end = columns_of_rows(s, z, i, length)
+    if (d.a_q is not None) or (d.a_x is not None) or (d.a_outer is not None):
+        end = columns_of_rows(s, z, i, length)
+    for j in range(0, end, z.COLUMNS):
         columns, r = load_column_factors(g, s, z, b, h, j), load_matrix(g, s, z, h, i, j)
         logits = tile_of_logits(g, s, z, rows, columns, r, a, b, i, j, length)
         dp = product(dy_i, tl.trans(load_values(g, s, z, b, h, j)), z) * kept(g, s, z, b, h, i, j)
@@ -129,7 +149,7 @@ def backward_rows(
 
 @triton.jit(do_not_specialize=[*INTEGERS, "dy_token", "dy_head", "sentences", "size"])
 def backward_columns(
-    g, d, y, logs, dy, size, dy_token, dy_head,
+    g, d, means, logs, dy, size, dy_token, dy_head,
     v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token, right_head,
     w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout, sentences, z,
 ):  # fmt: skip
@@ -149,7 +169,7 @@ def backward_columns(
             first = j // z.ROWS * z.ROWS
         for i in range(first, tl.where(j < length, length, 0), z.ROWS):
             rows, r = load_row_factors(g, s, z, b, h, i), load_matrix(g, s, z, h, i, j)
-            dy_i, mean, log = load_outputs(y, dy, dy_token, dy_head, logs, s, z, b, h, i)
+            dy_i, mean, log = load_outputs(dy, dy_token, dy_head, means, logs, s, z, b, h, i)
             p = tl.exp2(tile_of_logits(g, s, z, rows, columns, r, a, b, i, j, length) - log[:, None])
             keep = kept(g, s, z, b, h, i, j)
             to_v += product(tl.trans((p * keep).to(dy_i.dtype)), dy_i, z)
@@ -169,7 +189,7 @@ def backward_columns(
 
 @triton.jit(do_not_specialize=[*INTEGERS, "dy_token", "dy_head", "sentences", "size"])
 def backward_matrix(
-    g, d, y, logs, dy, size, dy_token, dy_head,
+    g, d, means, logs, dy, size, dy_token, dy_head,
     v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token, right_head,
     w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout, sentences, z,
 ):  # fmt: skip
@@ -186,14 +206,12 @@ def backward_matrix(
     end = tl.minimum((group + 1) * sentences, B)
     if z.CAUSAL:
         end = tl.where(j < i + z.ROWS, end, 0)
+    r = load_matrix(g, s, z, h, i, j)
     for b in range(group * sentences, end):
-        length = length_of(g, s, b)
-        if (i < length) & (j < length):
-            rows, columns = load_row_factors(g, s, z, b, h, i), load_column_factors(g, s, z, b, h, j)
-            dy_i, mean, log = load_outputs(y, dy, dy_token, dy_head, logs, s, z, b, h, i)
-            r = load_matrix(g, s, z, h, i, j)
-            p = tl.exp2(tile_of_logits(g, s, z, rows, columns, r, a, b, i, j, length) - log[:, None])
-            dp = product(dy_i, tl.trans(load_values(g, s, z, b, h, j)), z) * kept(g, s, z, b, h, i, j)
-            to_r += p * (dp - mean[:, None])
-    r, place = load_matrix(g, s, z, h, i, j), tl.cast(group, tl.int64) * size
+        rows, columns = load_row_factors(g, s, z, b, h, i), load_column_factors(g, s, z, b, h, j)
+        dy_i, mean, log = load_outputs(dy, dy_token, dy_head, means, logs, s, z, b, h, i)
+        p = tl.exp2(tile_of_logits(g, s, z, rows, columns, r, a, b, i, j, T) - log[:, None])
+        dp = product(dy_i, tl.trans(load_values(g, s, z, b, h, j)), z) * kept(g, s, z, b, h, i, j)
+        to_r += p * (dp - mean[:, None])
+    place = tl.cast(group, tl.int64) * size
     store_matrix(d, to_r, r, a, place, group * tiles + tile, h, i, j, s, z)

@@ -44,18 +44,21 @@ def number_of_blocks(H, sum, BLOCK: tl.constexpr):
 def add_groups(H, sum, block, BLOCK: tl.constexpr, GROUPS: tl.constexpr):
     """A block of a gradient: the sum of ``parts + group * size``, (H, rows, columns), over the groups."""
     if sum.out is not None:
-        place = tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
-        column, row = place % sum.own_columns, place // sum.own_columns % sum.own_rows
-        h = place // sum.own_columns // sum.own_rows
+        first = tl.cast(block, tl.int64) * BLOCK
+        first_row = first // sum.own_columns
+        # of each element only divisions of 32 bits: those of 64 would take longer than all else
+        place = tl.cast(first % sum.own_columns, tl.int32) + tl.arange(0, BLOCK)
+        column, row = place % sum.own_columns, tl.cast(first_row % sum.own_rows, tl.int32) + place // sum.own_columns
+        h, row = first_row // sum.own_rows + row // sum.own_rows, row % sum.own_rows
         is_reached = (h < H) & (row < sum.rows) & (column < sum.columns)
         at = sum.parts + (h * sum.rows + row) * sum.columns + column
         total = tl.zeros([BLOCK], tl.float32)
-        for first in range(0, tl.where(tl.max(is_reached.to(tl.int32), 0) > 0, sum.groups, 0), GROUPS):
-            group = first + tl.arange(0, GROUPS)
+        for begin in range(0, tl.where(tl.max(is_reached.to(tl.int32), 0) > 0, sum.groups, 0), GROUPS):
+            group = begin + tl.arange(0, GROUPS)
             mask = (group < sum.groups)[:, None] & is_reached[None, :]
             found = tl.load(at[None, :] + tl.cast(group, tl.int64)[:, None] * sum.size, mask=mask, other=0.0)
             total += tl.sum(found, 0)
-        tl.store(sum.out + place, total.to(sum.out.dtype.element_ty), mask=h < H)
+        tl.store(sum.out + first + tl.arange(0, BLOCK), total.to(sum.out.dtype.element_ty), mask=h < H)
 
 
 @triton.jit
@@ -106,6 +109,7 @@ NUMBERS = (
 def add(
     to, at, H, T, w_groups, w_size, r_groups, r_size, w_rows, w_columns, c_rows, c_columns, r_rows, r_columns,
     of_rows, of_columns, of_matrix, z, HEADS: tl.constexpr, BLOCK: tl.constexpr, GROUPS: tl.constexpr,
+    DISTANCES: tl.constexpr,
 ):  # fmt: skip
     """dW, dc and dR by blocks, and the gradient of each row of weights by a program."""
     w = Sum(to.w, at.w, w_groups, w_size, T, z.X, w_rows, w_columns)
@@ -113,21 +117,21 @@ def add(
     r = Sum(to.r, at.r, r_groups, r_size, T, T, r_rows, r_columns)
     block = tl.program_id(0)
     of_w, of_c = number_of_blocks(H, w, BLOCK), number_of_blocks(H, c, BLOCK)
-    of_r = number_of_blocks(H, r, GROUPS if z.DIAGONALS else BLOCK)
+    of_r = number_of_blocks(H, r, DISTANCES if z.DIAGONALS else BLOCK)
     if block < of_w:
         add_groups(H, w, block, BLOCK, GROUPS)
     elif block < of_w + of_c:
         add_groups(H, c, block - of_w, BLOCK, GROUPS)
     elif block < of_w + of_c + of_r:
         if z.DIAGONALS:
-            add_diagonals(H, T, r, block - of_w - of_c, GROUPS, BLOCK // 2)
+            add_diagonals(H, T, r, block - of_w - of_c, DISTANCES, BLOCK // 2)
         else:
             add_groups(H, r, block - of_w - of_c, BLOCK, GROUPS)
     elif to.weights is not None:
         row, h = block - of_w - of_c - of_r, tl.arange(0, HEADS)
-        total = add_parts(at.a_q, of_rows, row, z.A_Q, H, HEADS, GROUPS)
-        total += add_parts(at.a_x, of_rows, row, z.A_X, H, HEADS, GROUPS)
-        total += add_parts(at.a_outer, of_rows, row, z.A_OUTER, H, HEADS, GROUPS)
-        total += add_parts(at.a_c, of_columns, row, z.A_C, H, HEADS, GROUPS)
-        total += add_parts(at.a_r, of_matrix, row, z.A_R, H, HEADS, GROUPS)
+        total = add_parts(at.a_q, of_rows, row, z.A_Q, H, HEADS, BLOCK // 2)
+        total += add_parts(at.a_x, of_rows, row, z.A_X, H, HEADS, BLOCK // 2)
+        total += add_parts(at.a_outer, of_rows, row, z.A_OUTER, H, HEADS, BLOCK // 2)
+        total += add_parts(at.a_c, of_columns, row, z.A_C, H, HEADS, BLOCK // 2)
+        total += add_parts(at.a_r, of_matrix, row, z.A_R, H, HEADS, BLOCK // 2)
         tl.store(to.weights + row * H + h, total.to(to.weights.dtype.element_ty), mask=h < H)
