@@ -34,12 +34,22 @@ SPEED_GPU = {
     "block 128×32": ("speed_gpu", "block_padded", "128x32"),
     "block 32×128": ("speed_gpu", "block_padded", "32x128"),
     "block 16×256": ("speed_gpu", "block_padded", "16x256"),
-    "block 256×256": ("speed_gpu", "block_large", "256x256"),
+    "block 256×256": ("speed_gpu", "block_padded", "256x256"),
     "causal 32×32": ("speed_gpu", "block_causal", "32x32"),
     "causal 4×1024": ("speed_gpu", "block_causal", "4x1024"),
     "step, batches of a corpus": ("speed_gpu", "step_corpus", "4096 tokens"),
     "step 128×256": ("speed_gpu", "step_large", "128x256"),
     "generation, 32k words": ("speed_gpu", "generate_32k", "ratio"),
+}
+SPEED_KERNELS = {  # with the Triton kernels, each beside the same without
+    "128×32": ("speed_gpu", "block_padded", "128x32"),
+    "128×32, kernels": ("speed_gpu", "kernels_block_padded", "128x32"),
+    "32×128": ("speed_gpu", "block_padded", "32x128"),
+    "32×128, kernels": ("speed_gpu", "kernels_block_padded", "32x128"),
+    "256×256": ("speed_gpu", "block_padded", "256x256"),
+    "256×256, kernels": ("speed_gpu", "kernels_block_padded", "256x256"),
+    "causal 4×1024": ("speed_gpu", "block_causal", "4x1024"),
+    "causal 4×1024, kernels": ("speed_gpu", "kernels_block_causal", "4x1024"),
 }
 SPEED_LONG = {  # with sources of summarisation
     "step, 512 tokens": ("speed_cpu", "step_sources", "1x512"),

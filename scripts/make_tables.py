@@ -35,6 +35,7 @@ BLOCKS: Dict[str, Callable[[], str]] = {  # of pages, but those that are named a
     "docs/analysis.md: lengths": lambda: analysis.lengths("multi30k_tiled"),
     "docs/performance.md: speed": lambda: render.speed(render.SPEED),
     "docs/performance.md: speed on a GPU": lambda: render.speed(render.SPEED_GPU),
+    "docs/gpu-kernels.md: speed with the kernels": lambda: render.speed(render.SPEED_KERNELS),
     "docs/summaries.md: long sources": lambda: render.speed(render.SPEED_LONG),
     "docs/fairseq-bugs.md: repairs": render.repairs,
 }

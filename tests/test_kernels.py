@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from recipes.command import ROOT
 
 triton = pytest.importorskip("triton", reason="no Triton for this Python, or this system")
 from compile_kernels import LIMITS  # noqa: E402
+from triton.runtime.errors import OutOfResources  # noqa: E402
 
 from fairseq_synth.computations import triton_long, triton_short, triton_sums  # noqa: E402
 
@@ -96,7 +98,11 @@ def mask_of(kind, length, bsz):
 
 
 def check(spec, length, masks, monkeypatch, width=8, dtype=torch.float32, std=0.3, mixture="convex", bsz=3, m=None):
-    """The kernels equal the plain computation in fp64; in half precision its error there is allowed twice."""
+    """The kernels equal the plain computation in fp64.
+
+    In half precision they may err twice as much as the plain computation does there, by the worst of its tensors: one
+    number, such as the gradient of a weight, can be right by chance.
+    """
     torch.manual_seed(length)
     module = make_attention(spec, mixture, 2 * width, max_length=m or max(length, 12))
     for name, parameter in module.named_parameters():
@@ -110,16 +116,14 @@ def check(spec, length, masks, monkeypatch, width=8, dtype=torch.float32, std=0.
     exact = run(module.double(), x.double(), grad.double(), mask, causal, monkeypatch, plain)
     least = {torch.float32: 2e-5 * max(1, std), torch.float16: 5e-3, torch.bfloat16: 5e-2}[dtype]
     assert found.keys() == exact.keys()
-    for name in exact:
-        # the key bias has no gradient but rounding
-        scale = max(1.0, float(exact["k_proj.weight" if name == "k_proj.bias" else name].abs().max()))
-        of_plain = 0 if dtype == torch.float32 else float((rough[name].double() - exact[name]).abs().max()) / scale
+    # the key bias has no gradient but rounding
+    same = {"k_proj.bias": "k_proj.weight"}
+    scales = {name: max(1.0, float(exact[same.get(name, name)].abs().max())) for name in exact}
+    of_plain = max(float((rough[name].double() - exact[name]).abs().max()) / scales[name] for name in exact)
+    atol = least if dtype == torch.float32 else max(least, 2 * of_plain)
+    for name, scale in scales.items():
         torch.testing.assert_close(
-            found[name].double() / scale,
-            exact[name] / scale,
-            atol=max(least, 2 * of_plain),
-            rtol=0,
-            msg=lambda m, n=name: f"{n}: {m}",
+            found[name].double() / scale, exact[name] / scale, atol=atol, rtol=0, msg=lambda m, n=name: f"{n}: {m}"
         )
 
 
@@ -685,6 +689,51 @@ def test_kernels_are_compiled_before_they_are_called(length, spills, monkeypatch
     assert {options.get("maxnreg") for _, _, options in called.values()} == {255 if spills else None}
 
 
+WARPS_STAGES_AND_REGISTERS = [
+    (0, 99, [(2, 3)]),
+    (0, 1, [(2, 3), (2, 2), (2, 1)]),  # shared memory for one stage
+    (8, 99, [(2, 3), (2, 3, 255)]),
+    (101, 99, [(2, 3), (2, 3, 255), (4, 3), (4, 3, 255), (8, 3), (8, 3, 255)]),
+    (101, 2, [(2, 3), (2, 2), (2, 2, 255), (4, 2), (4, 2, 255), (8, 2), (8, 2, 255)]),
+]
+
+
+@pytest.mark.parametrize("spills,stages,expected", WARPS_STAGES_AND_REGISTERS)
+def test_how_a_kernel_is_compiled_again(spills, stages, expected):
+    """With fewer stages where shared memory ends, all registers where it spills, more warps where it spills much."""
+    tried = []
+
+    class Kernel:
+        n_spills = spills
+
+        def warmup(self, *args, grid, **options):
+            self.options = options
+            return self
+
+        def __getitem__(self, grid):
+            tried.append(tuple(self.options.values()))
+            if self.options["num_stages"] > stages:
+                raise OutOfResources(2, 1, "shared memory")
+            return grid
+
+    launch = launches.Launch(Kernel(), (7,), (), (), 2, 3)
+    launch.compile([])
+    assert tried == expected and launch.call == (7, 1, 1)
+
+
+def test_a_kernel_that_is_too_large():
+    kernel = SimpleNamespace(warmup=lambda *_, **__: TooLarge())
+    with pytest.raises(OutOfResources):
+        launches.Launch(kernel, (7,), (), (), 2, 3).compile([])
+
+
+class TooLarge:
+    n_spills = 0
+
+    def __getitem__(self, grid):
+        raise OutOfResources(2, 1, "shared memory")
+
+
 def without_interpreter(*arguments):
     """What tests/compile_kernels.py prints, line by line."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
@@ -707,7 +756,7 @@ ALL += [(architecture, *kind, FEWER, [32, 64, 256]) for architecture in ARCHITEC
 
 @pytest.mark.parametrize("number", range(len(ALL)))
 def test_resources(number, everything):
-    """Every launch compiles, spills no registers, and fits into a GPU's shared memory."""
+    """Every launch compiles, spills few registers, and fits into a GPU's shared memory."""
     calls = ALL if everything else CHOSEN
     if number >= len(calls):
         pytest.skip("not in the chosen part")
@@ -728,7 +777,7 @@ def check_resources(architecture, dtype, width, *more):
     found = without_interpreter(architecture, dtype, 8, width, *more)
     assert found
     for launch in map(json.loads, found):
-        assert launch["spilled"] == 0, launch
+        assert launch["spilled"] <= 4 * launches.MOST_SPILLS, launch
         assert launch["shared"] <= LIMITS[architecture], launch
 
 
