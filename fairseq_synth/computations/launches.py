@@ -13,8 +13,7 @@ from torch import Tensor
 
 from .memory import BY_SENTENCE, NAMES, SHARED, Place, Tensors, own_size, token_stride
 
-MOST_REGISTERS = 255  # that a thread can have
-MOST_SPILLS = 100  # numbers of a thread that may lie in memory: up to so many, more warps were slower on an H100
+MOST_SPILLS = 100  # registers of a thread that may lie in memory: up to so many, more warps were slower on an H100
 MOST_WARPS = 8
 PROGRAMS = 264  # that a backward pass aims at: two for each of an H100's 132 multiprocessors
 
@@ -56,16 +55,14 @@ class Launch:
     def compile(self, args: Sequence[Any]) -> None:
         """Compiles and loads the kernel for such arguments; raises what the compiler or the GPU does.
 
-        One that reads ahead, in stages, and asks for more shared memory than there is, reads less far ahead. The
-        assembler keeps registers back where more programs then fit at once, and spills some for it: a kernel that
-        spills may take all, and one that still spills many has more warps, so that each thread needs fewer.
+        One that reads ahead, in stages, and asks for more shared memory than there is, reads less far ahead. One whose
+        threads need many more registers than they have gets more warps, so that each thread needs fewer.
         """
         from triton.runtime.errors import OutOfResources
 
         warps, stages = self.num_warps, self.num_stages
-        more: Dict[str, int] = {}
         while True:
-            self.options = dict(num_warps=warps, num_stages=stages, **more)
+            self.options = dict(num_warps=warps, num_stages=stages)
             kernel = self.kernel.warmup(*args, grid=self.grid, **self.options)
             try:
                 self.call = kernel[(*self.grid, 1, 1)[:3]]  # loads it
@@ -74,12 +71,9 @@ class Launch:
                     raise
                 stages -= 1
                 continue
-            if kernel.n_spills and not more:
-                more = {"maxnreg": MOST_REGISTERS}
-            elif kernel.n_spills > MOST_SPILLS and warps < MOST_WARPS:
-                warps, more = 2 * warps, {}
-            else:
+            if kernel.n_spills <= MOST_SPILLS or warps >= MOST_WARPS:
                 return
+            warps *= 2
 
 
 class Scratch:
