@@ -637,6 +637,22 @@ def test_memory_at_any_address(which, monkeypatch):
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
+@pytest.mark.parametrize("is_short", [True, False])
+def test_gradients_of_padding(is_short, monkeypatch):
+    """Rows of padding at the end are 0, so that the gradient which comes back for them goes nowhere."""
+    plan_with(monkeypatch, "is_short", lambda _: is_short)
+    lengths = [7, 4, 0]
+    q, k, v, grad = torch.randn(4, 3, 2, 7, 8)
+    leaves = [x.requires_grad_() for x in (q, k, v, torch.randn(1, 2, 7, 7))]
+    logits, mask = product_of(q, k) + bias_of(leaves[-1]), padding_mask(lengths)
+    out = kernels.compute(logits, v, mask, None)
+    assert not out[mask[:, None].expand(3, 2, 7)].any()
+    found = torch.autograd.grad(out, leaves, grad, retain_graph=True)
+    expected = torch.autograd.grad(out, leaves, grad.masked_fill(mask[:, None, :, None], 0.0))
+    for a, b in zip(found, expected):
+        assert torch.equal(a, b)
+
+
 @pytest.mark.parametrize("length,spills", [(7, False), (70, True)])
 def test_kernels_are_compiled_before_they_are_called(length, spills, monkeypatch):
     """Each kernel of both passes, with arguments of the types that it is called with; with more warps if it spills."""
