@@ -487,6 +487,33 @@ def test_gradients_that_nobody_wants(monkeypatch):
         torch.testing.assert_close(found[name], expected[name])
 
 
+@pytest.mark.parametrize(
+    "wanted,names",
+    [
+        ("v", ["backward_columns"]),
+        ("a", ["backward_rows", "add"]),
+        ("kv", ["backward_rows", "backward_columns"]),
+        ("R", ["backward_rows", "backward_matrix", "add"]),
+        ("qkvRa", ["backward_rows", "backward_columns", "backward_matrix", "add"]),
+    ],
+)
+def test_launches_of_what_is_wanted(wanted, names, monkeypatch):
+    """A long sentence has a launch for each place of gradients, and their values do not depend on which are wanted."""
+    plan_with(monkeypatch, "is_short", lambda _: False)
+    x = dict(zip("qkv", torch.randn(3, 3, 2, 7, 8)), R=torch.randn(1, 2, 7, 7), a=torch.rand(1, 2, 1, 1))
+    leaves = [x[name].requires_grad_() for name in wanted]
+    called, run = [], kernels.run
+    monkeypatch.setattr(kernels, "run", lambda launch, t: (called.append(launch.kernel.__name__), run(launch, t)))
+
+    def gradients(computation):
+        out = computation.compute(product_of(x["q"], x["k"], x["a"]) + bias_of(x["R"]), x["v"], None, None)
+        return torch.autograd.grad(out.square().sum(), leaves)
+
+    for found, expected in zip(gradients(kernels), gradients(plain)):
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    assert called == ["forward", *names]
+
+
 def test_off_by_default(monkeypatch):
     logits, value = bias_of(torch.randn(1, 2, 7, 7)), torch.randn(3, 2, 7, 8)
     assert kernels.supports(logits, value, None, None, 0.0)
@@ -793,7 +820,8 @@ def check_resources(architecture, dtype, width, *more):
     found = without_interpreter(architecture, dtype, 8, width, *more)
     assert found
     for launch in map(json.loads, found):
-        assert launch["spilled"] <= 4 * launches.MOST_SPILLS, launch
+        most = 400 if launch["num_warps"] < launches.MOST_WARPS else 600  # bytes
+        assert launch["spilled"] <= most, launch
         assert launch["shared"] <= LIMITS[architecture], launch
 
 
