@@ -500,7 +500,7 @@ def test_gradients_that_nobody_wants(monkeypatch):
 def test_launches_of_what_is_wanted(wanted, names, monkeypatch):
     """A long sentence has a launch for each place of gradients, and their values do not depend on which are wanted."""
     plan_with(monkeypatch, "is_short", lambda _: False)
-    x = dict(zip("qkv", torch.randn(3, 3, 2, 7, 8)), R=torch.randn(1, 2, 7, 7), a=torch.rand(1, 2, 1, 1))
+    x = dict(zip("qkv", torch.randn(3, 3, 2, 7, 8)), R=torch.randn(1, 2, 7, 7), a=torch.rand(2, 1, 1))
     leaves = [x[name].requires_grad_() for name in wanted]
     called, run = [], kernels.run
     monkeypatch.setattr(kernels, "run", lambda launch, t: (called.append(launch.kernel.__name__), run(launch, t)))
