@@ -38,7 +38,7 @@ def commands(args: argparse.Namespace) -> Dict[str, List[str]]:
     """The command of each part; ``OUT`` stands for the file of its result."""
     once = ["--device", args.device, "--dtype", args.dtype, "--out", "OUT", "--rounds", "1"]
     benchmark = once if args.dry else [*once[:-1], "10"]
-    block_rounds = [] if args.dry else ["--rounds", "50"]  # one takes milliseconds, mostly the CPU's, which vary
+    of_blocks = once if args.dry else [*once[:-1], "50"]  # a round takes milliseconds, which vary
     short = ["2x6"] if args.dry else ["128x32", "32x128"]
     square, causal = ("1x9", "1x9") if args.dry else ("256x256", "4x1024")
     data = ["--data", args.data, "--max-tokens", "4096", "--batches", "4"] if args.data else ["--shapes", *short]
@@ -55,9 +55,9 @@ def commands(args: argparse.Namespace) -> Dict[str, List[str]]:
         found["tests-kernels"].append("-k=test_off_by_default")
     for name, variants in (("simple", SIMPLE), ("mixed", MIXED)):
         names = ["--variants", *(variants[:1] if args.dry else variants)]
-        block = ["benchmarks/block.py", *names, *benchmark, *block_rounds]
+        block = ["benchmarks/block.py", *names, *of_blocks]
         step = ["benchmarks/step.py", *names, *benchmark]
-        memory = ["benchmarks/memory.py", *names, *once]  # a round is a process for each variant
+        memory = ["benchmarks/memory.py", *names, *once]
         generate = ["benchmarks/generate.py", *names, *benchmark]
         found[f"block-{name}"] = [*block, "--shapes", *short, square]
         found[f"causal-{name}"] = [*block, "--shapes", causal, "--causal"]

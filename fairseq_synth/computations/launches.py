@@ -288,7 +288,7 @@ def addition(
 class Tile(NamedTuple):
     """A program's tile, its warps, and how far ahead it reads, in stages.
 
-    They were the fastest of ten to twelve on an H100, in bf16 with 64 features in a head: see `docs/gpu-kernels.md`.
+    On an H100, in bf16 with 64 features in a head, within a tenth of the fastest of ten: see `docs/gpu-kernels.md`.
     """
 
     rows: int

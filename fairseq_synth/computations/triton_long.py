@@ -123,7 +123,7 @@ def backward_rows(
     store_numbers(means, mean, s, z, b, h, i)
     to_q, to_x = tl.zeros([z.ROWS, z.Q_BLOCK], tl.float32), tl.zeros([z.ROWS, z.X_BLOCK], tl.float32)
     to_left, to_right = tl.zeros([z.ROWS, z.FACTOR], tl.float32), tl.zeros([z.ROWS, z.FACTOR], tl.float32)
-    end = 0
+    end = 0  # without gradients of rows only their sums are written
     if (d.q is not None) or (d.x is not None) or (d.left is not None) or (d.right is not None):
         end = columns_of_rows(s, z, i, length)
     if (d.a_q is not None) or (d.a_x is not None) or (d.a_outer is not None):
