@@ -280,11 +280,11 @@ def note(table: Table, records: List[Record]) -> str:
     )
     if not records:
         return f"{text}: nobody has run it yet.{timed}"
-    minutes = sorted(r["minutes"] for r in records)
-    least, most = f"{minutes[0]:.0f}", f"{minutes[-1]:.0f}"
-    took = f"{minutes[len(minutes) // 2]:.1f}" if least == most else f"{least} to {most}"
+    minutes, updates = (sorted(r[name] for r in records) for name in ("minutes", "updates"))
+    took = span(minutes)
+    took = f"{minutes[len(minutes) // 2]:.1f}" if " " not in took else took
     text += f"{of_the_machine(records)}, N from {sorted({r['seed'] for r in records})}, "
-    text += f"{shared(r['updates'] for r in records)} updates each, {took} minutes of training. "
+    text += f"{span(updates)} updates each, {took} minutes of training. "
     names = dict.fromkeys(name for dataset in table.datasets for name in table.figures(dataset))
     signatures = [shared(r["signatures"][name] for r in records if name in r["signatures"]) for name in names]
     text += f"{table.task.METRIC_NAME if len(names) == 1 else 'Figures'} `{'`, `'.join(filter(None, signatures))}`"
@@ -302,6 +302,11 @@ def of_the_machine(records: List[Record]) -> str:
     options = Counter(r["command"].partition(" -- ")[2] for r in records)
     numbers = {words: "all" if n == len(records) else f"{n} of {len(records)} cells" for words, n in options.items()}
     return "".join(f", {numbers[words]} with `-- {words}`" for words in sorted(options) if words)
+
+
+def span(values: Sequence[float]) -> str:
+    """The least and the greatest of sorted numbers, or the one number that all of them round to."""
+    return " to ".join(dict.fromkeys(f"{value:.0f}" for value in (values[0], values[-1])))
 
 
 def shared(values: Iterable[object]) -> str:

@@ -343,7 +343,8 @@ def start(argv: Sequence[object], show_line: Optional[Callable[[str], None]] = N
         return main(words)
     out, errors = (subprocess.PIPE, subprocess.STDOUT) if show_line else (None, None)
     command = [sys.executable, ROOT / "scripts" / "recipe.py", "train", *words]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    path = os.environ.get("PYTHONPATH")  # fairseq may be there
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{path}" if path else str(ROOT)}
     with started(command, env=env, stdout=out, stderr=errors) as process:
         if process.stdout and show_line:
             for line in process.stdout:

@@ -35,6 +35,9 @@ def results(tmp_path, monkeypatch):
     records += [cell("multi30k_cpu", "en-de", "random", seed, bleu=32 + 1.5 * seed) for seed in (1, 2, 3)]
     records += [cell("multi30k_cpu", "en-de", "dense", seed, bleu=30 + seed + d) for seed, d in ((1, 0.5), (2, -0.5))]
     records += [cell("multi30k_cpu", "en-de", "fixed_random", 1, bleu=26)]
+    # of another recipe, 0.5 and 1.5
+    records += [cell("multi30k", "en-de", "transformer", seed, bleu=40) for seed in (1, 2)]
+    records += [cell("multi30k", "en-de", "random", seed, bleu=39.5 + seed) for seed in (1, 2)]
     records += [cell("ptb_cpu", "ptb", "relative_random", 1, ppl=50)]
     records += [cell("ptb_cpu", "ptb", "transformer", seed, ppl=100) for seed in (1, 2)]
     records += [cell("ptb_cpu", "ptb", "dense", seed, ppl=90 + seed) for seed in (1, 2)]
@@ -119,8 +122,10 @@ def test_what_is_chosen(results):
 
 def test_tables(results):
     rows = choice.quality().splitlines()
-    assert rows[0] == "| model | parameters | En-De, BLEU | PTB, perplexity |"  # what has run
-    assert "| `random` | 2.00 | **+3.00 ± 2.01** |  |" in rows and "| `random_vanilla` |  |  |  |" in rows
+    recipes = "En-De, short recipe, BLEU | En-De, recipe of Wu et al. 2021, BLEU"
+    assert rows[0] == f"| model | parameters | {recipes} | PTB, perplexity |"  # what has run
+    assert "| `random` | 2.00 | **+3.00 ± 2.01** | +1.00 ± 6.35 |  |" in rows
+    assert "| `random_vanilla` |  |  |  |  |" in rows
     rows = choice.cost().splitlines()
     assert "| `random` | 1.20 | 0.90 |  |  |  |" in rows and "- memory, CPU: memory_causal; h; bf16" in rows
 

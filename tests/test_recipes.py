@@ -661,6 +661,14 @@ def test_the_scripts_are_those_of_their_folder(tmp_path):
     assert "error: transformer_nothing: no recipe" in done.stderr
 
 
+def test_a_training_finds_what_its_caller_does(tmp_path, monkeypatch, capfd):
+    """fairseq may be in a folder that only PYTHONPATH names."""
+    (tmp_path / "sitecustomize.py").write_text("print('found')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    train.start(["--help"])
+    assert capfd.readouterr().out.startswith("found\n")
+
+
 def test_a_recipe_that_is_gone(tmp_path):
     with pytest.raises(UserError, match=f"{tmp_path}/settings: there is no recipe old"):
         scoring.recipe_of(translation.Translation, tmp_path, {"recipe": "old"})

@@ -461,14 +461,14 @@ def test_one_of_several_figures_is_compared(tmp_path, monkeypatch):
     folder = tmp_path / "results" / "personachat" / "cpu"
     folder.mkdir(parents=True)
     same = {"dataset": "personachat", "seed": 1, "hardware": "a CPU, 1 thread(s)", "command": "x", "commit": "c"}
-    same.update(updates=9, parameters=1e6, curve={}, versions={"torch": "2"}, signatures={})
+    same.update(parameters=1e6, curve={}, versions={"torch": "2"}, signatures={})
     for model, minutes, values in (("transformer", 7, (3, 8.5, 4, 9)), ("random", 11, (2, 9, 5, 7))):
         figures = dict(zip(("bleu4", "rougeL", "meteor", "cider"), values))
-        record = {**same, "model": model, "minutes": minutes, "figures": figures}
+        record = {**same, "model": model, "minutes": minutes, "updates": 2 * minutes, "figures": figures}
         (folder / f"personachat-{model}-seed1.json").write_text(json.dumps(record))
     shown = render.results("personachat")
     assert "| minus the Transformer, ROUGE-L [95 %] |" in shown and "| +0.50 |" in shown
-    assert "9 updates each, 7 to 11 minutes of training." in shown
+    assert "14 to 22 updates each, 7 to 11 minutes of training." in shown
     assert "![ROUGE-L of every model, PersonaChat]" in render.picture("personachat")
     table = TABLES["personachat"]
     rows = render.rows_of(table, table.datasets[0], render.load_cells("personachat"))
