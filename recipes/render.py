@@ -343,17 +343,19 @@ def steps_a_second(name: str) -> str:
     return markdown(["", *(f"`{model}`" for model in models)], rows)
 
 
-def validation_loss(name: str) -> str:
-    """The last validation loss of a table's models, and what it is less the baseline's of the same seed."""
-    table, records = TABLES[name], load_cells(name)
+def validation_loss(*names: str) -> str:
+    """The last validation loss of models in several tables, and what it is less the baseline's of the same seed."""
     columns: List[Column] = []
-    for dataset in table.datasets:
-        rows = rows_of(table, dataset, records)
-        if any(rows.values()):
-            columns.append((dataset.heading, {row: figures(own, ["valid_loss"], 3) for row, own in rows.items()}))
-            columns += compared(table, rows, "valid_loss", 3)
-    run = {record["model"] for record in records}
-    return of_models(columns, [model for model in table.models() if model in run])
+    for table in (TABLES[name] for name in names):
+        records = load_cells(table.name)
+        for dataset in table.datasets:
+            rows = rows_of(table, dataset, records)
+            if any(rows.values()):
+                heading = f"{dataset.heading}, {table.title}"
+                columns.append((heading, {row: figures(own, ["valid_loss"], 3) for row, own in rows.items()}))
+                columns += compared(table, rows, "valid_loss", 3)
+    run = {row for _, cells in columns for row, cell in cells.items() if cell not in ("", NOT_RUN)}
+    return of_models(columns, [model for model in TABLES[names[0]].models() if model in run])
 
 
 def alpha(name: str) -> str:

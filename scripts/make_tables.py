@@ -28,7 +28,7 @@ BLOCKS: Dict[str, Callable[[], str]] = {  # of pages, but those that are named a
     "docs/which-one.md: quality": choice.quality,
     "docs/which-one.md: cost": choice.cost,
     "docs/multi30k.md: multi30k": lambda: render.results("multi30k_cpu", "multi30k"),
-    "docs/multi30k.md: validation loss": lambda: render.validation_loss("multi30k_cpu"),
+    "docs/multi30k.md: validation loss": lambda: render.validation_loss("multi30k_cpu", "multi30k"),
     "docs/analysis.md: heads": analysis.table,
     "docs/analysis.md: alpha": lambda: render.alpha("multi30k_cpu"),
     "docs/analysis.md: tiled": lambda: render.results("multi30k_tiled"),

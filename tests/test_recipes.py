@@ -905,9 +905,15 @@ def test_tables_have_intervals_over_seeds(results):
     assert render.results("multi30k_cpu", short=True) == rendered[: rendered.index("\n- ")]
     assert "| `random_vanilla` | `random` | 0.30 |" in render.alpha("multi30k_cpu")
     heads, _, transformer, random, *_ = render.validation_loss("multi30k_cpu").splitlines()
-    assert heads == "| model | En-De | minus the Transformer [95 %] |"
+    assert heads == "| model | En-De, short recipe | minus the Transformer [95 %] |"
     assert transformer.endswith("| 1.800 ± 0.100 (3) |  |")
     assert random == "| `random` | 1.600 ± 0.150 (3) | -0.200 [-0.324, -0.076] |"
+    other = tables.ROOT / "results" / "multi30k" / "gpu"
+    other.mkdir(parents=True)
+    (other / "en-de-dense-seed1.json").write_text(json.dumps(result("dense", 1, 20)))
+    heads, *_, dense, mixture = render.validation_loss("multi30k_cpu", "multi30k").splitlines()
+    assert heads.endswith("| En-De, recipe of Wu et al. 2021 |") and dense == "| `dense` | not run |  | 3.000 |"
+    assert mixture == "| `random_vanilla` | 1.700 | -0.100 | not run |"
     assert render.difference([0.1, -0.104], 2).startswith("+0.00 [")
 
 
