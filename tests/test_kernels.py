@@ -243,6 +243,33 @@ def test_half_precision(spec, dtype, is_short, monkeypatch, request):
 
 
 @pytest.mark.parametrize("is_short", [True, False])
+@pytest.mark.parametrize("place", ["q", "x", "outer", "c", "r"])
+def test_the_weight_of_a_constant(place, is_short, monkeypatch):
+    """A constant changes no softmax: its weight has no gradient but rounding, although the output is rounded too."""
+    plan_with(monkeypatch, "is_short", lambda _: is_short)
+    torch.manual_seed(0)
+    query, key, value, grad = torch.randn(4, 2, 2, 20, 4, dtype=torch.float16)
+    R = torch.randn(1, 2, 20, 20, dtype=torch.float16)
+    weight = torch.full((2, 1, 1), 0.5, dtype=torch.float16, requires_grad=True)
+    four = torch.full((2, 2, 20, 4), 4, dtype=torch.float16)
+    constants = {  # of 64
+        "q": lambda: product_of(four, four, weight),
+        "x": lambda: product_of(four, four[:1], weight),
+        "outer": lambda: outer_product_of(2 * four, 2 * four, weight),
+        "c": lambda: bias_of(16 * four[:1, :, :1, :1].expand(-1, -1, -1, 20), weight),
+        "r": lambda: bias_of((16 * four[:1, :, :, :1]).repeat(1, 1, 1, 20), weight),
+    }
+    for others in (), (query, R, four):  # a gradient is wanted of the weight alone, and of more
+        for x in others:
+            x.requires_grad_()
+        logits = constants[place]() + (bias_of(R) if place == "q" else product_of(query, key))
+        found, *_ = torch.autograd.grad(
+            kernels.compute(logits, value + 8, None, None), (weight, *others), grad, allow_unused=True
+        )
+        assert found.abs().max() < 0.1
+
+
+@pytest.mark.parametrize("is_short", [True, False])
 def test_one_sentence(is_short, monkeypatch):
     """Its products are not stored as matrices, although their factors have the size of those that a batch shares."""
     plan_with(monkeypatch, "is_short", lambda _: is_short)
@@ -490,19 +517,23 @@ def test_gradients_that_nobody_wants(monkeypatch):
     "wanted,names",
     [
         ("v", ["backward_columns"]),
-        ("a", ["backward_rows", "add"]),
+        ("a", ["backward_rows", "backward_columns", "add"]),
         ("kv", ["backward_rows", "backward_columns"]),
         ("R", ["backward_rows", "backward_matrix", "add"]),
         ("qkvRa", ["backward_rows", "backward_columns", "backward_matrix", "add"]),
     ],
 )
 def test_launches_of_what_is_wanted(wanted, names, monkeypatch):
-    """A long sentence has a launch for each place of gradients, and their values do not depend on which are wanted."""
+    """A long sentence has a launch for each place of gradients, and their values do not depend on which are wanted.
+
+    Each of the three sentences has programs of its own, but where gradients are sums over all of them.
+    """
     plan_with(monkeypatch, "is_short", lambda _: False)
+    plan_with(monkeypatch, "PROGRAMS", 1)
     x = dict(zip("qkv", torch.randn(3, 3, 2, 7, 8)), R=torch.randn(1, 2, 7, 7), a=torch.rand(2, 1, 1))
     leaves = [x[name].requires_grad_() for name in wanted]
     called, run = [], kernels.run
-    monkeypatch.setattr(kernels, "run", lambda launch, t: (called.append(launch.kernel.__name__), run(launch, t)))
+    monkeypatch.setattr(kernels, "run", lambda launch, t: (called.append(launch), run(launch, t)))
 
     def gradients(computation):
         out = computation.compute(product_of(x["q"], x["k"], x["a"]) + bias_of(x["R"]), x["v"], None, None)
@@ -510,7 +541,9 @@ def test_launches_of_what_is_wanted(wanted, names, monkeypatch):
 
     for found, expected in zip(gradients(kernels), gradients(plain)):
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
-    assert called == ["forward", *names]
+    assert [launch.kernel.__name__ for launch in called] == ["forward", *names]
+    programs = {launch.kernel.__name__: launch.grid for launch in called}
+    assert programs.get("backward_columns", (6,)) == (6,) and programs.get("backward_matrix", (2,)) == (2,)
 
 
 def test_off_by_default(monkeypatch):

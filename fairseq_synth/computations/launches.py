@@ -118,7 +118,8 @@ class Sums:
         wanted = PROGRAMS if length > 32 else 2 * PROGRAMS  # programs for tiles of 32 x 32 are small
         self.is_wanted = bool(names or rows)
         groups = min(bsz, max(1, wanted // (heads * tiles)))
-        self.sentences, self.groups = shared_out(bsz, groups if self.is_wanted else bsz)
+        is_group = bool(names) or any(row != "q" for row in rows)  # q and k are read once for each sentence anyway
+        self.sentences, self.groups = shared_out(bsz, groups if is_group else bsz)
         self.parts = self.groups * tiles
         numbers = {f"sum_{name}": heads * length**2 if name == "r" else t[name].numel() for name in names}
         self.size = scratch.share_out(numbers, self.groups)
@@ -231,25 +232,24 @@ def backward_launches(
     else:
         from . import triton_long
 
-        tile, rows = Tile.of("rows", t), weighted_by("q", "x", "outer")
-        parts = bsz * tile.down(length)
+        of_rows, of_columns, of_matrix = (Tile.of(name, t) for name in ("rows", "columns", "matrix"))
+        columns = Sums(t, summed("w", "c"), weighted_by("q", "x", "c"), grad, scratch, of_columns.across(length))
+        tiles = of_matrix.down(length) * of_matrix.across(length)
+        matrix = Sums(t, summed("r"), weighted_by("r"), grad, scratch, tiles)
+        parts, rows = bsz * of_rows.down(length), weighted_by("outer")
         scratch.share_out({f"sum_a_{name}": parts * heads for name in rows}, 1)
         means = "means" if set(wanted) - {"v"} else None
         if means:
             scratch.share_out({means: bsz * heads * length}, 1)
-            to = gradients("q", "x", "left", "right", "a_q", "a_x", "a_outer")
-            add(tile, triton_long.backward_rows, (parts * heads,), to, ["out", means, "logs"])
-        tile = Tile.of("columns", t)
-        columns = Sums(t, summed("w", "c"), weighted_by("c"), grad, scratch, tile.across(length))
+            to = gradients("q", "x", "left", "right", "a_q", "a_x", "a_outer", "a_c", "a_r")
+            add(of_rows, triton_long.backward_rows, (parts * heads,), to, ["out", means, "logs"])
+        read, more, last = [means, "logs"], [columns.size], [columns.sentences]
         if columns.is_wanted or {"v", "k"} & set(wanted):
-            to, programs = gradients("v", "k", "w", "c", "a_c"), (columns.parts * heads,)
-            add(tile, triton_long.backward_columns, programs, to, [means, "logs"], [columns.size], [columns.sentences])
-        tile = Tile.of("matrix", t)
-        tiles = tile.down(length) * tile.across(length)
-        matrix = Sums(t, summed("r"), weighted_by("r"), grad, scratch, tiles)
+            to, programs = gradients("v", "k", "w", "c", "a_q", "a_x", "a_c"), (columns.parts * heads,)
+            add(of_columns, triton_long.backward_columns, programs, to, read, more, last)
         if matrix.is_wanted:
-            to, programs = gradients("r", "a_r"), (matrix.parts * heads,)
-            add(tile, triton_long.backward_matrix, programs, to, [means, "logs"], [matrix.size], [matrix.sentences])
+            to, programs, more, last = gradients("r", "a_r"), (matrix.parts * heads,), [matrix.size], [matrix.sentences]
+            add(of_matrix, triton_long.backward_matrix, programs, to, read, more, last)
     if scratch.starts.keys() - {"means"}:
         own = {name: own_size(t[name], wholes[places[name].whole]) for name in SHARED if name in places}
         sizes = {name: size or tuple(t[name].size()[2:]) for name, size in own.items()}

@@ -179,13 +179,19 @@ def load_row_factors(g, s, z, b, h, i):
 @triton.jit
 def load_column_factors(g, s, z, b, h, j):
     k = load_rows(g.k, s.k_token, s.k_head, b, h, j, s, z.Q, z.COLUMNS, z.Q_BLOCK, z.UNIT)
-    w = 0.0
-    column = j + tl.arange(0, z.COLUMNS)
-    if g.w is not None:
+    return ColumnFactors(k, load_shared_keys(g, s, z, h, j), load_row(g, s, z, h, j))
+
+
+@triton.jit
+def load_shared_keys(g, s, z, h, j):
+    """Rows j, j + 1, ... of W."""
+    if g.w is None:
+        return 0.0
+    else:
+        column = j + tl.arange(0, z.COLUMNS)
         first = g.w + h * tl.multiple_of(tl.cast(s.w_head, tl.int64), z.UNIT)
         at = first + column[:, None] * z.X + tl.arange(0, z.X_BLOCK)[None, :]
-        w = tl.load(at, mask=inside(j, s.T, z.X, z.COLUMNS, z.X_BLOCK), other=0.0)
-    return ColumnFactors(k, w, load_row(g, s, z, h, j))
+        return tl.load(at, mask=inside(j, s.T, z.X, z.COLUMNS, z.X_BLOCK), other=0.0)
 
 
 @triton.jit
@@ -323,6 +329,16 @@ def store_row_gradients(d, to, a, s, z, b, h, i):
     width = tl.cdiv(s.T, s.n)
     store_rows(d.left, to.left * a.outer, s.left_token, s.left_head, b, h, i, s, width, z.ROWS, z.FACTOR, 1)
     store_rows(d.right, to.right * a.outer, s.right_token, s.right_head, b, h, i, s, s.n, z.ROWS, z.FACTOR, 1)
+
+
+@triton.jit
+def mean_outer(d, p, rows, s, z, j):
+    """What a tile of P adds to the mean of the outer product in each row, where the weight's gradient is wanted."""
+    if d.a_outer is None:
+        return 0.0
+    else:
+        of_left, of_right = selectors(s, z, j, rows.left.dtype)
+        return tl.sum(p * product(rows.left, of_left, z) * product(rows.right, of_right, z), 1)
 
 
 @triton.jit

@@ -5,9 +5,13 @@ arXiv 2205.14135) and saves the logarithm of the softmax's denominator, to base 
 nothing. With it, and with ``rowsum(P * dP) = rowsum(dY * Y)``, each kernel of the backward pass computes its tiles of P
 and dS again:
 
-`backward_rows`     owns rows of a sentence and walks over columns: rowsum(dY * Y), dQ, dX, dA, dB, and their weights'
-`backward_columns`  owns columns and walks over rows: dV, dK; and over a group of sentences: dW, dc, da_c
+`backward_rows`     owns rows of a sentence and walks over columns: rowsum(P * dP), dQ, dX, dA, dB, da_o
+`backward_columns`  owns columns and walks over rows: dV, dK; and over a group of sentences: dW, dc, da_q, da_x, da_c
 `backward_matrix`   owns a tile of R and walks over a group of sentences: dR, da_r
+
+In half precision Y and P are rounded, so that rowsum(dY * Y) is off, and a row of dS does not add up to 0. The gradient
+of a mixture's weight, a sum over all logits, would have the errors of all rows. `backward_rows` therefore adds up its
+rows of dS, and corrects the sums by that before the other kernels read them.
 """
 
 import triton
@@ -25,8 +29,10 @@ from .triton_common import (
     load_row,
     load_row_factors,
     load_rows,
+    load_shared_keys,
     load_values,
     load_weights,
+    mean_outer,
     places,
     product,
     row_gradients,
@@ -67,7 +73,7 @@ def store_numbers(data, value, s, z, b, h, i):
 
 @triton.jit
 def load_outputs(dy, dy_token, dy_head, means, logs, s, z, b, h, i):
-    """Of rows: dY, rowsum(dY * Y) and the logarithm of the softmax's denominator."""
+    """Of rows: dY, rowsum(P * dP) and the logarithm of the softmax's denominator."""
     dy_i = load_rows(dy, dy_token, dy_head, b, h, i, s, z.D, z.ROWS, z.D_BLOCK, z.UNIT)
     return dy_i, load_numbers(means, s, z, b, h, i, 0.0), load_numbers(logs, s, z, b, h, i, float("inf"))
 
@@ -120,19 +126,25 @@ def backward_rows(
     at = places(y, H * z.D, z.D, b, h, i, B, z.ROWS, z.D_BLOCK, z.UNIT)
     y_i = tl.load(at, mask=inside(i, T, z.D, z.ROWS, z.D_BLOCK), other=0.0)
     mean, log = tl.sum(dy_i.to(tl.float32) * y_i.to(tl.float32), 1), load_numbers(logs, s, z, b, h, i, float("inf"))
-    store_numbers(means, mean, s, z, b, h, i)
+    error = tl.zeros([z.ROWS], tl.float32)  # of `mean`: the sum of a row of dS, which should be 0
+    outer = tl.zeros([z.ROWS], tl.float32)
     to_q, to_x = tl.zeros([z.ROWS, z.Q_BLOCK], tl.float32), tl.zeros([z.ROWS, z.X_BLOCK], tl.float32)
     to_left, to_right = tl.zeros([z.ROWS, z.FACTOR], tl.float32), tl.zeros([z.ROWS, z.FACTOR], tl.float32)
-    end = 0  # without gradients of rows only their sums are written
+    end = 0  # without gradients of rows or of weights only rowsum(dY * Y) is written
     if (d.q is not None) or (d.x is not None) or (d.left is not None) or (d.right is not None):
         end = columns_of_rows(s, z, i, length)
-    if (d.a_q is not None) or (d.a_x is not None) or (d.a_outer is not None):
+    if (d.a_q is not None) or (d.a_x is not None) or (d.a_outer is not None) or (d.a_c is not None):
+        end = columns_of_rows(s, z, i, length)
+    if d.a_r is not None:
         end = columns_of_rows(s, z, i, length)
     for j in range(0, end, z.COLUMNS):
         columns, r = load_column_factors(g, s, z, b, h, j), load_matrix(g, s, z, h, i, j)
         logits = tile_of_logits(g, s, z, rows, columns, r, a, b, i, j, length)
         dp = product(dy_i, tl.trans(load_values(g, s, z, b, h, j)), z) * kept(g, s, z, b, h, i, j)
-        ds = tl.exp2(logits - log[:, None]) * (dp - mean[:, None])
+        p = tl.exp2(logits - log[:, None])
+        ds = p * (dp - mean[:, None])
+        error += tl.sum(ds, 1)
+        outer += mean_outer(d, p, rows, s, z, j)
         to = row_gradients(d, ds, rows, columns, s, z, j)
         to_q += to.q
         to_x += to.x
@@ -140,11 +152,9 @@ def backward_rows(
         to_right += to.right
     to = RowFactors(to_q, to_x, to_left, to_right)
     store_row_gradients(d, to, a, s, z, b, h, i)
-    of_q, of_x, of_outer = row_weights(d, rows, to, s)
-    part = b * tiles + i // z.ROWS
-    store_part(d.a_q, of_q, part, h, s)
-    store_part(d.a_x, of_x, part, h, s)
-    store_part(d.a_outer, of_outer, part, h, s)
+    store_numbers(means, mean + error, s, z, b, h, i)
+    _, _, of_outer = row_weights(d, rows, to, s)
+    store_part(d.a_outer, of_outer - tl.sum(error * outer), b * tiles + i // z.ROWS, h, s)
 
 
 @triton.jit(do_not_specialize=[*INTEGERS, "dy_token", "dy_head", "sentences", "size"])
@@ -161,6 +171,7 @@ def backward_columns(
     j, group, h = tl.program_id(0) % tiles * z.COLUMNS, tl.program_id(0) // tiles // H, tl.program_id(0) // tiles % H
     a = load_weights(g, s, z, h)
     to_w, to_c = tl.zeros([z.COLUMNS, z.X_BLOCK], tl.float32), tl.zeros([z.COLUMNS], tl.float32)
+    to_a_q = tl.zeros([], tl.float32)
     for b in range(group * sentences, tl.minimum((group + 1) * sentences, B)):
         length, columns, v = length_of(g, s, b), load_column_factors(g, s, z, b, h, j), load_values(g, s, z, b, h, j)
         to_v, to_k = tl.zeros([z.COLUMNS, z.D_BLOCK], tl.float32), tl.zeros([z.COLUMNS, z.Q_BLOCK], tl.float32)
@@ -173,17 +184,23 @@ def backward_columns(
             p = tl.exp2(tile_of_logits(g, s, z, rows, columns, r, a, b, i, j, length) - log[:, None])
             keep = kept(g, s, z, b, h, i, j)
             to_v += product(tl.trans((p * keep).to(dy_i.dtype)), dy_i, z)
-            if (d.k is not None) or (d.w is not None) or (d.c is not None) or (d.a_c is not None):
+            if means is not None:
                 ds = p * (product(dy_i, tl.trans(v), z) * keep - mean[:, None])
-                if d.k is not None:
+                if (d.k is not None) or (d.a_q is not None):
                     to_k += product(tl.trans(ds.to(rows.q.dtype)), rows.q, z)
-                if d.w is not None:
+                if (d.w is not None) or (d.a_x is not None):
                     to_w += product(tl.trans(ds.to(rows.x.dtype)), rows.x, z)
                 if (d.c is not None) or (d.a_c is not None):
                     to_c += tl.sum(ds, 0)
         store_rows(d.v, to_v, s.v_token, s.v_head, b, h, j, s, z.D, z.COLUMNS, z.D_BLOCK, z.UNIT)
         store_rows(d.k, to_k * a.q, s.k_token, s.k_head, b, h, j, s, z.Q, z.COLUMNS, z.Q_BLOCK, z.UNIT)
+        if d.a_q is not None:
+            k = load_rows(g.k, s.k_token, s.k_head, b, h, j, s, z.Q, z.COLUMNS, z.Q_BLOCK, z.UNIT)
+            to_a_q += tl.sum(to_k * k.to(tl.float32)) * s.scale
     place, part = tl.cast(group, tl.int64) * size, group * tiles + j // z.COLUMNS
+    store_part(d.a_q, to_a_q, part, h, s)
+    if d.a_x is not None:
+        store_part(d.a_x, tl.sum(to_w * load_shared_keys(g, s, z, h, j).to(tl.float32)), part, h, s)
     store_columns(d, to_w, to_c, load_row(g, s, z, h, j), a, place, part, h, j, s, z)
 
 

@@ -129,8 +129,8 @@ def add(
             add_groups(H, r, block - of_w - of_c, BLOCK, GROUPS)
     elif to.weights is not None:
         row, h = block - of_w - of_c - of_r, tl.arange(0, HEADS)
-        total = add_parts(at.a_q, of_rows, row, z.A_Q, H, HEADS, BLOCK // 2)
-        total += add_parts(at.a_x, of_rows, row, z.A_X, H, HEADS, BLOCK // 2)
+        total = add_parts(at.a_q, of_columns, row, z.A_Q, H, HEADS, BLOCK // 2)
+        total += add_parts(at.a_x, of_columns, row, z.A_X, H, HEADS, BLOCK // 2)
         total += add_parts(at.a_outer, of_rows, row, z.A_OUTER, H, HEADS, BLOCK // 2)
         total += add_parts(at.a_c, of_columns, row, z.A_C, H, HEADS, BLOCK // 2)
         total += add_parts(at.a_r, of_matrix, row, z.A_R, H, HEADS, BLOCK // 2)
