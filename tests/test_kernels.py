@@ -256,7 +256,7 @@ def test_the_weight_of_a_constant(place, is_short, monkeypatch):
     constants = {  # of 64
         "q": lambda: product_of(four, four, weight),
         "x": lambda: product_of(four, four[:1], weight),
-        "outer": lambda: outer_product_of(2 * four, 2 * four, weight),
+        "outer": lambda: outer_product_of(2 * torch.cat([four, four], 3), 2 * four, weight),
         "c": lambda: bias_of(16 * four[:1, :, :1, :1].expand(-1, -1, -1, 20), weight),
         "r": lambda: bias_of((16 * four[:1, :, :, :1]).repeat(1, 1, 1, 20), weight),
     }
@@ -267,7 +267,7 @@ def test_the_weight_of_a_constant(place, is_short, monkeypatch):
         found, *_ = torch.autograd.grad(
             kernels.compute(logits, value + 8, None, None), (weight, *others), grad, allow_unused=True
         )
-        assert found.abs().max() < 0.1
+        assert found.abs().max() < 0.2
 
 
 @pytest.mark.parametrize("is_short", [True, False])
