@@ -126,7 +126,7 @@ def quality() -> str:
         found = differences(table, dataset)
         if found:
             entry = TABLES[table]
-            column = entry.column(dataset)  # one of translation has a recipe of two, which its title says
+            column = entry.column(dataset)  # translation has two recipes: there the heading has the table's title
             heading = render.titled(entry, column) if entry.corpus else column.heading
             cells = {model: difference.cell for model, difference in found.items()}
             columns.append((f"{heading}, {entry.task.METRIC_NAME}", cells))

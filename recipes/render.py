@@ -280,11 +280,9 @@ def note(table: Table, records: List[Record]) -> str:
     )
     if not records:
         return f"{text}: nobody has run it yet.{timed}"
-    minutes, updates = (sorted(r[name] for r in records) for name in ("minutes", "updates"))
-    took = span(minutes)
-    took = f"{minutes[len(minutes) // 2]:.1f}" if " " not in took else took
+    minutes, updates = ([r[name] for r in records] for name in ("minutes", "updates"))
     text += f"{of_the_machine(records)}, N from {sorted({r['seed'] for r in records})}, "
-    text += f"{span(updates)} updates each, {took} minutes of training. "
+    text += f"{span(updates)} updates each, {span(minutes, 1)} minutes of training. "
     names = dict.fromkeys(name for dataset in table.datasets for name in table.figures(dataset))
     signatures = [shared(r["signatures"][name] for r in records if name in r["signatures"]) for name in names]
     text += f"{table.task.METRIC_NAME if len(names) == 1 else 'Figures'} `{'`, `'.join(filter(None, signatures))}`"
@@ -304,9 +302,11 @@ def of_the_machine(records: List[Record]) -> str:
     return "".join(f", {numbers[words]} with `-- {words}`" for words in sorted(options) if words)
 
 
-def span(values: Sequence[float]) -> str:
-    """The least and the greatest of sorted numbers, or the one number that all of them round to."""
-    return " to ".join(dict.fromkeys(f"{value:.0f}" for value in (values[0], values[-1])))
+def span(values: Iterable[float], digits: int = 0) -> str:
+    """The least and the greatest number as integers; where these are equal, the middle number with so many digits."""
+    ordered = sorted(values)
+    least, most = f"{ordered[0]:.0f}", f"{ordered[-1]:.0f}"
+    return f"{ordered[len(ordered) // 2]:.{digits}f}" if least == most else f"{least} to {most}"
 
 
 def shared(values: Iterable[object]) -> str:
@@ -346,15 +346,15 @@ def steps_a_second(name: str) -> str:
 def validation_loss(*names: str) -> str:
     """The last validation loss of models in several tables, and what it is less the baseline's of the same seed."""
     columns: List[Column] = []
-    for table in (TABLES[name] for name in names):
-        records = load_cells(table.name)
+    found = [(TABLES[name], load_cells(name)) for name in names]
+    for table, records in found:
         for dataset in table.datasets:
             rows = rows_of(table, dataset, records)
             if any(rows.values()):
                 heading = f"{dataset.heading}, {table.title}"
                 columns.append((heading, {row: figures(own, ["valid_loss"], 3) for row, own in rows.items()}))
                 columns += compared(table, rows, "valid_loss", 3)
-    run = {row for _, cells in columns for row, cell in cells.items() if cell not in ("", NOT_RUN)}
+    run = {record["model"] for _, records in found for record in records}
     return of_models(columns, [model for model in TABLES[names[0]].models() if model in run])
 
 

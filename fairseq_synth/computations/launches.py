@@ -118,8 +118,9 @@ class Sums:
         wanted = PROGRAMS if length > 32 else 2 * PROGRAMS  # programs for tiles of 32 x 32 are small
         self.is_wanted = bool(names or rows)
         groups = min(bsz, max(1, wanted // (heads * tiles)))
-        is_group = bool(names) or any(row != "q" for row in rows)  # q and k are read once for each sentence anyway
-        self.sentences, self.groups = shared_out(bsz, groups if is_group else bsz)
+        # for one number, the gradient of q k^T's weight, a program for each sentence is as good, and more of them run
+        is_grouped = bool(names) or any(row != "q" for row in rows)
+        self.sentences, self.groups = shared_out(bsz, groups if is_grouped else bsz)
         self.parts = self.groups * tiles
         numbers = {f"sum_{name}": heads * length**2 if name == "r" else t[name].numel() for name in names}
         self.size = scratch.share_out(numbers, self.groups)
@@ -236,20 +237,21 @@ def backward_launches(
         columns = Sums(t, summed("w", "c"), weighted_by("q", "x", "c"), grad, scratch, of_columns.across(length))
         tiles = of_matrix.down(length) * of_matrix.across(length)
         matrix = Sums(t, summed("r"), weighted_by("r"), grad, scratch, tiles)
-        parts, rows = bsz * of_rows.down(length), weighted_by("outer")
-        scratch.share_out({f"sum_a_{name}": parts * heads for name in rows}, 1)
+        parts = bsz * of_rows.down(length)
+        if weighted_by("outer"):
+            scratch.share_out({"sum_a_outer": parts * heads}, 1)
         means = "means" if set(wanted) - {"v"} else None
         if means:
             scratch.share_out({means: bsz * heads * length}, 1)
             to = gradients("q", "x", "left", "right", "a_q", "a_x", "a_outer", "a_c", "a_r")
             add(of_rows, triton_long.backward_rows, (parts * heads,), to, ["out", means, "logs"])
-        read, more, last = [means, "logs"], [columns.size], [columns.sentences]
+        read = [means, "logs"]
         if columns.is_wanted or {"v", "k"} & set(wanted):
             to, programs = gradients("v", "k", "w", "c", "a_q", "a_x", "a_c"), (columns.parts * heads,)
-            add(of_columns, triton_long.backward_columns, programs, to, read, more, last)
+            add(of_columns, triton_long.backward_columns, programs, to, read, [columns.size], [columns.sentences])
         if matrix.is_wanted:
-            to, programs, more, last = gradients("r", "a_r"), (matrix.parts * heads,), [matrix.size], [matrix.sentences]
-            add(of_matrix, triton_long.backward_matrix, programs, to, read, more, last)
+            to, programs = gradients("r", "a_r"), (matrix.parts * heads,)
+            add(of_matrix, triton_long.backward_matrix, programs, to, read, [matrix.size], [matrix.sentences])
     if scratch.starts.keys() - {"means"}:
         own = {name: own_size(t[name], wholes[places[name].whole]) for name in SHARED if name in places}
         sizes = {name: size or tuple(t[name].size()[2:]) for name, size in own.items()}

@@ -10,8 +10,8 @@ and dS again:
 `backward_matrix`   owns a tile of R and walks over a group of sentences: dR, da_r
 
 In half precision Y and P are rounded, so that rowsum(dY * Y) is off, and a row of dS does not add up to 0. The gradient
-of a mixture's weight, a sum over all logits, would have the errors of all rows. `backward_rows` therefore adds up its
-rows of dS, and corrects the sums by that before the other kernels read them.
+of a mixture's weight, a sum over all logits, would have the errors of all rows. `backward_rows` therefore adds up each
+row of dS, and with that corrects rowsum(P * dP) before the other kernels read it.
 """
 
 import triton
@@ -21,7 +21,6 @@ from .triton_common import (
     INTEGERS,
     RowFactors,
     Sizes,
-    inside,
     kept,
     length_of,
     load_column_factors,
@@ -33,7 +32,6 @@ from .triton_common import (
     load_values,
     load_weights,
     mean_outer,
-    places,
     product,
     row_gradients,
     row_weights,
@@ -123,8 +121,7 @@ def backward_rows(
     i, b, h = tl.program_id(0) % tiles * z.ROWS, tl.program_id(0) // tiles // H, tl.program_id(0) // tiles % H
     length, a, rows = length_of(g, s, b), load_weights(g, s, z, h), load_row_factors(g, s, z, b, h, i)
     dy_i = load_rows(dy, dy_token, dy_head, b, h, i, s, z.D, z.ROWS, z.D_BLOCK, z.UNIT)
-    at = places(y, H * z.D, z.D, b, h, i, B, z.ROWS, z.D_BLOCK, z.UNIT)
-    y_i = tl.load(at, mask=inside(i, T, z.D, z.ROWS, z.D_BLOCK), other=0.0)
+    y_i = load_rows(y, H * z.D, z.D, b, h, i, s, z.D, z.ROWS, z.D_BLOCK, z.UNIT)
     mean, log = tl.sum(dy_i.to(tl.float32) * y_i.to(tl.float32), 1), load_numbers(logs, s, z, b, h, i, float("inf"))
     error = tl.zeros([z.ROWS], tl.float32)  # of `mean`: the sum of a row of dS, which should be 0
     outer = tl.zeros([z.ROWS], tl.float32)
