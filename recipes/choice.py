@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 from fairseq_synth.inspect.drawing import Call, Panel, Picture, legend
+from fairseq_synth.names import VARIANTS
 from fairseq_synth.specs import parse_spec
 from fairseq_synth.synthesizers import SYNTHESIZERS
 
@@ -179,8 +180,6 @@ def pace(model: str) -> str:
 
 def of_long_text() -> str:
     """The functions that take sentences of any length, and the fastest of the others."""
-    from fairseq_synth.architectures import VARIANTS
-
     specs = {spec.replace("+", "_"): parse_spec(spec) for spec in VARIANTS}
     block, memory = speeds(LONG), speeds(COST["memory, CPU"])
     timed = [model for model in models() if model in block]

@@ -5,8 +5,8 @@
   scripts/prepare.sh RAW_DIR SRC TGT OUT_DIR [options]   parallel text of your own; pairs of any texts: source target
 
 Parallel text: checked, normalised and tokenised (sacremoses), joint subwords (subword-nmt or SentencePiece), cleaned,
-fairseq-preprocess with a joined dictionary. Of your own RAW_DIR holds NAME.SRC and NAME.TGT, one sentence a line. NAMEs
-are valid and test; every other is a training corpus, taken in the order of the names.
+fairseq-preprocess with a joined dictionary. For text of your own RAW_DIR holds valid.SRC, valid.TGT, test.SRC and
+test.TGT, one sentence a line. Every other pair of files NAME.SRC and NAME.TGT is trained on, in the order of the names.
 {parallel}
 Text for language models: words between spaces, or BPE (--merges); each line ends with </s>.
 {text}
@@ -81,15 +81,16 @@ def number(minimum: int, help: str) -> Dict[str, Any]:
 
 CUT = "cut {} after N subwords, the end's own included; "
 RATIO = {"type": ratio, "metavar": "R", "help": "largest ratio of a training pair's lengths; 0: any"}
-MERGES = "BPE merges, or SentencePiece's vocabulary (default: 10000; of text for language models none)"
-LENGTH = "most subwords on a side of a training pair; 0: any number (default: 250; of pairs of texts 0)"
+MERGES = "BPE merges, or SentencePiece's vocabulary (default: 10000; wmt14 40000, lm1b 32000, other text of `lm` none)"
+SUBWORDS = "(default: bpe for parallel text, which RAW_DIR source target is too; else sentencepiece)"
+LENGTH = "most subwords on a side of a training pair; 0: any number (default: 250 for parallel text, else 0)"
 SOURCE = CUT.format("sources") + "translate.sh cuts them too where they are SentencePiece's"
 TARGET = CUT.format("targets") + "those that are scored against are whole"
 KEEP_END = "of a source that is cut keep the end: in a dialogue, the last utterances"
 LIKE = "with the subwords and words of that data, tokenised and lowercased as they are, to fine-tune a model of it"
 OPTIONS: Dict[str, Tuple[Sequence[str], Dict[str, Any]]] = {  # {option: kinds of corpora that have it, argparse's}
     "merges": ((*AS_PARALLEL, "text"), number(1, MERGES)),
-    "subwords": (AS_PARALLEL, {"choices": ("bpe", "sentencepiece")}),
+    "subwords": (AS_PARALLEL, {"choices": ("bpe", "sentencepiece"), "help": SUBWORDS}),
     "dash-splits": (
         AS_PARALLEL,
         {"action": "store_true", "help": "split words at hyphens when tokenising (Moses' -a)"},

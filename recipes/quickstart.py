@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> None:
     add("--pair", choices=("en-de", "en-fr"), default="en-de", help="(default: en-de)")
     add("--max-update", type=integer(20), metavar="N", help="updates (default: 800 for numbers, 7000 for multi30k)")
     add("--merges", type=integer(1), metavar="N", help="of the joint BPE (default: 300 for numbers, 4000 for multi30k)")
-    add("--threads", type=integer(1), metavar="N", help="CPU threads of the training (default: all)")
+    add("--threads", type=integer(1), metavar="N", help="of the training's CPU (default: OMP_NUM_THREADS, else all)")
     add("--seed", type=integer(0), default=1, metavar="N", help="(default: 1)")
     add("--out", type=Path, default=ROOT / "runs", metavar="DIR", help="where everything goes (default: runs)")
     args = parser.parse_args(own)

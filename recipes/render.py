@@ -10,6 +10,8 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tup
 
 from tabulate import tabulate
 
+from fairseq_synth.names import VARIANTS
+
 from .command import ROOT, UserError
 from .provenance import device_of
 from .tables import BASELINE, DEVICES, STEPS, TABLES, Dataset, Table
@@ -139,8 +141,6 @@ def paper_steps(table: Table) -> Dict[str, float]:
 
 def in_order(names: Iterable[str]) -> List[str]:
     """The variants in the order of the architectures, then other models by name."""
-    from fairseq_synth.architectures import VARIANTS
-
     order = list(VARIANTS)
     return sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name))
 

@@ -2,9 +2,9 @@
 
   scripts/evaluate.sh DATA_DIR RUN_DIR [options]
 
-  DATA_DIR is what prepare.sh made, RUN_DIR the --save-dir of the training. --average (of --save-interval-updates,
-  else of epochs), --beam, --lenpen and --context-window are by default the recipe's. --test has test.{{SRC,TGT}},
-  which are prepared as DATA_DIR was.
+  DATA_DIR is what prepare.sh made, RUN_DIR the --save-dir of the training. --average, --beam, --lenpen and
+  --context-window are by default the recipe's. Averaged are the checkpoints of --save-interval-updates or, where there
+  are none, those of the epochs. --test has test.{{SRC,TGT}}, which are prepared as DATA_DIR was.
 
 Writes scores.json to RUN_DIR once all is there, with the figures and how they were counted. The tasks that name
 --baseline below have a significance test:

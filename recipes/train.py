@@ -3,15 +3,17 @@
   scripts/train.sh ARCH DATASET [options] [-- flags for fairseq-train]
 
   ARCH      transformer_synth_random_vanilla_wmt_en_de and the like, or fairseq's own: transformer_wmt_en_de,
-            transformer_wmt_en_de_big, transformer_multi30k. Its ending chooses the recipe. Language models:
-            transformer_lm_synth_random_ptb, transformer_lm_ptb; classifiers: roberta_synth_dense_agnews, roberta_imdb.
-  DATASET   en-de or en-fr; ptb, wikitext2, wikitext103, lm1b; agnews, imdb. With --data any name;
-            for translation a pair of languages all the same
+            transformer_wmt_en_de_big, transformer_multi30k. Its ending and DATASET choose the recipe.
+            Language models: transformer_lm_synth_random_ptb, transformer_lm_ptb; classifiers:
+            roberta_synth_dense_agnews, roberta_imdb; from text to text: transformer_synth_random_t5_tiny
+  DATASET   en-de or en-fr, or a corpus of prepare.sh for the task: ptb, agnews, aeslc, wikitext2_spans, …. With --data
+            any name; for translation a pair of languages all the same
 
 The batch stays the same for any number of GPUs: --update-freq and, where it does not divide, --max-tokens follow.
 Stop it at any time; the same command goes on from the last checkpoint. DRY_RUN=1 shows the command only.
 
-Where the text has longer sentences than the architecture takes, --synth-max-length follows the text and is said.
+Where the text has longer sentences than the architecture takes, --synth-max-length is raised to their length,
+and this is printed.
 """
 
 import argparse
@@ -66,7 +68,7 @@ def make_parser() -> Parser:
     number = functools.partial(add, type=integer(1), metavar="N")
     add("arch", metavar="ARCH")
     add("dataset", metavar="DATASET")
-    add("--recipe", choices=RECIPES, help="default: the one of the architecture's ending")
+    add("--recipe", choices=RECIPES, help="default: by the ending of ARCH and by DATASET")
     where = "prepared data (default: data/DATASET; data/wmt14-PAIR, data/multi30k-PAIR)"
     add("--data", type=Path, metavar="DIR", help=where)
     add("--save-dir", type=Path, metavar="DIR", help="checkpoints and the log (default: runs/ARCH-DATASET-seedN)")
@@ -366,9 +368,11 @@ def find_data(named: Optional[Path], recipe: Recipe, dataset: str) -> Path:
     if dry_run():
         return data
     if not (data / "bin" / "done").exists():
-        own = {"language_modeling": f"lm {data} --from RAW_DIR"}
-        own["sentence_prediction"] = f"classification {data} --from RAW_DIR"
-        how = own.get(recipe.task, f"RAW_DIR {dataset.replace('-', ' ')} {data}")
+        own = {"text": "lm", "labels": "classification", "spans": "spans"}  # corpora of a user's own text, by kind
+        kind = CORPORA[recipe.corpus].kind if recipe.corpus in CORPORA else ""
+        how = f"RAW_DIR {sides(recipe, dataset).replace('-', ' ')} {data}"
+        if kind in own:
+            how = f"{own[kind]} {data} --from RAW_DIR"
         if dataset in CORPORA:
             how = f"{dataset} {data}"
         elif not named:

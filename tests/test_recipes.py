@@ -515,8 +515,15 @@ def test_train_needs_data_and_a_gpu(tmp_path, dry, monkeypatch):
     if not torch.cuda.is_available():
         refused(train.main, "transformer_wmt_en_de", "en-de", parts=["none found", "--gpus 0"])
     monkeypatch.delenv("DRY_RUN")
-    parts = ["--data /nowhere", "prepare.sh RAW_DIR en de /nowhere"]
-    refused(train.main, "transformer_wmt_en_de", "en-de", "--data", "/nowhere", parts=parts)
+    for argv, how in (
+        ("transformer_wmt_en_de en-de", "RAW_DIR en de /nowhere"),
+        ("transformer_lm_ptb mine", "lm /nowhere --from RAW_DIR"),
+        ("roberta_agnews mine", "classification /nowhere --from RAW_DIR"),
+        ("transformer_synth_random_t5_tiny mine --recipe denoising_cpu", "spans /nowhere --from RAW_DIR"),
+        ("transformer_synth_random_multi30k mine --recipe pairs_cpu", "RAW_DIR source target /nowhere"),
+    ):
+        parts = ["--data /nowhere", f"run scripts/prepare.sh {how}"]
+        refused(train.main, *argv.split(), "--data", "/nowhere", parts=parts)
 
 
 def test_a_run_is_not_mixed_with_another(tmp_path):
@@ -1020,6 +1027,8 @@ def test_analysis_of_a_table(trained, tmp_path, capsys):
     assert analysis.readme() == "" and "No model" in analysis.table()
     analysis.main([*argv, "--variant", "random dense"])
     assert "en-de-dense-seed1: not trained" in capsys.readouterr().out
+    analysis.main(["denoising_cpu", "--variant", "transformer_plus", "--out", str(out)])
+    assert "transformer_plus-seed1: not trained" in capsys.readouterr().out
     text = (tmp_path / "results" / "analysis" / "multi30k_cpu-en-de-random-seed1.json").read_text()
     kept = json.loads(text)
     assert kept["commit"] == "of then"
@@ -1091,7 +1100,7 @@ def test_analysis_runs_the_inspection(tmp_path, dry, capsys):
     (run / "checkpoint_best.pt").touch()
     analysis.main(["ptb_cpu", "--variant", "random lightconv_lm", "--out", str(tmp_path)])
     shown = capsys.readouterr().out
-    assert f"-m fairseq_synth.inspect {run}/checkpoint_best.pt" in shown and "lightconv" not in shown
+    assert f"-m fairseq_synth.inspect {run}/checkpoint_best.pt" in shown and "lightconv_lm-seed1: left out" in shown
 
 
 def test_a_scored_run_has_all_files(tmp_path, monkeypatch):

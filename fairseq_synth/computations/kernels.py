@@ -1,8 +1,8 @@
 """softmax(S) V on a GPU by Triton kernels: neither logits nor weights leave the registers, in either pass.
 
-Off unless the environment variable FAIRSEQ_SYNTH_KERNELS is 1, as they have not been measured on a GPU. The kernels
-are in `triton_short`, `triton_long` and `triton_sums`, their formula in `triton_common`; where their tensors lie is in
-`memory`, how they are called in `launches`. This file says what they support, and calls them.
+Off unless the environment variable FAIRSEQ_SYNTH_KERNELS is 1, as no training with them has run to its end yet. The
+kernels are in `triton_short`, `triton_long` and `triton_sums`, their formula in `triton_common`; where their tensors
+lie is in `memory`, how they are called in `launches`. This file says what they support, and calls them.
 
 To find out how tensors lie, and which launches that means, takes Python longer than the launches themselves. So it is
 kept, as a `Plan`, for calls whose tensors lie alike: the layers of a model, and later batches of the same size.
@@ -189,7 +189,7 @@ def compute(
     attn_mask: Optional[Tensor],
     dropout: float = 0.0,
 ) -> Tensor:
-    """See `attend`. Rows of padding are 0."""
+    """See `attend`. Rows of padding behind a sentence are 0."""
     parts = PARTS[logits] if logits in PARTS else parts_of(logits, value)
     assert parts is not None
     given, scale = summands(parts, value)
