@@ -156,20 +156,29 @@ def layer_specs(args: argparse.Namespace, side: str) -> List[Tuple[HeadGroup, ..
     """
     flag = f"--{side}-synthesizer"
     spec, layers = getattr(args, f"{side}_synthesizer"), getattr(args, f"{side}_layers")
-    kept = getattr(args, f"{side}_layers_to_keep", None)
     specs = [parse_heads(part, getattr(args, f"{side}_attention_heads"), flag) for part in spec.split(",")]
     if len(specs) == 1:
         specs = specs * layers
     if len(specs) != layers:
         raise SynthesizerError(f"{flag} {spec!r} names {len(specs)} layers, --{side}-layers is {layers}")
+    return [specs[i] for i in kept_layers(args, side)]
+
+
+def kept_layers(args: argparse.Namespace, side: str) -> List[int]:
+    """The numbers of the layers that are to be built: those of ``--{side}-layers-to-keep``, or all.
+
+    Raises:
+        SynthesizerError: the flag names a layer that the model lacks, or one twice.
+    """
+    layers, kept = getattr(args, f"{side}_layers"), getattr(args, f"{side}_layers_to_keep", None)
     if not kept:
-        return specs
+        return list(range(layers))
     numbers = [number.strip() for number in kept.split(",")]
     if not set(numbers) <= {str(i) for i in range(layers)} or len(set(numbers)) < len(numbers):
         raise SynthesizerError(
             f"--{side}-layers-to-keep {kept!r}: give numbers of layers, 0 to {layers - 1}, joined by commas, each once"
         )
-    return [specs[i] for i in sorted(map(int, numbers))]
+    return sorted(map(int, numbers))
 
 
 def length_limit(args: Any, specs: Sequence[Sequence[HeadGroup]]) -> Optional[int]:

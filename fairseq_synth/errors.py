@@ -17,7 +17,7 @@ UNUSABLE_PATH = (FileNotFoundError, PermissionError, IsADirectoryError, NotADire
 
 # what a model of fairseq_synth with this config is for
 TASK_OF_CONFIG = {
-    "Transformer": "translation",
+    "Transformer": "translation or denoising",
     "LanguageModel": "language_modeling",
     "Roberta": "masked_lm or sentence_prediction",
 }

@@ -14,7 +14,7 @@ from fairseq.modules.fairseq_dropout import FairseqDropout
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor
 
-from .config import check_attention
+from .config import check_attention, kept_layers
 from .errors import SynthesizerError
 from .layers import AlignedEncoder, EncoderLayer, wrap_layer
 from .parameters import glorot_uniform_
@@ -199,8 +199,9 @@ class RobertaLinformer(SynthesizerRoberta):
 
     @classmethod
     def check_encoder(cls, args: argparse.Namespace) -> Optional[int]:
-        """Checks the heads and ``--linformer-k``; the longest input is ``--max-positions``."""
+        """Checks the heads, the layers and ``--linformer-k``; the longest input is ``--max-positions``."""
         check_attention(args, "encoder")
+        kept_layers(args, "encoder")
         if args.linformer_k < 1:
             raise SynthesizerError(f"--linformer-k {args.linformer_k}: must be at least 1")
         return None

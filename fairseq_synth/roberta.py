@@ -131,12 +131,9 @@ class SynthesizerRoberta(SynthesizerModel, RobertaModel):
         """
         args = cls.read_config(cfg, task)
         length = cls.check_encoder(args)
-        for flag, rows in (
-            ("--tokens-per-sample", flag_of(task, "tokens_per_sample")),
-            ("--max-positions", args.max_positions),
-        ):
-            check_rows(flag, rows or 0, length)
         args.max_positions = args.max_positions or task.max_positions()
+        check_rows("--tokens-per-sample", flag_of(task, "tokens_per_sample") or 0, length)
+        check_rows("--max-positions", args.max_positions, length)
         model = cls(args, cls.encoder_class(args, task.source_dictionary))
         cls.limit_lengths(task, length)
         return model

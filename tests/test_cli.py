@@ -392,9 +392,9 @@ def test_long_validation_sentences_are_found_before_training(uneven, tmp_path):
         ),
         (["--finetune-from-model", "nowhere.pt"], ["--finetune-from-model nowhere.pt does not exist"]),
         (["--train-subset", "nothing"], ["Dataset not found: nothing", "bin"]),
-        (["--task", "multilingual_translation", "--lang-pairs", "en-de"], ["--task: ", "take translation"]),
+        (["--task", "multilingual_translation", "--lang-pairs", "en-de"], ["--task: ", "translation or denoising"]),
         (["--task", "translation_lev", "--criterion", "nat_loss"], ["--task: ", "take --task translation"]),
-        (["--task", "semisupervised_translation", "--lang-pairs", "en-de"], ["--task: ", "take translation"]),
+        (["--task", "semisupervised_translation", "--lang-pairs", "en-de"], ["--task: ", "translation or denoising"]),
         pytest.param(
             ["--fp16"], ["--fp16 ", "--bf16"], marks=pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
         ),
@@ -439,14 +439,16 @@ def test_refused_in_generation(data, trained, flags, parts):
     assert all(part in line for part in parts), line
 
 
-def test_no_pair_of_tokens_twice(data, trained):
-    argv = [data / "bin", *USER_DIR, "--path", trained / "checkpoint_last.pt", "--min-len", "20", "--beam", "2"]
+@pytest.mark.parametrize("size, length", [(2, "20"), (1, "5")])
+def test_no_ngram_twice(data, trained, size, length):
+    argv = [data / "bin", *USER_DIR, "--path", trained / "checkpoint_last.pt", "--min-len", length, "--beam", "2"]
 
     def repeats(*flags):
         written = [line.split() for line in translations(run_cli(generate.cli_main, *argv, *flags)[0]).values()]
-        return sum(len(words) - 1 - len(set(zip(words, words[1:]))) for words in written)
+        ngrams = [[*zip(*(words[i:] for i in range(size)))] for words in written]
+        return sum(len(found) - len(set(found)) for found in ngrams)
 
-    assert repeats() > 0 and repeats("--no-repeat-ngram-size", "2") == 0
+    assert repeats() > 0 and repeats("--no-repeat-ngram-size", size) == 0
 
 
 def test_longest_possible_min_len(data, trained):

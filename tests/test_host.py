@@ -55,7 +55,7 @@ def test_no_sentence_is_dropped(sentences, limits):
 @pytest.mark.parametrize(
     "ngram, forbidden",
     [
-        (1, [[0, 7], [0, 8], [0, 9], [1, 2], [1, 4], [1, 6], [1, 8], [2, 5]]),
+        (1, [[0, 7], [0, 8], [0, 9], [1, 3], [1, 4], [1, 6], [1, 8], [2, 5]]),
         (2, [[0, 9], [1, 6], [2, 5]]),
         (3, [[0, 9], [2, 5]]),
         (5, [[2, 5]]),
@@ -63,14 +63,16 @@ def test_no_sentence_is_dropped(sentences, limits):
     ],
 )
 def test_repeated_ngrams_are_found(ngram, forbidden, exported):
-    """In a buffer of which five columns are written, 9 would complete 7 8 9 again, and 6 the pair 8 6.
+    """In a buffer with five tokens after the first column, 9 would complete 7 8 9 again, and 6 the pair 8 6.
 
-    The last sentence has five equal tokens: a sixth would repeat an n-gram of any size up to 5.
+    The last sentence has five equal tokens: a sixth would repeat an n-gram of any size up to 5. The end of sentence in
+    the first column is none of them: were it forbidden, no sentence could end.
     """
-    tokens = torch.full((3, 9), 1)
-    tokens[:, :5] = torch.tensor([[7, 8, 9, 7, 8], [2, 8, 6, 4, 8], [5, 5, 5, 5, 5]])
+    tokens = torch.full((3, 10), 1)
+    tokens[:, 0] = 2
+    tokens[:, 1:6] = torch.tensor([[7, 8, 9, 7, 8], [3, 8, 6, 4, 8], [5, 5, 5, 5, 5]])
     block = NGramRepeatBlock(ngram, use_extension=False)
-    log_probs = (torch.jit.script(block) if exported else block)(tokens, torch.zeros(3, 12), 1, 3, 4)
+    log_probs = (torch.jit.script(block) if exported else block)(tokens, torch.zeros(3, 12), 1, 3, 5)
     assert log_probs.isinf().nonzero().tolist() == forbidden
 
 

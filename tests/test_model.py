@@ -8,6 +8,7 @@ import sys
 from unittest import mock
 
 import fairseq.models.roberta.model
+import helpers
 import pytest
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
@@ -710,9 +711,24 @@ def test_refused_flags_in_one_stack(kind, flags, message):
     assert "\n" not in str(caught.value)
 
 
+def test_an_encoder_with_the_length_of_its_task(monkeypatch):
+    """Without --max-positions the task says it, and then it may not be above --synth-max-length either."""
+    task = make_task()
+    task.cfg.tokens_per_sample = None
+    monkeypatch.setattr(helpers, "make_task", lambda *_: task)
+    assert make_model(KINDS["encoder"][0], max_positions=None).args.max_positions == 24
+    task.max_positions = lambda: 25
+    with pytest.raises(SynthesizerError, match="--max-positions 25 is above --synth-max-length 24"):
+        make_model(KINDS["encoder"][0], max_positions=None)
+
+
 @pytest.mark.parametrize(
     "flags, message",
-    [(dict(linformer_k=0), "--linformer-k 0"), (dict(encoder_attention_heads=3), "--encoder-attention-heads 3")],
+    [
+        (dict(linformer_k=0), "--linformer-k 0"),
+        (dict(encoder_attention_heads=3), "--encoder-attention-heads 3"),
+        (dict(encoder_layers_to_keep="0,2"), "--encoder-layers-to-keep '0,2': .*0 to 1"),
+    ],
 )
 def test_refused_flags_of_linformer(flags, message):
     with pytest.raises(SynthesizerError, match=message):

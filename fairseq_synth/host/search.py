@@ -20,10 +20,10 @@ def forbid_repeated_ngrams() -> bool:
     def of_what_is_written(_: Any) -> Any:
         def no_repeat_ngram(self: Any, tokens: Tensor, lprobs: Tensor, bsz: int, beam_size: int, step: int) -> Tensor:
             size = self.no_repeat_ngram_size
-            if step + 1 >= size:
-                written = tokens[:, : step + 1]
+            if step >= size:
+                written = tokens[:, 1 : step + 1]  # without the end of sentence that every output begins with
                 ngrams = written.unfold(1, size, 1)  # (hypotheses, n-grams, size)
-                begun = written[:, step + 2 - size :].unsqueeze(1)  # what one more token would make an n-gram of
+                begun = written[:, step + 1 - size :].unsqueeze(1)  # what one more token would make an n-gram of
                 row, place = (ngrams[:, :, : size - 1] == begun).all(dim=2).nonzero().unbind(dim=1)
                 lprobs[row, ngrams[row, place, size - 1]] = -math.inf
             return lprobs
