@@ -87,8 +87,11 @@ def reason(errors: str) -> str:
 
 @contextlib.contextmanager
 def started(argv: Sequence[object], **options: Any) -> Iterator["subprocess.Popen[str]"]:
-    """A program, with `options` of subprocess. Leaving the block waits for it; leaving it by an error ends it first."""
-    with subprocess.Popen(list(map(str, argv)), errors="replace", **options) as process:
+    """A program, with `options` of subprocess. Leaving the block waits for it; leaving it by an error ends it first.
+
+    It holds the locks of this process too: were this one killed, another would wait for what it has started.
+    """
+    with subprocess.Popen(list(map(str, argv)), errors="replace", close_fds=False, **options) as process:
         try:
             yield process
             process.wait()

@@ -390,11 +390,11 @@ def prepare_test(raw: Path, data: Path) -> Path:
     cuts = ("truncate_source", "truncate_target", "keep_end")
     given = {name.replace("_", "-"): int(found[name]) for name in cuts[:2] if found.get(name)}
     options = options_of(corpus, {"like": data, "keep-end": bool(found.get("keep_end")), **given}, src, tgt)
-    files = [file for lang in (src, tgt) for file in raw.glob(f"test.{lang}*")]
+    files = [file for lang in (src, tgt) for file in (raw / f"test.{lang}", raw / f"test.{lang}.gz") if file.exists()]
     out = data / "tests" / raw.resolve().name
     check_folders(raw, out)
     same = {name: getattr(options, name) or "" for name in (*OF_LIKE, *cuts)}
-    settings = {"src": src, "tgt": tgt, **same, "like": data.resolve(), "from": raw.resolve()}
+    settings = {"src": src, "tgt": tgt, **same, "like": digest_of(data), "from": raw.resolve()}
     settings["raw"] = corpora.digest(*files)
     job = Job(corpus, corpus, raw, src, tgt, out, options)
     once(out, settings, lambda: binarise(job, raw, ["test"]))
@@ -528,7 +528,7 @@ def once(out: Path, settings: Mapping[str, object], make_data: Callable[[], None
     with locked(out / ".lock"):
         # learning subwords may fail; then other settings of them may be tried on the same text
         of_subwords = dict.fromkeys(("merges", "subwords"), "codes pieces.model bin/*")
-        pin_settings(out / "settings", "text/* raw/*", settings, of_subwords)
+        pin_settings(out / "settings", "text/* raw/* tok/* sub/* bin/*", settings, of_subwords)
         if (out / "bin" / "done").exists():
             return say(f"{out} is ready, reusing it")
         make_data()
@@ -558,6 +558,12 @@ def preprocess(job: Job, flags: Sequence[object], text: str, part: str = "", spl
     if not dry_run():
         said = re.findall(r"\] (Dictionary: .*|.* sents, .*)", log.read_text())
         print(*dict.fromkeys(re.sub(r"^\S*/", "", line) for line in said), sep="\n")
+
+
+def digest_of(data: Path) -> str:
+    """What tells prepared data from others: their settings and words."""
+    files = [data / "settings", *(data / "bin").glob("**/dict*.txt")]
+    return corpora.digest(*(file for file in files if file.exists()))[:16]
 
 
 def count_lines(path: Path) -> int:

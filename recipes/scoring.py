@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Type
 
 from .command import ROOT, UserError, dry_run, locked, read_settings, run, say, write
+from .corpora import digest
 from .hyperparameters import RECIPES, Recipe
 from .prepare import prepare_test
 from .provenance import commit
@@ -174,14 +175,14 @@ def evaluate(
         where = Path("tests", data.name)
     if baseline and not dry_run():
         task.written(data, baseline / where, "--baseline ")
-        check_references(task, data, baseline, where)
+        check_references(task, data, baseline / where)
     with atomic_evaluation(run_dir / where) as out:
         path = checkpoint(run_dir, out, recipe.average)
         scores = task(data, settings, recipe, path, out, max_tokens).score()
         if dry_run():
             return
         write(out / "scores.json", json.dumps(scores, indent=1) + "\n")
-        evaluation = {**evaluation_options(recipe), "commit": commit()}
+        evaluation = {**evaluation_options(recipe), "commit": commit(), "references": references(task, data, out)}
         write(out / "evaluation.json", json.dumps(evaluation, indent=1) + "\n")
         if baseline:
             write(out / "significance.json", json.dumps(task.compare(data, out, baseline / where), indent=1) + "\n")
@@ -196,7 +197,7 @@ def evaluate(
 
 
 def evaluation_options(recipe: Recipe) -> Dict[str, Any]:
-    """The options on which the figures of a trained model depend; in evaluation.json, with the project's commit."""
+    """The options on which the figures of a trained model depend; in evaluation.json, with commit and references."""
     return {name: getattr(recipe, name) for name in ("average", "beam", "lenpen", "context_window")}
 
 
@@ -216,13 +217,18 @@ def read_evaluation(run_dir: Path) -> Dict[str, Any]:
     return json.loads(file.read_text()) if file.exists() else {}
 
 
-def check_references(task: Type[Task], data: Path, baseline: Path, where: Path) -> None:
-    """Refuses a baseline whose test set has another text to be written than that of `data`."""
-    other = Path(read_settings(baseline / "settings").get("data", data)) / where
-    if (other / "settings").exists():
-        theirs, ours = (read_lines(task.files(folder, baseline)[-1]) for folder in (other, data))
-        if theirs != ours:
-            raise UserError(f"--baseline {baseline}: was evaluated on {other}, whose test set is not that of {data}")
+def references(task: Type[Task], data: Path, run_dir: Path) -> str:
+    """A digest of what was to be written for the test set; nothing for a task that writes no text."""
+    files = task.files(data, run_dir)
+    return digest(files[-1]) if files else ""
+
+
+def check_references(task: Type[Task], data: Path, baseline: Path) -> None:
+    """Refuses a baseline that was evaluated on another test set than that of `data`, or it is not known on which."""
+    if read_evaluation(baseline).get("references") != references(task, data, baseline):
+        raise UserError(
+            f"--baseline {baseline}: was evaluated on another test set than that of {data}; evaluate it again"
+        )
 
 
 @contextlib.contextmanager

@@ -46,13 +46,20 @@ from .command import (
     split_flags,
     started,
 )
-from .corpora import CORPORA, digest
+from .corpora import CORPORA
 from .hyperparameters import RECIPES, Recipe, number_of
+from .prepare import digest_of
 
 LONGEST = 1024  # tokens of a sentence: fairseq's --max-source-positions and --max-target-positions by default
+LAST = "checkpoint_last.pt"
 LENGTH_UNIT = 8  # a length that follows the text is a multiple of it, as the products of GPUs like it
 # options whose default is the recipe's value
 FROM_RECIPE = "gpus threads batch_tokens max_tokens max_update save_every".split()
+SAID = {  # flags of fairseq-train, and the argument of train.sh that says the same
+    "--arch": "ARCH",
+    "-a": "ARCH",
+    **dict.fromkeys(("-s", "--source-lang", "-t", "--target-lang"), "DATASET"),
+}
 # flags of fairseq-train that say how large a model is, and what else a second stage takes over from the first
 SIZE = r"--(?:(?:encoder|decoder)-(?:layers|embed-dim|ffn-embed-dim|attention-heads)|synth-max-length)"
 TAKEN_OVER = rf"({SIZE}|--synth-beyond-length)[= ](\S+)"
@@ -163,8 +170,11 @@ def best_checkpoint(run_dir: Path, flag: str = "") -> Path:
     return path
 
 
-def init_flags(init: Path, arch: str, data: Path, rest: Sequence[str]) -> List[str]:
-    """The flags that begin a training with the weights of another run, and with its sizes. `rest`: the training's."""
+def init_flags(init: Path, arch: str, data: Path, rest: Sequence[str], save: Path) -> List[str]:
+    """The flags that begin a training with the weights of another run, and with its sizes. `rest`: the training's.
+
+    `save`: the folder of the training, which goes on with the checkpoint that it began with.
+    """
     found = read_settings(init / "settings")
     check_data(init, Path(found.get("data", data)))
     if found.get("arch", arch) != arch:
@@ -177,7 +187,10 @@ def init_flags(init: Path, arch: str, data: Path, rest: Sequence[str]) -> List[s
     for flag, value in re.findall(rf"({SIZE})[= ](\S+)", " ".join(rest)):
         if own.get(flag) != value and not dry_run():
             raise UserError(f"--init {init}: has {flag} {own.get(flag, 'of its architecture')}; leave {flag} out")
-    path = best_checkpoint(init, "--init ").resolve()
+    begun = f"{read_settings(save / 'settings').get('flags', '')} "
+    known = [(init / f"checkpoint_{name}.pt").resolve() for name in ("avg", "best") if (save / LAST).exists()]
+    earlier = [path for path in known if f"--finetune-from-model {path} " in begun]
+    path = earlier[0] if earlier else best_checkpoint(init, "--init ").resolve()
     return ["--finetune-from-model", str(path), *(word for flag in own.items() for word in flag)]
 
 
@@ -389,12 +402,6 @@ def find_data(named: Optional[Path], recipe: Recipe, dataset: str) -> Path:
     return data
 
 
-def digest_of(data: Path) -> str:
-    """What tells prepared data from others: their settings and words."""
-    files = [data / "settings", *(data / "bin").glob("**/dict*.txt")]
-    return digest(*(file for file in files if file.exists()))[:16]
-
-
 def check_data(run_dir: Path, data: Path) -> None:
     """Refuses data that were made anew, with other settings or words, since a run was trained on them."""
     now = digest_of(data)
@@ -430,8 +437,8 @@ def main(argv: Sequence[str]) -> None:
     parser = make_parser()
     args = parser.parse_args(own)
     for flag in (word.split("=")[0] for word in rest):
-        if flag == "--arch":
-            raise UserError(f"-- {flag}: ARCH says it; leave it out")
+        if flag in SAID:
+            raise UserError(f"-- {flag}: {SAID[flag]} says it; leave it out")
         if flag in parser.options() and flag != "--max-tokens":  # the quickstart takes that one only after --
             raise UserError(f"-- {flag}: give it before --")
     if not shutil.which("fairseq-train"):
@@ -449,7 +456,7 @@ def main(argv: Sequence[str]) -> None:
     if (save / "bin").exists():
         raise UserError(f"--save-dir {save}: is a folder of data; name another one")
     if args.init:
-        rest = [*init_flags(args.init, args.arch, data, rest), *rest]
+        rest = [*init_flags(args.init, args.arch, data, rest, save), *rest]
     rest = [*length_flags(args.arch, recipe, data, rest, args.init), *rest]
     command = training_command(args, recipe, data, save, rest)
     warn_of_warm_up(command)
@@ -464,10 +471,9 @@ def main(argv: Sequence[str]) -> None:
         settings.update(recipe=name, recipe_flags=" ".join(words_of(recipe.flags)), flags=" ".join(rest))
         settings.update(batch_tokens=args.batch_tokens, seed=args.seed, precision=args.precision)
         settings.update(max_update=schedule(command))
-        last = "checkpoint_last.pt"
-        if (save / last).exists() and read_settings(save / "settings").get("data") == str(data.resolve()):
+        if (save / LAST).exists() and read_settings(save / "settings").get("data") == str(data.resolve()):
             check_data(save, data)
-        pin_settings(save / "settings", last, settings)
+        pin_settings(save / "settings", "checkpoint*.pt", settings)
         show(command)
         if not dry_run():
             processes = args.nodes * (args.gpus or args.processes)

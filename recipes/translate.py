@@ -30,7 +30,8 @@ def as_prepared(text: str, settings: Dict[str, str], model: Path) -> List[str]:
 
     `model`: of the subwords, if SentencePiece has made them.
     """
-    lines = [" ".join(line.split()) for line in (text[:-1] if text.endswith("\n") else text).split("\n")]
+    lines = [" ".join(line.split()) for line in text.split("\n")]
+    lines = lines if lines[-1] else lines[:-1]  # what ends with a line feed has no further line
     lines = [line.lower() for line in lines] if settings["lowercase"] else lines
     most = int(settings.get("truncate_source") or 0)
     if not most or settings["subwords"] != "sentencepiece":
@@ -85,7 +86,8 @@ def main(argv: Sequence[str]) -> None:
         text = sys.stdin.buffer.read().decode("utf-8-sig")  # a byte-order mark is no part of the first word
     except UnicodeDecodeError as error:
         raise UserError(f"standard input: not UTF-8 ({error.reason} {error.object[error.start]:#x})") from None
-    print(*translate(programs, as_prepared(text, settings, data / "pieces.model")), sep="\n")
+    for line in translate(programs, as_prepared(text, settings, data / "pieces.model")):
+        print(line)
 
 
 def translate(programs: Sequence[Sequence[object]], lines: Sequence[str]) -> List[str]:

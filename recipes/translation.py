@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from .command import ROOT, UserError, read_settings, write
+from .command import ROOT, UserError, dry_run, read_settings, write
 from .hyperparameters import Recipe
 from .scoring import Scores, Task, read_lines
 
@@ -35,16 +35,20 @@ class Translation(Task):
         return ["fairseq-generate", *flags]
 
     def score(self) -> Scores:
+        if not dry_run():
+            bleu(self.settings)  # what it lacks is told before anything is translated
         try:
             return super().score()
         except UserError:
             log = self.out / self.LOG
-            found = too_long(log.read_text(encoding="utf-8", errors="replace") if log.exists() else "")
+            said = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+            found = too_long(said)
             if not found:
                 raise
             src, _, tgt = self.files(self.data, self.out)
             where = f"{src}: line {found[0]}, here or in {tgt.name}, is longer than the model's {found[1]} tokens"
-            raise UserError(f"{where}; split it, or train with a larger -- --synth-max-length") from None
+            longer = ", or train with a larger -- --synth-max-length" if "--synth-max-length" in said else ""
+            raise UserError(f"{where}; split it{longer}") from None
 
     def figures(self, log: str) -> Scores:
         """Those of `scores`, of the translations, which are written too."""
@@ -103,7 +107,7 @@ def bleu(settings: Mapping[str, str]) -> Any:
     try:
         return BLEU(lowercase=bool(settings["lowercase"]), trg_lang=settings["tgt"])
     except RuntimeError as error:  # a language that needs another library
-        raise UserError(f"sacrebleu failed: {error}") from None
+        raise UserError(f"sacrebleu failed: {' '.join(str(error).split())}") from None
 
 
 def count(metric: Any, written: Sequence[str], wanted: Sequence[str]) -> Dict[str, Any]:

@@ -277,6 +277,38 @@ def test_a_lock_waits(tmp_path, capsys):
     assert order == ["first", "second"]
 
 
+def test_a_lock_is_held_by_what_has_been_started(tmp_path):
+    """A program goes on writing when the process that has started it is killed."""
+    code = f"""if True:
+        from pathlib import Path
+        from recipes.command import locked, started
+        with locked(Path({str(tmp_path / ".lock")!r})), started(["sleep", "60"]) as process:
+            print(process.pid, flush=True)
+    """
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        program = int(process.stdout.readline())
+        process.kill()
+    try:
+        with command.locked(tmp_path / ".lock", wait=False) as lock:
+            assert not lock
+    finally:
+        os.kill(program, signal.SIGKILL)
+    with command.locked(tmp_path / ".lock") as lock:
+        assert lock
+
+
+def test_finished_data_stay_as_they_are(tmp_path):
+    """Other settings are refused, also where the text has been removed to make room."""
+    (tmp_path / "bin").mkdir()
+    made = []
+    prepare.once(tmp_path, {"lowercase": "", "raw": "1"}, lambda: made.append(tmp_path))
+    for settings in ({"lowercase": "True", "raw": "1"}, {"lowercase": "", "raw": "2"}):
+        with pytest.raises(UserError, match=f"{tmp_path} was made with other settings"):
+            prepare.once(tmp_path, settings, lambda: made.append(tmp_path))
+    prepare.once(tmp_path, {"lowercase": "", "raw": "1"}, lambda: made.append(tmp_path))
+    assert len(made) == 1
+
+
 def cache_test_set(out, name, raw):
     """sacreBLEU's copy of a test set, as if it had been fetched: the one of a raw corpus."""
     cache = out / "archives" / "sacrebleu" / name
@@ -505,6 +537,8 @@ def test_train_passes_flags_on(dry, capsys):
         ("transformer_wmt_en_de en-de --gpus 1 --max-tokens 9", ["--max-tokens 9", "is less than a sentence of 256"]),
         ("transformer_wmt_en_de en-de --gpus 1 -- --save-dir=x", ["-- --save-dir", "give it before --"]),
         ("transformer_wmt_en_de en-de --gpus 1 -- --arch transformer", ["-- --arch", "ARCH says it"]),
+        ("transformer_wmt_en_de en-de --gpus 1 -- -s de", ["-- -s: DATASET says it; leave it out"]),
+        ("transformer_wmt_en_de en-de --gpus 1 -- --target-lang=en", ["-- --target-lang: DATASET says it"]),
     ],
 )
 def test_train_refuses(argv, parts, dry):
@@ -597,7 +631,7 @@ def test_a_run_knows_its_data(begun):
     for file in (data / "bin" / "dict.de.txt", data / "settings"):
         kept = file.read_text()
         file.write_text(f"{kept}zwei=1\n")
-        init = functools.partial(train.init_flags, save, "transformer_multi30k", data, [])
+        init = functools.partial(train.init_flags, save, "transformer_multi30k", data, [], save)
         for call in (go_on, functools.partial(scoring.read_run_settings, data, save), init):
             with pytest.raises(UserError, match=said):
                 call()
@@ -612,6 +646,30 @@ def test_a_run_without_a_checkpoint_takes_new_data(begun):
     (data / "bin" / "dict.de.txt").write_text("zwei 1\n")
     go_on()
     assert f"data_digest={train.digest_of(data)}" in (save / "settings").read_text().splitlines()
+
+
+def test_a_run_without_its_last_checkpoint_keeps_its_settings(begun):
+    """Other checkpoints would be averaged with those of another training."""
+    _, save, go_on = begun
+    (save / "checkpoint_last.pt").rename(save / "checkpoint_2_20.pt")
+    with pytest.raises(UserError, match="it has seed=1, asked for seed=7"):
+        go_on("--seed", "7")
+    go_on()
+
+
+def test_a_second_stage_goes_on_with_its_first(begun):
+    """Its first stage has been evaluated since, which has made an average."""
+    data, save, _ = begun
+    first = save.parent / "first"
+    first.mkdir()
+    (first / "checkpoint_best.pt").touch()
+    init = functools.partial(train.init_flags, first, "transformer_multi30k", data, [], save)
+    begun_with = init()
+    (save / "settings").write_text(f"flags={' '.join(begun_with)} --lr 1\n")
+    (first / "checkpoint_avg.pt").touch()
+    assert init() == begun_with == ["--finetune-from-model", str(first / "checkpoint_best.pt")]
+    (save / "checkpoint_last.pt").unlink()
+    assert init() == ["--finetune-from-model", str(first / "checkpoint_avg.pt")]
 
 
 def test_a_run_goes_on_as_it_was_begun(begun, monkeypatch):
@@ -690,20 +748,51 @@ def test_equal_translations(tmp_path):
 
 
 def test_references_of_a_baseline(tmp_path):
-    """A run on other data is a baseline if its test set has the same text."""
-    for name, text in (("data", "eins\n"), ("same", "eins\n"), ("other", "zwei\n")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "settings").write_text("src=en\ntgt=de\n")
-        (tmp_path / name / "test.de").write_text(text)
-    base = tmp_path / "base"
-    base.mkdir()
-    argv = (translation.Translation, tmp_path / "data", base, Path())
-    for name in ("data", "same", "gone"):
-        (base / "settings").write_text(f"data={tmp_path / name}\n")
+    """A baseline was evaluated on a test set of the same text, whatever has become of its data since."""
+    data, base = tmp_path / "data", tmp_path / "base"
+    for folder in (data, base):
+        folder.mkdir()
+    (data / "settings").write_text("src=en\ntgt=de\n")
+    (data / "test.de").write_text("eins\n")
+    argv = (translation.Translation, data, base)
+    found = {"references": scoring.references(*argv)}
+    (base / "evaluation.json").write_text(json.dumps(found))
+    scoring.check_references(*argv)
+    said = f"--baseline {base}: was evaluated on another test set than that of {data}; evaluate it again"
+    (data / "test.de").write_text("zwei\n")
+    with pytest.raises(UserError, match=said):
         scoring.check_references(*argv)
-    (base / "settings").write_text(f"data={tmp_path / 'other'}\n")
-    with pytest.raises(UserError, match=f"--baseline {base}: was evaluated on {tmp_path}/other, whose test set"):
+    (base / "evaluation.json").unlink()
+    with pytest.raises(UserError, match=said):
         scoring.check_references(*argv)
+
+
+def translation_into(tgt, folder):
+    """The evaluation of a run; data and run are in one folder."""
+    (folder / "settings").write_text(f"src=en\ntgt={tgt}\n")
+    settings = {"src": "en", "tgt": tgt, "lowercase": "", "subwords": "bpe"}
+    return translation.Translation(folder, settings, RECIPES["multi30k_cpu"], folder / "checkpoint.pt", folder, 4096)
+
+
+@pytest.mark.parametrize(
+    "hint, advice", [("", ""), ("; --synth-max-length", ", or train with a larger -- --synth-max-length")]
+)
+def test_a_test_sentence_longer_than_the_model(tmp_path, monkeypatch, hint, advice):
+    def fail(*_, **__):
+        raise UserError("fairseq-generate failed")
+
+    monkeypatch.setattr(scoring, "run", fail)
+    refusal = "Size of sample #1 is invalid (=(30, 0)) since max_positions=(24, 1024)"
+    (tmp_path / "generate.log").write_text(refusal + hint)
+    with pytest.raises(UserError, match=f"test.en: line 2, here or in test.de, .* 24 tokens; split it{advice}$"):
+        translation_into("de", tmp_path).score()
+
+
+def test_what_sacrebleu_lacks_is_told_first(tmp_path):
+    """Before anything is translated, and in one line."""
+    task = translation_into("ja", tmp_path)
+    with pytest.raises(UserError, match=r"^sacrebleu failed: Japanese .* pip install sacrebleu\[ja\]$"):
+        task.score()
 
 
 CONFIGS = {"wmt_en_de": 8, "wmt_en_fr": 8, "wmt_en_de_big": 8, "multi30k": 2, "multi30k_cpu": 1}  # for how many GPUs
@@ -1787,6 +1876,9 @@ def test_translate_refuses(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbf\n\n")))
     translate.main([str(data), str(tmp_path)])  # nothing to translate: no program is started
     assert capsys.readouterr().out == "\n\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    translate.main([str(data), str(tmp_path)])
+    assert capsys.readouterr().out == ""
     (tmp_path / "settings").write_text("pair=en-fr\n")
     refused(translate.main, data, tmp_path, parts=["was trained for en-fr", "is en-de"])
     (data / "settings").write_text("task=language_modeling\n")
@@ -1846,6 +1938,7 @@ def test_a_line_to_translate():
     """As prepare.sh has it: one line for every tool, lowercased if the data are."""
     assert translate.as_prepared(" A\u2028 B\x85c \n\nd\n\n", {"lowercase": ""}, None) == ["A B c", "", "d", ""]
     assert translate.as_prepared("A b", {"lowercase": "True"}, None) == ["a b"]
+    assert translate.as_prepared("", {"lowercase": ""}, None) == []
 
 
 def test_a_corpus_of_any_folder(tmp_path, raw, monkeypatch, capsys):

@@ -336,6 +336,12 @@ def test_another_test_set_is_cut_as_the_data(data, tmp_path):
     for side in ("source", "target"):
         assert (out / "sub" / f"test.{side}").read_text() == (data / "sub" / f"test.{side}").read_text()
     assert read_settings(out / "settings")["truncate_source"] == "12"
+    (tmp_path / "test.source.orig").touch()  # an editor's copy
+    moved = data.rename(data.with_name("moved"))
+    try:
+        assert prepare.prepare_test(tmp_path, moved) == moved / "tests" / tmp_path.name
+    finally:
+        moved.rename(data)
     with pytest.raises(UserError, match=f"{out}: {out} has the text, whose files would be overwritten"):
         prepare.prepare_test(out, data)
 
