@@ -227,7 +227,8 @@ def check_references(task: Type[Task], data: Path, baseline: Path) -> None:
     """Refuses a baseline that was evaluated on another test set than that of `data`, or it is not known on which."""
     if read_evaluation(baseline).get("references") != references(task, data, baseline):
         raise UserError(
-            f"--baseline {baseline}: was evaluated on another test set than that of {data}; evaluate it again"
+            f"--baseline {baseline}: was evaluated on another test set than that of {data}, or by an earlier version; "
+            "evaluate it again"
         )
 
 
