@@ -89,7 +89,7 @@ def reason(errors: str) -> str:
 def started(argv: Sequence[object], **options: Any) -> Iterator["subprocess.Popen[str]"]:
     """A program, with `options` of subprocess. Leaving the block waits for it; leaving it by an error ends it first.
 
-    It holds the locks of this process too: were this one killed, another would wait for what it has started.
+    The program holds the locks of this process too, so that others wait for it even where this process was killed.
     """
     with subprocess.Popen(list(map(str, argv)), errors="replace", close_fds=False, **options) as process:
         try:

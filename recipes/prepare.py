@@ -390,12 +390,12 @@ def prepare_test(raw: Path, data: Path) -> Path:
     cuts = ("truncate_source", "truncate_target", "keep_end")
     given = {name.replace("_", "-"): int(found[name]) for name in cuts[:2] if found.get(name)}
     options = options_of(corpus, {"like": data, "keep-end": bool(found.get("keep_end")), **given}, src, tgt)
-    files = [file for lang in (src, tgt) for file in (raw / f"test.{lang}", raw / f"test.{lang}.gz") if file.exists()]
+    files = [raw / f"test.{lang}{end}" for lang in (src, tgt) for end in ("", ".gz")]
     out = data / "tests" / raw.resolve().name
     check_folders(raw, out)
     same = {name: getattr(options, name) or "" for name in (*OF_LIKE, *cuts)}
     settings = {"src": src, "tgt": tgt, **same, "like": digest_of(data), "from": raw.resolve()}
-    settings["raw"] = corpora.digest(*files)
+    settings["raw"] = corpora.digest(*filter(Path.exists, files))
     job = Job(corpus, corpus, raw, src, tgt, out, options)
     once(out, settings, lambda: binarise(job, raw, ["test"]))
     return out

@@ -197,7 +197,7 @@ def evaluate(
 
 
 def evaluation_options(recipe: Recipe) -> Dict[str, Any]:
-    """The options on which the figures of a trained model depend; in evaluation.json, with commit and references."""
+    """The options on which the figures of a trained model depend; kept in evaluation.json."""
     return {name: getattr(recipe, name) for name in ("average", "beam", "lenpen", "context_window")}
 
 
@@ -224,7 +224,7 @@ def references(task: Type[Task], data: Path, run_dir: Path) -> str:
 
 
 def check_references(task: Type[Task], data: Path, baseline: Path) -> None:
-    """Refuses a baseline that was evaluated on another test set than that of `data`, or it is not known on which."""
+    """Refuses a baseline that was not evaluated on the test set of `data`, or whose evaluation does not say so."""
     if read_evaluation(baseline).get("references") != references(task, data, baseline):
         raise UserError(
             f"--baseline {baseline}: was evaluated on another test set than that of {data}, or by an earlier version; "

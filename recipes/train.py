@@ -51,14 +51,18 @@ from .hyperparameters import RECIPES, Recipe, number_of
 from .prepare import digest_of
 
 LONGEST = 1024  # tokens of a sentence: fairseq's --max-source-positions and --max-target-positions by default
-LAST = "checkpoint_last.pt"
+LAST = "checkpoint_last.pt"  # what a training goes on from
 LENGTH_UNIT = 8  # a length that follows the text is a multiple of it, as the products of GPUs like it
 # options whose default is the recipe's value
 FROM_RECIPE = "gpus threads batch_tokens max_tokens max_update save_every".split()
-SAID = {  # flags of fairseq-train, and the argument of train.sh that says the same
+# flags of fairseq-train, and the argument of train.sh that says the same
+SAID = {
     "--arch": "ARCH",
     "-a": "ARCH",
-    **dict.fromkeys(("-s", "--source-lang", "-t", "--target-lang"), "DATASET"),
+    "--source-lang": "DATASET",
+    "-s": "DATASET",
+    "--target-lang": "DATASET",
+    "-t": "DATASET",
 }
 # flags of fairseq-train that say how large a model is, and what else a second stage takes over from the first
 SIZE = r"--(?:(?:encoder|decoder)-(?:layers|embed-dim|ffn-embed-dim|attention-heads)|synth-max-length)"
@@ -173,7 +177,8 @@ def best_checkpoint(run_dir: Path, flag: str = "") -> Path:
 def init_flags(init: Path, arch: str, data: Path, rest: Sequence[str], save: Path) -> List[str]:
     """The flags that begin a training with the weights of another run, and with its sizes. `rest`: the training's.
 
-    `save`: the folder of the training, which goes on with the checkpoint that it began with.
+    `save`: the folder of the training. Where that goes on, the checkpoint is the one that it began with, although the
+    first run may have another one by now.
     """
     found = read_settings(init / "settings")
     check_data(init, Path(found.get("data", data)))
@@ -187,10 +192,10 @@ def init_flags(init: Path, arch: str, data: Path, rest: Sequence[str], save: Pat
     for flag, value in re.findall(rf"({SIZE})[= ](\S+)", " ".join(rest)):
         if own.get(flag) != value and not dry_run():
             raise UserError(f"--init {init}: has {flag} {own.get(flag, 'of its architecture')}; leave {flag} out")
-    begun = f"{read_settings(save / 'settings').get('flags', '')} "
-    known = [(init / f"checkpoint_{name}.pt").resolve() for name in ("avg", "best") if (save / LAST).exists()]
-    earlier = [path for path in known if f"--finetune-from-model {path} " in begun]
-    path = earlier[0] if earlier else best_checkpoint(init, "--init ").resolve()
+    flags = read_settings(save / "settings").get("flags", "")
+    paths = [(init / f"checkpoint_{name}.pt").resolve() for name in ("avg", "best")]
+    begun = [path for path in paths if f"--finetune-from-model {path} " in f"{flags} "]
+    path = begun[0] if begun and (save / LAST).exists() else best_checkpoint(init, "--init ").resolve()
     return ["--finetune-from-model", str(path), *(word for flag in own.items() for word in flag)]
 
 

@@ -12,6 +12,7 @@ The command goes to standard error. DRY_RUN=1 only shows it.
 import argparse
 import contextlib
 import dataclasses
+import io
 import shlex
 import subprocess
 import sys
@@ -30,8 +31,7 @@ def as_prepared(text: str, settings: Dict[str, str], model: Path) -> List[str]:
 
     `model`: of the subwords, if SentencePiece has made them.
     """
-    lines = [" ".join(line.split()) for line in text.split("\n")]
-    lines = lines if lines[-1] else lines[:-1]  # what ends with a line feed has no further line
+    lines = [" ".join(line.split()) for line in io.StringIO(text, newline="\n")]
     lines = [line.lower() for line in lines] if settings["lowercase"] else lines
     most = int(settings.get("truncate_source") or 0)
     if not most or settings["subwords"] != "sentencepiece":

@@ -1925,6 +1925,7 @@ def test_a_line_to_translate():
     assert translate.as_prepared(" A\u2028 B\x85c \n\nd\n\n", {"lowercase": ""}, None) == ["A B c", "", "d", ""]
     assert translate.as_prepared("A b", {"lowercase": "True"}, None) == ["a b"]
     assert translate.as_prepared("", {"lowercase": ""}, None) == []
+    assert translate.as_prepared("a\n ", {"lowercase": ""}, None) == ["a", ""]
 
 
 def test_a_corpus_of_any_folder(tmp_path, raw, monkeypatch, capsys):
