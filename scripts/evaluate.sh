@@ -1,4 +1,4 @@
 #!/usr/bin/env bash
 # Scores a trained model on the test set of its task. Options: --help
-source "$(dirname "$0")/common.sh"
+source "$(dirname "$(realpath "$0")")/common.sh"
 recipe evaluate "$@"

@@ -1,4 +1,4 @@
 #!/usr/bin/env bash
 # Raw text -> binarised data for fairseq-train. Options: --help
-source "$(dirname "$0")/common.sh"
+source "$(dirname "$(realpath "$0")")/common.sh"
 recipe prepare "$@"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # From raw text to BLEU and translations with a Synthesizer, in one command. Options: --help
-source "$(dirname "$0")/common.sh"
+source "$(dirname "$(realpath "$0")")/common.sh"
 "$root/scripts/setup.sh" || die "scripts/setup.sh failed, see above"
-source "$(dirname "$0")/common.sh" # with the environment that may be new
+source "$(dirname "$(realpath "$0")")/common.sh" # with the environment that may be new
 recipe quickstart "$@"

@@ -3,7 +3,7 @@
 # PYTHON chooses the interpreter (default: python3.11, then python3). The pinned stack is for Python 3.11; for another
 # one that PYTHON names, 3.8 to 3.12, pip chooses the versions.
 set -euo pipefail
-source "$(dirname "$0")/common.sh"
+source "$(dirname "$(realpath "$0")")/common.sh"
 usage "$0" "$@"
 [ $# = 0 ] || die "$1: setup.sh takes no options; PYTHON chooses the interpreter"
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes or reuses the environment and runs the tests, on all cores. Arguments go to pytest.
 set -euo pipefail
-here=$(dirname "$0")
+here=$(dirname "$(realpath "$0")")
 source "$here/common.sh"
 usage "$0" "$@"
 "$here/setup.sh"

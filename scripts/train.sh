@@ -1,4 +1,4 @@
 #!/usr/bin/env bash
 # Trains an architecture on prepared data: on GPUs, on several machines, or on a CPU. Options: --help
-source "$(dirname "$0")/common.sh"
+source "$(dirname "$(realpath "$0")")/common.sh"
 recipe train "$@"
