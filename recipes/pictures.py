@@ -8,7 +8,7 @@ from fairseq_synth.inspect.drawing import Call, Panel, Picture, color, image, le
 
 from . import analysis, choice
 from .command import ROOT
-from .render import SPEED, SPEED_GPU, Rows, in_order, load_cells, paper_steps, rows_of, speeds
+from .render import SPEED, SPEED_GPU, Rows, in_order, load_cells, models_of, paper_steps, rows_of, speeds
 from .tables import TABLES, Dataset, Table
 
 
@@ -39,13 +39,14 @@ def of_tables() -> Iterator[Picture]:
 def curves(table: Table, _: Dataset, rows: Rows) -> Panel:
     """A line for each model: the mean validation loss over its runs."""
     calls, lowest = [], float("inf")
+    models = models_of(table, (record for own in rows.values() for record in own))
     for model, records in rows.items():
         found = [dict(zip(r["curve"]["updates"], r["curve"]["valid_loss"])) for r in records]
         updates = sorted(set.intersection(*map(set, found)))
         if updates:
             losses = [statistics.mean(f[u] for f in found) for u in updates]
             lowest = min([lowest, *losses])
-            calls.append(line(updates, losses, model, color(model, table.models(), table.baseline)))
+            calls.append(line(updates, losses, model, color(model, models, table.baseline)))
     limits = (lowest * 0.98, lowest * 1.6)
     return Panel([*calls, legend()], {"xlabel": "updates", "ylabel": "validation loss", "ylim": limits})
 

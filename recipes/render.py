@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import math
 import re
 import statistics
 from collections import Counter, defaultdict
@@ -84,9 +85,14 @@ def load_cells(table: str) -> List[Record]:
 
 
 def rows_of(table: Table, dataset: Dataset, records: Sequence[Record]) -> Rows:
-    """The records of a column."""
+    """The records of a column, by row; see `models_of`."""
     here = [record for record in records if record["dataset"] == dataset.name]
-    return {model: [record for record in here if record["model"] == model] for model in table.models()}
+    return {model: [record for record in here if record["model"] == model] for model in models_of(table, here)}
+
+
+def models_of(table: Table, records: Iterable[Record]) -> List[str]:
+    """The rows of a table, and the models of records that are none."""
+    return [*dict.fromkeys([*table.models(), *(record["model"] for record in records)])]
 
 
 def pairs(table: Table, rows: Rows) -> Dict[str, List[Tuple[Record, Record]]]:
@@ -233,7 +239,7 @@ def results(*names: str, short: bool = False) -> str:
     """
     tables = [TABLES[name] for name in names]
     records = {name: load_cells(name) for name in names}
-    models = tables[0].models()
+    models = models_of(tables[0], (record for own in records.values() for record in own))
     sizes = {r["model"]: f"{r['parameters'] / 1e6:.2f}M" for name in reversed(names) for r in reversed(records[name])}
     columns = [*of_paper(tables[0], "parameters"), ("parameters", {**dict.fromkeys(models, NOT_RUN), **sizes})]
     for table in tables:
@@ -303,10 +309,12 @@ def of_the_machine(records: List[Record]) -> str:
 
 
 def span(values: Iterable[float], digits: int = 0) -> str:
-    """The least and the greatest number as integers; where these are equal, the middle number with so many digits."""
+    """The least and the greatest number, as integers. One below 1, and the middle of equal ones, has so many digits."""
     ordered = sorted(values)
-    least, most = f"{ordered[0]:.0f}", f"{ordered[-1]:.0f}"
-    return f"{ordered[len(ordered) // 2]:.{digits}f}" if least == most else f"{least} to {most}"
+    least, most = (f"{math.floor(value + 0.5)}" for value in (ordered[0], ordered[-1]))
+    if least == most:
+        return f"{ordered[len(ordered) // 2]:.{digits}f}"
+    return f"{ordered[0]:.{digits}f} to {most}" if ordered[0] < 1 else f"{least} to {most}"
 
 
 def shared(values: Iterable[object]) -> str:
@@ -354,8 +362,9 @@ def validation_loss(*names: str) -> str:
                 heading = f"{dataset.heading}, {table.title}"
                 columns.append((heading, {row: figures(own, ["valid_loss"], 3) for row, own in rows.items()}))
                 columns += compared(table, rows, "valid_loss", 3)
-    run = {record["model"] for _, records in found for record in records}
-    return of_models(columns, [model for model in TABLES[names[0]].models() if model in run])
+    all_records = [record for _, records in found for record in records]
+    run = {record["model"] for record in all_records}
+    return of_models(columns, [model for model in models_of(TABLES[names[0]], all_records) if model in run])
 
 
 def alpha(name: str) -> str:

@@ -985,6 +985,17 @@ def test_tables_have_intervals_over_seeds(results):
     assert render.difference([0.1, -0.104], 2).startswith("+0.00 [")
 
 
+def test_a_model_that_is_no_row(results):
+    """Run beside the rows of a table, as --variant allows, it stands below them and is drawn."""
+    extra = result("dynamicconv", 1, 35, minutes=0.46)
+    (results / "en-de-dynamicconv-seed1.json").write_text(json.dumps(extra))
+    rendered = render.results("multi30k_cpu")
+    assert rendered.splitlines()[5] == "| `dynamicconv` | 1.00M | 35.00 | +4.00 |"
+    assert "0.5 to 22 minutes of training" in rendered
+    assert render.validation_loss("multi30k_cpu").splitlines()[-1].startswith("| `dynamicconv` | 1.500 |")
+    assert any("dynamicconv" in str(drawn.panels) for drawn in pictures.of_tables())
+
+
 def test_a_seed_on_two_machines_is_two_runs(results):
     """Each is compared with the Transformer of its machine, or of its seed where that machine trained none."""
     results.with_name("cpu").mkdir()
