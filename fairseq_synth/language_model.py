@@ -78,8 +78,10 @@ class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
         super().prepare_for_inference_(cfg)
         # an evaluation may add the token where the training has not
         self.add_bos_token = self.add_bos_token or bool(getattr(cfg.task, "add_bos_token", False))
-        if self.takes_longer_rows and self.decoder.embed_positions is not None:
-            self.decoder.max_target_positions = self.decoder.embed_positions.max_positions
+        if self.takes_longer_rows:
+            positions = self.decoder.embed_positions
+            # without positions as many as with sinusoids
+            self.decoder.max_target_positions = int(1e5) if positions is None else positions.max_positions
         self.check_output_length(cfg)
         check_fusion(getattr(cfg, "generation", None), self.decoder.max_length)
 

@@ -27,6 +27,7 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
     kind = "translation model"
     config = SynthesizerTransformerConfig
     reads_targets = True
+    matches_sources = False
 
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> "SynthesizerTransformer":
@@ -73,11 +74,18 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
             SynthesizerError: ``--min-len`` is more than the model can write.
         """
         super().prepare_for_inference_(cfg)
-        self.reads_targets = bool(getattr(getattr(cfg, "generation", None), "score_reference", False))
+        generation = getattr(cfg, "generation", None)
+        self.reads_targets = bool(getattr(generation, "score_reference", False))
+        self.matches_sources = bool(getattr(generation, "match_source_len", False))
         if not self.reads_targets:
             self.check_output_length(cfg)
 
     def max_positions(self) -> Tuple[int, float]:
-        """Longest source and target in tokens; a reference that the model does not read may have any length."""
+        """Longest source and target in tokens; a reference that the model does not read may have any length.
+
+        With ``--match-source-len`` a translation has up to one token more than the longest source of its batch.
+        """
         source, target = super().max_positions()
+        if self.matches_sources and self.decoder.max_length is not None:
+            source = min(source, self.decoder.max_positions() - 1)
         return source, target if self.reads_targets else math.inf

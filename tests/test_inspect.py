@@ -17,6 +17,7 @@ from helpers import (
     SMALL,
     SPECS,
     USER_DIR,
+    Distance,
     complaint,
     fit,
     future,
@@ -31,6 +32,7 @@ from sacrebleu.metrics import BLEU
 from fairseq_synth import computations
 from fairseq_synth.inspect import analysis, checkpoints, comparison, hooks, measure, pictures
 from fairseq_synth.inspect.__main__ import main
+from fairseq_synth.synthesizers import SYNTHESIZERS
 
 # ---- measures
 
@@ -121,6 +123,11 @@ def test_logits_are_those_of_the_attention(spec):
     module, x = make_attention(spec), torch.randn(5, 3, 6)
     weights = torch.softmax(hooks.logits_of(module, x, x), dim=-1)
     assert torch.allclose(weights, call_attention(module, x)[1].transpose(0, 1), atol=1e-6)
+
+
+def test_a_function_without_weights(monkeypatch):
+    monkeypatch.setitem(SYNTHESIZERS, "distance", Distance)
+    assert hooks.Attention("encoder", "self", 0, make_attention("distance")).parameters().numel() == 0
 
 
 @pytest.mark.parametrize("arch", ["transformer_multi30k", "transformer_synth_random_vanilla_multi30k"])
@@ -385,6 +392,15 @@ def test_the_command_line(trained, data, tmp_path):
     )
 
 
+def test_an_encoder_that_nothing_attends_to(data, tmp_path):
+    """Its heads matter to no loss."""
+    fit(data, tmp_path, "--max-update", "1", "--no-epoch-checkpoints", "--no-cross-attention")
+    loaded = checkpoints.load(tmp_path / "checkpoint_last.pt", data / "bin")
+    sample = checkpoints.batches(loaded, "valid", checkpoints.readable(loaded, "valid", 2))
+    found = {name: own["gradient"] for name, own in analysis.head_importance(loaded, sample).items()}
+    assert found["encoder.self.0"] == [0, 0] and min(found["decoder.self.0"]) > 0
+
+
 def test_without_data(data, tmp_path):
     """softmax(R) as it is, of a checkpoint alone; one's own code is imported first."""
     fit(data, tmp_path, "--max-update", "1", "--no-epoch-checkpoints", arch="transformer_synth_random_multi30k")
@@ -433,7 +449,7 @@ def monolingual(tmp_path_factory, data):
     return folder
 
 
-@pytest.mark.parametrize("kind", ["language model", "adaptive language model", "encoder"])
+@pytest.mark.parametrize("kind", ["language model", "adaptive language model", "characters", "encoder"])
 def test_one_stack(kind, monolingual, tmp_path):
     """A language model has a decoder alone, a masked one an encoder alone: loss, not BLEU, without heads."""
     decoder = (
@@ -445,6 +461,7 @@ def test_one_stack(kind, monolingual, tmp_path):
     flags = {
         "language model": f"{decoder} --criterion cross_entropy",
         "adaptive language model": decoder + adaptive,
+        "characters": f"{decoder} --character-embeddings --character-filters [(1,4)]",
         "encoder": "--task masked_lm --arch roberta --encoder-layers 2 --encoder-embed-dim 16 "
         "--encoder-ffn-embed-dim 16 --encoder-attention-heads 2 --tokens-per-sample 32 --sample-break-mode eos "
         "--criterion masked_lm",
@@ -454,7 +471,10 @@ def test_one_stack(kind, monolingual, tmp_path):
     run_cli(train.cli_main, *argv, "--save-dir", tmp_path)
     path = tmp_path / "checkpoint_last.pt"
     inspect(path, "--data", monolingual, "--sentences", "4", "--steps", "2", "--out", tmp_path / "out")
-    inspect(path, "--no-pictures", "--out", tmp_path / "alone")
+    if kind == "characters":
+        assert "embeds the characters of its words" in refused(path, "--no-pictures", "--out", tmp_path / "alone")
+    else:
+        inspect(path, "--no-pictures", "--out", tmp_path / "alone")
     found = json.loads((tmp_path / "out" / "figures.json").read_text())["checkpoint_last"]
     stack = "encoder" if kind == "encoder" else "decoder"
     assert set(found["attentions"]) == {f"{stack}.self.0", f"{stack}.self.1"} and set(found["layers"]["trained"]) == {

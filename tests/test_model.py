@@ -852,6 +852,20 @@ def test_fusion_with_a_language_model():
     make_model(KINDS["language_model"][0]).prepare_for_inference_(cfg)
 
 
+def test_sources_whose_length_is_matched():
+    """--match-source-len: the decoder reads the end of sentence and as many tokens as the longest source has."""
+    common = argparse.Namespace(fp16=False)
+    for decoder, most in (("random", 23), ("vanilla", 24)):
+        model = make_model(encoder_synthesizer="random", decoder_synthesizer=decoder)
+        generation = argparse.Namespace(match_source_len=True, min_len=1)
+        model.prepare_for_inference_(argparse.Namespace(generation=generation, common=common))
+        assert model.max_positions()[0] == most
+    model = make_model()
+    search = SequenceGenerator([model], make_dictionary(), beam_size=2, match_source_len=True)
+    source = torch.randint(4, 8, (2, 23))
+    search.generate([model], {"net_input": {"src_tokens": source, "src_lengths": torch.tensor([23, 23])}})
+
+
 @pytest.mark.parametrize("holder", ["cfg", "args"])
 def test_flags_of_the_task(holder):
     """Those of fairseq's older kind of task are in its ``args``."""

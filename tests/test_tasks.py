@@ -147,12 +147,15 @@ def test_break_modes(corpus, tmp_path, mode):
     assert 1 < score < 2 * WORDS
 
 
-def test_context_window(corpus, language_model):
-    """With --context-window a row begins with the end of the row before it, and only its own tokens are scored."""
-    window = 6
-    path = str(language_model)
+@pytest.mark.parametrize("mode, window", [("none", 6), ("eos", 12)])
+def test_context_window(corpus, language_model, mode, window):
+    """With --context-window a row begins with the end of the row before it, and only its own tokens are scored.
+
+    Rows of several lengths have as much of it as l allows, and are not padded beyond l.
+    """
+    path, lengths = str(language_model), {"tokens_per_sample": LENGTH - window, "sample_break_mode": mode}
     (model,), _, task = checkpoint_utils.load_model_ensemble_and_task(
-        [path], arg_overrides={"data": str(corpus / "lm"), "tokens_per_sample": LENGTH - window}
+        [path], arg_overrides={"data": str(corpus / "lm"), **lengths}
     )
     task.load_dataset("test")
     dataset = task.dataset("test")
@@ -160,12 +163,14 @@ def test_context_window(corpus, language_model):
     total, count, before = 0.0, 0, torch.tensor([], dtype=torch.long)
     with torch.no_grad():
         for i in range(len(dataset)):
+            surplus = max(0, len(before) + len(dataset[i]["source"]) - LENGTH)
+            before = before[surplus:]
             row = torch.cat([before, dataset[i]["source"]])
             log_probs = model.get_normalized_probs(model(row[None]), log_probs=True)[0]
             own = log_probs[len(before) :].gather(1, dataset[i]["target"][:, None])
             total, count = total - own.sum().item(), count + len(own)
             before = row[-window:]
-    score = evaluate(corpus, path, "--context-window", window)
+    score = evaluate(corpus, path, "--context-window", window, "--sample-break-mode", mode)
     assert score == pytest.approx(math.exp(total / count), abs=0.011) and score != evaluate(corpus, path)
 
 
@@ -394,10 +399,18 @@ def test_a_checkpoint_of_another_kind(corpus, data, language_model, classifier, 
         assert not list((tmp_path / "save").iterdir())
 
 
-@pytest.mark.parametrize("arch, tile", [("random_dense", True), ("relative_random", False)])
-def test_rows_longer_than_those_of_the_training(corpus, tmp_path, arch, tile):
+@pytest.mark.parametrize(
+    "arch, tile, flags",
+    [
+        ("random_dense", True, []),
+        ("relative_random", False, []),
+        ("relative_random", False, ["--no-token-positional-embeddings"]),
+    ],
+)
+def test_rows_longer_than_those_of_the_training(corpus, tmp_path, arch, tile, flags):
     """--synth-beyond-length tile alone, or a function without a limit, makes a trained model take them."""
-    fit(corpus / "lm", tmp_path, f"transformer_lm_synth_{arch}_ptb", *LM, "--max-update", "3", "--disable-validation")
+    flags = [*LM, *flags, "--max-update", "3", "--disable-validation"]
+    fit(corpus / "lm", tmp_path, f"transformer_lm_synth_{arch}_ptb", *flags)
     argv = [corpus / "lm", *USER_DIR, "--path", tmp_path / "checkpoint_last.pt", "--gen-subset", "test"]
     argv += ["--num-workers", "0", "--tokens-per-sample", 3 * LENGTH]
     if tile:

@@ -63,7 +63,7 @@ def allow_checkpoint_types() -> bool:
     safe = torch.serialization
     if not hasattr(safe, "safe_globals") or argparse.Namespace in safe.get_safe_globals():
         return False
-    array_parts: List[Any] = [np.ndarray, np.dtype, np.dtypes.Int64DType, np.dtypes.Float64DType]
+    array_parts: List[Any] = [np.ndarray, np.dtype, type(np.dtype("int64")), type(np.dtype("float64"))]
     reconstructs: List[Any] = [np.zeros(1).__reduce__()[0], np.float64(0).__reduce__()[0]]
     for reconstruct in reconstructs:
         array_parts.append(reconstruct)

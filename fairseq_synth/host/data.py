@@ -7,7 +7,7 @@ import fairseq.data.audio.raw_audio_dataset
 import fairseq.data.bucket_pad_length_dataset
 import fairseq.data.data_utils
 import numpy as np
-from fairseq.data import LanguagePairDataset
+from fairseq.data import LanguagePairDataset, LMContextWindowDataset
 from fairseq.tasks import FairseqTask
 from fairseq.tasks.language_modeling import LanguageModelingTask
 
@@ -138,6 +138,27 @@ def resume_with_the_same_batches() -> bool:
         return get_iterator
 
     return replace(FairseqTask, "get_batch_iterator", of_first_epoch)
+
+
+@repair
+def cut_context_padding() -> bool:
+    """With ``--context-window`` batches are padded by the whole window, also where no row needs it (all versions).
+
+    A model that takes rows up to a length would refuse such a batch, although every row of it fits.
+    """
+
+    def with_cut(collater: Any) -> Any:
+        def collate_and_cut(self: LMContextWindowDataset, samples: Any) -> Any:
+            batch = collater(self, samples)
+            tokens = batch["net_input"]["src_tokens"]
+            longest = int(tokens.ne(self.pad_idx).sum(dim=1).max())  # padding is on the right
+            batch["net_input"]["src_tokens"] = tokens[:, :longest]
+            batch["target"] = batch["target"][:, :longest]
+            return batch
+
+        return collate_and_cut
+
+    return replace(LMContextWindowDataset, "collater", with_cut)
 
 
 @repair

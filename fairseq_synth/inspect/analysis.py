@@ -388,10 +388,12 @@ def head_importance(loaded: Loaded, sample: List[Batch]) -> Dict[str, Dict[str, 
         masks = {a.name: torch.ones(len(batch["id"]), a.heads, requires_grad=True) for a in attentions(model)}
         with masked_heads(model, masks):
             value, number, log = criterion(model, batch)
-        grads = torch.autograd.grad(value, list(masks.values()))
+        # None for an encoder that the decoder does not attend to
+        grads = torch.autograd.grad(value, list(masks.values()), allow_unused=True)
         size += denominator(number, log)
         for name, grad in zip(masks, grads):
-            found[name]["gradient"] += grad.abs().sum(dim=0)
+            if grad is not None:
+                found[name]["gradient"] += grad.abs().sum(dim=0)
     for figures in found.values():
         figures["gradient"] = (figures["gradient"] / size).tolist()
         figures["left_out"] = []
