@@ -79,9 +79,7 @@ class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
         # an evaluation may add the token where the training has not
         self.add_bos_token = self.add_bos_token or bool(getattr(cfg.task, "add_bos_token", False))
         if self.takes_longer_rows:
-            positions = self.decoder.embed_positions
-            # without positions as many as with sinusoids
-            self.decoder.max_target_positions = int(1e5) if positions is None else positions.max_positions
+            self.decoder.max_target_positions = int(1e5)  # the limit of fairseq's sinusoids
         self.check_output_length(cfg)
         check_fusion(getattr(cfg, "generation", None), self.decoder.max_length)
 

@@ -172,8 +172,8 @@ def of_task(heading: str, table: str, dataset: str) -> str:
     fastest = [model for model in models() if model in level and level[model].highest >= first.lowest]
     chosen, best = (max(names, key=lambda model: found[model].gain) for names in (fastest, found))
     *others, last = [f"`{model}`" for model in fastest]
-    text = f"{', '.join(others)} and {last} train" if others else f"{last} trains"
-    text += f" fastest on a CPU of the functions whose {name} is not behind the Transformer's"
+    text = f"on a CPU {', '.join(others)} and {last} train" if others else f"on a CPU {last} trains"
+    text += f" fastest of the functions whose {name} is not behind the Transformer's"
     text += f". Of these `{chosen}` has the best {name}" if others else ""
     text += f" ({found[chosen]}): {pace(chosen)}."
     text += f" `{best}` has the best {name} of all ({found[best]}), {pace(best)}." if best != chosen else ""
@@ -195,7 +195,7 @@ def on_devices(model: str, cpu: render.Place, gpu: render.Place) -> str:
 def of_long_text() -> str:
     """The functions that take sentences of any length, and the fastest of the others."""
     specs = {spec.replace("+", "_"): parse_spec(spec) for spec in VARIANTS}
-    block, memory, padded = speeds(LONG), speeds(COST["memory, CPU"]), speeds(LONG_PADDED)
+    block, memory = speeds(LONG), {"causal": speeds(COST["memory, CPU"]), "padded": speeds(LONG_PADDED)}
     timed = [model for model in models() if model in block]
     free = [model for model in timed if not any(SYNTHESIZERS[name].has_max_length for name in specs[model])]
     limited = [model for model in timed if model not in free]
@@ -203,9 +203,12 @@ def of_long_text() -> str:
         return ""
     about = []
     for model in free:
-        of = {"causal": memory, "padded": padded}
-        shares = [f"{1 / of[kind][model].ratio:.2f} in a {kind} block" for kind in of if model in of[kind]]
-        text = f"; of its memory on a CPU {' and '.join(shares)}" if shares else ""
+        shares = [
+            f"{1 / of[model].ratio:.2f} times its memory in a {kind} block"
+            for kind, of in memory.items()
+            if model in of
+        ]
+        text = f", with {' and '.join(shares)} on a CPU" if shares else ""
         about.append(f"`{model}` ({on_devices(model, LONG, LONG_GPU)} as fast as stock fairseq{text})")
     fastest = max(limited, key=lambda model: block[model].ratio)
     return (

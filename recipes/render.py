@@ -309,7 +309,10 @@ def of_the_machine(records: List[Record]) -> str:
 
 
 def span(values: Iterable[float], digits: int = 0) -> str:
-    """The least and the greatest number, as integers. One below 1, and the middle of equal ones, has so many digits."""
+    """The least and the greatest number, as integers.
+
+    With so many `digits`: the least where it is below 1, and where both are equal the middle one, which stands alone.
+    """
     ordered = sorted(values)
     least, most = (f"{math.floor(value + 0.5)}" for value in (ordered[0], ordered[-1]))
     if least == most:

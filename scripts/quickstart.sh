@@ -2,5 +2,5 @@
 # From raw text to BLEU and translations with a Synthesizer, in one command. Options: --help
 source "$(dirname "$(realpath "$0")")/common.sh"
 "$root/scripts/setup.sh" || die "scripts/setup.sh failed, see above"
-source "$(dirname "$(realpath "$0")")/common.sh" # with the environment that may be new
+source "$root/scripts/common.sh" # with the environment that may be new
 recipe quickstart "$@"

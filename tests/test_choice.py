@@ -114,14 +114,17 @@ def test_what_is_chosen(results):
     """The fastest one that is not behind, though others are faster; no single run, no baseline of another kind."""
     translation, language_models, long_text = choice.advice().splitlines()
     assert translation == (
-        "- **Translation**: `random` trains fastest on a CPU of the functions whose BLEU is not behind the "
+        "- **Translation**: on a CPU `random` trains fastest of the functions whose BLEU is not behind the "
         "Transformer's (+3.00 ± 2.01): on a CPU 1.20 times and on a GPU 0.90 times as fast as stock fairseq."
     )
     assert "`dense` trains fastest" in language_models and "lightconv" not in language_models
     said = (
-        "`relative_random` (on a CPU 4.00 times and on a GPU 0.80 times as fast as stock fairseq; of its memory on a "
+        "`relative_random` (on a CPU 4.00 times and on a GPU 0.80 times as fast as stock fairseq, with 0.67 times its "
     )
-    assert f"{said}CPU 0.67 in a causal block and 2.00 in a padded block) take" in long_text
+    said += (
+        "memory in a causal block and 2.00 times its memory in a padded block on a CPU) take sentences of any length"
+    )
+    assert said in long_text
     said = "the fastest of them is `random` (on a CPU 3.00 times)"  # not of those that take any length
     assert said in long_text and "relative_random_vanilla" not in long_text
 
@@ -133,7 +136,7 @@ def test_equally_fast_functions(results):
         fastest = {"1024 tokens": 1.3, "1024 tokens from": 1.2}
         _, record = benchmark("speed_cpu", "step_corpus", random=step, dense=fastest)
         (results / "speed_cpu" / "step_corpus.json").write_text(json.dumps(record))
-        assert choice.advice().startswith(f"- **Translation**: {names} fastest on a CPU")
+        assert choice.advice().startswith(f"- **Translation**: on a CPU {names} fastest of the functions")
         assert ("Of these `random` has the best BLEU (+3.00 ± 2.01)" in choice.advice()) == (highest == 1.25)
 
 

@@ -71,7 +71,9 @@ def load(path: Path, data: Optional[Path] = None) -> Loaded:
     sizes = embedding_sizes(state["model"])
     if any("embed_tokens.char_embeddings" in key for key in state["model"]):
         if data is None:
-            raise SynthesizerError(f"{path}: embeds the characters of its words, which only its data has; give --data")
+            raise SynthesizerError(
+                f"{path}: embeds the characters of its words, and only its data has those; give --data"
+            )
     elif not sizes:
         raise SynthesizerError(f"{path}: its model {name!r} is no Transformer or Synthesizer: it embeds no tokens")
     task = task_on_stand_ins(cfg, sizes) if data is None else set_up_task(cfg, data)

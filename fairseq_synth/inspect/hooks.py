@@ -59,6 +59,7 @@ class Attention(NamedTuple):
         parts = [getattr(self.module, f"{name}_proj", None) for name in "qk"]
         parts.append(getattr(self.module, "synthesizer", None))
         values = [value for part in parts if part is not None for value in state(part).values()]
+        # a function may have none, and torch joins no empty list
         return torch.cat([torch.empty(0), *(value.detach().float().flatten() for value in values)])
 
     def logits_without_input(self, length: int) -> Optional[Tensor]:
