@@ -22,6 +22,9 @@ COMMANDS = {  # name: the module whose main() it calls
 def main() -> None:
     if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:
         sys.exit(f"usage: python -m recipes {{{','.join(COMMANDS)}}} …")
+    for word in sys.argv:
+        if word.encode(errors="replace").decode() != word:  # a file name's bytes
+            sys.exit(f"error: {ascii(word)}: is not UTF-8; rename the file")
     # the programs beside this interpreter
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     # on CPUs: threads that spin while they wait slow a training tenfold where another program wants one of the cores

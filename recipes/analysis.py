@@ -67,7 +67,7 @@ def measure(cell: Cell, checkpoint: Path, args: Namespace) -> None:
     name = f"{cell.table.name}-{cell.name}"
     folder = args.out / kind / name
     done, asked = folder / "origin.json", folder / "flags"
-    is_other = args.sentences and asked.exists() and asked.read_text() != flags
+    is_other = asked.exists() and asked.read_text() != flags
     if not done.exists() or is_other or done.stat().st_mtime < checkpoint.stat().st_mtime:
         if folder.exists() and not dry_run():
             shutil.rmtree(folder)  # of an inspection cut off, or of an earlier training

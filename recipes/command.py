@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import fcntl
 import os
+import re
 import shlex
 import signal
 import socket
@@ -21,7 +22,7 @@ class UserError(Exception):
 
 def dry_run() -> bool:
     """Whether commands are to be shown only (``DRY_RUN=1``)."""
-    return bool(os.environ.get("DRY_RUN"))
+    return os.environ.get("DRY_RUN", "") not in ("", "0")
 
 
 def say(text: str) -> None:
@@ -61,9 +62,18 @@ def integer(minimum: int) -> Callable[[str], int]:
     return convert
 
 
+def folder(text: str) -> Path:
+    """The type of an option that names a folder which fairseq reads or writes."""
+    if not text:
+        raise argparse.ArgumentTypeError("an empty word is no folder; give its name")
+    if re.match("-", str(Path(text))) or re.search("[,:]", text):
+        raise argparse.ArgumentTypeError(f"{text}: fairseq reads no path that begins with - or has , or :; rename it")
+    return Path(text)
+
+
 def existing_folder(text: str) -> Path:
-    """The type of an option that names a folder."""
-    if not Path(text).is_dir():
+    """The type of an option that names a folder with text."""
+    if not text or not Path(text).is_dir():
         raise argparse.ArgumentTypeError(f"{text}: no such folder")
     return Path(text)
 
@@ -250,8 +260,11 @@ def pin_settings(file: Path, made: str, settings: Mapping[str, object], own: Map
     there = {name: [path for each in own.get(name, made).split() for path in file.parent.glob(each)] for name in others}
     mixed = [name for name in others if there[name]]
     if found and mixed:
-        both = [f"it has {n}={found.get(n) or 'none'}, asked for {n}={asked.get(n) or 'none'}" for n in mixed]
+        both = {n: f"it has {n}={found.get(n) or 'none'}, asked for {n}={asked.get(n) or 'none'}" for n in mixed}
+        if "raw" in both:
+            both["raw"] = "its text has changed"  # digests tell a reader nothing
         raise UserError(
-            f"{file.parent} was made with other settings ({'; '.join(both)}); give another folder, or remove it"
+            f"{file.parent} was made with other settings ({'; '.join(both.values())}); give another folder, or "
+            "remove it"
         )
     write(file, "".join(f"{name}={value}\n" for name, value in asked.items()))

@@ -181,7 +181,11 @@ def lines_of(path: Path) -> List[str]:
 def beside(path: Path, ending: str, other_ending: str) -> Iterator[Tuple[str, str]]:
     """The lines of a file, each with that of another one of the same name but for the ending."""
     other, lines = path.with_name(path.name.replace(ending, other_ending)), lines_of(path)
-    others = lines_of(other) if other.exists() else []
+    if not other.exists():  # one of them may be compressed
+        other = other.with_suffix("") if other.suffix == ".gz" else other.with_name(f"{other.name}.gz")
+    if not other.exists():
+        raise UserError(f"{other}: no such file, nor {other.name.replace('.gz', '')}; it goes with {path}")
+    others = lines_of(other)
     if len(others) != len(lines):
         raise UserError(f"{other}: has {len(others)} lines, and {path} has {len(lines)} lines")
     return zip(lines, others)

@@ -21,9 +21,10 @@ end is kept. Without a validation set a tenth of the training set is held out.
 Text to denoise (T5): blocks of --words words lose 15 % of them, in spans of 3 on average (scripts/corrupt_spans.py).
 {spans}
 --from names a folder with the text, any file of it also as .gz; without it, the text is downloaded. It is checked by
-SHA-256 where that is known (recipes/corpora.sha256). OUT_DIR receives bin/ for fairseq-train, the codes of subwords,
-the test set to score against, and settings, which evaluate.sh reads. Every step writes its file atomically, so a
-second call goes on where the first one ended, and a finished OUT_DIR is kept. DRY_RUN=1 shows the commands only.
+SHA-256 where that is known (recipes/corpora.sha256); of an archive in --from only the text is. OUT_DIR receives bin/
+for fairseq-train, the codes of subwords, the test set to score against, and settings, which evaluate.sh reads. Every
+step writes its file atomically, so a second call goes on where the first one ended, and a finished OUT_DIR is kept.
+DRY_RUN=1 shows the commands only.
 """
 
 import argparse
@@ -45,6 +46,7 @@ from .command import (
     cores,
     dry_run,
     existing_folder,
+    folder,
     integer,
     locked,
     pin_settings,
@@ -112,8 +114,10 @@ OPTIONS: Dict[str, Tuple[Sequence[str], Dict[str, Any]]] = {  # {option: kinds o
     "workers": (tuple(KINDS), number(1, "processes (default: all cores)")),
 }
 MADE = ("archives", "raw", "text", "tok", "sub", "bin")  # folders of OUT_DIR
+MADE_FILES = ("codes", "pieces.model", "test.answers")
 # the beginning of a name, or a word of it, that no training corpus has
-HELD_OUT = r"^(dev|valid|test)|(^|[^a-z])(dev|val|valid|tst|test|eval|heldout|news(dev|test))([^a-z]|$)"
+HELD_OUT_WORDS = r"(news)?(dev|test)(test|set)?|tst|val(id(ation)?)?|eval(uation)?|held[-_.]?out"
+HELD_OUT = rf"^(dev|valid|test)|(^|[^a-z])({HELD_OUT_WORDS})([^a-z]|$)"
 NOT_PINNED = ("mirror", "workers")  # data made with other values are the same
 OF_LIKE = ("subwords", "merges", "dash_splits", "lowercase")  # options that --like takes over
 
@@ -158,6 +162,10 @@ def main(argv: Sequence[str]) -> None:
         parser.add_argument(f"--{option}", dest=option, default=None, **settings)
     given = vars(parser.parse_args(argv))
     words, source = given.pop("what"), given.pop("source")
+    try:
+        out = folder(words[-1])
+    except argparse.ArgumentTypeError as error:
+        parser.error(f"OUT_DIR: {error}")
     name, corpus = words[0], CORPORA.get(words[0])
     if not corpus and len(words) != 4 and not Path(name).is_dir():
         known = ", ".join(CORPORA)
@@ -170,12 +178,12 @@ def main(argv: Sequence[str]) -> None:
     if source and not corpus:
         raise UserError(f"--from {source}: RAW_DIR is the folder of the text; leave it out")
     if corpus:
-        prepare(name, "-".join(["en", *words[1:-1]]), Path(words[-1]), source, given)
+        prepare(name, "-".join(["en", *words[1:-1]]), out, source, given)
     else:
         for language in words[1:-1]:
             if not re.fullmatch(r"\w+", language):
                 raise UserError(f"{language}: the name of a language has letters, digits and _ only, as in pt_BR")
-        prepare("own", "-".join(words[1:-1]), Path(words[-1]), Path(name), given)
+        prepare("own", "-".join(words[1:-1]), out, Path(name), given)
 
 
 def prepare(name: str, dataset: str, out: Path, source: Optional[Path], given: Mapping[str, Any]) -> None:
@@ -192,7 +200,7 @@ def prepare(name: str, dataset: str, out: Path, source: Optional[Path], given: M
     src, tgt = dataset.split("-") if corpus.kind == "parallel" else ("source", "target")
     if src == tgt:
         raise UserError(f"SRC and TGT are both {src}")
-    check_folders(source, out)
+    check_folders(source, out, (src, tgt))
     if source and corpus.script:
         raise UserError(f"--from {source}: {name} is made on the spot; leave it out")
     options = options_of(corpus, given, src, tgt)
@@ -230,16 +238,17 @@ def prepare(name: str, dataset: str, out: Path, source: Optional[Path], given: M
     once(out, settings, lambda: make(job))
 
 
-def check_folders(source: Optional[Path], out: Path) -> None:
-    """Refuses an OUT_DIR in which the text, a training or folders of others would be overwritten or removed."""
+def check_folders(source: Optional[Path], out: Path, sides: Sequence[str]) -> None:
+    """Refuses an OUT_DIR where the text, a training or what others have made would be overwritten, removed or used."""
     text, made = source and source.resolve(), [out.resolve() / name for name in MADE]
     if text and (text == out.resolve() or {text, *text.parents} & {*made}):
         raise UserError(f"{out}: {source} has the text, whose files would be overwritten; name another folder")
     if "arch" in read_settings(out / "settings"):
         raise UserError(f"{out}: is the folder of a training; name another folder")
-    for folder in made if not (out / "settings").exists() else ():
-        if folder.exists() and folder.name != "archives":  # a download may be put there by hand
-            raise UserError(f"{folder}: was not made by prepare.sh, which would overwrite it; name another folder")
+    made += [out / name for name in (*MADE_FILES, *(f"test.{side}" for side in sides))]
+    for path in made if not (out / "settings").exists() else ():
+        if path.exists() and path.name != "archives":  # a download may be put there by hand
+            raise UserError(f"{path}: was not made by prepare.sh, which would use or overwrite it; name another folder")
 
 
 class Job(NamedTuple):
@@ -361,7 +370,7 @@ def training_corpora(raw: Path, src: str, tgt: str) -> List[Path]:
         raise UserError(f"{raw}: no such folder; RAW_DIR holds {{train,valid,test}}.{{{src},{tgt}}}")
     check_files(raw, ("valid", "test"), (src, tgt))
     found = {re.sub(r"\.gz$", "", path.name) for path in raw.iterdir()}
-    names = sorted({name[: -len(src) - 1] for name in found if name.endswith(f".{src}")} - {"valid", "test"})
+    names = sorted({name[: -len(src) - 1] for name in found if name.endswith(f".{src}")} - {"", "valid", "test"})
     if not names:
         raise UserError(f"{raw}/train.{src}: no such file, nor any other training corpus")
     for name in names:
@@ -391,8 +400,8 @@ def prepare_test(raw: Path, data: Path) -> Path:
     given = {name.replace("_", "-"): int(found[name]) for name in cuts[:2] if found.get(name)}
     options = options_of(corpus, {"like": data, "keep-end": bool(found.get("keep_end")), **given}, src, tgt)
     files = [raw / f"test.{lang}{end}" for lang in (src, tgt) for end in ("", ".gz")]
-    out = data / "tests" / raw.resolve().name
-    check_folders(raw, out)
+    out = data / "tests" / re.sub("[,:]", "_", raw.resolve().name)  # where fairseq divides a path
+    check_folders(raw, out, (src, tgt))
     same = {name: getattr(options, name) or "" for name in (*OF_LIKE, *cuts)}
     settings = {"src": src, "tgt": tgt, **same, "like": digest_of(data), "from": raw.resolve()}
     settings["raw"] = corpora.digest(*filter(Path.exists, files))
@@ -527,7 +536,7 @@ def once(out: Path, settings: Mapping[str, object], make_data: Callable[[], None
     """Makes a folder of data unless it is ready, which a file marks. Data made with other settings are refused."""
     with locked(out / ".lock"):
         # learning subwords may fail; then other settings of them may be tried on the same text
-        of_subwords = dict.fromkeys(("merges", "subwords"), "codes pieces.model bin/*")
+        of_subwords = dict.fromkeys(("merges", "subwords"), "codes pieces.model sub/* bin/*")
         pin_settings(out / "settings", "text/* raw/* tok/* sub/* bin/*", settings, of_subwords)
         if (out / "bin" / "done").exists():
             return say(f"{out} is ready, reusing it")

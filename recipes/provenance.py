@@ -81,7 +81,7 @@ def note(file: Path, device: str, processes: int, precision: str) -> None:
     if precision != "fp32":
         now["precision"] = precision
     starts: List[Dict[str, Any]] = json.loads(file.read_text()) if file.exists() else []
-    if now not in starts:
+    if starts[-1:] != [now]:
         write(file, json.dumps([*starts, now], indent=1) + "\n")
 
 

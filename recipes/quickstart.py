@@ -7,7 +7,6 @@ A second call reuses the environment, the data and the checkpoints: training goe
 
 import functools
 import re
-from pathlib import Path
 from shlex import quote
 from typing import Sequence
 
@@ -19,6 +18,7 @@ from .command import (
     cores,
     dry_run,
     existing_folder,
+    folder,
     integer,
     pin_settings,
     say,
@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> None:
     add("--merges", type=integer(1), metavar="N", help="of the joint BPE (default: 300 for numbers, 4000 for multi30k)")
     add("--threads", type=integer(1), metavar="N", help="of the training's CPU (default: OMP_NUM_THREADS, else all)")
     add("--seed", type=integer(0), default=1, metavar="N", help="(default: 1)")
-    add("--out", type=Path, default=ROOT / "runs", metavar="DIR", help="where everything goes (default: runs)")
+    add("--out", type=folder, default=ROOT / "runs", metavar="DIR", help="where everything goes (default: runs)")
     args = parser.parse_args(own)
     if args.source and args.data == "numbers":
         raise UserError(
@@ -60,7 +60,8 @@ def main(argv: Sequence[str]) -> None:
     corpus = args.out / f"{args.data}-{args.pair}-bpe{merges}"
     save = args.out / f"{corpus.name}-{args.variant}-seed{args.seed}"
     prepare(args.data, args.pair, corpus, args.source, {"merges": merges, "lowercase": True})
-    pin_settings(save / "quickstart", "checkpoint_last.pt", {"max_update": updates, "flags": " ".join(rest)})
+    pinned = {"max_update": updates, "flags": " ".join(rest)}
+    pin_settings(save / "quickstart", "checkpoint_last.pt scores.json", pinned)
     if (save / "scores.json").exists():
         say(f"trained and scored already: {save}")
         Translation.report(corpus, save)

@@ -34,6 +34,7 @@ from .command import (
     UserError,
     dry_run,
     existing_folder,
+    folder,
     locked,
     pin_settings,
     read_settings,
@@ -47,6 +48,14 @@ from .record import check_evaluation, record
 from .scoring import evaluate
 from .tables import TABLES, Cell, Table
 
+OF_THE_CELL = {  # options of train.sh that say which cell it is: what to do instead
+    "--seed": "give it before --",
+    "--recipe": "a table has its own; leave it out",
+    **dict.fromkeys(("--data", "--save-dir"), "name the folder of data and runs by --out, before --"),
+    **dict.fromkeys(
+        ("--nodes", "--rendezvous"), "a cell is trained on one machine; recipes/cluster.smk spreads cells over several"
+    ),
+}
 OF_THE_MACHINE = re.compile(r"--(?:gpus|processes|threads|timeout|max-tokens|precision)[= ]\S+")
 
 
@@ -187,7 +196,7 @@ def read_call(argv: Sequence[str]) -> Call:
     add("--seed", type=str.split, metavar="NUMBERS", help="(default: the table's, 1 to 3 of them)")
     corpora = "corpora at hand; of several each in a folder of its name"
     add("--from", dest="source", type=existing_folder, metavar="DIR", help=corpora)
-    add("--out", type=Path, default=ROOT, metavar="DIR", help="data and runs (default: the project's folder)")
+    add("--out", type=folder, default=ROOT, metavar="DIR", help="data and runs (default: the project's folder)")
     add("--rerun", action="store_true", help="run a cell again although results/ has it")
     add("--prepare", action="store_true", help="only prepare the data")
     add("--list", action="store_true", help="only print the commands of the cells not run yet, one for each")
@@ -200,8 +209,9 @@ def read_call(argv: Sequence[str]) -> Call:
             raise UserError(f"--seed {seed}: must be an integer, at least 0")
     table.check(args.dataset, args.variant)
     options, flags = split_flags(rest)
-    if any(word.split("=")[0] in ("--nodes", "--rendezvous") for word in options):
-        raise UserError("--nodes: a cell is trained on one machine; recipes/cluster.smk spreads cells over several")
+    for option in (word.split("=")[0] for word in options):
+        if option in OF_THE_CELL:
+            raise UserError(f"-- {option}: {OF_THE_CELL[option]}")
     if args.time:
         others = ("variant", "seed", "rerun", "prepare", "list", "record")
         ignored = [f"--{name}" for name in others if getattr(args, name)] + (["what follows --"] if rest else [])
@@ -219,6 +229,8 @@ def read_call(argv: Sequence[str]) -> Call:
 def main(argv: Sequence[str]) -> None:
     call = read_call(argv)
     args, prepared = call.args, set()
+    if args.record and not any((cell.run(args.out) / "scores.json").exists() for cell in call.cells()):
+        raise UserError(f"--record: no run of these cells below {args.out / 'runs'} is scored; run them without it")
     if args.time:
         return timing.time_table(call.table, args.dataset, args.out, args.source)
     for cell in call.cells():

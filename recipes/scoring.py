@@ -128,11 +128,6 @@ def read_run_settings(data: Path, run_dir: Path) -> Dict[str, str]:
     if not run_dir.is_dir() and not dry_run():
         raise UserError(f"{run_dir}: no such folder; train with scripts/train.sh")
     settings = read_settings(run_dir / "settings")
-    if settings.get("data", str(data.resolve())) != str(data.resolve()):
-        raise UserError(
-            f"{run_dir}: was trained on {settings['data']}, not on {data}; if that folder was moved, mend its name in "
-            f"{run_dir}/settings"
-        )
     check_data(run_dir, data)
     pair = pair_of(read_settings(data / "settings"))
     if pair and settings.get("pair", pair) != pair:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Type
 
 from . import metrics
-from .command import ROOT, Parser, UserError, integer, read_settings
+from .command import ROOT, Parser, UserError, folder, integer, read_settings
 from .corpora import CORPORA, Corpus
 from .scoring import Scores, Task, evaluate, figure, read_data_settings, read_lines
 from .translation import Translation
@@ -202,8 +202,8 @@ def main(argv: Sequence[str]) -> None:
     parser = Parser("evaluate", (__doc__ or "").format(tasks=scores))
     parser.argument_default = argparse.SUPPRESS  # what is not given is the recipe's
     add = parser.add_argument
-    add("data", metavar="DATA_DIR", type=Path)
-    add("run_dir", metavar="RUN_DIR", type=Path)
+    add("data", metavar="DATA_DIR", type=folder)
+    add("run_dir", metavar="RUN_DIR", type=folder)
     add("--average", type=integer(0), metavar="N", help="average the last N checkpoints; 0: the best by validation")
     add("--max-tokens", type=integer(1), metavar="N", help="tokens of a batch (default: 4096)")
     add("--baseline", type=Path, metavar="RUN_DIR", help="an evaluated run of the same data, for a significance test")

@@ -38,6 +38,7 @@ from .command import (
     Parser,
     UserError,
     dry_run,
+    folder,
     integer,
     locked,
     pin_settings,
@@ -81,8 +82,8 @@ def make_parser() -> Parser:
     add("dataset", metavar="DATASET")
     add("--recipe", choices=RECIPES, help="default: by the ending of ARCH and by DATASET")
     where = "prepared data (default: data/DATASET; data/wmt14-PAIR, data/multi30k-PAIR)"
-    add("--data", type=Path, metavar="DIR", help=where)
-    add("--save-dir", type=Path, metavar="DIR", help="checkpoints and the log (default: runs/ARCH-DATASET-seedN)")
+    add("--data", type=folder, metavar="DIR", help=where)
+    add("--save-dir", type=folder, metavar="DIR", help="checkpoints and the log (default: runs/ARCH-DATASET-seedN)")
     number("--gpus", type=integer(0), help="of this machine (default: the recipe's: all or none); 0 trains on the CPU")
     number("--processes", default=1, help="with --gpus 0, how many (default: 1)")
     number("--threads", help="CPU threads of each process (default: the recipe's, or OpenMP's)")
@@ -408,9 +409,14 @@ def find_data(named: Optional[Path], recipe: Recipe, dataset: str) -> Path:
 
 
 def check_data(run_dir: Path, data: Path) -> None:
-    """Refuses data that were made anew, with other settings or words, since a run was trained on them."""
-    now = digest_of(data)
-    if data.exists() and read_settings(run_dir / "settings").get("data_digest", now) != now:
+    """Refuses data that are not those of a run, or were made anew with other settings or words since."""
+    settings, now = read_settings(run_dir / "settings"), digest_of(data)
+    if settings.get("data", str(data.resolve())) != str(data.resolve()):
+        raise UserError(
+            f"{run_dir}: was trained on {settings['data']}, not on {data}; if that folder was moved, mend its name in "
+            f"{run_dir}/settings"
+        )
+    if data.exists() and settings.get("data_digest", now) != now:
         raise UserError(
             f"{run_dir}: {data} was made anew since, with other settings or words; train in another folder, or prepare "
             "the data as they were"
@@ -476,13 +482,15 @@ def main(argv: Sequence[str]) -> None:
         settings.update(recipe=name, recipe_flags=" ".join(words_of(recipe.flags)), flags=" ".join(rest))
         settings.update(batch_tokens=args.batch_tokens, seed=args.seed, precision=args.precision)
         settings.update(max_update=schedule(command))
-        if (save / LAST).exists() and read_settings(save / "settings").get("data") == str(data.resolve()):
+        if (save / LAST).exists():
             check_data(save, data)
         pin_settings(save / "settings", "checkpoint*.pt", settings)
         show(command)
         if not dry_run():
+            log, origin = save / f"train{machine}.log", save / "provenance.json"
+            if not (save / LAST).exists():  # begins anew: what an earlier training has left says nothing of this one
+                for path in (log, origin, save / "scores.json", *save.glob("tests/*/scores.json")):
+                    path.unlink(missing_ok=True)
             processes = args.nodes * (args.gpus or args.processes)
-            provenance.note(save / "provenance.json", "cuda" if args.gpus else "cpu", processes, args.precision)
-            os.execvp(
-                "bash", ["bash", "-c", TEE.format(lock=lock), "bash", str(save / f"train{machine}.log"), *command]
-            )
+            provenance.note(origin, "cuda" if args.gpus else "cpu", processes, args.precision)
+            os.execvp("bash", ["bash", "-c", TEE.format(lock=lock), "bash", str(log), *command])

@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
-from .command import Parser, UserError, dry_run, integer, reason, show, split_flags, started
+from .command import Parser, UserError, dry_run, folder, integer, reason, show, split_flags, started
 from .prepare import last_words
 from .scoring import read_data_settings, read_run_settings, recipe_of
 from .train import best_checkpoint, set_threads
@@ -62,13 +62,15 @@ def main(argv: Sequence[str]) -> None:
     parser = Parser("translate", __doc__)
     parser.argument_default = argparse.SUPPRESS
     add = parser.add_argument
-    add("data", metavar="DATA_DIR", type=Path)
-    add("run", metavar="RUN_DIR", type=Path)
+    add("data", metavar="DATA_DIR", type=folder)
+    add("run", metavar="RUN_DIR", type=folder)
     add("--beam", type=integer(1), metavar="N", help="(default: the recipe's)")
     add("--lenpen", type=float, metavar="X", help="length penalty (default: the recipe's)")
     options = vars(parser.parse_args(own))
-    if any(word.split("=")[0] == "--nbest" for word in rest):
-        raise UserError("-- --nbest: translate.sh writes one translation of each line; leave it out")
+    refused = {"--nbest": "writes one translation of each line", "--input": "reads standard input, as in < FILE"}
+    for flag in (word.split("=")[0] for word in rest):
+        if flag in refused:
+            raise UserError(f"-- {flag}: translate.sh {refused[flag]}; leave it out")
     data, run_dir = options.pop("data"), options.pop("run")
     settings = read_data_settings(data)
     if "src" not in settings:

@@ -113,8 +113,9 @@ def main() -> None:
                     target_file.write(target + "\n")
         if not counts:
             fail(f"{', '.join(args.inputs)}: no text is in these files")
+        left_out = ", ".join(f"{n} {why}" for why, n in counts.items() if why)
         if not counts[""]:
-            fail(f"{', '.join(args.inputs)}: no pair is left of {sum(counts.values())}; is this the right corpus?")
+            fail(f"{', '.join(args.inputs)}: no pair is left of {sum(counts.values())} ({left_out})")
         for part, path in zip(parts, outputs):
             part.replace(path)
     except OSError as error:
@@ -122,8 +123,7 @@ def main() -> None:
     finally:
         for part in parts:
             part.unlink(missing_ok=True)
-    dropped = ", ".join(f"{n} {why}" for why, n in counts.items() if why)
-    print(f"{args.output}: {counts['']} pairs{', left out: ' + dropped if dropped else ''}")
+    print(f"{args.output}: {counts['']} pairs{', left out: ' + left_out if left_out else ''}")
 
 
 if __name__ == "__main__":

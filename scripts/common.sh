@@ -1,5 +1,6 @@
 # Shared by the scripts: the project's environment, and the recipes in Python. Source it.
 # shellcheck shell=bash
+[ "${DRY_RUN:-}" != 0 ] || unset DRY_RUN
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 die() {

@@ -25,7 +25,12 @@ for candidate in ${PYTHON:-python3.11 python3 python}; do
 done
 [ -n "$python" ] || die "Python 3.11 is needed for the pinned environment; install it, or name it: PYTHON=/path/to/python3.11 $0"
 echo "== making the environment in .venv, once"
-run "$python" -m venv "$root/.venv"
+venv=("$python" -m venv)
+case $(cat "$stamp" 2> /dev/null || true) in
+    '' | "$root "*) ;;
+    *) venv+=(--clear) ;; # it was moved or copied: its programs name the interpreter at the old place
+esac
+run "${venv[@]}" "$root/.venv"
 pip=("$root/.venv/bin/python" -m pip install --quiet --disable-pip-version-check)
 case $(version "$python") in
     3.11) run "${pip[@]}" -c "$root/constraints.txt" -e "${root}[dev]" ;;

@@ -1,5 +1,6 @@
 """GLUE and SuperGLUE as text: every task's form, labels and metrics; fine-tuning in two stages."""
 
+import gzip
 import itertools
 import json
 import subprocess
@@ -182,6 +183,17 @@ def test_labels_beside(tmp_path):
         (tmp_path / f"{name}.data.txt").write_text("w\tN\t0-0\ta\tb\nv\tV\t0-0\tc\td\n")
         (tmp_path / f"{name}.gold.txt").write_text("T\nF\n")
     assert [pair.target for pair in examples.read(CORPORA["wic"], tmp_path, 5)["test"]] == ["True", "False"]
+    for name in ("data", "gold"):  # one of them is compressed
+        path = tmp_path / f"train.{name}.txt"
+        path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+        assert len(examples.read(CORPORA["wic"], tmp_path, 5)["test"]) == 2
+        path.write_bytes(gzip.decompress(path.with_name(f"{path.name}.gz").read_bytes()))
+        path.with_name(f"{path.name}.gz").unlink()
+    (tmp_path / "train.gold.txt").rename(tmp_path / "gold")
+    with pytest.raises(UserError, match="train.gold.txt.gz: no such file, nor train.gold.txt; it goes with "):
+        examples.read(CORPORA["wic"], tmp_path, 5)
+    (tmp_path / "gold").rename(tmp_path / "train.gold.txt")
     (tmp_path / "dev.gold.txt").write_text("T\n")
     with pytest.raises(UserError, match=r"dev.gold.txt: has 1 lines, and .*dev.data.txt has 2 lines"):
         examples.read(CORPORA["wic"], tmp_path, 5)

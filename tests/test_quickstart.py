@@ -3,6 +3,7 @@
 import pytest
 
 from recipes import quickstart
+from recipes.command import UserError
 
 
 @pytest.mark.parametrize(
@@ -23,6 +24,21 @@ def test_progress_says_how_long_it_takes(capsys):
     assert capsys.readouterr().out == "  update 200 of 500: training perplexity 8.5, 30 s, 45 s left\n"
     quickstart.show_progress(500, "a line of fairseq's log\n")
     assert capsys.readouterr().out == ""
+
+
+def test_scores_of_other_flags_are_not_shown(tmp_path, dry, monkeypatch, recipes_environment):
+    """Also where the checkpoints were removed."""
+    run = tmp_path / "numbers-en-de-bpe300-random_vanilla-seed1"
+    run.mkdir()
+    (run / "quickstart").write_text("max_update=200\nflags=\n")
+    (run / "scores.json").write_text("{}")
+    monkeypatch.setattr(quickstart, "prepare", lambda *args: None)
+    (tmp_path / "numbers-en-de-bpe300").mkdir()
+    (tmp_path / "numbers-en-de-bpe300" / "settings").write_text("src=en\ntgt=de\n")
+    monkeypatch.delenv("DRY_RUN")
+    quickstart.main(["--out", str(tmp_path), "--max-update", "200"])
+    with pytest.raises(UserError, match="other settings .*max_update=200, asked for max_update=400"):
+        quickstart.main(["--out", str(tmp_path), "--max-update", "400"])
 
 
 def test_numbers_are_learned_small_and_without_capitals(tmp_path, dry, recipes_environment, capsys):

@@ -145,7 +145,7 @@ def test_prepare(tmp_path, raw, capfd):
     assert not (out / "tok" / "valid.de").exists() and not (out / "bin").exists()
     with open(folder / "valid.de", "a") as file:
         file.write(" ")  # another text than the one that was read
-    refused(prepare.main, *argv, parts=["other settings", "raw="])
+    refused(prepare.main, *argv, parts=["other settings", "its text has changed"])
     shutil.copy(raw / "valid.de", folder)
     kept = (out / "tok" / "train.en").stat().st_mtime_ns
     prepare.main([*map(str, argv)])
@@ -162,7 +162,7 @@ def test_prepare(tmp_path, raw, capfd):
     prepare.main([*map(str, argv)])  # of what is done nothing is needed again
     assert "reusing" in capfd.readouterr().out
     copied(raw, folder)
-    refused(prepare.main, *argv, parts=["other settings", "raw="])  # what is there is of another text
+    refused(prepare.main, *argv, parts=["other settings", "its text has changed"])  # what is there is of another text
     shutil.rmtree(folder)
     refused(prepare.main, *argv, "--lowercase", parts=["other settings", "lowercase="])
 
@@ -172,6 +172,11 @@ def test_prepare_with_sentencepiece(tmp_path, raw):
     refused(prepare.main, *argv, "--merges", "30000", parts=["--merges 30000", "Vocabulary size too high"])
     assert not (tmp_path / "out" / "pieces.model").exists()
     prepare.main([*map(str, argv), "--merges", "150"])  # goes on in the same folder
+    for name in ("pieces.model", "bin"):  # what is left is of 150 pieces
+        (tmp_path / "out" / name).rename(tmp_path / name)
+    refused(prepare.main, *argv, "--merges", "160", parts=["other settings", "merges=150"])
+    for name in ("pieces.model", "bin"):
+        (tmp_path / name).rename(tmp_path / "out" / name)
     pieces = (tmp_path / "out" / "sub" / "test.de").read_text().splitlines()
     assert ["".join(line.split()).replace("\u2581", " ").strip() for line in pieces] == (
         (raw / "test.de").read_text().splitlines()
@@ -187,7 +192,7 @@ def test_prepare_with_sentencepiece(tmp_path, raw):
         (dict(train_de="Stra\u00dfe\n".encode("latin1") * 150), ["train.de: line 1 is not UTF-8", "0xdf", "iconv"]),
         (dict(train_de="eins\n".encode("utf-16") * 150), ["train.de: line 1 is not UTF-8", "iconv -f utf-16"]),
         (dict(valid_en=b"", valid_de=b""), ["raw/valid: no text is in these files"]),
-        (dict(train_en=b"\n" * 150, more_en_gz=gzip.compress(b"\n" * 50)), ["no pair is left of 200"]),
+        (dict(train_en=b"\n" * 150, more_en_gz=gzip.compress(b"\n" * 50)), ["no pair is left of 200 (200 empty)"]),
         (dict(more_en_gz=gzip.compress(b"text\n" * 50)[:-9]), ["more.en.gz", "not a whole gzip file"]),
     ],
     ids=["unequal", "empty-test", "encoding", "utf-16", "no-text", "all-empty", "truncated"],
@@ -206,11 +211,15 @@ def test_prepare_refuses(tmp_path, raw):
     assert not out.exists() and not (tmp_path / "cs").exists()
     folder = copied(raw, tmp_path / "raw", newstest2014_en=b"a\n", newstest2014_de=b"a\n")
     refused(prepare.main, folder, "en", "de", tmp_path / "x", parts=["newstest2014.en", "would be trained on"])
-    for number, name in enumerate(("val", "tst2013", "flickr-test", "Eval", "news.dev")):
+    names = ["val", "tst2013", "flickr-test", "Eval", "news.dev", "flores-devtest", "my-testset", "news-validation"]
+    for number, name in enumerate([*names, "wmt-devset2", "held-out", "x.heldout", "newsdev2016", "mini-evaluation"]):
         folder = copied(raw, tmp_path / f"held-out-{number}", **{f"{name}.en": b"a\n", f"{name}.de": b"a\n"})
         refused(prepare.main, folder, "en", "de", tmp_path / "x", parts=[f"{name}.en", "would be trained on"])
-    folder = copied(raw, tmp_path / "trained-on", contest_en=b"a\n", contest_de=b"a\n")
-    prepare.training_corpora(folder, "en", "de")
+    more = {f"{name}.{lang}": b"a\n" for name in ("contest", "medieval", "unheld-out") for lang in ("en", "de")}
+    folder = copied(raw, tmp_path / "trained-on", **more)
+    (folder / ".en").touch()  # no name: of none
+    found = [path.name for path in prepare.training_corpora(folder, "en", "de")]
+    assert found == ["contest", "medieval", "more", "train", "unheld-out"]
     refused(prepare.main, raw, "en", "pt-BR", out, parts=["pt-BR: ", "letters, digits and _ only, as in pt_BR"])
     refused(prepare.main, "numbers", "de", out, "--from", raw, parts=[f"--from {raw}", "made on the spot"])
     refused(prepare.main, raw, "en", "de", out, "--subwords", "words", parts=["--subwords", "sentencepiece"])
@@ -238,6 +247,11 @@ def test_prepare_leaves_what_is_not_its_own(tmp_path, raw):
     for name in ("raw", "text", "tok", "sub", "bin"):
         (out / name).mkdir(parents=True)
         (out / name / "mine").write_text("x")
+        kept(raw, "en", "de", out, parts=[f"{out / name}: was not made by prepare.sh"])
+        shutil.rmtree(out)
+    for name in ("codes", "pieces.model", "test.answers", "test.en", "test.de"):
+        out.mkdir()
+        (out / name).write_text("x")
         kept(raw, "en", "de", out, parts=[f"{out / name}: was not made by prepare.sh"])
         shutil.rmtree(out)
     out.mkdir()
@@ -646,6 +660,22 @@ def test_a_run_without_a_checkpoint_takes_new_data(begun):
     (data / "bin" / "dict.de.txt").write_text("zwei 1\n")
     go_on()
     assert f"data_digest={train.digest_of(data)}" in (save / "settings").read_text().splitlines()
+
+
+def test_a_training_that_begins_anew_keeps_nothing_of_another(begun):
+    """Its record has its own updates and machine alone; the scores of a model that was removed are not shown as its."""
+    _, save, go_on = begun
+    left = [save / "train.log", save / "scores.json", save / "tests" / "other" / "scores.json"]
+    left[-1].parent.mkdir(parents=True)
+    for path in left:
+        path.write_text("{}")
+    (save / "provenance.json").write_text('[{"hardware": "another"}]')
+    go_on()
+    assert all(path.exists() for path in left) and len(json.loads((save / "provenance.json").read_text())) == 2
+    (save / "checkpoint_last.pt").unlink()
+    go_on("--seed", "7")
+    (start,) = json.loads((save / "provenance.json").read_text())
+    assert not any(path.exists() for path in left) and start["hardware"] != "another"
 
 
 def test_a_run_without_its_last_checkpoint_keeps_its_settings(begun):
@@ -1116,7 +1146,7 @@ def test_analysis_of_a_table(trained, tmp_path, capsys):
 
 
 def test_analysis_of_more_sentences(trained, tmp_path, capsys, monkeypatch):
-    """An inspection of as many as were asked for is kept; a record of a model that is no row leaves the pages alone."""
+    """An inspection of as many as are asked for is kept; a record of a model that is no row leaves the pages alone."""
     out, argv = trained
     calls, argv = [], [*argv, "--variant", "random"]
 
@@ -1127,7 +1157,7 @@ def test_analysis_of_more_sentences(trained, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(analysis, "run", inspect)
     for more in ([], ["--sentences", "200"], ["--sentences", "9"], ["--sentences", "9"], []):
         analysis.main([*argv, *more])
-    assert calls == ["200", "9"]
+    assert calls == ["200", "9", "200"]
     folder = tmp_path / "results" / "analysis"
     record = json.loads((folder / "multi30k_cpu-en-de-random-seed1.json").read_text())
     (folder / "multi30k_cpu-en-de-vanilla-seed1.json").write_text(json.dumps({**record, "model": "vanilla"}))
@@ -1201,6 +1231,16 @@ def test_the_papers_rows_are_models():
         for cell in table.cells():
             arch = RECIPES[cell.dataset.recipe].architecture(table.training(cell.model)[0])
             assert RECIPES[train.recipe_name(arch, cell.dataset.name)].task == RECIPES[cell.dataset.recipe].task
+
+
+def test_data_of_two_tables_are_prepared_alike():
+    """Or in two folders."""
+    found = {}
+    for table in tables.TABLES.values():
+        for cell in table.cells():
+            first = cell.init()
+            how = (table.corpus or cell.dataset.name, dict(table.preparation), first and first.data(Path()))
+            assert found.setdefault(cell.data(Path()), how) == how, cell
 
 
 def test_an_average_has_the_last_update():
@@ -1637,6 +1677,12 @@ def test_a_table_is_checked_when_it_is_made(changes, part):
         ("table2 --seed one", ["--seed one", "integer"]),
         ("table7 --dataset ptb", ["--dataset ptb", "agnews, imdb"]),
         ("table2 -- --nodes 2 --rendezvous first:29500", ["--nodes", "one machine"]),
+        ("table2 -- --gpus 1 --seed 5", ["-- --seed", "before --"]),
+        ("table2 -- --recipe=iwslt", ["-- --recipe", "leave it out"]),
+        ("table2 -- --data there", ["-- --data", "--out"]),
+        ("table2 -- --save-dir there", ["-- --save-dir", "--out"]),
+        ("table2 --out a,b", ["--out: a,b: ", "rename it"]),
+        ("table2 --record --out /nowhere", ["--record: no run", "/nowhere/runs"]),
         ("", ["TABLE", "reproduce.sh --help"]),
     ],
 )
@@ -1698,6 +1744,43 @@ def test_quickstart_refuses_a_variant_at_once(tmp_path):
 def test_quickstart_needs_a_folder(tmp_path):
     (tmp_path / "file").touch()
     refused(quickstart.main, "--out", tmp_path / "file", parts=[f"{tmp_path}/file", "this folder cannot be made"])
+
+
+def test_an_environment_that_was_copied_is_made_anew(tmp_path):
+    """Its programs name the interpreter of the one that it was copied of."""
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+    for name in ("setup.py", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / ".venv").mkdir()
+    for root, anew in ((tmp_path, False), (f"/elsewhere{tmp_path}", True), (f"{tmp_path}2", True)):
+        (tmp_path / ".venv" / "installed").write_text(f"{root} another digest  -\n")
+        env = {**os.environ, "DRY_RUN": "1"}
+        done = subprocess.run([tmp_path / "scripts" / "setup.sh"], capture_output=True, text=True, env=env)
+        assert done.returncode == 0 and ("-m venv --clear " in done.stdout) == anew, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("value, shown", [("1", True), ("0", False), ("", False)])
+def test_what_a_dry_run_is(value, shown, tmp_path, monkeypatch):
+    monkeypatch.setenv("DRY_RUN", value)
+    command.run(["touch", tmp_path / "a"])
+    source = f'source {ROOT}/scripts/common.sh; run touch "$1"'
+    subprocess.run(["bash", "-c", source, "bash", tmp_path / "b"], check=True)
+    assert [(tmp_path / name).exists() for name in "ab"] == [not shown, not shown]
+
+
+@pytest.mark.parametrize("name", ["", "-x", "./-x", "a,b", "a:b"])
+def test_folders_that_fairseq_cannot_read(name, raw):
+    """It divides paths at : and ,; what begins with - is an option. No word is no folder, and not this one."""
+    refused(prepare.main, raw, "en", "de", "--", name, parts=["OUT_DIR: ", name or "empty word"])
+    refused(train.main, "transformer_multi30k", "en-de", f"--save-dir={name}", parts=["--save-dir: ", name or "empty"])
+    refused(tasks.main, "--", name, "run", parts=["DATA_DIR: ", name or "empty word"])
+
+
+def test_a_name_that_is_not_utf8():
+    done = subprocess.run(
+        [ROOT / "scripts" / "prepare.sh", b"caf\xe9", "en", "de", "out"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (1, "error: 'caf\\udce9': is not UTF-8; rename the file\n")
 
 
 @pytest.mark.parametrize("name, said", [("quickstart", "scripts/setup.sh failed"), ("train", "run scripts/setup.sh")])
@@ -1800,20 +1883,20 @@ def compared_with_a_baseline(corpus, run):
 def other_test_sets(tmp_path, corpus, run):
     """The same text as the test set has the same scores, translations and words; the run's own scores stay."""
     kept = (run / "scores.json").read_text()
-    other, same = tmp_path / "other", tmp_path / "again"
+    other, same = tmp_path / "other", tmp_path / "a:b, c"
     same.mkdir()
     for lang in ("en", "de"):
         shutil.copy(tmp_path / "numbers-en-de-bpe200" / "raw" / f"test.{lang}", same)
     argv = ["evaluate.sh", corpus, run, "--average", "2", "--beam", "1", "--test"]
     done = script(*argv, same, timeout=1500)
     assert done.returncode == 0, done.stdout + done.stderr
-    scores = json.loads((run / "tests" / "again" / "scores.json").read_text())
+    scores = json.loads((run / "tests" / "a_b_ c" / "scores.json").read_text())
     tokenised = json.loads(kept)["tokenised"]  # its reference is no test set of sacreBLEU's
     assert scores["tokenised"] == tokenised and len(scores) == 4 and "test_set" not in scores["bleu"]
-    assert (run / "tests" / "again" / "test.hyp.de").read_text() == (run / "test.hyp.de").read_text()
-    words = [folder / "bin" / "dict.de.txt" for folder in (corpus, corpus / "tests" / "again")]
+    assert (run / "tests" / "a_b_ c" / "test.hyp.de").read_text() == (run / "test.hyp.de").read_text()
+    words = [folder / "bin" / "dict.de.txt" for folder in (corpus, corpus / "tests" / "a_b_ c")]
     assert words[0].read_text() == words[1].read_text()
-    assert (run / "scores.json").read_text() == kept and not (run / "tests" / "again" / "checkpoint_avg.pt").exists()
+    assert (run / "scores.json").read_text() == kept and not (run / "tests" / "a_b_ c" / "checkpoint_avg.pt").exists()
     refused(tasks.main, corpus, run, "--test", other, parts=["other/test.en: no such file"])
     other.mkdir()
     shutil.copy(same / "test.en", other / "test.en")
@@ -1850,6 +1933,7 @@ def test_translate_refuses(tmp_path, monkeypatch, capsys):
     refused(translate.main, data, tmp_path / "no", parts=["no: no such folder", "train.sh"])
     refused(translate.main, data, tmp_path, parts=[f"{tmp_path}: has no checkpoint_best.pt"])
     refused(translate.main, data, tmp_path, "--", "--nbest", "2", parts=["-- --nbest", "leave it out"])
+    refused(translate.main, data, tmp_path, "--", "--input=x", parts=["-- --input", "standard input", "leave it out"])
     monkeypatch.setenv("DRY_RUN", "1")
     translate.main([str(data), str(tmp_path)])
     shown = capsys.readouterr()
@@ -1910,7 +1994,7 @@ def test_text_that_has_changed_is_noticed(tmp_path, raw, dry, monkeypatch):
     prepare.main([*map(str, argv)])
     text = folder / "test.de"
     text.write_bytes(text.read_bytes()[::-1].lstrip(b"\n") + b"\n")
-    refused(prepare.main, *argv, parts=["was made with other settings", "raw="])
+    refused(prepare.main, *argv, parts=["was made with other settings", "its text has changed"])
 
 
 LONG = (
@@ -1998,6 +2082,9 @@ def test_a_record_says_how_many_gpus(tmp_path, monkeypatch):
     assert (several["hardware"], several["precision"]) == ("8 × a GPU", "bf16")
     assert one["hardware"] == "a GPU" and "precision" not in one
     assert provenance.device_of(several["hardware"]) == "gpu"
+    for processes in (1, 8):  # the same again, and back to the first: the last one is where it ended
+        provenance.note(file, "cuda", processes, "bf16" if processes == 8 else "fp32")
+    assert json.loads(file.read_text()) == [several, one, several]
 
 
 @pytest.mark.parametrize("value, threads", [("4,2", 4), (" 3", 3), ("", None), ("abc", None), ("0", None)])

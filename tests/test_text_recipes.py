@@ -126,7 +126,7 @@ def test_a_language_models_text_that_changed(tmp_path, own_text, capfd):
     for split, line in (("train", "w1 w2 w3\n"), ("valid", "w1 w2\n")):  # without the byte-order mark
         assert (out / "text" / f"{split}.txt").read_text() == line
     (folder / "train.txt").write_text("an other text\n")
-    refused(prepare.main, *argv, parts=["other settings", "raw="])
+    refused(prepare.main, *argv, parts=["other settings", "its text has changed"])
 
 
 def test_nothing_is_left_of_a_text_with_a_mistake(tmp_path, own_text):
@@ -148,7 +148,7 @@ def test_another_split_of_a_text(tmp_path):
             (tmp_path / f"{name}.txt").write_text("".join(part))
         if last == 20:
             prepare.main(argv)
-    refused(prepare.main, *argv, parts=["other settings", "raw="])
+    refused(prepare.main, *argv, parts=["other settings", "its text has changed"])
 
 
 def test_folders_of_several_corpora(tmp_path):
@@ -306,7 +306,7 @@ def test_examples_that_changed(class_data, own_examples, tmp_path):
     refused(prepare.main, MINE, class_data, "--from", folder, parts=["other settings", f"from={own_examples}"])
     kept = (own_examples / "test.csv").read_bytes()
     write_csv(own_examples / "test.csv", rows_of("others", 40))
-    refused(prepare.main, MINE, class_data, "--from", own_examples, parts=["other settings", "raw="])
+    refused(prepare.main, MINE, class_data, "--from", own_examples, parts=["other settings", "its text has changed"])
     (own_examples / "test.csv").write_bytes(kept)
     prepared(class_data, own_examples, corpus=MINE)
 
@@ -384,7 +384,7 @@ def test_labels_of_another_text(tmp_path):
             write_csv(tmp_path / name / f"{split}.csv", [[i % 4 + 1, "title", f"text {i}"] for i in range(n)])
     prepared(tmp_path / "out", tmp_path / "first", corpus="agnews")
     argv = ["agnews", tmp_path / "out", "--from"]
-    refused(prepare.main, *argv, tmp_path / "other", parts=["other settings", "raw="])
+    refused(prepare.main, *argv, tmp_path / "other", parts=["other settings", "its text has changed"])
 
 
 def test_headings(tmp_path, capsys):

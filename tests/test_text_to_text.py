@@ -237,7 +237,14 @@ def test_archives(tmp_path, monkeypatch):
         assert len((out / "raw" / "train.target").read_text().splitlines()) == 20
     with zipfile.ZipFile(site / "d.zip", "a") as archive:
         archive.writestr("more", "text")
-    refused(prepare.main, "dailydialog", tmp_path / "hand", "--from", site, parts=["made with other settings", "raw="])
+    refused(
+        prepare.main,
+        "dailydialog",
+        tmp_path / "hand",
+        "--from",
+        site,
+        parts=["made with other settings", "its text has changed"],
+    )
 
 
 @pytest.mark.parametrize("name", ["aeslc", "cnndm", "dailydialog", "personachat"])
