@@ -21,10 +21,10 @@ end is kept. Without a validation set a tenth of the training set is held out.
 Text to denoise (T5): blocks of --words words lose 15 % of them, in spans of 3 on average (scripts/corrupt_spans.py).
 {spans}
 --from names a folder with the text, any file of it also as .gz; without it, the text is downloaded. It is checked by
-SHA-256 where that is known (recipes/corpora.sha256); of an archive in --from only the text is. OUT_DIR receives bin/
-for fairseq-train, the codes of subwords, the test set to score against, and settings, which evaluate.sh reads. Every
-step writes its file atomically, so a second call goes on where the first one ended, and a finished OUT_DIR is kept.
-DRY_RUN=1 shows the commands only.
+SHA-256 where that is known (recipes/corpora.sha256). Of an archive in --from, the text in it is checked, not the
+archive. OUT_DIR receives bin/ for fairseq-train, the codes of subwords, the test set to score against, and settings,
+which evaluate.sh reads. Every step writes its file atomically, so a second call goes on where the first one ended, and
+a finished OUT_DIR is kept. DRY_RUN=1 shows the commands only.
 """
 
 import argparse
