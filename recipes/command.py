@@ -67,7 +67,9 @@ def folder(text: str) -> Path:
     if not text:
         raise argparse.ArgumentTypeError("an empty word is no folder; give its name")
     if re.match("-", str(Path(text))) or re.search("[,:]", text):
-        raise argparse.ArgumentTypeError(f"{text}: fairseq reads no path that begins with - or has , or :; rename it")
+        raise argparse.ArgumentTypeError(
+            f"{text}: fairseq takes no path that begins with - or contains a comma or a colon; rename it"
+        )
     return Path(text)
 
 

@@ -663,7 +663,7 @@ def test_a_run_without_a_checkpoint_takes_new_data(begun):
 
 
 def test_a_training_that_begins_anew_keeps_nothing_of_another(begun):
-    """Its record has its own updates and machine alone; the scores of a model that was removed are not shown as its."""
+    """Its record has its own updates and machine alone; scores of a removed model are not taken for its own."""
     _, save, go_on = begun
     left = [save / "train.log", save / "scores.json", save / "tests" / "other" / "scores.json"]
     left[-1].parent.mkdir(parents=True)
@@ -1747,7 +1747,7 @@ def test_quickstart_needs_a_folder(tmp_path):
 
 
 def test_an_environment_that_was_copied_is_made_anew(tmp_path):
-    """Its programs name the interpreter of the one that it was copied of."""
+    """Its programs name the interpreter of the one that it was copied from."""
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
     for name in ("setup.py", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)
@@ -1770,7 +1770,7 @@ def test_what_a_dry_run_is(value, shown, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["", "-x", "./-x", "a,b", "a:b"])
 def test_folders_that_fairseq_cannot_read(name, raw):
-    """It divides paths at : and ,; what begins with - is an option. No word is no folder, and not this one."""
+    """It divides paths at : and ,; what begins with - is an option. An empty word is not the current folder."""
     refused(prepare.main, raw, "en", "de", "--", name, parts=["OUT_DIR: ", name or "empty word"])
     refused(train.main, "transformer_multi30k", "en-de", f"--save-dir={name}", parts=["--save-dir: ", name or "empty"])
     refused(tasks.main, "--", name, "run", parts=["DATA_DIR: ", name or "empty word"])
