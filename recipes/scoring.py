@@ -88,7 +88,8 @@ class Task:
         _, *files = cls.files(data, run_dir)
         output, wanted = map(read_lines, files)
         if len(output) != len(wanted):
-            raise UserError(f"{flag}{run_dir}: not evaluated yet, or not on these data")
+            what = f"{flag}{run_dir}: not evaluated yet, or not on these data"
+            raise UserError(f"{what}; evaluate this run on the same test set first")
         return output, wanted
 
     @classmethod

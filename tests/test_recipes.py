@@ -1914,7 +1914,7 @@ def evaluation_refuses(corpus, run):
     fewer = run.parent / "fewer"
     fewer.mkdir()
     (fewer / "test.hyp.de").write_text("eins\n")
-    parts = [f"--baseline {fewer}: not evaluated yet, or not on these data"]
+    parts = [f"--baseline {fewer}: not evaluated yet, or not on these data; evaluate this run on the same test set"]
     refused(tasks.main, corpus, run, "--average", "99", "--baseline", fewer, parts=parts)  # before anything else
     settings = (run / "settings").read_text()
     for line, other in (("pair=en-de", "pair=de-en"), (f"data={corpus}", "data=/other")):
