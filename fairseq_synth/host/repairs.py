@@ -66,3 +66,20 @@ def replace(owner: Any, attribute: str, make: Callable[[Any], Any]) -> bool:
         replacement = staticmethod(replacement)
     setattr(owner, attribute, replacement)
     return True
+
+
+def as_rows() -> "list[list[str]]":
+    """Name, symptom and versions of each repair, from its docstring: ``symptom (versions).`` and the details."""
+    import inspect
+    import re
+
+    from . import checkpoints, data, messages, search, training  # noqa: F401  (they list theirs)
+
+    rows = []
+    for name, function in sorted(REPAIRS.items()):
+        symptom, *details = inspect.cleandoc(function.__doc__ or "").split("\n\n")
+        found = re.fullmatch(r"(.*) \(([^()]*)\)\.", " ".join(symptom.split()))
+        assert found, f"{name}: its docstring must start with one sentence, 'symptom (versions).'"
+        text = " ".join(" ".join([f"{found[1]}.", *details]).split())
+        rows.append([f"`{name}`", text.replace("``", "`").replace("|", "\\|"), found[2]])
+    return rows
