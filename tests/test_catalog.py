@@ -1,4 +1,4 @@
-"""The catalog: every table can be run, entries hold together, Hydra's configs are the recipes; which file imports which."""
+"""The catalog: every table can be run, entries hold together, Hydra has the recipes; which file imports which."""
 
 import argparse
 import ast
