@@ -48,6 +48,7 @@ def text(folder):
 
 def labels(folder):
     """The first word of a text tells its label. With headings, sorted by label; the test set has a byte-order mark."""
+    folder.mkdir(parents=True)
     for split, n in (("train", 160), ("test", 40)):
         rows = [
             (LABELS[w % 2], f"{('Ball', 'vote')[w % 2]}\\ #36;5", f"<b>{WORDS[w % 12]}</b> &amp; so\non")
@@ -87,17 +88,17 @@ PREPARED = {
 }  # fmt: skip
 
 
-def prepare(name, folder, main):
-    """Makes the data of a name below a folder, after those that they are like: the folder of the data."""
-    out, source = folder / name, folder / f"{name}.text"
-    if not out.exists():
-        make, argv = PREPARED[name]
-        if "{other}" in argv:
-            prepare("wmt", folder, main)
-        source.mkdir(parents=True)
-        make(source)
-        main([word.format(out=out, text=source, other=folder) for word in [*argv.split(), "--workers", "1"]])
-    return out
+def prepare(name, folder, other, main):
+    """Makes the text and the data of a name in a folder."""
+    make, argv = PREPARED[name]
+    make(folder / "text")
+    workers = 2 if name in ("wmt", "bpe") else 1
+    main(
+        [
+            word.format(out=folder / name, text=folder / "text", other=other)
+            for word in f"{argv} --workers {workers}".split()
+        ]
+    )
 
 
 def digest(data):
