@@ -3,10 +3,10 @@
 import re
 
 import pytest
-from helpers import ROOT
 
 import fairseq_synth
 from fairseq_synth.host.repairs import REPAIRS
+from recipes.steps import ROOT
 
 PAGES = [
     "README.md",
