@@ -27,7 +27,7 @@ from fairseq.criterions import CRITERION_DATACLASS_REGISTRY
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf, gen_parser_from_dataclass
 from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from fairseq.models.roberta import RobertaModel
-from fairseq.models.transformer import TransformerModel, TransformerModelBase
+from fairseq.models.transformer import TransformerModel
 from fairseq.models.transformer_lm import TransformerLanguageModel
 from fairseq.optim import OPTIMIZER_DATACLASS_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
@@ -44,7 +44,6 @@ from .synthesizers import SYNTHESIZERS
 
 STOCK: Dict[type, str] = {  # fairseq's models, and what they become
     TransformerModel: "transformer_synth",
-    TransformerModelBase: "transformer_synth",
     TransformerLanguageModel: "transformer_lm_synth",
     RobertaModel: "roberta_synth",
 }
@@ -256,7 +255,8 @@ def converted(
         heads: those to replace.
         length: ``--synth-max-length``.
     """
-    state, specs = dict(loaded.model.state_dict()), {}
+    state = dict(loaded.model.state_dict())
+    specs: Dict[str, List[str]] = {}
     prefixes = {id(module): f"{name}." for name, module in loaded.model.named_modules()}
     for attention in attentions(loaded.model):
         if attention.kind == "self":
@@ -265,7 +265,9 @@ def converted(
             function, values = plan.functions.get(name, ""), parameters.get(name, {})
             spec = replace_heads(state, prefixes[id(attention.module)], attention, sorted(chosen), function, values)
             specs.setdefault(attention.stack, []).append(spec)
-    old = flat(loaded.cfg.model)
+    is_plain = isinstance(loaded.cfg.model, argparse.Namespace)  # else Hydra's
+    old: Any = vars(loaded.cfg.model) if is_plain else OmegaConf.to_container(loaded.cfg.model, resolve=True)
+    old = dict(old)
     for stack, own in specs.items():
         old[f"{stack}_synthesizer"] = own[0] if len(set(own)) == 1 else ",".join(own)
         old[f"{stack}_layers"], old[f"{stack}_layers_to_keep"] = len(own), None
@@ -277,17 +279,6 @@ def converted(
     model = loaded.task.build_model(OmegaConf.create(model_cfg)).float().eval()
     model.load_state_dict(state, strict=True)
     return model_cfg, model
-
-
-def flat(cfg: Any) -> Dict[str, Any]:
-    """A model's config under the command line's names: encoder.embed_dim -> encoder_embed_dim."""
-    if isinstance(cfg, argparse.Namespace):
-        return dict(vars(cfg))
-    found: Any = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
-    for part in ("encoder", "decoder", "quant_noise"):
-        if isinstance(found.get(part), dict):
-            found.update({f"{part}_{key}": value for key, value in found.pop(part).items()})
-    return dict(found)
 
 
 def replace_heads(

@@ -525,7 +525,7 @@ def test_refuses_data(tmp_path, data, trained, monolingual):
     assert "no pair of languages" in line(monolingual) and "no such folder" in line(tmp_path / "none")
     (other / "dict.de.txt").unlink()
     assert "dict.de.txt is missing" in line(other)
-    assert "--subset nothing" in line(data / "bin", "--subset", "nothing")
+    assert "has no split 'nothing'" in line(data / "bin", "--subset", "nothing")
     alone = refused(trained[MIXTURE], "--only", "heads,lengths", "--out", tmp_path / "out")
     assert alone == "--only: measured on data; give --data BIN, or leave it out"
     more = refused(trained[MIXTURE], "--beam", "2", "--sentences", "3", "--out", tmp_path / "out")
