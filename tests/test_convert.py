@@ -63,20 +63,21 @@ def monolingual(tmp_path_factory, data):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, data, monolingual):
-    """Makes a checkpoint of a case, and returns it with its data. Its attention is sharp: weights are far from even."""
+    """Makes a checkpoint of a case, and returns it with its data: trained a little, or with weights far from even."""
     made = {}
 
     def make(case):
         if case not in made:
             one, flags = CASES[case]
             folder, save = monolingual if one else data / "bin", tmp_path_factory.mktemp("trained")
-            recipe = ONE_STACK.split() if one else [*RECIPE, "--max-update", "1"]
+            updates = "80" if case == "post-norm" else "1"
+            recipe = ONE_STACK.split() if one else [*RECIPE, "--max-update", updates]
             argv = [folder, *USER_DIR, *recipe, *flags, "--no-epoch-checkpoints", "--save-dir", save]
             run_cli(train.cli_main, *argv)
             path = save / "checkpoint_last.pt"
             state = torch.load(path, weights_only=False)
             for key, value in state["model"].items():
-                if "self_attn" in key and value.is_floating_point():
+                if "self_attn" in key and value.is_floating_point() and updates == "1":
                     value += 0.5 * torch.randn(value.shape)
             if case == "of Hydra":
                 state["cfg"]["model"] = vars(state["cfg"]["model"])
@@ -100,8 +101,8 @@ def loss_of(path, folder):
     return loss(loaded, checkpoints.batches(loaded, "valid", checkpoints.readable(loaded, "valid")))
 
 
-def predicted(path, folder, function, heads, cfg):
-    """The loss with some heads' logits replaced, by the hooks of the measurement; l and k are those of a config."""
+def predictor(path, folder, function, cfg):
+    """What gives the loss with some heads' logits replaced, by the hooks of the measurement; l and k are a config's."""
     loaded = checkpoints.load(path, folder)
     average, length = words.average(loaded, "train", words.SENTENCES), cfg["synth_max_length"]
     logits = {}
@@ -109,8 +110,12 @@ def predicted(path, folder, function, heads, cfg):
         parameters = words.parameters_of(function, constants, length, cfg["synth_rank"])
         logits[name] = words.logits_of(function, parameters, length)
     sample = checkpoints.batches(loaded, "valid", checkpoints.readable(loaded, "valid"))
-    with hooks.replaced_heads(loaded.model, logits, heads):
-        return loss(loaded, sample)
+
+    def predicted(heads):
+        with hooks.replaced_heads(loaded.model, logits, heads):
+            return loss(loaded, sample)
+
+    return predicted
 
 
 def replaceable(path, folder):
@@ -129,7 +134,7 @@ def test_the_loss_is_what_the_measurement_predicts(case, function, trained, tmp_
     stacks = {name.split(".")[0] for name, _ in heads}
     flags = [part for stack in stacks for part in (f"--{stack}", function)]
     lines = run(path, folder, out, *flags, "--rank", "3")
-    expected = predicted(path, folder, function, heads, torch.load(out, weights_only=False)["cfg"]["model"])
+    expected = predictor(path, folder, function, torch.load(out, weights_only=False)["cfg"]["model"])(heads)
     assert loss_of(out, folder) == pytest.approx(expected, abs=1e-5)
     assert abs(expected - loss_of(path, folder)) > 1e-4  # or nothing would be seen
     assert len(lines) == 5 and f"loss, converted: {expected:.4f}" in lines[1]
@@ -170,21 +175,18 @@ def test_positions_that_no_sentence_had():
 def test_heads_within(trained, tmp_path):
     """The cheapest heads whose loss stays within the bits; layers with some of them have heads of two kinds."""
     path, folder = trained("post-norm")
-    found = {head: predicted(path, folder, "random", [head], SIZES) for head in replaceable(path, folder)}
-    order, whole = sorted(found, key=found.get), loss_of(path, folder)
-    losses = [predicted(path, folder, "random", order[:n], SIZES) - whole for n in range(1, len(order) + 1)]
-    count = next(n for n in range(1, len(order)) if order[n - 1][0] not in {name for name, _ in order[:n][:-1]})
-    count = next(n for n in range(count, len(order)) if losses[n] > max(losses[:n]) and losses[n] > 0)
-    bits = max(max(losses[:count]), 0) + 1e-6
+    predicted = predictor(path, folder, "random", {"synth_max_length": 13, "synth_rank": 8})
+    whole = predicted([])
+    order = sorted(replaceable(path, folder), key=lambda head: predicted([head]))
+    losses = [predicted(order[:n]) - whole for n in range(1, len(order) + 1)]
+    count = next(n for n in range(1, 8) if losses[n] > max(*losses[:n], 0) and order[n - 1][0] != order[n][0])
+    bits = (max(*losses[:count], 0) + losses[count]) / 2
     lines = run(path, folder, tmp_path / "new.pt", "--heads-within", bits)
     new = checkpoints.load(tmp_path / "new.pt", folder)
     assert loss_of(tmp_path / "new.pt", folder) - whole == pytest.approx(losses[count - 1], abs=1e-5)
     specs = [convert.groups_of(a) for a in hooks.attentions(new.model) if a.kind == "self"]
     assert sum(heads for groups in specs for names, heads in groups if names == ["random"]) == count
     assert [(["random"], 1), (["vanilla"], 1)] in specs and "are random" in lines[2]
-
-
-SIZES = {"synth_max_length": 13, "synth_rank": 8}
 
 
 def test_layers_and_functions(trained, tmp_path):
@@ -214,7 +216,8 @@ def test_a_converted_model_is_used_as_any_other(trained, data, tmp_path):
     lines = run(path, folder, out, "--decoder", "vanilla")
     reading = [folder, *USER_DIR, "--path", out, "--max-tokens", "500"]
     _, log = run_cli(validate.cli_main, *reading, "--task", "translation", "--valid-subset", "valid")
-    assert f"loss, converted: {re.search('nll_loss ([0-9.]+)', log)[1]}" in lines[1]  # fairseq's has a digit less
+    validated, converted = re.search("nll_loss ([0-9.]+)", log)[1], re.search("converted: ([0-9.]+)", lines[1])[1]
+    assert float(validated) == pytest.approx(float(converted), abs=6e-4)
     printed, _ = run_cli(generate.cli_main, *reading, "--gen-subset", "valid", "--beam", "2")
     assert len(re.findall(r"^H-", printed, re.M)) == 13
     tune = lines[4].split("to tune it: fairseq-train ")[1].replace('"$(python -m fairseq_synth)"', USER_DIR[1])
@@ -245,7 +248,7 @@ def refused(path, folder, out, *flags):
         ("--layers encoder.self.7", ["no such attention", "encoder.self.1"]),
         ("--encoder vanilla --decoder vanilla", ["no head to replace"]),
         ("--max-length 30", ["--max-length 30", "13 tokens", "relative_random"]),
-        ("--heads-within 1e-12", ["the cheapest head costs"]),
+        ("--heads-within 0", ["--heads-within 0.0: must be above 0"]),
         ("--sentences 0", ["--sentences 0"]),
         ("--subset none", ["has no split 'none'"]),
         ("--user-dir nowhere", ["--user-dir nowhere: no such folder"]),
@@ -276,6 +279,11 @@ def test_refuses_checkpoints_and_places(trained, data, monolingual, tmp_path):
     assert "exists already; give --force" in refused(path, folder, out) and out.read_text() == "mine"
     run(path, folder, out, "--force", "--encoder", "vanilla")
     assert loss_of(out, folder) > 0
+
+
+def test_refuses_bits_that_no_head_is_within(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(words, "cheapest_first", lambda *_: iter([(("encoder.self.0", 1), 99.0)]))
+    assert "the cheapest head costs" in refused(*trained("post-norm"), tmp_path / "new.pt", "--heads-within", "0.5")
 
 
 def test_refuses_quantised_projections(trained, tmp_path, monkeypatch):
