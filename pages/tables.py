@@ -1,11 +1,11 @@
 """The tables of the pages in Markdown, from results/."""
 
+import re
 import statistics
 from collections import Counter, defaultdict
 from typing import Dict, Iterable, List, Mapping, Sequence, Tuple
 
 import yaml
-from tabulate import tabulate
 
 from fairseq_synth.names import VARIANTS
 from recipes.catalog import BASELINE, CORPORA, TABLES, TASKS, Column, Table
@@ -31,6 +31,7 @@ Cells = Tuple[str, Mapping[str, str]]  # a column to be shown: its heading, and 
 BENCHMARKS: Dict[str, Dict[str, Place]] = yaml.safe_load((ROOT / "pages" / "benchmarks.yaml").read_text())
 NOT_RUN = "not run yet"
 NOTE = "How these figures came about"
+SHOWN = ("python", "torch", "fairseq", "ve-fairseq")  # the other versions are in the records
 SYNTHESIZERS = [spec.replace("+", "_") for spec in VARIANTS]
 HEADINGS = {  # of figures that are not named by them
     "f1": "F1", "macro_f1": "F1", "answer_f1": "F1", "answer_em": "exact", "all_of_group": "exact",
@@ -110,7 +111,7 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     rows = list(rows)
     if not rows:
         return "No cell has been run at this recipe yet.\n"
-    return tabulate(rows, list(heads), "github", disable_numparse=True, stralign=None) + "\n"
+    return "".join(f"|{'|'.join(cells)}|\n" for cells in (heads, ["---"] * len(heads), *rows))
 
 
 def of_models(columns: Sequence[Cells], models: Iterable[str]) -> str:
@@ -218,8 +219,9 @@ def note(table: Table, records: List[Record]) -> str:
     tests = [record["significance"] for record in records if record.get("significance")]
     if tests:
         below = sum(test["p_value"] < 0.05 for test in tests)
-        text = f"{task.test} against {baseline_name(table)} of the same seed: p < 0.05 in {below} of {len(tests)} runs"
-        lines.append(f"{text}. It covers the choice of test examples, not seeds.")
+        kinds = shared(test["signature"].partition("|seed:")[0] for test in tests if "signature" in test)
+        text = f"{task.test}{kinds and f' ({kinds})'} against {baseline_name(table)} of the same seed: p < 0.05 in"
+        lines.append(f"{text} {below} of {len(tests)} runs. It covers the choice of test examples, not seeds.")
     lines += [f"{r['benchmark']}: `{r['command']}`, commit {r['commit']}." for r in load(f"{table.name}/speed")]
     return folded(NOTE, [*lines, origin(records)])
 
@@ -241,7 +243,7 @@ def origin(records: Sequence[Record]) -> str:
         for name, version in record["versions"].items():
             versions[name][version] = None
     machines, commits = ([word for r in records for word in r[name].split("; ")] for name in ("hardware", "commit"))
-    said = ", ".join(f"{name} {' and '.join(sorted(own))}" for name, own in versions.items())
+    said = ", ".join(f"{name} {' and '.join(sorted(own))}" for name, own in versions.items() if name in SHOWN)
     return f"{said}. {shared(machines)}. Commits: {', '.join(sorted(set(commits)))}."
 
 
@@ -319,7 +321,8 @@ def speed(name: str) -> str:
     lines, records = [], []
     for place, _ in reversed(files.items()):
         for record in load(*place):
-            lines.append(f"- {record['benchmark']}, commit {record['commit']}: `{record['command']}`")
+            words = re.sub(r"(--variants) \S+(?: [^-\s]\S*)+", r"\1 …", record["command"])
+            lines.append(f"- {record['benchmark']}, commit {record['commit']}: `{words}`")
             records.append(record)
     text = [
         of_models(columns, models),
