@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 Figures = Dict[str, Any]
 BINS = 60
 HISTOGRAM_VALUES = 2000  # of each attention and sentence
+CORNER = 16  # rows and columns of a pattern in a summary
 SHOWN_SENTENCES = 3
 LONGEST_SHOWN = 16  # tokens of such a sentence
 TOKENS = ("src_tokens", "prev_output_tokens")  # of a batch
@@ -115,6 +116,24 @@ def analyse(loaded: Loaded, options: Options) -> Figures:
     return found
 
 
+def summary(found: Figures) -> Figures:
+    """The figures that docs/analysis.md shows, of `analyse` with data: histograms of half the intervals, the corner of
+    the patterns of self-attention, and neither parameters nor sentences."""
+    attentions = {name: dict(attention) for name, attention in found["attentions"].items()}
+    for attention in attentions.values():
+        histograms = {kind: attention.get("histograms", {}).get(kind) for kind in ("logits", "weights")}
+        for kind, histogram in histograms.items():
+            shares = histogram["shares"] if histogram else {}
+            pairs = {state: zip(values[::2], values[1::2]) for state, values in shares.items()}
+            halved = {state: [left + right for left, right in values] for state, values in pairs.items()}
+            histograms[kind] = histogram and {**histogram, "shares": rounded(halved, digits=3)}
+        corner = [[row[:CORNER] for row in head[:CORNER]] for head in attention.pop("pattern", [])]
+        attention["histograms"] = {kind: histogram for kind, histogram in histograms.items() if histogram}
+        attention.update({} if attention["group"] == "decoder.cross" else {"pattern": corner})
+    kept = {name: own for name, own in found.items() if name not in ("checkpoint", "sentences")}
+    return {**kept, "attentions": attentions, "updates": found["checkpoint"]["updates"]}
+
+
 def describe(loaded: Loaded) -> Figures:
     """Settings of a checkpoint's training."""
     model = loaded.cfg.model
@@ -127,16 +146,16 @@ def describe(loaded: Loaded) -> Figures:
     }
 
 
-def rounded(value: Any) -> Any:
-    """Four significant digits of every number in lists and dictionaries."""
+def rounded(value: Any, digits: int = 4) -> Any:
+    """So many significant digits of every number in lists and dictionaries."""
     if isinstance(value, Tensor):
         value = value.tolist()
     if isinstance(value, float):
-        return float(f"{value:.4g}")
+        return float(f"{value:.{digits}g}")
     if isinstance(value, dict):
-        return {key: rounded(item) for key, item in value.items()}
+        return {key: rounded(item, digits) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [rounded(item) for item in value]
+        return [rounded(item, digits) for item in value]
     return value
 
 
