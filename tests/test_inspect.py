@@ -434,7 +434,7 @@ def test_the_command_line(trained, data, tmp_path):
     assert losses[1] == [mixture["removal"]["groups"]["encoder.self"][key] for key in ("share", "loss")]
     (out / "pictures").mkdir()
     pictures.save(found, out / "pictures")
-    mixture["attentions"]["decoder.self.1"]["heads"] = 3
+    stock["attentions"]["decoder.self.1"]["heads"] = 3
     pictures.save(found, out / "pictures")  # of models with other heads: each has its own
     saved = {path.stem for path in (out / "pictures").glob("*.png")}
     assert saved >= names | {f"{label}-heads" for label in found}

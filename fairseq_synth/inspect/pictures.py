@@ -136,30 +136,27 @@ def of_model(models: Sequence[Model], model: Model, first: bool) -> Dict[str, st
     return {"ylabel": model.name} if first and len(models) > 1 else {}
 
 
-def row_of_heads(matrices: Any, title: str, **settings: str) -> List[Panel]:
-    """A panel for each head; the first one has the title, if any, and the settings. Each has its own colors."""
-    first, *others = [image(matrix, cmap="Blues", vmin=0) for matrix in matrices]
-    named = [*first, *([name_above(title)] if title else [])]
-    return [Panel(named, settings), *(Panel(calls, {}) for calls in others)]
-
-
 def grid(
     name: str, models: Sequence[Model], matrices: Mapping[str, Sequence[Any]], words: Any = None, of_columns: Any = None
 ) -> Picture:
-    """A row for each attention, for each model a block of columns, one for each head; words, if given, at the edges."""
+    """A row for each attention, for each model a block of columns, one for each head; words, if given, at the edges.
+
+    Each cell has its own colors.
+    """
     rows: List[List[Optional[Panel]]] = []
     for attention, of_models in matrices.items():
-        row: List[Panel] = []
-        for model, heads in zip(models, of_models):
-            side = {} if row else {"ylabel": attention}
-            row += row_of_heads(heads, model.name if len(models) > 1 and not rows else "", **side)
-        for head, panel in enumerate(row if words is not None else []):
-            names = list(words) if head == 0 else [""] * len(words)
-            ticks = [("set_yticks", [list(range(len(words))), names], {"fontsize": 5})]
-            places = list(range(len(of_columns)))
-            ticks.append(("set_xticks", [places, list(of_columns)], {"fontsize": 5, "rotation": 90}))
-            row[head] = panel._replace(calls=[*panel.calls, *ticks])
-        rows.append(list(row))
+        row: List[Optional[Panel]] = []
+        for model, own in zip(models, of_models):
+            for head, matrix in enumerate(own):
+                calls = image(matrix, cmap="Blues", vmin=0)[: 1 if words is not None else None]
+                if words is not None:
+                    names = list(words) if head == 0 else [""] * len(words)
+                    calls.append(("set_yticks", [list(range(len(words))), names], {"fontsize": 5}))
+                    places = list(range(len(of_columns)))
+                    calls.append(("set_xticks", [places, list(of_columns)], {"fontsize": 5, "rotation": 90}))
+                calls += [name_above(model.name)] if len(models) > 1 and not rows and not head else []
+                row.append(Panel(calls, {} if row else {"ylabel": attention}))
+        rows.append(row)
     return in_rows(name, rows, *(((1.0, 1.0), (0.1, 0.1)) if words is None else ((1.9, 1.9), (0.2, 0.75))))
 
 
@@ -178,10 +175,10 @@ def heads(models: Sequence[Model], shown: Mapping[str, Sequence[str]]) -> Pictur
                 style = {"ha": "center", "va": "center", "fontsize": 6}
                 calls += [("text", [head, row, f"{value:.2g}"], style) for head, value in enumerate(own)]
             calls.append(("set_yticks", [list(range(len(names))), list(names)], {"fontsize": 5}))
-            settings = {"title": OF_HEADS[figure], "xticks": list(range(most)), **of_model(models, model, not rows[-1])}
-            rows[-1].append(Panel(calls, settings))
-    tallest, widest = (max(len(v) for v in shown.values()), most)
-    return in_rows("heads", rows, (max(1.8, 0.4 * widest), max(1.0, 0.18 * tallest)), (0.85, 0.4))
+            title = f"{model.name}\n{OF_HEADS[figure]}" if len(models) > 1 else OF_HEADS[figure]
+            rows[-1].append(Panel(calls, {"title": title, "xticks": list(range(most))}))
+    size = max(1.8, 0.4 * most), max(1.0, 0.18 * max(map(len, shown.values())))
+    return in_rows("heads", rows, size, (0.85, 0.6 if len(models) > 1 else 0.4))
 
 
 def alpha(models: Sequence[Model]) -> Picture:
