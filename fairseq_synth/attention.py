@@ -132,7 +132,7 @@ class SyntheticAttention(nn.Module):
         tgt_len, bsz, _ = query.size()
         if attn_mask is not None and not torch.is_floating_point(attn_mask):
             attn_mask = attn_mask.to(torch.bool)
-        q, k, v = self.project(query)
+        q, k, v, packed = self.project(query)
         dropout = self.dropout_module.p
         if not (self.training or self.dropout_module.apply_during_inference):
             dropout = 0.0
@@ -142,12 +142,13 @@ class SyntheticAttention(nn.Module):
             if not torch.jit.is_scripting():
                 if not need_weights and not need_head_weights:
                     if len(groups) == 1:  # without a slice, whose gradient is a copy
-                        return self.join_heads(attend(groups[0], v, key_padding_mask, attn_mask, dropout)), None
+                        out = attend(groups[0], q, k, v, packed, key_padding_mask, attn_mask, dropout)
+                        return self.out_proj(out), None
                     found = [
-                        attend(logits, value, key_padding_mask, attn_mask, dropout)
+                        attend(logits, None, None, value, None, key_padding_mask, attn_mask, dropout)
                         for logits, value in zip(groups, v.split(self.heads, dim=1))
                     ]
-                    return self.join_heads(torch.cat(found, dim=1)), None
+                    return self.out_proj(torch.cat(found, dim=2)), None
             weights = self.weights_of(groups, tgt_len, tgt_len, key_padding_mask, attn_mask, -1).to(v.dtype)
             attn = weighted_sum(drop(weights, dropout, bsz), v)
         else:
@@ -217,19 +218,23 @@ class SyntheticAttention(nn.Module):
                 for x in (self.q_proj.weight.t(), self.q_proj.bias):  # type: ignore[operator]
                     x.mul_(rows)  # type: ignore[operator]
 
-    def project(self, x: Tensor) -> Tuple[Optional[Tensor], Optional[Tensor], Tensor]:
-        """Queries and keys, where the synthesizer reads them, and values, (B, H, T, d_h), of the input (T, B, C)."""
+    def project(self, x: Tensor) -> Tuple[Optional[Tensor], Optional[Tensor], Tensor, Optional[Tensor]]:
+        """Queries and keys, where the synthesizer reads them, and values, (B, H, T, d_h), of the input (T, B, C); and
+        the tensor (T, B, features) that they are all of, if there is one."""
         if self.q_proj is None or self.k_proj is None:
-            return None, None, self.split_heads(self.v_proj(x))
+            out = self.v_proj(x)
+            return None, None, self.split_heads(out), out
         if not torch.jit.is_scripting():
             if self.training and not is_recorded() and is_plain_linear(self.q_proj, self.k_proj, self.v_proj):
                 # one product, and one for each gradient: fewer kernels, and no sum of three gradients of x
                 weight, bias = combined(x, self.q_proj, self.k_proj, self.v_proj)
                 heads = [self.num_query_key_heads, self.num_query_key_heads, self.num_heads]
-                out = F.linear(x, weight, bias).view(x.size(0), x.size(1), sum(heads), self.head_dim)
-                q, k, v = (part.permute(1, 2, 0, 3) for part in out.split(heads, dim=2))
-                return q, k, v
-        return self.split_heads(self.q_proj(x)), self.split_heads(self.k_proj(x)), self.split_heads(self.v_proj(x))
+                out = F.linear(x, weight, bias)
+                parts = out.view(x.size(0), x.size(1), sum(heads), self.head_dim).split(heads, dim=2)
+                q, k, v = (part.permute(1, 2, 0, 3) for part in parts)
+                return q, k, v, out
+        q, k, v = self.split_heads(self.q_proj(x)), self.split_heads(self.k_proj(x)), self.split_heads(self.v_proj(x))
+        return q, k, v, None
 
     def weights_of(
         self,
@@ -243,7 +248,8 @@ class SyntheticAttention(nn.Module):
         """The attention weights of all heads, (B or 1, H, T, S); `bsz` is B, or -1 for 1 if they are shared."""
         parts: List[Tensor] = []
         for logits, heads in zip(groups, self.heads):
-            parts.append(attention_weights(logits, heads, tgt_len, src_len, key_padding_mask, attn_mask, bsz=bsz))
+            summands = logits.read(src_len - tgt_len, tgt_len, src_len)
+            parts.append(attention_weights(summands, heads, tgt_len, src_len, key_padding_mask, attn_mask, bsz=bsz))
         if len(parts) == 1:
             return parts[0]
         bsz = max([part.size(0) for part in parts])

@@ -67,27 +67,9 @@ def rows_of_heads(x: Tensor) -> Tensor:
     return x.permute(1, 2, 0, 3).reshape(x.size(1), x.size(2) * x.size(0), x.size(3))
 
 
-class _Combined(torch.autograd.Function):
-    """Weights and biases side by side, in one copy. Their gradients are views: fewer kernels, for more CPU time."""
-
-    @staticmethod
-    def forward(ctx: Any, *parameters: Tensor) -> Tuple[Tensor, Tensor]:
-        ctx.sizes = [x.size(0) for x in parameters[: len(parameters) // 2]]
-        combined = torch.cat([x.flatten() for x in parameters])
-        weight, bias = combined.split([combined.numel() - sum(ctx.sizes), sum(ctx.sizes)])
-        return weight.view(bias.numel(), -1), bias
-
-    @staticmethod
-    def backward(ctx: Any, weight: Tensor, bias: Tensor) -> Tuple[Tensor, ...]:
-        return (*weight.split(ctx.sizes), *bias.split(ctx.sizes))
-
-
 def combined(x: Tensor, *layers: nn.Module) -> Tuple[Tensor, Tensor]:
     """The weight and bias of one linear layer that computes those of several with the input x, one after another."""
     weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
-    if kernels.are_on(x):
-        weight, bias = _Combined.apply(*weights, *biases)
-        return weight, bias
     return torch.cat(weights), torch.cat(biases)  # type: ignore[arg-type]
 
 

@@ -6,9 +6,80 @@ import torch
 from torch import Tensor
 
 from .masks import at_least_fp32
+from .parameters import positions
 
 
 class Logits:
+    """S as functions return it. A factor of 3 dimensions is a parameter, whole, (H, l, r): row p is position p's.
+
+    One of 4 dimensions is of this call: (B or 1, H or 1, T, r). The first number of a summand is the row of its weight
+    in `weights`, (M, H); -1 for 1.
+    """
+
+    def __init__(
+        self,
+        products: List[Tuple[int, float, Tensor, Tensor]],
+        outers: List[Tuple[int, Tensor, int]],
+        biases: List[Tuple[int, Tensor]],
+        diagonals: List[Tuple[int, Tensor]],
+        weights: Optional[Tensor] = None,
+    ) -> None:
+        self.products = products
+        self.outers = outers
+        self.biases = biases
+        self.diagonals = diagonals
+        self.weights = weights
+
+    def __add__(self, other: "Logits") -> "Logits":
+        weights = self.weights if other.weights is None else other.weights
+        products, outers = self.products + other.products, self.outers + other.outers
+        return Logits(products, outers, self.biases + other.biases, self.diagonals + other.diagonals, weights)
+
+    def weighted_by(self, row: int, weights: Optional[Tensor]) -> "Logits":
+        """The same summands, each times a row of `weights`."""
+        if weights is None:
+            return self
+        return Logits(
+            [(row, scale, query, key) for _, scale, query, key in self.products],
+            [(row, pair, a) for _, pair, a in self.outers],
+            [(row, bias) for _, bias in self.biases],
+            [(row, values) for _, values in self.diagonals],
+            weights,
+        )
+
+    def read(self, start: int, length: int, src_len: int) -> "Summands":
+        """Rows `start` ... of `length` positions, and `src_len` columns, of every summand."""
+        weights: List[Tensor] = []
+        given = self.weights
+        if given is not None:
+            for weight in given[:, None, :, None, None].unbind():
+                weights.append(weight)
+        found = Summands([], [], [], [])
+        for row, scale, query, key in self.products:
+            pair = (read_rows(query, start, length), read_rows(key, 0, src_len))
+            found.products.append((None if row < 0 else weights[row], scale, pair[0], pair[1]))
+        for row, factors, a in self.outers:
+            left, right = factors.split([a, factors.size(3) - a], dim=3)
+            n = right.size(3)
+            left, right = positions(left, 3, 0, (src_len + n - 1) // n), right.narrow(3, 0, min(n, src_len))
+            found.outers.append((None if row < 0 else weights[row], left, right))
+        for row, bias in self.biases:
+            if bias.dim() == 3:
+                bias = positions(read_rows(bias, start, length), 3, 0, src_len)
+            found.biases.append((None if row < 0 else weights[row], bias))
+        for row, values in self.diagonals:
+            found.diagonals.append((None if row < 0 else weights[row], values[None, :, None], start, length))
+        return found
+
+
+def read_rows(x: Tensor, start: int, count: int) -> Tensor:
+    """The rows of positions, (1, H, count, r), of a whole parameter; one row stays one."""
+    if x.dim() == 4:
+        return x
+    return (x if x.size(1) == 1 else positions(x, 1, start, count))[None]
+
+
+class Summands:
     """S as a sum of inner products, outer products, biases and diagonals. ``+`` puts the summands of two sums together.
 
     Each summand is a weight and its factors. A weight is (1, H, 1, 1), or None for 1. A factor's first dimension of 1
@@ -38,9 +109,9 @@ class Logits:
         self.biases = biases
         self.diagonals = diagonals
 
-    def __add__(self, other: "Logits") -> "Logits":
+    def __add__(self, other: "Summands") -> "Summands":
         products, outers = self.products + other.products, self.outers + other.outers
-        return Logits(products, outers, self.biases + other.biases, self.diagonals + other.diagonals)
+        return Summands(products, outers, self.biases + other.biases, self.diagonals + other.diagonals)
 
     def tensors(self) -> List[Tensor]:
         """All tensors of the sum: of each summand the weight, if there is one, and the factors."""
@@ -72,14 +143,14 @@ class Logits:
                 return False
         return True
 
-    def with_matrices(self, src_len: int) -> "Logits":
+    def with_matrices(self, src_len: int) -> "Summands":
         """The same sum with a bias of `src_len` columns in the place of each of the diagonals."""
         biases = list(self.biases)
         for weight, values, start, length in self.diagonals:
             biases.append((weight, toeplitz(values, start, length, src_len)))
-        return Logits(self.products, self.outers, biases, [])
+        return Summands(self.products, self.outers, biases, [])
 
-    def joined(self) -> "Logits":
+    def joined(self) -> "Summands":
         """The same sum with one inner product, without a weight: that of the queries, and of the keys, of `weighted`
         factors, concatenated on their features."""
         queries: List[Tensor] = []
@@ -91,7 +162,7 @@ class Logits:
             keys.append(key)
         if len(queries) > 0:
             products.append((None, 1.0, concatenate(queries), concatenate(keys)))
-        return Logits(products, self.outers, self.biases, self.diagonals)
+        return Summands(products, self.outers, self.biases, self.diagonals)
 
     def total(self, src_len: int) -> Tensor:
         """The sum, over `src_len` columns.
@@ -128,24 +199,24 @@ class Logits:
         return total + biases
 
 
-def product_of(query: Tensor, key: Tensor, weight: Optional[Tensor] = None, scale: float = 1.0) -> Logits:
-    """``scale query @ key^T`` times a weight of each head, (H, 1, 1), or None for 1; shapes as in `Logits.products`."""
-    return Logits([(None if weight is None else weight[None], scale, query, key)], [], [], [])
+def product_of(query: Tensor, key: Tensor, scale: float = 1.0) -> Logits:
+    """``scale query @ key^T``; factors as in `Logits`."""
+    return Logits([(-1, scale, query, key)], [], [], [])
 
 
-def outer_product_of(left: Tensor, right: Tensor, weight: Optional[Tensor] = None) -> Logits:
-    """Outer products of the rows, times a weight as in `product_of`; other shapes as in `Logits.outers`."""
-    return Logits([], [(None if weight is None else weight[None], left, right)], [], [])
+def outer_product_of(factors: Tensor, a: int) -> Logits:
+    """Outer products of the first `a` features of each row and the others: column u b + v is ``left_u right_v``."""
+    return Logits([], [(-1, factors, a)], [], [])
 
 
-def bias_of(bias: Tensor, weight: Optional[Tensor] = None) -> Logits:
-    """Logits that are computed already, (B or 1, H or 1, T or 1, S), times a weight as in `product_of`."""
-    return Logits([], [], [(None if weight is None else weight[None], bias)], [])
+def bias_of(bias: Tensor) -> Logits:
+    """Logits that are computed already: (H, l or 1, l), whole, or (B or 1, H or 1, T or 1, S)."""
+    return Logits([], [], [(-1, bias)], [])
 
 
-def diagonals_of(values: Tensor, weight: Optional[Tensor], start: int, length: int) -> Logits:
-    """Values by distance, (1, H, 1, 2 m + 1), of `length` rows from position `start`; see `product_of`."""
-    return Logits([], [], [], [(None if weight is None else weight[None], values, start, length)])
+def diagonals_of(values: Tensor) -> Logits:
+    """Values by distance, (H, 2 m + 1)."""
+    return Logits([], [], [], [(-1, values)])
 
 
 def toeplitz(values: Tensor, start: int, length: int, src_len: int) -> Tensor:

@@ -16,38 +16,45 @@ Each of these has ``supports`` and ``compute``, which take the arguments of `att
 `kernels`. To add a computation, write such a module and put it into `COMPUTATIONS`.
 """
 
-from typing import Optional
+from typing import NamedTuple, Optional
 
+import torch
 from torch import Tensor
 
 from ..logits import Logits
 from ..masks import is_causal
 from . import fused, kernels, plain, tiled
 
-COMPUTATIONS = (kernels, fused, tiled, plain)
+COMPUTATIONS = (fused, tiled, plain)
 
 
 def attend(
     logits: Logits,
+    q: Optional[Tensor],
+    k: Optional[Tensor],
     value: Tensor,
+    packed: Optional[Tensor],
     key_padding_mask: Optional[Tensor],
     attn_mask: Optional[Tensor],
     dropout: float = 0.0,
 ) -> Tensor:
-    """``softmax(S + masks) V`` by the first computation that supports it.
+    """``softmax(S + masks) V``, (T, B, C), by the first computation that supports it.
 
     Args:
         logits: S.
-        value: (B, H, T, d_h).
-        key_padding_mask, attn_mask: as in `masked_softmax`, with as many columns as rows.
-        dropout: probability of dropping a weight, for each sentence its own.
-
-    Returns:
-        (B, H, T, d_h). Rows of padding are unspecified, but finite.
+        q, k, value: (B, H, T, d_h).
+        packed: (T, B, features): their features side by side, if they are views of one tensor.
     """
     if is_causal(attn_mask):
         key_padding_mask = None  # padding is behind the sentences, where no row of theirs looks
+    if kernels.are_on(value) and (attn_mask is None or is_causal(attn_mask)):
+        out = kernels.attend(logits, q, k, value, packed, key_padding_mask, attn_mask is not None, dropout)
+        if out is not None:
+            return out
+    length = value.size(2)
+    summands = logits.read(0, length, length)
     for computation in COMPUTATIONS:
-        if computation.supports(logits, value, key_padding_mask, attn_mask, dropout):
-            return computation.compute(logits, value, key_padding_mask, attn_mask, dropout)
+        if computation.supports(summands, value, key_padding_mask, attn_mask, dropout):
+            out = computation.compute(summands, value, key_padding_mask, attn_mask, dropout)
+            return out.permute(2, 0, 1, 3).flatten(2)
     raise AssertionError("plain supports every call")

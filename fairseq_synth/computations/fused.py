@@ -6,14 +6,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..logits import Logits
+from ..logits import Summands
 from ..masks import future, is_causal, on_cpu
 
 
 def supports(
-    logits: Logits, value: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor], dropout: float
+    logits: Summands, value: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor], dropout: float
 ) -> bool:
-    """Logits with an inner product that differ by sentence; on a CPU one inner product alone, as its kernel for biases
+    """Summands with an inner product that differ by sentence; on a CPU one inner product alone, as its kernel for biases
     is slow."""
     if not logits.products or (value.size(0) > 1 and logits.is_shared()):
         return False
@@ -23,7 +23,7 @@ def supports(
 
 
 def compute(
-    logits: Logits,
+    logits: Summands,
     value: Tensor,
     key_padding_mask: Optional[Tensor],
     attn_mask: Optional[Tensor],
@@ -33,7 +33,7 @@ def compute(
     bsz, heads, length, head_dim = value.size()
     logits = logits.with_matrices(length)
     causal = is_causal(attn_mask)
-    products, masking = list(logits.products), Logits([], logits.outers, [], [])
+    products, masking = list(logits.products), Summands([], logits.outers, [], [])
     for weight, bias in logits.biases:
         if bias.size(0) == bias.size(2) == 1:
             # a bias on columns is 8 more features of every key, times query features of 1/8, as the kernels want a
@@ -43,7 +43,7 @@ def compute(
         else:
             masking.biases.append((weight, bias))
     if len(products) > 1 or products[0][0] is not None:
-        products = Logits(products, [], [], []).joined().products
+        products = Summands(products, [], [], []).joined().products
     _, scale, query, key = products[0]
     query, key = (x.to(value.dtype).expand(bsz, heads, length, -1) for x in (query, key))
 

@@ -6,19 +6,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..logits import Logits
+from ..logits import Summands
 from ..masks import is_causal, masked_softmax
 
 
 def supports(
-    logits: Logits, value: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor], dropout: float
+    logits: Summands, value: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor], dropout: float
 ) -> bool:
     """Everything."""
     return True
 
 
 def compute(
-    logits: Logits,
+    logits: Summands,
     value: Tensor,
     key_padding_mask: Optional[Tensor],
     attn_mask: Optional[Tensor],
@@ -32,7 +32,7 @@ def compute(
 
 
 def attention_weights(
-    logits: Logits,
+    logits: Summands,
     num_heads: int,
     tgt_len: int,
     src_len: int,

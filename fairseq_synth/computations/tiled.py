@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..logits import Logits
+from ..logits import Summands
 from ..masks import at_least_fp32, future, is_causal, on_cpu, sentence_lengths
 
 PLAIN_LIMIT = 1 << 18  # up to so many logits fit in a core's caches as they are, so that `plain` is faster
@@ -19,7 +19,7 @@ CAUSAL_ROWS = 128  # rows of a causal tile: columns to the right of it are not c
 
 
 def supports(
-    logits: Logits, value: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor], dropout: float
+    logits: Summands, value: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor], dropout: float
 ) -> bool:
     """Many logits on a CPU, without dropout. All padding is on the right, and no sentence is empty."""
     if dropout or not on_cpu(value) or not (attn_mask is None or is_causal(attn_mask)):
@@ -30,7 +30,7 @@ def supports(
 
 
 def compute(
-    logits: Logits,
+    logits: Summands,
     value: Tensor,
     key_padding_mask: Optional[Tensor],
     attn_mask: Optional[Tensor],
@@ -42,7 +42,7 @@ def compute(
     assert lengths is not None
     dtype = value.dtype  # under autocast they differ
     products = [(weight, scale, q.to(dtype), k.to(dtype)) for weight, scale, q, k in logits.products]
-    logits = Logits(products, logits.outers, logits.with_matrices(length).biases, [])
+    logits = Summands(products, logits.outers, logits.with_matrices(length).biases, [])
     rows = CAUSAL_ROWS if causal else length
     if bsz > 1 and logits.is_shared():
         blocks = list(blocks_of_lengths(lengths, heads, rows))
@@ -112,7 +112,7 @@ class _Tiled(torch.autograd.Function):
     """Saves only its inputs. `places` are logits with True in the place of each tensor."""
 
     @staticmethod
-    def forward(ctx: Any, places: Logits, blocks: List[Block], causal: bool, value: Tensor, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, places: Summands, blocks: List[Block], causal: bool, value: Tensor, *tensors: Tensor) -> Tensor:
         ctx.places, ctx.blocks, ctx.causal = places, blocks, causal
         ctx.save_for_backward(value, *tensors)
         out = like_values(value, blocks)
@@ -154,20 +154,20 @@ def like_values(value: Tensor, blocks: List[Block]) -> Tensor:
     return out
 
 
-def backward_of_block(logits: Logits, sums: Logits, value: Tensor, grad: Tensor, block: Block, causal: bool) -> Tensor:
+def backward_of_block(logits: Summands, sums: Summands, value: Tensor, grad: Tensor, block: Block, causal: bool) -> Tensor:
     """The gradient of a block's values. Those of its logits are added to `sums`, which has None for what needs none."""
     places = tiles(block, causal)
     is_one_tile = len(places) == 1
     # all tiles share one product
-    factors = map_tensors(as_leaf, Logits(logits.products, [], [], []), Logits(sums.products, [], [], []))
+    factors = map_tensors(as_leaf, Summands(logits.products, [], [], []), Summands(sums.products, [], [], []))
     with torch.enable_grad():
         product = with_one_product(factors)
     if not is_one_tile:
         # it is differentiated once, when its gradient has been summed over the tiles
         product_sums = map_tensors(lambda x: zeros_in_fp32(x) if x.requires_grad else None, product)
-        logits = Logits(map_tensors(torch.Tensor.detach, product).products, logits.outers, logits.biases, [])
-        factor_sums = Logits(sums.products, [], [], [])
-        sums = Logits(product_sums.products, sums.outers, sums.biases, [])
+        logits = Summands(map_tensors(torch.Tensor.detach, product).products, logits.outers, logits.biases, [])
+        factor_sums = Summands(sums.products, [], [], [])
+        sums = Summands(product_sums.products, sums.outers, sums.biases, [])
     grad_value: Optional[Tensor] = None
     # the last rows come first: they have all columns, so that their product starts the sum
     for rows, columns in reversed(places):
@@ -175,8 +175,8 @@ def backward_of_block(logits: Logits, sums: Logits, value: Tensor, grad: Tensor,
         leaves = map_tensors(as_leaf, of_tile(logits, rows, columns), tile_sums)
         tile = leaves
         if is_one_tile:
-            tile = Logits(product.products, leaves.outers, leaves.biases, [])
-            leaves = Logits(factors.products, leaves.outers, leaves.biases, [])
+            tile = Summands(product.products, leaves.outers, leaves.biases, [])
+            leaves = Summands(factors.products, leaves.outers, leaves.biases, [])
         with torch.enable_grad():
             weights = tile_weights(tile, value.size(1), rows, columns, block, causal)
         g, v = grad[:, :, rows], value[:, :, columns]
@@ -195,10 +195,10 @@ def backward_of_block(logits: Logits, sums: Logits, value: Tensor, grad: Tensor,
     return grad_value
 
 
-def with_one_product(logits: Logits) -> Logits:
+def with_one_product(logits: Summands) -> Summands:
     """All inner products as one, its factors copied to where tiles read them in order."""
     products = [(weight, scale, q.contiguous(), k.contiguous()) for weight, scale, q, k in logits.joined().products]
-    return Logits(products, logits.outers, logits.biases, [])
+    return Summands(products, logits.outers, logits.biases, [])
 
 
 def zeros_in_fp32(x: Tensor) -> Tensor:
@@ -206,7 +206,7 @@ def zeros_in_fp32(x: Tensor) -> Tensor:
     return torch.zeros(x.size(), dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
 
 
-def add_gradients(outputs: List[Tensor], grads: List[Tensor], leaves: Logits, sums: Logits) -> None:
+def add_gradients(outputs: List[Tensor], grads: List[Tensor], leaves: Summands, sums: Summands) -> None:
     """Adds to `sums` the gradients that the leaves have by those of the outputs."""
     if outputs:
         inputs = [x for x in leaves.tensors() if x.requires_grad]  # those that have a sum, see `as_leaf`
@@ -215,7 +215,7 @@ def add_gradients(outputs: List[Tensor], grads: List[Tensor], leaves: Logits, su
             total.add_(found)
 
 
-def tile_weights(logits: Logits, num_heads: int, rows: slice, columns: slice, block: Block, causal: bool) -> Tensor:
+def tile_weights(logits: Summands, num_heads: int, rows: slice, columns: slice, block: Block, causal: bool) -> Tensor:
     """Softmax of a tile of logits, in fp32 or fp64; columns that a row may not see are masked."""
     scores = at_least_fp32(logits.total(columns.stop)).expand(-1, num_heads, -1, -1)
     if scores.size(2) == 1 or scores.stride(1) == 0 or not (logits.products or logits.outers):
@@ -235,7 +235,7 @@ def tiles(block: Block, causal: bool) -> List[Tuple[slice, slice]]:
     return [(slice(a, b), slice(0, b if causal else block.length)) for a, b in zip(bounds, bounds[1:])]
 
 
-def of_block(logits: Logits, block: Block) -> Logits:
+def of_block(logits: Summands, block: Block) -> Summands:
     """The part of the logits that a block reads: views; of the biases all rows and columns."""
 
     def cut(x: Tensor) -> Tensor:
@@ -243,11 +243,11 @@ def of_block(logits: Logits, block: Block) -> Logits:
         return x[sentences, block.heads if x.size(1) > 1 else slice(None)]
 
     part = map_tensors(cut, logits)
-    factors = map_tensors(lambda x: x[:, :, : block.length], Logits(part.products, [], [], []))
-    return Logits(factors.products, part.outers, part.biases, [])
+    factors = map_tensors(lambda x: x[:, :, : block.length], Summands(part.products, [], [], []))
+    return Summands(factors.products, part.outers, part.biases, [])
 
 
-def of_tile(logits: Logits, rows: slice, columns: slice) -> Logits:
+def of_tile(logits: Summands, rows: slice, columns: slice) -> Summands:
     """The part of a block's logits that a tile reads: views."""
 
     def of_rows(x: Any) -> Any:
@@ -256,7 +256,7 @@ def of_tile(logits: Logits, rows: slice, columns: slice) -> Logits:
     def of_columns(x: Any, dim: int) -> Any:
         return None if x is None else x.narrow(dim, 0, columns.stop)
 
-    return Logits(
+    return Summands(
         [(weight, scale, of_rows(query), of_columns(key, 2)) for weight, scale, query, key in logits.products],
         [(weight, of_rows(left), of_rows(right)) for weight, left, right in logits.outers],
         [(weight, of_columns(of_rows(bias), 3)) for weight, bias in logits.biases],
@@ -269,8 +269,8 @@ def as_leaf(x: Tensor, total: Optional[Tensor]) -> Tensor:
     return x.detach().requires_grad_(total is not None)
 
 
-def map_tensors(function: Callable[..., Any], logits: Logits, *others: Logits) -> Logits:
-    """Logits of function(x, ...) for each tensor x, with what stands there in the others; None and scales stay."""
+def map_tensors(function: Callable[..., Any], logits: Summands, *others: Summands) -> Summands:
+    """Summands of function(x, ...) for each tensor x, with what stands there in the others; None and scales stay."""
 
     def apply(x: Any, *rest: Any) -> Any:
         return x if x is None or isinstance(x, float) else function(x, *rest)
@@ -279,10 +279,10 @@ def map_tensors(function: Callable[..., Any], logits: Logits, *others: Logits) -
         found = zip(*(getattr(one, name) for one in (logits, *others)))
         return [tuple(apply(*xs) for xs in zip(*summand)) for summand in found]
 
-    return Logits(summands("products"), summands("outers"), summands("biases"), [])
+    return Summands(summands("products"), summands("outers"), summands("biases"), [])
 
 
-def in_places(places: Logits, tensors: Iterable[Any]) -> Logits:
-    """The inverse of ``Logits.tensors``: what comes next, a tensor or None, in each place that is True."""
+def in_places(places: Summands, tensors: Iterable[Any]) -> Summands:
+    """The inverse of ``Summands.tensors``: what comes next, a tensor or None, in each place that is True."""
     remaining = iter(tensors)
     return map_tensors(lambda _: next(remaining), places)

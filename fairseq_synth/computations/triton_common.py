@@ -34,10 +34,10 @@ class Given(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Numbers that change from batch to batch. They are no constants of a kernel, or each would compile another one."""
+    """Strides of tokens, of heads and of rows; and numbers that change from batch to batch."""
 
-    v_token: Any  # stride of token t B + b in V: the sentences of a batch are interleaved
-    v_head: Any  # stride of a head
+    v_token: Any
+    v_head: Any
     q_token: Any
     q_head: Any
     k_token: Any
@@ -50,7 +50,7 @@ class Sizes(NamedTuple):
     right_head: Any
     w_head: Any
     c_head: Any
-    r_row: Any  # stride of a row; m, where R is its values by distance
+    r_row: Any  # m, where R is its values by distance
     r_head: Any
     T: Any
     B: Any
@@ -60,7 +60,8 @@ class Sizes(NamedTuple):
     dropout: Any
 
 
-INTEGERS = Sizes._fields[:-2]  # Triton makes no constants of floats
+# what a kernel is given of them; no constants, or each batch would compile another one
+INTEGERS = ("T", "B", "H", "left", "n", "w_rows", "c_columns", "r_rows", "r_columns")
 
 
 class Constants(NamedTuple):
@@ -130,6 +131,20 @@ class ColumnFactors(NamedTuple):
     k: Any
     w: Any
     c: Any
+
+
+@triton.jit
+def sizes(g, z, T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout):
+    """Of tensors that lie as the host's `Call` says; `left` and `n`: columns of the factors of an outer product."""
+    token, pair, r_row = H * z.D, left + n, r_columns
+    if g.q is not None:
+        token += 2 * H * z.Q
+    if z.DIAGONALS:
+        r_row = r_columns // 2
+    return Sizes(
+        token, z.D, token, z.Q, token, z.Q, z.X, T * B * z.X, pair, T * B * pair, pair, T * B * pair,
+        w_rows * z.X, c_columns, r_row, r_rows * r_columns, T, B, H, n, scale, dropout,
+    )  # fmt: skip
 
 
 @triton.jit

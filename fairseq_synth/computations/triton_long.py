@@ -20,7 +20,6 @@ import triton.language as tl
 from .triton_common import (
     INTEGERS,
     RowFactors,
-    Sizes,
     kept,
     length_of,
     load_column_factors,
@@ -35,6 +34,7 @@ from .triton_common import (
     product,
     row_gradients,
     row_weights,
+    sizes,
     store_columns,
     store_matrix,
     store_part,
@@ -70,23 +70,19 @@ def store_numbers(data, value, s, z, b, h, i):
 
 
 @triton.jit
-def load_outputs(dy, dy_token, dy_head, means, logs, s, z, b, h, i):
+def load_outputs(dy, means, logs, s, z, b, h, i):
     """Of rows: dY, rowsum(P * dP) and the logarithm of the softmax's denominator."""
-    dy_i = load_rows(dy, dy_token, dy_head, b, h, i, s, z.D, z.ROWS, z.D_BLOCK, z.UNIT)
+    dy_i = load_rows(dy, s.H * z.D, z.D, b, h, i, s, z.D, z.ROWS, z.D_BLOCK, z.UNIT)
     return dy_i, load_numbers(means, s, z, b, h, i, 0.0), load_numbers(logs, s, z, b, h, i, float("inf"))
 
 
 @triton.jit(do_not_specialize=INTEGERS)
 def forward(
     g, y, logs,
-    v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token, right_head,
-    w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout, z,
+    T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout, z,
 ):  # fmt: skip
     """Some rows of Y of a sentence, and the logarithms of their denominators."""
-    s = Sizes(
-        v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token,
-        right_head, w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout,
-    )  # fmt: skip
+    s = sizes(g, z, T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout)
     tiles = tl.cdiv(T, z.ROWS)
     i, b, h = tl.program_id(0) % tiles * z.ROWS, tl.program_id(0) // tiles // H, tl.program_id(0) // tiles % H
     length, a, rows = length_of(g, s, b), load_weights(g, s, z, h), load_row_factors(g, s, z, b, h, i)
@@ -107,20 +103,16 @@ def forward(
     store_numbers(logs, tl.where(total > 0, top + tl.log2(total), float("inf")), s, z, b, h, i)
 
 
-@triton.jit(do_not_specialize=[*INTEGERS, "dy_token", "dy_head"])
+@triton.jit(do_not_specialize=[*INTEGERS])
 def backward_rows(
-    g, d, y, means, logs, dy, dy_token, dy_head,
-    v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token, right_head,
-    w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout, z,
+    g, d, y, means, logs, dy,
+    T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout, z,
 ):  # fmt: skip
-    s = Sizes(
-        v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token,
-        right_head, w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout,
-    )  # fmt: skip
+    s = sizes(g, z, T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout)
     tiles = tl.cdiv(T, z.ROWS)
     i, b, h = tl.program_id(0) % tiles * z.ROWS, tl.program_id(0) // tiles // H, tl.program_id(0) // tiles % H
     length, a, rows = length_of(g, s, b), load_weights(g, s, z, h), load_row_factors(g, s, z, b, h, i)
-    dy_i = load_rows(dy, dy_token, dy_head, b, h, i, s, z.D, z.ROWS, z.D_BLOCK, z.UNIT)
+    dy_i = load_rows(dy, H * z.D, z.D, b, h, i, s, z.D, z.ROWS, z.D_BLOCK, z.UNIT)
     y_i = load_rows(y, H * z.D, z.D, b, h, i, s, z.D, z.ROWS, z.D_BLOCK, z.UNIT)
     mean, log = tl.sum(dy_i.to(tl.float32) * y_i.to(tl.float32), 1), load_numbers(logs, s, z, b, h, i, float("inf"))
     error = tl.zeros([z.ROWS], tl.float32)  # of `mean`: the sum of a row of dS, which should be 0
@@ -154,16 +146,12 @@ def backward_rows(
     store_part(d.a_outer, of_outer - tl.sum(error * outer), b * tiles + i // z.ROWS, h, s)
 
 
-@triton.jit(do_not_specialize=[*INTEGERS, "dy_token", "dy_head", "sentences", "size"])
+@triton.jit(do_not_specialize=[*INTEGERS, "sentences", "size"])
 def backward_columns(
-    g, d, means, logs, dy, size, dy_token, dy_head,
-    v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token, right_head,
-    w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout, sentences, z,
+    g, d, means, logs, dy, size,
+    T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout, sentences, z,
 ):  # fmt: skip
-    s = Sizes(
-        v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token,
-        right_head, w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout,
-    )  # fmt: skip
+    s = sizes(g, z, T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout)
     tiles = tl.cdiv(T, z.COLUMNS)
     j, group, h = tl.program_id(0) % tiles * z.COLUMNS, tl.program_id(0) // tiles // H, tl.program_id(0) // tiles % H
     a = load_weights(g, s, z, h)
@@ -177,7 +165,7 @@ def backward_columns(
             first = j // z.ROWS * z.ROWS
         for i in range(first, tl.where(j < length, length, 0), z.ROWS):
             rows, r = load_row_factors(g, s, z, b, h, i), load_matrix(g, s, z, h, i, j)
-            dy_i, mean, log = load_outputs(dy, dy_token, dy_head, means, logs, s, z, b, h, i)
+            dy_i, mean, log = load_outputs(dy, means, logs, s, z, b, h, i)
             p = tl.exp2(tile_of_logits(g, s, z, rows, columns, r, a, b, i, j, length) - log[:, None])
             keep = kept(g, s, z, b, h, i, j)
             to_v += product(tl.trans((p * keep).to(dy_i.dtype)), dy_i, z)
@@ -201,16 +189,12 @@ def backward_columns(
     store_columns(d, to_w, to_c, load_row(g, s, z, h, j), a, place, part, h, j, s, z)
 
 
-@triton.jit(do_not_specialize=[*INTEGERS, "dy_token", "dy_head", "sentences", "size"])
+@triton.jit(do_not_specialize=[*INTEGERS, "sentences", "size"])
 def backward_matrix(
-    g, d, means, logs, dy, size, dy_token, dy_head,
-    v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token, right_head,
-    w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout, sentences, z,
+    g, d, means, logs, dy, size,
+    T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout, sentences, z,
 ):  # fmt: skip
-    s = Sizes(
-        v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token,
-        right_head, w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout,
-    )  # fmt: skip
+    s = sizes(g, z, T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout)
     across = tl.cdiv(T, z.COLUMNS)
     tiles = tl.cdiv(T, z.ROWS) * across
     tile, group, h = tl.program_id(0) % tiles, tl.program_id(0) // tiles // H, tl.program_id(0) // tiles % H
@@ -223,7 +207,7 @@ def backward_matrix(
     r = load_matrix(g, s, z, h, i, j)
     for b in range(group * sentences, end):
         rows, columns = load_row_factors(g, s, z, b, h, i), load_column_factors(g, s, z, b, h, j)
-        dy_i, mean, log = load_outputs(dy, dy_token, dy_head, means, logs, s, z, b, h, i)
+        dy_i, mean, log = load_outputs(dy, means, logs, s, z, b, h, i)
         p = tl.exp2(tile_of_logits(g, s, z, rows, columns, r, a, b, i, j, T) - log[:, None])
         dp = product(dy_i, tl.trans(load_values(g, s, z, b, h, j)), z) * kept(g, s, z, b, h, i, j)
         to_r += p * (dp - mean[:, None])
