@@ -88,17 +88,17 @@ def recipes_environment(monkeypatch):
 
 @pytest.fixture(scope="module")
 def preprocess_here():
-    """fairseq-preprocess runs in this process, which spares its imports. The quickstart's test runs the program."""
+    """fairseq-preprocess runs in this process, which spares its imports. Tests of the whole way run the program."""
     from fairseq_cli.preprocess import cli_main
     from helpers import run_cli
 
-    from recipes import command, prepare
+    from recipes import prepare, steps
 
     def run(argv, log=None):
-        if argv[0] != "fairseq-preprocess" or command.dry_run():
-            command.run(argv, log)
+        if argv[0] != "fairseq-preprocess" or steps.dry_run():
+            steps.run(argv, log)
         else:
-            command.show(argv)
+            steps.show(argv)
             log.write_text("".join(run_cli(cli_main, *argv[1:])))
 
     with pytest.MonkeyPatch.context() as patch:

@@ -28,7 +28,7 @@ from fairseq_synth.heads import build_synthesizer
 from fairseq_synth.logits import bias_of
 from fairseq_synth.specs import parse_heads
 from fairseq_synth.synthesizers import SYNTHESIZERS, Synthesizer
-from recipes.command import ROOT, UserError
+from recipes.steps import ROOT, UserError
 
 fairseq_synth.register()
 USER_DIR = ["--user-dir", str(ROOT / "fairseq_synth")]
