@@ -88,7 +88,7 @@ def on_a_gpu(with_kernels: bool, run: Callable[[kernels.Launch, Any], None], not
     computations = "fairseq_synth.computations"
     patches = [
         mock.patch.dict(os.environ, {kernels.VARIABLE: "1" if with_kernels else "0"}),
-        mock.patch.multiple(kernels, device_fits=lambda _: True, load=lambda *_: None, run=run),
+        mock.patch.multiple(kernels, device_fits=lambda *_: True, load=lambda *_: None, run=run),
         mock.patch(f"{computations}.fused.on_cpu", lambda _: False),
         mock.patch(f"{computations}.tiled.on_cpu", lambda _: False),
         mock.patch("torch.nn.functional.scaled_dot_product_attention", fused_attention),

@@ -27,7 +27,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from .errors import SynthesizerError
-from .linear import per_head_linear
+from .linear import by_head, by_sentence, per_head_linear
 from .logits import Logits, bias_of, diagonals_of, outer_product_of, product_of
 from .parameters import factorize, glorot_uniform_
 
@@ -51,7 +51,7 @@ def register_synthesizer(name: str) -> Callable[[Type["Synthesizer"]], Type["Syn
 class Inputs(NamedTuple):
     """What S may depend on."""
 
-    x: Tensor  # the layer's input, each head seeing its slice, (B, H, T, d_h)
+    x: Tensor  # the layer's input, (T, B, H d_h); each head sees its slice
     q: Optional[Tensor]  # projected queries, (B, H, T, d_h), of the heads that have some
     k: Optional[Tensor]  # projected keys, (B, H, S, d_h)
     start: int  # position of the first row
@@ -63,8 +63,8 @@ class Synthesizer(nn.Module):
 
     A subclass creates its parameters in ``__init__(num_heads, head_dim, max_length, rank)``, gives them
     values in `reset_parameters`, multiplies its logits by numbers in `scale_`, and returns its `Logits` in
-    ``forward``. Take the T rows and S columns of the parameters by `positions` *before* computing: short
-    sentences then cost little, and ``--synth-beyond-length tile`` works.
+    ``forward``. Parameters go into them whole: which rows and columns a call has, and how often they repeat beyond l,
+    is no concern of a function.
     """
 
     # True: inputs have q and k. Without such a component there is no q_proj, k_proj or key cache
@@ -84,8 +84,8 @@ class Synthesizer(nn.Module):
         """Multiplies the logits by a weight of each head, (H, 1, 1), in the parameters themselves."""
         raise NotImplementedError
 
-    def silence(self) -> None:
-        """Zeroes this function's logits, not their gradient, so that a mixture starts as its other components."""
+    def zero_logits_(self) -> None:
+        """Sets the parameters so that the logits are 0 but still get a gradient: a mixture starts as its others."""
         if self.is_trained():
             with torch.no_grad():
                 self.scale_(next(self.parameters()).new_zeros(self.num_heads, 1, 1))
@@ -201,8 +201,8 @@ class Dense(Synthesizer):
         self.b2.mul_(weight[..., 0])
 
     def forward(self, inputs: Inputs) -> Logits:
-        hidden = per_head_linear(inputs.x, self.W1, self.b1, relu=True)
-        return product_of(hidden, self.W2) + bias_of(self.b2.unsqueeze(1))
+        hidden = per_head_linear(by_head(inputs.x, self.num_heads), self.W1, self.b1).relu_()
+        return product_of(by_sentence(hidden, inputs.x), self.W2) + bias_of(self.b2.unsqueeze(1))
 
 
 @register_synthesizer("factorized_dense")
@@ -240,8 +240,9 @@ class FactorizedDense(Synthesizer):
         self.b2[:, self.a :].mul_(weight[..., 0])
 
     def forward(self, inputs: Inputs) -> Logits:
-        hidden = per_head_linear(inputs.x, self.W1, self.b1, relu=True)
-        return outer_product_of(per_head_linear(hidden, self.W2, self.b2), self.a)
+        hidden = per_head_linear(by_head(inputs.x, self.num_heads), self.W1, self.b1).relu_()
+        factors = per_head_linear(hidden, self.W2, self.b2)
+        return outer_product_of(by_sentence(factors, inputs.x), self.a)
 
 
 @register_synthesizer("vanilla")
@@ -337,9 +338,9 @@ class Mixture(LayerSynthesizer):
         if limit is not None and inputs.src_len > limit:
             raise ValueError("a sentence of {} tokens is longer than max_length {}".format(inputs.src_len, limit))
         weights = self.weights()
-        logits = Logits([], [], [], [])
+        logits = Logits([], [], [], [], [] if weights is None else [weights])
         for m, component in enumerate(self.components.values()):
-            logits = logits + component(inputs).weighted_by(m, weights)
+            logits.add_weighted(component(inputs), -1 if weights is None else m)
         return [logits]
 
     def fold_weights_(self, like: Tensor) -> Optional[Tensor]:

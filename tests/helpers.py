@@ -67,7 +67,7 @@ class Distance(Synthesizer):
     has_max_length = False
 
     def forward(self, inputs):
-        rows, columns = torch.arange(inputs.start, inputs.start + inputs.x.size(2)), torch.arange(inputs.src_len)
+        rows, columns = torch.arange(inputs.start, inputs.start + inputs.x.size(0)), torch.arange(inputs.src_len)
         return bias_of(-(rows[:, None] - columns).abs().float()[None, None])
 
 

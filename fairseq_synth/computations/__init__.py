@@ -12,15 +12,16 @@
             where they are shared across the batch and there is no padding mask
 ==========  ==============================================================================================
 
-Each of these has ``supports`` and ``compute``, which take the arguments of `attend`; the other modules here belong to
-`kernels`. To add a computation, write such a module and put it into `COMPUTATIONS`.
+`fused`, `tiled` and `plain` have ``supports`` and ``compute``, which take logits that are read (`Logits.read`) and
+return (B, H, T, d_h). To add a computation, write such a module and put it into `COMPUTATIONS`. `kernels` takes logits
+as functions return them; the other modules here belong to it.
 """
 
-from typing import NamedTuple, Optional
+from typing import Optional
 
-import torch
 from torch import Tensor
 
+from ..linear import Projected
 from ..logits import Logits
 from ..masks import is_causal
 from . import fused, kernels, plain, tiled
@@ -30,10 +31,7 @@ COMPUTATIONS = (fused, tiled, plain)
 
 def attend(
     logits: Logits,
-    q: Optional[Tensor],
-    k: Optional[Tensor],
-    value: Tensor,
-    packed: Optional[Tensor],
+    projected: Projected,
     key_padding_mask: Optional[Tensor],
     attn_mask: Optional[Tensor],
     dropout: float = 0.0,
@@ -42,19 +40,20 @@ def attend(
 
     Args:
         logits: S.
-        q, k, value: (B, H, T, d_h).
-        packed: (T, B, features): their features side by side, if they are views of one tensor.
+        projected: the values, and what the kernels need to know of queries and keys.
+        key_padding_mask: (B, T), true at padding, or None.
+        attn_mask: as `masks.masked_softmax` takes it; with `causal_mask` there is no ``key_padding_mask``.
+        dropout: probability of dropping an attention weight.
     """
-    if is_causal(attn_mask):
-        key_padding_mask = None  # padding is behind the sentences, where no row of theirs looks
+    value = projected.v
     if kernels.are_on(value) and (attn_mask is None or is_causal(attn_mask)):
-        out = kernels.attend(logits, q, k, value, packed, key_padding_mask, attn_mask is not None, dropout)
+        out = kernels.attend(logits, projected, key_padding_mask, attn_mask is not None, dropout)
         if out is not None:
             return out
     length = value.size(2)
-    summands = logits.read(0, length, length)
+    logits = logits.read(0, length, length)
     for computation in COMPUTATIONS:
-        if computation.supports(summands, value, key_padding_mask, attn_mask, dropout):
-            out = computation.compute(summands, value, key_padding_mask, attn_mask, dropout)
+        if computation.supports(logits, value, key_padding_mask, attn_mask, dropout):
+            out = computation.compute(logits, value, key_padding_mask, attn_mask, dropout)
             return out.permute(2, 0, 1, 3).flatten(2)
     raise AssertionError("plain supports every call")

@@ -19,13 +19,14 @@ The projections leave them so. As parameters are whole, their gradients are too:
 import logging
 import os
 from functools import lru_cache
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..errors import SynthesizerError
+from ..linear import Projected
 from ..logits import Logits
 from ..masks import is_recorded
 from ..parameters import positions
@@ -38,16 +39,18 @@ INTERPRETED = (torch.float32, torch.float16)  # numpy, which the interpreter com
 VARIABLE = "FAIRSEQ_SYNTH_KERNELS"
 TRITON = (3, 4)  # the oldest release whose kernels take tuples
 CAPABILITY = (8, 0)
-WIDEST = 128  # features of a head
-WHOLE = 512  # rows of a factor up to which the product of all rows is cheaper than the gradient of a slice
+MAX_HEAD_DIM = 128
+# up to so many rows R1 R2^T is computed whole: slicing first would add a kernel for the slice's gradient
+MAX_ROWS_UNSLICED = 512
 NAMES = ("packed", "x", "w", "pair", "c", "r", "weights")
+TO_NAMES = tuple(f"to_{name}" for name in NAMES)  # their gradients
 
 
 def are_on(x: Tensor) -> bool:
     """Whether the kernels are switched on and can run on x, which has values, and torch does not record the call."""
-    if not are_switched_on() or type(x) is not Tensor or is_recorded() or not device_fits(x.device):
+    if not are_switched_on() or type(x) is not Tensor or is_recorded() or not device_fits(x.device, x.dtype):
         return False
-    return x.dtype in (INTERPRETED if x.device.type == "cpu" else DTYPES) and x.numel() > 0
+    return x.numel() > 0
 
 
 def are_switched_on() -> bool:
@@ -63,8 +66,8 @@ def are_switched_on() -> bool:
 
 
 @lru_cache(maxsize=None)
-def device_fits(device: torch.device) -> bool:
-    """Whether the kernels can run on a device: a GPU, or a CPU under Triton's interpreter. If not, says so once."""
+def device_fits(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the kernels run on a device, a GPU or a CPU under Triton's interpreter, in a type. If not, says so once."""
     if device.type == "cpu":
         fits = is_interpreted() and triton_fits()
     elif device.type != "cuda" or torch.version.hip is not None:
@@ -74,6 +77,9 @@ def device_fits(device: torch.device) -> bool:
     if not fits:
         needs = "an NVIDIA GPU of compute capability {}.{} or higher, and Triton".format(*CAPABILITY)
         logger.warning(f"{VARIABLE}: has no effect on {device}: the kernels need {needs}")
+    elif dtype not in (INTERPRETED if device.type == "cpu" else DTYPES):
+        logger.warning(f"{VARIABLE}: has no effect in {str(dtype)[len('torch.') :]}: give --fp16, --bf16 or --amp")
+        fits = False
     return fits
 
 
@@ -91,95 +97,103 @@ def triton_fits() -> bool:
     return tuple(int(number) for number in triton.__version__.split(".")[:2]) >= TRITON
 
 
-class Call(NamedTuple):
-    """The tensors of a call by `NAMES`, and what else `Layout` asks for."""
-
-    tensors: Dict[str, Tensor]
-    rows: Dict[str, int]  # of the weights of summands
-    scale: float
-    is_by_distance: bool
-    left: int
-
-
 def attend(
-    logits: Logits,
-    q: Optional[Tensor],
-    k: Optional[Tensor],
-    value: Tensor,
-    packed: Optional[Tensor],
-    key_padding_mask: Optional[Tensor],
-    is_causal: bool,
-    dropout: float = 0.0,
+    logits: Logits, projected: Projected, key_padding_mask: Optional[Tensor], is_causal: bool, dropout: float = 0.0
 ) -> Optional[Tensor]:
     """See `computations.attend`; None for what the kernels have no place for. Rows of padding at the end are 0."""
-    call = call_of(logits, q, k, value, packed)
+    call = call_of(logits, projected, key_padding_mask is not None, is_causal, dropout)
     if call is None:
         return None
-    a = layout_of(call, value, key_padding_mask is not None, is_causal, dropout)
-    plan = plan_of(a)
-    tensors = [call.tensors.get(name) for name in NAMES]
+    layout, tensors = call
+    plan = plan_of(layout)
     if not plan.is_loaded and not is_interpreted():
         load(plan, tensors)
-        plan.is_loaded = True
     hidden = None
     if key_padding_mask is not None:
         hidden = aligned(key_padding_mask.to(torch.bool).contiguous().view(torch.uint8))
-    seed = torch.randint(1 << 62, (1,), device=value.device) if dropout > 0 else None
+    seed = torch.randint(1 << 62, (1,), device=projected.v.device) if dropout > 0 else None
     out: Tensor = _Kernels.apply(plan, hidden, seed, *tensors)
     return out
 
 
 def call_of(
-    logits: Logits, q: Optional[Tensor], k: Optional[Tensor], value: Tensor, packed: Optional[Tensor]
-) -> Optional[Call]:
-    """The summands in the kernels' places; None where they have no place for one of them."""
+    logits: Logits, projected: Projected, has_hidden: bool, is_causal: bool, dropout: float
+) -> Optional[Tuple[Layout, List[Optional[Tensor]]]]:
+    """What a call's launches depend on, and its tensors by `NAMES`; None if a summand has no place in them."""
+    q, k, value, packed = projected
     bsz, heads, length, width = value.size()
-    dtype, tensors, rows, scale, left = value.dtype, {}, {}, 1.0, 0
-    own, half, columns, matrices = [], [], [], Logits([], [], [], list(logits.diagonals), logits.weights)
+    by_sentence, shared_key, columns, matrices = [], [], [], Logits([], [], [], logits.diagonals, logits.weights)
     for product in logits.products:
         is_shared = [x.dim() == 3 or x.size(0) < bsz for x in product[2:]]
-        if is_shared[0] and not is_shared[1]:
+        if is_shared == [True, False]:
             return None
-        (matrices.products if is_shared[0] else half if is_shared[1] else own).append(product)
+        (matrices.products if is_shared[0] else shared_key if is_shared[1] else by_sentence).append(product)
     for row, bias in logits.biases:
         if bias.dim() == 4 and bias.size(0) > 1:
             return None
         (columns if bias.size(-2) == 1 else matrices.biases).append((row, bias))
-    of_matrices = len(matrices.products) + len(matrices.biases) + len(matrices.diagonals)
-    if max(len(own), len(half), len(logits.outers)) > 1 or len(columns) > 1:
+    number = len(matrices.products) + len(matrices.biases) + len(matrices.diagonals)
+    if max(len(by_sentence), len(shared_key), len(logits.outers), len(columns)) > 1:
         return None
-    if own and not (half or logits.outers or columns or of_matrices):
+    if by_sentence and not (shared_key or logits.outers or columns or number):
         return None  # `vanilla` alone: torch's fused attention
-    widest = max([width, *(product[2].size(-1) for product in own + half)])
-    if widest > WIDEST or widest > 64 and len(own) + len(half) + len(logits.outers) + of_matrices > 2:
+    widest = max([width, *(product[2].size(-1) for product in by_sentence + shared_key)])
+    summands = len(by_sentence) + len(shared_key) + len(logits.outers) + number
+    if widest > (MAX_HEAD_DIM if summands <= 2 else 64):
         return None
 
-    for row, scale, query, key in own:
-        rows["q"] = row
-        if packed is None or query is not q or key is not k:
-            packed = torch.cat([flat(x, bsz, heads, dtype) for x in (query, key, value)], dim=2)
-    if packed is None or not own and packed.size(2) != heads * width:
-        packed = flat(value, bsz, heads, dtype)
-    tensors["packed"] = packed.contiguous()
-    for row, number, query, key in half:
-        rows["x"] = row
-        tensors["x"] = by_head(query if number == 1.0 else query * number, bsz, heads, dtype)
-        tensors["w"] = whole(key, heads, length)
-    for row, factors, left in logits.outers:
-        rows["outer"] = row
-        groups, right = up(length, factors.size(3) - left), factors[..., left:]
-        if groups > left:  # beyond l
-            factors, left = torch.cat([positions(factors[..., :left], 3, 0, groups), right], dim=3), groups
-        tensors["pair"] = by_head(factors, bsz, heads, dtype)
-    for row, bias in columns:
-        rows["c"] = row
-        tensors["c"] = whole(bias.transpose(-1, -2), heads, length).squeeze(2)
-    if of_matrices:
-        rows["r"], tensors["r"] = matrix(matrices, heads, length)
-    if logits.weights is not None:
-        tensors["weights"] = logits.weights.contiguous()
-    is_by_distance = "r" in tensors and tensors["r"].dim() == 2
-    return Call({name: aligned(x) for name, x in tensors.items()}, rows, scale, is_by_distance, left)
+    t: Dict[str, Tensor] = {}
+    rows, scale, a = dict.fromkeys(SUMMANDS, -1), 1.0, 0
+    for rows["q"], scale, query, key in by_sentence:
+        # hooks of a function on what it was given see the gradient of views alone
+        is_hooked = any(x._backward_hooks or x.retains_grad for x in (query, key))
+        if query is not q or key is not k or is_hooked:
+            packed = torch.cat([flat(x, bsz, heads, value.dtype) for x in (query, key, value)], dim=2)
+        q_width = query.size(3)
+    if packed is None or not by_sentence and packed.size(2) != heads * width:
+        packed = flat(value, bsz, heads, value.dtype)
+    t["packed"] = packed
+    for rows["x"], of_product, query, key in shared_key:
+        t["x"] = by_head(query if of_product == 1.0 else query * of_product, bsz, heads, value.dtype)
+        t["w"] = whole(key, heads, length, 1)
+    for rows["outer"], factors, a in logits.outers:
+        groups, right = up(length, factors.size(3) - a), factors[..., a:]
+        if groups > a:  # beyond l
+            factors, a = torch.cat([positions(factors[..., :a], 3, 0, groups), right], dim=3), groups
+        t["pair"] = by_head(factors, bsz, heads, value.dtype)
+    for rows["c"], bias in columns:
+        t["c"] = whole(bias, heads, length, 2)
+    if number:
+        rows["r"], t["r"] = matrix(matrices, heads, length)
+    for weights in logits.weights:
+        t["weights"] = weights
+    x, w, pair, c, r = (t.get(name) for name in NAMES[1:6])
+    is_by_distance = r is not None and r.dim() == 2
+    layout = Layout(
+        value.device,
+        tuple([tensor.dtype for tensor in t.values()]),
+        length,
+        bsz,
+        heads,
+        width,
+        q_width if by_sentence else 0,
+        0 if x is None else x.size(3),
+        a,
+        0 if pair is None else pair.size(3) - a,
+        0 if w is None else w.size(1),
+        0 if c is None else c.size(2),
+        0 if r is None else 1 if is_by_distance else r.size(1),
+        0 if r is None else r.size(-1),
+        is_by_distance,
+        logits.weights[0].size(0) if logits.weights else 0,
+        tuple(rows.values()),
+        scale,
+        has_hidden,
+        is_causal,
+        dropout,
+        frozenset([name for name, tensor in t.items() if tensor.requires_grad]),
+    )
+    return layout, [aligned(t.get(name)) for name in NAMES]
 
 
 def flat(x: Tensor, bsz: int, heads: int, dtype: torch.dtype) -> Tensor:
@@ -189,16 +203,16 @@ def flat(x: Tensor, bsz: int, heads: int, dtype: torch.dtype) -> Tensor:
 
 def by_head(x: Tensor, bsz: int, heads: int, dtype: torch.dtype) -> Tensor:
     """(B or 1, H or 1, T, r) -> (H, T, B, r)."""
-    return x.to(dtype).expand(bsz, heads, -1, -1).permute(1, 2, 0, 3).contiguous()
+    x = x.to(dtype).permute(1, 2, 0, 3)
+    return (x if x.size(0) == heads and x.size(2) == bsz else x.expand(heads, -1, bsz, -1)).contiguous()
 
 
-def whole(x: Tensor, heads: int, length: int) -> Tensor:
-    """What sentences share, (H, l, r), whole if no sentence is longer."""
-    from ..logits import read_rows
-
-    if x.dim() == 4 or x.size(1) < length:
-        x = read_rows(x, 0, length)[0]
-    return x.expand(heads, -1, -1).contiguous()
+def whole(x: Tensor, heads: int, length: int, dim: int) -> Tensor:
+    """What sentences share, (H, rows, columns), with so many entries in a dimension at least."""
+    x = x[0] if x.dim() == 4 else x
+    if x.size(dim) < length:
+        x = positions(x, dim, 0, length)
+    return (x if x.size(0) == heads else x.expand(heads, -1, -1)).contiguous()
 
 
 def matrix(logits: Logits, heads: int, length: int) -> Tuple[int, Tensor]:
@@ -207,61 +221,16 @@ def matrix(logits: Logits, heads: int, length: int) -> Tuple[int, Tensor]:
         for row, values in logits.diagonals:
             return row, values.contiguous()
         for row, bias in logits.biases:
-            if bias.dim() == 3 and min(bias.size(1), bias.size(2)) >= length:
-                return row, bias.expand(heads, -1, -1).contiguous()
+            return row, whole(whole(bias, heads, length, 1), heads, length, 2)
         for row, scale, query, key in logits.products:
-            if query.dim() == key.dim() == 3 and length <= min(query.size(1), key.size(1)) <= WHOLE and scale == 1.0:
+            if query.dim() == key.dim() == 3 and length <= query.size(1) <= MAX_ROWS_UNSLICED and scale == 1.0:
                 return row, torch.bmm(query, key.transpose(1, 2))
-    return -1, logits.read(0, length, length).total(length)[0].expand(heads, length, length).contiguous()
+    return -1, whole(logits.read(0, length, length).total(length), heads, length, 1)
 
 
 def aligned(x: Any) -> Any:
     """x at a multiple of 16 bytes, which is a property that kernels are compiled for."""
     return x if x is None or x.data_ptr() % 16 == 0 else x.clone()
-
-
-def layout_of(call: Call, value: Tensor, has_hidden: bool, is_causal: bool, dropout: float) -> Layout:
-    bsz, heads, length, width = value.size()
-    t = call.tensors
-    sizes = {name: t[name].size() if name in t else (0, 0, 0, 0) for name in NAMES}
-    return Layout(
-        value.device,
-        tuple([x.dtype for x in t.values()]),
-        length,
-        bsz,
-        heads,
-        width,
-        (sizes["packed"][2] // heads - width) // 2,
-        sizes["x"][3],
-        call.left,
-        sizes["pair"][3] - call.left,
-        sizes["w"][1],
-        sizes["c"][1],
-        1 if call.is_by_distance else sizes["r"][1],
-        sizes["r"][-1],
-        call.is_by_distance,
-        sizes["weights"][0],
-        tuple([call.rows.get(name, -1) for name in SUMMANDS]),
-        call.scale,
-        has_hidden,
-        is_causal,
-        dropout,
-        frozenset([name for name, x in t.items() if x.requires_grad]),
-    )
-
-
-def named(a: Layout, tensors: Sequence[Optional[Tensor]], before: str = "") -> Dict[str, Any]:
-    """The tensors of the kernels, or their gradients, in those of `NAMES`."""
-    t = dict(zip(NAMES, tensors))
-    packed, pair = t.pop("packed"), t.pop("pair")
-    if packed is not None:
-        t["v"] = packed
-        if a.Q:
-            t["q"] = packed
-            _, t["k"], t["v"] = packed.split([a.H * a.Q, a.H * a.Q, a.H * a.D], dim=2)
-    if pair is not None:
-        t["left"], t["right"] = pair.split([a.left, a.right], dim=3)
-    return {before + name: x for name, x in t.items()} if before else t
 
 
 def load(plan: Plan, call: Sequence[Any]) -> None:
@@ -270,29 +239,27 @@ def load(plan: Plan, call: Sequence[Any]) -> None:
     Raises:
         SynthesizerError: a kernel does not compile, or does not fit this GPU.
     """
-    tensors, like = {**named(plan.layout, call), **named(plan.layout, call, "to_")}, call[0]
-    fp32, hidden, seed = (like.new_empty(1, dtype=x) for x in (torch.float32, torch.uint8, torch.int64))
-    tensors.update(dict.fromkeys(plan.starts, fp32), out=like, grad=like, logs=fp32, hidden=hidden, seed=seed)
+    packed, tensors = call[0], {**dict(zip(NAMES, call)), **dict(zip(TO_NAMES, call)), None: None}
+    fp32, hidden, seed = (packed.new_empty(1, dtype=x) for x in (torch.float32, torch.uint8, torch.int64))
+    tensors.update(dict.fromkeys(plan.sums, fp32), out=packed, grad=packed, lse=fp32, hidden=hidden, seed=seed)
     try:
-        with torch.cuda.device_of(like):
+        with torch.cuda.device_of(packed):
             for launch in (plan.forward, *plan.backward):
                 launch.compile(launch.args(tensors))
     except torch.cuda.OutOfMemoryError:
         raise  # fairseq leaves such a batch out
     except Exception as error:  # of many classes: of the compiler, the assembler and the GPU's driver
         raise SynthesizerError(f"set {VARIABLE}=0: a kernel failed: {error!r:.1000}") from error
+    plan.is_loaded = True
 
 
-def run(launch: Launch, tensors: Dict[str, Any]) -> None:
+def run(launch: Launch, tensors: Dict[Optional[str], Any]) -> None:
     """Calls the kernel; the compiled one itself, as to find it takes Triton much longer than to launch it."""
     args = launch.args(tensors)
-    if is_interpreted():
+    if launch.call is not None:
+        launch.call(*args)
+    else:  # Triton's interpreter
         launch.kernel[launch.grid](*args)
-        return
-    if launch.call is None:
-        launch.compile(args)
-    assert launch.call is not None
-    launch.call(*args)
 
 
 class _Kernels(torch.autograd.Function):
@@ -300,31 +267,33 @@ class _Kernels(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, plan: Plan, hidden: Optional[Tensor], seed: Optional[Tensor], *call: Any) -> Tensor:
-        a, tensors = plan.layout, named(plan.layout, call)
+        a = plan.layout
         out: Tensor = call[0].new_empty((a.T, a.B, a.H * a.D))
-        logs = out.new_empty((a.B, a.H, a.T), dtype=torch.float32) if plan.is_long else None
-        tensors.update(out=out, logs=logs, hidden=hidden, seed=seed)
+        lse = out.new_empty((a.B, a.H, a.T), dtype=torch.float32) if plan.is_long else None
+        tensors = dict(zip(NAMES, call), hidden=hidden, seed=seed, out=out, lse=lse)
+        tensors[None] = None
         with torch.cuda.device_of(out):  # the current device may be another; for the backward pass torch sets it
             run(plan.forward, tensors)
         ctx.plan = plan
-        ctx.save_for_backward(hidden, seed, logs, out if plan.is_long else None, *call)
+        ctx.save_for_backward(hidden, seed, lse, out if plan.is_long else None, *call)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
         # a hook on saved tensors, such as torch's `save_on_cpu`, may bring them back to another address
-        hidden, seed, logs, out, *call = map(aligned, ctx.saved_tensors)
-        plan, a = ctx.plan, ctx.plan.layout
-        tensors = named(a, call)
-        grads: List[Any] = [torch.empty_like(x) if name in a.wanted else None for name, x in zip(NAMES, call)]
-        if grads[3] is not None and a.left > up(a.T, a.right):
-            grads[3].zero_()  # features that no column reaches
-        tensors.update(named(a, grads, "to_"), out=out, logs=logs, hidden=hidden, seed=seed)
-        tensors["grad"] = aligned(grad.contiguous())
-        if plan.scratch:
-            buffer = grad.new_empty(plan.scratch, dtype=torch.float32)
-            tensors.update({name: buffer[start:] for name, start in plan.starts.items()})
+        hidden, seed, lse, out, *call = map(aligned, ctx.saved_tensors)
+        plan: Plan = ctx.plan
+        a, grad = plan.layout, aligned(grad.contiguous())
+        tensors = dict(zip(NAMES, call), hidden=hidden, seed=seed, out=out, lse=lse, grad=grad)
+        tensors[None] = None
+        grads = [torch.empty_like(x) if name in a.wanted else None for name, x in zip(NAMES, call)]
+        tensors.update(zip(TO_NAMES, grads))
+        if a.left > up(a.T, a.right or 1) and "pair" in a.wanted:
+            tensors["to_pair"].zero_()  # features that no column reaches
+        if plan.sums:
+            sums = grad.new_empty(sum(plan.sums.values()), dtype=torch.float32).split(list(plan.sums.values()))
+            tensors.update(zip(plan.sums, sums))
         for launch in plan.backward:
             run(launch, tensors)
         return (None, None, None, *grads)

@@ -4,24 +4,25 @@ A launch has names in the place of tensors, so that it serves every call of the 
 """
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
-MOST_SPILLS = 100  # registers of a thread that may lie in memory: up to so many, more warps were slower on an H100
-MOST_WARPS = 8
+MAX_SPILLS = 100  # registers of a thread that may lie in memory: up to so many, more warps were slower on an H100
+MAX_WARPS = 8
+MAX_PLANS = 4096  # that are kept
 PROGRAMS = 264  # that a backward pass aims at: two for each of an H100's 132 multiprocessors
 SUMMANDS = ("q", "x", "outer", "c", "r")
 SHARED = ("w", "c", "r")
 
 
 class Layout(NamedTuple):
-    """What the launches of a call depend on; `kernels.Call` says how its tensors lie. A width of 0: no such summand."""
+    """What the launches of a call depend on; `kernels` says how its tensors lie. A size of 0: no such summand."""
 
     device: torch.device
-    dtypes: Tuple[torch.dtype, ...]  # of the tensors, values first
+    dtypes: Tuple[torch.dtype, ...]  # of the tensors, `packed` first
     T: int
     B: int
     H: int
@@ -45,7 +46,7 @@ class Layout(NamedTuple):
 
     def tiled(self) -> List[str]:
         """The summands of the logits that take registers for a whole tile."""
-        found = (("q", self.Q), ("x", self.X), ("left", self.right), ("r", self.r_columns))
+        found = (("q", self.Q), ("x", self.X), ("outer", self.right), ("r", self.r_columns))
         return [name for name, is_there in found if is_there]
 
     def is_short(self) -> bool:
@@ -57,25 +58,37 @@ class Layout(NamedTuple):
         return self.T <= 64 and width <= 64 and (found in (["q"], ["r"]) or found == ["x"] and not is_padded)
 
 
-@dataclass
 class Launch:
-    """A call of a kernel."""
+    """A call of a kernel.
 
-    kernel: Any
-    grid: Tuple[int, ...]
-    tensors: Tuple[Any, ...]  # names of tensors, None, and tuples of those; they come first among the arguments
-    numbers: Tuple[Any, ...]  # all other arguments
-    num_warps: int
-    num_stages: int = 1
-    options: Optional[Dict[str, int]] = None  # of its compilation, once it has been compiled
-    call: Optional[Callable[..., None]] = None  # the compiled kernel, on a GPU
+    Args:
+        kernel: of `triton_short`, `triton_long` or `triton_sums`.
+        grid: numbers of programs.
+        tensors: names of tensors, None, and tuples of those; they come first among the arguments.
+        numbers: all other arguments.
+    """
 
-    def args(self, tensors: Dict[str, Any]) -> List[Any]:
-        """The arguments, of tensors by name."""
-        found: List[Any] = []
-        for x in self.tensors:
-            found.append(tensors.get(x) if type(x) is str else x and type(x)(*map(tensors.get, x)))
-        return [*found, *self.numbers]
+    def __init__(
+        self,
+        kernel: Any,
+        grid: Sequence[int],
+        tensors: Sequence[Any],
+        numbers: Sequence[Any],
+        warps: int,
+        stages: int = 1,
+    ) -> None:
+        self.kernel, self.grid, self.numbers = kernel, (*grid, 1, 1)[:3], numbers
+        self.options = dict(num_warps=warps, num_stages=stages)  # of the compilation
+        self.readers = [
+            (getattr(type(x), "_make", None), itemgetter(*x) if isinstance(x, tuple) else x) for x in tensors
+        ]
+        self.call: Optional[Callable[..., None]] = None  # the compiled kernel, on a GPU
+
+    def args(self, tensors: Dict[Optional[str], Any]) -> List[Any]:
+        """The arguments, of tensors by name; None has itself as a name."""
+        found = [make(read(tensors)) if make is not None else tensors[read] for make, read in self.readers]
+        found.extend(self.numbers)
+        return found
 
     def compile(self, args: Sequence[Any]) -> None:
         """Compiles and loads the kernel for such arguments; raises what the compiler or the GPU does.
@@ -85,147 +98,173 @@ class Launch:
         """
         from triton.runtime.errors import OutOfResources
 
-        warps, stages = self.num_warps, self.num_stages
+        tried = dict(self.options)
         while True:
-            self.options = dict(num_warps=warps, num_stages=stages)
-            kernel = self.kernel.warmup(*args, grid=self.grid, **self.options)
+            kernel = self.kernel.warmup(*args, grid=self.grid, **tried)
             try:
-                self.call = kernel[(*self.grid, 1, 1)[:3]]  # loads it
+                call = kernel[self.grid]  # loads it
             except OutOfResources:
-                if stages == 1:
+                if tried["num_stages"] > 1:
+                    tried["num_stages"] -= 1
+                    continue
+                if self.call is None:
                     raise
-                stages -= 1
-                continue
-            if kernel.n_spills <= MOST_SPILLS or warps >= MOST_WARPS:
+                return  # with fewer warps it fits
+            self.call, self.options = call, dict(tried)
+            if kernel.n_spills <= MAX_SPILLS or tried["num_warps"] >= MAX_WARPS:
                 return
-            warps *= 2
+            tried["num_warps"] *= 2
 
 
 class Plan:
-    """The launches of a call, and how much memory they need for sums."""
+    """The launches of a call, and the memory that they need for sums: of each, in fp32, so many numbers."""
 
     def __init__(self, a: Layout) -> None:
+        from .triton_common import Given
+
         self.layout, self.is_loaded, self.is_long = a, False, not a.is_short()
-        self.starts: Dict[str, int] = {}  # of sums, in `scratch` numbers of fp32
-        self.scratch = 0
-        self.forward = self.forward_launch()
+        self.sums: Dict[str, int] = {}
+        sizes = (1, a.X, a.X, a.right, a.c_columns, a.r_columns, a.weights, a.has_hidden, a.dropout > 0)
+        self.given = Given(*(name if size else None for name, size in zip(Given._fields, sizes)))
+        numbers = (
+            a.T,
+            a.B,
+            a.H,
+            a.left,
+            a.right or 1,
+            a.w_rows,
+            a.c_columns,
+            a.r_rows,
+            a.r_columns,
+            a.scale,
+            a.dropout,
+        )
+        self.numbers = numbers
+        self.forward = self.forward_of_long() if self.is_long else self.forward_of_short()
         self.backward: List[Launch] = []
         if a.wanted:
-            self.add_backward_launches()
+            totals, counts = self.add_backward_of_long() if self.is_long else self.add_backward_of_short()
+            if self.sums.keys() - {"delta"}:
+                self.backward.append(self.addition(totals, counts))
 
-    def share_out(self, numbers: Dict[str, int], groups: int) -> int:
-        """Gives places to sums of so many numbers each, side by side in every group; the size of a group."""
-        size = 0
-        for name, number in numbers.items():
-            self.starts[name] = self.scratch + size
-            size += up(number, 4) * 4  # a multiple of 16 bytes, which is a property that kernels are compiled for
-        self.scratch += groups * size
-        return size
+    def launch(self, kernel: Any, tile: "Tile", grid: Sequence[int], tensors: Sequence[Any], *more: int) -> Launch:
+        """With the arguments of every kernel; `more`: others of its numbers."""
+        numbers = (*self.numbers, *more, constants(self.layout, tile))
+        return Launch(kernel, grid, (self.given, *tensors), numbers, tile.warps, tile.stages)
 
-    def sums(self, tiles: int, names: Sequence[str], weights: Sequence[str]) -> Tuple[int, int, int]:
-        """Places for a kernel's sums over groups of sentences: sentences and numbers of a group, and groups."""
+    def forward_of_short(self) -> Launch:
+        """Writes ``out``, (T, B, H, d_h)."""
+        from . import triton_short
+
         a = self.layout
-        wanted = PROGRAMS if a.T > 32 else 2 * PROGRAMS  # programs for tiles of 32 x 32 are small
-        # for one number, the gradient of q k^T's weight, a program for each sentence is as good, and more of them run
-        is_grouped = bool(names) or any(name != "q" for name in weights)
-        sentences, groups = shared_out(a.B, min(a.B, max(1, wanted // (a.H * tiles))) if is_grouped else a.B)
-        sizes = {"w": a.T * a.X, "c": a.T, "r": a.T * a.T}
-        size = self.share_out({f"sum_{name}": a.H * sizes[name] for name in names}, groups)
-        self.share_out({f"sum_a_{name}": groups * tiles * a.H for name in weights}, 1)
-        return sentences, size, groups
+        sentences, groups = shared_out(a.B, min(a.B, up(4 * PROGRAMS, a.H)))
+        return self.launch(triton_short.forward, Tile.whole(a, True), (a.H, groups), ("out",), sentences)
 
-    def forward_launch(self) -> Launch:
-        """Writes ``out``, (T, B, H, d_h), and of long sentences ``logs``, (B, H, T), in fp32."""
-        a, tensors = self.layout, self.layout and given(self.layout)
-        if not self.is_long:
-            from . import triton_short
-
-            sentences, groups = shared_out(a.B, min(a.B, up(4 * PROGRAMS, a.H)))
-            tile = Tile.whole(a, is_forward=True)
-            more = (*numbers(a), sentences, constants(a, tile))
-            return tile.launch(triton_short.forward, (a.H, groups), (tensors, "out"), more)
+    def forward_of_long(self) -> Launch:
+        """Writes ``out`` and ``lse``, (B, H, T), in fp32."""
         from . import triton_long
 
-        tile = Tile.of("forward", a)
-        more = (*numbers(a), constants(a, tile))
-        return tile.launch(triton_long.forward, (a.B * a.H * up(a.T, tile.rows),), (tensors, "out", "logs"), more)
+        a, tile = self.layout, Tile.of("forward", self.layout)
+        return self.launch(triton_long.forward, tile, (a.B * a.H * up(a.T, tile.rows),), ("out", "lse"))
 
-    def add_backward_launches(self) -> None:
-        from .triton_common import Gradients
+    def add_backward_of_short(self) -> Tuple[Sequence[int], Sequence[int]]:
+        """Returns what `addition` takes."""
+        from . import triton_short
 
-        a, tensors = self.layout, given(self.layout)
+        a = self.layout
+        sentences, size, groups = self.groups(1, self.summed(*SHARED), self.weighted(*SUMMANDS))
+        self.backward.append(
+            self.launch(
+                triton_short.backward, Tile.whole(a, False), (a.H, groups), (self.to(), "grad"), sentences, size
+            )
+        )
+        return (groups, size, groups, size), (groups, groups, groups)
 
-        def summed(*names: str) -> List[str]:
-            return [name for name in names if name in a.wanted]
+    def add_backward_of_long(self) -> Tuple[Sequence[int], Sequence[int]]:
+        """Returns what `addition` takes."""
+        from . import triton_long
 
-        def weighted_by(*names: str) -> List[str]:
-            return [name for name in names if a.rows[SUMMANDS.index(name)] >= 0] if "weights" in a.wanted else []
+        a = self.layout
+        rows, columns, matrix = (Tile.of(name, a) for name in ("rows", "columns", "matrix"))
+        across, tiles = up(a.T, columns.columns), up(a.T, matrix.rows) * up(a.T, matrix.columns)
+        of_columns = self.summed("w", "c"), self.weighted("q", "x", "c")
+        of_matrix = self.summed("r"), self.weighted("r")
+        sentences, size, groups = self.groups(across, *of_columns)
+        r_sentences, r_size, r_groups = self.groups(tiles, *of_matrix)
+        parts = a.B * up(a.T, rows.rows)
+        for name in self.weighted("outer"):
+            self.reserve(f"sum_a_{name}", parts * a.H)
+        delta = "delta" if a.wanted - {"packed"} or a.Q else None
+        if delta is not None:
+            self.reserve(delta, a.B * a.H * a.T)
+            tensors = (self.to(), "out", delta, "lse", "grad")
+            self.backward.append(self.launch(triton_long.backward_rows, rows, (parts * a.H,), tensors))
+        tensors = (self.to(), delta, "lse", "grad")
+        if any(of_columns) or "packed" in a.wanted:
+            grid = (groups * across * a.H,)
+            self.backward.append(self.launch(triton_long.backward_columns, columns, grid, tensors, sentences, size))
+        if any(of_matrix):
+            grid = (r_groups * tiles * a.H,)
+            self.backward.append(self.launch(triton_long.backward_matrix, matrix, grid, tensors, r_sentences, r_size))
+        return (groups, size, r_groups, r_size), (parts, groups * across, r_groups * tiles)
 
-        def to(*names: str) -> Any:
-            """Gradients of what differs by sentence, and the sums that have a place."""
-            of = {"v": "packed", "q": "packed" if a.Q else "", "k": "packed" if a.Q else "", "left": "pair", "right": "pair"}
-            found = {name: f"to_{name}" for name in names if of.get(name, name) in a.wanted}
-            found.update({name: f"sum_{name}" for name in names if f"sum_{name}" in self.starts})
-            return Gradients(**{name: found.get(name) for name in Gradients._fields})
-
-        def add(tile: "Tile", kernel: Any, grid: Any, gradients: Any, read: Any = (), more: Any = (), last: Any = ()) -> None:
-            own = (*more, *numbers(a), *last, constants(a, tile))
-            self.backward.append(tile.launch(kernel, grid, (tensors, gradients, *read, "grad"), own))
-
-        every = ("w", "c", "r", *(f"a_{name}" for name in SUMMANDS))
-        if not self.is_long:
-            from . import triton_short
-
-            sentences, size, groups = self.sums(1, summed(*SHARED), weighted_by(*SUMMANDS))
-            gradients = to("v", "q", "k", "x", "left", "right", *every)
-            add(Tile.whole(a, False), triton_short.backward, (a.H, groups), gradients, (), (), (sentences, size))
-            totals, counts = (groups, size, groups, size), (groups, groups, groups)
-        else:
-            from . import triton_long
-
-            rows, columns, matrix = (Tile.of(name, a) for name in ("rows", "columns", "matrix"))
-            across, tiles = up(a.T, columns.columns), up(a.T, matrix.rows) * up(a.T, matrix.columns)
-            of_columns = summed("w", "c"), weighted_by("q", "x", "c")
-            of_matrix = summed("r"), weighted_by("r")
-            sentences, size, groups = self.sums(across, *of_columns)
-            r_sentences, r_size, r_groups = self.sums(tiles, *of_matrix)
-            parts = a.B * up(a.T, rows.rows)
-            self.share_out({f"sum_a_{name}": parts * a.H for name in weighted_by("outer")}, 1)
-            means = None
-            if a.wanted - {"packed"} or "packed" in a.wanted and a.Q:
-                means = "means"
-                self.share_out({means: a.B * a.H * a.T}, 1)
-                gradients = to("q", "x", "left", "right", *every[3:])
-                add(rows, triton_long.backward_rows, (parts * a.H,), gradients, ("out", means, "logs"))
-            if any(of_columns) or "packed" in a.wanted:
-                gradients = to("v", "k", "w", "c", "a_q", "a_x", "a_c")
-                grid = (groups * across * a.H,)
-                add(columns, triton_long.backward_columns, grid, gradients, (means, "logs"), (size,), (sentences,))
-            if any(of_matrix):
-                grid = (r_groups * tiles * a.H,)
-                add(matrix, triton_long.backward_matrix, grid, to("r", "a_r"), (means, "logs"), (r_size,), (r_sentences,))
-            totals, counts = (groups, size, r_groups, r_size), (parts, groups * across, r_groups * tiles)
-        if self.starts.keys() - {"means"}:
-            self.backward.append(self.addition(to(*every), totals, counts, self.backward[-1].numbers[-1]))
-
-    def addition(self, at: Any, totals: Sequence[int], counts: Sequence[int], z: Any) -> Launch:
+    def addition(self, totals: Sequence[int], counts: Sequence[int]) -> Launch:
         """Adds up sums over groups, and parts of weights' gradients."""
         from .triton_sums import Totals, add
 
         a, block, groups_at_once, distances = self.layout, 256, 4, 16
         sizes = {"w": (a.w_rows, a.X), "c": (1, a.c_columns), "r": (a.r_rows, a.r_columns)}
         of_block = {"w": block, "c": block, "r": distances if a.is_by_distance else block}
-        blocks = sum(up(a.H * math.prod(sizes[name]), of_block[name]) for name in SHARED if name in a.wanted)
-        if "weights" in a.wanted:
-            blocks += a.weights
+        blocks = sum(up(a.H * math.prod(sizes[name]), of_block[name]) for name in self.summed(*SHARED))
         own = [n for name in SHARED for n in (sizes[name] if math.prod(sizes[name]) else (1, 1))]
         to = Totals(*(f"to_{name}" if name in a.wanted else None for name in Totals._fields))
-        more = (a.H, a.T, *totals, *own, *counts, z, power_of_2(a.H), block, groups_at_once, distances)
-        return Launch(add, (blocks,), (to, at), more, 4)
+        z = self.backward[-1].numbers[-1]
+        numbers = (a.H, a.T, *totals, *own, *counts, z, power_of_2(a.H), block, groups_at_once, distances)
+        return Launch(add, (blocks + a.weights * ("weights" in a.wanted),), (to, self.to()), numbers, 4)
+
+    def summed(self, *names: str) -> List[str]:
+        """Those of the tensors whose gradients are sums over sentences that are wanted."""
+        return [name for name in names if name in self.layout.wanted]
+
+    def weighted(self, *names: str) -> List[str]:
+        """Those of the summands whose weights' gradients are wanted."""
+        a = self.layout
+        return [name for name in names if "weights" in a.wanted and a.rows[SUMMANDS.index(name)] >= 0]
+
+    def groups(self, tiles: int, names: Sequence[str], weights: Sequence[str]) -> Tuple[int, int, int]:
+        """Memory for a kernel's sums over groups of sentences: sentences and numbers of a group, and groups."""
+        a = self.layout
+        wanted = PROGRAMS if a.T > 32 else 2 * PROGRAMS  # programs for tiles of 32 x 32 are small
+        # for one number, the gradient of q k^T's weight, a program for each sentence is as good, and more of them run
+        is_grouped = bool(names) or any(name != "q" for name in weights)
+        sentences, groups = shared_out(a.B, min(a.B, max(1, wanted // (a.H * tiles))) if is_grouped else a.B)
+        sizes = {"w": a.T * a.X, "c": a.T, "r": a.T * a.T}
+        for name in names:
+            self.reserve(f"sum_{name}", a.H * sizes[name])
+        # a group's sums lie side by side: the places of the first group's, and a group's size, say where others are
+        size = sum(self.sums[f"sum_{name}"] for name in names)
+        if names:
+            self.sums[f"sum_{names[-1]}"] += (groups - 1) * size
+        for name in weights:
+            self.reserve(f"sum_a_{name}", groups * tiles * a.H)
+        return sentences, size, groups
+
+    def reserve(self, name: str, number: int) -> None:
+        """Memory for so many numbers, and up to a multiple of 16 bytes, which is what kernels are compiled for."""
+        self.sums[name] = up(number, 4) * 4
+
+    def to(self) -> Any:
+        """Where gradients go, or sums for them."""
+        from .triton_common import Gradients
+
+        found = {name: f"to_{name}" for name in ("packed", "x", "pair") if name in self.layout.wanted}
+        found.update({name[len("sum_") :]: name for name in self.sums if name != "delta"})
+        return Gradients(*map(found.get, Gradients._fields))
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=MAX_PLANS)
 def plan_of(a: Layout) -> Plan:
+    """The plan of a layout, the same one each time."""
     return Plan(a)
 
 
@@ -263,9 +302,6 @@ class Tile(NamedTuple):
         size = power_of_2(a.T)
         return Tile(min(rows, size), min(columns, size), 4, stages)
 
-    def launch(self, kernel: Any, grid: Tuple[int, ...], tensors: Tuple[Any, ...], numbers: Tuple[Any, ...]) -> Launch:
-        return Launch(kernel, grid, tensors, numbers, self.warps, self.stages)
-
 
 def up(n: int, m: int) -> int:
     """n / m, rounded up."""
@@ -283,33 +319,18 @@ def power_of_2(n: int) -> int:
     return 1 << max(4, (n - 1).bit_length())
 
 
-def given(a: Layout) -> Any:
-    """The names of the tensors that a call has."""
-    from .triton_common import Given
-
-    widths = {"q": a.Q, "k": a.Q, "x": a.X, "w": a.X, "c": a.c_columns, "left": a.right, "right": a.right}
-    widths.update(v=1, r=a.r_columns, weights=a.weights, hidden=a.has_hidden, seed=int(a.dropout > 0))
-    return Given(**{name: name if widths[name] else None for name in Given._fields})
-
-
-def numbers(a: Layout) -> Tuple[Any, ...]:
-    """What `triton_common.sizes` takes."""
-    return (a.T, a.B, a.H, a.left, a.right or 1, a.w_rows, a.c_columns, a.r_rows, a.r_columns, a.scale, a.dropout)
-
-
 def constants(a: Layout, tile: Tile) -> Any:
     """What the kernels of a call are compiled for."""
     from .triton_common import Constants
 
-    q, x = a.Q or 16, a.X or 16
     return compiled_for(
         Constants(
             D=a.D,
             D_BLOCK=power_of_2(a.D),
-            Q=q,
-            Q_BLOCK=power_of_2(q),
-            X=x,
-            X_BLOCK=power_of_2(x),
+            Q=a.Q,
+            Q_BLOCK=power_of_2(a.Q),
+            X=a.X,
+            X_BLOCK=power_of_2(a.X),
             FACTOR=power_of_2(max(a.right, up(a.T, a.right))) if a.right else 16,
             ROWS=tile.rows,
             COLUMNS=tile.columns,

@@ -23,6 +23,7 @@ from .triton_common import (
     load_rows,
     load_values,
     load_weights,
+    opened,
     product,
     row_gradients,
     row_weights,
@@ -33,6 +34,7 @@ from .triton_common import (
     store_row_gradients,
     store_rows,
     tile_of_logits,
+    wanted,
 )
 
 
@@ -47,11 +49,12 @@ def softmax(logits):
 
 @triton.jit(do_not_specialize=[*INTEGERS, "sentences"])
 def forward(
-    g, y,
+    given, y,
     T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout, sentences, z,
 ):  # fmt: skip
     """Y of some sentences."""
-    s = sizes(g, z, T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout)
+    s = sizes(z, T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout)
+    g = opened(given, z, H, left)
     h, group = tl.program_id(0), tl.program_id(1)
     r, a = load_matrix(g, s, z, h, 0, 0), load_weights(g, s, z, h)
     for b in range(group * sentences, tl.minimum((group + 1) * sentences, B)):
@@ -64,11 +67,12 @@ def forward(
 
 @triton.jit(do_not_specialize=[*INTEGERS, "sentences", "size"])
 def backward(
-    g, d, dy,
+    given, grads, dy,
     T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout, sentences, size, z,
 ):  # fmt: skip
     """All gradients of some sentences."""
-    s = sizes(g, z, T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout)
+    s = sizes(z, T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout)
+    g, d = opened(given, z, H, left), wanted(grads, z, H, left)
     h, group = tl.program_id(0), tl.program_id(1)
     a = load_weights(g, s, z, h)
     to_r = tl.zeros([z.ROWS, z.COLUMNS], tl.float32)
