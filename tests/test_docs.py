@@ -3,10 +3,10 @@
 import re
 
 import pytest
-from helpers import ROOT
 
 import fairseq_synth
 from fairseq_synth.host.repairs import REPAIRS
+from recipes.steps import ROOT
 
 PAGES = [
     "README.md",
@@ -42,7 +42,7 @@ def test_every_page_is_listed_in_the_readme():
 
 def test_every_repair_is_listed():
     page = (ROOT / "docs" / "fairseq-bugs.md").read_text()
-    assert all(f"| `{name}` |" in page for name in REPAIRS)
+    assert all(f"|`{name}`|" in page for name in REPAIRS)
 
 
 def test_one_version():
