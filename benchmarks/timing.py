@@ -5,11 +5,12 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
-from recipes import provenance, train
 from recipes.command import ROOT, dry_run, say
 from recipes.hyperparameters import RECIPES, Recipe
 from recipes.render import baseline_name
 from recipes.tables import Dataset, Table
+
+from recipes import provenance, train
 
 ROUNDS = 63  # of one update of each model; the first three are warm-up. With 15, two calls differed by up to 0.2
 WARM_UP = 3

@@ -1,4 +1,4 @@
-"""The rules of a layer's state dict: which checkpoints an attention takes, and how it starts from a stock Transformer."""
+"""Which checkpoints an attention takes, and how it starts from a stock Transformer."""
 
 import logging
 import re

@@ -342,7 +342,7 @@ def test_padding_and_saved_values_are_reordered(spec):
     padding = torch.tensor([[True, False, False], [False, False, False]])
     order = torch.tensor([1, 0])
     with torch.no_grad():
-        expected = module(x[:, order], key_padding_mask=padding[order], attn_mask=causal_mask(x), need_weights=True)[0]
+        expected = module(x[:, order], key_padding_mask=padding[order], attn_mask=future(3), need_weights=True)[0]
         state = {}
         module(x[:2], key_padding_mask=padding[:, :2], incremental_state=state, attn_mask=future(2))
         module.reorder_incremental_state(state, order)

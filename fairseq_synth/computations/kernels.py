@@ -1,8 +1,8 @@
 """softmax(S) V on a GPU by Triton kernels: neither logits nor weights leave the registers, in either pass.
 
 Off unless the environment variable FAIRSEQ_SYNTH_KERNELS is 1, as no training with them has run to its end yet. The
-kernels are in `triton_short`, `triton_long` and `triton_sums`, their formula in `triton_common`, and how they are called
-in `launches`. This file says what they support, and hands them the tensors of a call, which lie in one way only:
+kernels are in `triton_short`, `triton_long` and `triton_sums`, their formula in `triton_common`, and how they are
+called in `launches`. This file says what they support, and hands them the tensors of a call, which lie in one way only:
 
 =======  =====================================================================================
 packed   (T, B, features): of every token its queries and keys, if there are any, and its values
@@ -67,7 +67,7 @@ def are_switched_on() -> bool:
 
 @lru_cache(maxsize=None)
 def device_fits(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernels run on a device, a GPU or a CPU under Triton's interpreter, in a type. If not, says so once."""
+    """Whether the kernels can run on a GPU, or under Triton's interpreter, in a type. If not, says so once."""
     if device.type == "cpu":
         fits = is_interpreted() and triton_fits()
     elif device.type != "cuda" or torch.version.hip is not None:
@@ -122,7 +122,10 @@ def call_of(
     """What a call's launches depend on, and its tensors by `NAMES`; None if a summand has no place in them."""
     q, k, value, packed = projected
     bsz, heads, length, width = value.size()
-    by_sentence, shared_key, columns, matrices = [], [], [], Logits([], [], [], logits.diagonals, logits.weights)
+    by_sentence: List[Any] = []  # products whose factors both differ by sentence,
+    shared_key: List[Any] = []  # and those with a key that all sentences share
+    columns: List[Any] = []  # biases of one row
+    matrices = Logits([], [], [], logits.diagonals, logits.weights)
     for product in logits.products:
         is_shared = [x.dim() == 3 or x.size(0) < bsz for x in product[2:]]
         if is_shared == [True, False]:
@@ -144,7 +147,7 @@ def call_of(
 
     t: Dict[str, Tensor] = {}
     rows, scale, a = dict.fromkeys(SUMMANDS, -1), 1.0, 0
-    for rows["q"], scale, query, key in by_sentence:
+    for rows["q"], scale, query, key in by_sentence:  # noqa: B007
         # hooks of a function on what it was given see the gradient of views alone
         is_hooked = any(x._backward_hooks or x.retains_grad for x in (query, key))
         if query is not q or key is not k or is_hooked:
@@ -152,7 +155,7 @@ def call_of(
         q_width = query.size(3)
     if packed is None or not by_sentence and packed.size(2) != heads * width:
         packed = flat(value, bsz, heads, value.dtype)
-    t["packed"] = packed
+    t["packed"] = packed.contiguous()
     for rows["x"], of_product, query, key in shared_key:
         t["x"] = by_head(query if of_product == 1.0 else query * of_product, bsz, heads, value.dtype)
         t["w"] = whole(key, heads, length, 1)
@@ -239,7 +242,8 @@ def load(plan: Plan, call: Sequence[Any]) -> None:
     Raises:
         SynthesizerError: a kernel does not compile, or does not fit this GPU.
     """
-    packed, tensors = call[0], {**dict(zip(NAMES, call)), **dict(zip(TO_NAMES, call)), None: None}
+    packed = call[0]
+    tensors: Dict[Any, Any] = {None: None, **dict(zip(NAMES, call)), **dict(zip(TO_NAMES, call))}
     fp32, hidden, seed = (packed.new_empty(1, dtype=x) for x in (torch.float32, torch.uint8, torch.int64))
     tensors.update(dict.fromkeys(plan.sums, fp32), out=packed, grad=packed, lse=fp32, hidden=hidden, seed=seed)
     try:
@@ -253,7 +257,7 @@ def load(plan: Plan, call: Sequence[Any]) -> None:
     plan.is_loaded = True
 
 
-def run(launch: Launch, tensors: Dict[Optional[str], Any]) -> None:
+def run(launch: Launch, tensors: Dict[Any, Any]) -> None:
     """Calls the kernel; the compiled one itself, as to find it takes Triton much longer than to launch it."""
     args = launch.args(tensors)
     if launch.call is not None:
@@ -270,7 +274,7 @@ class _Kernels(torch.autograd.Function):
         a = plan.layout
         out: Tensor = call[0].new_empty((a.T, a.B, a.H * a.D))
         lse = out.new_empty((a.B, a.H, a.T), dtype=torch.float32) if plan.is_long else None
-        tensors = dict(zip(NAMES, call), hidden=hidden, seed=seed, out=out, lse=lse)
+        tensors: Dict[Any, Any] = dict(zip(NAMES, call), hidden=hidden, seed=seed, out=out, lse=lse)
         tensors[None] = None
         with torch.cuda.device_of(out):  # the current device may be another; for the backward pass torch sets it
             run(plan.forward, tensors)
@@ -285,7 +289,7 @@ class _Kernels(torch.autograd.Function):
         hidden, seed, lse, out, *call = map(aligned, ctx.saved_tensors)
         plan: Plan = ctx.plan
         a, grad = plan.layout, aligned(grad.contiguous())
-        tensors = dict(zip(NAMES, call), hidden=hidden, seed=seed, out=out, lse=lse, grad=grad)
+        tensors: Dict[Any, Any] = dict(zip(NAMES, call), hidden=hidden, seed=seed, out=out, lse=lse, grad=grad)
         tensors[None] = None
         grads = [torch.empty_like(x) if name in a.wanted else None for name, x in zip(NAMES, call)]
         tensors.update(zip(TO_NAMES, grads))

@@ -79,12 +79,12 @@ class Launch:
     ) -> None:
         self.kernel, self.grid, self.numbers = kernel, (*grid, 1, 1)[:3], numbers
         self.options = dict(num_warps=warps, num_stages=stages)  # of the compilation
-        self.readers = [
-            (getattr(type(x), "_make", None), itemgetter(*x) if isinstance(x, tuple) else x) for x in tensors
-        ]
+        self.readers: List[Tuple[Any, Any]] = []  # of an argument: what makes it, and what reads the tensors for it
+        for x in tensors:
+            self.readers.append((type(x)._make, itemgetter(*x)) if isinstance(x, tuple) else (None, x))  # type: ignore
         self.call: Optional[Callable[..., None]] = None  # the compiled kernel, on a GPU
 
-    def args(self, tensors: Dict[Optional[str], Any]) -> List[Any]:
+    def args(self, tensors: Dict[Any, Any]) -> List[Any]:
         """The arguments, of tensors by name; None has itself as a name."""
         found = [make(read(tensors)) if make is not None else tensors[read] for make, read in self.readers]
         found.extend(self.numbers)
@@ -197,8 +197,8 @@ class Plan:
         delta = "delta" if a.wanted - {"packed"} or a.Q else None
         if delta is not None:
             self.reserve(delta, a.B * a.H * a.T)
-            tensors = (self.to(), "out", delta, "lse", "grad")
-            self.backward.append(self.launch(triton_long.backward_rows, rows, (parts * a.H,), tensors))
+            own = (self.to(), "out", delta, "lse", "grad")
+            self.backward.append(self.launch(triton_long.backward_rows, rows, (parts * a.H,), own))
         tensors = (self.to(), delta, "lse", "grad")
         if any(of_columns) or "packed" in a.wanted:
             grid = (groups * across * a.H,)
@@ -257,9 +257,9 @@ class Plan:
         """Where gradients go, or sums for them."""
         from .triton_common import Gradients
 
-        found = {name: f"to_{name}" for name in ("packed", "x", "pair") if name in self.layout.wanted}
+        found = {name: f"to_{name}" for name in self.layout.wanted.intersection(("packed", "x", "pair"))}
         found.update({name[len("sum_") :]: name for name in self.sums if name != "delta"})
-        return Gradients(*map(found.get, Gradients._fields))
+        return Gradients(*[found.get(name) for name in Gradients._fields])
 
 
 @lru_cache(maxsize=MAX_PLANS)

@@ -247,7 +247,7 @@ def tiles(block: Block, causal: bool) -> List[Tuple[slice, slice]]:
 
 
 def of_block(logits: Logits, tensors: Sequence[Any], block: Block) -> List[Any]:
-    """The parts of `logits.tensors()`, or of sums like them, that a block reads: views; of biases all rows and columns."""
+    """What a block reads of `logits.tensors()`, or of sums like them: views; of biases all rows and columns."""
     last = len(logits.weights) + 2 * len(logits.products)
     found: List[Any] = []
     for n, x in enumerate(tensors):
