@@ -204,11 +204,14 @@ def test_pictures(results, tmp_path):
 
 
 def test_no_two_lines_are_alike(results):
+    (panel,) = next(pictures.of_tables()).panels
+    bands = [arguments for call, arguments, _ in panel.calls if call == "fill_between"]  # over the runs, of few lines
+    assert bands[0] == [[350, 700], [-0.35, -0.35], [-0.25, -0.25]] and len(bands) == 3
     for model in SHORT.models():
         results("multi30k_cpu/gpu", cell(model, 1, 35))
     (panel,) = next(p for p in pictures.of_tables() if p.name == "multi30k_cpu-en-de-valid-loss.png").panels
     lines = [(options["color"], options["linestyle"]) for call, _, options in panel.calls if call == "plot"]
-    assert len(lines) == len(set(lines)) == len(SHORT.models()) - 1
+    assert len(lines) == len(set(lines)) == len(SHORT.models()) - 1 and "fill_between" not in str(panel)
     table = TABLES["ptb_cpu"]
     rows = {"transformer": [cell("transformer", n, figures={"ppl": n}) for n in (1, 2)], "dense": [], "random": []}
     rows["dense"].append(cell("dense", 1, figures={"ppl": 3}))

@@ -2,7 +2,7 @@
 
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Sequence
 
-from .drawing import Call, Panel, Picture, color, image, legend, line, name_above, stairs
+from .drawing import Call, Panel, Picture, color, image, legend, legend_beside, line, name_above, stairs
 from .pictures import GROUPS, KINDS, Figures, by_group
 
 OF_HEADS = {  # title: what is summed
@@ -118,7 +118,8 @@ def heads(models: Sequence[Model], groups: Sequence[str], titles: Mapping[str, S
                 calls.append(("scatter", [[x + shift] * len(values), values], style))
         names = [f"{attention['group'].replace('.', ' ')} {attention['layer']}" for attention in attentions]
         calls.append(("set_xticks", [list(range(len(names))), names], {"rotation": 60, "ha": "right"}))
-        panels.append(Panel([*calls, *([] if panels else [legend()])], {"title": title, "ylim": (0, None)}))
+        calls += [legend_beside()] if len(panels) == 1 else []  # of the two columns the right one
+        panels.append(Panel(calls, {"title": title, "ylim": (0, None)}))
     return Picture("heads", panels, (11, 6.4), 2)
 
 
@@ -129,7 +130,7 @@ def by_choice(
     panels: List[Panel] = []
     for choice, title in choices.items():
         calls = [call for model in models for call in draw(model, choice)]
-        calls += [] if panels else [legend()]
+        calls += [legend_beside()] if len(panels) == len(choices) - 1 else []
         panels.append(Panel(calls, {"title": title, "xlabel": x, **settings, **({} if panels else {"ylabel": y})}))
     return Picture(name, panels, (10, 3.5), len(panels), share_y=True)
 

@@ -100,6 +100,11 @@ def legend() -> Call:
     return "legend", [], {"fontsize": 7}
 
 
+def legend_beside() -> Call:
+    """On the right of a panel, not over its points."""
+    return "legend", [], {"fontsize": 8, "loc": "center left", "bbox_to_anchor": [1.01, 0.5]}
+
+
 def name_above(text: str) -> Call:
     """A title that begins at the left edge, of the first panel of several."""
     return "set_title", [text], {"loc": "left", "fontsize": 9}
