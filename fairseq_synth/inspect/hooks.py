@@ -9,9 +9,10 @@ from fairseq.models.transformer import TransformerDecoderBase, TransformerEncode
 from fairseq.modules import MultiheadAttention
 from torch import Tensor
 
-from ..attention import SyntheticAttention, names_of
+from ..attention import SyntheticAttention
 from ..logits import Logits
 from ..masks import causal_mask, masked_softmax
+from ..state import names_of
 from ..synthesizers import Inputs
 
 
@@ -49,8 +50,9 @@ class Attention(NamedTuple):
         found = {name: [0.0] * self.heads for mixture in mixtures for name in mixture.components}
         first = 0
         for mixture in mixtures:
-            for name, share in zip(mixture.components, mixture.weights()):
-                own = [1.0] * mixture.num_heads if share is None else share.detach().flatten().tolist()
+            weights = mixture.weights()
+            for m, name in enumerate(mixture.components):
+                own = [1.0] * mixture.num_heads if weights is None else weights[m].tolist()
                 found[name][first : first + mixture.num_heads] = own
             first += mixture.num_heads
         return found
@@ -67,7 +69,7 @@ class Attention(NamedTuple):
         """The logits (H, T, T) of a function that never looks at the input, else None."""
         if not is_synthetic(self.module) or self.module.q_proj is not None:
             return None
-        x = next(self.module.parameters()).new_zeros(2, self.heads, length, self.module.head_dim)
+        x = next(self.module.parameters()).new_zeros(length, 2, self.module.embed_dim)
         with torch.no_grad():
             found = logits_of_heads(self.module, self.module.synthesizer(Inputs(x, None, None, 0, length)), length)
         return found[0] if found.size(0) == 1 else None
@@ -180,7 +182,7 @@ def reading(model: nn.Module, read: Callable[[Reading], None]) -> Iterator[None]
 
 def logits_of_heads(module: Any, groups: List[Logits], src_len: int) -> Tensor:
     """The logits of all groups of heads, (B or 1, H, S, S); B only if a function depends on the input."""
-    parts = [(logits.total(src_len), heads) for logits, heads in zip(groups, module.heads)]
+    parts = [(logits.read(0, src_len, src_len).total(src_len), heads) for logits, heads in zip(groups, module.heads)]
     bsz = max(part.size(0) for part, _ in parts)
     return torch.cat([part.expand(bsz, heads, src_len, src_len) for part, heads in parts], dim=1)
 
@@ -195,8 +197,8 @@ def logits_of(module: Any, query: Tensor, key: Optional[Tensor]) -> Tensor:
 
     if not is_synthetic(module):
         return split(module.q_proj(query)) @ split(module.k_proj(key)).transpose(-1, -2) * module.scaling
-    q, k, _ = module.project(query)
-    groups = module.synthesizer(Inputs(module.split_heads(query), q, k, 0, tgt_len))
+    projected = module.project(query)
+    groups = module.synthesizer(Inputs(query, projected.q, projected.k, 0, tgt_len))
     return logits_of_heads(module, groups, tgt_len).expand(bsz, -1, -1, -1)
 
 
