@@ -19,8 +19,8 @@ sys.path.insert(0, str(ROOT))
 
 from fairseq_synth import register  # noqa: E402
 from fairseq_synth.computations import kernels  # noqa: E402
-from recipes.provenance import hardware, here, versions  # noqa: E402
-from recipes.render import markdown  # noqa: E402
+from pages.tables import markdown  # noqa: E402
+from recipes.provenance import here  # noqa: E402
 
 register()
 STOCK = "stock"
@@ -102,8 +102,8 @@ def cells(column: str, figures: Dict[str, float]) -> Dict[str, float]:
 
 def report(title: str, unit: str, rows: Dict[str, Dict[str, float]], args: argparse.Namespace) -> None:
     """Prints a Markdown table, name by column, and writes ``--out``."""
-    columns = list(next(iter(rows.values())))
-    print(f"\n{title}; {unit}; {hardware(args.device)}; {', '.join(f'{k} {v}' for k, v in versions().items())}\n")
+    columns, origin = list(next(iter(rows.values()))), here(args.device == "cuda")
+    print(f"\n{title}; {unit}; {origin['hardware']}; {', '.join(f'{k} {v}' for k, v in origin['versions'].items())}\n")
     cells = [[name, *(f"{row[c]:.2f}" if c in row else "" for c in columns)] for name, row in rows.items()]
     print(markdown(["", *columns], cells), end="")
     if args.out:
@@ -118,7 +118,7 @@ def report(title: str, unit: str, rows: Dict[str, Dict[str, float]], args: argpa
             "command": " ".join([*environment, *program, *_without_out(sys.argv[1:])]),
             "flags": flags,
             "figures": rows,
-            **here(args.device),
+            **origin,
         }
         args.out.write_text(json.dumps(record, indent=2, default=str) + "\n")
 

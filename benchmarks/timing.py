@@ -1,69 +1,70 @@
-"""Steps a second of a table's models, as ratios to its baseline: reproduce.sh TABLE --time."""
+"""Steps a second of a table's models, as ratios to its baseline's.
 
+    python benchmarks/timing.py TABLE [--dataset NAMES] [--from DIR] [--out DIR]
+
+Updates of all models are timed in turns, in one process, on the table's own data, which are prepared if they are not
+there. Each column ends as results/TABLE/speed/NAME.json. DRY_RUN=1 shows the commands only.
+"""
+
+import argparse
 import statistics
+import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Sequence
 
-from recipes import provenance, train
-from recipes.command import ROOT, dry_run, say
-from recipes.hyperparameters import RECIPES, Recipe
-from recipes.render import baseline_name
-from recipes.tables import Dataset, Table
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from pages.tables import baseline_name  # noqa: E402
+from recipes import provenance, train  # noqa: E402
+from recipes.catalog import RECIPES, TABLES, Cell, Recipe  # noqa: E402
+from recipes.reproduce import prepare_cell  # noqa: E402
+from recipes.steps import UserError, dry_run, existing, say  # noqa: E402
 
 ROUNDS = 63  # of one update of each model; the first three are warm-up. With 15, two calls differed by up to 0.2
 WARM_UP = 3
 
 
-def result(table: Table, dataset: Dataset) -> Path:
-    """Where the figures of a column are kept."""
-    return ROOT / "results" / table.name / "speed" / f"{dataset.name}.json"
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", choices=TABLES, metavar="TABLE")
+    parser.add_argument("--dataset", type=str.split, default=[], metavar="NAMES", help="columns (default: all)")
+    parser.add_argument("--from", dest="source", type=existing, metavar="DIR", help="the corpora at hand")
+    parser.add_argument("--out", type=Path, default=ROOT, metavar="DIR", help="data (default: the project's folder)")
+    args = parser.parse_args()
+    table = TABLES[args.table]
+    for column in table.columns:
+        if column.name in (args.dataset or [column.name]):
+            cells = table.cells([column.name], list(dict.fromkeys([table.baseline, *table.models()])), table.seeds[:1])
+            settings = prepare_cell(cells[0], args.out, args.source)
+            if not dry_run():
+                time_cells(cells, settings, args.out)
 
 
-def time_table(table: Table, datasets: Optional[Sequence[str]], out: Path, source: Optional[Path]) -> None:
-    """Times updates of the models of a table on its own data, and writes a record for each column.
-
-    Args:
-        datasets: names; None for all.
-        out: the folder of data and runs.
-        source: the folder of --from.
-    """
-    for dataset in table.datasets:
-        if datasets is not None and dataset.name not in datasets:
-            continue
-        cell = next(table.cells([dataset.name]))
-        data = cell.data(out)
-        cell.prepare(out, source)
-        recipe = RECIPES[dataset.recipe]
-        if dry_run():
-            continue
-        names = list(dict.fromkeys([table.baseline, *table.models()]))
-        say(f"{dataset.name}: one update of each model in turns, {ROUNDS} rounds")
-        updates = {}
-        for name in names:
-            model, flags = table.training(name)
-            updates[name] = update(command(recipe, model, dataset, data, flags))
-        figures = ratios(updates, clock(recipe))
-        for name, figure in figures.items():
-            print(f"{name}: {figure['ratio']:.2f} (rounds from {figure['lowest']:.2f} to {figure['highest']:.2f})")
-        record = {
-            "benchmark": f"updates a second on {dataset.heading}, in turns in one process",
-            "unit": f"over {baseline_name(table)}'s",
-            "command": f"scripts/reproduce.sh {table.name} --dataset {dataset.name} --time",
-            "figures": figures,
-            **provenance.here("cpu" if recipe.gpus == 0 else "", recipe.threads),
-        }
-        provenance.write_record(result(table, dataset), record)
+def time_cells(cells: List[Cell], settings: Dict[str, Any], out: Path) -> None:
+    """Times updates of the cells of a column, the baseline's first, and writes the record. `settings`: of its data."""
+    table, column, recipe = cells[0].table, cells[0].column, RECIPES[cells[0].column.recipe]
+    say(f"{column.name}: one update of each model in turns, {ROUNDS} rounds")
+    figures = ratios({cell.model: update(command(cell, settings, out)) for cell in cells}, clock(recipe))
+    for name, figure in figures.items():
+        print(f"{name}: {figure['ratio']:.2f} (rounds from {figure['lowest']:.2f} to {figure['highest']:.2f})")
+    record = {
+        "benchmark": f"updates a second on {column.heading}, in turns in one process",
+        "unit": f"over {baseline_name(table)}'s",
+        "command": f"python benchmarks/timing.py {table.name} --dataset {column.name}",
+        "figures": figures,
+        **provenance.here(recipe.gpus is None, threads=recipe.threads or 0),
+    }
+    provenance.write_record(ROOT / "results" / table.name / "speed" / f"{column.name}.json", record)
 
 
-def command(recipe: Recipe, model: str, dataset: Dataset, data: Path, flags: Sequence[str] = ()) -> List[str]:
-    """The flags of fairseq-train of a cell, from the data on; the first seed, and nothing saved."""
-    parser = train.make_parser()
-    args = parser.parse_args([recipe.architecture(model), dataset.name, "--recipe", dataset.recipe])
-    args.gpus = recipe.gpus if recipe.gpus is not None else min(1, train.gpus_here()[0])
-    train.set_threads(recipe.threads)
-    words = train.training_command(args, recipe, data, Path("unused"), ["--no-save", "--disable-validation", *flags])
-    return words[words.index(str(data / "bin")) :]
+def command(cell: Cell, settings: Dict[str, Any], out: Path) -> List[str]:
+    """The flags of fairseq-train of a cell, from the data on, on one GPU or CPU; nothing is saved."""
+    run = cell.run(out)
+    machine = train.Machine(gpus=1 if run.recipe.gpus is None else 0).checked(run.recipe)
+    words = train.command(run, settings, machine, ["--no-save", "--disable-validation", *run.flags])
+    return words[words.index(str(run.data / "bin")) :]
 
 
 def update(argv: Sequence[str]) -> Callable[[], None]:
@@ -131,3 +132,10 @@ def ratios(updates: Dict[str, Callable[[], None]], now: Callable[[], float]) -> 
             "seconds": round(statistics.median(seconds[name][WARM_UP:]), 4),
         }
     return figures
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"error: {error}")

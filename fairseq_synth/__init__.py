@@ -4,7 +4,7 @@ Importing this package, or a module of it other than ``models.plugin``, changes 
 a plugin of fairseq. With ``--user-dir`` fairseq imports ``models/``, whose plugin module calls `register`.
 """
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 _registered = False
 
 

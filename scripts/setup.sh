@@ -2,6 +2,7 @@
 # Makes the project's environment in .venv, or reuses it: the pinned stack of constraints.txt and this project.
 # PYTHON chooses the interpreter (default: python3.11, then python3). The pinned stack is for Python 3.11; for another
 # one that PYTHON names, 3.8 to 3.12, pip chooses the versions.
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # called as sh scripts/setup.sh
 set -euo pipefail
 source "$(dirname "$(realpath "$0")")/common.sh"
 usage "$0" "$@"

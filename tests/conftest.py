@@ -1,7 +1,10 @@
 """Options and fixtures. They import torch and fairseq late: pytest-xdist's first process needs neither."""
 
+import contextlib
+import fcntl
 import os
 import random
+import shutil
 import sys
 from pathlib import Path
 
@@ -86,24 +89,72 @@ def recipes_environment(monkeypatch):
         monkeypatch.delenv(name)
 
 
-@pytest.fixture(scope="module")
-def preprocess_here():
-    """fairseq-preprocess runs in this process, which spares its imports. Tests of the whole way run the program."""
-    from fairseq_cli.preprocess import cli_main
+@contextlib.contextmanager
+def programs_here():
+    """fairseq's programs run in this process, which spares their imports. Tests of the whole way run the programs."""
+    from fairseq_cli import eval_lm, generate, preprocess, train, validate
     from helpers import run_cli
 
-    from recipes import prepare, steps
+    from recipes import prepare, score, steps
+    from recipes import train as training
 
-    def run(argv, log=None):
-        if argv[0] != "fairseq-preprocess" or steps.dry_run():
-            steps.run(argv, log)
-        else:
-            steps.show(argv)
-            log.write_text("".join(run_cli(cli_main, *argv[1:])))
+    mains = {"preprocess": preprocess, "train": train, "generate": generate, "eval-lm": eval_lm, "validate": validate}
+
+    def run(argv, log=None, watch=None):
+        main = mains.get(str(argv[0]).replace("fairseq-", ""))
+        if not main or steps.dry_run():
+            return steps.run(argv, log, watch)
+        steps.show(argv)
+        with open(log, "a" if watch else "w") as file:
+            file.write("".join(run_cli(main.cli_main, *argv[1:])))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prepare, "run", run)
+        for module, name in ((prepare, "run"), (score, "run_command"), (training, "run_command")):
+            patch.setattr(module, name, run)
         yield
+
+
+@pytest.fixture
+def in_process(recipes_environment):
+    with programs_here():
+        yield
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory):
+    """Makes what several tests read, once for all workers: shared(name, make) is the folder that `make` has filled."""
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def make_once(name, make):
+        with open(base / f"{name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (base / name / "made").exists():
+                shutil.rmtree(base / name, ignore_errors=True)
+                (base / name).mkdir()
+                make(base / name)
+                (base / name / "made").touch()
+        return base / name
+
+    return make_once
+
+
+@pytest.fixture(scope="session")
+def small_data(shared):
+    """The folder of data of a name in small_text.PREPARED."""
+    from small_text import PREPARED, prepare
+
+    from recipes.prepare import main
+
+    def made(name):
+        def make(folder):
+            other = made("wmt").parent if "{other}" in PREPARED[name][1] else folder
+            with programs_here():
+                prepare(name, folder, other, main)
+
+        return shared(f"small-{name}", make) / name
+
+    return made
 
 
 @pytest.fixture
@@ -117,21 +168,6 @@ def at_hand(request, name):
     if not corpora or not Path(corpora, name).is_dir():
         pytest.skip(f"no folder {name} of real text; name the folder of such folders by --corpora=DIR")
     return Path(corpora, name)
-
-
-@pytest.fixture(scope="session")
-def multi30k(request):
-    return at_hand(request, "multi30k")
-
-
-@pytest.fixture(scope="session")
-def lm_corpora(request):
-    return at_hand(request, "lm")
-
-
-@pytest.fixture(scope="session")
-def classification_corpora(request):
-    return at_hand(request, "classification")
 
 
 @pytest.fixture

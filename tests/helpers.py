@@ -10,6 +10,8 @@ import random
 import re
 import subprocess
 import sys
+import time
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -66,9 +68,9 @@ class Distance(Synthesizer):
 
     has_max_length = False
 
-    def forward(self, inputs, weight):
-        rows, columns = torch.arange(inputs.start, inputs.start + inputs.x.size(2)), torch.arange(inputs.src_len)
-        return bias_of(-(rows[:, None] - columns).abs().float()[None, None], weight)
+    def forward(self, inputs):
+        rows, columns = torch.arange(inputs.start, inputs.start + inputs.x.size(0)), torch.arange(inputs.src_len)
+        return bias_of(-(rows[:, None] - columns).abs().float()[None, None])
 
 
 class Columns(Synthesizer):
@@ -81,8 +83,8 @@ class Columns(Synthesizer):
     def reset_parameters(self):
         torch.nn.init.normal_(self.c)
 
-    def forward(self, inputs, weight):
-        return bias_of(self.c[None, :, :, : inputs.src_len], weight)
+    def forward(self, inputs):
+        return bias_of(self.c)
 
 
 def make_dictionary(words: int = 40) -> Dictionary:
@@ -263,13 +265,34 @@ def script(name, *argv, env=None, **kwargs):
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **(env or {})}, **kwargs)
 
 
-def refused(function, *argv, parts):
-    """The function ends with one line that has these parts."""
+def refused(function, *argv, part):
+    """The function ends with one line in which a pattern is found, or each of several."""
     with pytest.raises(UserError) as error:
         function(list(map(str, argv)))
-    assert "\n" not in str(error.value) and all(part in str(error.value) for part in parts), error.value
+    said = str(error.value)
+    assert "\n" not in said, said
+    assert all(re.search(pattern, said) for pattern in ([part] if isinstance(part, str) else part)), said
 
 
 def flag(line, name):
     """The last value of a flag in a command."""
     return re.findall(rf" {name} (\S+)", line)[-1]
+
+
+def wait_for(condition, seconds=120):
+    deadline = time.time() + seconds
+    while not condition():
+        assert time.time() < deadline, "nothing happened"
+        time.sleep(0.02)
+
+
+def children(pid):
+    return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+
+
+def is_alive(pid):
+    """Whether a process has not ended, waited for or not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

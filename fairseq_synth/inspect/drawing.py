@@ -27,7 +27,7 @@ class Picture(NamedTuple):
     size: Tuple[float, float] = (6, 4)  # inches, of everything; or of a panel, if there are `gaps`
     columns: int = 1
     share_x: bool = False
-    share_y: bool = False
+    share_y: Any = False  # "row": in each row
     below: str = ""  # a label for all panels
     gaps: Optional[Tuple[float, float]] = None  # inches between panels; None: found by matplotlib, slowly
     title: str = ""
@@ -98,6 +98,11 @@ def line(x: Sequence[float], y: Sequence[float], label: Optional[str], color: st
 
 def legend() -> Call:
     return "legend", [], {"fontsize": 7}
+
+
+def legend_beside() -> Call:
+    """On the right of a panel, not over its points."""
+    return "legend", [], {"fontsize": 8, "loc": "center left", "bbox_to_anchor": [1.01, 0.5]}
 
 
 def name_above(text: str) -> Call:

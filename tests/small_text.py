@@ -1,0 +1,111 @@
+"""Small corpora of every kind, always the same, and what prepare.sh is called with for them."""
+
+import csv
+import gzip
+import hashlib
+import json
+import random
+
+WORDS = "red green blue grey old new house dog cat tree river stone".split()
+GERMAN = "rot grün blau grau alt neu Haus Hund Kater Baum Fluß Stein".split()
+SIZES = {"train": 160, "valid": 12, "test": 10}
+LABELS = ("sport", "world")
+
+
+def choose(seed, shortest, longest):
+    """Numbers of words."""
+    rng = random.Random(seed)
+    return [rng.randrange(len(WORDS)) for _ in range(rng.randint(shortest, longest))]
+
+
+def write(path, lines):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = "".join(f"{line}\n" for line in lines).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+
+
+def parallel(folder):
+    """English and German, word by word, with what a tokeniser and the check of pairs look at. One file is .gz."""
+    for split, n in SIZES.items():
+        chosen = [choose(f"{split} {i}", 1, 8) for i in range(n)]
+        english = [
+            f"The {'-'.join(WORDS[w] for w in row[:2])}, it's “{' '.join(WORDS[w] for w in row)}”." for row in chosen
+        ]
+        german = [
+            f"Das {'-'.join(GERMAN[w] for w in row[:2])}, „{' '.join(GERMAN[w] for w in row)}“." for row in chosen
+        ]
+        if split == "train":
+            english[3:6], german[3:6] = ["", "a\u2028b", "a b c d e f"], ["leer", "c\x85d & <e>", "a"]
+        write(folder / f"{split}.en", english)
+        write(folder / f"{split}.de{'.gz' if split == 'train' else ''}", german)
+
+
+def text(folder):
+    for split, n in SIZES.items():
+        lines = [" ".join(WORDS[w] for w in choose(f"{split} {i}", 1, 12)) for i in range(n)]
+        write(folder / f"{split}.txt{'.gz' if split == 'test' else ''}", [*lines, "", f"only {split}"])
+
+
+def labels(folder):
+    """The first word of a text tells its label. With headings, sorted by label; the test set has a byte-order mark."""
+    folder.mkdir(parents=True)
+    for split, n in (("train", 160), ("test", 40)):
+        rows = [
+            (LABELS[w % 2], f"{('Ball', 'vote')[w % 2]}\\ #36;5", f"<b>{WORDS[w % 12]}</b> &amp; so\non")
+            for w in range(n)
+        ]
+        with open(
+            folder / f"{split}.csv", "w", newline="", encoding="utf-8-sig" if split == "test" else "utf-8"
+        ) as file:
+            csv.writer(file).writerows([["label", "title", "text"], *sorted(rows)] if split == "train" else rows)
+
+
+def mails(folder):
+    """The subject is the last word but one."""
+    for split, n in zip(("train", "dev", "test"), SIZES.values()):
+        rows = [(WORDS[i % 7], GERMAN[i % 5]) for i in range(n)]
+        objects = [{"email": f"Dear {a},\n greetings from {a} today", "subject": f"{b} {a}"} for a, b in rows]
+        write(folder / f"{split}.jsonl{'.gz' if split == 'train' else ''}", map(json.dumps, objects))
+
+
+def dialogues(folder):
+    for split, n in zip(("train", "validation", "test"), SIZES.values()):
+        rows = [[f"{WORDS[i % 12]} {WORDS[(i + at) % 12]} ." for at in range(4)] for i in range(n // 4)]
+        write(folder / f"dialogues_{split}.txt", [" __eou__ ".join([*row, ""]) for row in rows])
+
+
+# {name: (what makes its text, the words of prepare.sh; {text} and {other} are folders)}
+PREPARED = {
+    "wmt": (parallel, "{text} en de {out} --merges 60 --dash-splits --max-ratio 1.5"),
+    "like": (parallel, "{text} en de {out} --like {other}/wmt --max-length 40"),
+    "pieces": (parallel, "{text} en de {out} --subwords sentencepiece --merges 90 --lowercase"),
+    "words": (text, "lm {out} --from {text}"),
+    "bpe": (text, "lm {out} --from {text} --merges 20 --sample 90"),
+    "labels": (labels, "classification {out} --from {text}"),
+    "mails": (mails, "aeslc {out} --from {text} --merges 34 --truncate-source 9 --truncate-target 7"),
+    "dialogues": (dialogues, "dailydialog {out} --from {text} --merges 30 --truncate-source 12 --history 3"),
+    "spans": (text, "spans {out} --from {text} --words 20 --merges 34"),
+}  # fmt: skip
+
+
+def prepare(name, folder, other, main):
+    """Makes the text and the data of a name in a folder."""
+    make, argv = PREPARED[name]
+    make(folder / "text")
+    workers = 2 if name in ("wmt", "bpe") else 1
+    main(
+        [
+            word.format(out=folder / name, text=folder / "text", other=other)
+            for word in f"{argv} --workers {workers}".split()
+        ]
+    )
+
+
+def digest(data):
+    """SHA-256 of prepared data: of what a model is trained and scored on, and of every step before it."""
+    found = hashlib.sha256()
+    files = [path for part in ("text", "tok", "sub", "bin") for path in (data / part).rglob("*") if path.is_file()]
+    for path in sorted(files):
+        if path.suffix != ".log" and path.name != "done":
+            found.update(f"{path.relative_to(data)}\n".encode() + path.read_bytes())
+    return found.hexdigest()[:16]

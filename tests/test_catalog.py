@@ -1,0 +1,275 @@
+"""The catalog: every table can be run, entries hold together, Hydra has the recipes; which file imports which."""
+
+import argparse
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from fairseq import options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+from helpers import ROOT, make_task, refused
+
+from fairseq_synth.architectures import VARIANTS
+from recipes import catalog, reproduce, train
+from recipes.catalog import BASELINES, CORPORA, MODELS, RECIPES, TABLES, TASKS, Run
+
+# ---- tables
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+def test_a_table_can_be_run(table, dry, capsys, tmp_path):
+    """All its commands are shown, its architectures exist, and nothing is written. Its baseline comes first."""
+    reproduce.main([table.name, "--seed", "1", "--rerun", "--out", str(tmp_path), "--gpus", "0"])
+    shown = capsys.readouterr().out
+    archs = re.findall(r"^\+ fairseq-train .* --arch (\S+)", shown, re.M)
+    stages = 2 if RECIPES[table.columns[0].recipe].init else 1
+    assert len(archs) == len(table.columns) * len(table.models()) * stages and {*archs} <= {*ARCH_CONFIG_REGISTRY}
+    assert table.models()[0] == table.baseline and not any(tmp_path.iterdir())
+    assert {table.variations.get(row, (row, ""))[0] for row in table.models()} <= {*MODELS, *BASELINES}
+    assert {*table.variations} <= {*table.models()} and len(table.published()) <= len(table.models())
+
+
+def test_tables_and_recipes_hold_together():
+    """By fairseq's code: the adaptive criterion refuses torch's DDP; a classifier leaves RoBERTa's own head out."""
+    for name, recipe in RECIPES.items():
+        flags = recipe.flags
+        # a checkpoint with a number, which an average can take, is written at multiples of save_every alone
+        assert not (recipe.average and recipe.save_every) or recipe.max_update % recipe.save_every == 0, name
+        assert flags.get("criterion") != "adaptive_loss" or flags["ddp-backend"] == "legacy_ddp", name
+        assert flags.get("criterion") != "sentence_prediction" or "find-unused-parameters" in flags, name
+        # else the rows of a batch are a multiple of 8, and depend on the number of GPUs
+        assert "tokens-per-sample" not in flags or flags["required-batch-size-multiple"] == "1", name
+        assert not recipe.init or recipe.init in TABLES, name
+    data = {}
+    for table in TABLES.values():
+        for cell in table.cells():  # a folder of data is of one preparation, and its task is the recipe's
+            how = cell.corpus, dict(table.preparation), cell.first() and cell.first().run(Path()).data
+            assert data.setdefault(cell.run(Path()).data, how) == how, cell.name
+            task = RECIPES[cell.column.recipe].task
+            assert task == train.FAIRSEQ_TASK.get(table.task, table.task), cell.name
+            assert {*cell.column.figures} <= {*(CORPORA[cell.corpus].scores or cell.column.figures)}, cell.name
+    assert all(task.recipe in RECIPES for task in TASKS.values())
+
+
+def test_the_models_are_the_variants():
+    """They are known without loading torch or fairseq, which would take seconds before each call."""
+    assert MODELS == ["transformer", *(v.replace("+", "_") for v in VARIANTS if v != "vanilla")]
+    code = "import sys; from recipes import reproduce, translate; print({'fairseq', 'torch'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout == "set()\n"
+
+
+def test_every_task_of_the_suites_has_a_column():
+    tasks = {name for name, corpus in CORPORA.items() if corpus.scores}
+    assert tasks == {column.name for table in ("glue", "superglue") for column in TABLES[table].columns}
+
+
+@pytest.mark.parametrize(
+    "table, column, first",
+    [
+        ("glue_cpu", "cb", "denoising_cpu-wikitext2_spans-random-seed2"),  # all tasks begin with one run
+        ("multi30k_from_news_cpu", "en-de", "news_cpu-en-de-random-seed2"),
+        ("multi30k", "en-fr", None),
+    ],
+)
+def test_the_second_stage_begins_with_the_first(table, column, first):
+    (cell,) = TABLES[table].cells([column], ["random"], [2])
+    assert cell.run(Path("out")).init == (first and Path("out", "runs", first))
+
+
+def test_a_row_with_flags_of_its_own():
+    """It is trained with them, and compared with the table's baseline."""
+    (cell,) = TABLES["multi30k_tiled"].cells(models=["random_tile8"])
+    run = cell.run(Path())
+    assert run.arch == "transformer_synth_random_multi30k" and cell.table.baseline == "random"
+    assert run.flags == "--synth-max-length 8 --synth-beyond-length tile".split()
+
+
+@pytest.mark.parametrize(
+    "argv, part",
+    [
+        ("table9", "table9.*multi30k_cpu"),
+        ("table2 --dataset en-cs", "--dataset en-cs: choose from en-de, en-fr"),
+        ("table2 --variant randm", "--variant randm: choose from transformer, fixed_random"),
+        ("cnndm --variant lightcon", "--variant lightcon: choose from"),  # the first stage's baselines may be taken too
+        ("table2 --seed one", "--seed.*one"),
+        ("table2 --from /nowhere", "/nowhere: no such folder"),
+        ("table2 --gpus 1 -- --lr 1", "--lr|unrecognized"),  # a table is its recipe
+        ("", "TABLE.*reproduce.sh --help"),
+    ],
+)
+def test_reproduce_refuses(argv, part):
+    refused(reproduce.main, *argv.split(), part=part)
+
+
+# ---- the YAML files
+
+
+@pytest.mark.parametrize(
+    "kind, entry, part",
+    [
+        ("Recipe", "a: {like: b}", "'b'"),
+        ("Recipe", "a: {preset: x, beams: 4}", "'beams'"),
+        ("Recipe", "a: {}", "'preset'"),
+        ("Recipe", "a: {preset: x, flags: 3}", "a: "),
+        ("Corpus", "a: {kinds: text}", "'kinds'"),
+        ("Table", "a: {title: t, about: t}", "'columns'"),
+        ("Table", "a: {title: t, about: t, columns: {x: X}}", "a: "),
+    ],
+)
+def test_a_slip_in_a_yaml_file_is_told(kind, entry, part, tmp_path, monkeypatch):
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "x.yaml").write_text(entry)
+    monkeypatch.setattr(catalog, "ROOT", tmp_path)
+    forms = {"Recipe": {"flags": catalog.as_text}, "Table": {"columns": catalog.as_columns}, "Corpus": {}}[kind]
+    refused(lambda _: catalog.read("x.yaml", getattr(catalog, kind), **forms), part=["^recipes/x.yaml: a: ", part])
+
+
+# ---- models of the tables
+
+
+def parameters(arch):
+    args = argparse.Namespace(arch=arch, dropout=0.1, weight_softmax=True)
+    for _ in range(3):  # fairseq does, as it parses, builds and loads
+        ARCH_CONFIG_REGISTRY[arch](args)
+    args.max_source_positions = args.max_target_positions = 1024
+    return sum(p.numel() for p in ARCH_MODEL_REGISTRY[arch].build_model(args, make_task(40, 24)).parameters())
+
+
+def test_the_wide_transformer():
+    """It has the parameters of R+V, which are more than its own without the width."""
+    wanted = parameters("transformer_synth_random_vanilla_t5_tiny")
+    assert abs(parameters("transformer_plus_t5_tiny") / wanted - 1) < 0.001
+    assert parameters("transformer_t5_tiny") < 0.8 * wanted
+
+
+def test_the_papers_sizes():
+    """12+12 layers, 768, 3072, 12 heads, l = 512, R of each head and layer: l^2."""
+    for arch in ("transformer_synth_random_t5_base", "dynamicconv_t5_base", "lightconv_t5_base", "transformer_t5_base"):
+        args = argparse.Namespace(arch=arch)
+        ARCH_CONFIG_REGISTRY[arch](args)
+        sizes = args.encoder_layers, args.decoder_layers, args.encoder_embed_dim, args.encoder_ffn_embed_dim
+        assert sizes == (12, 12, 768, 3072) and args.encoder_attention_heads == 12 and args.synth_max_length == 512
+        assert args.share_all_embeddings and args.decoder_normalize_before
+    assert args.arch == arch and not hasattr(args, "encoder_conv_type")
+
+
+# ---- Hydra
+
+CONFIGS = {"wmt_en_de": 8, "wmt_en_fr": 8, "wmt_en_de_big": 8, "multi30k": 2, "multi30k_cpu": 1}  # for how many GPUs
+GROUPS = "common distributed_training dataset optimization checkpoint model task criterion optimizer lr_scheduler"
+# of the command line alone, found by fairseq itself, or interpolated from another value
+ELSEWHERE = """common.user_dir distributed_training.distributed_world_size checkpoint.save_dir model._name model.arch
+    model.data model.encoder_synthesizer model.decoder_synthesizer task.data""".split()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_configs_are_the_recipes(name):
+    """Hydra's configs/NAME.yaml and the recipe's command are the same training, in every value that fairseq knows."""
+    from fairseq.dataclass.initialize import hydra_init
+    from hydra.experimental import compose, initialize_config_dir  # its place in Hydra 1.0
+    from omegaconf import OmegaConf
+
+    recipe = RECIPES[name]
+    run = Run(ROOT, ROOT, recipe, "random_vanilla")
+    machine = train.Machine(gpus=0, processes=CONFIGS[name])  # which stand for the GPUs, so that none is looked for
+    data = {"src": "en", "tgt": "fr" if name.endswith("fr") else "de"}
+    words = train.command(run, data, machine.checked(recipe), [])
+    words = [word for word in words[words.index(str(ROOT / "bin")) :] if word != "--cpu"]
+    parsed = options.parse_args_and_arch(options.get_training_parser(), input_args=words)
+    wanted = OmegaConf.to_container(convert_namespace_to_omegaconf(parsed), enum_to_str=True)
+    wanted["common"]["cpu" if recipe.gpus == 0 else "bf16"] = True
+    wanted["model"] = vars(wanted["model"]) if isinstance(wanted["model"], argparse.Namespace) else wanted["model"]
+    hydra_init(name)  # as fairseq-hydra-train does: its own defaults become the schema of this name
+    with initialize_config_dir(config_dir=str(ROOT / "configs")):
+        composed = compose(name, overrides=["common.user_dir=x", "task.data=x", "model.encoder_synthesizer=dense"])
+    assert composed.model.decoder_synthesizer == "dense"
+    assert composed.lr_scheduler.warmup_updates == int(recipe.flags["warmup-updates"])
+    found, compared = OmegaConf.to_container(composed, enum_to_str=True), set()
+    for group in GROUPS.split():
+        known = found[group]
+        for key in known.keys() & wanted[group].keys():
+            if f"{group}.{key}" not in ELSEWHERE and not str(known[key]).startswith("${"):
+                assert str(known[key]) == str(wanted[group][key]), f"{group}.{key}"
+                compared.add(key)
+    said = {word[2:].replace("-", "_") for word in words if word.startswith("--")}
+    written = yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text())
+    given = {key for values in written.values() for key in values}
+    apart = {place.split(".")[1] for place in ELSEWHERE} | {"_name", "optimizer", "criterion", "lr_scheduler"}
+    assert said | given <= compared | apart and len(compared) > 100
+
+
+# ---- which file imports which
+
+PACKAGES = ("recipes", "pages", "benchmarks", "fairseq_synth")
+# what text becomes on its way; each file imports only those before it
+LINE = "steps catalog text prepare provenance train metrics score translate reproduce __main__".split()
+
+
+def files():
+    """{dotted name: its file}"""
+    found = {}
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            words = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(words[:-1] if words[-1] == "__init__" else words)] = path
+    return found
+
+
+def imports(name, path, known):
+    """The files that a file imports, also late ones; not those that are only there for the types."""
+    tree, found = ast.parse(path.read_text()), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            node.body = []
+    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) + 1 - node.level] if node.level else []
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            inner = {f"{module}.{alias.name}" for alias in node.names}
+            # a package's own names are in its __init__.py, which is not asked for the files beside it
+            found |= (inner & known) | ({module} if inner - known else set())
+    return (found & known) - {name}
+
+
+def circle(graph):
+    """A way from a file back to it, or an empty one."""
+    done = set()
+
+    def visit(name, way):
+        if name in way:
+            return [*way[way.index(name) :], name]
+        if name in done:
+            return []
+        for other in sorted(graph[name]):
+            found = visit(other, [*way, name])
+            if found:
+                return found
+        done.add(name)
+        return []
+
+    return next(filter(None, (visit(name, []) for name in sorted(graph))), [])
+
+
+def test_no_file_imports_itself_by_others():
+    known = files()
+    graph = {name: imports(name, path, {*known}) for name, path in known.items()}
+    assert len(graph) > 40 and "recipes.steps" in graph["recipes.catalog"] and circle({"a": {"b"}, "b": {"a"}})
+    assert circle(graph) == []
+    for name, others in graph.items():
+        package, _, own = name.partition(".")
+        outside = {other for other in others if other.split(".")[0] != package}
+        if package == "recipes":
+            assert all(other.startswith("fairseq_synth") for other in outside), name
+            inside = {other.partition(".")[2] for other in others - outside} - {""}
+            assert own not in LINE or {LINE.index(other) for other in inside} <= {*range(LINE.index(own))}, name
+        elif package == "fairseq_synth":
+            assert not outside, name
+    assert {path.stem for path in (ROOT / "recipes").glob("*.py")} == {*LINE, "__init__"}

@@ -1,0 +1,238 @@
+"""pages/: tables, intervals and pictures from the files of results/."""
+
+import json
+import re
+
+import numpy
+import pytest
+
+from fairseq_synth.inspect.drawing import stored_digest
+from pages import analysis, pictures, records, tables
+from recipes.catalog import TABLES
+from recipes.steps import ROOT, UserError
+from scripts import make_tables
+
+SHORT = TABLES["multi30k_cpu"]
+CPU = "a CPU, 1 thread(s)"
+
+
+def cell(model, seed, bleu=None, dataset="en-de", hardware="H100", **others):
+    """A record of a training, of translation if it has a BLEU."""
+    figures = {} if bleu is None else {"bleu": bleu, "chrf": 2 * bleu}
+    curve = {"updates": [350, 700], "valid_loss": [7 - (bleu or 0) / 10, 5 - (bleu or 0) / 10]}
+    command = f"scripts/reproduce.sh multi30k_cpu --pair en-de --variant {model} --seed {seed} --rerun -- --gpus 1"
+    record = {"dataset": dataset, "model": model, "seed": seed, "figures": figures, "signatures": {"bleu": "s"}}
+    record.update(updates=7000, minutes=22, parameters=2e6 if model == "random" else 1e6, curve=curve, command=command)
+    return {**record, "versions": {"torch": "2"}, "hardware": hardware, "commit": "c", **others}
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Writes records into a results/ of the test's own."""
+    monkeypatch.setattr(records, "ROOT", tmp_path)
+
+    def to(folder, *found):
+        folder = tmp_path / "results" / folder
+        folder.mkdir(parents=True, exist_ok=True)
+        for number, record in enumerate(found):
+            name = f"{record.get('dataset')}-{record.get('model')}-{record.get('seed')}-{number}"
+            (folder / f"{record.get('file', name)}.json").write_text(json.dumps(record))
+
+    return to
+
+
+@pytest.fixture
+def results(write):
+    """A Transformer in three runs, and models that lie 2.5, 3, 3.5 above; 0.5 above and below; 5 below in one run."""
+    write("multi30k_cpu/gpu", *(cell("transformer", seed, 30 + seed) for seed in (1, 2, 3)))
+    write("multi30k_cpu/gpu", *(cell("random", seed, 32 + 1.5 * seed) for seed in (1, 2, 3)))
+    write("multi30k_cpu/gpu", *(cell("dense", seed, 30 + seed + gain) for seed, gain in ((1, 0.5), (2, -0.5))))
+    write("multi30k_cpu/gpu", cell("fixed_random", 1, 26))
+    return write
+
+
+def found(table, figure="bleu"):
+    column = table.columns[0]
+    rows = records.rows_of(table, column, records.load_cells(table.name))
+    return records.differences(table, rows, figure)
+
+
+# ---- intervals
+
+
+def test_intervals_of_known_values(results):
+    """9 runs, 3 degrees of freedom beside the means of models and seeds; the rest has a variance of 0.7708 / 3.
+
+    t(3) at 1 - 0.05 / 6 is 4.857, so that a single run has ± 4.857 × root(2 × 0.2569) = 3.48.
+    """
+    cells = {model: difference.cell() for model, difference in found(SHORT).items()}
+    assert cells == {"random": "**+3.00 ± 2.01**", "dense": "+0.00 ± 2.46", "fixed_random": "**-5.00 ± 3.48**"}
+    assert found(SHORT)["random"].gain == 3 and found(SHORT, "valid_loss")["random"].gain == pytest.approx(0.3)
+    assert found(SHORT, "chrf")["random"].mean == 6
+
+
+def test_none_of_the_intervals_misses(monkeypatch):
+    """Of eleven models that differ by chance alone, with two seeds: in 95 % of all draws or more."""
+    random, held, column = numpy.random.default_rng(0), 0, SHORT.columns[0]
+    models = SHORT.models()[:12]
+    for _ in range(400):
+        drawn = [cell(model, seed, random.normal()) for model in models for seed in (1, 2)]
+        own = records.differences(SHORT, records.rows_of(SHORT, column, drawn), "bleu")
+        assert len(own) == 11
+        held += not any(difference.excludes_zero for difference in own.values())
+    assert 0.95 * 400 <= held < 400
+
+
+def test_a_run_that_two_pairs_share():
+    """A baseline of one seed beside runs of two machines moves both differences."""
+    values = [("transformer", 1, 30), ("transformer", 2, 31), ("random", 1, 30), ("random", 2, 32)]
+    values += [("dense", 1, 29), ("dense", 1, 29)]
+    rows = records.rows_of(SHORT, SHORT.columns[0], [cell(*value) for value in values])
+    own = records.differences(SHORT, rows, "bleu")
+    assert own["dense"].half_width == pytest.approx(own["random"].half_width * 1.5**0.5)
+
+
+def test_single_runs_have_no_interval(write):
+    write("multi30k_cpu/gpu", cell("transformer", 1, 30), cell("random", 1, 30.004))
+    assert found(SHORT)["random"].cell() == "+0.00" and not found(SHORT)["random"].excludes_zero
+    assert "minus" not in tables.results("multi30k_cpu", "en-de")  # one run is no difference to be told
+
+
+def test_runs_are_compared_with_the_most_alike():
+    """With the baseline of the machine, else of another machine with the same device, else of any."""
+    gpu, cpu, other = (cell("transformer", 1, 1, hardware=machine) for machine in ("H100", f"b{CPU}", CPU))
+    own = cell("random", 1, 1, hardware=CPU)
+    for there, expected in (([gpu, cpu, other], other), ([gpu, cpu], cpu), ([cpu, gpu], cpu), ([gpu], gpu)):
+        rows = {"transformer": [cell("transformer", 2, 1, hardware=CPU), *there], "random": [own]}
+        assert records.pairs(SHORT, rows) == {"random": [(own, expected)]}
+
+
+# ---- tables
+
+
+def test_a_table_of_translation(results):
+    """BLEU, chrF and loss, each with its difference; what did not run; what the figures rest on, folded."""
+    results("multi30k_cpu/gpu", cell("random_vanilla", 2, 33, significance={"p_value": 0.01}, commit="c; d"))
+    text = tables.results("multi30k_cpu", "en-de")
+    heads, _, transformer, random, *_ = text.splitlines()
+    minus = "minus the Transformer"
+    assert heads == f"|model|parameters|BLEU|{minus}|chrF|{minus}|validation loss|{minus}|"
+    assert transformer.startswith("|Transformer (fairseq's own)|1.00M|32.00 ± 1.00 (3)||64.00 ± 2.00 (3)||")
+    assert random.startswith("|`random`|2.00M|35.00 ± 1.50 (3)|**+3.00 ± ") and "|**-0.300 ± " in random
+    assert "`dense_vanilla`" in re.search("Not run yet: (.*)", text)[1] and "|`dense_vanilla`|" not in text
+    note = text[text.index("<details>") :]
+    for words in (
+        "p < 0.05 in 1 of 1",
+        "10 of 10 runs with `--gpus 1`",
+        "7,000 updates; 22.0 to 22.0 minutes on a GPU",
+    ):
+        assert words in note
+    assert "N from 1, 2, 3" in note and note.rstrip().endswith("H100. Commits: c, d.\n\n</details>")
+    readme = tables.summary("multi30k_cpu").splitlines()
+    assert readme[3].startswith("|`random`|2.00M|35.00 ± 1.50 (3)|**+3.00 ± ") and len(readme) == 7
+
+
+def test_rows_that_are_no_synthesizer(results):
+    """A baseline among the rows, a row with flags of its own and a model beside the rows are shown and compared."""
+    for model in ("lightconv", "relative_random_vanilla_sum", "dynamicconv"):
+        results("multi30k_cpu/gpu", cell(model, 1, 45))
+    text = tables.results("multi30k_cpu", "en-de")
+    assert "|`lightconv`|1.00M|45.00|**+14.00 ± " in text and "|`dynamicconv`|1.00M|45.00|" in text
+    assert "|`relative_random_vanilla_sum` †|" in text and "† [not the paper's](deviations.md#" in text
+    *_, last, _, mark = tables.quality().splitlines()
+    assert last.startswith("|`dynamicconv`|1.00|**+14.00 ± ") and mark.startswith("†")
+    drawn = {picture.name: picture for picture in pictures.of_tables()}
+    assert "dynamicconv" in str(drawn["multi30k_cpu-en-de-valid-loss.png"].panels)
+    assert "lightconv" not in str(list(pictures.choice()))  # whose rows are the Synthesizers
+
+
+def test_what_nobody_has_run(write):
+    text = tables.results("table7")
+    assert text.splitlines()[0] == "|model|AG News, paper|IMDb, paper|steps/s, paper|"
+    assert "Nobody has run `scripts/reproduce.sh table7 --dataset DATASET --variant MODEL --seed N` yet." in text
+    assert tables.results("multi30k_cpu", "en-fr").startswith("Nobody has run ")
+    assert list(pictures.choice()) == [] and list(pictures.of_tables()) == []
+
+
+def test_several_figures_and_one_that_is_missing(write):
+    """In one cell; the first is compared. Speeds stand beside the paper's."""
+    own = {"bleu4": 1.0, "rougeL": 8.0, "meteor": None, "cider": 3.0}
+    for model, seed, gain in (("transformer", 1, 0), ("transformer", 2, 1), ("dense", 1, 2), ("dense", 2, 3.5)):
+        more = {"figures": {**own, "rougeL": own["rougeL"] + gain}, "signatures": {"meteor": "METEOR|no Java"}}
+        write("dailydialog_cpu/cpu", cell(model, seed, dataset="dailydialog", hardware=CPU, **more))
+    text = tables.results("dailydialog_cpu")
+    assert "|1.00 ± 0.00 (2) / 10.75 ± 1.06 (2) / no Java / 3.00 ± 0.00 (2)|+2.25 ± " in text
+    assert "|minus the Transformer, ROUGE-L|" in text
+    steps = {"transformer": {"ratio": 1}, "random": {"ratio": 1.5}}
+    about = {"benchmark": "b", "command": "c", "commit": "d", "file": "wikitext2_spans"}
+    write("denoising_cpu/speed", {**about, "figures": steps})
+    write("denoising_cpu/cpu", cell("random", 1, dataset="wikitext2_spans", hardware=CPU, figures={"log_ppl": 3}))
+    row = next(line for line in tables.results("denoising_cpu").splitlines() if line.startswith("|`random`|"))
+    assert row == "|`random`|2.00M|1.972|3.000|1.50|4.26 (1.09)|"
+
+
+def test_alpha(write):
+    alpha = {"encoder.layers.0": {"random": [0.2, 0.4], "vanilla": [0.8, 0.6]}}
+    write("multi30k_cpu/gpu", cell("random_vanilla", 2, 33, alpha=alpha))
+    assert "|`random_vanilla`|`random`|0.30|" in tables.alpha("multi30k_cpu")
+
+
+def test_speeds(write):
+    step = {"1024 tokens": 1.2, "1024 tokens from": 1.1, "1024 tokens to": 1.25}
+    figures = {"stock": {"1024 tokens": 1}, "random+vanilla": step, "lightconv": {"1024 tokens": 0.5}}
+    about = {"benchmark": "a step", "command": "step.py", "commit": "d", "versions": {"torch": "2"}, "hardware": CPU}
+    write("speed_cpu", {**about, "file": "step_corpus", "figures": figures})
+    heads, _, *rows, _ = tables.speed("speed").split("\n\n")[0].splitlines() + [""]
+    assert [re.sub(r"\|+$", "", row) for row in rows] == ["|`random_vanilla`|1.20", "|`lightconv`|0.50"]
+    assert "- a step, commit d: `step.py`" in tables.speed("speed")
+    (drawn,) = pictures.of_speed()
+    assert len(drawn.panels) == 1 and ("set_xscale", ["log"], {}) in drawn.panels[0].calls
+
+
+# ---- pictures and pages
+
+
+def test_pictures(results, tmp_path):
+    """Drawn once, and again when the results change; --check draws nothing."""
+    names = {"multi30k_cpu-en-de-valid-loss.png", "six-kinds-of-s.png", "which-one.png"}
+    assert {p.name for p in pictures.render(check=True, folder=tmp_path)} == names and not list(tmp_path.glob("*.png"))
+    assert {p.name for p in pictures.render(check=False, folder=tmp_path)} == names
+    assert pictures.render(check=True, folder=tmp_path) == []
+    assert stored_digest(tmp_path / "which-one.png")
+    results("multi30k_cpu/gpu", cell("factorized_dense", 1, 20))
+    assert len(pictures.render(check=True, folder=tmp_path)) == 2
+
+
+def test_no_two_lines_are_alike(results):
+    (panel,) = next(pictures.of_tables()).panels
+    bands = [arguments for call, arguments, _ in panel.calls if call == "fill_between"]  # over the runs, of few lines
+    assert bands[0] == [[350, 700], [-0.35, -0.35], [-0.25, -0.25]] and len(bands) == 3
+    for model in SHORT.models():
+        results("multi30k_cpu/gpu", cell(model, 1, 35))
+    (panel,) = next(p for p in pictures.of_tables() if p.name == "multi30k_cpu-en-de-valid-loss.png").panels
+    lines = [(options["color"], options["linestyle"]) for call, _, options in panel.calls if call == "plot"]
+    assert len(lines) == len(set(lines)) == len(SHORT.models()) - 1 and "fill_between" not in str(panel)
+    table = TABLES["ptb_cpu"]
+    rows = {"transformer": [cell("transformer", n, figures={"ppl": n}) for n in (1, 2)], "dense": [], "random": []}
+    rows["dense"].append(cell("dense", 1, figures={"ppl": 3}))
+    assert "dense" not in str(pictures.runs(table, table.columns[0], {k: v for k, v in rows.items() if v}))
+
+
+def test_the_pages_blocks(monkeypatch, tmp_path):
+    """Each name is a table or a block, and each block is closed."""
+    monkeypatch.setattr(make_tables, "ROOT", tmp_path)
+    (tmp_path / "docs").mkdir()
+    for text, part in (
+        ("<!-- results: x -->\n<!-- end -->\n", "names no table"),
+        ("<!-- results: x -->\n", "<!-- end"),
+    ):
+        (tmp_path / "README.md").write_text(text)
+        with pytest.raises(UserError, match=part):
+            make_tables.rendered()
+
+
+def test_every_picture_is_on_a_page_and_drawn():
+    pages = "".join(page.read_text() for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+    drawn = [pictures.kinds(), *pictures.choice(), *pictures.of_speed(), *pictures.of_tables(), *analysis.pictures()]
+    assert {picture.name for picture in drawn} == set(re.findall(r"([\w-]+\.png)\)", pages))
+    assert {path.name for path in (ROOT / "docs").glob("*.png")} == {picture.name for picture in drawn}

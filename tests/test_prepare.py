@@ -1,0 +1,311 @@
+"""Prepared data: equal to those of the first version, whole or not there, and made once."""
+
+import gzip
+import importlib.metadata
+import io
+import os
+import re
+import shutil
+import subprocess
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from helpers import refused, script
+from small_text import PREPARED, digest, parallel, text, write
+
+from recipes import prepare
+from recipes import text as read_text
+from recipes.catalog import CORPORA
+from recipes.steps import UserError
+
+# of small_text.PREPARED: the data of commit 01dc25f, before recipes/ was written anew, by these versions
+VERSIONS = {"sacremoses": "0.2.0", "sentencepiece": "0.2.3", "subword-nmt": "0.3.8"}
+GOLDEN = {
+    "wmt": "8c99b7e0469344f2",
+    "like": "707b49998de9ca00",
+    "pieces": "1e40db2b4febae86",
+    "words": "729e7eebb3069203",
+    "bpe": "501c9606587b270b",
+    "labels": "302cf017edbfa64a",
+    "mails": "58a08f34f6b4da6f",
+    "dialogues": "c935ad6c37844000",
+    "spans": "1bf21537b1fa25f6",
+}
+
+
+@pytest.mark.parametrize("name", PREPARED)
+def test_the_data_stay_as_they_were(small_data, name):
+    """Text, tokens, subwords and binarised data, byte for byte; also with two processes."""
+    if {package: importlib.metadata.version(package) for package in VERSIONS} != VERSIONS:
+        pytest.skip(f"the digests are of {VERSIONS}")
+    assert digest(small_data(name)) == GOLDEN[name]
+
+
+@pytest.fixture
+def raw(tmp_path):
+    parallel(tmp_path / "raw")
+    return tmp_path / "raw"
+
+
+def call(*argv):
+    return list(map(str, [*argv, "--merges", 60, "--workers", 1]))
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_second_call_goes_on(tmp_path, raw, capfd, monkeypatch):
+    """A full disk ends the first one cleanly; what is made is kept; other settings and changed text are refused."""
+    out = tmp_path / "out"
+    argv = call(raw, "en", "de", out)
+    (tmp_path / "bin").mkdir()
+    tool = f"[[ $* != *' de '* || -e {tmp_path}/room ]] && cat || seq 9 > /dev/full"  # in place of the tokeniser
+    (tmp_path / "bin" / "sacremoses").write_text(f"#!/bin/bash\n{tool}")
+    (tmp_path / "bin" / "sacremoses").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    refused(prepare.main, *argv, part="tok/train.de was not made: .*No space left on device")
+    (tmp_path / "room").touch()
+    assert [path.name for path in (out / "tok").iterdir()] == ["train.en"] and not (out / "bin").exists()
+    kept = (out / "tok" / "train.en").stat().st_mtime_ns
+    prepare.main(argv)
+    assert (out / "tok" / "train.en").stat().st_mtime_ns == kept and (out / "bin" / "dict.de.txt").exists()
+    assert (out / "test.de").read_text() == (raw / "test.de").read_text()
+    assert "159 pairs, left out: 1 empty" in capfd.readouterr().out
+    prepare.main(argv)
+    assert f"{out} is ready, reusing it" in capfd.readouterr().out
+    refused(
+        prepare.main, *argv, "--lowercase", part=f"{out} was made with other settings .lowercase is None, asked for"
+    )
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    (raw / "valid.de").write_text((raw / "valid.de").read_text()[::-1])
+    refused(prepare.main, *argv, part=[f"{raw}: valid.de has changed", f"name another folder, or remove {out}"])
+    shutil.copy(out / "text" / "valid.de", raw)
+    write(raw / "train2.en", ["a"])
+    write(raw / "train2.de", ["b"])
+    refused(prepare.main, *argv, part=f"{raw}: (train2|valid).(en|de) has changed, come or gone")
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.usefixtures("in_process")
+def test_text_that_is_mended(tmp_path):
+    """After a mistake all of it is read again; other settings begin anew as long as nothing is finished."""
+    text(tmp_path / "raw")
+    good = (tmp_path / "raw" / "valid.txt").read_bytes()
+    (tmp_path / "raw" / "valid.txt").write_bytes(b"w1 \xff\n")
+    argv = ["lm", tmp_path / "out", "--from", tmp_path / "raw", "--workers", 1]
+    refused(prepare.main, *argv, part="valid.txt: line 1 is not UTF-8")
+    assert not (tmp_path / "out" / "text" / "valid.txt").exists()
+    (tmp_path / "raw" / "valid.txt").write_bytes(good)
+    prepare.main([*map(str, argv), "--merges", "3"])
+    prepare.remove(tmp_path / "out" / "bin")  # as if it had been ended before
+    write(tmp_path / "raw" / "train.txt", ["other words"])
+    prepare.main([*map(str, argv)])
+    assert (tmp_path / "out" / "text" / "train.txt").read_text() == "other words\n"
+    assert (tmp_path / "out" / "text" / "valid.txt").read_bytes() == good and not (tmp_path / "out" / "sub").exists()
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_folder_of_ones_own(tmp_path, raw, capsys):
+    """Only what begins with train is trained on, others are named; sets that are missing are held out."""
+    for name in ("newstest2014", "train.more"):
+        write(raw / f"{name}.en", ["one more"])
+        write(raw / f"{name}.de", ["noch eins"])
+    for name in ("valid.en", "valid.de", "test.en", "test.de"):
+        (raw / name).unlink()
+    prepare.main(call(raw, "en", "de", tmp_path / "out", "--subwords", "sentencepiece"))
+    said = capsys.readouterr().out
+    assert "trained on: train, train.more; not on newstest2014, as files to train on begin with train" in said
+    sets = {
+        split: [*read_text.lines(tmp_path / "out" / "text" / f"{split}.en")] for split in ("train", "valid", "test")
+    }
+    assert len(sets["valid"]) >= 12 and len(sets["test"]) >= 12 and "one more" in sets["train"]
+    assert not {*sets["train"]} & {*sets["valid"], *sets["test"]} and not {*sets["valid"]} & {*sets["test"]}
+    assert (tmp_path / "out" / "test.en").read_text().splitlines() == sets["test"]
+
+
+@pytest.mark.parametrize(
+    "change, argv, part",
+    [
+        ("", "{tmp}/no en de {out}", "no: no such folder"),
+        ("", "{raw} en cs {out}", "raw: no train.en and train.cs|cs: no such file"),
+        ("rm train.de.gz", "{raw} en de {out}", "train.de: no such file, nor train.de.gz"),
+        ("mv train.en all.en; mv train.de.gz all.de.gz", "{raw} en de {out}", "no train.en and train.de; rename all"),
+        ("rm valid.de", "{raw} en de {out}", "valid.de: no such file, nor valid.de.gz"),
+        ("echo one > valid.de", "{raw} en de {out}", "valid.de: ends after 1 lines, and the other side does not"),
+        ("sed -i 's/.*//' test.en", "{raw} en de {out}", "test.en: line 1 here or in test.de is empty; none may be"),
+        ("sed -i 's/.*//' train.en", "{raw} en de {out}", r"train: no pair of 160 is left \(160 empty\)"),
+        (": > valid.en; : > valid.de", "{raw} en de {out}", r"valid: no pair of 0 is left \(no text\)"),
+        ("", "{raw} en de {out} --subwords words", "--subwords.*sentencepiece"),
+        ("", "{raw} en de {out} --max-ratio x", "--max-ratio.*x"),
+        ("", "{raw} en de {out} --merges 0", "--merges.*at least 1"),
+        ("", "{raw} en de {out} --bogus 5", "--bogus"),
+        ("", "{raw} en de {out} --subwords sentencepiece --merges 9", r"--merges 9: .* characters; give \d+ or more"),
+        ("", "{raw} en en {out}", "en en: .*two"),
+        ("", "{raw} en pt.BR {out}", "pt.BR.*letters, digits, - and _"),
+        ("", "{raw} en de /proc/none", "/proc/none"),
+        ("", "{raw} en de", "prepare.sh --help"),
+        ("", "squad {out}", "squad.*ptb, .*personachat"),
+        ("", "wmt14 {out}", "wmt14.*prepare.sh --help"),
+        ("", "ptb de {out}", "ptb de.*prepare.sh --help"),
+        ("", "ptb {out} --lowercase", "--lowercase: not for ptb; leave it out"),
+        ("", "aeslc {out} --history 3 --words 4", "--words: not for aeslc"),
+        ("", "lm {out}", "lm: nothing to download; name the folder of its text by --from"),
+        ("", "ptb {out} --from {raw}", "no train set of ptb; it should be named ptb.train.txt or train.txt"),
+        ("", "spans {out} --from {raw}", "no train set of lm; it should be named train.txt"),
+        ("", "wmt14 de {out} --from /nowhere", "/nowhere: no such folder"),
+        ("mkdir -p ../out; touch ../out/mine", "{raw} en de {out}", "out: was not made by prepare.sh; name another"),
+        ("mkdir ../out; cp * ../out", "{out} en de {out}", "out: was not made by prepare.sh; name another"),
+    ],
+)
+def test_what_is_refused(tmp_path, raw, change, argv, part, monkeypatch):
+    """In one line; the folder of the text stays as it is, and nothing is half done."""
+    subprocess.run(["bash", "-c", change], cwd=raw, check=True)
+    before = {(path, path.read_bytes()) for path in raw.iterdir()}
+    words = argv.format(tmp=tmp_path, raw=raw, out=tmp_path / "out").split()
+    monkeypatch.setattr(prepare, "tokenize", lambda *args: None)  # what comes after the checks
+    try:
+        refused(prepare.main, *words, part=part)
+    except OSError as error:  # which the scripts show as a line
+        assert re.search(part, error.filename)
+    assert not list(tmp_path.rglob("bin/done")) and not list(tmp_path.rglob("*.part"))
+    assert {(path, path.read_bytes()) for path in raw.iterdir()} == before
+
+
+def test_a_mistake_in_one_line():
+    """As a user sees it, where a program of the recipe finds it."""
+    done = script("prepare.sh", "/proc/self", "en", "de", "/tmp/never")
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and "/proc/self" in done.stderr
+
+
+# ---- subwords
+
+
+@pytest.mark.parametrize(
+    "pieces, most, keep_end, kept",
+    [
+        ("▁a b ▁c d e", 5, False, "▁a b ▁c d"),
+        ("▁a b ▁c", 3, False, "▁a b"),
+        ("▁a b ▁c", 4, False, "▁a b ▁c"),
+        ("▁a ▁", 3, False, "▁a ▁"),  # a lone beginning of a word
+        ("▁a b ▁c d e", 4, True, "▁c d e"),
+        ("▁a b ▁c d e", 6, True, "▁a b ▁c d e"),
+        ("▁a b ▁c d e", None, True, "▁a b ▁c d e"),
+        ("▁a b c d", 2, True, "d"),  # of a word that is longer than all that may stay, its end
+        ("", 2, True, ""),
+    ],
+)
+def test_what_a_cut_leaves(pieces, most, keep_end, kept):
+    """Place for the end's own; the last pieces from the beginning of a word on."""
+    assert " ".join(prepare.cut(pieces.split(), most, keep_end)) == kept
+
+
+def test_cut_text(small_data):
+    """Sources and targets are cut, the references that are scored against are whole; marks of spans are pieces."""
+    data = small_data("mails")
+    for side, most in (("source", 8), ("target", 6)):
+        lengths = [len(line.split()) for line in read_text.lines(data / "sub" / f"test.{side}")]
+        assert max(lengths) == most
+    assert (data / "test.target").read_text() == (data / "raw" / "test.target").read_text()
+    settings = prepare.steps.load(data / "settings.json")
+    assert (settings["corpus"], settings["truncate-source"], settings["task"]) == ("aeslc", 9, "text_to_text")
+    split = prepare.pieces_of(small_data("dialogues") / "pieces.model")
+    for line, pieces in zip(
+        *(read_text.lines(small_data("dialogues") / part / "test.source") for part in ("raw", "sub"))
+    ):
+        assert split(line)[-len(pieces.split()) :] == pieces.split() and pieces.startswith("▁")
+    assert all("<extra_id_0>" in line.split() for line in read_text.lines(small_data("spans") / "sub" / "test.source"))
+
+
+@pytest.mark.usefixtures("in_process")
+def test_data_like_others(tmp_path, raw, small_data):
+    """They have the subwords and words of the others, and their options, which may not be others."""
+    first, second = small_data("wmt"), small_data("like")
+    for name in ("codes", "bin/dict.en.txt", "bin/dict.de.txt"):
+        assert (first / name).read_bytes() == (second / name).read_bytes()
+    like = ["--like", first]
+    refused(prepare.main, raw, "en", "fr", tmp_path / "x", *like, part="--like .*: is not text of en and fr")
+    refused(prepare.main, *call(raw, "en", "de", tmp_path / "x")[:-4], *like, "--merges", 50, part="--merges 50.*60")
+    assert prepare.steps.load(second / "settings.json")["dash-splits"] is True
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("name", ["wmt", "mails", "dialogues"])
+def test_another_test_set(small_data, tmp_path, name):
+    """The same lines have the subwords that they have in the data's own test set."""
+    data = small_data(name)
+    settings = prepare.steps.load(data / "settings.json")
+    sides, cuts = (settings["src"], settings["tgt"]), ("truncate-source", "truncate-target", "keep-end")
+    for side in sides:
+        write(tmp_path / f"test.{side}", read_text.lines(data / "text" / f"test.{side}"))
+    like = {"like": data, **{cut: settings[cut] for cut in cuts}}
+    found = prepare.prepare("own", sides, tmp_path / "out", tmp_path, like, ["test"])
+    for side in sides:
+        assert (tmp_path / "out" / "sub" / f"test.{side}").read_text() == (data / "sub" / f"test.{side}").read_text()
+    assert found["truncate-source"] == settings["truncate-source"] and not list((tmp_path / "out").glob("bin/train*"))
+
+
+# ---- corpora
+
+
+def test_options_of_a_corpus(tmp_path, dry, capsys):
+    """A corpus has its own defaults; 0 is a number, and no missing one; a dry run writes nothing."""
+    for lang, archives in (("de", 3), ("fr", 5)):
+        prepare.main(["wmt14", lang, str(tmp_path / "out")])
+        shown = [line[2:] for line in capsys.readouterr().out.splitlines() if line.startswith("+ ")]
+        assert len([line for line in shown if line.startswith("curl ")]) == archives
+        assert len([line for line in shown if re.match("sha256sum .* # [0-9a-f]{64}$", line)]) == archives
+        assert any("learn-bpe -s 40000" in line for line in shown) and shown[-1].startswith("fairseq-preprocess")
+        assert all(" tokenize -a " in line for line in shown if "sacremoses" in line)
+    assert prepare.prepare("wmt14", ["en", "de"], tmp_path, None, {})["max-length"] == 250
+    assert prepare.prepare("wmt14", ["en", "de"], tmp_path, None, {"max-length": 0})["max-length"] == 0
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("in_process")
+def test_wmt14(tmp_path, raw, monkeypatch):
+    """Archives with several corpora, the test sets of sacreBLEU, a sample; a second call needs nothing of it again."""
+    site, out, sums = tmp_path / "site", tmp_path / "wmt", {}
+    write(raw / "train.de", read_text.lines(raw / "train.de.gz"))
+    for path, member in CORPORA["wmt14"].archives.values():
+        (site / path).parent.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(site / path, "w:gz") as archive:
+            for lang in ("en", "de"):
+                info = tarfile.TarInfo(member.format(tgt="de", lang=lang))
+                info.size = (raw / f"train.{lang}").stat().st_size
+                archive.addfile(info, io.BytesIO((raw / f"train.{lang}").read_bytes()))
+        sums[f"wmt14/{Path(path).name}"] = read_text.digest(site / path)
+    monkeypatch.setattr(read_text, "CHECKSUMS", sums)
+    monkeypatch.setitem(CORPORA, "wmt14", replace(CORPORA["wmt14"], home=f"file://{site}"))
+    for proxy in ("https_proxy", "http_proxy"):  # no network: sacreBLEU cannot fetch its sets
+        monkeypatch.setenv(proxy, "http://127.0.0.1:9")
+    argv = call("wmt14", "de", out, "--sample", 100)
+    refused(prepare.main, *argv, part="raw/valid.en was not made: .*; call again, or put it as valid.{en,de} into")
+    assert not (out / "raw" / "valid.en").exists() and (out / "raw" / "1-europarl-v7.en").exists()
+    for name in ("wmt13", "wmt14/full"):  # sacreBLEU's copies, as if they had been fetched
+        cache, prefix = out / "archives" / "sacrebleu" / name, f"{name.replace('/', '_')}.en-de"
+        cache.mkdir(parents=True, exist_ok=True)
+        shutil.copy(raw / "test.en", cache / f"{prefix}.src")
+        shutil.copy(raw / "test.de", cache / f"{prefix}.ref")
+        for part in ("docid", "genre", "origlang"):
+            (cache / f"{prefix}.{part}").write_text("x\n" * 10)
+    shutil.rmtree(site)
+    (out / "bin").mkdir()
+    monkeypatch.setattr(prepare, "tokenize", lambda *args: None)  # and what follows
+    monkeypatch.setattr(prepare, "encode", lambda job, *args: (out / "text").rename(out / "seen"))
+    with pytest.raises((UserError, OSError)):
+        prepare.main(argv)
+    assert (out / "seen" / "train.en").read_text().count("\n") == 3 * 99
+    assert (out / "sacrebleu_set").read_text() == "wmt14/full\n"
+
+
+@pytest.mark.usefixtures("in_process")
+def test_the_real_multi30k(tmp_path, real_text):
+    """Checked by SHA-256, from a folder; a changed or truncated file is refused and not left behind."""
+    folder, out = tmp_path / "corpus", tmp_path / "out"
+    shutil.copytree(real_text("multi30k"), folder)
+    folder.chmod(0o755)
+    (folder / "val.de.gz").unlink()
+    (folder / "val.de.gz").write_bytes(gzip.compress(b"Ein anderer Text.\n"))
+    argv = ["multi30k", "de", out, "--from", folder]
+    refused(prepare.main, *argv, part="val.de.gz: is not the text of this corpus")
+    assert not (out / "raw" / "valid.de").exists() and (out / "raw" / "train.de").exists()

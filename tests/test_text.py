@@ -1,0 +1,530 @@
+"""Text: what is read of every form that corpora come in, what is refused, downloads, and what is held out."""
+
+import gzip
+import json
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+
+import pytest
+from helpers import ROOT, refused
+from small_text import mails, write
+
+from recipes import text
+from recipes.catalog import CORPORA, SPLITS
+from recipes.text import Example, Limits
+
+PASSAGE = "Ann met Bob.\n@highlight\nBob ran"
+MULTIRC = {"text": f"<b>{PASSAGE}</b><br>", "questions": [{"question": "Who?", "idx": 0, "answers": [
+    {"text": "Ann", "label": 1}, {"text": "Eve", "label": 0}]}]}  # fmt: skip
+NEWS = f"Ann met Bob\n@highlight\n{PASSAGE}"
+RECORD = {"passage": {"text": NEWS, "entities": [{"start": 0, "end": 2}, {"start": 8, "end": 10}]},
+          "qas": [{"query": "@placeholder ran", "answers": [{"text": "Bob"}, {"text": "Bobby"}]}]}  # fmt: skip
+WSC = {"text": "Ann saw it, as it barked.", "label": True, "target": {
+    "span1_text": "ann", "span1_index": 0, "span2_text": "it", "span2_index": 4}}  # fmt: skip
+# {task: files of a row, and what it becomes}
+ROWS = {
+    "sst2": ("tsv", "sentence\tlabel\na film \t1", ["sst2 sentence: a film => positive"]),
+    "cola": ("tsv", 'gj04\t0\t*\tHe "go.', ['cola sentence: He "go. => unacceptable']),
+    "mrpc": ("tsv", "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t7\t8\ta\tb",
+             ["mrpc sentence1: a sentence2: b => equivalent"]),
+    "stsb": ("csv", "g\tf\t2012\t1\t3.75\ta\tb\tmore", ["stsb sentence1: a sentence2: b => 3.8"]),
+    "qqp": ("tsv", "id\tquestion1\tquestion2\tis_duplicate\n1\ta?\tb?\t0",
+            ["qqp question1: a? question2: b? => not duplicate"]),
+    "mnli": ("tsv", "sentence1\tsentence2\tgold_label\na\tb\tneutral",
+             ["mnli hypothesis: b premise: a => neutral"] * 2),
+    "qnli": ("tsv", "index\tquestion\tsentence\tlabel\n0\ta?\tb\tentailment",
+             ["qnli question: a? sentence: b => entailment"]),
+    "rte": ("tsv", "0\ta\tb\tnot_entailment", ["rte sentence1: a sentence2: b => not entailment"]),
+    "boolq": ("jsonl", {"passage": "a", "question": "b", "label": False}, ["boolq passage: a question: b => False"]),
+    "cb": ("jsonl", {"premise": "a", "hypothesis": "b", "label": "contradiction"},
+           ["cb hypothesis: b premise: a => contradiction"]),
+    "copa": ("jsonl", {"premise": "a", "choice1": "b", "choice2": "c", "question": "cause", "label": 1},
+             ["copa choice1: b choice2: c premise: a question: cause => choice2"]),
+    "multirc": ("jsonl", {"passage": MULTIRC}, [f"multirc question: Who? answer: {name} paragraph: {PASSAGE} => {right}"
+                                               for name, right in (("Ann", "True"), ("Eve", "False"))]),
+    "record": ("jsonl", RECORD,
+               ["record query: @placeholder ran entities: Ann, Bob passage: Ann met Bob. Ann met Bob. Bob ran => Bob"]),
+    "wic": ("jsonl", {"word": "w", "sentence1": "a", "sentence2": "b", "label": True},
+            ["wic sentence1: a sentence2: b word: w => True"]),
+    "wsc": ("jsonl", WSC, ["wsc text: * Ann * saw it, as # it # barked. => True"]),
+}  # fmt: skip
+FILES = {"mrpc": ("msr_paraphrase_train.txt", "msr_paraphrase_test.txt"), "stsb": ("sts-train.csv", "sts-dev.csv"),
+         "mnli": ("train.tsv", "dev_matched.tsv", "dev_mismatched.tsv")}  # fmt: skip
+CHAT = """1 your persona: i like tea.
+2 hello!\thi there.
+3 tea?\tyes please.
+1 your persona: i run.
+2 who are you?\ta runner.
+"""
+LABELLED = {"train.csv": "sport,a\nworld,b\nsport,c\nworld,d\nsport,e\n", "test.csv": "sport,a ball\n"}
+
+
+def read(corpus, folder, history=5, examples=None):
+    """The examples of a corpus in a folder."""
+    files = text.files_of(CORPORA[corpus], folder, folder)
+    return text.read(CORPORA[corpus], files, {"history": history, "examples": examples})
+
+
+def pairs(examples):
+    return [(example.source, example.target) for example in examples]
+
+
+def write_task(folder, task, contents=None):
+    """The files of a task of the suites, each of the same row; the training set has two, as one is held out."""
+    kind, row, _ = ROWS[task]
+    rows = (contents or (json.dumps(row) if kind == "jsonl" else row)).split("\n")
+    if task == "multirc" and not contents:  # of two paragraphs
+        rows = [json.dumps({"passage": {**MULTIRC, "text": f"{MULTIRC['text']}{end}"}}) for end in ("", " again")]
+    for name in FILES.get(task, ("train.jsonl", "val.jsonl") if kind == "jsonl" else ("train.tsv", "dev.tsv")):
+        write(folder / name, [*rows, *rows[-1:]] if "train" in name else rows[: 1 if task == "multirc" else None])
+
+
+# ---- lines
+
+
+@pytest.mark.parametrize(
+    "name, contents, part",
+    [
+        ("a", b"one\n" + "Stra\u00dfe\n".encode("latin1"), "a: line 2 is not UTF-8 .*; convert it, e.g. with iconv$"),
+        ("a", "eins\n".encode("utf-16"), "a: line 1 is not UTF-8"),
+        ("a", b"text\n" * 50000 + b"\xdf\n", "a: line 50001 is not UTF-8"),
+        ("a.gz", gzip.compress(b"text\n" * 50)[:-9], "a.gz: not a whole gzip file"),
+        ("a.gz", b"<html>not found</html>", "a.gz: not a whole gzip file"),
+        ("a.gz", gzip.compress(b"text\n" * 50)[:-30] + b"?" * 30, "a.gz: not a whole gzip file"),
+    ],
+)
+def test_text_that_cannot_be_read(tmp_path, name, contents, part):
+    (tmp_path / name).write_bytes(contents)
+    refused(lambda _: list(text.lines(tmp_path / name)), part=part)
+
+
+def test_lines(tmp_path):
+    """Line feeds alone end them; a byte-order mark is none of the text."""
+    (tmp_path / "a.gz").write_bytes(gzip.compress("\ufeffa\u2028b\rc\n\nd".encode()))
+    assert list(text.lines(text.at_hand(tmp_path / "a"))) == ["a\u2028b\rc", "", "d"]
+    refused(lambda _: text.at_hand(tmp_path / "b"), part="b: no such file, nor b.gz")
+
+
+def test_pairs_that_are_left_out(tmp_path, capsys):
+    """Each is counted with its reason; what some tools take for an end of a line is a blank."""
+    write(tmp_path / "train.en", ["\ufeffA\u2028b", "", "c d e f", "G", "x y", "  "])
+    write(tmp_path / "train2.en.gz", ["\x85h\x0c"])
+    write(tmp_path / "train.de", ["A", "B", "C", "G", "1 2 3 4 5", "w"])
+    write(tmp_path / "train2.de", ["H"])
+    limits = Limits(lowercase=True, max_ratio=3, max_length=4)
+    both = [tmp_path / "train", tmp_path / "train2"]
+    text.clean_pairs(both, tmp_path / "out" / "x", ("en", "de"), limits)
+    assert (tmp_path / "out" / "x.en").read_text() == "a b\ng\nh\n"
+    assert "3 pairs, left out: 2 empty, 1 of a length ratio over 3, 1 longer than 4 tokens\n" in capsys.readouterr().out
+    text.clean_pairs(both, tmp_path / "out" / "y", ("en", "de"), Limits(sample=1))
+    assert (tmp_path / "out" / "y.de").read_text() == "A\nH\n"
+
+
+@pytest.mark.parametrize(
+    "target, limits, part",
+    [
+        (["A"], Limits(), "train.de: ends after 1 lines, and the other side does not"),
+        (["A", "B", "C"], Limits(), "train.en: ends after 2 lines"),
+        (["A", ""], Limits(keep_all=True), "train.en: line 2 here or in train.de is empty; none may be dropped"),
+        (["", " "], Limits(), r"train: no pair of 2 is left \(2 empty\)"),
+    ],
+)
+def test_pairs_that_are_refused(tmp_path, target, limits, part):
+    write(tmp_path / "train.en", ["a", "b"])
+    write(tmp_path / "train.de", target)
+    refused(lambda _: text.clean_pairs([tmp_path / "train"], tmp_path / "x" / "y", ("en", "de"), limits), part=part)
+    assert not list((tmp_path / "x").iterdir())
+
+
+def test_pairs_that_are_held_out(tmp_path, capsys):
+    """A tenth for each set, always the same; no source of them, in any case, stays in the training text."""
+    write(tmp_path / "train.en", [*(f"Line {i}" for i in range(60)), "", *(f"LINE {i}" for i in range(60))])
+    write(tmp_path / "train.de", [f"Zeile {i}" for i in range(121)])
+    for name in ("a", "b"):
+        found = text.hold_out([tmp_path / "train"], tmp_path / name, ("en", "de"), ("valid", "test"))
+    sets = {split: list(text.lines(tmp_path / "a" / f"{split}.en")) for split in ("valid", "test")}
+    assert {line.lower() for lines in sets.values() for line in lines} == found
+    assert all(1 < len(lines) <= 12 for lines in sets.values()) and len(found) == sum(map(len, sets.values()))
+    for split in sets:
+        assert [(tmp_path / name / f"{split}.de").read_text() for name in "aa"] == [
+            (tmp_path / name / f"{split}.de").read_text() for name in "ab"
+        ]
+        numbers = [int(line.split()[1]) for line in text.lines(tmp_path / "a" / f"{split}.de")]
+        wanted = [f"Line {n}" if n < 60 else f"LINE {n - 61}" for n in numbers]
+        assert sets[split] == wanted
+    text.clean_pairs([tmp_path / "train"], tmp_path / "out", ("en", "de"), Limits(without=found))
+    kept = [line.lower() for line in text.lines(tmp_path / "out.en")]
+    assert not found & {*kept} and {*kept} | found == {f"line {i}" for i in range(60)}
+    assert "held out" in capsys.readouterr().out
+    write(tmp_path / "few.en", ["a"] * 9)
+    write(tmp_path / "few.de", ["a"] * 9)
+    few = [tmp_path / "few"], tmp_path / "c", ("en", "de"), ("test",)
+    refused(lambda _: text.hold_out(*few), part="few: 9 pairs are too few to hold some out for test")
+
+
+@pytest.mark.parametrize("words, density, span", [(20, 0.15, 3), (64, 0.15, 3), (7, 0.9, 1), (2, 0.15, 3)])
+def test_spans(tmp_path, words, density, span):
+    """What is left and what was taken out is the text, over the ends of lines; as much of it as was asked for."""
+    everything = [f"w{i}" for i in range(words * 5 + 3)]
+    write(tmp_path / "text", [*everything[:9], " ".join(everything[9:])])
+    text.corrupt_spans(tmp_path / "text", tmp_path / "out", words, 1, density, span)
+    sources, targets = ([*text.lines(tmp_path / f"out.{side}")] for side in ("source", "target"))
+    assert len(sources) == len(targets) == (words * 5 + 3) // words
+    for number, (source, target) in enumerate(zip(sources, targets)):
+        spans, found = target.split("<extra_id_")[1:], source
+        for part in spans:
+            mark, _, out = part.partition("> ")
+            found = found.replace(f"<extra_id_{mark}>", out.strip(), 1)
+        assert found.split() == everything[number * words : (number + 1) * words]
+        taken = sum(len(part.split()) - 1 for part in spans)
+        assert taken == min(max(round(words * density), 1), words - 1)
+        assert len(spans) == min(max(round(taken / span), 1), words - taken)
+
+
+def test_a_short_text_is_one_block(tmp_path):
+    write(tmp_path / "text", ["one two three"])
+    text.corrupt_spans(tmp_path / "text", tmp_path / "out", 64, 1)
+    assert len(list(text.lines(tmp_path / "out.source"))) == 1
+
+
+# ---- examples
+
+
+@pytest.mark.parametrize("task", ROWS)
+def test_the_form_of_a_task(tmp_path, task):
+    """With the files of the suite's own archives, and T5's prefixes and words."""
+    write_task(tmp_path, task)
+    found = read(task, tmp_path)
+    assert [f"{e.source} => {e.target}" for e in found["test"]] == [" ".join(line.split()) for line in ROWS[task][2]]
+    assert all(found.values())
+
+
+def test_what_answers_are_known(tmp_path):
+    """All right ones of ReCoRD; STS-B's number before it is rounded; the question of an answer; the set of MNLI."""
+    for task in ("record", "stsb", "multirc", "mnli"):
+        write_task(tmp_path / task, task)
+    found = {task: read(task, tmp_path / task)["test"] for task in ("record", "stsb", "multirc", "mnli")}
+    assert found["record"][0].answers == ["Bob", "Bobby"] and found["stsb"][0].answers == ["3.75"]
+    assert len({example.group for example in found["multirc"]}) == 1
+    assert [example.group for example in found["mnli"]] == ["dev_matched", "dev_mismatched"]
+
+
+def test_a_paragraph_is_not_divided(tmp_path):
+    """MultiRC's held-out tenth has no paragraph of the training set, whatever their numbers of questions."""
+    questions = [{"question": f"Who {i}?", "answers": [{"text": "Ann", "label": 1}]} for i in range(5)]
+    passages = [{"text": f"Paragraph {n // 2}.", "questions": questions} for n in range(40)]  # each in two rows
+    write(tmp_path / "train.jsonl", (json.dumps({"passage": passage}) for passage in passages))
+    write(tmp_path / "val.jsonl", [json.dumps({"passage": MULTIRC})])
+    found = read("multirc", tmp_path)
+    train, valid = ({e.source.split("paragraph: ")[1] for e in found[split]} for split in ("train", "valid"))
+    assert len(valid) == 2 and not train & valid and len(found["valid"]) == 20
+
+
+def test_broken_rows(tmp_path, capsys):
+    """QQP's training set has questions with a line break: each leaves two rows that are no examples."""
+    heading, row = ROWS["qqp"][1].split("\n")
+    write_task(tmp_path, "qqp", "\n".join([heading, '2\t"When was', "\tWhere?\t1", row]))
+    found = read("qqp", tmp_path)
+    assert {f"{e.source} => {e.target}" for split in found.values() for e in split} == {*ROWS["qqp"][2]}
+    assert capsys.readouterr().out.count(": 2 row(s) with fewer than 4 columns are left out\n") == 2  # of each file
+
+
+@pytest.mark.parametrize(
+    "corpus, name, contents, part",
+    [
+        ("classification", "test.csv", "sport,a ball\nmusic,a song\n", 'no training example has the label music of "a'),
+        ("classification", "train.csv", 'sport,a ball\nworld," "\n', "train.csv: line 2 has an empty text"),
+        ("classification", "test.csv", "sport,a\nworld\n", r"line 2 has 1 column\(s\), not 2 \(label, text\).* commas"),
+        ("classification", "test.csv", "two words,a ball\n", 'test.csv: line 1 has the label "two words".*one word'),
+        ("classification", "test.csv", "", "none is left for the test set"),
+        ("classification", "test.csv", None, "no test set of classification; .* test.csv or test.tsv, or .gz of it"),
+        ("classification", "test.csv", 'sport,"a ball\nsport,a ball\n', "test.csv: .* line 2 has a stray quote"),
+        ("classification", "test.csv", 'sport,a\nsport,"b" c\nworld,d\n', "test.csv: .* line 2 has a stray quote"),
+        ("agnews", "train.csv", "5,title,text\n", 'line 1 has the label "5"; it must be one of 1, 2, 3, 4'),
+        ("agnews", "train.csv", "12,title,text\n", 'line 1 has the label "12"'),
+        ("agnews", "train.csv", "5,title\n", r"line 1 has 2 column\(s\), not 3"),
+        ("aeslc", "test.jsonl", None, "no test set of aeslc; .*test.jsonl"),
+        ("aeslc", "test.jsonl", '{"email": "a", "title": "b"}', "line 1: no column 'subject'; it has email, title"),
+        ("aeslc", "test.jsonl", '{"email": "a", "subject": " "}', "test.jsonl: line 1 has an empty target; remove it"),
+        ("aeslc", "test.jsonl", '{"email": "a", "subject": null}', "test.jsonl: line 1 has an empty target; remove"),
+        ("aeslc", "test.jsonl", '{"email": "a"', "test.jsonl: line 1 is no JSON object"),
+        ("aeslc", "test.jsonl", '["a"]', "test.jsonl: line 1 is no JSON object"),
+        ("cnndm", "test.csv", 'article,highlights\n"news,new\nmore,old\n', "test.csv: .* has a stray quote"),
+        ("sst2", "dev.tsv", "sentence\tlabel\na\t2", 'dev.tsv: line 2 has the label "2"; it must be one of 0, 1'),
+        ("sst2", "dev.tsv", "sentence\tlabels\na\t1", "line 2: no column 'label'; it has sentence, labels"),
+        ("cola", "dev.tsv", "gj04\t1", r"line 1 has 2 column\(s\), not 4 \(code, label, star, sentence\).* tabs"),
+        ("stsb", "sts-dev.csv", "g\tf\t2012\t1\tgood\ta\tb", 'line 1 has the score "good"; it must be a number'),
+        ("record", "val.jsonl", '{"passage": {}}', "val.jsonl.*text"),
+        ("wsc", "val.jsonl", '{"text": "a", "target": "b", "label": true}', "val.jsonl.*wsc"),
+        ("wsc", "val.jsonl", json.dumps({**WSC, "text": "Ann barked"}), 'line 1: the text has no "it"; remove it'),
+    ],
+)
+def test_examples_that_are_refused(tmp_path, corpus, name, contents, part):
+    """In one line with the file and the line in it."""
+    if corpus in ROWS:
+        write_task(tmp_path, corpus)
+    elif corpus == "aeslc":
+        mails(tmp_path)
+    for file, rows in (LABELLED if name.endswith("t.csv") or "n.csv" in name else {}).items():
+        (tmp_path / file).write_text(rows.replace(",", ",x,") if corpus == "agnews" else rows)
+    if corpus == "agnews":
+        (tmp_path / "test.csv").write_text("1,title,text\n")
+    elif corpus == "cnndm":
+        for other in ("train", "valid"):
+            (tmp_path / f"{other}.csv").write_text("article,highlights\na,b\nc,d\n")
+    (tmp_path / name).unlink(missing_ok=True)
+    if contents is not None:
+        (tmp_path / name).write_text(contents)
+    refused(lambda _: read(corpus, tmp_path), part=part)
+
+
+def test_too_few_examples(tmp_path, capsys):
+    """A single one cannot be trained on and validated with; those with an empty side are counted."""
+    row = '{"email": "a b", "subject": "c"}'
+    write(tmp_path / "train.jsonl", [row, '{"email": "", "subject": "b"}'])
+    write(tmp_path / "test.jsonl", [row])
+    refused(lambda _: read("aeslc", tmp_path), part="aeslc: has too few examples; none is left for the train set")
+    assert "train.jsonl: 1 example(s) with an empty side are left out" in capsys.readouterr().out
+
+
+def test_labelled_text(tmp_path):
+    """Shuffled and held out by a fixed seed; the test set in its order, with or without headings."""
+    rows = [(("sport", "world")[i % 2], f"text {i}") for i in range(100)]
+    write(tmp_path / "train.tsv", (f"{label}\t{said}\tmore" for label, said in rows))
+    write(tmp_path / "test.csv", ['"Class Index","text"', "sport,b", "world,c"])
+    found, again = (read("classification", tmp_path, examples=50) for _ in range(2))
+    assert found == again and [len(found[split]) for split in SPLITS] == [45, 5, 2]
+    assert pairs(found["test"]) == [("b", "sport"), ("c", "world")]
+    everything = {(f"{said} more", label) for label, said in rows}
+    drawn = pairs(found["valid"] + found["train"])
+    assert {*drawn} <= everything and len({*drawn}) == 50 and drawn != sorted(drawn)
+    assert pairs(read("classification", tmp_path)["valid"])[:5] == pairs(found["valid"])
+
+
+def test_markup():
+    assert text.clean("Oil\\at  #36;50 &lt;b&gt;a  barrel&lt;/b&gt;<br /><br />AT&amp;T 2<3 C#5;") == (
+        "oil at $50 a barrel at&t 2<3 c#5;"
+    )
+
+
+def test_a_file_for_each_text(tmp_path):
+    """IMDb and AESLC as they are unpacked."""
+    for split in ("train", "test"):
+        for label, word in (("pos", "good"), ("neg", "bad")):
+            for i in range(10):
+                write(tmp_path / "aclImdb" / split / label / f"{i}_7.txt", [f"{word} film {i}"])
+    found = read("imdb", tmp_path)
+    assert [len(found[split]) for split in SPLITS] == [18, 2, 20]
+    assert all(e.target == ("1" if e.source.startswith("good") else "0") for rows in found.values() for e in rows)
+    for split in ("train", "dev", "test"):
+        for name in "ab":
+            mail = f"Mail {name},\nof two lines.\n\n@subject\nThe {name}\n\n@ann0\nAnother"
+            write(tmp_path / split / f"{name}.subject", [mail])
+    assert pairs(read("aeslc", tmp_path)["test"]) == [(f"Mail {x}, of two lines.", f"The {x}") for x in "ab"]
+
+
+def test_articles_in_three_forms(tmp_path):
+    """Tables of other column names, with line breaks in quotes; a line each in two files."""
+    (tmp_path / "my_train.csv").write_text(',text,y\n0,"A ""long""\nstory.","One.\nTwo."\n')
+    (tmp_path / "valid.csv").write_text("article,highlights,id\nnews,new,7\n")
+    write(tmp_path / "test.source", ["one", "two"])
+    write(tmp_path / "test.target", ["1", "2"])
+    found = read("cnndm", tmp_path)
+    assert found["train"] == [Example('A "long" story.', "One. Two.")]
+    assert pairs(found["valid"] + found["test"]) == [("news", "new"), ("one", "1"), ("two", "2")]
+    write(tmp_path / "test.target", ["1"])
+    refused(lambda _: read("cnndm", tmp_path), part="test.target: ends after 1 lines")
+
+
+def test_dialogues(tmp_path, capsys):
+    """Persona and history stand before the utterance, up to a number of them; a dialogue is not divided."""
+    for name in ("train", "valid"):
+        (tmp_path / f"{name}_self_original_no_cands.txt").write_text(CHAT)
+    found = read("personachat", tmp_path)
+    assert found["test"][1][:2] == ("i like tea. | hello! | hi there. | tea?", "yes please.")
+    assert read("personachat", tmp_path, history=1)["test"][1].source == "i like tea. | tea?"
+    assert {e.group for e in found["train"]}.isdisjoint(e.group for e in found["valid"])
+    assert len(found["train"]) + len(found["valid"]) == len(found["test"]) == 3
+    (tmp_path / "train_self_original_no_cands.txt").unlink()
+    (tmp_path / "valid_self_original_no_cands.txt").write_text(CHAT * 10)
+    found = read("personachat", tmp_path)  # a test set alone is divided
+    groups = [{e.group for e in found[split]} for split in SPLITS]
+    assert [len(group) for group in groups] == [16, 2, 2] and len(set.union(*groups)) == 20
+    assert sum(map(len, found.values())) == 30 and "no training set" in capsys.readouterr().out
+    for split, n in (("train", 10), ("test", 1)):
+        write(tmp_path / f"dialogues_{split}.txt", ["a __eou__ b __eou__ c __eou__"] * n)
+    found = read("dailydialog", tmp_path)
+    assert pairs(found["test"]) == [("a", "b"), ("a | b", "c")]
+    assert (len(found["train"]), len(found["valid"])) == (18, 2)
+
+
+def test_marks_of_wsc(tmp_path):
+    """Of several equal words the one that is meant, also where the number is one off or one span lies in the other."""
+    rows = [
+        ("They use it; it helps", ("They", 0), ("it", 3), "* They * use it; # it # helps"),
+        ("They use it now", ("They", 0), ("it", 1), "* They * use # it # now"),
+        ("Seen by their\nmother", ("their mother", 2), ("their", 2), "Seen by * # their # mother *"),
+        ("Seen by their mother", ("mother", 3), ("their mother", 2), "Seen by # their * mother * #"),
+    ]
+    for said, (noun, first), (pronoun, second), wanted in rows:
+        target = {"span1_text": noun, "span1_index": first, "span2_text": pronoun, "span2_index": second}
+        write_task(tmp_path, "wsc", json.dumps({"text": said, "target": target, "label": False}))
+        assert read("wsc", tmp_path)["test"][0].source == f"wsc text: {wanted}"
+
+
+def test_other_forms_of_the_suites(tmp_path):
+    """RTE of SuperGLUE, as JSON; WiC's own archive, with labels in a file of their own, each of them also as .gz."""
+    row = {"premise": "a", "hypothesis": "b", "label": "not_entailment", "idx": 0}
+    for name in ("train", "val"):
+        write(tmp_path / f"{name}.jsonl", [json.dumps(row)] * 2)
+    assert read("rte", tmp_path)["test"][0][:2] == ("rte sentence1: a sentence2: b", "not entailment")
+    (tmp_path / "train.jsonl").unlink()
+    for names in (("train.data.txt.gz", "train.gold.txt"), ("train.data.txt", "train.gold.txt.gz")):
+        for name in (*names, "dev.data.txt", "dev.gold.txt"):
+            write(tmp_path / name, ["T", "F"] if "gold" in name else ["w\tN\t0-0\ta\tb", "v\tV\t0-0\tc\td"])
+        assert [e.target for e in read("wic", tmp_path)["test"]] == ["True", "False"]
+        for name in names:
+            (tmp_path / name).rename(tmp_path / "x")
+    write(tmp_path / "train.data.txt", ["w\tN\t0-0\ta\tb"])
+    refused(lambda _: read("wic", tmp_path), part="train.gold.txt: no such file, nor train.gold.txt.gz")
+    write(tmp_path / "train.gold.txt", ["T", "F"])
+    refused(lambda _: read("wic", tmp_path), part="train.data.txt: ends after 1 lines")
+
+
+# ---- files
+
+
+def test_folders_of_several_corpora(tmp_path):
+    """The nearest files count, of one folder alone; a file that is there twice is taken once."""
+    for name in ("CoLA/dev.tsv", "SST-2/dev.tsv", "mine/out/raw/dev.tsv", "mine/out/raw/dev.tsv.gz"):
+        write(tmp_path / name, ["x"])
+    said = "has dev.tsv in CoLA, SST-2; name one of these folders by --from"
+    refused(lambda _: text.find(tmp_path, "**/dev.tsv"), part=said)
+    assert text.find(tmp_path / "mine", "**/dev.tsv") == [tmp_path / "mine" / "out" / "raw" / "dev.tsv"]
+    write(tmp_path / "mine" / "cnn" / "dev.tsv.gz", ["x"])
+    assert text.find(tmp_path / "mine", "no.tsv **/dev.tsv") == [tmp_path / "mine" / "cnn" / "dev.tsv.gz"]
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A corpus that is downloaded from a folder here; (the folder, the corpus), whose archive holds archives."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "d.zip", "w") as archive:
+        for split in ("train", "validation", "test"):
+            with zipfile.ZipFile(tmp_path / "inner.zip", "w") as inner:
+                inner.writestr(f"{split}/dialogues_{split}.txt", f"hello {split} __eou__ hi __eou__\n" * 20)
+            archive.write(tmp_path / "inner.zip", f"ijcnlp/{split}.zip")
+        archive.writestr("ijcnlp/._train.zip", b"of a file system")
+    (tmp_path / "inner.zip").unlink()
+    corpus = replace(CORPORA["dailydialog"], home=f"file://{folder}", urls=["d.zip"])
+    monkeypatch.setitem(text.CHECKSUMS, "dailydialog/d.zip", text.digest(folder / "d.zip"))
+    return folder, corpus
+
+
+def test_a_download(tmp_path, site, monkeypatch):
+    """Checked by its SHA-256 and unpacked; one that was cut off goes on where it ended; an archive at hand, too."""
+    folder, corpus = site
+    whole, archives = (folder / "d.zip").read_bytes(), tmp_path / "archives"
+    for source in (None, folder):
+        found = text.files_of(corpus, tmp_path / f"from {source and source.name}", source)
+        assert [path.name for paths in found.values() for path in paths] == [
+            f"dialogues_{split}.txt" for split in ("train", "validation", "test")
+        ]
+    archives.mkdir()
+    (archives / "d.zip.part").write_bytes(whole[:200])
+    (folder / "d.zip").write_bytes(b"?" * 200 + whole[200:])  # which is not asked for again
+    text.fetch(f"file://{folder}/d.zip", archives, "dailydialog")
+    assert (archives / "d.zip").read_bytes() == whole
+    (archives / "d.zip").unlink()
+    fetch = (f"file://{folder}/d.zip", archives, "dailydialog")
+    refused(lambda _: text.fetch(*fetch), part=f"file://{folder}/d.zip: its SHA-256 is not .*; call again.*--from")
+    assert not list(archives.glob("d.zip*"))
+    (folder / "d.zip").unlink()
+    refused(lambda _: text.fetch(*fetch), part="curl failed: .*download.log")
+    assert not list(archives.glob("d.zip*"))
+
+
+def test_what_there_is_nothing_of(tmp_path):
+    for corpus, part in (("lm", "lm: nothing to download; name the folder of its text by --from"),):
+        refused(lambda _, corpus=corpus: text.files_of(CORPORA[corpus], tmp_path / "a", None), part=part)
+    said = "no train set of ptb; it should be named ptb.train.txt or train.txt, or .gz of it"
+    refused(lambda _: text.files_of(CORPORA["ptb"], tmp_path / "a", tmp_path), part=said)
+    write(tmp_path / "d.zip", ["<html>not found</html>"])
+    corpus = replace(CORPORA["dailydialog"], urls=["d.zip"])
+    refused(lambda _: text.files_of(corpus, tmp_path / "b", tmp_path), part="python failed: .*unpack.log")
+
+
+def test_a_text_is_that_of_its_corpus(tmp_path):
+    """By its SHA-256, if that is known and no sample is taken; and not empty."""
+    write(tmp_path / "a.txt", ["an other text"])
+    write(tmp_path / "b.txt.gz", ["", ""])
+    said = r"a.txt: is not the text of this corpus \(by its SHA-256\)"
+    refused(lambda _: text.take("ptb/train.txt", [tmp_path / "a.txt"], tmp_path / "out"), part=said)
+    refused(lambda _: text.take("x", [tmp_path / "b.txt.gz"], tmp_path / "out"), part="b.txt.gz: has no text")
+    assert not (tmp_path / "out").exists()
+    text.take("ptb/train.txt", [tmp_path / "a.txt"], tmp_path / "out", sample=1)
+    assert (tmp_path / "out").read_text() == "an other text\n"
+
+
+def test_numbers(tmp_path):
+    """Aligned, held-out sentences unseen in training, no digit left, the same for the same seed."""
+
+    def make(name, *more):
+        argv = [ROOT / "scripts" / "make_numbers.py", "en", "de", tmp_path / name, "--train", 400, "--held-out", 50]
+        subprocess.run([sys.executable, *map(str, [*argv, *more])], check=True)
+        return {path.name: path.read_text().splitlines() for path in (tmp_path / name).iterdir()}
+
+    corpus = make("a")
+    sizes = {f"{split}.{lang}": n for split, n in zip(SPLITS, (400, 50, 50)) for lang in ("en", "de")}
+    assert {name: len(lines) for name, lines in corpus.items()} == sizes
+    assert not {*corpus["train.en"]} & {*corpus["valid.en"], *corpus["test.en"]}
+    assert not any(any(map(str.isdigit, line)) for lines in corpus.values() for line in lines)
+    assert "undzwanzig" in " ".join(corpus["train.de"]) and "vor " in " ".join(corpus["train.de"])
+    assert make("b") == corpus != make("c", "--seed", 2)
+
+
+# ---- the real corpora
+
+REAL = {
+    "aeslc": ("summarisation/aeslc", (14436, 1960, 1906)),
+    "cnndm": ("summarisation/cnndm", (200, 1000, 500)),
+    "dailydialog": ("dialogue/dailydialog", (76053, 7069, 6740)),
+    "personachat": ("dialogue/personachat", (6239, 775, 787)),
+    "agnews": ("classification/ag_news", (18000, 2000, 7600)),
+    "imdb": ("classification/imdb", (4500, 500, 5000)),
+    "sst2": ("glue/SST-2", (60614, 6735, 872)),
+    "cola": ("glue/CoLA", (7696, 855, 1043)),
+    "mrpc": ("glue/MRPC", (3668, 408, 1725)),
+    "stsb": ("glue/STS-B", (5174, 575, 1500)),
+    "rte": ("glue/RTE", (2241, 249, 277)),
+    "cb": ("superglue/CB", (225, 25, 56)),
+    "copa": ("superglue/COPA", (360, 40, 100)),
+    "wic": ("superglue/WiC", (4885, 543, 638)),
+}
+
+
+@pytest.mark.parametrize("corpus", REAL)
+def test_the_real_examples(real_text, tmp_path, corpus):
+    """Every row is read; the held-out texts with labels are of all classes."""
+    folder, counts = REAL[corpus]
+    found = text.read(
+        CORPORA[corpus],
+        text.files_of(CORPORA[corpus], tmp_path, real_text(folder)),
+        {"history": 5, "examples": 20000},
+    )
+    assert tuple(len(found[split]) for split in SPLITS) == counts
+    if CORPORA[corpus].kind == "labels":
+        held_out = [example.target for example in found["valid"]]
+        assert min(map(held_out.count, CORPORA[corpus].labels)) > 0.2 * 4 / 5 * len(held_out)
+        assert not any("<br" in example.source for rows in found.values() for example in rows)
+
+
+@pytest.mark.parametrize("corpus, folder, tokens", [("ptb", "ptb", 82430), ("wikitext2", "wikitext-2", 245569)])
+def test_the_real_texts(real_text, tmp_path, corpus, folder, tokens):
+    """Their texts have the checksums, and the counts of the literature, line ends included."""
+    for split, paths in text.files_of(CORPORA[corpus], tmp_path, real_text(f"lm/{folder}")).items():
+        text.take(f"{corpus}/{split}.txt", paths, tmp_path / f"{split}.txt")
+    assert sum(len(line.split()) + 1 for line in text.lines(tmp_path / "test.txt")) == tokens

@@ -1,0 +1,362 @@
+"""Training: the command, and what a run is: which one goes on, which is refused, what is recorded of it."""
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers import ROOT, flag, refused, script
+
+from recipes import provenance, steps, train
+from recipes.catalog import RECIPES, TASKS
+
+pytestmark = pytest.mark.usefixtures("recipes_environment")
+
+
+def make_data(folder, task="translation", **facts):
+    """What a training asks of prepared data."""
+    sides = {"text_to_text": ("source", "target"), "denoising": ("source", "target")}.get(task, ("en", "de"))
+    (folder / "bin").mkdir(parents=True)
+    for side in sides:
+        (folder / "bin" / f"dict.{side}.txt").write_text("eins 1\n")
+    steps.dump(folder / "settings.json", {"task": task, "src": sides[0], "tgt": sides[1], **facts})
+    (folder / "bin" / "done").touch()
+    return folder
+
+
+@pytest.fixture
+def shown(tmp_path, dry, capsys):
+    """The command that train.sh shows for data, a model and more words."""
+
+    def shown(argv, **facts):
+        if not (tmp_path / "data").exists():
+            make_data(tmp_path / "data", **facts)
+        train.main([str(tmp_path / "data"), *argv.split()])
+        return capsys.readouterr().out
+
+    return shown
+
+
+# ---- the command
+
+
+@pytest.mark.parametrize("nodes, gpus", [(1, 1), (1, 2), (1, 3), (1, 8), (2, 8), (16, 8), (5, 3)])
+def test_the_batch_does_not_depend_on_the_gpus(nodes, gpus, shown):
+    more = " --rendezvous first:29500" if nodes > 1 else ""
+    line = shown(f"random_vanilla --recipe wmt_en_de --gpus {gpus} --nodes {nodes}{more}")
+    tokens, passes, world = (int(flag(line, f"--{f}")) for f in ("max-tokens", "update-freq", "distributed-world-size"))
+    assert world == nodes * gpus and 32768 - world * passes < world * tokens * passes <= 32768 and tokens <= 4096
+    assert ("torchrun" in line) == (world > 1) == ("--heartbeat-timeout 600" in line)
+    assert world == 1 or flag(line, "--nproc-per-node") == str(gpus)
+    assert nodes == 1 or flag(line, "--nnodes") == str(nodes) and flag(line, "--rdzv-endpoint") == "first:29500"
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_data_say_their_task(task, shown):
+    """And their sides and classes; the recipe is the small one of the task, whose values may be changed."""
+    recipe = RECIPES[TASKS[task].recipe]
+    line = shown(
+        "random --gpus 0 --save-every 7 --seed 3 -- --lr 9", task=task, **{"classes": 6} if "sent" in task else {}
+    )
+    assert flag(line, "--arch") == f"{recipe.kind}_synth_random_{recipe.preset}" and flag(line, "--lr") == "9"
+    assert (flag(line, "--task") if "--task" in line else "translation") == recipe.task
+    sides = {"translation": "en de", "text_to_text": "source target", "denoising": "source target"}.get(task)
+    assert sides is None or f"--source-lang {sides.split()[0]} --target-lang {sides.split()[1]}" in line
+    assert ("--num-classes 6 " in line) == (task == "sentence_prediction")
+    assert flag(line, "--max-update") == str(recipe.max_update) and flag(line, "--save-interval-updates") == "7"
+    assert flag(line, "--keep-interval-updates") == ("10" if recipe.average else "1") and flag(line, "--seed") == "3"
+    assert f"--save-dir {ROOT}/runs/data-random-seed3 " in line and " --cpu " in line and "fp16" not in line
+
+
+@pytest.mark.parametrize(
+    "argv, longest, length",
+    [
+        ("random", 115, "120"),  # in steps of 8, which suits GPUs
+        ("random", 100, None),  # never less than the architecture takes
+        ("random", 2000, "1024"),  # what is longer fairseq leaves out
+        ("transformer", 115, None),
+        ("relative_random_vanilla", 115, None),  # takes any length
+        ("random --recipe wmt_en_de", 115, None),
+        ("random -- --synth-max-length 24", 115, "24"),
+        ("random -- --synth-max-length=24", 115, None),
+        ("random -- --synth-beyond-length tile", 115, None),
+    ],
+)
+def test_the_length_follows_the_text(argv, longest, length, shown):
+    line = shown(argv.replace(" --", " --gpus 0 --", 1) if "--" in argv else argv, longest=longest)
+    found = re.findall(r"--synth-max-length (\d+)", line.split("\n+")[-1])
+    assert found == ([length] if length else []) and ("follows the longest" in line) == (length in ("120", "1024"))
+
+
+def test_precision(shown, monkeypatch):
+    """The best that the GPU computes in, unless another is asked for."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for capability, best in (((8, 0), "bf16"), ((7, 5), "fp16")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda capability=capability: capability)
+        assert f" --{best} " in shown("random --recipe wmt_en_de")
+        assert "bf16" not in shown("random --recipe wmt_en_de --precision fp16")
+
+
+@pytest.mark.parametrize(
+    "argv, part",
+    [
+        ("{tmp}/no random", "no: no such folder"),
+        ("{tmp} random", "no data that prepare.sh has made"),
+        ("{data}/bin random", "bin: give .*data$"),
+        ("{data}", "MODEL|model"),
+        ("{data} randm", "randm: no model of the recipe multi30k_cpu; see scripts/train.sh --help"),
+        ("{data} roberta_agnews --recipe agnews", "prepared for translation, .* agnews is for sentence_prediction"),
+        ("{data} random --recipe iwslt", "--recipe.*iwslt.*multi30k_cpu"),
+        ("{data} random --gpu 1", "--gpu 1.*train.sh --help"),
+        ("{data} random --lr 1", "--lr 1.*--"),
+        ("{data} random --seed x", "--seed.*x"),
+        ("{data} random --timeout 0", "--timeout.*at least 1"),
+        ("{data} random --gpus 1 --nodes 2", "--nodes 2: .*--rendezvous HOST:PORT"),
+        ("{data} random --recipe wmt_en_de --gpus 8 --batch-tokens 1000", "--batch-tokens 1000.* 125 .*raise them"),
+        ("{data} random --recipe wmt_en_de --gpus 1 --max-tokens 9", "--max-tokens 9: .*sentence of 256; raise them"),
+        ("{data} random --gpus 1 --precision int8", "--precision.*int8.*bf16"),
+        ("{data} random --init {tmp}/no", "no: no such folder"),
+    ],
+)
+def test_what_is_refused(argv, part, tmp_path, dry):
+    refused(train.main, *argv.format(data=make_data(tmp_path / "data"), tmp=tmp_path).split(), part=part)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_is_needed(tmp_path):
+    data = make_data(tmp_path / "data")
+    for argv, part in (("", "--gpus: none found here; --gpus 0"), ("--gpus 2", "--gpus 2: this machine has 0")):
+        refused(train.main, data, "random", "--recipe", "wmt_en_de", *argv.split(), part=part)
+
+
+def test_slurm(tmp_path):
+    """Each machine is called with the job's size and its first machine; flags of fairseq-train stay behind --."""
+    (tmp_path / "scontrol").write_text("#!/bin/bash\nprintf 'gpu7\\ngpu8\\n'\n")
+    (tmp_path / "srun").write_text('#!/bin/bash\nshift\nexec "$@"\n')
+    for name in ("scontrol", "srun"):
+        (tmp_path / name).chmod(0o755)
+    env = {"DRY_RUN": "1", "SLURM_JOB_NODELIST": "gpu[7-8]", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": "40007"}
+    env["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
+    argv = [make_data(tmp_path / "data"), "transformer", "--recipe", "wmt_en_de", "--gpus", "8", "--", "--lr", "1"]
+    done = script("train.slurm", *argv, env=env, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "--nnodes 2" in done.stdout and "--rdzv-endpoint gpu7:20007" in done.stdout
+    assert flag(done.stdout, "--distributed-world-size") == "16" and flag(done.stdout, "--lr") == "1"
+    done = script("train.slurm", *argv, env=env, cwd=tmp_path)
+    assert done.returncode != 0 and "submit from the project's folder" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "flags, update",
+    [
+        ("--lr-scheduler inverse_sqrt --max-update 5 --lr-scheduler cosine", "5"),
+        ("--lr-scheduler cosine --max-update 5 --lr-scheduler inverse_sqrt", ""),
+        ("--lr-scheduler=cosine --max-update=5 --max-update 6", "6"),
+        ("--lr-scheduler cosine --max-update 5 --lr-period-updates 3", ""),
+    ],
+)
+def test_the_end_of_a_schedule(flags, update):
+    assert train.last_update(flags.split()) == update
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        (
+            "| train_inner | epoch 2: loss=3, ppl=8.5, wps=9, num_updates=200, lr=0.1, wall=30",
+            "perplexity 8.5, .* 0:00:45",
+        ),
+        (
+            "| train_inner | epoch 2: loss=3.1, accuracy=8, num_updates=200, wall=30",
+            "training loss 3.1, 0:00:30, 0:00:45",
+        ),
+        (
+            "| valid | epoch 2 | valid on 'valid' subset | loss 3 | ppl 7.5 | num_updates 200",
+            "validation perplexity 7.5$",
+        ),
+        ("a line of another kind with num_updates=200", None),
+    ],
+)
+def test_progress(line, said, capsys):
+    """How far it is, how well it fares, and how long it takes."""
+    train.show_progress(500, f"2026-01-01 | INFO {line}\n")
+    shown = capsys.readouterr().out
+    assert (
+        re.fullmatch(rf"  update 200 of 500: .*{said}.*\n", shown.replace("$", "")) or re.search(said, shown)
+        if said
+        else not shown
+    )
+
+
+# ---- what a run is
+
+
+@pytest.fixture
+def begun(tmp_path, monkeypatch):
+    """A training that has begun: its data and folder, and a call of train.sh that goes on, up to fairseq-train."""
+    data, save = make_data(tmp_path / "data"), tmp_path / "save"
+    monkeypatch.setattr(train, "run_command", lambda *args: None)
+
+    def go_on(*more, model="transformer", to=save):
+        argv = [data, model, "--recipe", "multi30k_cpu", "--save-dir", to, "--gpus", "0", *more]
+        train.main([*map(str, argv)])
+
+    go_on()
+    (save / "checkpoint_last.pt").touch()
+    return data, save, go_on
+
+
+@pytest.mark.parametrize(
+    "more, part",
+    [
+        (["--seed", "7"], "seed is 1, asked for 7"),
+        (["--precision", "bf16"], "precision is fp32, asked for bf16"),
+        (["--batch-tokens", "2048"], "batch_tokens is 1024, asked for 2048"),
+        (["--", "--lr", "1"], r"flags is \[\], asked for \['--lr', '1'\]"),
+        (["--recipe", "news_cpu"], None),  # the same but for its length
+        (["--max-update", "9000", "--save-every", "9"], None),  # which the learning rate does not follow
+        (["--threads", "2", "--timeout", "9", "--max-tokens", "512"], None),  # another machine
+    ],
+)
+def test_a_run_goes_on_as_it_was_begun(begun, more, part):
+    _, save, go_on = begun
+    go_on(*more) if not part else refused(lambda _: go_on(*more), part=f"{save} was made with other settings .*{part}")
+
+
+def test_recipes_that_have_changed(begun, monkeypatch):
+    """Flags, and an update that the learning rate ends with."""
+    _, save, go_on = begun
+    refused(lambda _: go_on(model="random"), part="arch is transformer_multi30k, asked for transformer_synth_random")
+    recipe = RECIPES["multi30k_cpu"]
+    monkeypatch.setitem(RECIPES, "multi30k_cpu", replace(recipe, flags={**recipe.flags, "lr": "1"}))
+    refused(lambda _: go_on(), part="recipe_flags is .*3e-3.*, asked for .*'lr': '1'")
+    (save / "checkpoint_last.pt").unlink()
+    monkeypatch.setitem(RECIPES, "multi30k_cpu", replace(recipe, flags={**recipe.flags, "lr-scheduler": "cosine"}))
+    go_on()
+    (save / "checkpoint_last.pt").touch()
+    refused(lambda _: go_on("--max-update", "9000"), part="schedule is 7000, asked for 9000")
+
+
+def test_a_run_knows_its_data(begun):
+    """Data made anew in the same folder, with other words or other options, are not taken for those of the run."""
+    data, save, go_on = begun
+    for file in (data / "bin" / "dict.de.txt", data / "settings.json"):
+        kept = file.read_text()
+        file.write_text(kept.replace("eins", "zwei").replace('"en"', '"fr"'))
+        refused(lambda _: go_on(), part="data_digest is")
+        refused(
+            lambda _: train.read_run(save), part=f"{save}: its data, {data}, were made anew since, or moved; .*run.json"
+        )
+        file.write_text(kept)
+    go_on()
+    assert train.read_run(save).data == data
+    refused(lambda _: train.read_run(data), part=f"{data}: is a folder of data; name a run")
+    refused(lambda _: train.read_run(save.parent), part="no run of train.sh")
+    (save / "checkpoint_last.pt").unlink()  # one that failed before its first checkpoint has learned nothing
+    (data / "bin" / "dict.de.txt").write_text("zwei 1\n")
+    go_on()
+    assert train.read_run(save).data == data
+
+
+def test_a_run_that_begins_anew(begun):
+    """It keeps nothing of another: neither scores nor log nor machine. With any checkpoint left it is the same run."""
+    _, save, go_on = begun
+    left = [save / "train.log", save / "evaluation" / "scores.json", save / "tests" / "other" / "scores.json"]
+    for path in left:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+    known = steps.load(save / "run.json")
+    steps.dump(save / "run.json", {**known, "starts": [{"hardware": "another"}]})
+    go_on()
+    assert all(path.exists() for path in left) and len(steps.load(save / "run.json")["starts"]) == 2
+    (save / "checkpoint_last.pt").rename(save / "checkpoint_2_20.pt")
+    refused(lambda _: go_on("--seed", "7"), part="seed is 1, asked for 7")
+    (save / "checkpoint_2_20.pt").unlink()
+    go_on("--seed", "7")
+    (start,) = steps.load(save / "run.json")["starts"]
+    assert not any(path.exists() for path in left) and start["hardware"].endswith("1 thread(s)")
+
+
+def test_a_run_has_one_process(begun):
+    data, save, go_on = begun
+    with steps.locked(save / ".lock"):
+        refused(lambda _: go_on(), part=f"{save}: another process is at work there; let it end")
+
+
+def test_a_second_stage(begun, tmp_path):
+    """Sizes are those of the first; it goes on although the first was evaluated since; other models and words are refused."""
+    data, save, go_on = begun
+    first, second = tmp_path / "first", tmp_path / "second"
+    go_on("--", "--encoder-layers", "1", "--synth-max-length=112", "--lr", "3", model="random", to=first)
+    init = ["--init", str(first)]
+    refused(lambda _: go_on(*init, model="random", to=second), part=f"{first}: has no checkpoint_best.pt; name a run")
+    (first / "checkpoint_best.pt").touch()
+    go_on(*init, model="random", to=second)
+    (second / "checkpoint_last.pt").touch()
+    (first / "evaluation").mkdir()
+    (first / "evaluation" / "checkpoint_avg.pt").touch()
+    go_on(*init, model="random", to=second)
+    flags = [*steps.load(second / "run.json")["flags"]]
+    assert flags == ["--encoder-layers", "1", "--synth-max-length", "112"]
+    refused(lambda _: go_on(model="random", to=second), part="flags is|init is")
+    refused(lambda _: go_on(*init, to=tmp_path / "x"), part="--init .*: is a run of transformer_synth_random.*, not of")
+    (data / "bin" / "dict.de.txt").write_text("zebra 1\n")
+    other = make_data(tmp_path / "other")
+    argv = [other, "random", "--recipe", "multi30k_cpu", "--save-dir", tmp_path / "x", *init]
+    refused(train.main, *argv, part=f"--init {first}: {other} has other words; prepare.sh --like {data}")
+
+
+def faults_of_memory_used_again():
+    """How often the system has to provide memory to a program that takes, fills and frees 64 MiB, 20 times."""
+    code = "import resource as r\nfor _ in range(20): b'x' * 2**26\nprint(r.getrusage(r.RUSAGE_SELF).ru_minflt)"
+    return int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+
+
+def test_a_training_on_a_cpu_keeps_its_memory(begun, monkeypatch):
+    """Memory that it frees is not given back to the system, which would fill it with zeros anew in every update."""
+    kept = faults_of_memory_used_again()
+    for name in ("MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_"):
+        monkeypatch.delenv(name)
+    assert faults_of_memory_used_again() > 10 * kept and os.environ["OMP_NUM_THREADS"] == "1"
+
+
+# ---- where a figure comes from
+
+
+@pytest.mark.parametrize("value, threads", [("4,2", 4), (" 3", 3), ("", 0), ("abc", 0), ("0", 0), ("-1", 0)])
+def test_threads_of_the_environment(value, threads, monkeypatch):
+    """As OpenMP takes them: a list is for nested levels, and what it does not understand is no number."""
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
+    assert provenance.asked_threads() == threads
+    assert provenance.hardware(0).endswith(f", {threads or torch.get_num_threads()} thread(s)")
+
+
+def test_hardware(monkeypatch):
+    """A training on the CPU of a machine with a GPU is the CPU's; several processes are several GPUs."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    assert provenance.hardware(1) == "a GPU" and provenance.hardware(8, 16) == "16 × a GPU"
+    assert "a GPU" not in provenance.hardware(0) and provenance.hardware(0, 2).startswith("2 × ")
+    assert [provenance.device_of(provenance.hardware(gpus)) for gpus in (0, 8)] == ["cpu", "gpu"]
+    found = provenance.here(0)
+    assert found["versions"].keys() >= {"python", "torch", "sacrebleu"} and found["commit"] == provenance.commit()
+
+
+def test_commit_is_marked_when_code_differs(tmp_path, monkeypatch):
+    """A figure's commit is marked by other code, but not by a result, so that one cell does not mark the next."""
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    assert provenance.commit() == ""
+    for name in ("code.py", "results/cell.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("1\n")
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *words], cwd=tmp_path, check=True)
+    (tmp_path / "results" / "cell.json").write_text("2\n")
+    clean = provenance.commit()
+    assert re.fullmatch("[0-9a-f]{12}", clean)
+    (tmp_path / "code.py").write_text("2\n")
+    assert provenance.commit() == f"{clean}-dirty"
