@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import os
 from typing import Any, Dict, List, Optional, Tuple, Type
 
 from fairseq.dataclass import FairseqDataclass
@@ -33,10 +34,23 @@ class SynthesizerModel:
         gen_parser_from_dataclass(parser, flags(), delete_default=True)
 
     @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """As fairseq's own; ``user_dir`` may be left out."""
+    def from_pretrained(
+        cls, model_name_or_path: str, checkpoint_file: str = "model.pt", data_name_or_path: str = ".", **kwargs: Any
+    ) -> Any:
+        """As fairseq's own; ``user_dir`` may be left out.
+
+        Raises:
+            SynthesizerError: a folder is not there, or its data have another dictionary than the model.
+        """
         register()
-        return super().from_pretrained(*args, **kwargs)  # type: ignore[misc]
+        beside = data_name_or_path.startswith(".")  # for fairseq that is within the model's folder
+        data = os.path.join(model_name_or_path, data_name_or_path) if beside else data_name_or_path
+        for folder in (model_name_or_path, data):
+            if "://" not in folder and not os.path.exists(folder):
+                raise SynthesizerError(f"from_pretrained: {folder}: no such folder")
+        return super().from_pretrained(  # type: ignore[misc]
+            model_name_or_path, checkpoint_file, data_name_or_path, **kwargs
+        )
 
     @classmethod
     def read_config(cls, cfg: Any, task: Any) -> argparse.Namespace:

@@ -28,6 +28,8 @@ from helpers import (
     run_cli,
 )
 
+from fairseq_synth.errors import SynthesizerError
+
 
 @pytest.fixture(scope="session")
 def trained(data, tmp_path_factory):
@@ -113,16 +115,31 @@ def test_average(data, trained, tmp_path):
         average_checkpoints.SynthesizerError, match="is a folder; say how many .*--num-epoch-checkpoints"
     ):
         run_cli(average_checkpoints.main, *argv[:2], *argv[4:])
+    with pytest.raises(average_checkpoints.SynthesizerError, match="--inputs nowhere: "):
+        run_cli(average_checkpoints.main, "--inputs", "nowhere", *argv[2:])
     assert not (tmp_path / "x.pt").exists()
 
 
-def test_from_pretrained(data, trained):
+def test_from_pretrained(data, trained, others):
+    """What does not fit is one line in Python too, and names the argument that Python has."""
     from fairseq_synth.transformer import SynthesizerTransformer
+
+    for model, words, part in (
+        ("nowhere", data / "bin", "nowhere: no such folder"),
+        (trained, "nowhere", "nowhere: no such folder"),
+        (trained, others["others"] / "words", "the data have another dictionary"),
+    ):
+        with pytest.raises(SynthesizerError, match=part):
+            SynthesizerTransformer.from_pretrained(str(model), "checkpoint_last.pt", str(words))
 
     hub = SynthesizerTransformer.from_pretrained(
         str(trained), "checkpoint_last.pt", str(data / "bin"), user_dir=str(ROOT / "fairseq_synth")
     )
     assert len(hub.translate(["w1 w2 w3", "w4"], beam=2)) == 2
+    with pytest.raises(SynthesizerError, match="skip_invalid_size_inputs=True; .*synth_beyond_length='tile'"):
+        hub.translate("w1 " * 30)
+    with pytest.raises(SynthesizerError, match="--constraints"):
+        hub.translate("w1", constraints="ordered")
 
 
 @pytest.mark.parametrize(
@@ -262,6 +279,7 @@ def test_hydra(data, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as typo:
         run_cli(hydra_train.cli_main, *argv, "model.encoder_synthesiser=random")
     assert typo.value.code != 0 and "encoder_synthesiser" in capsys.readouterr().err
+    refused(command("hydra_train", *argv, "model.encoder_synthesizer=randm", check=False), "--encoder-synthesizer")
 
 
 def test_from_any_folder_and_when_installed_too(data, trained, tmp_path):
@@ -466,9 +484,12 @@ def test_a_stock_model_is_not_said_to_be_a_synthesizer(data, tmp_path):
 
 
 def test_a_finished_run_stays_as_it_is(data, tmp_path):
-    """However it is called: here as ``python -m fairseq_cli.train``."""
+    """However it is called: here as ``python -m fairseq_cli.train``. Another model needs another folder."""
     flags = ["--max-update", "2", "--disable-validation"]
     fit(data, tmp_path, *flags)
+    other = [data / "bin", *USER_DIR, "--arch", "transformer_synth_dense_multi30k", *SMALL, *RECIPE]
+    line = complaint(train.cli_main, *other, "--save-dir", tmp_path)
+    assert f"{tmp_path}/checkpoint_last.pt: " in line and "needs a --save-dir of its own" in line
     before = (tmp_path / "checkpoint_last.pt").read_bytes()
     log = fit(data, tmp_path, *flags, main=lambda: runpy.run_module("fairseq_cli.train", run_name="__main__"))
     assert "nothing to do: 2 updates are trained, --max-update is 2" in log and "done training" in log
@@ -481,9 +502,10 @@ def others(data, trained, tmp_path_factory):
     folder = tmp_path_factory.mktemp("others")
     for split in ("train", "valid", "test"):
         for lang in ("en", "de"):
-            text = (data / f"{split}.{lang}").read_text()
-            (folder / f"{split}.{lang}").write_text(text.replace("w1", "x1"))
-        (folder / f"{split}.label").write_text("".join(f"{'abcd'[i % 4]}\n" for i in range(len(text.splitlines()))))
+            lines = (data / f"{split}.{lang}").read_text().splitlines()
+            text = "".join(f"{line.replace('w1', f'x{i % 9}')}\n" for i, line in enumerate(lines))
+            (folder / f"{split}.{lang}").write_text(text)
+        (folder / f"{split}.label").write_text("".join(f"{'abcd'[i % 4]}\n" for i in range(len(lines))))
     prefixes = [word for split in ("train", "valid", "test") for word in (f"--{split}pref", folder / split)]
     pair, alone = ["-s", "en", "-t", "de", "--joined-dictionary", *prefixes], ["--only-source", *prefixes]
     run_cli(preprocess.cli_main, *pair, "--destdir", folder / "words")
@@ -530,18 +552,18 @@ COMMANDS = {"train": train, "generate": generate, "interactive": interactive, "v
         (
             "train",
             RESUME.replace("{data}", "{others}/words"),
-            ["{best}: ", "dictionary (32 words, 24 in the training)"],
+            ["{best}: ", "another dictionary (", " words, 24 in the"],
         ),
         (
             "train",
             TRAIN.replace("{data}", "{others}/words") + " --finetune-from-model {best}",
-            ["{best}: ", "dictionary (32 words, 24", "--srcdict"],
+            ["{best}: ", "another dictionary (", " words, 24 in the", "--srcdict"],
         ),
-        ("generate", READ.replace("{data}", "{others}/words"), ["another dictionary (32 words, 24 in the training)"]),
+        ("generate", READ.replace("{data}", "{others}/words"), ["another dictionary (", " words, 24 in the"]),
         (
             "validate",
             READ.replace("{data}", "{others}/words") + " --task translation --max-tokens 99",
-            ["another dictionary (32 words, 24 in the training)"],
+            ["another dictionary (", " words, 24 in the"],
         ),
         ("train", f"{TRAIN} --max-tokens 8", ["--max-tokens 8: ", "--valid-subset valid: "]),
         ("train", f"{TRAIN} --max-tokens-valid 8", ["--max-tokens-valid", "--valid-subset valid: "]),
@@ -561,9 +583,8 @@ def test_a_slip_gets_one_line(others, tmp_path, command, flags, parts):
     argv = [*USER_DIR, *(word.replace("{data}", str(others["data"])) for word in flags.split())]
     argv = [word.replace("{best}", str(others["best"])).replace("{others}", str(others["others"])) for word in argv]
     if command == "train":
-        argv = [*RECIPE, *(SMALL if "multi30k" in flags else []), "--cpu", "--save-dir", tmp_path, *argv]
-        if "sentence_prediction" in flags:
-            argv = [word for word in argv if word not in RECIPE[4:8]]
+        recipe = [*SMALL, *RECIPE] if "multi30k" in flags else [*RECIPE[:4], *RECIPE[8:]]  # without its criterion
+        argv = [*recipe, "--cpu", "--max-update", "1", *argv, "--save-dir", tmp_path]
     lines = "w1 w2\tunknown\nw3\n" if "--buffer-size" in flags else "w1 w2\tw7 w8\n"
     line = complaint(COMMANDS[command].cli_main, *argv, stdin=lines)
     assert all(part.replace("{best}", str(others["best"])) in line for part in parts), line
@@ -620,7 +641,7 @@ def test_a_sentence_longer_than_l(data, trained, tmp_path):
     "flags, parts",
     [
         (["--synth-max-length", "30"], ["--synth-max-length"]),
-        (["--encoder-synthesizer", "dense"], ["weights of random, and query and key projections", "dense"]),
+        (["--encoder-synthesizer", "dense"], ["checkpoint_last.pt: ", "weights of random, and query", "dense"]),
     ],
     ids=["length", "function"],
 )

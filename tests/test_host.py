@@ -252,6 +252,17 @@ def test_a_copy_without_overwrite_is_the_hosts(tmp_path, monkeypatch):
     assert calls == [("a", str(tmp_path / "b"))] or calls == []  # iopath, where it is installed, has its own
 
 
+@pytest.mark.parametrize("task", [FairseqTask, LanguageModelingTask])
+def test_empty_lines_are_continued(task):
+    """A prefix that is the end of the sentence, 2, leaves the line free; other prefixes stay."""
+    dictionary = make_dictionary()
+    asks = SimpleNamespace(target_dictionary=dictionary, source_dictionary=dictionary, args=None)
+    generator = SimpleNamespace(generate=lambda models, sample, prefix_tokens=None, **_: prefix_tokens)
+    prefixes = torch.tensor([[5, 2], [2, 1], [6, 7]])
+    found = task.inference_step(asks, generator, [], {}, prefix_tokens=prefixes)
+    assert found.tolist() == [[5, 2], [1, 1], [6, 7]]
+
+
 def test_a_read_only_disk_is_named(tmp_path, monkeypatch):
     """And not the clean-up, which fails there too."""
     monkeypatch.setattr("os.remove", lambda path: (_ for _ in ()).throw(OSError(errno.EROFS, "Read-only", path)))

@@ -56,14 +56,23 @@ LINES: Tuple[Tuple[Type[BaseException], str, str], ...] = (
 )
 
 
-@repair("excepthook", sys, where=lambda: of_fairseq_command(traceback.walk_stack(None)))
+def is_command() -> bool:
+    """Whether this is one of fairseq's commands."""
+    found = of_fairseq_command(traceback.walk_stack(None))
+    if found:
+        os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    return found
+
+
+@repair("excepthook", sys, where=is_command)
 def print_one_line_errors(
     excepthook: Any, cls: Type[BaseException], error: BaseException, trace: Optional[TracebackType]
 ) -> None:
     """A user's mistake, such as a missing file, ends in a traceback (all versions).
 
     Where `explain` has a line that names the flag or file, that line is printed in its place. This is for errors that
-    end one of fairseq's commands; a program that registers the plugin by itself keeps its excepthook.
+    end one of fairseq's commands; a program that registers the plugin by itself keeps its excepthook. Hydra, which
+    prints the errors of ``fairseq-hydra-train``, leaves them to Python (HYDRA_FULL_ERROR).
     """
     line = explain(error) if of_fairseq_command(traceback.walk_tb(trace)) else None
     if line is None:

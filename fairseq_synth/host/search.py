@@ -4,6 +4,7 @@ import math
 from typing import Any, Optional
 
 import fairseq.utils
+from fairseq.hub_utils import GeneratorHubInterface
 from fairseq.ngram_repeat_block import NGramRepeatBlock
 from fairseq.search import LexicallyConstrainedBeamSearch
 from fairseq.tasks import FairseqTask
@@ -11,6 +12,7 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from torch import Tensor
 
 from ..errors import SynthesizerError
+from ..lengths import length_hint
 from .repairs import MARK, listed, repair
 
 
@@ -87,3 +89,16 @@ def continue_empty_lines(inference_step: Any, self: FairseqTask, generator: Any,
         is_empty = prefixes[:, :1].eq(self.target_dictionary.eos())
         kwargs["prefix_tokens"] = prefixes.masked_fill(is_empty, self.target_dictionary.pad())
     return inference_step(self, generator, *args, **kwargs)
+
+
+@repair("_build_batches", GeneratorHubInterface)
+def name_argument_of_translate(build_batches: Any, self: GeneratorHubInterface, *args: Any, **kwargs: Any) -> Any:
+    """In Python, ``translate()`` names a flag of the command line where a sentence is too long (all versions)."""
+    try:
+        return build_batches(self, *args, **kwargs)
+    except Exception as error:
+        text, found, _ = str(error).partition("--skip-invalid-size-inputs-valid-test")
+        if not found:
+            raise
+        tile = "; longer ones need from_pretrained(..., synth_beyond_length='tile')" if length_hint(text) else ""
+        raise SynthesizerError(f"{text}skip_invalid_size_inputs=True{tile}") from error

@@ -4,6 +4,7 @@ import inspect
 import logging
 import math
 import os
+import re
 import signal
 from types import SimpleNamespace
 from typing import Any, Dict, List
@@ -201,7 +202,7 @@ def check_classes(load_dataset: Any, self: SentencePredictionTask, split: str, *
     dataset = load_dataset(self, split, *args, **kwargs)
     classes = self.cfg.num_classes
     words = [] if self.cfg.regression_target else self.label_dictionary.symbols[self.label_dictionary.nspecial :]
-    labels = [word for word in words if not word.startswith("madeupword")]
+    labels = [word for word in words if not re.match("madeupword|<mask>", word)]  # without what fairseq adds
     if len(labels) > classes and any(int(dataset[i]["target"]) >= classes for i in range(len(dataset))):
         raise SynthesizerError(
             f"--num-classes {classes}: the data have {len(labels)} labels ({', '.join(labels)}); give "
