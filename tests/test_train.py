@@ -331,7 +331,7 @@ def test_threads_of_the_environment(value, threads, monkeypatch):
     """As OpenMP takes them: a list is for nested levels, and what it does not understand is no number."""
     monkeypatch.setenv("OMP_NUM_THREADS", value)
     assert provenance.asked_threads() == threads
-    assert provenance.hardware(0).endswith(f", {threads or torch.get_num_threads()} thread(s)")
+    assert provenance.hardware(0, 1, threads).endswith(f", {threads or torch.get_num_threads()} thread(s)")
 
 
 def test_hardware(monkeypatch):
