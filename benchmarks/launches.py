@@ -16,8 +16,8 @@ same calls: those of 13 tokens without those of 12.
 
 With --host it is time: what the CPU does for a block, forward and backward, of 4 sentences of 8 tokens and width 64, so
 that the products take next to nothing, on the branch that a GPU takes; stock's time over each variant's, without and
-with the Triton kernels. Their own launches and torch's fused attention are left out. A GPU that waits for launches
-waits for all of this.
+with the Triton kernels. All of this project's code is timed; Triton's own for a launch, and torch's fused attention,
+are left out. A GPU that waits for launches waits for all of this.
 """
 
 import argparse
@@ -76,7 +76,7 @@ class FusedAttention(torch.autograd.Function):
 
 
 @contextlib.contextmanager
-def on_a_gpu(with_kernels: bool, run: Callable[[kernels.Launch, Any], None], noted: Noted) -> Iterator[None]:
+def on_a_gpu(with_kernels: bool, run: Callable[[kernels.Launch, Any], Any], noted: Noted) -> Iterator[None]:
     """On the branch of a GPU, with the kernels for capability 9.0 or without them.
 
     Launches of the kernels go to `run`, and the names of torch's fused attention to `noted`.
@@ -88,7 +88,7 @@ def on_a_gpu(with_kernels: bool, run: Callable[[kernels.Launch, Any], None], not
     computations = "fairseq_synth.computations"
     patches = [
         mock.patch.dict(os.environ, {kernels.VARIABLE: "1" if with_kernels else "0"}),
-        mock.patch.multiple(kernels, device_fits=lambda _: True, load=lambda *_: None, run=run),
+        mock.patch.multiple(kernels, device_fits=lambda *_: True, load=lambda *_: None, run=run),
         mock.patch(f"{computations}.fused.on_cpu", lambda _: False),
         mock.patch(f"{computations}.tiled.on_cpu", lambda _: False),
         mock.patch("torch.nn.functional.scaled_dot_product_attention", fused_attention),
@@ -152,7 +152,7 @@ def host_block(name: str, with_kernels: bool, repeats: int = 50) -> Callable[[],
 
     def run() -> None:
         # in fp32, which the kernels take on no other device than a CPU
-        with on_a_gpu(with_kernels, lambda *_: None, lambda _: None):
+        with on_a_gpu(with_kernels, lambda launch, tensors: launch.args(tensors), lambda _: None):
             for _ in range(repeats):
                 out, _ = module(x, x, x, key_padding_mask=key_padding_mask, need_weights=False)
                 out.backward(grad)

@@ -4,10 +4,8 @@ The projections are here. `synthesizers` computes the logits, `computations` the
 `cache` stores what decoding needs of earlier tokens.
 """
 
-import logging
 import math
-import re
-from typing import Any, Dict, Iterable, List, Optional, Set, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 import torch.nn as nn
@@ -21,13 +19,11 @@ from torch import Tensor
 from . import cache
 from .computations import attend
 from .computations.plain import attention_weights, drop, weighted_sum
-from .errors import SynthesizerError
-from .linear import combined, is_plain_linear
+from .linear import Projected, is_plain_linear, joined
 from .logits import Logits
-from .masks import is_causal, is_recorded
-from .synthesizers import SYNTHESIZERS, Inputs, LayerSynthesizer
-
-logger = logging.getLogger(__name__)
+from .masks import aligned_columns, is_causal, is_recorded, on_cpu
+from .state import prepare
+from .synthesizers import Inputs, LayerSynthesizer
 
 
 @with_incremental_state
@@ -129,46 +125,72 @@ class SyntheticAttention(nn.Module):
         """
         if not torch.jit.is_scripting():
             check_self_attention(query, key=key, value=value)
-        tgt_len, bsz, _ = query.size()
         if attn_mask is not None and not torch.is_floating_point(attn_mask):
             attn_mask = attn_mask.to(torch.bool)
-        q, k, v = self.project(query)
-        dropout = self.dropout_module.p
-        if not (self.training or self.dropout_module.apply_during_inference):
-            dropout = 0.0
-
-        if incremental_state is None:
-            groups = self.synthesizer(Inputs(self.split_heads(query), q, k, 0, tgt_len))
+        if is_causal(attn_mask) and key_padding_mask is not None:
+            if on_cpu(key_padding_mask):
+                if aligned_columns(key_padding_mask) is not None:
+                    raise ValueError("key_padding_mask: causal_mask is for sentences with all padding behind them")
+            key_padding_mask = None  # no row of a sentence looks at what is behind it
+        projected = self.project(query)
+        if incremental_state is not None:
+            out, weights = self.step(query, projected, key_padding_mask, incremental_state, attn_mask)
+        else:
+            length, bsz = query.size(0), query.size(1)
+            groups = self.synthesizer(Inputs(query, projected.q, projected.k, 0, length))
             if not torch.jit.is_scripting():
                 if not need_weights and not need_head_weights:
-                    if len(groups) == 1:  # without a slice, whose gradient is a copy
-                        return self.join_heads(attend(groups[0], v, key_padding_mask, attn_mask, dropout)), None
-                    found = [
-                        attend(logits, value, key_padding_mask, attn_mask, dropout)
-                        for logits, value in zip(groups, v.split(self.heads, dim=1))
-                    ]
-                    return self.join_heads(torch.cat(found, dim=1)), None
-            weights = self.weights_of(groups, tgt_len, tgt_len, key_padding_mask, attn_mask, -1).to(v.dtype)
-            attn = weighted_sum(drop(weights, dropout, bsz), v)
-        else:
-            if is_causal(attn_mask):
-                raise ValueError("attn_mask: causal_mask is of a whole sentence; leave it out in incremental decoding")
-            buffer, table = self.extend_cache(incremental_state, k, v, key_padding_mask)
-            keys, values, rows = buffer.get("keys"), buffer["values"], table["rows"]
-            assert values is not None and rows is not None
-            if keys is not None:
-                keys = cache.read(keys, table, self.num_query_key_heads)
-            src_len = rows.size(2)
-            groups = self.synthesizer(Inputs(self.split_heads(query), q, keys, src_len - tgt_len, src_len))
-            padding = table.get("prev_key_padding_mask")
-            weights = self.weights_of(groups, tgt_len, src_len, padding, attn_mask, bsz).to(v.dtype)
-            attn = cache.weighted_values(drop(weights, dropout, bsz), values, table)
-        out = self.join_heads(attn)
-        if need_head_weights:
-            return out, weights.expand(bsz, -1, -1, -1).transpose(0, 1)
-        if need_weights:
-            return out, weights.expand(bsz, -1, -1, -1).mean(dim=1)
-        return out, None
+                    return self.out_proj(self.attend(groups, projected, key_padding_mask, attn_mask)), None
+            weights = self.weights_of(groups, length, length, key_padding_mask, attn_mask, -1).to(projected.v.dtype)
+            out = weighted_sum(drop(weights, self.dropout(), bsz), projected.v)
+        # (B, H, T, d_h) -> (T, B, C)
+        out = self.out_proj(out.permute(2, 0, 1, 3).reshape(query.size()))
+        if not need_weights and not need_head_weights:
+            return out, None
+        weights = weights.expand(query.size(1), -1, -1, -1)
+        return out, weights.transpose(0, 1) if need_head_weights else weights.mean(dim=1)
+
+    def attend(
+        self,
+        groups: List[Logits],
+        projected: Projected,
+        key_padding_mask: Optional[Tensor],
+        attn_mask: Optional[Tensor],
+    ) -> Tensor:
+        """``softmax(S + masks) V`` of all heads, (T, B, C), without the weights."""
+        if len(groups) == 1:  # without a slice, whose gradient is a copy
+            return attend(groups[0], projected, key_padding_mask, attn_mask, self.dropout())
+        values = (Projected(None, None, value, None) for value in projected.v.split(self.heads, dim=1))
+        calls = zip(groups, values)
+        return torch.cat([attend(*call, key_padding_mask, attn_mask, self.dropout()) for call in calls], dim=2)
+
+    def step(
+        self,
+        query: Tensor,
+        projected: Projected,
+        key_padding_mask: Optional[Tensor],
+        incremental_state: Dict[str, Dict[str, Optional[Tensor]]],
+        attn_mask: Optional[Tensor],
+    ) -> Tuple[Tensor, Tensor]:
+        """The newest tokens in decoding: their outputs (B, H, T, d_h), and their weights (B, H, T, S)."""
+        if is_causal(attn_mask):
+            raise ValueError("attn_mask: causal_mask is of a whole sentence; leave it out in incremental decoding")
+        tgt_len, bsz = query.size(0), query.size(1)
+        buffer, table = self.extend_cache(incremental_state, projected.k, projected.v, key_padding_mask)
+        keys, values, rows = buffer.get("keys"), buffer["values"], table["rows"]
+        assert values is not None and rows is not None
+        if keys is not None:
+            keys = cache.read(keys, table, self.num_query_key_heads)
+        src_len = rows.size(2)
+        groups = self.synthesizer(Inputs(query, projected.q, keys, src_len - tgt_len, src_len))
+        padding = table.get("prev_key_padding_mask")
+        weights = self.weights_of(groups, tgt_len, src_len, padding, attn_mask, bsz).to(projected.v.dtype)
+        return cache.weighted_values(drop(weights, self.dropout(), bsz), values, table), weights
+
+    def dropout(self) -> float:
+        """The probability of dropping a weight in this call."""
+        module = self.dropout_module
+        return module.p if self.training or module.apply_during_inference else 0.0
 
     def extend_cache(
         self,
@@ -217,19 +239,21 @@ class SyntheticAttention(nn.Module):
                 for x in (self.q_proj.weight.t(), self.q_proj.bias):  # type: ignore[operator]
                     x.mul_(rows)  # type: ignore[operator]
 
-    def project(self, x: Tensor) -> Tuple[Optional[Tensor], Optional[Tensor], Tensor]:
-        """Queries and keys, where the synthesizer reads them, and values, (B, H, T, d_h), of the input (T, B, C)."""
+    def project(self, x: Tensor) -> Projected:
+        """Queries and keys, where the synthesizer reads them, and values of the input (T, B, C)."""
         if self.q_proj is None or self.k_proj is None:
-            return None, None, self.split_heads(self.v_proj(x))
+            packed = self.v_proj(x)
+            return Projected(None, None, self.split_heads(packed), packed)
         if not torch.jit.is_scripting():
             if self.training and not is_recorded() and is_plain_linear(self.q_proj, self.k_proj, self.v_proj):
                 # one product, and one for each gradient: fewer kernels, and no sum of three gradients of x
-                weight, bias = combined(x, self.q_proj, self.k_proj, self.v_proj)
+                packed = F.linear(x, *joined(self.q_proj, self.k_proj, self.v_proj))
                 heads = [self.num_query_key_heads, self.num_query_key_heads, self.num_heads]
-                out = F.linear(x, weight, bias).view(x.size(0), x.size(1), sum(heads), self.head_dim)
-                q, k, v = (part.permute(1, 2, 0, 3) for part in out.split(heads, dim=2))
-                return q, k, v
-        return self.split_heads(self.q_proj(x)), self.split_heads(self.k_proj(x)), self.split_heads(self.v_proj(x))
+                parts = packed.view(x.size(0), x.size(1), sum(heads), self.head_dim).split(heads, dim=2)
+                q, k, v = [part.permute(1, 2, 0, 3) for part in parts]
+                return Projected(q, k, v, packed)
+        q, k, v = self.split_heads(self.q_proj(x)), self.split_heads(self.k_proj(x)), self.split_heads(self.v_proj(x))
+        return Projected(q, k, v, None)
 
     def weights_of(
         self,
@@ -243,15 +267,12 @@ class SyntheticAttention(nn.Module):
         """The attention weights of all heads, (B or 1, H, T, S); `bsz` is B, or -1 for 1 if they are shared."""
         parts: List[Tensor] = []
         for logits, heads in zip(groups, self.heads):
-            parts.append(attention_weights(logits, heads, tgt_len, src_len, key_padding_mask, attn_mask, bsz=bsz))
+            summands = logits.read(src_len - tgt_len, tgt_len, src_len)
+            parts.append(attention_weights(summands, heads, tgt_len, src_len, key_padding_mask, attn_mask, bsz=bsz))
         if len(parts) == 1:
             return parts[0]
         bsz = max([part.size(0) for part in parts])
         return torch.cat([part.expand(bsz, -1, -1, -1) for part in parts], dim=1)
-
-    def join_heads(self, attn: Tensor) -> Tensor:
-        """(B, H, T, d_h) -> (T, B, C), through the output projection."""
-        return self.out_proj(attn.permute(2, 0, 1, 3).reshape(attn.size(2), attn.size(0), self.embed_dim))
 
     def split_heads(self, x: Tensor) -> Tensor:
         """(T, B, C) -> (B, H, T, d_h), without a copy; fewer heads where the projection has fewer."""
@@ -288,156 +309,8 @@ class SyntheticAttention(nn.Module):
         # not in an upgrade_state_dict_named of this class, which runs before --encoder-layers-to-keep renames layers.
         # fairseq's own splits the one projection of queries, keys and values that its older checkpoints have
         MultiheadAttention.upgrade_state_dict_named(self, state_dict, prefix.rstrip("."))
-        rename_older(state_dict, f"{prefix}synthesizer.")
-        self.prepare_state_dict(state_dict, prefix)
+        prepare(state_dict, prefix, self.synthesizer)
         super()._load_from_state_dict(state_dict, prefix, *args)
-
-    def prepare_state_dict(self, state_dict: Dict[str, Tensor], prefix: str) -> None:
-        """Checks a checkpoint's synthesizer against this one, or starts this one from a stock Transformer.
-
-        A stock checkpoint has no ``synthesizer.*``: the functions beside ``vanilla`` are silenced, so that
-        ``--synth-mixture sum`` starts with the stock model's output (``fixed_random`` stays as drawn).
-
-        Args:
-            state_dict: the checkpoint's weights; completed in place for a stock checkpoint.
-            prefix: this module's, with the dot.
-
-        Raises:
-            SynthesizerError: the checkpoint holds other functions, or other sizes of the same ones.
-        """
-        name, own_prefix = prefix.rstrip("."), f"{prefix}synthesizer."
-        if not any(key.startswith(prefix) for key in state_dict):
-            return  # another model altogether: strict loading lists what is missing
-        own = self.synthesizer.state_dict()
-        for key in own:
-            if key.endswith("factorized_dense.factors") and f"{own_prefix}{key[: -len('factors')]}W2" in state_dict:
-                state_dict.setdefault(own_prefix + key, own[key])  # older checkpoints do not have it
-        theirs = {key[len(own_prefix) :]: value for key, value in state_dict.items() if key.startswith(own_prefix)}
-        has_query = f"{prefix}q_proj.weight" in state_dict
-        if is_folded(theirs) and not is_folded(own):
-            raise SynthesizerError(
-                f"{name}: these are weights of a model prepared for generation, which no other model can take; load "
-                "the checkpoint itself"
-            )
-        if is_folded(own) and not is_folded(theirs):
-            raise SynthesizerError(
-                f"{name}: this model is prepared for generation and takes no weights of a training; load them into a "
-                "new model"
-            )
-        if has_query and not theirs:
-            self.start_from_dot_product(state_dict, prefix)
-        else:
-            self.check_functions(prefix, theirs, own, has_query)
-
-    def check_functions(self, prefix: str, theirs: Dict[str, Tensor], own: Dict[str, Tensor], has_query: bool) -> None:
-        """Raises SynthesizerError if a checkpoint's state dict of the synthesizer does not fit this one's, `own`."""
-        name = prefix.rstrip(".")
-        trained, present = functions_of(theirs), functions_of(own)
-        if trained != present or has_query != (self.q_proj is not None):
-            raise SynthesizerError(
-                f"{name}: the checkpoint has weights of {' and '.join(sorted(trained)) or 'no function'}, and "
-                f"{'query and key projections' if has_query else 'no query and key projections'}; this model has "
-                f"{' and '.join(names_of(self.synthesizer))}; {functions_of_the_training(name)}"
-            )
-        weighted = {key for key in theirs if key.endswith("alpha")}
-        if weighted != {key for key in own if key.endswith("alpha")}:
-            raise SynthesizerError(
-                f"{name}: the checkpoint was trained with --synth-mixture {'convex' if weighted else 'sum'}; give that"
-            )
-        for key, value in own.items():
-            if key in theirs and theirs[key].shape != value.shape:
-                raise SynthesizerError(
-                    f"{prefix}synthesizer.{key} is {tuple(theirs[key].shape)} in the checkpoint and "
-                    f"{tuple(value.shape)} in this model; give the --synth-max-length, --synth-rank and attention "
-                    "heads of the training"
-                )
-
-    def start_from_dot_product(self, state_dict: Dict[str, Tensor], prefix: str) -> None:
-        """Completes the state dict of a stock attention with functions beside ``vanilla`` whose logits are 0.
-
-        Raises:
-            SynthesizerError: this attention has no dot product, or other functions in some heads.
-        """
-        name, functions = prefix.rstrip("."), " and ".join(names_of(self.synthesizer))
-        if len(self.heads) > 1:
-            if not self.synthesizer.state_dict():
-                return
-            raise SynthesizerError(
-                f"{name}: the checkpoint has dot-product attention in all heads, this model has heads of several "
-                f"kinds; {functions_of_the_training(name)}"
-            )
-        (mixture,) = self.synthesizer.mixtures()  # type: ignore[operator]
-        if not mixture.reads_query_key:
-            raise SynthesizerError(
-                f"{name}: the checkpoint has dot-product attention in this layer, this model has {functions}; "
-                f"{functions_of_the_training(name)} (only vanilla and mixtures with it can start from a stock "
-                "Transformer)"
-            )
-        if not self.synthesizer.state_dict():
-            return
-        logger.info(f"{name}: starting {functions} from the weights of dot-product attention")
-        if mixture.alpha is not None:
-            logger.warning(
-                f"{name}: --synth-mixture convex scales the logits of the checkpoint down; --synth-mixture sum "
-                "starts with its output"
-            )
-        for function, component in mixture.components.items():
-            component.silence()  # type: ignore[operator]
-            if not component.reads_query_key and not component.is_trained():  # type: ignore[operator]
-                logger.warning(f"{name}: {function} is not trained, so its logits stay: the output changes")
-        for key, value in self.synthesizer.state_dict().items():
-            state_dict[f"{prefix}synthesizer.{key}"] = value.clone()
-
-
-def names_of(synthesizer: LayerSynthesizer) -> List[str]:
-    """The functions of a layer; where it has several groups of heads, each with its group."""
-    groups = [list(mixture.components) for mixture in synthesizer.mixtures()]
-    if len(groups) == 1:
-        return groups[0]
-    return [of_group(name, i) for i, names in enumerate(groups) for name in names]
-
-
-def of_group(name: str, group: int) -> str:
-    """How a message names a function of one group of heads, counted from 0."""
-    return f"{name} (group {group + 1} of the heads)"
-
-
-def functions_of_the_training(name: str) -> str:
-    """What to do about other functions in the checkpoint, where `name` is an attention's place in the model."""
-    side = name.split(".")[0]
-    sides = [side] if side in ("encoder", "decoder") else ["encoder", "decoder"]
-    return f"give the {' and '.join(f'--{side}-synthesizer' for side in sides)} of the training"
-
-
-def rename_older(state_dict: Dict[str, Tensor], prefix: str) -> None:
-    """Renames the weights of a synthesizer in older checkpoints, in place."""
-    alphas: Dict[str, Dict[str, Tensor]] = {}
-    for key in [key for key in state_dict if key.startswith(prefix)]:
-        if key.endswith(".R.matrix"):
-            state_dict[key[: -len(".matrix")]] = state_dict.pop(key)
-        elif key.endswith(".R.reached"):
-            del state_dict[key]
-        elif key.endswith(("factorized_dense.WA", "factorized_dense.bA")):
-            # the two read-outs are one matrix, and one bias
-            other = state_dict.pop(f"{key[:-1]}B")
-            state_dict[f"{key[:-2]}{'W2' if key[-2] == 'W' else 'b2'}"] = torch.cat([state_dict.pop(key), other], dim=1)
-        elif key.endswith(".alpha") and "components." in key:
-            # each component had its own row
-            group, name = key.split("components.")
-            alphas.setdefault(group, {})[name[: -len(".alpha")]] = state_dict.pop(key)
-    for group, rows in alphas.items():
-        state_dict[f"{group}alpha"] = torch.stack([rows[name] for name in SYNTHESIZERS if name in rows])
-
-
-def is_folded(keys: Iterable[str]) -> bool:
-    """Whether a synthesizer's state dict is of a model prepared for generation; see `Mixture.fold_weights_`."""
-    return any(key.split(".")[-1] == "folded" for key in keys)
-
-
-def functions_of(keys: Iterable[str]) -> Set[str]:
-    """The functions that have weights in a synthesizer's state dict, named as in `names_of`."""
-    found = (re.match(r"(?:groups\.(\d+)\.)?components\.(\w+)\.", key) for key in keys)
-    return {of_group(match[2], int(match[1])) if match[1] else match[2] for match in found if match}
 
 
 def check_self_attention(query: Tensor, **others: Optional[Tensor]) -> None:

@@ -36,7 +36,8 @@ class HeadGroups(LayerSynthesizer):
                 group_q = q.narrow(1, first_key, heads)  # type: ignore[call-overload]
                 group_k = k.narrow(1, first_key, heads)  # type: ignore[call-overload]
                 first_key += heads  # type: ignore
-            x = inputs.x.narrow(1, first, heads)  # type: ignore[call-overload]
+            dim = group.head_dim
+            x = inputs.x.narrow(2, first * dim, heads * dim)  # type: ignore
             found += group(Inputs(x, group_q, group_k, inputs.start, inputs.src_len))
             first += heads  # type: ignore
         return found

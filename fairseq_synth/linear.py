@@ -1,94 +1,41 @@
-"""Linear layers with a matrix for each head, and several layers computed as one.
+"""Linear layers with a matrix for each head, and several layers computed as one."""
 
-Where the Triton kernels are on, both have gradients of their own.
-"""
-
-from typing import Any, Optional, Tuple
+from typing import NamedTuple, Optional, Tuple
 
 import torch
 import torch.nn as nn
 from torch import Tensor
 
-from .computations import kernels
+
+class Projected(NamedTuple):
+    """What an attention projects its input (T, B, C) to."""
+
+    q: Optional[Tensor]  # queries and keys, (B, H, T, d_h), if there are any
+    k: Optional[Tensor]
+    v: Tensor  # values, (B, H, T, d_h)
+    packed: Optional[
+        Tensor
+    ]  # (T, B, features): the tensor that all of these are views of, side by side, if there is one
 
 
-def per_head_linear(x: Tensor, weight: Tensor, bias: Tensor, relu: bool = False) -> Tensor:
-    """``W x + b``, or ``relu(W x + b)``, with a matrix per head.
-
-    x (B, H, T, n), weight (H, m, n), bias (H, m) -> (B, H, T, m).
-    """
-    bsz, heads, length, _ = x.size()
-    out: Optional[Tensor] = None
-    if not torch.jit.is_scripting():
-        if kernels.are_on(x):
-            out = _PerHeadLinear.apply(x, weight, bias, relu)
-    if out is None:
-        out = rows_of_linear(x, weight, bias, relu)
-    return out.view(heads, length, bsz, weight.size(1)).permute(2, 0, 1, 3)
+def per_head_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """``W x + b`` with a matrix per head: x (H, N, n), weight (H, m, n), bias (H, m) -> (H, N, m)."""
+    return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
 
 
-def rows_of_linear(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
-    """`per_head_linear` in rows, (H, T B, m)."""
-    out = torch.baddbmm(bias.unsqueeze(1), rows_of_heads(x), weight.transpose(1, 2))
-    return out.relu_() if relu else out
+def by_head(x: Tensor, heads: int) -> Tensor:
+    """(T, B, C) -> (H, T B, d_h), a view: each head's slice of the tokens."""
+    return x.reshape(x.size(0) * x.size(1), heads, x.size(2) // heads).transpose(0, 1)
 
 
-class _PerHeadLinear(torch.autograd.Function):
-    """`rows_of_linear` with gradients that lie as their tensors do: fewer kernels, for more of the CPU's time."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
-        out = rows_of_linear(x, weight, bias, relu)
-        ctx.save_for_backward(x, weight, out if relu else None)
-        ctx.dtype_of_bias = bias.dtype
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
-        x, weight, out = ctx.saved_tensors
-        bsz, heads, length, width = x.size()
-        if out is not None:
-            grad = torch.ops.aten.threshold_backward(grad, out, 0)
-        to_x: Optional[Tensor] = None
-        if ctx.needs_input_grad[0] and torch.is_grad_enabled():  # for a second derivative
-            rows = torch.bmm(grad, weight.to(grad.dtype)).to(x.dtype)
-            to_x = rows.view(heads, length, bsz, width).permute(2, 0, 1, 3)
-        elif ctx.needs_input_grad[0]:
-            to_x = grad.new_empty(length, bsz, heads, width).permute(1, 2, 0, 3)
-            torch.bmm(grad, weight.to(grad.dtype), out=rows_of_heads(to_x))
-            to_x = to_x.to(x.dtype)
-        # under autocast, whose products are of a lower precision, tensors of both types come here
-        to_weight = torch.bmm(grad.transpose(1, 2), rows_of_heads(x).to(grad.dtype)).to(weight.dtype)
-        return to_x, to_weight, grad.sum(dim=1).to(ctx.dtype_of_bias), None
+def by_sentence(x: Tensor, like: Tensor) -> Tensor:
+    """(H, T B, m) -> (B, H, T, m), a view; `like` is (T, B, C)."""
+    return x.view(x.size(0), like.size(0), like.size(1), x.size(2)).permute(2, 0, 1, 3)
 
 
-def rows_of_heads(x: Tensor) -> Tensor:
-    """(B, H, T, n) -> (H, T B, n): of a layer's input, and of its gradient, a view, not a copy to keep."""
-    return x.permute(1, 2, 0, 3).reshape(x.size(1), x.size(2) * x.size(0), x.size(3))
-
-
-class _Combined(torch.autograd.Function):
-    """Weights and biases side by side, in one copy. Their gradients are views: fewer kernels, for more CPU time."""
-
-    @staticmethod
-    def forward(ctx: Any, *parameters: Tensor) -> Tuple[Tensor, Tensor]:
-        ctx.sizes = [x.size(0) for x in parameters[: len(parameters) // 2]]
-        combined = torch.cat([x.flatten() for x in parameters])
-        weight, bias = combined.split([combined.numel() - sum(ctx.sizes), sum(ctx.sizes)])
-        return weight.view(bias.numel(), -1), bias
-
-    @staticmethod
-    def backward(ctx: Any, weight: Tensor, bias: Tensor) -> Tuple[Tensor, ...]:
-        return (*weight.split(ctx.sizes), *bias.split(ctx.sizes))
-
-
-def combined(x: Tensor, *layers: nn.Module) -> Tuple[Tensor, Tensor]:
-    """The weight and bias of one linear layer that computes those of several with the input x, one after another."""
-    weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
-    if kernels.are_on(x):
-        weight, bias = _Combined.apply(*weights, *biases)
-        return weight, bias
-    return torch.cat(weights), torch.cat(biases)  # type: ignore[arg-type]
+def joined(*layers: nn.Module) -> Tuple[Tensor, Tensor]:
+    """The weight and bias of one linear layer that computes those of several, one after another."""
+    return torch.cat([x.weight for x in layers]), torch.cat([x.bias for x in layers])  # type: ignore[misc]
 
 
 def is_plain_linear(*modules: nn.Module) -> bool:

@@ -6,63 +6,106 @@ import torch
 from torch import Tensor
 
 from .masks import at_least_fp32
+from .parameters import positions
 
 
 class Logits:
-    """S as a sum of inner products, outer products, biases and diagonals. ``+`` puts the summands of two sums together.
+    """S as a sum of inner products, outer products, biases and values by distance. ``+`` puts two sums together.
 
-    Each summand is a weight and its factors. A weight is (1, H, 1, 1), or None for 1. A factor's first dimension of 1
-    means that it is shared across the batch, as it does not depend on the input; a second dimension of 1 that all heads
-    share it. Weights are multiplied where a computation reads the factors, into the smaller one: a product made
-    beforehand would be kept for the backward pass, and R may be larger than everything else.
+    A factor of 3 dimensions is a parameter, whole, (H or 1, l, r): row p is that of position p. One of 4 dimensions is
+    of this call, (B or 1, H or 1, T, r); its first dimension is 1 if it does not depend on the input, its second if all
+    heads share it. `read` takes a call's rows of the former, and returns logits with factors of the latter kind alone;
+    what is computed of logits is computed of those.
+
+    Each summand begins with the row of its weight in `weights`, or -1 for a weight of 1. Weights are multiplied where a
+    computation reads the factors, into the smaller one: a product made beforehand would be kept for the backward pass,
+    and R may be larger than everything else.
 
     Attributes:
-        products: a weight, a scale, queries (B or 1, H or 1, T, r) and keys (B or 1, H or 1, S, r), for
-            ``scale query @ key^T``. The scale is a number, which torch's fused attention takes as it is.
-        outers: left (B or 1, H or 1, T, a) and right (B or 1, H or 1, T, b), a b >= S: column u b + v of a row is
-            ``left_u right_v``.
-        biases: logits that are computed already, (B or 1, H or 1, T or 1, S).
-        diagonals: values (1, H, 1, 2 m + 1) of the distances -m to m, the position of the first row, and T: column j of
-            row i has the value of ``min(max(j - i, -m), m)``. `with_matrices` makes biases of them.
+        products: row, scale, queries and keys, for ``scale query @ key^T``. The scale is a number, which torch's fused
+            attention takes as it is.
+        outers: row, factors (B, H, T, a + b) and a: column ``u b + v`` of a row is ``factors_u factors_(a + v)``.
+        biases: row, and logits that are computed already: (H or 1, l or 1, l), or (B or 1, H or 1, T or 1, S).
+        diagonals: row, and values (H, 2 m + 1) of the distances -m to m: column j of row i has the value of
+            ``min(max(j - i, -m), m)``. `read` makes biases of them.
+        weights: empty, or the weights of all rows, [(M, H)]; once read, those of each row, M of (1, H, 1, 1).
     """
 
     def __init__(
         self,
-        products: List[Tuple[Optional[Tensor], float, Tensor, Tensor]],
-        outers: List[Tuple[Optional[Tensor], Tensor, Tensor]],
-        biases: List[Tuple[Optional[Tensor], Tensor]],
-        diagonals: List[Tuple[Optional[Tensor], Tensor, int, int]],
+        products: List[Tuple[int, float, Tensor, Tensor]],
+        outers: List[Tuple[int, Tensor, int]],
+        biases: List[Tuple[int, Tensor]],
+        diagonals: List[Tuple[int, Tensor]],
+        weights: List[Tensor],
     ) -> None:
         self.products = products
         self.outers = outers
         self.biases = biases
         self.diagonals = diagonals
+        self.weights = weights
 
     def __add__(self, other: "Logits") -> "Logits":
         products, outers = self.products + other.products, self.outers + other.outers
-        return Logits(products, outers, self.biases + other.biases, self.diagonals + other.diagonals)
+        return Logits(products, outers, self.biases + other.biases, self.diagonals + other.diagonals, self.weights)
+
+    def add_weighted(self, other: "Logits", row: int) -> None:
+        """Adds summands without weights, times a row of this sum's weights."""
+        for _, scale, query, key in other.products:
+            self.products.append((row, scale, query, key))
+        for _, factors, a in other.outers:
+            self.outers.append((row, factors, a))
+        for _, bias in other.biases:
+            self.biases.append((row, bias))
+        for _, values in other.diagonals:
+            self.diagonals.append((row, values))
+
+    def read(self, start: int, length: int, src_len: int) -> "Logits":
+        """`length` rows, of positions from `start` on, and `src_len` columns of every summand."""
+        found = Logits([], self.outers, [], [], [])
+        for weights in self.weights:
+            for weight in weights.view(weights.size(0), 1, -1, 1, 1).unbind():
+                found.weights.append(weight)
+        for row, scale, query, key in self.products:
+            found.products.append((row, scale, read_rows(query, start, length), read_rows(key, 0, src_len)))
+        for row, bias in self.biases:
+            if bias.dim() == 3:
+                bias = positions(read_rows(bias, start, length), 3, 0, src_len)
+            found.biases.append((row, bias))
+        for row, values in self.diagonals:
+            found.biases.append((row, toeplitz(values[None, :, None], start, length, src_len)))
+        return found
 
     def tensors(self) -> List[Tensor]:
-        """All tensors of the sum: of each summand the weight, if there is one, and the factors."""
-        found: List[Tensor] = []
-        for weight, _, query, key in self.products:
-            if weight is not None:
-                found.append(weight)
+        """The weights, and then the factors of each summand."""
+        found = list(self.weights)
+        for _, _, query, key in self.products:
             found.append(query)
             found.append(key)
-        for weight, left, right in self.outers:
-            if weight is not None:
-                found.append(weight)
-            found.append(left)
-            found.append(right)
-        for weight, bias in self.biases:
-            if weight is not None:
-                found.append(weight)
+        for _, factors, _ in self.outers:
+            found.append(factors)
+        for _, bias in self.biases:
             found.append(bias)
-        for weight, values, _, _ in self.diagonals:
-            if weight is not None:
-                found.append(weight)
+        for _, values in self.diagonals:
             found.append(values)
+        return found
+
+    def with_tensors(self, tensors: List[Tensor]) -> "Logits":
+        """The same summands of other tensors, in the order of `tensors`."""
+        n = len(self.weights)
+        found = Logits([], [], [], [], tensors[:n])
+        for row, scale, _, _ in self.products:
+            found.products.append((row, scale, tensors[n], tensors[n + 1]))
+            n += 2
+        for row, _, a in self.outers:
+            found.outers.append((row, tensors[n], a))
+            n += 1
+        for row, _ in self.biases:
+            found.biases.append((row, tensors[n]))
+            n += 1
+        for row, _ in self.diagonals:
+            found.diagonals.append((row, tensors[n]))
+            n += 1
         return found
 
     def is_shared(self) -> bool:
@@ -72,52 +115,60 @@ class Logits:
                 return False
         return True
 
-    def with_matrices(self, src_len: int) -> "Logits":
-        """The same sum with a bias of `src_len` columns in the place of each of the diagonals."""
-        biases = list(self.biases)
-        for weight, values, start, length in self.diagonals:
-            biases.append((weight, toeplitz(values, start, length, src_len)))
-        return Logits(self.products, self.outers, biases, [])
-
     def joined(self) -> "Logits":
-        """The same sum with one inner product, without a weight: that of the queries, and of the keys, of `weighted`
+        """The same sum with one inner product, without a weight: that of the queries, and of the keys, of weighted
         factors, concatenated on their features."""
         queries: List[Tensor] = []
         keys: List[Tensor] = []
-        products: List[Tuple[Optional[Tensor], float, Tensor, Tensor]] = []
-        for weight, scale, query, key in self.products:
-            query, key = weighted(weight, query, key, scale)
+        products: List[Tuple[int, float, Tensor, Tensor]] = []
+        for row, scale, query, key in self.products:
+            query, key = self.weighted(row, query, key, scale)
             queries.append(query)
             keys.append(key)
         if len(queries) > 0:
-            products.append((None, 1.0, concatenate(queries), concatenate(keys)))
-        return Logits(products, self.outers, self.biases, self.diagonals)
+            products.append((-1, 1.0, concatenate(queries), concatenate(keys)))
+        return Logits(products, self.outers, self.biases, self.diagonals, self.weights)
+
+    def weighted(self, row: int, first: Tensor, second: Tensor, scale: float) -> Tuple[Tensor, Tensor]:
+        """The factors of a product, one of them times the weight and the scale, in its own type: the smaller, or
+        without a weight the first."""
+        if row < 0:
+            return first if scale == 1.0 else first * scale, second
+        weight = self.weights[row]
+        if scale != 1.0:
+            weight = weight * scale
+        if second.numel() < first.numel():
+            return first, second * weight.to(second.dtype)
+        return first * weight.to(first.dtype), second
 
     def total(self, src_len: int) -> Tensor:
-        """The sum, over `src_len` columns.
+        """The sum, over `src_len` columns, of logits that are read.
 
         Returns:
             (B or 1, H or 1, T or 1, S); B only if a summand depends on the input, 1 row only if no row differs. In fp32
             at least; a single summand keeps its type, which saves a kernel, and may be a view of a parameter.
         """
-        products, of_biases = self.products, self.with_matrices(src_len).biases
+        products = self.products
         if len(products) > 1 and products[0][2].size(2) > 1:
             products = self.joined().products  # not for a single row, as in decoding: it would copy all keys
-        is_sum = len(products) + len(self.outers) + len(of_biases) > 1
+        is_sum = len(products) + len(self.outers) + len(self.biases) > 1
         total: Optional[Tensor] = None
-        for weight, scale, query, key in products:
-            query, key = weighted(weight, query, key, scale)
-            product = summand(inner_product(query, key), is_sum)
+        for row, scale, query, key in products:
+            query, key = self.weighted(row, query, key, scale)
+            product = in_sum(inner_product(query, key), is_sum)
             total = product if total is None else total + product
-        for weight, left, right in self.outers:
-            left, right = weighted(weight, left, right)
-            product = summand(outer_product(left, right)[..., :src_len], is_sum)
+        for row, factors, a in self.outers:
+            left, right = factors.split([a, factors.size(3) - a], dim=3)
+            n = min(right.size(3), src_len)
+            left, right = positions(left, 3, 0, (src_len + right.size(3) - 1) // right.size(3)), right.narrow(3, 0, n)
+            left, right = self.weighted(row, left, right, 1.0)
+            product = in_sum(outer_product(left, right)[..., :src_len], is_sum)
             total = product if total is None else total + product
         biases: Optional[Tensor] = None
-        for weight, bias in of_biases:
-            bias = summand(bias, is_sum)
-            if weight is not None:
-                bias = bias * weight.to(bias.dtype)
+        for row, bias in self.biases:
+            bias = in_sum(bias, is_sum)
+            if row >= 0:
+                bias = bias * self.weights[row].to(bias.dtype)
             biases = bias if biases is None else biases + bias
         if total is None or biases is None:
             total = biases if total is None else total
@@ -128,28 +179,35 @@ class Logits:
         return total + biases
 
 
-def product_of(query: Tensor, key: Tensor, weight: Optional[Tensor] = None, scale: float = 1.0) -> Logits:
-    """``scale query @ key^T`` times a weight of each head, (H, 1, 1), or None for 1; shapes as in `Logits.products`."""
-    return Logits([(None if weight is None else weight[None], scale, query, key)], [], [], [])
+def product_of(query: Tensor, key: Tensor, scale: float = 1.0) -> Logits:
+    """``scale query @ key^T``; factors as in `Logits`."""
+    return Logits([(-1, scale, query, key)], [], [], [], [])
 
 
-def outer_product_of(left: Tensor, right: Tensor, weight: Optional[Tensor] = None) -> Logits:
-    """Outer products of the rows, times a weight as in `product_of`; other shapes as in `Logits.outers`."""
-    return Logits([], [(None if weight is None else weight[None], left, right)], [], [])
+def outer_product_of(factors: Tensor, a: int) -> Logits:
+    """The outer product of the first `a` features of each row with the others; see `Logits`."""
+    return Logits([], [(-1, factors, a)], [], [], [])
 
 
-def bias_of(bias: Tensor, weight: Optional[Tensor] = None) -> Logits:
-    """Logits that are computed already, (B or 1, H or 1, T or 1, S), times a weight as in `product_of`."""
-    return Logits([], [], [(None if weight is None else weight[None], bias)], [])
+def bias_of(bias: Tensor) -> Logits:
+    """Logits that are computed already; see `Logits`."""
+    return Logits([], [], [(-1, bias)], [], [])
 
 
-def diagonals_of(values: Tensor, weight: Optional[Tensor], start: int, length: int) -> Logits:
-    """Values by distance, (1, H, 1, 2 m + 1), of `length` rows from position `start`; see `product_of`."""
-    return Logits([], [], [], [(None if weight is None else weight[None], values, start, length)])
+def diagonals_of(values: Tensor) -> Logits:
+    """Values by distance, (H, 2 m + 1); see `Logits`."""
+    return Logits([], [], [], [(-1, values)], [])
+
+
+def read_rows(x: Tensor, start: int, count: int) -> Tensor:
+    """The rows (1, H, count, r) of positions in a whole parameter, of which one row is that of all positions."""
+    if x.dim() == 4:
+        return x
+    return (x if x.size(1) == 1 else positions(x, 1, start, count))[None]
 
 
 def toeplitz(values: Tensor, start: int, length: int, src_len: int) -> Tensor:
-    """The matrix (1, H, T, S) of a summand of `Logits.diagonals`."""
+    """The matrix (1, H, T, S) of values by distance (1, H, 1, 2 m + 1); its rows are positions from `start` on."""
     # all j - i, from that of the last row and first column to that of the first row and last column
     m = (values.size(3) - 1) // 2
     first, last = -(start + length - 1), src_len - 1 - start
@@ -162,19 +220,7 @@ def toeplitz(values: Tensor, start: int, length: int, src_len: int) -> Tensor:
     return rows.flip(2) if length > 1 else rows
 
 
-def weighted(weight: Optional[Tensor], first: Tensor, second: Tensor, scale: float = 1.0) -> Tuple[Tensor, Tensor]:
-    """The factors of a product, one of them times the weight and the scale, in its own type: the smaller, or without a
-    weight the first."""
-    if weight is None:
-        return first if scale == 1.0 else first * scale, second
-    if scale != 1.0:
-        weight = weight * scale
-    if second.numel() < first.numel():
-        return first, second * weight.to(second.dtype)
-    return first * weight.to(first.dtype), second
-
-
-def summand(x: Tensor, is_sum: bool) -> Tensor:
+def in_sum(x: Tensor, is_sum: bool) -> Tensor:
     """x, in fp32 at least where others are added to it."""
     return at_least_fp32(x) if is_sum else x
 

@@ -34,7 +34,7 @@ def future(length: int, like: Tensor) -> Tensor:
 
 
 def masked_softmax(
-    scores: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor], fully_masked_rows: bool = True
+    scores: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor], zero_unseeing_rows: bool = True
 ) -> Tensor:
     """Softmax over the visible keys; 0 with a zero gradient in a row that sees none.
 
@@ -44,8 +44,8 @@ def masked_softmax(
         scores: (B or 1, H, T or 1, S).
         key_padding_mask: (B, S), true for hidden.
         attn_mask: (T, S), boolean with true for hidden, or floating point to add; or `causal_mask`.
-        fully_masked_rows: True: a row that sees no key gets the weights 0. False: it gets any finite weights, which
-            saves a pass over all weights, and one over their gradient.
+        zero_unseeing_rows: give the weights 0 to rows that see no key, instead of any finite ones; costs a pass over
+            the weights and one over their gradient.
     """
     if is_causal(attn_mask):
         scores = scores + future(scores.size(3), scores)
@@ -64,7 +64,7 @@ def masked_softmax(
     # finite, the lowest of the type: a fully masked row is then no NaN, and its weights become 0 in the end
     scores = scores.masked_fill(hidden, -65504.0 if scores.dtype == torch.float16 else -3.3e38)
     weights = torch.softmax(scores, dim=-1)  # 0 where a key is hidden beside a visible one
-    return weights.masked_fill(hidden, 0.0) if fully_masked_rows else weights
+    return weights.masked_fill(hidden, 0.0) if zero_unseeing_rows else weights
 
 
 def sentence_lengths(key_padding_mask: Tensor) -> Optional[List[int]]:

@@ -27,9 +27,9 @@ import torch.nn as nn
 from torch import Tensor
 
 from .errors import SynthesizerError
-from .linear import per_head_linear
+from .linear import by_head, by_sentence, per_head_linear
 from .logits import Logits, bias_of, diagonals_of, outer_product_of, product_of
-from .parameters import factorize, glorot_uniform_, positions
+from .parameters import factorize, glorot_uniform_
 
 SYNTHESIZERS: Dict[str, Type["Synthesizer"]] = {}
 MIXTURES = ("convex", "sum")
@@ -51,7 +51,7 @@ def register_synthesizer(name: str) -> Callable[[Type["Synthesizer"]], Type["Syn
 class Inputs(NamedTuple):
     """What S may depend on."""
 
-    x: Tensor  # the layer's input, each head seeing its slice, (B, H, T, d_h)
+    x: Tensor  # the layer's input, (T, B, H d_h); each head sees its slice
     q: Optional[Tensor]  # projected queries, (B, H, T, d_h), of the heads that have some
     k: Optional[Tensor]  # projected keys, (B, H, S, d_h)
     start: int  # position of the first row
@@ -63,8 +63,8 @@ class Synthesizer(nn.Module):
 
     A subclass creates its parameters in ``__init__(num_heads, head_dim, max_length, rank)``, gives them
     values in `reset_parameters`, multiplies its logits by numbers in `scale_`, and returns its `Logits` in
-    ``forward``. Take the T rows and S columns of the parameters by `positions` *before* computing: short
-    sentences then cost little, and ``--synth-beyond-length tile`` works.
+    ``forward``. Parameters go into them whole: which rows and columns a call has, and how often they repeat beyond l,
+    is no concern of a function.
     """
 
     # True: inputs have q and k. Without such a component there is no q_proj, k_proj or key cache
@@ -84,8 +84,8 @@ class Synthesizer(nn.Module):
         """Multiplies the logits by a weight of each head, (H, 1, 1), in the parameters themselves."""
         raise NotImplementedError
 
-    def silence(self) -> None:
-        """Zeroes this function's logits, not their gradient, so that a mixture starts as its other components."""
+    def zero_logits_(self) -> None:
+        """Sets the parameters so that the logits are 0 but still get a gradient: a mixture starts as its others."""
         if self.is_trained():
             with torch.no_grad():
                 self.scale_(next(self.parameters()).new_zeros(self.num_heads, 1, 1))
@@ -94,13 +94,8 @@ class Synthesizer(nn.Module):
         """Whether the function has parameters of its own."""
         return any(True for _ in self.parameters())
 
-    def forward(self, inputs: Inputs, weight: Optional[Tensor]) -> Logits:
-        """The logits, times their weight.
-
-        Args:
-            inputs: what they may depend on.
-            weight: of each head, (H, 1, 1), in a mixture; None for 1. The summands of the logits take it.
-        """
+    def forward(self, inputs: Inputs) -> Logits:
+        """The logits."""
         raise NotImplementedError
 
 
@@ -118,9 +113,8 @@ class Random(Synthesizer):
     def scale_(self, weight: Tensor) -> None:
         self.R.mul_(weight)
 
-    def forward(self, inputs: Inputs, weight: Optional[Tensor]) -> Logits:
-        R = positions(positions(self.R, 1, inputs.start, inputs.x.size(2)), 2, 0, inputs.src_len)
-        return bias_of(R[None], weight)
+    def forward(self, inputs: Inputs) -> Logits:
+        return bias_of(self.R)
 
 
 @register_synthesizer("fixed_random")
@@ -153,10 +147,8 @@ class FactorizedRandom(Synthesizer):
     def scale_(self, weight: Tensor) -> None:
         self.R2.mul_(weight)
 
-    def forward(self, inputs: Inputs, weight: Optional[Tensor]) -> Logits:
-        rows = positions(self.R1, 1, inputs.start, inputs.x.size(2))
-        columns = positions(self.R2, 1, 0, inputs.src_len)
-        return product_of(rows[None], columns[None], weight)
+    def forward(self, inputs: Inputs) -> Logits:
+        return product_of(self.R1, self.R2)
 
 
 @register_synthesizer("relative_random")
@@ -180,8 +172,8 @@ class RelativeRandom(Synthesizer):
     def scale_(self, weight: Tensor) -> None:
         self.r.mul_(weight[..., 0])
 
-    def forward(self, inputs: Inputs, weight: Optional[Tensor]) -> Logits:
-        return diagonals_of(self.r[None, :, None], weight, inputs.start, inputs.x.size(2))
+    def forward(self, inputs: Inputs) -> Logits:
+        return diagonals_of(self.r)
 
 
 @register_synthesizer("dense")
@@ -208,11 +200,9 @@ class Dense(Synthesizer):
         self.W2.mul_(weight)
         self.b2.mul_(weight[..., 0])
 
-    def forward(self, inputs: Inputs, weight: Optional[Tensor]) -> Logits:
-        hidden = per_head_linear(inputs.x, self.W1, self.b1, relu=True)
-        columns = positions(self.W2, 1, 0, inputs.src_len)
-        bias = positions(self.b2, 1, 0, inputs.src_len).unsqueeze(1)
-        return product_of(hidden, columns[None], weight) + bias_of(bias[None], weight)
+    def forward(self, inputs: Inputs) -> Logits:
+        hidden = per_head_linear(by_head(inputs.x, self.num_heads), self.W1, self.b1).relu_()
+        return product_of(by_sentence(hidden, inputs.x), self.W2) + bias_of(self.b2.unsqueeze(1))
 
 
 @register_synthesizer("factorized_dense")
@@ -249,12 +239,10 @@ class FactorizedDense(Synthesizer):
         self.W2[:, self.a :].mul_(weight)
         self.b2[:, self.a :].mul_(weight[..., 0])
 
-    def forward(self, inputs: Inputs, weight: Optional[Tensor]) -> Logits:
-        hidden = per_head_linear(inputs.x, self.W1, self.b1, relu=True)
-        A, B = per_head_linear(hidden, self.W2, self.b2).split([self.a, self.b], dim=-1)
-        groups = (inputs.src_len + self.b - 1) // self.b  # of columns with the same u
-        A, B = positions(A, 3, 0, groups), B.narrow(3, 0, min(self.b, inputs.src_len))
-        return outer_product_of(A, B, weight)
+    def forward(self, inputs: Inputs) -> Logits:
+        hidden = per_head_linear(by_head(inputs.x, self.num_heads), self.W1, self.b1).relu_()
+        factors = per_head_linear(hidden, self.W2, self.b2)
+        return outer_product_of(by_sentence(factors, inputs.x), self.a)
 
 
 @register_synthesizer("vanilla")
@@ -268,10 +256,10 @@ class Vanilla(Synthesizer):
         super().__init__(num_heads, head_dim, max_length, rank)
         self.scaling = head_dim**-0.5
 
-    def forward(self, inputs: Inputs, weight: Optional[Tensor]) -> Logits:
+    def forward(self, inputs: Inputs) -> Logits:
         q, k = inputs.q, inputs.k
         assert q is not None and k is not None
-        return product_of(q, k, weight, self.scaling)
+        return product_of(q, k, self.scaling)
 
 
 class LayerSynthesizer(nn.Module):
@@ -350,9 +338,9 @@ class Mixture(LayerSynthesizer):
         if limit is not None and inputs.src_len > limit:
             raise ValueError("a sentence of {} tokens is longer than max_length {}".format(inputs.src_len, limit))
         weights = self.weights()
-        logits = Logits([], [], [], [])
+        logits = Logits([], [], [], [], [] if weights is None else [weights])
         for m, component in enumerate(self.components.values()):
-            logits = logits + component(inputs, weights[m])
+            logits.add_weighted(component(inputs), -1 if weights is None else m)
         return [logits]
 
     def fold_weights_(self, like: Tensor) -> Optional[Tensor]:
@@ -374,23 +362,17 @@ class Mixture(LayerSynthesizer):
             return queries
         if vanilla is not None or self.alpha is not None:
             self.register_buffer("folded", like.new_ones([]))
-        for component, weight in zip(components, self.weights()):
+        weights = self.weights()
+        for m, component in enumerate(components):
             if component is vanilla:
-                queries = queries * vanilla.scaling * (1.0 if weight is None else weight.flatten())
+                queries = queries * vanilla.scaling * (1.0 if weights is None else weights[m])
                 vanilla.scaling = 1.0
-            elif weight is not None:
-                component.scale_(weight)
+            elif weights is not None:
+                component.scale_(weights[m, :, None, None])
         self.alpha = None
         return queries
 
-    def weights(self) -> List[Optional[Tensor]]:
-        """The weight of each component, (H, 1, 1), or None for 1."""
-        weights: List[Optional[Tensor]] = []
+    def weights(self) -> Optional[Tensor]:
+        """The weight of each component in each head, (M, H), or None for 1."""
         alpha = self.alpha
-        if alpha is not None:
-            for weight in torch.softmax(alpha, dim=0)[:, :, None, None].unbind():
-                weights.append(weight)
-        else:
-            for _ in self.components.values():
-                weights.append(None)
-        return weights
+        return None if alpha is None else torch.softmax(alpha, dim=0)

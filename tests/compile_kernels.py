@@ -106,7 +106,8 @@ def compile_call(architecture, spec, dtype, heads, width, length, masks="padded"
     x = torch.empty(length, bsz, heads * width, device="meta", dtype=dtype, requires_grad=True)
     mask = None if masks == "causal" else torch.empty(bsz, length, device="meta", dtype=torch.bool)
     attn_mask = causal_mask(x) if masks == "causal" else None
-    gpu = dict(device_fits=lambda _: True, run=run, load=lambda *_: None, PLANS={})
+    gpu = dict(device_fits=lambda *_: True, run=run, load=lambda *_: None)
+    kernels.plan_of.cache_clear()
     loading = mock.patch.object(CompiledKernel, "_init_handles", init_handles)
     with mock.patch.multiple(kernels, **gpu), loading:
         out, _ = module(x, x, x, key_padding_mask=mask, attn_mask=attn_mask)

@@ -68,9 +68,9 @@ class Distance(Synthesizer):
 
     has_max_length = False
 
-    def forward(self, inputs, weight):
-        rows, columns = torch.arange(inputs.start, inputs.start + inputs.x.size(2)), torch.arange(inputs.src_len)
-        return bias_of(-(rows[:, None] - columns).abs().float()[None, None], weight)
+    def forward(self, inputs):
+        rows, columns = torch.arange(inputs.start, inputs.start + inputs.x.size(0)), torch.arange(inputs.src_len)
+        return bias_of(-(rows[:, None] - columns).abs().float()[None, None])
 
 
 class Columns(Synthesizer):
@@ -83,8 +83,8 @@ class Columns(Synthesizer):
     def reset_parameters(self):
         torch.nn.init.normal_(self.c)
 
-    def forward(self, inputs, weight):
-        return bias_of(self.c[None, :, :, : inputs.src_len], weight)
+    def forward(self, inputs):
+        return bias_of(self.c)
 
 
 def make_dictionary(words: int = 40) -> Dictionary:

@@ -53,6 +53,7 @@ def test_one_product_in_training(spec, monkeypatch):
     )
 
     def of_all(projected):
+        projected = projected[:3]
         assert [tuple(part.shape) for part in projected] == [(3, heads, 5, 3), (3, heads, 5, 3), (3, 2, 5, 3)]
         inputs = [x] + [p for proj in (module.q_proj, module.k_proj, module.v_proj) for p in proj.parameters()]
         return [*projected, *torch.autograd.grad(sum((part**2).sum() for part in projected), inputs)]
@@ -69,7 +70,7 @@ def test_one_product_in_training(spec, monkeypatch):
     monkeypatch.delattr(proj, "forward")
     alone = module.eval().project(x)
     assert calls == [6 * heads + 6, *[3 * heads, 3 * heads, 6] * 5]
-    torch.testing.assert_close(list(alone), together[:3])
+    torch.testing.assert_close(list(alone[:3]), together[:3])
 
     class Doubled(torch.nn.Linear):
         def forward(self, x):
@@ -341,7 +342,7 @@ def test_padding_and_saved_values_are_reordered(spec):
     padding = torch.tensor([[True, False, False], [False, False, False]])
     order = torch.tensor([1, 0])
     with torch.no_grad():
-        expected = module(x[:, order], key_padding_mask=padding[order], attn_mask=causal_mask(x), need_weights=True)[0]
+        expected = module(x[:, order], key_padding_mask=padding[order], attn_mask=future(3), need_weights=True)[0]
         state = {}
         module(x[:2], key_padding_mask=padding[:, :2], incremental_state=state, attn_mask=future(2))
         module.reorder_incremental_state(state, order)
@@ -613,8 +614,8 @@ def test_rows_that_are_all_alike(registry, spec, dropout):
 
     @synthesizers.register_synthesizer("rows")
     class Rows(Columns):
-        def forward(self, inputs, weight):
-            return bias_of(self.c[None, :, :, : inputs.src_len].expand(-1, -1, inputs.x.size(2), -1), weight)
+        def forward(self, inputs):
+            return bias_of(self.c[None, :, :, : inputs.src_len].expand(-1, -1, inputs.x.size(0), -1))
 
     module, every_row = (
         make_attention(name, dropout=dropout).double().train(dropout > 0)
@@ -654,8 +655,8 @@ def test_weights_that_stay(registry):
 
     @synthesizers.register_synthesizer("keys_alone")
     class KeysAlone(synthesizers.Vanilla):
-        def forward(self, inputs, weight):
-            return synthesizers.product_of(inputs.q.abs() * weight, inputs.k)
+        def forward(self, inputs):
+            return synthesizers.product_of(inputs.q.abs(), inputs.k)
 
     x = torch.randn(5, 3, 6)
     modules = [make_attention(spec).eval() for spec in ("distance+vanilla", "keys_alone+vanilla", "random+vanilla")]
@@ -666,32 +667,6 @@ def test_weights_that_stay(registry):
         module.make_generation_fast_()
         torch.testing.assert_close(module.state_dict(), before, rtol=0, atol=0)
         assert torch.equal(module(x)[0], expected)
-
-
-def test_older_checkpoints():
-    """R was stored in blocks, as ``R.matrix``; factorized_dense had no `factors`; its read-outs were apart, as were the
-    rows of alpha."""
-    for spec in ("random+factorized_dense", "random:1/factorized_dense:1", "vanilla+dense:1/random+fixed_random:1"):
-        module, other = make_attention(spec), make_attention(spec, seed=1)
-        state = {}
-        for key, value in module.state_dict().items():
-            name = key.rsplit(".", 1)[0]
-            if key.endswith(".R"):
-                state.update({f"{key}.matrix": value, f"{key}.reached": torch.ones(3)})
-            elif key.endswith("factorized_dense.factors"):
-                continue
-            elif key.endswith(("factorized_dense.W2", "factorized_dense.b2")):
-                A, B = value.split([3, 4], dim=1)  # l = 12
-                older = "W" if key.endswith("W2") else "b"
-                state.update({f"{name}.{older}A": A, f"{name}.{older}B": B})
-            elif key.endswith("alpha"):
-                mixture = module.get_submodule(name)
-                for component, row in zip(mixture.components, value.normal_()):
-                    state[f"{name}.components.{component}.alpha"] = row
-            else:
-                state[key] = value
-        other.load_state_dict(state)
-        torch.testing.assert_close(other.state_dict(), module.state_dict(), rtol=0, atol=0)
 
 
 def test_moving_average():

@@ -44,7 +44,7 @@ def test_benchmark(name, tmp_path, run, capsys):
     record = json.loads(out.read_text())
     for variant in COMMANDS[name][COMMANDS[name].index("--variants") + 1 :]:
         assert all(value > 0 for value in record["figures"][variant].values()), record
-        assert f"| {variant} |" in table
+        assert f"|{variant}|" in table
     assert "--out" not in record["command"] and torch.__version__.startswith(record["versions"]["torch"])
 
 

@@ -6,8 +6,9 @@ from helpers import SPECS, future, make_attention, padding_mask
 
 from fairseq_synth import computations
 from fairseq_synth.computations import fused, plain, tiled
-from fairseq_synth.logits import Logits, bias_of, outer_product_of, product_of, weighted
+from fairseq_synth.logits import Logits, bias_of, outer_product_of, product_of
 from fairseq_synth.masks import causal_mask, is_causal, on_cpu, sentence_lengths
+from fairseq_synth.synthesizers import Inputs
 
 pytestmark = pytest.mark.usefixtures("on_device")
 LENGTHS = [9, 9, 7, 7, 7, 4]
@@ -24,10 +25,10 @@ def small_tiles(monkeypatch):
 def run(module, x, grad, mask, causal, monkeypatch, computation):
     """Output and gradients of the real positions by a computation, or by what `attend` chooses."""
 
-    def attend(logits, value, key_padding_mask, attn_mask, dropout):
-        if causal and computation is not plain:
-            key_padding_mask = None
-        return computation.compute(logits, value, key_padding_mask, attn_mask)
+    def attend(logits, projected, key_padding_mask, attn_mask, dropout):
+        logits = logits.read(0, *[projected.v.size(2)] * 2)
+        out = computation.compute(logits, projected.v, key_padding_mask, attn_mask)
+        return out.permute(2, 0, 1, 3).flatten(2)
 
     with monkeypatch.context() as patch:
         if computation is not None:
@@ -116,17 +117,17 @@ def test_any_logits(shared, causal):
         size = 1 if n in shared else bsz
         return torch.randn(size, heads, rows, columns, dtype=torch.float64, requires_grad=True)
 
-    weight = torch.rand(heads, 1, 1, dtype=torch.float64, requires_grad=True)
     products = [
-        product_of(part(0), part(1), weight),
-        outer_product_of(part(0, columns=2), part(1, columns=5), weight),
-        product_of(part(0, columns=3), part(1, columns=3)) + bias_of(part(0, 1, length)),
+        (product_of(part(0), part(1)), 0),
+        (outer_product_of(part(0, columns=7), 2), 1),
+        (product_of(part(0, columns=3), part(1, columns=3)) + bias_of(part(0, 1, length)), -1),
     ]
-    biases = [bias_of(part(1, length, length)), bias_of(part(0, 1, length), weight)]
+    biases = [(bias_of(part(1, length, length)), -1), (bias_of(part(0, 1, length)), 0)]
     R = torch.randn(1, heads, 14, 14, dtype=torch.float64, requires_grad=True)
-    matrices = [bias_of(R[:, :, :length, :length], weight), bias_of(R[:, :, 2 : 2 + length, :length])]
+    matrices = [(bias_of(R[:, :, :length, :length]), 1), (bias_of(R[:, :, 2 : 2 + length, :length]), -1)]
     of_all_heads = [bias_of(part(0)[:, :1, :, :1].expand(-1, -1, -1, length)), bias_of(part(1, 1, length)[:, :1])]
-    one_head = product_of(part(0)[:, :1], part(1)[:, :1])
+    of_all_heads = [(logits, -1) for logits in of_all_heads]
+    one_head = (product_of(part(0)[:, :1], part(1)[:, :1]), -1)
     for summands in (of_all_heads, [one_head, biases[0]], [one_head], of_all_heads[:1], biases[::-1]):
         check_logits(summands, causal, bsz, heads, length, width)
     for summands in (products, products[:1], products[::2], biases, biases[:1], matrices):
@@ -138,17 +139,33 @@ def test_the_smaller_factor_takes_the_weight():
     """Of a product with one key for all sentences, the key: the other would be a copy as large as the layer's input."""
     queries, key, weight = torch.randn(3, 2, 9, 5), torch.randn(1, 2, 9, 5), torch.rand(1, 2, 1, 1)
     for factors in ((queries, key), (key, queries)):
-        found = weighted(weight, *factors)
+        found = Logits([], [], [], [], [weight]).weighted(0, *factors, 1.0)
         for x, y in zip(found, factors):
             assert x is y if y is queries else torch.equal(x, y * weight)
 
 
 def test_factors_keep_their_type():
     """A weight in fp32, as it is under autocast, leaves factors and a single bias in half precision."""
-    query, key, weight = torch.randn(2, 3, 2, 9, 5).half().unbind() + (torch.rand(2, 1, 1),)
+    query, key = torch.randn(2, 3, 2, 9, 5).half()
+    logits = Logits([], [], [], [], [torch.rand(1, 2)])
+    logits.add_weighted(bias_of(query), 0)
+    logits = logits.read(0, 9, 5)
     for factors in ((query, key), (query, key[:1])):
-        assert [x.dtype for x in weighted(weight[None], *factors)] == [torch.half] * 2
-    assert bias_of(query, weight).total(5).dtype == torch.half
+        assert [x.dtype for x in logits.weighted(0, *factors, 1.0)] == [torch.half] * 2
+    assert logits.total(5).dtype == torch.half
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_logits_of_other_tensors(spec):
+    """`with_tensors` is the inverse of `tensors`, before and after they are read."""
+    module, x = make_attention(spec), torch.randn(9, 3, 6)
+    (logits,) = module.synthesizer(Inputs(x, *module.project(x)[:2], 0, 9))
+    for found in (logits, logits.read(0, 9, 9)):
+        again = found.with_tensors(found.tensors())
+        assert all(a is b for a, b in zip(again.tensors(), found.tensors()))
+        for name in ("products", "outers", "biases", "diagonals"):
+            for a, b in zip(getattr(again, name), getattr(found, name)):
+                assert all(x is y or x == y for x, y in zip(a, b))
 
 
 def test_sums_of_logits():
@@ -162,7 +179,11 @@ def test_sums_of_logits():
 
 
 def check_logits(summands, causal, bsz, heads, length, width):
-    logits = sum(summands, Logits([], [], [], []))
+    weights = torch.rand(2, heads, dtype=torch.float64, requires_grad=True)
+    logits = Logits([], [], [], [], [weights])
+    for summand, row in summands:
+        logits.add_weighted(summand, row)
+    logits = logits.read(0, length, length)
     before = [x.detach().clone() for x in logits.tensors()]
     value = torch.randn(bsz, heads, length, width, dtype=torch.float64, requires_grad=True)
     leaves = list({id(t): t for t in [value, *logits.tensors()]}.values())

@@ -4,7 +4,6 @@ Without ``--device cuda`` the interpreter runs them, and a stand-in for a driver
 default; ``--kernels`` runs everything.
 """
 
-import argparse
 import copy
 import functools
 import json
@@ -14,15 +13,16 @@ import sys
 
 import pytest
 import torch
-from helpers import NAMES, SPECS, make_attention, padding_mask
+from helpers import NAMES, SPECS, Columns, make_attention, padding_mask
 
-from fairseq_synth import computations
 from fairseq_synth.architectures import VARIANTS
 from fairseq_synth.computations import kernels, launches, plain
 from fairseq_synth.errors import SynthesizerError
-from fairseq_synth.logits import bias_of, diagonals_of, outer_product_of, product_of
+from fairseq_synth.linear import Projected
+from fairseq_synth.logits import Logits, bias_of, diagonals_of, outer_product_of, product_of
 from fairseq_synth.masks import causal_mask
-from recipes.command import ROOT
+from fairseq_synth.synthesizers import register_synthesizer
+from recipes.steps import ROOT
 
 triton = pytest.importorskip("triton", reason="no Triton for this Python, or this system")
 from compile_kernels import LIMITS  # noqa: E402
@@ -47,15 +47,37 @@ def everything(request):
 @pytest.fixture(autouse=True)
 def kernels_are_on(monkeypatch):
     monkeypatch.setenv(kernels.VARIABLE, "1")
-    monkeypatch.setattr(kernels, "PLANS", {})
+    kernels.plan_of.cache_clear()
+    kernels.device_fits.cache_clear()
     # on a GPU they are for half precision, as in fp32 they are slow; but fp32 is what shows that they are right
     monkeypatch.setattr(kernels, "DTYPES", (torch.float32, *kernels.DTYPES))
 
 
 def plan_with(monkeypatch, name, value):
     """Launches are planned anew, with another function or number."""
-    monkeypatch.setattr(launches, name, value)
-    kernels.PLANS.clear()
+    monkeypatch.setattr(launches.Layout if name == "is_short" else launches, name, value)
+    kernels.plan_of.cache_clear()
+
+
+def by_kernels(logits, value, mask=None, causal=False, dropout=0.0, projected=None):
+    """softmax(S) V, (B, H, T, d_h), by the kernels; None where they have no place for the call."""
+    out = kernels.attend(logits, projected or Projected(None, None, value, None), mask, causal, dropout)
+    return None if out is None else out.unflatten(2, (value.size(1), value.size(3))).permute(1, 2, 0, 3)
+
+
+def by_definition(logits, value, mask=None, causal=False, dropout=0.0, projected=None):
+    """The same by the plain computation."""
+    length = value.size(2)
+    logits = logits.read(0, length, length)
+    return plain.compute(logits, value, mask, causal_mask(value) if causal else None, dropout)
+
+
+def mixed(weights, *summands):
+    """The sum of logits, each times a row of the weights (M, H), or -1 for 1."""
+    logits = Logits([], [], [], [], [] if weights is None else [weights])
+    for summand, row in summands:
+        logits.add_weighted(summand, row)
+    return logits
 
 
 @pytest.fixture(autouse=True)
@@ -73,10 +95,10 @@ def dirty_memory(monkeypatch):
 def run(module, x, grad, mask, causal, monkeypatch, computation):
     """Output and gradients of a layer by a computation; rows of padding have no gradient."""
 
-    def attend(logits, value, key_padding_mask, attn_mask, dropout):
-        key_padding_mask = None if causal else key_padding_mask
-        assert computation.supports(logits, value, key_padding_mask, attn_mask, dropout)
-        return computation.compute(logits, value, key_padding_mask, attn_mask, dropout)
+    def attend(logits, projected, key_padding_mask, _, dropout):
+        out = computation(logits, projected.v, key_padding_mask, causal, dropout, projected)
+        assert out is not None
+        return out.permute(2, 0, 1, 3).flatten(2)
 
     with monkeypatch.context() as patch:
         patch.setattr("fairseq_synth.attention.attend", attend)
@@ -85,7 +107,6 @@ def run(module, x, grad, mask, causal, monkeypatch, computation):
         visible = torch.ones_like(out[..., :1]) if mask is None else (~mask).t().unsqueeze(-1).to(out.dtype)
         module.zero_grad()
         (out * visible).backward(grad)
-    assert all(plan.works for plan in kernels.PLANS.values())  # none is replaced by another computation
     named = {name: p.grad for name, p in module.named_parameters() if p.requires_grad}
     return {"out": out.detach() * visible, "x": x.grad, **named}
 
@@ -96,23 +117,35 @@ def mask_of(kind, length, bsz):
     return {"padded": mask, "left": mask.flip(1)}.get(kind)
 
 
-def check(spec, length, masks, monkeypatch, width=8, dtype=torch.float32, std=0.3, mixture="convex", bsz=3, m=None):
+def check(
+    spec,
+    length,
+    masks,
+    monkeypatch,
+    width=8,
+    dtype=torch.float32,
+    std=0.3,
+    mixture="convex",
+    bsz=3,
+    m=None,
+    beyond_length="refuse",
+):
     """The kernels equal the plain computation in fp64.
 
     In half precision they may err twice as much as the plain computation does there, by the worst of its tensors: one
     number, such as the gradient of a weight, can be right by chance.
     """
     torch.manual_seed(length)
-    module = make_attention(spec, mixture, 2 * width, max_length=m or max(length, 12))
+    module = make_attention(spec, mixture, 2 * width, max_length=m or max(length, 12), beyond_length=beyond_length)
     for name, parameter in module.named_parameters():
         if name.endswith(("random.R", "random.r")):
             parameter.data.normal_(std=std)
     module.to(dtype)
     x, grad = torch.randn(2, length, bsz, 2 * width).to(dtype)
     mask, causal = mask_of(masks, length, bsz), masks == "causal"
-    found = run(module, x, grad, mask, causal, monkeypatch, kernels)
-    rough = found if dtype == torch.float32 else run(module, x, grad, mask, causal, monkeypatch, plain)
-    exact = run(module.double(), x.double(), grad.double(), mask, causal, monkeypatch, plain)
+    found = run(module, x, grad, mask, causal, monkeypatch, by_kernels)
+    rough = found if dtype == torch.float32 else run(module, x, grad, mask, causal, monkeypatch, by_definition)
+    exact = run(module.double(), x.double(), grad.double(), mask, causal, monkeypatch, by_definition)
     least = {torch.float32: 2e-5 * max(1, std), torch.float16: 5e-3, torch.bfloat16: 5e-2}[dtype]
     assert found.keys() == exact.keys()
     # the key bias has no gradient but rounding
@@ -208,14 +241,13 @@ def test_distances_beyond_the_longest(is_short, monkeypatch):
 
 
 @pytest.mark.parametrize("is_short", [True, False])
-@pytest.mark.parametrize("columns", [slice(0, 5), slice(6, 11), slice(0, 11)], ids=["first", "last", "all"])
+@pytest.mark.parametrize("columns", [slice(0, 5), slice(6, 11), slice(0, 11), slice(5, 6)], ids=str)
 def test_distances_of_a_larger_tensor(columns, is_short, monkeypatch):
+    """Also of one value for all distances, whose gradient is the sum of all diagonals."""
     plan_with(monkeypatch, "is_short", lambda _: is_short)
     torch.manual_seed(0)
     values, (value, grad) = torch.randn(2, 11, requires_grad=True), torch.randn(2, 2, 2, 9, 4)
-    logits = diagonals_of(values[None, :, None, columns], None, 0, 9)
-    assert kernels.supports(logits, value, None, None, 0.0)
-    outputs = (each.compute(logits, value, None, None) for each in (kernels, plain))
+    outputs = (each(diagonals_of(values[:, columns]), value) for each in (by_kernels, by_definition))
     found, expected = (torch.autograd.grad(out, values, grad)[0] for out in outputs)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
@@ -251,34 +283,30 @@ def test_the_weight_of_a_constant(place, is_short, monkeypatch):
     torch.manual_seed(0)
     query, key, value, grad = torch.randn(4, 2, 2, 20, 4, dtype=torch.float16)
     R = torch.randn(1, 2, 20, 20, dtype=torch.float16)
-    weight = torch.full((2, 1, 1), 0.5, dtype=torch.float16, requires_grad=True)
+    weights = torch.full((1, 2), 0.5, dtype=torch.float16, requires_grad=True)
     four = torch.full((2, 2, 20, 4), 4, dtype=torch.float16)
     constants = {  # of 64
-        "q": lambda: product_of(four, four, weight),
-        "x": lambda: product_of(four, four[:1], weight),
-        "outer": lambda: outer_product_of(2 * torch.cat([four, four], 3), 2 * four, weight),
-        "c": lambda: bias_of(16 * four[:1, :, :1, :1].expand(-1, -1, -1, 20), weight),
-        "r": lambda: bias_of((16 * four[:1, :, :, :1]).repeat(1, 1, 1, 20), weight),
+        "q": product_of(four, four),
+        "x": product_of(four, four[:1]),
+        "outer": outer_product_of(2 * torch.cat([four, four, four], 3), 8),
+        "c": bias_of(16 * four[:1, :, :1, :1].expand(-1, -1, -1, 20)),
+        "r": bias_of((16 * four[:1, :, :, :1]).repeat(1, 1, 1, 20)),
     }
     for others in (), (query, R, four):  # a gradient is wanted of the weight alone, and of more
         for x in others:
             x.requires_grad_()
-        logits = constants[place]() + (bias_of(R) if place == "q" else product_of(query, key))
-        found, *_ = torch.autograd.grad(
-            kernels.compute(logits, value + 8, None, None), (weight, *others), grad, allow_unused=True
-        )
+        other = bias_of(R) if place == "q" else product_of(query, key)
+        out = by_kernels(mixed(weights, (constants[place], 0), (other, -1)), value + 8)
+        found, *_ = torch.autograd.grad(out, (weights, *others), grad, allow_unused=True)
         assert found.abs().max() < 0.1
 
 
 @pytest.mark.parametrize("is_short", [True, False])
 def test_one_sentence(is_short, monkeypatch):
-    """Its products are not stored as matrices, although their factors have the size of those that a batch shares."""
+    """Its factors have the size of those that a batch shares."""
     plan_with(monkeypatch, "is_short", lambda _: is_short)
     for spec in ("random+vanilla", MIXED):
         check(spec, 9, "none", monkeypatch, bsz=1)
-    product = product_of(*torch.randn(2, 1, 2, 7, 8))
-    parts = kernels.parts_of(product + product, torch.randn(1, 2, 7, 8))
-    assert len(parts.own) == len(parts.half) == 1 and not parts.matrices.tensors()
 
 
 @pytest.mark.parametrize("is_short", [True, False])
@@ -291,94 +319,78 @@ def test_groups_of_sentences(programs, is_short, monkeypatch):
     check(MIXED, 5, "causal", monkeypatch, bsz=5)
 
 
-def random_logits(bsz, heads, length, is_small=False):
-    """Logits in every place of the kernels, of views and copies that no projection leaves behind, and their leaves.
-
-    Args:
-        is_small: one row and one matrix, which the kernels read with their weights, not two of each.
-    """
+def random_logits(bsz, heads, length):
+    """Logits in every place of the kernels, each with a weight of its own, and their leaves. Some factors are of all
+    heads, and there are two matrices and products that no projection leaves behind."""
     leaves = []
 
     def new(*shape):
         leaves.append(torch.randn(*shape).mul_(0.5).requires_grad_())
         return leaves[-1]
 
-    weight = new(heads, 1, 1)
-    query, key = new(bsz, heads, length, 5), new(bsz, length, heads, 5).transpose(1, 2)
-    logits = product_of(query, key, weight, scale=0.7)
-    logits += product_of(new(length, bsz, 1, 3).permute(1, 2, 0, 3), new(1, 1, 3, length).mT, new(heads, 2, 1)[:, :1])
-    logits += outer_product_of(new(bsz, heads, length, length // 3 + 2), new(bsz, 1, length, 3), new(heads, 1, 1))
-    logits += bias_of(new(1, heads, 1, length), new(1, 1, 1).expand(heads, 1, 1))
-    if not is_small:
-        logits += bias_of(new(1, 1, 1, length), weight) + product_of(new(1, heads, length, 2), new(1, 1, length, 2))
-    logits += bias_of(new(1, 1, length, length).mT, weight)
+    weights, longer = new(5, heads), length + 2
+    logits = mixed(
+        weights,
+        (product_of(new(bsz, heads, length, 5), new(bsz, length, heads, 5).transpose(1, 2), 0.7), 3),
+        (product_of(new(length, bsz, 1, 3).permute(1, 2, 0, 3), new(1, 3, longer).mT, 0.6), 0),
+        (outer_product_of(new(bsz, heads, length, length // 3 + 5), length // 3 + 2), 4),
+        (bias_of(new(heads, 1, longer)), 2),
+        (bias_of(new(1, longer, longer)), 1),
+        (product_of(new(heads, longer, 2), new(1, longer, 2)) + bias_of(new(1, heads, length, length)), -1),
+    )
     return logits, leaves
 
 
-@pytest.mark.parametrize("is_small", [True, False])
 @pytest.mark.parametrize("is_short", [True, False])
-@pytest.mark.parametrize("length", [1, 9])
-def test_any_memory(length, is_short, is_small, monkeypatch):
-    """Tensors that lie in any way: what the kernels cannot read is copied. Each summand has a weight of its own."""
+@pytest.mark.parametrize("length", [2, 9])
+def test_any_summands(length, is_short, monkeypatch):
+    """What the kernels cannot read where it is, is copied."""
     plan_with(monkeypatch, "is_short", lambda _: is_short)
-    logits, leaves = random_logits(3, 2, length, is_small)
+    logits, leaves = random_logits(3, 2, length)
     value = torch.randn(3, 2, length, 6, requires_grad=True)
     leaves.append(value)
     grad = torch.randn(3, 6, length, 2).permute(0, 3, 2, 1)
-    assert kernels.supports(logits, value, None, None, 0.0)
-    found = torch.autograd.grad(kernels.compute(logits, value, None, None), leaves, grad)
-    expected = torch.autograd.grad(plain.compute(logits, value, None, None), leaves, grad)
+    found, expected = (torch.autograd.grad(f(logits, value), leaves, grad) for f in (by_kernels, by_definition))
     for a, b in zip(found, expected):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("spec", ["random", "columns", "factorized_random", "relative_random"])
+@pytest.mark.parametrize("length", [5, 9])
+def test_one_summand(spec, length, registry, monkeypatch):
+    """Its matrix, row or values are read whole, and have their gradient whole; beyond l they begin again."""
+    register_synthesizer("columns")(Columns)
+    for is_short in (True, False):
+        plan_with(monkeypatch, "is_short", lambda _, found=is_short: found)
+        check(spec, length, "padded", monkeypatch, m=7, beyond_length="tile")
+
+
 @pytest.mark.parametrize("is_short", [True, False])
-def test_views_of_one_tensor(is_short, monkeypatch):
-    """A gradient reaches each element once for every use, and nothing that is not its own."""
+@pytest.mark.parametrize("case", ["packed", "swapped", "the same twice", "without a gradient", "a hook", "retained"])
+def test_views_of_the_projection(case, is_short, monkeypatch):
+    """Queries, keys and values as the layer gives them, and what a function may do to them."""
     plan_with(monkeypatch, "is_short", lambda _: is_short)
-    whole = torch.randn(5, 3, 12, requires_grad=True)  # (T, B, features)
-    R = torch.randn(2, 7, 8, requires_grad=True)
-    alpha = torch.randn(2, 2, requires_grad=True)
-
-    def heads(first, last, x=whole):
-        return x[..., first:last].unflatten(-1, (2, -1)).permute(1, 2, 0, 3)
-
-    class Tripled(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.view_as(x)
-
-        @staticmethod
-        def backward(ctx, grad):
-            return 3 * grad
-
-    a, b = alpha.softmax(0)[:, :, None, None].unbind()
-    q, bias = heads(0, 4), bias_of(R[None, :, :5, :5], b)
-    calls = {
-        "packed": (product_of(q, heads(4, 8), a) + bias, heads(8, 12)),
-        "a part of the whole": (product_of(q, heads(6, 10), a) + bias, torch.randn(3, 2, 5, 4)),
-        "the same twice": (product_of(q, q, a) + bias, q),
-        "overlapping": (product_of(q, heads(2, 6), a) + bias, heads(3, 7)),
-        "without a gradient": (product_of(q.detach(), heads(4, 8), a) + bias_of(R.detach()[None, :, :5, :5]), q),
-        "a gradient of its own": (product_of(Tripled.apply(q), heads(4, 8), a) + bias, Tripled.apply(heads(8, 12))),
-        "not from the beginning": (bias_of(R[None, :, 2:, 3:], b), heads(8, 12)),
-        "transposed": (
-            bias_of(R[None, :, :5, :5].mT),
-            heads(8, 12, whole.transpose(0, 1).contiguous().transpose(0, 1)),
-        ),
-        "of the heads' weights": (bias_of(R[None, :, :5, :5], alpha[0, :, None, None]) + product_of(q, q, b), q),
-    }
-    for name, (logits, value) in calls.items():
-        results = []
-        for computation in (kernels, plain):
-            out = computation.compute(logits, value, None, None)
-            grad = torch.linspace(-1, 1, out.numel()).view_as(out)
-            grads = torch.autograd.grad(out, [whole, R, alpha], grad, retain_graph=True, allow_unused=True)
-            results.append([out, *(torch.zeros(()) if x is None else x for x in grads)])
-        for found, expected in zip(*results):
-            torch.testing.assert_close(
-                found, expected.expand_as(found), atol=1e-4, rtol=0, msg=lambda m, n=name: f"{n}: {m}"
-            )
+    packed, R = torch.randn(5, 3, 24, requires_grad=True), torch.randn(2, 7, 7, requires_grad=True)
+    weights, results = torch.rand(2, 2, requires_grad=True), []
+    for computation in (by_kernels, by_definition):
+        q, k, v = (x.unflatten(-1, (2, 4)).permute(1, 2, 0, 3) for x in packed.split(8, dim=-1))
+        projected, seen = Projected(q, k, v, packed), []
+        if case == "a hook":
+            k.register_hook(lambda grad, seen=seen: seen.append(grad) or 0 * grad)
+        if case == "retained":
+            q.retain_grad()
+        query, key = {"swapped": (k, q), "the same twice": (q, q)}.get(case, (q, k))
+        query = query.detach() if case == "without a gradient" else query
+        out = computation(mixed(weights, (product_of(query, key), 1), (bias_of(R), 0)), v, projected=projected)
+        grad = torch.linspace(-1, 1, out.numel()).view_as(out)
+        found = torch.autograd.grad(out, [packed, R, weights], grad, retain_graph=True)
+        if case == "retained":
+            out.backward(grad)
+            seen.append(q.grad)
+        results.append([out, *found, *seen])
+    assert len(results[0]) == len(results[1]) == 4 + (case in ("a hook", "retained"))
+    for found, expected in zip(*results):
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("is_short", [True, False])
@@ -390,7 +402,7 @@ def test_dropout(is_short, monkeypatch):
     logits, leaves = random_logits(3, 2, length)
     monkeypatch.setattr(torch, "randint", lambda *_, **kwargs: torch.tensor([1234567890123456789]))
     eye = torch.eye(length).expand(3, 2, length, length)
-    weights, dropped = kernels.compute(logits, eye, None, None), kernels.compute(logits, eye, None, None, p)
+    weights, dropped = by_kernels(logits, eye), by_kernels(logits, eye, dropout=p)
     factors = (dropped / weights).detach()
     kept = factors > 0.5
     torch.testing.assert_close(factors, kept / (1 - p), atol=1e-3, rtol=0)
@@ -399,9 +411,9 @@ def test_dropout(is_short, monkeypatch):
     assert len(rows.unique(dim=0)) == len(rows)  # each row of each head and sentence has numbers of its own
     value = torch.randn(3, 2, length, 6, requires_grad=True)
     grad = torch.randn(3, 2, length, 6)
-    found = torch.autograd.grad(kernels.compute(logits, value, None, None, p), [value, *leaves], grad)
+    found = torch.autograd.grad(by_kernels(logits, value, dropout=p), [value, *leaves], grad)
     monkeypatch.setattr(plain, "drop", lambda weights, *_: weights * kept / (1 - p))
-    expected = torch.autograd.grad(plain.compute(logits, value, None, None, p), [value, *leaves], grad)
+    expected = torch.autograd.grad(by_definition(logits, value, dropout=p), [value, *leaves], grad)
     for a, b in zip(found, expected):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=0)
 
@@ -413,51 +425,38 @@ def test_calls_that_lie_alike_have_one_plan(monkeypatch):
     for plans in (len(calls), len(calls)):
         for spec, length, masks in calls:
             check(spec, length, masks, monkeypatch, m=12)
-        assert len(kernels.PLANS) == plans
+        assert kernels.plan_of.cache_info().currsize == plans
 
 
-BASE_CALL = dict(
-    bsz=2, length=3, places=[(0, 0), (0, 8), (0, 16)], wanted=[True, True, True, True], alphas=2, weights=[0, 1],
-    scale=1.0, is_transposed=False, masks="none",
-)  # fmt: skip
+BASE_CALL = dict(bsz=2, length=3, wanted=[True] * 3, alphas=2, rows=[0, 1], scale=1.0, masks="none", diagonals=False)
 OTHER_CALLS = [
-    dict(bsz=3), dict(length=2), dict(places=[(0, 8), (0, 0), (0, 16)]), dict(places=[(0, 0), (1, 8), (0, 16)]),
-    dict(places=[(1, 0), (1, 8), (1, 16)], wanted=[False, True, True, True]), dict(wanted=[False, True, True, True]),
-    dict(wanted=[True, True, False, True]), dict(wanted=[True, True, True, False]), dict(alphas=3),
-    dict(weights=[1, 0]), dict(weights=[None, 0]), dict(weights=[0, None]), dict(scale=0.5), dict(is_transposed=True),
-    dict(masks="padded"), dict(masks="causal"),
+    dict(bsz=3), dict(length=2), dict(wanted=[False, True, True]), dict(wanted=[True, False, True]),
+    dict(wanted=[True, True, False]), dict(alphas=3), dict(rows=[1, 0]), dict(rows=[-1, 0]), dict(rows=[0, -1]),
+    dict(scale=0.5), dict(masks="padded"), dict(masks="causal"), dict(diagonals=True),
 ]  # fmt: skip
 
 
-def values_and_gradients(computation, bsz, length, places, wanted, alphas, weights, scale, is_transposed, masks):
-    """Of logits whose tensors are views of two wholes, a matrix and weights, with more rows than there are tokens."""
+def values_and_gradients(computation, bsz, length, wanted, alphas, rows, scale, masks, diagonals):
+    """Of a mixture of two summands."""
     torch.manual_seed(0)
-    shapes = [(5, bsz, 24), (5, bsz, 24), (2, 4, 4), (alphas, 2)]
-    *wholes, R, alpha = leaves = [
-        torch.randn(shape, requires_grad=is_wanted) for shape, is_wanted in zip(shapes, wanted)
-    ]
-    alpha = [None, *alpha.softmax(0)[:, :, None, None].unbind()]
-    q, k, v = (
-        wholes[i][:length, :, first : first + 8].unflatten(-1, (2, -1)).permute(1, 2, 0, 3) for i, first in places
-    )
-    of_product, of_bias = (alpha[0 if row is None else row + 1] for row in weights)
-    bias = R.mT if is_transposed else R
-    logits = product_of(q, k, of_product, scale) + bias_of(bias[None, :, :length, :length], of_bias)
+    shapes = [(length, bsz, 24), (2, 7) if diagonals else (2, 4, 4), (alphas, 2)]
+    packed, R, weights = leaves = [torch.randn(shape, requires_grad=x) for shape, x in zip(shapes, wanted)]
+    q, k, v = (x.unflatten(-1, (2, 4)).permute(1, 2, 0, 3) for x in packed.split(8, dim=-1))
+    shared = diagonals_of(R) if diagonals else bias_of(R)
+    logits = mixed(weights, (product_of(q, k, scale), rows[0]), (shared, rows[1]))
     mask = padding_mask([length - 1, *[length] * (bsz - 1)]) if masks == "padded" else None
-    out = computation.compute(logits, v, mask, causal_mask(wholes[0]) if masks == "causal" else None)
-    rows = out if mask is None else out.masked_fill(mask[:, None, :, None], 0.0)
-    leaves = [leaf for leaf in leaves if leaf.requires_grad]
-    grads = torch.autograd.grad(rows.square().sum(), leaves, allow_unused=True)
-    return [rows, *(torch.zeros(()) if x is None else x for x in grads)]
+    out = computation(logits, v, mask, masks == "causal", 0.0, Projected(q, k, v, packed))
+    visible = out if mask is None else out.masked_fill(mask[:, None, :, None], 0.0)
+    return [visible, *torch.autograd.grad(visible.square().sum(), [leaf for leaf in leaves if leaf.requires_grad])]
 
 
 @pytest.mark.parametrize("number", range(len(OTHER_CALLS)))
 def test_plans_are_told_apart(number):
     """A call after one that differs in one property."""
     call = {**BASE_CALL, **OTHER_CALLS[number]}
-    values_and_gradients(kernels, **BASE_CALL)
-    for found, expected in zip(values_and_gradients(kernels, **call), values_and_gradients(plain, **call)):
-        torch.testing.assert_close(found, expected.expand_as(found), atol=1e-4, rtol=0)
+    values_and_gradients(by_kernels, **BASE_CALL)
+    for found, expected in zip(values_and_gradients(by_kernels, **call), values_and_gradients(by_definition, **call)):
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
 def test_dropout_differs_from_call_to_call():
@@ -493,8 +492,8 @@ def test_autocast(spec, monkeypatch, request):
     module = make_attention(spec)
     x, grad, mask = torch.randn(7, 3, 6), torch.randn(7, 3, 6), mask_of("padded", 7, 3)
     with torch.autocast(device, torch.float16):
-        found = run(module, x, grad, mask, False, monkeypatch, kernels)
-    exact = run(copy.deepcopy(module).double(), x.double(), grad.double(), mask, False, monkeypatch, plain)
+        found = run(module, x, grad, mask, False, monkeypatch, by_kernels)
+    exact = run(copy.deepcopy(module).double(), x.double(), grad.double(), mask, False, monkeypatch, by_definition)
     for name, value in exact.items():
         assert name == "out" or found[name].dtype == torch.float32
         torch.testing.assert_close(found[name].double(), value, atol=0.03, rtol=0.03, msg=lambda m, n=name: f"{n}: {m}")
@@ -504,11 +503,11 @@ def test_gradients_that_nobody_wants(monkeypatch):
     """Parameters that are not trained have no gradient, and the others the same as before."""
     module = make_attention("random+dense+vanilla")
     x, grad = torch.randn(2, 7, 3, 6)
-    expected = run(module, x, grad, None, False, monkeypatch, kernels)
+    expected = run(module, x, grad, None, False, monkeypatch, by_kernels)
     frozen = [name for name, _ in module.named_parameters() if name.endswith(("R", "W2", "q_proj.weight"))]
     for name in frozen:
         module.get_parameter(name).requires_grad_(False)
-    found = run(module, x, grad, None, False, monkeypatch, kernels)
+    found = run(module, x, grad, None, False, monkeypatch, by_kernels)
     assert set(expected) - set(found) == set(frozen)
     for name in found:
         torch.testing.assert_close(found[name], expected[name])
@@ -517,11 +516,12 @@ def test_gradients_that_nobody_wants(monkeypatch):
 @pytest.mark.parametrize(
     "wanted,names",
     [
-        ("v", ["backward_columns"]),
         ("a", ["backward_rows", "backward_columns", "add"]),
-        ("kv", ["backward_rows", "backward_columns"]),
+        ("p", ["backward_rows", "backward_columns"]),
         ("R", ["backward_rows", "backward_matrix", "add"]),
-        ("qkvRa", ["backward_rows", "backward_columns", "backward_matrix", "add"]),
+        ("x", ["backward_rows"]),
+        ("w", ["backward_rows", "backward_columns", "add"]),
+        ("pRa", ["backward_rows", "backward_columns", "backward_matrix", "add"]),
     ],
 )
 def test_launches_of_what_is_wanted(wanted, names, monkeypatch):
@@ -531,123 +531,110 @@ def test_launches_of_what_is_wanted(wanted, names, monkeypatch):
     """
     plan_with(monkeypatch, "is_short", lambda _: False)
     plan_with(monkeypatch, "PROGRAMS", 1)
-    x = dict(zip("qkv", torch.randn(3, 3, 2, 7, 8)), R=torch.randn(1, 2, 7, 7), a=torch.rand(2, 1, 1))
-    leaves = [x[name].requires_grad_() for name in wanted]
+    shapes = dict(p=(7, 3, 48), R=(2, 7, 7), a=(1, 2), x=(3, 2, 7, 8), w=(2, 9, 8))
+    x = {name: torch.randn(shape, requires_grad=name in wanted) for name, shape in shapes.items()}
     called, run = [], kernels.run
     monkeypatch.setattr(kernels, "run", lambda launch, t: (called.append(launch), run(launch, t)))
 
     def gradients(computation):
-        out = computation.compute(product_of(x["q"], x["k"], x["a"]) + bias_of(x["R"]), x["v"], None, None)
-        return torch.autograd.grad(out.square().sum(), leaves)
+        q, k, v = (part.unflatten(-1, (2, 8)).permute(1, 2, 0, 3) for part in x["p"].split(16, dim=-1))
+        summand = product_of(x["x"], x["w"]) if set(wanted) & set("xw") else product_of(q, k)
+        logits = mixed(x["a"], (summand, 0), (bias_of(x["R"]), -1))
+        out = computation(logits, v, projected=Projected(q, k, v, x["p"]))
+        return torch.autograd.grad(out.square().sum(), [x[name] for name in wanted])
 
-    for found, expected in zip(gradients(kernels), gradients(plain)):
+    for found, expected in zip(gradients(by_kernels), gradients(by_definition)):
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
     assert [launch.kernel.__name__ for launch in called] == ["forward", *names]
-    programs = {launch.kernel.__name__: launch.grid for launch in called}
-    assert programs.get("backward_columns", (6,)) == (6,) and programs.get("backward_matrix", (2,)) == (2,)
+    programs = {launch.kernel.__name__: launch.grid[0] for launch in called}
+    number = 2 if wanted == "w" else 6
+    assert programs.get("backward_columns", number) == number and programs.get("backward_matrix", 2) == 2
 
 
 def test_off_by_default(monkeypatch):
-    logits, value = bias_of(torch.randn(1, 2, 7, 7)), torch.randn(3, 2, 7, 8)
-    assert kernels.supports(logits, value, None, None, 0.0)
+    value = torch.randn(3, 2, 7, 8)
+    assert kernels.are_on(value)
     for setting in ("", "0"):
         monkeypatch.setenv(kernels.VARIABLE, setting)
-        assert not kernels.supports(logits, value, None, None, 0.0)
+        assert not kernels.are_on(value)
     monkeypatch.setenv(kernels.VARIABLE, "true")
     with pytest.raises(SynthesizerError, match="FAIRSEQ_SYNTH_KERNELS=true: give 1 for on or 0 for off"):
-        kernels.supports(logits, value, None, None, 0.0)
+        kernels.are_on(value)
     monkeypatch.delenv(kernels.VARIABLE)
-    assert not kernels.supports(logits, value, None, None, 0.0)
+    assert not kernels.are_on(value)
 
 
-def test_a_device_that_is_too_old(monkeypatch, caplog):
-    """The kernels are off there, which is said once."""
-    monkeypatch.setattr(kernels, "triton_fits", lambda: False)
-    kernels.device_fits.cache_clear()
+@pytest.mark.parametrize(
+    "name, value, message",
+    [
+        (
+            "triton_fits",
+            lambda: False,
+            "the kernels need an NVIDIA GPU of compute capability 8.0 or higher, and Triton",
+        ),
+        ("DTYPES", (), "has no effect in float32: give --fp16, --bf16 or --amp"),
+    ],
+)
+def test_why_the_kernels_are_off(name, value, message, monkeypatch, caplog):
+    """Which is said once."""
+    monkeypatch.setattr(kernels, name, value)
+    monkeypatch.setattr(kernels, "INTERPRETED", kernels.DTYPES)
     for _ in range(2):
-        assert not kernels.supports(bias_of(torch.randn(1, 2, 7, 7)), torch.randn(3, 2, 7, 8), None, None, 0.0)
+        assert not kernels.are_on(torch.randn(3, 2, 7, 8))
     kernels.device_fits.cache_clear()
     (said,) = [record.getMessage() for record in caplog.records]
-    assert "FAIRSEQ_SYNTH_KERNELS: has no effect on " in said and "compute capability 8.0 or higher, and Triton" in said
+    assert said.startswith("FAIRSEQ_SYNTH_KERNELS: has no effect ") and said.endswith(message)
 
 
 def test_what_is_not_supported(monkeypatch):
     """Everything else goes to the other computations."""
     bias, value = torch.randn(1, 2, 7, 7), torch.randn(3, 2, 7, 8)
     q = torch.randn(3, 2, 7, 8)
-    own, half, outer = product_of(q, q), product_of(q, q[:1]), outer_product_of(q, q)
+    own, half, outer = product_of(q, q), product_of(q, q[:1]), outer_product_of(q, 3)
 
-    def supported(logits, value=value, mask=None, attn_mask=None):
-        return kernels.supports(logits, value, mask, attn_mask, 0.0)
+    def supported(logits, value=value):
+        return by_kernels(logits, value) is not None
 
     assert supported(own + half + outer + bias_of(bias))
-    assert supported(bias_of(bias), value, torch.zeros(3, 7, dtype=torch.bool), None)
     assert not supported(own)  # torch's fused attention
     assert not supported(product_of(q[:1], q[:1]), value[:1]) and supported(own + bias_of(bias), value)
     for twice in (own + own, half + half, outer + outer, product_of(q[:1], q), bias_of(torch.randn(3, 2, 7, 7))):
-        assert not supported(twice)
-    assert not supported(bias_of(bias), attn_mask=torch.zeros(7, 7))
-    assert not supported(bias_of(bias), value.double())
-    assert not supported(bias_of(bias), torch.randn(3, 2, 7, 136))
-    assert not supported(half + bias_of(bias), value.to("meta"))
-    assert not supported(product_of(torch.randn(3, 2, 7, 136), torch.randn(1, 2, 7, 136)))
-    assert not supported(bias_of(bias[:, :, :0, :0]), value[:, :, :0])
+        assert not supported(twice + bias_of(bias))
+    wide, wider = torch.randn(2, 3, 2, 7, 72), torch.randn(3, 2, 7, 136)
+    assert supported(own + bias_of(bias), wide[0]) and not supported(own + half + bias_of(bias), wide[0])
+    assert not supported(product_of(wide[0], wide[1]) + half + bias_of(bias))
+    assert not supported(bias_of(bias), wider) and not supported(product_of(wider, wider[:1]))
+    module, x = make_attention("random"), torch.randn(7, 3, 6)
+    monkeypatch.setattr(kernels, "attend", lambda *_: pytest.fail("a call of the kernels"))
+    module(x, attn_mask=torch.zeros(7, 7))
+    module.to("meta")(x.to("meta"))
+    module = make_attention("random").double()
+    module(x.double())
+    module(x[:, :0].double())
+    assert not kernels.are_on(x[:, :0])
     monkeypatch.setattr(torch.jit, "is_tracing", lambda: True)
-    assert not supported(bias_of(bias))
+    assert not kernels.are_on(x)
 
 
-def failing(monkeypatch, error):
-    """Every kernel fails when it is loaded; a list with an element for each time."""
+@pytest.mark.parametrize("error", [RuntimeError("out of registers"), torch.cuda.OutOfMemoryError("CUDA out of memory")])
+def test_a_kernel_that_does_not_load(error, monkeypatch):
+    """One line; but fairseq sees when memory ends. The next call tries again."""
     if torch.get_default_device().type != "cpu":
         pytest.skip("the interpreter compiles nothing")
-
     tried = []
 
-    def load(*_):
+    def compile(*_):
         tried.append(True)
         raise error
 
-    monkeypatch.setattr(kernels, "KINDS", {})
-    monkeypatch.setattr(kernels, "device_fits", lambda _: True)
     monkeypatch.setattr(kernels, "is_interpreted", lambda: False)
-    monkeypatch.setattr(kernels, "load", load)
-    return tried
-
-
-def test_a_kernel_that_does_not_compile(monkeypatch, caplog):
-    """One warning, and the result of another computation, also in the calls that follow."""
-    tried = failing(monkeypatch, RuntimeError("out of registers"))
-    for length in (7, 7, 6):
-        bias, value = torch.randn(1, 2, length, length), torch.randn(3, 2, length, 8)
-        out = computations.attend(bias_of(bias), value, None, None)
-        torch.testing.assert_close(out, plain.compute(bias_of(bias), value, None, None))
-    assert len(tried) == 1 and [record.getMessage() for record in caplog.records] == [
-        "FAIRSEQ_SYNTH_KERNELS: another computation is used for a call, as its kernel failed: "
-        "RuntimeError('out of registers')"
-    ]
-
-
-def test_memory_that_ends_while_a_kernel_is_loaded(monkeypatch):
-    """fairseq sees it, and the next call tries again."""
-    tried = failing(monkeypatch, torch.cuda.OutOfMemoryError("CUDA out of memory"))
+    monkeypatch.setattr(launches.Launch, "compile", compile)
+    line = "set FAIRSEQ_SYNTH_KERNELS=0: a kernel failed: RuntimeError.'out of registers'.$"
     for _ in range(2):
-        with pytest.raises(torch.cuda.OutOfMemoryError):
-            kernels.compute(bias_of(torch.randn(1, 2, 7, 7)), torch.randn(3, 2, 7, 8), None, None)
-    assert len(tried) == 2 and not kernels.KINDS
-
-
-def test_a_kernel_that_fails_after_others_of_its_kind(monkeypatch):
-    """The second pass of activation checkpointing, with a gradient, cannot drop the weights that the first one has."""
-    failing(monkeypatch, RuntimeError("out of registers"))
-    bias, value = bias_of(torch.randn(1, 2, 7, 7)), torch.randn(3, 2, 7, 8)
-    with monkeypatch.context() as patch:
-        patch.setattr(kernels, "load", lambda *_: None)
-        patch.setattr(kernels, "run", lambda *_: None)
-        for dropout in (0.0, 0.5):
-            kernels.compute(bias, value, None, None, dropout)
-    with pytest.raises(SynthesizerError, match="set FAIRSEQ_SYNTH_KERNELS=0: .* kernel failed: .*out of registers"):
-        kernels.compute(bias, value.requires_grad_(), None, None, 0.5)
-    assert torch.equal(kernels.compute(bias, value, None, None), plain.compute(bias, value, None, None))
+        expected = (SynthesizerError, line) if type(error) is RuntimeError else (type(error), "out of memory")
+        with pytest.raises(expected[0], match=expected[1]):
+            by_kernels(bias_of(torch.randn(2, 7, 7)), torch.randn(3, 2, 7, 8))
+    assert len(tried) == 2
 
 
 @pytest.mark.parametrize("is_short", [True, False])
@@ -655,30 +642,29 @@ def test_a_kernel_that_fails_after_others_of_its_kind(monkeypatch):
 def test_saved_tensors_in_other_memory(bsz, is_short, monkeypatch):
     """torch's `save_on_cpu` brings back tensors that lie in another way."""
     plan_with(monkeypatch, "is_short", lambda _: is_short)
-    packed, shared = torch.randn(5, bsz, 2, 24), torch.randn(5, 1, 2, 8)
-    q, k, v = (packed[..., i : i + 8].permute(1, 2, 0, 3) for i in (0, 8, 16))
-    k = k[:, :1]  # of all heads
-    R, grad = torch.randn(1, 2, 5, 5, requires_grad=True), torch.randn(bsz, 2, 5, 8)
-    logits = product_of(q, k) + product_of(q, shared.permute(1, 2, 0, 3)) + bias_of(R)
-    (expected,) = torch.autograd.grad(kernels.compute(logits, v, None, None), R, grad)
+    packed, key = torch.randn(5, bsz, 48), torch.randn(2, 7, 8)
+    q, k, v = (x.unflatten(-1, (2, 8)).permute(1, 2, 0, 3) for x in packed.split(16, dim=-1))
+    R, grad = torch.randn(2, 7, 7, requires_grad=True), torch.randn(bsz, 2, 5, 8)
+    logits = product_of(q, k) + product_of(torch.randn(bsz, 2, 5, 8), key) + bias_of(R)
+    projected = Projected(q, k, v, packed)
+    (expected,) = torch.autograd.grad(by_kernels(logits, v, projected=projected), R, grad)
 
-    def copied(x):
-        return torch.empty(x.size(), dtype=x.dtype).copy_(x)
+    def moved(x):  # from 4 bytes after a multiple of 16 on
+        return torch.empty(x.numel() + 16, dtype=x.dtype)[4 // x.itemsize :][: x.numel()].view(x.size()).copy_(x)
 
-    with torch.autograd.graph.saved_tensors_hooks(copied, lambda x: x):
-        out = kernels.compute(logits, v, None, None)
+    with torch.autograd.graph.saved_tensors_hooks(moved, lambda x: x):
+        out = by_kernels(logits, v, projected=projected)
     assert torch.equal(torch.autograd.grad(out, R, grad)[0], expected)
 
 
 @pytest.mark.parametrize("which", ["value", "bias", "mask", "grad", "saved"])
 def test_memory_at_any_address(which, monkeypatch):
-    """A launch that is compiled for memory at multiples of 16 bytes is not called with other memory."""
+    """Kernels are compiled for memory at multiples of 16 bytes, and called with no other."""
     plan_with(monkeypatch, "is_short", lambda _: False)
-    seen, call = {}, kernels.run
+    call = kernels.run
 
     def run(launch, tensors):
-        found = {name: kernels.is_aligned(x) for name, x in tensors.items() if x is not None}
-        assert seen.setdefault(id(launch), found) == found
+        assert all(x is None or x.data_ptr() % 16 == 0 for x in tensors.values())
         call(launch, tensors)
 
     def moved(x, name, odd):
@@ -687,14 +673,15 @@ def test_memory_at_any_address(which, monkeypatch):
         return torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view(x.size()).copy_(x)
 
     monkeypatch.setattr(kernels, "run", run)
-    value, grad = torch.randn(2, 5, 2, 2, 8)
-    bias, mask, found = torch.randn(1, 2, 5, 5), padding_mask([5, 4]), []
-    for odd in ("none", which, "none"):
-        v, R = moved(value, "value", odd), moved(bias, "bias", odd).requires_grad_()
+    value, grad = torch.randn(5, 2, 16), torch.randn(5, 2, 16)
+    bias, mask, found = torch.randn(2, 5, 5), padding_mask([5, 4]), []
+    for odd in ("none", which):
+        packed, R = moved(value, "value", odd), moved(bias, "bias", odd).requires_grad_()
+        projected = Projected(None, None, packed.unflatten(-1, (2, 8)).permute(1, 2, 0, 3), packed)
         with torch.autograd.graph.saved_tensors_hooks(functools.partial(moved, name="saved", odd=odd), lambda x: x):
-            out = kernels.compute(bias_of(R), v.permute(1, 2, 0, 3), moved(mask, "mask", odd), None)
-        found += torch.autograd.grad(out, R, moved(grad, "grad", odd).permute(1, 2, 0, 3))
-    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+            out = kernels.attend(bias_of(R), projected, moved(mask, "mask", odd), False)
+        found += torch.autograd.grad(out, R, moved(grad, "grad", odd))
+    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize("is_short", [True, False])
@@ -703,9 +690,9 @@ def test_gradients_of_padding(is_short, monkeypatch):
     plan_with(monkeypatch, "is_short", lambda _: is_short)
     lengths = [7, 4, 0]
     q, k, v, grad = torch.randn(4, 3, 2, 7, 8)
-    leaves = [x.requires_grad_() for x in (q, k, v, torch.randn(1, 2, 7, 7))]
+    leaves = [x.requires_grad_() for x in (q, k, v, torch.randn(2, 7, 7))]
     logits, mask = product_of(q, k) + bias_of(leaves[-1]), padding_mask(lengths)
-    out = kernels.compute(logits, v, mask, None)
+    out = by_kernels(logits, v, mask)
     assert not out[mask[:, None].expand(3, 2, 7)].any()
     found = torch.autograd.grad(out, leaves, grad, retain_graph=True)
     expected = torch.autograd.grad(out, leaves, grad.masked_fill(mask[:, None, :, None], 0.0))
@@ -725,8 +712,8 @@ def test_kernels_are_compiled_before_they_are_called(length, spills, monkeypatch
             self.kernel, self.options = kernel, options
 
         def __getitem__(self, grid):
-            is_small = self.options["num_warps"] < launches.MOST_WARPS
-            self.n_spills = (launches.MOST_SPILLS + 1) * (spills and is_small)  # known from here on
+            is_small = self.options["num_warps"] < launches.MAX_WARPS
+            self.n_spills = (launches.MAX_SPILLS + 1) * (spills and is_small)  # known from here on
 
             def call(*args):
                 called[self.kernel.__name__] = (list(map(kind, args)), grid, self.options)
@@ -754,7 +741,7 @@ def test_kernels_are_compiled_before_they_are_called(length, spills, monkeypatch
     ):
         for name in names:
             monkeypatch.setattr(module, name, Kernel(getattr(module, name)))
-    monkeypatch.setattr(kernels, "device_fits", lambda _: True)
+    monkeypatch.setattr(kernels, "device_fits", lambda *_: True)
     monkeypatch.setattr(kernels, "is_interpreted", lambda: False)
     module = make_attention("random+dense", max_length=length, dropout=0.1).train()
     x = torch.randn(length, 2, 6, requires_grad=True)
@@ -762,46 +749,50 @@ def test_kernels_are_compiled_before_they_are_called(length, spills, monkeypatch
     assert set(compiled) > set(called)  # the backward pass too
     out.sum().backward()
     assert compiled == called and len(called) == (3 if length == 7 else 5)
-    assert all((options["num_warps"] == launches.MOST_WARPS) == spills for _, _, options in called.values())
+    assert all((options["num_warps"] == launches.MAX_WARPS) == spills for _, _, options in called.values())
 
 
 WARPS_AND_STAGES = [
-    (0, 99, [(2, 3)]),
-    (0, 1, [(2, 3), (2, 2), (2, 1)]),  # shared memory for one stage
-    (100, 99, [(2, 3)]),
-    (101, 99, [(2, 3), (4, 3), (8, 3)]),
-    (101, 2, [(2, 3), (2, 2), (4, 2), (8, 2)]),
+    (0, 99, 99, [(2, 3)], (2, 3)),
+    (0, 1, 1, [(2, 3), (2, 2), (2, 1)], (2, 1)),  # shared memory for one stage
+    (100, 99, 99, [(2, 3)], (2, 3)),
+    (101, 99, 99, [(2, 3), (4, 3), (8, 3)], (8, 3)),
+    (101, 2, 2, [(2, 3), (2, 2), (4, 2), (8, 2)], (8, 2)),
+    (101, 99, 2, [(2, 3), (4, 3), (8, 3), (8, 2)], (8, 2)),
+    (101, 99, 0, [(2, 3), (4, 3), (8, 3), (8, 2), (8, 1)], (4, 3)),  # with 8 warps it does not fit: with 4 it does
 ]
 
 
-@pytest.mark.parametrize("spills,stages,expected", WARPS_AND_STAGES)
-def test_how_a_kernel_is_compiled_again(spills, stages, expected):
+@pytest.mark.parametrize("spills,stages,stages_of_8_warps,expected,kept", WARPS_AND_STAGES)
+def test_how_a_kernel_is_compiled_again(spills, stages, stages_of_8_warps, expected, kept):
     """With fewer stages where shared memory ends, with more warps where registers do."""
-    kernel = CompiledOnly(spills, stages)
+    kernel = CompiledOnly(spills, stages, stages_of_8_warps)
     launch = launches.Launch(kernel, (7,), (), (), 2, 3)
     launch.compile([])
-    assert kernel.tried == expected and launch.call == (7, 1, 1)
+    assert kernel.tried == expected and launch.call == (kept, (7, 1, 1)) and tuple(launch.options.values()) == kept
 
 
 def test_a_kernel_that_is_too_large():
     with pytest.raises(OutOfResources):
-        launches.Launch(CompiledOnly(0, 0), (7,), (), (), 2, 3).compile([])
+        launches.Launch(CompiledOnly(0, 0, 0), (7,), (), (), 2, 3).compile([])
 
 
 class CompiledOnly:
     """A kernel that spills, and a GPU with shared memory for so many stages."""
 
-    def __init__(self, spills, stages):
-        self.n_spills, self.stages, self.tried = spills, stages, []
+    def __init__(self, spills, stages, stages_of_8_warps):
+        self.n_spills, self.stages, self.tried = spills, {8: stages_of_8_warps}, []
+        self.stages.update({2: stages, 4: stages})
 
     def warmup(self, *args, grid, **options):
         self.tried.append(tuple(options.values()))
         return self
 
     def __getitem__(self, grid):
-        if self.tried[-1][1] > self.stages:
+        warps, stages = self.tried[-1]
+        if stages > self.stages[warps]:
             raise OutOfResources(2, 1, "shared memory")
-        return grid
+        return self.tried[-1], grid
 
 
 def without_interpreter(*arguments):
@@ -847,7 +838,7 @@ def check_resources(architecture, dtype, width, *more):
     found = without_interpreter(architecture, dtype, 8, width, *more)
     assert found
     for launch in map(json.loads, found):
-        most = 400 if launch["num_warps"] < launches.MOST_WARPS else 600  # bytes
+        most = 400 if launch["num_warps"] < launches.MAX_WARPS else 600  # bytes
         assert launch["spilled"] <= most, launch
         assert launch["shared"] <= LIMITS[architecture], launch
 
@@ -884,14 +875,3 @@ def test_measuring(tmp_path, everything):
     assert {name: row["kernels"] for name, row in rows.items()} == {"random 3x7": 3, "fixed_random 3x7": 2}
     done = subprocess.run([*map(str, command[:3]), "--parts", "tea"], env=environment, capture_output=True, text=True)
     assert done.returncode == 1 and "error: --parts tea: choose from tests, tests-kernels, correct" in done.stderr
-
-
-def test_a_measurement_without_kernels_is_none(monkeypatch, tmp_path, capsys):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import gpu
-
-    for says, is_kept in (("another computation is used for a call", False), ("done", True)):
-        monkeypatch.setattr(gpu, "commands", lambda _, says=says: {"block": ["-c", f"print({says!r})"]})
-        assert gpu.run_part("block+kernels", argparse.Namespace(out=tmp_path, dry=True)) == is_kept
-        assert (tmp_path / "block+kernels.json").exists() == is_kept
-    assert "block+kernels: a kernel failed, and another computation was measured" in capsys.readouterr().out

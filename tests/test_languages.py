@@ -1,13 +1,17 @@
 """Text of many languages: it comes back as it went in, is scored by its language's rules, in any locale."""
 
+import argparse
 import unicodedata
 
 import pytest
 import yaml
+from fairseq.data.encoders.moses_tokenizer import MosesTokenizer as FairseqMoses
+from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE
+from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPE
 from sacrebleu.metrics import BLEU
 from sacremoses import MosesDetokenizer, MosesPunctNormalizer, MosesTokenizer
 
-from recipes import languages
+from recipes import languages, metrics
 from recipes.steps import ROOT
 
 PAGE = yaml.safe_load((ROOT / "tests" / "sentences.yaml").read_text(encoding="utf-8"))
@@ -90,6 +94,33 @@ def test_default_subwords(pair, kind):
 def test_tokenizer_of_bleu(language, tokenizer):
     assert languages.bleu_tokenizer(language) == tokenizer
     assert tokenizer in BLEU.TOKENIZERS
+
+
+@pytest.mark.parametrize("language, module", [("ja", "tokenizer_ja_mecab"), ("ko_KR", "tokenizer_ko_mecab")])
+def test_without_the_package_of_a_tokenizer(language, module, monkeypatch, capsys):
+    """BLEU counts characters, and says which package counts words."""
+    monkeypatch.setattr(f"sacrebleu.tokenizers.{module}.MeCab", None)
+    metrics.bleu.cache_clear()
+    metrics.bleu(language)
+    assert f'pip install "sacrebleu[{language[:2]}]"' in capsys.readouterr().out.splitlines()[0]
+    assert metrics.bleu("th").tokenizer_signature == metrics.bleu(language).tokenizer_signature == "char"
+
+
+@pytest.mark.parametrize("kind, language, line", [
+    ("bpe", "fr", "l@@ &apos; homme , &quot; a@@ m@@ i &quot; ! x@@"),
+    ("bpe", "de", "Er sagt : &quot; Ja ! &quot; 3,5 % @-@ a"),
+    ("sentencepiece", "th", "▁ที่ นี่ ▁มี"), ("sentencepiece", "en", "▁ a b ▁"),
+])  # fmt: skip
+def test_undone_as_fairseq_does(kind, language, line, tmp_path):
+    """fairseq's own subwords and tokeniser, as fairseq-generate makes them of their flags."""
+    (tmp_path / "codes").write_text("#version: 0.2\na b\n")
+    flags = argparse.Namespace(bpe_codes=str(tmp_path / "codes"), bpe_separator="@@", target_lang=language)
+    flags.source_lang = "en"
+    if kind == "sentencepiece":
+        wanted = SentencepieceBPE.decode(None, line)
+    else:
+        wanted = FairseqMoses(flags).decode(SubwordNMTBPE(flags).decode(line))
+    assert languages.undone(line, kind, language) == wanted
 
 
 def test_words_of_moses_languages_come_back():

@@ -917,15 +917,14 @@ def test_the_documented_function(registry):
     module.reset_parameters()
     component = module.components["locality"]
     torch.nn.init.normal_(component.c)
-    scores = component(synthesizers.Inputs(torch.zeros(1, 2, 4, 3), None, None, 3, 9), None).total(9)
+    inputs = synthesizers.Inputs(torch.zeros(4, 1, 6), None, None, 3, 9)
+    scores = component(inputs).read(3, 4, 9).total(9)
     for i in range(4):
         for j in range(9):
-            torch.testing.assert_close(scores[0, :, i, j], -component.w[:, 0, 0] * abs(j - 3 - i) - component.c[:, j])
-    mixed = component(synthesizers.Inputs(torch.zeros(1, 2, 4, 3), None, None, 3, 9), torch.full((2, 1, 1), 0.5))
-    torch.testing.assert_close(mixed.total(9), 0.5 * scores)
-    (logits,) = module(synthesizers.Inputs(torch.zeros(1, 2, 4, 3), None, None, 0, 4))
-    assert len(logits.biases) == 2 and len(logits.products) == 1
-    component.silence()
+            torch.testing.assert_close(scores[0, :, i, j], -component.w[:, 0] * abs(j - 3 - i) - component.c[:, 0, j])
+    (logits,) = module(inputs)
+    assert len(logits.products) == len(logits.diagonals) == 1 and len(logits.biases) == 2
+    component.zero_logits_()
     assert torch.count_nonzero(component.w) == torch.count_nonzero(component.c) == 0
 
 
@@ -959,9 +958,9 @@ def test_checkpoints_of_functions_to_come(registry, spec, mixture):
         def scale_(self, weight):
             self.scale.mul_(weight)
 
-        def forward(self, inputs, weight):
+        def forward(self, inputs):
             query, key = (torch.nn.functional.normalize(x, dim=-1) for x in (inputs.q, inputs.k))
-            return synthesizers.product_of(query * self.scale, key, weight)
+            return synthesizers.product_of(query * self.scale, key)
 
     model, other = make_synth(spec, synth_mixture=mixture), make_synth(spec, synth_mixture=mixture, seed=9)
     other.load_state_dict(model.state_dict())

@@ -7,10 +7,9 @@ import reference
 import torch
 from helpers import SPECS, make_attention
 
-from fairseq_synth.computations import kernels
 from fairseq_synth.errors import SynthesizerError
-from fairseq_synth.linear import per_head_linear
-from fairseq_synth.logits import bias_of
+from fairseq_synth.linear import by_head, by_sentence, per_head_linear
+from fairseq_synth.logits import bias_of, outer_product_of
 from fairseq_synth.masks import causal_mask
 from fairseq_synth.specs import parse_heads, parse_spec
 from fairseq_synth.synthesizers import (
@@ -188,14 +187,15 @@ def test_gradients(spec):
 def test_later_rows_are_slices(name):
     """Rows from `start` on and fewer columns are a part of the whole, not another matrix."""
     module = make_attention(name)
-    x, q = torch.randn(2, 2, 9, 3), torch.randn(2, 2, 9, 3)
-    k = torch.randn(2, 2, 9, 3)
-    synthesizer = module.synthesizer
-    whole = synthesizer(Inputs(x, q, k, 0, 9))[0].total(9).expand(2, 2, 9, 9)
+    x, q, k = torch.randn(9, 2, 6), torch.randn(2, 2, 9, 3), torch.randn(2, 2, 9, 3)
+
+    def scores(start, length, columns):
+        rows = slice(start, start + length)
+        (logits,) = module.synthesizer(Inputs(x[rows], q[:, :, rows], k[:, :, :columns], start, columns))
+        return logits.read(start, length, columns).total(columns).expand(2, 2, length, columns)
+
     for start, columns in [(4, 7), (6, 9), (0, 1)]:
-        rows = slice(start, start + 2)
-        (part,) = synthesizer(Inputs(x[:, :, rows], q[:, :, rows], k[:, :, :columns], start, columns))
-        torch.testing.assert_close(part.total(columns).expand(2, 2, 2, columns), whole[:, :, rows, :columns])
+        torch.testing.assert_close(scores(start, 2, columns), scores(0, 9, 9)[:, :, start : start + 2, :columns])
 
 
 @pytest.mark.parametrize("spec", [s for s in SPECS if "+" in s])
@@ -209,9 +209,9 @@ def test_convex_weights(spec):
     # equal logits in every component come out unchanged exactly when the weights sum to 1
     module = make_attention(spec)
     for component in module.synthesizer.components.values():
-        component.forward = lambda inputs, weight: bias_of(weight.expand(2, 4, 4)[None])
-    x = torch.zeros(1, 2, 4, 3)
-    torch.testing.assert_close(module.synthesizer(Inputs(x, x, x, 0, 4))[0].total(4), torch.ones(1, 2, 4, 4))
+        component.forward = lambda inputs: bias_of(torch.ones(2, 4, 4))
+    (logits,) = module.synthesizer(Inputs(torch.zeros(4, 1, 6), None, None, 0, 4))
+    torch.testing.assert_close(logits.read(0, 4, 4).total(4), torch.ones(1, 2, 4, 4))
     assert make_attention(spec, "sum").synthesizer.alpha is None
 
 
@@ -231,13 +231,13 @@ def test_all_parameters_learn(spec):
 
 
 @pytest.mark.parametrize("name", [n for n in SYNTHESIZERS if n not in ("fixed_random", "vanilla")])
-def test_silence(name):
-    """A silenced function has logits of 0 and still learns."""
+def test_zero_logits(name):
+    """Such a function still learns."""
     module = make_attention(name)
     component = module.synthesizer.components[name]
-    component.silence()
-    x = torch.randn(2, 2, 6, 3)
-    scores = module.synthesizer(Inputs(x, None, None, 0, 6))[0].total(6)
+    component.zero_logits_()
+    (logits,) = module.synthesizer(Inputs(torch.randn(6, 2, 6), None, None, 0, 6))
+    scores = logits.read(0, 6, 6).total(6)
     assert torch.count_nonzero(scores) == 0
     (scores * torch.randn_like(scores)).sum().backward()
     assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in component.parameters())
@@ -249,7 +249,7 @@ def test_factorized_dense_has_distinct_columns():
     module = FactorizedDense(1, 4, 256, 8)
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter)
-    row = module(Inputs(torch.randn(1, 1, 1, 4), None, None, 0, 256), None).total(256).flatten()
+    row = module(Inputs(torch.randn(1, 1, 4), None, None, 0, 256)).read(0, 1, 256).total(256).flatten()
     assert row.unique().numel() == 256
 
 
@@ -309,21 +309,17 @@ def test_spec():
     assert "convex, sum" in str(_error(Mixture, ("random",), "product", 2, 3, 12, 3))
 
 
-@pytest.mark.parametrize("relu", [True, False])
-@pytest.mark.parametrize("trained", ["xwb", "x", "w", "b"])
-@pytest.mark.parametrize("with_kernels", [True, False])
-def test_per_head_linear(with_kernels, trained, relu, monkeypatch):
-    """The gradients are those that autograd finds. With the kernels they lie in memory as their tensors do."""
-    monkeypatch.setattr(kernels, "are_on", lambda _: with_kernels)
-    torch.manual_seed(0)
-    layer_input = torch.randn(5, 3, 8, dtype=torch.float64)  # (T, B, C)
-    x, weight, bias = layer_input.view(5, 3, 2, 4).permute(1, 2, 0, 3), torch.randn(2, 6, 4), torch.randn(2, 6)
-    x, weight, bias = leaves = [t.double().requires_grad_(name in trained) for name, t in zip("xwb", (x, weight, bias))]
-    expected = torch.einsum("bhtn,hmn->bhtm", x, weight) + bias[:, None]
-    expected = expected.relu() if relu else expected
-    found = per_head_linear(x, weight, bias, relu)
-    torch.testing.assert_close(found, expected)
-    wanted, grad = [leaf for leaf in leaves if leaf.requires_grad], torch.randn_like(expected)
-    for leaf, a, b in zip(wanted, *(torch.autograd.grad(out, wanted, grad) for out in (found, expected))):
-        torch.testing.assert_close(a, b)
-        assert a.stride() == leaf.stride() or not with_kernels
+def test_per_head_linear():
+    """Each head's matrix multiplies the head's slice of each token."""
+    x, weight, bias = torch.randn(5, 3, 8), torch.randn(2, 6, 4), torch.randn(2, 6)
+    expected = torch.einsum("tbhn,hmn->bhtm", x.view(5, 3, 2, 4), weight) + bias[:, None]
+    torch.testing.assert_close(by_sentence(per_head_linear(by_head(x, 2), weight, bias), x), expected)
+
+
+@pytest.mark.parametrize("columns", [3, 5, 12])
+def test_columns_of_an_outer_product(columns):
+    """Fewer columns than one group has, some groups, and more than a b, where they begin again."""
+    factors = torch.randn(2, 1, 4, 5)
+    found = outer_product_of(factors, 2).read(0, 4, columns).total(columns)
+    for j in range(columns):
+        torch.testing.assert_close(found[..., j], factors[..., j % 6 // 3] * factors[..., 2 + j % 3])

@@ -12,42 +12,48 @@
             where they are shared across the batch and there is no padding mask
 ==========  ==============================================================================================
 
-Each of these has ``supports`` and ``compute``, which take the arguments of `attend`; the other modules here belong to
-`kernels`. To add a computation, write such a module and put it into `COMPUTATIONS`.
+`fused`, `tiled` and `plain` have ``supports`` and ``compute``, which take logits that are read (`Logits.read`) and
+return (B, H, T, d_h). To add a computation, write such a module and put it into `COMPUTATIONS`. `kernels` takes logits
+as functions return them; the other modules here belong to it.
 """
 
 from typing import Optional
 
 from torch import Tensor
 
+from ..linear import Projected
 from ..logits import Logits
 from ..masks import is_causal
 from . import fused, kernels, plain, tiled
 
-COMPUTATIONS = (kernels, fused, tiled, plain)
+COMPUTATIONS = (fused, tiled, plain)
 
 
 def attend(
     logits: Logits,
-    value: Tensor,
+    projected: Projected,
     key_padding_mask: Optional[Tensor],
     attn_mask: Optional[Tensor],
     dropout: float = 0.0,
 ) -> Tensor:
-    """``softmax(S + masks) V`` by the first computation that supports it.
+    """``softmax(S + masks) V``, (T, B, C), by the first computation that supports it.
 
     Args:
         logits: S.
-        value: (B, H, T, d_h).
-        key_padding_mask, attn_mask: as in `masked_softmax`, with as many columns as rows.
-        dropout: probability of dropping a weight, for each sentence its own.
-
-    Returns:
-        (B, H, T, d_h). Rows of padding are unspecified, but finite.
+        projected: the values, and what the kernels need to know of queries and keys.
+        key_padding_mask: (B, T), true at padding, or None.
+        attn_mask: as `masks.masked_softmax` takes it; with `causal_mask` there is no ``key_padding_mask``.
+        dropout: probability of dropping an attention weight.
     """
-    if is_causal(attn_mask):
-        key_padding_mask = None  # padding is behind the sentences, where no row of theirs looks
+    value = projected.v
+    if kernels.are_on(value) and (attn_mask is None or is_causal(attn_mask)):
+        out = kernels.attend(logits, projected, key_padding_mask, attn_mask is not None, dropout)
+        if out is not None:
+            return out
+    length = value.size(2)
+    logits = logits.read(0, length, length)
     for computation in COMPUTATIONS:
         if computation.supports(logits, value, key_padding_mask, attn_mask, dropout):
-            return computation.compute(logits, value, key_padding_mask, attn_mask, dropout)
+            out = computation.compute(logits, value, key_padding_mask, attn_mask, dropout)
+            return out.permute(2, 0, 1, 3).flatten(2)
     raise AssertionError("plain supports every call")

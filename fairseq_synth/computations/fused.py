@@ -31,23 +31,22 @@ def compute(
 ) -> Tensor:
     """See `attend`. Rows of a sentence of padding alone are unspecified, but finite."""
     bsz, heads, length, head_dim = value.size()
-    logits = logits.with_matrices(length)
     causal = is_causal(attn_mask)
-    products, masking = list(logits.products), Logits([], logits.outers, [], [])
-    for weight, bias in logits.biases:
+    products, masking = list(logits.products), Logits([], logits.outers, [], [], logits.weights)
+    for row, bias in logits.biases:
         if bias.size(0) == bias.size(2) == 1:
             # a bias on columns is 8 more features of every key, times query features of 1/8, as the kernels want a
             # multiple of 8
             eighths = value.new_full([1, 1, 1, 1], 1 / 8).expand(-1, -1, length, 8)
-            products.append((weight, 1.0, eighths, bias.transpose(2, 3).expand(-1, -1, -1, 8)))
+            products.append((row, 1.0, eighths, bias.transpose(2, 3).expand(-1, -1, -1, 8)))
         else:
-            masking.biases.append((weight, bias))
-    if len(products) > 1 or products[0][0] is not None:
-        products = Logits(products, [], [], []).joined().products
+            masking.biases.append((row, bias))
+    if len(products) > 1 or products[0][0] >= 0:
+        products = Logits(products, [], [], [], logits.weights).joined().products
     _, scale, query, key = products[0]
     query, key = (x.to(value.dtype).expand(bsz, heads, length, -1) for x in (query, key))
 
-    mask = masking.total(length).to(value.dtype) if masking.tensors() else None
+    mask = masking.total(length).to(value.dtype) if masking.outers or masking.biases else None
     if key_padding_mask is not None:
         mask = value.new_zeros(1, 1, 1, 1) if mask is None else mask
         # finite, so that a sentence of padding alone has no NaN

@@ -1,56 +1,94 @@
-"""The launches of the Triton kernels for a call: their tiles, numbers and memory, by how its tensors lie.
+"""The launches of the Triton kernels for a call, from its sizes alone: their tiles, numbers and memory.
 
-A launch has names in the place of tensors, so that it serves every call whose tensors lie alike.
+A launch has names in the place of tensors, so that it serves every call of the same sizes.
 """
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from operator import itemgetter
+from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
-from torch import Tensor
 
-from .memory import BY_SENTENCE, NAMES, SHARED, Place, Tensors, own_size, token_stride
-
-MOST_SPILLS = 100  # registers of a thread that may lie in memory: up to so many, more warps were slower on an H100
-MOST_WARPS = 8
+MAX_SPILLS = 100  # registers of a thread that may lie in memory: up to so many, more warps were slower on an H100
+MAX_WARPS = 8
+MAX_PLANS = 4096  # that are kept
 PROGRAMS = 264  # that a backward pass aims at: two for each of an H100's 132 multiprocessors
+SUMMANDS = ("q", "x", "outer", "c", "r")
+SHARED = ("w", "c", "r")
 
 
-class Options(NamedTuple):
-    """What a call has beside its differentiable tensors."""
+class Layout(NamedTuple):
+    """What the launches of a call depend on; `kernels` says how its tensors lie. A size of 0: no such summand."""
 
+    device: torch.device
+    dtypes: Tuple[torch.dtype, ...]  # of the tensors, `packed` first
+    T: int
+    B: int
+    H: int
+    D: int  # features of a head: of its values,
+    Q: int  # queries and keys,
+    X: int  # shared keys and what multiplies them,
+    left: int  # and of both factors of an outer product
+    right: int
+    w_rows: int  # of a head's whole shared keys
+    c_columns: int
+    r_rows: int
+    r_columns: int
+    is_by_distance: bool  # R is its values by distance, 2 m + 1 for each head
+    weights: int  # rows of weights
+    rows: Tuple[int, ...]  # of them, that of each of `SUMMANDS`; -1 for 1
+    scale: float  # of the product of queries and keys
     has_hidden: bool  # a padding mask
+    is_causal: bool
     dropout: float
-    causal: bool
-    scale: float  # of the product q k^T
-    rows: Dict[str, int]  # of each summand that has a weight, in `weights`
-    diagonals: bool  # R is its values by distance, (1, H, 1, 2 m + 1)
+    wanted: FrozenSet[str]  # the tensors that have a gradient
+
+    def tiled(self) -> List[str]:
+        """The summands of the logits that take registers for a whole tile."""
+        found = (("q", self.Q), ("x", self.X), ("outer", self.right), ("r", self.r_columns))
+        return [name for name, is_there in found if is_there]
+
+    def is_short(self) -> bool:
+        """Whether `triton_short` holds its tiles in registers: see `test_resources` in the tests."""
+        width, found = max(self.D, self.Q, self.X), self.tiled()
+        if self.T <= 32:
+            return len(found) <= 3 and (width <= 64 or found in (["q"], ["x"], ["r"]))
+        is_padded = width < power_of_2(width)
+        return self.T <= 64 and width <= 64 and (found in (["q"], ["r"]) or found == ["x"] and not is_padded)
 
 
-@dataclass
 class Launch:
-    """A call of a kernel."""
+    """A call of a kernel.
 
-    kernel: Any
-    grid: Tuple[int, ...]
-    tensors: Tuple[Any, ...]  # names of tensors, None, and tuples of those; they come first among the arguments
-    numbers: Tuple[Any, ...]  # all other arguments
-    num_warps: int
-    num_stages: int = 1
-    options: Optional[Dict[str, int]] = None  # of its compilation, once it has been compiled
-    call: Optional[Callable[..., None]] = None  # the compiled kernel, on a GPU
+    Args:
+        kernel: of `triton_short`, `triton_long` or `triton_sums`.
+        grid: numbers of programs.
+        tensors: names of tensors, None, and tuples of those; they come first among the arguments.
+        numbers: all other arguments.
+    """
 
-    def args(self, tensors: Tensors) -> List[Any]:
-        """The arguments, of tensors by name."""
-        found: List[Any] = []
-        for x in self.tensors:
-            if x is None or type(x) is str:
-                found.append(x and tensors[x])
-            else:
-                found.append(type(x)(*[name and tensors[name] for name in x]))
-        return [*found, *self.numbers]
+    def __init__(
+        self,
+        kernel: Any,
+        grid: Sequence[int],
+        tensors: Sequence[Any],
+        numbers: Sequence[Any],
+        warps: int,
+        stages: int = 1,
+    ) -> None:
+        self.kernel, self.grid, self.numbers = kernel, (*grid, 1, 1)[:3], numbers
+        self.options = dict(num_warps=warps, num_stages=stages)  # of the compilation
+        self.readers: List[Tuple[Any, Any]] = []  # of an argument: what makes it, and what reads the tensors for it
+        for x in tensors:
+            self.readers.append((type(x)._make, itemgetter(*x)) if isinstance(x, tuple) else (None, x))  # type: ignore
+        self.call: Optional[Callable[..., None]] = None  # the compiled kernel, on a GPU
+
+    def args(self, tensors: Dict[Any, Any]) -> List[Any]:
+        """The arguments, of tensors by name; None has itself as a name."""
+        found = [make(read(tensors)) if make is not None else tensors[read] for make, read in self.readers]
+        found.extend(self.numbers)
+        return found
 
     def compile(self, args: Sequence[Any]) -> None:
         """Compiles and loads the kernel for such arguments; raises what the compiler or the GPU does.
@@ -60,231 +98,174 @@ class Launch:
         """
         from triton.runtime.errors import OutOfResources
 
-        warps, stages = self.num_warps, self.num_stages
+        tried = dict(self.options)
         while True:
-            self.options = dict(num_warps=warps, num_stages=stages)
-            kernel = self.kernel.warmup(*args, grid=self.grid, **self.options)
+            kernel = self.kernel.warmup(*args, grid=self.grid, **tried)
             try:
-                self.call = kernel[(*self.grid, 1, 1)[:3]]  # loads it
+                call = kernel[self.grid]  # loads it
             except OutOfResources:
-                if stages == 1:
+                if tried["num_stages"] > 1:
+                    tried["num_stages"] -= 1
+                    continue
+                if self.call is None:
                     raise
-                stages -= 1
-                continue
-            if kernel.n_spills <= MOST_SPILLS or warps >= MOST_WARPS:
+                return  # with fewer warps it fits
+            self.call, self.options = call, dict(tried)
+            if kernel.n_spills <= MAX_SPILLS or tried["num_warps"] >= MAX_WARPS:
                 return
-            warps *= 2
+            tried["num_warps"] *= 2
 
 
-class Scratch:
-    """Memory in fp32 for sums of a backward pass: one tensor, in which each sum has a place."""
+class Plan:
+    """The launches of a call, and the memory that they need for sums: of each, in fp32, so many numbers."""
 
-    def __init__(self) -> None:
-        self.size = 0
-        self.starts: Dict[str, int] = {}  # {name of a sum: where it begins}
+    def __init__(self, a: Layout) -> None:
+        from .triton_common import Given
 
-    def share_out(self, numbers: Dict[str, int], groups: int) -> int:
-        """Gives places to sums of so many numbers each, side by side in every group; the size of a group."""
-        size = 0
-        for name, number in numbers.items():
-            self.starts[name] = self.size + size
-            size += -(-number // 4) * 4  # a multiple of 16 bytes, which is a property that kernels are compiled for
-        self.size += groups * size
-        return size
+        self.layout, self.is_loaded, self.is_long = a, False, not a.is_short()
+        self.sums: Dict[str, int] = {}
+        sizes = (1, a.X, a.X, a.right, a.c_columns, a.r_columns, a.weights, a.has_hidden, a.dropout > 0)
+        self.given = Given(*(name if size else None for name, size in zip(Given._fields, sizes)))
+        numbers = (
+            a.T,
+            a.B,
+            a.H,
+            a.left,
+            a.right or 1,
+            a.w_rows,
+            a.c_columns,
+            a.r_rows,
+            a.r_columns,
+            a.scale,
+            a.dropout,
+        )
+        self.numbers = numbers
+        self.forward = self.forward_of_long() if self.is_long else self.forward_of_short()
+        self.backward: List[Launch] = []
+        if a.wanted:
+            totals, counts = self.add_backward_of_long() if self.is_long else self.add_backward_of_short()
+            if self.sums.keys() - {"delta"}:
+                self.backward.append(self.addition(totals, counts))
 
-    def tensors(self, like: Tensor) -> Tensors:
-        """The sums, by name, each from where it begins: kernels know its size."""
-        if not self.starts:
-            return {}
-        buffer = like.new_empty(self.size, dtype=torch.float32)
-        return {name: buffer[start:] for name, start in self.starts.items()}
+    def launch(self, kernel: Any, tile: "Tile", grid: Sequence[int], tensors: Sequence[Any], *more: int) -> Launch:
+        """With the arguments of every kernel; `more`: others of its numbers."""
+        numbers = (*self.numbers, *more, constants(self.layout, tile))
+        return Launch(kernel, grid, (self.given, *tensors), numbers, tile.warps, tile.stages)
 
-
-class Sums:
-    """A kernel's sums over groups of sentences.
-
-    Args:
-        t: tensors, for their sizes.
-        names: of the gradients (groups, H, ...) that the kernel sums.
-        rows: summands whose weights' gradients, (parts, H), it sums.
-        like: (B, H, T, d_h).
-        tiles: of a head.
-    """
-
-    def __init__(
-        self, t: Tensors, names: Sequence[str], rows: Sequence[str], like: Tensor, scratch: Scratch, tiles: int = 1
-    ) -> None:
-        bsz, heads, length, _ = like.size()
-        wanted = PROGRAMS if length > 32 else 2 * PROGRAMS  # programs for tiles of 32 x 32 are small
-        self.is_wanted = bool(names or rows)
-        groups = min(bsz, max(1, wanted // (heads * tiles)))
-        # for one number, the gradient of q k^T's weight, a program for each sentence is as good, and more of them run
-        is_grouped = bool(names) or any(row != "q" for row in rows)
-        self.sentences, self.groups = shared_out(bsz, groups if is_grouped else bsz)
-        self.parts = self.groups * tiles
-        numbers = {f"sum_{name}": heads * length**2 if name == "r" else t[name].numel() for name in names}
-        self.size = scratch.share_out(numbers, self.groups)
-        scratch.share_out({f"sum_a_{name}": self.parts * heads for name in rows}, 1)
-
-
-def shared_out(bsz: int, groups: int) -> Tuple[int, int]:
-    """Sentences in a group, and groups, none of which is empty."""
-    sentences = -(-bsz // groups)
-    return sentences, -(-bsz // sentences)
-
-
-def width_of(t: Tensors) -> int:
-    """Features of the widest product."""
-    return max(t[name].size(3) for name in ("v", "q", "x") if t[name] is not None)
-
-
-def is_padded(t: Tensors) -> bool:
-    """Whether the widest product is padded to a power of two, which takes registers."""
-    return width_of(t) < power_of_2(width_of(t))
-
-
-def is_short(t: Tensors) -> bool:
-    """Whether `triton_short` holds its tiles in registers: see `test_resources` in the tests."""
-    length, found = t["v"].size(2), summands(t)
-    is_narrow = width_of(t) <= 64
-    if length <= 32:
-        return len(found) <= 3 and (is_narrow or found in (["q"], ["x"], ["r"]))
-    return length <= 64 and is_narrow and (found in (["q"], ["r"]) or found == ["x"] and not is_padded(t))
-
-
-def summands(t: Tensors) -> List[str]:
-    """The summands of the logits that take registers for a whole tile."""
-    return [name for name in ("q", "x", "left", "r") if t[name] is not None]
-
-
-def forward_launch(t: Tensors, options: Options) -> Launch:
-    """The launch that writes ``out``, (B, H, T, d_h), and of long sentences ``logs``, (B, H, T), in fp32."""
-    bsz, heads, length, _ = t["v"].size()
-    if is_short(t):
+    def forward_of_short(self) -> Launch:
+        """Writes ``out``, (T, B, H, d_h)."""
         from . import triton_short
 
-        sentences, groups = shared_out(bsz, min(bsz, -(-4 * PROGRAMS // heads)))
-        tile = Tile.whole(t, is_forward=True)
-        given, numbers, constants = arguments(t, options, tile, [])
-        return tile.launch(triton_short.forward, (heads, groups), (given, "out"), *numbers, sentences, constants)
-    from . import triton_long
+        a = self.layout
+        sentences, groups = shared_out(a.B, min(a.B, up(4 * PROGRAMS, a.H)))
+        return self.launch(triton_short.forward, Tile.whole(a, True), (a.H, groups), ("out",), sentences)
 
-    tile = Tile.of("forward", t)
-    given, numbers, constants = arguments(t, options, tile, [])
-    grid = (bsz * heads * tile.down(length),)
-    return tile.launch(triton_long.forward, grid, (given, "out", "logs"), *numbers, constants)
-
-
-def backward_launches(
-    t: Tensors,
-    options: Options,
-    wanted: Sequence[str],
-    is_long: bool,
-    grad: Tensor,
-    wholes: Sequence[Tensor],
-    places: Dict[str, Place],
-) -> Tuple[List[Launch], Scratch]:
-    """The launches of the backward pass, and their memory for sums.
-
-    Args:
-        wanted: the tensors whose gradients are written; the gradient of ``q`` is named ``to_q``.
-        is_long: whether the forward pass has written ``logs``.
-        grad: of the output, (B, H, T, d_h); its name is ``grad``.
-    """
-    from .triton_common import Gradients
-
-    bsz, heads, length, _ = grad.size()
-    scratch = Scratch()
-    launches: List[Launch] = []
-
-    def weighted_by(*names: str) -> List[str]:
-        return [name for name in names if name in options.rows and "weights" in wanted]
-
-    def summed(*names: str) -> List[str]:
-        return [name for name in names if name in wanted]
-
-    def gradients(*names: str) -> Gradients:
-        """Of tensors, those that are wanted; of sums, those that have a place."""
-        found = {name: f"to_{name}" for name in names if name in wanted}
-        found.update({name: f"sum_{name}" for name in names if f"sum_{name}" in scratch.starts})
-        return Gradients(**{name: found.get(name) for name in Gradients._fields})
-
-    def add(
-        tile: Tile,
-        kernel: Any,
-        programs: Any,
-        to: Gradients,
-        read: Sequence[Optional[str]],
-        more: Sequence[int] = (),
-        last: Sequence[int] = (),
-    ) -> None:
-        given, numbers, constants = arguments(t, options, tile, [grad])
-        numbers = [*more, token_stride(grad), grad.stride(1), *numbers, *last, constants]
-        launches.append(tile.launch(kernel, programs, (given, to, *read, "grad"), *numbers))
-
-    if not is_long:
-        from . import triton_short
-
-        tile = Tile.whole(t, is_forward=False)
-        columns = matrix = Sums(t, summed(*SHARED), weighted_by("q", "x", "outer", "c", "r"), grad, scratch)
-        to = gradients(*BY_SENTENCE, *SHARED, "a_q", "a_x", "a_outer", "a_c", "a_r")
-        add(tile, triton_short.backward, (heads, columns.groups), to, [], [], [columns.sentences, columns.size])
-        parts = columns.parts
-    else:
+    def forward_of_long(self) -> Launch:
+        """Writes ``out`` and ``lse``, (B, H, T), in fp32."""
         from . import triton_long
 
-        of_rows, of_columns, of_matrix = (Tile.of(name, t) for name in ("rows", "columns", "matrix"))
-        columns = Sums(t, summed("w", "c"), weighted_by("q", "x", "c"), grad, scratch, of_columns.across(length))
-        tiles = of_matrix.down(length) * of_matrix.across(length)
-        matrix = Sums(t, summed("r"), weighted_by("r"), grad, scratch, tiles)
-        parts = bsz * of_rows.down(length)
-        if weighted_by("outer"):
-            scratch.share_out({"sum_a_outer": parts * heads}, 1)
-        means = "means" if set(wanted) - {"v"} else None
-        if means:
-            scratch.share_out({means: bsz * heads * length}, 1)
-            to = gradients("q", "x", "left", "right", "a_q", "a_x", "a_outer", "a_c", "a_r")
-            add(of_rows, triton_long.backward_rows, (parts * heads,), to, ["out", means, "logs"])
-        read = [means, "logs"]
-        if columns.is_wanted or {"v", "k"} & set(wanted):
-            to, programs = gradients("v", "k", "w", "c", "a_q", "a_x", "a_c"), (columns.parts * heads,)
-            add(of_columns, triton_long.backward_columns, programs, to, read, [columns.size], [columns.sentences])
-        if matrix.is_wanted:
-            to, programs = gradients("r", "a_r"), (matrix.parts * heads,)
-            add(of_matrix, triton_long.backward_matrix, programs, to, read, [matrix.size], [matrix.sentences])
-    if scratch.starts.keys() - {"means"}:
-        own = {name: own_size(t[name], wholes[places[name].whole]) for name in SHARED if name in places}
-        sizes = {name: size or tuple(t[name].size()[2:]) for name, size in own.items()}
-        counts = (parts, columns.parts, matrix.parts)
-        groups = (columns.groups, columns.size, matrix.groups, matrix.size)
-        rows_of_weights = t["weights"].numel() // heads if "weights" in wanted else 0
-        at = gradients(*SHARED, "a_q", "a_x", "a_outer", "a_c", "a_r")
-        constants = launches[-1].numbers[-1]
-        launches.append(addition(wanted, at, sizes, heads, length, rows_of_weights, groups, counts, constants))
-    return launches, scratch
+        a, tile = self.layout, Tile.of("forward", self.layout)
+        return self.launch(triton_long.forward, tile, (a.B * a.H * up(a.T, tile.rows),), ("out", "lse"))
+
+    def add_backward_of_short(self) -> Tuple[Sequence[int], Sequence[int]]:
+        """Returns what `addition` takes."""
+        from . import triton_short
+
+        a = self.layout
+        sentences, size, groups = self.groups(1, self.summed(*SHARED), self.weighted(*SUMMANDS))
+        self.backward.append(
+            self.launch(
+                triton_short.backward, Tile.whole(a, False), (a.H, groups), (self.to(), "grad"), sentences, size
+            )
+        )
+        return (groups, size, groups, size), (groups, groups, groups)
+
+    def add_backward_of_long(self) -> Tuple[Sequence[int], Sequence[int]]:
+        """Returns what `addition` takes."""
+        from . import triton_long
+
+        a = self.layout
+        rows, columns, matrix = (Tile.of(name, a) for name in ("rows", "columns", "matrix"))
+        across, tiles = up(a.T, columns.columns), up(a.T, matrix.rows) * up(a.T, matrix.columns)
+        of_columns = self.summed("w", "c"), self.weighted("q", "x", "c")
+        of_matrix = self.summed("r"), self.weighted("r")
+        sentences, size, groups = self.groups(across, *of_columns)
+        r_sentences, r_size, r_groups = self.groups(tiles, *of_matrix)
+        parts = a.B * up(a.T, rows.rows)
+        for name in self.weighted("outer"):
+            self.reserve(f"sum_a_{name}", parts * a.H)
+        delta = "delta" if a.wanted - {"packed"} or a.Q else None
+        if delta is not None:
+            self.reserve(delta, a.B * a.H * a.T)
+            own = (self.to(), "out", delta, "lse", "grad")
+            self.backward.append(self.launch(triton_long.backward_rows, rows, (parts * a.H,), own))
+        tensors = (self.to(), delta, "lse", "grad")
+        if any(of_columns) or "packed" in a.wanted:
+            grid = (groups * across * a.H,)
+            self.backward.append(self.launch(triton_long.backward_columns, columns, grid, tensors, sentences, size))
+        if any(of_matrix):
+            grid = (r_groups * tiles * a.H,)
+            self.backward.append(self.launch(triton_long.backward_matrix, matrix, grid, tensors, r_sentences, r_size))
+        return (groups, size, r_groups, r_size), (parts, groups * across, r_groups * tiles)
+
+    def addition(self, totals: Sequence[int], counts: Sequence[int]) -> Launch:
+        """Adds up sums over groups, and parts of weights' gradients."""
+        from .triton_sums import Totals, add
+
+        a, block, groups_at_once, distances = self.layout, 256, 4, 16
+        sizes = {"w": (a.w_rows, a.X), "c": (1, a.c_columns), "r": (a.r_rows, a.r_columns)}
+        of_block = {"w": block, "c": block, "r": distances if a.is_by_distance else block}
+        blocks = sum(up(a.H * math.prod(sizes[name]), of_block[name]) for name in self.summed(*SHARED))
+        own = [n for name in SHARED for n in (sizes[name] if math.prod(sizes[name]) else (1, 1))]
+        to = Totals(*(f"to_{name}" if name in a.wanted else None for name in Totals._fields))
+        z = self.backward[-1].numbers[-1]
+        numbers = (a.H, a.T, *totals, *own, *counts, z, power_of_2(a.H), block, groups_at_once, distances)
+        return Launch(add, (blocks + a.weights * ("weights" in a.wanted),), (to, self.to()), numbers, 4)
+
+    def summed(self, *names: str) -> List[str]:
+        """Those of the tensors whose gradients are sums over sentences that are wanted."""
+        return [name for name in names if name in self.layout.wanted]
+
+    def weighted(self, *names: str) -> List[str]:
+        """Those of the summands whose weights' gradients are wanted."""
+        a = self.layout
+        return [name for name in names if "weights" in a.wanted and a.rows[SUMMANDS.index(name)] >= 0]
+
+    def groups(self, tiles: int, names: Sequence[str], weights: Sequence[str]) -> Tuple[int, int, int]:
+        """Memory for a kernel's sums over groups of sentences: sentences and numbers of a group, and groups."""
+        a = self.layout
+        wanted = PROGRAMS if a.T > 32 else 2 * PROGRAMS  # programs for tiles of 32 x 32 are small
+        # for one number, the gradient of q k^T's weight, a program for each sentence is as good, and more of them run
+        is_grouped = bool(names) or any(name != "q" for name in weights)
+        sentences, groups = shared_out(a.B, min(a.B, max(1, wanted // (a.H * tiles))) if is_grouped else a.B)
+        sizes = {"w": a.T * a.X, "c": a.T, "r": a.T * a.T}
+        for name in names:
+            self.reserve(f"sum_{name}", a.H * sizes[name])
+        # a group's sums lie side by side: the places of the first group's, and a group's size, say where others are
+        size = sum(self.sums[f"sum_{name}"] for name in names)
+        if names:
+            self.sums[f"sum_{names[-1]}"] += (groups - 1) * size
+        for name in weights:
+            self.reserve(f"sum_a_{name}", groups * tiles * a.H)
+        return sentences, size, groups
+
+    def reserve(self, name: str, number: int) -> None:
+        """Memory for so many numbers, and up to a multiple of 16 bytes, which is what kernels are compiled for."""
+        self.sums[name] = up(number, 4) * 4
+
+    def to(self) -> Any:
+        """Where gradients go, or sums for them."""
+        from .triton_common import Gradients
+
+        found = {name: f"to_{name}" for name in self.layout.wanted.intersection(("packed", "x", "pair"))}
+        found.update({name[len("sum_") :]: name for name in self.sums if name != "delta"})
+        return Gradients(*[found.get(name) for name in Gradients._fields])
 
 
-def addition(
-    wanted: Sequence[str],
-    at: Any,
-    sizes: Dict[str, Tuple[int, ...]],
-    heads: int,
-    length: int,
-    rows_of_weights: int,
-    groups: Tuple[int, int, int, int],
-    counts: Tuple[int, int, int],
-    constants: Any,
-) -> Launch:
-    """The launch that adds up sums over groups, and parts of weights' gradients."""
-    from .triton_sums import Totals, add
-
-    block, groups_at_once, distances = 256, 4, 16
-    to = Totals(*(f"to_{name}" if name in wanted else None for name in Totals._fields))
-    of_block = {"w": block, "c": block, "r": distances if constants.DIAGONALS.value else block}
-    blocks = sum(-(-heads * math.prod(sizes[name]) // of_block[name]) for name in SHARED if name in wanted)
-    own = [n for name in SHARED for n in sizes.get(name, (1, 1))]
-    numbers = (heads, length, *groups, *own, *counts, constants, power_of_2(heads), block, groups_at_once, distances)
-    return Launch(add, (blocks + rows_of_weights,), (to, at), numbers, 4)
+@lru_cache(maxsize=MAX_PLANS)
+def plan_of(a: Layout) -> Plan:
+    """The plan of a layout, the same one each time."""
+    return Plan(a)
 
 
 class Tile(NamedTuple):
@@ -299,38 +280,38 @@ class Tile(NamedTuple):
     stages: int = 1
 
     @staticmethod
-    def whole(t: Tensors, is_forward: bool) -> "Tile":
+    def whole(a: Layout, is_forward: bool) -> "Tile":
         """All rows and columns of a short sentence."""
-        size = power_of_2(t["v"].size(2))
-        if size > 32 or width_of(t) > 64:
+        size = power_of_2(a.T)
+        if size > 32 or max(a.D, a.Q, a.X) > 64:
             return Tile(size, size, 4)
-        return Tile(size, size, 1 if is_forward and (len(summands(t)) > 1 or t["left"] is not None) else 2)
+        return Tile(size, size, 1 if is_forward and (len(a.tiled()) > 1 or a.right) else 2)
 
     @staticmethod
-    def of(kernel: str, t: Tensors) -> "Tile":
+    def of(kernel: str, a: Layout) -> "Tile":
         """Of a kernel of `triton_long`."""
         rows, columns, stages = {"rows": (64, 32, 3), "columns": (32, 64, 2)}.get(kernel, (64, 64, 2))
-        if len(summands(t)) > 2:
-            rows, columns = (32, 32) if t["left"] is None else (16, 16)
-        elif kernel == "forward" and (t["x"] is not None or t["left"] is not None):
+        if len(a.tiled()) > 2:
+            rows, columns = (16, 16) if a.right else (32, 32)
+        elif kernel == "forward" and (a.X or a.right):
             rows, columns, stages = 64, 32, 3
-        elif kernel == "columns" and t["x"] is not None:
+        elif kernel == "columns" and a.X:
             stages = 3
-        elif kernel == "columns" and t["q"] is not None:
+        elif kernel == "columns" and a.Q:
             rows = 64
-        size = power_of_2(t["v"].size(2))
+        size = power_of_2(a.T)
         return Tile(min(rows, size), min(columns, size), 4, stages)
 
-    def down(self, length: int) -> int:
-        """Tiles that hold so many rows."""
-        return -(-length // self.rows)
 
-    def across(self, length: int) -> int:
-        """Tiles that hold so many columns."""
-        return -(-length // self.columns)
+def up(n: int, m: int) -> int:
+    """n / m, rounded up."""
+    return -(-n // m)
 
-    def launch(self, kernel: Any, grid: Tuple[int, ...], tensors: Tuple[Any, ...], *numbers: Any) -> Launch:
-        return Launch(kernel, grid, tensors, numbers, self.warps, self.stages)
+
+def shared_out(bsz: int, groups: int) -> Tuple[int, int]:
+    """Sentences in a group, and groups, none of which is empty."""
+    sentences = up(bsz, groups)
+    return sentences, up(bsz, sentences)
 
 
 def power_of_2(n: int) -> int:
@@ -338,49 +319,28 @@ def power_of_2(n: int) -> int:
     return 1 << max(4, (n - 1).bit_length())
 
 
-def arguments(t: Tensors, options: Options, tile: Tile, more: List[Tensor]) -> Tuple[Any, List[Any], Any]:
-    """What every kernel takes: names of tensors, numbers, and constants. `more` tensors are also read in rows."""
-    from .triton_common import Constants, Given
+def constants(a: Layout, tile: Tile) -> Any:
+    """What the kernels of a call are compiled for."""
+    from .triton_common import Constants
 
-    bsz, heads, length, width = t["v"].size()
-    strides: List[Any] = []
-    for name in BY_SENTENCE:
-        x = t[name]
-        strides += [0, 0] if x is None else [token_stride(x), x.stride(1)]
-    w, c, r, right = t["w"], t["c"], t["r"], t["right"]
-    w_head = 0 if w is None else w.stride(1)
-    c_head = 0 if c is None else c.stride(1)
-    r_row, r_head = (0, 0) if r is None else (r.stride(2), r.stride(1))
-    if options.diagonals:
-        r_row = r.size(3) // 2
-    q_width, x_width = (16 if t[name] is None else t[name].size(3) for name in ("q", "x"))
-    columns = 1 if right is None else right.size(3)
-    numbers = [*strides, w_head, c_head, r_row, r_head, length, bsz, heads, columns, options.scale]
-    numbers.append(options.dropout)
-    units = [*strides[:8], w_head, width, q_width, x_width]
-    units += [n for x in more for n in (token_stride(x), x.stride(1))]
-    is_exact = t["v"].dtype == torch.float32
-    constants = Constants(
-        D=width,
-        D_BLOCK=power_of_2(width),
-        Q=q_width,
-        Q_BLOCK=power_of_2(q_width),
-        X=x_width,
-        X_BLOCK=power_of_2(x_width),
-        FACTOR=16 if right is None else power_of_2(max(columns, -(-length // columns))),
-        ROWS=tile.rows,
-        COLUMNS=tile.columns,
-        UNIT=1 if any(n % 8 for n in units) else 8,
-        CAUSAL=options.causal,
-        DIAGONALS=options.diagonals,
-        PRECISION="ieee" if is_exact else "tf32",
-        **{f"A_{name.upper()}": options.rows.get(name, -1) for name in ("q", "x", "outer", "c", "r")},
+    return compiled_for(
+        Constants(
+            D=a.D,
+            D_BLOCK=power_of_2(a.D),
+            Q=a.Q,
+            Q_BLOCK=power_of_2(a.Q),
+            X=a.X,
+            X_BLOCK=power_of_2(a.X),
+            FACTOR=power_of_2(max(a.right, up(a.T, a.right))) if a.right else 16,
+            ROWS=tile.rows,
+            COLUMNS=tile.columns,
+            UNIT=8 if not (a.D % 8 or a.Q % 8 or a.X % 8) else 1,
+            CAUSAL=a.is_causal,
+            DIAGONALS=a.is_by_distance,
+            PRECISION="ieee" if a.dtypes[0] == torch.float32 else "tf32",
+            **{f"A_{name.upper()}": row for name, row in zip(SUMMANDS, a.rows)},
+        )
     )
-    names = {name: name for name in NAMES if t[name] is not None}
-    names.update(
-        {name: name for name, is_there in (("hidden", options.has_hidden), ("seed", options.dropout)) if is_there}
-    )
-    return Given(**{name: names.get(name) for name in Given._fields}), numbers, compiled_for(constants)
 
 
 @lru_cache(maxsize=None)

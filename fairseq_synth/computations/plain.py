@@ -26,8 +26,8 @@ def compute(
 ) -> Tensor:
     """See `attend`. Under an ``attn_mask`` other than `causal_mask` a row that sees nothing is 0."""
     bsz, heads, length, _ = value.size()
-    fully_masked_rows = attn_mask is not None and not is_causal(attn_mask)
-    weights = attention_weights(logits, heads, length, length, key_padding_mask, attn_mask, fully_masked_rows)
+    zero_unseeing_rows = attn_mask is not None and not is_causal(attn_mask)
+    weights = attention_weights(logits, heads, length, length, key_padding_mask, attn_mask, zero_unseeing_rows)
     return weighted_sum(drop(weights.to(value.dtype), dropout, bsz), value)
 
 
@@ -38,12 +38,12 @@ def attention_weights(
     src_len: int,
     key_padding_mask: Optional[Tensor],
     attn_mask: Optional[Tensor],
-    fully_masked_rows: bool = True,
+    zero_unseeing_rows: bool = True,
     bsz: int = -1,
 ) -> Tensor:
     """``softmax(S + masks)``, (`bsz`, H, T = `tgt_len`, S = `src_len`); `bsz` of -1: B, or 1 if logits are shared."""
     scores = logits.total(src_len).expand(bsz, num_heads, tgt_len, -1)
-    return masked_softmax(scores, key_padding_mask, attn_mask, fully_masked_rows)
+    return masked_softmax(scores, key_padding_mask, attn_mask, zero_unseeing_rows)
 
 
 def drop(weights: Tensor, dropout: float, bsz: int) -> Tensor:

@@ -4,7 +4,7 @@ The backward pass computes every tile of weights again (recomputation: Rabe and 
 et al. 2022, arXiv 2205.14135) and leaves their derivative to autograd.
 """
 
-from typing import Any, Callable, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -40,15 +40,17 @@ def compute(
     bsz, heads, length, _ = value.size()
     causal, lengths = is_causal(attn_mask), lengths_of(value, key_padding_mask)
     assert lengths is not None
-    dtype = value.dtype  # under autocast they differ
-    products = [(weight, scale, q.to(dtype), k.to(dtype)) for weight, scale, q, k in logits.products]
-    logits = Logits(products, logits.outers, logits.with_matrices(length).biases, [])
+    # under autocast the types differ
+    products = [(row, scale, q.to(value.dtype), k.to(value.dtype)) for row, scale, q, k in logits.products]
+    logits = Logits(products, logits.outers, logits.biases, [], logits.weights)
     rows = CAUSAL_ROWS if causal else length
     if bsz > 1 and logits.is_shared():
         blocks = list(blocks_of_lengths(lengths, heads, rows))
     else:
         blocks = list(blocks_of_sentences(lengths, heads, rows))
-    return _Tiled.apply(map_tensors(lambda _: True, logits), blocks, causal, value, *logits.tensors())
+    tensors = logits.tensors()
+    structure = logits.with_tensors([torch.empty(0)] * len(tensors))
+    return _Tiled.apply(structure, blocks, causal, value, *tensors)
 
 
 def lengths_of(value: Tensor, key_padding_mask: Optional[Tensor]) -> Optional[List[int]]:
@@ -109,20 +111,23 @@ def blocks_of_lengths(lengths: Sequence[int], heads: int, rows: int) -> Iterator
 
 
 class _Tiled(torch.autograd.Function):
-    """Saves only its inputs. `places` are logits with True in the place of each tensor."""
+    """Saves only its inputs. `structure`: the logits without their tensors."""
 
     @staticmethod
-    def forward(ctx: Any, places: Logits, blocks: List[Block], causal: bool, value: Tensor, *tensors: Tensor) -> Tensor:
-        ctx.places, ctx.blocks, ctx.causal = places, blocks, causal
+    def forward(
+        ctx: Any, structure: Logits, blocks: List[Block], causal: bool, value: Tensor, *tensors: Tensor
+    ) -> Tensor:
+        ctx.structure, ctx.blocks, ctx.causal = structure, blocks, causal
         ctx.save_for_backward(value, *tensors)
         out = like_values(value, blocks)
-        logits = in_places(places, tensors)
+        logits = structure.with_tensors(list(tensors))
         with torch.autocast(value.device.type, enabled=False):
             for block in blocks:
-                part = with_one_product(of_block(logits, block))
+                part = with_one_product(logits.with_tensors(of_block(logits, logits.tensors(), block)))
                 v = block.read(value)
                 for rows, columns in tiles(block, causal):
-                    weights = tile_weights(of_tile(part, rows, columns), v.size(1), rows, columns, block, causal)
+                    tile = part.with_tensors(of_tile(part, part.tensors(), rows, columns))
+                    weights = tile_weights(tile, v.size(1), rows, columns, block, causal)
                     block.write(out, rows, torch.matmul(weights.to(v.dtype), v[:, :, columns]))
         return out
 
@@ -132,12 +137,12 @@ class _Tiled(torch.autograd.Function):
         value, *tensors = ctx.saved_tensors
         sums = [zeros_in_fp32(x) if needed else None for x, needed in zip(tensors, ctx.needs_input_grad[4:])]
         grad_value = like_values(value, ctx.blocks)
-        logits, logits_sums = in_places(ctx.places, tensors), in_places(ctx.places, sums)
+        logits = ctx.structure.with_tensors(tensors)
         with torch.autocast(value.device.type, enabled=False):
             for block in ctx.blocks:
-                part, part_sums = of_block(logits, block), of_block(logits_sums, block)
+                part = logits.with_tensors(of_block(logits, tensors, block))
                 v, g = block.read(value), block.read(grad)
-                v = backward_of_block(part, part_sums, v, g, block, ctx.causal)
+                v = backward_of_block(part, of_block(logits, sums, block), v, g, block, ctx.causal)
                 block.write(grad_value, slice(0, block.length), v)
         grads = [None if total is None else total.to(x.dtype) for x, total in zip(tensors, sums)]
         return (None, None, None, grad_value, *grads)
@@ -154,30 +159,28 @@ def like_values(value: Tensor, blocks: List[Block]) -> Tensor:
     return out
 
 
-def backward_of_block(logits: Logits, sums: Logits, value: Tensor, grad: Tensor, block: Block, causal: bool) -> Tensor:
-    """The gradient of a block's values. Those of its logits are added to `sums`, which has None for what needs none."""
-    places = tiles(block, causal)
-    is_one_tile = len(places) == 1
-    # all tiles share one product
-    factors = map_tensors(as_leaf, Logits(logits.products, [], [], []), Logits(sums.products, [], [], []))
-    with torch.enable_grad():
-        product = with_one_product(factors)
+def backward_of_block(
+    logits: Logits, sums: List[Optional[Tensor]], value: Tensor, grad: Tensor, block: Block, causal: bool
+) -> Tensor:
+    """The gradient of a block's values. Those of `logits.tensors()` are added to `sums`, None for what needs none."""
+    bounds = tiles(block, causal)
+    is_one_tile = len(bounds) == 1
     if not is_one_tile:
-        # it is differentiated once, when its gradient has been summed over the tiles
-        product_sums = map_tensors(lambda x: zeros_in_fp32(x) if x.requires_grad else None, product)
-        logits = Logits(map_tensors(torch.Tensor.detach, product).products, logits.outers, logits.biases, [])
-        factor_sums = Logits(sums.products, [], [], [])
-        sums = Logits(product_sums.products, sums.outers, sums.biases, [])
+        # all tiles share one product; it is differentiated once, when its gradient has been summed over them
+        factors, sums_of_factors = as_leaves(logits, sums), sums
+        with torch.enable_grad():
+            joined = with_one_product(factors)
+        n, product = len(logits.weights), [x for _, _, *pair in joined.products for x in pair]
+        product_sums = [zeros_in_fp32(x) if x.requires_grad else None for x in product]
+        sums = [*sums[:n], *product_sums, *sums[n + 2 * len(logits.products) :]]
+        logits = joined.with_tensors([x.detach() for x in joined.tensors()])
     grad_value: Optional[Tensor] = None
     # the last rows come first: they have all columns, so that their product starts the sum
-    for rows, columns in reversed(places):
-        tile_sums = of_tile(sums, rows, columns)
-        leaves = map_tensors(as_leaf, of_tile(logits, rows, columns), tile_sums)
-        tile = leaves
-        if is_one_tile:
-            tile = Logits(product.products, leaves.outers, leaves.biases, [])
-            leaves = Logits(factors.products, leaves.outers, leaves.biases, [])
+    for rows, columns in reversed(bounds):
+        tile_sums = of_tile(logits, sums, rows, columns)
+        leaves = as_leaves(logits.with_tensors(of_tile(logits, logits.tensors(), rows, columns)), tile_sums)
         with torch.enable_grad():
+            tile = with_one_product(leaves) if is_one_tile else leaves
             weights = tile_weights(tile, value.size(1), rows, columns, block, causal)
         g, v = grad[:, :, rows], value[:, :, columns]
         transposed = weights.detach().to(v.dtype).transpose(2, 3)
@@ -189,16 +192,23 @@ def backward_of_block(logits: Logits, sums: Logits, value: Tensor, grad: Tensor,
             grad_weights = torch.matmul(g, v.transpose(2, 3)).to(weights.dtype)
             add_gradients([weights], [grad_weights], leaves, tile_sums)
     if not is_one_tile:
-        outputs = [x for x in product.tensors() if x.requires_grad]
-        add_gradients(outputs, [x for x in product_sums.tensors() if x is not None], factors, factor_sums)
+        outputs = [x for x in product if x.requires_grad]
+        add_gradients(outputs, [x for x in product_sums if x is not None], factors, sums_of_factors)
     assert grad_value is not None
     return grad_value
 
 
+def as_leaves(logits: Logits, sums: List[Optional[Tensor]]) -> Logits:
+    """The logits with tensors that autograd sees as inputs where there is a sum for their gradient."""
+    pairs = zip(logits.tensors(), sums)
+    return logits.with_tensors([x.detach().requires_grad_(total is not None) for x, total in pairs])
+
+
 def with_one_product(logits: Logits) -> Logits:
     """All inner products as one, its factors copied to where tiles read them in order."""
-    products = [(weight, scale, q.contiguous(), k.contiguous()) for weight, scale, q, k in logits.joined().products]
-    return Logits(products, logits.outers, logits.biases, [])
+    joined = logits.joined()
+    joined.products = [(row, scale, q.contiguous(), k.contiguous()) for row, scale, q, k in joined.products]
+    return joined
 
 
 def zeros_in_fp32(x: Tensor) -> Tensor:
@@ -206,13 +216,14 @@ def zeros_in_fp32(x: Tensor) -> Tensor:
     return torch.zeros(x.size(), dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
 
 
-def add_gradients(outputs: List[Tensor], grads: List[Tensor], leaves: Logits, sums: Logits) -> None:
+def add_gradients(outputs: List[Tensor], grads: List[Tensor], leaves: Logits, sums: List[Optional[Tensor]]) -> None:
     """Adds to `sums` the gradients that the leaves have by those of the outputs."""
     if outputs:
-        inputs = [x for x in leaves.tensors() if x.requires_grad]  # those that have a sum, see `as_leaf`
-        totals = [x for x in sums.tensors() if x is not None]
-        for total, found in zip(totals, torch.autograd.grad(outputs, inputs, grads)):
-            total.add_(found)
+        wanted = [(x, total) for x, total in zip(leaves.tensors(), sums) if total is not None]
+        found = torch.autograd.grad(outputs, [x for x, _ in wanted], grads, allow_unused=True)
+        for (_, total), x in zip(wanted, found):
+            if x is not None:
+                total.add_(x)
 
 
 def tile_weights(logits: Logits, num_heads: int, rows: slice, columns: slice, block: Block, causal: bool) -> Tensor:
@@ -235,54 +246,30 @@ def tiles(block: Block, causal: bool) -> List[Tuple[slice, slice]]:
     return [(slice(a, b), slice(0, b if causal else block.length)) for a, b in zip(bounds, bounds[1:])]
 
 
-def of_block(logits: Logits, block: Block) -> Logits:
-    """The part of the logits that a block reads: views; of the biases all rows and columns."""
-
-    def cut(x: Tensor) -> Tensor:
-        sentences = block.sentences if x.size(0) > 1 else slice(None)
-        return x[sentences, block.heads if x.size(1) > 1 else slice(None)]
-
-    part = map_tensors(cut, logits)
-    factors = map_tensors(lambda x: x[:, :, : block.length], Logits(part.products, [], [], []))
-    return Logits(factors.products, part.outers, part.biases, [])
-
-
-def of_tile(logits: Logits, rows: slice, columns: slice) -> Logits:
-    """The part of a block's logits that a tile reads: views."""
-
-    def of_rows(x: Any) -> Any:
-        return None if x is None else x[:, :, rows if x.size(2) > 1 else slice(None)]
-
-    def of_columns(x: Any, dim: int) -> Any:
-        return None if x is None else x.narrow(dim, 0, columns.stop)
-
-    return Logits(
-        [(weight, scale, of_rows(query), of_columns(key, 2)) for weight, scale, query, key in logits.products],
-        [(weight, of_rows(left), of_rows(right)) for weight, left, right in logits.outers],
-        [(weight, of_columns(of_rows(bias), 3)) for weight, bias in logits.biases],
-        [],
-    )
+def of_block(logits: Logits, tensors: Sequence[Any], block: Block) -> List[Any]:
+    """What a block reads of `logits.tensors()`, or of sums like them: views; of biases all rows and columns."""
+    last = len(logits.weights) + 2 * len(logits.products)
+    found: List[Any] = []
+    for n, x in enumerate(tensors):
+        if x is not None:
+            sentences = block.sentences if x.size(0) > 1 else slice(None)
+            x = x[sentences, block.heads if x.size(1) > 1 else slice(None)]
+            x = x[:, :, : block.length] if len(logits.weights) <= n < last else x
+        found.append(x)
+    return found
 
 
-def as_leaf(x: Tensor, total: Optional[Tensor]) -> Tensor:
-    """x as an input of autograd, if there is a sum for its gradient."""
-    return x.detach().requires_grad_(total is not None)
-
-
-def map_tensors(function: Callable[..., Any], logits: Logits, *others: Logits) -> Logits:
-    """Logits of function(x, ...) for each tensor x, with what stands there in the others; None and scales stay."""
-
-    def apply(x: Any, *rest: Any) -> Any:
-        return x if x is None or isinstance(x, float) else function(x, *rest)
-
-    def summands(name: str) -> List[Any]:
-        found = zip(*(getattr(one, name) for one in (logits, *others)))
-        return [tuple(apply(*xs) for xs in zip(*summand)) for summand in found]
-
-    return Logits(summands("products"), summands("outers"), summands("biases"), [])
-
-
-def in_places(places: Logits, tensors: Iterable[Any]) -> Logits:
-    """The inverse of ``Logits.tensors``: what comes next, a tensor or None, in each place that is True."""
-    remaining = iter(tensors)
-    return map_tensors(lambda _: next(remaining), places)
+def of_tile(logits: Logits, tensors: Sequence[Any], rows: slice, columns: slice) -> List[Any]:
+    """The parts of a block's tensors that a tile reads: views."""
+    products = ["rows", "columns of keys"] * len(logits.products)
+    parts = ["weight"] * len(logits.weights) + products + ["rows"] * len(logits.outers) + ["both"] * len(logits.biases)
+    found: List[Any] = []
+    for part, x in zip(parts, tensors):
+        if x is not None and part in ("rows", "both") and x.size(2) > 1:
+            x = x[:, :, rows]
+        if x is not None and part == "columns of keys":
+            x = x[:, :, : columns.stop]
+        if x is not None and part == "both":
+            x = x[..., : columns.stop]
+        found.append(x)
+    return found

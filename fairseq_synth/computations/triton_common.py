@@ -17,27 +17,42 @@ import triton.language as tl
 
 
 class Given(NamedTuple):
-    """First elements of the tensors. None: there is no such summand, and no code for it in the compiled kernel."""
+    """First elements of a call's tensors, as `kernels` describes them. None: there is no such summand, and no code for
+    it in the compiled kernel."""
 
-    v: Any
-    q: Any
-    k: Any
+    packed: Any
     x: Any
     w: Any
+    pair: Any
     c: Any
-    left: Any  # A
-    right: Any  # B
     r: Any
     weights: Any  # rows of (H,); which is whose, `Constants` says
     hidden: Any  # (B, T), not 0 at padding
     seed: Any  # of dropout, (1,); None: no dropout
 
 
-class Sizes(NamedTuple):
-    """Numbers that change from batch to batch. They are no constants of a kernel, or each would compile another one."""
+class Tensors(NamedTuple):
+    """The same, with each part of what lies side by side in `packed` and `pair` by itself."""
 
-    v_token: Any  # stride of token t B + b in V: the sentences of a batch are interleaved
-    v_head: Any  # stride of a head
+    q: Any
+    k: Any
+    v: Any
+    x: Any
+    w: Any
+    left: Any  # A
+    right: Any  # B
+    c: Any
+    r: Any
+    weights: Any
+    hidden: Any
+    seed: Any
+
+
+class Sizes(NamedTuple):
+    """Strides of tokens, of heads and of rows; and numbers that change from batch to batch."""
+
+    v_token: Any
+    v_head: Any
     q_token: Any
     q_head: Any
     k_token: Any
@@ -50,7 +65,7 @@ class Sizes(NamedTuple):
     right_head: Any
     w_head: Any
     c_head: Any
-    r_row: Any  # stride of a row; m, where R is its values by distance
+    r_row: Any  # m, where R is its values by distance
     r_head: Any
     T: Any
     B: Any
@@ -60,7 +75,8 @@ class Sizes(NamedTuple):
     dropout: Any
 
 
-INTEGERS = Sizes._fields[:-2]  # Triton makes no constants of floats
+# what a kernel is given of them; no constants, or each batch would compile another one
+INTEGERS = ("T", "B", "H", "left", "n", "w_rows", "c_columns", "r_rows", "r_columns")
 
 
 class Constants(NamedTuple):
@@ -89,16 +105,32 @@ class Constants(NamedTuple):
 class Gradients(NamedTuple):
     """Where gradients go, which lie as their tensors do, or sums over a group of sentences; None: not wanted."""
 
-    v: Any
-    q: Any
-    k: Any
+    packed: Any
     x: Any
-    left: Any
-    right: Any
+    pair: Any
     w: Any  # (groups, H, T, width), as are c and r, (groups, H, ...), each group `size` numbers after the last, in fp32
     c: Any
     r: Any
     a_q: Any  # (parts, H), in fp32, each part the sum of a program
+    a_x: Any
+    a_outer: Any
+    a_c: Any
+    a_r: Any
+
+
+class Wanted(NamedTuple):
+    """The same, with each part of `packed` and `pair` by itself."""
+
+    q: Any
+    k: Any
+    v: Any
+    x: Any
+    left: Any
+    right: Any
+    w: Any
+    c: Any
+    r: Any
+    a_q: Any
     a_x: Any
     a_outer: Any
     a_c: Any
@@ -130,6 +162,56 @@ class ColumnFactors(NamedTuple):
     k: Any
     w: Any
     c: Any
+
+
+@triton.jit
+def split_packed(packed, z, H):
+    """Where the queries, keys and values of the first token begin."""
+    if (packed is None) or (z.Q == 0):
+        return None, None, packed
+    else:
+        width = tl.multiple_of(tl.cast(H * z.Q, tl.int64), z.UNIT)
+        return packed, packed + width, packed + 2 * width
+
+
+@triton.jit
+def right_of(pair, left):
+    """Where the second factor of an outer product begins."""
+    if pair is None:
+        return None
+    else:
+        return pair + left
+
+
+@triton.jit
+def opened(given, z, H, left):
+    """`Tensors` of what a kernel is given."""
+    q, k, v = split_packed(given.packed, z, H)
+    return Tensors(
+        q, k, v, given.x, given.w, given.pair, right_of(given.pair, left), given.c, given.r, given.weights,
+        given.hidden, given.seed,
+    )  # fmt: skip
+
+
+@triton.jit
+def wanted(to, z, H, left):
+    """`Wanted` of the gradients that a kernel is to write."""
+    q, k, v = split_packed(to.packed, z, H)
+    return Wanted(
+        q, k, v, to.x, to.pair, right_of(to.pair, left), to.w, to.c, to.r, to.a_q, to.a_x, to.a_outer, to.a_c, to.a_r
+    )
+
+
+@triton.jit
+def sizes(z, T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout):
+    """Of tensors that lie as `kernels` says; `left` and `n`: columns of the factors of an outer product."""
+    token, pair, r_row = H * (2 * z.Q + z.D), left + n, r_columns
+    if z.DIAGONALS:
+        r_row = r_columns // 2
+    return Sizes(
+        token, z.D, token, z.Q, token, z.Q, z.X, T * B * z.X, pair, T * B * pair, pair, T * B * pair,
+        w_rows * z.X, c_columns, r_row, r_rows * r_columns, T, B, H, n, scale, dropout,
+    )  # fmt: skip
 
 
 @triton.jit

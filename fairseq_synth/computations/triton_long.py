@@ -20,7 +20,6 @@ import triton.language as tl
 from .triton_common import (
     INTEGERS,
     RowFactors,
-    Sizes,
     kept,
     length_of,
     load_column_factors,
@@ -32,15 +31,18 @@ from .triton_common import (
     load_values,
     load_weights,
     mean_outer,
+    opened,
     product,
     row_gradients,
     row_weights,
+    sizes,
     store_columns,
     store_matrix,
     store_part,
     store_row_gradients,
     store_rows,
     tile_of_logits,
+    wanted,
 )
 
 
@@ -70,23 +72,20 @@ def store_numbers(data, value, s, z, b, h, i):
 
 
 @triton.jit
-def load_outputs(dy, dy_token, dy_head, means, logs, s, z, b, h, i):
+def load_outputs(dy, delta, lse, s, z, b, h, i):
     """Of rows: dY, rowsum(P * dP) and the logarithm of the softmax's denominator."""
-    dy_i = load_rows(dy, dy_token, dy_head, b, h, i, s, z.D, z.ROWS, z.D_BLOCK, z.UNIT)
-    return dy_i, load_numbers(means, s, z, b, h, i, 0.0), load_numbers(logs, s, z, b, h, i, float("inf"))
+    dy_i = load_rows(dy, s.H * z.D, z.D, b, h, i, s, z.D, z.ROWS, z.D_BLOCK, z.UNIT)
+    return dy_i, load_numbers(delta, s, z, b, h, i, 0.0), load_numbers(lse, s, z, b, h, i, float("inf"))
 
 
 @triton.jit(do_not_specialize=INTEGERS)
 def forward(
-    g, y, logs,
-    v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token, right_head,
-    w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout, z,
+    given, y, lse,
+    T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout, z,
 ):  # fmt: skip
     """Some rows of Y of a sentence, and the logarithms of their denominators."""
-    s = Sizes(
-        v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token,
-        right_head, w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout,
-    )  # fmt: skip
+    s = sizes(z, T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout)
+    g = opened(given, z, H, left)
     tiles = tl.cdiv(T, z.ROWS)
     i, b, h = tl.program_id(0) % tiles * z.ROWS, tl.program_id(0) // tiles // H, tl.program_id(0) // tiles % H
     length, a, rows = length_of(g, s, b), load_weights(g, s, z, h), load_row_factors(g, s, z, b, h, i)
@@ -104,26 +103,23 @@ def forward(
         top = higher
     out = out / tl.where(total > 0, total, 1.0)[:, None]
     store_rows(y, out, H * z.D, z.D, b, h, i, s, z.D, z.ROWS, z.D_BLOCK, z.UNIT)
-    store_numbers(logs, tl.where(total > 0, top + tl.log2(total), float("inf")), s, z, b, h, i)
+    store_numbers(lse, tl.where(total > 0, top + tl.log2(total), float("inf")), s, z, b, h, i)
 
 
-@triton.jit(do_not_specialize=[*INTEGERS, "dy_token", "dy_head"])
+@triton.jit(do_not_specialize=[*INTEGERS])
 def backward_rows(
-    g, d, y, means, logs, dy, dy_token, dy_head,
-    v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token, right_head,
-    w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout, z,
+    given, grads, y, delta, lse, dy,
+    T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout, z,
 ):  # fmt: skip
-    s = Sizes(
-        v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token,
-        right_head, w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout,
-    )  # fmt: skip
+    s = sizes(z, T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout)
+    g, d = opened(given, z, H, left), wanted(grads, z, H, left)
     tiles = tl.cdiv(T, z.ROWS)
     i, b, h = tl.program_id(0) % tiles * z.ROWS, tl.program_id(0) // tiles // H, tl.program_id(0) // tiles % H
     length, a, rows = length_of(g, s, b), load_weights(g, s, z, h), load_row_factors(g, s, z, b, h, i)
-    dy_i = load_rows(dy, dy_token, dy_head, b, h, i, s, z.D, z.ROWS, z.D_BLOCK, z.UNIT)
+    dy_i = load_rows(dy, H * z.D, z.D, b, h, i, s, z.D, z.ROWS, z.D_BLOCK, z.UNIT)
     y_i = load_rows(y, H * z.D, z.D, b, h, i, s, z.D, z.ROWS, z.D_BLOCK, z.UNIT)
-    mean, log = tl.sum(dy_i.to(tl.float32) * y_i.to(tl.float32), 1), load_numbers(logs, s, z, b, h, i, float("inf"))
-    error = tl.zeros([z.ROWS], tl.float32)  # of `mean`: the sum of a row of dS, which should be 0
+    delta_i, lse_i = tl.sum(dy_i.to(tl.float32) * y_i.to(tl.float32), 1), load_numbers(lse, s, z, b, h, i, float("inf"))
+    error = tl.zeros([z.ROWS], tl.float32)  # of `delta_i`: the sum of a row of dS, which should be 0
     outer = tl.zeros([z.ROWS], tl.float32)
     to_q, to_x = tl.zeros([z.ROWS, z.Q_BLOCK], tl.float32), tl.zeros([z.ROWS, z.X_BLOCK], tl.float32)
     to_left, to_right = tl.zeros([z.ROWS, z.FACTOR], tl.float32), tl.zeros([z.ROWS, z.FACTOR], tl.float32)
@@ -138,8 +134,8 @@ def backward_rows(
         columns, r = load_column_factors(g, s, z, b, h, j), load_matrix(g, s, z, h, i, j)
         logits = tile_of_logits(g, s, z, rows, columns, r, a, b, i, j, length)
         dp = product(dy_i, tl.trans(load_values(g, s, z, b, h, j)), z) * kept(g, s, z, b, h, i, j)
-        p = tl.exp2(logits - log[:, None])
-        ds = p * (dp - mean[:, None])
+        p = tl.exp2(logits - lse_i[:, None])
+        ds = p * (dp - delta_i[:, None])
         error += tl.sum(ds, 1)
         outer += mean_outer(d, p, rows, s, z, j)
         to = row_gradients(d, ds, rows, columns, s, z, j)
@@ -149,21 +145,18 @@ def backward_rows(
         to_right += to.right
     to = RowFactors(to_q, to_x, to_left, to_right)
     store_row_gradients(d, to, a, s, z, b, h, i)
-    store_numbers(means, mean + error, s, z, b, h, i)
+    store_numbers(delta, delta_i + error, s, z, b, h, i)
     _, _, of_outer = row_weights(d, rows, to, s)
     store_part(d.a_outer, of_outer - tl.sum(error * outer), b * tiles + i // z.ROWS, h, s)
 
 
-@triton.jit(do_not_specialize=[*INTEGERS, "dy_token", "dy_head", "sentences", "size"])
+@triton.jit(do_not_specialize=[*INTEGERS, "sentences", "size"])
 def backward_columns(
-    g, d, means, logs, dy, size, dy_token, dy_head,
-    v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token, right_head,
-    w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout, sentences, z,
+    given, grads, delta, lse, dy,
+    T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout, sentences, size, z,
 ):  # fmt: skip
-    s = Sizes(
-        v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token,
-        right_head, w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout,
-    )  # fmt: skip
+    s = sizes(z, T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout)
+    g, d = opened(given, z, H, left), wanted(grads, z, H, left)
     tiles = tl.cdiv(T, z.COLUMNS)
     j, group, h = tl.program_id(0) % tiles * z.COLUMNS, tl.program_id(0) // tiles // H, tl.program_id(0) // tiles % H
     a = load_weights(g, s, z, h)
@@ -177,12 +170,12 @@ def backward_columns(
             first = j // z.ROWS * z.ROWS
         for i in range(first, tl.where(j < length, length, 0), z.ROWS):
             rows, r = load_row_factors(g, s, z, b, h, i), load_matrix(g, s, z, h, i, j)
-            dy_i, mean, log = load_outputs(dy, dy_token, dy_head, means, logs, s, z, b, h, i)
-            p = tl.exp2(tile_of_logits(g, s, z, rows, columns, r, a, b, i, j, length) - log[:, None])
+            dy_i, delta_i, lse_i = load_outputs(dy, delta, lse, s, z, b, h, i)
+            p = tl.exp2(tile_of_logits(g, s, z, rows, columns, r, a, b, i, j, length) - lse_i[:, None])
             keep = kept(g, s, z, b, h, i, j)
             to_v += product(tl.trans((p * keep).to(dy_i.dtype)), dy_i, z)
-            if means is not None:
-                ds = p * (product(dy_i, tl.trans(v), z) * keep - mean[:, None])
+            if delta is not None:
+                ds = p * (product(dy_i, tl.trans(v), z) * keep - delta_i[:, None])
                 if (d.k is not None) or (d.a_q is not None):
                     to_k += product(tl.trans(ds.to(rows.q.dtype)), rows.q, z)
                 if (d.w is not None) or (d.a_x is not None):
@@ -201,16 +194,13 @@ def backward_columns(
     store_columns(d, to_w, to_c, load_row(g, s, z, h, j), a, place, part, h, j, s, z)
 
 
-@triton.jit(do_not_specialize=[*INTEGERS, "dy_token", "dy_head", "sentences", "size"])
+@triton.jit(do_not_specialize=[*INTEGERS, "sentences", "size"])
 def backward_matrix(
-    g, d, means, logs, dy, size, dy_token, dy_head,
-    v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token, right_head,
-    w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout, sentences, z,
+    given, grads, delta, lse, dy,
+    T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout, sentences, size, z,
 ):  # fmt: skip
-    s = Sizes(
-        v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token,
-        right_head, w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout,
-    )  # fmt: skip
+    s = sizes(z, T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout)
+    g, d = opened(given, z, H, left), wanted(grads, z, H, left)
     across = tl.cdiv(T, z.COLUMNS)
     tiles = tl.cdiv(T, z.ROWS) * across
     tile, group, h = tl.program_id(0) % tiles, tl.program_id(0) // tiles // H, tl.program_id(0) // tiles % H
@@ -223,9 +213,9 @@ def backward_matrix(
     r = load_matrix(g, s, z, h, i, j)
     for b in range(group * sentences, end):
         rows, columns = load_row_factors(g, s, z, b, h, i), load_column_factors(g, s, z, b, h, j)
-        dy_i, mean, log = load_outputs(dy, dy_token, dy_head, means, logs, s, z, b, h, i)
-        p = tl.exp2(tile_of_logits(g, s, z, rows, columns, r, a, b, i, j, T) - log[:, None])
+        dy_i, delta_i, lse_i = load_outputs(dy, delta, lse, s, z, b, h, i)
+        p = tl.exp2(tile_of_logits(g, s, z, rows, columns, r, a, b, i, j, T) - lse_i[:, None])
         dp = product(dy_i, tl.trans(load_values(g, s, z, b, h, j)), z) * kept(g, s, z, b, h, i, j)
-        to_r += p * (dp - mean[:, None])
+        to_r += p * (dp - delta_i[:, None])
     place = tl.cast(group, tl.int64) * size
     store_matrix(d, to_r, r, a, place, group * tiles + tile, h, i, j, s, z)

@@ -14,7 +14,6 @@ import triton.language as tl
 
 from .triton_common import (
     INTEGERS,
-    Sizes,
     kept,
     length_of,
     load_column_factors,
@@ -24,15 +23,18 @@ from .triton_common import (
     load_rows,
     load_values,
     load_weights,
+    opened,
     product,
     row_gradients,
     row_weights,
+    sizes,
     store_columns,
     store_matrix,
     store_part,
     store_row_gradients,
     store_rows,
     tile_of_logits,
+    wanted,
 )
 
 
@@ -47,15 +49,12 @@ def softmax(logits):
 
 @triton.jit(do_not_specialize=[*INTEGERS, "sentences"])
 def forward(
-    g, y,
-    v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token, right_head,
-    w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout, sentences, z,
+    given, y,
+    T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout, sentences, z,
 ):  # fmt: skip
     """Y of some sentences."""
-    s = Sizes(
-        v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token,
-        right_head, w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout,
-    )  # fmt: skip
+    s = sizes(z, T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout)
+    g = opened(given, z, H, left)
     h, group = tl.program_id(0), tl.program_id(1)
     r, a = load_matrix(g, s, z, h, 0, 0), load_weights(g, s, z, h)
     for b in range(group * sentences, tl.minimum((group + 1) * sentences, B)):
@@ -66,17 +65,14 @@ def forward(
         store_rows(y, out, H * z.D, z.D, b, h, 0, s, z.D, z.ROWS, z.D_BLOCK, z.UNIT)
 
 
-@triton.jit(do_not_specialize=[*INTEGERS, "sentences", "dy_token", "dy_head", "size"])
+@triton.jit(do_not_specialize=[*INTEGERS, "sentences", "size"])
 def backward(
-    g, d, dy, dy_token, dy_head,
-    v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token, right_head,
-    w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout, sentences, size, z,
+    given, grads, dy,
+    T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout, sentences, size, z,
 ):  # fmt: skip
     """All gradients of some sentences."""
-    s = Sizes(
-        v_token, v_head, q_token, q_head, k_token, k_head, x_token, x_head, left_token, left_head, right_token,
-        right_head, w_head, c_head, r_row, r_head, T, B, H, n, scale, dropout,
-    )  # fmt: skip
+    s = sizes(z, T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout)
+    g, d = opened(given, z, H, left), wanted(grads, z, H, left)
     h, group = tl.program_id(0), tl.program_id(1)
     a = load_weights(g, s, z, h)
     to_r = tl.zeros([z.ROWS, z.COLUMNS], tl.float32)
@@ -87,7 +83,7 @@ def backward(
         r = load_matrix(g, s, z, h, 0, 0)  # again for each sentence, from a cache: registers are scarcer
         p = softmax(tile_of_logits(g, s, z, rows, columns, r, a, b, 0, 0, length_of(g, s, b)))
         keep = kept(g, s, z, b, h, 0, 0)
-        dy_b = load_rows(dy, dy_token, dy_head, b, h, 0, s, z.D, z.ROWS, z.D_BLOCK, z.UNIT)
+        dy_b = load_rows(dy, H * z.D, z.D, b, h, 0, s, z.D, z.ROWS, z.D_BLOCK, z.UNIT)
         dv = product(tl.trans((p * keep).to(dy_b.dtype)), dy_b, z)
         store_rows(d.v, dv, s.v_token, s.v_head, b, h, 0, s, z.D, z.COLUMNS, z.D_BLOCK, z.UNIT)
         dp = product(dy_b, tl.trans(load_values(g, s, z, b, h, 0)), z) * keep

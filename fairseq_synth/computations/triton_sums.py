@@ -72,9 +72,10 @@ def add_diagonals(H, T, sum, block, BLOCK: tl.constexpr, PAIRS: tl.constexpr):
         h, m = place // sum.own_columns, sum.own_columns // 2
         distance = place % sum.own_columns - m
         farther = tl.where(distance == m, 1, tl.where(distance == -m, -1, 0))
+        before = tl.where(m == 0, T - 1, 0)  # the only distance has the diagonals of both sides
         total = tl.zeros([BLOCK], tl.float32)
-        for step in range(0, tl.maximum(T - m, 1)):
-            diagonal = distance + step * farther
+        for step in range(0, tl.maximum(T - m, 1) + before):
+            diagonal = distance - before + step * farther
             wanted = (h < H) & (diagonal < T) & (diagonal > -T) & ((step == 0) | (farther != 0))
             for first in range(0, tl.where(tl.max(wanted.to(tl.int32), 0) > 0, sum.groups * T, 0), PAIRS):
                 pair = first + tl.arange(0, PAIRS)  # of a group and a row

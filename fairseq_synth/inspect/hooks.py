@@ -9,8 +9,10 @@ from fairseq.models.transformer import TransformerDecoderBase, TransformerEncode
 from fairseq.modules import MultiheadAttention
 from torch import Tensor
 
-from ..attention import SyntheticAttention, names_of
+from ..attention import SyntheticAttention
 from ..logits import Logits
+from ..masks import causal_mask, masked_softmax
+from ..state import names_of
 from ..synthesizers import Inputs
 
 
@@ -48,8 +50,9 @@ class Attention(NamedTuple):
         found = {name: [0.0] * self.heads for mixture in mixtures for name in mixture.components}
         first = 0
         for mixture in mixtures:
-            for name, share in zip(mixture.components, mixture.weights()):
-                own = [1.0] * mixture.num_heads if share is None else share.detach().flatten().tolist()
+            weights = mixture.weights()
+            for m, name in enumerate(mixture.components):
+                own = [1.0] * mixture.num_heads if weights is None else weights[m].tolist()
                 found[name][first : first + mixture.num_heads] = own
             first += mixture.num_heads
         return found
@@ -66,7 +69,7 @@ class Attention(NamedTuple):
         """The logits (H, T, T) of a function that never looks at the input, else None."""
         if not is_synthetic(self.module) or self.module.q_proj is not None:
             return None
-        x = next(self.module.parameters()).new_zeros(2, self.heads, length, self.module.head_dim)
+        x = next(self.module.parameters()).new_zeros(length, 2, self.module.embed_dim)
         with torch.no_grad():
             found = logits_of_heads(self.module, self.module.synthesizer(Inputs(x, None, None, 0, length)), length)
         return found[0] if found.size(0) == 1 else None
@@ -179,7 +182,7 @@ def reading(model: nn.Module, read: Callable[[Reading], None]) -> Iterator[None]
 
 def logits_of_heads(module: Any, groups: List[Logits], src_len: int) -> Tensor:
     """The logits of all groups of heads, (B or 1, H, S, S); B only if a function depends on the input."""
-    parts = [(logits.total(src_len), heads) for logits, heads in zip(groups, module.heads)]
+    parts = [(logits.read(0, src_len, src_len).total(src_len), heads) for logits, heads in zip(groups, module.heads)]
     bsz = max(part.size(0) for part, _ in parts)
     return torch.cat([part.expand(bsz, heads, src_len, src_len) for part, heads in parts], dim=1)
 
@@ -194,8 +197,8 @@ def logits_of(module: Any, query: Tensor, key: Optional[Tensor]) -> Tensor:
 
     if not is_synthetic(module):
         return split(module.q_proj(query)) @ split(module.k_proj(key)).transpose(-1, -2) * module.scaling
-    q, k, _ = module.project(query)
-    groups = module.synthesizer(Inputs(module.split_heads(query), q, k, 0, tgt_len))
+    projected = module.project(query)
+    groups = module.synthesizer(Inputs(query, projected.q, projected.k, 0, tgt_len))
     return logits_of_heads(module, groups, tgt_len).expand(bsz, -1, -1, -1)
 
 
@@ -221,6 +224,45 @@ def masked_heads(model: nn.Module, masks: Dict[str, Tensor]) -> Iterator[None]:
         mask = masks.get(attention.name)
         if mask is not None:
             handles.append(attention.module.out_proj.register_forward_pre_hook(hook_of(attention, mask)))
+    with hooked(model, handles):
+        yield
+
+
+@contextlib.contextmanager
+def replaced_heads(model: nn.Module, logits: Dict[str, Tensor], heads: Sequence[Tuple[str, int]]) -> Iterator[None]:
+    """Replaces the logits of heads of self-attention by constants, in forward passes over whole sentences.
+
+    Args:
+        model: with any attentions of fairseq's or of this project's, in eval mode; its sentences padded on the right.
+        logits: {attention: (H, n, n)}, by position, for sentences of up to n tokens.
+        heads: which ones, as (attention, head).
+    """
+
+    def hooks_of(attention: Attention, chosen: List[int]) -> Tuple[Callable[..., None], Callable[..., Tuple[Tensor]]]:
+        call: Dict[str, Any] = {}
+
+        def before(module: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+            call.update(zip(("query", "key", "value", "key_padding_mask"), args), **kwargs)
+
+        def join(module: Any, args: Tuple[Tensor, ...]) -> Tuple[Tensor]:
+            x, query = args[0].clone(), call["query"]
+            length, bsz, dim = query.size(0), query.size(1), attention.module.head_dim
+            value = attention.module.v_proj(query).view(length, bsz, -1, dim).permute(1, 2, 0, 3)[:, chosen]
+            scores = logits[attention.name][None, chosen, :length, :length].to(x)
+            mask = causal_mask(scores) if call.get("attn_mask") is not None else None
+            out = masked_softmax(scores, call.get("key_padding_mask"), mask) @ value
+            x.view(length, bsz, -1, dim)[:, :, chosen] = out.permute(2, 0, 1, 3)
+            return (x,)
+
+        return before, join
+
+    handles = []
+    for attention in attentions(model):
+        chosen = sorted(head for name, head in heads if name == attention.name)
+        if chosen:
+            before, join = hooks_of(attention, chosen)
+            handles.append(attention.module.register_forward_pre_hook(before, with_kwargs=True))
+            handles.append(attention.module.out_proj.register_forward_pre_hook(join))
     with hooked(model, handles):
         yield
 
