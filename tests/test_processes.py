@@ -92,22 +92,25 @@ def prepared(data):
 def two(prepared, tmp_path_factory):
     """Two processes, without interruption."""
     save = tmp_path_factory.mktemp("two")
-    return save, losses(finish(start(prepared, save, 2, UPDATES)))
+    finish(start(prepared, save, 2, UPDATES))
+    return save, losses((save / "train.log").read_text())
 
 
 def workers(process):
-    """The training processes below torchrun."""
-    return [pid for pid in children(process.pid) if b"fairseq-train" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    """The training processes, below torchrun, which is below the recipe."""
+    below = [pid for torchrun in children(process.pid) for pid in children(torchrun)]
+    return [pid for pid in below if b"fairseq-train" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def test_two_processes_take_the_steps_of_one(prepared, two, tmp_path, dry, monkeypatch, capsys):
     """The same batch, split over processes or over passes: the same losses."""
     recipe.main(arguments(prepared, tmp_path, 1, UPDATES, "--dropout", "0"))
-    command = shlex.split(capsys.readouterr().out)  # that train.sh would run in its own place; here in this process
+    command = shlex.split(capsys.readouterr().out.splitlines()[-1])  # that train.sh would run; here in this process
     assert command[:2] == ["+", "fairseq-train"]
     one = losses(run_cli(train.cli_main, *command[2:])[1])
     monkeypatch.delenv("DRY_RUN")
-    split = losses(finish(start(prepared, tmp_path / "two", 2, UPDATES, "--dropout", "0")))
+    finish(start(prepared, tmp_path / "two", 2, UPDATES, "--dropout", "0"))
+    split = losses((tmp_path / "two" / "train.log").read_text())
     assert list(one) == list(split) == list(range(1, UPDATES + 1))
     for update in one:
         assert float(split[update]) == pytest.approx(float(one[update]), abs=0.002)
@@ -119,12 +122,12 @@ def test_killed_processes_resume(prepared, two, tmp_path):
     flags = ["--save-interval-updates", "3", "--keep-interval-updates", "1"]
     process = start(prepared, tmp_path, 2, UPDATES, *flags)
     wait_for(lambda: list(tmp_path.glob("checkpoint_2_*.pt")))
-    for pid in [*workers(process), process.pid]:
+    for pid in [*workers(process), *children(process.pid), process.pid]:
         os.kill(pid, signal.SIGKILL)
     process.communicate(timeout=60)
     assert weights(tmp_path)[1] < UPDATES
-    resumed = finish(start(prepared, tmp_path, 2, UPDATES, *flags))
-    assert "Loaded checkpoint" in resumed
+    finish(start(prepared, tmp_path, 2, UPDATES, *flags))
+    assert "Loaded checkpoint" in (tmp_path / "train.log").read_text()
     assert_same_weights(tmp_path, two[0])
 
 
@@ -133,7 +136,8 @@ def test_a_dead_peer_ends_the_run(prepared, tmp_path):
     wait_for(lambda: (tmp_path / "train.log").exists() and "num_updates" in (tmp_path / "train.log").read_text())
     os.kill(workers(process)[1], signal.SIGKILL)
     begin = time.time()
-    output = finish(process, code=1)
+    finish(process, code=1)
+    output = (tmp_path / "train.log").read_text()
     assert time.time() - begin < 60
     # torchrun's report names the process that died; the other one, if it was not ended first, says what it saw
     assert re.search(r"exitcode *: -9", output)
