@@ -31,12 +31,11 @@ from fairseq.models.transformer import TransformerModel
 from fairseq.models.transformer_lm import TransformerLanguageModel
 from fairseq.optim import OPTIMIZER_DATACLASS_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
-from fairseq.utils import import_user_module
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from .inspect import words
-from .inspect.checkpoints import Loaded, batches, load, readable
+from .inspect.checkpoints import Loaded, batches, import_user_dir, load, readable
 from .inspect.hooks import Attention, attentions, is_synthetic, stacks
 from .inspect.passes import loss
 from .inspect.words import Head
@@ -48,7 +47,6 @@ STOCK: Dict[type, str] = {  # fairseq's models, and what they become
     RobertaModel: "roberta_synth",
 }
 CHOICES = (*words.FUNCTIONS, "vanilla")
-RANK = 8  # of factorized_random
 
 
 class Plan(NamedTuple):
@@ -90,8 +88,8 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
                 break
             heads.append(head)
         if not heads:
-            least = min(found.values()) - before
-            raise SynthesizerError(f"--heads-within {args.heads_within}: the cheapest head costs {least:.2g} bits")
+            costs = f"the cheapest head costs {min(found.values()) - before:.2g} bits"
+            raise SynthesizerError(f"--heads-within {args.heads_within}: {costs}; give more, or leave it out")
     cfg, model = converted(loaded, plan, parameters, heads, length)
     after = loss(loaded._replace(model=model), sample)
     cfg = save(args, cfg, model)
@@ -121,7 +119,7 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     add("--sentences", type=int, default=words.SENTENCES, metavar="N", help="of each split at most (default: 2000)")
     add("--subset", default="train", help="split to average attention over (default: train); losses are of valid")
     add("--max-length", type=int, metavar="N", help="--synth-max-length of the result (default: the longest seen)")
-    add("--rank", type=int, default=RANK, metavar="K", help=f"of factorized_random (default: {RANK})")
+    add("--rank", type=int, default=8, metavar="K", help="of factorized_random (default: 8)")
     add("--user-dir", type=Path, metavar="DIR", help="the --user-dir given to fairseq-train, if it is another")
     add("--force", action="store_true", help="overwrite NEW.pt")
     args = parser.parse_args(argv)
@@ -131,11 +129,10 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
             raise SynthesizerError(f"--{flag.replace('_', '-')} {value}: must be above 0")
     for stack in ("encoder", "decoder"):
         function = getattr(args, stack)
-        if function in SYNTHESIZERS and function not in CHOICES:
-            reason = "it is not a constant, so no closed form makes one of a trained model's attention"
-            raise SynthesizerError(f"--{stack} {function}: {reason}; choose from {', '.join(CHOICES)}")
         if function is not None and function not in CHOICES:
-            raise SynthesizerError(f"--{stack} {function}: unknown function; choose from {', '.join(CHOICES)}")
+            known = function in SYNTHESIZERS
+            reason = "no closed form makes it from trained attention" if known else "unknown function"
+            raise SynthesizerError(f"--{stack} {function}: {reason}; choose from {', '.join(CHOICES)}")
     if args.out.exists() and not args.force:
         raise SynthesizerError(f"--out {args.out}: exists already; give --force to overwrite it, or another name")
     if not args.out.absolute().parent.is_dir():
@@ -149,10 +146,7 @@ def load_plain(args: argparse.Namespace) -> Loaded:
     Raises:
         SynthesizerError: it is no Transformer's, a TorchScript file or quantised.
     """
-    if args.user_dir is not None:
-        if not args.user_dir.is_dir():
-            raise SynthesizerError(f"--user-dir {args.user_dir}: no such folder")
-        import_user_module(args)
+    import_user_dir(args)
     path = args.checkpoint
     scripted = f"{path}: its heads cannot be told apart, as it is {{}}; give the checkpoint of fairseq-train"
     if path.is_file() and zipfile.is_zipfile(path):
@@ -181,9 +175,7 @@ def plan_of(loaded: Loaded, args: argparse.Namespace) -> Plan:
             "roberta and this plugin's models can"
         )
     found = {a.name: a for a in attentions(loaded.model)}
-    chosen = [name for name in (args.layers or "").split(",") if name] or [
-        n for n, a in found.items() if a.kind == "self"
-    ]
+    chosen = args.layers.split(",") if args.layers else [n for n, a in found.items() if a.kind == "self"]
     for attention in chosen:
         if attention not in found:
             raise SynthesizerError(f"--layers {attention}: no such attention; the model has {', '.join(found)}")
@@ -203,9 +195,7 @@ def plan_of(loaded: Loaded, args: argparse.Namespace) -> Plan:
     kept = any(names != ["vanilla"] for a in found.values() if a.kind == "self" for names, _ in groups_of(a))
     cfg = loaded.cfg.model
     if kept and args.max_length:
-        raise SynthesizerError(
-            f"--max-length: the model's own functions keep --synth-max-length {cfg.synth_max_length}"
-        )
+        raise SynthesizerError(f"--max-length: the model has functions that keep its {cfg.synth_max_length}")
     return Plan(
         name,
         {name: functions[name] for name, _ in heads},
@@ -265,9 +255,9 @@ def converted(
             function, values = plan.functions.get(name, ""), parameters.get(name, {})
             spec = replace_heads(state, prefixes[id(attention.module)], attention, sorted(chosen), function, values)
             specs.setdefault(attention.stack, []).append(spec)
-    is_plain = isinstance(loaded.cfg.model, argparse.Namespace)  # else Hydra's
-    old: Any = vars(loaded.cfg.model) if is_plain else OmegaConf.to_container(loaded.cfg.model, resolve=True)
-    old = dict(old)
+    cfg = loaded.cfg.model
+    plain: Any = vars(cfg) if isinstance(cfg, argparse.Namespace) else OmegaConf.to_container(cfg, resolve=True)
+    old = dict(plain)
     for stack, own in specs.items():
         old[f"{stack}_synthesizer"] = own[0] if len(set(own)) == 1 else ",".join(own)
         old[f"{stack}_layers"], old[f"{stack}_layers_to_keep"] = len(own), None
@@ -308,7 +298,7 @@ def replace_heads(
     for number, (names, heads) in enumerate(groups):
         kept = [head for head in range(heads) if first + head not in chosen]
         order += [first + head for head in kept]
-        if attention.module.q_proj is not None and reads_queries(names):
+        if any(SYNTHESIZERS[name].reads_query_key for name in names):
             queries += [first_query + head for head in kept]
             first_query += heads
         if kept:
@@ -336,11 +326,6 @@ def replace_heads(
                     state[key].unflatten(axis, (-1, dim)).index_select(axis, torch.tensor(rows)).flatten(axis, axis + 1)
                 )
     return "/".join(f"{'+'.join(names)}:{heads}" if len(kinds) > 1 else "+".join(names) for names, heads in kinds)
-
-
-def reads_queries(names: Sequence[str]) -> bool:
-    """Whether one of these functions reads queries and keys."""
-    return any(SYNTHESIZERS[name].reads_query_key for name in names)
 
 
 def save(args: argparse.Namespace, model_cfg: Dict[str, Any], model: nn.Module) -> Dict[str, Any]:

@@ -242,7 +242,7 @@ def refused(path, folder, out, *flags):
 @pytest.mark.parametrize(
     "flags, parts",
     [
-        ("--encoder dense", ["--encoder dense", "no closed form", "random"]),
+        ("--encoder dense", ["--encoder dense: no closed form", "random"]),
         ("--decoder lstm", ["unknown function", "relative_random"]),
         ("--layers decoder.cross.0", ["cross-attention is never replaced"]),
         ("--layers encoder.self.7", ["no such attention", "encoder.self.1"]),
@@ -272,7 +272,7 @@ def test_refuses_checkpoints_and_places(trained, data, monolingual, tmp_path):
     assert "TransformerAlignModel, cannot be converted" in refused(tmp_path / "align.pt", folder, out)
     assert "no pair of languages" in refused(path, monolingual, out)
     assert "the model has no encoder" in refused(*trained("language model"), out, "--encoder", "random")
-    assert "keep --synth-max-length 24" in refused(*trained("heads of two kinds"), out, "--max-length", "20")
+    assert "functions that keep its 24" in refused(*trained("heads of two kinds"), out, "--max-length", "20")
     assert "its folder does not exist" in refused(path, folder, tmp_path / "none" / "new.pt")
     assert not out.exists()
     out.write_text("mine")

@@ -835,7 +835,9 @@ def test_dropout_has_the_hosts_names(kind):
 def test_the_flag_that_limits_min_len(limits, flag):
     """The lower one of the model's two limits."""
     with pytest.raises(SynthesizerError, match=f"--min-len 24: .*{flag}"):
-        lengths.check_min_len(argparse.Namespace(min_len=24), *limits)
+        positions, most = limits
+        decoder = argparse.Namespace(max_positions=lambda: positions, max_length=most)
+        lengths.check_min_len(argparse.Namespace(min_len=24), decoder)
 
 
 def test_fusion_with_a_language_model():
@@ -928,9 +930,9 @@ def test_the_documented_function(registry):
     assert torch.count_nonzero(component.w) == torch.count_nonzero(component.c) == 0
 
 
-def test_the_readmes_attention():
-    """The example of "In plain Python" runs, and gives what its comments say."""
-    code = re.search(r"## In plain Python\n\n```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)[1]
+def test_the_attention_without_fairseqs_models():
+    """The page's example runs, and gives what its comments say."""
+    code = re.search(r"```python\n(.*?)```", (ROOT / "docs" / "setup.md").read_text(), re.S)[1]
     namespace = {}
     exec(code, namespace)
     assert namespace["y"].shape == (20, 4, 512) and namespace["weights"].shape == (4, 20, 20)

@@ -307,8 +307,8 @@ def test_a_lone_beginning_of_a_word_stays(small_data, tmp_path):
     split = prepare.pieces_of(model)
     line = next(line for line in text.lines(small_data("pieces") / "text" / "train.en") if "\u2581" in split(line)[1:])
     most = split(line).index("\u2581", 1) + 2
-    settings = {"src": "en", "lowercase": True, "subwords": "sentencepiece", "truncate-source": most, "keep-end": None}
-    (given,) = translate.as_prepared(line, settings, model)
+    settings = {"src": "en", "tgt": "de", "lowercase": True, "subwords": "sentencepiece", "keep-end": None}
+    (given,) = translate.as_prepared(line, {**settings, "truncate-source": most}, model)
     assert given.split() == split(line)[: most - 1] and given.endswith(" \u2581")
 
 

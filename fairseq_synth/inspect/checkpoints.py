@@ -44,6 +44,17 @@ class Loaded(NamedTuple):
         return self.task.build_model(self.cfg.model).float().eval()
 
 
+def import_user_dir(args: Any) -> None:
+    """Imports the code of ``--user-dir``, if it is given.
+
+    Raises:
+        SynthesizerError: there is no such folder.
+    """
+    if args.user_dir is not None and not args.user_dir.is_dir():
+        raise SynthesizerError(f"--user-dir {args.user_dir}: no such folder")
+    utils.import_user_module(args)
+
+
 def load(path: Path, data: Optional[Path] = None) -> Loaded:
     """Loads a checkpoint of fairseq-train.
 

@@ -17,12 +17,10 @@ import tempfile
 from pathlib import Path
 from typing import Iterator, List, Optional, Sequence, Tuple
 
-from fairseq.utils import import_user_module
-
 from ..errors import SynthesizerError
 from . import pictures
 from .analysis import PARTS, Options, analyse, summary
-from .checkpoints import load
+from .checkpoints import import_user_dir, load
 
 FIGURES = "figures.json"
 
@@ -36,10 +34,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     args = parse(argv)
     if not args.no_pictures:
         check_matplotlib()
-    if args.user_dir is not None:
-        if not args.user_dir.is_dir():
-            raise SynthesizerError(f"--user-dir {args.user_dir}: no such folder")
-        import_user_module(args)
+    import_user_dir(args)
     if args.summary and args.data is None:
         raise SynthesizerError("--summary: of figures that are measured on data; give --data BIN, or leave it out")
     if args.data is None and args.of_data:
