@@ -218,9 +218,11 @@ def test_text_that_does_not_come_back(prepared, language, options, more, cause):
 def test_lines_that_show_nothing(prepared, tmp_path):
     """They are left out where text is trained on, refused in a test set, and translated as empty lines."""
     refused(lambda _: prepared("de", more=("\u200b\n", "nichts\n")), part="line 25 .* is empty")
-    settings = {"src": "tr", "lowercase": True, "subwords": "bpe"}
+    settings = {"src": "tr", "tgt": "en", "lowercase": True, "subwords": "bpe"}
     given = translate.as_prepared("\u200b\nIŞIK\tİ\u00ad\r\n\ufeff\u200c \n", settings, tmp_path)
     assert given == ["", "ışık i", ""]
+    # a text that a translation must have (--constraints) is prepared by itself, as its own language's
+    assert translate.as_prepared("IŞIK “Ğ”\tI\u00a0see\tAuto\n", settings, tmp_path, True) == ['ışık "ğ"\ti see\tauto']
 
 
 @pytest.mark.slow
