@@ -227,7 +227,7 @@ def test_errors_are_one_line(tmp_path):
         (["train.sh", tmp_path / "no", "random"], f"error: {tmp_path}/no: no such folder\n"),
         (
             ["train.sh", tmp_path, "random", "--gpu", "1"],
-            "error: unrecognized arguments: --gpu 1; see scripts/train.sh",
+            "error: --gpu 1: no option of train.sh; flags of fairseq-train stand after --",
         ),
         (["prepare.sh", "numbers", "de", tmp_path / "file" / "x"], f"error: {tmp_path}/file/x"),
     ):
