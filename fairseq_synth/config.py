@@ -179,6 +179,5 @@ def kept_layers(args: argparse.Namespace, side: str) -> List[int]:
 def limit_of(args: Any, specs: Sequence[Sequence[HeadGroup]]) -> Optional[Limit]:
     """``--synth-max-length``, if any function of any layer has that limit and longer sentences are to be refused."""
     names = {name for groups in specs for _, functions in groups for name in functions}
-    limited = any(synthesizers.SYNTHESIZERS[name].has_max_length for name in names)
-    is_refused = limited and str(args.synth_beyond_length) == "refuse"
-    return Limit(args.synth_max_length, "--synth-max-length") if is_refused else None
+    tokens = synthesizers.limit_of(names, args.synth_max_length, str(args.synth_beyond_length))
+    return None if tokens is None else Limit(tokens, "--synth-max-length")

@@ -7,6 +7,7 @@ roberta, and the models of this plugin as far as their heads have vanilla. NEW.p
 # ruff: noqa: E402
 
 import argparse
+import itertools
 import logging
 import shlex
 import sys
@@ -279,7 +280,10 @@ def replace_heads(
     function: str,
     values: Dict[str, Tensor],
 ) -> str:
-    """Puts the heads `chosen` of an attention first, as heads of `function`, and the others behind them.
+    """Makes the heads `chosen` of an attention heads of `function`.
+
+    In an attention of fairseq's they are put first, so that there are two groups of heads; elsewhere heads keep their
+    places, as functions may see a slice of the input.
 
     Args:
         state: the model's state dict, changed in place.
@@ -289,43 +293,43 @@ def replace_heads(
     Returns:
         what ``--encoder-synthesizer`` says of such a layer.
     """
-    dim = attention.module.head_dim
-    groups, own = groups_of(attention), f"{prefix}synthesizer."
+    groups, own, kinds = groups_of(attention), f"{prefix}synthesizer.", []
+    place = [(number, head) for number, (_, heads) in enumerate(groups) for head in range(heads)]
+    order = (
+        list(range(len(place)))
+        if is_synthetic(attention.module)
+        else sorted(range(len(place)), key=lambda h: h not in chosen)
+    )
+    reading = [
+        h for h, (number, _) in enumerate(place) if any(SYNTHESIZERS[n].reads_query_key for n in groups[number][0])
+    ]
+    queries = [reading.index(h) for h in order if h in reading and h not in chosen]
     old = {key: state.pop(key) for key in list(state) if key.startswith(own)}
-    kinds: List[Tuple[List[str], int]] = [([function], len(chosen))] if chosen else []
-    tensors = [{f"components.{function}.{name}": value[chosen] for name, value in values.items()}] if chosen else []
-    order, queries, first, first_query = list(chosen), [], 0, 0
-    for number, (names, heads) in enumerate(groups):
-        kept = [head for head in range(heads) if first + head not in chosen]
-        order += [first + head for head in kept]
-        if any(SYNTHESIZERS[name].reads_query_key for name in names):
-            queries += [first_query + head for head in kept]
-            first_query += heads
-        if kept:
-            kinds.append((names, len(kept)))
-            of_group = own + (f"groups.{number}." if len(groups) > 1 else "")
-            found = {key[len(of_group) :]: value for key, value in old.items() if key.startswith(of_group)}
-            # of each head, but the weights of a mixture have their functions first, and an empty tensor says a size
-            tensors.append(
-                {
-                    key: value if not value.numel() else value[:, kept] if key == "alpha" else value[kept]
-                    for key, value in found.items()
-                }
-            )
-        first += heads
+    tensors: List[Dict[str, Tensor]] = []
+    for number, run in itertools.groupby(order, key=lambda h: -1 if h in chosen else place[h][0]):
+        heads = list(run)
+        if number == -1:
+            kinds.append(f"{function}:{len(heads)}")
+            tensors.append({f"components.{function}.{name}": value[heads] for name, value in values.items()})
+            continue
+        kinds.append(f"{'+'.join(groups[number][0])}:{len(heads)}")
+        kept = [place[h][1] for h in heads]
+        of_group = own + (f"groups.{number}." if len(groups) > 1 else "")
+        found = {key[len(of_group) :]: value for key, value in old.items() if key.startswith(of_group)}
+        # of each head, but the weights of a mixture have their functions first, and an empty tensor says a size
+        tensors.append({k: x if not x.numel() else x[:, kept] if k == "alpha" else x[kept] for k, x in found.items()})
     for number, found in enumerate(tensors):
-        place = own + (f"groups.{number}." if len(tensors) > 1 else "")
-        state.update({place + key: value.clone() for key, value in found.items()})
+        new = own + (f"groups.{number}." if len(tensors) > 1 else "")
+        state.update({new + key: value.clone() for key, value in found.items()})
     for name, rows in (("q_proj", queries), ("k_proj", queries), ("v_proj", order), ("out_proj", order)):
         for key in (f"{prefix}{name}.weight", f"{prefix}{name}.bias"):
             if key in state and not rows:
                 del state[key]
             elif key in state and not (name == "out_proj" and key.endswith("bias")):
                 axis = int(name == "out_proj")
-                state[key] = (
-                    state[key].unflatten(axis, (-1, dim)).index_select(axis, torch.tensor(rows)).flatten(axis, axis + 1)
-                )
-    return "/".join(f"{'+'.join(names)}:{heads}" if len(kinds) > 1 else "+".join(names) for names, heads in kinds)
+                by_head = state[key].unflatten(axis, (-1, attention.module.head_dim))
+                state[key] = by_head.index_select(axis, torch.tensor(rows)).flatten(axis, axis + 1)
+    return "/".join(kinds) if len(kinds) > 1 else kinds[0].split(":")[0]
 
 
 def save(args: argparse.Namespace, model_cfg: Dict[str, Any], model: nn.Module) -> Dict[str, Any]:

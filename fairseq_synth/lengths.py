@@ -20,15 +20,23 @@ class Limit(NamedTuple):
 
 
 def announce_limit(task: Any, limit: Optional[Limit]) -> None:
-    """Makes ``--synth-max-length`` known, and refuses a ``--required-seq-len-multiple`` that pads beyond it.
+    """Makes the limit known, and refuses a ``--required-seq-len-multiple`` that pads sentences that fit beyond it.
 
     Raises:
         SynthesizerError: names lengths that would do.
     """
-    if limit is not None:
-        check_padding(task, limit.tokens)
-        known_limits.add(limit.tokens)
-        logger.info(f"{limit.flag} {limit.tokens}: longer sentences are skipped in training, refused elsewhere")
+    if limit is None:
+        return
+    multiple = flag_of(task, "required_seq_len_multiple") or 1
+    below = limit.tokens // multiple * multiple
+    if below < limit.tokens:
+        fitting = [str(length) for length in (below, below + multiple) if length]
+        raise SynthesizerError(
+            f"--required-seq-len-multiple {multiple}: sentences of more than {below} tokens would be padded beyond "
+            f"{limit.flag} {limit.tokens}; leave it out, or train with {limit.flag} {' or '.join(fitting)}"
+        )
+    known_limits.add(limit.tokens)
+    logger.info(f"{limit.flag} {limit.tokens}: longer sentences are skipped in training, refused elsewhere")
 
 
 def check_rows(flag: str, length: int, limit: Optional[Limit], add_bos_token: bool = False) -> None:
@@ -58,18 +66,6 @@ def length_hint(text: str) -> str:
         "model --model-overrides \"{{'synth_beyond_length': 'tile'}}\""
     )
     return "".join(hint.format(n) for n in sorted(lengths))
-
-
-def check_padding(task: Any, max_length: int) -> None:
-    """Raises SynthesizerError if ``--required-seq-len-multiple`` pads sentences that fit beyond `max_length`."""
-    multiple = flag_of(task, "required_seq_len_multiple") or 1
-    below = max_length // multiple * multiple
-    if below < max_length:
-        fitting = [str(length) for length in (below, below + multiple) if length]
-        raise SynthesizerError(
-            f"--required-seq-len-multiple {multiple}: sentences of more than {below} tokens would be padded beyond "
-            f"--synth-max-length {max_length}; leave it out, or train with --synth-max-length {' or '.join(fitting)}"
-        )
 
 
 def cut_sources(task: Any, max_positions: int) -> None:

@@ -17,7 +17,12 @@ from .host.messages import misfit
 
 
 class SynthesizerModel:
-    """The first base of each kind of model; the second is fairseq's class of that kind."""
+    """The first base of each kind of model; the second is fairseq's class of that kind.
+
+    ``build_model(cfg, task)`` takes the flat config, as Hydra's DictConfig, a dataclass or a Namespace, and fairseq's
+    task, for its dictionaries and, for encoders without ``--max-positions``, its longest row. It raises a
+    SynthesizerError that names the flag if one is invalid or cannot apply.
+    """
 
     kind: str  # a noun for messages
     stacks: Tuple[str, ...]  # which of them have synthesizers

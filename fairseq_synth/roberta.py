@@ -101,15 +101,7 @@ class SynthesizerRoberta(SynthesizerModel, RobertaModel):
 
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> "SynthesizerRoberta":
-        """Builds the model.
-
-        Args:
-            cfg: the flat config, as Hydra's DictConfig, a dataclass or a Namespace.
-            task: fairseq's task, for its dictionary and, without ``--max-positions``, its longest row.
-
-        Raises:
-            SynthesizerError: a flag is invalid or cannot apply; the message names it.
-        """
+        """Builds the model of a config, see `SynthesizerModel`."""
         args = cls.read_config(cfg, task)
         limit = cls.check_encoder(args)
         args.max_positions = args.max_positions or task.max_positions()

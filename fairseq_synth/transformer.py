@@ -34,15 +34,7 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
 
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> "SynthesizerTransformer":
-        """Builds the model.
-
-        Args:
-            cfg: the flat config, as Hydra's DictConfig, a dataclass or a Namespace.
-            task: fairseq's task, for its dictionaries.
-
-        Raises:
-            SynthesizerError: a flag is invalid or cannot apply; the message names it.
-        """
+        """Builds the model of a config, see `SynthesizerModel`."""
         args = cls.read_config(cfg, task)
         if args.cross_self_attention:
             raise SynthesizerError(

@@ -189,6 +189,29 @@ def test_heads_within(trained, tmp_path):
     assert [(["random"], 1), (["vanilla"], 1)] in specs and "are random" in lines[2]
 
 
+@pytest.mark.parametrize(
+    "case, heads, encoder, decoder",
+    [
+        ("post-norm", [("encoder.self.1", 1)], "vanilla,random:1/vanilla:1", "vanilla"),
+        (
+            "heads of two kinds",
+            [("encoder.self.1", 1), ("decoder.self.0", 3), ("decoder.self.0", 0)],
+            "vanilla,random:1/random:1/random+vanilla:1/dense:1",
+            "random:1/factorized_dense+vanilla:1/vanilla:1/random:1,factorized_dense+vanilla:2/vanilla:2",
+        ),
+    ],
+)
+def test_some_heads_of_a_layer(case, heads, encoder, decoder, trained, tmp_path, monkeypatch):
+    """The others keep their functions, their weights, queries and keys, and the slice of the input that they see."""
+    path, folder = trained(case)
+    monkeypatch.setattr(words, "cheapest_first", lambda *_: iter([(head, 0.0) for head in heads]))
+    run(path, folder, tmp_path / "new.pt", "--heads-within", "1")
+    cfg = torch.load(tmp_path / "new.pt", weights_only=False)["cfg"]["model"]
+    assert (cfg["encoder_synthesizer"], cfg["decoder_synthesizer"]) == (encoder, decoder)
+    expected = predictor(path, folder, "random", cfg)(heads)
+    assert loss_of(tmp_path / "new.pt", folder) == pytest.approx(expected, abs=1e-5)
+
+
 def test_layers_and_functions(trained, tmp_path):
     """Only the layers asked for, each stack with its function; the others keep their weights bit by bit."""
     path, folder = trained("pre-norm")

@@ -874,7 +874,7 @@ def test_flags_of_the_task(holder):
     flags = argparse.Namespace(required_seq_len_multiple=7, truncate_source=True, max_source_positions=1024)
     task = argparse.Namespace(**{"cfg": None, holder: flags})
     with pytest.raises(SynthesizerError, match="--required-seq-len-multiple 7"):
-        lengths.check_padding(task, 24)
+        lengths.announce_limit(task, lengths.Limit(24, "--synth-max-length"))
     lengths.cut_sources(task, 24)
     assert flags.max_source_positions == 24
 

@@ -64,9 +64,9 @@ def check_written_flags(parse_args_and_arch: Any, *args: Any, **kwargs: Any) -> 
         except (ValueError, SyntaxError):
             is_readable = False
         if not is_readable:
-            language = "JSON" if read is json.loads else "Python"
+            language, quote = ("JSON", "'") if read is json.loads else ("Python", '"')
             raise SynthesizerError(
-                f"{flag} {text}: is not what {language} reads as {kind.__name__}; write {flag} '{example}'"
+                f"{flag} {text}: not a {kind.__name__} in {language}; write it as in {flag} {quote}{example}{quote}"
             )
         unknown = set(value) - GENERATION if name == "eval_bleu_args" else set()
         if unknown:
