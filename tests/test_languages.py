@@ -209,7 +209,6 @@ def test_text_comes_back(prepared, language, ending, form):
     ("th", ["--subwords", "bpe", "--merges", "60"], "", "Moses' tokeniser does not know th; --subwords sentencepiece"),
     ("de", ["--merges", "60"], "Er „sagt“ – „nichts“\n" * 9, "marks and dashes plain, .*; --subwords sentencepiece"),
     ("de", ["--subwords", "sentencepiece", "--nfkc"], "½ ½ ½ ½ ½ ½ ½\n" * 9, "--nfkc makes letters alike"),
-    ("de", ["--subwords", "sentencepiece", "--truncate-target", "2"], "", "--truncate-target 2 cuts targets"),
 ])  # fmt: skip
 def test_text_that_does_not_come_back(prepared, language, options, more, cause):
     """What a perfect translation would have is said, with the first line that differs, the cause and the mend."""
@@ -218,6 +217,13 @@ def test_text_that_does_not_come_back(prepared, language, options, more, cause):
     assert score < prepare.WANTED and same < total == 24 + more.count("\n")
     assert f"round trip: BLEU {score:.2f}, {same} of {total} lines\n  line " in said
     assert f"warning: no translation can have more than BLEU {score:.2f}: " in said and re.search(cause, said)
+
+
+def test_lines_that_are_cut(prepared):
+    """They cannot come back, and translations may be longer: they are left out."""
+    data, said = prepared("de", "--subwords", "sentencepiece", "--truncate-target", "9", more=("so on\n", "usw.\n"))
+    score, same, total = load(data / "settings.json")["round_trip"]
+    assert score == 100 and 0 < same == total < 25 and f"; {25 - total} more are cut to 9 subwords" in said
 
 
 def test_lines_that_show_nothing(prepared, tmp_path):
