@@ -15,6 +15,7 @@ MAX_WARPS = 8
 MAX_PLANS = 4096  # that are kept
 PROGRAMS = 264  # that a backward pass aims at: two for each of an H100's 132 multiprocessors
 SUMMANDS = ("q", "x", "outer", "c", "r")
+BY_SENTENCE = ("v", "q", "k", "x", "left", "right")
 SHARED = ("w", "c", "r")
 
 
@@ -124,22 +125,15 @@ class Plan:
 
         self.layout, self.is_loaded, self.is_long = a, False, not a.is_short()
         self.sums: Dict[str, int] = {}
-        sizes = (1, a.X, a.X, a.right, a.c_columns, a.r_columns, a.weights, a.has_hidden, a.dropout > 0)
-        self.given = Given(*(name if size else None for name, size in zip(Given._fields, sizes)))
-        numbers = (
-            a.T,
-            a.B,
-            a.H,
-            a.left,
-            a.right or 1,
-            a.w_rows,
-            a.c_columns,
-            a.r_rows,
-            a.r_columns,
-            a.scale,
-            a.dropout,
-        )
-        self.numbers = numbers
+        packed, pair = "packed" if a.Q else None, "pair" if a.right else None
+        names = (("x", a.X), ("w", a.X), ("c", a.c_columns), ("r", a.r_columns), ("weights", a.weights))
+        found: Dict[str, Any] = {
+            name: name for name, size in (*names, ("hidden", a.has_hidden), ("seed", a.dropout)) if size
+        }
+        found.update(v="packed", q=packed, k=packed, left=pair, right=pair)
+        self.given = Given(*map(found.get, Given._fields))
+        whole = (a.w_rows, a.c_columns, a.r_rows, a.r_columns)
+        self.numbers = (a.T, a.B, a.H, a.left, a.right or 1, *whole, a.scale, a.dropout)
         self.forward = self.forward_of_long() if self.is_long else self.forward_of_short()
         self.backward: List[Launch] = []
         if a.wanted:
@@ -257,9 +251,10 @@ class Plan:
         """Where gradients go, or sums for them."""
         from .triton_common import Gradients
 
-        found = {name: f"to_{name}" for name in self.layout.wanted.intersection(("packed", "x", "pair"))}
+        given = self.given._asdict()
+        found = {name: f"to_{given[name]}" for name in BY_SENTENCE if given[name] in self.layout.wanted}
         found.update({name[len("sum_") :]: name for name in self.sums if name != "delta"})
-        return Gradients(*[found.get(name) for name in Gradients._fields])
+        return Gradients(*map(found.get, Gradients._fields))
 
 
 @lru_cache(maxsize=MAX_PLANS)
