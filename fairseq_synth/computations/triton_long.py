@@ -120,11 +120,9 @@ def backward_rows(
     to_q, to_x = tl.zeros([z.ROWS, z.Q_BLOCK], tl.float32), tl.zeros([z.ROWS, z.X_BLOCK], tl.float32)
     to_left, to_right = tl.zeros([z.ROWS, z.FACTOR], tl.float32), tl.zeros([z.ROWS, z.FACTOR], tl.float32)
     end = 0  # without gradients of rows or of weights only rowsum(dY * Y) is written
-    if (d.q is not None) or (d.x is not None) or (d.left is not None) or (d.right is not None):
+    if (d.q is not None) or (d.x is not None) or (d.left is not None) or (d.right is not None) or (d.a_r is not None):
         end = columns_of_rows(s, z, i, length)
     if (d.a_q is not None) or (d.a_x is not None) or (d.a_outer is not None) or (d.a_c is not None):
-        end = columns_of_rows(s, z, i, length)
-    if d.a_r is not None:
         end = columns_of_rows(s, z, i, length)
     for j in range(0, end, z.COLUMNS):
         columns, r = load_column_factors(g, s, z, b, h, j), load_matrix(g, s, z, h, i, j)
