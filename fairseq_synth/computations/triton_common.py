@@ -144,7 +144,7 @@ def sizes(z, T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, drop
 
 
 @triton.jit
-def places(data, first, token, head, b, h, i, B, ROWS: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr):
+def pointers(data, first, token, head, b, h, i, B, ROWS: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr):
     """Where rows i, i + 1, ... of a head of a sentence are, (ROWS, BLOCK); `first` and strides: multiples of UNIT."""
     # the compiler forgets what it is told of an argument; of a number that is computed here it does not
     token, head = tl.multiple_of(tl.cast(token, tl.int64), UNIT), tl.multiple_of(tl.cast(head, tl.int64), UNIT)
@@ -155,7 +155,7 @@ def places(data, first, token, head, b, h, i, B, ROWS: tl.constexpr, BLOCK: tl.c
 
 @triton.jit
 def inside(i, T, width, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Which of these places exist."""
+    """Which of these elements exist."""
     return (i + tl.arange(0, ROWS) < T)[:, None] & (tl.arange(0, BLOCK) < width)[None, :]
 
 
@@ -165,7 +165,7 @@ def load_rows(data, first, token, head, b, h, i, s, width, ROWS: tl.constexpr, B
     if data is None:
         return 0.0
     else:
-        at = places(data, first, token, head, b, h, i, s.B, ROWS, BLOCK, UNIT)
+        at = pointers(data, first, token, head, b, h, i, s.B, ROWS, BLOCK, UNIT)
         return tl.load(at, mask=inside(i, s.T, width, ROWS, BLOCK), other=0.0)
 
 
@@ -175,7 +175,7 @@ def store_rows(
 ):
     """Writes rows i, i + 1, ... of a sentence, if there is such a tensor."""
     if data is not None:
-        at = places(data, first, token, head, b, h, i, s.B, ROWS, BLOCK, UNIT)
+        at = pointers(data, first, token, head, b, h, i, s.B, ROWS, BLOCK, UNIT)
         tl.store(at, value.to(data.dtype.element_ty), mask=inside(i, s.T, width, ROWS, BLOCK))
 
 
