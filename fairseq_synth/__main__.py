@@ -1,6 +1,7 @@
 """``python -m fairseq_synth`` prints this folder, for ``--user-dir``, where fairseq and torch fit.
 
-``python -m fairseq_synth configs`` prints the folder of the YAML files, for ``fairseq-hydra-train --config-dir``.
+``python -m fairseq_synth configs`` prints the folder of the YAML files, for ``fairseq-hydra-train --config-dir``;
+``python -m fairseq_synth flags`` prints a table of the plugin's flags.
 """
 
 import logging
@@ -11,24 +12,43 @@ from . import register
 from .errors import SynthesizerError, run_command
 
 
+def configs(folder: Path) -> Path:
+    """The folder of YAML files of an installed package, or of a clone.
+
+    Raises:
+        SynthesizerError: there is none.
+    """
+    for found in (folder / "configs", folder.parent / "configs"):
+        if found.is_dir():
+            return found
+    raise SynthesizerError(f"{folder}: has no configs; install the package again, or take them from a clone")
+
+
+def flag_table() -> str:
+    """The flags that fairseq has not, their defaults and what they are for, in Markdown."""
+    from .config import SYNTHESIZER_FLAGS, stack_flag
+    from .linformer import LINFORMER_FLAGS
+
+    rows = [("flag", "default", "what it sets"), ("---",) * 3]
+    for name, _, flag in [stack_flag("encoder"), stack_flag("decoder"), *SYNTHESIZER_FLAGS, *LINFORMER_FLAGS]:
+        rows.append((f"`--{name.replace('_', '-')}`", f"`{flag.default}`", flag.metadata["help"]))
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
 def main() -> None:
     """The command line.
 
     Raises:
-        SynthesizerError: an argument other than ``configs``, or the folder of configs is missing.
+        SynthesizerError: an argument other than ``configs`` or ``flags``, or the folder of configs is missing.
     """
     folder, asked = Path(__file__).absolute().parent, sys.argv[1:]
-    if asked not in ([], ["configs"]):
-        raise SynthesizerError(f"{' '.join(asked)}: python -m fairseq_synth takes the word configs or nothing")
-    if asked:
-        # of an installed package; of a clone
-        folders = [path for path in (folder / "configs", folder.parent / "configs") if path.is_dir()]
-        if not folders:
-            raise SynthesizerError(f"{folder}: has no configs; install the package again, or take them from a clone")
-        folder = folders[0]
+    if asked not in ([], ["configs"], ["flags"]):
+        raise SynthesizerError(f"{' '.join(asked)}: python -m fairseq_synth takes the word configs, flags, or nothing")
+    if asked == ["configs"]:
+        folder = configs(folder)
     logging.disable(logging.INFO)  # on import fairseq recommends packages that this does not need
     register()
-    print(folder)
+    print(flag_table() if asked == ["flags"] else folder)
 
 
 if __name__ == "__main__":

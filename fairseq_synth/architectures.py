@@ -13,7 +13,7 @@ compare with: ``transformer_multi30k``, ``transformer_lm_ptb``, ``lightconv_lm_p
 """
 
 import argparse
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable, Dict, Tuple, Type
 
 from fairseq.models import lightconv, lightconv_lm, register_model, register_model_architecture, roberta, transformer_lm
 from fairseq.models.transformer import transformer_legacy
@@ -174,13 +174,6 @@ TRANSLATION: Dict[str, Preset] = {
 LANGUAGE_MODELS: Dict[str, Preset] = {"lm1b": lm1b, "wiki103": wiki103, "ptb": ptb}
 ENCODERS: Dict[str, Preset] = {"base": base, "small": small, "agnews": agnews, "imdb": imdb}
 
-# the registered models with synthesized self-attention: their stacks and presets
-MODELS: Dict[str, Tuple[Tuple[str, ...], Dict[str, Preset]]] = {
-    "transformer_synth": (("encoder", "decoder"), TRANSLATION),
-    "transformer_lm_synth": (("decoder",), LANGUAGE_MODELS),
-    "roberta_synth": (("encoder",), ENCODERS),
-}
-
 
 def architecture(spec: str, sides: Tuple[str, ...], preset: Preset) -> Preset:
     """An architecture function: fills in what the command line did not give."""
@@ -207,22 +200,22 @@ BASELINES: Dict[str, Tuple[str, Callable[[Preset], Preset]]] = {
     "dynamicconv": ("lightconv", convolutional("dynamic")),
 }
 SIZES = ("multi30k", "t5_base", "t5_tiny")
-CLASSES = {
-    "transformer_synth": SynthesizerTransformer,
-    "transformer_lm_synth": SynthesizerLanguageModel,
-    "roberta_synth": SynthesizerRoberta,
-    "roberta_linformer": RobertaLinformer,
+# the registered models, and the presets of those with synthesized self-attention
+MODELS: Dict[str, Tuple[Type[Any], Dict[str, Preset]]] = {
+    "transformer_synth": (SynthesizerTransformer, TRANSLATION),
+    "transformer_lm_synth": (SynthesizerLanguageModel, LANGUAGE_MODELS),
+    "roberta_synth": (SynthesizerRoberta, ENCODERS),
+    "roberta_linformer": (RobertaLinformer, {}),
 }
 
 
 def register() -> None:
     """Registers the models and all architectures with fairseq. A second call is fairseq's error of a duplicate."""
-    for model, cls in CLASSES.items():
+    for model, (cls, presets) in MODELS.items():
         register_model(model, dataclass=cls.config)(cls)
-    for model, (sides, presets) in MODELS.items():
         for spec in VARIANTS:
             for name, preset in presets.items():
-                fill = architecture(spec, sides, preset)
+                fill = architecture(spec, cls.stacks, preset)
                 register_model_architecture(model, architecture_name(model, spec, name))(fill)
     for model, presets in STOCK.items():
         for name, preset in presets.items():

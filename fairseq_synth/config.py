@@ -11,78 +11,73 @@ from omegaconf import II, OmegaConf
 
 from . import synthesizers
 from .errors import SynthesizerError
+from .lengths import Limit
 from .specs import HeadGroup, parse_heads
 from .synthesizers import BEYOND_LENGTH, MIXTURES
 
-
-@dataclasses.dataclass
-class SynthesizerConfig(FairseqDataclass):
-    """The flags of every kind of model."""
-
-    synth_max_length: int = field(
-        default=256,
-        metadata={
-            "help": "longest sentence in tokens that the model can read or write, end of sentence included: the "
-            "size of the synthesized matrices (l in the paper). Fixed once trained. No limit for vanilla; for "
-            "relative_random the largest distance that is told apart"
-        },
-    )
-    synth_beyond_length: ChoiceEnum(BEYOND_LENGTH) = field(  # type: ignore[valid-type]
-        default="refuse",
-        metadata={
-            "help": "what to do with sentences longer than --synth-max-length: 'refuse' them, or 'tile' the "
-            "synthesized matrices, so that position p uses row and column p mod l"
-        },
-    )
-    synth_rank: int = field(
-        default=8, metadata={"help": "rank of the two matrices of factorized_random (k in the paper)"}
-    )
-    synth_mixture: ChoiceEnum(MIXTURES) = field(  # type: ignore[valid-type]
-        default="convex",
-        metadata={
-            "help": "how functions joined by '+' mix: 'convex' weighs them by learned weights that sum to 1 (the "
-            "paper's), 'sum' adds their logits, so that a model can start from a trained stock Transformer"
-        },
-    )
+Flag = Tuple[str, Any, Any]  # name, type, and field of a dataclass
 
 
-@dataclasses.dataclass
-class EncoderSynthesizerConfig(FairseqDataclass):
-    """The flag of models with an encoder."""
-
-    encoder_synthesizer: str = field(
-        default="random+vanilla",
-        metadata={
-            "help": "what computes the attention logits in the encoder's self-attention: one of "
-            f"{', '.join(synthesizers.SYNTHESIZERS)}, or several joined by '+' (random+vanilla); one for all layers, "
-            "or one for each layer separated by commas (random,random,vanilla for three layers); heads of different "
-            "kinds in one layer are separated by '/', with their numbers (random:6/vanilla:2 for eight heads)"
-        },
-    )
+def flag(name: str, kind: Any, default: Any, text: str) -> Flag:
+    """A flag of the command line, which is a field of the model's config too; `text` is its help."""
+    return name, kind, field(default=default, metadata={"help": text})
 
 
-@dataclasses.dataclass
-class DecoderSynthesizerConfig(FairseqDataclass):
-    """The flag of models with a decoder."""
+# of every kind of model
+SYNTHESIZER_FLAGS = [
+    flag(
+        "synth_max_length",
+        int,
+        256,
+        "longest sentence in tokens that the model can read or write, end of sentence included: the size of the "
+        "synthesized matrices (l in the paper). Fixed once trained. No limit for vanilla; for relative_random the "
+        "largest distance that is told apart",
+    ),
+    flag(
+        "synth_beyond_length",
+        ChoiceEnum(BEYOND_LENGTH),
+        "refuse",
+        "what to do with sentences longer than --synth-max-length: 'refuse' them, or 'tile' the synthesized matrices, "
+        "so that position p uses row and column p mod l",
+    ),
+    flag("synth_rank", int, 8, "rank of the two matrices of factorized_random (k in the paper)"),
+    flag(
+        "synth_mixture",
+        ChoiceEnum(MIXTURES),
+        "convex",
+        "how functions joined by '+' mix: 'convex' weighs them by learned weights that sum to 1 (the paper's), 'sum' "
+        "adds their logits, so that a model can start from a trained stock Transformer",
+    ),
+]
 
-    decoder_synthesizer: str = field(
-        default="random+vanilla",
-        metadata={
-            "help": "what computes the attention logits in the decoder's self-attention: one of "
-            f"{', '.join(synthesizers.SYNTHESIZERS)}, or several joined by '+' (random+vanilla); one for all layers, "
-            "or one for each layer separated by commas; heads of different kinds in one layer separated by '/', as in "
-            "random:6/vanilla:2. Attention to an encoder is never replaced"
-        },
+
+def stack_flag(side: str) -> Flag:
+    """The flag of models with an encoder or with a decoder."""
+    return flag(
+        f"{side}_synthesizer",
+        str,
+        "random+vanilla",
+        f"what computes the attention logits in the {side}'s self-attention: one of "
+        f"{', '.join(synthesizers.SYNTHESIZERS)}, or several joined by '+' (random+vanilla); one for all layers, or "
+        "one for each layer separated by commas (random,random,vanilla for three layers); heads of different kinds in "
+        "one layer are separated by '/', with their numbers (random:6/vanilla:2 for eight heads)"
+        + (". Attention to an encoder is never replaced" if side == "decoder" else ""),
     )
 
 
-def flatten(cls: type, prefix: str = "") -> List[Tuple[str, Any, Any]]:
+def config_class(name: str, *flags: Flag) -> Any:
+    """The dataclass of a model's flags."""
+    namespace = {"__module__": __name__, "__doc__": "Every flag of the model, flat."}
+    return dataclasses.make_dataclass(name, flags, bases=(FairseqDataclass,), namespace=namespace)
+
+
+def flatten(cls: type, prefix: str = "") -> List[Flag]:
     """The fields of fairseq's nested config under their command-line names: encoder.embed_dim -> encoder_embed_dim.
 
     A flat config is the one that both the command line and Hydra fill without losing a key, and that leaves
     only plain values in a checkpoint.
     """
-    flat: List[Tuple[str, Any, Any]] = []
+    flat: List[Flag] = []
     for f in dataclasses.fields(cls):
         nested = f.default_factory if f.default is dataclasses.MISSING else f.default
         if f.name == "_name":
@@ -90,12 +85,12 @@ def flatten(cls: type, prefix: str = "") -> List[Tuple[str, Any, Any]]:
         if f.name in ("encoder", "decoder", "quant_noise"):
             flat += flatten(nested if isinstance(nested, type) else type(nested), f"{f.name}_")
             continue
-        default, annotation = f.default, f.type
-        if prefix == "decoder_" and f.name in ("input_dim", "output_dim"):
-            default = II("model.decoder_embed_dim")
+        name, default, annotation = prefix + f.name, f.default, f.type
+        if name in ("decoder_input_dim", "decoder_output_dim"):
+            default = II("model.decoder_embed_dim")  # fairseq's say 512 under Hydra, whatever the width
         if f.name == "layers_to_keep":
             annotation = Optional[str]  # fairseq declares a list and splits a string
-        flat.append((prefix + f.name, annotation, field(default=default, metadata=f.metadata)))
+        flat.append((name, annotation, field(default=default, metadata=f.metadata)))
     return flat
 
 
@@ -113,7 +108,7 @@ def to_namespace(cfg: Any, config: Type[FairseqDataclass]) -> argparse.Namespace
     args = argparse.Namespace(**{**vars(config.from_namespace(cfg)), **known})
     for name, value in vars(args).items():
         if isinstance(value, str) and value.startswith("${"):  # an interpolation, which only Hydra resolves
-            setattr(args, name, getattr(args, value[8:-1]) if value.startswith("${model.") else None)
+            setattr(args, name, getattr(args, value[len("${model.") : -1]) if value.startswith("${model.") else None)
         elif isinstance(value, Enum):
             setattr(args, name, str(value))
     return args
@@ -181,26 +176,8 @@ def kept_layers(args: argparse.Namespace, side: str) -> List[int]:
     return sorted(map(int, numbers))
 
 
-def length_limit(args: Any, specs: Sequence[Sequence[HeadGroup]]) -> Optional[int]:
+def limit_of(args: Any, specs: Sequence[Sequence[HeadGroup]]) -> Optional[Limit]:
     """``--synth-max-length``, if any function of any layer has that limit and longer sentences are to be refused."""
     names = {name for groups in specs for _, functions in groups for name in functions}
-    limited = any(synthesizers.SYNTHESIZERS[name].has_max_length for name in names)
-    return args.synth_max_length if limited and str(args.synth_beyond_length) == "refuse" else None
-
-
-def check_rows(flag: str, length: int, max_length: Optional[int], add_bos_token: bool = False) -> None:
-    """Refuses rows of `length` tokens, as `flag` has them, where the model's limit is `max_length`.
-
-    Args:
-        add_bos_token: each row is one token longer, which fairseq does not count.
-
-    Raises:
-        SynthesizerError: names both flags.
-    """
-    longest = length + add_bos_token
-    if max_length is not None and longest > max_length:
-        raise SynthesizerError(
-            f"{flag} {length}{' with --add-bos-token' if add_bos_token else ''} is above --synth-max-length "
-            f"{max_length}: lower it to {max_length - add_bos_token}, or train with --synth-max-length {longest} or "
-            "--synth-beyond-length tile"
-        )
+    tokens = synthesizers.limit_of(names, args.synth_max_length, str(args.synth_beyond_length))
+    return None if tokens is None else Limit(tokens, "--synth-max-length")

@@ -1,61 +1,48 @@
 """Language models: fairseq's decoder-only Transformer with synthesized self-attention."""
 
 import ast
-import dataclasses
-from dataclasses import field
 from typing import Any
 
 from fairseq.models import FairseqLanguageModel
 from fairseq.models.transformer import DEFAULT_MAX_TARGET_POSITIONS, Embedding, TransformerConfig
 from fairseq.models.transformer_lm import TransformerLanguageModelConfig
 from fairseq.modules import AdaptiveInput, CharacterTokenEmbedder
+from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.utils import eval_str_list
-from omegaconf import II
 
-from .config import DecoderSynthesizerConfig, SynthesizerConfig, check_flags, check_rows, length_limit
+from .config import SYNTHESIZER_FLAGS, check_flags, config_class, flatten, limit_of, stack_flag
 from .errors import SynthesizerError
 from .layers import SynthesizerDecoder
-from .lengths import check_fusion
+from .lengths import announce_limit, check_fusion, check_min_len, check_rows
 from .model import SynthesizerModel
-
-
-@dataclasses.dataclass
-class SynthesizerLanguageModelConfig(DecoderSynthesizerConfig, SynthesizerConfig, TransformerLanguageModelConfig):
-    """Every flag of fairseq's ``transformer_lm`` and of the synthesizers."""
-
-    # fairseq's say 512 under Hydra, whatever the width
-    decoder_input_dim: int = field(default=II("model.decoder_embed_dim"), metadata={"help": "decoder input dimension"})
-    decoder_output_dim: int = field(
-        default=II("model.decoder_embed_dim"), metadata={"help": "decoder output dimension"}
-    )
 
 
 class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
     """fairseq's ``transformer_lm`` with synthesized self-attention: row t of a block sees the tokens up to t."""
 
     kind = "language model"
-    config = SynthesizerLanguageModelConfig
+    stacks = ("decoder",)
+    tasks = (LanguageModelingTask,)
+    task_names = "language_modeling"
+    config = config_class(
+        "SynthesizerLanguageModelConfig",
+        *SYNTHESIZER_FLAGS,
+        stack_flag("decoder"),
+        *flatten(TransformerLanguageModelConfig),
+    )
     add_bos_token = False
     takes_longer_rows = False  # than those of the training
 
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> "SynthesizerLanguageModel":
-        """Builds the model.
-
-        Args:
-            cfg: the flat config, as Hydra's DictConfig, a dataclass or a Namespace.
-            task: fairseq's task, for its dictionaries.
-
-        Raises:
-            SynthesizerError: a flag is invalid or cannot apply; the message names it.
-        """
+        """Builds the model of a config, see `SynthesizerModel`."""
         args = cls.read_config(cfg, task)
-        check_flags(args, "decoder")
+        check_flags(args, *cls.stacks)
         check_embeddings(args)
-        length = length_limit(args, args.decoder_synthesizer)
+        limit = limit_of(args, args.decoder_synthesizer)
         if args.tokens_per_sample is not None:
-            check_rows("--tokens-per-sample", args.tokens_per_sample, length, bool(args.add_bos_token))
-        takes_longer_rows = args.max_target_positions is None and length is None and not args.decoder_learned_pos
+            check_rows("--tokens-per-sample", args.tokens_per_sample, limit, bool(args.add_bos_token))
+        takes_longer_rows = args.max_target_positions is None and limit is None and not args.decoder_learned_pos
         if args.max_target_positions is None:
             args.max_target_positions = args.tokens_per_sample or DEFAULT_MAX_TARGET_POSITIONS
         if args.decoder_layers_to_keep:
@@ -65,7 +52,7 @@ class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
         model = cls(SynthesizerDecoder(config, task.target_dictionary, embed_tokens, no_encoder_attn=True))
         model.add_bos_token = bool(args.add_bos_token)
         model.takes_longer_rows = takes_longer_rows
-        cls.limit_lengths(task, length)
+        announce_limit(task, limit)
         return model
 
     def prepare_for_inference_(self, cfg: Any) -> None:
@@ -80,8 +67,9 @@ class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
         self.add_bos_token = self.add_bos_token or bool(getattr(cfg.task, "add_bos_token", False))
         if self.takes_longer_rows:
             self.decoder.max_target_positions = int(1e5)  # the limit of fairseq's sinusoids
-        self.check_output_length(cfg)
-        check_fusion(getattr(cfg, "generation", None), self.decoder.max_length)
+        generation = getattr(cfg, "generation", None)
+        check_min_len(generation, self.decoder)
+        check_fusion(generation, self.decoder.max_length)
 
     def max_positions(self) -> int:
         """Longest row in tokens as fairseq counts it: without the one that ``--add-bos-token`` puts before."""

@@ -4,7 +4,6 @@ An encoder or decoder checks lengths and aligns padded sentences, once, so that 
 position 0 on.
 """
 
-import re
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
@@ -17,9 +16,10 @@ from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from torch import Tensor
 
 from .attention import SyntheticAttention
-from .config import length_limit
+from .config import limit_of
 from .heads import build_synthesizer
 from .host.layers import FAST_PATH_COPIES, TransformerEncoderLayerBase
+from .lengths import Limit
 from .masks import align, aligned_columns, causal_mask, restore
 from .specs import HeadGroup
 
@@ -47,12 +47,11 @@ def wrap_layer(layer: nn.Module, cfg: TransformerConfig) -> nn.Module:
     return fsdp_wrap(layer, min_num_params=0 if is_checkpointed else cfg.min_params_to_wrap)
 
 
-def name_dropout(module: nn.Module) -> None:
+def name_dropout(module: nn.Module, host: str) -> None:
     """Gives a layer's or stack's own dropout the name of fairseq's class, for ``--retain-dropout-modules``."""
-    host = next(cls.__name__ for cls in type(module).__mro__ if cls.__module__.startswith("fairseq."))
     for child in module.children():
         if isinstance(child, FairseqDropout):
-            child.module_name = re.sub("coderBase$", "coder", host)  # as fairseq shortens those of stacks
+            child.module_name = host
 
 
 class EncoderLayer(TransformerEncoderLayerBase):
@@ -60,7 +59,7 @@ class EncoderLayer(TransformerEncoderLayerBase):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        name_dropout(self)
+        name_dropout(self, "TransformerEncoderLayerBase")
 
     def _load_from_state_dict(self, state_dict: Dict[str, Tensor], prefix: str, *args: Any) -> None:
         for name in FAST_PATH_COPIES:
@@ -85,7 +84,7 @@ class SynthesizerDecoderLayer(TransformerDecoderLayerBase):
     def __init__(self, cfg: TransformerConfig, groups: Sequence[HeadGroup], no_encoder_attn: bool = False) -> None:
         self.groups = tuple(groups)
         super().__init__(cfg, no_encoder_attn)
-        name_dropout(self)
+        name_dropout(self, "TransformerDecoderLayerBase")
 
     def build_self_attention(
         self, embed_dim: int, cfg: TransformerConfig, add_bias_kv: bool = False, add_zero_attn: bool = False
@@ -94,13 +93,20 @@ class SynthesizerDecoderLayer(TransformerDecoderLayerBase):
 
 
 class LimitedStack:
-    """An encoder or decoder that takes sentences of up to `max_length` tokens.
-
-    Among the bases of a class it stands before fairseq's.
-    """
+    """An encoder or decoder with a longest sentence; among the bases of a class it stands before fairseq's."""
 
     max_length: Optional[int]
-    length_flag: str  # which flag sets it
+    length_flag: str
+    built = 0  # the layers that there are so far
+
+    def set_limit(self, limit: Optional[Limit]) -> None:
+        """Sets the longest sentence in tokens, and the flag to name."""
+        self.max_length, self.length_flag = limit or (None, "")
+
+    def next_layer(self) -> int:
+        """The number of the layer to build; fairseq builds them in their order, and does not say."""
+        self.built += 1
+        return self.built - 1
 
     def max_positions(self) -> int:
         """Longest sentence in tokens: fairseq's limit, or `max_length` where that is lower."""
@@ -120,30 +126,12 @@ class LimitedStack:
             )
 
 
-class SynthesizerStack(LimitedStack):
-    """What encoder and decoder share: the functions of their layers, and the longest sentence.
-
-    Args:
-        cfg: fairseq's.
-        specs: the functions of the heads of each layer, as `parse_heads` returns them.
-        args, kwargs: fairseq's.
-    """
-
-    def __init__(
-        self, cfg: TransformerConfig, specs: Sequence[Tuple[HeadGroup, ...]], *args: Any, **kwargs: Any
-    ) -> None:
-        self.max_length, self.length_flag = length_limit(cfg, specs), "--synth-max-length"
-        self.next_groups = iter(specs).__next__  # fairseq builds the layers in their order
-        super().__init__(cfg, *args, **kwargs)  # type: ignore[call-arg]  # of fairseq's class, the second base
-        del self.next_groups
-
-
 class AlignedEncoder(LimitedStack, TransformerEncoderBase):
     """fairseq's encoder. A sentence's first token is position 0 for every layer, however it is padded."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        name_dropout(self)
+        name_dropout(self, "TransformerEncoder")
 
     def forward(
         self,
@@ -175,17 +163,19 @@ class AlignedEncoder(LimitedStack, TransformerEncoderBase):
         return out
 
 
-class SynthesizerEncoder(SynthesizerStack, AlignedEncoder):
+class SynthesizerEncoder(AlignedEncoder):
     """fairseq's encoder with synthesized self-attention."""
 
     def __init__(self, cfg: TransformerConfig, dictionary: Any, embed_tokens: nn.Embedding, **kwargs: Any) -> None:
-        super().__init__(cfg, cfg.encoder_synthesizer, dictionary, embed_tokens, **kwargs)
+        super().__init__(cfg, dictionary, embed_tokens, **kwargs)
+        self.set_limit(limit_of(cfg, cfg.encoder_synthesizer))
 
     def build_encoder_layer(self, cfg: TransformerConfig) -> nn.Module:
-        return wrap_layer(SynthesizerEncoderLayer(cfg, self.next_groups(), return_fc=self.return_fc), cfg)
+        groups = cfg.encoder_synthesizer[self.next_layer()]
+        return wrap_layer(SynthesizerEncoderLayer(cfg, groups, return_fc=self.return_fc), cfg)
 
 
-class SynthesizerDecoder(SynthesizerStack, TransformerDecoderBase):
+class SynthesizerDecoder(LimitedStack, TransformerDecoderBase):
     """fairseq's decoder, with synthesized self-attention and targets aligned as in `AlignedEncoder`."""
 
     def __init__(
@@ -196,13 +186,15 @@ class SynthesizerDecoder(SynthesizerStack, TransformerDecoderBase):
         no_encoder_attn: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(cfg, cfg.decoder_synthesizer, dictionary, embed_tokens, no_encoder_attn, **kwargs)
-        name_dropout(self)
+        super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, **kwargs)
+        name_dropout(self, "TransformerDecoder")
+        self.set_limit(limit_of(cfg, cfg.decoder_synthesizer))
         for i in range(len(self.layers)):  # iteration leaves layers out at random with --decoder-layerdrop
             self.layers[i].self_attn.share_table(self.layers[0].self_attn)
 
     def build_decoder_layer(self, cfg: TransformerConfig, no_encoder_attn: bool = False) -> nn.Module:
-        return wrap_layer(SynthesizerDecoderLayer(cfg, self.next_groups(), no_encoder_attn), cfg)
+        groups = cfg.decoder_synthesizer[self.next_layer()]
+        return wrap_layer(SynthesizerDecoderLayer(cfg, groups, no_encoder_attn), cfg)
 
     def buffered_future_mask(self, tensor: Tensor) -> Tensor:
         """What fairseq hands to the layers as the causal mask: `causal_mask`, as sentences are aligned."""

@@ -1,24 +1,71 @@
-"""What the limit of a Synthesizer, --synth-max-length, means for flags that fairseq keeps elsewhere."""
+"""The limit of a model, ``--synth-max-length``: what refuses what is longer, and what it means for other flags."""
 
-from typing import Any, Optional
+import logging
+import re
+from typing import Any, NamedTuple, Optional, Set
 
 from .errors import SynthesizerError
 
+logger = logging.getLogger(__name__)
 
-def check_padding(task: Any, max_length: int) -> None:
-    """Refuses ``--required-seq-len-multiple`` if it would pad sentences that fit the model beyond `max_length`.
+# --synth-max-length of every model that this process has built with such a limit, for messages
+known_limits: Set[int] = set()
+
+
+class Limit(NamedTuple):
+    """The longest sentence that a model takes, and the flag that sets it."""
+
+    tokens: int
+    flag: str
+
+
+def announce_limit(task: Any, limit: Optional[Limit]) -> None:
+    """Makes the limit known, and refuses a ``--required-seq-len-multiple`` that pads sentences that fit beyond it.
 
     Raises:
         SynthesizerError: names lengths that would do.
     """
+    if limit is None:
+        return
     multiple = flag_of(task, "required_seq_len_multiple") or 1
-    below = max_length // multiple * multiple
-    if below < max_length:
+    below = limit.tokens // multiple * multiple
+    if below < limit.tokens:
         fitting = [str(length) for length in (below, below + multiple) if length]
         raise SynthesizerError(
             f"--required-seq-len-multiple {multiple}: sentences of more than {below} tokens would be padded beyond "
-            f"--synth-max-length {max_length}; leave it out, or train with --synth-max-length {' or '.join(fitting)}"
+            f"{limit.flag} {limit.tokens}; leave it out, or train with {limit.flag} {' or '.join(fitting)}"
         )
+    known_limits.add(limit.tokens)
+    logger.info(f"{limit.flag} {limit.tokens}: longer sentences are skipped in training, refused elsewhere")
+
+
+def check_rows(flag: str, length: int, limit: Optional[Limit], add_bos_token: bool = False) -> None:
+    """Refuses rows of `length` tokens, as `flag` has them, where the model's limit is lower.
+
+    Args:
+        add_bos_token: each row is one token longer, which fairseq does not count.
+
+    Raises:
+        SynthesizerError: names both flags.
+    """
+    longest = length + add_bos_token
+    if limit is not None and longest > limit.tokens:
+        raise SynthesizerError(
+            f"{flag} {length}{' with --add-bos-token' if add_bos_token else ''} is above {limit.flag} {limit.tokens}: "
+            f"lower it to {limit.tokens - add_bos_token}, or train with {limit.flag} {longest} or "
+            "--synth-beyond-length tile"
+        )
+
+
+def length_hint(text: str) -> str:
+    """What to add to a message if the limit that it names, ``max_positions=(24, 1024)``, may be a Synthesizer's."""
+    numbers = re.findall(r"\d+", "".join(re.findall(r"max_positions=(\([^)]*\)|\d+)", text)))
+    lengths = known_limits.intersection(map(int, numbers))
+    hint = (
+        "; {} is this model's --synth-max-length: longer sentences need --synth-beyond-length tile, with a trained "
+        "model --model-overrides \"{{'synth_beyond_length': 'tile'}}\""
+    )
+    return "".join(hint.format(n) for n in sorted(lengths))
 
 
 def cut_sources(task: Any, max_positions: int) -> None:
@@ -27,19 +74,18 @@ def cut_sources(task: Any, max_positions: int) -> None:
         flags_of(task).max_source_positions = max_positions
 
 
-def check_min_len(generation: Any, max_positions: int, max_length: Optional[int]) -> None:
-    """Refuses a ``--min-len`` above what the model writes: `max_positions` tokens, the end of sentence included.
+def check_min_len(generation: Any, decoder: Any) -> None:
+    """Refuses a ``--min-len`` above what the decoder writes: its positions, the end of sentence included.
 
     Raises:
         SynthesizerError: names the longest that is possible.
     """
-    most = max_positions - 1
+    most = decoder.max_positions() - 1
     if getattr(generation, "min_len", 1) > most:
-        is_own = max_positions == max_length
-        limit = f"--synth-max-length {max_length}" if is_own else f"--max-target-positions {max_positions}"
+        flag = "--synth-max-length" if most + 1 == decoder.max_length else "--max-target-positions"
         raise SynthesizerError(
             f"--min-len {generation.min_len}: this model writes at most {most} tokens and the end of sentence "
-            f"({limit}); choose at most {most}"
+            f"({flag} {most + 1}); choose at most {most}"
         )
 
 

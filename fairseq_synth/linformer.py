@@ -1,52 +1,37 @@
 """Linformer (Wang et al. 2020, arXiv 2006.04768), a baseline for encoders: attention to k projected positions."""
 
 import argparse
-import dataclasses
-from dataclasses import field
 from typing import Any, Dict, Optional, Tuple
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.dataclass import ChoiceEnum
 from fairseq.models.transformer import TransformerConfig
 from fairseq.modules.fairseq_dropout import FairseqDropout
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor
 
-from .config import check_attention, kept_layers
+from .config import check_attention, config_class, flag, kept_layers
 from .errors import SynthesizerError
 from .layers import AlignedEncoder, EncoderLayer, wrap_layer
+from .lengths import Limit
 from .parameters import glorot_uniform_
-from .roberta import RobertaFlags, RobertaStructure, SynthesizerRoberta, SynthesizerRobertaEncoder
+from .roberta import ROBERTA_FLAGS, STRUCTURE_FLAGS, SynthesizerRoberta, SynthesizerRobertaEncoder
 
 SHARING = ("none", "headwise", "key-value", "layerwise")
 
 
-@dataclasses.dataclass
-class LinformerConfig(FairseqDataclass):
-    """Linformer's own flags."""
-
-    linformer_k: int = field(
-        default=64, metadata={"help": "number of positions that keys and values are projected to (k in the paper)"}
-    )
-    linformer_sharing: ChoiceEnum(SHARING) = field(  # type: ignore[valid-type]
-        default="layerwise",
-        metadata={
-            "help": "which projections are one: 'none', those of all heads ('headwise'), also those of keys and values "
-            "('key-value'), also those of all layers ('layerwise')"
-        },
-    )
-
-
-@dataclasses.dataclass
-class LinformerFlags(LinformerConfig, RobertaFlags):  # type: ignore[misc]
-    """The flags on the command line: an encoder's and Linformer's."""
-
-
-@dataclasses.dataclass
-class RobertaLinformerConfig(RobertaStructure, LinformerFlags):
-    """Every flag of fairseq's ``roberta`` and of Linformer, flat."""
+LINFORMER_FLAGS = [
+    flag("linformer_k", int, 64, "number of positions that keys and values are projected to (k in the paper)"),
+    flag(
+        "linformer_sharing",
+        ChoiceEnum(SHARING),
+        "layerwise",
+        "which projections are one: 'none', those of all heads ('headwise'), also those of keys and values "
+        "('key-value'), also those of all layers ('layerwise')",
+    ),
+]
 
 
 class LinformerAttention(nn.Module):
@@ -155,8 +140,8 @@ class LinformerEncoder(AlignedEncoder):
     """fairseq's encoder of `LinformerEncoderLayer`; the projections are of all layers if they are shared so."""
 
     def __init__(self, cfg: TransformerConfig, *args: Any, **kwargs: Any) -> None:
-        self.max_length, self.length_flag = cfg.max_source_positions, "--max-positions"
         super().__init__(cfg, *args, **kwargs)
+        self.set_limit(Limit(cfg.max_source_positions, "--max-positions"))
         if cfg.linformer_sharing == "layerwise":
             for i in range(len(self.layers)):  # iteration leaves layers out at random with --encoder-layerdrop
                 attention = self.layers[i].self_attn
@@ -176,8 +161,8 @@ class RobertaLinformer(SynthesizerRoberta):
     """fairseq's ``roberta`` with the self-attention of Linformer."""
 
     kind = "Linformer"
-    config = RobertaLinformerConfig
-    flags = LinformerFlags
+    stacks = ()
+    config = config_class("RobertaLinformerConfig", *LINFORMER_FLAGS, *ROBERTA_FLAGS, *STRUCTURE_FLAGS)
     encoder_class = LinformerRobertaEncoder
 
     def load_state_dict(self, state_dict: Dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
@@ -198,7 +183,7 @@ class RobertaLinformer(SynthesizerRoberta):
         return super().load_state_dict(state_dict, *args, **kwargs)
 
     @classmethod
-    def check_encoder(cls, args: argparse.Namespace) -> Optional[int]:
+    def check_encoder(cls, args: argparse.Namespace) -> Optional[Limit]:
         """Checks the heads, the layers and ``--linformer-k``; the longest input is ``--max-positions``."""
         check_attention(args, "encoder")
         kept_layers(args, "encoder")

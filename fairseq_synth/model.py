@@ -1,56 +1,61 @@
 """What the kinds of model share: their flags on the command line, and what is checked as a model is built."""
 
 import argparse
-import logging
-from typing import Any, Dict, Optional, Tuple, Type
+import dataclasses
+import os
+from typing import Any, Dict, List, Optional, Tuple, Type
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
-from fairseq.tasks.denoising import DenoisingTask
-from fairseq.tasks.language_modeling import LanguageModelingTask
-from fairseq.tasks.masked_lm import MaskedLMTask
-from fairseq.tasks.sentence_prediction import SentencePredictionTask
-from fairseq.tasks.translation import TranslationTask
 from fairseq.tasks.translation_lev import TranslationLevenshteinTask
 from torch import Tensor
 
 from . import register
 from .config import to_namespace
-from .errors import SynthesizerError, built_lengths
-from .lengths import check_min_len, check_padding
-
-logger = logging.getLogger(__name__)
-Tasks = Tuple[Tuple[type, ...], str]
-
-# the tasks that are known to need one kind of model, and their names; any other task is left to find out itself
-ENCODER_TASKS: Tasks = ((MaskedLMTask, SentencePredictionTask), "masked_lm or sentence_prediction")
-TASKS: Dict[str, Tasks] = {
-    # before that of translation, which it is built on; no Synthesizer is of this kind
-    "non-autoregressive model": ((TranslationLevenshteinTask,), "translation_lev"),
-    "translation model": ((TranslationTask, DenoisingTask), "translation or denoising"),
-    "language model": ((LanguageModelingTask,), "language_modeling"),
-    "encoder": ENCODER_TASKS,
-    "Linformer": ENCODER_TASKS,
-}
+from .errors import SynthesizerError, explanations, first_line
+from .host.messages import misfit
 
 
 class SynthesizerModel:
-    """The first base of each kind of model; the second is fairseq's class of that kind."""
+    """The first base of each kind of model; the second is fairseq's class of that kind.
 
-    kind: str  # a key of TASKS
-    config: Type[FairseqDataclass]  # every flag of the model
-    flags: Optional[Type[FairseqDataclass]] = None  # those on the command line, where they are fewer
+    ``build_model(cfg, task)`` takes the flat config, as Hydra's DictConfig, a dataclass or a Namespace, and fairseq's
+    task, for its dictionaries and, for encoders without ``--max-positions``, its longest row. It raises a
+    SynthesizerError that names the flag if one is invalid or cannot apply.
+    """
+
+    kind: str  # a noun for messages
+    stacks: Tuple[str, ...]  # which of them have synthesizers
+    tasks: Tuple[type, ...]  # fairseq's tasks that need this kind
+    task_names: str
+    config: Any  # the dataclass of every flag
+    hidden: Tuple[str, ...] = ()  # flags that are not on the command line
 
     @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
         """Adds the flags, without defaults: those are the architecture's."""
-        gen_parser_from_dataclass(parser, (cls.flags or cls.config)(), delete_default=True)
+        shown = [(f.name, f.type, f) for f in dataclasses.fields(cls.config) if f.name not in (*cls.hidden, "_name")]
+        flags: Any = dataclasses.make_dataclass("Flags", shown, bases=(FairseqDataclass,))
+        gen_parser_from_dataclass(parser, flags(), delete_default=True)
 
     @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """As fairseq's own; ``user_dir`` may be left out."""
+    def from_pretrained(
+        cls, model_name_or_path: str, checkpoint_file: str = "model.pt", data_name_or_path: str = ".", **kwargs: Any
+    ) -> Any:
+        """As fairseq's own; ``user_dir`` may be left out.
+
+        Raises:
+            SynthesizerError: a folder is not there, or its data have another dictionary than the model.
+        """
         register()
-        return super().from_pretrained(*args, **kwargs)  # type: ignore[misc]
+        beside = data_name_or_path.startswith(".")  # for fairseq that is within the model's folder
+        data = os.path.join(model_name_or_path, data_name_or_path) if beside else data_name_or_path
+        for folder in (model_name_or_path, data):
+            if "://" not in folder and not os.path.exists(folder):
+                raise SynthesizerError(f"from_pretrained: {folder}: no such folder")
+        return super().from_pretrained(  # type: ignore[misc]
+            model_name_or_path, checkpoint_file, data_name_or_path, **kwargs
+        )
 
     @classmethod
     def read_config(cls, cfg: Any, task: Any) -> argparse.Namespace:
@@ -59,40 +64,22 @@ class SynthesizerModel:
         Raises:
             SynthesizerError: the task needs another kind of model.
         """
-        needed = next((kind for kind, (tasks, _) in TASKS.items() if isinstance(task, tasks)), cls.kind)
-        if TASKS[needed] != TASKS[cls.kind]:
+        needed = next((model.kind for model in kinds() if isinstance(task, model.tasks)), cls.kind)
+        is_own = isinstance(task, cls.tasks)
+        if isinstance(task, TranslationLevenshteinTask):  # a translation task too; no Synthesizer is of its kind
+            needed, is_own = "non-autoregressive model", False
+        if needed != cls.kind and not is_own:  # a task that no kind names is left to find out itself
             raise SynthesizerError(
                 f"--task: this task needs {article(needed)}, and the model, of --arch or of the checkpoint, is "
-                f"{article(cls.kind)}; take --task {TASKS[cls.kind][1]}, or another model"
+                f"{article(cls.kind)}; take --task {cls.task_names}, or another model"
             )
         return to_namespace(cfg, cls.config)
-
-    @staticmethod
-    def limit_lengths(task: Any, length: Optional[int]) -> None:
-        """Makes ``--synth-max-length`` known, and refuses flags of the task that go beyond it.
-
-        Args:
-            task: fairseq's.
-            length: the limit in tokens, if the model has one.
-
-        Raises:
-            SynthesizerError: ``--required-seq-len-multiple`` pads beyond it.
-        """
-        if length is not None:
-            check_padding(task, length)
-            built_lengths.add(length)
-            logger.info(f"--synth-max-length {length}: longer sentences are skipped in training, refused elsewhere")
-
-    def check_output_length(self, cfg: Any) -> None:
-        """Raises SynthesizerError if ``--min-len`` is more than the decoder can write."""
-        decoder: Any = self.decoder  # type: ignore[attr-defined]
-        check_min_len(getattr(cfg, "generation", None), decoder.max_positions(), decoder.max_length)
 
     def load_state_dict(self, state_dict: Dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
         """As fairseq's own.
 
         Raises:
-            SynthesizerError: the weights are of another kind of model.
+            SynthesizerError: the weights are of another kind of model, of other sizes or another dictionary.
         """
         kind = kind_of(state_dict)
         if kind not in (None, self.kind):
@@ -100,17 +87,42 @@ class SynthesizerModel:
                 f"the checkpoint is of {article(str(kind))}, this model is {article(self.kind)}; give a checkpoint of "
                 f"{article(self.kind)}, or the --arch of the checkpoint"
             )
-        return super().load_state_dict(state_dict, *args, **kwargs)  # type: ignore[misc]
+        try:
+            return super().load_state_dict(state_dict, *args, **kwargs)  # type: ignore[misc]
+        except RuntimeError as error:
+            line = misfit(error)
+            if line is None:
+                raise
+            raise SynthesizerError(line) from error
+
+
+def kinds() -> List[Type[SynthesizerModel]]:
+    """The kinds of model that are imported."""
+    return SynthesizerModel.__subclasses__()
 
 
 def kind_of(state_dict: Dict[str, Tensor]) -> Optional[str]:
-    """The kind of model, a key of `TASKS`, whose weights these are; None if unknown."""
+    """The `SynthesizerModel.kind` whose weights these are; None if unknown."""
     parts = {key.split(".")[0] for key in state_dict}
     if any(key.split(".")[1:2] == ["sentence_encoder"] for key in state_dict):
         return "Linformer" if any(key.endswith(".self_attn.E") for key in state_dict) else "encoder"
     if "decoder" not in parts:
         return None
     return "translation model" if "encoder" in parts else "language model"
+
+
+def explain_task(error: BaseException) -> Optional[str]:
+    """The one line for an error of a task that needs a model of another kind than the Synthesizers, else None."""
+    text = str(error)
+    is_of_config = type(error).__name__ in ("ConfigAttributeError", "InterpolationKeyError")
+    is_of_several = "requires a FairseqMultiModel" in text
+    names = [m.task_names for m in kinds() if is_of_several or (is_of_config and m.config.__name__ in text)]
+    if not names:
+        return None
+    return f"--task: a task with a model of its own ({first_line(error)}); take {' or '.join(names)}, or another --arch"
+
+
+explanations.append(explain_task)
 
 
 def article(noun: str) -> str:

@@ -1,21 +1,22 @@
 """Encoders: RoBERTa with synthesized self-attention, for masked language models and the prediction of labels."""
 
 import argparse
-import dataclasses
 from dataclasses import field
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Tuple
 
 import torch.nn as nn
-from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.dataclass import ChoiceEnum
 from fairseq.models.roberta.model import RobertaEncoder, RobertaModel, base_architecture
 from fairseq.models.transformer import TransformerConfig, TransformerEncoderBase
+from fairseq.tasks.masked_lm import MaskedLMTask
+from fairseq.tasks.sentence_prediction import SentencePredictionTask
 from fairseq.utils import get_available_activation_fns
 from torch import Tensor
 
-from .config import EncoderSynthesizerConfig, SynthesizerConfig, check_flags, check_rows, flatten, length_limit
+from .config import SYNTHESIZER_FLAGS, check_flags, config_class, flag, flatten, limit_of, stack_flag
 from .errors import SynthesizerError
 from .layers import SynthesizerEncoder
-from .lengths import flag_of
+from .lengths import Limit, announce_limit, check_rows, flag_of
 from .model import SynthesizerModel
 
 # of fairseq's Transformer, beside --encoder-* and --quant-noise-*
@@ -40,58 +41,33 @@ def is_flag(name: str) -> bool:
     return name in TRANSFORMER_FLAGS or name.startswith(("encoder_", "quant_noise_"))
 
 
-@dataclasses.dataclass
-class RobertaConfig(FairseqDataclass):
-    """The flags of fairseq's ``roberta`` that its Transformer has not."""
-
-    max_positions: Optional[int] = field(
-        default=None, metadata={"help": "number of positions to embed, and the longest input in tokens"}
-    )
-    pooler_activation_fn: ChoiceEnum(get_available_activation_fns()) = field(  # type: ignore[valid-type]
-        default="tanh", metadata={"help": "activation function of the classification heads"}
-    )
-    pooler_dropout: float = field(default=0.0, metadata={"help": "dropout probability in the classification heads"})
-    untie_weights_roberta: bool = field(
-        default=False,
-        metadata={"help": "do not share the embedding with the output layer of the masked language model"},
-    )
-    spectral_norm_classification_head: bool = field(
-        default=False, metadata={"help": "spectral normalization of the classification heads"}
-    )
-    load_checkpoint_heads: bool = field(
-        default=False, metadata={"help": "also load the classification heads of a checkpoint"}
-    )
-
-
-RobertaFlags: Any = dataclasses.make_dataclass(
-    "RobertaFlags",
-    [
+# of fairseq's roberta, on the command line
+ROBERTA_FLAGS = [
+    flag("max_positions", Optional[int], None, "number of positions to embed, and the longest input in tokens"),
+    flag(
+        "pooler_activation_fn",
+        ChoiceEnum(get_available_activation_fns()),
+        "tanh",
+        "activation function of the classification heads",
+    ),
+    flag("pooler_dropout", float, 0.0, "dropout probability in the classification heads"),
+    flag(
+        "untie_weights_roberta",
+        bool,
+        False,
+        "do not share the embedding with the output layer of the masked language model",
+    ),
+    flag("spectral_norm_classification_head", bool, False, "spectral normalization of the classification heads"),
+    flag("load_checkpoint_heads", bool, False, "also load the classification heads of a checkpoint"),
+    *(
         (name, kind, field(default=getattr(DEFAULTS, name, default.default), metadata=default.metadata))
         for name, kind, default in flatten(TransformerConfig)
         if is_flag(name)
-    ],
-    bases=(RobertaConfig,),
-    namespace={"__module__": __name__, "__doc__": "The flags of an encoder on the command line."},
-)
-
-
-@dataclasses.dataclass
-class SynthesizerRobertaFlags(EncoderSynthesizerConfig, SynthesizerConfig, RobertaFlags):  # type: ignore[misc]
-    """The flags on the command line: an encoder's and the synthesizers'."""
-
-
-@dataclasses.dataclass
-class RobertaStructure(FairseqDataclass):
-    """What makes an encoder a RoBERTa: not on the command line, but of architectures and under Hydra."""
-
-    encoder_learned_pos: bool = True
-    layernorm_embedding: bool = True
-    no_scale_embedding: bool = True
-
-
-@dataclasses.dataclass
-class SynthesizerRobertaConfig(RobertaStructure, SynthesizerRobertaFlags):
-    """Every flag of fairseq's ``roberta`` and of the synthesizers, flat."""
+    ),
+]
+# what makes an encoder a RoBERTa: not on the command line, but of architectures and under Hydra
+STRUCTURE = ("encoder_learned_pos", "layernorm_embedding", "no_scale_embedding")
+STRUCTURE_FLAGS = [flag(name, bool, True, "") for name in STRUCTURE]
 
 
 class SynthesizerRobertaEncoder(RobertaEncoder):
@@ -109,8 +85,13 @@ class SynthesizerRoberta(SynthesizerModel, RobertaModel):
     """fairseq's ``roberta`` with synthesized self-attention."""
 
     kind = "encoder"
-    config: Any = SynthesizerRobertaConfig
-    flags: Any = SynthesizerRobertaFlags
+    stacks: Tuple[str, ...] = ("encoder",)
+    tasks = (MaskedLMTask, SentencePredictionTask)
+    task_names = "masked_lm or sentence_prediction"
+    config = config_class(
+        "SynthesizerRobertaConfig", *SYNTHESIZER_FLAGS, stack_flag("encoder"), *ROBERTA_FLAGS, *STRUCTURE_FLAGS
+    )
+    hidden = STRUCTURE
     encoder_class = SynthesizerRobertaEncoder
 
     @classmethod
@@ -120,22 +101,14 @@ class SynthesizerRoberta(SynthesizerModel, RobertaModel):
 
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> "SynthesizerRoberta":
-        """Builds the model.
-
-        Args:
-            cfg: the flat config, as Hydra's DictConfig, a dataclass or a Namespace.
-            task: fairseq's task, for its dictionary and, without ``--max-positions``, its longest row.
-
-        Raises:
-            SynthesizerError: a flag is invalid or cannot apply; the message names it.
-        """
+        """Builds the model of a config, see `SynthesizerModel`."""
         args = cls.read_config(cfg, task)
-        length = cls.check_encoder(args)
+        limit = cls.check_encoder(args)
         args.max_positions = args.max_positions or task.max_positions()
-        check_rows("--tokens-per-sample", flag_of(task, "tokens_per_sample") or 0, length)
-        check_rows("--max-positions", args.max_positions, length)
+        check_rows("--tokens-per-sample", flag_of(task, "tokens_per_sample") or 0, limit)
+        check_rows("--max-positions", args.max_positions, limit)
         model = cls(args, cls.encoder_class(args, task.source_dictionary))
-        cls.limit_lengths(task, length)
+        announce_limit(task, limit)
         return model
 
     def load_state_dict(self, state_dict: Dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
@@ -171,7 +144,7 @@ class SynthesizerRoberta(SynthesizerModel, RobertaModel):
                 )
 
     @classmethod
-    def check_encoder(cls, args: argparse.Namespace) -> Optional[int]:
-        """Checks the flags of the self-attention; returns the longest input that it takes, if it has a limit."""
+    def check_encoder(cls, args: argparse.Namespace) -> Optional[Limit]:
+        """Checks the flags of the self-attention; returns its limit, if it has one."""
         check_flags(args, "encoder")
-        return length_limit(args, args.encoder_synthesizer)
+        return limit_of(args, args.encoder_synthesizer)

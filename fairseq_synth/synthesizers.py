@@ -20,7 +20,7 @@ and the error messages find it by its name. Its architectures are a line in `nam
 """
 
 import math
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Type
+from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Type
 
 import torch
 import torch.nn as nn
@@ -282,6 +282,12 @@ class LayerSynthesizer(nn.Module):
         raise NotImplementedError
 
 
+def limit_of(names: Iterable[str], max_length: int, beyond_length: str) -> Optional[int]:
+    """The longest sentence in tokens that functions of these names take; None if they take any."""
+    has_limit = any(SYNTHESIZERS[name].has_max_length for name in names)
+    return max_length if has_limit and beyond_length == "refuse" else None
+
+
 class Mixture(LayerSynthesizer):
     """Mixture (section 3.2): ``S = sum_m alpha_m S_m``, the sum taken on the logits.
 
@@ -320,8 +326,7 @@ class Mixture(LayerSynthesizer):
             {name: SYNTHESIZERS[name](num_heads, head_dim, max_length, rank) for name in names}
         )
         self.reads_query_key = any(c.reads_query_key for c in self.components.values())
-        limited = beyond_length == "refuse" and any(c.has_max_length for c in self.components.values())
-        self.limit = max_length if limited else None
+        self.limit = limit_of(names, max_length, beyond_length)
         is_weighted = mixture == "convex" and len(names) > 1
         self.alpha = nn.Parameter(torch.empty(len(names), num_heads)) if is_weighted else None
 

@@ -1,45 +1,40 @@
 """Translation: fairseq's Transformer with synthesized self-attention in encoder and decoder."""
 
-import dataclasses
 import math
 from typing import Any, Tuple
 
 import torch.nn as nn
 from fairseq.models.transformer import TransformerConfig, TransformerModelBase
+from fairseq.tasks.denoising import DenoisingTask
+from fairseq.tasks.translation import TranslationTask
 
-from .config import DecoderSynthesizerConfig, EncoderSynthesizerConfig, SynthesizerConfig, check_flags, flatten
+from .config import SYNTHESIZER_FLAGS, check_flags, config_class, flatten, limit_of, stack_flag
 from .errors import SynthesizerError
 from .layers import SynthesizerDecoder, SynthesizerEncoder
-from .lengths import cut_sources
+from .lengths import announce_limit, check_min_len, cut_sources
 from .model import SynthesizerModel
-
-SynthesizerTransformerConfig: Any = dataclasses.make_dataclass(
-    "SynthesizerTransformerConfig",
-    flatten(TransformerConfig),
-    bases=(EncoderSynthesizerConfig, DecoderSynthesizerConfig, SynthesizerConfig),
-    namespace={"__module__": __name__, "__doc__": "Every flag of the Transformer and of the synthesizers, flat."},
-)
 
 
 class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
     """The Transformer with synthesized self-attention (arXiv 2005.00743); cross-attention stays as it is."""
 
     kind = "translation model"
-    config = SynthesizerTransformerConfig
+    stacks = ("encoder", "decoder")
+    tasks = (TranslationTask, DenoisingTask)
+    task_names = "translation or denoising"
+    config = config_class(
+        "SynthesizerTransformerConfig",
+        *SYNTHESIZER_FLAGS,
+        stack_flag("encoder"),
+        stack_flag("decoder"),
+        *flatten(TransformerConfig),
+    )
     reads_targets = True
     matches_sources = False
 
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> "SynthesizerTransformer":
-        """Builds the model.
-
-        Args:
-            cfg: the flat config, as Hydra's DictConfig, a dataclass or a Namespace.
-            task: fairseq's task, for its dictionaries.
-
-        Raises:
-            SynthesizerError: a flag is invalid or cannot apply; the message names it.
-        """
+        """Builds the model of a config, see `SynthesizerModel`."""
         args = cls.read_config(cfg, task)
         if args.cross_self_attention:
             raise SynthesizerError(
@@ -51,11 +46,11 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
                 "--tie-adaptive-weights shares weights with --adaptive-input, which only language models have: leave "
                 "it out"
             )
-        check_flags(args, "encoder", "decoder")
+        check_flags(args, *cls.stacks)
+        limit = limit_of(args, [*args.encoder_synthesizer, *args.decoder_synthesizer])
         model = super().build_model(TransformerConfig.from_namespace(args), task)
-        length = model.encoder.max_length or model.decoder.max_length
-        cls.limit_lengths(task, length)
-        if length:
+        announce_limit(task, limit)
+        if limit:
             cut_sources(task, model.encoder.max_positions())
         return model
 
@@ -78,7 +73,7 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
         self.reads_targets = bool(getattr(generation, "score_reference", False))
         self.matches_sources = bool(getattr(generation, "match_source_len", False))
         if not self.reads_targets:
-            self.check_output_length(cfg)
+            check_min_len(generation, self.decoder)
 
     def max_positions(self) -> Tuple[int, float]:
         """Longest source and target in tokens; a reference that the model does not read may have any length.

@@ -28,7 +28,7 @@ from .records import (
 
 Cells = Tuple[str, Mapping[str, str]]  # a column to be shown: its heading, and the cells of models
 # {name of a table of speeds: {heading: its place}}
-BENCHMARKS: Dict[str, Dict[str, Place]] = yaml.safe_load((ROOT / "pages" / "benchmarks.yaml").read_text())
+BENCHMARKS: Dict[str, Dict[str, Place]] = yaml.safe_load((ROOT / "pages" / "benchmarks.yaml").read_text("utf-8"))
 NOT_RUN = "not run yet"
 NOTE = "How these figures came about"
 SHOWN = ("python", "torch", "fairseq", "ve-fairseq")  # the other versions are in the records

@@ -2,15 +2,10 @@
 #
 #   snakemake -s recipes/cluster.smk --executor slurm --jobs 20 --config cells="table2 --dataset en-de --gpus 8"
 #   snakemake -s recipes/cluster.smk --cores 2 --config cells="multi30k_cpu --seed 1"
-#
 # `cells`: options of reproduce.sh. Data, and the runs that a cell begins with, are jobs of their own. More of --config:
 # minutes (the most of a job, 1440), cpus (of a training, 4 for each GPU), data_cpus (8).
-import argparse
-import shlex
-import subprocess
-import sys
+import argparse, shlex, subprocess, sys
 from pathlib import Path
-
 sys.path.insert(0, str(Path(workflow.basedir).parent))
 from recipes.catalog import RECIPES, TABLES
 from recipes.steps import ROOT
@@ -46,7 +41,7 @@ CELLS = [(TABLES[words[1]].cells([words[3]], [words[5]], [int(words[7])])[0], wo
 
 
 rule all:
-    input: sum((add_cell(cell, options)[1] for cell, options in CELLS), [])  # fmt: skip
+    input: sum((add_cell(cell, options)[1] for cell, options in CELLS), [])
 
 
 onsuccess:  # records what a cell is to its baseline, which may have come later

@@ -62,6 +62,16 @@ def lower(text: str, language: str) -> str:
     return unicodedata.normalize("NFC", text.replace("İ", "i").lower())
 
 
+def undone(line: str, kind: str, language: str) -> str:
+    """A line of subwords as text, as fairseq-generate undoes them. `kind`: bpe, of Moses' words, or sentencepiece."""
+    if kind == "sentencepiece":
+        return line.replace(" ", "").replace("\u2581", " ").strip()
+    from sacremoses import MosesDetokenizer
+
+    words = f"{line} ".replace("@@ ", "").split()
+    return str(MosesDetokenizer(language).detokenize(words))
+
+
 def subwords(*languages: str) -> str:
     """The kind of subwords that gives all words of these languages back: BPE of Moses' words, or SentencePiece."""
     return "bpe" if set(languages) <= set(MOSES) else "sentencepiece"

@@ -85,7 +85,10 @@ def main() -> None:
         if n < 1:
             raise SynthesizerError(f"asked for the last {n} checkpoints; give at least 1")
         if len(paths) != 1 or not paths[0].is_dir():
-            raise SynthesizerError("--inputs: give one existing folder with --num-epoch- or --num-update-checkpoints")
+            raise SynthesizerError(
+                f"--inputs {' '.join(map(str, paths))}: with --num-epoch- or --num-update-checkpoints give one folder "
+                "that is there"
+            )
         paths = last_checkpoints(paths[0], n, args.num_update_checkpoints is not None, args.checkpoint_upper_bound)
     for path in paths:
         if path.is_dir():

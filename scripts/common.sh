@@ -1,6 +1,9 @@
 # Shared by the scripts: the project's environment, and the recipes in Python. Source it.
 # shellcheck shell=bash
 [ "${DRY_RUN:-}" != 0 ] || unset DRY_RUN
+# all text is UTF-8, whatever the locale is
+export PYTHONUTF8=1
+unset PYTHONIOENCODING
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 die() {

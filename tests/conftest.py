@@ -106,7 +106,7 @@ def programs_here():
             return steps.run(argv, log, watch)
         steps.show(argv)
         with open(log, "a" if watch else "w") as file:
-            file.write("".join(run_cli(main.cli_main, *argv[1:])))
+            file.write("".join(run_cli(main.cli_main, *argv[1:], form="| %(levelname)s | %(name)s | %(message)s")))
 
     with pytest.MonkeyPatch.context() as patch:
         for module, name in ((prepare, "run"), (score, "run_command"), (training, "run_command")):

@@ -184,12 +184,13 @@ def pad_batch(sentences, left, pad=1):
     return batch
 
 
-def run_cli(main, *argv, stdin=None):
-    """Runs a command line in this process; returns what it printed and logged."""
+def run_cli(main, *argv, stdin=None, form=None):
+    """Runs a command line in this process; returns what it printed and logged, each line of it in a form."""
     if main in READERS:
         argv = (*argv, "--num-workers", "0")
     out, log = io.StringIO(), io.StringIO()
     handler, root = logging.StreamHandler(log), logging.getLogger()
+    handler.setFormatter(logging.Formatter(form))
     root.addHandler(handler)
     old = sys.argv, sys.stdin, root.level
     root.setLevel("INFO")

@@ -1,7 +1,6 @@
-"""The catalog: every table can be run, entries hold together, Hydra has the recipes; which file imports which."""
+"""The catalog: every table can be run, entries hold together, and Hydra's configs are the recipes."""
 
 import argparse
-import ast
 import re
 import subprocess
 import sys
@@ -11,8 +10,8 @@ import pytest
 import yaml
 from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
-from helpers import ROOT, make_task, refused
+from fairseq.models import ARCH_CONFIG_REGISTRY
+from helpers import ROOT, refused
 
 from fairseq_synth.architectures import VARIANTS
 from recipes import catalog, reproduce, train
@@ -129,35 +128,6 @@ def test_a_slip_in_a_yaml_file_is_told(kind, entry, part, tmp_path, monkeypatch)
     refused(lambda _: catalog.read("x.yaml", getattr(catalog, kind), **forms), part=["^recipes/x.yaml: a: ", part])
 
 
-# ---- models of the tables
-
-
-def parameters(arch):
-    args = argparse.Namespace(arch=arch, dropout=0.1, weight_softmax=True)
-    for _ in range(3):  # fairseq does, as it parses, builds and loads
-        ARCH_CONFIG_REGISTRY[arch](args)
-    args.max_source_positions = args.max_target_positions = 1024
-    return sum(p.numel() for p in ARCH_MODEL_REGISTRY[arch].build_model(args, make_task(40, 24)).parameters())
-
-
-def test_the_wide_transformer():
-    """It has the parameters of R+V, which are more than its own without the width."""
-    wanted = parameters("transformer_synth_random_vanilla_t5_tiny")
-    assert abs(parameters("transformer_plus_t5_tiny") / wanted - 1) < 0.001
-    assert parameters("transformer_t5_tiny") < 0.8 * wanted
-
-
-def test_the_papers_sizes():
-    """12+12 layers, 768, 3072, 12 heads, l = 512, R of each head and layer: l^2."""
-    for arch in ("transformer_synth_random_t5_base", "dynamicconv_t5_base", "lightconv_t5_base", "transformer_t5_base"):
-        args = argparse.Namespace(arch=arch)
-        ARCH_CONFIG_REGISTRY[arch](args)
-        sizes = args.encoder_layers, args.decoder_layers, args.encoder_embed_dim, args.encoder_ffn_embed_dim
-        assert sizes == (12, 12, 768, 3072) and args.encoder_attention_heads == 12 and args.synth_max_length == 512
-        assert args.share_all_embeddings and args.decoder_normalize_before
-    assert args.arch == arch and not hasattr(args, "encoder_conv_type")
-
-
 # ---- Hydra
 
 CONFIGS = {"wmt_en_de": 8, "wmt_en_fr": 8, "wmt_en_de_big": 8, "multi30k": 2, "multi30k_cpu": 1}  # for how many GPUs
@@ -201,75 +171,3 @@ def test_configs_are_the_recipes(name):
     given = {key for values in written.values() for key in values}
     apart = {place.split(".")[1] for place in ELSEWHERE} | {"_name", "optimizer", "criterion", "lr_scheduler"}
     assert said | given <= compared | apart and len(compared) > 100
-
-
-# ---- which file imports which
-
-PACKAGES = ("recipes", "pages", "benchmarks", "fairseq_synth")
-# what text becomes on its way; each file imports only those before it
-LINE = "steps catalog text prepare provenance train metrics score translate reproduce __main__".split()
-
-
-def files():
-    """{dotted name: its file}"""
-    found = {}
-    for package in PACKAGES:
-        for path in (ROOT / package).rglob("*.py"):
-            words = path.relative_to(ROOT).with_suffix("").parts
-            found[".".join(words[:-1] if words[-1] == "__init__" else words)] = path
-    return found
-
-
-def imports(name, path, known):
-    """The files that a file imports, also late ones; not those that are only there for the types."""
-    tree, found = ast.parse(path.read_text()), set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            node.body = []
-    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            above = package[: len(package) + 1 - node.level] if node.level else []
-            module = ".".join([*above, *([node.module] if node.module else [])])
-            inner = {f"{module}.{alias.name}" for alias in node.names}
-            # a package's own names are in its __init__.py, which is not asked for the files beside it
-            found |= (inner & known) | ({module} if inner - known else set())
-    return (found & known) - {name}
-
-
-def circle(graph):
-    """A way from a file back to it, or an empty one."""
-    done = set()
-
-    def visit(name, way):
-        if name in way:
-            return [*way[way.index(name) :], name]
-        if name in done:
-            return []
-        for other in sorted(graph[name]):
-            found = visit(other, [*way, name])
-            if found:
-                return found
-        done.add(name)
-        return []
-
-    return next(filter(None, (visit(name, []) for name in sorted(graph))), [])
-
-
-def test_no_file_imports_itself_by_others():
-    known = files()
-    graph = {name: imports(name, path, {*known}) for name, path in known.items()}
-    assert len(graph) > 40 and "recipes.steps" in graph["recipes.catalog"] and circle({"a": {"b"}, "b": {"a"}})
-    assert circle(graph) == []
-    for name, others in graph.items():
-        package, _, own = name.partition(".")
-        outside = {other for other in others if other.split(".")[0] != package}
-        if package == "recipes":
-            assert all(other.startswith("fairseq_synth") for other in outside), name
-            inside = {other.partition(".")[2] for other in others - outside} - {""}
-            assert own not in LINE or {LINE.index(other) for other in inside} <= {*range(LINE.index(own))}, name
-        elif package == "fairseq_synth":
-            assert not outside, name
-    assert {path.stem for path in (ROOT / "recipes").glob("*.py")} == {*LINE, "__init__"}

@@ -28,6 +28,8 @@ from helpers import (
     run_cli,
 )
 
+from fairseq_synth.errors import SynthesizerError
+
 
 @pytest.fixture(scope="session")
 def trained(data, tmp_path_factory):
@@ -113,16 +115,31 @@ def test_average(data, trained, tmp_path):
         average_checkpoints.SynthesizerError, match="is a folder; say how many .*--num-epoch-checkpoints"
     ):
         run_cli(average_checkpoints.main, *argv[:2], *argv[4:])
+    with pytest.raises(average_checkpoints.SynthesizerError, match="--inputs nowhere: "):
+        run_cli(average_checkpoints.main, "--inputs", "nowhere", *argv[2:])
     assert not (tmp_path / "x.pt").exists()
 
 
-def test_from_pretrained(data, trained):
+def test_from_pretrained(data, trained, others):
+    """What does not fit is one line in Python too, and names the argument that Python has."""
     from fairseq_synth.transformer import SynthesizerTransformer
+
+    for model, words, part in (
+        ("nowhere", data / "bin", "nowhere: no such folder"),
+        (trained, "nowhere", "nowhere: no such folder"),
+        (trained, others["others"] / "words", "the data have another dictionary"),
+    ):
+        with pytest.raises(SynthesizerError, match=part):
+            SynthesizerTransformer.from_pretrained(str(model), "checkpoint_last.pt", str(words))
 
     hub = SynthesizerTransformer.from_pretrained(
         str(trained), "checkpoint_last.pt", str(data / "bin"), user_dir=str(ROOT / "fairseq_synth")
     )
     assert len(hub.translate(["w1 w2 w3", "w4"], beam=2)) == 2
+    with pytest.raises(SynthesizerError, match="skip_invalid_size_inputs=True; .*synth_beyond_length='tile'"):
+        hub.translate("w1 " * 30)
+    with pytest.raises(SynthesizerError, match="--constraints"):
+        hub.translate("w1", constraints="ordered")
 
 
 @pytest.mark.parametrize(
@@ -262,6 +279,7 @@ def test_hydra(data, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as typo:
         run_cli(hydra_train.cli_main, *argv, "model.encoder_synthesiser=random")
     assert typo.value.code != 0 and "encoder_synthesiser" in capsys.readouterr().err
+    refused(command("hydra_train", *argv, "model.encoder_synthesizer=randm", check=False), "--encoder-synthesizer")
 
 
 def test_from_any_folder_and_when_installed_too(data, trained, tmp_path):
@@ -466,13 +484,132 @@ def test_a_stock_model_is_not_said_to_be_a_synthesizer(data, tmp_path):
 
 
 def test_a_finished_run_stays_as_it_is(data, tmp_path):
-    """However it is called: here as ``python -m fairseq_cli.train``."""
+    """However it is called: here as ``python -m fairseq_cli.train``. Another model needs another folder."""
     flags = ["--max-update", "2", "--disable-validation"]
     fit(data, tmp_path, *flags)
+    other = [data / "bin", *USER_DIR, "--arch", "transformer_synth_dense_multi30k", *SMALL, *RECIPE]
+    line = complaint(train.cli_main, *other, "--save-dir", tmp_path)
+    assert f"{tmp_path}/checkpoint_last.pt: " in line and "needs a --save-dir of its own" in line
     before = (tmp_path / "checkpoint_last.pt").read_bytes()
     log = fit(data, tmp_path, *flags, main=lambda: runpy.run_module("fairseq_cli.train", run_name="__main__"))
     assert "nothing to do: 2 updates are trained, --max-update is 2" in log and "done training" in log
     assert (tmp_path / "checkpoint_last.pt").read_bytes() == before and not losses(log)
+
+
+@pytest.fixture(scope="module")
+def others(data, trained, tmp_path_factory):
+    """What a slip may name: `data` with other words and as ``cached`` files, labels, a checkpoint, a language model."""
+    folder = tmp_path_factory.mktemp("others")
+    for split in ("train", "valid", "test"):
+        for lang in ("en", "de"):
+            lines = (data / f"{split}.{lang}").read_text().splitlines()
+            text = "".join(f"{line.replace('w1', f'x{i % 9}')}\n" for i, line in enumerate(lines))
+            (folder / f"{split}.{lang}").write_text(text)
+        (folder / f"{split}.label").write_text("".join(f"{'abcd'[i % 4]}\n" for i in range(len(lines))))
+    prefixes = [word for split in ("train", "valid", "test") for word in (f"--{split}pref", folder / split)]
+    pair, alone = ["-s", "en", "-t", "de", "--joined-dictionary", *prefixes], ["--only-source", *prefixes]
+    run_cli(preprocess.cli_main, *pair, "--destdir", folder / "words")
+    own = [data / word.name if isinstance(word, type(data)) else word for word in pair]
+    own += ["--srcdict", data / "bin" / "dict.en.txt"]
+    run_cli(preprocess.cli_main, *own, "--dataset-impl", "cached", "--destdir", folder / "cached")
+    for lang, name in (("en", "input0"), ("label", "label")):
+        argv = [f"{word}.{lang}" if isinstance(word, type(data)) else word for word in alone]
+        run_cli(preprocess.cli_main, *argv, "--destdir", folder / "labels" / name)
+    return {"data": data / "bin", "best": trained / "checkpoint_last.pt", "others": folder}
+
+
+TRAIN = "{data} --arch transformer_synth_random_vanilla_multi30k"
+CLASSIFY = (
+    "{others}/labels --task sentence_prediction --arch roberta_synth_random_agnews --max-positions 24 --optimizer adam "
+    "--encoder-layers 1 --encoder-embed-dim 16 --encoder-ffn-embed-dim 16 --encoder-attention-heads 2 --batch-size 8 "
+    "--synth-max-length 24 --criterion sentence_prediction"
+)
+RESUME = f"{TRAIN} --restore-file {{best}}"
+READ = "{data} --path {best} --cpu"
+COMMANDS = {"train": train, "generate": generate, "interactive": interactive, "validate": validate}
+
+
+@pytest.mark.parametrize(
+    "command, flags, parts",
+    [
+        ("train", f"{TRAIN} --best-checkpoint-metric bleu", ["metric bleu: ", "loss, nll_loss, ppl", "--eval-bleu"]),
+        ("train", f"{TRAIN} --eval-bleu --best-checkpoint-metric blue", ["metric blue: ", "bleu"]),
+        ("train", f"{TRAIN} --eval-bleu --eval-bleu-args {{'beam':2}}", ["--eval-bleu-args {'beam':2}: ", "JSON"]),
+        ("train", f"{TRAIN} --eval-bleu --eval-bleu-args [2]", ["--eval-bleu-args [2]: ", '{"beam": 4']),
+        ("train", f'{TRAIN} --eval-bleu --eval-bleu-args {{"beem":2}}', ["--eval-bleu-args: beem"]),
+        ("train", f'{TRAIN} --eval-bleu --eval-bleu-args {{"constraints":1}}', ["--eval-bleu-args: constraints"]),
+        ("train", f"{TRAIN} --eval-bleu --eval-bleu-detok-args {{", ["--eval-bleu-detok-args {: ", "JSON"]),
+        ("train", f"{TRAIN} --eval-bleu --eval-bleu-detok mosis", ["--eval-bleu-detok mosis", "moses"]),
+        ("train", f"{TRAIN} --adam-betas 0.9", ["--adam-betas 0.9: ", "(0.9, 0.98)"]),
+        (
+            "train",
+            f"{TRAIN} --optimizer-overrides {{lr:3}}",
+            ["--optimizer-overrides {lr:3}: ", """\"{'lr': [0.0001]}\""""],
+        ),
+        ("generate", f"{READ} --model-overrides {{dropout:0}}", ["--model-overrides {dropout:0}: ", "Python"]),
+        ("train", TRAIN.replace("vanilla", "vanila"), ["--arch transformer_synth_random_vanila_multi30k", "vanilla_"]),
+        ("train", f"{RESUME} --lr-scheduler inverse_sqrt", ["{best}: ", "--lr-scheduler", "--reset-lr-scheduler"]),
+        ("train", f"{RESUME} --lr-scheduler reduce_lr_on_plateau", ["{best}: ", "--reset-lr-scheduler"]),
+        ("train", f"{RESUME} --optimizer sgd", ["{best}: ", "--reset-optimizer"]),
+        ("train", f"{TRAIN} --restore-file nowhere.pt", ["--restore-file nowhere.pt: no such file"]),
+        ("train", f"{TRAIN} --continue-once nowhere.pt", ["--continue-once nowhere.pt: no such file"]),
+        (
+            "train",
+            RESUME.replace("{data}", "{others}/words"),
+            ["{best}: ", "another dictionary (", " words, 24 in the"],
+        ),
+        (
+            "train",
+            TRAIN.replace("{data}", "{others}/words") + " --finetune-from-model {best}",
+            ["{best}: ", "another dictionary (", " words, 24 in the", "--srcdict"],
+        ),
+        ("generate", READ.replace("{data}", "{others}/words"), ["another dictionary (", " words, 24 in the"]),
+        (
+            "validate",
+            READ.replace("{data}", "{others}/words") + " --task translation --max-tokens 99",
+            ["another dictionary (", " words, 24 in the"],
+        ),
+        ("train", f"{TRAIN} --max-tokens 8", ["--max-tokens 8: ", "--valid-subset valid: "]),
+        ("train", f"{TRAIN} --max-tokens-valid 8", ["--max-tokens-valid", "--valid-subset valid: "]),
+        ("generate", f"{READ} --max-tokens 8", ["--max-tokens 8: a sentence", "--skip-invalid"]),
+        ("generate", f"{READ} --constraints", ["--constraints: ", "fairseq-interactive"]),
+        ("interactive", f"{READ} --constraints --sampling --nbest 5", ["--constraints: ", "--sampling"]),
+        ("interactive", f"{READ} --constraints --diverse-beam-groups 5", ["--constraints: ", "--diverse-beam-groups"]),
+        ("interactive", f"{READ} --constraints --max-len-b 1", ["--constraints: ", "--max-len-b"]),
+        ("interactive", f"{READ} --constraints --buffer-size 2", ["--constraints: ", "dictionary"]),
+        ("interactive", f"{READ} --replace-unk", ["--replace-unk: "]),
+        ("train", f"{CLASSIFY} --num-classes 3", ["--num-classes 3: ", "4 labels", "--num-classes 4"]),
+        ("train", TRAIN.replace("{data}", "{others}"), ["no data of a pair of languages"]),
+    ],
+)
+def test_a_slip_gets_one_line(others, tmp_path, command, flags, parts):
+    """It names the flag or file and the mend, before the first update; in Python's and JSON's text too."""
+    argv = [*USER_DIR, *(word.replace("{data}", str(others["data"])) for word in flags.split())]
+    argv = [word.replace("{best}", str(others["best"])).replace("{others}", str(others["others"])) for word in argv]
+    if command == "train":
+        recipe = [*SMALL, *RECIPE] if "multi30k" in flags else [*RECIPE[:4], *RECIPE[8:]]  # without its criterion
+        argv = [*recipe, "--cpu", "--max-update", "1", *argv, "--save-dir", tmp_path]
+    lines = "w1 w2\tunknown\nw3\n" if "--buffer-size" in flags else "w1 w2\tw7 w8\n"
+    line = complaint(COMMANDS[command].cli_main, *argv, stdin=lines)
+    assert all(part.replace("{best}", str(others["best"])) in line for part in parts), line
+    assert not list(tmp_path.glob("*.pt"))
+
+
+def test_what_a_slip_hinders_elsewhere(others, tmp_path):
+    """What fairseq's help allows: cached data, longer sentences skipped, languages found, constraints, scheduler."""
+    data, best, folder = (others[name] for name in ("data", "best", "others"))
+    skip = ["--skip-invalid-size-inputs-valid-test", "--max-tokens", "8", "--max-update", "2"]
+    cached = others["others"] / "cached"
+    argv = [cached, *USER_DIR, "--arch", "transformer_synth_random_vanilla_multi30k", *SMALL, *RECIPE, "--cpu"]
+    usual = losses(fit(data.parent, tmp_path / "mmap", *skip))
+    assert losses(run_cli(train.cli_main, *argv, "--save-dir", tmp_path / "cached", *skip)[1]) == usual
+    read = [data, *USER_DIR, "--path", best, "--cpu"]
+    out, _ = run_cli(generate.cli_main, *read, *skip[:3])
+    assert 0 < len(translations(out)) < TEST_SENTENCES
+    out, _ = run_cli(interactive.cli_main, *read, "--constraints", "--tokenizer", "moses", stdin="w1 w2\tw7\nw3\n")
+    assert "w7" in translations(out)[0].split() and sorted(translations(out)) == [0, 1]
+    flags = ["--restore-file", best, "--lr-scheduler", "inverse_sqrt", "--reset-lr-scheduler", "--max-epoch", "13"]
+    assert '"valid_loss"' in fit(data.parent, tmp_path / "resumed", "--max-tokens", "400", *flags)
 
 
 def test_missing_data_folder(tmp_path):
@@ -508,7 +645,7 @@ def test_a_sentence_longer_than_l(data, trained, tmp_path):
     "flags, parts",
     [
         (["--synth-max-length", "30"], ["--synth-max-length"]),
-        (["--encoder-synthesizer", "dense"], ["weights of random, and query and key projections", "dense"]),
+        (["--encoder-synthesizer", "dense"], ["checkpoint_last.pt: ", "weights of random, and query", "dense"]),
     ],
     ids=["length", "function"],
 )

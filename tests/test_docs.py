@@ -1,11 +1,14 @@
 """README.md and docs/: their length, links, versions and the list of repairs."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 
 import fairseq_synth
 from fairseq_synth.host.repairs import REPAIRS
+from recipes.catalog import TABLES
 from recipes.steps import ROOT
 
 PAGES = [
@@ -14,6 +17,7 @@ PAGES = [
     "CHANGELOG.md",
     *(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")),
 ]
+TEXT = {name: (ROOT / name).read_text(encoding="utf-8") for name in PAGES}
 
 
 def test_the_readme_is_short():
@@ -33,6 +37,29 @@ def test_links_lead_somewhere(name):
         if heading:
             headings = re.findall(r"^#+ (.*)$", target.read_text(), re.M)
             assert heading in {re.sub(r"[^\w -]", "", text).lower().replace(" ", "-") for text in headings}, link
+
+
+def test_files_that_pages_name_exist():
+    """Scripts, modules, tests and folders, by their path from the root; but those of fairseq's repository."""
+    folders = "recipes|scripts|benchmarks|tests|pages|configs|results"
+    for name in {*PAGES} - {"docs/fairseq-tests.md"}:
+        for path in re.findall(rf"(?:^|[\s`(\"'])(?:\.\.?/)?((?:{folders})/[\w./-]+)", TEXT[name]):
+            assert (ROOT / path.rstrip(".")).exists() or path.startswith("results/TABLE"), f"{name}: {path}"
+
+
+@pytest.mark.parametrize("script", ["prepare", "train", "evaluate", "translate", "reproduce"])
+def test_commands_that_pages_show(script):
+    """Their options are the script's, and their tables exist. Folded ones are what was run at an earlier commit."""
+    said = subprocess.run([sys.executable, "-m", "recipes", script, "--help"], cwd=ROOT, capture_output=True, text=True)
+    options = set(re.findall(r"--[a-z-]+", said.stdout))
+    assert options, said.stderr
+    for name in PAGES:
+        text = re.sub(r"(?s)<details>.*?</details>", "", TEXT[name]).replace("\\\n", "")
+        for words in re.findall(rf"{script}\.sh ([^`\n]*)", text):
+            own = re.split(r" -- | #|\)|; ", words)[0]
+            assert set(re.findall(r"(?<!\S)--[a-z-]+", own)) <= options, f"{name}: {script}.sh {own}"
+            table = own.split()[0] if script == "reproduce" else "TABLE"
+            assert table in TABLES or not re.fullmatch(r"[a-z_0-9]+", table), f"{name}: {script}.sh {own}"
 
 
 def test_every_page_is_listed_in_the_readme():

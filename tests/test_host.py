@@ -16,19 +16,24 @@ from types import SimpleNamespace
 
 import fairseq.checkpoint_utils
 import fairseq.distributed.utils
+import fairseq.optim.lr_scheduler
 import fairseq.options
+import fairseq.utils
 import numpy as np
 import pytest
 import torch
 from fairseq.data import LanguagePairDataset, ListDataset, RoundRobinZipDatasets, data_utils
+from fairseq.data.indexed_dataset import IndexedCachedDataset
 from fairseq.distributed import DistributedTimeoutWrapper
 from fairseq.file_io import PathManager
 from fairseq.models.ema.ema import EMA
 from fairseq.ngram_repeat_block import NGramRepeatBlock
 from fairseq.tasks import FairseqTask
 from fairseq.tasks.language_modeling import LanguageModelingTask
+from fairseq.tasks.sentence_prediction import SentencePredictionTask
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
-from helpers import ROOT, make_dictionary, make_model
+from fairseq.trainer import Trainer
+from helpers import ROOT, fit, losses, make_dictionary, make_model
 
 from fairseq_synth import host
 from fairseq_synth.attention import SyntheticAttention
@@ -247,6 +252,24 @@ def test_a_copy_without_overwrite_is_the_hosts(tmp_path, monkeypatch):
     assert calls == [("a", str(tmp_path / "b"))] or calls == []  # iopath, where it is installed, has its own
 
 
+@pytest.mark.parametrize("task", [FairseqTask, LanguageModelingTask])
+def test_empty_lines_are_continued(task):
+    """A prefix that is the end of the sentence, 2, leaves the line free; other prefixes stay."""
+    dictionary = make_dictionary()
+    asks = SimpleNamespace(target_dictionary=dictionary, source_dictionary=dictionary, args=None)
+    generator = SimpleNamespace(generate=lambda models, sample, prefix_tokens=None, **_: prefix_tokens)
+    prefixes = torch.tensor([[5, 2], [2, 1], [6, 7]])
+    found = task.inference_step(asks, generator, [], {}, prefix_tokens=prefixes)
+    assert found.tolist() == [[5, 2], [1, 1], [6, 7]]
+
+
+def test_a_read_only_disk_is_named(tmp_path, monkeypatch):
+    """And not the clean-up, which fails there too."""
+    monkeypatch.setattr("os.remove", lambda path: (_ for _ in ()).throw(OSError(errno.EROFS, "Read-only", path)))
+    with pytest.raises(OSError, match="the reason"), checkpoints.removed_on_error(str(tmp_path / "a.tmp")):
+        raise OSError("the reason")
+
+
 def test_a_failed_save_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     path = tmp_path / "checkpoint1.pt"
@@ -308,9 +331,16 @@ def test_only_the_signal_is_changed(monkeypatch):
 
     monkeypatch.setattr(DistributedTimeoutWrapper, "__init__", init)
     monkeypatch.setattr(DistributedTimeoutWrapper, "__del__", lambda self: None)
-    host.training.terminate_on_heartbeat_timeout()
+    repairs.REPAIRS["terminate_on_heartbeat_timeout"]()
     DistributedTimeoutWrapper(None), DistributedTimeoutWrapper(None, 0, name="other")
     assert calls == [(60, 5, signal.SIGTERM, "heartbeat"), (0, 5, signal.SIGTERM, "other")]
+
+
+def test_the_metric_of_a_batch_leaves_no_trace(data, tmp_path):
+    """Where a metric is looked for before the training, the training is the same."""
+    flags = ["--max-update", "2", "--max-tokens", "400"]
+    usual = losses(fit(data, tmp_path / "loss", *flags))
+    assert losses(fit(data, tmp_path / "ppl", *flags, "--best-checkpoint-metric", "ppl")) == usual
 
 
 PLACES = [
@@ -321,6 +351,13 @@ PLACES = [
     (LanguagePairDataset, "filter_indices_by_size"),
     (NGramRepeatBlock, "_no_repeat_ngram"),
     (FairseqTask, "get_batch_iterator"),
+    (FairseqTask, "inference_step"),
+    (LanguageModelingTask, "inference_step"),
+    (IndexedCachedDataset, "__getitem__"),
+    (SentencePredictionTask, "load_dataset"),
+    (Trainer, "load_checkpoint"),
+    (fairseq.optim.lr_scheduler, "build_lr_scheduler"),
+    (fairseq.utils, "load_align_dict"),
     (LanguageModelingTask, "eval_lm_dataloader"),
     (DistributedTimeoutWrapper, "__init__"),
     (EMA, "_step_internal"),
@@ -340,12 +377,12 @@ def test_repairs_are_applied_once(caplog):
     before = [getattr(*place) for place in PLACES]
     caplog.set_level("DEBUG", logger=repairs.__name__)
     repairs.apply_repairs()
-    for module in (repairs, messages, checkpoints, host.data, host.search, host.training):
+    for module in (repairs, messages, checkpoints, host.data, host.flags, host.search, host.training):
         path = Path(module.__file__)
         spec = importlib.util.spec_from_file_location(f"fairseq_synth.host.{path.stem}_again", path)
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
     repairs.apply_repairs()
-    checkpoints.load_weights_only()
+    host.repair_fairseq()
     assert [getattr(*place) for place in PLACES] == before
 
 
@@ -354,10 +391,10 @@ UNNEEDED = {"restore_numpy_compat", "find_buckets_with_new_numpy", "keep_last_ba
 UNNEEDED |= {"allow_config_in_broadcast"}
 
 
-def in_command(code):
+def in_command(code, command="generate"):
     """Python code that runs `code` in one of fairseq's commands, once it has loaded the plugin."""
     return (
-        "import fairseq.utils, fairseq_cli.generate as command;"
+        f"import fairseq.utils, fairseq_cli.{command} as command;"
         "plugin = type('', (), dict(user_dir='fairseq_synth'));"
         "run = f'def run():\\n fairseq.utils.import_user_module(plugin)\\n ' + " + repr(code.replace("\n", "\n ")) + ";"
         "exec(compile(run, command.__file__, 'exec')); run()"
@@ -395,7 +432,7 @@ def test_all_repairs_can_be_switched_off():
         "print(sys.excepthook is sys.__excepthook__, getattr(c.load_checkpoint_to_cpu, repairs.MARK))"
     )
     done = run_python(code, FAIRSEQ_SYNTH_NO_REPAIRS="all")
-    assert done.stdout.strip() == "True ('load_weights_only.<locals>.safely',)", done.stderr
+    assert done.stdout.strip() == "True ('load_weights_only',)", done.stderr
 
 
 def test_a_repair_that_does_not_exist(monkeypatch):
@@ -481,6 +518,10 @@ def test_explanations():
     for outer, how in ((NameError("x"), ""), (KeyError("x"), " from None"), (Exception("x"), " from None")):
         assert chained(mistake, outer, how=how) is None and chained(full, outer, how=how) is None
     assert chained(mistake, Exception("x"), "somebody.s.script") is None
+    # fairseq names the file, and the reason is the system's; a name of two lines is written in one
+    unwritable = chained(KeyError("a"), OSError(errno.EROFS, "Read-only file system", "/a/checkpoint1.pt"))
+    assert unwritable == "/a/checkpoint1.pt: Read-only file system"
+    assert explain(SynthesizerError("--arch a\n  b: unknown")) == "--arch a b: unknown"
     # a user's own mistakes keep their traceback
     assert chained(FileNotFoundError(2, "No such file", "/optional"), KeyError("a bug")) is None
     assert explain(FileNotFoundError(2, "No such file", "/mine")) is None
@@ -506,10 +547,12 @@ def test_a_lost_process_is_named(message):
     assert caught("somebody.s.script") is None
 
 
-def test_an_interrupted_run_says_so_in_a_line():
-    done = run_python(in_command("exec('raise KeyboardInterrupt', vars(fairseq.utils))"))
+@pytest.mark.parametrize("command, is_training", [("generate", False), ("train", True)])
+def test_an_interrupted_run_says_so_in_a_line(command, is_training):
+    done = run_python(in_command("exec('raise KeyboardInterrupt', vars(fairseq.utils))", command))
     assert done.returncode != 0 and "Traceback" not in done.stderr
-    assert "goes on from its last checkpoint" in done.stderr.splitlines()[-1]
+    line = done.stderr.splitlines()[-1]
+    assert "interrupted" in line and ("goes on from its last checkpoint" in line) == is_training
 
 
 def test_no_fast_path_around_the_attention(monkeypatch):
@@ -541,5 +584,5 @@ def test_validation_of_several_pairs_of_languages_is_left_alone():
     task = Task(None)
     task.datasets["valid"] = RoundRobinZipDatasets(OrderedDict({"a-b": ListDataset([1]), "b-a": ListDataset([2])}))
     model = SimpleNamespace(max_positions=lambda: OrderedDict({"a-b": (4, 4), "b-a": (4, 4)}))
-    dataset = SimpleNamespace(valid_subset="valid")
+    dataset = SimpleNamespace(valid_subset="valid", max_tokens_valid=100)
     check_lengths(SimpleNamespace(task=task, get_model=lambda: model, cfg=SimpleNamespace(dataset=dataset)))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -205,6 +206,10 @@ def test_where_the_configs_are(installed, tmp_path):
         environment = {**os.environ, "PYTHONPATH": str(place)}
         done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
         assert done.stdout == f"{configs}\n" and "INFO" not in done.stderr, done.stderr
+    done = subprocess.run([*command[:-1], "flags"], capture_output=True, text=True, cwd=tmp_path, env=environment)
+    rows = dict(re.findall(r"^\| `(--[a-z-]+)` \| `(.*?)` \| .{30,} \|$", done.stdout, re.M))
+    assert rows["--encoder-synthesizer"] == rows["--decoder-synthesizer"] == "random+vanilla"
+    assert rows["--synth-max-length"] == "256" and len(rows) == 8 and "INFO" not in done.stderr
     done = subprocess.run([*command[:-1], "config"], capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert done.returncode == 1 and not done.stdout and len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith("fairseq_synth: error: config: ") and "configs" in done.stderr

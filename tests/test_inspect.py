@@ -30,7 +30,7 @@ from helpers import (
 from sacrebleu.metrics import BLEU
 
 from fairseq_synth import computations
-from fairseq_synth.inspect import analysis, checkpoints, comparison, hooks, measure, pictures
+from fairseq_synth.inspect import analysis, checkpoints, hooks, measure, pictures, words
 from fairseq_synth.inspect.__main__ import main
 from fairseq_synth.synthesizers import SYNTHESIZERS
 
@@ -216,9 +216,12 @@ STOCK, MIXTURE = "transformer_multi30k", "transformer_synth_random_vanilla_multi
 
 def test_layers_are_named_in_pictures():
     """Only some layers may have been measured: without data those that never look at the input."""
-    measured = [{"layer": layer, "heads": 2, "entropy": [0.5, 0.25]} for layer in (1, 3)]
-    (panel,) = pictures.heads("heads", measured).panels
-    assert ("set_yticks", [[0, 1], ["1", "3"]], {}) in panel.calls
+    own = {"group": "encoder.self", "heads": 2, "alpha": None, "entropy": [0.5, 0.25]}
+    found = {"attentions": {f"encoder.self.{i}": {**own, "layer": i} for i in (1, 3)}}
+    (picture,) = pictures.pictures({"model": found})
+    (panel,) = picture.panels
+    assert picture.name == "heads"
+    assert ("set_yticks", [[0, 1], ["encoder.self.1", "encoder.self.3"]], {"fontsize": 5}) in panel.calls
     assert ("text", [0, 1, "0.5"], {"ha": "center", "va": "center", "fontsize": 6}) in panel.calls
 
 
@@ -302,7 +305,7 @@ def test_loss_and_bleu_by_length(trained, data, tmp_path):
     inspect(trained[MIXTURE], *flags)
     (found,) = json.loads((out / "figures.json").read_text()).values()
     assert not {"sentences", "layers", "removal"} & set(found)
-    assert "gradient" not in found["attentions"]["encoder.self.0"] and "lengths" in drawn(found)
+    assert "gradient" not in found["attentions"]["encoder.self.0"] and "lengths" in drawn({"model": found})
     lines = [(data / f"{name}.de").read_text().splitlines() for name in ("test", "long")]
     lengths = [len(line.split()) + 1 for part in lines for line in part]  # with the end of the sentence
     lengths = [length for length in lengths if length <= 24]  # the model's limit
@@ -317,12 +320,58 @@ def test_loss_and_bleu_by_length(trained, data, tmp_path):
     assert all(part["bleu"] > 0 for part in ranges) and "tok:none" in found["lengths"]["signature"]
 
 
+@pytest.mark.parametrize("arch", [STOCK, MIXTURE])
+def test_without_words(arch, trained, data):
+    """Each head's figure, and the curve, whose last point has all heads replaced."""
+    loaded = checkpoints.load(trained[arch], data / "bin")
+    options = analysis.Options(parts=("words",))
+    found = analysis.analyse(loaded, options)
+    curve, averages = found["words"], words.average(loaded, "train", 300)
+    assert curve["sentences"] == 300 and len(curve["heads"]) == 8 and len(curve["loss"]) == 9
+    sample = checkpoints.batches(loaded, "valid", checkpoints.readable(loaded, "valid"))
+    logits = {name: constants.matrix(13) for name, constants in averages.constants.items()}
+    for heads, expected in (
+        ([("decoder.self.1", 1)], found["loss"] + found["attentions"]["decoder.self.1"]["without_words"][1]),
+        ([tuple(head) for head in curve["heads"]], curve["loss"][-1]),
+    ):
+        with hooks.replaced_heads(loaded.model, logits, heads):
+            assert analysis.loss(loaded, sample) == pytest.approx(expected, abs=1e-3)
+    alone = [found["attentions"][name]["without_words"][head] for name, head in curve["heads"]]
+    assert alone == sorted(alone) and "without_words" not in found["attentions"]["decoder.cross.0"]
+
+
+def test_words_are_worth_nothing_to_random(data, tmp_path):
+    fit(data, tmp_path, "--max-update", "9", "--no-epoch-checkpoints", arch="transformer_synth_random_multi30k")
+    loaded = checkpoints.load(tmp_path / "checkpoint_last.pt", data / "bin")
+    found = analysis.analyse(loaded, analysis.Options(parts=("words",)))
+    assert max(abs(value) for value in found["attentions"]["encoder.self.0"]["without_words"]) < 1e-5
+    assert found["words"]["loss"][-1] == pytest.approx(found["loss"], abs=1e-3)
+
+
+def test_summary(trained, data, tmp_path):
+    """What docs/analysis.md shows of the same figures."""
+    flags = ["--data", data / "bin", "--sentences", "2", "--steps", "1", "--no-pictures"]
+    for name, more in (("all", []), ("short", ["--summary"])):
+        inspect(trained[STOCK], *flags, *more, "--out", tmp_path / name)
+    found, short = (json.loads((tmp_path / name / "figures.json").read_text()) for name in ("all", "short"))
+    (found,), (short,) = found.values(), short.values()
+    assert set(short) == {"data", "loss", "layers", "removal", "words", "lengths", "attentions", "updates"}
+    assert {key: short[key] for key in ("removal", "words")} == {key: found[key] for key in ("removal", "words")}
+    whole, kept = (x["attentions"]["decoder.self.1"] for x in (found, short))
+    assert set(kept["histograms"]) == {"logits", "weights"} and "pattern" not in short["attentions"]["decoder.cross.0"]
+    shares = [x["histograms"]["logits"]["shares"]["trained"] for x in (whole, kept)]
+    assert shares[1] == [float(f"{a + b:.3g}") for a, b in zip(shares[0][::2], shares[0][1::2])]
+    assert kept["pattern"] == [[row[:16] for row in head[:16]] for head in whole["pattern"]]
+    assert refused(trained[STOCK], "--summary", "--out", tmp_path / "out").startswith("--summary: ")
+
+
 @pytest.mark.parametrize(
     "part, key, names",
     [
-        ("attention", "sentences", {"patterns-cross-attention", "singular-values", "histograms-weights"}),
-        ("layers", "layers", {"rank-of-layers"}),
-        ("heads", "removal", {"heads-cross-attention", "removal"}),
+        ("attention", "sentences", {"patterns", "sentence2-cross-attention", "singular-values", "weights", "heads"}),
+        ("layers", "layers", {"rank"}),
+        ("heads", "removal", {"heads", "removal"}),
+        ("words", "words", {"heads", "without-words"}),
     ],
 )
 def test_one_part_alone(part, key, names, trained, data, tmp_path):
@@ -330,13 +379,14 @@ def test_one_part_alone(part, key, names, trained, data, tmp_path):
     flags = ["--data", data / "bin", "--sentences", "2", "--steps", "1", "--only", part, "--no-pictures"]
     inspect(trained[MIXTURE], *flags, "--out", tmp_path / "out")
     (found,) = json.loads((tmp_path / "out" / "figures.json").read_text()).values()
-    assert key in found and len({"sentences", "layers", "removal", "lengths"} & set(found)) == 1 and found["loss"] > 0
-    pictured = drawn(found)
+    assert key in found and len({"sentences", "layers", "removal", "words", "lengths"} & set(found)) == 1
+    assert found["loss"] > 0
+    pictured = drawn({"model": found})
     assert names <= pictured and ("singular-values" in pictured) == (part == "attention")
 
 
 def drawn(found):
-    """The names of the pictures that there are figures for, after drawing them."""
+    """The names of the pictures of one or of several models that there are figures for, after drawing them."""
     names = set()
     for picture in pictures.pictures(found):
         figure = picture.draw()
@@ -357,13 +407,14 @@ def test_the_command_line(trained, data, tmp_path):
     found = json.loads((out / "figures.json").read_text())
     assert list(found) == [f"{arch}-checkpoint_last" for arch in trained]
     expected = (
-        "histograms-parameters histograms-logits histograms-weights patterns-encoder-self-attention "
-        "heads-decoder-self-attention sentence3-cross-attention singular-values rank-of-layers removal lengths"
+        "parameters logits weights patterns heads sentence1-encoder-self-attention sentence3-cross-attention "
+        "singular-values rank removal without-words lengths"
     ).split()
+    names = drawn(found)
+    assert set(expected) <= names and "alpha" in names
     for label, figures in found.items():
-        is_mixture = label == f"{MIXTURE}-checkpoint_last"
-        names = drawn(figures) if is_mixture else {picture.name for picture in pictures.pictures(figures)}
-        assert set(expected) <= names and ("alpha" in names) == is_mixture
+        alone = {picture.name for picture in pictures.pictures({label: figures})}
+        assert alone == (names if MIXTURE in label else names - {"alpha"})
         assert figures["data"] == {"subset": "valid", "sentences": 5} and len(figures["attentions"]) == 6
         for attention in figures["attentions"].values():
             assert set(attention["histograms"]) == {"parameters", "logits", "weights"}
@@ -377,14 +428,16 @@ def test_the_command_line(trained, data, tmp_path):
         curve = figures["removal"]["groups"]["encoder.self"]
         assert curve["share"] == [0, 0.5, 1] and curve["loss"][0] == pytest.approx(figures["loss"])
         assert all(bleu is not None for bleu in curve["bleu"])
-    compared = {picture.name: picture for picture in comparison.pictures(found, baseline=next(iter(found)))}
-    assert set(compared) == {"logits", "weights", "patterns", "heads", "singular-values", "rank", "removal"}
-    assert all(picture.draw() for picture in compared.values())
-    (losses, *_) = (call for call in compared["removal"].panels[0].calls if call[2].get("label") == list(found)[1])
+    removal = next(picture for picture in pictures.pictures(found) if picture.name == "removal")
+    (losses, *_) = (call for call in removal.panels[0].calls if call[2].get("label") == list(found)[1])
     stock, mixture = found.values()
-    assert losses[1] == [mixture["removal"]["groups"]["encoder.self"][key] for key in ("share", "bleu")]
-    del mixture["attentions"]["decoder.cross.1"]
-    assert not list(comparison.pictures(found))  # of other layers
+    assert losses[1] == [mixture["removal"]["groups"]["encoder.self"][key] for key in ("share", "loss")]
+    (out / "pictures").mkdir()
+    pictures.save(found, out / "pictures")
+    stock["attentions"]["decoder.self.1"]["heads"] = 3
+    pictures.save(found, out / "pictures")  # of models with other heads: each has its own
+    saved = {path.stem for path in (out / "pictures").glob("*.png")}
+    assert saved >= names | {f"{label}-heads" for label in found}
     assert stock["attentions"]["encoder.self.0"]["alpha"] is None
     alpha = mixture["attentions"]["encoder.self.0"]["alpha"]
     assert set(alpha) == {"random", "vanilla"} and alpha["random"][0] + alpha["vanilla"][0] == pytest.approx(
@@ -418,8 +471,8 @@ def test_without_data(data, tmp_path):
     pattern = torch.tensor(found["attentions"]["encoder.self.1"]["pattern"]) / 1000
     assert torch.allclose(pattern, torch.softmax(R[:, :9, :9], -1), atol=6e-4)
     assert "pattern" not in found["attentions"]["decoder.cross.0"] and "data" not in found
-    assert (tmp_path / "out" / "checkpoint_last-patterns-encoder-self-attention.png").exists()
-    assert [path.name for path in (tmp_path / "out").glob("comparison-*")] == ["comparison-patterns.png"]
+    pictured = sorted(path.stem for path in (tmp_path / "out").glob("*.png"))
+    assert pictured == ["heads", "parameters", "patterns", "singular-values"]
 
 
 def test_functions_that_differ_by_layer(data, tmp_path):
@@ -431,10 +484,10 @@ def test_functions_that_differ_by_layer(data, tmp_path):
     (tmp_path / "out").symlink_to(tmp_path / "empty")
     inspect(tmp_path / "run" / "checkpoint_last.pt", "--out", tmp_path / "out")
     found = json.loads((tmp_path / "empty" / "figures.json").read_text())["checkpoint_last"]
-    picture = pictures.singular_values(found["attentions"])
+    picture = next(p for p in pictures.pictures({"model": found}) if p.name == "singular-values")
     styles = [[options for method, _, options in panel.calls if method == "plot"] for panel in picture.panels]
     assert [own[0]["label"] for own in styles] == ["layer 1", "layer 0"] and len(picture.panels) == 2
-    assert (tmp_path / "out").is_symlink() and (tmp_path / "out" / "checkpoint_last-singular-values.png").exists()
+    assert (tmp_path / "out").is_symlink() and (tmp_path / "out" / "singular-values.png").exists()
 
 
 @pytest.fixture(scope="module")
@@ -525,7 +578,7 @@ def test_refuses_data(tmp_path, data, trained, monolingual):
     assert "no pair of languages" in line(monolingual) and "no such folder" in line(tmp_path / "none")
     (other / "dict.de.txt").unlink()
     assert "dict.de.txt is missing" in line(other)
-    assert "--subset nothing" in line(data / "bin", "--subset", "nothing")
+    assert "has no split 'nothing'" in line(data / "bin", "--subset", "nothing")
     alone = refused(trained[MIXTURE], "--only", "heads,lengths", "--out", tmp_path / "out")
     assert alone == "--only: measured on data; give --data BIN, or leave it out"
     more = refused(trained[MIXTURE], "--beam", "2", "--sentences", "3", "--out", tmp_path / "out")

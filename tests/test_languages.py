@@ -1,17 +1,38 @@
 """Text of many languages: it comes back as it went in, is scored by its language's rules, in any locale."""
 
+import argparse
+import random
+import re
+import shlex
 import unicodedata
 
 import pytest
 import yaml
+from fairseq.data.encoders.moses_tokenizer import MosesTokenizer as FairseqMoses
+from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE
+from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPE
+from fairseq_cli import interactive
+from helpers import refused, run_cli, script
 from sacrebleu.metrics import BLEU
 from sacremoses import MosesDetokenizer, MosesPunctNormalizer, MosesTokenizer
 
-from recipes import languages
-from recipes.steps import ROOT
+from recipes import languages, metrics, prepare, score, steps, train, translate
+from recipes.steps import ROOT, load
+from recipes.text import lines
 
 PAGE = yaml.safe_load((ROOT / "tests" / "sentences.yaml").read_text(encoding="utf-8"))
 LANGUAGES = [language for language in PAGE if language != "en"]
+
+
+SMALL = [
+    *(word for side in ("encoder", "decoder") for word in (f"--{side}-layers", 1, f"--{side}-embed-dim", 16)),
+    *(
+        word
+        for side in ("encoder", "decoder")
+        for word in (f"--{side}-ffn-embed-dim", 16, f"--{side}-attention-heads", 2)
+    ),
+]
+HOSTILE = {"LC_ALL": "C", "LANG": "", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "latin-1"}
 
 
 def sentences(language):
@@ -92,6 +113,33 @@ def test_tokenizer_of_bleu(language, tokenizer):
     assert tokenizer in BLEU.TOKENIZERS
 
 
+@pytest.mark.parametrize("language, module", [("ja", "tokenizer_ja_mecab"), ("ko_KR", "tokenizer_ko_mecab")])
+def test_without_the_package_of_a_tokenizer(language, module, monkeypatch, capsys):
+    """BLEU counts characters, and says which package counts words."""
+    monkeypatch.setattr(f"sacrebleu.tokenizers.{module}.MeCab", None)
+    metrics.bleu.cache_clear()
+    metrics.bleu(language)
+    assert f'pip install "sacrebleu[{language[:2]}]"' in capsys.readouterr().out.splitlines()[0]
+    assert metrics.bleu("th").tokenizer_signature == metrics.bleu(language).tokenizer_signature == "char"
+
+
+@pytest.mark.parametrize("kind, language, line", [
+    ("bpe", "fr", "l@@ &apos; homme , &quot; a@@ m@@ i &quot; ! x@@"),
+    ("bpe", "de", "Er sagt : &quot; Ja ! &quot; 3,5 % @-@ a"),
+    ("sentencepiece", "th", "▁ที่ นี่ ▁มี"), ("sentencepiece", "en", "▁ a b ▁"),
+])  # fmt: skip
+def test_undone_as_fairseq_does(kind, language, line, tmp_path):
+    """fairseq's own subwords and tokeniser, as fairseq-generate makes them of their flags."""
+    (tmp_path / "codes").write_text("#version: 0.2\na b\n")
+    flags = argparse.Namespace(bpe_codes=str(tmp_path / "codes"), bpe_separator="@@", target_lang=language)
+    flags.source_lang = "en"
+    if kind == "sentencepiece":
+        wanted = SentencepieceBPE.decode(None, line)
+    else:
+        wanted = FairseqMoses(flags).decode(SubwordNMTBPE(flags).decode(line))
+    assert languages.undone(line, kind, language) == wanted
+
+
 def test_words_of_moses_languages_come_back():
     """One of the reasons why each other language is not in the list."""
 
@@ -100,10 +148,131 @@ def test_words_of_moses_languages_come_back():
         return MosesDetokenizer(language).detokenize(tokens)
 
     for language in {*LANGUAGES, "en"} & {*languages.MOSES}:
-        assert [back(text, language) for text in sentences(language)] == sentences(language)
+        some = sentences(language)[:20]
+        assert [back(text, language) for text in some] == some
     others = {
         **{"nl": "De foto's.", "it": "Un po' di.", "fi": "EU:n", "sv": "EU:s", "ca": "L'home.", "ga": "B'fhéidir."},
         **{"tdt": "La'o.", "el": "Απ' το", "hi": "है।", "zh": "好！", "tr": "İzmir'e"},
     }
     for language, text in others.items():
         assert language not in languages.MOSES and back(text, language) != text
+
+
+def write_corpus(folder, language, ending="", form="NFC"):
+    """English and another language: 190 pairs to train on, with all letters, 10 to validate, 24 to test."""
+    rows = list(zip(sentences("en"), sentences(language)))
+    others, rows = rows[:4], rows[4:]
+    random.Random(1).shuffle(rows)
+    folder.mkdir(parents=True)
+    for split, some in (("test", others + rows[:20]), ("valid", rows[20:30]), ("train", others + rows[30:])):
+        for side, end in enumerate(("en", ending or language)):
+            text = unicodedata.normalize(form, "".join(f"{row[side]}\n" for row in some))
+            (folder / f"{split}.{end}").write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def prepared(in_process, tmp_path, capsys):
+    """Prepares the page of a language, with further lines behind its test set: the folder, and what is printed."""
+
+    def made(language, *options, ending="", more=("", ""), form="NFC"):
+        raw, ending = write_corpus(tmp_path / "raw", language, ending, form), ending or language
+        for side, text in zip(("en", ending), more):
+            with open(raw / f"test.{side}", "a", encoding="utf-8", newline="\n") as file:
+                file.write(text)
+        prepare.main([str(raw), "en", ending, str(tmp_path / "data"), "--workers", "1", *options])
+        return tmp_path / "data", capsys.readouterr().out
+
+    return made
+
+
+@pytest.mark.parametrize("language, ending, form", [
+    ("vi", "", "NFD"), ("th", "", "NFC"), ("ko", "ko_KR", "NFD"), ("zh", "zh-Hans", "NFC"), ("de", "", "NFD"),
+])  # fmt: skip
+def test_text_comes_back(prepared, language, ending, form):
+    """By default, in whatever form of Unicode it is; tabs, too, and a separator of lines."""
+    data, said = prepared(language, ending=ending, form=form, more=("a\tbook\u2028", "a\u00a0\u00a0book"))
+    assert "\nround trip: BLEU 100.00, 25 of 25 lines\n" in said and "\nround trip of en: BLEU 100.00" in said
+    assert "warning" not in said and ("they are composed now (NFC)" in said) == (form == "NFD")
+    settings = load(data / "settings.json")
+    assert settings["round_trip"] == [100.0, 25, 25]
+    assert settings["subwords"] == ("bpe" if language == "de" else "sentencepiece")
+    for side in ("en", ending or language):  # what is trained on, too
+        found = [languages.undone(line, settings["subwords"], side) for line in lines(data / "sub" / f"train.{side}")]
+        assert found == [*lines(data / "text" / f"train.{side}")]
+    wanted = [*sentences(language)[:4], "a book"]
+    found = (data / f"test.{ending or language}").read_text(encoding="utf-8").splitlines()
+    assert [*found[:4], found[-1]] == [unicodedata.normalize("NFC", line) for line in wanted]
+
+
+@pytest.mark.parametrize("language, options, more, cause", [
+    ("th", ["--subwords", "bpe", "--merges", "60"], "", "Moses' tokeniser does not know th; --subwords sentencepiece"),
+    ("de", ["--merges", "60"], "Er „sagt“ – „nichts“\n" * 9, "marks and dashes plain, .*; --subwords sentencepiece"),
+    ("de", ["--subwords", "sentencepiece", "--nfkc"], "½ ½ ½ ½ ½ ½ ½\n" * 9, "--nfkc makes letters alike"),
+])  # fmt: skip
+def test_text_that_does_not_come_back(prepared, language, options, more, cause):
+    """What a perfect translation would have is said, with the first line that differs, the cause and the mend."""
+    data, said = prepared(language, *options, more=("word\n" * more.count("\n"), more))
+    score, same, total = load(data / "settings.json")["round_trip"]
+    assert score < prepare.WANTED and same < total == 24 + more.count("\n")
+    assert f"round trip: BLEU {score:.2f}, {same} of {total} lines\n  line " in said
+    assert f"warning: no translation can have more than BLEU {score:.2f}: " in said and re.search(cause, said)
+
+
+def test_lines_that_are_cut(prepared):
+    """They cannot come back, and translations may be longer: they are left out."""
+    data, said = prepared("de", "--subwords", "sentencepiece", "--truncate-target", "9", more=("so on\n", "usw.\n"))
+    score, same, total = load(data / "settings.json")["round_trip"]
+    assert score == 100 and 0 < same == total < 25 and f"; {25 - total} more are cut to 9 subwords" in said
+
+
+def test_lines_that_show_nothing(prepared, tmp_path):
+    """They are left out where text is trained on, refused in a test set, and translated as empty lines."""
+    refused(lambda _: prepared("de", more=("\u200b\n", "nichts\n")), part="line 25 .* is empty")
+    settings = {"src": "tr", "tgt": "en", "lowercase": True, "subwords": "bpe"}
+    given = translate.as_prepared("\u200b\nIŞIK\tİ\u00ad\r\n\ufeff\u200c \n", settings, tmp_path)
+    assert given == ["", "ışık i", ""]
+    # a text that a translation must have (--constraints) is prepared by itself, as its own language's
+    assert translate.as_prepared("IŞIK “Ğ”\tI\u00a0see\tAuto\n", settings, tmp_path, True) == ['ışık "ğ"\ti see\tauto']
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_whole_way(prepared, language, tmp_path, monkeypatch, capsys):
+    """Text comes back, a model is trained on it for some updates, evaluated, and translates."""
+    data, said = prepared(language, "--lowercase")
+    assert "round trip: BLEU 100.00, 24 of 24 lines" in said and "warning" not in said
+    save = tmp_path / "run"
+    flags = [data, "random_vanilla", "--save-dir", save, "--max-update", 4, "--save-every", 2, "--", *SMALL]
+    train.main([str(word) for word in [*flags, "--validate-interval-updates", 2, "--data-buffer-size", 0]])
+    score.main([str(save), "--average", "0", "--beam", "1"])
+    figures = load(save / "evaluation" / "scores.json")["figures"]
+    assert figures["round_trip"]["score"] == 100 and "24 of 24" in figures["round_trip"]["signature"]
+    assert {"bleu", "chrf"} < {*figures} and figures["bleu"]["signature"].count("tok:") == 1
+
+    def shell(command, given):
+        *before, last = command.split(" | ")
+        for program in before:
+            given = steps.shell(program, given=given)
+        return run_cli(interactive.cli_main, *shlex.split(last)[1:], stdin=given)[0]
+
+    monkeypatch.setattr(translate, "shell", shell)
+    capsys.readouterr()
+    monkeypatch.setattr("sys.stdin", argparse.Namespace(buffer=argparse.Namespace(read="My brother\n\u200b\n".encode)))
+    translate.main([str(save), "--beam", "1", "--", "--max-len-b", "9"])
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+@pytest.mark.slow
+def test_any_locale(tmp_path):
+    """The four commands, and the programs that they call, read and write UTF-8 where the locale has ASCII alone."""
+    raw, data, run = write_corpus(tmp_path / "raw", "fa"), tmp_path / "data", tmp_path / "run"
+    flags = [data, "random_vanilla", "--save-dir", run, "--max-update", 2, "--save-every", 2, "--", *SMALL]
+    flags += ["--validate-interval-updates", 2, "--data-buffer-size", 0]
+    for argv in (["prepare.sh", raw, "en", "fa", data], ["train.sh", *flags], ["evaluate.sh", run, "--average", 0]):
+        done = script(*argv, env=HOSTILE, encoding="utf-8")
+        assert done.returncode == 0, done.stderr
+    assert f"reference: {sentences('fa')[0]}\n" in done.stdout
+    assert (data / "test.fa").read_text(encoding="utf-8").startswith(sentences("fa")[0])
+    done = script("translate.sh", run, env=HOSTILE, input="“ľuboš” می‌خواند\n", encoding="utf-8")
+    assert done.returncode == 0 and done.stdout.strip(), done.stderr

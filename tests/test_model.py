@@ -835,7 +835,9 @@ def test_dropout_has_the_hosts_names(kind):
 def test_the_flag_that_limits_min_len(limits, flag):
     """The lower one of the model's two limits."""
     with pytest.raises(SynthesizerError, match=f"--min-len 24: .*{flag}"):
-        lengths.check_min_len(argparse.Namespace(min_len=24), *limits)
+        positions, most = limits
+        decoder = argparse.Namespace(max_positions=lambda: positions, max_length=most)
+        lengths.check_min_len(argparse.Namespace(min_len=24), decoder)
 
 
 def test_fusion_with_a_language_model():
@@ -872,7 +874,7 @@ def test_flags_of_the_task(holder):
     flags = argparse.Namespace(required_seq_len_multiple=7, truncate_source=True, max_source_positions=1024)
     task = argparse.Namespace(**{"cfg": None, holder: flags})
     with pytest.raises(SynthesizerError, match="--required-seq-len-multiple 7"):
-        lengths.check_padding(task, 24)
+        lengths.announce_limit(task, lengths.Limit(24, "--synth-max-length"))
     lengths.cut_sources(task, 24)
     assert flags.max_source_positions == 24
 
@@ -928,9 +930,9 @@ def test_the_documented_function(registry):
     assert torch.count_nonzero(component.w) == torch.count_nonzero(component.c) == 0
 
 
-def test_the_readmes_attention():
-    """The example of "In plain Python" runs, and gives what its comments say."""
-    code = re.search(r"## In plain Python\n\n```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)[1]
+def test_the_attention_without_fairseqs_models():
+    """The page's example runs, and gives what its comments say."""
+    code = re.search(r"```python\n(.*?)```", (ROOT / "docs" / "setup.md").read_text(), re.S)[1]
     namespace = {}
     exec(code, namespace)
     assert namespace["y"].shape == (20, 4, 512) and namespace["weights"].shape == (4, 20, 20)
@@ -966,3 +968,32 @@ def test_checkpoints_of_functions_to_come(registry, spec, mixture):
     other.load_state_dict(model.state_dict())
     source, target = pad_batch(SOURCES, left=True), pad_batch(TARGETS, left=False)
     assert torch.equal(model(source, None, target)[0], other(source, None, target)[0])
+
+
+# ---- models of the paper's denoising
+
+
+def parameters(arch):
+    args = argparse.Namespace(arch=arch, dropout=0.1, weight_softmax=True)
+    for _ in range(3):  # fairseq does, as it parses, builds and loads
+        ARCH_CONFIG_REGISTRY[arch](args)
+    args.max_source_positions = args.max_target_positions = 1024
+    return sum(p.numel() for p in ARCH_MODEL_REGISTRY[arch].build_model(args, make_task(40, 24)).parameters())
+
+
+def test_the_wide_transformer():
+    """It has the parameters of R+V, which are more than its own without the width."""
+    wanted = parameters("transformer_synth_random_vanilla_t5_tiny")
+    assert abs(parameters("transformer_plus_t5_tiny") / wanted - 1) < 0.001
+    assert parameters("transformer_t5_tiny") < 0.8 * wanted
+
+
+def test_the_papers_sizes():
+    """12+12 layers, 768, 3072, 12 heads, l = 512, R of each head and layer: l^2."""
+    for arch in ("transformer_synth_random_t5_base", "dynamicconv_t5_base", "lightconv_t5_base", "transformer_t5_base"):
+        args = argparse.Namespace(arch=arch)
+        ARCH_CONFIG_REGISTRY[arch](args)
+        sizes = args.encoder_layers, args.decoder_layers, args.encoder_embed_dim, args.encoder_ffn_embed_dim
+        assert sizes == (12, 12, 768, 3072) and args.encoder_attention_heads == 12 and args.synth_max_length == 512
+        assert args.share_all_embeddings and args.decoder_normalize_before
+    assert args.arch == arch and not hasattr(args, "encoder_conv_type")

@@ -58,7 +58,6 @@ CHAT = """1 your persona: i like tea.
 1 your persona: i run.
 2 who are you?\ta runner.
 """
-LABELLED = {"train.csv": "sport,a\nworld,b\nsport,c\nworld,d\nsport,e\n", "test.csv": "sport,a ball\n"}
 
 
 def read(corpus, folder, history=5, examples=None):
@@ -138,26 +137,23 @@ def test_pairs_that_are_refused(tmp_path, target, limits, part):
     assert not list((tmp_path / "x").iterdir())
 
 
-def test_pairs_that_are_held_out(tmp_path, capsys):
+def test_pairs_that_are_held_out(tmp_path):
     """A tenth for each set, always the same; no source of them, in any case, stays in the training text."""
     write(tmp_path / "train.en", [*(f"Line {i}" for i in range(60)), "", *(f"LINE {i}" for i in range(60))])
     write(tmp_path / "train.de", [f"Zeile {i}" for i in range(121)])
-    for name in ("a", "b"):
-        found = text.hold_out([tmp_path / "train"], tmp_path / name, ("en", "de"), ("valid", "test"))
-    sets = {split: list(text.lines(tmp_path / "a" / f"{split}.en")) for split in ("valid", "test")}
-    assert {line.lower() for lines in sets.values() for line in lines} == found
-    assert all(1 < len(lines) <= 12 for lines in sets.values()) and len(found) == sum(map(len, sets.values()))
-    for split in sets:
-        assert [(tmp_path / name / f"{split}.de").read_text() for name in "aa"] == [
-            (tmp_path / name / f"{split}.de").read_text() for name in "ab"
-        ]
-        numbers = [int(line.split()[1]) for line in text.lines(tmp_path / "a" / f"{split}.de")]
-        wanted = [f"Line {n}" if n < 60 else f"LINE {n - 61}" for n in numbers]
-        assert sets[split] == wanted
+    drawn = []
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        found = text.hold_out([tmp_path / "train"], folder, ("en", "de"), ("valid", "test"))
+        sets = ([folder / f"{split}.{side}" for side in ("en", "de")] for split in ("valid", "test"))
+        drawn.append([[*text.aligned(*files)] for files in sets])
+    valid, test = drawn[0]
+    sources = [source.lower() for source, _ in valid + test]
+    assert drawn[0] == drawn[1] and {*sources} == found and len(sources) == len(found)
+    assert all(6 <= len(rows) <= 12 for rows in (valid, test))
+    assert all(int(target.split()[1]) % 61 == int(source.split()[1]) for source, target in valid + test)  # still pairs
     text.clean_pairs([tmp_path / "train"], tmp_path / "out", ("en", "de"), Limits(without=found))
-    kept = [line.lower() for line in text.lines(tmp_path / "out.en")]
-    assert not found & {*kept} and {*kept} | found == {f"line {i}" for i in range(60)}
-    assert "held out" in capsys.readouterr().out
+    kept = {line.lower() for line in text.lines(tmp_path / "out.en")}
+    assert not found & kept and kept | found == {f"line {i}" for i in range(60)}
     write(tmp_path / "few.en", ["a"] * 9)
     write(tmp_path / "few.de", ["a"] * 9)
     few = [tmp_path / "few"], tmp_path / "c", ("en", "de"), ("test",)
@@ -241,23 +237,15 @@ def test_broken_rows(tmp_path, capsys):
         ("classification", "test.csv", "", "none is left for the test set"),
         ("classification", "test.csv", None, "no test set of classification; .* test.csv or test.tsv, or .gz of it"),
         ("classification", "test.csv", 'sport,"a ball\nsport,a ball\n', "test.csv: .* line 2 has a stray quote"),
-        ("classification", "test.csv", 'sport,a\nsport,"b" c\nworld,d\n', "test.csv: .* line 2 has a stray quote"),
-        ("agnews", "train.csv", "5,title,text\n", 'line 1 has the label "5"; it must be one of 1, 2, 3, 4'),
-        ("agnews", "train.csv", "12,title,text\n", 'line 1 has the label "12"'),
-        ("agnews", "train.csv", "5,title\n", r"line 1 has 2 column\(s\), not 3"),
-        ("aeslc", "test.jsonl", None, "no test set of aeslc; .*test.jsonl"),
+        ("agnews", "train.csv", "12,title,text\n", 'line 1 has the label "12"; it must be one of 1, 2, 3, 4'),
         ("aeslc", "test.jsonl", '{"email": "a", "title": "b"}', "line 1: no column 'subject'; it has email, title"),
-        ("aeslc", "test.jsonl", '{"email": "a", "subject": " "}', "test.jsonl: line 1 has an empty target; remove it"),
         ("aeslc", "test.jsonl", '{"email": "a", "subject": null}', "test.jsonl: line 1 has an empty target; remove"),
-        ("aeslc", "test.jsonl", '{"email": "a"', "test.jsonl: line 1 is no JSON object"),
         ("aeslc", "test.jsonl", '["a"]', "test.jsonl: line 1 is no JSON object"),
-        ("cnndm", "test.csv", 'article,highlights\n"news,new\nmore,old\n', "test.csv: .* has a stray quote"),
-        ("sst2", "dev.tsv", "sentence\tlabel\na\t2", 'dev.tsv: line 2 has the label "2"; it must be one of 0, 1'),
         ("sst2", "dev.tsv", "sentence\tlabels\na\t1", "line 2: no column 'label'; it has sentence, labels"),
         ("cola", "dev.tsv", "gj04\t1", r"line 1 has 2 column\(s\), not 4 \(code, label, star, sentence\).* tabs"),
         ("stsb", "sts-dev.csv", "g\tf\t2012\t1\tgood\ta\tb", 'line 1 has the score "good"; it must be a number'),
-        ("record", "val.jsonl", '{"passage": {}}', "val.jsonl.*text"),
-        ("wsc", "val.jsonl", '{"text": "a", "target": "b", "label": true}', "val.jsonl.*wsc"),
+        ("record", "val.jsonl", '{"passage": {}}', "val.jsonl: a row has another form than those of record"),
+        ("wsc", "val.jsonl", '{"text": "a", "target": "b", "label": true}', "another form than those of wsc"),
         ("wsc", "val.jsonl", json.dumps({**WSC, "text": "Ann barked"}), 'line 1: the text has no "it"; remove it'),
     ],
 )
@@ -267,14 +255,10 @@ def test_examples_that_are_refused(tmp_path, corpus, name, contents, part):
         write_task(tmp_path, corpus)
     elif corpus == "aeslc":
         mails(tmp_path)
-    for file, rows in (LABELLED if name.endswith("t.csv") or "n.csv" in name else {}).items():
-        (tmp_path / file).write_text(rows.replace(",", ",x,") if corpus == "agnews" else rows)
-    if corpus == "agnews":
-        (tmp_path / "test.csv").write_text("1,title,text\n")
-    elif corpus == "cnndm":
-        for other in ("train", "valid"):
-            (tmp_path / f"{other}.csv").write_text("article,highlights\na,b\nc,d\n")
-    (tmp_path / name).unlink(missing_ok=True)
+    else:
+        write(tmp_path / "train.csv", ["sport,a", "world,b"] * 5)
+        write(tmp_path / "test.csv", ["1,title,text"] if corpus == "agnews" else ["sport,a ball"])
+    (tmp_path / name).unlink()
     if contents is not None:
         (tmp_path / name).write_text(contents)
     refused(lambda _: read(corpus, tmp_path), part=part)
@@ -448,13 +432,13 @@ def test_a_download(tmp_path, site, monkeypatch):
 
 
 def test_what_there_is_nothing_of(tmp_path):
-    for corpus, part in (("lm", "lm: nothing to download; name the folder of its text by --from"),):
-        refused(lambda _, corpus=corpus: text.files_of(CORPORA[corpus], tmp_path / "a", None), part=part)
+    said = "lm: nothing to download; name the folder of its text by --from"
+    refused(lambda _: text.files_of(CORPORA["lm"], tmp_path / "a", None), part=said)
     said = "no train set of ptb; it should be named ptb.train.txt or train.txt, or .gz of it"
     refused(lambda _: text.files_of(CORPORA["ptb"], tmp_path / "a", tmp_path), part=said)
-    write(tmp_path / "d.zip", ["<html>not found</html>"])
-    corpus = replace(CORPORA["dailydialog"], urls=["d.zip"])
-    refused(lambda _: text.files_of(corpus, tmp_path / "b", tmp_path), part="python failed: .*unpack.log")
+    write(tmp_path / "ijcnlp_dailydialog.zip", ["<html>not found</html>"])
+    unpack = CORPORA["dailydialog"], tmp_path / "b", tmp_path
+    refused(lambda _: text.files_of(*unpack), part="python failed: .*unpack.log")
 
 
 def test_a_text_is_that_of_its_corpus(tmp_path):
@@ -507,19 +491,14 @@ REAL = {
 
 
 @pytest.mark.parametrize("corpus", REAL)
-def test_the_real_examples(real_text, tmp_path, corpus):
+def test_the_real_examples(real_text, corpus):
     """Every row is read; the held-out texts with labels are of all classes."""
     folder, counts = REAL[corpus]
-    found = text.read(
-        CORPORA[corpus],
-        text.files_of(CORPORA[corpus], tmp_path, real_text(folder)),
-        {"history": 5, "examples": 20000},
-    )
+    found = read(corpus, real_text(folder), examples=20000)
     assert tuple(len(found[split]) for split in SPLITS) == counts
     if CORPORA[corpus].kind == "labels":
         held_out = [example.target for example in found["valid"]]
         assert min(map(held_out.count, CORPORA[corpus].labels)) > 0.2 * 4 / 5 * len(held_out)
-        assert not any("<br" in example.source for rows in found.values() for example in rows)
 
 
 @pytest.mark.parametrize("corpus, folder, tokens", [("ptb", "ptb", 82430), ("wikitext2", "wikitext-2", 245569)])

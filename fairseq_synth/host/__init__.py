@@ -1,7 +1,7 @@
 """Everything the plugin does to fairseq itself, apart from registering its models: `repair_fairseq`.
 
-`versions` checks that fairseq and torch fit. The repairs of fairseq's bugs are in `messages`, `data`, `checkpoints`,
-`training` and `search`; `repairs` lists and applies them. `layers` has the encoder layer to build on.
+`versions` checks that fairseq and torch fit. The repairs of fairseq's bugs are in `messages`, `flags`, `data`,
+`checkpoints`, `training` and `search`; `repairs` lists and applies them. `layers` has the encoder layer to build on.
 """
 
 
@@ -14,14 +14,17 @@ def repair_fairseq() -> None:
     import torch
 
     from . import messages, versions  # noqa: F401
-    from .repairs import apply_repairs, check_switch
+    from .repairs import apply_repairs, check_switch, replace
 
     apply_repairs()  # so far that of `messages`: what fails from here on is one line
     versions.check_torch(torch.__version__)
     versions.import_host()
 
-    from . import checkpoints, data, search, training  # noqa: F401  (they import fairseq)
+    import fairseq.checkpoint_utils
+
+    from . import checkpoints, data, flags, search, training  # noqa: F401  (they import fairseq)
 
     check_switch()
-    checkpoints.load_weights_only()  # not a repair to be switched off: without it a checkpoint can run code
+    # not a repair to be switched off: without it a checkpoint can run code
+    replace(fairseq.checkpoint_utils, "load_checkpoint_to_cpu", checkpoints.load_weights_only)
     apply_repairs()

@@ -18,23 +18,16 @@ import torch
 from fairseq.file_io import PathManager
 
 from ..errors import UNUSABLE_PATH, SynthesizerError, first_line, raised_in
-from .repairs import repair, replace
+from .repairs import listed, repair
 
 
-def load_weights_only() -> bool:
+def load_weights_only(load_checkpoint_to_cpu: Any, *args: Any, **kwargs: Any) -> Any:
     """Every checkpoint is loaded with ``weights_only=True``, where torch has it with a list of allowed types (>= 2.6).
 
-    fairseq's main branch and fairseq-fixed say False, which runs what a pickle says.
+    fairseq's main branch and fairseq-fixed say False, which runs what a pickle says. Not a repair to be switched off.
     """
-
-    def safely(load_checkpoint_to_cpu: Any) -> Any:
-        def load(*args: Any, **kwargs: Any) -> Any:
-            with weights_only():
-                return load_checkpoint_to_cpu(*args, **kwargs)
-
-        return load
-
-    return replace(fairseq.checkpoint_utils, "load_checkpoint_to_cpu", safely)
+    with weights_only():
+        return load_checkpoint_to_cpu(*args, **kwargs)
 
 
 @contextlib.contextmanager
@@ -53,7 +46,7 @@ def weights_only() -> Iterator[None]:
         torch.load = load
 
 
-@repair
+@listed
 def allow_checkpoint_types() -> bool:
     """torch >= 2.6 refuses to load the checkpoints of stock models and of ``--eval-bleu`` (all versions).
 
@@ -74,16 +67,9 @@ def allow_checkpoint_types() -> bool:
     return True
 
 
-@repair
-def allow_config_in_broadcast() -> bool:
-    """Several processes cannot resume with torch >= 2.6: they end in an UnpicklingError (all versions).
-
-    The first process broadcasts the checkpoint with its config. The config's types are allowed for that alone,
-    never for a file.
-    """
-    if not hasattr(torch.serialization, "safe_globals"):
-        return False
-    config_parts = [
+def config_types() -> List[Any]:
+    """What a config consists of that is no plain value."""
+    return [
         omegaconf.DictConfig,
         omegaconf.ListConfig,
         omegaconf.base.ContainerMetadata,
@@ -97,32 +83,27 @@ def allow_config_in_broadcast() -> bool:
         fairseq.distributed.utils._TensorPlaceholder,
     ]
 
-    def allowing_config(broadcast_object: Any) -> Any:
-        def broadcast(*args: Any, **kwargs: Any) -> Any:
-            with torch.serialization.safe_globals(config_parts):
-                return broadcast_object(*args, **kwargs)
 
-        return broadcast
+@repair("broadcast_object", fairseq.distributed.utils, where=lambda: hasattr(torch.serialization, "safe_globals"))
+def allow_config_in_broadcast(broadcast_object: Any, *args: Any, **kwargs: Any) -> Any:
+    """Several processes cannot resume with torch >= 2.6: they end in an UnpicklingError (all versions).
 
-    return replace(fairseq.distributed.utils, "broadcast_object", allowing_config)
+    The first process broadcasts the checkpoint with its config. The config's types are allowed for that alone,
+    never for a file.
+    """
+    with torch.serialization.safe_globals(config_types()):
+        return broadcast_object(*args, **kwargs)
 
 
-@repair
-def name_unreadable_checkpoints() -> bool:
+@repair("load_checkpoint_to_cpu", fairseq.checkpoint_utils)
+def name_unreadable_checkpoints(load_checkpoint_to_cpu: Any, path: str, *args: Any, **kwargs: Any) -> Any:
     """A checkpoint that cannot be loaded gives a C++ or pickle error without its name (all versions)."""
-
-    def naming_the_file(load_checkpoint_to_cpu: Any) -> Any:
-        def load(path: str, *args: Any, **kwargs: Any) -> Any:
-            try:
-                return load_checkpoint_to_cpu(path, *args, **kwargs)
-            except UNUSABLE_PATH:  # they name it
-                raise
-            except Exception as error:  # a damaged file can fail anywhere in the loader
-                raise SynthesizerError(f"{path}: {why_unreadable(error)}") from error
-
-        return load
-
-    return replace(fairseq.checkpoint_utils, "load_checkpoint_to_cpu", naming_the_file)
+    try:
+        return load_checkpoint_to_cpu(path, *args, **kwargs)
+    except UNUSABLE_PATH:  # they name it
+        raise
+    except Exception as error:  # a damaged file can fail anywhere in the loader
+        raise SynthesizerError(f"{path}: {why_unreadable(error)}") from error
 
 
 def why_unreadable(error: Exception) -> str:
@@ -144,8 +125,7 @@ def why_unreadable(error: Exception) -> str:
         )
     if raised_in(error, "torch"):
         return (
-            f"not a readable checkpoint, perhaps cut short ({first_line(error)}); take an earlier one, "
-            "for example with --restore-file"
+            f"not a readable checkpoint, perhaps cut short ({type(error).__name__}: {first_line(error)}); take another"
         )
     return (
         f"not a checkpoint of fairseq-train ({type(error).__name__}: {first_line(error)}); give one that it has "
@@ -153,40 +133,26 @@ def why_unreadable(error: Exception) -> str:
     )
 
 
-@repair
-def write_checkpoints_atomically() -> bool:
+@repair("copy", PathManager)
+def write_checkpoints_atomically(copy: Any, src_path: str, dst_path: str, overwrite: bool = False) -> Any:
     """fairseq copies a new checkpoint *onto* checkpoint_last.pt and checkpoint_best.pt (all versions).
 
     A kill or a full disk in the middle leaves them cut short, and the old ones gone. Here a file that would be
     overwritten is replaced once its copy is complete.
     """
-
-    def with_rename(copy: Any) -> Any:
-        def copy_then_rename(src_path: str, dst_path: str, overwrite: bool = False) -> Any:
-            if not overwrite or not PathManager.supports_rename(dst_path):
-                return copy(src_path, dst_path, overwrite=overwrite)
-            with removed_on_error(dst_path + ".tmp"):
-                shutil.copyfile(src_path, dst_path + ".tmp")  # raises; iopath's own only returns False
-                os.replace(dst_path + ".tmp", dst_path)
-            return True
-
-        return copy_then_rename
-
-    return replace(PathManager, "copy", with_rename)
+    if not overwrite or not PathManager.supports_rename(dst_path):
+        return copy(src_path, dst_path, overwrite=overwrite)
+    with removed_on_error(dst_path + ".tmp"):
+        shutil.copyfile(src_path, dst_path + ".tmp")  # raises; iopath's own only returns False
+        os.replace(dst_path + ".tmp", dst_path)
+    return True
 
 
-@repair
-def remove_unfinished_checkpoints() -> bool:
+@repair("torch_persistent_save", fairseq.checkpoint_utils)
+def remove_unfinished_checkpoints(torch_persistent_save: Any, obj: Any, path: str, *args: Any, **kwargs: Any) -> Any:
     """A checkpoint that cannot be written, as on a full disk, leaves a ``.tmp`` file behind (all versions)."""
-
-    def with_removal(torch_persistent_save: Any) -> Any:
-        def save(obj: Any, filename: str, async_write: bool = False) -> Any:
-            with removed_on_error(f"{filename}.tmp"):
-                return torch_persistent_save(obj, filename, async_write=async_write)
-
-        return save
-
-    return replace(fairseq.checkpoint_utils, "torch_persistent_save", with_removal)
+    with removed_on_error(f"{path}.tmp"):
+        return torch_persistent_save(obj, path, *args, **kwargs)
 
 
 @contextlib.contextmanager
@@ -195,26 +161,21 @@ def removed_on_error(path: str) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):  # none was written, or, on a read-only disk, none can be removed
             os.remove(path)
         raise
 
 
-@repair
-def number_checkpoints_at_epoch_ends() -> bool:
+@repair("save_checkpoint", fairseq.checkpoint_utils)
+def number_checkpoints_at_epoch_ends(
+    save_checkpoint: Any, cfg: Any, trainer: Any, epoch_itr: Any, val_loss: Any
+) -> Any:
     """With ``--no-epoch-checkpoints``, a save at the end of an epoch writes no numbered checkpoint (all versions).
 
     Its state is in checkpoint_last.pt alone, so the average of the last checkpoints lacks it. Where an epoch has few
     batches, every save of ``--save-interval-updates`` may be one of these.
     """
-
-    def as_within(save_checkpoint: Any) -> Any:
-        def save(cfg: Any, trainer: Any, epoch_itr: Any, val_loss: Any) -> Any:
-            if cfg.no_epoch_checkpoints:
-                state = {"epoch": epoch_itr.epoch, "state_dict": epoch_itr.state_dict}
-                epoch_itr = SimpleNamespace(**state, end_of_epoch=lambda: False)
-            return save_checkpoint(cfg, trainer, epoch_itr, val_loss)
-
-        return save
-
-    return replace(fairseq.checkpoint_utils, "save_checkpoint", as_within)
+    if cfg.no_epoch_checkpoints:
+        state = {"epoch": epoch_itr.epoch, "state_dict": epoch_itr.state_dict}
+        epoch_itr = SimpleNamespace(**state, end_of_epoch=lambda: False)
+    return save_checkpoint(cfg, trainer, epoch_itr, val_loss)

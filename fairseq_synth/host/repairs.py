@@ -16,10 +16,30 @@ MARK = "fairseq_synth_repairs"  # the attribute of a replaced function that name
 REPAIRS: Dict[str, Callable[[], bool]] = {}
 
 
-def repair(function: Callable[[], bool]) -> Callable[[], bool]:
+def listed(function: Callable[[], bool]) -> Callable[[], bool]:
     """Adds a repair to `REPAIRS`. Called, it returns whether it has changed anything; a second call changes nothing."""
     REPAIRS[function.__name__] = function
     return function
+
+
+def repair(attribute: str, *owners: Any, where: Callable[[], bool] = lambda: True) -> Callable[[Any], Any]:
+    """Adds the decorated function to `REPAIRS`; it is to take the place of ``owner.attribute``, see `replace`.
+
+    Args:
+        attribute: the name of a function.
+        owners: modules or classes that have it.
+        where: says whether the repair is needed with this fairseq, Python and so on.
+    """
+
+    def add(function: Any) -> Any:
+        @functools.wraps(function)
+        def apply() -> bool:
+            return where() and any([replace(owner, attribute, function) for owner in owners])
+
+        listed(apply)
+        return function
+
+    return add
 
 
 def apply_repairs() -> None:
@@ -27,8 +47,8 @@ def apply_repairs() -> None:
     # LOGLEVEL is fairseq's. Without it, where nobody configures logging, importing fairseq turns on everybody's DEBUG.
     logger.setLevel(logging.DEBUG if os.environ.get("LOGLEVEL", "").upper() == "DEBUG" else logging.INFO)
     off = switched_off()
-    for name, function in REPAIRS.items():
-        if off != {"all"} and name not in off and function():
+    for name, apply in REPAIRS.items():
+        if off != {"all"} and name not in off and apply():
             logger.debug(f"repaired fairseq: {name}")
 
 
@@ -45,35 +65,39 @@ def check_switch() -> None:
         )
 
 
-def replace(owner: Any, attribute: str, make: Callable[[Any], Any]) -> bool:
-    """Puts ``make(function)`` in the place of the function ``owner.attribute``.
+def replace(owner: Any, attribute: str, function: Callable[..., Any]) -> bool:
+    """Puts `function` in the place of ``owner.attribute``; what it replaces is its first argument.
 
     Args:
         owner: a module or class.
-        make: its qualified name marks the result, so that a second call changes nothing, not even one by another
-            copy of this package.
+        function: its name marks the result, so that a second call changes nothing, not even one by another copy of
+            this package.
 
     Returns:
-        Whether the function was replaced now.
+        Whether the attribute was replaced now.
     """
-    function = getattr(owner, attribute)
-    marks = getattr(function, MARK, ())
-    if make.__qualname__ in marks:
+    replaced = getattr(owner, attribute)
+    marks = getattr(replaced, MARK, ())
+    if function.__name__ in marks:
         return False
-    replacement: Any = functools.wraps(function)(make(function))
-    setattr(replacement, MARK, (*marks, make.__qualname__))
+
+    @functools.wraps(replaced)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        return function(replaced, *args, **kwargs)
+
+    setattr(replacement, MARK, (*marks, function.__name__))
     if isinstance(inspect.getattr_static(owner, attribute), staticmethod):
-        replacement = staticmethod(replacement)
-    setattr(owner, attribute, replacement)
+        setattr(owner, attribute, staticmethod(replacement))
+    else:
+        setattr(owner, attribute, replacement)
     return True
 
 
 def as_rows() -> "list[list[str]]":
     """Name, symptom and versions of each repair, from its docstring: ``symptom (versions).`` and the details."""
-    import inspect
     import re
 
-    from . import checkpoints, data, messages, search, training  # noqa: F401  (they list theirs)
+    from . import checkpoints, data, flags, messages, search, training  # noqa: F401  (they list theirs)
 
     rows = []
     for name, function in sorted(REPAIRS.items()):

@@ -2,26 +2,28 @@
 
 import logging
 import math
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 import torch.nn as nn
 from fairseq.dataclass.configs import GenerationConfig
 from fairseq.utils import strip_pad
 from torch import Tensor
-from tqdm import tqdm  # type: ignore[import-untyped]  # comes with fairseq
 
-from . import measure
+from . import measure, words
 from .checkpoints import Batch, Loaded, batches, readable
-from .hooks import Attention, Reading, attentions, layer_outputs, masked_heads, reading, stacks, tokens_of, zeroed
+from .hooks import Attention, attentions, layer_outputs, masked_heads, stacks, tokens_of, zeroed
+from .passes import Sentences, criterion_of, denominator, loss, pad_of, progress
 
 logger = logging.getLogger(__name__)
 
 Figures = Dict[str, Any]
 BINS = 60
 HISTOGRAM_VALUES = 2000  # of each attention and sentence
+CORNER = 16  # rows and columns of a pattern in a summary
 SHOWN_SENTENCES = 3
 LONGEST_SHOWN = 16  # tokens of such a sentence
+TOKENS = ("src_tokens", "prev_output_tokens")  # of a batch
 RANK_SENTENCES = 64  # at least, of which rank collapse is measured
 BRANCHES = {  # name: skip connections, feed-forward layers
     "as it is": (True, True),
@@ -35,6 +37,7 @@ PARTS = {  # what is measured on data
     "attention": "logits, attention weights and their singular values",
     "layers": "rank of the layers",
     "heads": "importance of heads, loss and BLEU without them",
+    "words": "loss with heads that look by position alone",
     "lengths": "loss and BLEU by sentence length",
 }
 
@@ -81,9 +84,10 @@ def analyse(loaded: Loaded, options: Options) -> Figures:
     order = readable(loaded, options.subset, options.sentences)
     sample = batches(loaded, options.subset, order)
     found["data"] = {"subset": options.subset, "sentences": len(order)}
-    found["loss"] = rounded(loss(loaded, sample))
+    whole = loss(loaded, sample)
+    found["loss"] = rounded(whole)
     logger.info(f"{loaded.path}: {len(order)} sentences of {options.subset}")
-    pad = loaded.task.target_dictionary.pad() if loaded.task.target_dictionary else loaded.task.source_dictionary.pad()
+    pad = pad_of(loaded)
     if "attention" in options.parts:
         values = {"trained": read_attention(loaded.model, sample, pad, "trained attention", found, options)}
         if initial is not None:
@@ -105,9 +109,29 @@ def analyse(loaded: Loaded, options: Options) -> Figures:
         for name, figures in found["attentions"].items():
             figures.update(rounded(importance[name]))
         found["removal"] = removal(loaded, sample, found["attentions"], options)
+    if "words" in options.parts:
+        found["words"] = without_words(loaded, sample, found["attentions"], whole)
     if "lengths" in options.parts:
         found["lengths"] = rounded(by_length(loaded, order, options))
     return found
+
+
+def summary(found: Figures) -> Figures:
+    """The figures that docs/analysis.md shows, of `analyse` with data: histograms of half the intervals, the corner of
+    the patterns of self-attention, and neither parameters nor sentences."""
+    attentions = {name: dict(attention) for name, attention in found["attentions"].items()}
+    for attention in attentions.values():
+        histograms = {kind: attention.get("histograms", {}).get(kind) for kind in ("logits", "weights")}
+        for kind, histogram in histograms.items():
+            shares = histogram["shares"] if histogram else {}
+            pairs = {state: zip(values[::2], values[1::2]) for state, values in shares.items()}
+            halved = {state: [left + right for left, right in values] for state, values in pairs.items()}
+            histograms[kind] = histogram and {**histogram, "shares": rounded(halved, digits=3)}
+        corner = [[row[:CORNER] for row in head[:CORNER]] for head in attention.pop("pattern", [])]
+        attention["histograms"] = {kind: histogram for kind, histogram in histograms.items() if histogram}
+        attention.update({} if attention["group"] == "decoder.cross" else {"pattern": corner})
+    kept = {name: own for name, own in found.items() if name not in ("checkpoint", "sentences")}
+    return {**kept, "attentions": attentions, "updates": found["checkpoint"]["updates"]}
 
 
 def describe(loaded: Loaded) -> Figures:
@@ -122,16 +146,16 @@ def describe(loaded: Loaded) -> Figures:
     }
 
 
-def rounded(value: Any) -> Any:
-    """Four significant digits of every number in lists and dictionaries."""
+def rounded(value: Any, digits: int = 4) -> Any:
+    """So many significant digits of every number in lists and dictionaries."""
     if isinstance(value, Tensor):
         value = value.tolist()
     if isinstance(value, float):
-        return float(f"{value:.4g}")
+        return float(f"{value:.{digits}g}")
     if isinstance(value, dict):
-        return {key: rounded(item) for key, item in value.items()}
+        return {key: rounded(item, digits) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [rounded(item) for item in value]
+        return [rounded(item, digits) for item in value]
     return value
 
 
@@ -139,11 +163,6 @@ def in_thousandths(weights: Tensor) -> List[Any]:
     """Attention weights in thousandths, as short to write as they can be seen in a picture."""
     found: List[Any] = (weights * 1000).round().int().tolist()
     return found
-
-
-def progress(items: Iterable[Any], title: str) -> Any:
-    """A bar on standard error."""
-    return tqdm(list(items), desc=title, leave=True, mininterval=1.0)
 
 
 # ---- without data
@@ -191,26 +210,6 @@ def fixed_weights(model: nn.Module, options: Options) -> Dict[str, Tensor]:
 
 
 # ---- with data
-
-
-class Sentences:
-    """What the attentions of a model compute in a forward pass, sentence by sentence, without padding."""
-
-    def __init__(self, model: nn.Module, pad: int) -> None:
-        self.model, self.pad = model, pad
-
-    @torch.no_grad()
-    def __call__(self, batch: Batch, read: Callable[[Attention, int, Tensor, bool], None]) -> Dict[str, Tensor]:
-        """Calls ``read(attention, sentence, logits (H, T, S), causal)``; returns the tokens of each stack."""
-        readings: List[Reading] = []
-        with tokens_of(self.model) as tokens, reading(self.model, readings.append):
-            self.model(**batch["net_input"])
-        lengths = {name: found.ne(self.pad).sum(dim=1).tolist() for name, found in tokens.items()}
-        for attention, logits, causal in readings:
-            keys = lengths["encoder" if attention.kind == "cross" else attention.stack]
-            for i, (rows, columns) in enumerate(zip(lengths[attention.stack], keys)):
-                read(attention, i, logits[i, :, :rows, :columns], causal)
-        return tokens
 
 
 def read_attention(
@@ -298,7 +297,7 @@ def sentences(loaded: Loaded, sample: List[Batch], pad: int) -> List[Figures]:
 
 def length_of(batch: Batch, place: int, pad: int) -> int:
     """The tokens of the longer side of a sentence."""
-    sides = [batch["net_input"][key] for key in ("src_tokens", "prev_output_tokens") if key in batch["net_input"]]
+    sides = [batch["net_input"][key] for key in TOKENS if key in batch["net_input"]]
     return max(int(side[place].ne(pad).sum()) for side in sides)
 
 
@@ -346,31 +345,6 @@ def rank_collapse(model: nn.Module, sample: List[Batch], pad: int, title: str) -
 
 
 # ---- heads
-
-
-def criterion_of(loaded: Loaded) -> Any:
-    """The training's loss."""
-    return loaded.task.build_criterion(loaded.cfg.criterion).eval()
-
-
-@torch.no_grad()
-def loss(loaded: Loaded, sample: List[Batch]) -> float:
-    """The loss on the data in bits, as fairseq-validate says it: without label smoothing, by `denominator`."""
-    criterion, total, size = criterion_of(loaded), 0.0, 0
-    for batch in sample:
-        value, number, log = criterion(loaded.model, batch)
-        total += float(log.get("nll_loss", value))
-        size += denominator(number, log)
-    return total / size / math.log(2)
-
-
-def denominator(sample_size: Any, log: Dict[str, Any]) -> int:
-    """What fairseq divides a batch's loss by: tokens, masked tokens or examples.
-
-    Args:
-        sample_size, log: what a criterion returns beside the loss.
-    """
-    return int(log["ntokens"] if "nll_loss" in log else sample_size)
 
 
 def head_importance(loaded: Loaded, sample: List[Batch]) -> Dict[str, Dict[str, Any]]:
@@ -438,6 +412,36 @@ def removal(loaded: Loaded, sample: List[Batch], figures: Dict[str, Figures], op
         curve["loss"].append(value)
         curve["bleu"].append(bleu)
     return {"groups": rounded(curves), "signature": whole[2], "beam": options.beam if translates else None}
+
+
+def without_words(loaded: Loaded, sample: List[Batch], figures: Dict[str, Figures], whole: float) -> Figures:
+    """The loss when heads of self-attention look by position alone, by their average over the training's data.
+
+    Args:
+        figures: of each self-attention, which get ``without_words``: for each head the loss with its attention
+            replaced, less the loss `whole`, in bits.
+
+    Returns:
+        ``heads``, as [attention, head], the cheapest first, ``loss`` in bits when so many of them are replaced, from
+        none to all, and the ``sentences`` of the average.
+    """
+    average = words.average(loaded, "train", words.SENTENCES)
+    length = max(
+        int(batch["net_input"][key].size(1)) for batch in sample for key in TOKENS if key in batch["net_input"]
+    )
+    logits = {name: constants.matrix(length) for name, constants in average.constants.items()}
+    heads = [(name, head) for name in logits for head in range(figures[name]["heads"])]
+    found = words.without_words(loaded, sample, logits, heads)
+    for name in logits:
+        figures[name]["without_words"] = rounded([found[name, head] - whole for head in range(figures[name]["heads"])])
+    curve = list(words.cheapest_first(loaded, sample, logits, found))
+    return rounded(
+        {
+            "heads": [head for head, _ in curve],
+            "loss": [whole, *(value for _, value in curve)],
+            "sentences": average.sentences,
+        }
+    )  # type: ignore[no-any-return]
 
 
 def is_translation(loaded: Loaded) -> bool:

@@ -44,6 +44,17 @@ class Loaded(NamedTuple):
         return self.task.build_model(self.cfg.model).float().eval()
 
 
+def import_user_dir(args: Any) -> None:
+    """Imports the code of ``--user-dir``, if it is given.
+
+    Raises:
+        SynthesizerError: there is no such folder.
+    """
+    if args.user_dir is not None and not args.user_dir.is_dir():
+        raise SynthesizerError(f"--user-dir {args.user_dir}: no such folder")
+    utils.import_user_module(args)
+
+
 def load(path: Path, data: Optional[Path] = None) -> Loaded:
     """Loads a checkpoint of fairseq-train.
 
@@ -155,13 +166,14 @@ def make_dictionaries(folder: Path, cfg: Any, sizes: Dict[str, int]) -> None:
         (folder / name).write_text("".join(lines), encoding="utf-8")
 
 
-def readable(loaded: Loaded, subset: str, sentences: Optional[int] = None) -> List[int]:
+def readable(loaded: Loaded, subset: str, sentences: Optional[int] = None, longest: Optional[int] = None) -> List[int]:
     """The first sentences of a subset, shortest first, without those that the model cannot take.
 
     Args:
         loaded: with data.
         subset: its split, which is loaded.
         sentences: how many; None for all.
+        longest: tokens of a sentence at most; None for what the model can take.
 
     Raises:
         SynthesizerError: there is no such subset, or it has no sentence that the model can take.
@@ -170,16 +182,17 @@ def readable(loaded: Loaded, subset: str, sentences: Optional[int] = None) -> Li
     try:
         loaded.task.load_dataset(subset)
     except FileNotFoundError as error:
-        raise SynthesizerError(f"--subset {subset}: {folder} has no such split") from error
+        raise SynthesizerError(f"--data {folder}: has no split {subset!r}, which is to be read") from error
     dataset = loaded.task.dataset(subset)
     indices = np.arange(min(len(dataset), sentences or len(dataset)))
     limits = utils.resolve_max_positions(loaded.task.max_positions(), loaded.model.max_positions())
-    indices, ignored = dataset.filter_indices_by_size(indices, limits)
-    if len(ignored):
-        logger.warning(f"{loaded.path}: {len(ignored)} sentences of {subset} are longer than the model can take")
-    if not len(indices):
-        raise SynthesizerError(f"--subset {subset}: no sentence that the model can take (limits: {limits})")
-    return sorted(indices.tolist(), key=lambda i: (dataset.num_tokens(i), i))
+    count, (indices, _) = len(indices), dataset.filter_indices_by_size(indices, limits)
+    found = [i for i in indices.tolist() if longest is None or dataset.num_tokens(i) <= longest]
+    if len(found) < count:
+        logger.warning(f"{loaded.path}: {count - len(found)} sentences of {subset} are longer than the model can take")
+    if not found:
+        raise SynthesizerError(f"--subset {subset}: no sentence that the model can take (limits: {longest or limits})")
+    return sorted(found, key=lambda i: (dataset.num_tokens(i), i))
 
 
 def batches(loaded: Loaded, subset: str, order: Sequence[int], max_tokens: int = 4096) -> List[Batch]:

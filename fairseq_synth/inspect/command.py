@@ -3,7 +3,7 @@
 Without --data: histograms of parameters, the weights alpha of mixtures, patterns of functions that never look at the
 input. With the model's binarised data also: logits and attention weights, patterns by position and of single
 sentences, singular values, rank of the layers, importance of heads, loss and BLEU without them and by sentence length.
-Several models with the same layers and heads are also compared in pictures of their own, comparison-*.png.
+Each picture shows all models; models whose layers or heads differ in number have pictures of their own.
 OUT/figures.json has every figure that a picture shows. Nothing is left in OUT if the command fails.
 """
 
@@ -17,12 +17,10 @@ import tempfile
 from pathlib import Path
 from typing import Iterator, List, Optional, Sequence, Tuple
 
-from fairseq.utils import import_user_module
-
 from ..errors import SynthesizerError
-from . import comparison, pictures
-from .analysis import PARTS, Options, analyse
-from .checkpoints import load
+from . import pictures
+from .analysis import PARTS, Options, analyse, summary
+from .checkpoints import import_user_dir, load
 
 FIGURES = "figures.json"
 
@@ -36,10 +34,9 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     args = parse(argv)
     if not args.no_pictures:
         check_matplotlib()
-    if args.user_dir is not None:
-        if not args.user_dir.is_dir():
-            raise SynthesizerError(f"--user-dir {args.user_dir}: no such folder")
-        import_user_module(args)
+    import_user_dir(args)
+    if args.summary and args.data is None:
+        raise SynthesizerError("--summary: of figures that are measured on data; give --data BIN, or leave it out")
     if args.data is None and args.of_data:
         raise SynthesizerError(f"{' '.join(args.of_data)}: measured on data; give --data BIN, or leave it out")
     options = Options(
@@ -50,11 +47,9 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         for label, path in zip(labels(args.checkpoints), args.checkpoints):
             print(f"{path}:", file=sys.stderr)
             found[label] = analyse(load(path, args.data), options)
-            if not args.no_pictures:
-                pictures.save(found[label], folder, label)
-        if len(found) > 1 and not args.no_pictures:
-            for picture in comparison.pictures(found):
-                picture._replace(name=f"comparison-{picture.name}.png").save(folder)
+        if not args.no_pictures:
+            pictures.save(found, folder)
+        found = {label: summary(own) if args.summary else own for label, own in found.items()}
         (folder / FIGURES).write_text(json.dumps(found, separators=(",", ":")) + "\n", encoding="utf-8")
         names = sorted(path.name for path in folder.iterdir())
     print(*(args.out / name for name in names), sep="\n")
@@ -93,6 +88,11 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
         help="subwords to join before BLEU, as of fairseq-generate: subword_nmt (default), sentencepiece, …",
     )
     parser.add_argument("--no-pictures", action="store_true", help=f"{FIGURES} alone; needs no matplotlib")
+    parser.add_argument(
+        "--summary",
+        action="store_true",
+        help=f"in {FIGURES} only what docs/analysis.md shows: coarser histograms, the corner of the patterns",
+    )
     args = parser.parse_args(argv)
     args.of_data = given(parser, args, "only", "subset", "sentences", "steps", "beam", "remove_bpe")
     return args

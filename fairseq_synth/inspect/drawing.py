@@ -27,7 +27,7 @@ class Picture(NamedTuple):
     size: Tuple[float, float] = (6, 4)  # inches, of everything; or of a panel, if there are `gaps`
     columns: int = 1
     share_x: bool = False
-    share_y: bool = False
+    share_y: Any = False  # "row": in each row
     below: str = ""  # a label for all panels
     gaps: Optional[Tuple[float, float]] = None  # inches between panels; None: found by matplotlib, slowly
     title: str = ""

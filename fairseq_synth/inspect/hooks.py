@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..attention import SyntheticAttention
 from ..logits import Logits
+from ..masks import causal_mask, masked_softmax
 from ..state import names_of
 from ..synthesizers import Inputs
 
@@ -223,6 +224,45 @@ def masked_heads(model: nn.Module, masks: Dict[str, Tensor]) -> Iterator[None]:
         mask = masks.get(attention.name)
         if mask is not None:
             handles.append(attention.module.out_proj.register_forward_pre_hook(hook_of(attention, mask)))
+    with hooked(model, handles):
+        yield
+
+
+@contextlib.contextmanager
+def replaced_heads(model: nn.Module, logits: Dict[str, Tensor], heads: Sequence[Tuple[str, int]]) -> Iterator[None]:
+    """Replaces the logits of heads of self-attention by constants, in forward passes over whole sentences.
+
+    Args:
+        model: with any attentions of fairseq's or of this project's, in eval mode; its sentences padded on the right.
+        logits: {attention: (H, n, n)}, by position, for sentences of up to n tokens.
+        heads: which ones, as (attention, head).
+    """
+
+    def hooks_of(attention: Attention, chosen: List[int]) -> Tuple[Callable[..., None], Callable[..., Tuple[Tensor]]]:
+        call: Dict[str, Any] = {}
+
+        def before(module: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+            call.update(zip(("query", "key", "value", "key_padding_mask"), args), **kwargs)
+
+        def join(module: Any, args: Tuple[Tensor, ...]) -> Tuple[Tensor]:
+            x, query = args[0].clone(), call["query"]
+            length, bsz, dim = query.size(0), query.size(1), attention.module.head_dim
+            value = attention.module.v_proj(query).view(length, bsz, -1, dim).permute(1, 2, 0, 3)[:, chosen]
+            scores = logits[attention.name][None, chosen, :length, :length].to(x)
+            mask = causal_mask(scores) if call.get("attn_mask") is not None else None
+            out = masked_softmax(scores, call.get("key_padding_mask"), mask) @ value
+            x.view(length, bsz, -1, dim)[:, :, chosen] = out.permute(2, 0, 1, 3)
+            return (x,)
+
+        return before, join
+
+    handles = []
+    for attention in attentions(model):
+        chosen = sorted(head for name, head in heads if name == attention.name)
+        if chosen:
+            before, join = hooks_of(attention, chosen)
+            handles.append(attention.module.register_forward_pre_hook(before, with_kwargs=True))
+            handles.append(attention.module.out_proj.register_forward_pre_hook(join))
     with hooked(model, handles):
         yield
 

@@ -1,0 +1,321 @@
+"""python -m fairseq_synth.convert: converted models against what the measurement predicts, on tiny models."""
+
+import argparse
+import re
+import shlex
+
+import pytest
+import torch
+from fairseq_cli import generate, preprocess, train, validate
+from helpers import RECIPE, SMALL, USER_DIR, complaint, run_cli
+
+from fairseq_synth import convert
+from fairseq_synth.inspect import checkpoints, hooks, measure, words
+from fairseq_synth.inspect.passes import loss
+
+STOCK_SIZES = [flag for flag in SMALL if flag not in ("--synth-max-length", "24")]
+ONE_STACK = "--optimizer adam --lr 0.01 --max-tokens 400 --num-workers 0 --no-progress-bar --seed 7 --max-update 1"
+
+
+def sized(side):
+    return (
+        f"--{side}-layers 2 --{side}-embed-dim 16 --{side}-ffn-embed-dim 16 --{side}-attention-heads 2 "
+        "--tokens-per-sample 32"
+    ).split()
+
+
+LM = ["--task", "language_modeling", *sized("decoder"), "--sample-break-mode", "none", "--criterion", "cross_entropy"]
+MLM = ["--task", "masked_lm", *sized("encoder"), "--sample-break-mode", "eos", "--criterion", "masked_lm"]
+PRE_NORM = ["--encoder-normalize-before", "--decoder-normalize-before"]
+CASES = {  # a checkpoint: whether of one stack, and the flags of its training
+    "post-norm": (False, ["--arch", "transformer_multi30k", *STOCK_SIZES]),
+    "pre-norm": (False, ["--arch", "transformer_iwslt_de_en", *PRE_NORM, *STOCK_SIZES]),
+    "of Hydra": (False, ["--arch", "transformer_multi30k", *STOCK_SIZES]),
+    "of older fairseq": (False, ["--arch", "transformer_multi30k", *STOCK_SIZES]),
+    "language model": (True, ["--arch", "transformer_lm", *LM]),
+    "adaptive": (
+        True,
+        ["--arch", "transformer_lm", *LM[:-1], "adaptive_loss", "--ddp-backend", "legacy_ddp", "--add-bos-token"]
+        + "--adaptive-input --adaptive-input-cutoff 8,16 --adaptive-softmax-cutoff 8,16".split(),
+    ),
+    "encoder": (True, ["--arch", "roberta", *MLM, "--max-positions", "40"]),
+    "heads of two kinds": (
+        False,
+        ["--arch", "transformer_synth_random_vanilla_multi30k", *SMALL, "--encoder-attention-heads", "4"]
+        + ["--decoder-attention-heads", "4", "--encoder-synthesizer", "vanilla,random:1/random+vanilla:2/dense:1"]
+        + ["--decoder-synthesizer", "factorized_dense+vanilla:2/vanilla:2"],
+    ),
+    "mixed language model": (True, ["--arch", "transformer_lm_synth_random_vanilla_ptb", *LM]),
+}
+
+
+@pytest.fixture(scope="module")
+def monolingual(tmp_path_factory, data):
+    """The source side alone, as language models and encoders read it."""
+    folder = tmp_path_factory.mktemp("monolingual")
+    argv = ["--only-source", "--srcdict", data / "bin" / "dict.en.txt", "--destdir", folder]
+    for split in ("train", "valid"):
+        (folder / f"{split}.txt").write_text((data / f"{split}.en").read_text())
+        argv += [f"--{split}pref", folder / f"{split}.txt"]
+    run_cli(preprocess.cli_main, *argv)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, data, monolingual):
+    """Makes a checkpoint of a case, and returns it with its data: trained a little, or with weights far from even."""
+    made = {}
+
+    def make(case):
+        if case not in made:
+            one, flags = CASES[case]
+            folder, save = monolingual if one else data / "bin", tmp_path_factory.mktemp("trained")
+            updates = "80" if case == "post-norm" else "1"
+            recipe = ONE_STACK.split() if one else [*RECIPE, "--max-update", updates]
+            argv = [folder, *USER_DIR, *recipe, *flags, "--no-epoch-checkpoints", "--save-dir", save]
+            run_cli(train.cli_main, *argv)
+            path = save / "checkpoint_last.pt"
+            state = torch.load(path, weights_only=False)
+            for key, value in state["model"].items():
+                if "self_attn" in key and value.is_floating_point() and updates == "1":
+                    value += 0.5 * torch.randn(value.shape)
+            if case == "of Hydra":
+                state["cfg"]["model"] = vars(state["cfg"]["model"])
+            if case == "of older fairseq":
+                state.update(args=state["cfg"]["model"], cfg=None)
+            torch.save(state, path)
+            made[case] = path, folder
+        return made[case]
+
+    return make
+
+
+def run(path, folder, out, *flags):
+    """Converts; returns the five lines."""
+    printed, _ = run_cli(lambda: convert.main([str(x) for x in (path, "--data", folder, "--out", out, *flags)]))
+    return printed.splitlines()
+
+
+def loss_of(path, folder):
+    loaded = checkpoints.load(path, folder)
+    return loss(loaded, checkpoints.batches(loaded, "valid", checkpoints.readable(loaded, "valid")))
+
+
+def predictor(path, folder, function, cfg):
+    """What gives the loss with some heads' logits replaced, by the hooks of the measurement; l and k are a config's."""
+    loaded = checkpoints.load(path, folder)
+    average, length = words.average(loaded, "train", words.SENTENCES), cfg["synth_max_length"]
+    logits = {}
+    for name, constants in average.constants.items():
+        parameters = words.parameters_of(function, constants, length, cfg["synth_rank"])
+        logits[name] = words.logits_of(function, parameters, length)
+    sample = checkpoints.batches(loaded, "valid", checkpoints.readable(loaded, "valid"))
+
+    def predicted(heads):
+        with hooks.replaced_heads(loaded.model, logits, heads):
+            return loss(loaded, sample)
+
+    return predicted
+
+
+def replaceable(path, folder):
+    found = hooks.attentions(checkpoints.load(path, folder).model)
+    return [(a.name, head) for a in found if a.kind == "self" for head in convert.dot_product_heads(a)]
+
+
+@pytest.mark.parametrize(
+    "case, function",
+    [("post-norm", function) for function in words.FUNCTIONS]
+    + [(case, words.FUNCTIONS[i % 3]) for i, case in enumerate(CASES) if i],
+)
+def test_the_loss_is_what_the_measurement_predicts(case, function, trained, tmp_path):
+    path, folder = trained(case)
+    out, heads = tmp_path / "new.pt", replaceable(path, folder)
+    stacks = {name.split(".")[0] for name, _ in heads}
+    flags = [part for stack in stacks for part in (f"--{stack}", function)]
+    lines = run(path, folder, out, *flags, "--rank", "3")
+    expected = predictor(path, folder, function, torch.load(out, weights_only=False)["cfg"]["model"])(heads)
+    assert loss_of(out, folder) == pytest.approx(expected, abs=1e-5)
+    assert abs(expected - loss_of(path, folder)) > 1e-4  # or nothing would be seen
+    assert len(lines) == 5 and f"loss, converted: {expected:.4f}" in lines[1]
+
+
+# ---- averages by position
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("tied", [False, True])
+def test_constants_are_found_again(causal, tied):
+    """Weights that depend on positions alone, of sentences of several lengths: nothing is lost."""
+    S = measure.by_diagonal(2 * torch.randn(2, 17), 9) if tied else 2 * torch.randn(2, 9, 9)
+    seen = measure.MeanByPosition()
+    for length in (3, 9, 5, 7, 5, 2, 1, 8, 9):
+        seen.add(measure.weights_of(S[:, :length, :length], causal))
+    found = measure.constants_of(seen, causal)
+    expected = measure.weights_of(S, causal)
+    assert torch.allclose(measure.weights_of(found.by_position, causal), expected, atol=1e-3)
+    by_distance = measure.weights_of(measure.by_diagonal(found.by_distance, 9), causal)
+    assert torch.allclose(by_distance, expected, atol=1e-3) == tied
+
+
+def test_positions_that_no_sentence_had():
+    """Beyond the longest sentence seen the values are by distance, in rows that were seen too."""
+    S = measure.by_diagonal(2 * torch.randn(2, 13), 7)
+    seen = measure.MeanByPosition()
+    for length in (4, 4, 3):
+        seen.add(measure.weights_of(S[:, :length, :length], False))
+    weights = measure.weights_of(measure.constants_of(seen, False).matrix(7), False)
+    S = measure.by_diagonal(S[:, 3, :7], 7)  # distances of more than 3 are as those of 3
+    assert torch.allclose(weights, measure.weights_of(S, False), atol=1e-3)
+
+
+# ---- some heads
+
+
+def test_heads_within(trained, tmp_path):
+    """The cheapest heads whose loss stays within the bits; layers with some of them have heads of two kinds."""
+    path, folder = trained("post-norm")
+    predicted = predictor(path, folder, "random", {"synth_max_length": 13, "synth_rank": 8})
+    whole = predicted([])
+    order = sorted(replaceable(path, folder), key=lambda head: predicted([head]))
+    losses = [predicted(order[:n]) - whole for n in range(1, len(order) + 1)]
+    count = next(n for n in range(1, 8) if losses[n] > max(*losses[:n], 0) and order[n - 1][0] != order[n][0])
+    bits = (max(*losses[:count], 0) + losses[count]) / 2
+    lines = run(path, folder, tmp_path / "new.pt", "--heads-within", bits)
+    new = checkpoints.load(tmp_path / "new.pt", folder)
+    assert loss_of(tmp_path / "new.pt", folder) - whole == pytest.approx(losses[count - 1], abs=1e-5)
+    specs = [convert.groups_of(a) for a in hooks.attentions(new.model) if a.kind == "self"]
+    assert sum(heads for groups in specs for names, heads in groups if names == ["random"]) == count
+    assert [(["random"], 1), (["vanilla"], 1)] in specs and "are random" in lines[2]
+
+
+@pytest.mark.parametrize(
+    "case, heads, encoder, decoder",
+    [
+        ("post-norm", [("encoder.self.1", 1)], "vanilla,random:1/vanilla:1", "vanilla"),
+        (
+            "heads of two kinds",
+            [("encoder.self.1", 1), ("decoder.self.0", 3), ("decoder.self.0", 0)],
+            "vanilla,random:1/random:1/random+vanilla:1/dense:1",
+            "random:1/factorized_dense+vanilla:1/vanilla:1/random:1,factorized_dense+vanilla:2/vanilla:2",
+        ),
+    ],
+)
+def test_some_heads_of_a_layer(case, heads, encoder, decoder, trained, tmp_path, monkeypatch):
+    """The others keep their functions, their weights, queries and keys, and the slice of the input that they see."""
+    path, folder = trained(case)
+    monkeypatch.setattr(words, "cheapest_first", lambda *_: iter([(head, 0.0) for head in heads]))
+    run(path, folder, tmp_path / "new.pt", "--heads-within", "1")
+    cfg = torch.load(tmp_path / "new.pt", weights_only=False)["cfg"]["model"]
+    assert (cfg["encoder_synthesizer"], cfg["decoder_synthesizer"]) == (encoder, decoder)
+    expected = predictor(path, folder, "random", cfg)(heads)
+    assert loss_of(tmp_path / "new.pt", folder) == pytest.approx(expected, abs=1e-5)
+
+
+def test_layers_and_functions(trained, tmp_path):
+    """Only the layers asked for, each stack with its function; the others keep their weights bit by bit."""
+    path, folder = trained("pre-norm")
+    names = "encoder.self.1,decoder.self.0"
+    flags = ["--layers", names, "--encoder", "relative_random", "--decoder", "random", "--max-length", "13"]
+    run(path, folder, tmp_path / "new.pt", *flags)
+    state = torch.load(tmp_path / "new.pt", weights_only=False)
+    model = state["cfg"]["model"]
+    assert model["encoder_synthesizer"] == "vanilla,relative_random"
+    assert model["decoder_synthesizer"] == "random,vanilla" and model["synth_max_length"] == 13
+    old = torch.load(path, weights_only=False)["model"]
+    changed = ("encoder.layers.1.self_attn.q", "encoder.layers.1.self_attn.k")
+    changed += tuple(name.replace("encoder.layers.1", "decoder.layers.0") for name in changed)
+    assert {key for key in old if key not in state["model"] and "version" not in key} == {
+        f"{key}_proj.{part}" for key in changed for part in ("weight", "bias")
+    }
+    assert all(torch.equal(old[key], value) for key, value in state["model"].items() if "synthesizer" not in key)
+    assert state["last_optimizer_state"] is None
+
+
+def test_a_converted_model_is_used_as_any_other(trained, data, tmp_path):
+    """It validates to the loss printed, generates, goes on training, and is tuned by the command printed."""
+    path, folder = trained("post-norm")
+    out = tmp_path / "new.pt"
+    lines = run(path, folder, out, "--decoder", "vanilla")
+    reading = [folder, *USER_DIR, "--path", out, "--max-tokens", "500"]
+    _, log = run_cli(validate.cli_main, *reading, "--task", "translation", "--valid-subset", "valid")
+    validated, converted = re.search("nll_loss ([0-9.]+)", log)[1], re.search("converted: ([0-9.]+)", lines[1])[1]
+    assert float(validated) == pytest.approx(float(converted), abs=6e-4)
+    printed, _ = run_cli(generate.cli_main, *reading, "--gen-subset", "valid", "--beam", "2")
+    assert len(re.findall(r"^H-", printed, re.M)) == 13
+    tune = lines[4].split("to tune it: fairseq-train ")[1].replace('"$(python -m fairseq_synth)"', USER_DIR[1])
+    tune = [*shlex.split(tune), "--max-update", "1", "--num-workers", "0", "--no-epoch-checkpoints"]
+    run_cli(train.cli_main, *tune, "--save-dir", tmp_path / "tuned")
+    started = torch.load(tmp_path / "tuned" / "checkpoint_last.pt", weights_only=False)
+    assert started["model"].keys() == torch.load(out, weights_only=False)["model"].keys()
+    assert started["cfg"]["task"]["left_pad_source"] and started["cfg"]["optimization"]["lr"] == [0.0033]
+    at = tune.index("--finetune-from-model")
+    resume = [*tune[:at], *tune[at + 2 :], "--restore-file", out, "--save-dir", tmp_path / "resumed"]
+    run_cli(train.cli_main, *resume)
+    assert (tmp_path / "resumed" / "checkpoint_last.pt").exists()
+
+
+# ---- bad input
+
+
+def refused(path, folder, out, *flags):
+    return complaint(lambda: convert.main([str(x) for x in (path, "--data", folder, "--out", out, *flags)]))
+
+
+@pytest.mark.parametrize(
+    "flags, parts",
+    [
+        ("--encoder dense", ["--encoder dense: no closed form", "random"]),
+        ("--decoder lstm", ["unknown function", "relative_random"]),
+        ("--layers decoder.cross.0", ["cross-attention is never replaced"]),
+        ("--layers encoder.self.7", ["no such attention", "encoder.self.1"]),
+        ("--encoder vanilla --decoder vanilla", ["no head to replace"]),
+        ("--max-length 30", ["--max-length 30", "13 tokens", "relative_random"]),
+        ("--heads-within 0", ["--heads-within 0.0: must be above 0"]),
+        ("--sentences 0", ["--sentences 0"]),
+        ("--subset none", ["has no split 'none'"]),
+        ("--user-dir nowhere", ["--user-dir nowhere: no such folder"]),
+        ("--data nowhere", ["--data nowhere: no such folder"]),
+    ],
+)
+def test_refuses_flags(flags, parts, trained, tmp_path):
+    line = refused(*trained("post-norm"), tmp_path / "new.pt", *flags.split())
+    assert all(part in line for part in parts), line
+    assert not list(tmp_path.iterdir())
+
+
+def test_refuses_checkpoints_and_places(trained, data, monolingual, tmp_path):
+    path, folder = trained("post-norm")
+    out = tmp_path / "new.pt"
+    torch.jit.script(torch.nn.Linear(2, 2)).save(tmp_path / "script.pt")
+    assert "a TorchScript file" in refused(tmp_path / "script.pt", folder, out)
+    state = torch.load(path, weights_only=False)
+    state["cfg"]["model"] = argparse.Namespace(**{**vars(state["cfg"]["model"]), "_name": "transformer_align"})
+    torch.save(state, tmp_path / "align.pt")
+    assert "TransformerAlignModel, cannot be converted" in refused(tmp_path / "align.pt", folder, out)
+    assert "no pair of languages" in refused(path, monolingual, out)
+    assert "the model has no encoder" in refused(*trained("language model"), out, "--encoder", "random")
+    assert "functions that keep its 24" in refused(*trained("heads of two kinds"), out, "--max-length", "20")
+    assert "its folder does not exist" in refused(path, folder, tmp_path / "none" / "new.pt")
+    assert not out.exists()
+    out.write_text("mine")
+    assert "exists already; give --force" in refused(path, folder, out) and out.read_text() == "mine"
+    run(path, folder, out, "--force", "--encoder", "vanilla")
+    assert loss_of(out, folder) > 0
+
+
+def test_refuses_bits_that_no_head_is_within(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(words, "cheapest_first", lambda *_: iter([(("encoder.self.0", 1), 99.0)]))
+    assert "the cheapest head costs" in refused(*trained("post-norm"), tmp_path / "new.pt", "--heads-within", "0.5")
+
+
+def test_refuses_quantised_projections(trained, tmp_path, monkeypatch):
+    path, folder = trained("post-norm")
+
+    def quantised(*args):
+        loaded = checkpoints.load(*args)
+        loaded.model.encoder.layers[0].self_attn.v_proj = torch.nn.Identity()
+        return loaded
+
+    monkeypatch.setattr(convert, "load", quantised)
+    assert "quantised" in refused(path, folder, tmp_path / "new.pt")
