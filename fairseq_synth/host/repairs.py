@@ -94,10 +94,11 @@ def replace(owner: Any, attribute: str, function: Callable[..., Any]) -> bool:
 
 
 def as_rows() -> "list[list[str]]":
-    """Name, symptom and versions of each repair, from its docstring: ``symptom (versions).`` and the details."""
-    import re
+    """Name, symptom and versions of each repair, from its docstring: ``symptom (versions).`` and the details.
 
-    from . import checkpoints, data, flags, messages, search, training  # noqa: F401  (they list theirs)
+    The modules of `host` list theirs once `register` has imported them.
+    """
+    import re
 
     rows = []
     for name, function in sorted(REPAIRS.items()):
