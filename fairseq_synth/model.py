@@ -10,7 +10,6 @@ from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.tasks.translation_lev import TranslationLevenshteinTask
 from torch import Tensor
 
-from . import register
 from .config import to_namespace
 from .errors import SynthesizerError, explanations, first_line
 from .host.messages import misfit
@@ -47,7 +46,7 @@ class SynthesizerModel:
         Raises:
             SynthesizerError: a folder is not there, or its data have another dictionary than the model.
         """
-        register()
+        kwargs.setdefault("user_dir", os.path.dirname(os.path.abspath(__file__)))
         beside = data_name_or_path.startswith(".")  # for fairseq that is within the model's folder
         data = os.path.join(model_name_or_path, data_name_or_path) if beside else data_name_or_path
         for folder in (model_name_or_path, data):

@@ -98,7 +98,7 @@ def test_from_text_to_a_record(tables, tmp_path, capsys):
         assert said.count("source:    ") == 3 and not average.exists()
         call("first")
         assert results(tmp_path, "first") == found
-        refused(score.main, run, "--average", "99", part="found 2 update checkpoints, asked for 99")
+        refused(score.main, run, "--average", "99", part="has 2 of the 99 checkpoints to average; train on, or choose")
     (first / "bin" / "dict.de.txt").write_text("other 1\n")
     refused(score.main, run, part="were made anew since")
 
@@ -261,6 +261,8 @@ wps=2731.6, ups=0.1, wpb=800, bsz=55.4, num_updates=200, lr=0.000400087, gnorm=1
 wps 7064 | wpb 689 | bsz 40.6 | num_updates 200
 2026-11-22 02:57:57 | INFO | train_inner | epoch 001:    200 / 546 loss=8.925, nll_loss=8.445, ppl=348.52, \
 wps=2731.6, ups=2, wpb=800, bsz=55.4, num_updates=200, lr=0.000400087, gnorm=1.396, clip=74, train_wall=32, wall=69
+2026-11-22 03:01:38 | INFO | train_inner | epoch 002:    240 / 546 loss=8.925, nll_loss=8.445, ppl=348.52, \
+wps=2731.6, ups=0.1, wpb=850, bsz=55.4, num_updates=240, lr=0.000400087, gnorm=1.396, clip=74, train_wall=32, wall=99
 2026-11-22 03:01:39 | INFO | valid | epoch 002 | valid on 'valid' subset | loss 6.342 | nll_loss 5.394 | ppl 42.04 | \
 wps 8547.4 | wpb 689 | bsz 40.6 | num_updates 240 | best_loss 6.342
 """
