@@ -1,8 +1,8 @@
 """What self-attention keeps of earlier tokens while it decodes.
 
 A beam search goes on with other hypotheses after every step. As in a paged cache with pages of one token, values and
-keys are not moved then: what is reordered is the block table, the places of each hypothesis's tokens. All layers of a
-decoder write and read the same places, so they share one table, which the first layer extends and reorders once a step.
+keys are not moved then: what is reordered is the block table, the rows of each hypothesis's tokens. All layers of a
+decoder write and read the same rows, so they share one table, which the first layer extends and reorders once a step.
 
 Vectors of a layer are rows of one matrix, (N H, d_h): head h of token n is row n H + h. A table is a dictionary:
 
@@ -10,8 +10,8 @@ Vectors of a layer are rows of one matrix, (N H, d_h): head h of token n is row 
 ``rows``                   the row of each hypothesis, head and token, (B, H, t)
 ``newest``                 those of the newest tokens, (B, H, n)
 ``moved``                  the tokens to keep, in their new order, if layers are to make a new matrix, else None
-``used``                   (n, 0), without elements: n tokens have been written. Copies of a table share it, so that
-                           none writes to the rows of another; a size is known without waiting for a GPU
+``written``                how many tokens, n, have been: a counter that copies of a table share, so that none writes to
+                           the rows of another. An empty tensor (n, 0), as TorchScript has no mutable int
 ``offsets``                where the tokens of each hypothesis and head begin in ``rows``, (B H,)
 ``prev_key_padding_mask``  (B, t), true at padding, or None
 =========================  =================================================================================
@@ -36,26 +36,26 @@ def extend(table: Cache, newest: Tensor, capacity: int, key_padding_mask: Option
         key_padding_mask: of the newest tokens, (B, n), true at padding; None for no padding.
     """
     bsz, heads, count, _ = newest.size()
-    rows, used = table.get("rows"), table.get("used")
+    rows, written = table.get("rows"), table.get("written")
     start = 0 if rows is None else rows.size(2)
     length = start + count
-    first = 0 if used is None else used.size(0)
+    first = 0 if written is None else written.size(0)
     moved: Optional[Tensor] = None
-    if rows is not None and used is not None:
-        if first + bsz * count > capacity or capacity > 4 * bsz * length or not is_writable(used):
+    if rows is not None and written is not None:
+        if first + bsz * count > capacity or capacity > 4 * bsz * length or not is_writable(written):
             # the matrices are made anew, without the tokens that no hypothesis has
             moved = torch.div(rows[:, 0].t().reshape(-1), heads, rounding_mode="floor")
             first, rows = bsz * start, rows_of(0, newest, start)
-    if used is None or moved is not None:
-        used = newest.new_empty([0, 0])
-    used.resize_([first + bsz * count, 0])
+    if written is None or moved is not None:
+        written = newest.new_empty([0, 0])
+    written.resize_([first + bsz * count, 0])
     behind = rows_of(first * heads, newest, count)
     padding = append_padding(table.get("prev_key_padding_mask"), key_padding_mask, bsz, start, count)
     return {
         "rows": behind if rows is None else torch.cat([rows, behind], dim=2),
         "newest": behind,
         "moved": moved,
-        "used": used,
+        "written": written,
         "offsets": torch.arange(0, bsz * heads * length, length, device=newest.device),
         "prev_key_padding_mask": padding,
     }
@@ -70,7 +70,7 @@ def rows_of(first: int, like: Tensor, count: int) -> Tensor:
 
 def reorder(cache: Cache, new_order: Tensor) -> Cache:
     """A table, or keys and values as fairseq stores them, where hypothesis i goes on from ``new_order[i]``."""
-    reordered: Cache = {"used": cache.get("used")}
+    reordered: Cache = {"written": cache.get("written")}
     for name in ("rows", "prev_key_padding_mask", "prev_key", "prev_value"):
         x = cache.get(name)
         if x is not None:
@@ -94,8 +94,8 @@ def write(entries: Optional[Tensor], newest: Tensor, table: Cache) -> Tensor:
         newest: (B, H, n, d_h), or of the first heads alone.
         table: as `extend` returns it.
     """
-    rows, places, moved = table["rows"], table["newest"], table.get("moved")
-    assert rows is not None and places is not None
+    rows, newest_rows, moved = table["rows"], table["newest"], table.get("moved")
+    assert rows is not None and newest_rows is not None
     heads, head_dim = rows.size(1), newest.size(3)
     if newest.size(1) < heads:
         newest = F.pad(newest, [0, 0, 0, 0, 0, heads - newest.size(1)])
@@ -107,10 +107,10 @@ def write(entries: Optional[Tensor], newest: Tensor, table: Cache) -> Tensor:
         entries = torch.cat([kept, kept.new_empty([2 * rows.numel() - kept.size(0), head_dim])])
     if entries.dtype != added.dtype:  # under autocast for some of the steps
         entries, added = entries.float(), added.float()
-    places = places.permute(2, 0, 1).reshape(-1)
+    newest_rows = newest_rows.permute(2, 0, 1).reshape(-1)
     if torch.is_grad_enabled() or not is_writable(entries):
-        return entries.index_copy(0, places, added)
-    return entries.index_copy_(0, places, added)
+        return entries.index_copy(0, newest_rows, added)
+    return entries.index_copy_(0, newest_rows, added)
 
 
 def read(entries: Tensor, table: Cache, heads: int) -> Tensor:

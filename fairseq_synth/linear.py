@@ -41,7 +41,8 @@ def joined(*layers: nn.Module) -> Tuple[Tensor, Tensor]:
 def is_plain_linear(*modules: nn.Module) -> bool:
     """Whether calls of the modules are ``F.linear`` and nothing else. Hooks, such as quantization noise, are more."""
     for module in modules:
-        hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
-        if type(module) is not nn.Linear or "forward" in module.__dict__ or module.bias is None or any(hooks):
+        if type(module) is not nn.Linear or "forward" in module.__dict__ or module.bias is None:
+            return False
+        if module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks:
             return False
     return True

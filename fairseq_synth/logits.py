@@ -69,9 +69,7 @@ class Logits:
         for row, scale, query, key in self.products:
             found.products.append((row, scale, read_rows(query, start, length), read_rows(key, 0, src_len)))
         for row, bias in self.biases:
-            if bias.dim() == 3:
-                bias = positions(read_rows(bias, start, length), 3, 0, src_len)
-            found.biases.append((row, bias))
+            found.biases.append((row, bias if bias.dim() == 4 else read_window(bias, start, length, src_len)))
         for row, values in self.diagonals:
             found.biases.append((row, toeplitz(values[None, :, None], start, length, src_len)))
         return found
@@ -206,6 +204,20 @@ def read_rows(x: Tensor, start: int, count: int) -> Tensor:
     return (x if x.size(1) == 1 else positions(x, 1, start, count))[None]
 
 
+def read_window(x: Tensor, start: int, count: int, columns: int) -> Tensor:
+    """Rows and columns (1, H or 1, count or 1, columns) of positions in a whole parameter."""
+    if (
+        x.size(1) > 1
+        and start + count <= x.size(1)
+        and columns <= x.size(2)
+        and x.numel() > count * columns * x.size(0)
+    ):
+        # one view, with one copy for its gradient; two slices have two
+        first = x.storage_offset() + start * x.stride(1)
+        return x.as_strided([1, x.size(0), count, columns], [0, x.stride(0), x.stride(1), x.stride(2)], first)
+    return positions(read_rows(x, start, count), 3, 0, columns)
+
+
 def toeplitz(values: Tensor, start: int, length: int, src_len: int) -> Tensor:
     """The matrix (1, H, T, S) of values by distance (1, H, 1, 2 m + 1); its rows are positions from `start` on."""
     # all j - i, from that of the last row and first column to that of the first row and last column
@@ -246,4 +258,9 @@ def concatenate(factors: List[Tensor]) -> Tensor:
     sizes = list(factors[0].size())
     for x in factors:
         sizes = [n if m == 1 else m for m, n in zip(sizes, x.size())]
-    return torch.cat([x.expand(sizes[0], sizes[1], sizes[2], -1) for x in factors], dim=-1)
+    return torch.cat([expanded(x, [sizes[0], sizes[1], sizes[2], x.size(3)]) for x in factors], dim=-1)
+
+
+def expanded(x: Tensor, size: List[int]) -> Tensor:
+    """x, expanded if it is smaller: a view less where it is not."""
+    return x if list(x.size()) == size else x.expand(size)

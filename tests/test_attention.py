@@ -334,6 +334,18 @@ def test_weights_have_the_type_of_the_layer():
         assert out.dtype == weights.dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("spec", ["vanilla", "random+vanilla"])
+def test_padding_under_a_causal_mask(spec, monkeypatch):
+    """It is behind the sentences, which a CPU checks; whether the weights are asked for makes no difference."""
+    module, x, right = make_attention(spec).eval(), torch.randn(5, 2, 6), padding_mask([5, 3])
+    with pytest.raises(ValueError, match="key_padding_mask: causal_mask is for sentences with all padding behind them"):
+        module(x, key_padding_mask=right.flip(1), attn_mask=causal_mask(x))
+    monkeypatch.setattr(attention, "on_cpu", lambda _: False)
+    for mask in (right, right.flip(1)):
+        calls = [module(x, key_padding_mask=mask, attn_mask=causal_mask(x), need_weights=need)[0] for need in (0, 1)]
+        torch.testing.assert_close(*calls)
+
+
 @pytest.mark.parametrize("spec", ["random", "random+vanilla"])
 def test_padding_and_saved_values_are_reordered(spec):
     """A beam's new order applies to the padding mask, and to values that fairseq's layer put into the cache."""

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..logits import Logits
+from ..logits import Logits, expanded
 from ..masks import future, is_causal, on_cpu
 
 
@@ -41,28 +41,29 @@ def compute(
             products.append((row, 1.0, eighths, bias.transpose(2, 3).expand(-1, -1, -1, 8)))
         else:
             masking.biases.append((row, bias))
-    if len(products) > 1 or products[0][0] >= 0:
+    if len(products) > 1:
         products = Logits(products, [], [], [], logits.weights).joined().products
-    _, scale, query, key = products[0]
-    query, key = (x.to(value.dtype).expand(bsz, heads, length, -1) for x in (query, key))
+    row, scale, query, key = products[0]
+    query, key = logits.weighted(row, query, key, 1.0)
+    query, key = (expanded(x.to(value.dtype), [bsz, heads, length, x.size(3)]) for x in (query, key))
 
     mask = masking.total(length).to(value.dtype) if masking.outers or masking.biases else None
     if key_padding_mask is not None:
-        mask = value.new_zeros(1, 1, 1, 1) if mask is None else mask
-        # finite, so that a sentence of padding alone has no NaN
-        lowest = torch.finfo(value.dtype).min
-        mask = mask.masked_fill(key_padding_mask[:, None, None].to(torch.bool), lowest)
+        hidden = key_padding_mask.to(torch.bool).view(bsz, 1, 1, length)
+        # finite, so that a sentence of padding alone has no NaN, also where a bias is added to it
+        lowest = torch.finfo(value.dtype).min / 2
+        mask = hidden.to(value.dtype) * lowest if mask is None else torch.add(mask, hidden, alpha=lowest)
     if mask is not None and causal:
         mask = mask + future(length, mask)
     if mask is not None:
-        mask = mask.expand(bsz, heads, length, length)  # the kernels take one of all four sizes, without a copy
+        mask = expanded(mask, [bsz, heads, length, length])  # the kernels take one of all four sizes, without a copy
 
     rank = query.size(-1)
-    width = max(rank, head_dim) if value.device.type == "cpu" else rank  # its kernel wants one width of all three
+    width = max(rank, head_dim) if on_cpu(value) else rank  # a CPU's kernel wants one width of all three
     width = -(-width // 8) * 8
     if width > rank:
         query, key = F.pad(query, (0, width - rank)), F.pad(key, (0, width - rank))
-    if value.device.type == "cpu" and width > head_dim:
+    if on_cpu(value) and width > head_dim:
         value = F.pad(value, (0, width - head_dim))
     out = F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal and mask is None, scale=scale

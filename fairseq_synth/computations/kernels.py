@@ -48,9 +48,8 @@ TO_NAMES = tuple(f"to_{name}" for name in NAMES)  # their gradients
 
 def are_on(x: Tensor) -> bool:
     """Whether the kernels are switched on and can run on x, which has values, and torch does not record the call."""
-    if not are_switched_on() or type(x) is not Tensor or is_recorded() or not device_fits(x.device, x.dtype):
-        return False
-    return x.numel() > 0
+    has_values = are_switched_on() and type(x) is Tensor and not is_recorded() and x.numel() > 0
+    return has_values and device_fits(x.device, x.dtype)
 
 
 def are_switched_on() -> bool:
@@ -146,7 +145,7 @@ def call_of(
         return None
 
     t: Dict[str, Tensor] = {}
-    rows, scale, a = dict.fromkeys(SUMMANDS, -1), 1.0, 0
+    rows, scale, q_width, a = dict.fromkeys(SUMMANDS, -1), 1.0, 0, 0
     for rows["q"], scale, query, key in by_sentence:  # noqa: B007
         # hooks of a function on what it was given see the gradient of views alone
         is_hooked = any(x._backward_hooks or x.retains_grad for x in (query, key))
@@ -168,35 +167,22 @@ def call_of(
         t["c"] = whole(bias, heads, length, 2)
     if number:
         rows["r"], t["r"] = matrix(matrices, heads, length)
-    for weights in logits.weights:
-        t["weights"] = weights
-    x, w, pair, c, r = (t.get(name) for name in NAMES[1:6])
-    is_by_distance = r is not None and r.dim() == 2
-    layout = Layout(
-        value.device,
-        tuple([tensor.dtype for tensor in t.values()]),
-        length,
-        bsz,
-        heads,
-        width,
-        q_width if by_sentence else 0,
-        0 if x is None else x.size(3),
-        a,
-        0 if pair is None else pair.size(3) - a,
-        0 if w is None else w.size(1),
-        0 if c is None else c.size(2),
-        0 if r is None else 1 if is_by_distance else r.size(1),
-        0 if r is None else r.size(-1),
-        is_by_distance,
-        logits.weights[0].size(0) if logits.weights else 0,
-        tuple(rows.values()),
-        scale,
-        has_hidden,
-        is_causal,
-        dropout,
-        frozenset([name for name, tensor in t.items() if tensor.requires_grad]),
-    )
+    if logits.weights:
+        t["weights"] = logits.weights[0]
+    _, x, w, pair, c, r, weights = (t.get(name) for name in NAMES)
+    r_rows = size(r, 1) if r is None or r.dim() == 3 else 1
+    of_heads = (length, bsz, heads, width, q_width, size(x, 3), a, size(pair, 3) - a)
+    of_shared = (size(w, 1), size(c, 2), r_rows, size(r, -1), r is not None and r.dim() == 2, size(weights, 0))
+    of_call = (tuple(rows.values()), scale, has_hidden, is_causal, dropout)
+    dtypes = tuple([tensor.dtype for tensor in t.values()])
+    wanted = frozenset([name for name, tensor in t.items() if tensor.requires_grad])
+    layout = Layout(value.device, dtypes, *of_heads, *of_shared, *of_call, wanted)
     return layout, [aligned(t.get(name)) for name in NAMES]
+
+
+def size(x: Optional[Tensor], dim: int) -> int:
+    """Its size in a dimension; 0 for None."""
+    return 0 if x is None else x.size(dim)
 
 
 def flat(x: Tensor, bsz: int, heads: int, dtype: torch.dtype) -> Tensor:
@@ -226,8 +212,9 @@ def matrix(logits: Logits, heads: int, length: int) -> Tuple[int, Tensor]:
         for row, bias in logits.biases:
             return row, whole(whole(bias, heads, length, 1), heads, length, 2)
         for row, scale, query, key in logits.products:
-            if query.dim() == key.dim() == 3 and length <= query.size(1) <= MAX_ROWS_UNSLICED and scale == 1.0:
-                return row, torch.bmm(query, key.transpose(1, 2))
+            if query.dim() == key.dim() == 3 and max(query.size(1), key.size(1)) <= MAX_ROWS_UNSLICED and scale == 1.0:
+                product = torch.matmul(query, key.transpose(1, 2))
+                return row, whole(whole(product, heads, length, 1), heads, length, 2)
     return -1, whole(logits.read(0, length, length).total(length), heads, length, 1)
 
 

@@ -15,6 +15,7 @@ MAX_WARPS = 8
 MAX_PLANS = 4096  # that are kept
 PROGRAMS = 264  # that a backward pass aims at: two for each of an H100's 132 multiprocessors
 SUMMANDS = ("q", "x", "outer", "c", "r")
+BY_SENTENCE = ("v", "q", "k", "x", "left", "right")
 SHARED = ("w", "c", "r")
 
 
@@ -62,23 +63,17 @@ class Launch:
     """A call of a kernel.
 
     Args:
-        kernel: of `triton_short`, `triton_long` or `triton_sums`.
-        grid: numbers of programs.
+        kernel, grid: of `triton_short`, `triton_long` or `triton_sums`, and numbers of programs.
         tensors: names of tensors, None, and tuples of those; they come first among the arguments.
         numbers: all other arguments.
+        of: warps, and stages that it reads ahead, if more than one.
     """
 
     def __init__(
-        self,
-        kernel: Any,
-        grid: Sequence[int],
-        tensors: Sequence[Any],
-        numbers: Sequence[Any],
-        warps: int,
-        stages: int = 1,
+        self, kernel: Any, grid: Sequence[int], tensors: Sequence[Any], numbers: Sequence[Any], *of: int
     ) -> None:
         self.kernel, self.grid, self.numbers = kernel, (*grid, 1, 1)[:3], numbers
-        self.options = dict(num_warps=warps, num_stages=stages)  # of the compilation
+        self.options = dict(zip(("num_warps", "num_stages"), (*of, 1)))  # of the compilation
         self.readers: List[Tuple[Any, Any]] = []  # of an argument: what makes it, and what reads the tensors for it
         for x in tensors:
             self.readers.append((type(x)._make, itemgetter(*x)) if isinstance(x, tuple) else (None, x))  # type: ignore
@@ -120,26 +115,21 @@ class Plan:
     """The launches of a call, and the memory that they need for sums: of each, in fp32, so many numbers."""
 
     def __init__(self, a: Layout) -> None:
+        from . import triton_long, triton_short
         from .triton_common import Given
 
         self.layout, self.is_loaded, self.is_long = a, False, not a.is_short()
+        self.kernels: Any = triton_long if self.is_long else triton_short
         self.sums: Dict[str, int] = {}
-        sizes = (1, a.X, a.X, a.right, a.c_columns, a.r_columns, a.weights, a.has_hidden, a.dropout > 0)
-        self.given = Given(*(name if size else None for name, size in zip(Given._fields, sizes)))
-        numbers = (
-            a.T,
-            a.B,
-            a.H,
-            a.left,
-            a.right or 1,
-            a.w_rows,
-            a.c_columns,
-            a.r_rows,
-            a.r_columns,
-            a.scale,
-            a.dropout,
-        )
-        self.numbers = numbers
+        packed, pair = "packed" if a.Q else None, "pair" if a.right else None
+        names = (("x", a.X), ("w", a.X), ("c", a.c_columns), ("r", a.r_columns), ("weights", a.weights))
+        found: Dict[str, Any] = {
+            name: name for name, size in (*names, ("hidden", a.has_hidden), ("seed", a.dropout)) if size
+        }
+        found.update(v="packed", q=packed, k=packed, left=pair, right=pair)
+        self.given = Given(*map(found.get, Given._fields))
+        whole = (a.w_rows, a.c_columns, a.r_rows, a.r_columns)
+        self.numbers = (a.T, a.B, a.H, a.left, a.right or 1, *whole, a.scale, a.dropout)
         self.forward = self.forward_of_long() if self.is_long else self.forward_of_short()
         self.backward: List[Launch] = []
         if a.wanted:
@@ -154,36 +144,25 @@ class Plan:
 
     def forward_of_short(self) -> Launch:
         """Writes ``out``, (T, B, H, d_h)."""
-        from . import triton_short
-
         a = self.layout
         sentences, groups = shared_out(a.B, min(a.B, up(4 * PROGRAMS, a.H)))
-        return self.launch(triton_short.forward, Tile.whole(a, True), (a.H, groups), ("out",), sentences)
+        return self.launch(self.kernels.forward, Tile.whole(a, True), (a.H, groups), ("out",), sentences)
 
     def forward_of_long(self) -> Launch:
         """Writes ``out`` and ``lse``, (B, H, T), in fp32."""
-        from . import triton_long
-
         a, tile = self.layout, Tile.of("forward", self.layout)
-        return self.launch(triton_long.forward, tile, (a.B * a.H * up(a.T, tile.rows),), ("out", "lse"))
+        return self.launch(self.kernels.forward, tile, (a.B * a.H * up(a.T, tile.rows),), ("out", "lse"))
 
     def add_backward_of_short(self) -> Tuple[Sequence[int], Sequence[int]]:
         """Returns what `addition` takes."""
-        from . import triton_short
-
         a = self.layout
         sentences, size, groups = self.groups(1, self.summed(*SHARED), self.weighted(*SUMMANDS))
-        self.backward.append(
-            self.launch(
-                triton_short.backward, Tile.whole(a, False), (a.H, groups), (self.to(), "grad"), sentences, size
-            )
-        )
+        tile, tensors = Tile.whole(a, False), (self.to(), "grad")
+        self.backward.append(self.launch(self.kernels.backward, tile, (a.H, groups), tensors, sentences, size))
         return (groups, size, groups, size), (groups, groups, groups)
 
     def add_backward_of_long(self) -> Tuple[Sequence[int], Sequence[int]]:
         """Returns what `addition` takes."""
-        from . import triton_long
-
         a = self.layout
         rows, columns, matrix = (Tile.of(name, a) for name in ("rows", "columns", "matrix"))
         across, tiles = up(a.T, columns.columns), up(a.T, matrix.rows) * up(a.T, matrix.columns)
@@ -198,14 +177,14 @@ class Plan:
         if delta is not None:
             self.reserve(delta, a.B * a.H * a.T)
             own = (self.to(), "out", delta, "lse", "grad")
-            self.backward.append(self.launch(triton_long.backward_rows, rows, (parts * a.H,), own))
+            self.backward.append(self.launch(self.kernels.backward_rows, rows, (parts * a.H,), own))
         tensors = (self.to(), delta, "lse", "grad")
         if any(of_columns) or "packed" in a.wanted:
             grid = (groups * across * a.H,)
-            self.backward.append(self.launch(triton_long.backward_columns, columns, grid, tensors, sentences, size))
+            self.backward.append(self.launch(self.kernels.backward_columns, columns, grid, tensors, sentences, size))
         if any(of_matrix):
             grid = (r_groups * tiles * a.H,)
-            self.backward.append(self.launch(triton_long.backward_matrix, matrix, grid, tensors, r_sentences, r_size))
+            self.backward.append(self.launch(self.kernels.backward_matrix, matrix, grid, tensors, r_sentences, r_size))
         return (groups, size, r_groups, r_size), (parts, groups * across, r_groups * tiles)
 
     def addition(self, totals: Sequence[int], counts: Sequence[int]) -> Launch:
@@ -257,15 +236,13 @@ class Plan:
         """Where gradients go, or sums for them."""
         from .triton_common import Gradients
 
-        found = {name: f"to_{name}" for name in self.layout.wanted.intersection(("packed", "x", "pair"))}
+        given = self.given._asdict()
+        found = {name: f"to_{given[name]}" for name in BY_SENTENCE if given[name] in self.layout.wanted}
         found.update({name[len("sum_") :]: name for name in self.sums if name != "delta"})
-        return Gradients(*[found.get(name) for name in Gradients._fields])
+        return Gradients(*map(found.get, Gradients._fields))
 
 
-@lru_cache(maxsize=MAX_PLANS)
-def plan_of(a: Layout) -> Plan:
-    """The plan of a layout, the same one each time."""
-    return Plan(a)
+plan_of = lru_cache(maxsize=MAX_PLANS)(Plan)  # for equal layouts the same one
 
 
 class Tile(NamedTuple):

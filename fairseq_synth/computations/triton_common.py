@@ -17,56 +17,39 @@ import triton.language as tl
 
 
 class Given(NamedTuple):
-    """First elements of a call's tensors, as `kernels` describes them. None: there is no such summand, and no code for
-    it in the compiled kernel."""
+    """First elements of the tensors. None: there is no such summand, and no code for it in the compiled kernel.
 
-    packed: Any
+    Tensors that lie side by side, as `kernels` describes them, are given as the one that they are parts of.
+    """
+
+    v: Any
+    q: Any
+    k: Any
     x: Any
     w: Any
-    pair: Any
     c: Any
+    left: Any  # A
+    right: Any  # B
     r: Any
     weights: Any  # rows of (H,); which is whose, `Constants` says
     hidden: Any  # (B, T), not 0 at padding
     seed: Any  # of dropout, (1,); None: no dropout
 
 
-class Tensors(NamedTuple):
-    """The same, with each part of what lies side by side in `packed` and `pair` by itself."""
-
-    q: Any
-    k: Any
-    v: Any
-    x: Any
-    w: Any
-    left: Any  # A
-    right: Any  # B
-    c: Any
-    r: Any
-    weights: Any
-    hidden: Any
-    seed: Any
-
-
 class Sizes(NamedTuple):
-    """Strides of tokens, of heads and of rows; and numbers that change from batch to batch."""
+    """Where tensors lie: numbers that change from batch to batch."""
 
-    v_token: Any
-    v_head: Any
-    q_token: Any
-    q_head: Any
-    k_token: Any
-    k_head: Any
-    x_token: Any
-    x_head: Any
-    left_token: Any
-    left_head: Any
-    right_token: Any
-    right_head: Any
+    token: Any  # strides of tokens in `packed`, and
+    pair: Any  # in what holds A and B
+    k: Any  # where keys, values and B begin in a token
+    v: Any
+    right: Any
+    x_head: Any  # strides of heads and of rows
+    pair_head: Any
     w_head: Any
     c_head: Any
-    r_row: Any  # m, where R is its values by distance
     r_head: Any
+    r_row: Any  # m, where R is its values by distance
     T: Any
     B: Any
     H: Any
@@ -105,32 +88,16 @@ class Constants(NamedTuple):
 class Gradients(NamedTuple):
     """Where gradients go, which lie as their tensors do, or sums over a group of sentences; None: not wanted."""
 
-    packed: Any
+    v: Any
+    q: Any
+    k: Any
     x: Any
-    pair: Any
+    left: Any
+    right: Any
     w: Any  # (groups, H, T, width), as are c and r, (groups, H, ...), each group `size` numbers after the last, in fp32
     c: Any
     r: Any
     a_q: Any  # (parts, H), in fp32, each part the sum of a program
-    a_x: Any
-    a_outer: Any
-    a_c: Any
-    a_r: Any
-
-
-class Wanted(NamedTuple):
-    """The same, with each part of `packed` and `pair` by itself."""
-
-    q: Any
-    k: Any
-    v: Any
-    x: Any
-    left: Any
-    right: Any
-    w: Any
-    c: Any
-    r: Any
-    a_q: Any
     a_x: Any
     a_outer: Any
     a_c: Any
@@ -165,102 +132,65 @@ class ColumnFactors(NamedTuple):
 
 
 @triton.jit
-def split_packed(packed, z, H):
-    """Where the queries, keys and values of the first token begin."""
-    if (packed is None) or (z.Q == 0):
-        return None, None, packed
-    else:
-        width = tl.multiple_of(tl.cast(H * z.Q, tl.int64), z.UNIT)
-        return packed, packed + width, packed + 2 * width
-
-
-@triton.jit
-def right_of(pair, left):
-    """Where the second factor of an outer product begins."""
-    if pair is None:
-        return None
-    else:
-        return pair + left
-
-
-@triton.jit
-def opened(given, z, H, left):
-    """`Tensors` of what a kernel is given."""
-    q, k, v = split_packed(given.packed, z, H)
-    return Tensors(
-        q, k, v, given.x, given.w, given.pair, right_of(given.pair, left), given.c, given.r, given.weights,
-        given.hidden, given.seed,
-    )  # fmt: skip
-
-
-@triton.jit
-def wanted(to, z, H, left):
-    """`Wanted` of the gradients that a kernel is to write."""
-    q, k, v = split_packed(to.packed, z, H)
-    return Wanted(
-        q, k, v, to.x, to.pair, right_of(to.pair, left), to.w, to.c, to.r, to.a_q, to.a_x, to.a_outer, to.a_c, to.a_r
-    )
-
-
-@triton.jit
 def sizes(z, T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout):
     """Of tensors that lie as `kernels` says; `left` and `n`: columns of the factors of an outer product."""
-    token, pair, r_row = H * (2 * z.Q + z.D), left + n, r_columns
+    r_row = r_columns
     if z.DIAGONALS:
         r_row = r_columns // 2
     return Sizes(
-        token, z.D, token, z.Q, token, z.Q, z.X, T * B * z.X, pair, T * B * pair, pair, T * B * pair,
-        w_rows * z.X, c_columns, r_row, r_rows * r_columns, T, B, H, n, scale, dropout,
+        H * (2 * z.Q + z.D), left + n, H * z.Q, 2 * H * z.Q, left, T * B * z.X, T * B * (left + n), w_rows * z.X,
+        c_columns, r_rows * r_columns, r_row, T, B, H, n, scale, dropout,
     )  # fmt: skip
 
 
 @triton.jit
-def places(data, token, head, b, h, i, B, ROWS: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr):
-    """Where rows i, i + 1, ... of head h of sentence b are, (ROWS, BLOCK). Strides are multiples of UNIT."""
+def pointers(data, first, token, head, b, h, i, B, ROWS: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr):
+    """Where rows i, i + 1, ... of a head of a sentence are, (ROWS, BLOCK); `first` and strides: multiples of UNIT."""
     # the compiler forgets what it is told of an argument; of a number that is computed here it does not
     token, head = tl.multiple_of(tl.cast(token, tl.int64), UNIT), tl.multiple_of(tl.cast(head, tl.int64), UNIT)
+    data += tl.multiple_of(tl.cast(first, tl.int64), UNIT) + h * head
     rows = tl.cast(i + tl.arange(0, ROWS), tl.int64) * B + b
-    return data + h * head + rows[:, None] * token + tl.arange(0, BLOCK)[None, :]
+    return data + rows[:, None] * token + tl.arange(0, BLOCK)[None, :]
 
 
 @triton.jit
 def inside(i, T, width, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Which of these places exist."""
+    """Which of these elements exist."""
     return (i + tl.arange(0, ROWS) < T)[:, None] & (tl.arange(0, BLOCK) < width)[None, :]
 
 
 @triton.jit
-def load_rows(data, token, head, b, h, i, s, width, ROWS: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr):
+def load_rows(data, first, token, head, b, h, i, s, width, ROWS: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr):
     """Rows i, i + 1, ... of a sentence; 0 where there are none."""
     if data is None:
         return 0.0
     else:
-        at = places(data, token, head, b, h, i, s.B, ROWS, BLOCK, UNIT)
+        at = pointers(data, first, token, head, b, h, i, s.B, ROWS, BLOCK, UNIT)
         return tl.load(at, mask=inside(i, s.T, width, ROWS, BLOCK), other=0.0)
 
 
 @triton.jit
 def store_rows(
-    data, value, token, head, b, h, i, s, width, ROWS: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr
+    data, value, first, token, head, b, h, i, s, width, ROWS: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr
 ):
     """Writes rows i, i + 1, ... of a sentence, if there is such a tensor."""
     if data is not None:
-        at = places(data, token, head, b, h, i, s.B, ROWS, BLOCK, UNIT)
+        at = pointers(data, first, token, head, b, h, i, s.B, ROWS, BLOCK, UNIT)
         tl.store(at, value.to(data.dtype.element_ty), mask=inside(i, s.T, width, ROWS, BLOCK))
 
 
 @triton.jit
 def load_row_factors(g, s, z, b, h, i):
-    q = load_rows(g.q, s.q_token, s.q_head, b, h, i, s, z.Q, z.ROWS, z.Q_BLOCK, z.UNIT)
-    x = load_rows(g.x, s.x_token, s.x_head, b, h, i, s, z.X, z.ROWS, z.X_BLOCK, z.UNIT)
-    left = load_rows(g.left, s.left_token, s.left_head, b, h, i, s, tl.cdiv(s.T, s.n), z.ROWS, z.FACTOR, 1)
-    right = load_rows(g.right, s.right_token, s.right_head, b, h, i, s, s.n, z.ROWS, z.FACTOR, 1)
+    q = load_rows(g.q, 0, s.token, z.Q, b, h, i, s, z.Q, z.ROWS, z.Q_BLOCK, z.UNIT)
+    x = load_rows(g.x, 0, z.X, s.x_head, b, h, i, s, z.X, z.ROWS, z.X_BLOCK, z.UNIT)
+    left = load_rows(g.left, 0, s.pair, s.pair_head, b, h, i, s, tl.cdiv(s.T, s.n), z.ROWS, z.FACTOR, 1)
+    right = load_rows(g.right, s.right, s.pair, s.pair_head, b, h, i, s, s.n, z.ROWS, z.FACTOR, 1)
     return RowFactors(q, x, left, right)
 
 
 @triton.jit
 def load_column_factors(g, s, z, b, h, j):
-    k = load_rows(g.k, s.k_token, s.k_head, b, h, j, s, z.Q, z.COLUMNS, z.Q_BLOCK, z.UNIT)
+    k = load_rows(g.k, s.k, s.token, z.Q, b, h, j, s, z.Q, z.COLUMNS, z.Q_BLOCK, z.UNIT)
     return ColumnFactors(k, load_shared_keys(g, s, z, h, j), load_row(g, s, z, h, j))
 
 
@@ -288,7 +218,7 @@ def load_row(g, s, z, h, j):
 
 @triton.jit
 def load_values(g, s, z, b, h, j):
-    return load_rows(g.v, s.v_token, s.v_head, b, h, j, s, z.D, z.COLUMNS, z.D_BLOCK, z.UNIT)
+    return load_rows(g.v, s.v, s.token, z.D, b, h, j, s, z.D, z.COLUMNS, z.D_BLOCK, z.UNIT)
 
 
 @triton.jit
@@ -406,11 +336,11 @@ def row_gradients(d, ds, rows, columns, s, z, j):
 @triton.jit
 def store_row_gradients(d, to, a, s, z, b, h, i):
     """Writes dQ, dX, dA and dB of rows i, i + 1, ... of a sentence; `to` lacks the weights."""
-    store_rows(d.q, to.q * a.q, s.q_token, s.q_head, b, h, i, s, z.Q, z.ROWS, z.Q_BLOCK, z.UNIT)
-    store_rows(d.x, to.x * a.x, s.x_token, s.x_head, b, h, i, s, z.X, z.ROWS, z.X_BLOCK, z.UNIT)
+    store_rows(d.q, to.q * a.q, 0, s.token, z.Q, b, h, i, s, z.Q, z.ROWS, z.Q_BLOCK, z.UNIT)
+    store_rows(d.x, to.x * a.x, 0, z.X, s.x_head, b, h, i, s, z.X, z.ROWS, z.X_BLOCK, z.UNIT)
     width = tl.cdiv(s.T, s.n)
-    store_rows(d.left, to.left * a.outer, s.left_token, s.left_head, b, h, i, s, width, z.ROWS, z.FACTOR, 1)
-    store_rows(d.right, to.right * a.outer, s.right_token, s.right_head, b, h, i, s, s.n, z.ROWS, z.FACTOR, 1)
+    store_rows(d.left, to.left * a.outer, 0, s.pair, s.pair_head, b, h, i, s, width, z.ROWS, z.FACTOR, 1)
+    store_rows(d.right, to.right * a.outer, s.right, s.pair, s.pair_head, b, h, i, s, s.n, z.ROWS, z.FACTOR, 1)
 
 
 @triton.jit

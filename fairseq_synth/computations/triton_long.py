@@ -31,7 +31,6 @@ from .triton_common import (
     load_values,
     load_weights,
     mean_outer,
-    opened,
     product,
     row_gradients,
     row_weights,
@@ -42,7 +41,6 @@ from .triton_common import (
     store_row_gradients,
     store_rows,
     tile_of_logits,
-    wanted,
 )
 
 
@@ -74,18 +72,17 @@ def store_numbers(data, value, s, z, b, h, i):
 @triton.jit
 def load_outputs(dy, delta, lse, s, z, b, h, i):
     """Of rows: dY, rowsum(P * dP) and the logarithm of the softmax's denominator."""
-    dy_i = load_rows(dy, s.H * z.D, z.D, b, h, i, s, z.D, z.ROWS, z.D_BLOCK, z.UNIT)
+    dy_i = load_rows(dy, 0, s.H * z.D, z.D, b, h, i, s, z.D, z.ROWS, z.D_BLOCK, z.UNIT)
     return dy_i, load_numbers(delta, s, z, b, h, i, 0.0), load_numbers(lse, s, z, b, h, i, float("inf"))
 
 
 @triton.jit(do_not_specialize=INTEGERS)
 def forward(
-    given, y, lse,
+    g, y, lse,
     T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout, z,
 ):  # fmt: skip
     """Some rows of Y of a sentence, and the logarithms of their denominators."""
     s = sizes(z, T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout)
-    g = opened(given, z, H, left)
     tiles = tl.cdiv(T, z.ROWS)
     i, b, h = tl.program_id(0) % tiles * z.ROWS, tl.program_id(0) // tiles // H, tl.program_id(0) // tiles % H
     length, a, rows = length_of(g, s, b), load_weights(g, s, z, h), load_row_factors(g, s, z, b, h, i)
@@ -102,33 +99,30 @@ def forward(
         out = out * shrink[:, None] + product((p * kept(g, s, z, b, h, i, j)).to(v.dtype), v, z)
         top = higher
     out = out / tl.where(total > 0, total, 1.0)[:, None]
-    store_rows(y, out, H * z.D, z.D, b, h, i, s, z.D, z.ROWS, z.D_BLOCK, z.UNIT)
+    store_rows(y, out, 0, H * z.D, z.D, b, h, i, s, z.D, z.ROWS, z.D_BLOCK, z.UNIT)
     store_numbers(lse, tl.where(total > 0, top + tl.log2(total), float("inf")), s, z, b, h, i)
 
 
 @triton.jit(do_not_specialize=[*INTEGERS])
 def backward_rows(
-    given, grads, y, delta, lse, dy,
+    g, d, y, delta, lse, dy,
     T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout, z,
 ):  # fmt: skip
     s = sizes(z, T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout)
-    g, d = opened(given, z, H, left), wanted(grads, z, H, left)
     tiles = tl.cdiv(T, z.ROWS)
     i, b, h = tl.program_id(0) % tiles * z.ROWS, tl.program_id(0) // tiles // H, tl.program_id(0) // tiles % H
     length, a, rows = length_of(g, s, b), load_weights(g, s, z, h), load_row_factors(g, s, z, b, h, i)
-    dy_i = load_rows(dy, H * z.D, z.D, b, h, i, s, z.D, z.ROWS, z.D_BLOCK, z.UNIT)
-    y_i = load_rows(y, H * z.D, z.D, b, h, i, s, z.D, z.ROWS, z.D_BLOCK, z.UNIT)
+    dy_i = load_rows(dy, 0, H * z.D, z.D, b, h, i, s, z.D, z.ROWS, z.D_BLOCK, z.UNIT)
+    y_i = load_rows(y, 0, H * z.D, z.D, b, h, i, s, z.D, z.ROWS, z.D_BLOCK, z.UNIT)
     delta_i, lse_i = tl.sum(dy_i.to(tl.float32) * y_i.to(tl.float32), 1), load_numbers(lse, s, z, b, h, i, float("inf"))
     error = tl.zeros([z.ROWS], tl.float32)  # of `delta_i`: the sum of a row of dS, which should be 0
     outer = tl.zeros([z.ROWS], tl.float32)
     to_q, to_x = tl.zeros([z.ROWS, z.Q_BLOCK], tl.float32), tl.zeros([z.ROWS, z.X_BLOCK], tl.float32)
     to_left, to_right = tl.zeros([z.ROWS, z.FACTOR], tl.float32), tl.zeros([z.ROWS, z.FACTOR], tl.float32)
     end = 0  # without gradients of rows or of weights only rowsum(dY * Y) is written
-    if (d.q is not None) or (d.x is not None) or (d.left is not None) or (d.right is not None):
+    if (d.q is not None) or (d.x is not None) or (d.left is not None) or (d.right is not None) or (d.a_r is not None):
         end = columns_of_rows(s, z, i, length)
     if (d.a_q is not None) or (d.a_x is not None) or (d.a_outer is not None) or (d.a_c is not None):
-        end = columns_of_rows(s, z, i, length)
-    if d.a_r is not None:
         end = columns_of_rows(s, z, i, length)
     for j in range(0, end, z.COLUMNS):
         columns, r = load_column_factors(g, s, z, b, h, j), load_matrix(g, s, z, h, i, j)
@@ -152,11 +146,10 @@ def backward_rows(
 
 @triton.jit(do_not_specialize=[*INTEGERS, "sentences", "size"])
 def backward_columns(
-    given, grads, delta, lse, dy,
+    g, d, delta, lse, dy,
     T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout, sentences, size, z,
 ):  # fmt: skip
     s = sizes(z, T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout)
-    g, d = opened(given, z, H, left), wanted(grads, z, H, left)
     tiles = tl.cdiv(T, z.COLUMNS)
     j, group, h = tl.program_id(0) % tiles * z.COLUMNS, tl.program_id(0) // tiles // H, tl.program_id(0) // tiles % H
     a = load_weights(g, s, z, h)
@@ -182,10 +175,10 @@ def backward_columns(
                     to_w += product(tl.trans(ds.to(rows.x.dtype)), rows.x, z)
                 if (d.c is not None) or (d.a_c is not None):
                     to_c += tl.sum(ds, 0)
-        store_rows(d.v, to_v, s.v_token, s.v_head, b, h, j, s, z.D, z.COLUMNS, z.D_BLOCK, z.UNIT)
-        store_rows(d.k, to_k * a.q, s.k_token, s.k_head, b, h, j, s, z.Q, z.COLUMNS, z.Q_BLOCK, z.UNIT)
+        store_rows(d.v, to_v, s.v, s.token, z.D, b, h, j, s, z.D, z.COLUMNS, z.D_BLOCK, z.UNIT)
+        store_rows(d.k, to_k * a.q, s.k, s.token, z.Q, b, h, j, s, z.Q, z.COLUMNS, z.Q_BLOCK, z.UNIT)
         if d.a_q is not None:
-            k = load_rows(g.k, s.k_token, s.k_head, b, h, j, s, z.Q, z.COLUMNS, z.Q_BLOCK, z.UNIT)
+            k = load_rows(g.k, s.k, s.token, z.Q, b, h, j, s, z.Q, z.COLUMNS, z.Q_BLOCK, z.UNIT)
             to_a_q += tl.sum(to_k * k.to(tl.float32)) * s.scale
     place, part = tl.cast(group, tl.int64) * size, group * tiles + j // z.COLUMNS
     store_part(d.a_q, to_a_q, part, h, s)
@@ -196,11 +189,10 @@ def backward_columns(
 
 @triton.jit(do_not_specialize=[*INTEGERS, "sentences", "size"])
 def backward_matrix(
-    given, grads, delta, lse, dy,
+    g, d, delta, lse, dy,
     T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout, sentences, size, z,
 ):  # fmt: skip
     s = sizes(z, T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout)
-    g, d = opened(given, z, H, left), wanted(grads, z, H, left)
     across = tl.cdiv(T, z.COLUMNS)
     tiles = tl.cdiv(T, z.ROWS) * across
     tile, group, h = tl.program_id(0) % tiles, tl.program_id(0) // tiles // H, tl.program_id(0) // tiles % H

@@ -23,7 +23,6 @@ from .triton_common import (
     load_rows,
     load_values,
     load_weights,
-    opened,
     product,
     row_gradients,
     row_weights,
@@ -34,7 +33,6 @@ from .triton_common import (
     store_row_gradients,
     store_rows,
     tile_of_logits,
-    wanted,
 )
 
 
@@ -49,12 +47,11 @@ def softmax(logits):
 
 @triton.jit(do_not_specialize=[*INTEGERS, "sentences"])
 def forward(
-    given, y,
+    g, y,
     T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout, sentences, z,
 ):  # fmt: skip
     """Y of some sentences."""
     s = sizes(z, T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout)
-    g = opened(given, z, H, left)
     h, group = tl.program_id(0), tl.program_id(1)
     r, a = load_matrix(g, s, z, h, 0, 0), load_weights(g, s, z, h)
     for b in range(group * sentences, tl.minimum((group + 1) * sentences, B)):
@@ -62,17 +59,16 @@ def forward(
         p = softmax(tile_of_logits(g, s, z, rows, columns, r, a, b, 0, 0, length_of(g, s, b)))
         v = load_values(g, s, z, b, h, 0)
         out = product((p * kept(g, s, z, b, h, 0, 0)).to(v.dtype), v, z)
-        store_rows(y, out, H * z.D, z.D, b, h, 0, s, z.D, z.ROWS, z.D_BLOCK, z.UNIT)
+        store_rows(y, out, 0, H * z.D, z.D, b, h, 0, s, z.D, z.ROWS, z.D_BLOCK, z.UNIT)
 
 
 @triton.jit(do_not_specialize=[*INTEGERS, "sentences", "size"])
 def backward(
-    given, grads, dy,
+    g, d, dy,
     T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout, sentences, size, z,
 ):  # fmt: skip
     """All gradients of some sentences."""
     s = sizes(z, T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout)
-    g, d = opened(given, z, H, left), wanted(grads, z, H, left)
     h, group = tl.program_id(0), tl.program_id(1)
     a = load_weights(g, s, z, h)
     to_r = tl.zeros([z.ROWS, z.COLUMNS], tl.float32)
@@ -83,9 +79,9 @@ def backward(
         r = load_matrix(g, s, z, h, 0, 0)  # again for each sentence, from a cache: registers are scarcer
         p = softmax(tile_of_logits(g, s, z, rows, columns, r, a, b, 0, 0, length_of(g, s, b)))
         keep = kept(g, s, z, b, h, 0, 0)
-        dy_b = load_rows(dy, H * z.D, z.D, b, h, 0, s, z.D, z.ROWS, z.D_BLOCK, z.UNIT)
+        dy_b = load_rows(dy, 0, H * z.D, z.D, b, h, 0, s, z.D, z.ROWS, z.D_BLOCK, z.UNIT)
         dv = product(tl.trans((p * keep).to(dy_b.dtype)), dy_b, z)
-        store_rows(d.v, dv, s.v_token, s.v_head, b, h, 0, s, z.D, z.COLUMNS, z.D_BLOCK, z.UNIT)
+        store_rows(d.v, dv, s.v, s.token, z.D, b, h, 0, s, z.D, z.COLUMNS, z.D_BLOCK, z.UNIT)
         dp = product(dy_b, tl.trans(load_values(g, s, z, b, h, 0)), z) * keep
         ds = p * (dp - tl.sum(p * dp, 1)[:, None])
         if (d.r is not None) or (d.a_r is not None):
@@ -94,7 +90,7 @@ def backward(
             to_c += tl.sum(ds, 0)
         if d.k is not None:
             dk = product(tl.trans(ds.to(rows.q.dtype)), rows.q, z) * a.q
-            store_rows(d.k, dk, s.k_token, s.k_head, b, h, 0, s, z.Q, z.COLUMNS, z.Q_BLOCK, z.UNIT)
+            store_rows(d.k, dk, s.k, s.token, z.Q, b, h, 0, s, z.Q, z.COLUMNS, z.Q_BLOCK, z.UNIT)
         if d.w is not None:
             to_w += product(tl.trans(ds.to(rows.x.dtype)), rows.x, z)
         to = row_gradients(d, ds, rows, columns, s, z, 0)
