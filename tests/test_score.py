@@ -265,6 +265,7 @@ def translator(small_data, tmp_path, capsys, monkeypatch):
 
     def lines_of(name, said, *argv):
         data = small_data(name)
+        capsys.readouterr()  # what preparing it has printed
         pinned = {"data": data, "data_digest": prepare.digest_of(data), "arch": "a", "seed": 1, "flags": []}
         steps.dump(tmp_path / "run" / "run.json", {**pinned, "recipe": vars(RECIPES["pairs_cpu"])})
         given_lines = []
