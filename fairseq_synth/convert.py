@@ -131,8 +131,7 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     for stack in ("encoder", "decoder"):
         function = getattr(args, stack)
         if function is not None and function not in CHOICES:
-            known = function in SYNTHESIZERS
-            reason = "no closed form makes it from trained attention" if known else "unknown function"
+            reason = "no closed form makes it of attention" if function in SYNTHESIZERS else "unknown function"
             raise SynthesizerError(f"--{stack} {function}: {reason}; choose from {', '.join(CHOICES)}")
     if args.out.exists() and not args.force:
         raise SynthesizerError(f"--out {args.out}: exists already; give --force to overwrite it, or another name")
@@ -388,7 +387,7 @@ def given(parser: argparse.ArgumentParser, defaults: Any, values: Mapping[str, A
     """The flags of a parser that have other values than their defaults."""
     flags = []
     for action in parser._actions:
-        value = values.get(action.dest)
+        value = tuple(x) if isinstance(x := values.get(action.dest), list) else x  # (0.9, 0.98), as fairseq reads it
         if value is not None and value != getattr(defaults, action.dest, None):
             flags += [action.option_strings[0]] + ([] if action.nargs == 0 else [str(value)])
     return flags

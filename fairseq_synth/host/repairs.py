@@ -94,16 +94,16 @@ def replace(owner: Any, attribute: str, function: Callable[..., Any]) -> bool:
 
 
 def as_rows() -> "list[list[str]]":
-    """Name, symptom and versions of each repair, from its docstring: ``symptom (versions).`` and the details."""
-    import re
+    """Name, symptom and versions of each repair, from its docstring's first sentence: ``symptom (versions).``
 
-    from . import checkpoints, data, flags, messages, search, training  # noqa: F401  (they list theirs)
+    The modules of `host` list theirs once `register` has imported them.
+    """
+    import re
 
     rows = []
     for name, function in sorted(REPAIRS.items()):
-        symptom, *details = inspect.cleandoc(function.__doc__ or "").split("\n\n")
-        found = re.fullmatch(r"(.*) \(([^()]*)\)\.", " ".join(symptom.split()))
+        first = " ".join(inspect.cleandoc(function.__doc__ or "").split("\n\n")[0].split())
+        found = re.fullmatch(r"(.*) \(([^()]*)\)\.", first)
         assert found, f"{name}: its docstring must start with one sentence, 'symptom (versions).'"
-        text = " ".join(" ".join([f"{found[1]}.", *details]).split())
-        rows.append([f"`{name}`", text.replace("``", "`").replace("|", "\\|"), found[2]])
+        rows.append([f"`{name}`", found[1].replace("``", "`").replace("|", "\\|"), found[2]])
     return rows
