@@ -22,11 +22,11 @@ if "--list" in sys.argv:
 if "--variant" not in sys.argv or sys.argv.count("--seed") > 1:
     sys.exit(0)  # the last call, which records
 words = sys.argv[1:]
-value = lambda name: words[words.index(name) + 1]
-(cell,) = catalog.TABLES[words[0]].cells([value("--dataset")], [value("--variant")], [int(value("--seed"))])
-out, first = Path(value("--out")), cell.first()
+dataset, model, seed, out = (words[words.index(name) + 1] for name in "--dataset --variant --seed --out".split())
+(cell,) = catalog.TABLES[words[0]].cells([dataset], [model], [int(seed)])
+out, first = Path(out), cell.first()
 with open(out / "calls", "a") as file:
-    print(words[0], value("--variant"), *(word for word in words if word in ("--prepare", "--rerun")), file=file)
+    print(words[0], model, *(word for word in words if word in ("--prepare", "--rerun")), file=file)
 data = lambda cell: cell.run(out).data / "bin" / "done"
 scores = lambda cell: cell.run(out).folder / "evaluation" / "scores.json"
 if "--prepare" in words:

@@ -257,21 +257,17 @@ def test_a_log():
 
 def test_the_weights_of_mixtures():
     """After the softmax, for each head; a function without weights of its own; heads of different kinds, by groups."""
-    ours, prefix = torch.tensor([[0.0, 1.0], [0.0, 3.0]]), "layers.0.self_attn.synthesizer"
-    weights = {
-        f"decoder.{prefix}.alpha": ours,
-        f"decoder.{prefix}.components.dense.W1": ours,
-        f"encoder.{prefix}.components.random.R": ours,
-    }
-    expected = {"decoder.layers.0": {"dense": [0.5, 0.1192], "vanilla": [0.5, 0.8808]}}
-    assert reproduce.mixture_weights(weights) == expected
-    weights = {}
+    ours, prefix, weights = torch.tensor([[0.0, 1.0], [0.0, 3.0]]), "layers.0.self_attn.synthesizer", {}
+    weights.update({f"decoder.{prefix}.alpha": ours, f"decoder.{prefix}.components.dense.W1": ours})
     for group, names in enumerate([["random"], ["dense", "random"]]):
         weights[f"encoder.{prefix}.groups.{group}.alpha"] = torch.zeros(len(names) + 1, 2 + group)
-        weights.update({f"encoder.{prefix}.groups.{group}.components.{name}.a": torch.zeros(2) for name in names})
-    found = reproduce.mixture_weights(weights)
-    assert found["encoder.layers.0.groups.0"] == {"random": [0.5, 0.5], "vanilla": [0.5, 0.5]}
-    assert found["encoder.layers.0.groups.1"]["dense"] == [0.3333] * 3 and len(found) == 2
+        weights.update({f"encoder.{prefix}.groups.{group}.components.{name}.a": ours for name in names})
+    weights[f"encoder.layers.1.{prefix[9:]}.components.random.R"] = ours  # nothing to mix
+    assert reproduce.mixture_weights(weights) == {
+        "decoder.layers.0": {"dense": [0.5, 0.1192], "vanilla": [0.5, 0.8808]},
+        "encoder.layers.0.groups.0": {"random": [0.5, 0.5], "vanilla": [0.5, 0.5]},
+        "encoder.layers.0.groups.1": dict.fromkeys(("dense", "random", "vanilla"), [0.3333] * 3),
+    }
 
 
 def test_the_quickstart(tmp_path):

@@ -100,6 +100,7 @@ def test_free_text(monkeypatch):
     assert scores["meteor"] == {"score": None, "name": "METEOR", "signature": "not scored: no Java"}
 
 
+@pytest.mark.slow
 def test_meteor(tmp_path, monkeypatch):
     """Also of an empty text, and of one with the bars that it divides texts by; a Java that does not run is told."""
     written, wanted = ["the cat sat on the mat", "", "a ||| b"], ["the cat sat on the mat", "hello there", "a b"]

@@ -1,6 +1,7 @@
 """Text: what is read of every form that corpora come in, what is refused, downloads, and what is held out."""
 
 import gzip
+import itertools
 import json
 import subprocess
 import sys
@@ -95,12 +96,6 @@ def write_task(folder, task, contents=None):
 def test_text_that_cannot_be_read(tmp_path, name, contents, part):
     (tmp_path / name).write_bytes(contents)
     refused(lambda _: list(text.lines(tmp_path / name)), part=part)
-
-
-def test_lines(tmp_path):
-    """Line feeds alone end them; a byte-order mark is none of the text."""
-    (tmp_path / "a.gz").write_bytes(gzip.compress("\ufeffa\u2028b\rc\n\nd".encode()))
-    assert list(text.lines(text.at_hand(tmp_path / "a"))) == ["a\u2028b\rc", "", "d"]
 
 
 def test_pairs_that_are_left_out(tmp_path, capsys):
@@ -258,24 +253,21 @@ def test_labelled_text(tmp_path):
 
 
 def test_markup():
-    assert text.clean("Oil\\at  #36;50 &lt;b&gt;a  barrel&lt;/b&gt;<br /><br />AT&amp;T 2<3 C#5;") == (
-        "oil at $50 a barrel at&t 2<3 c#5;"
-    )
+    said = "Oil\\at  #36;50 &lt;b&gt;a  barrel&lt;/b&gt;<br /><br />AT&amp;T 2<3 C#5;"
+    assert text.clean(said) == "oil at $50 a barrel at&t 2<3 c#5;"
 
 
 def test_a_file_for_each_text(tmp_path):
     """IMDb and AESLC as they are unpacked."""
     for split in ("train", "test"):
-        for label, word in (("pos", "good"), ("neg", "bad")):
-            for i in range(10):
-                write(tmp_path / "aclImdb" / split / label / f"{i}_7.txt", [f"{word} film {i}"])
+        for label, i in itertools.product(("pos", "neg"), range(10)):
+            write(tmp_path / "aclImdb" / split / label / f"{i}_7.txt", [f"{label} film {i}"])
     found = read("imdb", tmp_path)
     assert [len(found[split]) for split in SPLITS] == [18, 2, 20]
-    assert all(e.target == ("1" if e.source.startswith("good") else "0") for rows in found.values() for e in rows)
-    for split in ("train", "dev", "test"):
-        for name in "ab":
-            mail = f"Mail {name},\nof two lines.\n\n@subject\nThe {name}\n\n@ann0\nAnother"
-            write(tmp_path / split / f"{name}.subject", [mail])
+    assert all(e.target == str(int(e.source[:3] == "pos")) for rows in found.values() for e in rows)
+    for split, name in itertools.product(("train", "dev", "test"), "ab"):
+        mail = f"Mail {name},\nof two lines.\n\n@subject\nThe {name}\n\n@ann0\nAnother"
+        write(tmp_path / split / f"{name}.subject", [mail])
     assert pairs(read("aeslc", tmp_path)["test"]) == [(f"Mail {x}, of two lines.", f"The {x}") for x in "ab"]
 
 
@@ -317,7 +309,6 @@ def test_marks_of_wsc(tmp_path):
     """Of several equal words the one that is meant, also where the number is one off or one span lies in the other."""
     rows = [
         ("They use it; it helps", ("They", 0), ("it", 3), "* They * use it; # it # helps"),
-        ("They use it now", ("They", 0), ("it", 1), "* They * use # it # now"),
         ("Seen by their\nmother", ("their mother", 2), ("their", 2), "Seen by * # their # mother *"),
         ("Seen by their mother", ("mother", 3), ("their mother", 2), "Seen by # their * mother * #"),
     ]

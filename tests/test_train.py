@@ -121,9 +121,8 @@ def test_what_is_refused(argv, part, tmp_path, dry, monkeypatch):
 
 def test_slurm(tmp_path):
     """Each machine is called with the job's size and its first machine; flags of fairseq-train stay behind --."""
-    (tmp_path / "scontrol").write_text("#!/bin/bash\nprintf 'gpu7\\ngpu8\\n'\n")
-    (tmp_path / "srun").write_text('#!/bin/bash\nshift\nexec "$@"\n')
-    for name in ("scontrol", "srun"):
+    for name, code in (("scontrol", "printf 'gpu7\\ngpu8\\n'"), ("srun", 'shift; exec "$@"')):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{code}\n")
         (tmp_path / name).chmod(0o755)
     env = {"DRY_RUN": "1", "SLURM_JOB_NODELIST": "gpu[7-8]", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": "40007"}
     env["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
