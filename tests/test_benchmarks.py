@@ -119,7 +119,7 @@ def listed_launches():
     """The version of torch and the rows of the table in docs/performance.md."""
     page = (ROOT / "docs" / "performance.md").read_text()
     section = page[page.index("### Kernels that are launched") :]
-    rows = re.findall(r"^\|`?([\w+]+)`?\|(\d+)\|(\d+)\|(\d+)\|$", section, re.MULTILINE)
+    rows = re.findall(r"^\|`?([\w+]+)`?\|(\d+)\|(\d+)\|(\d+)\|\d*\|$", section, re.MULTILINE)
     return re.search(r"torch ([\d.]+)", section)[1].rstrip("."), rows
 
 

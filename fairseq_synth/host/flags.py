@@ -60,7 +60,7 @@ def check_written_flags(parse_args_and_arch: Any, *args: Any, **kwargs: Any) -> 
         flag = f"--{name.replace('_', '-')}"
         try:
             value = read(text)
-            is_readable = isinstance(value, kind)
+            is_readable = isinstance(value, (tuple, list) if kind in (tuple, list) else kind)
         except (ValueError, SyntaxError):
             is_readable = False
         if not is_readable:
