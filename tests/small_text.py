@@ -27,13 +27,12 @@ def write(path, lines):
 def parallel(folder):
     """English and German, word by word, with what a tokeniser and the check of pairs look at. One file is .gz."""
     for split, n in SIZES.items():
-        chosen = [choose(f"{split} {i}", 1, 8) for i in range(n)]
-        english = [
-            f"The {'-'.join(WORDS[w] for w in row[:2])}, it's “{' '.join(WORDS[w] for w in row)}”." for row in chosen
-        ]
-        german = [
-            f"Das {'-'.join(GERMAN[w] for w in row[:2])}, „{' '.join(GERMAN[w] for w in row)}“." for row in chosen
-        ]
+        english, german = [], []
+        for i in range(n):
+            row = choose(f"{split} {i}", 1, 8)
+            a, b = ([words[w] for w in row] for words in (WORDS, GERMAN))
+            english.append(f"The {'-'.join(a[:2])}, it's “{' '.join(a)}”.")
+            german.append(f"Das {'-'.join(b[:2])}, „{' '.join(b)}“.")
         if split == "train":
             english[3:6], german[3:6] = ["", "a\u2028b", "a b c d e f"], ["leer", "c\x85d & <e>", "a"]
         write(folder / f"{split}.en", english)
@@ -49,14 +48,10 @@ def text(folder):
 def labels(folder):
     """The first word of a text tells its label. With headings, sorted by label; the test set has a byte-order mark."""
     folder.mkdir(parents=True)
-    for split, n in (("train", 160), ("test", 40)):
-        rows = [
-            (LABELS[w % 2], f"{('Ball', 'vote')[w % 2]}\\ #36;5", f"<b>{WORDS[w % 12]}</b> &amp; so\non")
-            for w in range(n)
-        ]
-        with open(
-            folder / f"{split}.csv", "w", newline="", encoding="utf-8-sig" if split == "test" else "utf-8"
-        ) as file:
+    for split, n, code in (("train", 160, "utf-8"), ("test", 40, "utf-8-sig")):
+        words = [(w, "Ball vote".split()[w % 2]) for w in range(n)]
+        rows = [(LABELS[w % 2], f"{word}\\ #36;5", f"<b>{WORDS[w % 12]}</b> &amp; so\non") for w, word in words]
+        with open(folder / f"{split}.csv", "w", newline="", encoding=code) as file:
             csv.writer(file).writerows([["label", "title", "text"], *sorted(rows)] if split == "train" else rows)
 
 
@@ -92,13 +87,8 @@ def prepare(name, folder, other, main):
     """Makes the text and the data of a name in a folder."""
     make, argv = PREPARED[name]
     make(folder / "text")
-    workers = 2 if name in ("wmt", "bpe") else 1
-    main(
-        [
-            word.format(out=folder / name, text=folder / "text", other=other)
-            for word in f"{argv} --workers {workers}".split()
-        ]
-    )
+    words = f"{argv} --workers {2 if name in ('wmt', 'bpe') else 1}".split()
+    main([word.format(out=folder / name, text=folder / "text", other=other) for word in words])
 
 
 def digest(data):

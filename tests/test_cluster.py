@@ -22,11 +22,11 @@ if "--list" in sys.argv:
 if "--variant" not in sys.argv or sys.argv.count("--seed") > 1:
     sys.exit(0)  # the last call, which records
 words = sys.argv[1:]
-value = lambda name: words[words.index(name) + 1]
-(cell,) = catalog.TABLES[words[0]].cells([value("--dataset")], [value("--variant")], [int(value("--seed"))])
-out, first = Path(value("--out")), cell.first()
+dataset, model, seed, out = (words[words.index(name) + 1] for name in "--dataset --variant --seed --out".split())
+(cell,) = catalog.TABLES[words[0]].cells([dataset], [model], [int(seed)])
+out, first = Path(out), cell.first()
 with open(out / "calls", "a") as file:
-    print(words[0], value("--variant"), *(word for word in words if word in ("--prepare", "--rerun")), file=file)
+    print(words[0], model, *(word for word in words if word in ("--prepare", "--rerun")), file=file)
 data = lambda cell: cell.run(out).data / "bin" / "done"
 scores = lambda cell: cell.run(out).folder / "evaluation" / "scores.json"
 if "--prepare" in words:
@@ -51,25 +51,17 @@ def snakemake(tmp_path):
     """Runs the workflow on a copy of the project: (what it printed, the calls of reproduce.sh in their order)."""
     for name in ("recipes", "fairseq_synth"):
         shutil.copytree(ROOT / name, tmp_path / "project" / name, ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "project" / "scripts").mkdir()
-    (tmp_path / "project" / "scripts" / "reproduce.sh").write_text(REPRODUCE)
-    (tmp_path / "project" / "scripts" / "reproduce.sh").chmod(0o755)
+    script = tmp_path / "project" / "scripts" / "reproduce.sh"
+    script.parent.mkdir()
+    script.write_text(REPRODUCE)
+    script.chmod(0o755)
 
     def snakemake(cells):
         (tmp_path / "calls").write_text("")
-        argv = [
-            "-s",
-            "recipes/cluster.smk",
-            "--cores",
-            "2",
-            "--config",
-            f"cells={cells} --out {tmp_path}",
-            "data_cpus=1",
-        ]
-        done = subprocess.run(
-            [sys.executable, "-m", "snakemake", *argv], cwd=tmp_path / "project",
-            env={**os.environ, "HOME": str(tmp_path)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+        argv = "-m snakemake -s recipes/cluster.smk --cores 2 --config data_cpus=1".split()
+        argv = [sys.executable, *argv, f"cells={cells} --out {tmp_path}"]
+        where = {"cwd": tmp_path / "project", "env": {**os.environ, "HOME": str(tmp_path)}}
+        done = subprocess.run(argv, **where, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         return done.stdout, (tmp_path / "calls").read_text().splitlines()
 
     return snakemake
@@ -85,8 +77,5 @@ def test_two_at_once(snakemake):
     assert {*calls[4:]} == {"multi30k_from_news_cpu random", "multi30k_from_news_cpu transformer"}, said
     said, calls = snakemake(cells)
     assert not calls, said
-
-
-def test_a_call_that_is_wrong(snakemake):
     said, calls = snakemake("tabel2 --seed 1")
     assert not calls and "tabel2" in said and "not a call of reproduce.sh" in said, said

@@ -44,10 +44,9 @@ def write(tmp_path, monkeypatch):
 @pytest.fixture
 def results(write):
     """A Transformer in three runs, and models that lie 2.5, 3, 3.5 above; 0.5 above and below; 5 below in one run."""
-    write("multi30k_cpu/gpu", *(cell("transformer", seed, 30 + seed) for seed in (1, 2, 3)))
-    write("multi30k_cpu/gpu", *(cell("random", seed, 32 + 1.5 * seed) for seed in (1, 2, 3)))
-    write("multi30k_cpu/gpu", *(cell("dense", seed, 30 + seed + gain) for seed, gain in ((1, 0.5), (2, -0.5))))
-    write("multi30k_cpu/gpu", cell("fixed_random", 1, 26))
+    bleus = {"transformer": (31, 32, 33), "random": (33.5, 35, 36.5), "dense": (31.5, 31.5), "fixed_random": (26,)}
+    found = [cell(model, n, bleu) for model, some in bleus.items() for n, bleu in enumerate(some, 1)]
+    write("multi30k_cpu/gpu", *found)
     return write
 
 
@@ -101,10 +100,10 @@ def test_single_runs_have_no_interval(write):
 def test_runs_are_compared_with_the_most_alike():
     """With the baseline of the machine, else of another machine with the same device, else of any."""
     gpu, cpu, other = (cell("transformer", 1, 1, hardware=machine) for machine in ("H100", f"b{CPU}", CPU))
-    own = cell("random", 1, 1, hardware=CPU)
+    own, beside = cell("random", 1, 1, hardware=CPU), cell("transformer", 2, 1, hardware=CPU)
     for there, expected in (([gpu, cpu, other], other), ([gpu, cpu], cpu), ([cpu, gpu], cpu), ([gpu], gpu)):
-        rows = {"transformer": [cell("transformer", 2, 1, hardware=CPU), *there], "random": [own]}
-        assert records.pairs(SHORT, rows) == {"random": [(own, expected)]}
+        found = records.pairs(SHORT, {"transformer": [beside, *there], "random": [own]})
+        assert found == {"random": [(own, expected)]}
 
 
 # ---- tables
@@ -122,14 +121,9 @@ def test_a_table_of_translation(results):
     assert random.startswith("|`random`|2.00M|35.00 ± 1.50 (3)|**+3.00 ± ") and "|**-0.300 ± " in random
     assert "`dense_vanilla`" in re.search("Not run yet: (.*)", text)[1] and "|`dense_vanilla`|" not in text
     note = text[text.index("<details>") :]
-    for words in (
-        "p < 0.05 in 1 of 1",
-        "would score BLEU 99.93.",
-        "10 of 10 runs with `--gpus 1`",
-        "7,000 updates; 22.0 to 22.0 minutes on a GPU",
-    ):
-        assert words in note
-    assert "N from 1, 2, 3" in note and note.rstrip().endswith("H100. Commits: c, d.\n\n</details>")
+    told = ["p < 0.05 in 1 of 1", "would score BLEU 99.93.", "10 of 10 runs with `--gpus 1`", "N from 1, 2, 3"]
+    told += ["7,000 updates; 22.0 to 22.0 minutes on a GPU", "H100. Commits: c, d.\n\n</details>"]
+    assert all(words in note for words in told), note
     readme = tables.summary("multi30k_cpu").splitlines()
     assert readme[3].startswith("|`random`|2.00M|35.00 ± 1.50 (3)|**+3.00 ± ") and len(readme) == 7
 
@@ -184,9 +178,9 @@ def test_speeds(write):
     figures = {"stock": {"1024 tokens": 1}, "random+vanilla": step, "lightconv": {"1024 tokens": 0.5}}
     about = {"benchmark": "a step", "command": "step.py", "commit": "d", "versions": {"torch": "2"}, "hardware": CPU}
     write("speed_cpu", {**about, "file": "step_corpus", "figures": figures})
-    heads, _, *rows, _ = tables.speed("speed").split("\n\n")[0].splitlines() + [""]
-    assert [re.sub(r"\|+$", "", row) for row in rows] == ["|`random_vanilla`|1.20", "|`lightconv`|0.50"]
-    assert "- a step, commit d: `step.py`" in tables.speed("speed")
+    text = tables.speed("speed")
+    assert re.findall(r"^\|(`.*?)\|+$", text, re.M) == ["`random_vanilla`|1.20", "`lightconv`|0.50"]
+    assert "- a step, commit d: `step.py`" in text
     (drawn,) = pictures.of_speed()
     assert len(drawn.panels) == 1 and ("set_xscale", ["log"], {}) in drawn.panels[0].calls
 
@@ -209,30 +203,24 @@ def test_no_two_lines_are_alike(results):
     (panel,) = next(pictures.of_tables()).panels
     bands = [arguments for call, arguments, _ in panel.calls if call == "fill_between"]  # over the runs, of few lines
     assert bands[0] == [[350, 700], [-0.35, -0.35], [-0.25, -0.25]] and len(bands) == 3
-    for model in SHORT.models():
-        results("multi30k_cpu/gpu", cell(model, 1, 35))
+    results("multi30k_cpu/gpu", *(cell(model, 1, 35) for model in SHORT.models()))
     (panel,) = next(p for p in pictures.of_tables() if p.name == "multi30k_cpu-en-de-valid-loss.png").panels
-    lines = [(options["color"], options["linestyle"]) for call, _, options in panel.calls if call == "plot"]
-    assert len(lines) == len({color for color, _ in lines}) == len(SHORT.models()) - 1 and "fill_between" not in str(
-        panel
-    )
+    colors = [options["color"] for call, _, options in panel.calls if call == "plot"]
+    assert len(colors) == len({*colors}) == len(SHORT.models()) - 1 and "fill_between" not in str(panel)
     table = TABLES["ptb_cpu"]
-    rows = {"transformer": [cell("transformer", n, figures={"ppl": n}) for n in (1, 2)], "dense": [], "random": []}
-    rows["dense"].append(cell("dense", 1, figures={"ppl": 3}))
-    assert "dense" not in str(pictures.runs(table, table.columns[0], {k: v for k, v in rows.items() if v}))
+    runs = [cell("transformer", 1, figures={"ppl": 1}), cell("transformer", 2, figures={"ppl": 2})]
+    rows = {"transformer": runs, "dense": [cell("dense", 1, figures={"ppl": 3})]}
+    assert "dense" not in str(pictures.runs(table, table.columns[0], rows))
 
 
-def test_the_pages_blocks(monkeypatch, tmp_path):
+@pytest.mark.parametrize("end, part", [("<!-- end -->\n", "names no table"), ("", "<!-- end")])
+def test_the_pages_blocks(end, part, monkeypatch, tmp_path):
     """Each name is a table or a block, and each block is closed."""
     monkeypatch.setattr(make_tables, "ROOT", tmp_path)
     (tmp_path / "docs").mkdir()
-    for text, part in (
-        ("<!-- results: x -->\n<!-- end -->\n", "names no table"),
-        ("<!-- results: x -->\n", "<!-- end"),
-    ):
-        (tmp_path / "README.md").write_text(text)
-        with pytest.raises(UserError, match=part):
-            make_tables.rendered()
+    (tmp_path / "README.md").write_text(f"<!-- results: x -->\n{end}")
+    with pytest.raises(UserError, match=part):
+        make_tables.rendered()
 
 
 def test_every_picture_is_on_a_page_and_drawn():

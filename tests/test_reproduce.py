@@ -10,8 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import programs_here
-from helpers import ROOT, refused, script
+from helpers import ROOT, refused
 from small_text import LABELS, parallel, write
 
 from recipes import catalog, reproduce, score, steps, text, train
@@ -19,6 +18,7 @@ from recipes.catalog import RECIPES, TABLES, Column
 from recipes.metrics import figure
 
 pytestmark = pytest.mark.usefixtures("recipes_environment")
+CELL, ROW, BASE = "en-de-random_vanilla-seed1", "first-en-de-random_vanilla-seed1", "first-en-de-transformer-seed1"
 ONE_LAYER = {"encoder-layers": "1", "decoder-layers": "1", "warmup-updates": "2", "data-buffer-size": "0"}
 
 
@@ -47,6 +47,7 @@ def results(folder, table, device="cpu"):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("in_process")
 def test_from_text_to_a_record(tables, tmp_path, capsys):
     """In two stages: what begins with the first one has it run once, and takes its words and weights."""
     for name in ("own", "other"):  # each corpus in a folder of its name
@@ -58,9 +59,9 @@ def test_from_text_to_a_record(tables, tmp_path, capsys):
         return capsys.readouterr().out
 
     row, runs = ["--variant", "random_vanilla"], tmp_path / "runs"
-    run, tuned = (runs / f"{name}-en-de-random_vanilla-seed1" for name in ("first", "second"))
-    said = call("second", *row)  # with the real programs
-    assert "update 4 of 4: " in said and said.count("+ fairseq-train ") == 2 and said.count("SentencePiece, 90") == 1
+    run, tuned = (runs / f"{name}-{CELL}" for name in ("first", "second"))
+    said = call("second", *row)
+    assert said.count("+ fairseq-train ") == 2 and said.count("SentencePiece, 90") == 1
     first, second = (tmp_path / "data" / f"{name}-en-de" for name in ("first", "second"))
     for name in ("pieces.model", "bin/dict.de.txt"):
         assert (first / name).read_bytes() == (second / name).read_bytes()
@@ -68,37 +69,33 @@ def test_from_text_to_a_record(tables, tmp_path, capsys):
     before, after = (torch.load(path, weights_only=False)["model"] for path in (average, tuned / "checkpoint_last.pt"))
     assert before.keys() == after.keys()  # and the same, as the second stage's learning rate is 0
     assert all(torch.allclose(value, after[name], atol=1e-5) for name, value in before.items())
-    assert results(tmp_path, "second")["en-de-random_vanilla-seed1"]["init"] == run.name
+    assert results(tmp_path, "second")[CELL]["init"] == run.name
     assert "fairseq" not in call("second", *row)
-    done = script("translate.sh", tuned, "--beam", "1", input="The red house\n\nyes\n")
-    assert done.returncode == 0 and len(done.stdout.splitlines()) == 3 and not done.stdout.splitlines()[1], done.stderr
-    with programs_here():
-        said = call("first")
-        assert said.count("+ fairseq-train ") == 1 and "en-de-random_vanilla-seed1: is scored already" in said
-        found = results(tmp_path, "first")
-        one = found["en-de-random_vanilla-seed1"]
-        assert one["updates"] == one["curve"]["updates"][-1] == 4 and one["parameters"] > 4e5
-        assert one["command"] == "scripts/reproduce.sh first --dataset en-de --variant random_vanilla --seed 1 --rerun"
-        assert {*one["alpha"]["encoder.layers.0"]} == {"random", "vanilla"}
-        assert one["hardware"].endswith("1 thread(s)") and one["commit"] and "precision" not in one
-        assert 0 < one["significance"]["p_value"] <= 1 and "significance" not in found["en-de-transformer-seed1"]
-        # another test set, of the same text
-        kept = (run / "evaluation" / "scores.json").read_text()
-        for side in ("en", "de"):
-            write(tmp_path / "another" / f"test.{side}", text.lines(tmp_path / "from" / "own" / f"test.{side}"))
-        score.main([str(run), "--test", str(tmp_path / "another")])
-        other = steps.load(next((run / "tests").glob("*/scores.json")))["figures"]
-        assert other == json.loads(kept)["figures"] and (run / "evaluation" / "scores.json").read_text() == kept
-        # by hand, with other options: the table's record stays
-        capsys.readouterr()
-        baseline = str(runs / "first-en-de-transformer-seed1")
-        score.main([str(run), "--average", "0", "--beam", "2", "--baseline", baseline])
-        said = capsys.readouterr().out
-        assert "note: the baseline was evaluated with other options" in said and ", p = " in said
-        assert said.count("source:    ") == 3 and not average.exists()
-        call("first")
-        assert results(tmp_path, "first") == found
-        refused(score.main, run, "--average", "99", part="has 2 of the 99 checkpoints to average; train on, or choose")
+    said = call("first")
+    assert said.count("+ fairseq-train ") == 1 and f"{CELL}: is scored already" in said
+    found = results(tmp_path, "first")
+    one = found[CELL]
+    assert one["updates"] == one["curve"]["updates"][-1] == 4 and one["parameters"] > 4e5
+    assert one["command"] == "scripts/reproduce.sh first --dataset en-de --variant random_vanilla --seed 1 --rerun"
+    assert {*one["alpha"]["encoder.layers.0"]} == {"random", "vanilla"}
+    assert one["hardware"].endswith("1 thread(s)") and one["commit"] and "precision" not in one
+    assert 0 < one["significance"]["p_value"] <= 1 and "significance" not in found["en-de-transformer-seed1"]
+    # another test set, of the same text
+    kept = (run / "evaluation" / "scores.json").read_text()
+    for side in ("en", "de"):
+        write(tmp_path / "another" / f"test.{side}", text.lines(tmp_path / "from" / "own" / f"test.{side}"))
+    score.main([str(run), "--test", str(tmp_path / "another")])
+    other = steps.load(next((run / "tests").glob("*/scores.json")))["figures"]
+    assert other == json.loads(kept)["figures"] and (run / "evaluation" / "scores.json").read_text() == kept
+    # by hand, with other options: the table's record stays
+    capsys.readouterr()
+    score.main([str(run), "--average", "0", "--beam", "2", "--baseline", str(runs / BASE)])
+    said = capsys.readouterr().out
+    assert "note: the baseline was evaluated with other options" in said and ", p = " in said
+    assert said.count("source:    ") == 3 and not average.exists()
+    call("first")
+    assert results(tmp_path, "first") == found
+    refused(score.main, run, "--average", "99", part="has 2 of the 99 checkpoints to average; train on, or choose")
     (first / "bin" / "dict.de.txt").write_text("other 1\n")
     refused(score.main, run, part="were made anew since")
 
@@ -185,15 +182,12 @@ def stubs(tables, tmp_path, monkeypatch, capsys):
     return call
 
 
-ROW, BASE = "first-en-de-random_vanilla-seed1", "first-en-de-transformer-seed1"
-
-
 def test_what_is_missing_is_run(stubs, tmp_path):
     """Each cell once, the baseline first; --rerun begins anew; each device has a record of its own."""
     both = [f"{step} {name}" for name in (BASE, ROW) for step in ("train", "evaluate")]
     assert stubs("first", "--gpus", "1")[0] == ["prepare first-en-de", *both]
     found = results(tmp_path, "first", "gpu")
-    one = found["en-de-random_vanilla-seed1"]
+    one = found[CELL]
     assert one["figures"] == {"bleu": 30.5} and one["signatures"] == {"bleu": "BLEU|nrefs:1"} and one["updates"] == 240
     assert one["commit"] == "c; later" and one["significance"] == {"against": BASE}
     assert stubs("first")[0] == stubs("first", "--gpus", "1")[0] == []
@@ -201,9 +195,7 @@ def test_what_is_missing_is_run(stubs, tmp_path):
     (tmp_path / "runs" / ROW / "checkpoint_last.pt").touch()
     assert stubs("first", "--variant", "random_vanilla", "--rerun", "--gpus", "0")[0][1:] == both[2:]
     assert not (tmp_path / "runs" / ROW / "checkpoint_last.pt").exists()
-    assert results(tmp_path, "first", "gpu") == found and [*results(tmp_path, "first")] == [
-        "en-de-random_vanilla-seed1"
-    ]
+    assert results(tmp_path, "first", "gpu") == found and [*results(tmp_path, "first")] == [CELL]
     assert stubs("first", "--gpus", "0", "--list")[1].splitlines() == [
         f"scripts/reproduce.sh first --dataset en-de --variant transformer --seed 1 --out {tmp_path} --gpus 0"
     ]
@@ -215,68 +207,48 @@ def test_calls_share_the_cells(stubs, tmp_path):
     with steps.locked(tmp_path / "runs" / f".{BASE}.lock"):
         calls, said = stubs("first")
     assert calls[1:] == [f"train {ROW}", f"evaluate {ROW}"] and "another process is at work there" in said
-    path = tmp_path / "results" / "first" / "cpu" / "en-de-random_vanilla-seed1.json"
-    assert "significance" not in steps.load(path)
-    os.utime(path, (1, 1))
+    assert "significance" not in results(tmp_path, "first")[CELL]
+    begun = tmp_path / "runs" / ROW / "run.json"  # on another machine
+    steps.dump(begun, {"starts": [{"commit": "b", "hardware": "g"}, *steps.load(begun)["starts"]]})
+    os.utime(tmp_path / "results" / "first" / "cpu" / f"{CELL}.json", (1, 1))
     stubs("first")
-    assert steps.load(path)["significance"] == {"against": BASE}
+    one = results(tmp_path, "first")[CELL]
+    assert one["significance"] == {"against": BASE}
+    assert one["hardware"] == "g; a CPU, 1 thread(s)" and one["commit"] == "b; c; later"
 
 
 def test_a_run_that_was_scored_otherwise(stubs, tmp_path):
     """By hand, with another beam: its record stays, and a cell that needs it is scored anew by its recipe."""
     stubs("first")
-    path, kept = tmp_path / "results" / "first" / "cpu" / "en-de-random_vanilla-seed1.json", results(tmp_path, "first")
+    kept = results(tmp_path, "first")
     for name in (ROW, BASE):
         stubs.evaluate(tmp_path / "runs" / name, None, None, beam=9)
-    os.utime(path, (1, 1))
+    os.utime(tmp_path / "results" / "first" / "cpu" / f"{CELL}.json", (1, 1))
     assert stubs("first")[0] == [] and results(tmp_path, "first") == kept
-    assert stubs("second", "--variant", "random_vanilla")[0] == [
-        "prepare first-en-de", "prepare second-en-de",
-        *(f"{step} {name}" for name in (ROW, ROW.replace("first", "second")) for step in ("train", "evaluate")),
-    ]  # fmt: skip
-
-
-def test_a_run_on_two_machines(stubs, tmp_path):
-    """A record names both."""
-    stubs("first")
-    for name in (BASE, ROW):
-        path = tmp_path / "runs" / name / "run.json"
-        steps.dump(path, {"starts": [{"commit": "b", "hardware": "g"}, *steps.load(path)["starts"]]})
-    shutil.rmtree(tmp_path / "results")
-    stubs("first")
-    one = results(tmp_path, "first")["en-de-random_vanilla-seed1"]
-    assert one["hardware"] == "g; a CPU, 1 thread(s)" and one["commit"] == "b; c; later"
+    steps_of_both = [f"{step} {name}-{CELL}" for name in ("first", "second") for step in ("train", "evaluate")]
+    data = ["prepare first-en-de", "prepare second-en-de"]
+    assert stubs("second", "--variant", "random_vanilla")[0] == [*data, *steps_of_both]
 
 
 # ---- records
 
 LOG = """\
-2026-11-22 02:56:48 | INFO | fairseq_cli.train | num. shared model params: 1,850,624 (num. trained: 1,850,624)
-2026-11-22 02:56:48 | INFO | fairseq_cli.train | num. expert model params: 0 (num. trained: 0)
-2026-11-22 02:57:24 | INFO | train_inner | epoch 001:    100 / 546 loss=11.111, nll_loss=10.936, ppl=1958.63, \
-wps=2648.2, ups=2, wpb=900, bsz=54.1, num_updates=100, lr=0.000200093, gnorm=1.764, clip=99, train_wall=33, wall=36
-2026-11-22 02:57:57 | INFO | train_inner | epoch 001:    200 / 546 loss=8.925, nll_loss=8.445, ppl=348.52, \
-wps=2731.6, ups=0.1, wpb=800, bsz=55.4, num_updates=200, lr=0.000400087, gnorm=1.396, clip=74, train_wall=32, wall=69
-2026-11-22 02:59:05 | INFO | valid | epoch 001 | valid on 'valid' subset | loss 7.806 | nll_loss 7.096 | ppl 136.82 | \
-wps 7064 | wpb 689 | bsz 40.6 | num_updates 200
-2026-11-22 02:57:57 | INFO | train_inner | epoch 001:    200 / 546 loss=8.925, nll_loss=8.445, ppl=348.52, \
-wps=2731.6, ups=2, wpb=800, bsz=55.4, num_updates=200, lr=0.000400087, gnorm=1.396, clip=74, train_wall=32, wall=69
-2026-11-22 03:01:38 | INFO | train_inner | epoch 002:    240 / 546 loss=8.925, nll_loss=8.445, ppl=348.52, \
-wps=2731.6, ups=0.1, wpb=850, bsz=55.4, num_updates=240, lr=0.000400087, gnorm=1.396, clip=74, train_wall=32, wall=99
-2026-11-22 03:01:39 | INFO | valid | epoch 002 | valid on 'valid' subset | loss 6.342 | nll_loss 5.394 | ppl 42.04 | \
-wps 8547.4 | wpb 689 | bsz 40.6 | num_updates 240 | best_loss 6.342
+2026 | INFO | fairseq_cli.train | num. shared model params: 1,850,624 (num. trained: 1,850,624)
+2026 | INFO | fairseq_cli.train | num. expert model params: 0 (num. trained: 0)
+2026 | INFO | train_inner | epoch 001: 100 / 546 loss=11.1, ups=2, wpb=900, num_updates=100, train_wall=33, wall=36
+2026 | INFO | train_inner | epoch 001: 200 / 546 loss=8.9, ups=0.1, wpb=800, num_updates=200, train_wall=32, wall=69
+2026 | INFO | valid | epoch 001 | valid on 'valid' subset | loss 7.806 | nll_loss 7.096 | ppl 136.82 | num_updates 200
+2026 | INFO | train_inner | epoch 001: 200 / 546 loss=8.9, ups=2, wpb=800, num_updates=200, train_wall=32, wall=69
+2026 | INFO | train_inner | epoch 002: 240 / 546 loss=8.9, ups=0.1, wpb=850, num_updates=240, train_wall=32, wall=99
+2026 | INFO | valid | epoch 002 | valid on 'valid' subset | loss 6.342 | ppl 42.04 | num_updates 240 | best_loss 6.3
 """
 
 
 def test_a_log():
     """A run that was resumed counts its updates once. The minutes are without what slowed it down for a while."""
-    assert reproduce.read_log(LOG) == {
-        "parameters": 1850624,
-        "updates": 240,
-        "target_tokens_updates_x_wpb": 240 * 850,
-        "minutes": 2.0,
-        "curve": {"updates": [200, 240], "valid_loss": [7.806, 6.342], "valid_ppl": [136.82, 42.04]},
-    }
+    curve = {"updates": [200, 240], "valid_loss": [7.806, 6.342], "valid_ppl": [136.82, 42.04]}
+    found = {"parameters": 1850624, "updates": 240, "target_tokens_updates_x_wpb": 240 * 850, "minutes": 2.0}
+    assert reproduce.read_log(LOG) == {**found, "curve": curve}
     line = '| INFO | valid | {"epoch": 1, "valid_loss": "7.8", "valid_ppl": "136.82", "valid_num_updates": "350"}'
     assert reproduce.log_lines(line, "valid") == [{"epoch": 1, "loss": 7.8, "ppl": 136.82, "num_updates": 350}]
     for said in ("", LOG.splitlines()[0]):
@@ -285,36 +257,30 @@ def test_a_log():
 
 def test_the_weights_of_mixtures():
     """After the softmax, for each head; a function without weights of its own; heads of different kinds, by groups."""
-    ours, prefix = torch.tensor([[0.0, 1.0], [0.0, 3.0]]), "self_attn.synthesizer"
-    weights = {
-        f"decoder.layers.1.{prefix}.alpha": ours,
-        f"decoder.layers.1.{prefix}.components.dense.W1": ours,
-        f"encoder.layers.0.{prefix}.components.random.R": ours,
-    }
-    expected = {"decoder.layers.1": {"dense": [0.5, 0.1192], "vanilla": [0.5, 0.8808]}}
-    assert reproduce.mixture_weights(weights) == expected
-    weights = {}
+    ours, prefix, weights = torch.tensor([[0.0, 1.0], [0.0, 3.0]]), "layers.0.self_attn.synthesizer", {}
+    weights.update({f"decoder.{prefix}.alpha": ours, f"decoder.{prefix}.components.dense.W1": ours})
     for group, names in enumerate([["random"], ["dense", "random"]]):
-        weights[f"encoder.layers.0.{prefix}.groups.{group}.alpha"] = torch.zeros(len(names) + 1, 2 + group)
-        for name in names:
-            weights[f"encoder.layers.0.{prefix}.groups.{group}.components.{name}.a"] = torch.zeros(2)
-    found = reproduce.mixture_weights(weights)
-    assert found["encoder.layers.0.groups.0"] == {"random": [0.5, 0.5], "vanilla": [0.5, 0.5]}
-    assert found["encoder.layers.0.groups.1"]["dense"] == [0.3333] * 3 and len(found) == 2
+        weights[f"encoder.{prefix}.groups.{group}.alpha"] = torch.zeros(len(names) + 1, 2 + group)
+        weights.update({f"encoder.{prefix}.groups.{group}.components.{name}.a": ours for name in names})
+    weights[f"encoder.layers.1.{prefix[9:]}.components.random.R"] = ours  # nothing to mix
+    assert reproduce.mixture_weights(weights) == {
+        "decoder.layers.0": {"dense": [0.5, 0.1192], "vanilla": [0.5, 0.8808]},
+        "encoder.layers.0.groups.0": {"random": [0.5, 0.5], "vanilla": [0.5, 0.5]},
+        "encoder.layers.0.groups.1": dict.fromkeys(("dense", "random", "vanilla"), [0.3333] * 3),
+    }
 
 
 def test_the_quickstart(tmp_path):
     """It shows the four commands and runs them: here with stand-ins for what takes minutes."""
-    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
-    (tmp_path / "scripts" / "setup.sh").write_text("#!/bin/bash\n")
-    names = ("prepare", "train", "evaluate", "translate")
-    for name in names:
-        stand_in = f'#!/bin/bash\necho {name} "$@" >> {tmp_path}/calls\ncat > /dev/null\n'
-        (tmp_path / "scripts" / f"{name}.sh").write_text(stand_in)
-    argv = [tmp_path / "scripts" / "quickstart.sh", "dense"]
-    done = subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    scripts, names = tmp_path / "scripts", ["prepare", "train", "evaluate", "translate"]
+    shutil.copytree(ROOT / "scripts", scripts)
+    for name in ("setup", *names):
+        (scripts / f"{name}.sh").write_text(f'#!/bin/bash\necho {name} "$@" >> {tmp_path}/calls\ncat > /dev/null\n')
+    done = subprocess.run(
+        [scripts / "quickstart.sh", "dense"], capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
     assert done.returncode == 0, done.stderr
-    calls = [line.split() for line in (tmp_path / "calls").read_text().splitlines()]
-    assert tuple(words[0] for words in calls) == names and "data/numbers" in calls[0]
+    _, *calls = [line.split() for line in (tmp_path / "calls").read_text().splitlines()]
+    assert [words[0] for words in calls] == names and "data/numbers" in calls[0]
     assert calls[1][1:3] == ["data/numbers", "dense"] and calls[2][1] == calls[3][1] == "runs/numbers-dense-seed1"
     assert all(f"scripts/{' '.join([f'{name}.sh', *words[1:]])}" in done.stdout for name, words in zip(names, calls))

@@ -1,6 +1,7 @@
 """Text: what is read of every form that corpora come in, what is refused, downloads, and what is held out."""
 
 import gzip
+import itertools
 import json
 import subprocess
 import sys
@@ -86,9 +87,7 @@ def write_task(folder, task, contents=None):
 @pytest.mark.parametrize(
     "name, contents, part",
     [
-        ("a", b"one\n" + "Stra\u00dfe\n".encode("latin1"), "a: line 2 is not UTF-8 .*; convert it, e.g. with iconv$"),
-        ("a", "eins\n".encode("utf-16"), "a: line 1 is not UTF-8"),
-        ("a", b"text\n" * 50000 + b"\xdf\n", "a: line 50001 is not UTF-8"),
+        ("a", b"text\n" * 50000 + b"\xdf\n", "a: line 50001 is not UTF-8 .*; convert it, e.g. with iconv$"),
         ("a.gz", gzip.compress(b"text\n" * 50)[:-9], "a.gz: not a whole gzip file"),
         ("a.gz", b"<html>not found</html>", "a.gz: not a whole gzip file"),
         ("a.gz", gzip.compress(b"text\n" * 50)[:-30] + b"?" * 30, "a.gz: not a whole gzip file"),
@@ -97,13 +96,6 @@ def write_task(folder, task, contents=None):
 def test_text_that_cannot_be_read(tmp_path, name, contents, part):
     (tmp_path / name).write_bytes(contents)
     refused(lambda _: list(text.lines(tmp_path / name)), part=part)
-
-
-def test_lines(tmp_path):
-    """Line feeds alone end them; a byte-order mark is none of the text."""
-    (tmp_path / "a.gz").write_bytes(gzip.compress("\ufeffa\u2028b\rc\n\nd".encode()))
-    assert list(text.lines(text.at_hand(tmp_path / "a"))) == ["a\u2028b\rc", "", "d"]
-    refused(lambda _: text.at_hand(tmp_path / "b"), part="b: no such file, nor b.gz")
 
 
 def test_pairs_that_are_left_out(tmp_path, capsys):
@@ -119,22 +111,10 @@ def test_pairs_that_are_left_out(tmp_path, capsys):
     assert "3 pairs, left out: 2 empty, 1 of a length ratio over 3, 1 longer than 4 tokens\n" in capsys.readouterr().out
     text.clean_pairs(both, tmp_path / "out" / "y", ("en", "de"), Limits(sample=1))
     assert (tmp_path / "out" / "y.de").read_text() == "A\nH\n"
-
-
-@pytest.mark.parametrize(
-    "target, limits, part",
-    [
-        (["A"], Limits(), "train.de: ends after 1 lines, and the other side does not"),
-        (["A", "B", "C"], Limits(), "train.en: ends after 2 lines"),
-        (["A", ""], Limits(keep_all=True), "train.en: line 2 here or in train.de is empty; none may be dropped"),
-        (["", " "], Limits(), r"train: no pair of 2 is left \(2 empty\)"),
-    ],
-)
-def test_pairs_that_are_refused(tmp_path, target, limits, part):
-    write(tmp_path / "train.en", ["a", "b"])
-    write(tmp_path / "train.de", target)
-    refused(lambda _: text.clean_pairs([tmp_path / "train"], tmp_path / "x" / "y", ("en", "de"), limits), part=part)
-    assert not list((tmp_path / "x").iterdir())
+    write(tmp_path / "train.de", ["", " ", *[""] * 4])
+    none = both[:1], tmp_path / "out" / "z", ("en", "de"), Limits()
+    refused(lambda _: text.clean_pairs(*none), part=r"train: no pair of 6 is left \(6 empty\)")
+    assert len([*(tmp_path / "out").iterdir()]) == 4
 
 
 def test_pairs_that_are_held_out(tmp_path):
@@ -144,45 +124,40 @@ def test_pairs_that_are_held_out(tmp_path):
     drawn = []
     for folder in (tmp_path / "a", tmp_path / "b"):
         found = text.hold_out([tmp_path / "train"], folder, ("en", "de"), ("valid", "test"))
-        sets = ([folder / f"{split}.{side}" for side in ("en", "de")] for split in ("valid", "test"))
-        drawn.append([[*text.aligned(*files)] for files in sets])
-    valid, test = drawn[0]
-    sources = [source.lower() for source, _ in valid + test]
+        drawn.append([[*text.aligned(folder / f"{split}.en", folder / f"{split}.de")] for split in ("valid", "test")])
+    rows = sum(drawn[0], [])
+    sources = [source.lower() for source, _ in rows]
     assert drawn[0] == drawn[1] and {*sources} == found and len(sources) == len(found)
-    assert all(6 <= len(rows) <= 12 for rows in (valid, test))
-    assert all(int(target.split()[1]) % 61 == int(source.split()[1]) for source, target in valid + test)  # still pairs
+    assert all(6 <= len(part) <= 12 for part in drawn[0])
+    assert all(int(target.split()[1]) % 61 == int(source.split()[1]) for source, target in rows)  # still pairs
     text.clean_pairs([tmp_path / "train"], tmp_path / "out", ("en", "de"), Limits(without=found))
     kept = {line.lower() for line in text.lines(tmp_path / "out.en")}
     assert not found & kept and kept | found == {f"line {i}" for i in range(60)}
-    write(tmp_path / "few.en", ["a"] * 9)
-    write(tmp_path / "few.de", ["a"] * 9)
+    for side in ("en", "de"):
+        write(tmp_path / f"few.{side}", ["a"] * 9)
     few = [tmp_path / "few"], tmp_path / "c", ("en", "de"), ("test",)
     refused(lambda _: text.hold_out(*few), part="few: 9 pairs are too few to hold some out for test")
 
 
-@pytest.mark.parametrize("words, density, span", [(20, 0.15, 3), (64, 0.15, 3), (7, 0.9, 1), (2, 0.15, 3)])
-def test_spans(tmp_path, words, density, span):
-    """What is left and what was taken out is the text, over the ends of lines; as much of it as was asked for."""
-    everything = [f"w{i}" for i in range(words * 5 + 3)]
-    write(tmp_path / "text", [*everything[:9], " ".join(everything[9:])])
+@pytest.mark.parametrize(
+    "total, words, density, span", [(103, 20, 0.15, 3), (38, 7, 0.9, 1), (13, 2, 0.15, 3), (3, 64, 0.15, 3)]
+)
+def test_spans(tmp_path, total, words, density, span):
+    """What is left and what was taken out is the text, over the ends of lines; a short text is one block."""
+    everything = [f"w{i}" for i in range(total)]
+    write(tmp_path / "text", [*everything[:2], " ".join(everything[2:])])
     text.corrupt_spans(tmp_path / "text", tmp_path / "out", words, 1, density, span)
-    sources, targets = ([*text.lines(tmp_path / f"out.{side}")] for side in ("source", "target"))
-    assert len(sources) == len(targets) == (words * 5 + 3) // words
-    for number, (source, target) in enumerate(zip(sources, targets)):
-        spans, found = target.split("<extra_id_")[1:], source
+    rows = [*text.aligned(tmp_path / "out.source", tmp_path / "out.target")]
+    assert len(rows) == max(total // words, 1)
+    for number, (found, target) in enumerate(rows):
+        spans, block = target.split("<extra_id_")[1:], everything[number * words : (number + 1) * words]
         for part in spans:
             mark, _, out = part.partition("> ")
             found = found.replace(f"<extra_id_{mark}>", out.strip(), 1)
-        assert found.split() == everything[number * words : (number + 1) * words]
+        assert found.split() == block
         taken = sum(len(part.split()) - 1 for part in spans)
-        assert taken == min(max(round(words * density), 1), words - 1)
-        assert len(spans) == min(max(round(taken / span), 1), words - taken)
-
-
-def test_a_short_text_is_one_block(tmp_path):
-    write(tmp_path / "text", ["one two three"])
-    text.corrupt_spans(tmp_path / "text", tmp_path / "out", 64, 1)
-    assert len(list(text.lines(tmp_path / "out.source"))) == 1
+        assert taken == min(max(round(len(block) * density), 1), len(block) - 1)
+        assert len(spans) == min(max(round(taken / span), 1), len(block) - taken)
 
 
 # ---- examples
@@ -190,21 +165,18 @@ def test_a_short_text_is_one_block(tmp_path):
 
 @pytest.mark.parametrize("task", ROWS)
 def test_the_form_of_a_task(tmp_path, task):
-    """With the files of the suite's own archives, and T5's prefixes and words."""
+    """With the files of the suite's own archives, and T5's prefixes and words; and what answers are known.
+
+    All right ones of ReCoRD; STS-B's number before it is rounded; the question of an answer; the set of MNLI.
+    """
     write_task(tmp_path, task)
     found = read(task, tmp_path)
-    assert [f"{e.source} => {e.target}" for e in found["test"]] == [" ".join(line.split()) for line in ROWS[task][2]]
+    test = found["test"]
+    assert [f"{e.source} => {e.target}" for e in test] == [" ".join(line.split()) for line in ROWS[task][2]]
     assert all(found.values())
-
-
-def test_what_answers_are_known(tmp_path):
-    """All right ones of ReCoRD; STS-B's number before it is rounded; the question of an answer; the set of MNLI."""
-    for task in ("record", "stsb", "multirc", "mnli"):
-        write_task(tmp_path / task, task)
-    found = {task: read(task, tmp_path / task)["test"] for task in ("record", "stsb", "multirc", "mnli")}
-    assert found["record"][0].answers == ["Bob", "Bobby"] and found["stsb"][0].answers == ["3.75"]
-    assert len({example.group for example in found["multirc"]}) == 1
-    assert [example.group for example in found["mnli"]] == ["dev_matched", "dev_mismatched"]
+    assert [*test[0].answers] == {"record": ["Bob", "Bobby"], "stsb": ["3.75"]}.get(task, [])
+    if task in ("multirc", "mnli"):
+        assert [e.group for e in test] == (["dev_matched", "dev_mismatched"] if task == "mnli" else [test[0].group] * 2)
 
 
 def test_a_paragraph_is_not_divided(tmp_path):
@@ -234,18 +206,14 @@ def test_broken_rows(tmp_path, capsys):
         ("classification", "train.csv", 'sport,a ball\nworld," "\n', "train.csv: line 2 has an empty text"),
         ("classification", "test.csv", "sport,a\nworld\n", r"line 2 has 1 column\(s\), not 2 \(label, text\).* commas"),
         ("classification", "test.csv", "two words,a ball\n", 'test.csv: line 1 has the label "two words".*one word'),
-        ("classification", "test.csv", "", "none is left for the test set"),
         ("classification", "test.csv", None, "no test set of classification; .* test.csv or test.tsv, or .gz of it"),
         ("classification", "test.csv", 'sport,"a ball\nsport,a ball\n', "test.csv: .* line 2 has a stray quote"),
         ("agnews", "train.csv", "12,title,text\n", 'line 1 has the label "12"; it must be one of 1, 2, 3, 4'),
-        ("aeslc", "test.jsonl", '{"email": "a", "title": "b"}', "line 1: no column 'subject'; it has email, title"),
         ("aeslc", "test.jsonl", '{"email": "a", "subject": null}', "test.jsonl: line 1 has an empty target; remove"),
         ("aeslc", "test.jsonl", '["a"]', "test.jsonl: line 1 is no JSON object"),
         ("sst2", "dev.tsv", "sentence\tlabels\na\t1", "line 2: no column 'label'; it has sentence, labels"),
-        ("cola", "dev.tsv", "gj04\t1", r"line 1 has 2 column\(s\), not 4 \(code, label, star, sentence\).* tabs"),
         ("stsb", "sts-dev.csv", "g\tf\t2012\t1\tgood\ta\tb", 'line 1 has the score "good"; it must be a number'),
         ("record", "val.jsonl", '{"passage": {}}', "val.jsonl: a row has another form than those of record"),
-        ("wsc", "val.jsonl", '{"text": "a", "target": "b", "label": true}', "another form than those of wsc"),
         ("wsc", "val.jsonl", json.dumps({**WSC, "text": "Ann barked"}), 'line 1: the text has no "it"; remove it'),
     ],
 )
@@ -253,14 +221,11 @@ def test_examples_that_are_refused(tmp_path, corpus, name, contents, part):
     """In one line with the file and the line in it."""
     if corpus in ROWS:
         write_task(tmp_path, corpus)
-    elif corpus == "aeslc":
-        mails(tmp_path)
     else:
+        mails(tmp_path)
         write(tmp_path / "train.csv", ["sport,a", "world,b"] * 5)
         write(tmp_path / "test.csv", ["1,title,text"] if corpus == "agnews" else ["sport,a ball"])
-    (tmp_path / name).unlink()
-    if contents is not None:
-        (tmp_path / name).write_text(contents)
+    (tmp_path / name).unlink() if contents is None else (tmp_path / name).write_text(contents)
     refused(lambda _: read(corpus, tmp_path), part=part)
 
 
@@ -288,24 +253,21 @@ def test_labelled_text(tmp_path):
 
 
 def test_markup():
-    assert text.clean("Oil\\at  #36;50 &lt;b&gt;a  barrel&lt;/b&gt;<br /><br />AT&amp;T 2<3 C#5;") == (
-        "oil at $50 a barrel at&t 2<3 c#5;"
-    )
+    said = "Oil\\at  #36;50 &lt;b&gt;a  barrel&lt;/b&gt;<br /><br />AT&amp;T 2<3 C#5;"
+    assert text.clean(said) == "oil at $50 a barrel at&t 2<3 c#5;"
 
 
 def test_a_file_for_each_text(tmp_path):
     """IMDb and AESLC as they are unpacked."""
     for split in ("train", "test"):
-        for label, word in (("pos", "good"), ("neg", "bad")):
-            for i in range(10):
-                write(tmp_path / "aclImdb" / split / label / f"{i}_7.txt", [f"{word} film {i}"])
+        for label, i in itertools.product(("pos", "neg"), range(10)):
+            write(tmp_path / "aclImdb" / split / label / f"{i}_7.txt", [f"{label} film {i}"])
     found = read("imdb", tmp_path)
     assert [len(found[split]) for split in SPLITS] == [18, 2, 20]
-    assert all(e.target == ("1" if e.source.startswith("good") else "0") for rows in found.values() for e in rows)
-    for split in ("train", "dev", "test"):
-        for name in "ab":
-            mail = f"Mail {name},\nof two lines.\n\n@subject\nThe {name}\n\n@ann0\nAnother"
-            write(tmp_path / split / f"{name}.subject", [mail])
+    assert all(e.target == str(int(e.source[:3] == "pos")) for rows in found.values() for e in rows)
+    for split, name in itertools.product(("train", "dev", "test"), "ab"):
+        mail = f"Mail {name},\nof two lines.\n\n@subject\nThe {name}\n\n@ann0\nAnother"
+        write(tmp_path / split / f"{name}.subject", [mail])
     assert pairs(read("aeslc", tmp_path)["test"]) == [(f"Mail {x}, of two lines.", f"The {x}") for x in "ab"]
 
 
@@ -324,15 +286,15 @@ def test_articles_in_three_forms(tmp_path):
 
 def test_dialogues(tmp_path, capsys):
     """Persona and history stand before the utterance, up to a number of them; a dialogue is not divided."""
-    for name in ("train", "valid"):
-        (tmp_path / f"{name}_self_original_no_cands.txt").write_text(CHAT)
+    train, valid = (tmp_path / f"{name}_self_original_no_cands.txt" for name in ("train", "valid"))
+    for path in (train, valid):
+        path.write_text(CHAT)
     found = read("personachat", tmp_path)
     assert found["test"][1][:2] == ("i like tea. | hello! | hi there. | tea?", "yes please.")
     assert read("personachat", tmp_path, history=1)["test"][1].source == "i like tea. | tea?"
-    assert {e.group for e in found["train"]}.isdisjoint(e.group for e in found["valid"])
     assert len(found["train"]) + len(found["valid"]) == len(found["test"]) == 3
-    (tmp_path / "train_self_original_no_cands.txt").unlink()
-    (tmp_path / "valid_self_original_no_cands.txt").write_text(CHAT * 10)
+    train.unlink()
+    valid.write_text(CHAT * 10)
     found = read("personachat", tmp_path)  # a test set alone is divided
     groups = [{e.group for e in found[split]} for split in SPLITS]
     assert [len(group) for group in groups] == [16, 2, 2] and len(set.union(*groups)) == 20
@@ -340,15 +302,13 @@ def test_dialogues(tmp_path, capsys):
     for split, n in (("train", 10), ("test", 1)):
         write(tmp_path / f"dialogues_{split}.txt", ["a __eou__ b __eou__ c __eou__"] * n)
     found = read("dailydialog", tmp_path)
-    assert pairs(found["test"]) == [("a", "b"), ("a | b", "c")]
-    assert (len(found["train"]), len(found["valid"])) == (18, 2)
+    assert pairs(found["test"]) == [("a", "b"), ("a | b", "c")] and list(map(len, found.values())) == [18, 2, 2]
 
 
 def test_marks_of_wsc(tmp_path):
     """Of several equal words the one that is meant, also where the number is one off or one span lies in the other."""
     rows = [
         ("They use it; it helps", ("They", 0), ("it", 3), "* They * use it; # it # helps"),
-        ("They use it now", ("They", 0), ("it", 1), "* They * use # it # now"),
         ("Seen by their\nmother", ("their mother", 2), ("their", 2), "Seen by * # their # mother *"),
         ("Seen by their mother", ("mother", 3), ("their mother", 2), "Seen by # their * mother * #"),
     ]
@@ -362,19 +322,17 @@ def test_other_forms_of_the_suites(tmp_path):
     """RTE of SuperGLUE, as JSON; WiC's own archive, with labels in a file of their own, each of them also as .gz."""
     row = {"premise": "a", "hypothesis": "b", "label": "not_entailment", "idx": 0}
     for name in ("train", "val"):
-        write(tmp_path / f"{name}.jsonl", [json.dumps(row)] * 2)
-    assert read("rte", tmp_path)["test"][0][:2] == ("rte sentence1: a sentence2: b", "not entailment")
-    (tmp_path / "train.jsonl").unlink()
-    for names in (("train.data.txt.gz", "train.gold.txt"), ("train.data.txt", "train.gold.txt.gz")):
-        for name in (*names, "dev.data.txt", "dev.gold.txt"):
-            write(tmp_path / name, ["T", "F"] if "gold" in name else ["w\tN\t0-0\ta\tb", "v\tV\t0-0\tc\td"])
-        assert [e.target for e in read("wic", tmp_path)["test"]] == ["True", "False"]
-        for name in names:
-            (tmp_path / name).rename(tmp_path / "x")
-    write(tmp_path / "train.data.txt", ["w\tN\t0-0\ta\tb"])
-    refused(lambda _: read("wic", tmp_path), part="train.gold.txt: no such file, nor train.gold.txt.gz")
-    write(tmp_path / "train.gold.txt", ["T", "F"])
-    refused(lambda _: read("wic", tmp_path), part="train.data.txt: ends after 1 lines")
+        write(tmp_path / "rte" / f"{name}.jsonl", [json.dumps(row)] * 2)
+    assert read("rte", tmp_path / "rte")["test"][0][:2] == ("rte sentence1: a sentence2: b", "not entailment")
+    for folder, *names in (("1", "data.txt.gz", "gold.txt"), ("2", "data.txt", "gold.txt.gz")):
+        for name in (*(f"train.{name}" for name in names), "dev.data.txt", "dev.gold.txt"):
+            rows = ["T", "F"] if "gold" in name else ["w\tN\t0-0\ta\tb", "v\tV\t0-0\tc\td"]
+            write(tmp_path / folder / name, rows)
+        assert [e.target for e in read("wic", tmp_path / folder)["test"]] == ["True", "False"]
+    write(tmp_path / "2" / "train.data.txt", ["w\tN\t0-0\ta\tb"])
+    refused(lambda _: read("wic", tmp_path / "2"), part="train.data.txt: ends after 1 lines")
+    (tmp_path / "2" / "train.gold.txt.gz").unlink()
+    refused(lambda _: read("wic", tmp_path / "2"), part="train.gold.txt: no such file, nor train.gold.txt.gz")
 
 
 # ---- files
@@ -382,63 +340,49 @@ def test_other_forms_of_the_suites(tmp_path):
 
 def test_folders_of_several_corpora(tmp_path):
     """The nearest files count, of one folder alone; a file that is there twice is taken once."""
+    mine = tmp_path / "mine"
     for name in ("CoLA/dev.tsv", "SST-2/dev.tsv", "mine/out/raw/dev.tsv", "mine/out/raw/dev.tsv.gz"):
         write(tmp_path / name, ["x"])
     said = "has dev.tsv in CoLA, SST-2; name one of these folders by --from"
     refused(lambda _: text.find(tmp_path, "**/dev.tsv"), part=said)
-    assert text.find(tmp_path / "mine", "**/dev.tsv") == [tmp_path / "mine" / "out" / "raw" / "dev.tsv"]
-    write(tmp_path / "mine" / "cnn" / "dev.tsv.gz", ["x"])
-    assert text.find(tmp_path / "mine", "no.tsv **/dev.tsv") == [tmp_path / "mine" / "cnn" / "dev.tsv.gz"]
+    assert text.find(mine, "**/dev.tsv") == [mine / "out" / "raw" / "dev.tsv"]
+    write(mine / "cnn" / "dev.tsv.gz", ["x"])
+    assert text.find(mine, "no.tsv **/dev.tsv") == [mine / "cnn" / "dev.tsv.gz"]
 
 
-@pytest.fixture
-def site(tmp_path, monkeypatch):
-    """A corpus that is downloaded from a folder here; (the folder, the corpus), whose archive holds archives."""
-    folder = tmp_path / "site"
+def test_a_download(tmp_path, monkeypatch):
+    """Checked by its SHA-256 and unpacked; one that was cut off goes on where it ended; an archive at hand, too."""
+    folder, archives, splits = tmp_path / "site", tmp_path / "archives", ("train", "validation", "test")
     folder.mkdir()
-    with zipfile.ZipFile(folder / "d.zip", "w") as archive:
-        for split in ("train", "validation", "test"):
+    with zipfile.ZipFile(folder / "d.zip", "w") as archive:  # of archives
+        for split in splits:
             with zipfile.ZipFile(tmp_path / "inner.zip", "w") as inner:
                 inner.writestr(f"{split}/dialogues_{split}.txt", f"hello {split} __eou__ hi __eou__\n" * 20)
             archive.write(tmp_path / "inner.zip", f"ijcnlp/{split}.zip")
         archive.writestr("ijcnlp/._train.zip", b"of a file system")
     (tmp_path / "inner.zip").unlink()
-    corpus = replace(CORPORA["dailydialog"], home=f"file://{folder}", urls=["d.zip"])
+    corpus, whole = (
+        replace(CORPORA["dailydialog"], home=f"file://{folder}", urls=["d.zip"]),
+        (folder / "d.zip").read_bytes(),
+    )
     monkeypatch.setitem(text.CHECKSUMS, "dailydialog/d.zip", text.digest(folder / "d.zip"))
-    return folder, corpus
-
-
-def test_a_download(tmp_path, site, monkeypatch):
-    """Checked by its SHA-256 and unpacked; one that was cut off goes on where it ended; an archive at hand, too."""
-    folder, corpus = site
-    whole, archives = (folder / "d.zip").read_bytes(), tmp_path / "archives"
     for source in (None, folder):
         found = text.files_of(corpus, tmp_path / f"from {source and source.name}", source)
-        assert [path.name for paths in found.values() for path in paths] == [
-            f"dialogues_{split}.txt" for split in ("train", "validation", "test")
-        ]
+        names = [path.name for paths in found.values() for path in paths]
+        assert names == [f"dialogues_{split}.txt" for split in splits]
     archives.mkdir()
     (archives / "d.zip.part").write_bytes(whole[:200])
     (folder / "d.zip").write_bytes(b"?" * 200 + whole[200:])  # which is not asked for again
-    text.fetch(f"file://{folder}/d.zip", archives, "dailydialog")
+    fetch = (f"file://{folder}/d.zip", archives, "dailydialog")
+    text.fetch(*fetch)
     assert (archives / "d.zip").read_bytes() == whole
     (archives / "d.zip").unlink()
-    fetch = (f"file://{folder}/d.zip", archives, "dailydialog")
     refused(lambda _: text.fetch(*fetch), part=f"file://{folder}/d.zip: its SHA-256 is not .*; call again.*--from")
-    assert not list(archives.glob("d.zip*"))
     (folder / "d.zip").unlink()
     refused(lambda _: text.fetch(*fetch), part="curl failed: .*download.log")
     assert not list(archives.glob("d.zip*"))
-
-
-def test_what_there_is_nothing_of(tmp_path):
-    said = "lm: nothing to download; name the folder of its text by --from"
-    refused(lambda _: text.files_of(CORPORA["lm"], tmp_path / "a", None), part=said)
-    said = "no train set of ptb; it should be named ptb.train.txt or train.txt, or .gz of it"
-    refused(lambda _: text.files_of(CORPORA["ptb"], tmp_path / "a", tmp_path), part=said)
-    write(tmp_path / "ijcnlp_dailydialog.zip", ["<html>not found</html>"])
-    unpack = CORPORA["dailydialog"], tmp_path / "b", tmp_path
-    refused(lambda _: text.files_of(*unpack), part="python failed: .*unpack.log")
+    write(folder / "d.zip", ["<html>not found</html>"])
+    refused(lambda _: text.files_of(corpus, tmp_path / "b", folder), part="python failed: .*unpack.log")
 
 
 def test_a_text_is_that_of_its_corpus(tmp_path):

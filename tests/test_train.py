@@ -56,10 +56,8 @@ def test_the_batch_does_not_depend_on_the_gpus(nodes, gpus, shown):
 @pytest.mark.parametrize("task", TASKS)
 def test_the_data_say_their_task(task, shown):
     """And their sides and classes; the recipe is the small one of the task, whose values may be changed."""
-    recipe = RECIPES[TASKS[task].recipe]
-    line = shown(
-        "random --gpus 0 --save-every 7 --seed 3 -- --lr 9", task=task, **{"classes": 6} if "sent" in task else {}
-    )
+    recipe, facts = RECIPES[TASKS[task].recipe], {"classes": 6} if task == "sentence_prediction" else {}
+    line = shown("random --gpus 0 --save-every 7 --seed 3 -- --lr 9", task=task, **facts)
     assert flag(line, "--arch") == f"{recipe.kind}_synth_random_{recipe.preset}" and flag(line, "--lr") == "9"
     assert (flag(line, "--task") if "--task" in line else "translation") == recipe.task
     sides = {"translation": "en de", "text_to_text": "source target", "denoising": "source target"}.get(task)
@@ -109,12 +107,10 @@ def test_the_precision_is_the_best_there_is(capability, best, shown, monkeypatch
         ("{data} roberta_agnews --recipe agnews", "prepared for translation, .* agnews is for sentence_prediction"),
         ("{data} random --recipe iwslt", "--recipe.*iwslt.*multi30k_cpu"),
         ("{data} random --gpu 1", "--gpu 1.*train.sh --help"),
-        ("{data} random --lr 1", "--lr 1.*--"),
         ("{data} random --recipe wmt_en_de", "--gpus: none found here; --gpus 0"),
         ("{data} random --gpus 1 --nodes 2", "--nodes 2: .*--rendezvous HOST:PORT"),
         ("{data} random --recipe wmt_en_de --gpus 8 --batch-tokens 1000", "--batch-tokens 1000.* 125 .*raise them"),
         ("{data} random --recipe wmt_en_de --gpus 1 --max-tokens 9", "--max-tokens 9: .*sentence of 256; raise them"),
-        ("{data} random --gpus 1 --precision int8", "--precision.*int8.*bf16"),
         ("{data} random --init {tmp}/no", "no: no such folder"),
     ],
 )
@@ -125,9 +121,8 @@ def test_what_is_refused(argv, part, tmp_path, dry, monkeypatch):
 
 def test_slurm(tmp_path):
     """Each machine is called with the job's size and its first machine; flags of fairseq-train stay behind --."""
-    (tmp_path / "scontrol").write_text("#!/bin/bash\nprintf 'gpu7\\ngpu8\\n'\n")
-    (tmp_path / "srun").write_text('#!/bin/bash\nshift\nexec "$@"\n')
-    for name in ("scontrol", "srun"):
+    for name, code in (("scontrol", "printf 'gpu7\\ngpu8\\n'"), ("srun", 'shift; exec "$@"')):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{code}\n")
         (tmp_path / name).chmod(0o755)
     env = {"DRY_RUN": "1", "SLURM_JOB_NODELIST": "gpu[7-8]", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": "40007"}
     env["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
@@ -142,30 +137,28 @@ def test_slurm(tmp_path):
 
 def test_the_end_of_a_schedule():
     """The updates that the learning rate ends with; of a flag that is given twice the last one counts."""
-    for flags, update in (
-        ("--lr-scheduler inverse_sqrt --max-update 5 --lr-scheduler cosine", "5"),
-        ("--lr-scheduler cosine --max-update 5 --lr-scheduler inverse_sqrt", ""),
-        ("--lr-scheduler=cosine --max-update=5 --lr-period-updates 3", ""),
-    ):
-        assert train.last_update(flags.split()) == update
+    root, cosine = "--lr-scheduler inverse_sqrt", "--lr-scheduler=cosine"
+    flags = [
+        f"{root} --max-update 5 {cosine}",
+        f"{cosine} --max-update 5 {root}",
+        f"{cosine} --max-update=5 --lr-period-updates 3",
+    ]
+    assert [train.last_update(some.split()) for some in flags] == ["5", "", ""]
 
 
-def test_progress(capsys):
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ("train_inner | epoch 2: loss=3, ppl=8.5, num_updates=200, wall=30", "training perplexity 8.5, .*0:00:45 left"),
+        ("train_inner | epoch 2: loss=3.1, accuracy=8, num_updates=200, wall=30", "training loss 3.1, 0:00:30, "),
+        ("valid | epoch 2 | valid on 'valid' | loss 3 | ppl 7.5 | num_updates 200", "validation perplexity 7.5"),
+    ],
+)
+def test_progress(line, said, capsys):
     """How far it is, how well it fares, and how long it takes."""
-    for line, said in (
-        (
-            "| train_inner | epoch 2: loss=3, ppl=8.5, num_updates=200, wall=30",
-            "training perplexity 8.5, .*0:00:45 left",
-        ),
-        ("| train_inner | epoch 2: loss=3.1, accuracy=8, num_updates=200, wall=30", "training loss 3.1, 0:00:30, "),
-        (
-            "| valid | epoch 2 | valid on 'valid' | loss 3 | ppl 7.5 | num_updates 200",
-            "validation perplexity 7.5",
-        ),
-    ):
-        train.show_progress(500, f"2026-01-01 | INFO {line}\n")
-        train.show_progress(500, "a line of another kind with num_updates=200\n")
-        assert re.fullmatch(f"  update 200 of 500: {said}.*\n", capsys.readouterr().out)
+    for shown in (f"2026-01-01 | INFO | {line}\n", "a line of another kind with num_updates=200\n"):
+        train.show_progress(500, shown)
+    assert re.fullmatch(f"  update 200 of 500: {said}.*\n", capsys.readouterr().out)
 
 
 # ---- what a run is
@@ -200,18 +193,25 @@ def begun(tmp_path, monkeypatch):
 )
 def test_a_run_goes_on_as_it_was_begun(begun, more, part):
     _, save, go_on = begun
+    assert os.environ["MALLOC_MMAP_MAX_"] == "0"  # memory is kept between updates, which spares filling it anew
+    with steps.locked(save / ".lock"):
+        refused(lambda _: go_on(*more), part=f"{save}: another process is at work there; let it end")
     go_on(*more) if not part else refused(lambda _: go_on(*more), part=f"{save} was made with other settings .*{part}")
 
 
 def test_recipes_that_have_changed(begun, monkeypatch):
     """Flags, and an update that the learning rate ends with."""
     _, save, go_on = begun
-    refused(lambda _: go_on(model="random"), part="arch is transformer_multi30k, asked for transformer_synth_random")
     recipe = RECIPES["multi30k_cpu"]
-    monkeypatch.setitem(RECIPES, "multi30k_cpu", replace(recipe, flags={**recipe.flags, "lr": "1"}))
+
+    def change(**flags):
+        monkeypatch.setitem(RECIPES, "multi30k_cpu", replace(recipe, flags={**recipe.flags, **flags}))
+
+    refused(lambda _: go_on(model="random"), part="arch is transformer_multi30k, asked for transformer_synth_random")
+    change(lr="1")
     refused(lambda _: go_on(), part="recipe_flags is .*3e-3.*, asked for .*'lr': '1'")
     (save / "checkpoint_last.pt").unlink()
-    monkeypatch.setitem(RECIPES, "multi30k_cpu", replace(recipe, flags={**recipe.flags, "lr-scheduler": "cosine"}))
+    change(**{"lr-scheduler": "cosine"})
     go_on()
     (save / "checkpoint_last.pt").touch()
     refused(lambda _: go_on("--max-update", "9000"), part="schedule is 7000, asked for 9000")
@@ -220,20 +220,18 @@ def test_recipes_that_have_changed(begun, monkeypatch):
 def test_a_run_knows_its_data(begun):
     """Data made anew in the same folder, with other words or other options, are not taken for those of the run."""
     data, save, go_on = begun
-    for file in (data / "bin" / "dict.de.txt", data / "settings.json"):
+    for file in (data / "settings.json", data / "bin" / "dict.de.txt"):
         kept = file.read_text()
         file.write_text(kept.replace("eins", "zwei").replace('"en"', '"fr"'))
         refused(lambda _: go_on(), part="data_digest is")
-        refused(
-            lambda _: train.read_run(save), part=f"{save}: its data, {data}, were made anew since, or moved; .*run.json"
-        )
+        said = f"{save}: its data, {data}, were made anew since, or moved; .*run.json"
+        refused(lambda _: train.read_run(save), part=said)
         file.write_text(kept)
     go_on()
-    assert train.read_run(save).data == data
     refused(lambda _: train.read_run(data), part=f"{data}: is a folder of data; name a run")
     refused(lambda _: train.read_run(save.parent), part="no run of train.sh")
     (save / "checkpoint_last.pt").unlink()  # one that failed before its first checkpoint has learned nothing
-    (data / "bin" / "dict.de.txt").write_text("zwei 1\n")
+    file.write_text("zwei 1\n")
     go_on()
     assert train.read_run(save).data == data
 
@@ -243,10 +241,8 @@ def test_a_run_that_begins_anew(begun):
     _, save, go_on = begun
     left = [save / "train.log", save / "evaluation" / "scores.json", save / "tests" / "other" / "scores.json"]
     for path in left:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("{}")
-    known = steps.load(save / "run.json")
-    steps.dump(save / "run.json", {**known, "starts": [{"hardware": "another"}]})
+        steps.write(path, "{}")
+    steps.dump(save / "run.json", {**steps.load(save / "run.json"), "starts": [{"hardware": "another"}]})
     go_on()
     assert all(path.exists() for path in left) and len(steps.load(save / "run.json")["starts"]) == 2
     (save / "checkpoint_last.pt").rename(save / "checkpoint_2_20.pt")
@@ -257,28 +253,17 @@ def test_a_run_that_begins_anew(begun):
     assert not any(path.exists() for path in left) and start["hardware"].endswith("1 thread(s)")
 
 
-def test_a_run_has_one_process(begun):
-    _, save, go_on = begun
-    assert os.environ["MALLOC_MMAP_MAX_"] == "0"  # memory is kept between updates, which spares filling it anew
-    with steps.locked(save / ".lock"):
-        refused(lambda _: go_on(), part=f"{save}: another process is at work there; let it end")
-
-
 def test_a_second_stage(begun, tmp_path):
     """Sizes are the first one's; it goes on although that was evaluated since; other models and words are refused."""
-    data, save, go_on = begun
+    data, _, go_on = begun
     first, second = tmp_path / "first", tmp_path / "second"
     go_on("--", "--encoder-layers", "1", "--synth-max-length=112", "--lr", "3", model="random", to=first)
     init = ["--init", str(first)]
     refused(lambda _: go_on(*init, model="random", to=second), part=f"{first}: has no checkpoint_best.pt; name a run")
-    (first / "checkpoint_best.pt").touch()
-    go_on(*init, model="random", to=second)
-    (second / "checkpoint_last.pt").touch()
-    (first / "evaluation").mkdir()
-    (first / "evaluation" / "checkpoint_avg.pt").touch()
-    go_on(*init, model="random", to=second)
-    flags = [*steps.load(second / "run.json")["flags"]]
-    assert flags == ["--encoder-layers", "1", "--synth-max-length", "112"]
+    for made in (first / "checkpoint_best.pt", second / "checkpoint_last.pt", first / "evaluation/checkpoint_avg.pt"):
+        steps.write(made, "")
+        go_on(*init, model="random", to=second)
+    assert steps.load(second / "run.json")["flags"] == ["--encoder-layers", "1", "--synth-max-length", "112"]
     refused(lambda _: go_on(model="random", to=second), part="flags is|init is")
     refused(lambda _: go_on(*init, to=tmp_path / "x"), part="--init .*: is a run of transformer_synth_random.*, not of")
     (data / "bin" / "dict.de.txt").write_text("zebra 1\n")
@@ -290,12 +275,11 @@ def test_a_second_stage(begun, tmp_path):
 # ---- where a figure comes from
 
 
-@pytest.mark.parametrize("value, threads", [("4,2", 4), (" 3", 3), ("", 0), ("abc", 0), ("0", 0), ("-1", 0)])
+@pytest.mark.parametrize("value, threads", [("4,2", 4), (" 3", 3), ("", 0), ("abc", 0), ("-1", 0)])
 def test_threads_of_the_environment(value, threads, monkeypatch):
     """As OpenMP takes them: a list is for nested levels, and what it does not understand is no number."""
     monkeypatch.setenv("OMP_NUM_THREADS", value)
     assert provenance.asked_threads() == threads
-    assert provenance.hardware(0, 1, threads).endswith(f", {threads or torch.get_num_threads()} thread(s)")
 
 
 def test_hardware(monkeypatch):
@@ -303,7 +287,7 @@ def test_hardware(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     assert provenance.hardware(1) == "a GPU" and provenance.hardware(8, 16) == "16 × a GPU"
-    assert "a GPU" not in provenance.hardware(0) and provenance.hardware(0, 2).startswith("2 × ")
+    assert re.fullmatch(r"2 × (?!.*a GPU).*, 3 thread\(s\)", provenance.hardware(0, 2, 3))
     assert [provenance.device_of(provenance.hardware(gpus)) for gpus in (0, 8)] == ["cpu", "gpu"]
     found = provenance.here(0)
     assert found["versions"].keys() >= {"python", "torch", "sacrebleu"} and found["commit"] == provenance.commit()
@@ -313,14 +297,13 @@ def test_commit_is_marked_when_code_differs(tmp_path, monkeypatch):
     """A figure's commit is marked by other code, but not by a result, so that one cell does not mark the next."""
     monkeypatch.setattr(provenance, "ROOT", tmp_path)
     assert provenance.commit() == ""
-    for name in ("code.py", "results/cell.json"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("1\n")
-    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c"]
-    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
-        subprocess.run([*git, *words], cwd=tmp_path, check=True)
-    (tmp_path / "results" / "cell.json").write_text("2\n")
+    code, cell = tmp_path / "code.py", tmp_path / "results" / "cell.json"
+    for path in (code, cell):
+        steps.write(path, "1\n")
+    for words in ("init -q", "add .", "-c user.name=a -c user.email=a@b.c commit -qm first"):
+        subprocess.run(["git", *words.split()], cwd=tmp_path, check=True)
+    cell.write_text("2\n")
     clean = provenance.commit()
     assert re.fullmatch("[0-9a-f]{12}", clean)
-    (tmp_path / "code.py").write_text("2\n")
+    code.write_text("2\n")
     assert provenance.commit() == f"{clean}-dirty"
