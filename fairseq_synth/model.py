@@ -115,10 +115,12 @@ def explain_task(error: BaseException) -> Optional[str]:
     text = str(error)
     is_of_config = type(error).__name__ in ("ConfigAttributeError", "InterpolationKeyError")
     is_of_several = "requires a FairseqMultiModel" in text
-    names = [m.task_names for m in kinds() if is_of_several or (is_of_config and m.config.__name__ in text)]
-    if not names:
+    models = [m for m in kinds() if is_of_several or (is_of_config and m.config.__name__ in text)]
+    if not models:
         return None
-    return f"--task: a task with a model of its own ({first_line(error)}); take {' or '.join(names)}, or another --arch"
+    told = f"does not fit {article(models[0].kind)}" if is_of_config else "has a model of its own"
+    names = " or ".join(m.task_names for m in models)
+    return f"--task: this task {told} ({first_line(error)}); take --task {names}, or another --arch"
 
 
 explanations.append(explain_task)

@@ -437,9 +437,9 @@ def test_the_beginning_of_sentence_in_evaluation_alone(corpus, language_model):
 
 def test_the_heads_of_a_checkpoint_with_other_classes(corpus, classifier, tmp_path):
     argv = [corpus / "labels", *USER_DIR, "--arch", "roberta_synth_random_vanilla_agnews", *LABELS, *SYNTH, *COMMON]
-    argv += ["--num-classes", "2", "--load-checkpoint-heads", "--finetune-from-model", classifier]
+    argv += ["--num-classes", "4", "--load-checkpoint-heads", "--finetune-from-model", classifier]
     line = complaint(train.cli_main, *argv, "--save-dir", tmp_path / "save")
-    assert "--num-classes 2: the head 'head' of the checkpoint has 3 classes; give that" in line
+    assert "--num-classes 4: the head 'head' of the checkpoint has 3 classes; give that" in line
     assert not list((tmp_path / "save").iterdir())
 
 
