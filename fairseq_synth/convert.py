@@ -294,11 +294,9 @@ def replace_heads(
     """
     groups, own, kinds = groups_of(attention), f"{prefix}synthesizer.", []
     place = [(number, head) for number, (_, heads) in enumerate(groups) for head in range(heads)]
-    order = (
-        list(range(len(place)))
-        if is_synthetic(attention.module)
-        else sorted(range(len(place)), key=lambda h: h not in chosen)
-    )
+    order = list(range(len(place)))
+    if not is_synthetic(attention.module):
+        order.sort(key=lambda head: head not in chosen)
     reading = [
         h for h, (number, _) in enumerate(place) if any(SYNTHESIZERS[n].reads_query_key for n in groups[number][0])
     ]

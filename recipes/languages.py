@@ -68,8 +68,12 @@ def undone(line: str, kind: str, language: str) -> str:
         return line.replace(" ", "").replace("\u2581", " ").strip()
     from sacremoses import MosesDetokenizer
 
-    words = f"{line} ".replace("@@ ", "").split()
-    return str(MosesDetokenizer(language).detokenize(words))
+    return str(MosesDetokenizer(language).detokenize(without_bpe(line).split()))
+
+
+def without_bpe(line: str) -> str:
+    """A line of BPE's subwords as words."""
+    return f"{line} ".replace("@@ ", "").strip()
 
 
 def subwords(*languages: str) -> str:

@@ -182,3 +182,18 @@ def data(tmp_path_factory):
     from helpers import make_data
 
     return make_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="session")
+def monolingual(tmp_path_factory, data):
+    """The source side alone, as language models and encoders read it."""
+    from fairseq_cli import preprocess
+    from helpers import run_cli
+
+    folder = tmp_path_factory.mktemp("monolingual")
+    argv = ["--only-source", "--srcdict", data / "bin" / "dict.en.txt", "--destdir", folder]
+    for split in ("train", "valid"):
+        (folder / f"{split}.txt").write_text((data / f"{split}.en").read_text())
+        argv += [f"--{split}pref", folder / f"{split}.txt"]
+    run_cli(preprocess.cli_main, *argv)
+    return folder

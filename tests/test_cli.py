@@ -600,8 +600,13 @@ def test_what_a_slip_hinders_elsewhere(others, tmp_path):
     skip = ["--skip-invalid-size-inputs-valid-test", "--max-tokens", "8", "--max-update", "2"]
     cached = others["others"] / "cached"
     argv = [cached, *USER_DIR, "--arch", "transformer_synth_random_vanilla_multi30k", *SMALL, *RECIPE, "--cpu"]
-    usual = losses(fit(data.parent, tmp_path / "mmap", *skip))
-    assert losses(run_cli(train.cli_main, *argv, "--save-dir", tmp_path / "cached", *skip)[1]) == usual
+    usual = losses(fit(data.parent, tmp_path / "mmap", *skip, "--adam-betas", "(0.9, 0.98)"))
+    assert (
+        losses(
+            run_cli(train.cli_main, *argv, "--save-dir", tmp_path / "cached", *skip, "--adam-betas", "[0.9, 0.98]")[1]
+        )
+        == usual
+    )
     read = [data, *USER_DIR, "--path", best, "--cpu"]
     out, _ = run_cli(generate.cli_main, *read, *skip[:3])
     assert 0 < len(translations(out)) < TEST_SENTENCES

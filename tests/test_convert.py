@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 import torch
-from fairseq_cli import generate, preprocess, train, validate
+from fairseq_cli import generate, train, validate
 from helpers import RECIPE, SMALL, USER_DIR, complaint, run_cli
 
 from fairseq_synth import convert
@@ -47,18 +47,6 @@ CASES = {  # a checkpoint: whether of one stack, and the flags of its training
     ),
     "mixed language model": (True, ["--arch", "transformer_lm_synth_random_vanilla_ptb", *LM]),
 }
-
-
-@pytest.fixture(scope="module")
-def monolingual(tmp_path_factory, data):
-    """The source side alone, as language models and encoders read it."""
-    folder = tmp_path_factory.mktemp("monolingual")
-    argv = ["--only-source", "--srcdict", data / "bin" / "dict.en.txt", "--destdir", folder]
-    for split in ("train", "valid"):
-        (folder / f"{split}.txt").write_text((data / f"{split}.en").read_text())
-        argv += [f"--{split}pref", folder / f"{split}.txt"]
-    run_cli(preprocess.cli_main, *argv)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from fairseq_cli import generate, preprocess, train, validate
+from fairseq_cli import generate, train, validate
 from helpers import (
     RECIPE,
     SMALL,
@@ -488,18 +488,6 @@ def test_functions_that_differ_by_layer(data, tmp_path):
     styles = [[options for method, _, options in panel.calls if method == "plot"] for panel in picture.panels]
     assert [own[0]["label"] for own in styles] == ["layer 1", "layer 0"] and len(picture.panels) == 2
     assert (tmp_path / "out").is_symlink() and (tmp_path / "out" / "singular-values.png").exists()
-
-
-@pytest.fixture(scope="module")
-def monolingual(tmp_path_factory, data):
-    """The source side alone, as language models and encoders read it."""
-    folder = tmp_path_factory.mktemp("monolingual")
-    argv = ["--only-source", "--srcdict", data / "bin" / "dict.en.txt", "--destdir", folder]
-    for split in ("train", "valid"):
-        (folder / f"{split}.txt").write_text((data / f"{split}.en").read_text())
-        argv += [f"--{split}pref", folder / f"{split}.txt"]
-    run_cli(preprocess.cli_main, *argv)
-    return folder
 
 
 @pytest.mark.parametrize("kind", ["language model", "adaptive language model", "characters", "encoder"])

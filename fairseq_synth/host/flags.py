@@ -31,6 +31,11 @@ WRITTEN: Dict[str, Tuple[Callable[[str], Any], type, str]] = {
 GENERATION = {field.name for field in dataclasses.fields(GenerationConfig)} - {"constraints"}
 
 
+def namespace_of(parsed: Any) -> argparse.Namespace:
+    """The flags in what fairseq's `parse_args_and_arch` returns, with unknown ones behind them or without."""
+    return parsed[0] if isinstance(parsed, tuple) else parsed
+
+
 @repair("parse_args_and_arch", fairseq.options, where=lambda: importlib.util.find_spec("torch_xla") is None)
 def allow_bf16_without_tpu(parse_args_and_arch: Any, *args: Any, **kwargs: Any) -> Any:
     """``--bf16`` makes the command line ask for a TPU (0.12.2 and later).
@@ -39,7 +44,7 @@ def allow_bf16_without_tpu(parse_args_and_arch: Any, *args: Any, **kwargs: Any) 
     torch_xla there can be no TPU.
     """
     parsed = parse_args_and_arch(*args, **kwargs)
-    namespace = parsed[0] if isinstance(parsed, tuple) else parsed
+    namespace = namespace_of(parsed)
     if getattr(namespace, "bf16", False):
         namespace.tpu = False
     return parsed
@@ -52,7 +57,7 @@ def check_written_flags(parse_args_and_arch: Any, *args: Any, **kwargs: Any) -> 
     A name that is none of generation's, such as "beem", is ignored. Here a line names the flag.
     """
     parsed = parse_args_and_arch(*args, **kwargs)
-    namespace = parsed[0] if isinstance(parsed, tuple) else parsed
+    namespace = namespace_of(parsed)
     for name, (read, kind, example) in WRITTEN.items():
         text = getattr(namespace, name, None)
         if not isinstance(text, str):
@@ -60,7 +65,7 @@ def check_written_flags(parse_args_and_arch: Any, *args: Any, **kwargs: Any) -> 
         flag = f"--{name.replace('_', '-')}"
         try:
             value = read(text)
-            is_readable = isinstance(value, (tuple, list) if kind in (tuple, list) else kind)
+            is_readable = isinstance(value, dict if kind is dict else (tuple, list))  # fairseq takes either of the two
         except (ValueError, SyntaxError):
             is_readable = False
         if not is_readable:
@@ -86,7 +91,7 @@ def find_languages_of_tokenizer(parse_args_and_arch: Any, *args: Any, **kwargs: 
     Without the tokenizer fairseq finds them out by the names of the data.
     """
     parsed = parse_args_and_arch(*args, **kwargs)
-    namespace = parsed[0] if isinstance(parsed, tuple) else parsed
+    namespace = namespace_of(parsed)
     languages = ("source_lang", "target_lang")
     if getattr(namespace, "tokenizer", None) and any(getattr(namespace, side, "") is None for side in languages):
         found = infer_language_pair(split_paths(namespace.data)[0])
