@@ -169,12 +169,13 @@ def test_several_figures_and_one_that_is_missing(write):
 
 def test_conversions(write):
     """A row for each conversion and number of updates, beside the Transformer's of as many, with what has not run."""
+    rest = {"bits": 2.0, "chrf": 50}
     runs = [("transformer", 0, (30, 31)), ("random", 0, (28, 30)), ("transformer", 500, (32,)), ("random", 500, (33,))]
     for seed in (1, 2):
         own = [
-            {"model": m, "updates": u, "parameters": seed * 1e6, "figures": {"bits": 2.0, "bleu": b[seed - 1], "chrf": 50}}
-            for m, u, b in runs
-            if len(b) >= seed
+            {"model": model, "updates": updates, "parameters": seed * 1e6, "figures": {"bleu": bleus[seed - 1], **rest}}
+            for model, updates, bleus in runs
+            if len(bleus) >= seed
         ]
         plain = {"file": f"multi30k_cpu-{seed}", "commands": {"convert": "c"}, "runs": [*reversed(own)]}
         write("convert", cell("transformer", seed, **plain))
