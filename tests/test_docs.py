@@ -50,7 +50,8 @@ def test_files_that_pages_name_exist():
 @pytest.mark.parametrize("script", ["prepare", "train", "evaluate", "translate", "reproduce"])
 def test_commands_that_pages_show(script):
     """Their options are the script's, and their tables exist. Folded ones are what was run at an earlier commit."""
-    said = subprocess.run([sys.executable, "-m", "recipes", script, "--help"], cwd=ROOT, capture_output=True, text=True)
+    argv = [sys.executable, "scripts/recipe.py", script, "--help"]
+    said = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
     options = set(re.findall(r"--[a-z-]+", said.stdout))
     assert options, said.stderr
     for name in PAGES:

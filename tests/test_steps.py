@@ -118,13 +118,14 @@ def test_a_lock_is_held_by_what_has_been_started(tmp_path):
 
 
 def test_what_is_made_with_other_settings(tmp_path):
-    """None, "" and False are three values. What is made is not mixed; before, the new settings count."""
+    """None, "" and False are three values, and None is what was not asked for. What is made is not mixed."""
     file = tmp_path / "settings.json"
     assert not steps.pin(file, {"a": 1, "b": ""}, False) and steps.pin(file, {"a": 2, "b": None}, False)
     other = {"a": 3, "b": False}
     refused(lambda _: steps.pin(file, other, True), part=r"\(a is 2, asked for 3; b is None, asked for False\); ")
     assert steps.load(file) == {"a": 2, "b": None}
-    assert not steps.pin(file, {"a": 2, "c": Path("x")}, True) and steps.load(file) == {"a": 2, "b": None, "c": "x"}
+    refused(lambda _: steps.pin(file, {"a": 2, "c": Path("x")}, True), part="c is None, asked for x")
+    assert not steps.pin(file, {"a": 2, "c": None}, True) and steps.load(file) == {"a": 2, "b": None, "c": None}
 
 
 # ---- the scripts
@@ -145,8 +146,8 @@ def test_help(tmp_path):
 def test_the_scripts_are_those_of_their_folder(tmp_path):
     """Not those of another copy of the project in the current folder."""
     (tmp_path / "recipes").mkdir()
-    for name, text in (("__init__", ""), ("__main__", "print('the other copy')\n")):
-        (tmp_path / "recipes" / f"{name}.py").write_text(text)
+    for name in ("__init__", "train"):
+        (tmp_path / "recipes" / f"{name}.py").write_text("print('the other copy')\n")
     done = script("train.sh", "--help", cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)})
     assert done.returncode == 0 and "scripts/train.sh DATA_DIR MODEL" in done.stdout, done.stderr
 
@@ -205,10 +206,11 @@ def test_errors_are_one_line(tmp_path):
 def test_what_a_recipe_has_started_ends_with_it(tmp_path, call, sent, code):
     """A signal to a recipe leaves no program behind, nor half a file."""
     program = (
-        "import signal, sys; from pathlib import Path; from recipes import __main__, steps, translate\n"
+        "import signal, sys; from pathlib import Path\n"
+        "from recipes import steps, translate; from scripts import recipe\n"
         f"translate.main = lambda argv: steps.{call}\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler); "  # which a shell's background job has not
-        "sys.argv[1:] = ['translate']; __main__.main()"
+        "sys.argv[1:] = ['translate']; recipe.main()"
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, env=env, stdout=subprocess.DEVNULL)
