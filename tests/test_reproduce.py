@@ -121,6 +121,8 @@ def test_a_longer_training(tables, tmp_path):
     found, other = (results(tmp_path, table)[CELL] for table in ("longer", "at_once"))
     assert found["curve"] == other["curve"] and found["figures"] == other["figures"] and found["init"] == first.name
     assert found["curve"]["updates"] == [2, 4, 6, 8] and found["updates"] == 8
+    shutil.rmtree(longer)
+    refused(reproduce.main, "longer", *argv, "--rerun", "--precision", "bf16", part="precision is fp32, asked for bf16")
 
 
 def sizes(*sides):
