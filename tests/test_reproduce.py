@@ -38,6 +38,10 @@ def tables(tmp_path, monkeypatch):
     monkeypatch.setitem(TABLES, "first", table)
     two = replace(table, name="second", corpus="other", columns=[Column("en-de", "En-De", "second")])
     monkeypatch.setitem(TABLES, "second", two)
+    for name, more in (("longer", {"init": "first", "resume": True}), ("at_once", {})):
+        monkeypatch.setitem(RECIPES, name, replace(first, name=name, max_update=8, **more))
+        columns = [Column("en-de", "En-De", name)]
+        monkeypatch.setitem(TABLES, name, replace(table, name=name, data="first-{dataset}", columns=columns))
     monkeypatch.setattr(catalog, "ROOT", tmp_path)
 
 
@@ -101,6 +105,27 @@ def test_from_text_to_a_record(tables, tmp_path, capsys):
     refused(score.main, run, "--average", "99", part="has 2 of the 99 checkpoints to evaluate; train on, or choose")
     (first / "bin" / "dict.de.txt").write_text("other 1\n")
     refused(score.main, run, part="were made anew since")
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_longer_training(tables, tmp_path):
+    """It goes on from the run of another table, as if it had been one training; that run stays as it is."""
+    parallel(tmp_path / "own")
+    argv = ["--from", f"{tmp_path}/own", "--out", str(tmp_path), "--variant", "random_vanilla"]
+    first, longer, at_once = (tmp_path / "runs" / f"{name}-{CELL}" for name in ("first", "longer", "at_once"))
+    reproduce.main(["longer", *argv])
+    kept = [first / "checkpoint_last.pt", first / "train.log", longer / "evaluation" / "scores.json"]
+    before = [path.read_bytes() for path in kept]
+    for table in ("longer", "at_once"):
+        reproduce.main([table, *argv])
+    assert [path.read_bytes() for path in kept] == before
+    weights, others = (torch.load(run / "checkpoint_last.pt", weights_only=False)["model"] for run in (longer, at_once))
+    assert all(torch.equal(value, others[name]) for name, value in weights.items())
+    found, other = (results(tmp_path, table)[CELL] for table in ("longer", "at_once"))
+    assert found["curve"] == other["curve"] and found["figures"] == other["figures"] and found["init"] == first.name
+    assert found["curve"]["updates"] == [2, 4, 6, 8] and found["updates"] == 8
+    shutil.rmtree(longer)
+    refused(reproduce.main, "longer", *argv, "--rerun", "--precision", "bf16", part="precision is fp32, asked for bf16")
 
 
 def sizes(*sides):
