@@ -70,6 +70,11 @@ def test_a_second_call_goes_on(tmp_path, raw, capfd, monkeypatch):
     assert "159 pairs, left out: 1 empty" in capfd.readouterr().out
     prepare.main(argv)
     assert f"{out} is ready, reusing it" in capfd.readouterr().out
+    known = prepare.digest_of(out)
+    monkeypatch.setitem(prepare.OPTIONS, "new", (prepare.PAIRS, prepare.NUMBER, "an option that is not set"))
+    prepare.main(argv)
+    assert f"{out} is ready, reusing it" in capfd.readouterr().out and prepare.digest_of(out) == known
+    refused(prepare.main, *argv, "--new", "3", part="new is None, asked for 3")
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     said = f"{out} was made with other settings .lowercase is None, asked for"
     refused(prepare.main, *argv, "--lowercase", part=said)

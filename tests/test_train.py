@@ -275,13 +275,6 @@ def test_a_second_stage(begun, tmp_path):
 # ---- where a figure comes from
 
 
-@pytest.mark.parametrize("value, threads", [("4,2", 4), (" 3", 3), ("", 0), ("abc", 0), ("-1", 0)])
-def test_threads_of_the_environment(value, threads, monkeypatch):
-    """As OpenMP takes them: a list is for nested levels, and what it does not understand is no number."""
-    monkeypatch.setenv("OMP_NUM_THREADS", value)
-    assert provenance.asked_threads() == threads
-
-
 def test_hardware(monkeypatch):
     """A training on the CPU of a machine with a GPU is the CPU's; several processes are several GPUs."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
