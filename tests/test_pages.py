@@ -112,7 +112,9 @@ def test_runs_are_compared_with_the_most_alike():
 def test_a_table_of_translation(results):
     """BLEU, chrF and loss, each with its difference; what did not run; what the figures rest on, folded."""
     more = {"significance": {"p_value": 0.01}, "figures": {"bleu": 33, "chrf": 66, "round_trip": 99.93}}
+    more["alpha"] = {"encoder.layers.0": {"random": [0.2, 0.4], "vanilla": [0.8, 0.6]}}
     results("multi30k_cpu/gpu", cell("random_vanilla", 2, 33, commit="c; d", **more))
+    assert "|`random_vanilla`|`random`|0.30|" in tables.alpha("multi30k_cpu")
     text = tables.results("multi30k_cpu", "en-de")
     heads, _, transformer, random, *_ = text.splitlines()
     minus = "minus the Transformer"
@@ -187,12 +189,6 @@ def test_conversions(write):
         ["500", "Transformer", "1.00M", "32.00", ""],
         ["500", "`random`", "1.00M", "33.00", "+1.00"],
     ]
-
-
-def test_alpha(write):
-    alpha = {"encoder.layers.0": {"random": [0.2, 0.4], "vanilla": [0.8, 0.6]}}
-    write("multi30k_cpu/gpu", cell("random_vanilla", 2, 33, alpha=alpha))
-    assert "|`random_vanilla`|`random`|0.30|" in tables.alpha("multi30k_cpu")
 
 
 def test_speeds(write):
