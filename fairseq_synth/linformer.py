@@ -109,16 +109,6 @@ class LinformerAttention(nn.Module):
         """(T, B, C) -> (B, H, T, d), without a copy."""
         return x.reshape(x.size(0), x.size(1), self.num_heads, -1).permute(1, 2, 0, 3)
 
-    def _load_from_state_dict(self, state_dict: Dict[str, Tensor], prefix: str, *args: Any) -> None:
-        for name, own in (("E", self.E), ("F", self.F)):
-            theirs = state_dict.get(prefix + name)
-            if theirs is not None and theirs.shape != own.shape:
-                raise SynthesizerError(
-                    f"{prefix}{name} is {tuple(theirs.shape)} in the checkpoint and {tuple(own.shape)} in this model; "
-                    "give the --linformer-k, --linformer-sharing and --max-positions of the training"
-                )
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
 
 class LinformerEncoderLayer(EncoderLayer):
     """fairseq's encoder layer around a `LinformerAttention`."""

@@ -115,19 +115,9 @@ class SynthesizerRoberta(SynthesizerModel, RobertaModel):
         """As fairseq's own.
 
         Raises:
-            SynthesizerError: the weights are of another kind of model, of another ``--max-positions``, or with
-                ``--load-checkpoint-heads`` of another ``--num-classes``.
+            SynthesizerError: the weights are of another kind or size of model, or with ``--load-checkpoint-heads`` of
+                another ``--num-classes``.
         """
-        own = getattr(self.encoder.sentence_encoder.embed_positions, "weight", None)
-        # fairseq's published models call the encoder "decoder"
-        names = [f"{side}.sentence_encoder.embed_positions.weight" for side in ("encoder", "decoder")]
-        theirs = next((state_dict[name] for name in names if name in state_dict), None)
-        if own is not None and theirs is not None and own.shape[0] != theirs.shape[0]:
-            trained = self.args.max_positions + theirs.shape[0] - own.shape[0]
-            raise SynthesizerError(
-                f"--max-positions {self.args.max_positions}: the checkpoint was trained with {trained}; give that, or "
-                "another checkpoint"
-            )
         if getattr(self.args, "load_checkpoint_heads", False):
             self.check_classes(state_dict)
         return super().load_state_dict(state_dict, *args, **kwargs)

@@ -224,6 +224,7 @@ def note(table: Table, records: List[Record]) -> str:
         kinds = shared(test["signature"].partition("|seed:")[0] for test in tests if "signature" in test)
         text = f"{task.test}{kinds and f' ({kinds})'} against {baseline_name(table)} of the same seed: p < 0.05 in"
         lines.append(f"{text} {below} of {len(tests)} runs. It covers the choice of test examples, not seeds.")
+        lines += ["`bs:1000`: 1,000 resamples, nearly one-sided; now 10,000, two-sided."] if "bs:1000" in kinds else []
     lines += [f"{r['benchmark']}: `{r['command']}`, commit {r['commit']}." for r in load(f"{table.name}/speed")]
     return folded(NOTE, [*lines, origin(records)])
 

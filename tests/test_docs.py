@@ -47,10 +47,21 @@ def test_files_that_pages_name_exist():
             assert (ROOT / path.rstrip(".")).exists() or path.startswith("results/TABLE"), f"{name}: {path}"
 
 
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "docs/add-a-function.md"])
+def test_names_that_pages_explain_exist(name):
+    """Classes, functions and keys of the code; in the examples a page's own are made up."""
+    files = [*ROOT.glob("*/*.py"), *ROOT.glob("*/*/*.py"), *ROOT.glob("recipes/*.*"), *ROOT.glob("tests/*.yaml")]
+    code = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    text = re.sub(r"(?s)```.*?```", "", TEXT[name])
+    for word in re.findall(r"`(\w+)`", text):
+        assert re.search(rf"\b{word}\b", code), word
+
+
 @pytest.mark.parametrize("script", ["prepare", "train", "evaluate", "translate", "reproduce"])
 def test_commands_that_pages_show(script):
     """Their options are the script's, and their tables exist. Folded ones are what was run at an earlier commit."""
-    said = subprocess.run([sys.executable, "-m", "recipes", script, "--help"], cwd=ROOT, capture_output=True, text=True)
+    argv = [sys.executable, "scripts/recipe.py", script, "--help"]
+    said = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
     options = set(re.findall(r"--[a-z-]+", said.stdout))
     assert options, said.stderr
     for name in PAGES:

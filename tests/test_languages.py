@@ -226,6 +226,14 @@ def test_lines_that_are_cut(prepared):
     assert score == 100 and 0 < same == total < 25 and f"; {25 - total} more are cut to 9 subwords" in said
 
 
+def test_all_lines_are_cut(prepared):
+    """As sources of summaries are: nothing is said to come back, nor counted as if it did."""
+    data, said = prepared("de", "--subwords", "sentencepiece", "--truncate-target", "3", "--truncate-source", "3")
+    assert "round trip: nothing is left of it, as all 24 lines are cut to 3 subwords" in said and "BLEU" not in said
+    settings = load(data / "settings.json")
+    assert settings["round_trip"] is None
+
+
 def test_lines_that_show_nothing(prepared, tmp_path):
     """They are left out where text is trained on, refused in a test set, and translated as empty lines."""
     refused(lambda _: prepared("de", more=("\u200b\n", "nichts\n")), part="line 25 .* is empty")

@@ -90,7 +90,7 @@ def test_torchscript(sharing):
 @pytest.mark.parametrize(
     "flags, message",
     [
-        (dict(linformer_k=4), r"self_attn.E is \(2, 3, 24\) in the checkpoint and \(2, 4, 24\).*--linformer-k"),
+        (dict(linformer_k=4), r"self_attn.E is \[2, 3, 24\] in the checkpoint and \[2, 4, 24\].*--linformer-k"),
         (dict(linformer_sharing="headwise"), "--linformer-sharing"),
         (dict(max_positions=23), "--max-positions 23: the checkpoint was trained with 24"),
     ],

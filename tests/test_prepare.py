@@ -70,6 +70,11 @@ def test_a_second_call_goes_on(tmp_path, raw, capfd, monkeypatch):
     assert "159 pairs, left out: 1 empty" in capfd.readouterr().out
     prepare.main(argv)
     assert f"{out} is ready, reusing it" in capfd.readouterr().out
+    known = prepare.digest_of(out)
+    monkeypatch.setitem(prepare.OPTIONS, "new", (prepare.PAIRS, prepare.NUMBER, "an option that is not set"))
+    prepare.main(argv)
+    assert f"{out} is ready, reusing it" in capfd.readouterr().out and prepare.digest_of(out) == known
+    refused(prepare.main, *argv, "--new", "3", part="new is None, asked for 3")
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     said = f"{out} was made with other settings .lowercase is None, asked for"
     refused(prepare.main, *argv, "--lowercase", part=said)
@@ -176,8 +181,6 @@ def test_cut_text(small_data):
     for side, most in (("source", 8), ("target", 6)):
         assert max(len(line.split()) for line in read_text.lines(mails / "sub" / f"test.{side}")) == most
     assert (mails / "test.target").read_text() == (mails / "raw" / "test.target").read_text()
-    settings = prepare.steps.load(mails / "settings.json")
-    assert (settings["corpus"], settings["truncate-source"], settings["task"]) == ("aeslc", 9, "text_to_text")
     split = prepare.pieces_of(dialogues / "pieces.model")
     for line, pieces in read_text.aligned(*(dialogues / part / "test.source" for part in ("raw", "sub")), clean=str):
         assert split(line)[-len(pieces.split()) :] == pieces.split() and pieces.startswith("▁")

@@ -3,14 +3,14 @@
 import json
 import math
 import os
+import re
 import shutil
-import subprocess
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import ROOT, refused
+from helpers import refused, script
 from small_text import LABELS, parallel, write
 
 from recipes import catalog, reproduce, score, steps, text, train
@@ -39,6 +39,10 @@ def tables(tmp_path, monkeypatch):
     monkeypatch.setitem(TABLES, "first", table)
     two = replace(table, name="second", corpus="other", columns=[Column("en-de", "En-De", "second")])
     monkeypatch.setitem(TABLES, "second", two)
+    for name, more in (("longer", {"init": "first", "resume": True}), ("at_once", {})):
+        monkeypatch.setitem(RECIPES, name, replace(first, name=name, max_update=8, **more))
+        columns = [Column("en-de", "En-De", name)]
+        monkeypatch.setitem(TABLES, name, replace(table, name=name, data="first-{dataset}", columns=columns))
     monkeypatch.setattr(catalog, "ROOT", tmp_path)
 
 
@@ -77,7 +81,11 @@ def test_from_text_to_a_record(tables, tmp_path, capsys):
     one = found[CELL]
     assert one["updates"] == one["curve"]["updates"][-1] == 4 and one["parameters"] > 4e5
     assert one["command"] == "scripts/reproduce.sh first --dataset en-de --variant random_vanilla --seed 1 --rerun"
-    assert {*one["alpha"]["encoder.layers.0"]} == {"random", "vanilla"}
+    layers = {f"{side}.layers.0" for side in ("encoder", "decoder")}
+    assert {*one["alpha"]} == layers and "alpha" not in found["en-de-transformer-seed1"]
+    for weights in one["alpha"].values():  # of each head
+        assert [*weights] == ["random", "vanilla"] and [len(heads) for heads in weights.values()] == [4, 4]
+        assert all(sum(pair) == pytest.approx(1, abs=2e-4) for pair in zip(*weights.values()))
     assert one["hardware"].endswith("1 thread(s)") and one["commit"] and "precision" not in one
     assert 0 < one["significance"]["p_value"] <= 1 and "significance" not in found["en-de-transformer-seed1"]
     # another test set, of the same text
@@ -95,9 +103,30 @@ def test_from_text_to_a_record(tables, tmp_path, capsys):
     assert said.count("source:    ") == 3 and not average.exists()
     call("first")
     assert results(tmp_path, "first") == found
-    refused(score.main, run, "--average", "99", part="has 2 of the 99 checkpoints to average; train on, or choose")
+    refused(score.main, run, "--average", "99", part="has 2 of the 99 checkpoints to evaluate; train on, or choose")
     (first / "bin" / "dict.de.txt").write_text("other 1\n")
     refused(score.main, run, part="were made anew since")
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_longer_training(tables, tmp_path):
+    """It goes on from the run of another table, as if it had been one training; that run stays as it is."""
+    parallel(tmp_path / "own")
+    argv = ["--from", f"{tmp_path}/own", "--out", str(tmp_path), "--variant", "random_vanilla"]
+    first, longer, at_once = (tmp_path / "runs" / f"{name}-{CELL}" for name in ("first", "longer", "at_once"))
+    reproduce.main(["longer", *argv])
+    kept = [first / "checkpoint_last.pt", first / "train.log", longer / "evaluation" / "scores.json"]
+    before = [path.read_bytes() for path in kept]
+    for table in ("longer", "at_once"):
+        reproduce.main([table, *argv])
+    assert [path.read_bytes() for path in kept] == before
+    weights, others = (torch.load(run / "checkpoint_last.pt", weights_only=False)["model"] for run in (longer, at_once))
+    assert all(torch.equal(value, others[name]) for name, value in weights.items())
+    found, other = (results(tmp_path, table)[CELL] for table in ("longer", "at_once"))
+    assert found["curve"] == other["curve"] and found["figures"] == other["figures"] and found["init"] == first.name
+    assert found["curve"]["updates"] == [2, 4, 6, 8] and found["updates"] == 8
+    shutil.rmtree(longer)
+    refused(reproduce.main, "longer", *argv, "--rerun", "--precision", "bf16", part="precision is fp32, asked for bf16")
 
 
 def sizes(*sides):
@@ -249,38 +278,15 @@ def test_a_log():
     curve = {"updates": [200, 240], "valid_loss": [7.806, 6.342], "valid_ppl": [136.82, 42.04]}
     found = {"parameters": 1850624, "updates": 240, "target_tokens_updates_x_wpb": 240 * 850, "minutes": 2.0}
     assert reproduce.read_log(LOG) == {**found, "curve": curve}
-    line = '| INFO | valid | {"epoch": 1, "valid_loss": "7.8", "valid_ppl": "136.82", "valid_num_updates": "350"}'
-    assert reproduce.log_lines(line, "valid") == [{"epoch": 1, "loss": 7.8, "ppl": 136.82, "num_updates": 350}]
     for said in ("", LOG.splitlines()[0]):
         refused(lambda _, said=said: reproduce.read_log(said), part="train.log: is no log of fairseq-train")
 
 
-def test_the_weights_of_mixtures():
-    """After the softmax, for each head; a function without weights of its own; heads of different kinds, by groups."""
-    ours, prefix, weights = torch.tensor([[0.0, 1.0], [0.0, 3.0]]), "layers.0.self_attn.synthesizer", {}
-    weights.update({f"decoder.{prefix}.alpha": ours, f"decoder.{prefix}.components.dense.W1": ours})
-    for group, names in enumerate([["random"], ["dense", "random"]]):
-        weights[f"encoder.{prefix}.groups.{group}.alpha"] = torch.zeros(len(names) + 1, 2 + group)
-        weights.update({f"encoder.{prefix}.groups.{group}.components.{name}.a": ours for name in names})
-    weights[f"encoder.layers.1.{prefix[9:]}.components.random.R"] = ours  # nothing to mix
-    assert reproduce.mixture_weights(weights) == {
-        "decoder.layers.0": {"dense": [0.5, 0.1192], "vanilla": [0.5, 0.8808]},
-        "encoder.layers.0.groups.0": {"random": [0.5, 0.5], "vanilla": [0.5, 0.5]},
-        "encoder.layers.0.groups.1": dict.fromkeys(("dense", "random", "vanilla"), [0.3333] * 3),
-    }
-
-
-def test_the_quickstart(tmp_path):
-    """It shows the four commands and runs them: here with stand-ins for what takes minutes."""
-    scripts, names = tmp_path / "scripts", ["prepare", "train", "evaluate", "translate"]
-    shutil.copytree(ROOT / "scripts", scripts)
-    for name in ("setup", *names):
-        (scripts / f"{name}.sh").write_text(f'#!/bin/bash\necho {name} "$@" >> {tmp_path}/calls\ncat > /dev/null\n')
-    done = subprocess.run(
-        [scripts / "quickstart.sh", "dense"], capture_output=True, text=True, stdin=subprocess.DEVNULL
-    )
-    assert done.returncode == 0, done.stderr
-    _, *calls = [line.split() for line in (tmp_path / "calls").read_text().splitlines()]
-    assert [words[0] for words in calls] == names and "data/numbers" in calls[0]
-    assert calls[1][1:3] == ["data/numbers", "dense"] and calls[2][1] == calls[3][1] == "runs/numbers-dense-seed1"
-    assert all(f"scripts/{' '.join([f'{name}.sh', *words[1:]])}" in done.stdout for name, words in zip(names, calls))
+def test_the_quickstart():
+    """It shows the four commands, on its own data and run."""
+    done = script("quickstart.sh", "dense", env={"DRY_RUN": "1"})
+    shown = [line.split() for line in done.stdout.splitlines() if "scripts/" in line]
+    names = ["prepare", "train", "evaluate", "translate"]
+    assert [re.search(r"scripts/(\w+).sh", " ".join(words))[1] for words in shown] == names, done.stderr
+    assert "data/numbers" in shown[0] and shown[1][2:4] == ["data/numbers", "dense"]
+    assert shown[2][-1] == shown[3][-1] == "runs/numbers-dense-seed1"

@@ -100,17 +100,21 @@ def test_free_text(monkeypatch):
     assert scores["meteor"] == {"score": None, "name": "METEOR", "signature": "not scored: no Java"}
 
 
-@pytest.mark.slow
 def test_meteor(tmp_path, monkeypatch):
-    """Also of an empty text, and of one with the bars that it divides texts by; a Java that does not run is told."""
-    written, wanted = ["the cat sat on the mat", "", "a ||| b"], ["the cat sat on the mat", "hello there", "a b"]
-    if metrics.shutil.which("java"):
-        assert 0 < metrics.of_free_text(written, wanted)["meteor"]["score"] < 100
+    """It is given no bars, by which it divides texts; a Java that does not run it is told."""
+    from pycocoevalcap.meteor.meteor import Meteor
+
     (tmp_path / "java").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "java").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     found = metrics.of_free_text(["a"], ["a"])["meteor"]
     assert found["signature"] == "not scored: Java is there, but does not run METEOR" and found["score"] is None
+    given = []
+    monkeypatch.setattr(Meteor, "__init__", lambda self: None)
+    monkeypatch.setattr(Meteor, "__del__", lambda self: None)
+    monkeypatch.setattr(Meteor, "compute_score", lambda self, wanted, written: given.append(written) or (0.5, []))
+    assert metrics.of_free_text(["a ||| B", ""], ["a b", "c"])["meteor"]["score"] == 50
+    assert given == [{0: ["a b"], 1: [""]}]
 
 
 YES_NO = ["no", "yes"]
@@ -155,41 +159,17 @@ def test_mcnemar(tmp_path):
     assert found.test(["b"], ["b"], ["a"])["p_value"] == 1
 
 
-def test_the_permutation_test():
-    """Against its definition: every exchange of outputs, and how many of the differences are as extreme."""
-    rows = list(zip([0, 1, 1, 2, 1, 2], [3, 1, 2, 0, 3, 2]))
-
-    def metric(values):  # not linear
-        return max(values) / (1 + values.count(1) + values.count(2))
-
-    differences = []
-    for exchanged in itertools.product([False, True], repeat=6):
-        old, new = zip(*(row[::-1] if swap else row for swap, row in zip(exchanged, rows)))
-        differences.append(metric(new) - metric(old))
-    tails = sum(d <= differences[0] for d in differences), sum(d >= differences[0] for d in differences)
-    found = metrics.paired_test("metric", metric, *map(list, zip(*rows)))
-    assert found["p_value"] == pytest.approx(2 * min(tails) / 64) and tails[0] != tails[1]
-
-
-def test_texts_compared():
-    """Better for four of four: of the 16 ways to exchange them, two are as far apart. The same text twice: p is 1."""
-    wanted = ["a b", "c d", "e f", "g h"]
-    found = metrics.compare_free_text(["a x", "c x", "e x", "g x"], wanted, wanted)
-    assert (found["metric"], found["baseline"], found["score"]) == ("ROUGE-L", 50, 100)
-    assert found["p_value"] == pytest.approx(2 / 16) and "paired permutation" in found["signature"]
-    assert metrics.compare_free_text(wanted, wanted, wanted)["p_value"] == 1
-
-
 def test_answers_compared(tmp_path):
     """In the first metric of the task; capitals do not count; STS-B's numbers are those before they were rounded."""
-    wanted, titles = ["acceptable", "unacceptable"] * 4, ["Acceptable", "Unacceptable"] * 4
     for corpus, answers, before, after, right, metric in (
-        ("cola", [[]] * 8, ["acceptable"] * 8, titles, wanted, "Matthews"),
+        ("rte", [[]] * 4, ["x"] * 4, ["Entailment", "Not_entailment"] * 2, ["entailment", "not_entailment"] * 2, "acc"),
         ("stsb", [["1.1"], ["2.3"], ["4.0"]], ["3.0"] * 3, ["1.1", "2.3", "4.0"], ["1.2", "2.2", "4.0"], "Pearson"),
+        ("aeslc", [[]] * 3, ["x"] * 3, ["a b", "c", "d"], ["a b", "c", "d"], "ROUGE-L"),
     ):
         write(tmp_path / "test.answers", (json.dumps(["", known]) for known in answers))
         found = scorer("text_to_text", tmp_path, corpus=corpus).test(before, after, right)
-        assert (found["metric"], found["baseline"], found["score"]) == (f"{metric} correlation", 0, 100)
+        assert found["metric"].startswith(metric) and (found["baseline"], found["score"]) == (0, 100)
+        assert found["p_value"] < 0.3
 
 
 def corpora(sentences, worse, seed=1):
@@ -239,12 +219,12 @@ def test_a_baseline_was_scored_on_the_same_test_set(tmp_path):
     said = f"--baseline {base}: not evaluated yet, or on another test set; evaluate it first"
     refused(score.main, run, "--baseline", base, part=said)
     steps.dump(base / "evaluation" / "scores.json", {"references": text.digest(data / "test.de")})
-    refused(score.main, run, "--baseline", base, part="has 0 of the 5 checkpoints to average")  # the next step
+    refused(score.main, run, "--baseline", base, part="has 0 of the 5 checkpoints to evaluate")  # the next step
     write(data / "test.de", ["zwei"])
     for argv, part in (
         (["--baseline", base], said),
         (["--context-window", "3"], "--context-window: not for translation; leave it out"),
-        (["--average", "0"], "checkpoint_best.pt: no such file; train to the first validation"),
+        (["--average", "0"], "has 0 of the 1 checkpoints to evaluate; train on, or"),
     ):
         refused(score.main, run, *argv, part=part)
     refused(score.main, base, part=f"{base}: no run of train.sh")

@@ -118,37 +118,33 @@ def test_a_lock_is_held_by_what_has_been_started(tmp_path):
 
 
 def test_what_is_made_with_other_settings(tmp_path):
-    """None, "" and False are three values. What is made is not mixed; before, the new settings count."""
+    """None, "" and False are three values, and None is what was not asked for. What is made is not mixed."""
     file = tmp_path / "settings.json"
     assert not steps.pin(file, {"a": 1, "b": ""}, False) and steps.pin(file, {"a": 2, "b": None}, False)
     other = {"a": 3, "b": False}
     refused(lambda _: steps.pin(file, other, True), part=r"\(a is 2, asked for 3; b is None, asked for False\); ")
     assert steps.load(file) == {"a": 2, "b": None}
-    assert not steps.pin(file, {"a": 2, "c": Path("x")}, True) and steps.load(file) == {"a": 2, "b": None, "c": "x"}
+    refused(lambda _: steps.pin(file, {"a": 2, "c": Path("x")}, True), part="c is None, asked for x")
+    assert not steps.pin(file, {"a": 2, "c": None}, True) and steps.load(file) == {"a": 2, "b": None, "c": None}
 
 
 # ---- the scripts
 
 
 def test_help(tmp_path):
-    """Of every script, called from elsewhere by a symbolic link; in two screens."""
+    """Of every script, called from elsewhere by a symbolic link, where another copy of the recipes is; two screens."""
+    (tmp_path / "recipes").mkdir()
+    for name in ("__init__", "steps"):
+        (tmp_path / "recipes" / f"{name}.py").write_text("print('the other copy')\n")
     for name in (*SCRIPTS, "quickstart", "setup", "test"):
         (tmp_path / name).symlink_to(ROOT / "scripts" / f"{name}.sh")
-        done = subprocess.run([tmp_path / name, "--help"], cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0 and not done.stderr, done.stderr
+        env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        done = subprocess.run([tmp_path / name, "--help"], cwd=tmp_path, env=env, capture_output=True, text=True)
+        assert done.returncode == 0 and not done.stderr and "the other copy" not in done.stdout, done.stderr
         assert name not in SCRIPTS or f"scripts/{name}.sh" in done.stdout
         names = {"prepare": CORPORA, "reproduce": TABLES}.get(name, ())
         assert all(re.search(rf"\b{entry}\b", done.stdout) for entry in names)
         assert len(done.stdout.splitlines()) <= 100, name
-
-
-def test_the_scripts_are_those_of_their_folder(tmp_path):
-    """Not those of another copy of the project in the current folder."""
-    (tmp_path / "recipes").mkdir()
-    for name, text in (("__init__", ""), ("__main__", "print('the other copy')\n")):
-        (tmp_path / "recipes" / f"{name}.py").write_text(text)
-    done = script("train.sh", "--help", cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)})
-    assert done.returncode == 0 and "scripts/train.sh DATA_DIR MODEL" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("name, said", [("quickstart", "scripts/setup.sh failed"), ("train", "run scripts/setup.sh")])
@@ -205,10 +201,11 @@ def test_errors_are_one_line(tmp_path):
 def test_what_a_recipe_has_started_ends_with_it(tmp_path, call, sent, code):
     """A signal to a recipe leaves no program behind, nor half a file."""
     program = (
-        "import signal, sys; from pathlib import Path; from recipes import __main__, steps, translate\n"
+        "import signal, sys; from pathlib import Path\n"
+        "from recipes import steps, translate; from scripts import recipe\n"
         f"translate.main = lambda argv: steps.{call}\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler); "  # which a shell's background job has not
-        "sys.argv[1:] = ['translate']; __main__.main()"
+        "sys.argv[1:] = ['translate']; recipe.main()"
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, env=env, stdout=subprocess.DEVNULL)

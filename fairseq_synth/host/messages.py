@@ -131,12 +131,22 @@ def misfit(error: Optional[BaseException]) -> Optional[str]:
         re.findall('"([^"]+)"', "".join(re.findall(f"{kind} key.*", text))) for kind in ("Missing", "Unexpected")
     )
     sizes = re.findall(r"size mismatch for (\S+): .*?(\[.*?\]).*?(\[.*?\])", text)
-    for name, theirs, own in sizes:
-        words = [re.findall(r"\d+", size)[0] for size in (own, theirs)]
-        if name.endswith("embed_tokens.weight") and words[0] != words[1]:
+    for name, *shapes in sizes:
+        theirs, own = (int(re.findall(r"\d+", shape)[0]) for shape in shapes)
+        if name.endswith("embed_tokens.weight") and own != theirs:
             return (
-                f"the data have another dictionary ({words[0]} words, {words[1]} in the training); give the data of "
-                "the training, or data made with its dictionary (--srcdict and --tgtdict of fairseq-preprocess)"
+                f"the data have another dictionary ({own} words, {theirs} in the training); give the data of the "
+                "training, or data made with its dictionary (--srcdict and --tgtdict of fairseq-preprocess)"
+            )
+        if name.endswith("sentence_encoder.embed_positions.weight"):  # with two rows before the first position's
+            return (
+                f"--max-positions {own - 2}: the checkpoint was trained with {theirs - 2}; give that, or another "
+                "checkpoint"
+            )
+        if name.endswith((".E", ".F")):
+            return (
+                f"{name} is {shapes[0]} in the checkpoint and {shapes[1]} in this model; give the --linformer-k, "
+                "--linformer-sharing and --max-positions of the training"
             )
     found = [f"{name} is {theirs} in the checkpoint and {own} in this model" for name, theirs, own in sizes]
     found += [f"the checkpoint lacks {name}" for name in lacking]

@@ -91,19 +91,3 @@ def replace(owner: Any, attribute: str, function: Callable[..., Any]) -> bool:
     else:
         setattr(owner, attribute, replacement)
     return True
-
-
-def as_rows() -> "list[list[str]]":
-    """Name, symptom and versions of each repair, from its docstring's first sentence: ``symptom (versions).``
-
-    The modules of `host` list theirs once `register` has imported them.
-    """
-    import re
-
-    rows = []
-    for name, function in sorted(REPAIRS.items()):
-        first = " ".join(inspect.cleandoc(function.__doc__ or "").split("\n\n")[0].split())
-        found = re.fullmatch(r"(.*) \(([^()]*)\)\.", first)
-        assert found, f"{name}: its docstring must start with one sentence, 'symptom (versions).'"
-        rows.append([f"`{name}`", found[1].replace("``", "`").replace("|", "\\|"), found[2]])
-    return rows
