@@ -31,14 +31,14 @@ def add_cell(cell, options, is_first=False):
     begin_data, begin = add_cell(first, options, True) if first else ([], [])  # whose words the data have
     command = f"{cell.command} {shlex.join([*options, '--gpus', str(gpus)])}"
     done, cpus = run.data / "bin" / "done", config.get("cpus", 4 * gpus or RECIPES[cell.column.recipe].threads or 1)
-    data = add(f"data-{run.data.name}", done, begin_data, f"{command} --prepare", config.get("data_cpus", 8))
+    data_job = f"data-{run.data.name}", done, begin_data, f"{command} --prepare", config.get("data_cpus", 8)
+    data = begin_data if first and not cell.like(given.out) else add(*data_job)  # not if both have the same data
     made = run.folder / "evaluation" / "scores.json" if is_first else cell.result("gpu" if gpus else "cpu")
     return data, add(run.folder.name, made, data + begin, command + " --rerun" * is_first, cpus, gpus)
 
 
-LISTED = [shlex.split(line) for line in LISTED.stdout.splitlines()]  # reproduce.sh TABLE --dataset D --variant M --seed N …
-CELLS = [(TABLES[words[1]].cells([words[3]], [words[5]], [int(words[7])])[0], words[8:]) for words in LISTED]
-
+# reproduce.sh TABLE --dataset D --variant M --seed N …
+CELLS = [(TABLES[w[1]].cells([w[3]], [w[5]], [int(w[7])])[0], w[8:]) for w in map(shlex.split, LISTED.stdout.splitlines())]
 
 rule all:
     input: sum((add_cell(cell, options)[1] for cell, options in CELLS), [])

@@ -7,7 +7,7 @@ import numpy
 import pytest
 
 from fairseq_synth.inspect.drawing import stored_digest
-from pages import analysis, pictures, records, tables
+from pages import analysis, convert, pictures, records, tables
 from recipes.catalog import TABLES
 from recipes.steps import ROOT, UserError
 from scripts import make_tables
@@ -112,7 +112,9 @@ def test_runs_are_compared_with_the_most_alike():
 def test_a_table_of_translation(results):
     """BLEU, chrF and loss, each with its difference; what did not run; what the figures rest on, folded."""
     more = {"significance": {"p_value": 0.01}, "figures": {"bleu": 33, "chrf": 66, "round_trip": 99.93}}
+    more["alpha"] = {"encoder.layers.0": {"random": [0.2, 0.4], "vanilla": [0.8, 0.6]}}
     results("multi30k_cpu/gpu", cell("random_vanilla", 2, 33, commit="c; d", **more))
+    assert "|`random_vanilla`|`random`|0.30|" in tables.alpha("multi30k_cpu")
     text = tables.results("multi30k_cpu", "en-de")
     heads, _, transformer, random, *_ = text.splitlines()
     minus = "minus the Transformer"
@@ -167,10 +169,26 @@ def test_several_figures_and_one_that_is_missing(write):
     assert row == "|`random`|2.00M|1.972|3.000|1.50|4.26 (1.09)|"
 
 
-def test_alpha(write):
-    alpha = {"encoder.layers.0": {"random": [0.2, 0.4], "vanilla": [0.8, 0.6]}}
-    write("multi30k_cpu/gpu", cell("random_vanilla", 2, 33, alpha=alpha))
-    assert "|`random_vanilla`|`random`|0.30|" in tables.alpha("multi30k_cpu")
+def test_conversions(write):
+    """A row for each conversion and number of updates, beside the Transformer's of as many, with what has not run."""
+    rest = {"bits": 2.0, "chrf": 50}
+    runs = [("transformer", 0, (30, 31)), ("random", 0, (28, 30)), ("transformer", 500, (32,)), ("random", 500, (33,))]
+    for seed in (1, 2):
+        own = [
+            {"model": model, "updates": updates, "parameters": seed * 1e6, "figures": {"bleu": bleus[seed - 1], **rest}}
+            for model, updates, bleus in runs
+            if len(bleus) >= seed
+        ]
+        plain = {"file": f"multi30k_cpu-{seed}", "commands": {"convert": "c"}, "runs": [*reversed(own)]}
+        write("convert", cell("transformer", seed, **plain))
+    lines = [line.split("|")[1:-1] for line in convert.table("multi30k_cpu").splitlines() if line.startswith("|")]
+    width = 12.706 * 0.5  # t of one degree of freedom; the differences are -2 and -1
+    assert [line[:3] + line[5:7] for line in lines[2:]] == [
+        ["0", "Transformer", "1.00M to 2.00M", "30.50 ± 0.71 (2)", ""],
+        ["0", "`random`", "1.00M to 2.00M", "29.00 ± 1.41 (2)", f"-1.50 ± {width:.2f}"],
+        ["500", "Transformer", "1.00M", "32.00", ""],
+        ["500", "`random`", "1.00M", "33.00", "+1.00"],
+    ]
 
 
 def test_speeds(write):

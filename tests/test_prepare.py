@@ -181,8 +181,6 @@ def test_cut_text(small_data):
     for side, most in (("source", 8), ("target", 6)):
         assert max(len(line.split()) for line in read_text.lines(mails / "sub" / f"test.{side}")) == most
     assert (mails / "test.target").read_text() == (mails / "raw" / "test.target").read_text()
-    settings = prepare.steps.load(mails / "settings.json")
-    assert (settings["corpus"], settings["truncate-source"], settings["task"]) == ("aeslc", 9, "text_to_text")
     split = prepare.pieces_of(dialogues / "pieces.model")
     for line, pieces in read_text.aligned(*(dialogues / part / "test.source" for part in ("raw", "sub")), clean=str):
         assert split(line)[-len(pieces.split()) :] == pieces.split() and pieces.startswith("▁")

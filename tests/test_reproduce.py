@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 

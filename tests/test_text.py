@@ -1,7 +1,6 @@
 """Text: what is read of every form that corpora come in, what is refused, downloads, and what is held out."""
 
 import gzip
-import itertools
 import json
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from small_text import mails, write
 
 from recipes import text
 from recipes.catalog import CORPORA, SPLITS
-from recipes.text import Example, Limits
+from recipes.text import Limits
 
 PASSAGE = "Ann met Bob.\n@highlight\nBob ran"
 MULTIRC = {"text": f"<b>{PASSAGE}</b><br>", "questions": [{"question": "Who?", "idx": 0, "answers": [
@@ -257,31 +256,47 @@ def test_markup():
     assert text.clean(said) == "oil at $50 a barrel at&t 2<3 c#5;"
 
 
-def test_a_file_for_each_text(tmp_path):
-    """IMDb and AESLC as they are unpacked."""
-    for split in ("train", "test"):
-        for label, i in itertools.product(("pos", "neg"), range(10)):
-            write(tmp_path / "aclImdb" / split / label / f"{i}_7.txt", [f"{label} film {i}"])
-    found = read("imdb", tmp_path)
-    assert [len(found[split]) for split in SPLITS] == [18, 2, 20]
-    assert all(e.target == str(int(e.source[:3] == "pos")) for rows in found.values() for e in rows)
-    for split, name in itertools.product(("train", "dev", "test"), "ab"):
-        mail = f"Mail {name},\nof two lines.\n\n@subject\nThe {name}\n\n@ann0\nAnother"
-        write(tmp_path / split / f"{name}.subject", [mail])
-    assert pairs(read("aeslc", tmp_path)["test"]) == [(f"Mail {x}, of two lines.", f"The {x}") for x in "ab"]
+MAIL = "Mail {0},\nof two lines.\n\n@subject\nThe {0}\n\n@ann0\nAnother"
+WIC = {"data": "w\tN\t0-0\ta\tb\nv\tV\t0-0\tc\td", "gold": "T\nF"}
+RTE = json.dumps({"premise": "a", "hypothesis": "b", "label": "not_entailment", "idx": 0})
+# (corpus, files, the examples of its test set): other forms than those above
+FORMS = {
+    "IMDb, a file for each text": ("imdb", {f"aclImdb/{split}/{label}/{i}_7.txt": f"{label} film {i}" for i in range(10)
+     for split in ("train", "test") for label in ("neg", "pos")}, [(f"{label} film {i}", "01"[label == "pos"])
+     for label in ("neg", "pos") for i in range(10)]),
+    "AESLC, a file for each e-mail": ("aeslc", {f"{split}/{x}.subject": MAIL.format(x) for x in "ab"
+     for split in ("train", "dev", "test")}, [(f"Mail {x}, of two lines.", f"The {x}") for x in "ab"]),
+    "a table with other names, and line breaks in quotes": ("cnndm", {"my_train.csv": ",text,y\n0,a,b\n1,c,d",
+     "test.csv": ',text,y\n0,"A ""long""\nstory.","One.\nTwo."'}, [('A "long" story.', "One. Two.")]),
+    "a table of three columns": ("cnndm", {f"{split}.csv": "article,highlights,id\nnews,new,7"
+     for split in ("train", "valid", "test")}, [("news", "new")]),
+    "a line each in two files": ("cnndm", {**{f"{split}.source": "one\ntwo" for split in ("train", "test")},
+     **{f"{split}.target": "1\n2" for split in ("train", "test")}}, [("one", "1"), ("two", "2")]),
+    "RTE of SuperGLUE": ("rte", {f"rte/{name}.jsonl": f"{RTE}\n{RTE}" for name in ("train", "val")},
+     [("rte sentence1: a sentence2: b", "not entailment")] * 2),
+    **{f"WiC with labels apart, {gz} as .gz": ("wic", {f"{split}.{part}.txt{'.gz' * (part == gz)}": rows
+     for part, rows in WIC.items() for split in ("train", "dev")},
+     [("wic sentence1: a sentence2: b word: w", "True"), ("wic sentence1: c sentence2: d word: v", "False")])
+     for gz in WIC},
+}  # fmt: skip
+# of WSC: of several equal words the one that is meant, also where the number is one off or a span lies in the other
+for said, (noun, first), (pronoun, second), wanted in (
+    ("They use it; it helps", ("They", 0), ("it", 3), "* They * use it; # it # helps"),
+    ("Seen by their\nmother", ("their mother", 2), ("their", 2), "Seen by * # their # mother *"),
+    ("Seen by their mother", ("mother", 3), ("their mother", 2), "Seen by # their * mother * #"),
+):
+    target = {"span1_text": noun, "span1_index": first, "span2_text": pronoun, "span2_index": second}
+    row = json.dumps({"text": said, "target": target, "label": False})
+    FORMS[wanted] = ("wsc", {"train.jsonl": f"{row}\n{row}", "val.jsonl": row}, [(f"wsc text: {wanted}", "False")])
 
 
-def test_articles_in_three_forms(tmp_path):
-    """Tables of other column names, with line breaks in quotes; a line each in two files."""
-    (tmp_path / "my_train.csv").write_text(',text,y\n0,"A ""long""\nstory.","One.\nTwo."\n')
-    (tmp_path / "valid.csv").write_text("article,highlights,id\nnews,new,7\n")
-    write(tmp_path / "test.source", ["one", "two"])
-    write(tmp_path / "test.target", ["1", "2"])
-    found = read("cnndm", tmp_path)
-    assert found["train"] == [Example('A "long" story.', "One. Two.")]
-    assert pairs(found["valid"] + found["test"]) == [("news", "new"), ("one", "1"), ("two", "2")]
-    write(tmp_path / "test.target", ["1"])
-    refused(lambda _: read("cnndm", tmp_path), part="test.target: ends after 1 lines")
+@pytest.mark.parametrize("form", FORMS)
+def test_other_forms(tmp_path, form):
+    corpus, files, wanted = FORMS[form]
+    for name, contents in files.items():
+        write(tmp_path / name, [contents])
+    found = read(corpus, tmp_path)
+    assert pairs(found["test"]) == wanted and found["train"] and found["valid"]
 
 
 def test_dialogues(tmp_path, capsys):
@@ -305,34 +320,14 @@ def test_dialogues(tmp_path, capsys):
     assert pairs(found["test"]) == [("a", "b"), ("a | b", "c")] and list(map(len, found.values())) == [18, 2, 2]
 
 
-def test_marks_of_wsc(tmp_path):
-    """Of several equal words the one that is meant, also where the number is one off or one span lies in the other."""
-    rows = [
-        ("They use it; it helps", ("They", 0), ("it", 3), "* They * use it; # it # helps"),
-        ("Seen by their\nmother", ("their mother", 2), ("their", 2), "Seen by * # their # mother *"),
-        ("Seen by their mother", ("mother", 3), ("their mother", 2), "Seen by # their * mother * #"),
-    ]
-    for said, (noun, first), (pronoun, second), wanted in rows:
-        target = {"span1_text": noun, "span1_index": first, "span2_text": pronoun, "span2_index": second}
-        write_task(tmp_path, "wsc", json.dumps({"text": said, "target": target, "label": False}))
-        assert read("wsc", tmp_path)["test"][0].source == f"wsc text: {wanted}"
-
-
-def test_other_forms_of_the_suites(tmp_path):
-    """RTE of SuperGLUE, as JSON; WiC's own archive, with labels in a file of their own, each of them also as .gz."""
-    row = {"premise": "a", "hypothesis": "b", "label": "not_entailment", "idx": 0}
-    for name in ("train", "val"):
-        write(tmp_path / "rte" / f"{name}.jsonl", [json.dumps(row)] * 2)
-    assert read("rte", tmp_path / "rte")["test"][0][:2] == ("rte sentence1: a sentence2: b", "not entailment")
-    for folder, *names in (("1", "data.txt.gz", "gold.txt"), ("2", "data.txt", "gold.txt.gz")):
-        for name in (*(f"train.{name}" for name in names), "dev.data.txt", "dev.gold.txt"):
-            rows = ["T", "F"] if "gold" in name else ["w\tN\t0-0\ta\tb", "v\tV\t0-0\tc\td"]
-            write(tmp_path / folder / name, rows)
-        assert [e.target for e in read("wic", tmp_path / folder)["test"]] == ["True", "False"]
-    write(tmp_path / "2" / "train.data.txt", ["w\tN\t0-0\ta\tb"])
-    refused(lambda _: read("wic", tmp_path / "2"), part="train.data.txt: ends after 1 lines")
-    (tmp_path / "2" / "train.gold.txt.gz").unlink()
-    refused(lambda _: read("wic", tmp_path / "2"), part="train.gold.txt: no such file, nor train.gold.txt.gz")
+def test_two_files_that_differ(tmp_path):
+    """In length, or one is not there."""
+    files = {f"{split}.{part}.txt": rows for part, rows in WIC.items() for split in ("train", "dev")}
+    for name, contents in {**files, "train.data.txt": WIC["data"].split("\n")[0]}.items():
+        write(tmp_path / name, [contents])
+    refused(lambda _: read("wic", tmp_path), part="train.data.txt: ends after 1 lines")
+    (tmp_path / "train.gold.txt").unlink()
+    refused(lambda _: read("wic", tmp_path), part="train.gold.txt: no such file, nor train.gold.txt.gz")
 
 
 # ---- files

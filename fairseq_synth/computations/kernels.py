@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 DTYPES = (torch.bfloat16, torch.float16)  # in fp32, products without tensor cores take too many registers
 INTERPRETED = (torch.float32, torch.float16)  # numpy, which the interpreter computes with, has no bf16
 VARIABLE = "FAIRSEQ_SYNTH_KERNELS"
+SWITCH = os.environ.get(VARIABLE, "0")  # read once: to read it takes Python as long as a launch
 TRITON = (3, 4)  # the oldest release whose kernels take tuples
 CAPABILITY = (8, 0)
 MAX_HEAD_DIM = 128
@@ -58,10 +59,9 @@ def are_switched_on() -> bool:
     Raises:
         SynthesizerError: it is neither 1 nor 0.
     """
-    value = os.environ.get(VARIABLE, "0")
-    if value not in ("", "0", "1"):
-        raise SynthesizerError(f"{VARIABLE}={value}: give 1 for on or 0 for off")
-    return value == "1"
+    if SWITCH not in ("", "0", "1"):
+        raise SynthesizerError(f"{VARIABLE}={SWITCH}: give 1 for on or 0 for off")
+    return SWITCH == "1"
 
 
 @lru_cache(maxsize=None)
