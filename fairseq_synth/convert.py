@@ -376,7 +376,7 @@ def tuning_command(args: argparse.Namespace, cfg: Dict[str, Any]) -> str:
         if name in registry:
             parser = argparse.ArgumentParser(add_help=False)
             gen_parser_from_dataclass(parser, registry[name]())
-            flags += given(parser, registry[name](), {**cfg[kind], "data": None, "lr": None})
+            flags += given(parser, registry[name](), {**cfg[kind], "data": None})
     return f'fairseq-train --user-dir "$(python -m fairseq_synth)" {shlex.join(flags)}'
 
 
