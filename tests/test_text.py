@@ -29,7 +29,7 @@ ROWS = {
     "cola": ("tsv", 'gj04\t0\t*\tHe "go.', ['cola sentence: He "go. => unacceptable']),
     "mrpc": ("tsv", "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t7\t8\ta\tb",
              ["mrpc sentence1: a sentence2: b => equivalent"]),
-    "stsb": ("csv", "g\tf\t2012\t1\t3.75\ta\tb\tmore", ["stsb sentence1: a sentence2: b => 3.8"]),
+    "stsb": ("csv", "g\tf\t2012\t1\t1.1\ta\tb\tmore", ["stsb sentence1: a sentence2: b => 1.2"]),
     "qqp": ("tsv", "id\tquestion1\tquestion2\tis_duplicate\n1\ta?\tb?\t0",
             ["qqp question1: a? question2: b? => not duplicate"]),
     "mnli": ("tsv", "sentence1\tsentence2\tgold_label\na\tb\tneutral",
@@ -173,7 +173,7 @@ def test_the_form_of_a_task(tmp_path, task):
     test = found["test"]
     assert [f"{e.source} => {e.target}" for e in test] == [" ".join(line.split()) for line in ROWS[task][2]]
     assert all(found.values())
-    assert [*test[0].answers] == {"record": ["Bob", "Bobby"], "stsb": ["3.75"]}.get(task, [])
+    assert [*test[0].answers] == {"record": ["Bob", "Bobby"], "stsb": ["1.1"]}.get(task, [])
     if task in ("multirc", "mnli"):
         assert [e.group for e in test] == (["dev_matched", "dev_mismatched"] if task == "mnli" else [test[0].group] * 2)
 
