@@ -22,7 +22,6 @@ are left out. A GPU that waits for launches waits for all of this.
 
 import argparse
 import contextlib
-import os
 import sys
 from typing import Any, Callable, Dict, Iterator, List, Tuple
 from unittest import mock
@@ -85,10 +84,12 @@ def on_a_gpu(with_kernels: bool, run: Callable[[kernels.Launch, Any], Any], note
     def fused_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, *_: Any, **__: Any) -> Any:
         return FusedAttention.apply(noted, query, key, value, attn_mask)
 
-    computations = "fairseq_synth.computations"
+    def load(plan: Any, _: Any) -> None:
+        plan.is_loaded = True
+
+    computations, switch = "fairseq_synth.computations", "1" if with_kernels else "0"
     patches = [
-        mock.patch.dict(os.environ, {kernels.VARIABLE: "1" if with_kernels else "0"}),
-        mock.patch.multiple(kernels, device_fits=lambda *_: True, load=lambda *_: None, run=run),
+        mock.patch.multiple(kernels, SWITCH=switch, device_fits=lambda *_: True, load=load, run=run),
         mock.patch(f"{computations}.fused.on_cpu", lambda _: False),
         mock.patch(f"{computations}.tiled.on_cpu", lambda _: False),
         mock.patch("torch.nn.functional.scaled_dot_product_attention", fused_attention),

@@ -124,7 +124,8 @@ class SyntheticAttention(nn.Module):
             output where the weights are not asked for.
         """
         if not torch.jit.is_scripting():
-            check_self_attention(query, key=key, value=value)
+            if key is not query or value is not query:
+                check_self_attention(query, key=key, value=value)
         if attn_mask is not None and not torch.is_floating_point(attn_mask):
             attn_mask = attn_mask.to(torch.bool)
         if is_causal(attn_mask) and key_padding_mask is not None:
@@ -241,17 +242,19 @@ class SyntheticAttention(nn.Module):
 
     def project(self, x: Tensor) -> Projected:
         """Queries and keys, where the synthesizer reads them, and values of the input (T, B, C)."""
+        if not torch.jit.is_scripting():
+            if self.training and self.num_query_key_heads > 0 and not is_recorded():
+                # one product, and one for each gradient: fewer kernels, and no sum of three gradients of x
+                layer = joined(self.q_proj, self.k_proj, self.v_proj)  # type: ignore[arg-type]
+                if layer is not None:
+                    packed = F.linear(x, *layer)
+                    heads = [self.num_query_key_heads, self.num_query_key_heads, self.num_heads]
+                    parts = packed.view(x.size(0), x.size(1), sum(heads), self.head_dim).split_with_sizes(heads, dim=2)
+                    q, k, v = [part.permute(1, 2, 0, 3) for part in parts]
+                    return Projected(q, k, v, packed)
         if self.q_proj is None or self.k_proj is None:
             packed = self.v_proj(x)
             return Projected(None, None, self.split_heads(packed), packed)
-        if not torch.jit.is_scripting():
-            if self.training and not is_recorded() and is_plain_linear(self.q_proj, self.k_proj, self.v_proj):
-                # one product, and one for each gradient: fewer kernels, and no sum of three gradients of x
-                packed = F.linear(x, *joined(self.q_proj, self.k_proj, self.v_proj))
-                heads = [self.num_query_key_heads, self.num_query_key_heads, self.num_heads]
-                parts = packed.view(x.size(0), x.size(1), sum(heads), self.head_dim).split(heads, dim=2)
-                q, k, v = [part.permute(1, 2, 0, 3) for part in parts]
-                return Projected(q, k, v, packed)
         q, k, v = self.split_heads(self.q_proj(x)), self.split_heads(self.k_proj(x)), self.split_heads(self.v_proj(x))
         return Projected(q, k, v, None)
 

@@ -1,6 +1,6 @@
 """Linear layers with a matrix for each head, and several layers computed as one."""
 
-from typing import NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple, Optional, Tuple
 
 import torch
 import torch.nn as nn
@@ -33,16 +33,20 @@ def by_sentence(x: Tensor, like: Tensor) -> Tensor:
     return x.view(x.size(0), like.size(0), like.size(1), x.size(2)).permute(2, 0, 1, 3)
 
 
-def joined(*layers: nn.Module) -> Tuple[Tensor, Tensor]:
-    """The weight and bias of one linear layer that computes those of several, one after another."""
-    return torch.cat([x.weight for x in layers]), torch.cat([x.bias for x in layers])  # type: ignore[misc]
+def joined(*layers: nn.Module) -> Optional[Tuple[Tensor, Tensor]]:
+    """The weight and bias of one linear layer that computes those of several, one after another; None if one of them
+    is not plain."""
+    weights, biases = [], []
+    for layer in layers:
+        parameters: Any = layer._parameters  # `layer.weight` takes Python several times as long
+        if not is_plain_linear(layer) or parameters["bias"] is None:
+            return None
+        weights.append(parameters["weight"])
+        biases.append(parameters["bias"])
+    return torch.cat(weights), torch.cat(biases)
 
 
-def is_plain_linear(*modules: nn.Module) -> bool:
-    """Whether calls of the modules are ``F.linear`` and nothing else. Hooks, such as quantization noise, are more."""
-    for module in modules:
-        if type(module) is not nn.Linear or "forward" in module.__dict__ or module.bias is None:
-            return False
-        if module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks:
-            return False
-    return True
+def is_plain_linear(x: nn.Module) -> bool:
+    """Whether a call of the module is ``F.linear`` and nothing else. Hooks, such as quantization noise, are more."""
+    has_hooks = x._forward_pre_hooks or x._forward_hooks or x._backward_pre_hooks or x._backward_hooks
+    return type(x) is nn.Linear and "forward" not in x.__dict__ and not has_hooks

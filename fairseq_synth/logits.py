@@ -108,8 +108,14 @@ class Logits:
 
     def is_shared(self) -> bool:
         """Whether all sentences of a batch have the same logits."""
-        for x in self.tensors():
-            if x.size(0) > 1:
+        for _, _, query, key in self.products:
+            if query.size(0) > 1 or key.size(0) > 1:
+                return False
+        for _, factors, _ in self.outers:
+            if factors.size(0) > 1:
+                return False
+        for _, bias in self.biases:
+            if bias.size(0) > 1:
                 return False
         return True
 
@@ -139,6 +145,10 @@ class Logits:
             return first, second * weight.to(second.dtype)
         return first * weight.to(first.dtype), second
 
+    def weighted_bias(self, row: int, bias: Tensor) -> Tensor:
+        """A bias times its weight, in its own type."""
+        return bias if row < 0 else bias * self.weights[row].to(bias.dtype)
+
     def total(self, src_len: int) -> Tensor:
         """The sum, over `src_len` columns, of logits that are read.
 
@@ -164,9 +174,7 @@ class Logits:
             total = product if total is None else total + product
         biases: Optional[Tensor] = None
         for row, bias in self.biases:
-            bias = in_sum(bias, is_sum)
-            if row >= 0:
-                bias = bias * self.weights[row].to(bias.dtype)
+            bias = self.weighted_bias(row, in_sum(bias, is_sum))
             biases = bias if biases is None else biases + bias
         if total is None or biases is None:
             total = biases if total is None else total
@@ -206,15 +214,11 @@ def read_rows(x: Tensor, start: int, count: int) -> Tensor:
 
 def read_window(x: Tensor, start: int, count: int, columns: int) -> Tensor:
     """Rows and columns (1, H or 1, count or 1, columns) of positions in a whole parameter."""
-    if (
-        x.size(1) > 1
-        and start + count <= x.size(1)
-        and columns <= x.size(2)
-        and x.numel() > count * columns * x.size(0)
-    ):
+    heads, length, width = x.size()
+    if 1 < length and start + count <= length and columns <= width and (count < length or columns < width):
         # one view, with one copy for its gradient; two slices have two
-        first = x.storage_offset() + start * x.stride(1)
-        return x.as_strided([1, x.size(0), count, columns], [0, x.stride(0), x.stride(1), x.stride(2)], first)
+        head, row, column = x.stride()
+        return x.as_strided([1, heads, count, columns], [0, head, row, column], x.storage_offset() + start * row)
     return positions(read_rows(x, start, count), 3, 0, columns)
 
 
@@ -255,12 +259,13 @@ def concatenate(factors: List[Tensor]) -> Tensor:
     """Factors (B or 1, H or 1, T, r) concatenated on their features, r."""
     if len(factors) == 1:
         return factors[0]
-    sizes = list(factors[0].size())
+    bsz, heads = 1, 1
     for x in factors:
-        sizes = [n if m == 1 else m for m, n in zip(sizes, x.size())]
-    return torch.cat([expanded(x, [sizes[0], sizes[1], sizes[2], x.size(3)]) for x in factors], dim=-1)
+        bsz = x.size(0) if bsz == 1 else bsz
+        heads = x.size(1) if heads == 1 else heads
+    return torch.cat([expanded(x, bsz, heads) for x in factors], dim=-1)
 
 
-def expanded(x: Tensor, size: List[int]) -> Tensor:
-    """x, expanded if it is smaller: a view less where it is not."""
-    return x if list(x.size()) == size else x.expand(size)
+def expanded(x: Tensor, bsz: int, heads: int) -> Tensor:
+    """x, (B or 1, H or 1, T, r), for every sentence and head: a view less where nothing is to do."""
+    return x if x.size(0) == bsz and x.size(1) == heads else x.expand(bsz, heads, -1, -1)

@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Optional, Tuple, Type
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.models import import_models
 from fairseq.tasks.translation_lev import TranslationLevenshteinTask
 from torch import Tensor
 
@@ -46,7 +47,9 @@ class SynthesizerModel:
         Raises:
             SynthesizerError: a folder is not there, or its data have another dictionary than the model.
         """
-        kwargs.setdefault("user_dir", os.path.dirname(os.path.abspath(__file__)))
+        own = os.path.dirname(os.path.abspath(__file__))
+        import_models(os.path.join(own, "models"), f"{__package__}.models")  # as of a --user-dir, but that one is known
+        kwargs.setdefault("user_dir", own)
         beside = data_name_or_path.startswith(".")  # for fairseq that is within the model's folder
         data = os.path.join(model_name_or_path, data_name_or_path) if beside else data_name_or_path
         for folder in (model_name_or_path, data):

@@ -221,11 +221,13 @@ def note(table: Table, records: List[Record]) -> str:
     tests = [record["significance"] for record in records if record.get("significance")]
     if tests:
         below = sum(test["p_value"] < 0.05 for test in tests)
-        kinds = shared(test["signature"].partition("|seed:")[0] for test in tests if "signature" in test)
+        kinds = shared(re.split(r"\|(?:seed|won):", test["signature"])[0] for test in tests if "signature" in test)
         text = f"{task.test}{kinds and f' ({kinds})'} against {baseline_name(table)} of the same seed: p < 0.05 in"
         lines.append(f"{text} {below} of {len(tests)} runs. It covers the choice of test examples, not seeds.")
-        lines += ["`bs:1000`: 1,000 resamples, nearly one-sided; now 10,000, two-sided."] if "bs:1000" in kinds else []
-    lines += [f"{r['benchmark']}: `{r['command']}`, commit {r['commit']}." for r in load(f"{table.name}/speed")]
+        earlier = "A p of `bs:1000` is of 1,000 resamples and nearly one-sided; today's is of 10,000 and two-sided."
+        lines += [earlier] if "bs:1000" in kinds else []
+    for r in load(f"{table.name}/speed"):
+        lines.append(f"{r['benchmark']}: `python benchmarks/timing.py {table.name}`, commit {r['commit']}.")
     return folded(NOTE, [*lines, origin(records)])
 
 

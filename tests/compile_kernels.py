@@ -133,12 +133,12 @@ def count(number, spec):
 
 def main():
     if sys.argv[1] == "--count":
-        os.environ[kernels.VARIABLE] = "1"
+        kernels.SWITCH = "1"
         triton.runtime.driver.set_active(Driver(90))
         print(count(int(sys.argv[2]), sys.argv[3]))
         return
     architecture, dtype, heads, width, specs, lengths = sys.argv[1:7]
-    os.environ[kernels.VARIABLE] = "1"
+    kernels.SWITCH = "1"
     triton.runtime.driver.set_active(Driver(int(architecture)))
     for spec in specs.split(","):
         for length in lengths.split(","):

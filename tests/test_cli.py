@@ -142,6 +142,15 @@ def test_from_pretrained(data, trained, others):
         hub.translate("w1", constraints="ordered")
 
 
+def test_from_pretrained_registers_the_plugin(data, trained):
+    """A program needs nothing else."""
+    code = "from fairseq_synth.transformer import SynthesizerTransformer as model; import sys; "
+    code += "print(model.from_pretrained(sys.argv[1], 'checkpoint_last.pt', sys.argv[2]).translate('w1 w2'))"
+    argv = [sys.executable, "-c", code, trained, data / "bin"]
+    run = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+
+
 @pytest.mark.parametrize(
     "flags",
     [

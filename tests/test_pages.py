@@ -7,7 +7,7 @@ import numpy
 import pytest
 
 from fairseq_synth.inspect.drawing import stored_digest
-from pages import analysis, pictures, records, tables
+from pages import analysis, convert, pictures, records, tables
 from recipes.catalog import TABLES
 from recipes.steps import ROOT, UserError
 from scripts import make_tables
@@ -170,6 +170,28 @@ def test_several_figures_and_one_that_is_missing(write):
     write("denoising_cpu/cpu", cell("random", 1, dataset="wikitext2_spans", hardware=CPU, figures={"log_ppl": 3}))
     row = next(line for line in tables.results("denoising_cpu").splitlines() if line.startswith("|`random`|"))
     assert row == "|`random`|2.00M|1.972|3.000|1.50|4.26 (1.09)|"
+
+
+def test_conversions(write):
+    """A row for each conversion and number of updates, beside the Transformer's of as many, with what has not run."""
+    rest = {"bits": 2.0, "chrf": 50}
+    runs = [("transformer", 0, (30, 31)), ("random", 0, (28, 30)), ("transformer", 500, (32,)), ("random", 500, (33,))]
+    for seed in (1, 2):
+        own = [
+            {"model": model, "updates": updates, "parameters": seed * 1e6, "figures": {"bleu": bleus[seed - 1], **rest}}
+            for model, updates, bleus in runs
+            if len(bleus) >= seed
+        ]
+        plain = {"file": f"multi30k_cpu-{seed}", "commands": {"convert": "c"}, "runs": [*reversed(own)]}
+        write("convert", cell("transformer", seed, **plain))
+    lines = [line.split("|")[1:-1] for line in convert.table("multi30k_cpu").splitlines() if line.startswith("|")]
+    width = 12.706 * 0.5  # t of one degree of freedom; the differences are -2 and -1
+    assert [line[:3] + line[5:7] for line in lines[2:]] == [
+        ["0", "Transformer", "1.00M to 2.00M", "30.50 ± 0.71 (2)", ""],
+        ["0", "`random`", "1.00M to 2.00M", "29.00 ± 1.41 (2)", f"-1.50 ± {width:.2f}"],
+        ["500", "Transformer", "1.00M", "32.00", ""],
+        ["500", "`random`", "1.00M", "33.00", "+1.00"],
+    ]
 
 
 def test_speeds(write):

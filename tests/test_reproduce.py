@@ -219,7 +219,8 @@ def test_what_is_missing_is_run(stubs, tmp_path):
     one = found[CELL]
     assert one["figures"] == {"bleu": 30.5} and one["signatures"] == {"bleu": "BLEU|nrefs:1"} and one["updates"] == 240
     assert one["commit"] == "c; later" and one["significance"] == {"against": BASE}
-    assert stubs("first")[0] == stubs("first", "--gpus", "1")[0] == []
+    calls, said = stubs("first")
+    assert calls == stubs("first", "--gpus", "1")[0] == [] and f"{CELL}: is in results/first; --rerun trains" in said
     assert stubs("first", "--prepare")[0] == ["prepare first-en-de"]
     (tmp_path / "runs" / ROW / "checkpoint_last.pt").touch()
     assert stubs("first", "--variant", "random_vanilla", "--rerun", "--gpus", "0")[0][1:] == both[2:]

@@ -32,22 +32,27 @@ def compute(
     """See `attend`. Rows of a sentence of padding alone are unspecified, but finite."""
     bsz, heads, length, head_dim = value.size()
     causal = is_causal(attn_mask)
-    products, masking = list(logits.products), Logits([], logits.outers, [], [], logits.weights)
+    products, biases = logits.products, []
     for row, bias in logits.biases:
-        if bias.size(0) == bias.size(2) == 1:
+        if bias.size(2) == 1 and bias.size(0) == 1:
             # a bias on columns is 8 more features of every key, times query features of 1/8, as the kernels want a
             # multiple of 8
             eighths = value.new_full([1, 1, 1, 1], 1 / 8).expand(-1, -1, length, 8)
-            products.append((row, 1.0, eighths, bias.transpose(2, 3).expand(-1, -1, -1, 8)))
+            products = [*products, (row, 1.0, eighths, bias.transpose(2, 3).expand(-1, -1, -1, 8))]
         else:
-            masking.biases.append((row, bias))
+            biases.append((row, bias))
     if len(products) > 1:
         products = Logits(products, [], [], [], logits.weights).joined().products
     row, scale, query, key = products[0]
     query, key = logits.weighted(row, query, key, 1.0)
-    query, key = (expanded(x.to(value.dtype), [bsz, heads, length, x.size(3)]) for x in (query, key))
+    query = expanded(query.to(value.dtype), bsz, heads)
+    key = expanded(key.to(value.dtype), bsz, heads)
 
-    mask = masking.total(length).to(value.dtype) if masking.outers or masking.biases else None
+    mask: Optional[Tensor] = None
+    if len(biases) == 1 and not logits.outers:
+        mask = logits.weighted_bias(*biases[0]).to(value.dtype)
+    elif biases or logits.outers:
+        mask = Logits([], logits.outers, biases, [], logits.weights).total(length).to(value.dtype)
     if key_padding_mask is not None:
         hidden = key_padding_mask.to(torch.bool).view(bsz, 1, 1, length)
         # finite, so that a sentence of padding alone has no NaN, also where a bias is added to it
@@ -55,17 +60,17 @@ def compute(
         mask = hidden.to(value.dtype) * lowest if mask is None else torch.add(mask, hidden, alpha=lowest)
     if mask is not None and causal:
         mask = mask + future(length, mask)
-    if mask is not None:
-        mask = expanded(mask, [bsz, heads, length, length])  # the kernels take one of all four sizes, without a copy
+    if mask is not None and mask.shape != (bsz, heads, length, length):
+        mask = mask.expand(bsz, heads, length, -1)  # the kernels take one of all four sizes, without a copy
 
-    rank = query.size(-1)
-    width = max(rank, head_dim) if on_cpu(value) else rank  # a CPU's kernel wants one width of all three
-    width = -(-width // 8) * 8
+    rank, is_cpu = query.size(3), on_cpu(value)
+    width = max(rank, head_dim) if is_cpu else rank  # a CPU's kernel wants one width of all three
+    width += -width % 8
     if width > rank:
         query, key = F.pad(query, (0, width - rank)), F.pad(key, (0, width - rank))
-    if on_cpu(value) and width > head_dim:
+    if is_cpu and width > head_dim:
         value = F.pad(value, (0, width - head_dim))
     out = F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal and mask is None, scale=scale
     )
-    return out[..., :head_dim] if value.size(-1) > head_dim else out
+    return out[..., :head_dim] if out.size(3) > head_dim else out

@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 DTYPES = (torch.bfloat16, torch.float16)  # in fp32, products without tensor cores take too many registers
 INTERPRETED = (torch.float32, torch.float16)  # numpy, which the interpreter computes with, has no bf16
 VARIABLE = "FAIRSEQ_SYNTH_KERNELS"
+SWITCH = os.environ.get(VARIABLE, "0")  # read once: to read it takes Python as long as a launch
 TRITON = (3, 4)  # the oldest release whose kernels take tuples
 CAPABILITY = (8, 0)
 MAX_HEAD_DIM = 128
@@ -58,10 +59,9 @@ def are_switched_on() -> bool:
     Raises:
         SynthesizerError: it is neither 1 nor 0.
     """
-    value = os.environ.get(VARIABLE, "0")
-    if value not in ("", "0", "1"):
-        raise SynthesizerError(f"{VARIABLE}={value}: give 1 for on or 0 for off")
-    return value == "1"
+    if SWITCH not in ("", "0", "1"):
+        raise SynthesizerError(f"{VARIABLE}={SWITCH}: give 1 for on or 0 for off")
+    return SWITCH == "1"
 
 
 @lru_cache(maxsize=None)
@@ -144,11 +144,11 @@ def call_of(
     if widest > (MAX_HEAD_DIM if summands <= 2 else 64):
         return None
 
-    t: Dict[str, Tensor] = {}
+    t: Dict[str, Any] = dict.fromkeys(NAMES)
     rows, scale, q_width, a = dict.fromkeys(SUMMANDS, -1), 1.0, 0, 0
     for rows["q"], scale, query, key in by_sentence:  # noqa: B007
         # hooks of a function on what it was given see the gradient of views alone
-        is_hooked = any(x._backward_hooks or x.retains_grad for x in (query, key))
+        is_hooked = query._backward_hooks or key._backward_hooks or query.retains_grad or key.retains_grad
         if query is not q or key is not k or is_hooked:
             packed = torch.cat([flat(x, bsz, heads, value.dtype) for x in (query, key, value)], dim=2)
         q_width = query.size(3)
@@ -169,15 +169,15 @@ def call_of(
         rows["r"], t["r"] = matrix(matrices, heads, length)
     if logits.weights:
         t["weights"] = logits.weights[0]
-    _, x, w, pair, c, r, weights = (t.get(name) for name in NAMES)
+    _, x, w, pair, c, r, weights = t.values()
     r_rows = size(r, 1) if r is None or r.dim() == 3 else 1
     of_heads = (length, bsz, heads, width, q_width, size(x, 3), a, size(pair, 3) - a)
     of_shared = (size(w, 1), size(c, 2), r_rows, size(r, -1), r is not None and r.dim() == 2, size(weights, 0))
     of_call = (tuple(rows.values()), scale, has_hidden, is_causal, dropout)
-    dtypes = tuple([tensor.dtype for tensor in t.values()])
-    wanted = frozenset([name for name, tensor in t.items() if tensor.requires_grad])
+    dtypes = tuple([tensor.dtype for tensor in t.values() if tensor is not None])
+    wanted = frozenset([name for name, tensor in t.items() if tensor is not None and tensor.requires_grad])
     layout = Layout(value.device, dtypes, *of_heads, *of_shared, *of_call, wanted)
-    return layout, [aligned(t.get(name)) for name in NAMES]
+    return layout, [aligned(tensor) for tensor in t.values()]
 
 
 def size(x: Optional[Tensor], dim: int) -> int:

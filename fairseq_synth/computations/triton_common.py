@@ -385,8 +385,7 @@ def store_columns(d, to_w, to_c, c, a, place, part, h, j, s, z):
         tl.store(at, to_w * a.x, mask=inside(j, s.T, z.X, z.COLUMNS, z.X_BLOCK))
     if d.c is not None:
         tl.store(d.c + place + tl.cast(h, tl.int64) * s.T + column, to_c * a.c, mask=column < s.T)
-    if d.a_c is not None:
-        tl.store(d.a_c + part * s.H + h, tl.sum(to_c * c))
+    store_part(d.a_c, tl.sum(to_c * c), part, h, s)
 
 
 @triton.jit
@@ -396,5 +395,4 @@ def store_matrix(d, to_r, r, a, place, part, h, i, j, s, z):
         row, column = (i + tl.arange(0, z.ROWS))[:, None], (j + tl.arange(0, z.COLUMNS))[None, :]
         at = d.r + place + tl.cast(h, tl.int64) * s.T * s.T + row * s.T + column
         tl.store(at, to_r * a.r, mask=(row < s.T) & (column < s.T))
-    if d.a_r is not None:
-        tl.store(d.a_r + part * s.H + h, tl.sum(to_r * r))
+    store_part(d.a_r, tl.sum(to_r * r), part, h, s)

@@ -78,8 +78,7 @@ def load_outputs(dy, delta, lse, s, z, b, h, i):
 
 @triton.jit(do_not_specialize=INTEGERS)
 def forward(
-    g, y, lse,
-    T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout, z,
+    g, y, lse, T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout, z,
 ):  # fmt: skip
     """Some rows of Y of a sentence, and the logarithms of their denominators."""
     s = sizes(z, T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout)
@@ -105,8 +104,7 @@ def forward(
 
 @triton.jit(do_not_specialize=[*INTEGERS])
 def backward_rows(
-    g, d, y, delta, lse, dy,
-    T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout, z,
+    g, d, y, delta, lse, dy, T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout, z,
 ):  # fmt: skip
     s = sizes(z, T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout)
     tiles = tl.cdiv(T, z.ROWS)
@@ -146,8 +144,7 @@ def backward_rows(
 
 @triton.jit(do_not_specialize=[*INTEGERS, "sentences", "size"])
 def backward_columns(
-    g, d, delta, lse, dy,
-    T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout, sentences, size, z,
+    g, d, delta, lse, dy, T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout, sentences, size, z,
 ):  # fmt: skip
     s = sizes(z, T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout)
     tiles = tl.cdiv(T, z.COLUMNS)
@@ -189,8 +186,7 @@ def backward_columns(
 
 @triton.jit(do_not_specialize=[*INTEGERS, "sentences", "size"])
 def backward_matrix(
-    g, d, delta, lse, dy,
-    T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout, sentences, size, z,
+    g, d, delta, lse, dy, T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout, sentences, size, z,
 ):  # fmt: skip
     s = sizes(z, T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout)
     across = tl.cdiv(T, z.COLUMNS)

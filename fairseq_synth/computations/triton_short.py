@@ -47,8 +47,7 @@ def softmax(logits):
 
 @triton.jit(do_not_specialize=[*INTEGERS, "sentences"])
 def forward(
-    g, y,
-    T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout, sentences, z,
+    g, y, T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout, sentences, z,
 ):  # fmt: skip
     """Y of some sentences."""
     s = sizes(z, T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout)
@@ -64,8 +63,7 @@ def forward(
 
 @triton.jit(do_not_specialize=[*INTEGERS, "sentences", "size"])
 def backward(
-    g, d, dy,
-    T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout, sentences, size, z,
+    g, d, dy, T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout, sentences, size, z,
 ):  # fmt: skip
     """All gradients of some sentences."""
     s = sizes(z, T, B, H, left, n, w_rows, c_columns, r_rows, r_columns, scale, dropout)

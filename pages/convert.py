@@ -1,0 +1,78 @@
+"""What became of Transformers whose dot products were taken out, from results/convert: docs/convert.md."""
+
+from collections import defaultdict
+from typing import DefaultDict, Dict, List, Tuple
+
+from recipes.catalog import BASELINE, TABLES
+
+from . import records as results
+from .records import Record, Rows
+from .tables import NOTE, figures, folded, markdown, minus, origin, shared
+
+NAMES = {
+    BASELINE: "Transformer",
+    "encoder-random": "encoder `random`",
+    "encoder-relative_random": "encoder `relative_random`",
+    "decoder-random": "decoder `random`",
+    "both-random": "both `random`",
+    "random": "`random`",
+    "relative_random": "`relative_random`",
+    "within-0.05": "`--heads-within 0.05`",
+}
+BITS = ("bits, valid", 3)
+FIGURES: Dict[str, Dict[str, Tuple[str, int]]] = {  # of each table of recipes/: headings and digits
+    "multi30k_cpu": {"bits": BITS, "bleu": ("BLEU", 2), "chrf": ("chrF", 2)},
+    "ptb_cpu": {"bits": BITS, "ppl": ("perplexity, test", 1)},
+    "imdb_cpu": {"bits": BITS, "accuracy": ("accuracy, test", 2)},
+}
+
+
+def table(name: str) -> str:
+    """A row for each conversion after each number of updates: its figures, and those less the Transformer's."""
+    records = results.load("convert", f"{name}-*")
+    if not records:
+        return "No model has been converted yet.\n"
+    points: DefaultDict[int, Rows] = defaultdict(dict)
+    for record in records:
+        for run in record["runs"]:
+            points[run["updates"]].setdefault(run["model"], []).append({**record, **run})
+    heads, rows = ["updates", "model", "parameters"], []
+    for heading, _ in FIGURES[name].values():
+        heads += [heading, minus(TABLES[name])]
+    for updates, found in sorted(points.items()):
+        own: Rows = {model: found[model] for model in NAMES if model in found}
+        compared = {figure: results.differences(TABLES[name], own, figure) for figure in FIGURES[name]}
+        for model, runs in own.items():
+            cells = [f"{updates:,}", NAMES[model], parameters(runs)]
+            for figure, (_, digits) in FIGURES[name].items():
+                less = compared[figure].get(model)
+                cells += [figures(runs, [figure], digits), less.cell(digits) if less else ""]
+            rows.append(cells)
+    return "\n".join([markdown(heads, rows), folded(NOTE, notes(records))])
+
+
+def replaced(name: str) -> str:
+    """By how much the loss grows when all heads of a stack get a function and nothing is trained: means over seeds."""
+    found = [record["replaced"] for record in results.load("convert", f"{name}-*") if "replaced" in record]
+    rows = []
+    for stack in found[0]["random"] if found else ():
+        own = [[{"figures": {stack: record[function][stack]}} for record in found] for function in found[0]]
+        rows.append([stack, *(figures(cells, [stack], 3) for cells in own)])
+    heads = [f"`{function}`" for function in found[0]] if found else []
+    return markdown(["all heads of", *heads], rows)
+
+
+def parameters(runs: List[Record]) -> str:
+    """How many a model has; of several seeds from the fewest to the most."""
+    sizes = sorted({f"{run['parameters'] / 1e6:.2f}M" for run in runs})
+    return " to ".join(dict.fromkeys([sizes[0], sizes[-1]]))
+
+
+def notes(records: List[Record]) -> List[str]:
+    """Commands, flags, signatures and origin."""
+    first = records[0]
+    flags = {NAMES[run["model"]]: run["flags"] for record in records for run in record["runs"] if run.get("flags")}
+    lines = [f"- {what}: `{command}`" for what, command in first["commands"].items()]
+    lines += [f"- {model}: `{own}`" for model, own in flags.items()]
+    signatures = shared(f"`{text}`" for record in records for text in record["signatures"].values())
+    return [*lines, "", f"{signatures}. {origin(records)}"]
