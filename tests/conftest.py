@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,13 @@ def pytest_addoption(parser):
     parser.addoption("--device", default="cpu", help="of the tests of the attention and its computations: cpu or cuda")
     parser.addoption("--seed", type=int, default=0, help="of the random numbers of a test that sets no seed itself")
     parser.addoption("--kernels", action="store_true", help="all tests of the kernels for GPUs, not a chosen part")
+    parser.addoption(
+        "--corpora",
+        type=Path,
+        default=os.environ.get("CORPORA"),
+        help="folder of real text: multi30k, lm, classification, glue, superglue, summarisation, dialogue (default: "
+        "$CORPORA); tests of what is not there are skipped",
+    )
 
 
 def pytest_configure(config):
@@ -24,7 +32,7 @@ def pytest_configure(config):
 
 
 def pytest_report_header(config):
-    return f"seed {config.getoption('--seed')}"
+    return f"seed {config.getoption('--seed')}; real text from {config.getoption('--corpora') or 'nowhere'}"
 
 
 def pytest_collection_modifyitems(items):
@@ -152,6 +160,20 @@ def small_data(shared):
 @pytest.fixture
 def dry(monkeypatch):
     monkeypatch.setenv("DRY_RUN", "1")
+
+
+def at_hand(request, name):
+    """The folder of a corpus; the test is skipped where there is none."""
+    corpora = request.config.getoption("--corpora")
+    if not corpora or not Path(corpora, name).is_dir():
+        pytest.skip(f"no folder {name} of real text; name the folder of such folders by --corpora=DIR")
+    return Path(corpora, name)
+
+
+@pytest.fixture
+def real_text(request):
+    """The folder of any corpus, by its name."""
+    return lambda name: at_hand(request, name)
 
 
 @pytest.fixture(scope="session")

@@ -407,3 +407,42 @@ def test_numbers(tmp_path):
     assert not any(any(map(str.isdigit, line)) for lines in corpus.values() for line in lines)
     assert "undzwanzig" in " ".join(corpus["train.de"]) and "vor " in " ".join(corpus["train.de"])
     assert make("b") == corpus != make("c", "--seed", 2)
+
+
+# ---- the real corpora
+
+REAL = {
+    "aeslc": ("summarisation/aeslc", (14436, 1960, 1906)),
+    "cnndm": ("summarisation/cnndm", (200, 1000, 500)),
+    "dailydialog": ("dialogue/dailydialog", (76053, 7069, 6740)),
+    "personachat": ("dialogue/personachat", (6239, 775, 787)),
+    "agnews": ("classification/ag_news", (18000, 2000, 7600)),
+    "imdb": ("classification/imdb", (4500, 500, 5000)),
+    "sst2": ("glue/SST-2", (60614, 6735, 872)),
+    "cola": ("glue/CoLA", (7696, 855, 1043)),
+    "mrpc": ("glue/MRPC", (3668, 408, 1725)),
+    "stsb": ("glue/STS-B", (5174, 575, 1500)),
+    "rte": ("glue/RTE", (2241, 249, 277)),
+    "cb": ("superglue/CB", (225, 25, 56)),
+    "copa": ("superglue/COPA", (360, 40, 100)),
+    "wic": ("superglue/WiC", (4885, 543, 638)),
+}
+
+
+@pytest.mark.parametrize("corpus", REAL)
+def test_the_real_examples(real_text, corpus):
+    """Every row is read; the held-out texts with labels are of all classes."""
+    folder, counts = REAL[corpus]
+    found = read(corpus, real_text(folder), examples=20000)
+    assert tuple(len(found[split]) for split in SPLITS) == counts
+    if CORPORA[corpus].kind == "labels":
+        held_out = [example.target for example in found["valid"]]
+        assert min(map(held_out.count, CORPORA[corpus].labels)) > 0.2 * 4 / 5 * len(held_out)
+
+
+@pytest.mark.parametrize("corpus, folder, tokens", [("ptb", "ptb", 82430), ("wikitext2", "wikitext-2", 245569)])
+def test_the_real_texts(real_text, tmp_path, corpus, folder, tokens):
+    """Their texts have the checksums, and the counts of the literature, line ends included."""
+    for split, paths in text.files_of(CORPORA[corpus], tmp_path, real_text(f"lm/{folder}")).items():
+        text.take(f"{corpus}/{split}.txt", paths, tmp_path / f"{split}.txt")
+    assert sum(len(line.split()) + 1 for line in text.lines(tmp_path / "test.txt")) == tokens
