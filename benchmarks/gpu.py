@@ -22,7 +22,7 @@ from typing import Any, Dict, List
 from unittest import mock
 
 import torch
-from block import WIDTH, build, step
+from block import HEADS, WIDTH, build, step
 from common import ROOT
 
 from fairseq_synth.architectures import VARIANTS
@@ -127,9 +127,11 @@ def correctness(out: Path, dry: bool) -> None:
 def compared(name: str, bsz: int, length: int, causal: bool, dry: bool) -> Dict[str, Any]:
     """Launches of one block by the kernels, whether two runs have equal bits, and the largest error against fp64."""
     device, dtype = ("cpu", torch.float16) if dry else ("cuda", torch.bfloat16)
-    module = build(name, length, causal).to(device, dtype).train()
+    width, heads = (32, 2) if dry else (WIDTH, HEADS)
+    with mock.patch.multiple("block", WIDTH=width, HEADS=heads):
+        module = build(name, length, causal).to(device, dtype).train()
     torch.manual_seed(0)
-    x, grad = torch.randn(2, length, bsz, WIDTH, device=device).to(dtype)
+    x, grad = torch.randn(2, length, bsz, width, device=device).to(dtype)
     lengths = torch.arange(bsz, device=device) * length // bsz  # one sentence is empty
     mask = None if causal else torch.arange(length, device=device)[None] >= lengths[:, None]
     visible = torch.ones_like(x[..., :1]) if mask is None else (~mask).t().unsqueeze(-1).to(dtype)

@@ -133,7 +133,7 @@ def count_decoding(name: str, beam: int = 4) -> int:
     source = torch.randint(4, 1000, (2, 7), generator=torch.Generator().manual_seed(0))
     sample = {"net_input": {"src_tokens": source, "src_lengths": torch.full((2,), 7)}}
     found = []
-    for tokens in (12, 13):
+    for tokens in (4, 5):
         sizes = {"beam_size": beam, "max_len_a": 0, "max_len_b": tokens, "min_len": tokens}
         generator = SequenceGenerator([model], model.decoder.dictionary, **sizes)
         with torch.no_grad(), Counter() as counter:

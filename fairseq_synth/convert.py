@@ -169,7 +169,7 @@ def plan_of(loaded: Loaded, args: argparse.Namespace) -> Plan:
     cls = type(loaded.model)
     own = next((name for name, other in MODEL_REGISTRY.items() if other is cls and name in STOCK.values()), None)
     name = STOCK.get(cls) or own
-    if name is None or getattr(loaded.cfg.model, "cross_self_attention", False):
+    if name is None:
         raise SynthesizerError(
             f"{loaded.path}: its model, {cls.__name__}, cannot be converted; fairseq's transformer, transformer_lm and "
             "roberta and this plugin's models can"
@@ -260,7 +260,6 @@ def converted(
     old = dict(plain)
     for stack, own in specs.items():
         old[f"{stack}_synthesizer"] = own[0] if len(set(own)) == 1 else ",".join(own)
-        old[f"{stack}_layers"], old[f"{stack}_layers_to_keep"] = len(own), None
     old.update(synth_max_length=length, synth_rank=plan.rank)
     cls: Any = MODEL_REGISTRY[plan.name]
     filled = vars(cls.read_config(argparse.Namespace(**old), loaded.task))
@@ -317,7 +316,7 @@ def replace_heads(
         tensors.append({k: x if not x.numel() else x[:, kept] if k == "alpha" else x[kept] for k, x in found.items()})
     for number, found in enumerate(tensors):
         new = own + (f"groups.{number}." if len(tensors) > 1 else "")
-        state.update({new + key: value.clone() for key, value in found.items()})
+        state.update({new + key: value for key, value in found.items()})
     for name, rows in (("q_proj", queries), ("k_proj", queries), ("v_proj", order), ("out_proj", order)):
         for key in (f"{prefix}{name}.weight", f"{prefix}{name}.bias"):
             if key in state and not rows:

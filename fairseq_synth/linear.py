@@ -39,7 +39,7 @@ def joined(*layers: nn.Module) -> Optional[Tuple[Tensor, Tensor]]:
     weights, biases = [], []
     for layer in layers:
         parameters: Any = layer._parameters  # `layer.weight` takes Python several times as long
-        if not is_plain_linear(layer) or parameters["bias"] is None:
+        if not is_plain_linear(layer) or parameters.get("bias") is None:  # in sharded layers it is no parameter
             return None
         weights.append(parameters["weight"])
         biases.append(parameters["bias"])

@@ -681,6 +681,18 @@ def test_weights_that_stay(registry):
         assert torch.equal(module(x)[0], expected)
 
 
+def test_weights_that_are_no_parameters():
+    """As in sharded layers: views of one flat parameter."""
+    module, x = make_attention("random+vanilla").train(), torch.randn(5, 3, 6)
+    expected = module(x)[0]
+    for proj in (module.q_proj, module.k_proj, module.v_proj):
+        for name in ("weight", "bias"):
+            view = getattr(proj, name).view_as(getattr(proj, name))
+            delattr(proj, name)
+            setattr(proj, name, view)
+    torch.testing.assert_close(module(x)[0], expected)
+
+
 def test_moving_average():
     """fairseq's --store-ema scales every tensor of the state dict."""
     module = make_attention("random")

@@ -42,7 +42,8 @@ CASES = {  # a checkpoint: whether of one stack, and the flags of its training
     "heads of two kinds": (
         False,
         ["--arch", "transformer_synth_random_vanilla_multi30k", *SMALL, "--encoder-attention-heads", "4"]
-        + ["--decoder-attention-heads", "4", "--encoder-synthesizer", "vanilla,random:1/random+vanilla:2/dense:1"]
+        + ["--decoder-attention-heads", "4", "--encoder-synthesizer"]
+        + ["vanilla,factorized_random:1/random+vanilla:2/dense:1"]
         + ["--decoder-synthesizer", "factorized_dense+vanilla:2/vanilla:2"],
     ),
     "mixed language model": (True, ["--arch", "transformer_lm_synth_random_vanilla_ptb", *LM]),
@@ -184,7 +185,7 @@ def test_heads_within(trained, tmp_path):
         (
             "heads of two kinds",
             [("encoder.self.1", 1), ("decoder.self.0", 3), ("decoder.self.0", 0)],
-            "vanilla,random:1/random:1/random+vanilla:1/dense:1",
+            "vanilla,factorized_random:1/random:1/random+vanilla:1/dense:1",
             "random:1/factorized_dense+vanilla:1/vanilla:1/random:1,factorized_dense+vanilla:2/vanilla:2",
         ),
     ],
@@ -217,7 +218,25 @@ def test_layers_and_functions(trained, tmp_path):
         f"{key}_proj.{part}" for key in changed for part in ("weight", "bias")
     }
     assert all(torch.equal(old[key], value) for key, value in state["model"].items() if "synthesizer" not in key)
-    assert state["last_optimizer_state"] is None
+    assert state["last_optimizer_state"] is None and not {"best", "ema"} & set(state["extra_state"])
+    assert checkpoints.load(tmp_path / "new.pt", folder).initial() is None  # it was not trained from scratch
+
+
+@pytest.mark.parametrize(
+    "task, model, asked, length",
+    [
+        ({}, {}, None, 9),
+        ({}, {}, 7, 7),
+        ({"tokens_per_sample": 32}, {}, None, 32),
+        ({"tokens_per_sample": 32}, {"add_bos_token": True}, 12, 33),
+        ({}, {"max_positions": 40}, 40, 40),
+    ],
+)
+def test_length(task, model, asked, length):
+    """As long as the data, if no other is asked for, and as the rows that the task makes of it."""
+    cfg = argparse.Namespace(task=argparse.Namespace(**task), model=argparse.Namespace(**model))
+    loaded = checkpoints.Loaded(None, cfg, None, None, None, None)
+    assert convert.length_of(loaded, 9, asked) == length
 
 
 def test_a_converted_model_is_used_as_any_other(trained, data, tmp_path):
@@ -281,6 +300,9 @@ def test_refuses_checkpoints_and_places(trained, data, monolingual, tmp_path):
     state["cfg"]["model"] = argparse.Namespace(**{**vars(state["cfg"]["model"]), "_name": "transformer_align"})
     torch.save(state, tmp_path / "align.pt")
     assert "TransformerAlignModel, cannot be converted" in refused(tmp_path / "align.pt", folder, out)
+    state["cfg"]["model"].__dict__.update(_name="transformer_multi30k", cross_self_attention=True)
+    torch.save(state, tmp_path / "cross.pt")
+    assert "self-attention also reads the source" in refused(tmp_path / "cross.pt", folder, out)
     assert "no pair of languages" in refused(path, monolingual, out)
     assert "the model has no encoder" in refused(*trained("language model"), out, "--encoder", "random")
     assert "functions that keep its 24" in refused(*trained("heads of two kinds"), out, "--max-length", "20")

@@ -191,22 +191,18 @@ def test_branches_of_a_layer():
 # ---- on checkpoints
 
 
+def sizes_of(arch):
+    return SMALL if "synth" in arch else [flag for flag in SMALL if flag not in ("--synth-max-length", "24")]
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, data):
     """{name: a checkpoint}, of a stock Transformer and of a mixture."""
     folder = tmp_path_factory.mktemp("inspected")
     found = {}
     for arch in ("transformer_multi30k", "transformer_synth_random_vanilla_multi30k"):
-        small = SMALL if "synth" in arch else [f for f in SMALL if f not in ("--synth-max-length", "24")]
-        fit(
-            data,
-            folder / arch,
-            "--max-update",
-            "80" if "synth" in arch else "9",
-            "--no-epoch-checkpoints",
-            arch=arch,
-            small=small,
-        )
+        updates = "80" if "synth" in arch else "9"
+        fit(data, folder / arch, "--max-update", updates, "--no-epoch-checkpoints", arch=arch, small=sizes_of(arch))
         found[arch] = folder / arch / "checkpoint_last.pt"
     return found
 
@@ -228,8 +224,7 @@ def test_layers_are_named_in_pictures():
 @pytest.mark.parametrize("arch", [STOCK, MIXTURE])
 def test_the_initial_state_is_that_of_the_training(arch, data, tmp_path):
     """A training with a learning rate of 0 ends where it began; with the data or without, from the seed alone."""
-    small = SMALL if "synth" in arch else [f for f in SMALL if f not in ("--synth-max-length", "24")]
-    fit(data, tmp_path, "--max-update", "1", "--lr", "0", "--no-epoch-checkpoints", arch=arch, small=small)
+    fit(data, tmp_path, "--max-update", "1", "--lr", "0", "--no-epoch-checkpoints", arch=arch, small=sizes_of(arch))
     for folder in (data / "bin", None):
         loaded = checkpoints.load(tmp_path / "checkpoint_last.pt", folder)
         initial, kept = dict(loaded.initial().named_parameters()), dict(loaded.model.named_parameters())
@@ -338,6 +333,15 @@ def test_without_words(arch, trained, data):
             assert analysis.loss(loaded, sample) == pytest.approx(expected, abs=1e-3)
     alone = [found["attentions"][name]["without_words"][head] for name, head in curve["heads"]]
     assert alone == sorted(alone) and "without_words" not in found["attentions"]["decoder.cross.0"]
+
+
+def test_what_is_averaged_over(trained, data, monkeypatch):
+    """Of many sentences some are read, evenly from the longest down."""
+    loaded, read = checkpoints.load(trained[STOCK], data / "bin"), []
+    monkeypatch.setattr(words, "batches", lambda *args: read.append(args[2]) or checkpoints.batches(*args))
+    average, everything = words.average(loaded, "train", 3), checkpoints.readable(loaded, "train")
+    assert read == [[everything[99], everything[199], everything[299]]]
+    assert average.length == loaded.task.dataset("train").num_tokens(everything[-1]) and average.sentences == 3
 
 
 def test_words_are_worth_nothing_to_random(data, tmp_path):

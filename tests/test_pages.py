@@ -114,6 +114,9 @@ def test_a_table_of_translation(results):
     more = {"significance": {"p_value": 0.01}, "figures": {"bleu": 33, "chrf": 66, "round_trip": 99.93}}
     more["alpha"] = {"encoder.layers.0": {"random": [0.2, 0.4], "vanilla": [0.8, 0.6]}}
     results("multi30k_cpu/gpu", cell("random_vanilla", 2, 33, commit="c; d", **more))
+    results(
+        "multi30k_cpu/cpu", cell("random_vanilla", 9, 33, commit="c; d", **{**more, "significance": {"p_value": 0.2}})
+    )
     assert "|`random_vanilla`|`random`|0.30|" in tables.alpha("multi30k_cpu")
     text = tables.results("multi30k_cpu", "en-de")
     heads, _, transformer, random, *_ = text.splitlines()
@@ -123,7 +126,7 @@ def test_a_table_of_translation(results):
     assert random.startswith("|`random`|2.00M|35.00 ± 1.50 (3)|**+3.00 ± ") and "|**-0.300 ± " in random
     assert "`dense_vanilla`" in re.search("Not run yet: (.*)", text)[1] and "|`dense_vanilla`|" not in text
     note = text[text.index("<details>") :]
-    told = ["p < 0.05 in 1 of 1", "would score BLEU 99.93.", "10 of 10 runs with `--gpus 1`", "N from 1, 2, 3"]
+    told = ["p < 0.05 in 1 of 2", "would score BLEU 99.93.", "11 of 11 runs with `--gpus 1`", "N from 1, 2, 3"]
     told += ["7,000 updates; 22.0 to 22.0 minutes on a GPU", "H100. Commits: c, d.\n\n</details>"]
     assert all(words in note for words in told), note
     readme = tables.summary("multi30k_cpu").splitlines()
@@ -229,6 +232,11 @@ def test_no_two_lines_are_alike(results):
     runs = [cell("transformer", 1, figures={"ppl": 1}), cell("transformer", 2, figures={"ppl": 2})]
     rows = {"transformer": runs, "dense": [cell("dense", 1, figures={"ppl": 3})]}
     assert "dense" not in str(pictures.runs(table, table.columns[0], rows))
+    rows["random"] = [cell("random", 1, figures={"ppl": 5}), cell("random", 2, figures={"ppl": 6})]
+    strokes = [
+        arguments[1] for call, arguments, more in pictures.runs(table, table.columns[0], rows).calls if "marker" in more
+    ]
+    assert strokes == [["transformer"], ["random"]]  # the best first
 
 
 @pytest.mark.parametrize("end, part", [("<!-- end -->\n", "names no table"), ("", "<!-- end")])

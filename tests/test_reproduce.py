@@ -236,7 +236,7 @@ def test_calls_share_the_cells(stubs, tmp_path):
     """A cell that another process is running is skipped; one whose baseline comes later is compared with it then."""
     with steps.locked(tmp_path / "runs" / f".{BASE}.lock"):
         calls, said = stubs("first")
-    assert calls[1:] == [f"train {ROW}", f"evaluate {ROW}"] and "another process is at work there" in said
+    assert calls[1:] == [f"train {ROW}", f"evaluate {ROW}"] and "en-de-transformer-seed1: skipped, as another" in said
     assert "significance" not in results(tmp_path, "first")[CELL]
     begun = tmp_path / "runs" / ROW / "run.json"  # on another machine
     steps.dump(begun, {"starts": [{"commit": "b", "hardware": "g"}, *steps.load(begun)["starts"]]})

@@ -29,7 +29,7 @@ ROWS = {
     "cola": ("tsv", 'gj04\t0\t*\tHe "go.', ['cola sentence: He "go. => unacceptable']),
     "mrpc": ("tsv", "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t7\t8\ta\tb",
              ["mrpc sentence1: a sentence2: b => equivalent"]),
-    "stsb": ("csv", "g\tf\t2012\t1\t3.75\ta\tb\tmore", ["stsb sentence1: a sentence2: b => 3.8"]),
+    "stsb": ("csv", "g\tf\t2012\t1\t1.1\ta\tb\tmore", ["stsb sentence1: a sentence2: b => 1.2"]),
     "qqp": ("tsv", "id\tquestion1\tquestion2\tis_duplicate\n1\ta?\tb?\t0",
             ["qqp question1: a? question2: b? => not duplicate"]),
     "mnli": ("tsv", "sentence1\tsentence2\tgold_label\na\tb\tneutral",
@@ -173,7 +173,7 @@ def test_the_form_of_a_task(tmp_path, task):
     test = found["test"]
     assert [f"{e.source} => {e.target}" for e in test] == [" ".join(line.split()) for line in ROWS[task][2]]
     assert all(found.values())
-    assert [*test[0].answers] == {"record": ["Bob", "Bobby"], "stsb": ["3.75"]}.get(task, [])
+    assert [*test[0].answers] == {"record": ["Bob", "Bobby"], "stsb": ["1.1"]}.get(task, [])
     if task in ("multirc", "mnli"):
         assert [e.group for e in test] == (["dev_matched", "dev_mismatched"] if task == "mnli" else [test[0].group] * 2)
 
@@ -407,3 +407,42 @@ def test_numbers(tmp_path):
     assert not any(any(map(str.isdigit, line)) for lines in corpus.values() for line in lines)
     assert "undzwanzig" in " ".join(corpus["train.de"]) and "vor " in " ".join(corpus["train.de"])
     assert make("b") == corpus != make("c", "--seed", 2)
+
+
+# ---- the real corpora
+
+REAL = {
+    "aeslc": ("summarisation/aeslc", (14436, 1960, 1906)),
+    "cnndm": ("summarisation/cnndm", (200, 1000, 500)),
+    "dailydialog": ("dialogue/dailydialog", (76053, 7069, 6740)),
+    "personachat": ("dialogue/personachat", (6239, 775, 787)),
+    "agnews": ("classification/ag_news", (18000, 2000, 7600)),
+    "imdb": ("classification/imdb", (4500, 500, 5000)),
+    "sst2": ("glue/SST-2", (60614, 6735, 872)),
+    "cola": ("glue/CoLA", (7696, 855, 1043)),
+    "mrpc": ("glue/MRPC", (3668, 408, 1725)),
+    "stsb": ("glue/STS-B", (5174, 575, 1500)),
+    "rte": ("glue/RTE", (2241, 249, 277)),
+    "cb": ("superglue/CB", (225, 25, 56)),
+    "copa": ("superglue/COPA", (360, 40, 100)),
+    "wic": ("superglue/WiC", (4885, 543, 638)),
+}
+
+
+@pytest.mark.parametrize("corpus", REAL)
+def test_the_real_examples(real_text, corpus):
+    """Every row is read; the held-out texts with labels are of all classes."""
+    folder, counts = REAL[corpus]
+    found = read(corpus, real_text(folder), examples=20000)
+    assert tuple(len(found[split]) for split in SPLITS) == counts
+    if CORPORA[corpus].kind == "labels":
+        held_out = [example.target for example in found["valid"]]
+        assert min(map(held_out.count, CORPORA[corpus].labels)) > 0.2 * 4 / 5 * len(held_out)
+
+
+@pytest.mark.parametrize("corpus, folder, tokens", [("ptb", "ptb", 82430), ("wikitext2", "wikitext-2", 245569)])
+def test_the_real_texts(real_text, tmp_path, corpus, folder, tokens):
+    """Their texts have the checksums, and the counts of the literature, line ends included."""
+    for split, paths in text.files_of(CORPORA[corpus], tmp_path, real_text(f"lm/{folder}")).items():
+        text.take(f"{corpus}/{split}.txt", paths, tmp_path / f"{split}.txt")
+    assert sum(len(line.split()) + 1 for line in text.lines(tmp_path / "test.txt")) == tokens

@@ -79,6 +79,11 @@ def load(path: Path, data: Optional[Path] = None) -> Loaded:
     name = getattr(cfg.model, "_name", None) or getattr(cfg.model, "arch", None)
     if name not in MODEL_REGISTRY and name not in ARCH_MODEL_REGISTRY:
         raise SynthesizerError(f"{path}: its model {name!r} is unknown to fairseq and to this plugin")
+    if getattr(cfg.model, "cross_self_attention", False):
+        raise SynthesizerError(
+            f"{path}: its self-attention also reads the source (--cross-self-attention); only a model trained without "
+            "that flag can be read here"
+        )
     sizes = embedding_sizes(state["model"])
     if any("embed_tokens.char_embeddings" in key for key in state["model"]):
         if data is None:

@@ -31,6 +31,7 @@ class Picture(NamedTuple):
     below: str = ""  # a label for all panels
     gaps: Optional[Tuple[float, float]] = None  # inches between panels; None: found by matplotlib, slowly
     title: str = ""
+    top: float = 0.6  # inches above the panels, with `gaps`
 
     def digest(self) -> str:
         """Of what is drawn, and of the code that draws it."""
@@ -44,7 +45,7 @@ class Picture(NamedTuple):
         figure = Figure(figsize=self.size, dpi=120, layout="constrained" if self.gaps is None else None)
         grid = figure.subplots(rows, self.columns, squeeze=False, sharex=self.share_x, sharey=self.share_y)
         if self.gaps is not None:
-            left, right, top, bottom = 0.7, 0.2, 0.6, 0.55
+            left, right, top, bottom = 0.9, 0.2, self.top, 0.55
             width = left + right + self.columns * self.size[0] + (self.columns - 1) * self.gaps[0]
             height = top + bottom + rows * self.size[1] + (rows - 1) * self.gaps[1]
             figure.set_size_inches(width, height)

@@ -1,5 +1,6 @@
 """The pictures of one model or of several, from the values of `analysis.analyse` alone."""
 
+import textwrap
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
@@ -128,7 +129,7 @@ def histograms(models: Sequence[Model], names: Sequence[str], kind: str) -> Pict
                     calls.append(("tick_params", [], {"axis": "y", "which": "both", "left": False, "labelleft": False}))
                     settings = {"title": f"{group} {attention['layer']}", **of_model(models, model, first=not rows[-1])}
                     rows[-1].append(Panel(calls, {**settings, **({"yscale": "log"} if kind == "weights" else {})}))
-    return in_rows(kind, rows, (2.1, 1.1), (0.3, 0.45))
+    return in_rows(kind, rows, (1.6, 0.9), (0.2, 0.45))
 
 
 def of_model(models: Sequence[Model], model: Model, first: bool) -> Dict[str, str]:
@@ -155,13 +156,21 @@ def grid(
                     places = list(range(len(of_columns)))
                     calls.append(("set_xticks", [places, list(of_columns)], {"fontsize": 5, "rotation": 90}))
                 calls += [name_above(model.name)] if len(models) > 1 and not rows and not head else []
-                row.append(Panel(calls, {} if row else {"ylabel": attention}))
+                beside = {"rotation": 0, "ha": "right", "va": "center", "fontsize": 6}
+                calls += [] if row else [("set_ylabel", [attention], beside)]
+                row.append(Panel(calls, {}))
         rows.append(row)
-    return in_rows(name, rows, *(((1.0, 1.0), (0.1, 0.1)) if words is None else ((1.9, 1.9), (0.2, 0.75))))
+    if words is not None:
+        return in_rows(name, rows, (1.9, 1.9), (0.2, 0.75))
+    size = max(0.45, min(1.0, 7 / len(rows[0])))
+    return in_rows(name, rows, (size, size), (0.05, 0.05))
 
 
 def heads(models: Sequence[Model], shown: Mapping[str, Sequence[str]]) -> Picture:
-    """A row for each model, a column for each figure: a cell for each head, a line of cells for each attention."""
+    """A row for each model, a column for each figure: a cell for each head, a line of cells for each attention.
+
+    One model's cells have their values in them; of several the title says from where to where the colors go.
+    """
     rows: List[List[Optional[Panel]]] = []
     for model in models:
         rows.append([])
@@ -171,14 +180,22 @@ def heads(models: Sequence[Model], shown: Mapping[str, Sequence[str]]) -> Pictur
             most = max(map(len, values))
             padded = [own + [float("nan")] * (most - len(own)) for own in values]
             calls = image(padded, cmap="Oranges", vmin=min(every), vmax=max(every))[:1]
-            for row, own in enumerate(values):
+            settings = {"title": OF_HEADS[figure], "xticks": list(range(most))}
+            labels = list(names)
+            if len(models) > 1:
+                title = "\n".join(textwrap.wrap(OF_HEADS[figure], 16))
+                settings["title"] = "" if rows[:-1] else f"{title}\n{min(every):.2g} to {max(every):.2g}"
+                settings.update(of_model(models, model, not rows[-1]))
+                labels = [""] * len(labels) if rows[-1] else labels
+            for row, own in enumerate(values if len(models) == 1 else ()):
                 style = {"ha": "center", "va": "center", "fontsize": 6}
                 calls += [("text", [head, row, f"{value:.2g}"], style) for head, value in enumerate(own)]
-            calls.append(("set_yticks", [list(range(len(names))), list(names)], {"fontsize": 5}))
-            title = f"{model.name}\n{OF_HEADS[figure]}" if len(models) > 1 else OF_HEADS[figure]
-            rows[-1].append(Panel(calls, {"title": title, "xticks": list(range(most))}))
-    size = max(1.8, 0.4 * most), max(1.0, 0.18 * max(map(len, shown.values())))
-    return in_rows("heads", rows, size, (0.85, 0.6 if len(models) > 1 else 0.4))
+            calls.append(("set_yticks", [list(range(len(names))), labels], {"fontsize": 5}))
+            rows[-1].append(Panel(calls, settings))
+    height = max(1.0, 0.18 * max(map(len, shown.values())))
+    if len(models) > 1:
+        return in_rows("heads", rows, (0.85, 0.6 * height), (0.12, 0.25), top=0.8)
+    return in_rows("heads", rows, (max(1.8, 0.4 * most), height), (0.85, 0.4))
 
 
 def alpha(models: Sequence[Model]) -> Picture:
@@ -215,7 +232,8 @@ def curves(
             calls += [legend()] if calls and not any(panel for own in panels for panel in own) else []
             own = {"title": title, **({} if panels[-1] else {"ylabel": side}), **settings}
             panels[-1].append(Panel(calls, own) if calls else None)
-    return in_rows(name, panels, (2.6, 2.2), (0.25, 0.6), share_y="row")
+    size = (2.1, 1.9) if len(columns) < 4 else (1.7, 1.7)
+    return in_rows(name, panels, size, (0.2, 0.6), share_y="row")
 
 
 def singular_values(models: Sequence[Model], names: Sequence[str]) -> Picture:
@@ -251,9 +269,9 @@ def rank(models: Sequence[Model]) -> Picture:
 
     trained = models[0].found["layers"]["trained"]
     branches = {name: name for name in next(iter(trained.values()))}
-    return curves(
-        "rank", {s: f"{s}: distance from equal rows" for s in trained}, branches, draw, xlabel="layer", yscale="log"
-    )
+    sides = {stack: f"{stack}: distance from equal rows" for stack in trained}
+    layers = max(len(own["equal_rows"]) for stack in trained.values() for own in stack.values())
+    return curves("rank", sides, branches, draw, xlabel="layer", yscale="log", xticks=list(range(layers)))
 
 
 def removal(models: Sequence[Model]) -> Picture:

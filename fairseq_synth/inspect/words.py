@@ -42,7 +42,7 @@ def average(loaded: Loaded, subset: str, sentences: int, longest: Optional[int] 
     is_causal: Dict[str, bool] = {}
 
     def read(attention: Attention, i: int, logits: Tensor, causal: bool) -> None:
-        if attention.kind == "self" and logits.size(1) == logits.size(2):  # else --cross-self-attention
+        if attention.kind == "self":
             seen.setdefault(attention.name, measure.MeanByPosition()).add(measure.weights_of(logits, causal))
             is_causal[attention.name] = causal
 
