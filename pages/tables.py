@@ -12,19 +12,7 @@ from recipes.catalog import BASELINE, CORPORA, TABLES, TASKS, Column, Table
 from recipes.provenance import device_of
 from recipes.steps import ROOT
 
-from .records import (
-    STEPS,
-    Place,
-    Record,
-    Rows,
-    column_of,
-    differences,
-    load,
-    load_cells,
-    paper_steps,
-    rows_of,
-    speeds,
-)
+from .records import STEPS, Place, Record, Rows, column_of, differences, load, load_cells, paper_steps, rows_of, speeds
 
 Cells = Tuple[str, Mapping[str, str]]  # a column to be shown: its heading, and the cells of models
 # {name of a table of speeds: {heading: its place}}

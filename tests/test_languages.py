@@ -22,6 +22,7 @@ from recipes.text import lines
 
 PAGE = yaml.safe_load((ROOT / "tests" / "sentences.yaml").read_text(encoding="utf-8"))
 LANGUAGES = [language for language in PAGE if language != "en"]
+TRAINED = ("ru", "tr", "th", "ja", "ar")  # BPE, SentencePiece, each tokeniser of BLEU, from right to left
 
 
 SMALL = [
@@ -247,9 +248,11 @@ def test_lines_that_show_nothing(prepared, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_the_whole_way(prepared, language, tmp_path, monkeypatch, capsys):
-    """Text comes back, a model is trained on it for some updates, evaluated, and translates."""
+    """Text comes back; on some a model is trained for a few updates, evaluated, and translates."""
     data, said = prepared(language, "--lowercase")
     assert "round trip: BLEU 100.00, 24 of 24 lines" in said and "warning" not in said
+    if language not in TRAINED:
+        return
     save = tmp_path / "run"
     flags = [data, "random_vanilla", "--save-dir", save, "--max-update", 4, "--save-every", 2, "--", *SMALL]
     train.main([str(word) for word in [*flags, "--validate-interval-updates", 2, "--data-buffer-size", 0]])
@@ -272,18 +275,19 @@ def test_the_whole_way(prepared, language, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_any_locale(tmp_path):
-    """The four commands, and the programs that they call, read and write UTF-8 where the locale has ASCII alone."""
+def test_any_locale(in_process, tmp_path):
+    """The commands, and the programs that they call, read and write UTF-8 where the locale has ASCII alone."""
     raw, data, run = write_corpus(tmp_path / "raw", "fa"), tmp_path / "data", tmp_path / "run"
     flags = [data, "random_vanilla", "--save-dir", run, "--max-update", 2, "--save-every", 2, "--", *SMALL]
     flags += ["--validate-interval-updates", 2, "--data-buffer-size", 0]
     for argv, said in (
         (["prepare.sh", raw, "en", "fa", data], f"{data} is ready"),
-        (["train.sh", *flags], "update 2 of 2: "),
         (["evaluate.sh", run, "--average", 0, "--beam", 1], f"reference: {sentences('fa')[0]}\n"),
     ):
         done = script(*argv, env=HOSTILE, encoding="utf-8")
         assert done.returncode == 0 and said in done.stdout, done.stderr
+        if argv[0] == "prepare.sh":
+            train.main([str(word) for word in flags])  # which reads numbers of words alone
     assert (data / "test.fa").read_text(encoding="utf-8").startswith(sentences("fa")[0])
     done = script("translate.sh", run, "--beam", 1, env=HOSTILE, input="“ľuboš” می‌خواند\n", encoding="utf-8")
     assert done.returncode == 0 and done.stdout.strip(), done.stderr
