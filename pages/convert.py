@@ -36,7 +36,8 @@ def table(name: str) -> str:
     for record in records:
         for run in record["runs"]:
             points[run["updates"]].setdefault(run["model"], []).append({**record, **run})
-    heads, rows = ["updates", "model", "parameters"], []
+    timed = next((record["speed"]["figures"] for record in records if "speed" in record), {})
+    heads, rows = ["updates", "model", "parameters"] + ["times as fast"] * bool(timed), []
     for heading, _ in FIGURES[name].values():
         heads += [heading, minus(TABLES[name])]
     for updates, found in sorted(points.items()):
@@ -44,6 +45,8 @@ def table(name: str) -> str:
         compared = {figure: results.differences(TABLES[name], own, figure) for figure in FIGURES[name]}
         for model, runs in own.items():
             cells = [f"{updates:,}", NAMES[model], parameters(runs)]
+            if timed:
+                cells.append(f"{timed[model]['ratio']:.2f}" if model in timed and not updates else "")
             for figure, (_, digits) in FIGURES[name].items():
                 less = compared[figure].get(model)
                 cells += [figures(runs, [figure], digits), less.cell(digits) if less else ""]
@@ -73,6 +76,7 @@ def notes(records: List[Record]) -> List[str]:
     first = records[0]
     flags = {NAMES[run["model"]]: run["flags"] for record in records for run in record["runs"] if run.get("flags")}
     lines = [f"- {what}: `{command}`" for what, command in first["commands"].items()]
+    lines += [f"- times as fast: {r['speed']['what']}: `{r['speed']['command']}`" for r in records if "speed" in r]
     lines += [f"- {model}: `{own}`" for model, own in flags.items()]
     signatures = shared(f"`{text}`" for record in records for text in record["signatures"].values())
     return [*lines, "", f"{signatures}. {origin(records)}"]
