@@ -23,7 +23,6 @@ BITS = ("bits, valid", 3)
 FIGURES: Dict[str, Dict[str, Tuple[str, int]]] = {  # of each table of recipes/: headings and digits
     "multi30k_cpu": {"bits": BITS, "bleu": ("BLEU", 2), "chrf": ("chrF", 2)},
     "ptb_cpu": {"bits": BITS, "ppl": ("perplexity, test", 1)},
-    "imdb_cpu": {"bits": BITS, "accuracy": ("accuracy, test", 2)},
 }
 
 
@@ -36,8 +35,8 @@ def table(name: str) -> str:
     for record in records:
         for run in record["runs"]:
             points[run["updates"]].setdefault(run["model"], []).append({**record, **run})
-    timed = next((record["speed"]["figures"] for record in records if "speed" in record), {})
-    heads, rows = ["updates", "model", "parameters"] + ["times as fast"] * bool(timed), []
+    timed: Record = next((record["speed"]["figures"] for record in records if "speed" in record), {})
+    heads, rows = ["updates", "model", "parameters", *(["times as fast"] if timed else [])], []
     for heading, _ in FIGURES[name].values():
         heads += [heading, minus(TABLES[name])]
     for updates, found in sorted(points.items()):
