@@ -64,8 +64,7 @@ class Logits:
         """`length` rows, of positions from `start` on, and `src_len` columns of every summand."""
         found = Logits([], self.outers, [], [], [])
         for weights in self.weights:
-            for weight in weights.view(weights.size(0), 1, -1, 1, 1).unbind():
-                found.weights.append(weight)
+            found.weights.extend(weights.view(weights.size(0), 1, -1, 1, 1).unbind())
         for row, scale, query, key in self.products:
             found.products.append((row, scale, read_rows(query, start, length), read_rows(key, 0, src_len)))
         for row, bias in self.biases:

@@ -30,7 +30,7 @@ from ..linear import Projected
 from ..logits import Logits
 from ..masks import is_recorded
 from ..parameters import positions
-from .launches import SUMMANDS, Launch, Layout, Plan, plan_of, up
+from .launches import NAMES, SUMMANDS, Launch, Layout, Plan, plan_of, up
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +43,6 @@ CAPABILITY = (8, 0)
 MAX_HEAD_DIM = 128
 # up to so many rows R1 R2^T is computed whole: slicing first would add a kernel for the slice's gradient
 MAX_ROWS_UNSLICED = 512
-NAMES = ("packed", "x", "w", "pair", "c", "r", "weights")
-TO_NAMES = tuple(f"to_{name}" for name in NAMES)  # their gradients
 
 
 def are_on(x: Tensor) -> bool:
@@ -117,8 +115,8 @@ def attend(
 
 def call_of(
     logits: Logits, projected: Projected, has_hidden: bool, is_causal: bool, dropout: float
-) -> Optional[Tuple[Layout, List[Optional[Tensor]]]]:
-    """What a call's launches depend on, and its tensors by `NAMES`; None if a summand has no place in them."""
+) -> Optional[Tuple[Layout, List[Tensor]]]:
+    """What a call's launches depend on, and its tensors in the order of `NAMES`; None if a summand has no place."""
     q, k, value, packed = projected
     bsz, heads, length, width = value.size()
     by_sentence: List[Any] = []  # products whose factors both differ by sentence,
@@ -174,10 +172,11 @@ def call_of(
     of_heads = (length, bsz, heads, width, q_width, size(x, 3), a, size(pair, 3) - a)
     of_shared = (size(w, 1), size(c, 2), r_rows, size(r, -1), r is not None and r.dim() == 2, size(weights, 0))
     of_call = (tuple(rows.values()), scale, has_hidden, is_causal, dropout)
-    dtypes = tuple([tensor.dtype for tensor in t.values() if tensor is not None])
+    tensors = [tensor for tensor in t.values() if tensor is not None]
+    dtypes = tuple([tensor.dtype for tensor in tensors])
     wanted = frozenset([name for name, tensor in t.items() if tensor is not None and tensor.requires_grad])
     layout = Layout(value.device, dtypes, *of_heads, *of_shared, *of_call, wanted)
-    return layout, [aligned(tensor) for tensor in t.values()]
+    return layout, [aligned(tensor) for tensor in tensors]
 
 
 def size(x: Optional[Tensor], dim: int) -> int:
@@ -213,7 +212,7 @@ def matrix(logits: Logits, heads: int, length: int) -> Tuple[int, Tensor]:
             return row, whole(whole(bias, heads, length, 1), heads, length, 2)
         for row, scale, query, key in logits.products:
             if query.dim() == key.dim() == 3 and max(query.size(1), key.size(1)) <= MAX_ROWS_UNSLICED and scale == 1.0:
-                product = torch.matmul(query, key.transpose(1, 2))
+                product = torch.bmm(query, key.transpose(1, 2))
                 return row, whole(whole(product, heads, length, 1), heads, length, 2)
     return -1, whole(logits.read(0, length, length).total(length), heads, length, 1)
 
@@ -230,7 +229,7 @@ def load(plan: Plan, call: Sequence[Any]) -> None:
         SynthesizerError: a kernel does not compile, or does not fit this GPU.
     """
     packed = call[0]
-    tensors: Dict[Any, Any] = {None: None, **dict(zip(NAMES, call)), **dict(zip(TO_NAMES, call))}
+    tensors: Dict[Any, Any] = {None: None, **dict(zip(plan.names, call)), **dict(zip(plan.to_names, call))}
     fp32, hidden, seed = (packed.new_empty(1, dtype=x) for x in (torch.float32, torch.uint8, torch.int64))
     tensors.update(dict.fromkeys(plan.sums, fp32), out=packed, grad=packed, lse=fp32, hidden=hidden, seed=seed)
     try:
@@ -261,7 +260,7 @@ class _Kernels(torch.autograd.Function):
         a = plan.layout
         out: Tensor = call[0].new_empty((a.T, a.B, a.H * a.D))
         lse = out.new_empty((a.B, a.H, a.T), dtype=torch.float32) if plan.is_long else None
-        tensors: Dict[Any, Any] = dict(zip(NAMES, call), hidden=hidden, seed=seed, out=out, lse=lse)
+        tensors: Dict[Any, Any] = dict(zip(plan.names, call), hidden=hidden, seed=seed, out=out, lse=lse)
         tensors[None] = None
         with torch.cuda.device_of(out):  # the current device may be another; for the backward pass torch sets it
             run(plan.forward, tensors)
@@ -276,10 +275,10 @@ class _Kernels(torch.autograd.Function):
         hidden, seed, lse, out, *call = map(aligned, ctx.saved_tensors)
         plan: Plan = ctx.plan
         a, grad = plan.layout, aligned(grad.contiguous())
-        tensors: Dict[Any, Any] = dict(zip(NAMES, call), hidden=hidden, seed=seed, out=out, lse=lse, grad=grad)
+        tensors: Dict[Any, Any] = dict(zip(plan.names, call), hidden=hidden, seed=seed, out=out, lse=lse, grad=grad)
         tensors[None] = None
-        grads = [torch.empty_like(x) if name in a.wanted else None for name, x in zip(NAMES, call)]
-        tensors.update(zip(TO_NAMES, grads))
+        grads = [torch.empty_like(x) if name in a.wanted else None for name, x in zip(plan.names, call)]
+        tensors.update(zip(plan.to_names, grads))
         if a.left > up(a.T, a.right or 1) and "pair" in a.wanted:
             tensors["to_pair"].zero_()  # features that no column reaches
         if plan.sums:

@@ -14,6 +14,7 @@ MAX_SPILLS = 100  # registers of a thread that may lie in memory: up to so many,
 MAX_WARPS = 8
 MAX_PLANS = 4096  # that are kept
 PROGRAMS = 264  # that a backward pass aims at: two for each of an H100's 132 multiprocessors
+NAMES = ("packed", "x", "w", "pair", "c", "r", "weights")  # of a call's tensors, as `kernels` describes them
 SUMMANDS = ("q", "x", "outer", "c", "r")
 BY_SENTENCE = ("v", "q", "k", "x", "left", "right")
 SHARED = ("w", "c", "r")
@@ -122,10 +123,11 @@ class Plan:
         self.kernels: Any = triton_long if self.is_long else triton_short
         self.sums: Dict[str, int] = {}
         packed, pair = "packed" if a.Q else None, "pair" if a.right else None
-        names = (("x", a.X), ("w", a.X), ("c", a.c_columns), ("r", a.r_columns), ("weights", a.weights))
-        found: Dict[str, Any] = {
-            name: name for name, size in (*names, ("hidden", a.has_hidden), ("seed", a.dropout)) if size
-        }
+        sizes = (a.D, a.X, a.X, a.right, a.c_columns, a.r_columns, a.weights)
+        self.names = [name for name, size in zip(NAMES, sizes) if size]  # of the tensors that there are
+        self.to_names = [f"to_{name}" for name in self.names]  # their gradients
+        found: Dict[str, Any] = {name: name for name in self.names}
+        found.update(hidden="hidden" if a.has_hidden else None, seed="seed" if a.dropout else None)
         found.update(v="packed", q=packed, k=packed, left=pair, right=pair)
         self.given = Given(*map(found.get, Given._fields))
         whole = (a.w_rows, a.c_columns, a.r_rows, a.r_columns)
