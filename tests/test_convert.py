@@ -176,6 +176,9 @@ def test_heads_within(trained, tmp_path):
     specs = [convert.groups_of(a) for a in hooks.attentions(new.model) if a.kind == "self"]
     assert sum(heads for groups in specs for names, heads in groups if names == ["random"]) == count
     assert [(["random"], 1), (["vanilla"], 1)] in specs and "are random" in lines[2]
+    assert sum(map(int, re.findall(r"(\d+) of the", lines[2]))) == count
+    sizes = [sum(p.numel() for p in model.parameters()) for model in (checkpoints.load(path, folder).model, new.model)]
+    assert lines[3] == f"parameters: {sizes[0]:,} before, {sizes[1]:,} after"
 
 
 @pytest.mark.parametrize(
