@@ -585,6 +585,22 @@ def test_why_the_kernels_are_off(name, value, message, monkeypatch, caplog):
     assert said.startswith("FAIRSEQ_SYNTH_KERNELS: has no effect ") and said.endswith(message)
 
 
+@pytest.mark.parametrize(
+    "dtype, capability, fits",
+    [
+        (torch.bfloat16, (9, 0), True),
+        (torch.float16, (8, 0), True),
+        (torch.float32, (9, 0), False),
+        (torch.bfloat16, (7, 5), False),
+    ],
+)
+def test_which_gpus_and_types(dtype, capability, fits, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(kernels, "DTYPES", kernels.DTYPES[1:])  # as users have it, without fp32
+    assert kernels.device_fits(torch.device("cuda"), dtype) == fits
+    kernels.device_fits.cache_clear()
+
+
 def test_what_is_not_supported(monkeypatch):
     """Everything else goes to the other computations."""
     bias, value = torch.randn(1, 2, 7, 7), torch.randn(3, 2, 7, 8)
