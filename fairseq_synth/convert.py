@@ -360,6 +360,7 @@ def tuning_command(args: argparse.Namespace, cfg: Dict[str, Any]) -> str:
     """A command that trains the new model on: the flags of its training, a third of the learning rate, 500 updates."""
     model, data, old = cfg["model"]["_name"], cfg["dataset"], cfg["optimization"]
     size = f"--max-tokens {data['max_tokens']}" if data["max_tokens"] else f"--batch-size {data['batch_size']}"
+    size += f" --update-freq {old['update_freq'][0]}" if old["update_freq"] != [1] else ""
     flags = [str(args.data), "--finetune-from-model", str(args.out), "--save-dir", f"{args.out.stem}-tuned"]
     flags += f"{size} --clip-norm {old['clip_norm']} --lr {old['lr'][0] / 3:.2g} --lr-scheduler inverse_sqrt".split()
     flags += f"--warmup-updates 50 --max-update 500 --arch {model}".split()
@@ -376,7 +377,7 @@ def tuning_command(args: argparse.Namespace, cfg: Dict[str, Any]) -> str:
         if name in registry:
             parser = argparse.ArgumentParser(add_help=False)
             gen_parser_from_dataclass(parser, registry[name]())
-            flags += given(parser, registry[name](), {**cfg[kind], "data": None, "lr": None})
+            flags += given(parser, registry[name](), {**cfg[kind], "data": None})
     return f'fairseq-train --user-dir "$(python -m fairseq_synth)" {shlex.join(flags)}'
 
 

@@ -23,7 +23,6 @@ BITS = ("bits, valid", 3)
 FIGURES: Dict[str, Dict[str, Tuple[str, int]]] = {  # of each table of recipes/: headings and digits
     "multi30k_cpu": {"bits": BITS, "bleu": ("BLEU", 2), "chrf": ("chrF", 2)},
     "ptb_cpu": {"bits": BITS, "ppl": ("perplexity, test", 1)},
-    "imdb_cpu": {"bits": BITS, "accuracy": ("accuracy, test", 2)},
 }
 
 
@@ -36,7 +35,8 @@ def table(name: str) -> str:
     for record in records:
         for run in record["runs"]:
             points[run["updates"]].setdefault(run["model"], []).append({**record, **run})
-    heads, rows = ["updates", "model", "parameters"], []
+    timed: Record = next((record["speed"]["figures"] for record in records if "speed" in record), {})
+    heads, rows = ["updates", "model", "parameters", *(["times as fast"] if timed else [])], []
     for heading, _ in FIGURES[name].values():
         heads += [heading, minus(TABLES[name])]
     for updates, found in sorted(points.items()):
@@ -44,6 +44,8 @@ def table(name: str) -> str:
         compared = {figure: results.differences(TABLES[name], own, figure) for figure in FIGURES[name]}
         for model, runs in own.items():
             cells = [f"{updates:,}", NAMES[model], parameters(runs)]
+            if timed:
+                cells.append(f"{timed[model]['ratio']:.2f}" if model in timed and not updates else "")
             for figure, (_, digits) in FIGURES[name].items():
                 less = compared[figure].get(model)
                 cells += [figures(runs, [figure], digits), less.cell(digits) if less else ""]
@@ -73,6 +75,7 @@ def notes(records: List[Record]) -> List[str]:
     first = records[0]
     flags = {NAMES[run["model"]]: run["flags"] for record in records for run in record["runs"] if run.get("flags")}
     lines = [f"- {what}: `{command}`" for what, command in first["commands"].items()]
+    lines += [f"- times as fast: {r['speed']['what']}: `{r['speed']['command']}`" for r in records if "speed" in r]
     lines += [f"- {model}: `{own}`" for model, own in flags.items()]
     signatures = shared(f"`{text}`" for record in records for text in record["signatures"].values())
     return [*lines, "", f"{signatures}. {origin(records)}"]

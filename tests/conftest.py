@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import gc
 import os
 import random
 import shutil
@@ -38,6 +39,12 @@ def pytest_report_header(config):
 def pytest_collection_modifyitems(items):
     """The slow tests first, so that none of them is left to one worker in the end."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def pytest_collection_finish():
+    """What is there by now stays: the garbage collector need not look through torch and fairseq each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

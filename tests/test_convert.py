@@ -262,6 +262,18 @@ def test_a_converted_model_is_used_as_any_other(trained, data, tmp_path):
     assert (tmp_path / "resumed" / "checkpoint_last.pt").exists()
 
 
+def test_the_command_printed_has_the_flags_of_the_training(trained, tmp_path):
+    path, folder = trained("of Hydra")
+    state = torch.load(path, weights_only=False)
+    state["cfg"]["dataset"].update(max_tokens=None, batch_size=7)
+    state["cfg"]["optimizer"]["adam_betas"], state["cfg"]["optimization"]["update_freq"] = [0.9, 0.98], [4]
+    torch.save(state, tmp_path / "old.pt")
+    tune = shlex.split(run(tmp_path / "old.pt", folder, tmp_path / "new.pt")[4])
+    flags = ("--batch-size", "--update-freq", "--adam-betas", "--lr", "--encoder-synthesizer", "--label-smoothing")
+    assert [tune[tune.index(flag) + 1] for flag in flags] == ["7", "4", "(0.9, 0.98)", "0.0033", "random", "0.1"]
+    assert "--max-tokens" not in tune and tune.count("--lr") == 1
+
+
 # ---- bad input
 
 

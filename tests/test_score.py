@@ -104,6 +104,7 @@ def test_meteor(tmp_path, monkeypatch):
     """It is given no bars, by which it divides texts; a Java that does not run it is told."""
     from pycocoevalcap.meteor.meteor import Meteor
 
+    monkeypatch.setattr(Meteor, "__del__", lambda self: None)
     (tmp_path / "java").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "java").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -111,7 +112,6 @@ def test_meteor(tmp_path, monkeypatch):
     assert found["signature"] == "not scored: Java is there, but does not run METEOR" and found["score"] is None
     given = []
     monkeypatch.setattr(Meteor, "__init__", lambda self: None)
-    monkeypatch.setattr(Meteor, "__del__", lambda self: None)
     monkeypatch.setattr(Meteor, "compute_score", lambda self, wanted, written: given.append(written) or (0.5, []))
     assert metrics.of_free_text(["a ||| B", ""], ["a b", "c"])["meteor"]["score"] == 50
     assert given == [{0: ["a b"], 1: [""]}]
