@@ -356,14 +356,14 @@ def test_any_summands(length, is_short, monkeypatch):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("spec", ["random", "columns", "factorized_random", "relative_random"])
+@pytest.mark.parametrize("spec", ["random", "columns", "factorized_random", "relative_random", "factorized_dense"])
 @pytest.mark.parametrize("length", [5, 9])
 def test_one_summand(spec, length, registry, monkeypatch):
     """Its matrix, row or values are read whole, and have their gradient whole; beyond l they begin again."""
     register_synthesizer("columns")(Columns)
     for is_short in (True, False):
         plan_with(monkeypatch, "is_short", lambda _, found=is_short: found)
-        check(spec, length, "padded", monkeypatch, m=7, beyond_length="tile")
+        check(spec, length, "padded", monkeypatch, m=6, beyond_length="tile")
 
 
 @pytest.mark.parametrize("is_short", [True, False])
