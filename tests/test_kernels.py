@@ -356,14 +356,14 @@ def test_any_summands(length, is_short, monkeypatch):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("spec", ["random", "columns", "factorized_random", "relative_random"])
+@pytest.mark.parametrize("spec", ["random", "columns", "factorized_random", "relative_random", "factorized_dense"])
 @pytest.mark.parametrize("length", [5, 9])
 def test_one_summand(spec, length, registry, monkeypatch):
     """Its matrix, row or values are read whole, and have their gradient whole; beyond l they begin again."""
     register_synthesizer("columns")(Columns)
     for is_short in (True, False):
         plan_with(monkeypatch, "is_short", lambda _, found=is_short: found)
-        check(spec, length, "padded", monkeypatch, m=7, beyond_length="tile")
+        check(spec, length, "padded", monkeypatch, m=6, beyond_length="tile")
 
 
 @pytest.mark.parametrize("is_short", [True, False])
@@ -583,6 +583,22 @@ def test_why_the_kernels_are_off(name, value, message, monkeypatch, caplog):
     kernels.device_fits.cache_clear()
     (said,) = [record.getMessage() for record in caplog.records]
     assert said.startswith("FAIRSEQ_SYNTH_KERNELS: has no effect ") and said.endswith(message)
+
+
+@pytest.mark.parametrize(
+    "dtype, capability, fits",
+    [
+        (torch.bfloat16, (9, 0), True),
+        (torch.float16, (8, 0), True),
+        (torch.float32, (9, 0), False),
+        (torch.bfloat16, (7, 5), False),
+    ],
+)
+def test_which_gpus_and_types(dtype, capability, fits, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(kernels, "DTYPES", kernels.DTYPES[1:])  # as users have it, without fp32
+    assert kernels.device_fits(torch.device("cuda"), dtype) == fits
+    kernels.device_fits.cache_clear()
 
 
 def test_what_is_not_supported(monkeypatch):
