@@ -71,11 +71,9 @@ def parameters(runs: List[Record]) -> str:
 
 
 def notes(records: List[Record]) -> List[str]:
-    """Commands, flags, signatures and origin."""
+    """Commands, signatures and origin."""
     first = records[0]
-    flags = {NAMES[run["model"]]: run["flags"] for record in records for run in record["runs"] if run.get("flags")}
     lines = [f"- {what}: `{command}`" for what, command in first["commands"].items()]
     lines += [f"- times as fast: {r['speed']['what']}: `{r['speed']['command']}`" for r in records if "speed" in r]
-    lines += [f"- {model}: `{own}`" for model, own in flags.items()]
     signatures = shared(f"`{text}`" for record in records for text in record["signatures"].values())
-    return [*lines, "", f"{signatures}. {origin(records)}"]
+    return [*lines, "", f"{signatures and signatures + '. '}{origin(records)}"]

@@ -191,7 +191,7 @@ def note(table: Table, records: List[Record]) -> str:
     """How the figures of a table came about."""
     task, updates = TASKS[table.task], [record["updates"] for record in records]
     seeds = ", ".join(str(seed) for seed in sorted({record["seed"] for record in records}))
-    lines = [f"{command(table)}, N from {seeds}; `results/{table.name}/` has a file for each run, with its own commit."]
+    lines = [f"{command(table)}, N from {seeds}; runs in `results/{table.name}/`."]
     options = Counter(" ".join(extra(record["command"])) for record in records)
     for words in sorted(filter(None, options)):
         lines.append(f"{options[words]} of {len(records)} runs with `{words}`.")
@@ -211,9 +211,7 @@ def note(table: Table, records: List[Record]) -> str:
         below = sum(test["p_value"] < 0.05 for test in tests)
         kinds = shared(re.split(r"\|(?:seed|won):", test["signature"])[0] for test in tests if "signature" in test)
         text = f"{task.test}{kinds and f' ({kinds})'} against {baseline_name(table)} of the same seed: p < 0.05 in"
-        lines.append(f"{text} {below} of {len(tests)} runs. It covers the choice of test examples, not seeds.")
-        earlier = "A p of `bs:1000` is of 1,000 resamples and nearly one-sided; today's is of 10,000 and two-sided."
-        lines += [earlier] if "bs:1000" in kinds else []
+        lines.append(f"{text} {below} of {len(tests)} runs.")
     for r in load(f"{table.name}/speed"):
         lines.append(f"{r['benchmark']}: `python benchmarks/timing.py {table.name}`, commit {r['commit']}.")
     return folded(NOTE, [*lines, origin(records)])
