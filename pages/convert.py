@@ -23,6 +23,7 @@ BITS = ("bits, valid", 3)
 FIGURES: Dict[str, Dict[str, Tuple[str, int]]] = {  # of each table of recipes/: headings and digits
     "multi30k_cpu": {"bits": BITS, "bleu": ("BLEU", 2), "chrf": ("chrF", 2)},
     "ptb_cpu": {"bits": BITS, "ppl": ("perplexity, test", 1)},
+    "imdb_cpu": {"bits": BITS, "accuracy": ("accuracy, test", 2)},
 }
 
 
@@ -74,6 +75,6 @@ def notes(records: List[Record]) -> List[str]:
     """Commands, signatures and origin."""
     first = records[0]
     lines = [f"- {what}: `{command}`" for what, command in first["commands"].items()]
-    lines += [f"- times as fast: {r['speed']['what']}: `{r['speed']['command']}`" for r in records if "speed" in r]
+    lines += [f"- times as fast: {r['speed']['what']}" for r in records if "speed" in r]
     signatures = shared(f"`{text}`" for record in records for text in record["signatures"].values())
     return [*lines, "", f"{signatures and signatures + '. '}{origin(records)}"]
