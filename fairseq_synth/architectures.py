@@ -33,12 +33,12 @@ def set_defaults(args: argparse.Namespace, **values: Any) -> None:
         setattr(args, name, getattr(args, name, value))
 
 
-def preset(others: Preset, **values: Any) -> Preset:
-    """A preset that sets some values; `others` sets the rest."""
+def adapted(preset: Preset, **values: Any) -> Preset:
+    """A preset with some other defaults."""
 
     def fill(args: argparse.Namespace) -> None:
         set_defaults(args, **values)
-        others(args)
+        preset(args)
 
     return fill
 
@@ -127,7 +127,7 @@ def base(args: argparse.Namespace) -> None:
 TEXT_TO_TEXT: Dict[str, Preset] = {
     # Transformer-Tiny of Wu et al. 2021 (arXiv 2105.14462), not fairseq's smaller `transformer_tiny`. Captions are
     # short: no sentence of the corpus has 100 tokens
-    "multi30k": preset(
+    "multi30k": adapted(
         transformer_legacy.base_architecture,
         **sizes("encoder", 4, 128, 256, 4),
         decoder_layers=4,
@@ -136,10 +136,10 @@ TEXT_TO_TEXT: Dict[str, Preset] = {
         synth_max_length=100,
     ),
     # the paper's Table 4, and the same for one CPU thread
-    "t5_base": preset(
+    "t5_base": adapted(
         t5, **sizes("encoder", 12, 768, 3072, 12), decoder_layers=12, decoder_attention_heads=12, synth_max_length=512
     ),
-    "t5_tiny": preset(
+    "t5_tiny": adapted(
         t5, **sizes("encoder", 2, 128, 512, 4), decoder_layers=2, decoder_attention_heads=4, synth_max_length=128
     ),
 }
@@ -153,18 +153,18 @@ TRANSLATION: Dict[str, Preset] = {
 }
 LANGUAGE_MODELS: Dict[str, Preset] = {
     # the paper's base as far as it is known: 6 layers, 512, 2048, 8 heads, untied embeddings
-    "lm1b": preset(transformer_lm.base_lm_architecture, synth_max_length=256),
+    "lm1b": adapted(transformer_lm.base_lm_architecture, synth_max_length=256),
     # 16 layers, 1024, 4096, 8 heads, adaptive input and softmax
-    "wiki103": preset(transformer_lm.transformer_lm_baevski_wiki103, synth_max_length=512),
+    "wiki103": adapted(transformer_lm.transformer_lm_baevski_wiki103, synth_max_length=512),
     "ptb": ptb,
 }
 # the project's own too: the paper's Table 7 in small. News in brief have 50 tokens on average
 CLASSIFIER = {**sizes("encoder", 2, 128, 512, 4), "attention_dropout": 0.0, "pooler_dropout": 0.1}
 ENCODERS: Dict[str, Preset] = {
     "base": base,
-    "small": preset(base, **sizes("encoder", 4, 256, 1024, 4)),
-    "agnews": preset(base, **CLASSIFIER, synth_max_length=128),
-    "imdb": preset(base, **CLASSIFIER),
+    "small": adapted(base, **sizes("encoder", 4, 256, 1024, 4)),
+    "agnews": adapted(base, **CLASSIFIER, synth_max_length=128),
+    "imdb": adapted(base, **CLASSIFIER),
 }
 # what to compare with: the stock models at the sizes that fairseq has no name for, and Linformer
 STOCK: Dict[str, Dict[str, Preset]] = {
@@ -196,7 +196,7 @@ def register() -> None:
         for spec in VARIANTS:
             functions = {f"{side}_synthesizer": spec for side in cls.stacks}
             for name, fill in presets.items():
-                register_model_architecture(model, architecture_name(model, spec, name))(preset(fill, **functions))
+                register_model_architecture(model, architecture_name(model, spec, name))(adapted(fill, **functions))
     for model, presets in STOCK.items():
         for name, fill in presets.items():
             register_model_architecture(model, f"{model}_{name}")(fill)

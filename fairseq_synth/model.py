@@ -48,7 +48,8 @@ class SynthesizerModel:
             SynthesizerError: a folder is not there, or its data have another dictionary than the model.
         """
         own = os.path.dirname(os.path.abspath(__file__))
-        import_models(os.path.join(own, "models"), f"{__package__}.models")  # as of a --user-dir, but that one is known
+        # registers the plugin: fairseq does so for a --user-dir, but not for one that is imported already
+        import_models(os.path.join(own, "models"), f"{__package__}.models")
         kwargs.setdefault("user_dir", own)
         beside = data_name_or_path.startswith(".")  # for fairseq that is within the model's folder
         data = os.path.join(model_name_or_path, data_name_or_path) if beside else data_name_or_path

@@ -19,6 +19,7 @@ NAMES = {
     "relative_random": "`relative_random`",
     "within-0.05": "`--heads-within 0.05`",
 }
+NONE = "No model has been converted yet.\n"
 BITS = ("bits, valid", 3)
 FIGURES: Dict[str, Dict[str, Tuple[str, int]]] = {  # of each table of recipes/: headings and digits
     "multi30k_cpu": {"bits": BITS, "bleu": ("BLEU", 2), "chrf": ("chrF", 2)},
@@ -31,7 +32,7 @@ def table(name: str) -> str:
     """A row for each conversion after each number of updates: its figures, and those less the Transformer's."""
     records = results.load("convert", f"{name}-*")
     if not records:
-        return "No model has been converted yet.\n"
+        return NONE
     points: DefaultDict[int, Rows] = defaultdict(dict)
     for record in records:
         for run in record["runs"]:
@@ -57,12 +58,13 @@ def table(name: str) -> str:
 def replaced(name: str) -> str:
     """By how much the loss grows when all heads of a stack get a function and nothing is trained: means over seeds."""
     found = [record["replaced"] for record in results.load("convert", f"{name}-*") if "replaced" in record]
+    if not found:
+        return NONE
     rows = []
-    for stack in found[0]["random"] if found else ():
+    for stack in found[0]["random"]:
         own = [[{"figures": {stack: record[function][stack]}} for record in found] for function in found[0]]
         rows.append([stack, *(figures(cells, [stack], 3) for cells in own)])
-    heads = [f"`{function}`" for function in found[0]] if found else []
-    return markdown(["all heads of", *heads], rows)
+    return markdown(["all heads of", *(f"`{function}`" for function in found[0])], rows)
 
 
 def parameters(runs: List[Record]) -> str:

@@ -49,7 +49,7 @@ def compute(
     key = expanded(key.to(value.dtype), bsz, heads)
 
     mask: Optional[Tensor] = None
-    if len(biases) == 1 and not logits.outers:
+    if len(biases) == 1 and not logits.outers:  # the same as `total`, in less Python
         mask = logits.weighted_bias(*biases[0]).to(value.dtype)
     elif biases or logits.outers:
         mask = Logits([], logits.outers, biases, [], logits.weights).total(length).to(value.dtype)

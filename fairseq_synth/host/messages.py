@@ -138,7 +138,7 @@ def misfit(error: Optional[BaseException]) -> Optional[str]:
                 f"the data have another dictionary ({own} words, {theirs} in the training); give the data of the "
                 "training, or data made with its dictionary (--srcdict and --tgtdict of fairseq-preprocess)"
             )
-        if name.endswith("sentence_encoder.embed_positions.weight"):  # with two rows before the first position's
+        if name.endswith("sentence_encoder.embed_positions.weight"):  # fairseq has two rows before the positions
             return (
                 f"--max-positions {own - 2}: the checkpoint was trained with {theirs - 2}; give that, or another "
                 "checkpoint"

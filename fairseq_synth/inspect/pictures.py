@@ -169,9 +169,10 @@ def grid(
 def heads(models: Sequence[Model], shown: Mapping[str, Sequence[str]]) -> Picture:
     """A row for each model, a column for each figure: a cell for each head, a line of cells for each attention.
 
-    One model's cells have their values in them; of several the title says from where to where the colors go.
+    One model's cells have their values in them; of several models the title has a figure's lowest and highest value.
     """
     rows: List[List[Optional[Panel]]] = []
+    several = len(models) > 1
     for model in models:
         rows.append([])
         for figure, names in shown.items():
@@ -180,20 +181,20 @@ def heads(models: Sequence[Model], shown: Mapping[str, Sequence[str]]) -> Pictur
             most = max(map(len, values))
             padded = [own + [float("nan")] * (most - len(own)) for own in values]
             calls = image(padded, cmap="Oranges", vmin=min(every), vmax=max(every))[:1]
-            settings = {"title": OF_HEADS[figure], "xticks": list(range(most))}
-            labels = list(names)
-            if len(models) > 1:
-                title = "\n".join(textwrap.wrap(OF_HEADS[figure], 16))
-                settings["title"] = "" if rows[:-1] else f"{title}\n{min(every):.2g} to {max(every):.2g}"
-                settings.update(of_model(models, model, not rows[-1]))
+            title, labels = OF_HEADS[figure], list(names)
+            if several:  # names and titles stand once
+                title = "\n".join([*textwrap.wrap(title, 16), f"{min(every):.2g} to {max(every):.2g}"])
+                title = "" if rows[:-1] else title
                 labels = [""] * len(labels) if rows[-1] else labels
-            for row, own in enumerate(values if len(models) == 1 else ()):
+            else:
                 style = {"ha": "center", "va": "center", "fontsize": 6}
-                calls += [("text", [head, row, f"{value:.2g}"], style) for head, value in enumerate(own)]
+                places = [(head, row, value) for row, own in enumerate(values) for head, value in enumerate(own)]
+                calls += [("text", [head, row, f"{value:.2g}"], style) for head, row, value in places]
             calls.append(("set_yticks", [list(range(len(names))), labels], {"fontsize": 5}))
-            rows[-1].append(Panel(calls, settings))
+            side = of_model(models, model, first=not rows[-1])
+            rows[-1].append(Panel(calls, {"title": title, "xticks": list(range(most)), **side}))
     height = max(1.0, 0.18 * max(map(len, shown.values())))
-    if len(models) > 1:
+    if several:
         return in_rows("heads", rows, (0.85, 0.6 * height), (0.12, 0.25), top=0.8)
     return in_rows("heads", rows, (max(1.8, 0.4 * most), height), (0.85, 0.4))
 
