@@ -1,6 +1,6 @@
 """The logits S of an attention, kept as the sum that they are: `Logits`."""
 
-from typing import List, Optional, Tuple
+from typing import List, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -9,128 +9,118 @@ from .masks import at_least_fp32
 from .parameters import positions
 
 
+class Term(NamedTuple):
+    """A summand of `Logits`. Its `kind` says what its tensors are:
+
+    =============  ====================================================================================================
+    ``product``    queries and keys, for ``scale query @ key^T``. The scale is a number, which torch's fused attention
+                   takes as it is
+    ``outer``      factors (B, H, T, a + b): column ``u b + v`` of a row is ``factors_u factors_(a + v)``
+    ``bias``       logits that are computed already: (H or 1, l or 1, l), or (B or 1, H or 1, T or 1, S)
+    ``diagonals``  values (H, 2 m + 1) of the distances -m to m: column j of row i has the value of
+                   ``min(max(j - i, -m), m)``. `Logits.read` makes a bias of them
+    =============  ====================================================================================================
+    """
+
+    kind: str
+    tensors: List[Tensor]
+    row: int  # of its weight in `Logits.weights`; -1 for a weight of 1
+    scale: float  # of a product
+    a: int  # of outer products
+
+
 class Logits:
-    """S as a sum of inner products, outer products, biases and values by distance. ``+`` puts two sums together.
+    """S as a sum of terms. ``+`` puts two sums together.
 
     A factor of 3 dimensions is a parameter, whole, (H or 1, l, r): row p is that of position p. One of 4 dimensions is
     of this call, (B or 1, H or 1, T, r); its first dimension is 1 if it does not depend on the input, its second if all
     heads share it. `read` takes a call's rows of the former, and returns logits with factors of the latter kind alone;
     what is computed of logits is computed of those.
 
-    Each summand begins with the row of its weight in `weights`, or -1 for a weight of 1. Weights are multiplied where a
-    computation reads the factors, into the smaller one: a product made beforehand would be kept for the backward pass,
-    and R may be larger than everything else.
+    Weights are multiplied where a computation reads the factors, into the smaller one: a product made beforehand would
+    be kept for the backward pass, and R may be larger than everything else.
 
     Attributes:
-        products: row, scale, queries and keys, for ``scale query @ key^T``. The scale is a number, which torch's fused
-            attention takes as it is.
-        outers: row, factors (B, H, T, a + b) and a: column ``u b + v`` of a row is ``factors_u factors_(a + v)``.
-        biases: row, and logits that are computed already: (H or 1, l or 1, l), or (B or 1, H or 1, T or 1, S).
-        diagonals: row, and values (H, 2 m + 1) of the distances -m to m: column j of row i has the value of
-            ``min(max(j - i, -m), m)``. `read` makes biases of them.
+        terms: the summands.
         weights: empty, or the weights of all rows, [(M, H)]; once read, those of each row, M of (1, H, 1, 1).
     """
 
-    def __init__(
-        self,
-        products: List[Tuple[int, float, Tensor, Tensor]],
-        outers: List[Tuple[int, Tensor, int]],
-        biases: List[Tuple[int, Tensor]],
-        diagonals: List[Tuple[int, Tensor]],
-        weights: List[Tensor],
-    ) -> None:
-        self.products = products
-        self.outers = outers
-        self.biases = biases
-        self.diagonals = diagonals
+    def __init__(self, terms: List[Term], weights: List[Tensor]) -> None:
+        self.terms = terms
         self.weights = weights
 
     def __add__(self, other: "Logits") -> "Logits":
-        products, outers = self.products + other.products, self.outers + other.outers
-        return Logits(products, outers, self.biases + other.biases, self.diagonals + other.diagonals, self.weights)
+        return Logits(self.terms + other.terms, self.weights)
 
     def add_weighted(self, other: "Logits", row: int) -> None:
         """Adds summands without weights, times a row of this sum's weights."""
-        for _, scale, query, key in other.products:
-            self.products.append((row, scale, query, key))
-        for _, factors, a in other.outers:
-            self.outers.append((row, factors, a))
-        for _, bias in other.biases:
-            self.biases.append((row, bias))
-        for _, values in other.diagonals:
-            self.diagonals.append((row, values))
+        for kind, tensors, _, scale, a in other.terms:
+            self.terms.append(Term(kind, tensors, row, scale, a))
 
     def read(self, start: int, length: int, src_len: int) -> "Logits":
         """`length` rows, of positions from `start` on, and `src_len` columns of every summand."""
-        found = Logits([], self.outers, [], [], [])
+        found = Logits([], [])
         for weights in self.weights:
             found.weights.extend(weights.view(weights.size(0), 1, -1, 1, 1).unbind())
-        for row, scale, query, key in self.products:
-            found.products.append((row, scale, read_rows(query, start, length), read_rows(key, 0, src_len)))
-        for row, bias in self.biases:
-            found.biases.append((row, bias if bias.dim() == 4 else read_window(bias, start, length, src_len)))
-        for row, values in self.diagonals:
-            found.biases.append((row, toeplitz(values[None, :, None], start, length, src_len)))
+        for kind, tensors, row, scale, a in self.terms:
+            if kind == "product":
+                tensors = [read_rows(tensors[0], start, length), read_rows(tensors[1], 0, src_len)]
+            elif kind == "diagonals":
+                kind, tensors = "bias", [toeplitz(tensors[0][None, :, None], start, length, src_len)]
+            elif kind == "bias" and tensors[0].dim() == 3:
+                tensors = [read_window(tensors[0], start, length, src_len)]
+            found.terms.append(Term(kind, tensors, row, scale, a))
         return found
 
     def tensors(self) -> List[Tensor]:
-        """The weights, and then the factors of each summand."""
+        """The weights, and then the tensors of each term."""
         found = list(self.weights)
-        for _, _, query, key in self.products:
-            found.append(query)
-            found.append(key)
-        for _, factors, _ in self.outers:
-            found.append(factors)
-        for _, bias in self.biases:
-            found.append(bias)
-        for _, values in self.diagonals:
-            found.append(values)
+        for term in self.terms:
+            found.extend(term.tensors)
         return found
 
     def with_tensors(self, tensors: List[Tensor]) -> "Logits":
         """The same summands of other tensors, in the order of `tensors`."""
         n = len(self.weights)
-        found = Logits([], [], [], [], tensors[:n])
-        for row, scale, _, _ in self.products:
-            found.products.append((row, scale, tensors[n], tensors[n + 1]))
-            n += 2
-        for row, _, a in self.outers:
-            found.outers.append((row, tensors[n], a))
-            n += 1
-        for row, _ in self.biases:
-            found.biases.append((row, tensors[n]))
-            n += 1
-        for row, _ in self.diagonals:
-            found.diagonals.append((row, tensors[n]))
-            n += 1
+        found = Logits([], tensors[:n])
+        for kind, own, row, scale, a in self.terms:
+            found.terms.append(Term(kind, tensors[n : n + len(own)], row, scale, a))
+            n += len(own)
         return found
 
     def is_shared(self) -> bool:
-        """Whether all sentences of a batch have the same logits."""
-        for _, _, query, key in self.products:
-            if query.size(0) > 1 or key.size(0) > 1:
-                return False
-        for _, factors, _ in self.outers:
-            if factors.size(0) > 1:
-                return False
-        for _, bias in self.biases:
-            if bias.size(0) > 1:
-                return False
+        """Whether all sentences of a batch have the same logits, which are read."""
+        for term in self.terms:
+            for x in term.tensors:
+                if x.size(0) > 1:
+                    return False
         return True
 
+    def of(self, kind: str) -> List[Term]:
+        """The terms of a kind."""
+        found: List[Term] = []
+        for term in self.terms:
+            if term.kind == kind:
+                found.append(term)
+        return found
+
     def joined(self) -> "Logits":
-        """The same sum with one inner product, without a weight: that of the queries, and of the keys, of weighted
-        factors, concatenated on their features."""
+        """The same sum with one inner product, without a weight, as its first term: that of the queries, and of the
+        keys, of weighted factors, concatenated on their features."""
         queries: List[Tensor] = []
         keys: List[Tensor] = []
-        products: List[Tuple[int, float, Tensor, Tensor]] = []
-        for row, scale, query, key in self.products:
-            query, key = self.weighted(row, query, key, scale)
-            queries.append(query)
-            keys.append(key)
-        if len(queries) > 0:
-            products.append((-1, 1.0, concatenate(queries), concatenate(keys)))
-        return Logits(products, self.outers, self.biases, self.diagonals, self.weights)
+        others: List[Term] = []
+        for term in self.terms:
+            if term.kind == "product":
+                query, key = self.weighted(term.row, term.tensors[0], term.tensors[1], term.scale)
+                queries.append(query)
+                keys.append(key)
+            else:
+                others.append(term)
+        if len(queries) == 0:
+            return self
+        product = Term("product", [concatenate(queries), concatenate(keys)], -1, 1.0, 0)
+        return Logits([product] + others, self.weights)
 
     def weighted(self, row: int, first: Tensor, second: Tensor, scale: float) -> Tuple[Tensor, Tensor]:
         """The factors of a product, one of them times the weight and the scale, in its own type: the smaller, or
@@ -155,26 +145,18 @@ class Logits:
             (B or 1, H or 1, T or 1, S); B only if a summand depends on the input, 1 row only if no row differs. In fp32
             at least; a single summand keeps its type, which saves a kernel, and may be a view of a parameter.
         """
-        products = self.products
-        if len(products) > 1 and products[0][2].size(2) > 1:
-            products = self.joined().products  # not for a single row, as in decoding: it would copy all keys
-        is_sum = len(products) + len(self.outers) + len(self.biases) > 1
+        terms, products = self.terms, self.of("product")
+        if len(products) > 1 and products[0].tensors[0].size(2) > 1:
+            terms = self.joined().terms  # not for a single row, as in decoding: it would copy all keys
         total: Optional[Tensor] = None
-        for row, scale, query, key in products:
-            query, key = self.weighted(row, query, key, scale)
-            product = in_sum(inner_product(query, key), is_sum)
-            total = product if total is None else total + product
-        for row, factors, a in self.outers:
-            left, right = factors.split([a, factors.size(3) - a], dim=3)
-            n = min(right.size(3), src_len)
-            left, right = positions(left, 3, 0, (src_len + right.size(3) - 1) // right.size(3)), right.narrow(3, 0, n)
-            left, right = self.weighted(row, left, right, 1.0)
-            product = in_sum(outer_product(left, right)[..., :src_len], is_sum)
-            total = product if total is None else total + product
         biases: Optional[Tensor] = None
-        for row, bias in self.biases:
-            bias = self.weighted_bias(row, in_sum(bias, is_sum))
-            biases = bias if biases is None else biases + bias
+        for term in terms:
+            if term.kind == "bias":
+                bias = self.weighted_bias(term.row, in_sum(term.tensors[0], len(terms) > 1))
+                biases = bias if biases is None else biases + bias
+            else:
+                product = in_sum(self.product(term, src_len), len(terms) > 1)
+                total = product if total is None else total + product
         if total is None or biases is None:
             total = biases if total is None else total
             assert total is not None
@@ -183,25 +165,37 @@ class Logits:
             return total.add_(biases)  # a product has memory of its own
         return total + biases
 
+    def product(self, term: Term, src_len: int) -> Tensor:
+        """An inner or outer product, times its weight, of `src_len` columns."""
+        if term.kind == "product":
+            query, key = self.weighted(term.row, term.tensors[0], term.tensors[1], term.scale)
+            return inner_product(query, key)
+        factors, a = term.tensors[0], term.a
+        left, right = factors.split([a, factors.size(3) - a], dim=3)
+        n = min(right.size(3), src_len)
+        left, right = positions(left, 3, 0, (src_len + right.size(3) - 1) // right.size(3)), right.narrow(3, 0, n)
+        left, right = self.weighted(term.row, left, right, 1.0)
+        return outer_product(left, right)[..., :src_len]
+
 
 def product_of(query: Tensor, key: Tensor, scale: float = 1.0) -> Logits:
     """``scale query @ key^T``; factors as in `Logits`."""
-    return Logits([(-1, scale, query, key)], [], [], [], [])
+    return Logits([Term("product", [query, key], -1, scale, 0)], [])
 
 
 def outer_product_of(factors: Tensor, a: int) -> Logits:
-    """The outer product of the first `a` features of each row with the others; see `Logits`."""
-    return Logits([], [(-1, factors, a)], [], [], [])
+    """The outer product of the first `a` features of each row with the others; see `Term`."""
+    return Logits([Term("outer", [factors], -1, 1.0, a)], [])
 
 
 def bias_of(bias: Tensor) -> Logits:
-    """Logits that are computed already; see `Logits`."""
-    return Logits([], [], [(-1, bias)], [], [])
+    """Logits that are computed already; see `Term`."""
+    return Logits([Term("bias", [bias], -1, 1.0, 0)], [])
 
 
 def diagonals_of(values: Tensor) -> Logits:
-    """Values by distance, (H, 2 m + 1); see `Logits`."""
-    return Logits([], [], [], [(-1, values)], [])
+    """Values by distance, (H, 2 m + 1); see `Term`."""
+    return Logits([Term("diagonals", [values], -1, 1.0, 0)], [])
 
 
 def read_rows(x: Tensor, start: int, count: int) -> Tensor:

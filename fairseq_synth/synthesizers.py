@@ -343,7 +343,7 @@ class Mixture(LayerSynthesizer):
         if limit is not None and inputs.src_len > limit:
             raise ValueError("a sentence of {} tokens is longer than max_length {}".format(inputs.src_len, limit))
         weights = self.weights()
-        logits = Logits([], [], [], [], [] if weights is None else [weights])
+        logits = Logits([], [] if weights is None else [weights])
         for m, component in enumerate(self.components.values()):
             logits.add_weighted(component(inputs), -1 if weights is None else m)
         return [logits]

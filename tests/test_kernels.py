@@ -75,7 +75,7 @@ def by_definition(logits, value, mask=None, causal=False, dropout=0.0, projected
 
 def mixed(weights, *summands):
     """The sum of logits, each times a row of the weights (M, H), or -1 for 1."""
-    logits = Logits([], [], [], [], [] if weights is None else [weights])
+    logits = Logits([], [] if weights is None else [weights])
     for summand, row in summands:
         logits.add_weighted(summand, row)
     return logits
