@@ -11,8 +11,8 @@ from omegaconf import II, OmegaConf
 
 from . import synthesizers
 from .errors import SynthesizerError
+from .heads import HeadGroup, parse_heads
 from .lengths import Limit
-from .specs import HeadGroup, parse_heads
 from .synthesizers import BEYOND_LENGTH, MIXTURES
 
 Flag = Tuple[str, Any, Any]  # name, type, and field of a dataclass
@@ -115,11 +115,7 @@ def to_namespace(cfg: Any, config: Type[FairseqDataclass]) -> argparse.Namespace
 
 
 def check_flags(args: argparse.Namespace, *sides: str) -> None:
-    """Checks the flags of the stacks `sides`, and replaces each ``{side}_synthesizer`` by its `layer_specs`.
-
-    Raises:
-        SynthesizerError: a flag is invalid; the message names it.
-    """
+    """Replaces ``{side}_synthesizer`` of the stacks by their `layer_specs`; SynthesizerError if a flag is invalid."""
     for flag, least in (("synth_max_length", 2), ("synth_rank", 1)):  # 2: a token and the end of the sentence
         if getattr(args, flag) < least:
             raise SynthesizerError(f"--{flag.replace('_', '-')} {getattr(args, flag)}: must be at least {least}")

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from .masks import at_least_fp32
-from .parameters import positions
 
 
 class Term(NamedTuple):
@@ -196,6 +195,26 @@ def bias_of(bias: Tensor) -> Logits:
 def diagonals_of(values: Tensor) -> Logits:
     """Values by distance, (H, 2 m + 1); see `Term`."""
     return Logits([Term("diagonals", [values], -1, 1.0, 0)], [])
+
+
+def positions(x: Tensor, dim: int, start: int, count: int) -> Tensor:
+    """The entries along a dimension of l for positions ``start .. start + count - 1``: position p has entry p mod l.
+
+    This is the paper's way to sentences beyond l, "tile to the maximum sequence length". Within l it is a view.
+    """
+    length = x.size(dim)
+    if start == 0 and count == length:
+        return x  # the gradient of a slice is a copy
+    start = start % length
+    if start + count <= length:
+        return x.narrow(dim, start, count)
+    pieces: List[Tensor] = []
+    while count > 0:
+        piece = x.narrow(dim, start, min(count, length - start))
+        pieces.append(piece)
+        count -= piece.size(dim)
+        start = 0
+    return torch.cat(pieces, dim=dim)
 
 
 def read_rows(x: Tensor, start: int, count: int) -> Tensor:

@@ -20,7 +20,7 @@ and the error messages find it by its name. Its architectures are a line in `nam
 """
 
 import math
-from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Type
+from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Type
 
 import torch
 import torch.nn as nn
@@ -29,7 +29,6 @@ from torch import Tensor
 from .errors import SynthesizerError
 from .linear import by_head, by_sentence, per_head_linear
 from .logits import Logits, bias_of, diagonals_of, outer_product_of, product_of
-from .parameters import factorize, glorot_uniform_
 
 SYNTHESIZERS: Dict[str, Type["Synthesizer"]] = {}
 MIXTURES = ("convex", "sum")
@@ -97,6 +96,12 @@ class Synthesizer(nn.Module):
     def forward(self, inputs: Inputs) -> Logits:
         """The logits."""
         raise NotImplementedError
+
+
+def glorot_uniform_(weight: Tensor) -> Tensor:
+    """Glorot-uniform for each head's matrix of a (H, m, n) tensor: U(-s, s) with s = sqrt(6 / (m + n)); returns it."""
+    bound = math.sqrt(6.0 / (weight.size(1) + weight.size(2)))
+    return nn.init.uniform_(weight, -bound, bound)
 
 
 @register_synthesizer("random")
@@ -203,6 +208,17 @@ class Dense(Synthesizer):
     def forward(self, inputs: Inputs) -> Logits:
         hidden = per_head_linear(by_head(inputs.x, self.num_heads), self.W1, self.b1).relu_()
         return product_of(by_sentence(hidden, inputs.x), self.W2) + bias_of(self.b2.unsqueeze(1))
+
+
+def factorize(length: int) -> Tuple[int, int]:
+    """``(a, b)`` with ``a b = length`` and a the largest divisor up to the square root; SynthesizerError if a is 1."""
+    for a in range(math.isqrt(length), 1, -1):
+        if length % a == 0:
+            return a, length // a
+    raise SynthesizerError(
+        f"--synth-max-length {length}: factorized_dense needs a product a*b with a, b > 1; "
+        f"take {max(4, length + 1)}, for example"
+    )
 
 
 @register_synthesizer("factorized_dense")
@@ -334,11 +350,7 @@ class Mixture(LayerSynthesizer):
         return [self]
 
     def forward(self, inputs: Inputs) -> List[Logits]:
-        """See `LayerSynthesizer`.
-
-        Raises:
-            ValueError: S is beyond l, and to be refused.
-        """
+        """See `LayerSynthesizer`. Raises ValueError if S is beyond l, and to be refused."""
         limit = self.limit
         if limit is not None and inputs.src_len > limit:
             raise ValueError("a sentence of {} tokens is longer than max_length {}".format(inputs.src_len, limit))

@@ -1,8 +1,8 @@
 """softmax(S) V on a GPU by Triton kernels: neither logits nor weights leave the registers, in either pass.
 
 Off unless the environment variable FAIRSEQ_SYNTH_KERNELS is 1, as no training with them has run to its end yet. The
-kernels are in `triton_short`, `triton_long` and `triton_sums`, their formula in `triton_common`, and how they are
-called in `launches`. This file says what they support, and hands them the tensors of a call, which lie in one way only:
+kernels are in `triton_attention` and `triton_sums`, their formula in `triton_common`, and how they are called in
+`launches`. This file says what they support, and hands them the tensors of a call, which lie in one way only:
 
 =======  =====================================================================================
 packed   (T, B, features): of every token its queries and keys, if there are any, and its values
@@ -27,9 +27,8 @@ from torch.autograd.function import once_differentiable
 
 from ..errors import SynthesizerError
 from ..linear import Projected
-from ..logits import Logits, Term
+from ..logits import Logits, Term, positions
 from ..masks import is_recorded
-from ..parameters import positions
 from .launches import NAMES, SUMMANDS, Launch, Layout, Plan, plan_of, up
 
 logger = logging.getLogger(__name__)
@@ -52,11 +51,7 @@ def are_on(x: Tensor) -> bool:
 
 
 def are_switched_on() -> bool:
-    """What the environment variable says.
-
-    Raises:
-        SynthesizerError: it is neither 1 nor 0.
-    """
+    """What the environment variable says; SynthesizerError if that is neither 1 nor 0."""
     if SWITCH not in ("", "0", "1"):
         raise SynthesizerError(f"{VARIABLE}={SWITCH}: give 1 for on or 0 for off")
     return SWITCH == "1"
