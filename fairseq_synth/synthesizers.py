@@ -205,9 +205,12 @@ class Dense(Synthesizer):
         self.W2.mul_(weight)
         self.b2.mul_(weight[..., 0])
 
+    def hidden(self, x: Tensor) -> Tensor:
+        """``relu(W1 x + b1)`` of the layer's input (T, B, C): (H, T B, d_h)."""
+        return per_head_linear(by_head(x, self.num_heads), self.W1, self.b1).relu_()
+
     def forward(self, inputs: Inputs) -> Logits:
-        hidden = per_head_linear(by_head(inputs.x, self.num_heads), self.W1, self.b1).relu_()
-        return product_of(by_sentence(hidden, inputs.x), self.W2) + bias_of(self.b2.unsqueeze(1))
+        return product_of(by_sentence(self.hidden(inputs.x), inputs.x), self.W2) + bias_of(self.b2.unsqueeze(1))
 
 
 def factorize(length: int) -> Tuple[int, int]:
@@ -222,7 +225,7 @@ def factorize(length: int) -> Tuple[int, int]:
 
 
 @register_synthesizer("factorized_dense")
-class FactorizedDense(Synthesizer):
+class FactorizedDense(Dense):
     """Factorized Dense (eq. 5-6): ``S_i[j] = A_i[u] B_i[v]`` with ``j = u b + v`` and ``a b = l``.
 
     A_i and B_i, of a and b values, are two linear read-outs of one relu(W1 x_i + b1), per head on its
@@ -235,12 +238,9 @@ class FactorizedDense(Synthesizer):
     """
 
     def __init__(self, num_heads: int, head_dim: int, max_length: int, rank: int) -> None:
-        super().__init__(num_heads, head_dim, max_length, rank)
-        self.a, self.b = factorize(max_length)
-        self.W1 = nn.Parameter(torch.empty(num_heads, head_dim, head_dim))
-        self.b1 = nn.Parameter(torch.empty(num_heads, head_dim))
-        self.W2 = nn.Parameter(torch.empty(num_heads, self.a + self.b, head_dim))
-        self.b2 = nn.Parameter(torch.empty(num_heads, self.a + self.b))
+        a, b = factorize(max_length)
+        super().__init__(num_heads, head_dim, a + b, rank)
+        self.a, self.b = a, b
         # empty: its shape tells a checkpoint of another l with the same a + b, whose rows would be divided wrongly
         self.register_buffer("factors", torch.empty(self.a, self.b, 0))
 
@@ -256,8 +256,7 @@ class FactorizedDense(Synthesizer):
         self.b2[:, self.a :].mul_(weight[..., 0])
 
     def forward(self, inputs: Inputs) -> Logits:
-        hidden = per_head_linear(by_head(inputs.x, self.num_heads), self.W1, self.b1).relu_()
-        factors = per_head_linear(hidden, self.W2, self.b2)
+        factors = per_head_linear(self.hidden(inputs.x), self.W2, self.b2)
         return outer_product_of(by_sentence(factors, inputs.x), self.a)
 
 

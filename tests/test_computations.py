@@ -245,7 +245,7 @@ def chosen(spec, monkeypatch, bsz=3, training=True, dropout=0.0, causal=False, *
     if causal:
         call["attn_mask"] = causal_mask(x)
     with monkeypatch.context() as patch:
-        for computation in computations.COMPUTATIONS:
+        for computation in (*computations.COMPUTATIONS, plain):
             name, compute = computation.__name__.split(".")[-1], computation.compute
             patch.setattr(computation, "compute", lambda *args, n=name, f=compute: called.append(n) or f(*args))
         module(x, x, x, **call)

@@ -45,16 +45,14 @@ MAX_ROWS_UNSLICED = 512
 
 
 def are_on(x: Tensor) -> bool:
-    """Whether the kernels are switched on and can run on x, which has values, and torch does not record the call."""
-    has_values = are_switched_on() and type(x) is Tensor and not is_recorded() and x.numel() > 0
-    return has_values and device_fits(x.device, x.dtype)
+    """Whether the kernels are switched on and can run on x, which has values, and torch does not record the call.
 
-
-def are_switched_on() -> bool:
-    """What the environment variable says; SynthesizerError if that is neither 1 nor 0."""
+    Raises SynthesizerError if the environment variable is neither 1 nor 0.
+    """
     if SWITCH not in ("", "0", "1"):
         raise SynthesizerError(f"{VARIABLE}={SWITCH}: give 1 for on or 0 for off")
-    return SWITCH == "1"
+    has_values = SWITCH == "1" and type(x) is Tensor and not is_recorded() and x.numel() > 0
+    return has_values and device_fits(x.device, x.dtype)
 
 
 @lru_cache(maxsize=None)

@@ -10,13 +10,6 @@ from ..logits import Logits
 from ..masks import is_causal, masked_softmax
 
 
-def supports(
-    logits: Logits, value: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor], dropout: float
-) -> bool:
-    """Everything."""
-    return True
-
-
 def compute(
     logits: Logits, value: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor], dropout: float = 0.0
 ) -> Tensor:
