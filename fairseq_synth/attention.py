@@ -124,7 +124,8 @@ class SyntheticAttention(nn.Module):
             output where the weights are not asked for.
         """
         if not torch.jit.is_scripting():
-            check_self_attention(query, key=key, value=value)
+            if key is not query or value is not query:
+                check_self_attention(query, key=key, value=value)
         if attn_mask is not None and not torch.is_floating_point(attn_mask):
             attn_mask = attn_mask.to(torch.bool)
         if is_causal(attn_mask) and key_padding_mask is not None:

@@ -1,15 +1,19 @@
 """The logits S of an attention, kept as the sum that they are: `Logits`."""
 
-from typing import List, NamedTuple, Optional, Tuple
+from typing import List, Optional, Tuple
 
 import torch
 from torch import Tensor
 
 from .masks import at_least_fp32
 
+# its kind and tensors, the row of its weight (-1: a weight of 1), and two numbers that some kinds have: scale and a.
+# No NamedTuple, which takes Python five times as long to make, as every call of a layer does
+Term = Tuple[str, List[Tensor], int, float, int]
 
-class Term(NamedTuple):
-    """A summand of `Logits`. Its `kind` says what its tensors are:
+
+class Logits:
+    """S as a sum of terms. ``+`` puts two sums together. There are four kinds of terms:
 
     =============  ====================================================================================================
     ``product``    queries and keys, for ``scale query @ key^T``. The scale is a number, which torch's fused attention
@@ -17,19 +21,8 @@ class Term(NamedTuple):
     ``outer``      factors (B, H, T, a + b): column ``u b + v`` of a row is ``factors_u factors_(a + v)``
     ``bias``       logits that are computed already: (H or 1, l or 1, l), or (B or 1, H or 1, T or 1, S)
     ``diagonals``  values (H, 2 m + 1) of the distances -m to m: column j of row i has the value of
-                   ``min(max(j - i, -m), m)``. `Logits.read` makes a bias of them
+                   ``min(max(j - i, -m), m)``. `read` makes a bias of them
     =============  ====================================================================================================
-    """
-
-    kind: str
-    tensors: List[Tensor]
-    row: int  # of its weight in `Logits.weights`; -1 for a weight of 1
-    scale: float  # of a product
-    a: int  # of outer products
-
-
-class Logits:
-    """S as a sum of terms. ``+`` puts two sums together.
 
     A factor of 3 dimensions is a parameter, whole, (H or 1, l, r): row p is that of position p. One of 4 dimensions is
     of this call, (B or 1, H or 1, T, r); its first dimension is 1 if it does not depend on the input, its second if all
@@ -40,7 +33,7 @@ class Logits:
     be kept for the backward pass, and R may be larger than everything else.
 
     Attributes:
-        terms: the summands.
+        terms: the summands; see `Term`.
         weights: empty, or the weights of all rows, [(M, H)]; once read, those of each row, M of (1, H, 1, 1).
     """
 
@@ -54,7 +47,7 @@ class Logits:
     def add_weighted(self, other: "Logits", row: int) -> None:
         """Adds summands without weights, times a row of this sum's weights."""
         for kind, tensors, _, scale, a in other.terms:
-            self.terms.append(Term(kind, tensors, row, scale, a))
+            self.terms.append((kind, tensors, row, scale, a))
 
     def read(self, start: int, length: int, src_len: int) -> "Logits":
         """`length` rows, of positions from `start` on, and `src_len` columns of every summand."""
@@ -68,14 +61,14 @@ class Logits:
                 kind, tensors = "bias", [toeplitz(tensors[0][None, :, None], start, length, src_len)]
             elif kind == "bias" and tensors[0].dim() == 3:
                 tensors = [read_window(tensors[0], start, length, src_len)]
-            found.terms.append(Term(kind, tensors, row, scale, a))
+            found.terms.append((kind, tensors, row, scale, a))
         return found
 
     def tensors(self) -> List[Tensor]:
         """The weights, and then the tensors of each term."""
         found = list(self.weights)
-        for term in self.terms:
-            found.extend(term.tensors)
+        for _, tensors, _, _, _ in self.terms:
+            found.extend(tensors)
         return found
 
     def with_tensors(self, tensors: List[Tensor]) -> "Logits":
@@ -83,14 +76,14 @@ class Logits:
         n = len(self.weights)
         found = Logits([], tensors[:n])
         for kind, own, row, scale, a in self.terms:
-            found.terms.append(Term(kind, tensors[n : n + len(own)], row, scale, a))
+            found.terms.append((kind, tensors[n : n + len(own)], row, scale, a))
             n += len(own)
         return found
 
     def is_shared(self) -> bool:
         """Whether all sentences of a batch have the same logits, which are read."""
-        for term in self.terms:
-            for x in term.tensors:
+        for _, tensors, _, _, _ in self.terms:
+            for x in tensors:
                 if x.size(0) > 1:
                     return False
         return True
@@ -99,7 +92,7 @@ class Logits:
         """The terms of a kind."""
         found: List[Term] = []
         for term in self.terms:
-            if term.kind == kind:
+            if term[0] == kind:
                 found.append(term)
         return found
 
@@ -109,17 +102,16 @@ class Logits:
         queries: List[Tensor] = []
         keys: List[Tensor] = []
         others: List[Term] = []
-        for term in self.terms:
-            if term.kind == "product":
-                query, key = self.weighted(term.row, term.tensors[0], term.tensors[1], term.scale)
+        for kind, tensors, row, scale, a in self.terms:
+            if kind == "product":
+                query, key = self.weighted(row, tensors[0], tensors[1], scale)
                 queries.append(query)
                 keys.append(key)
             else:
-                others.append(term)
+                others.append((kind, tensors, row, scale, a))
         if len(queries) == 0:
             return self
-        product = Term("product", [concatenate(queries), concatenate(keys)], -1, 1.0, 0)
-        return Logits([product] + others, self.weights)
+        return Logits([("product", [concatenate(queries), concatenate(keys)], -1, 1.0, 0)] + others, self.weights)
 
     def weighted(self, row: int, first: Tensor, second: Tensor, scale: float) -> Tuple[Tensor, Tensor]:
         """The factors of a product, one of them times the weight and the scale, in its own type: the smaller, or
@@ -145,17 +137,24 @@ class Logits:
             at least; a single summand keeps its type, which saves a kernel, and may be a view of a parameter.
         """
         terms, products = self.terms, self.of("product")
-        if len(products) > 1 and products[0].tensors[0].size(2) > 1:
+        if len(products) > 1 and products[0][1][0].size(2) > 1:
             terms = self.joined().terms  # not for a single row, as in decoding: it would copy all keys
         total: Optional[Tensor] = None
         biases: Optional[Tensor] = None
-        for term in terms:
-            if term.kind == "bias":
-                bias = self.weighted_bias(term.row, in_sum(term.tensors[0], len(terms) > 1))
+        is_sum = len(terms) > 1
+        for kind, tensors, row, scale, a in terms:
+            if kind == "bias":
+                bias = self.weighted_bias(row, in_sum(tensors[0], is_sum))
                 biases = bias if biases is None else biases + bias
+                continue
+            if kind == "product":
+                query, key = self.weighted(row, tensors[0], tensors[1], scale)
+                product = inner_product(query, key)
             else:
-                product = in_sum(self.product(term, src_len), len(terms) > 1)
-                total = product if total is None else total + product
+                left, right = outer_factors(tensors[0], a, src_len)
+                left, right = self.weighted(row, left, right, 1.0)
+                product = outer_product(left, right)[..., :src_len]
+            total = in_sum(product, is_sum) if total is None else total + in_sum(product, is_sum)
         if total is None or biases is None:
             total = biases if total is None else total
             assert total is not None
@@ -164,37 +163,25 @@ class Logits:
             return total.add_(biases)  # a product has memory of its own
         return total + biases
 
-    def product(self, term: Term, src_len: int) -> Tensor:
-        """An inner or outer product, times its weight, of `src_len` columns."""
-        if term.kind == "product":
-            query, key = self.weighted(term.row, term.tensors[0], term.tensors[1], term.scale)
-            return inner_product(query, key)
-        factors, a = term.tensors[0], term.a
-        left, right = factors.split([a, factors.size(3) - a], dim=3)
-        n = min(right.size(3), src_len)
-        left, right = positions(left, 3, 0, (src_len + right.size(3) - 1) // right.size(3)), right.narrow(3, 0, n)
-        left, right = self.weighted(term.row, left, right, 1.0)
-        return outer_product(left, right)[..., :src_len]
-
 
 def product_of(query: Tensor, key: Tensor, scale: float = 1.0) -> Logits:
     """``scale query @ key^T``; factors as in `Logits`."""
-    return Logits([Term("product", [query, key], -1, scale, 0)], [])
+    return Logits([("product", [query, key], -1, scale, 0)], [])
 
 
 def outer_product_of(factors: Tensor, a: int) -> Logits:
-    """The outer product of the first `a` features of each row with the others; see `Term`."""
-    return Logits([Term("outer", [factors], -1, 1.0, a)], [])
+    """The outer product of the first `a` features of each row with the others; see `Logits`."""
+    return Logits([("outer", [factors], -1, 1.0, a)], [])
 
 
 def bias_of(bias: Tensor) -> Logits:
-    """Logits that are computed already; see `Term`."""
-    return Logits([Term("bias", [bias], -1, 1.0, 0)], [])
+    """Logits that are computed already; see `Logits`."""
+    return Logits([("bias", [bias], -1, 1.0, 0)], [])
 
 
 def diagonals_of(values: Tensor) -> Logits:
-    """Values by distance, (H, 2 m + 1); see `Term`."""
-    return Logits([Term("diagonals", [values], -1, 1.0, 0)], [])
+    """Values by distance, (H, 2 m + 1); see `Logits`."""
+    return Logits([("diagonals", [values], -1, 1.0, 0)], [])
 
 
 def positions(x: Tensor, dim: int, start: int, count: int) -> Tensor:
@@ -260,6 +247,13 @@ def inner_product(query: Tensor, key: Tensor) -> Tensor:
     if key.size(1) == 1:
         return torch.matmul(query, key[0, 0].t())
     return torch.einsum("bhtr,hsr->bhts", query, key[0])
+
+
+def outer_factors(factors: Tensor, a: int, src_len: int) -> Tuple[Tensor, Tensor]:
+    """Both factors of `src_len` columns of an outer product: the first begins again beyond l."""
+    b = factors.size(3) - a
+    left, right = factors.split([a, b], dim=3)
+    return positions(left, 3, 0, (src_len + b - 1) // b), right.narrow(3, 0, min(b, src_len))
 
 
 def outer_product(left: Tensor, right: Tensor) -> Tensor:

@@ -164,7 +164,7 @@ def test_logits_of_other_tensors(spec):
         again = found.with_tensors(found.tensors())
         assert all(a is b for a, b in zip(again.tensors(), found.tensors()))
         for a, b in zip(again.terms, found.terms):
-            assert a._replace(tensors=[]) == b._replace(tensors=[])
+            assert (a[0], *a[2:]) == (b[0], *b[2:])
 
 
 def test_sums_of_logits():

@@ -28,25 +28,24 @@ def compute(
     """See `attend`. Rows of a sentence of padding alone are unspecified, but finite."""
     bsz, heads, length, head_dim = value.size()
     causal = is_causal(attn_mask)
-    terms: List[Term] = []
+    products: List[Term] = []
+    others: List[Term] = []
     for term in logits.terms:
-        x = term.tensors[0]
-        if term.kind == "bias" and x.size(2) == 1 and x.size(0) == 1:
+        kind, (x, *_), row, _, _ = term
+        if kind == "bias" and x.size(2) == 1 and x.size(0) == 1:
             # a bias on columns is 8 more features of every key, times query features of 1/8, as the kernels want a
             # multiple of 8
             eighths = value.new_full([1, 1, 1, 1], 1 / 8).expand(-1, -1, length, 8)
-            term = Term("product", [eighths, x.transpose(2, 3).expand(-1, -1, -1, 8)], term.row, 1.0, 0)
-        terms.append(term)
-    summed = Logits(terms, logits.weights)
-    if len(summed.of("product")) > 1:
-        summed = summed.joined()
-    (product,) = summed.of("product")
-    query, key = logits.weighted(product.row, product.tensors[0], product.tensors[1], 1.0)
+            term = ("product", [eighths, x.transpose(2, 3).expand(-1, -1, -1, 8)], row, 1.0, 0)
+        (products if term[0] == "product" else others).append(term)
+    if len(products) > 1:
+        products = Logits(products, logits.weights).joined().terms
+    ((_, (query, key), row, scale, _),) = products
+    query, key = logits.weighted(row, query, key, 1.0)
     query = expanded(query.to(value.dtype), bsz, heads)
     key = expanded(key.to(value.dtype), bsz, heads)
 
     mask: Optional[Tensor] = None
-    others = [term for term in summed.terms if term.kind != "product"]
     if others:
         mask = Logits(others, logits.weights).total(length).to(value.dtype)
     if key_padding_mask is not None:
@@ -67,6 +66,6 @@ def compute(
     if is_cpu and width > head_dim:
         value = F.pad(value, (0, width - head_dim))
     out = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal and mask is None, scale=product.scale
+        query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal and mask is None, scale=scale
     )
     return out[..., :head_dim] if out.size(3) > head_dim else out

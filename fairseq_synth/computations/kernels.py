@@ -123,7 +123,7 @@ def call_of(
         return None
     if of_q and not (of_x or of_outer or of_c or of_r):
         return None  # `vanilla` alone: torch's fused attention
-    widest = max([width, *(term.tensors[0].size(-1) for term in terms["q"] + terms["x"])])
+    widest = max([width, *(tensors[0].size(-1) for _, tensors, *_ in terms["q"] + terms["x"])])
     if widest > (MAX_HEAD_DIM if of_q + of_x + of_outer + of_r <= 2 else 64):
         return None
 
@@ -166,17 +166,18 @@ def call_of(
 
 def summand_of(term: Term, bsz: int) -> Optional[str]:
     """Which of `SUMMANDS` a term is computed as; None for a factor that lies where that of no summand does."""
-    if term.kind == "outer":
+    kind, tensors, *_ = term
+    if kind == "outer":
         return "outer"
-    if term.kind == "product":
-        is_query_shared, is_key_shared = (x.dim() == 3 or x.size(0) < bsz for x in term.tensors)
+    if kind == "product":
+        is_query_shared, is_key_shared = [x.dim() == 3 or x.size(0) < bsz for x in tensors]
         if is_query_shared:
             return "r" if is_key_shared else None
         return "x" if is_key_shared else "q"
-    (bias,) = term.tensors
+    (bias,) = tensors
     if bias.dim() == 4 and bias.size(0) > 1:
         return None
-    return "c" if term.kind == "bias" and bias.size(-2) == 1 else "r"
+    return "c" if kind == "bias" and bias.size(-2) == 1 else "r"
 
 
 def size(x: Optional[Tensor], dim: int) -> int:

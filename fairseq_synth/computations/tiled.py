@@ -167,7 +167,7 @@ def backward_of_block(
         factors, sums_of_factors = as_leaves(logits, sums), sums
         with torch.enable_grad():
             joined = with_one_product(factors)
-        product = [x for term in joined.of("product") for x in term.tensors]
+        product = [x for _, tensors, *_ in joined.of("product") for x in tensors]
         product_sums = [zeros_in_fp32(x) if x.requires_grad else None for x in product]
         others = [total for part, total in zip(parts_of(logits), sums) if part in ("outer", "bias")]
         sums = [*sums[: len(logits.weights)], *product_sums, *others]
@@ -205,8 +205,8 @@ def as_leaves(logits: Logits, sums: List[Optional[Tensor]]) -> Logits:
 def with_one_product(logits: Logits) -> Logits:
     """All inner products as one, its factors copied to where tiles read them in order."""
     joined = logits.joined()
-    for product in joined.of("product"):
-        product.tensors[:] = [x.contiguous() for x in product.tensors]
+    for _, tensors, *_ in joined.of("product"):
+        tensors[:] = [x.contiguous() for x in tensors]
     return joined
 
 
@@ -247,7 +247,7 @@ def tiles(block: Block, causal: bool) -> List[Tuple[slice, slice]]:
 
 def parts_of(logits: Logits) -> List[str]:
     """What each of `logits.tensors()` is."""
-    return ["weight"] * len(logits.weights) + [part for term in logits.terms for part in PARTS[term.kind]]
+    return ["weight"] * len(logits.weights) + [part for kind, *_ in logits.terms for part in PARTS[kind]]
 
 
 def of_block(logits: Logits, tensors: Sequence[Any], block: Block) -> List[Any]:
