@@ -142,8 +142,7 @@ def check_attention(args: argparse.Namespace, side: str) -> None:
 def layer_specs(args: argparse.Namespace, side: str) -> List[Tuple[HeadGroup, ...]]:
     """The functions of the heads of each layer that is to be built, from ``--{side}-synthesizer``.
 
-    Raises:
-        SynthesizerError: an unknown function, or another number of layers or heads than the model has.
+    Raises SynthesizerError for an unknown function, or another number of layers or heads than the model has.
     """
     flag = f"--{side}-synthesizer"
     spec, layers = getattr(args, f"{side}_synthesizer"), getattr(args, f"{side}_layers")
@@ -158,8 +157,7 @@ def layer_specs(args: argparse.Namespace, side: str) -> List[Tuple[HeadGroup, ..
 def kept_layers(args: argparse.Namespace, side: str) -> List[int]:
     """The numbers of the layers that are to be built: those of ``--{side}-layers-to-keep``, or all.
 
-    Raises:
-        SynthesizerError: the flag names a layer that the model lacks, or one twice.
+    Raises SynthesizerError if the flag names a layer that the model lacks, or one twice.
     """
     layers, kept = getattr(args, f"{side}_layers"), getattr(args, f"{side}_layers_to_keep", None)
     if not kept:

@@ -13,15 +13,10 @@ HeadGroup = Tuple[int, Tuple[str, ...]]  # a number of heads, and the functions 
 
 
 def parse_heads(spec: str, num_heads: int, flag: str = "--encoder-synthesizer") -> Tuple[HeadGroup, ...]:
-    """The functions of a layer's heads: ``"random:6/dense+vanilla:2"`` for 8 heads.
+    """``"random:6/dense+vanilla:2"`` -> ``((6, ("random",)), (2, ("dense", "vanilla")))``: the functions of 8 heads.
 
-    Without ``/`` all heads are alike; without numbers the groups are equally large.
-
-    Returns:
-        ((6, ("random",)), (2, ("dense", "vanilla"))).
-
-    Raises:
-        SynthesizerError: as in `parse_spec`, or the numbers do not add up to `num_heads`.
+    Without ``/`` all heads are alike; without numbers the groups are equally large. Raises SynthesizerError as
+    `parse_spec` does, and for numbers that do not add up to `num_heads`.
     """
     groups = [part.partition(":") for part in spec.split("/")]
     names = [parse_spec(name, flag) for name, _, _ in groups]
@@ -45,8 +40,7 @@ def parse_heads(spec: str, num_heads: int, flag: str = "--encoder-synthesizer") 
 def parse_spec(spec: str, flag: str = "--encoder-synthesizer") -> Tuple[str, ...]:
     """``"vanilla+random"`` -> ``("random", "vanilla")``: the functions joined by ``+``, in registry order.
 
-    Raises:
-        SynthesizerError: an unknown, missing or repeated name; the message lists the valid ones.
+    Raises SynthesizerError for an unknown, missing or repeated name; the message lists the valid ones.
     """
     names = [name.strip() for name in spec.split("+")]
     for name in names:
@@ -61,11 +55,7 @@ def parse_spec(spec: str, flag: str = "--encoder-synthesizer") -> Tuple[str, ...
 
 
 class HeadGroups(LayerSynthesizer):
-    """Heads of different kinds in one layer: each group of neighbouring heads has a `Mixture` of its own.
-
-    Args:
-        mixtures: of the groups, each built for its number of heads.
-    """
+    """Heads of different kinds in one layer: each group of neighbouring heads has a `Mixture` of its own."""
 
     def __init__(self, mixtures: Sequence[Mixture]) -> None:
         super().__init__()
@@ -96,11 +86,6 @@ class HeadGroups(LayerSynthesizer):
 def build_synthesizer(
     groups: Sequence[HeadGroup], mixture: str, head_dim: int, max_length: int, rank: int, beyond_length: str = "refuse"
 ) -> LayerSynthesizer:
-    """What computes the logits of a layer.
-
-    Args:
-        groups: as `parse_heads` returns them.
-        mixture, head_dim, max_length, rank, beyond_length: as in `Mixture`.
-    """
+    """What computes the logits of a layer: of `groups`, as `parse_heads` returns them; all else is as in `Mixture`."""
     mixtures = [Mixture(names, mixture, heads, head_dim, max_length, rank, beyond_length) for heads, names in groups]
     return mixtures[0] if len(groups) == 1 else HeadGroups(mixtures)

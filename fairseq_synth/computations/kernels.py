@@ -226,8 +226,7 @@ def aligned(x: Any) -> Any:
 def load(plan: Plan, call: Sequence[Any]) -> None:
     """Compiles and loads the kernels of both passes, as the second pass of activation checkpointing cannot turn back.
 
-    Raises:
-        SynthesizerError: a kernel does not compile, or does not fit this GPU.
+    Raises SynthesizerError if a kernel does not compile, or does not fit this GPU.
     """
     packed = call[0]
     tensors: Dict[Any, Any] = {None: None, **dict(zip(plan.names, call)), **dict(zip(plan.to_names, call))}
