@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from helpers import refused, script
-from small_text import LABELS, parallel, write
+from small_text import LABELS, parallel, sizes, write
 
 from recipes import catalog, reproduce, score, steps, text, train
 from recipes.catalog import RECIPES, TABLES, Column
@@ -127,11 +127,6 @@ def test_a_longer_training(tables, tmp_path):
     assert found["curve"]["updates"] == [2, 4, 6, 8] and found["updates"] == 8
     shutil.rmtree(longer)
     refused(reproduce.main, "longer", *argv, "--rerun", "--precision", "bf16", part="precision is fp32, asked for bf16")
-
-
-def sizes(*sides):
-    names = {"layers": "1", "embed-dim": "16", "ffn-embed-dim": "16", "attention-heads": "2"}
-    return {f"{side}-{name}": value for side in sides for name, value in names.items()}
 
 
 CELLS = {  # {table: data, model, updates, sizes, the figures' bounds}
