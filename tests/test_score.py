@@ -120,21 +120,18 @@ def test_meteor(tmp_path, monkeypatch):
 YES_NO = ["no", "yes"]
 
 
-@pytest.mark.parametrize(
-    "written, wanted, groups, labels, figures",
-    [
-        # an answer that is no label is wrong for every metric, and is counted; it is no class of its own
-        ("yes no maybe yes", "yes no yes no", "", YES_NO,
-         {"accuracy": 50, "f1": 50, "macro_f1": 50, "matthews": 0, "no_label": 1}),
-        ("yes no maybe yes", "yes no yes no", "", YES_NO, {"macro_f1": 58.33, "no_label": 1}),
-        # a number that is none, or is off the scale, is the farther end of it
-        ("1.0 x 3.0 9.0", "1 4 3 2", "", [], {"pearson": -29.11, "no_label": 2}),
-        ("1.0 2.0 3.0", "2 4 5", "", [], {"pearson": 98.2, "spearman": 100, "no_label": 0}),
-        ("1.0 1.0", "2 4", "", [], {"spearman": 0, "no_label": 0}),
-        ("a b a", "a a a", "1 1 2", ["a", "b"], {"all_of_group": 50, "no_label": 0}),
-        ("a b", "a a", "dev_matched dev_mismatched", ["a", "b"], {"matched": 100, "mismatched": 0, "no_label": 0}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("written, wanted, groups, labels, figures", [
+    # an answer that is no label is wrong for every metric, and is counted; it is no class of its own
+    ("yes no maybe yes", "yes no yes no", "", YES_NO,
+     {"accuracy": 50, "f1": 50, "macro_f1": 50, "matthews": 0, "no_label": 1}),
+    ("yes no maybe yes", "yes no yes no", "", YES_NO, {"macro_f1": 58.33, "no_label": 1}),
+    # a number that is none, or is off the scale, is the farther end of it
+    ("1.0 x 3.0 9.0", "1 4 3 2", "", [], {"pearson": -29.11, "no_label": 2}),
+    ("1.0 2.0 3.0", "2 4 5", "", [], {"pearson": 98.2, "spearman": 100, "no_label": 0}),
+    ("1.0 1.0", "2 4", "", [], {"spearman": 0, "no_label": 0}),
+    ("a b a", "a a a", "1 1 2", ["a", "b"], {"all_of_group": 50, "no_label": 0}),
+    ("a b", "a a", "dev_matched dev_mismatched", ["a", "b"], {"matched": 100, "mismatched": 0, "no_label": 0}),
+])  # fmt: skip
 def test_answers(written, wanted, groups, labels, figures):
     rows = itertools.zip_longest(written.split(), wanted.split(), groups.split(), fillvalue="")
     found = metrics.of_answers([Answer(*row, ()) for row in rows], labels, [*figures][:-1])
