@@ -174,10 +174,7 @@ def test_errors_are_one_line(tmp_path):
     """A mistake of the user's, one of the system's, and a pipe that is closed early."""
     (tmp_path / "file").touch()
     for argv, said in (
-        (
-            ["train.sh", tmp_path, "random", "--gpu", "1"],
-            "error: --gpu 1: no option of train.sh; flags of fairseq-train",
-        ),
+        (["train.sh", tmp_path, "random", "--gpu", "1"], "error: --gpu 1: no option of train.sh; flags of fairseq"),
         (["prepare.sh", "numbers", "de", tmp_path / "file" / "x"], f"error: {tmp_path}/file/x"),
     ):
         done = script(*argv)

@@ -314,16 +314,6 @@ def test_dialogues(tmp_path, capsys):
     assert pairs(found["test"]) == [("a", "b"), ("a | b", "c")] and list(map(len, found.values())) == [18, 2, 2]
 
 
-def test_two_files_that_differ(tmp_path):
-    """In length, or one is not there."""
-    files = {f"{split}.{part}.txt": rows for part, rows in WIC.items() for split in ("train", "dev")}
-    for name, contents in {**files, "train.data.txt": WIC["data"].split("\n")[0]}.items():
-        write(tmp_path / name, [contents])
-    refused(lambda _: read("wic", tmp_path), part="train.data.txt: ends after 1 lines")
-    (tmp_path / "train.gold.txt").unlink()
-    refused(lambda _: read("wic", tmp_path), part="train.gold.txt: no such file, nor train.gold.txt.gz")
-
-
 # ---- files
 
 
@@ -350,10 +340,8 @@ def test_a_download(tmp_path, monkeypatch):
             archive.write(tmp_path / "inner.zip", f"ijcnlp/{split}.zip")
         archive.writestr("ijcnlp/._train.zip", b"of a file system")
     (tmp_path / "inner.zip").unlink()
-    corpus, whole = (
-        replace(CORPORA["dailydialog"], home=f"file://{folder}", urls=["d.zip"]),
-        (folder / "d.zip").read_bytes(),
-    )
+    corpus = replace(CORPORA["dailydialog"], home=f"file://{folder}", urls=["d.zip"])
+    whole = (folder / "d.zip").read_bytes()
     monkeypatch.setitem(text.CHECKSUMS, "dailydialog/d.zip", text.digest(folder / "d.zip"))
     for source in (None, folder):
         found = text.files_of(corpus, tmp_path / f"from {source and source.name}", source)
