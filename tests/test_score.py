@@ -4,6 +4,7 @@ import io
 import itertools
 import json
 import random
+import re
 import shlex
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from fairseq import options
 from fairseq.data import encoders
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from helpers import refused
+from sacrebleu.metrics import BLEU
 from small_text import write
 from test_train import make_data
 
@@ -64,11 +66,10 @@ def test_bits_become_nats(tmp_path, loss):
 
 
 def test_translations():
-    """In the order of the corpus, each of them; a hyphen between letters is a word of its own."""
+    """In the order of the corpus, each of them."""
     said = "S-1\tso\nH-1\t-0.5\ta@@ b\nD-1\t-0.5\tab\nD-10\t-1\t\nD-0\t-0.2\tzuerst - so\n"
     assert score.hypotheses(said, "D", 3) == ["zuerst - so", "ab", ""]
     refused(lambda _: score.hypotheses(said, "H", 3), part="2 of 3 sentences were left out")
-    assert score.split_compounds("ein Hin-und-her - so") == "ein Hin ##AT##-##AT## und ##AT##-##AT## her - so"
 
 
 def test_figures_of_a_translation(tmp_path):
@@ -77,6 +78,10 @@ def test_figures_of_a_translation(tmp_path):
     written, wanted = ['Er sagt "ja" zu ihr und geht.'], ["Er sagt „ja“ zu ihr und geht."]
     scores = scorer("translation", tmp_path).scores(written, wanted, "")
     assert scores["compound_split"]["score"] == pytest.approx(100) and scores["bleu"]["score"] < 99
+    compounds = [["ein Hin ##AT##-##AT## und ##AT##-##AT## her"], ["ein Hin ##AT##-##AT## und ##AT##-##AT## hin"]]
+    both = [re.sub(" ##AT##-##AT## ", "-", text) for (text,) in compounds]
+    split = scorer("translation", tmp_path).scores(both[:1], both[1:], "")["compound_split"]["score"]
+    assert split == round(BLEU(tokenize="none").corpus_score(compounds[0], compounds[1:]).score, 2) > 0
     assert scores["bleu"]["test_set"] == "wmt14/full" and "nrefs:1|case:mixed" in scores["bleu"]["signature"]
     upper = [wanted[0].upper()]
     assert scorer("translation", tmp_path).scores(upper, wanted, "")["bleu"]["score"] < 20
@@ -207,21 +212,28 @@ def test_no_difference_is_not_significant(tmp_path):
         assert found.test(before, after, [good.upper()] * 2)["p_value"] == 1
 
 
-def test_a_baseline_was_scored_on_the_same_test_set(tmp_path):
+def test_a_baseline_was_scored_on_the_same_test_set(tmp_path, monkeypatch):
     """A baseline that was not, or not yet, is refused before anything else; another --average is a note alone."""
     data, base = make_data(tmp_path / "data", subwords="bpe", lowercase=None), tmp_path / "base"
     run = make_run(tmp_path / "run", data)
     base.mkdir()
     write(data / "test.de", ["eins"])
+
+    def run_command(argv, log):
+        raise steps.UserError(" ".join(map(str, argv)))
+
+    monkeypatch.setattr(score, "run_command", run_command)
     said = f"--baseline {base}: not evaluated yet, or on another test set; evaluate it first"
     refused(score.main, run, "--baseline", base, part=said)
     steps.dump(base / "evaluation" / "scores.json", {"references": text.digest(data / "test.de")})
-    refused(score.main, run, "--baseline", base, part="has 0 of the 5 checkpoints to evaluate")  # the next step
+    refused(
+        score.main, run, "--baseline", base, part="average_checkpoints.py .*--num-update-checkpoints 5"
+    )  # the next step
     write(data / "test.de", ["zwei"])
     for argv, part in (
         (["--baseline", base], said),
         (["--context-window", "3"], "--context-window: not for translation; leave it out"),
-        (["--average", "0"], "has 0 of the 1 checkpoints to evaluate; train on, or"),
+        (["--average", "0"], "fairseq-generate .* --path .*checkpoint_best.pt"),
     ):
         refused(score.main, run, *argv, part=part)
     refused(score.main, base, part=f"{base}: no run of train.sh")
