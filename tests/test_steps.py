@@ -36,15 +36,12 @@ def test_a_log(tmp_path):
     assert (tmp_path / "log").read_text() == "earlier\n" + ("D" * 3000 + "\nINFO\n") * 3
 
 
-@pytest.mark.parametrize(
-    "code, log, part",
-    [
-        ("echo 'error: text.en: line 2 is empty'; echo more; exit 1", True, "text.en: line 2 is empty; see .*log$"),
-        ("printf 'no \\xff\\n'; exit 1", True, "bash failed: no"),  # no UTF-8
-        ("exit 1", False, "bash failed: see above"),
-        ("kill -9 $$", True, "bash failed"),
-    ],
-)
+@pytest.mark.parametrize("code, log, part", [
+    ("echo 'error: text.en: line 2 is empty'; echo more; exit 1", True, "text.en: line 2 is empty; see .*log$"),
+    ("printf 'no \\xff\\n'; exit 1", True, "bash failed: no"),  # no UTF-8
+    ("exit 1", False, "bash failed: see above"),
+    ("kill -9 $$", True, "bash failed"),
+])  # fmt: skip
 def test_what_a_program_says(tmp_path, code, log, part):
     refused(lambda _: steps.run(["bash", "-c", code], tmp_path / "log" if log else None), part=part)
 
@@ -177,10 +174,7 @@ def test_errors_are_one_line(tmp_path):
     """A mistake of the user's, one of the system's, and a pipe that is closed early."""
     (tmp_path / "file").touch()
     for argv, said in (
-        (
-            ["train.sh", tmp_path, "random", "--gpu", "1"],
-            "error: --gpu 1: no option of train.sh; flags of fairseq-train",
-        ),
+        (["train.sh", tmp_path, "random", "--gpu", "1"], "error: --gpu 1: no option of train.sh; flags of fairseq"),
         (["prepare.sh", "numbers", "de", tmp_path / "file" / "x"], f"error: {tmp_path}/file/x"),
     ):
         done = script(*argv)
@@ -190,14 +184,11 @@ def test_errors_are_one_line(tmp_path):
     assert done.stderr == "" and done.stdout.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    "call, sent, code",
-    [
-        ("run(['bash', '-c', 'sleep 600 & wait'])", signal.SIGTERM, 143),  # as a scheduler or `timeout` sends it
-        ("run(['bash', '-c', 'sleep 600 & wait'], Path('/dev/null'), print)", signal.SIGINT, 130),
-        ("make(Path('out'), 'sleep 600 | cat')", signal.SIGTERM, 143),
-    ],
-)
+@pytest.mark.parametrize("call, sent, code", [
+    ("run(['bash', '-c', 'sleep 600 & wait'])", signal.SIGTERM, 143),  # as a scheduler or `timeout` sends it
+    ("run(['bash', '-c', 'sleep 600 & wait'], Path('/dev/null'), print)", signal.SIGINT, 130),
+    ("make(Path('out'), 'sleep 600 | cat')", signal.SIGTERM, 143),
+])  # fmt: skip
 def test_what_a_recipe_has_started_ends_with_it(tmp_path, call, sent, code):
     """A signal to a recipe leaves no program behind, nor half a file."""
     program = (
