@@ -213,7 +213,9 @@ def test_one_bias_for_all_heads(grad, registry):
     with torch.set_grad_enabled(grad):
         out = torch.cat([module(x[t : t + 1], incremental_state=state)[0] for t in range(5)])
     torch.testing.assert_close(out, module(x, attn_mask=future(5))[0])
-    assert module(x, need_head_weights=True)[1].shape == (2, 3, 5, 5)
+    distances = (torch.arange(5)[:, None] - torch.arange(5)).abs()
+    expected = torch.softmax(-distances.float(), dim=1).expand(2, 3, 5, 5)
+    torch.testing.assert_close(module(x, need_head_weights=True)[1], expected)
 
 
 @pytest.mark.parametrize("spec", SPECS)
