@@ -253,7 +253,7 @@ def outer_factors(factors: Tensor, a: int, src_len: int) -> Tuple[Tensor, Tensor
     """Both factors of `src_len` columns of an outer product: the first begins again beyond l."""
     b = factors.size(3) - a
     left, right = factors.split([a, b], dim=3)
-    return positions(left, 3, 0, (src_len + b - 1) // b), right.narrow(3, 0, min(b, src_len))
+    return positions(left, 3, 0, (src_len + b - 1) // b), positions(right, 3, 0, min(b, src_len))
 
 
 def outer_product(left: Tensor, right: Tensor) -> Tensor:

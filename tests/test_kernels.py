@@ -767,6 +767,51 @@ def test_kernels_are_compiled_before_they_are_called(length, spills, monkeypatch
     assert all((options["num_warps"] == launches.MAX_WARPS) == spills for _, _, options in called.values())
 
 
+def layout(**sizes):
+    return launches.Layout(**{**dict.fromkeys(launches.Layout._fields, 0), "D": 64, **sizes})
+
+
+@pytest.mark.parametrize(
+    "is_short, length, cases",
+    [
+        (True, 32, [dict(r_columns=9), dict(Q=64, X=64, r_columns=9), dict(D=72, r_columns=9), dict(D=72, X=72)]),
+        (False, 32, [dict(Q=64, X=64, right=9, r_columns=9), dict(Q=64, X=72), dict(D=72, right=9)]),
+        (True, 64, [dict(r_columns=9), dict(Q=64), dict(X=64), dict(D=40, Q=40)]),
+        (False, 64, [dict(D=65, r_columns=9), dict(D=40, X=40), dict(Q=64, r_columns=9), dict(right=9)]),
+        (False, 65, [dict(r_columns=9), dict(Q=64)]),
+    ],
+)
+def test_which_sentences_are_short(is_short, length, cases):
+    """Their tiles are in registers, so the number of summands and their widths count."""
+    for sizes in cases:
+        assert layout(T=length, **sizes).is_short() == is_short, sizes
+
+
+def test_tiles():
+    """As they were measured: rows, columns, warps and stages."""
+    q, x, outer, r = dict(Q=64), dict(X=64), dict(right=9), dict(r_columns=9)
+    for sizes, forward, backward in (
+        (dict(T=9, **r), (16, 16, 2, 1), (16, 16, 2, 1)),
+        (dict(T=32, **q, **r), (32, 32, 1, 1), (32, 32, 2, 1)),
+        (dict(T=32, **outer), (32, 32, 1, 1), (32, 32, 2, 1)),
+        (dict(T=33, **r), (64, 64, 4, 1), (64, 64, 4, 1)),
+        (dict(T=9, D=65, **r), (16, 16, 4, 1), (16, 16, 4, 1)),
+    ):
+        assert [launches.Tile.whole(layout(**sizes), is_forward) for is_forward in (True, False)] == [forward, backward]
+    for sizes, *expected in (
+        (dict(T=130, **r), (64, 64, 4, 2), (64, 32, 4, 3), (32, 64, 4, 2), (64, 64, 4, 2)),
+        (dict(T=130, **q, **r), (64, 64, 4, 2), (64, 32, 4, 3), (64, 64, 4, 2), (64, 64, 4, 2)),
+        (dict(T=130, **q, **x), (64, 32, 4, 3), (64, 32, 4, 3), (32, 64, 4, 3), (64, 64, 4, 2)),
+        (dict(T=130, **outer), (64, 32, 4, 3), (64, 32, 4, 3), (32, 64, 4, 2), (64, 64, 4, 2)),
+        (dict(T=130, **q, **x, **r), (32, 32, 4, 2), (32, 32, 4, 3), (32, 32, 4, 2), (32, 32, 4, 2)),
+        (dict(T=130, **q, **outer, **r), (16, 16, 4, 2), (16, 16, 4, 3), (16, 16, 4, 2), (16, 16, 4, 2)),
+        (dict(T=20, **r), (32, 32, 4, 2), (32, 32, 4, 3), (32, 32, 4, 2), (32, 32, 4, 2)),
+    ):
+        assert [
+            launches.Tile.of(kernel, layout(**sizes)) for kernel in ("forward", "rows", "columns", "matrix")
+        ] == expected
+
+
 WARPS_AND_STAGES = [
     (0, 99, 99, [(2, 3)], (2, 3)),
     (0, 1, 1, [(2, 3), (2, 2), (2, 1)], (2, 1)),  # shared memory for one stage
