@@ -66,6 +66,7 @@ def test_the_data_say_their_task(task, shown):
     assert flag(line, "--max-update") == str(recipe.max_update) and flag(line, "--save-interval-updates") == "7"
     assert flag(line, "--keep-interval-updates") == ("10" if recipe.average else "1") and flag(line, "--seed") == "3"
     assert f"--save-dir {ROOT}/runs/data-random-seed3 " in line and " --cpu " in line and "fp16" not in line
+    assert "before its warm-up does" in shown("random --gpus 0 --max-update 9", task=task, **facts)
 
 
 @pytest.mark.parametrize("argv, longest, length", [
