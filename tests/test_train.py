@@ -103,7 +103,7 @@ def test_the_precision_is_the_best_there_is(capability, best, shown, monkeypatch
     ("{data} roberta_agnews --recipe agnews", "prepared for translation, .* agnews is for sentence_prediction"),
     ("{data} random --recipe iwslt", "--recipe.*iwslt.*multi30k_cpu"),
     ("{data} random --gpu 1", "--gpu 1.*train.sh --help"),
-    ("{data} random --recipe wmt_en_de", "--gpus: this machine has 0, wanted is one; --gpus 0"),
+    ("{data} random --recipe wmt_en_de", "--gpus: one wanted, 0 here; --gpus 0"),
     ("{data} random --threads 0", "--threads: 0: must be an integer, at least 1"),
     ("{data} random --gpus 1 --nodes 2", "--nodes 2: .*--rendezvous HOST:PORT"),
     ("{data} random --recipe wmt_en_de --gpus 8 --batch-tokens 1000", "--batch-tokens 1000.* 125 .*raise them"),
