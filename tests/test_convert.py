@@ -172,6 +172,7 @@ def test_heads_within(trained, tmp_path):
     bits = (max(*losses[:count], 0) + losses[count]) / 2
     lines = run(path, folder, tmp_path / "new.pt", "--heads-within", bits)
     new = checkpoints.load(tmp_path / "new.pt", folder)
+    assert lines[0].startswith(f"loss: {whole:.4f} bits") and f"bits, {losses[count - 1]:+.4f} (" in lines[1]
     assert loss_of(tmp_path / "new.pt", folder) - whole == pytest.approx(losses[count - 1], abs=1e-5)
     specs = [convert.groups_of(a) for a in hooks.attentions(new.model) if a.kind == "self"]
     assert sum(heads for groups in specs for names, heads in groups if names == ["random"]) == count
@@ -202,6 +203,19 @@ def test_some_heads_of_a_layer(case, heads, encoder, decoder, trained, tmp_path,
     assert (cfg["encoder_synthesizer"], cfg["decoder_synthesizer"]) == (encoder, decoder)
     expected = predictor(path, folder, "random", cfg)(heads)
     assert loss_of(tmp_path / "new.pt", folder) == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_sentences_that_are_read(trained, tmp_path):
+    """Attention is averaged over sentences of ``--max-length`` alone, and the loss is of ``--sentences`` of those."""
+    path, folder = trained("post-norm")
+    lines = run(path, folder, tmp_path / "new.pt", "--max-length", "9", "--sentences", "4")
+    loaded = checkpoints.load(path, folder)
+    average = words.average(loaded, "train", 4, longest=9)
+    logits = {name: constants.matrix(9) for name, constants in average.constants.items()}
+    order = checkpoints.readable(loaded, "valid", 4, longest=9)
+    with hooks.replaced_heads(loaded.model, logits, replaceable(path, folder)):
+        expected = loss(loaded, checkpoints.batches(loaded, "valid", order))
+    assert len(order) == 3 and "on 3 sentences of valid" in lines[0] and f"loss, converted: {expected:.4f}" in lines[1]
 
 
 def test_layers_and_functions(trained, tmp_path):
@@ -330,8 +344,12 @@ def test_refuses_checkpoints_and_places(trained, data, monolingual, tmp_path):
 
 
 def test_refuses_bits_that_no_head_is_within(trained, tmp_path, monkeypatch):
-    monkeypatch.setattr(words, "cheapest_first", lambda *_: iter([(("encoder.self.0", 1), 99.0)]))
-    assert "the cheapest head costs" in refused(*trained("post-norm"), tmp_path / "new.pt", "--heads-within", "0.5")
+    before = loss_of(*trained("post-norm"))
+    costs = {("encoder.self.0", 0): before + 2, ("encoder.self.0", 1): before + 0.75}
+    monkeypatch.setattr(words, "without_words", lambda *_: costs)
+    monkeypatch.setattr(words, "cheapest_first", lambda *_: iter(costs.items()))
+    line = refused(*trained("post-norm"), tmp_path / "new.pt", "--heads-within", "0.5")
+    assert "the cheapest head costs 0.75 bits" in line
 
 
 def test_refuses_quantised_projections(trained, tmp_path, monkeypatch):
