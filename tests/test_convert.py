@@ -126,7 +126,8 @@ def test_the_loss_is_what_the_measurement_predicts(case, function, trained, tmp_
     expected = predictor(path, folder, function, torch.load(out, weights_only=False)["cfg"]["model"])(heads)
     assert loss_of(out, folder) == pytest.approx(expected, abs=1e-5)
     assert abs(expected - loss_of(path, folder)) > 1e-4  # or nothing would be seen
-    assert len(lines) == 5 and f"loss, converted: {expected:.4f}" in lines[1]
+    assert len(lines) == 5 and lines[0].endswith(f"({path})")
+    assert lines[1].startswith(f"loss, converted: {expected:.4f} bits") and lines[1].endswith(f"({out})")
 
 
 # ---- averages by position
@@ -309,6 +310,8 @@ def refused(path, folder, out, *flags):
         ("--max-length 30", ["--max-length 30", "13 tokens", "relative_random"]),
         ("--heads-within 0", ["--heads-within 0.0: must be above 0"]),
         ("--sentences 0", ["--sentences 0"]),
+        ("--max-length 0", ["--max-length 0: must be above 0"]),
+        ("--rank 0", ["--rank 0"]),
         ("--subset none", ["has no split 'none'"]),
         ("--user-dir nowhere", ["--user-dir nowhere: no such folder"]),
         ("--data nowhere", ["--data nowhere: no such folder"]),
