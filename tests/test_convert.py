@@ -214,6 +214,7 @@ def test_the_sentences_that_are_read(trained, tmp_path):
     lines = run(path, folder, tmp_path / "new.pt", "--max-length", "9", "--sentences", "4")
     loaded = checkpoints.load(path, folder)
     average = words.average(loaded, "train", 4, longest=9)
+    assert (average.length, average.sentences) == (9, 4)  # the longest is one of them
     logits = {name: constants.matrix(9) for name, constants in average.constants.items()}
     order = checkpoints.readable(loaded, "valid", 4, longest=9)
     with hooks.replaced_heads(loaded.model, logits, replaceable(path, folder)):
@@ -264,6 +265,7 @@ def test_a_converted_model_is_used_as_any_other(trained, data, tmp_path):
     path, folder = trained("post-norm")
     out = tmp_path / "new.pt"
     lines = run(path, folder, out, "--decoder", "vanilla")
+    assert lines[2] == "heads: 4 of the encoder's 4 are random, 0 of the decoder's 4 are converted"
     reading = [folder, *USER_DIR, "--path", out, "--max-tokens", "500"]
     _, log = run_cli(validate.cli_main, *reading, "--task", "translation", "--valid-subset", "valid")
     validated, converted = re.search("nll_loss ([0-9.]+)", log)[1], re.search("converted: ([0-9.]+)", lines[1])[1]
@@ -286,11 +288,14 @@ def test_the_command_printed_has_the_flags_of_the_training(trained, tmp_path):
     path, folder = trained("of Hydra")
     state = torch.load(path, weights_only=False)
     state["cfg"]["dataset"].update(max_tokens=None, batch_size=7)
-    state["cfg"]["optimizer"]["adam_betas"], state["cfg"]["optimization"]["update_freq"] = [0.9, 0.98], [4]
+    state["cfg"]["optimizer"]["adam_betas"] = [0.9, 0.98]
+    state["cfg"]["optimization"].update(update_freq=[4], clip_norm=2.5)
     torch.save(state, tmp_path / "old.pt")
     tune = shlex.split(run(tmp_path / "old.pt", folder, tmp_path / "new.pt")[4])
-    flags = ("--batch-size", "--update-freq", "--adam-betas", "--lr", "--encoder-synthesizer", "--label-smoothing")
-    assert [tune[tune.index(flag) + 1] for flag in flags] == ["7", "4", "(0.9, 0.98)", "0.0033", "random", "0.1"]
+    expected = {"--batch-size": "7", "--update-freq": "4", "--clip-norm": "2.5", "--adam-betas": "(0.9, 0.98)"}
+    expected.update({"--lr": "0.0033", "--encoder-synthesizer": "random", "--label-smoothing": "0.1"})
+    expected["--save-dir"] = "new-tuned"
+    assert {flag: tune[tune.index(flag) + 1] for flag in expected} == expected
     assert "--max-tokens" not in tune and tune.count("--lr") == 1
 
 
