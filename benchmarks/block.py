@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from fairseq_synth.architectures import VARIANTS
 from fairseq_synth.attention import SyntheticAttention
+from fairseq_synth.heads import parse_spec
 from fairseq_synth.masks import causal_mask
-from fairseq_synth.specs import parse_spec
 from fairseq_synth.synthesizers import Mixture
 
 WIDTH, HEADS, MAX_LENGTH, RANK, KERNEL = 512, 8, 256, 8, 31

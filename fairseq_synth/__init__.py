@@ -11,8 +11,7 @@ _registered = False
 def register() -> None:
     """Registers models and architectures with fairseq, and repairs fairseq where it needs it (`host`), once.
 
-    Raises:
-        SynthesizerError: fairseq or torch does not fit, or ``FAIRSEQ_SYNTH_NO_REPAIRS`` names no repair.
+    Raises SynthesizerError if fairseq or torch does not fit, or ``FAIRSEQ_SYNTH_NO_REPAIRS`` names no repair.
     """
     global _registered
     if _registered:

@@ -13,11 +13,7 @@ from .errors import SynthesizerError, run_command
 
 
 def configs(folder: Path) -> Path:
-    """The folder of YAML files of an installed package, or of a clone.
-
-    Raises:
-        SynthesizerError: there is none.
-    """
+    """The folder of YAML files of an installed package, or of a clone; SynthesizerError if there is none."""
     for found in (folder / "configs", folder.parent / "configs"):
         if found.is_dir():
             return found
@@ -36,11 +32,7 @@ def flag_table() -> str:
 
 
 def main() -> None:
-    """The command line.
-
-    Raises:
-        SynthesizerError: an argument other than ``configs`` or ``flags``, or the folder of configs is missing.
-    """
+    """The command line. Raises SynthesizerError for an argument other than ``configs`` or ``flags``."""
     folder, asked = Path(__file__).absolute().parent, sys.argv[1:]
     if asked not in ([], ["configs"], ["flags"]):
         raise SynthesizerError(f"{' '.join(asked)}: python -m fairseq_synth takes the word configs, flags, or nothing")

@@ -11,8 +11,8 @@ from omegaconf import II, OmegaConf
 
 from . import synthesizers
 from .errors import SynthesizerError
+from .heads import HeadGroup, parse_heads
 from .lengths import Limit
-from .specs import HeadGroup, parse_heads
 from .synthesizers import BEYOND_LENGTH, MIXTURES
 
 Flag = Tuple[str, Any, Any]  # name, type, and field of a dataclass
@@ -115,11 +115,7 @@ def to_namespace(cfg: Any, config: Type[FairseqDataclass]) -> argparse.Namespace
 
 
 def check_flags(args: argparse.Namespace, *sides: str) -> None:
-    """Checks the flags of the stacks `sides`, and replaces each ``{side}_synthesizer`` by its `layer_specs`.
-
-    Raises:
-        SynthesizerError: a flag is invalid; the message names it.
-    """
+    """Replaces ``{side}_synthesizer`` of the stacks by their `layer_specs`; SynthesizerError if a flag is invalid."""
     for flag, least in (("synth_max_length", 2), ("synth_rank", 1)):  # 2: a token and the end of the sentence
         if getattr(args, flag) < least:
             raise SynthesizerError(f"--{flag.replace('_', '-')} {getattr(args, flag)}: must be at least {least}")
@@ -146,8 +142,7 @@ def check_attention(args: argparse.Namespace, side: str) -> None:
 def layer_specs(args: argparse.Namespace, side: str) -> List[Tuple[HeadGroup, ...]]:
     """The functions of the heads of each layer that is to be built, from ``--{side}-synthesizer``.
 
-    Raises:
-        SynthesizerError: an unknown function, or another number of layers or heads than the model has.
+    Raises SynthesizerError for an unknown function, or another number of layers or heads than the model has.
     """
     flag = f"--{side}-synthesizer"
     spec, layers = getattr(args, f"{side}_synthesizer"), getattr(args, f"{side}_layers")
@@ -162,8 +157,7 @@ def layer_specs(args: argparse.Namespace, side: str) -> List[Tuple[HeadGroup, ..
 def kept_layers(args: argparse.Namespace, side: str) -> List[int]:
     """The numbers of the layers that are to be built: those of ``--{side}-layers-to-keep``, or all.
 
-    Raises:
-        SynthesizerError: the flag names a layer that the model lacks, or one twice.
+    Raises SynthesizerError if the flag names a layer that the model lacks, or one twice.
     """
     layers, kept = getattr(args, f"{side}_layers"), getattr(args, f"{side}_layers_to_keep", None)
     if not kept:

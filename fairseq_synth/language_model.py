@@ -58,9 +58,8 @@ class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
     def prepare_for_inference_(self, cfg: Any) -> None:
         """As fairseq's own. From here on rows may be longer than the training's, where nothing limits them.
 
-        Raises:
-            SynthesizerError: ``--min-len`` is more than the model can write, or as the model of ``--lm-path`` it cannot
-                read all that a search may write.
+        Raises SynthesizerError if ``--min-len`` is more than the model can write, or if as the model of ``--lm-path``
+        it cannot read all that a search may write.
         """
         super().prepare_for_inference_(cfg)
         # an evaluation may add the token where the training has not

@@ -17,11 +17,10 @@ from torch import Tensor
 
 from .attention import SyntheticAttention
 from .config import limit_of
-from .heads import build_synthesizer
+from .heads import HeadGroup, build_synthesizer
 from .host.layers import FAST_PATH_COPIES, TransformerEncoderLayerBase
 from .lengths import Limit
 from .masks import align, aligned_columns, causal_mask, restore
-from .specs import HeadGroup
 
 
 def build_attention(

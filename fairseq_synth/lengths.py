@@ -20,11 +20,8 @@ class Limit(NamedTuple):
 
 
 def announce_limit(task: Any, limit: Optional[Limit]) -> None:
-    """Makes the limit known, and refuses a ``--required-seq-len-multiple`` that pads sentences that fit beyond it.
-
-    Raises:
-        SynthesizerError: names lengths that would do.
-    """
+    """Makes the limit known. Raises SynthesizerError if ``--required-seq-len-multiple`` pads sentences that fit beyond
+    it."""
     if limit is None:
         return
     multiple = flag_of(task, "required_seq_len_multiple") or 1
@@ -40,13 +37,9 @@ def announce_limit(task: Any, limit: Optional[Limit]) -> None:
 
 
 def check_rows(flag: str, length: int, limit: Optional[Limit], add_bos_token: bool = False) -> None:
-    """Refuses rows of `length` tokens, as `flag` has them, where the model's limit is lower.
+    """Raises SynthesizerError if rows of `length` tokens, as `flag` has them, are above the model's limit.
 
-    Args:
-        add_bos_token: each row is one token longer, which fairseq does not count.
-
-    Raises:
-        SynthesizerError: names both flags.
+    With ``--add-bos-token`` each row is one token longer, which fairseq does not count.
     """
     longest = length + add_bos_token
     if limit is not None and longest > limit.tokens:
@@ -75,11 +68,7 @@ def cut_sources(task: Any, max_positions: int) -> None:
 
 
 def check_min_len(generation: Any, decoder: Any) -> None:
-    """Refuses a ``--min-len`` above what the decoder writes: its positions, the end of sentence included.
-
-    Raises:
-        SynthesizerError: names the longest that is possible.
-    """
+    """Raises SynthesizerError for a ``--min-len`` above the decoder's positions without that of the end of sentence."""
     most = decoder.max_positions() - 1
     if getattr(generation, "min_len", 1) > most:
         flag = "--synth-max-length" if most + 1 == decoder.max_length else "--max-target-positions"
@@ -90,11 +79,7 @@ def check_min_len(generation: Any, decoder: Any) -> None:
 
 
 def check_fusion(generation: Any, max_length: Optional[int]) -> None:
-    """Refuses a search with a language model of ``--lm-path`` that cannot read all that the flags allow to be written.
-
-    Raises:
-        SynthesizerError: names the flags that would do.
-    """
+    """Raises SynthesizerError if the language model of ``--lm-path`` cannot read all that a search may write."""
     if not getattr(generation, "lm_path", None) or max_length is None:
         return
     # the model reads the end of sentence before the output

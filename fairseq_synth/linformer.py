@@ -16,8 +16,8 @@ from .config import check_attention, config_class, flag, kept_layers
 from .errors import SynthesizerError
 from .layers import AlignedEncoder, EncoderLayer, wrap_layer
 from .lengths import Limit
-from .parameters import glorot_uniform_
 from .roberta import ROBERTA_FLAGS, STRUCTURE_FLAGS, SynthesizerRoberta, SynthesizerRobertaEncoder
+from .synthesizers import glorot_uniform_
 
 SHARING = ("none", "headwise", "key-value", "layerwise")
 
@@ -156,11 +156,7 @@ class RobertaLinformer(SynthesizerRoberta):
     encoder_class = LinformerRobertaEncoder
 
     def load_state_dict(self, state_dict: Dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
-        """As fairseq's own.
-
-        Raises:
-            SynthesizerError: as in `SynthesizerRoberta`, or projections that the model shares differ in the checkpoint.
-        """
+        """As in `SynthesizerRoberta`, and for weights in which projections differ that the model shares."""
         shared: Dict[int, str] = {}  # a parameter and the first of its names
         for name, parameter in self.named_parameters(remove_duplicate=False):
             theirs, first = state_dict.get(name), shared.setdefault(id(parameter), name)

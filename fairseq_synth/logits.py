@@ -6,131 +6,112 @@ import torch
 from torch import Tensor
 
 from .masks import at_least_fp32
-from .parameters import positions
+
+# its kind and tensors, the row of its weight (-1: a weight of 1), and two numbers that some kinds have: scale and a.
+# No NamedTuple, which takes Python five times as long to make, as every call of a layer does
+Term = Tuple[str, List[Tensor], int, float, int]
 
 
 class Logits:
-    """S as a sum of inner products, outer products, biases and values by distance. ``+`` puts two sums together.
+    """S as a sum of terms. ``+`` puts two sums together. There are four kinds of terms:
+
+    =============  ====================================================================================================
+    ``product``    queries and keys, for ``scale query @ key^T``. The scale is a number, which torch's fused attention
+                   takes as it is
+    ``outer``      factors (B, H, T, a + b): column ``u b + v`` of a row is ``factors_u factors_(a + v)``
+    ``bias``       logits that are computed already: (H or 1, l or 1, l), or (B or 1, H or 1, T or 1, S)
+    ``diagonals``  values (H, 2 m + 1) of the distances -m to m: column j of row i has the value of
+                   ``min(max(j - i, -m), m)``. `read` makes a bias of them
+    =============  ====================================================================================================
 
     A factor of 3 dimensions is a parameter, whole, (H or 1, l, r): row p is that of position p. One of 4 dimensions is
     of this call, (B or 1, H or 1, T, r); its first dimension is 1 if it does not depend on the input, its second if all
     heads share it. `read` takes a call's rows of the former, and returns logits with factors of the latter kind alone;
     what is computed of logits is computed of those.
 
-    Each summand begins with the row of its weight in `weights`, or -1 for a weight of 1. Weights are multiplied where a
-    computation reads the factors, into the smaller one: a product made beforehand would be kept for the backward pass,
-    and R may be larger than everything else.
+    Weights are multiplied where a computation reads the factors, into the smaller one: a product made beforehand would
+    be kept for the backward pass, and R may be larger than everything else.
 
     Attributes:
-        products: row, scale, queries and keys, for ``scale query @ key^T``. The scale is a number, which torch's fused
-            attention takes as it is.
-        outers: row, factors (B, H, T, a + b) and a: column ``u b + v`` of a row is ``factors_u factors_(a + v)``.
-        biases: row, and logits that are computed already: (H or 1, l or 1, l), or (B or 1, H or 1, T or 1, S).
-        diagonals: row, and values (H, 2 m + 1) of the distances -m to m: column j of row i has the value of
-            ``min(max(j - i, -m), m)``. `read` makes biases of them.
+        terms: the summands; see `Term`.
         weights: empty, or the weights of all rows, [(M, H)]; once read, those of each row, M of (1, H, 1, 1).
     """
 
-    def __init__(
-        self,
-        products: List[Tuple[int, float, Tensor, Tensor]],
-        outers: List[Tuple[int, Tensor, int]],
-        biases: List[Tuple[int, Tensor]],
-        diagonals: List[Tuple[int, Tensor]],
-        weights: List[Tensor],
-    ) -> None:
-        self.products = products
-        self.outers = outers
-        self.biases = biases
-        self.diagonals = diagonals
+    def __init__(self, terms: List[Term], weights: List[Tensor]) -> None:
+        self.terms = terms
         self.weights = weights
 
     def __add__(self, other: "Logits") -> "Logits":
-        products, outers = self.products + other.products, self.outers + other.outers
-        return Logits(products, outers, self.biases + other.biases, self.diagonals + other.diagonals, self.weights)
+        return Logits(self.terms + other.terms, self.weights)
 
     def add_weighted(self, other: "Logits", row: int) -> None:
         """Adds summands without weights, times a row of this sum's weights."""
-        for _, scale, query, key in other.products:
-            self.products.append((row, scale, query, key))
-        for _, factors, a in other.outers:
-            self.outers.append((row, factors, a))
-        for _, bias in other.biases:
-            self.biases.append((row, bias))
-        for _, values in other.diagonals:
-            self.diagonals.append((row, values))
+        for kind, tensors, _, scale, a in other.terms:
+            self.terms.append((kind, tensors, row, scale, a))
 
     def read(self, start: int, length: int, src_len: int) -> "Logits":
         """`length` rows, of positions from `start` on, and `src_len` columns of every summand."""
-        found = Logits([], self.outers, [], [], [])
+        found = Logits([], [])
         for weights in self.weights:
             found.weights.extend(weights.view(weights.size(0), 1, -1, 1, 1).unbind())
-        for row, scale, query, key in self.products:
-            found.products.append((row, scale, read_rows(query, start, length), read_rows(key, 0, src_len)))
-        for row, bias in self.biases:
-            found.biases.append((row, bias if bias.dim() == 4 else read_window(bias, start, length, src_len)))
-        for row, values in self.diagonals:
-            found.biases.append((row, toeplitz(values[None, :, None], start, length, src_len)))
+        for kind, tensors, row, scale, a in self.terms:
+            if kind == "product":
+                tensors = [read_rows(tensors[0], start, length), read_rows(tensors[1], 0, src_len)]
+            elif kind == "diagonals":
+                kind, tensors = "bias", [toeplitz(tensors[0][None, :, None], start, length, src_len)]
+            elif kind == "bias" and tensors[0].dim() == 3:
+                tensors = [read_window(tensors[0], start, length, src_len)]
+            found.terms.append((kind, tensors, row, scale, a))
         return found
 
     def tensors(self) -> List[Tensor]:
-        """The weights, and then the factors of each summand."""
+        """The weights, and then the tensors of each term."""
         found = list(self.weights)
-        for _, _, query, key in self.products:
-            found.append(query)
-            found.append(key)
-        for _, factors, _ in self.outers:
-            found.append(factors)
-        for _, bias in self.biases:
-            found.append(bias)
-        for _, values in self.diagonals:
-            found.append(values)
+        for _, tensors, _, _, _ in self.terms:
+            found.extend(tensors)
         return found
 
     def with_tensors(self, tensors: List[Tensor]) -> "Logits":
         """The same summands of other tensors, in the order of `tensors`."""
         n = len(self.weights)
-        found = Logits([], [], [], [], tensors[:n])
-        for row, scale, _, _ in self.products:
-            found.products.append((row, scale, tensors[n], tensors[n + 1]))
-            n += 2
-        for row, _, a in self.outers:
-            found.outers.append((row, tensors[n], a))
-            n += 1
-        for row, _ in self.biases:
-            found.biases.append((row, tensors[n]))
-            n += 1
-        for row, _ in self.diagonals:
-            found.diagonals.append((row, tensors[n]))
-            n += 1
+        found = Logits([], tensors[:n])
+        for kind, own, row, scale, a in self.terms:
+            found.terms.append((kind, tensors[n : n + len(own)], row, scale, a))
+            n += len(own)
         return found
 
     def is_shared(self) -> bool:
-        """Whether all sentences of a batch have the same logits."""
-        for _, _, query, key in self.products:
-            if query.size(0) > 1 or key.size(0) > 1:
-                return False
-        for _, factors, _ in self.outers:
-            if factors.size(0) > 1:
-                return False
-        for _, bias in self.biases:
-            if bias.size(0) > 1:
-                return False
+        """Whether all sentences of a batch have the same logits, which are read."""
+        for _, tensors, _, _, _ in self.terms:
+            for x in tensors:
+                if x.size(0) > 1:
+                    return False
         return True
 
+    def of(self, kind: str) -> List[Term]:
+        """The terms of a kind."""
+        found: List[Term] = []
+        for term in self.terms:
+            if term[0] == kind:
+                found.append(term)
+        return found
+
     def joined(self) -> "Logits":
-        """The same sum with one inner product, without a weight: that of the queries, and of the keys, of weighted
-        factors, concatenated on their features."""
+        """The same sum with one inner product, without a weight, as its first term: that of the queries, and of the
+        keys, of weighted factors, concatenated on their features."""
         queries: List[Tensor] = []
         keys: List[Tensor] = []
-        products: List[Tuple[int, float, Tensor, Tensor]] = []
-        for row, scale, query, key in self.products:
-            query, key = self.weighted(row, query, key, scale)
-            queries.append(query)
-            keys.append(key)
-        if len(queries) > 0:
-            products.append((-1, 1.0, concatenate(queries), concatenate(keys)))
-        return Logits(products, self.outers, self.biases, self.diagonals, self.weights)
+        others: List[Term] = []
+        for kind, tensors, row, scale, a in self.terms:
+            if kind == "product":
+                query, key = self.weighted(row, tensors[0], tensors[1], scale)
+                queries.append(query)
+                keys.append(key)
+            else:
+                others.append((kind, tensors, row, scale, a))
+        if len(queries) == 0:
+            return self
+        return Logits([("product", [concatenate(queries), concatenate(keys)], -1, 1.0, 0)] + others, self.weights)
 
     def weighted(self, row: int, first: Tensor, second: Tensor, scale: float) -> Tuple[Tensor, Tensor]:
         """The factors of a product, one of them times the weight and the scale, in its own type: the smaller, or
@@ -155,26 +136,25 @@ class Logits:
             (B or 1, H or 1, T or 1, S); B only if a summand depends on the input, 1 row only if no row differs. In fp32
             at least; a single summand keeps its type, which saves a kernel, and may be a view of a parameter.
         """
-        products = self.products
-        if len(products) > 1 and products[0][2].size(2) > 1:
-            products = self.joined().products  # not for a single row, as in decoding: it would copy all keys
-        is_sum = len(products) + len(self.outers) + len(self.biases) > 1
+        terms, products = self.terms, self.of("product")
+        if len(products) > 1 and products[0][1][0].size(2) > 1:
+            terms = self.joined().terms  # not for a single row, as in decoding: it would copy all keys
         total: Optional[Tensor] = None
-        for row, scale, query, key in products:
-            query, key = self.weighted(row, query, key, scale)
-            product = in_sum(inner_product(query, key), is_sum)
-            total = product if total is None else total + product
-        for row, factors, a in self.outers:
-            left, right = factors.split([a, factors.size(3) - a], dim=3)
-            n = min(right.size(3), src_len)
-            left, right = positions(left, 3, 0, (src_len + right.size(3) - 1) // right.size(3)), right.narrow(3, 0, n)
-            left, right = self.weighted(row, left, right, 1.0)
-            product = in_sum(outer_product(left, right)[..., :src_len], is_sum)
-            total = product if total is None else total + product
         biases: Optional[Tensor] = None
-        for row, bias in self.biases:
-            bias = self.weighted_bias(row, in_sum(bias, is_sum))
-            biases = bias if biases is None else biases + bias
+        is_sum = len(terms) > 1
+        for kind, tensors, row, scale, a in terms:
+            if kind == "bias":
+                bias = self.weighted_bias(row, in_sum(tensors[0], is_sum))
+                biases = bias if biases is None else biases + bias
+                continue
+            if kind == "product":
+                query, key = self.weighted(row, tensors[0], tensors[1], scale)
+                product = inner_product(query, key)
+            else:
+                left, right = outer_factors(tensors[0], a, src_len)
+                left, right = self.weighted(row, left, right, 1.0)
+                product = outer_product(left, right)[..., :src_len]
+            total = in_sum(product, is_sum) if total is None else total + in_sum(product, is_sum)
         if total is None or biases is None:
             total = biases if total is None else total
             assert total is not None
@@ -186,22 +166,42 @@ class Logits:
 
 def product_of(query: Tensor, key: Tensor, scale: float = 1.0) -> Logits:
     """``scale query @ key^T``; factors as in `Logits`."""
-    return Logits([(-1, scale, query, key)], [], [], [], [])
+    return Logits([("product", [query, key], -1, scale, 0)], [])
 
 
 def outer_product_of(factors: Tensor, a: int) -> Logits:
     """The outer product of the first `a` features of each row with the others; see `Logits`."""
-    return Logits([], [(-1, factors, a)], [], [], [])
+    return Logits([("outer", [factors], -1, 1.0, a)], [])
 
 
 def bias_of(bias: Tensor) -> Logits:
     """Logits that are computed already; see `Logits`."""
-    return Logits([], [], [(-1, bias)], [], [])
+    return Logits([("bias", [bias], -1, 1.0, 0)], [])
 
 
 def diagonals_of(values: Tensor) -> Logits:
     """Values by distance, (H, 2 m + 1); see `Logits`."""
-    return Logits([], [], [], [(-1, values)], [])
+    return Logits([("diagonals", [values], -1, 1.0, 0)], [])
+
+
+def positions(x: Tensor, dim: int, start: int, count: int) -> Tensor:
+    """The entries along a dimension of l for positions ``start .. start + count - 1``: position p has entry p mod l.
+
+    This is the paper's way to sentences beyond l, "tile to the maximum sequence length". Within l it is a view.
+    """
+    length = x.size(dim)
+    if start == 0 and count == length:
+        return x  # the gradient of a slice is a copy
+    start = start % length
+    if start + count <= length:
+        return x.narrow(dim, start, count)
+    pieces: List[Tensor] = []
+    while count > 0:
+        piece = x.narrow(dim, start, min(count, length - start))
+        pieces.append(piece)
+        count -= piece.size(dim)
+        start = 0
+    return torch.cat(pieces, dim=dim)
 
 
 def read_rows(x: Tensor, start: int, count: int) -> Tensor:
@@ -247,6 +247,13 @@ def inner_product(query: Tensor, key: Tensor) -> Tensor:
     if key.size(1) == 1:
         return torch.matmul(query, key[0, 0].t())
     return torch.einsum("bhtr,hsr->bhts", query, key[0])
+
+
+def outer_factors(factors: Tensor, a: int, src_len: int) -> Tuple[Tensor, Tensor]:
+    """Both factors of `src_len` columns of an outer product: the first begins again beyond l."""
+    b = factors.size(3) - a
+    left, right = factors.split([a, b], dim=3)
+    return positions(left, 3, 0, (src_len + b - 1) // b), right.narrow(3, 0, min(b, src_len))
 
 
 def outer_product(left: Tensor, right: Tensor) -> Tensor:

@@ -42,11 +42,7 @@ class SynthesizerModel:
     def from_pretrained(
         cls, model_name_or_path: str, checkpoint_file: str = "model.pt", data_name_or_path: str = ".", **kwargs: Any
     ) -> Any:
-        """As fairseq's own; ``user_dir`` may be left out.
-
-        Raises:
-            SynthesizerError: a folder is not there, or its data have another dictionary than the model.
-        """
+        """As fairseq's own; ``user_dir`` may be left out. Raises SynthesizerError if a folder is not there."""
         own = os.path.dirname(os.path.abspath(__file__))
         # registers the plugin: fairseq does so for a --user-dir, but not for one that is imported already
         import_models(os.path.join(own, "models"), f"{__package__}.models")
@@ -62,11 +58,7 @@ class SynthesizerModel:
 
     @classmethod
     def read_config(cls, cfg: Any, task: Any) -> argparse.Namespace:
-        """The flat config, as `to_namespace` returns it, of a model that fits the task.
-
-        Raises:
-            SynthesizerError: the task needs another kind of model.
-        """
+        """The flat config, as `to_namespace` returns it; SynthesizerError if the task needs another kind of model."""
         needed = next((model.kind for model in kinds() if isinstance(task, model.tasks)), cls.kind)
         is_own = isinstance(task, cls.tasks)
         if isinstance(task, TranslationLevenshteinTask):  # a translation task too; no Synthesizer is of its kind
@@ -79,11 +71,7 @@ class SynthesizerModel:
         return to_namespace(cfg, cls.config)
 
     def load_state_dict(self, state_dict: Dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
-        """As fairseq's own.
-
-        Raises:
-            SynthesizerError: the weights are of another kind of model, of other sizes or another dictionary.
-        """
+        """As fairseq's own. Raises SynthesizerError for weights of another kind, other sizes or another dictionary."""
         kind = kind_of(state_dict)
         if kind not in (None, self.kind):
             raise SynthesizerError(

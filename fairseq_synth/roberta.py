@@ -112,12 +112,7 @@ class SynthesizerRoberta(SynthesizerModel, RobertaModel):
         return model
 
     def load_state_dict(self, state_dict: Dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
-        """As fairseq's own.
-
-        Raises:
-            SynthesizerError: the weights are of another kind or size of model, or with ``--load-checkpoint-heads`` of
-                another ``--num-classes``.
-        """
+        """As in `SynthesizerModel`, and with ``--load-checkpoint-heads`` for weights of another ``--num-classes``."""
         if getattr(self.args, "load_checkpoint_heads", False):
             self.check_classes(state_dict)
         return super().load_state_dict(state_dict, *args, **kwargs)

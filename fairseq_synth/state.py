@@ -74,8 +74,7 @@ def check_functions(prefix: str, synthesizer: LayerSynthesizer, theirs: Dict[str
 def start_from_dot_product(state_dict: Dict[str, Tensor], prefix: str, synthesizer: LayerSynthesizer) -> None:
     """Completes the state dict of a stock attention with functions beside ``vanilla`` whose logits are 0.
 
-    Raises:
-        SynthesizerError: the attention has no dot product, or other functions in some heads.
+    Raises SynthesizerError if the attention has no dot product, or other functions in some heads.
     """
     name, functions = prefix.rstrip("."), " and ".join(names_of(synthesizer))
     if len(synthesizer.mixtures()) > 1:

@@ -20,7 +20,7 @@ and the error messages find it by its name. Its architectures are a line in `nam
 """
 
 import math
-from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Type
+from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Type
 
 import torch
 import torch.nn as nn
@@ -29,7 +29,6 @@ from torch import Tensor
 from .errors import SynthesizerError
 from .linear import by_head, by_sentence, per_head_linear
 from .logits import Logits, bias_of, diagonals_of, outer_product_of, product_of
-from .parameters import factorize, glorot_uniform_
 
 SYNTHESIZERS: Dict[str, Type["Synthesizer"]] = {}
 MIXTURES = ("convex", "sum")
@@ -97,6 +96,12 @@ class Synthesizer(nn.Module):
     def forward(self, inputs: Inputs) -> Logits:
         """The logits."""
         raise NotImplementedError
+
+
+def glorot_uniform_(weight: Tensor) -> Tensor:
+    """Glorot-uniform for each head's matrix of a (H, m, n) tensor: U(-s, s) with s = sqrt(6 / (m + n)); returns it."""
+    bound = math.sqrt(6.0 / (weight.size(1) + weight.size(2)))
+    return nn.init.uniform_(weight, -bound, bound)
 
 
 @register_synthesizer("random")
@@ -200,13 +205,27 @@ class Dense(Synthesizer):
         self.W2.mul_(weight)
         self.b2.mul_(weight[..., 0])
 
+    def hidden(self, x: Tensor) -> Tensor:
+        """``relu(W1 x + b1)`` of the layer's input (T, B, C): (H, T B, d_h)."""
+        return per_head_linear(by_head(x, self.num_heads), self.W1, self.b1).relu_()
+
     def forward(self, inputs: Inputs) -> Logits:
-        hidden = per_head_linear(by_head(inputs.x, self.num_heads), self.W1, self.b1).relu_()
-        return product_of(by_sentence(hidden, inputs.x), self.W2) + bias_of(self.b2.unsqueeze(1))
+        return product_of(by_sentence(self.hidden(inputs.x), inputs.x), self.W2) + bias_of(self.b2.unsqueeze(1))
+
+
+def factorize(length: int) -> Tuple[int, int]:
+    """``(a, b)`` with ``a b = length`` and a the largest divisor up to the square root; SynthesizerError if a is 1."""
+    for a in range(math.isqrt(length), 1, -1):
+        if length % a == 0:
+            return a, length // a
+    raise SynthesizerError(
+        f"--synth-max-length {length}: factorized_dense needs a product a*b with a, b > 1; "
+        f"take {max(4, length + 1)}, for example"
+    )
 
 
 @register_synthesizer("factorized_dense")
-class FactorizedDense(Synthesizer):
+class FactorizedDense(Dense):
     """Factorized Dense (eq. 5-6): ``S_i[j] = A_i[u] B_i[v]`` with ``j = u b + v`` and ``a b = l``.
 
     A_i and B_i, of a and b values, are two linear read-outs of one relu(W1 x_i + b1), per head on its
@@ -219,12 +238,9 @@ class FactorizedDense(Synthesizer):
     """
 
     def __init__(self, num_heads: int, head_dim: int, max_length: int, rank: int) -> None:
-        super().__init__(num_heads, head_dim, max_length, rank)
-        self.a, self.b = factorize(max_length)
-        self.W1 = nn.Parameter(torch.empty(num_heads, head_dim, head_dim))
-        self.b1 = nn.Parameter(torch.empty(num_heads, head_dim))
-        self.W2 = nn.Parameter(torch.empty(num_heads, self.a + self.b, head_dim))
-        self.b2 = nn.Parameter(torch.empty(num_heads, self.a + self.b))
+        a, b = factorize(max_length)
+        super().__init__(num_heads, head_dim, a + b, rank)
+        self.a, self.b = a, b
         # empty: its shape tells a checkpoint of another l with the same a + b, whose rows would be divided wrongly
         self.register_buffer("factors", torch.empty(self.a, self.b, 0))
 
@@ -240,8 +256,7 @@ class FactorizedDense(Synthesizer):
         self.b2[:, self.a :].mul_(weight[..., 0])
 
     def forward(self, inputs: Inputs) -> Logits:
-        hidden = per_head_linear(by_head(inputs.x, self.num_heads), self.W1, self.b1).relu_()
-        factors = per_head_linear(hidden, self.W2, self.b2)
+        factors = per_head_linear(self.hidden(inputs.x), self.W2, self.b2)
         return outer_product_of(by_sentence(factors, inputs.x), self.a)
 
 
@@ -334,16 +349,12 @@ class Mixture(LayerSynthesizer):
         return [self]
 
     def forward(self, inputs: Inputs) -> List[Logits]:
-        """See `LayerSynthesizer`.
-
-        Raises:
-            ValueError: S is beyond l, and to be refused.
-        """
+        """See `LayerSynthesizer`. Raises ValueError if S is beyond l, and to be refused."""
         limit = self.limit
         if limit is not None and inputs.src_len > limit:
             raise ValueError("a sentence of {} tokens is longer than max_length {}".format(inputs.src_len, limit))
         weights = self.weights()
-        logits = Logits([], [], [], [], [] if weights is None else [weights])
+        logits = Logits([], [] if weights is None else [weights])
         for m, component in enumerate(self.components.values()):
             logits.add_weighted(component(inputs), -1 if weights is None else m)
         return [logits]

@@ -63,11 +63,8 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
         return SynthesizerDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
 
     def prepare_for_inference_(self, cfg: Any) -> None:
-        """As fairseq's own. From here on references are compared with the output, and are not read by the model.
-
-        Raises:
-            SynthesizerError: ``--min-len`` is more than the model can write.
-        """
+        """As fairseq's own. From here on references are compared with the output, and are not read by the model. Raises
+        SynthesizerError if ``--min-len`` is more than the model can write."""
         super().prepare_for_inference_(cfg)
         generation = getattr(cfg, "generation", None)
         self.reads_targets = bool(getattr(generation, "score_reference", False))

@@ -6,7 +6,7 @@ import statistics
 from collections import Counter
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
 
-from recipes.catalog import TASKS, Column, Table
+from recipes.catalog import Column, Table
 from recipes.provenance import device_of
 from recipes.steps import ROOT
 
@@ -67,7 +67,6 @@ class Difference(NamedTuple):
 
     mean: float
     half_width: float  # 0: too few runs for an interval
-    gain: float  # the mean, above 0 where the model is better
 
     @property
     def excludes_zero(self) -> bool:
@@ -95,14 +94,13 @@ def differences(table: Table, rows: Rows, figure: str) -> Dict[str, Difference]:
         from scipy.stats import t
 
         quantile = float(t.ppf(1 - LEVEL / len(beside) / 2, freedom))
-    sign = -1 if figure == "valid_loss" or TASKS[table.task].best is min else 1
     found = {}
     for row, own in beside.items():
         mean = statistics.mean(record["figures"][figure] - other["figures"][figure] for record, other in own)
         # a run of the baseline may stand in several pairs
         shares = [count / len(own) for count in Counter(id(other) for _, other in own).values()]
         width = quantile * math.sqrt(variance * (1 / len(own) + sum(share**2 for share in shares)))
-        found[row] = Difference(mean, width, sign * mean)
+        found[row] = Difference(mean, width)
     return found
 
 

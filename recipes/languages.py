@@ -74,13 +74,3 @@ def undone(line: str, kind: str, language: str) -> str:
 def without_bpe(line: str) -> str:
     """A line of BPE's subwords as words."""
     return f"{line} ".replace("@@ ", "").strip()
-
-
-def subwords(*languages: str) -> str:
-    """The kind of subwords that gives all words of these languages back: BPE of Moses' words, or SentencePiece."""
-    return "bpe" if set(languages) <= set(MOSES) else "sentencepiece"
-
-
-def bleu_tokenizer(language: str) -> str:
-    """sacreBLEU's name of the tokeniser for a language."""
-    return TOKENIZERS.get(base(language), "13a")

@@ -38,8 +38,8 @@ def last_checkpoints(folder: Path, n: int, by_updates: bool, upper_bound: int) -
     found = [(int(m[1]), p) for p in folder.glob("*.pt") for m in [pattern.fullmatch(p.name)] if m]
     found = sorted((c for c in found if not upper_bound or c[0] <= upper_bound), reverse=True)
     if len(found) < n:
-        kind = "update" if by_updates else "epoch"
-        raise SynthesizerError(f"--inputs {folder}: found {len(found)} {kind} checkpoints, asked for {n}")
+        found_here = f"found {len(found)} of {n} {'update' if by_updates else 'epoch'} checkpoints"
+        raise SynthesizerError(f"--inputs {folder}: {found_here}; train on, or average fewer")
     return [path for _, path in found[:n]]
 
 

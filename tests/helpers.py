@@ -26,9 +26,8 @@ import fairseq_synth
 from fairseq_synth.architectures import VARIANTS
 from fairseq_synth.attention import SyntheticAttention
 from fairseq_synth.errors import explain
-from fairseq_synth.heads import build_synthesizer
+from fairseq_synth.heads import build_synthesizer, parse_heads
 from fairseq_synth.logits import bias_of
-from fairseq_synth.specs import parse_heads
 from fairseq_synth.synthesizers import SYNTHESIZERS, Synthesizer
 from recipes.steps import ROOT, UserError
 

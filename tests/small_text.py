@@ -91,6 +91,12 @@ def prepare(name, folder, other, main):
     main([word.format(out=folder / name, text=folder / "text", other=other) for word in words])
 
 
+def sizes(*sides):
+    """Flags of a small model."""
+    names = {"layers": "1", "embed-dim": "16", "ffn-embed-dim": "16", "attention-heads": "2"}
+    return {f"{side}-{name}": value for side in sides for name, value in names.items()}
+
+
 def digest(data):
     """SHA-256 of prepared data: of what a model is trained and scored on, and of every step before it."""
     found = hashlib.sha256()

@@ -55,6 +55,8 @@ def test_tables_and_recipes_hold_together():
             assert task == train.FAIRSEQ_TASK.get(table.task, table.task), cell.name
             assert {*cell.column.figures} <= {*(CORPORA[cell.corpus].scores or cell.column.figures)}, cell.name
     assert all(task.recipe in RECIPES for task in TASKS.values())
+    of_suites = {name for name, corpus in CORPORA.items() if corpus.scores}
+    assert of_suites == {column.name for table in ("glue", "superglue") for column in TABLES[table].columns}
 
 
 def test_the_models_are_the_variants():
@@ -64,46 +66,31 @@ def test_the_models_are_the_variants():
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout == "set()\n"
 
 
-def test_every_task_of_the_suites_has_a_column():
-    tasks = {name for name, corpus in CORPORA.items() if corpus.scores}
-    assert tasks == {column.name for table in ("glue", "superglue") for column in TABLES[table].columns}
-
-
-@pytest.mark.parametrize(
-    "table, column, first",
-    [
-        ("glue_cpu", "cb", "denoising_cpu-wikitext2_spans-random-seed2"),  # all tasks begin with one run
+def test_what_a_cell_is():
+    """What it begins with: the same run for all tasks of GLUE. Flags of its own, and what it is compared with."""
+    for table, column, first in (
+        ("glue_cpu", "cb", "denoising_cpu-wikitext2_spans-random-seed2"),
         ("multi30k_from_news_cpu", "en-de", "news_cpu-en-de-random-seed2"),
         ("multi30k_28k", "en-fr", "multi30k_14k-en-fr-random-seed2"),
-        ("multi30k", "en-fr", None),
-    ],
-)
-def test_the_second_stage_begins_with_the_first(table, column, first):
-    (cell,) = TABLES[table].cells([column], ["random"], [2])
-    assert cell.run(Path("out")).init == (first and Path("out", "runs", first))
-
-
-def test_a_row_with_flags_of_its_own():
-    """It is trained with them, and compared with the table's baseline."""
+    ):
+        (cell,) = TABLES[table].cells([column], ["random"], [2])
+        assert cell.run(Path("out")).init == Path("out", "runs", first)
     (cell,) = TABLES["multi30k_tiled"].cells(models=["random_tile8"])
     run = cell.run(Path())
-    assert run.arch == "transformer_synth_random_multi30k" and cell.table.baseline == "random"
+    assert run.arch == "transformer_synth_random_multi30k" and cell.table.baseline == "random" and not run.init
     assert run.flags == "--synth-max-length 8 --synth-beyond-length tile".split()
 
 
-@pytest.mark.parametrize(
-    "argv, part",
-    [
-        ("table9", "table9.*multi30k_cpu"),
-        ("table2 --dataset en-cs", "--dataset en-cs: choose from en-de, en-fr"),
-        ("table2 --variant randm", "--variant randm: choose from transformer, fixed_random"),
-        ("cnndm --variant lightcon", "--variant lightcon: choose from"),  # the first stage's baselines may be taken too
-        ("table2 --seed one", "--seed.*one"),
-        ("table2 --from /nowhere", "/nowhere: no such folder"),
-        ("table2 --gpus 1 -- --lr 1", "--lr|unrecognized"),  # a table is its recipe
-        ("", "TABLE.*reproduce.sh --help"),
-    ],
-)
+@pytest.mark.parametrize("argv, part", [
+    ("table9", "table9.*multi30k_cpu"),
+    ("table2 --dataset en-cs", "--dataset en-cs: choose from en-de, en-fr"),
+    ("table2 --variant randm", "--variant randm: choose from transformer, fixed_random"),
+    ("cnndm --variant lightcon", "--variant lightcon: choose from"),  # the first stage's baselines may be taken too
+    ("table2 --seed one", "--seed.*one"),
+    ("table2 --from /nowhere", "/nowhere: no such folder"),
+    ("table2 --gpus 1 -- --lr 1", "--lr|unrecognized"),  # a table is its recipe
+    ("", "TABLE.*reproduce.sh --help"),
+])  # fmt: skip
 def test_reproduce_refuses(argv, part):
     refused(reproduce.main, *argv.split(), part=part)
 
@@ -111,15 +98,12 @@ def test_reproduce_refuses(argv, part):
 # ---- the YAML files
 
 
-@pytest.mark.parametrize(
-    "kind, entry, part",
-    [
-        ("Recipe", "a: {like: b}", "'b'"),
-        ("Recipe", "a: {preset: x, beams: 4}", "'beams'"),
-        ("Recipe", "a: {preset: x, flags: 3}", "a: "),
-        ("Table", "a: {title: t, about: t, columns: {x: X}}", "a: "),
-    ],
-)
+@pytest.mark.parametrize("kind, entry, part", [
+    ("Recipe", "a: {like: b}", "'b'"),
+    ("Recipe", "a: {preset: x, beams: 4}", "'beams'"),
+    ("Recipe", "a: {preset: x, flags: 3}", "a: "),
+    ("Table", "a: {title: t, about: t, columns: {x: X}}", "a: "),
+])  # fmt: skip
 def test_a_slip_in_a_yaml_file_is_told(kind, entry, part, tmp_path, monkeypatch):
     (tmp_path / "recipes").mkdir()
     (tmp_path / "recipes" / "x.yaml").write_text(entry)

@@ -139,7 +139,7 @@ def test_the_smaller_factor_takes_the_weight():
     """Of a product with one key for all sentences, the key: the other would be a copy as large as the layer's input."""
     queries, key, weight = torch.randn(3, 2, 9, 5), torch.randn(1, 2, 9, 5), torch.rand(1, 2, 1, 1)
     for factors in ((queries, key), (key, queries)):
-        found = Logits([], [], [], [], [weight]).weighted(0, *factors, 1.0)
+        found = Logits([], [weight]).weighted(0, *factors, 1.0)
         for x, y in zip(found, factors):
             assert x is y if y is queries else torch.equal(x, y * weight)
 
@@ -147,7 +147,7 @@ def test_the_smaller_factor_takes_the_weight():
 def test_factors_keep_their_type():
     """A weight in fp32, as it is under autocast, leaves factors and a single bias in half precision."""
     query, key = torch.randn(2, 3, 2, 9, 5).half()
-    logits = Logits([], [], [], [], [torch.rand(1, 2)])
+    logits = Logits([], [torch.rand(1, 2)])
     logits.add_weighted(bias_of(query), 0)
     logits = logits.read(0, 9, 5)
     for factors in ((query, key), (query, key[:1])):
@@ -163,9 +163,8 @@ def test_logits_of_other_tensors(spec):
     for found in (logits, logits.read(0, 9, 9)):
         again = found.with_tensors(found.tensors())
         assert all(a is b for a, b in zip(again.tensors(), found.tensors()))
-        for name in ("products", "outers", "biases", "diagonals"):
-            for a, b in zip(getattr(again, name), getattr(found, name)):
-                assert all(x is y or x == y for x, y in zip(a, b))
+        for a, b in zip(again.terms, found.terms):
+            assert (a[0], *a[2:]) == (b[0], *b[2:])
 
 
 def test_sums_of_logits():
@@ -180,7 +179,7 @@ def test_sums_of_logits():
 
 def check_logits(summands, causal, bsz, heads, length, width):
     weights = torch.rand(2, heads, dtype=torch.float64, requires_grad=True)
-    logits = Logits([], [], [], [], [weights])
+    logits = Logits([], [weights])
     for summand, row in summands:
         logits.add_weighted(summand, row)
     logits = logits.read(0, length, length)
@@ -194,7 +193,7 @@ def check_logits(summands, causal, bsz, heads, length, width):
         return [out, *torch.autograd.grad(out, leaves, grad, allow_unused=True)]
 
     expected = gradients(plain)
-    for computation in (tiled, fused) if logits.products else (tiled,):
+    for computation in (tiled, fused) if logits.of("product") else (tiled,):
         for a, b in zip(gradients(computation), expected):
             zeros = torch.zeros(1, dtype=torch.float64)
             a, b = (zeros if x is None else x for x in (a, b))
@@ -246,7 +245,7 @@ def chosen(spec, monkeypatch, bsz=3, training=True, dropout=0.0, causal=False, *
     if causal:
         call["attn_mask"] = causal_mask(x)
     with monkeypatch.context() as patch:
-        for computation in computations.COMPUTATIONS:
+        for computation in (*computations.COMPUTATIONS, plain):
             name, compute = computation.__name__.split(".")[-1], computation.compute
             patch.setattr(computation, "compute", lambda *args, n=name, f=compute: called.append(n) or f(*args))
         module(x, x, x, **call)

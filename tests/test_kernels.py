@@ -29,7 +29,7 @@ triton = pytest.importorskip("triton", reason="no Triton for this Python, or thi
 from compile_kernels import LIMITS  # noqa: E402
 from triton.runtime.errors import OutOfResources  # noqa: E402
 
-from fairseq_synth.computations import triton_long, triton_short, triton_sums  # noqa: E402
+from fairseq_synth.computations import triton_attention, triton_sums  # noqa: E402
 
 pytestmark = [
     pytest.mark.usefixtures("on_device"),
@@ -75,7 +75,7 @@ def by_definition(logits, value, mask=None, causal=False, dropout=0.0, projected
 
 def mixed(weights, *summands):
     """The sum of logits, each times a row of the weights (M, H), or -1 for 1."""
-    logits = Logits([], [], [], [], [] if weights is None else [weights])
+    logits = Logits([], [] if weights is None else [weights])
     for summand, row in summands:
         logits.add_weighted(summand, row)
     return logits
@@ -750,8 +750,8 @@ def test_kernels_are_compiled_before_they_are_called(length, spills, monkeypatch
         return x.dtype if isinstance(x, torch.Tensor) else type(x)
 
     for module, names in (
-        (triton_short, ["forward", "backward"]),
-        (triton_long, ["forward", "backward_rows", "backward_columns", "backward_matrix"]),
+        (triton_attention, ["forward_short", "backward_short"]),
+        (triton_attention, ["forward", "backward_rows", "backward_columns", "backward_matrix"]),
         (triton_sums, ["add"]),
     ):
         for name in names:

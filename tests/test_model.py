@@ -925,7 +925,7 @@ def test_the_documented_function(registry):
         for j in range(9):
             torch.testing.assert_close(scores[0, :, i, j], -component.w[:, 0] * abs(j - 3 - i) - component.c[:, 0, j])
     (logits,) = module(inputs)
-    assert len(logits.products) == len(logits.diagonals) == 1 and len(logits.biases) == 2
+    assert sorted(kind for kind, *_ in logits.terms) == ["bias", "bias", "diagonals", "product"]
     component.zero_logits_()
     assert torch.count_nonzero(component.w) == torch.count_nonzero(component.c) == 0
 

@@ -122,27 +122,24 @@ def test_a_folder_of_ones_own(tmp_path, raw, capsys):
     assert [*read_text.lines(tmp_path / "out" / "test.en")] == held_out[1]
 
 
-@pytest.mark.parametrize(
-    "change, argv, part",
-    [
-        ("", "{tmp}/no en de {out}", "no: no such folder"),
-        ("", "{raw} en cs {out}", "raw: no train.en and train.cs|cs: no such file"),
-        ("rm train.de.gz", "{raw} en de {out}", "train.de: no such file, nor train.de.gz"),
-        ("mv train.en all.en; mv train.de.gz all.de.gz", "{raw} en de {out}", "no train.en and train.de; rename all"),
-        ("echo one > valid.de", "{raw} en de {out}", "valid.de: ends after 1 lines, and the other side does not"),
-        ("sed -i 's/.*//' test.en", "{raw} en de {out}", "test.en: line 1 here or in test.de is empty; none may be"),
-        ("", "{raw} en de {out} --subwords sentencepiece --merges 9", r"--merges 9: .* characters; give \d+ or more"),
-        ("", "{raw} en en {out}", "en en: .*two"),
-        ("", "{raw} en pt.BR {out}", "pt.BR.*letters, digits, - and _"),
-        ("", "{raw} en de /proc/none", "/proc/none"),
-        ("", "{raw} en de", "prepare.sh --help"),
-        ("", "squad {out}", "squad.*ptb, .*personachat"),
-        ("", "ptb {out} --lowercase", "--lowercase: not for ptb; leave it out"),
-        ("", "lm {out}", "lm: nothing to download; name the folder of its text by --from"),
-        ("", "ptb {out} --from {raw}", "no train set of ptb; it should be named ptb.train.txt or train.txt"),
-        ("mkdir -p ../out; touch ../out/mine", "{raw} en de {out}", "out: was not made by prepare.sh; name another"),
-    ],
-)
+@pytest.mark.parametrize("change, argv, part", [
+    ("", "{tmp}/no en de {out}", "no: no such folder"),
+    ("", "{raw} en cs {out}", "raw: no train.en and train.cs|cs: no such file"),
+    ("rm train.de.gz", "{raw} en de {out}", "train.de: no such file, nor train.de.gz"),
+    ("mv train.en all.en; mv train.de.gz all.de.gz", "{raw} en de {out}", "no train.en and train.de; rename all"),
+    ("echo one > valid.de", "{raw} en de {out}", "valid.de: ends after 1 lines, and the other side does not"),
+    ("sed -i 's/.*//' test.en", "{raw} en de {out}", "test.en: line 1 here or in test.de is empty; none may be"),
+    ("", "{raw} en de {out} --subwords sentencepiece --merges 9", r"--merges 9: .* characters; give \d+ or more"),
+    ("", "{raw} en en {out}", "en en: .*two"),
+    ("", "{raw} en pt.BR {out}", "pt.BR.*letters, digits, - and _"),
+    ("", "{raw} en de /proc/none", "/proc/none"),
+    ("", "{raw} en de", "prepare.sh --help"),
+    ("", "squad {out}", "squad.*ptb, .*personachat"),
+    ("", "ptb {out} --lowercase", "--lowercase: not for ptb; leave it out"),
+    ("", "lm {out}", "lm: nothing to download; name the folder of its text by --from"),
+    ("", "ptb {out} --from {raw}", "no train set of ptb; it should be named ptb.train.txt or train.txt"),
+    ("mkdir -p ../out; touch ../out/mine", "{raw} en de {out}", "out: was not made by prepare.sh; name another"),
+])  # fmt: skip
 def test_what_is_refused(tmp_path, raw, change, argv, part, monkeypatch):
     """In one line; the folder of the text stays as it is, and nothing is half done."""
     subprocess.run(["bash", "-c", change], cwd=raw, check=True)
@@ -160,31 +157,16 @@ def test_what_is_refused(tmp_path, raw, change, argv, part, monkeypatch):
 # ---- subwords
 
 
-@pytest.mark.parametrize(
-    "pieces, most, keep_end, kept",
-    [
-        ("▁a b ▁c d e", 5, False, "▁a b ▁c d"),
-        ("▁a ▁", 3, False, "▁a ▁"),  # a lone beginning of a word
-        ("▁a b ▁c d e", 4, True, "▁c d e"),
-        ("▁a b c d", 2, True, "d"),  # of a word that is longer than all that may stay, its end
-        ("", 2, True, ""),
-    ],
-)
+@pytest.mark.parametrize("pieces, most, keep_end, kept", [
+    ("▁a b ▁c d e", 5, False, "▁a b ▁c d"),
+    ("▁a ▁", 3, False, "▁a ▁"),  # a lone beginning of a word
+    ("▁a b ▁c d e", 4, True, "▁c d e"),
+    ("▁a b c d", 2, True, "d"),  # of a word that is longer than all that may stay, its end
+    ("", 2, True, ""),
+])  # fmt: skip
 def test_what_a_cut_leaves(pieces, most, keep_end, kept):
     """Place for the end's own; the last pieces from the beginning of a word on."""
     assert " ".join(prepare.cut(pieces.split(), most, keep_end)) == kept
-
-
-def test_cut_text(small_data):
-    """Sources and targets are cut, the references that are scored against are whole; marks of spans are pieces."""
-    mails, dialogues = small_data("mails"), small_data("dialogues")
-    for side, most in (("source", 8), ("target", 6)):
-        assert max(len(line.split()) for line in read_text.lines(mails / "sub" / f"test.{side}")) == most
-    assert (mails / "test.target").read_text() == (mails / "raw" / "test.target").read_text()
-    split = prepare.pieces_of(dialogues / "pieces.model")
-    for line, pieces in read_text.aligned(*(dialogues / part / "test.source" for part in ("raw", "sub")), clean=str):
-        assert split(line)[-len(pieces.split()) :] == pieces.split() and pieces.startswith("▁")
-    assert all("<extra_id_0>" in line.split() for line in read_text.lines(small_data("spans") / "sub" / "test.source"))
 
 
 @pytest.mark.usefixtures("in_process")

@@ -4,6 +4,7 @@ import io
 import itertools
 import json
 import random
+import re
 import shlex
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from fairseq import options
 from fairseq.data import encoders
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from helpers import refused
+from sacrebleu.metrics import BLEU
 from small_text import write
 from test_train import make_data
 
@@ -64,11 +66,10 @@ def test_bits_become_nats(tmp_path, loss):
 
 
 def test_translations():
-    """In the order of the corpus, each of them; a hyphen between letters is a word of its own."""
+    """In the order of the corpus, each of them."""
     said = "S-1\tso\nH-1\t-0.5\ta@@ b\nD-1\t-0.5\tab\nD-10\t-1\t\nD-0\t-0.2\tzuerst - so\n"
     assert score.hypotheses(said, "D", 3) == ["zuerst - so", "ab", ""]
     refused(lambda _: score.hypotheses(said, "H", 3), part="2 of 3 sentences were left out")
-    assert score.split_compounds("ein Hin-und-her - so") == "ein Hin ##AT##-##AT## und ##AT##-##AT## her - so"
 
 
 def test_figures_of_a_translation(tmp_path):
@@ -77,6 +78,10 @@ def test_figures_of_a_translation(tmp_path):
     written, wanted = ['Er sagt "ja" zu ihr und geht.'], ["Er sagt „ja“ zu ihr und geht."]
     scores = scorer("translation", tmp_path).scores(written, wanted, "")
     assert scores["compound_split"]["score"] == pytest.approx(100) and scores["bleu"]["score"] < 99
+    compounds = [["ein Hin ##AT##-##AT## und ##AT##-##AT## her"], ["ein Hin ##AT##-##AT## und ##AT##-##AT## hin"]]
+    both = [re.sub(" ##AT##-##AT## ", "-", text) for (text,) in compounds]
+    split = scorer("translation", tmp_path).scores(both[:1], both[1:], "")["compound_split"]["score"]
+    assert split == round(BLEU(tokenize="none").corpus_score(compounds[0], compounds[1:]).score, 2) > 0
     assert scores["bleu"]["test_set"] == "wmt14/full" and "nrefs:1|case:mixed" in scores["bleu"]["signature"]
     upper = [wanted[0].upper()]
     assert scorer("translation", tmp_path).scores(upper, wanted, "")["bleu"]["score"] < 20
@@ -120,21 +125,18 @@ def test_meteor(tmp_path, monkeypatch):
 YES_NO = ["no", "yes"]
 
 
-@pytest.mark.parametrize(
-    "written, wanted, groups, labels, figures",
-    [
-        # an answer that is no label is wrong for every metric, and is counted; it is no class of its own
-        ("yes no maybe yes", "yes no yes no", "", YES_NO,
-         {"accuracy": 50, "f1": 50, "macro_f1": 50, "matthews": 0, "no_label": 1}),
-        ("yes no maybe yes", "yes no yes no", "", YES_NO, {"macro_f1": 58.33, "no_label": 1}),
-        # a number that is none, or is off the scale, is the farther end of it
-        ("1.0 x 3.0 9.0", "1 4 3 2", "", [], {"pearson": -29.11, "no_label": 2}),
-        ("1.0 2.0 3.0", "2 4 5", "", [], {"pearson": 98.2, "spearman": 100, "no_label": 0}),
-        ("1.0 1.0", "2 4", "", [], {"spearman": 0, "no_label": 0}),
-        ("a b a", "a a a", "1 1 2", ["a", "b"], {"all_of_group": 50, "no_label": 0}),
-        ("a b", "a a", "dev_matched dev_mismatched", ["a", "b"], {"matched": 100, "mismatched": 0, "no_label": 0}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("written, wanted, groups, labels, figures", [
+    # an answer that is no label is wrong for every metric, and is counted; it is no class of its own
+    ("yes no maybe yes", "yes no yes no", "", YES_NO,
+     {"accuracy": 50, "f1": 50, "macro_f1": 50, "matthews": 0, "no_label": 1}),
+    ("yes no maybe yes", "yes no yes no", "", YES_NO, {"macro_f1": 58.33, "no_label": 1}),
+    # a number that is none, or is off the scale, is the farther end of it
+    ("1.0 x 3.0 9.0", "1 4 3 2", "", [], {"pearson": -29.11, "no_label": 2}),
+    ("1.0 2.0 3.0", "2 4 5", "", [], {"pearson": 98.2, "spearman": 100, "no_label": 0}),
+    ("1.0 1.0", "2 4", "", [], {"spearman": 0, "no_label": 0}),
+    ("a b a", "a a a", "1 1 2", ["a", "b"], {"all_of_group": 50, "no_label": 0}),
+    ("a b", "a a", "dev_matched dev_mismatched", ["a", "b"], {"matched": 100, "mismatched": 0, "no_label": 0}),
+])  # fmt: skip
 def test_answers(written, wanted, groups, labels, figures):
     rows = itertools.zip_longest(written.split(), wanted.split(), groups.split(), fillvalue="")
     found = metrics.of_answers([Answer(*row, ()) for row in rows], labels, [*figures][:-1])
@@ -210,21 +212,28 @@ def test_no_difference_is_not_significant(tmp_path):
         assert found.test(before, after, [good.upper()] * 2)["p_value"] == 1
 
 
-def test_a_baseline_was_scored_on_the_same_test_set(tmp_path):
+def test_a_baseline_was_scored_on_the_same_test_set(tmp_path, monkeypatch):
     """A baseline that was not, or not yet, is refused before anything else; another --average is a note alone."""
     data, base = make_data(tmp_path / "data", subwords="bpe", lowercase=None), tmp_path / "base"
     run = make_run(tmp_path / "run", data)
     base.mkdir()
     write(data / "test.de", ["eins"])
+
+    def run_command(argv, log):
+        raise steps.UserError(" ".join(map(str, argv)))
+
+    monkeypatch.setattr(score, "run_command", run_command)
     said = f"--baseline {base}: not evaluated yet, or on another test set; evaluate it first"
     refused(score.main, run, "--baseline", base, part=said)
     steps.dump(base / "evaluation" / "scores.json", {"references": text.digest(data / "test.de")})
-    refused(score.main, run, "--baseline", base, part="has 0 of the 5 checkpoints to evaluate")  # the next step
+    refused(
+        score.main, run, "--baseline", base, part="average_checkpoints.py .*--num-update-checkpoints 5"
+    )  # the next step
     write(data / "test.de", ["zwei"])
     for argv, part in (
         (["--baseline", base], said),
         (["--context-window", "3"], "--context-window: not for translation; leave it out"),
-        (["--average", "0"], "has 0 of the 1 checkpoints to evaluate; train on, or"),
+        (["--average", "0"], "fairseq-generate .* --path .*checkpoint_best.pt"),
     ):
         refused(score.main, run, *argv, part=part)
     refused(score.main, base, part=f"{base}: no run of train.sh")

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -36,15 +37,12 @@ def test_a_log(tmp_path):
     assert (tmp_path / "log").read_text() == "earlier\n" + ("D" * 3000 + "\nINFO\n") * 3
 
 
-@pytest.mark.parametrize(
-    "code, log, part",
-    [
-        ("echo 'error: text.en: line 2 is empty'; echo more; exit 1", True, "text.en: line 2 is empty; see .*log$"),
-        ("printf 'no \\xff\\n'; exit 1", True, "bash failed: no"),  # no UTF-8
-        ("exit 1", False, "bash failed: see above"),
-        ("kill -9 $$", True, "bash failed"),
-    ],
-)
+@pytest.mark.parametrize("code, log, part", [
+    ("echo 'error: text.en: line 2 is empty'; echo more; exit 1", True, "text.en: line 2 is empty; see .*log$"),
+    ("printf 'no \\xff\\n'; exit 1", True, "bash failed: no"),  # no UTF-8
+    ("exit 1", False, "bash failed: see above"),
+    ("kill -9 $$", True, "bash failed: signal 9 ended it; "),
+])  # fmt: skip
 def test_what_a_program_says(tmp_path, code, log, part):
     refused(lambda _: steps.run(["bash", "-c", code], tmp_path / "log" if log else None), part=part)
 
@@ -64,7 +62,7 @@ def test_what_a_dry_run_is(value, is_shown, tmp_path, monkeypatch):
 
 
 def test_files_are_whole_or_not_there(tmp_path):
-    """Also on a full disk, where only one of two is written, and where any program of a pipe fails."""
+    """Also on a full disk, where only one of two is written, and where any program of a pipe fails or was killed."""
     for command in ("seq 9 > /dev/full", "false | cat"):
         refused(lambda _, c=command: steps.make(tmp_path / "a", c, "; get room"), part="a was not made: .*; get room$")
     with pytest.raises(ZeroDivisionError), steps.whole(tmp_path / "b", tmp_path / "c") as (b, c):
@@ -72,9 +70,12 @@ def test_files_are_whole_or_not_there(tmp_path):
         c.mkdir()
         raise ZeroDivisionError
     assert not any(tmp_path.iterdir())
+    alive, killed = (tmp_path / f"a.{socket.gethostname()}-{process}.part" for process in (1, 1 << 30))
+    for part in (alive, killed):
+        part.touch()
     steps.make(tmp_path / "a", "false | echo one || true")
     steps.make(tmp_path / "a", "echo other")  # one that is there is kept
-    assert (tmp_path / "a").read_text() == "one\n" and [path.name for path in tmp_path.rglob("*")] == ["a"]
+    assert (tmp_path / "a").read_text() == "one\n" and {*tmp_path.iterdir()} == {tmp_path / "a", alive}
 
 
 def test_a_lock_waits_or_is_refused(tmp_path, capsys):
@@ -177,10 +178,7 @@ def test_errors_are_one_line(tmp_path):
     """A mistake of the user's, one of the system's, and a pipe that is closed early."""
     (tmp_path / "file").touch()
     for argv, said in (
-        (
-            ["train.sh", tmp_path, "random", "--gpu", "1"],
-            "error: --gpu 1: no option of train.sh; flags of fairseq-train",
-        ),
+        (["train.sh", tmp_path, "random", "--gpu", "1"], "error: --gpu 1: no option of train.sh; flags of fairseq"),
         (["prepare.sh", "numbers", "de", tmp_path / "file" / "x"], f"error: {tmp_path}/file/x"),
     ):
         done = script(*argv)
@@ -190,14 +188,11 @@ def test_errors_are_one_line(tmp_path):
     assert done.stderr == "" and done.stdout.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    "call, sent, code",
-    [
-        ("run(['bash', '-c', 'sleep 600 & wait'])", signal.SIGTERM, 143),  # as a scheduler or `timeout` sends it
-        ("run(['bash', '-c', 'sleep 600 & wait'], Path('/dev/null'), print)", signal.SIGINT, 130),
-        ("make(Path('out'), 'sleep 600 | cat')", signal.SIGTERM, 143),
-    ],
-)
+@pytest.mark.parametrize("call, sent, code", [
+    ("run(['bash', '-c', 'sleep 600 & wait'])", signal.SIGTERM, 143),  # as a scheduler or `timeout` sends it
+    ("run(['bash', '-c', 'sleep 600 & wait'], Path('/dev/null'), print)", signal.SIGINT, 130),
+    ("make(Path('out'), 'sleep 600 | cat')", signal.SIGTERM, 143),
+])  # fmt: skip
 def test_what_a_recipe_has_started_ends_with_it(tmp_path, call, sent, code):
     """A signal to a recipe leaves no program behind, nor half a file."""
     program = (

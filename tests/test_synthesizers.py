@@ -8,10 +8,10 @@ import torch
 from helpers import SPECS, make_attention
 
 from fairseq_synth.errors import SynthesizerError
+from fairseq_synth.heads import parse_heads, parse_spec
 from fairseq_synth.linear import by_head, by_sentence, per_head_linear
 from fairseq_synth.logits import bias_of, outer_product_of
 from fairseq_synth.masks import causal_mask
-from fairseq_synth.specs import parse_heads, parse_spec
 from fairseq_synth.synthesizers import (
     SYNTHESIZERS,
     FactorizedDense,

@@ -66,22 +66,20 @@ def test_the_data_say_their_task(task, shown):
     assert flag(line, "--max-update") == str(recipe.max_update) and flag(line, "--save-interval-updates") == "7"
     assert flag(line, "--keep-interval-updates") == ("10" if recipe.average else "1") and flag(line, "--seed") == "3"
     assert f"--save-dir {ROOT}/runs/data-random-seed3 " in line and " --cpu " in line and "fp16" not in line
+    assert "before its warm-up does" in shown("random --gpus 0 --max-update 9", task=task, **facts)
 
 
-@pytest.mark.parametrize(
-    "argv, longest, length",
-    [
-        ("random", 115, "120"),  # in steps of 8, which suits GPUs
-        ("random", 100, None),  # never less than the architecture takes
-        ("random", 2000, "1024"),  # what is longer fairseq leaves out
-        ("transformer", 115, None),
-        ("relative_random_vanilla", 115, None),  # takes any length
-        ("random --recipe wmt_en_de", 115, None),
-        ("random -- --synth-max-length 24", 115, "24"),
-        ("random -- --synth-max-length=24", 115, None),
-        ("random -- --synth-beyond-length tile", 115, None),
-    ],
-)
+@pytest.mark.parametrize("argv, longest, length", [
+    ("random", 115, "120"),  # in steps of 8, which suits GPUs
+    ("random", 100, None),  # never less than the architecture takes
+    ("random", 2000, "1024"),  # what is longer fairseq leaves out
+    ("transformer", 115, None),
+    ("relative_random_vanilla", 115, None),  # takes any length
+    ("random --recipe wmt_en_de", 115, None),
+    ("random -- --synth-max-length 24", 115, "24"),
+    ("random -- --synth-max-length=24", 115, None),
+    ("random -- --synth-beyond-length tile", 115, None),
+])  # fmt: skip
 def test_the_length_follows_the_text(argv, longest, length, shown):
     line = shown(argv.replace(" --", " --gpus 0 --", 1) if "--" in argv else argv, longest=longest)
     found = re.findall(r"--synth-max-length (\d+)", line.split("\n+")[-1])
@@ -96,24 +94,22 @@ def test_the_precision_is_the_best_there_is(capability, best, shown, monkeypatch
     assert "bf16" not in shown("random --recipe wmt_en_de --precision fp16")
 
 
-@pytest.mark.parametrize(
-    "argv, part",
-    [
-        ("{tmp}/no random", "no: no such folder"),
-        ("{tmp} random", "no data that prepare.sh has made"),
-        ("{data}/bin random", "bin: give .*data$"),
-        ("{data}", "MODEL|model"),
-        ("{data} randm", "randm: no model of the recipe multi30k_cpu; see scripts/train.sh --help"),
-        ("{data} roberta_agnews --recipe agnews", "prepared for translation, .* agnews is for sentence_prediction"),
-        ("{data} random --recipe iwslt", "--recipe.*iwslt.*multi30k_cpu"),
-        ("{data} random --gpu 1", "--gpu 1.*train.sh --help"),
-        ("{data} random --recipe wmt_en_de", "--gpus: none found here; --gpus 0"),
-        ("{data} random --gpus 1 --nodes 2", "--nodes 2: .*--rendezvous HOST:PORT"),
-        ("{data} random --recipe wmt_en_de --gpus 8 --batch-tokens 1000", "--batch-tokens 1000.* 125 .*raise them"),
-        ("{data} random --recipe wmt_en_de --gpus 1 --max-tokens 9", "--max-tokens 9: .*sentence of 256; raise them"),
-        ("{data} random --init {tmp}/no", "no: no such folder"),
-    ],
-)
+@pytest.mark.parametrize("argv, part", [
+    ("{tmp}/no random", "no: no such folder"),
+    ("{tmp} random", "no data that prepare.sh has made"),
+    ("{data}/bin random", "bin: give .*data$"),
+    ("{data}", "MODEL|model"),
+    ("{data} randm", "randm: no model of the recipe multi30k_cpu; see scripts/train.sh --help"),
+    ("{data} roberta_agnews --recipe agnews", "prepared for translation, .* agnews is for sentence_prediction"),
+    ("{data} random --recipe iwslt", "--recipe.*iwslt.*multi30k_cpu"),
+    ("{data} random --gpu 1", "--gpu 1.*train.sh --help"),
+    ("{data} random --recipe wmt_en_de", "--gpus: this machine has 0, wanted is one; --gpus 0"),
+    ("{data} random --threads 0", "--threads: 0: must be an integer, at least 1"),
+    ("{data} random --gpus 1 --nodes 2", "--nodes 2: .*--rendezvous HOST:PORT"),
+    ("{data} random --recipe wmt_en_de --gpus 8 --batch-tokens 1000", "--batch-tokens 1000.* 125 .*raise them"),
+    ("{data} random --recipe wmt_en_de --gpus 1 --max-tokens 9", "--max-tokens 9: .*sentence of 256; raise them"),
+    ("{data} random --init {tmp}/no", "no: no such folder"),
+])  # fmt: skip
 def test_what_is_refused(argv, part, tmp_path, dry, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     refused(train.main, *argv.format(data=make_data(tmp_path / "data"), tmp=tmp_path).split(), part=part)
@@ -135,14 +131,11 @@ def test_slurm(tmp_path):
     assert done.returncode != 0 and "submit from the project's folder" in done.stderr
 
 
-@pytest.mark.parametrize(
-    "line, said",
-    [
-        ("train_inner | epoch 2: loss=3, ppl=8.5, num_updates=200, wall=30", "training perplexity 8.5, .*0:00:45 left"),
-        ("train_inner | epoch 2: loss=3.1, accuracy=8, num_updates=200, wall=30", "training loss 3.1, 0:00:30, "),
-        ("valid | epoch 2 | valid on 'valid' | loss 3 | ppl 7.5 | num_updates 200", "validation perplexity 7.5"),
-    ],
-)
+@pytest.mark.parametrize("line, said", [
+    ("train_inner | epoch 2: loss=3, ppl=8.5, num_updates=200, wall=30", "training perplexity 8.5, .*0:00:45 left"),
+    ("train_inner | epoch 2: loss=3.1, accuracy=8, num_updates=200, wall=30", "training loss 3.1, 0:00:30, "),
+    ("valid | epoch 2 | valid on 'valid' | loss 3 | ppl 7.5 | num_updates 200", "validation perplexity 7.5"),
+])  # fmt: skip
 def test_progress(line, said, capsys):
     """How far it is, how well it fares, and how long it takes."""
     for shown in (f"2026-01-01 | INFO | {line}\n", "a line of another kind with num_updates=200\n"):
@@ -168,18 +161,15 @@ def begun(tmp_path, monkeypatch):
     return data, save, go_on
 
 
-@pytest.mark.parametrize(
-    "more, part",
-    [
-        (["--seed", "7"], "seed is 1, asked for 7"),
-        (["--precision", "bf16"], "precision is fp32, asked for bf16"),
-        (["--batch-tokens", "2048"], "batch_tokens is 1024, asked for 2048"),
-        (["--", "--lr", "1"], r"flags is \[\], asked for \['--lr', '1'\]"),
-        (["--recipe", "news_cpu"], None),  # the same but for its length
-        (["--max-update", "9000", "--save-every", "9"], None),  # which the learning rate does not follow
-        (["--threads", "2", "--timeout", "9", "--max-tokens", "512"], None),  # another machine
-    ],
-)
+@pytest.mark.parametrize("more, part", [
+    (["--seed", "7"], "seed is 1, asked for 7"),
+    (["--precision", "bf16"], "precision is fp32, asked for bf16"),
+    (["--batch-tokens", "2048"], "batch_tokens is 1024, asked for 2048"),
+    (["--", "--lr", "1"], r"flags is \[\], asked for \['--lr', '1'\]"),
+    (["--recipe", "news_cpu"], None),  # the same but for its length
+    (["--max-update", "9000", "--save-every", "9"], None),  # which the learning rate does not follow
+    (["--threads", "2", "--timeout", "9", "--max-tokens", "512"], None),  # another machine
+])  # fmt: skip
 def test_a_run_goes_on_as_it_was_begun(begun, more, part):
     _, save, go_on = begun
     assert os.environ["MALLOC_MMAP_MAX_"] == "0"  # memory is kept between updates, which spares filling it anew

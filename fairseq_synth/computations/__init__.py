@@ -12,9 +12,9 @@
             where they are shared across the batch and there is no padding mask
 ==========  ==============================================================================================
 
-`fused`, `tiled` and `plain` have ``supports`` and ``compute``, which take logits that are read (`Logits.read`) and
-return (B, H, T, d_h). To add a computation, write such a module and put it into `COMPUTATIONS`. `kernels` takes logits
-as functions return them; the other modules here belong to it.
+`fused`, `tiled` and `plain` have ``compute``, which takes logits that are read (`Logits.read`) and returns (B, H, T,
+d_h); ``supports`` says of the first two whether they take a call. To add a computation, write such a module and put it
+into `COMPUTATIONS`. `kernels` takes logits as functions return them; the other modules here belong to it.
 """
 
 from typing import Optional
@@ -26,7 +26,7 @@ from ..logits import Logits
 from ..masks import is_causal
 from . import fused, kernels, plain, tiled
 
-COMPUTATIONS = (fused, tiled, plain)
+COMPUTATIONS = (fused, tiled)  # and `plain`, which takes every call
 
 
 def attend(
@@ -51,9 +51,7 @@ def attend(
         if out is not None:
             return out
     length = value.size(2)
-    logits = logits.read(0, length, length)
-    for computation in COMPUTATIONS:
-        if computation.supports(logits, value, key_padding_mask, attn_mask, dropout):
-            out = computation.compute(logits, value, key_padding_mask, attn_mask, dropout)
-            return out.permute(2, 0, 1, 3).flatten(2)
-    raise AssertionError("plain supports every call")
+    call = (logits.read(0, length, length), value, key_padding_mask, attn_mask, dropout)
+    computation = next((computation for computation in COMPUTATIONS if computation.supports(*call)), plain)
+    by_head: Tensor = computation.compute(*call)
+    return by_head.permute(2, 0, 1, 3).flatten(2)

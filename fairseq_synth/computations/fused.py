@@ -1,12 +1,12 @@
 """softmax(S) V by one call of torch's fused attention."""
 
-from typing import Optional
+from typing import List, Optional
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..logits import Logits, expanded
+from ..logits import Logits, Term, expanded
 from ..masks import future, is_causal, on_cpu
 
 
@@ -15,44 +15,39 @@ def supports(
 ) -> bool:
     """Logits with an inner product that differ by sentence; on a CPU one inner product alone, as its kernel for biases
     is slow."""
-    if not logits.products or (value.size(0) > 1 and logits.is_shared()):
+    if not logits.of("product") or (value.size(0) > 1 and logits.is_shared()):
         return False
-    if on_cpu(value) and (len(logits.products) > 1 or logits.outers or logits.biases or logits.diagonals):
+    if on_cpu(value) and len(logits.terms) > 1:
         return False
     return attn_mask is None or is_causal(attn_mask)
 
 
 def compute(
-    logits: Logits,
-    value: Tensor,
-    key_padding_mask: Optional[Tensor],
-    attn_mask: Optional[Tensor],
-    dropout: float = 0.0,
+    logits: Logits, value: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor], dropout: float = 0.0
 ) -> Tensor:
     """See `attend`. Rows of a sentence of padding alone are unspecified, but finite."""
     bsz, heads, length, head_dim = value.size()
     causal = is_causal(attn_mask)
-    products, biases = logits.products, []
-    for row, bias in logits.biases:
-        if bias.size(2) == 1 and bias.size(0) == 1:
+    products: List[Term] = []
+    others: List[Term] = []
+    for term in logits.terms:
+        kind, (x, *_), row, _, _ = term
+        if kind == "bias" and x.size(2) == 1 and x.size(0) == 1:
             # a bias on columns is 8 more features of every key, times query features of 1/8, as the kernels want a
             # multiple of 8
             eighths = value.new_full([1, 1, 1, 1], 1 / 8).expand(-1, -1, length, 8)
-            products = [*products, (row, 1.0, eighths, bias.transpose(2, 3).expand(-1, -1, -1, 8))]
-        else:
-            biases.append((row, bias))
+            term = ("product", [eighths, x.transpose(2, 3).expand(-1, -1, -1, 8)], row, 1.0, 0)
+        (products if term[0] == "product" else others).append(term)
     if len(products) > 1:
-        products = Logits(products, [], [], [], logits.weights).joined().products
-    row, scale, query, key = products[0]
+        products = Logits(products, logits.weights).joined().terms
+    ((_, (query, key), row, scale, _),) = products
     query, key = logits.weighted(row, query, key, 1.0)
     query = expanded(query.to(value.dtype), bsz, heads)
     key = expanded(key.to(value.dtype), bsz, heads)
 
     mask: Optional[Tensor] = None
-    if len(biases) == 1 and not logits.outers:  # the same as `total`, in less Python
-        mask = logits.weighted_bias(*biases[0]).to(value.dtype)
-    elif biases or logits.outers:
-        mask = Logits([], logits.outers, biases, [], logits.weights).total(length).to(value.dtype)
+    if others:
+        mask = Logits(others, logits.weights).total(length).to(value.dtype)
     if key_padding_mask is not None:
         hidden = key_padding_mask.to(torch.bool).view(bsz, 1, 1, length)
         # finite, so that a sentence of padding alone has no NaN, also where a bias is added to it

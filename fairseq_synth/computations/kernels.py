@@ -1,8 +1,8 @@
 """softmax(S) V on a GPU by Triton kernels: neither logits nor weights leave the registers, in either pass.
 
 Off unless the environment variable FAIRSEQ_SYNTH_KERNELS is 1, as no training with them has run to its end yet. The
-kernels are in `triton_short`, `triton_long` and `triton_sums`, their formula in `triton_common`, and how they are
-called in `launches`. This file says what they support, and hands them the tensors of a call, which lie in one way only:
+kernels are in `triton_attention` and `triton_sums`, their formula in `triton_common`, and how they are called in
+`launches`. This file says what they support, and hands them the tensors of a call, which lie in one way only:
 
 =======  =====================================================================================
 packed   (T, B, features): of every token its queries and keys, if there are any, and its values
@@ -27,9 +27,8 @@ from torch.autograd.function import once_differentiable
 
 from ..errors import SynthesizerError
 from ..linear import Projected
-from ..logits import Logits
+from ..logits import Logits, Term, positions
 from ..masks import is_recorded
-from ..parameters import positions
 from .launches import NAMES, SUMMANDS, Launch, Layout, Plan, plan_of, up
 
 logger = logging.getLogger(__name__)
@@ -46,20 +45,14 @@ MAX_ROWS_UNSLICED = 512
 
 
 def are_on(x: Tensor) -> bool:
-    """Whether the kernels are switched on and can run on x, which has values, and torch does not record the call."""
-    has_values = are_switched_on() and type(x) is Tensor and not is_recorded() and x.numel() > 0
-    return has_values and device_fits(x.device, x.dtype)
+    """Whether the kernels are switched on and can run on x, which has values, and torch does not record the call.
 
-
-def are_switched_on() -> bool:
-    """What the environment variable says.
-
-    Raises:
-        SynthesizerError: it is neither 1 nor 0.
+    Raises SynthesizerError if the environment variable is neither 1 nor 0.
     """
     if SWITCH not in ("", "0", "1"):
         raise SynthesizerError(f"{VARIABLE}={SWITCH}: give 1 for on or 0 for off")
-    return SWITCH == "1"
+    has_values = SWITCH == "1" and type(x) is Tensor and not is_recorded() and x.numel() > 0
+    return has_values and device_fits(x.device, x.dtype)
 
 
 @lru_cache(maxsize=None)
@@ -119,52 +112,44 @@ def call_of(
     """What a call's launches depend on, and its tensors in the order of `NAMES`; None if a summand has no place."""
     q, k, value, packed = projected
     bsz, heads, length, width = value.size()
-    by_sentence: List[Any] = []  # products whose factors both differ by sentence,
-    shared_key: List[Any] = []  # and those with a key that all sentences share
-    columns: List[Any] = []  # biases of one row
-    matrices = Logits([], [], [], logits.diagonals, logits.weights)
-    for product in logits.products:
-        is_shared = [x.dim() == 3 or x.size(0) < bsz for x in product[2:]]
-        if is_shared == [True, False]:
+    terms: Dict[str, List[Term]] = {name: [] for name in SUMMANDS}
+    for term in logits.terms:
+        name = summand_of(term, bsz)
+        if name is None:
             return None
-        (matrices.products if is_shared[0] else shared_key if is_shared[1] else by_sentence).append(product)
-    for row, bias in logits.biases:
-        if bias.dim() == 4 and bias.size(0) > 1:
-            return None
-        (columns if bias.size(-2) == 1 else matrices.biases).append((row, bias))
-    number = len(matrices.products) + len(matrices.biases) + len(matrices.diagonals)
-    if max(len(by_sentence), len(shared_key), len(logits.outers), len(columns)) > 1:
+        terms[name].append(term)
+    of_q, of_x, of_outer, of_c, of_r = map(len, terms.values())
+    if max(of_q, of_x, of_outer, of_c) > 1:
         return None
-    if by_sentence and not (shared_key or logits.outers or columns or number):
+    if of_q and not (of_x or of_outer or of_c or of_r):
         return None  # `vanilla` alone: torch's fused attention
-    widest = max([width, *(product[2].size(-1) for product in by_sentence + shared_key)])
-    summands = len(by_sentence) + len(shared_key) + len(logits.outers) + number
-    if widest > (MAX_HEAD_DIM if summands <= 2 else 64):
+    widest = max([width, *(tensors[0].size(-1) for _, tensors, *_ in terms["q"] + terms["x"])])
+    if widest > (MAX_HEAD_DIM if of_q + of_x + of_outer + of_r <= 2 else 64):
         return None
 
     t: Dict[str, Any] = dict.fromkeys(NAMES)
     rows, scale, q_width, a = dict.fromkeys(SUMMANDS, -1), 1.0, 0, 0
-    for rows["q"], scale, query, key in by_sentence:  # noqa: B007
+    for _, (query, key), rows["q"], scale, _ in terms["q"]:  # noqa: B007
         # hooks of a function on what it was given see the gradient of views alone
         is_hooked = query._backward_hooks or key._backward_hooks or query.retains_grad or key.retains_grad
         if query is not q or key is not k or is_hooked:
             packed = torch.cat([flat(x, bsz, heads, value.dtype) for x in (query, key, value)], dim=2)
         q_width = query.size(3)
-    if packed is None or not by_sentence and packed.size(2) != heads * width:
+    if packed is None or not of_q and packed.size(2) != heads * width:
         packed = flat(value, bsz, heads, value.dtype)
     t["packed"] = packed.contiguous()
-    for rows["x"], of_product, query, key in shared_key:
+    for _, (query, key), rows["x"], of_product, _ in terms["x"]:
         t["x"] = by_head(query if of_product == 1.0 else query * of_product, bsz, heads, value.dtype)
         t["w"] = whole(key, heads, length, 1)
-    for rows["outer"], factors, a in logits.outers:
+    for _, (factors,), rows["outer"], _, a in terms["outer"]:
         groups, right = up(length, factors.size(3) - a), factors[..., a:]
         if groups > a:  # beyond l
             factors, a = torch.cat([positions(factors[..., :a], 3, 0, groups), right], dim=3), groups
         t["pair"] = by_head(factors, bsz, heads, value.dtype)
-    for rows["c"], bias in columns:
+    for _, (bias,), rows["c"], _, _ in terms["c"]:
         t["c"] = whole(bias, heads, length, 2)
-    if number:
-        rows["r"], t["r"] = matrix(matrices, heads, length)
+    if of_r:
+        rows["r"], t["r"] = matrix(Logits(terms["r"], logits.weights), heads, length)
     if logits.weights:
         t["weights"] = logits.weights[0]
     _, x, w, pair, c, r, weights = t.values()
@@ -177,6 +162,22 @@ def call_of(
     wanted = frozenset([name for name, tensor in t.items() if tensor is not None and tensor.requires_grad])
     layout = Layout(value.device, dtypes, *of_heads, *of_shared, *of_call, wanted)
     return layout, [aligned(tensor) for tensor in tensors]
+
+
+def summand_of(term: Term, bsz: int) -> Optional[str]:
+    """Which of `SUMMANDS` a term is computed as; None for a factor that lies where that of no summand does."""
+    kind, tensors, *_ = term
+    if kind == "outer":
+        return "outer"
+    if kind == "product":
+        is_query_shared, is_key_shared = [x.dim() == 3 or x.size(0) < bsz for x in tensors]
+        if is_query_shared:
+            return "r" if is_key_shared else None
+        return "x" if is_key_shared else "q"
+    (bias,) = tensors
+    if bias.dim() == 4 and bias.size(0) > 1:
+        return None
+    return "c" if kind == "bias" and bias.size(-2) == 1 else "r"
 
 
 def size(x: Optional[Tensor], dim: int) -> int:
@@ -205,15 +206,15 @@ def whole(x: Tensor, heads: int, length: int, dim: int) -> Tensor:
 
 def matrix(logits: Logits, heads: int, length: int) -> Tuple[int, Tensor]:
     """The row of the weight of a sum's only summand, and the summand; of several, -1 and the sum."""
-    if len(logits.products) + len(logits.biases) + len(logits.diagonals) == 1:
-        for row, values in logits.diagonals:
-            return row, values.contiguous()
-        for row, bias in logits.biases:
-            return row, whole(whole(bias, heads, length, 1), heads, length, 2)
-        for row, scale, query, key in logits.products:
-            if query.dim() == key.dim() == 3 and max(query.size(1), key.size(1)) <= MAX_ROWS_UNSLICED and scale == 1.0:
-                product = torch.bmm(query, key.transpose(1, 2))
-                return row, whole(whole(product, heads, length, 1), heads, length, 2)
+    if len(logits.terms) == 1:
+        ((kind, (x, *keys), row, scale, _),) = logits.terms
+        if kind == "diagonals":
+            return row, x.contiguous()
+        for key in keys:
+            if x.dim() == key.dim() == 3 and max(x.size(1), key.size(1)) <= MAX_ROWS_UNSLICED and scale == 1.0:
+                kind, x = "bias", torch.bmm(x, key.transpose(1, 2))
+        if kind == "bias":
+            return row, whole(whole(x, heads, length, 1), heads, length, 2)
     return -1, whole(logits.read(0, length, length).total(length), heads, length, 1)
 
 
@@ -225,8 +226,7 @@ def aligned(x: Any) -> Any:
 def load(plan: Plan, call: Sequence[Any]) -> None:
     """Compiles and loads the kernels of both passes, as the second pass of activation checkpointing cannot turn back.
 
-    Raises:
-        SynthesizerError: a kernel does not compile, or does not fit this GPU.
+    Raises SynthesizerError if a kernel does not compile, or does not fit this GPU.
     """
     packed = call[0]
     tensors: Dict[Any, Any] = {None: None, **dict(zip(plan.names, call)), **dict(zip(plan.to_names, call))}

@@ -52,7 +52,7 @@ class Layout(NamedTuple):
         return [name for name, is_there in found if is_there]
 
     def is_short(self) -> bool:
-        """Whether `triton_short` holds its tiles in registers: see `test_resources` in the tests."""
+        """Whether the kernels for short sentences hold its tiles in registers: see `test_resources` in the tests."""
         width, found = max(self.D, self.Q, self.X), self.tiled()
         if self.T <= 32:
             return len(found) <= 3 and (width <= 64 or found in (["q"], ["x"], ["r"]))
@@ -64,7 +64,7 @@ class Launch:
     """A call of a kernel.
 
     Args:
-        kernel, grid: of `triton_short`, `triton_long` or `triton_sums`, and numbers of programs.
+        kernel, grid: of `triton_attention` or `triton_sums`, and numbers of programs.
         tensors: names of tensors, None, and tuples of those; they come first among the arguments.
         numbers: all other arguments.
         of: warps, and stages that it reads ahead, if more than one.
@@ -116,11 +116,11 @@ class Plan:
     """The launches of a call, and the memory that they need for sums: of each, in fp32, so many numbers."""
 
     def __init__(self, a: Layout) -> None:
-        from . import triton_long, triton_short
+        from . import triton_attention
         from .triton_common import Given
 
         self.layout, self.is_loaded, self.is_long = a, False, not a.is_short()
-        self.kernels: Any = triton_long if self.is_long else triton_short
+        self.kernels: Any = triton_attention
         self.sums: Dict[str, int] = {}
         packed, pair = "packed" if a.Q else None, "pair" if a.right else None
         sizes = (a.D, a.X, a.X, a.right, a.c_columns, a.r_columns, a.weights)
@@ -148,7 +148,7 @@ class Plan:
         """Writes ``out``, (T, B, H, d_h)."""
         a = self.layout
         sentences, groups = shared_out(a.B, min(a.B, up(4 * PROGRAMS, a.H)))
-        return self.launch(self.kernels.forward, Tile.whole(a, True), (a.H, groups), ("out",), sentences)
+        return self.launch(self.kernels.forward_short, Tile.whole(a, True), (a.H, groups), ("out",), sentences)
 
     def forward_of_long(self) -> Launch:
         """Writes ``out`` and ``lse``, (B, H, T), in fp32."""
@@ -160,7 +160,7 @@ class Plan:
         a = self.layout
         sentences, size, groups = self.groups(1, self.summed(*SHARED), self.weighted(*SUMMANDS))
         tile, tensors = Tile.whole(a, False), (self.to(), "grad")
-        self.backward.append(self.launch(self.kernels.backward, tile, (a.H, groups), tensors, sentences, size))
+        self.backward.append(self.launch(self.kernels.backward_short, tile, (a.H, groups), tensors, sentences, size))
         return (groups, size, groups, size), (groups, groups, groups)
 
     def add_backward_of_long(self) -> Tuple[Sequence[int], Sequence[int]]:
@@ -268,7 +268,7 @@ class Tile(NamedTuple):
 
     @staticmethod
     def of(kernel: str, a: Layout) -> "Tile":
-        """Of a kernel of `triton_long`."""
+        """Of a kernel for sentences of any length."""
         rows, columns, stages = {"rows": (64, 32, 3), "columns": (32, 64, 2)}.get(kernel, (64, 64, 2))
         if len(a.tiled()) > 2:
             rows, columns = (16, 16) if a.right else (32, 32)

@@ -10,19 +10,8 @@ from ..logits import Logits
 from ..masks import is_causal, masked_softmax
 
 
-def supports(
-    logits: Logits, value: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor], dropout: float
-) -> bool:
-    """Everything."""
-    return True
-
-
 def compute(
-    logits: Logits,
-    value: Tensor,
-    key_padding_mask: Optional[Tensor],
-    attn_mask: Optional[Tensor],
-    dropout: float = 0.0,
+    logits: Logits, value: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor], dropout: float = 0.0
 ) -> Tensor:
     """See `attend`. Under an ``attn_mask`` other than `causal_mask` a row that sees nothing is 0."""
     bsz, heads, length, _ = value.size()

@@ -16,6 +16,7 @@ from ..masks import at_least_fp32, future, is_causal, on_cpu, sentence_lengths
 PLAIN_LIMIT = 1 << 18  # up to so many logits fit in a core's caches as they are, so that `plain` is faster
 TILE = 1 << 19  # logits in a tile: 2 MiB of fp32, which stay in a core's caches through a handful of passes
 CAUSAL_ROWS = 128  # rows of a causal tile: columns to the right of it are not computed
+PARTS = {"product": ["query", "key"], "outer": ["outer"], "bias": ["bias"]}  # what the tensors of a term are
 
 
 def supports(
@@ -30,19 +31,15 @@ def supports(
 
 
 def compute(
-    logits: Logits,
-    value: Tensor,
-    key_padding_mask: Optional[Tensor],
-    attn_mask: Optional[Tensor],
-    dropout: float = 0.0,
+    logits: Logits, value: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor], dropout: float = 0.0
 ) -> Tensor:
     """See `attend`."""
     bsz, heads, length, _ = value.size()
     causal, lengths = is_causal(attn_mask), lengths_of(value, key_padding_mask)
     assert lengths is not None
     # under autocast the types differ
-    products = [(row, scale, q.to(value.dtype), k.to(value.dtype)) for row, scale, q, k in logits.products]
-    logits = Logits(products, logits.outers, logits.biases, [], logits.weights)
+    parts = zip(parts_of(logits), logits.tensors())
+    logits = logits.with_tensors([x.to(value.dtype) if part in ("query", "key") else x for part, x in parts])
     rows = CAUSAL_ROWS if causal else length
     if bsz > 1 and logits.is_shared():
         blocks = list(blocks_of_lengths(lengths, heads, rows))
@@ -170,9 +167,10 @@ def backward_of_block(
         factors, sums_of_factors = as_leaves(logits, sums), sums
         with torch.enable_grad():
             joined = with_one_product(factors)
-        n, product = len(logits.weights), [x for _, _, *pair in joined.products for x in pair]
+        product = [x for _, tensors, *_ in joined.of("product") for x in tensors]
         product_sums = [zeros_in_fp32(x) if x.requires_grad else None for x in product]
-        sums = [*sums[:n], *product_sums, *sums[n + 2 * len(logits.products) :]]
+        others = [total for part, total in zip(parts_of(logits), sums) if part in ("outer", "bias")]
+        sums = [*sums[: len(logits.weights)], *product_sums, *others]
         logits = joined.with_tensors([x.detach() for x in joined.tensors()])
     grad_value: Optional[Tensor] = None
     # the last rows come first: they have all columns, so that their product starts the sum
@@ -207,7 +205,8 @@ def as_leaves(logits: Logits, sums: List[Optional[Tensor]]) -> Logits:
 def with_one_product(logits: Logits) -> Logits:
     """All inner products as one, its factors copied to where tiles read them in order."""
     joined = logits.joined()
-    joined.products = [(row, scale, q.contiguous(), k.contiguous()) for row, scale, q, k in joined.products]
+    for _, tensors, *_ in joined.of("product"):
+        tensors[:] = [x.contiguous() for x in tensors]
     return joined
 
 
@@ -229,7 +228,7 @@ def add_gradients(outputs: List[Tensor], grads: List[Tensor], leaves: Logits, su
 def tile_weights(logits: Logits, num_heads: int, rows: slice, columns: slice, block: Block, causal: bool) -> Tensor:
     """Softmax of a tile of logits, in fp32 or fp64; columns that a row may not see are masked."""
     scores = at_least_fp32(logits.total(columns.stop)).expand(-1, num_heads, -1, -1)
-    if scores.size(2) == 1 or scores.stride(1) == 0 or not (logits.products or logits.outers):
+    if scores.size(2) == 1 or scores.stride(1) == 0 or len(logits.of("bias")) == len(logits.terms):
         # a copy, as the masks below write in place
         scores = scores.expand(-1, -1, rows.stop - rows.start, -1).clone()
     with torch.no_grad():  # weights of 0 have no gradient
@@ -246,30 +245,30 @@ def tiles(block: Block, causal: bool) -> List[Tuple[slice, slice]]:
     return [(slice(a, b), slice(0, b if causal else block.length)) for a, b in zip(bounds, bounds[1:])]
 
 
+def parts_of(logits: Logits) -> List[str]:
+    """What each of `logits.tensors()` is."""
+    return ["weight"] * len(logits.weights) + [part for kind, *_ in logits.terms for part in PARTS[kind]]
+
+
 def of_block(logits: Logits, tensors: Sequence[Any], block: Block) -> List[Any]:
     """What a block reads of `logits.tensors()`, or of sums like them: views; of biases all rows and columns."""
-    last = len(logits.weights) + 2 * len(logits.products)
     found: List[Any] = []
-    for n, x in enumerate(tensors):
+    for part, x in zip(parts_of(logits), tensors):
         if x is not None:
             sentences = block.sentences if x.size(0) > 1 else slice(None)
             x = x[sentences, block.heads if x.size(1) > 1 else slice(None)]
-            x = x[:, :, : block.length] if len(logits.weights) <= n < last else x
+            x = x[:, :, : block.length] if part in ("query", "key") else x
         found.append(x)
     return found
 
 
 def of_tile(logits: Logits, tensors: Sequence[Any], rows: slice, columns: slice) -> List[Any]:
     """The parts of a block's tensors that a tile reads: views."""
-    products = ["rows", "columns of keys"] * len(logits.products)
-    parts = ["weight"] * len(logits.weights) + products + ["rows"] * len(logits.outers) + ["both"] * len(logits.biases)
     found: List[Any] = []
-    for part, x in zip(parts, tensors):
-        if x is not None and part in ("rows", "both") and x.size(2) > 1:
-            x = x[:, :, rows]
-        if x is not None and part == "columns of keys":
-            x = x[:, :, : columns.stop]
-        if x is not None and part == "both":
-            x = x[..., : columns.stop]
+    for part, x in zip(parts_of(logits), tensors):
+        if x is not None:
+            x = x[:, :, rows] if part in ("query", "outer", "bias") and x.size(2) > 1 else x
+            x = x[:, :, : columns.stop] if part == "key" else x
+            x = x[..., : columns.stop] if part == "bias" else x
         found.append(x)
     return found

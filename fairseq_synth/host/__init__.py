@@ -6,11 +6,8 @@
 
 
 def repair_fairseq() -> None:
-    """Checks fairseq and torch, then applies every repair that is not switched off.
-
-    Raises:
-        SynthesizerError: they do not fit, or the switch names no repair.
-    """
+    """Applies every repair that is not switched off. Raises SynthesizerError if fairseq or torch does not fit, or the
+    switch names no repair."""
     import torch
 
     from . import messages, versions  # noqa: F401

@@ -15,11 +15,7 @@ SUPPORTED = (
 
 
 def check_torch(version: str) -> None:
-    """Refuses a torch older than the tested ones; warns of a newer one.
-
-    Raises:
-        SynthesizerError: names the supported versions.
-    """
+    """Raises SynthesizerError for a torch older than the tested ones; warns of a newer one."""
     major, minor = (int(part) for part in version.split(".")[:2])
     if (major, minor) < (2, 3):
         raise SynthesizerError(f"torch {version} is too old; {SUPPORTED}")
@@ -28,11 +24,7 @@ def check_torch(version: str) -> None:
 
 
 def import_host() -> None:
-    """Imports fairseq's Transformer.
-
-    Raises:
-        SynthesizerError: this fairseq has none that fits, or does not import on this Python.
-    """
+    """Raises SynthesizerError if this fairseq has no Transformer that fits, or does not import on this Python."""
     try:
         from fairseq.models.transformer import TransformerEncoderBase  # noqa: F401
     except Exception as error:  # 0.12.2 on Python 3.11 fails with a ValueError from dataclasses
