@@ -161,6 +161,22 @@ def test_positions_that_no_sentence_had():
     assert torch.allclose(weights, measure.weights_of(S, False), atol=1e-3)
 
 
+def test_parameters_give_the_constants():
+    """By distance and by position as they are, at lengths seen and beyond; of a rank, the best approximation."""
+    constants = measure.Constants(torch.randn(2, 5, 5), torch.randn(2, 9))
+    for length in (3, 5, 8):
+        R = constants.matrix(length)
+        r = words.parameters_of("relative_random", constants, length, 0)["r"]
+        assert r.shape == (2, 2 * length + 1)
+        distance = torch.arange(-length, length + 1)
+        assert torch.equal(r, constants.by_distance[:, distance.clamp(-4, 4) + 4])
+        assert torch.equal(words.parameters_of("random", constants, length, 0)["R"], R)
+        factors = words.parameters_of("factorized_random", constants, length, 2)
+        assert factors["R1"].shape == factors["R2"].shape == (2, length, 2)
+        error = (words.logits_of("factorized_random", factors, length) - R).norm(dim=(1, 2))
+        assert torch.allclose(error, torch.linalg.svdvals(R)[:, 2:].norm(dim=1), atol=1e-4)  # Eckart and Young
+
+
 # ---- some heads
 
 
