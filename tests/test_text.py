@@ -237,10 +237,11 @@ def test_labelled_text(tmp_path):
     """Shuffled and held out by a fixed seed; the test set in its order, with or without headings."""
     rows = [(("sport", "world")[i % 2], f"text {i}") for i in range(100)]
     write(tmp_path / "train.tsv", (f"{label}\t{said}\tmore" for label, said in rows))
-    write(tmp_path / "test.csv", ['"Class Index","text"', "sport,b", "world,c"])
+    long = "c" * 140_000
+    write(tmp_path / "test.csv", ['"Class Index","text"', "sport,b", f"world,{long}"])
     found, again = (read("classification", tmp_path, examples=50) for _ in range(2))
     assert found == again and [len(found[split]) for split in SPLITS] == [45, 5, 2]
-    assert pairs(found["test"]) == [("b", "sport"), ("c", "world")]
+    assert pairs(found["test"]) == [("b", "sport"), (long, "world")]
     everything = {(f"{said} more", label) for label, said in rows}
     drawn = pairs(found["valid"] + found["train"])
     assert {*drawn} <= everything and len({*drawn}) == 50 and drawn != sorted(drawn)
@@ -248,8 +249,8 @@ def test_labelled_text(tmp_path):
 
 
 def test_markup():
-    said = "Oil\\at  #36;50 &lt;b&gt;a  barrel&lt;/b&gt;<br /><br />AT&amp;T 2<3 C#5;"
-    assert text.clean(said) == "oil at $50 a barrel at&t 2<3 c#5;"
+    said = "Oil\\at  #36;50 or &#36;9 &lt;b&gt;a  barrel&lt;/b&gt;<br /><br />AT&amp;T 2<3 5>4 C#5;"
+    assert text.clean(said) == "oil at $50 or $9 a barrel at&t 2<3 5>4 c#5;"
 
 
 MAIL = "Mail {0},\nof two lines.\n\n@subject\nThe {0}\n\n@ann0\nAnother"
