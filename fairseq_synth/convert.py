@@ -253,7 +253,7 @@ def converted(
             chosen = [head for name, head in heads if name == attention.name]
             name = attention.name
             function, values = plan.functions.get(name, ""), parameters.get(name, {})
-            spec = replace_heads(state, prefixes[id(attention.module)], attention, sorted(chosen), function, values)
+            spec = replace_heads(state, prefixes[id(attention.module)], attention, chosen, function, values)
             specs.setdefault(attention.stack, []).append(spec)
     cfg = loaded.cfg.model
     plain: Any = vars(cfg) if isinstance(cfg, argparse.Namespace) else OmegaConf.to_container(cfg, resolve=True)

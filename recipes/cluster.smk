@@ -32,7 +32,7 @@ def add_cell(cell, options, is_first=False):
     command = f"{cell.command} {shlex.join([*options, '--gpus', str(gpus)])}"
     done, cpus = run.data / "bin" / "done", config.get("cpus", 4 * gpus or RECIPES[cell.column.recipe].threads or 1)
     data_job = f"data-{run.data.name}", done, begin_data, f"{command} --prepare", config.get("data_cpus", 8)
-    data = begin_data if first and not cell.like(given.out) else add(*data_job)  # not if both have the same data
+    data = begin_data if first and first.run(given.out).data == run.data else add(*data_job)
     made = run.folder / "evaluation" / "scores.json" if is_first else cell.result("gpu" if gpus else "cpu")
     return data, add(run.folder.name, made, data + begin, command + " --rerun" * is_first, cpus, gpus)
 

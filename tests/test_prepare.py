@@ -169,18 +169,6 @@ def test_what_a_cut_leaves(pieces, most, keep_end, kept):
     assert " ".join(prepare.cut(pieces.split(), most, keep_end)) == kept
 
 
-def test_cut_text(small_data):
-    """Sources and targets are cut, the references that are scored against are whole; marks of spans are pieces."""
-    mails, dialogues = small_data("mails"), small_data("dialogues")
-    for side, most in (("source", 8), ("target", 6)):
-        assert max(len(line.split()) for line in read_text.lines(mails / "sub" / f"test.{side}")) == most
-    assert (mails / "test.target").read_text() == (mails / "raw" / "test.target").read_text()
-    split = prepare.pieces_of(dialogues / "pieces.model")
-    for line, pieces in read_text.aligned(*(dialogues / part / "test.source" for part in ("raw", "sub")), clean=str):
-        assert split(line)[-len(pieces.split()) :] == pieces.split() and pieces.startswith("▁")
-    assert all("<extra_id_0>" in line.split() for line in read_text.lines(small_data("spans") / "sub" / "test.source"))
-
-
 @pytest.mark.usefixtures("in_process")
 def test_data_like_others(tmp_path, raw, small_data):
     """They have the subwords and words of the others, and their options, which may not be others."""

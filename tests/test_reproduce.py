@@ -24,25 +24,21 @@ ONE_LAYER = {"encoder-layers": "1", "decoder-layers": "1", "warmup-updates": "2"
 
 @pytest.fixture
 def tables(tmp_path, monkeypatch):
-    """A table of two rows, and another that begins with it; results/ is in a folder of the test."""
-    base = RECIPES["multi30k_cpu"]
-    flags = {**base.flags, **ONE_LAYER}
+    """A table of two rows, and others that begin with it; results/ is in a folder of the test."""
+    flags = {**RECIPES["multi30k_cpu"].flags, **ONE_LAYER}
     values = {"max_update": 4, "save_every": 2, "average": 2, "beam": 1, "generation": {"max-len-b": 4}}
-    first = replace(base, name="first", flags=flags, **values)
-    second = replace(first, name="second", flags={**flags, "lr": "0"}, init="first", max_update=2, average=0)
-    table = replace(
-        TABLES["multi30k_cpu"], name="first", corpus="own", columns=[Column("en-de", "En-De", "first")], seeds=(1,),
-        preparation={"merges": 90, "subwords": "sentencepiece"}, rows=["transformer", "random_vanilla"],
-    )  # fmt: skip
-    for recipe in (first, second):
-        monkeypatch.setitem(RECIPES, recipe.name, recipe)
-    monkeypatch.setitem(TABLES, "first", table)
-    two = replace(table, name="second", corpus="other", columns=[Column("en-de", "En-De", "second")])
-    monkeypatch.setitem(TABLES, "second", two)
-    for name, more in (("longer", {"init": "first", "resume": True}), ("at_once", {})):
-        monkeypatch.setitem(RECIPES, name, replace(first, name=name, max_update=8, **more))
-        columns = [Column("en-de", "En-De", name)]
-        monkeypatch.setitem(TABLES, name, replace(table, name=name, data="first-{dataset}", columns=columns))
+    more = {"preparation": {"merges": 90, "subwords": "sentencepiece"}, "rows": ["transformer", "random_vanilla"]}
+    for name, recipe, corpus in (
+        ("first", {}, "own"),
+        ("second", {"init": "first", "flags": {**flags, "lr": "0"}, "max_update": 2, "average": 0}, "other"),
+        ("longer", {"init": "first", "resume": True, "max_update": 8}, "own"),
+        ("at_once", {"max_update": 8}, "own"),
+    ):
+        recipe = {**values, "flags": flags, **recipe}
+        monkeypatch.setitem(RECIPES, name, replace(RECIPES["multi30k_cpu"], name=name, **recipe))
+        own = {"data": "first-{dataset}" if corpus == "own" else "", "columns": [Column("en-de", "En-De", name)]}
+        table = replace(TABLES["multi30k_cpu"], name=name, corpus=corpus, seeds=(1,), **own, **more)
+        monkeypatch.setitem(TABLES, name, table)
     monkeypatch.setattr(catalog, "ROOT", tmp_path)
 
 
@@ -163,7 +159,8 @@ def test_a_cell_of_each_task(name, small_data, tmp_path, monkeypatch):
         tokens = score.word_count(data / "text" / "test.txt")
         assert found["signatures"]["ppl"].endswith(f"words+lines:{tokens}|tokens:{tokens}|block:32|context:0")
         assert f"Perplexity: {found['figures']['ppl']:.2f}" in (run / "evaluation.log").read_text()
-        refused(score.main, run, "--beam", "4", part="--beam: not for language_modeling; leave it out")
+        for option, value in (("--beam", 4), ("--test", tmp_path), ("--baseline", run)):
+            refused(score.main, run, option, value, part=f"{option}: not for language_modeling; leave it out")
     elif table.task == "sentence_prediction":  # every label stands at the line of its example
         labels = [*text.lines(data / "text" / "test.label")]
         predicted = [*text.lines(run / "evaluation" / "test.predicted")]

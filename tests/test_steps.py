@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -40,7 +41,7 @@ def test_a_log(tmp_path):
     ("echo 'error: text.en: line 2 is empty'; echo more; exit 1", True, "text.en: line 2 is empty; see .*log$"),
     ("printf 'no \\xff\\n'; exit 1", True, "bash failed: no"),  # no UTF-8
     ("exit 1", False, "bash failed: see above"),
-    ("kill -9 $$", True, "bash failed"),
+    ("kill -9 $$", True, "bash failed: signal 9 ended it; "),
 ])  # fmt: skip
 def test_what_a_program_says(tmp_path, code, log, part):
     refused(lambda _: steps.run(["bash", "-c", code], tmp_path / "log" if log else None), part=part)
@@ -61,7 +62,7 @@ def test_what_a_dry_run_is(value, is_shown, tmp_path, monkeypatch):
 
 
 def test_files_are_whole_or_not_there(tmp_path):
-    """Also on a full disk, where only one of two is written, and where any program of a pipe fails."""
+    """Also on a full disk, where only one of two is written, and where any program of a pipe fails or was killed."""
     for command in ("seq 9 > /dev/full", "false | cat"):
         refused(lambda _, c=command: steps.make(tmp_path / "a", c, "; get room"), part="a was not made: .*; get room$")
     with pytest.raises(ZeroDivisionError), steps.whole(tmp_path / "b", tmp_path / "c") as (b, c):
@@ -69,9 +70,12 @@ def test_files_are_whole_or_not_there(tmp_path):
         c.mkdir()
         raise ZeroDivisionError
     assert not any(tmp_path.iterdir())
+    alive, killed = (tmp_path / f"a.{socket.gethostname()}-{process}.part" for process in (1, 1 << 30))
+    for part in (alive, killed):
+        part.touch()
     steps.make(tmp_path / "a", "false | echo one || true")
     steps.make(tmp_path / "a", "echo other")  # one that is there is kept
-    assert (tmp_path / "a").read_text() == "one\n" and [path.name for path in tmp_path.rglob("*")] == ["a"]
+    assert (tmp_path / "a").read_text() == "one\n" and {*tmp_path.iterdir()} == {tmp_path / "a", alive}
 
 
 def test_a_lock_waits_or_is_refused(tmp_path, capsys):

@@ -66,6 +66,7 @@ def test_the_data_say_their_task(task, shown):
     assert flag(line, "--max-update") == str(recipe.max_update) and flag(line, "--save-interval-updates") == "7"
     assert flag(line, "--keep-interval-updates") == ("10" if recipe.average else "1") and flag(line, "--seed") == "3"
     assert f"--save-dir {ROOT}/runs/data-random-seed3 " in line and " --cpu " in line and "fp16" not in line
+    assert "before its warm-up does" in shown("random --gpus 0 --max-update 9", task=task, **facts)
 
 
 @pytest.mark.parametrize("argv, longest, length", [
@@ -102,7 +103,8 @@ def test_the_precision_is_the_best_there_is(capability, best, shown, monkeypatch
     ("{data} roberta_agnews --recipe agnews", "prepared for translation, .* agnews is for sentence_prediction"),
     ("{data} random --recipe iwslt", "--recipe.*iwslt.*multi30k_cpu"),
     ("{data} random --gpu 1", "--gpu 1.*train.sh --help"),
-    ("{data} random --recipe wmt_en_de", "--gpus: none found here; --gpus 0"),
+    ("{data} random --recipe wmt_en_de", "--gpus: one wanted, 0 here; --gpus 0"),
+    ("{data} random --threads 0", "--threads: 0: must be an integer, at least 1"),
     ("{data} random --gpus 1 --nodes 2", "--nodes 2: .*--rendezvous HOST:PORT"),
     ("{data} random --recipe wmt_en_de --gpus 8 --batch-tokens 1000", "--batch-tokens 1000.* 125 .*raise them"),
     ("{data} random --recipe wmt_en_de --gpus 1 --max-tokens 9", "--max-tokens 9: .*sentence of 256; raise them"),
