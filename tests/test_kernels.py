@@ -812,6 +812,12 @@ def test_tiles():
         ] == expected
 
 
+def test_a_launch_by_default():
+    """One program in the directions that are not said, and one stage."""
+    launch = launches.Launch(None, (5,), (), (), 4)
+    assert launch.grid == (5, 1, 1) and launch.options == {"num_warps": 4, "num_stages": 1}
+
+
 WARPS_AND_STAGES = [
     (0, 99, 99, [(2, 3)], (2, 3)),
     (0, 1, 1, [(2, 3), (2, 2), (2, 1)], (2, 1)),  # shared memory for one stage
