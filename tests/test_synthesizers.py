@@ -10,7 +10,7 @@ from helpers import SPECS, make_attention
 from fairseq_synth.errors import SynthesizerError
 from fairseq_synth.heads import parse_heads, parse_spec
 from fairseq_synth.linear import by_head, by_sentence, per_head_linear
-from fairseq_synth.logits import bias_of, outer_product_of
+from fairseq_synth.logits import bias_of, outer_product_of, positions
 from fairseq_synth.masks import causal_mask
 from fairseq_synth.synthesizers import (
     SYNTHESIZERS,
@@ -181,6 +181,14 @@ def test_gradients(spec):
     assert torch.autograd.gradcheck(
         lambda x, *_: module(x, x, x, key_padding_mask=padding)[0], (x, *parameters), atol=1e-6
     )
+
+
+@pytest.mark.parametrize("start, count", [(0, 5), (1, 3), (3, 4), (7, 12), (0, 11)])
+def test_positions_repeat(start, count):
+    """Position p has entry p mod l, wherever the first one is."""
+    x = torch.arange(10).view(2, 5)
+    expected = x[:, [p % 5 for p in range(start, start + count)]]
+    assert torch.equal(positions(x, 1, start, count), expected)
 
 
 @pytest.mark.parametrize("name", SYNTHESIZERS)
