@@ -152,6 +152,15 @@ def test_constants_are_found_again(causal, tied):
     assert torch.allclose(by_distance, expected, atol=1e-3) == tied
 
 
+def test_a_weight_that_is_always_0():
+    """Its logit is finite: a parameter of -inf could not be trained."""
+    seen = measure.MeanByPosition()
+    seen.add(torch.eye(4).expand(2, 4, 4))
+    for found in measure.constants_of(seen, False):
+        assert found.isfinite().all()
+    assert torch.allclose(measure.weights_of(measure.constants_of(seen, False).matrix(4), False), torch.eye(4))
+
+
 def test_positions_that_no_sentence_had():
     """Beyond the longest sentence seen the values are by distance, in rows that were seen too."""
     S = measure.by_diagonal(2 * torch.randn(2, 13), 7)
