@@ -156,9 +156,9 @@ def test_a_weight_that_is_always_0():
     """Its logit is finite: a parameter of -inf could not be trained."""
     seen = measure.MeanByPosition()
     seen.add(torch.eye(4).expand(2, 4, 4))
-    for found in measure.constants_of(seen, False):
-        assert found.isfinite().all()
-    assert torch.allclose(measure.weights_of(measure.constants_of(seen, False).matrix(4), False), torch.eye(4))
+    found = measure.constants_of(seen, False)
+    assert all(values.isfinite().all() for values in found)
+    assert torch.allclose(measure.weights_of(found.matrix(4), False), torch.eye(4), atol=1e-5)
 
 
 def test_positions_that_no_sentence_had():
