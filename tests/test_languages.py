@@ -164,7 +164,7 @@ def test_text_comes_back(prepared, language):
 
 @pytest.mark.parametrize("language, options, more, cause", [
     ("th", ["--subwords", "bpe", "--merges", "60"], "", "Moses' tokeniser does not know th; --subwords sentencepiece"),
-    ("de", ["--merges", "60"], "Er „sagt“ – „nichts“\n" * 9, "marks and dashes plain, .*; --subwords sentencepiece"),
+    ("de", ["--merges", "60"], "Er „sagt“ – „nichts“\n" * 9, "quotes and dashes plain, .*; --subwords sentencepiece"),
     ("de", ["--subwords", "sentencepiece", "--nfkc"], "½ ½ ½ ½ ½ ½ ½\n" * 9, "--nfkc makes letters alike"),
 ])  # fmt: skip
 def test_text_that_does_not_come_back(prepared, language, options, more, cause):

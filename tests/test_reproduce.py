@@ -159,7 +159,8 @@ def test_a_cell_of_each_task(name, small_data, tmp_path, monkeypatch):
         tokens = score.word_count(data / "text" / "test.txt")
         assert found["signatures"]["ppl"].endswith(f"words+lines:{tokens}|tokens:{tokens}|block:32|context:0")
         assert f"Perplexity: {found['figures']['ppl']:.2f}" in (run / "evaluation.log").read_text()
-        refused(score.main, run, "--beam", "4", part="--beam: not for language_modeling; leave it out")
+        for option, value in (("--beam", 4), ("--test", tmp_path), ("--baseline", run)):
+            refused(score.main, run, option, value, part=f"{option}: not for language_modeling; leave it out")
     elif table.task == "sentence_prediction":  # every label stands at the line of its example
         labels = [*text.lines(data / "text" / "test.label")]
         predicted = [*text.lines(run / "evaluation" / "test.predicted")]

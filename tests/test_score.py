@@ -226,16 +226,14 @@ def test_a_baseline_was_scored_on_the_same_test_set(tmp_path, monkeypatch):
     said = f"--baseline {base}: not evaluated yet, or on another test set; evaluate it first"
     refused(score.main, run, "--baseline", base, part=said)
     steps.dump(base / "evaluation" / "scores.json", {"references": text.digest(data / "test.de")})
-    refused(
-        score.main, run, "--baseline", base, part="average_checkpoints.py .*--num-update-checkpoints 5"
-    )  # the next step
-    write(data / "test.de", ["zwei"])
-    for argv, part in (
-        (["--baseline", base], said),
-        (["--context-window", "3"], "--context-window: not for translation; leave it out"),
-        (["--average", "0"], "fairseq-generate .* --path .*checkpoint_best.pt"),
+    for right, option, value, part in (
+        ("eins", "--baseline", base, "average_checkpoints.py .*--num-update-checkpoints 5"),  # the next step
+        ("zwei", "--baseline", base, said),
+        ("zwei", "--context-window", 3, "--context-window: not for translation; leave it out"),
+        ("zwei", "--average", 0, "fairseq-generate .* --path .*checkpoint_best.pt"),
     ):
-        refused(score.main, run, *argv, part=part)
+        write(data / "test.de", [right])
+        refused(score.main, run, option, value, part=part)
     refused(score.main, base, part=f"{base}: no run of train.sh")
     assert sorted(path.name for path in run.iterdir() if path.suffix != ".log" and path.name[0] != ".") == ["run.json"]
 

@@ -110,11 +110,13 @@ def test_pairs_that_are_left_out(tmp_path, capsys):
     write(tmp_path / "train.de", ["", " ", *[""] * 4])
     none = both[:1], tmp_path / "out" / "z", ("en", "de"), Limits()
     refused(lambda _: text.clean_pairs(*none), part=r"train: no pair of 6 is left \(6 empty\)")
+    refused(lambda _: text.clean_pairs([tmp_path / "no"], *none[1:]), part="no.en: no such file, nor no.en.gz")
     assert len([*(tmp_path / "out").iterdir()]) == 4
 
 
-def test_pairs_that_are_held_out(tmp_path):
-    """A tenth for each set, always the same; no source of them, in any case, stays in the training text."""
+def test_pairs_that_are_held_out(tmp_path, monkeypatch):
+    """A tenth for each set, or as many as that, always the same; no source of them, in any case, is trained on."""
+    monkeypatch.setattr(text, "MOST_HELD_OUT", 9)
     write(tmp_path / "train.en", [*(f"Line {i}" for i in range(60)), "", *(f"LINE {i}" for i in range(60))])
     write(tmp_path / "train.de", [f"Zeile {i}" for i in range(121)])
     drawn = []
@@ -124,7 +126,7 @@ def test_pairs_that_are_held_out(tmp_path):
     rows = sum(drawn[0], [])
     sources = [source.lower() for source, _ in rows]
     assert drawn[0] == drawn[1] and {*sources} == found and len(sources) == len(found)
-    assert all(6 <= len(part) <= 12 for part in drawn[0])
+    assert all(5 <= len(part) <= 9 for part in drawn[0])
     assert all(int(target.split()[1]) % 61 == int(source.split()[1]) for source, target in rows)  # still pairs
     text.clean_pairs([tmp_path / "train"], tmp_path / "out", ("en", "de"), Limits(without=found))
     kept = {line.lower() for line in text.lines(tmp_path / "out.en")}
@@ -235,10 +237,11 @@ def test_labelled_text(tmp_path):
     """Shuffled and held out by a fixed seed; the test set in its order, with or without headings."""
     rows = [(("sport", "world")[i % 2], f"text {i}") for i in range(100)]
     write(tmp_path / "train.tsv", (f"{label}\t{said}\tmore" for label, said in rows))
-    write(tmp_path / "test.csv", ['"Class Index","text"', "sport,b", "world,c"])
+    long = "c" * 140_000
+    write(tmp_path / "test.csv", ['"Class Index","text"', "sport,b", f"world,{long}"])
     found, again = (read("classification", tmp_path, examples=50) for _ in range(2))
     assert found == again and [len(found[split]) for split in SPLITS] == [45, 5, 2]
-    assert pairs(found["test"]) == [("b", "sport"), ("c", "world")]
+    assert pairs(found["test"]) == [("b", "sport"), (long, "world")]
     everything = {(f"{said} more", label) for label, said in rows}
     drawn = pairs(found["valid"] + found["train"])
     assert {*drawn} <= everything and len({*drawn}) == 50 and drawn != sorted(drawn)
@@ -246,8 +249,8 @@ def test_labelled_text(tmp_path):
 
 
 def test_markup():
-    said = "Oil\\at  #36;50 &lt;b&gt;a  barrel&lt;/b&gt;<br /><br />AT&amp;T 2<3 C#5;"
-    assert text.clean(said) == "oil at $50 a barrel at&t 2<3 c#5;"
+    said = "Oil\\at  #36;50 or &#36;9 &lt;b&gt;a  barrel&lt;/b&gt;<br /><br />AT&amp;T 2<3 5>4 C#5;"
+    assert text.clean(said) == "oil at $50 or $9 a barrel at&t 2<3 5>4 c#5;"
 
 
 MAIL = "Mail {0},\nof two lines.\n\n@subject\nThe {0}\n\n@ann0\nAnother"
@@ -308,10 +311,6 @@ def test_dialogues(tmp_path, capsys):
     groups = [{e.group for e in found[split]} for split in SPLITS]
     assert [len(group) for group in groups] == [16, 2, 2] and len(set.union(*groups)) == 20
     assert sum(map(len, found.values())) == 30 and "no training set" in capsys.readouterr().out
-    for split, n in (("train", 10), ("test", 1)):
-        write(tmp_path / f"dialogues_{split}.txt", ["a __eou__ b __eou__ c __eou__"] * n)
-    found = read("dailydialog", tmp_path)
-    assert pairs(found["test"]) == [("a", "b"), ("a | b", "c")] and list(map(len, found.values())) == [18, 2, 2]
 
 
 # ---- files
