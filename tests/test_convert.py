@@ -146,8 +146,19 @@ def test_constants_are_found_again(causal, tied):
     found = measure.constants_of(seen, causal)
     expected = measure.weights_of(S, causal)
     assert torch.allclose(measure.weights_of(found.by_position, causal), expected, atol=1e-3)
+    if causal:  # what lies behind is 0, for the matrix of a rank that comes nearest
+        assert not found.by_position.triu(1).any() and not found.by_distance[:, 9:].any()
     by_distance = measure.weights_of(measure.by_diagonal(found.by_distance, 9), causal)
     assert torch.allclose(by_distance, expected, atol=1e-3) == tied
+
+
+def test_a_weight_that_is_always_0():
+    """Its logit is finite: a parameter of -inf could not be trained."""
+    seen = measure.MeanByPosition()
+    seen.add(torch.eye(4).expand(2, 4, 4))
+    found = measure.constants_of(seen, False)
+    assert all(values.isfinite().all() for values in found)
+    assert torch.allclose(measure.weights_of(found.matrix(4), False), torch.eye(4), atol=1e-5)
 
 
 def test_positions_that_no_sentence_had():
@@ -231,6 +242,7 @@ def test_the_sentences_that_are_read(trained, tmp_path):
     loaded = checkpoints.load(path, folder)
     average = words.average(loaded, "train", 4, longest=9)
     assert (average.length, average.sentences) == (9, 4)  # the longest is one of them
+    assert not average.constants["decoder.self.0"].by_position.triu(1).any()
     logits = {name: constants.matrix(9) for name, constants in average.constants.items()}
     order = checkpoints.readable(loaded, "valid", 4, longest=9)
     with hooks.replaced_heads(loaded.model, logits, replaceable(path, folder)):

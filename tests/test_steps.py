@@ -78,6 +78,15 @@ def test_files_are_whole_or_not_there(tmp_path):
     assert (tmp_path / "a").read_text() == "one\n" and {*tmp_path.iterdir()} == {tmp_path / "a", alive}
 
 
+@pytest.mark.parametrize("made, of, is_kept", [(2, 1, True), (1, 2, False), (None, 1, False)])
+def test_what_is_older_than_its_text_is_made_anew(made, of, is_kept, tmp_path):
+    for name, time_made in (("made", made), ("of", of)):
+        if time_made:
+            (tmp_path / name).touch()
+            os.utime(tmp_path / name, (time_made, time_made))
+    assert steps.is_made([tmp_path / "made"], [tmp_path / "of"], "a note") == is_kept
+
+
 def test_a_lock_waits_or_is_refused(tmp_path, capsys):
     order = []
 

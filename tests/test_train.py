@@ -187,6 +187,7 @@ def test_recipes_that_have_changed(begun, monkeypatch):
         monkeypatch.setitem(RECIPES, "multi30k_cpu", replace(recipe, flags={**recipe.flags, **flags}))
 
     refused(lambda _: go_on(model="random"), part="arch is transformer_multi30k, asked for transformer_synth_random")
+    refused(lambda _: go_on("--gpus", "99"), part=r"--gpus: 99 wanted, \d here; --gpus 0 trains on the CPU")
     change(lr="1")
     refused(lambda _: go_on(), part="recipe_flags is .*3e-3.*, asked for .*'lr': '1'")
     (save / "checkpoint_last.pt").unlink()
