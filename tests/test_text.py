@@ -239,13 +239,13 @@ MAIL = "Mail {0},\nof two lines.\n\n@subject\nThe {0}\n\n@ann0\nAnother"
 WIC = {"data": "w\tN\t0-0\ta\tb\nv\tV\t0-0\tc\td", "gold": "T\nF"}
 RTE = json.dumps({"premise": "a", "hypothesis": "b", "label": "not_entailment", "idx": 0})
 SHORT = 'id\tquestion1\tquestion2\tis_duplicate\n2\t"When was\n\tWhere?\t1\n1\ta?\tb?\t0\n1\ta?\tb?\t0'
-EMAIL = '{"email": "a b", "subject": "c"}'
+MAILS = '{"email": "a b", "subject": "c"}\n' * 2
 # {form: (corpus, files, the examples of its test set, what is said)}: other forms than those above
 FORMS = {
     "a line break in a question, which leaves two rows that are no examples": ("qqp", {f"{split}.tsv": SHORT
      for split in ("train", "dev")}, [("qqp question1: a? question2: b?", "not duplicate")] * 2,
      ["train.tsv: 2 row(s) with fewer than 4 columns are left out", "dev.tsv: 2 row(s)"]),
-    "an empty side": ("aeslc", {"train.jsonl": f'{EMAIL}\n{EMAIL}\n{{"email": "a", "subject": ""}}', "test.jsonl": EMAIL},
+    "an empty side": ("aeslc", {"train.jsonl": MAILS + MAILS[:33].replace("c", ""), "test.jsonl": MAILS[:33]},
      [("a b", "c")], ["train.jsonl: 1 example(s) with an empty side are left out"]),
     "IMDb, a file for each text": ("imdb", {f"aclImdb/{split}/{label}/{i}_7.txt": f"{label} film {i}" for i in range(10)
      for split in ("train", "test") for label in ("neg", "pos")}, [(f"{label} film {i}", "01"[label == "pos"])
