@@ -77,7 +77,7 @@ PREPARED = {
     "like": (parallel, "{text} en de {out} --like {other}/wmt --max-length 40", "707b49998de9ca00"),
     "pieces": (parallel, "{text} en de {out} --subwords sentencepiece --merges 90 --lowercase", "1e40db2b4febae86"),
     "words": (text, "lm {out} --from {text}", "729e7eebb3069203"),
-    "bpe": (text, "lm {out} --from {text} --merges 20 --sample 90", "501c9606587b270b"),
+    "bpe": (text, "lm {out} --from {text} --merges 20 --sample 11", "f6357abbbb277286"),
     "labels": (labels, "classification {out} --from {text}", "302cf017edbfa64a"),
     "mails": (mails, "aeslc {out} --from {text} --merges 34 --truncate-source 9 --truncate-target 7",
         "58a08f34f6b4da6f"),

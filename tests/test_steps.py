@@ -178,6 +178,7 @@ def test_errors_are_one_line(copy):
     ("run(['bash', '-c', 'sleep 600 & wait'])", signal.SIGTERM, 143),  # as a scheduler or `timeout` sends it
     ("run(['bash', '-c', 'sleep 600 & wait'], Path('/dev/null'), print)", signal.SIGINT, 130),
     ("make(Path('out'), 'sleep 600 | cat')", signal.SIGTERM, 143),
+    ("run(['bash', '-c', 'sleep 3; true'])", signal.SIGHUP, 0),  # not under nohup
 ])  # fmt: skip
 def test_what_a_recipe_has_started_ends_with_it(tmp_path, call, sent, code):
     """A signal to a recipe leaves no program behind, nor half a file."""
@@ -185,7 +186,8 @@ def test_what_a_recipe_has_started_ends_with_it(tmp_path, call, sent, code):
         "import signal, sys; from pathlib import Path\n"
         "from recipes import steps, translate; from scripts import recipe\n"
         f"translate.main = lambda argv: steps.{call}\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler); "  # which a shell's background job has not
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # which a shell's background job has not
+        "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
         "sys.argv[1:] = ['translate']; recipe.main()"
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}

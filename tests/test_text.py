@@ -200,7 +200,8 @@ def test_a_paragraph_is_not_divided(tmp_path):
     ("sst2", "train.tsv", ROWS["sst2"][1], "sst2: has too few examples; none is left for the train set"),
     ("sst2", "dev.tsv", "sentence\tlabels\na\t1", "line 2: no row of sst2: KeyError 'label'; it has sentence, la"),
     ("stsb", "sts-dev.csv", "g\tf\t2012\t1\tgood\ta\tb", 'line 1 has the score "good"; it must be a number'),
-    ("record", "val.jsonl", '{"passage": {}}', "val.jsonl: no row of record: KeyError 'text'; it has another form"),
+    ("record", "val.jsonl", f'{json.dumps(RECORD)}\n{{"passage": {{}}}}',
+     "val.jsonl: behind line 1: no row of record: KeyError 'text'; it has another form"),
     ("wsc", "val.jsonl", json.dumps({**WSC, "text": "Ann barked"}), 'line 1: the text has no "it"; remove it'),
 ])  # fmt: skip
 def test_examples_that_are_refused(tmp_path, corpus, name, contents, part):
