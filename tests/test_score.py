@@ -284,8 +284,8 @@ def test_lines_to_translate(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(translate, "shell", shell)
     refused(lambda _: call(b""), part="run: has no checkpoint_best.pt; name a run .* that has come to a validation")
     (run / "checkpoint_best.pt").touch()
-    out, error = call("\ufeff A\u2028 B\x85c \n\nd".encode())
-    assert out == "A B c\n\nd\n" and given_lines.pop() == "A B c\nd\n"
+    out, error = call("\ufeff A\u2028 B\x85c\rd \n\ne".encode())
+    assert out == "A B c d\n\ne\n" and given_lines.pop() == "A B c d\ne\n"
     assert "--beam 1 " in error and "--max-len-b 20" in error and "--moses-no-dash-splits" in error
     assert call(b"\n\n")[0] == "\n\n" and call(b"")[0] == "" and not given_lines
     assert call("a\tb\u00a0".encode(), "--constraints") and given_lines == ["a\tb\n"]
