@@ -48,9 +48,7 @@ def call(*argv):
 
 @pytest.mark.usefixtures("in_process")
 def test_the_life_of_a_folder(tmp_path, raw, capfd, monkeypatch):
-    """What ends a call leaves no half of anything, and the next one goes on. A finished folder is kept as it is: other
-    settings and changed text are refused. One that is not finished is made anew of them.
-    """
+    """A call that ends leaves no half of anything, the next one goes on, and a finished folder is kept as it is."""
     out, tool, valid = tmp_path / "out", tmp_path / "bin" / "sacremoses", raw / "valid.de"
     argv, train = call(raw, "en", "de", out), out / "text" / "train.en"
     # in place of the tokeniser
@@ -137,39 +135,6 @@ def test_what_is_refused(tmp_path, raw, small_data, change, argv, part, monkeypa
     )
     assert not list(tmp_path.rglob("bin/done")) and not list(tmp_path.rglob("*.part"))
     assert {(path, path.read_bytes()) for path in raw.iterdir()} == before
-
-
-# ---- subwords
-
-
-@pytest.mark.parametrize("pieces, most, keep_end, kept", [
-    ("▁a b ▁c d e", 5, False, "▁a b ▁c d"),
-    ("▁a ▁", 3, False, "▁a ▁"),  # a lone beginning of a word
-    ("▁a b ▁c d e", 4, True, "▁c d e"),
-    ("▁a b c d", 2, True, "d"),  # of a word that is longer than all that may stay, its end
-])  # fmt: skip
-def test_what_a_cut_leaves(pieces, most, keep_end, kept):
-    """Place for the end's own; the last pieces from the beginning of a word on."""
-    assert " ".join(prepare.cut(pieces.split(), most, keep_end)) == kept
-
-
-@pytest.mark.usefixtures("in_process")
-@pytest.mark.parametrize("name", ["wmt", "mails", "dialogues"])
-def test_another_test_set(small_data, tmp_path, name):
-    """The same lines have the subwords that they have in the data's own test set."""
-    data = small_data(name)
-    settings = prepare.steps.load(data / "settings.json")
-    sides, cuts = (settings["src"], settings["tgt"]), ("truncate-source", "truncate-target", "keep-end")
-    for side in sides:
-        write(tmp_path / f"test.{side}", read_text.lines(data / "text" / f"test.{side}"))
-    like = {"like": data, **{cut: settings[cut] for cut in cuts}}
-    found = prepare.prepare("own", sides, tmp_path / "out", tmp_path, like, ["test"])
-    for side in sides:
-        assert (tmp_path / "out" / "sub" / f"test.{side}").read_text() == (data / "sub" / f"test.{side}").read_text()
-    assert found["truncate-source"] == settings["truncate-source"] and not list((tmp_path / "out").glob("bin/train*"))
-
-
-# ---- corpora
 
 
 @pytest.mark.parametrize("lang, archives", [("de", 3), ("fr", 5)])

@@ -206,9 +206,7 @@ def test_no_difference_is_not_significant(tmp_path):
 
 
 def test_what_is_evaluated(tmp_path, monkeypatch):
-    """One evaluation at a time. A baseline that was not evaluated, or on another test set, is refused before anything
-    else.
-    """
+    """One evaluation at a time; a baseline that was not evaluated, or on another test set, is refused first."""
     data, base = make_data(tmp_path / "data", subwords="bpe", lowercase=None), tmp_path / "base"
     run = make_run(tmp_path / "run", data)
     base.mkdir()

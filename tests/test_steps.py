@@ -21,14 +21,9 @@ from recipes.steps import Busy
 SCRIPTS = ("prepare", "train", "evaluate", "translate", "reproduce")
 DRY = {**os.environ, "DRY_RUN": "1"}
 
-# ---- commands
-
 
 def test_a_log(tmp_path):
-    """What a program prints and logs, in whole lines, in the order of writing, behind what an earlier call has left.
-
-    Each line is seen while the program runs, and the last ones too.
-    """
+    """What a program prints and logs, in order, behind what an earlier call has left; seen while the program runs."""
     (tmp_path / "log").write_text("earlier\n")
     seen = []
     program = "import sys, time\nfor i in range(3):\n print('D' * 3000)\n print('INFO', file=sys.stderr)\n"
@@ -59,9 +54,6 @@ def test_what_a_dry_run_is(value, is_shown, tmp_path, monkeypatch):
     assert [(tmp_path / name).exists() for name in "abc"] == [not is_shown] * 3
 
 
-# ---- files and folders
-
-
 def test_files_are_whole_or_not_there(tmp_path):
     """Also on a full disk, where only one of two is written, and where any program of a pipe fails or was killed."""
     for command in ("seq 9 > /dev/full", "false | cat"):
@@ -89,10 +81,7 @@ def test_what_is_older_than_its_text_is_made_anew(made, of, is_kept, tmp_path):
 
 
 def test_a_lock(tmp_path, capsys):
-    """It is held by what has been started, too, which goes on writing when the process that started it is killed.
-
-    Another call is refused, or waits for it.
-    """
+    """It is held by what has been started, too, and refuses others, or has them wait, when its caller was killed."""
     code = f"""if True:
         from pathlib import Path
         from recipes.steps import locked, started
@@ -120,9 +109,6 @@ def test_what_is_made_with_other_settings(tmp_path):
     assert steps.load(file) == {"a": 2, "b": None}
     refused(lambda _: steps.pin(file, {"a": 2, "c": Path("x")}, True), part="c is None, asked for x")
     assert not steps.pin(file, {"a": 2, "c": None}, True) and steps.load(file) == {"a": 2, "b": None, "c": None}
-
-
-# ---- the scripts
 
 
 def test_help(tmp_path):
