@@ -197,7 +197,7 @@ class Plan:
         sizes = {"w": (a.w_rows, a.X), "c": (1, a.c_columns), "r": (a.r_rows, a.r_columns)}
         of_block = {"w": block, "c": block, "r": distances if a.is_by_distance else block}
         blocks = sum(up(a.H * math.prod(sizes[name]), of_block[name]) for name in self.summed(*SHARED))
-        own = [n for name in SHARED for n in (sizes[name] if math.prod(sizes[name]) else (1, 1))]
+        own = [n for name in SHARED for n in sizes[name]]
         to = Totals(*(f"to_{name}" if name in a.wanted else None for name in Totals._fields))
         z = self.backward[-1].numbers[-1]
         numbers = (a.H, a.T, *totals, *own, *counts, z, power_of_2(a.H), block, groups_at_once, distances)
