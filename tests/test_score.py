@@ -31,9 +31,9 @@ def scorer(task, data, recipe="multi30k_cpu", **settings):
     return SCORERS[task](data, {**known, **settings}, RECIPES[recipe])
 
 
-def make_run(folder, data, recipe="multi30k_cpu"):
+def make_run(folder, data, recipe="multi30k_cpu", flags=()):
     """A run on data, without a model."""
-    known = {"data": data, "data_digest": train.digest_of(data), "arch": "a", "seed": 1, "flags": []}
+    known = {"data": data, "data_digest": train.digest_of(data), "arch": "a", "seed": 1, "flags": flags}
     steps.dump(folder / "run.json", {**known, "recipe": vars(RECIPES[recipe])})
     return folder
 
@@ -212,7 +212,7 @@ def test_what_is_evaluated(tmp_path, monkeypatch):
     base.mkdir()
 
     def run_command(argv, log):
-        with pytest.raises(steps.Busy), steps.locked(run / ".evaluation.lock"):
+        with pytest.raises(steps.Busy), steps.locked(log.parent / ".evaluation.lock"):
             pass
         raise steps.UserError(" ".join(map(str, argv)))
 
@@ -230,6 +230,10 @@ def test_what_is_evaluated(tmp_path, monkeypatch):
         write(data / "test.de", [right])
         steps.dump(base / "evaluation" / "scores.json", known)
         refused(score.main, run, option, value, part=part)
+    text_run = make_run(
+        tmp_path / "lm", make_data(tmp_path / "text", "language_modeling"), "ptb_cpu", ["--tokens-per-sample=64"]
+    )
+    refused(score.main, text_run, "--average", 0, part="fairseq-eval-lm .*--tokens-per-sample 64 ")
     assert sorted(path.name for path in run.iterdir() if path.suffix != ".log" and path.name[0] != ".") == ["run.json"]
 
 
