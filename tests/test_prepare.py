@@ -93,9 +93,7 @@ def test_the_life_of_a_folder(tmp_path, raw, capfd, monkeypatch):
 
 @pytest.mark.usefixtures("in_process")
 def test_a_folder_of_ones_own(tmp_path, raw, capsys, monkeypatch):
-    """What begins with train is trained on, others are named. Sets that are missing are a tenth of it, or as many pairs
-    as may be, always the same: none of their sources, in any case, is trained on.
-    """
+    """Others than train* are named. Missing sets are always the same pairs; none of their sources is trained on."""
     monkeypatch.setattr(read_text, "MOST_HELD_OUT", 14)
     english, german = ([*map(one_line, read_text.lines(raw / f"train.{end}"))] for end in ("en", "de.gz"))
     there = [*zip(english, german), *zip(map(str.upper, english), german), ("one more", "noch einer")]

@@ -79,9 +79,6 @@ def write_task(folder, task, contents=None):
         write(folder / name, [*rows, *rows[-1:]] if "train" in name else rows[: 1 if task == "multirc" else None])
 
 
-# ---- lines
-
-
 @pytest.mark.parametrize("name, contents, part", [
     ("a", b"text\n" * 50000 + b"\xdf\n", "a: line 50001 is not UTF-8 .*; convert it, e.g. with iconv$"),
     ("a.gz", gzip.compress(b"text\n" * 50, mtime=0)[:-9], "a.gz: not a whole gzip file"),
@@ -132,9 +129,6 @@ def test_spans(tmp_path, total, words, density, span):
         taken = sum(len(out.split()) for out in spans.values())
         assert taken == min(max(round(len(block) * density), 1), len(block) - 1)
         assert len(spans) == min(max(round(taken / span), 1), len(block) - taken)
-
-
-# ---- examples
 
 
 @pytest.mark.parametrize("task", ROWS)
@@ -278,9 +272,6 @@ def test_dialogues(tmp_path, capsys):
     assert sum(map(len, found.values())) == 30 and "no training set" in capsys.readouterr().out
 
 
-# ---- files
-
-
 def test_folders_of_several_corpora(tmp_path):
     """The nearest files count, of one folder alone; a file that is there twice is taken once."""
     mine = tmp_path / "mine"
@@ -337,8 +328,6 @@ def test_a_text_is_that_of_its_corpus(tmp_path):
     text.take("ptb/train.txt", [tmp_path / "a.txt"], tmp_path / "out", sample=1)
     assert (tmp_path / "out").read_text() == "an other text\n"
 
-
-# ---- the real corpora
 
 REAL = {
     "aeslc": ("summarisation/aeslc", (14436, 1960, 1906)),
