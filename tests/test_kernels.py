@@ -812,6 +812,40 @@ def test_tiles():
         ] == expected
 
 
+@pytest.mark.parametrize(
+    "sizes, expected",
+    [
+        (dict(T=32, Q=64, r_columns=32), [(8, 125), 8, 1, (8, 63), 16, 2]),
+        (dict(T=64, r_columns=64), [(8, 125), 8, 4, (8, 33), 31, 4]),
+        (dict(T=130, r_columns=130), [(24000, 1), 4, (24000, 1), 4, (24000, 1), 1, 4, (216, 1), 334, 4]),
+    ],
+)
+def test_programs(sizes, expected):
+    """So many as were measured to be fast: of each launch its grid, the sentences that a program sums over, warps."""
+    sizes = dict(B=1000, H=8, dtypes=(torch.bfloat16,), rows=(-1,) * 5, r_rows=sizes["T"], **sizes)
+    plan = launches.Plan(layout(wanted=frozenset(["packed", "r"]), **sizes))
+    found = []
+    for launch in [plan.forward, *plan.backward[:-1]]:
+        sentences = launch.numbers[len(plan.numbers) : -1][:1]
+        found += [launch.grid[:2], *sentences, launch.options["num_warps"]]
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    "sizes, expected",
+    [
+        (dict(T=130, right=4), dict(FACTOR=64, UNIT=8, PRECISION="tf32")),
+        (dict(T=9, D=12, Q=8), dict(FACTOR=16, UNIT=1, Q_BLOCK=16, A_R=3)),
+        (dict(dtypes=(torch.float32,)), dict(PRECISION="ieee")),
+    ],
+)
+def test_what_kernels_are_compiled_for(sizes, expected):
+    """Both factors fit, several numbers are read at once where all widths allow it, and fp32 is not rounded."""
+    sizes = {"dtypes": (torch.bfloat16,), "rows": (-1, -1, -1, -1, 3), **sizes}
+    found = launches.constants(layout(**sizes), launches.Tile(16, 16, 4))
+    assert {name: getattr(found, name).value for name in expected} == expected
+
+
 def test_a_launch_by_default():
     """One program in the directions that are not said, and one stage."""
     launch = launches.Launch(None, (5,), (), (), 4)

@@ -116,11 +116,9 @@ class Plan:
     """The launches of a call, and the memory that they need for sums: of each, in fp32, so many numbers."""
 
     def __init__(self, a: Layout) -> None:
-        from . import triton_attention
         from .triton_common import Given
 
         self.layout, self.is_loaded, self.is_long = a, False, not a.is_short()
-        self.kernels: Any = triton_attention
         self.sums: Dict[str, int] = {}
         packed, pair = "packed" if a.Q else None, "pair" if a.right else None
         sizes = (a.D, a.X, a.X, a.right, a.c_columns, a.r_columns, a.weights)
@@ -139,28 +137,30 @@ class Plan:
             if self.sums.keys() - {"delta"}:
                 self.backward.append(self.addition(totals, counts))
 
-    def launch(self, kernel: Any, tile: "Tile", grid: Sequence[int], tensors: Sequence[Any], *more: int) -> Launch:
-        """With the arguments of every kernel; `more`: others of its numbers."""
+    def launch(self, kernel: str, tile: "Tile", grid: Sequence[int], tensors: Sequence[Any], *more: int) -> Launch:
+        """Of `triton_attention`, with the arguments of every kernel there; `more`: others of its numbers."""
+        from . import triton_attention
+
         numbers = (*self.numbers, *more, constants(self.layout, tile))
-        return Launch(kernel, grid, (self.given, *tensors), numbers, tile.warps, tile.stages)
+        return Launch(getattr(triton_attention, kernel), grid, (self.given, *tensors), numbers, tile.warps, tile.stages)
 
     def forward_of_short(self) -> Launch:
         """Writes ``out``, (T, B, H, d_h)."""
         a = self.layout
         sentences, groups = shared_out(a.B, min(a.B, up(4 * PROGRAMS, a.H)))
-        return self.launch(self.kernels.forward_short, Tile.whole(a, True), (a.H, groups), ("out",), sentences)
+        return self.launch("forward_short", Tile.whole(a, True), (a.H, groups), ("out",), sentences)
 
     def forward_of_long(self) -> Launch:
         """Writes ``out`` and ``lse``, (B, H, T), in fp32."""
         a, tile = self.layout, Tile.of("forward", self.layout)
-        return self.launch(self.kernels.forward, tile, (a.B * a.H * up(a.T, tile.rows),), ("out", "lse"))
+        return self.launch("forward", tile, (a.B * a.H * up(a.T, tile.rows),), ("out", "lse"))
 
     def add_backward_of_short(self) -> Tuple[Sequence[int], Sequence[int]]:
         """Returns what `addition` takes."""
         a = self.layout
         sentences, size, groups = self.groups(1, self.summed(*SHARED), self.weighted(*SUMMANDS))
         tile, tensors = Tile.whole(a, False), (self.to(), "grad")
-        self.backward.append(self.launch(self.kernels.backward_short, tile, (a.H, groups), tensors, sentences, size))
+        self.backward.append(self.launch("backward_short", tile, (a.H, groups), tensors, sentences, size))
         return (groups, size, groups, size), (groups, groups, groups)
 
     def add_backward_of_long(self) -> Tuple[Sequence[int], Sequence[int]]:
@@ -179,14 +179,14 @@ class Plan:
         if delta is not None:
             self.reserve(delta, a.B * a.H * a.T)
             own = (self.to(), "out", delta, "lse", "grad")
-            self.backward.append(self.launch(self.kernels.backward_rows, rows, (parts * a.H,), own))
+            self.backward.append(self.launch("backward_rows", rows, (parts * a.H,), own))
         tensors = (self.to(), delta, "lse", "grad")
         if any(of_columns) or "packed" in a.wanted:
             grid = (groups * across * a.H,)
-            self.backward.append(self.launch(self.kernels.backward_columns, columns, grid, tensors, sentences, size))
+            self.backward.append(self.launch("backward_columns", columns, grid, tensors, sentences, size))
         if any(of_matrix):
             grid = (r_groups * tiles * a.H,)
-            self.backward.append(self.launch(self.kernels.backward_matrix, matrix, grid, tensors, r_sentences, r_size))
+            self.backward.append(self.launch("backward_matrix", matrix, grid, tensors, r_sentences, r_size))
         return (groups, size, r_groups, r_size), (parts, groups * across, r_groups * tiles)
 
     def addition(self, totals: Sequence[int], counts: Sequence[int]) -> Launch:
@@ -197,7 +197,7 @@ class Plan:
         sizes = {"w": (a.w_rows, a.X), "c": (1, a.c_columns), "r": (a.r_rows, a.r_columns)}
         of_block = {"w": block, "c": block, "r": distances if a.is_by_distance else block}
         blocks = sum(up(a.H * math.prod(sizes[name]), of_block[name]) for name in self.summed(*SHARED))
-        own = [n for name in SHARED for n in (sizes[name] if math.prod(sizes[name]) else (1, 1))]
+        own = [n for name in SHARED for n in sizes[name]]
         to = Totals(*(f"to_{name}" if name in a.wanted else None for name in Totals._fields))
         z = self.backward[-1].numbers[-1]
         numbers = (a.H, a.T, *totals, *own, *counts, z, power_of_2(a.H), block, groups_at_once, distances)
