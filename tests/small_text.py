@@ -69,23 +69,27 @@ def dialogues(folder):
         write(folder / f"dialogues_{split}.txt", [" __eou__ ".join([*row, ""]) for row in rows])
 
 
-# {name: (what makes its text, the words of prepare.sh; {text} and {other} are folders)}
+# {name: (what makes its text, the words of prepare.sh, where {text} and {other} are folders, and the digest of the data
+# of commit 01dc25f, before recipes/ was written anew, by these versions)}
+VERSIONS = {"sacremoses": "0.2.0", "sentencepiece": "0.2.3", "subword-nmt": "0.3.8"}
 PREPARED = {
-    "wmt": (parallel, "{text} en de {out} --merges 60 --dash-splits --max-ratio 1.5"),
-    "like": (parallel, "{text} en de {out} --like {other}/wmt --max-length 40"),
-    "pieces": (parallel, "{text} en de {out} --subwords sentencepiece --merges 90 --lowercase"),
-    "words": (text, "lm {out} --from {text}"),
-    "bpe": (text, "lm {out} --from {text} --merges 20 --sample 90"),
-    "labels": (labels, "classification {out} --from {text}"),
-    "mails": (mails, "aeslc {out} --from {text} --merges 34 --truncate-source 9 --truncate-target 7"),
-    "dialogues": (dialogues, "dailydialog {out} --from {text} --merges 30 --truncate-source 12 --history 3"),
-    "spans": (text, "spans {out} --from {text} --words 20 --merges 34"),
+    "wmt": (parallel, "{text} en de {out} --merges 60 --dash-splits --max-ratio 1.5", "8c99b7e0469344f2"),
+    "like": (parallel, "{text} en de {out} --like {other}/wmt --max-length 40", "707b49998de9ca00"),
+    "pieces": (parallel, "{text} en de {out} --subwords sentencepiece --merges 90 --lowercase", "1e40db2b4febae86"),
+    "words": (text, "lm {out} --from {text}", "729e7eebb3069203"),
+    "bpe": (text, "lm {out} --from {text} --merges 20 --sample 11", "f6357abbbb277286"),
+    "labels": (labels, "classification {out} --from {text}", "302cf017edbfa64a"),
+    "mails": (mails, "aeslc {out} --from {text} --merges 34 --truncate-source 9 --truncate-target 7",
+        "58a08f34f6b4da6f"),
+    "dialogues": (dialogues, "dailydialog {out} --from {text} --merges 30 --truncate-source 12 --history 3",
+        "c935ad6c37844000"),
+    "spans": (text, "spans {out} --from {text} --words 20 --merges 34", "1bf21537b1fa25f6"),
 }  # fmt: skip
 
 
 def prepare(name, folder, other, main):
     """Makes the text and the data of a name in a folder."""
-    make, argv = PREPARED[name]
+    make, argv, _ = PREPARED[name]
     make(folder / "text")
     words = f"{argv} --workers {2 if name in ('wmt', 'bpe') else 1}".split()
     main([word.format(out=folder / name, text=folder / "text", other=other) for word in words])

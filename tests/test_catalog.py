@@ -17,8 +17,6 @@ from fairseq_synth.architectures import VARIANTS
 from recipes import catalog, reproduce, train
 from recipes.catalog import BASELINES, CORPORA, MODELS, RECIPES, TABLES, TASKS, Run
 
-# ---- tables
-
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 def test_a_table_can_be_run(table, dry, capsys, tmp_path):
@@ -91,19 +89,14 @@ def test_what_a_cell_is():
     ("table2 --seed one", "--seed.*one"),
     ("table2 --from /nowhere", "/nowhere: no such folder"),
     ("table2 --gpus 1 -- --lr 1", "--lr|unrecognized"),  # a table is its recipe
-    ("", "TABLE.*reproduce.sh --help"),
 ])  # fmt: skip
 def test_reproduce_refuses(argv, part):
     refused(reproduce.main, *argv.split(), part=part)
 
 
-# ---- the YAML files
-
-
 @pytest.mark.parametrize("kind, entry, part", [
     ("Recipe", "a: {like: b}", "'b'"),
     ("Recipe", "a: {preset: x, beams: 4}", "'beams'"),
-    ("Recipe", "a: {preset: x, flags: 3}", "a: "),
     ("Table", "a: {title: t, about: t, columns: {x: X}}", "a: "),
 ])  # fmt: skip
 def test_a_slip_in_a_yaml_file_is_told(kind, entry, part, tmp_path, monkeypatch):
@@ -113,8 +106,6 @@ def test_a_slip_in_a_yaml_file_is_told(kind, entry, part, tmp_path, monkeypatch)
     forms = {"flags": catalog.as_text} if kind == "Recipe" else {"columns": catalog.as_columns}
     refused(lambda _: catalog.read("x.yaml", getattr(catalog, kind), **forms), part=["^recipes/x.yaml: a: ", part])
 
-
-# ---- Hydra
 
 CONFIGS = {"wmt_en_de": 8, "wmt_en_fr": 8, "wmt_en_de_big": 8, "multi30k": 2, "multi30k_cpu": 1}  # for how many GPUs
 GROUPS = "common distributed_training dataset optimization checkpoint model task criterion optimizer lr_scheduler"

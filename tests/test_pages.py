@@ -2,7 +2,6 @@
 
 import re
 
-import numpy
 import pytest
 
 from fairseq_synth.inspect.drawing import stored_digest
@@ -52,9 +51,6 @@ def found(table, figure="bleu"):
     return records.differences(table, rows, figure)
 
 
-# ---- intervals
-
-
 def test_intervals_of_known_values(results):
     """9 runs, 3 degrees of freedom beside the means of models and seeds; the rest has a variance of 0.7708 / 3.
 
@@ -66,34 +62,10 @@ def test_intervals_of_known_values(results):
     assert found(SHORT, "chrf")["random"].mean == 6
 
 
-def test_none_of_the_intervals_misses(monkeypatch):
-    """Of eleven models that differ by chance alone, with two seeds: in 95 % of all draws or more."""
-    random, held, column = numpy.random.default_rng(0), 0, SHORT.columns[0]
-    models = SHORT.models()[:12]
-    for _ in range(400):
-        drawn = [cell(model, seed, random.normal()) for model in models for seed in (1, 2)]
-        own = records.differences(SHORT, records.rows_of(SHORT, column, drawn), "bleu")
-        assert len(own) == 11
-        held += not any(difference.excludes_zero for difference in own.values())
-    assert 0.95 * 400 <= held < 400
-
-
 def test_single_runs_have_no_interval(write):
     write("multi30k_cpu/gpu", cell("transformer", 1, 30), cell("random", 1, 30.004))
     assert found(SHORT)["random"].cell() == "+0.00" and not found(SHORT)["random"].excludes_zero
     assert "minus" not in tables.results("multi30k_cpu", "en-de")  # one run is no difference to be told
-
-
-def test_runs_are_compared_with_the_most_alike():
-    """With the baseline of the machine, else of another machine with the same device, else of any."""
-    gpu, cpu, other = (cell("transformer", 1, 1, hardware=machine) for machine in ("H100", f"b{CPU}", CPU))
-    own, beside = cell("random", 1, 1, hardware=CPU), cell("transformer", 2, 1, hardware=CPU)
-    for there, expected in (([gpu, cpu, other], other), ([gpu, cpu], cpu), ([cpu, gpu], cpu), ([gpu], gpu)):
-        found = records.pairs(SHORT, {"transformer": [beside, *there], "random": [own]})
-        assert found == {"random": [(own, expected)]}
-
-
-# ---- tables
 
 
 def test_what_the_pages_have_not(results):
@@ -124,9 +96,6 @@ def test_several_figures_and_one_that_is_missing(write):
     text = tables.results("dailydialog_cpu")
     assert "|1.00 ± 0.00 (2) / 10.75 ± 1.06 (2) / no Java / 3.00 ± 0.00 (2)|+2.25 ± " in text
     assert "|minus the Transformer, ROUGE-L|" in text
-
-
-# ---- pictures and pages
 
 
 def test_pictures(results, tmp_path):

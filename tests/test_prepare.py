@@ -5,32 +5,19 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tarfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers import refused
-from small_text import PREPARED, digest, parallel, text, write
+from helpers import ROOT, refused
+from small_text import PREPARED, VERSIONS, digest, parallel, write
 
 from recipes import prepare
 from recipes import text as read_text
 from recipes.catalog import CORPORA, SPLITS
 from recipes.steps import UserError
-
-# of small_text.PREPARED: the data of commit 01dc25f, before recipes/ was written anew, by these versions
-VERSIONS = {"sacremoses": "0.2.0", "sentencepiece": "0.2.3", "subword-nmt": "0.3.8"}
-GOLDEN = {
-    "wmt": "8c99b7e0469344f2",
-    "like": "707b49998de9ca00",
-    "pieces": "1e40db2b4febae86",
-    "words": "729e7eebb3069203",
-    "bpe": "501c9606587b270b",
-    "labels": "302cf017edbfa64a",
-    "mails": "58a08f34f6b4da6f",
-    "dialogues": "c935ad6c37844000",
-    "spans": "1bf21537b1fa25f6",
-}
 
 
 @pytest.mark.parametrize("name", PREPARED)
@@ -38,7 +25,15 @@ def test_the_data_stay_as_they_were(small_data, name):
     """Text, tokens, subwords and binarised data, byte for byte; also with two processes."""
     if {package: importlib.metadata.version(package) for package in VERSIONS} != VERSIONS:
         pytest.skip(f"the digests are of {VERSIONS}")
-    assert digest(small_data(name)) == GOLDEN[name]
+    assert digest(small_data(name)) == PREPARED[name][2]
+
+
+@pytest.mark.parametrize("seed, wanted", [(1, "5b8a2942e0148611"), (2, "bb21f9558840b8d4")])
+def test_numbers_stay_as_they_were(tmp_path, seed, wanted):
+    """Without digits, and no sentence is held out and trained on."""
+    argv = f"scripts/make_numbers.py en de {tmp_path}/text --train 400 --held-out 50 --seed {seed}"
+    subprocess.run([sys.executable, *argv.split()], cwd=ROOT, check=True)
+    assert digest(tmp_path) == wanted
 
 
 @pytest.fixture
@@ -52,14 +47,19 @@ def call(*argv):
 
 
 @pytest.mark.usefixtures("in_process")
-def test_a_second_call_goes_on(tmp_path, raw, capfd, monkeypatch):
-    """A full disk ends the first one cleanly; what is made is kept; other settings and changed text are refused."""
-    out, tool = tmp_path / "out", tmp_path / "bin" / "sacremoses"
-    argv = call(raw, "en", "de", out)
+def test_the_life_of_a_folder(tmp_path, raw, capfd, monkeypatch):
+    """A call that ends leaves no half of anything, the next one goes on, and a finished folder is kept as it is."""
+    out, tool, valid = tmp_path / "out", tmp_path / "bin" / "sacremoses", raw / "valid.de"
+    argv, train = call(raw, "en", "de", out), out / "text" / "train.en"
     # in place of the tokeniser
     write(tool, ["#!/bin/bash", f"[[ $* != *' de '* || -e {tmp_path}/room ]] && cat || seq 9 > /dev/full"])
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+    good = valid.read_bytes()
+    valid.write_bytes(b"a \xff\n")
+    refused(prepare.main, *argv, part="valid.de: line 1 is not UTF-8")
+    assert train.exists() and not (out / "text" / "valid.de").exists()
+    valid.write_bytes(good)
     refused(prepare.main, *argv, part="tok/train.de was not made: .*No space left on device")
     (tmp_path / "room").touch()
     assert [path.name for path in (out / "tok").iterdir()] == ["train.en"] and not (out / "bin").exists()
@@ -68,41 +68,25 @@ def test_a_second_call_goes_on(tmp_path, raw, capfd, monkeypatch):
     assert (out / "tok" / "train.en").stat().st_mtime_ns == kept and (out / "bin" / "dict.de.txt").exists()
     assert (out / "test.de").read_text() == (raw / "test.de").read_text()
     assert "159 pairs, left out: 1 empty" in capfd.readouterr().out
-    prepare.main(argv)
-    assert f"{out} is ready, reusing it" in capfd.readouterr().out
     known = prepare.digest_of(out)
     monkeypatch.setitem(prepare.OPTIONS, "new", (prepare.PAIRS, prepare.NUMBER, "an option that is not set"))
     prepare.main(argv)
     assert f"{out} is ready, reusing it" in capfd.readouterr().out and prepare.digest_of(out) == known
-    refused(prepare.main, *argv, "--new", "3", part="new is None, asked for 3")
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    said = f"{out} was made with other settings .lowercase is None, asked for"
+    said = f"{out} was made with other settings .(new|lowercase) is None, asked for"
+    refused(prepare.main, *argv, "--new", "3", part=f"{said} 3")
     refused(prepare.main, *argv, "--lowercase", part=said)
-    (raw / "valid.de").write_text((raw / "valid.de").read_text()[::-1])
+    valid.write_bytes(good[::-1].strip() + b"\n")  # of the same size
     refused(prepare.main, *argv, part=[f"{raw}: valid.de has changed", f"name another folder, or remove {out}"])
+    valid.write_bytes(good)
     for side in ("en", "de"):
-        write(raw / f"train2.{side}", ["a"])
+        write(raw / f"train2.{side}", ["The end"])
     refused(prepare.main, *argv, part=f"{raw}: (train2|valid).(en|de) has changed, come or gone")
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
-
-
-@pytest.mark.usefixtures("in_process")
-def test_text_that_is_mended(tmp_path):
-    """After a mistake all of it is read again; other settings begin anew as long as nothing is finished."""
-    raw, out = tmp_path / "raw", tmp_path / "out"
-    text(raw)
-    good = (raw / "valid.txt").read_bytes()
-    (raw / "valid.txt").write_bytes(b"w1 \xff\n")
-    argv = ["lm", str(out), "--from", str(raw), "--workers", "1"]
-    refused(prepare.main, *argv, part="valid.txt: line 1 is not UTF-8")
-    assert not (out / "text" / "valid.txt").exists()
-    (raw / "valid.txt").write_bytes(good)
-    prepare.main([*argv, "--merges", "3"])
-    prepare.remove(out / "bin")  # as if it had been ended before
-    write(raw / "train.txt", ["other words"])
-    prepare.main(argv)
-    assert (out / "text" / "train.txt").read_text() == "other words\n"
-    assert (out / "text" / "valid.txt").read_bytes() == good and not (out / "sub").exists()
+    for more, end in ([], "The end\n"), (["--lowercase"], "the end\n"):
+        prepare.remove(out / "bin")  # as if it had been ended before
+        prepare.main([*argv, *more])
+        assert train.read_text().endswith(end) and (out / "bin" / "done").exists()
 
 
 @pytest.mark.usefixtures("in_process")
@@ -130,87 +114,39 @@ def test_a_folder_of_ones_own(tmp_path, raw, capsys):
     ("echo one > valid.de", "{raw} en de {out}", "valid.de: ends after 1 lines, and the other side does not"),
     ("sed -i 's/.*//' test.en", "{raw} en de {out}", "test.en: line 1 here or in test.de is empty; none may be"),
     ("", "{raw} en de {out} --subwords sentencepiece --merges 9", r"--merges 9: .* characters; give \d+ or more"),
-    ("", "{raw} en en {out}", "en en: .*two"),
     ("", "{raw} en pt.BR {out}", "pt.BR.*letters, digits, - and _"),
-    ("", "{raw} en de /proc/none", "/proc/none"),
-    ("", "{raw} en de", "prepare.sh --help"),
+    ("", "{raw} en fr {out} --like {wmt}", "--like .*: is not text of en and fr"),
+    ("", "{raw} en de {out} --like {wmt} --merges 50", "--merges 50: --like .* has 60; leave it out"),
     ("", "squad {out}", "squad.*ptb, .*personachat"),
     ("", "ptb {out} --lowercase", "--lowercase: not for ptb; leave it out"),
     ("", "lm {out}", "lm: nothing to download; name the folder of its text by --from"),
     ("", "ptb {out} --from {raw}", "no train set of ptb; it should be named ptb.train.txt or train.txt"),
     ("mkdir -p ../out; touch ../out/mine", "{raw} en de {out}", "out: was not made by prepare.sh; name another"),
 ])  # fmt: skip
-def test_what_is_refused(tmp_path, raw, change, argv, part, monkeypatch):
+def test_what_is_refused(tmp_path, raw, small_data, change, argv, part, monkeypatch):
     """In one line; the folder of the text stays as it is, and nothing is half done."""
     subprocess.run(["bash", "-c", change], cwd=raw, check=True)
     before = {(path, path.read_bytes()) for path in raw.iterdir()}
-    words = argv.format(tmp=tmp_path, raw=raw, out=tmp_path / "out").split()
     monkeypatch.setattr(prepare, "tokenize", lambda *args: None)  # what comes after the checks
-    try:
-        refused(prepare.main, *words, part=part)
-    except OSError as error:  # which the scripts show as a line
-        assert re.search(part, error.filename)
+    refused(
+        prepare.main,
+        *argv.format(tmp=tmp_path, raw=raw, out=tmp_path / "out", wmt=small_data("wmt")).split(),
+        part=part,
+    )
     assert not list(tmp_path.rglob("bin/done")) and not list(tmp_path.rglob("*.part"))
     assert {(path, path.read_bytes()) for path in raw.iterdir()} == before
 
 
-# ---- subwords
-
-
-@pytest.mark.parametrize("pieces, most, keep_end, kept", [
-    ("▁a b ▁c d e", 5, False, "▁a b ▁c d"),
-    ("▁a ▁", 3, False, "▁a ▁"),  # a lone beginning of a word
-    ("▁a b ▁c d e", 4, True, "▁c d e"),
-    ("▁a b c d", 2, True, "d"),  # of a word that is longer than all that may stay, its end
-    ("", 2, True, ""),
-])  # fmt: skip
-def test_what_a_cut_leaves(pieces, most, keep_end, kept):
-    """Place for the end's own; the last pieces from the beginning of a word on."""
-    assert " ".join(prepare.cut(pieces.split(), most, keep_end)) == kept
-
-
-@pytest.mark.usefixtures("in_process")
-def test_data_like_others(tmp_path, raw, small_data):
-    """They have the subwords and words of the others, and their options, which may not be others."""
-    first, second = small_data("wmt"), small_data("like")
-    for name in ("codes", "bin/dict.en.txt", "bin/dict.de.txt"):
-        assert (first / name).read_bytes() == (second / name).read_bytes()
-    like = ["--like", first]
-    refused(prepare.main, raw, "en", "fr", tmp_path / "x", *like, part="--like .*: is not text of en and fr")
-    refused(prepare.main, *call(raw, "en", "de", tmp_path / "x")[:-4], *like, "--merges", 50, part="--merges 50.*60")
-    assert prepare.steps.load(second / "settings.json")["dash-splits"] is True
-
-
-@pytest.mark.usefixtures("in_process")
-@pytest.mark.parametrize("name", ["wmt", "mails", "dialogues"])
-def test_another_test_set(small_data, tmp_path, name):
-    """The same lines have the subwords that they have in the data's own test set."""
-    data = small_data(name)
-    settings = prepare.steps.load(data / "settings.json")
-    sides, cuts = (settings["src"], settings["tgt"]), ("truncate-source", "truncate-target", "keep-end")
-    for side in sides:
-        write(tmp_path / f"test.{side}", read_text.lines(data / "text" / f"test.{side}"))
-    like = {"like": data, **{cut: settings[cut] for cut in cuts}}
-    found = prepare.prepare("own", sides, tmp_path / "out", tmp_path, like, ["test"])
-    for side in sides:
-        assert (tmp_path / "out" / "sub" / f"test.{side}").read_text() == (data / "sub" / f"test.{side}").read_text()
-    assert found["truncate-source"] == settings["truncate-source"] and not list((tmp_path / "out").glob("bin/train*"))
-
-
-# ---- corpora
-
-
-def test_options_of_a_corpus(tmp_path, dry, capsys):
+@pytest.mark.parametrize("lang, archives", [("de", 3), ("fr", 5)])
+def test_options_of_a_corpus(lang, archives, tmp_path, dry, capsys):
     """A corpus has its own defaults; 0 is a number, and no missing one; a dry run writes nothing."""
-    for lang, archives in (("de", 3), ("fr", 5)):
-        prepare.main(["wmt14", lang, str(tmp_path / "out")])
-        shown = [line[2:] for line in capsys.readouterr().out.splitlines() if line.startswith("+ ")]
-        assert len([line for line in shown if line.startswith("curl ")]) == archives
-        assert len([line for line in shown if re.match("sha256sum .* # [0-9a-f]{64}$", line)]) == archives
-        assert any("learn-bpe -s 40000" in line for line in shown) and shown[-1].startswith("fairseq-preprocess")
-        assert all(" tokenize -a " in line for line in shown if "sacremoses" in line)
-    assert prepare.prepare("wmt14", ["en", "de"], tmp_path, None, {})["max-length"] == 250
-    assert prepare.prepare("wmt14", ["en", "de"], tmp_path, None, {"max-length": 0})["max-length"] == 0
+    prepare.main(["wmt14", lang, str(tmp_path / "out")])
+    shown = capsys.readouterr().out
+    assert shown.count("+ curl ") == len(re.findall(r"\+ sha256sum .* # [0-9a-f]{64}\n", shown)) == archives
+    assert "learn-bpe -s 40000" in shown and shown.splitlines()[-1].startswith("+ fairseq-preprocess")
+    assert shown.count(" tokenize -a ") == shown.count("sacremoses") > 0
+    for given, length in (({}, 250), ({"max-length": 0}, 0)):
+        assert prepare.prepare("wmt14", ["en", lang], tmp_path, None, given)["max-length"] == length
     assert not any(tmp_path.iterdir())
 
 

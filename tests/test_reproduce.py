@@ -1,6 +1,5 @@
 """The cells of a table: from text to a record, in two stages, shared, resumed and listed; what a record says."""
 
-import json
 import math
 import os
 import re
@@ -84,13 +83,20 @@ def test_from_text_to_a_record(tables, tmp_path, capsys):
         assert all(sum(pair) == pytest.approx(1, abs=2e-4) for pair in zip(*weights.values()))
     assert one["hardware"].endswith("1 thread(s)") and one["commit"] and "precision" not in one
     assert 0 < one["significance"]["p_value"] <= 1
-    # another test set, of the same text
-    kept = (run / "evaluation" / "scores.json").read_text()
-    for side in ("en", "de"):
-        write(tmp_path / "another" / f"test.{side}", text.lines(tmp_path / "from" / "own" / f"test.{side}"))
-    score.main([str(run), "--test", str(tmp_path / "another")])
-    other = steps.load(next((run / "tests").glob("*/scores.json")))["figures"]
-    assert other == json.loads(kept)["figures"] and (run / "evaluation" / "scores.json").read_text() == kept
+    # a longer training goes on from that run as if it had been one training; that run stays as it is
+    longer, at_once = (runs / f"{name}-{CELL}" for name in ("longer", "at_once"))
+    kept = [run / "checkpoint_last.pt", run / "train.log", run / "evaluation" / "scores.json"]
+    before = [path.read_bytes() for path in kept]
+    for table in ("longer", "at_once"):
+        call(table, *row)
+    assert [path.read_bytes() for path in kept] == before
+    weights, others = (torch.load(path / kept[0].name, weights_only=False)["model"] for path in (longer, at_once))
+    assert all(torch.equal(value, others[name]) for name, value in weights.items())
+    one, other = (results(tmp_path, table)[CELL] for table in ("longer", "at_once"))
+    assert one["curve"] == other["curve"] and one["figures"] == other["figures"] and one["init"] == run.name
+    assert one["curve"]["updates"] == [2, 4, 6, 8] and one["updates"] == 8
+    shutil.rmtree(longer)
+    refused(lambda _: call("longer", *row, "--rerun", "--precision", "bf16"), part="precision is fp32, asked for bf16")
     # by hand, with other options: the table's record stays
     capsys.readouterr()
     score.main([str(run), "--average", "0", "--beam", "2", "--baseline", str(runs / BASE)])
@@ -102,27 +108,6 @@ def test_from_text_to_a_record(tables, tmp_path, capsys):
     refused(score.main, run, "--average", "99", part="found 2 of 99 update checkpoints; train on, or average fewer; ")
     (first / "bin" / "dict.de.txt").write_text("other 1\n")
     refused(score.main, run, part="were made anew since")
-
-
-@pytest.mark.usefixtures("in_process")
-def test_a_longer_training(tables, tmp_path):
-    """It goes on from the run of another table, as if it had been one training; that run stays as it is."""
-    parallel(tmp_path / "own")
-    argv = ["--from", f"{tmp_path}/own", "--out", str(tmp_path), "--variant", "random_vanilla"]
-    first, longer, at_once = (tmp_path / "runs" / f"{name}-{CELL}" for name in ("first", "longer", "at_once"))
-    reproduce.main(["longer", *argv])
-    kept = [first / "checkpoint_last.pt", first / "train.log", longer / "evaluation" / "scores.json"]
-    before = [path.read_bytes() for path in kept]
-    for table in ("longer", "at_once"):
-        reproduce.main([table, *argv])
-    assert [path.read_bytes() for path in kept] == before
-    weights, others = (torch.load(run / "checkpoint_last.pt", weights_only=False)["model"] for run in (longer, at_once))
-    assert all(torch.equal(value, others[name]) for name, value in weights.items())
-    found, other = (results(tmp_path, table)[CELL] for table in ("longer", "at_once"))
-    assert found["curve"] == other["curve"] and found["figures"] == other["figures"] and found["init"] == first.name
-    assert found["curve"]["updates"] == [2, 4, 6, 8] and found["updates"] == 8
-    shutil.rmtree(longer)
-    refused(reproduce.main, "longer", *argv, "--rerun", "--precision", "bf16", part="precision is fp32, asked for bf16")
 
 
 CELLS = {  # {table: data, model, updates, sizes, the figures' bounds}
@@ -166,11 +151,16 @@ def test_a_cell_of_each_task(name, small_data, tmp_path, monkeypatch):
         predicted = [*text.lines(run / "evaluation" / "test.predicted")]
         assert found["figures"]["accuracy"] == 100 * sum(map(str.__eq__, labels, predicted)) / 40
         assert {*predicted} == {*LABELS}
+    elif table.task == "text_to_text":  # another test set, of the same text
+        for side in ("source", "target"):
+            write(tmp_path / "another" / f"test.{side}", text.lines(data / "text" / f"test.{side}"))
+        score.main([str(run), "--test", str(tmp_path / "another")])
+        other = steps.load(run / "tests" / "another" / "scores.json")["figures"]
+        assert {name: value["score"] for name, value in other.items()} == found["figures"]
 
 
-@pytest.fixture
-def stubs(tables, tmp_path, monkeypatch, capsys):
-    """The same tables, whose trainings and evaluations only leave what a record is made of; calls of them."""
+def test_the_cells_of_a_table(tables, tmp_path, monkeypatch, capsys):
+    """What is missing is run, the baseline first. Trainings and evaluations only leave what a record is made of."""
     calls = []
 
     def fit(run, data, machine):
@@ -196,65 +186,47 @@ def stubs(tables, tmp_path, monkeypatch, capsys):
     }.items():
         monkeypatch.setattr(reproduce, name, stub)
 
-    def call(*argv):
+    def call(argv):
         calls.clear()
-        reproduce.main([*argv, "--out", str(tmp_path)])
+        reproduce.main([*argv.split(), "--out", str(tmp_path)])
         return [*calls], capsys.readouterr().out
 
-    call.evaluate = evaluate
-    return call
+    def done(*names):
+        return [f"{step} {name}" for name in names for step in ("train", "evaluate")]
 
-
-def test_what_is_missing_is_run(stubs, tmp_path):
-    """Each cell once, the baseline first; --rerun begins anew; each device has a record of its own."""
-    both = [f"{step} {name}" for name in (BASE, ROW) for step in ("train", "evaluate")]
-    assert stubs("first", "--gpus", "1")[0] == ["prepare first-en-de", *both]
-    found = results(tmp_path, "first", "gpu")
-    one = found[CELL]
+    data = "prepare first-en-de"
+    with steps.locked(tmp_path / "runs" / f".{BASE}.lock"):  # another process runs it
+        found, said = call("first --gpus 1")
+    assert found == [data, *done(ROW)] and "en-de-transformer-seed1: skipped, as another" in said
+    one = results(tmp_path, "first", "gpu")[CELL]
     assert one["figures"] == {"bleu": 30.5} and one["signatures"] == {"bleu": "BLEU|nrefs:1"} and one["updates"] == 240
-    assert one["commit"] == "c; later" and one["significance"] == {"against": BASE}
-    calls, said = stubs("first")
-    assert calls == stubs("first", "--gpus", "1")[0] == [] and f"{CELL}: is in results/first; --rerun trains" in said
-    assert stubs("first", "--prepare")[0] == ["prepare first-en-de"]
-    (tmp_path / "runs" / ROW / "checkpoint_last.pt").touch()
-    assert stubs("first", "--variant", "random_vanilla", "--rerun", "--gpus", "0")[0][1:] == both[2:]
-    assert not (tmp_path / "runs" / ROW / "checkpoint_last.pt").exists()
-    assert results(tmp_path, "first", "gpu") == found and [*results(tmp_path, "first")] == [CELL]
-    assert stubs("first", "--gpus", "0", "--list")[1].splitlines() == [
-        f"scripts/reproduce.sh first --dataset en-de --variant transformer --seed 1 --out {tmp_path} --gpus 0"
-    ]
-    assert stubs("first", "--list", "--rerun")[1].count(" --rerun\n") == 2
-
-
-def test_calls_share_the_cells(stubs, tmp_path):
-    """A cell that another process is running is skipped; one whose baseline comes later is compared with it then."""
-    with steps.locked(tmp_path / "runs" / f".{BASE}.lock"):
-        calls, said = stubs("first")
-    assert calls[1:] == [f"train {ROW}", f"evaluate {ROW}"] and "en-de-transformer-seed1: skipped, as another" in said
-    assert "significance" not in results(tmp_path, "first")[CELL]
+    assert one["commit"] == "c; later" and "significance" not in one
     begun = tmp_path / "runs" / ROW / "run.json"  # on another machine
     steps.dump(begun, {"starts": [{"commit": "b", "hardware": "g"}, *steps.load(begun)["starts"]]})
-    os.utime(tmp_path / "results" / "first" / "cpu" / f"{CELL}.json", (1, 1))
-    stubs("first")
-    one = results(tmp_path, "first")[CELL]
-    assert one["significance"] == {"against": BASE}
-    assert one["hardware"] == "g; a CPU, 1 thread(s)" and one["commit"] == "b; c; later"
-
-
-def test_a_run_that_was_scored_otherwise(stubs, tmp_path):
-    """By hand, with another beam: its record stays, and a cell that needs it is scored anew by its recipe."""
-    stubs("first")
+    assert call("first --gpus 1")[0] == [data, *done(BASE)]  # with which the other row is compared now
+    kept = results(tmp_path, "first", "gpu")
+    assert kept[CELL]["significance"] == {"against": BASE}
+    assert kept[CELL]["hardware"] == "g; h" and kept[CELL]["commit"] == "b; c; later"
+    found, said = call("first")
+    assert found == call("first --gpus 1")[0] == [] and f"{CELL}: is in results/first; --rerun trains" in said
+    assert call("first --prepare")[0] == [data] and call("first --rerun --gpus 1")[0] == [data, *done(BASE, ROW)]
+    kept = results(tmp_path, "first", "gpu")
+    (tmp_path / "runs" / ROW / "checkpoint_last.pt").touch()
+    assert call("first --variant random_vanilla --rerun --gpus 0")[0] == [data, *done(ROW)]
+    assert not (tmp_path / "runs" / ROW / "checkpoint_last.pt").exists()
+    assert results(tmp_path, "first", "gpu") == kept and [*results(tmp_path, "first")] == [CELL]
+    assert call("first --gpus 0 --list")[1].splitlines() == [
+        f"scripts/reproduce.sh first --dataset en-de --variant transformer --seed 1 --out {tmp_path} --gpus 0"
+    ]
+    assert call("first --list --rerun")[1].count(" --rerun\n") == 2
+    # scored by hand with another beam: records stay, and a cell that needs it has it scored anew by its recipe
     kept = results(tmp_path, "first")
     for name in (ROW, BASE):
-        stubs.evaluate(SimpleNamespace(folder=tmp_path / "runs" / name), None, beam=9)
+        evaluate(SimpleNamespace(folder=tmp_path / "runs" / name), None, beam=9)
     os.utime(tmp_path / "results" / "first" / "cpu" / f"{CELL}.json", (1, 1))
-    assert stubs("first")[0] == [] and results(tmp_path, "first") == kept
-    steps_of_both = [f"{step} {name}-{CELL}" for name in ("first", "second") for step in ("train", "evaluate")]
-    data = ["prepare first-en-de", "prepare second-en-de"]
-    assert stubs("second", "--variant", "random_vanilla")[0] == [*data, *steps_of_both]
+    assert call("first")[0] == [] and results(tmp_path, "first") == kept
+    assert call("second --variant random_vanilla")[0] == [data, "prepare second-en-de", *done(ROW, f"second-{CELL}")]
 
-
-# ---- records
 
 LOG = """\
 2026 | INFO | fairseq_cli.train | num. shared model params: 1,850,624 (num. trained: 1,850,624)

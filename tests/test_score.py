@@ -6,9 +6,7 @@ import json
 import random
 import re
 import shlex
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy
 import pytest
@@ -48,14 +46,14 @@ def test_perplexity_by_word(tmp_path):
     write(tmp_path / "text" / "test.txt", ["a bcd ef"])
     log = "Evaluated {} tokens in 0.1s (1 tokens/s)\n| Loss (base 2): 2.0000, Perplexity: 4.00\n"
     found = scorer("language_modeling", tmp_path, "ptb_cpu")
-    by_word = found.figures(log.format(4), tmp_path)
-    assert by_word["ppl"]["score"] == by_word["token_ppl"]["score"] == 4
+    assert [figure["score"] for figure in found.figures(log.format(4), tmp_path).values()] == [4, 4]
     write(tmp_path / "sub" / "test.txt", ["a b@@ cd e@@ f"])
     scores = found.figures(log.format(6), tmp_path)
     assert scores["ppl"]["score"] == 8 and scores["token_ppl"]["score"] == 4
     assert scores["ppl"]["signature"] == "words+lines:4|tokens:6|block:128|context:0"
     refused(lambda _: found.figures("", tmp_path), part="no figure of the test set")
     refused(lambda _: found.figures(log.format(5), tmp_path), part="5 of 6 tokens; .*--tokens-per-sample")
+    assert found.command("a", "b", 64)[-2] == 128  # a batch has room for a block
 
 
 @pytest.mark.parametrize("loss", ["2.885", "3.5 | nll_loss 2.885"])
@@ -86,16 +84,18 @@ def test_figures_of_a_translation(tmp_path):
     upper = [wanted[0].upper()]
     assert scorer("translation", tmp_path).scores(upper, wanted, "")["bleu"]["score"] < 20
     scores = scorer("translation", tmp_path, tgt="fr", lowercase=True).scores(upper, wanted, "")
-    assert scores["bleu"]["score"] == pytest.approx(100) and {*scores} == {"bleu", "chrf"}
+    assert scores["bleu"]["score"] == scores["chrf"]["score"] == pytest.approx(100) and {*scores} == {"bleu", "chrf"}
     write(tmp_path / "tok" / "test.de", ["ja zu ihr und so"])
     said = "H-0\t-1\tj@@ a zu ih@@ r und so@@\n"
     scores = scorer("translation", tmp_path, subwords="bpe").scores(written, wanted, said)
     assert scores["tokenised"]["score"] == pytest.approx(100) and "tok:none" in scores["tokenised"]["signature"]
 
 
-def test_free_text(monkeypatch):
-    """By hand: of two words one is right. METEOR says why it has no figure."""
-    monkeypatch.setattr(metrics.shutil, "which", lambda name: None)
+def test_free_text(tmp_path, monkeypatch):
+    """By hand: of two words one is right. METEOR has no figure without a Java that runs it, and is given no bars."""
+    from pycocoevalcap.meteor.meteor import Meteor
+
+    monkeypatch.setenv("PATH", str(tmp_path))
     scores = metrics.of_free_text(["a dog", "the cats ran"], ["a cat", "the cats ran"])
     assert scores["rouge1"]["score"] == scores["rougeL"]["score"] == scores["rougeLsum"]["score"] == 75
     assert scores["rouge2"]["score"] == 50 and scores["bleu1"]["score"] == 80 and scores["bleu4"]["name"] == "BLEU-4"
@@ -103,16 +103,9 @@ def test_free_text(monkeypatch):
     # the sentences of a summary may come in another order: by hand, each has the words of the reference's
     assert metrics.rouge(["a b . c d ."], ["c d . a b ."], "L", "Lsum") == {"L": [0.5], "Lsum": [1]}
     assert scores["meteor"] == {"score": None, "name": "METEOR", "signature": "not scored: no Java"}
-
-
-def test_meteor(tmp_path, monkeypatch):
-    """It is given no bars, by which it divides texts; a Java that does not run it is told."""
-    from pycocoevalcap.meteor.meteor import Meteor
-
-    monkeypatch.setattr(Meteor, "__del__", lambda self: None)
     (tmp_path / "java").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "java").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(Meteor, "__del__", lambda self: None)
     found = metrics.of_free_text(["a"], ["a"])["meteor"]
     assert found["signature"] == "not scored: Java is there, but does not run METEOR" and found["score"] is None
     given = []
@@ -127,8 +120,8 @@ YES_NO = ["no", "yes"]
 
 @pytest.mark.parametrize("written, wanted, groups, labels, figures", [
     # an answer that is no label is wrong for every metric, and is counted; it is no class of its own
-    ("yes no maybe yes", "yes no yes no", "", YES_NO,
-     {"accuracy": 50, "f1": 50, "macro_f1": 50, "matthews": 0, "no_label": 1}),
+    ("yes yes maybe yes", "yes no yes no", "", YES_NO,
+     {"accuracy": 25, "f1": 40, "macro_f1": 20, "matthews": -57.74, "no_label": 1}),
     ("yes no maybe yes", "yes no yes no", "", YES_NO, {"macro_f1": 58.33, "no_label": 1}),
     # a number that is none, or is off the scale, is the farther end of it
     ("1.0 x 3.0 9.0", "1 4 3 2", "", [], {"pearson": -29.11, "no_label": 2}),
@@ -212,77 +205,56 @@ def test_no_difference_is_not_significant(tmp_path):
         assert found.test(before, after, [good.upper()] * 2)["p_value"] == 1
 
 
-def test_a_baseline_was_scored_on_the_same_test_set(tmp_path, monkeypatch):
-    """A baseline that was not, or not yet, is refused before anything else; another --average is a note alone."""
+def test_what_is_evaluated(tmp_path, monkeypatch):
+    """One evaluation at a time; a baseline that was not evaluated, or on another test set, is refused first."""
     data, base = make_data(tmp_path / "data", subwords="bpe", lowercase=None), tmp_path / "base"
     run = make_run(tmp_path / "run", data)
     base.mkdir()
-    write(data / "test.de", ["eins"])
 
     def run_command(argv, log):
+        with pytest.raises(steps.Busy), steps.locked(run / ".evaluation.lock"):
+            pass
         raise steps.UserError(" ".join(map(str, argv)))
 
     monkeypatch.setattr(score, "run_command", run_command)
+    write(data / "test.de", ["eins"])
+    references = text.digest(data / "test.de")
     said = f"--baseline {base}: not evaluated yet, or on another test set; evaluate it first"
-    refused(score.main, run, "--baseline", base, part=said)
-    steps.dump(base / "evaluation" / "scores.json", {"references": text.digest(data / "test.de")})
-    for right, option, value, part in (
-        ("eins", "--baseline", base, "average_checkpoints.py .*--num-update-checkpoints 5"),  # the next step
-        ("zwei", "--baseline", base, said),
-        ("zwei", "--context-window", 3, "--context-window: not for translation; leave it out"),
-        ("zwei", "--average", 0, "fairseq-generate .* --path .*checkpoint_best.pt"),
+    for right, known, option, value, part in (
+        ("eins", {}, "--baseline", base, said),
+        ("eins", {"references": references}, "--baseline", base, "average_checkpoints.py .*--num-update-checkpoints 5"),
+        ("zwei", {"references": references}, "--baseline", base, said),
+        ("zwei", {}, "--context-window", 3, "--context-window: not for translation; leave it out"),
+        ("zwei", {}, "--average", 0, "fairseq-generate .* --path .*checkpoint_best.pt"),
     ):
         write(data / "test.de", [right])
+        steps.dump(base / "evaluation" / "scores.json", known)
         refused(score.main, run, option, value, part=part)
-    refused(score.main, base, part=f"{base}: no run of train.sh")
     assert sorted(path.name for path in run.iterdir() if path.suffix != ".log" and path.name[0] != ".") == ["run.json"]
 
 
 # ---- translate.sh
 
 
-@pytest.fixture
-def translator(small_data, tmp_path, capsys, monkeypatch):
-    """A run on data of a name without a model: what translate.sh would start, and gives it, for lines of text."""
-
-    def lines_of(name, said, *argv):
-        run, given_lines = make_run(tmp_path / "run", small_data(name), "pairs_cpu"), []
-        capsys.readouterr()  # what preparing it has printed
-
-        def shell(command, given=""):
-            given_lines.append(given)
-            rows = enumerate(given.split("\n")[:-1])
-            return "".join(f"{mark}-{i}\t-1\t{line}\n" for i, line in rows for mark in "HD")
-
-        monkeypatch.setattr(translate, "shell", shell)
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(said.encode("utf-8", "surrogateescape"))))
-        monkeypatch.setattr(translate, "best_checkpoint", lambda folder: Path("model.pt"))
-        translate.main([str(run), *argv])
-        out, error = capsys.readouterr()
-        return out, "".join(given_lines), [shlex.split(line[2:]) for line in error.splitlines() if line[:2] == "+ "]
-
-    return lines_of
-
-
 @pytest.mark.parametrize("name", ["wmt", "pieces", "mails", "dialogues"])
-def test_what_is_translated_is_as_prepared(translator, small_data, name):
+def test_what_is_translated_is_as_prepared(name, small_data, tmp_path, monkeypatch, capsys):
     """translate.sh gives the model the subwords that prepare.sh made of the same text."""
     data = small_data(name)
-    side = steps.load(data / "settings.json")["src"]
-    own = data.parent / "text" / f"test.{side}"  # before it was lowercased
+    settings = steps.load(data / "settings.json")
+    own = data.parent / "text" / f"test.{settings['src']}"  # before it was lowercased
     source = own if own.exists() else data / "raw" / own.name
-    _, given, (*normalise, interactive) = translator(name, source.read_text())
-    for program in normalise:
-        given = subprocess.run(program, input=given, capture_output=True, text=True, check=True).stdout
+    monkeypatch.setenv("DRY_RUN", "1")
+    translate.main([str(make_run(tmp_path / "run", data, "pairs_cpu"))])
+    interactive = shlex.split(capsys.readouterr().err.splitlines()[-1])[2:]
     parser = options.get_interactive_generation_parser()
-    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, interactive[1:]))
-    found = given.splitlines()
+    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, interactive))
+    found = translate.as_prepared(source.read_text(), settings, data / "pieces.model")
     for tool in filter(None, (encoders.build_tokenizer(cfg.tokenizer), encoders.build_bpe(cfg.bpe))):
         found = list(map(tool.encode, found))
-    assert found == [*text.lines(data / "sub" / f"test.{side}")]
+    assert found == [*text.lines(data / "sub" / own.name)]
 
 
-def test_a_lone_beginning_of_a_word_stays(small_data, tmp_path):
+def test_a_lone_beginning_of_a_word_stays(small_data):
     """Behind a cut: fairseq would not find it anew in the text."""
     model = small_data("pieces") / "pieces.model"
     split = prepare.pieces_of(model)
@@ -293,22 +265,29 @@ def test_a_lone_beginning_of_a_word_stays(small_data, tmp_path):
     assert given.split() == split(line)[: most - 1] and given.endswith(" \u2581")
 
 
-def test_lines_to_translate(translator):
+def test_lines_to_translate(tmp_path, capsys, monkeypatch):
     """One for each, an empty one for an empty one; each tool sees one line; flags go to fairseq-interactive."""
-    out, given, programs = translator("wmt", "\ufeff A\u2028 B\x85c \n\nd", "--beam", "1", "--", "--max-len-b", "20")
-    assert given == "A B c\nd\n" and out == "A B c\n\nd\n"
-    assert "--beam 1 " in " ".join(programs[-1]) and "--max-len-b 20" in " ".join(programs[-1])
-    assert translator("wmt", "\n\n")[:2] == ("\n\n", "") and translator("wmt", "")[:2] == ("", "")
-    with pytest.raises((steps.UserError, UnicodeError)):
-        translator("wmt", "a\udcff")
+    data = make_data(tmp_path / "data", subwords="bpe", lowercase=None, **{"dash-splits": None})
+    run, given_lines = make_run(tmp_path / "run", data), []
 
+    def shell(command, given):
+        given_lines.append(given)
+        return "".join(f"H-{i}\t-1\t{line}\n" for i, line in enumerate(given.splitlines()))
 
-def test_what_is_not_translated(tmp_path):
-    run, data = tmp_path / "run", make_data(tmp_path / "data")
-    refused(translate.main, tmp_path / "no", part="no: no such folder")
-    refused(translate.main, data, part=f"{data}: is a folder of data; name a run|no run of train.sh")
-    make_run(run, data)
-    refused(translate.main, run, part="run: has no checkpoint_best.pt; name a run .* that has come to a validation")
+    def call(said, *more):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(said)))
+        translate.main([str(run), "--beam", "1", "--", "--max-len-b", "20", *more])
+        return capsys.readouterr()
+
+    monkeypatch.setattr(translate, "shell", shell)
+    refused(lambda _: call(b""), part="run: has no checkpoint_best.pt; name a run .* that has come to a validation")
+    (run / "checkpoint_best.pt").touch()
+    out, error = call("\ufeff A\u2028 B\x85c\rd \n\ne".encode())
+    assert out == "A B c d\n\ne\n" and given_lines.pop() == "A B c d\ne\n"
+    assert "--beam 1 " in error and "--max-len-b 20" in error and "--moses-no-dash-splits" in error
+    assert call(b"\n\n")[0] == "\n\n" and call(b"")[0] == "" and not given_lines
+    assert call("a\tb\u00a0".encode(), "--constraints") and given_lines == ["a\tb\n"]
+    refused(lambda _: call(b"a\xff"), part="standard input is not UTF-8")
     steps.dump(data / "settings.json", {"task": "language_modeling"})
     make_run(run, data, "ptb_cpu")
-    refused(translate.main, run, part="was trained for language_modeling; translate.sh needs pairs of text")
+    refused(lambda _: call(b"a"), part="was trained for language_modeling; translate.sh needs pairs of text")

@@ -12,22 +12,18 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import ROOT, children, is_alive, refused, script, wait_for
+from helpers import ROOT, children, is_alive, refused, wait_for
 
 from recipes import steps
 from recipes.catalog import CORPORA, TABLES
 from recipes.steps import Busy
 
 SCRIPTS = ("prepare", "train", "evaluate", "translate", "reproduce")
-
-# ---- commands
+DRY = {**os.environ, "DRY_RUN": "1"}
 
 
 def test_a_log(tmp_path):
-    """What a program prints and logs, in whole lines, in the order of writing, behind what an earlier call has left.
-
-    Each line is seen while the program runs, and the last ones too.
-    """
+    """What a program prints and logs, in order, behind what an earlier call has left; seen while the program runs."""
     (tmp_path / "log").write_text("earlier\n")
     seen = []
     program = "import sys, time\nfor i in range(3):\n print('D' * 3000)\n print('INFO', file=sys.stderr)\n"
@@ -58,9 +54,6 @@ def test_what_a_dry_run_is(value, is_shown, tmp_path, monkeypatch):
     assert [(tmp_path / name).exists() for name in "abc"] == [not is_shown] * 3
 
 
-# ---- files and folders
-
-
 def test_files_are_whole_or_not_there(tmp_path):
     """Also on a full disk, where only one of two is written, and where any program of a pipe fails or was killed."""
     for command in ("seq 9 > /dev/full", "false | cat"):
@@ -87,26 +80,8 @@ def test_what_is_older_than_its_text_is_made_anew(made, of, is_kept, tmp_path):
     assert steps.is_made([tmp_path / "made"], [tmp_path / "of"], "a note") == is_kept
 
 
-def test_a_lock_waits_or_is_refused(tmp_path, capsys):
-    order = []
-
-    def wait():
-        with steps.locked(tmp_path / ".lock", wait=True):
-            order.append("second")
-
-    with steps.locked(tmp_path / ".lock"):
-        with pytest.raises(Busy, match="another process is at work there"), steps.locked(tmp_path / ".lock"):
-            pass
-        thread = threading.Thread(target=wait)
-        thread.start()
-        wait_for(lambda: "waiting for it" in capsys.readouterr().out)
-        order.append("first")
-    thread.join()
-    assert order == ["first", "second"]
-
-
-def test_a_lock_is_held_by_what_has_been_started(tmp_path):
-    """A program goes on writing when the process that has started it is killed."""
+def test_a_lock(tmp_path, capsys):
+    """It is held by what has been started, too, and refuses others, or has them wait, when its caller was killed."""
     code = f"""if True:
         from pathlib import Path
         from recipes.steps import locked, started
@@ -117,14 +92,12 @@ def test_a_lock_is_held_by_what_has_been_started(tmp_path):
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         program = int(process.stdout.readline())
         process.kill()
-    try:
-        with pytest.raises(Busy), steps.locked(tmp_path / ".lock"):
-            pass
-    finally:
-        os.kill(program, signal.SIGKILL)
-    wait_for(lambda: not is_alive(program))
-    with steps.locked(tmp_path / ".lock"):
+    with pytest.raises(Busy, match="another process is at work there"), steps.locked(tmp_path / ".lock"):
         pass
+    threading.Timer(1, os.kill, (program, signal.SIGKILL)).start()
+    began = time.time()
+    with steps.locked(tmp_path / ".lock", wait=True):
+        assert time.time() - began > 0.9 and "waiting for it" in capsys.readouterr().out
 
 
 def test_what_is_made_with_other_settings(tmp_path):
@@ -138,60 +111,50 @@ def test_what_is_made_with_other_settings(tmp_path):
     assert not steps.pin(file, {"a": 2, "c": None}, True) and steps.load(file) == {"a": 2, "b": None, "c": None}
 
 
-# ---- the scripts
-
-
 def test_help(tmp_path):
-    """Of every script, called from elsewhere by a symbolic link, where another copy of the recipes is; two screens."""
-    (tmp_path / "recipes").mkdir()
-    for name in ("__init__", "steps"):
-        (tmp_path / "recipes" / f"{name}.py").write_text("print('the other copy')\n")
+    """Of every script, called from elsewhere by a symbolic link: all that there is, in two screens."""
     for name in (*SCRIPTS, "quickstart", "setup", "test"):
         (tmp_path / name).symlink_to(ROOT / "scripts" / f"{name}.sh")
-        env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-        done = subprocess.run([tmp_path / name, "--help"], cwd=tmp_path, env=env, capture_output=True, text=True)
-        assert done.returncode == 0 and not done.stderr and "the other copy" not in done.stdout, done.stderr
+        done = subprocess.run([tmp_path / name, "--help"], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0 and not done.stderr, done.stderr
         assert name not in SCRIPTS or f"scripts/{name}.sh" in done.stdout
         names = {"prepare": CORPORA, "reproduce": TABLES}.get(name, ())
         assert all(re.search(rf"\b{entry}\b", done.stdout) for entry in names)
         assert len(done.stdout.splitlines()) <= 100, name
 
 
-@pytest.mark.parametrize("name, said", [("quickstart", "scripts/setup.sh failed"), ("train", "run scripts/setup.sh")])
-def test_without_an_environment(tmp_path, name, said):
-    """One line, where it cannot be made, or where it is to be made first."""
+@pytest.fixture
+def copy(tmp_path):
+    """The scripts and recipes in another folder, where an environment can neither be made nor found."""
     for folder in ("scripts", "recipes"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
-    (tmp_path / "scripts" / "setup.sh").write_text("#!/bin/bash\nexit 1\n")
     (tmp_path / "yaml.py").write_text("raise ModuleNotFoundError(name='yaml')\n")
-    argv = [tmp_path / "scripts" / f"{name}.sh"]
-    done = subprocess.run(argv, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path)})
-    assert done.returncode == 1 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
-    assert said in done.stderr
+    return tmp_path
 
 
-def test_an_environment_that_was_copied_is_made_anew(tmp_path):
+def test_an_environment_that_was_copied_is_made_anew(copy):
     """Its programs name the interpreter of the one that it was copied from."""
-    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
     for name in ("setup.py", "pyproject.toml", "constraints.txt"):
-        shutil.copy(ROOT / name, tmp_path)
-    (tmp_path / ".venv").mkdir()
-    for root, is_anew in ((tmp_path, False), (f"/elsewhere{tmp_path}", True), (f"{tmp_path}2", True)):
-        (tmp_path / ".venv" / "installed").write_text(f"{root} another digest  -\n")
-        env = {**os.environ, "DRY_RUN": "1"}
-        done = subprocess.run([tmp_path / "scripts" / "setup.sh"], capture_output=True, text=True, env=env)
+        shutil.copy(ROOT / name, copy)
+    (copy / ".venv").mkdir()
+    for root, is_anew in ((copy, False), (f"/elsewhere{copy}", True), (f"{copy}2", True)):
+        (copy / ".venv" / "installed").write_text(f"{root} another digest  -\n")
+        done = subprocess.run([copy / "scripts" / "setup.sh"], capture_output=True, text=True, env=DRY)
         assert done.returncode == 0 and ("-m venv --clear " in done.stdout) == is_anew, done.stdout + done.stderr
 
 
-def test_errors_are_one_line(tmp_path):
-    """A mistake of the user's, one of the system's, and a pipe that is closed early."""
-    (tmp_path / "file").touch()
-    for argv, said in (
-        (["train.sh", tmp_path, "random", "--gpu", "1"], "error: --gpu 1: no option of train.sh; flags of fairseq"),
-        (["prepare.sh", "numbers", "de", tmp_path / "file" / "x"], f"error: {tmp_path}/file/x"),
+def test_errors_are_one_line(copy):
+    """A mistake of the user's, one of the system's, no environment, and a pipe that is closed early."""
+    (copy / "scripts" / "setup.sh").write_text("#!/bin/bash\nexit 1\n")
+    for folder, argv, said in (
+        (ROOT, ["train.sh", copy, "random", "--gpu", "1"], "--gpu 1: no option of train.sh; flags of fairseq"),
+        (ROOT, ["prepare.sh", "numbers", "de", copy / "yaml.py" / "x"], f"{copy}/yaml.py/x"),
+        (copy, ["quickstart.sh"], "scripts/setup.sh failed"),
+        (copy, ["train.sh"], "yaml is not installed here; run scripts/setup.sh"),
     ):
-        done = script(*argv)
-        assert done.returncode == 1 and done.stderr.startswith(said) and done.stderr.count("\n") == 1, done.stderr
+        env = {**os.environ, "PYTHONPATH": str(folder)}
+        done = subprocess.run([folder / "scripts" / argv[0], *argv[1:]], capture_output=True, text=True, env=env)
+        assert done.returncode == 1 and done.stderr.startswith(f"error: {said}") and done.stderr.count("\n") == 1
     listing = "scripts/reproduce.sh table2 --seed \"$(seq -s ' ' 3000)\" --list | head -1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", listing], cwd=ROOT, capture_output=True, text=True)
     assert done.stderr == "" and done.stdout.count("\n") == 1
@@ -201,6 +164,7 @@ def test_errors_are_one_line(tmp_path):
     ("run(['bash', '-c', 'sleep 600 & wait'])", signal.SIGTERM, 143),  # as a scheduler or `timeout` sends it
     ("run(['bash', '-c', 'sleep 600 & wait'], Path('/dev/null'), print)", signal.SIGINT, 130),
     ("make(Path('out'), 'sleep 600 | cat')", signal.SIGTERM, 143),
+    ("run(['bash', '-c', 'sleep 3; true'])", signal.SIGHUP, 0),  # not under nohup
 ])  # fmt: skip
 def test_what_a_recipe_has_started_ends_with_it(tmp_path, call, sent, code):
     """A signal to a recipe leaves no program behind, nor half a file."""
@@ -208,7 +172,8 @@ def test_what_a_recipe_has_started_ends_with_it(tmp_path, call, sent, code):
         "import signal, sys; from pathlib import Path\n"
         "from recipes import steps, translate; from scripts import recipe\n"
         f"translate.main = lambda argv: steps.{call}\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler); "  # which a shell's background job has not
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # which a shell's background job has not
+        "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
         "sys.argv[1:] = ['translate']; recipe.main()"
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
