@@ -3,7 +3,7 @@
     python benchmarks/launches.py
     python benchmarks/launches.py --dtype bf16 --kernels
     python benchmarks/launches.py --decode
-    python benchmarks/launches.py --host --rounds 9
+    python benchmarks/launches.py --host --rounds 15
 
 At the sizes of translation a GPU's time is the number of launches more than their work. Counted are calls of ATen that
 are neither views nor allocations. Needs no GPU: the block runs on torch's meta device, where tensors have sizes and no
