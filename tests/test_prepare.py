@@ -126,6 +126,7 @@ def test_a_folder_of_ones_own(tmp_path, raw, capsys, monkeypatch):
     ("sed -i 's/.*//' test.en", "{raw} en de {out}", "test.en: line 1 here or in test.de is empty; none may be"),
     ("gunzip train.de; sed -i 10,999d train.*; rm valid.*", "{raw} en de {out}", "train: 8 pairs are too few .* valid"),
     ("", "{raw} en de {out} --subwords sentencepiece --merges 9", r"--merges 9: .* characters; give \d+ or more"),
+    ("", "{raw} en en {out}", "en en: give two endings of files"),
     ("", "{raw} en pt.BR {out}", "pt.BR.*letters, digits, - and _"),
     ("", "{raw} en fr {out} --like {wmt}", "--like .*: is not text of en and fr"),
     ("", "{raw} en de {out} --like {wmt} --merges 50", "--merges 50: --like .* has 60; leave it out"),
