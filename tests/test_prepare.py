@@ -17,7 +17,9 @@ from small_text import PREPARED, VERSIONS, digest, parallel, write
 from recipes import prepare
 from recipes import text as read_text
 from recipes.catalog import CORPORA, SPLITS
+from recipes.languages import one_line
 from recipes.steps import UserError
+from recipes.text import aligned
 
 
 @pytest.mark.parametrize("name", PREPARED)
@@ -90,20 +92,29 @@ def test_the_life_of_a_folder(tmp_path, raw, capfd, monkeypatch):
 
 
 @pytest.mark.usefixtures("in_process")
-def test_a_folder_of_ones_own(tmp_path, raw, capsys):
-    """Only what begins with train is trained on, others are named; sets that are missing are held out."""
-    for side in ("en", "de"):
-        for name in ("newstest2014", "train.more"):
-            write(raw / f"{name}.{side}", ["one more"])
+def test_a_folder_of_ones_own(tmp_path, raw, capsys, monkeypatch):
+    """Others than train* are named. Missing sets are always the same pairs; none of their sources is trained on."""
+    monkeypatch.setattr(read_text, "MOST_HELD_OUT", 14)
+    english, german = ([*map(one_line, read_text.lines(raw / f"train.{end}"))] for end in ("en", "de.gz"))
+    there = [*zip(english, german), *zip(map(str.upper, english), german), ("one more", "noch einer")]
+    for at, side in enumerate(("en", "de")):
+        write(raw / f"train.more.{side}", [pair[at] for pair in there[160:]])
+        write(raw / f"newstest2014.{side}", ["one more"])
         for name in ("valid", "test"):
             (raw / f"{name}.{side}").unlink()
-    prepare.main(call(raw, "en", "de", tmp_path / "out", "--subwords", "sentencepiece"))
+    outs, drawn = (tmp_path / "out", tmp_path / "again"), []
+    for out in outs:
+        prepare.main(call(raw, "en", "de", out, "--subwords", "sentencepiece"))
+        drawn.append([[*aligned(*(out / "text" / f"{split}.{side}" for side in ("en", "de")))] for split in SPLITS])
     said = capsys.readouterr().out
     assert "trained on: train, train.more; not on newstest2014, as files to train on begin with train" in said
-    train, *held_out = ([*read_text.lines(tmp_path / "out" / "text" / f"{split}.en")] for split in SPLITS)
-    assert "one more" in train and all(len(rows) >= 12 for rows in held_out)
-    assert not {*train} & {*sum(held_out, [])} and not {*held_out[0]} & {*held_out[1]}
-    assert [*read_text.lines(tmp_path / "out" / "test.en")] == held_out[1]
+    train, valid, test = ([tuple(pair) for pair in rows] for rows in drawn[0])
+    assert drawn[0] == drawn[1] and there[-1] in train and {*train, *valid, *test} <= {*there}
+    assert all(9 <= len(rows) <= 14 for rows in (valid, test))
+    held_out, kept = ({source.lower() for source, _ in rows} for rows in (valid + test, train))
+    assert len(held_out) == len(valid + test) and not held_out & kept
+    assert held_out | kept == {source.lower() for source, _ in there} - {""}
+    assert [*read_text.lines(outs[0] / "test.en")] == [source for source, _ in test]
 
 
 @pytest.mark.parametrize("change, argv, part", [
@@ -113,6 +124,7 @@ def test_a_folder_of_ones_own(tmp_path, raw, capsys):
     ("mv train.en all.en; mv train.de.gz all.de.gz", "{raw} en de {out}", "no train.en and train.de; rename all"),
     ("echo one > valid.de", "{raw} en de {out}", "valid.de: ends after 1 lines, and the other side does not"),
     ("sed -i 's/.*//' test.en", "{raw} en de {out}", "test.en: line 1 here or in test.de is empty; none may be"),
+    ("gunzip train.de; sed -i 10,999d train.*; rm valid.*", "{raw} en de {out}", "train: 8 pairs are too few .* valid"),
     ("", "{raw} en de {out} --subwords sentencepiece --merges 9", r"--merges 9: .* characters; give \d+ or more"),
     ("", "{raw} en pt.BR {out}", "pt.BR.*letters, digits, - and _"),
     ("", "{raw} en fr {out} --like {wmt}", "--like .*: is not text of en and fr"),
@@ -127,12 +139,9 @@ def test_what_is_refused(tmp_path, raw, small_data, change, argv, part, monkeypa
     """In one line; the folder of the text stays as it is, and nothing is half done."""
     subprocess.run(["bash", "-c", change], cwd=raw, check=True)
     before = {(path, path.read_bytes()) for path in raw.iterdir()}
+    folders = {"tmp": tmp_path, "raw": raw, "out": tmp_path / "out", "wmt": small_data("wmt")}
     monkeypatch.setattr(prepare, "tokenize", lambda *args: None)  # what comes after the checks
-    refused(
-        prepare.main,
-        *argv.format(tmp=tmp_path, raw=raw, out=tmp_path / "out", wmt=small_data("wmt")).split(),
-        part=part,
-    )
+    refused(prepare.main, *argv.format(**folders).split(), part=part)
     assert not list(tmp_path.rglob("bin/done")) and not list(tmp_path.rglob("*.part"))
     assert {(path, path.read_bytes()) for path in raw.iterdir()} == before
 

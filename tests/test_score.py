@@ -31,14 +31,11 @@ def scorer(task, data, recipe="multi30k_cpu", **settings):
     return SCORERS[task](data, {**known, **settings}, RECIPES[recipe])
 
 
-def make_run(folder, data, recipe="multi30k_cpu"):
+def make_run(folder, data, recipe="multi30k_cpu", flags=()):
     """A run on data, without a model."""
-    known = {"data": data, "data_digest": train.digest_of(data), "arch": "a", "seed": 1, "flags": []}
+    known = {"data": data, "data_digest": train.digest_of(data), "arch": "a", "seed": 1, "flags": flags}
     steps.dump(folder / "run.json", {**known, "recipe": vars(RECIPES[recipe])})
     return folder
-
-
-# ---- figures
 
 
 def test_perplexity_by_word(tmp_path):
@@ -115,14 +112,11 @@ def test_free_text(tmp_path, monkeypatch):
     assert given == [{0: ["a b"], 1: [""]}]
 
 
-YES_NO = ["no", "yes"]
-
-
 @pytest.mark.parametrize("written, wanted, groups, labels, figures", [
     # an answer that is no label is wrong for every metric, and is counted; it is no class of its own
-    ("yes yes maybe yes", "yes no yes no", "", YES_NO,
+    ("yes yes maybe yes", "yes no yes no", "", ["no", "yes"],
      {"accuracy": 25, "f1": 40, "macro_f1": 20, "matthews": -57.74, "no_label": 1}),
-    ("yes no maybe yes", "yes no yes no", "", YES_NO, {"macro_f1": 58.33, "no_label": 1}),
+    ("yes no maybe yes", "yes no yes no", "", ["no", "yes"], {"macro_f1": 58.33, "no_label": 1}),
     # a number that is none, or is off the scale, is the farther end of it
     ("1.0 x 3.0 9.0", "1 4 3 2", "", [], {"pearson": -29.11, "no_label": 2}),
     ("1.0 2.0 3.0", "2 4 5", "", [], {"pearson": 98.2, "spearman": 100, "no_label": 0}),
@@ -141,9 +135,6 @@ def test_the_best_of_several_answers():
     found = [Answer("the big dog", "cat", "", ("cat", "Big dog!")), Answer("a tall man", "man", "", ("man",))]
     scores = metrics.of_answers(found, [], ["answer_f1", "answer_em"])
     assert (scores["answer_em"]["score"], round(scores["answer_f1"]["score"], 2)) == (50, 83.33)
-
-
-# ---- significance
 
 
 def test_mcnemar(tmp_path):
@@ -212,7 +203,7 @@ def test_what_is_evaluated(tmp_path, monkeypatch):
     base.mkdir()
 
     def run_command(argv, log):
-        with pytest.raises(steps.Busy), steps.locked(run / ".evaluation.lock"):
+        with pytest.raises(steps.Busy), steps.locked(log.parent / ".evaluation.lock"):
             pass
         raise steps.UserError(" ".join(map(str, argv)))
 
@@ -231,9 +222,9 @@ def test_what_is_evaluated(tmp_path, monkeypatch):
         steps.dump(base / "evaluation" / "scores.json", known)
         refused(score.main, run, option, value, part=part)
     assert sorted(path.name for path in run.iterdir() if path.suffix != ".log" and path.name[0] != ".") == ["run.json"]
-
-
-# ---- translate.sh
+    data = make_data(tmp_path / "text", "language_modeling")
+    run = make_run(tmp_path / "lm", data, "ptb_cpu", flags=["--tokens-per-sample=64"])
+    refused(score.main, run, "--average", 0, part="fairseq-eval-lm .*--tokens-per-sample 64 ")
 
 
 @pytest.mark.parametrize("name", ["wmt", "pieces", "mails", "dialogues"])

@@ -22,12 +22,13 @@ SCRIPTS = ("prepare", "train", "evaluate", "translate", "reproduce")
 DRY = {**os.environ, "DRY_RUN": "1"}
 
 
-def test_a_log(tmp_path):
+def test_a_log(tmp_path, monkeypatch):
     """What a program prints and logs, in order, behind what an earlier call has left; seen while the program runs."""
     (tmp_path / "log").write_text("earlier\n")
     seen = []
     program = "import sys, time\nfor i in range(3):\n print('D' * 3000)\n print('INFO', file=sys.stderr)\n"
     command = [sys.executable, "-c", f"{program} time.sleep(0.5 * (i == 0))"]
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     steps.run(command, tmp_path / "log", lambda line: seen.append((line, time.time())))
     assert [line for line, _ in seen] == ["D" * 3000 + "\n", "INFO\n"] * 3 and seen[2][1] - seen[1][1] > 0.25
     assert (tmp_path / "log").read_text() == "earlier\n" + ("D" * 3000 + "\nINFO\n") * 3
@@ -56,7 +57,7 @@ def test_what_a_dry_run_is(value, is_shown, tmp_path, monkeypatch):
 
 def test_files_are_whole_or_not_there(tmp_path):
     """Also on a full disk, where only one of two is written, and where any program of a pipe fails or was killed."""
-    for command in ("seq 9 > /dev/full", "false | cat"):
+    for command in ("seq 9 > /dev/full", "false | cat", r"printf '\xff' >&2; exit 1"):
         refused(lambda _, c=command: steps.make(tmp_path / "a", c, "; get room"), part="a was not made: .*; get room$")
     with pytest.raises(ZeroDivisionError), steps.whole(tmp_path / "b", tmp_path / "c") as (b, c):
         b.write_text("half")

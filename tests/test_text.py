@@ -79,9 +79,6 @@ def write_task(folder, task, contents=None):
         write(folder / name, [*rows, *rows[-1:]] if "train" in name else rows[: 1 if task == "multirc" else None])
 
 
-# ---- lines
-
-
 @pytest.mark.parametrize("name, contents, part", [
     ("a", b"text\n" * 50000 + b"\xdf\n", "a: line 50001 is not UTF-8 .*; convert it, e.g. with iconv$"),
     ("a.gz", gzip.compress(b"text\n" * 50, mtime=0)[:-9], "a.gz: not a whole gzip file"),
@@ -113,29 +110,6 @@ def test_pairs_that_are_left_out(tmp_path, capsys):
     assert len([*(tmp_path / "out").iterdir()]) == 4
 
 
-def test_pairs_that_are_held_out(tmp_path, monkeypatch):
-    """A tenth for each set, or as many as that, always the same; no source of them, in any case, is trained on."""
-    monkeypatch.setattr(text, "MOST_HELD_OUT", 9)
-    write(tmp_path / "train.en", [*(f"Line {i}" for i in range(60)), "", *(f"LINE {i}" for i in range(60))])
-    write(tmp_path / "train.de", [f"Zeile {i}" for i in range(121)])
-    drawn = []
-    for folder in (tmp_path / "a", tmp_path / "b"):
-        found = text.hold_out([tmp_path / "train"], folder, ("en", "de"), ("valid", "test"))
-        drawn.append([[*text.aligned(folder / f"{split}.en", folder / f"{split}.de")] for split in ("valid", "test")])
-    rows = sum(drawn[0], [])
-    sources = [source.lower() for source, _ in rows]
-    assert drawn[0] == drawn[1] and {*sources} == found and len(sources) == len(found)
-    assert all(5 <= len(part) <= 9 for part in drawn[0])
-    assert all(int(target.split()[1]) % 61 == int(source.split()[1]) for source, target in rows)  # still pairs
-    text.clean_pairs([tmp_path / "train"], tmp_path / "out", ("en", "de"), Limits(without=found))
-    kept = {line.lower() for line in text.lines(tmp_path / "out.en")}
-    assert not found & kept and kept | found == {f"line {i}" for i in range(60)}
-    for side in ("en", "de"):
-        write(tmp_path / f"few.{side}", ["a"] * 9)
-    few = [tmp_path / "few"], tmp_path / "c", ("en", "de"), ("test",)
-    refused(lambda _: text.hold_out(*few), part="few: 9 pairs are too few to hold some out for test")
-
-
 @pytest.mark.parametrize(
     "total, words, density, span", [(103, 20, 0.15, 3), (38, 7, 0.9, 1), (13, 2, 0.15, 3), (3, 64, 0.15, 3)]
 )
@@ -155,9 +129,6 @@ def test_spans(tmp_path, total, words, density, span):
         taken = sum(len(out.split()) for out in spans.values())
         assert taken == min(max(round(len(block) * density), 1), len(block) - 1)
         assert len(spans) == min(max(round(taken / span), 1), len(block) - taken)
-
-
-# ---- examples
 
 
 @pytest.mark.parametrize("task", ROWS)
@@ -301,9 +272,6 @@ def test_dialogues(tmp_path, capsys):
     assert sum(map(len, found.values())) == 30 and "no training set" in capsys.readouterr().out
 
 
-# ---- files
-
-
 def test_folders_of_several_corpora(tmp_path):
     """The nearest files count, of one folder alone; a file that is there twice is taken once."""
     mine = tmp_path / "mine"
@@ -360,8 +328,6 @@ def test_a_text_is_that_of_its_corpus(tmp_path):
     text.take("ptb/train.txt", [tmp_path / "a.txt"], tmp_path / "out", sample=1)
     assert (tmp_path / "out").read_text() == "an other text\n"
 
-
-# ---- the real corpora
 
 REAL = {
     "aeslc": ("summarisation/aeslc", (14436, 1960, 1906)),

@@ -172,6 +172,7 @@ def test_a_run_goes_on_as_it_was_begun(begun, monkeypatch):
         ["--threads", "2", "--timeout", "9", "--max-tokens", "512"],  # another machine
     ):
         go_on(*more)
+    assert os.environ["OMP_NUM_THREADS"] == "2"
     refuses(f"{save} was made with other settings .seed is 1, asked for 7", "--seed", "7")
     refuses("precision is fp32, asked for bf16", "--precision", "bf16")
     refuses("batch_tokens is 1024, asked for 2048", "--batch-tokens", "2048")
@@ -207,14 +208,16 @@ def test_a_run_that_begins_anew(begun):
     for path in left:
         steps.write(path, "{}")
     steps.dump(save / "run.json", {**steps.load(save / "run.json"), "starts": [{"hardware": "another"}]})
-    go_on()
+    for _ in range(2):
+        go_on()
     assert all(path.exists() for path in left) and len(steps.load(save / "run.json")["starts"]) == 2
     (save / "checkpoint_last.pt").rename(save / "checkpoint_2_20.pt")
     refused(lambda _: go_on("--seed", "7"), part="seed is 1, asked for 7")
     (save / "checkpoint_2_20.pt").unlink()
-    go_on("--seed", "7")
+    go_on("--seed", "7", "--precision", "bf16")
     (start,) = steps.load(save / "run.json")["starts"]
     assert not any(path.exists() for path in left) and start["hardware"].endswith("1 thread(s)")
+    assert start["precision"] == "bf16"
 
 
 def test_a_second_stage(begun, tmp_path):
@@ -228,6 +231,10 @@ def test_a_second_stage(begun, tmp_path):
         steps.write(made, "")
         go_on(*init, model="random", to=second)
     assert steps.load(second / "run.json")["flags"] == ["--encoder-layers", "1", "--synth-max-length", "112"]
+    # longer text changes nothing of that
+    argv = [make_data(tmp_path / "long", longest=500), "random", "--recipe", "multi30k_cpu", "--gpus", "0", *init]
+    train.main([*map(str, argv), "--save-dir", str(tmp_path / "third")])
+    assert steps.load(tmp_path / "third" / "run.json")["flags"] == steps.load(second / "run.json")["flags"]
     refused(lambda _: go_on(model="random", to=second), part="flags is|init is")
     refused(lambda _: go_on(*init, to=tmp_path / "x"), part="--init .*: is a run of transformer_synth_random.*, not of")
     (data / "bin" / "dict.de.txt").write_text("zebra 1\n")
