@@ -81,8 +81,8 @@ PREPARED = {
     "labels": (labels, "classification {out} --from {text}", "302cf017edbfa64a"),
     "mails": (mails, "aeslc {out} --from {text} --merges 34 --truncate-source 9 --truncate-target 7",
         "58a08f34f6b4da6f"),
-    "dialogues": (dialogues, "dailydialog {out} --from {text} --merges 30 --truncate-source 12 --history 3",
-        "c935ad6c37844000"),
+    "dialogues": (dialogues, "dailydialog {out} --from {text} --merges 30 --truncate-source 12 --truncate-target 3 "
+        "--history 3", "fa5932543aea22b9"),
     "spans": (text, "spans {out} --from {text} --words 20 --merges 34", "1bf21537b1fa25f6"),
 }  # fmt: skip
 

@@ -88,7 +88,7 @@ def test_the_life_of_a_folder(tmp_path, raw, capfd, monkeypatch):
     for more, end in ([], "The end\n"), (["--lowercase"], "the end\n"):
         prepare.remove(out / "bin")  # as if it had been ended before
         prepare.main([*argv, *more])
-        assert train.read_text().endswith(end) and (out / "bin" / "done").exists()
+        assert (out / "tok" / "train.en").read_text() == train.read_text() and train.read_text().endswith(end)
 
 
 @pytest.mark.usefixtures("in_process")

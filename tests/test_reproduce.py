@@ -157,6 +157,8 @@ def test_a_cell_of_each_task(name, small_data, tmp_path, monkeypatch):
         score.main([str(run), "--test", str(tmp_path / "another")])
         other = steps.load(run / "tests" / "another" / "scores.json")["figures"]
         assert {name: value["score"] for name, value in other.items()} == found["figures"]
+        shutil.copytree(tmp_path / "another", tmp_path / "b" / "another")  # a second folder of that name
+        refused(score.main, run, "--test", tmp_path / "b" / "another", part="test is .*another, asked for .*b/another")
 
 
 def test_the_cells_of_a_table(tables, tmp_path, monkeypatch, capsys):
