@@ -65,6 +65,7 @@ def test_the_life_of_a_folder(tmp_path, raw, capfd, monkeypatch):
     refused(prepare.main, *argv, part="tok/train.de was not made: .*No space left on device")
     (tmp_path / "room").touch()
     assert [path.name for path in (out / "tok").iterdir()] == ["train.en"] and not (out / "bin").exists()
+    write(out / "bin" / "dict.en.txt", ["half"])  # as if a call had been killed there
     kept = (out / "tok" / "train.en").stat().st_mtime_ns
     prepare.main(argv)
     assert (out / "tok" / "train.en").stat().st_mtime_ns == kept and (out / "bin" / "dict.de.txt").exists()
