@@ -778,6 +778,7 @@ def layout(**sizes):
         (False, 32, [dict(Q=64, X=64, right=9, r_columns=9), dict(Q=64, X=72), dict(D=72, right=9)]),
         (True, 64, [dict(r_columns=9), dict(Q=64), dict(X=64), dict(D=40, Q=40)]),
         (False, 64, [dict(D=65, r_columns=9), dict(D=40, X=40), dict(Q=64, r_columns=9), dict(right=9)]),
+        (False, 33, [dict(Q=64, r_columns=9)]),
         (False, 65, [dict(r_columns=9), dict(Q=64)]),
     ],
 )
@@ -816,7 +817,7 @@ def test_tiles():
     "sizes, expected",
     [
         (dict(T=32, Q=64, r_columns=32), [(8, 125), 8, 1, (8, 63), 16, 2]),
-        (dict(T=64, r_columns=64), [(8, 125), 8, 4, (8, 33), 31, 4]),
+        (dict(T=33, r_columns=33), [(8, 125), 8, 4, (8, 33), 31, 4]),
         (dict(T=130, r_columns=130), [(24000, 1), 4, (24000, 1), 4, (24000, 1), 1, 4, (216, 1), 334, 4]),
     ],
 )
@@ -829,6 +830,18 @@ def test_programs(sizes, expected):
         sentences = launch.numbers[len(plan.numbers) : -1][:1]
         found += [launch.grid[:2], *sentences, launch.options["num_warps"]]
     assert found == expected
+
+
+def test_memory_for_sums():
+    """A sum for each program: of the gradient of what is shared, or of one weight for each head."""
+    shared = dict(H=8, dtypes=(torch.bfloat16,), weights=3)
+    short = dict(T=32, B=1000, r_rows=32, r_columns=32, rows=(-1,) * 5, wanted=frozenset(["r"]))
+    assert launches.Plan(layout(**shared, **short)).sums == {"sum_r": 63 * 8 * 32 * 32}  # 63 groups
+    long = dict(T=130, B=50, Q=64, left=10, right=13, r_rows=130, r_columns=130, rows=(0, -1, 1, -1, 2))
+    plan = launches.Plan(layout(**shared, **long, wanted=frozenset(["packed", "pair", "r", "weights"])))
+    tiles = 9  # of 16 rows or columns
+    of_weights = {"sum_a_outer": 50 * tiles * 8, "sum_a_q": 50 * tiles * 8, "sum_a_r": tiles * tiles * 8}
+    assert plan.sums == {"delta": 50 * 8 * 130, "sum_r": 8 * 130 * 130, **of_weights}
 
 
 @pytest.mark.parametrize(

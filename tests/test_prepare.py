@@ -94,7 +94,7 @@ def test_the_life_of_a_folder(tmp_path, raw, capfd, monkeypatch):
 @pytest.mark.usefixtures("in_process")
 def test_a_folder_of_ones_own(tmp_path, raw, capsys, monkeypatch):
     """Others than train* are named. Missing sets are always the same pairs; none of their sources is trained on."""
-    monkeypatch.setattr(read_text, "MOST_HELD_OUT", 14)
+    monkeypatch.setattr(read_text, "MOST_HELD_OUT", 20)
     english, german = ([*map(one_line, read_text.lines(raw / f"train.{end}"))] for end in ("en", "de.gz"))
     there = [*zip(english, german), *zip(map(str.upper, english), german), ("one more", "noch einer")]
     for at, side in enumerate(("en", "de")):
@@ -110,7 +110,7 @@ def test_a_folder_of_ones_own(tmp_path, raw, capsys, monkeypatch):
     assert "trained on: train, train.more; not on newstest2014, as files to train on begin with train" in said
     train, valid, test = ([tuple(pair) for pair in rows] for rows in drawn[0])
     assert drawn[0] == drawn[1] and there[-1] in train and {*train, *valid, *test} <= {*there}
-    assert all(9 <= len(rows) <= 14 for rows in (valid, test))
+    assert all(15 <= len(rows) <= 20 for rows in (valid, test))
     held_out, kept = ({source.lower() for source, _ in rows} for rows in (valid + test, train))
     assert len(held_out) == len(valid + test) and not held_out & kept
     assert held_out | kept == {source.lower() for source, _ in there} - {""}
@@ -126,6 +126,7 @@ def test_a_folder_of_ones_own(tmp_path, raw, capsys, monkeypatch):
     ("sed -i 's/.*//' test.en", "{raw} en de {out}", "test.en: line 1 here or in test.de is empty; none may be"),
     ("gunzip train.de; sed -i 10,999d train.*; rm valid.*", "{raw} en de {out}", "train: 8 pairs are too few .* valid"),
     ("", "{raw} en de {out} --subwords sentencepiece --merges 9", r"--merges 9: .* characters; give \d+ or more"),
+    ("", "{raw} en en {out}", "en en: give two endings of files"),
     ("", "{raw} en pt.BR {out}", "pt.BR.*letters, digits, - and _"),
     ("", "{raw} en fr {out} --like {wmt}", "--like .*: is not text of en and fr"),
     ("", "{raw} en de {out} --like {wmt} --merges 50", "--merges 50: --like .* has 60; leave it out"),

@@ -83,7 +83,7 @@ def write_task(folder, task, contents=None):
     ("a", b"text\n" * 50000 + b"\xdf\n", "a: line 50001 is not UTF-8 .*; convert it, e.g. with iconv$"),
     ("a.gz", gzip.compress(b"text\n" * 50, mtime=0)[:-9], "a.gz: not a whole gzip file"),
     ("a.gz", b"<html>not found</html>", "a.gz: not a whole gzip file"),
-    ("a.gz", gzip.compress(b"text\n" * 50, mtime=0)[:-30] + b"?" * 30, "a.gz: not a whole gzip file"),
+    ("a.gz", gzip.compress(b"text\n" * 50, mtime=0)[:10] + b"?" * 9, "a.gz: not a whole gzip file"),
 ])  # fmt: skip
 def test_text_that_cannot_be_read(tmp_path, name, contents, part):
     (tmp_path / name).write_bytes(contents)

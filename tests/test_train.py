@@ -129,6 +129,7 @@ def test_slurm(tmp_path):
      "training perplexity 8.5, 0:01:06 left"),
     ("train_inner | epoch 2: loss=3.1, accuracy=8, wps=9, wpb=9, num_updates=600, wall=30",
      "training loss 3.1, 0:00:00 left"),
+    ("train_inner | epoch 1: loss=3, ppl=8.5, wps=0, wpb=9, num_updates=200", "training perplexity 8.5"),
     ("valid | epoch 2 | valid on 'valid' | loss 3 | ppl 7.5 | num_updates 200", "validation perplexity 7.5"),
 ])  # fmt: skip
 def test_progress(line, said, capsys):
