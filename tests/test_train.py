@@ -134,7 +134,8 @@ def test_slurm(tmp_path):
 ])  # fmt: skip
 def test_progress(line, said, capsys):
     """How far it is, how well it fares, and how long it takes."""
-    for shown in (f"2026-01-01 | INFO | {line}\n", "another kind of line with num_updates=200\n", f"half a | {line}"):
+    others = ["another kind of line with num_updates=200\n", f"half a | {line}", 'a | train_inner | {"loss": "3"}\n']
+    for shown in (f"2026-01-01 | INFO | {line}\n", *others):
         train.show_progress(500, shown)
     assert re.fullmatch(f"  update [26]00 of 500: {said}\n", capsys.readouterr().out)
 
