@@ -13,7 +13,7 @@ class Projected(NamedTuple):
     q: Optional[Tensor]  # queries and keys, (B, H, T, d_h), if there are any
     k: Optional[Tensor]
     v: Tensor  # values, (B, H, T, d_h)
-    packed: Optional[Tensor]  # (T, B, features): what all of these are views of, side by side, if there is such a one
+    packed: Optional[Tensor]  # (T, B, features): the tensor that these are views of, side by side, if there is one
 
 
 def per_head_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -138,7 +138,7 @@ class Plan:
                 self.backward.append(self.addition(totals, counts))
 
     def launch(self, kernel: str, tile: "Tile", grid: Sequence[int], tensors: Sequence[Any], *more: int) -> Launch:
-        """Of `triton_attention`, with the arguments of every kernel there; `more`: others of its numbers."""
+        """Of a kernel of `triton_attention`, with the arguments that all of them take; `more`: further numbers."""
         from . import triton_attention
 
         numbers = (*self.numbers, *more, constants(self.layout, tile))
