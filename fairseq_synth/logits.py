@@ -18,7 +18,8 @@ class Logits:
     =============  ====================================================================================================
     ``product``    queries and keys, for ``scale query @ key^T``. The scale is a number, which torch's fused attention
                    takes as it is
-    ``outer``      factors (B, H, T, a + b): column ``u b + v`` of a row is ``factors_u factors_(a + v)``
+    ``outer``      factors (B, H, T, a + b): column ``u b + v`` of a row is ``factors_u factors_(a + v)``. `read` makes
+                   two tensors of them
     ``bias``       logits that are computed already: (H or 1, l or 1, l), or (B or 1, H or 1, T or 1, S)
     ``diagonals``  values (H, 2 m + 1) of the distances -m to m: column j of row i has the value of
                    ``min(max(j - i, -m), m)``. `read` makes a bias of them
@@ -57,6 +58,8 @@ class Logits:
         for kind, tensors, row, scale, a in self.terms:
             if kind == "product":
                 tensors = [read_rows(tensors[0], start, length), read_rows(tensors[1], 0, src_len)]
+            elif kind == "outer":
+                tensors = outer_factors(tensors[0], a, src_len)
             elif kind == "diagonals":
                 kind, tensors = "bias", [toeplitz(tensors[0][None, :, None], start, length, src_len)]
             elif kind == "bias" and tensors[0].dim() == 3:
@@ -151,7 +154,8 @@ class Logits:
                 query, key = self.weighted(row, tensors[0], tensors[1], scale)
                 product = inner_product(query, key)
             else:
-                left, right = outer_factors(tensors[0], a, src_len)
+                left, right = tensors
+                left = positions(left, 3, 0, (src_len + right.size(3) - 1) // right.size(3))
                 left, right = self.weighted(row, left, right, 1.0)
                 product = outer_product(left, right)[..., :src_len]
             total = in_sum(product, is_sum) if total is None else total + in_sum(product, is_sum)
@@ -249,11 +253,11 @@ def inner_product(query: Tensor, key: Tensor) -> Tensor:
     return torch.einsum("bhtr,hsr->bhts", query, key[0])
 
 
-def outer_factors(factors: Tensor, a: int, src_len: int) -> Tuple[Tensor, Tensor]:
+def outer_factors(factors: Tensor, a: int, src_len: int) -> List[Tensor]:
     """Both factors of `src_len` columns of an outer product: the first begins again beyond l."""
     b = factors.size(3) - a
     left, right = factors.split([a, b], dim=3)
-    return positions(left, 3, 0, (src_len + b - 1) // b), positions(right, 3, 0, min(b, src_len))
+    return [positions(left, 3, 0, (src_len + b - 1) // b), positions(right, 3, 0, min(b, src_len))]
 
 
 def outer_product(left: Tensor, right: Tensor) -> Tensor:
