@@ -28,8 +28,7 @@ def compute(
     """See `attend`. Rows of a sentence of padding alone are unspecified, but finite."""
     bsz, heads, length, head_dim = value.size()
     causal = is_causal(attn_mask)
-    products = logits.of("product")
-    scale = products[0][3] if len(products) == 1 else 1.0
+    scale = logits.of("product")[0][3]
     queries, keys, others = [], [], []
     for term in logits.terms:
         kind, factors, row, factor, _ = term
@@ -55,7 +54,7 @@ def compute(
         hidden = in_type(key_padding_mask, torch.bool).view(bsz, 1, 1, length)
         # finite, so that a sentence of padding alone has no NaN, also where a bias is added to it
         lowest = -65504.0 / 2 if value.dtype == torch.float16 else -3.3e38 / 2
-        mask = in_type(hidden * lowest, value.dtype) if mask is None else torch.add(mask, hidden, alpha=lowest)
+        mask = hidden.to(value.dtype) * lowest if mask is None else torch.add(mask, hidden, alpha=lowest)
     if mask is not None and causal:
         mask = mask + future(length, mask)
     if mask is not None and mask.shape != (bsz, heads, length, length):
