@@ -81,11 +81,17 @@ def test_the_life_of_a_folder(tmp_path, raw, capfd, monkeypatch):
     refused(prepare.main, *argv, "--lowercase", part=said)
     valid.write_bytes(good[::-1].strip() + b"\n")  # of the same size
     refused(prepare.main, *argv, part=[f"{raw}: valid.de has changed", f"name another folder, or remove {out}"])
-    valid.write_bytes(good)
     for side in ("en", "de"):
         write(raw / f"train2.{side}", ["The end"])
-    refused(prepare.main, *argv, part=f"{raw}: (train2|valid).(en|de) has changed, come or gone")
+    valid.write_bytes(good)  # as before, but for its time
+    refused(prepare.main, *argv, part=f"{raw}: train2.de has changed, come or gone")
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    for side in ("en", "de"):
+        (raw / f"train2.{side}").rename(raw / f"other.{side}")
+    prepare.main(argv)
+    assert f"{out} is ready, reusing it" in capfd.readouterr().out
+    for side in ("en", "de"):
+        (raw / f"other.{side}").rename(raw / f"train2.{side}")
     for more, end in ([], "The end\n"), (["--lowercase"], "the end\n"):
         prepare.remove(out / "bin")  # as if it had been ended before
         prepare.main([*argv, *more])
