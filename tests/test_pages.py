@@ -5,7 +5,7 @@ import re
 import pytest
 
 from fairseq_synth.inspect.drawing import stored_digest
-from pages import analysis, pictures, records, tables
+from pages import analysis, convert, pictures, records, tables
 from recipes.catalog import TABLES
 from recipes.steps import ROOT, UserError, dump
 from scripts import make_tables
@@ -63,7 +63,9 @@ def test_intervals_of_known_values(results):
 
 
 def test_single_runs_have_no_interval(write):
-    write("multi30k_cpu/gpu", cell("transformer", 1, 30), cell("random", 1, 29.996))
+    write("multi30k_cpu/gpu", cell("transformer", 1, 30))
+    assert list(pictures.of_tables()) == []
+    write("multi30k_cpu/gpu", cell("random", 1, 29.996))
     assert found(SHORT)["random"].cell() == "+0.00" and not found(SHORT)["random"].excludes_zero
     assert "minus" not in tables.results("multi30k_cpu", "en-de")  # one run is no difference to be told
 
@@ -76,6 +78,7 @@ def test_what_the_pages_have_not(results):
     assert "|`dynamicconv`|1.00M|45.00|**+14.00 ± " in text and "A perfect translation would score BLEU 99.93." in text
     assert "|`relative_random_vanilla_sum` †|" in text and "† [not the paper's](deviations.md#" in text
     assert "`dense_vanilla`" in re.search("Not run yet: (.*)", text)[1] and "|`dense_vanilla`|" not in text
+    assert "En-De" in tables.quality() and "En-Fr" not in tables.quality()
     assert "dynamicconv" in str([picture.panels for picture in pictures.of_tables()])
 
 
@@ -89,10 +92,11 @@ def test_what_nobody_has_run(write):
 
 def test_several_figures_and_one_that_is_missing(write):
     """In one cell; the first is compared."""
-    for model, seed, rouge in (("transformer", 1, 8), ("transformer", 2, 9), ("dense", 1, 10), ("dense", 2, 11.5)):
-        figures = {"bleu4": 1.0, "rougeL": rouge, "meteor": None, "cider": 3.0}
-        more = {"figures": figures, "signatures": {"meteor": "METEOR|no Java"}}
-        write("dailydialog_cpu/cpu", cell(model, seed, dataset="dailydialog", hardware=CPU, **more))
+    signatures = {"meteor": "METEOR|no Java", "rougeL": "ROUGE-L|no text"}
+    for model, some in {"transformer": (8, 9), "dense": (10, 11.5), "random": (None,)}.items():
+        for seed, rouge in enumerate(some, 1):
+            more = {"figures": {"bleu4": 1.0, "rougeL": rouge, "meteor": None, "cider": 3.0}, "signatures": signatures}
+            write("dailydialog_cpu/cpu", cell(model, seed, dataset="dailydialog", hardware=CPU, **more))
     text = tables.results("dailydialog_cpu")
     assert "|1.00 ± 0.00 (2) / 10.75 ± 1.06 (2) / no Java / 3.00 ± 0.00 (2)|+2.25 ± " in text
     assert "|minus the Transformer, ROUGE-L|" in text
@@ -132,6 +136,12 @@ def test_the_pages_are_what_results_say():
     for page, text in make_tables.rendered().items():
         assert page.read_text(encoding="utf-8") == text, page
     assert pictures.render(check=True) == []
+
+
+def test_conversions_are_ordered_by_updates(monkeypatch):
+    load, before = records.load, convert.table("multi30k_cpu")
+    monkeypatch.setattr(records, "load", lambda *where: [{**r, "runs": r["runs"][::-1]} for r in load(*where)])
+    assert convert.table("multi30k_cpu") == before
 
 
 def test_every_picture_is_on_a_page_and_drawn():

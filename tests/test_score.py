@@ -158,22 +158,16 @@ def test_answers_compared(tmp_path):
         assert found["p_value"] < 0.3
 
 
-def corpora(sentences, worse, seed=1):
-    """Sentences of words, and two outputs for them: each word is wrong with a probability of 0.3, and of `worse`."""
-    rng = random.Random(seed)
-    wanted = [" ".join(rng.choice("abcdefgh") for _ in range(rng.randint(5, 12))) for _ in range(sentences)]
-
-    def damaged(share):
-        return [" ".join("x" if rng.random() < share else word for word in line.split()) for line in wanted]
-
-    return damaged(0.3), damaged(worse), wanted
-
-
 def test_the_bootstrap(tmp_path):
     """Two-sided, of 10,000 resamples: small enough for any correction; by its definition, with sacreBLEU's scores."""
-    found = scorer("translation", tmp_path, lowercase=True)
-    before, after, wanted = corpora(40, 0.35)
-    test, mirrored = found.test(before, after, wanted), found.test(after, before, wanted)
+    found, rng = scorer("translation", tmp_path, lowercase=True), random.Random(2)
+    wanted = [" ".join(rng.choices("abcdefgh", k=rng.randint(5, 12))) for _ in range(200)]
+
+    def damaged(share, lines):
+        return [" ".join("x" if rng.random() < share else word for word in line.split()) for line in lines]
+
+    before, after = damaged(0.3, wanted[:40]), damaged(0.35, wanted[:40])
+    test, mirrored = found.test(before, after, wanted[:40]), found.test(after, before, wanted[:40])
 
     def bleu(written, at):
         return found.bleu().corpus_score([written[i] for i in at], [[wanted[i] for i in at]]).score
@@ -185,8 +179,9 @@ def test_the_bootstrap(tmp_path):
     measured, differences = test["score"] - test["baseline"], [bleu(after, d) - bleu(before, d) for d in draws]
     share = sum(abs(d - measured) >= abs(measured) for d in differences) / len(differences)
     assert abs(share - test["p_value"]) < 4 * (0.25 / 400) ** 0.5
-    before, after, wanted = corpora(200, 0.8)
-    assert found.test(before, after, wanted)["p_value"] < 0.05 / 300  # Holm's, of 300 tests
+    assert (
+        found.test(damaged(0.3, wanted), damaged(0.8, wanted), wanted)["p_value"] < 0.05 / 300
+    )  # Holm's, of 300 tests
 
 
 def test_no_difference_is_not_significant(tmp_path):

@@ -124,34 +124,29 @@ def test_help(tmp_path):
         assert len(done.stdout.splitlines()) <= 100, name
 
 
-@pytest.fixture
-def copy(tmp_path):
-    """The scripts and recipes in another folder, where an environment can neither be made nor found."""
-    for folder in ("scripts", "recipes"):
-        shutil.copytree(ROOT / folder, tmp_path / folder)
-    (tmp_path / "yaml.py").write_text("raise ModuleNotFoundError(name='yaml')\n")
-    return tmp_path
-
-
-def test_an_environment_that_was_copied_is_made_anew(copy):
+def test_an_environment_that_was_copied_is_made_anew(tmp_path):
     """Its programs name the interpreter of the one that it was copied from."""
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
     for name in ("setup.py", "pyproject.toml", "constraints.txt"):
-        shutil.copy(ROOT / name, copy)
-    (copy / ".venv").mkdir()
-    for root, is_anew in ((copy, False), (f"/elsewhere{copy}", True), (f"{copy}2", True)):
-        (copy / ".venv" / "installed").write_text(f"{root} another digest  -\n")
-        done = subprocess.run([copy / "scripts" / "setup.sh"], capture_output=True, text=True, env=DRY)
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / ".venv").mkdir()
+    for root, is_anew in ((tmp_path, False), (f"/elsewhere{tmp_path}", True), (f"{tmp_path}2", True)):
+        (tmp_path / ".venv" / "installed").write_text(f"{root} another digest  -\n")
+        done = subprocess.run([tmp_path / "scripts" / "setup.sh"], capture_output=True, text=True, env=DRY)
         assert done.returncode == 0 and ("-m venv --clear " in done.stdout) == is_anew, done.stdout + done.stderr
 
 
-def test_errors_are_one_line(copy):
+def test_errors_are_one_line(tmp_path):
     """A mistake of the user's, one of the system's, no environment, and a pipe that is closed early."""
-    (copy / "scripts" / "setup.sh").write_text("#!/bin/bash\nexit 1\n")
+    for folder in ("scripts", "recipes"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    (tmp_path / "yaml.py").write_text("raise ModuleNotFoundError(name='yaml')\n")
+    (tmp_path / "scripts" / "setup.sh").write_text("#!/bin/bash\nexit 1\n")
     for folder, argv, said in (
-        (ROOT, ["train.sh", copy, "random", "--gpu", "1"], "--gpu 1: no option of train.sh; flags of fairseq"),
-        (ROOT, ["prepare.sh", "numbers", "de", copy / "yaml.py" / "x"], f"{copy}/yaml.py/x"),
-        (copy, ["quickstart.sh"], "scripts/setup.sh failed"),
-        (copy, ["train.sh"], "yaml is not installed here; run scripts/setup.sh"),
+        (ROOT, ["train.sh", tmp_path, "random", "--gpu", "1"], "--gpu 1: no option of train.sh; flags of fairseq"),
+        (ROOT, ["prepare.sh", "numbers", "de", tmp_path / "yaml.py" / "x"], f"{tmp_path}/yaml.py/x"),
+        (tmp_path, ["quickstart.sh"], "scripts/setup.sh failed"),
+        (tmp_path, ["train.sh"], "yaml is not installed here; run scripts/setup.sh"),
     ):
         env = {**os.environ, "PYTHONPATH": str(folder)}
         done = subprocess.run([folder / "scripts" / argv[0], *argv[1:]], capture_output=True, text=True, env=env)
