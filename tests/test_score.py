@@ -266,7 +266,6 @@ def test_lines_to_translate(tmp_path, capsys, monkeypatch):
         return capsys.readouterr()
 
     monkeypatch.setattr(translate, "shell", shell)
-    refused(lambda _: call(b""), part="run: has no checkpoint_best.pt; name a run .* that has come to a validation")
     (run / "checkpoint_best.pt").touch()
     out, error = call("\ufeff A\u2028 B\x85c\rd \n\ne".encode())
     assert out == "A B c d\n\ne\n" and given_lines.pop() == "A B c d\ne\n"
