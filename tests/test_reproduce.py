@@ -105,18 +105,14 @@ def test_from_text_to_a_record(tables, tmp_path, capsys):
     refused(score.main, run, "--average", "99", part="found 2 of 99 update checkpoints; train on, or average fewer; ")
 
 
-CELLS = {  # {table: data, model, updates, sizes, the figures' bounds}
-    "ptb_cpu": ("words", "random", 44, sizes("decoder"), {"ppl": (5, 16)}),  # of 24 words
-    "agnews_cpu": ("labels", "dense_vanilla", 40, sizes("encoder"), {"accuracy": (90, 100.1)}),
-    "denoising_cpu": ("spans", "dynamicconv", 20, sizes("encoder", "decoder"), {"log_ppl": (0, math.log(34))}),
-    "cnndm_cpu": ("mails", "random", 10, sizes("encoder", "decoder"), {"rougeL": (0, 100), "bleu4": (0, 100)}),
-}
-
-
-@pytest.mark.parametrize("name", CELLS)
-def test_a_cell_of_each_task(name, small_data, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name, data, model, updates, own_sizes, bounds", [
+    ("ptb_cpu", "words", "random", 44, sizes("decoder"), {"ppl": (5, 16)}),  # of 24 words
+    ("agnews_cpu", "labels", "dense_vanilla", 40, sizes("encoder"), {"accuracy": (90, 100.1)}),
+    ("denoising_cpu", "spans", "dynamicconv", 20, sizes("encoder", "decoder"), {"log_ppl": (0, math.log(34))}),
+    ("cnndm_cpu", "mails", "random", 10, sizes("encoder", "decoder"), {"rougeL": (0, 100), "bleu4": (0, 100)}),
+])  # fmt: skip
+def test_a_cell_of_each_task(name, data, model, updates, own_sizes, bounds, small_data, tmp_path, monkeypatch):
     """It learns, is scored on all of its test set, and is recorded with its curve."""
-    data, model, updates, own_sizes, bounds = CELLS[name]
     table, data = TABLES[name], small_data(data)
     base = RECIPES[table.columns[0].recipe]
     flags = {**base.flags, **own_sizes, "warmup-updates": "5", "dropout": "0", "lr": "0.02"}

@@ -9,17 +9,15 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
-from helpers import ROOT, children, is_alive, refused, wait_for
+from helpers import ROOT, children, is_alive, refused, script, wait_for
 
 from recipes import steps
 from recipes.catalog import CORPORA, TABLES
 from recipes.steps import Busy
 
 SCRIPTS = ("prepare", "train", "evaluate", "translate", "reproduce")
-DRY = {**os.environ, "DRY_RUN": "1"}
 
 
 def test_a_log(tmp_path, monkeypatch):
@@ -101,22 +99,11 @@ def test_a_lock(tmp_path, capsys):
         assert time.time() - began > 0.9 and "waiting for it" in capsys.readouterr().out
 
 
-def test_what_is_made_with_other_settings(tmp_path):
-    """None, "" and False are three values, and None is what was not asked for. What is made is not mixed."""
-    file = tmp_path / "settings.json"
-    assert not steps.pin(file, {"a": 1, "b": ""}, False) and steps.pin(file, {"a": 2, "b": None}, False)
-    other = {"a": 3, "b": False}
-    refused(lambda _: steps.pin(file, other, True), part=r"\(a is 2, asked for 3; b is None, asked for False\); ")
-    assert steps.load(file) == {"a": 2, "b": None}
-    refused(lambda _: steps.pin(file, {"a": 2, "c": Path("x")}, True), part="c is None, asked for x")
-    assert not steps.pin(file, {"a": 2, "c": None}, True) and steps.load(file) == {"a": 2, "b": None, "c": None}
-
-
 def test_help(tmp_path):
     """Of every script, called from elsewhere by a symbolic link: all that there is, in two screens."""
     for name in (*SCRIPTS, "quickstart", "setup", "test"):
         (tmp_path / name).symlink_to(ROOT / "scripts" / f"{name}.sh")
-        done = subprocess.run([tmp_path / name, "--help"], cwd=tmp_path, capture_output=True, text=True)
+        done = script(tmp_path / name, "--help", cwd=tmp_path)
         assert done.returncode == 0 and not done.stderr, done.stderr
         assert name not in SCRIPTS or f"scripts/{name}.sh" in done.stdout
         names = {"prepare": CORPORA, "reproduce": TABLES}.get(name, ())
@@ -132,7 +119,7 @@ def test_an_environment_that_was_copied_is_made_anew(tmp_path):
     (tmp_path / ".venv").mkdir()
     for root, is_anew in ((tmp_path, False), (f"/elsewhere{tmp_path}", True), (f"{tmp_path}2", True)):
         (tmp_path / ".venv" / "installed").write_text(f"{root} another digest  -\n")
-        done = subprocess.run([tmp_path / "scripts" / "setup.sh"], capture_output=True, text=True, env=DRY)
+        done = script(tmp_path / "scripts" / "setup.sh", env={"DRY_RUN": "1"})
         assert done.returncode == 0 and ("-m venv --clear " in done.stdout) == is_anew, done.stdout + done.stderr
 
 
@@ -148,8 +135,7 @@ def test_errors_are_one_line(tmp_path):
         (tmp_path, ["quickstart.sh"], "scripts/setup.sh failed"),
         (tmp_path, ["train.sh"], "yaml is not installed here; run scripts/setup.sh"),
     ):
-        env = {**os.environ, "PYTHONPATH": str(folder)}
-        done = subprocess.run([folder / "scripts" / argv[0], *argv[1:]], capture_output=True, text=True, env=env)
+        done = script(folder / "scripts" / argv[0], *argv[1:], env={"PYTHONPATH": str(folder)})
         assert done.returncode == 1 and done.stderr.startswith(f"error: {said}") and done.stderr.count("\n") == 1
     listing = "scripts/reproduce.sh table2 --seed \"$(seq -s ' ' 3000)\" --list | head -1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", listing], cwd=ROOT, capture_output=True, text=True)

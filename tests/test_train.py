@@ -39,14 +39,13 @@ def shown(tmp_path, dry, capsys):
 
 @pytest.mark.parametrize("nodes, gpus", [(1, 1), (1, 3), (1, 8), (16, 8), (5, 3)])
 def test_the_batch_does_not_depend_on_the_gpus(nodes, gpus, shown):
-    more = " --rendezvous first:29500" if nodes > 1 else ""
-    line = shown(f"random_vanilla --recipe wmt_en_de --gpus {gpus} --nodes {nodes}{more}")
+    line = shown(f"random_vanilla --recipe wmt_en_de --gpus {gpus} --nodes {nodes} --rendezvous first:29500")
     tokens, passes, world = (int(flag(line, f"--{f}")) for f in ("max-tokens", "update-freq", "distributed-world-size"))
     assert world == nodes * gpus and 32768 - world * passes < world * tokens * passes <= 32768 and tokens <= 4096
     assert ("torchrun" in line) == (world > 1) == ("--heartbeat-timeout 600" in line)
     assert world == 1 or flag(line, "--nproc-per-node") == str(gpus)
-    assert nodes == 1 or flag(line, "--nnodes") == str(nodes) and flag(line, "--rdzv-endpoint") == "first:29500"
-    assert nodes == 1 or flag(line, "--rdzv-id") == "data-random_vanilla-seed1"
+    several = f" --nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint first:29500 --rdzv-id data-random_vanilla-seed1 "
+    assert (several in line) == (nodes > 1)
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -211,6 +210,9 @@ def test_a_run_that_begins_anew(begun):
     assert all(path.exists() for path in left) and len(steps.load(save / "run.json")["starts"]) == 2
     (save / "checkpoint_last.pt").rename(save / "checkpoint_2_20.pt")
     refused(lambda _: go_on("--seed", "7"), part="seed is 1, asked for 7")
+    known = (save / "run.json").rename(save / "kept.json")
+    refused(lambda _: go_on(), part="arch is None, asked for transformer_multi30k")  # checkpoints of who knows what
+    known.rename(save / "run.json")
     (save / "checkpoint_2_20.pt").unlink()
     go_on("--seed", "7", "--precision", "bf16")
     (start,) = steps.load(save / "run.json")["starts"]
@@ -225,8 +227,7 @@ def test_a_second_stage(begun, tmp_path):
     go_on("--", "--encoder-layers", "1", "--synth-max-length=112", "--lr", "3", model="random", to=first)
     init = ["--init", str(first)]
     refused(
-        lambda _: go_on(*init, model="random", to=second),
-        part=f"{first}: has no checkpoint_best.pt; name a run .* that has come to",
+        lambda _: go_on(*init, model="random", to=second), part="first: has no checkpoint_best.pt; name a run .* come"
     )
     for made in (first / "checkpoint_best.pt", second / "checkpoint_last.pt", first / "evaluation/checkpoint_avg.pt"):
         steps.write(made, "")
@@ -249,7 +250,6 @@ def test_hardware(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     assert provenance.hardware(1) == "a GPU" and provenance.hardware(8, 16) == "16 × a GPU"
     assert re.fullmatch(r"2 × (?!.*a GPU).*, 3 thread\(s\)", provenance.hardware(0, 2, 3))
-    assert [provenance.device_of(provenance.hardware(gpus)) for gpus in (0, 8)] == ["cpu", "gpu"]
 
 
 def test_commit_is_marked_when_code_differs(tmp_path, monkeypatch):
