@@ -18,13 +18,12 @@ from recipes.metrics import figure
 
 pytestmark = pytest.mark.usefixtures("in_process")
 CELL, ROW, BASE = "en-de-random_vanilla-seed1", "first-en-de-random_vanilla-seed1", "first-en-de-transformer-seed1"
-ONE_LAYER = {"encoder-layers": "1", "decoder-layers": "1", "warmup-updates": "2", "data-buffer-size": "0"}
 
 
 @pytest.fixture
 def tables(tmp_path, monkeypatch):
     """A table of two rows, and others that begin with it; results/ is in a folder of the test."""
-    flags = {**RECIPES["multi30k_cpu"].flags, **ONE_LAYER}
+    flags = {**RECIPES["multi30k_cpu"].flags, **sizes("encoder", "decoder"), "warmup-updates": "2"}
     values = {"max_update": 4, "save_every": 2, "average": 2, "beam": 1, "generation": {"max-len-b": 4}}
     more = {"preparation": {"merges": 90, "subwords": "sentencepiece"}, "rows": ["transformer", "random_vanilla"]}
     for name, recipe, corpus in (
@@ -73,12 +72,12 @@ def test_from_text_to_a_record(tables, tmp_path, capsys):
     assert said.count("+ fairseq-train ") == 1 and f"{CELL}: is scored already" in said
     found = results(tmp_path, "first")
     one = found[CELL]
-    assert one["updates"] == one["curve"]["updates"][-1] == 4 and one["parameters"] > 4e5
+    assert one["updates"] == one["curve"]["updates"][-1] == 4 and one["parameters"] > 7000
     assert one["command"] == "scripts/reproduce.sh first --dataset en-de --variant random_vanilla --seed 1 --rerun"
     assert [*one["alpha"]] == ["encoder.layers.0", "decoder.layers.0"]
     assert not {"alpha", "significance"} & {*found["en-de-transformer-seed1"]}
     for weights in one["alpha"].values():  # of each head
-        assert [*weights] == ["random", "vanilla"] and [len(heads) for heads in weights.values()] == [4, 4]
+        assert [*weights] == ["random", "vanilla"] and [len(heads) for heads in weights.values()] == [2, 2]
         assert all(sum(pair) == pytest.approx(1, abs=2e-4) for pair in zip(*weights.values()))
     assert one["hardware"].endswith("1 thread(s)") and one["commit"] and "precision" not in one
     assert 0 < one["significance"]["p_value"] <= 1

@@ -43,7 +43,6 @@ def test_perplexity_by_word(tmp_path):
     write(tmp_path / "text" / "test.txt", ["a bcd ef"])
     log = "Evaluated {} tokens in 0.1s (1 tokens/s)\n| Loss (base 2): 2.0000, Perplexity: 4.00\n"
     found = scorer("language_modeling", tmp_path, "ptb_cpu")
-    assert [figure["score"] for figure in found.figures(log.format(4), tmp_path).values()] == [4, 4]
     write(tmp_path / "sub" / "test.txt", ["a b@@ cd e@@ f"])
     scores = found.figures(log.format(6), tmp_path)
     assert scores["ppl"]["score"] == 8 and scores["token_ppl"]["score"] == 4

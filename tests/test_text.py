@@ -89,17 +89,16 @@ def test_pairs_that_are_left_out(tmp_path, capsys):
     write(tmp_path / "train2.en.gz", ["\x85h\x0c"])
     write(tmp_path / "train.de", ["A", "B", "C", "G", "1 2 3 4 5", "w"])
     write(tmp_path / "train2.de", ["H"])
-    limits = Limits(lowercase=True, max_ratio=3, max_length=4)
-    both = [tmp_path / "train", tmp_path / "train2"]
-    text.clean_pairs(both, tmp_path / "out" / "x", ("en", "de"), limits)
-    assert (tmp_path / "out" / "x.en").read_text() == "a b\ng\nh\n"
+    both, out = [tmp_path / "train", tmp_path / "train2"], tmp_path / "out"
+    text.clean_pairs(both, out / "x", ("en", "de"), Limits(lowercase=True, max_ratio=3, max_length=4))
+    assert (out / "x.en").read_text() == "a b\ng\nh\n"
     assert "3 pairs, left out: 2 empty, 1 of a length ratio over 3, 1 longer than 4 tokens\n" in capsys.readouterr().out
-    text.clean_pairs(both, tmp_path / "out" / "y", ("en", "de"), Limits(sample=1))
-    assert (tmp_path / "out" / "y.de").read_text() == "A\nH\n"
+    text.clean_pairs(both, out / "y", ("en", "de"), Limits(sample=1))
+    assert (out / "y.de").read_text() == "A\nH\n"
     write(tmp_path / "train.de", ["", " ", *[""] * 4])
-    none = both[:1], tmp_path / "out" / "z", ("en", "de"), Limits()
-    refused(lambda _: text.clean_pairs(*none), part=r"train: no pair of 6 is left \(6 empty\)")
-    assert len([*(tmp_path / "out").iterdir()]) == 4
+    said = r"train: no pair of 6 is left \(6 empty\)"
+    refused(lambda _: text.clean_pairs(both[:1], out / "z", ("en", "de"), Limits()), part=said)
+    assert len([*out.iterdir()]) == 4
 
 
 @pytest.mark.parametrize(
