@@ -102,8 +102,7 @@ def sizes(*sides):
 def digest(data):
     """SHA-256 of prepared data: of what a model is trained and scored on, and of every step before it."""
     found = hashlib.sha256()
-    files = [path for part in ("text", "tok", "sub", "bin") for path in (data / part).rglob("*") if path.is_file()]
-    for path in sorted(files):
-        if path.suffix != ".log" and path.name != "done":
+    for path in sorted(path for part in ("text", "tok", "sub", "bin") for path in (data / part).rglob("*.*")):
+        if path.suffix != ".log":
             found.update(f"{path.relative_to(data)}\n".encode() + path.read_bytes())
     return found.hexdigest()[:16]

@@ -2,7 +2,6 @@
 
 import argparse
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import yaml
 from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_CONFIG_REGISTRY
-from helpers import ROOT, refused
+from helpers import ROOT, refused, script
 
 from recipes import catalog, reproduce, train
 from recipes.catalog import CORPORA, RECIPES, TABLES, TASKS, Run
@@ -60,7 +59,7 @@ def test_tables_and_recipes_hold_together():
 def test_neither_torch_nor_fairseq_is_loaded():
     """Where a call can do without, which spares it seconds."""
     code = "import sys; from recipes import reproduce, translate; print({'fairseq', 'torch'} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout == "set()\n"
+    assert script(sys.executable, "-c", code, cwd=ROOT).stdout == "set()\n"
 
 
 def test_what_a_cell_is():
@@ -102,11 +101,6 @@ def test_a_slip_in_a_yaml_file_is_told(kind, entry, part, tmp_path, monkeypatch)
     refused(lambda _: catalog.read("x.yaml", getattr(catalog, kind), **forms), part=["^recipes/x.yaml: a: ", part])
 
 
-# of the command line alone, found by fairseq itself, or interpolated from another value
-ELSEWHERE = """common.user_dir distributed_training.distributed_world_size checkpoint.save_dir model._name model.arch
-    model.data model.encoder_synthesizer model.decoder_synthesizer task.data""".split()
-
-
 @pytest.mark.parametrize(
     "name, gpus", [("wmt_en_de", 8), ("wmt_en_fr", 8), ("wmt_en_de_big", 8), ("multi30k", 2), ("multi30k_cpu", 0)]
 )
@@ -132,11 +126,14 @@ def test_configs_are_the_recipes(name, gpus):
         groups["model"] = vars(groups["model"]) if isinstance(groups["model"], argparse.Namespace) else groups["model"]
         return {f"{group}.{key}": str(own[key]) for group, own in groups.items() for key in own or ()}
 
+    # of the command line alone, found by fairseq itself, or interpolated from another value
+    elsewhere = """common.user_dir distributed_training.distributed_world_size checkpoint.save_dir model._name
+        model.arch model.data model.encoder_synthesizer model.decoder_synthesizer task.data""".split()
     found, wanted = values(composed), values(convert_namespace_to_omegaconf(parsed))
-    places = {place for place in found.keys() & wanted.keys() - {*ELSEWHERE} if not found[place].startswith("${")}
+    places = {place for place in found.keys() & wanted.keys() - {*elsewhere} if not found[place].startswith("${")}
     assert {place: found[place] for place in places} == {place: wanted[place] for place in places}
     said = {word[2:].replace("-", "_") for word in words if word.startswith("--")}
     written = yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text())
     given = {key for values in written.values() for key in values}
-    compared = {place.split(".")[1] for place in (*places, *ELSEWHERE)}
+    compared = {place.split(".")[1] for place in (*places, *elsewhere)}
     assert said | given <= compared | {"_name", "optimizer", "criterion", "lr_scheduler"} and len(places) > 100

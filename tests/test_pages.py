@@ -11,7 +11,6 @@ from recipes.steps import ROOT, UserError, dump
 from scripts import make_tables
 
 SHORT = TABLES["multi30k_cpu"]
-CPU = "a CPU, 1 thread(s)"
 
 
 def cell(model, seed, bleu=None, dataset="en-de", hardware="H100", **others):
@@ -94,7 +93,9 @@ def test_several_figures_and_one_that_is_missing(write):
     for model, some in {"transformer": (8, 9), "dense": (10, 11.5), "random": (None,)}.items():
         for seed, rouge in enumerate(some, 1):
             more = {"figures": {"bleu4": 1.0, "rougeL": rouge, "meteor": None, "cider": 3.0}, "signatures": signatures}
-            write("dailydialog_cpu/cpu", cell(model, seed, dataset="dailydialog", hardware=CPU, **more))
+            write(
+                "dailydialog_cpu/cpu", cell(model, seed, dataset="dailydialog", hardware="a CPU, 1 thread(s)", **more)
+            )
     text = tables.results("dailydialog_cpu")
     assert "|1.00 ± 0.00 (2) / 10.75 ± 1.06 (2) / no Java / 3.00 ± 0.00 (2)|+2.25 ± " in text
     assert "|minus the Transformer, ROUGE-L|" in text

@@ -32,7 +32,6 @@ def test_the_data_stay_as_they_were(small_data, name):
 
 
 def test_numbers_stay_as_they_were(tmp_path):
-    """Without digits, and no sentence is held out and trained on."""
     argv = f"scripts/make_numbers.py en de {tmp_path}/text --train 400 --held-out 50 --seed 2"
     subprocess.run([sys.executable, *argv.split()], cwd=ROOT, check=True)
     assert digest(tmp_path) == "bb21f9558840b8d4"
@@ -57,8 +56,8 @@ def test_the_life_of_a_folder(tmp_path, raw, capfd, monkeypatch):
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
     good = valid.read_bytes()
-    valid.write_bytes(b"a \xff\n")
-    refused(prepare.main, *argv, part="valid.de: line 1 is not UTF-8")
+    valid.write_bytes(b"a\n" * 8 + b"\xdf\n")
+    refused(prepare.main, *argv, part="valid.de: line 9 is not UTF-8 .*; convert it, e.g. with iconv$")
     assert train.exists() and not (out / "text" / "valid.de").exists()
     valid.write_bytes(good)
     refused(prepare.main, *argv, part="tok/train.de was not made: .*No space left on device")
@@ -120,6 +119,9 @@ def test_a_folder_of_ones_own(tmp_path, raw, capsys, monkeypatch):
 @pytest.mark.parametrize("change, argv, part", [
     ("", "{tmp}/no en de {out}", "no: no such folder"),
     ("rm train.de.gz", "{raw} en de {out}", "train.de: no such file, nor train.de.gz"),
+    ("truncate -s 99 train.de.gz", "{raw} en de {out}", "train.de.gz: not a whole gzip file"),
+    ("truncate -s 10 train.de.gz; echo no >> train.de.gz", "{raw} en de {out}", "train.de.gz: not a whole gzip file"),
+    ("echo '<html>not found</html>' > train.de.gz", "{raw} en de {out}", "train.de.gz: not a whole gzip file"),
     ("mv train.en all.en; mv train.de.gz all.de.gz", "{raw} en de {out}", "no train.en and train.de; rename all"),
     ("echo one > valid.de", "{raw} en de {out}", "valid.de: ends after 1 lines, and the other side does not"),
     ("sed -i 's/.*//' test.en", "{raw} en de {out}", "test.en: line 1 here or in test.de is empty; none may be"),

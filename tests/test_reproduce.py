@@ -4,12 +4,13 @@ import math
 import os
 import re
 import shutil
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import refused, script
+from helpers import ROOT, refused, script
 from small_text import LABELS, parallel, sizes, write
 
 from recipes import catalog, reproduce, score, steps, text, train
@@ -166,14 +167,13 @@ def test_the_cells_of_a_table(tables, tmp_path, monkeypatch, capsys):
         scores = {"figures": {"bleu": figure("BLEU", 30.5, "nrefs:1")}, "options": options, "commit": "later"}
         steps.dump(run.folder / "evaluation" / "scores.json", scores)
 
-    scorer = SimpleNamespace(compare=lambda out, base: {"against": base.parent.name})
     for name, stub in {
         "prepare": lambda *args: calls.append(f"prepare {args[2].name}") or {},
         "prepared": lambda data: {},
         "train": fit,
         "evaluate": evaluate,
         "learned_alpha": lambda run: {},
-        "SCORERS": {"translation": lambda *args: scorer},
+        "SCORERS": {"translation": lambda *_: SimpleNamespace(compare=lambda _, base: {"against": base.parent.name})},
     }.items():
         monkeypatch.setattr(reproduce, name, stub)
 
@@ -209,9 +209,8 @@ def test_the_cells_of_a_table(tables, tmp_path, monkeypatch, capsys):
     assert call("first --variant random_vanilla --rerun --gpus 0")[0] == [data, *done(ROW)]
     assert not (tmp_path / "runs" / ROW / "checkpoint_last.pt").exists()
     assert results(tmp_path, "first", "gpu") == kept and [*results(tmp_path, "first")] == [CELL]
-    assert call("first --gpus 0 --list")[1].splitlines() == [
-        f"scripts/reproduce.sh first --dataset en-de --variant transformer --seed 1 --out {tmp_path} --gpus 0"
-    ]
+    said = f"scripts/reproduce.sh first --dataset en-de --variant transformer --seed 1 --out {tmp_path} --gpus 0\n"
+    assert call("first --gpus 0 --list")[1] == said
     assert call("first --list --rerun")[1].count(" --rerun\n") == 2
     # scored by hand with another beam: records stay, and a cell that needs it has it scored anew by its recipe
     kept = results(tmp_path, "first")
@@ -249,3 +248,44 @@ def test_the_quickstart():
     assert [re.search(r"scripts/(\w+).sh", " ".join(words))[1] for words in shown] == names, done.stderr
     assert "data/numbers" in shown[0] and shown[1][2:4] == ["data/numbers", "dense"]
     assert shown[2][-1] == shown[3][-1] == "runs/numbers-dense-seed1"
+
+
+# {cells: {each of their jobs, by what it makes: the numbers of those that it waits for}}
+JOBS = {
+    "multi30k_from_news_cpu --seed 1 --variant random": {
+        "data/news-en-de/bin/done": [],
+        "runs/news_cpu-en-de-random-seed1/evaluation/scores.json": [0],
+        "data/multi30k_from_news_cpu-en-de/bin/done": [0],
+        "results/multi30k_from_news_cpu/cpu/en-de-random-seed1.json": [2, 1],
+    },
+    "multi30k_14k --seed 77 --dataset en-fr --variant random": {  # which goes on with the same data
+        "data/multi30k_cpu-en-fr/bin/done": [],
+        "runs/multi30k_cpu-en-fr-random-seed77/evaluation/scores.json": [0],
+        "results/multi30k_14k/cpu/en-fr-random-seed77.json": [0, 1],
+    },
+}
+OPTIONS = {"data": " --prepare", "runs": " --rerun", "results": ""}
+
+
+def run_snakemake(folder, cells):
+    pytest.importorskip("snakemake", reason="pip install -c constraints.txt -e '.[cluster]'")
+    argv = f"-m snakemake -n -p --cores 2 -s {ROOT}/recipes/cluster.smk --directory {folder} --config".split()
+    done = script(sys.executable, *argv, f"cells={cells} --gpus 0 --out {folder}")
+    return (done.stdout + done.stderr).replace(f"{folder}/", "").replace(f"{ROOT}/", "")
+
+
+@pytest.mark.parametrize("cells", JOBS)
+def test_jobs_of_a_cluster(cells, tmp_path):
+    """Data, what others begin with, and cells, each once; what there is is left out."""
+    said, made = run_snakemake(tmp_path, cells), [*JOBS[cells]]
+    jobs = re.findall(r"rule .*:\n(?:    input: (.*)\n)?    output: (.*)\n(?:    .*\n)*Shell.*--gpus 0(.*)\) >", said)
+    wanted = [(", ".join(made[i] for i in of), name, OPTIONS[name.split("/")[0]]) for name, of in JOBS[cells].items()]
+    assert sorted(jobs) == sorted(wanted), said
+    (tmp_path / made[0]).parent.mkdir(parents=True)
+    (tmp_path / made[0]).touch()
+    assert f"output: {made[0]}" not in run_snakemake(tmp_path, cells)
+
+
+def test_a_slip_is_told_to_a_cluster(tmp_path):
+    said = run_snakemake(tmp_path, "tabel2 --seed 1")
+    assert "choose from 'table2'" in said and "not a call of reproduce.sh" in said

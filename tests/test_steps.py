@@ -1,4 +1,4 @@
-"""Steps: commands, whole files, locks and settings; and the scripts as a user meets them."""
+"""Steps: commands, whole files and locks; and the scripts as a user meets them."""
 
 import os
 import re

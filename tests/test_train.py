@@ -244,16 +244,13 @@ def test_a_second_stage(begun, tmp_path):
     refused(lambda _: go_on(*init, model="random", to=tmp_path / "x", of=other), part=said)
 
 
-def test_hardware(monkeypatch):
-    """A training on the CPU of a machine with a GPU is the CPU's; several processes are several GPUs."""
+def test_where_a_figure_is_from(tmp_path, monkeypatch):
+    """A training on the CPU of a machine with a GPU is the CPU's; several processes are several GPUs. The commit is
+    marked by other code, but not by a result, so that one cell does not mark the next."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     assert provenance.hardware(1) == "a GPU" and provenance.hardware(8, 16) == "16 × a GPU"
     assert re.fullmatch(r"2 × (?!.*a GPU).*, 3 thread\(s\)", provenance.hardware(0, 2, 3))
-
-
-def test_commit_is_marked_when_code_differs(tmp_path, monkeypatch):
-    """A figure's commit is marked by other code, but not by a result, so that one cell does not mark the next."""
     monkeypatch.setattr(provenance, "ROOT", tmp_path)
     assert provenance.commit() == ""
     code, cell = tmp_path / "code.py", tmp_path / "results" / "cell.json"
