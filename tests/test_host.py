@@ -567,6 +567,15 @@ def test_no_fast_path_around_the_attention(monkeypatch):
     assert len(calls) == len(model.encoder.layers)
 
 
+def test_a_stock_model_reads_left_padding():
+    """At inference from a loaded checkpoint (0.12.2 ends in an error), and padding changes nothing."""
+    model = make_model("transformer_multi30k")
+    model.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        padded, alone = (model.encoder(torch.tensor([row]))["encoder_out"][0] for row in ([1, 5, 6, 2], [5, 6, 2]))
+    assert torch.allclose(padded[1:], alone, atol=1e-6)
+
+
 def test_a_chain_of_errors_that_comes_back_to_itself():
     """Each is looked at once."""
     first, second = ValueError("first"), ValueError("second")
