@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import refused, script
+from helpers import in_use, refused, script
 from small_text import LABELS, parallel, sizes, write
 
 from recipes import catalog, reproduce, score, steps, text, train
@@ -46,9 +46,7 @@ def results(folder, table, device="cpu"):
 
 
 def weights_of(checkpoint):
-    """Without a buffer that fairseq 0.12.2 never sets."""
-    model = torch.load(checkpoint, weights_only=False)["model"]
-    return {name: value for name, value in model.items() if not name.endswith("_float_tensor")}
+    return in_use(torch.load(checkpoint, weights_only=False)["model"])
 
 
 @pytest.mark.slow
