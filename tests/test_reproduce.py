@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import ROOT, refused, script
+from helpers import ROOT, in_use, refused, script
 from small_text import LABELS, parallel, sizes, write
 
 from recipes import catalog, reproduce, score, steps, text, train
@@ -45,6 +45,10 @@ def results(folder, table, device="cpu"):
     return {path.stem: steps.load(path) for path in (folder / "results" / table / device).glob("*.json")}
 
 
+def weights_of(checkpoint):
+    return in_use(torch.load(checkpoint, weights_only=False)["model"])
+
+
 @pytest.mark.slow
 def test_from_text_to_a_record(tables, tmp_path, capsys):
     """In two stages: what begins with the first one has it run once, and takes its words and weights."""
@@ -64,7 +68,7 @@ def test_from_text_to_a_record(tables, tmp_path, capsys):
     for name in ("pieces.model", "bin/dict.de.txt"):
         assert (first / name).read_bytes() == (second / name).read_bytes()
     average = run / "evaluation" / "checkpoint_avg.pt"
-    before, after = (torch.load(path, weights_only=False)["model"] for path in (average, tuned / "checkpoint_last.pt"))
+    before, after = weights_of(average), weights_of(tuned / "checkpoint_last.pt")
     assert before.keys() == after.keys()  # and the same, as the second stage's learning rate is 0
     assert all(torch.allclose(value, after[name], atol=1e-5) for name, value in before.items())
     assert results(tmp_path, "second")[CELL]["init"] == run.name
@@ -89,7 +93,7 @@ def test_from_text_to_a_record(tables, tmp_path, capsys):
     for table in ("longer", "at_once"):
         call(table, *row)
     assert [path.read_bytes() for path in kept] == before
-    weights, others = (torch.load(path / kept[0].name, weights_only=False)["model"] for path in (longer, at_once))
+    weights, others = (weights_of(path / kept[0].name) for path in (longer, at_once))
     assert all(torch.equal(value, others[name]) for name, value in weights.items())
     one, other = (results(tmp_path, table)[CELL] for table in ("longer", "at_once"))
     assert one["curve"] == other["curve"] and one["figures"] == other["figures"] and one["init"] == run.name
