@@ -386,7 +386,7 @@ def test_repairs_are_applied_once(caplog):
 
 # only where numpy is new, or where the host is 0.12.2 or later than that
 UNNEEDED = {"restore_numpy_compat", "find_buckets_with_new_numpy", "keep_last_batch", "allow_checkpoint_types"}
-UNNEEDED |= {"allow_config_in_broadcast", "leave_the_fast_path"}
+UNNEEDED |= {"allow_config_in_broadcast", "leave_the_fast_path", "share_flags_with_the_model"}
 
 
 def in_command(code, command="generate"):
