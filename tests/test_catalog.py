@@ -77,7 +77,6 @@ def test_what_a_cell_is():
 
 
 @pytest.mark.parametrize("argv, part", [
-    ("table9", "table9.*multi30k_cpu"),
     ("table2 --dataset en-cs", "--dataset en-cs: choose from en-de, en-fr"),
     ("table2 --variant randm", "--variant randm: choose from transformer, fixed_random"),
     ("cnndm --variant lightcon", "--variant lightcon: choose from"),  # the first stage's baselines may be taken too

@@ -194,7 +194,6 @@ def test_what_is_evaluated(tmp_path, monkeypatch):
     """One evaluation at a time; a baseline that was not evaluated, or on another test set, is refused first."""
     data, base = make_data(tmp_path / "data", subwords="bpe", lowercase=None), tmp_path / "base"
     run = make_run(tmp_path / "run", data)
-    base.mkdir()
 
     def run_command(argv, log):
         with pytest.raises(steps.Busy), steps.locked(log.parent / ".evaluation.lock"):

@@ -227,8 +227,7 @@ def test_folders_of_several_corpora(tmp_path):
     mine = tmp_path / "mine"
     for name in ("CoLA/dev.tsv", "SST-2/dev.tsv", "mine/out/raw/dev.tsv", "mine/out/raw/dev.tsv.gz"):
         write(tmp_path / name, ["x"])
-    said = "has dev.tsv in CoLA, SST-2; name one of these folders by --from"
-    refused(lambda _: text.find(tmp_path, "**/dev.tsv"), part=said)
+    refused(lambda _: text.find(tmp_path, "**/dev.tsv"), part="has dev.tsv in CoLA, SST-2; name one of these folders")
     assert text.find(mine, "**/dev.tsv") == [mine / "out" / "raw" / "dev.tsv"]
     write(mine / "cnn" / "dev.tsv.gz", ["x"])
     assert text.find(mine, "no.tsv **/dev.tsv") == [mine / "cnn" / "dev.tsv.gz"]
