@@ -24,7 +24,8 @@ CELL, ROW, BASE = "en-de-random_vanilla-seed1", "first-en-de-random_vanilla-seed
 @pytest.fixture
 def tables(tmp_path, monkeypatch):
     """A table of two rows, and others that begin with it; results/ is in a folder of the test."""
-    flags = {**RECIPES["multi30k_cpu"].flags, **sizes("encoder", "decoder"), "warmup-updates": "2"}
+    base = RECIPES["multi30k_cpu"]
+    flags = {**base.flags, **sizes("encoder", "decoder"), "warmup-updates": "2", "data-buffer-size": "0"}
     values = {"max_update": 4, "save_every": 2, "average": 2, "beam": 1, "generation": {"max-len-b": 4}}
     more = {"preparation": {"merges": 90, "subwords": "sentencepiece"}, "rows": ["transformer", "random_vanilla"]}
     for name, recipe, corpus in (
@@ -34,7 +35,7 @@ def tables(tmp_path, monkeypatch):
         ("at_once", {"max_update": 8}, "own"),
     ):
         recipe = {**values, "flags": flags, **recipe}
-        monkeypatch.setitem(RECIPES, name, replace(RECIPES["multi30k_cpu"], name=name, **recipe))
+        monkeypatch.setitem(RECIPES, name, replace(base, name=name, **recipe))
         own = {"data": "first-{dataset}" if corpus == "own" else "", "columns": [Column("en-de", "En-De", name)]}
         table = replace(TABLES["multi30k_cpu"], name=name, corpus=corpus, seeds=(1,), **own, **more)
         monkeypatch.setitem(TABLES, name, table)
