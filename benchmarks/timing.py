@@ -6,7 +6,7 @@ Updates of all models are timed in turns, in one process, on the table's own dat
 there. Each column ends as results/TABLE/speed/NAME.json. DRY_RUN=1 shows the commands only.
 """
 
-import argparse
+import itertools
 import statistics
 import sys
 import time
@@ -20,26 +20,26 @@ from pages.tables import baseline_name  # noqa: E402
 from recipes import provenance, train  # noqa: E402
 from recipes.catalog import RECIPES, TABLES, Cell, Recipe  # noqa: E402
 from recipes.reproduce import prepare_cell  # noqa: E402
-from recipes.steps import UserError, dry_run, existing, say  # noqa: E402
+from recipes.steps import Parser, UserError, dry_run, existing, say  # noqa: E402
 
 ROUNDS = 63  # of one update of each model; the first three are warm-up. With 15, two calls differed by up to 0.2
 WARM_UP = 3
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("benchmarks/timing.py", __doc__)
     parser.add_argument("table", choices=TABLES, metavar="TABLE")
     parser.add_argument("--dataset", type=str.split, default=[], metavar="NAMES", help="columns (default: all)")
     parser.add_argument("--from", dest="source", type=existing, metavar="DIR", help="the corpora at hand")
     parser.add_argument("--out", type=Path, default=ROOT, metavar="DIR", help="data (default: the project's folder)")
     args = parser.parse_args()
     table = TABLES[args.table]
-    for column in table.columns:
-        if column.name in (args.dataset or [column.name]):
-            cells = table.cells([column.name], list(dict.fromkeys([table.baseline, *table.models()])), table.seeds[:1])
-            settings = prepare_cell(cells[0], args.out, args.source)
-            if not dry_run():
-                time_cells(cells, settings, args.out)
+    cells = table.cells(args.dataset, list(dict.fromkeys([table.baseline, *table.models()])), table.seeds[:1])
+    for _, group in itertools.groupby(cells, key=lambda cell: cell.column):
+        first, *others = group
+        settings = prepare_cell(first, args.out, args.source)
+        if not dry_run():
+            time_cells([first, *others], settings, args.out)
 
 
 def time_cells(cells: List[Cell], settings: Dict[str, Any], out: Path) -> None:

@@ -2,7 +2,7 @@
 
 import argparse
 from dataclasses import field
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple, Type
 
 import torch.nn as nn
 from fairseq.dataclass import ChoiceEnum
@@ -73,7 +73,7 @@ STRUCTURE_FLAGS = [flag(name, bool, True, "") for name in STRUCTURE]
 class SynthesizerRobertaEncoder(RobertaEncoder):
     """fairseq's RobertaEncoder around another stack of layers."""
 
-    stack: Any = SynthesizerEncoder
+    stack: Type[TransformerEncoderBase] = SynthesizerEncoder
 
     def build_encoder(
         self, args: argparse.Namespace, dictionary: Any, embed_tokens: nn.Embedding
@@ -104,8 +104,9 @@ class SynthesizerRoberta(SynthesizerModel, RobertaModel):
         """Builds the model of a config, see `SynthesizerModel`."""
         args = cls.read_config(cfg, task)
         limit = cls.check_encoder(args)
-        args.max_positions = args.max_positions or task.max_positions()
-        check_rows("--tokens-per-sample", flag_of(task, "tokens_per_sample") or 0, limit)
+        tokens_per_sample = flag_of(task, "tokens_per_sample") or 0
+        args.max_positions = args.max_positions or task.max_positions() or tokens_per_sample
+        check_rows("--tokens-per-sample", tokens_per_sample, limit)
         check_rows("--max-positions", args.max_positions, limit)
         model = cls(args, cls.encoder_class(args, task.source_dictionary))
         announce_limit(task, limit)

@@ -27,6 +27,7 @@ from fairseq_synth.architectures import VARIANTS
 from fairseq_synth.attention import SyntheticAttention
 from fairseq_synth.errors import explain
 from fairseq_synth.heads import build_synthesizer, parse_heads
+from fairseq_synth.host.layers import FAST_PATH_COPIES
 from fairseq_synth.logits import bias_of
 from fairseq_synth.synthesizers import SYNTHESIZERS, Synthesizer
 from recipes.steps import ROOT, UserError
@@ -147,6 +148,12 @@ def make_model(arch="transformer_synth_random_vanilla_multi30k", seed=1, words=4
     ARCH_CONFIG_REGISTRY[arch](args)
     torch.manual_seed(seed)
     return ARCH_MODEL_REGISTRY[arch].build_model(args, make_task(words, args.synth_max_length)).eval()
+
+
+def in_use(state_dict):
+    """Weights without those that fairseq 0.12.2 has beside: copies that nothing reads, a buffer that nothing sets."""
+    dead = (*FAST_PATH_COPIES, "_float_tensor")
+    return {name: weight for name, weight in state_dict.items() if name.split(".")[-1] not in dead}
 
 
 def make_synth(spec, kind="translation", **flags):

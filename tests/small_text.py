@@ -13,9 +13,10 @@ LABELS = ("sport", "world")
 
 
 def choose(seed, shortest, longest):
-    """Numbers of words."""
+    """Words in English and in German."""
     rng = random.Random(seed)
-    return [rng.randrange(len(WORDS)) for _ in range(rng.randint(shortest, longest))]
+    row = [rng.randrange(len(WORDS)) for _ in range(rng.randint(shortest, longest))]
+    return [WORDS[w] for w in row], [GERMAN[w] for w in row]
 
 
 def write(path, lines):
@@ -27,12 +28,9 @@ def write(path, lines):
 def parallel(folder):
     """English and German, word by word, with what a tokeniser and the check of pairs look at. One file is .gz."""
     for split, n in SIZES.items():
-        english, german = [], []
-        for i in range(n):
-            row = choose(f"{split} {i}", 1, 8)
-            a, b = ([words[w] for w in row] for words in (WORDS, GERMAN))
-            english.append(f"The {'-'.join(a[:2])}, it's “{' '.join(a)}”.")
-            german.append(f"Das {'-'.join(b[:2])}, „{' '.join(b)}“.")
+        rows = [choose(f"{split} {i}", 1, 8) for i in range(n)]
+        english = [f"The {'-'.join(a[:2])}, it's “{' '.join(a)}”." for a, _ in rows]
+        german = [f"Das {'-'.join(b[:2])}, „{' '.join(b)}“." for _, b in rows]
         if split == "train":
             english[3:6], german[3:6] = ["", "a\u2028b", "a b c d e f"], ["leer", "c\x85d & <e>", "a"]
         write(folder / f"{split}.en", english)
@@ -41,7 +39,7 @@ def parallel(folder):
 
 def text(folder):
     for split, n in SIZES.items():
-        lines = [" ".join(WORDS[w] for w in choose(f"{split} {i}", 1, 12)) for i in range(n)]
+        lines = [" ".join(choose(f"{split} {i}", 1, 12)[0]) for i in range(n)]
         write(folder / f"{split}.txt{'.gz' if split == 'test' else ''}", [*lines, "", f"only {split}"])
 
 
@@ -104,8 +102,7 @@ def sizes(*sides):
 def digest(data):
     """SHA-256 of prepared data: of what a model is trained and scored on, and of every step before it."""
     found = hashlib.sha256()
-    files = [path for part in ("text", "tok", "sub", "bin") for path in (data / part).rglob("*") if path.is_file()]
-    for path in sorted(files):
-        if path.suffix != ".log" and path.name != "done":
+    for path in sorted(path for part in ("text", "tok", "sub", "bin") for path in (data / part).rglob("*.*")):
+        if path.suffix != ".log":
             found.update(f"{path.relative_to(data)}\n".encode() + path.read_bytes())
     return found.hexdigest()[:16]

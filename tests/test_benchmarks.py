@@ -54,6 +54,13 @@ def test_no_gpu(run):
         run("block.py", "--device", "cuda")
 
 
+@pytest.mark.parametrize("words", ["nope", "multi30k_cpu --dataset nope"])
+def test_timing_refuses(words, run):
+    """A table and columns that there are not, in one line."""
+    with pytest.raises(SystemExit, match="^error: [^\\n]*nope[^\\n]*choose from [^\\n]*$"):
+        run("timing.py", *words.split())
+
+
 def test_no_memory_to_measure(monkeypatch, run):
     """A shape for which the buffers of the first call are enough has no ratio."""
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(stdout="0\n"))

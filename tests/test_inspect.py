@@ -21,6 +21,7 @@ from helpers import (
     complaint,
     fit,
     future,
+    in_use,
     make_attention,
     make_model,
     pad_batch,
@@ -227,7 +228,7 @@ def test_the_initial_state_is_that_of_the_training(arch, data, tmp_path):
     fit(data, tmp_path, "--max-update", "1", "--lr", "0", "--no-epoch-checkpoints", arch=arch, small=sizes_of(arch))
     for folder in (data / "bin", None):
         loaded = checkpoints.load(tmp_path / "checkpoint_last.pt", folder)
-        initial, kept = dict(loaded.initial().named_parameters()), dict(loaded.model.named_parameters())
+        initial, kept = (in_use(dict(model.named_parameters())) for model in (loaded.initial(), loaded.model))
         assert initial.keys() == kept.keys() and all(torch.equal(initial[key], kept[key]) for key in kept)
     loaded.cfg.checkpoint.reset_optimizer = True  # alone it only begins the training's own optimizer anew
     assert loaded.initial() is not None

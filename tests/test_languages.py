@@ -178,8 +178,8 @@ def test_text_that_does_not_come_back(prepared, language, options, more, cause):
 
 def test_lines_that_are_cut(prepared):
     """They cannot come back, and translations may be longer: they are left out. If all are, nothing is counted."""
-    cut = ["--subwords", "sentencepiece", "--truncate-source", "3", "--truncate-target"]
-    data, said = prepared("de", *cut, "9", more=("so on\n", "usw.\n"))
+    cut = ["--subwords", "sentencepiece", "--keep-end", "--truncate-source", "3", "--truncate-target"]
+    data, said = prepared("de", *cut, "9", more=("book a\n", "usw.\n"))
     score, same, total = load(data / "settings.json")["round_trip"]
     assert score == 100 and 0 < same == total < 25 and f"; {25 - total} more are cut to 9 subwords" in said
     assert "round trip of en: nothing is left of it, as all 25 lines are cut to 3 subwords" in said

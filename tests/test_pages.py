@@ -5,22 +5,20 @@ import re
 import pytest
 
 from fairseq_synth.inspect.drawing import stored_digest
-from pages import analysis, pictures, records, tables
+from pages import analysis, convert, pictures, records, tables
 from recipes.catalog import TABLES
 from recipes.steps import ROOT, UserError, dump
 from scripts import make_tables
 
 SHORT = TABLES["multi30k_cpu"]
-CPU = "a CPU, 1 thread(s)"
 
 
 def cell(model, seed, bleu=None, dataset="en-de", hardware="H100", **others):
     """A record of a training, of translation if it has a BLEU."""
     figures = {} if bleu is None else {"bleu": bleu, "chrf": 2 * bleu}
     curve = {"updates": [350, 700], "valid_loss": [7 - (bleu or 0) / 10, 5 - (bleu or 0) / 10]}
-    command = f"scripts/reproduce.sh multi30k_cpu --pair en-de --variant {model} --seed {seed} --rerun -- --gpus 1"
     record = {"dataset": dataset, "model": model, "seed": seed, "figures": figures, "signatures": {"bleu": "s"}}
-    record.update(updates=7000, minutes=22, parameters=2e6 if model == "random" else 1e6, curve=curve, command=command)
+    record.update(updates=7000, minutes=22, parameters=2e6 if model == "random" else 1e6, curve=curve, command="")
     return {**record, "versions": {"torch": "2"}, "hardware": hardware, "commit": "c", **others}
 
 
@@ -45,10 +43,9 @@ def results(write):
     return write
 
 
-def found(table, figure="bleu"):
-    column = table.columns[0]
-    rows = records.rows_of(table, column, records.load_cells(table.name))
-    return records.differences(table, rows, figure)
+def found(figure="bleu"):
+    rows = records.rows_of(SHORT, SHORT.columns[0], records.load_cells("multi30k_cpu"))
+    return records.differences(SHORT, rows, figure)
 
 
 def test_intervals_of_known_values(results):
@@ -56,15 +53,17 @@ def test_intervals_of_known_values(results):
 
     t(3) at 1 - 0.05 / 6 is 4.857, so that a single run has ± 4.857 × root(2 × 0.2569) = 3.48.
     """
-    cells = {model: difference.cell() for model, difference in found(SHORT).items()}
+    cells = {model: difference.cell() for model, difference in found().items()}
     assert cells == {"random": "**+3.00 ± 2.01**", "dense": "+0.00 ± 2.46", "fixed_random": "**-5.00 ± 3.48**"}
-    assert found(SHORT, "valid_loss")["random"].mean == pytest.approx(-0.3)
-    assert found(SHORT, "chrf")["random"].mean == 6
+    assert found("valid_loss")["random"].mean == pytest.approx(-0.3)
+    assert found("chrf")["random"].mean == 6
 
 
 def test_single_runs_have_no_interval(write):
-    write("multi30k_cpu/gpu", cell("transformer", 1, 30), cell("random", 1, 29.996))
-    assert found(SHORT)["random"].cell() == "+0.00" and not found(SHORT)["random"].excludes_zero
+    write("multi30k_cpu/gpu", cell("transformer", 1, 30))
+    assert list(pictures.of_tables()) == []
+    write("multi30k_cpu/gpu", cell("random", 1, 29.996))
+    assert found()["random"].cell() == "+0.00" and not found()["random"].excludes_zero
     assert "minus" not in tables.results("multi30k_cpu", "en-de")  # one run is no difference to be told
 
 
@@ -76,6 +75,7 @@ def test_what_the_pages_have_not(results):
     assert "|`dynamicconv`|1.00M|45.00|**+14.00 ± " in text and "A perfect translation would score BLEU 99.93." in text
     assert "|`relative_random_vanilla_sum` †|" in text and "† [not the paper's](deviations.md#" in text
     assert "`dense_vanilla`" in re.search("Not run yet: (.*)", text)[1] and "|`dense_vanilla`|" not in text
+    assert "En-De" in tables.quality() and "En-Fr" not in tables.quality()
     assert "dynamicconv" in str([picture.panels for picture in pictures.of_tables()])
 
 
@@ -89,10 +89,13 @@ def test_what_nobody_has_run(write):
 
 def test_several_figures_and_one_that_is_missing(write):
     """In one cell; the first is compared."""
-    for model, seed, rouge in (("transformer", 1, 8), ("transformer", 2, 9), ("dense", 1, 10), ("dense", 2, 11.5)):
-        figures = {"bleu4": 1.0, "rougeL": rouge, "meteor": None, "cider": 3.0}
-        more = {"figures": figures, "signatures": {"meteor": "METEOR|no Java"}}
-        write("dailydialog_cpu/cpu", cell(model, seed, dataset="dailydialog", hardware=CPU, **more))
+    signatures = {"meteor": "METEOR|no Java", "rougeL": "ROUGE-L|no text"}
+    for model, some in {"transformer": (8, 9), "dense": (10, 11.5), "random": (None,)}.items():
+        for seed, rouge in enumerate(some, 1):
+            more = {"figures": {"bleu4": 1.0, "rougeL": rouge, "meteor": None, "cider": 3.0}, "signatures": signatures}
+            write(
+                "dailydialog_cpu/cpu", cell(model, seed, dataset="dailydialog", hardware="a CPU, 1 thread(s)", **more)
+            )
     text = tables.results("dailydialog_cpu")
     assert "|1.00 ± 0.00 (2) / 10.75 ± 1.06 (2) / no Java / 3.00 ± 0.00 (2)|+2.25 ± " in text
     assert "|minus the Transformer, ROUGE-L|" in text
@@ -132,6 +135,12 @@ def test_the_pages_are_what_results_say():
     for page, text in make_tables.rendered().items():
         assert page.read_text(encoding="utf-8") == text, page
     assert pictures.render(check=True) == []
+
+
+def test_conversions_are_ordered_by_updates(monkeypatch):
+    load, before = records.load, convert.table("multi30k_cpu")
+    monkeypatch.setattr(records, "load", lambda *where: [{**r, "runs": r["runs"][::-1]} for r in load(*where)])
+    assert convert.table("multi30k_cpu") == before
 
 
 def test_every_picture_is_on_a_page_and_drawn():

@@ -24,6 +24,7 @@ from helpers import (
     USER_DIR,
     children,
     fit,
+    in_use,
     losses,
     make_model,
     pad_batch,
@@ -69,9 +70,7 @@ def finish(process, code=0):
 
 def weights(save):
     state = checkpoint_utils.load_checkpoint_to_cpu(str(save / "checkpoint_last.pt"))
-    # fairseq 0.12.2 saves a buffer that it never sets
-    model = {key: value for key, value in state["model"].items() if not key.endswith("_float_tensor")}
-    return model, state["optimizer_history"][-1]["num_updates"]
+    return in_use(state["model"]), state["optimizer_history"][-1]["num_updates"]
 
 
 def assert_same_weights(one, other):

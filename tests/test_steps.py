@@ -1,4 +1,4 @@
-"""Steps: commands, whole files, locks and settings; and the scripts as a user meets them."""
+"""Steps: commands, whole files and locks; and the scripts as a user meets them."""
 
 import os
 import re
@@ -9,17 +9,13 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
-from helpers import ROOT, children, is_alive, refused, wait_for
+from helpers import ROOT, children, is_alive, refused, script, wait_for
 
 from recipes import steps
 from recipes.catalog import CORPORA, TABLES
 from recipes.steps import Busy
-
-SCRIPTS = ("prepare", "train", "evaluate", "translate", "reproduce")
-DRY = {**os.environ, "DRY_RUN": "1"}
 
 
 def test_a_log(tmp_path, monkeypatch):
@@ -101,60 +97,43 @@ def test_a_lock(tmp_path, capsys):
         assert time.time() - began > 0.9 and "waiting for it" in capsys.readouterr().out
 
 
-def test_what_is_made_with_other_settings(tmp_path):
-    """None, "" and False are three values, and None is what was not asked for. What is made is not mixed."""
-    file = tmp_path / "settings.json"
-    assert not steps.pin(file, {"a": 1, "b": ""}, False) and steps.pin(file, {"a": 2, "b": None}, False)
-    other = {"a": 3, "b": False}
-    refused(lambda _: steps.pin(file, other, True), part=r"\(a is 2, asked for 3; b is None, asked for False\); ")
-    assert steps.load(file) == {"a": 2, "b": None}
-    refused(lambda _: steps.pin(file, {"a": 2, "c": Path("x")}, True), part="c is None, asked for x")
-    assert not steps.pin(file, {"a": 2, "c": None}, True) and steps.load(file) == {"a": 2, "b": None, "c": None}
-
-
 def test_help(tmp_path):
     """Of every script, called from elsewhere by a symbolic link: all that there is, in two screens."""
-    for name in (*SCRIPTS, "quickstart", "setup", "test"):
+    for name in "prepare train evaluate translate reproduce quickstart setup test".split():
         (tmp_path / name).symlink_to(ROOT / "scripts" / f"{name}.sh")
-        done = subprocess.run([tmp_path / name, "--help"], cwd=tmp_path, capture_output=True, text=True)
+        done = script(tmp_path / name, "--help", cwd=tmp_path)
         assert done.returncode == 0 and not done.stderr, done.stderr
-        assert name not in SCRIPTS or f"scripts/{name}.sh" in done.stdout
+        assert name in ("setup", "test") or f"scripts/{name}.sh" in done.stdout
         names = {"prepare": CORPORA, "reproduce": TABLES}.get(name, ())
         assert all(re.search(rf"\b{entry}\b", done.stdout) for entry in names)
         assert len(done.stdout.splitlines()) <= 100, name
 
 
-@pytest.fixture
-def copy(tmp_path):
-    """The scripts and recipes in another folder, where an environment can neither be made nor found."""
-    for folder in ("scripts", "recipes"):
-        shutil.copytree(ROOT / folder, tmp_path / folder)
-    (tmp_path / "yaml.py").write_text("raise ModuleNotFoundError(name='yaml')\n")
-    return tmp_path
-
-
-def test_an_environment_that_was_copied_is_made_anew(copy):
+def test_an_environment_that_was_copied_is_made_anew(tmp_path):
     """Its programs name the interpreter of the one that it was copied from."""
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
     for name in ("setup.py", "pyproject.toml", "constraints.txt"):
-        shutil.copy(ROOT / name, copy)
-    (copy / ".venv").mkdir()
-    for root, is_anew in ((copy, False), (f"/elsewhere{copy}", True), (f"{copy}2", True)):
-        (copy / ".venv" / "installed").write_text(f"{root} another digest  -\n")
-        done = subprocess.run([copy / "scripts" / "setup.sh"], capture_output=True, text=True, env=DRY)
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / ".venv").mkdir()
+    for root, is_anew in ((tmp_path, False), (f"/elsewhere{tmp_path}", True), (f"{tmp_path}2", True)):
+        (tmp_path / ".venv" / "installed").write_text(f"{root} another digest  -\n")
+        done = script(tmp_path / "scripts" / "setup.sh", env={"DRY_RUN": "1"})
         assert done.returncode == 0 and ("-m venv --clear " in done.stdout) == is_anew, done.stdout + done.stderr
 
 
-def test_errors_are_one_line(copy):
+def test_errors_are_one_line(tmp_path):
     """A mistake of the user's, one of the system's, no environment, and a pipe that is closed early."""
-    (copy / "scripts" / "setup.sh").write_text("#!/bin/bash\nexit 1\n")
+    for folder in ("scripts", "recipes"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    (tmp_path / "yaml.py").write_text("raise ModuleNotFoundError(name='yaml')\n")
+    (tmp_path / "scripts" / "setup.sh").write_text("#!/bin/bash\nexit 1\n")
     for folder, argv, said in (
-        (ROOT, ["train.sh", copy, "random", "--gpu", "1"], "--gpu 1: no option of train.sh; flags of fairseq"),
-        (ROOT, ["prepare.sh", "numbers", "de", copy / "yaml.py" / "x"], f"{copy}/yaml.py/x"),
-        (copy, ["quickstart.sh"], "scripts/setup.sh failed"),
-        (copy, ["train.sh"], "yaml is not installed here; run scripts/setup.sh"),
+        (ROOT, ["train.sh", tmp_path, "random", "--gpu", "1"], "--gpu 1: no option of train.sh; flags of fairseq"),
+        (ROOT, ["prepare.sh", "numbers", "de", tmp_path / "yaml.py" / "x"], f"{tmp_path}/yaml.py/x"),
+        (tmp_path, ["quickstart.sh"], "scripts/setup.sh failed"),
+        (tmp_path, ["train.sh"], "yaml is not installed here; run scripts/setup.sh"),
     ):
-        env = {**os.environ, "PYTHONPATH": str(folder)}
-        done = subprocess.run([folder / "scripts" / argv[0], *argv[1:]], capture_output=True, text=True, env=env)
+        done = script(folder / "scripts" / argv[0], *argv[1:], env={"PYTHONPATH": str(folder)})
         assert done.returncode == 1 and done.stderr.startswith(f"error: {said}") and done.stderr.count("\n") == 1
     listing = "scripts/reproduce.sh table2 --seed \"$(seq -s ' ' 3000)\" --list | head -1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", listing], cwd=ROOT, capture_output=True, text=True)

@@ -1,7 +1,8 @@
 """Everything the plugin does to fairseq itself, apart from registering its models: `repair_fairseq`.
 
 `versions` checks that fairseq and torch fit. The repairs of fairseq's bugs are in `messages`, `flags`, `data`,
-`checkpoints`, `training` and `search`; `repairs` lists and applies them. `layers` has the encoder layer to build on.
+`checkpoints`, `training`, `search` and `layers`; `repairs` lists and applies them. `layers` has the encoder layer to
+build on, too.
 """
 
 
@@ -19,7 +20,7 @@ def repair_fairseq() -> None:
 
     import fairseq.checkpoint_utils
 
-    from . import checkpoints, data, flags, search, training  # noqa: F401  (they import fairseq)
+    from . import checkpoints, data, flags, layers, search, training  # noqa: F401  (they import fairseq)
 
     check_switch()
     # not a repair to be switched off: without it a checkpoint can run code

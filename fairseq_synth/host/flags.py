@@ -7,12 +7,14 @@ import difflib
 import importlib.util
 import json
 import re
+from types import SimpleNamespace
 from typing import Any, Callable, Dict, Tuple
 
 import fairseq.options
 from fairseq.data.data_utils import infer_language_pair
 from fairseq.dataclass.configs import GenerationConfig
 from fairseq.registry import REGISTRIES
+from fairseq.tasks.denoising import DenoisingTask
 from fairseq.utils import split_paths
 
 from ..errors import SynthesizerError
@@ -122,3 +124,16 @@ def shorten_choices(parse_args_and_arch: Any, parser: argparse.ArgumentParser, *
 
     parser.error = error  # type: ignore[method-assign]
     return parse_args_and_arch(parser, *args, **kwargs)
+
+
+@repair("add_args", DenoisingTask, where=lambda: "add_args" in vars(DenoisingTask))
+def share_flags_with_the_model(add_args: Any, parser: argparse.ArgumentParser) -> None:
+    """``--task denoising`` with a Transformer ends in "conflicting option string: --max-source-positions" (0.12.2)."""
+
+    def add_argument(flag: str, **settings: Any) -> None:
+        try:
+            parser.add_argument(flag, **settings)
+        except argparse.ArgumentError:  # the model has it
+            parser.set_defaults(**{flag.lstrip("-").replace("-", "_"): settings["default"]})
+
+    add_args(SimpleNamespace(add_argument=add_argument))
