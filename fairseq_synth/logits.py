@@ -259,8 +259,7 @@ def outer_product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def concatenate(factors: List[Tensor], bsz: int = 1, heads: int = 1) -> Tensor:
-    """Factors (B or 1, H or 1, T, r) concatenated on their features, r, for every sentence and head of theirs, or of
-    so many."""
+    """Factors (B or 1, H or 1, T, r) concatenated on features, for so many sentences and heads, or all of theirs."""
     for x in factors:
         bsz = x.size(0) if bsz == 1 else bsz
         heads = x.size(1) if heads == 1 else heads
