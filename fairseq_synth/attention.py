@@ -141,7 +141,17 @@ class SyntheticAttention(nn.Module):
             groups = self.synthesizer(Inputs(query, projected.q, projected.k, 0, length))
             if not torch.jit.is_scripting():
                 if not need_weights and not need_head_weights:
-                    return self.out_proj(self.attend(groups, projected, key_padding_mask, attn_mask)), None
+                    dropout = self.dropout()
+                    if len(groups) == 1:  # without a slice, whose gradient is a copy
+                        out = attend(groups[0], projected, key_padding_mask, attn_mask, dropout)
+                    else:
+                        values = (Projected(None, None, value, None) for value in projected.v.split(self.heads, dim=1))
+                        calls = [attend(*x, key_padding_mask, attn_mask, dropout) for x in zip(groups, values)]
+                        out = torch.cat(calls, dim=-1)
+                    out_proj: Any = self._modules["out_proj"]
+                    if is_plain_linear(out_proj):
+                        return F.linear(out, out_proj.weight, out_proj.bias).view(query.size()), None
+                    return out_proj(out.view(query.size())), None
             weights = self.weights_of(groups, length, length, key_padding_mask, attn_mask, -1).to(projected.v.dtype)
             out = weighted_sum(drop(weights, self.dropout(), bsz), projected.v)
         # (B, H, T, d_h) -> (T, B, C)
@@ -150,20 +160,6 @@ class SyntheticAttention(nn.Module):
             return out, None
         weights = weights.expand(query.size(1), -1, -1, -1)
         return out, weights.transpose(0, 1) if need_head_weights else weights.mean(dim=1)
-
-    def attend(
-        self,
-        groups: List[Logits],
-        projected: Projected,
-        key_padding_mask: Optional[Tensor],
-        attn_mask: Optional[Tensor],
-    ) -> Tensor:
-        """``softmax(S + masks) V`` of all heads, (T, B, C), without the weights."""
-        if len(groups) == 1:  # without a slice, whose gradient is a copy
-            return attend(groups[0], projected, key_padding_mask, attn_mask, self.dropout())
-        values = (Projected(None, None, value, None) for value in projected.v.split(self.heads, dim=1))
-        calls = zip(groups, values)
-        return torch.cat([attend(*call, key_padding_mask, attn_mask, self.dropout()) for call in calls], dim=2)
 
     def step(
         self,
@@ -245,9 +241,10 @@ class SyntheticAttention(nn.Module):
         if not torch.jit.is_scripting():
             if self.training and self.num_query_key_heads > 0 and not is_recorded():
                 # one product, and one for each gradient: fewer kernels, and no sum of three gradients of x
-                layer = joined(self.q_proj, self.k_proj, self.v_proj)  # type: ignore[arg-type]
+                modules: Any = self._modules
+                layer = joined(modules["q_proj"], modules["k_proj"], modules["v_proj"])
                 if layer is not None:
-                    packed = F.linear(x, *layer)
+                    packed = F.linear(x.flatten(0, 1), *layer)
                     heads = [self.num_query_key_heads, self.num_query_key_heads, self.num_heads]
                     parts = packed.view(x.size(0), x.size(1), sum(heads), self.head_dim).split_with_sizes(heads, dim=2)
                     q, k, v = [part.permute(1, 2, 0, 3) for part in parts]

@@ -13,7 +13,7 @@ class Projected(NamedTuple):
     q: Optional[Tensor]  # queries and keys, (B, H, T, d_h), if there are any
     k: Optional[Tensor]
     v: Tensor  # values, (B, H, T, d_h)
-    packed: Optional[Tensor]  # (T, B, features): the tensor that these are views of, side by side, if there is one
+    packed: Optional[Tensor]  # (T B, features) or (T, B, features): what these are views of, side by side, if anything
 
 
 def per_head_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -48,3 +48,12 @@ def is_plain_linear(x: nn.Module) -> bool:
     """Whether a call of the module is ``F.linear`` and nothing else. Hooks, such as quantization noise, are more."""
     has_hooks = x._forward_pre_hooks or x._forward_hooks or x._backward_pre_hooks or x._backward_hooks
     return type(x) is nn.Linear and "forward" not in x.__dict__ and not has_hooks
+
+
+class Light(nn.Module):
+    """A module of which a call without hooks is its ``forward``: torch's own call takes as long as several views."""
+
+    def __call__(self, inputs: Any) -> Any:
+        if self._forward_pre_hooks or self._forward_hooks or self._backward_pre_hooks or self._backward_hooks:
+            return super().__call__(inputs)
+        return self.forward(inputs)

@@ -5,7 +5,7 @@ from typing import List, Optional, Tuple
 import torch
 from torch import Tensor
 
-from .masks import at_least_fp32
+from .masks import at_least_fp32, in_type
 
 # its kind and tensors, the row of its weight (-1: a weight of 1), and two numbers that some kinds have: scale and a.
 # No NamedTuple, which takes Python five times as long to make, as every call of a layer does
@@ -18,7 +18,8 @@ class Logits:
     =============  ====================================================================================================
     ``product``    queries and keys, for ``scale query @ key^T``. The scale is a number, which torch's fused attention
                    takes as it is
-    ``outer``      factors (B, H, T, a + b): column ``u b + v`` of a row is ``factors_u factors_(a + v)``
+    ``outer``      factors (B, H, T, a + b): column ``u b + v`` of a row is ``factors_u factors_(a + v)``. `read` makes
+                   two tensors of them
     ``bias``       logits that are computed already: (H or 1, l or 1, l), or (B or 1, H or 1, T or 1, S)
     ``diagonals``  values (H, 2 m + 1) of the distances -m to m: column j of row i has the value of
                    ``min(max(j - i, -m), m)``. `read` makes a bias of them
@@ -57,6 +58,8 @@ class Logits:
         for kind, tensors, row, scale, a in self.terms:
             if kind == "product":
                 tensors = [read_rows(tensors[0], start, length), read_rows(tensors[1], 0, src_len)]
+            elif kind == "outer":
+                tensors = outer_factors(tensors[0], a, src_len)
             elif kind == "diagonals":
                 kind, tensors = "bias", [toeplitz(tensors[0][None, :, None], start, length, src_len)]
             elif kind == "bias" and tensors[0].dim() == 3:
@@ -122,12 +125,8 @@ class Logits:
         if scale != 1.0:
             weight = weight * scale
         if second.numel() < first.numel():
-            return first, second * weight.to(second.dtype)
-        return first * weight.to(first.dtype), second
-
-    def weighted_bias(self, row: int, bias: Tensor) -> Tensor:
-        """A bias times its weight, in its own type."""
-        return bias if row < 0 else bias * self.weights[row].to(bias.dtype)
+            return first, second * in_type(weight, second.dtype)
+        return first * in_type(weight, first.dtype), second
 
     def total(self, src_len: int) -> Tensor:
         """The sum, over `src_len` columns, of logits that are read.
@@ -142,19 +141,22 @@ class Logits:
         total: Optional[Tensor] = None
         biases: Optional[Tensor] = None
         is_sum = len(terms) > 1
-        for kind, tensors, row, scale, a in terms:
+        for kind, tensors, row, scale, _ in terms:
             if kind == "bias":
-                bias = self.weighted_bias(row, in_sum(tensors[0], is_sum))
+                bias = at_least_fp32(tensors[0]) if is_sum else tensors[0]
+                bias = bias if row < 0 else bias * in_type(self.weights[row], bias.dtype)
                 biases = bias if biases is None else biases + bias
                 continue
             if kind == "product":
                 query, key = self.weighted(row, tensors[0], tensors[1], scale)
                 product = inner_product(query, key)
             else:
-                left, right = outer_factors(tensors[0], a, src_len)
+                left, right = tensors
+                left = positions(left, 3, 0, (src_len + right.size(3) - 1) // right.size(3))
                 left, right = self.weighted(row, left, right, 1.0)
                 product = outer_product(left, right)[..., :src_len]
-            total = in_sum(product, is_sum) if total is None else total + in_sum(product, is_sum)
+            product = at_least_fp32(product) if is_sum else product
+            total = product if total is None else total + product
         if total is None or biases is None:
             total = biases if total is None else total
             assert total is not None
@@ -235,11 +237,6 @@ def toeplitz(values: Tensor, start: int, length: int, src_len: int) -> Tensor:
     return rows.flip(2) if length > 1 else rows
 
 
-def in_sum(x: Tensor, is_sum: bool) -> Tensor:
-    """x, in fp32 at least where others are added to it."""
-    return at_least_fp32(x) if is_sum else x
-
-
 def inner_product(query: Tensor, key: Tensor) -> Tensor:
     """``query @ key^T``, without a copy of shared keys for each sentence."""
     if key.size(0) >= query.size(0):
@@ -249,11 +246,11 @@ def inner_product(query: Tensor, key: Tensor) -> Tensor:
     return torch.einsum("bhtr,hsr->bhts", query, key[0])
 
 
-def outer_factors(factors: Tensor, a: int, src_len: int) -> Tuple[Tensor, Tensor]:
+def outer_factors(factors: Tensor, a: int, src_len: int) -> List[Tensor]:
     """Both factors of `src_len` columns of an outer product: the first begins again beyond l."""
     b = factors.size(3) - a
     left, right = factors.split([a, b], dim=3)
-    return positions(left, 3, 0, (src_len + b - 1) // b), positions(right, 3, 0, min(b, src_len))
+    return [positions(left, 3, 0, (src_len + b - 1) // b), positions(right, 3, 0, min(b, src_len))]
 
 
 def outer_product(left: Tensor, right: Tensor) -> Tensor:
@@ -261,17 +258,11 @@ def outer_product(left: Tensor, right: Tensor) -> Tensor:
     return (left.unsqueeze(-1) * right.unsqueeze(-2)).flatten(-2)
 
 
-def concatenate(factors: List[Tensor]) -> Tensor:
-    """Factors (B or 1, H or 1, T, r) concatenated on their features, r."""
-    if len(factors) == 1:
-        return factors[0]
-    bsz, heads = 1, 1
+def concatenate(factors: List[Tensor], bsz: int = 1, heads: int = 1) -> Tensor:
+    """Factors (B or 1, H or 1, T, r) concatenated on their features, r, for every sentence and head of theirs, or of
+    so many."""
     for x in factors:
         bsz = x.size(0) if bsz == 1 else bsz
         heads = x.size(1) if heads == 1 else heads
-    return torch.cat([expanded(x, bsz, heads) for x in factors], dim=-1)
-
-
-def expanded(x: Tensor, bsz: int, heads: int) -> Tensor:
-    """x, (B or 1, H or 1, T, r), for every sentence and head: a view less where nothing is to do."""
-    return x if x.size(0) == bsz and x.size(1) == heads else x.expand(bsz, heads, -1, -1)
+    of_all = [x if x.size(0) == bsz and x.size(1) == heads else x.expand(bsz, heads, -1, -1) for x in factors]
+    return of_all[0] if len(of_all) == 1 else torch.cat(of_all, dim=-1)

@@ -123,11 +123,15 @@ def is_recorded() -> bool:
 def on_cpu(x: Tensor) -> bool:
     """Whether values may be read, and loops depend on them: on a CPU, unless torch records the computation."""
     if not torch.jit.is_scripting():
-        if is_recorded():
-            return False
+        return x.device.type == "cpu" and not is_recorded()
     return x.device.type == "cpu"
+
+
+def in_type(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x in a type; `Tensor.to` takes several times as long to find that it is."""
+    return x if x.dtype == dtype else x.to(dtype)
 
 
 def at_least_fp32(x: Tensor) -> Tensor:
     """x in fp32, or as it is in fp64."""
-    return x if x.dtype == torch.float64 else x.float()
+    return x if x.dtype == torch.float64 else in_type(x, torch.float32)

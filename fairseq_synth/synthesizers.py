@@ -27,7 +27,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from .errors import SynthesizerError
-from .linear import by_head, by_sentence, per_head_linear
+from .linear import Light, by_head, by_sentence, per_head_linear
 from .logits import Logits, bias_of, diagonals_of, outer_product_of, product_of
 
 SYNTHESIZERS: Dict[str, Type["Synthesizer"]] = {}
@@ -57,7 +57,7 @@ class Inputs(NamedTuple):
     src_len: int  # S, the number of columns
 
 
-class Synthesizer(nn.Module):
+class Synthesizer(Light):
     """Base class of S(X).
 
     A subclass creates its parameters in ``__init__(num_heads, head_dim, max_length, rank)``, gives them
@@ -277,7 +277,7 @@ class Vanilla(Synthesizer):
         return product_of(q, k, self.scaling)
 
 
-class LayerSynthesizer(nn.Module):
+class LayerSynthesizer(Light):
     """What computes the logits of a layer: one `Mixture` for all heads, or one for each group of `HeadGroups`."""
 
     def mixtures(self) -> List["Mixture"]:

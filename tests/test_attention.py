@@ -81,6 +81,22 @@ def test_one_product_in_training(spec, monkeypatch):
         assert torch.equal(module.project(x)[1], module.split_heads(module.k_proj(x)))
 
 
+@pytest.mark.parametrize("name", ["synthesizer", "synthesizer.components.random", "out_proj"])
+def test_hooks(name):
+    """A call that does without the module's own finds them all the same."""
+    module, x, calls = make_attention("random+vanilla"), torch.randn(5, 3, 6, requires_grad=True), []
+    inner = module.get_submodule(name)
+    for register in ("forward_pre_hook", "forward_hook", "full_backward_pre_hook", "full_backward_hook"):
+        if "backward" in register and name != "out_proj":
+            continue  # their outputs are no tensors
+        hook = getattr(inner, f"register_{register}")(lambda *_, register=register: calls.append(register))
+        out, _ = module(x)
+        assert out.shape == x.shape
+        out.sum().backward()
+        hook.remove()
+        assert calls.pop() == register and not calls
+
+
 @pytest.mark.parametrize("spec", ["dense", "factorized_dense", "random+vanilla"])
 def test_second_derivatives(spec):
     """The plain computation has them: docs/limits.md. Here of the gradients' squares, against finite differences."""

@@ -123,6 +123,8 @@ def test_any_logits(shared, causal):
         (product_of(part(0, columns=3), part(1, columns=3)) + bias_of(part(0, 1, length)), -1),
     ]
     biases = [(bias_of(part(1, length, length)), -1), (bias_of(part(0, 1, length)), 0)]
+    row = torch.randn(1, 1, 1, length, dtype=torch.float64, requires_grad=True)
+    scaled = [(product_of(part(0), part(1), 0.5), 1), biases[1], (bias_of(row), -1)]
     R = torch.randn(1, heads, 14, 14, dtype=torch.float64, requires_grad=True)
     matrices = [(bias_of(R[:, :, :length, :length]), 1), (bias_of(R[:, :, 2 : 2 + length, :length]), -1)]
     of_all_heads = [bias_of(part(0)[:, :1, :, :1].expand(-1, -1, -1, length)), bias_of(part(1, 1, length)[:, :1])]
@@ -130,9 +132,16 @@ def test_any_logits(shared, causal):
     one_head = (product_of(part(0)[:, :1], part(1)[:, :1]), -1)
     for summands in (of_all_heads, [one_head, biases[0]], [one_head], of_all_heads[:1], biases[::-1]):
         check_logits(summands, causal, bsz, heads, length, width)
+    check_logits(scaled, causal, bsz, heads, length, width)
     for summands in (products, products[:1], products[::2], biases, biases[:1], matrices):
         for more in ([], biases, matrices):
             check_logits(summands + more, causal, bsz, heads, length, width)
+
+
+def test_factors_that_no_column_reaches():
+    """Nothing is computed of them, as there may be many: 4 + 3 factors, of which 5 columns reach 2 + 3."""
+    found = outer_product_of(torch.randn(2, 3, 9, 7), 4).read(0, 9, 5).tensors()
+    assert [x.shape for x in found] == [(2, 3, 9, 2), (2, 3, 9, 3)]
 
 
 def test_the_smaller_factor_takes_the_weight():

@@ -36,7 +36,7 @@ def attend(
     attn_mask: Optional[Tensor],
     dropout: float = 0.0,
 ) -> Tensor:
-    """``softmax(S + masks) V``, (T, B, C), by the first computation that supports it.
+    """``softmax(S + masks) V``, (T B, C), by the first computation that supports it.
 
     Args:
         logits: S.
@@ -49,9 +49,9 @@ def attend(
     if kernels.are_on(value) and (attn_mask is None or is_causal(attn_mask)):
         out = kernels.attend(logits, projected, key_padding_mask, attn_mask is not None, dropout)
         if out is not None:
-            return out
-    length = value.size(2)
+            return out.flatten(0, 1)
+    bsz, heads, length, width = value.size()
     call = (logits.read(0, length, length), value, key_padding_mask, attn_mask, dropout)
     computation = next((computation for computation in COMPUTATIONS if computation.supports(*call)), plain)
     by_head: Tensor = computation.compute(*call)
-    return by_head.permute(2, 0, 1, 3).flatten(2)
+    return by_head.permute(2, 0, 1, 3).reshape(length * bsz, heads * width)

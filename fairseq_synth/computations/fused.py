@@ -1,13 +1,13 @@
 """softmax(S) V by one call of torch's fused attention."""
 
-from typing import List, Optional
+from typing import Optional
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..logits import Logits, Term, expanded
-from ..masks import future, is_causal, on_cpu
+from ..logits import Logits, concatenate
+from ..masks import future, in_type, is_causal, on_cpu
 
 
 def supports(
@@ -28,30 +28,32 @@ def compute(
     """See `attend`. Rows of a sentence of padding alone are unspecified, but finite."""
     bsz, heads, length, head_dim = value.size()
     causal = is_causal(attn_mask)
-    products: List[Term] = []
-    others: List[Term] = []
+    scale = logits.of("product")[0][3]
+    queries, keys, others = [], [], []
     for term in logits.terms:
-        kind, (x, *_), row, _, _ = term
-        if kind == "bias" and x.size(2) == 1 and x.size(0) == 1:
-            # a bias on columns is 8 more features of every key, times query features of 1/8, as the kernels want a
-            # multiple of 8
-            eighths = value.new_full([1, 1, 1, 1], 1 / 8).expand(-1, -1, length, 8)
-            term = ("product", [eighths, x.transpose(2, 3).expand(-1, -1, -1, 8)], row, 1.0, 0)
-        (products if term[0] == "product" else others).append(term)
-    if len(products) > 1:
-        products = Logits(products, logits.weights).joined().terms
-    ((_, (query, key), row, scale, _),) = products
-    query, key = logits.weighted(row, query, key, 1.0)
-    query = expanded(query.to(value.dtype), bsz, heads)
-    key = expanded(key.to(value.dtype), bsz, heads)
+        kind, factors, row, factor, _ = term
+        x = factors[0]
+        if kind == "product":
+            query, key = logits.weighted(row, x, factors[1], factor / scale)
+        elif kind == "bias" and x.size(2) == 1 and x.size(0) == 1:
+            eighth = value.new_full([1, 1, 1, 1], 1 / 8 / scale) if row < 0 else logits.weights[row] * (1 / 8 / scale)
+            query, key = eighth.expand(bsz, heads, length, 8), x.transpose(2, 3).expand(bsz, heads, -1, 8)
+        else:
+            others.append(term)
+            continue
+        queries.append(query)
+        keys.append(key)
+    if len(queries) > 1 or query.size() != key.size() or query.size(0) != bsz or query.size(1) != heads:
+        query, key = concatenate(queries, bsz, heads), concatenate(keys, bsz, heads)
+    query, key = in_type(query, value.dtype), in_type(key, value.dtype)
 
     mask: Optional[Tensor] = None
     if others:
-        mask = Logits(others, logits.weights).total(length).to(value.dtype)
+        mask = in_type(Logits(others, logits.weights).total(length), value.dtype)
     if key_padding_mask is not None:
-        hidden = key_padding_mask.to(torch.bool).view(bsz, 1, 1, length)
+        hidden = in_type(key_padding_mask, torch.bool).view(bsz, 1, 1, length)
         # finite, so that a sentence of padding alone has no NaN, also where a bias is added to it
-        lowest = torch.finfo(value.dtype).min / 2
+        lowest = -65504.0 / 2 if value.dtype == torch.float16 else -3.3e38 / 2
         mask = hidden.to(value.dtype) * lowest if mask is None else torch.add(mask, hidden, alpha=lowest)
     if mask is not None and causal:
         mask = mask + future(length, mask)

@@ -135,7 +135,7 @@ def call_of(
         if query is not q or key is not k or is_hooked:
             packed = torch.cat([flat(x, bsz, heads, value.dtype) for x in (query, key, value)], dim=2)
         q_width = query.size(3)
-    if packed is None or not of_q and packed.size(2) != heads * width:
+    if packed is None or not of_q and packed.size(-1) != heads * width:
         packed = flat(value, bsz, heads, value.dtype)
     t["packed"] = packed.contiguous()
     for _, (query, key), rows["x"], of_product, _ in terms["x"]:

@@ -16,7 +16,7 @@ from ..masks import at_least_fp32, future, is_causal, on_cpu, sentence_lengths
 PLAIN_LIMIT = 1 << 18  # up to so many logits fit in a core's caches as they are, so that `plain` is faster
 TILE = 1 << 19  # logits in a tile: 2 MiB of fp32, which stay in a core's caches through a handful of passes
 CAUSAL_ROWS = 128  # rows of a causal tile: columns to the right of it are not computed
-PARTS = {"product": ["query", "key"], "outer": ["outer"], "bias": ["bias"]}  # what the tensors of a term are
+PARTS = {"product": ["query", "key"], "outer": ["outer", "outer"], "bias": ["bias"]}  # what the tensors of a term are
 
 
 def supports(
