@@ -211,7 +211,7 @@ def test_a_run_that_begins_anew(begun):
     (save / "checkpoint_last.pt").rename(save / "checkpoint_2_20.pt")
     refused(lambda _: go_on("--seed", "7"), part="seed is 1, asked for 7")
     known = (save / "run.json").rename(save / "kept.json")
-    refused(lambda _: go_on(), part="arch is None, asked for transformer_multi30k")  # checkpoints of who knows what
+    refused(lambda _: go_on(), part=f"{save} was made with other settings .no run.json.; give another folder")
     known.rename(save / "run.json")
     (save / "checkpoint_2_20.pt").unlink()
     go_on("--seed", "7", "--precision", "bf16")
