@@ -141,12 +141,11 @@ class SyntheticAttention(nn.Module):
             groups = self.synthesizer(Inputs(query, projected.q, projected.k, 0, length))
             if not torch.jit.is_scripting():
                 if not need_weights and not need_head_weights:
-                    dropout = self.dropout()
                     if len(groups) == 1:  # without a slice, whose gradient is a copy
-                        out = attend(groups[0], projected, key_padding_mask, attn_mask, dropout)
+                        out = attend(groups[0], projected, key_padding_mask, attn_mask, self.dropout())
                     else:
                         values = (Projected(None, None, value, None) for value in projected.v.split(self.heads, dim=1))
-                        calls = [attend(*x, key_padding_mask, attn_mask, dropout) for x in zip(groups, values)]
+                        calls = [attend(*x, key_padding_mask, attn_mask, self.dropout()) for x in zip(groups, values)]
                         out = torch.cat(calls, dim=-1)
                     out_proj: Any = self._modules["out_proj"]
                     if is_plain_linear(out_proj):
