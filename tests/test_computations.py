@@ -164,6 +164,24 @@ def test_factors_keep_their_type():
     assert logits.total(5).dtype == torch.half
 
 
+@pytest.mark.parametrize("terms", [1, 2, 3, 4])
+def test_types_of_fused_attention(terms, monkeypatch):
+    """All that torch is given has the type of the values, as on a GPU it must, also beside weights in fp32."""
+    given = []
+    replaced = "torch.nn.functional.scaled_dot_product_attention"
+    monkeypatch.setattr(
+        replaced, lambda query, key, value, attn_mask, **_: given.extend([query, key, attn_mask]) or value
+    )
+    query, key, value = torch.randn(3, 3, 2, 9, 5).half()
+    R = bias_of(torch.randn(2, 9, 9).half())
+    summands = product_of(query, key), bias_of(torch.randn(2, 1, 9).half()), R, R
+    logits = Logits([], [torch.rand(terms, 2)])
+    for row in range(terms):
+        logits.add_weighted(summands[row], row)
+    fused.compute(logits.read(0, 9, 9), value, padding_mask([9, 7, 4]), None)
+    assert [x.dtype for x in given] == [torch.half] * 3
+
+
 @pytest.mark.parametrize("spec", SPECS)
 def test_logits_of_other_tensors(spec):
     """`with_tensors` is the inverse of `tensors`, before and after they are read."""

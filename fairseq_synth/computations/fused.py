@@ -35,7 +35,7 @@ def compute(
         x = factors[0]
         if kind == "product":
             query, key = logits.weighted(row, x, factors[1], factor / scale)
-        elif kind == "bias" and x.size(2) == 1 and x.size(0) == 1:
+        elif kind == "bias" and x.size(2) == 1:
             eighth = value.new_full([1, 1, 1, 1], 1 / 8 / scale) if row < 0 else logits.weights[row] * (1 / 8 / scale)
             query, key = eighth.expand(bsz, heads, length, 8), x.transpose(2, 3).expand(bsz, heads, -1, 8)
         else:
