@@ -36,10 +36,10 @@ def main() -> None:
     table = TABLES[args.table]
     cells = table.cells(args.dataset, list(dict.fromkeys([table.baseline, *table.models()])), table.seeds[:1])
     for _, group in itertools.groupby(cells, key=lambda cell: cell.column):
-        first, *others = group
-        settings = prepare_cell(first, args.out, args.source)
+        own = list(group)
+        settings = prepare_cell(own[0], args.out, args.source)
         if not dry_run():
-            time_cells([first, *others], settings, args.out)
+            time_cells(own, settings, args.out)
 
 
 def time_cells(cells: List[Cell], settings: Dict[str, Any], out: Path) -> None:

@@ -46,14 +46,16 @@ def joined(*layers: nn.Module) -> Optional[Tuple[Tensor, Tensor]]:
 
 def is_plain_linear(x: nn.Module) -> bool:
     """Whether a call of the module is ``F.linear`` and nothing else. Hooks, such as quantization noise, are more."""
-    has_hooks = x._forward_pre_hooks or x._forward_hooks or x._backward_pre_hooks or x._backward_hooks
-    return type(x) is nn.Linear and "forward" not in x.__dict__ and not has_hooks
+    return type(x) is nn.Linear and "forward" not in x.__dict__ and not has_hooks(x)
+
+
+def has_hooks(x: nn.Module) -> bool:
+    """Whether a call of the module is more than its ``forward``."""
+    return bool(x._forward_pre_hooks or x._forward_hooks or x._backward_pre_hooks or x._backward_hooks)
 
 
 class Light(nn.Module):
     """A module of which a call without hooks is its ``forward``: torch's own call takes as long as several views."""
 
     def __call__(self, inputs: Any) -> Any:
-        if self._forward_pre_hooks or self._forward_hooks or self._backward_pre_hooks or self._backward_hooks:
-            return super().__call__(inputs)
-        return self.forward(inputs)
+        return super().__call__(inputs) if has_hooks(self) else self.forward(inputs)

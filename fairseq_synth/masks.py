@@ -61,8 +61,8 @@ def masked_softmax(
         hidden = padding if hidden is None else hidden | padding
     if hidden is None:
         return torch.softmax(scores, dim=-1)
-    # finite, the lowest of the type: a fully masked row is then no NaN, and its weights become 0 in the end
-    scores = scores.masked_fill(hidden, -65504.0 if scores.dtype == torch.float16 else -3.3e38)
+    # finite: a fully masked row is then no NaN, and its weights become 0 in the end
+    scores = scores.masked_fill(hidden, lowest(scores.dtype))
     weights = torch.softmax(scores, dim=-1)  # 0 where a key is hidden beside a visible one
     return weights.masked_fill(hidden, 0.0) if zero_unseeing_rows else weights
 
@@ -130,6 +130,11 @@ def on_cpu(x: Tensor) -> bool:
 def in_type(x: Tensor, dtype: torch.dtype) -> Tensor:
     """x in a type; `Tensor.to` takes several times as long to find that it is."""
     return x if x.dtype == dtype else x.to(dtype)
+
+
+def lowest(dtype: torch.dtype) -> float:
+    """About the lowest finite number of a floating-point type; of fp64 that of fp32."""
+    return -65504.0 if dtype == torch.float16 else -3.3e38
 
 
 def at_least_fp32(x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..logits import Logits, concatenate
-from ..masks import future, in_type, is_causal, on_cpu
+from ..masks import future, in_type, is_causal, lowest, on_cpu
 
 
 def supports(
@@ -28,7 +28,7 @@ def compute(
     """See `attend`. Rows of a sentence of padding alone are unspecified, but finite."""
     bsz, heads, length, head_dim = value.size()
     causal = is_causal(attn_mask)
-    scale = logits.of("product")[0][3]
+    scale = logits.of("product")[0][3]  # torch multiplies the sum of all products by it
     queries, keys, others = [], [], []
     for term in logits.terms:
         kind, factors, row, factor, _ = term
@@ -36,6 +36,8 @@ def compute(
         if kind == "product":
             query, key = logits.weighted(row, x, factors[1], factor / scale)
         elif kind == "bias" and x.size(2) == 1:
+            # a bias on columns is 8 more features of every key, times query features of 1/8, as the kernels want a
+            # multiple of 8
             eighth = value.new_full([1, 1, 1, 1], 1 / 8 / scale) if row < 0 else logits.weights[row] * (1 / 8 / scale)
             query, key = eighth.expand(bsz, heads, length, 8), x.transpose(2, 3).expand(bsz, heads, -1, 8)
         else:
@@ -53,8 +55,8 @@ def compute(
     if key_padding_mask is not None:
         hidden = in_type(key_padding_mask, torch.bool).view(bsz, 1, 1, length)
         # finite, so that a sentence of padding alone has no NaN, also where a bias is added to it
-        lowest = -65504.0 / 2 if value.dtype == torch.float16 else -3.3e38 / 2
-        mask = hidden.to(value.dtype) * lowest if mask is None else torch.add(mask, hidden, alpha=lowest)
+        low = lowest(value.dtype) / 2
+        mask = hidden.to(value.dtype) * low if mask is None else torch.add(mask, hidden, alpha=low)
     if mask is not None and causal:
         mask = mask + future(length, mask)
     if mask is not None and mask.shape != (bsz, heads, length, length):
