@@ -3,12 +3,14 @@
 import argparse
 import dataclasses
 import os
+import re
 from typing import Any, Dict, List, Optional, Tuple, Type
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import import_models
 from fairseq.tasks.translation_lev import TranslationLevenshteinTask
+from omegaconf import II
 from torch import Tensor
 
 from .config import to_namespace
@@ -105,9 +107,9 @@ def kind_of(state_dict: Dict[str, Tensor]) -> Optional[str]:
 def explain_task(error: BaseException) -> Optional[str]:
     """The one line for an error of a task that needs a model of another kind than the Synthesizers, else None."""
     text = str(error)
-    is_of_config = type(error).__name__ in ("ConfigAttributeError", "InterpolationKeyError")
+    is_of_config = type(error).__name__ in ("ConfigAttributeError", "ConfigKeyError", "InterpolationKeyError")
     is_of_several = "requires a FairseqMultiModel" in text
-    models = [m for m in kinds() if is_of_several or (is_of_config and m.config.__name__ in text)]
+    models = [m for m in kinds() if is_of_several or (is_of_config and is_about(m.config, text))]
     if not models:
         return None
     told = f"does not fit {article(models[0].kind)}" if is_of_config else "has a model of its own"
@@ -116,6 +118,12 @@ def explain_task(error: BaseException) -> Optional[str]:
 
 
 explanations.append(explain_task)
+
+
+def is_about(config: type, text: str) -> bool:
+    """Whether omegaconf's message names a config's class, or a flag of the task that a default of it refers to."""
+    lacking = re.findall("nterpolation key '(.*)' not found", text)  # fairseq 0.12.2's omegaconf names no class then
+    return config.__name__ in text or any(f.default in map(II, lacking) for f in dataclasses.fields(config))
 
 
 def article(noun: str) -> str:

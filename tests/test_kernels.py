@@ -25,7 +25,7 @@ from fairseq_synth.masks import causal_mask
 from fairseq_synth.synthesizers import register_synthesizer
 from recipes.steps import ROOT
 
-triton = pytest.importorskip("triton", reason="no Triton for this Python, or this system")
+triton = pytest.importorskip("triton", "{}.{}".format(*kernels.TRITON), "no Triton that is new enough for the kernels")
 from compile_kernels import LIMITS  # noqa: E402
 from triton.runtime.errors import OutOfResources  # noqa: E402
 
