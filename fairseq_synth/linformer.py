@@ -21,7 +21,6 @@ from .synthesizers import glorot_uniform_
 
 SHARING = ("none", "headwise", "key-value", "layerwise")
 
-
 LINFORMER_FLAGS = [
     flag("linformer_k", int, 64, "number of positions that keys and values are projected to (k in the paper)"),
     flag(
