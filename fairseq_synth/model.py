@@ -121,7 +121,7 @@ explanations.append(explain_task)
 
 
 def is_about(config: type, text: str) -> bool:
-    """Whether omegaconf's message names a config's class, or a flag of the task that a default of it refers to."""
+    """Whether omegaconf's message names a config's class, or a missing key that one of its defaults refers to."""
     lacking = re.findall("nterpolation key '(.*)' not found", text)  # fairseq 0.12.2's omegaconf names no class then
     return config.__name__ in text or any(f.default in map(II, lacking) for f in dataclasses.fields(config))
 

@@ -5,14 +5,17 @@ import random
 import re
 import sys
 
+import omegaconf
 import pytest
 import torch
 from fairseq import checkpoint_utils
 from fairseq_cli import eval_lm, generate, hydra_train, interactive, preprocess, train, validate
 from helpers import RECIPE, ROOT, SMALL, USER_DIR, complaint, losses, perturb, run_cli
+from omegaconf.errors import ConfigKeyError
 
 from fairseq_synth.architectures import VARIANTS
 from fairseq_synth.inspect import analysis, checkpoints, hooks
+from fairseq_synth.model import explain_task
 
 LENGTH = 16
 LM_SIZE = "--decoder-layers 2 --decoder-embed-dim 16 --decoder-ffn-embed-dim 32 --decoder-attention-heads 2".split()
@@ -37,6 +40,7 @@ MASKED = ["--task", "masked_lm", "--criterion", "masked_lm", "--tokens-per-sampl
 LABELS = ["--task", "sentence_prediction", "--criterion", "sentence_prediction", "--max-positions", str(LENGTH)]
 LABELS += ["--init-token", "0", "--separator-token", "2", "--classification-head-name", "head", *ENCODER]
 WORDS = 12
+INTERPOLATION = "str interpolation" if omegaconf.__version__ < "2.1" else "Interpolation"  # its words for a reference
 
 
 def lines(count, seed):
@@ -357,7 +361,8 @@ REFUSED = {
     "a language model for classes": (
         "labels",
         ["--arch", "transformer_lm_synth_random_ptb", *LABELS[: -len(ENCODER)], "--num-classes", "3", *LM_SIZE],
-        "nterpolation key 'task.tokens_per_sample' not found); take --task language_modeling",
+        f"--task: this task does not fit a language model ({INTERPOLATION} key 'task.tokens_per_sample' not found); "
+        "take --task language_modeling",
     ),
     "an encoder for language modelling": (
         "lm",
@@ -383,6 +388,13 @@ def test_refused(corpus, tmp_path, folder, flags, message):
     argv = [corpus / folder, *USER_DIR, *flags, *SYNTH, *COMMON, "--save-dir", tmp_path / "save", "--batch-size", "4"]
     assert message in complaint(train.cli_main, *argv)
     assert not (tmp_path / "save").exists() or not list((tmp_path / "save").iterdir())
+
+
+def test_an_older_omegaconf():
+    """Where its message names no class, the key that is missing tells the kind of model."""
+    line = explain_task(ConfigKeyError("str interpolation key 'task.tokens_per_sample' not found"))
+    assert "does not fit a language model" in line and line.endswith("take --task language_modeling, or another --arch")
+    assert explain_task(ConfigKeyError("str interpolation key 'task.beams' not found")) is None
 
 
 def test_a_checkpoint_of_another_kind(corpus, data, language_model, classifier, tmp_path):
