@@ -61,7 +61,7 @@ def test_the_data_say_their_task(task, shown):
     assert flag(line, "--max-update") == str(recipe.max_update) and flag(line, "--save-interval-updates") == "7"
     assert flag(line, "--keep-interval-updates") == ("10" if recipe.average else "1") and flag(line, "--seed") == "3"
     assert f"--save-dir {ROOT}/runs/data-random-seed3 " in line and " --cpu " in line and "fp16" not in line
-    assert "before its warm-up does" in shown("random --gpus 0 --max-update 9", task=task, **facts)
+    assert "before its warm-up does" in shown("random --gpus 0 -- --max-update 9", task=task, **facts)
 
 
 @pytest.mark.parametrize("argv, longest, length", [
@@ -139,7 +139,8 @@ def test_progress(line, said, capsys):
 def begun(tmp_path, monkeypatch):
     """A training that has begun: its data and folder, and a call of train.sh that goes on, up to fairseq-train."""
     data, save = make_data(tmp_path / "data"), tmp_path / "save"
-    monkeypatch.setattr(train, "run_command", lambda *args: None)
+    line = "a | train_inner | loss=3, wps=0, wpb=9, num_updates=2\n"
+    monkeypatch.setattr(train, "run_command", lambda argv, log, show: show(line))
 
     def go_on(*more, model="transformer", to=save, of=data):
         argv = [of, model, "--recipe", "multi30k_cpu", "--save-dir", to, "--gpus", "0", *more]
@@ -198,7 +199,7 @@ def test_a_run_goes_on_as_it_was_begun(begun, monkeypatch):
     refuses(r"schedule is 7000, asked for \)", "--", "--lr-period-updates=3")
 
 
-def test_a_run_that_begins_anew(begun):
+def test_a_run_that_begins_anew(begun, capsys):
     """It keeps nothing of another: neither scores nor log nor machine. With any checkpoint left it is the same run."""
     _, save, go_on = begun
     left = [save / "train.log", save / "evaluation" / "scores.json", save / "tests" / "other" / "scores.json"]
@@ -214,7 +215,8 @@ def test_a_run_that_begins_anew(begun):
     refused(lambda _: go_on(), part=f"{save} was made with other settings .no run.json.; give another folder")
     known.rename(save / "run.json")
     (save / "checkpoint_2_20.pt").unlink()
-    go_on("--seed", "7", "--precision", "bf16")
+    go_on("--seed", "7", "--precision", "bf16", "--", "--max-update=40")
+    assert re.search("training for 40 updates (.|\n)*update 2 of 40: training loss 3\n", capsys.readouterr().out)
     (start,) = steps.load(save / "run.json")["starts"]
     assert not any(path.exists() for path in left) and start["hardware"].endswith("1 thread(s)")
     assert start["precision"] == "bf16"
