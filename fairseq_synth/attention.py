@@ -123,9 +123,8 @@ class SyntheticAttention(nn.Module):
             key at all has output ``out_proj(0)`` and weights 0; a sentence of padding alone has any finite
             output where the weights are not asked for.
         """
-        if not torch.jit.is_scripting():
-            if key is not query or value is not query:
-                check_self_attention(query, key=key, value=value)
+        if not torch.jit.is_scripting() and (key is not query or value is not query):
+            check_self_attention(query, key=key, value=value)
         if attn_mask is not None and not torch.is_floating_point(attn_mask):
             attn_mask = attn_mask.to(torch.bool)
         if is_causal(attn_mask) and key_padding_mask is not None:
@@ -139,18 +138,17 @@ class SyntheticAttention(nn.Module):
         else:
             length, bsz = query.size(0), query.size(1)
             groups = self.synthesizer(Inputs(query, projected.q, projected.k, 0, length))
-            if not torch.jit.is_scripting():
-                if not need_weights and not need_head_weights:
-                    if len(groups) == 1:  # without a slice, whose gradient is a copy
-                        out = attend(groups[0], projected, key_padding_mask, attn_mask, self.dropout())
-                    else:
-                        values = (Projected(None, None, value, None) for value in projected.v.split(self.heads, dim=1))
-                        calls = [attend(*x, key_padding_mask, attn_mask, self.dropout()) for x in zip(groups, values)]
-                        out = torch.cat(calls, dim=-1)
-                    out_proj: Any = self._modules["out_proj"]
-                    if is_plain_linear(out_proj):
-                        return F.linear(out, out_proj.weight, out_proj.bias).view(query.size()), None
-                    return out_proj(out.view(query.size())), None
+            if not torch.jit.is_scripting() and not need_weights and not need_head_weights:
+                if len(groups) == 1:  # without a slice, whose gradient is a copy
+                    out = attend(groups[0], projected, key_padding_mask, attn_mask, self.dropout())
+                else:
+                    values = (Projected(None, None, value, None) for value in projected.v.split(self.heads, dim=1))
+                    calls = [attend(*x, key_padding_mask, attn_mask, self.dropout()) for x in zip(groups, values)]
+                    out = torch.cat(calls, dim=-1)
+                out_proj: Any = self._modules["out_proj"]
+                if is_plain_linear(out_proj):
+                    return F.linear(out, out_proj.weight, out_proj.bias).view(query.size()), None
+                return out_proj(out.view(query.size())), None
             weights = self.weights_of(groups, length, length, key_padding_mask, attn_mask, -1).to(projected.v.dtype)
             out = weighted_sum(drop(weights, self.dropout(), bsz), projected.v)
         # (B, H, T, d_h) -> (T, B, C)
@@ -237,17 +235,16 @@ class SyntheticAttention(nn.Module):
 
     def project(self, x: Tensor) -> Projected:
         """Queries and keys, where the synthesizer reads them, and values of the input (T, B, C)."""
-        if not torch.jit.is_scripting():
-            if self.training and self.num_query_key_heads > 0 and not is_recorded():
-                # one product, and one for each gradient: fewer kernels, and no sum of three gradients of x
-                modules: Any = self._modules
-                layer = joined(modules["q_proj"], modules["k_proj"], modules["v_proj"])
-                if layer is not None:
-                    packed = F.linear(x.flatten(0, 1), *layer)
-                    heads = [self.num_query_key_heads, self.num_query_key_heads, self.num_heads]
-                    parts = packed.view(x.size(0), x.size(1), sum(heads), self.head_dim).split_with_sizes(heads, dim=2)
-                    q, k, v = [part.permute(1, 2, 0, 3) for part in parts]
-                    return Projected(q, k, v, packed)
+        if not torch.jit.is_scripting() and self.training and self.num_query_key_heads > 0 and not is_recorded():
+            # one product, and one for each gradient: fewer kernels, and no sum of three gradients of x
+            modules: Any = self._modules
+            layer = joined(modules["q_proj"], modules["k_proj"], modules["v_proj"])
+            if layer is not None:
+                packed = F.linear(x.flatten(0, 1), *layer)
+                heads = [self.num_query_key_heads, self.num_query_key_heads, self.num_heads]
+                parts = packed.view(x.size(0), x.size(1), sum(heads), self.head_dim).split_with_sizes(heads, dim=2)
+                q, k, v = [part.permute(1, 2, 0, 3) for part in parts]
+                return Projected(q, k, v, packed)
         if self.q_proj is None or self.k_proj is None:
             packed = self.v_proj(x)
             return Projected(None, None, self.split_heads(packed), packed)
