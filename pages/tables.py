@@ -204,7 +204,7 @@ def note(table: Table, records: List[Record]) -> str:
     names = dict.fromkeys(n for column in table.columns for n in (*shown(table, column), "chrf"))
     signatures = [shared(r["signatures"][name] for r in records if name in r["signatures"]) for name in names]
     lines.append(f"Signatures: `{'`, `'.join(filter(None, signatures))}`.")
-    trips = shared(f"{r['figures']['round_trip']:.2f}" for r in records if "round_trip" in r["figures"])
+    trips = shared(f"{r['figures']['round_trip']:.2f}" for r in records if {"bleu", "round_trip"} <= {*r["figures"]})
     lines += [f"A perfect translation would score BLEU {trips}."] if trips else []
     tests = [record["significance"] for record in records if record.get("significance")]
     if tests:
