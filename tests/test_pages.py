@@ -108,7 +108,7 @@ def test_pictures(results, tmp_path):
     assert {p.name for p in pictures.render(check=True, folder=tmp_path)} == names and not list(tmp_path.glob("*.png"))
     assert {p.name for p in pictures.render(check=False, folder=tmp_path)} == names
     assert pictures.render(check=True, folder=tmp_path) == []
-    assert stored_digest(tmp_path / "which-one.png")
+    assert pictures.rounds(records.Speed(1.5, 1.25, 2)) == [[0.25], [0.5]] and stored_digest(tmp_path / "which-one.png")
     results("multi30k_cpu/gpu", cell("factorized_dense", 1, 20))
     assert len(pictures.render(check=True, folder=tmp_path)) == 2
 
