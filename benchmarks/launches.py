@@ -114,7 +114,8 @@ def count(
     def run(launch: kernels.Launch, _: Any) -> None:
         counter.calls.append(launch.kernel.__name__)
 
-    module = block.build(name, length, not padded).to("meta", dtype).train()
+    with torch.device("meta"):
+        module = block.build(name, length, not padded).to(dtype).train()
     x = torch.empty(length, bsz, module.embed_dim, device="meta", dtype=dtype, requires_grad=True)
     key_padding_mask = torch.empty(bsz, length, dtype=torch.bool, device="meta") if padded else None
     attn_mask = None
@@ -128,9 +129,10 @@ def count(
 
 def count_decoding(name: str, beam: int = 4) -> int:
     """The calls of one step of a beam search by the base model."""
-    model = base_model(name, words_dictionary(1000), 256).eval()
+    narrow = {f"{side}_{part}": 64 for side in ("encoder", "decoder") for part in ("embed_dim", "ffn_embed_dim")}
+    model = base_model(name, words_dictionary(100), 256, **narrow).eval()  # the calls are those of any width
     model.make_generation_fast_()
-    source = torch.randint(4, 1000, (2, 7), generator=torch.Generator().manual_seed(0))
+    source = torch.randint(4, 100, (2, 7), generator=torch.Generator().manual_seed(0))
     sample = {"net_input": {"src_tokens": source, "src_lengths": torch.full((2,), 7)}}
     found = []
     for tokens in (4, 5):

@@ -1,4 +1,4 @@
-"""``python -m fairseq_synth`` prints this folder, for ``--user-dir``, where fairseq and torch fit.
+"""``python -m fairseq_synth`` prints this folder, for ``--user-dir``; at once, for it loads neither fairseq nor torch.
 
 ``python -m fairseq_synth configs`` prints the folder of the YAML files, for ``fairseq-hydra-train --config-dir``;
 ``python -m fairseq_synth flags`` prints a table of the plugin's flags.
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from . import register
 from .errors import SynthesizerError, run_command
+from .host.versions import check_installed
 
 
 def configs(folder: Path) -> Path:
@@ -36,11 +37,13 @@ def main() -> None:
     folder, asked = Path(__file__).absolute().parent, sys.argv[1:]
     if asked not in ([], ["configs"], ["flags"]):
         raise SynthesizerError(f"{' '.join(asked)}: python -m fairseq_synth takes the word configs, flags, or nothing")
-    if asked == ["configs"]:
-        folder = configs(folder)
-    logging.disable(logging.INFO)  # on import fairseq recommends packages that this does not need
-    register()
-    print(flag_table() if asked == ["flags"] else folder)
+    if asked == ["flags"]:
+        logging.disable(logging.INFO)  # on import fairseq recommends packages that this does not need
+        register()
+        print(flag_table())
+        return
+    check_installed()
+    print(configs(folder) if asked else folder)
 
 
 if __name__ == "__main__":

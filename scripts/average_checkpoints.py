@@ -14,12 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List
 
-import torch
-
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from fairseq import checkpoint_utils  # noqa: E402
-from omegaconf import OmegaConf  # noqa: E402
 
 from fairseq_synth import register  # noqa: E402
 from fairseq_synth.errors import SynthesizerError, run_command  # noqa: E402
@@ -49,6 +44,10 @@ def average(paths: List[Path]) -> Dict[str, Any]:
     Raises:
         SynthesizerError: the checkpoints are of different models.
     """
+    import torch
+    from fairseq import checkpoint_utils
+    from omegaconf import OmegaConf
+
     result, total = None, {}
     for path in paths:
         state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
@@ -77,8 +76,6 @@ def main() -> None:
     newest.add_argument("--num-update-checkpoints", type=int, metavar="N", help="the last N of --save-interval-updates")
     parser.add_argument("--checkpoint-upper-bound", type=int, default=0, help="highest epoch or update to look at")
     args = parser.parse_args()
-    register()  # allows what fairseq's checkpoints hold, and repairs saving
-
     n = args.num_update_checkpoints if args.num_epoch_checkpoints is None else args.num_epoch_checkpoints
     paths = args.inputs
     if n is not None:
@@ -99,6 +96,9 @@ def main() -> None:
         if not path.is_file():
             raise SynthesizerError(f"--inputs {path}: no such file")
     print("averaging", *paths)
+    register()  # allows what fairseq's checkpoints hold, and repairs saving
+    from fairseq import checkpoint_utils  # not before what takes no time is checked
+
     checkpoint_utils.torch_persistent_save(average(paths), str(args.output))
     print("wrote", args.output)
 

@@ -13,11 +13,7 @@ import sys
 from pathlib import Path
 from typing import Dict
 
-import torch
-
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from fairseq import checkpoint_utils, utils  # noqa: E402
 
 from fairseq_synth import register  # noqa: E402
 from fairseq_synth.errors import SynthesizerError, run_command  # noqa: E402
@@ -32,9 +28,12 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=4096, help="of a batch (default: 4096)")
     parser.add_argument("--cpu", action="store_true", help="although there is a GPU")
     args = parser.parse_args()
-    register()
     if not args.path.is_file():
         raise SynthesizerError(f"--path {args.path}: no such file")
+    register()
+    import torch  # not before what takes no time is checked
+    from fairseq import checkpoint_utils, utils
+
     models, _, task = checkpoint_utils.load_model_ensemble_and_task(
         [str(args.path)], arg_overrides={"data": str(args.data)}
     )

@@ -7,9 +7,11 @@ import os
 import random
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+import warm
 
 os.environ["PATH"] = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"  # this interpreter's programs first
 
@@ -17,6 +19,7 @@ os.environ["PATH"] = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"  
 def pytest_addoption(parser):
     parser.addoption("--device", default="cpu", help="of the tests of the attention and its computations: cpu or cuda")
     parser.addoption("--seed", type=int, default=0, help="of the random numbers of a test that sets no seed itself")
+    parser.addoption("--all", action="store_true", help="what is left to .ci/run too: several fresh processes, kernels")
     parser.addoption("--kernels", action="store_true", help="all tests of the kernels for GPUs, not a chosen part")
     parser.addoption(
         "--corpora",
@@ -32,13 +35,29 @@ def pytest_configure(config):
         os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
 
 
+def pytest_sessionstart(session):
+    """One server of warm processes for all workers; the first process, which starts them, has it."""
+    if "PYTEST_XDIST_WORKER" not in os.environ and hasattr(warm.socket, "send_fds"):
+        session.config.warm_folder = tempfile.TemporaryDirectory(prefix="warm-")
+        session.config.warm_server = warm.start(session.config.warm_folder.name)
+
+
+def pytest_unconfigure(config):
+    if hasattr(config, "warm_server"):
+        warm.end(config.warm_server)
+        config.warm_folder.cleanup()
+
+
 def pytest_report_header(config):
     return f"seed {config.getoption('--seed')}; real text from {config.getoption('--corpora') or 'nowhere'}"
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """The slow tests first, so that none of them is left to one worker in the end."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    for item in items:
+        if item.get_closest_marker("ci") and not config.getoption("--all"):
+            item.add_marker(pytest.mark.skip(reason="left to .ci/run: --all"))
 
 
 def pytest_collection_finish():
@@ -74,6 +93,31 @@ def one_thread():
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def composed_once():
+    """fairseq's commands compose the same groups of their configuration again and again."""
+    from unittest import mock
+
+    from composed import composed_once
+    from fairseq.dataclass import utils
+
+    with mock.patch.object(utils, "compose", composed_once(utils.compose)):
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def nothing_for_gpus():
+    """Without a GPU torch keeps, for each seed that is set, a trace of the caller, which is for when there is one."""
+    from unittest import mock
+
+    import torch
+
+    with contextlib.ExitStack() as stack:
+        if not torch.cuda.is_available():
+            stack.enter_context(mock.patch.object(torch.cuda.random, "_lazy_call", lambda *_, **__: None))
+        yield
 
 
 @pytest.fixture
@@ -184,23 +228,24 @@ def real_text(request):
 
 
 @pytest.fixture(scope="session")
-def data(tmp_path_factory):
+def data(shared):
     """A corpus of a few hundred sentences, raw and binarised: the target is the source backwards."""
     from helpers import make_data
 
-    return make_data(tmp_path_factory.mktemp("data"))
+    return shared("data", make_data)
 
 
 @pytest.fixture(scope="session")
-def monolingual(tmp_path_factory, data):
+def monolingual(shared, data):
     """The source side alone, as language models and encoders read it."""
     from fairseq_cli import preprocess
     from helpers import run_cli
 
-    folder = tmp_path_factory.mktemp("monolingual")
-    argv = ["--only-source", "--srcdict", data / "bin" / "dict.en.txt", "--destdir", folder]
-    for split in ("train", "valid"):
-        (folder / f"{split}.txt").write_text((data / f"{split}.en").read_text())
-        argv += [f"--{split}pref", folder / f"{split}.txt"]
-    run_cli(preprocess.cli_main, *argv)
-    return folder
+    def make(folder):
+        argv = ["--only-source", "--srcdict", data / "bin" / "dict.en.txt", "--destdir", folder]
+        for split in ("train", "valid"):
+            (folder / f"{split}.txt").write_text((data / f"{split}.en").read_text())
+            argv += [f"--{split}pref", folder / f"{split}.txt"]
+        run_cli(preprocess.cli_main, *argv)
+
+    return shared("monolingual", make)

@@ -17,6 +17,7 @@ from unittest import mock
 
 import pytest
 import torch
+import warm
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
@@ -227,9 +228,7 @@ def command(name, *argv, check=True, **kwargs):
     """Runs a command line in its own process."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     code = f"import sys; from fairseq_cli.{name} import cli_main; sys.exit(cli_main())"
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, argv)], capture_output=True, text=True, env=environment, **kwargs
-    )
+    done = warm.run(["-c", code, *argv], env=environment, **kwargs)
     assert not check or done.returncode == 0, done.stderr
     return done
 

@@ -51,33 +51,40 @@ CASES = {  # a checkpoint: whether of one stack, and the flags of its training
 }
 
 
+@pytest.fixture(autouse=True)
+def few_sentences(monkeypatch):
+    """That attention is averaged over by default."""
+    monkeypatch.setattr(words, "SENTENCES", 60)
+
+
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, data, monolingual):
+def trained(shared, data, monolingual):
     """Makes a checkpoint of a case, and returns it with its data: trained a little, or with weights far from even."""
-    made = {}
 
-    def make(case):
-        if case not in made:
-            one, flags = CASES[case]
-            folder, save = monolingual if one else data / "bin", tmp_path_factory.mktemp("trained")
-            updates = "160" if case == "post-norm" else "1"
-            recipe = ONE_STACK.split() if one else [*RECIPE, "--max-update", updates]
-            argv = [folder, *USER_DIR, *recipe, *flags, "--no-epoch-checkpoints", "--save-dir", save]
-            run_cli(train.cli_main, *argv)
-            path = save / "checkpoint_last.pt"
-            state = torch.load(path, weights_only=False)
-            for key, value in state["model"].items():
-                if "self_attn" in key and value.is_floating_point() and updates == "1":
-                    value += 0.5 * torch.randn(value.shape)
-            if case == "of Hydra":
-                state["cfg"]["model"] = vars(state["cfg"]["model"])
-            if case == "of older fairseq":
-                state.update(args=state["cfg"]["model"], cfg=None)
-            torch.save(state, path)
-            made[case] = path, folder
-        return made[case]
+    def make(case, folder, save):
+        one, flags = CASES[case]
+        updates = "160" if case == "post-norm" else "1"
+        recipe = ONE_STACK.split() if one else [*RECIPE, "--max-update", updates]
+        argv = [folder, *USER_DIR, *recipe, *flags, "--no-epoch-checkpoints", "--disable-validation"]
+        run_cli(train.cli_main, *argv, "--save-dir", save)
+        path = save / "checkpoint_last.pt"
+        state = torch.load(path, weights_only=False)
+        torch.manual_seed(0)  # of whatever test asks for it first
+        for key, value in state["model"].items():
+            if "self_attn" in key and value.is_floating_point() and updates == "1":
+                value += 0.5 * torch.randn(value.shape)
+        if case == "of Hydra":
+            state["cfg"]["model"] = vars(state["cfg"]["model"])
+        if case == "of older fairseq":
+            state.update(args=state["cfg"]["model"], cfg=None)
+        torch.save(state, path)
 
-    return make
+    def made(case):
+        folder = monolingual if CASES[case][0] else data / "bin"
+        save = shared(f"trained-{case.replace(' ', '-')}", lambda save: make(case, folder, save))
+        return save / "checkpoint_last.pt", folder
+
+    return made
 
 
 def run(path, folder, out, *flags):

@@ -22,6 +22,7 @@ import fairseq.utils
 import numpy as np
 import pytest
 import torch
+import warm
 from fairseq.data import LanguagePairDataset, ListDataset, RoundRobinZipDatasets, data_utils
 from fairseq.data.indexed_dataset import IndexedCachedDataset
 from fairseq.distributed import DistributedTimeoutWrapper
@@ -400,9 +401,7 @@ def in_command(code, command="generate"):
 
 
 def run_python(code, **environment):
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env={**os.environ, **environment}
-    )
+    return warm.run(["-c", code], cwd=ROOT, env={**os.environ, **environment})
 
 
 def test_repairs_are_logged_and_can_be_switched_off():
@@ -484,16 +483,28 @@ def test_an_unsupported_host_is_named_in_one_line(tmp_path, module, body):
         (tmp_path / "torch").mkdir()
         (tmp_path / "torch.py").rename(tmp_path / "torch" / "__init__.py")
         (tmp_path / "torch" / "nn.py").write_text("Module = object")
-    done = subprocess.run(
-        [sys.executable, "-m", "fairseq_synth"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = warm.run(["-m", "fairseq_synth", "flags"], cwd=ROOT, env=environment, fresh=True)
     assert done.returncode != 0 and not done.stdout
     (line,) = done.stderr.strip().splitlines()
     assert line.startswith("fairseq_synth: error: ") and "supported: Python 3.8" in line and versions.SUPPORTED in line
+
+
+@pytest.mark.parametrize("version", ["2.2.2", None])
+def test_the_folder_is_not_printed_where_torch_is_too_old(tmp_path, version):
+    """By what is installed: nothing is imported."""
+    (tmp_path / "torch.py").write_text("raise ValueError('imported')")
+    if version:
+        (tmp_path / f"torch-{version}.dist-info").mkdir()
+        (tmp_path / f"torch-{version}.dist-info" / "METADATA").write_text(f"Name: torch\nVersion: {version}\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    for word, printed in ((), ROOT / "fairseq_synth"), (("configs",), ROOT / "configs"):
+        done = warm.run(["-m", "fairseq_synth", *word], cwd=ROOT, env=environment, fresh=True)
+        if version:
+            assert done.returncode == 1 and not done.stdout and done.stderr.count("\n") == 1
+            assert done.stderr.startswith(f"fairseq_synth: error: torch {version} is too old; supported: Python 3.8")
+        else:
+            assert done.stdout == f"{printed}\n" and not done.stderr
 
 
 def test_explanations():

@@ -9,6 +9,7 @@ import sys
 import zipfile
 
 import pytest
+import warm
 from helpers import NO_THREAD, ROOT, SMALL, USER_DIR
 
 # what others would notice
@@ -71,10 +72,9 @@ except SynthesizerError:
 """
 
 
-def python(code, *argv, folder=ROOT, **environment):
+def python(code, *argv, folder=ROOT, fresh=False, **environment):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment}
-    command = [sys.executable, "-c", code, *map(str, argv)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
+    return warm.run(["-c", code, *argv], cwd=folder, env=environment, fresh=fresh)
 
 
 def test_the_library_changes_nothing():
@@ -90,7 +90,7 @@ def test_the_library_changes_nothing():
 def test_the_package_loads_neither_torch_nor_fairseq():
     """Names of models are there for programs that start quickly."""
     code = "import fairseq_synth.names, sys; print({'torch', 'fairseq', 'numpy'} & set(sys.modules))"
-    assert python(code).stdout == "set()\n"
+    assert python(code, fresh=True).stdout == "set()\n"
 
 
 @pytest.mark.parametrize("registered", [False, True], ids=["library", "plugin"])
@@ -105,7 +105,8 @@ def test_the_package_loads_neither_torch_nor_fairseq():
 )
 def test_errors_of_other_programs_keep_their_traceback(code, last, registered):
     """Also in a program that makes the plugin itself."""
-    done = python("import fairseq_synth.attention\n" + "fairseq_synth.register()\n" * registered + code)
+    fresh = registered and code == OTHER_ERROR  # one of them in an interpreter that has imported nothing before
+    done = python("import fairseq_synth.attention\n" + "fairseq_synth.register()\n" * registered + code, fresh=fresh)
     assert done.returncode == 1
     assert "Traceback (most recent call last)" in done.stderr and done.stderr.splitlines()[-1] == last
 
@@ -144,6 +145,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_spawned_workers_have_the_plugin(data, tmp_path):
     """As fairseq-train starts a process for each GPU: a fresh one, which gets the settings; here on CPUs."""
@@ -162,20 +164,21 @@ def test_spawned_workers_have_the_plugin(data, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory):
+def installed(shared):
     """What ``pip install .`` of a clone leaves: the wheel's files, and its scripts in ``bin``."""
     pytest.importorskip("setuptools", minversion="61")  # the first to read pyproject.toml
-    folder = tmp_path_factory.mktemp("wheel")
-    kept = ["fairseq_synth", "scripts", "configs", "pyproject.toml", "setup.py", "README.md"]
-    for name in kept:
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, folder / name)
-    build = "from setuptools import build_meta; print(build_meta.build_wheel('dist'))"
-    done = subprocess.run([sys.executable, "-c", build], cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    with zipfile.ZipFile(folder / "dist" / done.stdout.split()[-1]) as wheel:
-        wheel.extractall(folder / "site")
-    return folder / "site"
+
+    def make(folder):
+        for name in ["fairseq_synth", "scripts", "configs", "pyproject.toml", "setup.py", "README.md"]:
+            copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+            copy(ROOT / name, folder / name)
+        build = "from setuptools import build_meta; print(build_meta.build_wheel('dist'))"
+        done = subprocess.run([sys.executable, "-c", build], cwd=folder, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        with zipfile.ZipFile(folder / "dist" / done.stdout.split()[-1]) as wheel:
+            wheel.extractall(folder / "site")
+
+    return shared("wheel", make) / "site"
 
 
 def test_the_wheel_is_whole(installed):
@@ -190,26 +193,20 @@ def test_the_wheel_is_whole(installed):
     assert sorted(path.name for path in scripts.iterdir()) == ["average_checkpoints.py", "classify.py"]
     for path in scripts.iterdir():
         assert path.read_text().startswith("#!python\n")  # pip writes its interpreter there
-        done = subprocess.run(
-            [sys.executable, path, "--help"],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONPATH": installed},
-        )
+        done = warm.run([path, "--help"], env={**os.environ, "PYTHONPATH": installed})
         assert done.returncode == 0 and "--output" in done.stdout, done.stderr
 
 
 def test_where_the_configs_are(installed, tmp_path):
     """In an installed package and in a clone; any other word is refused in one line."""
     for place, configs in ((installed, installed / "fairseq_synth" / "configs"), (ROOT, ROOT / "configs")):
-        command = [sys.executable, "-m", "fairseq_synth", "configs"]
         environment = {**os.environ, "PYTHONPATH": str(place)}
-        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+        done = warm.run(["-m", "fairseq_synth", "configs"], cwd=tmp_path, env=environment)
         assert done.stdout == f"{configs}\n" and "INFO" not in done.stderr, done.stderr
-    done = subprocess.run([*command[:-1], "flags"], capture_output=True, text=True, cwd=tmp_path, env=environment)
+    done = warm.run(["-m", "fairseq_synth", "flags"], cwd=tmp_path, env=environment)
     rows = dict(re.findall(r"^\| `(--[a-z-]+)` \| `(.*?)` \| .{30,} \|$", done.stdout, re.M))
     assert rows["--encoder-synthesizer"] == rows["--decoder-synthesizer"] == "random+vanilla"
     assert rows["--synth-max-length"] == "256" and len(rows) == 8 and "INFO" not in done.stderr
-    done = subprocess.run([*command[:-1], "config"], capture_output=True, text=True, cwd=tmp_path, env=environment)
+    done = warm.run(["-m", "fairseq_synth", "config"], cwd=tmp_path, env=environment)
     assert done.returncode == 1 and not done.stdout and len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith("fairseq_synth: error: config: ") and "configs" in done.stderr

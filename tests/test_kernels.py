@@ -1,7 +1,7 @@
 """The Triton kernels without a GPU: their values under Triton's interpreter, and their compilation for GPUs.
 
-Without ``--device cuda`` the interpreter runs them, and a stand-in for a driver compiles them. A chosen part runs by
-default; ``--kernels`` runs everything.
+Without ``--device cuda`` the interpreter runs them, and a stand-in for a driver compiles them, both slowly. As the
+kernels are off by default, so is all of that but the calls of `CHOSEN`; ``--kernels`` runs everything.
 """
 
 import copy
@@ -14,6 +14,7 @@ import sys
 
 import pytest
 import torch
+import warm
 from helpers import NAMES, SPECS, Columns, make_attention, padding_mask
 
 from fairseq_synth.architectures import VARIANTS
@@ -37,16 +38,37 @@ pytestmark = [
 ]
 MIXED = "random+factorized_random+dense+factorized_dense+vanilla"  # every place of the kernels
 MASKS = ["none", "padded", "left", "causal"]
+# what the interpreter runs by default: short and long sentences, each kernel, each place of the logits, both masks
+CHOSEN = {
+    "test_short_sentences[random-padded]",
+    "test_short_sentences[relative_random-causal]",
+    f"test_short_sentences[{MIXED}-padded]",
+    "test_long_sentences[random-padded]",
+    "test_long_sentences[random+vanilla-causal]",
+    "test_views_of_the_projection[packed-True]",
+    "test_launches_of_what_is_wanted[pRa-names5]",
+    "test_saved_tensors_in_other_memory[3-True]",
+    "test_memory_at_any_address[bias]",
+}
+interpreted = pytest.mark.interpreted
 
 
 @pytest.fixture
 def everything(request):
     """Whether all tests are to run, or a chosen part."""
-    return request.config.getoption("--kernels")
+    return request.config.getoption("--kernels") or request.config.getoption("--all")
 
 
 @pytest.fixture(autouse=True)
-def kernels_are_on(monkeypatch):
+def chosen(request, everything):
+    """A test in which the interpreter or the compiler is at work is skipped, if it is not one of the chosen."""
+    is_free = request.config.getoption("--device") != "cpu" or request.node.get_closest_marker("interpreted") is None
+    if not (everything or is_free or request.node.name in CHOSEN):
+        pytest.skip("the kernels are off by default, and this takes long without a GPU: --kernels")
+
+
+@pytest.fixture(autouse=True)
+def kernels_are_on(monkeypatch, chosen):
     monkeypatch.setattr(kernels, "SWITCH", "1")
     kernels.plan_of.cache_clear()
     kernels.device_fits.cache_clear()
@@ -169,27 +191,25 @@ def some_of(lengths, spec, masks):
     return lengths[(SPECS.index(spec) + MASKS.index(masks)) % len(MASKS) :: len(MASKS)]
 
 
+@interpreted
 @pytest.mark.parametrize("masks", MASKS)
 @pytest.mark.parametrize("spec", [*SPECS, MIXED])
 def test_short_sentences(spec, masks, everything, monkeypatch):
     """Value and the gradient of every parameter and of the input."""
     if not is_supported(spec):
         pytest.skip("torch's fused attention")
-    if not everything and spec != MIXED and (masks != "padded" if "+" in spec else masks in ("none", "left")):
-        pytest.skip("in the chosen part two masks for each function, one for a mixture")
     for length in some_of([1, 7, 16, 33, 64], spec, masks) if everything else [7]:
         plan_with(monkeypatch, "is_short", lambda _: True)
         check(spec, length, masks, monkeypatch)
 
 
+@interpreted
 @pytest.mark.parametrize("masks", MASKS)
 @pytest.mark.parametrize("spec", [*SPECS, MIXED])
 def test_long_sentences(spec, masks, everything, monkeypatch):
     """The same; small tiles, so that a few words have many of them, with rests."""
     if not is_supported(spec):
         pytest.skip("torch's fused attention")
-    if not everything and (spec != MIXED and (spec not in NAMES or masks != "padded") or masks in ("none", "left")):
-        pytest.skip("in the chosen part one mask for each function, and one mixture")
     if spec == MIXED and masks in ("none", "left"):
         pytest.skip("five functions take the interpreter minutes; the paper mixes two")
     plan_with(monkeypatch, "is_short", lambda _: False)
@@ -199,13 +219,12 @@ def test_long_sentences(spec, masks, everything, monkeypatch):
         check(spec, length, masks, monkeypatch, bsz=3 if everything and length < 65 else 2)
 
 
+@interpreted
 @pytest.mark.parametrize(
     "spec,padded,causal", [("random", 257, 130), ("random+vanilla", 130, 257), ("dense+vanilla", 130, 130)]
 )
-def test_many_tiles(spec, padded, causal, everything, monkeypatch):
+def test_many_tiles(spec, padded, causal, monkeypatch):
     """The tiles that a GPU has, for sentences of so many tokens."""
-    if not everything:
-        pytest.skip("not in the chosen part")
     check(spec, padded, "padded", monkeypatch, m=260)
     check(spec, causal, "causal", monkeypatch, m=260)
 
@@ -215,13 +234,15 @@ def is_supported(spec):
     return spec != "vanilla"
 
 
+@interpreted
 @pytest.mark.parametrize("width", [1, 8, 40, 64, 72])
-def test_widths_of_a_head(width, everything, monkeypatch):
-    for spec in ["dense+vanilla" if width > 64 else MIXED, *(NAMES if everything else [])]:
+def test_widths_of_a_head(width, monkeypatch):
+    for spec in ["dense+vanilla" if width > 64 else MIXED, *NAMES]:
         if is_supported(spec):
             check(spec, 6, "padded", monkeypatch, width)
 
 
+@interpreted
 @pytest.mark.parametrize("spec", ["random", "relative_random", "random+vanilla"])
 def test_large_logits(spec, monkeypatch):
     """R of standard deviation 50, where all weights but one are 0."""
@@ -231,6 +252,7 @@ def test_large_logits(spec, monkeypatch):
             check(spec, 9, masks, monkeypatch, std=50)
 
 
+@interpreted
 @pytest.mark.parametrize("is_short", [True, False])
 def test_distances_beyond_the_longest(is_short, monkeypatch):
     """relative_random has one value for all distances from m on, whose gradient is a sum of several diagonals."""
@@ -241,6 +263,7 @@ def test_distances_beyond_the_longest(is_short, monkeypatch):
             check(spec, length, masks, monkeypatch, m=4)
 
 
+@interpreted
 @pytest.mark.parametrize("is_short", [True, False])
 @pytest.mark.parametrize("columns", [slice(0, 5), slice(6, 11), slice(0, 11), slice(5, 6)], ids=str)
 def test_distances_of_a_larger_tensor(columns, is_short, monkeypatch):
@@ -253,10 +276,12 @@ def test_distances_of_a_larger_tensor(columns, is_short, monkeypatch):
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
+@interpreted
 def test_a_sum_without_weights(monkeypatch):
     check("random+dense+vanilla", 9, "padded", monkeypatch, mixture="sum")
 
 
+@interpreted
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("is_short", [True, False])
 @pytest.mark.parametrize("spec", [*SPECS, MIXED])
@@ -276,6 +301,7 @@ def test_half_precision(spec, dtype, is_short, monkeypatch, request):
         check(spec, length, masks, monkeypatch, 64 if on_gpu else 8, dtype)
 
 
+@interpreted
 @pytest.mark.parametrize("is_short", [True, False])
 @pytest.mark.parametrize("place", ["q", "x", "outer", "c", "r"])
 def test_the_weight_of_a_constant(place, is_short, monkeypatch):
@@ -302,6 +328,7 @@ def test_the_weight_of_a_constant(place, is_short, monkeypatch):
         assert found.abs().max() < 0.1
 
 
+@interpreted
 @pytest.mark.parametrize("is_short", [True, False])
 def test_one_sentence(is_short, monkeypatch):
     """Its factors have the size of those that a batch shares."""
@@ -310,6 +337,7 @@ def test_one_sentence(is_short, monkeypatch):
         check(spec, 9, "none", monkeypatch, bsz=1)
 
 
+@interpreted
 @pytest.mark.parametrize("is_short", [True, False])
 @pytest.mark.parametrize("programs", [1, 3])
 def test_groups_of_sentences(programs, is_short, monkeypatch):
@@ -342,6 +370,7 @@ def random_logits(bsz, heads, length):
     return logits, leaves
 
 
+@interpreted
 @pytest.mark.parametrize("is_short", [True, False])
 @pytest.mark.parametrize("length", [2, 9])
 def test_any_summands(length, is_short, monkeypatch):
@@ -356,6 +385,7 @@ def test_any_summands(length, is_short, monkeypatch):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=0)
 
 
+@interpreted
 @pytest.mark.parametrize("spec", ["random", "columns", "factorized_random", "relative_random", "factorized_dense"])
 @pytest.mark.parametrize("length", [5, 9])
 def test_one_summand(spec, length, registry, monkeypatch):
@@ -366,6 +396,7 @@ def test_one_summand(spec, length, registry, monkeypatch):
         check(spec, length, "padded", monkeypatch, m=6, beyond_length="tile")
 
 
+@interpreted
 @pytest.mark.parametrize("is_short", [True, False])
 @pytest.mark.parametrize("case", ["packed", "swapped", "the same twice", "without a gradient", "a hook", "retained"])
 def test_views_of_the_projection(case, is_short, monkeypatch):
@@ -394,6 +425,7 @@ def test_views_of_the_projection(case, is_short, monkeypatch):
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
+@interpreted
 @pytest.mark.parametrize("is_short", [True, False])
 def test_dropout(is_short, monkeypatch):
     """Values and gradients under the mask of dropped weights that the forward pass shows where V is the identity."""
@@ -419,6 +451,7 @@ def test_dropout(is_short, monkeypatch):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=0)
 
 
+@interpreted
 def test_calls_that_lie_alike_have_one_plan(monkeypatch):
     """Later batches of a size, and other layers, take the launches of the first; all else has launches of its own."""
     calls = [("random+vanilla", 7, "padded"), ("random+vanilla", 7, "causal"), ("random+vanilla", 9, "padded")]
@@ -451,6 +484,7 @@ def values_and_gradients(computation, bsz, length, wanted, alphas, rows, scale, 
     return [visible, *torch.autograd.grad(visible.square().sum(), [leaf for leaf in leaves if leaf.requires_grad])]
 
 
+@interpreted
 @pytest.mark.parametrize("number", range(len(OTHER_CALLS)))
 def test_plans_are_told_apart(number):
     """A call after one that differs in one property."""
@@ -460,6 +494,7 @@ def test_plans_are_told_apart(number):
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
+@interpreted
 def test_dropout_differs_from_call_to_call():
     module = make_attention("random+vanilla", dropout=0.5).train()
     x = torch.randn(7, 3, 6)
@@ -470,6 +505,7 @@ def test_dropout_differs_from_call_to_call():
     assert torch.equal(first, again) and not torch.equal(first, second)
 
 
+@interpreted
 def test_activation_checkpointing():
     """The second forward pass of --checkpoint-activations drops the same weights."""
     module = make_attention("random+vanilla", dropout=0.5).train()
@@ -486,6 +522,7 @@ def test_activation_checkpointing():
     torch.testing.assert_close(*found)
 
 
+@interpreted
 @pytest.mark.parametrize("spec", ["relative_random", MIXED])
 def test_autocast(spec, monkeypatch, request):
     """--amp: values and factors in half precision, weights and what the batch shares in fp32."""
@@ -500,6 +537,7 @@ def test_autocast(spec, monkeypatch, request):
         torch.testing.assert_close(found[name].double(), value, atol=0.03, rtol=0.03, msg=lambda m, n=name: f"{n}: {m}")
 
 
+@interpreted
 def test_gradients_that_nobody_wants(monkeypatch):
     """Parameters that are not trained have no gradient, and the others the same as before."""
     module = make_attention("random+dense+vanilla")
@@ -514,6 +552,7 @@ def test_gradients_that_nobody_wants(monkeypatch):
         torch.testing.assert_close(found[name], expected[name])
 
 
+@interpreted
 @pytest.mark.parametrize(
     "wanted,names",
     [
@@ -652,6 +691,7 @@ def test_a_kernel_that_does_not_load(error, monkeypatch):
     assert len(tried) == 2
 
 
+@interpreted
 @pytest.mark.parametrize("is_short", [True, False])
 @pytest.mark.parametrize("bsz", [1, 3])
 def test_saved_tensors_in_other_memory(bsz, is_short, monkeypatch):
@@ -672,6 +712,7 @@ def test_saved_tensors_in_other_memory(bsz, is_short, monkeypatch):
     assert torch.equal(torch.autograd.grad(out, R, grad)[0], expected)
 
 
+@interpreted
 @pytest.mark.parametrize("which", ["value", "bias", "mask", "grad", "saved"])
 def test_memory_at_any_address(which, monkeypatch):
     """Kernels are compiled for memory at multiples of 16 bytes, and called with no other."""
@@ -699,6 +740,7 @@ def test_memory_at_any_address(which, monkeypatch):
     assert torch.equal(*found)
 
 
+@interpreted
 @pytest.mark.parametrize("is_short", [True, False])
 def test_gradients_of_padding(is_short, monkeypatch):
     """Rows of padding at the end are 0, so that the gradient which comes back for them goes nowhere."""
@@ -715,6 +757,7 @@ def test_gradients_of_padding(is_short, monkeypatch):
         assert torch.equal(a, b)
 
 
+@interpreted
 @pytest.mark.parametrize("length,spills", [(7, False), (70, True)])
 def test_kernels_are_compiled_before_they_are_called(length, spills, monkeypatch):
     """Each kernel of both passes, with arguments of the types that it is called with; with more warps if it spills."""
@@ -912,13 +955,11 @@ def without_interpreter(*arguments):
     """What tests/compile_kernels.py prints, line by line."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = str(ROOT)
-    command = [sys.executable, ROOT / "tests" / "compile_kernels.py", *arguments]
-    done = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True)
+    done = warm.run([ROOT / "tests" / "compile_kernels.py", *arguments], env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
 
-CHOSEN = [(80, "bf16", 64, ["random", "random+vanilla"], [32], []), (90, "bf16", 64, ["dense+vanilla"], [64, 256], [])]
 COMPILED = [spec for spec in dict.fromkeys([*NAMES, *VARIANTS, MIXED]) if is_supported(spec)]
 # factorized_random has random's kernels
 FEWER = [spec for spec in COMPILED if "factorized_random" not in spec or spec == MIXED]
@@ -929,21 +970,18 @@ ALL += [(86, "bf16", width, FEWER, [256], []) for width in (64, 128)] + [(80, "b
 ALL += [(90, *other, MIXTURES, [32, 256], []) for other in (("fp16", 64), ("bf16", 8), ("bf16", 40), ("bf16", 72))]
 
 
+@interpreted
 @pytest.mark.parametrize("number", range(len(ALL)))
-def test_resources(number, everything):
+def test_resources(number):
     """Every launch compiles, spills few registers, and fits into a GPU's shared memory."""
-    calls = ALL if everything else CHOSEN
-    if number >= len(calls):
-        pytest.skip("not in the chosen part")
-    architecture, dtype, width, specs, lengths, masks = calls[number]
+    architecture, dtype, width, specs, lengths, masks = ALL[number]
     check_resources(architecture, dtype, width, ",".join(specs), ",".join(map(str, lengths)), "padded", *masks)
 
 
+@interpreted
 @pytest.mark.parametrize("architecture", [80, 90, 120])
-def test_resources_with_dropout(architecture, everything):
+def test_resources_with_dropout(architecture):
     """On Blackwell outside data centers too."""
-    if not everything:
-        pytest.skip("not in the chosen part")
     check_resources(architecture, "bf16", 64, ",".join(MIXTURES), "256", "dropped")
 
 
@@ -956,11 +994,13 @@ def check_resources(architecture, dtype, width, *more):
         assert launch["shared"] <= LIMITS[architecture], launch
 
 
-def test_few_kernels_for_many_shapes(everything):
+@interpreted
+def test_few_kernels_for_many_shapes():
     """200 random numbers of sentences and tokens: a handful of sizes of tiles, with a few kernels each."""
-    assert int(without_interpreter("--count", 200 if everything else 12, "random+vanilla")[-1]) <= 15
+    assert int(without_interpreter("--count", 200, "random+vanilla")[-1]) <= 15
 
 
+@interpreted
 def test_launches(monkeypatch):
     """A block launches fewer kernels of a GPU, and no more than docs/performance.md says."""
     monkeypatch.undo()  # memory filled with NaN is a launch more
@@ -975,10 +1015,11 @@ def test_launches(monkeypatch):
             assert re.search(rf"\|`{re.escape(name)}`\|{before}\|\d+\|\d+\|{after}\|", page)
 
 
-def test_measuring(tmp_path, everything):
+@interpreted
+def test_measuring(tmp_path):
     """benchmarks/gpu.py in sizes of a few words: each part leaves a result, which a second call keeps."""
     # one of each kind but the steps, which take the interpreter many minutes with the kernels
-    parts = ["tests", "correct", "backend", "causal-mixed", "generate-simple"] if everything else ["correct"]
+    parts = ["tests", "correct", "backend", "causal-mixed", "generate-simple"]
     command = [sys.executable, ROOT / "benchmarks" / "gpu.py", "--dry", "--parts", *parts, "--out", tmp_path]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     for said in (f"{sys.executable} benchmarks/gpu.py --correctness", "has a result in"):

@@ -1,4 +1,4 @@
-"""Runs of several processes, and of some that are killed: by scripts/train.sh, on CPUs."""
+"""Runs of several processes, and of some that are killed, on CPUs: by scripts/train.sh (--all), and by fork."""
 
 import functools
 import os
@@ -6,6 +6,7 @@ import random
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -101,6 +102,7 @@ def workers(process):
     return [pid for pid in below if b"fairseq-train" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
+@pytest.mark.ci
 def test_two_processes_take_the_steps_of_one(prepared, two, tmp_path, dry, monkeypatch, capsys):
     """The same batch, split over processes or over passes: the same losses."""
     recipe.main(arguments(prepared, tmp_path, 1, UPDATES, "--dropout", "0"))
@@ -116,6 +118,7 @@ def test_two_processes_take_the_steps_of_one(prepared, two, tmp_path, dry, monke
     assert split != two[1]  # dropout does something
 
 
+@pytest.mark.ci
 def test_killed_processes_resume(prepared, two, tmp_path):
     """Both processes killed in the second epoch and started again: bit for bit the run that was not."""
     flags = ["--save-interval-updates", "3", "--keep-interval-updates", "1"]
@@ -130,6 +133,7 @@ def test_killed_processes_resume(prepared, two, tmp_path):
     assert_same_weights(tmp_path, two[0])
 
 
+@pytest.mark.ci
 def test_a_dead_peer_ends_the_run(prepared, tmp_path):
     process = start(prepared, tmp_path, 2, 100000)
     wait_for(lambda: (tmp_path / "train.log").exists() and "num_updates" in (tmp_path / "train.log").read_text())
@@ -147,6 +151,7 @@ def test_a_dead_peer_ends_the_run(prepared, tmp_path):
     )
 
 
+@pytest.mark.ci
 def test_a_hanging_peer_ends_the_run(prepared, tmp_path):
     """After --timeout. The stopped one goes on then, else torchrun waits 30 seconds for it before it kills it."""
     process = start(prepared, tmp_path, 2, 100000, timeout=5)
@@ -157,6 +162,52 @@ def test_a_hanging_peer_ends_the_run(prepared, tmp_path):
     wait_for(lambda: "not making progress in 5 seconds" in log.read_text() and workers(process) == [stopped])
     os.kill(stopped, signal.SIGCONT)
     finish(process, code=1)
+
+
+def as_torchrun(command, log):
+    """Runs a command of torchrun's by fork: two workers with the environment that it gives them; rank 0's losses."""
+    (worker,) = (word for word in command if word.endswith("cpu_worker.sh"))
+    flags = Path(worker).read_text().split('exec fairseq-train "$@" ')[1].replace("\\\n", "")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def work(rank):
+        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+        os.environ.update({name: str(value) for name, value in place.items()})
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        argv = [*command[command.index(worker) + 1 :], *shlex.split(os.path.expandvars(flags))]
+        log.with_suffix(f".{rank}").write_text(run_cli(train.cli_main, *argv)[1])
+
+    context = torch.multiprocessing.get_context("fork")
+    processes = [context.Process(target=work, args=(rank,)) for rank in (0, 1)]
+    for process in processes:
+        process.daemon = True  # ended with this one
+        process.start()
+    for process in processes:
+        process.join(60)
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+    assert codes == [0, 0]
+    return losses(log.with_suffix(".0").read_text())
+
+
+def test_two_forked_processes_take_the_steps_of_one(prepared, tmp_path, dry, capsys):
+    """The command of scripts/train.sh for two processes: the same losses as of one, and, in two parts, the same run."""
+
+    def shown(save, processes, updates):
+        recipe.main(arguments(prepared, tmp_path / save, processes, updates, "--dropout", "0"))
+        return shlex.split(capsys.readouterr().out.splitlines()[-1])
+
+    one = losses(run_cli(train.cli_main, *shown("one", 1, 12)[2:])[1])
+    whole = as_torchrun(shown("two", 2, 12), tmp_path / "two.log")
+    first = as_torchrun(shown("parts", 2, 7), tmp_path / "first.log")
+    last = as_torchrun(shown("parts", 2, 12), tmp_path / "last.log")
+    assert list(one) == list(whole) == list(range(1, 13)) and {**first, **last} == whole and min(last) == 8
+    for update in one:
+        assert float(whole[update]) == pytest.approx(float(one[update]), abs=0.002)
+    assert_same_weights(tmp_path / "two", tmp_path / "parts")
 
 
 def changed(path, before, process):

@@ -52,9 +52,12 @@ def lines(count, seed):
 
 
 @pytest.fixture(scope="session")
-def corpus(tmp_path_factory):
+def corpus(shared):
     """lm: a text; labels: the step that a line counts in, as a class; numbers: the same as a number."""
-    folder = tmp_path_factory.mktemp("tasks")
+    return shared("tasks", make_corpus)
+
+
+def make_corpus(folder):
     splits = {"train": 240, "valid": 40, "test": 20}
     for seed, (split, count) in enumerate(splits.items()):
         rows = [(line, step) for line, step in lines(count, seed) if split != "train" or len(line) > 0]
@@ -71,7 +74,6 @@ def corpus(tmp_path_factory):
         argv = ["--only-source", "--destdir", folder / target]
         argv += [f"--{split}pref={folder}/{split}.{name}" for split in splits]
         run_cli(preprocess.cli_main, *argv, *(["--srcdict", folder / dictionary] if dictionary else []))
-    return folder
 
 
 def fit(data, save, arch, *flags):
@@ -80,41 +82,36 @@ def fit(data, save, arch, *flags):
 
 
 @pytest.fixture(scope="session")
-def language_model(corpus, tmp_path_factory):
-    save = tmp_path_factory.mktemp("language_model")
-    fit(
-        corpus / "lm",
-        save,
-        "transformer_lm_synth_random_vanilla_ptb",
-        *LM,
-        "--max-epoch",
-        "12",
-        "--no-epoch-checkpoints",
-    )
-    return save / "checkpoint_best.pt"
+def language_model(corpus, shared):
+    flags = [*LM, "--max-epoch", "12", "--no-epoch-checkpoints", "--validate-interval", "6"]
+    arch = "transformer_lm_synth_random_vanilla_ptb"
+    return shared("language_model", lambda save: fit(corpus / "lm", save, arch, *flags)) / "checkpoint_best.pt"
 
 
 @pytest.fixture(scope="session")
-def encoder(corpus, tmp_path_factory):
+def encoder(corpus, shared):
     """Pre-trained as a masked language model."""
-    save = tmp_path_factory.mktemp("encoder")
-    flags = [*MASKED, "--sample-break-mode", "eos", "--max-epoch", "4", "--no-epoch-checkpoints"]
-    log = fit(corpus / "lm", save, "roberta_synth_random_vanilla_agnews", *flags)
-    curve = losses(log)
-    assert float(curve[max(curve)]) < float(curve[1]) - 0.5
-    return save / "checkpoint_last.pt"
+
+    def make(save):
+        flags = [*MASKED, "--sample-break-mode", "eos", "--max-epoch", "4", "--no-epoch-checkpoints"]
+        curve = losses(fit(corpus / "lm", save, "roberta_synth_random_vanilla_agnews", *flags))
+        assert float(curve[max(curve)]) < float(curve[1]) - 0.5
+
+    return shared("encoder", make) / "checkpoint_last.pt"
 
 
 @pytest.fixture(scope="session")
-def classifier(corpus, encoder, tmp_path_factory):
+def classifier(corpus, encoder, shared):
     """The encoder, fine-tuned to tell the class."""
-    save = tmp_path_factory.mktemp("classifier")
-    flags = [*LABELS, "--num-classes", "3", "--max-epoch", "12", "--no-epoch-checkpoints", "--restore-file", encoder]
-    flags += ["--reset-optimizer", "--reset-dataloader", "--reset-meters"]
-    flags += ["--best-checkpoint-metric", "accuracy", "--maximize-best-checkpoint-metric"]
-    log = fit(corpus / "labels", save, "roberta_synth_random_vanilla_agnews", *flags)
-    assert max(float(a) for a in re.findall(r'"valid_accuracy": "([\d.]+)"', log)) > 55  # a third by chance
-    return save / "checkpoint_best.pt"
+
+    def make(save):
+        flags = [*LABELS, "--num-classes", "3", "--max-epoch", "12", "--no-epoch-checkpoints"]
+        flags += ["--restore-file", encoder, "--reset-optimizer", "--reset-dataloader", "--reset-meters"]
+        flags += ["--best-checkpoint-metric", "accuracy", "--maximize-best-checkpoint-metric"]
+        log = fit(corpus / "labels", save, "roberta_synth_random_vanilla_agnews", *flags)
+        assert max(float(a) for a in re.findall(r'"valid_accuracy": "([\d.]+)"', log)) > 55  # a third by chance
+
+    return shared("classifier", make) / "checkpoint_best.pt"
 
 
 def perplexity(log):
@@ -141,7 +138,7 @@ def test_every_variant_of_a_language_model_trains(corpus, tmp_path, spec):
 @pytest.mark.parametrize("mode", ["none", "complete", "complete_doc", "eos"])
 def test_break_modes(corpus, tmp_path, mode):
     """Training and evaluation; resumed, the losses go on as in one run."""
-    flags = [*LM, "--sample-break-mode", mode, "--batch-size", "16"]
+    flags = [*LM, "--sample-break-mode", mode, "--batch-size", "32"]
     arch = "transformer_lm_synth_random_dense_ptb"
     whole = losses(fit(corpus / "lm", tmp_path / "whole", arch, *flags, "--max-epoch", "2", "--no-epoch-checkpoints"))
     fit(corpus / "lm", tmp_path / "parts", arch, *flags, "--max-epoch", "1", "--no-epoch-checkpoints")

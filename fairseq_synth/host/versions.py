@@ -2,6 +2,7 @@
 
 import logging
 import platform
+from importlib import metadata
 
 from ..errors import SynthesizerError, first_line
 
@@ -21,6 +22,14 @@ def check_torch(version: str) -> None:
         raise SynthesizerError(f"torch {version} is too old; {SUPPORTED}")
     if (major, minor) > NEWEST_TORCH:
         logger.warning(f"torch {version} is newer than the tested ones; {SUPPORTED}")
+
+
+def check_installed() -> None:
+    """The same by what is installed, without an import, which takes seconds; SynthesizerError without torch."""
+    try:
+        check_torch(metadata.version("torch"))
+    except metadata.PackageNotFoundError:
+        raise SynthesizerError(f"torch is not installed here; {SUPPORTED}") from None
 
 
 def import_host() -> None:
