@@ -19,11 +19,13 @@ from torch import Tensor
 from . import cache
 from .computations import attend
 from .computations.plain import attention_weights, drop, weighted_sum
-from .linear import Projected, is_plain_linear, joined
+from .linear import is_plain_linear, joined
 from .logits import Logits
-from .masks import aligned_columns, is_causal, is_recorded, on_cpu
+from .masks import as_boolean, behind_sentences, is_causal, is_recorded
+from .positions import Inputs
+from .scripting import ScriptableAttention
 from .state import prepare
-from .synthesizers import Inputs, LayerSynthesizer
+from .synthesizers import LayerSynthesizer
 
 
 @with_incremental_state
@@ -123,45 +125,45 @@ class SyntheticAttention(nn.Module):
             key at all has output ``out_proj(0)`` and weights 0; a sentence of padding alone has any finite
             output where the weights are not asked for.
         """
-        if not torch.jit.is_scripting() and (key is not query or value is not query):
+        if key is not query or value is not query:
             check_self_attention(query, key=key, value=value)
-        if attn_mask is not None and not torch.is_floating_point(attn_mask):
-            attn_mask = attn_mask.to(torch.bool)
-        if is_causal(attn_mask) and key_padding_mask is not None:
-            if on_cpu(key_padding_mask):
-                if aligned_columns(key_padding_mask) is not None:
-                    raise ValueError("key_padding_mask: causal_mask is for sentences with all padding behind them")
-            key_padding_mask = None  # no row of a sentence looks at what is behind it
-        projected = self.project(query)
+        attn_mask, key_padding_mask = as_boolean(attn_mask), behind_sentences(key_padding_mask, attn_mask)
+        q, k, v = self.project(query)
         if incremental_state is not None:
-            out, weights = self.step(query, projected, key_padding_mask, incremental_state, attn_mask)
+            out, weights = self.step(query, q, k, v, key_padding_mask, incremental_state, attn_mask)
         else:
             length, bsz = query.size(0), query.size(1)
-            groups = self.synthesizer(Inputs(query, projected.q, projected.k, 0, length))
-            if not torch.jit.is_scripting() and not need_weights and not need_head_weights:
-                if len(groups) == 1:  # without a slice, whose gradient is a copy
-                    out = attend(groups[0], projected, key_padding_mask, attn_mask, self.dropout())
-                else:
-                    values = (Projected(None, None, value, None) for value in projected.v.split(self.heads, dim=1))
-                    calls = [attend(*x, key_padding_mask, attn_mask, self.dropout()) for x in zip(groups, values)]
-                    out = torch.cat(calls, dim=-1)
-                out_proj: Any = self._modules["out_proj"]
-                if is_plain_linear(out_proj):
-                    return F.linear(out, out_proj.weight, out_proj.bias).view(query.size()), None
-                return out_proj(out.view(query.size())), None
-            weights = self.weights_of(groups, length, length, key_padding_mask, attn_mask, -1).to(projected.v.dtype)
-            out = weighted_sum(drop(weights, self.dropout(), bsz), projected.v)
-        # (B, H, T, d_h) -> (T, B, C)
+            groups = self.synthesizer(Inputs(query, q, k, 0, length))
+            if not need_weights and not need_head_weights:
+                return self.output(groups, v, key_padding_mask, attn_mask), None
+            weights = self.weights_of(groups, length, length, key_padding_mask, attn_mask, -1).to(v.dtype)
+            out = weighted_sum(drop(weights, self.dropout(), bsz), v)
         out = self.out_proj(out.permute(2, 0, 1, 3).reshape(query.size()))
         if not need_weights and not need_head_weights:
             return out, None
         weights = weights.expand(query.size(1), -1, -1, -1)
         return out, weights.transpose(0, 1) if need_head_weights else weights.mean(dim=1)
 
+    def output(
+        self, groups: List[Logits], v: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor]
+    ) -> Tensor:
+        """The output (T, B, C) by the fastest computation, which has no weights to return."""
+        if len(groups) == 1:  # without a slice, whose gradient is a copy
+            out = attend(groups[0], v, key_padding_mask, attn_mask, self.dropout())
+        else:
+            calls = zip(groups, v.split(self.heads, dim=1))
+            out = torch.cat([attend(*x, key_padding_mask, attn_mask, self.dropout()) for x in calls], dim=-1)
+        size, out_proj = (v.size(2), v.size(0), self.embed_dim), self._modules["out_proj"]  # type: Any, Any
+        if is_plain_linear(out_proj):  # of two dimensions, which takes less time
+            return F.linear(out, out_proj.weight, out_proj.bias).view(size)
+        return out_proj(out.view(size))
+
     def step(
         self,
         query: Tensor,
-        projected: Projected,
+        q: Optional[Tensor],
+        k: Optional[Tensor],
+        v: Tensor,
         key_padding_mask: Optional[Tensor],
         incremental_state: Dict[str, Dict[str, Optional[Tensor]]],
         attn_mask: Optional[Tensor],
@@ -170,15 +172,15 @@ class SyntheticAttention(nn.Module):
         if is_causal(attn_mask):
             raise ValueError("attn_mask: causal_mask is of a whole sentence; leave it out in incremental decoding")
         tgt_len, bsz = query.size(0), query.size(1)
-        buffer, table = self.extend_cache(incremental_state, projected.k, projected.v, key_padding_mask)
+        buffer, table = self.extend_cache(incremental_state, k, v, key_padding_mask)
         keys, values, rows = buffer.get("keys"), buffer["values"], table["rows"]
         assert values is not None and rows is not None
         if keys is not None:
             keys = cache.read(keys, table, self.num_query_key_heads)
         src_len = rows.size(2)
-        groups = self.synthesizer(Inputs(query, projected.q, keys, src_len - tgt_len, src_len))
+        groups = self.synthesizer(Inputs(query, q, keys, src_len - tgt_len, src_len))
         padding = table.get("prev_key_padding_mask")
-        weights = self.weights_of(groups, tgt_len, src_len, padding, attn_mask, bsz).to(projected.v.dtype)
+        weights = self.weights_of(groups, tgt_len, src_len, padding, attn_mask, bsz).to(v.dtype)
         return cache.weighted_values(drop(weights, self.dropout(), bsz), values, table), weights
 
     def dropout(self) -> float:
@@ -195,19 +197,17 @@ class SyntheticAttention(nn.Module):
     ) -> Tuple[Dict[str, Optional[Tensor]], Dict[str, Optional[Tensor]]]:
         """This layer's cache and its table with the newest tokens, as `cache` describes them."""
         own, shared = self.own_table, self.shared_table
-        empty: Dict[str, Optional[Tensor]] = {}
         buffer = self._get_input_buffer(incremental_state)
         saved = buffer.get("prev_value")
         if saved is not None:  # of fairseq's layer, where it is called with prev_self_attn_state
-            table = cache.extend(empty, saved, 0, buffer.get("prev_key_padding_mask"))
-            buffer = cache.write_both(empty, buffer.get("prev_key") if k is not None else None, saved, table)
+            table = cache.extend({}, saved, 0, buffer.get("prev_key_padding_mask"))
+            buffer = cache.write_both({}, buffer.get("prev_key") if k is not None else None, saved, table)
             incremental_state[own] = table
         if own in incremental_state or shared not in incremental_state:
             values = buffer.get("values")
             capacity = 0 if values is None else values.size(0) // self.num_heads
-            table = incremental_state[own] if own in incremental_state else empty
-            incremental_state[own] = cache.extend(table, v, capacity, key_padding_mask)
-            table = incremental_state[own]
+            table = cache.extend(incremental_state.get(own, {}), v, capacity, key_padding_mask)
+            incremental_state[own] = table
         else:
             table = incremental_state[shared]  # another layer has extended it
         buffer = cache.write_both(buffer, k, v, table)
@@ -233,9 +233,9 @@ class SyntheticAttention(nn.Module):
                 for x in (self.q_proj.weight.t(), self.q_proj.bias):  # type: ignore[operator]
                     x.mul_(rows)  # type: ignore[operator]
 
-    def project(self, x: Tensor) -> Projected:
-        """Queries and keys, where the synthesizer reads them, and values of the input (T, B, C)."""
-        if not torch.jit.is_scripting() and self.training and self.num_query_key_heads > 0 and not is_recorded():
+    def project(self, x: Tensor) -> Tuple[Optional[Tensor], Optional[Tensor], Tensor]:
+        """Queries and keys, where the synthesizer reads them, and values of the input (T, B, C), each by head."""
+        if self.training and self.num_query_key_heads > 0 and not is_recorded():
             # one product, and one for each gradient: fewer kernels, and no sum of three gradients of x
             modules: Any = self._modules
             layer = joined(modules["q_proj"], modules["k_proj"], modules["v_proj"])
@@ -244,12 +244,10 @@ class SyntheticAttention(nn.Module):
                 heads = [self.num_query_key_heads, self.num_query_key_heads, self.num_heads]
                 parts = packed.view(x.size(0), x.size(1), sum(heads), self.head_dim).split_with_sizes(heads, dim=2)
                 q, k, v = [part.permute(1, 2, 0, 3) for part in parts]
-                return Projected(q, k, v, packed)
+                return q, k, v
         if self.q_proj is None or self.k_proj is None:
-            packed = self.v_proj(x)
-            return Projected(None, None, self.split_heads(packed), packed)
-        q, k, v = self.split_heads(self.q_proj(x)), self.split_heads(self.k_proj(x)), self.split_heads(self.v_proj(x))
-        return Projected(q, k, v, None)
+            return None, None, self.split_heads(self.v_proj(x))
+        return self.split_heads(self.q_proj(x)), self.split_heads(self.k_proj(x)), self.split_heads(self.v_proj(x))
 
     def weights_of(
         self,
@@ -261,20 +259,17 @@ class SyntheticAttention(nn.Module):
         bsz: int,
     ) -> Tensor:
         """The attention weights of all heads, (B or 1, H, T, S); `bsz` is B, or -1 for 1 if they are shared."""
-        parts: List[Tensor] = []
-        for logits, heads in zip(groups, self.heads):
-            summands = logits.read(src_len - tgt_len, tgt_len, src_len)
-            parts.append(attention_weights(summands, heads, tgt_len, src_len, key_padding_mask, attn_mask, bsz=bsz))
+        call = (tgt_len, src_len, key_padding_mask, attn_mask)
+        parts = [attention_weights(logits, heads, *call, bsz=bsz) for logits, heads in zip(groups, self.heads)]
         if len(parts) == 1:
             return parts[0]
-        bsz = max([part.size(0) for part in parts])
+        bsz = max(part.size(0) for part in parts)
         return torch.cat([part.expand(bsz, -1, -1, -1) for part in parts], dim=1)
 
     def split_heads(self, x: Tensor) -> Tensor:
         """(T, B, C) -> (B, H, T, d_h), without a copy; fewer heads where the projection has fewer."""
         return x.reshape(x.size(0), x.size(1), x.size(2) // self.head_dim, self.head_dim).permute(1, 2, 0, 3)
 
-    @torch.jit.export
     def reorder_incremental_state(
         self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], new_order: Tensor
     ) -> Dict[str, Dict[str, Optional[Tensor]]]:
@@ -290,16 +285,15 @@ class SyntheticAttention(nn.Module):
     def _get_input_buffer(
         self, incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]]
     ) -> Dict[str, Optional[Tensor]]:
-        buffer = self.get_incremental_state(incremental_state, "attn_state")  # type: ignore[operator]
-        if buffer is not None:
-            return buffer
-        empty: Dict[str, Optional[Tensor]] = {}
-        return empty
+        return self.get_incremental_state(incremental_state, "attn_state") or {}  # type: ignore[operator]
 
     def _set_input_buffer(
         self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], buffer: Dict[str, Optional[Tensor]]
     ) -> Optional[Dict[str, Dict[str, Optional[Tensor]]]]:
         return self.set_incremental_state(incremental_state, "attn_state", buffer)  # type: ignore[operator]
+
+    def __prepare_scriptable__(self) -> ScriptableAttention:
+        return ScriptableAttention(self)
 
     def _load_from_state_dict(self, state_dict: Dict[str, Tensor], prefix: str, *args: Any) -> None:
         # not in an upgrade_state_dict_named of this class, which runs before --encoder-layers-to-keep renames layers.

@@ -135,11 +135,7 @@ def weighted_values(weights: Tensor, entries: Tensor, table: Cache) -> Tensor:
 
 def is_writable(x: Tensor) -> bool:
     """Whether a tensor can be written to: an inference tensor only in inference mode."""
-    if x.is_inference():
-        if torch.jit.is_scripting():
-            return False
-        return torch.is_inference_mode_enabled()
-    return True
+    return not x.is_inference() or torch.is_inference_mode_enabled()
 
 
 def append_padding(

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from .errors import SynthesizerError
 from .logits import Logits
-from .synthesizers import SYNTHESIZERS, Inputs, LayerSynthesizer, Mixture
+from .positions import Inputs
+from .synthesizers import SYNTHESIZERS, LayerSynthesizer, Mixture, in_order
 
 HeadGroup = Tuple[int, Tuple[str, ...]]  # a number of heads, and the functions that each of them mixes
 
@@ -38,7 +39,7 @@ def parse_heads(spec: str, num_heads: int, flag: str = "--encoder-synthesizer") 
 
 
 def parse_spec(spec: str, flag: str = "--encoder-synthesizer") -> Tuple[str, ...]:
-    """``"vanilla+random"`` -> ``("random", "vanilla")``: the functions joined by ``+``, in registry order.
+    """``"vanilla+random"`` -> ``("random", "vanilla")``: the functions joined by ``+``, in the order of their weights.
 
     Raises SynthesizerError for an unknown, missing or repeated name; the message lists the valid ones.
     """
@@ -51,7 +52,7 @@ def parse_spec(spec: str, flag: str = "--encoder-synthesizer") -> Tuple[str, ...
             )
         if names.count(name) > 1:
             raise SynthesizerError(f"{flag} {spec!r}: {name!r} appears twice; name each function once")
-    return tuple(name for name in SYNTHESIZERS if name in names)
+    return in_order(names)
 
 
 class HeadGroups(LayerSynthesizer):

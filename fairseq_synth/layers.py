@@ -21,6 +21,7 @@ from .heads import HeadGroup, build_synthesizer
 from .host.layers import FAST_PATH_COPIES, TransformerEncoderLayerBase
 from .lengths import Limit
 from .masks import align, aligned_columns, causal_mask, restore
+from .scripting import Scriptable
 
 
 def build_attention(
@@ -53,7 +54,7 @@ def name_dropout(module: nn.Module, host: str) -> None:
             child.module_name = host
 
 
-class EncoderLayer(TransformerEncoderLayerBase):
+class EncoderLayer(Scriptable, TransformerEncoderLayerBase):
     """fairseq's encoder layer, whose ``build_self_attention`` a subclass may override."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -77,7 +78,7 @@ class SynthesizerEncoderLayer(EncoderLayer):
         return build_attention(cfg, "encoder", self.groups, self.quant_noise, self.quant_noise_block_size)
 
 
-class SynthesizerDecoderLayer(TransformerDecoderLayerBase):
+class SynthesizerDecoderLayer(Scriptable, TransformerDecoderLayerBase):
     """fairseq's decoder layer around a `SyntheticAttention` of heads of the functions `groups`."""
 
     def __init__(self, cfg: TransformerConfig, groups: Sequence[HeadGroup], no_encoder_attn: bool = False) -> None:
@@ -91,7 +92,7 @@ class SynthesizerDecoderLayer(TransformerDecoderLayerBase):
         return build_attention(cfg, "decoder", self.groups, self.quant_noise, self.quant_noise_block_size)
 
 
-class LimitedStack:
+class LimitedStack(Scriptable):
     """An encoder or decoder with a longest sentence; among the bases of a class it stands before fairseq's."""
 
     max_length: Optional[int]

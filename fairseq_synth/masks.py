@@ -28,6 +28,26 @@ def is_causal(attn_mask: Optional[Tensor]) -> bool:
     return attn_mask is not None and attn_mask.dim() == 2 and attn_mask.size(0) == 0
 
 
+def as_boolean(attn_mask: Optional[Tensor]) -> Optional[Tensor]:
+    """The mask, of booleans if it is not of floating-point numbers."""
+    if attn_mask is None or torch.is_floating_point(attn_mask):
+        return attn_mask
+    return in_type(attn_mask, torch.bool)
+
+
+def behind_sentences(key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor]) -> Optional[Tensor]:
+    """The padding mask; None under `causal_mask`, as no row of a sentence looks at what is behind it.
+
+    Raises ValueError if under `causal_mask` there is padding elsewhere, which is asked on a CPU alone.
+    """
+    if key_padding_mask is None or not is_causal(attn_mask):
+        return key_padding_mask
+    if on_cpu(key_padding_mask):
+        if aligned_columns(key_padding_mask) is not None:
+            raise ValueError("key_padding_mask: causal_mask is for sentences with all padding behind them")
+    return None
+
+
 def future(length: int, like: Tensor) -> Tensor:
     """`causal_mask` in numbers, (T, T) of the type of `like`: minus infinity above the diagonal, else 0."""
     return torch.full([length, length], float("-inf"), dtype=like.dtype, device=like.device).triu_(1)

@@ -20,7 +20,7 @@ and the error messages find it by its name. Its architectures are a line in `nam
 """
 
 import math
-from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Type
+from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Type
 
 import torch
 import torch.nn as nn
@@ -29,8 +29,11 @@ from torch import Tensor
 from .errors import SynthesizerError
 from .linear import Light, by_head, by_sentence, per_head_linear
 from .logits import Logits, bias_of, diagonals_of, outer_product_of, product_of
+from .positions import Inputs, columns_of, distances_of, rows_of, window_of
 
 SYNTHESIZERS: Dict[str, Type["Synthesizer"]] = {}
+# the rows of alpha in every checkpoint: a matter of names, so that classes may stand in any order
+ROWS = ("random", "fixed_random", "factorized_random", "relative_random", "dense", "factorized_dense", "vanilla")
 MIXTURES = ("convex", "sum")
 BEYOND_LENGTH = ("refuse", "tile")
 
@@ -47,23 +50,17 @@ def register_synthesizer(name: str) -> Callable[[Type["Synthesizer"]], Type["Syn
     return register
 
 
-class Inputs(NamedTuple):
-    """What S may depend on."""
-
-    x: Tensor  # the layer's input, (T, B, H d_h); each head sees its slice
-    q: Optional[Tensor]  # projected queries, (B, H, T, d_h), of the heads that have some
-    k: Optional[Tensor]  # projected keys, (B, H, S, d_h)
-    start: int  # position of the first row
-    src_len: int  # S, the number of columns
+def in_order(names: Iterable[str]) -> Tuple[str, ...]:
+    """The functions of a mixture in the order of their rows in alpha: those of `ROWS`, then others by name."""
+    return tuple(sorted(names, key=lambda name: (ROWS.index(name) if name in ROWS else len(ROWS), name)))
 
 
 class Synthesizer(Light):
     """Base class of S(X).
 
     A subclass creates its parameters in ``__init__(num_heads, head_dim, max_length, rank)``, gives them
-    values in `reset_parameters`, multiplies its logits by numbers in `scale_`, and returns its `Logits` in
-    ``forward``. Parameters go into them whole: which rows and columns a call has, and how often they repeat beyond l,
-    is no concern of a function.
+    values in `reset_parameters`, multiplies its logits by numbers in `scale_`, and returns the `Logits` of a call in
+    ``forward``. What a call reads of a parameter, within l and beyond, is in `positions`.
     """
 
     # True: inputs have q and k. Without such a component there is no q_proj, k_proj or key cache
@@ -119,7 +116,7 @@ class Random(Synthesizer):
         self.R.mul_(weight)
 
     def forward(self, inputs: Inputs) -> Logits:
-        return bias_of(self.R)
+        return bias_of(window_of(self.R, inputs))
 
 
 @register_synthesizer("fixed_random")
@@ -153,7 +150,7 @@ class FactorizedRandom(Synthesizer):
         self.R2.mul_(weight)
 
     def forward(self, inputs: Inputs) -> Logits:
-        return product_of(self.R1, self.R2)
+        return product_of(rows_of(self.R1, inputs), columns_of(self.R2, inputs))
 
 
 @register_synthesizer("relative_random")
@@ -178,7 +175,7 @@ class RelativeRandom(Synthesizer):
         self.r.mul_(weight[..., 0])
 
     def forward(self, inputs: Inputs) -> Logits:
-        return diagonals_of(self.r)
+        return diagonals_of(distances_of(self.r, inputs))
 
 
 @register_synthesizer("dense")
@@ -210,7 +207,9 @@ class Dense(Synthesizer):
         return per_head_linear(by_head(x, self.num_heads), self.W1, self.b1).relu_()
 
     def forward(self, inputs: Inputs) -> Logits:
-        return product_of(by_sentence(self.hidden(inputs.x), inputs.x), self.W2) + bias_of(self.b2.unsqueeze(1))
+        query = by_sentence(self.hidden(inputs.x), inputs.x)
+        bias = window_of(self.b2.unsqueeze(1), inputs)
+        return product_of(query, columns_of(self.W2, inputs)) + bias_of(bias)
 
 
 def factorize(length: int) -> Tuple[int, int]:
@@ -311,7 +310,7 @@ class Mixture(LayerSynthesizer):
     before the softmax are ``alpha``, (M, H), a row for each component.
 
     Args:
-        names: registered functions, as `parse_spec` returns them.
+        names: registered functions, as `in_order` returns them.
         mixture: ``convex`` or ``sum``.
         num_heads, head_dim, max_length, rank: sizes, see the module's head.
         beyond_length: what becomes of a position p >= l: ``refuse``, or ``tile``, row and column p mod l.
@@ -353,10 +352,12 @@ class Mixture(LayerSynthesizer):
         limit = self.limit
         if limit is not None and inputs.src_len > limit:
             raise ValueError("a sentence of {} tokens is longer than max_length {}".format(inputs.src_len, limit))
-        weights = self.weights()
-        logits = Logits([], [] if weights is None else [weights])
+        alpha = self.weights()
+        weights = [] if alpha is None else alpha.view(alpha.size(0), 1, -1, 1, 1).unbind()
+        logits = Logits([], [], [], [])
         for m, component in enumerate(self.components.values()):
-            logits.add_weighted(component(inputs), -1 if weights is None else m)
+            summand = component(inputs)
+            logits = logits + (summand if alpha is None else summand.times(weights[m]))
         return [logits]
 
     def fold_weights_(self, like: Tensor) -> Optional[Tensor]:

@@ -30,6 +30,7 @@ from fairseq_synth.errors import explain
 from fairseq_synth.heads import build_synthesizer, parse_heads
 from fairseq_synth.host.layers import FAST_PATH_COPIES
 from fairseq_synth.logits import bias_of
+from fairseq_synth.positions import window_of
 from fairseq_synth.synthesizers import SYNTHESIZERS, Synthesizer
 from recipes.steps import ROOT, UserError
 
@@ -85,7 +86,7 @@ class Columns(Synthesizer):
         torch.nn.init.normal_(self.c)
 
     def forward(self, inputs):
-        return bias_of(self.c)
+        return bias_of(window_of(self.c, inputs))
 
 
 def make_dictionary(words: int = 40) -> Dictionary:

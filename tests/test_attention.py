@@ -11,9 +11,9 @@ from fairseq.models.ema.ema import EMA
 from fairseq.modules import MultiheadAttention
 from helpers import SPECS, Columns, Distance, future, make_attention, padding_mask
 
-from fairseq_synth import attention, synthesizers
+from fairseq_synth import attention, logits, synthesizers
 from fairseq_synth.errors import SynthesizerError
-from fairseq_synth.logits import Logits, bias_of
+from fairseq_synth.logits import bias_of, product_of
 from fairseq_synth.masks import causal_mask, masked_softmax
 from fairseq_synth.synthesizers import SYNTHESIZERS
 
@@ -358,7 +358,7 @@ def test_padding_under_a_causal_mask(spec, monkeypatch):
     module, x, right = make_attention(spec).eval(), torch.randn(5, 2, 6), padding_mask([5, 3])
     with pytest.raises(ValueError, match="key_padding_mask: causal_mask is for sentences with all padding behind them"):
         module(x, key_padding_mask=right.flip(1), attn_mask=causal_mask(x))
-    monkeypatch.setattr(attention, "on_cpu", lambda _: False)
+    monkeypatch.setattr("fairseq_synth.masks.on_cpu", lambda _: False)
     for mask in (right, right.flip(1)):
         calls = [module(x, key_padding_mask=mask, attn_mask=causal_mask(x), need_weights=need)[0] for need in (0, 1)]
         torch.testing.assert_close(*calls)
@@ -403,12 +403,13 @@ def test_the_hosts_saved_state():
 def test_a_step_copies_no_keys_of_a_mixture(spec, monkeypatch):
     """The logits of one row are a sum; of more rows they are one product of all keys beside each other."""
     module = make_attention(spec).eval()
-    joined = mock.Mock(side_effect=Logits.joined)
-    monkeypatch.setattr(Logits, "joined", lambda logits: joined(logits))
+    joined = mock.Mock(side_effect=logits.concatenated)
+    monkeypatch.setattr(logits, "concatenated", joined)
     state = {}
-    for rows, times in ((2, 1), (1, 1), (1, 1)):
+    for rows, factors in ((2, 2), (1, 1), (1, 1)):
         module(torch.randn(rows, 2, 6), incremental_state=state)
-        assert joined.call_count == times
+        assert all(len(call.args[0]) == factors for call in joined.call_args_list)
+        joined.reset_mock()
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -686,7 +687,7 @@ def test_weights_that_stay(registry):
     @synthesizers.register_synthesizer("keys_alone")
     class KeysAlone(synthesizers.Vanilla):
         def forward(self, inputs):
-            return synthesizers.product_of(inputs.q.abs(), inputs.k)
+            return product_of(inputs.q.abs(), inputs.k)
 
     x = torch.randn(5, 3, 6)
     modules = [make_attention(spec).eval() for spec in ("distance+vanilla", "keys_alone+vanilla", "random+vanilla")]

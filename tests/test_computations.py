@@ -6,9 +6,9 @@ from helpers import SPECS, future, make_attention, padding_mask
 
 from fairseq_synth import computations
 from fairseq_synth.computations import fused, plain, tiled
+from fairseq_synth.linear import smaller_times
 from fairseq_synth.logits import Logits, bias_of, outer_product_of, product_of
 from fairseq_synth.masks import causal_mask, is_causal, on_cpu, sentence_lengths
-from fairseq_synth.synthesizers import Inputs
 
 pytestmark = pytest.mark.usefixtures("on_device")
 LENGTHS = [9, 9, 7, 7, 7, 4]
@@ -25,10 +25,8 @@ def small_tiles(monkeypatch):
 def run(module, x, grad, mask, causal, monkeypatch, computation):
     """Output and gradients of the real positions by a computation, or by what `attend` chooses."""
 
-    def attend(logits, projected, key_padding_mask, attn_mask, dropout):
-        logits = logits.read(0, *[projected.v.size(2)] * 2)
-        out = computation.compute(logits, projected.v, key_padding_mask, attn_mask)
-        return out.permute(2, 0, 1, 3).flatten(2)
+    def attend(*call):
+        return computation.compute(*call)
 
     with monkeypatch.context() as patch:
         if computation is not None:
@@ -140,15 +138,15 @@ def test_any_logits(shared, causal):
 
 def test_factors_that_no_column_reaches():
     """Nothing is computed of them, as there may be many: 4 + 3 factors, of which 5 columns reach 2 + 3."""
-    found = outer_product_of(torch.randn(2, 3, 9, 7), 4).read(0, 9, 5).tensors()
-    assert [x.shape for x in found] == [(2, 3, 9, 2), (2, 3, 9, 3)]
+    found = outer_product_of(torch.randn(2, 3, 9, 7), 4).normal(5)
+    assert [x.shape for x in (found.left, found.right)] == [(2, 3, 9, 2), (2, 3, 9, 3)]
 
 
 def test_the_smaller_factor_takes_the_weight():
     """Of a product with one key for all sentences, the key: the other would be a copy as large as the layer's input."""
     queries, key, weight = torch.randn(3, 2, 9, 5), torch.randn(1, 2, 9, 5), torch.rand(1, 2, 1, 1)
     for factors in ((queries, key), (key, queries)):
-        found = Logits([], [weight]).weighted(0, *factors, 1.0)
+        found = smaller_times(factors, 1.0, weight)
         for x, y in zip(found, factors):
             assert x is y if y is queries else torch.equal(x, y * weight)
 
@@ -156,12 +154,10 @@ def test_the_smaller_factor_takes_the_weight():
 def test_factors_keep_their_type():
     """A weight in fp32, as it is under autocast, leaves factors and a single bias in half precision."""
     query, key = torch.randn(2, 3, 2, 9, 5).half()
-    logits = Logits([], [torch.rand(1, 2)])
-    logits.add_weighted(bias_of(query), 0)
-    logits = logits.read(0, 9, 5)
+    weight = torch.rand(1, 2, 1, 1)
     for factors in ((query, key), (query, key[:1])):
-        assert [x.dtype for x in logits.weighted(0, *factors, 1.0)] == [torch.half] * 2
-    assert logits.total(5).dtype == torch.half
+        assert [x.dtype for x in smaller_times(factors, 1.0, weight)] == [torch.half] * 2
+    assert bias_of(query).times(weight).total(5).dtype == torch.half
 
 
 @pytest.mark.parametrize("terms", [1, 2, 3, 4])
@@ -173,25 +169,13 @@ def test_types_of_fused_attention(terms, monkeypatch):
         replaced, lambda query, key, value, attn_mask, **_: given.extend([query, key, attn_mask]) or value
     )
     query, key, value = torch.randn(3, 3, 2, 9, 5).half()
-    R = bias_of(torch.randn(2, 9, 9).half())
-    summands = product_of(query, key), bias_of(torch.randn(2, 1, 9).half()), R, R
-    logits = Logits([], [torch.rand(terms, 2)])
-    for row in range(terms):
-        logits.add_weighted(summands[row], row)
-    fused.compute(logits.read(0, 9, 9), value, padding_mask([9, 7, 4]), None)
+    R = bias_of(torch.randn(1, 2, 9, 9).half())
+    summands = product_of(query, key), bias_of(torch.randn(1, 2, 1, 9).half()), R, R
+    logits = Logits([], [], [], [])
+    for summand in summands[:terms]:
+        logits = logits + summand.times(torch.rand(1, 2, 1, 1))
+    fused.compute(logits, value, padding_mask([9, 7, 4]), None)
     assert [x.dtype for x in given] == [torch.half] * 3
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_logits_of_other_tensors(spec):
-    """`with_tensors` is the inverse of `tensors`, before and after they are read."""
-    module, x = make_attention(spec), torch.randn(9, 3, 6)
-    (logits,) = module.synthesizer(Inputs(x, *module.project(x)[:2], 0, 9))
-    for found in (logits, logits.read(0, 9, 9)):
-        again = found.with_tensors(found.tensors())
-        assert all(a is b for a, b in zip(again.tensors(), found.tensors()))
-        for a, b in zip(again.terms, found.terms):
-            assert (a[0], *a[2:]) == (b[0], *b[2:])
 
 
 def test_sums_of_logits():
@@ -206,26 +190,27 @@ def test_sums_of_logits():
 
 def check_logits(summands, causal, bsz, heads, length, width):
     weights = torch.rand(2, heads, dtype=torch.float64, requires_grad=True)
-    logits = Logits([], [weights])
+    logits = Logits([], [], [], [])
     for summand, row in summands:
-        logits.add_weighted(summand, row)
-    logits = logits.read(0, length, length)
-    before = [x.detach().clone() for x in logits.tensors()]
+        logits = logits + (summand if row < 0 else summand.times(weights[row].view(1, heads, 1, 1)))
+    terms = [*logits.products, *logits.outers, *logits.biases]
+    tensors = [x for term in terms for x in term if isinstance(x, torch.Tensor)]
+    before = [x.detach().clone() for x in tensors]
     value = torch.randn(bsz, heads, length, width, dtype=torch.float64, requires_grad=True)
-    leaves = list({id(t): t for t in [value, *logits.tensors()]}.values())
-    grad = torch.randn(bsz, heads, length, width, dtype=torch.float64)
+    leaves = list({id(t): t for t in [value, *tensors]}.values())
+    grad = torch.randn(length * bsz, heads * width, dtype=torch.float64)
 
     def gradients(computation):
         out = computation.compute(logits, value, None, causal_mask(value) if causal else None)
         return [out, *torch.autograd.grad(out, leaves, grad, allow_unused=True)]
 
     expected = gradients(plain)
-    for computation in (tiled, fused) if logits.of("product") else (tiled,):
+    for computation in (tiled, fused) if logits.products else (tiled,):
         for a, b in zip(gradients(computation), expected):
             zeros = torch.zeros(1, dtype=torch.float64)
             a, b = (zeros if x is None else x for x in (a, b))
             torch.testing.assert_close(*torch.broadcast_tensors(a, b), atol=1e-12, rtol=0)
-    for x, y in zip(logits.tensors(), before):
+    for x, y in zip(tensors, before):
         assert torch.equal(x, y)  # nothing was written to
 
 
@@ -272,7 +257,7 @@ def chosen(spec, monkeypatch, bsz=3, training=True, dropout=0.0, causal=False, *
     if causal:
         call["attn_mask"] = causal_mask(x)
     with monkeypatch.context() as patch:
-        for computation in (*computations.COMPUTATIONS, plain):
+        for computation in computations.COMPUTATIONS:
             name, compute = computation.__name__.split(".")[-1], computation.compute
             patch.setattr(computation, "compute", lambda *args, n=name, f=compute: called.append(n) or f(*args))
         module(x, x, x, **call)
@@ -411,7 +396,7 @@ def test_fused_under_both_masks():
     mask, value = padding_mask(LENGTHS), torch.randn(6, 2, 9, 4)
     logits = product_of(torch.randn(6, 2, 9, 4), torch.randn(6, 2, 9, 4))
     found, expected = (c.compute(logits, value, mask, causal_mask(value)) for c in (fused, plain))
-    visible = ~mask[:, None, :, None]
+    visible = ~mask.t().reshape(54, 1)
     torch.testing.assert_close(found * visible, expected * visible)
 
 
@@ -446,7 +431,7 @@ def test_tiles_are_not_autocast(shared):
     bias = torch.randn(1, 2, 9, 9, requires_grad=True)
     logits = bias_of(bias) if shared else bias_of(bias) + product_of(query, key)
     leaves = [value, bias] if shared else [value, bias, query, key]
-    grad = torch.randn(3, 2, 9, 4)
+    grad = torch.randn(27, 8)
     expected = plain.compute(logits, value, None, None)
     with torch.autocast("cpu", torch.bfloat16):
         found = tiled.compute(logits, value, None, None)
@@ -465,7 +450,7 @@ def test_a_bias_sums_over_sentences_in_fp32():
     def gradient(bsz):
         logits = bias_of(bias) + product_of(query.expand(bsz, -1, -1, -1), key.expand(bsz, -1, -1, -1))
         out = tiled.compute(logits, value.expand(bsz, -1, -1, -1), None, None)
-        return torch.autograd.grad(out, bias, grad.expand(bsz, -1, -1, -1))[0]
+        return torch.autograd.grad(out, bias, grad[0, 0].repeat_interleave(bsz, dim=0))[0]
 
     assert gradient(1).dtype == gradient(300).dtype == torch.bfloat16
     torch.testing.assert_close(gradient(300), 300 * gradient(1), rtol=0.01, atol=0)

@@ -606,7 +606,7 @@ def test_random_without_softmax_mixes_tokens_as_a_mixer(monkeypatch):
     It is computed here as a convolution with kernel 1 whose channels are the tokens and whose groups are the heads;
     with one head it is the token-mixing Linear of MLP-Mixer (Tolstikhin et al. 2021), shared by all features.
     """
-    monkeypatch.setattr(computations, "COMPUTATIONS", ())
+    monkeypatch.setattr(computations, "COMPUTATIONS", (computations.plain,))
     monkeypatch.setattr(computations.plain, "masked_softmax", lambda scores, *masks: scores)
     for heads in (1, 2):
         attention = make_attention("random", embed_dim=6, num_heads=heads, max_length=7)

@@ -20,9 +20,9 @@ from helpers import NAMES, SPECS, Columns, make_attention, padding_mask
 from fairseq_synth.architectures import VARIANTS
 from fairseq_synth.computations import kernels, launches, plain
 from fairseq_synth.errors import SynthesizerError
-from fairseq_synth.linear import Projected
 from fairseq_synth.logits import Logits, bias_of, diagonals_of, outer_product_of, product_of
 from fairseq_synth.masks import causal_mask
+from fairseq_synth.positions import Inputs, columns_of, distances_of, rows_of, window_of
 from fairseq_synth.synthesizers import register_synthesizer
 from recipes.steps import ROOT
 
@@ -82,25 +82,36 @@ def plan_with(monkeypatch, name, value):
     kernels.plan_of.cache_clear()
 
 
-def by_kernels(logits, value, mask=None, causal=False, dropout=0.0, projected=None):
-    """softmax(S) V, (B, H, T, d_h), by the kernels; None where they have no place for the call."""
-    out = kernels.attend(logits, projected or Projected(None, None, value, None), mask, causal, dropout)
-    return None if out is None else out.unflatten(2, (value.size(1), value.size(3))).permute(1, 2, 0, 3)
+def attend(computation, logits, value, mask, causal, dropout):
+    """softmax(S) V, (B, H, T, d_h), by a computation; None where it refuses the call."""
+    bsz, heads, length, width = value.size()
+    call = logits, value, mask, causal_mask(value) if causal else None, dropout
+    if computation.refuses(*call):
+        return None
+    return computation.compute(*call).view(length, bsz, heads, width).permute(1, 2, 0, 3)
 
 
-def by_definition(logits, value, mask=None, causal=False, dropout=0.0, projected=None):
-    """The same by the plain computation."""
-    length = value.size(2)
-    logits = logits.read(0, length, length)
-    return plain.compute(logits, value, mask, causal_mask(value) if causal else None, dropout)
+def by_kernels(logits, value, mask=None, causal=False, dropout=0.0):
+    return attend(kernels, logits, value, mask, causal, dropout)
+
+
+def by_definition(logits, value, mask=None, causal=False, dropout=0.0):
+    return attend(plain, logits, value, mask, causal, dropout)
 
 
 def mixed(weights, *summands):
     """The sum of logits, each times a row of the weights (M, H), or -1 for 1."""
-    logits = Logits([], [] if weights is None else [weights])
+    logits = Logits([], [], [], [])
     for summand, row in summands:
-        logits.add_weighted(summand, row)
+        if row >= 0:
+            summand = summand.times(weights.view(len(weights), 1, -1, 1, 1).unbind()[row])
+        logits = logits + summand
     return logits
+
+
+def all_of(length):
+    """What a call of a whole sentence reads of parameters."""
+    return Inputs(torch.empty(length, 0, 0), None, None, 0, length)
 
 
 @pytest.fixture(autouse=True)
@@ -118,10 +129,10 @@ def dirty_memory(monkeypatch):
 def run(module, x, grad, mask, causal, monkeypatch, computation):
     """Output and gradients of a layer by a computation; rows of padding have no gradient."""
 
-    def attend(logits, projected, key_padding_mask, _, dropout):
-        out = computation(logits, projected.v, key_padding_mask, causal, dropout, projected)
+    def attend(logits, value, key_padding_mask, _, dropout):
+        out = computation(logits, value, key_padding_mask, causal, dropout)
         assert out is not None
-        return out.permute(2, 0, 1, 3).flatten(2)
+        return plain.by_token(out)
 
     with monkeypatch.context() as patch:
         patch.setattr("fairseq_synth.attention.attend", attend)
@@ -271,7 +282,9 @@ def test_distances_of_a_larger_tensor(columns, is_short, monkeypatch):
     plan_with(monkeypatch, "is_short", lambda _: is_short)
     torch.manual_seed(0)
     values, (value, grad) = torch.randn(2, 11, requires_grad=True), torch.randn(2, 2, 2, 9, 4)
-    outputs = (each(diagonals_of(values[:, columns]), value) for each in (by_kernels, by_definition))
+    outputs = (
+        each(diagonals_of(distances_of(values[:, columns], all_of(9))), value) for each in (by_kernels, by_definition)
+    )
     found, expected = (torch.autograd.grad(out, values, grad)[0] for out in outputs)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
@@ -357,15 +370,16 @@ def random_logits(bsz, heads, length):
         leaves.append(torch.randn(*shape).mul_(0.5).requires_grad_())
         return leaves[-1]
 
-    weights, longer = new(5, heads), length + 2
+    weights, longer, inputs = new(5, heads), length + 2, all_of(length)
     logits = mixed(
         weights,
         (product_of(new(bsz, heads, length, 5), new(bsz, length, heads, 5).transpose(1, 2), 0.7), 3),
-        (product_of(new(length, bsz, 1, 3).permute(1, 2, 0, 3), new(1, 3, longer).mT, 0.6), 0),
+        (product_of(new(length, bsz, 1, 3).permute(1, 2, 0, 3), columns_of(new(1, 3, longer).mT, inputs), 0.6), 0),
         (outer_product_of(new(bsz, heads, length, length // 3 + 5), length // 3 + 2), 4),
-        (bias_of(new(heads, 1, longer)), 2),
-        (bias_of(new(1, longer, longer)), 1),
-        (product_of(new(heads, longer, 2), new(1, longer, 2)) + bias_of(new(1, heads, length, length)), -1),
+        (bias_of(window_of(new(heads, 1, longer), inputs)), 2),
+        (bias_of(window_of(new(1, longer, longer), inputs)), 1),
+        (product_of(rows_of(new(heads, longer, 2), inputs), columns_of(new(1, longer, 2), inputs)), -1),
+        (bias_of(new(1, heads, length, length)), -1),
     )
     return logits, leaves
 
@@ -406,14 +420,14 @@ def test_views_of_the_projection(case, is_short, monkeypatch):
     weights, results = torch.rand(2, 2, requires_grad=True), []
     for computation in (by_kernels, by_definition):
         q, k, v = (x.unflatten(-1, (2, 4)).permute(1, 2, 0, 3) for x in packed.split(8, dim=-1))
-        projected, seen = Projected(q, k, v, packed), []
+        seen = []
         if case == "a hook":
             k.register_hook(lambda grad, seen=seen: seen.append(grad) or 0 * grad)
         if case == "retained":
             q.retain_grad()
         query, key = {"swapped": (k, q), "the same twice": (q, q)}.get(case, (q, k))
         query = query.detach() if case == "without a gradient" else query
-        out = computation(mixed(weights, (product_of(query, key), 1), (bias_of(R), 0)), v, projected=projected)
+        out = computation(mixed(weights, (product_of(query, key), 1), (bias_of(window_of(R, all_of(5))), 0)), v)
         grad = torch.linspace(-1, 1, out.numel()).view_as(out)
         found = torch.autograd.grad(out, [packed, R, weights], grad, retain_graph=True)
         if case == "retained":
@@ -476,10 +490,11 @@ def values_and_gradients(computation, bsz, length, wanted, alphas, rows, scale, 
     shapes = [(length, bsz, 24), (2, 7) if diagonals else (2, 4, 4), (alphas, 2)]
     packed, R, weights = leaves = [torch.randn(shape, requires_grad=x) for shape, x in zip(shapes, wanted)]
     q, k, v = (x.unflatten(-1, (2, 4)).permute(1, 2, 0, 3) for x in packed.split(8, dim=-1))
-    shared = diagonals_of(R) if diagonals else bias_of(R)
+    inputs = all_of(length)
+    shared = diagonals_of(distances_of(R, inputs)) if diagonals else bias_of(window_of(R, inputs))
     logits = mixed(weights, (product_of(q, k, scale), rows[0]), (shared, rows[1]))
     mask = padding_mask([length - 1, *[length] * (bsz - 1)]) if masks == "padded" else None
-    out = computation(logits, v, mask, masks == "causal", 0.0, Projected(q, k, v, packed))
+    out = computation(logits, v, mask, masks == "causal")
     visible = out if mask is None else out.masked_fill(mask[:, None, :, None], 0.0)
     return [visible, *torch.autograd.grad(visible.square().sum(), [leaf for leaf in leaves if leaf.requires_grad])]
 
@@ -578,9 +593,10 @@ def test_launches_of_what_is_wanted(wanted, names, monkeypatch):
 
     def gradients(computation):
         q, k, v = (part.unflatten(-1, (2, 8)).permute(1, 2, 0, 3) for part in x["p"].split(16, dim=-1))
-        summand = product_of(x["x"], x["w"]) if set(wanted) & set("xw") else product_of(q, k)
-        logits = mixed(x["a"], (summand, 0), (bias_of(x["R"]), -1))
-        out = computation(logits, v, projected=Projected(q, k, v, x["p"]))
+        shared = product_of(x["x"], columns_of(x["w"], all_of(7)))
+        summand = shared if set(wanted) & set("xw") else product_of(q, k)
+        logits = mixed(x["a"], (summand, 0), (bias_of(window_of(x["R"], all_of(7))), -1))
+        out = computation(logits, v)
         return torch.autograd.grad(out.square().sum(), [x[name] for name in wanted])
 
     for found, expected in zip(gradients(by_kernels), gradients(by_definition)):
@@ -659,7 +675,7 @@ def test_what_is_not_supported(monkeypatch):
     assert not supported(product_of(wide[0], wide[1]) + half + bias_of(bias))
     assert not supported(bias_of(bias), wider) and not supported(product_of(wider, wider[:1]))
     module, x = make_attention("random"), torch.randn(7, 3, 6)
-    monkeypatch.setattr(kernels, "attend", lambda *_: pytest.fail("a call of the kernels"))
+    monkeypatch.setattr(kernels, "compute", lambda *_: pytest.fail("a call of the kernels"))
     module(x, attn_mask=torch.zeros(7, 7))
     module.to("meta")(x.to("meta"))
     module = make_attention("random").double()
@@ -687,7 +703,7 @@ def test_a_kernel_that_does_not_load(error, monkeypatch):
     for _ in range(2):
         expected = (SynthesizerError, line) if type(error) is RuntimeError else (type(error), "out of memory")
         with pytest.raises(expected[0], match=expected[1]):
-            by_kernels(bias_of(torch.randn(2, 7, 7)), torch.randn(3, 2, 7, 8))
+            kernels.compute(bias_of(torch.randn(1, 2, 7, 7)), torch.randn(3, 2, 7, 8), None, None)
     assert len(tried) == 2
 
 
@@ -700,15 +716,15 @@ def test_saved_tensors_in_other_memory(bsz, is_short, monkeypatch):
     packed, key = torch.randn(5, bsz, 48), torch.randn(2, 7, 8)
     q, k, v = (x.unflatten(-1, (2, 8)).permute(1, 2, 0, 3) for x in packed.split(16, dim=-1))
     R, grad = torch.randn(2, 7, 7, requires_grad=True), torch.randn(bsz, 2, 5, 8)
-    logits = product_of(q, k) + product_of(torch.randn(bsz, 2, 5, 8), key) + bias_of(R)
-    projected = Projected(q, k, v, packed)
-    (expected,) = torch.autograd.grad(by_kernels(logits, v, projected=projected), R, grad)
+    shared = product_of(torch.randn(bsz, 2, 5, 8), columns_of(key, all_of(5)))
+    logits = product_of(q, k) + shared + bias_of(window_of(R, all_of(5)))
+    (expected,) = torch.autograd.grad(by_kernels(logits, v), R, grad)
 
     def moved(x):  # from 4 bytes after a multiple of 16 on
         return torch.empty(x.numel() + 16, dtype=x.dtype)[4 // x.itemsize :][: x.numel()].view(x.size()).copy_(x)
 
     with torch.autograd.graph.saved_tensors_hooks(moved, lambda x: x):
-        out = by_kernels(logits, v, projected=projected)
+        out = by_kernels(logits, v)
     assert torch.equal(torch.autograd.grad(out, R, grad)[0], expected)
 
 
@@ -729,13 +745,13 @@ def test_memory_at_any_address(which, monkeypatch):
         return torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view(x.size()).copy_(x)
 
     monkeypatch.setattr(kernels, "run", run)
-    value, grad = torch.randn(5, 2, 16), torch.randn(5, 2, 16)
+    value, grad = torch.randn(5, 2, 16), torch.randn(10, 16)
     bias, mask, found = torch.randn(2, 5, 5), padding_mask([5, 4]), []
     for odd in ("none", which):
         packed, R = moved(value, "value", odd), moved(bias, "bias", odd).requires_grad_()
-        projected = Projected(None, None, packed.unflatten(-1, (2, 8)).permute(1, 2, 0, 3), packed)
+        v = packed.unflatten(-1, (2, 8)).permute(1, 2, 0, 3)
         with torch.autograd.graph.saved_tensors_hooks(functools.partial(moved, name="saved", odd=odd), lambda x: x):
-            out = kernels.attend(bias_of(R), projected, moved(mask, "mask", odd), False)
+            out = kernels.compute(bias_of(window_of(R, all_of(5))), v, moved(mask, "mask", odd), None)
         found += torch.autograd.grad(out, R, moved(grad, "grad", odd))
     assert torch.equal(*found)
 
@@ -748,7 +764,7 @@ def test_gradients_of_padding(is_short, monkeypatch):
     lengths = [7, 4, 0]
     q, k, v, grad = torch.randn(4, 3, 2, 7, 8)
     leaves = [x.requires_grad_() for x in (q, k, v, torch.randn(2, 7, 7))]
-    logits, mask = product_of(q, k) + bias_of(leaves[-1]), padding_mask(lengths)
+    logits, mask = product_of(q, k) + bias_of(leaves[-1][None]), padding_mask(lengths)
     out = by_kernels(logits, v, mask)
     assert not out[mask[:, None].expand(3, 2, 7)].any()
     found = torch.autograd.grad(out, leaves, grad, retain_graph=True)

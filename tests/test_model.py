@@ -38,7 +38,9 @@ from fairseq_synth.attention import SyntheticAttention
 from fairseq_synth.errors import SynthesizerError
 from fairseq_synth.host.layers import HostLayer, has_fast_path
 from fairseq_synth.layers import SynthesizerDecoder
+from fairseq_synth.logits import product_of
 from fairseq_synth.masks import aligned_columns
+from fairseq_synth.positions import Inputs
 
 SOURCES = [[5, 6, 7, 8, 9, 10, 2], [11, 12, 2], [13, 14, 15, 16, 2]]
 TARGETS = [[2, 5, 6], [2, 7, 8, 9, 10, 11], [2, 12, 13, 14]]
@@ -276,6 +278,9 @@ def test_torchscript():
     sizes = dict(encoder_layers=len(LAYERS), decoder_layers=len(LAYERS))
     model = make_synth(",".join(LAYERS), **sizes)
     scripted = torch.jit.script(model)
+    assert all(
+        isinstance(layer.self_attn, SyntheticAttention) for layer in [*model.encoder.layers, *model.decoder.layers]
+    )
     source, target = pad_batch(SOURCES, left=True), pad_batch(TARGETS, left=False)
     lengths = torch.tensor([7, 3, 5])
     real = target.ne(1)  # the scripted model computes the rows of padding, too
@@ -917,13 +922,13 @@ def test_the_documented_function(registry):
     module.reset_parameters()
     component = module.components["locality"]
     torch.nn.init.normal_(component.c)
-    inputs = synthesizers.Inputs(torch.zeros(4, 1, 6), None, None, 3, 9)
-    scores = component(inputs).read(3, 4, 9).total(9)
+    inputs = Inputs(torch.zeros(4, 1, 6), None, None, 3, 9)
+    scores = component(inputs).total(9)
     for i in range(4):
         for j in range(9):
             torch.testing.assert_close(scores[0, :, i, j], -component.w[:, 0] * abs(j - 3 - i) - component.c[:, 0, j])
     (logits,) = module(inputs)
-    assert sorted(kind for kind, *_ in logits.terms) == ["bias", "bias", "diagonals", "product"]
+    assert [len(x) for x in (logits.products, logits.outers, logits.biases, logits.diagonals)] == [1, 0, 2, 1]
     component.zero_logits_()
     assert torch.count_nonzero(component.w) == torch.count_nonzero(component.c) == 0
 
@@ -960,7 +965,7 @@ def test_checkpoints_of_functions_to_come(registry, spec, mixture):
 
         def forward(self, inputs):
             query, key = (torch.nn.functional.normalize(x, dim=-1) for x in (inputs.q, inputs.k))
-            return synthesizers.product_of(query * self.scale, key)
+            return product_of(query * self.scale, key)
 
     model, other = make_synth(spec, synth_mixture=mixture), make_synth(spec, synth_mixture=mixture, seed=9)
     other.load_state_dict(model.state_dict())

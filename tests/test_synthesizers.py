@@ -10,12 +10,13 @@ from helpers import SPECS, make_attention
 from fairseq_synth.errors import SynthesizerError
 from fairseq_synth.heads import parse_heads, parse_spec
 from fairseq_synth.linear import by_head, by_sentence, per_head_linear
-from fairseq_synth.logits import bias_of, outer_product_of, positions
+from fairseq_synth.logits import bias_of, outer_product_of
 from fairseq_synth.masks import causal_mask
+from fairseq_synth.positions import Inputs, positions
 from fairseq_synth.synthesizers import (
+    ROWS,
     SYNTHESIZERS,
     FactorizedDense,
-    Inputs,
     Mixture,
     factorize,
     glorot_uniform_,
@@ -200,7 +201,7 @@ def test_later_rows_are_slices(name):
     def scores(start, length, columns):
         rows = slice(start, start + length)
         (logits,) = module.synthesizer(Inputs(x[rows], q[:, :, rows], k[:, :, :columns], start, columns))
-        return logits.read(start, length, columns).total(columns).expand(2, 2, length, columns)
+        return logits.total(columns).expand(2, 2, length, columns)
 
     for start, columns in [(4, 7), (6, 9), (0, 1)]:
         torch.testing.assert_close(scores(start, 2, columns), scores(0, 9, 9)[:, :, start : start + 2, :columns])
@@ -217,9 +218,9 @@ def test_convex_weights(spec):
     # equal logits in every component come out unchanged exactly when the weights sum to 1
     module = make_attention(spec)
     for component in module.synthesizer.components.values():
-        component.forward = lambda inputs: bias_of(torch.ones(2, 4, 4))
+        component.forward = lambda inputs: bias_of(torch.ones(1, 2, 4, 4))
     (logits,) = module.synthesizer(Inputs(torch.zeros(4, 1, 6), None, None, 0, 4))
-    torch.testing.assert_close(logits.read(0, 4, 4).total(4), torch.ones(1, 2, 4, 4))
+    torch.testing.assert_close(logits.total(4), torch.ones(1, 2, 4, 4))
     assert make_attention(spec, "sum").synthesizer.alpha is None
 
 
@@ -245,7 +246,7 @@ def test_zero_logits(name):
     component = module.synthesizer.components[name]
     component.zero_logits_()
     (logits,) = module.synthesizer(Inputs(torch.randn(6, 2, 6), None, None, 0, 6))
-    scores = logits.read(0, 6, 6).total(6)
+    scores = logits.total(6)
     assert torch.count_nonzero(scores) == 0
     (scores * torch.randn_like(scores)).sum().backward()
     assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in component.parameters())
@@ -257,7 +258,7 @@ def test_factorized_dense_has_distinct_columns():
     module = FactorizedDense(1, 4, 256, 8)
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter)
-    row = module(Inputs(torch.randn(1, 1, 4), None, None, 0, 256)).read(0, 1, 256).total(256).flatten()
+    row = module(Inputs(torch.randn(1, 1, 4), None, None, 0, 256)).total(256).flatten()
     assert row.unique().numel() == 256
 
 
@@ -317,6 +318,20 @@ def test_spec():
     assert "convex, sum" in str(_error(Mixture, ("random",), "product", 2, 3, 12, 3))
 
 
+def test_the_order_of_the_classes_has_no_meaning(registry):
+    """The rows of alpha in a checkpoint are those of names, and are the same in every release."""
+    spec, x = "random+dense+vanilla", torch.randn(5, 2, 6)
+    module = make_attention(spec)
+    for name in sorted(SYNTHESIZERS):
+        SYNTHESIZERS[name] = SYNTHESIZERS.pop(name)
+    other = make_attention(spec, seed=1)
+    other.load_state_dict(module.state_dict())
+    assert torch.equal(other(x)[0], module(x)[0])
+    SYNTHESIZERS["a"] = SYNTHESIZERS["b"] = SYNTHESIZERS["random"]
+    assert parse_spec("b+vanilla+a+random") == ("random", "vanilla", "a", "b")
+    assert parse_spec("+".join(reversed(ROWS))) == ROWS
+
+
 def test_per_head_linear():
     """Each head's matrix multiplies the head's slice of each token."""
     x, weight, bias = torch.randn(5, 3, 8), torch.randn(2, 6, 4), torch.randn(2, 6)
@@ -328,6 +343,6 @@ def test_per_head_linear():
 def test_columns_of_an_outer_product(columns):
     """Fewer columns than one group has, some groups, and more than a b, where they begin again."""
     factors = torch.randn(2, 1, 4, 5)
-    found = outer_product_of(factors, 2).read(0, 4, columns).total(columns)
+    found = outer_product_of(factors, 2).total(columns)
     for j in range(columns):
         torch.testing.assert_close(found[..., j], factors[..., j % 6 // 3] * factors[..., 2 + j % 3])

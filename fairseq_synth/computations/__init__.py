@@ -1,4 +1,4 @@
-"""Exact ways to compute ``softmax(S) V``, one module each. `attend` takes the first that supports a call.
+"""Exact ways to compute ``softmax(S) V``, one module each. `attend` takes the first that does not refuse a call.
 
 `plain` is the definition: the others are tested against it, in value and gradient.
 
@@ -12,46 +12,51 @@
             where they are shared across the batch and there is no padding mask
 ==========  ==============================================================================================
 
-`fused`, `tiled` and `plain` have ``compute``, which takes logits that are read (`Logits.read`) and returns (B, H, T,
-d_h); ``supports`` says of the first two whether they take a call. To add a computation, write such a module and put it
-into `COMPUTATIONS`. `kernels` takes logits as functions return them; the other modules here belong to it.
+Each has ``compute``, which returns (T B, C), and ``refuses``, with the same arguments, which says what of a call it has
+no place for; an empty string if it takes the call. To add a computation, write such a module and put it into
+`COMPUTATIONS`; the other modules here belong to `kernels`.
 """
 
+import logging
+from functools import lru_cache
 from typing import Optional
 
 from torch import Tensor
 
-from ..linear import Projected
 from ..logits import Logits
-from ..masks import is_causal
 from . import fused, kernels, plain, tiled
 
-COMPUTATIONS = (fused, tiled)  # and `plain`, which takes every call
+logger = logging.getLogger(__name__)
+
+COMPUTATIONS = (kernels, fused, tiled, plain)
 
 
 def attend(
     logits: Logits,
-    projected: Projected,
+    value: Tensor,
     key_padding_mask: Optional[Tensor],
     attn_mask: Optional[Tensor],
     dropout: float = 0.0,
 ) -> Tensor:
-    """``softmax(S + masks) V``, (T B, C), by the first computation that supports it.
+    """``softmax(S + masks) V``, (T B, C), by the first computation that takes the call.
 
     Args:
         logits: S.
-        projected: the values, and what the kernels need to know of queries and keys.
+        value: V, (B, H, T, d_h).
         key_padding_mask: (B, T), true at padding, or None.
         attn_mask: as `masks.masked_softmax` takes it; with `causal_mask` there is no ``key_padding_mask``.
         dropout: probability of dropping an attention weight.
     """
-    value = projected.v
-    if kernels.are_on(value) and (attn_mask is None or is_causal(attn_mask)):
-        out = kernels.attend(logits, projected, key_padding_mask, attn_mask is not None, dropout)
-        if out is not None:
-            return out.flatten(0, 1)
-    bsz, heads, length, width = value.size()
-    call = (logits.read(0, length, length), value, key_padding_mask, attn_mask, dropout)
-    computation = next((computation for computation in COMPUTATIONS if computation.supports(*call)), plain)
-    by_head: Tensor = computation.compute(*call)
-    return by_head.permute(2, 0, 1, 3).reshape(length * bsz, heads * width)
+    for computation in COMPUTATIONS:
+        reason = computation.refuses(logits, value, key_padding_mask, attn_mask, dropout)
+        if not reason:
+            out: Tensor = computation.compute(logits, value, key_padding_mask, attn_mask, dropout)
+            return out
+        say(computation.__name__, reason)
+    raise AssertionError("`plain` takes every call")
+
+
+@lru_cache(maxsize=None)
+def say(computation: str, reason: str) -> None:
+    """Logs, once, what a computation refuses."""
+    logger.debug(f"{computation} refuses {reason}")

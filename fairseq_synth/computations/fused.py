@@ -1,57 +1,53 @@
 """softmax(S) V by one call of torch's fused attention."""
 
-from typing import Optional
+from typing import List, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..logits import Logits, concatenate
+from ..linear import concatenated, smaller_times
+from ..logits import Bias, Logits
 from ..masks import future, in_type, is_causal, lowest, on_cpu
+from .plain import by_token
 
 
-def supports(
+def refuses(
     logits: Logits, value: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor], dropout: float
-) -> bool:
-    """Logits with an inner product that differ by sentence; on a CPU one inner product alone, as its kernel for biases
-    is slow."""
-    if not logits.of("product") or (value.size(0) > 1 and logits.is_shared()):
-        return False
-    if on_cpu(value) and len(logits.terms) > 1:
-        return False
-    return attn_mask is None or is_causal(attn_mask)
+) -> str:
+    """See `computations`."""
+    if not logits.products:
+        return "logits without an inner product"
+    if value.size(0) > 1 and logits.is_shared():
+        return "logits that all sentences share"
+    if on_cpu(value) and logits.number_of_terms() > 1:
+        return "more than one inner product on a CPU, whose kernel for biases is slow"
+    return "" if attn_mask is None or is_causal(attn_mask) else "a mask other than the causal one"
 
 
 def compute(
     logits: Logits, value: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor], dropout: float = 0.0
 ) -> Tensor:
-    """See `attend`. Rows of a sentence of padding alone are unspecified, but finite."""
+    """See `computations`. Rows of a sentence of padding alone are unspecified, but finite."""
     bsz, heads, length, head_dim = value.size()
     causal = is_causal(attn_mask)
-    scale = logits.of("product")[0][3]  # torch multiplies the sum of all products by it
-    queries, keys, others = [], [], []
-    for term in logits.terms:
-        kind, factors, row, factor, _ = term
-        x = factors[0]
-        if kind == "product":
-            query, key = logits.weighted(row, x, factors[1], factor / scale)
-        elif kind == "bias" and x.size(2) == 1:
-            # a bias on columns is 8 more features of every key, times query features of 1/8, as the kernels want a
-            # multiple of 8
-            eighth = value.new_full([1, 1, 1, 1], 1 / 8 / scale) if row < 0 else logits.weights[row] * (1 / 8 / scale)
-            query, key = eighth.expand(bsz, heads, length, 8), x.transpose(2, 3).expand(bsz, heads, -1, 8)
-        else:
-            others.append(term)
+    scale = logits.products[0].scale  # torch multiplies the sum of all products by it
+    factors = [smaller_times((query, key), factor / scale, weight) for query, key, factor, weight in logits.products]
+    others: List[Bias] = []
+    for bias, weight in logits.biases:
+        if bias.size(2) > 1:
+            others.append(Bias(bias, weight))
             continue
-        queries.append(query)
-        keys.append(key)
-    if len(queries) > 1 or query.size() != key.size() or query.size(0) != bsz or query.size(1) != heads:
-        query, key = concatenate(queries, bsz, heads), concatenate(keys, bsz, heads)
+        # a bias on columns is 8 more features of every key, times query features of 1/8, as the kernels want a
+        # multiple of 8
+        eighth = value.new_full([1, 1, 1, 1], 1 / 8 / scale) if weight is None else weight * (1 / 8 / scale)
+        factors.append((eighth.expand(bsz, heads, length, 8), bias.transpose(2, 3).expand(bsz, heads, -1, 8)))
+    query, key = joined(factors, bsz, heads)
     query, key = in_type(query, value.dtype), in_type(key, value.dtype)
 
     mask: Optional[Tensor] = None
-    if others:
-        mask = in_type(Logits(others, logits.weights).total(length), value.dtype)
+    if others or logits.outers or logits.diagonals:
+        mask = in_type(Logits([], logits.outers, others, logits.diagonals).total(length), value.dtype)
     if key_padding_mask is not None:
         hidden = in_type(key_padding_mask, torch.bool).view(bsz, 1, 1, length)
         # finite, so that a sentence of padding alone has no NaN, also where a bias is added to it
@@ -72,4 +68,13 @@ def compute(
     out = F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal and mask is None, scale=scale
     )
-    return out[..., :head_dim] if out.size(3) > head_dim else out
+    return by_token(out[..., :head_dim] if out.size(3) > head_dim else out)
+
+
+def joined(factors: List[Tuple[Tensor, Tensor]], bsz: int, heads: int) -> Tuple[Tensor, Tensor]:
+    """The factors (B, H, T, r) and (B, H, S, r) of all products, concatenated on their features."""
+    query, key = factors[0]
+    if len(factors) == 1 and query.size() == key.size() and query.size(0) == bsz and query.size(1) == heads:
+        return query, key
+    queries, keys = zip(*factors)
+    return concatenated(list(queries), bsz, heads), concatenated(list(keys), bsz, heads)

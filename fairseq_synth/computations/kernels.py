@@ -6,29 +6,30 @@ kernels are in `triton_attention` and `triton_sums`, their formula in `triton_co
 
 =======  =====================================================================================
 packed   (T, B, features): of every token its queries and keys, if there are any, and its values
-x, w     (H, T, B, X) and (H, l, X): the product with shared keys, w whole
+x, w     (H, T, B, X) and (H, l, X): the product with shared keys
 pair     (H, T, B, a + b): both factors of the outer product
-c        (H, l): a row, whole
-r        (H, l, l): a matrix, whole or of this call; or its values by distance, (H, 2 m + 1)
+c        (H, l): a row
+r        (H, l, l): a matrix; or its values by distance, (H, 2 m + 1)
 weights  (M, H): the weights of the mixture
 =======  =====================================================================================
 
-The projections leave them so. As parameters are whole, their gradients are too: nothing is sliced, joined or padded.
+What a call has of projections, parameters and weights are views. The kernels are given what these are views of, and
+its gradient: nothing is sliced, joined or padded.
 """
 
 import logging
 import os
 from functools import lru_cache
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..errors import SynthesizerError
-from ..linear import Projected
-from ..logits import Logits, Term, positions
-from ..masks import is_recorded
+from ..logits import Bias, Diagonals, Logits, Product, product_of
+from ..masks import is_causal, is_recorded
+from ..positions import positions
 from .launches import NAMES, SUMMANDS, Launch, Layout, Plan, plan_of, up
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ CAPABILITY = (8, 0)
 MAX_HEAD_DIM = 128
 # up to so many rows R1 R2^T is computed whole: slicing first would add a kernel for the slice's gradient
 MAX_ROWS_UNSLICED = 512
+NO_WEIGHTS = (-1,) * len(SUMMANDS)
 
 
 def are_on(x: Tensor) -> bool:
@@ -87,107 +89,137 @@ def triton_fits() -> bool:
     return tuple(int(number) for number in triton.__version__.split(".")[:2]) >= TRITON
 
 
-def attend(
-    logits: Logits, projected: Projected, key_padding_mask: Optional[Tensor], is_causal: bool, dropout: float = 0.0
-) -> Optional[Tensor]:
-    """See `computations.attend`; None for what the kernels have no place for. Rows of padding at the end are 0."""
-    call = call_of(logits, projected, key_padding_mask is not None, is_causal, dropout)
-    if call is None:
-        return None
-    layout, tensors = call
+def refuses(
+    logits: Logits, value: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor], dropout: float
+) -> str:
+    """See `computations`."""
+    if not are_on(value):
+        return "kernels that are off"
+    if attn_mask is not None and not is_causal(attn_mask):
+        return "a mask other than the causal one"
+    places = places_of(logits, value)
+    if places is None:
+        return "a factor that lies where that of no summand does"
+    q, x, outer, c, r = [len(terms) for terms in places]
+    if max(q, x, outer, c) > 1:
+        return "two summands of one kind"
+    if q and not (x or outer or c or r):
+        return "an inner product alone, which torch's fused attention is for"
+    widest = max([value.size(3)] + [term.query.size(3) for term in places[0] + places[1]])
+    return "heads that are too wide" if widest > (MAX_HEAD_DIM if q + x + outer + r <= 2 else 64) else ""
+
+
+def compute(
+    logits: Logits, value: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor], dropout: float = 0.0
+) -> Tensor:
+    """See `computations`. Rows of padding at the end are 0."""
+    layout, tensors = call_of(logits, value, key_padding_mask is not None, attn_mask is not None, dropout)
     plan = plan_of(layout)
     if not plan.is_loaded and not is_interpreted():
         load(plan, tensors)
     hidden = None
     if key_padding_mask is not None:
         hidden = aligned(key_padding_mask.to(torch.bool).contiguous().view(torch.uint8))
-    seed = torch.randint(1 << 62, (1,), device=projected.v.device) if dropout > 0 else None
+    seed = torch.randint(1 << 62, (1,), device=value.device) if dropout > 0 else None
     out: Tensor = _Kernels.apply(plan, hidden, seed, *tensors)
     return out
 
 
-def call_of(
-    logits: Logits, projected: Projected, has_hidden: bool, is_causal: bool, dropout: float
-) -> Optional[Tuple[Layout, List[Tensor]]]:
-    """What a call's launches depend on, and its tensors in the order of `NAMES`; None if a summand has no place."""
-    q, k, value, packed = projected
-    bsz, heads, length, width = value.size()
-    terms: Dict[str, List[Term]] = {name: [] for name in SUMMANDS}
-    for term in logits.terms:
-        name = summand_of(term, bsz)
-        if name is None:
+def places_of(logits: Logits, value: Tensor) -> Optional[Tuple[List[Any], ...]]:
+    """The terms that are computed as each of `SUMMANDS`; None if a factor lies where that of no summand does."""
+    bsz, length = value.size(0), value.size(2)
+    q, x, c, r = [], [], [], list(logits.diagonals)  # type: Tuple[List[Any], List[Any], List[Any], List[Any]]
+    for number, term in enumerate(reversed(logits.products)):
+        is_query_shared, is_key_shared = term.query.size(0) < bsz, term.key.size(0) < bsz
+        if bsz == 1:  # any place will do; queries and keys of the projections come last in a mixture
+            is_query_shared, is_key_shared = number > 1, number > 0
+        if is_query_shared and not is_key_shared:
             return None
-        terms[name].append(term)
-    of_q, of_x, of_outer, of_c, of_r = map(len, terms.values())
-    if max(of_q, of_x, of_outer, of_c) > 1:
-        return None
-    if of_q and not (of_x or of_outer or of_c or of_r):
-        return None  # `vanilla` alone: torch's fused attention
-    widest = max([width, *(tensors[0].size(-1) for _, tensors, *_ in terms["q"] + terms["x"])])
-    if widest > (MAX_HEAD_DIM if of_q + of_x + of_outer + of_r <= 2 else 64):
-        return None
+        (r if is_query_shared else x if is_key_shared else q).append(term)
+    for bias in logits.biases:
+        rows = bias.bias.size()
+        if rows[0] > 1:
+            return None
+        (c if rows[2] < length else r).append(bias)
+    return q, x, logits.outers, c, r
 
+
+def call_of(
+    logits: Logits, value: Tensor, has_hidden: bool, causal: bool, dropout: float
+) -> Tuple[Layout, List[Tensor]]:
+    """What a call's launches depend on, and its tensors in the order of `NAMES`."""
+    bsz, heads, length, width = value.size()
+    places = places_of(logits, value)
+    assert places is not None
+    of_q, of_x, of_outer, of_c, of_r = places
     t: Dict[str, Any] = dict.fromkeys(NAMES)
-    rows, scale, q_width, a = dict.fromkeys(SUMMANDS, -1), 1.0, 0, 0
-    for _, (query, key), rows["q"], scale, _ in terms["q"]:  # noqa: B007
-        # hooks of a function on what it was given see the gradient of views alone
-        is_hooked = query._backward_hooks or key._backward_hooks or query.retains_grad or key.retains_grad
-        if query is not q or key is not k or is_hooked:
-            packed = torch.cat([flat(x, bsz, heads, value.dtype) for x in (query, key, value)], dim=2)
-        q_width = query.size(3)
-    if packed is None or not of_q and packed.size(-1) != heads * width:
-        packed = flat(value, bsz, heads, value.dtype)
-    t["packed"] = packed.contiguous()
-    for _, (query, key), rows["x"], of_product, _ in terms["x"]:
+    Q = X = left = right = w_rows = c_columns = r_rows = r_columns = 0
+    scale = 1.0
+    if of_q:
+        query, key, scale, _ = of_q[0]
+        Q, t["packed"] = query.size(3), packed([query, key, value])
+    else:
+        t["packed"] = packed([value])
+    if of_x:
+        query, key, of_product, _ = of_x[0]
         t["x"] = by_head(query if of_product == 1.0 else query * of_product, bsz, heads, value.dtype)
-        t["w"] = whole(key, heads, length, 1)
-    for _, (factors,), rows["outer"], _, a in terms["outer"]:
-        groups, right = up(length, factors.size(3) - a), factors[..., a:]
-        if groups > a:  # beyond l
-            factors, a = torch.cat([positions(factors[..., :a], 3, 0, groups), right], dim=3), groups
+        t["w"], w_rows, X = whole(key, heads)
+    if of_outer:
+        factors, left, _ = of_outer[0]
+        right = factors.size(3) - left
+        groups = up(length, right)
+        if groups > left:  # beyond l
+            factors = torch.cat([positions(factors[..., :left], 3, 0, groups), factors[..., left:]], dim=3)
+            left = groups
         t["pair"] = by_head(factors, bsz, heads, value.dtype)
-    for _, (bias,), rows["c"], _, _ in terms["c"]:
-        t["c"] = whole(bias, heads, length, 2)
+    if of_c:
+        t["c"], _, c_columns = whole(of_c[0].bias, heads)
     if of_r:
-        rows["r"], t["r"] = matrix(Logits(terms["r"], logits.weights), heads, length)
-    if logits.weights:
-        t["weights"] = logits.weights[0]
-    _, x, w, pair, c, r, weights = t.values()
-    r_rows = size(r, 1) if r is None or r.dim() == 3 else 1
-    of_heads = (length, bsz, heads, width, q_width, size(x, 3), a, size(pair, 3) - a)
-    of_shared = (size(w, 1), size(c, 2), r_rows, size(r, -1), r is not None and r.dim() == 2, size(weights, 0))
-    of_call = (tuple(rows.values()), scale, has_hidden, is_causal, dropout)
-    tensors = [tensor for tensor in t.values() if tensor is not None]
-    dtypes = tuple([tensor.dtype for tensor in tensors])
-    wanted = frozenset([name for name, tensor in t.items() if tensor is not None and tensor.requires_grad])
-    layout = Layout(value.device, dtypes, *of_heads, *of_shared, *of_call, wanted)
-    return layout, [aligned(tensor) for tensor in tensors]
+        summand = of_r[0] if len(of_r) == 1 else Bias(sum_of(of_r).total(length), None)
+        t["r"], r_rows, r_columns = matrix(summand, heads, length)
+    t["weights"], rows = weights_of([terms[0].weight if len(terms) == 1 else None for terms in places], heads)
+    given = {name: tensor for name, tensor in t.items() if tensor is not None}
+    layout = Layout(
+        value.device, tuple([x.dtype for x in given.values()]), T=length, B=bsz, H=heads, D=width, Q=Q, X=X, left=left,
+        right=right, w_rows=w_rows, c_columns=c_columns, r_rows=r_rows, r_columns=r_columns,
+        is_by_distance=len(of_r) == 1 and isinstance(of_r[0], Diagonals),
+        weights=0 if t["weights"] is None else t["weights"].numel() // heads, rows=rows, scale=scale,
+        has_hidden=has_hidden, is_causal=causal, dropout=dropout,
+        wanted=frozenset([name for name, tensor in given.items() if tensor.requires_grad]),
+    )  # fmt: skip
+    return layout, [aligned(tensor) for tensor in given.values()]
 
 
-def summand_of(term: Term, bsz: int) -> Optional[str]:
-    """Which of `SUMMANDS` a term is computed as; None for a factor that lies where that of no summand does."""
-    kind, tensors, *_ = term
-    if kind == "outer":
-        return "outer"
-    if kind == "product":
-        is_query_shared, is_key_shared = [x.dim() == 3 or x.size(0) < bsz for x in tensors]
-        if is_query_shared:
-            return "r" if is_key_shared else None
-        return "x" if is_key_shared else "q"
-    (bias,) = tensors
-    if bias.dim() == 4 and bias.size(0) > 1:
-        return None
-    return "c" if kind == "bias" and bias.size(-2) == 1 else "r"
+def sum_of(terms: List[Any]) -> Logits:
+    """Logits of products, biases and diagonals."""
+    kinds: List[List[Any]] = [[x for x in terms if isinstance(x, kind)] for kind in (Product, Bias, Diagonals)]
+    return Logits(kinds[0], [], kinds[1], kinds[2])
 
 
-def size(x: Optional[Tensor], dim: int) -> int:
-    """Its size in a dimension; 0 for None."""
-    return 0 if x is None else x.size(dim)
+def is_view(x: Tensor, base: Optional[Tensor]) -> bool:
+    """Whether the kernels may read x in `base`, and give the gradient of that: x is a view of it, and nothing else
+    waits for the gradient of x."""
+    return (
+        base is not None and x._base is base and base.is_contiguous() and base.dtype == x.dtype
+        and base.requires_grad == x.requires_grad != x.is_leaf and not x._backward_hooks and not x.retains_grad
+    )  # fmt: skip
 
 
-def flat(x: Tensor, bsz: int, heads: int, dtype: torch.dtype) -> Tensor:
-    """(B or 1, H or 1, T, r) -> (T, B, H r)."""
-    return x.to(dtype).expand(bsz, heads, -1, -1).permute(2, 0, 1, 3).flatten(2)
+def packed(parts: Sequence[Tensor]) -> Tensor:
+    """Parts (B, H, T, d) side by side for each token, (T B, features): what they are views of, or a copy."""
+    bsz, heads, length, _ = parts[-1].size()
+    base, features = parts[-1]._base, heads * sum([x.size(3) for x in parts])
+    if base is not None and base.numel() == length * bsz * features:
+        place = base.storage_offset()
+        for x in parts:
+            strides = (features, x.size(3), bsz * features, 1)
+            if not is_view(x, base) or x.storage_offset() != place or x.stride() != strides:
+                break
+            place += heads * x.size(3)
+        else:
+            return base
+    by_token = [x.to(parts[-1].dtype).expand(bsz, heads, -1, -1).permute(2, 0, 1, 3).flatten(2) for x in parts]
+    return (torch.cat(by_token, dim=2) if len(by_token) > 1 else by_token[0]).contiguous()
 
 
 def by_head(x: Tensor, bsz: int, heads: int, dtype: torch.dtype) -> Tensor:
@@ -196,26 +228,51 @@ def by_head(x: Tensor, bsz: int, heads: int, dtype: torch.dtype) -> Tensor:
     return (x if x.size(0) == heads and x.size(2) == bsz else x.expand(heads, -1, bsz, -1)).contiguous()
 
 
-def whole(x: Tensor, heads: int, length: int, dim: int) -> Tensor:
-    """What sentences share, (H, rows, columns), with so many entries in a dimension at least."""
-    x = x[0] if x.dim() == 4 else x
-    if x.size(dim) < length:
-        x = positions(x, dim, 0, length)
-    return (x if x.size(0) == heads else x.expand(heads, -1, -1)).contiguous()
+def whole(x: Tensor, heads: int) -> Tuple[Tensor, int, int]:
+    """What begins with x, (1, H or 1, n, m), in each head, (H, rows, columns): what it is a view of, or a copy; and how
+    many rows and columns there are."""
+    base, (_, head, row, one) = x._base, x.stride()
+    if (
+        base is not None and base.numel() == heads * head and x.size(1) == heads and one == 1 and row >= x.size(3)
+        and head % row == 0 and x.storage_offset() == base.storage_offset() and is_view(x, base)
+    ):  # fmt: skip
+        return base, head // row, row
+    x = x[0] if x.size(1) == heads else x[0].expand(heads, -1, -1)
+    return x.contiguous(), x.size(1), x.size(2)
 
 
-def matrix(logits: Logits, heads: int, length: int) -> Tuple[int, Tensor]:
-    """The row of the weight of a sum's only summand, and the summand; of several, -1 and the sum."""
-    if len(logits.terms) == 1:
-        ((kind, (x, *keys), row, scale, _),) = logits.terms
-        if kind == "diagonals":
-            return row, x.contiguous()
-        for key in keys:
-            if x.dim() == key.dim() == 3 and max(x.size(1), key.size(1)) <= MAX_ROWS_UNSLICED and scale == 1.0:
-                kind, x = "bias", torch.bmm(x, key.transpose(1, 2))
-        if kind == "bias":
-            return row, whole(whole(x, heads, length, 1), heads, length, 2)
-    return -1, whole(logits.read(0, length, length).total(length), heads, length, 1)
+def matrix(term: Union[Product, Bias, Diagonals], heads: int, length: int) -> Tuple[Tensor, int, int]:
+    """A summand without its weight, as `whole` returns it."""
+    if isinstance(term, Bias):
+        return whole(term.bias, heads)
+    if isinstance(term, Product):
+        (query, rows, _), (key, columns, _) = whole(term.query, heads), whole(term.key, heads)
+        if max(rows, columns) > MAX_ROWS_UNSLICED or query.dim() != 3 or key.dim() != 3 or term.scale != 1.0:
+            return whole(product_of(*term[:3]).total(length), heads)
+        return torch.bmm(query, key.transpose(1, 2)), rows, columns
+    values = term.values
+    base, number = values._base, values.stride(1)
+    if (
+        base is not None and base.numel() == heads * number and values.size(1) == heads and is_view(values, base)
+        and values.storage_offset() - base.storage_offset() == number // 2 + 1 - length
+    ):  # fmt: skip
+        return base, 1, number
+    values = values[0, :, 0].expand(heads, -1).contiguous()
+    return values, 1, values.size(1)
+
+
+def weights_of(weights: Sequence[Optional[Tensor]], heads: int) -> Tuple[Optional[Tensor], Tuple[int, ...]]:
+    """Weights (M, H), and the row of each of `SUMMANDS` in them, -1 for a weight of 1."""
+    given = [x for x in weights if x is not None]
+    if not given:
+        return None, NO_WEIGHTS
+    base = given[0]._base
+    if base is not None and all([is_view(x, base) and x.stride(1) == 1 for x in given]):
+        first = base.storage_offset()
+        return base, tuple([-1 if x is None else (x.storage_offset() - first) // heads for x in weights])
+    numbers = iter(range(len(given)))
+    rows = tuple([-1 if x is None else next(numbers) for x in weights])
+    return torch.cat([x.reshape(1, heads) for x in given]), rows
 
 
 def aligned(x: Any) -> Any:
@@ -258,7 +315,7 @@ class _Kernels(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, plan: Plan, hidden: Optional[Tensor], seed: Optional[Tensor], *call: Any) -> Tensor:
         a = plan.layout
-        out: Tensor = call[0].new_empty((a.T, a.B, a.H * a.D))
+        out: Tensor = call[0].new_empty((a.T * a.B, a.H * a.D))
         lse = out.new_empty((a.B, a.H, a.T), dtype=torch.float32) if plan.is_long else None
         tensors: Dict[Any, Any] = dict(zip(plan.names, call), hidden=hidden, seed=seed, out=out, lse=lse)
         tensors[None] = None

@@ -10,14 +10,27 @@ from ..logits import Logits
 from ..masks import is_causal, masked_softmax
 
 
+def refuses(
+    logits: Logits, value: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor], dropout: float
+) -> str:
+    """See `computations`: it takes every call."""
+    return ""
+
+
 def compute(
     logits: Logits, value: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor], dropout: float = 0.0
 ) -> Tensor:
-    """See `attend`. Under an ``attn_mask`` other than `causal_mask` a row that sees nothing is 0."""
+    """See `computations`. Under an ``attn_mask`` other than `causal_mask` a row that sees nothing is 0."""
     bsz, heads, length, _ = value.size()
     zero_unseeing_rows = attn_mask is not None and not is_causal(attn_mask)
     weights = attention_weights(logits, heads, length, length, key_padding_mask, attn_mask, zero_unseeing_rows)
-    return weighted_sum(drop(weights.to(value.dtype), dropout, bsz), value)
+    return by_token(weighted_sum(drop(weights.to(value.dtype), dropout, bsz), value))
+
+
+def by_token(out: Tensor) -> Tensor:
+    """(B, H, T, d_h) -> (T B, H d_h), as the output projection takes it."""
+    bsz, heads, length, width = out.size()
+    return out.permute(2, 0, 1, 3).reshape(length * bsz, heads * width)
 
 
 def attention_weights(

@@ -10,49 +10,65 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..logits import Logits
+from ..linear import concatenated, smaller_times
+from ..logits import Logits, Normal, total
 from ..masks import at_least_fp32, future, is_causal, on_cpu, sentence_lengths
+from .plain import by_token
 
 PLAIN_LIMIT = 1 << 18  # up to so many logits fit in a core's caches as they are, so that `plain` is faster
 TILE = 1 << 19  # logits in a tile: 2 MiB of fp32, which stay in a core's caches through a handful of passes
 CAUSAL_ROWS = 128  # rows of a causal tile: columns to the right of it are not computed
-PARTS = {"product": ["query", "key"], "outer": ["outer", "outer"], "bias": ["bias"]}  # what the tensors of a term are
 
 
-def supports(
+def refuses(
     logits: Logits, value: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor], dropout: float
-) -> bool:
-    """Many logits on a CPU, without dropout. All padding is on the right, and no sentence is empty."""
-    if dropout or not on_cpu(value) or not (attn_mask is None or is_causal(attn_mask)):
-        return False
+) -> str:
+    """See `computations`."""
+    if not on_cpu(value):
+        return "values that are not on a CPU"
+    if dropout:
+        return "dropout"
+    if not (attn_mask is None or is_causal(attn_mask)):
+        return "a mask other than the causal one"
     bsz, heads, length, _ = value.size()
     number = (min(bsz, 1) if key_padding_mask is None and logits.is_shared() else bsz) * heads * length**2
-    return number > PLAIN_LIMIT and lengths_of(value, key_padding_mask) is not None
+    if number <= PLAIN_LIMIT:
+        return "few logits"
+    return "" if lengths_of(value, key_padding_mask) else "padding on the left, or an empty sentence"
 
 
 def compute(
     logits: Logits, value: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor], dropout: float = 0.0
 ) -> Tensor:
-    """See `attend`."""
+    """See `computations`."""
     bsz, heads, length, _ = value.size()
     causal, lengths = is_causal(attn_mask), lengths_of(value, key_padding_mask)
     assert lengths is not None
-    # under autocast the types differ
-    parts = zip(parts_of(logits), logits.tensors())
-    logits = logits.with_tensors([x.to(value.dtype) if part in ("query", "key") else x for part, x in parts])
     rows = CAUSAL_ROWS if causal else length
-    if bsz > 1 and logits.is_shared():
-        blocks = list(blocks_of_lengths(lengths, heads, rows))
-    else:
-        blocks = list(blocks_of_sentences(lengths, heads, rows))
-    tensors = logits.tensors()
-    structure = logits.with_tensors([torch.empty(0)] * len(tensors))
-    return _Tiled.apply(structure, blocks, causal, value, *tensors)
+    find = blocks_of_lengths if bsz > 1 and logits.is_shared() else blocks_of_sentences
+    others = Logits([], logits.outers, logits.biases, logits.diagonals).normal(length, len(logits.products) > 0)[2:]
+    pairs = [smaller_times((query, key), scale, weight) for query, key, scale, weight in logits.products]
+    factors = [x.to(value.dtype) for pair in zip(*pairs) for x in pair]  # under autocast the types differ
+    return by_token(_Tiled.apply(list(find(lengths, heads, rows)), causal, value, *others, *factors))
 
 
 def lengths_of(value: Tensor, key_padding_mask: Optional[Tensor]) -> Optional[List[int]]:
     """As `sentence_lengths`; without a mask all sentences have the length of the values."""
     return [value.size(2)] * value.size(0) if key_padding_mask is None else sentence_lengths(key_padding_mask)
+
+
+ALL = slice(None)
+
+
+def cut(x: Normal, sentences: slice, heads: slice, rows: slice, columns: slice) -> Normal:
+    """These parts of the summands, or of sums like them: views; what has a size of 1 is of all."""
+
+    def of(x: Optional[Tensor], *parts: slice) -> Optional[Tensor]:
+        return None if x is None else x[tuple(part if n > 1 else ALL for part, n in zip(parts, x.size()))]
+
+    query, key = of(x.query, sentences, heads, rows), of(x.key, sentences, heads, columns)
+    left, right = of(x.left, sentences, heads, rows), of(x.right, sentences, heads, rows)
+    return Normal(query, key, left, right, of(x.bias, sentences, heads, rows, columns))
 
 
 class Block(NamedTuple):
@@ -64,6 +80,20 @@ class Block(NamedTuple):
     rows: int  # of a tile
     is_shared: bool  # the sentences have the same logits, so that their values are concatenated on features
     hidden: Optional[Tensor]  # (sentences, n): true at padding, in the last n of `length` columns
+
+    def of(self, x: Normal) -> Normal:
+        """What the block reads of the summands, or of sums like them: views."""
+        return cut(x, self.sentences, self.heads, slice(0, self.length), slice(0, self.length))
+
+    def factors(self, *x: Optional[Tensor]) -> List[Optional[Tensor]]:
+        """What it reads of the factors of products, all queries and then all keys, or of sums like them: views."""
+        return [self.of(Normal(query, None, None, None, None)).query for query in x]
+
+    def part(self, left: Any, right: Any, bias: Any, *factors: Any) -> Normal:
+        """The summands that the block reads, with one product: its factors are copies, which tiles read in order."""
+        n, found = len(factors) // 2, [x for x in self.factors(*factors) if x is not None]
+        query, key = (concatenated(half).contiguous() if half else None for half in (found[:n], found[n:]))
+        return Normal(query, key, *self.of(Normal(None, None, left, right, bias))[2:])
 
     def read(self, x: Tensor) -> Tensor:
         """Its n sentences of x, (B, H, T, d_h): (n, heads, length, d_h), or (1, heads, length, n d_h) if shared."""
@@ -108,41 +138,47 @@ def blocks_of_lengths(lengths: Sequence[int], heads: int, rows: int) -> Iterator
 
 
 class _Tiled(torch.autograd.Function):
-    """Saves only its inputs. `structure`: the logits without their tensors."""
+    """Saves only its inputs."""
 
     @staticmethod
-    def forward(
-        ctx: Any, structure: Logits, blocks: List[Block], causal: bool, value: Tensor, *tensors: Tensor
-    ) -> Tensor:
-        ctx.structure, ctx.blocks, ctx.causal = structure, blocks, causal
-        ctx.save_for_backward(value, *tensors)
+    def forward(ctx: Any, blocks: List[Block], causal: bool, value: Tensor, *summands: Optional[Tensor]) -> Tensor:
+        ctx.blocks, ctx.causal = blocks, causal
+        ctx.save_for_backward(value, *summands)
         out = like_values(value, blocks)
-        logits = structure.with_tensors(list(tensors))
         with torch.autocast(value.device.type, enabled=False):
             for block in blocks:
-                part = with_one_product(logits.with_tensors(of_block(logits, logits.tensors(), block)))
-                v = block.read(value)
+                part, v = block.part(*summands), block.read(value)
                 for rows, columns in tiles(block, causal):
-                    tile = part.with_tensors(of_tile(part, part.tensors(), rows, columns))
-                    weights = tile_weights(tile, v.size(1), rows, columns, block, causal)
+                    weights = tile_weights(cut(part, ALL, ALL, rows, columns), v.size(1), rows, columns, block, causal)
                     block.write(out, rows, torch.matmul(weights.to(v.dtype), v[:, :, columns]))
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
-        value, *tensors = ctx.saved_tensors
-        sums = [zeros_in_fp32(x) if needed else None for x, needed in zip(tensors, ctx.needs_input_grad[4:])]
+        value, *summands = ctx.saved_tensors
         grad_value = like_values(value, ctx.blocks)
-        logits = ctx.structure.with_tensors(tensors)
+        wide = torch.promote_types(value.dtype, torch.float32)  # of sums over tiles
+        wanted = zip(summands, ctx.needs_input_grad[3:])
+        sums = [torch.zeros(x.size(), dtype=wide, device=x.device) if needed else None for x, needed in wanted]
         with torch.autocast(value.device.type, enabled=False):
             for block in ctx.blocks:
-                part = logits.with_tensors(of_block(logits, tensors, block))
-                v, g = block.read(value), block.read(grad)
-                v = backward_of_block(part, of_block(logits, sums, block), v, g, block, ctx.causal)
+                part, factors, n = block.part(*summands), block.factors(*sums[3:]), len(sums[3:]) // 2
+                halves = [(part.query, factors[:n], summands[3 : 3 + n]), (part.key, factors[n:], summands[3 + n :])]
+                of_product = [
+                    torch.zeros_like(x, dtype=wide) if any(found is not None for found in totals) else None
+                    for x, totals, _ in halves
+                ]
+                part_sums = Normal(*of_product, *block.of(Normal(None, None, *sums[:3]))[2:])
+                v = backward_of_block(part, part_sums, block.read(value), block.read(grad), block, ctx.causal)
                 block.write(grad_value, slice(0, block.length), v)
-        grads = [None if total is None else total.to(x.dtype) for x, total in zip(tensors, sums)]
-        return (None, None, None, grad_value, *grads)
+                for (_, totals, inputs), found in zip(halves, of_product):
+                    if found is not None:
+                        for total, x in zip(totals, found.split([y.size(3) for y in inputs], dim=3)):
+                            if total is not None:
+                                total.add_(x.sum_to_size(total.size()))
+        grads = [None if found is None else found.to(x.dtype) for x, found in zip(summands, sums)]
+        return (None, None, grad_value, *grads)
 
 
 def like_values(value: Tensor, blocks: List[Block]) -> Tensor:
@@ -156,79 +192,35 @@ def like_values(value: Tensor, blocks: List[Block]) -> Tensor:
     return out
 
 
-def backward_of_block(
-    logits: Logits, sums: List[Optional[Tensor]], value: Tensor, grad: Tensor, block: Block, causal: bool
-) -> Tensor:
-    """The gradient of a block's values. Those of `logits.tensors()` are added to `sums`, None for what needs none."""
-    bounds = tiles(block, causal)
-    is_one_tile = len(bounds) == 1
-    if not is_one_tile:
-        # all tiles share one product; it is differentiated once, when its gradient has been summed over them
-        factors, sums_of_factors = as_leaves(logits, sums), sums
-        with torch.enable_grad():
-            joined = with_one_product(factors)
-        product = [x for _, tensors, *_ in joined.of("product") for x in tensors]
-        product_sums = [zeros_in_fp32(x) if x.requires_grad else None for x in product]
-        others = [total for part, total in zip(parts_of(logits), sums) if part in ("outer", "bias")]
-        sums = [*sums[: len(logits.weights)], *product_sums, *others]
-        logits = joined.with_tensors([x.detach() for x in joined.tensors()])
+def backward_of_block(part: Normal, sums: Normal, value: Tensor, grad: Tensor, block: Block, causal: bool) -> Tensor:
+    """The gradient of a block's values. Those of the summands are added to `sums`, None for what needs none."""
     grad_value: Optional[Tensor] = None
     # the last rows come first: they have all columns, so that their product starts the sum
-    for rows, columns in reversed(bounds):
-        tile_sums = of_tile(logits, sums, rows, columns)
-        leaves = as_leaves(logits.with_tensors(of_tile(logits, logits.tensors(), rows, columns)), tile_sums)
+    for rows, columns in reversed(tiles(block, causal)):
+        tile, tile_sums = cut(part, ALL, ALL, rows, columns), cut(sums, ALL, ALL, rows, columns)
+        pairs = zip(tile, tile_sums)
+        leaves = Normal(*(x if x is None else x.detach().requires_grad_(found is not None) for x, found in pairs))
         with torch.enable_grad():
-            tile = with_one_product(leaves) if is_one_tile else leaves
-            weights = tile_weights(tile, value.size(1), rows, columns, block, causal)
+            weights = tile_weights(leaves, value.size(1), rows, columns, block, causal)
         g, v = grad[:, :, rows], value[:, :, columns]
         transposed = weights.detach().to(v.dtype).transpose(2, 3)
         if grad_value is None:
             grad_value = torch.matmul(transposed, g)
         else:
             grad_value[:, :, columns].flatten(0, 1).baddbmm_(transposed.flatten(0, 1), g.flatten(0, 1))
-        if weights.requires_grad:
+        wanted = [(x, found) for x, found in zip(leaves, tile_sums) if x is not None and found is not None]
+        if wanted:
             grad_weights = torch.matmul(g, v.transpose(2, 3)).to(weights.dtype)
-            add_gradients([weights], [grad_weights], leaves, tile_sums)
-    if not is_one_tile:
-        outputs = [x for x in product if x.requires_grad]
-        add_gradients(outputs, [x for x in product_sums if x is not None], factors, sums_of_factors)
+            for (_, found), x in zip(wanted, torch.autograd.grad(weights, [x for x, _ in wanted], grad_weights)):
+                found.add_(x)
     assert grad_value is not None
     return grad_value
 
 
-def as_leaves(logits: Logits, sums: List[Optional[Tensor]]) -> Logits:
-    """The logits with tensors that autograd sees as inputs where there is a sum for their gradient."""
-    pairs = zip(logits.tensors(), sums)
-    return logits.with_tensors([x.detach().requires_grad_(total is not None) for x, total in pairs])
-
-
-def with_one_product(logits: Logits) -> Logits:
-    """All inner products as one, its factors copied to where tiles read them in order."""
-    joined = logits.joined()
-    for _, tensors, *_ in joined.of("product"):
-        tensors[:] = [x.contiguous() for x in tensors]
-    return joined
-
-
-def zeros_in_fp32(x: Tensor) -> Tensor:
-    """Zeros of the size of x, in fp32 at least, for a sum over tiles."""
-    return torch.zeros(x.size(), dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
-
-
-def add_gradients(outputs: List[Tensor], grads: List[Tensor], leaves: Logits, sums: List[Optional[Tensor]]) -> None:
-    """Adds to `sums` the gradients that the leaves have by those of the outputs."""
-    if outputs:
-        wanted = [(x, total) for x, total in zip(leaves.tensors(), sums) if total is not None]
-        found = torch.autograd.grad(outputs, [x for x, _ in wanted], grads, allow_unused=True)
-        for (_, total), x in zip(wanted, found):
-            if x is not None:
-                total.add_(x)
-
-
-def tile_weights(logits: Logits, num_heads: int, rows: slice, columns: slice, block: Block, causal: bool) -> Tensor:
+def tile_weights(tile: Normal, num_heads: int, rows: slice, columns: slice, block: Block, causal: bool) -> Tensor:
     """Softmax of a tile of logits, in fp32 or fp64; columns that a row may not see are masked."""
-    scores = at_least_fp32(logits.total(columns.stop)).expand(-1, num_heads, -1, -1)
-    if scores.size(2) == 1 or scores.stride(1) == 0 or len(logits.of("bias")) == len(logits.terms):
+    scores = at_least_fp32(total(tile, columns.stop)).expand(-1, num_heads, -1, -1)
+    if scores.size(2) == 1 or scores.stride(1) == 0 or (tile.query is None and tile.left is None):
         # a copy, as the masks below write in place
         scores = scores.expand(-1, -1, rows.stop - rows.start, -1).clone()
     with torch.no_grad():  # weights of 0 have no gradient
@@ -243,32 +235,3 @@ def tiles(block: Block, causal: bool) -> List[Tuple[slice, slice]]:
     """The rows and columns of a block's tiles."""
     bounds = [*range(0, block.length, block.rows), block.length]
     return [(slice(a, b), slice(0, b if causal else block.length)) for a, b in zip(bounds, bounds[1:])]
-
-
-def parts_of(logits: Logits) -> List[str]:
-    """What each of `logits.tensors()` is."""
-    return ["weight"] * len(logits.weights) + [part for kind, *_ in logits.terms for part in PARTS[kind]]
-
-
-def of_block(logits: Logits, tensors: Sequence[Any], block: Block) -> List[Any]:
-    """What a block reads of `logits.tensors()`, or of sums like them: views; of biases all rows and columns."""
-    found: List[Any] = []
-    for part, x in zip(parts_of(logits), tensors):
-        if x is not None:
-            sentences = block.sentences if x.size(0) > 1 else slice(None)
-            x = x[sentences, block.heads if x.size(1) > 1 else slice(None)]
-            x = x[:, :, : block.length] if part in ("query", "key") else x
-        found.append(x)
-    return found
-
-
-def of_tile(logits: Logits, tensors: Sequence[Any], rows: slice, columns: slice) -> List[Any]:
-    """The parts of a block's tensors that a tile reads: views."""
-    found: List[Any] = []
-    for part, x in zip(parts_of(logits), tensors):
-        if x is not None:
-            x = x[:, :, rows] if part in ("query", "outer", "bias") and x.size(2) > 1 else x
-            x = x[:, :, : columns.stop] if part == "key" else x
-            x = x[..., : columns.stop] if part == "bias" else x
-        found.append(x)
-    return found

@@ -12,8 +12,8 @@ from torch import Tensor
 from ..attention import SyntheticAttention
 from ..logits import Logits
 from ..masks import causal_mask, masked_softmax
+from ..positions import Inputs
 from ..state import names_of
-from ..synthesizers import Inputs
 
 
 class Attention(NamedTuple):
@@ -182,7 +182,7 @@ def reading(model: nn.Module, read: Callable[[Reading], None]) -> Iterator[None]
 
 def logits_of_heads(module: Any, groups: List[Logits], src_len: int) -> Tensor:
     """The logits of all groups of heads, (B or 1, H, S, S); B only if a function depends on the input."""
-    parts = [(logits.read(0, src_len, src_len).total(src_len), heads) for logits, heads in zip(groups, module.heads)]
+    parts = [(logits.total(src_len), heads) for logits, heads in zip(groups, module.heads)]
     bsz = max(part.size(0) for part, _ in parts)
     return torch.cat([part.expand(bsz, heads, src_len, src_len) for part, heads in parts], dim=1)
 
@@ -197,8 +197,8 @@ def logits_of(module: Any, query: Tensor, key: Optional[Tensor]) -> Tensor:
 
     if not is_synthetic(module):
         return split(module.q_proj(query)) @ split(module.k_proj(key)).transpose(-1, -2) * module.scaling
-    projected = module.project(query)
-    groups = module.synthesizer(Inputs(query, projected.q, projected.k, 0, tgt_len))
+    q, k, _ = module.project(query)
+    groups = module.synthesizer(Inputs(query, q, k, 0, tgt_len))
     return logits_of_heads(module, groups, tgt_len).expand(bsz, -1, -1, -1)
 
 
