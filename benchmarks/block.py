@@ -8,7 +8,8 @@ of three lengths, sorted as fairseq sorts a batch; with --causal it is the decod
 decoder gives it.
 """
 
-from typing import Any, Callable, Dict
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from common import CONVOLUTIONS, DTYPES, STOCK, cells, parser, ratios, report, setup
@@ -89,7 +90,7 @@ def main() -> None:
     p.add_argument("--causal", action="store_true", help="the decoder's block, no padding")
     args = p.parse_args()
     setup(args)
-    rows: Dict[str, Dict[str, float]] = {name: {} for name in args.variants}
+    rows: dict[str, dict[str, float]] = {name: {} for name in args.variants}
     for shape in args.shapes:
         bsz, length = (int(n) for n in shape.split("x"))
         for name in args.variants:  # two at a time: what is compared is timed within a second

@@ -6,9 +6,10 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, List
+from typing import Any
 
 import torch
 from fairseq.data import Dictionary
@@ -28,7 +29,7 @@ CONVOLUTIONS = {"lightconv": "lightweight", "dynamicconv": "dynamic"}  # fairseq
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def parser(doc: str, variants: List[str], rounds: int) -> argparse.ArgumentParser:
+def parser(doc: str, variants: list[str], rounds: int) -> argparse.ArgumentParser:
     """The flags that all benchmarks have."""
     p = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--variants", nargs="+", default=variants, help="what to compare with stock fairseq")
@@ -67,7 +68,7 @@ def stopwatch(device: str) -> Callable[[Callable[[], Any]], float]:
     return gpu if device == "cuda" else cpu
 
 
-def ratios(functions: Dict[str, Callable[[], Any]], device: str, rounds: int) -> Dict[str, Dict[str, float]]:
+def ratios(functions: dict[str, Callable[[], Any]], device: str, rounds: int) -> dict[str, dict[str, float]]:
     """Times stock and the others in turns.
 
     Returns:
@@ -76,7 +77,7 @@ def ratios(functions: Dict[str, Callable[[], Any]], device: str, rounds: int) ->
     """
     clock = stopwatch(device)
     names = list(functions)
-    seconds: Dict[str, List[float]] = {name: [] for name in names}
+    seconds: dict[str, list[float]] = {name: [] for name in names}
     for r in range(rounds + 1):
         turn = names[r % len(names) :] + names[: r % len(names)]
         for name in turn:
@@ -95,12 +96,12 @@ def ratios(functions: Dict[str, Callable[[], Any]], device: str, rounds: int) ->
     return out
 
 
-def cells(column: str, figures: Dict[str, float]) -> Dict[str, float]:
+def cells(column: str, figures: dict[str, float]) -> dict[str, float]:
     """The ratio of a name in `ratios`, with its spread, as cells of a table."""
     return {column: figures["ratio"], f"{column} from": figures["lowest"], f"{column} to": figures["highest"]}
 
 
-def report(title: str, unit: str, rows: Dict[str, Dict[str, float]], args: argparse.Namespace) -> None:
+def report(title: str, unit: str, rows: dict[str, dict[str, float]], args: argparse.Namespace) -> None:
     """Prints a Markdown table, name by column, and writes ``--out``."""
     columns, origin = list(next(iter(rows.values()))), here(args.device == "cuda")
     print(f"\n{title}; {unit}; {origin['hardware']}; {', '.join(f'{k} {v}' for k, v in origin['versions'].items())}\n")
@@ -123,7 +124,7 @@ def report(title: str, unit: str, rows: Dict[str, Dict[str, float]], args: argpa
         args.out.write_text(json.dumps(record, indent=2, default=str) + "\n")
 
 
-def _without_out(argv: List[str]) -> List[str]:
+def _without_out(argv: list[str]) -> list[str]:
     kept = list(argv)
     if "--out" in kept:
         at = kept.index("--out")

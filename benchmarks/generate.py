@@ -9,8 +9,9 @@ fairseq-generate does; tokens are its count, and may differ between models.
 """
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any
 
 import torch
 from common import DTYPES, STOCK, base_model, parser, ratios, report, setup, words_dictionary
@@ -21,7 +22,7 @@ from fairseq_synth.architectures import VARIANTS
 from fairseq_synth.inspect.command import given, labels
 
 
-def searches(args: Any) -> Dict[str, Callable[[], Any]]:
+def searches(args: Any) -> dict[str, Callable[[], Any]]:
     """A search over a batch for each model, all of one length."""
     functions = {}
     torch.manual_seed(0)
@@ -48,9 +49,9 @@ def searches(args: Any) -> Dict[str, Callable[[], Any]]:
     return functions
 
 
-def translations(args: Any, tokens: Dict[str, int]) -> Dict[str, Callable[[], Any]]:
+def translations(args: Any, tokens: dict[str, int]) -> dict[str, Callable[[], Any]]:
     """The test set, translated by each checkpoint; what is timed is the search alone. Counts its `tokens`."""
-    functions: Dict[str, Callable[[], Any]] = {}
+    functions: dict[str, Callable[[], Any]] = {}
     names = [STOCK, *labels(args.checkpoints)[1:]]
     if STOCK in names[1:]:
         sys.exit(f"error: --checkpoints: one after the first is called {STOCK}, as the baseline is; rename it")
@@ -63,7 +64,7 @@ def translations(args: Any, tokens: Dict[str, int]) -> Dict[str, Callable[[], An
         model.prepare_for_inference_(cfg)
         generator = task.build_generator([model], cfg.generation)
         generator.beam_size = args.beam
-        batches: List[Any] = list(
+        batches: list[Any] = list(
             task.get_batch_iterator(task.dataset("test"), max_tokens=4096).next_epoch_itr(shuffle=False)
         )
         if args.device == "cuda":
@@ -98,7 +99,7 @@ def main() -> None:
     ignored = given(p, args, "variants", "words", "tokens", "source_tokens", "sentences")
     if args.checkpoints and ignored:
         sys.exit(f"error: {' '.join(ignored)}: not for --checkpoints, which translate a test set; leave them out")
-    tokens: Dict[str, int] = {}
+    tokens: dict[str, int] = {}
     functions = translations(args, tokens) if args.checkpoints else searches(args)
     rows = {}
     for name, figures in ratios(functions, args.device, args.rounds).items():

@@ -18,7 +18,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 from unittest import mock
 
 import torch
@@ -34,7 +34,7 @@ SIMPLE = ["random", "relative_random", "fixed_random", "factorized_random", "den
 MIXED = [name for name in VARIANTS if name not in [*SIMPLE, "vanilla"]]
 
 
-def commands(args: argparse.Namespace) -> Dict[str, List[str]]:
+def commands(args: argparse.Namespace) -> dict[str, list[str]]:
     """The command of each part; ``OUT`` stands for the file of its result."""
     once = ["--device", args.device, "--dtype", args.dtype, "--out", "OUT", "--rounds", "1"]
     benchmark = once if args.dry else [*once[:-1], "10"]
@@ -71,7 +71,7 @@ def commands(args: argparse.Namespace) -> Dict[str, List[str]]:
     return found
 
 
-def parts_of(args: argparse.Namespace) -> List[str]:
+def parts_of(args: argparse.Namespace) -> list[str]:
     """All parts; each of speed and memory twice, without and with the kernels, but for generation, which has none."""
     names = list(commands(args))
     timed = [name for name in names if name.startswith(("block", "causal", "step", "memory"))]
@@ -114,7 +114,7 @@ def run_part(part: str, args: argparse.Namespace) -> bool:
 def correctness(out: Path, dry: bool) -> None:
     """Every variant in half precision by the kernels: errors against fp64, and whether two runs have equal bits."""
     shapes = [(3, 7, False)] if dry else [(64, 32, False), (32, 128, False), (4, 1024, True)]
-    rows: Dict[str, Dict[str, Any]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for name in [name for name in VARIANTS if name != "vanilla"][: 2 if dry else None]:
         for bsz, length, causal in shapes:
             rows[f"{name} {bsz}x{length}"] = compared(name, bsz, length, causal, dry)
@@ -124,7 +124,7 @@ def correctness(out: Path, dry: bool) -> None:
         sys.exit(f"error: without kernels, with unequal bits or with an error of 0.05: {', '.join(bad)}; see {out}")
 
 
-def compared(name: str, bsz: int, length: int, causal: bool, dry: bool) -> Dict[str, Any]:
+def compared(name: str, bsz: int, length: int, causal: bool, dry: bool) -> dict[str, Any]:
     """Launches of one block by the kernels, whether two runs have equal bits, and the largest error against fp64."""
     device, dtype = ("cpu", torch.float16) if dry else ("cuda", torch.bfloat16)
     width, heads = (32, 2) if dry else (WIDTH, HEADS)
@@ -136,7 +136,7 @@ def compared(name: str, bsz: int, length: int, causal: bool, dry: bool) -> Dict[
     mask = None if causal else torch.arange(length, device=device)[None] >= lengths[:, None]
     visible = torch.ones_like(x[..., :1]) if mask is None else (~mask).t().unsqueeze(-1).to(dtype)
 
-    def gradients() -> List[torch.Tensor]:
+    def gradients() -> list[torch.Tensor]:
         like = next(module.parameters())
         leaf = x.detach().clone().to(like.dtype).requires_grad_()
         out, _ = module(leaf, key_padding_mask=mask, attn_mask=causal_mask(leaf) if causal else None)
@@ -158,7 +158,7 @@ def backend(out: Path, dry: bool) -> None:
     """The kernels that stock fairseq's block calls on this device, by time: they name the backend of SDPA."""
     args = argparse.Namespace(device="cpu" if dry else "cuda", dtype="fp32" if dry else "bf16")
     activities = [torch.profiler.ProfilerActivity.CPU if dry else torch.profiler.ProfilerActivity.CUDA]
-    rows: Dict[str, List[str]] = {}
+    rows: dict[str, list[str]] = {}
     for bsz, length in [(3, 7)] if dry else [(128, 32), (32, 128), (256, 256)]:
         run = step(build("stock", length, False), bsz, length, False, args)
         run()

@@ -23,7 +23,8 @@ are left out. A GPU that waits for launches waits for all of this.
 import argparse
 import contextlib
 import sys
-from typing import Any, Callable, Dict, Iterator, List, Tuple
+from collections.abc import Callable, Iterator
+from typing import Any
 from unittest import mock
 
 import block
@@ -47,7 +48,7 @@ class Counter(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: List[str] = []
+        self.calls: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.split("::")[1]
@@ -68,7 +69,7 @@ class FusedAttention(torch.autograd.Function):
         return query.new_empty(*query.shape[:-1], value.size(-1))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tuple[Any, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         ctx.noted("fused_attention_backward")
         tensors = zip(ctx.saved_tensors, ctx.needs_input_grad[1:])
         return None, *(torch.empty_like(x) if needed else None for x, needed in tensors)
@@ -107,7 +108,7 @@ def count(
     length: int = 32,
     dtype: torch.dtype = torch.float32,
     with_kernels: bool = False,
-) -> List[str]:
+) -> list[str]:
     """The calls of one block, forward and backward: the encoder's with padding, or the decoder's with its mask."""
     counter = Counter()
 
@@ -165,9 +166,9 @@ def host_block(name: str, with_kernels: bool, repeats: int = 50) -> Callable[[],
     return run
 
 
-def host(variants: List[str], rounds: int) -> Dict[str, Dict[str, float]]:
+def host(variants: list[str], rounds: int) -> dict[str, dict[str, float]]:
     """Stock's time over each variant's of what the CPU does for a block."""
-    rows: Dict[str, Dict[str, float]] = {}
+    rows: dict[str, dict[str, float]] = {}
     for name in variants:
         blocks = {STOCK: host_block(STOCK, False), "without": host_block(name, False), "with": host_block(name, True)}
         found = ratios(blocks, "cpu", rounds)
@@ -190,7 +191,7 @@ def main() -> None:
         sys.exit("error: --kernels: they are for bf16 and fp16; add --dtype bf16")
     if args.kernels and not kernels.triton_fits():
         sys.exit("error: --kernels: Triton is not installed, or too old; pip install -e .[dev]")
-    rows: Dict[str, Dict[str, float]] = {}
+    rows: dict[str, dict[str, float]] = {}
     if args.decode:
         steps = {name: count_decoding(name) for name in [STOCK, *args.variants]}
         rows = {name: {"calls": calls, "over stock's": calls / steps[STOCK]} for name, calls in steps.items()}

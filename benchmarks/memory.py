@@ -14,7 +14,6 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict
 
 import torch
 from block import build, step
@@ -53,7 +52,7 @@ def taken(name: str, shape: str, args: argparse.Namespace) -> int:
 def taken_by_a_process(name: str, shape: str) -> int:
     """The same, of a process of its own."""
     command = [sys.executable, *sys.argv, "--one", name, "--shapes", shape]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, universal_newlines=True)
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return int(json.loads(done.stdout.splitlines()[-1]))
 
 
@@ -67,7 +66,7 @@ def main() -> None:
     if args.one:
         print(json.dumps(taken(args.one, args.shapes[0], args)))
         return
-    rows: Dict[str, Dict[str, float]] = {name: {} for name in [STOCK, *args.variants]}
+    rows: dict[str, dict[str, float]] = {name: {} for name in [STOCK, *args.variants]}
     for shape in args.shapes:
         for name in rows:
             if args.device == "cuda":

@@ -13,7 +13,8 @@ cross-entropy, no dropout.
 
 import argparse
 import sys
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from common import CONVOLUTIONS, DTYPES, STOCK, base_model, cells, parser, ratios, report, setup, words_dictionary
@@ -26,7 +27,7 @@ from torch import nn
 
 from fairseq_synth.architectures import VARIANTS
 
-Batch = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # source, its lengths, decoder's input, target
+Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # source, its lengths, decoder's input, target
 
 
 class Step:
@@ -36,7 +37,7 @@ class Step:
         self.model = model.to(device, dtype).train()
         self.optimizer = Adam(self.model.parameters(), lr=1e-4, betas=(0.9, 0.98))
 
-    def on(self, batches: List[Batch], pad: int) -> Callable[[], None]:
+    def on(self, batches: list[Batch], pad: int) -> Callable[[], None]:
         def run() -> None:
             for source, lengths, previous, target in batches:
                 self.optimizer.zero_grad(set_to_none=True)
@@ -52,7 +53,7 @@ class Step:
         return run
 
 
-def random_batch(shape: str, words: int, device: str, target_tokens: Optional[int] = None) -> Batch:
+def random_batch(shape: str, words: int, device: str, target_tokens: int | None = None) -> Batch:
     """A batch of random words; `shape` is sentences x tokens. Targets have as many tokens, if not others are given."""
     bsz, length = (int(n) for n in shape.split("x"))
     torch.manual_seed(0)
@@ -61,14 +62,14 @@ def random_batch(shape: str, words: int, device: str, target_tokens: Optional[in
     return source, torch.full((bsz,), length, device=device), target, target
 
 
-def corpus_batches(args: argparse.Namespace) -> Tuple[Dictionary, List[Batch]]:
+def corpus_batches(args: argparse.Namespace) -> tuple[Dictionary, list[Batch]]:
     """The dictionary of ``--data``, and every so many of the batches of its training set."""
     # what Hydra would fill in
     config = TranslationConfig(data=args.data, dataset_impl="mmap", train_subset="train", required_seq_len_multiple=1)
     task = TranslationTask.setup_task(config)
     task.load_dataset("train")
     iterator = task.get_batch_iterator(task.dataset("train"), max_tokens=args.max_tokens, seed=1)
-    formed: List[Any] = list(iterator.next_epoch_itr(shuffle=True))
+    formed: list[Any] = list(iterator.next_epoch_itr(shuffle=True))
     chosen = formed[:: max(1, len(formed) // args.batches)][: args.batches]
     if args.device == "cuda":
         chosen = [utils.move_to_cuda(sample) for sample in chosen]
@@ -89,7 +90,7 @@ def main() -> None:
     setup(args)
     if args.data and args.shapes:
         sys.exit("error: --data and --shapes: give one of them")
-    columns: Dict[str, List[Batch]] = {}
+    columns: dict[str, list[Batch]] = {}
     if args.data:
         dictionary, found = corpus_batches(args)
         columns[f"{args.max_tokens} tokens"] = found
@@ -97,7 +98,7 @@ def main() -> None:
         dictionary = words_dictionary(args.words)
         for shape in args.shapes or ["32x32", "4x256"]:
             columns[shape] = [random_batch(shape, args.words, args.device, args.target_tokens)]
-    rows: Dict[str, Dict[str, float]] = {}
+    rows: dict[str, dict[str, float]] = {}
     stock = Step(base_model(STOCK, dictionary, args.max_length), DTYPES[args.dtype], args.device)
     for name in args.variants:  # two models at a time: all of them need 15 GB
         variant = Step(base_model(name, dictionary, args.max_length), DTYPES[args.dtype], args.device)

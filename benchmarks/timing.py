@@ -10,8 +10,9 @@ import itertools
 import statistics
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -42,7 +43,7 @@ def main() -> None:
             time_cells(own, settings, args.out)
 
 
-def time_cells(cells: List[Cell], settings: Dict[str, Any], out: Path) -> None:
+def time_cells(cells: list[Cell], settings: dict[str, Any], out: Path) -> None:
     """Times updates of the cells of a column, the baseline's first, and writes the record. `settings`: of its data."""
     table, column, recipe = cells[0].table, cells[0].column, RECIPES[cells[0].column.recipe]
     say(f"{column.name}: one update of each model in turns, {ROUNDS} rounds")
@@ -59,7 +60,7 @@ def time_cells(cells: List[Cell], settings: Dict[str, Any], out: Path) -> None:
     provenance.write_record(ROOT / "results" / table.name / "speed" / f"{column.name}.json", record)
 
 
-def command(cell: Cell, settings: Dict[str, Any], out: Path) -> List[str]:
+def command(cell: Cell, settings: dict[str, Any], out: Path) -> list[str]:
     """The flags of fairseq-train of a cell, from the data on, on one GPU or CPU; nothing is saved."""
     run = cell.run(out)
     machine = train.Machine(gpus=1 if run.recipe.gpus is None else 0).checked(run.recipe)
@@ -112,10 +113,10 @@ def clock(recipe: Recipe) -> Callable[[], float]:
     return seconds
 
 
-def ratios(updates: Dict[str, Callable[[], None]], now: Callable[[], float]) -> Dict[str, Dict[str, float]]:
+def ratios(updates: dict[str, Callable[[], None]], now: Callable[[], float]) -> dict[str, dict[str, float]]:
     """Of each name the first one's time over its own, the median of the rounds and their range, and its seconds."""
     names = list(updates)
-    seconds: Dict[str, List[float]] = {name: [] for name in names}
+    seconds: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(ROUNDS):
         start = turn % len(names)
         for name in names[start:] + names[:start]:

@@ -13,7 +13,8 @@ compare with: ``transformer_multi30k``, ``transformer_lm_ptb``, ``lightconv_lm_p
 """
 
 import argparse
-from typing import Any, Callable, Dict, Tuple, Type
+from collections.abc import Callable
+from typing import Any
 
 from fairseq.models import lightconv, lightconv_lm, register_model, register_model_architecture, roberta, transformer_lm
 from fairseq.models.transformer import transformer_legacy
@@ -43,7 +44,7 @@ def adapted(preset: Preset, **values: Any) -> Preset:
     return fill
 
 
-def sizes(side: str, layers: int, embed_dim: int, ffn_embed_dim: int, heads: int) -> Dict[str, int]:
+def sizes(side: str, layers: int, embed_dim: int, ffn_embed_dim: int, heads: int) -> dict[str, int]:
     """The sizes of an encoder or decoder. fairseq gives a decoder the widths of its encoder by default."""
     found = {"layers": layers, "embed_dim": embed_dim, "ffn_embed_dim": ffn_embed_dim, "attention_heads": heads}
     return {f"{side}_{name}": size for name, size in found.items()}
@@ -124,7 +125,7 @@ def base(args: argparse.Namespace) -> None:
 
 
 # text to text: fairseq's own Transformer has these sizes too, and so have the convolutions
-TEXT_TO_TEXT: Dict[str, Preset] = {
+TEXT_TO_TEXT: dict[str, Preset] = {
     # Transformer-Tiny of Wu et al. 2021 (arXiv 2105.14462), not fairseq's smaller `transformer_tiny`. Captions are
     # short: no sentence of the corpus has 100 tokens
     "multi30k": adapted(
@@ -144,14 +145,14 @@ TEXT_TO_TEXT: Dict[str, Preset] = {
     ),
 }
 # sizes are fairseq's own of the same name; l = 256 is what fits the paper's parameter counts
-TRANSLATION: Dict[str, Preset] = {
+TRANSLATION: dict[str, Preset] = {
     "wmt_en_de": transformer_legacy.transformer_wmt_en_de,
     "wmt_en_fr": transformer_legacy.transformer_wmt_en_de,
     "wmt_en_de_big": transformer_legacy.transformer_wmt_en_de_big,
     "iwslt_de_en": transformer_legacy.transformer_iwslt_de_en,
     **TEXT_TO_TEXT,
 }
-LANGUAGE_MODELS: Dict[str, Preset] = {
+LANGUAGE_MODELS: dict[str, Preset] = {
     # the paper's base as far as it is known: 6 layers, 512, 2048, 8 heads, untied embeddings
     "lm1b": adapted(transformer_lm.base_lm_architecture, synth_max_length=256),
     # 16 layers, 1024, 4096, 8 heads, adaptive input and softmax
@@ -160,14 +161,14 @@ LANGUAGE_MODELS: Dict[str, Preset] = {
 }
 # the project's own too: the paper's Table 7 in small. News in brief have 50 tokens on average
 CLASSIFIER = {**sizes("encoder", 2, 128, 512, 4), "attention_dropout": 0.0, "pooler_dropout": 0.1}
-ENCODERS: Dict[str, Preset] = {
+ENCODERS: dict[str, Preset] = {
     "base": base,
     "small": adapted(base, **sizes("encoder", 4, 256, 1024, 4)),
     "agnews": adapted(base, **CLASSIFIER, synth_max_length=128),
     "imdb": adapted(base, **CLASSIFIER),
 }
 # what to compare with: the stock models at the sizes that fairseq has no name for, and Linformer
-STOCK: Dict[str, Dict[str, Preset]] = {
+STOCK: dict[str, dict[str, Preset]] = {
     "transformer": TEXT_TO_TEXT,
     "transformer_lm": {name: LANGUAGE_MODELS[name] for name in ("lm1b", "ptb")},
     "lightconv_lm": {"ptb": lightconv_ptb},
@@ -175,13 +176,13 @@ STOCK: Dict[str, Dict[str, Preset]] = {
     "roberta_linformer": ENCODERS,
 }
 # baselines by the beginning of their names: fairseq's model, and what is made of a preset
-BASELINES: Dict[str, Tuple[str, Callable[[Preset], Preset]]] = {
+BASELINES: dict[str, tuple[str, Callable[[Preset], Preset]]] = {
     "transformer_plus": ("transformer", widened),
     "lightconv": ("lightconv", convolutional("lightweight")),
     "dynamicconv": ("lightconv", convolutional("dynamic")),
 }
 # the registered models, and the presets of those with synthesized self-attention
-MODELS: Dict[str, Tuple[Type[Any], Dict[str, Preset]]] = {
+MODELS: dict[str, tuple[type[Any], dict[str, Preset]]] = {
     "transformer_synth": (SynthesizerTransformer, TRANSLATION),
     "transformer_lm_synth": (SynthesizerLanguageModel, LANGUAGE_MODELS),
     "roberta_synth": (SynthesizerRoberta, ENCODERS),

@@ -5,7 +5,7 @@ The projections are here. `synthesizers` computes the logits, `computations` the
 """
 
 import math
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -99,14 +99,14 @@ class SyntheticAttention(nn.Module):
     def forward(
         self,
         query: Tensor,
-        key: Optional[Tensor] = None,
-        value: Optional[Tensor] = None,
-        key_padding_mask: Optional[Tensor] = None,
-        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        incremental_state: dict[str, dict[str, Tensor | None]] | None = None,
         need_weights: bool = False,
-        attn_mask: Optional[Tensor] = None,
+        attn_mask: Tensor | None = None,
         need_head_weights: bool = False,
-    ) -> Tuple[Tensor, Optional[Tensor]]:
+    ) -> tuple[Tensor, Tensor | None]:
         """Attends; the call is fairseq's.
 
         Args:
@@ -145,7 +145,7 @@ class SyntheticAttention(nn.Module):
         return out, weights.transpose(0, 1) if need_head_weights else weights.mean(dim=1)
 
     def output(
-        self, groups: List[Logits], v: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor]
+        self, groups: list[Logits], v: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None
     ) -> Tensor:
         """The output (T, B, C) by the fastest computation, which has no weights to return."""
         if len(groups) == 1:  # without a slice, whose gradient is a copy
@@ -161,13 +161,13 @@ class SyntheticAttention(nn.Module):
     def step(
         self,
         query: Tensor,
-        q: Optional[Tensor],
-        k: Optional[Tensor],
+        q: Tensor | None,
+        k: Tensor | None,
         v: Tensor,
-        key_padding_mask: Optional[Tensor],
-        incremental_state: Dict[str, Dict[str, Optional[Tensor]]],
-        attn_mask: Optional[Tensor],
-    ) -> Tuple[Tensor, Tensor]:
+        key_padding_mask: Tensor | None,
+        incremental_state: dict[str, dict[str, Tensor | None]],
+        attn_mask: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
         """The newest tokens in decoding: their outputs (B, H, T, d_h), and their weights (B, H, T, S)."""
         if is_causal(attn_mask):
             raise ValueError("attn_mask: causal_mask is of a whole sentence; leave it out in incremental decoding")
@@ -190,11 +190,11 @@ class SyntheticAttention(nn.Module):
 
     def extend_cache(
         self,
-        incremental_state: Dict[str, Dict[str, Optional[Tensor]]],
-        k: Optional[Tensor],
+        incremental_state: dict[str, dict[str, Tensor | None]],
+        k: Tensor | None,
         v: Tensor,
-        key_padding_mask: Optional[Tensor],
-    ) -> Tuple[Dict[str, Optional[Tensor]], Dict[str, Optional[Tensor]]]:
+        key_padding_mask: Tensor | None,
+    ) -> tuple[dict[str, Tensor | None], dict[str, Tensor | None]]:
         """This layer's cache and its table with the newest tokens, as `cache` describes them."""
         own, shared = self.own_table, self.shared_table
         buffer = self._get_input_buffer(incremental_state)
@@ -233,7 +233,7 @@ class SyntheticAttention(nn.Module):
                 for x in (self.q_proj.weight.t(), self.q_proj.bias):  # type: ignore[operator]
                     x.mul_(rows)  # type: ignore[operator]
 
-    def project(self, x: Tensor) -> Tuple[Optional[Tensor], Optional[Tensor], Tensor]:
+    def project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
         """Queries and keys, where the synthesizer reads them, and values of the input (T, B, C), each by head."""
         if self.training and self.num_query_key_heads > 0 and not is_recorded():
             # one product, and one for each gradient: fewer kernels, and no sum of three gradients of x
@@ -251,11 +251,11 @@ class SyntheticAttention(nn.Module):
 
     def weights_of(
         self,
-        groups: List[Logits],
+        groups: list[Logits],
         tgt_len: int,
         src_len: int,
-        key_padding_mask: Optional[Tensor],
-        attn_mask: Optional[Tensor],
+        key_padding_mask: Tensor | None,
+        attn_mask: Tensor | None,
         bsz: int,
     ) -> Tensor:
         """The attention weights of all heads, (B or 1, H, T, S); `bsz` is B, or -1 for 1 if they are shared."""
@@ -271,8 +271,8 @@ class SyntheticAttention(nn.Module):
         return x.reshape(x.size(0), x.size(1), x.size(2) // self.head_dim, self.head_dim).permute(1, 2, 0, 3)
 
     def reorder_incremental_state(
-        self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], new_order: Tensor
-    ) -> Dict[str, Dict[str, Optional[Tensor]]]:
+        self, incremental_state: dict[str, dict[str, Tensor | None]], new_order: Tensor
+    ) -> dict[str, dict[str, Tensor | None]]:
         """Reorders the cache to the hypotheses that the beam search goes on with."""
         own = self.own_table
         if own in incremental_state:
@@ -283,19 +283,19 @@ class SyntheticAttention(nn.Module):
         return incremental_state
 
     def _get_input_buffer(
-        self, incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]]
-    ) -> Dict[str, Optional[Tensor]]:
+        self, incremental_state: dict[str, dict[str, Tensor | None]] | None
+    ) -> dict[str, Tensor | None]:
         return self.get_incremental_state(incremental_state, "attn_state") or {}  # type: ignore[operator]
 
     def _set_input_buffer(
-        self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], buffer: Dict[str, Optional[Tensor]]
-    ) -> Optional[Dict[str, Dict[str, Optional[Tensor]]]]:
+        self, incremental_state: dict[str, dict[str, Tensor | None]], buffer: dict[str, Tensor | None]
+    ) -> dict[str, dict[str, Tensor | None]] | None:
         return self.set_incremental_state(incremental_state, "attn_state", buffer)  # type: ignore[operator]
 
     def __prepare_scriptable__(self) -> ScriptableAttention:
         return ScriptableAttention(self)
 
-    def _load_from_state_dict(self, state_dict: Dict[str, Tensor], prefix: str, *args: Any) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
         # not in an upgrade_state_dict_named of this class, which runs before --encoder-layers-to-keep renames layers.
         # fairseq's own splits the one projection of queries, keys and values that its older checkpoints have
         MultiheadAttention.upgrade_state_dict_named(self, state_dict, prefix.rstrip("."))
@@ -303,7 +303,7 @@ class SyntheticAttention(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-def check_self_attention(query: Tensor, **others: Optional[Tensor]) -> None:
+def check_self_attention(query: Tensor, **others: Tensor | None) -> None:
     """Raises ValueError if `key` or `value` is there and not the same memory as `query`."""
     for name, other in others.items():
         if other is None or other is query or torch.compiler.is_compiling():

@@ -17,16 +17,14 @@ Vectors of a layer are rows of one matrix, (N H, d_h): head h of token n is row 
 =========================  =================================================================================
 """
 
-from typing import Dict, Optional
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Cache = Dict[str, Optional[Tensor]]
+Cache = dict[str, Tensor | None]
 
 
-def extend(table: Cache, newest: Tensor, capacity: int, key_padding_mask: Optional[Tensor]) -> Cache:
+def extend(table: Cache, newest: Tensor, capacity: int, key_padding_mask: Tensor | None) -> Cache:
     """The table with the newest tokens behind the others.
 
     Args:
@@ -40,7 +38,7 @@ def extend(table: Cache, newest: Tensor, capacity: int, key_padding_mask: Option
     start = 0 if rows is None else rows.size(2)
     length = start + count
     first = 0 if written is None else written.size(0)
-    moved: Optional[Tensor] = None
+    moved: Tensor | None = None
     if rows is not None and written is not None:
         if first + bsz * count > capacity or capacity > 4 * bsz * length or not is_writable(written):
             # the matrices are made anew, without the tokens that no hypothesis has
@@ -78,7 +76,7 @@ def reorder(cache: Cache, new_order: Tensor) -> Cache:
     return reordered
 
 
-def write_both(entries: Cache, key: Optional[Tensor], value: Tensor, table: Cache) -> Cache:
+def write_both(entries: Cache, key: Tensor | None, value: Tensor, table: Cache) -> Cache:
     """A layer's ``values``, and its ``keys`` if there are some, with those of the newest tokens; see `write`."""
     written: Cache = {"values": write(entries.get("values"), value, table)}
     if key is not None:
@@ -86,7 +84,7 @@ def write_both(entries: Cache, key: Optional[Tensor], value: Tensor, table: Cach
     return written
 
 
-def write(entries: Optional[Tensor], newest: Tensor, table: Cache) -> Tensor:
+def write(entries: Tensor | None, newest: Tensor, table: Cache) -> Tensor:
     """A layer's vectors with those of the newest tokens.
 
     Args:
@@ -138,9 +136,7 @@ def is_writable(x: Tensor) -> bool:
     return not x.is_inference() or torch.is_inference_mode_enabled()
 
 
-def append_padding(
-    previous: Optional[Tensor], newest: Optional[Tensor], bsz: int, start: int, count: int
-) -> Optional[Tensor]:
+def append_padding(previous: Tensor | None, newest: Tensor | None, bsz: int, start: int, count: int) -> Tensor | None:
     """Padding mask (B, start + count) of the cached and the newest tokens; an absent part has no padding."""
     if previous is None and newest is None:
         return None

@@ -2,9 +2,10 @@
 
 import argparse
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import field
 from enum import Enum
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Type
+from typing import Any, Optional
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import II, OmegaConf
@@ -15,7 +16,7 @@ from .heads import HeadGroup, parse_heads
 from .lengths import Limit
 from .synthesizers import BEYOND_LENGTH, MIXTURES
 
-Flag = Tuple[str, Any, Any]  # name, type, and field of a dataclass
+Flag = tuple[str, Any, Any]  # name, type, and field of a dataclass
 
 
 def flag(name: str, kind: Any, default: Any, text: str) -> Flag:
@@ -71,13 +72,13 @@ def config_class(name: str, *flags: Flag) -> Any:
     return dataclasses.make_dataclass(name, flags, bases=(FairseqDataclass,), namespace=namespace)
 
 
-def flatten(cls: type, prefix: str = "") -> List[Flag]:
+def flatten(cls: type, prefix: str = "") -> list[Flag]:
     """The fields of fairseq's nested config under their command-line names: encoder.embed_dim -> encoder_embed_dim.
 
     A flat config is the one that both the command line and Hydra fill without losing a key, and that leaves
     only plain values in a checkpoint.
     """
-    flat: List[Flag] = []
+    flat: list[Flag] = []
     for f in dataclasses.fields(cls):
         nested = f.default_factory if f.default is dataclasses.MISSING else f.default
         if f.name == "_name":
@@ -89,19 +90,19 @@ def flatten(cls: type, prefix: str = "") -> List[Flag]:
         if name in ("decoder_input_dim", "decoder_output_dim"):
             default = II("model.decoder_embed_dim")  # fairseq's say 512 under Hydra, whatever the width
         if f.name == "layers_to_keep":
-            annotation = Optional[str]  # fairseq declares a list and splits a string
+            annotation = Optional[str]  # noqa: UP045 - fairseq does not know `str | None`; it declares a list and splits a string
         flat.append((name, annotation, field(default=default, metadata=f.metadata)))
     return flat
 
 
-def to_namespace(cfg: Any, config: Type[FairseqDataclass]) -> argparse.Namespace:
+def to_namespace(cfg: Any, config: type[FairseqDataclass]) -> argparse.Namespace:
     """A model's config with every flag in it and plain values.
 
     Args:
         cfg: the flat config, as Hydra's DictConfig, a dataclass or a Namespace.
         config: the model's dataclass, whose defaults fill in what the config of an older checkpoint has not.
     """
-    known: Dict[str, Any] = {}
+    known: dict[str, Any] = {}
     if OmegaConf.is_config(cfg):
         container: Any = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
         known, cfg = container, argparse.Namespace(**container)
@@ -139,7 +140,7 @@ def check_attention(args: argparse.Namespace, side: str) -> None:
         )
 
 
-def layer_specs(args: argparse.Namespace, side: str) -> List[Tuple[HeadGroup, ...]]:
+def layer_specs(args: argparse.Namespace, side: str) -> list[tuple[HeadGroup, ...]]:
     """The functions of the heads of each layer that is to be built, from ``--{side}-synthesizer``.
 
     Raises SynthesizerError for an unknown function, or another number of layers or heads than the model has.
@@ -154,7 +155,7 @@ def layer_specs(args: argparse.Namespace, side: str) -> List[Tuple[HeadGroup, ..
     return [specs[i] for i in kept_layers(args, side)]
 
 
-def kept_layers(args: argparse.Namespace, side: str) -> List[int]:
+def kept_layers(args: argparse.Namespace, side: str) -> list[int]:
     """The numbers of the layers that are to be built: those of ``--{side}-layers-to-keep``, or all.
 
     Raises SynthesizerError if the flag names a layer that the model lacks, or one twice.
@@ -170,7 +171,7 @@ def kept_layers(args: argparse.Namespace, side: str) -> List[int]:
     return sorted(map(int, numbers))
 
 
-def limit_of(args: Any, specs: Sequence[Sequence[HeadGroup]]) -> Optional[Limit]:
+def limit_of(args: Any, specs: Sequence[Sequence[HeadGroup]]) -> Limit | None:
     """``--synth-max-length``, if any function of any layer has that limit and longer sentences are to be refused."""
     names = {name for groups in specs for _, functions in groups for name in functions}
     tokens = synthesizers.limit_of(names, args.synth_max_length, str(args.synth_beyond_length))

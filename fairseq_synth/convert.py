@@ -12,8 +12,9 @@ import logging
 import shlex
 import sys
 import zipfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, NamedTuple
 
 from . import register
 from .errors import SynthesizerError, run_command
@@ -42,7 +43,7 @@ from .inspect.passes import loss
 from .inspect.words import Head
 from .synthesizers import SYNTHESIZERS
 
-STOCK: Dict[type, str] = {  # fairseq's models, and what they become
+STOCK: dict[type, str] = {  # fairseq's models, and what they become
     TransformerModel: "transformer_synth",
     TransformerLanguageModel: "transformer_lm_synth",
     RobertaModel: "roberta_synth",
@@ -54,13 +55,13 @@ class Plan(NamedTuple):
     """What is to become of a model."""
 
     name: str  # registered, of the new model
-    functions: Dict[str, str]  # {self-attention: the function that replaces its dot products}
-    heads: List[Head]  # that may be replaced
-    length: Optional[int]  # of the model's own functions by position, which stay; None: there are none
+    functions: dict[str, str]  # {self-attention: the function that replaces its dot products}
+    heads: list[Head]  # that may be replaced
+    length: int | None  # of the model's own functions by position, which stay; None: there are none
     rank: int
 
 
-def main(argv: Optional[Sequence[str]] = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """The command line.
 
     Raises:
@@ -102,7 +103,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     print(f"to tune it: {tuning_command(args, cfg)}")
 
 
-def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line's values.
 
     Raises:
@@ -205,20 +206,20 @@ def plan_of(loaded: Loaded, args: argparse.Namespace) -> Plan:
     )
 
 
-def groups_of(attention: Attention) -> List[Tuple[List[str], int]]:
+def groups_of(attention: Attention) -> list[tuple[list[str], int]]:
     """The functions of each group of neighbouring heads, and how many heads it has."""
     if not is_synthetic(attention.module):
         return [(["vanilla"], attention.heads)]
     return [(list(mixture.components), mixture.num_heads) for mixture in attention.module.synthesizer.mixtures()]
 
 
-def dot_product_heads(attention: Attention) -> List[int]:
+def dot_product_heads(attention: Attention) -> list[int]:
     """The heads that have ``vanilla``, alone or in a mixture."""
     by_head = [names for names, heads in groups_of(attention) for _ in range(heads)]
     return [head for head, names in enumerate(by_head) if "vanilla" in names]
 
 
-def length_of(loaded: Loaded, seen: int, asked: Optional[int]) -> int:
+def length_of(loaded: Loaded, seen: int, asked: int | None) -> int:
     """``--synth-max-length`` of the new model: as asked for, or as long as the data and the model's own rows.
 
     Raises:
@@ -236,8 +237,8 @@ def length_of(loaded: Loaded, seen: int, asked: Optional[int]) -> int:
 
 
 def converted(
-    loaded: Loaded, plan: Plan, parameters: Dict[str, Dict[str, Tensor]], heads: Sequence[Head], length: int
-) -> Tuple[Dict[str, Any], nn.Module]:
+    loaded: Loaded, plan: Plan, parameters: dict[str, dict[str, Tensor]], heads: Sequence[Head], length: int
+) -> tuple[dict[str, Any], nn.Module]:
     """The new model in eval mode, and the config to save with it.
 
     Args:
@@ -246,7 +247,7 @@ def converted(
         length: ``--synth-max-length``.
     """
     state = dict(loaded.model.state_dict())
-    specs: Dict[str, List[str]] = {}
+    specs: dict[str, list[str]] = {}
     prefixes = {id(module): f"{name}." for name, module in loaded.model.named_modules()}
     for attention in attentions(loaded.model):
         if attention.kind == "self":
@@ -271,12 +272,12 @@ def converted(
 
 
 def replace_heads(
-    state: Dict[str, Tensor],
+    state: dict[str, Tensor],
     prefix: str,
     attention: Attention,
-    chosen: List[int],
+    chosen: list[int],
     function: str,
-    values: Dict[str, Tensor],
+    values: dict[str, Tensor],
 ) -> str:
     """Makes the heads `chosen` of an attention heads of `function`.
 
@@ -301,7 +302,7 @@ def replace_heads(
     ]
     queries = [reading.index(h) for h in order if h in reading and h not in chosen]
     old = {key: state.pop(key) for key in list(state) if key.startswith(own)}
-    tensors: List[Dict[str, Tensor]] = []
+    tensors: list[dict[str, Tensor]] = []
     for number, run in itertools.groupby(order, key=lambda h: -1 if h in chosen else place[h][0]):
         heads = list(run)
         if number == -1:
@@ -328,7 +329,7 @@ def replace_heads(
     return "/".join(kinds) if len(kinds) > 1 else kinds[0].split(":")[0]
 
 
-def save(args: argparse.Namespace, model_cfg: Dict[str, Any], model: nn.Module) -> Dict[str, Any]:
+def save(args: argparse.Namespace, model_cfg: dict[str, Any], model: nn.Module) -> dict[str, Any]:
     """Writes the checkpoint: the old one with another model, without the optimizer's state, which would not fit.
 
     Returns:
@@ -356,7 +357,7 @@ def described(loaded: Loaded, plan: Plan, heads: Sequence[Head]) -> str:
     return ", ".join(parts)
 
 
-def tuning_command(args: argparse.Namespace, cfg: Dict[str, Any]) -> str:
+def tuning_command(args: argparse.Namespace, cfg: dict[str, Any]) -> str:
     """A command that trains the new model on: the flags of its training, a third of the learning rate, 500 updates."""
     model, data, old = cfg["model"]["_name"], cfg["dataset"], cfg["optimization"]
     size = f"--max-tokens {data['max_tokens']}" if data["max_tokens"] else f"--batch-size {data['batch_size']}"
@@ -381,7 +382,7 @@ def tuning_command(args: argparse.Namespace, cfg: Dict[str, Any]) -> str:
     return f'fairseq-train --user-dir "$(python -m fairseq_synth)" {shlex.join(flags)}'
 
 
-def given(parser: argparse.ArgumentParser, defaults: Any, values: Mapping[str, Any]) -> List[str]:
+def given(parser: argparse.ArgumentParser, defaults: Any, values: Mapping[str, Any]) -> list[str]:
     """The flags of a parser that have other values than their defaults."""
     flags = []
     for action in parser._actions:

@@ -5,13 +5,13 @@ import os
 import re
 import sys
 import traceback
+from collections.abc import Callable, Iterable
 from types import FrameType
-from typing import Callable, Iterable, List, Optional, Set, Tuple
 
 UNUSABLE_PATH = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 
 # each knows the one line for some errors of fairseq's that are a user's mistake, and says None to all others
-explanations: List[Callable[[BaseException], Optional[str]]] = []
+explanations: list[Callable[[BaseException], str | None]] = []
 
 
 class SynthesizerError(ValueError):
@@ -24,10 +24,10 @@ def first_line(error: BaseException, marker: str = "") -> str:
     return next((line.strip() for line in lines if marker in line), lines[0]).rstrip(".")
 
 
-def explain(error: BaseException) -> Optional[str]:
+def explain(error: BaseException) -> str | None:
     """The one line that tells a user what to do, or None for an error that needs its traceback."""
-    cause: Optional[BaseException] = error
-    seen: Set[int] = set()  # a chain of errors may come back to itself
+    cause: BaseException | None = error
+    seen: set[int] = set()  # a chain of errors may come back to itself
     while cause is not None and id(cause) not in seen:
         seen.add(id(cause))
         if isinstance(cause, SynthesizerError):
@@ -41,7 +41,7 @@ def explain(error: BaseException) -> Optional[str]:
     return next((line for line in (explanation(error) for explanation in explanations) if line), None)
 
 
-def cause_of(error: BaseException) -> Optional[BaseException]:
+def cause_of(error: BaseException) -> BaseException | None:
     """What an error was raised from.
 
     fairseq and torch wrap some errors in an Exception or a RuntimeError without saying ``from``. Any other error that
@@ -51,7 +51,7 @@ def cause_of(error: BaseException) -> Optional[BaseException]:
     return error.__context__ if wrapper and not error.__suppress_context__ else error.__cause__
 
 
-def of_fairseq_command(frames: Iterable[Tuple[FrameType, int]]) -> bool:
+def of_fairseq_command(frames: Iterable[tuple[FrameType, int]]) -> bool:
     """Whether one of fairseq's commands, ``fairseq-train`` or ``python -m fairseq_cli.train``, is among the callers."""
     folders = (os.path.dirname(frame.f_code.co_filename) for frame, _ in frames)
     return any(os.path.basename(folder) == "fairseq_cli" for folder in folders)

@@ -1,6 +1,6 @@
 """The heads of a layer, which may be of different kinds: what the flags say of them, and what computes their logits."""
 
-from typing import List, Optional, Sequence, Tuple
+from collections.abc import Sequence
 
 import torch.nn as nn
 from torch import Tensor
@@ -10,10 +10,10 @@ from .logits import Logits
 from .positions import Inputs
 from .synthesizers import SYNTHESIZERS, LayerSynthesizer, Mixture, in_order
 
-HeadGroup = Tuple[int, Tuple[str, ...]]  # a number of heads, and the functions that each of them mixes
+HeadGroup = tuple[int, tuple[str, ...]]  # a number of heads, and the functions that each of them mixes
 
 
-def parse_heads(spec: str, num_heads: int, flag: str = "--encoder-synthesizer") -> Tuple[HeadGroup, ...]:
+def parse_heads(spec: str, num_heads: int, flag: str = "--encoder-synthesizer") -> tuple[HeadGroup, ...]:
     """``"random:6/dense+vanilla:2"`` -> ``((6, ("random",)), (2, ("dense", "vanilla")))``: the functions of 8 heads.
 
     Without ``/`` all heads are alike; without numbers the groups are equally large. Raises SynthesizerError as
@@ -38,7 +38,7 @@ def parse_heads(spec: str, num_heads: int, flag: str = "--encoder-synthesizer") 
     return tuple(zip(map(int, numbers), names))
 
 
-def parse_spec(spec: str, flag: str = "--encoder-synthesizer") -> Tuple[str, ...]:
+def parse_spec(spec: str, flag: str = "--encoder-synthesizer") -> tuple[str, ...]:
     """``"vanilla+random"`` -> ``("random", "vanilla")``: the functions joined by ``+``, in the order of their weights.
 
     Raises SynthesizerError for an unknown, missing or repeated name; the message lists the valid ones.
@@ -62,17 +62,17 @@ class HeadGroups(LayerSynthesizer):
         super().__init__()
         self.groups = nn.ModuleList(mixtures)
 
-    def mixtures(self) -> List[Mixture]:
+    def mixtures(self) -> list[Mixture]:
         return list(self.groups)  # type: ignore[arg-type]
 
-    def forward(self, inputs: Inputs) -> List[Logits]:
-        found: List[Logits] = []
+    def forward(self, inputs: Inputs) -> list[Logits]:
+        found: list[Logits] = []
         first, first_key = 0, 0
         for group in self.groups:
             heads = group.num_heads  # a ModuleList forgets the type of its modules
             q, k = inputs.q, inputs.k
-            group_q: Optional[Tensor] = None
-            group_k: Optional[Tensor] = None
+            group_q: Tensor | None = None
+            group_k: Tensor | None = None
             if group.reads_query_key and q is not None and k is not None:
                 group_q = q.narrow(1, first_key, heads)  # type: ignore[call-overload]
                 group_k = k.narrow(1, first_key, heads)  # type: ignore[call-overload]

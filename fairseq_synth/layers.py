@@ -4,7 +4,8 @@ An encoder or decoder checks lengths and aligns padded sentences, once, so that 
 position 0 on.
 """
 
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -61,7 +62,7 @@ class EncoderLayer(Scriptable, TransformerEncoderLayerBase):
         super().__init__(*args, **kwargs)
         name_dropout(self, "TransformerEncoderLayerBase")
 
-    def _load_from_state_dict(self, state_dict: Dict[str, Tensor], prefix: str, *args: Any) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
         for name in FAST_PATH_COPIES:
             state_dict.pop(prefix + name, None)
         nn.Module._load_from_state_dict(self, state_dict, prefix, *args)
@@ -95,11 +96,11 @@ class SynthesizerDecoderLayer(Scriptable, TransformerDecoderLayerBase):
 class LimitedStack(Scriptable):
     """An encoder or decoder with a longest sentence; among the bases of a class it stands before fairseq's."""
 
-    max_length: Optional[int]
+    max_length: int | None
     length_flag: str
     built = 0  # the layers that there are so far
 
-    def set_limit(self, limit: Optional[Limit]) -> None:
+    def set_limit(self, limit: Limit | None) -> None:
         """Sets the longest sentence in tokens, and the flag to name."""
         self.max_length, self.length_flag = limit or (None, "")
 
@@ -118,11 +119,9 @@ class LimitedStack(Scriptable):
         limit = self.max_length
         if limit is not None and tokens.size(1) > limit:
             raise ValueError(
-                "a sentence of {} tokens is longer than {} {}; shorten it, or train with a larger {}, which must be a "
+                f"a sentence of {tokens.size(1)} tokens is longer than {self.length_flag} {limit}; shorten it, or train with a larger {self.length_flag}, which must be a "
                 "multiple of --required-seq-len-multiple, if that is used. Tokens that the task itself adds, as with "
-                "--insert or --encoder-langtok, count too".format(
-                    tokens.size(1), self.length_flag, limit, self.length_flag
-                )
+                "--insert or --encoder-langtok, count too"
             )
 
 
@@ -136,10 +135,10 @@ class AlignedEncoder(LimitedStack, TransformerEncoderBase):
     def forward(
         self,
         src_tokens: Tensor,
-        src_lengths: Optional[Tensor] = None,
+        src_lengths: Tensor | None = None,
         return_all_hiddens: bool = False,
-        token_embeddings: Optional[Tensor] = None,
-    ) -> Dict[str, List[Tensor]]:
+        token_embeddings: Tensor | None = None,
+    ) -> dict[str, list[Tensor]]:
         """As fairseq's own; left-padded sentences are aligned for the layers and handed back as they came.
 
         Args:
@@ -203,12 +202,12 @@ class SynthesizerDecoder(LimitedStack, TransformerDecoderBase):
     def extract_features(
         self,
         prev_output_tokens: Tensor,
-        encoder_out: Optional[Dict[str, List[Tensor]]],
-        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
+        encoder_out: dict[str, list[Tensor]] | None,
+        incremental_state: dict[str, dict[str, Tensor | None]] | None = None,
         full_context_alignment: bool = False,
-        alignment_layer: Optional[int] = None,
-        alignment_heads: Optional[int] = None,
-    ) -> Tuple[Tensor, Dict[str, List[Optional[Tensor]]]]:
+        alignment_layer: int | None = None,
+        alignment_heads: int | None = None,
+    ) -> tuple[Tensor, dict[str, list[Tensor | None]]]:
         """As fairseq's own; left-padded targets are aligned for the layers and handed back as they came.
 
         Args:
@@ -218,7 +217,7 @@ class SynthesizerDecoder(LimitedStack, TransformerDecoderBase):
             ValueError: T is beyond ``--synth-max-length``.
         """
         self.check_length(prev_output_tokens)
-        columns: Optional[Tensor] = None
+        columns: Tensor | None = None
         if incremental_state is None:  # else the one new token has its position from the cache
             columns = aligned_columns(prev_output_tokens.eq(self.padding_idx))
         x, extra = self.extract_features_scriptable(
@@ -229,10 +228,10 @@ class SynthesizerDecoder(LimitedStack, TransformerDecoderBase):
             alignment_layer,
             alignment_heads,
         )
-        attn: List[Optional[Tensor]] = []  # B x T x S
+        attn: list[Tensor | None] = []  # B x T x S
         for weights in extra["attn"]:
             attn.append(None if weights is None else restore(weights, columns, batch_first=True))
-        states: List[Optional[Tensor]] = []  # T x B x C
+        states: list[Tensor | None] = []  # T x B x C
         for state in extra["inner_states"]:
             states.append(None if state is None else restore(state, columns))
         return restore(x, columns, batch_first=True), {"attn": attn, "inner_states": states}

@@ -2,14 +2,14 @@
 
 import logging
 import re
-from typing import Any, NamedTuple, Optional, Set
+from typing import Any, NamedTuple
 
 from .errors import SynthesizerError
 
 logger = logging.getLogger(__name__)
 
 # --synth-max-length of every model that this process has built with such a limit, for messages
-known_limits: Set[int] = set()
+known_limits: set[int] = set()
 
 
 class Limit(NamedTuple):
@@ -19,7 +19,7 @@ class Limit(NamedTuple):
     flag: str
 
 
-def announce_limit(task: Any, limit: Optional[Limit]) -> None:
+def announce_limit(task: Any, limit: Limit | None) -> None:
     """Makes the limit known. Raises SynthesizerError if ``--required-seq-len-multiple`` pads sentences that fit beyond
     it."""
     if limit is None:
@@ -36,7 +36,7 @@ def announce_limit(task: Any, limit: Optional[Limit]) -> None:
     logger.info(f"{limit.flag} {limit.tokens}: longer sentences are skipped in training, refused elsewhere")
 
 
-def check_rows(flag: str, length: int, limit: Optional[Limit], add_bos_token: bool = False) -> None:
+def check_rows(flag: str, length: int, limit: Limit | None, add_bos_token: bool = False) -> None:
     """Raises SynthesizerError if rows of `length` tokens, as `flag` has them, are above the model's limit.
 
     With ``--add-bos-token`` each row is one token longer, which fairseq does not count.
@@ -78,7 +78,7 @@ def check_min_len(generation: Any, decoder: Any) -> None:
         )
 
 
-def check_fusion(generation: Any, max_length: Optional[int]) -> None:
+def check_fusion(generation: Any, max_length: int | None) -> None:
     """Raises SynthesizerError if the language model of ``--lm-path`` cannot read all that a search may write."""
     if not getattr(generation, "lm_path", None) or max_length is None:
         return

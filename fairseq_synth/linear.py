@@ -1,6 +1,6 @@
 """Products: linear layers with a matrix for each head, several layers computed as one, and the factors of logits."""
 
-from typing import Any, List, Optional, Tuple
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -25,17 +25,17 @@ def by_sentence(x: Tensor, like: Tensor) -> Tensor:
     return x.view(x.size(0), like.size(0), like.size(1), x.size(2)).permute(2, 0, 1, 3)
 
 
-def plus(x: Optional[Tensor], y: Tensor) -> Tensor:
+def plus(x: Tensor | None, y: Tensor) -> Tensor:
     """The sum, in fp32 at least; y as it is if it is the first summand."""
     return y if x is None else at_least_fp32(x) + at_least_fp32(y)
 
 
-def times(x: Tensor, weight: Optional[Tensor]) -> Tensor:
+def times(x: Tensor, weight: Tensor | None) -> Tensor:
     """x times a weight, in the type of x."""
     return x if weight is None else x * in_type(weight, x.dtype)
 
 
-def smaller_times(x: Tuple[Tensor, Tensor], scale: float, weight: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
+def smaller_times(x: tuple[Tensor, Tensor], scale: float, weight: Tensor | None) -> tuple[Tensor, Tensor]:
     """Two factors, the smaller one times the weight and the scale; without a weight the first one."""
     first, second = x
     if weight is None:
@@ -44,7 +44,7 @@ def smaller_times(x: Tuple[Tensor, Tensor], scale: float, weight: Optional[Tenso
     return (first, times(second, weight)) if second.numel() < first.numel() else (times(first, weight), second)
 
 
-def outer_factors(factors: Tensor, a: int, src_len: int) -> Tuple[Tensor, Tensor]:
+def outer_factors(factors: Tensor, a: int, src_len: int) -> tuple[Tensor, Tensor]:
     """Both factors of `src_len` columns of an outer product: the first begins again beyond l."""
     b = factors.size(3) - a
     left, right = factors.split([a, b], dim=3)
@@ -72,7 +72,7 @@ def outer_product(left: Tensor, right: Tensor, src_len: int) -> Tensor:
     return (left.unsqueeze(-1) * right.unsqueeze(-2)).flatten(-2)[..., :src_len]
 
 
-def concatenated(factors: List[Tensor], bsz: int = 1, heads: int = 1) -> Tensor:
+def concatenated(factors: list[Tensor], bsz: int = 1, heads: int = 1) -> Tensor:
     """Factors (B or 1, H or 1, T, r) concatenated on features, for so many sentences and heads, or all of theirs."""
     for x in factors:
         bsz = x.size(0) if bsz == 1 else bsz
@@ -81,7 +81,7 @@ def concatenated(factors: List[Tensor], bsz: int = 1, heads: int = 1) -> Tensor:
     return of_all[0] if len(of_all) == 1 else torch.cat(of_all, dim=-1)
 
 
-def joined(*layers: nn.Module) -> Optional[Tuple[Tensor, Tensor]]:
+def joined(*layers: nn.Module) -> tuple[Tensor, Tensor] | None:
     """The weight and bias of one linear layer that computes those of several, one after another; None if one of them
     is not plain."""
     weights, biases = [], []

@@ -1,7 +1,7 @@
 """Linformer (Wang et al. 2020, arXiv 2006.04768), a baseline for encoders: attention to k projected positions."""
 
 import argparse
-from typing import Any, Dict, Optional, Tuple
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -75,12 +75,12 @@ class LinformerAttention(nn.Module):
     def forward(
         self,
         query: Tensor,
-        key: Optional[Tensor] = None,
-        value: Optional[Tensor] = None,
-        key_padding_mask: Optional[Tensor] = None,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
         need_weights: bool = False,
-        attn_mask: Optional[Tensor] = None,
-    ) -> Tuple[Tensor, Optional[Tensor]]:
+        attn_mask: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
         """Attends; the call is fairseq's, of an encoder layer.
 
         Args:
@@ -154,9 +154,9 @@ class RobertaLinformer(SynthesizerRoberta):
     config = config_class("RobertaLinformerConfig", *LINFORMER_FLAGS, *ROBERTA_FLAGS, *STRUCTURE_FLAGS)
     encoder_class = LinformerRobertaEncoder
 
-    def load_state_dict(self, state_dict: Dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
+    def load_state_dict(self, state_dict: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
         """As in `SynthesizerRoberta`, and for weights in which projections differ that the model shares."""
-        shared: Dict[int, str] = {}  # a parameter and the first of its names
+        shared: dict[int, str] = {}  # a parameter and the first of its names
         for name, parameter in self.named_parameters(remove_duplicate=False):
             theirs, first = state_dict.get(name), shared.setdefault(id(parameter), name)
             one = state_dict.get(first)
@@ -168,7 +168,7 @@ class RobertaLinformer(SynthesizerRoberta):
         return super().load_state_dict(state_dict, *args, **kwargs)
 
     @classmethod
-    def check_encoder(cls, args: argparse.Namespace) -> Optional[Limit]:
+    def check_encoder(cls, args: argparse.Namespace) -> Limit | None:
         """Checks the heads, the layers and ``--linformer-k``; the longest input is ``--max-positions``."""
         check_attention(args, "encoder")
         kept_layers(args, "encoder")

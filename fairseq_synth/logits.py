@@ -1,6 +1,6 @@
 """The logits S of an attention for a call, kept as the sum that they are: `Logits`."""
 
-from typing import List, NamedTuple, Optional
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -14,7 +14,7 @@ class Product(NamedTuple):
     query: Tensor  # (B, H, T, r)
     key: Tensor  # (B, H, S, r)
     scale: float
-    weight: Optional[Tensor]
+    weight: Tensor | None
 
 
 class Outer(NamedTuple):
@@ -23,21 +23,21 @@ class Outer(NamedTuple):
 
     factors: Tensor  # (B, H, T, a + b)
     a: int
-    weight: Optional[Tensor]
+    weight: Tensor | None
 
 
 class Bias(NamedTuple):
     """Logits that are computed already, times the weight."""
 
     bias: Tensor  # (B, H, T, S)
-    weight: Optional[Tensor]
+    weight: Tensor | None
 
 
 class Diagonals(NamedTuple):
     """Values by distance, times the weight: column j of row i has value number ``j - i + T - 1``."""
 
     values: Tensor  # (1, H, 1, T + S - 1)
-    weight: Optional[Tensor]
+    weight: Tensor | None
 
 
 class Logits:
@@ -49,7 +49,7 @@ class Logits:
     """
 
     def __init__(
-        self, products: List[Product], outers: List[Outer], biases: List[Bias], diagonals: List[Diagonals]
+        self, products: list[Product], outers: list[Outer], biases: list[Bias], diagonals: list[Diagonals]
     ) -> None:
         self.products, self.outers, self.biases, self.diagonals = products, outers, biases, diagonals
 
@@ -75,21 +75,21 @@ class Logits:
         """The same sum of at most one product, one outer product and one bias, with weights multiplied in; the bias in
         fp32 at least where there are other terms, or `is_sum` says so."""
         is_sum = is_sum or self.number_of_terms() > 1
-        bias: Optional[Tensor] = None
+        bias: Tensor | None = None
         for x, weight in self.biases:
             bias = plus(bias, times(at_least_fp32(x) if is_sum else x, weight))
         for values, weight in self.diagonals:
             bias = plus(bias, toeplitz(times(at_least_fp32(values) if is_sum else values, weight), src_len))
-        left: Optional[Tensor] = None
-        right: Optional[Tensor] = None
+        left: Tensor | None = None
+        right: Tensor | None = None
         for factors, a, weight in self.outers:
             first, second = smaller_times(outer_factors(factors, a, src_len), 1.0, weight)
             if left is None:
                 left, right = first, second
             else:
                 bias = plus(bias, outer_product(first, second, src_len))
-        queries: List[Tensor] = []
-        keys: List[Tensor] = []
+        queries: list[Tensor] = []
+        keys: list[Tensor] = []
         for query, key, scale, weight in self.products:
             query, key = smaller_times((query, key), scale, weight)
             if len(queries) > 0 and query.size(2) == 1:  # as in decoding: to join them would copy all keys
@@ -108,18 +108,18 @@ class Logits:
 class Normal(NamedTuple):
     """``S = query @ key^T + left (x) right + bias``, sizes as in `Logits`; None for what there is not."""
 
-    query: Optional[Tensor]
-    key: Optional[Tensor]
-    left: Optional[Tensor]
-    right: Optional[Tensor]
-    bias: Optional[Tensor]
+    query: Tensor | None
+    key: Tensor | None
+    left: Tensor | None
+    right: Tensor | None
+    bias: Tensor | None
 
 
 def total(x: Normal, src_len: int) -> Tensor:
     """S in its first `src_len` columns, (B or 1, H or 1, T or 1, S); B only if a summand depends on the input, one row
     only if no row differs. In fp32 at least; a single summand keeps its type, and may be a view of a parameter."""
     query, key, left, right, bias = x
-    found: Optional[Tensor] = None
+    found: Tensor | None = None
     if query is not None and key is not None:
         found = inner_product(query, key)
     if left is not None and right is not None:

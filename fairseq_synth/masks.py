@@ -9,8 +9,6 @@ decoder's is what ``buffered_future_mask`` in `layers` returns; a step of decodi
 of its own that skips what `causal_mask` hides: to change that, change every place that says ``causal``.
 """
 
-from typing import List, Optional
-
 import torch
 from torch import Tensor
 
@@ -23,19 +21,19 @@ def causal_mask(like: Tensor) -> Tensor:
     return like.new_empty(0, 0)
 
 
-def is_causal(attn_mask: Optional[Tensor]) -> bool:
+def is_causal(attn_mask: Tensor | None) -> bool:
     """Whether a mask is `causal_mask`."""
     return attn_mask is not None and attn_mask.dim() == 2 and attn_mask.size(0) == 0
 
 
-def as_boolean(attn_mask: Optional[Tensor]) -> Optional[Tensor]:
+def as_boolean(attn_mask: Tensor | None) -> Tensor | None:
     """The mask, of booleans if it is not of floating-point numbers."""
     if attn_mask is None or torch.is_floating_point(attn_mask):
         return attn_mask
     return in_type(attn_mask, torch.bool)
 
 
-def behind_sentences(key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor]) -> Optional[Tensor]:
+def behind_sentences(key_padding_mask: Tensor | None, attn_mask: Tensor | None) -> Tensor | None:
     """The padding mask; None under `causal_mask`, as no row of a sentence looks at what is behind it.
 
     Raises ValueError if under `causal_mask` there is padding elsewhere, which is asked on a CPU alone.
@@ -54,7 +52,7 @@ def future(length: int, like: Tensor) -> Tensor:
 
 
 def masked_softmax(
-    scores: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor], zero_unseeing_rows: bool = True
+    scores: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, zero_unseeing_rows: bool = True
 ) -> Tensor:
     """Softmax over the visible keys; 0 with a zero gradient in a row that sees none.
 
@@ -70,7 +68,7 @@ def masked_softmax(
     if is_causal(attn_mask):
         scores = scores + future(scores.size(3), scores)
         attn_mask = None
-    hidden: Optional[Tensor] = None
+    hidden: Tensor | None = None
     if attn_mask is not None:
         hidden = attn_mask
         if attn_mask.dtype != torch.bool:
@@ -87,7 +85,7 @@ def masked_softmax(
     return weights.masked_fill(hidden, 0.0) if zero_unseeing_rows else weights
 
 
-def sentence_lengths(key_padding_mask: Tensor) -> Optional[List[int]]:
+def sentence_lengths(key_padding_mask: Tensor) -> list[int] | None:
     """Length of each sentence, where all padding is on the right and no sentence is empty; otherwise None.
 
     For the CPU only: on a GPU, reading the values would synchronize.
@@ -99,11 +97,11 @@ def sentence_lengths(key_padding_mask: Tensor) -> Optional[List[int]]:
     lengths = real.sum(dim=1)
     if not torch.equal(real, torch.arange(real.size(1), device=real.device)[None] < lengths[:, None]):
         return None
-    found: List[int] = lengths.tolist()
+    found: list[int] = lengths.tolist()
     return None if 0 in found else found
 
 
-def aligned_columns(padding_mask: Tensor) -> Optional[Tensor]:
+def aligned_columns(padding_mask: Tensor) -> Tensor | None:
     """The columns (B, T) that tokens take when all padding is moved behind its sentence, order kept.
 
     None where nothing moves, which is asked on a CPU alone: on a GPU the answer would make the CPU wait.
@@ -118,7 +116,7 @@ def aligned_columns(padding_mask: Tensor) -> Optional[Tensor]:
     return torch.where(padding_mask, behind, real.cumsum(dim=1) - 1)
 
 
-def align(x: Tensor, columns: Optional[Tensor]) -> Tensor:
+def align(x: Tensor, columns: Tensor | None) -> Tensor:
     """x (B, T) or (B, T, C) with its tokens in `aligned_columns`."""
     if columns is None:
         return x
@@ -126,7 +124,7 @@ def align(x: Tensor, columns: Optional[Tensor]) -> Tensor:
     return torch.empty_like(x).scatter(1, index, x)
 
 
-def restore(x: Tensor, columns: Optional[Tensor], batch_first: bool = False) -> Tensor:
+def restore(x: Tensor, columns: Tensor | None, batch_first: bool = False) -> Tensor:
     """x (T, B, C), or (B, T, C) if `batch_first`, from `aligned_columns` back to the caller's columns."""
     if columns is None:
         return x

@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 import os
 import re
-from typing import Any, Dict, List, Optional, Tuple, Type
+from typing import Any
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
@@ -28,11 +28,11 @@ class SynthesizerModel(Scriptable):
     """
 
     kind: str  # a noun for messages
-    stacks: Tuple[str, ...]  # which of them have synthesizers
-    tasks: Tuple[type, ...]  # fairseq's tasks that need this kind
+    stacks: tuple[str, ...]  # which of them have synthesizers
+    tasks: tuple[type, ...]  # fairseq's tasks that need this kind
     task_names: str
-    config: Type[FairseqDataclass]  # of every flag. Not Any, which TorchScript takes for Final before Python 3.11
-    hidden: Tuple[str, ...] = ()  # flags that are not on the command line
+    config: type[FairseqDataclass]  # of every flag. Not Any, which TorchScript takes for Final before Python 3.11
+    hidden: tuple[str, ...] = ()  # flags that are not on the command line
 
     @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
@@ -73,7 +73,7 @@ class SynthesizerModel(Scriptable):
             )
         return to_namespace(cfg, cls.config)
 
-    def load_state_dict(self, state_dict: Dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
+    def load_state_dict(self, state_dict: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
         """As fairseq's own. Raises SynthesizerError for weights of another kind, other sizes or another dictionary."""
         kind = kind_of(state_dict)
         if kind not in (None, self.kind):
@@ -90,12 +90,12 @@ class SynthesizerModel(Scriptable):
             raise SynthesizerError(line) from error
 
 
-def kinds() -> List[Type[SynthesizerModel]]:
+def kinds() -> list[type[SynthesizerModel]]:
     """The kinds of model that are imported."""
     return SynthesizerModel.__subclasses__()
 
 
-def kind_of(state_dict: Dict[str, Tensor]) -> Optional[str]:
+def kind_of(state_dict: dict[str, Tensor]) -> str | None:
     """The `SynthesizerModel.kind` whose weights these are; None if unknown."""
     parts = {key.split(".")[0] for key in state_dict}
     if any(key.split(".")[1:2] == ["sentence_encoder"] for key in state_dict):
@@ -105,7 +105,7 @@ def kind_of(state_dict: Dict[str, Tensor]) -> Optional[str]:
     return "translation model" if "encoder" in parts else "language model"
 
 
-def explain_task(error: BaseException) -> Optional[str]:
+def explain_task(error: BaseException) -> str | None:
     """The one line for an error of a task that needs a model of another kind than the Synthesizers, else None."""
     text = str(error)
     is_of_config = type(error).__name__ in ("ConfigAttributeError", "ConfigKeyError", "InterpolationKeyError")

@@ -1,6 +1,6 @@
 """What a call reads of a parameter whose rows or columns are positions of a sentence."""
 
-from typing import List, NamedTuple, Optional
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,8 +10,8 @@ class Inputs(NamedTuple):
     """What S may depend on. T rows are asked for, of positions from `start` on, and S columns, from position 0 on."""
 
     x: Tensor  # the layer's input, (T, B, H d_h); each head sees its slice
-    q: Optional[Tensor]  # projected queries, (B, H, T, d_h), of the heads that have some
-    k: Optional[Tensor]  # projected keys, (B, H, S, d_h)
+    q: Tensor | None  # projected queries, (B, H, T, d_h), of the heads that have some
+    k: Tensor | None  # projected keys, (B, H, S, d_h)
     start: int  # position of the first row
     src_len: int  # S, the number of columns
 
@@ -63,7 +63,7 @@ def positions(x: Tensor, dim: int, start: int, count: int) -> Tensor:
     start = start % length
     if start + count <= length:
         return x.narrow(dim, start, count)
-    pieces: List[Tensor] = []
+    pieces: list[Tensor] = []
     while count > 0:
         piece = x.narrow(dim, start, min(count, length - start))
         pieces.append(piece)

@@ -2,7 +2,7 @@
 
 import argparse
 from dataclasses import field
-from typing import Any, Dict, Optional, Tuple, Type
+from typing import Any, Optional
 
 import torch.nn as nn
 from fairseq.dataclass import ChoiceEnum
@@ -43,7 +43,12 @@ def is_flag(name: str) -> bool:
 
 # of fairseq's roberta, on the command line
 ROBERTA_FLAGS = [
-    flag("max_positions", Optional[int], None, "number of positions to embed, and the longest input in tokens"),
+    flag(
+        "max_positions",
+        Optional[int],  # noqa: UP045 - fairseq reads the type, and does not know `int | None`
+        None,
+        "number of positions to embed, and the longest input in tokens",
+    ),
     flag(
         "pooler_activation_fn",
         ChoiceEnum(get_available_activation_fns()),
@@ -73,7 +78,7 @@ STRUCTURE_FLAGS = [flag(name, bool, True, "") for name in STRUCTURE]
 class SynthesizerRobertaEncoder(RobertaEncoder):
     """fairseq's RobertaEncoder around another stack of layers."""
 
-    stack: Type[TransformerEncoderBase] = SynthesizerEncoder
+    stack: type[TransformerEncoderBase] = SynthesizerEncoder
 
     def build_encoder(
         self, args: argparse.Namespace, dictionary: Any, embed_tokens: nn.Embedding
@@ -85,7 +90,7 @@ class SynthesizerRoberta(SynthesizerModel, RobertaModel):
     """fairseq's ``roberta`` with synthesized self-attention."""
 
     kind = "encoder"
-    stacks: Tuple[str, ...] = ("encoder",)
+    stacks: tuple[str, ...] = ("encoder",)
     tasks = (MaskedLMTask, SentencePredictionTask)
     task_names = "masked_lm or sentence_prediction"
     config = config_class(
@@ -95,7 +100,7 @@ class SynthesizerRoberta(SynthesizerModel, RobertaModel):
     encoder_class = SynthesizerRobertaEncoder
 
     @classmethod
-    def hub_models(cls) -> Dict[str, Any]:
+    def hub_models(cls) -> dict[str, Any]:
         """None: fairseq's are RoBERTa's own."""
         return {}
 
@@ -112,13 +117,13 @@ class SynthesizerRoberta(SynthesizerModel, RobertaModel):
         announce_limit(task, limit)
         return model
 
-    def load_state_dict(self, state_dict: Dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
+    def load_state_dict(self, state_dict: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
         """As in `SynthesizerModel`, and with ``--load-checkpoint-heads`` for weights of another ``--num-classes``."""
         if getattr(self.args, "load_checkpoint_heads", False):
             self.check_classes(state_dict)
         return super().load_state_dict(state_dict, *args, **kwargs)
 
-    def check_classes(self, state_dict: Dict[str, Tensor]) -> None:
+    def check_classes(self, state_dict: dict[str, Tensor]) -> None:
         """Raises SynthesizerError if a classification head in the state dict has another number of classes."""
         for name, head in self.classification_heads.items():
             weight = state_dict.get(f"classification_heads.{name}.out_proj.weight")
@@ -130,7 +135,7 @@ class SynthesizerRoberta(SynthesizerModel, RobertaModel):
                 )
 
     @classmethod
-    def check_encoder(cls, args: argparse.Namespace) -> Optional[Limit]:
+    def check_encoder(cls, args: argparse.Namespace) -> Limit | None:
         """Checks the flags of the self-attention; returns its limit, if it has one."""
         check_flags(args, "encoder")
         return limit_of(args, args.encoder_synthesizer)

@@ -5,7 +5,7 @@ own. Stacks and models give copies of themselves that share all weights, as torc
 """
 
 import copy
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -17,7 +17,7 @@ from .computations.plain import attention_weights, drop
 from .masks import as_boolean, behind_sentences
 from .positions import Inputs
 
-State = Dict[str, Dict[str, Optional[Tensor]]]
+State = dict[str, dict[str, Tensor | None]]
 
 
 class Scriptable:
@@ -53,18 +53,18 @@ class ScriptableAttention(nn.Module):
     def forward(
         self,
         query: Tensor,
-        key: Optional[Tensor] = None,
-        value: Optional[Tensor] = None,
-        key_padding_mask: Optional[Tensor] = None,
-        incremental_state: Optional[State] = None,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        incremental_state: State | None = None,
         need_weights: bool = False,
-        attn_mask: Optional[Tensor] = None,
+        attn_mask: Tensor | None = None,
         need_head_weights: bool = False,
-    ) -> Tuple[Tensor, Optional[Tensor]]:
+    ) -> tuple[Tensor, Tensor | None]:
         """As that of `SyntheticAttention`."""
         attn_mask, padding = as_boolean(attn_mask), behind_sentences(key_padding_mask, attn_mask)
-        q: Optional[Tensor] = None
-        k: Optional[Tensor] = None
+        q: Tensor | None = None
+        k: Tensor | None = None
         if self.q_proj is not None and self.k_proj is not None:
             q, k = self.split_heads(self.q_proj(query)), self.split_heads(self.k_proj(query))
         v = self.split_heads(self.v_proj(query))
@@ -80,7 +80,7 @@ class ScriptableAttention(nn.Module):
             cache = {"prev_key": k, "prev_value": v, "prev_key_padding_mask": padding}
             self._set_input_buffer(incremental_state, cache)
         tgt_len, src_len = query.size(0), v.size(2)
-        parts: List[Tensor] = []
+        parts: list[Tensor] = []
         groups = self.synthesizer(Inputs(query, q, k, src_len - tgt_len, src_len))
         for logits, heads in zip(groups, self.heads):
             weights = attention_weights(logits, heads, tgt_len, src_len, padding, attn_mask, bsz=query.size(1))
@@ -106,12 +106,12 @@ class ScriptableAttention(nn.Module):
             self._set_input_buffer(incremental_state, reorder(cache, new_order))
         return incremental_state
 
-    def _get_input_buffer(self, incremental_state: Optional[State]) -> Dict[str, Optional[Tensor]]:
+    def _get_input_buffer(self, incremental_state: State | None) -> dict[str, Tensor | None]:
         cache = self.get_incremental_state(incremental_state, "attn_state")  # type: ignore[operator]
         if cache is not None:
             return cache
-        empty: Dict[str, Optional[Tensor]] = {}
+        empty: dict[str, Tensor | None] = {}
         return empty
 
-    def _set_input_buffer(self, incremental_state: State, buffer: Dict[str, Optional[Tensor]]) -> Optional[State]:
+    def _set_input_buffer(self, incremental_state: State, buffer: dict[str, Tensor | None]) -> State | None:
         return self.set_incremental_state(incremental_state, "attn_state", buffer)  # type: ignore[operator]

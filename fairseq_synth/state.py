@@ -2,7 +2,7 @@
 
 import logging
 import re
-from typing import Dict, Iterable, List, Set
+from collections.abc import Iterable
 
 from torch import Tensor
 
@@ -12,7 +12,7 @@ from .synthesizers import LayerSynthesizer
 logger = logging.getLogger(__name__)
 
 
-def prepare(state_dict: Dict[str, Tensor], prefix: str, synthesizer: LayerSynthesizer) -> None:
+def prepare(state_dict: dict[str, Tensor], prefix: str, synthesizer: LayerSynthesizer) -> None:
     """Checks a checkpoint against an attention's synthesizer, or starts that from a stock Transformer.
 
     A stock checkpoint has no ``synthesizer.*``: the logits of functions beside ``vanilla`` become 0, so that
@@ -47,7 +47,7 @@ def prepare(state_dict: Dict[str, Tensor], prefix: str, synthesizer: LayerSynthe
         check_functions(prefix, synthesizer, theirs, has_query)
 
 
-def check_functions(prefix: str, synthesizer: LayerSynthesizer, theirs: Dict[str, Tensor], has_query: bool) -> None:
+def check_functions(prefix: str, synthesizer: LayerSynthesizer, theirs: dict[str, Tensor], has_query: bool) -> None:
     """Raises SynthesizerError if a checkpoint's state dict of the synthesizer, `theirs`, does not fit this one's."""
     name, own = prefix.rstrip("."), synthesizer.state_dict()
     trained, present = functions_of(theirs), functions_of(own)
@@ -71,7 +71,7 @@ def check_functions(prefix: str, synthesizer: LayerSynthesizer, theirs: Dict[str
             )
 
 
-def start_from_dot_product(state_dict: Dict[str, Tensor], prefix: str, synthesizer: LayerSynthesizer) -> None:
+def start_from_dot_product(state_dict: dict[str, Tensor], prefix: str, synthesizer: LayerSynthesizer) -> None:
     """Completes the state dict of a stock attention with functions beside ``vanilla`` whose logits are 0.
 
     Raises SynthesizerError if the attention has no dot product, or other functions in some heads.
@@ -107,7 +107,7 @@ def start_from_dot_product(state_dict: Dict[str, Tensor], prefix: str, synthesiz
         state_dict[f"{prefix}synthesizer.{key}"] = value.clone()
 
 
-def names_of(synthesizer: LayerSynthesizer) -> List[str]:
+def names_of(synthesizer: LayerSynthesizer) -> list[str]:
     """The functions of a layer; where it has several groups of heads, each with its group."""
     groups = [list(mixture.components) for mixture in synthesizer.mixtures()]
     if len(groups) == 1:
@@ -132,7 +132,7 @@ def is_folded(keys: Iterable[str]) -> bool:
     return any(key.split(".")[-1] == "folded" for key in keys)
 
 
-def functions_of(keys: Iterable[str]) -> Set[str]:
+def functions_of(keys: Iterable[str]) -> set[str]:
     """The functions that have weights in a synthesizer's state dict, named as in `names_of`."""
     found = (re.match(r"(?:groups\.(\d+)\.)?components\.(\w+)\.", key) for key in keys)
     return {of_group(match[2], int(match[1])) if match[1] else match[2] for match in found if match}

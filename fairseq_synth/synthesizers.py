@@ -20,7 +20,7 @@ and the error messages find it by its name. Its architectures are a line in `nam
 """
 
 import math
-from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Type
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 import torch.nn as nn
@@ -31,17 +31,17 @@ from .linear import Light, by_head, by_sentence, per_head_linear
 from .logits import Logits, bias_of, diagonals_of, outer_product_of, product_of
 from .positions import Inputs, columns_of, distances_of, rows_of, window_of
 
-SYNTHESIZERS: Dict[str, Type["Synthesizer"]] = {}
+SYNTHESIZERS: dict[str, type["Synthesizer"]] = {}
 # the rows of alpha in every checkpoint: a matter of names, so that classes may stand in any order
 ROWS = ("random", "fixed_random", "factorized_random", "relative_random", "dense", "factorized_dense", "vanilla")
 MIXTURES = ("convex", "sum")
 BEYOND_LENGTH = ("refuse", "tile")
 
 
-def register_synthesizer(name: str) -> Callable[[Type["Synthesizer"]], Type["Synthesizer"]]:
+def register_synthesizer(name: str) -> Callable[[type["Synthesizer"]], type["Synthesizer"]]:
     """Makes a `Synthesizer` available under `name` in ``--encoder-synthesizer`` and the like."""
 
-    def register(cls: Type["Synthesizer"]) -> Type["Synthesizer"]:
+    def register(cls: type["Synthesizer"]) -> type["Synthesizer"]:
         if name in SYNTHESIZERS:
             raise ValueError(f"a synthesizer named {name!r} exists already: {SYNTHESIZERS[name]}")
         SYNTHESIZERS[name] = cls
@@ -50,7 +50,7 @@ def register_synthesizer(name: str) -> Callable[[Type["Synthesizer"]], Type["Syn
     return register
 
 
-def in_order(names: Iterable[str]) -> Tuple[str, ...]:
+def in_order(names: Iterable[str]) -> tuple[str, ...]:
     """The functions of a mixture in the order of their rows in alpha: those of `ROWS`, then others by name."""
     return tuple(sorted(names, key=lambda name: (ROWS.index(name) if name in ROWS else len(ROWS), name)))
 
@@ -212,7 +212,7 @@ class Dense(Synthesizer):
         return product_of(query, columns_of(self.W2, inputs)) + bias_of(bias)
 
 
-def factorize(length: int) -> Tuple[int, int]:
+def factorize(length: int) -> tuple[int, int]:
     """``(a, b)`` with ``a b = length`` and a the largest divisor up to the square root; SynthesizerError if a is 1."""
     for a in range(math.isqrt(length), 1, -1):
         if length % a == 0:
@@ -279,7 +279,7 @@ class Vanilla(Synthesizer):
 class LayerSynthesizer(Light):
     """What computes the logits of a layer: one `Mixture` for all heads, or one for each group of `HeadGroups`."""
 
-    def mixtures(self) -> List["Mixture"]:
+    def mixtures(self) -> list["Mixture"]:
         """The mixture of each group of neighbouring heads."""
         raise NotImplementedError
 
@@ -291,12 +291,12 @@ class LayerSynthesizer(Light):
             if mixture.alpha is not None:
                 nn.init.zeros_(mixture.alpha)
 
-    def forward(self, inputs: Inputs) -> List[Logits]:
+    def forward(self, inputs: Inputs) -> list[Logits]:
         """The logits of each group of heads."""
         raise NotImplementedError
 
 
-def limit_of(names: Iterable[str], max_length: int, beyond_length: str) -> Optional[int]:
+def limit_of(names: Iterable[str], max_length: int, beyond_length: str) -> int | None:
     """The longest sentence in tokens that functions of these names take; None if they take any."""
     has_limit = any(SYNTHESIZERS[name].has_max_length for name in names)
     return max_length if has_limit and beyond_length == "refuse" else None
@@ -316,7 +316,7 @@ class Mixture(LayerSynthesizer):
         beyond_length: what becomes of a position p >= l: ``refuse``, or ``tile``, row and column p mod l.
     """
 
-    limit: Optional[int]  # longest sentence in tokens
+    limit: int | None  # longest sentence in tokens
 
     def __init__(
         self,
@@ -344,14 +344,14 @@ class Mixture(LayerSynthesizer):
         is_weighted = mixture == "convex" and len(names) > 1
         self.alpha = nn.Parameter(torch.empty(len(names), num_heads)) if is_weighted else None
 
-    def mixtures(self) -> List["Mixture"]:
+    def mixtures(self) -> list["Mixture"]:
         return [self]
 
-    def forward(self, inputs: Inputs) -> List[Logits]:
+    def forward(self, inputs: Inputs) -> list[Logits]:
         """See `LayerSynthesizer`. Raises ValueError if S is beyond l, and to be refused."""
         limit = self.limit
         if limit is not None and inputs.src_len > limit:
-            raise ValueError("a sentence of {} tokens is longer than max_length {}".format(inputs.src_len, limit))
+            raise ValueError(f"a sentence of {inputs.src_len} tokens is longer than max_length {limit}")
         alpha = self.weights()
         weights = [] if alpha is None else alpha.view(alpha.size(0), 1, -1, 1, 1).unbind()
         logits = Logits([], [], [], [])
@@ -360,7 +360,7 @@ class Mixture(LayerSynthesizer):
             logits = logits + (summand if alpha is None else summand.times(weights[m]))
         return [logits]
 
-    def fold_weights_(self, like: Tensor) -> Optional[Tensor]:
+    def fold_weights_(self, like: Tensor) -> Tensor | None:
         """Multiplies the weights of the mixture into the parameters and drops them, if every function allows it.
 
         The buffer ``folded`` then tells a state dict of such parameters from one of a training.
@@ -371,7 +371,7 @@ class Mixture(LayerSynthesizer):
         Returns:
             the factor of each head's queries from now on, (H,); None if no function reads queries.
         """
-        components: List[Synthesizer] = list(self.components.values())  # type: ignore[arg-type]
+        components: list[Synthesizer] = list(self.components.values())  # type: ignore[arg-type]
         vanilla = next((component for component in components if isinstance(component, Vanilla)), None)
         others = [component for component in components if component is not vanilla]
         queries = like.new_ones(self.num_heads) if self.reads_query_key else None
@@ -389,7 +389,7 @@ class Mixture(LayerSynthesizer):
         self.alpha = None
         return queries
 
-    def weights(self) -> Optional[Tensor]:
+    def weights(self) -> Tensor | None:
         """The weight of each component in each head, (M, H), or None for 1."""
         alpha = self.alpha
         return None if alpha is None else torch.softmax(alpha, dim=0)

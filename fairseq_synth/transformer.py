@@ -1,7 +1,7 @@
 """Translation: fairseq's Transformer with synthesized self-attention in encoder and decoder."""
 
 import math
-from typing import Any, Tuple
+from typing import Any
 
 import torch.nn as nn
 from fairseq.models.transformer import TransformerConfig, TransformerModelBase
@@ -72,7 +72,7 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
         if not self.reads_targets:
             check_min_len(generation, self.decoder)
 
-    def max_positions(self) -> Tuple[int, float]:
+    def max_positions(self) -> tuple[int, float]:
         """Longest source and target in tokens; a reference that the model does not read may have any length.
 
         With ``--match-source-len`` a translation has up to one token more than the longest source of its batch.

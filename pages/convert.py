@@ -1,7 +1,6 @@
 """What became of Transformers whose dot products were taken out, from results/convert: docs/convert.md."""
 
 from collections import defaultdict
-from typing import DefaultDict, Dict, List, Tuple
 
 from recipes.catalog import BASELINE, TABLES
 
@@ -21,7 +20,7 @@ NAMES = {
 }
 NONE = "No model has been converted yet.\n"
 BITS = ("bits, valid", 3)
-FIGURES: Dict[str, Dict[str, Tuple[str, int]]] = {  # of each table of recipes/: headings and digits
+FIGURES: dict[str, dict[str, tuple[str, int]]] = {  # of each table of recipes/: headings and digits
     "multi30k_cpu": {"bits": BITS, "bleu": ("BLEU", 2), "chrf": ("chrF", 2)},
     "ptb_cpu": {"bits": BITS, "ppl": ("perplexity, test", 1)},
     "imdb_cpu": {"bits": BITS, "accuracy": ("accuracy, test", 2)},
@@ -33,7 +32,7 @@ def table(name: str) -> str:
     records = results.load("convert", f"{name}-*")
     if not records:
         return NONE
-    points: DefaultDict[int, Rows] = defaultdict(dict)
+    points: defaultdict[int, Rows] = defaultdict(dict)
     for record in records:
         for run in record["runs"]:
             points[run["updates"]].setdefault(run["model"], []).append({**record, **run})
@@ -67,13 +66,13 @@ def replaced(name: str) -> str:
     return markdown(["all heads of", *(f"`{function}`" for function in found[0])], rows)
 
 
-def parameters(runs: List[Record]) -> str:
+def parameters(runs: list[Record]) -> str:
     """How many a model has; of several seeds from the fewest to the most."""
     sizes = sorted({f"{run['parameters'] / 1e6:.2f}M" for run in runs})
     return " to ".join(dict.fromkeys([sizes[0], sizes[-1]]))
 
 
-def notes(records: List[Record]) -> List[str]:
+def notes(records: list[Record]) -> list[str]:
     """Commands, signatures and origin."""
     first = records[0]
     lines = [f"- {what}: `{command}`" for what, command in first["commands"].items()]

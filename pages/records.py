@@ -4,26 +4,27 @@ import json
 import math
 import statistics
 from collections import Counter
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from recipes.catalog import Column, Table
 from recipes.provenance import device_of
 from recipes.steps import ROOT
 
-Record = Dict[str, Any]
-Rows = Dict[str, List[Record]]  # the records of a column of a table, by row
+Record = dict[str, Any]
+Rows = dict[str, list[Record]]  # the records of a column of a table, by row
 Place = Sequence[str]  # of a benchmark's figure: folder and file of results/, and its name there
 STEPS = "steps/s"
 LEVEL = 0.05  # of all intervals of a column together
 
 
-def load(folder: str, name: str = "*") -> List[Record]:
+def load(folder: str, name: str = "*") -> list[Record]:
     """The records of a folder of results/, by name."""
     paths = sorted((ROOT / "results" / folder).glob(f"{name}.json"))
     return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
 
 
-def load_cells(table: str) -> List[Record]:
+def load_cells(table: str) -> list[Record]:
     """The records of a table. A seed that was trained on a GPU and on a CPU is two runs."""
     found = [record for device in ("gpu", "cpu") for record in load(f"{table}/{device}")]
     for record in found:
@@ -42,14 +43,14 @@ def column_of(table: Table, dataset: str) -> Column:
     return next(column for column in table.columns if column.name == dataset)
 
 
-def pairs(table: Table, rows: Rows) -> Dict[str, List[Tuple[Record, Record]]]:
+def pairs(table: Table, rows: Rows) -> dict[str, list[tuple[Record, Record]]]:
     """For each other row its records, each beside the baseline's of the same seed, of the most alike machine."""
 
-    def likeness(record: Record, other: Record) -> Tuple[bool, bool]:
+    def likeness(record: Record, other: Record) -> tuple[bool, bool]:
         ours, theirs = record["hardware"], other["hardware"]
         return ours == theirs, device_of(ours) == device_of(theirs)
 
-    found: Dict[str, List[Tuple[Record, Record]]] = {}
+    found: dict[str, list[tuple[Record, Record]]] = {}
     for row, records in rows.items():
         for record in records if row != table.baseline else ():
             same = [other for other in rows[table.baseline] if other["seed"] == record["seed"]]
@@ -79,7 +80,7 @@ class Difference(NamedTuple):
         return f"**{text}**" if self.excludes_zero else text
 
 
-def differences(table: Table, rows: Rows, figure: str) -> Dict[str, Difference]:
+def differences(table: Table, rows: Rows, figure: str) -> dict[str, Difference]:
     """{row: its difference to the baseline} in a figure, of the rows that have run beside it.
 
     The intervals of a column hold together: with a probability of 95 % all of them cover (Bonferroni). They assume that
@@ -104,7 +105,7 @@ def differences(table: Table, rows: Rows, figure: str) -> Dict[str, Difference]:
     return found
 
 
-def chance(baseline: str, runs: Sequence[Tuple[str, Record, Record]], figure: str) -> Tuple[float, int]:
+def chance(baseline: str, runs: Sequence[tuple[str, Record, Record]], figure: str) -> tuple[float, int]:
     """The variance of a figure from run to run, and its degrees of freedom; 0 of them where runs are too few.
 
     `runs` are rows, each with its record and the baseline's beside it. Runs beside the same run of the baseline are a
@@ -137,7 +138,7 @@ class Speed(NamedTuple):
     highest: float
 
 
-def speeds(folder: str, file: str, figure: str) -> Dict[str, Speed]:
+def speeds(folder: str, file: str, figure: str) -> dict[str, Speed]:
     """{variant: its speed} of a benchmark, if it has run."""
     found = {name: own for record in load(folder, file) for name, own in record["figures"].items() if figure in own}
     found.pop("stock", None)
@@ -145,7 +146,7 @@ def speeds(folder: str, file: str, figure: str) -> Dict[str, Speed]:
     return {n: Speed(own[figure], own.get(low, own[figure]), own.get(high, own[figure])) for n, own in found.items()}
 
 
-def paper_steps(table: Table) -> Dict[str, float]:
+def paper_steps(table: Table) -> dict[str, float]:
     """{model: its steps a second over the Transformer's} of the paper's table, if it has them."""
     found: Mapping[str, float] = {m: float(own[STEPS]) for m, own in table.published().items() if STEPS in own}
     return {model: value / found[table.baseline] for model, value in found.items()}

@@ -3,7 +3,7 @@
 import re
 import statistics
 from collections import Counter, defaultdict
-from typing import Dict, Iterable, List, Mapping, Sequence, Tuple
+from collections.abc import Iterable, Mapping, Sequence
 
 import yaml
 
@@ -14,9 +14,9 @@ from recipes.steps import ROOT
 
 from .records import STEPS, Place, Record, Rows, column_of, differences, load, load_cells, paper_steps, rows_of, speeds
 
-Cells = Tuple[str, Mapping[str, str]]  # a column to be shown: its heading, and the cells of models
+Cells = tuple[str, Mapping[str, str]]  # a column to be shown: its heading, and the cells of models
 # {name of a table of speeds: {heading: its place}}
-BENCHMARKS: Dict[str, Dict[str, Place]] = yaml.safe_load((ROOT / "pages" / "benchmarks.yaml").read_text("utf-8"))
+BENCHMARKS: dict[str, dict[str, Place]] = yaml.safe_load((ROOT / "pages" / "benchmarks.yaml").read_text("utf-8"))
 NOT_RUN = "not run yet"
 NOTE = "How these figures came about"
 SHOWN = ("python", "torch", "fairseq", "ve-fairseq")  # the other versions are in the records
@@ -64,7 +64,7 @@ def minus(table: Table) -> str:
     return f"minus {baseline_name(table)}"
 
 
-def shown(table: Table, column: Column) -> Dict[str, str]:
+def shown(table: Table, column: Column) -> dict[str, str]:
     """{figure of scores.json that a column shows: its heading}."""
     names = column.figures or (CORPORA[column.name].scores if column.name in CORPORA else ())
     task = TASKS[table.task]
@@ -146,7 +146,7 @@ def results(name: str, dataset: str = "") -> str:
     return "\n".join([of_models(cells, known), *filter(None, [mark(known)]), *below])
 
 
-def columns_of(table: Table, column: Column, rows: Rows, alone: bool = False) -> List[Cells]:
+def columns_of(table: Table, column: Column, rows: Rows, alone: bool = False) -> list[Cells]:
     """The paper's figures, ours, ours less the baseline's by seed, and the steps a second. `alone`: no other column."""
     found, names, runs = of_paper(table, column.name), shown(table, column), any(rows.values())
     translation = table.task == "translation"
@@ -169,7 +169,7 @@ def columns_of(table: Table, column: Column, rows: Rows, alone: bool = False) ->
     return found
 
 
-def of_paper(table: Table, name: str) -> List[Cells]:
+def of_paper(table: Table, name: str) -> list[Cells]:
     """A column of the paper's figures, if it has some; `name` is also its heading unless it is a data set's."""
     heading = next((titled(table, column) for column in table.columns if column.name == name), name)
     cells = {model: own[name] for model, own in table.published().items() if name in own}
@@ -187,7 +187,7 @@ def command(table: Table) -> str:
     return f"`scripts/reproduce.sh {table.name} {dataset}--variant MODEL --seed N`"
 
 
-def note(table: Table, records: List[Record]) -> str:
+def note(table: Table, records: list[Record]) -> str:
     """How the figures of a table came about."""
     task, updates = TASKS[table.task], [record["updates"] for record in records]
     seeds = ", ".join(str(seed) for seed in sorted({record["seed"] for record in records}))
@@ -217,7 +217,7 @@ def note(table: Table, records: List[Record]) -> str:
     return folded(NOTE, [*lines, origin(records)])
 
 
-def extra(words: str) -> List[str]:
+def extra(words: str) -> list[str]:
     """The options of the machine in a record's command."""
     return [word for word in words.partition(" --seed ")[2].split()[1:] if word not in ("--rerun", "--")]
 
@@ -229,7 +229,7 @@ def shared(values: Iterable[object]) -> str:
 
 def origin(records: Sequence[Record]) -> str:
     """Versions, hardware and commits."""
-    versions: Dict[str, Dict[str, None]] = defaultdict(dict)
+    versions: dict[str, dict[str, None]] = defaultdict(dict)
     for record in records:
         for name, version in record["versions"].items():
             versions[name][version] = None
@@ -242,7 +242,7 @@ def summary(name: str) -> str:
     """A translation table in short, for README.md: BLEU, and what BLEU and chrF are less the Transformer's."""
     table, records = TABLES[name], load_cells(name)
     sizes = {record["model"]: f"{record['parameters'] / 1e6:.2f}M" for record in reversed(records)}
-    cells: List[Cells] = [("parameters", sizes)]
+    cells: list[Cells] = [("parameters", sizes)]
     for column in table.columns:
         rows = rows_of(table, column, records)
         cells.append((f"{column.heading} BLEU", {row: figures(own, ["bleu"]) for row, own in rows.items() if own}))
@@ -256,7 +256,7 @@ def quality() -> str:
     """Differences to the Transformer in all tasks, after the parameters over the Transformer's; baselines come last."""
     name, dataset = QUALITY[0]
     sizes = {r["model"]: r["parameters"] for r in load_cells(name) if r["dataset"] == dataset}
-    columns: List[Cells] = [("parameters", {model: f"{size / sizes[BASELINE]:.2f}" for model, size in sizes.items()})]
+    columns: list[Cells] = [("parameters", {model: f"{size / sizes[BASELINE]:.2f}" for model, size in sizes.items()})]
     for name, dataset in QUALITY:
         table = TABLES[name]
         column = column_of(table, dataset)
@@ -276,7 +276,7 @@ def quality() -> str:
 
 def alpha(name: str) -> str:
     """The learned weights of a table's mixtures by layer: the mean over heads and seeds of its first column."""
-    rows: Dict[Tuple[str, str], Dict[str, List[float]]] = defaultdict(lambda: defaultdict(list))
+    rows: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for record in load_cells(name):
         for layer, components in record.get("alpha", {}).items():
             for component, heads in components.items() if record["dataset"] == TABLES[name].columns[0].name else ():
@@ -292,12 +292,12 @@ def alpha(name: str) -> str:
 # ---- tables of speeds
 
 
-def in_order(names: Iterable[str]) -> List[str]:
+def in_order(names: Iterable[str]) -> list[str]:
     """The variants in the order of the architectures, then other models by name."""
     return sorted(names, key=lambda name: ([*SYNTHESIZERS, name].index(name), name))
 
 
-def benchmark(place: Place) -> Dict[str, float]:
+def benchmark(place: Place) -> dict[str, float]:
     """{model: its ratio to the baseline}."""
     found = {name.replace("+", "_"): speed.ratio for name, speed in speeds(*place).items()}
     return {name: ratio for name, ratio in found.items() if name != BASELINE}

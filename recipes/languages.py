@@ -2,7 +2,6 @@
 
 import re
 import unicodedata
-from typing import Dict
 
 # other codes of languages that are named below: those of FLORES and NLLB, and two that are often met
 CODES = {
@@ -24,7 +23,7 @@ TOKENIZERS = {
 CONTROLS = (*range(0x20), *range(0x7F, 0xA0))
 # soft hyphen, zero-width space, word joiner, byte-order mark; then marks of direction, and what shows no characters
 HIDDEN = (0xAD, 0x180E, 0x200B, 0x2060, 0xFEFF, 0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2061, 0x2070))
-TABLE: Dict[str, str] = {  # {character: what it becomes}; later entries count, and all others stay
+TABLE: dict[str, str] = {  # {character: what it becomes}; later entries count, and all others stay
     **{chr(code): "" for code in (*CONTROLS, *HIDDEN)},
     # punctuation of Windows-1252 that was taken for Latin 1
     **{chr(code): bytes([code]).decode("cp1252", "ignore") for code in range(0x80, 0xA0)},

@@ -12,7 +12,7 @@ import argparse
 import re
 import sys
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -20,7 +20,7 @@ from fairseq_synth import register  # noqa: E402
 from fairseq_synth.errors import SynthesizerError, run_command  # noqa: E402
 
 
-def last_checkpoints(folder: Path, n: int, by_updates: bool, upper_bound: int) -> List[Path]:
+def last_checkpoints(folder: Path, n: int, by_updates: bool, upper_bound: int) -> list[Path]:
     """The newest `n` of checkpoint{epoch}.pt, or of checkpoint_{epoch}_{updates}.pt, newest first.
 
     Args:
@@ -38,7 +38,7 @@ def last_checkpoints(folder: Path, n: int, by_updates: bool, upper_bound: int) -
     return [path for _, path in found[:n]]
 
 
-def average(paths: List[Path]) -> Dict[str, Any]:
+def average(paths: list[Path]) -> dict[str, Any]:
     """The first checkpoint with the mean of all weights and buffers, taken in fp64; half precision becomes fp32.
 
     Raises:

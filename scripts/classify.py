@@ -11,7 +11,6 @@ fairseq-validate gives the accuracy alone, with one decimal. The output gets its
 import argparse
 import sys
 from pathlib import Path
-from typing import Dict
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -46,7 +45,7 @@ def main() -> None:
     cuda = torch.cuda.is_available() and not args.cpu
     model = models[0].eval().cuda() if cuda else models[0].eval()
     labels = None if getattr(task.cfg, "regression_target", False) else task.label_dictionary
-    found: Dict[int, str] = {}
+    found: dict[int, str] = {}
     with torch.no_grad():
         for batch in batches:
             sample = utils.move_to_cuda(batch) if cuda else batch

@@ -11,8 +11,8 @@ import argparse
 import datetime
 import random
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Callable, List, Tuple
 
 from babel.dates import format_date, format_timedelta
 from babel.lists import format_list
@@ -75,7 +75,7 @@ def date(rng: random.Random) -> Fact:
     return text
 
 
-def sentence(rng: random.Random, langs: Tuple[str, str]) -> Tuple[str, str]:
+def sentence(rng: random.Random, langs: tuple[str, str]) -> tuple[str, str]:
     """One or two facts, joined as each language joins a list."""
     facts = [rng.choice((quantity, price, distance_in_time, date))(rng) for _ in range(rng.randint(1, 2))]
     source, target = (format_list([fact(lang) for fact in facts], locale=lang) for lang in langs)
@@ -93,7 +93,7 @@ def main() -> None:
     args = parser.parse_args()
 
     rng = random.Random(args.seed)
-    pairs: List[Tuple[str, str]] = []
+    pairs: list[tuple[str, str]] = []
     seen = set()
     while len(pairs) < args.train + 2 * args.held_out:
         pair = sentence(rng, (args.source, args.target))

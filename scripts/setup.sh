@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes the project's environment in .venv, or reuses it: the pinned stack of constraints.txt and this project.
 # PYTHON chooses the interpreter (default: python3.11, then python3). The pinned stack is for Python 3.11; for another
-# one that PYTHON names, 3.8 to 3.12, pip chooses the versions.
+# one that PYTHON names, 3.10 to 3.12, pip chooses the versions.
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # called as sh scripts/setup.sh
 set -euo pipefail
 source "$(dirname "$(realpath "$0")")/common.sh"
@@ -21,7 +21,7 @@ for candidate in ${PYTHON:-python3.11 python3 python}; do
     [ -n "$python" ] && break
     case $(version "$candidate") in
         3.11) python=$candidate ;;
-        3.8 | 3.9 | 3.10 | 3.12) [ -z "${PYTHON:-}" ] || python=$candidate ;;
+        3.10 | 3.12) [ -z "${PYTHON:-}" ] || python=$candidate ;;
     esac
 done
 [ -n "$python" ] || die "Python 3.11 is needed for the pinned environment; install it, or name it: PYTHON=/path/to/python3.11 $0"

@@ -12,7 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf, open_dict
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def value_of(override):
     parsed = OverridesParser.create().parse_override(override)
     return parsed.key_or_group, parsed.value()

@@ -1,7 +1,6 @@
 """The paper's equations as loops over scalars in float64, with nothing of the package but its parameters."""
 
 import math
-from typing import Dict, List
 
 import torch
 
@@ -10,11 +9,11 @@ def dot(a, b) -> float:
     return sum(float(p) * float(q) for p, q in zip(a, b))
 
 
-def relu_layer(W, b, x) -> List[float]:
+def relu_layer(W, b, x) -> list[float]:
     return [max(0.0, dot(row, x) + float(bias)) for row, bias in zip(W, b)]
 
 
-def score(name: str, p: Dict[str, torch.Tensor], h: int, i: int, j: int, x, q, k) -> float:
+def score(name: str, p: dict[str, torch.Tensor], h: int, i: int, j: int, x, q, k) -> float:
     """Logit of head h, row i, column j. x, q, k: per position, the head's slice of the sentence.
 
     Beyond l rows and columns begin again (the paper: "tile to the maximum sequence length").
@@ -82,7 +81,7 @@ def attention(module, x: torch.Tensor, hidden) -> torch.Tensor:
         q = [project(module.q_proj, row) for row in rows] if module.q_proj is not None else rows
         k = [project(module.k_proj, row) for row in rows] if module.k_proj is not None else rows
         for i in range(T):
-            joined: List[float] = []
+            joined: list[float] = []
             for h, (mixture, own, among) in enumerate(heads):
                 xh, vh = ([row[h * d : (h + 1) * d] for row in m] for m in (rows, v))
                 qh, kh = ([row[among * d : (among + 1) * d] for row in m] for m in (q, k))
@@ -93,7 +92,7 @@ def attention(module, x: torch.Tensor, hidden) -> torch.Tensor:
     return out
 
 
-def linformer(module, x: torch.Tensor, lengths: List[int]) -> torch.Tensor:
+def linformer(module, x: torch.Tensor, lengths: list[int]) -> torch.Tensor:
     """softmax(Q (E K)^T / sqrt(d)) F V of Wang et al. 2020, eq. 7, over the sentences without their padding.
 
     Args:
@@ -110,7 +109,7 @@ def linformer(module, x: torch.Tensor, lengths: List[int]) -> torch.Tensor:
             for p in (module.q_proj, module.k_proj, module.v_proj)
         )
         for i in range(length):
-            joined: List[float] = []
+            joined: list[float] = []
             for h in range(H):
                 E, F = (projection[h % projection.shape[0]] for projection in (module.E, module.F))
                 own = range(h * d, (h + 1) * d)

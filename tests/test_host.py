@@ -452,7 +452,7 @@ def test_every_repair_says_what_it_is_for():
 
 @pytest.mark.parametrize("version", ["1.13.1", "2.2.2+cu118"])
 def test_old_torch(version):
-    with pytest.raises(SynthesizerError, match="torch .* is too old; supported: Python 3.8 .* torch 2.3"):
+    with pytest.raises(SynthesizerError, match="torch .* is too old; supported: Python 3.10 .* torch 2.3"):
         versions.check_torch(version)
 
 
@@ -487,7 +487,7 @@ def test_an_unsupported_host_is_named_in_one_line(tmp_path, module, body):
     done = warm.run(["-m", "fairseq_synth", "flags"], cwd=ROOT, env=environment, fresh=True)
     assert done.returncode != 0 and not done.stdout
     (line,) = done.stderr.strip().splitlines()
-    assert line.startswith("fairseq_synth: error: ") and "supported: Python 3.8" in line and versions.SUPPORTED in line
+    assert line.startswith("fairseq_synth: error: ") and "supported: Python 3.10" in line and versions.SUPPORTED in line
 
 
 @pytest.mark.parametrize("version", ["2.2.2", None])
@@ -502,7 +502,7 @@ def test_the_folder_is_not_printed_where_torch_is_too_old(tmp_path, version):
         done = warm.run(["-m", "fairseq_synth", *word], cwd=ROOT, env=environment, fresh=True)
         if version:
             assert done.returncode == 1 and not done.stdout and done.stderr.count("\n") == 1
-            assert done.stderr.startswith(f"fairseq_synth: error: torch {version} is too old; supported: Python 3.8")
+            assert done.stderr.startswith(f"fairseq_synth: error: torch {version} is too old; supported: Python 3.10")
         else:
             assert done.stdout == f"{printed}\n" and not done.stderr
 

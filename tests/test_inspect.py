@@ -268,8 +268,9 @@ def test_importance_is_a_derivative(arch, trained, data):
     found, criterion = analysis.head_importance(loaded, sample), analysis.criterion_of(loaded)
     values = []
     for factor in (1.01, 0.99):
-        with torch.no_grad(), hooks.masked_heads(
-            loaded.model, {"decoder.self.1": torch.tensor([1, factor], dtype=torch.float64)}
+        with (
+            torch.no_grad(),
+            hooks.masked_heads(loaded.model, {"decoder.self.1": torch.tensor([1, factor], dtype=torch.float64)}),
         ):
             values.append(float(criterion(loaded.model, sample[0])[0]))
     expected = abs(values[0] - values[1]) / 0.02 / sample[0]["ntokens"]

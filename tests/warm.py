@@ -69,7 +69,7 @@ def serve(address):
         while True:
             try:
                 connection, _ = server.accept()
-            except socket.timeout:
+            except TimeoutError:
                 if os.getppid() != parent:  # whoever started it is gone
                     os._exit(0)
                 continue

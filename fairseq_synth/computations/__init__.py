@@ -18,8 +18,7 @@ no place for; an empty string if it takes the call. To add a computation, write 
 """
 
 import logging
-from functools import lru_cache
-from typing import Optional
+from functools import cache
 
 from torch import Tensor
 
@@ -34,8 +33,8 @@ COMPUTATIONS = (kernels, fused, tiled, plain)
 def attend(
     logits: Logits,
     value: Tensor,
-    key_padding_mask: Optional[Tensor],
-    attn_mask: Optional[Tensor],
+    key_padding_mask: Tensor | None,
+    attn_mask: Tensor | None,
     dropout: float = 0.0,
 ) -> Tensor:
     """``softmax(S + masks) V``, (T B, C), by the first computation that takes the call.
@@ -56,7 +55,7 @@ def attend(
     raise AssertionError("`plain` takes every call")
 
 
-@lru_cache(maxsize=None)
+@cache
 def say(computation: str, reason: str) -> None:
     """Logs, once, what a computation refuses."""
     logger.debug(f"{computation} refuses {reason}")

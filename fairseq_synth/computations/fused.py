@@ -1,7 +1,5 @@
 """softmax(S) V by one call of torch's fused attention."""
 
-from typing import List, Optional, Tuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -13,7 +11,7 @@ from .plain import by_token
 
 
 def refuses(
-    logits: Logits, value: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor], dropout: float
+    logits: Logits, value: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dropout: float
 ) -> str:
     """See `computations`."""
     if not logits.products:
@@ -26,14 +24,14 @@ def refuses(
 
 
 def compute(
-    logits: Logits, value: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor], dropout: float = 0.0
+    logits: Logits, value: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dropout: float = 0.0
 ) -> Tensor:
     """See `computations`. Rows of a sentence of padding alone are unspecified, but finite."""
     bsz, heads, length, head_dim = value.size()
     causal = is_causal(attn_mask)
     scale = logits.products[0].scale  # torch multiplies the sum of all products by it
     factors = [smaller_times((query, key), factor / scale, weight) for query, key, factor, weight in logits.products]
-    others: List[Bias] = []
+    others: list[Bias] = []
     for bias, weight in logits.biases:
         if bias.size(2) > 1:
             others.append(Bias(bias, weight))
@@ -45,7 +43,7 @@ def compute(
     query, key = joined(factors, bsz, heads)
     query, key = in_type(query, value.dtype), in_type(key, value.dtype)
 
-    mask: Optional[Tensor] = None
+    mask: Tensor | None = None
     if others or logits.outers or logits.diagonals:
         mask = in_type(Logits([], logits.outers, others, logits.diagonals).total(length), value.dtype)
     if key_padding_mask is not None:
@@ -71,7 +69,7 @@ def compute(
     return by_token(out[..., :head_dim] if out.size(3) > head_dim else out)
 
 
-def joined(factors: List[Tuple[Tensor, Tensor]], bsz: int, heads: int) -> Tuple[Tensor, Tensor]:
+def joined(factors: list[tuple[Tensor, Tensor]], bsz: int, heads: int) -> tuple[Tensor, Tensor]:
     """The factors (B, H, T, r) and (B, H, S, r) of all products, concatenated on their features."""
     query, key = factors[0]
     if len(factors) == 1 and query.size() == key.size() and query.size(0) == bsz and query.size(1) == heads:

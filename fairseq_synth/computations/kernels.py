@@ -19,8 +19,9 @@ its gradient: nothing is sliced, joined or padded.
 
 import logging
 import os
-from functools import lru_cache
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,7 +58,7 @@ def are_on(x: Tensor) -> bool:
     return has_values and device_fits(x.device, x.dtype)
 
 
-@lru_cache(maxsize=None)
+@cache
 def device_fits(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the kernels can run on a GPU, or under Triton's interpreter, in a type. If not, says so once."""
     if device.type == "cpu":
@@ -90,7 +91,7 @@ def triton_fits() -> bool:
 
 
 def refuses(
-    logits: Logits, value: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor], dropout: float
+    logits: Logits, value: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dropout: float
 ) -> str:
     """See `computations`."""
     if not are_on(value):
@@ -110,7 +111,7 @@ def refuses(
 
 
 def compute(
-    logits: Logits, value: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor], dropout: float = 0.0
+    logits: Logits, value: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dropout: float = 0.0
 ) -> Tensor:
     """See `computations`. Rows of padding at the end are 0."""
     layout, tensors = call_of(logits, value, key_padding_mask is not None, attn_mask is not None, dropout)
@@ -125,7 +126,7 @@ def compute(
     return out
 
 
-def places_of(logits: Logits, value: Tensor) -> Optional[Tuple[List[Any], ...]]:
+def places_of(logits: Logits, value: Tensor) -> tuple[list[Any], ...] | None:
     """The terms that are computed as each of `SUMMANDS`; None if a factor lies where that of no summand does."""
     bsz, length = value.size(0), value.size(2)
     q, x, c, r = [], [], [], list(logits.diagonals)  # type: Tuple[List[Any], List[Any], List[Any], List[Any]]
@@ -146,13 +147,13 @@ def places_of(logits: Logits, value: Tensor) -> Optional[Tuple[List[Any], ...]]:
 
 def call_of(
     logits: Logits, value: Tensor, has_hidden: bool, causal: bool, dropout: float
-) -> Tuple[Layout, List[Tensor]]:
+) -> tuple[Layout, list[Tensor]]:
     """What a call's launches depend on, and its tensors in the order of `NAMES`."""
     bsz, heads, length, width = value.size()
     places = places_of(logits, value)
     assert places is not None
     of_q, of_x, of_outer, of_c, of_r = places
-    t: Dict[str, Any] = dict.fromkeys(NAMES)
+    t: dict[str, Any] = dict.fromkeys(NAMES)
     Q = X = left = right = w_rows = c_columns = r_rows = r_columns = 0
     scale = 1.0
     if of_q:
@@ -190,13 +191,13 @@ def call_of(
     return layout, [aligned(tensor) for tensor in given.values()]
 
 
-def sum_of(terms: List[Any]) -> Logits:
+def sum_of(terms: list[Any]) -> Logits:
     """Logits of products, biases and diagonals."""
-    kinds: List[List[Any]] = [[x for x in terms if isinstance(x, kind)] for kind in (Product, Bias, Diagonals)]
+    kinds: list[list[Any]] = [[x for x in terms if isinstance(x, kind)] for kind in (Product, Bias, Diagonals)]
     return Logits(kinds[0], [], kinds[1], kinds[2])
 
 
-def is_view(x: Tensor, base: Optional[Tensor]) -> bool:
+def is_view(x: Tensor, base: Tensor | None) -> bool:
     """Whether the kernels may read x in `base`, and give the gradient of that: x is a view of it, and nothing else
     waits for the gradient of x."""
     return (
@@ -228,7 +229,7 @@ def by_head(x: Tensor, bsz: int, heads: int, dtype: torch.dtype) -> Tensor:
     return (x if x.size(0) == heads and x.size(2) == bsz else x.expand(heads, -1, bsz, -1)).contiguous()
 
 
-def whole(x: Tensor, heads: int) -> Tuple[Tensor, int, int]:
+def whole(x: Tensor, heads: int) -> tuple[Tensor, int, int]:
     """What begins with x, (1, H or 1, n, m), in each head, (H, rows, columns): what it is a view of, or a copy; and how
     many rows and columns there are."""
     base, (_, head, row, one) = x._base, x.stride()
@@ -241,7 +242,7 @@ def whole(x: Tensor, heads: int) -> Tuple[Tensor, int, int]:
     return x.contiguous(), x.size(1), x.size(2)
 
 
-def matrix(term: Union[Product, Bias, Diagonals], heads: int, length: int) -> Tuple[Tensor, int, int]:
+def matrix(term: Product | Bias | Diagonals, heads: int, length: int) -> tuple[Tensor, int, int]:
     """A summand without its weight, as `whole` returns it."""
     if isinstance(term, Bias):
         return whole(term.bias, heads)
@@ -261,7 +262,7 @@ def matrix(term: Union[Product, Bias, Diagonals], heads: int, length: int) -> Tu
     return values, 1, values.size(1)
 
 
-def weights_of(weights: Sequence[Optional[Tensor]], heads: int) -> Tuple[Optional[Tensor], Tuple[int, ...]]:
+def weights_of(weights: Sequence[Tensor | None], heads: int) -> tuple[Tensor | None, tuple[int, ...]]:
     """Weights (M, H), and the row of each of `SUMMANDS` in them, -1 for a weight of 1."""
     given = [x for x in weights if x is not None]
     if not given:
@@ -286,7 +287,7 @@ def load(plan: Plan, call: Sequence[Any]) -> None:
     Raises SynthesizerError if a kernel does not compile, or does not fit this GPU.
     """
     packed = call[0]
-    tensors: Dict[Any, Any] = {None: None, **dict(zip(plan.names, call)), **dict(zip(plan.to_names, call))}
+    tensors: dict[Any, Any] = {None: None, **dict(zip(plan.names, call)), **dict(zip(plan.to_names, call))}
     fp32, hidden, seed = (packed.new_empty(1, dtype=x) for x in (torch.float32, torch.uint8, torch.int64))
     tensors.update(dict.fromkeys(plan.sums, fp32), out=packed, grad=packed, lse=fp32, hidden=hidden, seed=seed)
     try:
@@ -300,7 +301,7 @@ def load(plan: Plan, call: Sequence[Any]) -> None:
     plan.is_loaded = True
 
 
-def run(launch: Launch, tensors: Dict[Any, Any]) -> None:
+def run(launch: Launch, tensors: dict[Any, Any]) -> None:
     """Calls the kernel; the compiled one itself, as to find it takes Triton much longer than to launch it."""
     args = launch.args(tensors)
     if launch.call is not None:
@@ -313,11 +314,11 @@ class _Kernels(torch.autograd.Function):
     """Saves its inputs; for long sentences its output too, and a number for each row."""
 
     @staticmethod
-    def forward(ctx: Any, plan: Plan, hidden: Optional[Tensor], seed: Optional[Tensor], *call: Any) -> Tensor:
+    def forward(ctx: Any, plan: Plan, hidden: Tensor | None, seed: Tensor | None, *call: Any) -> Tensor:
         a = plan.layout
         out: Tensor = call[0].new_empty((a.T * a.B, a.H * a.D))
         lse = out.new_empty((a.B, a.H, a.T), dtype=torch.float32) if plan.is_long else None
-        tensors: Dict[Any, Any] = dict(zip(plan.names, call), hidden=hidden, seed=seed, out=out, lse=lse)
+        tensors: dict[Any, Any] = dict(zip(plan.names, call), hidden=hidden, seed=seed, out=out, lse=lse)
         tensors[None] = None
         with torch.cuda.device_of(out):  # the current device may be another; for the backward pass torch sets it
             run(plan.forward, tensors)
@@ -327,12 +328,12 @@ class _Kernels(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         # a hook on saved tensors, such as torch's `save_on_cpu`, may bring them back to another address
         hidden, seed, lse, out, *call = map(aligned, ctx.saved_tensors)
         plan: Plan = ctx.plan
         a, grad = plan.layout, aligned(grad.contiguous())
-        tensors: Dict[Any, Any] = dict(zip(plan.names, call), hidden=hidden, seed=seed, out=out, lse=lse, grad=grad)
+        tensors: dict[Any, Any] = dict(zip(plan.names, call), hidden=hidden, seed=seed, out=out, lse=lse, grad=grad)
         tensors[None] = None
         grads = [torch.empty_like(x) if name in a.wanted else None for name, x in zip(plan.names, call)]
         tensors.update(zip(plan.to_names, grads))

@@ -4,9 +4,10 @@ A launch has names in the place of tensors, so that it serves every call of the 
 """
 
 import math
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
 from operator import itemgetter
-from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,7 +25,7 @@ class Layout(NamedTuple):
     """What the launches of a call depend on; `kernels` says how its tensors lie. A size of 0: no such summand."""
 
     device: torch.device
-    dtypes: Tuple[torch.dtype, ...]  # of the tensors, `packed` first
+    dtypes: tuple[torch.dtype, ...]  # of the tensors, `packed` first
     T: int
     B: int
     H: int
@@ -39,14 +40,14 @@ class Layout(NamedTuple):
     r_columns: int
     is_by_distance: bool  # R is its values by distance, 2 m + 1 for each head
     weights: int  # rows of weights
-    rows: Tuple[int, ...]  # of them, that of each of `SUMMANDS`; -1 for 1
+    rows: tuple[int, ...]  # of them, that of each of `SUMMANDS`; -1 for 1
     scale: float  # of the product of queries and keys
     has_hidden: bool  # a padding mask
     is_causal: bool
     dropout: float
-    wanted: FrozenSet[str]  # the tensors that have a gradient
+    wanted: frozenset[str]  # the tensors that have a gradient
 
-    def tiled(self) -> List[str]:
+    def tiled(self) -> list[str]:
         """The summands of the logits that take registers for a whole tile."""
         found = (("q", self.Q), ("x", self.X), ("outer", self.right), ("r", self.r_columns))
         return [name for name, is_there in found if is_there]
@@ -75,12 +76,12 @@ class Launch:
     ) -> None:
         self.kernel, self.grid, self.numbers = kernel, (*grid, 1, 1)[:3], numbers
         self.options = dict(zip(("num_warps", "num_stages"), (*of, 1)))  # of the compilation
-        self.readers: List[Tuple[Any, Any]] = []  # of an argument: what makes it, and what reads the tensors for it
+        self.readers: list[tuple[Any, Any]] = []  # of an argument: what makes it, and what reads the tensors for it
         for x in tensors:
             self.readers.append((type(x)._make, itemgetter(*x)) if isinstance(x, tuple) else (None, x))  # type: ignore
-        self.call: Optional[Callable[..., None]] = None  # the compiled kernel, on a GPU
+        self.call: Callable[..., None] | None = None  # the compiled kernel, on a GPU
 
-    def args(self, tensors: Dict[Any, Any]) -> List[Any]:
+    def args(self, tensors: dict[Any, Any]) -> list[Any]:
         """The arguments, of tensors by name; None has itself as a name."""
         found = [make(read(tensors)) if make is not None else tensors[read] for make, read in self.readers]
         found.extend(self.numbers)
@@ -119,19 +120,19 @@ class Plan:
         from .triton_common import Given
 
         self.layout, self.is_loaded, self.is_long = a, False, not a.is_short()
-        self.sums: Dict[str, int] = {}
+        self.sums: dict[str, int] = {}
         packed, pair = "packed" if a.Q else None, "pair" if a.right else None
         sizes = (a.D, a.X, a.X, a.right, a.c_columns, a.r_columns, a.weights)
         self.names = [name for name, size in zip(NAMES, sizes) if size]  # of the tensors that there are
         self.to_names = [f"to_{name}" for name in self.names]  # their gradients
-        found: Dict[str, Any] = {name: name for name in self.names}
+        found: dict[str, Any] = {name: name for name in self.names}
         found.update(hidden="hidden" if a.has_hidden else None, seed="seed" if a.dropout else None)
         found.update(v="packed", q=packed, k=packed, left=pair, right=pair)
         self.given = Given(*map(found.get, Given._fields))
         whole = (a.w_rows, a.c_columns, a.r_rows, a.r_columns)
         self.numbers = (a.T, a.B, a.H, a.left, a.right or 1, *whole, a.scale, a.dropout)
         self.forward = self.forward_of_long() if self.is_long else self.forward_of_short()
-        self.backward: List[Launch] = []
+        self.backward: list[Launch] = []
         if a.wanted:
             totals, counts = self.add_backward_of_long() if self.is_long else self.add_backward_of_short()
             if self.sums.keys() - {"delta"}:
@@ -155,7 +156,7 @@ class Plan:
         a, tile = self.layout, Tile.of("forward", self.layout)
         return self.launch("forward", tile, (a.B * a.H * up(a.T, tile.rows),), ("out", "lse"))
 
-    def add_backward_of_short(self) -> Tuple[Sequence[int], Sequence[int]]:
+    def add_backward_of_short(self) -> tuple[Sequence[int], Sequence[int]]:
         """Returns what `addition` takes."""
         a = self.layout
         sentences, size, groups = self.groups(1, self.summed(*SHARED), self.weighted(*SUMMANDS))
@@ -163,7 +164,7 @@ class Plan:
         self.backward.append(self.launch("backward_short", tile, (a.H, groups), tensors, sentences, size))
         return (groups, size, groups, size), (groups, groups, groups)
 
-    def add_backward_of_long(self) -> Tuple[Sequence[int], Sequence[int]]:
+    def add_backward_of_long(self) -> tuple[Sequence[int], Sequence[int]]:
         """Returns what `addition` takes."""
         a = self.layout
         rows, columns, matrix = (Tile.of(name, a) for name in ("rows", "columns", "matrix"))
@@ -203,16 +204,16 @@ class Plan:
         numbers = (a.H, a.T, *totals, *own, *counts, z, power_of_2(a.H), block, groups_at_once, distances)
         return Launch(add, (blocks + a.weights * ("weights" in a.wanted),), (to, self.to()), numbers, 4)
 
-    def summed(self, *names: str) -> List[str]:
+    def summed(self, *names: str) -> list[str]:
         """Those of the tensors whose gradients are sums over sentences that are wanted."""
         return [name for name in names if name in self.layout.wanted]
 
-    def weighted(self, *names: str) -> List[str]:
+    def weighted(self, *names: str) -> list[str]:
         """Those of the summands whose weights' gradients are wanted."""
         a = self.layout
         return [name for name in names if "weights" in a.wanted and a.rows[SUMMANDS.index(name)] >= 0]
 
-    def groups(self, tiles: int, names: Sequence[str], weights: Sequence[str]) -> Tuple[int, int, int]:
+    def groups(self, tiles: int, names: Sequence[str], weights: Sequence[str]) -> tuple[int, int, int]:
         """Memory for a kernel's sums over groups of sentences: sentences and numbers of a group, and groups."""
         a = self.layout
         wanted = PROGRAMS if a.T > 32 else 2 * PROGRAMS  # programs for tiles of 32 x 32 are small
@@ -287,7 +288,7 @@ def up(n: int, m: int) -> int:
     return -(-n // m)
 
 
-def shared_out(bsz: int, groups: int) -> Tuple[int, int]:
+def shared_out(bsz: int, groups: int) -> tuple[int, int]:
     """Sentences in a group, and groups, none of which is empty."""
     sentences = up(bsz, groups)
     return sentences, up(bsz, sentences)
@@ -322,7 +323,7 @@ def constants(a: Layout, tile: Tile) -> Any:
     )
 
 
-@lru_cache(maxsize=None)
+@cache
 def compiled_for(constants: Any) -> Any:
     """The `Constants` in Triton's form, which takes a while to make; there are few, or kernels would be many."""
     from triton import language

@@ -1,7 +1,5 @@
 """softmax(S) V as it is written: the definition, for every logits, mask and device."""
 
-from typing import Optional
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,14 +9,14 @@ from ..masks import is_causal, masked_softmax
 
 
 def refuses(
-    logits: Logits, value: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor], dropout: float
+    logits: Logits, value: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dropout: float
 ) -> str:
     """See `computations`: it takes every call."""
     return ""
 
 
 def compute(
-    logits: Logits, value: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor], dropout: float = 0.0
+    logits: Logits, value: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dropout: float = 0.0
 ) -> Tensor:
     """See `computations`. Under an ``attn_mask`` other than `causal_mask` a row that sees nothing is 0."""
     bsz, heads, length, _ = value.size()
@@ -38,8 +36,8 @@ def attention_weights(
     num_heads: int,
     tgt_len: int,
     src_len: int,
-    key_padding_mask: Optional[Tensor],
-    attn_mask: Optional[Tensor],
+    key_padding_mask: Tensor | None,
+    attn_mask: Tensor | None,
     zero_unseeing_rows: bool = True,
     bsz: int = -1,
 ) -> Tensor:

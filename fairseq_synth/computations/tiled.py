@@ -4,7 +4,8 @@ The backward pass computes every tile of weights again (recomputation: Rabe and 
 et al. 2022, arXiv 2205.14135) and leaves their derivative to autograd.
 """
 
-from typing import Any, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ CAUSAL_ROWS = 128  # rows of a causal tile: columns to the right of it are not c
 
 
 def refuses(
-    logits: Logits, value: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor], dropout: float
+    logits: Logits, value: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dropout: float
 ) -> str:
     """See `computations`."""
     if not on_cpu(value):
@@ -38,7 +39,7 @@ def refuses(
 
 
 def compute(
-    logits: Logits, value: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor], dropout: float = 0.0
+    logits: Logits, value: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dropout: float = 0.0
 ) -> Tensor:
     """See `computations`."""
     bsz, heads, length, _ = value.size()
@@ -52,7 +53,7 @@ def compute(
     return by_token(_Tiled.apply(list(find(lengths, heads, rows)), causal, value, *others, *factors))
 
 
-def lengths_of(value: Tensor, key_padding_mask: Optional[Tensor]) -> Optional[List[int]]:
+def lengths_of(value: Tensor, key_padding_mask: Tensor | None) -> list[int] | None:
     """As `sentence_lengths`; without a mask all sentences have the length of the values."""
     return [value.size(2)] * value.size(0) if key_padding_mask is None else sentence_lengths(key_padding_mask)
 
@@ -63,7 +64,7 @@ ALL = slice(None)
 def cut(x: Normal, sentences: slice, heads: slice, rows: slice, columns: slice) -> Normal:
     """These parts of the summands, or of sums like them: views; what has a size of 1 is of all."""
 
-    def of(x: Optional[Tensor], *parts: slice) -> Optional[Tensor]:
+    def of(x: Tensor | None, *parts: slice) -> Tensor | None:
         return None if x is None else x[tuple(part if n > 1 else ALL for part, n in zip(parts, x.size()))]
 
     query, key = of(x.query, sentences, heads, rows), of(x.key, sentences, heads, columns)
@@ -79,13 +80,13 @@ class Block(NamedTuple):
     length: int  # of these sentences, in tokens
     rows: int  # of a tile
     is_shared: bool  # the sentences have the same logits, so that their values are concatenated on features
-    hidden: Optional[Tensor]  # (sentences, n): true at padding, in the last n of `length` columns
+    hidden: Tensor | None  # (sentences, n): true at padding, in the last n of `length` columns
 
     def of(self, x: Normal) -> Normal:
         """What the block reads of the summands, or of sums like them: views."""
         return cut(x, self.sentences, self.heads, slice(0, self.length), slice(0, self.length))
 
-    def factors(self, *x: Optional[Tensor]) -> List[Optional[Tensor]]:
+    def factors(self, *x: Tensor | None) -> list[Tensor | None]:
         """What it reads of the factors of products, all queries and then all keys, or of sums like them: views."""
         return [self.of(Normal(query, None, None, None, None)).query for query in x]
 
@@ -141,7 +142,7 @@ class _Tiled(torch.autograd.Function):
     """Saves only its inputs."""
 
     @staticmethod
-    def forward(ctx: Any, blocks: List[Block], causal: bool, value: Tensor, *summands: Optional[Tensor]) -> Tensor:
+    def forward(ctx: Any, blocks: list[Block], causal: bool, value: Tensor, *summands: Tensor | None) -> Tensor:
         ctx.blocks, ctx.causal = blocks, causal
         ctx.save_for_backward(value, *summands)
         out = like_values(value, blocks)
@@ -155,7 +156,7 @@ class _Tiled(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         value, *summands = ctx.saved_tensors
         grad_value = like_values(value, ctx.blocks)
         wide = torch.promote_types(value.dtype, torch.float32)  # of sums over tiles
@@ -181,7 +182,7 @@ class _Tiled(torch.autograd.Function):
         return (None, None, grad_value, *grads)
 
 
-def like_values(value: Tensor, blocks: List[Block]) -> Tensor:
+def like_values(value: Tensor, blocks: list[Block]) -> Tensor:
     """A tensor like the values, (B, H, T, d_h), for the blocks to write to: 0 in the rows beyond the shortest block.
 
     In memory it is (T, B, H, d_h), as projections read and write.
@@ -194,7 +195,7 @@ def like_values(value: Tensor, blocks: List[Block]) -> Tensor:
 
 def backward_of_block(part: Normal, sums: Normal, value: Tensor, grad: Tensor, block: Block, causal: bool) -> Tensor:
     """The gradient of a block's values. Those of the summands are added to `sums`, None for what needs none."""
-    grad_value: Optional[Tensor] = None
+    grad_value: Tensor | None = None
     # the last rows come first: they have all columns, so that their product starts the sum
     for rows, columns in reversed(tiles(block, causal)):
         tile, tile_sums = cut(part, ALL, ALL, rows, columns), cut(sums, ALL, ALL, rows, columns)
@@ -231,7 +232,7 @@ def tile_weights(tile: Normal, num_heads: int, rows: slice, columns: slice, bloc
     return torch.softmax(scores, dim=-1)
 
 
-def tiles(block: Block, causal: bool) -> List[Tuple[slice, slice]]:
+def tiles(block: Block, causal: bool) -> list[tuple[slice, slice]]:
     """The rows and columns of a block's tiles."""
     bounds = [*range(0, block.length, block.rows), block.length]
     return [(slice(a, b), slice(0, b if causal else block.length)) for a, b in zip(bounds, bounds[1:])]

@@ -7,8 +7,9 @@ import os
 import pickle
 import re
 import shutil
+from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any, Iterator, List
+from typing import Any
 
 import fairseq.checkpoint_utils
 import fairseq.distributed.utils
@@ -56,8 +57,8 @@ def allow_checkpoint_types() -> bool:
     safe = torch.serialization
     if not hasattr(safe, "safe_globals") or argparse.Namespace in safe.get_safe_globals():
         return False
-    array_parts: List[Any] = [np.ndarray, np.dtype, type(np.dtype("int64")), type(np.dtype("float64"))]
-    reconstructs: List[Any] = [np.zeros(1).__reduce__()[0], np.float64(0).__reduce__()[0]]
+    array_parts: list[Any] = [np.ndarray, np.dtype, type(np.dtype("int64")), type(np.dtype("float64"))]
+    reconstructs: list[Any] = [np.zeros(1).__reduce__()[0], np.float64(0).__reduce__()[0]]
     for reconstruct in reconstructs:
         array_parts.append(reconstruct)
         # a checkpoint names the module by its place in the numpy that wrote it
@@ -67,7 +68,7 @@ def allow_checkpoint_types() -> bool:
     return True
 
 
-def config_types() -> List[Any]:
+def config_types() -> list[Any]:
     """What a config consists of that is no plain value."""
     return [
         omegaconf.DictConfig,

@@ -1,7 +1,8 @@
 """Repairs of how fairseq forms batches."""
 
+from collections.abc import Iterable
 from types import SimpleNamespace
-from typing import Any, Iterable, List, Tuple
+from typing import Any
 
 import fairseq.data.audio.raw_audio_dataset
 import fairseq.data.bucket_pad_length_dataset
@@ -60,7 +61,7 @@ def last_batch_is_dropped() -> bool:
 
 
 @repair("batch_by_size", fairseq.data.data_utils, where=last_batch_is_dropped)
-def keep_last_batch(batch_by_size: Any, indices: Iterable[int], *args: Any, **kwargs: Any) -> List[Any]:
+def keep_last_batch(batch_by_size: Any, indices: Iterable[int], *args: Any, **kwargs: Any) -> list[Any]:
     """fairseq drops the last n mod 8 sentences of every data set (after 0.12.2; its issue #5036).
 
     ``batch_by_size`` leaves out the last batch if its size is no multiple of ``--required-batch-size-multiple``: 100
@@ -91,7 +92,7 @@ def keep_bucketed_sentences(filter_by_size: Any, self: LanguagePairDataset, indi
     return filter_by_size(self, indices, max_sizes)
 
 
-def cut_buckets(dataset: LanguagePairDataset, limits: Tuple[float, float]) -> None:
+def cut_buckets(dataset: LanguagePairDataset, limits: tuple[float, float]) -> None:
     """Gives each sentence of at most `limits` (source, target) tokens a padded size of at most that."""
     lengths = dataset.sizes.reshape(len(dataset), -1).T  # (1 or 2, sentences), without padding
     for side, length, limit in zip((dataset.src, dataset.tgt), lengths, limits):

@@ -7,8 +7,9 @@ import difflib
 import importlib.util
 import json
 import re
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, Tuple
+from typing import Any
 
 import fairseq.options
 from fairseq.data.data_utils import infer_language_pair
@@ -21,7 +22,7 @@ from ..errors import SynthesizerError
 from .repairs import repair
 
 # flags with a value in JSON or Python: what reads it, what it is, and an example
-WRITTEN: Dict[str, Tuple[Callable[[str], Any], type, str]] = {
+WRITTEN: dict[str, tuple[Callable[[str], Any], type, str]] = {
     "eval_bleu_args": (json.loads, dict, '{"beam": 4, "lenpen": 0.6}'),
     "eval_bleu_detok_args": (json.loads, dict, '{"moses_no_escape": true}'),
     "model_overrides": (ast.literal_eval, dict, "{'synth_beyond_length': 'tile'}"),

@@ -1,7 +1,7 @@
 """fairseq's encoder layer: in a form whose self-attention can be replaced, and a repair of its own class."""
 
 from types import SimpleNamespace
-from typing import Any, Type
+from typing import Any
 
 import fairseq.modules.transformer_layer
 import torch
@@ -18,7 +18,7 @@ def has_fast_path(layer_class: type) -> bool:
     return "_load_from_state_dict" in vars(layer_class)
 
 
-def without_fast_path(layer_class: Type[nn.Module]) -> Type[nn.Module]:
+def without_fast_path(layer_class: type[nn.Module]) -> type[nn.Module]:
     """fairseq 0.12.2's encoder layer computes its own dot-product attention at inference (BetterTransformer).
 
     It bypasses the layer's ``self_attn`` once a checkpoint is loaded, keeps eight dead copies of the weights

@@ -5,7 +5,7 @@ import re
 import sys
 import traceback
 from types import TracebackType
-from typing import Any, Optional, Tuple, Type
+from typing import Any
 
 from ..errors import explain, explanations, first_line, of_fairseq_command, raised_by, raised_in
 from ..lengths import known_limits, length_hint
@@ -17,7 +17,7 @@ LOST_PEER = re.compile(
 )
 NO_GPU = re.compile("Torch not compiled with CUDA enabled|Found no NVIDIA driver|No CUDA GPUs are available")
 # errors of fairseq's: their class, a pattern, and the line, with {0} for the message and {1} for the pattern's group
-LINES: Tuple[Tuple[Type[BaseException], str, str], ...] = (
+LINES: tuple[tuple[type[BaseException], str, str], ...] = (
     (Exception, "^Model file not found", "--path: {0}"),
     (Exception, "^Dataset not found", "{0}"),
     (
@@ -66,7 +66,7 @@ def is_command() -> bool:
 
 @repair("excepthook", sys, where=is_command)
 def print_one_line_errors(
-    excepthook: Any, cls: Type[BaseException], error: BaseException, trace: Optional[TracebackType]
+    excepthook: Any, cls: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
     """A user's mistake, such as a missing file, ends in a traceback (all versions).
 
@@ -81,7 +81,7 @@ def print_one_line_errors(
         print(f"fairseq_synth: error: {line}", file=sys.stderr)
 
 
-def explain_fairseq(error: BaseException) -> Optional[str]:
+def explain_fairseq(error: BaseException) -> str | None:
     """The one line for an error of fairseq's own that is known to be a user's mistake, else None."""
     text = str(error)
     for kind, pattern, line in LINES:
@@ -122,7 +122,7 @@ def explain_fairseq(error: BaseException) -> Optional[str]:
 explanations.append(explain_fairseq)
 
 
-def misfit(error: Optional[BaseException]) -> Optional[str]:
+def misfit(error: BaseException | None) -> str | None:
     """Which weights do not fit, in short, if `error` is torch's about a state dict of another model, else None."""
     text = str(error)
     if not text.startswith("Error(s) in loading state_dict"):

@@ -4,7 +4,8 @@ import functools
 import inspect
 import logging
 import os
-from typing import Any, Callable, Dict, Set
+from collections.abc import Callable
+from typing import Any
 
 from ..errors import SynthesizerError
 
@@ -13,7 +14,7 @@ logger = logging.getLogger(__name__)
 SWITCH = "FAIRSEQ_SYNTH_NO_REPAIRS"
 MARK = "fairseq_synth_repairs"  # the attribute of a replaced function that names what replaced it
 
-REPAIRS: Dict[str, Callable[[], bool]] = {}
+REPAIRS: dict[str, Callable[[], bool]] = {}
 
 
 def listed(function: Callable[[], bool]) -> Callable[[], bool]:
@@ -52,7 +53,7 @@ def apply_repairs() -> None:
             logger.debug(f"repaired fairseq: {name}")
 
 
-def switched_off() -> Set[str]:
+def switched_off() -> set[str]:
     """The names in the environment variable `SWITCH`, which are joined by commas; ``all`` alone stands for each."""
     return {name.strip() for name in os.environ.get(SWITCH, "").split(",")} - {""}
 

@@ -1,7 +1,7 @@
 """Repairs of fairseq's beam search."""
 
 import math
-from typing import Any, Optional
+from typing import Any
 
 import fairseq.utils
 from fairseq.hub_utils import GeneratorHubInterface
@@ -65,7 +65,7 @@ def refuse_lost_constraints(inference_step: Any, self: FairseqTask, generator: A
 
 
 @repair("load_align_dict", fairseq.utils)
-def refuse_replace_unk(load_align_dict: Any, replace_unk: Optional[str]) -> Any:
+def refuse_replace_unk(load_align_dict: Any, replace_unk: str | None) -> Any:
     """``--replace-unk`` ends at the first unknown word: no alignment comes with a translation any more (all versions).
 
     And without a file it looks for one named ``@@``.

@@ -7,7 +7,7 @@ import os
 import re
 import signal
 from types import SimpleNamespace
-from typing import Any, Dict, List
+from typing import Any
 
 import fairseq.checkpoint_utils
 import fairseq.optim.lr_scheduler
@@ -112,7 +112,7 @@ def validates(cfg: Any) -> bool:
     return not (cfg.dataset.disable_validation or never)
 
 
-def measured(trainer: Any) -> List[str]:
+def measured(trainer: Any) -> list[str]:
     """What the validation of a batch measures."""
     batches = trainer.get_valid_iterator(trainer.cfg.dataset.valid_subset.split(",")[0])
     with metrics.aggregate(new_root=True) as found:
@@ -185,7 +185,7 @@ def name_other_scheduler(build_lr_scheduler: Any, *args: Any, **kwargs: Any) -> 
     scheduler = build_lr_scheduler(*args, **kwargs)
     load_state_dict = scheduler.load_state_dict
 
-    def load_own(state_dict: Dict[str, Any]) -> None:
+    def load_own(state_dict: dict[str, Any]) -> None:
         if set(state_dict) != set(scheduler.state_dict()):
             raise SynthesizerError(
                 "--lr-scheduler: the training of the checkpoint had another one; give that, or --reset-lr-scheduler"
@@ -218,7 +218,7 @@ def average_tied_weights_once(step: Any, self: EMA, new_model: Any, updates: Any
     A weight that the state dict names three times is averaged three times in each update.
     """
     averages = self.fp32_params if self.config.ema_fp32 else self.model.state_dict()
-    first: Dict[Any, str] = {}  # where an average is stored -> its first name
+    first: dict[Any, str] = {}  # where an average is stored -> its first name
     for name, average in averages.items():
         first.setdefault((average.data_ptr(), average.shape), name)
     tied = set(averages) - set(first.values())

@@ -10,7 +10,7 @@ logger = logging.getLogger(__name__)
 
 NEWEST_TORCH = (2, 15)  # pyproject.toml has the bound for pip
 SUPPORTED = (
-    "supported: Python 3.8 to 3.10 with fairseq 0.12.2 and torch 2.3, Python 3.11 and 3.12 with ve-fairseq 0.12.3 "
+    "supported: Python 3.10 with fairseq 0.12.2 and torch 2.3, Python 3.11 and 3.12 with ve-fairseq 0.12.3 "
     f"and torch 2.6 to {NEWEST_TORCH[0]}.{NEWEST_TORCH[1]}"
 )
 

@@ -2,13 +2,13 @@
 
 import logging
 import sys
-from typing import Optional, Sequence
+from collections.abc import Sequence
 
 from .. import register
 from ..errors import run_command
 
 
-def main(argv: Optional[Sequence[str]] = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """The command line; see `command.main`."""
     register()  # first: it says in one line that fairseq does not fit
     from .command import main as run

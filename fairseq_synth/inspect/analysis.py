@@ -2,7 +2,8 @@
 
 import logging
 import math
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn as nn
@@ -17,7 +18,7 @@ from .passes import Sentences, criterion_of, denominator, loss, pad_of, progress
 
 logger = logging.getLogger(__name__)
 
-Figures = Dict[str, Any]
+Figures = dict[str, Any]
 BINS = 60
 HISTOGRAM_VALUES = 2000  # of each attention and sentence
 CORNER = 16  # rows and columns of a pattern in a summary
@@ -47,11 +48,11 @@ class Options(NamedTuple):
 
     parts: Sequence[str] = tuple(PARTS)
     subset: str = "valid"
-    sentences: Optional[int] = None  # None: all
+    sentences: int | None = None  # None: all
     positions: int = 32  # rows and columns of the patterns shown
     steps: int = 8  # of removing heads
     beam: int = 1
-    remove_bpe: Optional[str] = "subword_nmt"
+    remove_bpe: str | None = "subword_nmt"
 
 
 def analyse(loaded: Loaded, options: Options) -> Figures:
@@ -159,21 +160,21 @@ def rounded(value: Any, digits: int = 4) -> Any:
     return value
 
 
-def in_thousandths(weights: Tensor) -> List[Any]:
+def in_thousandths(weights: Tensor) -> list[Any]:
     """Attention weights in thousandths, as short to write as they can be seen in a picture."""
-    found: List[Any] = (weights * 1000).round().int().tolist()
+    found: list[Any] = (weights * 1000).round().int().tolist()
     return found
 
 
 # ---- without data
 
 
-def parameter_values(model: Optional[nn.Module]) -> Dict[str, Tensor]:
+def parameter_values(model: nn.Module | None) -> dict[str, Tensor]:
     """{attention: the values that its logits are computed from}."""
     return {} if model is None else {a.name: a.parameters() for a in attentions(model)}
 
 
-def add_histograms(found: Figures, kind: str, trained: Dict[str, Tensor], initial: Dict[str, Tensor]) -> None:
+def add_histograms(found: Figures, kind: str, trained: dict[str, Tensor], initial: dict[str, Tensor]) -> None:
     """Histograms of each attention's values, initial and trained, over the same intervals."""
     for name, figures in found["attentions"].items():
         states = {"trained": trained.get(name), "initial": initial.get(name)}
@@ -198,7 +199,7 @@ def quantile(values: Tensor, share: float) -> float:
     return float(torch.quantile(values[:: values.numel() // 1_000_000 + 1].float(), share))
 
 
-def fixed_weights(model: nn.Module, options: Options) -> Dict[str, Tensor]:
+def fixed_weights(model: nn.Module, options: Options) -> dict[str, Tensor]:
     """{attention: softmax(S), (H, T, T)}, for functions that never look at the input, on one sentence of T tokens."""
     found = {}
     for attention in attentions(model):
@@ -214,12 +215,12 @@ def fixed_weights(model: nn.Module, options: Options) -> Dict[str, Tensor]:
 
 def read_attention(
     model: nn.Module,
-    sample: List[Batch],
+    sample: list[Batch],
     pad: int,
     title: str,
-    found: Optional[Figures] = None,
-    options: Optional[Options] = None,
-) -> Dict[str, Dict[str, Tensor]]:
+    found: Figures | None = None,
+    options: Options | None = None,
+) -> dict[str, dict[str, Tensor]]:
     """Reads the attentions of a model on the data.
 
     Args:
@@ -229,10 +230,10 @@ def read_attention(
     Returns:
         {attention: values of its ``logits`` and ``weights`` for histograms}.
     """
-    values: Dict[str, Dict[str, List[Tensor]]] = {}
-    patterns: Dict[str, measure.MeanByPosition] = {}
-    logits_by_position: Dict[str, measure.MeanByPosition] = {}
-    sums: Dict[str, Dict[str, Tensor]] = {}
+    values: dict[str, dict[str, list[Tensor]]] = {}
+    patterns: dict[str, measure.MeanByPosition] = {}
+    logits_by_position: dict[str, measure.MeanByPosition] = {}
+    sums: dict[str, dict[str, Tensor]] = {}
     count, chance = sum(len(batch["id"]) for batch in sample), torch.Generator().manual_seed(0)
 
     def read(attention: Attention, i: int, logits: Tensor, causal: bool) -> None:
@@ -268,14 +269,14 @@ def read_attention(
     return {name: {kind: torch.cat(parts) for kind, parts in kinds.items()} for name, kinds in values.items()}
 
 
-def add(sums: Dict[str, Dict[str, Tensor]], name: str, figures: Dict[str, Tensor]) -> None:
+def add(sums: dict[str, dict[str, Tensor]], name: str, figures: dict[str, Tensor]) -> None:
     """Adds figures to their sums over the sentences."""
     own = sums.setdefault(name, {})
     for key, value in figures.items():
         own[key] = own[key] + value if key in own else value
 
 
-def sentences(loaded: Loaded, sample: List[Batch], pad: int) -> List[Figures]:
+def sentences(loaded: Loaded, sample: list[Batch], pad: int) -> list[Figures]:
     """The weights of every attention for a few single sentences: the first of the data that fit a picture."""
     chosen = []
     for batch in sample:
@@ -283,7 +284,7 @@ def sentences(loaded: Loaded, sample: List[Batch], pad: int) -> List[Figures]:
             chosen.append((int(length_of(batch, place, pad) > LONGEST_SHOWN), number, batch, place))
     found = []
     for _, number, batch, place in sorted(chosen, key=lambda item: item[:2])[:SHOWN_SENTENCES]:
-        weights: Dict[str, Any] = {}
+        weights: dict[str, Any] = {}
 
         def read(attention: Attention, i: int, logits: Tensor, causal: bool) -> None:
             if i == place:  # noqa: B023  (called within this turn of the loop alone)
@@ -301,7 +302,7 @@ def length_of(batch: Batch, place: int, pad: int) -> int:
     return max(int(side[place].ne(pad).sum()) for side in sides)
 
 
-def words_of(loaded: Loaded, stack: str, tokens: Tensor, pad: int) -> List[str]:
+def words_of(loaded: Loaded, stack: str, tokens: Tensor, pad: int) -> list[str]:
     """The words of a sentence."""
     task = loaded.task
     dictionary = task.source_dictionary if stack == "encoder" else task.target_dictionary or task.source_dictionary
@@ -309,7 +310,7 @@ def words_of(loaded: Loaded, stack: str, tokens: Tensor, pad: int) -> List[str]:
 
 
 @torch.no_grad()
-def rank_collapse(model: nn.Module, sample: List[Batch], pad: int, title: str) -> Figures:
+def rank_collapse(model: nn.Module, sample: list[Batch], pad: int, title: str) -> Figures:
     """How alike the tokens are after each layer, with and without skip connections and feed-forward layers.
 
     Returns:
@@ -323,9 +324,9 @@ def rank_collapse(model: nn.Module, sample: List[Batch], pad: int, title: str) -
             few.append(batch)
             count += len(batch["id"])
     for name, (skip, feed_forward) in progress(BRANCHES.items(), title):
-        sums: Dict[str, Dict[int, List[Tuple[float, float]]]] = {}
+        sums: dict[str, dict[int, list[tuple[float, float]]]] = {}
         for batch in few:
-            outputs: List[Tuple[str, int, Tensor]] = []
+            outputs: list[tuple[str, int, Tensor]] = []
 
             def read(stack: str, layer: int, x: Tensor) -> None:
                 outputs.append((stack, layer, x))  # noqa: B023  (called within this turn of the loop alone)
@@ -347,7 +348,7 @@ def rank_collapse(model: nn.Module, sample: List[Batch], pad: int, title: str) -
 # ---- heads
 
 
-def head_importance(loaded: Loaded, sample: List[Batch]) -> Dict[str, Dict[str, Any]]:
+def head_importance(loaded: Loaded, sample: list[Batch]) -> dict[str, dict[str, Any]]:
     """How much each head matters to the loss.
 
     Returns:
@@ -356,7 +357,7 @@ def head_importance(loaded: Loaded, sample: List[Batch]) -> Dict[str, Dict[str, 
         loss grows without the head, in bits}. Both are by token, for an encoder by masked token or example.
     """
     model, criterion = loaded.model, criterion_of(loaded)
-    found: Dict[str, Dict[str, Any]] = {a.name: {"gradient": torch.zeros(a.heads)} for a in attentions(model)}
+    found: dict[str, dict[str, Any]] = {a.name: {"gradient": torch.zeros(a.heads)} for a in attentions(model)}
     size = 0
     for batch in progress(sample, "importance by gradient"):
         masks = {a.name: torch.ones(len(batch["id"]), a.heads, requires_grad=True) for a in attentions(model)}
@@ -379,14 +380,14 @@ def head_importance(loaded: Loaded, sample: List[Batch]) -> Dict[str, Dict[str, 
     return found
 
 
-def removal(loaded: Loaded, sample: List[Batch], figures: Dict[str, Figures], options: Options) -> Figures:
+def removal(loaded: Loaded, sample: list[Batch], figures: dict[str, Figures], options: Options) -> Figures:
     """Loss, and for a translation BLEU, as more and more heads are removed, the least important by gradient first.
 
     Returns:
         {group: ``share`` of its heads removed, ``loss`` in bits a token, ``bleu`` or None}, and ``signature``.
     """
     translates = is_translation(loaded)
-    groups: Dict[str, Dict[str, List[float]]] = {}
+    groups: dict[str, dict[str, list[float]]] = {}
     for name, figure in figures.items():
         groups.setdefault(figure["group"], {})[name] = figure["gradient"]
     plan = [
@@ -395,7 +396,7 @@ def removal(loaded: Loaded, sample: List[Batch], figures: Dict[str, Figures], op
         for removed in measure.removal_steps(len(order), options.steps)
     ]
 
-    def without(heads: Sequence[Tuple[str, int]]) -> Tuple[float, Optional[float], Optional[str]]:
+    def without(heads: Sequence[tuple[str, int]]) -> tuple[float, float | None, str | None]:
         """The loss without these heads, BLEU and its signature."""
         bleu, signature = None, None
         with masked_heads(loaded.model, zeroed(loaded.model, heads)):
@@ -414,7 +415,7 @@ def removal(loaded: Loaded, sample: List[Batch], figures: Dict[str, Figures], op
     return {"groups": rounded(curves), "signature": whole[2], "beam": options.beam if translates else None}
 
 
-def without_words(loaded: Loaded, sample: List[Batch], figures: Dict[str, Figures], whole: float) -> Figures:
+def without_words(loaded: Loaded, sample: list[Batch], figures: dict[str, Figures], whole: float) -> Figures:
     """The loss when heads of self-attention look by position alone, by their average over the training's data.
 
     Args:
@@ -461,7 +462,7 @@ def by_length(loaded: Loaded, order: Sequence[int], options: Options) -> Figures
         ``beam``.
     """
     dataset = loaded.task.dataset(options.subset)
-    ranges: Dict[int, List[int]] = {}
+    ranges: dict[int, list[int]] = {}
     for i in order:
         ranges.setdefault(max(8, 2 ** math.ceil(math.log2(dataset.num_tokens(i)))), []).append(i)
     found, signature, translates = [], None, is_translation(loaded)
@@ -474,7 +475,7 @@ def by_length(loaded: Loaded, order: Sequence[int], options: Options) -> Figures
 
 
 @torch.no_grad()
-def bleu_of(loaded: Loaded, sample: List[Batch], options: Options) -> Tuple[float, str]:
+def bleu_of(loaded: Loaded, sample: list[Batch], options: Options) -> tuple[float, str]:
     """sacreBLEU of the model's translations, on the data's own tokens without its subwords, and the signature."""
     from sacrebleu.metrics import BLEU
 

@@ -3,8 +3,9 @@
 import logging
 import re
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch.nn as nn
@@ -18,7 +19,7 @@ from ..errors import SynthesizerError
 from .hooks import attentions
 
 logger = logging.getLogger(__name__)
-Batch = Dict[str, Any]
+Batch = dict[str, Any]
 
 
 class Loaded(NamedTuple):
@@ -28,10 +29,10 @@ class Loaded(NamedTuple):
     cfg: Any  # fairseq's, with common, task, model, criterion
     task: Any
     model: Any  # a fairseq model
-    updates: Optional[int]
-    data: Optional[Path]  # binarised; None: the dictionaries are stand-ins
+    updates: int | None
+    data: Path | None  # binarised; None: the dictionaries are stand-ins
 
-    def initial(self) -> Optional[nn.Module]:
+    def initial(self) -> nn.Module | None:
         """The model as its training began: fairseq builds it right after it has set the seed.
 
         None for a training that started from another checkpoint's weights.
@@ -55,7 +56,7 @@ def import_user_dir(args: Any) -> None:
     utils.import_user_module(args)
 
 
-def load(path: Path, data: Optional[Path] = None) -> Loaded:
+def load(path: Path, data: Path | None = None) -> Loaded:
     """Loads a checkpoint of fairseq-train.
 
     Args:
@@ -110,9 +111,9 @@ def load(path: Path, data: Optional[Path] = None) -> Loaded:
     return Loaded(path, cfg, task, model, history[-1].get("num_updates"), data)
 
 
-def embedding_sizes(weights: Dict[str, Tensor]) -> Dict[str, int]:
+def embedding_sizes(weights: dict[str, Tensor]) -> dict[str, int]:
     """{embedding of tokens: its number of entries}; that of adaptive input has several tables."""
-    sizes: Dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for key, value in weights.items():
         found = re.fullmatch(r"(.*embed_tokens)\.(?:weight|embeddings\.\d+\.0\.weight)", key)
         if found:
@@ -120,7 +121,7 @@ def embedding_sizes(weights: Dict[str, Tensor]) -> Dict[str, int]:
     return sizes
 
 
-def task_on_stand_ins(cfg: Any, sizes: Dict[str, int]) -> Any:
+def task_on_stand_ins(cfg: Any, sizes: dict[str, int]) -> Any:
     """The checkpoint's task on dictionaries of made-up words, as large as its embeddings."""
     if hasattr(cfg.task, "source_lang") and cfg.task.source_lang is None:
         cfg.task.source_lang, cfg.task.target_lang = "source", "target"
@@ -158,7 +159,7 @@ def dictionary_size(task: Any, key: str) -> int:
     return len(dictionary if dictionary is not None else task.source_dictionary)
 
 
-def make_dictionaries(folder: Path, cfg: Any, sizes: Dict[str, int]) -> None:
+def make_dictionaries(folder: Path, cfg: Any, sizes: dict[str, int]) -> None:
     """Dictionaries of made-up words under the names that fairseq's tasks read."""
     largest = max(sizes.values())
     files = {"dict.txt": largest, "input0/dict.txt": largest, "label/dict.txt": getattr(cfg, "num_classes", 0) + 4}
@@ -171,7 +172,7 @@ def make_dictionaries(folder: Path, cfg: Any, sizes: Dict[str, int]) -> None:
         (folder / name).write_text("".join(lines), encoding="utf-8")
 
 
-def readable(loaded: Loaded, subset: str, sentences: Optional[int] = None, longest: Optional[int] = None) -> List[int]:
+def readable(loaded: Loaded, subset: str, sentences: int | None = None, longest: int | None = None) -> list[int]:
     """The first sentences of a subset, shortest first, without those that the model cannot take.
 
     Args:
@@ -200,7 +201,7 @@ def readable(loaded: Loaded, subset: str, sentences: Optional[int] = None, longe
     return sorted(found, key=lambda i: (dataset.num_tokens(i), i))
 
 
-def batches(loaded: Loaded, subset: str, order: Sequence[int], max_tokens: int = 4096) -> List[Batch]:
+def batches(loaded: Loaded, subset: str, order: Sequence[int], max_tokens: int = 4096) -> list[Batch]:
     """Sentences in batches of fairseq's.
 
     Args:

@@ -14,8 +14,8 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Iterator, List, Optional, Sequence, Tuple
 
 from ..errors import SynthesizerError
 from . import pictures
@@ -25,7 +25,7 @@ from .checkpoints import import_user_dir, load
 FIGURES = "figures.json"
 
 
-def main(argv: Optional[Sequence[str]] = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """The command line.
 
     Raises:
@@ -55,7 +55,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     print(*(args.out / name for name in names), sep="\n")
 
 
-def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line's values."""
     parser = argparse.ArgumentParser(
         prog="python -m fairseq_synth.inspect",
@@ -98,12 +98,12 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     return args
 
 
-def given(parser: argparse.ArgumentParser, args: argparse.Namespace, *names: str) -> List[str]:
+def given(parser: argparse.ArgumentParser, args: argparse.Namespace, *names: str) -> list[str]:
     """Those of some flags that have another value than their default."""
     return [f"--{name.replace('_', '-')}" for name in names if getattr(args, name) != parser.get_default(name)]
 
 
-def parts(text: str) -> Tuple[str, ...]:
+def parts(text: str) -> tuple[str, ...]:
     """Names of parts, separated by commas."""
     names = tuple(text.split(","))
     for name in names:
@@ -130,7 +130,7 @@ def check_matplotlib() -> None:
         ) from error
 
 
-def labels(paths: Sequence[Path]) -> List[str]:
+def labels(paths: Sequence[Path]) -> list[str]:
     """A short name for each checkpoint: its file's, with its folder's where they share one, or with a number."""
     names = [path.stem for path in paths]
     if len(set(names)) < len(names):

@@ -4,32 +4,33 @@ import hashlib
 import inspect
 import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, NamedTuple
 
 DIGEST = "Data-SHA256"  # in the PNG's metadata: its bytes depend on the version of matplotlib
 
-Call = Tuple[str, Sequence[Any], Dict[str, Any]]  # a method of matplotlib's axes, and its arguments
+Call = tuple[str, Sequence[Any], dict[str, Any]]  # a method of matplotlib's axes, and its arguments
 
 
 class Panel(NamedTuple):
     """A diagram: calls in their order, and what ``axes.set`` takes."""
 
     calls: Sequence[Call]
-    settings: Dict[str, Any]
+    settings: dict[str, Any]
 
 
 class Picture(NamedTuple):
     """A file: its panels, row by row; None for an empty place."""
 
     name: str
-    panels: Sequence[Optional[Panel]]
-    size: Tuple[float, float] = (6, 4)  # inches, of everything; or of a panel, if there are `gaps`
+    panels: Sequence[Panel | None]
+    size: tuple[float, float] = (6, 4)  # inches, of everything; or of a panel, if there are `gaps`
     columns: int = 1
     share_x: bool = False
     share_y: Any = False  # "row": in each row
     below: str = ""  # a label for all panels
-    gaps: Optional[Tuple[float, float]] = None  # inches between panels; None: found by matplotlib, slowly
+    gaps: tuple[float, float] | None = None  # inches between panels; None: found by matplotlib, slowly
     title: str = ""
     top: float = 0.6  # inches above the panels, with `gaps`
 
@@ -93,7 +94,7 @@ def color(model: str, models: Sequence[str], baseline: str) -> str:
     return "black" if model == baseline else f"C{list(models).index(model) % 10}"
 
 
-def line(x: Sequence[float], y: Sequence[float], label: Optional[str], color: str, **style: Any) -> Call:
+def line(x: Sequence[float], y: Sequence[float], label: str | None, color: str, **style: Any) -> Call:
     return "plot", [x, y], {"label": label, "color": color, **style}
 
 
@@ -111,9 +112,9 @@ def name_above(text: str) -> Call:
     return "set_title", [text], {"loc": "left", "fontsize": 9}
 
 
-def stairs(histogram: Dict[str, Any]) -> List[Call]:
+def stairs(histogram: dict[str, Any]) -> list[Call]:
     """A histogram of the inspection: the trained state before the initial one, in gray."""
-    calls: List[Call] = []
+    calls: list[Call] = []
     for state, own in (("initial", {"color": "0.75", "fill": True}), ("trained", {"color": "tab:blue"})):
         shares = histogram["shares"].get(state)
         if shares:
@@ -123,7 +124,7 @@ def stairs(histogram: Dict[str, Any]) -> List[Call]:
     return calls
 
 
-def image(matrix: Any, labels: Sequence[str] = (), names: bool = True, **style: Any) -> List[Call]:
+def image(matrix: Any, labels: Sequence[str] = (), names: bool = True, **style: Any) -> list[Call]:
     """A matrix as colors. `labels`: of its columns, and of its rows if `names`."""
     places = list(range(len(labels)))
     return [

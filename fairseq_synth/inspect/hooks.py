@@ -1,7 +1,8 @@
 """The attentions of a model: reading their logits, switching heads off, and other branches of their layers."""
 
 import contextlib
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn as nn
@@ -38,11 +39,11 @@ class Attention(NamedTuple):
         return int(self.module.num_heads)
 
     @property
-    def functions(self) -> List[str]:
+    def functions(self) -> list[str]:
         """Where its logits come from."""
         return names_of(self.module.synthesizer) if is_synthetic(self.module) else ["vanilla"]
 
-    def alpha(self) -> Optional[Dict[str, List[float]]]:
+    def alpha(self) -> dict[str, list[float]] | None:
         """{function: its weight in each head, 0 in a head without it}; None where no head has learned weights."""
         mixtures = self.module.synthesizer.mixtures() if is_synthetic(self.module) else []
         if all(mixture.alpha is None for mixture in mixtures):
@@ -65,7 +66,7 @@ class Attention(NamedTuple):
         # a function may have none, and torch joins no empty list
         return torch.cat([torch.empty(0), *(value.detach().float().flatten() for value in values)])
 
-    def logits_without_input(self, length: int) -> Optional[Tensor]:
+    def logits_without_input(self, length: int) -> Tensor | None:
         """The logits (H, T, T) of a function that never looks at the input, else None."""
         if not is_synthetic(self.module) or self.module.q_proj is not None:
             return None
@@ -80,15 +81,15 @@ def is_synthetic(module: nn.Module) -> bool:
     return isinstance(module, SyntheticAttention)
 
 
-def state(module: nn.Module) -> Dict[str, Tensor]:
+def state(module: nn.Module) -> dict[str, Tensor]:
     """What the logits depend on: parameters and buffers, without the weights of a mixture."""
     values = [*module.named_parameters(), *module.named_buffers()]
     return {name: value for name, value in values if not name.endswith("alpha")}
 
 
-def stacks(model: nn.Module) -> Dict[str, nn.Module]:
+def stacks(model: nn.Module) -> dict[str, nn.Module]:
     """{encoder or decoder: the module with its layers}: both, or the one that a language model or an encoder has."""
-    found: Dict[str, nn.Module] = {}
+    found: dict[str, nn.Module] = {}
     for module in model.modules():
         for name, cls in (("encoder", TransformerEncoderBase), ("decoder", TransformerDecoderBase)):
             if isinstance(module, cls):
@@ -96,7 +97,7 @@ def stacks(model: nn.Module) -> Dict[str, nn.Module]:
     return found
 
 
-def attentions(model: nn.Module) -> List[Attention]:
+def attentions(model: nn.Module) -> list[Attention]:
     """All of a model, group by group; empty if one of its layers has another kind of attention."""
     found = []
     for name, kind in (("encoder", "self"), ("decoder", "self"), ("decoder", "cross")):
@@ -122,7 +123,7 @@ class Reading(NamedTuple):
 @contextlib.contextmanager
 def without_fast_paths(model: nn.Module) -> Iterator[None]:
     """Switches off fairseq's fast paths, which skip hooks: its attention's, and in 0.12.2 its encoder layers'."""
-    changed: List[Tuple[nn.Module, str, Any]] = []
+    changed: list[tuple[nn.Module, str, Any]] = []
     for module in model.modules():
         for name, value in (("skip_embed_dim_check", True), ("can_use_fastpath", False)):
             if name in vars(module):
@@ -147,12 +148,12 @@ def hooked(model: nn.Module, handles: Sequence[Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def tokens_of(model: nn.Module) -> Iterator[Dict[str, Tensor]]:
+def tokens_of(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     """Yields {stack: its tokens in the latest forward pass, (B, T)}."""
-    tokens: Dict[str, Tensor] = {}
+    tokens: dict[str, Tensor] = {}
 
     def hook_of(name: str) -> Callable[..., None]:
-        def hook(module: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+        def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             key = "src_tokens" if name == "encoder" else "prev_output_tokens"
             tokens[name] = args[0] if args else kwargs[key]
 
@@ -168,7 +169,7 @@ def reading(model: nn.Module, read: Callable[[Reading], None]) -> Iterator[None]
     """Calls `read` for each attention of a forward pass over whole sentences."""
 
     def hook_of(attention: Attention) -> Callable[..., None]:
-        def hook(module: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any], output: Any) -> None:
+        def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             call = dict(zip(("query", "key"), args), **kwargs)
             causal = attention.kind == "self" and call.get("attn_mask") is not None
             read(Reading(attention, logits_of(module, call["query"], call.get("key")), causal))
@@ -180,14 +181,14 @@ def reading(model: nn.Module, read: Callable[[Reading], None]) -> Iterator[None]
         yield
 
 
-def logits_of_heads(module: Any, groups: List[Logits], src_len: int) -> Tensor:
+def logits_of_heads(module: Any, groups: list[Logits], src_len: int) -> Tensor:
     """The logits of all groups of heads, (B or 1, H, S, S); B only if a function depends on the input."""
     parts = [(logits.total(src_len), heads) for logits, heads in zip(groups, module.heads)]
     bsz = max(part.size(0) for part, _ in parts)
     return torch.cat([part.expand(bsz, heads, src_len, src_len) for part, heads in parts], dim=1)
 
 
-def logits_of(module: Any, query: Tensor, key: Optional[Tensor]) -> Tensor:
+def logits_of(module: Any, query: Tensor, key: Tensor | None) -> Tensor:
     """The logits (B, H, T, S) of an attention for its inputs (T, B, C) and (S, B, C), before any mask."""
     dim = module.head_dim
     tgt_len, bsz, _ = query.shape
@@ -203,7 +204,7 @@ def logits_of(module: Any, query: Tensor, key: Optional[Tensor]) -> Tensor:
 
 
 @contextlib.contextmanager
-def masked_heads(model: nn.Module, masks: Dict[str, Tensor]) -> Iterator[None]:
+def masked_heads(model: nn.Module, masks: dict[str, Tensor]) -> Iterator[None]:
     """Multiplies heads' outputs, as they enter the output projection, by masks.
 
     Args:
@@ -211,8 +212,8 @@ def masked_heads(model: nn.Module, masks: Dict[str, Tensor]) -> Iterator[None]:
         masks: {attention: (H,), or for a batch of whole sentences (B, H)}; others stay as they are.
     """
 
-    def hook_of(attention: Attention, mask: Tensor) -> Callable[..., Tuple[Tensor]]:
-        def hook(module: Any, args: Tuple[Tensor, ...]) -> Tuple[Tensor]:
+    def hook_of(attention: Attention, mask: Tensor) -> Callable[..., tuple[Tensor]]:
+        def hook(module: Any, args: tuple[Tensor, ...]) -> tuple[Tensor]:
             x = args[0]
             by_head = x.reshape(x.size(0), x.size(1), attention.heads, -1) * mask.to(x.dtype).unsqueeze(-1)
             return (by_head.reshape(x.shape),)
@@ -229,7 +230,7 @@ def masked_heads(model: nn.Module, masks: Dict[str, Tensor]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def replaced_heads(model: nn.Module, logits: Dict[str, Tensor], heads: Sequence[Tuple[str, int]]) -> Iterator[None]:
+def replaced_heads(model: nn.Module, logits: dict[str, Tensor], heads: Sequence[tuple[str, int]]) -> Iterator[None]:
     """Replaces the logits of heads of self-attention by constants, in forward passes over whole sentences.
 
     Args:
@@ -238,13 +239,13 @@ def replaced_heads(model: nn.Module, logits: Dict[str, Tensor], heads: Sequence[
         heads: which ones, as (attention, head).
     """
 
-    def hooks_of(attention: Attention, chosen: List[int]) -> Tuple[Callable[..., None], Callable[..., Tuple[Tensor]]]:
-        call: Dict[str, Any] = {}
+    def hooks_of(attention: Attention, chosen: list[int]) -> tuple[Callable[..., None], Callable[..., tuple[Tensor]]]:
+        call: dict[str, Any] = {}
 
-        def before(module: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+        def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             call.update(zip(("query", "key", "value", "key_padding_mask"), args), **kwargs)
 
-        def join(module: Any, args: Tuple[Tensor, ...]) -> Tuple[Tensor]:
+        def join(module: Any, args: tuple[Tensor, ...]) -> tuple[Tensor]:
             x, query = args[0].clone(), call["query"]
             length, bsz, dim = query.size(0), query.size(1), attention.module.head_dim
             value = attention.module.v_proj(query).view(length, bsz, -1, dim).permute(1, 2, 0, 3)[:, chosen]
@@ -267,7 +268,7 @@ def replaced_heads(model: nn.Module, logits: Dict[str, Tensor], heads: Sequence[
         yield
 
 
-def zeroed(model: nn.Module, heads: Sequence[Tuple[str, int]]) -> Dict[str, Tensor]:
+def zeroed(model: nn.Module, heads: Sequence[tuple[str, int]]) -> dict[str, Tensor]:
     """Masks for `masked_heads` that switch some heads, (attention, head), off."""
     masks = {attention.name: torch.ones(attention.heads) for attention in attentions(model)}
     for name, head in heads:

@@ -1,6 +1,7 @@
 """From tensors to figures. T rows (queries) and S columns (keys) of one sentence, H heads."""
 
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ def weights_of(logits: Tensor, causal: bool) -> Tensor:
     return masked_softmax(logits.float().unsqueeze(0), None, causal_mask(logits) if causal else None)[0]
 
 
-def where_it_looks(weights: Tensor) -> Dict[str, Tensor]:
+def where_it_looks(weights: Tensor) -> dict[str, Tensor]:
     """For each head (H,) the mean over the rows of weights (H, T, S).
 
     ``entropy`` in nats; ``distance``, the mean of ``|i - j|`` in tokens under the weights of row i; ``diagonal`` and
@@ -60,7 +61,7 @@ def cumulative_singular_values(weights: Tensor, shares: Sequence[float] = RANK_S
     return torch.lerp(sums[:, left], sums[:, left + 1], place - left)
 
 
-def rank_one_distances(x: Tensor) -> Tuple[float, float]:
+def rank_one_distances(x: Tensor) -> tuple[float, float]:
     """How far the rows of x (T, C) are from being alike, relative to the Frobenius norm of x.
 
     Returns:
@@ -72,7 +73,7 @@ def rank_one_distances(x: Tensor) -> Tuple[float, float]:
     return float((x - x.mean(dim=0)).norm() / norm), float(values[1:].norm() / norm)
 
 
-def histogram(values: Tensor, low: float, high: float, bins: int) -> List[float]:
+def histogram(values: Tensor, low: float, high: float, bins: int) -> list[float]:
     """The share of the values in each of `bins` equal intervals from low to high; the outermost take what is beyond."""
     counts = torch.histc(values.float().clamp(low, high), bins, low, high)
     return (counts / max(values.numel(), 1)).tolist()
@@ -185,13 +186,13 @@ def by_diagonal(values: Tensor, size: int) -> Tensor:
     return values[:, place.clamp(-m, m) + m]
 
 
-def removal_order(importance: Dict[str, List[float]]) -> List[Tuple[str, int]]:
+def removal_order(importance: dict[str, list[float]]) -> list[tuple[str, int]]:
     """The heads, as (attention, head), from the least to the most important."""
     heads = [(value, name, head) for name, values in importance.items() for head, value in enumerate(values)]
     return [(name, head) for _, name, head in sorted(heads)]
 
 
-def removal_steps(heads: int, steps: int) -> List[int]:
+def removal_steps(heads: int, steps: int) -> list[int]:
     """How many of the heads are removed at each step, from none to all, in at most `steps` equal steps."""
     steps = min(steps, heads)
     return [round(heads * step / steps) for step in range(steps + 1)]

@@ -1,7 +1,8 @@
 """Forward passes over data: what the attentions compute in them, and the loss."""
 
 import math
-from typing import Any, Callable, Dict, Iterable, List
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -29,9 +30,9 @@ class Sentences:
         self.model, self.pad = model, pad
 
     @torch.no_grad()
-    def __call__(self, batch: Batch, read: Callable[[Attention, int, Tensor, bool], None]) -> Dict[str, Tensor]:
+    def __call__(self, batch: Batch, read: Callable[[Attention, int, Tensor, bool], None]) -> dict[str, Tensor]:
         """Calls ``read(attention, sentence, logits (H, T, S), causal)``; returns the tokens of each stack."""
-        readings: List[Reading] = []
+        readings: list[Reading] = []
         with tokens_of(self.model) as tokens, reading(self.model, readings.append):
             self.model(**batch["net_input"])
         lengths = {name: found.ne(self.pad).sum(dim=1).tolist() for name, found in tokens.items()}
@@ -48,7 +49,7 @@ def criterion_of(loaded: Loaded) -> Any:
 
 
 @torch.no_grad()
-def loss(loaded: Loaded, sample: List[Batch]) -> float:
+def loss(loaded: Loaded, sample: list[Batch]) -> float:
     """The loss on the data in bits, as fairseq-validate says it: without label smoothing, by `denominator`."""
     criterion, total, size = criterion_of(loaded), 0.0, 0
     for batch in sample:
@@ -58,7 +59,7 @@ def loss(loaded: Loaded, sample: List[Batch]) -> float:
     return total / size / math.log(2)
 
 
-def denominator(sample_size: Any, log: Dict[str, Any]) -> int:
+def denominator(sample_size: Any, log: dict[str, Any]) -> int:
     """What fairseq divides a batch's loss by: tokens, masked tokens or examples.
 
     Args:

@@ -1,12 +1,13 @@
 """The pictures of one model or of several, from the values of `analysis.analyse` alone."""
 
 import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, NamedTuple
 
 from .drawing import Call, Panel, Picture, color, image, legend, line, name_above, stairs
 
-Figures = Dict[str, Any]
+Figures = dict[str, Any]
 GROUPS = {
     "encoder.self": "encoder self-attention",
     "decoder.self": "decoder self-attention",
@@ -63,7 +64,7 @@ def pictures(found: Mapping[str, Figures], baseline: str = "") -> Iterator[Pictu
     attentions = models[0].attentions
     groups = {group: title for group, title in GROUPS.items() if any(a["group"] == group for a in attentions.values())}
 
-    def have(figure: str) -> List[str]:
+    def have(figure: str) -> list[str]:
         """The attentions that have a figure in every model."""
         return [name for name in attentions if all(figure in model.attentions[name] for model in models)]
 
@@ -101,15 +102,15 @@ def pictures(found: Mapping[str, Figures], baseline: str = "") -> Iterator[Pictu
         yield lengths(models)
 
 
-def by_group(attentions: Figures) -> Dict[str, List[Figures]]:
+def by_group(attentions: Figures) -> dict[str, list[Figures]]:
     """The attentions of each group, layer by layer."""
-    found: Dict[str, List[Figures]] = {}
+    found: dict[str, list[Figures]] = {}
     for attention in attentions.values():
         found.setdefault(attention["group"], []).append(attention)
     return found
 
 
-def in_rows(name: str, rows: Sequence[Sequence[Optional[Panel]]], size: Any, gaps: Any, **settings: Any) -> Picture:
+def in_rows(name: str, rows: Sequence[Sequence[Panel | None]], size: Any, gaps: Any, **settings: Any) -> Picture:
     """A picture of rows of several lengths; `size` of a panel, `gaps` between them."""
     columns = max(map(len, rows))
     panels = [panel for row in rows for panel in [*row, *[None] * (columns - len(row))]]
@@ -118,7 +119,7 @@ def in_rows(name: str, rows: Sequence[Sequence[Optional[Panel]]], size: Any, gap
 
 def histograms(models: Sequence[Model], names: Sequence[str], kind: str) -> Picture:
     """A row for each group and model, a column for each layer; the initial state is gray."""
-    rows: List[List[Optional[Panel]]] = []
+    rows: list[list[Panel | None]] = []
     for group in by_group({name: models[0].attentions[name] for name in names}):
         for model in models:
             rows.append([])
@@ -132,7 +133,7 @@ def histograms(models: Sequence[Model], names: Sequence[str], kind: str) -> Pict
     return in_rows(kind, rows, (1.6, 0.9), (0.2, 0.45))
 
 
-def of_model(models: Sequence[Model], model: Model, first: bool) -> Dict[str, str]:
+def of_model(models: Sequence[Model], model: Model, first: bool) -> dict[str, str]:
     """The model's name beside a row of panels, where there are several models."""
     return {"ylabel": model.name} if first and len(models) > 1 else {}
 
@@ -144,9 +145,9 @@ def grid(
 
     Each cell has its own colors.
     """
-    rows: List[List[Optional[Panel]]] = []
+    rows: list[list[Panel | None]] = []
     for attention, of_models in matrices.items():
-        row: List[Optional[Panel]] = []
+        row: list[Panel | None] = []
         for model, own in zip(models, of_models):
             for head, matrix in enumerate(own):
                 calls = image(matrix, cmap="Blues", vmin=0)[: 1 if words is not None else None]
@@ -171,7 +172,7 @@ def heads(models: Sequence[Model], shown: Mapping[str, Sequence[str]]) -> Pictur
 
     One model's cells have their values in them; of several models the title has a figure's lowest and highest value.
     """
-    rows: List[List[Optional[Panel]]] = []
+    rows: list[list[Panel | None]] = []
     several = len(models) > 1
     for model in models:
         rows.append([])
@@ -201,11 +202,11 @@ def heads(models: Sequence[Model], shown: Mapping[str, Sequence[str]]) -> Pictur
 
 def alpha(models: Sequence[Model]) -> Picture:
     """A row for each model, a panel for each layer, a bar for each head, divided among the functions."""
-    rows: List[List[Optional[Panel]]] = []
+    rows: list[list[Panel | None]] = []
     for model in models:
-        row: List[Optional[Panel]] = []
+        row: list[Panel | None] = []
         for name, attention in model.attentions.items():
-            calls: List[Call] = []
+            calls: list[Call] = []
             base = [0.0] * attention["heads"]
             for function, shares in (attention["alpha"] or {}).items():
                 calls.append(("bar", [list(range(len(shares))), shares], {"bottom": base, "label": function}))
@@ -221,11 +222,11 @@ def curves(
     name: str,
     rows: Mapping[str, str],
     columns: Mapping[str, str],
-    draw: Callable[[str, str], List[Call]],
+    draw: Callable[[str, str], list[Call]],
     **settings: Any,
 ) -> Picture:
     """A panel with what `draw` makes of each row and column; both with their titles."""
-    panels: List[List[Optional[Panel]]] = []
+    panels: list[list[Panel | None]] = []
     for row, side in rows.items():
         panels.append([])
         for column, title in columns.items():
@@ -241,8 +242,8 @@ def singular_values(models: Sequence[Model], names: Sequence[str]) -> Picture:
     """A row for each model, a column for each group; a line for each head, colored by layer."""
     by_name = {model.name: model for model in models}
 
-    def draw(model: str, group: str) -> List[Call]:
-        calls: List[Call] = []
+    def draw(model: str, group: str) -> list[Call]:
+        calls: list[Call] = []
         for attention in (by_name[model].attentions[name] for name in names):
             i = attention["layer"]
             style = {"linewidth": 1, "linestyle": ("-", "--", ":")[i // 10 % 3]}  # there are ten colors
@@ -260,7 +261,7 @@ def singular_values(models: Sequence[Model], names: Sequence[str]) -> Picture:
 def rank(models: Sequence[Model]) -> Picture:
     """A row for each stack, a column for each choice of branches, a line for each model; dashed: initial."""
 
-    def draw(stack: str, branches: str) -> List[Call]:
+    def draw(stack: str, branches: str) -> list[Call]:
         calls = []
         for model in models:
             for state, name, style in (("initial", None, "--"), ("trained", model.name, "-")):
@@ -284,7 +285,7 @@ def removal(models: Sequence[Model]) -> Picture:
         if all(value is not None for groups in of_models for curve in groups.values() for value in curve[kind])
     }
 
-    def draw(kind: str, group: str) -> List[Call]:
+    def draw(kind: str, group: str) -> list[Call]:
         pairs = [(model, groups[group]) for model, groups in zip(models, of_models)]
         return [line(curve["share"], curve[kind], m.name, m.color, marker=".") for m, curve in pairs]
 
@@ -295,7 +296,7 @@ def removal(models: Sequence[Model]) -> Picture:
 def without_words(models: Sequence[Model]) -> Picture:
     """The loss, a line for each model, as more and more heads of self-attention look by position alone."""
 
-    def draw(*_: str) -> List[Call]:
+    def draw(*_: str) -> list[Call]:
         losses = [(model, model.found["words"]["loss"]) for model in models]
         return [line(list(range(len(own))), own, model.name, model.color, marker=".") for model, own in losses]
 
@@ -308,12 +309,12 @@ def lengths(models: Sequence[Model]) -> Picture:
     ranges = models[0].found["lengths"]["ranges"]
     shortest = [1, *(found["longest"] + 1 for found in ranges)]
     names = [f"{first}–{found['longest']}\n({found['sentences']})" for first, found in zip(shortest, ranges)]
-    panels: List[Optional[Panel]] = []
+    panels: list[Panel | None] = []
     for kind, title in KINDS.items():
         values = [[found[kind] for found in model.found["lengths"]["ranges"]] for model in models]
         if any(None in own for own in values):
             continue
-        calls: List[Call] = [("set_xticks", [list(range(len(names))), names], {"fontsize": 7})]
+        calls: list[Call] = [("set_xticks", [list(range(len(names))), names], {"fontsize": 7})]
         for i, (model, own) in enumerate(zip(models, values)):
             width = 0.8 / len(models)
             places = [x + (i - (len(models) - 1) / 2) * width for x in range(len(own))]

@@ -1,6 +1,7 @@
 """What self-attention is worth beside its average by position: the loss with heads that no longer see the words."""
 
-from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from .checkpoints import Batch, Loaded, batches, readable
 from .hooks import Attention, replaced_heads
 from .passes import Sentences, loss, pad_of, progress
 
-Head = Tuple[str, int]  # name of the attention, number of the head
+Head = tuple[str, int]  # name of the attention, number of the head
 SENTENCES = 2000  # over which attention is averaged
 FUNCTIONS = ("random", "relative_random", "factorized_random")  # that logits by position can be put into
 
@@ -18,12 +19,12 @@ FUNCTIONS = ("random", "relative_random", "factorized_random")  # that logits by
 class Averages(NamedTuple):
     """Attention weights of a model by position, as the logits under which they are most likely."""
 
-    constants: Dict[str, measure.Constants]  # {attention: of its heads}
+    constants: dict[str, measure.Constants]  # {attention: of its heads}
     length: int  # of the longest sentence seen
     sentences: int
 
 
-def average(loaded: Loaded, subset: str, sentences: int, longest: Optional[int] = None) -> Averages:
+def average(loaded: Loaded, subset: str, sentences: int, longest: int | None = None) -> Averages:
     """Reads the self-attentions of a model on some of the sentences of a subset, as many long as short ones.
 
     Args:
@@ -38,8 +39,8 @@ def average(loaded: Loaded, subset: str, sentences: int, longest: Optional[int] 
     order = readable(loaded, subset, longest=longest)
     if len(order) > sentences:
         order = [order[-1 - k * len(order) // sentences] for k in reversed(range(sentences))]
-    seen: Dict[str, measure.MeanByPosition] = {}
-    is_causal: Dict[str, bool] = {}
+    seen: dict[str, measure.MeanByPosition] = {}
+    is_causal: dict[str, bool] = {}
 
     def read(attention: Attention, i: int, logits: Tensor, causal: bool) -> None:
         if attention.kind == "self":
@@ -53,14 +54,14 @@ def average(loaded: Loaded, subset: str, sentences: int, longest: Optional[int] 
     return Averages(constants, max(mean.count.size(-1) for mean in seen.values()), len(order))
 
 
-def logits_of(function: str, parameters: Dict[str, Tensor], length: int) -> Tensor:
+def logits_of(function: str, parameters: dict[str, Tensor], length: int) -> Tensor:
     """The logits (H, length, length) of a function of `FUNCTIONS`."""
     if function == "relative_random":
         return measure.by_diagonal(parameters["r"], length)
     return parameters["R"] if function == "random" else parameters["R1"] @ parameters["R2"].transpose(1, 2)
 
 
-def parameters_of(function: str, constants: measure.Constants, length: int, rank: int) -> Dict[str, Tensor]:
+def parameters_of(function: str, constants: measure.Constants, length: int, rank: int) -> dict[str, Tensor]:
     """The parameters of a function of `FUNCTIONS`, by their names, that come nearest to logits by position.
 
     Args:
@@ -80,8 +81,8 @@ def parameters_of(function: str, constants: measure.Constants, length: int, rank
 
 
 def without_words(
-    loaded: Loaded, sample: List[Batch], logits: Dict[str, Tensor], heads: Sequence[Head]
-) -> Dict[Head, float]:
+    loaded: Loaded, sample: list[Batch], logits: dict[str, Tensor], heads: Sequence[Head]
+) -> dict[Head, float]:
     """The loss in bits when the logits of one head alone are replaced."""
     found = {}
     for head in progress(heads, "heads without words"):
@@ -91,8 +92,8 @@ def without_words(
 
 
 def cheapest_first(
-    loaded: Loaded, sample: List[Batch], logits: Dict[str, Tensor], found: Dict[Head, float]
-) -> Iterator[Tuple[Head, float]]:
+    loaded: Loaded, sample: list[Batch], logits: dict[str, Tensor], found: dict[Head, float]
+) -> Iterator[tuple[Head, float]]:
     """The heads by their losses `found`, each with the loss in bits when it is replaced beside those before it."""
     order = sorted(found, key=lambda head: (found[head], head))
     for count, head in enumerate(progress(order, "more and more heads"), 1):
