@@ -275,10 +275,8 @@ def test_beam_search_with_the_cache(kind, spec, prefix):
 def test_torchscript_is_refused(kind, part):
     """torch.jit.script of a model, or of a part of it, ends with one line."""
     model = make_synth("random+vanilla", kind)
-    layers = [
-        module for module in model.modules() if isinstance(getattr(module, "self_attn", None), SyntheticAttention)
-    ]
-    scripted = {"model": model, "layer": layers[0], "attention": layers[0].self_attn}[part]
+    layer = next(module for module in model.modules() if hasattr(module, "self_attn"))
+    scripted = {"model": model, "layer": layer, "attention": layer.self_attn}[part]
     with pytest.raises(SynthesizerError, match="TorchScript is not supported"):
         torch.jit.script(scripted)
 
@@ -916,7 +914,7 @@ def test_the_documented_function(registry, name):
         for i in range(4):
             for j in range(9):
                 expected = equation(function.state_dict() | dict(function.named_buffers()), head, 3 + i, j, words)
-                assert float(scores[0, head, i, j]) == pytest.approx(expected, rel=1e-4, abs=1e-5)
+                assert scores[0, head, i, j].item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
     (logits,) = mixture(inputs)
     assert len(logits.terms()) == len(function(inputs)) + 2
     function.zero_logits_()
