@@ -13,6 +13,7 @@ from fairseq.tasks.translation_lev import TranslationLevenshteinTask
 from omegaconf import II
 from torch import Tensor
 
+from .attention import SyntheticAttention
 from .config import to_namespace
 from .errors import SynthesizerError, explanations, first_line
 from .host.messages import misfit
@@ -80,6 +81,10 @@ class SynthesizerModel:
                 f"the checkpoint is of {article(str(kind))}, this model is {article(self.kind)}; give a checkpoint of "
                 f"{article(self.kind)}, or the --arch of the checkpoint"
             )
+        is_stock = not any(".synthesizer." in key for key in state_dict)
+        for module in self.modules():  # type: ignore[attr-defined]
+            if isinstance(module, SyntheticAttention):
+                module.may_start_from_stock = is_stock
         try:
             return super().load_state_dict(state_dict, *args, **kwargs)  # type: ignore[misc]
         except RuntimeError as error:

@@ -373,6 +373,18 @@ def test_a_warm_start_that_changes_the_output(mixture, caplog):
     assert ("convex scales the logits of the checkpoint down" in caplog.text) == (mixture == "convex")
 
 
+@pytest.mark.parametrize("mixture", ["convex", "sum"])
+def test_a_checkpoint_that_lost_the_weights_of_one_layer(mixture):
+    """Such a checkpoint is not one of a stock Transformer, whose layers would start with logits of 0."""
+    model = make_synth("random+vanilla", synth_mixture=mixture)
+    state = model.state_dict()
+    lost = [key for key in state if key.startswith("decoder.layers.1.self_attn.synthesizer.")]
+    for key in lost:
+        del state[key]
+    with pytest.raises(SynthesizerError, match="^decoder.layers.1.self_attn: .* no weights of random here, but"):
+        make_synth("random+vanilla", synth_mixture=mixture).load_state_dict(state)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_stock_checkpoint_needs_vanilla(kind):
     stock = make_model(KINDS[kind][1]).state_dict()

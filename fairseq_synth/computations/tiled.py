@@ -293,11 +293,11 @@ class _Tiled(torch.autograd.Function):
         value, *tensors = ctx.saved_tensors
         needs_grad = ctx.needs_input_grad[4:]  # of the tensors of the terms, behind the four other arguments
         terms = insert_tensors(ctx.templates, tensors)
-        # Gradients are sums over blocks, in fp32 at least.
+        # Gradients are sums over blocks, in fp32 at least. In memory they lie like their tensors, most of which are
+        # views of projections, so that the backward pass of a view makes no copy.
         sum_dtype = torch.promote_types(value.dtype, torch.float32)
         sums = [
-            torch.zeros(tensor.size(), dtype=sum_dtype, device=tensor.device) if needed else None
-            for tensor, needed in zip(tensors, needs_grad)
+            torch.zeros_like(tensor, dtype=sum_dtype) if needed else None for tensor, needed in zip(tensors, needs_grad)
         ]
         terms_of_sums = insert_tensors(ctx.templates, sums)
         grad_value = empty_like_values(value, ctx.blocks)
