@@ -346,7 +346,8 @@ class SyntheticAttention(nn.Module):
     def make_generation_fast_(self, **_: Any) -> None:
         """Multiplies the weights of mixtures and 1 / sqrt(d_h) into the parameters, for good.
 
-        fairseq calls this before it generates. A model with hooks on its queries, or with quantized projections, stays as it is.
+        fairseq calls this before it generates. A model with hooks on its queries, or with quantized projections, stays
+        as it is.
         """
         if self.q_proj is not None and not is_plain_linear(self.q_proj):
             return
