@@ -6,6 +6,7 @@ from helpers import SPECS, future, make_attention, padding_mask
 
 from fairseq_synth import computations
 from fairseq_synth.computations import fused, plain, tiled
+from fairseq_synth.computations.threads import map_in_threads
 from fairseq_synth.logits import Bias, Logits, Outer, Product, weight_smaller_factor
 from fairseq_synth.masks import causal_mask, is_causal, sentence_lengths
 from fairseq_synth.tensors import on_cpu
@@ -364,15 +365,54 @@ def test_blocks_cover_the_batch_once():
     for bsz, heads, length, rows in ((1, 1, 1, 1), (7, 3, 9, 4), (40, 8, 3, 3), (5, 2, 30, 4)):
         lengths = sorted(torch.randint(1, length + 1, (bsz,)).tolist())
         seen = torch.zeros(bsz, heads, dtype=torch.int)
-        for block in tiled.divide_by_sentences(lengths, heads, rows):
+        for block in tiled.divide_by_sentences(lengths, heads, rows, max_heads=2):
             seen[block.sentences, block.heads] += 1
             assert block.length == max(lengths[block.sentences])
         assert (seen == 1).all()
         seen = torch.zeros(bsz, heads, dtype=torch.int)
-        for block in tiled.divide_by_length(lengths, heads, rows):
+        for block in tiled.divide_by_length(lengths, heads, rows, max_heads=2):
             seen[block.sentences, block.heads] += 1
             assert set(lengths[block.sentences]) == {block.length}
         assert (seen == 1).all()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("spec", ["random", "dense+vanilla", "factorized_dense+random"])
+def test_several_threads(spec, causal, monkeypatch):
+    """Blocks that threads share out give bit for bit what one thread gives; torch has its threads again afterwards."""
+    torch.manual_seed(1)
+    module = make_attention(spec, num_heads=6, embed_dim=18)
+    x, grad = torch.randn(2, 9, len(LENGTHS), 18)
+    threads = torch.get_num_threads()
+    monkeypatch.setattr("fairseq_synth.computations.tiled.TILE", 1)  # the same blocks for any number of threads
+    results = []
+    try:
+        for number in (1, 3):
+            torch.set_num_threads(number)
+            results.append(run(module, x, grad, padding_mask(LENGTHS), causal, monkeypatch, tiled))
+            assert torch.get_num_threads() == number
+            with torch.inference_mode():
+                results[-1]["inference"] = module(x, key_padding_mask=padding_mask(LENGTHS))[0]
+    finally:
+        torch.set_num_threads(threads)
+    for name in results[0]:
+        assert torch.equal(results[0][name], results[1][name]), name
+
+
+def test_an_error_in_a_thread_reaches_the_caller():
+    """The exception of a piece of work is raised where its result is asked for, and torch has its threads again."""
+    threads = torch.get_num_threads()
+
+    def fail(item):
+        raise ValueError(f"item {item}")
+
+    try:
+        torch.set_num_threads(2)
+        with pytest.raises(ValueError, match="item 1"):
+            list(map_in_threads(fail, [1, 2, 3]))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("spec", SPECS)
