@@ -121,7 +121,7 @@ def nothing_for_gpus():
 
 
 @pytest.fixture
-def registry():
+def restore_registry():
     """Functions that a test registers are gone after it."""
     from unittest import mock
 
@@ -166,13 +166,13 @@ def programs_here():
 
 
 @pytest.fixture
-def in_process(recipes_environment):
+def programs_in_process(recipes_environment):
     with programs_here():
         yield
 
 
 @pytest.fixture(scope="session")
-def shared(tmp_path_factory):
+def make_once(tmp_path_factory):
     """Makes what several tests read, once for all workers: shared(name, make) is the folder that `make` has filled."""
     base = tmp_path_factory.getbasetemp()
     base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
@@ -191,7 +191,7 @@ def shared(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def small_data(shared):
+def prepared_corpus(make_once):
     """The folder of data of a name in small_text.PREPARED."""
     from small_text import PREPARED, prepare
 
@@ -203,13 +203,13 @@ def small_data(shared):
             with programs_here():
                 prepare(name, folder, other, main)
 
-        return shared(f"small-{name}", make) / name
+        return make_once(f"small-{name}", make) / name
 
     return made
 
 
 @pytest.fixture
-def dry(monkeypatch):
+def dry_run(monkeypatch):
     monkeypatch.setenv("DRY_RUN", "1")
 
 
@@ -228,15 +228,15 @@ def real_text(request):
 
 
 @pytest.fixture(scope="session")
-def data(shared):
+def data(make_once):
     """A corpus of a few hundred sentences, raw and binarised: the target is the source backwards."""
     from helpers import make_data
 
-    return shared("data", make_data)
+    return make_once("data", make_data)
 
 
 @pytest.fixture(scope="session")
-def monolingual(shared, data):
+def monolingual(make_once, data):
     """The source side alone, as language models and encoders read it."""
     from fairseq_cli import preprocess
     from helpers import run_cli
@@ -248,4 +248,4 @@ def monolingual(shared, data):
             argv += [f"--{split}pref", folder / f"{split}.txt"]
         run_cli(preprocess.cli_main, *argv)
 
-    return shared("monolingual", make)
+    return make_once("monolingual", make)

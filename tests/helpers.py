@@ -96,7 +96,7 @@ def make_dictionary(words: int = 40) -> Dictionary:
     return dictionary
 
 
-def future(length, dtype=torch.float32):
+def future_mask(length, dtype=torch.float32):
     """The host's mask of what is behind a row, which nobody but `plain` reads."""
     return torch.full((length, length), float("-inf"), dtype=dtype).triu_(1)
 
@@ -152,7 +152,7 @@ def make_model(arch="transformer_synth_random_vanilla_multi30k", seed=1, words=4
     return ARCH_MODEL_REGISTRY[arch].build_model(args, make_task(words, args.synth_max_length)).eval()
 
 
-def in_use(state_dict):
+def used_weights(state_dict):
     """Weights without those that fairseq 0.12.2 has beside: copies that nothing reads, a buffer that nothing sets."""
     dead = (*FAST_PATH_COPIES, "_float_tensor")
     return {name: weight for name, weight in state_dict.items() if name.split(".")[-1] not in dead}
@@ -164,7 +164,7 @@ def make_synth(spec, kind="translation", **flags):
     return perturb(make_model(KINDS[kind][0], **{**sides, **flags}))
 
 
-def outputs(model, source, target):
+def compute_logits(model, source, target):
     """Logits (B, T, words) of a model of any kind, and the tokens of its rows."""
     kind = type(model).__mro__
     names = {base.__name__ for base in kind}
@@ -216,7 +216,7 @@ def run_cli(main, *argv, stdin=None, form=None):
     return out.getvalue(), log.getvalue()
 
 
-def complaint(main, *argv, stdin=None):
+def get_error_line(main, *argv, stdin=None):
     """The one line that a user sees of a command line that fails, run in this process."""
     with pytest.raises(BaseException) as caught:
         run_cli(main, *argv, stdin=stdin)
@@ -225,7 +225,7 @@ def complaint(main, *argv, stdin=None):
     return line
 
 
-def command(name, *argv, check=True, **kwargs):
+def run_program(name, *argv, check=True, **kwargs):
     """Runs a command line in its own process."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     code = f"import sys; from fairseq_cli.{name} import cli_main; sys.exit(cli_main())"
@@ -255,24 +255,24 @@ def make_data(folder):
     return folder
 
 
-def fit(data, save, *flags, arch="transformer_synth_random_vanilla_multi30k", small=SMALL, main=train.cli_main):
+def train_model(data, save, *flags, arch="transformer_synth_random_vanilla_multi30k", small=SMALL, main=train.cli_main):
     argv = [data / "bin", *USER_DIR, "--arch", arch, *small, *RECIPE, "--save-dir", save, *flags]
     return run_cli(main, *argv)[1]
 
 
-def losses(log):
+def read_losses(log):
     """{updates: loss} of the training log."""
     lines = re.findall(r"\{.*\"train_wall\".*\}$", log, flags=re.M)
     return {int(r["num_updates"]): r["loss"] for r in map(json.loads, lines) if "loss" in r}
 
 
-def script(name, *argv, env=None, **kwargs):
+def run_script(name, *argv, env=None, **kwargs):
     """Runs one of scripts/."""
     command = [ROOT / "scripts" / name, *map(str, argv)]
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **(env or {})}, **kwargs)
 
 
-def refused(function, *argv, part):
+def assert_refused(function, *argv, part):
     """The function ends with one line in which a pattern is found, or each of several."""
     with pytest.raises(UserError) as error:
         function(list(map(str, argv)))
@@ -281,7 +281,7 @@ def refused(function, *argv, part):
     assert all(re.search(pattern, said) for pattern in ([part] if isinstance(part, str) else part)), said
 
 
-def flag(line, name):
+def flag_value(line, name):
     """The last value of a flag in a command."""
     return re.findall(rf" {name} (\S+)", line)[-1]
 

@@ -164,7 +164,7 @@ def test_spawned_workers_have_the_plugin(data, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def installed(shared):
+def installed(make_once):
     """What ``pip install .`` of a clone leaves: the wheel's files, and its scripts in ``bin``."""
     pytest.importorskip("setuptools", minversion="61")  # the first to read pyproject.toml
 
@@ -178,7 +178,7 @@ def installed(shared):
         with zipfile.ZipFile(folder / "dist" / done.stdout.split()[-1]) as wheel:
             wheel.extractall(folder / "site")
 
-    return shared("wheel", make) / "site"
+    return make_once("wheel", make) / "site"
 
 
 def test_the_wheel_is_whole(installed):

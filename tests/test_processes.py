@@ -24,12 +24,12 @@ from helpers import (
     SMALL,
     USER_DIR,
     children,
-    fit,
-    in_use,
-    losses,
     make_model,
     pad_batch,
+    read_losses,
     run_cli,
+    train_model,
+    used_weights,
     wait_for,
 )
 
@@ -71,7 +71,7 @@ def finish(process, code=0):
 
 def weights(save):
     state = checkpoint_utils.load_checkpoint_to_cpu(str(save / "checkpoint_last.pt"))
-    return in_use(state["model"]), state["optimizer_history"][-1]["num_updates"]
+    return used_weights(state["model"]), state["optimizer_history"][-1]["num_updates"]
 
 
 def assert_same_weights(one, other):
@@ -93,7 +93,7 @@ def two(prepared, tmp_path_factory):
     """Two processes, without interruption."""
     save = tmp_path_factory.mktemp("two")
     finish(start(prepared, save, 2, UPDATES))
-    return save, losses((save / "train.log").read_text())
+    return save, read_losses((save / "train.log").read_text())
 
 
 def workers(process):
@@ -103,15 +103,15 @@ def workers(process):
 
 
 @pytest.mark.ci
-def test_two_processes_take_the_steps_of_one(prepared, two, tmp_path, dry, monkeypatch, capsys):
+def test_two_processes_take_the_steps_of_one(prepared, two, tmp_path, dry_run, monkeypatch, capsys):
     """The same batch, split over processes or over passes: the same losses."""
     recipe.main(arguments(prepared, tmp_path, 1, UPDATES, "--dropout", "0"))
     command = shlex.split(capsys.readouterr().out.splitlines()[-1])  # that train.sh would run; here in this process
     assert command[:2] == ["+", "fairseq-train"]
-    one = losses(run_cli(train.cli_main, *command[2:])[1])
+    one = read_losses(run_cli(train.cli_main, *command[2:])[1])
     monkeypatch.delenv("DRY_RUN")
     finish(start(prepared, tmp_path / "two", 2, UPDATES, "--dropout", "0"))
-    split = losses((tmp_path / "two" / "train.log").read_text())
+    split = read_losses((tmp_path / "two" / "train.log").read_text())
     assert list(one) == list(split) == list(range(1, UPDATES + 1))
     for update in one:
         assert float(split[update]) == pytest.approx(float(one[update]), abs=0.002)
@@ -190,17 +190,17 @@ def as_torchrun(command, log):
     for process in processes:
         process.kill()
     assert codes == [0, 0]
-    return losses(log.with_suffix(".0").read_text())
+    return read_losses(log.with_suffix(".0").read_text())
 
 
-def test_two_forked_processes_take_the_steps_of_one(prepared, tmp_path, dry, capsys):
+def test_two_forked_processes_take_the_steps_of_one(prepared, tmp_path, dry_run, capsys):
     """The command of scripts/train.sh for two processes: the same losses as of one, and, in two parts, the same run."""
 
     def shown(save, processes, updates):
         recipe.main(arguments(prepared, tmp_path / save, processes, updates, "--dropout", "0"))
         return shlex.split(capsys.readouterr().out.splitlines()[-1])
 
-    one = losses(run_cli(train.cli_main, *shown("one", 1, 12)[2:])[1])
+    one = read_losses(run_cli(train.cli_main, *shown("one", 1, 12)[2:])[1])
     whole = as_torchrun(shown("two", 2, 12), tmp_path / "two.log")
     first = as_torchrun(shown("parts", 2, 7), tmp_path / "first.log")
     last = as_torchrun(shown("parts", 2, 12), tmp_path / "last.log")
@@ -217,7 +217,7 @@ def changed(path, before, process):
 def test_killed_at_any_moment(data, tmp_path):
     """Killed again and again while it writes checkpoints, a run ends with the weights of one that was not."""
     arch = "transformer_synth_random_multi30k"
-    fit(data, tmp_path / "whole", "--max-update", "60", *QUIET, arch=arch)
+    train_model(data, tmp_path / "whole", "--max-update", "60", *QUIET, arch=arch)
     save = tmp_path / "killed"
     argv = [data / "bin", *USER_DIR, "--arch", arch, *SMALL, *RECIPE, "--save-dir", save, *QUIET]
     argv += [
@@ -241,9 +241,9 @@ def test_killed_at_any_moment(data, tmp_path):
         time.sleep(rng.uniform(0, 0.4))
         process.kill()
         process.join()
-    fit(data, save, "--max-update", "60", *QUIET, arch=arch)
+    train_model(data, save, "--max-update", "60", *QUIET, arch=arch)
     assert_same_weights(tmp_path / "whole", save)
-    fit(data, save, "--max-update", "60", *QUIET, arch=arch)  # it stays as it is
+    train_model(data, save, "--max-update", "60", *QUIET, arch=arch)  # it stays as it is
     assert_same_weights(tmp_path / "whole", save)
 
 
