@@ -703,6 +703,6 @@ def test_full_disk(data, tmp_path):
     size = (tmp_path / "checkpoint_last.pt").stat().st_size
     argv = [data / "bin", *USER_DIR, "--arch", "transformer_synth_random_vanilla_multi30k", *SMALL, *RECIPE]
     argv += ["--save-dir", tmp_path, "--max-update", "6", "--disable-validation", "--no-epoch-checkpoints"]
-    refused(run_program("train", *argv, check=False, limit=size // 2), "could not be written")
+    refused(run_program("train", *argv, check=False, file_size_limit=size // 2), "could not be written")
     assert os.listdir(tmp_path) == ["checkpoint_last.pt"]
     assert min(read_losses(train_model(data, tmp_path, "--max-update", "6", "--disable-validation"))) == 4
