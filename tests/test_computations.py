@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import SPECS, future, make_attention, padding_mask
+from helpers import SPECS, future_mask, make_attention, padding_mask
 
 from fairseq_synth import computations
 from fairseq_synth.computations import fused, plain, tiled
@@ -277,7 +277,12 @@ def test_choice(spec, bsz, expected, monkeypatch, request):
     assert chosen(spec, monkeypatch, bsz, need_weights=True) == "plain"
     assert chosen(spec, monkeypatch, bsz, training=False, dropout=0.1) == expected
     assert chosen(spec, monkeypatch, bsz, dropout=0.1) == ("fused" if expected == "fused" else "plain")
-    for mask in (future(9), future(9).t(), future(9).requires_grad_(), torch.zeros(1, 1)):  # values are not read
+    for mask in (
+        future_mask(9),
+        future_mask(9).t(),
+        future_mask(9).requires_grad_(),
+        torch.zeros(1, 1),
+    ):  # values are not read
         assert chosen(spec, monkeypatch, bsz, attn_mask=mask) == "plain"
     if bsz > 1:
         right = padding_mask([9, 5, 5])
@@ -355,7 +360,7 @@ def test_masks_that_are_known():
     assert sentence_lengths(mask) is None
     mask[:] = torch.tensor([[False, True, False], [False, False, False]])
     assert sentence_lengths(mask) is None
-    assert is_causal(causal_mask(torch.zeros(3, 3))) and not is_causal(None) and not is_causal(future(3))
+    assert is_causal(causal_mask(torch.zeros(3, 3))) and not is_causal(None) and not is_causal(future_mask(3))
     assert not is_causal(torch.zeros(0)) and not is_causal(torch.zeros(3, 0))
     assert on_cpu(torch.zeros(1, device="cpu")) and not on_cpu(torch.zeros(1, device="meta"))
 

@@ -34,7 +34,7 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.sentence_prediction import SentencePredictionTask
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from fairseq.trainer import Trainer
-from helpers import ROOT, fit, in_use, losses, make_dictionary, make_model
+from helpers import ROOT, make_dictionary, make_model, read_losses, train_model, used_weights
 
 from fairseq_synth import host
 from fairseq_synth.attention import SyntheticAttention
@@ -309,7 +309,7 @@ def test_ema_averages_tied_weights_once(dtype, fp32):
         for parameter in model.parameters():
             parameter.add_(1)
     ema.step(model, updates=1)
-    for name, new in in_use(model.state_dict()).items():
+    for name, new in used_weights(model.state_dict()).items():
         torch.testing.assert_close(ema.get_model().state_dict()[name], (old[name] + new) / 2, rtol=0.01, atol=0.01)
 
 
@@ -338,8 +338,8 @@ def test_only_the_signal_is_changed(monkeypatch):
 def test_the_metric_of_a_batch_leaves_no_trace(data, tmp_path):
     """Where a metric is looked for before the training, the training is the same."""
     flags = ["--max-update", "2", "--max-tokens", "400"]
-    usual = losses(fit(data, tmp_path / "loss", *flags))
-    assert losses(fit(data, tmp_path / "ppl", *flags, "--best-checkpoint-metric", "ppl")) == usual
+    usual = read_losses(train_model(data, tmp_path / "loss", *flags))
+    assert read_losses(train_model(data, tmp_path / "ppl", *flags, "--best-checkpoint-metric", "ppl")) == usual
 
 
 PLACES = [

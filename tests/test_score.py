@@ -13,7 +13,7 @@ import pytest
 from fairseq import options
 from fairseq.data import encoders
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from helpers import refused
+from helpers import assert_refused
 from sacrebleu.metrics import BLEU
 from small_text import write
 from test_train import make_data
@@ -47,8 +47,8 @@ def test_perplexity_by_word(tmp_path):
     scores = found.figures(log.format(6), tmp_path)
     assert scores["ppl"]["score"] == 8 and scores["token_ppl"]["score"] == 4
     assert scores["ppl"]["signature"] == "words+lines:4|tokens:6|block:128|context:0"
-    refused(lambda _: found.figures("", tmp_path), part="no figure of the test set")
-    refused(lambda _: found.figures(log.format(5), tmp_path), part="5 of 6 tokens; .*--tokens-per-sample")
+    assert_refused(lambda _: found.figures("", tmp_path), part="no figure of the test set")
+    assert_refused(lambda _: found.figures(log.format(5), tmp_path), part="5 of 6 tokens; .*--tokens-per-sample")
     assert found.command("a", "b", 64)[-2] == 128  # a batch has room for a block
 
 
@@ -63,7 +63,7 @@ def test_translations():
     """In the order of the corpus, each of them."""
     said = "S-1\tso\nH-1\t-0.5\ta@@ b\nD-1\t-0.5\tab\nD-10\t-1\t\nD-0\t-0.2\tzuerst - so\n"
     assert score.hypotheses(said, "D", 3) == ["zuerst - so", "ab", ""]
-    refused(lambda _: score.hypotheses(said, "H", 3), part="2 of 3 sentences were left out")
+    assert_refused(lambda _: score.hypotheses(said, "H", 3), part="2 of 3 sentences were left out")
 
 
 def test_figures_of_a_translation(tmp_path):
@@ -213,17 +213,17 @@ def test_what_is_evaluated(tmp_path, monkeypatch):
     ):
         write(data / "test.de", [right])
         steps.dump(base / "evaluation" / "scores.json", known)
-        refused(score.main, run, option, value, part=part)
+        assert_refused(score.main, run, option, value, part=part)
     assert sorted(path.name for path in run.iterdir() if path.suffix != ".log" and path.name[0] != ".") == ["run.json"]
     data = make_data(tmp_path / "text", "language_modeling")
     run = make_run(tmp_path / "lm", data, "ptb_cpu", flags=["--tokens-per-sample=64"])
-    refused(score.main, run, "--average", 0, part="fairseq-eval-lm .*--tokens-per-sample 64 ")
+    assert_refused(score.main, run, "--average", 0, part="fairseq-eval-lm .*--tokens-per-sample 64 ")
 
 
 @pytest.mark.parametrize("name", ["wmt", "pieces", "mails", "dialogues"])
-def test_what_is_translated_is_as_prepared(name, small_data, tmp_path, monkeypatch, capsys):
+def test_what_is_translated_is_as_prepared(name, prepared_corpus, tmp_path, monkeypatch, capsys):
     """translate.sh gives the model the subwords that prepare.sh made of the same text."""
-    data = small_data(name)
+    data = prepared_corpus(name)
     settings = steps.load(data / "settings.json")
     own = data.parent / "text" / f"test.{settings['src']}"  # before it was lowercased
     source = own if own.exists() else data / "raw" / own.name
@@ -238,11 +238,13 @@ def test_what_is_translated_is_as_prepared(name, small_data, tmp_path, monkeypat
     assert found == [*text.lines(data / "sub" / own.name)]
 
 
-def test_a_lone_beginning_of_a_word_stays(small_data):
+def test_a_lone_beginning_of_a_word_stays(prepared_corpus):
     """Behind a cut: fairseq would not find it anew in the text."""
-    model = small_data("pieces") / "pieces.model"
+    model = prepared_corpus("pieces") / "pieces.model"
     split = prepare.pieces_of(model)
-    line = next(line for line in text.lines(small_data("pieces") / "text" / "train.en") if "\u2581" in split(line)[1:])
+    line = next(
+        line for line in text.lines(prepared_corpus("pieces") / "text" / "train.en") if "\u2581" in split(line)[1:]
+    )
     most = split(line).index("\u2581", 1) + 2
     settings = {"src": "en", "tgt": "de", "lowercase": True, "subwords": "sentencepiece", "keep-end": None}
     (given,) = translate.as_prepared(line, {**settings, "truncate-source": most}, model)
@@ -270,7 +272,7 @@ def test_lines_to_translate(tmp_path, capsys, monkeypatch):
     assert "--beam 1 " in error and "--max-len-b 20" in error and "--moses-no-dash-splits" in error
     assert call(b"\n\n")[0] == "\n\n" and call(b"")[0] == "" and not given_lines
     assert call("a\tb\u00a0".encode(), "--constraints") and given_lines == ["a\tb\n"]
-    refused(lambda _: call(b"a\xff"), part="standard input is not UTF-8")
+    assert_refused(lambda _: call(b"a\xff"), part="standard input is not UTF-8")
     steps.dump(data / "settings.json", {"task": "language_modeling"})
     make_run(run, data, "ptb_cpu")
-    refused(lambda _: call(b"a"), part="was trained for language_modeling; translate.sh needs pairs of text")
+    assert_refused(lambda _: call(b"a"), part="was trained for language_modeling; translate.sh needs pairs of text")
