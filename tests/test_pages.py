@@ -5,7 +5,7 @@ import re
 import pytest
 
 from fairseq_synth.inspect.drawing import stored_digest
-from pages import analysis, convert, pictures, records, tables
+from pages import analysis, convert, figures, pictures, records, tables
 from recipes.catalog import TABLES
 from recipes.steps import ROOT, UserError, dump
 from scripts import make_tables
@@ -149,3 +149,63 @@ def test_every_picture_is_on_a_page_and_drawn():
     drawn = [pictures.kinds(), *pictures.choice(), *pictures.of_speed(), *pictures.of_tables(), *analysis.pictures()]
     assert {picture.name for picture in drawn} == set(re.findall(r"([\w-]+\.png)\)", pages))
     assert {path.name for path in (ROOT / "docs").glob("*.png")} == {picture.name for picture in drawn}
+
+
+# ---- figures in sentences
+
+
+def figure(words, text=""):
+    return f"about <!-- figure: {words} -->{text}<!-- end --> times"
+
+
+@pytest.mark.parametrize(
+    "words, text",
+    [
+        ("lead multi30k_cpu en-de bleu random", "3.0 ± 2.0"),
+        ("lead multi30k_cpu en-de valid_loss random", "0.30 ± 0.20"),  # lower is better
+        ("lead multi30k_cpu en-de chrf random", "6.0 ± 4.0"),
+        ("deficit multi30k_cpu en-de bleu fixed_random", "5.0 ± 3.5"),
+        ("score multi30k_cpu en-de bleu transformer", "32.0"),
+        ("ahead multi30k_cpu en-de bleu", "`random`"),
+        ("behind multi30k_cpu en-de bleu", "`fixed_random`"),
+        ("undecided multi30k_cpu en-de valid_loss", "`dense`"),
+    ],
+)
+def test_figures_in_sentences_follow_the_results(words, text, results):
+    assert figures.fill_in("README.md", figure(words, "an old text")) == figure(words, text)
+
+
+def test_leads_after_more_updates_are_of_the_seeds_that_went_on(write):
+    leads = {"multi30k_cpu": {1: 3, 2: 9}, "multi30k_14k": {1: 2, 2: 8}, "multi30k_28k": {1: 1}}
+    for table, lead_of_seed in leads.items():
+        for seed, lead in lead_of_seed.items():
+            baseline = cell("transformer", seed, 50, "en-fr")
+            write(f"{table}/cpu", baseline, cell("random_vanilla", seed, 50 + lead, "en-fr"))
+    assert figures.lead_after("7000", "bleu", "random_vanilla") == "3.0"
+    assert figures.lead_after("28000", "bleu", "random_vanilla") == "1.0"
+    assert figures.pairs_after("7000", "random_vanilla") == "1"
+
+
+@pytest.mark.parametrize(
+    "text, problem",
+    [
+        (figure("nope"), "x.md: '<!-- figure: nope -->': choose from speed-up, "),
+        (figure("speed-up nope random"), "not in the results \\('nope'\\)"),
+        (figure("speed-up gpu-step"), "not in the results .*missing"),
+        (figure("lead multi30k_cpu en-de bleu fixed_random"), "not better than the Transformer"),
+        ("is <!-- figure: bugs -->37\n", "has its '<!-- end -->' on the same line"),
+        ("- <!-- figure: bugs -->37<!-- end --> bugs", "begins a line or an item of a list"),
+        ("\n<!-- figure: bugs -->37<!-- end --> bugs", "begins a line or an item of a list"),
+    ],
+)
+def test_a_figure_that_cannot_be_given_names_page_and_comment(text, problem, results):
+    with pytest.raises(UserError, match=problem):
+        figures.fill_in("x.md", text)
+
+
+def test_the_examples_of_the_figures_are_what_results_say():
+    examples = figures.__doc__.split("Examples:")[1].strip().splitlines()
+    for example in examples:
+        words, text = re.split(r"\s{3,}", example.strip())
+        if not text.endswith("…"):
+            assert figures.compute("the docstring", words) == text, words
