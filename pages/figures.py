@@ -32,44 +32,56 @@ a list, because Markdown takes such a line for HTML and does not render it. Exam
 
 import re
 import statistics
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from fairseq_synth.names import VARIANTS
-from recipes.catalog import TABLES, TASKS, Column, Table
+from recipes.catalog import TABLES, TASKS, Table
 from recipes.steps import UserError
 
-from .records import Difference, Place, Rows, column_of, differences, load, load_cells, pairs, rows_of, speeds
+from .markdown import format_range
+from .records import (
+    Difference,
+    Place,
+    Rows,
+    differences,
+    get_column,
+    load,
+    load_column,
+    load_speeds,
+    pair_with_baseline,
+)
 from .repairs import load_bugs
-from .tables import BENCHMARKS
+from .speed_tables import find_place
+from .table_pictures import list_stages, load_continued_runs
 
 FIGURE = re.compile(r"(?P<start><!-- figure: (?P<words>[^\n]*?) -->)(?P<text>[^\n]*?)(?P<end><!-- end -->)")
 FIRST_ON_A_LINE = re.compile(r"^[ \t>]*(?:[-*+] |\d+\. )?[ \t]*<!-- figure: (?P<words>[^\n]*?) -->", re.MULTILINE)
 
 # The benchmarks by the names that `speed-up` takes. A name with several benchmarks gives the range over all of them.
 SPEEDS: dict[str, list[Place]] = {
-    "cpu-step-4000": [BENCHMARKS["speed"]["step, 4,000 words"]],
-    "cpu-step-32768": [BENCHMARKS["speed"]["step, 32,768 words"]],
-    "cpu-beam-search": [BENCHMARKS["speed"]["generation, 8k words"]],
+    "cpu-step-4000": [find_place("speed", "step, 4,000 words")],
+    "cpu-step-32768": [find_place("speed", "step, 32,768 words")],
+    "cpu-beam-search": [find_place("speed", "generation, 8k words")],
     "gpu-step": [
-        BENCHMARKS["speed on a GPU"]["step, batches of a corpus"],
-        BENCHMARKS["speed on a GPU"]["step 128×256"],
+        find_place("speed on a GPU", "step, batches of a corpus"),
+        find_place("speed on a GPU", "step 128×256"),
     ],
-    "imdb": [("imdb_cpu/speed", "imdb", "ratio")],
-    "denoising": [("denoising_cpu/speed", "wikitext2_spans", "ratio")],
-    "ptb": [("ptb_cpu/speed", "ptb", "ratio")],
-    "agnews": [("agnews_cpu/speed", "agnews", "ratio")],
+    "imdb": [Place("imdb_cpu/speed", "imdb", "ratio")],
+    "denoising": [Place("denoising_cpu/speed", "wikitext2_spans", "ratio")],
+    "ptb": [Place("ptb_cpu/speed", "ptb", "ratio")],
+    "agnews": [Place("agnews_cpu/speed", "agnews", "ratio")],
 }
-# The functions by the names of groups that `speed-up` takes.
+
+
+# The groups of models that `speed-up` takes, as they are written in VARIANTS: "random+vanilla" is random_vanilla.
 GROUPS: dict[str, list[str]] = {
     "mixtures": [spec for spec in VARIANTS if "+" in spec],
     "mixtures-with-vanilla": [spec for spec in VARIANTS if "+vanilla" in spec],
     "without-vanilla": [spec for spec in VARIANTS if "vanilla" not in spec],
     "random-functions": [spec for spec in VARIANTS if "random" in spec and "+" not in spec],
 }
-# The tables of the trainings on Multi30k En-Fr that continue each other, by their number of updates.
-CONTINUED = {"7000": "multi30k_cpu", "14000": "multi30k_14k", "28000": "multi30k_28k"}
-DIGITS = {"bleu": 1, "chrf": 1, "ppl": 1, "accuracy": 1, "valid_loss": 2, "bits": 2}  # in sentences
+# How many digits after the point a figure has in sentences.
+DIGITS = {"bleu": 1, "chrf": 1, "ppl": 1, "accuracy": 1, "rougeL": 1, "valid_loss": 2, "log_ppl": 2, "bits": 2}
 
 
 def fill_in(page: str, text: str) -> str:
@@ -102,7 +114,8 @@ def compute(page: str, words: str) -> str:
         raise UserError(f"{comment}: choose from {', '.join(FIGURES)}")
     try:
         return FIGURES[name](*arguments)
-    except (KeyError, StopIteration, TypeError) as error:  # a name that a table does not have, too few or many words
+    # a name that the results do not have, or the wrong number of words
+    except (LookupError, StopIteration, TypeError, ValueError) as error:
         raise UserError(f"{comment}: not in the results ({error}); see FIGURES in pages/figures.py") from None
     except UserError as error:
         raise UserError(f"{comment}: {error}") from None
@@ -119,31 +132,23 @@ def speed_up(benchmark: str, model: str, *more_models: str) -> str:
     """
     ratios = []
     for place in SPEEDS[benchmark]:
-        timed = {name.replace("+", "_"): speed.ratio for name, speed in speeds(*place).items()}
+        timed = {name: speed.ratio for name, speed in load_speeds(place).items()}
         for model_or_group in (model, *more_models):
             if model_or_group in GROUPS:
-                names = [spec.replace("+", "_") for spec in GROUPS[model_or_group]]
-                ratios += [timed[name] for name in names if name in timed]
+                members = [spec.replace("+", "_") for spec in GROUPS[model_or_group]]
+                ratios += [timed[member] for member in members if member in timed]
             else:
                 ratios.append(timed[model_or_group])
-    return as_range(ratios, digits=2)
-
-
-def as_range(values: Sequence[float], digits: int) -> str:
-    """Returns ``lowest to highest``, or one number where both are the same in so many digits."""
-    lowest = f"{min(values):.{digits}f}"
-    highest = f"{max(values):.{digits}f}"
-    return lowest if lowest == highest else f"{lowest} to {highest}"
+    return format_range(ratios, ".2f")
 
 
 # ---- quality
 
 
-def load_column(table_name: str, dataset: str) -> tuple[Table, Column, Rows]:
-    """Returns a table, one of its columns, and the records of that column by row."""
+def load_rows(table_name: str, dataset: str) -> Rows:
+    """Returns the records of a data set of a table by row."""
     table = TABLES[table_name]
-    column = column_of(table, dataset)
-    return table, column, rows_of(table, column, load_cells(table_name))
+    return load_column(table, get_column(table, dataset))
 
 
 def is_lower_better(table: Table, figure: str) -> bool:
@@ -156,17 +161,19 @@ def is_lower_better(table: Table, figure: str) -> bool:
 
 def load_advantages(table_name: str, dataset: str, figure: str) -> dict[str, Difference]:
     """Returns {row: its difference to the baseline}, with the sign turned where lower is better."""
-    table, _, rows = load_column(table_name, dataset)
-    found = differences(table, rows, figure)
-    if not is_lower_better(table, figure):
-        return found
-    return {row: difference._replace(mean=-difference.mean) for row, difference in found.items()}
+    table = TABLES[table_name]
+    by_row = differences(table, load_rows(table_name, dataset), figure)
+    return negate(by_row) if is_lower_better(table, figure) else by_row
+
+
+def negate(by_row: Mapping[str, Difference]) -> dict[str, Difference]:
+    """Returns differences with the opposite sign."""
+    return {row: difference._replace(mean=-difference.mean) for row, difference in by_row.items()}
 
 
 def score(table_name: str, dataset: str, figure: str, model: str) -> str:
     """``score TABLE DATASET FIGURE MODEL``: the mean over runs."""
-    _, _, rows = load_column(table_name, dataset)
-    values = [record["figures"][figure] for record in rows[model]]
+    values = [record["figures"][figure] for record in load_rows(table_name, dataset)[model]]
     return f"{statistics.mean(values):.{DIGITS[figure]}f}"
 
 
@@ -182,8 +189,8 @@ def lead(table_name: str, dataset: str, figure: str, model: str, *more_models: s
 
 def deficit(table_name: str, dataset: str, figure: str, model: str, *more_models: str) -> str:
     """``deficit TABLE DATASET FIGURE MODEL …``: by how much a model is worse than the Transformer, like ``lead``."""
-    advantages = load_advantages(table_name, dataset, figure)
-    deficits = [advantages[name]._replace(mean=-advantages[name].mean) for name in (model, *more_models)]
+    disadvantages = negate(load_advantages(table_name, dataset, figure))
+    deficits = [disadvantages[name] for name in (model, *more_models)]
     return show_all_positive(deficits, figure, "is not worse than the Transformer")
 
 
@@ -192,7 +199,7 @@ def show_all_positive(values: Sequence[Difference], figure: str, otherwise: str)
     if any(value.mean <= 0 for value in values):
         raise UserError(f"a model {otherwise}")
     if len(values) > 1:
-        return as_range([value.mean for value in values], DIGITS[figure])
+        return format_range([value.mean for value in values], f".{DIGITS[figure]}f")
     return with_interval(values[0], figure)
 
 
@@ -206,19 +213,22 @@ def with_interval(difference: Difference, figure: str) -> str:
 def ahead(table_name: str, dataset: str, figure: str) -> str:
     """``ahead TABLE DATASET FIGURE``: the models that are significantly better than the Transformer."""
     advantages = load_advantages(table_name, dataset, figure)
-    return enumerate_models([row for row, own in advantages.items() if own.excludes_zero and own.mean > 0])
+    models = [row for row, difference in advantages.items() if difference.excludes_zero and difference.mean > 0]
+    return enumerate_models(models)
 
 
 def behind(table_name: str, dataset: str, figure: str) -> str:
     """``behind TABLE DATASET FIGURE``: the models that are significantly worse than the Transformer."""
     advantages = load_advantages(table_name, dataset, figure)
-    return enumerate_models([row for row, own in advantages.items() if own.excludes_zero and own.mean < 0])
+    models = [row for row, difference in advantages.items() if difference.excludes_zero and difference.mean < 0]
+    return enumerate_models(models)
 
 
 def undecided(table_name: str, dataset: str, figure: str) -> str:
     """``undecided TABLE DATASET FIGURE``: the models that do not differ significantly from the Transformer."""
     advantages = load_advantages(table_name, dataset, figure)
-    return enumerate_models([row for row, own in advantages.items() if not own.excludes_zero])
+    models = [row for row, difference in advantages.items() if not difference.excludes_zero]
+    return enumerate_models(models)
 
 
 def enumerate_models(models: Sequence[str]) -> str:
@@ -234,34 +244,32 @@ def enumerate_models(models: Sequence[str]) -> str:
 # ---- trainings on Multi30k En-Fr that were continued
 
 
-def load_continued_leads(updates: str, model: str, figure: str) -> list[float]:
+def load_continued_leads(updates: str, figure: str, model: str) -> list[float]:
     """Returns by how much each run of a model is better than its Transformer after so many updates.
 
     Only the seeds count that have gone on to the largest number of updates, so that the figures can be compared.
     """
-    seeds_of_pairs = []
-    pairs_after = {}
-    for number, table_name in CONTINUED.items():
-        table, _, rows = load_column(table_name, "en-fr")
-        pairs_after[number] = pairs(table, rows).get(model, [])
-        seeds_of_pairs.append({record["seed"] for record, _ in pairs_after[number]})
-    seeds = set.intersection(*seeds_of_pairs)
-    sign = -1 if figure == "valid_loss" else 1
+    last_table = TABLES["multi30k_28k"]
+    stages = list_stages(last_table, get_column(last_table, "en-fr"))
+    stage_number = [stage.updates for stage in stages].index(int(updates))
+    rows: Rows = {}
+    for row, runs_of_seeds in load_continued_runs(stages).items():
+        rows[row] = [runs[stage_number] for runs in runs_of_seeds]
     leads = []
-    for record, baseline in pairs_after[updates]:
-        if record["seed"] in seeds:
-            leads.append(sign * (record["figures"][figure] - baseline["figures"][figure]))
+    for pair in pair_with_baseline(last_table, rows)[model]:
+        difference = pair.run["figures"][figure] - pair.baseline["figures"][figure]
+        leads.append(-difference if is_lower_better(last_table, figure) else difference)
     return leads
 
 
 def lead_after(updates: str, figure: str, model: str) -> str:
     """``lead-after UPDATES FIGURE MODEL``: the mean lead on En-Fr after 7000, 14000 or 28000 updates."""
-    return f"{statistics.mean(load_continued_leads(updates, model, figure)):.{DIGITS[figure]}f}"
+    return f"{statistics.mean(load_continued_leads(updates, figure, model)):.{DIGITS[figure]}f}"
 
 
 def pairs_after(updates: str, model: str) -> str:
     """``pairs-after UPDATES MODEL``: how many seeds ``lead-after`` is a mean of."""
-    return str(len(load_continued_leads(updates, model, "bleu")))
+    return str(len(load_continued_leads(updates, "bleu", model)))
 
 
 # ---- conversions, and the code
@@ -273,15 +281,15 @@ def conversion_cost(conversion: str, updates: str, figure: str) -> str:
     A conversion is one of results/convert/multi30k_cpu-*, such as ``encoder-random``; updates are 0, 500 or 2000.
     """
     table = TABLES["multi30k_cpu"]
-    rows: Rows = defaultdict(list)
+    rows: Rows = {}
     for record in load("convert", f"{table.name}-*"):
         for run in record["runs"]:
             if run["updates"] == int(updates):
-                rows[run["model"]].append({**record, **run})
+                rows.setdefault(run["model"], []).append({**record, **run})
     # as in docs/convert.md, the interval holds for all conversions together
-    difference = differences(table, rows, figure)[conversion]
-    cost = difference if is_lower_better(table, figure) else difference._replace(mean=-difference.mean)
-    return with_interval(cost, figure)
+    by_conversion = differences(table, rows, figure)
+    costs = by_conversion if is_lower_better(table, figure) else negate(by_conversion)
+    return with_interval(costs[conversion], figure)
 
 
 def count_bugs() -> str:

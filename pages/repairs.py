@@ -8,7 +8,7 @@ from typing import NamedTuple
 from fairseq_synth import register
 from fairseq_synth.host.repairs import REPAIRS
 
-from .tables import markdown
+from .markdown import markdown
 
 
 class Bug(NamedTuple):
