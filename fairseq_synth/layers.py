@@ -1,13 +1,12 @@
-"""Stacks of fairseq's layers with another self-attention: layers, encoder, decoder, for every kind of model.
+"""fairseq's layers, encoder and decoder with synthesized self-attention, for every kind of model.
 
-An encoder or decoder checks lengths and aligns padded sentences, once, so that the layers see every sentence from
-position 0 on.
+An encoder or decoder checks the lengths of its sentences and aligns padded ones, once. Its layers then see every
+sentence from position 0 on.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 import torch.nn as nn
 from fairseq.distributed import fsdp_wrap
 from fairseq.models.transformer import TransformerConfig, TransformerDecoderBase, TransformerEncoderBase
@@ -22,54 +21,75 @@ from .heads import HeadGroup, build_synthesizer
 from .host.layers import FAST_PATH_COPIES, TransformerEncoderLayerBase
 from .lengths import Limit
 from .masks import align, aligned_columns, causal_mask, restore
-from .scripting import Scriptable
 
 
 def build_attention(
     cfg: TransformerConfig, side: str, groups: Sequence[HeadGroup], quant_noise: float, block_size: int
 ) -> SyntheticAttention:
-    """The self-attention of one layer; `side` is ``encoder`` or ``decoder``, `groups` the functions of its heads."""
-    embed_dim, heads = getattr(cfg, side).embed_dim, getattr(cfg, side).attention_heads
+    """Returns the self-attention of one layer.
+
+    Args:
+        cfg: The config of the model.
+        side: ``encoder`` or ``decoder``.
+        groups: The heads of the layer and their functions.
+        quant_noise, block_size: Quantization noise on the projections, and its block size.
+    """
+    embed_dim = getattr(cfg, side).embed_dim
+    num_heads = getattr(cfg, side).attention_heads
     synthesizer = build_synthesizer(
-        groups, cfg.synth_mixture, embed_dim // heads, cfg.synth_max_length, cfg.synth_rank, cfg.synth_beyond_length
+        groups,
+        mixture=cfg.synth_mixture,
+        head_dim=embed_dim // num_heads,
+        max_length=cfg.synth_max_length,
+        rank=cfg.synth_rank,
+        beyond_length=cfg.synth_beyond_length,
     )
-    return SyntheticAttention(embed_dim, heads, synthesizer, cfg.attention_dropout, quant_noise, block_size)
+    return SyntheticAttention(
+        embed_dim,
+        num_heads,
+        synthesizer,
+        dropout=cfg.attention_dropout,
+        q_noise=quant_noise,
+        qn_block_size=block_size,
+    )
 
 
 def wrap_layer(layer: nn.Module, cfg: TransformerConfig) -> nn.Module:
-    """Activation checkpointing and sharding, as fairseq wraps its own layers.
+    """Returns the layer wrapped for activation checkpointing and sharding, as fairseq wraps its own layers.
 
-    --offload-activations sets --checkpoint-activations, as its help says. fairseq does that for some models only; here
-    it is so for every model.
+    ``--offload-activations`` implies ``--checkpoint-activations``, as its help says. fairseq does that for some models
+    only.
     """
     is_checkpointed = cfg.checkpoint_activations or cfg.offload_activations
     if is_checkpointed:
         layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
-    return fsdp_wrap(layer, min_num_params=0 if is_checkpointed else cfg.min_params_to_wrap)
+    min_num_params = 0 if is_checkpointed else cfg.min_params_to_wrap
+    return fsdp_wrap(layer, min_num_params=min_num_params)
 
 
-def name_dropout(module: nn.Module, host: str) -> None:
-    """Gives a layer's or stack's own dropout the name of fairseq's class, for ``--retain-dropout-modules``."""
+def name_dropout(module: nn.Module, fairseq_class: str) -> None:
+    """Gives the dropout of a layer or stack the name of fairseq's class, for ``--retain-dropout-modules``."""
     for child in module.children():
         if isinstance(child, FairseqDropout):
-            child.module_name = host
+            child.module_name = fairseq_class
 
 
-class EncoderLayer(Scriptable, TransformerEncoderLayerBase):
-    """fairseq's encoder layer, whose ``build_self_attention`` a subclass may override."""
+class EncoderLayer(TransformerEncoderLayerBase):
+    """fairseq's encoder layer, in a form whose ``build_self_attention`` a subclass may override."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         name_dropout(self, "TransformerEncoderLayerBase")
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
+        # fairseq 0.12.2 stores copies of some weights for its fast path, which this layer does not take.
         for name in FAST_PATH_COPIES:
             state_dict.pop(prefix + name, None)
         nn.Module._load_from_state_dict(self, state_dict, prefix, *args)
 
 
 class SynthesizerEncoderLayer(EncoderLayer):
-    """fairseq's encoder layer around a `SyntheticAttention` of heads of the functions `groups`."""
+    """fairseq's encoder layer around a `SyntheticAttention`; `groups` are its heads and their functions."""
 
     def __init__(self, cfg: TransformerConfig, groups: Sequence[HeadGroup], return_fc: bool = False) -> None:
         self.groups = tuple(groups)
@@ -79,8 +99,8 @@ class SynthesizerEncoderLayer(EncoderLayer):
         return build_attention(cfg, "encoder", self.groups, self.quant_noise, self.quant_noise_block_size)
 
 
-class SynthesizerDecoderLayer(Scriptable, TransformerDecoderLayerBase):
-    """fairseq's decoder layer around a `SyntheticAttention` of heads of the functions `groups`."""
+class SynthesizerDecoderLayer(TransformerDecoderLayerBase):
+    """fairseq's decoder layer around a `SyntheticAttention`; `groups` are its heads and their functions."""
 
     def __init__(self, cfg: TransformerConfig, groups: Sequence[HeadGroup], no_encoder_attn: bool = False) -> None:
         self.groups = tuple(groups)
@@ -93,35 +113,46 @@ class SynthesizerDecoderLayer(Scriptable, TransformerDecoderLayerBase):
         return build_attention(cfg, "decoder", self.groups, self.quant_noise, self.quant_noise_block_size)
 
 
-class LimitedStack(Scriptable):
-    """An encoder or decoder with a longest sentence; among the bases of a class it stands before fairseq's."""
+class LimitedStack:
+    """An encoder or decoder with a longest sentence. Among the bases of a class it stands before fairseq's class."""
 
-    max_length: int | None
-    length_flag: str
-    built = 0  # the layers that there are so far
+    max_length: int | None  # the longest sentence in tokens; None: no limit
+    length_flag: str  # the flag that sets the limit
+    num_built_layers = 0
 
     def set_limit(self, limit: Limit | None) -> None:
-        """Sets the longest sentence in tokens, and the flag to name."""
-        self.max_length, self.length_flag = limit or (None, "")
+        """Sets the longest sentence, and the flag that an error names."""
+        if limit is None:
+            self.max_length = None
+            self.length_flag = ""
+        else:
+            self.max_length = limit.tokens
+            self.length_flag = limit.flag
 
-    def next_layer(self) -> int:
-        """The number of the layer to build; fairseq builds them in their order, and does not say."""
-        self.built += 1
-        return self.built - 1
+    def count_layer(self) -> int:
+        """Returns the number of the layer that is being built, and counts it.
+
+        fairseq builds the layers in their order and does not say which layer it builds.
+        """
+        number = self.num_built_layers
+        self.num_built_layers += 1
+        return number
 
     def max_positions(self) -> int:
-        """Longest sentence in tokens: fairseq's limit, or `max_length` where that is lower."""
-        limits = [super().max_positions(), self.max_length]  # type: ignore[misc]
-        return min(limit for limit in limits if limit is not None)
+        """Returns the longest sentence in tokens: fairseq's limit, or `max_length` if that is lower."""
+        fairseq_limit: int = super().max_positions()  # type: ignore[misc]
+        if self.max_length is None:
+            return fairseq_limit
+        return min(fairseq_limit, self.max_length)
 
     def check_length(self, tokens: Tensor) -> None:
         """Raises ValueError if a batch (B, T) has more columns than `max_length`."""
-        limit = self.max_length
-        if limit is not None and tokens.size(1) > limit:
+        if self.max_length is not None and tokens.size(1) > self.max_length:
             raise ValueError(
-                f"a sentence of {tokens.size(1)} tokens is longer than {self.length_flag} {limit}; shorten it, or train with a larger {self.length_flag}, which must be a "
-                "multiple of --required-seq-len-multiple, if that is used. Tokens that the task itself adds, as with "
-                "--insert or --encoder-langtok, count too"
+                f"a sentence of {tokens.size(1)} tokens is longer than {self.length_flag} {self.max_length}; shorten "
+                f"it, or train with a larger {self.length_flag}, which must be a multiple of "
+                "--required-seq-len-multiple, if that is used. Tokens that the task itself adds, as with --insert or "
+                "--encoder-langtok, count too"
             )
 
 
@@ -139,13 +170,15 @@ class AlignedEncoder(LimitedStack, TransformerEncoderBase):
         return_all_hiddens: bool = False,
         token_embeddings: Tensor | None = None,
     ) -> dict[str, list[Tensor]]:
-        """As fairseq's own; left-padded sentences are aligned for the layers and handed back as they came.
+        """Encodes as fairseq's own encoder does, but with sentences that are aligned for the layers.
+
+        The output has the columns of the caller again.
 
         Args:
             src_tokens: (B, T), padded on either side.
 
         Raises:
-            ValueError: T is beyond `max_length`.
+            ValueError: T is above `max_length`.
         """
         self.check_length(src_tokens)
         padding_mask = src_tokens.eq(self.padding_idx)
@@ -156,8 +189,8 @@ class AlignedEncoder(LimitedStack, TransformerEncoderBase):
         out["encoder_out"] = [restore(x, columns) for x in out["encoder_out"]]
         out["encoder_states"] = [restore(x, columns) for x in out["encoder_states"]]
         out["encoder_embedding"] = [restore(x, columns, batch_first=True) for x in out["encoder_embedding"]]
-        if not torch.jit.is_scripting():  # None for each layer, unless they are asked for
-            out["fc_results"] = [None if x is None else restore(x, columns) for x in out["fc_results"]]
+        # fairseq has None for each layer whose results it does not return.
+        out["fc_results"] = [None if x is None else restore(x, columns) for x in out["fc_results"]]
         out["encoder_padding_mask"] = [padding_mask]
         return out
 
@@ -170,7 +203,7 @@ class SynthesizerEncoder(AlignedEncoder):
         self.set_limit(limit_of(cfg, cfg.encoder_synthesizer))
 
     def build_encoder_layer(self, cfg: TransformerConfig) -> nn.Module:
-        groups = cfg.encoder_synthesizer[self.next_layer()]
+        groups = cfg.encoder_synthesizer[self.count_layer()]
         return wrap_layer(SynthesizerEncoderLayer(cfg, groups, return_fc=self.return_fc), cfg)
 
 
@@ -188,15 +221,16 @@ class SynthesizerDecoder(LimitedStack, TransformerDecoderBase):
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, **kwargs)
         name_dropout(self, "TransformerDecoder")
         self.set_limit(limit_of(cfg, cfg.decoder_synthesizer))
-        for i in range(len(self.layers)):  # iteration leaves layers out at random with --decoder-layerdrop
+        # Not `for layer in self.layers`, which leaves layers out at random with --decoder-layerdrop.
+        for i in range(len(self.layers)):
             self.layers[i].self_attn.share_table(self.layers[0].self_attn)
 
     def build_decoder_layer(self, cfg: TransformerConfig, no_encoder_attn: bool = False) -> nn.Module:
-        groups = cfg.decoder_synthesizer[self.next_layer()]
+        groups = cfg.decoder_synthesizer[self.count_layer()]
         return wrap_layer(SynthesizerDecoderLayer(cfg, groups, no_encoder_attn), cfg)
 
     def buffered_future_mask(self, tensor: Tensor) -> Tensor:
-        """What fairseq hands to the layers as the causal mask: `causal_mask`, as sentences are aligned."""
+        """Returns the mask that fairseq gives to the layers: the `causal_mask`, because all sentences are aligned."""
         return causal_mask(tensor)
 
     def extract_features(
@@ -208,17 +242,19 @@ class SynthesizerDecoder(LimitedStack, TransformerDecoderBase):
         alignment_layer: int | None = None,
         alignment_heads: int | None = None,
     ) -> tuple[Tensor, dict[str, list[Tensor | None]]]:
-        """As fairseq's own; left-padded targets are aligned for the layers and handed back as they came.
+        """Decodes as fairseq's own decoder does, but with sentences that are aligned for the layers.
+
+        The output has the columns of the caller again.
 
         Args:
-            prev_output_tokens: (B, T), padded on either side; in incremental decoding everything so far.
+            prev_output_tokens: (B, T), padded on either side; in incremental decoding all tokens so far.
 
         Raises:
-            ValueError: T is beyond ``--synth-max-length``.
+            ValueError: T is above ``--synth-max-length``.
         """
         self.check_length(prev_output_tokens)
-        columns: Tensor | None = None
-        if incremental_state is None:  # else the one new token has its position from the cache
+        columns = None
+        if incremental_state is None:  # In incremental decoding, the position of the new token comes from the cache.
             columns = aligned_columns(prev_output_tokens.eq(self.padding_idx))
         x, extra = self.extract_features_scriptable(
             align(prev_output_tokens, columns),
@@ -228,10 +264,7 @@ class SynthesizerDecoder(LimitedStack, TransformerDecoderBase):
             alignment_layer,
             alignment_heads,
         )
-        attn: list[Tensor | None] = []  # B x T x S
-        for weights in extra["attn"]:
-            attn.append(None if weights is None else restore(weights, columns, batch_first=True))
-        states: list[Tensor | None] = []  # T x B x C
-        for state in extra["inner_states"]:
-            states.append(None if state is None else restore(state, columns))
-        return restore(x, columns, batch_first=True), {"attn": attn, "inner_states": states}
+        # Weights are (B, T, S) and states are (T, B, C).
+        extra["attn"] = [None if x is None else restore(x, columns, batch_first=True) for x in extra["attn"]]
+        extra["inner_states"] = [None if x is None else restore(x, columns) for x in extra["inner_states"]]
+        return restore(x, columns, batch_first=True), extra

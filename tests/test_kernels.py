@@ -22,7 +22,7 @@ from fairseq_synth.computations import kernels, launches, plain
 from fairseq_synth.errors import SynthesizerError
 from fairseq_synth.logits import Logits, bias_of, diagonals_of, outer_product_of, product_of
 from fairseq_synth.masks import causal_mask
-from fairseq_synth.positions import Inputs, columns_of, distances_of, rows_of, window_of
+from fairseq_synth.positions import Inputs, take_columns, take_distances, take_rows, take_window
 from fairseq_synth.synthesizers import register_synthesizer
 from recipes.steps import ROOT
 
@@ -283,7 +283,7 @@ def test_distances_of_a_larger_tensor(columns, is_short, monkeypatch):
     torch.manual_seed(0)
     values, (value, grad) = torch.randn(2, 11, requires_grad=True), torch.randn(2, 2, 2, 9, 4)
     outputs = (
-        each(diagonals_of(distances_of(values[:, columns], all_of(9))), value) for each in (by_kernels, by_definition)
+        each(diagonals_of(take_distances(values[:, columns], all_of(9))), value) for each in (by_kernels, by_definition)
     )
     found, expected = (torch.autograd.grad(out, values, grad)[0] for out in outputs)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
@@ -374,11 +374,11 @@ def random_logits(bsz, heads, length):
     logits = mixed(
         weights,
         (product_of(new(bsz, heads, length, 5), new(bsz, length, heads, 5).transpose(1, 2), 0.7), 3),
-        (product_of(new(length, bsz, 1, 3).permute(1, 2, 0, 3), columns_of(new(1, 3, longer).mT, inputs), 0.6), 0),
+        (product_of(new(length, bsz, 1, 3).permute(1, 2, 0, 3), take_columns(new(1, 3, longer).mT, inputs), 0.6), 0),
         (outer_product_of(new(bsz, heads, length, length // 3 + 5), length // 3 + 2), 4),
-        (bias_of(window_of(new(heads, 1, longer), inputs)), 2),
-        (bias_of(window_of(new(1, longer, longer), inputs)), 1),
-        (product_of(rows_of(new(heads, longer, 2), inputs), columns_of(new(1, longer, 2), inputs)), -1),
+        (bias_of(take_window(new(heads, 1, longer), inputs)), 2),
+        (bias_of(take_window(new(1, longer, longer), inputs)), 1),
+        (product_of(take_rows(new(heads, longer, 2), inputs), take_columns(new(1, longer, 2), inputs)), -1),
         (bias_of(new(1, heads, length, length)), -1),
     )
     return logits, leaves
@@ -427,7 +427,7 @@ def test_views_of_the_projection(case, is_short, monkeypatch):
             q.retain_grad()
         query, key = {"swapped": (k, q), "the same twice": (q, q)}.get(case, (q, k))
         query = query.detach() if case == "without a gradient" else query
-        out = computation(mixed(weights, (product_of(query, key), 1), (bias_of(window_of(R, all_of(5))), 0)), v)
+        out = computation(mixed(weights, (product_of(query, key), 1), (bias_of(take_window(R, all_of(5))), 0)), v)
         grad = torch.linspace(-1, 1, out.numel()).view_as(out)
         found = torch.autograd.grad(out, [packed, R, weights], grad, retain_graph=True)
         if case == "retained":
@@ -491,7 +491,7 @@ def values_and_gradients(computation, bsz, length, wanted, alphas, rows, scale, 
     packed, R, weights = leaves = [torch.randn(shape, requires_grad=x) for shape, x in zip(shapes, wanted)]
     q, k, v = (x.unflatten(-1, (2, 4)).permute(1, 2, 0, 3) for x in packed.split(8, dim=-1))
     inputs = all_of(length)
-    shared = diagonals_of(distances_of(R, inputs)) if diagonals else bias_of(window_of(R, inputs))
+    shared = diagonals_of(take_distances(R, inputs)) if diagonals else bias_of(take_window(R, inputs))
     logits = mixed(weights, (product_of(q, k, scale), rows[0]), (shared, rows[1]))
     mask = padding_mask([length - 1, *[length] * (bsz - 1)]) if masks == "padded" else None
     out = computation(logits, v, mask, masks == "causal")
@@ -593,9 +593,9 @@ def test_launches_of_what_is_wanted(wanted, names, monkeypatch):
 
     def gradients(computation):
         q, k, v = (part.unflatten(-1, (2, 8)).permute(1, 2, 0, 3) for part in x["p"].split(16, dim=-1))
-        shared = product_of(x["x"], columns_of(x["w"], all_of(7)))
+        shared = product_of(x["x"], take_columns(x["w"], all_of(7)))
         summand = shared if set(wanted) & set("xw") else product_of(q, k)
-        logits = mixed(x["a"], (summand, 0), (bias_of(window_of(x["R"], all_of(7))), -1))
+        logits = mixed(x["a"], (summand, 0), (bias_of(take_window(x["R"], all_of(7))), -1))
         out = computation(logits, v)
         return torch.autograd.grad(out.square().sum(), [x[name] for name in wanted])
 
@@ -716,8 +716,8 @@ def test_saved_tensors_in_other_memory(bsz, is_short, monkeypatch):
     packed, key = torch.randn(5, bsz, 48), torch.randn(2, 7, 8)
     q, k, v = (x.unflatten(-1, (2, 8)).permute(1, 2, 0, 3) for x in packed.split(16, dim=-1))
     R, grad = torch.randn(2, 7, 7, requires_grad=True), torch.randn(bsz, 2, 5, 8)
-    shared = product_of(torch.randn(bsz, 2, 5, 8), columns_of(key, all_of(5)))
-    logits = product_of(q, k) + shared + bias_of(window_of(R, all_of(5)))
+    shared = product_of(torch.randn(bsz, 2, 5, 8), take_columns(key, all_of(5)))
+    logits = product_of(q, k) + shared + bias_of(take_window(R, all_of(5)))
     (expected,) = torch.autograd.grad(by_kernels(logits, v), R, grad)
 
     def moved(x):  # from 4 bytes after a multiple of 16 on
@@ -751,7 +751,7 @@ def test_memory_at_any_address(which, monkeypatch):
         packed, R = moved(value, "value", odd), moved(bias, "bias", odd).requires_grad_()
         v = packed.unflatten(-1, (2, 8)).permute(1, 2, 0, 3)
         with torch.autograd.graph.saved_tensors_hooks(functools.partial(moved, name="saved", odd=odd), lambda x: x):
-            out = kernels.compute(bias_of(window_of(R, all_of(5))), v, moved(mask, "mask", odd), None)
+            out = kernels.compute(bias_of(take_window(R, all_of(5))), v, moved(mask, "mask", odd), None)
         found += torch.autograd.grad(out, R, moved(grad, "grad", odd))
     assert torch.equal(*found)
 

@@ -28,9 +28,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..errors import SynthesizerError
-from ..logits import Bias, Diagonals, Logits, Product, product_of
-from ..masks import is_causal, is_recorded
-from ..positions import positions
+from ..logits import Bias, Diagonals, Logits, Product
+from ..masks import is_causal
+from ..positions import take_positions as positions
+from ..tensors import is_recorded
 from .launches import NAMES, SUMMANDS, Launch, Layout, Plan, plan_of, up
 
 logger = logging.getLogger(__name__)
@@ -129,7 +130,7 @@ def compute(
 def places_of(logits: Logits, value: Tensor) -> tuple[list[Any], ...] | None:
     """The terms that are computed as each of `SUMMANDS`; None if a factor lies where that of no summand does."""
     bsz, length = value.size(0), value.size(2)
-    q, x, c, r = [], [], [], list(logits.diagonals)  # type: Tuple[List[Any], List[Any], List[Any], List[Any]]
+    q, x, c, r = [], [], [], list(logits.diagonals)
     for number, term in enumerate(reversed(logits.products)):
         is_query_shared, is_key_shared = term.query.size(0) < bsz, term.key.size(0) < bsz
         if bsz == 1:  # any place will do; queries and keys of the projections come last in a mixture
@@ -193,8 +194,7 @@ def call_of(
 
 def sum_of(terms: list[Any]) -> Logits:
     """Logits of products, biases and diagonals."""
-    kinds: list[list[Any]] = [[x for x in terms if isinstance(x, kind)] for kind in (Product, Bias, Diagonals)]
-    return Logits(kinds[0], [], kinds[1], kinds[2])
+    return Logits(terms)
 
 
 def is_view(x: Tensor, base: Tensor | None) -> bool:
@@ -249,7 +249,7 @@ def matrix(term: Product | Bias | Diagonals, heads: int, length: int) -> tuple[T
     if isinstance(term, Product):
         (query, rows, _), (key, columns, _) = whole(term.query, heads), whole(term.key, heads)
         if max(rows, columns) > MAX_ROWS_UNSLICED or query.dim() != 3 or key.dim() != 3 or term.scale != 1.0:
-            return whole(product_of(*term[:3]).total(length), heads)
+            return whole(Logits([Product(*term[:3])]).total(length), heads)
         return torch.bmm(query, key.transpose(1, 2)), rows, columns
     values = term.values
     base, number = values._base, values.stride(1)
