@@ -5,8 +5,10 @@ from collections import defaultdict
 from recipes.catalog import BASELINE, TABLES
 
 from . import records as results
+from .markdown import folded, markdown
+from .notes import TITLE, describe_origin, join_distinct
 from .records import Record, Rows
-from .tables import NOTE, figures, folded, markdown, minus, origin, shared
+from .tables import format_figures, minus_baseline
 
 NAMES = {
     BASELINE: "Transformer",
@@ -39,7 +41,7 @@ def table(name: str) -> str:
     timed: Record = next((record["speed"]["figures"] for record in records if "speed" in record), {})
     heads, rows = ["updates", "model", "parameters", *(["times as fast"] if timed else [])], []
     for heading, _ in FIGURES[name].values():
-        heads += [heading, minus(TABLES[name])]
+        heads += [heading, minus_baseline(TABLES[name])]
     for updates, found in sorted(points.items()):
         own: Rows = {model: found[model] for model in NAMES if model in found}
         compared = {figure: results.differences(TABLES[name], own, figure) for figure in FIGURES[name]}
@@ -49,9 +51,9 @@ def table(name: str) -> str:
                 cells.append(f"{timed[model]['ratio']:.2f}" if model in timed and not updates else "")
             for figure, (_, digits) in FIGURES[name].items():
                 less = compared[figure].get(model)
-                cells += [figures(runs, [figure], digits), less.cell(digits) if less else ""]
+                cells += [format_figures(runs, [figure], digits), less.cell(digits) if less else ""]
             rows.append(cells)
-    return "\n".join([markdown(heads, rows), folded(NOTE, notes(records))])
+    return "\n".join([markdown(heads, rows), folded(TITLE, notes(records))])
 
 
 def replaced(name: str) -> str:
@@ -62,7 +64,7 @@ def replaced(name: str) -> str:
     rows = []
     for stack in found[0]["random"]:
         own = [[{"figures": {stack: record[function][stack]}} for record in found] for function in found[0]]
-        rows.append([stack, *(figures(cells, [stack], 3) for cells in own)])
+        rows.append([stack, *(format_figures(cells, [stack], 3) for cells in own)])
     return markdown(["all heads of", *(f"`{function}`" for function in found[0])], rows)
 
 
@@ -77,5 +79,5 @@ def notes(records: list[Record]) -> list[str]:
     first = records[0]
     lines = [f"- {what}: `{command}`" for what, command in first["commands"].items()]
     lines += [f"- times as fast: {r['speed']['what']}" for r in records if "speed" in r]
-    signatures = shared(f"`{text}`" for record in records for text in record["signatures"].values())
-    return [*lines, "", f"{signatures and signatures + '. '}{origin(records)}"]
+    signatures = join_distinct(f"`{text}`" for record in records for text in record["signatures"].values())
+    return [*lines, "", f"{signatures and signatures + '. '}{describe_origin(records)}"]

@@ -1,4 +1,4 @@
-"""The records of results/, and how far models lie from their baseline."""
+"""Reads the records of results/ and computes how far models lie from their baseline."""
 
 import json
 import math
@@ -12,141 +12,254 @@ from recipes.provenance import device_of
 from recipes.steps import ROOT
 
 Record = dict[str, Any]
-Rows = dict[str, list[Record]]  # the records of a column of a table, by row
-Place = Sequence[str]  # of a benchmark's figure: folder and file of results/, and its name there
-STEPS = "steps/s"
-LEVEL = 0.05  # of all intervals of a column together
+Rows = dict[str, list[Record]]  # {row of a table: the records of its runs}
+STEPS_PER_SECOND = "steps/s"  # the heading of the paper's speeds
+ERROR_RATE = 0.05  # the probability that any interval of a column fails to cover its true difference
 
 
 def load(folder: str, name: str = "*") -> list[Record]:
-    """The records of a folder of results/, by name."""
+    """Returns the records of a folder of results/, sorted by file name. `name` is a pattern without ``.json``."""
     paths = sorted((ROOT / "results" / folder).glob(f"{name}.json"))
     return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
 
 
-def load_cells(table: str) -> list[Record]:
-    """The records of a table. A seed that was trained on a GPU and on a CPU is two runs."""
-    found = [record for device in ("gpu", "cpu") for record in load(f"{table}/{device}")]
-    for record in found:
-        record["figures"]["valid_loss"] = (record["curve"].get("valid_loss") or [None])[-1]
-    return found
+def load_runs(table_name: str) -> list[Record]:
+    """Returns the records of a table's runs, with the last validation loss as one more figure.
+
+    A seed that was trained on a GPU and on a CPU counts as two runs, because their rounding differs.
+    """
+    records = load(f"{table_name}/gpu") + load(f"{table_name}/cpu")
+    for record in records:
+        losses = record["curve"].get("valid_loss")
+        record["figures"]["valid_loss"] = losses[-1] if losses else None
+    return records
 
 
-def rows_of(table: Table, column: Column, records: Iterable[Record]) -> Rows:
-    """The records of a column, by row; models that are no row of the table stand below."""
-    here = [record for record in records if record["dataset"] == column.name]
-    models = dict.fromkeys([*table.models(), *(record["model"] for record in here)])
-    return {model: [record for record in here if record["model"] == model] for model in models}
+def group_by_row(table: Table, column: Column, records: Iterable[Record]) -> Rows:
+    """Returns the records of a column by row, in the order of the table.
+
+    A row without a run has an empty list. Models that are no row of the table come last.
+    """
+    rows: Rows = {model: [] for model in table.models()}
+    for record in records:
+        if record["dataset"] == column.name:
+            rows.setdefault(record["model"], []).append(record)
+    return rows
 
 
-def column_of(table: Table, dataset: str) -> Column:
+def get_column(table: Table, dataset: str) -> Column:
+    """Returns the column of a table that has the name of a data set; StopIteration if there is none."""
     return next(column for column in table.columns if column.name == dataset)
 
 
-def pairs(table: Table, rows: Rows) -> dict[str, list[tuple[Record, Record]]]:
-    """For each other row its records, each beside the baseline's of the same seed, of the most alike machine."""
-
-    def likeness(record: Record, other: Record) -> tuple[bool, bool]:
-        ours, theirs = record["hardware"], other["hardware"]
-        return ours == theirs, device_of(ours) == device_of(theirs)
-
-    found: dict[str, list[tuple[Record, Record]]] = {}
-    for row, records in rows.items():
-        for record in records if row != table.baseline else ():
-            same = [other for other in rows[table.baseline] if other["seed"] == record["seed"]]
-            if same:
-                beside = max(same, key=lambda other: likeness(record, other))  # noqa: B023
-                found.setdefault(row, []).append((record, beside))
-    return found
+def load_column(table: Table, column: Column) -> Rows:
+    """Returns the records of one column of a table by row."""
+    return group_by_row(table, column, load_runs(table.name))
 
 
-# ---- differences
+# ---- pairs of runs with the same seed
+
+
+class Pair(NamedTuple):
+    """A run of a model and the run of the baseline with which it is compared."""
+
+    run: Record
+    baseline: Record
+
+
+def pair_with_baseline(table: Table, rows: Rows) -> dict[str, list[Pair]]:
+    """Returns {row: its runs, each paired with the baseline's run of the same seed}.
+
+    Runs whose seed the baseline does not have are left out, as are rows without any pair, and the baseline itself.
+    """
+    pairs_by_row = {}
+    for row, runs in rows.items():
+        if row == table.baseline:
+            continue
+        pairs = []
+        for run in runs:
+            baseline = match_seed(run, rows[table.baseline])
+            if baseline is not None:
+                pairs.append(Pair(run, baseline))
+        if pairs:
+            pairs_by_row[row] = pairs
+    return pairs_by_row
+
+
+def match_seed(run: Record, others: Iterable[Record]) -> Record | None:
+    """Returns which of other runs has the same seed; of several the one on the same processor, else the same device."""
+    candidates = [candidate for candidate in others if candidate["seed"] == run["seed"]]
+    for candidate in candidates:
+        if candidate["hardware"] == run["hardware"]:
+            return candidate
+    for candidate in candidates:
+        if device_of(candidate["hardware"]) == device_of(run["hardware"]):
+            return candidate
+    return candidates[0] if candidates else None
+
+
+# ---- differences with confidence intervals
 
 
 class Difference(NamedTuple):
-    """A model's figure less the baseline's of the same seed: the mean over seeds, and its interval if there is one."""
+    """A figure of a model minus the baseline's with the same seed: the mean over seeds, with a confidence interval."""
 
     mean: float
-    half_width: float  # 0: too few runs for an interval
+    half_width: float  # of the interval; 0 where the runs are too few for one
 
     @property
     def excludes_zero(self) -> bool:
+        """Whether there is an interval, and it does not contain 0."""
         return 0 < self.half_width < abs(self.mean)
 
     def cell(self, digits: int = 2) -> str:
-        """In a table: bold where the interval excludes 0."""
-        mean = f"{round(self.mean, digits) + 0.0:+.{digits}f}"  # no -0.00
-        text = f"{mean} ± {self.half_width:.{digits}f}" if self.half_width else mean
+        """Returns the difference for a table, in bold type if its interval excludes 0."""
+        rounded = round(self.mean, digits) + 0.0  # adding 0.0 turns -0.0 into 0.0
+        text = f"{rounded:+.{digits}f}"
+        if self.half_width:
+            text += f" ± {self.half_width:.{digits}f}"
         return f"**{text}**" if self.excludes_zero else text
 
 
 def differences(table: Table, rows: Rows, figure: str) -> dict[str, Difference]:
-    """{row: its difference to the baseline} in a figure, of the rows that have run beside it.
+    """Returns {row: its difference to the baseline in a figure}, for the rows that share a seed with the baseline.
 
-    The intervals of a column hold together: with a probability of 95 % all of them cover (Bonferroni). They assume that
-    every model has the same variance from run to run, so that a row with a single run has an interval too.
+    The intervals of a column hold simultaneously: with a probability of 95 % all of them cover the true difference
+    (Bonferroni). They assume that all models have the same variance from run to run, so that even a row with a single
+    run has an interval.
     """
-    measured = {row: [r for r in records if r["figures"][figure] is not None] for row, records in rows.items()}
-    beside = pairs(table, measured)
-    runs = [(row, *pair) for row, own in beside.items() for pair in own]
-    variance, freedom = chance(table.baseline, runs, figure)
-    quantile = 0.0
-    if freedom:
-        from scipy.stats import t
-
-        quantile = float(t.ppf(1 - LEVEL / len(beside) / 2, freedom))
-    found = {}
-    for row, own in beside.items():
-        mean = statistics.mean(record["figures"][figure] - other["figures"][figure] for record, other in own)
-        # a run of the baseline may stand in several pairs
-        shares = [count / len(own) for count in Counter(id(other) for _, other in own).values()]
-        width = quantile * math.sqrt(variance * (1 / len(own) + sum(share**2 for share in shares)))
-        found[row] = Difference(mean, width)
-    return found
+    measured: Rows = {}
+    for row, runs in rows.items():
+        measured[row] = [run for run in runs if run["figures"][figure] is not None]
+    pairs_by_row = pair_with_baseline(table, measured)
+    variance, degrees_of_freedom = estimate_variance(table.baseline, pairs_by_row, figure)
+    quantile = simultaneous_quantile(len(pairs_by_row), degrees_of_freedom)
+    result = {}
+    for row, pairs in pairs_by_row.items():
+        values = [pair.run["figures"][figure] - pair.baseline["figures"][figure] for pair in pairs]
+        half_width = quantile * math.sqrt(variance * variance_factor(pairs))
+        result[row] = Difference(statistics.mean(values), half_width)
+    return result
 
 
-def chance(baseline: str, runs: Sequence[tuple[str, Record, Record]], figure: str) -> tuple[float, int]:
-    """The variance of a figure from run to run, and its degrees of freedom; 0 of them where runs are too few.
+def variance_factor(pairs: Sequence[Pair]) -> float:
+    """Returns the variance of the mean difference of independent pairs, in units of the variance of a single run.
 
-    `runs` are rows, each with its record and the baseline's beside it. Runs beside the same run of the baseline are a
-    group with it. The variance is of what is left of a figure without the mean of its model and of its group. The
-    differences to the baseline would not do: those of a group all vary with one run, and so are not independent.
+    A run of the baseline may occur in several pairs, which then are not independent: its weight is their share.
+    """
+    pairs_per_baseline_run = Counter(id(pair.baseline) for pair in pairs)
+    factor = 1 / len(pairs)
+    for count in pairs_per_baseline_run.values():
+        factor += (count / len(pairs)) ** 2
+    return factor
+
+
+def simultaneous_quantile(number_of_intervals: int, degrees_of_freedom: int) -> float:
+    """Returns the quantile of Student's t for two-sided intervals that hold together; 0 without degrees of freedom."""
+    if not degrees_of_freedom:
+        return 0.0
+    from scipy.stats import t
+
+    error_rate_per_interval = ERROR_RATE / number_of_intervals
+    return float(t.ppf(1 - error_rate_per_interval / 2, degrees_of_freedom))
+
+
+class Observation(NamedTuple):
+    """A figure of one run. Runs that are compared with the same run of the baseline form a group with it."""
+
+    model: str
+    group: int  # the identity of the baseline's run
+    value: float
+
+
+class Variance(NamedTuple):
+    """An estimate of a variance."""
+
+    value: float
+    degrees_of_freedom: int  # 0: there are too few runs for an estimate
+
+
+def estimate_variance(baseline: str, pairs_by_row: Mapping[str, Sequence[Pair]], figure: str) -> Variance:
+    """Estimates the variance of a figure from run to run.
+
+    A figure is modelled as an effect of the model, plus an effect of the group, plus chance; the variance is that of
+    the residuals after a least-squares fit. The variance of the differences themselves would be wrong: all differences
+    of a group contain the same run of the baseline, and so are not independent.
     """
     import numpy
 
-    groups = {id(other): other for _, _, other in runs}
-    cells = [(baseline, group, other["figures"][figure]) for group, other in groups.items()]
-    cells += [(row, id(other), record["figures"][figure]) for row, record, other in runs]
-    names = dict.fromkeys(name for row, group, _ in cells for name in (row, group))
-    design = numpy.array([[name in (row, group) for name in names] for row, group, _ in cells], float)
-    design = design.reshape(len(cells), len(names))  # also where there are none
-    values = numpy.array([float(value) for *_, value in cells])
-    fitted, _, rank, _ = numpy.linalg.lstsq(design, values, rcond=None)
-    freedom = len(cells) - int(rank)
-    left = values - design @ fitted
-    return (float(left @ left) / freedom, freedom) if freedom else (0.0, 0)
+    observations = list_observations(baseline, pairs_by_row, figure)
+    if not observations:
+        return Variance(0.0, 0)
+    columns: dict[str | int, int] = {}  # {model or group: its column of the design matrix}
+    for observation in observations:
+        columns.setdefault(observation.model, len(columns))
+        columns.setdefault(observation.group, len(columns))
+    design = numpy.zeros((len(observations), len(columns)))
+    for number, observation in enumerate(observations):
+        design[number, columns[observation.model]] = 1
+        design[number, columns[observation.group]] = 1
+    values = numpy.array([observation.value for observation in observations])
+    effects, _, rank, _ = numpy.linalg.lstsq(design, values, rcond=None)
+    degrees_of_freedom = len(observations) - int(rank)
+    if not degrees_of_freedom:
+        return Variance(0.0, 0)
+    residuals = values - design @ effects
+    return Variance(float(residuals @ residuals) / degrees_of_freedom, degrees_of_freedom)
+
+
+def list_observations(baseline: str, pairs_by_row: Mapping[str, Sequence[Pair]], figure: str) -> list[Observation]:
+    """Returns a figure of every run that is part of a pair; a run of the baseline counts once for all its pairs."""
+    baseline_runs: dict[int, Observation] = {}
+    others = []
+    for row, pairs in pairs_by_row.items():
+        for pair in pairs:
+            group = id(pair.baseline)
+            baseline_runs[group] = Observation(baseline, group, float(pair.baseline["figures"][figure]))
+            others.append(Observation(row, group, float(pair.run["figures"][figure])))
+    return [*baseline_runs.values(), *others]
 
 
 # ---- speeds
 
 
-class Speed(NamedTuple):
-    """How many times as fast as the baseline, or how many times less memory; the lowest and the highest round."""
+class Place(NamedTuple):
+    """Where the figures of a benchmark are: a file of a folder of results/, and their name in that file."""
 
-    ratio: float
-    lowest: float
+    folder: str
+    file: str
+    figure: str
+
+
+class Speed(NamedTuple):
+    """How many times as fast as the baseline a model is (or how many times less memory it takes)."""
+
+    ratio: float  # the median over rounds
+    lowest: float  # of all rounds
     highest: float
 
 
-def speeds(folder: str, file: str, figure: str) -> dict[str, Speed]:
-    """{variant: its speed} of a benchmark, if it has run."""
-    found = {name: own for record in load(folder, file) for name, own in record["figures"].items() if figure in own}
-    found.pop("stock", None)
-    low, high = ("lowest", "highest") if figure == "ratio" else (f"{figure} from", f"{figure} to")
-    return {n: Speed(own[figure], own.get(low, own[figure]), own.get(high, own[figure])) for n, own in found.items()}
+def load_speeds(place: Place) -> dict[str, Speed]:
+    """Returns {model: its speed} of a benchmark, by the names of the tables; empty if it has not run."""
+    if place.figure == "ratio":
+        lowest, highest = "lowest", "highest"
+    else:
+        lowest, highest = f"{place.figure} from", f"{place.figure} to"
+    speeds = {}
+    for record in load(place.folder, place.file):
+        for spec, figures in record["figures"].items():
+            if place.figure in figures and spec != "stock":
+                ratio = figures[place.figure]
+                # benchmarks of memory on a GPU have no rounds
+                speed = Speed(ratio, lowest=figures.get(lowest, ratio), highest=figures.get(highest, ratio))
+                speeds[spec.replace("+", "_")] = speed
+    return speeds
 
 
-def paper_steps(table: Table) -> dict[str, float]:
-    """{model: its steps a second over the Transformer's} of the paper's table, if it has them."""
-    found: Mapping[str, float] = {m: float(own[STEPS]) for m, own in table.published().items() if STEPS in own}
-    return {model: value / found[table.baseline] for model, value in found.items()}
+def load_paper_speeds(table: Table) -> dict[str, float]:
+    """Returns {model: its steps per second over the Transformer's} from the paper's table; empty if it has none."""
+    steps = {}
+    for model, figures in table.published().items():
+        if STEPS_PER_SECOND in figures:
+            steps[model] = float(figures[STEPS_PER_SECOND])
+    return {model: value / steps[table.baseline] for model, value in steps.items()}

@@ -1,4 +1,4 @@
-"""README.md and docs/: their length, links, versions and the list of repairs."""
+"""README.md, CONTRIBUTING.md, CHANGELOG.md and docs/: their links, commands, names and versions."""
 
 import re
 import subprocess
@@ -18,70 +18,79 @@ PAGES = [
     *(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")),
 ]
 TEXT = {name: (ROOT / name).read_text(encoding="utf-8") for name in PAGES}
+FOLDED = re.compile(r"<details>.*?</details>", re.DOTALL)
+CODE_BLOCK = re.compile(r"```.*?```", re.DOTALL)
 
 
-def test_the_readme_is_short():
-    assert len((ROOT / "README.md").read_text().split()) <= 1500
+def anchor(heading):
+    """Returns the anchor that GitHub gives to a heading."""
+    return re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-")
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_links_lead_somewhere(name):
-    """To files that exist, and within a page to its headings."""
+def test_links_lead_to_existing_files_and_headings(name):
     page = ROOT / name
-    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+    for link in re.findall(r"\]\(([^)\s]+)\)", TEXT[name]):
         if link.startswith("http"):
             continue
         path, _, heading = link.partition("#")
         target = page.parent / path if path else page
         assert target.exists(), link
         if heading:
-            headings = re.findall(r"^#+ (.*)$", target.read_text(), re.M)
-            assert heading in {re.sub(r"[^\w -]", "", text).lower().replace(" ", "-") for text in headings}, link
+            headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+            assert heading in [anchor(text) for text in headings], link
 
 
 def test_files_that_pages_name_exist():
-    """Scripts, modules, tests and folders, by their path from the root; but those of fairseq's repository."""
     folders = "recipes|scripts|benchmarks|tests|pages|configs|results"
-    for name in {*PAGES} - {"docs/fairseq-tests.md"}:
+    for name in PAGES:
+        if name == "docs/fairseq-tests.md":  # its files are in fairseq's repository
+            continue
         for path in re.findall(rf"(?:^|[\s`(\"'])(?:\.\.?/)?((?:{folders})/[\w./-]+)", TEXT[name]):
-            assert (ROOT / path.rstrip(".")).exists() or path.startswith("results/TABLE"), f"{name}: {path}"
+            is_placeholder = path.startswith("results/TABLE")
+            assert is_placeholder or (ROOT / path.rstrip(".")).exists(), f"{name}: {path}"
 
 
 @pytest.mark.parametrize("name", ["CONTRIBUTING.md", "docs/add-a-function.md"])
 def test_names_that_pages_explain_exist(name):
-    """Classes, functions and keys of the code; in the examples a page's own are made up."""
+    """Words in backticks are names of the code. Code blocks are left out, since their names may be made up."""
     files = [*ROOT.glob("*/*.py"), *ROOT.glob("*/*/*.py"), *ROOT.glob("recipes/*.*"), *ROOT.glob("tests/*.yaml")]
     code = "\n".join(path.read_text(encoding="utf-8") for path in files)
-    text = re.sub(r"(?s)```.*?```", "", TEXT[name])
-    for word in re.findall(r"`(\w+)`", text):
+    for word in re.findall(r"`(\w+)`", CODE_BLOCK.sub("", TEXT[name])):
         assert re.search(rf"\b{word}\b", code), word
 
 
 @pytest.mark.parametrize("script", ["prepare", "train", "evaluate", "translate", "reproduce"])
-def test_commands_that_pages_show(script):
-    """Their options are the script's, and their tables exist. Folded ones are what was run at an earlier commit."""
+def test_commands_that_pages_show_have_valid_options(script):
+    """Folded sections are left out: they show commands as they were at an earlier commit."""
     argv = [sys.executable, "scripts/recipe.py", script, "--help"]
-    said = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
-    options = set(re.findall(r"--[a-z-]+", said.stdout))
-    assert options, said.stderr
+    process = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
+    valid_options = set(re.findall(r"--[a-z-]+", process.stdout))
+    assert valid_options, process.stderr
     for name in PAGES:
-        text = re.sub(r"(?s)<details>.*?</details>", "", TEXT[name]).replace("\\\n", "")
-        for words in re.findall(rf"{script}\.sh ([^`\n]*)", text):
-            own = re.split(r" -- | #|\)|; ", words)[0]
-            assert set(re.findall(r"(?<!\S)--[a-z-]+", own)) <= options, f"{name}: {script}.sh {own}"
-            table = own.split()[0] if script == "reproduce" else "TABLE"
-            assert table in TABLES or not re.fullmatch(r"[a-z_0-9]+", table), f"{name}: {script}.sh {own}"
+        text = FOLDED.sub("", TEXT[name]).replace("\\\n", "")
+        for arguments in re.findall(rf"{script}\.sh ([^`\n]*)", text):
+            before_fairseq_flags = re.split(r" -- | #|\)|; ", arguments)[0]
+            options = set(re.findall(r"(?<!\S)--[a-z-]+", before_fairseq_flags))
+            assert options <= valid_options, f"{name}: {script}.sh {before_fairseq_flags}"
+
+
+def test_tables_that_pages_reproduce_exist():
+    for name in PAGES:
+        for table in re.findall(r"reproduce\.sh ([a-z_0-9]+)(?![\w-])", FOLDED.sub("", TEXT[name])):
+            assert table in TABLES, f"{name}: reproduce.sh {table}"
 
 
 def test_every_page_is_listed_in_the_readme():
-    readme = (ROOT / "README.md").read_text()
-    assert all(f"({page})" in readme for page in PAGES if page != "README.md")
+    for page in PAGES:
+        assert page == "README.md" or f"({page})" in TEXT["README.md"], page
 
 
 def test_every_repair_is_listed():
-    page = (ROOT / "docs" / "fairseq-bugs.md").read_text()
-    assert all(f"|`{name}`|" in page for name in REPAIRS)
+    for name in REPAIRS:
+        assert f"|`{name}`|" in TEXT["docs/fairseq-bugs.md"], name
 
 
-def test_one_version():
-    assert f"\nversion: {fairseq_synth.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+def test_the_citation_has_the_version_of_the_package():
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {fairseq_synth.__version__}\n" in citation

@@ -1,11 +1,12 @@
-"""pages/: tables, intervals and pictures from the files of results/."""
+"""pages/: tables, confidence intervals, figures in sentences and pictures from the files of results/."""
 
 import re
+import sys
 
 import pytest
 
 from fairseq_synth.inspect.drawing import stored_digest
-from pages import analysis, convert, pictures, records, tables
+from pages import analysis, convert, figures, notes, pictures, records, table_pictures, tables, variant_pictures
 from recipes.catalog import TABLES
 from recipes.steps import ROOT, UserError, dump
 from scripts import make_tables
@@ -13,129 +14,162 @@ from scripts import make_tables
 SHORT = TABLES["multi30k_cpu"]
 
 
-def cell(model, seed, bleu=None, dataset="en-de", hardware="H100", **others):
-    """A record of a training, of translation if it has a BLEU."""
-    figures = {} if bleu is None else {"bleu": bleu, "chrf": 2 * bleu}
-    curve = {"updates": [350, 700], "valid_loss": [7 - (bleu or 0) / 10, 5 - (bleu or 0) / 10]}
-    record = {"dataset": dataset, "model": model, "seed": seed, "figures": figures, "signatures": {"bleu": "s"}}
-    record.update(updates=7000, minutes=22, parameters=2e6 if model == "random" else 1e6, curve=curve, command="")
-    return {**record, "versions": {"torch": "2"}, "hardware": hardware, "commit": "c", **others}
+def make_record(model, seed, bleu=None, dataset="en-de", hardware="H100", **more):
+    """Returns the record of a run, of a translation if it has a BLEU, which chrF and loss follow."""
+    scores = {} if bleu is None else {"bleu": bleu, "chrf": 2 * bleu}
+    loss = 5 - (bleu or 0) / 10
+    record = {
+        "dataset": dataset,
+        "model": model,
+        "seed": seed,
+        "figures": scores,
+        "signatures": {"bleu": "s"},
+        "updates": 7000,
+        "minutes": 22,
+        "parameters": 2e6 if model == "random" else 1e6,
+        "curve": {"updates": [350, 700], "valid_loss": [loss + 2, loss]},
+        "command": "",
+        "versions": {"torch": "2"},
+        "hardware": hardware,
+        "commit": "c",
+    }
+    return {**record, **more}
 
 
 @pytest.fixture
 def write(tmp_path, monkeypatch):
-    """Writes records into a results/ of the test's own."""
+    """Returns a function that writes records to a folder of a results/ in which nothing else is."""
     monkeypatch.setattr(records, "ROOT", tmp_path)
 
-    def to(folder, *found):
-        for number, record in enumerate(found):
+    def write_records(folder, *written):
+        for number, record in enumerate(written):
             dump(tmp_path / "results" / folder / f"{record['model']}-{record['seed']}-{number}.json", record)
 
-    return to
+    return write_records
 
 
 @pytest.fixture
 def results(write):
-    """A Transformer in three runs, and models that lie 2.5, 3, 3.5 above; 0.5 above and below; 5 below in one run."""
-    bleus = {"transformer": (31, 32, 33), "random": (33.5, 35, 36.5), "dense": (31.5, 31.5), "fixed_random": (26,)}
-    found = [cell(model, n, bleu) for model, some in bleus.items() for n, bleu in enumerate(some, 1)]
-    write("multi30k_cpu/gpu", *found)
+    """Writes runs of four models: the differences to the Transformer's BLEU are given beside each."""
+    write(
+        "multi30k_cpu/gpu",
+        make_record("transformer", 1, 31),
+        make_record("transformer", 2, 32),
+        make_record("transformer", 3, 33),
+        make_record("random", 1, 33.5),  # +2.5
+        make_record("random", 2, 35),  # +3
+        make_record("random", 3, 36.5),  # +3.5
+        make_record("dense", 1, 31.5),  # +0.5
+        make_record("dense", 2, 31.5),  # -0.5
+        make_record("fixed_random", 1, 26),  # -5
+    )
     return write
 
 
-def found(figure="bleu"):
-    rows = records.rows_of(SHORT, SHORT.columns[0], records.load_cells("multi30k_cpu"))
-    return records.differences(SHORT, rows, figure)
+@pytest.fixture
+def show(tmp_path, monkeypatch):
+    """Returns a function that makes a picture the only one that a page shows."""
+
+    def show_picture(name):
+        (tmp_path / "docs").mkdir(exist_ok=True)
+        (tmp_path / "README.md").write_text("No picture.")
+        (tmp_path / "docs" / "x.md").write_text(f"![A picture]({name})")
+        monkeypatch.setattr(pictures, "ROOT", tmp_path)
+
+    return show_picture
+
+
+def compute_differences(figure="bleu"):
+    column = SHORT.columns[0]
+    return records.differences(SHORT, records.load_column(SHORT, column), figure)
+
+
+# ---- intervals
 
 
 def test_intervals_of_known_values(results):
-    """9 runs, 3 degrees of freedom beside the means of models and seeds; the rest has a variance of 0.7708 / 3.
+    """9 runs, less the means of 4 models and 3 seeds (one of which is given), leave 3 degrees of freedom.
 
-    t(3) at 1 - 0.05 / 6 is 4.857, so that a single run has ± 4.857 × root(2 × 0.2569) = 3.48.
+    The residuals have a variance of 0.7708 / 3. t(3) at 1 - 0.05 / 6 is 4.857, so that a model with a single run has
+    an interval of ± 4.857 × root(2 × 0.2569) = 3.48.
     """
-    cells = {model: difference.cell() for model, difference in found().items()}
+    cells = {model: difference.cell() for model, difference in compute_differences().items()}
     assert cells == {"random": "**+3.00 ± 2.01**", "dense": "+0.00 ± 2.46", "fixed_random": "**-5.00 ± 3.48**"}
-    assert found("valid_loss")["random"].mean == pytest.approx(-0.3)
-    assert found("chrf")["random"].mean == 6
+    assert compute_differences("valid_loss")["random"].mean == pytest.approx(-0.3)
+    assert compute_differences("chrf")["random"].mean == 6
 
 
 def test_single_runs_have_no_interval(write):
-    write("multi30k_cpu/gpu", cell("transformer", 1, 30))
-    assert list(pictures.of_tables()) == []
-    write("multi30k_cpu/gpu", cell("random", 1, 29.996))
-    assert found()["random"].cell() == "+0.00" and not found()["random"].excludes_zero
-    assert "minus" not in tables.results("multi30k_cpu", "en-de")  # one run is no difference to be told
+    write("multi30k_cpu/gpu", make_record("transformer", 1, 30), make_record("random", 1, 29.996))
+    difference = compute_differences()["random"]
+    assert difference.cell() == "+0.00"
+    assert not difference.excludes_zero
+    assert "minus" not in tables.results_table("multi30k_cpu", "en-de")
 
 
-def test_what_the_pages_have_not(results):
-    """A round trip that loses something, a model beside the rows of its table, and what did not run."""
-    figures = {"bleu": 45, "chrf": 66, "round_trip": 99.93}
-    results("multi30k_cpu/gpu", cell("dynamicconv", 1, figures=figures), cell("relative_random_vanilla_sum", 1, 45))
-    text = tables.results("multi30k_cpu", "en-de")
-    assert "|`dynamicconv`|1.00M|45.00|**+14.00 ± " in text and "A perfect translation would score BLEU 99.93." in text
-    assert "|`relative_random_vanilla_sum` †|" in text and "† [not the paper's](deviations.md#" in text
-    assert "`dense_vanilla`" in re.search("Not run yet: (.*)", text)[1] and "|`dense_vanilla`|" not in text
-    assert "En-De" in tables.quality() and "En-Fr" not in tables.quality()
-    assert "dynamicconv" in str([picture.panels for picture in pictures.of_tables()])
+def test_a_run_is_compared_with_the_baseline_on_the_same_machine():
+    run = make_record("random", 1, hardware="Intel, 1 thread(s)")
+    gpu = make_record("transformer", 1, hardware="H100")
+    other_cpu = make_record("transformer", 1, hardware="AMD, 1 thread(s)")
+    same_cpu = make_record("transformer", 1, hardware="Intel, 1 thread(s)")
+    other_seed = make_record("transformer", 2, hardware="Intel, 1 thread(s)")
+    assert records.match_seed(run, [gpu, other_cpu, same_cpu, other_seed]) is same_cpu
+    assert records.match_seed(run, [gpu, other_cpu, other_seed]) is other_cpu
+    assert records.match_seed(run, [gpu, other_seed]) is gpu
+    assert records.match_seed(run, [other_seed]) is None
 
 
-def test_what_nobody_has_run(write):
-    text = tables.results("table7")
+# ---- tables
+
+
+def test_a_table_shows_other_models_round_trips_and_what_has_not_run(results):
+    lossy = {"bleu": 45, "chrf": 66, "round_trip": 99.93}
+    results(
+        "multi30k_cpu/gpu",
+        make_record("dynamicconv", 1, figures=lossy),
+        make_record("relative_random_vanilla_sum", 1, 45),
+    )
+    text = tables.results_table("multi30k_cpu", "en-de")
+    assert "|`dynamicconv`|1.00M|45.00|**+14.00 ± " in text
+    assert "A perfect translation would score BLEU 99.93." in text
+    assert "|`relative_random_vanilla_sum` †|" in text
+    assert "† [not the paper's](deviations.md#" in text
+    assert "`dense_vanilla`" in re.search("Not run yet: (.*)", text)[1]
+    assert "|`dense_vanilla`|" not in text
+
+
+def test_quality_tables_have_only_columns_that_have_run(results):
+    text = tables.quality_tables()
+    assert "En-De BLEU" in text
+    assert "En-Fr" not in text
+    assert "Language models" not in text
+
+
+def test_a_table_that_nobody_has_run_shows_the_papers_figures(write):
+    text = tables.results_table("table7")
     assert text.splitlines()[0] == "|model|AG News, paper|IMDb, paper|steps/s, paper|"
     assert "Nobody has run `scripts/reproduce.sh table7 --dataset DATASET --variant MODEL --seed N` yet." in text
-    assert tables.results("multi30k_cpu", "en-fr").startswith("Nobody has run ")
-    assert list(pictures.choice()) == [] and list(pictures.of_tables()) == []
+    assert tables.results_table("multi30k_cpu", "en-fr").startswith("Nobody has run ")
 
 
-def test_several_figures_and_one_that_is_missing(write):
-    """In one cell; the first is compared. Without BLEU nothing is said of a perfect translation."""
+def test_several_figures_share_a_cell_and_a_missing_figure_says_why(write):
+    """The first figure is compared. Without BLEU nothing is said of a perfect translation."""
     signatures = {"meteor": "METEOR|no Java", "rougeL": "ROUGE-L|no text"}
-    for model, some in {"transformer": (8, 9), "dense": (10, 11.5), "random": (None,)}.items():
-        for seed, rouge in enumerate(some, 1):
-            figures = {"bleu4": 1.0, "rougeL": rouge, "meteor": None, "cider": 3.0, "round_trip": 99.0}
-            more = {"figures": figures, "signatures": signatures}
-            write(
-                "dailydialog_cpu/cpu", cell(model, seed, dataset="dailydialog", hardware="a CPU, 1 thread(s)", **more)
-            )
-    text = tables.results("dailydialog_cpu")
+    for model, rouge_of_seeds in {"transformer": (8, 9), "dense": (10, 11.5), "random": (None,)}.items():
+        for seed, rouge in enumerate(rouge_of_seeds, 1):
+            scores = {"bleu4": 1.0, "rougeL": rouge, "meteor": None, "cider": 3.0, "round_trip": 99.0}
+            record = make_record(model, seed, None, "dailydialog", figures=scores, signatures=signatures)
+            write("dailydialog_cpu/cpu", record)
+    text = tables.results_table("dailydialog_cpu")
     assert "|1.00 ± 0.00 (2) / 10.75 ± 1.06 (2) / no Java / 3.00 ± 0.00 (2)|+2.25 ± " in text
-    assert "|minus the Transformer, ROUGE-L|" in text and "perfect translation" not in text
+    assert "|minus the Transformer, ROUGE-L|" in text
+    assert "perfect translation" not in text
 
 
-def test_pictures(results, tmp_path):
-    """Drawn once, and again when the results change; --check draws nothing."""
-    names = {"multi30k_cpu-en-de-valid-loss.png", "six-kinds-of-s.png", "which-one.png"}
-    assert {p.name for p in pictures.render(check=True, folder=tmp_path)} == names and not list(tmp_path.glob("*.png"))
-    assert {p.name for p in pictures.render(check=False, folder=tmp_path)} == names
-    assert pictures.render(check=True, folder=tmp_path) == []
-    assert pictures.rounds(records.Speed(1.5, 1.25, 2)) == [[0.25], [0.5]] and stored_digest(tmp_path / "which-one.png")
-    results("multi30k_cpu/gpu", cell("factorized_dense", 1, 20))
-    assert len(pictures.render(check=True, folder=tmp_path)) == 2
-
-
-def test_no_two_lines_are_alike(results):
-    assert "fill_between" in str(next(pictures.of_tables()))  # the band over runs, of few lines
-    results("multi30k_cpu/gpu", *(cell(model, 1, 35) for model in SHORT.models()))
-    (panel,) = next(p for p in pictures.of_tables() if p.name == "multi30k_cpu-en-de-valid-loss.png").panels
-    colors = [options["color"] for call, _, options in panel.calls if call == "plot"]
-    assert len(colors) == len({*colors}) == len(SHORT.models()) - 1 and "fill_between" not in str(panel)
-
-
-@pytest.mark.parametrize("end, part", [("<!-- end -->\n", "names no table"), ("", "<!-- end")])
-def test_the_pages_blocks(end, part, monkeypatch, tmp_path):
-    """Each name is a table or a block, and each block is closed."""
-    monkeypatch.setattr(make_tables, "ROOT", tmp_path)
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "README.md").write_text(f"<!-- results: x -->\n{end}")
-    with pytest.raises(UserError, match=part):
-        make_tables.rendered()
-
-
-def test_the_pages_are_what_results_say():
-    """Every table in README.md and docs/, and every picture."""
-    for page, text in make_tables.rendered().items():
-        assert page.read_text(encoding="utf-8") == text, page
-    assert pictures.render(check=True) == []
+@pytest.mark.parametrize("minutes, text", [((0.41, 0.44), "0.4 minutes"), ((0.41, 0.96), "0.4 to 1.0 minutes")])
+def test_minutes_that_look_alike_are_one_number(minutes, text):
+    runs = [make_record("random", 1, minutes=minute) for minute in minutes]
+    assert notes.describe_duration(runs) == f"7,000 updates; {text} on a GPU, beside other work."
 
 
 def test_conversions_are_ordered_by_updates(monkeypatch):
@@ -144,8 +178,193 @@ def test_conversions_are_ordered_by_updates(monkeypatch):
     assert convert.table("multi30k_cpu") == before
 
 
+@pytest.mark.parametrize("end, part", [("<!-- end -->\n", "names no table"), ("", "<!-- end")])
+def test_a_block_of_a_page_needs_a_known_name_and_an_end(end, part, monkeypatch, tmp_path):
+    monkeypatch.setattr(make_tables, "ROOT", tmp_path)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text(f"<!-- results: x -->\n{end}")
+    with pytest.raises(UserError, match=part):
+        make_tables.render_pages()
+
+
+def test_the_pages_are_what_results_say():
+    """Every table in README.md and docs/, and every picture."""
+    for page, text in make_tables.render_pages().items():
+        assert page.read_text(encoding="utf-8") == text, page
+    assert pictures.render(pictures.collect_pictures().drawable, check=True) == []
+
+
+# ---- pictures
+
+
+def list_calls(panel, method):
+    """Returns the arguments and options of the calls of a method of matplotlib's axes."""
+    return [(arguments, options) for name, arguments, options in panel.calls if name == method]
+
+
+def test_pictures_are_drawn_once_and_again_when_the_results_change(results, show, tmp_path):
+    show("multi30k_cpu-en-de-valid-loss.png")
+    names = {"multi30k_cpu-en-de-valid-loss.png", "six-kinds-of-s.png", "which-one.png"}
+
+    def render(check):
+        return {path.name for path in pictures.render(pictures.collect_pictures().drawable, check, tmp_path)}
+
+    assert render(check=True) == names
+    assert not list(tmp_path.glob("*.png"))
+    assert render(check=False) == names
+    assert render(check=True) == set()
+    assert stored_digest(tmp_path / "which-one.png")
+    results("multi30k_cpu/gpu", make_record("factorized_dense", 1, 20))
+    assert len(render(check=True)) == 2
+
+
+def test_a_few_models_share_a_panel_with_bands(results):
+    (panel,) = table_pictures.draw_table_picture("multi30k_cpu-en-de-valid-loss.png").panels
+    lines = list_calls(panel, "plot")
+    assert [options["label"] for _, options in lines] == ["fixed_random", "dense", "random"]
+    assert len({options["color"] for _, options in lines}) == 3
+    assert len(list_calls(panel, "fill_between")) == 2  # fixed_random has one seed
+
+
+def test_many_models_have_a_panel_each_the_best_first(results):
+    results("multi30k_cpu/gpu", *(make_record(model, 4, 35) for model in SHORT.models()))
+    results("multi30k_cpu/gpu", make_record("dynamicconv", 1, 60))
+    picture = table_pictures.draw_table_picture("multi30k_cpu-en-de-valid-loss.png")
+    lines = [list_calls(panel, "plot") for panel in picture.panels]
+    assert all(len(lines_of_panel) == 1 for lines_of_panel in lines)
+    assert len(lines) == len(SHORT.models())
+    assert lines[0][0][1]["label"] == "dynamicconv"
+
+
+def test_single_runs_are_hollow_dots_without_a_mean(results):
+    (panel,) = table_pictures.draw_scores("x.png", SHORT, SHORT.columns[0]).panels
+    dots = list_calls(panel, "scatter")
+    hollow = [arguments[1] for arguments, options in dots if options.get("facecolors") == "white"]
+    strokes = [arguments[1] for arguments, options in dots if options.get("marker") == "|"]
+    assert hollow == [["fixed_random"]]
+    assert strokes == [["random"], ["transformer"], ["dense"]]  # the best first
+
+
+def test_continued_trainings_show_the_seeds_that_reached_the_end(write):
+    for table, seeds in {"multi30k_cpu": (1, 2, 3), "multi30k_14k": (1, 2), "multi30k_28k": (1, 2)}.items():
+        for seed in seeds:
+            gain = {"multi30k_cpu": 0, "multi30k_14k": 2, "multi30k_28k": 3}[table]
+            write(f"{table}/cpu", make_record("transformer", seed, 50 + gain + seed, "en-fr"))
+            write(f"{table}/cpu", make_record("random_vanilla", seed, 55 + gain + seed, "en-fr"))
+    write("multi30k_14k/cpu", make_record("relative_random_vanilla", 1, 60, "en-fr"))  # is still being trained
+    picture = table_pictures.draw_table_picture("multi30k_28k-en-fr-curves.png")
+    loss_panel, score_panel = picture.panels
+    assert [options["label"] for _, options in list_calls(loss_panel, "plot")] == ["transformer", "random_vanilla"]
+    assert len(list_calls(loss_panel, "fill_between")) == 2
+    (updates, bleu), options = list_calls(score_panel, "errorbar")[0]
+    assert updates == [7000, 14000, 28000]
+    assert bleu == [51.5, 53.5, 54.5]
+    assert options["yerr"] == [[0.5, 0.5, 0.5], [0.5, 0.5, 0.5]]
+    assert "means over 2 seeds" in picture.below
+
+
+def test_a_variant_without_figures_has_no_row(results):
+    (picture,) = variant_pictures.draw_choice()
+    (row_names, _), *_ = list_calls(picture.panels[0], "set_yticks")
+    assert row_names[1] == ["random", "fixed_random", "dense"]
+
+
+def test_the_range_of_rounds_is_given_as_distances():
+    speed = records.Speed(ratio=1.5, lowest=1.25, highest=2)
+    assert variant_pictures.distances_to_rounds(speed) == [[0.25], [0.5]]
+
+
+@pytest.mark.parametrize(
+    "name, reason",
+    [
+        ("multi30k_cpu-en-de-scores.png", "results/multi30k_cpu has runs of 1 of en-de"),
+        ("multi30k_cpu-en-fr-valid-loss.png", "results/multi30k_cpu has runs of 0 of en-fr"),
+        ("multi30k_28k-en-fr-curves.png", "no training of results/multi30k_28k has gone through all its stages"),
+        ("nope.png", "no picture has this name"),
+    ],
+)
+def test_a_shown_picture_that_cannot_be_drawn_is_a_problem(name, reason, write, show, monkeypatch):
+    """The command says in one line which page shows it, and why it cannot be drawn; with --check and without."""
+    write("multi30k_cpu/gpu", make_record("random", 1, 30))
+    show(name)
+    monkeypatch.setattr(make_tables, "render_pages", dict)
+    monkeypatch.setattr(pictures, "render", lambda *_: [])
+    for argv in (["make_tables.py"], ["make_tables.py", "--check"]):
+        monkeypatch.setattr(sys, "argv", argv)
+        with pytest.raises(SystemExit, match=f"^error: docs/x.md: {name} cannot be drawn: [^\\n]*{reason}$"):
+            make_tables.main()
+
+
 def test_every_picture_is_on_a_page_and_drawn():
-    pages = "".join(page.read_text() for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
-    drawn = [pictures.kinds(), *pictures.choice(), *pictures.of_speed(), *pictures.of_tables(), *analysis.pictures()]
-    assert {picture.name for picture in drawn} == set(re.findall(r"([\w-]+\.png)\)", pages))
-    assert {path.name for path in (ROOT / "docs").glob("*.png")} == {picture.name for picture in drawn}
+    collected = pictures.collect_pictures()
+    names = {picture.name for picture in collected.drawable}
+    assert collected.problems == []
+    assert names == set(pictures.list_shown_names())
+    assert names == {path.name for path in (ROOT / "docs").glob("*.png")}
+
+
+def test_analysis_has_no_pictures_without_results(write):
+    assert list(analysis.pictures()) == []
+    assert variant_pictures.draw_choice() == []
+    assert variant_pictures.draw_speeds() == []
+
+
+# ---- figures in sentences
+
+
+def comment(words, text=""):
+    """Returns a sentence with a figure."""
+    return f"about <!-- figure: {words} -->{text}<!-- end --> times"
+
+
+@pytest.mark.parametrize(
+    "words, text",
+    [
+        ("lead multi30k_cpu en-de bleu random", "3.0 ± 2.0"),
+        ("lead multi30k_cpu en-de valid_loss random", "0.30 ± 0.20"),  # lower is better
+        ("lead multi30k_cpu en-de chrf random", "6.0 ± 4.0"),
+        ("deficit multi30k_cpu en-de bleu fixed_random", "5.0 ± 3.5"),
+        ("score multi30k_cpu en-de bleu transformer", "32.0"),
+        ("ahead multi30k_cpu en-de bleu", "`random`"),
+        ("behind multi30k_cpu en-de bleu", "`fixed_random`"),
+        ("undecided multi30k_cpu en-de valid_loss", "`dense`"),
+    ],
+)
+def test_figures_in_sentences_follow_the_results(words, text, results):
+    assert figures.fill_in("README.md", comment(words, "an old text")) == comment(words, text)
+
+
+def test_leads_after_more_updates_are_of_the_seeds_that_went_on(write):
+    leads = {"multi30k_cpu": {1: 3, 2: 9}, "multi30k_14k": {1: 2, 2: 8}, "multi30k_28k": {1: 1}}
+    for table, lead_of_seed in leads.items():
+        for seed, lead in lead_of_seed.items():
+            baseline = make_record("transformer", seed, 50, "en-fr")
+            write(f"{table}/cpu", baseline, make_record("random_vanilla", seed, 50 + lead, "en-fr"))
+    assert figures.lead_after("7000", "bleu", "random_vanilla") == "3.0"
+    assert figures.lead_after("28000", "bleu", "random_vanilla") == "1.0"
+    assert figures.pairs_after("7000", "random_vanilla") == "1"
+
+
+@pytest.mark.parametrize(
+    "text, problem",
+    [
+        (comment("nope"), "x.md: '<!-- figure: nope -->': choose from speed-up, "),
+        (comment("speed-up nope random"), "not in the results \\('nope'\\)"),
+        (comment("speed-up gpu-step"), "not in the results .*missing"),
+        (comment("lead multi30k_cpu en-de bleu fixed_random"), "not better than the Transformer"),
+        ("is <!-- figure: bugs -->37\n", "has its '<!-- end -->' on the same line"),
+        ("- <!-- figure: bugs -->37<!-- end --> bugs", "begins a line or an item of a list"),
+        ("\n<!-- figure: bugs -->37<!-- end --> bugs", "begins a line or an item of a list"),
+    ],
+)
+def test_a_figure_that_cannot_be_given_names_page_and_comment(text, problem, results):
+    with pytest.raises(UserError, match=problem):
+        figures.fill_in("x.md", text)
+
+
+def test_the_examples_of_the_figures_are_what_results_say():
+    examples = figures.__doc__.split("Examples:")[1].strip().splitlines()
+    for example in examples:
+        words, text = re.split(r"\s{3,}", example.strip())
+        if not text.endswith("…"):
+            assert figures.compute("the docstring", words) == text, words

@@ -1,0 +1,274 @@
+"""The pictures that compare all functions: S of each one, quality beside speed, and speeds and memory."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fairseq_synth.inspect.drawing import Call, Panel, Picture, image
+from recipes.catalog import TABLES, TASKS
+
+from .axes import TITLE, WIDTH, call, logarithmic_x_axis, vertical_line
+from .records import Difference, Place, Speed, differences, get_column, load_column, load_speeds
+from .speed_tables import find_place, sort_models
+from .tables import SYNTHESIZERS
+
+# ---- S of each function
+
+WORDS = "the dog saw the cat and the cat saw the dog .".split()
+FORMULAS = {  # in matplotlib's TeX, with what a row of S depends on
+    "vanilla": "$S_{ij} = q_i \\cdot k_j\\,/\\sqrt{d}$\nfrom each pair of words",
+    "random": "$S_{ij} = R_{ij}$, trained\nfrom positions alone",
+    "fixed_random": "$S_{ij} = R_{ij}$, not trained\nfrom positions alone",
+    "factorized_random": "$S = R_1 R_2^\\top$, rank k\nfrom positions alone",
+    "dense": "$S_i = W_2\\,\\mathrm{relu}(W_1 x_i)$\nfrom word i alone",
+    "factorized_dense": "$S_{ij} = A_i[u]\\;B_i[v]$\nfrom word i alone",
+    "relative_random": "$S_{ij} = r_{j - i}$, trained\nfrom distances alone",
+}
+PANELS_IN_A_ROW = 4
+
+
+def draw_functions() -> Picture:
+    """Draws S of each function for one sentence: a head before training, with equal vectors for equal words."""
+    panels = []
+    for number, (name, formula) in enumerate(FORMULAS.items()):
+        matrix = compute_logits(name)
+        largest = max(abs(value) for row in matrix for value in row)
+        is_first_in_row = number % PANELS_IN_A_ROW == 0
+        calls = image(matrix, WORDS, is_first_in_row, cmap="RdBu_r", vmin=-largest, vmax=largest, aspect="equal")
+        calls.append(call("set_title", f"{name}\n{formula}", **TITLE))
+        settings = {"xlabel": "word j"}
+        if is_first_in_row:
+            settings["ylabel"] = "word i"
+        panels.append(Panel(calls, settings))
+    panels.append(draw_color_scale())
+    return Picture("six-kinds-of-s.png", panels, (WIDTH, 5.1), columns=PANELS_IN_A_ROW)
+
+
+def compute_logits(name: str) -> list[list[float]]:
+    """Returns S of a function before training for the words of `WORDS`, rounded."""
+    import torch
+
+    from fairseq_synth.positions import Inputs
+    from fairseq_synth.synthesizers import Mixture
+
+    length = len(WORDS)
+    width = 16
+    torch.manual_seed(4)
+    # in fp64, so that the rounded values do not depend on the processor
+    vectors = {word: torch.randn(width, dtype=torch.double) for word in sorted(set(WORDS))}
+    query_matrix, key_matrix = torch.randn(2, width, width, dtype=torch.double).div(width**0.5).unbind()
+    x = torch.stack([vectors[word] for word in WORDS])
+    queries = x @ query_matrix
+    keys = x @ key_matrix
+    torch.manual_seed(1)
+    function = Mixture((name,), "convex", 1, width, length, 2)
+    function.reset_parameters()
+    function = function.double()
+    with torch.no_grad():
+        inputs = Inputs(x[:, None], queries[None, None], keys[None, None], 0, length)
+        logits = function(inputs)[0].total(length)
+    matrix = logits.expand(1, 1, length, length)[0, 0]
+    return [[round(value, 3) for value in row] for row in matrix.tolist()]
+
+
+def draw_color_scale() -> Panel:
+    """Draws the colours from the largest value to its negative."""
+    values = [[number / 50 - 1] for number in range(100, -1, -1)]
+    calls = [
+        call("imshow", values, cmap="RdBu_r", aspect=0.2),
+        call("set_yticks", [0, 50, 100], ["largest |S|", "0", "− largest |S|"]),
+        call("set_xticks", []),
+        call("set_title", "each picture has\na scale of its own", **TITLE),
+    ]
+    return Panel(calls, {})
+
+
+# ---- quality beside speed
+
+
+class Quality(NamedTuple):
+    """A panel of differences to the Transformer: a table's data set, its figures, and the words around the panel."""
+
+    table: str
+    dataset: str
+    figures: Sequence[str]
+    title: str
+    x_label: str
+
+
+class Pace(NamedTuple):
+    """A panel of speeds."""
+
+    title: str
+    place: Place
+
+
+QUALITIES = (
+    Quality("multi30k_cpu", "en-de", ("bleu", "chrf"), "translation, En-De\nBLEU ●  chrF ○", "minus the\nTransformer"),
+    Quality("multi30k_cpu", "en-fr", ("bleu", "chrf"), "translation, En-Fr\nBLEU ●  chrF ○", "minus the\nTransformer"),
+    Quality("ptb_cpu", "ptb", ("ppl",), "language model,\nPTB, perplexity", "minus the\nTransformer"),
+)
+PACES = (
+    Pace("training step,\none CPU thread", find_place("speed", "step, 4,000 words")),
+    Pace("training step,\nH100", find_place("speed on a GPU", "step, batches of a corpus")),
+)
+DOTS = (  # of the first and the second figure of a panel
+    {"color": "C0", "markerfacecolor": "C0"},
+    {"color": "C1", "markerfacecolor": "white"},
+)
+
+
+def draw_choice() -> list[Picture]:
+    """Draws for each Synthesizer by how much it is better than the Transformer, and how fast it trains.
+
+    Returns no picture where no quality has been measured. A Synthesizer without any figure has no row.
+    """
+    by_quality = {quality: load_differences(quality) for quality in QUALITIES}
+    by_pace = {pace: load_speeds(pace.place) for pace in PACES}
+    if not any(any(by_figure.values()) for by_figure in by_quality.values()):
+        return []
+    measured: set[str] = set()
+    for by_figure in by_quality.values():
+        for by_model in by_figure.values():
+            measured.update(by_model)
+    for speeds in by_pace.values():
+        measured.update(speeds)
+    models = [model for model in SYNTHESIZERS if model in measured and model != "vanilla"]
+    panels = []
+    for quality, by_figure in by_quality.items():
+        panels.append(draw_quality(quality, by_figure, models))
+    for pace, speeds in by_pace.items():
+        panels.append(draw_pace(pace, speeds, models))
+    below = (
+        "Right of the line is better than fairseq's Transformer.\n"
+        "Bars: 95 % confidence intervals (quality), range over all rounds (speed)."
+    )
+    size = (WIDTH, 1.6 + 0.23 * len(models))
+    return [Picture("which-one.png", panels, size, columns=len(panels), share_y=True, below=below)]
+
+
+def load_differences(quality: Quality) -> dict[str, dict[str, Difference]]:
+    """Returns {figure: {model: its difference to the Transformer}}."""
+    table = TABLES[quality.table]
+    rows = load_column(table, get_column(table, quality.dataset))
+    return {figure: differences(table, rows, figure) for figure in quality.figures}
+
+
+def model_axis(models: Sequence[str]) -> list[Call]:
+    """Returns calls that name the rows of a panel and draw a line through each."""
+    return [call("grid", axis="y", alpha=0.3), call("set_yticks", list(range(len(models))), list(models))]
+
+
+def model_limits(models: Sequence[str]) -> tuple[float, float]:
+    """Returns the ends of the axis of models, the first of which is at the top."""
+    return len(models) - 0.5, -0.5
+
+
+def draw_quality(quality: Quality, by_figure: Mapping[str, Mapping[str, Difference]], models: Sequence[str]) -> Panel:
+    """Draws the differences of each model with their intervals. Figures are side by side in a model's row."""
+    calls = [vertical_line(0), *model_axis(models)]
+    distance = 0.36  # of two figures of a model
+    first_shift = -distance * (len(by_figure) - 1) / 2
+    for number, by_model in enumerate(by_figure.values()):
+        for row, model in enumerate(models):
+            if model in by_model:
+                place = row + first_shift + number * distance
+                calls.append(draw_difference(by_model[model], place, DOTS[number]))
+    if TASKS[TABLES[quality.table].task].best is min:
+        calls.append(call("invert_xaxis"))  # so that better is on the right
+    calls.append(call("set_title", quality.title, **TITLE))
+    return Panel(calls, {"ylim": model_limits(models), "xlabel": quality.x_label})
+
+
+def draw_difference(difference: Difference, place: float, dot: Mapping[str, str]) -> Call:
+    """Returns a dot for a difference, with a bar for its interval."""
+    mean = round(difference.mean, 3)
+    half_width = round(difference.half_width, 3)
+    return call("errorbar", [mean], [place], xerr=[half_width], fmt="o", ms=4, elinewidth=1, **dot)
+
+
+def draw_pace(pace: Pace, speeds: Mapping[str, Speed], models: Sequence[str]) -> Panel:
+    """Draws the speed of each model, with the range over the rounds."""
+    calls = [vertical_line(1), *model_axis(models)]
+    for row, model in enumerate(models):
+        if model in speeds:
+            speed = speeds[model]
+            bar = distances_to_rounds(speed)
+            calls.append(
+                call("errorbar", [round(speed.ratio, 3)], [row], xerr=bar, fmt="s", ms=4, elinewidth=1, color="C2")
+            )
+    calls += logarithmic_x_axis(0.52, 1.6, (0.6, 0.8, 1, 1.3))
+    calls.append(call("set_title", pace.title, **TITLE))
+    return Panel(calls, {"ylim": model_limits(models), "xlabel": "times as fast\n(logarithmic)"})
+
+
+def distances_to_rounds(speed: Speed) -> list[list[float]]:
+    """Returns how far the lowest and the highest round are from a speed, as matplotlib's error bars take them."""
+    below = round(max(speed.ratio - speed.lowest, 0), 3)
+    above = round(max(speed.highest - speed.ratio, 0), 3)
+    return [[below], [above]]
+
+
+# ---- speeds and memory
+
+
+class SpeedPanel(NamedTuple):
+    """A panel of `draw_speeds`: its words, its figures, and the ends and ticks of its axis."""
+
+    title: str
+    x_label: str
+    place: Place
+    limits: tuple[float, float]
+    ticks: tuple[float, ...]
+
+
+FASTER: dict[str, Any] = {"x_label": "times as fast", "limits": (0.35, 11), "ticks": (0.5, 1, 2, 4)}
+SPEED_PANELS = (
+    SpeedPanel("training step,\n4,000 words", place=find_place("speed", "step, 4,000 words"), **FASTER),
+    SpeedPanel("training step,\nH100", place=find_place("speed on a GPU", "step, batches of a corpus"), **FASTER),
+    SpeedPanel("causal block\n4×1024", place=find_place("speed", "causal block 4×1024"), **FASTER),
+    SpeedPanel("beam search,\n8,000 words", place=find_place("speed", "generation, 8k words"), **FASTER),
+    SpeedPanel(
+        "peak memory of a\nblock 16×1024",
+        x_label="times less memory",
+        place=find_place("speed", "memory, causal block 16×1024"),
+        limits=(0.07, 8),
+        ticks=(0.1, 0.3, 1, 4),
+    ),
+)
+
+
+def draw_speeds() -> list[Picture]:
+    """Draws a panel for each benchmark, with bars that begin at fairseq's Transformer; no picture if none has run."""
+    by_panel = {panel: load_speeds(panel.place) for panel in SPEED_PANELS}
+    models = sort_models({model for speeds in by_panel.values() for model in speeds})
+    if not models:
+        return []
+    panels = []
+    for panel, speeds in by_panel.items():
+        if speeds:
+            panels.append(draw_bars(panel, speeds, models))
+    below = (
+        "Speed, or memory saved, relative to fairseq's Transformer (logarithmic): right of the line is better.\n"
+        "One CPU thread, or an H100 where that is said. Gray lines: range over all rounds. –: not measured."
+    )
+    size = (WIDTH, 1.6 + 0.2 * len(models))
+    return [Picture("speed.png", panels, size, columns=len(panels), share_y=True, below=below)]
+
+
+def draw_bars(panel: SpeedPanel, speeds: Mapping[str, Speed], models: Sequence[str]) -> Panel:
+    """Draws a bar and a number for each model."""
+    calls = [vertical_line(1), *logarithmic_x_axis(*panel.limits, panel.ticks)]
+    for row, model in enumerate(models):
+        text = "–"
+        if model in speeds:
+            speed = speeds[model]
+            ratio = round(speed.ratio, 2)
+            text = f"{ratio:.2f}"
+            color = "#2a78b5" if ratio >= 1 else "#d1733c"
+            rounds = distances_to_rounds(speed)
+            calls.append(call("barh", row, ratio - 1, left=1, height=0.72, color=color, xerr=rounds, ecolor="gray"))
+        at_right_edge = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "center"}
+        calls.append(call("annotate", text, (0.98, row), fontsize=7.5, **at_right_edge))
+    calls.append(call("set_yticks", list(range(len(models))), list(models)))
+    calls.append(call("set_title", panel.title, **TITLE))
+    return Panel(calls, {"ylim": model_limits(models), "xlabel": panel.x_label})
