@@ -14,8 +14,8 @@ from helpers import RECIPE, ROOT, SMALL, USER_DIR, get_error_line, perturb, read
 from omegaconf.errors import ConfigKeyError
 
 from fairseq_synth.architectures import VARIANTS
+from fairseq_synth.errors import look_up
 from fairseq_synth.inspect import analysis, checkpoints, hooks
-from fairseq_synth.model import explain_task
 
 LENGTH = 16
 LM_SIZE = "--decoder-layers 2 --decoder-embed-dim 16 --decoder-ffn-embed-dim 32 --decoder-attention-heads 2".split()
@@ -395,9 +395,9 @@ def test_refused(corpus, tmp_path, folder, flags, message):
 
 def test_an_older_omegaconf():
     """Where its message names no class, the key that is missing tells the kind of model."""
-    line = explain_task(ConfigKeyError("str interpolation key 'task.tokens_per_sample' not found"))
+    line = look_up(ConfigKeyError("str interpolation key 'task.tokens_per_sample' not found"))
     assert "does not fit a language model" in line and line.endswith("take --task language_modeling, or another --arch")
-    assert explain_task(ConfigKeyError("str interpolation key 'task.beams' not found")) is None
+    assert look_up(ConfigKeyError("str interpolation key 'task.beams' not found")) is None
 
 
 def test_a_checkpoint_of_another_kind(corpus, data, language_model, classifier, tmp_path):
