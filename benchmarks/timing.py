@@ -63,7 +63,7 @@ def time_cells(cells: list[Cell], settings: dict[str, Any], out: Path) -> None:
 def command(cell: Cell, settings: dict[str, Any], out: Path) -> list[str]:
     """The flags of fairseq-train of a cell, from the data on, on one GPU or CPU; nothing is saved."""
     run = cell.run(out)
-    machine = train.Machine(gpus=1 if run.recipe.gpus is None else 0).checked(run.recipe)
+    machine = train.Machine(gpus=1 if run.recipe.gpus is None else 0).for_recipe(run.recipe)
     words = train.command(run, settings, machine, ["--no-save", "--disable-validation", *run.flags])
     return words[words.index(str(run.data / "bin")) :]
 
