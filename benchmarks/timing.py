@@ -93,7 +93,7 @@ def training_flags(cell: Cell, settings: dict[str, Any], out: Path) -> list[str]
     """
     run = cell.run(out)
     number_of_gpus = 1 if run.recipe.gpus is None else 0
-    machine = train.Machine(gpus=number_of_gpus).checked(run.recipe)
+    machine = train.Machine(gpus=number_of_gpus).for_recipe(run.recipe)
     command = train.command(run, settings, machine, ["--no-save", "--disable-validation", *run.flags])
     data = str(run.data / "bin")
     return command[command.index(data) :]

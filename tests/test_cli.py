@@ -295,7 +295,9 @@ def test_hydra(data, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as typo:
         run_cli(hydra_train.cli_main, *argv, "model.encoder_synthesiser=random")
     assert typo.value.code != 0 and "encoder_synthesiser" in capsys.readouterr().err
-    refused(run_program("hydra_train", *argv, "model.encoder_synthesizer=randm", check=False), "--encoder-synthesizer")
+    assert_refused(
+        run_program("hydra_train", *argv, "model.encoder_synthesizer=randm", check=False), "--encoder-synthesizer"
+    )
 
 
 def test_from_any_folder_and_when_installed_too(data, trained, tmp_path):
@@ -314,7 +316,7 @@ def test_from_any_folder_and_when_installed_too(data, trained, tmp_path):
         assert len(translations(done.stdout)) == TEST_SENTENCES, done.stderr
 
 
-def refused(done, *parts):
+def assert_refused(done, *parts):
     """Non-zero exit and one line that says what to mend, in place of a traceback."""
     assert done.returncode != 0
     last = done.stderr.strip().splitlines()[-1]
@@ -703,6 +705,6 @@ def test_full_disk(data, tmp_path):
     size = (tmp_path / "checkpoint_last.pt").stat().st_size
     argv = [data / "bin", *USER_DIR, "--arch", "transformer_synth_random_vanilla_multi30k", *SMALL, *RECIPE]
     argv += ["--save-dir", tmp_path, "--max-update", "6", "--disable-validation", "--no-epoch-checkpoints"]
-    refused(run_program("train", *argv, check=False, file_size_limit=size // 2), "could not be written")
+    assert_refused(run_program("train", *argv, check=False, file_size_limit=size // 2), "could not be written")
     assert os.listdir(tmp_path) == ["checkpoint_last.pt"]
     assert min(read_losses(train_model(data, tmp_path, "--max-update", "6", "--disable-validation"))) == 4

@@ -13,7 +13,7 @@ import torch
 from helpers import ROOT, assert_refused, run_script, used_weights
 from small_text import LABELS, parallel, sizes, write
 
-from recipes import catalog, reproduce, score, steps, text, train
+from recipes import catalog, logs, reproduce, score, steps, text, train
 from recipes.catalog import RECIPES, TABLES, Column
 from recipes.metrics import figure
 
@@ -140,7 +140,7 @@ def test_a_cell_of_each_task(name, data, model, updates, own_sizes, bounds, prep
     assert found["signatures"].keys() == found["figures"].keys()
     run = tmp_path / "runs" / f"{name}-{table.columns[0].name}-{model}-seed1"
     if table.task == "language_modeling":  # what fairseq-eval-lm prints, with all tokens counted
-        tokens = score.word_count(data / "text" / "test.txt")
+        tokens = score.count_words(data / "text" / "test.txt")
         assert found["signatures"]["ppl"].endswith(f"words+lines:{tokens}|tokens:{tokens}|block:32|context:0")
         assert f"Perplexity: {found['figures']['ppl']:.2f}" in (run / "evaluation.log").read_text()
         for option, value in (("--beam", 4), ("--test", tmp_path), ("--baseline", run)):
@@ -248,7 +248,7 @@ def test_a_log():
     """A run that was resumed counts its updates once. The minutes are without what slowed it down for a while."""
     curve = {"updates": [200, 240], "valid_loss": [7.806, 6.342], "valid_ppl": [136.82, 42.04]}
     found = {"parameters": 1850624, "updates": 240, "target_tokens_updates_x_wpb": 240 * 850, "minutes": 2.0}
-    assert reproduce.read_log(LOG) == {**found, "curve": curve}
+    assert logs.read_log(LOG) == {**found, "curve": curve}
 
 
 def test_the_quickstart():

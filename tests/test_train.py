@@ -115,6 +115,46 @@ def test_what_is_refused(argv, part, tmp_path, dry_run, monkeypatch):
     assert_refused(train.main, *argv.format(data=make_data(tmp_path / "data"), tmp=tmp_path).split(), part=part)
 
 
+@pytest.mark.parametrize("name, character", [("run-18:30", "a colon"), ("${x}", "a variable")])
+def test_a_folder_whose_name_fairseq_misreads_is_refused_before_the_training(name, character, tmp_path, dry_run):
+    data, other_data = make_data(tmp_path / "data"), make_data(tmp_path / name / "data")
+    for argv in ([data, "random", "--save-dir", tmp_path / name], [other_data, "random", "--save-dir", "x"]):
+        assert_refused(
+            train.main, *argv, "--gpus", "0", part=[re.escape(name), f"{character}.*give the folder another name"]
+        )
+
+
+def test_a_folder_whose_name_begins_with_a_dash_is_named_by_its_whole_path(tmp_path, dry_run, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_data(tmp_path / "-data")
+    train.main(["./-data", "random", "--gpus", "0", "--save-dir=-run"])
+    line = capsys.readouterr().out
+    assert f"fairseq-train {tmp_path}/-data/bin " in line and flag_value(line, "--save-dir") == f"{tmp_path}/-run"
+
+
+@pytest.mark.parametrize("argv, tokens, allowed", [
+    ("transformer", 1025, "--max-source-positions 1032 --max-target-positions 1032"),
+    ("transformer", 1024, None),
+    ("transformer -- --max-source-positions 1030 --max-target-positions=1030", 1030, None),
+    ("random", 900, None),  # its length follows the text
+    ("random", 1030, "--max-source-positions 1032 --max-target-positions 1032 --synth-max-length 1032"),
+    ("random -- --synth-max-length 200", 201, "--synth-max-length 208"),
+    ("random -- --synth-max-length 200 --synth-beyond-length tile", 201, None),
+])  # fmt: skip
+@pytest.mark.parametrize("side", ["en", "de"])
+def test_a_test_sentence_that_will_be_refused_is_warned_of_before_the_training(
+    argv, tokens, allowed, side, shown, tmp_path
+):
+    data = make_data(tmp_path / "data")
+    for language in ("en", "de"):
+        long_line = "a " * (tokens - 1) if language == side else "a"
+        steps.write(data / "sub" / f"test.{language}", f"a\n{long_line}\nb\n")
+    said = shown(argv, longest=tokens)
+    warning = f"test.{side}: line 2 of the test set has {tokens} tokens"
+    assert (warning in said) == (allowed is not None)
+    assert allowed is None or f"evaluate.sh will refuse this test set;\n  add -- {allowed}, or shorten" in said
+
+
 def test_slurm(tmp_path):
     """Each machine is called with the job's size and its first machine; flags of fairseq-train stay behind --."""
     for name, code in (("scontrol", "printf 'gpu7\\ngpu8\\n'"), ("srun", 'shift; exec "$@"')):
@@ -232,6 +272,34 @@ def test_a_run_that_begins_anew(begun, capsys):
     (start,) = steps.load(save / "run.json")["starts"]
     assert not any(path.exists() for path in left) and start["hardware"].endswith("1 thread(s)")
     assert start["precision"] == "bf16"
+
+
+def test_a_training_ends_with_the_next_command(begun, capsys):
+    _, save, go_on = begun
+    capsys.readouterr()
+    go_on()
+    said = capsys.readouterr().out
+    assert said.endswith(f"\n\nnext: scripts/evaluate.sh {save}\n") and "trained to its end before" not in said
+
+
+def test_a_finished_training_that_is_called_again_says_so(begun, capsys, monkeypatch):
+    _, save, go_on = begun
+    monkeypatch.setattr(train, "run_command", lambda argv, log, watch: watch("| INFO | done training in 0.0 seconds\n"))
+    capsys.readouterr()
+    go_on()
+    assert f"{save} was trained to its end before; there was nothing left to do" in capsys.readouterr().out
+
+
+def test_the_help_explains_models_and_recipes():
+    """Each recipe has a line that says what it is for, and those for data of one's own stand by their task."""
+    said = train.make_parser().format_help()
+    for recipe in RECIPES.values():
+        assert recipe.about and re.search(rf"^  {recipe.name} +{re.escape(recipe.about)}$", said, re.M), recipe.name
+    for task in TASKS.values():
+        assert re.search(rf"^  [a-z ]+  {task.recipe} \(the default", said, re.M), task.recipe
+    paper, own, others = re.split("added by this project:|to compare with:", said.split("All recipes")[0])
+    assert "dense_vanilla" in paper and "relative_random" in own and "lightconv" in others and "linformer" in others
+    assert "-- --dropout 0.3 --tensorboard-logdir tb" in said and max(map(len, said.splitlines())) <= 120
 
 
 def test_a_second_stage(begun, tmp_path):

@@ -11,10 +11,10 @@ from fairseq.modules import MultiheadAttention
 from torch import Tensor
 
 from ..attention import SyntheticAttention
+from ..checkpoint_compatibility import function_names
 from ..logits import Logits
 from ..masks import causal_mask, masked_softmax
 from ..positions import Inputs
-from ..checkpoint_compatibility import function_names
 
 
 class Attention(NamedTuple):
