@@ -107,13 +107,13 @@ def test_large_logits(spec, dtype, std, causal, computation, monkeypatch):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("shared", [(), (0,), (1,), (0, 1)], ids=str)
-def test_any_logits(make_once, causal):
-    """Logits that no function of the paper has: make_once summands in every place, one row for all, views of a matrix."""
+def test_any_logits(shared, causal):
+    """Logits that no function of the paper has: shared summands in every place, one row for all, views of a matrix."""
     torch.manual_seed(3)
     bsz, heads, length, width = 3, 2, 9, 5
 
     def part(n, rows=length, columns=4):
-        size = 1 if n in make_once else bsz
+        size = 1 if n in shared else bsz
         return torch.randn(size, heads, rows, columns, dtype=torch.float64, requires_grad=True)
 
     products = [
@@ -471,13 +471,13 @@ def test_autocast(spec, mixture, lengths, monkeypatch, request):
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_tiles_are_not_autocast(make_once):
+def test_tiles_are_not_autocast(shared):
     """The types of the logits and the value hold inside the tiles, in both passes."""
     torch.manual_seed(6)
     value, query, key = (torch.randn(3, 2, 9, 4, requires_grad=True) for _ in range(3))
     bias = torch.randn(1, 2, 9, 9, requires_grad=True)
-    logits = Logits([Bias(bias)] if make_once else [Bias(bias), Product(query, key)])
-    leaves = [value, bias] if make_once else [value, bias, query, key]
+    logits = Logits([Bias(bias)] if shared else [Bias(bias), Product(query, key)])
+    leaves = [value, bias] if shared else [value, bias, query, key]
     grad = torch.randn(27, 8)
     expected = plain.compute(logits, value, None, None)
     with torch.autocast("cpu", torch.bfloat16):
