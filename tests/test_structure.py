@@ -8,6 +8,7 @@ PACKAGES = ("recipes", "pages", "benchmarks", "fairseq_synth")
 # The files of recipes/ in the order in which text passes through them. Each imports only files before it.
 RECIPES_ORDER = [
     "steps",
+    "logs",
     "languages",
     "catalog",
     "text",
