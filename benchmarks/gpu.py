@@ -46,7 +46,7 @@ def commands(args: argparse.Namespace) -> dict[str, list[str]]:
     workers = [] if args.dry else ["-n", str(min(16, os.cpu_count() or 1))]  # most of the time is the compiler's
     found = {
         "tests": [*tests, "tests/test_computations.py", "tests/test_attention.py"],
-        "tests-kernels": [*tests, *workers, "tests/test_kernels.py"],
+        "tests-kernels": [*tests, *workers, "tests/kernels"],
         "correct": ["benchmarks/gpu.py", "--correctness", "OUT", *(["--dry"] if args.dry else [])],
         "backend": ["benchmarks/gpu.py", "--backend", "OUT", *(["--dry"] if args.dry else [])],
     }

@@ -18,7 +18,8 @@ import warm
 from helpers import NAMES, SPECS, Columns, make_attention, padding_mask
 
 from fairseq_synth.architectures import VARIANTS
-from fairseq_synth.computations import kernels, launches, plain
+from fairseq_synth.computations import kernels, plain
+from fairseq_synth.computations.kernels import launches
 from fairseq_synth.errors import SynthesizerError
 from fairseq_synth.logits import Logits, bias_of, diagonals_of, outer_product_of, product_of
 from fairseq_synth.masks import causal_mask
@@ -30,7 +31,7 @@ triton = pytest.importorskip("triton", "{}.{}".format(*kernels.TRITON), "no Trit
 from compile_kernels import LIMITS  # noqa: E402
 from triton.runtime.errors import OutOfResources  # noqa: E402
 
-from fairseq_synth.computations import triton_attention, triton_sums  # noqa: E402
+from fairseq_synth.computations.kernels import triton_attention, triton_sums  # noqa: E402
 
 pytestmark = [
     pytest.mark.usefixtures("on_device"),
@@ -968,10 +969,10 @@ class CompiledOnly:
 
 
 def without_interpreter(*arguments):
-    """What tests/compile_kernels.py prints, line by line."""
+    """What tests/kernels/compile_kernels.py prints, line by line."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = str(ROOT)
-    done = warm.run([ROOT / "tests" / "compile_kernels.py", *arguments], env=environment)
+    environment["PYTHONPATH"] = f"{ROOT}:{ROOT / 'tests'}"
+    done = warm.run([ROOT / "tests" / "kernels" / "compile_kernels.py", *arguments], env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

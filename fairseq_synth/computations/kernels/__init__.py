@@ -27,10 +27,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..errors import SynthesizerError
-from ..logits import Bias, Diagonals, Logits, Product, product_of
-from ..masks import is_causal, is_recorded
-from ..positions import positions
+from ...errors import SynthesizerError
+from ...logits import Bias, Diagonals, Logits, Product, product_of
+from ...masks import is_causal, is_recorded
+from ...positions import positions
 from .launches import NAMES, SUMMANDS, Launch, Layout, Plan, plan_of, up
 
 logger = logging.getLogger(__name__)

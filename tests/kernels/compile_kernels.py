@@ -1,8 +1,8 @@
 """Compiles the Triton kernels of a call for a GPU that is not there, and prints what each launch takes.
 
-    python tests/compile_kernels.py 80 bf16 8 64 random,random+vanilla 32,64 padded dropped
+    python tests/kernels/compile_kernels.py 80 bf16 8 64 random,random+vanilla 32,64 padded dropped
 
-    python tests/compile_kernels.py --count 200 random+vanilla
+    python tests/kernels/compile_kernels.py --count 200 random+vanilla
 
 Architecture, type, heads, width of a head, functions, tokens, and masks: padded (the default), causal, or dropped,
 which is padded with dropout. Each line is a JSON object: registers of a thread, bytes of registers spilled to memory,
