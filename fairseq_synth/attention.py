@@ -1,11 +1,11 @@
 """Self-attention over synthesized logits, in the place of fairseq's MultiheadAttention.
 
 The projections are here. `synthesizers` computes the logits, `computations` the softmax with its masks and dropout, and
-`cache` stores what decoding needs of earlier tokens.
+`cache` holds what decoding needs of earlier tokens.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn as nn
@@ -17,34 +17,45 @@ from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor
 
 from . import cache
+from .checkpoint_compatibility import adapt_checkpoint
 from .computations import attend
-from .computations.plain import attention_weights, drop, weighted_sum
-from .linear import is_plain_linear, joined
+from .computations.plain import attention_weights, drop, join_heads, weighted_sum
+from .errors import SynthesizerError
+from .linear import LinearWeights, is_plain_linear, join_linear_layers
 from .logits import Logits
-from .masks import as_boolean, behind_sentences, is_causal, is_recorded
+from .masks import is_causal, to_boolean_or_float, without_hidden_padding
 from .positions import Inputs
-from .scripting import ScriptableAttention
-from .state import prepare
 from .synthesizers import LayerSynthesizer
+from .tensors import is_recorded
+
+# fairseq's dictionary for a decoder's state: an entry for each attention. Its values are tables and caches here.
+IncrementalState = dict[str, Any]
+
+
+class Projections(NamedTuple):
+    """Queries, keys and values of each head. Queries and keys are None if no function reads them."""
+
+    q: Tensor | None  # (B, heads with queries, T, d_h)
+    k: Tensor | None  # (B, heads with queries, T, d_h)
+    v: Tensor  # (B, H, T, d_h)
 
 
 @with_incremental_state
 class SyntheticAttention(nn.Module):
-    """Multi-head self-attention ``softmax(S(X)) G(X)`` with S of a `LayerSynthesizer`, mostly a `Mixture` (eq. 3).
+    """Multi-head self-attention ``softmax(S(X)) G(X)`` (eq. 3), where S comes from a `LayerSynthesizer`.
 
-    For ``vanilla`` the state dict is that of fairseq's MultiheadAttention, key by key and, from the same
-    seed, bit by bit. Any other function adds ``synthesizer.*``; without ``vanilla`` there is no q_proj
-    and no k_proj. `make_generation_fast_` changes weights for good, and marks the state dict.
+    With ``vanilla`` alone, the state dict is that of fairseq's MultiheadAttention, key by key and, from the same seed,
+    bit by bit. Any other function adds keys ``synthesizer.*``. Without ``vanilla`` there is no q_proj and no k_proj.
 
     Args:
-        embed_dim: width C of the layer; a multiple of `num_heads`.
+        embed_dim: Width C of the layer, a multiple of `num_heads`.
         num_heads: H.
-        synthesizer: what computes the logits, built for the same heads of the same width.
-        dropout: probability of dropping an attention weight.
-        q_noise: quantization noise on the projections, and its block size `qn_block_size`.
+        synthesizer: Computes the logits; built for the same number of heads of the same width.
+        dropout: Probability of dropping an attention weight.
+        q_noise, qn_block_size: Quantization noise on the projections, and its block size.
 
     Raises:
-        ValueError: embed_dim is no multiple of num_heads, or the synthesizer is built for other heads.
+        ValueError: `embed_dim` is no multiple of `num_heads`, or the synthesizer is built for other heads.
     """
 
     def __init__(
@@ -57,43 +68,53 @@ class SyntheticAttention(nn.Module):
         qn_block_size: int = 8,
     ) -> None:
         super().__init__()
+        if embed_dim % num_heads:
+            raise ValueError(f"embed_dim {embed_dim} is not a multiple of num_heads {num_heads}")
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.head_dim = embed_dim // num_heads
-        # fairseq's name, by which --retain-dropout-modules finds it
+        self.check_heads(synthesizer)
+        self.num_query_heads = 0
+        for mixture in synthesizer.mixtures():
+            if mixture.reads_query_key:
+                self.num_query_heads += mixture.num_heads
+        # --retain-dropout-modules finds the dropout by the name of fairseq's class.
         self.dropout_module = FairseqDropout(dropout, module_name="MultiheadAttention")
 
-        def projection(width: int = embed_dim) -> nn.Module:
+        def build_projection(width: int) -> nn.Module:
             return quant_noise(nn.Linear(embed_dim, width), q_noise, qn_block_size)
 
-        mixtures = synthesizer.mixtures()
-        self.heads = [mixture.num_heads for mixture in mixtures]  # of each group
-        if embed_dim % num_heads:
-            raise ValueError(f"embed_dim {embed_dim} is not a multiple of num_heads {num_heads}")
-        widths = {mixture.head_dim for mixture in mixtures}
-        if sum(self.heads) != num_heads or widths != {self.head_dim}:
-            raise ValueError(
-                f"the synthesizer has {sum(self.heads)} heads of width {', '.join(map(str, sorted(widths)))}, and the "
-                f"attention has {num_heads} of width {self.head_dim}: give both the same num_heads and head_dim"
-            )
-        self.num_query_key_heads = sum(mixture.num_heads for mixture in mixtures if mixture.reads_query_key)
-        width = self.num_query_key_heads * self.head_dim
-        # created and initialized in fairseq's order: one seed, the same weights
-        self.k_proj = projection(width) if width else None
-        self.v_proj = projection()
-        self.q_proj = projection(width) if width else None
-        self.out_proj = projection()
+        # The order of fairseq's own attention, so that one seed gives both the same weights.
+        query_width = self.num_query_heads * self.head_dim
+        self.k_proj = build_projection(query_width) if query_width else None
+        self.v_proj = build_projection(embed_dim)
+        self.q_proj = build_projection(query_width) if query_width else None
+        self.out_proj = build_projection(embed_dim)
         self.synthesizer = synthesizer
-        self.own_table = self.shared_table = self._get_full_incremental_state_key("table")  # type: ignore[operator]
+        # Keys of the incremental state. `own_table` is the block table that this layer extends and reorders;
+        # `shared_table` is the one that it reads, which belongs to the first layer of a decoder (`share_table`).
+        self.own_table = self.state_key("table")
+        self.shared_table = self.own_table
         self.reset_parameters()
 
+    def check_heads(self, synthesizer: LayerSynthesizer) -> None:
+        """Raises ValueError if the synthesizer is built for another number or width of heads."""
+        mixtures = synthesizer.mixtures()
+        num_heads = sum(mixture.num_heads for mixture in mixtures)
+        widths = sorted({mixture.head_dim for mixture in mixtures})
+        if num_heads != self.num_heads or widths != [self.head_dim]:
+            raise ValueError(
+                f"the synthesizer has {num_heads} heads of width {', '.join(map(str, widths))}, and the "
+                f"attention has {self.num_heads} of width {self.head_dim}: give both the same num_heads and head_dim"
+            )
+
     def reset_parameters(self) -> None:
-        """fairseq's initialization of the projections, then the synthesizer's own."""
-        for proj in (self.k_proj, self.v_proj, self.q_proj):
-            if proj is not None:
-                nn.init.xavier_uniform_(proj.weight, gain=1 / math.sqrt(2))  # type: ignore[arg-type]
-        nn.init.xavier_uniform_(self.out_proj.weight)  # type: ignore[arg-type]
-        nn.init.constant_(self.out_proj.bias, 0.0)  # type: ignore[arg-type]
+        """Initialises the projections as fairseq does, and then the synthesizer."""
+        for projection in (self.k_proj, self.v_proj, self.q_proj):
+            if projection is not None:
+                nn.init.xavier_uniform_(weight_of(projection), gain=1 / math.sqrt(2))
+        nn.init.xavier_uniform_(weight_of(self.out_proj))
+        nn.init.constant_(cast(Tensor, self.out_proj.bias), 0.0)
         self.synthesizer.reset_parameters()
 
     def forward(
@@ -102,210 +123,266 @@ class SyntheticAttention(nn.Module):
         key: Tensor | None = None,
         value: Tensor | None = None,
         key_padding_mask: Tensor | None = None,
-        incremental_state: dict[str, dict[str, Tensor | None]] | None = None,
+        incremental_state: IncrementalState | None = None,
         need_weights: bool = False,
         attn_mask: Tensor | None = None,
         need_head_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attends; the call is fairseq's.
+        """Attends. The arguments are those of fairseq's attention.
 
         Args:
-            query: (T, B, C), positions 0..T-1 of the sentence, or the newest token with a cache.
-            key, value: the same tensor as `query`, or None: this is self-attention.
-            key_padding_mask: (B, T), true at padding, of this call's tokens.
-            incremental_state: the decoder's cache; this module keeps its values (and its keys, where something
-                reads them) in it, and their places and the padding mask in a table that layers may share.
-            need_weights: also return the attention weights, averaged over the heads.
-            attn_mask: (T, S), boolean with true for hidden, or floating point to add to the logits; or `causal_mask`,
-                the fast way to say causal.
-            need_head_weights: return them for each head.
+            query: (T, B, C), the positions 0 to T - 1 of the sentences, or the newest tokens in decoding.
+            key, value: The same tensor as `query`, or None, because this is self-attention.
+            key_padding_mask: (B, T), true at padding, for the tokens of this call.
+            incremental_state: The state of a decoder. This module keeps its values in it, its keys if a function reads
+                keys, and the block table that tells where they are.
+            need_weights: Whether to return the attention weights, averaged over the heads.
+            attn_mask: (T, S), boolean with true for hidden keys, or floating point to add to the logits; or the
+                `causal_mask`, which is the fast way to say that a decoder looks back only.
+            need_head_weights: Whether to return the attention weights of each head.
 
         Returns:
-            the output (T, B, C), and the weights: (B, T, S), (H, B, T, S) or None. A row that may see no
-            key at all has output ``out_proj(0)`` and weights 0; a sentence of padding alone has any finite
-            output where the weights are not asked for.
+            the output, (T, B, C), and the weights: None, (B, T, S), or (H, B, T, S) for each head. A row that may see
+            no key has the output ``out_proj(0)`` and weights of 0. A sentence of padding alone has any finite output,
+            unless the weights are returned.
         """
-        if key is not query or value is not query:
-            check_self_attention(query, key=key, value=value)
-        attn_mask, key_padding_mask = as_boolean(attn_mask), behind_sentences(key_padding_mask, attn_mask)
+        check_self_attention(query, key, value)
+        attn_mask = to_boolean_or_float(attn_mask)
+        key_padding_mask = without_hidden_padding(key_padding_mask, attn_mask)
         q, k, v = self.project(query)
+
+        tgt_len, bsz, _ = query.size()
+        src_len = tgt_len
+        memory = None
         if incremental_state is not None:
-            out, weights = self.step(query, q, k, v, key_padding_mask, incremental_state, attn_mask)
+            memory = self.remember(incremental_state, k, v, key_padding_mask, attn_mask)
+            k = cache.read_keys(memory.vectors, memory.table, self.num_query_heads)
+            src_len = memory.table.rows.size(2)
+            key_padding_mask = memory.table.key_padding_mask
+        logits = self.synthesizer(Inputs(query, q, k, src_len - tgt_len, src_len))
+
+        returns_weights = need_weights or need_head_weights
+        if memory is None and not returns_weights:
+            return self.project_out(self.attend(logits, v, key_padding_mask, attn_mask), query.size()), None
+        # In a whole batch, sentences may share their weights. In decoding, each hypothesis has its own values.
+        num_weights = -1 if memory is None else bsz
+        weights = self.attention_weights(logits, tgt_len, src_len, key_padding_mask, attn_mask, num_weights)
+        weights = weights.to(v.dtype)
+        kept_weights = drop(weights, self.dropout(), bsz)
+        if memory is None:
+            out = weighted_sum(kept_weights, v)
         else:
-            length, bsz = query.size(0), query.size(1)
-            groups = self.synthesizer(Inputs(query, q, k, 0, length))
-            if not need_weights and not need_head_weights:
-                return self.output(groups, v, key_padding_mask, attn_mask), None
-            weights = self.weights_of(groups, length, length, key_padding_mask, attn_mask, -1).to(v.dtype)
-            out = weighted_sum(drop(weights, self.dropout(), bsz), v)
-        out = self.out_proj(out.permute(2, 0, 1, 3).reshape(query.size()))
-        if not need_weights and not need_head_weights:
+            out = cache.weighted_values(kept_weights, memory.vectors, memory.table)
+        out = self.project_out(join_heads(out), query.size())
+        if not returns_weights:
             return out, None
-        weights = weights.expand(query.size(1), -1, -1, -1)
-        return out, weights.transpose(0, 1) if need_head_weights else weights.mean(dim=1)
+        weights = weights.expand(bsz, -1, -1, -1)
+        if need_head_weights:
+            return out, weights.transpose(0, 1)
+        return out, weights.mean(dim=1)
 
-    def output(
-        self, groups: list[Logits], v: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None
-    ) -> Tensor:
-        """The output (T, B, C) by the fastest computation, which has no weights to return."""
-        if len(groups) == 1:  # without a slice, whose gradient is a copy
-            out = attend(groups[0], v, key_padding_mask, attn_mask, self.dropout())
-        else:
-            calls = zip(groups, v.split(self.heads, dim=1))
-            out = torch.cat([attend(*x, key_padding_mask, attn_mask, self.dropout()) for x in calls], dim=-1)
-        size, out_proj = (v.size(2), v.size(0), self.embed_dim), self._modules["out_proj"]  # type: Any, Any
-        if is_plain_linear(out_proj):  # of two dimensions, which takes less time
-            return F.linear(out, out_proj.weight, out_proj.bias).view(size)
-        return out_proj(out.view(size))
+    def project(self, x: Tensor) -> Projections:
+        """Returns the projections of the layer's input (T, B, C)."""
+        if self.q_proj is None or self.k_proj is None:
+            return Projections(None, None, self.split_heads(self.v_proj(x)))
+        if self.training and not is_recorded():
+            joined = join_linear_layers([self.q_proj, self.k_proj, self.v_proj])
+            if joined is not None:
+                return self.project_at_once(x, joined)
+        q = self.split_heads(self.q_proj(x))
+        k = self.split_heads(self.k_proj(x))
+        v = self.split_heads(self.v_proj(x))
+        return Projections(q, k, v)
 
-    def step(
-        self,
-        query: Tensor,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor,
-        key_padding_mask: Tensor | None,
-        incremental_state: dict[str, dict[str, Tensor | None]],
-        attn_mask: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        """The newest tokens in decoding: their outputs (B, H, T, d_h), and their weights (B, H, T, S)."""
-        if is_causal(attn_mask):
-            raise ValueError("attn_mask: causal_mask is of a whole sentence; leave it out in incremental decoding")
-        tgt_len, bsz = query.size(0), query.size(1)
-        buffer, table = self.extend_cache(incremental_state, k, v, key_padding_mask)
-        keys, values, rows = buffer.get("keys"), buffer["values"], table["rows"]
-        assert values is not None and rows is not None
-        if keys is not None:
-            keys = cache.read(keys, table, self.num_query_key_heads)
-        src_len = rows.size(2)
-        groups = self.synthesizer(Inputs(query, q, keys, src_len - tgt_len, src_len))
-        padding = table.get("prev_key_padding_mask")
-        weights = self.weights_of(groups, tgt_len, src_len, padding, attn_mask, bsz).to(v.dtype)
-        return cache.weighted_values(drop(weights, self.dropout(), bsz), values, table), weights
+    def project_at_once(self, x: Tensor, joined: LinearWeights) -> Projections:
+        """Returns the projections by one matrix product.
+
+        In training this is faster than three: each gradient is one product too, and the gradient of the input is no
+        sum of three.
+        """
+        tgt_len, bsz, _ = x.size()
+        num_heads = [self.num_query_heads, self.num_query_heads, self.num_heads]
+        features = F.linear(x.flatten(0, 1), joined.weight, joined.bias)
+        by_head = features.view(tgt_len, bsz, sum(num_heads), self.head_dim)
+        q, k, v = by_head.split_with_sizes(num_heads, dim=2)
+        return Projections(q.permute(1, 2, 0, 3), k.permute(1, 2, 0, 3), v.permute(1, 2, 0, 3))
+
+    def split_heads(self, x: Tensor) -> Tensor:
+        """Returns projected tokens (T, B, heads d_h) as (B, heads, T, d_h), without a copy."""
+        tgt_len, bsz, width = x.size()
+        return x.reshape(tgt_len, bsz, width // self.head_dim, self.head_dim).permute(1, 2, 0, 3)
+
+    def project_out(self, out: Tensor, size: torch.Size) -> Tensor:
+        """Returns the output projection of (T B, C), as a tensor of `size` (T, B, C)."""
+        if is_plain_linear(self.out_proj):
+            # A product of two dimensions takes less time than one of three.
+            return F.linear(out, weight_of(self.out_proj), cast(Tensor, self.out_proj.bias)).view(size)
+        return self.out_proj(out.view(size))
 
     def dropout(self) -> float:
-        """The probability of dropping a weight in this call."""
+        """Returns the probability of dropping an attention weight in this call."""
         module = self.dropout_module
-        return module.p if self.training or module.apply_during_inference else 0.0
+        if self.training or module.apply_during_inference:
+            return module.p
+        return 0.0
 
-    def extend_cache(
+    def attend(
+        self, logits: list[Logits], v: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None
+    ) -> Tensor:
+        """Returns ``softmax(S) V`` of all heads, (T B, C), by the fastest computation. It returns no weights."""
+        dropout = self.dropout()
+        if len(logits) == 1:  # no slice of the values, as the gradient of a slice is a copy
+            return attend(logits[0], v, key_padding_mask, attn_mask, dropout)
+        values = v.split(self.heads_of_groups(), dim=1)
+        outputs = [
+            attend(group_logits, group_value, key_padding_mask, attn_mask, dropout)
+            for group_logits, group_value in zip(logits, values)
+        ]
+        return torch.cat(outputs, dim=-1)
+
+    def attention_weights(
         self,
-        incremental_state: dict[str, dict[str, Tensor | None]],
-        k: Tensor | None,
-        v: Tensor,
-        key_padding_mask: Tensor | None,
-    ) -> tuple[dict[str, Tensor | None], dict[str, Tensor | None]]:
-        """This layer's cache and its table with the newest tokens, as `cache` describes them."""
-        own, shared = self.own_table, self.shared_table
-        buffer = self._get_input_buffer(incremental_state)
-        saved = buffer.get("prev_value")
-        if saved is not None:  # of fairseq's layer, where it is called with prev_self_attn_state
-            table = cache.extend({}, saved, 0, buffer.get("prev_key_padding_mask"))
-            buffer = cache.write_both({}, buffer.get("prev_key") if k is not None else None, saved, table)
-            incremental_state[own] = table
-        if own in incremental_state or shared not in incremental_state:
-            values = buffer.get("values")
-            capacity = 0 if values is None else values.size(0) // self.num_heads
-            table = cache.extend(incremental_state.get(own, {}), v, capacity, key_padding_mask)
-            incremental_state[own] = table
-        else:
-            table = incremental_state[shared]  # another layer has extended it
-        buffer = cache.write_both(buffer, k, v, table)
-        self._set_input_buffer(incremental_state, buffer)
-        return buffer, table
-
-    def share_table(self, other: "SyntheticAttention") -> None:
-        """Decodes by the block table of another attention, which sees every step before this one."""
-        self.shared_table = other.own_table
-
-    def make_generation_fast_(self, **_: Any) -> None:
-        """fairseq's hook before generation: weights of mixtures and 1 / sqrt(d_h) go into the parameters, for good."""
-        if self.q_proj is not None and not is_plain_linear(self.q_proj):
-            return
-        if not isinstance(self.out_proj, nn.Linear):  # a quantized one
-            return
-        with torch.no_grad():
-            mixtures = self.synthesizer.mixtures()  # type: ignore[operator]
-            like: Any = self.out_proj.weight
-            factors = [mixture.fold_weights_(like) for mixture in mixtures]
-            if self.q_proj is not None:
-                rows = torch.cat([x for x in factors if x is not None]).repeat_interleave(self.head_dim)
-                for x in (self.q_proj.weight.t(), self.q_proj.bias):  # type: ignore[operator]
-                    x.mul_(rows)  # type: ignore[operator]
-
-    def project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
-        """Queries and keys, where the synthesizer reads them, and values of the input (T, B, C), each by head."""
-        if self.training and self.num_query_key_heads > 0 and not is_recorded():
-            # one product, and one for each gradient: fewer kernels, and no sum of three gradients of x
-            modules: Any = self._modules
-            layer = joined(modules["q_proj"], modules["k_proj"], modules["v_proj"])
-            if layer is not None:
-                packed = F.linear(x.flatten(0, 1), *layer)
-                heads = [self.num_query_key_heads, self.num_query_key_heads, self.num_heads]
-                parts = packed.view(x.size(0), x.size(1), sum(heads), self.head_dim).split_with_sizes(heads, dim=2)
-                q, k, v = [part.permute(1, 2, 0, 3) for part in parts]
-                return q, k, v
-        if self.q_proj is None or self.k_proj is None:
-            return None, None, self.split_heads(self.v_proj(x))
-        return self.split_heads(self.q_proj(x)), self.split_heads(self.k_proj(x)), self.split_heads(self.v_proj(x))
-
-    def weights_of(
-        self,
-        groups: list[Logits],
+        logits: list[Logits],
         tgt_len: int,
         src_len: int,
         key_padding_mask: Tensor | None,
         attn_mask: Tensor | None,
         bsz: int,
     ) -> Tensor:
-        """The attention weights of all heads, (B or 1, H, T, S); `bsz` is B, or -1 for 1 if they are shared."""
-        call = (tgt_len, src_len, key_padding_mask, attn_mask)
-        parts = [attention_weights(logits, heads, *call, bsz=bsz) for logits, heads in zip(groups, self.heads)]
-        if len(parts) == 1:
-            return parts[0]
-        bsz = max(part.size(0) for part in parts)
-        return torch.cat([part.expand(bsz, -1, -1, -1) for part in parts], dim=1)
+        """Returns the attention weights of all heads, (`bsz`, H, T, S); -1 means B, or 1 if all sentences share them."""
+        weights_of_groups = [
+            attention_weights(group_logits, num_heads, tgt_len, src_len, key_padding_mask, attn_mask, bsz=bsz)
+            for group_logits, num_heads in zip(logits, self.heads_of_groups())
+        ]
+        if len(weights_of_groups) == 1:
+            return weights_of_groups[0]
+        most = max(weights.size(0) for weights in weights_of_groups)
+        return torch.cat([weights.expand(most, -1, -1, -1) for weights in weights_of_groups], dim=1)
 
-    def split_heads(self, x: Tensor) -> Tensor:
-        """(T, B, C) -> (B, H, T, d_h), without a copy; fewer heads where the projection has fewer."""
-        return x.reshape(x.size(0), x.size(1), x.size(2) // self.head_dim, self.head_dim).permute(1, 2, 0, 3)
+    def heads_of_groups(self) -> list[int]:
+        """Returns the number of heads in each group of heads of one kind."""
+        return [mixture.num_heads for mixture in self.synthesizer.mixtures()]
 
-    def reorder_incremental_state(
-        self, incremental_state: dict[str, dict[str, Tensor | None]], new_order: Tensor
-    ) -> dict[str, dict[str, Tensor | None]]:
-        """Reorders the cache to the hypotheses that the beam search goes on with."""
-        own = self.own_table
-        if own in incremental_state:
-            incremental_state[own] = cache.reorder(incremental_state[own], new_order)
-        buffer = self._get_input_buffer(incremental_state)
-        if "prev_value" in buffer:
-            self._set_input_buffer(incremental_state, cache.reorder(buffer, new_order))
+    # ---- decoding
+
+    def remember(
+        self,
+        incremental_state: IncrementalState,
+        k: Tensor | None,
+        v: Tensor,
+        key_padding_mask: Tensor | None,
+        attn_mask: Tensor | None,
+    ) -> "Memory":
+        """Adds the newest tokens to the decoder's state, and returns what it holds for this layer.
+
+        Raises:
+            ValueError: The mask is the `causal_mask`, which is for whole sentences.
+        """
+        if is_causal(attn_mask):
+            raise ValueError("attn_mask: causal_mask is of a whole sentence; leave it out in incremental decoding")
+        vectors: cache.LayerCache | None = incremental_state.get(self.state_key("vectors"))
+        table: cache.BlockTable
+        has_own_table = self.own_table in incremental_state
+        if has_own_table or self.shared_table not in incremental_state:
+            # This is the layer that owns the table, or a layer that is called alone.
+            capacity = 0 if vectors is None else vectors.values.size(0) // self.num_heads
+            table = cache.extend_table(incremental_state.get(self.own_table), v, capacity, key_padding_mask)
+            incremental_state[self.own_table] = table
+        else:
+            table = incremental_state[self.shared_table]  # the first layer has extended it in this step
+        vectors = cache.append_to_layer(vectors, k, v, table)
+        incremental_state[self.state_key("vectors")] = vectors
+        return Memory(vectors, table)
+
+    def share_table(self, first: "SyntheticAttention") -> None:
+        """Makes this layer use the block table of the decoder's first layer, which sees every step before this one.
+
+        The table belongs to a layer and not to the decoder, so that an attention can decode alone.
+        """
+        self.shared_table = first.own_table
+
+    def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> IncrementalState:
+        """Reorders the state to the hypotheses that the beam search goes on with: only the table that is owned."""
+        table: cache.BlockTable | None = incremental_state.get(self.own_table)
+        if table is not None:
+            incremental_state[self.own_table] = table.reorder(new_order)
         return incremental_state
 
-    def _get_input_buffer(
-        self, incremental_state: dict[str, dict[str, Tensor | None]] | None
-    ) -> dict[str, Tensor | None]:
-        return self.get_incremental_state(incremental_state, "attn_state") or {}  # type: ignore[operator]
-
     def _set_input_buffer(
-        self, incremental_state: dict[str, dict[str, Tensor | None]], buffer: dict[str, Tensor | None]
-    ) -> dict[str, dict[str, Tensor | None]] | None:
-        return self.set_incremental_state(incremental_state, "attn_state", buffer)  # type: ignore[operator]
+        self, incremental_state: IncrementalState, buffer: dict[str, Tensor | None]
+    ) -> IncrementalState:
+        """Takes keys and values of earlier tokens from fairseq's decoder layer, as its ``prev_self_attn_state``."""
+        values = buffer["prev_value"]
+        assert values is not None
+        keys = buffer.get("prev_key") if self.num_query_heads else None
+        table = cache.extend_table(None, values, 0, buffer.get("prev_key_padding_mask"))
+        incremental_state[self.own_table] = table
+        incremental_state[self.state_key("vectors")] = cache.append_to_layer(None, keys, values, table)
+        return incremental_state
 
-    def __prepare_scriptable__(self) -> ScriptableAttention:
-        return ScriptableAttention(self)
+    def _get_input_buffer(self, incremental_state: IncrementalState | None) -> dict[str, Tensor | None]:
+        """Returns an empty buffer. fairseq's decoder layer asks for one, but reads it with cross-self-attention only."""
+        return {}
+
+    def state_key(self, name: str) -> str:
+        """Returns the key of an entry of this module in the incremental state."""
+        key: str = cast(Any, self)._get_full_incremental_state_key(name)
+        return key
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        """Refuses TorchScript: torch calls this for every module of a model that it is to script."""
+        raise SynthesizerError(
+            "torch.jit.script: TorchScript is not supported by models with synthesized attention; use the model as it "
+            "is, torch.compile or torch.jit.trace"
+        )
+
+    # ---- checkpoints
+
+    def make_generation_fast_(self, **_: Any) -> None:
+        """Multiplies weights of mixtures and 1 / sqrt(d_h) into the parameters, for good, as fairseq calls it to generate.
+
+        A model with hooks on its queries, or with quantized projections, stays as it is.
+        """
+        if self.q_proj is not None and not is_plain_linear(self.q_proj):
+            return
+        if not isinstance(self.out_proj, nn.Linear):
+            return
+        with torch.no_grad():
+            query_factors = []
+            for mixture in self.synthesizer.mixtures():
+                query_factor = mixture.fold_weights_(like=weight_of(self.out_proj))
+                if query_factor is not None:
+                    query_factors.append(query_factor)
+            if self.q_proj is not None:
+                factor_of_each_feature = torch.cat(query_factors).repeat_interleave(self.head_dim)
+                weight_of(self.q_proj).mul_(factor_of_each_feature[:, None])
+                cast(Tensor, self.q_proj.bias).mul_(factor_of_each_feature)
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
-        # not in an upgrade_state_dict_named of this class, which runs before --encoder-layers-to-keep renames layers.
-        # fairseq's own splits the one projection of queries, keys and values that its older checkpoints have
+        # This is not in an `upgrade_state_dict_named`, as fairseq calls that before --encoder-layers-to-keep renames
+        # layers. fairseq's own splits the joint projection of queries, keys and values that its older checkpoints have.
         MultiheadAttention.upgrade_state_dict_named(self, state_dict, prefix.rstrip("."))
-        prepare(state_dict, prefix, self.synthesizer)
+        adapt_checkpoint(state_dict, prefix, self.synthesizer)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-def check_self_attention(query: Tensor, **others: Tensor | None) -> None:
-    """Raises ValueError if `key` or `value` is there and not the same memory as `query`."""
-    for name, other in others.items():
+class Memory(NamedTuple):
+    """What the state of a decoder holds for a layer, the newest tokens included."""
+
+    vectors: cache.LayerCache
+    table: cache.BlockTable
+
+
+def weight_of(layer: nn.Module) -> Tensor:
+    """Returns the weight of a linear layer, whose type a module does not know."""
+    return cast(Tensor, layer.weight)
+
+
+def check_self_attention(query: Tensor, key: Tensor | None, value: Tensor | None) -> None:
+    """Raises ValueError if `key` or `value` is given and is not the same memory as `query`."""
+    if key is query and value is query:
+        return
+    for name, other in (("key", key), ("value", value)):
         if other is None or other is query or torch.compiler.is_compiling():
             continue
         if other.data_ptr() != query.data_ptr() or other.size() != query.size() or other.stride() != query.stride():

@@ -1,148 +1,209 @@
-"""What self-attention keeps of earlier tokens while it decodes.
+"""The memory of self-attention while it decodes: values and keys of the tokens so far.
 
-A beam search goes on with other hypotheses after every step. As in a paged cache with pages of one token, values and
-keys are not moved then: what is reordered is the block table, the rows of each hypothesis's tokens. All layers of a
-decoder write and read the same rows, so they share one table, which the first layer extends and reorders once a step.
+After every step, a beam search goes on with other hypotheses. fairseq's own attention then copies all cached keys and
+values of every layer into the new order. Here they stay where they are, as in a paged cache with pages of one token:
 
-Vectors of a layer are rows of one matrix, (N H, d_h): head h of token n is row n H + h. A table is a dictionary:
+* Each layer has a `LayerCache`: one matrix for its values and, if something reads them, one for its keys. The vector of
+  head h of the token with number n is row ``n H + h`` of the matrix.
+* A `BlockTable` tells which rows belong to which hypothesis. Only the table is reordered. All layers of a decoder use
+  the same rows, so they share one table, which the first layer extends and reorders once a step.
 
-=========================  =================================================================================
-``rows``                   the row of each hypothesis, head and token, (B, H, t)
-``newest``                 those of the newest tokens, (B, H, n)
-``moved``                  the tokens to keep, in their new order, if layers are to make a new matrix, else None
-``written``                how many tokens, n, have been: a counter that copies of a table share, so that none writes to
-                           the rows of another. An empty tensor (n, 0), as TorchScript has no mutable int
-``offsets``                where the tokens of each hypothesis and head begin in ``rows``, (B H,)
-``prev_key_padding_mask``  (B, t), true at padding, or None
-=========================  =================================================================================
+A step makes a new table and a new cache, and writes only to rows that no hypothesis uses yet. Copies of a decoder's
+state can therefore go on independently of each other.
 """
+
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Cache = dict[str, Tensor | None]
+
+class RowCounter:
+    """Counts the tokens that have rows in the matrices. Copies of a table share it, so that none reuses a row."""
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        # Outside inference mode, nothing may write to tensors that were made in it.
+        self.is_inference = torch.is_inference_mode_enabled()
 
 
-def extend(table: Cache, newest: Tensor, capacity: int, key_padding_mask: Tensor | None) -> Cache:
-    """The table with the newest tokens behind the others.
+class BlockTable(NamedTuple):
+    """The rows that belong to each hypothesis. B hypotheses have t tokens each, of which n are the newest."""
 
-    Args:
-        table: empty before the first token.
-        newest: a vector of each new token and head, (B, H, n, d_h), of which only the sizes are read.
-        capacity: for how many tokens the layers' matrices have rows.
-        key_padding_mask: of the newest tokens, (B, n), true at padding; None for no padding.
-    """
-    bsz, heads, count, _ = newest.size()
-    rows, written = table.get("rows"), table.get("written")
-    start = 0 if rows is None else rows.size(2)
-    length = start + count
-    first = 0 if written is None else written.size(0)
-    moved: Tensor | None = None
-    if rows is not None and written is not None:
-        if first + bsz * count > capacity or capacity > 4 * bsz * length or not is_writable(written):
-            # the matrices are made anew, without the tokens that no hypothesis has
-            moved = torch.div(rows[:, 0].t().reshape(-1), heads, rounding_mode="floor")
-            first, rows = bsz * start, rows_of(0, newest, start)
-    if written is None or moved is not None:
-        written = newest.new_empty([0, 0])
-    written.resize_([first + bsz * count, 0])
-    behind = rows_of(first * heads, newest, count)
-    padding = append_padding(table.get("prev_key_padding_mask"), key_padding_mask, bsz, start, count)
-    return {
-        "rows": behind if rows is None else torch.cat([rows, behind], dim=2),
-        "newest": behind,
-        "moved": moved,
-        "written": written,
-        "offsets": torch.arange(0, bsz * heads * length, length, device=newest.device),
-        "prev_key_padding_mask": padding,
-    }
+    rows: Tensor  # (B, H, t): the row of each hypothesis, head and token
+    newest_rows: Tensor  # (B, H, n): the part of `rows` that the layers have to write to in this step
+    # The numbers of the tokens that layers copy into new matrices in this step, in their new order; None: no copy.
+    kept_tokens: Tensor | None
+    counter: RowCounter
+    offsets: Tensor  # (B H,): where each hypothesis and head begins in the flattened `rows`
+    key_padding_mask: Tensor | None  # (B, t), true at padding
+
+    def reorder(self, new_order: Tensor) -> "BlockTable":
+        """Returns the table in which hypothesis i goes on from hypothesis ``new_order[i]``."""
+        key_padding_mask = self.key_padding_mask
+        if key_padding_mask is not None:
+            key_padding_mask = key_padding_mask.index_select(0, new_order)
+        return self._replace(rows=self.rows.index_select(0, new_order), key_padding_mask=key_padding_mask)
 
 
-def rows_of(first: int, like: Tensor, count: int) -> Tensor:
-    """The rows (B, H, count), from `first` on, of tokens that are written together; `like` is (B, H, n, d_h)."""
-    bsz, heads = like.size(0), like.size(1)
-    rows = torch.arange(first, first + count * bsz * heads, device=like.device)
-    return rows.view(count, bsz, heads).permute(1, 2, 0)
+class LayerCache(NamedTuple):
+    """The vectors of one layer, (N H, d_h), with room for N tokens. Keys are None if nothing reads them."""
+
+    values: Tensor
+    keys: Tensor | None
 
 
-def reorder(cache: Cache, new_order: Tensor) -> Cache:
-    """A table, or keys and values as fairseq stores them, where hypothesis i goes on from ``new_order[i]``."""
-    reordered: Cache = {"written": cache.get("written")}
-    for name in ("rows", "prev_key_padding_mask", "prev_key", "prev_value"):
-        x = cache.get(name)
-        if x is not None:
-            reordered[name] = x.index_select(0, new_order)
-    return reordered
-
-
-def write_both(entries: Cache, key: Tensor | None, value: Tensor, table: Cache) -> Cache:
-    """A layer's ``values``, and its ``keys`` if there are some, with those of the newest tokens; see `write`."""
-    written: Cache = {"values": write(entries.get("values"), value, table)}
-    if key is not None:
-        written["keys"] = write(entries.get("keys"), key, table)
-    return written
-
-
-def write(entries: Tensor | None, newest: Tensor, table: Cache) -> Tensor:
-    """A layer's vectors with those of the newest tokens.
+def extend_table(
+    table: BlockTable | None, newest_values: Tensor, capacity: int, key_padding_mask: Tensor | None
+) -> BlockTable:
+    """Returns the table with the newest tokens behind the others.
 
     Args:
-        entries: (N H, d_h), or None before the first token.
-        newest: (B, H, n, d_h), or of the first heads alone.
-        table: as `extend` returns it.
+        table: The table of the last step, or None before the first token.
+        newest_values: A vector for each new token and head, (B, H, n, d_h). Only its sizes are read.
+        capacity: The number of tokens that the matrices of the layers have rows for.
+        key_padding_mask: The padding of the newest tokens, (B, n), or None if there is none.
     """
-    rows, newest_rows, moved = table["rows"], table["newest"], table.get("moved")
-    assert rows is not None and newest_rows is not None
-    heads, head_dim = rows.size(1), newest.size(3)
-    if newest.size(1) < heads:
-        newest = F.pad(newest, [0, 0, 0, 0, 0, heads - newest.size(1)])
+    bsz, num_heads, num_new, _ = newest_values.size()
+    num_old = 0 if table is None else table.rows.size(2)
+    old_rows = None
+    old_padding = None
+    kept_tokens = None
+    if table is None:
+        counter = RowCounter()
+    else:
+        counter = table.counter
+        old_rows = table.rows
+        old_padding = table.key_padding_mask
+        if needs_new_matrices(counter, bsz * num_new, bsz * (num_old + num_new), capacity):
+            # Tokens that belong to no hypothesis any more are left behind.
+            first_head_rows = old_rows[:, 0].t().reshape(-1)
+            kept_tokens = torch.div(first_head_rows, num_heads, rounding_mode="floor")
+            counter = RowCounter()
+            counter.num_tokens = bsz * num_old
+            old_rows = consecutive_rows(0, bsz, num_heads, num_old, newest_values.device)
+
+    newest_rows = consecutive_rows(counter.num_tokens * num_heads, bsz, num_heads, num_new, newest_values.device)
+    counter.num_tokens += bsz * num_new
+    length = num_old + num_new
+    return BlockTable(
+        rows=newest_rows if old_rows is None else torch.cat([old_rows, newest_rows], dim=2),
+        newest_rows=newest_rows,
+        kept_tokens=kept_tokens,
+        counter=counter,
+        offsets=torch.arange(0, bsz * num_heads * length, length, device=newest_values.device),
+        key_padding_mask=append_padding(old_padding, key_padding_mask, bsz, num_old, num_new),
+    )
+
+
+def needs_new_matrices(counter: RowCounter, num_new_tokens: int, num_live_tokens: int, capacity: int) -> bool:
+    """Returns whether the matrices are full, mostly unused, or cannot be written to.
+
+    The numbers of tokens are those of all hypotheses together; live tokens are those that some hypothesis has.
+    """
+    is_full = counter.num_tokens + num_new_tokens > capacity
+    is_mostly_unused = capacity > 4 * num_live_tokens
+    is_read_only = counter.is_inference and not torch.is_inference_mode_enabled()
+    return is_full or is_mostly_unused or is_read_only
+
+
+def consecutive_rows(first_row: int, bsz: int, num_heads: int, count: int, device: torch.device) -> Tensor:
+    """Returns the rows (B, H, count) of tokens that are written together, from `first_row` on."""
+    rows = torch.arange(first_row, first_row + count * bsz * num_heads, device=device)
+    return rows.view(count, bsz, num_heads).permute(1, 2, 0)
+
+
+def append_to_layer(
+    layer_cache: LayerCache | None, newest_keys: Tensor | None, newest_values: Tensor, table: BlockTable
+) -> LayerCache:
+    """Returns the cache of a layer with the vectors of the newest tokens.
+
+    Args:
+        layer_cache: The cache of the last step, or None before the first token.
+        newest_keys: (B, H or fewer, n, d_h), or None.
+        newest_values: (B, H, n, d_h).
+        table: The table that has been extended for this step.
+    """
+    values = write(None if layer_cache is None else layer_cache.values, newest_values, table)
+    keys = None
+    if newest_keys is not None:
+        keys = write(None if layer_cache is None else layer_cache.keys, newest_keys, table)
+    return LayerCache(values, keys)
+
+
+def write(matrix: Tensor | None, newest: Tensor, table: BlockTable) -> Tensor:
+    """Returns a matrix (N H, d_h) of vectors with those of the newest tokens, written in place where possible.
+
+    Args:
+        matrix: The matrix so far, or None before the first token.
+        newest: (B, H, n, d_h), or the vectors of the first heads only.
+        table: The table that has been extended for this step.
+    """
+    num_heads = table.rows.size(1)
+    num_missing_heads = num_heads - newest.size(1)
+    if num_missing_heads > 0:
+        newest = F.pad(newest, [0, 0, 0, 0, 0, num_missing_heads])
+    head_dim = newest.size(3)
     added = newest.permute(2, 0, 1, 3).reshape(-1, head_dim)
-    if entries is None:
-        entries = added.new_empty([2 * rows.numel(), head_dim])
-    elif moved is not None:
-        kept = entries.view(-1, heads * head_dim).index_select(0, moved).view(-1, head_dim)
-        entries = torch.cat([kept, kept.new_empty([2 * rows.numel() - kept.size(0), head_dim])])
-    if entries.dtype != added.dtype:  # under autocast for some of the steps
-        entries, added = entries.float(), added.float()
-    newest_rows = newest_rows.permute(2, 0, 1).reshape(-1)
-    if torch.is_grad_enabled() or not is_writable(entries):
-        return entries.index_copy(0, newest_rows, added)
-    return entries.index_copy_(0, newest_rows, added)
+    # Twice the rows that are needed now: the matrix grows by doubling.
+    num_rows = 2 * table.rows.numel()
+    if matrix is None:
+        matrix = added.new_empty([num_rows, head_dim])
+    elif table.kept_tokens is not None:
+        tokens = matrix.view(-1, num_heads * head_dim)
+        kept = tokens.index_select(0, table.kept_tokens).view(-1, head_dim)
+        matrix = torch.cat([kept, kept.new_empty([num_rows - kept.size(0), head_dim])])
+    if matrix.dtype != added.dtype:
+        # Autocast was on in some of the steps only.
+        matrix = matrix.float()
+        added = added.float()
+    newest_rows = table.newest_rows.permute(2, 0, 1).reshape(-1)
+    is_read_only = matrix.is_inference() and not torch.is_inference_mode_enabled()
+    if torch.is_grad_enabled() or is_read_only:
+        return matrix.index_copy(0, newest_rows, added)
+    return matrix.index_copy_(0, newest_rows, added)
 
 
-def read(entries: Tensor, table: Cache, heads: int) -> Tensor:
-    """A copy of the vectors of all tokens in the first heads, (B, heads, t, d_h)."""
-    rows = table["rows"]
-    assert rows is not None
-    return F.embedding(rows[:, :heads], entries)
-
-
-def weighted_values(weights: Tensor, entries: Tensor, table: Cache) -> Tensor:
-    """The product (B, H, n, d_h) of attention weights (B, H, n, t) and the values, read where they are."""
-    rows = table["rows"]
-    assert rows is not None
-    bsz, heads, _ = rows.size()
-    weights = weights.to(entries.dtype)
-    if weights.size(2) > 1 or torch.is_grad_enabled():  # embedding_bag has no second derivative
-        return torch.matmul(weights, read(entries, table, heads))
-    rows, weights = rows.reshape(-1), weights.reshape(-1)
-    out = F.embedding_bag(rows, entries, table["offsets"], mode="sum", per_sample_weights=weights)
-    return out.view(bsz, heads, 1, -1)
-
-
-def is_writable(x: Tensor) -> bool:
-    """Whether a tensor can be written to: an inference tensor only in inference mode."""
-    return not x.is_inference() or torch.is_inference_mode_enabled()
-
-
-def append_padding(previous: Tensor | None, newest: Tensor | None, bsz: int, start: int, count: int) -> Tensor | None:
-    """Padding mask (B, start + count) of the cached and the newest tokens; an absent part has no padding."""
-    if previous is None and newest is None:
+def read_keys(layer_cache: LayerCache, table: BlockTable, num_heads: int) -> Tensor | None:
+    """Returns a copy of the keys of all tokens in the first heads, (B, num_heads, t, d_h); None if there are none."""
+    if layer_cache.keys is None:
         return None
-    if newest is None:
-        assert previous is not None
-        newest = torch.zeros(bsz, count, dtype=torch.bool, device=previous.device)
-    if previous is None:
-        previous = torch.zeros(bsz, start, dtype=torch.bool, device=newest.device)
-    return torch.cat([previous.to(torch.bool), newest.to(torch.bool)], dim=1)
+    return F.embedding(table.rows[:, :num_heads], layer_cache.keys)
+
+
+def weighted_values(weights: Tensor, layer_cache: LayerCache, table: BlockTable) -> Tensor:
+    """Returns the product (B, H, n, d_h) of attention weights (B, H, n, t) and the values.
+
+    A single row reads the values where they are. Otherwise they are copied first.
+    """
+    bsz, num_heads, _ = table.rows.size()
+    weights = weights.to(layer_cache.values.dtype)
+    is_single_row = weights.size(2) == 1
+    if not is_single_row or torch.is_grad_enabled():  # embedding_bag has no second derivative
+        return torch.matmul(weights, F.embedding(table.rows, layer_cache.values))
+    out = F.embedding_bag(
+        table.rows.reshape(-1),
+        layer_cache.values,
+        offsets=table.offsets,
+        mode="sum",
+        per_sample_weights=weights.reshape(-1),
+    )
+    return out.view(bsz, num_heads, 1, -1)
+
+
+def append_padding(
+    old_padding: Tensor | None, new_padding: Tensor | None, bsz: int, num_old: int, num_new: int
+) -> Tensor | None:
+    """Returns the padding mask (B, num_old + num_new) of cached and newest tokens; None if there is no padding.
+
+    Either part may be None, which means that it has no padding.
+    """
+    if old_padding is None and new_padding is None:
+        return None
+    if new_padding is None:
+        assert old_padding is not None
+        new_padding = torch.zeros(bsz, num_new, dtype=torch.bool, device=old_padding.device)
+    if old_padding is None:
+        old_padding = torch.zeros(bsz, num_old, dtype=torch.bool, device=new_padding.device)
+    return torch.cat([old_padding.to(torch.bool), new_padding.to(torch.bool)], dim=1)

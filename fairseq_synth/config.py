@@ -174,5 +174,5 @@ def kept_layers(args: argparse.Namespace, side: str) -> list[int]:
 def limit_of(args: Any, specs: Sequence[Sequence[HeadGroup]]) -> Limit | None:
     """``--synth-max-length``, if any function of any layer has that limit and longer sentences are to be refused."""
     names = {name for groups in specs for _, functions in groups for name in functions}
-    tokens = synthesizers.limit_of(names, args.synth_max_length, str(args.synth_beyond_length))
+    tokens = synthesizers.longest_sentence(names, args.synth_max_length, str(args.synth_beyond_length))
     return None if tokens is None else Limit(tokens, "--synth-max-length")

@@ -22,7 +22,6 @@ from .heads import HeadGroup, build_synthesizer
 from .host.layers import FAST_PATH_COPIES, TransformerEncoderLayerBase
 from .lengths import Limit
 from .masks import align, aligned_columns, causal_mask, restore
-from .scripting import Scriptable
 
 
 def build_attention(
@@ -55,7 +54,7 @@ def name_dropout(module: nn.Module, host: str) -> None:
             child.module_name = host
 
 
-class EncoderLayer(Scriptable, TransformerEncoderLayerBase):
+class EncoderLayer(TransformerEncoderLayerBase):
     """fairseq's encoder layer, whose ``build_self_attention`` a subclass may override."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -79,7 +78,7 @@ class SynthesizerEncoderLayer(EncoderLayer):
         return build_attention(cfg, "encoder", self.groups, self.quant_noise, self.quant_noise_block_size)
 
 
-class SynthesizerDecoderLayer(Scriptable, TransformerDecoderLayerBase):
+class SynthesizerDecoderLayer(TransformerDecoderLayerBase):
     """fairseq's decoder layer around a `SyntheticAttention` of heads of the functions `groups`."""
 
     def __init__(self, cfg: TransformerConfig, groups: Sequence[HeadGroup], no_encoder_attn: bool = False) -> None:
@@ -93,7 +92,7 @@ class SynthesizerDecoderLayer(Scriptable, TransformerDecoderLayerBase):
         return build_attention(cfg, "decoder", self.groups, self.quant_noise, self.quant_noise_block_size)
 
 
-class LimitedStack(Scriptable):
+class LimitedStack:
     """An encoder or decoder with a longest sentence; among the bases of a class it stands before fairseq's."""
 
     max_length: int | None

@@ -16,10 +16,9 @@ from torch import Tensor
 from .config import to_namespace
 from .errors import SynthesizerError, explanations, first_line
 from .host.messages import misfit
-from .scripting import Scriptable
 
 
-class SynthesizerModel(Scriptable):
+class SynthesizerModel:
     """The first base of each kind of model; the second is fairseq's class of that kind.
 
     ``build_model(cfg, task)`` takes the flat config, as Hydra's DictConfig, a dataclass or a Namespace, and fairseq's

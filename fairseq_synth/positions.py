@@ -1,4 +1,10 @@
-"""What a call reads of a parameter whose rows or columns are positions of a sentence."""
+"""The parts of a parameter that one call needs, where rows or columns of the parameter are positions of a sentence.
+
+A synthesizing function has parameters for sentences of l tokens. A call has T rows, for the positions ``start`` to
+``start + T - 1`` of its sentences, and S columns, for the positions 0 to ``S - 1``. The functions below return the
+entries for these positions. Position p beyond l has the entry of position ``p mod l``; that is the paper's "tile to the
+maximum sequence length". Within l, they return views.
+"""
 
 from typing import NamedTuple
 
@@ -7,66 +13,85 @@ from torch import Tensor
 
 
 class Inputs(NamedTuple):
-    """What S may depend on. T rows are asked for, of positions from `start` on, and S columns, from position 0 on."""
+    """Everything that the logits S of a call may depend on."""
 
-    x: Tensor  # the layer's input, (T, B, H d_h); each head sees its slice
-    q: Tensor | None  # projected queries, (B, H, T, d_h), of the heads that have some
-    k: Tensor | None  # projected keys, (B, H, S, d_h)
-    start: int  # position of the first row
+    x: Tensor  # the input of the layer, (T, B, H d_h); each head sees its slice of the features
+    q: Tensor | None  # projected queries, (B, H, T, d_h), of the heads that have queries
+    k: Tensor | None  # projected keys, (B, H, S, d_h), of the same heads
+    start: int  # position of the first row; 0 except in incremental decoding
     src_len: int  # S, the number of columns
 
 
-def rows_of(x: Tensor, inputs: Inputs) -> Tensor:
-    """The call's rows (1, H, T, r) of a parameter (H, l, r)."""
-    return positions(x, 1, inputs.start, inputs.x.size(0))[None]
+def take_rows(parameter: Tensor, inputs: Inputs) -> Tensor:
+    """Returns the call's rows of a parameter (H, l, r), as (1, H, T, r)."""
+    tgt_len = inputs.x.size(0)
+    return take_positions(parameter, dim=1, start=inputs.start, count=tgt_len)[None]
 
 
-def columns_of(x: Tensor, inputs: Inputs) -> Tensor:
-    """What the call's columns have of a parameter (H, l, r), (1, H, S, r)."""
-    return positions(x, 1, 0, inputs.src_len)[None]
+def take_columns(parameter: Tensor, inputs: Inputs) -> Tensor:
+    """Returns the rows of a parameter (H, l, r) that belong to the call's columns, as (1, H, S, r)."""
+    return take_positions(parameter, dim=1, start=0, count=inputs.src_len)[None]
 
 
-def window_of(x: Tensor, inputs: Inputs) -> Tensor:
-    """The call's rows and columns (1, H, T, S) of a parameter (H, l, l); (1, H, 1, S) of (H, 1, l), for all rows."""
-    heads, length, width = x.size()
-    start, count, columns = inputs.start, inputs.x.size(0), inputs.src_len
-    if length == 1:
-        start, count = 0, 1
-    if start + count <= length and columns < width and count < length:
-        # one view, with one copy for its gradient; two slices have two
-        head, row, column = x.stride()
-        return x.as_strided([1, heads, count, columns], [0, head, row, column], x.storage_offset() + start * row)
-    return positions(positions(x, 1, start, count), 2, 0, columns)[None]
+def take_column_bias(parameter: Tensor, inputs: Inputs) -> Tensor:
+    """Returns the call's columns of a parameter (H, l) that is the same for all rows, as (1, H, 1, S)."""
+    return take_positions(parameter, dim=1, start=0, count=inputs.src_len)[None, :, None]
 
 
-def distances_of(x: Tensor, inputs: Inputs) -> Tensor:
-    """The values (1, H, 1, T + S - 1) of a parameter (H, 2 m + 1) for the call's distances: from that of its last row
-    and first column to that of its first row and last column; those beyond -m and m have the values of these."""
-    m = (x.size(1) - 1) // 2
-    first, last = 1 - inputs.start - inputs.x.size(0), inputs.src_len - 1 - inputs.start
-    lowest, highest = max(first, -m), min(last, m)
-    found = x.narrow(1, m + lowest, highest - lowest + 1)
-    if first < lowest or highest < last:
-        before = x[:, :1].expand(-1, lowest - first)
-        found = torch.cat([before, found, x[:, -1:].expand(-1, last - highest)], dim=1)
-    return found[None, :, None]
+def take_window(parameter: Tensor, inputs: Inputs) -> Tensor:
+    """Returns the call's rows and columns of a parameter (H, l, l), as (1, H, T, S)."""
+    num_heads, length, width = parameter.size()
+    start, tgt_len, src_len = inputs.start, inputs.x.size(0), inputs.src_len
+    cuts_rows = tgt_len < length
+    cuts_columns = src_len < width
+    if cuts_rows and cuts_columns and start + tgt_len <= length:
+        # One view instead of two slices: the backward pass of each slice is a copy of the whole parameter.
+        head_stride, row_stride, column_stride = parameter.stride()
+        return parameter.as_strided(
+            size=[1, num_heads, tgt_len, src_len],
+            stride=[0, head_stride, row_stride, column_stride],
+            storage_offset=parameter.storage_offset() + start * row_stride,
+        )
+    rows = take_positions(parameter, dim=1, start=start, count=tgt_len)
+    return take_positions(rows, dim=2, start=0, count=src_len)[None]
 
 
-def positions(x: Tensor, dim: int, start: int, count: int) -> Tensor:
-    """The entries along a dimension of l for positions ``start .. start + count - 1``: position p has entry p mod l.
+def take_distances(parameter: Tensor, inputs: Inputs) -> Tensor:
+    """Returns the values of a parameter (H, 2 m + 1), one for each distance from -m to m, for the call's distances.
 
-    This is the paper's way to sentences beyond l, "tile to the maximum sequence length". Within l it is a view.
+    The result (1, H, 1, T + S - 1) begins with the distance from the last row to the first column and ends with the
+    distance from the first row to the last column. Distances beyond -m and m have the values of -m and m.
+    """
+    largest = (parameter.size(1) - 1) // 2
+    last_row = inputs.start + inputs.x.size(0) - 1
+    first_distance = -last_row
+    last_distance = inputs.src_len - 1 - inputs.start
+    first_known = max(first_distance, -largest)
+    last_known = min(last_distance, largest)
+    values = parameter.narrow(1, largest + first_known, last_known - first_known + 1)
+    if first_distance < first_known or last_distance > last_known:
+        before = parameter[:, :1].expand(-1, first_known - first_distance)
+        after = parameter[:, -1:].expand(-1, last_distance - last_known)
+        values = torch.cat([before, values, after], dim=1)
+    return values[None, :, None]
+
+
+def take_positions(x: Tensor, dim: int, start: int, count: int) -> Tensor:
+    """Returns the entries of `x` along `dim` for the positions ``start`` to ``start + count - 1``.
+
+    The dimension has l entries, and position p has entry ``p mod l``.
     """
     length = x.size(dim)
     if start == 0 and count == length:
-        return x  # the gradient of a slice is a copy
-    start = start % length
-    if start + count <= length:
-        return x.narrow(dim, start, count)
-    pieces: list[Tensor] = []
-    while count > 0:
-        piece = x.narrow(dim, start, min(count, length - start))
-        pieces.append(piece)
-        count -= piece.size(dim)
-        start = 0
+        return x  # not a slice, because the gradient of a slice is a copy
+    first = start % length
+    if first + count <= length:
+        return x.narrow(dim, first, count)
+    pieces = []
+    missing = count
+    while missing > 0:
+        piece_length = min(missing, length - first)
+        pieces.append(x.narrow(dim, first, piece_length))
+        missing -= piece_length
+        first = 0
     return torch.cat(pieces, dim=dim)

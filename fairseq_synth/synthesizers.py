@@ -1,45 +1,47 @@
 """The synthesizing functions of the paper, one short class each.
 
-Tay et al., *Synthesizer: Rethinking Self-Attention for Transformer Models*, arXiv 2005.00743. Every
-attention there is ``Y = softmax(S(X)) G(X)``: G is the value projection, and the paper is about S, the
-logits. A class below is one choice of S. Symbols are the paper's:
+Tay et al., *Synthesizer: Rethinking Self-Attention for Transformer Models*, arXiv 2005.00743. Every attention there is
+``Y = softmax(S(X)) G(X)``. G is the value projection, and the paper is about S, the logits. Each class below is one
+choice of S. Symbols are the paper's:
 
 ===  ===================================================================================================
-H    attention heads; d_h their width                     (``num_heads``, ``head_dim``)
+H    attention heads; d_h is the width of a head          (``num_heads``, ``head_dim``)
 l    longest sentence the model can see                   (``max_length``, ``--synth-max-length``)
 k    rank of the factorized random matrices               (``rank``, ``--synth-rank``)
-T,S  query rows and key columns of this call; the rows are positions ``start .. start + T - 1`` of the
-     sentence and the columns positions ``0 .. S - 1`` (``start`` is 0 except in incremental decoding)
+T,S  query rows and key columns of a call. The rows are the positions ``start`` to ``start + T - 1`` of the
+     sentence and the columns are the positions ``0`` to ``S - 1``; ``start`` is 0 except in decoding
 ===  ===================================================================================================
 
-All of them are sums of inner products, outer products, biases and diagonals, `Logits`. A mixture adds these
-sums up, and the attention never asks which function it has.
+A function returns its logits as a list of terms (`logits`): inner products, outer products, biases and diagonals. A
+`Mixture` joins the terms of several functions, and the attention never asks which functions they came from.
 
-To add a function, write one class here with `register_synthesizer`: the flags, the tests over the registry
-and the error messages find it by its name. Its architectures are a line in `names.VARIANTS`.
+To add a function, write a class here and give it a name with `register_synthesizer`. The flags, the error messages and
+the tests over the registry then know it by that name. A line in `names.VARIANTS` adds its architectures.
 """
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import cast
 
 import torch
 import torch.nn as nn
 from torch import Tensor
 
 from .errors import SynthesizerError
-from .linear import Light, by_head, by_sentence, per_head_linear
-from .logits import Logits, bias_of, diagonals_of, outer_product_of, product_of
-from .positions import Inputs, columns_of, distances_of, rows_of, window_of
+from .linear import LightModule, by_head, by_sentence, per_head_linear
+from .logits import Bias, Diagonals, Logits, Outer, Product, Term
+from .positions import Inputs, take_column_bias, take_columns, take_distances, take_rows, take_window
 
 SYNTHESIZERS: dict[str, type["Synthesizer"]] = {}
-# the rows of alpha in every checkpoint: a matter of names, so that classes may stand in any order
-ROWS = ("random", "fixed_random", "factorized_random", "relative_random", "dense", "factorized_dense", "vanilla")
+# The weights alpha of a mixture are rows of a matrix in every checkpoint. This is the order of the rows. It goes by
+# name, so that the order of the classes in this file has no meaning.
+ALPHA_ORDER = ("random", "fixed_random", "factorized_random", "relative_random", "dense", "factorized_dense", "vanilla")
 MIXTURES = ("convex", "sum")
 BEYOND_LENGTH = ("refuse", "tile")
 
 
 def register_synthesizer(name: str) -> Callable[[type["Synthesizer"]], type["Synthesizer"]]:
-    """Makes a `Synthesizer` available under `name` in ``--encoder-synthesizer`` and the like."""
+    """Returns a decorator that makes a `Synthesizer` available under `name`, as in ``--encoder-synthesizer NAME``."""
 
     def register(cls: type["Synthesizer"]) -> type["Synthesizer"]:
         if name in SYNTHESIZERS:
@@ -50,22 +52,32 @@ def register_synthesizer(name: str) -> Callable[[type["Synthesizer"]], type["Syn
     return register
 
 
-def in_order(names: Iterable[str]) -> tuple[str, ...]:
-    """The functions of a mixture in the order of their rows in alpha: those of `ROWS`, then others by name."""
-    return tuple(sorted(names, key=lambda name: (ROWS.index(name) if name in ROWS else len(ROWS), name)))
+def sort_functions(names: Iterable[str]) -> tuple[str, ...]:
+    """Returns the names of functions in the order of their rows in alpha.
 
-
-class Synthesizer(Light):
-    """Base class of S(X).
-
-    A subclass creates its parameters in ``__init__(num_heads, head_dim, max_length, rank)``, gives them
-    values in `reset_parameters`, multiplies its logits by numbers in `scale_`, and returns the `Logits` of a call in
-    ``forward``. What a call reads of a parameter, within l and beyond, is in `positions`.
+    Functions that are not in `ALPHA_ORDER` follow in the order of their names.
     """
 
-    # True: inputs have q and k. Without such a component there is no q_proj, k_proj or key cache
+    def sort_key(name: str) -> tuple[int, str]:
+        row = ALPHA_ORDER.index(name) if name in ALPHA_ORDER else len(ALPHA_ORDER)
+        return row, name
+
+    return tuple(sorted(names, key=sort_key))
+
+
+class Synthesizer(LightModule):
+    """Base class of the functions S(X).
+
+    A subclass creates its parameters in ``__init__``, initialises them in `reset_parameters`, and returns the terms of
+    its logits in ``forward``. In `scale_`, it multiplies its logits by a weight of each head. The functions of
+    `positions` read the rows and columns of a call from a parameter.
+    """
+
+    # Whether ``forward`` reads queries and keys. An attention without such a function has no q_proj, k_proj and key
+    # cache.
     reads_query_key = False
-    has_max_length = True  # False: the function works at any length
+    # Whether the function only works for sentences of up to l tokens.
+    has_max_length = True
 
     def __init__(self, num_heads: int, head_dim: int, max_length: int, rank: int) -> None:
         super().__init__()
@@ -77,33 +89,40 @@ class Synthesizer(Light):
             raise NotImplementedError
 
     def scale_(self, weight: Tensor) -> None:
-        """Multiplies the logits by a weight of each head, (H, 1, 1), in the parameters themselves."""
+        """Multiplies the logits by a weight of each head, (H, 1, 1), by changing the parameters."""
         raise NotImplementedError
 
     def zero_logits_(self) -> None:
-        """Sets the parameters so that the logits are 0 but still get a gradient: a mixture starts as its others."""
+        """Sets the parameters so that all logits are 0 but still have a gradient.
+
+        A mixture that is added to a trained model then starts with the output of its other functions.
+        """
         if self.is_trained():
             with torch.no_grad():
-                self.scale_(next(self.parameters()).new_zeros(self.num_heads, 1, 1))
+                any_parameter = next(self.parameters())
+                self.scale_(any_parameter.new_zeros(self.num_heads, 1, 1))
 
     def is_trained(self) -> bool:
-        """Whether the function has parameters of its own."""
+        """Returns whether the function has parameters of its own."""
         return any(True for _ in self.parameters())
 
-    def forward(self, inputs: Inputs) -> Logits:
-        """The logits."""
+    def forward(self, inputs: Inputs) -> list[Term]:
+        """Returns the terms whose sum is S."""
         raise NotImplementedError
 
 
 def glorot_uniform_(weight: Tensor) -> Tensor:
-    """Glorot-uniform for each head's matrix of a (H, m, n) tensor: U(-s, s) with s = sqrt(6 / (m + n)); returns it."""
+    """Initialises the matrix of each head, in a tensor (H, m, n), by Glorot's uniform distribution, and returns it.
+
+    The numbers are drawn from U(-s, s) with ``s = sqrt(6 / (m + n))``.
+    """
     bound = math.sqrt(6.0 / (weight.size(1) + weight.size(2)))
     return nn.init.uniform_(weight, -bound, bound)
 
 
 @register_synthesizer("random")
 class Random(Synthesizer):
-    """Random (eq. 4): ``S = R``, a trained matrix R of (H, l, l) that never looks at the input."""
+    """Random (eq. 4): ``S = R``. R, (H, l, l), is trained and never looks at the input."""
 
     def __init__(self, num_heads: int, head_dim: int, max_length: int, rank: int) -> None:
         super().__init__(num_heads, head_dim, max_length, rank)
@@ -115,13 +134,16 @@ class Random(Synthesizer):
     def scale_(self, weight: Tensor) -> None:
         self.R.mul_(weight)
 
-    def forward(self, inputs: Inputs) -> Logits:
-        return bias_of(window_of(self.R, inputs))
+    def forward(self, inputs: Inputs) -> list[Term]:
+        return [Bias(take_window(self.R, inputs))]
 
 
 @register_synthesizer("fixed_random")
 class FixedRandom(Random):
-    """Fixed Random (section 3.1): ``S = R``, drawn once from N(0, 1): a buffer, so not trained, but saved."""
+    """Fixed Random (section 3.1): ``S = R``. R, (H, l, l), is drawn from N(0, 1) and never trained.
+
+    R is a buffer, so that checkpoints contain it.
+    """
 
     def __init__(self, num_heads: int, head_dim: int, max_length: int, rank: int) -> None:
         super().__init__(num_heads, head_dim, max_length, rank)
@@ -129,13 +151,13 @@ class FixedRandom(Random):
         self.register_buffer("R", torch.empty(num_heads, max_length, max_length))
 
     def reset_parameters(self) -> None:
-        # untrained values near 0 would leave nothing but an average over the sentence
+        # Smaller values would make the softmax nearly uniform, and training cannot change that.
         nn.init.normal_(self.R)
 
 
 @register_synthesizer("factorized_random")
 class FactorizedRandom(Synthesizer):
-    """Factorized Random (eq. 7): ``S = R1 R2^T`` with R1 and R2 of (H, l, k)."""
+    """Factorized Random (eq. 7): ``S = R1 R2^T``. R1 and R2, (H, l, k), are trained."""
 
     def __init__(self, num_heads: int, head_dim: int, max_length: int, rank: int) -> None:
         super().__init__(num_heads, head_dim, max_length, rank)
@@ -149,15 +171,15 @@ class FactorizedRandom(Synthesizer):
     def scale_(self, weight: Tensor) -> None:
         self.R2.mul_(weight)
 
-    def forward(self, inputs: Inputs) -> Logits:
-        return product_of(rows_of(self.R1, inputs), columns_of(self.R2, inputs))
+    def forward(self, inputs: Inputs) -> list[Term]:
+        return [Product(take_rows(self.R1, inputs), take_columns(self.R2, inputs))]
 
 
 @register_synthesizer("relative_random")
 class RelativeRandom(Synthesizer):
-    """Random by distance, this project's own and not the paper's: ``S_ij = r[min(max(j - i, -m), m)]``, m = l.
+    """Random by distance, which is not in the paper: ``S_ij = r[min(max(j - i, -l), l)]``.
 
-    r, of (H, 2 l + 1), is trained. Sentences may have any length: beyond a distance of l all are alike.
+    r, (H, 2 l + 1), is trained. Sentences may have any length; all distances beyond l have the same value.
     """
 
     has_max_length = False
@@ -167,22 +189,23 @@ class RelativeRandom(Synthesizer):
         self.r = nn.Parameter(torch.empty(num_heads, 2 * max_length + 1))
 
     def reset_parameters(self) -> None:
-        # as wide as the entries of `Random`
+        # The same range as the entries of an l x l matrix of `Random`.
         bound = math.sqrt(6.0 / (self.r.size(1) - 1))
         nn.init.uniform_(self.r, -bound, bound)
 
     def scale_(self, weight: Tensor) -> None:
         self.r.mul_(weight[..., 0])
 
-    def forward(self, inputs: Inputs) -> Logits:
-        return diagonals_of(distances_of(self.r, inputs))
+    def forward(self, inputs: Inputs) -> list[Term]:
+        return [Diagonals(take_distances(self.r, inputs))]
 
 
 @register_synthesizer("dense")
 class Dense(Synthesizer):
-    """Dense (eq. 1-2): ``S_i = W2 relu(W1 x_i + b1) + b2``, per head on its slice, d_h -> d_h -> l.
+    """Dense (eq. 1-2): ``S_i = W2 relu(W1 x_i + b1) + b2``, in each head for its slice x_i of the input.
 
-    W1 is (H, d_h, d_h) and W2 (H, l, d_h): the relu is the query, the first S rows of W2 are the keys.
+    W1 is (H, d_h, d_h) and W2 is (H, l, d_h). This is an inner product: the relu is the query of row i, and row j of W2
+    is the key of column j.
     """
 
     def __init__(self, num_heads: int, head_dim: int, max_length: int, rank: int) -> None:
@@ -193,27 +216,31 @@ class Dense(Synthesizer):
         self.b2 = nn.Parameter(torch.empty(num_heads, max_length))
 
     def reset_parameters(self) -> None:
-        for matrix in (self.W1, self.W2):
-            glorot_uniform_(matrix)
-        for bias in (self.b1, self.b2):
-            nn.init.zeros_(bias)
+        glorot_uniform_(self.W1)
+        glorot_uniform_(self.W2)
+        nn.init.zeros_(self.b1)
+        nn.init.zeros_(self.b2)
 
     def scale_(self, weight: Tensor) -> None:
         self.W2.mul_(weight)
         self.b2.mul_(weight[..., 0])
 
     def hidden(self, x: Tensor) -> Tensor:
-        """``relu(W1 x + b1)`` of the layer's input (T, B, C): (H, T B, d_h)."""
+        """Returns ``relu(W1 x + b1)`` of the layer's input (T, B, C), as (H, T B, d_h)."""
         return per_head_linear(by_head(x, self.num_heads), self.W1, self.b1).relu_()
 
-    def forward(self, inputs: Inputs) -> Logits:
+    def forward(self, inputs: Inputs) -> list[Term]:
         query = by_sentence(self.hidden(inputs.x), inputs.x)
-        bias = window_of(self.b2.unsqueeze(1), inputs)
-        return product_of(query, columns_of(self.W2, inputs)) + bias_of(bias)
+        key = take_columns(self.W2, inputs)
+        return [Product(query, key), Bias(take_column_bias(self.b2, inputs))]
 
 
 def factorize(length: int) -> tuple[int, int]:
-    """``(a, b)`` with ``a b = length`` and a the largest divisor up to the square root; SynthesizerError if a is 1."""
+    """Returns ``(a, b)`` with ``a b = length``, where a is the largest divisor up to the square root.
+
+    Raises:
+        SynthesizerError: Length is a prime number or less than 4, so that a would be 1.
+    """
     for a in range(math.isqrt(length), 1, -1):
         if length % a == 0:
             return a, length // a
@@ -227,41 +254,48 @@ def factorize(length: int) -> tuple[int, int]:
 class FactorizedDense(Dense):
     """Factorized Dense (eq. 5-6): ``S_i[j] = A_i[u] B_i[v]`` with ``j = u b + v`` and ``a b = l``.
 
-    A_i and B_i, of a and b values, are two linear read-outs of one relu(W1 x_i + b1), per head on its
-    slice: the first a and the last b rows of W2 and b2. Each value of A stands b times in a row and B is
-    tiled, so that all l columns differ (tiling both would leave lcm(a, b) distinct ones). a is the largest
-    divisor of l up to its square root.
+    A_i has a values and B_i has b values. Both are linear in ``relu(W1 x_i + b1)``, in each head for its slice x_i of
+    the input: A_i comes from the first a rows of W2 and b2, and B_i from the other b rows. Each value of A_i belongs to
+    b neighbouring columns and B_i is repeated a times, so that all l columns differ. (If both were repeated, only
+    lcm(a, b) columns would differ.) a is the largest divisor of l up to its square root.
 
     Raises:
-        SynthesizerError: l is 1, 2, 3 or another prime.
+        SynthesizerError: l is a prime number or less than 4.
     """
 
     def __init__(self, num_heads: int, head_dim: int, max_length: int, rank: int) -> None:
         a, b = factorize(max_length)
         super().__init__(num_heads, head_dim, a + b, rank)
-        self.a, self.b = a, b
-        # empty: its shape tells a checkpoint of another l with the same a + b, whose rows would be divided wrongly
+        self.a = a
+        self.b = b
+        # An empty tensor, of which only the shape matters. It makes a checkpoint for another l with the same a + b
+        # unloadable, because the rows of W2 would be divided in another place.
         self.register_buffer("factors", torch.empty(self.a, self.b, 0))
 
     def reset_parameters(self) -> None:
-        for matrix in (self.W1, self.W2[:, : self.a], self.W2[:, self.a :]):
+        rows_of_a = self.W2[:, : self.a]
+        rows_of_b = self.W2[:, self.a :]
+        for matrix in (self.W1, rows_of_a, rows_of_b):
             with torch.no_grad():
                 matrix.copy_(glorot_uniform_(torch.empty_like(matrix)))
-        for bias in (self.b1, self.b2):
-            nn.init.zeros_(bias)
+        nn.init.zeros_(self.b1)
+        nn.init.zeros_(self.b2)
 
     def scale_(self, weight: Tensor) -> None:
         self.W2[:, self.a :].mul_(weight)
         self.b2[:, self.a :].mul_(weight[..., 0])
 
-    def forward(self, inputs: Inputs) -> Logits:
+    def forward(self, inputs: Inputs) -> list[Term]:
         factors = per_head_linear(self.hidden(inputs.x), self.W2, self.b2)
-        return outer_product_of(by_sentence(factors, inputs.x), self.a)
+        return [Outer(by_sentence(factors, inputs.x), left_size=self.a)]
 
 
 @register_synthesizer("vanilla")
 class Vanilla(Synthesizer):
-    """Vanilla, the Transformer's own: ``S = Q K^T / sqrt(d_h)``. Its weights are the attention's q_proj, k_proj."""
+    """Vanilla, the Transformer's own: ``S = Q K^T / sqrt(d_h)``.
+
+    Its weights are q_proj and k_proj of the attention.
+    """
 
     reads_query_key = True
     has_max_length = False
@@ -270,53 +304,56 @@ class Vanilla(Synthesizer):
         super().__init__(num_heads, head_dim, max_length, rank)
         self.scaling = head_dim**-0.5
 
-    def forward(self, inputs: Inputs) -> Logits:
-        q, k = inputs.q, inputs.k
-        assert q is not None and k is not None
-        return product_of(q, k, self.scaling)
+    def forward(self, inputs: Inputs) -> list[Term]:
+        assert inputs.q is not None and inputs.k is not None
+        return [Product(inputs.q, inputs.k, scale=self.scaling)]
 
 
-class LayerSynthesizer(Light):
-    """What computes the logits of a layer: one `Mixture` for all heads, or one for each group of `HeadGroups`."""
+class LayerSynthesizer(LightModule):
+    """Computes the logits of a layer: a `Mixture` for all heads, or `HeadGroups` with a mixture for each group."""
 
     def mixtures(self) -> list["Mixture"]:
-        """The mixture of each group of neighbouring heads."""
+        """Returns the mixture of each group of neighbouring heads."""
         raise NotImplementedError
 
     def reset_parameters(self) -> None:
-        """Initial values of every function, and equal weights."""
+        """Initialises every function, and makes the weights of a mixture equal."""
         for mixture in self.mixtures():
-            for component in mixture.components.values():
-                component.reset_parameters()  # type: ignore[operator]  # a ModuleDict forgets its modules' type
+            for function in mixture.functions():
+                function.reset_parameters()
             if mixture.alpha is not None:
                 nn.init.zeros_(mixture.alpha)
 
     def forward(self, inputs: Inputs) -> list[Logits]:
-        """The logits of each group of heads."""
+        """Returns the logits of each group of heads."""
         raise NotImplementedError
 
 
-def limit_of(names: Iterable[str], max_length: int, beyond_length: str) -> int | None:
-    """The longest sentence in tokens that functions of these names take; None if they take any."""
+def longest_sentence(names: Iterable[str], max_length: int, beyond_length: str) -> int | None:
+    """Returns the number of tokens in the longest sentence that the functions take, or None if they take any."""
     has_limit = any(SYNTHESIZERS[name].has_max_length for name in names)
-    return max_length if has_limit and beyond_length == "refuse" else None
+    if has_limit and beyond_length == "refuse":
+        return max_length
+    return None
 
 
 class Mixture(LayerSynthesizer):
-    """Mixture (section 3.2): ``S = sum_m alpha_m S_m``, the sum taken on the logits.
+    """Mixture (section 3.2): ``S = sum_m alpha_m S_m``. The logits are added, not the attention weights.
 
-    ``convex`` learns one weight per component and head, alpha = softmax over the components, so that they
-    sum to 1 and start equal; ``sum`` adds the logits as they are. One component alone has no weight. The weights
-    before the softmax are ``alpha``, (M, H), a row for each component.
+    ``convex`` learns one weight alpha_m for each function and head. The weights are a softmax over the functions, so
+    they sum to 1, and they start equal. ``sum`` adds the logits without weights, and a single function has no weight
+    either. The parameter ``alpha``, (M, H), holds the weights before the softmax, in the order of the functions.
 
     Args:
-        names: registered functions, as `in_order` returns them.
+        names: Names of registered functions, as `sort_functions` returns them.
         mixture: ``convex`` or ``sum``.
-        num_heads, head_dim, max_length, rank: sizes, see the module's head.
-        beyond_length: what becomes of a position p >= l: ``refuse``, or ``tile``, row and column p mod l.
-    """
+        num_heads, head_dim, max_length, rank: Sizes, as in the head of this module.
+        beyond_length: ``refuse`` sentences of more than l tokens, or ``tile`` the parameters: position p has the row
+            and column ``p mod l``.
 
-    limit: int | None  # longest sentence in tokens
+    Raises:
+        SynthesizerError: `mixture` or `beyond_length` is unknown, or a function does not work with these sizes.
+    """
 
     def __init__(
         self,
@@ -329,67 +366,94 @@ class Mixture(LayerSynthesizer):
         beyond_length: str = "refuse",
     ) -> None:
         super().__init__()
-        for flag, given, choices in (
-            ("--synth-mixture", mixture, MIXTURES),
-            ("--synth-beyond-length", beyond_length, BEYOND_LENGTH),
-        ):
-            if given not in choices:
-                raise SynthesizerError(f"{flag} {given!r}: choose from {', '.join(choices)}")
-        self.num_heads, self.head_dim = num_heads, head_dim
-        self.components = nn.ModuleDict(
-            {name: SYNTHESIZERS[name](num_heads, head_dim, max_length, rank) for name in names}
-        )
-        self.reads_query_key = any(c.reads_query_key for c in self.components.values())
-        self.limit = limit_of(names, max_length, beyond_length)
-        is_weighted = mixture == "convex" and len(names) > 1
-        self.alpha = nn.Parameter(torch.empty(len(names), num_heads)) if is_weighted else None
+        check_choice("--synth-mixture", mixture, MIXTURES)
+        check_choice("--synth-beyond-length", beyond_length, BEYOND_LENGTH)
+        self.num_heads = num_heads
+        self.head_dim = head_dim
+        self.components = nn.ModuleDict()
+        for name in names:
+            self.components[name] = SYNTHESIZERS[name](num_heads, head_dim, max_length, rank)
+        self.reads_query_key = any(function.reads_query_key for function in self.functions())
+        self.limit = longest_sentence(names, max_length, beyond_length)
+        self.alpha: nn.Parameter | None = None
+        if mixture == "convex" and len(names) > 1:
+            self.alpha = nn.Parameter(torch.empty(len(names), num_heads))
 
     def mixtures(self) -> list["Mixture"]:
         return [self]
 
+    def functions(self) -> list[Synthesizer]:
+        """Returns the functions that are mixed, in the order of their rows in alpha."""
+        return cast(list[Synthesizer], list(self.components.values()))
+
+    def weights(self) -> Tensor | None:
+        """Returns the weight of each function in each head, (M, H), or None if all weights are 1."""
+        if self.alpha is None:
+            return None
+        return torch.softmax(self.alpha, dim=0)
+
     def forward(self, inputs: Inputs) -> list[Logits]:
-        """See `LayerSynthesizer`. Raises ValueError if S is beyond l, and to be refused."""
-        limit = self.limit
-        if limit is not None and inputs.src_len > limit:
-            raise ValueError(f"a sentence of {inputs.src_len} tokens is longer than max_length {limit}")
-        alpha = self.weights()
-        weights = [] if alpha is None else alpha.view(alpha.size(0), 1, -1, 1, 1).unbind()
-        logits = Logits([], [], [], [])
-        for m, component in enumerate(self.components.values()):
-            summand = component(inputs)
-            logits = logits + (summand if alpha is None else summand.times(weights[m]))
+        """Returns the logits of the only group of heads.
+
+        Raises:
+            ValueError: S is above l, and longer sentences are to be refused.
+        """
+        if self.limit is not None and inputs.src_len > self.limit:
+            raise ValueError(f"a sentence of {inputs.src_len} tokens is longer than max_length {self.limit}")
+        logits = Logits()
+        weights = self.weights()
+        if weights is None:
+            for function in self.functions():
+                logits.add_terms(function(inputs))
+        else:
+            weight_of_each_function = weights.view(len(self.components), 1, -1, 1, 1).unbind()
+            for function, weight in zip(self.functions(), weight_of_each_function):
+                logits.add_terms(function(inputs), weight)
         return [logits]
 
     def fold_weights_(self, like: Tensor) -> Tensor | None:
-        """Multiplies the weights of the mixture into the parameters and drops them, if every function allows it.
+        """Multiplies the weights of the mixture into the parameters and removes them, if every function allows it.
 
-        The buffer ``folded`` then tells a state dict of such parameters from one of a training.
+        The scale 1 / sqrt(d_h) of ``vanilla`` is removed too. The buffer ``folded`` tells the state dict of such a
+        module from the state dict of a training.
 
         Args:
-            like: a tensor of the device and type of the result; there may be no parameters.
+            like: A tensor of the device and type of the result, as there may be no parameters.
 
         Returns:
-            the factor of each head's queries from now on, (H,); None if no function reads queries.
+            the factor (H,) by which the attention has to multiply the queries of each head, or None if no function
+            reads queries.
         """
-        components: list[Synthesizer] = list(self.components.values())  # type: ignore[arg-type]
-        vanilla = next((component for component in components if isinstance(component, Vanilla)), None)
-        others = [component for component in components if component is not vanilla]
-        queries = like.new_ones(self.num_heads) if self.reads_query_key else None
-        if any(c.reads_query_key or type(c).scale_ is Synthesizer.scale_ for c in others):
-            return queries
-        if vanilla is not None or self.alpha is not None:
-            self.register_buffer("folded", like.new_ones([]))
+        query_factor = like.new_ones(self.num_heads) if self.reads_query_key else None
+        if not self._can_fold_weights():
+            return query_factor
         weights = self.weights()
-        for m, component in enumerate(components):
-            if component is vanilla:
-                queries = queries * vanilla.scaling * (1.0 if weights is None else weights[m])
-                vanilla.scaling = 1.0
+        for row, function in enumerate(self.functions()):
+            if type(function) is Vanilla:
+                assert query_factor is not None
+                query_factor = query_factor * function.scaling
+                if weights is not None:
+                    query_factor = query_factor * weights[row]
+                function.scaling = 1.0
             elif weights is not None:
-                component.scale_(weights[m, :, None, None])
+                function.scale_(weights[row, :, None, None])
+        if self.reads_query_key or self.alpha is not None:
+            self.register_buffer("folded", like.new_ones([]))
         self.alpha = None
-        return queries
+        return query_factor
 
-    def weights(self) -> Tensor | None:
-        """The weight of each component in each head, (M, H), or None for 1."""
-        alpha = self.alpha
-        return None if alpha is None else torch.softmax(alpha, dim=0)
+    def _can_fold_weights(self) -> bool:
+        """Returns whether every function other than ``vanilla`` can be scaled by its own parameters alone."""
+        for function in self.functions():
+            if type(function) is Vanilla:
+                continue
+            implements_scaling = type(function).scale_ is not Synthesizer.scale_
+            if function.reads_query_key or not implements_scaling:
+                return False
+        return True
+
+
+def check_choice(flag: str, value: str, choices: Sequence[str]) -> None:
+    """Raises a SynthesizerError that lists the choices if the value of a flag is not among them."""
+    if value not in choices:
+        raise SynthesizerError(f"{flag} {value!r}: choose from {', '.join(choices)}")

@@ -29,8 +29,8 @@ from fairseq_synth.attention import SyntheticAttention
 from fairseq_synth.errors import explain
 from fairseq_synth.heads import build_synthesizer, parse_heads
 from fairseq_synth.host.layers import FAST_PATH_COPIES
-from fairseq_synth.logits import bias_of
-from fairseq_synth.positions import window_of
+from fairseq_synth.logits import Bias
+from fairseq_synth.positions import take_column_bias
 from fairseq_synth.synthesizers import SYNTHESIZERS, Synthesizer
 from recipes.steps import ROOT, UserError
 
@@ -72,7 +72,7 @@ class Distance(Synthesizer):
 
     def forward(self, inputs):
         rows, columns = torch.arange(inputs.start, inputs.start + inputs.x.size(0)), torch.arange(inputs.src_len)
-        return bias_of(-(rows[:, None] - columns).abs().float()[None, None])
+        return [Bias(-(rows[:, None] - columns).abs().float()[None, None])]
 
 
 class Columns(Synthesizer):
@@ -80,13 +80,13 @@ class Columns(Synthesizer):
 
     def __init__(self, num_heads, head_dim, max_length, rank):
         super().__init__(num_heads, head_dim, max_length, rank)
-        self.c = torch.nn.Parameter(torch.empty(num_heads, 1, max_length))
+        self.c = torch.nn.Parameter(torch.empty(num_heads, max_length))
 
     def reset_parameters(self):
         torch.nn.init.normal_(self.c)
 
     def forward(self, inputs):
-        return bias_of(window_of(self.c, inputs))
+        return [Bias(take_column_bias(self.c, inputs))]
 
 
 def make_dictionary(words: int = 40) -> Dictionary:

@@ -13,7 +13,7 @@ from helpers import SPECS, Columns, Distance, future, make_attention, padding_ma
 
 from fairseq_synth import attention, logits, synthesizers
 from fairseq_synth.errors import SynthesizerError
-from fairseq_synth.logits import bias_of, product_of
+from fairseq_synth.logits import Bias, Product
 from fairseq_synth.masks import causal_mask, masked_softmax
 from fairseq_synth.synthesizers import SYNTHESIZERS
 
@@ -58,7 +58,7 @@ def test_one_product_in_training(spec, monkeypatch):
         inputs = [x] + [p for proj in (module.q_proj, module.k_proj, module.v_proj) for p in proj.parameters()]
         return [*projected, *torch.autograd.grad(sum((part**2).sum() for part in projected), inputs)]
 
-    heads = module.num_query_key_heads
+    heads = module.num_query_heads
     together = of_all(module.project(x))
     proj = module.k_proj
     for register in (proj.register_forward_hook, proj.register_forward_pre_hook, proj.register_full_backward_hook):
@@ -403,8 +403,8 @@ def test_the_hosts_saved_state():
 def test_a_step_copies_no_keys_of_a_mixture(spec, monkeypatch):
     """The logits of one row are a sum; of more rows they are one product of all keys beside each other."""
     module = make_attention(spec).eval()
-    joined = mock.Mock(side_effect=logits.concatenated)
-    monkeypatch.setattr(logits, "concatenated", joined)
+    joined = mock.Mock(side_effect=logits.join_features)
+    monkeypatch.setattr(logits, "join_features", joined)
     state = {}
     for rows, factors in ((2, 2), (1, 1), (1, 1)):
         module(torch.randn(rows, 2, 6), incremental_state=state)
@@ -421,13 +421,13 @@ def test_values_are_not_moved(mode):
     with mode():
         for t in range(48):
             module(torch.randn(1, 6 if t < 32 else 2, 6), incremental_state=state)
-            values = module._get_input_buffer(state)["values"]
+            values = state[module.state_key("vectors")].values
             moves += values.data_ptr() != last
             last = values.data_ptr()
-            assert values.size(0) <= 4 * state[module.own_table]["rows"].numel()
+            assert values.size(0) <= 4 * state[module.own_table].rows.numel()
             order = torch.tensor([4, 4, 4, 0, 1, 2] if t < 31 else [1, 0])
             module.reorder_incremental_state(state, order)
-            assert module._get_input_buffer(state)["values"].data_ptr() == last
+            assert state[module.state_key("vectors")].values.data_ptr() == last
     assert moves <= 8
 
 
@@ -443,7 +443,7 @@ def test_copies_of_the_cache(spec, context):
             module(x[t : t + 1], None, None, incremental_state=state)
     with context():
         module.reorder_incremental_state(state, torch.tensor([1, 0]))
-    a, b = ({name: dict(cache) for name, cache in state.items()} for _ in range(2))
+    a, b = (dict(state) for _ in range(2))
     with torch.no_grad():
         other = torch.randn(1, 2, 6)
         first, _ = module(x[2:3], None, None, incremental_state=a)
@@ -482,8 +482,8 @@ def test_cache_holds_what_is_read(spec):
     for _ in range(2):
         module(x, x, x, incremental_state=state)
     keys = any(SYNTHESIZERS[name].reads_query_key for name in spec.split("+"))
-    assert set(module._get_input_buffer(state)) == {"values", *(["keys"] if keys else [])}
-    assert state[module.own_table]["prev_key_padding_mask"] is None
+    assert (state[module.state_key("vectors")].keys is not None) == keys
+    assert state[module.own_table].key_padding_mask is None
     assert (module.q_proj is not None) == (module.k_proj is not None) == keys
 
 
@@ -646,7 +646,7 @@ def test_rows_that_are_all_alike(registry, spec, dropout):
     @synthesizers.register_synthesizer("rows")
     class Rows(Columns):
         def forward(self, inputs):
-            return bias_of(self.c[None, :, :, : inputs.src_len].expand(-1, -1, inputs.x.size(0), -1))
+            return [Bias(self.c[None, :, None, : inputs.src_len].expand(-1, -1, inputs.x.size(0), -1))]
 
     module, every_row = (
         make_attention(name, dropout=dropout).double().train(dropout > 0)
@@ -687,7 +687,7 @@ def test_weights_that_stay(registry):
     @synthesizers.register_synthesizer("keys_alone")
     class KeysAlone(synthesizers.Vanilla):
         def forward(self, inputs):
-            return product_of(inputs.q.abs(), inputs.k)
+            return [Product(inputs.q.abs(), inputs.k)]
 
     x = torch.randn(5, 3, 6)
     modules = [make_attention(spec).eval() for spec in ("distance+vanilla", "keys_alone+vanilla", "random+vanilla")]

@@ -6,9 +6,9 @@ from helpers import SPECS, future, make_attention, padding_mask
 
 from fairseq_synth import computations
 from fairseq_synth.computations import fused, plain, tiled
-from fairseq_synth.linear import smaller_times
-from fairseq_synth.logits import Logits, bias_of, outer_product_of, product_of
-from fairseq_synth.masks import causal_mask, is_causal, on_cpu, sentence_lengths
+from fairseq_synth.logits import Bias, Logits, Outer, Product, weight_smaller_factor
+from fairseq_synth.masks import causal_mask, is_causal, sentence_lengths
+from fairseq_synth.tensors import on_cpu
 
 pytestmark = pytest.mark.usefixtures("on_device")
 LENGTHS = [9, 9, 7, 7, 7, 4]
@@ -116,18 +116,20 @@ def test_any_logits(shared, causal):
         return torch.randn(size, heads, rows, columns, dtype=torch.float64, requires_grad=True)
 
     products = [
-        (product_of(part(0), part(1)), 0),
-        (outer_product_of(part(0, columns=7), 2), 1),
-        (product_of(part(0, columns=3), part(1, columns=3)) + bias_of(part(0, 1, length)), -1),
+        ([Product(part(0), part(1))], 0),
+        ([Outer(part(0, columns=7), left_size=2)], 1),
+        ([Product(part(0, columns=3), part(1, columns=3)), Bias(part(0, 1, length))], -1),
     ]
-    biases = [(bias_of(part(1, length, length)), -1), (bias_of(part(0, 1, length)), 0)]
+    biases = [([Bias(part(1, length, length))], -1), ([Bias(part(0, 1, length))], 0)]
     row = torch.randn(1, 1, 1, length, dtype=torch.float64, requires_grad=True)
-    scaled = [(product_of(part(0), part(1), 0.5), 1), biases[1], (bias_of(row), -1)]
+    scaled = [([Product(part(0), part(1), 0.5)], 1), biases[1], ([Bias(row)], -1)]
     R = torch.randn(1, heads, 14, 14, dtype=torch.float64, requires_grad=True)
-    matrices = [(bias_of(R[:, :, :length, :length]), 1), (bias_of(R[:, :, 2 : 2 + length, :length]), -1)]
-    of_all_heads = [bias_of(part(0)[:, :1, :, :1].expand(-1, -1, -1, length)), bias_of(part(1, 1, length)[:, :1])]
-    of_all_heads = [(logits, -1) for logits in of_all_heads]
-    one_head = (product_of(part(0)[:, :1], part(1)[:, :1]), -1)
+    matrices = [([Bias(R[:, :, :length, :length])], 1), ([Bias(R[:, :, 2 : 2 + length, :length])], -1)]
+    of_all_heads = [
+        ([Bias(part(0)[:, :1, :, :1].expand(-1, -1, -1, length))], -1),
+        ([Bias(part(1, 1, length)[:, :1])], -1),
+    ]
+    one_head = ([Product(part(0)[:, :1], part(1)[:, :1])], -1)
     for summands in (of_all_heads, [one_head, biases[0]], [one_head], of_all_heads[:1], biases[::-1]):
         check_logits(summands, causal, bsz, heads, length, width)
     check_logits(scaled, causal, bsz, heads, length, width)
@@ -138,7 +140,7 @@ def test_any_logits(shared, causal):
 
 def test_factors_that_no_column_reaches():
     """Nothing is computed of them, as there may be many: 4 + 3 factors, of which 5 columns reach 2 + 3."""
-    found = outer_product_of(torch.randn(2, 3, 9, 7), 4).normal(5)
+    found = Logits([Outer(torch.randn(2, 3, 9, 7), left_size=4)]).normal_form(5)
     assert [x.shape for x in (found.left, found.right)] == [(2, 3, 9, 2), (2, 3, 9, 3)]
 
 
@@ -146,7 +148,7 @@ def test_the_smaller_factor_takes_the_weight():
     """Of a product with one key for all sentences, the key: the other would be a copy as large as the layer's input."""
     queries, key, weight = torch.randn(3, 2, 9, 5), torch.randn(1, 2, 9, 5), torch.rand(1, 2, 1, 1)
     for factors in ((queries, key), (key, queries)):
-        found = smaller_times(factors, 1.0, weight)
+        found = weight_smaller_factor(*factors, scale=1.0, weight=weight)
         for x, y in zip(found, factors):
             assert x is y if y is queries else torch.equal(x, y * weight)
 
@@ -156,8 +158,9 @@ def test_factors_keep_their_type():
     query, key = torch.randn(2, 3, 2, 9, 5).half()
     weight = torch.rand(1, 2, 1, 1)
     for factors in ((query, key), (query, key[:1])):
-        assert [x.dtype for x in smaller_times(factors, 1.0, weight)] == [torch.half] * 2
-    assert bias_of(query).times(weight).total(5).dtype == torch.half
+        found = weight_smaller_factor(*factors, scale=1.0, weight=weight)
+        assert [x.dtype for x in found] == [torch.half] * 2
+    assert Logits([Bias(query, weight)]).total(5).dtype == torch.half
 
 
 @pytest.mark.parametrize("terms", [1, 2, 3, 4])
@@ -169,31 +172,30 @@ def test_types_of_fused_attention(terms, monkeypatch):
         replaced, lambda query, key, value, attn_mask, **_: given.extend([query, key, attn_mask]) or value
     )
     query, key, value = torch.randn(3, 3, 2, 9, 5).half()
-    R = bias_of(torch.randn(1, 2, 9, 9).half())
-    summands = product_of(query, key), bias_of(torch.randn(1, 2, 1, 9).half()), R, R
-    logits = Logits([], [], [], [])
-    for summand in summands[:terms]:
-        logits = logits + summand.times(torch.rand(1, 2, 1, 1))
+    R = Bias(torch.randn(1, 2, 9, 9).half())
+    summands = Product(query, key), Bias(torch.randn(1, 2, 1, 9).half()), R, R
+    logits = Logits([summand._replace(weight=torch.rand(1, 2, 1, 1)) for summand in summands[:terms]])
     fused.compute(logits, value, padding_mask([9, 7, 4]), None)
     assert [x.dtype for x in given] == [torch.half] * 3
 
 
 def test_sums_of_logits():
     """In fp32 at least; a summand with one row for all may come first."""
-    half = bias_of(torch.randn(1, 2, 6, 5).half())
-    assert half.total(5).dtype == torch.float16 and (half + half).total(5).dtype == torch.float32
+    half = Bias(torch.randn(1, 2, 6, 5).half())
+    assert Logits([half]).total(5).dtype == torch.float16
+    assert Logits([half, half]).total(5).dtype == torch.float32
     query, key, bias = torch.randn(1, 2, 1, 4), torch.randn(1, 2, 5, 4), torch.randn(1, 2, 6, 5)
     for rows in (bias, bias.expand(3, -1, -1, -1)):
-        found = (product_of(query, key) + bias_of(rows)).total(5)
+        found = Logits([Product(query, key), Bias(rows)]).total(5)
         torch.testing.assert_close(found, query @ key.transpose(2, 3) + rows)
 
 
 def check_logits(summands, causal, bsz, heads, length, width):
     weights = torch.rand(2, heads, dtype=torch.float64, requires_grad=True)
-    logits = Logits([], [], [], [])
+    logits = Logits()
     for summand, row in summands:
-        logits = logits + (summand if row < 0 else summand.times(weights[row].view(1, heads, 1, 1)))
-    terms = [*logits.products, *logits.outers, *logits.biases]
+        logits.add_terms(summand, None if row < 0 else weights[row].view(1, heads, 1, 1))
+    terms = logits.terms()
     tensors = [x for term in terms for x in term if isinstance(x, torch.Tensor)]
     before = [x.detach().clone() for x in tensors]
     value = torch.randn(bsz, heads, length, width, dtype=torch.float64, requires_grad=True)
@@ -362,12 +364,12 @@ def test_blocks_cover_the_batch_once():
     for bsz, heads, length, rows in ((1, 1, 1, 1), (7, 3, 9, 4), (40, 8, 3, 3), (5, 2, 30, 4)):
         lengths = sorted(torch.randint(1, length + 1, (bsz,)).tolist())
         seen = torch.zeros(bsz, heads, dtype=torch.int)
-        for block in tiled.blocks_of_sentences(lengths, heads, rows):
+        for block in tiled.divide_by_sentences(lengths, heads, rows):
             seen[block.sentences, block.heads] += 1
             assert block.length == max(lengths[block.sentences])
         assert (seen == 1).all()
         seen = torch.zeros(bsz, heads, dtype=torch.int)
-        for block in tiled.blocks_of_lengths(lengths, heads, rows):
+        for block in tiled.divide_by_length(lengths, heads, rows):
             seen[block.sentences, block.heads] += 1
             assert set(lengths[block.sentences]) == {block.length}
         assert (seen == 1).all()
@@ -394,7 +396,7 @@ def test_fused_under_both_masks():
     """Padding beside a causal mask, which `attend` leaves out, changes nothing in the rows of words."""
     torch.manual_seed(1)
     mask, value = padding_mask(LENGTHS), torch.randn(6, 2, 9, 4)
-    logits = product_of(torch.randn(6, 2, 9, 4), torch.randn(6, 2, 9, 4))
+    logits = Logits([Product(torch.randn(6, 2, 9, 4), torch.randn(6, 2, 9, 4))])
     found, expected = (c.compute(logits, value, mask, causal_mask(value)) for c in (fused, plain))
     visible = ~mask.t().reshape(54, 1)
     torch.testing.assert_close(found * visible, expected * visible)
@@ -429,7 +431,7 @@ def test_tiles_are_not_autocast(shared):
     torch.manual_seed(6)
     value, query, key = (torch.randn(3, 2, 9, 4, requires_grad=True) for _ in range(3))
     bias = torch.randn(1, 2, 9, 9, requires_grad=True)
-    logits = bias_of(bias) if shared else bias_of(bias) + product_of(query, key)
+    logits = Logits([Bias(bias)] if shared else [Bias(bias), Product(query, key)])
     leaves = [value, bias] if shared else [value, bias, query, key]
     grad = torch.randn(27, 8)
     expected = plain.compute(logits, value, None, None)
@@ -448,7 +450,7 @@ def test_a_bias_sums_over_sentences_in_fp32():
     bias = torch.randn(1, 1, 4, 4).to(torch.bfloat16).requires_grad_()
 
     def gradient(bsz):
-        logits = bias_of(bias) + product_of(query.expand(bsz, -1, -1, -1), key.expand(bsz, -1, -1, -1))
+        logits = Logits([Bias(bias), Product(query.expand(bsz, -1, -1, -1), key.expand(bsz, -1, -1, -1))])
         out = tiled.compute(logits, value.expand(bsz, -1, -1, -1), None, None)
         return torch.autograd.grad(out, bias, grad[0, 0].repeat_interleave(bsz, dim=0))[0]
 

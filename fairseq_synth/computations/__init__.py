@@ -1,20 +1,23 @@
-"""Exact ways to compute ``softmax(S) V``, one module each. `attend` takes the first that does not refuse a call.
+"""Exact ways to compute ``softmax(S) V``, one module for each. `attend` takes the first that does not refuse a call.
 
-`plain` is the definition: the others are tested against it, in value and gradient.
+`plain` is the definition. The others are tested against it, in value and gradient.
 
 ==========  ==============================================================================================
 `kernels`   for GPUs, off by default: Triton kernels that compute logits and weights of a tile in registers
-`fused`     one call of `torch.nn.functional.scaled_dot_product_attention` over the queries and keys of all
-            products, concatenated; biases become its mask
-`tiled`     for CPUs: logits and weights never exist as a whole. A tile of them at a time is computed, and
-            computed again in the backward pass. Shared logits have one softmax for all sentences of a length
-`plain`     any mask, dropout, attention weights; holds logits and weights of (B, H, T, S), or of (1, H, T, S)
-            where they are shared across the batch and there is no padding mask
+`fused`     one call of `torch.nn.functional.scaled_dot_product_attention`; the queries and keys of all
+            inner products are joined, and biases become its mask
+`tiled`     for CPUs: logits and weights never exist as a whole. They are computed a tile at a time, and
+            again in the backward pass. If all sentences have the same logits, they also share the softmax
+`plain`     for every mask and for dropout; holds logits and weights of (B, H, T, S), or of (1, H, T, S) if
+            all sentences share them and there is no padding mask
 ==========  ==============================================================================================
 
-Each has ``compute``, which returns (T B, C), and ``refuses``, with the same arguments, which says what of a call it has
-no place for; an empty string if it takes the call. To add a computation, write such a module and put it into
-`COMPUTATIONS`; the other modules here belong to `kernels`.
+Each module has two functions with the same arguments, those of `attend`:
+
+* ``refuses`` returns the reason why the computation cannot take the call, or an empty string if it can.
+* ``compute`` returns the result, (T B, C).
+
+To add a computation, write such a module and put it into `COMPUTATIONS`.
 """
 
 import logging
@@ -37,25 +40,25 @@ def attend(
     attn_mask: Tensor | None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """``softmax(S + masks) V``, (T B, C), by the first computation that takes the call.
+    """Returns ``softmax(S + masks) V``, (T B, C), from the first computation that takes the call.
 
     Args:
         logits: S.
         value: V, (B, H, T, d_h).
         key_padding_mask: (B, T), true at padding, or None.
-        attn_mask: as `masks.masked_softmax` takes it; with `causal_mask` there is no ``key_padding_mask``.
-        dropout: probability of dropping an attention weight.
+        attn_mask: A mask as in `masks.masked_softmax`. With the `causal_mask`, there is no ``key_padding_mask``.
+        dropout: Probability of dropping an attention weight.
     """
     for computation in COMPUTATIONS:
         reason = computation.refuses(logits, value, key_padding_mask, attn_mask, dropout)
-        if not reason:
-            out: Tensor = computation.compute(logits, value, key_padding_mask, attn_mask, dropout)
-            return out
-        say(computation.__name__, reason)
+        if reason:
+            log_refusal(computation.__name__, reason)
+        else:
+            return computation.compute(logits, value, key_padding_mask, attn_mask, dropout)
     raise AssertionError("`plain` takes every call")
 
 
 @cache
-def say(computation: str, reason: str) -> None:
-    """Logs, once, what a computation refuses."""
-    logger.debug(f"{computation} refuses {reason}")
+def log_refusal(computation: str, reason: str) -> None:
+    """Logs why a computation is not used, once for each reason."""
+    logger.debug(f"{computation} is not used: {reason}")

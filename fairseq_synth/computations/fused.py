@@ -1,78 +1,139 @@
-"""softmax(S) V by one call of torch's fused attention."""
+"""``softmax(S) V`` by one call of torch's fused attention, `torch.nn.functional.scaled_dot_product_attention`."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..linear import concatenated, smaller_times
-from ..logits import Bias, Logits
-from ..masks import future, in_type, is_causal, lowest, on_cpu
-from .plain import by_token
+from ..logits import Bias, Factors, Logits, Term, join_features, weight_smaller_factor
+from ..masks import future_mask, is_causal
+from ..tensors import in_type, lowest, on_cpu
+from .plain import join_heads
+
+# The fused kernels are fastest, or only work, if the number of features is a multiple of 8.
+FEATURE_MULTIPLE = 8
 
 
 def refuses(
     logits: Logits, value: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dropout: float
 ) -> str:
-    """See `computations`."""
+    """Returns why this computation does not take the call, or an empty string; see `computations`."""
     if not logits.products:
-        return "logits without an inner product"
+        return "the logits have no inner product"
     if value.size(0) > 1 and logits.is_shared():
-        return "logits that all sentences share"
-    if on_cpu(value) and logits.number_of_terms() > 1:
-        return "more than one inner product on a CPU, whose kernel for biases is slow"
-    return "" if attn_mask is None or is_causal(attn_mask) else "a mask other than the causal one"
+        return "all sentences share the logits"
+    if on_cpu(value) and len(logits.terms()) > 1:
+        return "there is more than an inner product, and torch's attention with a bias is slow on a CPU"
+    if attn_mask is not None and not is_causal(attn_mask):
+        return "the mask is not the causal one"
+    return ""
 
 
 def compute(
     logits: Logits, value: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dropout: float = 0.0
 ) -> Tensor:
-    """See `computations`. Rows of a sentence of padding alone are unspecified, but finite."""
-    bsz, heads, length, head_dim = value.size()
-    causal = is_causal(attn_mask)
-    scale = logits.products[0].scale  # torch multiplies the sum of all products by it
-    factors = [smaller_times((query, key), factor / scale, weight) for query, key, factor, weight in logits.products]
-    others: list[Bias] = []
-    for bias, weight in logits.biases:
-        if bias.size(2) > 1:
-            others.append(Bias(bias, weight))
-            continue
-        # a bias on columns is 8 more features of every key, times query features of 1/8, as the kernels want a
-        # multiple of 8
-        eighth = value.new_full([1, 1, 1, 1], 1 / 8 / scale) if weight is None else weight * (1 / 8 / scale)
-        factors.append((eighth.expand(bsz, heads, length, 8), bias.transpose(2, 3).expand(bsz, heads, -1, 8)))
-    query, key = joined(factors, bsz, heads)
-    query, key = in_type(query, value.dtype), in_type(key, value.dtype)
+    """Returns ``softmax(S) V``, (T B, C); see `attend`.
 
-    mask: Tensor | None = None
-    if others or logits.outers or logits.diagonals:
-        mask = in_type(Logits([], logits.outers, others, logits.diagonals).total(length), value.dtype)
+    Rows of a sentence that consists of padding have any finite values.
+    """
+    bsz, num_heads, length, head_dim = value.size()
+    # torch multiplies the sum of all inner products by one scale.
+    scale = logits.products[0].scale
+    row_biases = [term for term in logits.biases if term.bias.size(2) == 1]
+    other_biases = [term for term in logits.biases if term.bias.size(2) > 1]
+
+    factors = [weight_smaller_factor(x.query, x.key, x.scale / scale, x.weight) for x in logits.products]
+    factors += [row_bias_as_product(term, scale, value) for term in row_biases]
+    query, key = join_factors(factors, bsz, num_heads)
+    query = in_type(query, value.dtype)
+    key = in_type(key, value.dtype)
+
+    mask = None
+    if other_biases or logits.outers or logits.diagonals:
+        remaining_terms: list[Term] = [*other_biases, *logits.outers, *logits.diagonals]
+        mask = in_type(Logits(remaining_terms).total(length), value.dtype)
+    is_causal_call = is_causal(attn_mask)
+    mask = add_masks(mask, key_padding_mask, is_causal_call, value)
+
+    query, key, padded_value = pad_features(query, key, value)
+    out = F.scaled_dot_product_attention(
+        query,
+        key,
+        padded_value,
+        attn_mask=mask,
+        dropout_p=dropout,
+        is_causal=is_causal_call and mask is None,
+        scale=scale,
+    )
+    if out.size(3) > head_dim:
+        out = out[..., :head_dim]
+    return join_heads(out)
+
+
+def row_bias_as_product(term: Bias, scale: float, value: Tensor) -> Factors:
+    """Returns a bias that is the same in all rows as an inner product with `FEATURE_MULTIPLE` equal features.
+
+    Each key has the bias as features, and each query has features that sum up to ``weight / scale``.
+    """
+    bsz, num_heads, length, _ = value.size()
+    share = 1 / FEATURE_MULTIPLE / scale
+    if term.weight is None:
+        query = value.new_full([1, 1, 1, 1], share)
+    else:
+        query = term.weight * share
+    query = query.expand(bsz, num_heads, length, FEATURE_MULTIPLE)
+    key = term.bias.transpose(2, 3).expand(bsz, num_heads, -1, FEATURE_MULTIPLE)
+    return Factors(query, key)
+
+
+def join_factors(factors: list[Factors], bsz: int, num_heads: int) -> Factors:
+    """Returns the queries (B, H, T, r) and keys (B, H, S, r) of all inner products, side by side on their features."""
+    query, key = factors[0]
+    is_complete = query.size() == key.size() and query.size(0) == bsz and query.size(1) == num_heads
+    if len(factors) == 1 and is_complete:
+        return factors[0]
+    queries = [factor.left for factor in factors]
+    keys = [factor.right for factor in factors]
+    return Factors(join_features(queries, bsz, num_heads), join_features(keys, bsz, num_heads))
+
+
+def add_masks(mask: Tensor | None, key_padding_mask: Tensor | None, causal: bool, value: Tensor) -> Tensor | None:
+    """Returns a mask (B, H, T, T) in numbers: the biases so far plus padding and causality; None if it would be 0.
+
+    Without biases and padding, torch knows by itself what is causal, so no mask is made for that.
+    """
+    bsz, num_heads, length, _ = value.size()
     if key_padding_mask is not None:
         hidden = in_type(key_padding_mask, torch.bool).view(bsz, 1, 1, length)
-        # finite, so that a sentence of padding alone has no NaN, also where a bias is added to it
+        # Finite, so that a sentence of padding has no NaN, and half the range, as a bias is added to it.
         low = lowest(value.dtype) / 2
-        mask = hidden.to(value.dtype) * low if mask is None else torch.add(mask, hidden, alpha=low)
-    if mask is not None and causal:
-        mask = mask + future(length, mask)
-    if mask is not None and mask.shape != (bsz, heads, length, length):
-        mask = mask.expand(bsz, heads, length, -1)  # the kernels take one of all four sizes, without a copy
-
-    rank, is_cpu = query.size(3), on_cpu(value)
-    width = max(rank, head_dim) if is_cpu else rank  # a CPU's kernel wants one width of all three
-    width += -width % 8
-    if width > rank:
-        query, key = F.pad(query, (0, width - rank)), F.pad(key, (0, width - rank))
-    if is_cpu and width > head_dim:
-        value = F.pad(value, (0, width - head_dim))
-    out = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal and mask is None, scale=scale
-    )
-    return by_token(out[..., :head_dim] if out.size(3) > head_dim else out)
+        if mask is None:
+            mask = hidden.to(value.dtype) * low
+        else:
+            mask = torch.add(mask, hidden, alpha=low)
+    if mask is None:
+        return None
+    if causal:
+        mask = mask + future_mask(length, mask)
+    if mask.shape != (bsz, num_heads, length, length):
+        # The fused kernels take a view of the full size without copying it.
+        mask = mask.expand(bsz, num_heads, length, -1)
+    return mask
 
 
-def joined(factors: list[tuple[Tensor, Tensor]], bsz: int, heads: int) -> tuple[Tensor, Tensor]:
-    """The factors (B, H, T, r) and (B, H, S, r) of all products, concatenated on their features."""
-    query, key = factors[0]
-    if len(factors) == 1 and query.size() == key.size() and query.size(0) == bsz and query.size(1) == heads:
-        return query, key
-    queries, keys = zip(*factors)
-    return concatenated(list(queries), bsz, heads), concatenated(list(keys), bsz, heads)
+def pad_features(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns query, key and value with as many features as the fused kernels want.
+
+    On a CPU, all three must have the same number of features; additional ones are 0.
+    """
+    num_features = query.size(3)
+    head_dim = value.size(3)
+    padded = num_features
+    if on_cpu(value):
+        padded = max(num_features, head_dim)
+    padded += -padded % FEATURE_MULTIPLE
+    if padded > num_features:
+        query = F.pad(query, (0, padded - num_features))
+        key = F.pad(key, (0, padded - num_features))
+    if on_cpu(value) and padded > head_dim:
+        value = F.pad(value, (0, padded - head_dim))
+    return query, key, value

@@ -1,7 +1,11 @@
-"""softmax(S) V on a CPU, a tile at a time: neither logits nor weights exist as a whole, in either pass.
+"""``softmax(S) V`` on a CPU, one tile of logits at a time: logits and weights never exist as a whole, in either pass.
 
-The backward pass computes every tile of weights again (recomputation: Rabe and Staats 2021, arXiv 2112.05682; Dao
-et al. 2022, arXiv 2205.14135) and leaves their derivative to autograd.
+A `Block` is a set of sentences and heads whose logits are brought into their normal form together. It is divided into
+tiles of some rows, and a tile is as large as fits into the caches of a core.
+
+The backward pass computes each tile of weights again (recomputation: Rabe and Staats 2021, arXiv 2112.05682; Dao et
+al. 2022, arXiv 2205.14135). Autograd differentiates a tile by the normal form of its block, and the normal form by the
+tensors of the terms, so that nothing here depends on what a term is.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,65 +15,110 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..linear import concatenated, smaller_times
-from ..logits import Logits, Normal, total
-from ..masks import at_least_fp32, future, is_causal, on_cpu, sentence_lengths
-from .plain import by_token
+from ..logits import Bias, Diagonals, Logits, NormalForm, Outer, Product, Term
+from ..masks import future_mask, is_causal, sentence_lengths
+from ..tensors import at_least_fp32, on_cpu
+from .plain import join_heads
 
-PLAIN_LIMIT = 1 << 18  # up to so many logits fit in a core's caches as they are, so that `plain` is faster
-TILE = 1 << 19  # logits in a tile: 2 MiB of fp32, which stay in a core's caches through a handful of passes
-CAUSAL_ROWS = 128  # rows of a causal tile: columns to the right of it are not computed
+# So many logits fit into the caches of a core as a whole, so that the plain computation is faster.
+PLAIN_LIMIT = 1 << 18
+# Number of logits in a tile: 2 MiB of fp32, which stay in the caches of a core through a handful of passes.
+TILE = 1 << 19
+# Number of rows in a tile under the causal mask. Columns to the right of its last row are not computed.
+CAUSAL_ROWS = 128
+
+ALL = slice(None)
 
 
 def refuses(
     logits: Logits, value: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dropout: float
 ) -> str:
-    """See `computations`."""
+    """Returns why this computation does not take the call, or an empty string; see `computations`."""
     if not on_cpu(value):
-        return "values that are not on a CPU"
+        return "the values are not on a CPU"
     if dropout:
-        return "dropout"
-    if not (attn_mask is None or is_causal(attn_mask)):
-        return "a mask other than the causal one"
-    bsz, heads, length, _ = value.size()
-    number = (min(bsz, 1) if key_padding_mask is None and logits.is_shared() else bsz) * heads * length**2
-    if number <= PLAIN_LIMIT:
-        return "few logits"
-    return "" if lengths_of(value, key_padding_mask) else "padding on the left, or an empty sentence"
+        return "there is dropout"
+    if attn_mask is not None and not is_causal(attn_mask):
+        return "the mask is not the causal one"
+    bsz, num_heads, length, _ = value.size()
+    num_different_sentences = bsz
+    if key_padding_mask is None and logits.is_shared():
+        num_different_sentences = min(bsz, 1)
+    if num_different_sentences * num_heads * length**2 <= PLAIN_LIMIT:
+        return "there are few logits"
+    if read_lengths(value, key_padding_mask) is None:
+        return "padding is not on the right, or a sentence is empty"
+    return ""
 
 
 def compute(
     logits: Logits, value: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dropout: float = 0.0
 ) -> Tensor:
-    """See `computations`."""
-    bsz, heads, length, _ = value.size()
-    causal, lengths = is_causal(attn_mask), lengths_of(value, key_padding_mask)
+    """Returns ``softmax(S) V``, (T B, C); see `attend`."""
+    bsz, num_heads, length, _ = value.size()
+    causal = is_causal(attn_mask)
+    rows_of_tile = CAUSAL_ROWS if causal else length
+    lengths = read_lengths(value, key_padding_mask)
     assert lengths is not None
-    rows = CAUSAL_ROWS if causal else length
-    find = blocks_of_lengths if bsz > 1 and logits.is_shared() else blocks_of_sentences
-    others = Logits([], logits.outers, logits.biases, logits.diagonals).normal(length, len(logits.products) > 0)[2:]
-    pairs = [smaller_times((query, key), scale, weight) for query, key, scale, weight in logits.products]
-    factors = [x.to(value.dtype) for pair in zip(*pairs) for x in pair]  # under autocast the types differ
-    return by_token(_Tiled.apply(list(find(lengths, heads, rows)), causal, value, *others, *factors))
+    if bsz > 1 and logits.is_shared():
+        blocks = list(divide_by_length(lengths, num_heads, rows_of_tile))
+    else:
+        blocks = list(divide_by_sentences(lengths, num_heads, rows_of_tile))
+    terms = [cast_for_tiles(term, value.dtype) for term in logits.terms()]
+    templates = [remove_tensors(term) for term in terms]
+    tensors = []
+    for term in terms:
+        tensors += [field for field in term if isinstance(field, Tensor)]
+    return join_heads(_Tiled.apply(templates, blocks, causal, value, *tensors))
 
 
-def lengths_of(value: Tensor, key_padding_mask: Tensor | None) -> list[int] | None:
-    """As `sentence_lengths`; without a mask all sentences have the length of the values."""
-    return [value.size(2)] * value.size(0) if key_padding_mask is None else sentence_lengths(key_padding_mask)
+def read_lengths(value: Tensor, key_padding_mask: Tensor | None) -> list[int] | None:
+    """Returns the length of each sentence as `sentence_lengths` does; without a mask, all of them are full."""
+    if key_padding_mask is None:
+        bsz, _, length, _ = value.size()
+        return [length] * bsz
+    return sentence_lengths(key_padding_mask)
 
 
-ALL = slice(None)
+# ---- terms as a list of tensors, which is what an autograd function takes
+
+TENSOR = object()  # stands for a tensor in a template
 
 
-def cut(x: Normal, sentences: slice, heads: slice, rows: slice, columns: slice) -> Normal:
-    """These parts of the summands, or of sums like them: views; what has a size of 1 is of all."""
+def cast_for_tiles(term: Term, dtype: torch.dtype) -> Term:
+    """Returns the term with its products in `dtype`, as under autocast the types differ, and all else in fp32 at least.
 
-    def of(x: Tensor | None, *parts: slice) -> Tensor | None:
-        return None if x is None else x[tuple(part if n > 1 else ALL for part, n in zip(parts, x.size()))]
+    The gradients of biases and weights are sums over many sentences, for which half precision is too coarse.
+    """
+    weight = term.weight
+    if weight is not None:
+        weight = at_least_fp32(weight)
+    if isinstance(term, Product):
+        return term._replace(query=term.query.to(dtype), key=term.key.to(dtype), weight=weight)
+    if isinstance(term, Bias):
+        return Bias(at_least_fp32(term.bias), weight)
+    if isinstance(term, Diagonals):
+        return Diagonals(at_least_fp32(term.values), weight)
+    return term._replace(weight=weight)
 
-    query, key = of(x.query, sentences, heads, rows), of(x.key, sentences, heads, columns)
-    left, right = of(x.left, sentences, heads, rows), of(x.right, sentences, heads, rows)
-    return Normal(query, key, left, right, of(x.bias, sentences, heads, rows, columns))
+
+def remove_tensors(term: Term) -> Any:
+    """Returns a template: the term with a placeholder for each tensor."""
+    fields = [TENSOR if isinstance(field, Tensor) else field for field in term]
+    return type(term)._make(fields)
+
+
+def insert_tensors(templates: Sequence[Any], tensors: Sequence[Tensor | None]) -> list[Any]:
+    """Returns the terms with `tensors` in the places of the placeholders, in their order."""
+    remaining = iter(tensors)
+    terms = []
+    for template in templates:
+        fields = [next(remaining) if field is TENSOR else field for field in template]
+        terms.append(type(template)._make(fields))
+    return terms
+
+
+# ---- blocks and tiles
 
 
 class Block(NamedTuple):
@@ -77,162 +126,335 @@ class Block(NamedTuple):
 
     sentences: slice
     heads: slice
-    length: int  # of these sentences, in tokens
-    rows: int  # of a tile
-    is_shared: bool  # the sentences have the same logits, so that their values are concatenated on features
-    hidden: Tensor | None  # (sentences, n): true at padding, in the last n of `length` columns
-
-    def of(self, x: Normal) -> Normal:
-        """What the block reads of the summands, or of sums like them: views."""
-        return cut(x, self.sentences, self.heads, slice(0, self.length), slice(0, self.length))
-
-    def factors(self, *x: Tensor | None) -> list[Tensor | None]:
-        """What it reads of the factors of products, all queries and then all keys, or of sums like them: views."""
-        return [self.of(Normal(query, None, None, None, None)).query for query in x]
-
-    def part(self, left: Any, right: Any, bias: Any, *factors: Any) -> Normal:
-        """The summands that the block reads, with one product: its factors are copies, which tiles read in order."""
-        n, found = len(factors) // 2, [x for x in self.factors(*factors) if x is not None]
-        query, key = (concatenated(half).contiguous() if half else None for half in (found[:n], found[n:]))
-        return Normal(query, key, *self.of(Normal(None, None, left, right, bias))[2:])
+    length: int  # of the longest of these sentences, in tokens
+    rows_of_tile: int
+    # Whether the sentences have the same logits. Their values are then side by side on the features.
+    is_shared: bool
+    # (sentences, n): true at padding, in the last n of `length` columns; None if all have the same length
+    hidden: Tensor | None
 
     def read(self, x: Tensor) -> Tensor:
-        """Its n sentences of x, (B, H, T, d_h): (n, heads, length, d_h), or (1, heads, length, n d_h) if shared."""
+        """Returns the block's n sentences of values x (B, H, T, d_h) as a copy.
+
+        It is (n, heads, length, d_h), or (1, heads, length, n d_h) if the sentences share their logits.
+        """
         part = x[self.sentences, self.heads, : self.length]
-        return part.permute(1, 2, 0, 3).flatten(2)[None] if self.is_shared else part.contiguous()
+        if self.is_shared:
+            return part.permute(1, 2, 0, 3).flatten(2)[None]
+        return part.contiguous()
 
     def write(self, x: Tensor, rows: slice, part: Tensor) -> None:
-        """Writes `part`, laid out as `read` returns it, to these rows of the block in x, (B, H, T, d_h)."""
-        place = x[self.sentences, self.heads, rows]
+        """Writes rows of the block, laid out as `read` returns them, into x (B, H, T, d_h)."""
         if self.is_shared:
-            part = part[0].unflatten(-1, (-1, x.size(-1))).permute(2, 0, 1, 3)
-        place.copy_(part)
+            head_dim = x.size(-1)
+            part = part[0].unflatten(-1, (-1, head_dim)).permute(2, 0, 1, 3)
+        x[self.sentences, self.heads, rows].copy_(part)
+
+    def cut_terms(self, terms: Sequence[Any]) -> list[Any]:
+        """Returns the parts of the terms that the block needs, as views; a tensor may be None and stays None."""
+        tokens = slice(0, self.length)
+        parts: list[Any] = []
+        for term in terms:
+            weight = cut(term.weight, ALL, self.heads)
+            if isinstance(term, Product):
+                query = cut(term.query, self.sentences, self.heads, tokens)
+                key = cut(term.key, self.sentences, self.heads, tokens)
+                parts.append(term._replace(query=query, key=key, weight=weight))
+            elif isinstance(term, Outer):
+                factors = cut(term.factors, self.sentences, self.heads, tokens)
+                parts.append(term._replace(factors=factors, weight=weight))
+            elif isinstance(term, Bias):
+                parts.append(Bias(cut(term.bias, self.sentences, self.heads, tokens, tokens), weight))
+            else:
+                parts.append(Diagonals(self.cut_diagonals(term.values), weight))
+        return parts
+
+    def cut_diagonals(self, values: Any) -> Any:
+        """Returns the values (1, H, 1, 2 length - 1) for the distances within the block."""
+        if values is None:
+            return None
+        distance_0 = values.size(3) // 2
+        distances = slice(distance_0 - self.length + 1, distance_0 + self.length)
+        return cut(values, ALL, self.heads, ALL, distances)
+
+    def normal_form(self, terms: Sequence[Term]) -> NormalForm:
+        """Returns the normal form of terms that `cut_terms` has returned; its query and key are contiguous."""
+        normal = Logits(terms).normal_form(self.length)
+        if normal.query is not None and normal.key is not None:
+            return normal._replace(query=normal.query.contiguous(), key=normal.key.contiguous())
+        return normal
+
+    def tiles(self, causal: bool) -> list["Tile"]:
+        """Returns the tiles of the block."""
+        tiles = []
+        for start in range(0, self.length, self.rows_of_tile):
+            end = min(start + self.rows_of_tile, self.length)
+            num_columns = end if causal else self.length
+            tiles.append(Tile(slice(start, end), slice(0, num_columns)))
+        return tiles
 
 
-def blocks_of_sentences(lengths: Sequence[int], heads: int, rows: int) -> Iterator[Block]:
-    """Blocks of logits that differ by sentence: neighbours of any length, their padding hidden."""
+class Tile(NamedTuple):
+    """Some rows of a block, and the columns that they may see."""
+
+    rows: slice
+    columns: slice
+
+    def cut_normal_form(self, normal: NormalForm) -> NormalForm:
+        """Returns the parts of a block's normal form that the tile needs, as views."""
+        return NormalForm(
+            query=cut(normal.query, ALL, ALL, self.rows),
+            key=cut(normal.key, ALL, ALL, self.columns),
+            left=cut(normal.left, ALL, ALL, self.rows),
+            right=cut(normal.right, ALL, ALL, self.rows),
+            bias=cut(normal.bias, ALL, ALL, self.rows, self.columns),
+        )
+
+
+def cut(x: Any, *slices: slice) -> Any:
+    """Returns a slice of a tensor, in which a dimension of size 1 stays whole: it stands for all sentences or heads.
+
+    Returns None for None, which stands for a tensor that does not occur or needs no gradient.
+    """
+    if x is None:
+        return None
+    index = tuple(part if size > 1 else ALL for part, size in zip(slices, x.size()))
+    return x[index]
+
+
+def divide_by_sentences(lengths: Sequence[int], num_heads: int, rows_of_tile: int) -> Iterator[Block]:
+    """Yields blocks of neighbouring sentences of any length, for logits that differ by sentence."""
     longest = max(lengths)
-    rows = min(rows, longest, max(1, TILE // longest))
-    size = min(len(lengths), max(1, TILE // (rows * longest)))
-    count = max(1, TILE // (size * rows * longest))
-    for b in range(0, len(lengths), size):
-        found = lengths[b : b + size]
+    rows = min(rows_of_tile, longest, max(1, TILE // longest))
+    num_sentences = min(len(lengths), max(1, TILE // (rows * longest)))
+    heads_of_block = max(1, TILE // (num_sentences * rows * longest))
+    for first in range(0, len(lengths), num_sentences):
+        sentences = slice(first, first + num_sentences)
+        block_lengths = lengths[sentences]
+        shortest_of_block = min(block_lengths)
+        longest_of_block = max(block_lengths)
         hidden = None
-        if min(found) < max(found):
-            hidden = torch.arange(min(found), max(found)) >= torch.tensor(found)[:, None]
-        for h in range(0, heads, count):
-            yield Block(slice(b, b + size), slice(h, h + count), max(found), rows, False, hidden)
+        if shortest_of_block < longest_of_block:
+            columns = torch.arange(shortest_of_block, longest_of_block)
+            hidden = columns >= torch.tensor(block_lengths)[:, None]
+        for first_head in range(0, num_heads, heads_of_block):
+            heads = slice(first_head, first_head + heads_of_block)
+            yield Block(sentences, heads, longest_of_block, rows, is_shared=False, hidden=hidden)
 
 
-def blocks_of_lengths(lengths: Sequence[int], heads: int, rows: int) -> Iterator[Block]:
-    """Blocks of shared logits, for neighbours of equal length: fairseq sorts a batch by length."""
+def divide_by_length(lengths: Sequence[int], num_heads: int, rows_of_tile: int) -> Iterator[Block]:
+    """Yields blocks of neighbouring sentences of equal length, for logits that all sentences share.
+
+    fairseq sorts a batch by length, so that sentences of equal length are neighbours.
+    """
     first = 0
-    for last in range(1, len(lengths) + 1):
+    for end in range(1, len(lengths) + 1):
         length = lengths[first]
-        if last < len(lengths) and lengths[last] == length:
+        if end < len(lengths) and lengths[end] == length:
             continue
-        height = min(rows, length, max(1, TILE // length))
-        count = max(1, TILE // (height * length))
-        for h in range(0, heads, count):
-            yield Block(slice(first, last), slice(h, h + count), length, height, True, None)
-        first = last
+        sentences = slice(first, end)
+        rows = min(rows_of_tile, length, max(1, TILE // length))
+        heads_of_block = max(1, TILE // (rows * length))
+        for first_head in range(0, num_heads, heads_of_block):
+            heads = slice(first_head, first_head + heads_of_block)
+            yield Block(sentences, heads, length, rows, is_shared=True, hidden=None)
+        first = end
+
+
+# ---- both passes
 
 
 class _Tiled(torch.autograd.Function):
-    """Saves only its inputs."""
+    """Computes ``softmax(S) V``, (B, H, T, d_h), and its gradients. It saves nothing but its inputs."""
 
     @staticmethod
-    def forward(ctx: Any, blocks: list[Block], causal: bool, value: Tensor, *summands: Tensor | None) -> Tensor:
-        ctx.blocks, ctx.causal = blocks, causal
-        ctx.save_for_backward(value, *summands)
-        out = like_values(value, blocks)
+    def forward(
+        ctx: Any, templates: list[Any], blocks: list[Block], causal: bool, value: Tensor, *tensors: Tensor
+    ) -> Tensor:
+        ctx.templates = templates
+        ctx.blocks = blocks
+        ctx.causal = causal
+        ctx.save_for_backward(value, *tensors)
+        terms = insert_tensors(templates, tensors)
+        out = empty_like_values(value, blocks)
         with torch.autocast(value.device.type, enabled=False):
             for block in blocks:
-                part, v = block.part(*summands), block.read(value)
-                for rows, columns in tiles(block, causal):
-                    weights = tile_weights(cut(part, ALL, ALL, rows, columns), v.size(1), rows, columns, block, causal)
-                    block.write(out, rows, torch.matmul(weights.to(v.dtype), v[:, :, columns]))
+                normal = block.normal_form(block.cut_terms(terms))
+                block_value = block.read(value)
+                for tile in block.tiles(causal):
+                    weights = tile_weights(tile.cut_normal_form(normal), block_value.size(1), tile, block, causal)
+                    tile_out = torch.matmul(weights.to(value.dtype), block_value[:, :, tile.columns])
+                    block.write(out, tile.rows, tile_out)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        value, *summands = ctx.saved_tensors
-        grad_value = like_values(value, ctx.blocks)
-        wide = torch.promote_types(value.dtype, torch.float32)  # of sums over tiles
-        wanted = zip(summands, ctx.needs_input_grad[3:])
-        sums = [torch.zeros(x.size(), dtype=wide, device=x.device) if needed else None for x, needed in wanted]
+        value, *tensors = ctx.saved_tensors
+        needs_grad = ctx.needs_input_grad[4:]  # of the tensors of the terms, behind the four other arguments
+        terms = insert_tensors(ctx.templates, tensors)
+        # Gradients are sums over blocks, in fp32 at least.
+        sum_dtype = torch.promote_types(value.dtype, torch.float32)
+        sums = [
+            torch.zeros(tensor.size(), dtype=sum_dtype, device=tensor.device) if needed else None
+            for tensor, needed in zip(tensors, needs_grad)
+        ]
+        terms_of_sums = insert_tensors(ctx.templates, sums)
+        grad_value = empty_like_values(value, ctx.blocks)
         with torch.autocast(value.device.type, enabled=False):
             for block in ctx.blocks:
-                part, factors, n = block.part(*summands), block.factors(*sums[3:]), len(sums[3:]) // 2
-                halves = [(part.query, factors[:n], summands[3 : 3 + n]), (part.key, factors[n:], summands[3 + n :])]
-                of_product = [
-                    torch.zeros_like(x, dtype=wide) if any(found is not None for found in totals) else None
-                    for x, totals, _ in halves
-                ]
-                part_sums = Normal(*of_product, *block.of(Normal(None, None, *sums[:3]))[2:])
-                v = backward_of_block(part, part_sums, block.read(value), block.read(grad), block, ctx.causal)
-                block.write(grad_value, slice(0, block.length), v)
-                for (_, totals, inputs), found in zip(halves, of_product):
-                    if found is not None:
-                        for total, x in zip(totals, found.split([y.size(3) for y in inputs], dim=3)):
-                            if total is not None:
-                                total.add_(x.sum_to_size(total.size()))
-        grads = [None if found is None else found.to(x.dtype) for x, found in zip(summands, sums)]
-        return (None, None, grad_value, *grads)
+                block_grad_value = backward_of_block(
+                    block,
+                    block.cut_terms(terms),
+                    block.cut_terms(terms_of_sums),
+                    value=block.read(value),
+                    grad=block.read(grad),
+                    causal=ctx.causal,
+                )
+                block.write(grad_value, slice(0, block.length), block_grad_value)
+        grads = [None if total is None else total.to(tensor.dtype) for tensor, total in zip(tensors, sums)]
+        return (None, None, None, grad_value, *grads)
 
 
-def like_values(value: Tensor, blocks: list[Block]) -> Tensor:
-    """A tensor like the values, (B, H, T, d_h), for the blocks to write to: 0 in the rows beyond the shortest block.
+def empty_like_values(value: Tensor, blocks: list[Block]) -> Tensor:
+    """Returns a tensor like the values (B, H, T, d_h) that the blocks write to; rows that none writes to are 0.
 
-    In memory it is (T, B, H, d_h), as projections read and write.
+    In memory it is (T, B, H, d_h), which is the order in which projections read and write.
     """
-    bsz, heads, length, head_dim = value.size()
-    out = value.new_empty(length, bsz, heads, head_dim).permute(1, 2, 0, 3)
-    out[:, :, min(block.length for block in blocks) :] = 0
+    bsz, num_heads, length, head_dim = value.size()
+    out = value.new_empty(length, bsz, num_heads, head_dim).permute(1, 2, 0, 3)
+    shortest = min(block.length for block in blocks)
+    out[:, :, shortest:] = 0
     return out
 
 
-def backward_of_block(part: Normal, sums: Normal, value: Tensor, grad: Tensor, block: Block, causal: bool) -> Tensor:
-    """The gradient of a block's values. Those of the summands are added to `sums`, None for what needs none."""
-    grad_value: Tensor | None = None
-    # the last rows come first: they have all columns, so that their product starts the sum
-    for rows, columns in reversed(tiles(block, causal)):
-        tile, tile_sums = cut(part, ALL, ALL, rows, columns), cut(sums, ALL, ALL, rows, columns)
-        pairs = zip(tile, tile_sums)
-        leaves = Normal(*(x if x is None else x.detach().requires_grad_(found is not None) for x, found in pairs))
+def backward_of_block(
+    block: Block, terms: Sequence[Any], sums: Sequence[Any], value: Tensor, grad: Tensor, causal: bool
+) -> Tensor:
+    """Returns the gradient of a block's values, and adds the gradients of its terms to `sums`.
+
+    Args:
+        block: The block.
+        terms: The block's part of the terms.
+        sums: The block's part of the gradients so far; None for a tensor that needs no gradient.
+        value, grad: The block's values and the gradient of its output, as `Block.read` returns them.
+        causal: Whether a row sees only the columns up to its own.
+    """
+    leaves = make_leaves(terms, sums)
+    with torch.enable_grad():
+        normal = block.normal_form(leaves.terms)
+    sum_dtype = torch.promote_types(value.dtype, torch.float32)
+    normal_sums = NormalForm(*(new_sum(summand, sum_dtype) for summand in normal))
+
+    grad_value = backward_of_tiles(block, normal, normal_sums, value, grad, causal)
+
+    summands = []
+    summand_grads = []
+    for summand, total in zip(normal, normal_sums):
+        if summand is not None and total is not None:
+            summands.append(summand)
+            summand_grads.append(total.to(summand.dtype))
+    if summands:
+        leaf_grads = torch.autograd.grad(summands, leaves.trained_tensors, summand_grads)
+        for leaf_sum, leaf_grad in zip(leaves.sums, leaf_grads):
+            leaf_sum.add_(leaf_grad)
+    return grad_value
+
+
+class Leaves(NamedTuple):
+    """Terms whose tensors are leaves of a new autograd graph."""
+
+    terms: list[Any]
+    trained_tensors: list[Tensor]  # the tensors that need a gradient
+    sums: list[Tensor]  # where the gradient of each of these is added
+
+
+def make_leaves(terms: Sequence[Any], sums: Sequence[Any]) -> Leaves:
+    """Returns the terms detached from the graph; a tensor needs a gradient if it has a sum."""
+    leaves = Leaves([], [], [])
+    for term, term_sums in zip(terms, sums):
+        fields = []
+        for field, field_sum in zip(term, term_sums):
+            if not isinstance(field, Tensor):
+                fields.append(field)
+                continue
+            leaf = field.detach()
+            fields.append(leaf)
+            if isinstance(field_sum, Tensor):
+                leaves.trained_tensors.append(leaf.requires_grad_())
+                leaves.sums.append(field_sum)
+        leaves.terms.append(type(term)._make(fields))
+    return leaves
+
+
+def new_sum(summand: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Returns zeros to add the gradient of a summand to, or None if it needs no gradient."""
+    if summand is None or not summand.requires_grad:
+        return None
+    return torch.zeros_like(summand, dtype=dtype)
+
+
+def backward_of_tiles(
+    block: Block, normal: NormalForm, normal_sums: NormalForm, value: Tensor, grad: Tensor, causal: bool
+) -> Tensor:
+    """Returns the gradient of a block's values, and adds the gradients of its normal form to `normal_sums`."""
+    grad_value = None
+    # The last tile comes first. It has all columns, so that its gradient can start the sum over tiles.
+    for tile in reversed(block.tiles(causal)):
+        tile_sums = tile.cut_normal_form(normal_sums)
+        leaves = []
+        for summand, total in zip(tile.cut_normal_form(normal), tile_sums):
+            leaf = None
+            if summand is not None:
+                leaf = summand.detach().requires_grad_(total is not None)
+            leaves.append(leaf)
         with torch.enable_grad():
-            weights = tile_weights(leaves, value.size(1), rows, columns, block, causal)
-        g, v = grad[:, :, rows], value[:, :, columns]
-        transposed = weights.detach().to(v.dtype).transpose(2, 3)
+            weights = tile_weights(NormalForm(*leaves), value.size(1), tile, block, causal)
+
+        tile_grad = grad[:, :, tile.rows]
+        tile_value = value[:, :, tile.columns]
+        weights_transposed = weights.detach().to(value.dtype).transpose(2, 3)
         if grad_value is None:
-            grad_value = torch.matmul(transposed, g)
+            grad_value = torch.matmul(weights_transposed, tile_grad)
         else:
-            grad_value[:, :, columns].flatten(0, 1).baddbmm_(transposed.flatten(0, 1), g.flatten(0, 1))
-        wanted = [(x, found) for x, found in zip(leaves, tile_sums) if x is not None and found is not None]
-        if wanted:
-            grad_weights = torch.matmul(g, v.transpose(2, 3)).to(weights.dtype)
-            for (_, found), x in zip(wanted, torch.autograd.grad(weights, [x for x, _ in wanted], grad_weights)):
-                found.add_(x)
+            columns_of_grad_value = grad_value[:, :, tile.columns].flatten(0, 1)
+            columns_of_grad_value.baddbmm_(weights_transposed.flatten(0, 1), tile_grad.flatten(0, 1))
+
+        trained_leaves = []
+        trained_sums = []
+        for leaf, total in zip(leaves, tile_sums):
+            if leaf is not None and total is not None:
+                trained_leaves.append(leaf)
+                trained_sums.append(total)
+        if trained_leaves:
+            grad_weights = torch.matmul(tile_grad, tile_value.transpose(2, 3)).to(weights.dtype)
+            leaf_grads = torch.autograd.grad(weights, trained_leaves, grad_weights)
+            for total, leaf_grad in zip(trained_sums, leaf_grads):
+                total.add_(leaf_grad)
     assert grad_value is not None
     return grad_value
 
 
-def tile_weights(tile: Normal, num_heads: int, rows: slice, columns: slice, block: Block, causal: bool) -> Tensor:
-    """Softmax of a tile of logits, in fp32 or fp64; columns that a row may not see are masked."""
-    scores = at_least_fp32(total(tile, columns.stop)).expand(-1, num_heads, -1, -1)
-    if scores.size(2) == 1 or scores.stride(1) == 0 or (tile.query is None and tile.left is None):
-        # a copy, as the masks below write in place
-        scores = scores.expand(-1, -1, rows.stop - rows.start, -1).clone()
-    with torch.no_grad():  # weights of 0 have no gradient
+def tile_weights(normal: NormalForm, num_heads: int, tile: Tile, block: Block, causal: bool) -> Tensor:
+    """Returns the softmax of a tile of logits, in fp32 or fp64, with the columns masked that a row may not see.
+
+    Args:
+        normal: The tile's part of the normal form.
+        num_heads: Number of heads of the block.
+        tile, block: The tile and its block.
+        causal: Whether a row sees only the columns up to its own.
+    """
+    num_rows = tile.rows.stop - tile.rows.start
+    scores = at_least_fp32(normal.total(tile.columns.stop)).expand(-1, num_heads, -1, -1)
+    is_only_a_bias = normal.query is None and normal.left is None
+    is_expanded = scores.size(2) == 1 or scores.stride(1) == 0
+    if is_only_a_bias or is_expanded:
+        # A copy of the full size, because the masks below are written in place.
+        scores = scores.expand(-1, -1, num_rows, -1).clone()
+    with torch.no_grad():  # Hidden logits have the weight 0, so no gradient flows through the masks.
         if causal:
-            scores[..., rows] += future(rows.stop - rows.start, scores)
+            scores[..., tile.rows] += future_mask(num_rows, scores)
         elif block.hidden is not None:
-            scores[..., -block.hidden.size(1) :].masked_fill_(block.hidden[:, None, None], float("-inf"))
+            num_hidden_columns = block.hidden.size(1)
+            scores[..., -num_hidden_columns:].masked_fill_(block.hidden[:, None, None], float("-inf"))
     return torch.softmax(scores, dim=-1)
-
-
-def tiles(block: Block, causal: bool) -> list[tuple[slice, slice]]:
-    """The rows and columns of a block's tiles."""
-    bounds = [*range(0, block.length, block.rows), block.length]
-    return [(slice(a, b), slice(0, b if causal else block.length)) for a, b in zip(bounds, bounds[1:])]

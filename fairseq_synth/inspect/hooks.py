@@ -14,7 +14,7 @@ from ..attention import SyntheticAttention
 from ..logits import Logits
 from ..masks import causal_mask, masked_softmax
 from ..positions import Inputs
-from ..state import names_of
+from ..checkpoint_compatibility import names_of
 
 
 class Attention(NamedTuple):
@@ -183,7 +183,7 @@ def reading(model: nn.Module, read: Callable[[Reading], None]) -> Iterator[None]
 
 def logits_of_heads(module: Any, groups: list[Logits], src_len: int) -> Tensor:
     """The logits of all groups of heads, (B or 1, H, S, S); B only if a function depends on the input."""
-    parts = [(logits.total(src_len), heads) for logits, heads in zip(groups, module.heads)]
+    parts = [(logits.total(src_len), heads) for logits, heads in zip(groups, module.heads_of_groups())]
     bsz = max(part.size(0) for part, _ in parts)
     return torch.cat([part.expand(bsz, heads, src_len, src_len) for part, heads in parts], dim=1)
 

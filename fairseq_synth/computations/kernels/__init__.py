@@ -1,25 +1,22 @@
-"""softmax(S) V on a GPU by Triton kernels: neither logits nor weights leave the registers, in either pass.
+"""``softmax(S) V`` on a GPU by Triton kernels: neither logits nor weights leave the registers, in either pass.
 
-Off unless the environment variable FAIRSEQ_SYNTH_KERNELS is 1, as no training with them has run to its end yet. The
-kernels are in `triton_attention` and `triton_sums`, their formula in `triton_common`, and how they are called in
-`launches`. This file says what they support, and hands them the tensors of a call, which lie in one way only:
+The kernels are off unless the environment variable FAIRSEQ_SYNTH_KERNELS is 1, as no training with them has run to its
+end yet. The first call of each kind is also computed by the definition, and the kernels are switched off if the two
+differ.
 
-=======  =====================================================================================
-packed   (T, B, features): of every token its queries and keys, if there are any, and its values
-x, w     (H, T, B, X) and (H, l, X): the product with shared keys
-pair     (H, T, B, a + b): both factors of the outer product
-c        (H, l): a row
-r        (H, l, l): a matrix; or its values by distance, (H, 2 m + 1)
-weights  (M, H): the weights of the mixture
-=======  =====================================================================================
-
-What a call has of projections, parameters and weights are views. The kernels are given what these are views of, and
-its gradient: nothing is sliced, joined or padded.
+==================  ==================================================================================
+this file           which calls the kernels take, and how they are called
+`tensors`           how the kernels read the tensors of a call
+`launches`          which kernels a call launches, with which tiles, numbers and memory
+`check`             the comparison with the definition
+`triton_common`     the formula that the kernels compute, and what they share
+`triton_attention`  the kernels
+`triton_sums`       the kernel that adds up gradients of what the batch shares
+==================  ==================================================================================
 """
 
 import logging
 import os
-from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -28,39 +25,87 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ...errors import SynthesizerError
-from ...logits import Bias, Diagonals, Logits, Product, product_of
-from ...masks import is_causal, is_recorded
-from ...positions import positions
-from .launches import NAMES, SUMMANDS, Launch, Layout, Plan, plan_of, up
+from ...logits import Logits
+from ...masks import is_causal
+from ...tensors import is_recorded
+from .. import plain
+from .check import Comparison, compare
+from .launches import Launch, Plan, divide_up, find_plan
+from .tensors import Call, align_memory, prepare_call, sort_terms
 
 logger = logging.getLogger(__name__)
 
 DTYPES = (torch.bfloat16, torch.float16)  # in fp32, products without tensor cores take too many registers
 INTERPRETED = (torch.float32, torch.float16)  # numpy, which the interpreter computes with, has no bf16
 VARIABLE = "FAIRSEQ_SYNTH_KERNELS"
-SWITCH = os.environ.get(VARIABLE, "0")  # read once: to read it takes Python as long as a launch
+SWITCH = os.environ.get(VARIABLE, "0")  # read once, because Python takes as long to read it as to launch a kernel
 TRITON = (3, 4)  # the oldest release whose kernels take tuples
 CAPABILITY = (8, 0)
 MAX_HEAD_DIM = 128
-# up to so many rows R1 R2^T is computed whole: slicing first would add a kernel for the slice's gradient
-MAX_ROWS_UNSLICED = 512
-NO_WEIGHTS = (-1,) * len(SUMMANDS)
+MAX_HEAD_DIM_OF_MIXTURES = 64  # of three functions or more
 
 
-def are_on(x: Tensor) -> bool:
-    """Whether the kernels are switched on and can run on x, which has values, and torch does not record the call.
+def refuses(
+    logits: Logits, value: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dropout: float
+) -> str:
+    """Returns why the kernels cannot take a call, or an empty string; see `computations`.
 
-    Raises SynthesizerError if the environment variable is neither 1 nor 0.
+    If the kernels are switched on, each reason is logged once.
+
+    Raises:
+        SynthesizerError: The environment variable is neither 1 nor 0.
+    """
+    if not are_on():
+        return "they are switched off"
+    reason = find_reason(logits, value, attn_mask)
+    if reason:
+        log_refusal(reason)
+    return reason
+
+
+def are_on() -> bool:
+    """Returns whether the kernels are switched on.
+
+    Raises:
+        SynthesizerError: The environment variable is neither 1 nor 0.
     """
     if SWITCH not in ("", "0", "1"):
         raise SynthesizerError(f"{VARIABLE}={SWITCH}: give 1 for on or 0 for off")
-    has_values = SWITCH == "1" and type(x) is Tensor and not is_recorded() and x.numel() > 0
-    return has_values and device_fits(x.device, x.dtype)
+    return SWITCH == "1"
+
+
+def find_reason(logits: Logits, value: Tensor, attn_mask: Tensor | None) -> str:
+    """Returns why kernels that are switched on cannot take a call, or an empty string."""
+    if type(value) is not Tensor or is_recorded():
+        return "torch records the call"
+    if value.numel() == 0:
+        return "the batch is empty"
+    if not device_fits(value.device, value.dtype):
+        return f"they do not run on {value.device} in {name_of_type(value.dtype)}"
+    if attn_mask is not None and not is_causal(attn_mask):
+        return "the attention mask is not the causal one"
+    summands = sort_terms(logits, value)
+    reason = summands.reason_to_refuse()
+    if reason:
+        return reason
+    limit = MAX_HEAD_DIM if summands.number_of_tiles() <= 2 else MAX_HEAD_DIM_OF_MIXTURES
+    if max(value.size(3), summands.widest_factor()) > limit:
+        return f"heads are wider than {limit}"
+    return ""
+
+
+@cache
+def log_refusal(reason: str) -> None:
+    """Logs, once for each reason, that a call is computed without the kernels."""
+    logger.info(f"{VARIABLE}: some attention is computed without the kernels: {reason}")
 
 
 @cache
 def device_fits(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernels can run on a GPU, or under Triton's interpreter, in a type. If not, says so once."""
+    """Returns whether the kernels run on a device in a type; if they do not, warns once.
+
+    The device is a GPU, or the CPU with Triton's interpreter.
+    """
     if device.type == "cpu":
         fits = is_interpreted() and triton_fits()
     elif device.type != "cuda" or torch.version.hip is not None:
@@ -71,18 +116,23 @@ def device_fits(device: torch.device, dtype: torch.dtype) -> bool:
         needs = "an NVIDIA GPU of compute capability {}.{} or higher, and Triton".format(*CAPABILITY)
         logger.warning(f"{VARIABLE}: has no effect on {device}: the kernels need {needs}")
     elif dtype not in (INTERPRETED if device.type == "cpu" else DTYPES):
-        logger.warning(f"{VARIABLE}: has no effect in {str(dtype)[len('torch.') :]}: give --fp16, --bf16 or --amp")
+        logger.warning(f"{VARIABLE}: has no effect in {name_of_type(dtype)}: give --fp16, --bf16 or --amp")
         fits = False
     return fits
 
 
+def name_of_type(dtype: torch.dtype) -> str:
+    """Returns the name of a type, such as float16."""
+    return str(dtype).removeprefix("torch.")
+
+
 def is_interpreted() -> bool:
-    """Whether Triton's interpreter takes the place of a GPU, as in tests."""
+    """Returns whether Triton's interpreter takes the place of a GPU, as in tests."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def triton_fits() -> bool:
-    """Whether there is a Triton new enough."""
+    """Returns whether Triton is installed and new enough."""
     try:
         import triton
     except ImportError:
@@ -90,259 +140,166 @@ def triton_fits() -> bool:
     return tuple(int(number) for number in triton.__version__.split(".")[:2]) >= TRITON
 
 
-def refuses(
-    logits: Logits, value: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dropout: float
-) -> str:
-    """See `computations`."""
-    if not are_on(value):
-        return "kernels that are off"
-    if attn_mask is not None and not is_causal(attn_mask):
-        return "a mask other than the causal one"
-    places = places_of(logits, value)
-    if places is None:
-        return "a factor that lies where that of no summand does"
-    q, x, outer, c, r = [len(terms) for terms in places]
-    if max(q, x, outer, c) > 1:
-        return "two summands of one kind"
-    if q and not (x or outer or c or r):
-        return "an inner product alone, which torch's fused attention is for"
-    widest = max([value.size(3)] + [term.query.size(3) for term in places[0] + places[1]])
-    return "heads that are too wide" if widest > (MAX_HEAD_DIM if q + x + outer + r <= 2 else 64) else ""
-
-
 def compute(
     logits: Logits, value: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dropout: float = 0.0
 ) -> Tensor:
-    """See `computations`. Rows of padding at the end are 0."""
-    layout, tensors = call_of(logits, value, key_padding_mask is not None, attn_mask is not None, dropout)
-    plan = plan_of(layout)
-    if not plan.is_loaded and not is_interpreted():
-        load(plan, tensors)
+    """Returns ``softmax(S) V``, (T B, C); see `computations`. Rows of padding behind a sentence are 0."""
+    call = prepare_call(logits, value, key_padding_mask, attn_mask, dropout)
+    plan = find_plan(call.layout)
+    if not plan.is_loaded:
+        load(plan, call)
+        if not plan.is_loaded:  # the kernels' result is not the definition's
+            return plain.compute(logits, value, key_padding_mask, attn_mask, dropout)
+    seed = None
+    if dropout > 0:
+        seed = torch.randint(1 << 62, (1,), device=value.device)
+    return attend(plan, call, seed)
+
+
+def attend(plan: Plan, call: Call, seed: Tensor | None) -> Tensor:
+    """Returns the result (T B, C) of the kernels of a plan for a call. A layout with dropout needs a seed for it."""
     hidden = None
-    if key_padding_mask is not None:
-        hidden = aligned(key_padding_mask.to(torch.bool).contiguous().view(torch.uint8))
-    seed = torch.randint(1 << 62, (1,), device=value.device) if dropout > 0 else None
-    out: Tensor = _Kernels.apply(plan, hidden, seed, *tensors)
+    if call.key_padding_mask is not None:
+        hidden = align_memory(call.key_padding_mask.to(torch.bool).contiguous().view(torch.uint8))
+    out: Tensor = KernelAttention.apply(plan, hidden, seed, *call.tensors)
     return out
 
 
-def places_of(logits: Logits, value: Tensor) -> tuple[list[Any], ...] | None:
-    """The terms that are computed as each of `SUMMANDS`; None if a factor lies where that of no summand does."""
-    bsz, length = value.size(0), value.size(2)
-    q, x, c, r = [], [], [], list(logits.diagonals)  # type: Tuple[List[Any], List[Any], List[Any], List[Any]]
-    for number, term in enumerate(reversed(logits.products)):
-        is_query_shared, is_key_shared = term.query.size(0) < bsz, term.key.size(0) < bsz
-        if bsz == 1:  # any place will do; queries and keys of the projections come last in a mixture
-            is_query_shared, is_key_shared = number > 1, number > 0
-        if is_query_shared and not is_key_shared:
-            return None
-        (r if is_query_shared else x if is_key_shared else q).append(term)
-    for bias in logits.biases:
-        rows = bias.bias.size()
-        if rows[0] > 1:
-            return None
-        (c if rows[2] < length else r).append(bias)
-    return q, x, logits.outers, c, r
+def attend_without_dropping(
+    logits: Logits, value: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dropout: float
+) -> Tensor:
+    """Returns the result (T B, C) of the kernels that `compute` would launch, which drop nothing here.
 
-
-def call_of(
-    logits: Logits, value: Tensor, has_hidden: bool, causal: bool, dropout: float
-) -> tuple[Layout, list[Tensor]]:
-    """What a call's launches depend on, and its tensors in the order of `NAMES`."""
-    bsz, heads, length, width = value.size()
-    places = places_of(logits, value)
-    assert places is not None
-    of_q, of_x, of_outer, of_c, of_r = places
-    t: dict[str, Any] = dict.fromkeys(NAMES)
-    Q = X = left = right = w_rows = c_columns = r_rows = r_columns = 0
-    scale = 1.0
-    if of_q:
-        query, key, scale, _ = of_q[0]
-        Q, t["packed"] = query.size(3), packed([query, key, value])
-    else:
-        t["packed"] = packed([value])
-    if of_x:
-        query, key, of_product, _ = of_x[0]
-        t["x"] = by_head(query if of_product == 1.0 else query * of_product, bsz, heads, value.dtype)
-        t["w"], w_rows, X = whole(key, heads)
-    if of_outer:
-        factors, left, _ = of_outer[0]
-        right = factors.size(3) - left
-        groups = up(length, right)
-        if groups > left:  # beyond l
-            factors = torch.cat([positions(factors[..., :left], 3, 0, groups), factors[..., left:]], dim=3)
-            left = groups
-        t["pair"] = by_head(factors, bsz, heads, value.dtype)
-    if of_c:
-        t["c"], _, c_columns = whole(of_c[0].bias, heads)
-    if of_r:
-        summand = of_r[0] if len(of_r) == 1 else Bias(sum_of(of_r).total(length), None)
-        t["r"], r_rows, r_columns = matrix(summand, heads, length)
-    t["weights"], rows = weights_of([terms[0].weight if len(terms) == 1 else None for terms in places], heads)
-    given = {name: tensor for name, tensor in t.items() if tensor is not None}
-    layout = Layout(
-        value.device, tuple([x.dtype for x in given.values()]), T=length, B=bsz, H=heads, D=width, Q=Q, X=X, left=left,
-        right=right, w_rows=w_rows, c_columns=c_columns, r_rows=r_rows, r_columns=r_columns,
-        is_by_distance=len(of_r) == 1 and isinstance(of_r[0], Diagonals),
-        weights=0 if t["weights"] is None else t["weights"].numel() // heads, rows=rows, scale=scale,
-        has_hidden=has_hidden, is_causal=causal, dropout=dropout,
-        wanted=frozenset([name for name, tensor in given.items() if tensor.requires_grad]),
-    )  # fmt: skip
-    return layout, [aligned(tensor) for tensor in given.values()]
-
-
-def sum_of(terms: list[Any]) -> Logits:
-    """Logits of products, biases and diagonals."""
-    kinds: list[list[Any]] = [[x for x in terms if isinstance(x, kind)] for kind in (Product, Bias, Diagonals)]
-    return Logits(kinds[0], [], kinds[1], kinds[2])
-
-
-def is_view(x: Tensor, base: Tensor | None) -> bool:
-    """Whether the kernels may read x in `base`, and give the gradient of that: x is a view of it, and nothing else
-    waits for the gradient of x."""
-    return (
-        base is not None and x._base is base and base.is_contiguous() and base.dtype == x.dtype
-        and base.requires_grad == x.requires_grad != x.is_leaf and not x._backward_hooks and not x.retains_grad
-    )  # fmt: skip
-
-
-def packed(parts: Sequence[Tensor]) -> Tensor:
-    """Parts (B, H, T, d) side by side for each token, (T B, features): what they are views of, or a copy."""
-    bsz, heads, length, _ = parts[-1].size()
-    base, features = parts[-1]._base, heads * sum([x.size(3) for x in parts])
-    if base is not None and base.numel() == length * bsz * features:
-        place = base.storage_offset()
-        for x in parts:
-            strides = (features, x.size(3), bsz * features, 1)
-            if not is_view(x, base) or x.storage_offset() != place or x.stride() != strides:
-                break
-            place += heads * x.size(3)
-        else:
-            return base
-    by_token = [x.to(parts[-1].dtype).expand(bsz, heads, -1, -1).permute(2, 0, 1, 3).flatten(2) for x in parts]
-    return (torch.cat(by_token, dim=2) if len(by_token) > 1 else by_token[0]).contiguous()
-
-
-def by_head(x: Tensor, bsz: int, heads: int, dtype: torch.dtype) -> Tensor:
-    """(B or 1, H or 1, T, r) -> (H, T, B, r)."""
-    x = x.to(dtype).permute(1, 2, 0, 3)
-    return (x if x.size(0) == heads and x.size(2) == bsz else x.expand(heads, -1, bsz, -1)).contiguous()
-
-
-def whole(x: Tensor, heads: int) -> tuple[Tensor, int, int]:
-    """What begins with x, (1, H or 1, n, m), in each head, (H, rows, columns): what it is a view of, or a copy; and how
-    many rows and columns there are."""
-    base, (_, head, row, one) = x._base, x.stride()
-    if (
-        base is not None and base.numel() == heads * head and x.size(1) == heads and one == 1 and row >= x.size(3)
-        and head % row == 0 and x.storage_offset() == base.storage_offset() and is_view(x, base)
-    ):  # fmt: skip
-        return base, head // row, row
-    x = x[0] if x.size(1) == heads else x[0].expand(heads, -1, -1)
-    return x.contiguous(), x.size(1), x.size(2)
-
-
-def matrix(term: Product | Bias | Diagonals, heads: int, length: int) -> tuple[Tensor, int, int]:
-    """A summand without its weight, as `whole` returns it."""
-    if isinstance(term, Bias):
-        return whole(term.bias, heads)
-    if isinstance(term, Product):
-        (query, rows, _), (key, columns, _) = whole(term.query, heads), whole(term.key, heads)
-        if max(rows, columns) > MAX_ROWS_UNSLICED or query.dim() != 3 or key.dim() != 3 or term.scale != 1.0:
-            return whole(product_of(*term[:3]).total(length), heads)
-        return torch.bmm(query, key.transpose(1, 2)), rows, columns
-    values = term.values
-    base, number = values._base, values.stride(1)
-    if (
-        base is not None and base.numel() == heads * number and values.size(1) == heads and is_view(values, base)
-        and values.storage_offset() - base.storage_offset() == number // 2 + 1 - length
-    ):  # fmt: skip
-        return base, 1, number
-    values = values[0, :, 0].expand(heads, -1).contiguous()
-    return values, 1, values.size(1)
-
-
-def weights_of(weights: Sequence[Tensor | None], heads: int) -> tuple[Tensor | None, tuple[int, ...]]:
-    """Weights (M, H), and the row of each of `SUMMANDS` in them, -1 for a weight of 1."""
-    given = [x for x in weights if x is not None]
-    if not given:
-        return None, NO_WEIGHTS
-    base = given[0]._base
-    if base is not None and all([is_view(x, base) and x.stride(1) == 1 for x in given]):
-        first = base.storage_offset()
-        return base, tuple([-1 if x is None else (x.storage_offset() - first) // heads for x in weights])
-    numbers = iter(range(len(given)))
-    rows = tuple([-1 if x is None else next(numbers) for x in weights])
-    return torch.cat([x.reshape(1, heads) for x in given]), rows
-
-
-def aligned(x: Any) -> Any:
-    """x at a multiple of 16 bytes, which is a property that kernels are compiled for."""
-    return x if x is None or x.data_ptr() % 16 == 0 else x.clone()
-
-
-def load(plan: Plan, call: Sequence[Any]) -> None:
-    """Compiles and loads the kernels of both passes, as the second pass of activation checkpointing cannot turn back.
-
-    Raises SynthesizerError if a kernel does not compile, or does not fit this GPU.
+    Kernels with dropout are compiled for any probability. With a probability of 0 they keep every weight, so that their
+    result can be compared with the definition's. The random numbers of the program stay as they are.
     """
-    packed = call[0]
-    tensors: dict[Any, Any] = {None: None, **dict(zip(plan.names, call)), **dict(zip(plan.to_names, call))}
-    fp32, hidden, seed = (packed.new_empty(1, dtype=x) for x in (torch.float32, torch.uint8, torch.int64))
-    tensors.update(dict.fromkeys(plan.sums, fp32), out=packed, grad=packed, lse=fp32, hidden=hidden, seed=seed)
-    try:
-        with torch.cuda.device_of(packed):
-            for launch in (plan.forward, *plan.backward):
-                launch.compile(launch.args(tensors))
-    except torch.cuda.OutOfMemoryError:
-        raise  # fairseq leaves such a batch out
-    except Exception as error:  # of many classes: of the compiler, the assembler and the GPU's driver
-        raise SynthesizerError(f"set {VARIABLE}=0: a kernel failed: {error!r:.1000}") from error
+    call = prepare_call(logits, value, key_padding_mask, attn_mask, dropout)
+    plan = find_plan(call.layout._replace(dropout=0.0))
+    if not is_interpreted():
+        compile_kernels(plan, call)
+    seed = None
+    if call.layout.has_dropout:
+        seed = torch.zeros(1, dtype=torch.int64, device=value.device)
+    return attend(plan, call, seed)
+
+
+CHECKED: set[Any] = set()  # kinds of calls whose results were those of the definition
+
+
+def load(plan: Plan, call: Call) -> None:
+    """Compiles the kernels of a plan, and checks them if they are the first of their kind.
+
+    Sets `plan.is_loaded` if the kernels may be used. If their results differ from the definition's, the kernels are
+    switched off for the rest of the process, with a warning. If the definition's own results are not finite, nothing
+    can be said, and the next call is checked.
+
+    Raises:
+        SynthesizerError: A kernel does not compile, or does not fit this GPU.
+    """
+    if not is_interpreted():
+        compile_kernels(plan, call)
+    kind = call.layout.kind()
+    if kind not in CHECKED:
+        comparison = compare(call, attend_without_dropping)
+        if comparison.difference:
+            switch_off(comparison.difference)
+        if comparison.difference or not comparison.is_finite:
+            return
+        CHECKED.add(kind)
     plan.is_loaded = True
 
 
+def switch_off(difference: str) -> None:
+    """Switches the kernels off for the rest of the process, and warns.
+
+    If activations are checkpointed, layers whose first pass was by the kernels are computed again without them. In this
+    one update their dropout then differs between the two passes.
+    """
+    global SWITCH
+    SWITCH = "0"
+    logger.warning(f"{VARIABLE}: the kernels are switched off, because they are wrong on this machine: {difference}")
+
+
+def compile_kernels(plan: Plan, call: Call) -> None:
+    """Compiles and loads the kernels of both passes. The backward pass would be too late to refuse a call.
+
+    Raises:
+        SynthesizerError: A kernel does not compile, or does not fit this GPU.
+    """
+    if plan.is_compiled:
+        return
+    value = call.tensors[0]
+    tensors: dict[Any, Any] = {None: None}
+    tensors.update(zip(plan.names, call.tensors))
+    tensors.update(zip(plan.gradient_names, call.tensors))
+    # The kernels are compiled for the types of their tensors, whose sizes do not matter.
+    numbers = value.new_empty(1, dtype=torch.float32)
+    tensors.update(dict.fromkeys(plan.sums, numbers))
+    tensors.update(out=value, grad=value, lse=numbers)
+    tensors["hidden"] = value.new_empty(1, dtype=torch.uint8)
+    tensors["seed"] = value.new_empty(1, dtype=torch.int64)
+    try:
+        with torch.cuda.device_of(value):
+            for launch in [plan.forward, *plan.backward]:
+                launch.compile(launch.args(tensors))
+    except torch.cuda.OutOfMemoryError:
+        raise  # fairseq leaves such a batch out
+    except Exception as error:  # of many classes: from the compiler, the assembler and the GPU's driver
+        raise SynthesizerError(f"set {VARIABLE}=0: a kernel failed: {error!r:.1000}") from error
+    plan.is_compiled = True
+
+
 def run(launch: Launch, tensors: dict[Any, Any]) -> None:
-    """Calls the kernel; the compiled one itself, as to find it takes Triton much longer than to launch it."""
-    args = launch.args(tensors)
-    if launch.call is not None:
-        launch.call(*args)
+    """Launches a kernel on tensors by their names; None has itself as a name."""
+    arguments = launch.args(tensors)
+    if launch.compiled is not None:  # Triton takes much longer to find the compiled kernel than to launch it
+        launch.compiled(*arguments)
     else:  # Triton's interpreter
-        launch.kernel[launch.grid](*args)
+        launch.kernel[launch.grid](*arguments)
 
 
-class _Kernels(torch.autograd.Function):
-    """Saves its inputs; for long sentences its output too, and a number for each row."""
+class KernelAttention(torch.autograd.Function):
+    """Launches the kernels of a plan.
+
+    It saves its inputs; for long sentences also its output, and the softmax's denominator of each row.
+    """
 
     @staticmethod
-    def forward(ctx: Any, plan: Plan, hidden: Tensor | None, seed: Tensor | None, *call: Any) -> Tensor:
-        a = plan.layout
-        out: Tensor = call[0].new_empty((a.T * a.B, a.H * a.D))
-        lse = out.new_empty((a.B, a.H, a.T), dtype=torch.float32) if plan.is_long else None
-        tensors: dict[Any, Any] = dict(zip(plan.names, call), hidden=hidden, seed=seed, out=out, lse=lse)
-        tensors[None] = None
-        with torch.cuda.device_of(out):  # the current device may be another; for the backward pass torch sets it
+    def forward(ctx: Any, plan: Plan, hidden: Tensor | None, seed: Tensor | None, *inputs: Tensor) -> Tensor:
+        layout = plan.layout
+        out = inputs[0].new_empty((layout.T * layout.B, layout.H * layout.D))
+        lse = None
+        if plan.is_long:
+            lse = out.new_empty((layout.B, layout.H, layout.T), dtype=torch.float32)
+        tensors: dict[Any, Any] = {None: None, "hidden": hidden, "seed": seed, "out": out, "lse": lse}
+        tensors.update(zip(plan.names, inputs))
+        with torch.cuda.device_of(out):  # the current device may be another; in the backward pass torch sets it
             run(plan.forward, tensors)
         ctx.plan = plan
-        ctx.save_for_backward(hidden, seed, lse, out if plan.is_long else None, *call)
+        ctx.save_for_backward(hidden, seed, lse, out if plan.is_long else None, *inputs)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        # a hook on saved tensors, such as torch's `save_on_cpu`, may bring them back to another address
-        hidden, seed, lse, out, *call = map(aligned, ctx.saved_tensors)
         plan: Plan = ctx.plan
-        a, grad = plan.layout, aligned(grad.contiguous())
-        tensors: dict[Any, Any] = dict(zip(plan.names, call), hidden=hidden, seed=seed, out=out, lse=lse, grad=grad)
-        tensors[None] = None
-        grads = [torch.empty_like(x) if name in a.wanted else None for name, x in zip(plan.names, call)]
-        tensors.update(zip(plan.to_names, grads))
-        if a.left > up(a.T, a.right or 1) and "pair" in a.wanted:
-            tensors["to_pair"].zero_()  # features that no column reaches
+        layout = plan.layout
+        # A hook on saved tensors, such as torch's `save_on_cpu`, may bring them back to another address.
+        saved: list[Any] = [None if tensor is None else align_memory(tensor) for tensor in ctx.saved_tensors]
+        hidden, seed, lse, out, *inputs = saved
+        grad = align_memory(grad.contiguous())
+        tensors: dict[Any, Any] = {None: None, "hidden": hidden, "seed": seed, "out": out, "lse": lse, "grad": grad}
+        tensors.update(zip(plan.names, inputs))
+        gradients: list[Tensor | None] = []
+        for name, tensor in zip(plan.names, inputs):
+            gradients.append(torch.empty_like(tensor) if name in layout.wanted else None)
+        tensors.update(zip(plan.gradient_names, gradients))
+        if "pair" in layout.wanted and layout.left > divide_up(layout.T, layout.right):
+            tensors["to_pair"].zero_()  # some features belong to columns beyond the sentence
         if plan.sums:
             sizes = list(plan.sums.values())
-            sums = grad.new_empty(sum(sizes), dtype=torch.float32).split_with_sizes(sizes)  # `split` is much slower
-            tensors.update(zip(plan.sums, sums))
+            memory = grad.new_empty(sum(sizes), dtype=torch.float32)
+            tensors.update(zip(plan.sums, memory.split_with_sizes(sizes)))  # `split` is much slower
         for launch in plan.backward:
             run(launch, tensors)
-        return (None, None, None, *grads)
+        return (None, None, None, *gradients)

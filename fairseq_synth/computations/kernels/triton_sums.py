@@ -1,7 +1,7 @@
-"""The Triton kernel that adds up what the programs of a backward pass have summed each: one launch for all gradients.
+"""The Triton kernel that adds up the sums of all programs of a backward pass, in one launch for all gradients.
 
-Gradients of what a batch shares go into tensors as large as the parameters, of their type; what a batch of shorter
-sentences does not reach is 0.
+The gradients of tensors that a batch shares have the size and type of the parameters. They are 0 where the sentences
+of the batch do not reach.
 """
 
 from typing import Any, NamedTuple
@@ -10,13 +10,13 @@ import triton
 import triton.language as tl
 
 
-class Sum(NamedTuple):
-    """A gradient, (H, own_rows, own_columns), and its sums over groups of sentences; see `add`."""
+class SharedGradient(NamedTuple):
+    """The gradient of a tensor that a batch shares, and its sums over groups of sentences."""
 
-    out: Any
-    parts: Any
+    out: Any  # the gradient, (H, own_rows, own_columns)
+    parts: Any  # the sums, (H, rows, columns) for each group
     groups: Any
-    size: Any
+    size: Any  # the sums of group g begin at ``parts + g * size``
     rows: Any
     columns: Any
     own_rows: Any
@@ -24,7 +24,7 @@ class Sum(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """Gradients to write; None: not wanted."""
+    """Pointers to the gradients to write; None if a gradient is not wanted."""
 
     w: Any
     c: Any
@@ -32,64 +32,89 @@ class Totals(NamedTuple):
     weights: Any
 
 
+class AdditionNumbers(NamedTuple):
+    """The numbers that `add` is given, in the order of its arguments."""
+
+    H: Any
+    T: Any
+    column_groups: Any  # groups of the sums for w and c, and the size of each
+    column_size: Any
+    matrix_groups: Any  # groups of the sums for r, and the size of each
+    matrix_size: Any
+    w_rows: Any
+    w_columns: Any
+    c_rows: Any
+    c_columns: Any
+    r_rows: Any
+    r_columns: Any
+    row_parts: Any  # parts of the gradient of the outer product's weight
+    column_parts: Any  # parts of those of q, x and c
+    matrix_parts: Any  # parts of that of r
+
+
 @triton.jit
-def number_of_blocks(H, sum, BLOCK: tl.constexpr):
-    if sum.out is None:
+def number_of_blocks(H, shared, BLOCK: tl.constexpr):
+    """Returns how many programs write a gradient."""
+    if shared.out is None:
         return 0
     else:
-        return tl.cdiv(tl.cast(H, tl.int64) * sum.own_rows * sum.own_columns, BLOCK)
+        return tl.cdiv(tl.cast(H, tl.int64) * shared.own_rows * shared.own_columns, BLOCK)
 
 
 @triton.jit
-def add_groups(H, sum, block, BLOCK: tl.constexpr, GROUPS: tl.constexpr):
-    """A block of a gradient: the sum of ``parts + group * size``, (H, rows, columns), over the groups."""
-    if sum.out is not None:
+def add_groups(H, shared, block, BLOCK: tl.constexpr, GROUPS: tl.constexpr):
+    """Writes a block of a gradient: the sum over the groups."""
+    if shared.out is not None:
         first = tl.cast(block, tl.int64) * BLOCK
-        first_row = first // sum.own_columns
-        # of each element only divisions of 32 bits: those of 64 would take longer than all else
-        place = tl.cast(first % sum.own_columns, tl.int32) + tl.arange(0, BLOCK)
-        column, row = place % sum.own_columns, tl.cast(first_row % sum.own_rows, tl.int32) + place // sum.own_columns
-        h, row = first_row // sum.own_rows + row // sum.own_rows, row % sum.own_rows
-        is_reached = (h < H) & (row < sum.rows) & (column < sum.columns)
-        at = sum.parts + (h * sum.rows + row) * sum.columns + column
+        first_row = first // shared.own_columns
+        # Each element takes divisions of 32 bits only. Those of 64 bits would take longer than everything else.
+        place = tl.cast(first % shared.own_columns, tl.int32) + tl.arange(0, BLOCK)
+        column = place % shared.own_columns
+        row_of_heads = tl.cast(first_row % shared.own_rows, tl.int32) + place // shared.own_columns
+        h = first_row // shared.own_rows + row_of_heads // shared.own_rows
+        row = row_of_heads % shared.own_rows
+        is_reached = (h < H) & (row < shared.rows) & (column < shared.columns)
+        at = shared.parts + (h * shared.rows + row) * shared.columns + column
         total = tl.zeros([BLOCK], tl.float32)
-        for begin in range(0, tl.where(tl.max(is_reached.to(tl.int32), 0) > 0, sum.groups, 0), GROUPS):
+        for begin in range(0, tl.where(tl.max(is_reached.to(tl.int32), 0) > 0, shared.groups, 0), GROUPS):
             group = begin + tl.arange(0, GROUPS)
-            mask = (group < sum.groups)[:, None] & is_reached[None, :]
-            found = tl.load(at[None, :] + tl.cast(group, tl.int64)[:, None] * sum.size, mask=mask, other=0.0)
-            total += tl.sum(found, 0)
-        tl.store(sum.out + first + tl.arange(0, BLOCK), total.to(sum.out.dtype.element_ty), mask=h < H)
+            mask = (group < shared.groups)[:, None] & is_reached[None, :]
+            sums = tl.load(at[None, :] + tl.cast(group, tl.int64)[:, None] * shared.size, mask=mask, other=0.0)
+            total += tl.sum(sums, 0)
+        tl.store(shared.out + first + tl.arange(0, BLOCK), total.to(shared.out.dtype.element_ty), mask=h < H)
 
 
 @triton.jit
-def add_diagonals(H, T, sum, block, BLOCK: tl.constexpr, PAIRS: tl.constexpr):
-    """A block of a gradient by distance, (H, 1, 2 m + 1): sums of the diagonals of ``parts``, over the groups.
+def add_diagonals(H, T, shared, block, BLOCK: tl.constexpr, PAIRS: tl.constexpr):
+    """Writes a block of a gradient by distance, (H, 1, 2 m + 1): sums of diagonals, over the groups.
 
-    The first and the last distance have all diagonals that are farther from the middle too.
+    The first and the last distance also have all diagonals that are farther from the middle.
     """
-    if sum.out is not None:
+    if shared.out is not None:
         place = tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
-        h, m = place // sum.own_columns, sum.own_columns // 2
-        distance = place % sum.own_columns - m
+        h = place // shared.own_columns
+        m = shared.own_columns // 2
+        distance = place % shared.own_columns - m
         farther = tl.where(distance == m, 1, tl.where(distance == -m, -1, 0))
         before = tl.where(m == 0, T - 1, 0)  # the only distance has the diagonals of both sides
         total = tl.zeros([BLOCK], tl.float32)
         for step in range(0, tl.maximum(T - m, 1) + before):
             diagonal = distance - before + step * farther
             wanted = (h < H) & (diagonal < T) & (diagonal > -T) & ((step == 0) | (farther != 0))
-            for first in range(0, tl.where(tl.max(wanted.to(tl.int32), 0) > 0, sum.groups * T, 0), PAIRS):
-                pair = first + tl.arange(0, PAIRS)  # of a group and a row
-                group, row = (pair // T)[:, None], (pair % T)[:, None]
+            for first in range(0, tl.where(tl.max(wanted.to(tl.int32), 0) > 0, shared.groups * T, 0), PAIRS):
+                pair = first + tl.arange(0, PAIRS)  # each is a group and a row
+                group = (pair // T)[:, None]
+                row = (pair % T)[:, None]
                 column = row + diagonal[None, :]
-                mask = (pair < sum.groups * T)[:, None] & wanted[None, :] & (column >= 0) & (column < T)
-                at = sum.parts + tl.cast(group, tl.int64) * sum.size + (h[None, :] * T + row) * T + column
+                mask = (pair < shared.groups * T)[:, None] & wanted[None, :] & (column >= 0) & (column < T)
+                at = shared.parts + tl.cast(group, tl.int64) * shared.size + (h[None, :] * T + row) * T + column
                 total += tl.sum(tl.load(at, mask=mask, other=0.0), 0)
-        tl.store(sum.out + place, total.to(sum.out.dtype.element_ty), mask=h < H)
+        tl.store(shared.out + place, total.to(shared.out.dtype.element_ty), mask=h < H)
 
 
 @triton.jit
 def add_parts(parts, number, row, a_row: tl.constexpr, H, HEADS: tl.constexpr, GROUPS: tl.constexpr):
-    """The sum of (number, H) parts, if they are of this row's weight."""
+    """Returns the sum of (number, H) parts, if they belong to the weights of this row; else 0."""
     total = tl.zeros([HEADS], tl.float32)
     if parts is not None:
         h = tl.arange(0, HEADS)
@@ -100,39 +125,57 @@ def add_parts(parts, number, row, a_row: tl.constexpr, H, HEADS: tl.constexpr, G
     return total
 
 
-NUMBERS = (
-    "H", "T", "w_groups", "w_size", "r_groups", "r_size", "w_rows", "w_columns", "c_rows", "c_columns", "r_rows",
-    "r_columns", "of_rows", "of_columns", "of_matrix",
-)  # fmt: skip
-
-
-@triton.jit(do_not_specialize=NUMBERS)
+@triton.jit(do_not_specialize=AdditionNumbers._fields)
 def add(
-    to, at, H, T, w_groups, w_size, r_groups, r_size, w_rows, w_columns, c_rows, c_columns, r_rows, r_columns,
-    of_rows, of_columns, of_matrix, z, HEADS: tl.constexpr, BLOCK: tl.constexpr, GROUPS: tl.constexpr,
+    totals,
+    sums,
+    H,
+    T,
+    column_groups,
+    column_size,
+    matrix_groups,
+    matrix_size,
+    w_rows,
+    w_columns,
+    c_rows,
+    c_columns,
+    r_rows,
+    r_columns,
+    row_parts,
+    column_parts,
+    matrix_parts,
+    constants,
+    HEADS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GROUPS: tl.constexpr,
     DISTANCES: tl.constexpr,
-):  # fmt: skip
-    """dW, dc and dR by blocks, and the gradient of each row of weights by a program."""
-    w = Sum(to.w, at.w, w_groups, w_size, T, z.X, w_rows, w_columns)
-    c = Sum(to.c, at.c, w_groups, w_size, 1, T, c_rows, c_columns)
-    r = Sum(to.r, at.r, r_groups, r_size, T, T, r_rows, r_columns)
+):
+    """Writes the gradients `totals` from `sums`, which are `Gradients` of `triton_common`.
+
+    A program writes a block of BLOCK numbers of dW, dc or dR, or the gradient of a row of weights.
+    """
+    w = SharedGradient(totals.w, sums.w, column_groups, column_size, T, constants.X, w_rows, w_columns)
+    c = SharedGradient(totals.c, sums.c, column_groups, column_size, 1, T, c_rows, c_columns)
+    r = SharedGradient(totals.r, sums.r, matrix_groups, matrix_size, T, T, r_rows, r_columns)
     block = tl.program_id(0)
-    of_w, of_c = number_of_blocks(H, w, BLOCK), number_of_blocks(H, c, BLOCK)
-    of_r = number_of_blocks(H, r, DISTANCES if z.DIAGONALS else BLOCK)
-    if block < of_w:
+    w_end = number_of_blocks(H, w, BLOCK)
+    c_end = w_end + number_of_blocks(H, c, BLOCK)
+    r_end = c_end + number_of_blocks(H, r, DISTANCES if constants.DIAGONALS else BLOCK)
+    if block < w_end:
         add_groups(H, w, block, BLOCK, GROUPS)
-    elif block < of_w + of_c:
-        add_groups(H, c, block - of_w, BLOCK, GROUPS)
-    elif block < of_w + of_c + of_r:
-        if z.DIAGONALS:
-            add_diagonals(H, T, r, block - of_w - of_c, DISTANCES, BLOCK // 2)
+    elif block < c_end:
+        add_groups(H, c, block - w_end, BLOCK, GROUPS)
+    elif block < r_end:
+        if constants.DIAGONALS:
+            add_diagonals(H, T, r, block - c_end, DISTANCES, BLOCK // 2)
         else:
-            add_groups(H, r, block - of_w - of_c, BLOCK, GROUPS)
-    elif to.weights is not None:
-        row, h = block - of_w - of_c - of_r, tl.arange(0, HEADS)
-        total = add_parts(at.a_q, of_columns, row, z.A_Q, H, HEADS, BLOCK // 2)
-        total += add_parts(at.a_x, of_columns, row, z.A_X, H, HEADS, BLOCK // 2)
-        total += add_parts(at.a_outer, of_rows, row, z.A_OUTER, H, HEADS, BLOCK // 2)
-        total += add_parts(at.a_c, of_columns, row, z.A_C, H, HEADS, BLOCK // 2)
-        total += add_parts(at.a_r, of_matrix, row, z.A_R, H, HEADS, BLOCK // 2)
-        tl.store(to.weights + row * H + h, total.to(to.weights.dtype.element_ty), mask=h < H)
+            add_groups(H, r, block - c_end, BLOCK, GROUPS)
+    elif totals.weights is not None:
+        row = block - r_end
+        h = tl.arange(0, HEADS)
+        total = add_parts(sums.a_q, column_parts, row, constants.A_Q, H, HEADS, BLOCK // 2)
+        total += add_parts(sums.a_x, column_parts, row, constants.A_X, H, HEADS, BLOCK // 2)
+        total += add_parts(sums.a_outer, row_parts, row, constants.A_OUTER, H, HEADS, BLOCK // 2)
+        total += add_parts(sums.a_c, column_parts, row, constants.A_C, H, HEADS, BLOCK // 2)
+        total += add_parts(sums.a_r, matrix_parts, row, constants.A_R, H, HEADS, BLOCK // 2)
+        tl.store(totals.weights + row * H + h, total.to(totals.weights.dtype.element_ty), mask=h < H)

@@ -12,7 +12,7 @@ from .synthesizers import LayerSynthesizer
 logger = logging.getLogger(__name__)
 
 
-def prepare(state_dict: dict[str, Tensor], prefix: str, synthesizer: LayerSynthesizer) -> None:
+def adapt_checkpoint(state_dict: dict[str, Tensor], prefix: str, synthesizer: LayerSynthesizer) -> None:
     """Checks a checkpoint against an attention's synthesizer, or starts that from a stock Transformer.
 
     A stock checkpoint has no ``synthesizer.*``: the logits of functions beside ``vanilla`` become 0, so that
