@@ -252,6 +252,8 @@ def read_whole(x: Tensor, heads: int) -> Whole:
     base = x._base
     if base is not None and x.size(1) == heads:
         _, head_stride, row_stride, column_stride = x.stride()
+        if x.size(2) == 1:  # the stride of a single row has no meaning
+            row_stride = head_stride
         if (
             column_stride == 1
             and x.size(3) <= row_stride
