@@ -87,7 +87,7 @@ def list_test_commands(args: argparse.Namespace) -> dict[str, list[str]]:
     """Returns the commands of the tests that need a GPU."""
     pytest = ["-m", "pytest", "-q", "--device", args.device, "-p", "no:cacheprovider"]
     tests = [*pytest, "tests/test_computations.py", "tests/test_attention.py"]
-    tests_of_kernels = [*pytest, "tests/test_kernels.py"]
+    tests_of_kernels = [*pytest, "tests/kernels"]
     if args.dry:
         tests.append("-k=test_rows_of_padding_are_finite")
         tests_of_kernels.append("-k=test_off_by_default")
