@@ -127,6 +127,7 @@ def test_errors_of_other_programs_keep_their_traceback(code, last_line, register
     assert process.returncode == 1
     assert "Traceback (most recent call last)" in process.stderr
     assert process.stderr.splitlines()[-1] == last_line
+    assert "repaired fairseq" not in process.stderr  # which is logged with LOGLEVEL=DEBUG alone
 
 
 def test_registering_twice_changes_nothing_more():
