@@ -12,7 +12,9 @@ import sys
 import zipfile
 
 import pytest
+import torch
 import warm
+from fairseq import checkpoint_utils
 from helpers import NO_THREAD, ROOT, SMALL, USER_DIR
 
 # Code that takes a snapshot of all that other programs would notice, before anything of this project is imported.
@@ -127,6 +129,7 @@ def test_errors_of_other_programs_keep_their_traceback(code, last_line, register
     assert process.returncode == 1
     assert "Traceback (most recent call last)" in process.stderr
     assert process.stderr.splitlines()[-1] == last_line
+    assert "repaired fairseq" not in process.stderr  # which is logged with LOGLEVEL=DEBUG alone
 
 
 def test_registering_twice_changes_nothing_more():
@@ -151,6 +154,14 @@ def test_register_makes_up_for_a_user_dir_that_is_imported_already(data, tmp_pat
     process = run_code(code, *argv, *NO_THREAD)
     assert process.returncode == 0, process.stderr
     assert (tmp_path / "checkpoint_last.pt").exists()
+
+
+def test_loading_a_checkpoint_leaves_torch_load_alone(tmp_path):
+    """The plugin loads checkpoints with weights_only=True, and other programs' torch.load stays as it is."""
+    torch_load = torch.load
+    with pytest.raises(FileNotFoundError):
+        checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "missing.pt"))
+    assert torch.load is torch_load
 
 
 # Trains in two spawned processes, as fairseq-train starts one process for each GPU.
