@@ -1,4 +1,4 @@
-"""Everything is in pyproject.toml, but that an installed package has the Hydra configs too."""
+"""Adds the Hydra configs to an installed package; everything else is in pyproject.toml."""
 
 import shutil
 from pathlib import Path

@@ -66,7 +66,7 @@ class SynthesizerModel:
     def from_pretrained(
         cls,
         model_name_or_path: str | os.PathLike[str],
-        checkpoint_file: str | Sequence[str] = "model.pt",
+        checkpoint_file: str | os.PathLike[str] | Sequence[str] = "model.pt",
         data_name_or_path: str | os.PathLike[str] = ".",
         *args: Any,
         **kwargs: Any,
@@ -86,9 +86,13 @@ class SynthesizerModel:
         """
         model = os.fspath(model_name_or_path)
         data = os.fspath(data_name_or_path)
-        checkpoints = checkpoint_file if isinstance(checkpoint_file, str) else os.pathsep.join(checkpoint_file)
+        if isinstance(checkpoint_file, (str, os.PathLike)):
+            checkpoints = os.fspath(checkpoint_file)
+        else:
+            checkpoints = os.pathsep.join(checkpoint_file)
         kwargs = {**read_overrides(kwargs.pop("model_overrides", {})), **kwargs}
-        check_paths(model, checkpoints, data)
+        check_model(model, checkpoints)
+        data = find_data(model, data)
         check_choices(kwargs)
         # fairseq registers a --user-dir only if its package has not been imported before, so this does it in any case
         folder = os.path.dirname(os.path.abspath(__file__))
@@ -98,11 +102,8 @@ class SynthesizerModel:
             return super().from_pretrained(model, checkpoints, data, *args, **kwargs)  # type: ignore[misc]
         except SynthesizerError:
             raise
-        except omegaconf.errors.MissingMandatoryValue as error:
-            lacking = str(error).rpartition(" ")[2]
-            raise SynthesizerError(f"from_pretrained: {lacking} is missing; give {lacking}=...") from error
         except Exception as error:
-            line = explain(error)
+            line = explain_loading(error)
             if line is None:
                 raise
             raise SynthesizerError(f"from_pretrained: {line}") from error
@@ -178,33 +179,62 @@ def read_overrides(overrides: str | dict[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def check_paths(model: str, checkpoints: str, data: str) -> None:
-    """Checks that the files of `SynthesizerModel.from_pretrained` exist; raises SynthesizerError otherwise.
+def explain_loading(error: Exception) -> str | None:
+    """Returns one line about an error of fairseq's ``from_pretrained``, or None if it needs its traceback."""
+    if isinstance(error, omegaconf.errors.MissingMandatoryValue):
+        key = re.search(r"(?:mandatory value|full_key): (\S+)", str(error))
+        if key is not None:
+            return f"{key[1]} is missing; give {key[1]}=..."
+    line = explain(error)
+    if line is None and isinstance(error, OSError):
+        line = first_line(error)
+    return line
+
+
+def check_model(model: str, checkpoints: str) -> None:
+    """Checks that the model of `SynthesizerModel.from_pretrained` exists; raises SynthesizerError otherwise.
 
     Args:
         model: a folder, an archive or a URL.
         checkpoints: files in the folder, joined by ":".
-        data: a folder, an archive or a URL; within the folder `model` if it starts with ".".
     """
-    if "://" not in model:
-        if not os.path.exists(model):
-            raise SynthesizerError(f"from_pretrained: {model}: no such folder")
-        if os.path.isdir(model):
-            for name in checkpoints.split(os.pathsep):
-                path = os.path.join(model, name)
-                if not os.path.exists(path):
-                    raise SynthesizerError(f"from_pretrained: {path}: no such checkpoint; give checkpoint_file=...")
-        elif not tarfile.is_tarfile(model):
-            raise SynthesizerError(
-                f"from_pretrained: {model}: is no folder; give its folder, and checkpoint_file="
-                f"{os.path.basename(model)!r}"
-            )
-    is_in_model = data.startswith(".")
-    if is_in_model and not os.path.isdir(model):
-        return  # in an archive that fairseq has yet to unpack
-    folder = os.path.join(model, data) if is_in_model else data
-    if "://" not in folder and not os.path.exists(folder):
-        raise SynthesizerError(f"from_pretrained: {folder}: no such folder")
+    if "://" in model:
+        return
+    check_folder(model, f"give its folder, and checkpoint_file={os.path.basename(model)!r}")
+    if os.path.isdir(model):
+        for name in checkpoints.split(os.pathsep):
+            path = os.path.join(model, name)
+            if not os.path.exists(path):
+                raise SynthesizerError(f"from_pretrained: {path}: no such checkpoint; give checkpoint_file=...")
+
+
+def find_data(model: str, data: str) -> str:
+    """Returns the folder of data for fairseq, which reads a path that starts with "." within the model's folder.
+
+    Such a path also works from the current folder, if there is nothing in the model's folder. Raises SynthesizerError
+    if there is no such folder.
+    """
+    if "://" in data:
+        return data
+    if not data.startswith("."):
+        check_folder(data, "give the folder of the dictionaries")
+        return data
+    is_unpacked = os.path.isdir(model)
+    if not is_unpacked:
+        return data  # in an archive that fairseq has yet to unpack
+    in_model = os.path.join(model, data)
+    if not os.path.exists(in_model) and os.path.exists(data):
+        return os.path.abspath(data)
+    check_folder(in_model, "give the folder of the dictionaries")
+    return data
+
+
+def check_folder(path: str, advice: str) -> None:
+    """Checks that there is a folder, or an archive of one; raises SynthesizerError otherwise, with advice."""
+    if not os.path.exists(path):
+        raise SynthesizerError(f"from_pretrained: {path}: no such folder")
+    if not os.path.isdir(path) and not tarfile.is_tarfile(path):
+        raise SynthesizerError(f"from_pretrained: {path}: is no folder; {advice}")
 
 
 def check_choices(settings: dict[str, Any]) -> None:

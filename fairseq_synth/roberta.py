@@ -35,7 +35,7 @@ DEFAULTS = argparse.Namespace()
 base_architecture(DEFAULTS)
 
 
-def has_encoder(name: str) -> bool:
+def is_encoder_flag(name: str) -> bool:
     """Returns whether an encoder has the flag `name` of fairseq's Transformer."""
     if name in ("encoder_learned_pos", "encoder_embed_path"):
         return False
@@ -46,7 +46,7 @@ def transformer_flags() -> list[Flag]:
     """Returns the flags of fairseq's Transformer that an encoder has, with the defaults of fairseq's RoBERTa."""
     flags: list[Flag] = []
     for original in flatten(TransformerConfig):
-        if has_encoder(original.name):
+        if is_encoder_flag(original.name):
             default = getattr(DEFAULTS, original.name, original.field.default)
             roberta_field = field(default=default, metadata=original.field.metadata)
             flags.append(Flag(original.name, original.annotation, roberta_field))

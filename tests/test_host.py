@@ -4,6 +4,7 @@ import argparse
 import errno
 import importlib.util
 import inspect
+import logging
 import os
 import pickle
 import re
@@ -23,7 +24,7 @@ import numpy as np
 import pytest
 import torch
 import warm
-from fairseq.data import LanguagePairDataset, ListDataset, RoundRobinZipDatasets, data_utils
+from fairseq.data import LanguagePairDataset, ListDataset, RoundRobinZipDatasets, data_utils, indexed_dataset
 from fairseq.distributed import DistributedTimeoutWrapper
 from fairseq.file_io import PathManager
 from fairseq.models.ema.ema import EMA
@@ -31,11 +32,26 @@ from fairseq.ngram_repeat_block import NGramRepeatBlock
 from fairseq.tasks import FairseqTask
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
-from helpers import ROOT, make_dictionary, make_model, read_losses, train_model, used_weights
+from fairseq_cli import generate, interactive, train
+from helpers import (
+    RECIPE,
+    ROOT,
+    SMALL,
+    TEST_SENTENCES,
+    USER_DIR,
+    get_error_line,
+    make_dictionary,
+    make_model,
+    read_losses,
+    run_cli,
+    run_program,
+    train_model,
+    used_weights,
+)
 
 from fairseq_synth import host
 from fairseq_synth.attention import SyntheticAttention
-from fairseq_synth.errors import SynthesizerError, explain
+from fairseq_synth.errors import SynthesizerError, explain, run_command
 from fairseq_synth.host import repairs, versions
 from fairseq_synth.host.bugs import checkpoints
 from fairseq_synth.host.messages.training import check_lengths
@@ -576,3 +592,180 @@ def test_validation_of_several_pairs_of_languages_is_left_alone():
     model = SimpleNamespace(max_positions=lambda: OrderedDict({"a-b": (4, 4), "b-a": (4, 4)}))
     dataset = SimpleNamespace(valid_subset="valid", max_tokens_valid=100)
     check_lengths(SimpleNamespace(task=task, get_model=lambda: model, cfg=SimpleNamespace(dataset=dataset)))
+
+
+# the smallest run that ends with a checkpoint, and tasks that need one
+SHORT = ["--max-update", "2", "--no-epoch-checkpoints", "--data-buffer-size", "0"]
+
+
+@pytest.fixture(scope="module")
+def translator(make_once, data):
+    """A checkpoint of a translation model after two updates."""
+    return make_once("translator", lambda folder: train_model(data, folder, *SHORT)) / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="module")
+def scorer(make_once, monolingual):
+    """A checkpoint of a language model with the words of `translator`, after two updates."""
+    argv = ["--task", "language_modeling", "--tokens-per-sample", "200", "--synth-max-length", "300"]
+    argv += [
+        "--decoder-layers",
+        "1",
+        "--decoder-embed-dim",
+        "16",
+        "--decoder-ffn-embed-dim",
+        "16",
+        "--optimizer",
+        "adam",
+    ]
+    argv += ["--decoder-attention-heads", "2", "--lr", "0.1", "--batch-size", "8", "--num-workers", "0", *SHORT]
+
+    def make(folder):
+        arch = ["--arch", "transformer_lm_synth_random_vanilla_ptb"]
+        run_cli(train.cli_main, monolingual, *USER_DIR, *arch, *argv, "--save-dir", folder)
+
+    return make_once("scorer", make) / "checkpoint_last.pt"
+
+
+def hypotheses(output):
+    """{number of a sentence: its translations with their scores}"""
+    found = {}
+    for number, hypothesis in re.findall(r"^H-(\d+)\t(.*)$", output, re.M):
+        found.setdefault(int(number), []).append(hypothesis)
+    return found
+
+
+def test_patience_is_remembered(data, tmp_path):
+    """A training that --patience has ended stays ended when it is started again, and counts on where it stopped."""
+    flags = ["--lr", "1e-20", "--max-tokens", "4000", "--max-epoch", "9", "--no-epoch-checkpoints"]
+    first = read_losses(train_model(data, tmp_path, *flags, "--patience", "2"))
+    again = train_model(data, tmp_path, *flags, "--patience", "2")
+    assert "nothing to do: the last 2 validations were no better, --patience is 2" in again and not read_losses(again)
+    longer = read_losses(train_model(data, tmp_path, *flags, "--patience", "3"))
+    epoch = len(first) // 3  # the first epoch sets the best loss, the next two are no better
+    assert len(longer) == epoch
+    anew = read_losses(train_model(data, tmp_path, *flags, "--patience", "2", "--reset-meters"))
+    assert len(anew) == 3 * epoch
+
+
+def test_shards_of_a_test_set(data, translator):
+    """Each sentence is translated in one shard; a shard that does not exist is an error."""
+    argv = [data / "bin", *USER_DIR, "--path", translator, "--beam", "1", "--batch-size", "4"]
+    shards = [
+        hypotheses(run_cli(generate.cli_main, *argv, "--num-shards", "3", "--shard-id", shard)[0]) for shard in range(3)
+    ]
+    numbers = [number for shard in shards for number in shard]
+    assert sorted(numbers) == list(range(TEST_SENTENCES)) and all(shards)
+    for shard in ("3", "-1"):
+        line = get_error_line(generate.cli_main, *argv, "--num-shards", "3", "--shard-id", shard)
+        assert line.startswith(f"--shard-id {shard}: must be from 0 to 2")
+    line = get_error_line(interactive.cli_main, data / "bin", *USER_DIR, "--path", translator, "--num-shards", "3")
+    assert line.startswith("--num-shards 3: fairseq-interactive translates all")
+
+
+def test_fusion_with_a_language_model(data, translator, scorer):
+    """--lm-path works with data that lack the model's dict.txt, and alike in generate and interactive."""
+    argv = [data / "bin", *USER_DIR, "--path", translator, "--beam", "2", "--max-len-a", "0", "--max-len-b", "20"]
+    fusion = ["--lm-path", scorer, "--lm-weight", "0.7"]
+    alone = hypotheses(run_cli(generate.cli_main, *argv)[0])
+    fused = hypotheses(run_cli(generate.cli_main, *argv, *fusion)[0])
+    assert len(fused) == TEST_SENTENCES and fused != alone
+    source = (data / "test.en").read_text()
+    typed = hypotheses(run_cli(interactive.cli_main, *argv, *fusion, stdin=source)[0])
+    for number, (hypothesis,) in fused.items():
+        score, text = hypothesis.split("\t")
+        typed_score, typed_text = typed[number][0].split("\t")
+        assert typed_text == text and float(typed_score) == pytest.approx(float(score), abs=1e-4)
+
+
+@pytest.mark.parametrize("main", [generate.cli_main, interactive.cli_main])
+def test_a_language_model_that_does_not_fit(data, translator, scorer, tmp_path, main):
+    """A file that is not there, a model of another kind, and one of other words: the line names --lm-path."""
+    argv = [data / "bin", *USER_DIR, "--path", translator, "--max-len-a", "0", "--max-len-b", "20"]
+    state = torch.load(scorer)
+    words = (data / "bin" / "dict.de.txt").read_text().splitlines()
+    (tmp_path / "dict.txt").write_text("\n".join(reversed(words)) + "\n")
+    state["cfg"]["task"]["data"] = str(tmp_path)
+    torch.save(state, tmp_path / "other.pt")
+    for path, part in (
+        (tmp_path / "nothing.pt", "no such file"),
+        (tmp_path / "other.pt", "has other words, or another order"),
+    ):
+        line = get_error_line(main, *argv, "--lm-path", path, "--lm-weight", "0.5", stdin="w1 w2\n")
+        assert line.startswith(f"--lm-path {path}: ") and part in line
+
+
+def test_diverse_beam_search_in_any_batch(data, translator):
+    """A sentence has the same translations alone and in a batch."""
+    argv = [data / "bin", *USER_DIR, "--path", translator, "--beam", "4", "--nbest", "4", "--diverse-beam-groups", "2"]
+    alone, together = (hypotheses(run_cli(generate.cli_main, *argv, "--batch-size", size)[0]) for size in (1, 8))
+    assert len(alone) == TEST_SENTENCES and alone.keys() == together.keys()
+    for number in alone:
+        texts = [[line.split("\t")[1] for line in batch[number]] for batch in (alone, together)]
+        assert texts[0] == texts[1]
+
+
+def test_scalar_quantization_noise_on_a_cpu(data, tmp_path):
+    """Such a model trains, and translates."""
+    log = train_model(data, tmp_path, *SHORT, "--quant-noise-scalar", "0.5", "--encoder-synthesizer", "dense+vanilla")
+    assert len(read_losses(log)) == 2
+    argv = [data / "bin", *USER_DIR, "--path", tmp_path / "checkpoint_last.pt", "--beam", "1"]
+    assert len(hypotheses(run_cli(generate.cli_main, *argv)[0])) == TEST_SENTENCES
+
+
+@pytest.mark.parametrize(
+    "flags, part",
+    [
+        (
+            ["--skip-remainder-batch", "--update-freq", "500"],
+            "--skip-remainder-batch leaves no update .*--update-freq 500",
+        ),
+        (
+            ["--skip-remainder-batch", "--max-tokens", "40000", "--required-batch-size-multiple", "1"],
+            "--skip-remainder-batch leaves no update .* 0 batches",
+        ),
+        (["--profile"], "--profile .*needs a GPU"),
+    ],
+)
+def test_flags_that_leave_nothing_to_train(data, tmp_path, flags, part):
+    argv = [data / "bin", *USER_DIR, "--arch", "transformer_synth_random_multi30k", *SMALL, *RECIPE, "--cpu"]
+    line = get_error_line(train.cli_main, *argv, "--save-dir", tmp_path, "--max-update", "2", *flags)
+    assert re.search(part, line)
+
+
+def test_a_flag_that_is_not_a_number(data, translator):
+    argv = [data / "bin", *USER_DIR, "--path", translator]
+    assert get_error_line(generate.cli_main, *argv, "--lenpen", "nan") == "--lenpen nan: give a number"
+
+
+@pytest.mark.parametrize("impl", ["mmap", "cached", "lazy"])
+@pytest.mark.parametrize("suffix, size", [("bin", 0), ("bin", -1), ("idx", 0), ("idx", 20), ("idx", -1)])
+def test_cut_data_are_named(tmp_path, impl, suffix, size):
+    """A negative size is by how much a file of data is too short."""
+    prefix = str(tmp_path / "train.en-de.en")
+    builder = indexed_dataset.make_builder(f"{prefix}.bin", impl, vocab_size=100)
+    for length in (3, 5):
+        builder.add_item(torch.arange(length))
+    builder.finalize(f"{prefix}.idx")
+    assert len(indexed_dataset.make_dataset(prefix, impl)) == 2
+    path = Path(f"{prefix}.{suffix}")
+    os.truncate(path, path.stat().st_size + size if size < 0 else size)
+    with pytest.raises(SynthesizerError, match=f"^{path}: is cut short, .*run fairseq-preprocess"):
+        indexed_dataset.make_dataset(prefix, impl)
+
+
+def test_commands_of_this_project_recommend_no_package(caplog):
+    run_command(lambda: logging.getLogger("fairseq.tasks.text_to_speech").info("Please install tensorboardX"))
+    assert not caplog.records
+
+
+def test_the_clone_in_place_of_the_plugin():
+    """``--user-dir CLONE`` ends in one line that names the folder in it."""
+    done = run_program("generate", "data-bin", "--user-dir", ROOT, check=False)
+    assert done.returncode == 1 and not done.stdout
+    line = done.stderr.strip().splitlines()[-1]
+    assert (
+        line
+        == f"fairseq_synth: error: --user-dir {ROOT}: is the clone; give the plugin in it, {ROOT / 'fairseq_synth'}"
+    )
+    assert "Traceback" not in done.stderr

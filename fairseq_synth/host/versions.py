@@ -1,31 +1,45 @@
-"""Which fairseq and torch the plugin works with."""
+"""Checks that the plugin works with the installed fairseq and torch."""
 
 import logging
 import platform
 from importlib import metadata
+from typing import NamedTuple
 
 from ..errors import SynthesizerError, first_line
 
 logger = logging.getLogger(__name__)
 
-NEWEST_TORCH = (2, 15)  # pyproject.toml has the bound for pip
+
+class Version(NamedTuple):
+    """A version of torch without its patch level; the earlier one is the smaller one."""
+
+    major: int
+    minor: int
+
+
+OLDEST_TORCH = Version(2, 3)
+NEWEST_TORCH = Version(2, 15)  # pyproject.toml has the same bound for pip
 SUPPORTED = (
     "supported: Python 3.10 with fairseq 0.12.2 and torch 2.3, Python 3.11 and 3.12 with ve-fairseq 0.12.3 "
-    f"and torch 2.6 to {NEWEST_TORCH[0]}.{NEWEST_TORCH[1]}"
+    f"and torch 2.6 to {NEWEST_TORCH.major}.{NEWEST_TORCH.minor}"
 )
 
 
 def check_torch(version: str) -> None:
-    """Raises SynthesizerError for a torch older than the tested ones; warns of a newer one."""
-    major, minor = (int(part) for part in version.split(".")[:2])
-    if (major, minor) < (2, 3):
+    """Raises SynthesizerError if torch is older than the tested versions, and warns if it is newer."""
+    major, minor = version.split(".")[:2]
+    torch_version = Version(int(major), int(minor))
+    if torch_version < OLDEST_TORCH:
         raise SynthesizerError(f"torch {version} is too old; {SUPPORTED}")
-    if (major, minor) > NEWEST_TORCH:
+    if torch_version > NEWEST_TORCH:
         logger.warning(f"torch {version} is newer than the tested ones; {SUPPORTED}")
 
 
 def check_installed() -> None:
-    """The same by what is installed, without an import, which takes seconds; SynthesizerError without torch."""
+    """Checks the version of the installed torch without importing it, which takes seconds.
+
+    Raises SynthesizerError if it is too old, or not installed.
+    """
     try:
         check_torch(metadata.version("torch"))
     except metadata.PackageNotFoundError:
@@ -33,7 +47,7 @@ def check_installed() -> None:
 
 
 def import_host() -> None:
-    """Raises SynthesizerError if this fairseq has no Transformer that fits, or does not import on this Python."""
+    """Imports fairseq's Transformer; raises SynthesizerError if this fairseq cannot be imported, or is too old."""
     try:
         from fairseq.models.transformer import TransformerEncoderBase  # noqa: F401
     except Exception as error:  # 0.12.2 on Python 3.11 fails with a ValueError from dataclasses
