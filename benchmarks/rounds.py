@@ -51,7 +51,7 @@ def time_in_turns(
 
 def compare(baseline_seconds: Sequence[float], seconds: Sequence[float]) -> Comparison:
     """Compares the times of a function with the baseline's, round by round."""
-    ratios = [baseline / own for baseline, own in zip(baseline_seconds, seconds)]
+    ratios = [baseline_time / time for baseline_time, time in zip(baseline_seconds, seconds)]
     return Comparison(
         ratio=statistics.median(ratios),
         lowest=min(ratios),

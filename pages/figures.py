@@ -7,7 +7,7 @@ A sentence takes a figure by an HTML comment, which GitHub does not show:
 ``python scripts/make_tables.py`` writes the text between the two comments, and ``--check`` fails where it differs from
 the results. The first word names a function of `FIGURES`, whose docstring says which words follow. A MODEL is a row of
 the tables, such as ``random_vanilla``; a GROUP stands for several models. A figure must not begin a line or an item of
-a list, because Markdown takes such a line for HTML and does not render it. Examples:
+a list, because Markdown takes such a line for HTML and does not render it. Examples, with the results of version 1.0:
 
     speed-up cpu-step-4000 random                                        1.19
     speed-up cpu-step-32768 random                                       1.10
@@ -26,8 +26,8 @@ a list, because Markdown takes such a line for HTML and does not render it. Exam
     pairs-after 28000 relative_random_vanilla                            1
     conversion-cost encoder-random 0 bleu                                1.6 ± 1.2
     conversion-cost encoder-random 2000 bleu                             0.3 ± 0.6
-    bugs                                                                 how many bugs of fairseq are worked around …
-    variants                                                             how many functions and mixtures there are …
+    bugs                                                                 37
+    variants                                                             13
 """
 
 import re
@@ -111,7 +111,8 @@ def compute(page: str, words: str) -> str:
     name, *arguments = words.split()
     comment = f"{page}: '<!-- figure: {words} -->'"
     if name not in FIGURES:
-        raise UserError(f"{comment}: choose from {', '.join(FIGURES)}")
+        names = ", ".join(FIGURES)
+        raise UserError(f"{comment}: choose from {names}")
     try:
         return FIGURES[name](*arguments)
     # a name that the results do not have, or the wrong number of words
@@ -180,7 +181,8 @@ def score(table_name: str, dataset: str, figure: str, model: str) -> str:
 def lead(table_name: str, dataset: str, figure: str, model: str, *more_models: str) -> str:
     """``lead TABLE DATASET FIGURE MODEL …``: by how much a model is better than the Transformer of the same seed.
 
-    One model has its confidence interval, of several the range of their leads is given. UserError if one has no lead.
+    For one model the confidence interval is added; several models give the range of their leads. Raises UserError if a
+    model has no lead.
     """
     advantages = load_advantages(table_name, dataset, figure)
     leads = [advantages[name] for name in (model, *more_models)]
@@ -204,7 +206,7 @@ def show_all_positive(values: Sequence[Difference], figure: str, otherwise: str)
 
 
 def with_interval(difference: Difference, figure: str) -> str:
-    """Returns ``mean ± half width``, without the second where there is no interval."""
+    """Returns ``mean ± half width``, or the mean alone if there is no interval."""
     digits = DIGITS[figure]
     mean = f"{difference.mean:.{digits}f}"
     return f"{mean} ± {difference.half_width:.{digits}f}" if difference.half_width else mean
@@ -238,7 +240,8 @@ def enumerate_models(models: Sequence[str]) -> str:
         return "none"
     if len(names) == 1:
         return names[0]
-    return f"{', '.join(names[:-1])} and {names[-1]}"
+    *first_names, last_name = names
+    return ", ".join(first_names) + f" and {last_name}"
 
 
 # ---- trainings on Multi30k En-Fr that were continued

@@ -18,8 +18,10 @@ def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     rows = list(rows)
     if not rows:
         return "No cell has been run at this recipe yet.\n"
-    lines = [headings, ["---"] * len(headings), *rows]
-    return "".join(f"|{'|'.join(cells)}|\n" for cells in lines)
+    lines = []
+    for cells in [headings, ["---"] * len(headings), *rows]:
+        lines.append("|" + "|".join(cells) + "|\n")
+    return "".join(lines)
 
 
 def model_table(columns: Sequence[ModelColumn], models: Iterable[str]) -> str:
@@ -28,7 +30,16 @@ def model_table(columns: Sequence[ModelColumn], models: Iterable[str]) -> str:
     for model in models:
         cells = [column.cells.get(model, "") for column in columns]
         rows.append([label(model), *cells])
-    return markdown(["model", *(column.heading for column in columns)], rows)
+    headings = [column.heading for column in columns]
+    return markdown(["model", *headings], rows)
+
+
+def list_models(columns: Iterable[ModelColumn]) -> list[str]:
+    """Returns the models that have a cell in any column, in the order of the columns."""
+    models: dict[str, None] = {}
+    for column in columns:
+        models.update(dict.fromkeys(column.cells))
+    return list(models)
 
 
 def label(model: str) -> str:

@@ -71,17 +71,18 @@ def describe_duration(records: Sequence[Record]) -> str:
         minutes = [record["minutes"] for record in records if device_of(record["hardware"]) == device]
         if minutes:
             durations.append(f"{format_range(minutes, '.1f')} minutes on a {device.upper()}")
-    return f"{updates} updates; {' and '.join(durations)}, beside other work."
+    durations_text = " and ".join(durations)
+    return f"{updates} updates; {durations_text}, beside other work."
 
 
 def list_signatures(records: Sequence[Record], figures: Iterable[str]) -> str:
     """Returns a sentence with the signatures of the scores that are shown."""
     signatures = []
     for figure in dict.fromkeys([*figures, "chrf"]):
-        found = [record["signatures"][figure] for record in records if figure in record["signatures"]]
-        if found:
-            signatures.append(join_distinct(found))
-    return f"Signatures: `{'`, `'.join(signatures)}`."
+        shown = [record["signatures"][figure] for record in records if figure in record["signatures"]]
+        if shown:
+            signatures.append(f"`{join_distinct(shown)}`")
+    return f"Signatures: {', '.join(signatures)}."
 
 
 def describe_round_trip(records: Sequence[Record]) -> list[str]:
@@ -120,22 +121,22 @@ def list_speed_benchmarks(table: Table) -> list[str]:
 
 def describe_origin(records: Sequence[Record]) -> str:
     """Returns sentences with the versions, hardware and commits of records."""
+    versions_by_program: dict[str, set[str]] = {}
+    machines: set[str] = set()
+    commits: set[str] = set()
+    for record in records:
+        # a record of a training that was continued has several, separated by semicolons
+        machines.update(record["hardware"].split("; "))
+        commits.update(record["commit"].split("; "))
+        for program, version in record["versions"].items():
+            if program in VERSIONS_SHOWN:
+                versions_by_program.setdefault(program, set()).add(version)
     versions = []
-    for program in dict.fromkeys(name for record in records for name in record["versions"]):
-        if program in VERSIONS_SHOWN:
-            numbers = {record["versions"][program] for record in records if program in record["versions"]}
-            versions.append(f"{program} {' and '.join(sorted(numbers))}")
-    machines = split_lists(record["hardware"] for record in records)
-    commits = split_lists(record["commit"] for record in records)
-    return f"{', '.join(versions)}. {join_distinct(machines)}. Commits: {', '.join(sorted(set(commits)))}."
-
-
-def split_lists(texts: Iterable[str]) -> list[str]:
-    """Returns the entries of texts that are lists separated by semicolons."""
-    entries: list[str] = []
-    for text in texts:
-        entries += text.split("; ")
-    return entries
+    for program, program_versions in versions_by_program.items():
+        versions.append(program + " " + " and ".join(sorted(program_versions)))
+    versions_text = ", ".join(versions)
+    commits_text = ", ".join(sorted(commits))
+    return f"{versions_text}. {join_distinct(machines)}. Commits: {commits_text}."
 
 
 def join_distinct(values: Iterable[str]) -> str:

@@ -8,7 +8,7 @@ import yaml
 from recipes.catalog import BASELINE
 from recipes.steps import ROOT
 
-from .markdown import ModelColumn, explain_dagger, folded, model_table
+from .markdown import ModelColumn, explain_dagger, folded, list_models, model_table
 from .notes import TITLE, describe_origin
 from .records import Place, Record, load, load_speeds
 from .tables import SYNTHESIZERS
@@ -45,7 +45,7 @@ def speed_table(name: str) -> str:
     places: list[Place] = []
     for title, part in BENCHMARKS[name].items():
         columns = [ModelColumn(heading, format_ratios(place)) for heading, place in part.items()]
-        models = sort_models({model for column in columns for model in column.cells})
+        models = sort_models(list_models(columns))
         heading = f"**{title}**\n\n" if title else ""
         blocks.append(heading + model_table(columns, models))
         models_shown += models
@@ -59,7 +59,9 @@ def speed_table(name: str) -> str:
 
 def format_ratios(place: Place) -> dict[str, str]:
     """Returns {model: its ratio to the baseline} of a benchmark."""
-    return {model: f"{speed.ratio:.2f}" for model, speed in load_speeds(place).items() if model != BASELINE}
+    ratios = {model: f"{speed.ratio:.2f}" for model, speed in load_speeds(place).items()}
+    ratios.pop(BASELINE, None)
+    return ratios
 
 
 def sort_models(models: Iterable[str]) -> list[str]:

@@ -60,8 +60,10 @@ def draw_scores(name: str, table: Table, column: Column) -> Picture:
     """
     rows = load_measured_rows(table, column)
     figure = main_figure(table, column)
-    values = {model: [run["figures"][figure] for run in runs] for model, runs in rows.items()}
-    means = {model: statistics.mean(of_model) for model, of_model in values.items()}
+    values = {}
+    for model, runs in rows.items():
+        values[model] = [run["figures"][figure] for run in runs]
+    means = {model: statistics.mean(scores) for model, scores in values.items()}
     is_higher_better = TASKS[table.task].best is max
     calls = [call("grid", axis="y", alpha=0.4), call("set_axisbelow", True)]
     if table.baseline in means:
@@ -73,7 +75,7 @@ def draw_scores(name: str, table: Table, column: Column) -> Picture:
             continue
         calls.append(call("scatter", values[model], [model] * len(values[model]), s=16, color=color))
         calls.append(call("scatter", [means[model]], [model], marker="|", s=200, color=color))
-    calls.append(call("invert_yaxis"))
+    calls.append(call("set_ylim", len(rows) - 0.5, -0.5))  # the first model is at the top
     direction = "higher" if is_higher_better else "lower"
     settings = {
         "xlabel": f"{shown_figures(table, column)[figure]} ({direction} is better)",
@@ -87,7 +89,7 @@ def draw_scores(name: str, table: Table, column: Column) -> Picture:
 def describe_marks(table: Table, values: Mapping[str, Sequence[float]]) -> str:
     """Returns the caption of `draw_scores`."""
     sentences = []
-    numbers_of_runs = [len(of_model) for of_model in values.values()]
+    numbers_of_runs = [len(scores) for scores in values.values()]
     if max(numbers_of_runs) > 1:
         sentences.append("Dots: runs. Strokes: means.")
     if min(numbers_of_runs) == 1:
@@ -134,16 +136,16 @@ def draw_losses(name: str, table: Table, column: Column) -> Picture:
 
 def compare_losses(model: str, pairs: Sequence[Pair]) -> LossCurve | None:
     """Returns the curve of a model over the updates at which all its pairs were validated; None if there are none."""
-    validated = [set(losses_by_update(run)) for pair in pairs for run in pair]
-    updates = sorted(set.intersection(*validated))
+    curves_of_runs = [losses_by_update(pair.run) for pair in pairs]
+    curves_of_baselines = [losses_by_update(pair.baseline) for pair in pairs]
+    updates = shared_updates([*curves_of_runs, *curves_of_baselines])
     if not updates:
         return None
     curve = LossCurve(model, updates, [], [], [], number_of_seeds=len(pairs))
     for update in updates:
         differences = []
-        for pair in pairs:
-            difference = losses_by_update(pair.run)[update] - losses_by_update(pair.baseline)[update]
-            differences.append(round(difference, 4))
+        for run_curve, baseline_curve in zip(curves_of_runs, curves_of_baselines):
+            differences.append(round(run_curve[update] - baseline_curve[update], 4))
         curve.mean.append(round(statistics.mean(differences), 4))
         curve.lowest.append(min(differences))
         curve.highest.append(max(differences))
@@ -153,6 +155,14 @@ def compare_losses(model: str, pairs: Sequence[Pair]) -> LossCurve | None:
 def losses_by_update(record: Record) -> dict[int, float]:
     """Returns {number of updates: validation loss} of a run."""
     return dict(zip(record["curve"]["updates"], record["curve"]["valid_loss"]))
+
+
+def shared_updates(curves: Sequence[Mapping[int, float]]) -> list[int]:
+    """Returns the numbers of updates after which all of some runs were validated, in order."""
+    updates = set(curves[0])
+    for curve in curves[1:]:
+        updates.intersection_update(curve)
+    return sorted(updates)
 
 
 def loss_calls(curve: LossCurve, color: str) -> list[Call]:
@@ -225,14 +235,14 @@ def possessive(table: Table) -> str:
 
 
 def loss_limits(curves: Sequence[LossCurve]) -> tuple[float, float]:
-    """Returns the ends of the axis of losses: those of the second half of training, with 0 and room for a band.
+    """Returns the ends of the axis of losses, with room for all lines, and for bands in the second half of training.
 
-    The first updates differ by much more, and would leave no room for what follows.
+    In the first updates seeds differ so much that their bands would leave no room for what follows.
     """
     values = [0.0]
     for curve in curves:
         second_half = len(curve.mean) // 2
-        values += curve.lowest[second_half:] + curve.highest[second_half:]
+        values += curve.mean + curve.lowest[second_half:] + curve.highest[second_half:]
     room = 0.1 * (max(values) - min(values))
     return round(min(values) - room, 3), round(max(values) + room, 3)
 
@@ -309,7 +319,7 @@ def draw_continued(name: str, table: Table, column: Column) -> Picture:
 def continued_loss_calls(runs_of_seeds: Sequence[Sequence[Record]], model: str, color: str) -> list[Call]:
     """Returns the line of a model's validation loss over the updates, and a band if there are several seeds."""
     curves = [losses_by_update(runs[-1]) for runs in runs_of_seeds]  # the last stage's record has the whole curve
-    updates = sorted(set.intersection(*(set(curve) for curve in curves)))
+    updates = shared_updates(curves)
     means = []
     lowest = []
     highest = []

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from fairseq_synth.names import VARIANTS
 from recipes.catalog import BASELINE, CORPORA, TABLES, TASKS, Column, Table
 
-from .markdown import ModelColumn, explain_dagger, label, markdown, model_table
+from .markdown import ModelColumn, explain_dagger, label, list_models, markdown, model_table
 from .notes import baseline_name, note, reproduce_command
 from .records import (
     STEPS_PER_SECOND,
@@ -25,7 +25,8 @@ from .records import (
 
 NOT_RUN = "not run yet"
 SYNTHESIZERS = [spec.replace("+", "_") for spec in VARIANTS]
-HEADINGS = {  # of figures whose own name is not shown
+# The headings of figures whose own name is not shown.
+HEADINGS = {
     "f1": "F1",
     "macro_f1": "F1",
     "answer_f1": "F1",
@@ -144,9 +145,12 @@ def results_table(name: str, dataset: str = "") -> str:
         parts.append(dagger)
     not_shown = [label(model) for model in models if model not in models_shown]
     if not_shown:
-        parts.append(f"{NOT_RUN.capitalize()}: {', '.join(not_shown)}.\n")
+        names = ", ".join(not_shown)
+        parts.append(f"{NOT_RUN.capitalize()}: {names}.\n")
     if records:
-        figures_shown = [figure for column in table.columns for figure in shown_figures(table, column)]
+        figures_shown: list[str] = []
+        for column in table.columns:
+            figures_shown += shown_figures(table, column)
         parts.append(note(table, records, figures_shown))
     else:
         parts.append(nobody_has_run_it)
@@ -208,8 +212,11 @@ def speed_columns(table: Table, column: Column, rows: Rows) -> list[ModelColumn]
 
 def column_heading(table: Table, column: Column) -> str:
     """Returns the heading of a column, followed by those of its figures if there are several."""
-    names = shown_figures(table, column).values()
-    return f"{column.heading} ({'/'.join(names)})" if len(names) > 1 else column.heading
+    names = list(shown_figures(table, column).values())
+    if len(names) == 1:
+        return column.heading
+    names_text = "/".join(names)
+    return f"{column.heading} ({names_text})"
 
 
 # ---- columns of the paper's figures
@@ -325,7 +332,7 @@ def relative_parameters(table_name: str, dataset: str) -> ModelColumn:
 
 def list_models_in_order(columns: Iterable[ModelColumn]) -> list[str]:
     """Returns the models that have a cell: Synthesizers in the order of the architectures, then other models."""
-    models = dict.fromkeys(model for column in columns for model in column.cells)
+    models = list_models(columns)
     synthesizers = [model for model in SYNTHESIZERS if model in models]
     return list(dict.fromkeys([*synthesizers, *models]))
 
@@ -340,7 +347,9 @@ def alpha_table(name: str) -> str:
         for layer, components in record.get("alpha", {}).items():
             for component, weights_of_heads in components.items():
                 weights[record["model"], component][layer] += weights_of_heads
-    layers = list(dict.fromkeys(layer for by_layer in weights.values() for layer in by_layer))
+    layers: dict[str, None] = {}  # in the order in which the records have them
+    for by_layer in weights.values():
+        layers.update(dict.fromkeys(by_layer))
     rows = []
     for (mixture, component), by_layer in weights.items():
         means = [f"{statistics.mean(by_layer[layer]):.2f}" if layer in by_layer else "" for layer in layers]

@@ -1,4 +1,4 @@
-"""The pictures that compare all functions: S of each one, quality beside speed, and speeds and memory."""
+"""The pictures that compare all functions: S of each function, quality and speed, speeds and memory."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ def draw_functions() -> Picture:
     panels = []
     for number, (name, formula) in enumerate(FORMULAS.items()):
         matrix = compute_logits(name)
-        largest = max(abs(value) for row in matrix for value in row)
+        largest = max(max(abs(value) for value in row) for row in matrix)
         is_first_in_row = number % PANELS_IN_A_ROW == 0
         calls = image(matrix, WORDS, is_first_in_row, cmap="RdBu_r", vmin=-largest, vmax=largest, aspect="equal")
         calls.append(call("set_title", f"{name}\n{formula}", **TITLE))
@@ -77,12 +77,12 @@ def draw_color_scale() -> Panel:
         call("imshow", values, cmap="RdBu_r", aspect=0.2),
         call("set_yticks", [0, 50, 100], ["largest |S|", "0", "− largest |S|"]),
         call("set_xticks", []),
-        call("set_title", "each picture has\na scale of its own", **TITLE),
+        call("set_title", "each picture has\nits own scale", **TITLE),
     ]
     return Panel(calls, {})
 
 
-# ---- quality beside speed
+# ---- quality and speed
 
 
 class Quality(NamedTuple):
@@ -240,7 +240,10 @@ SPEED_PANELS = (
 def draw_speeds() -> list[Picture]:
     """Draws a panel for each benchmark, with bars that begin at fairseq's Transformer; no picture if none has run."""
     by_panel = {panel: load_speeds(panel.place) for panel in SPEED_PANELS}
-    models = sort_models({model for speeds in by_panel.values() for model in speeds})
+    measured: set[str] = set()
+    for speeds in by_panel.values():
+        measured.update(speeds)
+    models = sort_models(measured)
     if not models:
         return []
     panels = []
@@ -249,7 +252,7 @@ def draw_speeds() -> list[Picture]:
             panels.append(draw_bars(panel, speeds, models))
     below = (
         "Speed, or memory saved, relative to fairseq's Transformer (logarithmic): right of the line is better.\n"
-        "One CPU thread, or an H100 where that is said. Gray lines: range over all rounds. –: not measured."
+        "Measured on one CPU thread or on an H100. Gray lines: range over all rounds. –: not measured."
     )
     size = (WIDTH, 1.6 + 0.2 * len(models))
     return [Picture("speed.png", panels, size, columns=len(panels), share_y=True, below=below)]

@@ -362,9 +362,10 @@ def test_a_figure_that_cannot_be_given_names_page_and_comment(text, problem, res
         figures.fill_in("x.md", text)
 
 
-def test_the_examples_of_the_figures_are_what_results_say():
-    examples = figures.__doc__.split("Examples:")[1].strip().splitlines()
+def test_every_example_of_a_figure_can_be_computed():
+    """Their values change when more runs are recorded."""
+    examples = figures.__doc__.split("version 1.0:")[1].strip().splitlines()
+    assert len(examples) > 15
     for example in examples:
-        words, text = re.split(r"\s{3,}", example.strip())
-        if not text.endswith("…"):
-            assert figures.compute("the docstring", words) == text, words
+        words, _ = re.split(r"\s{3,}", example.strip())
+        assert figures.compute("the docstring", words)
