@@ -4,10 +4,10 @@
     python benchmarks/gpu.py --parts block step   # these
     python benchmarks/gpu.py --list
 
-Each part is a process of its own with a limit of nine minutes, and its result is a file in --out, written when it has
-ended well; a part that has one, of the same command, is not run again. So a call that stops, or is stopped, is simply
-repeated. A part that fails keeps its output beside the results, and the others go on. Parts with the Triton kernels of
-docs/gpu-kernels.md run beside the same parts without.
+Each part is a process of its own with a limit of nine minutes. Its result is a file in --out, written when the part has
+succeeded; a part that has a result of the same command is not run again. So if a call stops, or is stopped, repeat it.
+A part that fails leaves its output in --out, and the others go on. Parts with the Triton kernels of docs/gpu-kernels.md
+run in addition to the same parts without.
 
 With --dry everything runs on the CPU in sizes of a few words, which shows that the commands work and measures nothing.
 """
@@ -18,185 +18,303 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
-from block import HEADS, WIDTH, build, step
-from common import ROOT
+from block import HEADS, WIDTH, build_block, make_step
+from common import ROOT, STOCK, kernels
 
 from fairseq_synth.architectures import VARIANTS
-from fairseq_synth.computations import kernels
 from fairseq_synth.masks import causal_mask
 
 MINUTES = 9
 SIMPLE = ["random", "relative_random", "fixed_random", "factorized_random", "dense"]
-MIXED = [name for name in VARIANTS if name not in [*SIMPLE, "vanilla"]]
+MIXED = [name for name in VARIANTS if name not in SIMPLE and name != "vanilla"]
+RESULT = "OUT"  # stands for the result's file in a command
+LARGEST_ERROR = 0.05
 
 
-def commands(args: argparse.Namespace) -> dict[str, list[str]]:
-    """The command of each part; ``OUT`` stands for the file of its result."""
-    once = ["--device", args.device, "--dtype", args.dtype, "--out", "OUT", "--rounds", "1"]
-    benchmark = once if args.dry else [*once[:-1], "10"]
-    of_blocks = once if args.dry else [*once[:-1], "50"]  # a round takes milliseconds, which vary
-    short = ["2x6"] if args.dry else ["128x32", "32x128"]
-    square, causal = ("1x9", "1x9") if args.dry else ("256x256", "4x1024")
-    data = ["--data", args.data, "--max-tokens", "4096", "--batches", "4"] if args.data else ["--shapes", *short]
-    tests = ["-m", "pytest", "-q", "--device", args.device, "-p", "no:cacheprovider"]
-    workers = [] if args.dry else ["-n", str(min(16, os.cpu_count() or 1))]  # most of the time is the compiler's
-    found = {
-        "tests": [*tests, "tests/test_computations.py", "tests/test_attention.py"],
-        "tests-kernels": [*tests, *workers, "tests/test_kernels.py"],
-        "correct": ["benchmarks/gpu.py", "--correctness", "OUT", *(["--dry"] if args.dry else [])],
-        "backend": ["benchmarks/gpu.py", "--backend", "OUT", *(["--dry"] if args.dry else [])],
-    }
+# ---- the parts and their commands
+
+
+class Sizes(NamedTuple):
+    """Shapes (sentences x tokens), rounds and other flags of the benchmarks."""
+
+    short: list[str]  # of blocks and steps
+    square: str  # the largest padded block
+    causal: str  # of a causal block
+    large_step: str
+    memory: str
+    rounds: str
+    block_rounds: str  # more, as a round of a block takes milliseconds, which vary
+    generate: list[str]  # flags of a beam search
+
+
+REAL = Sizes(
+    short=["128x32", "32x128"],
+    square="256x256",
+    causal="4x1024",
+    large_step="128x256",
+    memory="256x256",
+    rounds="10",
+    block_rounds="50",
+    generate=[],
+)
+DRY = Sizes(
+    short=["2x6"],
+    square="1x9",
+    causal="1x9",
+    large_step="2x9",
+    memory="8x64",  # less cannot be measured
+    rounds="1",
+    block_rounds="1",
+    generate=["--tokens", "3", "--sentences", "2", "--words", "50"],
+)
+
+
+def list_commands(args: argparse.Namespace) -> dict[str, list[str]]:
+    """Returns {part: the arguments of python}, without the parts that repeat others with the kernels."""
+    commands = {**list_test_commands(args), **list_check_commands(args)}
+    for group, variants in (("simple", SIMPLE), ("mixed", MIXED)):
+        variants_timed = variants[:1] if args.dry else variants
+        for benchmark, command in list_benchmark_commands(variants_timed, args).items():
+            commands[f"{benchmark}-{group}"] = command
+    return commands
+
+
+def list_test_commands(args: argparse.Namespace) -> dict[str, list[str]]:
+    """Returns the commands of the tests that need a GPU."""
+    pytest = ["-m", "pytest", "-q", "--device", args.device, "-p", "no:cacheprovider"]
+    tests = [*pytest, "tests/test_computations.py", "tests/test_attention.py"]
+    tests_of_kernels = [*pytest, "tests/kernels"]
     if args.dry:
-        found["tests"].append("-k=test_rows_of_padding_are_finite")
-        found["tests-kernels"].append("-k=test_off_by_default")
-    for name, variants in (("simple", SIMPLE), ("mixed", MIXED)):
-        names = ["--variants", *(variants[:1] if args.dry else variants)]
-        block = ["benchmarks/block.py", *names, *of_blocks]
-        step = ["benchmarks/step.py", *names, *benchmark]
-        memory = ["benchmarks/memory.py", *names, *once]
-        generate = ["benchmarks/generate.py", *names, *benchmark]
-        found[f"block-{name}"] = [*block, "--shapes", *short, square]
-        found[f"causal-{name}"] = [*block, "--shapes", causal, "--causal"]
-        found[f"step-{name}"] = [*step, *data]
-        found[f"step-large-{name}"] = [*step, "--shapes", "2x9" if args.dry else "128x256"]
-        found[f"memory-{name}"] = [*memory, "--shapes", "8x64" if args.dry else square]  # less cannot be measured
-        found[f"generate-{name}"] = [*generate, *("--tokens 3 --sentences 2 --words 50".split() if args.dry else [])]
-        if args.dry:
-            for part in ("step", "step-large"):
-                found[f"{part}-{name}"] += ["--words", "50"]
-    return found
+        tests.append("-k=test_rows_of_padding_are_finite")
+        tests_of_kernels.append("-k=test_off_by_default")
+    else:
+        workers = min(16, os.cpu_count() or 1)  # most of the time is the compiler's
+        tests_of_kernels += ["-n", str(workers)]
+    return {"tests": tests, "tests-kernels": tests_of_kernels}
 
 
-def parts_of(args: argparse.Namespace) -> list[str]:
-    """All parts; each of speed and memory twice, without and with the kernels, but for generation, which has none."""
-    names = list(commands(args))
-    timed = [name for name in names if name.startswith(("block", "causal", "step", "memory"))]
-    return names + [f"{name}+kernels" for name in timed]
+def list_check_commands(args: argparse.Namespace) -> dict[str, list[str]]:
+    """Returns the commands of the parts that this script computes itself."""
+    dry = ["--dry"] if args.dry else []
+    return {
+        "correct": ["benchmarks/gpu.py", "--correctness", RESULT, *dry],
+        "backend": ["benchmarks/gpu.py", "--backend", RESULT, *dry],
+    }
+
+
+def list_benchmark_commands(variants: list[str], args: argparse.Namespace) -> dict[str, list[str]]:
+    """Returns the commands of the benchmarks of some variants."""
+    sizes = DRY if args.dry else REAL
+    common = ["--variants", *variants, "--device", args.device, "--dtype", args.dtype, "--out", RESULT]
+    block = ["benchmarks/block.py", *common, "--rounds", sizes.block_rounds]
+    step = ["benchmarks/step.py", *common, "--rounds", sizes.rounds]
+    memory = ["benchmarks/memory.py", *common, "--rounds", "1"]  # torch's allocator does not vary
+    generate = ["benchmarks/generate.py", *common, "--rounds", sizes.rounds]
+    small_vocabulary = ["--words", "50"] if args.dry else []
+    if args.data:
+        step_data = ["--data", args.data, "--max-tokens", "4096", "--batches", "4"]
+    else:
+        step_data = ["--shapes", *sizes.short]
+    return {
+        "block": [*block, "--shapes", *sizes.short, sizes.square],
+        "causal": [*block, "--shapes", sizes.causal, "--causal"],
+        "step": [*step, *step_data, *small_vocabulary],
+        "step-large": [*step, "--shapes", sizes.large_step, *small_vocabulary],
+        "memory": [*memory, "--shapes", sizes.memory],
+        "generate": [*generate, *sizes.generate],
+    }
+
+
+def list_parts(args: argparse.Namespace) -> list[str]:
+    """Returns the names of all parts. Speed and memory are measured again with the kernels, which decoding lacks."""
+    names = list(list_commands(args))
+    measured = [name for name in names if name.startswith(("block", "causal", "step", "memory"))]
+    return names + [f"{name}+kernels" for name in measured]
+
+
+# ---- running a part
 
 
 def run_part(part: str, args: argparse.Namespace) -> bool:
-    """Runs a part, unless it has a result; whether it has one then."""
-    result, log, fresh, asked = (args.out / f"{part}.{kind}" for kind in ("json", "log", "new", "command"))
-    name, _, with_kernels = part.partition("+")
-    words = commands(args)[name]
-    if result.exists() and asked.exists() and asked.read_text() == " ".join(words):
+    """Runs a part unless it has a result of the same command; returns whether it has a result now."""
+    result = args.out / f"{part}.json"
+    command_file = args.out / f"{part}.command"
+    name, _, suffix = part.partition("+")
+    arguments = list_commands(args)[name]
+    if result.exists() and command_file.exists() and command_file.read_text() == " ".join(arguments):
         print(f"{part}: has a result in {result}")
         return True
     result.unlink(missing_ok=True)  # of another command
-    asked.write_text(" ".join(words))
-    command = [sys.executable, *(str(fresh) if word == "OUT" else word for word in words)]
-    environment = {**os.environ, kernels.VARIABLE: "1" if with_kernels or name == "correct" else "0"}
-    if args.dry:
-        environment["TRITON_INTERPRET"] = "1"
-    fresh.unlink(missing_ok=True)
+    command_file.write_text(" ".join(arguments))
+    unfinished = args.out / f"{part}.new"
+    unfinished.unlink(missing_ok=True)
+    command = [sys.executable, *(str(unfinished) if word == RESULT else word for word in arguments)]
+    with_kernels = suffix == "kernels" or name == "correct"
+    log = args.out / f"{part}.log"
     print(f"{part}: {' '.join(command)}", flush=True)
-    with log.open("w") as file:
-        try:
-            done = subprocess.run(
-                command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT, timeout=60 * MINUTES
-            )
-            problem = f"exit code {done.returncode}" if done.returncode else ""
-        except subprocess.TimeoutExpired:
-            problem = f"not done in {MINUTES} minutes"
+    problem = run_command(command, with_kernels, args.dry, log)
     if problem:
         print(f"{part}: {problem}; its output is in {log}")
         return False
-    if not fresh.exists():  # of tests
-        fresh.write_text(json.dumps({"command": command[1:], "summary": log.read_text().splitlines()[-1:]}, indent=2))
-    fresh.rename(result)
+    if not unfinished.exists():  # tests write no result
+        last_line = log.read_text().splitlines()[-1:]
+        unfinished.write_text(json.dumps({"command": command[1:], "summary": last_line}, indent=2))
+    unfinished.rename(result)
     return True
 
 
-def correctness(out: Path, dry: bool) -> None:
-    """Every variant in half precision by the kernels: errors against fp64, and whether two runs have equal bits."""
+def run_command(command: list[str], with_kernels: bool, dry: bool, log: Path) -> str:
+    """Runs a command with its output in a file, and returns what went wrong; empty if it has succeeded."""
+    environment = {**os.environ, kernels.VARIABLE: "1" if with_kernels else "0"}
+    if dry:
+        environment["TRITON_INTERPRET"] = "1"
+    with log.open("w") as file:
+        try:
+            completed = subprocess.run(
+                command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT, timeout=60 * MINUTES
+            )
+        except subprocess.TimeoutExpired:
+            return f"not done in {MINUTES} minutes"
+    return f"exit code {completed.returncode}" if completed.returncode else ""
+
+
+# ---- the parts that this script computes
+
+
+def check_correctness(out: Path, dry: bool) -> None:
+    """Compares every variant in half precision by the kernels with fp64, and two runs with each other.
+
+    Writes the rows of `check_variant` to a file, and ends with an error if one is not as it should be.
+    """
     shapes = [(3, 7, False)] if dry else [(64, 32, False), (32, 128, False), (4, 1024, True)]
-    rows: dict[str, dict[str, Any]] = {}
-    for name in [name for name in VARIANTS if name != "vanilla"][: 2 if dry else None]:
-        for bsz, length, causal in shapes:
-            rows[f"{name} {bsz}x{length}"] = compared(name, bsz, length, causal, dry)
+    variants = [name for name in VARIANTS if name != "vanilla"]
+    if dry:
+        variants = variants[:2]
+    rows = {}
+    for name in variants:
+        for sentences, length, causal in shapes:
+            rows[f"{name} {sentences}x{length}"] = check_variant(name, sentences, length, causal, dry)
     out.write_text(json.dumps(rows, indent=2) + "\n")
-    bad = [name for name, row in rows.items() if not (row["kernels"] and row["equal bits"] and row["error"] < 0.05)]
-    if bad:
-        sys.exit(f"error: without kernels, with unequal bits or with an error of 0.05: {', '.join(bad)}; see {out}")
+    wrong = []
+    for name, row in rows.items():
+        if not row["kernels"] or not row["equal bits"] or row["error"] >= LARGEST_ERROR:
+            wrong.append(name)
+    if wrong:
+        sys.exit(
+            f"error: without kernels, with unequal bits or with an error of {LARGEST_ERROR}: {', '.join(wrong)}; "
+            f"see {out}"
+        )
 
 
-def compared(name: str, bsz: int, length: int, causal: bool, dry: bool) -> dict[str, Any]:
-    """Launches of one block by the kernels, whether two runs have equal bits, and the largest error against fp64."""
+def check_variant(name: str, sentences: int, length: int, causal: bool, dry: bool) -> dict[str, Any]:
+    """Runs one block twice by the kernels and once in fp64.
+
+    Returns:
+        how often each run called the kernels, whether both have equal bits, and the largest error of outputs and
+        gradients, relative to the largest value of each if that is above 1.
+    """
     device, dtype = ("cpu", torch.float16) if dry else ("cuda", torch.bfloat16)
     width, heads = (32, 2) if dry else (WIDTH, HEADS)
     with mock.patch.multiple("block", WIDTH=width, HEADS=heads):
-        module = build(name, length, causal).to(device, dtype).train()
+        module = build_block(name, length, causal).to(device, dtype).train()
     torch.manual_seed(0)
-    x, grad = torch.randn(2, length, bsz, width, device=device).to(dtype)
-    lengths = torch.arange(bsz, device=device) * length // bsz  # one sentence is empty
-    mask = None if causal else torch.arange(length, device=device)[None] >= lengths[:, None]
-    visible = torch.ones_like(x[..., :1]) if mask is None else (~mask).t().unsqueeze(-1).to(dtype)
+    x, output_gradient = torch.randn(2, length, sentences, width, device=device).to(dtype)
+    key_padding_mask = None
+    visible = torch.ones_like(x[..., :1])
+    if not causal:
+        lengths = torch.arange(sentences, device=device) * length // sentences  # one sentence is empty
+        key_padding_mask = torch.arange(length, device=device)[None] >= lengths[:, None]
+        visible = (~key_padding_mask).t().unsqueeze(-1).to(dtype)
 
-    def gradients() -> list[torch.Tensor]:
-        like = next(module.parameters())
-        leaf = x.detach().clone().to(like.dtype).requires_grad_()
-        out, _ = module(leaf, key_padding_mask=mask, attn_mask=causal_mask(leaf) if causal else None)
-        out = out * visible.to(like.dtype)
+    def run() -> list[torch.Tensor]:
+        """Returns the output at tokens other than padding, and all gradients, in the dtype of the module."""
+        module_dtype = next(module.parameters()).dtype
+        leaf = x.detach().clone().to(module_dtype).requires_grad_()
+        attention_mask = causal_mask(leaf) if causal else None
+        output, _ = module(leaf, key_padding_mask=key_padding_mask, attn_mask=attention_mask)
+        output = output * visible.to(module_dtype)
         module.zero_grad()
-        out.backward(grad.to(like.dtype))
-        return [out.detach(), leaf.grad, *(p.grad for p in module.parameters())]
+        output.backward(output_gradient.to(module_dtype))
+        return [output.detach(), leaf.grad, *(parameter.grad for parameter in module.parameters())]
 
-    with mock.patch.object(kernels, "run", wraps=kernels.run) as run:
-        first, second = gradients(), gradients()
-    module.double()  # the kernels have no fp64
-    exact = gradients()
-    errors = [(a - b).abs().max() / b.abs().max().clamp(min=1) for a, b in zip(first, exact)]
-    equal = all(map(torch.equal, first, second))
-    return {"kernels": run.call_count // 2, "equal bits": equal, "error": float(max(errors))}
+    with mock.patch.object(kernels, "run", wraps=kernels.run) as kernels_run:
+        first = run()
+        second = run()
+    calls_per_run = kernels_run.call_count // 2
+    module.double()  # which the kernels do not support
+    exact = run()
+    errors = []
+    for value, exact_value in zip(first, exact):
+        largest = exact_value.abs().max().clamp(min=1)
+        errors.append(float((value - exact_value).abs().max() / largest))
+    has_equal_bits = all(torch.equal(one, other) for one, other in zip(first, second))
+    return {"kernels": calls_per_run, "equal bits": has_equal_bits, "error": max(errors)}
 
 
-def backend(out: Path, dry: bool) -> None:
-    """The kernels that stock fairseq's block calls on this device, by time: they name the backend of SDPA."""
+def list_backend(out: Path, dry: bool) -> None:
+    """Writes the kernels that stock fairseq's block calls on this device: they show the backend of its attention."""
     args = argparse.Namespace(device="cpu" if dry else "cuda", dtype="fp32" if dry else "bf16")
-    activities = [torch.profiler.ProfilerActivity.CPU if dry else torch.profiler.ProfilerActivity.CUDA]
+    activity = torch.profiler.ProfilerActivity.CPU if dry else torch.profiler.ProfilerActivity.CUDA
     rows: dict[str, list[str]] = {}
-    for bsz, length in [(3, 7)] if dry else [(128, 32), (32, 128), (256, 256)]:
-        run = step(build("stock", length, False), bsz, length, False, args)
-        run()
-        with torch.profiler.profile(activities=activities) as profile:
-            run()
-        rows[f"{bsz}x{length}"] = [event.key for event in profile.key_averages()]
+    for shape in ["3x7"] if dry else ["128x32", "32x128", "256x256"]:
+        step = make_step(build_block(STOCK, 1, causal=False), shape, causal=False, args=args)
+        step()
+        with torch.profiler.profile(activities=[activity]) as profile:
+            step()
+        rows[shape] = [event.key for event in profile.key_averages()]
     out.write_text(json.dumps(rows, indent=2) + "\n")
 
 
-def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--parts", nargs="+", help="the parts to run, or what they begin with (default: all)")
-    p.add_argument("--list", action="store_true", help="print the names of the parts")
-    p.add_argument("--out", type=Path, default=Path("gpu-results"), help="folder of the results")
-    p.add_argument(
+# ---- the command
+
+
+def parse_flags() -> argparse.Namespace:
+    """Returns the flags of the command line, with the device. Ends with a one-line error if there is no GPU."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", help="the parts to run, or what they begin with (default: all)")
+    parser.add_argument("--list", action="store_true", help="print the names of the parts")
+    parser.add_argument("--out", type=Path, default=Path("gpu-results"), help="folder of the results")
+    parser.add_argument(
         "--data", type=os.path.abspath, help="a corpus as fairseq-preprocess writes it, for the training step"
     )
-    p.add_argument("--dtype", default="bf16", choices=["bf16", "fp16"])
-    p.add_argument("--dry", action="store_true", help="on the CPU, in sizes of a few words: measures nothing")
-    p.add_argument("--correctness", type=Path, help="internal: one part")
-    p.add_argument("--backend", type=Path, help="internal: one part")
-    args = p.parse_args()
+    parser.add_argument("--dtype", default="bf16", choices=["bf16", "fp16"])
+    parser.add_argument("--dry", action="store_true", help="on the CPU, in sizes of a few words: measures nothing")
+    parser.add_argument("--correctness", type=Path, help="internal: one part")
+    parser.add_argument("--backend", type=Path, help="internal: one part")
+    args = parser.parse_args()
     args.device = "cpu" if args.dry else "cuda"
     if args.dry:
         args.dtype = "fp32"
     elif not torch.cuda.is_available() and not args.list:
         sys.exit("error: this machine has no GPU that torch can use; --dry shows the parts on a CPU")
-    if args.correctness:
-        correctness(args.correctness, args.dry)
-        return
-    if args.backend:
-        backend(args.backend, args.dry)
-        return
-    parts = parts_of(args)
-    unknown = [part for part in args.parts or [] if not any(name.startswith(part) for name in parts)]
+    return args
+
+
+def choose_parts(args: argparse.Namespace) -> list[str]:
+    """Returns the parts of ``--parts``, or all. Ends with a one-line error if a word begins no part's name."""
+    parts = list_parts(args)
+    if not args.parts:
+        return parts
+    unknown = [word for word in args.parts if not any(part.startswith(word) for part in parts)]
     if unknown:
         sys.exit(f"error: --parts {' '.join(unknown)}: choose from {', '.join(parts)}")
-    parts = [name for name in parts if not args.parts or name.startswith(tuple(args.parts))]
+    return [part for part in parts if part.startswith(tuple(args.parts))]
+
+
+def main() -> None:
+    """Runs the parts."""
+    args = parse_flags()
+    if args.correctness:
+        check_correctness(args.correctness, args.dry)
+        return
+    if args.backend:
+        list_backend(args.backend, args.dry)
+        return
+    parts = choose_parts(args)
     if args.list:
         print("\n".join(parts))
         return

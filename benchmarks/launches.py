@@ -5,14 +5,14 @@
     python benchmarks/launches.py --decode
     python benchmarks/launches.py --host --rounds 15
 
-At the sizes of translation a GPU's time is the number of launches more than their work. Counted are calls of ATen that
-are neither views nor allocations. Needs no GPU: the block runs on torch's meta device, where tensors have sizes and no
-values, on the branch that a GPU takes; forward and backward are counted, torch's fused attention as one call each way.
-As there are no values, the number cannot depend on how many lengths a batch has.
+At the sizes of translation a GPU's time depends more on the number of launches than on their work. Counted are calls
+of ATen that are neither views nor allocations. No GPU is needed: the block runs on torch's meta device, where tensors
+have sizes and no values, on the branch that a GPU takes. Forward and backward are counted, torch's fused attention as
+one call each way. As there are no values, the number cannot depend on how many lengths a batch has.
 
-With --kernels the Triton kernels of docs/gpu-kernels.md take what they support, as on a GPU of capability 9.0; a launch
-of theirs counts as one. With --decode it is one step of a beam search by the base model, on the CPU, whose step has the
-same calls: those of 13 tokens without those of 12.
+With --kernels the Triton kernels of docs/gpu-kernels.md compute what they support, as on a GPU of capability 9.0; each
+of their launches counts as one. With --decode the calls of one step of a beam search by the base model are counted, on
+the CPU, where a step has the same calls: they are those of a search of 5 tokens without those of a search of 4.
 
 With --host it is time: what the CPU does for a block, forward and backward, of 4 sentences of 8 tokens and width 64, so
 that the products take next to nothing, on the branch that a GPU takes; stock's time over each variant's, without and
@@ -23,28 +23,41 @@ are left out. A GPU that waits for launches waits for all of this.
 import argparse
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
 import block
 import torch
-from common import DTYPES, STOCK, base_model, parser, ratios, report, setup, words_dictionary
+from common import (
+    DTYPES,
+    STOCK,
+    build_base_model,
+    compare_with_stock,
+    kernels,
+    make_dictionary,
+    make_parser,
+    report,
+    set_up_device,
+)
 from fairseq.sequence_generator import SequenceGenerator
+from rounds import Function
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_synth.architectures import VARIANTS
-from fairseq_synth.computations import kernels
-from fairseq_synth.masks import causal_mask
 
 ALLOCATIONS = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"}
-Noted = Callable[[str], None]
-NO_KERNEL = {"detach", "_unsafe_view", "lift_fresh", *ALLOCATIONS}
+WITHOUT_KERNEL = {"detach", "_unsafe_view", "lift_fresh", *ALLOCATIONS}
+OnCall = Callable[[str], None]  # is given the name of a call
+OnLaunch = Callable[[Any, Any], None]  # is given a launch of a Triton kernel and its tensors
 
 
-class Counter(TorchDispatchMode):
-    """Lists the names of the calls under it that launch a kernel."""
+# ---- counting
+
+
+class CallCounter(TorchDispatchMode):
+    """Collects the names of the calls of ATen under it that launch a kernel."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,45 +65,61 @@ class Counter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.split("::")[1]
-        returns = [r.alias_info for r in func._schema.returns]
-        if name not in NO_KERNEL and not any(alias is not None and not alias.is_write for alias in returns):
+        if name not in WITHOUT_KERNEL and not returns_a_view(func):
             self.calls.append(name)
         return func(*args, **(kwargs or {}))
 
 
+def returns_a_view(function: Any) -> bool:
+    """Returns whether a function of ATen returns a view of an argument that it does not write to."""
+    for returned in function._schema.returns:
+        alias = returned.alias_info
+        if alias is not None and not alias.is_write:
+            return True
+    return False
+
+
 class FusedAttention(torch.autograd.Function):
-    """torch's fused attention as one call each way, without values. `noted` is told of both."""
+    """Stands for torch's fused attention: one call each way, without values. Calls `on_call` for both."""
 
     @staticmethod
-    def forward(ctx: Any, noted: Noted, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
+    def forward(ctx: Any, on_call: OnCall, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
+        """Returns a tensor of the result's size."""
         ctx.save_for_backward(query, key, value, mask)
-        ctx.noted = noted
-        noted("fused_attention")
+        ctx.on_call = on_call
+        on_call("fused_attention")
         return query.new_empty(*query.shape[:-1], value.size(-1))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        ctx.noted("fused_attention_backward")
-        tensors = zip(ctx.saved_tensors, ctx.needs_input_grad[1:])
-        return None, *(torch.empty_like(x) if needed else None for x, needed in tensors)
+    def backward(ctx: Any, output_gradient: Tensor) -> tuple[Any, ...]:
+        """Returns tensors of the sizes of the gradients that are needed; `on_call` has none."""
+        ctx.on_call("fused_attention_backward")
+        gradients: list[Tensor | None] = [None]
+        for tensor, is_needed in zip(ctx.saved_tensors, ctx.needs_input_grad[1:]):
+            gradients.append(torch.empty_like(tensor) if is_needed else None)
+        return tuple(gradients)
 
 
 @contextlib.contextmanager
-def on_a_gpu(with_kernels: bool, run: Callable[[kernels.Launch, Any], Any], noted: Noted) -> Iterator[None]:
-    """On the branch of a GPU, with the kernels for capability 9.0 or without them.
+def on_a_gpu(with_kernels: bool, on_launch: OnLaunch, on_call: OnCall) -> Iterator[None]:
+    """Makes the attention of this project take the branch of a GPU of capability 9.0.
 
-    Launches of the kernels go to `run`, and the names of torch's fused attention to `noted`.
+    Args:
+        with_kernels: whether the Triton kernels are switched on.
+        on_launch: takes the place of each launch of a Triton kernel.
+        on_call: is called for torch's fused attention, forward and backward.
     """
 
     def fused_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, *_: Any, **__: Any) -> Any:
-        return FusedAttention.apply(noted, query, key, value, attn_mask)
+        return FusedAttention.apply(on_call, query, key, value, attn_mask)
 
     def load(plan: Any, _: Any) -> None:
         plan.is_loaded = True
 
-    computations, switch = "fairseq_synth.computations", "1" if with_kernels else "0"
+    computations = "fairseq_synth.computations"
+    switch = "1" if with_kernels else "0"
     patches = [
-        mock.patch.multiple(kernels, SWITCH=switch, device_fits=lambda *_: True, load=load, run=run),
+        mock.patch.multiple(kernels, SWITCH=switch, device_fits=lambda *_: True, load=load, run=on_launch),
         mock.patch(f"{computations}.fused.on_cpu", lambda _: False),
         mock.patch(f"{computations}.tiled.on_cpu", lambda _: False),
         mock.patch("torch.nn.functional.scaled_dot_product_attention", fused_attention),
@@ -101,106 +130,159 @@ def on_a_gpu(with_kernels: bool, run: Callable[[kernels.Launch, Any], Any], note
         yield
 
 
-def count(
+def list_calls(
     name: str,
     padded: bool,
-    bsz: int = 32,
+    sentences: int = 32,
     length: int = 32,
     dtype: torch.dtype = torch.float32,
     with_kernels: bool = False,
 ) -> list[str]:
-    """The calls of one block, forward and backward: the encoder's with padding, or the decoder's with its mask."""
-    counter = Counter()
+    """Returns the names of the kernels that a block launches, forward and backward.
 
-    def run(launch: kernels.Launch, _: Any) -> None:
+    Args:
+        name: ``stock`` or a variant.
+        padded: takes the encoder's block with padding; otherwise the decoder's with its mask of the future.
+        sentences: of a batch.
+        length: in tokens.
+        dtype: of parameters and input.
+        with_kernels: uses the Triton kernels where they support the variant.
+    """
+    counter = CallCounter()
+
+    def on_launch(launch: Any, _: Any) -> None:
         counter.calls.append(launch.kernel.__name__)
 
     with torch.device("meta"):
-        module = block.build(name, length, not padded).to(dtype).train()
-    x = torch.empty(length, bsz, module.embed_dim, device="meta", dtype=dtype, requires_grad=True)
-    key_padding_mask = torch.empty(bsz, length, dtype=torch.bool, device="meta") if padded else None
-    attn_mask = None
-    if not padded:
-        attn_mask = torch.empty(length, length, device="meta", dtype=dtype) if name == STOCK else causal_mask(x)
-    with on_a_gpu(with_kernels, run, counter.calls.append), counter:
-        out, _ = module(x, x, x, key_padding_mask=key_padding_mask, need_weights=False, attn_mask=attn_mask)
-        out.backward(torch.empty_like(out))
+        module = block.build_block(name, length, not padded).to(dtype).train()
+        x = torch.empty(length, sentences, module.embed_dim, dtype=dtype, requires_grad=True)
+        key_padding_mask = torch.empty(sentences, length, dtype=torch.bool) if padded else None
+        attention_mask = None if padded else block.make_attention_mask(module, x)
+    with on_a_gpu(with_kernels, on_launch, counter.calls.append), counter:
+        output, _ = module(x, x, x, key_padding_mask=key_padding_mask, need_weights=False, attn_mask=attention_mask)
+        output.backward(torch.empty_like(output))
     return counter.calls
 
 
-def count_decoding(name: str, beam: int = 4) -> int:
-    """The calls of one step of a beam search by the base model."""
-    narrow = {f"{side}_{part}": 64 for side in ("encoder", "decoder") for part in ("embed_dim", "ffn_embed_dim")}
-    model = base_model(name, words_dictionary(100), 256, **narrow).eval()  # the calls are those of any width
+def count_calls_of_decoding(name: str, beam: int = 4) -> int:
+    """Returns how many kernels the base model launches for one step of a beam search."""
+    # a narrow model has the same calls
+    narrow = {}
+    for side in ("encoder", "decoder"):
+        narrow[f"{side}_embed_dim"] = 64
+        narrow[f"{side}_ffn_embed_dim"] = 64
+    model = build_base_model(name, make_dictionary(100), 256, **narrow).eval()
     model.make_generation_fast_()
+    return count_calls_of_search(model, beam, tokens=5) - count_calls_of_search(model, beam, tokens=4)
+
+
+def count_calls_of_search(model: Any, beam: int, tokens: int) -> int:
+    """Returns how many kernels a model launches to translate two sentences into so many tokens."""
     source = torch.randint(4, 100, (2, 7), generator=torch.Generator().manual_seed(0))
     sample = {"net_input": {"src_tokens": source, "src_lengths": torch.full((2,), 7)}}
-    found = []
-    for tokens in (4, 5):
-        sizes = {"beam_size": beam, "max_len_a": 0, "max_len_b": tokens, "min_len": tokens}
-        generator = SequenceGenerator([model], model.decoder.dictionary, **sizes)
-        with torch.no_grad(), Counter() as counter:
-            generator.forward(sample)
-        found.append(len(counter.calls))
-    return found[1] - found[0]
+    generator = SequenceGenerator(
+        [model], model.decoder.dictionary, beam_size=beam, max_len_a=0, max_len_b=tokens, min_len=tokens
+    )
+    with torch.no_grad(), CallCounter() as counter:
+        generator.forward(sample)
+    return len(counter.calls)
 
 
-def host_block(name: str, with_kernels: bool, repeats: int = 50) -> Callable[[], None]:
-    """Forward and backward passes of a padded block whose work is next to nothing."""
-    # a longer ℓ would be work: without a slice, the kernels read all rows of R1 R2^T
+# ---- the CPU's own time
+
+
+def make_host_step(name: str, with_kernels: bool, repeats: int = 50) -> Function:
+    """Returns a function that runs a small padded block forward and backward, which takes the CPU's own time only."""
+    # a longer ℓ would be work: the kernels read all rows of R1 R2^T, as they are given no slice
     with mock.patch.multiple(block, WIDTH=64, MAX_LENGTH=16):
-        module = block.build(name, 8, False).train()
-    parameters = list(module.parameters())
+        module = block.build_block(name, 8, False).train()
     x = torch.randn(8, 4, 64, requires_grad=True)
-    key_padding_mask, grad = torch.zeros(4, 8, dtype=torch.bool), torch.ones(8, 4, 64)
+    key_padding_mask = torch.zeros(4, 8, dtype=torch.bool)
+    output_gradient = torch.ones(8, 4, 64)
+    leaves = [x, *module.parameters()]
 
-    def run() -> None:
+    def on_launch(launch: Any, tensors: Any) -> None:
+        launch.args(tensors)  # what this project does for a launch
+
+    def on_call(_: str) -> None:
+        pass
+
+    def step() -> None:
         # in fp32, which the kernels take on no other device than a CPU
-        with on_a_gpu(with_kernels, lambda launch, tensors: launch.args(tensors), lambda _: None):
+        with on_a_gpu(with_kernels, on_launch, on_call):
             for _ in range(repeats):
-                out, _ = module(x, x, x, key_padding_mask=key_padding_mask, need_weights=False)
-                out.backward(grad)
-                for leaf in (x, *parameters):
+                output, _ = module(x, x, x, key_padding_mask=key_padding_mask, need_weights=False)
+                output.backward(output_gradient)
+                for leaf in leaves:
                     leaf.grad = None
 
-    return run
+    return step
 
 
-def host(variants: list[str], rounds: int) -> dict[str, dict[str, float]]:
-    """Stock's time over each variant's of what the CPU does for a block."""
-    rows: dict[str, dict[str, float]] = {}
-    for name in variants:
-        blocks = {STOCK: host_block(STOCK, False), "without": host_block(name, False), "with": host_block(name, True)}
-        found = ratios(blocks, "cpu", rounds)
-        rows[name] = {kind: found[kind]["ratio"] for kind in ("without", "with")}
+def compare_host_times(variants: Sequence[str], rounds: int) -> dict[str, dict[str, float]]:
+    """Returns {variant: stock's time over its own of what the CPU does for a block, without and with kernels}."""
+    rows = {}
+    for variant in variants:
+        steps = {
+            STOCK: make_host_step(STOCK, with_kernels=False),
+            "without": make_host_step(variant, with_kernels=False),
+            "with": make_host_step(variant, with_kernels=True),
+        }
+        comparisons = compare_with_stock(steps, "cpu", rounds)
+        rows[variant] = {"without": comparisons["without"].ratio, "with": comparisons["with"].ratio}
     return rows
 
 
-def main() -> None:
-    p = parser(__doc__, list(VARIANTS), rounds=1)
-    p.add_argument("--decode", action="store_true", help="count a step of a beam search")
-    p.add_argument("--kernels", action="store_true", help="with the Triton kernels; needs --dtype bf16 or fp16")
-    p.add_argument("--host", action="store_true", help="the CPU's own time for a block")
-    args: argparse.Namespace = p.parse_args()
-    if args.host:
-        setup(args)
-        return report(
-            "the CPU's own time for a block", "stock's time / this one's", host(args.variants, args.rounds), args
-        )
+# ---- the command
+
+
+def parse_flags() -> argparse.Namespace:
+    """Returns the flags of the command line. Ends with a one-line error if the kernels cannot be counted."""
+    parser = make_parser(__doc__, list(VARIANTS), rounds=1)
+    parser.add_argument("--decode", action="store_true", help="count a step of a beam search")
+    parser.add_argument("--kernels", action="store_true", help="with the Triton kernels; needs --dtype bf16 or fp16")
+    parser.add_argument("--host", action="store_true", help="the CPU's own time for a block")
+    args = parser.parse_args()
     if args.kernels and args.dtype == "fp32":
         sys.exit("error: --kernels: they are for bf16 and fp16; add --dtype bf16")
     if args.kernels and not kernels.triton_fits():
         sys.exit("error: --kernels: Triton is not installed, or too old; pip install -e .[dev]")
-    rows: dict[str, dict[str, float]] = {}
-    if args.decode:
-        steps = {name: count_decoding(name) for name in [STOCK, *args.variants]}
-        rows = {name: {"calls": calls, "over stock's": calls / steps[STOCK]} for name, calls in steps.items()}
-        return report("kernels of a step of beam search, beam 4", "launches", rows, args)
+    return args
+
+
+def report_host_times(args: argparse.Namespace) -> None:
+    """Reports the CPU's own time for a block."""
+    set_up_device(args)
+    rows = compare_host_times(args.variants, args.rounds)
+    report("the CPU's own time for a block", "stock's time / this one's", rows, args)
+
+
+def report_decoding(args: argparse.Namespace) -> None:
+    """Reports the launches of a step of a beam search."""
+    calls = {name: count_calls_of_decoding(name) for name in [STOCK, *args.variants]}
+    rows = {name: {"calls": number, "over stock's": number / calls[STOCK]} for name, number in calls.items()}
+    report("kernels of a step of beam search, beam 4", "launches", rows, args)
+
+
+def report_block(args: argparse.Namespace) -> None:
+    """Reports the launches of a block."""
+    rows = {}
     for name in [STOCK, *args.variants]:
-        options = dict(dtype=DTYPES[args.dtype], with_kernels=args.kernels)
-        calls = {kind: count(name, kind == "padded", **options) for kind in ("padded", "causal")}
-        rows[name] = {kind: len(found) for kind, found in calls.items()}
+        padded = list_calls(name, padded=True, dtype=DTYPES[args.dtype], with_kernels=args.kernels)
+        causal = list_calls(name, padded=False, dtype=DTYPES[args.dtype], with_kernels=args.kernels)
+        rows[name] = {"padded": len(padded), "causal": len(causal)}
     report("kernels of the attention block", "launches, forward and backward", rows, args)
+
+
+def main() -> None:
+    """Reports launches, or the CPU's own time."""
+    args = parse_flags()
+    if args.host:
+        report_host_times(args)
+    elif args.decode:
+        report_decoding(args)
+    else:
+        report_block(args)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
     python benchmarks/memory.py --shapes 16x1024 --causal
 
-From before the first forward pass: the input is there, the output and gradients are not. On a CPU the peak of the
-resident set, each in a process of its own, which varies, so the median of the rounds (Linux only). On a GPU that of
-torch's allocator, which does not vary.
+Memory is counted from before the first forward pass: the input exists by then, the output and gradients do not. On a
+CPU the figure is the peak of the resident set of a process of its own, which varies, so that the median of the rounds
+is taken (Linux only). On a GPU it is the peak of torch's allocator, which does not vary.
 """
 
 import argparse
@@ -16,68 +16,81 @@ import sys
 from pathlib import Path
 
 import torch
-from block import build, step
-from common import CONVOLUTIONS, STOCK, parser, report, setup
+from block import build_block, make_step
+from common import CONVOLUTIONS, STOCK, make_parser, parse_shape, report, set_up_device
 
 from fairseq_synth.architectures import VARIANTS
 
+MIB = 2**20
+
 
 def reset_peak(device: str) -> None:
-    """Makes the peak what the process holds now. Importing the libraries needed more than they keep."""
+    """Lowers the recorded peak to what the process holds now: importing the libraries took more than they keep."""
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     else:
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def peak(device: str) -> int:
-    """Highest bytes since `reset_peak`."""
+def read_peak(device: str) -> int:
+    """Returns the highest number of bytes that the process has held since `reset_peak`."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated()
-    return 1024 * int(re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[0])
+    status = Path("/proc/self/status").read_text()
+    kilobytes = re.findall(r"VmHWM:\s+(\d+) kB", status)[0]
+    return 1024 * int(kilobytes)
 
 
-def taken(name: str, shape: str, args: argparse.Namespace) -> int:
-    """Bytes that a block takes."""
-    bsz, length = (int(n) for n in shape.split("x"))
-    # libraries load themselves and their buffers with the first call
-    step(build(name, 32, args.causal), 2, 32, args.causal, args)()
-    run = step(build(name, length, args.causal), bsz, length, args.causal, args)
+def measure_here(name: str, shape: str, args: argparse.Namespace) -> int:
+    """Returns the bytes that a block takes for one pass forward and backward, measured in this process."""
+    # libraries load themselves and their buffers in their first call
+    warm_up = make_step(build_block(name, 32, args.causal), "2x32", args.causal, args)
+    warm_up()
+    _, length = parse_shape(shape)
+    step = make_step(build_block(name, length, args.causal), shape, args.causal, args)
     reset_peak(args.device)
-    before = peak(args.device)
-    run()
-    return peak(args.device) - before
+    before = read_peak(args.device)
+    step()
+    return read_peak(args.device) - before
 
 
-def taken_by_a_process(name: str, shape: str) -> int:
-    """The same, of a process of its own."""
+def measure_in_own_process(name: str, shape: str) -> int:
+    """Returns the same, measured by this script in a process of its own."""
     command = [sys.executable, *sys.argv, "--one", name, "--shapes", shape]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return int(json.loads(done.stdout.splitlines()[-1]))
+    completed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    last_line = completed.stdout.splitlines()[-1]
+    return int(json.loads(last_line))
+
+
+def measure(name: str, shape: str, args: argparse.Namespace) -> float:
+    """Returns the MiB that a block takes. Ends with a one-line error if they are too few to be measured."""
+    if args.device == "cuda":
+        measurements = [measure_here(name, shape, args)]
+    else:
+        measurements = [measure_in_own_process(name, shape) for _ in range(args.rounds)]
+    memory = statistics.median(measurements) / MIB
+    if memory == 0:  # the buffers of the first call were enough
+        sys.exit(f"error: --shapes {shape}: {name} needs no memory that can be measured; take a larger shape")
+    return memory
 
 
 def main() -> None:
-    p = parser(__doc__, [*VARIANTS, *CONVOLUTIONS], rounds=3)
-    p.add_argument("--shapes", nargs="+", default=["16x1024"], help="sentences x tokens")
-    p.add_argument("--causal", action="store_true", help="the decoder's block, no padding")
-    p.add_argument("--one", help="internal: print the bytes of this one")
-    args = p.parse_args()
-    setup(args)
+    """Compares the memory of all variants with stock fairseq's."""
+    parser = make_parser(__doc__, [*VARIANTS, *CONVOLUTIONS], rounds=3)
+    parser.add_argument("--shapes", nargs="+", default=["16x1024"], help="sentences x tokens")
+    parser.add_argument("--causal", action="store_true", help="the decoder's block, no padding")
+    parser.add_argument("--one", help="internal: print the bytes of this variant")
+    args = parser.parse_args()
+    set_up_device(args)
     if args.one:
-        print(json.dumps(taken(args.one, args.shapes[0], args)))
+        print(json.dumps(measure_here(args.one, args.shapes[0], args)))
         return
     rows: dict[str, dict[str, float]] = {name: {} for name in [STOCK, *args.variants]}
     for shape in args.shapes:
-        for name in rows:
-            if args.device == "cuda":
-                found = [taken(name, shape, args)]
-            else:
-                found = [taken_by_a_process(name, shape) for _ in range(args.rounds)]
-            rows[name][f"{shape} MiB"] = statistics.median(found) / 2**20
-            if not rows[name][f"{shape} MiB"]:  # the first call's buffers were enough
-                sys.exit(f"error: --shapes {shape}: {name} needs no memory that can be measured; take a larger shape")
-        for name in rows:
-            rows[name][shape] = rows[STOCK][f"{shape} MiB"] / rows[name][f"{shape} MiB"]
+        memory = {name: measure(name, shape, args) for name in rows}
+        for name, row in rows.items():
+            row[f"{shape} MiB"] = memory[name]
+            row[shape] = memory[STOCK] / memory[name]
     report(f"peak memory of the block, {'causal' if args.causal else 'padded'}", "stock's / this one's", rows, args)
 
 

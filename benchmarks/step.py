@@ -6,109 +6,177 @@
     python benchmarks/step.py --shapes 8x512 4x1024 --target-tokens 64 --max-length 1024
     python benchmarks/step.py --shapes 128x32 128x256 --device cuda --dtype bf16
 
-With --data the batches are those that fairseq-train forms of a corpus: sentences of like lengths, sources padded on the
-left, targets on the right. With --shapes they are random words, all sentences of one length. Label-smoothed
-cross-entropy, no dropout.
+With --data the batches are those that fairseq-train forms of a corpus: sentences of similar length, sources padded on
+the left, targets on the right. With --shapes they are random words, all sentences of one length. The loss is
+label-smoothed cross-entropy; there is no dropout.
 """
 
 import argparse
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
-from common import CONVOLUTIONS, DTYPES, STOCK, base_model, cells, parser, ratios, report, setup, words_dictionary
+from common import (
+    CONVOLUTIONS,
+    DTYPES,
+    STOCK,
+    build_base_model,
+    compare_with_stock,
+    make_dictionary,
+    make_parser,
+    parse_shape,
+    report,
+    set_up_device,
+    table_cells,
+)
 from fairseq import utils
 from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
 from fairseq.data import Dictionary
 from fairseq.optim.adam import Adam
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
-from torch import nn
+from rounds import Function
+from torch import Tensor, nn
 
 from fairseq_synth.architectures import VARIANTS
 
-Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # source, its lengths, decoder's input, target
+LABEL_SMOOTHING = 0.1
 
 
-class Step:
-    """A model with its optimizer; a call of what `on` returns is one step on each batch."""
+class Batch(NamedTuple):
+    """A batch of translations, in fairseq's names."""
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype, device: str) -> None:
-        self.model = model.to(device, dtype).train()
+    src_tokens: Tensor  # (B, S)
+    src_lengths: Tensor  # (B,)
+    prev_output_tokens: Tensor  # (B, T): the decoder's input
+    target: Tensor  # (B, T)
+
+
+class Trainer:
+    """A model with its optimizer."""
+
+    def __init__(self, model: nn.Module, args: argparse.Namespace) -> None:
+        self.model = model.to(args.device, DTYPES[args.dtype]).train()
         self.optimizer = Adam(self.model.parameters(), lr=1e-4, betas=(0.9, 0.98))
 
-    def on(self, batches: list[Batch], pad: int) -> Callable[[], None]:
-        def run() -> None:
-            for source, lengths, previous, target in batches:
-                self.optimizer.zero_grad(set_to_none=True)
-                out = self.model(source, lengths, previous)
-                log_probs = self.model.get_normalized_probs(out, log_probs=True)
-                loss, _ = label_smoothed_nll_loss(
-                    log_probs.view(-1, log_probs.size(-1)), target.flatten()[:, None], 0.1, ignore_index=pad
-                )
-                loss.backward()
-                nn.utils.clip_grad_norm_([p for p in self.model.parameters() if p.grad is not None], 1.0)
-                self.optimizer.step()
+    def step(self, batch: Batch, padding_index: int) -> None:
+        """Updates the model once."""
+        self.optimizer.zero_grad(set_to_none=True)
+        output = self.model(batch.src_tokens, batch.src_lengths, batch.prev_output_tokens)
+        log_probs = self.model.get_normalized_probs(output, log_probs=True)
+        loss, _ = label_smoothed_nll_loss(
+            log_probs.view(-1, log_probs.size(-1)),
+            batch.target.flatten()[:, None],
+            LABEL_SMOOTHING,
+            ignore_index=padding_index,
+        )
+        loss.backward()
+        trained = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
+        nn.utils.clip_grad_norm_(trained, 1.0)
+        self.optimizer.step()
 
-        return run
+    def make_round(self, batches: Sequence[Batch], padding_index: int) -> Function:
+        """Returns a function that updates the model once on each batch."""
+
+        def update_on_all() -> None:
+            for batch in batches:
+                self.step(batch, padding_index)
+
+        return update_on_all
 
 
-def random_batch(shape: str, words: int, device: str, target_tokens: int | None = None) -> Batch:
-    """A batch of random words; `shape` is sentences x tokens. Targets have as many tokens, if not others are given."""
-    bsz, length = (int(n) for n in shape.split("x"))
+def make_random_batch(shape: str, args: argparse.Namespace) -> Batch:
+    """Returns a batch of random words. `shape` is sentences x tokens; targets are cut to ``--target-tokens``."""
+    sentences, length = parse_shape(shape)
     torch.manual_seed(0)
-    source, target = torch.randint(4, words, (2, bsz, length), device=device)
-    target = target[:, :target_tokens]
-    return source, torch.full((bsz,), length, device=device), target, target
+    first_word = 4  # after the special entries of the vocabulary
+    source, target = torch.randint(first_word, args.words, (2, sentences, length), device=args.device)
+    target = target[:, : args.target_tokens]
+    lengths = torch.full((sentences,), length, device=args.device)
+    return Batch(src_tokens=source, src_lengths=lengths, prev_output_tokens=target, target=target)
 
 
-def corpus_batches(args: argparse.Namespace) -> tuple[Dictionary, list[Batch]]:
-    """The dictionary of ``--data``, and every so many of the batches of its training set."""
-    # what Hydra would fill in
-    config = TranslationConfig(data=args.data, dataset_impl="mmap", train_subset="train", required_seq_len_multiple=1)
+class Corpus(NamedTuple):
+    """Batches of a training set, with its vocabulary."""
+
+    dictionary: Dictionary
+    batches: list[Batch]
+
+
+def load_corpus(args: argparse.Namespace) -> Corpus:
+    """Returns ``--batches`` batches of the training set of ``--data``, spread over a shuffled epoch."""
+    config = TranslationConfig(
+        data=args.data,
+        dataset_impl="mmap",
+        # Hydra would fill these in
+        train_subset="train",
+        required_seq_len_multiple=1,
+    )
     task = TranslationTask.setup_task(config)
     task.load_dataset("train")
     iterator = task.get_batch_iterator(task.dataset("train"), max_tokens=args.max_tokens, seed=1)
-    formed: list[Any] = list(iterator.next_epoch_itr(shuffle=True))
-    chosen = formed[:: max(1, len(formed) // args.batches)][: args.batches]
+    samples: list[Any] = list(iterator.next_epoch_itr(shuffle=True))
+    distance = max(1, len(samples) // args.batches)
+    chosen = samples[::distance][: args.batches]
     if args.device == "cuda":
         chosen = [utils.move_to_cuda(sample) for sample in chosen]
-    fields = ("src_tokens", "src_lengths", "prev_output_tokens")
-    return task.source_dictionary, [(*(s["net_input"][f] for f in fields), s["target"]) for s in chosen]
+    batches = []
+    for sample in chosen:
+        inputs = sample["net_input"]
+        batches.append(
+            Batch(inputs["src_tokens"], inputs["src_lengths"], inputs["prev_output_tokens"], sample["target"])
+        )
+    return Corpus(task.source_dictionary, batches)
+
+
+def parse_flags() -> argparse.Namespace:
+    """Returns the flags of the command line. Ends with a one-line error if they contradict each other."""
+    parser = make_parser(__doc__, [*VARIANTS, *CONVOLUTIONS], rounds=5)
+    parser.add_argument("--data", help="a corpus as fairseq-preprocess writes it, with a joined dictionary")
+    parser.add_argument(
+        "--max-tokens", type=int, default=1024, help="tokens in a batch of --data, as fairseq-train counts them"
+    )
+    parser.add_argument("--batches", type=int, default=6, help="batches of --data in a round")
+    parser.add_argument("--shapes", nargs="+", help="sentences x tokens, source and target (default: 32x32 4x256)")
+    parser.add_argument(
+        "--target-tokens", type=int, metavar="N", help="tokens of a target, with --shapes (default: as the source)"
+    )
+    parser.add_argument("--max-length", type=int, default=256, help="--synth-max-length")
+    parser.add_argument("--words", type=int, default=32768, help="size of the vocabulary, with --shapes")
+    args = parser.parse_args()
+    set_up_device(args)
+    if args.data and args.shapes:
+        sys.exit("error: --data and --shapes: give one of them")
+    return args
 
 
 def main() -> None:
-    p = parser(__doc__, [*VARIANTS, *CONVOLUTIONS], rounds=5)
-    p.add_argument("--data", help="a corpus as fairseq-preprocess writes it, with a joined dictionary")
-    p.add_argument("--max-tokens", type=int, default=1024, help="of a batch of --data, as fairseq-train counts them")
-    p.add_argument("--batches", type=int, default=6, help="of --data, in a round")
-    p.add_argument("--shapes", nargs="+", help="sentences x tokens, source and target (default: 32x32 4x256)")
-    p.add_argument("--target-tokens", type=int, metavar="N", help="of a target, with --shapes (default: as the source)")
-    p.add_argument("--max-length", type=int, default=256, help="--synth-max-length")
-    p.add_argument("--words", type=int, default=32768, help="size of the vocabulary, with --shapes")
-    args = p.parse_args()
-    setup(args)
-    if args.data and args.shapes:
-        sys.exit("error: --data and --shapes: give one of them")
-    columns: dict[str, list[Batch]] = {}
+    """Compares the training steps of all variants with stock fairseq's."""
+    args = parse_flags()
+    batches_by_column: dict[str, list[Batch]] = {}
     if args.data:
-        dictionary, found = corpus_batches(args)
-        columns[f"{args.max_tokens} tokens"] = found
+        dictionary, batches = load_corpus(args)
+        batches_by_column[f"{args.max_tokens} tokens"] = batches
     else:
-        dictionary = words_dictionary(args.words)
+        dictionary = make_dictionary(args.words)
         for shape in args.shapes or ["32x32", "4x256"]:
-            columns[shape] = [random_batch(shape, args.words, args.device, args.target_tokens)]
+            batches_by_column[shape] = [make_random_batch(shape, args)]
     rows: dict[str, dict[str, float]] = {}
-    stock = Step(base_model(STOCK, dictionary, args.max_length), DTYPES[args.dtype], args.device)
-    for name in args.variants:  # two models at a time: all of them need 15 GB
-        variant = Step(base_model(name, dictionary, args.max_length), DTYPES[args.dtype], args.device)
+    stock = Trainer(build_base_model(STOCK, dictionary, args.max_length), args)
+    for name in args.variants:  # two models at a time, as all of them together need 15 GB
+        variant = Trainer(build_base_model(name, dictionary, args.max_length), args)
         rows[name] = {}
-        for column, batches in columns.items():
-            steps = {STOCK: stock.on(batches, dictionary.pad()), name: variant.on(batches, dictionary.pad())}
-            rows[name].update(cells(column, ratios(steps, args.device, args.rounds)[name]))
+        for column, batches in batches_by_column.items():
+            rounds = {
+                STOCK: stock.make_round(batches, dictionary.pad()),
+                name: variant.make_round(batches, dictionary.pad()),
+            }
+            comparison = compare_with_stock(rounds, args.device, args.rounds)[name]
+            rows[name].update(table_cells(column, comparison))
         print(name, rows[name], file=sys.stderr, flush=True)
-    what = "batches of a corpus" if args.data else "one length"
-    report(f"training step of the base model, {what}, l = {args.max_length}", "stock's time / this one's", rows, args)
+    batches_text = "batches of a corpus" if args.data else "one length"
+    title = f"training step of the base model, {batches_text}, l = {args.max_length}"
+    report(title, "stock's time / this one's", rows, args)
 
 
 if __name__ == "__main__":

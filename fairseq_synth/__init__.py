@@ -1,25 +1,23 @@
-"""Synthesizer (arXiv 2005.00743) for fairseq: ``--user-dir "$(python -m fairseq_synth)"``.
+"""Implements Synthesizer (arXiv 2005.00743) for fairseq: ``--user-dir "$(python -m fairseq_synth)"``.
 
-Importing this package, or a module of it other than ``models.plugin``, changes nothing elsewhere. `register` makes it
-a plugin of fairseq. With ``--user-dir`` fairseq imports ``models/``, whose plugin module calls `register`.
+Importing this package changes nothing elsewhere, and neither does importing a module of it, except for
+``models.plugin``. `register` makes the package a plugin of fairseq. With ``--user-dir`` fairseq imports the modules in
+``models/``, and the only one there calls `register`.
 """
 
 __version__ = "1.0.0"
-_registered = False
 
 
 def register() -> None:
-    """Registers models and architectures with fairseq, and repairs fairseq where it needs it (`host`), once.
+    """Registers the models and architectures with fairseq, and repairs fairseq where that is needed (see `host`).
 
-    Raises SynthesizerError if fairseq or torch does not fit, or ``FAIRSEQ_SYNTH_NO_REPAIRS`` names no repair.
+    A second call changes nothing, unless modules of this package were reloaded in between. Raises SynthesizerError if
+    fairseq or torch does not fit, or if ``FAIRSEQ_SYNTH_NO_REPAIRS`` names a repair that does not exist.
     """
-    global _registered
-    if _registered:
-        return
     from . import host
 
-    host.repair_fairseq()  # first: what follows meets a checked and repaired fairseq
+    # first, so that the import of the models meets a fairseq that is checked and repaired
+    host.repair_fairseq()
     from . import architectures
 
     architectures.register()
-    _registered = True

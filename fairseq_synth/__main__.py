@@ -1,7 +1,6 @@
-"""``python -m fairseq_synth`` prints this folder, for ``--user-dir``; at once, for it loads neither fairseq nor torch.
+"""``python -m fairseq_synth`` prints the plugin's folder, for fairseq's ``--user-dir``.
 
-``python -m fairseq_synth configs`` prints the folder of the YAML files, for ``fairseq-hydra-train --config-dir``;
-``python -m fairseq_synth flags`` prints a table of the plugin's flags.
+It answers at once, because it imports neither torch nor fairseq. `HELP` describes what else it prints.
 """
 
 import logging
@@ -12,38 +11,63 @@ from . import register
 from .errors import SynthesizerError, run_command
 from .host.versions import check_installed
 
+HELP = """\
+usage: python -m fairseq_synth [configs | flags]
 
-def configs(folder: Path) -> Path:
-    """The folder of YAML files of an installed package, or of a clone; SynthesizerError if there is none."""
-    for found in (folder / "configs", folder.parent / "configs"):
-        if found.is_dir():
-            return found
-    raise SynthesizerError(f"{folder}: has no configs; install the package again, or take them from a clone")
+Prints the folder of the plugin, for fairseq's commands:
+
+    fairseq-train data-bin --user-dir "$(python -m fairseq_synth)" --arch transformer_synth_random_multi30k ...
+
+configs   prints the folder of the YAML files instead, for fairseq-hydra-train:
+
+    fairseq-hydra-train --config-dir "$(python -m fairseq_synth configs)" --config-name multi30k_cpu \\
+        common.user_dir="$(python -m fairseq_synth)" task.data=/absolute/path/to/data-bin ...
+
+flags     prints a table of the flags that the plugin adds to fairseq-train, with their defaults
+"""
 
 
-def flag_table() -> str:
-    """The flags that fairseq has not, their defaults and what they are for, in Markdown."""
+def find_configs(package: Path) -> Path:
+    """Returns the folder of the YAML files: within an installed package, or next to the package in a clone.
+
+    Raises SynthesizerError if there is none.
+    """
+    for folder in (package / "configs", package.parent / "configs"):
+        if folder.is_dir():
+            return folder
+    raise SynthesizerError(f"{package}: has no configs; install the package again, or take them from a clone")
+
+
+def format_flags() -> str:
+    """Returns a table in Markdown of the plugin's flags: name, default and help. `register` has to be called before."""
     from .config import SYNTHESIZER_FLAGS, stack_flag
     from .linformer import LINFORMER_FLAGS
 
-    rows = [("flag", "default", "what it sets"), ("---",) * 3]
-    for name, _, flag in [stack_flag("encoder"), stack_flag("decoder"), *SYNTHESIZER_FLAGS, *LINFORMER_FLAGS]:
-        rows.append((f"`--{name.replace('_', '-')}`", f"`{flag.default}`", flag.metadata["help"]))
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    lines = ["| flag | default | what it sets |", "| --- | --- | --- |"]
+    for name, _, field in [stack_flag("encoder"), stack_flag("decoder"), *SYNTHESIZER_FLAGS, *LINFORMER_FLAGS]:
+        flag = f"--{name.replace('_', '-')}"
+        lines.append(f"| `{flag}` | `{field.default}` | {field.metadata['help']} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
-    """The command line. Raises SynthesizerError for an argument other than ``configs`` or ``flags``."""
-    folder, asked = Path(__file__).absolute().parent, sys.argv[1:]
-    if asked not in ([], ["configs"], ["flags"]):
-        raise SynthesizerError(f"{' '.join(asked)}: python -m fairseq_synth takes the word configs, flags, or nothing")
-    if asked == ["flags"]:
-        logging.disable(logging.INFO)  # on import fairseq recommends packages that this does not need
-        register()
-        print(flag_table())
+    """Runs the command line. Raises SynthesizerError for a word that it does not know, or if torch does not fit."""
+    package = Path(__file__).absolute().parent
+    words = sys.argv[1:]
+    if words in (["--help"], ["-h"]):
+        print(HELP, end="")
         return
+    if words not in ([], ["configs"], ["flags"]):
+        raise SynthesizerError(f"{' '.join(words)}: python -m fairseq_synth takes the word configs, flags, or nothing")
     check_installed()
-    print(configs(folder) if asked else folder)
+    if words == ["flags"]:
+        logging.disable(logging.INFO)  # while it is imported, fairseq recommends packages that are not needed here
+        register()
+        print(format_flags())
+    elif words == ["configs"]:
+        print(find_configs(package))
+    else:
+        print(package)
 
 
 if __name__ == "__main__":

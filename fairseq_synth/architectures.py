@@ -1,4 +1,4 @@
-"""Named architectures: every variant of the paper at every size, for each kind of model.
+"""Registers the named architectures: every variant of the paper at every size, for each kind of model.
 
 ========================================================  =====================================================
 ``transformer_synth_{variant}_{preset}``                  translation; `TRANSLATION` has the presets
@@ -8,15 +8,28 @@
 ``{lightconv,dynamicconv,transformer_plus}_{preset}``     baselines of text to text; `TEXT_TO_TEXT`
 ========================================================  =====================================================
 
-A preset sets what the command line did not. Where fairseq has no name for a size, its own model has one here too, to
-compare with: ``transformer_multi30k``, ``transformer_lm_ptb``, ``lightconv_lm_ptb``, ``roberta_agnews`` and so on.
+A preset sets what the command line did not. If fairseq has no name for a size, its own model gets one here too, as a
+baseline: ``transformer_multi30k``, ``transformer_lm_ptb``, ``lightconv_lm_ptb``, ``roberta_agnews`` and so on.
 """
 
 import argparse
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-from fairseq.models import lightconv, lightconv_lm, register_model, register_model_architecture, roberta, transformer_lm
+from fairseq.models import (
+    ARCH_CONFIG_REGISTRY,
+    ARCH_MODEL_INV_REGISTRY,
+    ARCH_MODEL_NAME_REGISTRY,
+    ARCH_MODEL_REGISTRY,
+    MODEL_DATACLASS_REGISTRY,
+    MODEL_REGISTRY,
+    lightconv,
+    lightconv_lm,
+    register_model,
+    register_model_architecture,
+    roberta,
+    transformer_lm,
+)
 from fairseq.models.transformer import transformer_legacy
 
 from .language_model import SynthesizerLanguageModel
@@ -25,17 +38,19 @@ from .names import VARIANTS, architecture_name
 from .roberta import SynthesizerRoberta
 from .transformer import SynthesizerTransformer
 
+# fills in, in place, the flags that the command line did not set
 Preset = Callable[[argparse.Namespace], None]
 
 
 def set_defaults(args: argparse.Namespace, **values: Any) -> None:
-    """Sets what is not set."""
+    """Sets each flag that is not set yet, in place."""
     for name, value in values.items():
-        setattr(args, name, getattr(args, name, value))
+        if not hasattr(args, name):
+            setattr(args, name, value)
 
 
-def adapted(preset: Preset, **values: Any) -> Preset:
-    """A preset with some other defaults."""
+def adapt(preset: Preset, **values: Any) -> Preset:
+    """Returns a preset with some other defaults."""
 
     def fill(args: argparse.Namespace) -> None:
         set_defaults(args, **values)
@@ -44,107 +59,142 @@ def adapted(preset: Preset, **values: Any) -> Preset:
     return fill
 
 
-def sizes(side: str, layers: int, embed_dim: int, ffn_embed_dim: int, heads: int) -> dict[str, int]:
-    """The sizes of an encoder or decoder. fairseq gives a decoder the widths of its encoder by default."""
-    found = {"layers": layers, "embed_dim": embed_dim, "ffn_embed_dim": ffn_embed_dim, "attention_heads": heads}
-    return {f"{side}_{name}": size for name, size in found.items()}
+def stack_sizes(stack: str, layers: int, embed_dim: int, ffn_embed_dim: int, heads: int) -> dict[str, int]:
+    """Returns the flags for the sizes of an encoder or decoder.
+
+    A decoder without sizes of its own gets the widths of its encoder from fairseq.
+    """
+    return {
+        f"{stack}_layers": layers,
+        f"{stack}_embed_dim": embed_dim,
+        f"{stack}_ffn_embed_dim": ffn_embed_dim,
+        f"{stack}_attention_heads": heads,
+    }
 
 
-def t5(args: argparse.Namespace) -> None:
-    """Layer norm first and tied embeddings, as in T5. Positions are fairseq's sinusoids, which T5 has not."""
-    args.encoder_normalize_before = args.decoder_normalize_before = args.share_all_embeddings = True
+def fill_t5(args: argparse.Namespace) -> None:
+    """Fills in layer norm before each block and tied embeddings, as in T5.
+
+    Positions are fairseq's sinusoids, which T5 does not have.
+    """
+    args.encoder_normalize_before = True
+    args.decoder_normalize_before = True
+    args.share_all_embeddings = True
     transformer_legacy.base_architecture(args)
 
 
-def widened(preset: Preset) -> Preset:
-    """A preset of a Transformer with the parameters of ``random+vanilla``: heads * l^2 more in a layer, in its FFN.
+def widen(preset: Preset) -> Preset:
+    """Returns a preset of a Transformer with as many parameters as ``random+vanilla``.
 
-    A width that is given stays: fairseq fills the same arguments in again as it builds or loads a model.
+    R has heads * l^2 parameters in each layer; the feed-forward network is widened by as many. A width that is set
+    already is kept, because fairseq fills in the same arguments again when it builds or loads a model.
     """
 
     def fill(args: argparse.Namespace) -> None:
-        sides = [side for side in ("encoder", "decoder") if getattr(args, f"{side}_ffn_embed_dim", None) is None]
+        stacks = ("encoder", "decoder")
+        stacks_to_widen = [stack for stack in stacks if getattr(args, f"{stack}_ffn_embed_dim", None) is None]
         preset(args)
-        for side in sides:
-            heads, dim, inner = (
-                getattr(args, f"{side}_{n}") for n in ("attention_heads", "embed_dim", "ffn_embed_dim")
-            )
-            more = heads * args.synth_max_length**2 / (2 * dim + 1)
-            setattr(args, f"{side}_ffn_embed_dim", inner + round(more))
+        for stack in stacks_to_widen:
+            heads = getattr(args, f"{stack}_attention_heads")
+            embed_dim = getattr(args, f"{stack}_embed_dim")
+            ffn_embed_dim = getattr(args, f"{stack}_ffn_embed_dim")
+            parameters_of_r = heads * args.synth_max_length**2
+            parameters_per_unit = 2 * embed_dim + 1  # a column of the first matrix, a row of the second, and a bias
+            setattr(args, f"{stack}_ffn_embed_dim", ffn_embed_dim + round(parameters_of_r / parameters_per_unit))
 
     return fill
 
 
-def convolutional(kind: str) -> Callable[[Preset], Preset]:
-    """fairseq's LightConv (``lightweight``) or DynamicConv (``dynamic``) at the sizes of a Transformer.
+def make_lightconv(preset: Preset) -> Preset:
+    """Returns a preset of fairseq's LightConv at the sizes of a Transformer's."""
+    return make_convolutional(preset, "lightweight")
 
-    Convolutions of 3, 7, 15 and then 31 tokens, as Wu et al. 2019 have them.
+
+def make_dynamicconv(preset: Preset) -> Preset:
+    """Returns a preset of fairseq's DynamicConv at the sizes of a Transformer's."""
+    return make_convolutional(preset, "dynamic")
+
+
+def make_convolutional(preset: Preset, conv_type: str) -> Preset:
+    """Returns a preset of fairseq's convolutional model at the sizes of a Transformer's.
+
+    The convolutions are 3, 7, 15 and then 31 tokens wide, as in Wu et al. 2019.
     """
 
-    def of(preset: Preset) -> Preset:
-        def fill(args: argparse.Namespace) -> None:
-            preset(args)
-            args.encoder_conv_type = args.decoder_conv_type = kind  # the parser has set it by now
-            for side in ("encoder", "decoder"):
-                layers = getattr(args, f"{side}_layers")
-                set_defaults(args, **{f"{side}_kernel_size_list": ([3, 7, 15] + [31] * layers)[:layers]})
-            lightconv.base_architecture(args)
+    def fill(args: argparse.Namespace) -> None:
+        preset(args)
+        # no defaults: fairseq's parser has set these two by now
+        args.encoder_conv_type = conv_type
+        args.decoder_conv_type = conv_type
+        for stack in ("encoder", "decoder"):
+            layers = getattr(args, f"{stack}_layers")
+            widths = [3, 7, 15] + [31] * layers
+            set_defaults(args, **{f"{stack}_kernel_size_list": widths[:layers]})
+        lightconv.base_architecture(args)
 
-        return fill
-
-    return of
-
-
-# the project's own, for Penn Treebank on one CPU thread
-PTB = {**sizes("decoder", 2, 128, 512, 4), "dropout": 0.2, "attention_dropout": 0.0, "synth_max_length": 128}
+    return fill
 
 
-def ptb(args: argparse.Namespace) -> None:
-    """`PTB` with input and output embedding tied, where they can be."""
-    plain = not (getattr(args, "adaptive_input", False) or getattr(args, "character_embeddings", False))
-    set_defaults(args, **PTB, share_decoder_input_output_embed=plain)
+# the project's own sizes for Penn Treebank, on one CPU thread
+PTB = {**stack_sizes("decoder", 2, 128, 512, 4), "dropout": 0.2, "attention_dropout": 0.0, "synth_max_length": 128}
+
+
+def fill_ptb(args: argparse.Namespace) -> None:
+    """Fills in `PTB`, and ties input and output embeddings if the input embedding is a single matrix."""
+    is_adaptive = getattr(args, "adaptive_input", False)
+    has_characters = getattr(args, "character_embeddings", False)
+    set_defaults(args, **PTB, share_decoder_input_output_embed=not (is_adaptive or has_characters))
     transformer_lm.base_lm_architecture(args)
 
 
-def lightconv_ptb(args: argparse.Namespace) -> None:
-    """fairseq's ``lightconv_lm`` at the sizes of `PTB`, with lightweight convolutions of 15 and 31 tokens.
+def fill_lightconv_ptb(args: argparse.Namespace) -> None:
+    """Fills in fairseq's ``lightconv_lm`` at the sizes of `PTB`, with convolutions of 15 and 31 tokens.
 
-    Its ``--dropout`` is 0.1 unless given: fairseq's parser has set it by now, as it has set the two flags that are
-    overridden here.
+    fairseq's parser has set ``--dropout`` by now, so that it is 0.1 unless given. It has also set the two flags that
+    are overridden here.
     """
-    args.share_decoder_input_output_embed, args.decoder_conv_type = True, "lightweight"
+    args.share_decoder_input_output_embed = True
+    args.decoder_conv_type = "lightweight"
     set_defaults(args, **PTB, decoder_kernel_size_list=[15, 31])
     lightconv_lm.base_lm_architecture(args)
 
 
-def base(args: argparse.Namespace) -> None:
-    """RoBERTa's base: 12 layers, 768, 3072, 12 heads, l = 512."""
+def fill_base(args: argparse.Namespace) -> None:
+    """Fills in RoBERTa's base: 12 layers, 768, 3072, 12 heads, l = 512."""
     set_defaults(args, synth_max_length=512)
     set_defaults(args, max_positions=args.synth_max_length)
     roberta.base_architecture(args)
 
 
-# text to text: fairseq's own Transformer has these sizes too, and so have the convolutions
+# sizes for text to text, which fairseq's own Transformer and the convolutions have too
 TEXT_TO_TEXT: dict[str, Preset] = {
     # Transformer-Tiny of Wu et al. 2021 (arXiv 2105.14462), not fairseq's smaller `transformer_tiny`. Captions are
     # short: no sentence of the corpus has 100 tokens
-    "multi30k": adapted(
+    "multi30k": adapt(
         transformer_legacy.base_architecture,
-        **sizes("encoder", 4, 128, 256, 4),
+        **stack_sizes("encoder", 4, 128, 256, 4),
         decoder_layers=4,
         decoder_attention_heads=4,
         dropout=0.3,
         synth_max_length=100,
     ),
     # the paper's Table 4, and the same for one CPU thread
-    "t5_base": adapted(
-        t5, **sizes("encoder", 12, 768, 3072, 12), decoder_layers=12, decoder_attention_heads=12, synth_max_length=512
+    "t5_base": adapt(
+        fill_t5,
+        **stack_sizes("encoder", 12, 768, 3072, 12),
+        decoder_layers=12,
+        decoder_attention_heads=12,
+        synth_max_length=512,
     ),
-    "t5_tiny": adapted(
-        t5, **sizes("encoder", 2, 128, 512, 4), decoder_layers=2, decoder_attention_heads=4, synth_max_length=128
+    "t5_tiny": adapt(
+        fill_t5,
+        **stack_sizes("encoder", 2, 128, 512, 4),
+        decoder_layers=2,
+        decoder_attention_heads=4,
+        synth_max_length=128,
     ),
 }
-# sizes are fairseq's own of the same name; l = 256 is what fits the paper's parameter counts
+# Sizes are those of fairseq's architectures of the same names. l = 256 fits the paper's parameter counts.
 TRANSLATION: dict[str, Preset] = {
     "wmt_en_de": transformer_legacy.transformer_wmt_en_de,
     "wmt_en_fr": transformer_legacy.transformer_wmt_en_de,
@@ -153,54 +203,102 @@ TRANSLATION: dict[str, Preset] = {
     **TEXT_TO_TEXT,
 }
 LANGUAGE_MODELS: dict[str, Preset] = {
-    # the paper's base as far as it is known: 6 layers, 512, 2048, 8 heads, untied embeddings
-    "lm1b": adapted(transformer_lm.base_lm_architecture, synth_max_length=256),
+    # the paper's base model, as far as it is known: 6 layers, 512, 2048, 8 heads, untied embeddings
+    "lm1b": adapt(transformer_lm.base_lm_architecture, synth_max_length=256),
     # 16 layers, 1024, 4096, 8 heads, adaptive input and softmax
-    "wiki103": adapted(transformer_lm.transformer_lm_baevski_wiki103, synth_max_length=512),
-    "ptb": ptb,
+    "wiki103": adapt(transformer_lm.transformer_lm_baevski_wiki103, synth_max_length=512),
+    "ptb": fill_ptb,
 }
-# the project's own too: the paper's Table 7 in small. News in brief have 50 tokens on average
-CLASSIFIER = {**sizes("encoder", 2, 128, 512, 4), "attention_dropout": 0.0, "pooler_dropout": 0.1}
+# the project's own sizes for the paper's Table 7 in small; a text of AG News has 50 tokens on average
+CLASSIFIER = {**stack_sizes("encoder", 2, 128, 512, 4), "attention_dropout": 0.0, "pooler_dropout": 0.1}
 ENCODERS: dict[str, Preset] = {
-    "base": base,
-    "small": adapted(base, **sizes("encoder", 4, 256, 1024, 4)),
-    "agnews": adapted(base, **CLASSIFIER, synth_max_length=128),
-    "imdb": adapted(base, **CLASSIFIER),
+    "base": fill_base,
+    "small": adapt(fill_base, **stack_sizes("encoder", 4, 256, 1024, 4)),
+    "agnews": adapt(fill_base, **CLASSIFIER, synth_max_length=128),
+    "imdb": adapt(fill_base, **CLASSIFIER),
 }
-# what to compare with: the stock models at the sizes that fairseq has no name for, and Linformer
+# baselines: stock models at the sizes for which fairseq has no name, and Linformer
 STOCK: dict[str, dict[str, Preset]] = {
     "transformer": TEXT_TO_TEXT,
     "transformer_lm": {name: LANGUAGE_MODELS[name] for name in ("lm1b", "ptb")},
-    "lightconv_lm": {"ptb": lightconv_ptb},
+    "lightconv_lm": {"ptb": fill_lightconv_ptb},
     "roberta": {name: ENCODERS[name] for name in ("small", "agnews", "imdb")},
     "roberta_linformer": ENCODERS,
 }
-# baselines by the beginning of their names: fairseq's model, and what is made of a preset
-BASELINES: dict[str, tuple[str, Callable[[Preset], Preset]]] = {
-    "transformer_plus": ("transformer", widened),
-    "lightconv": ("lightconv", convolutional("lightweight")),
-    "dynamicconv": ("lightconv", convolutional("dynamic")),
+
+
+class Baseline(NamedTuple):
+    """How a baseline is made of a Transformer's preset: fairseq's model, and the function that adapts the preset."""
+
+    model: str
+    adapt: Callable[[Preset], Preset]
+
+
+class Kind(NamedTuple):
+    """A registered model, and the presets for which its variants with synthesized self-attention are registered."""
+
+    model: type[Any]
+    presets: dict[str, Preset]
+
+
+# by the beginning of the architecture's name
+BASELINES = {
+    "transformer_plus": Baseline("transformer", widen),
+    "lightconv": Baseline("lightconv", make_lightconv),
+    "dynamicconv": Baseline("lightconv", make_dynamicconv),
 }
-# the registered models, and the presets of those with synthesized self-attention
-MODELS: dict[str, tuple[type[Any], dict[str, Preset]]] = {
-    "transformer_synth": (SynthesizerTransformer, TRANSLATION),
-    "transformer_lm_synth": (SynthesizerLanguageModel, LANGUAGE_MODELS),
-    "roberta_synth": (SynthesizerRoberta, ENCODERS),
-    "roberta_linformer": (RobertaLinformer, {}),
+# by the name under which fairseq knows the model
+MODELS = {
+    "transformer_synth": Kind(SynthesizerTransformer, TRANSLATION),
+    "transformer_lm_synth": Kind(SynthesizerLanguageModel, LANGUAGE_MODELS),
+    "roberta_synth": Kind(SynthesizerRoberta, ENCODERS),
+    "roberta_linformer": Kind(RobertaLinformer, {}),
 }
 
 
 def register() -> None:
-    """Registers the models and all architectures with fairseq. A second call is fairseq's error of a duplicate."""
-    for model, (cls, presets) in MODELS.items():
-        register_model(model, dataclass=cls.config)(cls)
+    """Registers the models and all architectures with fairseq.
+
+    A second call changes nothing, unless this module was reloaded in between; then the new classes take the place of
+    the old ones.
+    """
+    if all(MODEL_REGISTRY.get(name) is kind.model for name, kind in MODELS.items()):
+        return
+    forget_earlier_import()
+    for model_name, kind in MODELS.items():
+        register_model(model_name, dataclass=kind.model.config)(kind.model)
         for spec in VARIANTS:
-            functions = {f"{side}_synthesizer": spec for side in cls.stacks}
-            for name, fill in presets.items():
-                register_model_architecture(model, architecture_name(model, spec, name))(adapted(fill, **functions))
-    for model, presets in STOCK.items():
-        for name, fill in presets.items():
-            register_model_architecture(model, f"{model}_{name}")(fill)
-    for beginning, (model, of) in BASELINES.items():
-        for name, fill in TEXT_TO_TEXT.items():
-            register_model_architecture(model, f"{beginning}_{name}")(of(fill))
+            functions = {f"{stack}_synthesizer": spec for stack in kind.model.stacks}
+            for preset_name, preset in kind.presets.items():
+                name = architecture_name(model_name, spec, preset_name)
+                register_model_architecture(model_name, name)(adapt(preset, **functions))
+    for model_name, presets in STOCK.items():
+        for preset_name, preset in presets.items():
+            register_model_architecture(model_name, f"{model_name}_{preset_name}")(preset)
+    for prefix, baseline in BASELINES.items():
+        for preset_name, preset in TEXT_TO_TEXT.items():
+            register_model_architecture(baseline.model, f"{prefix}_{preset_name}")(baseline.adapt(preset))
+
+
+def forget_earlier_import() -> None:
+    """Removes from fairseq what this package has registered before it was reloaded, as in a notebook.
+
+    What another package has registered under the same names stays, and is fairseq's error of a duplicate.
+    """
+    models = [name for name in MODELS if name in MODEL_REGISTRY and is_of_this_package(MODEL_REGISTRY[name])]
+    architectures = [name for name, preset in ARCH_CONFIG_REGISTRY.items() if is_of_this_package(preset)]
+    for name in models:
+        del MODEL_REGISTRY[name]
+        del MODEL_DATACLASS_REGISTRY[name]
+    # fairseq also registers an architecture with the name of each model
+    for name in {*architectures, *models}:
+        model_name = ARCH_MODEL_NAME_REGISTRY.pop(name)
+        ARCH_MODEL_INV_REGISTRY[model_name].remove(name)
+        del ARCH_MODEL_REGISTRY[name]
+        del ARCH_CONFIG_REGISTRY[name]
+
+
+def is_of_this_package(definition: Any) -> bool:
+    """Returns whether a class or function is defined in this package."""
+    package = __name__.partition(".")[0]
+    return definition.__module__.partition(".")[0] == package

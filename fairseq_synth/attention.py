@@ -91,6 +91,8 @@ class SyntheticAttention(nn.Module):
         self.q_proj = build_projection(query_width) if query_width else None
         self.out_proj = build_projection(embed_dim)
         self.synthesizer = synthesizer
+        # A model sets this before it loads a checkpoint; see `adapt_checkpoint`.
+        self.may_start_from_stock = True
         # Keys of the incremental state. `own_table` is the block table that this layer extends and reorders;
         # `shared_table` is the one that it reads, which belongs to the first layer of a decoder (`share_table`).
         self.own_table = self.state_key("table")
@@ -249,7 +251,10 @@ class SyntheticAttention(nn.Module):
         attn_mask: Tensor | None,
         bsz: int,
     ) -> Tensor:
-        """Returns the attention weights of all heads, (`bsz`, H, T, S); -1 means B, or 1 if all sentences share them."""
+        """Returns the attention weights of all heads, (`bsz`, H, T, S).
+
+        If `bsz` is -1, the number of sentences is B, or 1 if all sentences share the weights.
+        """
         weights_of_groups = [
             attention_weights(group_logits, num_heads, tgt_len, src_len, key_padding_mask, attn_mask, bsz=bsz)
             for group_logits, num_heads in zip(logits, self.heads_of_groups())
@@ -321,7 +326,7 @@ class SyntheticAttention(nn.Module):
         return incremental_state
 
     def _get_input_buffer(self, incremental_state: IncrementalState | None) -> dict[str, Tensor | None]:
-        """Returns an empty buffer. fairseq's decoder layer asks for one, but reads it with cross-self-attention only."""
+        """Returns an empty buffer, which fairseq's decoder layer asks for but only reads with cross-self-attention."""
         return {}
 
     def state_key(self, name: str) -> str:
@@ -339,9 +344,10 @@ class SyntheticAttention(nn.Module):
     # ---- checkpoints
 
     def make_generation_fast_(self, **_: Any) -> None:
-        """Multiplies weights of mixtures and 1 / sqrt(d_h) into the parameters, for good, as fairseq calls it to generate.
+        """Multiplies the weights of mixtures and 1 / sqrt(d_h) into the parameters, for good.
 
-        A model with hooks on its queries, or with quantized projections, stays as it is.
+        fairseq calls this before it generates. A model with hooks on its queries, or with quantized projections, stays
+        as it is.
         """
         if self.q_proj is not None and not is_plain_linear(self.q_proj):
             return
@@ -362,7 +368,7 @@ class SyntheticAttention(nn.Module):
         # This is not in an `upgrade_state_dict_named`, as fairseq calls that before --encoder-layers-to-keep renames
         # layers. fairseq's own splits the joint projection of queries, keys and values that its older checkpoints have.
         MultiheadAttention.upgrade_state_dict_named(self, state_dict, prefix.rstrip("."))
-        adapt_checkpoint(state_dict, prefix, self.synthesizer)
+        adapt_checkpoint(state_dict, prefix, self.synthesizer, self.may_start_from_stock)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 

@@ -1,4 +1,4 @@
-"""Which checkpoints an attention takes, and how it starts from a stock Transformer."""
+"""Which checkpoints a synthesized attention takes, and how it starts from a stock Transformer."""
 
 import logging
 import re
@@ -11,128 +11,193 @@ from .synthesizers import LayerSynthesizer
 
 logger = logging.getLogger(__name__)
 
+StateDict = dict[str, Tensor]
 
-def adapt_checkpoint(state_dict: dict[str, Tensor], prefix: str, synthesizer: LayerSynthesizer) -> None:
-    """Checks a checkpoint against an attention's synthesizer, or starts that from a stock Transformer.
 
-    A stock checkpoint has no ``synthesizer.*``: the logits of functions beside ``vanilla`` become 0, so that
-    ``--synth-mixture sum`` starts with the stock model's output (``fixed_random`` stays as drawn).
+def adapt_checkpoint(
+    state_dict: StateDict, prefix: str, synthesizer: LayerSynthesizer, may_start_from_stock: bool = True
+) -> None:
+    """Checks that a checkpoint fits an attention, or completes the checkpoint of a stock Transformer.
+
+    A stock checkpoint has no keys ``synthesizer.*``. In it, the logits of all functions other than ``vanilla`` become
+    0, so that a model with ``--synth-mixture sum`` starts with the output of the stock model. (``fixed_random`` is not
+    trained and keeps its logits.)
 
     Args:
-        state_dict: the checkpoint's weights; completed in place for a stock checkpoint.
-        prefix: the attention's, with the dot.
+        state_dict: The weights of the checkpoint. A stock checkpoint is completed in place.
+        prefix: The keys of this attention begin with it; it ends with a dot.
+        synthesizer: The part of the attention that computes the logits.
+        may_start_from_stock: Whether the checkpoint is one of a stock Transformer, if this attention has no keys
+            ``synthesizer.*``. False if other layers have such keys.
 
     Raises:
-        SynthesizerError: the checkpoint holds other functions, or other sizes of the same ones.
+        SynthesizerError: The checkpoint has other functions, other sizes of the same functions, or was saved from a
+            model that is prepared for generation.
     """
-    name, own_prefix = prefix.rstrip("."), f"{prefix}synthesizer."
-    if not any(key.startswith(prefix) for key in state_dict):
-        return  # another model altogether: strict loading lists what is missing
-    own = synthesizer.state_dict()
-    theirs = {key[len(own_prefix) :]: value for key, value in state_dict.items() if key.startswith(own_prefix)}
-    has_query = f"{prefix}q_proj.weight" in state_dict
-    if is_folded(theirs) and not is_folded(own):
-        raise SynthesizerError(
-            f"{name}: these are weights of a model prepared for generation, which no other model can take; load "
-            "the checkpoint itself"
-        )
-    if is_folded(own) and not is_folded(theirs):
-        raise SynthesizerError(
-            f"{name}: this model is prepared for generation and takes no weights of a training; load them into a "
-            "new model"
-        )
-    if has_query and not theirs:
+    has_keys_of_this_attention = any(key.startswith(prefix) for key in state_dict)
+    if not has_keys_of_this_attention:
+        return  # The checkpoint is of another model altogether. Strict loading lists what is missing.
+    saved = select_prefix(state_dict, f"{prefix}synthesizer.")
+    check_folding(prefix, saved, synthesizer)
+    has_queries = f"{prefix}q_proj.weight" in state_dict
+    if has_queries and not saved:
+        check_start(prefix, synthesizer, may_start_from_stock)
         start_from_dot_product(state_dict, prefix, synthesizer)
     else:
-        check_functions(prefix, synthesizer, theirs, has_query)
+        check_functions(prefix, saved, has_queries, synthesizer)
+        check_shapes(prefix, saved, synthesizer)
 
 
-def check_functions(prefix: str, synthesizer: LayerSynthesizer, theirs: dict[str, Tensor], has_query: bool) -> None:
-    """Raises SynthesizerError if a checkpoint's state dict of the synthesizer, `theirs`, does not fit this one's."""
-    name, own = prefix.rstrip("."), synthesizer.state_dict()
-    trained, present = functions_of(theirs), functions_of(own)
-    if trained != present or has_query != any(mixture.reads_query_key for mixture in synthesizer.mixtures()):
+def select_prefix(state_dict: StateDict, prefix: str) -> StateDict:
+    """Returns the entries whose keys begin with `prefix`, without the prefix."""
+    return {key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)}
+
+
+def check_folding(prefix: str, saved: StateDict, synthesizer: LayerSynthesizer) -> None:
+    """Raises SynthesizerError if only one of checkpoint and model is prepared for generation.
+
+    Such a model has the weights of its mixtures in its other parameters; see `Mixture.fold_weights_`.
+    """
+    attention = prefix.rstrip(".")
+    is_saved_folded = is_folded(saved)
+    is_model_folded = is_folded(synthesizer.state_dict())
+    if is_saved_folded and not is_model_folded:
         raise SynthesizerError(
-            f"{name}: the checkpoint has weights of {' and '.join(sorted(trained)) or 'no function'}, and "
-            f"{'query and key projections' if has_query else 'no query and key projections'}; this model has "
-            f"{' and '.join(names_of(synthesizer))}; {functions_of_the_training(name)}"
+            f"{attention}: these are weights of a model prepared for generation, which no other model can take; load "
+            "the checkpoint itself"
         )
-    weighted = {key for key in theirs if key.endswith("alpha")}
-    if weighted != {key for key in own if key.endswith("alpha")}:
+    if is_model_folded and not is_saved_folded:
         raise SynthesizerError(
-            f"{name}: the checkpoint was trained with --synth-mixture {'convex' if weighted else 'sum'}; give that"
+            f"{attention}: this model is prepared for generation and takes no weights of a training; load them into a "
+            "new model"
         )
-    for key, value in own.items():
-        if key in theirs and theirs[key].shape != value.shape:
+
+
+def is_folded(keys: Iterable[str]) -> bool:
+    """Returns whether the keys are those of a synthesizer that is prepared for generation."""
+    return any(key.split(".")[-1] == "folded" for key in keys)
+
+
+def check_functions(prefix: str, saved: StateDict, has_queries: bool, synthesizer: LayerSynthesizer) -> None:
+    """Raises SynthesizerError if the checkpoint has other functions than the model, or another kind of mixture.
+
+    Args:
+        prefix: The keys of the attention begin with it.
+        saved: The synthesizer's part of the checkpoint.
+        has_queries: Whether the checkpoint has query and key projections in this attention.
+        synthesizer: The model's.
+    """
+    attention = prefix.rstrip(".")
+    model_keys = synthesizer.state_dict().keys()
+    saved_functions = trained_functions(saved)
+    reads_queries = any(mixture.reads_query_key for mixture in synthesizer.mixtures())
+    if saved_functions != trained_functions(model_keys) or has_queries != reads_queries:
+        weights = " and ".join(sorted(saved_functions)) or "no function"
+        projections = "query and key projections" if has_queries else "no query and key projections"
+        raise SynthesizerError(
+            f"{attention}: the checkpoint has weights of {weights}, and {projections}; this model has "
+            f"{' and '.join(function_names(synthesizer))}; {advise_functions(attention)}"
+        )
+    saved_alpha = {key for key in saved if key.endswith("alpha")}
+    model_alpha = {key for key in model_keys if key.endswith("alpha")}
+    if saved_alpha != model_alpha:
+        mixture = "convex" if saved_alpha else "sum"
+        raise SynthesizerError(f"{attention}: the checkpoint was trained with --synth-mixture {mixture}; give that")
+
+
+def check_shapes(prefix: str, saved: StateDict, synthesizer: LayerSynthesizer) -> None:
+    """Raises SynthesizerError if a weight has another shape in the checkpoint than in the model."""
+    for key, value in synthesizer.state_dict().items():
+        if key in saved and saved[key].shape != value.shape:
             raise SynthesizerError(
-                f"{prefix}synthesizer.{key} is {tuple(theirs[key].shape)} in the checkpoint and "
+                f"{prefix}synthesizer.{key} is {tuple(saved[key].shape)} in the checkpoint and "
                 f"{tuple(value.shape)} in this model; give the --synth-max-length, --synth-rank and attention "
                 "heads of the training"
             )
 
 
-def start_from_dot_product(state_dict: dict[str, Tensor], prefix: str, synthesizer: LayerSynthesizer) -> None:
-    """Completes the state dict of a stock attention with functions beside ``vanilla`` whose logits are 0.
+def check_start(prefix: str, synthesizer: LayerSynthesizer, may_start_from_stock: bool) -> None:
+    """Raises SynthesizerError if the attention cannot start from a stock one.
 
-    Raises SynthesizerError if the attention has no dot product, or other functions in some heads.
+    It needs the dot product in all heads, and a checkpoint that is one of a stock Transformer in all layers.
     """
-    name, functions = prefix.rstrip("."), " and ".join(names_of(synthesizer))
-    if len(synthesizer.mixtures()) > 1:
-        if not synthesizer.state_dict():
-            return
+    attention = prefix.rstrip(".")
+    if len(synthesizer.mixtures()) == 1 and not synthesizer.mixtures()[0].reads_query_key:
         raise SynthesizerError(
-            f"{name}: the checkpoint has dot-product attention in all heads, this model has heads of several "
-            f"kinds; {functions_of_the_training(name)}"
-        )
-    (mixture,) = synthesizer.mixtures()
-    if not mixture.reads_query_key:
-        raise SynthesizerError(
-            f"{name}: the checkpoint has dot-product attention in this layer, this model has {functions}; "
-            f"{functions_of_the_training(name)} (only vanilla and mixtures with it can start from a stock "
-            "Transformer)"
+            f"{attention}: the checkpoint has dot-product attention in this layer, this model has "
+            f"{' and '.join(function_names(synthesizer))}; {advise_functions(attention)} (only vanilla and mixtures "
+            "with it can start from a stock Transformer)"
         )
     if not synthesizer.state_dict():
+        return  # This attention has the dot product alone, as the checkpoint does.
+    if len(synthesizer.mixtures()) > 1:
+        raise SynthesizerError(
+            f"{attention}: the checkpoint has dot-product attention in all heads, this model has heads of several "
+            f"kinds; {advise_functions(attention)}"
+        )
+    if not may_start_from_stock:
+        missing = " and ".join(sorted(trained_functions(synthesizer.state_dict())))
+        raise SynthesizerError(
+            f"{attention}: the checkpoint has no weights of {missing} here, but has weights of synthesizing functions "
+            f"in other layers; {advise_functions(attention)}, or take a complete checkpoint"
+        )
+
+
+def start_from_dot_product(state_dict: StateDict, prefix: str, synthesizer: LayerSynthesizer) -> None:
+    """Completes the state dict of a stock attention with the weights of functions whose logits are 0."""
+    if not synthesizer.state_dict():
         return
-    logger.info(f"{name}: starting {functions} from the weights of dot-product attention")
+    attention = prefix.rstrip(".")
+    (mixture,) = synthesizer.mixtures()
+    logger.info(
+        f"{attention}: starting {' and '.join(function_names(synthesizer))} from the weights of dot-product attention"
+    )
     if mixture.alpha is not None:
         logger.warning(
-            f"{name}: --synth-mixture convex scales the logits of the checkpoint down; --synth-mixture sum "
+            f"{attention}: --synth-mixture convex scales the logits of the checkpoint down; --synth-mixture sum "
             "starts with its output"
         )
-    for function, component in mixture.components.items():
-        component.zero_logits_()  # type: ignore[operator]
-        if not component.reads_query_key and not component.is_trained():  # type: ignore[operator]
-            logger.warning(f"{name}: {function} is not trained, so its logits stay: the output changes")
+    for name, function in zip(mixture.components, mixture.functions()):
+        function.zero_logits_()
+        if not function.reads_query_key and not function.is_trained():
+            logger.warning(f"{attention}: {name} is not trained, so its logits stay: the output changes")
     for key, value in synthesizer.state_dict().items():
         state_dict[f"{prefix}synthesizer.{key}"] = value.clone()
 
 
-def names_of(synthesizer: LayerSynthesizer) -> list[str]:
-    """The functions of a layer; where it has several groups of heads, each with its group."""
-    groups = [list(mixture.components) for mixture in synthesizer.mixtures()]
-    if len(groups) == 1:
-        return groups[0]
-    return [of_group(name, i) for i, names in enumerate(groups) for name in names]
+def function_names(synthesizer: LayerSynthesizer) -> list[str]:
+    """Returns the names of a layer's functions; with several groups of heads, each name says its group."""
+    mixtures = synthesizer.mixtures()
+    if len(mixtures) == 1:
+        return list(mixtures[0].components)
+    names = []
+    for group, mixture in enumerate(mixtures):
+        names += [name_in_group(function, group) for function in mixture.components]
+    return names
 
 
-def of_group(name: str, group: int) -> str:
-    """How a message names a function of one group of heads, counted from 0."""
-    return f"{name} (group {group + 1} of the heads)"
+def trained_functions(keys: Iterable[str]) -> set[str]:
+    """Returns the functions that have weights in a synthesizer's state dict, named as in `function_names`."""
+    names = set()
+    for key in keys:
+        match = re.match(r"(?:groups\.(?P<group>\d+)\.)?components\.(?P<function>\w+)\.", key)
+        if match is None:
+            continue
+        if match["group"] is None:
+            names.add(match["function"])
+        else:
+            names.add(name_in_group(match["function"], int(match["group"])))
+    return names
 
 
-def functions_of_the_training(name: str) -> str:
-    """What to do about other functions in the checkpoint, where `name` is an attention's place in the model."""
-    side = name.split(".")[0]
-    sides = [side] if side in ("encoder", "decoder") else ["encoder", "decoder"]
-    return f"give the {' and '.join(f'--{side}-synthesizer' for side in sides)} of the training"
+def name_in_group(function: str, group: int) -> str:
+    """Returns how a message names a function of one group of heads, which is counted from 0."""
+    return f"{function} (group {group + 1} of the heads)"
 
 
-def is_folded(keys: Iterable[str]) -> bool:
-    """Whether a synthesizer's state dict is of a model prepared for generation; see `Mixture.fold_weights_`."""
-    return any(key.split(".")[-1] == "folded" for key in keys)
-
-
-def functions_of(keys: Iterable[str]) -> set[str]:
-    """The functions that have weights in a synthesizer's state dict, named as in `names_of`."""
-    found = (re.match(r"(?:groups\.(\d+)\.)?components\.(\w+)\.", key) for key in keys)
-    return {of_group(match[2], int(match[1])) if match[1] else match[2] for match in found if match}
+def advise_functions(attention: str) -> str:
+    """Returns the advice to give the flags of the training; `attention` is its place in the model."""
+    side = attention.split(".")[0]
+    if side in ("encoder", "decoder"):
+        return f"give the --{side}-synthesizer of the training"
+    return "give the --encoder-synthesizer and --decoder-synthesizer of the training"

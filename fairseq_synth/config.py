@@ -1,11 +1,11 @@
-"""The flags of the Synthesizers and the checks on them, for every kind of model."""
+"""Defines the flags of the Synthesizers and checks them, for every kind of model."""
 
 import argparse
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import field
 from enum import Enum
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import II, OmegaConf
@@ -16,17 +16,29 @@ from .heads import HeadGroup, parse_heads
 from .lengths import Limit
 from .synthesizers import BEYOND_LENGTH, MIXTURES
 
-Flag = tuple[str, Any, Any]  # name, type, and field of a dataclass
+
+class Flag(NamedTuple):
+    """A flag of the command line, which is also a field of the model's config.
+
+    Attributes:
+        name: the name of the field: ``synth_rank`` for ``--synth-rank``.
+        annotation: its type, as fairseq's dataclasses write it.
+        field: the dataclass field, with the default and the help.
+    """
+
+    name: str
+    annotation: Any
+    field: Any
 
 
-def flag(name: str, kind: Any, default: Any, text: str) -> Flag:
-    """A flag of the command line, which is a field of the model's config too; `text` is its help."""
-    return name, kind, field(default=default, metadata={"help": text})
+def make_flag(name: str, annotation: Any, default: Any, help_text: str) -> Flag:
+    """Returns a flag with a default and a help text."""
+    return Flag(name, annotation, field(default=default, metadata={"help": help_text}))
 
 
-# of every kind of model
+# the flags that every kind of model with synthesizers has
 SYNTHESIZER_FLAGS = [
-    flag(
+    make_flag(
         "synth_max_length",
         int,
         256,
@@ -34,15 +46,15 @@ SYNTHESIZER_FLAGS = [
         "synthesized matrices (l in the paper). Fixed once trained. No limit for vanilla; for relative_random the "
         "largest distance that is told apart",
     ),
-    flag(
+    make_flag(
         "synth_beyond_length",
         ChoiceEnum(BEYOND_LENGTH),
         "refuse",
         "what to do with sentences longer than --synth-max-length: 'refuse' them, or 'tile' the synthesized matrices, "
         "so that position p uses row and column p mod l",
     ),
-    flag("synth_rank", int, 8, "rank of the two matrices of factorized_random (k in the paper)"),
-    flag(
+    make_flag("synth_rank", int, 8, "rank of the two matrices of factorized_random (k in the paper)"),
+    make_flag(
         "synth_mixture",
         ChoiceEnum(MIXTURES),
         "convex",
@@ -52,127 +64,180 @@ SYNTHESIZER_FLAGS = [
 ]
 
 
-def stack_flag(side: str) -> Flag:
-    """The flag of models with an encoder or with a decoder."""
-    return flag(
-        f"{side}_synthesizer",
-        str,
-        "random+vanilla",
-        f"what computes the attention logits in the {side}'s self-attention: one of "
-        f"{', '.join(synthesizers.SYNTHESIZERS)}, or several joined by '+' (random+vanilla); one for all layers, or "
-        "one for each layer separated by commas (random,random,vanilla for three layers); heads of different kinds in "
-        "one layer are separated by '/', with their numbers (random:6/vanilla:2 for eight heads)"
-        + (". Attention to an encoder is never replaced" if side == "decoder" else ""),
+def stack_flag(stack: str) -> Flag:
+    """Returns the flag that chooses the functions of a stack, ``encoder`` or ``decoder``."""
+    functions = ", ".join(synthesizers.SYNTHESIZERS)
+    help_text = (
+        f"what computes the attention logits in the {stack}'s self-attention: one of {functions}, or several joined by "
+        "'+' (random+vanilla); one for all layers, or one for each layer separated by commas (random,random,vanilla "
+        "for three layers); heads of different kinds in one layer are separated by '/', with their numbers "
+        "(random:6/vanilla:2 for eight heads)"
     )
+    if stack == "decoder":
+        help_text += ". Attention to an encoder is never replaced"
+    return make_flag(f"{stack}_synthesizer", str, "random+vanilla", help_text)
 
 
 def config_class(name: str, *flags: Flag) -> Any:
-    """The dataclass of a model's flags."""
+    """Returns a dataclass with the flags of a model."""
     namespace = {"__module__": __name__, "__doc__": "Every flag of the model, flat."}
     return dataclasses.make_dataclass(name, flags, bases=(FairseqDataclass,), namespace=namespace)
 
 
-def flatten(cls: type, prefix: str = "") -> list[Flag]:
-    """The fields of fairseq's nested config under their command-line names: encoder.embed_dim -> encoder_embed_dim.
+def flatten(nested: type, prefix: str = "") -> list[Flag]:
+    """Returns the fields of fairseq's nested config as flags: ``encoder.embed_dim`` becomes ``encoder_embed_dim``.
 
-    A flat config is the one that both the command line and Hydra fill without losing a key, and that leaves
+    A flat config is the only one that the command line and Hydra can both fill without losing a key, and that leaves
     only plain values in a checkpoint.
     """
-    flat: list[Flag] = []
-    for f in dataclasses.fields(cls):
-        nested = f.default_factory if f.default is dataclasses.MISSING else f.default
-        if f.name == "_name":
+    flags: list[Flag] = []
+    for original in dataclasses.fields(nested):
+        if original.name == "_name":
             continue
-        if f.name in ("encoder", "decoder", "quant_noise"):
-            flat += flatten(nested if isinstance(nested, type) else type(nested), f"{f.name}_")
+        if original.name in ("encoder", "decoder", "quant_noise"):
+            flags += flatten(nested_class(original), f"{original.name}_")
             continue
-        name, default, annotation = prefix + f.name, f.default, f.type
+        name = prefix + original.name
+        default = original.default
+        annotation = original.type
         if name in ("decoder_input_dim", "decoder_output_dim"):
-            default = II("model.decoder_embed_dim")  # fairseq's say 512 under Hydra, whatever the width
-        if f.name == "layers_to_keep":
-            annotation = Optional[str]  # noqa: UP045 - fairseq does not know `str | None`; it declares a list and splits a string
-        flat.append((name, annotation, field(default=default, metadata=f.metadata)))
-    return flat
+            # fairseq's default under Hydra is 512, whatever the decoder's width
+            default = II("model.decoder_embed_dim")
+        if original.name == "layers_to_keep":
+            # fairseq declares a list but splits a string, and it does not know the annotation `str | None`
+            annotation = Optional[str]  # noqa: UP045
+        flags.append(Flag(name, annotation, field(default=default, metadata=original.metadata)))
+    return flags
+
+
+def nested_class(config_field: Any) -> type:
+    """Returns the class of a part of fairseq's config; ve-fairseq writes a class as its default, 0.12.2 an instance."""
+    has_factory = config_field.default is dataclasses.MISSING
+    default = config_field.default_factory if has_factory else config_field.default
+    return default if isinstance(default, type) else type(default)
 
 
 def to_namespace(cfg: Any, config: type[FairseqDataclass]) -> argparse.Namespace:
-    """A model's config with every flag in it and plain values.
+    """Returns a model's config as a namespace that has every flag, with plain values.
 
     Args:
         cfg: the flat config, as Hydra's DictConfig, a dataclass or a Namespace.
-        config: the model's dataclass, whose defaults fill in what the config of an older checkpoint has not.
+        config: the model's dataclass, whose defaults fill in what the config of an older checkpoint lacks.
     """
-    known: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     if OmegaConf.is_config(cfg):
         container: Any = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
-        known, cfg = container, argparse.Namespace(**container)
-    args = argparse.Namespace(**{**vars(config.from_namespace(cfg)), **known})
+        settings = container
+        cfg = argparse.Namespace(**settings)
+    with_defaults = vars(config.from_namespace(cfg))
+    args = argparse.Namespace(**{**with_defaults, **settings})
     for name, value in vars(args).items():
-        if isinstance(value, str) and value.startswith("${"):  # an interpolation, which only Hydra resolves
-            setattr(args, name, getattr(args, value[len("${model.") : -1]) if value.startswith("${model.") else None)
-        elif isinstance(value, Enum):
-            setattr(args, name, str(value))
+        setattr(args, name, plain_value(args, value))
     return args
 
 
-def check_flags(args: argparse.Namespace, *sides: str) -> None:
-    """Replaces ``{side}_synthesizer`` of the stacks by their `layer_specs`; SynthesizerError if a flag is invalid."""
-    for flag, least in (("synth_max_length", 2), ("synth_rank", 1)):  # 2: a token and the end of the sentence
-        if getattr(args, flag) < least:
-            raise SynthesizerError(f"--{flag.replace('_', '-')} {getattr(args, flag)}: must be at least {least}")
+def plain_value(args: argparse.Namespace, value: Any) -> Any:
+    """Returns a value of a config as a plain one: the text of an enum's member, or what an interpolation refers to.
+
+    Outside of Hydra nothing resolves an interpolation such as ``${model.decoder_embed_dim}``. One that does not refer
+    to the model becomes None.
+    """
+    if isinstance(value, Enum):
+        return str(value)
+    if not isinstance(value, str) or not value.startswith("${"):
+        return value
+    key = value.removeprefix("${").removesuffix("}")
+    if not key.startswith("model."):
+        return None
+    return getattr(args, key.removeprefix("model."))
+
+
+def check_flags(args: argparse.Namespace, *stacks: str) -> None:
+    """Checks the flags of the given stacks, and replaces the text of each ``{stack}_synthesizer`` by its `layer_specs`.
+
+    Raises SynthesizerError if a flag is invalid.
+    """
+    check_at_least(args, "synth_max_length", 2)  # a token and the end of the sentence
+    check_at_least(args, "synth_rank", 1)
     if getattr(args, "base_layers", 0):
         raise SynthesizerError(f"--base-layers {args.base_layers}: such layers have no attention; leave the flag out")
-    for side in sides:
-        check_attention(args, side)
-        setattr(args, f"{side}_synthesizer", layer_specs(args, side))
+    for stack in stacks:
+        check_attention(args, stack)
+        setattr(args, f"{stack}_synthesizer", layer_specs(args, stack))
 
 
-def check_attention(args: argparse.Namespace, side: str) -> None:
-    """Raises SynthesizerError unless the heads of a stack share its width equally, and for fairseq's xFormers."""
-    width, heads = getattr(args, f"{side}_embed_dim"), getattr(args, f"{side}_attention_heads")
-    if heads < 1 or width % heads:
+def check_at_least(args: argparse.Namespace, name: str, smallest: int) -> None:
+    """Checks that a number is not too small; raises SynthesizerError otherwise."""
+    value = getattr(args, name)
+    if value < smallest:
+        raise SynthesizerError(f"--{name.replace('_', '-')} {value}: must be at least {smallest}")
+
+
+def check_attention(args: argparse.Namespace, stack: str) -> None:
+    """Checks that the heads of a stack share its width equally, and that fairseq's xFormers are not asked for.
+
+    Raises SynthesizerError otherwise.
+    """
+    embed_dim = getattr(args, f"{stack}_embed_dim")
+    heads = getattr(args, f"{stack}_attention_heads")
+    if heads < 1 or embed_dim % heads != 0:
         raise SynthesizerError(
-            f"--{side}-attention-heads {heads} does not divide --{side}-embed-dim {width}; choose a divisor"
+            f"--{stack}-attention-heads {heads} does not divide --{stack}-embed-dim {embed_dim}; choose a divisor"
         )
-    if getattr(args, f"{side}_xformers_att_config", None):
+    if getattr(args, f"{stack}_xformers_att_config", None):
         raise SynthesizerError(
-            f"--{side}-xformers-att-config: is for fairseq's attention, which this model replaces; leave it out"
+            f"--{stack}-xformers-att-config: is for fairseq's attention, which this model replaces; leave it out"
         )
 
 
-def layer_specs(args: argparse.Namespace, side: str) -> list[tuple[HeadGroup, ...]]:
-    """The functions of the heads of each layer that is to be built, from ``--{side}-synthesizer``.
+def layer_specs(args: argparse.Namespace, stack: str) -> list[tuple[HeadGroup, ...]]:
+    """Returns the functions of the heads of each layer that is to be built, from ``--{stack}-synthesizer``.
 
     Raises SynthesizerError for an unknown function, or another number of layers or heads than the model has.
     """
-    flag = f"--{side}-synthesizer"
-    spec, layers = getattr(args, f"{side}_synthesizer"), getattr(args, f"{side}_layers")
-    specs = [parse_heads(part, getattr(args, f"{side}_attention_heads"), flag) for part in spec.split(",")]
+    flag = f"--{stack}-synthesizer"
+    spec = getattr(args, f"{stack}_synthesizer")
+    layers = getattr(args, f"{stack}_layers")
+    heads = getattr(args, f"{stack}_attention_heads")
+    specs = [parse_heads(layer_spec, heads, flag) for layer_spec in spec.split(",")]
     if len(specs) == 1:
         specs = specs * layers
     if len(specs) != layers:
-        raise SynthesizerError(f"{flag} {spec!r} names {len(specs)} layers, --{side}-layers is {layers}")
-    return [specs[i] for i in kept_layers(args, side)]
+        raise SynthesizerError(f"{flag} {spec!r} names {len(specs)} layers, --{stack}-layers is {layers}")
+    return [specs[layer] for layer in kept_layers(args, stack)]
 
 
-def kept_layers(args: argparse.Namespace, side: str) -> list[int]:
-    """The numbers of the layers that are to be built: those of ``--{side}-layers-to-keep``, or all.
+def kept_layers(args: argparse.Namespace, stack: str) -> list[int]:
+    """Returns the numbers of the layers that are to be built: those of ``--{stack}-layers-to-keep``, or all.
 
-    Raises SynthesizerError if the flag names a layer that the model lacks, or one twice.
+    Raises SynthesizerError if the flag names a layer that the model does not have, or one twice.
     """
-    layers, kept = getattr(args, f"{side}_layers"), getattr(args, f"{side}_layers_to_keep", None)
+    layers = getattr(args, f"{stack}_layers")
+    kept = getattr(args, f"{stack}_layers_to_keep", None)
     if not kept:
         return list(range(layers))
     numbers = [number.strip() for number in kept.split(",")]
-    if not set(numbers) <= {str(i) for i in range(layers)} or len(set(numbers)) < len(numbers):
+    existing = {str(layer) for layer in range(layers)}
+    has_repetition = len(set(numbers)) < len(numbers)
+    if has_repetition or not set(numbers) <= existing:
         raise SynthesizerError(
-            f"--{side}-layers-to-keep {kept!r}: give numbers of layers, 0 to {layers - 1}, joined by commas, each once"
+            f"--{stack}-layers-to-keep {kept!r}: give numbers of layers, 0 to {layers - 1}, joined by commas, each once"
         )
-    return sorted(map(int, numbers))
+    return sorted(int(number) for number in numbers)
 
 
-def limit_of(args: Any, specs: Sequence[Sequence[HeadGroup]]) -> Limit | None:
-    """``--synth-max-length``, if any function of any layer has that limit and longer sentences are to be refused."""
-    names = {name for groups in specs for _, functions in groups for name in functions}
+def stack_limit(args: Any, specs: Sequence[Sequence[HeadGroup]]) -> Limit | None:
+    """Returns the longest sentence that the functions of some layers take, and its flag, or None without a limit.
+
+    Args:
+        args: the flags of the model.
+        specs: the heads of each layer, as `layer_specs` returns them.
+    """
+    names: set[str] = set()
+    for groups in specs:
+        for _, functions in groups:
+            names.update(functions)
     tokens = synthesizers.longest_sentence(names, args.synth_max_length, str(args.synth_beyond_length))
-    return None if tokens is None else Limit(tokens, "--synth-max-length")
+    if tokens is None:
+        return None
+    return Limit(tokens, "--synth-max-length")

@@ -16,7 +16,7 @@ from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from torch import Tensor
 
 from .attention import SyntheticAttention
-from .config import limit_of
+from .config import stack_limit
 from .heads import HeadGroup, build_synthesizer
 from .host.layers import FAST_PATH_COPIES, TransformerEncoderLayerBase
 from .lengths import Limit
@@ -200,7 +200,7 @@ class SynthesizerEncoder(AlignedEncoder):
 
     def __init__(self, cfg: TransformerConfig, dictionary: Any, embed_tokens: nn.Embedding, **kwargs: Any) -> None:
         super().__init__(cfg, dictionary, embed_tokens, **kwargs)
-        self.set_limit(limit_of(cfg, cfg.encoder_synthesizer))
+        self.set_limit(stack_limit(cfg, cfg.encoder_synthesizer))
 
     def build_encoder_layer(self, cfg: TransformerConfig) -> nn.Module:
         groups = cfg.encoder_synthesizer[self.count_layer()]
@@ -220,7 +220,7 @@ class SynthesizerDecoder(LimitedStack, TransformerDecoderBase):
     ) -> None:
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, **kwargs)
         name_dropout(self, "TransformerDecoder")
-        self.set_limit(limit_of(cfg, cfg.decoder_synthesizer))
+        self.set_limit(stack_limit(cfg, cfg.decoder_synthesizer))
         # Not `for layer in self.layers`, which leaves layers out at random with --decoder-layerdrop.
         for i in range(len(self.layers)):
             self.layers[i].self_attn.share_table(self.layers[0].self_attn)

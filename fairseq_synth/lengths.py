@@ -1,4 +1,4 @@
-"""The limit of a model, ``--synth-max-length``: what refuses what is longer, and what it means for other flags."""
+"""Enforces the longest sentence of a model, ``--synth-max-length``, and says what it means for other flags."""
 
 import logging
 import re
@@ -8,7 +8,8 @@ from .errors import SynthesizerError
 
 logger = logging.getLogger(__name__)
 
-# --synth-max-length of every model that this process has built with such a limit, for messages
+# The --synth-max-length of every model that this process has built with such a limit. fairseq's errors hold only the
+# number; with this set a message can say which flag it comes from.
 known_limits: set[int] = set()
 
 
@@ -20,81 +21,127 @@ class Limit(NamedTuple):
 
 
 def announce_limit(task: Any, limit: Limit | None) -> None:
-    """Makes the limit known. Raises SynthesizerError if ``--required-seq-len-multiple`` pads sentences that fit beyond
-    it."""
+    """Logs the limit of a new model and remembers it for messages.
+
+    Raises SynthesizerError if ``--required-seq-len-multiple`` pads sentences that fit to a length beyond the limit.
+    """
     if limit is None:
         return
-    multiple = flag_of(task, "required_seq_len_multiple") or 1
-    below = limit.tokens // multiple * multiple
-    if below < limit.tokens:
-        fitting = [str(length) for length in (below, below + multiple) if length]
+    multiple = task_flag(task, "required_seq_len_multiple") or 1
+    longest_padded = limit.tokens // multiple * multiple
+    if longest_padded < limit.tokens:
+        multiples = [longest_padded, longest_padded + multiple]
+        choices = " or ".join(str(length) for length in multiples if length > 0)
         raise SynthesizerError(
-            f"--required-seq-len-multiple {multiple}: sentences of more than {below} tokens would be padded beyond "
-            f"{limit.flag} {limit.tokens}; leave it out, or train with {limit.flag} {' or '.join(fitting)}"
+            f"--required-seq-len-multiple {multiple}: sentences of more than {longest_padded} tokens would be padded "
+            f"beyond {limit.flag} {limit.tokens}; leave it out, or train with {limit.flag} {choices}"
         )
     known_limits.add(limit.tokens)
     logger.info(f"{limit.flag} {limit.tokens}: longer sentences are skipped in training, refused elsewhere")
 
 
 def check_rows(flag: str, length: int, limit: Limit | None, add_bos_token: bool = False) -> None:
-    """Raises SynthesizerError if rows of `length` tokens, as `flag` has them, are above the model's limit.
+    """Checks that the rows of text that `flag` asks for fit the model; raises SynthesizerError otherwise.
 
-    With ``--add-bos-token`` each row is one token longer, which fairseq does not count.
+    Args:
+        flag: the flag that sets the length of the rows.
+        length: its value, in tokens.
+        limit: the model's limit, if it has one.
+        add_bos_token: whether ``--add-bos-token`` makes each row one token longer, which fairseq does not count.
     """
-    longest = length + add_bos_token
-    if limit is not None and longest > limit.tokens:
-        raise SynthesizerError(
-            f"{flag} {length}{' with --add-bos-token' if add_bos_token else ''} is above {limit.flag} {limit.tokens}: "
-            f"lower it to {limit.tokens - add_bos_token}, or train with {limit.flag} {longest} or "
-            "--synth-beyond-length tile"
-        )
+    added_tokens = 1 if add_bos_token else 0
+    if limit is None or length + added_tokens <= limit.tokens:
+        return
+    with_bos = " with --add-bos-token" if add_bos_token else ""
+    raise SynthesizerError(
+        f"{flag} {length}{with_bos} is above {limit.flag} {limit.tokens}: lower it to {limit.tokens - added_tokens}, "
+        f"or train with {limit.flag} {length + added_tokens} or --synth-beyond-length tile"
+    )
 
 
 def length_hint(text: str) -> str:
-    """What to add to a message if the limit that it names, ``max_positions=(24, 1024)``, may be a Synthesizer's."""
-    numbers = re.findall(r"\d+", "".join(re.findall(r"max_positions=(\([^)]*\)|\d+)", text)))
-    lengths = known_limits.intersection(map(int, numbers))
-    hint = (
-        "; {} is this model's --synth-max-length: longer sentences need --synth-beyond-length tile, with a trained "
-        "model --model-overrides \"{{'synth_beyond_length': 'tile'}}\""
+    """Returns what to add to a message of fairseq if the limit in it may be a Synthesizer's, or "".
+
+    Args:
+        text: the message, with a limit such as ``max_positions=(24, 1024)``.
+    """
+    limits = re.findall(r"max_positions=(\([^)]*\)|\d+)", text)
+    numbers = {int(number) for number in re.findall(r"\d+", " ".join(limits))}
+    hints = [
+        f"; {length} is this model's --synth-max-length: longer sentences need --synth-beyond-length tile, with a "
+        "trained model --model-overrides \"{'synth_beyond_length': 'tile'}\""
+        for length in sorted(known_limits & numbers)
+    ]
+    return "".join(hints)
+
+
+def explain_empty_dataset(text: str) -> str:
+    """Returns fairseq's message about an empty data set, and which limits may have emptied it."""
+    message = text.rstrip(".")
+    if not known_limits:
+        return message
+    limits = " or ".join(f"--synth-max-length {length}" for length in sorted(known_limits))
+    return (
+        f"{message}; sentences are skipped that are longer than {limits}, or than other flags allow, such as "
+        "--max-tokens"
     )
-    return "".join(hint.format(n) for n in sorted(lengths))
 
 
 def cut_sources(task: Any, max_positions: int) -> None:
-    """Lets ``--truncate-source`` cut at what the model reads: fairseq cuts at ``--max-source-positions``."""
-    if flag_of(task, "truncate_source") and flag_of(task, "max_source_positions") > max_positions:
-        flags_of(task).max_source_positions = max_positions
+    """Lets ``--truncate-source`` cut sources to what the model reads, instead of ``--max-source-positions``.
+
+    Changes the task's ``max_source_positions`` in place.
+    """
+    if task_flag(task, "truncate_source") and task_flag(task, "max_source_positions") > max_positions:
+        task_flags(task).max_source_positions = max_positions
 
 
 def check_min_len(generation: Any, decoder: Any) -> None:
-    """Raises SynthesizerError for a ``--min-len`` above the decoder's positions without that of the end of sentence."""
-    most = decoder.max_positions() - 1
-    if getattr(generation, "min_len", 1) > most:
-        flag = "--synth-max-length" if most + 1 == decoder.max_length else "--max-target-positions"
-        raise SynthesizerError(
-            f"--min-len {generation.min_len}: this model writes at most {most} tokens and the end of sentence "
-            f"({flag} {most + 1}); choose at most {most}"
-        )
+    """Checks that a model can write as many tokens as ``--min-len`` demands; raises SynthesizerError otherwise.
+
+    Args:
+        generation: fairseq's flags of the search, or None.
+        decoder: the model's decoder.
+    """
+    # the end of sentence takes one of the decoder's positions
+    longest_output = decoder.max_positions() - 1
+    min_len = getattr(generation, "min_len", 1)
+    if min_len <= longest_output:
+        return
+    is_synthesizers_limit = decoder.max_positions() == decoder.max_length
+    flag = "--synth-max-length" if is_synthesizers_limit else "--max-target-positions"
+    raise SynthesizerError(
+        f"--min-len {min_len}: this model writes at most {longest_output} tokens and the end of sentence "
+        f"({flag} {decoder.max_positions()}); choose at most {longest_output}"
+    )
 
 
 def check_fusion(generation: Any, max_length: int | None) -> None:
-    """Raises SynthesizerError if the language model of ``--lm-path`` cannot read all that a search may write."""
+    """Checks that the language model of ``--lm-path`` can read all that a search may write.
+
+    Args:
+        generation: fairseq's flags of the search, or None.
+        max_length: the language model's limit in tokens, if it has one.
+
+    Raises:
+        SynthesizerError: it cannot.
+    """
     if not getattr(generation, "lm_path", None) or max_length is None:
         return
-    # the model reads the end of sentence before the output
-    if generation.match_source_len or generation.max_len_a or generation.max_len_b >= max_length:
+    # the language model reads the end of sentence first, and then the output
+    is_long = generation.max_len_b >= max_length
+    if generation.match_source_len or generation.max_len_a or is_long:
         raise SynthesizerError(
             f"--lm-path: this language model reads up to {max_length} tokens (its --synth-max-length); give "
             f"--max-len-a 0 and at most --max-len-b {max_length - 1}, without --match-source-len"
         )
 
 
-def flag_of(task: Any, name: str) -> Any:
-    """A flag of the task, or None where it has no such flag."""
-    return getattr(flags_of(task), name, None)
+def task_flag(task: Any, name: str) -> Any:
+    """Returns the value of a task's flag, or None if the task has no such flag."""
+    return getattr(task_flags(task), name, None)
 
 
-def flags_of(task: Any) -> Any:
-    """The flags of a task: those of fairseq's older kind of task are called ``args``."""
+def task_flags(task: Any) -> Any:
+    """Returns the flags of a task, which fairseq's older kind of task calls ``args``."""
     return getattr(task, "cfg", None) or getattr(task, "args", None)

@@ -1,4 +1,4 @@
-"""Linformer (Wang et al. 2020, arXiv 2006.04768), a baseline for encoders: attention to k projected positions."""
+"""Builds Linformer (Wang et al. 2020, arXiv 2006.04768), a baseline: its encoder attends to k projected positions."""
 
 import argparse
 from typing import Any
@@ -12,18 +12,19 @@ from fairseq.modules.fairseq_dropout import FairseqDropout
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor
 
-from .config import check_attention, config_class, flag, kept_layers
+from .config import check_attention, config_class, kept_layers, make_flag
 from .errors import SynthesizerError
 from .layers import AlignedEncoder, EncoderLayer, wrap_layer
 from .lengths import Limit
 from .roberta import ROBERTA_FLAGS, STRUCTURE_FLAGS, SynthesizerRoberta, SynthesizerRobertaEncoder
 from .synthesizers import glorot_uniform_
 
+# which projections are one and the same; each choice shares more than the one before it
 SHARING = ("none", "headwise", "key-value", "layerwise")
 
 LINFORMER_FLAGS = [
-    flag("linformer_k", int, 64, "number of positions that keys and values are projected to (k in the paper)"),
-    flag(
+    make_flag("linformer_k", int, 64, "number of positions that keys and values are projected to (k in the paper)"),
+    make_flag(
         "linformer_sharing",
         ChoiceEnum(SHARING),
         "layerwise",
@@ -34,19 +35,21 @@ LINFORMER_FLAGS = [
 
 
 class LinformerAttention(nn.Module):
-    """Multi-head self-attention ``softmax(Q (E K)^T / sqrt(d)) F V`` (eq. 7), E and F of (k, n).
+    """Computes multi-head self-attention ``softmax(Q (E K)^T / sqrt(d)) F V`` (eq. 7) with E and F of size (k, n).
 
-    A sentence of T tokens takes the first T columns of E and F. Keys and values at padding count as 0, so that padding
+    A sentence of T tokens uses the first T columns of E and F. Keys and values at padding are set to 0, so that padding
     leaves no trace in the k projected positions.
 
     Args:
-        embed_dim: width C of the layer; a multiple of `num_heads`.
+        embed_dim: C, the width of the layer; a multiple of `num_heads`.
         num_heads: H.
         max_length: n, the longest sentence.
-        k: projected positions.
-        sharing: one of `SHARING`; ``layerwise`` is the encoder's to do, and here the same as ``key-value``.
-        dropout: probability of dropping an attention weight.
-        q_noise: quantization noise on the projections, and its block size `qn_block_size`.
+        k: the number of projected positions.
+        sharing: one of `SHARING`. With ``layerwise`` the encoder shares E between the layers; here it means the same as
+            ``key-value``.
+        dropout: the probability of dropping an attention weight.
+        q_noise: the quantization noise on the projections.
+        qn_block_size: the block size of that noise.
     """
 
     def __init__(
@@ -62,15 +65,21 @@ class LinformerAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.dropout_module = FairseqDropout(dropout, module_name="MultiheadAttention")  # fairseq's name
-        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (
-            quant_noise(nn.Linear(embed_dim, embed_dim), q_noise, qn_block_size) for _ in range(4)
-        )
-        heads = num_heads if sharing == "none" else 1
-        self.E = nn.Parameter(torch.empty(heads, k, max_length))
-        self.F = self.E if sharing in ("key-value", "layerwise") else nn.Parameter(torch.empty_like(self.E))
-        for projection in (self.E, self.F):
-            glorot_uniform_(projection)  # the paper does not say
+        # --retain-dropout-modules knows the dropout of attention weights by this name
+        self.dropout_module = FairseqDropout(dropout, module_name="MultiheadAttention")
+        self.q_proj = quant_noise(nn.Linear(embed_dim, embed_dim), q_noise, qn_block_size)
+        self.k_proj = quant_noise(nn.Linear(embed_dim, embed_dim), q_noise, qn_block_size)
+        self.v_proj = quant_noise(nn.Linear(embed_dim, embed_dim), q_noise, qn_block_size)
+        self.out_proj = quant_noise(nn.Linear(embed_dim, embed_dim), q_noise, qn_block_size)
+        projections_per_layer = num_heads if sharing == "none" else 1
+        self.E = nn.Parameter(torch.empty(projections_per_layer, k, max_length))
+        if sharing in ("key-value", "layerwise"):
+            self.F = self.E
+        else:
+            self.F = nn.Parameter(torch.empty_like(self.E))
+        # the paper does not say how E and F are initialised
+        glorot_uniform_(self.E)
+        glorot_uniform_(self.F)
 
     def forward(
         self,
@@ -81,31 +90,38 @@ class LinformerAttention(nn.Module):
         need_weights: bool = False,
         attn_mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attends; the call is fairseq's, of an encoder layer.
+        """Computes the output of the attention; fairseq's encoder layer calls it with these arguments.
 
         Args:
-            query: (T, B, C); `key` and `value` are the same.
+            query: (T, B, C).
+            key: the same tensor, or None.
+            value: the same tensor, or None.
             key_padding_mask: (B, T), true at padding.
-            attn_mask: None.
+            need_weights: has no effect.
+            attn_mask: must be None.
 
         Returns:
-            the output (T, B, C), and None: the weights are of projected positions.
+            The output (T, B, C); and None in place of weights, which would be of projected positions.
         """
-        assert attn_mask is None, "attn_mask: projected positions stand for all columns at once"
+        assert attn_mask is None, "attn_mask: a projected position stands for all columns at once"
         length, bsz, width = query.size()
-        q, k, v = self.q_proj(query), self.k_proj(query), self.v_proj(query)
+        q = self.split_heads(self.q_proj(query))
+        k = self.k_proj(query)
+        v = self.v_proj(query)
         if key_padding_mask is not None:
-            padding = key_padding_mask.to(torch.bool).t().unsqueeze(-1)
-            k, v = k.masked_fill(padding, 0.0), v.masked_fill(padding, 0.0)
-        k = torch.matmul(self.E[:, :, :length], self.split_heads(k))  # (B, H, k, d)
-        v = torch.matmul(self.F[:, :, :length], self.split_heads(v))
-        is_dropped = self.training or self.dropout_module.apply_during_inference
-        dropout = self.dropout_module.p if is_dropped else 0.0
-        out = F.scaled_dot_product_attention(self.split_heads(q), k, v, dropout_p=dropout)
-        return self.out_proj(out.permute(2, 0, 1, 3).reshape(length, bsz, width)), None
+            padding = key_padding_mask.to(torch.bool).t().unsqueeze(-1)  # (T, B, 1)
+            k = k.masked_fill(padding, 0.0)
+            v = v.masked_fill(padding, 0.0)
+        projected_k = torch.matmul(self.E[:, :, :length], self.split_heads(k))  # (B, H, k, d)
+        projected_v = torch.matmul(self.F[:, :, :length], self.split_heads(v))
+        has_dropout = self.training or self.dropout_module.apply_during_inference
+        dropout = self.dropout_module.p if has_dropout else 0.0
+        out = F.scaled_dot_product_attention(q, projected_k, projected_v, dropout_p=dropout)  # (B, H, T, d)
+        out = out.permute(2, 0, 1, 3).reshape(length, bsz, width)
+        return self.out_proj(out), None
 
     def split_heads(self, x: Tensor) -> Tensor:
-        """(T, B, C) -> (B, H, T, d), without a copy."""
+        """Returns the heads' slices of features, as a view: (T, B, C) -> (B, H, T, d)."""
         return x.reshape(x.size(0), x.size(1), self.num_heads, -1).permute(1, 2, 0, 3)
 
 
@@ -113,30 +129,35 @@ class LinformerEncoderLayer(EncoderLayer):
     """fairseq's encoder layer around a `LinformerAttention`."""
 
     def build_self_attention(self, embed_dim: int, cfg: TransformerConfig) -> LinformerAttention:
+        """Returns the attention of the layer; fairseq's layer calls this."""
         return LinformerAttention(
-            embed_dim,
-            cfg.encoder.attention_heads,
-            cfg.max_source_positions,
-            cfg.linformer_k,
-            cfg.linformer_sharing,
-            cfg.attention_dropout,
-            self.quant_noise,
-            self.quant_noise_block_size,
+            embed_dim=embed_dim,
+            num_heads=cfg.encoder.attention_heads,
+            max_length=cfg.max_source_positions,
+            k=cfg.linformer_k,
+            sharing=cfg.linformer_sharing,
+            dropout=cfg.attention_dropout,
+            q_noise=self.quant_noise,
+            qn_block_size=self.quant_noise_block_size,
         )
 
 
 class LinformerEncoder(AlignedEncoder):
-    """fairseq's encoder of `LinformerEncoderLayer`; the projections are of all layers if they are shared so."""
+    """fairseq's encoder with `LinformerEncoderLayer`; with ``--linformer-sharing layerwise`` all layers share E."""
 
     def __init__(self, cfg: TransformerConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(cfg, *args, **kwargs)
         self.set_limit(Limit(cfg.max_source_positions, "--max-positions"))
         if cfg.linformer_sharing == "layerwise":
-            for i in range(len(self.layers)):  # iteration leaves layers out at random with --encoder-layerdrop
+            shared = self.layers[0].self_attn.E
+            # by number: with --encoder-layerdrop, iterating over the layers leaves some out at random
+            for i in range(len(self.layers)):
                 attention = self.layers[i].self_attn
-                attention.E = attention.F = self.layers[0].self_attn.E
+                attention.E = shared
+                attention.F = shared
 
     def build_encoder_layer(self, cfg: TransformerConfig) -> nn.Module:
+        """Returns a layer; fairseq's encoder calls this for each."""
         return wrap_layer(LinformerEncoderLayer(cfg, return_fc=self.return_fc), cfg)
 
 
@@ -155,21 +176,34 @@ class RobertaLinformer(SynthesizerRoberta):
     encoder_class = LinformerRobertaEncoder
 
     def load_state_dict(self, state_dict: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
-        """As in `SynthesizerRoberta`, and for weights in which projections differ that the model shares."""
-        shared: dict[int, str] = {}  # a parameter and the first of its names
-        for name, parameter in self.named_parameters(remove_duplicate=False):
-            theirs, first = state_dict.get(name), shared.setdefault(id(parameter), name)
-            one = state_dict.get(first)
-            if name.endswith((".E", ".F")) and not (theirs is None or one is None or torch.equal(theirs, one)):
-                raise SynthesizerError(
-                    f"--linformer-sharing {self.args.linformer_sharing}: {first} and {name} are one in this model, and "
-                    "differ in the checkpoint; give the --linformer-sharing of the training"
-                )
+        """Loads weights, see `SynthesizerRoberta.load_state_dict`.
+
+        SynthesizerError is also raised if projections differ in the checkpoint that this model shares.
+        """
+        self.check_sharing(state_dict)
         return super().load_state_dict(state_dict, *args, **kwargs)
+
+    def check_sharing(self, state_dict: dict[str, Tensor]) -> None:
+        """Checks that the projections that this model shares are equal in the checkpoint.
+
+        Raises SynthesizerError if two of them differ.
+        """
+        first_names: dict[int, str] = {}  # by the id of a parameter: the first of its names
+        for name, parameter in self.named_parameters(remove_duplicate=False):
+            first_name = first_names.setdefault(id(parameter), name)
+            if not name.endswith((".E", ".F")):
+                continue
+            weight = state_dict.get(name)
+            first_weight = state_dict.get(first_name)
+            if weight is not None and first_weight is not None and not torch.equal(weight, first_weight):
+                raise SynthesizerError(
+                    f"--linformer-sharing {self.args.linformer_sharing}: {first_name} and {name} are one in this "
+                    "model, and differ in the checkpoint; give the --linformer-sharing of the training"
+                )
 
     @classmethod
     def check_encoder(cls, args: argparse.Namespace) -> Limit | None:
-        """Checks the heads, the layers and ``--linformer-k``; the longest input is ``--max-positions``."""
+        """Checks the heads, the layers and ``--linformer-k``, and returns None: the limit is ``--max-positions``."""
         check_attention(args, "encoder")
         kept_layers(args, "encoder")
         if args.linformer_k < 1:

@@ -1,6 +1,6 @@
-"""The names of the architectures, for programs that load neither torch nor fairseq."""
+"""Names the architectures, for programs that load neither torch nor fairseq."""
 
-# the rows of the paper's Table 2, then its factorized mixtures; "random+vanilla" is named random_vanilla
+# The rows of the paper's Table 2, then its factorized mixtures. In the name of an architecture "+" becomes "_".
 VARIANTS = (
     "vanilla",
     "random",
@@ -20,5 +20,9 @@ VARIANTS = (
 
 
 def architecture_name(model: str, spec: str, preset: str) -> str:
-    """What ``--arch`` takes for a variant of a model at a size: ``transformer_synth_random_vanilla_multi30k``."""
+    """Returns what ``--arch`` takes for a variant of a model at a size.
+
+    For example, ``architecture_name("transformer_synth", "random+vanilla", "multi30k")`` is
+    ``transformer_synth_random_vanilla_multi30k``.
+    """
     return f"{model}_{spec.replace('+', '_')}_{preset}"

@@ -1,4 +1,4 @@
-"""Encoders: RoBERTa with synthesized self-attention, for masked language models and the prediction of labels."""
+"""Builds encoders: RoBERTa with synthesized self-attention, for masked language models and the prediction of labels."""
 
 import argparse
 from dataclasses import field
@@ -13,13 +13,13 @@ from fairseq.tasks.sentence_prediction import SentencePredictionTask
 from fairseq.utils import get_available_activation_fns
 from torch import Tensor
 
-from .config import SYNTHESIZER_FLAGS, check_flags, config_class, flag, flatten, limit_of, stack_flag
+from .config import SYNTHESIZER_FLAGS, Flag, check_flags, config_class, flatten, make_flag, stack_flag, stack_limit
 from .errors import SynthesizerError
 from .layers import SynthesizerEncoder
-from .lengths import Limit, announce_limit, check_rows, flag_of
+from .lengths import Limit, announce_limit, check_rows, task_flag
 from .model import SynthesizerModel
 
-# of fairseq's Transformer, beside --encoder-* and --quant-noise-*
+# the flags of fairseq's Transformer that an encoder has, in addition to --encoder-* and --quant-noise-*
 TRANSFORMER_FLAGS = (
     "activation_fn",
     "dropout",
@@ -30,53 +30,61 @@ TRANSFORMER_FLAGS = (
     "offload_activations",
     "min_params_to_wrap",
 )
+# the defaults of fairseq's own RoBERTa
 DEFAULTS = argparse.Namespace()
 base_architecture(DEFAULTS)
 
 
-def is_flag(name: str) -> bool:
-    """Whether a flag of fairseq's Transformer is one of an encoder's."""
+def has_encoder(name: str) -> bool:
+    """Returns whether an encoder has the flag `name` of fairseq's Transformer."""
     if name in ("encoder_learned_pos", "encoder_embed_path"):
         return False
     return name in TRANSFORMER_FLAGS or name.startswith(("encoder_", "quant_noise_"))
 
 
-# of fairseq's roberta, on the command line
+def transformer_flags() -> list[Flag]:
+    """Returns the flags of fairseq's Transformer that an encoder has, with the defaults of fairseq's RoBERTa."""
+    flags: list[Flag] = []
+    for original in flatten(TransformerConfig):
+        if has_encoder(original.name):
+            default = getattr(DEFAULTS, original.name, original.field.default)
+            roberta_field = field(default=default, metadata=original.field.metadata)
+            flags.append(Flag(original.name, original.annotation, roberta_field))
+    return flags
+
+
+# the flags of fairseq's RoBERTa that are on the command line
 ROBERTA_FLAGS = [
-    flag(
+    make_flag(
         "max_positions",
-        Optional[int],  # noqa: UP045 - fairseq reads the type, and does not know `int | None`
+        Optional[int],  # noqa: UP045 - fairseq reads the annotation, and does not know `int | None`
         None,
         "number of positions to embed, and the longest input in tokens",
     ),
-    flag(
+    make_flag(
         "pooler_activation_fn",
         ChoiceEnum(get_available_activation_fns()),
         "tanh",
         "activation function of the classification heads",
     ),
-    flag("pooler_dropout", float, 0.0, "dropout probability in the classification heads"),
-    flag(
+    make_flag("pooler_dropout", float, 0.0, "dropout probability in the classification heads"),
+    make_flag(
         "untie_weights_roberta",
         bool,
         False,
         "do not share the embedding with the output layer of the masked language model",
     ),
-    flag("spectral_norm_classification_head", bool, False, "spectral normalization of the classification heads"),
-    flag("load_checkpoint_heads", bool, False, "also load the classification heads of a checkpoint"),
-    *(
-        (name, kind, field(default=getattr(DEFAULTS, name, default.default), metadata=default.metadata))
-        for name, kind, default in flatten(TransformerConfig)
-        if is_flag(name)
-    ),
+    make_flag("spectral_norm_classification_head", bool, False, "spectral normalization of the classification heads"),
+    make_flag("load_checkpoint_heads", bool, False, "also load the classification heads of a checkpoint"),
+    *transformer_flags(),
 ]
-# what makes an encoder a RoBERTa: not on the command line, but of architectures and under Hydra
+# What makes an encoder a RoBERTa. Architectures set these flags, and Hydra knows them; the command line does not.
 STRUCTURE = ("encoder_learned_pos", "layernorm_embedding", "no_scale_embedding")
-STRUCTURE_FLAGS = [flag(name, bool, True, "") for name in STRUCTURE]
+STRUCTURE_FLAGS = [make_flag(name, bool, True, "") for name in STRUCTURE]
 
 
 class SynthesizerRobertaEncoder(RobertaEncoder):
-    """fairseq's RobertaEncoder around another stack of layers."""
+    """fairseq's RobertaEncoder around an encoder with synthesized self-attention, or another `stack`."""
 
     stack: type[TransformerEncoderBase] = SynthesizerEncoder
 
@@ -101,15 +109,15 @@ class SynthesizerRoberta(SynthesizerModel, RobertaModel):
 
     @classmethod
     def hub_models(cls) -> dict[str, Any]:
-        """None: fairseq's are RoBERTa's own."""
+        """Returns no names of models to download: those that fairseq knows are of RoBERTa itself."""
         return {}
 
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> "SynthesizerRoberta":
-        """Builds the model of a config, see `SynthesizerModel`."""
+        """Returns the model of a config, see `SynthesizerModel`."""
         args = cls.read_config(cfg, task)
         limit = cls.check_encoder(args)
-        tokens_per_sample = flag_of(task, "tokens_per_sample") or 0
+        tokens_per_sample = task_flag(task, "tokens_per_sample") or 0
         args.max_positions = args.max_positions or task.max_positions() or tokens_per_sample
         check_rows("--tokens-per-sample", tokens_per_sample, limit)
         check_rows("--max-positions", args.max_positions, limit)
@@ -118,13 +126,19 @@ class SynthesizerRoberta(SynthesizerModel, RobertaModel):
         return model
 
     def load_state_dict(self, state_dict: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
-        """As in `SynthesizerModel`, and with ``--load-checkpoint-heads`` for weights of another ``--num-classes``."""
+        """Loads weights, see `SynthesizerModel.load_state_dict`.
+
+        With ``--load-checkpoint-heads``, SynthesizerError is also raised for another ``--num-classes``.
+        """
         if getattr(self.args, "load_checkpoint_heads", False):
             self.check_classes(state_dict)
         return super().load_state_dict(state_dict, *args, **kwargs)
 
     def check_classes(self, state_dict: dict[str, Tensor]) -> None:
-        """Raises SynthesizerError if a classification head in the state dict has another number of classes."""
+        """Checks that the classification heads in the state dict have as many classes as those of the model.
+
+        Raises SynthesizerError if one has not.
+        """
         for name, head in self.classification_heads.items():
             weight = state_dict.get(f"classification_heads.{name}.out_proj.weight")
             classes = head.out_proj.out_features
@@ -136,6 +150,6 @@ class SynthesizerRoberta(SynthesizerModel, RobertaModel):
 
     @classmethod
     def check_encoder(cls, args: argparse.Namespace) -> Limit | None:
-        """Checks the flags of the self-attention; returns its limit, if it has one."""
+        """Checks the flags of the self-attention, and returns its limit if it has one."""
         check_flags(args, "encoder")
-        return limit_of(args, args.encoder_synthesizer)
+        return stack_limit(args, args.encoder_synthesizer)

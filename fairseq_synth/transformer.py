@@ -8,7 +8,7 @@ from fairseq.models.transformer import TransformerConfig, TransformerModelBase
 from fairseq.tasks.denoising import DenoisingTask
 from fairseq.tasks.translation import TranslationTask
 
-from .config import SYNTHESIZER_FLAGS, check_flags, config_class, flatten, limit_of, stack_flag
+from .config import SYNTHESIZER_FLAGS, check_flags, config_class, flatten, stack_flag, stack_limit
 from .errors import SynthesizerError
 from .layers import SynthesizerDecoder, SynthesizerEncoder
 from .lengths import announce_limit, check_min_len, cut_sources
@@ -16,7 +16,12 @@ from .model import SynthesizerModel
 
 
 class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
-    """The Transformer with synthesized self-attention (arXiv 2005.00743); cross-attention stays as it is."""
+    """The Transformer with synthesized self-attention (arXiv 2005.00743); cross-attention is fairseq's.
+
+    Attributes:
+        reads_targets: whether the model reads references: in training, and with ``--score-reference``.
+        matches_sources: whether ``--match-source-len`` makes translations as long as their sources.
+    """
 
     kind = "translation model"
     stacks = ("encoder", "decoder")
@@ -34,7 +39,7 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
 
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> "SynthesizerTransformer":
-        """Builds the model of a config, see `SynthesizerModel`."""
+        """Returns the model of a config, see `SynthesizerModel`."""
         args = cls.read_config(cfg, task)
         if args.cross_self_attention:
             raise SynthesizerError(
@@ -47,7 +52,8 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
                 "it out"
             )
         check_flags(args, *cls.stacks)
-        limit = limit_of(args, [*args.encoder_synthesizer, *args.decoder_synthesizer])
+        all_layers = [*args.encoder_synthesizer, *args.decoder_synthesizer]
+        limit = stack_limit(args, all_layers)
         model = super().build_model(TransformerConfig.from_namespace(args), task)
         announce_limit(task, limit)
         if limit:
@@ -63,8 +69,11 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
         return SynthesizerDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
 
     def prepare_for_inference_(self, cfg: Any) -> None:
-        """As fairseq's own. From here on references are compared with the output, and are not read by the model. Raises
-        SynthesizerError if ``--min-len`` is more than the model can write."""
+        """Prepares the model for generation, as fairseq's own method does.
+
+        From here on the model does not read references, unless they are what is scored. Raises SynthesizerError if
+        ``--min-len`` is more than the model can write.
+        """
         super().prepare_for_inference_(cfg)
         generation = getattr(cfg, "generation", None)
         self.reads_targets = bool(getattr(generation, "score_reference", False))
@@ -73,11 +82,13 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
             check_min_len(generation, self.decoder)
 
     def max_positions(self) -> tuple[int, float]:
-        """Longest source and target in tokens; a reference that the model does not read may have any length.
+        """Returns the longest source and target in tokens; a reference that is not read may have any length.
 
         With ``--match-source-len`` a translation has up to one token more than the longest source of its batch.
         """
         source, target = super().max_positions()
         if self.matches_sources and self.decoder.max_length is not None:
             source = min(source, self.decoder.max_positions() - 1)
-        return source, target if self.reads_targets else math.inf
+        if not self.reads_targets:
+            target = math.inf
+        return source, target

@@ -26,8 +26,8 @@ a list, because Markdown takes such a line for HTML and does not render it. Exam
     pairs-after 28000 relative_random_vanilla                            1
     conversion-cost encoder-random 0 bleu                                1.6 ± 1.2
     conversion-cost encoder-random 2000 bleu                             0.3 ± 0.6
-    bugs                                                                 37
-    variants                                                             13
+    bugs                                                                 how many bugs of fairseq are worked around …
+    variants                                                             how many functions and mixtures there are …
 """
 
 import re

@@ -13,7 +13,7 @@ die() {
 # usage SCRIPT ARGUMENTS...: with --help prints the script's first comment, and ends
 usage() {
     case ${2:-} in
-        --help | -h) sed -n '2,/^[^#]/s/^# //p' "$1" && exit 0 ;;
+        --help | -h) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$1" && exit 0 ;;
     esac
 }
 # Shows a command, then runs it; with DRY_RUN=1 it only shows.

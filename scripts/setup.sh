@@ -1,16 +1,28 @@
 #!/usr/bin/env bash
-# Makes the project's environment in .venv, or reuses it: the pinned stack of constraints.txt and this project.
-# PYTHON chooses the interpreter (default: python3.11, then python3). The pinned stack is for Python 3.11; for another
-# one that PYTHON names, 3.10 to 3.12, pip chooses the versions.
+# Makes the project's environment in .venv, or reuses it: this project, and the versions of constraints.txt. It needs
+# about 2.5 GB of disk and some minutes.
+#
+#   scripts/setup.sh
+#
+# PYTHON chooses the interpreter (default: python3.11, then python3). The pinned versions are for Python 3.11. For
+# another one that PYTHON names, 3.10 or 3.12, pip chooses the versions.
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # called as sh scripts/setup.sh
 set -euo pipefail
 source "$(dirname "$(realpath "$0")")/common.sh"
 usage "$0" "$@"
 [ $# = 0 ] || die "$1: setup.sh takes no options; PYTHON chooses the interpreter"
 
+done_message() {
+    [ -z "${IS_A_STEP:-}" ] || return 0 # quickstart.sh goes on by itself
+    echo "done: the environment is in $root/.venv"
+    echo "next: scripts/quickstart.sh, or for your own text: scripts/prepare.sh DIR SRC TGT data/mine"
+    echo "      (to call python and fairseq's commands yourself: source .venv/bin/activate)"
+}
+
 stamp=$root/.venv/installed
 wanted="$root $(cat "$root/setup.py" "$root/pyproject.toml" "$root/constraints.txt" | sha256sum)"
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && "$root/.venv/bin/python" -c '' 2> /dev/null; then
+    done_message
     exit 0
 fi
 version() {
@@ -32,13 +44,32 @@ case $(cat "$stamp" 2> /dev/null || true) in
     *) venv+=(--clear) ;; # it was moved or copied: its programs name the interpreter at the old place
 esac
 run "${venv[@]}" "$root/.venv"
-pip=("$root/.venv/bin/python" -m pip install --quiet --disable-pip-version-check)
+# Shows how far pip has come: a line for each package, and what it downloads. Errors and warnings are shown whole.
+progress() {
+    local line
+    while IFS= read -r line; do
+        case $line in
+            Collecting\ *) line=${line#Collecting } && echo "  ${line%% (from *}" ;;
+            *Downloading\ *' MB)'*) echo "    downloading ${line##*(}" | tr -d ')' ;;
+            Installing\ collected*) echo "  installing all of them, a minute or two" ;;
+            ERROR* | error* | WARNING*) echo "$line" ;;
+        esac
+    done
+}
+install() {
+    local pip=("$root/.venv/bin/python" -m pip install --progress-bar off --disable-pip-version-check)
+    printf '+ %s\n' "$(printf '%q ' "${pip[@]}" "$@")"
+    [ -n "${DRY_RUN:-}" ] || "${pip[@]}" "$@" | progress
+}
 case $(version "$python") in
-    3.11) run "${pip[@]}" -c "$root/constraints.txt" -e "${root}[dev]" ;;
-    3.12) run "${pip[@]}" -e "${root}[dev]" ;;
+    3.11) install -c "$root/constraints.txt" -e "${root}[dev]" ;;
+    3.12) install -e "${root}[dev]" ;;
     *) # newer versions of pip refuse the metadata of omegaconf 2.0, which fairseq 0.12.2 needs
-        run "${pip[@]}" 'pip<24.1'
-        run "${pip[@]}" -e "${root}[dev]"
+        install 'pip<24.1'
+        install -e "${root}[dev]"
         ;;
 esac
-[ -n "${DRY_RUN:-}" ] || printf '%s\n' "$wanted" > "$stamp"
+if [ -z "${DRY_RUN:-}" ]; then
+    printf '%s\n' "$wanted" > "$stamp"
+    done_message
+fi

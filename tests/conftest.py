@@ -1,130 +1,195 @@
-"""Options and fixtures. They import torch and fairseq late: pytest-xdist's first process needs neither."""
+"""Options of the test suite, what it prints at the start and at the end, and the fixtures that several files use.
+
+torch and fairseq are imported late, because the first process of pytest-xdist, which only gives out the tests to the
+workers, needs neither.
+"""
 
 import contextlib
 import fcntl
 import gc
 import os
 import random
+import shlex
 import shutil
 import sys
-import tempfile
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import warm
 
-os.environ["PATH"] = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"  # this interpreter's programs first
+# the programs that are installed beside this interpreter, such as fairseq-train, come first
+os.environ["PATH"] = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+
+# CPU time of the whole suite in minutes, for the estimate that is printed at the start
+CPU_MINUTES = {"default": 10, "--kernels": 15, "--all": 20}
+
+
+# ---- options
 
 
 def pytest_addoption(parser):
-    parser.addoption("--device", default="cpu", help="of the tests of the attention and its computations: cpu or cuda")
-    parser.addoption("--seed", type=int, default=0, help="of the random numbers of a test that sets no seed itself")
-    parser.addoption("--all", action="store_true", help="what is left to .ci/run too: several fresh processes, kernels")
-    parser.addoption("--kernels", action="store_true", help="all tests of the kernels for GPUs, not a chosen part")
-    parser.addoption(
+    group = parser.getgroup("fairseq_synth")
+    group.addoption("--kernels", action="store_true", help="all tests of the GPU kernels, not only a few calls")
+    group.addoption(
+        "--all",
+        action="store_true",
+        help="everything that .ci/run runs: --kernels, torch.compile, and trainings in several processes",
+    )
+    group.addoption(
         "--corpora",
         type=Path,
         default=os.environ.get("CORPORA"),
-        help="folder of real text: multi30k, lm, classification, glue, superglue, summarisation, dialogue (default: "
-        "$CORPORA); tests of what is not there are skipped",
+        help="folder with real text in subfolders multi30k, lm, classification, glue, superglue, summarisation and "
+        "dialogue (default: $CORPORA); the tests of a missing subfolder are skipped",
     )
+    group.addoption("--device", default="cpu", help="where attention is tested: cpu (default) or cuda")
+    group.addoption("--seed", type=int, default=0, help="seed of the random numbers at the start of every test")
 
 
 def pytest_configure(config):
     if config.getoption("--device") == "cpu":
-        os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
-
-
-def pytest_sessionstart(session):
-    """One server of warm processes for all workers; the first process, which starts them, has it."""
-    if "PYTEST_XDIST_WORKER" not in os.environ and hasattr(warm.socket, "send_fds"):
-        session.config.warm_folder = tempfile.TemporaryDirectory(prefix="warm-")
-        session.config.warm_server = warm.start(session.config.warm_folder.name)
+        os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported
+    if not is_worker():
+        config.warm_server = warm.Server()
+        config.warm_server.start()
 
 
 def pytest_unconfigure(config):
     if hasattr(config, "warm_server"):
-        warm.end(config.warm_server)
-        config.warm_folder.cleanup()
+        config.warm_server.stop()
 
 
-def pytest_report_header(config):
-    return f"seed {config.getoption('--seed')}; real text from {config.getoption('--corpora') or 'nowhere'}"
+def is_worker():
+    """Whether this process is a worker of pytest-xdist, which has not started itself."""
+    return "PYTEST_XDIST_WORKER" in os.environ
+
+
+# ---- which tests run, and in which order
 
 
 def pytest_collection_modifyitems(config, items):
-    """The slow tests first, so that none of them is left to one worker in the end."""
+    """Puts slow tests first, so that no worker is left with them in the end, and skips what needs --all."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     for item in items:
         if item.get_closest_marker("ci") and not config.getoption("--all"):
-            item.add_marker(pytest.mark.skip(reason="left to .ci/run: --all"))
+            item.add_marker(pytest.mark.skip(reason="runs with --all, as in .ci/run"))
 
 
 def pytest_collection_finish():
-    """What is there by now stays: the garbage collector need not look through torch and fairseq each time."""
+    """Keeps the garbage collector from looking through all that torch and fairseq have imported again and again."""
     gc.collect()
     gc.freeze()
 
 
+# ---- what is printed: the number of tests and their time at the start, and at the end how to repeat a failed test
+
+
+def pytest_report_collectionfinish(config, items):
+    """Describes the run where this process runs the tests itself."""
+    return describe_run(config, tests=len(items), workers=1)
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist, which may not be installed
+def pytest_xdist_node_collection_finished(node, ids):
+    """Describes the run, once, where workers run the tests."""
+    config = node.config
+    if not hasattr(config, "is_described"):
+        config.is_described = True
+        line = describe_run(config, tests=len(ids), workers=config.getoption("numprocesses"))
+        config.pluginmanager.get_plugin("terminalreporter").write_line(line)
+
+
+def describe_run(config, tests, workers):
+    """Returns a line with the number of tests, the time of the whole suite, and the options that matter."""
+    words = [f"{tests} tests on {workers} worker" if workers == 1 else f"{tests} tests on {workers} workers"]
+    is_whole_suite = config.args_source.name == "TESTPATHS" and not config.option.keyword and not config.option.markexpr
+    if is_whole_suite:
+        option = next((option for option in ("--all", "--kernels") if config.getoption(option)), "default")
+        minutes = CPU_MINUTES[option] / min(workers, os.cpu_count())
+        words.append(f"about {minutes:.0f} minutes on a machine that does nothing else")
+    words.append(f"seed {config.getoption('--seed')}")
+    words.append(f"real text from {config.getoption('--corpora') or 'nowhere (--corpora=DIR)'}")
+    return "; ".join(words)
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Prints the commands that repeat the failed tests, each alone."""
+    failed = [*terminalreporter.stats.get("failed", []), *terminalreporter.stats.get("error", [])]
+    if not failed:
+        return
+    options = []
+    for name in ("--all", "--kernels"):
+        if config.getoption(name):
+            options.append(name)
+    for name, default in (("--corpora", None), ("--device", "cpu"), ("--seed", 0)):
+        if config.getoption(name) != default:
+            options.append(f"{name}={config.getoption(name)}")
+    terminalreporter.section("to repeat a failed test alone")
+    for test in dict.fromkeys(report.nodeid for report in failed):  # once, if it failed in several phases
+        terminalreporter.write_line(shlex.join(["./scripts/test.sh", "-n", "0", *options, test]))
+
+
+# ---- fixtures that every test has
+
+
 @pytest.fixture(autouse=True)
-def seed(request):
-    """Every test starts from the same random numbers, in any order and on any worker."""
+def seed_random_numbers(request):
+    """Starts every test with the same random numbers, in any order and on any worker."""
     import numpy as np
     import torch
 
-    number = request.config.getoption("--seed")
-    torch.manual_seed(number)
-    np.random.seed(number)
-    random.seed(number)
-
-
-@pytest.fixture
-def on_device(request):
-    """Tensors are made on the device of --device."""
-    import torch
-
-    with torch.device(request.config.getoption("--device")):
-        yield
+    seed = request.config.getoption("--seed")
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
 
 
 @pytest.fixture(autouse=True, scope="session")
-def one_thread():
-    """The workers of pytest-xdist share the machine."""
+def limit_torch_to_one_thread():
+    """Leaves the other cores to the other workers."""
     import torch
 
     torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True, scope="session")
-def composed_once():
-    """fairseq's commands compose the same groups of their configuration again and again."""
-    from unittest import mock
-
-    from composed import composed_once
+def cache_configurations():
+    """Composes fairseq's configuration once per set of groups, which saves half a second of each command."""
+    from compose_cache import CachedCompose
     from fairseq.dataclass import utils
 
-    with mock.patch.object(utils, "compose", composed_once(utils.compose)):
+    with mock.patch.object(utils, "compose", CachedCompose(utils.compose)):
         yield
 
 
 @pytest.fixture(autouse=True, scope="session")
-def nothing_for_gpus():
-    """Without a GPU torch keeps, for each seed that is set, a trace of the caller, which is for when there is one."""
-    from unittest import mock
-
+def forget_seeds_of_gpus():
+    """Keeps torch, where there is no GPU, from storing a traceback for each seed that is set, for a GPU to come."""
     import torch
 
-    with contextlib.ExitStack() as stack:
-        if not torch.cuda.is_available():
-            stack.enter_context(mock.patch.object(torch.cuda.random, "_lazy_call", lambda *_, **__: None))
+    if torch.cuda.is_available():
+        yield
+        return
+    with mock.patch.object(torch.cuda.random, "_lazy_call", lambda *args, **kwargs: None):
+        yield
+
+
+# ---- fixtures that change something for one test
+
+
+@pytest.fixture
+def on_device(request):
+    """Makes new tensors on the device of the option --device."""
+    import torch
+
+    with torch.device(request.config.getoption("--device")):
         yield
 
 
 @pytest.fixture
-def registry():
-    """Functions that a test registers are gone after it."""
-    from unittest import mock
-
+def restore_registry():
+    """Removes the functions that the test registers with @register_synthesizer, after it."""
     from fairseq_synth.synthesizers import SYNTHESIZERS
 
     with mock.patch.dict(SYNTHESIZERS):
@@ -132,112 +197,104 @@ def registry():
 
 
 @pytest.fixture
+def dry_run(monkeypatch):
+    """Sets DRY_RUN=1: the commands of recipes/ only print what they would run."""
+    monkeypatch.setenv("DRY_RUN", "1")
+
+
+@pytest.fixture
 def recipes_environment(monkeypatch):
-    """Recipes set environment variables; here they end with the test."""
-    for name in ("OMP_NUM_THREADS", "SACREBLEU", "MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_"):
-        monkeypatch.setenv(name, "1")
+    """Restores, after the test, the environment variables that the commands of recipes/ set."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     for name in ("SACREBLEU", "MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_"):
+        # what monkeypatch has deleted once, it restores even if the test sets it
+        monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
 
 
+@pytest.fixture
+def programs_in_process(recipes_environment):
+    """Lets recipes/ call fairseq-train, fairseq-preprocess etc. in this process, which saves their imports."""
+    with run_programs_in_process():
+        yield
+
+
 @contextlib.contextmanager
-def programs_here():
-    """fairseq's programs run in this process, which spares their imports. Tests of the whole way run the programs."""
+def run_programs_in_process():
+    """The same as a context. Some tests of the whole way, such as test_any_locale, start the programs themselves."""
     from fairseq_cli import eval_lm, generate, preprocess, train, validate
     from helpers import run_cli
 
     from recipes import prepare, score, steps
-    from recipes import train as training
+    from recipes import train as recipes_train
 
-    mains = {"preprocess": preprocess, "train": train, "generate": generate, "eval-lm": eval_lm, "validate": validate}
+    programs = {
+        "fairseq-preprocess": preprocess.cli_main,
+        "fairseq-train": train.cli_main,
+        "fairseq-generate": generate.cli_main,
+        "fairseq-eval-lm": eval_lm.cli_main,
+        "fairseq-validate": validate.cli_main,
+    }
 
     def run(argv, log=None, watch=None):
-        main = mains.get(str(argv[0]).replace("fairseq-", ""))
-        if not main or steps.dry_run():
+        """Stands in for recipes.steps.run; writes the log, but calls no `watch` for its lines."""
+        program, *arguments = argv
+        if str(program) not in programs or steps.dry_run():
             return steps.run(argv, log, watch)
         steps.show(argv)
+        printed, logged = run_cli(programs[program], *arguments, form="| %(levelname)s | %(name)s | %(message)s")
         with open(log, "a" if watch else "w") as file:
-            file.write("".join(run_cli(main.cli_main, *argv[1:], form="| %(levelname)s | %(name)s | %(message)s")))
+            file.write(printed + logged)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module, name in ((prepare, "run"), (score, "run_command"), (training, "run_command")):
-            patch.setattr(module, name, run)
+        patch.setattr(prepare, "run", run)
+        patch.setattr(score, "run_command", run)
+        patch.setattr(recipes_train, "run_command", run)
         yield
 
 
-@pytest.fixture
-def in_process(recipes_environment):
-    with programs_here():
-        yield
+# ---- fixtures that provide data
 
 
 @pytest.fixture(scope="session")
-def shared(tmp_path_factory):
-    """Makes what several tests read, once for all workers: shared(name, make) is the folder that `make` has filled."""
+def make_once(tmp_path_factory):
+    """Provides ``make_once(name, make)``: a folder that all workers share, and that one of them fills by make(folder).
+
+    Tests must not write into such a folder.
+    """
     base = tmp_path_factory.getbasetemp()
-    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    if is_worker():
+        base = base.parent  # that of all workers
 
     def make_once(name, make):
+        folder, finished = base / name, base / f"{name}.finished"
         with open(base / f"{name}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not (base / name / "made").exists():
-                shutil.rmtree(base / name, ignore_errors=True)
-                (base / name).mkdir()
-                make(base / name)
-                (base / name / "made").touch()
-        return base / name
+            if not finished.exists():
+                shutil.rmtree(folder, ignore_errors=True)  # what is left of a failed try
+                folder.mkdir()
+                make(folder)
+                finished.touch()
+        return folder
 
     return make_once
 
 
 @pytest.fixture(scope="session")
-def small_data(shared):
-    """The folder of data of a name in small_text.PREPARED."""
-    from small_text import PREPARED, prepare
+def data(make_once):
+    """A folder with a few hundred pairs of sentences: the target (de) is the source (en) backwards.
 
-    from recipes.prepare import main
-
-    def made(name):
-        def make(folder):
-            other = made("wmt").parent if "{other}" in PREPARED[name][1] else folder
-            with programs_here():
-                prepare(name, folder, other, main)
-
-        return shared(f"small-{name}", make) / name
-
-    return made
-
-
-@pytest.fixture
-def dry(monkeypatch):
-    monkeypatch.setenv("DRY_RUN", "1")
-
-
-def at_hand(request, name):
-    """The folder of a corpus; the test is skipped where there is none."""
-    corpora = request.config.getoption("--corpora")
-    if not corpora or not Path(corpora, name).is_dir():
-        pytest.skip(f"no folder {name} of real text; name the folder of such folders by --corpora=DIR")
-    return Path(corpora, name)
-
-
-@pytest.fixture
-def real_text(request):
-    """The folder of any corpus, by its name."""
-    return lambda name: at_hand(request, name)
-
-
-@pytest.fixture(scope="session")
-def data(shared):
-    """A corpus of a few hundred sentences, raw and binarised: the target is the source backwards."""
+    It has the text ({train,valid,test}.{en,de}), and in ``bin`` the binarised data with the subsets train, valid, test
+    and test1. The sentences of test1 are longer than the models of the tests allow.
+    """
     from helpers import make_data
 
-    return shared("data", make_data)
+    return make_once("data", make_data)
 
 
 @pytest.fixture(scope="session")
-def monolingual(shared, data):
-    """The source side alone, as language models and encoders read it."""
+def monolingual(make_once, data):
+    """A folder with the source sentences of `data`, binarised as language models and encoders read them."""
     from fairseq_cli import preprocess
     from helpers import run_cli
 
@@ -248,4 +305,37 @@ def monolingual(shared, data):
             argv += [f"--{split}pref", folder / f"{split}.txt"]
         run_cli(preprocess.cli_main, *argv)
 
-    return shared("monolingual", make)
+    return make_once("monolingual", make)
+
+
+@pytest.fixture(scope="session")
+def prepared_corpus(make_once):
+    """Provides ``prepared_corpus(name)``: the folder that prepare.sh makes of a small corpus of small_text.PREPARED."""
+    from small_text import PREPARED, prepare
+
+    from recipes.prepare import main
+
+    def prepare_corpus(name):
+        _, arguments, _ = PREPARED[name]
+
+        def make(folder):
+            other = prepare_corpus("wmt").parent if "{other}" in arguments else folder
+            with run_programs_in_process():
+                prepare(name, folder, other, main)
+
+        return make_once(f"small-{name}", make) / name
+
+    return prepare_corpus
+
+
+@pytest.fixture
+def real_text(request):
+    """Provides ``real_text(name)``: that subfolder of --corpora. Without it the test is skipped."""
+
+    def find_folder(name):
+        corpora = request.config.getoption("--corpora")
+        if not corpora or not Path(corpora, name).is_dir():
+            pytest.skip(f"needs a folder {name} of real text in the folder that --corpora=DIR names")
+        return Path(corpora, name)
+
+    return find_folder

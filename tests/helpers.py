@@ -1,4 +1,7 @@
-"""What the tests share: models and attention in small, a corpus in small, and the stock command lines."""
+"""Functions and constants that several test files use: small models and data, command lines, and checks.
+
+Importing this file registers the plugin, so that fairseq knows the architectures of this project.
+"""
 
 import argparse
 import contextlib
@@ -35,6 +38,7 @@ from fairseq_synth.synthesizers import SYNTHESIZERS, Synthesizer
 from recipes.steps import ROOT, UserError
 
 fairseq_synth.register()
+# flags of fairseq's commands: the plugin; the size of a small model for translation; a short training
 USER_DIR = ["--user-dir", str(ROOT / "fairseq_synth")]
 SMALL = (
     "--encoder-layers 2 --decoder-layers 2 --encoder-embed-dim 16 --decoder-embed-dim 16 --encoder-ffn-embed-dim 32 "
@@ -45,28 +49,29 @@ RECIPE = (
     "--optimizer adam --lr 0.01 --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --max-tokens 200 "
     "--num-workers 0 --no-progress-bar --log-format json --log-interval 1 --seed 7"
 ).split()
-# For a process that ends after an update or two. fairseq's thread that loads ahead may then be at work still, and a
-# thread inside PyTorch aborts the process when Python ends.
+# For a process that ends after an update or two. fairseq's thread that loads batches ahead may still be at work then,
+# and a thread inside PyTorch aborts the process when Python ends.
 NO_THREAD = ["--data-buffer-size", "0"]
-# a kind of model: the architecture that the tests build, and fairseq's own of the same size
+# {kind of model: the architecture that the tests build, and fairseq's architecture of the same size}
 KINDS = {
     "translation": ("transformer_synth_random_vanilla_multi30k", "transformer_multi30k"),
     "language_model": ("transformer_lm_synth_random_vanilla_ptb", "transformer_lm_ptb"),
     "encoder": ("roberta_synth_random_vanilla_agnews", "roberta_agnews"),
 }
+# {kind of model: its stacks of layers}
 SIDES = {"translation": ("encoder", "decoder"), "language_model": ("decoder",), "encoder": ("encoder",)}
-TEST_SENTENCES = 21  # no multiple of 8
-# Each starts a worker process to load data. From the second call in one process on, ending it takes 5 seconds.
+TEST_SENTENCES = 21  # in the test set of the fixture `data`; not a multiple of 8
+# Commands that start a worker process to load data. From the second call in one process on, ending it takes 5 seconds.
 READERS = (generate.cli_main, interactive.cli_main, validate.cli_main, eval_lm.cli_main)
-# every function alone and mixed with the next, every mixture with an architecture, and one triple: a new function is
-# covered once it is registered
+# What --encoder-synthesizer may name: every function alone and mixed with the next one, every mixture that has an
+# architecture, and one mixture of three. A new function is covered as soon as it is registered.
 NAMES = list(SYNTHESIZERS)
 SPECS = [*NAMES, *(f"{a}+{b}" for a, b in zip(NAMES, NAMES[1:])), "random+dense+vanilla"]
 SPECS += [spec for spec in VARIANTS if spec not in SPECS]
 
 
 class Distance(Synthesizer):
-    """A function that the paper has not: without weights or a limit, the same for all heads."""
+    """A function that the paper does not have: ``S_ij = -|i - j|``, without parameters or a longest length."""
 
     has_max_length = False
 
@@ -76,7 +81,7 @@ class Distance(Synthesizer):
 
 
 class Columns(Synthesizer):
-    """A function whose rows are all alike: ``S_ij = c_j``."""
+    """A function that the paper does not have: ``S_ij = c_j``, so that all rows are equal."""
 
     def __init__(self, num_heads, head_dim, max_length, rank):
         super().__init__(num_heads, head_dim, max_length, rank)
@@ -90,26 +95,30 @@ class Columns(Synthesizer):
 
 
 def make_dictionary(words: int = 40) -> Dictionary:
+    """Returns a dictionary of fairseq with the words w0, w1, ... from index 4 on."""
     dictionary = Dictionary()
     for i in range(words):
         dictionary.add_symbol(f"w{i}")
     return dictionary
 
 
-def future(length, dtype=torch.float32):
-    """The host's mask of what is behind a row, which nobody but `plain` reads."""
+def future_mask(length, dtype=torch.float32):
+    """Returns fairseq's mask of the future, (length, length): 0 on and below the diagonal, -inf above it."""
     return torch.full((length, length), float("-inf"), dtype=dtype).triu_(1)
 
 
 def padding_mask(lengths):
-    """(B, S), true behind sentences of these lengths."""
+    """Returns a mask (B, S) for sentences of these lengths, which is true for the padding behind them."""
     return torch.arange(max(lengths))[None] >= torch.tensor(lengths)[:, None]
 
 
 def make_attention(
     spec, mixture="convex", embed_dim=6, num_heads=2, max_length=12, rank=3, seed=0, beyond_length="refuse", **kwargs
 ):
-    """An attention with no parameter left at a value that hides a mistake (zeros, equal weights)."""
+    """Returns a self-attention with the function `spec`, such as "random+vanilla", in each of its heads.
+
+    Its parameters are moved away from initial values that would hide a mistake, such as zeros and equal weights.
+    """
     torch.manual_seed(seed)
     groups = parse_heads(spec, num_heads)
     built = build_synthesizer(groups, mixture, embed_dim // num_heads, max_length, rank, beyond_length)
@@ -121,7 +130,7 @@ def make_attention(
 
 
 def make_task(words=40, tokens_per_sample=24):
-    """What a model asks of a task."""
+    """Returns an object with all that a model asks of its task."""
     dictionary = make_dictionary(words)
     names = ("source_dictionary", "target_dictionary", "dictionary", "output_dictionary")
     cfg = SimpleNamespace(tokens_per_sample=tokens_per_sample)
@@ -129,7 +138,7 @@ def make_task(words=40, tokens_per_sample=24):
 
 
 def make_model(arch="transformer_synth_random_vanilla_multi30k", seed=1, words=40, **flags):
-    """A small model of an architecture, in eval mode."""
+    """Returns a small model of an architecture in eval mode, with its initial weights. flags: as --arch has them."""
     sizes = dict(
         encoder_embed_dim=16,
         encoder_ffn_embed_dim=24,
@@ -152,22 +161,21 @@ def make_model(arch="transformer_synth_random_vanilla_multi30k", seed=1, words=4
     return ARCH_MODEL_REGISTRY[arch].build_model(args, make_task(words, args.synth_max_length)).eval()
 
 
-def in_use(state_dict):
-    """Weights without those that fairseq 0.12.2 has beside: copies that nothing reads, a buffer that nothing sets."""
+def used_weights(state_dict):
+    """Returns the weights that a model uses, without the copies and the buffer of fairseq 0.12.2 that nothing reads."""
     dead = (*FAST_PATH_COPIES, "_float_tensor")
     return {name: weight for name, weight in state_dict.items() if name.split(".")[-1] not in dead}
 
 
 def make_synth(spec, kind="translation", **flags):
-    """A small model of a kind with the functions `spec` in every layer, its weights moved from where they start."""
+    """Returns a small model of a kind with the functions `spec` in every layer, its weights moved by `perturb`."""
     sides = {f"{side}_synthesizer": spec for side in SIDES[kind]}
     return perturb(make_model(KINDS[kind][0], **{**sides, **flags}))
 
 
-def outputs(model, source, target):
-    """Logits (B, T, words) of a model of any kind, and the tokens of its rows."""
-    kind = type(model).__mro__
-    names = {base.__name__ for base in kind}
+def compute_logits(model, source, target):
+    """Runs a model of any kind; returns its logits (B, T, words) and the tokens (B, T) that its rows belong to."""
+    names = {base.__name__ for base in type(model).__mro__}
     if "FairseqEncoderDecoderModel" in names:
         return model(source, None, target)[0], target
     tokens = target if "FairseqLanguageModel" in names else source
@@ -175,7 +183,7 @@ def outputs(model, source, target):
 
 
 def perturb(model, seed=3, std=0.3):
-    """Moves every parameter, so that a bias of 0 or an even mixture hides nothing."""
+    """Adds noise to all parameters but the embeddings, so that a bias of 0 or an even mixture hides no mistake."""
     torch.manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -185,57 +193,69 @@ def perturb(model, seed=3, std=0.3):
 
 
 def pad_batch(sentences, left, pad=1):
-    width = max(len(s) for s in sentences)
+    """Returns lists of token numbers as one batch (B, T), padded on the left or on the right."""
+    width = max(len(sentence) for sentence in sentences)
     batch = torch.full((len(sentences), width), pad)
-    for row, s in zip(batch, sentences):
-        row[width - len(s) if left else 0 :][: len(s)] = torch.tensor(s)
+    for row, sentence in zip(batch, sentences):
+        start = width - len(sentence) if left else 0
+        row[start : start + len(sentence)] = torch.tensor(sentence)
     return batch
 
 
 def run_cli(main, *argv, stdin=None, form=None):
-    """Runs a command line in this process; returns what it printed and logged, each line of it in a form."""
+    """Runs a command, such as fairseq_cli.train.cli_main, in this process, and returns what it printed and logged.
+
+    argv: its arguments. stdin: what it reads from standard input. form: logging's format of a line of the log.
+    """
     if main in READERS:
         argv = (*argv, "--num-workers", "0")
     out, log = io.StringIO(), io.StringIO()
-    handler, root = logging.StreamHandler(log), logging.getLogger()
+    handler = logging.StreamHandler(log)
     handler.setFormatter(logging.Formatter(form))
+    root = logging.getLogger()
+    level = root.level
     root.addHandler(handler)
-    old = sys.argv, sys.stdin, root.level
     root.setLevel("INFO")
-    sys.argv, sys.stdin = ["fairseq", *map(str, argv)], io.StringIO(stdin or "")
     if hasattr(checkpoint_utils.save_checkpoint, "best"):
-        del checkpoint_utils.save_checkpoint.best  # the host's only state between runs
+        del checkpoint_utils.save_checkpoint.best  # the only state that fairseq keeps from one training to the next
     try:
-        # fairseq-validate removes the handlers of others, every second one
-        with contextlib.redirect_stdout(out), mock.patch.object(validate, "reset_logging"):
+        with (
+            mock.patch.object(sys, "argv", ["fairseq", *map(str, argv)]),
+            mock.patch.object(sys, "stdin", io.StringIO(stdin or "")),
+            mock.patch.object(validate, "reset_logging"),  # it removes every second handler, whoever added it
+            contextlib.redirect_stdout(out),
+        ):
             main()
     finally:
-        sys.argv, sys.stdin, level = old
         root.setLevel(level)
         root.removeHandler(handler)
     return out.getvalue(), log.getvalue()
 
 
-def complaint(main, *argv, stdin=None):
-    """The one line that a user sees of a command line that fails, run in this process."""
-    with pytest.raises(BaseException) as caught:
+def get_error_line(main, *argv, stdin=None):
+    """Runs a command that fails, as `run_cli` does, and returns the one line that a user sees of its error."""
+    with pytest.raises(BaseException) as error:
         run_cli(main, *argv, stdin=stdin)
-    line = explain(caught.value)
-    assert line and "\n" not in line, repr(caught.value)
+    line = explain(error.value)
+    assert line and "\n" not in line, repr(error.value)
     return line
 
 
-def command(name, *argv, check=True, **kwargs):
-    """Runs a command line in its own process."""
+def run_program(name, *argv, check=True, **kwargs):
+    """Runs fairseq-NAME in its own, warm process and returns its CompletedProcess; check: it has to succeed.
+
+    kwargs: of `warm.run`.
+    """
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     code = f"import sys; from fairseq_cli.{name} import cli_main; sys.exit(cli_main())"
-    done = warm.run(["-c", code, *argv], env=environment, **kwargs)
-    assert not check or done.returncode == 0, done.stderr
-    return done
+    process = warm.run(["-c", code, *argv], env=environment, **kwargs)
+    if check:
+        assert process.returncode == 0, process.stderr
+    return process
 
 
 def make_text(prefix, sentences, shortest=1, longest=12, target=reversed):
-    """Writes PREFIX.en, random words, and PREFIX.de, what `target` makes of them."""
+    """Writes sentences of random words to PREFIX.en, and what `target` returns for each to PREFIX.de."""
     rng = random.Random(str(prefix.name))
     with open(f"{prefix}.en", "w") as en, open(f"{prefix}.de", "w") as de:
         for _ in range(sentences):
@@ -245,7 +265,7 @@ def make_text(prefix, sentences, shortest=1, longest=12, target=reversed):
 
 
 def make_data(folder):
-    """Raw text and binarised data: the target is the source backwards."""
+    """Fills the folder of the fixture `data`: text, and binarised data in its subfolder bin."""
     for split, sentences in [("train", 300), ("valid", 13), ("test", TEST_SENTENCES)]:
         make_text(folder / split, sentences)
     make_text(folder / "long", 3, shortest=30, longest=30)
@@ -255,50 +275,61 @@ def make_data(folder):
     return folder
 
 
-def fit(data, save, *flags, arch="transformer_synth_random_vanilla_multi30k", small=SMALL, main=train.cli_main):
+def train_model(data, save, *flags, arch="transformer_synth_random_vanilla_multi30k", small=SMALL, main=train.cli_main):
+    """Trains a small model of DATA/bin with fairseq-train in this process, and returns the log. save: --save-dir."""
     argv = [data / "bin", *USER_DIR, "--arch", arch, *small, *RECIPE, "--save-dir", save, *flags]
     return run_cli(main, *argv)[1]
 
 
-def losses(log):
-    """{updates: loss} of the training log."""
-    lines = re.findall(r"\{.*\"train_wall\".*\}$", log, flags=re.M)
-    return {int(r["num_updates"]): r["loss"] for r in map(json.loads, lines) if "loss" in r}
+def read_losses(log):
+    """Returns the losses of a training's log (--log-format json), as {number of updates: loss as it is printed}."""
+    losses = {}
+    for line in re.findall(r"\{.*\"train_wall\".*\}$", log, flags=re.M):
+        record = json.loads(line)
+        if "loss" in record:
+            losses[int(record["num_updates"])] = record["loss"]
+    return losses
 
 
-def script(name, *argv, env=None, **kwargs):
-    """Runs one of scripts/."""
+def run_script(name, *argv, env=None, **kwargs):
+    """Runs scripts/NAME, or another program by its path; returns its CompletedProcess. env: additional variables."""
     command = [ROOT / "scripts" / name, *map(str, argv)]
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **(env or {})}, **kwargs)
 
 
-def refused(function, *argv, part):
-    """The function ends with one line in which a pattern is found, or each of several."""
+def assert_refused(function, *argv, part):
+    """Checks that function([*argv]) raises a UserError whose message is one line that matches `part`.
+
+    part: a regular expression, or several that all have to match somewhere.
+    """
     with pytest.raises(UserError) as error:
         function(list(map(str, argv)))
-    said = str(error.value)
-    assert "\n" not in said, said
-    assert all(re.search(pattern, said) for pattern in ([part] if isinstance(part, str) else part)), said
+    message = str(error.value)
+    assert "\n" not in message, message
+    for pattern in [part] if isinstance(part, str) else part:
+        assert re.search(pattern, message), message
 
 
-def flag(line, name):
-    """The last value of a flag in a command."""
+def flag_value(line, name):
+    """Returns the value of a flag in a line with a command: the last one, as argparse does."""
     return re.findall(rf" {name} (\S+)", line)[-1]
 
 
 def wait_for(condition, seconds=120):
+    """Waits until condition() is true; fails after so many seconds."""
     deadline = time.time() + seconds
     while not condition():
-        assert time.time() < deadline, "nothing happened"
+        assert time.time() < deadline, f"not within {seconds} seconds"
         time.sleep(0.02)
 
 
 def children(pid):
+    """Returns the numbers of the processes that a process has started and that have not ended."""
     return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 
 def is_alive(pid):
-    """Whether a process has not ended, waited for or not."""
+    """Whether a process is at work: it has not ended, and is no zombie either."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

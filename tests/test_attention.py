@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from fairseq.dataclass.configs import EMAConfig
 from fairseq.models.ema.ema import EMA
 from fairseq.modules import MultiheadAttention
-from helpers import SPECS, Columns, Distance, future, make_attention, padding_mask
+from helpers import SPECS, Columns, Distance, future_mask, make_attention, padding_mask
 
 from fairseq_synth import attention, logits, synthesizers
 from fairseq_synth.errors import SynthesizerError
@@ -211,7 +211,7 @@ def test_dropout_under_any_mask():
     module = make_attention("random+vanilla", dropout=0.4).train()
     x = torch.randn(4, 1, 6).expand(4, 2, 6)
     torch.manual_seed(0)
-    out, _ = module(x, attn_mask=future(4))
+    out, _ = module(x, attn_mask=future_mask(4))
     assert not torch.allclose(out[3, 0], out[3, 1], atol=1e-3)
 
 
@@ -222,13 +222,13 @@ def test_the_causal_mask_is_of_a_whole_sentence():
 
 
 @pytest.mark.parametrize("grad", [False, True])
-def test_one_bias_for_all_heads(grad, registry):
+def test_one_bias_for_all_heads(grad, restore_registry):
     """A function may have logits (1, 1, T, S)."""
     synthesizers.register_synthesizer("distance")(Distance)
     module, x, state = make_attention("distance").eval(), torch.randn(5, 3, 6), {}
     with torch.set_grad_enabled(grad):
         out = torch.cat([module(x[t : t + 1], incremental_state=state)[0] for t in range(5)])
-    torch.testing.assert_close(out, module(x, attn_mask=future(5))[0])
+    torch.testing.assert_close(out, module(x, attn_mask=future_mask(5))[0])
     distances = (torch.arange(5)[:, None] - torch.arange(5)).abs()
     expected = torch.softmax(-distances.float(), dim=1).expand(2, 3, 5, 5)
     torch.testing.assert_close(module(x, need_head_weights=True)[1], expected)
@@ -258,7 +258,7 @@ def decode_step_by_step(spec):
         step = x[t : t + 1]
         mask = padding[:, t : t + 1] if padding[:, t].any() else None
         out, _ = module(step, step, step, key_padding_mask=mask, incremental_state=state)
-        expected, _ = module(x, x, x, attn_mask=future(T), key_padding_mask=padding)
+        expected, _ = module(x, x, x, attn_mask=future_mask(T), key_padding_mask=padding)
         torch.testing.assert_close(out[0], expected[t])
 
 
@@ -268,11 +268,11 @@ def test_decoding_in_pieces(spec, training):
     """Several tokens at once behind a cache, as a forced prefix may come; also of a model in training mode."""
     module = make_attention(spec).train(training)
     x = torch.randn(9, 3, 6)
-    expected, _ = module(x, attn_mask=future(9))
+    expected, _ = module(x, attn_mask=future_mask(9))
     state = {}
     with torch.no_grad():
         outs = [
-            module(x[a:b], incremental_state=state, attn_mask=future(9)[a:b, :b])[0]
+            module(x[a:b], incremental_state=state, attn_mask=future_mask(9)[a:b, :b])[0]
             for a, b in [(0, 1), (1, 3), (3, 9)]
         ]
     torch.testing.assert_close(torch.cat(outs), expected)
@@ -288,7 +288,7 @@ def test_gradient_through_the_cache(spec):
     state = {}
     for t in range(5):
         module(a[t : t + 1], incremental_state=state)[0].backward(grad[t : t + 1], retain_graph=True)
-    module(b, attn_mask=future(5))[0].backward(grad)
+    module(b, attn_mask=future_mask(5))[0].backward(grad)
     torch.testing.assert_close(a.grad, b.grad)
 
 
@@ -324,7 +324,7 @@ def test_modes_in_turn(spec, modes):
             for t in range(3 * i, 3 * i + 3):
                 outs.append(module(x[t : t + 1], incremental_state=state)[0].detach())
                 module.reorder_incremental_state(state, torch.tensor([0, 1]))
-    expected, _ = module(x, attn_mask=future(9))
+    expected, _ = module(x, attn_mask=future_mask(9))
     torch.testing.assert_close(torch.cat(outs), expected)
 
 
@@ -339,7 +339,7 @@ def test_autocast_for_some_steps(spec, half_first):
         for t in range(4):
             with torch.autocast("cpu", torch.bfloat16, enabled=(t < 2) == half_first):
                 outs.append(module(x[t : t + 1], incremental_state=state)[0].float())
-        expected, _ = module(x, attn_mask=future(4))
+        expected, _ = module(x, attn_mask=future_mask(4))
     torch.testing.assert_close(torch.cat(outs), expected, atol=0.1, rtol=0)
 
 
@@ -372,9 +372,9 @@ def test_padding_and_saved_values_are_reordered(spec):
     padding = torch.tensor([[True, False, False], [False, False, False]])
     order = torch.tensor([1, 0])
     with torch.no_grad():
-        expected = module(x[:, order], key_padding_mask=padding[order], attn_mask=future(3), need_weights=True)[0]
+        expected = module(x[:, order], key_padding_mask=padding[order], attn_mask=future_mask(3), need_weights=True)[0]
         state = {}
-        module(x[:2], key_padding_mask=padding[:, :2], incremental_state=state, attn_mask=future(2))
+        module(x[:2], key_padding_mask=padding[:, :2], incremental_state=state, attn_mask=future_mask(2))
         module.reorder_incremental_state(state, order)
         out, _ = module(x[2:, order], key_padding_mask=padding[order, 2:], incremental_state=state)
         torch.testing.assert_close(out, expected[2:])
@@ -396,7 +396,7 @@ def test_the_hosts_saved_state():
     keys, values = (module.split_heads(project(x[:3])) for project in (module.k_proj, module.v_proj))
     module._set_input_buffer(state, {"prev_key": keys, "prev_value": values})
     out, _ = module(x[3:], incremental_state=state)
-    torch.testing.assert_close(out, module(x, attn_mask=future(4))[0][3:])
+    torch.testing.assert_close(out, module(x, attn_mask=future_mask(4))[0][3:])
 
 
 @pytest.mark.parametrize("spec", ["factorized_random+vanilla", "dense+vanilla", "factorized_random+dense"])
@@ -449,7 +449,7 @@ def test_copies_of_the_cache(spec, context):
         first, _ = module(x[2:3], None, None, incremental_state=a)
         module(other, None, None, incremental_state=b)
         second, _ = module(x[3:], None, None, incremental_state=a)
-        whole, _ = module(torch.cat([x[:2, [1, 0]], x[2:]]), attn_mask=future(4))
+        whole, _ = module(torch.cat([x[:2, [1, 0]], x[2:]]), attn_mask=future_mask(4))
     torch.testing.assert_close(torch.cat([first, second]), whole[2:])
 
 
@@ -639,7 +639,7 @@ def test_a_quantized_model_is_left_as_it_is(spec):
 
 @pytest.mark.parametrize("spec", ["columns", "columns:1/random:1", "columns+vanilla", "columns+dense:1/columns:1"])
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_rows_that_are_all_alike(registry, spec, dropout):
+def test_rows_that_are_all_alike(restore_registry, spec, dropout):
     """One row of logits stands for all T, in every way to attend; dropout differs from row to row."""
     synthesizers.register_synthesizer("columns")(Columns)
 
@@ -654,7 +654,7 @@ def test_rows_that_are_all_alike(registry, spec, dropout):
     )
     x, padding = torch.randn(5, 3, 6).double(), padding_mask([5, 4, 2])
     calls = [{"key_padding_mask": mask, "need_weights": need} for mask in (None, padding) for need in (False, True)]
-    calls += [{"attn_mask": causal_mask(x)}, {"attn_mask": future(5), "need_head_weights": True}]
+    calls += [{"attn_mask": causal_mask(x)}, {"attn_mask": future_mask(5), "need_head_weights": True}]
     for call in calls:
         found = []
         for attend in (module, every_row):
@@ -680,7 +680,7 @@ def test_a_row_that_sees_no_key(spec, need_weights):
     assert not torch.allclose(out[1], out[2])
 
 
-def test_weights_that_stay(registry):
+def test_weights_that_stay(restore_registry):
     """A function that cannot take its weight in, another that reads the queries, or queries with hooks."""
     synthesizers.register_synthesizer("distance")(Distance)
 

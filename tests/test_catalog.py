@@ -10,14 +10,14 @@ import yaml
 from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_CONFIG_REGISTRY
-from helpers import ROOT, refused, script
+from helpers import ROOT, assert_refused, run_script
 
 from recipes import catalog, reproduce, train
 from recipes.catalog import CORPORA, RECIPES, TABLES, TASKS, Run
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
-def test_a_table_can_be_run(table, dry, capsys, tmp_path):
+def test_a_table_can_be_run(table, dry_run, capsys, tmp_path):
     """All its commands are shown, its architectures exist, and nothing is written. Its baseline comes first."""
     reproduce.main([table.name, "--seed", "1", "--rerun", "--out", str(tmp_path), "--gpus", "0"])
     shown = capsys.readouterr().out
@@ -59,7 +59,7 @@ def test_tables_and_recipes_hold_together():
 def test_neither_torch_nor_fairseq_is_loaded():
     """Where a call can do without, which spares it seconds."""
     code = "import sys; from recipes import reproduce, translate; print({'fairseq', 'torch'} & set(sys.modules))"
-    assert script(sys.executable, "-c", code, cwd=ROOT).stdout == "set()\n"
+    assert run_script(sys.executable, "-c", code, cwd=ROOT).stdout == "set()\n"
 
 
 def test_what_a_cell_is():
@@ -84,7 +84,7 @@ def test_what_a_cell_is():
     ("table2 --gpus 1 -- --lr 1", "--lr|unrecognized"),  # a table is its recipe
 ])  # fmt: skip
 def test_reproduce_refuses(argv, part):
-    refused(reproduce.main, *argv.split(), part=part)
+    assert_refused(reproduce.main, *argv.split(), part=part)
 
 
 @pytest.mark.parametrize("kind, entry, part", [
@@ -97,7 +97,9 @@ def test_a_slip_in_a_yaml_file_is_told(kind, entry, part, tmp_path, monkeypatch)
     (tmp_path / "recipes" / "x.yaml").write_text(entry)
     monkeypatch.setattr(catalog, "ROOT", tmp_path)
     forms = {"flags": catalog.as_text, "columns": catalog.as_columns}
-    refused(lambda _: catalog.read("x.yaml", getattr(catalog, kind), **forms), part=["^recipes/x.yaml: a: ", part])
+    assert_refused(
+        lambda _: catalog.read("x.yaml", getattr(catalog, kind), **forms), part=["^recipes/x.yaml: a: ", part]
+    )
 
 
 @pytest.mark.parametrize(

@@ -19,29 +19,29 @@ from helpers import (
     SMALL,
     TEST_SENTENCES,
     USER_DIR,
-    command,
-    complaint,
-    fit,
-    in_use,
-    losses,
+    get_error_line,
     make_text,
+    read_losses,
     run_cli,
+    run_program,
+    train_model,
+    used_weights,
 )
 
 from fairseq_synth.errors import SynthesizerError
 
 
 @pytest.fixture(scope="session")
-def trained(data, shared):
+def trained(data, make_once):
     """A model that has learned to turn short sentences around, with --eval-bleu and three epochs' checkpoints."""
 
     def make(save):
         bleu = ["--eval-bleu", "--eval-bleu-args", '{"beam": 2}', "--best-checkpoint-metric", "bleu"]
         bleu += ["--maximize-best-checkpoint-metric", "--validate-interval", "6", "--keep-last-epochs", "3"]
-        log = fit(data, save, "--max-tokens", "400", "--max-epoch", "12", *bleu)
+        log = train_model(data, save, "--max-tokens", "400", "--max-epoch", "12", *bleu)
         assert log.count('"valid_bleu"') == 2
 
-    return shared("trained", make)
+    return make_once("trained", make)
 
 
 def translations(out):
@@ -175,10 +175,10 @@ def test_train_with(data, tmp_path, flags):
     flags = ["--max-tokens", "400", "--disable-validation", *flags]
     # --left-pad-target is a switch for True, the host's --left-pad-source one for False
     flags += ["--no-epoch-checkpoints"]
-    by_update = losses(fit(data, tmp_path, "--max-update", "10", *flags))  # 8 updates an epoch
+    by_update = read_losses(train_model(data, tmp_path, "--max-update", "10", *flags))  # 8 updates an epoch
     values = list(map(float, by_update.values()))
     assert values[-1] < values[0] - 0.3
-    assert min(losses(fit(data, tmp_path, "--max-update", "12", *flags))) == max(by_update) + 1 == 11
+    assert min(read_losses(train_model(data, tmp_path, "--max-update", "12", *flags))) == max(by_update) + 1 == 11
 
 
 def test_interrupted_equals_uninterrupted(data, tmp_path):
@@ -191,17 +191,17 @@ def test_interrupted_equals_uninterrupted(data, tmp_path):
         "--decoder-synthesizer",
         "factorized_dense,random+vanilla",
     ]
-    whole = losses(fit(data, tmp_path / "whole", "--max-update", "16", *flags, arch=arch))
+    whole = read_losses(train_model(data, tmp_path / "whole", "--max-update", "16", *flags, arch=arch))
     flags += ["--save-interval-updates", "3"]
-    first = losses(fit(data, tmp_path / "parts", "--max-update", "3", *flags, arch=arch))
-    second = losses(fit(data, tmp_path / "parts", "--max-update", "10", *flags, arch=arch))
-    last = losses(fit(data, tmp_path / "parts", "--max-epoch", "2", *flags, arch=arch))
-    last.update(losses(fit(data, tmp_path / "parts", "--max-update", "16", *flags, arch=arch)))
+    first = read_losses(train_model(data, tmp_path / "parts", "--max-update", "3", *flags, arch=arch))
+    second = read_losses(train_model(data, tmp_path / "parts", "--max-update", "10", *flags, arch=arch))
+    last = read_losses(train_model(data, tmp_path / "parts", "--max-epoch", "2", *flags, arch=arch))
+    last.update(read_losses(train_model(data, tmp_path / "parts", "--max-update", "16", *flags, arch=arch)))
     assert (max(first), min(second), max(second), min(last), max(last)) == (3, 4, 10, 11, 16)
     assert {**first, **second, **last} == whole
     assert all((tmp_path / run / f"checkpoint{epoch}.pt").exists() for run in ("whole", "parts") for epoch in (1, 2))
     load = checkpoint_utils.load_checkpoint_to_cpu
-    a, b = (in_use(load(str(tmp_path / d / "checkpoint_last.pt"))["model"]) for d in ("whole", "parts"))
+    a, b = (used_weights(load(str(tmp_path / d / "checkpoint_last.pt"))["model"]) for d in ("whole", "parts"))
     assert all(torch.equal(a[key], b[key]) for key in a)
     fixed = [key for key in a if "fixed_random" in key]
     assert len(fixed) == 1
@@ -215,9 +215,9 @@ def test_checkpoints_at_the_end_of_an_epoch_are_numbered(data, tmp_path):
     """As any other, so that an average has them; older ones are removed. A resume from one begins the next epoch."""
     flags = ["--max-tokens", "400", "--no-epoch-checkpoints", "--save-interval-updates", "8"]  # 8 updates an epoch
     flags += ["--keep-interval-updates", "2"]
-    whole = losses(fit(data, tmp_path / "whole", "--max-update", "24", *flags))
-    first = losses(fit(data, tmp_path / "parts", "--max-update", "8", *flags))
-    assert {**first, **losses(fit(data, tmp_path / "parts", "--max-update", "24", *flags))} == whole
+    whole = read_losses(train_model(data, tmp_path / "whole", "--max-update", "24", *flags))
+    first = read_losses(train_model(data, tmp_path / "parts", "--max-update", "8", *flags))
+    assert {**first, **read_losses(train_model(data, tmp_path / "parts", "--max-update", "24", *flags))} == whole
     for run in ("whole", "parts"):
         names = {path.name for path in (tmp_path / run).glob("checkpoint*.pt")}
         assert names == {"checkpoint_2_16.pt", "checkpoint_3_24.pt", "checkpoint_best.pt", "checkpoint_last.pt"}
@@ -244,21 +244,25 @@ def test_batches_do_not_depend_on_the_epoch_of_a_resume(data):
 def test_start_from_a_stock_checkpoint(data, tmp_path):
     """--finetune-from-model with --synth-mixture sum goes on from a stock Transformer's loss."""
     stock_size = [f for f in SMALL if f not in ("--synth-max-length", "24")]
-    stock = losses(fit(data, tmp_path / "stock", "--max-epoch", "4", arch="transformer_multi30k", small=stock_size))
+    stock = read_losses(
+        train_model(data, tmp_path / "stock", "--max-epoch", "4", arch="transformer_multi30k", small=stock_size)
+    )
     warm = ["--finetune-from-model", tmp_path / "stock" / "checkpoint_last.pt", "--synth-mixture", "sum"]
-    warm_losses = losses(fit(data, tmp_path / "warm", "--max-update", "3", "--lr", "1e-4", *warm))
+    warm_losses = read_losses(train_model(data, tmp_path / "warm", "--max-update", "3", "--lr", "1e-4", *warm))
     first, last = float(warm_losses[1]), sum(map(float, list(stock.values())[-5:])) / 5
     assert abs(first - last) < 0.25 and float(stock[1]) - first > 0.5
     # averages of the weights begin with those of the checkpoint
     flags = ["--max-update", "3", "--lr", "1e-4", "--store-ema", "--ema-decay", "0.99"]
-    assert losses(fit(data, tmp_path / "averaged", *flags, *warm)) == warm_losses
+    assert read_losses(train_model(data, tmp_path / "averaged", *flags, *warm)) == warm_losses
     state = checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "averaged" / "checkpoint_last.pt"))
     averages = state["extra_state"]["ema"]
-    assert all(torch.allclose(averages[name], weight, atol=1e-3) for name, weight in in_use(state["model"]).items())
+    assert all(
+        torch.allclose(averages[name], weight, atol=1e-3) for name, weight in used_weights(state["model"]).items()
+    )
     argv = [data / "bin", *USER_DIR, "--arch", "transformer_synth_random_vanilla_multi30k", *SMALL, *RECIPE]
     argv += ["--save-dir", tmp_path / "restored", "--restore-file", warm[1], *warm[2:]]
-    assert "--restore-file: " in (line := complaint(train.cli_main, *argv)) and "--reset-optimizer" in line
-    line = complaint(train.cli_main, *argv, "--encoder-ffn-embed-dim", "24")
+    assert "--restore-file: " in (line := get_error_line(train.cli_main, *argv)) and "--reset-optimizer" in line
+    line = get_error_line(train.cli_main, *argv, "--encoder-ffn-embed-dim", "24")
     fault = r"the checkpoint does not fit: encoder.layers.0.fc1.weight is \[\d+, 16\] in the .* and \[24, 16\] in"
     assert re.search(f"checkpoint_last.pt: {fault}", line)
     assert re.search(r"\(and \d+ more\); give the --arch and the sizes of its training", line)
@@ -275,7 +279,7 @@ def test_hydra(data, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     # Hydra closes all handlers there are, and absl's (of rouge-score) closes the file that pytest has put in its place
     monkeypatch.setattr("logging.shutdown", lambda *_: None)
-    command("hydra_train", *argv, "optimization.max_update=20")
+    run_program("hydra_train", *argv, "optimization.max_update=20")
     last = tmp_path / "save" / "checkpoint_last.pt"
     state = checkpoint_utils.load_checkpoint_to_cpu(str(last))
     assert "encoder.layers.0.self_attn.synthesizer.components.random.R" in state["model"]
@@ -291,7 +295,9 @@ def test_hydra(data, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as typo:
         run_cli(hydra_train.cli_main, *argv, "model.encoder_synthesiser=random")
     assert typo.value.code != 0 and "encoder_synthesiser" in capsys.readouterr().err
-    refused(command("hydra_train", *argv, "model.encoder_synthesizer=randm", check=False), "--encoder-synthesizer")
+    assert_refused(
+        run_program("hydra_train", *argv, "model.encoder_synthesizer=randm", check=False), "--encoder-synthesizer"
+    )
 
 
 def test_from_any_folder_and_when_installed_too(data, trained, tmp_path):
@@ -310,7 +316,7 @@ def test_from_any_folder_and_when_installed_too(data, trained, tmp_path):
         assert len(translations(done.stdout)) == TEST_SENTENCES, done.stderr
 
 
-def refused(done, *parts):
+def assert_refused(done, *parts):
     """Non-zero exit and one line that says what to mend, in place of a traceback."""
     assert done.returncode != 0
     last = done.stderr.strip().splitlines()[-1]
@@ -331,7 +337,7 @@ def refused(done, *parts):
 )
 def test_refused_flags(data, tmp_path, flags, parts):
     argv = [data / "bin", *USER_DIR, "--arch", "transformer_synth_random_multi30k", *SMALL, *RECIPE, *flags]
-    line = complaint(train.cli_main, *argv, "--save-dir", tmp_path / "save", "--max-update", "1")
+    line = get_error_line(train.cli_main, *argv, "--save-dir", tmp_path / "save", "--max-update", "1")
     assert all(part in line for part in parts), line
     assert not (tmp_path / "save" / "checkpoint_last.pt").exists()
 
@@ -349,7 +355,7 @@ def test_choices_of_flags(data, argv, choices, capsys):
 
 
 @pytest.fixture(scope="module")
-def uneven(shared):
+def uneven(make_once):
     """A corpus whose sources have up to 20 words and whose targets have three of them, as in summarization."""
 
     def make(folder):
@@ -360,17 +366,17 @@ def uneven(shared):
             argv += [f"--{split}pref", folder / split]
         run_cli(preprocess.cli_main, *argv)
 
-    return shared("uneven", make)
+    return make_once("uneven", make)
 
 
 @pytest.fixture(scope="module")
-def summarizer(uneven, shared):
+def summarizer(uneven, make_once):
     """A model with l = 12, trained for an epoch of `uneven`: the checkpoint and the log."""
 
     def make(save):
-        (save / "log").write_text(fit(uneven, save, "--max-epoch", "1", "--truncate-source", *TWELVE))
+        (save / "log").write_text(train_model(uneven, save, "--max-epoch", "1", "--truncate-source", *TWELVE))
 
-    save = shared("summarizer", make)
+    save = make_once("summarizer", make)
     return save / "checkpoint_last.pt", (save / "log").read_text()
 
 
@@ -391,14 +397,14 @@ def test_references_of_any_length(uneven, summarizer):
     out, log = run_cli(generate.cli_main, *argv)
     assert sorted(translations(out)) == list(range(TEST_SENTENCES)) and "will be skipped" not in log
     assert len(re.findall(r"^T-\d+\t(\w+ ){15}", out, flags=re.M)) > 3  # references over l
-    assert "12 is this model's --synth-max-length" in complaint(generate.cli_main, *argv, "--score-reference")
+    assert "12 is this model's --synth-max-length" in get_error_line(generate.cli_main, *argv, "--score-reference")
 
 
 def test_long_validation_sentences_are_found_before_training(uneven, tmp_path):
     """With the data set, their number and the first of them, or not at all if nothing is validated."""
     argv = [uneven / "bin", *USER_DIR, "--arch", "transformer_synth_random_multi30k", *SMALL, *RECIPE, *TWELVE]
     argv += ["--save-dir", tmp_path, "--max-update", "1"]
-    line = complaint(train.cli_main, *argv)
+    line = get_error_line(train.cli_main, *argv)
     lengths = [len(line.split()) + 1 for line in open(uneven / "valid.en")]
     long = [i for i, length in enumerate(lengths) if length > 12]
     assert f"--valid-subset valid: {len(long)} sentences are too long, the first is number {long[0] + 1}" in line
@@ -431,7 +437,7 @@ def test_long_validation_sentences_are_found_before_training(uneven, tmp_path):
 def test_refused_before_the_first_batch(data, tmp_path, flags, parts):
     argv = [data / "bin", *USER_DIR, "--arch", "transformer_synth_random_multi30k", *SMALL, *RECIPE, "--cpu"]
     argv += ["--save-dir", tmp_path, "--disable-validation", "--max-update", "1"]
-    line = complaint(train.cli_main, *argv, *flags)
+    line = get_error_line(train.cli_main, *argv, *flags)
     assert all(part in line for part in parts), line
     assert not os.listdir(tmp_path)
 
@@ -448,7 +454,7 @@ def test_tokens_that_a_task_adds_are_named(data, tmp_path):
     argv += ["--sample-break-mode", "eos", "--disable-validation", "--max-update", "1", "--save-dir", tmp_path / "save"]
     argv += NO_THREAD
     run_cli(train.cli_main, *argv)
-    line = complaint(train.cli_main, *argv, "--insert", "0.3", "--save-dir", tmp_path / "other")
+    line = get_error_line(train.cli_main, *argv, "--insert", "0.3", "--save-dir", tmp_path / "other")
     assert "longer than --synth-max-length 24" in line and "as with --insert" in line, line
 
 
@@ -463,7 +469,7 @@ def test_tokens_that_a_task_adds_are_named(data, tmp_path):
 )
 def test_refused_in_generation(data, trained, flags, parts):
     argv = [data / "bin", *USER_DIR, "--path", trained / "checkpoint_last.pt", *flags]
-    line = complaint(generate.cli_main, *argv)
+    line = get_error_line(generate.cli_main, *argv)
     assert all(part in line for part in parts), line
 
 
@@ -489,27 +495,27 @@ def test_a_stock_model_is_not_said_to_be_a_synthesizer(data, tmp_path):
     """fairseq's own limit gets one line too, without the plugin's flag."""
     size = [f for f in SMALL if f not in ("--synth-max-length", "24")] + ["--max-target-positions", "20"]
     argv = [data / "bin", *USER_DIR, "--arch", "transformer_multi30k", *size, *RECIPE, "--save-dir", tmp_path]
-    line = complaint(train.cli_main, *argv, "--valid-subset", "test1", "--ignore-unused-valid-subsets")
+    line = get_error_line(train.cli_main, *argv, "--valid-subset", "test1", "--ignore-unused-valid-subsets")
     assert "--valid-subset test1: 3 sentences are too long" in line and "synth" not in line
 
 
 def test_a_finished_run_stays_as_it_is(data, tmp_path):
     """However it is called: here as ``python -m fairseq_cli.train``. Another model needs another folder."""
     flags = ["--max-update", "2", "--disable-validation"]
-    fit(data, tmp_path, *flags)
+    train_model(data, tmp_path, *flags)
     other = [data / "bin", *USER_DIR, "--arch", "transformer_synth_dense_multi30k", *SMALL, *RECIPE]
-    line = complaint(train.cli_main, *other, "--save-dir", tmp_path)
+    line = get_error_line(train.cli_main, *other, "--save-dir", tmp_path)
     assert f"{tmp_path}/checkpoint_last.pt: " in line and "needs a --save-dir of its own" in line
     before = (tmp_path / "checkpoint_last.pt").read_bytes()
-    log = fit(data, tmp_path, *flags, main=lambda: runpy.run_module("fairseq_cli.train", run_name="__main__"))
+    log = train_model(data, tmp_path, *flags, main=lambda: runpy.run_module("fairseq_cli.train", run_name="__main__"))
     assert "nothing to do: 2 updates are trained, --max-update is 2" in log and "done training" in log
-    assert (tmp_path / "checkpoint_last.pt").read_bytes() == before and not losses(log)
+    assert (tmp_path / "checkpoint_last.pt").read_bytes() == before and not read_losses(log)
 
 
 @pytest.fixture(scope="module")
-def others(data, trained, shared):
+def others(data, trained, make_once):
     """What a slip may name: `data` with other words and as ``cached`` files, labels, a checkpoint, a language model."""
-    folder = shared("others", lambda folder: make_others(data, folder))
+    folder = make_once("others", lambda folder: make_others(data, folder))
     return {"data": data / "bin", "best": trained / "checkpoint_last.pt", "others": folder}
 
 
@@ -603,7 +609,7 @@ def test_a_slip_gets_one_line(others, tmp_path, command, flags, parts):
         recipe = [*SMALL, *RECIPE] if "multi30k" in flags else [*RECIPE[:4], *RECIPE[8:]]  # without its criterion
         argv = [*recipe, "--cpu", "--max-update", "1", *argv, "--save-dir", tmp_path]
     lines = "w1 w2\tunknown\nw3\n" if "--buffer-size" in flags else "w1 w2\tw7 w8\n"
-    line = complaint(COMMANDS[command].cli_main, *argv, stdin=lines)
+    line = get_error_line(COMMANDS[command].cli_main, *argv, stdin=lines)
     assert all(part.replace("{best}", str(others["best"])) in line for part in parts), line
     assert not list(tmp_path.glob("*.pt"))
 
@@ -614,9 +620,9 @@ def test_what_a_slip_hinders_elsewhere(others, tmp_path):
     skip = ["--skip-invalid-size-inputs-valid-test", "--max-tokens", "8", "--max-update", "2"]
     cached = others["others"] / "cached"
     argv = [cached, *USER_DIR, "--arch", "transformer_synth_random_vanilla_multi30k", *SMALL, *RECIPE, "--cpu"]
-    usual = losses(fit(data.parent, tmp_path / "mmap", *skip, "--adam-betas", "(0.9, 0.98)"))
+    usual = read_losses(train_model(data.parent, tmp_path / "mmap", *skip, "--adam-betas", "(0.9, 0.98)"))
     assert (
-        losses(
+        read_losses(
             run_cli(train.cli_main, *argv, "--save-dir", tmp_path / "cached", *skip, "--adam-betas", "[0.9, 0.98]")[1]
         )
         == usual
@@ -627,20 +633,20 @@ def test_what_a_slip_hinders_elsewhere(others, tmp_path):
     out, _ = run_cli(interactive.cli_main, *read, "--constraints", "--tokenizer", "moses", stdin="w1 w2\tw7\nw3\n")
     assert "w7" in translations(out)[0].split() and sorted(translations(out)) == [0, 1]
     flags = ["--restore-file", best, "--lr-scheduler", "inverse_sqrt", "--reset-lr-scheduler", "--max-epoch", "13"]
-    assert '"valid_loss"' in fit(data.parent, tmp_path / "resumed", "--max-tokens", "400", *flags)
+    assert '"valid_loss"' in train_model(data.parent, tmp_path / "resumed", "--max-tokens", "400", *flags)
 
 
 def test_missing_data_folder(tmp_path):
     argv = [tmp_path / "nowhere", *USER_DIR, "--arch", "transformer_synth_random_multi30k", *RECIPE]
     argv += ["--save-dir", tmp_path / "save"]
-    line = complaint(train.cli_main, *argv)
+    line = get_error_line(train.cli_main, *argv)
     assert str(tmp_path / "nowhere") in line and "no such" in line
 
 
 def test_tiled_beyond_length(uneven, tmp_path):
     """With l = 6 sentences of 21 tokens are trained on, validated and translated; no limit is left in the log."""
     flags = ["--max-epoch", "1", "--synth-max-length", "6", "--synth-beyond-length", "tile"]
-    log = fit(uneven, tmp_path, *flags, "--decoder-synthesizer", "random:1/dense+vanilla:1")
+    log = train_model(uneven, tmp_path, *flags, "--decoder-synthesizer", "random:1/dense+vanilla:1")
     assert "will be skipped" not in log and '"valid_loss"' in log and "--synth-max-length" not in log
     argv = [uneven / "bin", *USER_DIR, "--path", tmp_path / "checkpoint_last.pt", "--max-len-b", "20"]
     out, _ = run_cli(generate.cli_main, *argv)
@@ -649,14 +655,14 @@ def test_tiled_beyond_length(uneven, tmp_path):
 
 def test_a_sentence_longer_than_l(data, trained, tmp_path):
     """Skipped with a warning that names the flag in training; refused in validation, generation, interactive use."""
-    log = fit(data, tmp_path, "--max-update", "1", "--synth-max-length", "8", "--disable-validation")
+    log = train_model(data, tmp_path, "--max-update", "1", "--synth-max-length", "8", "--disable-validation")
     assert "samples have invalid sizes and will be skipped" in log and "--synth-max-length 8" in log
     model = [data / "bin", *USER_DIR, "--path", trained / "checkpoint_last.pt"]
     flag = "--synth-max-length"
-    assert flag in complaint(generate.cli_main, *model, "--gen-subset", "test1")
+    assert flag in get_error_line(generate.cli_main, *model, "--gen-subset", "test1")
     flags = ["--task", "translation", "--valid-subset", "test1", "--batch-size", "4"]
-    assert flag in complaint(validate.cli_main, *model, *flags)
-    assert flag in complaint(interactive.cli_main, *model, stdin=" ".join(["w1"] * 30))
+    assert flag in get_error_line(validate.cli_main, *model, *flags)
+    assert flag in get_error_line(interactive.cli_main, *model, stdin=" ".join(["w1"] * 30))
 
 
 @pytest.mark.parametrize(
@@ -670,7 +676,7 @@ def test_a_sentence_longer_than_l(data, trained, tmp_path):
 def test_resume_with_another_model(data, trained, tmp_path, flags, parts):
     argv = [data / "bin", *USER_DIR, "--arch", "transformer_synth_random_vanilla_multi30k", *SMALL, *RECIPE, *flags]
     argv += ["--restore-file", trained / "checkpoint_last.pt", "--save-dir", tmp_path]
-    line = complaint(train.cli_main, *argv)
+    line = get_error_line(train.cli_main, *argv)
     assert all(part in line for part in parts), line
 
 
@@ -678,8 +684,8 @@ def test_broken_checkpoints(data, trained, tmp_path):
     """A truncated and a hostile one are refused by name; nothing in the hostile one runs."""
     whole = (trained / "checkpoint_last.pt").read_bytes()
     (tmp_path / "short.pt").write_bytes(whole[: len(whole) // 2])
-    assert "short.pt" in complaint(generate.cli_main, data / "bin", *USER_DIR, "--path", tmp_path / "short.pt")
-    line = complaint(generate.cli_main, data / "bin", *USER_DIR, "--path", tmp_path / "no.pt")
+    assert "short.pt" in get_error_line(generate.cli_main, data / "bin", *USER_DIR, "--path", tmp_path / "short.pt")
+    line = get_error_line(generate.cli_main, data / "bin", *USER_DIR, "--path", tmp_path / "no.pt")
     assert "no.pt" in line and "not found" in line
     if not hasattr(torch.serialization, "safe_globals"):
         pytest.skip("torch before 2.6 loads what it is given")
@@ -689,16 +695,16 @@ def test_broken_checkpoints(data, trained, tmp_path):
             return os.system, (f"touch {tmp_path}/ran",)
 
     torch.save({"args": None, "cfg": Hostile(), "model": {}}, tmp_path / "hostile.pt")
-    assert "hostile.pt" in complaint(generate.cli_main, data / "bin", *USER_DIR, "--path", tmp_path / "hostile.pt")
+    assert "hostile.pt" in get_error_line(generate.cli_main, data / "bin", *USER_DIR, "--path", tmp_path / "hostile.pt")
     assert not (tmp_path / "ran").exists()
 
 
 def test_full_disk(data, tmp_path):
     """A checkpoint that cannot be written ends the run in one line; the one before resumes."""
-    fit(data, tmp_path, "--max-update", "3", "--disable-validation", "--no-epoch-checkpoints")
+    train_model(data, tmp_path, "--max-update", "3", "--disable-validation", "--no-epoch-checkpoints")
     size = (tmp_path / "checkpoint_last.pt").stat().st_size
     argv = [data / "bin", *USER_DIR, "--arch", "transformer_synth_random_vanilla_multi30k", *SMALL, *RECIPE]
     argv += ["--save-dir", tmp_path, "--max-update", "6", "--disable-validation", "--no-epoch-checkpoints"]
-    refused(command("train", *argv, check=False, limit=size // 2), "could not be written")
+    assert_refused(run_program("train", *argv, check=False, file_size_limit=size // 2), "could not be written")
     assert os.listdir(tmp_path) == ["checkpoint_last.pt"]
-    assert min(losses(fit(data, tmp_path, "--max-update", "6", "--disable-validation"))) == 4
+    assert min(read_losses(train_model(data, tmp_path, "--max-update", "6", "--disable-validation"))) == 4

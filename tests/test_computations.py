@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from helpers import SPECS, future, make_attention, padding_mask
+from helpers import SPECS, future_mask, make_attention, padding_mask
 
 from fairseq_synth import computations
 from fairseq_synth.computations import fused, plain, tiled
+from fairseq_synth.computations.threads import map_in_threads
 from fairseq_synth.logits import Bias, Logits, Outer, Product, weight_smaller_factor
 from fairseq_synth.masks import causal_mask, is_causal, sentence_lengths
 from fairseq_synth.tensors import on_cpu
@@ -276,7 +277,12 @@ def test_choice(spec, bsz, expected, monkeypatch, request):
     assert chosen(spec, monkeypatch, bsz, need_weights=True) == "plain"
     assert chosen(spec, monkeypatch, bsz, training=False, dropout=0.1) == expected
     assert chosen(spec, monkeypatch, bsz, dropout=0.1) == ("fused" if expected == "fused" else "plain")
-    for mask in (future(9), future(9).t(), future(9).requires_grad_(), torch.zeros(1, 1)):  # values are not read
+    for mask in (
+        future_mask(9),
+        future_mask(9).t(),
+        future_mask(9).requires_grad_(),
+        torch.zeros(1, 1),
+    ):  # values are not read
         assert chosen(spec, monkeypatch, bsz, attn_mask=mask) == "plain"
     if bsz > 1:
         right = padding_mask([9, 5, 5])
@@ -354,7 +360,7 @@ def test_masks_that_are_known():
     assert sentence_lengths(mask) is None
     mask[:] = torch.tensor([[False, True, False], [False, False, False]])
     assert sentence_lengths(mask) is None
-    assert is_causal(causal_mask(torch.zeros(3, 3))) and not is_causal(None) and not is_causal(future(3))
+    assert is_causal(causal_mask(torch.zeros(3, 3))) and not is_causal(None) and not is_causal(future_mask(3))
     assert not is_causal(torch.zeros(0)) and not is_causal(torch.zeros(3, 0))
     assert on_cpu(torch.zeros(1, device="cpu")) and not on_cpu(torch.zeros(1, device="meta"))
 
@@ -364,15 +370,54 @@ def test_blocks_cover_the_batch_once():
     for bsz, heads, length, rows in ((1, 1, 1, 1), (7, 3, 9, 4), (40, 8, 3, 3), (5, 2, 30, 4)):
         lengths = sorted(torch.randint(1, length + 1, (bsz,)).tolist())
         seen = torch.zeros(bsz, heads, dtype=torch.int)
-        for block in tiled.divide_by_sentences(lengths, heads, rows):
+        for block in tiled.divide_by_sentences(lengths, heads, rows, max_heads=2):
             seen[block.sentences, block.heads] += 1
             assert block.length == max(lengths[block.sentences])
         assert (seen == 1).all()
         seen = torch.zeros(bsz, heads, dtype=torch.int)
-        for block in tiled.divide_by_length(lengths, heads, rows):
+        for block in tiled.divide_by_length(lengths, heads, rows, max_heads=2):
             seen[block.sentences, block.heads] += 1
             assert set(lengths[block.sentences]) == {block.length}
         assert (seen == 1).all()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("spec", ["random", "dense+vanilla", "factorized_dense+random"])
+def test_several_threads(spec, causal, monkeypatch):
+    """Blocks that threads share out give bit for bit what one thread gives; torch has its threads again afterwards."""
+    torch.manual_seed(1)
+    module = make_attention(spec, num_heads=6, embed_dim=18)
+    x, grad = torch.randn(2, 9, len(LENGTHS), 18)
+    threads = torch.get_num_threads()
+    monkeypatch.setattr("fairseq_synth.computations.tiled.TILE", 1)  # the same blocks for any number of threads
+    results = []
+    try:
+        for number in (1, 3):
+            torch.set_num_threads(number)
+            results.append(run(module, x, grad, padding_mask(LENGTHS), causal, monkeypatch, tiled))
+            assert torch.get_num_threads() == number
+            with torch.inference_mode():
+                results[-1]["inference"] = module(x, key_padding_mask=padding_mask(LENGTHS))[0]
+    finally:
+        torch.set_num_threads(threads)
+    for name in results[0]:
+        assert torch.equal(results[0][name], results[1][name]), name
+
+
+def test_an_error_in_a_thread_reaches_the_caller():
+    """The exception of a piece of work is raised where its result is asked for, and torch has its threads again."""
+    threads = torch.get_num_threads()
+
+    def fail(item):
+        raise ValueError(f"item {item}")
+
+    try:
+        torch.set_num_threads(2)
+        with pytest.raises(ValueError, match="item 1"):
+            list(map_in_threads(fail, [1, 2, 3]))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("spec", SPECS)

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import torch
 from fairseq_cli import generate, train, validate
-from helpers import RECIPE, SMALL, USER_DIR, complaint, in_use, run_cli
+from helpers import RECIPE, SMALL, USER_DIR, get_error_line, run_cli, used_weights
 
 from fairseq_synth import convert
 from fairseq_synth.inspect import checkpoints, hooks, measure, words
@@ -58,7 +58,7 @@ def few_sentences(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def trained(shared, data, monolingual):
+def trained(make_once, data, monolingual):
     """Makes a checkpoint of a case, and returns it with its data: trained a little, or with weights far from even."""
 
     def make(case, folder, save):
@@ -81,7 +81,7 @@ def trained(shared, data, monolingual):
 
     def made(case):
         folder = monolingual if CASES[case][0] else data / "bin"
-        save = shared(f"trained-{case.replace(' ', '-')}", lambda save: make(case, folder, save))
+        save = make_once(f"trained-{case.replace(' ', '-')}", lambda save: make(case, folder, save))
         return save / "checkpoint_last.pt", folder
 
     return made
@@ -269,13 +269,13 @@ def test_layers_and_functions(trained, tmp_path):
     model = state["cfg"]["model"]
     assert model["encoder_synthesizer"] == "vanilla,relative_random"
     assert model["decoder_synthesizer"] == "random,vanilla" and model["synth_max_length"] == 13
-    old = in_use(torch.load(path, weights_only=False)["model"])
+    old = used_weights(torch.load(path, weights_only=False)["model"])
     changed = ("encoder.layers.1.self_attn.q", "encoder.layers.1.self_attn.k")
     changed += tuple(name.replace("encoder.layers.1", "decoder.layers.0") for name in changed)
     assert {key for key in old if key not in state["model"] and "version" not in key} == {
         f"{key}_proj.{part}" for key in changed for part in ("weight", "bias")
     }
-    new = in_use(state["model"])
+    new = used_weights(state["model"])
     assert all(torch.equal(old[key], value) for key, value in new.items() if "synthesizer" not in key)
     assert state["last_optimizer_state"] is None and not {"best", "ema"} & set(state["extra_state"])
     assert checkpoints.load(tmp_path / "new.pt", folder).initial() is None  # it was not trained from scratch
@@ -341,7 +341,7 @@ def test_the_command_printed_has_the_flags_of_the_training(trained, tmp_path):
 
 
 def refused(path, folder, out, *flags):
-    return complaint(lambda: convert.main([str(x) for x in (path, "--data", folder, "--out", out, *flags)]))
+    return get_error_line(lambda: convert.main([str(x) for x in (path, "--data", folder, "--out", out, *flags)]))
 
 
 @pytest.mark.parametrize(

@@ -24,23 +24,22 @@ import pytest
 import torch
 import warm
 from fairseq.data import LanguagePairDataset, ListDataset, RoundRobinZipDatasets, data_utils
-from fairseq.data.indexed_dataset import IndexedCachedDataset
 from fairseq.distributed import DistributedTimeoutWrapper
 from fairseq.file_io import PathManager
 from fairseq.models.ema.ema import EMA
 from fairseq.ngram_repeat_block import NGramRepeatBlock
 from fairseq.tasks import FairseqTask
 from fairseq.tasks.language_modeling import LanguageModelingTask
-from fairseq.tasks.sentence_prediction import SentencePredictionTask
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
-from fairseq.trainer import Trainer
-from helpers import ROOT, fit, in_use, losses, make_dictionary, make_model
+from helpers import ROOT, make_dictionary, make_model, read_losses, train_model, used_weights
 
 from fairseq_synth import host
 from fairseq_synth.attention import SyntheticAttention
 from fairseq_synth.errors import SynthesizerError, explain
-from fairseq_synth.host import checkpoints, messages, repairs, versions
-from fairseq_synth.host.training import check_lengths
+from fairseq_synth.host import repairs, versions
+from fairseq_synth.host.bugs import checkpoints
+from fairseq_synth.host.messages.training import check_lengths
+from fairseq_synth.host.needed.loading import weights_only
 
 
 @pytest.mark.parametrize("sentences", [0, 1, 5, 8, 100, 3003])
@@ -147,7 +146,7 @@ class TestSafeLoading:
         with pytest.raises(pickle.UnpicklingError):
             self.roundtrip(tmp_path, {"model": Hostile()})
         # also where the host asks for unsafe loading
-        with pytest.raises(pickle.UnpicklingError), checkpoints.weights_only():
+        with pytest.raises(pickle.UnpicklingError), weights_only():
             torch.load(tmp_path / "x.pt", weights_only=False)
         torch.save({"model": Hostile()}, tmp_path / "hostile.pt")
         with pytest.raises(SynthesizerError, match="hostile.pt: refused"):
@@ -309,7 +308,7 @@ def test_ema_averages_tied_weights_once(dtype, fp32):
         for parameter in model.parameters():
             parameter.add_(1)
     ema.step(model, updates=1)
-    for name, new in in_use(model.state_dict()).items():
+    for name, new in used_weights(model.state_dict()).items():
         torch.testing.assert_close(ema.get_model().state_dict()[name], (old[name] + new) / 2, rtol=0.01, atol=0.01)
 
 
@@ -338,51 +337,24 @@ def test_only_the_signal_is_changed(monkeypatch):
 def test_the_metric_of_a_batch_leaves_no_trace(data, tmp_path):
     """Where a metric is looked for before the training, the training is the same."""
     flags = ["--max-update", "2", "--max-tokens", "400"]
-    usual = losses(fit(data, tmp_path / "loss", *flags))
-    assert losses(fit(data, tmp_path / "ppl", *flags, "--best-checkpoint-metric", "ppl")) == usual
+    usual = read_losses(train_model(data, tmp_path / "loss", *flags))
+    assert read_losses(train_model(data, tmp_path / "ppl", *flags, "--best-checkpoint-metric", "ppl")) == usual
 
 
-PLACES = [
-    (sys, "excepthook"),
-    (torch, "load"),
-    (data_utils, "batch_by_size"),
-    (data_utils, "get_buckets"),
-    (LanguagePairDataset, "filter_indices_by_size"),
-    (NGramRepeatBlock, "_no_repeat_ngram"),
-    (FairseqTask, "get_batch_iterator"),
-    (FairseqTask, "inference_step"),
-    (LanguageModelingTask, "inference_step"),
-    (IndexedCachedDataset, "__getitem__"),
-    (SentencePredictionTask, "load_dataset"),
-    (Trainer, "load_checkpoint"),
-    (fairseq.optim.lr_scheduler, "build_lr_scheduler"),
-    (fairseq.utils, "load_align_dict"),
-    (LanguageModelingTask, "eval_lm_dataloader"),
-    (DistributedTimeoutWrapper, "__init__"),
-    (EMA, "_step_internal"),
-    (EMA, "restore"),
-    (PathManager, "copy"),
-    (fairseq.checkpoint_utils, "load_checkpoint"),
-    (fairseq.checkpoint_utils, "load_checkpoint_to_cpu"),
-    (fairseq.checkpoint_utils, "save_checkpoint"),
-    (fairseq.checkpoint_utils, "torch_persistent_save"),
-    (fairseq.distributed.utils, "broadcast_object"),
-    (fairseq.options, "parse_args_and_arch"),
-]
-
-
-def test_repairs_are_applied_once(caplog):
+def test_repairs_are_applied_once():
     """A second import, by any name, wraps nothing again."""
-    before = [getattr(*place) for place in PLACES]
-    caplog.set_level("DEBUG", logger=repairs.__name__)
+    assert len(repairs.PLACES) > 30
+    before = [place.function() for place in repairs.PLACES]
     repairs.apply_repairs()
-    for module in (repairs, messages, checkpoints, host.data, host.flags, host.search, host.training):
-        path = Path(module.__file__)
-        spec = importlib.util.spec_from_file_location(f"fairseq_synth.host.{path.stem}_again", path)
-        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    folder = Path(host.__file__).parent
+    for path in (*folder.glob("*/*.py"), folder / "message_table.py"):
+        if path.stem != "__init__":
+            package = ".".join(path.relative_to(ROOT).parts[:-1])
+            spec = importlib.util.spec_from_file_location(f"{package}.{path.stem}_again", path)
+            spec.loader.exec_module(importlib.util.module_from_spec(spec))
     repairs.apply_repairs()
     host.repair_fairseq()
-    assert [getattr(*place) for place in PLACES] == before
+    assert [place.function() for place in repairs.PLACES[: len(before)]] == before
 
 
 # only where numpy is new, or where the host is 0.12.2 or later than that

@@ -1,4 +1,7 @@
-"""What an import changes: of the library nothing; of the plugin, with --user-dir, what fairseq's commands need."""
+"""What imports change: the library changes nothing elsewhere; the plugin, which --user-dir imports, only fairseq.
+
+Also the installed package, and what ``python -m fairseq_synth`` prints.
+"""
 
 import json
 import os
@@ -12,7 +15,7 @@ import pytest
 import warm
 from helpers import NO_THREAD, ROOT, SMALL, USER_DIR
 
-# what others would notice
+# Code that takes a snapshot of all that other programs would notice, before anything of this project is imported.
 SNAPSHOT = """
 import json, logging, sys, types, warnings
 import fairseq.models, fairseq.options, fairseq.tasks, numpy as np, torch
@@ -21,13 +24,13 @@ from fairseq.data import data_utils
 from hydra.core.config_store import ConfigStore
 
 def snapshot():
-    loggers = [logging.getLogger(), *logging.root.manager.loggerDict.values()]
-    own = [logger for logger in loggers if isinstance(logger, logging.Logger)]
+    known = [logging.getLogger(), *logging.root.manager.loggerDict.values()]
+    loggers = [logger for logger in known if isinstance(logger, logging.Logger)]
     return {
         "excepthook": repr(sys.excepthook),
         "warnings": repr(warnings.filters),
-        "handlers": repr([(logger.name, logger.handlers) for logger in own if logger.handlers]),
-        "levels": repr([(logger.name, logger.level) for logger in own if logger.level]),
+        "handlers": repr([(logger.name, logger.handlers) for logger in loggers if logger.handlers]),
+        "levels": repr([(logger.name, logger.level) for logger in loggers if logger.level]),
         "numpy": sorted(name for name, value in vars(np).items() if not isinstance(value, types.ModuleType)),
         "safe": repr(getattr(torch.serialization, "get_safe_globals", list)()),
         "torch": repr([torch.load, torch.get_default_dtype(), torch.get_num_threads()]),
@@ -42,6 +45,7 @@ def snapshot():
 
 before = snapshot()
 """
+# Code that imports every module but the plugin's entry.
 LIBRARY = """
 import importlib, importlib.metadata, pkgutil, fairseq_synth
 from fairseq_synth.attention import SyntheticAttention
@@ -55,7 +59,8 @@ if not newer_triton:  # the kernels alone load it, and only a newer one; an old 
 for module in modules:
     importlib.import_module(module)
 """
-# three errors of a program that knows the library
+# Programs that end with an error. The plugin has a line of its own for a full disk and for a SynthesizerError, but only
+# within fairseq's commands.
 FULL_DISK = "import errno\nraise OSError(errno.ENOSPC, 'No space left on device')"
 OTHER_ERROR = """
 try:
@@ -66,36 +71,45 @@ except OSError:
 WHILE_HANDLING = """
 from fairseq_synth.errors import SynthesizerError
 try:
-    raise SynthesizerError("mend it")
+    raise SynthesizerError("a message")
 except SynthesizerError:
     undefined
 """
 
 
-def python(code, *argv, folder=ROOT, fresh=False, **environment):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment}
-    return warm.run(["-c", code, *argv], cwd=folder, env=environment, fresh=fresh)
+def run_code(code, *argv, fresh=False):
+    """Runs ``python -c CODE ARGV...`` with this project on the path; fresh: in an interpreter without any imports."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ROOT}
+    return warm.run(["-c", code, *argv], cwd=ROOT, env=environment, fresh=fresh)
 
 
 def test_the_library_changes_nothing():
-    """Neither the package nor any of its modules, but for the plugin's entry."""
-    done = python(SNAPSHOT + LIBRARY + "print(json.dumps([len(modules), before, snapshot()]))")
-    assert done.returncode == 0, done.stderr
-    number, before, after = json.loads(done.stdout)
-    assert number > 30
-    for what, value in before.items():
-        assert after[what] == value, what
+    """Importing the package and all its modules but the plugin's entry leaves everything else as it was."""
+    process = run_code(SNAPSHOT + LIBRARY + "print(json.dumps([len(modules), before, snapshot()]))")
+    assert process.returncode == 0, process.stderr
+    number_of_modules, before, after = json.loads(process.stdout)
+    assert number_of_modules > 30
+    for name, value in before.items():
+        assert after[name] == value, name
 
 
 def test_the_package_loads_neither_torch_nor_fairseq():
-    """Names of models are there for programs that start quickly."""
+    """So that programs which need only the names of the models start at once."""
     code = "import fairseq_synth.names, sys; print({'torch', 'fairseq', 'numpy'} & set(sys.modules))"
-    assert python(code, fresh=True).stdout == "set()\n"
+    assert run_code(code, fresh=True).stdout == "set()\n"
+
+
+@pytest.mark.parametrize("value", ["0", "1"])
+def test_the_environment_switches_the_kernels(value):
+    """The variable is read when the kernels are imported."""
+    code = "from fairseq_synth.computations import kernels; print(kernels.SWITCH)"
+    environment = {**os.environ, "PYTHONPATH": ROOT, "FAIRSEQ_SYNTH_KERNELS": value}
+    assert warm.run(["-c", code], env=environment).stdout == f"{value}\n"
 
 
 @pytest.mark.parametrize("registered", [False, True], ids=["library", "plugin"])
 @pytest.mark.parametrize(
-    "code, last",
+    "code, last_line",
     [
         (FULL_DISK, "OSError: [Errno 28] No space left on device"),
         (OTHER_ERROR, "KeyError: 'mine'"),
@@ -103,33 +117,43 @@ def test_the_package_loads_neither_torch_nor_fairseq():
     ],
     ids=["full-disk", "from-none", "while-handling"],
 )
-def test_errors_of_other_programs_keep_their_traceback(code, last, registered):
-    """Also in a program that makes the plugin itself."""
-    fresh = registered and code == OTHER_ERROR  # one of them in an interpreter that has imported nothing before
-    done = python("import fairseq_synth.attention\n" + "fairseq_synth.register()\n" * registered + code, fresh=fresh)
-    assert done.returncode == 1
-    assert "Traceback (most recent call last)" in done.stderr and done.stderr.splitlines()[-1] == last
+def test_errors_of_other_programs_keep_their_traceback(code, last_line, registered):
+    """The plugin's one-line errors are for fairseq's commands, not for a program that imports or registers it."""
+    begin = "import fairseq_synth.attention\n"
+    if registered:
+        begin += "fairseq_synth.register()\n"
+    fresh = registered and code == OTHER_ERROR  # one case has to register in an interpreter without any imports
+    process = run_code(begin + code, fresh=fresh)
+    assert process.returncode == 1
+    assert "Traceback (most recent call last)" in process.stderr
+    assert process.stderr.splitlines()[-1] == last_line
 
 
 def test_registering_twice_changes_nothing_more():
-    done = python(
-        "import fairseq_synth; fairseq_synth.register()\n" + SNAPSHOT + "fairseq_synth.register()\n"
-        "import fairseq_synth.models.plugin\nassert 'transformer_synth' in before['models']\n"
-        "assert 'transformer_synth_random_multi30k' in before['architectures']\nassert snapshot() == before"
+    register_again = """
+fairseq_synth.register()
+import fairseq_synth.models.plugin
+assert 'transformer_synth' in before['models']
+assert 'transformer_synth_random_multi30k' in before['architectures']
+assert snapshot() == before
+"""
+    process = run_code("import fairseq_synth; fairseq_synth.register()\n" + SNAPSHOT + register_again)
+    assert process.returncode == 0, process.stderr
+
+
+def test_register_makes_up_for_a_user_dir_that_is_imported_already(data, tmp_path):
+    """fairseq does not import the package of --user-dir again, so a program that has imported it calls `register`."""
+    code = (
+        "import fairseq_synth.attention; fairseq_synth.register(); from fairseq_cli.train import cli_main; cli_main()"
     )
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_program_that_knew_the_library_before(data, tmp_path):
-    """fairseq does not import a --user-dir again whose package is there already: `register` is for that."""
-    code = "import fairseq_synth.attention; {}from fairseq_cli.train import cli_main; cli_main()"
     argv = [data / "bin", *USER_DIR, "--arch", "transformer_synth_random_multi30k", *SMALL, "--optimizer", "adam"]
     argv += ["--max-tokens", "200", "--max-update", "1", "--disable-validation", "--save-dir", tmp_path, "--cpu"]
-    argv += NO_THREAD
-    done = python(code.format("fairseq_synth.register(); "), *argv)
-    assert done.returncode == 0 and (tmp_path / "checkpoint_last.pt").exists(), done.stderr
+    process = run_code(code, *argv, *NO_THREAD)
+    assert process.returncode == 0, process.stderr
+    assert (tmp_path / "checkpoint_last.pt").exists()
 
 
+# Trains in two spawned processes, as fairseq-train starts one process for each GPU.
 SPAWN = """
 import sys, torch
 from fairseq import distributed_utils, options
@@ -148,7 +172,7 @@ if __name__ == "__main__":
 @pytest.mark.ci
 @pytest.mark.slow
 def test_spawned_workers_have_the_plugin(data, tmp_path):
-    """As fairseq-train starts a process for each GPU: a fresh one, which gets the settings; here on CPUs."""
+    """A process that fairseq-train starts for a GPU is fresh, and gets the plugin by the settings; here on CPUs."""
     (tmp_path / "spawn.py").write_text(SPAWN)
     argv = [data / "bin", *USER_DIR, "--arch", "transformer_synth_random_vanilla_multi30k", *SMALL, "--optimizer"]
     argv += ["adam", "--max-tokens", "200", "--max-update", "2", "--disable-validation", "--save-dir", tmp_path / "s"]
@@ -157,56 +181,83 @@ def test_spawned_workers_have_the_plugin(data, tmp_path):
     argv += ["--distributed-init-method", f"file://{tmp_path}/store"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, tmp_path / "spawn.py", *argv]
-    done = subprocess.run(
+    process = subprocess.run(
         list(map(str, command)), capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=240
     )
-    assert done.returncode == 0 and (tmp_path / "s" / "checkpoint_last.pt").exists(), done.stderr
+    assert process.returncode == 0, process.stderr
+    assert (tmp_path / "s" / "checkpoint_last.pt").exists()
 
 
 @pytest.fixture(scope="module")
-def installed(shared):
-    """What ``pip install .`` of a clone leaves: the wheel's files, and its scripts in ``bin``."""
+def installed(make_once):
+    """The folder with the files of a wheel, as ``pip install`` of a clone leaves them; scripts in *.data/scripts."""
     pytest.importorskip("setuptools", minversion="61")  # the first to read pyproject.toml
 
-    def make(folder):
-        for name in ["fairseq_synth", "scripts", "configs", "pyproject.toml", "setup.py", "README.md"]:
-            copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-            copy(ROOT / name, folder / name)
+    def build_wheel(folder):
+        for name in ("fairseq_synth", "scripts", "configs"):
+            shutil.copytree(ROOT / name, folder / name)
+        for name in ("pyproject.toml", "setup.py", "README.md"):
+            shutil.copy(ROOT / name, folder / name)
         build = "from setuptools import build_meta; print(build_meta.build_wheel('dist'))"
-        done = subprocess.run([sys.executable, "-c", build], cwd=folder, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        with zipfile.ZipFile(folder / "dist" / done.stdout.split()[-1]) as wheel:
+        process = subprocess.run([sys.executable, "-c", build], cwd=folder, capture_output=True, text=True)
+        assert process.returncode == 0, process.stderr
+        file_name = process.stdout.split()[-1]
+        with zipfile.ZipFile(folder / "dist" / file_name) as wheel:
             wheel.extractall(folder / "site")
 
-    return shared("wheel", make) / "site"
+    return make_once("wheel", build_wheel) / "site"
+
+
+def list_files(folder):
+    """Returns the paths of all Python and YAML files below a folder, relative to it."""
+    return {path.relative_to(folder) for path in folder.rglob("*.*") if path.suffix in (".py", ".yaml")}
 
 
 def test_the_wheel_is_whole(installed):
-    """Every module, the configs, and the scripts that README.md names for a set-up of one's own."""
-
-    def files(folder):
-        return {path.relative_to(folder) for path in folder.rglob("*.*") if path.suffix in (".py", ".yaml")}
-
-    assert files(ROOT / "fairseq_synth") <= files(installed / "fairseq_synth")
-    assert files(ROOT / "configs") == files(installed / "fairseq_synth" / "configs")
-    scripts = next(installed.glob("*.data/scripts"))
-    assert sorted(path.name for path in scripts.iterdir()) == ["average_checkpoints.py", "classify.py"]
-    for path in scripts.iterdir():
+    """It has every module, the configs, and the scripts that README.md names for other set-ups."""
+    assert list_files(ROOT / "fairseq_synth") <= list_files(installed / "fairseq_synth")
+    assert list_files(ROOT / "configs") == list_files(installed / "fairseq_synth" / "configs")
+    scripts = sorted(next(installed.glob("*.data/scripts")).iterdir())
+    assert [path.name for path in scripts] == ["average_checkpoints.py", "classify.py"]
+    for path in scripts:
         assert path.read_text().startswith("#!python\n")  # pip writes its interpreter there
-        done = warm.run([path, "--help"], env={**os.environ, "PYTHONPATH": installed})
-        assert done.returncode == 0 and "--output" in done.stdout, done.stderr
+        process = warm.run([path, "--help"], env={**os.environ, "PYTHONPATH": installed})
+        assert process.returncode == 0 and "--output" in process.stdout, process.stderr
 
 
-def test_where_the_configs_are(installed, tmp_path):
-    """In an installed package and in a clone; any other word is refused in one line."""
-    for place, configs in ((installed, installed / "fairseq_synth" / "configs"), (ROOT, ROOT / "configs")):
-        environment = {**os.environ, "PYTHONPATH": str(place)}
-        done = warm.run(["-m", "fairseq_synth", "configs"], cwd=tmp_path, env=environment)
-        assert done.stdout == f"{configs}\n" and "INFO" not in done.stderr, done.stderr
-    done = warm.run(["-m", "fairseq_synth", "flags"], cwd=tmp_path, env=environment)
-    rows = dict(re.findall(r"^\| `(--[a-z-]+)` \| `(.*?)` \| .{30,} \|$", done.stdout, re.M))
+def run_package(*words, folder, path=ROOT, fresh=False):
+    """Runs ``python -m fairseq_synth WORDS...`` in a folder; path: where the package is."""
+    environment = {**os.environ, "PYTHONPATH": path}
+    return warm.run(["-m", "fairseq_synth", *words], cwd=folder, env=environment, fresh=fresh)
+
+
+def test_the_folder_of_the_configs_is_printed(installed, tmp_path):
+    """In an installed package and in a clone."""
+    for path, configs in ((installed, installed / "fairseq_synth" / "configs"), (ROOT, ROOT / "configs")):
+        process = run_package("configs", folder=tmp_path, path=path)
+        assert process.stdout == f"{configs}\n" and "INFO" not in process.stderr, process.stderr
+
+
+def test_the_flags_are_printed(tmp_path):
+    process = run_package("flags", folder=tmp_path)
+    rows = dict(re.findall(r"^\| `(--[a-z-]+)` \| `(.*?)` \| .{30,} \|$", process.stdout, re.M))
     assert rows["--encoder-synthesizer"] == rows["--decoder-synthesizer"] == "random+vanilla"
-    assert rows["--synth-max-length"] == "256" and len(rows) == 8 and "INFO" not in done.stderr
-    done = warm.run(["-m", "fairseq_synth", "config"], cwd=tmp_path, env=environment)
-    assert done.returncode == 1 and not done.stdout and len(done.stderr.splitlines()) == 1
-    assert done.stderr.startswith("fairseq_synth: error: config: ") and "configs" in done.stderr
+    assert rows["--synth-max-length"] == "256" and len(rows) == 8 and "INFO" not in process.stderr
+
+
+@pytest.mark.parametrize("word", ["--help", "-h"])
+def test_help_explains_the_words(word, tmp_path):
+    """Without an import of torch or fairseq, which takes seconds."""
+    code = "import runpy, sys; runpy.run_module('fairseq_synth', run_name='__main__'); "
+    code += "print({'torch', 'fairseq', 'numpy'} & set(sys.modules))"
+    process = run_code(code, word, fresh=True)
+    assert process.returncode == 0 and not process.stderr, process.stderr
+    *text, imported = process.stdout.splitlines()
+    assert text[0].startswith("usage: python -m fairseq_synth ") and imported == "set()"
+    assert any(line.startswith("configs ") for line in text) and any(line.startswith("flags ") for line in text)
+
+
+def test_another_word_is_refused_in_one_line(tmp_path):
+    process = run_package("config", folder=tmp_path)
+    assert process.returncode == 1 and not process.stdout and len(process.stderr.splitlines()) == 1
+    assert process.stderr.startswith("fairseq_synth: error: config: ") and "configs" in process.stderr

@@ -18,15 +18,15 @@ from helpers import (
     SPECS,
     USER_DIR,
     Distance,
-    complaint,
-    fit,
-    future,
-    in_use,
+    future_mask,
+    get_error_line,
     make_attention,
     make_model,
     pad_batch,
     perturb,
     run_cli,
+    train_model,
+    used_weights,
 )
 from sacrebleu.metrics import BLEU
 
@@ -147,7 +147,7 @@ def test_reading(arch):
         kwargs.pop("static_kv", None)
         expected = module(**{**kwargs, "need_head_weights": True, "need_weights": True})[1]
         if causal:
-            logits = logits + future(logits.size(-1))
+            logits = logits + future_mask(logits.size(-1))
         padding = kwargs.get("key_padding_mask")
         if padding is not None and not (causal and hooks.is_synthetic(module)):  # there padding is behind all words
             logits = logits.masked_fill(padding[:, None, None].bool(), -math.inf)
@@ -197,15 +197,15 @@ def sizes_of(arch):
 
 
 @pytest.fixture(scope="module")
-def trained(shared, data):
+def trained(make_once, data):
     """{name: a checkpoint}, of a stock Transformer and of a mixture."""
 
     def make(folder):
         for arch, updates in ((STOCK, "9"), (MIXTURE, "80")):
             flags = ["--max-update", updates, "--no-epoch-checkpoints", "--validate-interval", "9"]
-            fit(data, folder / arch, *flags, arch=arch, small=sizes_of(arch))
+            train_model(data, folder / arch, *flags, arch=arch, small=sizes_of(arch))
 
-    return {arch: shared("inspected", make) / arch / "checkpoint_last.pt" for arch in (STOCK, MIXTURE)}
+    return {arch: make_once("inspected", make) / arch / "checkpoint_last.pt" for arch in (STOCK, MIXTURE)}
 
 
 STOCK, MIXTURE = "transformer_multi30k", "transformer_synth_random_vanilla_multi30k"
@@ -225,10 +225,12 @@ def test_layers_are_named_in_pictures():
 @pytest.mark.parametrize("arch", [STOCK, MIXTURE])
 def test_the_initial_state_is_that_of_the_training(arch, data, tmp_path):
     """A training with a learning rate of 0 ends where it began; with the data or without, from the seed alone."""
-    fit(data, tmp_path, "--max-update", "1", "--lr", "0", "--no-epoch-checkpoints", arch=arch, small=sizes_of(arch))
+    train_model(
+        data, tmp_path, "--max-update", "1", "--lr", "0", "--no-epoch-checkpoints", arch=arch, small=sizes_of(arch)
+    )
     for folder in (data / "bin", None):
         loaded = checkpoints.load(tmp_path / "checkpoint_last.pt", folder)
-        initial, kept = (in_use(dict(model.named_parameters())) for model in (loaded.initial(), loaded.model))
+        initial, kept = (used_weights(dict(model.named_parameters())) for model in (loaded.initial(), loaded.model))
         assert initial.keys() == kept.keys() and all(torch.equal(initial[key], kept[key]) for key in kept)
     loaded.cfg.checkpoint.reset_optimizer = True  # alone it only begins the training's own optimizer anew
     assert loaded.initial() is not None
@@ -347,7 +349,7 @@ def test_what_is_averaged_over(trained, data, monkeypatch):
 
 
 def test_words_are_worth_nothing_to_random(data, tmp_path):
-    fit(data, tmp_path, "--max-update", "9", "--no-epoch-checkpoints", arch="transformer_synth_random_multi30k")
+    train_model(data, tmp_path, "--max-update", "9", "--no-epoch-checkpoints", arch="transformer_synth_random_multi30k")
     loaded = checkpoints.load(tmp_path / "checkpoint_last.pt", data / "bin")
     found = analysis.analyse(loaded, analysis.Options(parts=("words",)))
     assert max(abs(value) for value in found["attentions"]["encoder.self.0"]["without_words"]) < 1e-5
@@ -457,7 +459,7 @@ def test_the_command_line(trained, data, tmp_path):
 
 def test_an_encoder_that_nothing_attends_to(data, tmp_path):
     """Its heads matter to no loss."""
-    fit(data, tmp_path, "--max-update", "1", "--no-epoch-checkpoints", "--no-cross-attention")
+    train_model(data, tmp_path, "--max-update", "1", "--no-epoch-checkpoints", "--no-cross-attention")
     loaded = checkpoints.load(tmp_path / "checkpoint_last.pt", data / "bin")
     sample = checkpoints.batches(loaded, "valid", checkpoints.readable(loaded, "valid", 2))
     found = {name: own["gradient"] for name, own in analysis.head_importance(loaded, sample).items()}
@@ -466,7 +468,7 @@ def test_an_encoder_that_nothing_attends_to(data, tmp_path):
 
 def test_without_data(data, tmp_path):
     """softmax(R) as it is, of a checkpoint alone; one's own code is imported first."""
-    fit(data, tmp_path, "--max-update", "1", "--no-epoch-checkpoints", arch="transformer_synth_random_multi30k")
+    train_model(data, tmp_path, "--max-update", "1", "--no-epoch-checkpoints", arch="transformer_synth_random_multi30k")
     path = tmp_path / "checkpoint_last.pt"
     own = tmp_path / "code_to_inspect_with"
     line = refused(path, "--user-dir", own, "--out", tmp_path / "out")
@@ -489,7 +491,7 @@ def test_functions_that_differ_by_layer(data, tmp_path):
     """Without data some layers have a pattern and some have none; --out may be a link to an empty folder."""
     specs = ["--encoder-synthesizer", "dense,random", "--decoder-synthesizer", "random,dense"]
     arch = "transformer_synth_random_multi30k"
-    fit(data, tmp_path / "run", "--max-update", "1", "--no-epoch-checkpoints", *specs, arch=arch)
+    train_model(data, tmp_path / "run", "--max-update", "1", "--no-epoch-checkpoints", *specs, arch=arch)
     (tmp_path / "empty").mkdir()
     (tmp_path / "out").symlink_to(tmp_path / "empty")
     inspect(tmp_path / "run" / "checkpoint_last.pt", "--out", tmp_path / "out")
@@ -541,7 +543,7 @@ def test_one_stack(kind, monolingual, tmp_path):
 
 
 def refused(*argv):
-    return complaint(lambda: main([str(arg) for arg in argv]))
+    return get_error_line(lambda: main([str(arg) for arg in argv]))
 
 
 def test_refuses_checkpoints(tmp_path, data, trained):

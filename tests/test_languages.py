@@ -10,7 +10,7 @@ import yaml
 from fairseq.data.encoders.moses_tokenizer import MosesTokenizer as FairseqMoses
 from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE
 from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPE
-from helpers import refused, script
+from helpers import assert_refused, run_script
 from small_text import sizes
 
 from recipes import languages, metrics, prepare, train, translate
@@ -79,7 +79,7 @@ def test_lower(text, language, wanted):
     ("en de", "bpe"), ("fr en", "bpe"), ("en ru", "bpe"), ("en th", "sentencepiece"), ("zh_CN en", "sentencepiece"),
     ("en tr", "sentencepiece"), ("hi en", "sentencepiece"), ("en de_AT", "sentencepiece"),
 ])  # fmt: skip
-def test_default_subwords(pair, kind, dry, tmp_path):
+def test_default_subwords(pair, kind, dry_run, tmp_path):
     settings = prepare.prepare("own", pair.split(), tmp_path, None, {"like": None})
     assert settings["subwords"] == kind
 
@@ -128,7 +128,7 @@ def write_corpus(folder, language, ending="", form="NFC"):
 
 
 @pytest.fixture
-def prepared(in_process, tmp_path, capsys):
+def prepared(programs_in_process, tmp_path, capsys):
     """Prepares the page of a language, with further lines behind its test set: the folder, and what is printed."""
 
     def made(language, *options, ending="", more=("", ""), form="NFC"):
@@ -187,7 +187,7 @@ def test_lines_that_are_cut(prepared):
 
 def test_lines_that_show_nothing(prepared, tmp_path):
     """They are left out where text is trained on, refused in a test set, and translated as empty lines."""
-    refused(lambda _: prepared("de", more=("\u200b\n", "nichts\n")), part="line 25 .* is empty")
+    assert_refused(lambda _: prepared("de", more=("\u200b\n", "nichts\n")), part="line 25 .* is empty")
     settings = {"src": "tr", "tgt": "en", "lowercase": True, "subwords": "bpe"}
     given = translate.as_prepared("\u200b\nIŞIK\tİ\u00ad\r\n\ufeff\u200c \n", settings, tmp_path)
     assert given == ["", "ışık i", ""]
@@ -196,17 +196,17 @@ def test_lines_that_show_nothing(prepared, tmp_path):
 
 
 @pytest.mark.slow
-def test_any_locale(in_process, tmp_path):
+def test_any_locale(programs_in_process, tmp_path):
     """The whole way: commands, and programs that they call, read and write UTF-8 where the locale has ASCII alone."""
     raw, data, run = write_corpus(tmp_path / "raw", "ru"), tmp_path / "data", tmp_path / "run"
-    done = script("prepare.sh", raw, "en", "ru", data, env=HOSTILE, encoding="utf-8")
+    done = run_script("prepare.sh", raw, "en", "ru", data, env=HOSTILE, encoding="utf-8")
     assert done.returncode == 0 and f"{data} is ready" in done.stdout, done.stderr
     train.main([str(data), "random_vanilla", "--save-dir", str(run), *TRAINING])  # which reads numbers of words alone
-    done = script("evaluate.sh", run, "--average", 0, "--beam", 1, env=HOSTILE, encoding="utf-8")
+    done = run_script("evaluate.sh", run, "--average", 0, "--beam", 1, env=HOSTILE, encoding="utf-8")
     assert done.returncode == 0 and f"reference: {sentences('ru')[0]}\n" in done.stdout, done.stderr
     figures = load(run / "evaluation" / "scores.json")["figures"]
     assert figures["round_trip"]["score"] == 100 and "24 of 24" in figures["round_trip"]["signature"]
     assert {"bleu", "chrf", "tokenised"} < {*figures} and figures["bleu"]["signature"].count("tok:") == 1
     given = "“ľuboš” мой брат\n\u200b\n"
-    done = script("translate.sh", run, "--beam", 1, env=HOSTILE, input=given, encoding="utf-8")
+    done = run_script("translate.sh", run, "--beam", 1, env=HOSTILE, input=given, encoding="utf-8")
     assert done.returncode == 0 and len(done.stdout.splitlines()) == 2, done.stderr

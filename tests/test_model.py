@@ -24,14 +24,14 @@ from helpers import (
     SIDES,
     SPECS,
     Distance,
-    in_use,
+    compute_logits,
     make_dictionary,
     make_model,
     make_synth,
     make_task,
-    outputs,
     pad_batch,
     perturb,
+    used_weights,
 )
 
 from fairseq_synth import cache, lengths, synthesizers
@@ -190,7 +190,7 @@ def test_decoder_is_causal(kind, spec):
     source, target = pad_batch(SOURCES, left=True), torch.randint(4, 40, (3, 8))
     other = target.clone()
     other[:, 5:] = torch.randint(4, 40, (3, 3))
-    assert torch.equal(outputs(model, source, target)[0][:, :5], outputs(model, source, other)[0][:, :5])
+    assert torch.equal(compute_logits(model, source, target)[0][:, :5], compute_logits(model, source, other)[0][:, :5])
 
 
 @pytest.mark.parametrize("spec", ["vanilla", "random", "dense+vanilla"])
@@ -215,8 +215,8 @@ def test_padding_within_a_sentence(kind, spec):
     """The word <pad> in a text changes nothing for the others, as in stock fairseq."""
     model = make_synth(spec, kind)
     source, target = torch.tensor([[7, 8, 1, 9, 2]]), torch.tensor([[2, 5, 1, 6]])
-    found = outputs(model, source, target)[0][:, [0, 1, 3]]
-    torch.testing.assert_close(found, outputs(model, source[:, [0, 1, 3, 4]], target[:, [0, 1, 3]])[0])
+    found = compute_logits(model, source, target)[0][:, [0, 1, 3]]
+    torch.testing.assert_close(found, compute_logits(model, source[:, [0, 1, 3, 4]], target[:, [0, 1, 3]])[0])
 
 
 @pytest.mark.parametrize("kind, spec", DECODERS)
@@ -285,7 +285,7 @@ def test_torchscript_is_refused(kind, part):
 def test_vanilla_is_the_stock_model(kind):
     """State dict key by key and, from one seed, bit by bit; and the same output."""
     ours, stock = (make_model(arch) for arch in (KINDS[kind][0].replace("random_vanilla", "vanilla"), KINDS[kind][1]))
-    own, theirs = in_use(ours.state_dict()), in_use(stock.state_dict())
+    own, theirs = used_weights(ours.state_dict()), used_weights(stock.state_dict())
     assert set(own) == set(theirs)
     # the attention of fairseq 0.12.2 is built last, here; RoBERTa draws the weights of its own attention twice
     if kind == "language_model" or (kind == "translation" and not has_fast_path(HostLayer)):
@@ -313,9 +313,9 @@ def compare_with_stock(model, stock):
             if hasattr(module, "p"):
                 module.p = 0.0
     source, target = pad_batch(SOURCES, left=True), pad_batch(TARGETS, left=False)
-    out, tokens = outputs(model, source, target)
+    out, tokens = compute_logits(model, source, target)
     real = tokens.ne(1)
-    torch.testing.assert_close(out[real], outputs(stock, source, target)[0][real], atol=1e-5, rtol=0)
+    torch.testing.assert_close(out[real], compute_logits(stock, source, target)[0][real], atol=1e-5, rtol=0)
     return out
 
 
@@ -353,7 +353,7 @@ def test_start_from_an_older_checkpoint(kind, spec):
     model.load_state_dict(older)
     expected.load_state_dict(stock)
     theirs = expected.state_dict()
-    assert all(torch.equal(weight, theirs[name]) for name, weight in in_use(model.state_dict()).items())
+    assert all(torch.equal(weight, theirs[name]) for name, weight in used_weights(model.state_dict()).items())
 
 
 @pytest.mark.parametrize("side", ["encoder", "decoder"])
@@ -371,6 +371,18 @@ def test_a_warm_start_that_changes_the_output(mixture, caplog):
     model = make_synth("random+vanilla", "translation", synth_mixture=mixture)
     model.load_state_dict(make_model(KINDS["translation"][1]).state_dict())
     assert ("convex scales the logits of the checkpoint down" in caplog.text) == (mixture == "convex")
+
+
+@pytest.mark.parametrize("mixture", ["convex", "sum"])
+def test_a_checkpoint_that_lost_the_weights_of_one_layer(mixture):
+    """Such a checkpoint is not one of a stock Transformer, whose layers would start with logits of 0."""
+    model = make_synth("random+vanilla", synth_mixture=mixture)
+    state = model.state_dict()
+    lost = [key for key in state if key.startswith("decoder.layers.1.self_attn.synthesizer.")]
+    for key in lost:
+        del state[key]
+    with pytest.raises(SynthesizerError, match="^decoder.layers.1.self_attn: .* no weights of random here, but"):
+        make_synth("random+vanilla", synth_mixture=mixture).load_state_dict(state)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -430,7 +442,7 @@ def test_own_checkpoint(kind, spec):
     model, other = make_synth(spec, kind), make_synth(spec, kind, seed=9)
     other.load_state_dict(model.state_dict())
     source, target = pad_batch(SOURCES, left=True), pad_batch(TARGETS, left=False)
-    assert torch.equal(outputs(model, source, target)[0], outputs(other, source, target)[0])
+    assert torch.equal(compute_logits(model, source, target)[0], compute_logits(other, source, target)[0])
 
 
 # layers, width, heads, feed-forward width, l
@@ -545,7 +557,7 @@ def test_parameter_counts_of_table_2(spec):
 
     def size(arch):
         model = build(arch, share_all_embeddings=True)
-        return sum(p.numel() for p in in_use(dict(model.named_parameters())).values())
+        return sum(p.numel() for p in used_weights(dict(model.named_parameters())).values())
 
     measured, paper = COUNTS[spec]
     difference = (size(f"transformer_synth_{spec.replace('+', '_')}_wmt_en_de") - size("transformer_wmt_en_de")) / 1e6
@@ -743,7 +755,7 @@ def test_activations_are_computed_again(kind, flag):
     for layer in model.modules():
         if isinstance(layer, SyntheticAttention):
             layer.register_forward_pre_hook(lambda *_: runs.append(1))
-    outputs(model, pad_batch(SOURCES, False), pad_batch(TARGETS, False))[0].sum().backward()
+    compute_logits(model, pad_batch(SOURCES, False), pad_batch(TARGETS, False))[0].sum().backward()
     layers = sum(isinstance(layer, SyntheticAttention) for layer in model.modules())
     assert len(runs) == 2 * layers
 
@@ -897,7 +909,7 @@ def documented_equation(name):
 
 
 @pytest.mark.parametrize("name", ["locality", "pointer"])
-def test_the_documented_function(registry, name):
+def test_the_documented_function(restore_registry, name):
     """The examples of docs/add-a-function.md are whole classes: they mix, equal their equations, and can be scaled."""
     documented_function(name)
     mixture = synthesizers.Mixture((name, "dense"), "convex", num_heads=2, head_dim=3, max_length=12, rank=2)
@@ -932,7 +944,7 @@ def test_the_attention_without_fairseqs_models():
 
 @pytest.mark.parametrize("spec", ["to_come", "to_come+random", "distance+random", "distance+vanilla"])
 @pytest.mark.parametrize("mixture", ["convex", "sum"])
-def test_checkpoints_of_functions_to_come(registry, spec, mixture):
+def test_checkpoints_of_functions_to_come(restore_registry, spec, mixture):
     """One without weights, and one that reads q and k and has weights of its own, load what they saved."""
     synthesizers.register_synthesizer("distance")(Distance)
 
@@ -970,7 +982,7 @@ def parameters(arch):
         ARCH_CONFIG_REGISTRY[arch](args)
     args.max_source_positions = args.max_target_positions = 1024
     model = ARCH_MODEL_REGISTRY[arch].build_model(args, make_task(40, 24))
-    return sum(p.numel() for p in in_use(dict(model.named_parameters())).values())
+    return sum(p.numel() for p in used_weights(dict(model.named_parameters())).values())
 
 
 def test_the_wide_transformer():

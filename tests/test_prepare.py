@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers import ROOT, refused
+from helpers import ROOT, assert_refused
 from small_text import PREPARED, VERSIONS, digest, parallel, write
 
 from recipes import prepare
@@ -20,15 +20,15 @@ from recipes.catalog import CORPORA, SPLITS
 from recipes.languages import one_line
 from recipes.text import aligned
 
-pytestmark = pytest.mark.usefixtures("in_process")
+pytestmark = pytest.mark.usefixtures("programs_in_process")
 
 
 @pytest.mark.parametrize("name", PREPARED)
-def test_the_data_stay_as_they_were(small_data, name):
+def test_the_data_stay_as_they_were(prepared_corpus, name):
     """Text, tokens, subwords and binarised data, byte for byte; also with two processes."""
     if {package: importlib.metadata.version(package) for package in VERSIONS} != VERSIONS:
         pytest.skip(f"the digests are of {VERSIONS}")
-    assert digest(small_data(name)) == PREPARED[name][2]
+    assert digest(prepared_corpus(name)) == PREPARED[name][2]
 
 
 def test_numbers_stay_as_they_were(tmp_path):
@@ -57,10 +57,10 @@ def test_the_life_of_a_folder(tmp_path, raw, capfd, monkeypatch):
     monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
     good = valid.read_bytes()
     valid.write_bytes(b"a\n" * 8 + b"\xdf\n")
-    refused(prepare.main, *argv, part="valid.de: line 9 is not UTF-8 .*; convert it, e.g. with iconv$")
+    assert_refused(prepare.main, *argv, part="valid.de: line 9 is not UTF-8 .*; convert it, e.g. with iconv$")
     assert train.exists() and not (out / "text" / "valid.de").exists()
     valid.write_bytes(good)
-    refused(prepare.main, *argv, part="tok/train.de was not made: .*No space left on device")
+    assert_refused(prepare.main, *argv, part="tok/train.de was not made: .*No space left on device")
     (tmp_path / "room").touch()
     assert [path.name for path in (out / "tok").iterdir()] == ["train.en"] and not (out / "bin").exists()
     write(out / "bin" / "dict.en.txt", ["half"])  # as if a call had been killed there
@@ -75,17 +75,17 @@ def test_the_life_of_a_folder(tmp_path, raw, capfd, monkeypatch):
     assert f"{out} is ready, reusing it" in capfd.readouterr().out and prepare.digest_of(out) == known
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     said = f"{out} was made with other settings .(new|lowercase) is None, asked for"
-    refused(prepare.main, *argv, "--new", "3", part=f"{said} 3")
-    refused(prepare.main, *argv, "--lowercase", part=said)
+    assert_refused(prepare.main, *argv, "--new", "3", part=f"{said} 3")
+    assert_refused(prepare.main, *argv, "--lowercase", part=said)
     valid.write_bytes(good[::-1].strip() + b"\n")  # of the same size
-    refused(prepare.main, *argv, part=[f"{raw}: valid.de has changed", f"name another folder, or remove {out}"])
+    assert_refused(prepare.main, *argv, part=[f"{raw}: valid.de has changed", f"name another folder, or remove {out}"])
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
     valid.write_bytes(good)  # as before, but for its time
     prepare.main(argv)
     assert f"{out} is ready, reusing it" in capfd.readouterr().out
     for side in ("en", "de"):
         write(raw / f"train2.{side}", ["The end"])
-    refused(prepare.main, *argv, part=f"{raw}: train2.de has changed, come or gone")
+    assert_refused(prepare.main, *argv, part=f"{raw}: train2.de has changed, come or gone")
     for more, end in ([], "The end\n"), (["--lowercase"], "the end\n"):
         prepare.remove(out / "bin")  # as if it had been ended before
         prepare.main([*argv, *more])
@@ -137,19 +137,19 @@ def test_a_folder_of_ones_own(tmp_path, raw, capsys, monkeypatch):
     ("", "ptb {out} --from {raw}", "no train set of ptb; .* named ptb.train.txt or train.txt, or .gz of it"),
     ("mkdir -p ../out; touch ../out/mine", "{raw} en de {out}", "out: was not made by prepare.sh; name another"),
 ])  # fmt: skip
-def test_what_is_refused(tmp_path, raw, small_data, change, argv, part, monkeypatch):
+def test_what_is_refused(tmp_path, raw, prepared_corpus, change, argv, part, monkeypatch):
     """In one line; the folder of the text stays as it is, and nothing is half done."""
     subprocess.run(["bash", "-c", change], cwd=raw, check=True)
     before = {(path, path.read_bytes()) for path in raw.iterdir()}
-    folders = {"tmp": tmp_path, "raw": raw, "out": tmp_path / "out", "wmt": small_data("wmt")}
+    folders = {"tmp": tmp_path, "raw": raw, "out": tmp_path / "out", "wmt": prepared_corpus("wmt")}
     monkeypatch.setattr(prepare, "tokenize", lambda *args: None)  # what comes after the checks
-    refused(prepare.main, *argv.format(**folders).split(), part=part)
+    assert_refused(prepare.main, *argv.format(**folders).split(), part=part)
     assert not list(tmp_path.rglob("bin/done")) and not list(tmp_path.rglob("*.part"))
     assert {(path, path.read_bytes()) for path in raw.iterdir()} == before
 
 
 @pytest.mark.parametrize("lang, archives", [("de", 3), ("fr", 5)])
-def test_options_of_a_corpus(lang, archives, tmp_path, dry, capsys):
+def test_options_of_a_corpus(lang, archives, tmp_path, dry_run, capsys):
     """A corpus has its own defaults; 0 is a number, and no missing one; a dry run writes nothing."""
     prepare.main(["wmt14", lang, str(tmp_path / "out")])
     shown = capsys.readouterr().out
@@ -176,7 +176,9 @@ def test_wmt14(tmp_path, raw, monkeypatch):
     for proxy in ("https_proxy", "http_proxy"):  # no network: sacreBLEU cannot fetch its sets
         monkeypatch.setenv(proxy, "http://127.0.0.1:9")
     argv = call("wmt14", "de", out, "--sample", 100, "--subwords", "sentencepiece")
-    refused(prepare.main, *argv, part="raw/valid.en was not made: .*; call again, or put it as valid.{en,de} into")
+    assert_refused(
+        prepare.main, *argv, part="raw/valid.en was not made: .*; call again, or put it as valid.{en,de} into"
+    )
     assert not (out / "raw" / "valid.en").exists() and (out / "raw" / "1-europarl-v7.en").exists()
     for name in ("wmt13", "wmt14/full"):  # sacreBLEU's copies, as if they had been fetched
         prefix = out / "archives" / "sacrebleu" / name / f"{name.replace('/', '_')}.en-de"

@@ -1,14 +1,17 @@
-"""Runs of several processes, and of some that are killed, on CPUs: by scripts/train.sh (--all), and by fork."""
+"""Trainings in several processes, and trainings that are killed, on CPUs.
+
+By default the processes are forked from this one. With --all scripts/train.sh starts fresh ones, by torchrun.
+"""
 
 import functools
 import os
 import random
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -24,12 +27,12 @@ from helpers import (
     SMALL,
     USER_DIR,
     children,
-    fit,
-    in_use,
-    losses,
     make_model,
     pad_batch,
+    read_losses,
     run_cli,
+    train_model,
+    used_weights,
     wait_for,
 )
 
@@ -39,150 +42,181 @@ from recipes import train as recipe
 
 pytestmark = pytest.mark.slow
 ARCH = "transformer_synth_random_vanilla_multi30k"
+RECIPE_FLAGS = list(RECIPE)
+for flag in ("--max-tokens", "--seed"):  # which scripts/train.sh sets itself
+    position = RECIPE_FLAGS.index(flag)
+    del RECIPE_FLAGS[position : position + 2]  # the flag and its value
 QUIET = ["--disable-validation", "--no-epoch-checkpoints"]
 UPDATES = 40  # some three epochs
 
 
-def arguments(data, save, processes, max_update, *flags, timeout=600):
-    """Of scripts/train.sh, for batches of 200 tokens in all."""
+def train_arguments(data, save, processes, max_update, *flags, timeout=600):
+    """Returns arguments of scripts/train.sh: each update has 200 tokens, however many processes share them."""
     argv = [data, ARCH, "--save-dir", save, "--gpus", 0]
     argv += ["--processes", processes, "--batch-tokens", 200, "--max-tokens", 100, "--max-update", max_update]
-    argv += ["--timeout", timeout, "--seed", 7, "--", *SMALL, *RECIPE[:8], *RECIPE[10:-2], *QUIET, *flags]
+    argv += ["--timeout", timeout, "--seed", 7, "--", *SMALL, *RECIPE_FLAGS, *QUIET, *flags]
     return list(map(str, argv))
 
 
-def start(*args, **kwargs):
-    """scripts/train.sh with these `arguments`, started."""
-    path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+def start_training(*args, **kwargs):
+    """Starts scripts/train.sh with the arguments that `train_arguments` returns, and returns the process."""
     return subprocess.Popen(
-        [str(ROOT / "scripts" / "train.sh"), *arguments(*args, **kwargs)],
+        [str(ROOT / "scripts" / "train.sh"), *train_arguments(*args, **kwargs)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
 
 
-def finish(process, code=0):
-    output = process.communicate(timeout=300)[0]
+def wait_for_end(process, code=0):
+    """Waits until a process ends, and checks its exit code."""
+    output, _ = process.communicate(timeout=300)
     assert process.returncode == code, output
-    return output
 
 
-def weights(save):
+def training_command(data, save, processes, max_update, capsys):
+    """Returns the words of the command that scripts/train.sh would run; to be called in a dry run. No dropout."""
+    recipe.main(train_arguments(data, save, processes, max_update, "--dropout", "0"))
+    last_line = capsys.readouterr().out.splitlines()[-1]
+    plus, *command = shlex.split(last_line)
+    assert plus == "+"
+    return command
+
+
+def load_last(save):
+    """Returns the weights of a training's last checkpoint and its number of updates."""
     state = checkpoint_utils.load_checkpoint_to_cpu(str(save / "checkpoint_last.pt"))
-    return in_use(state["model"]), state["optimizer_history"][-1]["num_updates"]
+    return used_weights(state["model"]), state["optimizer_history"][-1]["num_updates"]
 
 
 def assert_same_weights(one, other):
-    (a, updates), (b, others) = weights(one), weights(other)
-    assert updates == others
-    assert all(torch.equal(a[key], b[key]) for key in a)
+    """Checks that the last checkpoints of two trainings are of one update, and equal bit for bit."""
+    (weights, updates), (other_weights, other_updates) = load_last(one), load_last(other)
+    assert updates == other_updates
+    for key, weight in weights.items():
+        assert torch.equal(weight, other_weights[key]), key
 
 
 @pytest.fixture(scope="module")
-def prepared(data):
-    """The corpus, marked as scripts/prepare.sh marks what it has finished."""
-    steps.dump(data / "settings.json", {"task": "translation", "src": "en", "tgt": "de"})
-    (data / "bin" / "done").touch()
-    return data
+def prepared(data, tmp_path_factory):
+    """A copy of the corpus `data` that scripts/train.sh takes for one that scripts/prepare.sh has made."""
+    folder = tmp_path_factory.mktemp("prepared")
+    shutil.copytree(data, folder, dirs_exist_ok=True)
+    steps.dump(folder / "settings.json", {"task": "translation", "src": "en", "tgt": "de"})
+    (folder / "bin" / "done").touch()
+    return folder
 
 
 @pytest.fixture(scope="module")
-def two(prepared, tmp_path_factory):
-    """Two processes, without interruption."""
-    save = tmp_path_factory.mktemp("two")
-    finish(start(prepared, save, 2, UPDATES))
-    return save, losses((save / "train.log").read_text())
+def uninterrupted(prepared, tmp_path_factory):
+    """The folder of a training by two processes that nothing interrupts."""
+    save = tmp_path_factory.mktemp("uninterrupted")
+    wait_for_end(start_training(prepared, save, 2, UPDATES))
+    return save
 
 
-def workers(process):
-    """The training processes, below torchrun, which is below the recipe."""
-    below = [pid for torchrun in children(process.pid) for pid in children(torchrun)]
-    return [pid for pid in below if b"fairseq-train" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+def list_workers(process):
+    """Returns the training processes of scripts/train.sh, which starts torchrun, which starts them."""
+    pids = [pid for torchrun in children(process.pid) for pid in children(torchrun)]
+    return [pid for pid in pids if b"fairseq-train" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
-@pytest.mark.ci
-def test_two_processes_take_the_steps_of_one(prepared, two, tmp_path, dry, monkeypatch, capsys):
-    """The same batch, split over processes or over passes: the same losses."""
-    recipe.main(arguments(prepared, tmp_path, 1, UPDATES, "--dropout", "0"))
-    command = shlex.split(capsys.readouterr().out.splitlines()[-1])  # that train.sh would run; here in this process
-    assert command[:2] == ["+", "fairseq-train"]
-    one = losses(run_cli(train.cli_main, *command[2:])[1])
-    monkeypatch.delenv("DRY_RUN")
-    finish(start(prepared, tmp_path / "two", 2, UPDATES, "--dropout", "0"))
-    split = losses((tmp_path / "two" / "train.log").read_text())
-    assert list(one) == list(split) == list(range(1, UPDATES + 1))
+def assert_same_losses(one, other, updates):
+    """Checks the losses {update: loss} of all updates, but for rounding."""
+    assert list(one) == list(other) == list(range(1, updates + 1))
     for update in one:
-        assert float(split[update]) == pytest.approx(float(one[update]), abs=0.002)
-    assert split != two[1]  # dropout does something
+        assert float(other[update]) == pytest.approx(float(one[update]), abs=0.002), update
 
 
 @pytest.mark.ci
-def test_killed_processes_resume(prepared, two, tmp_path):
-    """Both processes killed in the second epoch and started again: bit for bit the run that was not."""
+def test_two_processes_take_the_steps_of_one(prepared, uninterrupted, tmp_path, dry_run, monkeypatch, capsys):
+    """A batch that two processes share gives the losses of the same batch in one process."""
+    program, *flags = training_command(prepared, tmp_path, 1, UPDATES, capsys)
+    assert program == "fairseq-train"
+    one = read_losses(run_cli(train.cli_main, *flags)[1])
+    monkeypatch.delenv("DRY_RUN")
+    wait_for_end(start_training(prepared, tmp_path / "two", 2, UPDATES, "--dropout", "0"))
+    two = read_losses((tmp_path / "two" / "train.log").read_text())
+    assert_same_losses(one, two, UPDATES)
+    assert two != read_losses((uninterrupted / "train.log").read_text())  # which has dropout
+
+
+@pytest.mark.ci
+def test_killed_processes_resume(prepared, uninterrupted, tmp_path):
+    """A training that is killed in its second epoch and started again ends, bit for bit, as one that is not."""
     flags = ["--save-interval-updates", "3", "--keep-interval-updates", "1"]
-    process = start(prepared, tmp_path, 2, UPDATES, *flags)
+    process = start_training(prepared, tmp_path, 2, UPDATES, *flags)
     wait_for(lambda: list(tmp_path.glob("checkpoint_2_*.pt")))
-    for pid in [*workers(process), *children(process.pid), process.pid]:
+    for pid in [*list_workers(process), *children(process.pid), process.pid]:
         os.kill(pid, signal.SIGKILL)
     process.communicate(timeout=60)
-    assert weights(tmp_path)[1] < UPDATES
-    finish(start(prepared, tmp_path, 2, UPDATES, *flags))
+    _, updates = load_last(tmp_path)
+    assert updates < UPDATES
+    wait_for_end(start_training(prepared, tmp_path, 2, UPDATES, *flags))
     assert "Loaded checkpoint" in (tmp_path / "train.log").read_text()
-    assert_same_weights(tmp_path, two[0])
+    assert_same_weights(tmp_path, uninterrupted)
+
+
+def wait_for_first_update(log):
+    wait_for(lambda: log.exists() and "num_updates" in log.read_text())
 
 
 @pytest.mark.ci
 def test_a_dead_peer_ends_the_run(prepared, tmp_path):
-    process = start(prepared, tmp_path, 2, 100000)
-    wait_for(lambda: (tmp_path / "train.log").exists() and "num_updates" in (tmp_path / "train.log").read_text())
-    os.kill(workers(process)[1], signal.SIGKILL)
+    """Within a minute, and torchrun's report names the process that died."""
+    process = start_training(prepared, tmp_path, 2, 100000)
+    log = tmp_path / "train.log"
+    wait_for_first_update(log)
+    os.kill(list_workers(process)[1], signal.SIGKILL)
     begin = time.time()
-    finish(process, code=1)
-    output = (tmp_path / "train.log").read_text()
+    wait_for_end(process, code=1)
     assert time.time() - begin < 60
-    # torchrun's report names the process that died; the other one, if it was not ended first, says what it saw
+    output = log.read_text()
     assert re.search(r"exitcode *: -9", output)
-    assert (
-        "Traceback" not in output
-        or "another process of this run has ended or hangs" in output
-        or "[rank0]" not in output
-    )
+    # the other process, if torchrun does not end it first, says in one line why it ends
+    if "Traceback" in output and "[rank0]" in output:
+        assert "another process of this run has ended or hangs" in output
 
 
 @pytest.mark.ci
 def test_a_hanging_peer_ends_the_run(prepared, tmp_path):
-    """After --timeout. The stopped one goes on then, else torchrun waits 30 seconds for it before it kills it."""
-    process = start(prepared, tmp_path, 2, 100000, timeout=5)
+    """After the --timeout."""
+    process = start_training(prepared, tmp_path, 2, 100000, timeout=5)
     log = tmp_path / "train.log"
-    wait_for(lambda: log.exists() and "num_updates" in log.read_text())
-    stopped = workers(process)[1]
-    os.kill(stopped, signal.SIGSTOP)
-    wait_for(lambda: "not making progress in 5 seconds" in log.read_text() and workers(process) == [stopped])
-    os.kill(stopped, signal.SIGCONT)
-    finish(process, code=1)
+    wait_for_first_update(log)
+    hanging = list_workers(process)[1]
+    os.kill(hanging, signal.SIGSTOP)
+    wait_for(lambda: "not making progress in 5 seconds" in log.read_text() and list_workers(process) == [hanging])
+    os.kill(hanging, signal.SIGCONT)  # else torchrun waits 30 seconds for it before it kills it
+    wait_for_end(process, code=1)
 
 
-def as_torchrun(command, log):
-    """Runs a command of torchrun's by fork: two workers with the environment that it gives them; rank 0's losses."""
-    (worker,) = (word for word in command if word.endswith("cpu_worker.sh"))
-    flags = Path(worker).read_text().split('exec fairseq-train "$@" ')[1].replace("\\\n", "")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+def run_forked(command, log):
+    """Runs a command with torchrun for two processes as two forks of this process; returns the losses of rank 0.
+
+    The forks have the environment variables that torchrun sets, and the flags that scripts/cpu_worker.sh, which
+    torchrun starts, adds. log: where they write their logs, with the rank as suffix.
+    """
+    worker_script = next(word for word in command if word.endswith("cpu_worker.sh"))
+    _, _, added_flags = Path(worker_script).read_text().partition('exec fairseq-train "$@" ')
+    added_flags = added_flags.replace("\\\n", "")
+    assert added_flags
+    flags = command[command.index(worker_script) + 1 :]
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        _, port = unused.getsockname()
 
     def work(rank):
-        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
-        os.environ.update({name: str(value) for name, value in place.items()})
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        argv = [*command[command.index(worker) + 1 :], *shlex.split(os.path.expandvars(flags))]
-        log.with_suffix(f".{rank}").write_text(run_cli(train.cli_main, *argv)[1])
+        _, logged = run_cli(train.cli_main, *flags, *shlex.split(os.path.expandvars(added_flags)))
+        log.with_suffix(f".{rank}").write_text(logged)
 
     context = torch.multiprocessing.get_context("fork")
-    processes = [context.Process(target=work, args=(rank,)) for rank in (0, 1)]
+    # daemons end with this process; two processes of one rank would wait for each other for ever
+    processes = [context.Process(target=work, args=(rank,), daemon=True) for rank in (0, 1)]
     for process in processes:
-        process.daemon = True  # ended with this one
         process.start()
     for process in processes:
         process.join(60)
@@ -190,95 +224,83 @@ def as_torchrun(command, log):
     for process in processes:
         process.kill()
     assert codes == [0, 0]
-    return losses(log.with_suffix(".0").read_text())
+    return read_losses(log.with_suffix(".0").read_text())
 
 
-def test_two_forked_processes_take_the_steps_of_one(prepared, tmp_path, dry, capsys):
-    """The command of scripts/train.sh for two processes: the same losses as of one, and, in two parts, the same run."""
-
-    def shown(save, processes, updates):
-        recipe.main(arguments(prepared, tmp_path / save, processes, updates, "--dropout", "0"))
-        return shlex.split(capsys.readouterr().out.splitlines()[-1])
-
-    one = losses(run_cli(train.cli_main, *shown("one", 1, 12)[2:])[1])
-    whole = as_torchrun(shown("two", 2, 12), tmp_path / "two.log")
-    first = as_torchrun(shown("parts", 2, 7), tmp_path / "first.log")
-    last = as_torchrun(shown("parts", 2, 12), tmp_path / "last.log")
-    assert list(one) == list(whole) == list(range(1, 13)) and {**first, **last} == whole and min(last) == 8
-    for update in one:
-        assert float(whole[update]) == pytest.approx(float(one[update]), abs=0.002)
+def test_two_forked_processes_take_the_steps_of_one(prepared, tmp_path, dry_run, capsys):
+    """The command of scripts/train.sh for two processes has the losses of one, also when it is interrupted."""
+    _, *flags = training_command(prepared, tmp_path / "one", 1, 12, capsys)
+    one = read_losses(run_cli(train.cli_main, *flags)[1])
+    two = run_forked(training_command(prepared, tmp_path / "two", 2, 12, capsys), tmp_path / "two.log")
+    assert_same_losses(one, two, 12)
+    first = run_forked(training_command(prepared, tmp_path / "parts", 2, 7, capsys), tmp_path / "first.log")
+    last = run_forked(training_command(prepared, tmp_path / "parts", 2, 12, capsys), tmp_path / "last.log")
+    assert min(last) == 8 and {**first, **last} == two
     assert_same_weights(tmp_path / "two", tmp_path / "parts")
 
 
-def changed(path, before, process):
-    return not process.is_alive() or (path.exists() and path.stat().st_mtime_ns != before)
-
-
 def test_killed_at_any_moment(data, tmp_path):
-    """Killed again and again while it writes checkpoints, a run ends with the weights of one that was not."""
+    """A training that is killed again and again while it writes checkpoints ends as one that is not killed."""
     arch = "transformer_synth_random_multi30k"
-    fit(data, tmp_path / "whole", "--max-update", "60", *QUIET, arch=arch)
-    save = tmp_path / "killed"
-    argv = [data / "bin", *USER_DIR, "--arch", arch, *SMALL, *RECIPE, "--save-dir", save, *QUIET]
-    argv += [
-        "--save-interval-updates",
-        "1",
-        "--keep-interval-updates",
-        "1",
-        "--max-update",
-        "60",
-        "--log-format",
-        "none",
-    ]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    train_model(data, whole, "--max-update", "60", *QUIET, arch=arch)
+    argv = [data / "bin", *USER_DIR, "--arch", arch, *SMALL, *RECIPE, "--save-dir", killed, *QUIET]
+    argv += ["--save-interval-updates", "1", "--keep-interval-updates", "1"]
+    argv += ["--max-update", "60", "--log-format", "none"]
     seed = int.from_bytes(os.urandom(4), "big")  # other moments in every run
     print(f"seed of the moments: {seed}")
-    last, rng = save / "checkpoint_last.pt", random.Random(seed)
+    moments = random.Random(seed)
+    checkpoint = killed / "checkpoint_last.pt"
     for _ in range(3):
-        before = last.stat().st_mtime_ns if last.exists() else 0
+        time_before = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
         process = torch.multiprocessing.get_context("fork").Process(target=run_cli, args=(train.cli_main, *argv))
         process.start()
-        wait_for(functools.partial(changed, last, before, process))
-        time.sleep(rng.uniform(0, 0.4))
+        wait_for(functools.partial(is_ended_or_saved, process, checkpoint, time_before))
+        time.sleep(moments.uniform(0, 0.4))
         process.kill()
         process.join()
-    fit(data, save, "--max-update", "60", *QUIET, arch=arch)
-    assert_same_weights(tmp_path / "whole", save)
-    fit(data, save, "--max-update", "60", *QUIET, arch=arch)  # it stays as it is
-    assert_same_weights(tmp_path / "whole", save)
+    train_model(data, killed, "--max-update", "60", *QUIET, arch=arch)
+    assert_same_weights(whole, killed)
+    train_model(data, killed, "--max-update", "60", *QUIET, arch=arch)  # nothing is left to do
+    assert_same_weights(whole, killed)
 
 
-LENGTHS = [[(2, 3), (20, 23), (5, 9), (1, 2)], [(20, 23), (2, 3), (12, 16), (2, 1)]]  # of sentences, for each process
+def is_ended_or_saved(process, checkpoint, time_before):
+    """Whether a training has ended, or written a checkpoint since the time of the last one."""
+    return not process.is_alive() or (checkpoint.exists() and checkpoint.stat().st_mtime_ns != time_before)
 
 
-def in_ddp(rank, folder):
-    """What one of two processes does in torch's DDP."""
+# {rank: (shortest and longest sentence) of each step}: the two processes have sentences of other lengths
+LENGTHS = {0: [(2, 3), (20, 23), (5, 9), (1, 2)], 1: [(20, 23), (2, 3), (12, 16), (2, 1)]}
+
+
+def train_with_ddp(rank, folder):
+    """What one of two processes does: trains every variant in torch's DDP for four steps, and saves its weights."""
     torch.distributed.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
-    train_variants(rank, folder)
-    torch.distributed.destroy_process_group()
-
-
-def train_variants(rank, folder):
-    """Four steps of every variant, each process with sentences of other lengths."""
     for spec in VARIANTS:
         model = make_model(f"transformer_synth_{spec.replace('+', '_')}_multi30k").train()
         model.encoder.embed_tokens.weight.requires_grad_(True)
         parallel = torch.nn.parallel.DistributedDataParallel(model)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        for step in LENGTHS[rank]:
-            sentences = pad_batch([[5 + i % 30 for i in range(n)] for n in step], left=True)
-            targets = pad_batch([[2, *range(5, 4 + n)] for n in step], left=False)
+        for lengths in LENGTHS[rank]:
+            sources = [[5 + i % 30 for i in range(length)] for length in lengths]
+            targets = [[2, *range(5, 4 + length)] for length in lengths]
+            source_batch, target_batch = pad_batch(sources, left=True), pad_batch(targets, left=False)
             optimizer.zero_grad()
-            parallel(sentences, torch.tensor(step), targets)[0].logsumexp(-1).mean().backward()
+            logits, _ = parallel(source_batch, torch.tensor(lengths), target_batch)
+            logits.logsumexp(-1).mean().backward()
             optimizer.step()
         torch.save(model.state_dict(), f"{folder}/{spec}-{rank}.pt")
+    torch.distributed.destroy_process_group()
 
 
-def test_ddp(tmp_path):
-    """No parameter goes without a gradient where torch expects one, and the processes stay together."""
-    torch.multiprocessing.start_processes(in_ddp, (str(tmp_path),), nprocs=2, start_method="fork")
+def test_ddp_keeps_the_processes_together(tmp_path):
+    """No parameter is without a gradient where torch's DDP expects one, and both processes have the same weights."""
+    torch.multiprocessing.start_processes(train_with_ddp, (str(tmp_path),), nprocs=2, start_method="fork")
     for spec in VARIANTS:
-        one, other = (torch.load(tmp_path / f"{spec}-{rank}.pt") for rank in (0, 1))
-        start = make_model(f"transformer_synth_{spec.replace('+', '_')}_multi30k").state_dict()
-        assert all(torch.equal(one[key], other[key]) for key in one), spec
-        moved = [key for key in one if key in start and not torch.equal(one[key], start[key])]
+        weights, other_weights = (torch.load(tmp_path / f"{spec}-{rank}.pt") for rank in (0, 1))
+        for key, weight in weights.items():
+            assert torch.equal(weight, other_weights[key]), (spec, key)
+        initial = make_model(f"transformer_synth_{spec.replace('+', '_')}_multi30k").state_dict()
+        moved = [key for key in weights if key in initial and not torch.equal(weights[key], initial[key])]
         assert "encoder.layers.0.self_attn.v_proj.weight" in moved

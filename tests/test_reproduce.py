@@ -10,14 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import ROOT, in_use, refused, script
+from helpers import ROOT, assert_refused, run_script, used_weights
 from small_text import LABELS, parallel, sizes, write
 
-from recipes import catalog, reproduce, score, steps, text, train
+from recipes import catalog, logs, reproduce, score, steps, text, train
 from recipes.catalog import RECIPES, TABLES, Column
 from recipes.metrics import figure
 
-pytestmark = pytest.mark.usefixtures("in_process")
+pytestmark = pytest.mark.usefixtures("programs_in_process")
 CELL, ROW, BASE = "en-de-random_vanilla-seed1", "first-en-de-random_vanilla-seed1", "first-en-de-transformer-seed1"
 
 
@@ -47,7 +47,7 @@ def results(folder, table, device="cpu"):
 
 
 def weights_of(checkpoint):
-    return in_use(torch.load(checkpoint, weights_only=False)["model"])
+    return used_weights(torch.load(checkpoint, weights_only=False)["model"])
 
 
 @pytest.mark.slow
@@ -100,14 +100,18 @@ def test_from_text_to_a_record(tables, tmp_path, capsys):
     assert one["curve"] == other["curve"] and one["figures"] == other["figures"] and one["init"] == run.name
     assert one["curve"]["updates"] == [2, 4, 6, 8] and one["updates"] == 8
     shutil.rmtree(longer)
-    refused(lambda _: call("longer", *row, "--rerun", "--precision", "bf16"), part="precision is fp32, asked for bf16")
+    assert_refused(
+        lambda _: call("longer", *row, "--rerun", "--precision", "bf16"), part="precision is fp32, asked for bf16"
+    )
     # by hand, with other options
     capsys.readouterr()
     score.main([str(run), "--average", "0", "--beam", "2", "--baseline", str(runs / BASE)])
     said = capsys.readouterr().out
     assert "note: the baseline was evaluated with other options" in said and ", p = " in said
     assert said.count("source:    ") == 3 and not average.exists()
-    refused(score.main, run, "--average", "99", part="found 2 of 99 update checkpoints; train on, or average fewer; ")
+    assert_refused(
+        score.main, run, "--average", "99", part="found 2 of 99 update checkpoints; train on, or average fewer; "
+    )
 
 
 @pytest.mark.parametrize("name, data, model, updates, own_sizes, bounds", [
@@ -116,9 +120,9 @@ def test_from_text_to_a_record(tables, tmp_path, capsys):
     ("denoising_cpu", "spans", "dynamicconv", 20, sizes("encoder", "decoder"), {"log_ppl": (0, math.log(34))}),
     ("cnndm_cpu", "mails", "random", 10, sizes("encoder", "decoder"), {"rougeL": (0, 100), "bleu4": (0, 100)}),
 ])  # fmt: skip
-def test_a_cell_of_each_task(name, data, model, updates, own_sizes, bounds, small_data, tmp_path, monkeypatch):
+def test_a_cell_of_each_task(name, data, model, updates, own_sizes, bounds, prepared_corpus, tmp_path, monkeypatch):
     """It learns, is scored on all of its test set, and is recorded with its curve."""
-    table, data = TABLES[name], small_data(data)
+    table, data = TABLES[name], prepared_corpus(data)
     base = RECIPES[table.columns[0].recipe]
     flags = {**base.flags, **own_sizes, "warmup-updates": "5", "dropout": "0", "lr": "0.02"}
     flags.update({"tokens-per-sample": "32"} if "tokens-per-sample" in flags else {})
@@ -136,11 +140,11 @@ def test_a_cell_of_each_task(name, data, model, updates, own_sizes, bounds, smal
     assert found["signatures"].keys() == found["figures"].keys()
     run = tmp_path / "runs" / f"{name}-{table.columns[0].name}-{model}-seed1"
     if table.task == "language_modeling":  # what fairseq-eval-lm prints, with all tokens counted
-        tokens = score.word_count(data / "text" / "test.txt")
+        tokens = score.count_words(data / "text" / "test.txt")
         assert found["signatures"]["ppl"].endswith(f"words+lines:{tokens}|tokens:{tokens}|block:32|context:0")
         assert f"Perplexity: {found['figures']['ppl']:.2f}" in (run / "evaluation.log").read_text()
         for option, value in (("--beam", 4), ("--test", tmp_path), ("--baseline", run)):
-            refused(score.main, run, option, value, part=f"{option}: not for language_modeling; leave it out")
+            assert_refused(score.main, run, option, value, part=f"{option}: not for language_modeling; leave it out")
     elif table.task == "sentence_prediction":  # every label stands at the line of its example
         labels = [*text.lines(data / "text" / "test.label")]
         predicted = [*text.lines(run / "evaluation" / "test.predicted")]
@@ -153,7 +157,9 @@ def test_a_cell_of_each_task(name, data, model, updates, own_sizes, bounds, smal
         other = steps.load(run / "tests" / "another" / "scores.json")["figures"]
         assert {name: value["score"] for name, value in other.items()} == found["figures"]
         shutil.copytree(tmp_path / "another", tmp_path / "b" / "another")  # a second folder of that name
-        refused(score.main, run, "--test", tmp_path / "b" / "another", part="test is .*another, asked for .*b/another")
+        assert_refused(
+            score.main, run, "--test", tmp_path / "b" / "another", part="test is .*another, asked for .*b/another"
+        )
 
 
 def test_the_cells_of_a_table(tables, tmp_path, monkeypatch, capsys):
@@ -242,12 +248,12 @@ def test_a_log():
     """A run that was resumed counts its updates once. The minutes are without what slowed it down for a while."""
     curve = {"updates": [200, 240], "valid_loss": [7.806, 6.342], "valid_ppl": [136.82, 42.04]}
     found = {"parameters": 1850624, "updates": 240, "target_tokens_updates_x_wpb": 240 * 850, "minutes": 2.0}
-    assert reproduce.read_log(LOG) == {**found, "curve": curve}
+    assert logs.read_log(LOG) == {**found, "curve": curve}
 
 
 def test_the_quickstart():
     """It shows the four commands, on its own data and run."""
-    done = script("quickstart.sh", "dense", env={"DRY_RUN": "1"})
+    done = run_script("quickstart.sh", "dense", env={"DRY_RUN": "1"})
     shown = [line.split() for line in done.stdout.splitlines() if "scripts/" in line]
     assert re.findall(r"scripts/(\w+)\.sh", done.stdout) == ["prepare", "train", "evaluate", "translate"], done.stderr
     assert "data/numbers" in shown[0] and shown[1][2:4] == ["data/numbers", "dense"]
@@ -274,7 +280,7 @@ OPTIONS = {"data": " --prepare", "runs": " --rerun", "results": ""}
 def run_snakemake(folder, cells):
     pytest.importorskip("snakemake", reason="pip install -c constraints.txt -e '.[cluster]'")
     argv = f"-m snakemake -n -p --cores 2 -s {ROOT}/recipes/cluster.smk --directory {folder} --config".split()
-    done = script(sys.executable, *argv, f"cells={cells} --gpus 0 --out {folder}")
+    done = run_script(sys.executable, *argv, f"cells={cells} --gpus 0 --out {folder}")
     return (done.stdout + done.stderr).replace(f"{folder}/", "").replace(f"{ROOT}/", "")
 
 

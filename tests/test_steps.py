@@ -11,7 +11,7 @@ import threading
 import time
 
 import pytest
-from helpers import ROOT, children, is_alive, refused, script, wait_for
+from helpers import ROOT, assert_refused, children, is_alive, run_script, wait_for
 
 from recipes import steps
 from recipes.catalog import CORPORA, TABLES
@@ -37,7 +37,7 @@ def test_a_log(tmp_path, monkeypatch):
     ("kill -9 $$", True, "bash failed: signal 9 ended it; "),
 ])  # fmt: skip
 def test_what_a_program_says(tmp_path, code, log, part):
-    refused(lambda _: steps.run(["bash", "-c", code], tmp_path / "log" if log else None), part=part)
+    assert_refused(lambda _: steps.run(["bash", "-c", code], tmp_path / "log" if log else None), part=part)
 
 
 @pytest.mark.parametrize("value, is_shown", [("1", True), ("0", False), ("", False)])
@@ -54,7 +54,9 @@ def test_what_a_dry_run_is(value, is_shown, tmp_path, monkeypatch):
 def test_files_are_whole_or_not_there(tmp_path):
     """Also on a full disk, where only one of two is written, and where any program of a pipe fails or was killed."""
     for command in ("seq 9 > /dev/full", "false | cat", r"printf '\xff' >&2; exit 1"):
-        refused(lambda _, c=command: steps.make(tmp_path / "a", c, "; get room"), part="a was not made: .*; get room$")
+        assert_refused(
+            lambda _, c=command: steps.make(tmp_path / "a", c, "; get room"), part="a was not made: .*; get room$"
+        )
     with pytest.raises(ZeroDivisionError), steps.whole(tmp_path / "b", tmp_path / "c") as (b, c):
         b.write_text("half")
         c.mkdir()
@@ -101,7 +103,7 @@ def test_help(tmp_path):
     """Of every script, called from elsewhere by a symbolic link: all that there is, in two screens."""
     for name in "prepare train evaluate translate reproduce quickstart setup test".split():
         (tmp_path / name).symlink_to(ROOT / "scripts" / f"{name}.sh")
-        done = script(tmp_path / name, "--help", cwd=tmp_path)
+        done = run_script(tmp_path / name, "--help", cwd=tmp_path)
         assert done.returncode == 0 and not done.stderr, done.stderr
         assert name in ("setup", "test") or f"scripts/{name}.sh" in done.stdout
         names = {"prepare": CORPORA, "reproduce": TABLES}.get(name, ())
@@ -117,7 +119,7 @@ def test_an_environment_that_was_copied_is_made_anew(tmp_path):
     (tmp_path / ".venv").mkdir()
     for root, is_anew in ((tmp_path, False), (f"/elsewhere{tmp_path}", True), (f"{tmp_path}2", True)):
         (tmp_path / ".venv" / "installed").write_text(f"{root} another digest  -\n")
-        done = script(tmp_path / "scripts" / "setup.sh", env={"DRY_RUN": "1"})
+        done = run_script(tmp_path / "scripts" / "setup.sh", env={"DRY_RUN": "1"})
         assert done.returncode == 0 and ("-m venv --clear " in done.stdout) == is_anew, done.stdout + done.stderr
 
 
@@ -133,7 +135,7 @@ def test_errors_are_one_line(tmp_path):
         (tmp_path, ["quickstart.sh"], "scripts/setup.sh failed"),
         (tmp_path, ["train.sh"], "yaml is not installed here; run scripts/setup.sh"),
     ):
-        done = script(folder / "scripts" / argv[0], *argv[1:], env={"PYTHONPATH": str(folder)})
+        done = run_script(folder / "scripts" / argv[0], *argv[1:], env={"PYTHONPATH": str(folder)})
         assert done.returncode == 1 and done.stderr.startswith(f"error: {said}") and done.stderr.count("\n") == 1
     listing = "scripts/reproduce.sh table2 --seed \"$(seq -s ' ' 3000)\" --list | head -1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", listing], cwd=ROOT, capture_output=True, text=True)

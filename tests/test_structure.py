@@ -1,74 +1,117 @@
-"""Which file imports which: no circle in any package, and the recipes in a line."""
+"""Which file imports which: no circle in any package, and the files of recipes/ in one line."""
 
 import ast
 
 from helpers import ROOT
 
 PACKAGES = ("recipes", "pages", "benchmarks", "fairseq_synth")
-# what text becomes on its way; each file imports only those before it
-LINE = "steps languages catalog text metrics prepare provenance train score translate reproduce".split()
+# The files of recipes/ in the order in which text passes through them. Each imports only files before it.
+RECIPES_ORDER = [
+    "steps",
+    "logs",
+    "languages",
+    "catalog",
+    "text",
+    "metrics",
+    "prepare",
+    "provenance",
+    "train",
+    "score",
+    "translate",
+    "reproduce",
+]
 
 
-def files():
-    """{dotted name: its file}"""
-    found = {}
+def list_modules():
+    """Returns all modules of the packages, as {dotted name: path}."""
+    modules = {}
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
-            words = path.relative_to(ROOT).with_suffix("").parts
-            found[".".join(words[:-1] if words[-1] == "__init__" else words)] = path
-    return found
+            *folders, name = path.relative_to(ROOT).with_suffix("").parts
+            parts = folders if name == "__init__" else [*folders, name]
+            modules[".".join(parts)] = path
+    return modules
 
 
-def imports(name, path, known):
-    """The files that a file imports, also late ones; not those that are only there for the types."""
-    tree, found = ast.parse(path.read_text()), set()
+def read_imports(name, path, modules):
+    """Returns the names of the `modules` that a module imports, at its top or later, but not for type checking."""
+    tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             node.body = []
-    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    imported = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            imported.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            above = package[: len(package) + 1 - node.level] if node.level else []
-            module = ".".join([*above, *([node.module] if node.module else [])])
-            inner = {f"{module}.{alias.name}" for alias in node.names}
-            # a package's own names are in its __init__.py, which is not asked for the files beside it
-            found |= (inner & known) | ({module} if inner - known else set())
-    return (found & known) - {name}
+            imported.update(read_import_from(node, package, modules))
+    return (imported & set(modules)) - {name}
 
 
-def circle(graph):
-    """A way from a file back to it, or an empty one."""
-    done = set()
+def read_import_from(node, package, modules):
+    """Returns the modules that ``from X import Y, Z`` imports in a package: X.Y where this is a module, else X."""
+    base = node.module or ""
+    if node.level:
+        parents = package.split(".")
+        kept = len(parents) - (node.level - 1)  # one dot is the package itself, and each further dot is one level up
+        base = ".".join([*parents[:kept], *filter(None, [node.module])])
+    imported = set()
+    for alias in node.names:
+        full_name = f"{base}.{alias.name}"
+        imported.add(full_name if full_name in modules else base)
+    return imported
+
+
+def find_circle(graph):
+    """Returns a way [a, b, ..., a] through a graph {name: names it imports}, or [] if there is none."""
+    finished = set()
 
     def visit(name, way):
         if name in way:
             return [*way[way.index(name) :], name]
-        if name in done:
+        if name in finished:
             return []
-        for other in sorted(graph[name]):
-            found = visit(other, [*way, name])
-            if found:
-                return found
-        done.add(name)
+        for imported in sorted(graph[name]):
+            circle = visit(imported, [*way, name])
+            if circle:
+                return circle
+        finished.add(name)
         return []
 
-    return next(filter(None, (visit(name, []) for name in sorted(graph))), [])
+    for name in sorted(graph):
+        circle = visit(name, [])
+        if circle:
+            return circle
+    return []
+
+
+def read_graph():
+    """Returns {module: the modules that it imports} of all packages."""
+    modules = list_modules()
+    return {name: read_imports(name, path, modules) for name, path in modules.items()}
 
 
 def test_no_file_imports_itself_by_others():
-    known = files()
-    graph = {name: imports(name, path, {*known}) for name, path in known.items()}
-    assert len(graph) > 40 and "recipes.steps" in graph["recipes.catalog"] and circle({"a": {"b"}, "b": {"a"}})
-    assert circle(graph) == []
-    for name, others in graph.items():
-        package, _, own = name.partition(".")
-        outside = {other for other in others if other.split(".")[0] != package}
-        if package == "recipes":
-            assert all(other.startswith("fairseq_synth") for other in outside), name
-            inside = {other.partition(".")[2] for other in others - outside} - {""}
-            assert own not in LINE or {LINE.index(other) for other in inside} <= {*range(LINE.index(own))}, name
-        elif package == "fairseq_synth":
-            assert not outside, name
-    assert {path.stem for path in (ROOT / "recipes").glob("*.py")} == {*LINE, "__init__"}
+    graph = read_graph()
+    assert len(graph) > 40 and "recipes.steps" in graph["recipes.catalog"]
+    assert find_circle({"a": {"b"}, "b": {"a"}}) == ["a", "b", "a"]
+    assert find_circle(graph) == []
+
+
+def test_packages_import_only_what_is_below_them():
+    """fairseq_synth imports none of the other packages, and recipes only fairseq_synth."""
+    allowed = {"fairseq_synth": {"fairseq_synth"}, "recipes": {"recipes", "fairseq_synth"}}
+    for name, imported in read_graph().items():
+        package = name.split(".")[0]
+        if package in allowed:
+            assert {other.split(".")[0] for other in imported} <= allowed[package], name
+
+
+def test_each_file_of_recipes_imports_only_files_before_it():
+    assert {path.stem for path in (ROOT / "recipes").glob("*.py")} == {*RECIPES_ORDER, "__init__"}
+    graph = read_graph()
+    for position, name in enumerate(RECIPES_ORDER):
+        before = {f"recipes.{other}" for other in RECIPES_ORDER[:position]} | {"recipes"}
+        imported = {other for other in graph[f"recipes.{name}"] if other.startswith("recipes")}
+        assert imported <= before, name

@@ -317,7 +317,7 @@ def test_spec():
     assert "convex, sum" in str(_error(Mixture, ("random",), "product", 2, 3, 12, 3))
 
 
-def test_the_order_of_the_classes_has_no_meaning(registry):
+def test_the_order_of_the_classes_has_no_meaning(restore_registry):
     """The rows of alpha in a checkpoint are those of names, and are the same in every release."""
     spec, x = "random+dense+vanilla", torch.randn(5, 2, 6)
     module = make_attention(spec)

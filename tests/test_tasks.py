@@ -10,12 +10,12 @@ import pytest
 import torch
 from fairseq import checkpoint_utils
 from fairseq_cli import eval_lm, generate, hydra_train, interactive, preprocess, train, validate
-from helpers import RECIPE, ROOT, SMALL, USER_DIR, complaint, losses, perturb, run_cli
+from helpers import RECIPE, ROOT, SMALL, USER_DIR, get_error_line, perturb, read_losses, run_cli
 from omegaconf.errors import ConfigKeyError
 
 from fairseq_synth.architectures import VARIANTS
+from fairseq_synth.errors import look_up
 from fairseq_synth.inspect import analysis, checkpoints, hooks
-from fairseq_synth.model import explain_task
 
 LENGTH = 16
 LM_SIZE = "--decoder-layers 2 --decoder-embed-dim 16 --decoder-ffn-embed-dim 32 --decoder-attention-heads 2".split()
@@ -52,9 +52,9 @@ def lines(count, seed):
 
 
 @pytest.fixture(scope="session")
-def corpus(shared):
+def corpus(make_once):
     """lm: a text; labels: the step that a line counts in, as a class; numbers: the same as a number."""
-    return shared("tasks", make_corpus)
+    return make_once("tasks", make_corpus)
 
 
 def make_corpus(folder):
@@ -82,26 +82,26 @@ def fit(data, save, arch, *flags):
 
 
 @pytest.fixture(scope="session")
-def language_model(corpus, shared):
+def language_model(corpus, make_once):
     flags = [*LM, "--max-epoch", "12", "--no-epoch-checkpoints", "--validate-interval", "6"]
     arch = "transformer_lm_synth_random_vanilla_ptb"
-    return shared("language_model", lambda save: fit(corpus / "lm", save, arch, *flags)) / "checkpoint_best.pt"
+    return make_once("language_model", lambda save: fit(corpus / "lm", save, arch, *flags)) / "checkpoint_best.pt"
 
 
 @pytest.fixture(scope="session")
-def encoder(corpus, shared):
+def encoder(corpus, make_once):
     """Pre-trained as a masked language model."""
 
     def make(save):
         flags = [*MASKED, "--sample-break-mode", "eos", "--max-epoch", "4", "--no-epoch-checkpoints"]
-        curve = losses(fit(corpus / "lm", save, "roberta_synth_random_vanilla_agnews", *flags))
+        curve = read_losses(fit(corpus / "lm", save, "roberta_synth_random_vanilla_agnews", *flags))
         assert float(curve[max(curve)]) < float(curve[1]) - 0.5
 
-    return shared("encoder", make) / "checkpoint_last.pt"
+    return make_once("encoder", make) / "checkpoint_last.pt"
 
 
 @pytest.fixture(scope="session")
-def classifier(corpus, encoder, shared):
+def classifier(corpus, encoder, make_once):
     """The encoder, fine-tuned to tell the class."""
 
     def make(save):
@@ -111,7 +111,7 @@ def classifier(corpus, encoder, shared):
         log = fit(corpus / "labels", save, "roberta_synth_random_vanilla_agnews", *flags)
         assert max(float(a) for a in re.findall(r'"valid_accuracy": "([\d.]+)"', log)) > 55  # a third by chance
 
-    return shared("classifier", make) / "checkpoint_best.pt"
+    return make_once("classifier", make) / "checkpoint_best.pt"
 
 
 def perplexity(log):
@@ -131,7 +131,9 @@ def test_language_model_learns(corpus, language_model):
 @pytest.mark.parametrize("spec", VARIANTS)
 def test_every_variant_of_a_language_model_trains(corpus, tmp_path, spec):
     arch = f"transformer_lm_synth_{spec.replace('+', '_')}_ptb"
-    curve = losses(fit(corpus / "lm", tmp_path, arch, *LM, "--max-update", "12", "--no-save", "--disable-validation"))
+    curve = read_losses(
+        fit(corpus / "lm", tmp_path, arch, *LM, "--max-update", "12", "--no-save", "--disable-validation")
+    )
     assert float(curve[12]) < float(curve[1]) - 0.3
 
 
@@ -140,9 +142,13 @@ def test_break_modes(corpus, tmp_path, mode):
     """Training and evaluation; resumed, the losses go on as in one run."""
     flags = [*LM, "--sample-break-mode", mode, "--batch-size", "32"]
     arch = "transformer_lm_synth_random_dense_ptb"
-    whole = losses(fit(corpus / "lm", tmp_path / "whole", arch, *flags, "--max-epoch", "2", "--no-epoch-checkpoints"))
+    whole = read_losses(
+        fit(corpus / "lm", tmp_path / "whole", arch, *flags, "--max-epoch", "2", "--no-epoch-checkpoints")
+    )
     fit(corpus / "lm", tmp_path / "parts", arch, *flags, "--max-epoch", "1", "--no-epoch-checkpoints")
-    rest = losses(fit(corpus / "lm", tmp_path / "parts", arch, *flags, "--max-epoch", "2", "--no-epoch-checkpoints"))
+    rest = read_losses(
+        fit(corpus / "lm", tmp_path / "parts", arch, *flags, "--max-epoch", "2", "--no-epoch-checkpoints")
+    )
     assert rest and rest == {update: loss for update, loss in whole.items() if update in rest}
     score = evaluate(corpus, tmp_path / "whole" / "checkpoint_last.pt", "--sample-break-mode", mode)
     assert 1 < score < 2 * WORDS
@@ -188,7 +194,7 @@ def test_beginning_of_sentence(corpus, tmp_path):
 def test_rows_longer_than_l_are_not_left_out(corpus, language_model):
     """fairseq-eval-lm would skip them, and print the perplexity of what is left."""
     argv = [corpus / "lm", *USER_DIR, "--path", language_model, "--gen-subset", "test", "--num-workers", "0"]
-    line = complaint(eval_lm.cli_main, *argv)
+    line = get_error_line(eval_lm.cli_main, *argv)
     assert "--tokens-per-sample" in line and f"{LENGTH} is this model's --synth-max-length" in line
 
 
@@ -272,14 +278,14 @@ def test_classes_and_numbers_from_scratch(corpus, tmp_path, arch):
     assert len(re.findall('"valid_accuracy"', log)) == 3
     number = ["--num-classes", "1", "--regression-target", "--max-epoch", "3", "--no-save"]
     number += ["--best-checkpoint-metric", "loss"]
-    curve = losses(fit(corpus / "numbers", tmp_path, arch, *LABELS, *more, *number))
+    curve = read_losses(fit(corpus / "numbers", tmp_path, arch, *LABELS, *more, *number))
     assert float(curve[max(curve)]) < float(curve[1])
 
 
 @pytest.mark.parametrize("spec", VARIANTS)
 def test_every_variant_of_an_encoder_trains(corpus, tmp_path, spec):
     arch = f"roberta_synth_{spec.replace('+', '_')}_agnews"
-    curve = losses(
+    curve = read_losses(
         fit(corpus / "lm", tmp_path, arch, *MASKED, "--max-update", "12", "--no-save", "--disable-validation")
     )
     assert float(curve[12]) < float(curve[1])
@@ -383,26 +389,26 @@ REFUSED = {
 @pytest.mark.parametrize("folder, flags, message", REFUSED.values(), ids=REFUSED)
 def test_refused(corpus, tmp_path, folder, flags, message):
     argv = [corpus / folder, *USER_DIR, *flags, *SYNTH, *COMMON, "--save-dir", tmp_path / "save", "--batch-size", "4"]
-    assert message in complaint(train.cli_main, *argv)
+    assert message in get_error_line(train.cli_main, *argv)
     assert not (tmp_path / "save").exists() or not list((tmp_path / "save").iterdir())
 
 
 def test_an_older_omegaconf():
     """Where its message names no class, the key that is missing tells the kind of model."""
-    line = explain_task(ConfigKeyError("str interpolation key 'task.tokens_per_sample' not found"))
+    line = look_up(ConfigKeyError("str interpolation key 'task.tokens_per_sample' not found"))
     assert "does not fit a language model" in line and line.endswith("take --task language_modeling, or another --arch")
-    assert explain_task(ConfigKeyError("str interpolation key 'task.beams' not found")) is None
+    assert look_up(ConfigKeyError("str interpolation key 'task.beams' not found")) is None
 
 
 def test_a_checkpoint_of_another_kind(corpus, data, language_model, classifier, tmp_path):
     """A language model given to translation, an encoder to eval-lm, either to go on from: one line each."""
-    line = complaint(generate.cli_main, data / "bin", *USER_DIR, "--path", language_model)
+    line = get_error_line(generate.cli_main, data / "bin", *USER_DIR, "--path", language_model)
     assert "this task needs a translation model" in line and "is a language model" in line
-    line = complaint(eval_lm.cli_main, corpus / "lm", *USER_DIR, "--path", classifier, "--gen-subset", "test")
+    line = get_error_line(eval_lm.cli_main, corpus / "lm", *USER_DIR, "--path", classifier, "--gen-subset", "test")
     assert "this task needs a language model" in line and "is an encoder" in line
     for flag in ("--restore-file", "--finetune-from-model"):
         argv = [data / "bin", *USER_DIR, "--arch", "transformer_synth_random_multi30k", *SMALL, *RECIPE]
-        line = complaint(train.cli_main, *argv, "--save-dir", tmp_path / "save", flag, language_model)
+        line = get_error_line(train.cli_main, *argv, "--save-dir", tmp_path / "save", flag, language_model)
         assert "the checkpoint is of a language model, this model is a translation model" in line
         assert not list((tmp_path / "save").iterdir())
 
@@ -423,7 +429,7 @@ def test_rows_longer_than_those_of_the_training(corpus, tmp_path, arch, tile, fl
     argv += ["--num-workers", "0", "--tokens-per-sample", 3 * LENGTH]
     if tile:
         advice = re.search(
-            rf"{LENGTH} is this model's --synth-max.* (--model.*) \"(.*)\"", complaint(eval_lm.cli_main, *argv)
+            rf"{LENGTH} is this model's --synth-max.* (--model.*) \"(.*)\"", get_error_line(eval_lm.cli_main, *argv)
         )
         argv += [advice[1], advice[2]]
     log = run_cli(eval_lm.cli_main, *argv)[1]
@@ -431,13 +437,13 @@ def test_rows_longer_than_those_of_the_training(corpus, tmp_path, arch, tile, fl
     assert f"Evaluated {tokens:,} tokens" in log or f"Evaluated {tokens} tokens" in log
     assert perplexity(log) < 4 * WORDS
     with_limit = ["--model-overrides", "{'synth_beyond_length': 'tile', 'max_target_positions': 20}"]
-    assert "longer than the 20 tokens" in complaint(eval_lm.cli_main, *argv, *with_limit)
+    assert "longer than the 20 tokens" in get_error_line(eval_lm.cli_main, *argv, *with_limit)
 
 
 def test_the_beginning_of_sentence_in_evaluation_alone(corpus, language_model):
     """Rows of l have no place for it: the flag that is named is the one to lower."""
     argv = [corpus / "lm", *USER_DIR, "--path", language_model, "--gen-subset", "test", "--num-workers", "0"]
-    line = complaint(eval_lm.cli_main, *argv, "--tokens-per-sample", LENGTH, "--add-bos-token")
+    line = get_error_line(eval_lm.cli_main, *argv, "--tokens-per-sample", LENGTH, "--add-bos-token")
     assert line.startswith("--tokens-per-sample: ") and f"the {LENGTH - 1} tokens" in line and "--add-bos-token" in line
     assert f"give at most {LENGTH - 1}" in line and "--required-seq-len-multiple" not in line
     assert evaluate(corpus, language_model, "--tokens-per-sample", LENGTH - 1, "--add-bos-token") < 4 * WORDS
@@ -446,7 +452,7 @@ def test_the_beginning_of_sentence_in_evaluation_alone(corpus, language_model):
 def test_the_heads_of_a_checkpoint_with_other_classes(corpus, classifier, tmp_path):
     argv = [corpus / "labels", *USER_DIR, "--arch", "roberta_synth_random_vanilla_agnews", *LABELS, *SYNTH, *COMMON]
     argv += ["--num-classes", "4", "--load-checkpoint-heads", "--finetune-from-model", classifier]
-    line = complaint(train.cli_main, *argv, "--save-dir", tmp_path / "save")
+    line = get_error_line(train.cli_main, *argv, "--save-dir", tmp_path / "save")
     assert "--num-classes 4: the head 'head' of the checkpoint has 3 classes; give that" in line
     assert not list((tmp_path / "save").iterdir())
 

@@ -6,7 +6,7 @@ import zipfile
 from dataclasses import replace
 
 import pytest
-from helpers import refused
+from helpers import assert_refused
 from small_text import write
 
 from recipes import text
@@ -85,7 +85,7 @@ def test_pairs_that_are_left_out(tmp_path, capsys):
     assert (out / "y.de").read_text() == "A\nH\n"
     write(tmp_path / "train.de", ["", " ", *[""] * 4])
     said = r"train: no pair of 6 is left \(6 empty\)"
-    refused(lambda _: text.clean_pairs(both[:1], out / "z", ("en", "de"), Limits()), part=said)
+    assert_refused(lambda _: text.clean_pairs(both[:1], out / "z", ("en", "de"), Limits()), part=said)
     assert len([*out.iterdir()]) == 4
 
 
@@ -142,7 +142,7 @@ def test_examples_that_are_refused(tmp_path, corpus, name, contents, part):
     own = {"train.csv": "sport,a\nworld,b\n" * 5, "test.csv": "1,title,text", "train.jsonl": f"{EMAIL}\n{EMAIL}"}
     for file, given in {**(files_of(corpus) if corpus in ROWS else own), name: contents}.items():
         write(tmp_path / file, [given])
-    refused(lambda _: read(corpus, tmp_path), part=part)
+    assert_refused(lambda _: read(corpus, tmp_path), part=part)
 
 
 def test_labelled_text(tmp_path):
@@ -227,7 +227,9 @@ def test_folders_of_several_corpora(tmp_path):
     mine = tmp_path / "mine"
     for name in ("CoLA/dev.tsv", "SST-2/dev.tsv", "mine/out/raw/dev.tsv", "mine/out/raw/dev.tsv.gz"):
         write(tmp_path / name, ["x"])
-    refused(lambda _: text.find(tmp_path, "**/dev.tsv"), part="has dev.tsv in CoLA, SST-2; name one of these folders")
+    assert_refused(
+        lambda _: text.find(tmp_path, "**/dev.tsv"), part="has dev.tsv in CoLA, SST-2; name one of these folders"
+    )
     assert text.find(mine, "**/dev.tsv") == [mine / "out" / "raw" / "dev.tsv"]
     write(mine / "cnn" / "dev.tsv.gz", ["x"])
     assert text.find(mine, "no.tsv **/dev.tsv") == [mine / "cnn" / "dev.tsv.gz"]
@@ -257,12 +259,14 @@ def test_a_download(tmp_path, monkeypatch):
     text.fetch(*fetch)
     assert (archives / "d.zip").read_bytes() == whole
     (archives / "d.zip").unlink()
-    refused(lambda _: text.fetch(*fetch), part=f"file://{folder}/d.zip: its SHA-256 is not .*; call again.*--from")
+    assert_refused(
+        lambda _: text.fetch(*fetch), part=f"file://{folder}/d.zip: its SHA-256 is not .*; call again.*--from"
+    )
     (folder / "d.zip").unlink()
-    refused(lambda _: text.fetch(*fetch), part="curl failed: .*download.log")
+    assert_refused(lambda _: text.fetch(*fetch), part="curl failed: .*download.log")
     assert not list(archives.glob("d.zip*"))
     write(folder / "d.zip", ["<html>not found</html>"])
-    refused(lambda _: text.files_of(corpus, tmp_path / "b", folder), part="python failed: .*unpack.log")
+    assert_refused(lambda _: text.files_of(corpus, tmp_path / "b", folder), part="python failed: .*unpack.log")
 
 
 def test_a_text_is_that_of_its_corpus(tmp_path):
@@ -270,8 +274,8 @@ def test_a_text_is_that_of_its_corpus(tmp_path):
     write(tmp_path / "a.txt", ["an other text"])
     write(tmp_path / "b.txt.gz", ["", ""])
     said = r"a.txt: is not the text of this corpus \(by its SHA-256\)"
-    refused(lambda _: text.take("ptb/train.txt", [tmp_path / "a.txt"], tmp_path / "out"), part=said)
-    refused(lambda _: text.take("x", [tmp_path / "b.txt.gz"], tmp_path / "out"), part="b.txt.gz: has no text")
+    assert_refused(lambda _: text.take("ptb/train.txt", [tmp_path / "a.txt"], tmp_path / "out"), part=said)
+    assert_refused(lambda _: text.take("x", [tmp_path / "b.txt.gz"], tmp_path / "out"), part="b.txt.gz: has no text")
     assert not (tmp_path / "out").exists()
     text.take("ptb/train.txt", [tmp_path / "a.txt"], tmp_path / "out", sample=1)
     assert (tmp_path / "out").read_text() == "an other text\n"

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import ROOT, flag, refused, script
+from helpers import ROOT, assert_refused, flag_value, run_script
 
 from recipes import provenance, steps, train
 from recipes.catalog import RECIPES, TASKS
@@ -27,7 +27,7 @@ def make_data(folder, task="translation", **facts):
 
 
 @pytest.fixture
-def shown(tmp_path, dry, capsys):
+def shown(tmp_path, dry_run, capsys):
     """The command that train.sh shows for data, a model and more words."""
 
     def shown(argv, **facts):
@@ -40,10 +40,12 @@ def shown(tmp_path, dry, capsys):
 @pytest.mark.parametrize("nodes, gpus", [(1, 1), (1, 3), (1, 8), (16, 8), (5, 3)])
 def test_the_batch_does_not_depend_on_the_gpus(nodes, gpus, shown):
     line = shown(f"random_vanilla --recipe wmt_en_de --gpus {gpus} --nodes {nodes} --rendezvous first:29500")
-    tokens, passes, world = (int(flag(line, f"--{f}")) for f in ("max-tokens", "update-freq", "distributed-world-size"))
+    tokens, passes, world = (
+        int(flag_value(line, f"--{f}")) for f in ("max-tokens", "update-freq", "distributed-world-size")
+    )
     assert world == nodes * gpus and 32768 - world * passes < world * tokens * passes <= 32768 and tokens <= 4096
     assert ("torchrun" in line) == (world > 1) == ("--heartbeat-timeout 600" in line)
-    assert world == 1 or flag(line, "--nproc-per-node") == str(gpus)
+    assert world == 1 or flag_value(line, "--nproc-per-node") == str(gpus)
     several = f" --nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint first:29500 --rdzv-id data-random_vanilla-seed1 "
     assert (several in line) == (nodes > 1)
 
@@ -53,13 +55,21 @@ def test_the_data_say_their_task(task, shown):
     """And their sides and classes; the recipe is the small one of the task, whose values may be changed."""
     recipe, facts = RECIPES[TASKS[task].recipe], {"classes": 6} if task == "sentence_prediction" else {}
     line = shown("random --gpus 0 --save-every 7 --seed 3 -- --lr 9", task=task, **facts)
-    assert flag(line, "--arch") == f"{recipe.kind}_synth_random_{recipe.preset}" and flag(line, "--lr") == "9"
-    assert (flag(line, "--task") if "--task" in line else "translation") == recipe.task
+    assert (
+        flag_value(line, "--arch") == f"{recipe.kind}_synth_random_{recipe.preset}" and flag_value(line, "--lr") == "9"
+    )
+    assert (flag_value(line, "--task") if "--task" in line else "translation") == recipe.task
     sides = {"translation": "en de", "text_to_text": "source target", "denoising": "source target"}.get(task)
     assert sides is None or f"--source-lang {sides.split()[0]} --target-lang {sides.split()[1]}" in line
     assert ("--num-classes 6 " in line) == (task == "sentence_prediction")
-    assert flag(line, "--max-update") == str(recipe.max_update) and flag(line, "--save-interval-updates") == "7"
-    assert flag(line, "--keep-interval-updates") == ("10" if recipe.average else "1") and flag(line, "--seed") == "3"
+    assert (
+        flag_value(line, "--max-update") == str(recipe.max_update)
+        and flag_value(line, "--save-interval-updates") == "7"
+    )
+    assert (
+        flag_value(line, "--keep-interval-updates") == ("10" if recipe.average else "1")
+        and flag_value(line, "--seed") == "3"
+    )
     assert f"--save-dir {ROOT}/runs/data-random-seed3 " in line and " --cpu " in line and "fp16" not in line
     for n in "90x":  # 0 is no limit, and x is fairseq's to refuse
         said = "before its warm-up does" in shown(f"random --gpus 0 -- --max-update {n}", task=task, **facts)
@@ -100,9 +110,49 @@ def test_the_precision_is_the_best_there_is(capability, best, shown, monkeypatch
     ("{data} random --recipe wmt_en_de --gpus 8 --batch-tokens 1000", "--batch-tokens 1000.* 125 .*raise them"),
     ("{data} random --recipe wmt_en_de --gpus 1 --max-tokens 9", "--max-tokens 9: .*sentence of 256; raise them"),
 ])  # fmt: skip
-def test_what_is_refused(argv, part, tmp_path, dry, monkeypatch):
+def test_what_is_refused(argv, part, tmp_path, dry_run, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    refused(train.main, *argv.format(data=make_data(tmp_path / "data"), tmp=tmp_path).split(), part=part)
+    assert_refused(train.main, *argv.format(data=make_data(tmp_path / "data"), tmp=tmp_path).split(), part=part)
+
+
+@pytest.mark.parametrize("name, character", [("run-18:30", "a colon"), ("${x}", "a variable")])
+def test_a_folder_whose_name_fairseq_misreads_is_refused_before_the_training(name, character, tmp_path, dry_run):
+    data, other_data = make_data(tmp_path / "data"), make_data(tmp_path / name / "data")
+    for argv in ([data, "random", "--save-dir", tmp_path / name], [other_data, "random", "--save-dir", "x"]):
+        assert_refused(
+            train.main, *argv, "--gpus", "0", part=[re.escape(name), f"{character}.*give the folder another name"]
+        )
+
+
+def test_a_folder_whose_name_begins_with_a_dash_is_named_by_its_whole_path(tmp_path, dry_run, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_data(tmp_path / "-data")
+    train.main(["./-data", "random", "--gpus", "0", "--save-dir=-run"])
+    line = capsys.readouterr().out
+    assert f"fairseq-train {tmp_path}/-data/bin " in line and flag_value(line, "--save-dir") == f"{tmp_path}/-run"
+
+
+@pytest.mark.parametrize("argv, tokens, allowed", [
+    ("transformer", 1025, "--max-source-positions 1032 --max-target-positions 1032"),
+    ("transformer", 1024, None),
+    ("transformer -- --max-source-positions 1030 --max-target-positions=1030", 1030, None),
+    ("random", 900, None),  # its length follows the text
+    ("random", 1030, "--max-source-positions 1032 --max-target-positions 1032 --synth-max-length 1032"),
+    ("random -- --synth-max-length 200", 201, "--synth-max-length 208"),
+    ("random -- --synth-max-length 200 --synth-beyond-length tile", 201, None),
+])  # fmt: skip
+@pytest.mark.parametrize("side", ["en", "de"])
+def test_a_test_sentence_that_will_be_refused_is_warned_of_before_the_training(
+    argv, tokens, allowed, side, shown, tmp_path
+):
+    data = make_data(tmp_path / "data")
+    for language in ("en", "de"):
+        long_line = "a " * (tokens - 1) if language == side else "a"
+        steps.write(data / "sub" / f"test.{language}", f"a\n{long_line}\nb\n")
+    said = shown(argv, longest=tokens)
+    warning = f"test.{side}: line 2 of the test set has {tokens} tokens"
+    assert (warning in said) == (allowed is not None)
+    assert allowed is None or f"evaluate.sh will refuse this test set;\n  add -- {allowed}, or shorten" in said
 
 
 def test_slurm(tmp_path):
@@ -113,11 +163,11 @@ def test_slurm(tmp_path):
     env = {"DRY_RUN": "1", "SLURM_JOB_NODELIST": "gpu[7-8]", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": "40007"}
     env["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
     argv = [make_data(tmp_path / "data"), "transformer", "--recipe", "wmt_en_de", "--gpus", "8", "--", "--lr", "1"]
-    done = script("train.slurm", *argv, env=env, cwd=ROOT)
+    done = run_script("train.slurm", *argv, env=env, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert "--nnodes 2" in done.stdout and "--rdzv-endpoint gpu7:20007" in done.stdout
-    assert flag(done.stdout, "--distributed-world-size") == "16" and flag(done.stdout, "--lr") == "1"
-    done = script("train.slurm", *argv, env=env, cwd=tmp_path)
+    assert flag_value(done.stdout, "--distributed-world-size") == "16" and flag_value(done.stdout, "--lr") == "1"
+    done = run_script("train.slurm", *argv, env=env, cwd=tmp_path)
     assert done.returncode != 0 and "submit from the project's folder" in done.stderr
 
 
@@ -159,11 +209,11 @@ def test_a_run_goes_on_as_it_was_begun(begun, monkeypatch):
     recipe, last = RECIPES["multi30k_cpu"], save / "checkpoint_last.pt"
     assert os.environ["MALLOC_MMAP_MAX_"] == "0"  # memory is kept between updates, which spares filling it anew
     with steps.locked(save / ".lock"):
-        refused(lambda _: go_on(), part=f"{save}: another process is at work there; let it end")
+        assert_refused(lambda _: go_on(), part=f"{save}: another process is at work there; let it end")
 
     def refuses(part, *more, model="transformer", **flags):
         monkeypatch.setitem(RECIPES, "multi30k_cpu", replace(recipe, flags={**recipe.flags, **flags}))
-        refused(lambda _: go_on(*more, model=model), part=part)
+        assert_refused(lambda _: go_on(*more, model=model), part=part)
         monkeypatch.setitem(RECIPES, "multi30k_cpu", recipe)
 
     for more in (
@@ -185,10 +235,10 @@ def test_a_run_goes_on_as_it_was_begun(begun, monkeypatch):
         file.write_text(kept.replace("eins", "zwei").replace('"en"', '"fr"'))
         refuses("data_digest is")
         said = f"{save}: its data, {data}, were made anew since, or moved; .*run.json"
-        refused(lambda _: train.read_run(save), part=said)
+        assert_refused(lambda _: train.read_run(save), part=said)
         file.write_text(kept)
-    refused(lambda _: train.read_run(data), part=f"{data}: is a folder of data; name a run")
-    refused(lambda _: train.read_run(save.parent), part="no run of train.sh")
+    assert_refused(lambda _: train.read_run(data), part=f"{data}: is a folder of data; name a run")
+    assert_refused(lambda _: train.read_run(save.parent), part="no run of train.sh")
     last.unlink()
     file.write_text("zwei 1\n")
     monkeypatch.setitem(RECIPES, "multi30k_cpu", replace(recipe, flags={**recipe.flags, "lr-scheduler": "cosine"}))
@@ -212,9 +262,9 @@ def test_a_run_that_begins_anew(begun, capsys):
         go_on()
     assert all(path.exists() for path in left) and len(steps.load(save / "run.json")["starts"]) == 2
     (save / "checkpoint_last.pt").rename(save / "checkpoint_2_20.pt")
-    refused(lambda _: go_on("--seed", "7"), part="seed is 1, asked for 7")
+    assert_refused(lambda _: go_on("--seed", "7"), part="seed is 1, asked for 7")
     known = (save / "run.json").rename(save / "kept.json")
-    refused(lambda _: go_on(), part=f"{save} was made with other settings .no run.json.; give another folder")
+    assert_refused(lambda _: go_on(), part=f"{save} was made with other settings .no run.json.; give another folder")
     known.rename(save / "run.json")
     (save / "checkpoint_2_20.pt").unlink()
     go_on("--seed", "7", "--precision", "bf16", "--", "--max-update=40")
@@ -224,13 +274,41 @@ def test_a_run_that_begins_anew(begun, capsys):
     assert start["precision"] == "bf16"
 
 
+def test_a_training_ends_with_the_next_command(begun, capsys):
+    _, save, go_on = begun
+    capsys.readouterr()
+    go_on()
+    said = capsys.readouterr().out
+    assert said.endswith(f"\n\nnext: scripts/evaluate.sh {save}\n") and "trained to its end before" not in said
+
+
+def test_a_finished_training_that_is_called_again_says_so(begun, capsys, monkeypatch):
+    _, save, go_on = begun
+    monkeypatch.setattr(train, "run_command", lambda argv, log, watch: watch("| INFO | done training in 0.0 seconds\n"))
+    capsys.readouterr()
+    go_on()
+    assert f"{save} was trained to its end before; there was nothing left to do" in capsys.readouterr().out
+
+
+def test_the_help_explains_models_and_recipes():
+    """Each recipe has a line that says what it is for, and those for data of one's own stand by their task."""
+    said = train.make_parser().format_help()
+    for recipe in RECIPES.values():
+        assert recipe.about and re.search(rf"^  {recipe.name} +{re.escape(recipe.about)}$", said, re.M), recipe.name
+    for task in TASKS.values():
+        assert re.search(rf"^  [a-z ]+  {task.recipe} \(the default", said, re.M), task.recipe
+    paper, own, others = re.split("added by this project:|to compare with:", said.split("All recipes")[0])
+    assert "dense_vanilla" in paper and "relative_random" in own and "lightconv" in others and "linformer" in others
+    assert "-- --dropout 0.3 --tensorboard-logdir tb" in said and max(map(len, said.splitlines())) <= 120
+
+
 def test_a_second_stage(begun, tmp_path):
     """Sizes are the first one's; it goes on although that was evaluated since; other models and words are refused."""
     data, _, go_on = begun
     first, second = tmp_path / "first", tmp_path / "second"
     go_on("--", "--encoder-layers", "1", "--synth-max-length=112", "--lr", "3", model="random", to=first)
     init = ["--init", str(first)]
-    refused(
+    assert_refused(
         lambda _: go_on(*init, model="random", to=second), part="first: has no checkpoint_best.pt; name a run .* come"
     )
     for made in (first / "checkpoint_best.pt", second / "checkpoint_last.pt", first / "evaluation/checkpoint_avg.pt"):
@@ -240,12 +318,14 @@ def test_a_second_stage(begun, tmp_path):
     # longer text changes nothing of that
     go_on(*init, model="random", to=tmp_path / "third", of=make_data(tmp_path / "long", longest=500))
     assert steps.load(tmp_path / "third" / "run.json")["flags"] == steps.load(second / "run.json")["flags"]
-    refused(lambda _: go_on(model="random", to=second), part="flags is|init is")
-    refused(lambda _: go_on(*init, to=tmp_path / "x"), part="--init .*: is a run of transformer_synth_random.*, not of")
+    assert_refused(lambda _: go_on(model="random", to=second), part="flags is|init is")
+    assert_refused(
+        lambda _: go_on(*init, to=tmp_path / "x"), part="--init .*: is a run of transformer_synth_random.*, not of"
+    )
     (data / "bin" / "dict.de.txt").write_text("zebra 1\n")
     other = make_data(tmp_path / "other")
     said = f"--init {first}: {other} has other words; prepare.sh --like {data}"
-    refused(lambda _: go_on(*init, model="random", to=tmp_path / "x", of=other), part=said)
+    assert_refused(lambda _: go_on(*init, model="random", to=tmp_path / "x", of=other), part=said)
 
 
 def test_where_a_figure_is_from(tmp_path, monkeypatch):

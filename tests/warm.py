@@ -1,181 +1,97 @@
-"""Processes that begin with torch and fairseq imported, which takes six seconds of a fresh one, and nothing else.
+"""Runs Python programs for the tests in "warm" processes, which have imported torch and fairseq already.
 
-``python warm.py SOCKET`` is a server. It imports torch and fairseq, as any program here does first and without this
-project, at its first request, and forks itself for each: the child is given a command line, an environment, a folder
-and the three standard files, runs ``-c CODE``, ``-m MODULE`` or a script as ``__main__`` at the interpreter's top
-level, and ends as any interpreter does. What counts before the imports, such as a locale, needs a fresh process.
+A fresh interpreter needs about six seconds of CPU time to import torch and fairseq, and the tests start some sixty
+programs. `run` therefore asks a server (warm_server.py) for a process: the server has imported torch and fairseq, but
+nothing of this project, and forks itself for each request.
 
-`run` is ``subprocess.run`` of this interpreter with such a process, or with a fresh one where there is no server.
+A warm process differs from a fresh one in what happens before and during these imports. A test passes ``fresh=True``
+if it is about the locale, about environment variables that Python, torch or fairseq read when they start, about the
+order of imports, or about what a program does *not* import. All warm processes also share one seed for the hashes of
+strings, so that only fresh ones show a result that depends on the order of a set.
 """
 
+import json
 import os
+import resource
 import socket
 import subprocess
 import sys
-import time
+import tempfile
+from pathlib import Path
 
-ADDRESS = "FAIRSEQ_SYNTH_WARM"  # the environment variable with the path of the socket
-
-
-def run(argv, cwd=None, env=None, input=None, limit=None, fresh=False, text=True):
-    """A CompletedProcess of ``python ARGV...``. limit: of a file's size in bytes, for RLIMIT_FSIZE."""
-    argv, env = list(map(str, argv)), dict(os.environ if env is None else map(lambda pair: map(str, pair), env.items()))
-    address = os.environ.get(ADDRESS)
-    if fresh or not address or not hasattr(socket, "send_fds"):
-        before = (lambda: limit_files(limit)) if limit else None
-        return subprocess.run(
-            [sys.executable, *argv], cwd=cwd, env=env, input=input, capture_output=True, text=text, preexec_fn=before
-        )
-    # the client of the server is a small process of its own, which has subprocess.run's pipes
-    client = [sys.executable, "-S", "-E", __file__, address, str(limit or 0), *argv]
-    return subprocess.run(client, cwd=cwd, env=env, input=input, capture_output=True, text=text)
+SOCKET_VARIABLE = "FAIRSEQ_SYNTH_WARM_SOCKET"  # the environment variable that tells all workers where the server is
+SERVER_PROGRAM = Path(__file__).parent / "warm_server.py"
 
 
-def limit_files(size):
-    import resource
-    import signal
+def run(arguments, cwd=None, env=None, input="", file_size_limit=None, fresh=False):
+    """Runs ``python ARGUMENTS...`` in a warm process and returns a subprocess.CompletedProcess, with output as text.
 
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-
-
-def ask(address, limit, argv):
-    """The client: hands its command line, folder, environment and files over, and ends as the child does."""
-    import json
-    import signal
-
-    with socket.socket(socket.AF_UNIX) as server:
-        server.connect(address)
-        message = json.dumps([argv, os.getcwd(), dict(os.environ), limit]).encode()
-        socket.send_fds(server, [len(message).to_bytes(8, "big")], [0, 1, 2])
-        server.sendall(message)
-        status = int(server.makefile().readline() or 1)
-    if os.WIFSIGNALED(status):
-        if os.WTERMSIG(status) != signal.SIGKILL:
-            signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
-        os.kill(os.getpid(), os.WTERMSIG(status))
-    os._exit(os.WEXITSTATUS(status))
-
-
-def serve(address):
-    """Forks for each request; comes back in the children alone, each with its request."""
-    import json
-
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(address)
-        server.listen(64)
-        server.settimeout(10)
-        parent = os.getppid()
-        while True:
-            try:
-                connection, _ = server.accept()
-            except TimeoutError:
-                if os.getppid() != parent:  # whoever started it is gone
-                    os._exit(0)
-                continue
-            connection.setblocking(True)
-            while True:  # what earlier ones have used is counted as this process'
-                try:
-                    if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                        break
-                except ChildProcessError:
-                    break
-            size, files, _, _ = socket.recv_fds(connection, 8, 3)
-            if not files:  # the end
-                while True:
-                    try:
-                        os.wait()
-                    except ChildProcessError:
-                        os._exit(0)
-            request = json.loads(connection.makefile("rb").read(int.from_bytes(size, "big")))
-            import_all()
-            if os.fork():
-                for file in files:
-                    os.close(file)
-                connection.close()
-                continue
-            child = os.fork()
-            if child:  # which waits for it
-                for file in files:
-                    os.close(file)
-                try:
-                    connection.sendall(b"%d\n" % os.waitpid(child, 0)[1])
-                finally:
-                    os._exit(0)
-            connection.close()
-            for number, file in enumerate(files):
-                os.dup2(file, number)
-                os.close(file)
-            return request
+    arguments: ``-c CODE``, ``-m MODULE`` or the path of a script, then the program's own arguments.
+    cwd: the program's working folder; by default this process' own.
+    env: all of the program's environment variables; by default this process' own.
+    input: what the program reads from standard input.
+    file_size_limit: the most bytes that the program can write to one file, as if the disk were full. Not for a fresh
+    process.
+    fresh: start an ordinary interpreter instead of a warm process.
+    """
+    arguments = [str(argument) for argument in arguments]
+    environment = {name: str(value) for name, value in (os.environ if env is None else env).items()}
+    if fresh:
+        command = [sys.executable, *arguments]
+        return subprocess.run(command, cwd=cwd, env=environment, input=input, capture_output=True, text=True)
+    request = {
+        "arguments": arguments,
+        "folder": str(Path(cwd or ".").absolute()),
+        "environment": environment,
+        "file_size_limit": file_size_limit or resource.RLIM_INFINITY,
+    }
+    with tempfile.TemporaryFile("w+") as stdin, tempfile.TemporaryFile("w+") as stdout:
+        with tempfile.TemporaryFile("w+") as stderr:
+            stdin.write(input)
+            stdin.seek(0)
+            status = ask_server(request, files=[stdin, stdout, stderr])
+            stdout.seek(0)
+            stderr.seek(0)
+            return subprocess.CompletedProcess(arguments, status, stdout.read(), stderr.read())
 
 
-def import_all():
-    if "fairseq" not in sys.modules:
-        import logging
-
-        logging.disable(logging.INFO)  # what fairseq says on optional packages
-        import fairseq.models.transformer  # noqa: F401
-
-        logging.disable(logging.NOTSET)
-
-
-def without_handlers():
-    """fairseq's commands configure logging before they import fairseq, which does so for all other programs."""
-    import logging
-
-    logging.root.handlers.clear()
-    logging.root.setLevel(logging.WARNING)
-
-
-def become(argv, folder, environment, limit):
-    """Runs a command line as a fresh interpreter would."""
-    import gc
-    import runpy
-    import types
-
-    os.chdir(folder)
-    os.environ.clear()
-    os.environ.update(environment)
-    if limit:
-        limit_files(limit)
-    where, rest = {"-c": ("", argv[2:]), "-m": (folder, argv[2:])}.get(
-        argv[0], (os.path.dirname(os.path.realpath(argv[0])), argv[1:])
-    )
-    sys.path[:] = [where, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)), *sys.path[1:]]
-    sys.argv[:] = [argv[0], *rest]
-    if "OMP_NUM_THREADS" in environment:
-        sys.modules["torch"].set_num_threads(int(environment["OMP_NUM_THREADS"]))
-    if "fairseq_cli" in " ".join(argv[:2]):
-        without_handlers()
-    gc.freeze()
-    if argv[0] == "-c":
-        main = sys.modules["__main__"] = types.ModuleType("__main__")
-        return lambda: exec(compile(argv[1], "<string>", "exec"), main.__dict__)
-    if argv[0] == "-m":
-        return lambda: runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
-    return lambda: runpy.run_path(argv[0], run_name="__main__")
-
-
-def start(folder):
-    """A server, its socket in a folder. It imports nothing until it is asked for something."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    address = os.path.join(folder, "warm")
-    server = subprocess.Popen([sys.executable, __file__, address], env=environment, cwd=folder)
-    while not os.path.exists(address) and server.poll() is None:
-        time.sleep(0.01)
-    os.environ[ADDRESS] = address
-    return server
-
-
-def end(server):
-    """The server ends when all its children have."""
+def ask_server(request, files):
+    """Sends a request and the three standard files; waits for the program's end and returns its exit status."""
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(os.environ.pop(ADDRESS))
-        connection.sendall(b"\0" * 8)
-    server.wait()
+        connection.connect(os.environ[SOCKET_VARIABLE])
+        socket.send_fds(connection, [b"\n"], [file.fileno() for file in files])
+        connection.sendall(json.dumps(request).encode() + b"\n")
+        answer = connection.makefile().readline()
+    if not answer:
+        raise RuntimeError("the server of warm processes has ended; its error is above")
+    return int(answer)
 
 
-if __name__ == "__main__":
-    if len(sys.argv) > 2:
-        ask(sys.argv[1], int(sys.argv[2]), sys.argv[3:])
-    become(*serve(sys.argv[1]))()
+class Server:
+    """The server of warm processes, which runs from `start` to `stop` or to the end of this process."""
+
+    def __init__(self):
+        self.folder = tempfile.TemporaryDirectory(prefix="warm-")
+        self.process = None
+
+    def start(self):
+        """Starts the server, which imports nothing before its first request. Requests can be sent at once."""
+        address = os.path.join(self.folder.name, "socket")
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(address)
+            listener.listen()
+            self.process = subprocess.Popen(
+                [sys.executable, SERVER_PROGRAM, str(listener.fileno())],
+                env=environment,
+                pass_fds=[listener.fileno()],
+                stdin=subprocess.PIPE,  # whose end tells the server to end, also if this process is killed
+            )
+        os.environ[SOCKET_VARIABLE] = address
+
+    def stop(self):
+        """Ends the server as soon as all programs that it has started have ended."""
+        self.process.stdin.close()
+        self.process.wait()
+        del os.environ[SOCKET_VARIABLE]
+        self.folder.cleanup()

@@ -14,21 +14,17 @@
 
 Each module has two functions with the same arguments, those of `attend`:
 
-* ``refuses`` returns the reason why the computation cannot take the call, or an empty string if it can.
+* ``refuses`` returns the reason why the computation cannot take the call, or an empty string if it can. `kernels` logs
+  its reasons.
 * ``compute`` returns the result, (T B, C).
 
 To add a computation, write such a module and put it into `COMPUTATIONS`.
 """
 
-import logging
-from functools import cache
-
 from torch import Tensor
 
 from ..logits import Logits
 from . import fused, kernels, plain, tiled
-
-logger = logging.getLogger(__name__)
 
 COMPUTATIONS = (kernels, fused, tiled, plain)
 
@@ -50,15 +46,7 @@ def attend(
         dropout: Probability of dropping an attention weight.
     """
     for computation in COMPUTATIONS:
-        reason = computation.refuses(logits, value, key_padding_mask, attn_mask, dropout)
-        if reason:
-            log_refusal(computation.__name__, reason)
-        else:
+        reason_to_refuse = computation.refuses(logits, value, key_padding_mask, attn_mask, dropout)
+        if not reason_to_refuse:
             return computation.compute(logits, value, key_padding_mask, attn_mask, dropout)
     raise AssertionError("`plain` takes every call")
-
-
-@cache
-def log_refusal(computation: str, reason: str) -> None:
-    """Logs why a computation is not used, once for each reason."""
-    logger.debug(f"{computation} is not used: {reason}")

@@ -19,6 +19,7 @@ from ..logits import Bias, Diagonals, Logits, NormalForm, Outer, Product, Term
 from ..masks import future_mask, is_causal, sentence_lengths
 from ..tensors import at_least_fp32, on_cpu
 from .plain import join_heads
+from .threads import map_in_threads
 
 # So many logits fit into the caches of a core as a whole, so that the plain computation is faster.
 PLAIN_LIMIT = 1 << 18
@@ -60,15 +61,16 @@ def compute(
     rows_of_tile = CAUSAL_ROWS if causal else length
     lengths = read_lengths(value, key_padding_mask)
     assert lengths is not None
+    # Several threads share out the blocks, so there should be a few for each of them.
+    num_threads = torch.get_num_threads()
+    max_heads = num_heads if num_threads == 1 else max(1, num_heads // (2 * num_threads))
     if bsz > 1 and logits.is_shared():
-        blocks = list(divide_by_length(lengths, num_heads, rows_of_tile))
+        blocks = list(divide_by_length(lengths, num_heads, rows_of_tile, max_heads))
     else:
-        blocks = list(divide_by_sentences(lengths, num_heads, rows_of_tile))
+        blocks = list(divide_by_sentences(lengths, num_heads, rows_of_tile, max_heads))
     terms = [cast_for_tiles(term, value.dtype) for term in logits.terms()]
     templates = [remove_tensors(term) for term in terms]
-    tensors = []
-    for term in terms:
-        tensors += [field for field in term if isinstance(field, Tensor)]
+    tensors = list_tensors(terms)
     return join_heads(_Tiled.apply(templates, blocks, causal, value, *tensors))
 
 
@@ -100,6 +102,14 @@ def cast_for_tiles(term: Term, dtype: torch.dtype) -> Term:
     if isinstance(term, Diagonals):
         return Diagonals(at_least_fp32(term.values), weight)
     return term._replace(weight=weight)
+
+
+def list_tensors(terms: Sequence[Any]) -> list[Tensor]:
+    """Returns the tensors of the terms, in their order."""
+    tensors = []
+    for term in terms:
+        tensors += [field for field in term if isinstance(field, Tensor)]
+    return tensors
 
 
 def remove_tensors(term: Term) -> Any:
@@ -222,12 +232,15 @@ def cut(x: Any, *slices: slice) -> Any:
     return x[index]
 
 
-def divide_by_sentences(lengths: Sequence[int], num_heads: int, rows_of_tile: int) -> Iterator[Block]:
-    """Yields blocks of neighbouring sentences of any length, for logits that differ by sentence."""
+def divide_by_sentences(lengths: Sequence[int], num_heads: int, rows_of_tile: int, max_heads: int) -> Iterator[Block]:
+    """Yields blocks of neighbouring sentences of any length, for logits that differ by sentence.
+
+    A block has at most `max_heads` heads.
+    """
     longest = max(lengths)
     rows = min(rows_of_tile, longest, max(1, TILE // longest))
     num_sentences = min(len(lengths), max(1, TILE // (rows * longest)))
-    heads_of_block = max(1, TILE // (num_sentences * rows * longest))
+    heads_of_block = min(max_heads, max(1, TILE // (num_sentences * rows * longest)))
     for first in range(0, len(lengths), num_sentences):
         sentences = slice(first, first + num_sentences)
         block_lengths = lengths[sentences]
@@ -242,10 +255,11 @@ def divide_by_sentences(lengths: Sequence[int], num_heads: int, rows_of_tile: in
             yield Block(sentences, heads, longest_of_block, rows, is_shared=False, hidden=hidden)
 
 
-def divide_by_length(lengths: Sequence[int], num_heads: int, rows_of_tile: int) -> Iterator[Block]:
+def divide_by_length(lengths: Sequence[int], num_heads: int, rows_of_tile: int, max_heads: int) -> Iterator[Block]:
     """Yields blocks of neighbouring sentences of equal length, for logits that all sentences share.
 
-    fairseq sorts a batch by length, so that sentences of equal length are neighbours.
+    fairseq sorts a batch by length, so that sentences of equal length are neighbours. A block has at most `max_heads`
+    heads.
     """
     first = 0
     for end in range(1, len(lengths) + 1):
@@ -254,7 +268,7 @@ def divide_by_length(lengths: Sequence[int], num_heads: int, rows_of_tile: int) 
             continue
         sentences = slice(first, end)
         rows = min(rows_of_tile, length, max(1, TILE // length))
-        heads_of_block = max(1, TILE // (rows * length))
+        heads_of_block = min(max_heads, max(1, TILE // (rows * length)))
         for first_head in range(0, num_heads, heads_of_block):
             heads = slice(first_head, first_head + heads_of_block)
             yield Block(sentences, heads, length, rows, is_shared=True, hidden=None)
@@ -277,14 +291,17 @@ class _Tiled(torch.autograd.Function):
         ctx.save_for_backward(value, *tensors)
         terms = insert_tensors(templates, tensors)
         out = empty_like_values(value, blocks)
-        with torch.autocast(value.device.type, enabled=False):
-            for block in blocks:
-                normal = block.normal_form(block.cut_terms(terms))
-                block_value = block.read(value)
-                for tile in block.tiles(causal):
-                    weights = tile_weights(tile.cut_normal_form(normal), block_value.size(1), tile, block, causal)
-                    tile_out = torch.matmul(weights.to(value.dtype), block_value[:, :, tile.columns])
-                    block.write(out, tile.rows, tile_out)
+
+        def compute_block(block: Block) -> None:
+            normal = block.normal_form(block.cut_terms(terms))
+            block_value = block.read(value)
+            for tile in block.tiles(causal):
+                weights = tile_weights(tile.cut_normal_form(normal), block_value.size(1), tile, block, causal)
+                tile_out = torch.matmul(weights.to(value.dtype), block_value[:, :, tile.columns])
+                block.write(out, tile.rows, tile_out)
+
+        for _ in map_in_threads(compute_block, blocks):
+            pass
         return out
 
     @staticmethod
@@ -293,25 +310,25 @@ class _Tiled(torch.autograd.Function):
         value, *tensors = ctx.saved_tensors
         needs_grad = ctx.needs_input_grad[4:]  # of the tensors of the terms, behind the four other arguments
         terms = insert_tensors(ctx.templates, tensors)
-        # Gradients are sums over blocks, in fp32 at least.
+        # Gradients are sums over blocks, in fp32 at least. In memory they lie like their tensors, most of which are
+        # views of projections, so that the backward pass of a view makes no copy.
         sum_dtype = torch.promote_types(value.dtype, torch.float32)
         sums = [
-            torch.zeros(tensor.size(), dtype=sum_dtype, device=tensor.device) if needed else None
-            for tensor, needed in zip(tensors, needs_grad)
+            torch.zeros_like(tensor, dtype=sum_dtype) if needed else None for tensor, needed in zip(tensors, needs_grad)
         ]
         terms_of_sums = insert_tensors(ctx.templates, sums)
         grad_value = empty_like_values(value, ctx.blocks)
-        with torch.autocast(value.device.type, enabled=False):
-            for block in ctx.blocks:
-                block_grad_value = backward_of_block(
-                    block,
-                    block.cut_terms(terms),
-                    block.cut_terms(terms_of_sums),
-                    value=block.read(value),
-                    grad=block.read(grad),
-                    causal=ctx.causal,
-                )
-                block.write(grad_value, slice(0, block.length), block_grad_value)
+
+        def differentiate_block(block: Block) -> Sequence[Tensor]:
+            leaves = make_leaves(block.cut_terms(terms), block.cut_terms(terms_of_sums))
+            gradients = backward_of_block(block, leaves, block.read(value), block.read(grad), ctx.causal)
+            block.write(grad_value, slice(0, block.length), gradients.value)
+            return gradients.leaves
+
+        # The sums are added up here, in the order of the blocks, so that their rounding does not depend on threads.
+        for leaf_grads, block in zip(map_in_threads(differentiate_block, ctx.blocks), ctx.blocks):
+            for total, leaf_grad in zip(list_tensors(block.cut_terms(terms_of_sums)), leaf_grads):
+                total.add_(leaf_grad)
         grads = [None if total is None else total.to(tensor.dtype) for tensor, total in zip(tensors, sums)]
         return (None, None, None, grad_value, *grads)
 
@@ -328,19 +345,22 @@ def empty_like_values(value: Tensor, blocks: list[Block]) -> Tensor:
     return out
 
 
-def backward_of_block(
-    block: Block, terms: Sequence[Any], sums: Sequence[Any], value: Tensor, grad: Tensor, causal: bool
-) -> Tensor:
-    """Returns the gradient of a block's values, and adds the gradients of its terms to `sums`.
+class BlockGradients(NamedTuple):
+    """The gradients of a block."""
+
+    value: Tensor  # laid out as `Block.read` returns the values
+    leaves: Sequence[Tensor]  # of the tensors of the terms that need a gradient
+
+
+def backward_of_block(block: Block, leaves: "Leaves", value: Tensor, grad: Tensor, causal: bool) -> BlockGradients:
+    """Returns the gradients of a block.
 
     Args:
         block: The block.
-        terms: The block's part of the terms.
-        sums: The block's part of the gradients so far; None for a tensor that needs no gradient.
+        leaves: The block's part of the terms.
         value, grad: The block's values and the gradient of its output, as `Block.read` returns them.
         causal: Whether a row sees only the columns up to its own.
     """
-    leaves = make_leaves(terms, sums)
     with torch.enable_grad():
         normal = block.normal_form(leaves.terms)
     sum_dtype = torch.promote_types(value.dtype, torch.float32)
@@ -354,11 +374,9 @@ def backward_of_block(
         if summand is not None and total is not None:
             summands.append(summand)
             summand_grads.append(total.to(summand.dtype))
-    if summands:
-        leaf_grads = torch.autograd.grad(summands, leaves.trained_tensors, summand_grads)
-        for leaf_sum, leaf_grad in zip(leaves.sums, leaf_grads):
-            leaf_sum.add_(leaf_grad)
-    return grad_value
+    if not summands:
+        return BlockGradients(grad_value, [])
+    return BlockGradients(grad_value, torch.autograd.grad(summands, leaves.trained_tensors, summand_grads))
 
 
 class Leaves(NamedTuple):
@@ -366,12 +384,11 @@ class Leaves(NamedTuple):
 
     terms: list[Any]
     trained_tensors: list[Tensor]  # the tensors that need a gradient
-    sums: list[Tensor]  # where the gradient of each of these is added
 
 
 def make_leaves(terms: Sequence[Any], sums: Sequence[Any]) -> Leaves:
     """Returns the terms detached from the graph; a tensor needs a gradient if it has a sum."""
-    leaves = Leaves([], [], [])
+    leaves = Leaves([], [])
     for term, term_sums in zip(terms, sums):
         fields = []
         for field, field_sum in zip(term, term_sums):
@@ -382,7 +399,6 @@ def make_leaves(terms: Sequence[Any], sums: Sequence[Any]) -> Leaves:
             fields.append(leaf)
             if isinstance(field_sum, Tensor):
                 leaves.trained_tensors.append(leaf.requires_grad_())
-                leaves.sums.append(field_sum)
         leaves.terms.append(type(term)._make(fields))
     return leaves
 

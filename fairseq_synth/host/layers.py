@@ -1,4 +1,4 @@
-"""fairseq's encoder layer: in a form whose self-attention can be replaced, and a repair of its own class."""
+"""Provides fairseq's encoder layer in a form whose self-attention can be replaced."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -7,22 +7,30 @@ import fairseq.modules.transformer_layer
 import torch
 import torch.nn as nn
 
-from .repairs import repair
-
-# of weights, in every encoder layer of fairseq 0.12.2 and of its checkpoints
-FAST_PATH_COPIES = [f"{name}_{part}" for name in ("in_proj", "out_proj", "fc1", "fc2") for part in ("weight", "bias")]
+# the copies of weights that every encoder layer of fairseq 0.12.2 has for its fast path, and so have its checkpoints
+FAST_PATH_COPIES = [
+    "in_proj_weight",
+    "in_proj_bias",
+    "out_proj_weight",
+    "out_proj_bias",
+    "fc1_weight",
+    "fc1_bias",
+    "fc2_weight",
+    "fc2_bias",
+]
 
 
 def has_fast_path(layer_class: type) -> bool:
-    """Whether this is the encoder layer of fairseq 0.12.2."""
+    """Returns whether this is the encoder layer of fairseq 0.12.2, which has a fast path for inference."""
     return "_load_from_state_dict" in vars(layer_class)
 
 
 def without_fast_path(layer_class: type[nn.Module]) -> type[nn.Module]:
-    """fairseq 0.12.2's encoder layer computes its own dot-product attention at inference (BetterTransformer).
+    """Returns fairseq's encoder layer without the fast path of 0.12.2, or the class itself if it has none.
 
-    It bypasses the layer's ``self_attn`` once a checkpoint is loaded, keeps eight dead copies of the weights
-    for that, and cannot be built around an attention without q_proj. This is the same layer without it.
+    The fast path (BetterTransformer) computes dot-product attention at inference and bypasses the layer's
+    ``self_attn`` once a checkpoint is loaded. It keeps eight copies of weights for that, and cannot be built around an
+    attention without q_proj.
     """
     if not has_fast_path(layer_class):
         return layer_class
@@ -30,15 +38,15 @@ def without_fast_path(layer_class: type[nn.Module]) -> type[nn.Module]:
     class TransformerEncoderLayerWithoutFastPath(layer_class):  # type: ignore[misc, valid-type]
         def __init__(self, cfg: Any, return_fc: bool = False) -> None:
             build_self_attention = self.build_self_attention
-            # what the host's copies are shaped after
-            size = {"weight": torch.empty(0, 0), "bias": torch.empty(0)}
-            stand_in = SimpleNamespace(q_proj=SimpleNamespace(**size), out_proj=SimpleNamespace(**size))
+            # fairseq's __init__ shapes its copies after the weights of the attention: give it empty ones
+            empty_projection = SimpleNamespace(weight=torch.empty(0, 0), bias=torch.empty(0))
+            stand_in = SimpleNamespace(q_proj=empty_projection, out_proj=empty_projection)
             object.__setattr__(self, "build_self_attention", lambda embed_dim, cfg: stand_in)
             super().__init__(cfg, return_fc=return_fc)
             for name in FAST_PATH_COPIES:
                 delattr(self, name)
-                setattr(self, name, torch.empty(0))  # no parameter; TorchScript looks for the name
-            del self.build_self_attention, self.self_attn  # type: ignore[has-type]
+            del self.build_self_attention
+            del self.self_attn  # type: ignore[has-type]
             self.self_attn = build_self_attention(self.embed_dim, cfg)
             self.can_use_fastpath = False
 
@@ -47,13 +55,3 @@ def without_fast_path(layer_class: type[nn.Module]) -> type[nn.Module]:
 
 HostLayer: Any = fairseq.modules.transformer_layer.TransformerEncoderLayerBase
 TransformerEncoderLayerBase: Any = without_fast_path(HostLayer)
-
-
-@repair("__init__", HostLayer, where=lambda: has_fast_path(HostLayer))
-def leave_the_fast_path(init: Any, self: nn.Module, *args: Any, **kwargs: Any) -> None:
-    """A stock model translates nothing: "Mask Type should be defined" (0.12.2 with torch >= 1.13; its issue #4899).
-
-    The encoder layers' fast path at inference takes padding on the right alone, and sources are padded on the left.
-    """
-    init(self, *args, **kwargs)
-    self.can_use_fastpath = False  # type: ignore[assignment]

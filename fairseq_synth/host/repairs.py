@@ -1,94 +1,118 @@
-"""The list of repairs: each is one function, applied once, logged when applied, and can be switched off by name."""
+"""Registers the changes of fairseq (``REPAIRS``), applies each of them once, and lets users switch them off by name."""
 
 import functools
 import inspect
 import logging
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import SynthesizerError
 
 logger = logging.getLogger(__name__)
 
 SWITCH = "FAIRSEQ_SYNTH_NO_REPAIRS"
-MARK = "fairseq_synth_repairs"  # the attribute of a replaced function that names what replaced it
+MARK = "fairseq_synth_repairs"  # the attribute of a replaced function that lists the repairs in it
 
+
+class Place(NamedTuple):
+    """A function of fairseq, torch or Python that a repair replaces: ``owner.attribute``."""
+
+    owner: Any
+    attribute: str
+
+    def function(self) -> Any:
+        """Returns the function that is there now."""
+        return getattr(self.owner, self.attribute)
+
+
+# Each repair by its name. Called, it changes fairseq and returns True, or returns False if nothing had to be changed.
 REPAIRS: dict[str, Callable[[], bool]] = {}
+# The functions that the repairs replace, whether or not this version of fairseq needs the repair.
+PLACES: list[Place] = []
 
 
-def listed(function: Callable[[], bool]) -> Callable[[], bool]:
-    """Adds a repair to `REPAIRS`. Called, it returns whether it has changed anything; a second call changes nothing."""
+def custom_repair(function: Callable[[], bool]) -> Callable[[], bool]:
+    """Registers a repair that changes fairseq in its own way; a second call must return False and change nothing."""
     REPAIRS[function.__name__] = function
     return function
 
 
 def repair(attribute: str, *owners: Any, where: Callable[[], bool] = lambda: True) -> Callable[[Any], Any]:
-    """Adds the decorated function to `REPAIRS`; it is to take the place of ``owner.attribute``, see `replace`.
+    """Registers the decorated function as a repair that takes the place of ``owner.attribute``; see `replace`.
 
     Args:
-        attribute: the name of a function.
-        owners: modules or classes that have it.
-        where: says whether the repair is needed with this fairseq, Python and so on.
+        attribute: the name of the function to replace.
+        owners: the modules or classes that have it.
+        where: returns whether this fairseq, Python or torch needs the repair.
     """
+    places = [Place(owner, attribute) for owner in owners]
 
-    def add(function: Any) -> Any:
+    def register(function: Any) -> Any:
         @functools.wraps(function)
         def apply() -> bool:
-            return where() and any([replace(owner, attribute, function) for owner in owners])
+            if not where():
+                return False
+            changes = [replace(place, function) for place in places]
+            return any(changes)
 
-        listed(apply)
+        PLACES.extend(places)
+        custom_repair(apply)
         return function
 
-    return add
+    return register
 
 
 def apply_repairs() -> None:
-    """Applies every repair listed so far that is not switched off, and logs at debug level which ones were needed."""
-    # LOGLEVEL is fairseq's. Without it, where nobody configures logging, importing fairseq turns on everybody's DEBUG.
-    logger.setLevel(logging.DEBUG if os.environ.get("LOGLEVEL", "").upper() == "DEBUG" else logging.INFO)
-    off = switched_off()
+    """Applies every registered repair that is not switched off, and logs those that were needed at debug level."""
+    # LOGLEVEL is fairseq's variable. In a program that configures no logging, importing fairseq turns on the debug
+    # messages of all libraries, so this logger needs a level of its own.
+    wants_debug = os.environ.get("LOGLEVEL", "").upper() == "DEBUG"
+    logger.setLevel(logging.DEBUG if wants_debug else logging.INFO)
+    disabled = disabled_repairs()
+    if disabled == {"all"}:
+        return
     for name, apply in REPAIRS.items():
-        if off != {"all"} and name not in off and apply():
+        if name not in disabled and apply():
             logger.debug(f"repaired fairseq: {name}")
 
 
-def switched_off() -> set[str]:
-    """The names in the environment variable `SWITCH`, which are joined by commas; ``all`` alone stands for each."""
-    return {name.strip() for name in os.environ.get(SWITCH, "").split(",")} - {""}
+def disabled_repairs() -> set[str]:
+    """Returns the names in the environment variable `SWITCH`, where commas separate them; it may be ``all`` alone."""
+    names = os.environ.get(SWITCH, "").split(",")
+    return {name.strip() for name in names} - {""}
 
 
 def check_switch() -> None:
-    """Raises SynthesizerError if `SWITCH` holds anything but names of repairs, or ``all`` alone."""
-    if switched_off() != {"all"} and not switched_off() <= set(REPAIRS):
-        raise SynthesizerError(
-            f"{SWITCH}={os.environ[SWITCH]}: give all, or names joined by commas, from {', '.join(sorted(REPAIRS))}"
-        )
+    """Checks that `SWITCH` holds names of repairs, or ``all`` alone; raises SynthesizerError otherwise."""
+    disabled = disabled_repairs()
+    if disabled == {"all"} or disabled <= set(REPAIRS):
+        return
+    names = ", ".join(sorted(REPAIRS))
+    raise SynthesizerError(f"{SWITCH}={os.environ[SWITCH]}: give all, or names joined by commas, from {names}")
 
 
-def replace(owner: Any, attribute: str, function: Callable[..., Any]) -> bool:
-    """Puts `function` in the place of ``owner.attribute``; what it replaces is its first argument.
+def replace(place: Place, function: Callable[..., Any]) -> bool:
+    """Replaces a function of fairseq by `function`, which gets the original as its first argument.
 
-    Args:
-        owner: a module or class.
-        function: its name marks the result, so that a second call changes nothing, not even one by another copy of
-            this package.
+    The result is marked with the name of `function`. A second call therefore changes nothing, even if it comes from
+    another copy of this package or after a reload.
 
     Returns:
-        Whether the attribute was replaced now.
+        True if the function was replaced now, False if it had been replaced before.
     """
-    replaced = getattr(owner, attribute)
-    marks = getattr(replaced, MARK, ())
+    original = place.function()
+    marks = getattr(original, MARK, ())
     if function.__name__ in marks:
         return False
 
-    @functools.wraps(replaced)
+    @functools.wraps(original)
     def replacement(*args: Any, **kwargs: Any) -> Any:
-        return function(replaced, *args, **kwargs)
+        return function(original, *args, **kwargs)
 
     setattr(replacement, MARK, (*marks, function.__name__))
-    if isinstance(inspect.getattr_static(owner, attribute), staticmethod):
-        setattr(owner, attribute, staticmethod(replacement))
+    if isinstance(inspect.getattr_static(place.owner, place.attribute), staticmethod):
+        setattr(place.owner, place.attribute, staticmethod(replacement))
     else:
-        setattr(owner, attribute, replacement)
+        setattr(place.owner, place.attribute, replacement)
     return True

@@ -11,10 +11,10 @@ from fairseq.modules import MultiheadAttention
 from torch import Tensor
 
 from ..attention import SyntheticAttention
+from ..checkpoint_compatibility import function_names
 from ..logits import Logits
 from ..masks import causal_mask, masked_softmax
 from ..positions import Inputs
-from ..checkpoint_compatibility import names_of
 
 
 class Attention(NamedTuple):
@@ -41,7 +41,7 @@ class Attention(NamedTuple):
     @property
     def functions(self) -> list[str]:
         """Where its logits come from."""
-        return names_of(self.module.synthesizer) if is_synthetic(self.module) else ["vanilla"]
+        return function_names(self.module.synthesizer) if is_synthetic(self.module) else ["vanilla"]
 
     def alpha(self) -> dict[str, list[float]] | None:
         """{function: its weight in each head, 0 in a head without it}; None where no head has learned weights."""

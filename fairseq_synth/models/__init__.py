@@ -1,1 +1,4 @@
-"""What fairseq imports of a ``--user-dir``: every module here, after the package."""
+"""Holds only the plugin's entry: fairseq imports every module here by itself, in any order, for a ``--user-dir``.
+
+The models themselves are one folder up, where programs can import them without making the plugin.
+"""

@@ -1,4 +1,4 @@
-"""The plugin's entry: fairseq imports it for ``--user-dir``."""
+"""Registers the plugin when fairseq imports this module for ``--user-dir``."""
 
 from .. import register
 

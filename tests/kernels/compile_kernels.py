@@ -1,8 +1,8 @@
 """Compiles the Triton kernels of a call for a GPU that is not there, and prints what each launch takes.
 
-    python tests/compile_kernels.py 80 bf16 8 64 random,random+vanilla 32,64 padded dropped
+    python tests/kernels/compile_kernels.py 80 bf16 8 64 random,random+vanilla 32,64 padded dropped
 
-    python tests/compile_kernels.py --count 200 random+vanilla
+    python tests/kernels/compile_kernels.py --count 200 random+vanilla
 
 Architecture, type, heads, width of a head, functions, tokens, and masks: padded (the default), causal, or dropped,
 which is padded with dropout. Each line is a JSON object: registers of a thread, bytes of registers spilled to memory,
@@ -18,18 +18,21 @@ import re
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 from unittest import mock
 
 import torch
 import triton
-from helpers import make_attention
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.compiler import CompiledKernel
 from triton.runtime.errors import OutOfResources
 
-from fairseq_synth.computations import kernels
-from fairseq_synth.masks import causal_mask
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from helpers import make_attention  # noqa: E402
+
+from fairseq_synth.computations import kernels  # noqa: E402
+from fairseq_synth.masks import causal_mask  # noqa: E402
 
 LIMITS = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024, 120: 99 * 1024}  # shared memory of a program, in bytes
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -100,14 +103,17 @@ def compile_call(architecture, spec, dtype, heads, width, length, masks="padded"
         name = f"{launch.kernel.__module__.rsplit('_')[-1]}.{launch.kernel.__name__}"
         found.append({"kernel": name, **launch.options, **taken[-1]})
 
+    def load(plan, _):
+        plan.is_loaded = True
+
     dropout = 0.1 if masks == "dropped" else 0.0
     module = make_attention(spec, "convex", heads * width, heads, max(length, max_length), 8, dropout=dropout)
     module = module.to("meta", dtype).train()
     x = torch.empty(length, bsz, heads * width, device="meta", dtype=dtype, requires_grad=True)
     mask = None if masks == "causal" else torch.empty(bsz, length, device="meta", dtype=torch.bool)
     attn_mask = causal_mask(x) if masks == "causal" else None
-    gpu = dict(device_fits=lambda *_: True, run=run, load=lambda *_: None)
-    kernels.plan_of.cache_clear()
+    gpu = dict(device_fits=lambda *_: True, run=run, load=load)
+    kernels.find_plan.cache_clear()
     loading = mock.patch.object(CompiledKernel, "_init_handles", init_handles)
     with mock.patch.multiple(kernels, **gpu), loading:
         out, _ = module(x, x, x, key_padding_mask=mask, attn_mask=attn_mask)

@@ -1,0 +1,305 @@
+"""``softmax(S) V`` on a GPU by Triton kernels: neither logits nor weights leave the registers, in either pass.
+
+The kernels are off unless the environment variable FAIRSEQ_SYNTH_KERNELS is 1, as no training with them has run to its
+end yet. The first call of each kind is also computed by the definition, and the kernels are switched off if the two
+differ.
+
+==================  ==================================================================================
+this file           which calls the kernels take, and how they are called
+`tensors`           how the kernels read the tensors of a call
+`launches`          which kernels a call launches, with which tiles, numbers and memory
+`check`             the comparison with the definition
+`triton_common`     the formula that the kernels compute, and what they share
+`triton_attention`  the kernels
+`triton_sums`       the kernel that adds up gradients of what the batch shares
+==================  ==================================================================================
+"""
+
+import logging
+import os
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ...errors import SynthesizerError
+from ...logits import Logits
+from ...masks import is_causal
+from ...tensors import is_recorded
+from .. import plain
+from .check import Comparison, compare
+from .launches import Launch, Plan, divide_up, find_plan
+from .tensors import Call, align_memory, prepare_call, sort_terms
+
+logger = logging.getLogger(__name__)
+
+DTYPES = (torch.bfloat16, torch.float16)  # in fp32, products without tensor cores take too many registers
+INTERPRETED = (torch.float32, torch.float16)  # numpy, which the interpreter computes with, has no bf16
+VARIABLE = "FAIRSEQ_SYNTH_KERNELS"
+SWITCH = os.environ.get(VARIABLE, "0")  # read once, because Python takes as long to read it as to launch a kernel
+TRITON = (3, 4)  # the oldest release whose kernels take tuples
+CAPABILITY = (8, 0)
+MAX_HEAD_DIM = 128
+MAX_HEAD_DIM_OF_MIXTURES = 64  # of three functions or more
+
+
+def refuses(
+    logits: Logits, value: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dropout: float
+) -> str:
+    """Returns why the kernels cannot take a call, or an empty string; see `computations`.
+
+    If the kernels are switched on, each reason is logged once.
+
+    Raises:
+        SynthesizerError: The environment variable is neither 1 nor 0.
+    """
+    if not are_on():
+        return "they are switched off"
+    reason = find_reason(logits, value, attn_mask)
+    if reason:
+        log_refusal(reason)
+    return reason
+
+
+def are_on() -> bool:
+    """Returns whether the kernels are switched on.
+
+    Raises:
+        SynthesizerError: The environment variable is neither 1 nor 0.
+    """
+    if SWITCH not in ("", "0", "1"):
+        raise SynthesizerError(f"{VARIABLE}={SWITCH}: give 1 for on or 0 for off")
+    return SWITCH == "1"
+
+
+def find_reason(logits: Logits, value: Tensor, attn_mask: Tensor | None) -> str:
+    """Returns why kernels that are switched on cannot take a call, or an empty string."""
+    if type(value) is not Tensor or is_recorded():
+        return "torch records the call"
+    if value.numel() == 0:
+        return "the batch is empty"
+    if not device_fits(value.device, value.dtype):
+        return f"they do not run on {value.device} in {name_of_type(value.dtype)}"
+    if attn_mask is not None and not is_causal(attn_mask):
+        return "the attention mask is not the causal one"
+    summands = sort_terms(logits, value)
+    reason = summands.reason_to_refuse()
+    if reason:
+        return reason
+    limit = MAX_HEAD_DIM if summands.number_of_tiles() <= 2 else MAX_HEAD_DIM_OF_MIXTURES
+    if max(value.size(3), summands.widest_factor()) > limit:
+        return f"heads are wider than {limit}"
+    return ""
+
+
+@cache
+def log_refusal(reason: str) -> None:
+    """Logs, once for each reason, that a call is computed without the kernels."""
+    logger.info(f"{VARIABLE}: some attention is computed without the kernels: {reason}")
+
+
+@cache
+def device_fits(device: torch.device, dtype: torch.dtype) -> bool:
+    """Returns whether the kernels run on a device in a type; if they do not, warns once.
+
+    The device is a GPU, or the CPU with Triton's interpreter.
+    """
+    if device.type == "cpu":
+        fits = is_interpreted() and triton_fits()
+    elif device.type != "cuda" or torch.version.hip is not None:
+        fits = False
+    else:
+        fits = torch.cuda.get_device_capability(device) >= CAPABILITY and triton_fits()
+    if not fits:
+        needs = "an NVIDIA GPU of compute capability {}.{} or higher, and Triton".format(*CAPABILITY)
+        logger.warning(f"{VARIABLE}: has no effect on {device}: the kernels need {needs}")
+    elif dtype not in (INTERPRETED if device.type == "cpu" else DTYPES):
+        logger.warning(f"{VARIABLE}: has no effect in {name_of_type(dtype)}: give --fp16, --bf16 or --amp")
+        fits = False
+    return fits
+
+
+def name_of_type(dtype: torch.dtype) -> str:
+    """Returns the name of a type, such as float16."""
+    return str(dtype).removeprefix("torch.")
+
+
+def is_interpreted() -> bool:
+    """Returns whether Triton's interpreter takes the place of a GPU, as in tests."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def triton_fits() -> bool:
+    """Returns whether Triton is installed and new enough."""
+    try:
+        import triton
+    except ImportError:
+        return False
+    return tuple(int(number) for number in triton.__version__.split(".")[:2]) >= TRITON
+
+
+def compute(
+    logits: Logits, value: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dropout: float = 0.0
+) -> Tensor:
+    """Returns ``softmax(S) V``, (T B, C); see `computations`. Rows of padding behind a sentence are 0."""
+    call = prepare_call(logits, value, key_padding_mask, attn_mask, dropout)
+    plan = find_plan(call.layout)
+    if not plan.is_loaded:
+        load(plan, call)
+        if not plan.is_loaded:  # the kernels' result is not the definition's
+            return plain.compute(logits, value, key_padding_mask, attn_mask, dropout)
+    seed = None
+    if dropout > 0:
+        seed = torch.randint(1 << 62, (1,), device=value.device)
+    return attend(plan, call, seed)
+
+
+def attend(plan: Plan, call: Call, seed: Tensor | None) -> Tensor:
+    """Returns the result (T B, C) of the kernels of a plan for a call. A layout with dropout needs a seed for it."""
+    hidden = None
+    if call.key_padding_mask is not None:
+        hidden = align_memory(call.key_padding_mask.to(torch.bool).contiguous().view(torch.uint8))
+    out: Tensor = KernelAttention.apply(plan, hidden, seed, *call.tensors)
+    return out
+
+
+def attend_without_dropping(
+    logits: Logits, value: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dropout: float
+) -> Tensor:
+    """Returns the result (T B, C) of the kernels that `compute` would launch, which drop nothing here.
+
+    Kernels with dropout are compiled for any probability. With a probability of 0 they keep every weight, so that their
+    result can be compared with the definition's. The random numbers of the program stay as they are.
+    """
+    call = prepare_call(logits, value, key_padding_mask, attn_mask, dropout)
+    plan = find_plan(call.layout._replace(dropout=0.0))
+    if not is_interpreted():
+        compile_kernels(plan, call)
+    seed = None
+    if call.layout.has_dropout:
+        seed = torch.zeros(1, dtype=torch.int64, device=value.device)
+    return attend(plan, call, seed)
+
+
+CHECKED: set[Any] = set()  # kinds of calls whose results were those of the definition
+
+
+def load(plan: Plan, call: Call) -> None:
+    """Compiles the kernels of a plan, and checks them if they are the first of their kind.
+
+    Sets `plan.is_loaded` if the kernels may be used. If their results differ from the definition's, the kernels are
+    switched off for the rest of the process, with a warning. If the definition's own results are not finite, nothing
+    can be said, and the next call is checked.
+
+    Raises:
+        SynthesizerError: A kernel does not compile, or does not fit this GPU.
+    """
+    if not is_interpreted():
+        compile_kernels(plan, call)
+    kind = call.layout.kind()
+    if kind not in CHECKED:
+        comparison = compare(call, attend_without_dropping)
+        if comparison.difference:
+            switch_off(comparison.difference)
+        if comparison.difference or not comparison.is_finite:
+            return
+        CHECKED.add(kind)
+    plan.is_loaded = True
+
+
+def switch_off(difference: str) -> None:
+    """Switches the kernels off for the rest of the process, and warns.
+
+    If activations are checkpointed, layers whose first pass was by the kernels are computed again without them. In this
+    one update their dropout then differs between the two passes.
+    """
+    global SWITCH
+    SWITCH = "0"
+    logger.warning(f"{VARIABLE}: the kernels are switched off, because they are wrong on this machine: {difference}")
+
+
+def compile_kernels(plan: Plan, call: Call) -> None:
+    """Compiles and loads the kernels of both passes. The backward pass would be too late to refuse a call.
+
+    Raises:
+        SynthesizerError: A kernel does not compile, or does not fit this GPU.
+    """
+    if plan.is_compiled:
+        return
+    value = call.tensors[0]
+    tensors: dict[Any, Any] = {None: None}
+    tensors.update(zip(plan.names, call.tensors))
+    tensors.update(zip(plan.gradient_names, call.tensors))
+    # The kernels are compiled for the types of their tensors, whose sizes do not matter.
+    numbers = value.new_empty(1, dtype=torch.float32)
+    tensors.update(dict.fromkeys(plan.sums, numbers))
+    tensors.update(out=value, grad=value, lse=numbers)
+    tensors["hidden"] = value.new_empty(1, dtype=torch.uint8)
+    tensors["seed"] = value.new_empty(1, dtype=torch.int64)
+    try:
+        with torch.cuda.device_of(value):
+            for launch in [plan.forward, *plan.backward]:
+                launch.compile(launch.args(tensors))
+    except torch.cuda.OutOfMemoryError:
+        raise  # fairseq leaves such a batch out
+    except Exception as error:  # of many classes: from the compiler, the assembler and the GPU's driver
+        raise SynthesizerError(f"set {VARIABLE}=0: a kernel failed: {error!r:.1000}") from error
+    plan.is_compiled = True
+
+
+def run(launch: Launch, tensors: dict[Any, Any]) -> None:
+    """Launches a kernel on tensors by their names; None has itself as a name."""
+    arguments = launch.args(tensors)
+    if launch.compiled is not None:  # Triton takes much longer to find the compiled kernel than to launch it
+        launch.compiled(*arguments)
+    else:  # Triton's interpreter
+        launch.kernel[launch.grid](*arguments)
+
+
+class KernelAttention(torch.autograd.Function):
+    """Launches the kernels of a plan.
+
+    It saves its inputs; for long sentences also its output, and the softmax's denominator of each row.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, plan: Plan, hidden: Tensor | None, seed: Tensor | None, *inputs: Tensor) -> Tensor:
+        layout = plan.layout
+        out = inputs[0].new_empty((layout.T * layout.B, layout.H * layout.D))
+        lse = None
+        if plan.is_long:
+            lse = out.new_empty((layout.B, layout.H, layout.T), dtype=torch.float32)
+        tensors: dict[Any, Any] = {None: None, "hidden": hidden, "seed": seed, "out": out, "lse": lse}
+        tensors.update(zip(plan.names, inputs))
+        with torch.cuda.device_of(out):  # the current device may be another; in the backward pass torch sets it
+            run(plan.forward, tensors)
+        ctx.plan = plan
+        ctx.save_for_backward(hidden, seed, lse, out if plan.is_long else None, *inputs)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        plan: Plan = ctx.plan
+        layout = plan.layout
+        # A hook on saved tensors, such as torch's `save_on_cpu`, may bring them back to another address.
+        saved: list[Any] = [None if tensor is None else align_memory(tensor) for tensor in ctx.saved_tensors]
+        hidden, seed, lse, out, *inputs = saved
+        grad = align_memory(grad.contiguous())
+        tensors: dict[Any, Any] = {None: None, "hidden": hidden, "seed": seed, "out": out, "lse": lse, "grad": grad}
+        tensors.update(zip(plan.names, inputs))
+        gradients: list[Tensor | None] = []
+        for name, tensor in zip(plan.names, inputs):
+            gradients.append(torch.empty_like(tensor) if name in layout.wanted else None)
+        tensors.update(zip(plan.gradient_names, gradients))
+        if "pair" in layout.wanted and layout.left > divide_up(layout.T, layout.right):
+            tensors["to_pair"].zero_()  # some features belong to columns beyond the sentence
+        if plan.sums:
+            sizes = list(plan.sums.values())
+            memory = grad.new_empty(sum(sizes), dtype=torch.float32)
+            tensors.update(zip(plan.sums, memory.split_with_sizes(sizes)))  # `split` is much slower
+        for launch in plan.backward:
+            run(launch, tensors)
+        return (None, None, None, *gradients)

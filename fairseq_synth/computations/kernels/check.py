@@ -1,0 +1,276 @@
+"""The comparison of the kernels' results with the definition's, for one call.
+
+The kernels are tested under Triton's interpreter and compiled for some GPUs. On another GPU, with another compiler or
+driver, they may still be wrong, and a wrong result looks like a bad model. So the first call of each kind is also
+computed by the definition: its output, and the gradients of all tensors that need one.
+
+**How much may the two differ?** In half precision, the kernels compute in fp32 and round few numbers to their type: the
+attention weights P, the gradient dS of the logits, and their results. Each rounding has a relative error of at most u,
+the unit roundoff (2^-8 in bf16, 2^-11 in fp16). The errors are nearly independent, so that the norm of the error of a
+result is a small multiple of u times the norm of the result (Higham and Mary 2019). The definition is computed in
+fp32, with errors that do not count beside these. The tolerance for the norm is therefore
+
+    u (ROUNDINGS + 2 max|S|).
+
+The second summand is for factors of the logits that are rounded when they are copied: such a factor changes a logit by
+u |S|, and a weight and dS by at most twice as much, relatively.
+
+**Relative to what?** Some sums cancel, and their error is that of their terms. dS is ``P dP`` minus a mean of it, so
+that the error of a gradient is relative to what ``P dP`` alone would give, if that is larger. The gradient of a weight
+of a mixture is a single sum of ``dS S_m`` over all logits of a head. It is relative to the norm of ``P dP S_m``.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...logits import Logits, Term
+from .. import plain
+from .tensors import Call
+
+MAX_WEIGHTS = 2**22  # attention weights that the definition computes, 16 MiB: a part of the sentences of a large batch
+ROUNDINGS = 8
+LEAST_ROUNDOFF = 2.0**-20  # the error of sums in fp32, which is the definition's own
+
+Compute = Callable[[Logits, Tensor, Tensor | None, Tensor | None, float], Tensor]
+
+
+class Comparison(NamedTuple):
+    """What a comparison has shown."""
+
+    is_finite: bool  # whether the definition's results are finite; if not, nothing is known about the kernels'
+    difference: str  # what differs, or an empty string
+
+
+class Results(NamedTuple):
+    """The output of some sentences, (T, sentences, C), and gradients by the names of their tensors.
+
+    The results are 0 at padding, where kernels and definition need not agree.
+    """
+
+    output: Tensor
+    gradients: dict[str, Tensor]
+
+
+class Copies:
+    """Copies of the tensors of a call, which are leaves of an autograd graph, or views of such leaves.
+
+    Tensors of the call that are views of one tensor are views of one leaf, and lie in it in the same way, so that the
+    kernels read the copies as they read the tensors of the call.
+
+    Args:
+        dtype: The type of the copies; None for the types of the tensors.
+        all_need_gradients: Whether all leaves need a gradient, or those whose tensors need one.
+    """
+
+    def __init__(self, dtype: torch.dtype | None = None, all_need_gradients: bool = False) -> None:
+        self.dtype = dtype
+        self.all_need_gradients = all_need_gradients
+        self.leaves: dict[int, Tensor] = {}  # by the identity of the tensor that is copied
+        self.roles: dict[int, list[str]] = {}  # what is in each leaf
+
+    def copy(self, role: str, x: Tensor) -> Tensor:
+        """Returns a copy of x, whose role in the call is, for example, that of the ``query``."""
+        base = x._base
+        if base is None or not base.is_contiguous() or base.requires_grad != x.requires_grad:
+            return self.copy_whole(role, x)
+        leaf = self.copy_whole(role, base)
+        return leaf.as_strided(x.size(), x.stride(), x.storage_offset() - base.storage_offset())
+
+    def copy_whole(self, role: str, x: Tensor) -> Tensor:
+        """Returns the leaf for a tensor that is no view, or is copied without the tensor that it is a view of."""
+        leaf = self.leaves.get(id(x))
+        if leaf is None:
+            leaf = x.detach().to(self.dtype or x.dtype, copy=True)
+            if torch.is_grad_enabled():
+                leaf.requires_grad_(self.all_need_gradients or x.requires_grad)
+            self.leaves[id(x)] = leaf
+            self.roles[id(x)] = []
+        if role not in self.roles[id(x)]:
+            self.roles[id(x)].append(role)
+        return leaf
+
+    def copy_logits(self, logits: Logits) -> Logits:
+        """Returns logits with copies of all tensors."""
+        return Logits([change_tensors(term, self.copy) for term in logits.terms()])
+
+    def name_leaves(self) -> dict[str, Tensor]:
+        """Returns all leaves by names that say what is in them. They are the same for all copies of a call."""
+        names = {}
+        for number, (key, leaf) in enumerate(self.leaves.items()):
+            names[f"tensor {number} ({', '.join(self.roles[key])})"] = leaf
+        return names
+
+    def leaves_with_gradients(self) -> dict[str, Tensor]:
+        """Returns the leaves that need gradients, by their names."""
+        return {name: leaf for name, leaf in self.name_leaves().items() if leaf.requires_grad}
+
+    def name_of_base(self, x: Tensor) -> str:
+        """Returns the name of the leaf that a copy is, or is a view of."""
+        base = x if x._base is None else x._base
+        (name,) = [name for name, leaf in self.name_leaves().items() if leaf is base]
+        return name
+
+
+def compare(call: Call, compute: Compute) -> Comparison:
+    """Compares the kernels' results for a call with the definition's.
+
+    Nothing of the call changes: neither its graph, nor its tensors, nor the state of the random numbers. Hooks on saved
+    tensors, such as those of activation checkpointing, do not see the comparison.
+
+    Args:
+        call: The call.
+        compute: Computes a call by the kernels, (T B, C), but drops no weights.
+    """
+    sentences = choose_sentences(call)
+    output_gradient = choose_output_gradient(call, sentences)
+    with torch.autograd.graph.saved_tensors_hooks(keep, keep):
+        found = compute_by_kernels(call, compute, sentences, output_gradient)
+        with torch.autocast(call.value.device.type, enabled=False):
+            definition = Definition(call, sentences)
+            expected = definition.compute(output_gradient.float())
+            if not all(bool(x.isfinite().all()) for x in [expected.output, *expected.gradients.values()]):
+                return Comparison(is_finite=False, difference="")
+            scales = definition.scales(expected, output_gradient.float())
+    tolerance = definition.tolerance(call.value.dtype)
+    pairs = {"output": (found.output, expected.output)}
+    for name, gradient in found.gradients.items():
+        pairs[f"gradient of {name}"] = (gradient, expected.gradients[name])
+    differences = []
+    for name, (tensor, expected_tensor) in pairs.items():
+        error = float((tensor.float() - expected_tensor).norm()) / max(scales[name], 1e-30)
+        if not error <= tolerance:  # also if it is no number
+            differences.append(f"the {name} errs by {error:.2g}, where {tolerance:.2g} is allowed")
+    difference = "; ".join(differences)
+    if difference:
+        difference = f"{describe(call)}: {difference}"
+    return Comparison(is_finite=True, difference=difference)
+
+
+def change_tensors(term: Term, change: Callable[[str, Tensor], Tensor]) -> Term:
+    """Returns a term with ``change(name, tensor)`` in the place of each of its tensors."""
+    fields: dict[str, Any] = {}
+    for name, value in term._asdict().items():
+        fields[name] = change(name, value) if isinstance(value, Tensor) else value
+    return type(term)(**fields)
+
+
+def keep(x: Tensor) -> Tensor:
+    """Returns a saved tensor as it is."""
+    return x
+
+
+def describe(call: Call) -> str:
+    """Returns the terms and sizes of a call in words."""
+    layout = call.layout
+    terms = " + ".join(type(term).__name__ for term in call.logits.terms())
+    dtype = str(call.value.dtype).removeprefix("torch.")
+    return f"{terms} in {dtype}, {layout.B} sentences of {layout.T} tokens, {layout.H} heads of width {layout.D}"
+
+
+def choose_sentences(call: Call) -> Tensor:
+    """Returns the numbers of the sentences to compare, from the first to the last, and as many as fit into memory."""
+    layout = call.layout
+    most = MAX_WEIGHTS // (layout.H * layout.T * layout.T)
+    count = max(1, min(layout.B, most))
+    return torch.linspace(0, layout.B - 1, count, device=call.value.device).long()
+
+
+def choose_output_gradient(call: Call, sentences: Tensor) -> Tensor:
+    """Returns random numbers as the gradient of the output, (T, sentences, C), which is 0 at padding."""
+    layout = call.layout
+    generator = torch.Generator(call.value.device).manual_seed(0)
+    size = (layout.T, len(sentences), layout.H * layout.D)
+    gradient = torch.randn(size, generator=generator, device=call.value.device).to(call.value.dtype)
+    return hide_padding(gradient, call, sentences)
+
+
+def hide_padding(x: Tensor, call: Call, sentences: Tensor) -> Tensor:
+    """Returns x (T, sentences, C) with 0 at padding."""
+    if call.key_padding_mask is None:
+        return x
+    padding = call.key_padding_mask.index_select(0, sentences).to(torch.bool)
+    return x.masked_fill(padding.t().unsqueeze(-1), 0.0)
+
+
+def compute_by_kernels(call: Call, compute: Compute, sentences: Tensor, output_gradient: Tensor) -> Results:
+    """Returns the results of the kernels, which compute all sentences of the call."""
+    copies = Copies()
+    value = copies.copy("value", call.value)
+    logits = copies.copy_logits(call.logits)
+    layout = call.layout
+    out = compute(logits, value, call.key_padding_mask, call.attn_mask, layout.dropout)
+    output = out.view(layout.T, layout.B, -1).index_select(1, sentences)
+    gradients = differentiate(output, copies.leaves_with_gradients(), output_gradient)
+    return Results(hide_padding(output.detach(), call, sentences), gradients)
+
+
+def differentiate(output: Tensor, leaves: dict[str, Tensor], output_gradient: Tensor) -> dict[str, Tensor]:
+    """Returns the gradients of leaves by their names; 0 for a leaf that the output does not depend on."""
+    if not leaves:
+        return {}
+    gradients = torch.autograd.grad(
+        output, list(leaves.values()), output_gradient, retain_graph=True, allow_unused=True, materialize_grads=True
+    )
+    return dict(zip(leaves, gradients))
+
+
+class Definition:
+    """The definition's results for some sentences of a call, in fp32, and the norms that errors are relative to."""
+
+    def __init__(self, call: Call, sentences: Tensor) -> None:
+        self.call = call
+        self.sentences = sentences
+        self.copies = Copies(torch.float32, all_need_gradients=True)
+        self.value = self.take_sentences(self.copies.copy("value", call.value))
+        terms = []
+        self.weight_names: list[str | None] = []  # for each term, the name of the tensor with its weight
+        for term in self.copies.copy_logits(call.logits).terms():
+            self.weight_names.append(None if term.weight is None else self.copies.name_of_base(term.weight))
+            terms.append(change_tensors(term, lambda _, x: self.take_sentences(x)))
+        self.logits = Logits(terms)
+        self.key_padding_mask = None
+        if call.key_padding_mask is not None:
+            self.key_padding_mask = call.key_padding_mask.index_select(0, sentences)
+        self.scores = self.logits.total(call.layout.T)
+
+    def take_sentences(self, x: Tensor) -> Tensor:
+        """Returns the sentences to compare of a tensor; all of it if the batch shares it."""
+        return x if x.size(0) == 1 else x.index_select(0, self.sentences)
+
+    def compute(self, output_gradient: Tensor) -> Results:
+        """Returns the results for a gradient (T, sentences, C) of the output."""
+        out = plain.compute(self.logits, self.value, self.key_padding_mask, self.call.attn_mask)
+        output = out.view(output_gradient.size())
+        gradients = differentiate(output, self.copies.leaves_with_gradients(), output_gradient)
+        return Results(hide_padding(output.detach(), self.call, self.sentences), gradients)
+
+    def tolerance(self, dtype: torch.dtype) -> float:
+        """Returns how large a relative error in a type may be; see the head of this module."""
+        roundoff = max(torch.finfo(dtype).eps / 2, LEAST_ROUNDOFF)
+        return roundoff * (ROUNDINGS + 2 * float(self.scores.detach().abs().max()))
+
+    def scales(self, results: Results, output_gradient: Tensor) -> dict[str, float]:
+        """Returns what errors are relative to, for the output and each gradient; see the head of this module."""
+        scales = {"output": float(results.output.norm())}
+        if not results.gradients:
+            return scales
+        layout = self.call.layout
+        weights = plain.attention_weights(
+            self.logits, layout.H, layout.T, layout.T, self.key_padding_mask, self.call.attn_mask
+        )
+        gradient_by_head = output_gradient.view(layout.T, -1, layout.H, layout.D).permute(1, 2, 0, 3)
+        terms_of_gradient = (weights * torch.matmul(gradient_by_head, self.value.transpose(2, 3))).detach()  # P dP
+        of_terms = differentiate(
+            self.scores, self.copies.leaves_with_gradients(), terms_of_gradient.sum_to_size(self.scores.size())
+        )
+        for name, gradient in results.gradients.items():
+            scales[f"gradient of {name}"] = float(torch.maximum(gradient.norm(), of_terms[name].norm()))
+        for term, weight_name in zip(self.logits.terms(), self.weight_names):
+            if weight_name is not None:
+                summand = Logits([term._replace(weight=None)]).total(layout.T).detach()
+                name = f"gradient of {weight_name}"
+                scales[name] = max(scales[name], float((terms_of_gradient * summand).norm()))
+        return scales

@@ -1,0 +1,533 @@
+"""The launches of the Triton kernels for a call: their tiles, numbers and memory, which follow from its sizes alone.
+
+A launch has names in the place of tensors, so that it serves every call of the same sizes.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import torch
+
+MAX_SPILLS = 100  # registers of a thread that may lie in memory: up to so many, more warps were slower on an H100
+MAX_WARPS = 8
+MAX_PLANS = 4096  # that are kept
+PROGRAMS = 264  # that a backward pass aims at: two for each of an H100's 132 multiprocessors
+ADDITION_BLOCK = 256  # numbers of a gradient that a program of the addition writes,
+DISTANCES_BLOCK = 16  # or values by distance, each of which is the sum of a diagonal
+GROUPS_AT_ONCE = 4  # that the addition reads
+NAMES = ("packed", "x", "w", "pair", "c", "r", "weights")  # the tensors of a call, as `tensors` describes them
+BY_SENTENCE = ("v", "q", "k", "x", "left", "right")  # gradients that each sentence has for itself
+SHARED = ("w", "c", "r")  # gradients that are sums over the sentences
+
+
+class WeightRows(NamedTuple):
+    """The row of weights (M, H) that is the weight of each summand; -1 for a weight of 1."""
+
+    q: int  # the product of queries and keys
+    x: int  # the product with shared keys
+    outer: int
+    c: int
+    r: int
+
+
+SUMMANDS = WeightRows._fields
+
+
+class Layout(NamedTuple):
+    """Everything that the launches of a call depend on. A size is 0 if there is no such summand."""
+
+    device: torch.device
+    dtypes: tuple[torch.dtype, ...]  # of the tensors, in the order of `NAMES`
+    T: int  # tokens
+    B: int  # sentences
+    H: int  # heads
+    D: int  # features of a value
+    Q: int  # features of a query, and of a key
+    X: int  # features of a shared key, and of what is multiplied by it
+    left: int  # features of both factors of an outer product
+    right: int
+    w_rows: int  # rows of shared keys in each head
+    c_columns: int
+    r_rows: int
+    r_columns: int
+    is_by_distance: bool  # R is its values by distance, 2 m + 1 for each head
+    number_of_weights: int
+    weight_rows: WeightRows
+    scale: float  # of the product of queries and keys
+    has_hidden: bool  # a padding mask
+    is_causal: bool
+    has_dropout: bool
+    dropout: float
+    wanted: tuple[str, ...]  # the tensors that need a gradient
+
+    def tiles(self) -> list[str]:
+        """Returns the summands of the logits that take registers for a whole tile."""
+        sizes = {"q": self.Q, "x": self.X, "outer": self.right, "r": self.r_columns}
+        return [name for name, size in sizes.items() if size > 0]
+
+    def is_short(self) -> bool:
+        """Returns whether the kernels for short sentences hold the tiles in registers, as the compiler says."""
+        tiles = self.tiles()
+        width = max(self.D, self.Q, self.X)
+        is_narrow = width <= 64
+        if self.T <= 32:
+            return len(tiles) <= 3 and (is_narrow or tiles in (["q"], ["x"], ["r"]))
+        if self.T > 64 or not is_narrow:
+            return False
+        is_padded = width < power_of_2(width)
+        return tiles in (["q"], ["r"]) or (tiles == ["x"] and not is_padded)
+
+    def kind(self) -> "Layout":
+        """Returns the layout without the sizes that change from batch to batch, equal for calls of the same kernels."""
+        return self._replace(
+            T=min(power_of_2(self.T), 128),  # tiles have 64 rows at most
+            B=0,
+            left=0,
+            w_rows=0,
+            c_columns=min(self.c_columns, 1),
+            r_rows=0,
+            r_columns=min(self.r_columns, 1),
+            dropout=0.0,
+        )
+
+
+class Launch:
+    """A launch of a kernel.
+
+    Args:
+        kernel: The kernel, from `triton_attention` or `triton_sums`.
+        grid: Numbers of programs, in up to three directions.
+        tensors: The first arguments: names of tensors, None, or structures (named tuples) of these.
+        numbers: All other arguments.
+        num_warps, num_stages: Triton's options, the number of warps and how many stages ahead a loop reads.
+    """
+
+    def __init__(
+        self,
+        kernel: Any,
+        grid: Sequence[int],
+        tensors: Sequence[Any],
+        numbers: Sequence[Any],
+        num_warps: int,
+        num_stages: int = 1,
+    ) -> None:
+        self.kernel = kernel
+        self.grid = (*grid, 1, 1)[:3]
+        self.numbers = numbers
+        self.options = {"num_warps": num_warps, "num_stages": num_stages}
+        self.readers = [make_reader(names) for names in tensors]
+        self.compiled: Callable[..., None] | None = None  # the loaded kernel, on a GPU
+
+    def args(self, tensors: dict[Any, Any]) -> list[Any]:
+        """Returns the arguments for tensors by their names; None has itself as a name."""
+        return [read(tensors) for read in self.readers] + [*self.numbers]
+
+    def compile(self, arguments: Sequence[Any]) -> None:
+        """Compiles and loads the kernel for such arguments; raises what the compiler or the GPU raises.
+
+        A kernel that asks for more shared memory than there is reads fewer stages ahead. A kernel whose threads need
+        many more registers than they have gets more warps, so that each thread needs fewer.
+        """
+        from triton.runtime.errors import OutOfResources
+
+        tried = dict(self.options)
+        while True:
+            kernel = self.kernel.warmup(*arguments, grid=self.grid, **tried)
+            try:
+                compiled = kernel[self.grid]  # loads it
+            except OutOfResources:
+                if tried["num_stages"] > 1:
+                    tried["num_stages"] -= 1
+                    continue
+                if self.compiled is None:
+                    raise
+                return  # with fewer warps it fits
+            self.compiled = compiled
+            self.options = dict(tried)
+            if kernel.n_spills <= MAX_SPILLS or tried["num_warps"] >= MAX_WARPS:
+                return
+            tried["num_warps"] *= 2
+
+
+def make_reader(names: Any) -> Callable[[dict[Any, Any]], Any]:
+    """Returns a function that looks up a tensor by its name, or a structure of tensors by theirs."""
+    if not isinstance(names, tuple):
+        return itemgetter(names)
+    make_structure = type(names)._make  # type: ignore[attr-defined]  # a named tuple
+    read_all = itemgetter(*names)
+    return lambda tensors: make_structure(read_all(tensors))
+
+
+class Groups(NamedTuple):
+    """How the sentences of a batch are shared out to programs, and where these leave their sums."""
+
+    sentences: int  # of a group
+    size: int  # numbers of the sums of a group; group g begins at ``g * size``
+    number: int
+
+
+class Addition(NamedTuple):
+    """What the last launch adds up: the sums of groups of sentences, and the programs' parts of weights' gradients."""
+
+    columns: Groups  # of the sums for w and c
+    matrix: Groups  # of the sums for r
+    row_parts: int  # of the gradient of the outer product's weight
+    column_parts: int  # of the gradients of the weights of q, x and c
+    matrix_parts: int  # of the gradient of the weight of r
+
+
+class Plan:
+    """The launches of all calls with a layout, and the memory that their sums need.
+
+    Attributes:
+        forward, backward: The launches of both passes.
+        is_long: Whether they are the kernels for sentences of any length.
+        names: Names of the tensors that there are, in the order of `NAMES`.
+        gradient_names: Names of their gradients.
+        sums: For each sum by its name, so many numbers in fp32.
+        is_compiled, is_loaded: Whether the kernels are compiled, and whether they may be used; see `load`.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        from .triton_common import Numbers, Tensors
+
+        self.layout = layout
+        self.is_compiled = False
+        self.is_loaded = False
+        self.is_long = not layout.is_short()
+        self.sums: dict[str, int] = {}
+        sizes = {
+            "packed": layout.D,
+            "x": layout.X,
+            "w": layout.X,
+            "pair": layout.right,
+            "c": layout.c_columns,
+            "r": layout.r_columns,
+            "weights": layout.number_of_weights,
+        }
+        self.names = [name for name in NAMES if sizes[name] > 0]
+        self.gradient_names = [f"to_{name}" for name in self.names]
+        present = {name: name for name in self.names}
+        queries = "packed" if layout.Q else None
+        self.tensors = Tensors(
+            v="packed",
+            q=queries,
+            k=queries,
+            x=present.get("x"),
+            w=present.get("w"),
+            c=present.get("c"),
+            left=present.get("pair"),
+            right=present.get("pair"),
+            r=present.get("r"),
+            weights=present.get("weights"),
+            hidden="hidden" if layout.has_hidden else None,
+            seed="seed" if layout.has_dropout else None,
+        )
+        self.numbers = Numbers(
+            T=layout.T,
+            B=layout.B,
+            H=layout.H,
+            left=layout.left,
+            right=max(layout.right, 1),
+            w_rows=layout.w_rows,
+            c_columns=layout.c_columns,
+            r_rows=layout.r_rows,
+            r_columns=layout.r_columns,
+            scale=layout.scale,
+            dropout=layout.dropout,
+        )
+        self.forward = self.plan_forward_long() if self.is_long else self.plan_forward_short()
+        self.backward: list[Launch] = []
+        if layout.wanted:
+            addition = self.add_backward_long() if self.is_long else self.add_backward_short()
+            if self.sums.keys() - {"delta"}:
+                self.backward.append(self.plan_addition(addition))
+
+    def plan_launch(
+        self, kernel: str, tile: "Tile", grid: Sequence[int], tensors: Sequence[Any], more: Sequence[int] = ()
+    ) -> Launch:
+        """Returns a launch of a kernel of `triton_attention`.
+
+        Its arguments begin with the tensors of the call. `more` are numbers that only some kernels have, in their
+        order.
+        """
+        from . import triton_attention
+
+        return Launch(
+            kernel=getattr(triton_attention, kernel),
+            grid=grid,
+            tensors=(self.tensors, *tensors),
+            numbers=(*self.numbers, *more, make_constants(self.layout, tile)),
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
+
+    def plan_forward_short(self) -> Launch:
+        """Returns the launch that writes ``out``, (T, B, H, d_h), for short sentences."""
+        layout = self.layout
+        most = divide_up(4 * PROGRAMS, layout.H)
+        sentences, groups = share_out(layout.B, min(layout.B, most))
+        tile = Tile.for_whole_sentence(layout, is_forward=True)
+        return self.plan_launch("forward_short", tile, (layout.H, groups), ("out",), more=(sentences,))
+
+    def plan_forward_long(self) -> Launch:
+        """Returns the launch that writes ``out`` and ``lse``, (B, H, T) in fp32, for sentences of any length."""
+        layout = self.layout
+        tile = Tile.for_kernel("forward", layout)
+        programs = layout.B * layout.H * divide_up(layout.T, tile.rows)
+        return self.plan_launch("forward", tile, (programs,), ("out", "lse"))
+
+    def add_backward_short(self) -> Addition:
+        """Adds the backward launch for short sentences; returns what is to be added up."""
+        layout = self.layout
+        groups = self.plan_groups(tiles=1, names=self.wanted_sums(SHARED), weights=self.wanted_weights(SUMMANDS))
+        tile = Tile.for_whole_sentence(layout, is_forward=False)
+        self.backward.append(
+            self.plan_launch(
+                "backward_short",
+                tile,
+                grid=(layout.H, groups.number),
+                tensors=(self.gradients(), "grad"),
+                more=(groups.sentences, groups.size),
+            )
+        )
+        return Addition(groups, groups, row_parts=groups.number, column_parts=groups.number, matrix_parts=groups.number)
+
+    def add_backward_long(self) -> Addition:
+        """Adds the backward launches for sentences of any length; returns what is to be added up."""
+        layout = self.layout
+        rows = Tile.for_kernel("rows", layout)
+        columns = Tile.for_kernel("columns", layout)
+        matrix = Tile.for_kernel("matrix", layout)
+
+        # Memory for all sums comes first, as `gradients` says which of them there are.
+        column_tiles = divide_up(layout.T, columns.columns)
+        column_sums = self.wanted_sums(("w", "c"))
+        column_weights = self.wanted_weights(("q", "x", "c"))
+        column_groups = self.plan_groups(column_tiles, column_sums, column_weights)
+        matrix_tiles = divide_up(layout.T, matrix.rows) * divide_up(layout.T, matrix.columns)
+        matrix_sums = self.wanted_sums(("r",))
+        matrix_weights = self.wanted_weights(("r",))
+        matrix_groups = self.plan_groups(matrix_tiles, matrix_sums, matrix_weights)
+        row_parts = layout.B * divide_up(layout.T, rows.rows)
+        if self.wanted_weights(("outer",)):
+            self.reserve("sum_a_outer", row_parts * layout.H)
+        delta = None
+        if layout.Q or any(name != "packed" for name in layout.wanted):  # not the gradient of values alone
+            delta = "delta"
+            self.reserve(delta, layout.B * layout.H * layout.T)
+
+        gradients = self.gradients()
+        if delta is not None:
+            row_tensors = (gradients, "out", delta, "lse", "grad")
+            self.backward.append(self.plan_launch("backward_rows", rows, (row_parts * layout.H,), row_tensors))
+        tensors = (gradients, delta, "lse", "grad")
+        if column_sums or column_weights or "packed" in layout.wanted:
+            grid = (column_groups.number * column_tiles * layout.H,)
+            numbers = (column_groups.sentences, column_groups.size)
+            self.backward.append(self.plan_launch("backward_columns", columns, grid, tensors, more=numbers))
+        if matrix_sums or matrix_weights:
+            grid = (matrix_groups.number * matrix_tiles * layout.H,)
+            numbers = (matrix_groups.sentences, matrix_groups.size)
+            self.backward.append(self.plan_launch("backward_matrix", matrix, grid, tensors, more=numbers))
+        return Addition(
+            column_groups,
+            matrix_groups,
+            row_parts=row_parts,
+            column_parts=column_groups.number * column_tiles,
+            matrix_parts=matrix_groups.number * matrix_tiles,
+        )
+
+    def plan_addition(self, addition: Addition) -> Launch:
+        """Returns the launch that adds up sums over groups, and parts of the gradients of weights."""
+        from .triton_sums import AdditionNumbers, Totals, add
+
+        layout = self.layout
+        totals = Totals(**{name: f"to_{name}" if name in layout.wanted else None for name in Totals._fields})
+        numbers = AdditionNumbers(
+            H=layout.H,
+            T=layout.T,
+            column_groups=addition.columns.number,
+            column_size=addition.columns.size,
+            matrix_groups=addition.matrix.number,
+            matrix_size=addition.matrix.size,
+            w_rows=layout.w_rows,
+            w_columns=layout.X,
+            c_rows=1,
+            c_columns=layout.c_columns,
+            r_rows=layout.r_rows,
+            r_columns=layout.r_columns,
+            row_parts=addition.row_parts,
+            column_parts=addition.column_parts,
+            matrix_parts=addition.matrix_parts,
+        )
+        programs = 0
+        for name in self.wanted_sums(SHARED):
+            size = layout.H * math.prod((getattr(numbers, f"{name}_rows"), getattr(numbers, f"{name}_columns")))
+            is_diagonal = name == "r" and layout.is_by_distance
+            programs += divide_up(size, DISTANCES_BLOCK if is_diagonal else ADDITION_BLOCK)
+        if "weights" in layout.wanted:
+            programs += layout.number_of_weights
+        constants = make_constants(layout, Tile(rows=16, columns=16, warps=4))  # no tile is read
+        blocks = (power_of_2(layout.H), ADDITION_BLOCK, GROUPS_AT_ONCE, DISTANCES_BLOCK)
+        return Launch(
+            kernel=add,
+            grid=(programs,),
+            tensors=(totals, self.gradients()),
+            numbers=(*numbers, constants, *blocks),
+            num_warps=4,
+        )
+
+    def wanted_sums(self, names: Sequence[str]) -> list[str]:
+        """Returns those of the shared tensors that need a gradient."""
+        return [name for name in names if name in self.layout.wanted]
+
+    def wanted_weights(self, names: Sequence[str]) -> list[str]:
+        """Returns those of the summands whose weight needs a gradient."""
+        if "weights" not in self.layout.wanted:
+            return []
+        return [name for name in names if getattr(self.layout.weight_rows, name) >= 0]
+
+    def plan_groups(self, tiles: int, names: Sequence[str], weights: Sequence[str]) -> Groups:
+        """Shares out the sentences to the programs of a kernel, and reserves the memory of their sums.
+
+        Args:
+            tiles: Programs for each head and group.
+            names: Shared tensors whose gradients the kernel sums.
+            weights: Summands whose weights' gradients the kernel sums.
+        """
+        layout = self.layout
+        programs = PROGRAMS if layout.T > 32 else 2 * PROGRAMS  # programs for tiles of 32 x 32 are small
+        # The weight of the product of queries and keys has a single number for each head as its gradient. To group
+        # sentences saves nothing there, so that each sentence has a program, and more of them run at once.
+        is_grouped = bool(names) or any(name != "q" for name in weights)
+        most = max(1, programs // (layout.H * tiles)) if is_grouped else layout.B
+        sentences, count = share_out(layout.B, min(layout.B, most))
+        numbers = {"w": layout.T * layout.X, "c": layout.T, "r": layout.T * layout.T}
+        for name in names:
+            self.reserve(f"sum_{name}", layout.H * numbers[name])
+        # The sums of a group are contiguous. The last tensor of the first group is enlarged by all other groups.
+        size = sum(self.sums[f"sum_{name}"] for name in names)
+        if names:
+            self.sums[f"sum_{names[-1]}"] += (count - 1) * size
+        for name in weights:
+            self.reserve(f"sum_a_{name}", count * tiles * layout.H)
+        return Groups(sentences, size, count)
+
+    def reserve(self, name: str, number: int) -> None:
+        """Reserves memory for so many numbers, in multiples of the 16 bytes that kernels are compiled for."""
+        self.sums[name] = divide_up(number, 4) * 4
+
+    def gradients(self) -> Any:
+        """Returns the names of the memory that gradients go to, or sums for them."""
+        from .triton_common import Gradients
+
+        names: dict[str, str | None] = dict.fromkeys(Gradients._fields)
+        for name in BY_SENTENCE:
+            tensor = getattr(self.tensors, name)
+            if tensor in self.layout.wanted:
+                names[name] = f"to_{tensor}"
+        for name in self.sums:
+            if name != "delta":
+                names[name.removeprefix("sum_")] = name
+        return Gradients(**names)
+
+
+find_plan = lru_cache(maxsize=MAX_PLANS)(Plan)  # for equal layouts the same plan
+
+
+class Tile(NamedTuple):
+    """The rows and columns of a program's tile, its warps, and how many stages ahead it reads.
+
+    On an H100, in bf16 with 64 features in a head, the choice is within a tenth of the fastest of ten tiles.
+    """
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int = 1
+
+    @staticmethod
+    def for_whole_sentence(layout: Layout, is_forward: bool) -> "Tile":
+        """Returns the tile of all rows and columns of a short sentence."""
+        size = power_of_2(layout.T)
+        if size > 32 or max(layout.D, layout.Q, layout.X) > 64:
+            return Tile(size, size, warps=4)
+        has_much_work = len(layout.tiles()) > 1 or layout.right > 0
+        return Tile(size, size, warps=1 if is_forward and has_much_work else 2)
+
+    @staticmethod
+    def for_kernel(kernel: str, layout: Layout) -> "Tile":
+        """Returns the tile of a kernel for sentences of any length: forward, rows, columns or matrix."""
+        rows, columns, stages = {"rows": (64, 32, 3), "columns": (32, 64, 2)}.get(kernel, (64, 64, 2))
+        if len(layout.tiles()) > 2:
+            rows = columns = 16 if layout.right else 32
+        elif kernel == "forward" and (layout.X or layout.right):
+            rows, columns, stages = 64, 32, 3
+        elif kernel == "columns" and layout.X:
+            stages = 3
+        elif kernel == "columns" and layout.Q:
+            rows = 64
+        size = power_of_2(layout.T)
+        return Tile(min(rows, size), min(columns, size), warps=4, stages=stages)
+
+
+def divide_up(n: int, m: int) -> int:
+    """Returns n / m, rounded up."""
+    return -(-n // m)
+
+
+def share_out(bsz: int, groups: int) -> tuple[int, int]:
+    """Returns the sentences of a group, and the number of groups, none of which is empty."""
+    sentences = divide_up(bsz, groups)
+    return sentences, divide_up(bsz, sentences)
+
+
+def power_of_2(n: int) -> int:
+    """Returns the smallest power of two that is at least n, and at least 16, as the products of tiles ask for."""
+    return 1 << max(4, (n - 1).bit_length())
+
+
+def make_constants(layout: Layout, tile: Tile) -> Any:
+    """Returns what the kernels of a call are compiled for."""
+    from .triton_common import Constants
+
+    factor = 0
+    if layout.right:
+        factor = max(layout.right, divide_up(layout.T, layout.right))
+    is_multiple_of_8 = not (layout.D % 8 or layout.Q % 8 or layout.X % 8)
+    constants = Constants(
+        D=layout.D,
+        D_BLOCK=power_of_2(layout.D),
+        Q=layout.Q,
+        Q_BLOCK=power_of_2(layout.Q),
+        X=layout.X,
+        X_BLOCK=power_of_2(layout.X),
+        FACTOR=power_of_2(factor),
+        ROWS=tile.rows,
+        COLUMNS=tile.columns,
+        UNIT=8 if is_multiple_of_8 else 1,
+        CAUSAL=layout.is_causal,
+        DIAGONALS=layout.is_by_distance,
+        PRECISION="ieee" if layout.dtypes[0] == torch.float32 else "tf32",
+        A_Q=layout.weight_rows.q,
+        A_X=layout.weight_rows.x,
+        A_OUTER=layout.weight_rows.outer,
+        A_C=layout.weight_rows.c,
+        A_R=layout.weight_rows.r,
+    )
+    return as_constexpr(constants)
+
+
+@cache
+def as_constexpr(constants: Any) -> Any:
+    """Returns `Constants` in Triton's form, which takes a while to make.
+
+    There are few different ones, or there would be many kernels.
+    """
+    from triton import language
+
+    return type(constants)(*map(language.constexpr, constants))

@@ -1,0 +1,333 @@
+"""The tensors of a call as the kernels read them.
+
+A kernel reads each tensor in one way only:
+
+=======  =====================================================================================
+packed   (T, B, features): for every token its queries and keys, if there are any, and its values
+x, w     (H, T, B, X) and (H, l, X): the product with shared keys
+pair     (H, T, B, a + b): both factors of the outer product
+c        (H, l): a row that is added to all rows of the logits
+r        (H, l, l): a matrix; or its values by distance, (H, 2 m + 1)
+weights  (M, H): the weights of the mixture
+=======  =====================================================================================
+
+Projections, parameters and weights reach a computation as views of such tensors. Where a view lies as expected, the
+kernels read the tensor behind it and give that tensor its gradient, so that nothing is sliced, joined or padded. Every
+other tensor is copied.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...logits import Bias, Diagonals, Logits, Outer, Product, Term
+from ...positions import take_positions
+from .launches import SUMMANDS, Layout, WeightRows, divide_up
+
+# Up to so many rows R1 R2^T is computed whole: to slice R1 and R2 first would add a launch for each slice's gradient.
+MAX_ROWS_UNSLICED = 512
+NO_WEIGHTS = WeightRows(q=-1, x=-1, outer=-1, c=-1, r=-1)
+
+
+class Summands(NamedTuple):
+    """The terms of logits, sorted by the place that the kernels have for them."""
+
+    inner: list[Product]  # queries and keys both differ by sentence
+    shared_keys: list[Product]
+    outer: list[Outer]
+    rows: list[Bias]
+    matrices: list[Product | Bias | Diagonals]  # shared by the batch; the kernels add them up
+    others: list[Product | Bias]  # the kernels have no place for these
+
+    def reason_to_refuse(self) -> str:
+        """Returns why the kernels cannot take these summands; an empty string if they can."""
+        if self.others:
+            return "a bias of each sentence, or shared queries of keys that differ by sentence"
+        if max(len(self.inner), len(self.shared_keys), len(self.outer), len(self.rows)) > 1:
+            return "two summands of one kind"
+        if self.inner and not (self.shared_keys or self.outer or self.rows or self.matrices):
+            return "an inner product alone, which torch's fused attention is for"
+        return ""
+
+    def number_of_tiles(self) -> int:
+        """Returns how many summands take registers for a whole tile of logits."""
+        return len(self.inner) + len(self.shared_keys) + len(self.outer) + len(self.matrices)
+
+    def widest_factor(self) -> int:
+        """Returns the largest number of features of a query."""
+        return max([product.query.size(3) for product in self.inner + self.shared_keys], default=0)
+
+
+class Call(NamedTuple):
+    """A call of the attention, and what the kernels read for it."""
+
+    logits: Logits
+    value: Tensor
+    key_padding_mask: Tensor | None
+    attn_mask: Tensor | None
+    layout: Layout
+    tensors: list[Tensor]  # those of `launches.NAMES` that there are, in that order
+
+
+class Whole(NamedTuple):
+    """A tensor that a batch shares, as the kernels read it, with the rows and columns of each head."""
+
+    tensor: Tensor
+    rows: int
+    columns: int
+
+
+class Weights(NamedTuple):
+    """The weights (M, H) of a mixture, None without any, and which row is the weight of which summand."""
+
+    tensor: Tensor | None
+    rows: WeightRows
+
+
+def sort_terms(logits: Logits, value: Tensor) -> Summands:
+    """Returns the terms of logits by their places. The values (B, H, T, d_h) say how large the batch is."""
+    bsz, length = value.size(0), value.size(2)
+    inner: list[Product] = []
+    shared_keys: list[Product] = []
+    rows: list[Bias] = []
+    matrices: list[Product | Bias | Diagonals] = list(logits.diagonals)
+    others: list[Product | Bias] = []
+    if bsz == 1:
+        # Factors of a single sentence look shared, and all places give the same result. Queries and keys of the
+        # projections are the last product of a mixture, and need the place where they are read packed.
+        products = logits.products
+        inner, shared_keys = products[-1:], products[-2:-1]
+        matrices.extend(products[:-2])
+    else:
+        for product in logits.products:
+            is_key_shared = product.key.size(0) == 1
+            if product.query.size(0) > 1:
+                (shared_keys if is_key_shared else inner).append(product)
+            else:
+                (matrices if is_key_shared else others).append(product)
+    for bias in logits.biases:
+        if bias.bias.size(0) > 1:
+            others.append(bias)
+        elif bias.bias.size(2) < length:
+            rows.append(bias)
+        else:
+            matrices.append(bias)
+    return Summands(inner, shared_keys, logits.outers, rows, matrices, others)
+
+
+def prepare_call(
+    logits: Logits, value: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dropout: float
+) -> Call:
+    """Returns the tensors of a call that the kernels take, and the layout of the call."""
+    bsz, heads, length, width = value.size()
+    summands = sort_terms(logits, value)
+    tensors: dict[str, Tensor] = {}  # filled in the order of `launches.NAMES`
+    query_width = shared_width = left = right = w_rows = c_columns = r_rows = r_columns = 0
+    scale = 1.0
+    if summands.inner:
+        (product,) = summands.inner
+        query_width, scale = product.query.size(3), product.scale
+        tensors["packed"] = pack([product.query, product.key, value])
+    else:
+        tensors["packed"] = pack([value])
+    if summands.shared_keys:
+        (product,) = summands.shared_keys
+        query = product.query if product.scale == 1.0 else product.query * product.scale
+        tensors["x"] = order_by_head(query, bsz, heads, value.dtype)
+        tensors["w"], w_rows, shared_width = read_whole(product.key, heads)
+    if summands.outer:
+        (outer,) = summands.outer
+        factors, left = repeat_left_factor(outer, length)
+        right = factors.size(3) - left
+        tensors["pair"] = order_by_head(factors, bsz, heads, value.dtype)
+    if summands.rows:
+        (row,) = summands.rows
+        tensors["c"], _, c_columns = read_whole(row.bias, heads)
+    if summands.matrices:
+        tensors["r"], r_rows, r_columns = read_matrix(summands.matrices, heads, length)
+    weights = read_weights(summands, heads)
+    if weights.tensor is not None:
+        tensors["weights"] = weights.tensor
+    layout = Layout(
+        device=value.device,
+        dtypes=tuple([tensor.dtype for tensor in tensors.values()]),
+        T=length,
+        B=bsz,
+        H=heads,
+        D=width,
+        Q=query_width,
+        X=shared_width,
+        left=left,
+        right=right,
+        w_rows=w_rows,
+        c_columns=c_columns,
+        r_rows=r_rows,
+        r_columns=r_columns,
+        is_by_distance=len(summands.matrices) == 1 and isinstance(summands.matrices[0], Diagonals),
+        number_of_weights=0 if weights.tensor is None else weights.tensor.size(0),
+        weight_rows=weights.rows,
+        scale=scale,
+        has_hidden=key_padding_mask is not None,
+        is_causal=attn_mask is not None,
+        has_dropout=dropout > 0,
+        dropout=dropout,
+        wanted=tuple([name for name, tensor in tensors.items() if tensor.requires_grad]),
+    )
+    aligned = [align_memory(tensor) for tensor in tensors.values()]
+    return Call(logits, value, key_padding_mask, attn_mask, layout, aligned)
+
+
+def is_readable_in(base: Tensor, view: Tensor) -> bool:
+    """Returns whether the kernels may read a view in the tensor `base`, and give the gradient of that tensor.
+
+    The view must have no gradient of its own: nothing waits for it, as a hook would, and it is not cut off from the
+    base, as a detached view is, or a leaf that was made without gradients.
+    """
+    return (
+        view._base is base
+        and base.dtype == view.dtype
+        and base.requires_grad == view.requires_grad != view.is_leaf
+        and not view._backward_hooks
+        and not view.retains_grad
+    )
+
+
+def pack(parts: list[Tensor]) -> Tensor:
+    """Returns parts (B, H, T, d) side by side for each token, (T, B, features), or the tensor that they are views of.
+
+    Values are the last part; they are of all sentences and heads, and all parts take their type.
+    """
+    value = parts[-1]
+    base = value._base
+    if base is not None and are_side_by_side(parts, base):
+        return base
+    bsz, heads, length, _ = value.size()
+    tokens = []
+    for part in parts:
+        by_token = part.to(value.dtype).expand(bsz, heads, -1, -1).permute(2, 0, 1, 3)
+        tokens.append(by_token.flatten(2))
+    return (tokens[0] if len(tokens) == 1 else torch.cat(tokens, dim=2)).contiguous()
+
+
+def are_side_by_side(parts: list[Tensor], base: Tensor) -> bool:
+    """Returns whether parts (B, H, T, d) lie in a contiguous tensor one after another, and fill it."""
+    bsz, heads, length, _ = parts[-1].size()
+    features = base.numel() // (length * bsz)
+    place = first = base.storage_offset()
+    for part in parts:
+        width = part.size(3)
+        strides = (features, width, bsz * features, 1)
+        if part.storage_offset() != place or part.stride() != strides or not is_readable_in(base, part):
+            return False
+        place += heads * width
+    return place - first == features and base.is_contiguous()
+
+
+def order_by_head(x: Tensor, bsz: int, heads: int, dtype: torch.dtype) -> Tensor:
+    """Returns a factor (B or 1, H or 1, T, r) as (H, T, B, r) in a type."""
+    x = x.to(dtype).permute(1, 2, 0, 3)
+    if x.size(0) != heads or x.size(2) != bsz:
+        x = x.expand(heads, -1, bsz, -1)
+    return x.contiguous()
+
+
+def repeat_left_factor(outer: Outer, length: int) -> tuple[Tensor, int]:
+    """Returns both factors of an outer product for `length` columns, and how many of their features are the left one's.
+
+    Beyond the longest sentence the left factor begins again.
+    """
+    factors, left_size = outer.factors, outer.left_size
+    right_size = factors.size(3) - left_size
+    needed = divide_up(length, right_size)
+    if needed <= left_size:
+        return factors, left_size
+    left, right = factors.split([left_size, right_size], dim=3)
+    return torch.cat([take_positions(left, dim=3, start=0, count=needed), right], dim=3), needed
+
+
+def read_whole(x: Tensor, heads: int) -> Whole:
+    """Returns the parameter whose first rows and columns of every head are x, (1, H or 1, n, m); or a copy of x."""
+    base = x._base
+    if base is not None and x.size(1) == heads:
+        _, head_stride, row_stride, column_stride = x.stride()
+        if x.size(2) == 1:  # the stride of a single row has no meaning
+            row_stride = head_stride
+        if (
+            column_stride == 1
+            and x.size(3) <= row_stride
+            and head_stride % row_stride == 0
+            and base.numel() == heads * head_stride
+            and base.storage_offset() == x.storage_offset()
+            and base.is_contiguous()
+            and is_readable_in(base, x)
+        ):
+            return Whole(base, rows=head_stride // row_stride, columns=row_stride)
+    of_heads = x[0] if x.size(1) == heads else x[0].expand(heads, -1, -1)
+    return Whole(of_heads.contiguous(), rows=x.size(2), columns=x.size(3))
+
+
+def read_matrix(terms: list[Product | Bias | Diagonals], heads: int, length: int) -> Whole:
+    """Returns a single term without its weight, or the sum of several terms times theirs."""
+    if len(terms) > 1:
+        return read_whole(Logits(terms).total(length), heads)
+    (term,) = terms
+    if isinstance(term, Bias):
+        return read_whole(term.bias, heads)
+    if isinstance(term, Diagonals):
+        return read_distances(term.values, heads, length)
+    return multiply_whole(term, heads, length)
+
+
+def multiply_whole(term: Product, heads: int, length: int) -> Whole:
+    """Returns ``R1 R2^T`` of whole parameters R1 and R2, if they are not too long; else of their first rows."""
+    query, key = read_whole(term.query, heads), read_whole(term.key, heads)
+    is_long = max(query.rows, key.rows) > MAX_ROWS_UNSLICED
+    if is_long or query.tensor.dim() != 3 or key.tensor.dim() != 3 or term.scale != 1.0:
+        return read_whole(Logits([term._replace(weight=None)]).total(length), heads)
+    matrix = torch.bmm(query.tensor, key.tensor.transpose(1, 2))
+    return Whole(matrix, rows=query.rows, columns=key.rows)
+
+
+def read_distances(values: Tensor, heads: int, length: int) -> Whole:
+    """Returns the values by distance, (H, 2 m + 1), whose distances of a sentence are `values`, (1, H, 1, 2 T - 1)."""
+    base, number = values._base, values.stride(1)
+    if base is not None and values.size(1) == heads and base.numel() == heads * number:
+        # the middle one of 2 m + 1 numbers, m = number // 2, is that of distance 0, which is number T - 1 of the values
+        place = values.storage_offset() - base.storage_offset()
+        if place == number // 2 - (length - 1) and base.is_contiguous() and is_readable_in(base, values):
+            return Whole(base, rows=1, columns=number)
+    of_heads = values[0, :, 0].expand(heads, -1).contiguous()
+    return Whole(of_heads, rows=1, columns=of_heads.size(1))
+
+
+def read_weights(summands: Summands, heads: int) -> Weights:
+    """Returns the tensor that the weights of summands are rows of, or a copy of them; without weights it is None."""
+    weights: dict[str, Tensor] = {}
+    places: list[Sequence[Term]] = [summands.inner, summands.shared_keys, summands.outer, summands.rows]
+    places.append(summands.matrices)
+    for name, terms in zip(SUMMANDS, places):
+        # Several matrices are added up beforehand, with their weights.
+        if len(terms) == 1 and terms[0].weight is not None:
+            weights[name] = terms[0].weight
+    if not weights:
+        return Weights(None, NO_WEIGHTS)
+    base = next(iter(weights.values()))._base
+    rows = {}
+    if base is not None and base.dim() == 2 and base.size(1) == heads and base.is_contiguous():
+        first = base.storage_offset()
+        for name, weight in weights.items():
+            row, head = divmod(int(weight.storage_offset() - first), heads)
+            if head == 0 and weight.stride(1) == 1 and is_readable_in(base, weight):
+                rows[name] = row
+        if len(rows) == len(weights):
+            return Weights(base, NO_WEIGHTS._replace(**rows))
+    rows = {name: number for number, name in enumerate(weights)}
+    copied = torch.cat([weight.reshape(1, heads) for weight in weights.values()])
+    return Weights(copied, NO_WEIGHTS._replace(**rows))
+
+
+def align_memory(x: Tensor) -> Tensor:
+    """Returns x, or a copy if its memory begins at no multiple of 16 bytes, as kernels are compiled to expect."""
+    return x if x.data_ptr() % 16 == 0 else x.clone()

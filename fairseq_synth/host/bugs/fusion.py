@@ -1,0 +1,143 @@
+"""Repairs of ``--lm-path``: translation with the help of a language model (shallow fusion)."""
+
+import os
+import tempfile
+from types import SimpleNamespace
+from typing import Any
+
+import fairseq.checkpoint_utils
+from fairseq.data import Dictionary
+from fairseq.dataclass.utils import overwrite_args_by_name
+from fairseq.file_io import PathManager
+from fairseq.tasks import FairseqTask
+from fairseq.utils import split_paths
+
+from ...errors import SynthesizerError, explain
+from ..repairs import repair
+
+
+class Translation:
+    """Remembers the target dictionary of the translation models that this process has loaded last.
+
+    fairseq-generate loads the language model by a call that has no translation task, and so no target dictionary.
+    """
+
+    target_dictionary: Dictionary | None = None
+
+
+@repair("load_model_ensemble", fairseq.checkpoint_utils)
+def load_language_model_with_target_words(
+    load_model_ensemble: Any,
+    filenames: list[str],
+    arg_overrides: dict[str, Any] | None = None,
+    task: Any = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """``fairseq-generate --lm-path`` looks for the language model's dict.txt in the translation data (all versions).
+
+    fairseq-preprocess writes none there, so the command ends in "dict.txt: no such file". The language model has to
+    share the target dictionary anyway, so the repair gives it that. If the data of the language model are still where
+    it was trained, the two dictionaries are compared: with other words, or another order, it would score nonsense.
+    """
+    dictionary = Translation.target_dictionary
+    if task is not None:
+        Translation.target_dictionary = get_target_dictionary(task)
+    elif dictionary is not None and len(filenames) == 1:
+        return load_language_model(load_model_ensemble, filenames[0], dictionary, arg_overrides or {})
+    return load_model_ensemble(filenames, arg_overrides, task, *args, **kwargs)
+
+
+@repair("build_generator", FairseqTask)
+def fuse_in_interactive(
+    build_generator: Any, self: FairseqTask, models: Any, args: Any, *more: Any, **kwargs: Any
+) -> Any:
+    """``fairseq-interactive`` ignores ``--lm-path`` and ``--lm-weight`` (all versions)."""
+    has_positional = len(more) > 1 and more[1] is not None
+    is_given = has_positional or kwargs.get("extra_gen_cls_kwargs") is not None  # by fairseq-generate
+    lm_path = getattr(args, "lm_path", None)
+    if lm_path is not None and not is_given:
+        load = fairseq.checkpoint_utils.load_model_ensemble
+        original = getattr(load, "__wrapped__", load)
+        (lm,), _ = load_language_model(original, lm_path, self.target_dictionary, {})
+        weight = next(models[0].parameters())
+        lm = lm.to(device=weight.device, dtype=weight.dtype)
+        lm.prepare_for_inference_(SimpleNamespace(generation=args, task=None))
+        kwargs["extra_gen_cls_kwargs"] = {"lm_model": lm, "lm_weight": args.lm_weight}
+    return build_generator(self, models, args, *more, **kwargs)
+
+
+def get_target_dictionary(task: Any) -> Dictionary | None:
+    """Returns the dictionary of what a task's models write, or None if they write no words."""
+    try:
+        return task.target_dictionary
+    except NotImplementedError:
+        return None
+
+
+def load_language_model(load_model_ensemble: Any, path: str, dictionary: Dictionary, overrides: dict[str, Any]) -> Any:
+    """Loads the language model of ``--lm-path`` with a given dictionary.
+
+    Args:
+        load_model_ensemble: fairseq's function.
+        path: the checkpoint.
+        dictionary: the words of the translation model's output.
+        overrides: settings to use in place of those in the checkpoint.
+
+    Returns:
+        What fairseq's function returns: a list with the model, and its config.
+
+    Raises:
+        SynthesizerError: the file is not there, holds no language model, or has another dictionary.
+    """
+    if not PathManager.exists(path):
+        raise SynthesizerError(f"--lm-path {path}: no such file; give the checkpoint of a language model")
+    settings = {name: value for name, value in overrides.items() if name != "data"}
+    try:
+        state = fairseq.checkpoint_utils.load_checkpoint_to_cpu(path, settings)
+        check_dictionary(path, recorded_data(state), dictionary)
+        with tempfile.TemporaryDirectory() as folder:
+            dictionary.save(os.path.join(folder, "dict.txt"))
+            set_data(state, folder)
+            return load_model_ensemble([path], {**settings, "data": folder}, None, state=state)
+    except Exception as error:
+        line = explain(error)
+        if line is None or "--lm-path" in line:
+            raise
+        raise SynthesizerError(f"--lm-path {path}: {line}") from error
+
+
+def recorded_data(state: dict[str, Any]) -> str:
+    """Returns the folder of data that a checkpoint was trained on, or ""."""
+    if state.get("args") is not None:
+        return getattr(state["args"], "data", "")
+    return state["cfg"].task.get("data", "")
+
+
+def set_data(state: dict[str, Any], folder: str) -> None:
+    """Sets the folder of data in the settings of a checkpoint, in place."""
+    if state.get("args") is not None:
+        state["args"].data = folder
+    else:
+        overwrite_args_by_name(state["cfg"], {"data": folder})
+
+
+def check_dictionary(path: str, data: str, dictionary: Dictionary) -> None:
+    """Checks that a language model and a translation model have the same words in the same order.
+
+    Args:
+        path: the checkpoint of the language model.
+        data: the data that it was trained on; if they are not there any more, nothing can be checked.
+        dictionary: the words of the translation model.
+
+    Raises:
+        SynthesizerError: they have not.
+    """
+    if not data:
+        return
+    file = os.path.join(split_paths(data)[0], "dict.txt")
+    if os.path.isfile(file) and Dictionary.load(file).symbols != dictionary.symbols:
+        raise SynthesizerError(
+            f"--lm-path {path}: {file} has other words, or another order, than the target dictionary of the "
+            "translation; train the language model on data made with that (--srcdict of fairseq-preprocess)"
+        )

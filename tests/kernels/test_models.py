@@ -1,0 +1,142 @@
+"""Whole models give the same results with the kernels as without them, whatever a model is used for.
+
+Triton's interpreter runs the kernels. By default a few cases run; ``--kernels`` runs every variant in every case.
+"""
+
+import contextlib
+import copy
+
+import pytest
+import torch
+from helpers import (
+    VARIANTS,
+    compute_logits,
+    make_synth,
+    pad_batch,
+)
+
+from fairseq_synth.attention import SyntheticAttention
+from fairseq_synth.computations import kernels
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # of numpy in the interpreter, about minus infinity
+    pytest.mark.skipif(not kernels.triton_fits(), reason="no Triton that is new enough for the kernels"),
+]
+GROUPS = "random:1/dense+vanilla:1"
+SPECS = [spec for spec in VARIANTS if spec != "vanilla"] + [GROUPS]
+WITHOUT_DROPOUT = dict(dropout=0.0, attention_dropout=0.0, encoder_layers=1, decoder_layers=1)
+NOISE = dict(quant_noise_pq=0.5, quant_noise_pq_block_size=4)
+SENTENCES = [[5, 6, 7, 8, 9, 2], [10, 11, 2]]
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch):
+    """The kernels run on the CPU, and what earlier tests have planned is forgotten."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    kernels.plan_of.cache_clear()
+    kernels.device_fits.cache_clear()
+
+
+def add_hooks(model):
+    """Registers a hook on every projection of queries, keys and values, which then are computed one by one."""
+    for module in model.modules():
+        if isinstance(module, SyntheticAttention):
+            for projection in (module.q_proj, module.k_proj, module.v_proj):
+                if projection is not None:
+                    projection.register_forward_hook(lambda *_: None)
+
+
+def compute_results(model, switch, with_gradients, monkeypatch):
+    """Returns the logits of a copy of a model, and the gradients of its parameters by their names."""
+    monkeypatch.setattr(kernels, "SWITCH", switch)
+    torch.manual_seed(1)
+    model = copy.deepcopy(model)  # quantisation noise changes the weights in each pass
+    source, target = pad_batch(SENTENCES, left=True), pad_batch(SENTENCES, left=False)
+    with contextlib.nullcontext() if with_gradients else torch.no_grad():
+        logits, tokens = compute_logits(model, source, target)
+    logits = logits.masked_fill((tokens == 1).unsqueeze(-1), 0.0)  # what stands at padding is nobody's business
+    results = {"logits": logits.detach()}
+    if with_gradients:
+        logits.square().sum().backward()
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                results[name] = parameter.grad
+    return results
+
+
+def check_model(model, monkeypatch, with_gradients=True):
+    """Compares the results with and without the kernels, and makes sure that the kernels ran."""
+    launched = []
+    run = kernels.run
+
+    def count(launch, tensors):
+        launched.append(launch)
+        run(launch, tensors)
+
+    monkeypatch.setattr(kernels, "run", count)
+    found = compute_results(model, "1", with_gradients, monkeypatch)
+    assert launched
+    launched.clear()
+    expected = compute_results(model, "0", with_gradients, monkeypatch)
+    assert not launched
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, atol=1e-4, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def training(spec, kind):
+    return make_synth(spec, kind, **WITHOUT_DROPOUT).train()
+
+
+def evaluation(spec, kind):
+    return make_synth(spec, kind, **WITHOUT_DROPOUT).eval()
+
+
+def quantisation_noise(spec, kind):
+    return make_synth(spec, kind, **WITHOUT_DROPOUT, **NOISE).train()
+
+
+def hooks(spec, kind):
+    model = training(spec, kind)
+    add_hooks(model)
+    return model
+
+
+def generation(spec, kind):
+    model = evaluation(spec, kind)
+    model.make_generation_fast_()
+    return model
+
+
+def checkpointing(spec, kind):
+    return make_synth(spec, kind, **WITHOUT_DROPOUT, checkpoint_activations=True).train()
+
+
+CASES = [training, evaluation, quantisation_noise, hooks, generation, checkpointing]
+BY_DEFAULT = {("random+vanilla", training), ("random+vanilla", hooks), ("dense+vanilla", generation)}
+BY_DEFAULT |= {("random+vanilla", evaluation), (GROUPS, quantisation_noise), ("random", checkpointing)}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("spec", SPECS)
+def test_translation_is_the_same_with_the_kernels(spec, case, request, monkeypatch):
+    is_default = (spec, case) in BY_DEFAULT
+    if not (is_default or request.config.getoption("--kernels") or request.config.getoption("--all")):
+        pytest.skip("takes long without a GPU: --kernels")
+    model = case(spec, "translation")
+    check_model(model, monkeypatch, with_gradients=case is not generation)
+    if case is evaluation:
+        check_model(model, monkeypatch, with_gradients=False)
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("kind", ["language_model", "encoder"])
+@pytest.mark.parametrize("spec", ["random+vanilla", "factorized_dense", GROUPS])
+def test_other_models_are_the_same_with_the_kernels(spec, kind, case, request, monkeypatch):
+    if not (request.config.getoption("--kernels") or request.config.getoption("--all")):
+        pytest.skip("takes long without a GPU: --kernels")
+    model = case(spec, kind)
+    check_model(model, monkeypatch, with_gradients=case is not generation)
+    if case is evaluation:
+        check_model(model, monkeypatch, with_gradients=False)

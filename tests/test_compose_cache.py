@@ -1,0 +1,83 @@
+"""The cache of configurations gives what Hydra gives."""
+
+import argparse
+import copy
+from pathlib import Path
+from unittest import mock
+
+import fairseq
+import pytest
+from compose_cache import CachedCompose
+from fairseq import options
+from fairseq.dataclass import utils
+from helpers import RECIPE, SMALL
+from hydra import initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+
+HYDRA_COMPOSE = utils.compose  # imported before the fixture of conftest.py replaces it
+STOCK_SIZE = [word for word in SMALL if word not in ("--synth-max-length", "24")]
+SYNTHESIZER = "transformer_synth_random_vanilla_multi30k"
+COMMANDS = [
+    ["--arch", "transformer_multi30k", *STOCK_SIZE],
+    ["--arch", SYNTHESIZER, *SMALL, "--decoder-synthesizer", "random:1/dense+vanilla:1"],
+    # the groups of the command before with other values: lists, quotes, JSON, brackets
+    ["--arch", SYNTHESIZER, *SMALL, "--adam-betas", "(0.9, 0.98)", "--lr", "0.1,0.2", "--update-freq", "2,1"]
+    + ["--eval-bleu", "--eval-bleu-args", '{"beam": 2, "prefix_size": 1}', "--save-dir", "a, b=[c]"],
+    ["--arch", SYNTHESIZER, *SMALL, "--lr-scheduler", "inverse_sqrt", "--warmup-init-lr", "1e-7"],
+]
+
+
+def to_config(compose, argv):
+    """Returns fairseq's configuration of a command line of fairseq-train, as {group: values}."""
+    parser = options.get_training_parser()
+    args = options.parse_args_and_arch(parser, input_args=["data", *RECIPE, *argv])
+    with mock.patch.object(utils, "compose", compose):
+        config = utils.convert_namespace_to_omegaconf(copy.deepcopy(args))
+    return {key: vars(group) if isinstance(group, argparse.Namespace) else group for key, group in config.items()}
+
+
+def test_a_cached_configuration_is_hydras():
+    """Every value and its type, also where the groups are cached from a command with other values."""
+    cached_compose = CachedCompose(HYDRA_COMPOSE)
+    for argv in COMMANDS:
+        expected, cached = to_config(HYDRA_COMPOSE, argv), to_config(cached_compose, argv)
+        assert cached == expected and repr(cached) == repr(expected)
+
+
+def compose_in_hydra(compose, overrides):
+    """Calls a `compose` as fairseq does, with the folder of its YAML files."""
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(Path(fairseq.__file__).parent / "config")):
+        return compose("config", overrides=overrides, strict=False)
+
+
+def test_groups_are_composed_once():
+    """Also after a change of a configuration that was returned; but anew for another schema by the same name."""
+    hydra = mock.Mock(side_effect=HYDRA_COMPOSE)
+    cached_compose = CachedCompose(hydra)
+    first = compose_in_hydra(cached_compose, ["task=translation", "optimization.max_update=3"])
+    first.task.source_lang = "xx"
+    second = compose_in_hydra(cached_compose, ["task=translation", "optimization.max_update=4"])
+    assert hydra.call_count == 1
+    assert (first.optimization.max_update, second.optimization.max_update) == (3, 4)
+    assert second.task.source_lang is None
+    schemas = ConfigStore.instance().repo["task"]
+    with mock.patch.dict(schemas, {"translation.yaml": copy.deepcopy(schemas["translation.yaml"])}):
+        compose_in_hydra(cached_compose, ["task=translation"])
+    assert hydra.call_count == 2
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["optimization.max_update=many", "optimization.max_update=[", "optimizer=nothing", "optimization.nothing=1"],
+)
+def test_an_error_is_hydras(override):
+    """A value of another type, a value that cannot be read, and names that do not exist."""
+    messages = []
+    for compose in (HYDRA_COMPOSE, CachedCompose(HYDRA_COMPOSE)):
+        try:
+            messages.append(compose_in_hydra(compose, [override]))
+        except Exception as error:
+            messages.append((type(error), str(error)))
+    assert messages[0] == messages[1]
