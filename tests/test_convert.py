@@ -391,6 +391,16 @@ def test_refuses_checkpoints_and_places(trained, data, monolingual, tmp_path):
     assert loss_of(out, folder) > 0
 
 
+def test_refuses_weights_that_are_not_numbers(trained, tmp_path):
+    path, folder = trained("post-norm")
+    state = torch.load(path, weights_only=False)
+    state["model"]["encoder.layers.0.fc1.bias"][0] = float("inf")
+    torch.save(state, tmp_path / "diverged.pt")
+    line = refused(tmp_path / "diverged.pt", folder, tmp_path / "new.pt")
+    assert line.startswith(f"{tmp_path / 'diverged.pt'}: its weight encoder.layers.0.fc1.bias has values that are not")
+    assert not (tmp_path / "new.pt").exists()
+
+
 def test_refuses_bits_that_no_head_is_within(trained, tmp_path, monkeypatch):
     before = loss_of(*trained("post-norm"))
     costs = {("encoder.self.0", 0): before + 2, ("encoder.self.0", 1): before + 0.75}

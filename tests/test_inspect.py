@@ -624,3 +624,33 @@ def test_random_without_softmax_mixes_tokens_as_a_mixer(monkeypatch):
                 linear = torch.nn.Linear(7, 7, bias=False)
                 linear.weight.copy_(R[0])
                 assert torch.allclose(mixed, linear(value.transpose(1, 2)).transpose(1, 2), atol=1e-5)
+
+
+ROBERTA = (
+    "--task masked_lm --arch roberta --encoder-layers 2 --encoder-embed-dim 16 --encoder-ffn-embed-dim 16 "
+    "--encoder-attention-heads 2 --tokens-per-sample 32 --sample-break-mode eos --criterion masked_lm "
+    "--optimizer adam --lr 0.01 --max-tokens 400 --num-workers 0 --no-progress-bar --seed 7 --max-update 2 "
+    "--no-epoch-checkpoints"
+).split()
+
+
+def test_the_loss_of_a_masked_language_model_is_that_of_fairseq_validate(monolingual, tmp_path):
+    """Its masks depend on the epoch; fairseq-validate reads those of epoch 1."""
+    run_cli(train.cli_main, monolingual, *USER_DIR, *ROBERTA, "--save-dir", tmp_path)
+    path = tmp_path / "checkpoint_last.pt"
+    _, log = run_cli(
+        validate.cli_main, monolingual, *USER_DIR, "--path", path, "--task", "masked_lm", "--max-tokens", "400"
+    )
+    validated = float(re.search(r"loss ([0-9.]+)", log)[1])
+    loaded = checkpoints.load(path, monolingual)
+    sample = checkpoints.batches(loaded, "valid", checkpoints.readable(loaded, "valid"))
+    assert analysis.loss(loaded, sample) == pytest.approx(validated, abs=6e-4)
+
+
+def test_refuses_weights_that_are_not_numbers(trained, data, tmp_path):
+    state = torch.load(trained[STOCK], weights_only=False)
+    state["model"]["decoder.layers.1.fc1.weight"][0, 0] = math.nan
+    torch.save(state, tmp_path / "nan.pt")
+    line = refused(tmp_path / "nan.pt", "--data", data / "bin", "--out", tmp_path / "out")
+    assert line.startswith(f"{tmp_path / 'nan.pt'}: its weight decoder.layers.1.fc1.weight has values that are not")
+    assert not (tmp_path / "out").exists()

@@ -16,6 +16,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 from torch import Tensor
 
 from ..errors import SynthesizerError
+from ..weights import check_weights
 from .hooks import attentions
 
 logger = logging.getLogger(__name__)
@@ -85,6 +86,7 @@ def load(path: Path, data: Path | None = None) -> Loaded:
             f"{path}: its self-attention also reads the source (--cross-self-attention); only a model trained without "
             "that flag can be read here"
         )
+    check_weights(path, state["model"])
     sizes = embedding_sizes(state["model"])
     if any("embed_tokens.char_embeddings" in key for key in state["model"]):
         if data is None:
@@ -190,6 +192,7 @@ def readable(loaded: Loaded, subset: str, sentences: int | None = None, longest:
     except FileNotFoundError as error:
         raise SynthesizerError(f"--data {folder}: has no split {subset!r}, which is to be read") from error
     dataset = loaded.task.dataset(subset)
+    dataset.set_epoch(1)  # masks of a masked language model depend on the epoch; fairseq-validate reads the first
     indices = np.arange(min(len(dataset), sentences or len(dataset)))
     limits = utils.resolve_max_positions(loaded.task.max_positions(), loaded.model.max_positions())
     count, (indices, _) = len(indices), dataset.filter_indices_by_size(indices, limits)
