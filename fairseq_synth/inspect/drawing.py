@@ -131,9 +131,8 @@ class Picture(NamedTuple):
         for axes in figure.axes:
             for handle, label in zip(*axes.get_legend_handles_labels()):
                 handles.setdefault(label, handle)
-        figure.legend(
-            list(handles.values()), list(handles), loc="outside upper center", ncols=self.legend_columns, fontsize=7
-        )
+        place = "outside upper center" if self.margins is None else "upper center"
+        figure.legend(list(handles.values()), list(handles), loc=place, ncols=self.legend_columns, fontsize=7)
 
     def save(self, folder: Path) -> None:
         """Writes the picture as a PNG."""

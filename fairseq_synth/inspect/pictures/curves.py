@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ..drawing import WIDTH, Call, Panel, Picture, legend, line, tick_names, title
+from ..drawing import WIDTH, Call, Margins, Panel, Picture, legend, line, tick_names, title
 from ..subject import Figures
 from .models import KINDS, Model, Row, flatten_rows, group_titles, in_lines, loss_label, names_by_group
 
@@ -23,8 +23,11 @@ def alpha(models: Sequence[Model]) -> Picture:
             row[0] = label_panel(row[0], label)
             rows.append(row)
     columns = max(len(row) for row in rows)
-    size = (WIDTH, 1.45 * len(rows) + 0.4)
-    return Picture("alpha", flatten_rows(rows), size, columns, share_y=True, legend_columns=4)
+    margins = Margins(left=0.75, right=0.1, top=0.6, bottom=0.5, between_columns=0.15, between_rows=0.6)
+    height = margins.top + margins.bottom + len(rows) * 0.85 + (len(rows) - 1) * margins.between_rows
+    return Picture(
+        "alpha", flatten_rows(rows), (WIDTH, height), columns, share_y=True, margins=margins, legend_columns=4
+    )
 
 
 def alpha_panel(name: str, figures: Figures) -> Panel:
@@ -100,8 +103,17 @@ def rank(models: Sequence[Model]) -> Picture:
                 settings["ylabel"] = f"{stack}: distance\nfrom equal rows"
             row.append(Panel(calls, settings))
         rows.append(row)
-    size = (WIDTH, 2 * len(rows) + 0.7)
-    return Picture("rank", flatten_rows(rows), size, len(rows[0]), share_y="row", legend_columns=6)
+    margins = Margins(left=0.8, right=0.1, top=0.6, bottom=0.5, between_columns=0.15, between_rows=0.3)
+    height = margins.top + margins.bottom + len(rows) * 1.75 + (len(rows) - 1) * margins.between_rows
+    return Picture(
+        "rank",
+        flatten_rows(rows),
+        (WIDTH, height),
+        len(rows[0]),
+        share_y="row",
+        margins=margins,
+        legend_columns=6,
+    )
 
 
 def rank_lines(models: Sequence[Model], stack: str, branches: str) -> list[Call]:

@@ -75,8 +75,9 @@ def heads_of_one(model: Model, figures: Mapping[str, Sequence[str]]) -> Picture:
                 row.append(None)
         rows.append(name_first_panel(row, figure))
     rows[-1] = [None if panel is None else name_heads(panel) for panel in rows[-1]]
-    panel_height = 0.2 * most_layers + 0.55
-    return Picture("heads", flatten_rows(rows), (WIDTH, len(rows) * panel_height + 0.2), len(titles))
+    margins = Margins(left=1.15, right=0.1, top=0.3, bottom=0.5, between_columns=0.6, between_rows=0.5)
+    height = margins.top + margins.bottom + len(rows) * 0.22 * most_layers + (len(rows) - 1) * margins.between_rows
+    return Picture("heads", flatten_rows(rows), (WIDTH, height), len(titles), margins=margins)
 
 
 def group_panel(model: Model, figure: str, names: Sequence[str], values: Range, group_title: str) -> Panel:
@@ -104,7 +105,7 @@ def numbers(matrix: Sequence[Sequence[float]], values: Range) -> list[Call]:
 
 def name_first_panel(row: Row, figure: str) -> Row:
     """Returns a row whose first panel has the title of the figure on its left."""
-    label = "\n".join(textwrap.wrap(HEAD_FIGURES[figure], 20))
+    label = "\n".join(textwrap.wrap(HEAD_FIGURES[figure], 18))
     named = list(row)
     for place, panel in enumerate(named):
         if panel is not None:

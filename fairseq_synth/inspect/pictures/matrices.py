@@ -23,8 +23,7 @@ MOST_COLUMNS = 16  # heads side by side; models with more in all are drawn below
 LARGEST_CELL = 0.9  # inches
 TOKEN_SIZE = 0.085  # inches that the name of a token needs
 SMALLEST_PANEL = 1.0  # inches
-LABEL_WIDTH = 1.0  # inches, of the tokens on the left
-BETWEEN_PANELS = 0.1  # inches
+LETTER_WIDTH = 0.06  # inches, of a token's name
 LONGEST_NAME = 14  # letters of a token
 STYLE = {"cmap": "Blues", "vmin": 0}
 
@@ -130,7 +129,9 @@ def sentence_picture(
     panel_width = max(SMALLEST_PANEL, TOKEN_SIZE * len(column_tokens))
     panel_height = max(SMALLEST_PANEL, TOKEN_SIZE * len(row_tokens))
     most_heads = max(models[0].attentions[attention]["heads"] for attention in attentions)
-    columns_with_room = math.floor((WIDTH - LABEL_WIDTH) / (panel_width + BETWEEN_PANELS))
+    margins = sentence_margins(row_tokens, column_tokens, has_names=len(models) > 1)
+    room = WIDTH - margins.left - margins.right + margins.between_columns
+    columns_with_room = math.floor(room / (panel_width + margins.between_columns))
     columns = min(most_heads, max(1, columns_with_room))
     lines: list[Row] = []
     for attention in attentions:
@@ -147,9 +148,22 @@ def sentence_picture(
             lines += in_lines(panels, columns)
     grid = name_lowest_columns(flatten_rows(lines), columns, column_tokens)
     below = "Rows: the word that attends; columns: the word attended to. White is 0, dark blue a head's largest weight."
-    height = len(lines) * (panel_height + 0.35) + 1.4
-    width = max(WIDTH, panel_width + LABEL_WIDTH)
-    return Picture(name, grid, (width, height), columns, below=below)
+    width = max(WIDTH, margins.left + panel_width + margins.right)
+    height = margins.top + margins.bottom + len(lines) * panel_height + (len(lines) - 1) * margins.between_rows
+    return Picture(name, grid, (width, height), columns, below=below, margins=margins)
+
+
+def sentence_margins(row_tokens: Sequence[str], column_tokens: Sequence[str], has_names: bool) -> Margins:
+    """Returns white space that has room for the tokens on the left and below, and for the names of models."""
+    between_rows = 0.5 if has_names else 0.3
+    return Margins(
+        left=0.15 + LETTER_WIDTH * max(len(token) for token in row_tokens),
+        right=0.1,
+        top=between_rows,
+        bottom=0.5 + LETTER_WIDTH * max(len(token) for token in column_tokens),
+        between_columns=0.1,
+        between_rows=between_rows,
+    )
 
 
 def shorten_tokens(tokens: Sequence[str]) -> list[str]:
