@@ -52,7 +52,7 @@ def table(name: str) -> str:
     parts = [cost_table(name, points, read_speeds(records))]
     for updates, rows in points.items():
         title = f"All figures {describe_updates(updates)}"
-        parts.append(folded(title, [full_table(name, rows)]))
+        parts.append(folded(title, [full_table(name, rows).rstrip()]))
     parts.append(folded(NOTE, notes(records)))
     return "\n".join(parts)
 

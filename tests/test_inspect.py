@@ -28,6 +28,7 @@ from helpers import (
     perturb,
     run_cli,
 )
+from matplotlib.text import Text
 from sacrebleu.metrics import BLEU
 
 from fairseq_synth import computations
@@ -50,6 +51,7 @@ from fairseq_synth.inspect.parts import attention as attention_part
 from fairseq_synth.inspect.parts import heads as heads_part
 from fairseq_synth.inspect.parts.heads import head_importance
 from fairseq_synth.inspect.passes import SentenceReading, build_criterion, loss
+from fairseq_synth.inspect.pictures.heads import HEAD_FIGURES
 from fairseq_synth.inspect.positional import MeanByPosition
 from fairseq_synth.inspect.subject import Options
 from fairseq_synth.synthesizers import SYNTHESIZERS
@@ -418,6 +420,56 @@ def test_one_part_alone(part, key, names, trained, data, tmp_path):
     assert found["loss"] > 0
     pictured = drawn({"model": found})
     assert names <= pictured and ("singular-values" in pictured) == (part == "attention")
+
+
+def made_up_figures(layers, heads):
+    """Figures of a translation model with mixtures, of every part, with a sentence of long words."""
+    words = [f"a_rather_long_word_{i}" for i in range(14)]
+    square = [[500] * len(words)] * len(words)
+    attentions, weights = {}, {}
+    for group in pictures.GROUPS:
+        for layer in range(layers):
+            histogram = {"low": -1.0, "high": 1.0, "shares": {"trained": [0.5, 0.5], "initial": [0.25, 0.75]}}
+            attentions[f"{group}.{layer}"] = {
+                "group": group,
+                "layer": layer,
+                "heads": heads,
+                "alpha": {"factorized_random": [0.25] * heads, "vanilla": [0.75] * heads},
+                "histograms": {"parameters": histogram, "logits": histogram, "weights": histogram},
+                "pattern": [square] * heads,
+                "singular_values": [[0.0, 0.75, 1.0]] * heads,
+                **{figure: [0.0123 * head - 0.01 for head in range(heads)] for figure in HEAD_FIGURES},
+            }
+            weights[f"{group}.{layer}"] = [square] * heads
+    distances = {name: {"equal_rows": [0.5] * layers} for name in ("as it is", "attention alone")}
+    curve = {"share": [0, 1], "loss": [2.0, 3.0], "bleu": [30.0, 0.0]}
+    return {
+        "attentions": attentions,
+        "data": {"subset": "valid", "sentences": 9},
+        "sentences": [{"number": 0, "tokens": {"encoder": words, "decoder": words}, "weights": weights}],
+        "layers": {"trained": {"encoder": distances, "decoder": distances}},
+        "removal": {"groups": dict.fromkeys(pictures.GROUPS, curve)},
+        "words": {"heads": [["encoder.self.0", 0], ["decoder.self.0", 0]], "loss": [2.0, 2.25, 2.5]},
+        "lengths": {"ranges": [{"longest": 8, "sentences": 9, "loss": 2.0, "bleu": 30.0}]},
+    }
+
+
+@pytest.mark.parametrize("models, layers, heads", [(1, 4, 2), (2, 1, 4)])
+def test_pictures_are_840_pixels_wide_and_cut_no_label(models, layers, heads):
+    figures = {f"checkpoint_best_{number}": made_up_figures(layers, heads) for number in range(models)}
+    names = set()
+    for picture in pictures.titled_pictures(figures):
+        figure = picture.draw()
+        figure.draw_without_rendering()  # finds the places of all labels
+        width, height = figure.get_size_inches()
+        assert width * figure.dpi <= 840, picture.name
+        drawn_box = figure.get_tightbbox()  # around everything that is drawn, in inches
+        is_whole = drawn_box.x0 >= 0 and drawn_box.y0 >= 0 and drawn_box.x1 <= width and drawn_box.y1 <= height
+        assert is_whole, f"{picture.name}: {drawn_box} is larger than {width} by {height}"
+        sizes = [text.get_fontsize() for text in figure.findobj(Text) if text.get_text()]
+        assert min(sizes) >= 6, picture.name  # points, which are 10 pixels
+        names.add(picture.name)
+    assert {"sentence1-cross-attention.png", "heads.png", "alpha.png", "patterns.png", "without-words.png"} <= names
 
 
 def drawn(found):

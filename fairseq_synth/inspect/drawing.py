@@ -91,7 +91,7 @@ class Picture(NamedTuple):
         if self.legend_columns:
             self.add_legend(figure)
         if self.below:
-            figure.supxlabel(self.below, fontsize=8)
+            figure.supxlabel(self.below, fontsize=9)
         if self.title:
             figure.suptitle(self.title, fontsize=10)
         return figure

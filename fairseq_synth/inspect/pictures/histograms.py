@@ -55,7 +55,10 @@ def histograms(models: Sequence[Model], names: Sequence[str], kind: str) -> Pict
 def explain_axes(kind: str) -> str:
     """Returns what the axes of the histograms are."""
     if kind == "weights":
-        return "Across: attention weights from 0 to 1. Up: the share of all weights, on a logarithmic scale from a millionth to 1."
+        return (
+            "Across: attention weights from 0 to 1.\n"
+            "Up: the share of all weights, on a logarithmic scale from a millionth to 1."
+        )
     return (
         f"Across: {NAMES[kind]}; each panel has its own range, without the lowest and the highest 0.1 %.\n"
         "Up: the share of all values, from 0."

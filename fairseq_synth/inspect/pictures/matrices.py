@@ -21,6 +21,7 @@ from .models import Model, Row, flatten_rows, group_titles, in_lines, names_by_g
 Matrices = Mapping[str, Sequence[Sequence[Sequence[int]]]]  # {attention: a matrix for each head}
 MOST_COLUMNS = 16  # heads side by side; models with more in all are drawn below each other
 LARGEST_CELL = 0.9  # inches
+SMALLEST_WIDTH = 6.2  # inches, which the text below needs
 TOKEN_SIZE = 0.085  # inches that the name of a token needs
 SMALLEST_PANEL = 1.0  # inches
 LETTER_WIDTH = 0.06  # inches, of a token's name
@@ -46,13 +47,13 @@ def patterns(models: Sequence[Model], names: Sequence[str]) -> Picture:
     margins = Margins(left=1.05, right=0.08, top=0.45, bottom=0.62, between_columns=0.05, between_rows=0.05)
     room = WIDTH - margins.left - margins.right - (columns - 1) * margins.between_columns
     cell = min(LARGEST_CELL, room / columns)
-    width = WIDTH - room + columns * cell
+    width = max(SMALLEST_WIDTH, WIDTH - room + columns * cell)
     height = margins.top + margins.bottom + len(rows) * cell + (len(rows) - 1) * margins.between_rows
     below = (
         "A small square is a head: each of its rows is a position that attends, each column a position\n"
         "that is attended to, from 0 at the top left. White is 0, dark blue the head's largest weight."
     )
-    return Picture("patterns", flatten_rows(rows), (max(width, 5.5), height), columns, below=below, margins=margins)
+    return Picture("patterns", flatten_rows(rows), (width, height), columns, below=below, margins=margins)
 
 
 def pattern_block(model: Model, names: Sequence[str], num_heads: int, has_name: bool, has_labels: bool) -> list[Row]:
