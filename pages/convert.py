@@ -1,13 +1,14 @@
-"""What became of Transformers whose dot products were taken out, from results/convert: docs/convert.md."""
+"""What Transformers reach after their dot products are taken out, from results/convert: docs/convert.md."""
 
-from collections import defaultdict
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from recipes.catalog import BASELINE, TABLES
 
 from . import records as results
 from .markdown import folded, markdown
 from .notes import TITLE, describe_origin, join_distinct
-from .records import Record, Rows
+from .records import Difference, Record, Rows
 from .tables import format_figures, minus_baseline
 
 NAMES = {
@@ -20,64 +21,160 @@ NAMES = {
     "relative_random": "`relative_random`",
     "within-0.05": "`--heads-within 0.05`",
 }
-NONE = "No model has been converted yet.\n"
-BITS = ("bits, valid", 3)
-FIGURES: dict[str, dict[str, tuple[str, int]]] = {  # of each table of recipes/: headings and digits
-    "multi30k_cpu": {"bits": BITS, "bleu": ("BLEU", 2), "chrf": ("chrF", 2)},
-    "ptb_cpu": {"bits": BITS, "ppl": ("perplexity, test", 1)},
-    "imdb_cpu": {"bits": BITS, "accuracy": ("accuracy, test", 2)},
+NOTHING_CONVERTED = "No model has been converted yet.\n"
+
+
+class Figure(NamedTuple):
+    """A figure that a table shows."""
+
+    key: str  # in the records
+    heading: str
+    digits: int
+
+
+BITS = Figure("bits", "validation loss (bits)", 3)
+FIGURES = {  # of each table of recipes/, the most important one first
+    "multi30k_cpu": [Figure("bleu", "BLEU", 2), Figure("chrf", "chrF", 2), BITS],
+    "ptb_cpu": [Figure("ppl", "test perplexity", 1), BITS],
+    "imdb_cpu": [Figure("accuracy", "test accuracy", 2), BITS],
 }
+
+Points = dict[int, Rows]  # {updates after the conversion: the records of each model}
 
 
 def table(name: str) -> str:
-    """A row for each conversion after each number of updates: its figures, and those less the Transformer's."""
+    """Returns a table of what each conversion costs, and below it, folded, all figures.
+
+    The costs are the most important figure minus the Transformer's of as many updates.
+    """
     records = results.load("convert", f"{name}-*")
     if not records:
-        return NONE
-    points: defaultdict[int, Rows] = defaultdict(dict)
+        return NOTHING_CONVERTED
+    points = group_by_updates(records)
+    parts = [cost_table(name, points, read_speeds(records))]
+    for updates, rows in points.items():
+        title = f"All figures {describe_updates(updates)}"
+        parts.append(folded(title, [full_table(name, rows).rstrip()]))
+    parts.append(folded(TITLE, notes(records)))
+    return "\n".join(parts)
+
+
+def group_by_updates(records: list[Record]) -> Points:
+    """Returns the runs of all records by their updates, from none to the most, and by model."""
+    points: Points = {}
     for record in records:
         for run in record["runs"]:
-            points[run["updates"]].setdefault(run["model"], []).append({**record, **run})
-    timed: Record = next((record["speed"]["figures"] for record in records if "speed" in record), {})
-    heads, rows = ["updates", "model", "parameters", *(["times as fast"] if timed else [])], []
-    for heading, _ in FIGURES[name].values():
-        heads += [heading, minus_baseline(TABLES[name])]
-    for updates, found in sorted(points.items()):
-        own: Rows = {model: found[model] for model in NAMES if model in found}
-        compared = {figure: results.differences(TABLES[name], own, figure) for figure in FIGURES[name]}
-        for model, runs in own.items():
-            cells = [f"{updates:,}", NAMES[model], parameters(runs)]
-            if timed:
-                cells.append(f"{timed[model]['ratio']:.2f}" if model in timed and not updates else "")
-            for figure, (_, digits) in FIGURES[name].items():
-                less = compared[figure].get(model)
-                cells += [format_figures(runs, [figure], digits), less.cell(digits) if less else ""]
-            rows.append(cells)
-    return "\n".join([markdown(heads, rows), folded(TITLE, notes(records))])
+            rows = points.setdefault(run["updates"], {})
+            rows.setdefault(run["model"], []).append({**record, **run})
+    return {updates: in_order(points[updates]) for updates in sorted(points)}
+
+
+def in_order(rows: Rows) -> Rows:
+    """Returns the rows in the order of `NAMES`, and no others."""
+    return {model: rows[model] for model in NAMES if model in rows}
+
+
+def read_speeds(records: list[Record]) -> Mapping[str, Record]:
+    """Returns {model: how many times as fast it translates} of the first record that has speeds, or nothing."""
+    for record in records:
+        if "speed" in record:
+            speeds: Mapping[str, Record] = record["speed"]["figures"]
+            return speeds
+    return {}
+
+
+def describe_updates(updates: int) -> str:
+    """Returns when figures were measured."""
+    return "as converted" if updates == 0 else f"after {updates:,} updates"
+
+
+def cost_table(name: str, points: Points, speeds: Mapping[str, Record]) -> str:
+    """Returns a row for each conversion: parameters, speed, and the main figure minus the Transformer's."""
+    main = FIGURES[name][0]
+    compared = {}
+    for updates, rows in points.items():
+        compared[updates] = results.differences(TABLES[name], rows, main.key)
+    first_rows = points[min(points)]
+    heads = ["model", "parameters"]
+    if speeds:
+        heads.append("speed-up")
+    for number, updates in enumerate(points):
+        subject = f"{main.heading} {minus_baseline(TABLES[name])}, " if number == 0 else ""
+        heads.append(f"{subject}{describe_updates(updates)}")
+    lines = []
+    for model, runs in first_rows.items():
+        name_cell = f"{NAMES[model]}: its {main.heading}" if model == BASELINE else NAMES[model]
+        cells = [name_cell, parameters(runs)]
+        if speeds:
+            cells.append(f"{speeds[model]['ratio']:.2f}" if model in speeds else "")
+        for updates, differences in compared.items():
+            if model == BASELINE:
+                cells.append(format_figures(points[updates][model], [main.key], main.digits))
+            else:
+                cells.append(difference_cell(differences, model, main.digits))
+        lines.append(cells)
+    return markdown(heads, lines)
+
+
+def full_table(name: str, rows: Rows) -> str:
+    """Returns all figures of the models of as many updates, and their differences to the Transformer's."""
+    heads = ["model"]
+    for figure in FIGURES[name]:
+        heads += [figure.heading, minus_baseline(TABLES[name])]
+    compared = {figure.key: results.differences(TABLES[name], rows, figure.key) for figure in FIGURES[name]}
+    lines = []
+    for model, runs in rows.items():
+        cells = [NAMES[model]]
+        for figure in FIGURES[name]:
+            cells.append(format_figures(runs, [figure.key], figure.digits))
+            cells.append(difference_cell(compared[figure.key], model, figure.digits))
+        lines.append(cells)
+    return markdown(heads, lines)
+
+
+def difference_cell(differences: Mapping[str, Difference], model: str, digits: int) -> str:
+    """Returns a model's difference to the Transformer; empty for the Transformer itself."""
+    if model not in differences:
+        return ""
+    return differences[model].cell(digits)
 
 
 def replaced(name: str) -> str:
-    """By how much the loss grows when all heads of a stack get a function and nothing is trained: means over seeds."""
-    found = [record["replaced"] for record in results.load("convert", f"{name}-*") if "replaced" in record]
-    if not found:
-        return NONE
+    """Returns how much the loss grows when all heads of a stack get a function and nothing is trained.
+
+    The cells are means over the seeds.
+    """
+    replacements = []
+    for record in results.load("convert", f"{name}-*"):
+        if "replaced" in record:
+            replacements.append(record["replaced"])
+    if not replacements:
+        return NOTHING_CONVERTED
+    functions = list(replacements[0])
     rows = []
-    for stack in found[0]["random"]:
-        own = [[{"figures": {stack: record[function][stack]}} for record in found] for function in found[0]]
-        rows.append([stack, *(format_figures(cells, [stack], 3) for cells in own)])
-    return markdown(["all heads of", *(f"`{function}`" for function in found[0])], rows)
+    for stack in replacements[0][functions[0]]:
+        cells = [stack]
+        for function in functions:
+            runs = [{"figures": {stack: replacement[function][stack]}} for replacement in replacements]
+            cells.append(format_figures(runs, [stack], 3))
+        rows.append(cells)
+    return markdown(["all heads of", *(f"`{function}`" for function in functions)], rows)
 
 
 def parameters(runs: list[Record]) -> str:
-    """How many a model has; of several seeds from the fewest to the most."""
-    sizes = sorted({f"{run['parameters'] / 1e6:.2f}M" for run in runs})
-    return " to ".join(dict.fromkeys([sizes[0], sizes[-1]]))
+    """Returns how many parameters a model has; if its seeds differ, from the fewest to the most."""
+    sizes = sorted(run["parameters"] for run in runs)
+    fewest = f"{sizes[0] / 1e6:.2f}M"
+    most = f"{sizes[-1] / 1e6:.2f}M"
+    return fewest if fewest == most else f"{fewest} to {most}"
 
 
 def notes(records: list[Record]) -> list[str]:
-    """Commands, signatures and origin."""
-    first = records[0]
-    lines = [f"- {what}: `{command}`" for what, command in first["commands"].items()]
-    lines += [f"- times as fast: {r['speed']['what']}" for r in records if "speed" in r]
-    signatures = join_distinct(f"`{text}`" for record in records for text in record["signatures"].values())
-    return [*lines, "", f"{signatures and signatures + '. '}{describe_origin(records)}"]
+    """Returns the lines of a note: commands, signatures, and where the records come from."""
+    lines = [f"- {what}: `{command}`" for what, command in records[0]["commands"].items()]
+    for record in records:
+        if "speed" in record:
+            lines.append(f"- speed-up: {record['speed']['what']}")
+    texts = [f"`{text}`" for record in records for text in record["signatures"].values()]
+    signatures = f"{join_distinct(texts)}. " if texts else ""
+    return [*lines, "", f"{signatures}{describe_origin(records)}"]

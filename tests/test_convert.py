@@ -10,9 +10,13 @@ import torch
 from fairseq_cli import generate, train, validate
 from helpers import RECIPE, SMALL, USER_DIR, get_error_line, run_cli, used_weights
 
-from fairseq_synth import convert
-from fairseq_synth.inspect import checkpoints, hooks, measure, words
+from fairseq_synth.convert import command
+from fairseq_synth.convert.__main__ import main
+from fairseq_synth.convert.conversion import choose_max_length, dot_product_heads
+from fairseq_synth.inspect import checkpoints, hooks, measure, positional, words
+from fairseq_synth.inspect.attentions import Head, HeadGroup, self_attentions
 from fairseq_synth.inspect.passes import loss
+from fairseq_synth.inspect.words import ReplacedHead
 
 STOCK_SIZES = [flag for flag in SMALL if flag not in ("--synth-max-length", "24")]
 ONE_STACK = "--optimizer adam --lr 0.01 --max-tokens 400 --num-workers 0 --no-progress-bar --seed 7 --max-update 1"
@@ -70,9 +74,9 @@ def trained(make_once, data, monolingual):
         path = save / "checkpoint_last.pt"
         state = torch.load(path, weights_only=False)
         torch.manual_seed(0)  # of whatever test asks for it first
-        for key, value in state["model"].items():
-            if "self_attn" in key and value.is_floating_point() and updates == "1":
-                value += 0.5 * torch.randn(value.shape)
+        for key, weight in state["model"].items():
+            if "self_attn" in key and weight.is_floating_point() and updates == "1":
+                weight.add_(0.5 * torch.randn(weight.shape))
         if case == "of Hydra":
             state["cfg"]["model"] = vars(state["cfg"]["model"])
         if case == "of older fairseq":
@@ -89,7 +93,7 @@ def trained(make_once, data, monolingual):
 
 def run(path, folder, out, *flags):
     """Converts; returns the five lines."""
-    printed, _ = run_cli(lambda: convert.main([str(x) for x in (path, "--data", folder, "--out", out, *flags)]))
+    printed, _ = run_cli(lambda: main([str(x) for x in (path, "--data", folder, "--out", out, *flags)]))
     return printed.splitlines()
 
 
@@ -104,8 +108,8 @@ def predictor(path, folder, function, cfg):
     average, length = words.average(loaded, "train", words.SENTENCES), cfg["synth_max_length"]
     logits = {}
     for name, constants in average.constants.items():
-        parameters = words.parameters_of(function, constants, length, cfg["synth_rank"])
-        logits[name] = words.logits_of(function, parameters, length)
+        parameters = words.function_parameters(function, constants, length, cfg["synth_rank"])
+        logits[name] = words.function_logits(function, parameters, length)
     sample = checkpoints.batches(loaded, "valid", checkpoints.readable(loaded, "valid"))
 
     def predicted(heads):
@@ -116,8 +120,10 @@ def predictor(path, folder, function, cfg):
 
 
 def replaceable(path, folder):
-    found = hooks.attentions(checkpoints.load(path, folder).model)
-    return [(a.name, head) for a in found if a.kind == "self" for head in convert.dot_product_heads(a)]
+    heads = []
+    for attention in self_attentions(checkpoints.load(path, folder).model):
+        heads += dot_product_heads(attention)
+    return heads
 
 
 @pytest.mark.parametrize(
@@ -147,52 +153,52 @@ def test_the_loss_is_what_the_measurement_predicts(case, function, trained, tmp_
 @pytest.mark.parametrize("tied", [False, True])
 def test_constants_are_found_again(causal, tied):
     """Weights that depend on positions alone, of sentences of several lengths: nothing is lost."""
-    S = measure.by_diagonal(2 * torch.randn(2, 17), 9) if tied else 2 * torch.randn(2, 9, 9)
-    seen = measure.MeanByPosition()
+    S = positional.toeplitz(2 * torch.randn(2, 17), 9) if tied else 2 * torch.randn(2, 9, 9)
+    seen = positional.MeanByPosition()
     for length in (3, 9, 5, 7, 5, 2, 1, 8, 9):
-        seen.add(measure.weights_of(S[:, :length, :length], causal))
-    found = measure.constants_of(seen, causal)
-    expected = measure.weights_of(S, causal)
-    assert torch.allclose(measure.weights_of(found.by_position, causal), expected, atol=1e-3)
+        seen.add(measure.sentence_weights(S[:, :length, :length], causal))
+    found = positional.fit_constants(seen, causal)
+    expected = measure.sentence_weights(S, causal)
+    assert torch.allclose(measure.sentence_weights(found.by_position, causal), expected, atol=1e-3)
     if causal:  # what lies behind is 0, for the matrix of a rank that comes nearest
         assert not found.by_position.triu(1).any() and not found.by_distance[:, 9:].any()
-    by_distance = measure.weights_of(measure.by_diagonal(found.by_distance, 9), causal)
+    by_distance = measure.sentence_weights(positional.toeplitz(found.by_distance, 9), causal)
     assert torch.allclose(by_distance, expected, atol=1e-3) == tied
 
 
 def test_a_weight_that_is_always_0():
     """Its logit is finite: a parameter of -inf could not be trained."""
-    seen = measure.MeanByPosition()
+    seen = positional.MeanByPosition()
     seen.add(torch.eye(4).expand(2, 4, 4))
-    found = measure.constants_of(seen, False)
+    found = positional.fit_constants(seen, False)
     assert all(values.isfinite().all() for values in found)
-    assert torch.allclose(measure.weights_of(found.matrix(4), False), torch.eye(4), atol=1e-5)
+    assert torch.allclose(measure.sentence_weights(found.matrix(4), False), torch.eye(4), atol=1e-5)
 
 
 def test_positions_that_no_sentence_had():
     """Beyond the longest sentence seen the values are by distance, in rows that were seen too."""
-    S = measure.by_diagonal(2 * torch.randn(2, 13), 7)
-    seen = measure.MeanByPosition()
+    S = positional.toeplitz(2 * torch.randn(2, 13), 7)
+    seen = positional.MeanByPosition()
     for length in (4, 4, 3):
-        seen.add(measure.weights_of(S[:, :length, :length], False))
-    weights = measure.weights_of(measure.constants_of(seen, False).matrix(7), False)
-    S = measure.by_diagonal(S[:, 3, :7], 7)  # distances of more than 3 are as those of 3
-    assert torch.allclose(weights, measure.weights_of(S, False), atol=1e-3)
+        seen.add(measure.sentence_weights(S[:, :length, :length], False))
+    weights = measure.sentence_weights(positional.fit_constants(seen, False).matrix(7), False)
+    S = positional.toeplitz(S[:, 3, :7], 7)  # distances of more than 3 are as those of 3
+    assert torch.allclose(weights, measure.sentence_weights(S, False), atol=1e-3)
 
 
 def test_parameters_give_the_constants():
     """By distance and by position as they are, at lengths seen and beyond; of a rank, the best approximation."""
-    constants = measure.Constants(torch.randn(2, 5, 5), torch.randn(2, 9))
+    constants = positional.Constants(torch.randn(2, 5, 5), torch.randn(2, 9))
     for length in (3, 5, 8):
         R = constants.matrix(length)
-        r = words.parameters_of("relative_random", constants, length, 0)["r"]
+        r = words.function_parameters("relative_random", constants, length, 0)["r"]
         assert r.shape == (2, 2 * length + 1)
         distance = torch.arange(-length, length + 1)
         assert torch.equal(r, constants.by_distance[:, distance.clamp(-4, 4) + 4])
-        assert torch.equal(words.parameters_of("random", constants, length, 0)["R"], R)
-        factors = words.parameters_of("factorized_random", constants, length, 2)
+        assert torch.equal(words.function_parameters("random", constants, length, 0)["R"], R)
+        factors = words.function_parameters("factorized_random", constants, length, 2)
         assert factors["R1"].shape == factors["R2"].shape == (2, length, 2)
-        error = (words.logits_of("factorized_random", factors, length) - R).norm(dim=(1, 2))
+        error = (words.function_logits("factorized_random", factors, length) - R).norm(dim=(1, 2))
         assert torch.allclose(error, torch.linalg.svdvals(R)[:, 2:].norm(dim=1), atol=1e-4)  # Eckart and Young
 
 
@@ -213,9 +219,9 @@ def test_heads_within(trained, tmp_path):
     new = checkpoints.load(tmp_path / "new.pt", folder)
     assert lines[0].startswith(f"loss: {whole:.4f} bits") and f"bits, {losses[count - 1]:+.4f} (" in lines[1]
     assert loss_of(tmp_path / "new.pt", folder) - whole == pytest.approx(losses[count - 1], abs=1e-5)
-    specs = [convert.groups_of(a) for a in hooks.attentions(new.model) if a.kind == "self"]
-    assert sum(heads for groups in specs for names, heads in groups if names == ["random"]) == count
-    assert [(["random"], 1), (["vanilla"], 1)] in specs and "are random" in lines[2]
+    specs = [attention.head_groups() for attention in self_attentions(new.model)]
+    assert sum(group.num_heads for groups in specs for group in groups if group.functions == ("random",)) == count
+    assert [HeadGroup(("random",), 1), HeadGroup(("vanilla",), 1)] in specs and "are random" in lines[2]
     assert sum(map(int, re.findall(r"(\d+) of the", lines[2]))) == count
     sizes = [sum(p.numel() for p in model.parameters()) for model in (checkpoints.load(path, folder).model, new.model)]
     assert lines[3] == f"parameters: {sizes[0]:,} before, {sizes[1]:,} after"
@@ -236,7 +242,8 @@ def test_heads_within(trained, tmp_path):
 def test_some_heads_of_a_layer(case, heads, encoder, decoder, trained, tmp_path, monkeypatch):
     """The others keep their functions, their weights, queries and keys, and the slice of the input that they see."""
     path, folder = trained(case)
-    monkeypatch.setattr(words, "cheapest_first", lambda *_: iter([(head, 0.0) for head in heads]))
+    heads = [Head(*head) for head in heads]
+    monkeypatch.setattr(words, "cheapest_first", lambda *_: iter([ReplacedHead(head, 0.0) for head in heads]))
     run(path, folder, tmp_path / "new.pt", "--heads-within", "1")
     cfg = torch.load(tmp_path / "new.pt", weights_only=False)["cfg"]["model"]
     assert (cfg["encoder_synthesizer"], cfg["decoder_synthesizer"]) == (encoder, decoder)
@@ -295,7 +302,7 @@ def test_length(task, model, asked, length):
     """As long as the data, if no other is asked for, and as the rows that the task makes of it."""
     cfg = argparse.Namespace(task=argparse.Namespace(**task), model=argparse.Namespace(**model))
     loaded = checkpoints.Loaded(None, cfg, None, None, None, None)
-    assert convert.length_of(loaded, 9, asked) == length
+    assert choose_max_length(loaded, 9, asked) == length
 
 
 def test_a_converted_model_is_used_as_any_other(trained, data, tmp_path):
@@ -341,7 +348,7 @@ def test_the_command_printed_has_the_flags_of_the_training(trained, tmp_path):
 
 
 def refused(path, folder, out, *flags):
-    return get_error_line(lambda: convert.main([str(x) for x in (path, "--data", folder, "--out", out, *flags)]))
+    return get_error_line(lambda: main([str(x) for x in (path, "--data", folder, "--out", out, *flags)]))
 
 
 @pytest.mark.parametrize(
@@ -391,11 +398,21 @@ def test_refuses_checkpoints_and_places(trained, data, monolingual, tmp_path):
     assert loss_of(out, folder) > 0
 
 
+def test_refuses_weights_that_are_not_numbers(trained, tmp_path):
+    path, folder = trained("post-norm")
+    state = torch.load(path, weights_only=False)
+    state["model"]["encoder.layers.0.fc1.bias"][0] = float("inf")
+    torch.save(state, tmp_path / "diverged.pt")
+    line = refused(tmp_path / "diverged.pt", folder, tmp_path / "new.pt")
+    assert line.startswith(f"{tmp_path / 'diverged.pt'}: its weight encoder.layers.0.fc1.bias has values that are not")
+    assert not (tmp_path / "new.pt").exists()
+
+
 def test_refuses_bits_that_no_head_is_within(trained, tmp_path, monkeypatch):
     before = loss_of(*trained("post-norm"))
-    costs = {("encoder.self.0", 0): before + 2, ("encoder.self.0", 1): before + 0.75}
-    monkeypatch.setattr(words, "without_words", lambda *_: costs)
-    monkeypatch.setattr(words, "cheapest_first", lambda *_: iter(costs.items()))
+    losses = {Head("encoder.self.0", 0): before + 2, Head("encoder.self.0", 1): before + 0.75}
+    monkeypatch.setattr(words, "losses_without_words", lambda *_: losses)
+    monkeypatch.setattr(words, "cheapest_first", lambda *_: iter([ReplacedHead(*cost) for cost in losses.items()]))
     line = refused(*trained("post-norm"), tmp_path / "new.pt", "--heads-within", "0.5")
     assert "the cheapest head costs 0.75 bits" in line
 
@@ -408,5 +425,5 @@ def test_refuses_quantised_projections(trained, tmp_path, monkeypatch):
         loaded.model.encoder.layers[0].self_attn.v_proj = torch.nn.Identity()
         return loaded
 
-    monkeypatch.setattr(convert, "load", quantised)
+    monkeypatch.setattr(command, "load", quantised)
     assert "quantised" in refused(path, folder, tmp_path / "new.pt")

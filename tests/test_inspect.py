@@ -28,25 +28,46 @@ from helpers import (
     train_model,
     used_weights,
 )
+from matplotlib.text import Text
 from sacrebleu.metrics import BLEU
 
 from fairseq_synth import computations
-from fairseq_synth.inspect import analysis, checkpoints, hooks, measure, pictures, words
+from fairseq_synth.errors import SynthesizerError
+from fairseq_synth.inspect import (
+    analysis,
+    attentions,
+    checkpoints,
+    command,
+    drawing,
+    hooks,
+    measure,
+    pictures,
+    words,
+)
 from fairseq_synth.inspect.__main__ import main
+from fairseq_synth.inspect.attentions import Head
+from fairseq_synth.inspect.bleu import Bleu, compute_bleu
+from fairseq_synth.inspect.parts import attention as attention_part
+from fairseq_synth.inspect.parts import heads as heads_part
+from fairseq_synth.inspect.parts.heads import head_importance
+from fairseq_synth.inspect.passes import SentenceReading, build_criterion, loss
+from fairseq_synth.inspect.pictures.heads import HEAD_FIGURES
+from fairseq_synth.inspect.positional import MeanByPosition
+from fairseq_synth.inspect.subject import Options
 from fairseq_synth.synthesizers import SYNTHESIZERS
 
 # ---- measures
 
 
 def test_weights_of_a_causal_row():
-    weights = measure.weights_of(torch.tensor([[[5.0, 9.0], [0.0, math.log(3)]]]), causal=True)
+    weights = measure.sentence_weights(torch.tensor([[[5.0, 9.0], [0.0, math.log(3)]]]), causal=True)
     assert torch.allclose(weights, torch.tensor([[[1.0, 0.0], [0.25, 0.75]]]))
 
 
-def test_where_it_looks():
+def test_describe_weights():
     """Two heads by hand: one looks at its own place and the next, the other at all three alike."""
     own = torch.tensor([[0.5, 0.5, 0], [0, 0.5, 0.5], [0, 0, 1]])
-    found = measure.where_it_looks(torch.stack([own, torch.full((3, 3), 1 / 3)]))
+    found = measure.describe_weights(torch.stack([own, torch.full((3, 3), 1 / 3)]))
     expected = {
         "entropy": [2 * math.log(2) / 3, math.log(3)],
         "distance": [1 / 3, (1 + 2 / 3 + 1) / 3],
@@ -76,17 +97,18 @@ def test_rank_one_distances():
     assert measure.rank_one_distances(torch.tensor([[1.0, 1], [2, 2]])) == pytest.approx([0.1**0.5, 0], abs=1e-6)
 
 
-def test_cells_of_a_histogram(monkeypatch):
-    """Drawn at random of those that a row sees, whatever their weight: no column or diagonal is preferred."""
+@pytest.mark.parametrize("causal, mean", [(False, 4 * 31.5), (True, 4 * 21)])
+def test_values_of_a_histogram_are_drawn_evenly_from_what_a_row_sees(causal, mean, monkeypatch):
+    """Whatever their weight: no column or diagonal is preferred."""
+    monkeypatch.setattr(attention_part, "HISTOGRAM_VALUES", 400)
     logits = 4 * torch.arange(64.0)[None, None].expand(2, 64, 64)  # column j has the logit 4 j
-    monkeypatch.setattr(analysis, "HISTOGRAM_VALUES", 400)
-    for causal, mean in ((False, 4 * 31.5), (True, 4 * 21)):
-        call = SimpleNamespace(name="a"), 0, logits, causal
-        monkeypatch.setattr(analysis, "Sentences", lambda *_, call=call: lambda batch, read: read(*call))
-        (values,) = analysis.read_attention(None, [{"id": torch.arange(1)}], 1, "title").values()
-        assert len(values["logits"]) == len(values["weights"]) == 400
-        assert values["logits"].mean() == pytest.approx(mean, abs=12)
-        assert (values["weights"] == 0).sum() > 100  # smaller than fp32 can tell from 0
+    sampler = attention_part.ValueSampler()
+    reading = SentenceReading(SimpleNamespace(name="a"), 0, logits, causal)
+    sampler.add(reading, measure.sentence_weights(logits, causal))
+    samples = sampler.samples()
+    assert len(samples["logits"]["a"]) == len(samples["weights"]["a"]) == 400
+    assert samples["logits"]["a"].mean() == pytest.approx(mean, abs=12)
+    assert (samples["weights"]["a"] == 0).sum() > 100  # smaller than fp32 can tell from 0
 
 
 def test_histogram():
@@ -94,7 +116,7 @@ def test_histogram():
 
 
 def test_mean_by_position():
-    mean = measure.MeanByPosition()
+    mean = MeanByPosition()
     mean.add(torch.tensor([[[2.0]]]))
     mean.add(torch.tensor([[[4.0, 6.0], [8.0, 1.0]]]))
     assert mean.mean(2, 2).tolist() == [[[3.0, 6.0], [8.0, 1.0]]] and mean.mean(1, 9).tolist() == [[[3.0, 6.0]]]
@@ -122,13 +144,13 @@ def call_attention(module, x):
 @pytest.mark.parametrize("spec", [*SPECS, "random:1/dense+vanilla:1", "random/factorized_random"])
 def test_logits_are_those_of_the_attention(spec):
     module, x = make_attention(spec), torch.randn(5, 3, 6)
-    weights = torch.softmax(hooks.logits_of(module, x, x), dim=-1)
+    weights = torch.softmax(attentions.compute_logits(module, x, x), dim=-1)
     assert torch.allclose(weights, call_attention(module, x)[1].transpose(0, 1), atol=1e-6)
 
 
 def test_a_function_without_weights(monkeypatch):
     monkeypatch.setitem(SYNTHESIZERS, "distance", Distance)
-    assert hooks.Attention("encoder", "self", 0, make_attention("distance")).parameters().numel() == 0
+    assert attentions.Attention("encoder", "self", 0, make_attention("distance")).logit_parameters().numel() == 0
 
 
 @pytest.mark.parametrize("arch", ["transformer_multi30k", "transformer_synth_random_vanilla_multi30k"])
@@ -142,14 +164,17 @@ def test_reading(arch):
             )
         model(**batch_of())
     assert len(found) == 6 and [r.causal for r in found] == [False, False, True, False, True, False]
-    for (attention, logits, causal), (module, kwargs) in zip(found, calls):
+    for reading, (module, kwargs) in zip(found, calls):
+        attention, logits, causal = reading
         assert attention.module is module
         kwargs.pop("static_kv", None)
         expected = module(**{**kwargs, "need_head_weights": True, "need_weights": True})[1]
         if causal:
             logits = logits + future_mask(logits.size(-1))
         padding = kwargs.get("key_padding_mask")
-        if padding is not None and not (causal and hooks.is_synthetic(module)):  # there padding is behind all words
+        if padding is not None and not (
+            causal and attentions.is_synthetic(module)
+        ):  # there padding is behind all words
             logits = logits.masked_fill(padding[:, None, None].bool(), -math.inf)
         if expected.dim() == 3:  # fairseq's fast path averages over the heads
             assert torch.allclose(torch.softmax(logits, -1).mean(1), expected, atol=1e-6)
@@ -163,7 +188,7 @@ def test_a_head_is_switched_off(arch, name):
     """As if the columns of the output projection that read it were 0."""
     model = perturb(make_model(arch))
     batch = batch_of()
-    with torch.no_grad(), hooks.masked_heads(model, hooks.zeroed(model, [(name, 1)])):
+    with torch.no_grad(), hooks.removed_heads(model, [Head(name, 1)]):
         masked = model(**batch)[0]
     whole = model(**batch)[0]
     assert not torch.allclose(masked, whole, atol=1e-3)
@@ -178,13 +203,17 @@ def test_branches_of_a_layer():
     model = perturb(make_model("transformer_synth_random_multi30k"))
     batch, found = batch_of(rows=((5, 6, 7, 2),)), {}
     layer = model.encoder.layers[1]
+
+    def keep(output):
+        found[output.stack, output.layer] = output.x
+
     with torch.no_grad():
-        with hooks.layer_outputs(model, lambda *out: found.__setitem__(out[:2], out[2]), False, False):
+        with hooks.layer_outputs(model, keep, skip=False, feed_forward=False):
             model(**batch)
         x = found["encoder", 0]
         alone = layer.final_layer_norm(layer.self_attn_layer_norm(layer.self_attn(x, x, x)[0]))
         assert torch.allclose(found["encoder", 1], alone, atol=1e-6)
-        with hooks.layer_outputs(model, lambda *out: found.__setitem__(out[:2], out[2]), True, True):
+        with hooks.layer_outputs(model, keep, skip=True, feed_forward=True):
             model(**batch)
         assert torch.allclose(found["encoder", 1], layer(found["encoder", 0], None), atol=1e-6)
 
@@ -211,15 +240,17 @@ def trained(make_once, data):
 STOCK, MIXTURE = "transformer_multi30k", "transformer_synth_random_vanilla_multi30k"
 
 
-def test_layers_are_named_in_pictures():
+def test_layers_and_numbers_are_in_the_picture_of_the_heads():
     """Only some layers may have been measured: without data those that never look at the input."""
-    own = {"group": "encoder.self", "heads": 2, "alpha": None, "entropy": [0.5, 0.25]}
-    found = {"attentions": {f"encoder.self.{i}": {**own, "layer": i} for i in (1, 3)}}
-    (picture,) = pictures.pictures({"model": found})
+    figures = {"group": "encoder.self", "heads": 2, "alpha": None, "entropy": [0.5, 0.25]}
+    attentions = {f"encoder.self.{layer}": {**figures, "layer": layer} for layer in (1, 3)}
+    (picture,) = pictures.pictures({"model": {"attentions": attentions}})
     (panel,) = picture.panels
     assert picture.name == "heads"
-    assert ("set_yticks", [[0, 1], ["encoder.self.1", "encoder.self.3"]], {"fontsize": 5}) in panel.calls
-    assert ("text", [0, 1, "0.5"], {"ha": "center", "va": "center", "fontsize": 6}) in panel.calls
+    assert ("set_yticks", [[0, 1], ["layer 1", "layer 3"]], {"fontsize": 7}) in panel.calls
+    texts = [(*arguments, options["color"]) for call, arguments, options in panel.calls if call == "text"]
+    # dark cells have white numbers
+    assert texts == [(0, 0, "0.50", "white"), (1, 0, "0.25", "black"), (0, 1, "0.50", "white"), (1, 1, "0.25", "black")]
 
 
 @pytest.mark.parametrize("arch", [STOCK, MIXTURE])
@@ -249,7 +280,7 @@ def test_the_initial_state_is_that_of_the_training(arch, data, tmp_path):
 def test_alpha_of_heads_of_different_kinds(spec, expected):
     """Every head's weights sum to 1; a function that a head has not weighs nothing there."""
     module = make_attention(spec, num_heads=3, embed_dim=6)
-    found = hooks.Attention("encoder", "self", 0, module).alpha()
+    found = attentions.Attention("encoder", "self", 0, module).alpha()
     if expected is None:
         assert found is None
         return
@@ -267,7 +298,7 @@ def test_importance_is_a_derivative(arch, trained, data):
     loaded = checkpoints.load(trained[arch], data / "bin")
     sample = checkpoints.batches(loaded, "valid", checkpoints.readable(loaded, "valid", 1))
     perturb(loaded.model.double(), std=0.1)
-    found, criterion = analysis.head_importance(loaded, sample), analysis.criterion_of(loaded)
+    found, criterion = head_importance(loaded, sample), build_criterion(loaded)
     values = []
     for factor in (1.01, 0.99):
         with (
@@ -288,12 +319,12 @@ def test_loss_and_bleu_are_those_of_fairseq(trained, data):
     _, log = run_cli(
         validate.cli_main, *flags, "--task", "translation", "--valid-subset", "test", "--max-tokens", "500"
     )
-    assert analysis.loss(loaded, sample) == pytest.approx(float(re.search(r"nll_loss (\S+)", log)[1]), abs=6e-4)
+    assert loss(loaded, sample) == pytest.approx(float(re.search(r"nll_loss (\S+)", log)[1]), abs=6e-4)
     out, _ = run_cli(generate.cli_main, *flags, "--gen-subset", "test", "--beam", "2")
     lines = {kind: re.findall(rf"^{kind}-(\d+)\t(?:\S+\t)?(.*)$", out, re.M) for kind in "TH"}
     translations, references = ([text for _, text in sorted(lines[kind])] for kind in "HT")
     expected = BLEU(tokenize="none", force=True).corpus_score(translations, [references]).score
-    bleu, signature = analysis.bleu_of(loaded, sample, analysis.Options(beam=2))
+    bleu, signature = compute_bleu(loaded, sample, beam=2, remove_bpe="subword_nmt")
     assert bleu == pytest.approx(expected) and bleu > 0 and "tok:none" in signature
 
 
@@ -323,18 +354,18 @@ def test_loss_and_bleu_by_length(trained, data, tmp_path):
 def test_without_words(arch, trained, data):
     """Each head's figure, and the curve, whose last point has all heads replaced."""
     loaded = checkpoints.load(trained[arch], data / "bin")
-    options = analysis.Options(parts=("words",))
+    options = Options(parts=("words",))
     found = analysis.analyse(loaded, options)
     curve, averages = found["words"], words.average(loaded, "train", 300)
     assert curve["sentences"] == 300 and len(curve["heads"]) == 8 and len(curve["loss"]) == 9
     sample = checkpoints.batches(loaded, "valid", checkpoints.readable(loaded, "valid"))
     logits = {name: constants.matrix(13) for name, constants in averages.constants.items()}
     for heads, expected in (
-        ([("decoder.self.1", 1)], found["loss"] + found["attentions"]["decoder.self.1"]["without_words"][1]),
-        ([tuple(head) for head in curve["heads"]], curve["loss"][-1]),
+        ([Head("decoder.self.1", 1)], found["loss"] + found["attentions"]["decoder.self.1"]["without_words"][1]),
+        ([Head(*head) for head in curve["heads"]], curve["loss"][-1]),
     ):
         with hooks.replaced_heads(loaded.model, logits, heads):
-            assert analysis.loss(loaded, sample) == pytest.approx(expected, abs=1e-3)
+            assert loss(loaded, sample) == pytest.approx(expected, abs=1e-3)
     alone = [found["attentions"][name]["without_words"][head] for name, head in curve["heads"]]
     assert alone == sorted(alone) and "without_words" not in found["attentions"]["decoder.cross.0"]
 
@@ -351,7 +382,7 @@ def test_what_is_averaged_over(trained, data, monkeypatch):
 def test_words_are_worth_nothing_to_random(data, tmp_path):
     train_model(data, tmp_path, "--max-update", "9", "--no-epoch-checkpoints", arch="transformer_synth_random_multi30k")
     loaded = checkpoints.load(tmp_path / "checkpoint_last.pt", data / "bin")
-    found = analysis.analyse(loaded, analysis.Options(parts=("words",)))
+    found = analysis.analyse(loaded, Options(parts=("words",)))
     assert max(abs(value) for value in found["attentions"]["encoder.self.0"]["without_words"]) < 1e-5
     assert found["words"]["loss"][-1] == pytest.approx(found["loss"], abs=1e-3)
 
@@ -391,6 +422,56 @@ def test_one_part_alone(part, key, names, trained, data, tmp_path):
     assert found["loss"] > 0
     pictured = drawn({"model": found})
     assert names <= pictured and ("singular-values" in pictured) == (part == "attention")
+
+
+def made_up_figures(layers, heads):
+    """Figures of a translation model with mixtures, of every part, with a sentence of long words."""
+    words = [f"a_rather_long_word_{i}" for i in range(14)]
+    square = [[500] * len(words)] * len(words)
+    attentions, weights = {}, {}
+    for group in pictures.GROUPS:
+        for layer in range(layers):
+            histogram = {"low": -1.0, "high": 1.0, "shares": {"trained": [0.5, 0.5], "initial": [0.25, 0.75]}}
+            attentions[f"{group}.{layer}"] = {
+                "group": group,
+                "layer": layer,
+                "heads": heads,
+                "alpha": {"factorized_random": [0.25] * heads, "vanilla": [0.75] * heads},
+                "histograms": {"parameters": histogram, "logits": histogram, "weights": histogram},
+                "pattern": [square] * heads,
+                "singular_values": [[0.0, 0.75, 1.0]] * heads,
+                **{figure: [0.0123 * head - 0.01 for head in range(heads)] for figure in HEAD_FIGURES},
+            }
+            weights[f"{group}.{layer}"] = [square] * heads
+    distances = {name: {"equal_rows": [0.5] * layers} for name in ("as it is", "attention alone")}
+    curve = {"share": [0, 1], "loss": [2.0, 3.0], "bleu": [30.0, 0.0]}
+    return {
+        "attentions": attentions,
+        "data": {"subset": "valid", "sentences": 9},
+        "sentences": [{"number": 0, "tokens": {"encoder": words, "decoder": words}, "weights": weights}],
+        "layers": {"trained": {"encoder": distances, "decoder": distances}},
+        "removal": {"groups": dict.fromkeys(pictures.GROUPS, curve)},
+        "words": {"heads": [["encoder.self.0", 0], ["decoder.self.0", 0]], "loss": [2.0, 2.25, 2.5]},
+        "lengths": {"ranges": [{"longest": 8, "sentences": 9, "loss": 2.0, "bleu": 30.0}]},
+    }
+
+
+@pytest.mark.parametrize("models, layers, heads", [(1, 4, 2), (2, 1, 4)])
+def test_pictures_are_840_pixels_wide_and_cut_no_label(models, layers, heads):
+    figures = {f"checkpoint_best_{number}": made_up_figures(layers, heads) for number in range(models)}
+    names = set()
+    for picture in pictures.titled_pictures(figures):
+        figure = picture.draw()
+        figure.draw_without_rendering()  # finds the places of all labels
+        width, height = figure.get_size_inches()
+        assert width * figure.dpi <= 840, picture.name
+        drawn_box = figure.get_tightbbox()  # around everything that is drawn, in inches
+        is_whole = drawn_box.x0 >= 0 and drawn_box.y0 >= 0 and drawn_box.x1 <= width and drawn_box.y1 <= height
+        assert is_whole, f"{picture.name}: {drawn_box} is larger than {width} by {height}"
+        sizes = [text.get_fontsize() for text in figure.findobj(Text) if text.get_text()]
+        assert min(sizes) >= 6, picture.name  # points, which are 10 pixels
+        names.add(picture.name)
+    assert {"sentence1-cross-attention.png", "heads.png", "alpha.png", "patterns.png", "without-words.png"} <= names
 
 
 def drawn(found):
@@ -457,12 +538,101 @@ def test_the_command_line(trained, data, tmp_path):
     )
 
 
+def end_in(part, error, monkeypatch):
+    """The measuring of a part ends with an error, after it has added some figures."""
+
+    def measure(subject):
+        subject.figures[part] = "half of it"
+        raise error
+
+    monkeypatch.setitem(analysis.PARTS, part, analysis.PARTS[part]._replace(measure=measure))
+
+
+def test_finished_parts_stay_when_the_user_interrupts(trained, data, tmp_path, monkeypatch, capsys):
+    end_in("words", KeyboardInterrupt(), monkeypatch)
+    out = tmp_path / "out"
+    flags = ["--data", data / "bin", "--sentences", "2", "--only", "layers,words,lengths", "--out", out]
+    with pytest.raises(SystemExit) as ended:
+        inspect(trained[STOCK], *flags)
+    assert ended.value.code == 130
+    last_line = capsys.readouterr().err.splitlines()[-1]
+    expected = f"{out} has the finished parts layers; for the rest give --only words,lengths and another --out"
+    assert last_line == f"interrupted in words; {expected}"
+    (figures,) = json.loads((out / "figures.json").read_text()).values()
+    assert "layers" in figures and "words" not in figures
+    assert {path.name for path in out.iterdir()} == {"figures.json", "parameters.png", "rank.png"}
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_finished_parts_stay_when_a_part_fails(trained, data, tmp_path, monkeypatch, capsys):
+    end_in("words", SynthesizerError("no such thing"), monkeypatch)
+    out = tmp_path / "out"
+    flags = ["--data", data / "bin", "--sentences", "2", "--only", "lengths,words", "--no-pictures", "--out", out]
+    assert refused(trained[STOCK], *flags) == "no such thing"
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"failed in words; {out} has the finished parts lengths")
+    (figures,) = json.loads((out / "figures.json").read_text()).values()
+    assert "lengths" in figures and "words" not in figures
+
+
+def test_a_file_that_cannot_be_written_whole_is_not_there(trained, data, tmp_path, monkeypatch):
+    def write_half(picture, folder):
+        (folder / picture.name).write_text("half of a picture")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(drawing.Picture, "save", write_half)
+    with pytest.raises(OSError, match="disk full"):
+        inspect(trained[STOCK], "--out", tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sentences_limit_the_training_sentences_too(trained, data, monkeypatch):
+    loaded = checkpoints.load(trained[STOCK], data / "bin")
+    figures = analysis.analyse(loaded, Options(parts=("words",), sentences=3))
+    assert figures["data"]["sentences"] == figures["words"]["sentences"] == 3
+
+
+def test_what_a_part_costs_is_said_before_it_starts(trained, data, tmp_path, capsys):
+    """The passes that are announced are those that are made."""
+    loaded = checkpoints.load(trained[STOCK], data / "bin")
+    subject = analysis.begin(loaded, Options(sentences=4, steps=2))
+    # 12 heads in three kinds of attention; loss and gradient, each head, all heads, and half and none of each kind
+    assert analysis.PARTS["heads"].cost(subject) == "21 passes over 4 sentences, and 7 translations of them"
+    assert analysis.PARTS["words"].cost(subject) == (
+        "a pass over up to 4 sentences of train, then 16 passes over 4 sentences"
+    )
+    flags = ["--data", data / "bin", "--sentences", "4", "--only", "lengths", "--no-pictures"]
+    inspect(trained[STOCK], *flags, "--out", tmp_path / "out")
+    line = next(line for line in capsys.readouterr().err.splitlines() if line.startswith("checkpoint_last: lengths: "))
+    assert "lengths: 1 pass over 4 sentences, and 1 translation of them (one pass over 4 sentences took " in line
+
+
+def test_passes_of_the_heads_part(trained, data, monkeypatch):
+    """As many as `cost` announces."""
+    loaded = checkpoints.load(trained[STOCK], data / "bin")
+    subject = analysis.begin(loaded, Options(sentences=4, steps=2))
+    calls = []
+    handle = loaded.model.encoder.layers[0].register_forward_hook(lambda *_: calls.append(torch.is_grad_enabled()))
+    translations = []
+    monkeypatch.setattr(heads_part, "compute_bleu", lambda *_: translations.append(1) or Bleu(0.0, "none"))
+    analysis.PARTS["heads"].measure(subject)
+    handle.remove()
+    assert len(subject.sample) == 1 and (len(calls), len(translations)) == (21, 7)
+
+
+def test_help_says_what_each_part_costs(capsys):
+    with pytest.raises(SystemExit):
+        command.parse(["--help"])
+    text = capsys.readouterr().out
+    for name, part in analysis.PARTS.items():
+        assert f"  {name}" in text and part.cost_in_general in text
+
+
 def test_an_encoder_that_nothing_attends_to(data, tmp_path):
     """Its heads matter to no loss."""
     train_model(data, tmp_path, "--max-update", "1", "--no-epoch-checkpoints", "--no-cross-attention")
     loaded = checkpoints.load(tmp_path / "checkpoint_last.pt", data / "bin")
     sample = checkpoints.batches(loaded, "valid", checkpoints.readable(loaded, "valid", 2))
-    found = {name: own["gradient"] for name, own in analysis.head_importance(loaded, sample).items()}
+    found = {name: own["gradient"] for name, own in head_importance(loaded, sample).items()}
     assert found["encoder.self.0"] == [0, 0] and min(found["decoder.self.0"]) > 0
 
 
@@ -626,3 +796,33 @@ def test_random_without_softmax_mixes_tokens_as_a_mixer(monkeypatch):
                 linear = torch.nn.Linear(7, 7, bias=False)
                 linear.weight.copy_(R[0])
                 assert torch.allclose(mixed, linear(value.transpose(1, 2)).transpose(1, 2), atol=1e-5)
+
+
+ROBERTA = (
+    "--task masked_lm --arch roberta --encoder-layers 2 --encoder-embed-dim 16 --encoder-ffn-embed-dim 16 "
+    "--encoder-attention-heads 2 --tokens-per-sample 32 --sample-break-mode eos --criterion masked_lm "
+    "--optimizer adam --lr 0.01 --max-tokens 400 --num-workers 0 --no-progress-bar --seed 7 --max-update 2 "
+    "--no-epoch-checkpoints"
+).split()
+
+
+def test_the_loss_of_a_masked_language_model_is_that_of_fairseq_validate(monolingual, tmp_path):
+    """Its masks depend on the epoch; fairseq-validate reads those of epoch 1."""
+    run_cli(train.cli_main, monolingual, *USER_DIR, *ROBERTA, "--save-dir", tmp_path)
+    path = tmp_path / "checkpoint_last.pt"
+    _, log = run_cli(
+        validate.cli_main, monolingual, *USER_DIR, "--path", path, "--task", "masked_lm", "--max-tokens", "400"
+    )
+    validated = float(re.search(r"loss ([0-9.]+)", log)[1])
+    loaded = checkpoints.load(path, monolingual)
+    sample = checkpoints.batches(loaded, "valid", checkpoints.readable(loaded, "valid"))
+    assert loss(loaded, sample) == pytest.approx(validated, abs=6e-4)
+
+
+def test_refuses_weights_that_are_not_numbers(trained, data, tmp_path):
+    state = torch.load(trained[STOCK], weights_only=False)
+    state["model"]["decoder.layers.1.fc1.weight"][0, 0] = math.nan
+    torch.save(state, tmp_path / "nan.pt")
+    line = refused(tmp_path / "nan.pt", "--data", data / "bin", "--out", tmp_path / "out")
+    assert line.startswith(f"{tmp_path / 'nan.pt'}: its weight decoder.layers.1.fc1.weight has values that are not")
+    assert not (tmp_path / "out").exists()

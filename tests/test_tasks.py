@@ -15,7 +15,9 @@ from omegaconf.errors import ConfigKeyError
 
 from fairseq_synth.architectures import VARIANTS
 from fairseq_synth.errors import look_up
-from fairseq_synth.inspect import analysis, checkpoints, hooks
+from fairseq_synth.inspect import checkpoints, hooks
+from fairseq_synth.inspect.parts.heads import head_importance
+from fairseq_synth.inspect.passes import loss
 
 LENGTH = 16
 LM_SIZE = "--decoder-layers 2 --decoder-embed-dim 16 --decoder-ffn-embed-dim 32 --decoder-attention-heads 2".split()
@@ -464,11 +466,11 @@ def test_importance_of_an_encoders_heads(corpus, request, kind):
     loaded = checkpoints.load(request.getfixturevalue(kind), folder)
     sample = checkpoints.batches(loaded, "valid", checkpoints.readable(loaded, "valid", 40)[-1:])
     perturb(loaded.model, std=0.1)
-    found, name = analysis.head_importance(loaded, sample), "encoder.self.1"
+    found, name = head_importance(loaded, sample), "encoder.self.1"
     values = []
     for factor in (1.01, 0.99):
         with torch.no_grad(), hooks.masked_heads(loaded.model, {name: torch.tensor([1, factor])}):
-            values.append(analysis.loss(loaded, sample) * math.log(2))
+            values.append(loss(loaded, sample) * math.log(2))
     assert found[name]["gradient"][1] == pytest.approx(abs(values[0] - values[1]) / 0.02, rel=0.03, abs=1e-6)
 
 

@@ -1,14 +1,22 @@
 """What attention has learned: ``python -m fairseq_synth.inspect CHECKPOINT... [--data BIN] --out DIR``.
 
 ===============  =====================================================================================
-`measure`        from tensors to figures; knows neither fairseq nor files
+`attentions`     the attentions of a model, and their logits
+`stand_ins`      the task of a checkpoint, on its data or on made-up dictionaries
 `checkpoints`    loads a model, rebuilds its initial state, makes batches
-`hooks`          finds the attentions of a model, reads their logits, switches heads and branches off
+`hooks`          reads logits in forward passes, removes and replaces heads, leaves branches out
 `passes`         forward passes over data: what attentions compute in them, and the loss
-`words`          attention by position, and the loss with heads that have no more than that
-`analysis`       every figure of one checkpoint, as plain values
-`pictures`       the pictures of these values, of one model or of several, as plain values too
-`drawing`        draws such pictures, and those of the results; needs matplotlib
+`measure`        from tensors to figures
+`positional`     attention by position, and the constant logits that come nearest to it
+`words`          the loss with heads that look by position alone
+`bleu`           BLEU of a translation model
+`subject`        the model under inspection, its data and its figures so far
+`parts`          what is measured on data, part by part
+`analysis`       the inspection of one checkpoint: all parts
+`summary`        the few figures that docs/analysis.md shows
+`drawing`        pictures as plain values, and how they are drawn; needs matplotlib
+`pictures`       the pictures of one model or of several
+`output`         the folder that is written, file by file
 `command`        the command line
 ===============  =====================================================================================
 """

@@ -9,8 +9,8 @@ from ..errors import run_command
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command line; see `command.main`."""
-    register()  # first: it says in one line that fairseq does not fit
+    """Runs the command line; see `command.main`."""
+    register()  # first: it says in one line if fairseq does not fit
     from .command import main as run
 
     run(argv)

@@ -1,65 +1,130 @@
-"""Pictures and figures of what attention has learned, of any Transformer, Synthesizer or mixture of fairseq.
+"""Figures and pictures of what attention has learned, of any Transformer, Synthesizer or mixture of fairseq.
 
 Without --data: histograms of parameters, the weights alpha of mixtures, patterns of functions that never look at the
-input. With the model's binarised data also: logits and attention weights, patterns by position and of single
-sentences, singular values, rank of the layers, importance of heads, loss and BLEU without them and by sentence length.
-Each picture shows all models; models whose layers or heads differ in number have pictures of their own.
-OUT/figures.json has every figure that a picture shows. Nothing is left in OUT if the command fails.
+input. With the model's binarised data also the parts that are listed below. Each picture shows all models; models
+whose layers or heads differ in number have pictures of their own. OUT/figures.json has every figure that a picture
+shows. If the command is interrupted or fails, the files of the parts that are finished stay in OUT.
 """
 
 import argparse
 import contextlib
-import json
-import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..errors import SynthesizerError
-from . import pictures
-from .analysis import PARTS, Options, analyse, summary
+from .analysis import PARTS, begin
 from .checkpoints import import_user_dir, load
+from .output import OutputFolder, output_folder
+from .pictures import titled_pictures
+from .subject import Options, Subject
+from .summary import summary
 
 FIGURES = "figures.json"
+DATA_FLAGS = ("only", "subset", "sentences", "steps", "beam", "remove_bpe")
+INTERRUPTED = 130  # exit status of a command that Ctrl-C ends
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command line.
+    """Runs the command line.
 
     Raises:
         SynthesizerError: a checkpoint, the data or --out cannot be used.
     """
     args = parse(argv)
-    if not args.no_pictures:
+    if args.pictures:
         check_matplotlib()
     import_user_dir(args)
-    if args.summary and args.data is None:
-        raise SynthesizerError("--summary: of figures that are measured on data; give --data BIN, or leave it out")
-    if args.data is None and args.of_data:
-        raise SynthesizerError(f"{' '.join(args.of_data)}: measured on data; give --data BIN, or leave it out")
+    with output_folder(args.out) as output:
+        subjects = load_subjects(args)
+        write(args, output, subjects)
+        if args.data is not None:
+            measure_parts(args, output, subjects)
+        for name in output.names():
+            print(args.out / name)
+
+
+def load_subjects(args: argparse.Namespace) -> dict[str, Subject]:
+    """Loads all checkpoints, and measures what every inspection has; returns {label: subject}."""
     options = Options(
-        args.only or tuple(PARTS), args.subset, args.sentences, args.positions, args.steps, args.beam, args.remove_bpe
+        parts=args.only or tuple(PARTS),
+        subset=args.subset,
+        sentences=args.sentences,
+        positions=args.positions,
+        steps=args.steps,
+        beam=args.beam,
+        remove_bpe=args.remove_bpe,
     )
-    with whole_folder(args.out) as folder:
-        found = {}
-        for label, path in zip(labels(args.checkpoints), args.checkpoints):
-            print(f"{path}:", file=sys.stderr)
-            found[label] = analyse(load(path, args.data), options)
-        if not args.no_pictures:
-            pictures.save(found, folder)
-        found = {label: summary(own) if args.summary else own for label, own in found.items()}
-        (folder / FIGURES).write_text(json.dumps(found, separators=(",", ":")) + "\n", encoding="utf-8")
-        names = sorted(path.name for path in folder.iterdir())
-    print(*(args.out / name for name in names), sep="\n")
+    subjects = {}
+    for label, path in zip(labels(args.checkpoints), args.checkpoints):
+        subjects[label] = begin(load(path, args.data), options)
+    return subjects
+
+
+def measure_parts(args: argparse.Namespace, output: OutputFolder, subjects: dict[str, Subject]) -> None:
+    """Measures one part after the other for all models, and writes the files of each part once it is finished."""
+    parts = args.only or tuple(PARTS)
+    for number, name in enumerate(parts):
+        with reporting_what_stays(args.out, finished=parts[:number], unfinished=parts[number:]):
+            for label, subject in subjects.items():
+                announce(label, name, subject)
+                PARTS[name].measure(subject)
+            write(args, output, subjects)
+
+
+def announce(label: str, part: str, subject: Subject) -> None:
+    """Prints what a part measures and what it costs."""
+    cost = PARTS[part].cost(subject)
+    sentences = len(subject.order)
+    text = f"{label}: {part}: {cost} (one pass over {sentences:,} sentences took {subject.pass_seconds:.1f} s)"
+    print(text, file=sys.stderr)
+
+
+@contextlib.contextmanager
+def reporting_what_stays(out: Path, finished: Sequence[str], unfinished: Sequence[str]) -> Iterator[None]:
+    """Says what stays in a folder if the body fails, or if the user interrupts it, which then ends the command.
+
+    Args:
+        out: the folder.
+        finished: the parts whose files are complete.
+        unfinished: the part that the body measures, and those after it.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"interrupted in {unfinished[0]}; {describe_rest(out, finished, unfinished)}", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    except Exception:
+        print(f"failed in {unfinished[0]}; {describe_rest(out, finished, unfinished)}", file=sys.stderr)
+        raise
+
+
+def describe_rest(out: Path, finished: Sequence[str], unfinished: Sequence[str]) -> str:
+    """Returns which parts are in a folder, and how to measure the others."""
+    done = f"the finished parts {', '.join(finished)}" if finished else "what is measured before the first part"
+    return f"{out} has {done}; for the rest give --only {','.join(unfinished)} and another --out"
+
+
+def write(args: argparse.Namespace, output: OutputFolder, subjects: dict[str, Subject]) -> None:
+    """Writes the figures that are measured so far, and those of their pictures that have changed."""
+    figures = {label: subject.figures for label, subject in subjects.items()}
+    if args.pictures:
+        for picture in titled_pictures(figures):
+            output.write_picture(picture)
+    if args.summary:
+        figures = {label: summary(own) for label, own in figures.items()}
+    output.write_json(FIGURES, figures)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line's values."""
+    """Returns the command line's values.
+
+    Raises:
+        SynthesizerError: a flag needs --data, which is missing.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m fairseq_synth.inspect",
-        description=__doc__,
+        description=f"{__doc__}\n{describe_parts()}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("checkpoints", nargs="+", type=Path, metavar="CHECKPOINT", help="a .pt file of fairseq-train")
@@ -68,43 +133,73 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, metavar="BIN", help="binarised data of the models' dictionaries")
     parser.add_argument(
         "--only",
-        type=parts,
+        type=part_names,
         metavar="PARTS",
-        help="with --data, measure only one or several of " + ", ".join(f"{p} ({what})" for p, what in PARTS.items()),
+        help="measure only these parts, joined by commas, as in attention,lengths (default: all)",
     )
     parser.add_argument("--subset", default="valid", help="split of the data (default: valid)")
-    parser.add_argument("--sentences", type=positive, metavar="N", help="only the first N sentences (default: all)")
+    parser.add_argument(
+        "--sentences",
+        type=positive,
+        metavar="N",
+        help="read only the first N sentences, and at most N of the training split (default: all, and 2,000)",
+    )
     parser.add_argument(
         "--positions", type=positive, default=32, metavar="N", help="size of the patterns shown (default: 32)"
     )
     parser.add_argument(
         "--steps", type=positive, default=8, metavar="N", help="steps from all heads to none (default: 8)"
     )
-    parser.add_argument("--beam", type=positive, default=1, metavar="N", help="of the translations (default: 1)")
+    parser.add_argument("--beam", type=positive, default=1, metavar="N", help="beam of translations (default: 1)")
     parser.add_argument(
         "--remove-bpe",
         default="subword_nmt",
         metavar="KIND",
-        help="subwords to join before BLEU, as of fairseq-generate: subword_nmt (default), sentencepiece, …",
+        help="subwords to join before BLEU, as in fairseq-generate: subword_nmt (default), sentencepiece, …",
     )
-    parser.add_argument("--no-pictures", action="store_true", help=f"{FIGURES} alone; needs no matplotlib")
+    parser.add_argument(
+        "--no-pictures", dest="pictures", action="store_false", help=f"write {FIGURES} alone; needs no matplotlib"
+    )
     parser.add_argument(
         "--summary",
         action="store_true",
-        help=f"in {FIGURES} only what docs/analysis.md shows: coarser histograms, the corner of the patterns",
+        help=f"keep in {FIGURES} only what the project's page of results shows: coarser histograms, smaller patterns",
     )
     args = parser.parse_args(argv)
-    args.of_data = given(parser, args, "only", "subset", "sentences", "steps", "beam", "remove_bpe")
+    if args.data is None:
+        check_no_data_is_needed(parser, args)
     return args
 
 
+def describe_parts() -> str:
+    """Returns what each part measures and costs, for --help."""
+    lines = ["parts, and what each costs:"]
+    for name, part in PARTS.items():
+        lines.append(f"  {name:10} {part.content}:")
+        lines.append(f"  {'':10} {part.cost_in_general}")
+    return "\n".join(lines)
+
+
+def check_no_data_is_needed(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Checks the flags of a command without --data.
+
+    Raises:
+        SynthesizerError: a flag has an effect with --data only.
+    """
+    if args.summary:
+        raise SynthesizerError("--summary: of figures that are measured on data; give --data BIN, or leave it out")
+    flags = given(parser, args, *DATA_FLAGS)
+    if flags:
+        raise SynthesizerError(f"{' '.join(flags)}: measured on data; give --data BIN, or leave it out")
+
+
 def given(parser: argparse.ArgumentParser, args: argparse.Namespace, *names: str) -> list[str]:
-    """Those of some flags that have another value than their default."""
+    """Returns the flags, of some names, that have another value than their default."""
     return [f"--{name.replace('_', '-')}" for name in names if getattr(args, name) != parser.get_default(name)]
 
 
-def parts(text: str) -> tuple[str, ...]:
-    """Names of parts, separated by commas."""
+def part_names(text: str) -> tuple[str, ...]:
+    """Returns names of parts from a text that joins them by commas."""
     names = tuple(text.split(","))
     for name in names:
         if name not in PARTS:
@@ -113,7 +208,7 @@ def parts(text: str) -> tuple[str, ...]:
 
 
 def positive(text: str) -> int:
-    """A whole number above 0."""
+    """Returns a whole number above 0 from a text."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text}: must be at least 1")
@@ -121,7 +216,11 @@ def positive(text: str) -> int:
 
 
 def check_matplotlib() -> None:
-    """Raises SynthesizerError where there is no matplotlib, before anything is computed."""
+    """Checks that pictures can be drawn, before anything is computed.
+
+    Raises:
+        SynthesizerError: matplotlib is not installed.
+    """
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -131,34 +230,13 @@ def check_matplotlib() -> None:
 
 
 def labels(paths: Sequence[Path]) -> list[str]:
-    """A short name for each checkpoint: its file's, with its folder's where they share one, or with a number."""
+    """Returns a short name for each checkpoint.
+
+    It is the file's name, with the folder's where several files share a name, or with a number.
+    """
     names = [path.stem for path in paths]
     if len(set(names)) < len(names):
         names = [f"{path.absolute().parent.name}-{path.stem}" for path in paths]
     if len(set(names)) < len(names):
         names = [f"{name}-{i + 1}" for i, name in enumerate(names)]
     return names
-
-
-@contextlib.contextmanager
-def whole_folder(out: Path) -> Iterator[Path]:
-    """A folder beside `out` that becomes it when the body has ended, and is removed if it fails.
-
-    Raises:
-        SynthesizerError: `out` holds something, or cannot be made.
-    """
-    try:
-        out = out.resolve()  # a link to an empty folder stays
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise SynthesizerError(f"--out {out}: exists already; remove it, or choose another folder")
-        out.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-    except OSError as error:
-        raise SynthesizerError(f"--out {out}: cannot be written ({error.strerror}); choose another folder") from error
-    try:
-        yield folder
-        folder.chmod(0o755)
-        os.replace(folder, out)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise

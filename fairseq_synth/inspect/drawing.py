@@ -1,4 +1,7 @@
-"""Pictures as plain values: panels with the calls of matplotlib that fill them, so that a change is seen without it."""
+"""Pictures as plain values: panels with the calls of matplotlib that fill them, so that a change is seen without it.
+
+Pictures for pages are 7 inches wide, which is 840 pixels. Letters of 6 points are then 10 pixels high.
+"""
 
 import hashlib
 import inspect
@@ -9,15 +12,38 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 DIGEST = "Data-SHA256"  # in the PNG's metadata: its bytes depend on the version of matplotlib
+WIDTH = 7.0  # inches
+DPI = 120
+TITLE_HEIGHT = 0.35  # inches
 
 Call = tuple[str, Sequence[Any], dict[str, Any]]  # a method of matplotlib's axes, and its arguments
 
 
 class Panel(NamedTuple):
-    """A diagram: calls in their order, and what ``axes.set`` takes."""
+    """A diagram: calls in their order, and the arguments of ``axes.set``."""
 
     calls: Sequence[Call]
     settings: dict[str, Any]
+
+    def fill(self, axes: Any) -> None:
+        """Draws the diagram on matplotlib's axes."""
+        axes.tick_params(labelsize=7)
+        axes.xaxis.label.set_fontsize(8)
+        axes.yaxis.label.set_fontsize(8)
+        for method, arguments, options in self.calls:
+            getattr(axes, method)(*arguments, **options)
+        axes.set(**self.settings)
+
+
+class Margins(NamedTuple):
+    """White space in inches: at the edges of a picture, and between its panels."""
+
+    left: float
+    right: float
+    top: float
+    bottom: float
+    between_columns: float
+    between_rows: float
 
 
 class Picture(NamedTuple):
@@ -25,53 +51,91 @@ class Picture(NamedTuple):
 
     name: str
     panels: Sequence[Panel | None]
-    size: tuple[float, float] = (6, 4)  # inches, of everything; or of a panel, if there are `gaps`
+    size: tuple[float, float] = (6, 4)  # inches, of everything but the title
     columns: int = 1
     share_x: bool = False
     share_y: Any = False  # "row": in each row
     below: str = ""  # a label for all panels
-    gaps: tuple[float, float] | None = None  # inches between panels; None: found by matplotlib, slowly
+    margins: Margins | None = None  # None: matplotlib makes room for all labels, slowly where there are many panels
     title: str = ""
-    top: float = 0.6  # inches above the panels, with `gaps`
+    row_heights: Sequence[float] = ()  # of the panels, relative to each other; none: all alike
+    legend_columns: int = 0  # of a legend of all panels above them; 0: none
 
     def digest(self) -> str:
-        """Of what is drawn, and of the code that draws it."""
-        return hashlib.sha256((json.dumps(self) + inspect.getsource(Picture.draw)).encode()).hexdigest()
+        """Returns a checksum of what is drawn, and of the code that draws it."""
+        text = json.dumps(self) + inspect.getsource(Panel) + inspect.getsource(Picture)
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def draw(self) -> Any:
-        """A figure of matplotlib."""
+        """Returns a figure of matplotlib."""
         from matplotlib.figure import Figure
 
-        rows = -(-len(self.panels) // self.columns)
-        figure = Figure(figsize=self.size, dpi=120, layout="constrained" if self.gaps is None else None)
-        grid = figure.subplots(rows, self.columns, squeeze=False, sharex=self.share_x, sharey=self.share_y)
-        if self.gaps is not None:
-            left, right, top, bottom = 0.9, 0.2, self.top, 0.55
-            width = left + right + self.columns * self.size[0] + (self.columns - 1) * self.gaps[0]
-            height = top + bottom + rows * self.size[1] + (rows - 1) * self.gaps[1]
-            figure.set_size_inches(width, height)
-            places = (left / width, bottom / height, 1 - right / width, 1 - top / height)
-            figure.subplots_adjust(*places, self.gaps[0] / self.size[0], self.gaps[1] / self.size[1])
-        for axes, panel in itertools.zip_longest(grid.flat, self.panels):
+        width, height = self.full_size()
+        figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained" if self.margins is None else None)
+        rows = self.num_rows()
+        axes_grid = figure.subplots(
+            rows,
+            self.columns,
+            squeeze=False,
+            sharex=self.share_x,
+            sharey=self.share_y,
+            gridspec_kw={"height_ratios": self.row_heights or [1] * rows},
+        )
+        if self.margins is not None:
+            figure.subplots_adjust(**self.layout(self.margins))
+        for axes, panel in itertools.zip_longest(axes_grid.flat, self.panels):
             if panel is None:
                 axes.axis("off")
-                continue
-            axes.tick_params(labelsize=7)
-            axes.xaxis.label.set_fontsize(8)
-            axes.yaxis.label.set_fontsize(8)
-            for method, arguments, options in panel.calls:
-                getattr(axes, method)(*arguments, **options)
-            axes.set(**panel.settings)
-            if self.gaps is not None:
-                axes.title.set_fontsize(8)
+            else:
+                panel.fill(axes)
+        if self.legend_columns:
+            self.add_legend(figure)
         if self.below:
             figure.supxlabel(self.below, fontsize=9)
         if self.title:
             figure.suptitle(self.title, fontsize=10)
         return figure
 
+    def num_rows(self) -> int:
+        """Returns the number of rows of panels."""
+        return -(-len(self.panels) // self.columns)  # rounded up
+
+    def full_size(self) -> tuple[float, float]:
+        """Returns width and height in inches, with the title."""
+        width, height = self.size
+        if self.title:
+            height += TITLE_HEIGHT
+        return width, height
+
+    def layout(self, margins: Margins) -> dict[str, float]:
+        """Returns matplotlib's description of the white space, in shares of the picture and of a panel."""
+        width, height = self.full_size()
+        rows = self.num_rows()
+        top = margins.top
+        if self.title:
+            top += TITLE_HEIGHT
+        width_of_panels = width - margins.left - margins.right - (self.columns - 1) * margins.between_columns
+        height_of_panels = height - top - margins.bottom - (rows - 1) * margins.between_rows
+        return {
+            "left": margins.left / width,
+            "right": 1 - margins.right / width,
+            "bottom": margins.bottom / height,
+            "top": 1 - top / height,
+            "wspace": margins.between_columns / (width_of_panels / self.columns),
+            "hspace": margins.between_rows / (height_of_panels / rows),
+        }
+
+    def add_legend(self, figure: Any) -> None:
+        """Adds a legend above all panels, of what has a label in any of them."""
+        handles: dict[str, Any] = {}
+        for axes in figure.axes:
+            for handle, label in zip(*axes.get_legend_handles_labels()):
+                handles.setdefault(label, handle)
+        place = "outside upper center" if self.margins is None else "upper center"
+        figure.legend(list(handles.values()), list(handles), loc=place, ncols=self.legend_columns, fontsize=7)
+
     def save(self, folder: Path) -> None:
-        """Writes it."""
+        """Writes the picture as a PNG."""
         from matplotlib.backends.backend_agg import FigureCanvasAgg
 
         figure = self.draw()
@@ -80,7 +144,7 @@ class Picture(NamedTuple):
 
 
 def stored_digest(path: Path) -> str:
-    """The digest in a picture's metadata; empty where there is none."""
+    """Returns the digest in a picture's metadata; empty where there is none."""
     from PIL import Image
 
     if not path.exists():
@@ -90,45 +154,68 @@ def stored_digest(path: Path) -> str:
 
 
 def color(model: str, models: Sequence[str], baseline: str) -> str:
-    """A color for each model, the baseline's black."""
-    return "black" if model == baseline else f"C{list(models).index(model) % 10}"
+    """Returns a color for a model; the baseline is black."""
+    if model == baseline:
+        return "black"
+    return f"C{list(models).index(model) % 10}"
 
 
 def line(x: Sequence[float], y: Sequence[float], label: str | None, color: str, **style: Any) -> Call:
+    """Returns a line through points; without a label it is not in the legend."""
     return "plot", [x, y], {"label": label, "color": color, **style}
 
 
-def legend() -> Call:
-    return "legend", [], {"fontsize": 7}
+def legend(**options: Any) -> Call:
+    """Returns a legend inside a panel, or where the options say."""
+    return "legend", [], {"fontsize": 7, **options}
 
 
 def legend_beside() -> Call:
-    """On the right of a panel, not over its points."""
+    """Returns a legend on the right of a panel, so that it hides no points."""
     return "legend", [], {"fontsize": 8, "loc": "center left", "bbox_to_anchor": [1.01, 0.5]}
 
 
-def name_above(text: str) -> Call:
-    """A title that begins at the left edge, of the first panel of several."""
-    return "set_title", [text], {"loc": "left", "fontsize": 9}
+def title(text: str) -> Call:
+    """Returns a small title of a panel."""
+    return "set_title", [text], {"fontsize": 8}
 
 
-def stairs(histogram: dict[str, Any]) -> list[Call]:
-    """A histogram of the inspection: the trained state before the initial one, in gray."""
-    calls: list[Call] = []
-    for state, own in (("initial", {"color": "0.75", "fill": True}), ("trained", {"color": "tab:blue"})):
-        shares = histogram["shares"].get(state)
-        if shares:
-            width = (histogram["high"] - histogram["low"]) / len(shares)
-            edges = [histogram["low"] + i * width for i in range(len(shares) + 1)]
-            calls.append(("stairs", [shares, edges], {"label": state, **own}))
-    return calls
+def heading(text: str, points: float) -> Call:
+    """Returns text that begins at the left edge of a panel, so many points above it."""
+    options = {"xycoords": "axes fraction", "xytext": [0, points], "textcoords": "offset points", "fontsize": 9}
+    return "annotate", [text, [0, 1]], options
+
+
+def row_label(text: str) -> Call:
+    """Returns a horizontal label on the left of a panel."""
+    return "set_ylabel", [text], {"rotation": 0, "ha": "right", "va": "center", "fontsize": 7}
+
+
+def tick_names(axis: str, names: Sequence[str], **style: Any) -> Call:
+    """Returns names for the places 0, 1, 2, … of an axis, x or y."""
+    return f"set_{axis}ticks", [list(range(len(names))), list(names)], {"fontsize": 7, **style}
+
+
+def without_ticks(axis: str = "both") -> Call:
+    """Returns a call that takes the ticks and their labels off an axis, or off both."""
+    hidden = {"left": False, "labelleft": False, "bottom": False, "labelbottom": False}
+    if axis == "x":
+        hidden = {"bottom": False, "labelbottom": False}
+    if axis == "y":
+        hidden = {"left": False, "labelleft": False}
+    return "tick_params", [], {"axis": axis, "which": "both", **hidden}
+
+
+def colors(matrix: Any, **style: Any) -> Call:
+    """Returns a matrix as colors."""
+    return "imshow", [matrix], {"aspect": "auto", **style}
 
 
 def image(matrix: Any, labels: Sequence[str] = (), names: bool = True, **style: Any) -> list[Call]:
-    """A matrix as colors. `labels`: of its columns, and of its rows if `names`."""
+    """Returns a matrix as colors, with labels of its columns, and of its rows if `names`."""
     places = list(range(len(labels)))
     return [
-        ("imshow", [matrix], {"aspect": "auto", **style}),
+        colors(matrix, **style),
         ("set_xticks", [places, list(labels)], {"rotation": 90}),
         ("set_yticks", [places, list(labels) if names else [""] * len(places)], {}),
         ("tick_params", [], {"length": 0}),

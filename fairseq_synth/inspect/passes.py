@@ -2,67 +2,89 @@
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn as nn
 from torch import Tensor
 from tqdm import tqdm  # type: ignore[import-untyped]  # comes with fairseq
 
+from .attentions import Attention
 from .checkpoints import Batch, Loaded
-from .hooks import Attention, Reading, reading, tokens_of
+from .hooks import Reading, input_tokens, reading
+
+
+class SentenceReading(NamedTuple):
+    """What one attention has computed for one sentence, without padding."""
+
+    attention: Attention
+    batch_row: int  # the place of the sentence in its batch
+    logits: Tensor  # (H, T, S), before any mask
+    causal: bool
 
 
 def progress(items: Iterable[Any], title: str) -> Any:
-    """A bar on standard error."""
+    """Returns the items with a progress bar on standard error."""
     return tqdm(list(items), desc=title, leave=True, mininterval=1.0)
 
 
-def pad_of(loaded: Loaded) -> int:
-    """The index of padding."""
-    return int((loaded.task.target_dictionary or loaded.task.source_dictionary).pad())
+def padding_index(loaded: Loaded) -> int:
+    """Returns the index of padding in the model's dictionaries."""
+    dictionary = loaded.task.target_dictionary or loaded.task.source_dictionary
+    return int(dictionary.pad())
 
 
-class Sentences:
-    """What the attentions of a model compute in a forward pass, sentence by sentence, without padding."""
+@torch.no_grad()
+def read_sentences(
+    model: nn.Module, batch: Batch, pad: int, read: Callable[[SentenceReading], None]
+) -> dict[str, Tensor]:
+    """Runs a model on a batch and calls `read` for each attention and sentence.
 
-    def __init__(self, model: nn.Module, pad: int) -> None:
-        self.model, self.pad = model, pad
+    Args:
+        pad: the index of padding.
 
-    @torch.no_grad()
-    def __call__(self, batch: Batch, read: Callable[[Attention, int, Tensor, bool], None]) -> dict[str, Tensor]:
-        """Calls ``read(attention, sentence, logits (H, T, S), causal)``; returns the tokens of each stack."""
-        readings: list[Reading] = []
-        with tokens_of(self.model) as tokens, reading(self.model, readings.append):
-            self.model(**batch["net_input"])
-        lengths = {name: found.ne(self.pad).sum(dim=1).tolist() for name, found in tokens.items()}
-        for attention, logits, causal in readings:
-            keys = lengths["encoder" if attention.kind == "cross" else attention.stack]
-            for i, (rows, columns) in enumerate(zip(lengths[attention.stack], keys)):
-                read(attention, i, logits[i, :, :rows, :columns], causal)
-        return tokens
+    Returns:
+        {stack: its input tokens (B, T)}.
+    """
+    readings: list[Reading] = []
+    with input_tokens(model) as tokens, reading(model, readings.append):
+        model(**batch["net_input"])
+    lengths = {}
+    for stack, stack_tokens in tokens.items():
+        lengths[stack] = stack_tokens.ne(pad).sum(dim=1).tolist()
+    for attention, logits, causal in readings:
+        key_stack = "encoder" if attention.kind == "cross" else attention.stack
+        for batch_row, (rows, columns) in enumerate(zip(lengths[attention.stack], lengths[key_stack])):
+            read(SentenceReading(attention, batch_row, logits[batch_row, :, :rows, :columns], causal))
+    return tokens
 
 
-def criterion_of(loaded: Loaded) -> Any:
-    """The training's loss."""
+def build_criterion(loaded: Loaded) -> Any:
+    """Returns the loss of the model's training, in eval mode."""
     return loaded.task.build_criterion(loaded.cfg.criterion).eval()
 
 
 @torch.no_grad()
 def loss(loaded: Loaded, sample: list[Batch]) -> float:
-    """The loss on the data in bits, as fairseq-validate says it: without label smoothing, by `denominator`."""
-    criterion, total, size = criterion_of(loaded), 0.0, 0
+    """Returns the loss on the data in bits, without label smoothing, as fairseq-validate reports it.
+
+    It is divided by the tokens, for an encoder by the masked tokens or the examples; see `count_targets`.
+    """
+    criterion = build_criterion(loaded)
+    total = 0.0
+    targets = 0
     for batch in sample:
-        value, number, log = criterion(loaded.model, batch)
+        value, sample_size, log = criterion(loaded.model, batch)
         total += float(log.get("nll_loss", value))
-        size += denominator(number, log)
-    return total / size / math.log(2)
+        targets += count_targets(sample_size, log)
+    return total / targets / math.log(2)
 
 
-def denominator(sample_size: Any, log: dict[str, Any]) -> int:
-    """What fairseq divides a batch's loss by: tokens, masked tokens or examples.
+def count_targets(sample_size: Any, log: dict[str, Any]) -> int:
+    """Returns what fairseq divides a batch's loss by: its tokens, masked tokens or examples.
 
     Args:
-        sample_size, log: what a criterion returns beside the loss.
+        sample_size: the second value that a criterion returns.
+        log: the third value that a criterion returns.
     """
     return int(log["ntokens"] if "nll_loss" in log else sample_size)

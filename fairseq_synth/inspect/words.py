@@ -1,4 +1,7 @@
-"""What self-attention is worth beside its average by position: the loss with heads that no longer see the words."""
+"""How much of self-attention is more than an average by position.
+
+Attention is averaged by position over sentences, and the loss is measured with heads that use the average only.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -6,96 +9,131 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import measure
+from .attentions import Head
 from .checkpoints import Batch, Loaded, batches, readable
-from .hooks import Attention, replaced_heads
-from .passes import Sentences, loss, pad_of, progress
+from .hooks import replaced_heads
+from .measure import sentence_weights
+from .passes import SentenceReading, loss, padding_index, progress, read_sentences
+from .positional import Constants, MeanByPosition, fit_constants, toeplitz
 
-Head = tuple[str, int]  # name of the attention, number of the head
-SENTENCES = 2000  # over which attention is averaged
-FUNCTIONS = ("random", "relative_random", "factorized_random")  # that logits by position can be put into
+SENTENCES = 2000  # that attention is averaged over at most, if nobody asks for another number
+FUNCTIONS = ("random", "relative_random", "factorized_random")  # that can have given logits by position
 
 
 class Averages(NamedTuple):
-    """Attention weights of a model by position, as the logits under which they are most likely."""
+    """A model's attention by position, as the logits under which it is most likely."""
 
-    constants: dict[str, measure.Constants]  # {attention: of its heads}
-    length: int  # of the longest sentence seen
+    constants: dict[str, Constants]  # {self-attention: logits of its heads}
+    length: int  # tokens of the longest sentence
     sentences: int
 
 
+class ReplacedHead(NamedTuple):
+    """One more head that is replaced, and the loss with it and all heads before it replaced."""
+
+    head: Head
+    loss: float  # bits
+
+
+def spread(order: Sequence[int], count: int) -> list[int]:
+    """Returns `count` of the items, evenly spaced and with the last one; all of them if there are no more."""
+    if len(order) <= count:
+        return list(order)
+    chosen = []
+    for k in reversed(range(count)):
+        chosen.append(order[-1 - k * len(order) // count])
+    return chosen
+
+
 def average(loaded: Loaded, subset: str, sentences: int, longest: int | None = None) -> Averages:
-    """Reads the self-attentions of a model on some of the sentences of a subset, as many long as short ones.
+    """Averages the self-attentions of a model by position, over as many long as short sentences of a subset.
 
     Args:
         loaded: with data.
-        subset: its split.
-        sentences: how many at most, spread evenly from the longest down.
-        longest: tokens of a sentence at most.
+        subset: the split to read.
+        sentences: how many to read at most, spread evenly from the longest down.
+        longest: the most tokens that a sentence may have; None for what the model can take.
 
     Raises:
         SynthesizerError: there is no such subset, or it has no sentence of that length.
     """
-    order = readable(loaded, subset, longest=longest)
-    if len(order) > sentences:
-        order = [order[-1 - k * len(order) // sentences] for k in reversed(range(sentences))]
-    seen: dict[str, measure.MeanByPosition] = {}
+    order = spread(readable(loaded, subset, longest=longest), sentences)
+    means: dict[str, MeanByPosition] = {}
     is_causal: dict[str, bool] = {}
 
-    def read(attention: Attention, i: int, logits: Tensor, causal: bool) -> None:
-        if attention.kind == "self":
-            seen.setdefault(attention.name, measure.MeanByPosition()).add(measure.weights_of(logits, causal))
-            is_causal[attention.name] = causal
+    def read(reading: SentenceReading) -> None:
+        if reading.attention.kind == "self":
+            name = reading.attention.name
+            mean = means.setdefault(name, MeanByPosition())
+            mean.add(sentence_weights(reading.logits, reading.causal))
+            is_causal[name] = reading.causal
 
-    run = Sentences(loaded.model, pad_of(loaded))
+    pad = padding_index(loaded)
     for batch in progress(batches(loaded, subset, order), "attention by position"):
-        run(batch, read)
-    constants = {name: measure.constants_of(mean, is_causal[name]) for name, mean in seen.items()}
-    return Averages(constants, max(mean.count.size(-1) for mean in seen.values()), len(order))
+        read_sentences(loaded.model, batch, pad, read)
+    constants = {name: fit_constants(mean, is_causal[name]) for name, mean in means.items()}
+    length = max(mean.count.size(-1) for mean in means.values())
+    return Averages(constants, length, len(order))
 
 
-def logits_of(function: str, parameters: dict[str, Tensor], length: int) -> Tensor:
-    """The logits (H, length, length) of a function of `FUNCTIONS`."""
-    if function == "relative_random":
-        return measure.by_diagonal(parameters["r"], length)
-    return parameters["R"] if function == "random" else parameters["R1"] @ parameters["R2"].transpose(1, 2)
-
-
-def parameters_of(function: str, constants: measure.Constants, length: int, rank: int) -> dict[str, Tensor]:
-    """The parameters of a function of `FUNCTIONS`, by their names, that come nearest to logits by position.
+def function_parameters(function: str, constants: Constants, length: int, rank: int) -> dict[str, Tensor]:
+    """Returns the parameters of a function of `FUNCTIONS`, by their names, that come nearest to logits by position.
 
     Args:
-        length, rank: l and k of the function; k is used by ``factorized_random``, which gets the best approximation of
-            that rank.
+        function: one of `FUNCTIONS`.
+        constants: the logits by position.
+        length: l of the function.
+        rank: k of ``factorized_random``, which gets the best approximation of that rank.
     """
     if function == "relative_random":
         m = constants.by_distance.size(-1) // 2
-        places = torch.arange(-length, length + 1).clamp(-m, m) + m
-        return {"r": constants.by_distance[:, places].contiguous()}
+        distance = torch.arange(-length, length + 1)
+        return {"r": constants.by_distance[:, distance.clamp(-m, m) + m].contiguous()}
     R = constants.matrix(length)
     if function == "random":
         return {"R": R}
     left, values, right = torch.linalg.svd(R)
-    left, right = (x[..., :rank] * values[:, None, :rank].sqrt() for x in (left, right.transpose(1, 2)))
-    return {"R1": left.contiguous(), "R2": right.contiguous()}
+    roots = values[:, None, :rank].sqrt()
+    R1 = left[:, :, :rank] * roots
+    R2 = right.transpose(1, 2)[:, :, :rank] * roots
+    return {"R1": R1.contiguous(), "R2": R2.contiguous()}
 
 
-def without_words(
+def function_logits(function: str, parameters: dict[str, Tensor], length: int) -> Tensor:
+    """Returns the logits (H, length, length) of a function of `FUNCTIONS` with these parameters."""
+    if function == "relative_random":
+        return toeplitz(parameters["r"], length)
+    if function == "random":
+        return parameters["R"]
+    return parameters["R1"] @ parameters["R2"].transpose(1, 2)
+
+
+def losses_without_words(
     loaded: Loaded, sample: list[Batch], logits: dict[str, Tensor], heads: Sequence[Head]
 ) -> dict[Head, float]:
-    """The loss in bits when the logits of one head alone are replaced."""
-    found = {}
+    """Returns for each head the loss in bits when its logits alone are replaced.
+
+    Args:
+        logits: {self-attention: logits by position (H, n, n)}.
+        heads: the heads to measure.
+    """
+    losses = {}
     for head in progress(heads, "heads without words"):
         with replaced_heads(loaded.model, logits, [head]):
-            found[head] = loss(loaded, sample)
-    return found
+            losses[head] = loss(loaded, sample)
+    return losses
 
 
 def cheapest_first(
-    loaded: Loaded, sample: list[Batch], logits: dict[str, Tensor], found: dict[Head, float]
-) -> Iterator[tuple[Head, float]]:
-    """The heads by their losses `found`, each with the loss in bits when it is replaced beside those before it."""
-    order = sorted(found, key=lambda head: (found[head], head))
-    for count, head in enumerate(progress(order, "more and more heads"), 1):
+    loaded: Loaded, sample: list[Batch], logits: dict[str, Tensor], losses: dict[Head, float]
+) -> Iterator[ReplacedHead]:
+    """Replaces one head after the other, in the order of `losses`, and yields each with the loss that is reached.
+
+    Args:
+        logits: {self-attention: logits by position (H, n, n)}.
+        losses: what `losses_without_words` returns.
+    """
+    order = sorted(losses, key=lambda head: (losses[head], head))
+    for count, head in enumerate(progress(order, "more and more heads"), start=1):
         with replaced_heads(loaded.model, logits, order[:count]):
-            yield head, loss(loaded, sample)
+            yield ReplacedHead(head, loss(loaded, sample))

@@ -1,0 +1,204 @@
+"""Turns a trained Transformer into a Synthesizer: heads of its self-attention no longer look at the words.
+
+The logits of a head become constants, those that come nearest to its attention averaged by position over the data.
+Nothing is trained; the last line printed is a command that does. Takes fairseq's transformer, transformer_lm and
+roberta, and those heads of this plugin's models that use vanilla. NEW.pt needs this plugin's --user-dir.
+"""
+
+import argparse
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from ..errors import SynthesizerError
+from ..inspect import words
+from ..inspect.attentions import Head, attentions, find_stacks, self_attentions
+from ..inspect.checkpoints import Batch, Loaded, batches, import_user_dir, load, readable
+from ..inspect.passes import loss
+from ..synthesizers import SYNTHESIZERS
+from .conversion import CHOICES, STACKS, Conversion, choose_max_length, plan_conversion
+from .model import build_model, save_checkpoint
+from .tuning import tuning_command
+
+POSITIVE_FLAGS = ("sentences", "rank", "max_length", "heads_within")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs the command line.
+
+    Raises:
+        SynthesizerError: a flag, the checkpoint or the data cannot be used; nothing is written.
+    """
+    args = parse(argv)
+    loaded = load_separable(args)
+    conversion = plan_conversion(loaded, args)
+    averages = words.average(loaded, args.subset, args.sentences, longest=args.max_length or conversion.max_length)
+    max_length = conversion.max_length or choose_max_length(loaded, averages.length, args.max_length)
+    order = readable(loaded, "valid", args.sentences, longest=max_length)
+    sample = batches(loaded, "valid", order)
+    parameters = {}
+    for name, function in conversion.functions.items():
+        constants = averages.constants[name]
+        parameters[name] = words.function_parameters(function, constants, max_length, conversion.rank)
+    loss_before = loss(loaded, sample)
+    heads = conversion.heads
+    if args.heads_within is not None:
+        logits = {}
+        for name, function in conversion.functions.items():
+            logits[name] = words.function_logits(function, parameters[name], max_length)
+        heads = choose_cheap_heads(loaded, sample, logits, heads, loss_before, args.heads_within)
+    new = build_model(loaded, conversion, parameters, heads, max_length)
+    loss_after = loss(loaded._replace(model=new.model), sample)
+    cfg = save_checkpoint(args.checkpoint, args.out, new)
+    print(f"loss: {loss_before:.4f} bits on {len(order):,} sentences of valid ({args.checkpoint})")
+    print(f"loss, converted: {loss_after:.4f} bits, {loss_after - loss_before:+.4f} ({args.out})")
+    print(f"heads: {describe_heads(loaded, conversion, heads)}")
+    print(f"parameters: {count_parameters(loaded.model):,} before, {count_parameters(new.model):,} after")
+    print(f"to tune it: {tuning_command(args.data, args.out, cfg)}")
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Returns the command line's values.
+
+    Raises:
+        SynthesizerError: a value cannot be used, or the output exists or cannot be written.
+    """
+    parser = argparse.ArgumentParser(prog="python -m fairseq_synth.convert", description=__doc__)
+    add = parser.add_argument
+    add("checkpoint", type=Path, metavar="CHECKPOINT", help="a .pt file of fairseq-train")
+    add("--data", type=Path, required=True, metavar="DATA_BIN", help="binarised data of the model's dictionaries")
+    add("--out", type=Path, required=True, metavar="NEW.pt", help="the file to write")
+    for stack in STACKS:
+        add(f"--{stack}", metavar="FUNCTION", help=f"one of {', '.join(CHOICES)}, for the {stack} (default: random)")
+    add("--layers", metavar="NAMES", help="only these, joined by commas: encoder.self.0,decoder.self.3 (default: all)")
+    add("--heads-within", type=float, metavar="BITS", help="the cheapest heads until the loss has grown so much")
+    add("--sentences", type=int, default=words.SENTENCES, metavar="N", help="of each split at most (default: 2000)")
+    add("--subset", default="train", help="split to average attention over (default: train); losses are of valid")
+    add("--max-length", type=int, metavar="N", help="--synth-max-length of the result (default: the longest seen)")
+    add("--rank", type=int, default=8, metavar="K", help="rank of factorized_random (default: 8)")
+    add("--user-dir", type=Path, metavar="DIR", help="the --user-dir given to fairseq-train, if it is another")
+    add("--force", action="store_true", help="overwrite NEW.pt")
+    args = parser.parse_args(argv)
+    check_values(args)
+    check_place(args.out, may_overwrite=args.force)
+    return args
+
+
+def check_values(args: argparse.Namespace) -> None:
+    """Checks numbers and names of functions.
+
+    Raises:
+        SynthesizerError: a number is not above 0, or a function cannot be made from attention.
+    """
+    for name in POSITIVE_FLAGS:
+        value = getattr(args, name)
+        if value is not None and value <= 0:
+            raise SynthesizerError(f"--{name.replace('_', '-')} {value}: must be above 0")
+    for stack in STACKS:
+        function = getattr(args, stack)
+        if function is not None and function not in CHOICES:
+            reason = "no closed form makes it of attention" if function in SYNTHESIZERS else "unknown function"
+            raise SynthesizerError(f"--{stack} {function}: {reason}; choose from {', '.join(CHOICES)}")
+
+
+def check_place(out: Path, may_overwrite: bool) -> None:
+    """Checks that the new checkpoint can be written.
+
+    Raises:
+        SynthesizerError: the file exists, or its folder does not.
+    """
+    if out.exists() and not may_overwrite:
+        raise SynthesizerError(f"--out {out}: exists already; give --force to overwrite it, or another name")
+    if not out.absolute().parent.is_dir():
+        raise SynthesizerError(f"--out {out}: its folder does not exist; make it, or choose another")
+
+
+def load_separable(args: argparse.Namespace) -> Loaded:
+    """Loads the checkpoint, and checks that its heads can be told apart.
+
+    Raises:
+        SynthesizerError: it is no Transformer's, a TorchScript file or quantised.
+    """
+    import_user_dir(args)
+    path = args.checkpoint
+    if is_torchscript(path):
+        raise SynthesizerError(describe_inseparable(path, "a TorchScript file"))
+    loaded = load(path, args.data)
+    for attention in attentions(loaded.model):
+        for projection in (attention.module.v_proj, attention.module.out_proj):
+            if type(projection) is not nn.Linear:
+                raise SynthesizerError(describe_inseparable(path, "quantised"))
+    return loaded
+
+
+def is_torchscript(path: Path) -> bool:
+    """Returns whether a file is a TorchScript archive."""
+    if not path.is_file() or not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return any(name.endswith("constants.pkl") for name in archive.namelist())
+
+
+def describe_inseparable(path: Path, kind: str) -> str:
+    """Returns an error about a checkpoint of a kind whose heads cannot be told apart."""
+    return f"{path}: its heads cannot be told apart, as it is {kind}; give the checkpoint of fairseq-train"
+
+
+def choose_cheap_heads(
+    loaded: Loaded,
+    sample: list[Batch],
+    logits: dict[str, Tensor],
+    heads: list[Head],
+    loss_before: float,
+    allowed_increase: float,
+) -> list[Head]:
+    """Returns the cheapest heads, as many as can be replaced until the loss has grown by more than is allowed.
+
+    Args:
+        logits: {self-attention: logits (H, n, n) of its new function}.
+        heads: the heads to choose from.
+        loss_before: the loss of the old model, in bits.
+        allowed_increase: of the loss, in bits.
+
+    Raises:
+        SynthesizerError: the cheapest head costs more.
+    """
+    losses = words.losses_without_words(loaded, sample, logits, heads)
+    chosen = []
+    for head, value in words.cheapest_first(loaded, sample, logits, losses):
+        if value > loss_before + allowed_increase:
+            break
+        chosen.append(head)
+    if not chosen:
+        lowest_cost = min(losses.values()) - loss_before
+        raise SynthesizerError(
+            f"--heads-within {allowed_increase}: the cheapest head costs {lowest_cost:.2g} bits; give more, or leave "
+            "it out"
+        )
+    return chosen
+
+
+def describe_heads(loaded: Loaded, conversion: Conversion, heads: Sequence[Head]) -> str:
+    """Returns how many heads of each stack are replaced, and by which functions."""
+    replaced_attentions = [head.attention for head in heads]
+    parts = []
+    for stack in find_stacks(loaded.model):
+        total = 0
+        replaced = 0
+        functions: list[str] = []
+        for attention in self_attentions(loaded.model):
+            if attention.stack == stack:
+                total += attention.num_heads
+                replaced += replaced_attentions.count(attention.name)
+                if attention.name in conversion.functions:
+                    functions.append(conversion.functions[attention.name])
+        names = " or ".join(dict.fromkeys(functions)) or "converted"
+        parts.append(f"{replaced} of the {stack}'s {total} are {names}")
+    return ", ".join(parts)
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Returns the number of parameters of a model."""
+    return sum(parameter.numel() for parameter in model.parameters())
