@@ -258,24 +258,6 @@ def paper_speed_columns(table: Table) -> list[ModelColumn]:
 # ---- tables over several data sets
 
 
-def translation_summary(name: str) -> str:
-    """Returns a translation table in short: BLEU, and the differences of BLEU and chrF to the Transformer's."""
-    table = TABLES[name]
-    records = load_runs(name)
-    parameters = format_parameters(records)
-    columns = [ModelColumn("parameters", parameters)]
-    for column in table.columns:
-        rows = group_by_row(table, column, records)
-        bleu = {row: format_figures(runs, ["bleu"]) for row, runs in rows.items() if runs}
-        columns.append(ModelColumn(f"{column.heading} BLEU", bleu))
-        for figure in ("bleu", "chrf"):
-            by_row = differences(table, rows, figure)
-            heading = f"{minus_baseline(table)}, {HEADINGS[figure]}"
-            columns.append(ModelColumn(heading, {row: difference.cell() for row, difference in by_row.items()}))
-    models = [model for model in table.models() if model in parameters]
-    return model_table(columns, models)
-
-
 def quality_tables() -> str:
     """Returns tables of the differences to the Transformer: translation, a longer recipe of it, and other tasks."""
     short_recipe = [

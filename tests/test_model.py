@@ -58,9 +58,10 @@ def test_alone_equals_batched(spec, left_source, left_target):
     out, extra = model(source, None, target)
     encoded = model.encoder(source, return_all_hiddens=True)
     assert torch.equal(encoded["encoder_padding_mask"][0], source.eq(1))
-    for b, (s, t) in enumerate(zip(SOURCES, TARGETS)):
-        s, t = torch.tensor([s]), torch.tensor([t])
-        alone, alone_extra = model(s, None, t)
+    for b, (source_tokens, target_tokens) in enumerate(zip(SOURCES, TARGETS)):
+        source_alone = torch.tensor([source_tokens])
+        target_alone = torch.tensor([target_tokens])
+        alone, alone_extra = model(source_alone, None, target_alone)
         real_source, real_target = source[b].ne(1), target[b].ne(1)
         torch.testing.assert_close(out[b][real_target], alone[0], atol=2e-5, rtol=0)
         torch.testing.assert_close(
@@ -69,7 +70,7 @@ def test_alone_equals_batched(spec, left_source, left_target):
         torch.testing.assert_close(
             extra["inner_states"][-1][:, b][real_target], alone_extra["inner_states"][-1][:, 0], atol=2e-5, rtol=0
         )
-        encoded_alone = model.encoder(s, return_all_hiddens=True)
+        encoded_alone = model.encoder(source_alone, return_all_hiddens=True)
         # everything the encoder hands out is in the caller's columns
         for got, want in [
             (encoded["encoder_out"][0][:, b], encoded_alone["encoder_out"][0][:, 0]),

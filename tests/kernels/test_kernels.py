@@ -20,6 +20,7 @@ from helpers import NAMES, SPECS, Columns, make_attention, padding_mask
 from fairseq_synth.architectures import VARIANTS
 from fairseq_synth.computations import kernels, plain
 from fairseq_synth.computations.kernels import launches
+from fairseq_synth.computations.kernels.check import Comparison
 from fairseq_synth.computations.kernels.tensors import NO_WEIGHTS
 from fairseq_synth.errors import SynthesizerError
 from fairseq_synth.logits import Bias, Diagonals, Logits, Outer, Product
@@ -76,7 +77,7 @@ def kernels_are_on(monkeypatch, chosen):
     kernels.find_plan.cache_clear()
     kernels.device_fits.cache_clear()
     # the comparison with the definition, which takes the interpreter as long again, has tests of its own
-    monkeypatch.setattr(kernels, "compare", lambda *_: kernels.Comparison(is_finite=True, difference=""))
+    monkeypatch.setattr(kernels, "compare", lambda *_: Comparison(is_finite=True, difference=""))
     # on a GPU they are for half precision, as in fp32 they are slow; but fp32 is what shows that they are right
     monkeypatch.setattr(kernels, "DTYPES", (torch.float32, *kernels.DTYPES))
 

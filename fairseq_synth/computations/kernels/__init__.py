@@ -29,7 +29,7 @@ from ...logits import Logits
 from ...masks import is_causal
 from ...tensors import is_recorded
 from .. import plain
-from .check import Comparison, compare
+from .check import compare
 from .launches import Launch, Plan, divide_up, find_plan
 from .tensors import Call, align_memory, prepare_call, sort_terms
 
