@@ -104,7 +104,7 @@ def write_no_number(tensors):
         ("forward_short", change_output, "the output errs by 0.1, where "),
         ("forward_short", write_no_number, "the output errs by nan, where "),
         ("backward_short", change_values_gradient, "the gradient of tensor 0 (value, query, key) errs by "),
-        ("add", change_matrix_gradient, "(bias) errs by 0.5, where "),
+        ("add", change_matrix_gradient, "(bias) errs by "),
         ("add", change_weights_gradient, "(weight) errs by "),
     ],
 )
@@ -120,7 +120,6 @@ def test_wrong_kernels_are_switched_off(kernel, change, wrong, monkeypatch, capl
 
 
 def test_a_wrong_kernel_for_long_sentences_is_switched_off(monkeypatch, caplog):
-    monkeypatch.setattr(kernels.Plan, "__init__", kernels.Plan.__init__)
     monkeypatch.setattr("fairseq_synth.computations.kernels.launches.Layout.is_short", lambda _: False)
     plant_error(monkeypatch, "backward_columns", change_values_gradient)
     results = attend(padded=False)

@@ -18,7 +18,7 @@ this file           which calls the kernels take, and how they are called
 import logging
 import os
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ from ...tensors import is_recorded
 from .. import plain
 from .check import compare
 from .launches import Launch, Plan, divide_up, find_plan
-from .tensors import Call, align_memory, prepare_call, sort_terms
+from .tensors import Call, Summands, align_memory, prepare_call, sort_terms
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +43,17 @@ TRITON = (3, 4)  # the oldest release whose kernels take tuples
 CAPABILITY = (8, 0)
 MAX_HEAD_DIM = 128
 MAX_HEAD_DIM_OF_MIXTURES = 64  # of three functions or more
+
+
+class SortedTerms(NamedTuple):
+    """The terms of logits, sorted."""
+
+    logits: Logits
+    summands: Summands
+
+
+# What `refuses` has found out about the last call, and `compute`, which comes next, need not find out again.
+latest: SortedTerms | None = None
 
 
 def refuses(
@@ -76,7 +87,7 @@ def are_on() -> bool:
 
 def find_reason(logits: Logits, value: Tensor, attn_mask: Tensor | None) -> str:
     """Returns why kernels that are switched on cannot take a call, or an empty string."""
-    if type(value) is not Tensor or is_recorded():
+    if is_recorded() or type(value) is not Tensor:
         return "torch records the call"
     if value.numel() == 0:
         return "the batch is empty"
@@ -91,7 +102,19 @@ def find_reason(logits: Logits, value: Tensor, attn_mask: Tensor | None) -> str:
     limit = MAX_HEAD_DIM if summands.number_of_tiles() <= 2 else MAX_HEAD_DIM_OF_MIXTURES
     if max(value.size(3), summands.widest_factor()) > limit:
         return f"heads are wider than {limit}"
+    global latest
+    latest = SortedTerms(logits, summands)
     return ""
+
+
+def take_summands(logits: Logits, value: Tensor) -> Summands:
+    """Returns the sorted terms of logits, and forgets those that `refuses` has sorted."""
+    global latest
+    previous = latest
+    latest = None  # it would keep the tensors of the call in memory
+    if previous is not None and previous.logits is logits:
+        return previous.summands
+    return sort_terms(logits, value)
 
 
 @cache
@@ -144,7 +167,8 @@ def compute(
     logits: Logits, value: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dropout: float = 0.0
 ) -> Tensor:
     """Returns ``softmax(S) V``, (T B, C); see `computations`. Rows of padding behind a sentence are 0."""
-    call = prepare_call(logits, value, key_padding_mask, attn_mask, dropout)
+    summands = take_summands(logits, value)
+    call = prepare_call(logits, value, key_padding_mask, attn_mask, dropout, summands)
     plan = find_plan(call.layout)
     if not plan.is_loaded:
         load(plan, call)
@@ -173,7 +197,7 @@ def attend_without_dropping(
     Kernels with dropout are compiled for any probability. With a probability of 0 they keep every weight, so that their
     result can be compared with the definition's. The random numbers of the program stay as they are.
     """
-    call = prepare_call(logits, value, key_padding_mask, attn_mask, dropout)
+    call = prepare_call(logits, value, key_padding_mask, attn_mask, dropout, sort_terms(logits, value))
     plan = find_plan(call.layout._replace(dropout=0.0))
     if not is_interpreted():
         compile_kernels(plan, call)

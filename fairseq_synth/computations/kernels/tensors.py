@@ -16,7 +16,8 @@ kernels read the tensor behind it and give that tensor its gradient, so that not
 other tensor is copied.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 import torch
@@ -24,11 +25,13 @@ from torch import Tensor
 
 from ...logits import Bias, Diagonals, Logits, Outer, Product, Term
 from ...positions import take_positions
-from .launches import SUMMANDS, Layout, WeightRows, divide_up
+from .launches import Layout, WeightRows, divide_up
 
 # Up to so many rows R1 R2^T is computed whole: to slice R1 and R2 first would add a launch for each slice's gradient.
 MAX_ROWS_UNSLICED = 512
-NO_WEIGHTS = WeightRows(q=-1, x=-1, outer=-1, c=-1, r=-1)
+NO_ROWS = dict.fromkeys(WeightRows._fields, -1)
+NO_WEIGHTS = WeightRows(**NO_ROWS)
+get_dtype = attrgetter("dtype")
 
 
 class Summands(NamedTuple):
@@ -118,11 +121,15 @@ def sort_terms(logits: Logits, value: Tensor) -> Summands:
 
 
 def prepare_call(
-    logits: Logits, value: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dropout: float
+    logits: Logits,
+    value: Tensor,
+    key_padding_mask: Tensor | None,
+    attn_mask: Tensor | None,
+    dropout: float,
+    summands: Summands,
 ) -> Call:
     """Returns the tensors of a call that the kernels take, and the layout of the call."""
     bsz, heads, length, width = value.size()
-    summands = sort_terms(logits, value)
     tensors: dict[str, Tensor] = {}  # filled in the order of `launches.NAMES`
     query_width = shared_width = left = right = w_rows = c_columns = r_rows = r_columns = 0
     scale = 1.0
@@ -152,7 +159,7 @@ def prepare_call(
         tensors["weights"] = weights.tensor
     layout = Layout(
         device=value.device,
-        dtypes=tuple([tensor.dtype for tensor in tensors.values()]),
+        dtypes=tuple(map(get_dtype, tensors.values())),
         T=length,
         B=bsz,
         H=heads,
@@ -175,23 +182,26 @@ def prepare_call(
         dropout=dropout,
         wanted=tuple([name for name, tensor in tensors.items() if tensor.requires_grad]),
     )
-    aligned = [align_memory(tensor) for tensor in tensors.values()]
-    return Call(logits, value, key_padding_mask, attn_mask, layout, aligned)
+    return Call(logits, value, key_padding_mask, attn_mask, layout, list(map(align_memory, tensors.values())))
 
 
-def is_readable_in(base: Tensor, view: Tensor) -> bool:
-    """Returns whether the kernels may read a view in the tensor `base`, and give the gradient of that tensor.
+def are_readable_in(base: Tensor, views: Iterable[Tensor]) -> bool:
+    """Returns whether the kernels may read views in the tensor `base`, and give the gradient of that tensor.
 
-    The view must have no gradient of its own: nothing waits for it, as a hook would, and it is not cut off from the
-    base, as a detached view is, or a leaf that was made without gradients.
+    A view must have no gradient of its own: nothing waits for it, as a hook would, and it is not cut off from the base,
+    as a detached view is, or a leaf that was made without gradients.
     """
-    return (
-        view._base is base
-        and base.dtype == view.dtype
-        and base.requires_grad == view.requires_grad != view.is_leaf
-        and not view._backward_hooks
-        and not view.retains_grad
-    )
+    if not base.is_contiguous():
+        return False
+    dtype, requires_grad = base.dtype, base.requires_grad
+    for view in views:
+        if view._base is not base or view.dtype != dtype:
+            return False
+        if view.requires_grad != requires_grad or view.is_leaf == requires_grad:
+            return False
+        if view._backward_hooks or view.retains_grad:
+            return False
+    return True
 
 
 def pack(parts: list[Tensor]) -> Tensor:
@@ -218,11 +228,10 @@ def are_side_by_side(parts: list[Tensor], base: Tensor) -> bool:
     place = first = base.storage_offset()
     for part in parts:
         width = part.size(3)
-        strides = (features, width, bsz * features, 1)
-        if part.storage_offset() != place or part.stride() != strides or not is_readable_in(base, part):
+        if part.storage_offset() != place or part.stride() != (features, width, bsz * features, 1):
             return False
         place += heads * width
-    return place - first == features and base.is_contiguous()
+    return place - first == features and are_readable_in(base, parts)
 
 
 def order_by_head(x: Tensor, bsz: int, heads: int, dtype: torch.dtype) -> Tensor:
@@ -260,8 +269,7 @@ def read_whole(x: Tensor, heads: int) -> Whole:
             and head_stride % row_stride == 0
             and base.numel() == heads * head_stride
             and base.storage_offset() == x.storage_offset()
-            and base.is_contiguous()
-            and is_readable_in(base, x)
+            and are_readable_in(base, [x])
         ):
             return Whole(base, rows=head_stride // row_stride, columns=row_stride)
     of_heads = x[0] if x.size(1) == heads else x[0].expand(heads, -1, -1)
@@ -296,7 +304,7 @@ def read_distances(values: Tensor, heads: int, length: int) -> Whole:
     if base is not None and values.size(1) == heads and base.numel() == heads * number:
         # the middle one of 2 m + 1 numbers, m = number // 2, is that of distance 0, which is number T - 1 of the values
         place = values.storage_offset() - base.storage_offset()
-        if place == number // 2 - (length - 1) and base.is_contiguous() and is_readable_in(base, values):
+        if place == number // 2 - (length - 1) and are_readable_in(base, [values]):
             return Whole(base, rows=1, columns=number)
     of_heads = values[0, :, 0].expand(heads, -1).contiguous()
     return Whole(of_heads, rows=1, columns=of_heads.size(1))
@@ -304,28 +312,34 @@ def read_distances(values: Tensor, heads: int, length: int) -> Whole:
 
 def read_weights(summands: Summands, heads: int) -> Weights:
     """Returns the tensor that the weights of summands are rows of, or a copy of them; without weights it is None."""
+    places: dict[str, Sequence[Term]] = {
+        "q": summands.inner,
+        "x": summands.shared_keys,
+        "outer": summands.outer,
+        "c": summands.rows,
+        "r": summands.matrices,
+    }
     weights: dict[str, Tensor] = {}
-    places: list[Sequence[Term]] = [summands.inner, summands.shared_keys, summands.outer, summands.rows]
-    places.append(summands.matrices)
-    for name, terms in zip(SUMMANDS, places):
+    for place, terms in places.items():
         # Several matrices are added up beforehand, with their weights.
         if len(terms) == 1 and terms[0].weight is not None:
-            weights[name] = terms[0].weight
+            weights[place] = terms[0].weight
     if not weights:
         return Weights(None, NO_WEIGHTS)
     base = next(iter(weights.values()))._base
-    rows = {}
-    if base is not None and base.dim() == 2 and base.size(1) == heads and base.is_contiguous():
+    if base is not None and base.dim() == 2 and base.size(1) == heads and are_readable_in(base, weights.values()):
         first = base.storage_offset()
-        for name, weight in weights.items():
-            row, head = divmod(int(weight.storage_offset() - first), heads)
-            if head == 0 and weight.stride(1) == 1 and is_readable_in(base, weight):
-                rows[name] = row
-        if len(rows) == len(weights):
-            return Weights(base, NO_WEIGHTS._replace(**rows))
-    rows = {name: number for number, name in enumerate(weights)}
+        offsets = {place: int(weight.storage_offset()) - first for place, weight in weights.items()}
+        are_rows = all([weight.stride(1) == 1 for weight in weights.values()])
+        if are_rows and not any([offset % heads for offset in offsets.values()]):
+            return Weights(base, choose_rows({place: offset // heads for place, offset in offsets.items()}))
     copied = torch.cat([weight.reshape(1, heads) for weight in weights.values()])
-    return Weights(copied, NO_WEIGHTS._replace(**rows))
+    return Weights(copied, choose_rows({place: number for number, place in enumerate(weights)}))
+
+
+def choose_rows(rows: dict[str, int]) -> WeightRows:
+    """Returns the rows of weights by their summands, with -1 for a summand without a weight."""
+    return WeightRows(**{**NO_ROWS, **rows})
 
 
 def align_memory(x: Tensor) -> Tensor:

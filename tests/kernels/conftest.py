@@ -1,0 +1,65 @@
+"""Fixtures of the tests of the kernels.
+
+Without ``--device cuda``, Triton's interpreter runs the kernels, and a stand-in for a driver compiles them. Both are
+slow, and the kernels are off by default, so that only a few chosen tests run; ``--kernels`` runs all.
+"""
+
+import pytest
+import torch
+from kernel_calls import MIXED
+
+from fairseq_synth.computations import kernels
+from fairseq_synth.computations.kernels.check import Comparison
+
+# By default: short and long sentences, each kernel, each place of the logits, and both masks.
+CHOSEN = {
+    "test_short_sentences[random-padded]",
+    "test_short_sentences[relative_random-causal]",
+    f"test_short_sentences[{MIXED}-padded]",
+    "test_long_sentences[random-padded]",
+    "test_long_sentences[random+vanilla-causal]",
+    "test_any_summands[2-True]",
+    "test_views_of_the_projection[packed-True]",
+    "test_launches_of_what_is_wanted[pRa-names5]",
+    "test_saved_tensors_in_other_memory[3-True]",
+    "test_memory_at_any_address[bias]",
+    "test_compiled_kernels_are_compared_before_they_are_used",
+}
+
+
+@pytest.fixture
+def everything(request):
+    """Returns whether all tests are to run, and not a chosen part."""
+    return request.config.getoption("--kernels") or request.config.getoption("--all")
+
+
+@pytest.fixture
+def chosen(request, everything):
+    """Skips a test in which the interpreter or the compiler works, unless it is one of the chosen."""
+    is_free = request.config.getoption("--device") != "cpu" or request.node.get_closest_marker("interpreted") is None
+    if not (everything or is_free or request.node.name in CHOSEN):
+        pytest.skip("the kernels are off by default, and this takes long without a GPU: --kernels")
+
+
+@pytest.fixture
+def kernels_are_on(monkeypatch, chosen):
+    """Switches the kernels on, without plans of earlier tests."""
+    monkeypatch.setattr(kernels, "SWITCH", "1")
+    kernels.find_plan.cache_clear()
+    kernels.device_fits.cache_clear()
+    # the comparison with the definition, which takes the interpreter as long again, has tests of its own
+    monkeypatch.setattr(kernels, "compare", lambda *_: Comparison(is_finite=True, difference=""))
+    # on a GPU they are for half precision, as in fp32 they are slow; but fp32 is what shows that they are right
+    monkeypatch.setattr(kernels, "DTYPES", (torch.float32, *kernels.DTYPES))
+
+
+@pytest.fixture
+def dirty_memory(monkeypatch):
+    """Fills new tensors of the kernels with NaN, so that what is not written is noticed."""
+    empty = torch.Tensor.new_empty
+
+    def new_empty(x, *size, **kwargs):
+        found = empty(x, *size, **kwargs)
+        return found.fill_(float("nan")) if found.is_floating_point() else found
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", new_empty)
