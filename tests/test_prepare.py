@@ -14,11 +14,11 @@ import pytest
 from helpers import ROOT, refused
 from small_text import PREPARED, VERSIONS, digest, parallel, write
 
-from recipes import prepare
+from recipes import pairs, prepare, subwords
 from recipes import text as read_text
 from recipes.catalog import CORPORA, SPLITS
 from recipes.languages import one_line
-from recipes.text import aligned
+from recipes.pairs import FilePair, read_pairs
 
 pytestmark = pytest.mark.usefixtures("in_process")
 
@@ -70,7 +70,8 @@ def test_the_life_of_a_folder(tmp_path, raw, capfd, monkeypatch):
     assert (out / "test.de").read_text() == (raw / "test.de").read_text()
     assert "159 pairs, left out: 1 empty" in capfd.readouterr().out
     known = prepare.digest_of(out)
-    monkeypatch.setitem(prepare.OPTIONS, "new", (prepare.PAIRS, prepare.NUMBER, "an option that is not set"))
+    new = prepare.Option(prepare.PAIRS, prepare.NUMBER, "an option that is not set")
+    monkeypatch.setitem(prepare.OPTIONS, "new", new)
     prepare.main(argv)
     assert f"{out} is ready, reusing it" in capfd.readouterr().out and prepare.digest_of(out) == known
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
@@ -94,7 +95,7 @@ def test_the_life_of_a_folder(tmp_path, raw, capfd, monkeypatch):
 
 def test_a_folder_of_ones_own(tmp_path, raw, capsys, monkeypatch):
     """Others than train* are named. Missing sets are always the same pairs; none of their sources is trained on."""
-    monkeypatch.setattr(read_text, "MOST_HELD_OUT", 20)
+    monkeypatch.setattr(pairs, "MOST_HELD_OUT", 20)
     english, german = ([*map(one_line, read_text.lines(raw / f"train.{end}"))] for end in ("en", "de.gz"))
     there = [*zip(english, german), *zip(map(str.upper, english), german), ("one more " * 600 + "ŵ", "noch einer")]
     for at, side in enumerate(("en", "de")):
@@ -103,7 +104,8 @@ def test_a_folder_of_ones_own(tmp_path, raw, capsys, monkeypatch):
     outs, drawn = (tmp_path / "out", tmp_path / "again"), []
     for out in outs:
         prepare.main(call(tmp_path / "own", "en", "de", out, "--subwords", "sentencepiece"))
-        drawn.append([[*aligned(*(out / "text" / f"{split}.{side}" for side in ("en", "de")))] for split in SPLITS])
+        prefixes = [out / "text" / split for split in SPLITS]
+        drawn.append([[*read_pairs(FilePair(Path(f"{prefix}.en"), Path(f"{prefix}.de")))] for prefix in prefixes])
     said = capsys.readouterr().out
     assert "trained on: train, train.more; not on newstest2014, as files to train on begin with train" in said
     train, valid, test = ([tuple(pair) for pair in rows] for rows in drawn[0])
@@ -142,7 +144,7 @@ def test_what_is_refused(tmp_path, raw, small_data, change, argv, part, monkeypa
     subprocess.run(["bash", "-c", change], cwd=raw, check=True)
     before = {(path, path.read_bytes()) for path in raw.iterdir()}
     folders = {"tmp": tmp_path, "raw": raw, "out": tmp_path / "out", "wmt": small_data("wmt")}
-    monkeypatch.setattr(prepare, "tokenize", lambda *args: None)  # what comes after the checks
+    monkeypatch.setattr(subwords, "tokenize_file", lambda *args, **options: None)  # what comes after the checks
     refused(prepare.main, *argv.format(**folders).split(), part=part)
     assert not list(tmp_path.rglob("bin/done")) and not list(tmp_path.rglob("*.part"))
     assert {(path, path.read_bytes()) for path in raw.iterdir()} == before

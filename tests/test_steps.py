@@ -74,7 +74,7 @@ def test_what_is_older_than_its_text_is_made_anew(made, of, is_kept, tmp_path):
         if time_made:
             (tmp_path / name).touch()
             os.utime(tmp_path / name, (time_made, time_made))
-    assert steps.is_made([tmp_path / "made"], [tmp_path / "of"], "a note") == is_kept
+    assert steps.is_newer(tmp_path / "made", [tmp_path / "of"]) == is_kept
 
 
 def test_a_lock(tmp_path, capsys):
