@@ -14,11 +14,11 @@ import pytest
 from helpers import ROOT, assert_refused
 from small_text import PREPARED, VERSIONS, digest, parallel, write
 
-from recipes import prepare
+from recipes import pairs, prepare, steps, subwords
 from recipes import text as read_text
 from recipes.catalog import CORPORA, SPLITS
 from recipes.languages import one_line
-from recipes.text import aligned
+from recipes.pairs import FilePair, read_pairs
 
 pytestmark = pytest.mark.usefixtures("programs_in_process")
 
@@ -70,7 +70,8 @@ def test_the_life_of_a_folder(tmp_path, raw, capfd, monkeypatch):
     assert (out / "test.de").read_text() == (raw / "test.de").read_text()
     assert "159 pairs, left out: 1 empty" in capfd.readouterr().out
     known = prepare.digest_of(out)
-    monkeypatch.setitem(prepare.OPTIONS, "new", (prepare.PAIRS, prepare.NUMBER, "an option that is not set"))
+    new = prepare.Option(prepare.PAIRS, prepare.NUMBER, "an option that is not set")
+    monkeypatch.setitem(prepare.OPTIONS, "new", new)
     prepare.main(argv)
     assert f"{out} is ready, reusing it" in capfd.readouterr().out and prepare.digest_of(out) == known
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
@@ -94,7 +95,7 @@ def test_the_life_of_a_folder(tmp_path, raw, capfd, monkeypatch):
 
 def test_a_folder_of_ones_own(tmp_path, raw, capsys, monkeypatch):
     """Others than train* are named. Missing sets are always the same pairs; none of their sources is trained on."""
-    monkeypatch.setattr(read_text, "MOST_HELD_OUT", 20)
+    monkeypatch.setattr(pairs, "MOST_HELD_OUT", 20)
     english, german = ([*map(one_line, read_text.lines(raw / f"train.{end}"))] for end in ("en", "de.gz"))
     there = [*zip(english, german), *zip(map(str.upper, english), german), ("one more " * 600 + "ŵ", "noch einer")]
     for at, side in enumerate(("en", "de")):
@@ -103,7 +104,8 @@ def test_a_folder_of_ones_own(tmp_path, raw, capsys, monkeypatch):
     outs, drawn = (tmp_path / "out", tmp_path / "again"), []
     for out in outs:
         prepare.main(call(tmp_path / "own", "en", "de", out, "--subwords", "sentencepiece"))
-        drawn.append([[*aligned(*(out / "text" / f"{split}.{side}" for side in ("en", "de")))] for split in SPLITS])
+        prefixes = [out / "text" / split for split in SPLITS]
+        drawn.append([[*read_pairs(FilePair(Path(f"{prefix}.en"), Path(f"{prefix}.de")))] for prefix in prefixes])
     said = capsys.readouterr().out
     assert "trained on: train, train.more; not on newstest2014, as files to train on begin with train" in said
     train, valid, test = ([tuple(pair) for pair in rows] for rows in drawn[0])
@@ -116,7 +118,119 @@ def test_a_folder_of_ones_own(tmp_path, raw, capsys, monkeypatch):
     assert [*read_text.lines(outs[0] / "test.en")] == [source for source, _ in test]
 
 
+def test_changed_text_is_noticed_whatever_its_files_are_called(tmp_path, raw):
+    """Names may have blanks, and characters that mean something else in patterns and templates."""
+    names = ("train 2", "train[1]", "train+more", "train{2}", "train*")
+    for name in names:
+        for side in ("en", "de"):
+            write(raw / f"{name}.{side}", [f"only {name}"])
+    argv = call(raw, "en", "de", tmp_path / "{en-de}")
+    prepare.main(argv)
+    assert (tmp_path / "{en-de}" / "text" / "train.en").read_text().count("only train") == len(names)
+    for name in names:
+        write(raw / f"{name}.de", ["other"])
+        assert_refused(prepare.main, *argv, part=re.escape(f"{raw}: {name}.de has changed, come or gone"))
+        write(raw / f"{name}.de", [f"only {name}"])
+    prepare.main(argv)
+
+
+def test_changed_targets_in_a_second_file_are_noticed(tmp_path):
+    for split in ("train", "val", "test"):
+        write(tmp_path / "raw" / f"{split}.source", ["a b c d"] * 30)
+        write(tmp_path / "raw" / f"{split}.target", ["a b"] * 30)
+    argv = ["cnndm", str(tmp_path / "out"), "--from", str(tmp_path / "raw"), "--merges", "20", "--workers", "1"]
+    prepare.main(argv)
+    write(tmp_path / "raw" / "train.target", ["c d"] * 30)
+    assert_refused(prepare.main, *argv, part="raw: train.target has changed")
+
+
+def test_data_of_an_earlier_version_are_kept(tmp_path, raw, capfd):
+    """They have no key, but the size, the time and the SHA-256 of each file."""
+    out = tmp_path / "out"
+    argv = call(raw, "en", "de", out)
+    prepare.main(argv)
+    sources = steps.load(out / "key.json")["sources"]
+    steps.dump(out / "text.json", {name: [1, 2, digest] for name, digest in sources.items()})
+    (out / "key.json").unlink()
+    prepare.main(argv)
+    assert f"{out} is ready, reusing it" in capfd.readouterr().out
+    (out / "key.json").unlink()
+    write(raw / "valid.de", ["other"] * 12)
+    assert_refused(prepare.main, *argv, part="valid.de has changed")
+
+
+def test_text_in_an_unfinished_folder_may_change(tmp_path, raw, monkeypatch):
+    """What was made of the old text is made again, even if its files are newer."""
+    out = tmp_path / "out"
+    argv = call(raw, "en", "de", out)
+    monkeypatch.setattr(prepare, "tokenize_text", lambda job: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        prepare.main(argv)
+    monkeypatch.undo()
+    write(raw / "test.de", ["other"] * 10)
+    os.utime(raw / "test.de", (1, 1))
+    prepare.main(argv)
+    assert (out / "test.de").read_text() == "other\n" * 10
+
+
+def test_an_interrupted_binarisation_leaves_nothing(tmp_path, raw, monkeypatch):
+    def interrupted(argv, log):
+        write(tmp_path / "out" / "bin" / "dict.en.txt", ["half"])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(prepare, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        prepare.main(call(raw, "en", "de", tmp_path / "out"))
+    assert not (tmp_path / "out" / "bin").exists()
+
+
+def test_a_folder_that_begins_with_a_dash(tmp_path, raw, monkeypatch, capfd):
+    """And what comes next is a command that works as it is printed."""
+    monkeypatch.chdir(tmp_path)
+    prepare.main(call(raw, "en", "de", "./-out"))
+    command = capfd.readouterr().out.splitlines()[-1].split()
+    assert command == [str(ROOT / "scripts" / "train.sh"), str(tmp_path / "-out"), "random_vanilla"]
+    assert (tmp_path / "-out" / "bin" / "done").exists()
+
+
+@pytest.mark.parametrize("split, what", [
+    ("valid", "train.sh will end with an error when it validates"),
+    ("test", "evaluate.sh will refuse it after the training"),
+])  # fmt: skip
+def test_a_sentence_that_is_too_long_is_named_before_the_training(tmp_path, raw, capfd, split, what):
+    for side in ("en", "de"):
+        write(raw / f"{split}.{side}", ["short", "a " * 1023, "a " * 1024])
+    prepare.main(call(raw, "en", "de", tmp_path / "out"))
+    warnings = [line for line in capfd.readouterr().out.splitlines() if "too long" in line]
+    assert [line.split(": ")[1:3] for line in warnings] == [
+        [f"{split}.{side}", "line 3 is too long"] for side in ("en", "de")
+    ]
+    assert all(what in line and "--truncate-source 1024" in line for line in warnings)
+
+
+def test_too_many_merges_for_the_text(tmp_path, raw, capfd):
+    """Pieces that the training text has only inside longer ones become <unk>; unknown characters are no such pieces."""
+    for side in ("en", "de"):
+        write(raw / f"train.{side}", ["abcdef abcd xyz xy"] * 20)
+        write(raw / f"valid.{side}", ["abcd ŵ"] * 10)
+        write(raw / f"test.{side}", ["abcdef xyz ŵ"] * 20 + ["abxy"] * 10)
+    (raw / "train.de.gz").unlink()
+    prepare.main([*call(raw, "en", "de", tmp_path / "out")[:-4], "--merges", "999", "--workers", "1"])
+    said = capfd.readouterr().out
+    assert "note: --merges 999 is more than the text gives; BPE has learned " in said
+    assert re.search(r"warning: [\d.]+ % of the validation and test sets become <unk>: --merges 999 is too large", said)
+    assert "try --merges 100 in another folder" in said
+    for side in ("en", "de"):
+        write(raw / f"test.{side}", ["abcd ŵ"])
+    prepare.main([*call(raw, "en", "de", tmp_path / "fine")[:-4], "--merges", "999", "--workers", "1"])
+    assert "warning" not in capfd.readouterr().out
+
+
 @pytest.mark.parametrize("change, argv, part", [
+    ("", "{raw} en de {tmp}/12:30", "12:30: fairseq takes a colon for the end of a path; give another name"),
+    ("", "{raw} en de {tmp}/a,b", "a,b: fairseq takes a comma for the end of a path; give another name"),
+    ("", "ptb", "ptb: give OUT_DIR too"),
+    ("", "{raw} en de {out} --like {raw}", "--like .*raw: has no data of prepare.sh"),
     ("", "{tmp}/no en de {out}", "no: no such folder"),
     ("rm train.de.gz", "{raw} en de {out}", "train.de: no such file, nor train.de.gz"),
     ("truncate -s 99 train.de.gz", "{raw} en de {out}", "train.de.gz: not a whole gzip file"),
@@ -142,7 +256,7 @@ def test_what_is_refused(tmp_path, raw, prepared_corpus, change, argv, part, mon
     subprocess.run(["bash", "-c", change], cwd=raw, check=True)
     before = {(path, path.read_bytes()) for path in raw.iterdir()}
     folders = {"tmp": tmp_path, "raw": raw, "out": tmp_path / "out", "wmt": prepared_corpus("wmt")}
-    monkeypatch.setattr(prepare, "tokenize", lambda *args: None)  # what comes after the checks
+    monkeypatch.setattr(subwords, "tokenize_file", lambda *args, **options: None)  # what comes after the checks
     assert_refused(prepare.main, *argv.format(**folders).split(), part=part)
     assert not list(tmp_path.rglob("bin/done")) and not list(tmp_path.rglob("*.part"))
     assert {(path, path.read_bytes()) for path in raw.iterdir()} == before

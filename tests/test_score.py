@@ -19,7 +19,7 @@ from sacrebleu.metrics import BLEU
 from small_text import write
 from test_train import make_data
 
-from recipes import metrics, prepare, score, steps, text, train, translate
+from recipes import metrics, score, steps, subwords, text, train, translate
 from recipes.catalog import RECIPES
 from recipes.metrics import Answer
 from recipes.score import SCORERS
@@ -317,28 +317,29 @@ def test_what_is_translated_is_as_prepared(name, prepared_corpus, tmp_path, monk
     interactive = shlex.split(capsys.readouterr().err.splitlines()[-1])[2:]
     parser = options.get_interactive_generation_parser()
     cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, interactive))
-    found = translate.as_prepared(source.read_text(), settings, data / "pieces.model")
-    for tool in filter(None, (encoders.build_tokenizer(cfg.tokenizer), encoders.build_bpe(cfg.bpe))):
-        found = list(map(tool.encode, found))
+    found = translate.as_prepared(source.read_text(), settings, data)
+    assert encoders.build_tokenizer(cfg.tokenizer) is None and encoders.build_bpe(cfg.bpe) is None
     assert found == [*text.lines(data / "sub" / own.name)]
 
 
 def test_a_lone_beginning_of_a_word_stays(prepared_corpus):
     """Behind a cut: fairseq would not find it anew in the text."""
     model = prepared_corpus("pieces") / "pieces.model"
-    split = prepare.pieces_of(model)
+    split = subwords.piece_splitter(model)
     line = next(
         line for line in text.lines(prepared_corpus("pieces") / "text" / "train.en") if "\u2581" in split(line)[1:]
     )
     most = split(line).index("\u2581", 1) + 2
     settings = {"src": "en", "tgt": "de", "lowercase": True, "subwords": "sentencepiece", "keep-end": None}
-    (given,) = translate.as_prepared(line, {**settings, "truncate-source": most}, model)
+    (given,) = translate.as_prepared(line, {**settings, "truncate-source": most}, model.parent)
     assert given.split() == split(line)[: most - 1] and given.endswith(" \u2581")
 
 
 def test_lines_to_translate(tmp_path, capsys, monkeypatch):
     """One for each, an empty one for an empty one; each tool sees one line; flags go to fairseq-interactive."""
-    data = make_data(tmp_path / "data", subwords="bpe", lowercase=None, **{"dash-splits": None})
+    options = {"lowercase": None, "dash-splits": None, "truncate-source": None}
+    data = make_data(tmp_path / "data", subwords="bpe", **options)
+    write(data / "codes", ["#version: 0.2", "q q</w>"])
     run, given_lines = make_run(tmp_path / "run", data), []
 
     def shell(command, given):
@@ -354,7 +355,7 @@ def test_lines_to_translate(tmp_path, capsys, monkeypatch):
     (run / "checkpoint_best.pt").touch()
     out, error = call("\ufeff A\u2028 B\x85c\rd \n\ne".encode())
     assert out == "A B c d\n\ne\n" and given_lines.pop() == "A B c d\ne\n"
-    assert "--beam 1 " in error and "--max-len-b 20" in error and "--moses-no-dash-splits" in error
+    assert "--beam 1 " in error and "--max-len-b 20" in error and "--tokenizer" not in error and "--bpe" not in error
     assert call(b"\n\n")[0] == "\n\n" and call(b"")[0] == "" and not given_lines
     assert call("a\tb\u00a0".encode(), "--constraints") and given_lines == ["a\tb\n"]
     assert_refused(lambda _: call(b"a\xff"), part="standard input is not UTF-8")

@@ -15,7 +15,7 @@ from helpers import ROOT, assert_refused, children, is_alive, run_script, wait_f
 
 from recipes import steps
 from recipes.catalog import CORPORA, TABLES
-from recipes.steps import Busy
+from recipes.steps import Busy, UserError
 
 
 def test_a_log(tmp_path, monkeypatch):
@@ -40,6 +40,25 @@ def test_what_a_program_says(tmp_path, code, log, part):
     assert_refused(lambda _: steps.run(["bash", "-c", code], tmp_path / "log" if log else None), part=part)
 
 
+@pytest.mark.parametrize("output, said", [
+    ("a\nOSError: disk full\nBrokenPipeError: gone\n", "OSError: disk full"),
+    ("Traceback:\n  raise ValueError('no')\nKeyError: 'x'\n\nDuring it:\nTypeError: y", "KeyError: 'x'"),
+    ("1 | INFO | errors: 0\nx.py:1: UserWarning: an error\nfairseq_synth: error: --lr: bad\n", "--lr: bad"),
+    ("gzip: stdin: unexpected end of file\ntar: Child returned status 1\ntar: Error is not recoverable: exiting now",
+     "gzip: stdin: unexpected end of file"),
+    ("one\ntwo\n", "two"),
+])  # fmt: skip
+def test_the_first_error_is_the_reason(output, said):
+    """Later ones may follow from it. Source code, progress and warnings only speak of errors."""
+    assert steps.reason(output) == said
+
+
+def test_a_folder_is_never_taken_for_an_option(tmp_path, monkeypatch):
+    (tmp_path / "-x").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert steps.existing("./-x") == tmp_path / "-x"
+
+
 @pytest.mark.parametrize("value, is_shown", [("1", True), ("0", False), ("", False)])
 def test_what_a_dry_run_is(value, is_shown, tmp_path, monkeypatch):
     """For the recipes and for the scripts around them."""
@@ -61,6 +80,10 @@ def test_files_are_whole_or_not_there(tmp_path):
         b.write_text("half")
         c.mkdir()
         raise ZeroDivisionError
+    with pytest.raises(UserError, match="d was not written: No space left on device; make room"):
+        with steps.whole(tmp_path / "d") as (d,):
+            d.symlink_to("/dev/full")
+            d.write_text("text")
     assert not any(tmp_path.iterdir())
     alive, killed = (tmp_path / f"a.{socket.gethostname()}-{process}.part" for process in (1, 1 << 30))
     for part in (alive, killed):
@@ -76,7 +99,7 @@ def test_what_is_older_than_its_text_is_made_anew(made, of, is_kept, tmp_path):
         if time_made:
             (tmp_path / name).touch()
             os.utime(tmp_path / name, (time_made, time_made))
-    assert steps.is_made([tmp_path / "made"], [tmp_path / "of"], "a note") == is_kept
+    assert steps.is_newer(tmp_path / "made", [tmp_path / "of"]) == is_kept
 
 
 def test_a_lock(tmp_path, capsys):

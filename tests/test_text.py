@@ -1,4 +1,4 @@
-"""Text: what is read of every form that corpora come in, what is refused, downloads, and what is held out."""
+"""Text: every form that corpora come in is read, mistakes in them are refused, downloads are checked."""
 
 import json
 import re
@@ -9,9 +9,9 @@ import pytest
 from helpers import assert_refused
 from small_text import write
 
-from recipes import text
+from recipes import examples, pairs, text
 from recipes.catalog import CORPORA, SPLITS
-from recipes.text import Limits
+from recipes.pairs import FilePair, Limits
 
 
 def wsc(said, noun, first, pronoun, second):
@@ -61,14 +61,15 @@ def files_of(form):
     return {name: "\n".join([*rows, *rows[0].split("\n")[-1:] * ("train" in name)]) for name in FILES.get(task, names)}
 
 
-def read(corpus, folder, history=5, examples=None):
+def read(corpus, folder, history=5, limit=None):
     """The examples of a corpus in a folder."""
-    files = text.files_of(CORPORA[corpus], folder, folder)
-    return text.read(CORPORA[corpus], files, {"history": history, "examples": examples})
+    files = text.find_corpus_files(CORPORA[corpus], folder, folder)
+    return examples.read_examples(CORPORA[corpus], files, history, limit)
 
 
-def pairs(examples):
-    return [f"{example.source} => {example.target}" for example in examples]
+def as_lines(rows):
+    """Examples as "source => target"."""
+    return [f"{example.source} => {example.target}" for example in rows]
 
 
 def test_pairs_that_are_left_out(tmp_path, capsys):
@@ -78,14 +79,14 @@ def test_pairs_that_are_left_out(tmp_path, capsys):
     write(tmp_path / "train.de", ["A", "B", "C", "G", "1 2 3 4 5", "w"])
     write(tmp_path / "train2.de", ["H"])
     both, out = [tmp_path / "train", tmp_path / "train2"], tmp_path / "out"
-    text.clean_pairs(both, out / "x", ("en", "de"), Limits(lowercase=True, max_ratio=3, max_length=4))
+    pairs.clean_pairs(both, out / "x", ("en", "de"), Limits(lowercase=True, max_ratio=3, max_length=4))
     assert (out / "x.en").read_text() == "a b\ng\nh\n"
     assert "3 pairs, left out: 2 empty, 1 of a length ratio over 3, 1 longer than 4 tokens\n" in capsys.readouterr().out
-    text.clean_pairs(both, out / "y", ("en", "de"), Limits(sample=1))
+    pairs.clean_pairs(both, out / "y", ("en", "de"), Limits(sample=1))
     assert (out / "y.de").read_text() == "A\nH\n"
     write(tmp_path / "train.de", ["", " ", *[""] * 4])
     said = r"train: no pair of 6 is left \(6 empty\)"
-    assert_refused(lambda _: text.clean_pairs(both[:1], out / "z", ("en", "de"), Limits()), part=said)
+    assert_refused(lambda _: pairs.clean_pairs(both[:1], out / "z", ("en", "de"), Limits()), part=said)
     assert len([*out.iterdir()]) == 4
 
 
@@ -94,8 +95,10 @@ def test_spans(tmp_path, total, words, density, span):
     """What is left and what was taken out is the text, over the ends of lines; a short text is one block."""
     everything = [f"w{i}" for i in range(total)]
     write(tmp_path / "text", [*everything[:2], " ".join(everything[2:])])
-    text.corrupt_spans(tmp_path / "text", tmp_path / "out", words, 1, density, span)
-    rows = [*text.aligned(tmp_path / "out.source", tmp_path / "out.target")]
+    pairs.corrupt_spans(
+        tmp_path / "text", tmp_path / "out", block_size=words, seed=1, density=density, span_length=span
+    )
+    rows = [*pairs.read_pairs(FilePair(tmp_path / "out.source", tmp_path / "out.target"))]
     assert len(rows) == max(total // words, 1)
     for number, (left, target) in enumerate(rows):
         block = everything[number * words : (number + 1) * words]
@@ -115,7 +118,7 @@ def test_multirc(tmp_path):
         write(tmp_path / f"{name}.jsonl", (json.dumps({"passage": passage}) for passage in some))
     found = read("multirc", tmp_path)
     said = "multirc question: Who 0? answer: {} paragraph: Part 19. So => {}"
-    assert pairs(found["test"])[:2] == [said.format("Ann", "True"), said.format("Eve", "False")]
+    assert as_lines(found["test"])[:2] == [said.format("Ann", "True"), said.format("Eve", "False")]
     assert [e.group for e in found["test"]] == [f"1-Who {i // 2}?" for i in range(10)]
     train, valid = ({e.source.split("paragraph: ")[1] for e in found[split]} for split in ("train", "valid"))
     assert len(valid) == 2 and not train & valid and len(found["valid"]) == 40
@@ -152,13 +155,13 @@ def test_labelled_text(tmp_path):
     long = "c" * 140_000
     said = r"Oil\at  #36;50 or &#36;9 &lt;b&gt;a  barrel&lt;/b&gt;<br /><br />AT&amp;T 2<3 5>4 C#5;"
     write(tmp_path / "test.csv", ['"Class Index","text"', f"sport,{said}", f"world,{long}"])
-    found, again = (read("classification", tmp_path, examples=50) for _ in range(2))
+    found, again = (read("classification", tmp_path, limit=50) for _ in range(2))
     assert found == again and [len(found[split]) for split in SPLITS] == [45, 5, 2]
-    assert pairs(found["test"]) == ["oil at $50 or $9 a barrel at&t 2<3 5>4 c#5; => sport", f"{long} => world"]
+    assert as_lines(found["test"]) == ["oil at $50 or $9 a barrel at&t 2<3 5>4 c#5; => sport", f"{long} => world"]
     everything = {f"{said} more => {label}" for label, said in rows}
-    drawn = pairs(found["valid"] + found["train"])
+    drawn = as_lines(found["valid"] + found["train"])
     assert {*drawn} <= everything and len({*drawn}) == 50 and drawn != sorted(drawn)
-    assert pairs(read("classification", tmp_path)["valid"])[:5] == pairs(found["valid"])
+    assert as_lines(read("classification", tmp_path)["valid"])[:5] == as_lines(found["valid"])
 
 
 MAIL = "Mail {0},\nof two lines.\n\n@subject\nThe {0}\n\n@ann0\nAnother"
@@ -198,7 +201,7 @@ def test_the_form_of_a_corpus(tmp_path, form, capsys):
         for split in ("train", "valid", "dev", "test") if "{}" in name else (name,):
             write(tmp_path / name.format(split), [contents])
     found, told = read(corpus, tmp_path), capsys.readouterr().out
-    assert pairs(found["test"]) == wanted and found["train"] and found["valid"]
+    assert as_lines(found["test"]) == wanted and found["train"] and found["valid"]
     assert [*found["test"][0].answers] == {"record": ["Bob", "Bobby"], "stsb": ["1.1"]}.get(form, [])
     assert form != "mnli" or [e.group for e in found["test"]] == ["dev_matched", "dev_mismatched"]
     assert all(part in told for part in sum(said, []))
@@ -249,7 +252,7 @@ def test_a_download(tmp_path, monkeypatch):
     whole = (folder / "d.zip").read_bytes()
     monkeypatch.setitem(text.CHECKSUMS, "dailydialog/d.zip", text.digest(folder / "d.zip"))
     for source in (None, folder):
-        found = text.files_of(corpus, tmp_path / f"from {source and source.name}", source)
+        found = text.find_corpus_files(corpus, tmp_path / f"from {source and source.name}", source)
         names = [path.name for paths in found.values() for path in paths]
         assert names == [f"dialogues_{split}.txt" for split in splits]
     archives.mkdir()
@@ -266,7 +269,7 @@ def test_a_download(tmp_path, monkeypatch):
     assert_refused(lambda _: text.fetch(*fetch), part="curl failed: .*download.log")
     assert not list(archives.glob("d.zip*"))
     write(folder / "d.zip", ["<html>not found</html>"])
-    assert_refused(lambda _: text.files_of(corpus, tmp_path / "b", folder), part="python failed: .*unpack.log")
+    assert_refused(lambda _: text.find_corpus_files(corpus, tmp_path / "b", folder), part="python failed: .*unpack.log")
 
 
 def test_a_text_is_that_of_its_corpus(tmp_path):
@@ -303,9 +306,9 @@ def test_a_text_is_that_of_its_corpus(tmp_path):
 def test_the_real_corpora(real_text, tmp_path, corpus, folder, counts):
     """Every row is read. Other texts have their checksums."""
     if CORPORA[corpus].kind == "text":
-        for split, paths in text.files_of(CORPORA[corpus], tmp_path, real_text(folder)).items():
+        for split, paths in text.find_corpus_files(CORPORA[corpus], tmp_path, real_text(folder)).items():
             text.take(f"{corpus}/{split}.txt", paths, tmp_path / f"{split}.txt")
         assert sum(len(line.split()) + 1 for line in text.lines(tmp_path / "test.txt")) == counts
     else:
-        found = read(corpus, real_text(folder), examples=20000)
+        found = read(corpus, real_text(folder), limit=20000)
         assert tuple(len(found[split]) for split in SPLITS) == counts

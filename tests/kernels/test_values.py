@@ -208,7 +208,7 @@ def test_any_summands(length, is_short, monkeypatch):
 @interpreted
 @pytest.mark.parametrize("spec", ["random", "columns", "factorized_random", "relative_random", "factorized_dense"])
 @pytest.mark.parametrize("length", [5, 9])
-def test_one_summand(spec, length, registry, monkeypatch):
+def test_one_summand(spec, length, restore_registry, monkeypatch):
     """Its matrix, row or values are read whole, and have their gradient whole; beyond l they begin again."""
     register_synthesizer("columns")(Columns)
     for is_short in (True, False):
