@@ -6,7 +6,7 @@ from helpers import ROOT
 
 PACKAGES = ("recipes", "pages", "benchmarks", "fairseq_synth")
 # what text becomes on its way; each file imports only those before it
-LINE = "steps languages catalog text metrics prepare provenance train score translate reproduce".split()
+LINE = "steps languages catalog text talks metrics prepare provenance train score translate logs reproduce".split()
 
 
 def files():
