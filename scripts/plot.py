@@ -112,7 +112,8 @@ def draw(runs: list[Curves], out: Path) -> None:
     matplotlib.use("Agg")  # which needs no screen
     from matplotlib import pyplot
 
-    figure, (loss_axes, perplexity_axes, score_axes) = pyplot.subplots(1, 3, figsize=(15, 4.5), layout="constrained")
+    figure, panels = pyplot.subplots(1, 3, figsize=(15, 4.5), sharex=True, layout="constrained")
+    loss_axes, perplexity_axes, score_axes = panels
     for number, run in enumerate(runs):
         color = f"C{number % 10}"
         style = "-" if number < 10 else "--"
@@ -124,6 +125,7 @@ def draw(runs: list[Curves], out: Path) -> None:
     perplexity_axes.set(title="perplexity on the validation set", xlabel="updates", yscale="log")
     headings = {run.test_score.heading for run in runs if run.test_score}
     score_axes.set(title="score: test set (validation: line)", xlabel="updates", ylabel=" / ".join(sorted(headings)))
+    score_axes.margins(y=0.15)  # room for the numbers beside the points
     loss_axes.legend()
     with whole(out) as (part,):
         figure.savefig(part, dpi=100, format=out.suffix.removeprefix(".") or "png")

@@ -28,14 +28,14 @@ def tables(tmp_path, monkeypatch):
     flags = {**base.flags, **sizes("encoder", "decoder"), "warmup-updates": "2", "data-buffer-size": "0"}
     values = {"max_update": 4, "save_every": 2, "average": 2, "beam": 1, "generation": {"max-len-b": 4}}
     more = {"preparation": {"merges": 90, "subwords": "sentencepiece"}, "rows": ["transformer", "random_vanilla"]}
-    for name, recipe, corpus in (
+    for name, changes, corpus in (
         ("first", {}, "own"),
         ("second", {"init": "first", "flags": {**flags, "lr": "0"}, "max_update": 2, "average": 0}, "other"),
         ("longer", {"init": "first", "resume": True, "max_update": 8}, "own"),
         ("at_once", {"max_update": 8}, "own"),
     ):
-        recipe = {**values, "flags": flags, **recipe}
-        monkeypatch.setitem(RECIPES, name, replace(base, name=name, **recipe))
+        recipe = replace(base, name=name, **{**values, "flags": flags, **changes})
+        monkeypatch.setitem(RECIPES, name, recipe)
         own = {"data": "first-{dataset}" if corpus == "own" else "", "columns": [Column("en-de", "En-De", name)]}
         table = replace(TABLES["multi30k_cpu"], name=name, corpus=corpus, seeds=(1,), **own, **more)
         monkeypatch.setitem(TABLES, name, table)
