@@ -1,60 +1,107 @@
-# Runs the cells of a results table that nobody has run as jobs of a cluster, or several at once here: docs/wmt14.md.
+# Runs the cells of a results table that have no result yet, as jobs of a cluster or several at once on this machine.
 #
 #   snakemake -s recipes/cluster.smk --executor slurm --jobs 20 --config cells="table2 --dataset en-de --gpus 8"
 #   snakemake -s recipes/cluster.smk --cores 2 --config cells="multi30k_cpu --seed 1"
-# `cells`: options of reproduce.sh. Data, and the runs that a cell begins with, are jobs of their own. More of --config:
-# minutes (the most of a job, 1440), cpus (of a training, 4 for each GPU), data_cpus (8).
-import argparse, shlex, subprocess, sys
+#
+# `cells` are options of reproduce.sh. Preparing a data set is a job, and so is a run that other cells start from.
+# More of --config: minutes (the most that a job may take, 1440), cpus (of a training, 4 for each GPU), data_cpus (8).
+# See docs/wmt14.md.
+import argparse
+import shlex
+import subprocess
+import sys
 from pathlib import Path
+from typing import NamedTuple
+
 sys.path.insert(0, str(Path(workflow.basedir).parent))
-from recipes.catalog import RECIPES, TABLES
+from recipes.catalog import TABLES
 from recipes.steps import ROOT
 
-CALL, JOBS = [f"{ROOT}/scripts/reproduce.sh", *shlex.split(str(config.get("cells", "")))], {}
-LISTED = subprocess.run([*CALL, "--list"], stdout=subprocess.PIPE, text=True)
-if LISTED.returncode or "--rerun" in CALL:
-    raise WorkflowError(f"--config cells={shlex.join(CALL[1:])!r}: not a call of reproduce.sh, or one with --rerun")
+
+class Job(NamedTuple):
+    name: str
+    output: Path  # the file that shows that the job is done
+    inputs: list  # names of such files of the jobs before it
+    command: str
+    cpus: int
+    gpus: int = 0
 
 
-def add(name, made, after, command, cpus, gpus=0):  # returns what others wait for: a file that is not there yet
-    JOBS[name] = (str(made), after, f"cd {shlex.quote(str(ROOT))} && {command}", int(cpus), gpus)
-    return [] if made.exists() else [str(made)]
+JOBS = {}  # {name: job}
+REPRODUCE = [f"{ROOT}/scripts/reproduce.sh", *shlex.split(str(config.get("cells", "")))]
 
 
-def add_cell(cell, options, is_first=False):
-    """Adds the jobs of a cell and of the one that it begins with; returns what others wait for, of its data and run."""
+def add_job(job):
+    """Adds a job, and returns the files that later jobs have to wait for: none if its output exists already."""
+    JOBS[job.name] = job
+    return [] if job.output.exists() else [str(job.output)]
+
+
+def add_data_job(run, inputs, command):
+    """Adds the job that prepares a run's data."""
+    output = run.data / "bin" / "done"
+    cpus = int(config.get("data_cpus", 8))
+    return add_job(Job(f"data-{run.data.name}", output, inputs, f"{command} --prepare", cpus))
+
+
+def add_cell(cell, options, is_first_stage=False):
+    """Adds the jobs of a cell: its data, its training, and before them those of the cell that it starts from.
+
+    Returns the files to wait for: those of the data, and those of the training.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, default=ROOT)
-    parser.add_argument("--gpus", type=int, default=RECIPES[cell.column.recipe].gpus)
+    parser.add_argument("--gpus", type=int, default=cell.recipe.gpus)
     given, _ = parser.parse_known_args(options)
-    gpus, run, first = 1 if given.gpus is None else given.gpus, cell.run(given.out), cell.first()
-    begin_data, begin = add_cell(first, options, True) if first else ([], [])  # whose words the data have
+    gpus = 1 if given.gpus is None else given.gpus
+    run = cell.run(given.out)
+    first = cell.first()
+    first_data, first_run = [], []
+    if first:
+        first_data, first_run = add_cell(first, options, is_first_stage=True)
     command = f"{cell.command} {shlex.join([*options, '--gpus', str(gpus)])}"
-    done, cpus = run.data / "bin" / "done", config.get("cpus", 4 * gpus or RECIPES[cell.column.recipe].threads or 1)
-    data_job = f"data-{run.data.name}", done, begin_data, f"{command} --prepare", config.get("data_cpus", 8)
-    data = begin_data if first and first.run(given.out).data == run.data else add(*data_job)
-    made = run.folder / "evaluation" / "scores.json" if is_first else cell.result("gpu" if gpus else "cpu")
-    return data, add(run.folder.name, made, data + begin, command + " --rerun" * is_first, cpus, gpus)
+    if first and first.run(given.out).data == run.data:
+        data = first_data
+    else:
+        data = add_data_job(run, first_data, command)
+    cpus = int(config.get("cpus", 4 * gpus or cell.recipe.threads or 1))
+    if is_first_stage:
+        output = run.folder / "evaluation" / "scores.json"
+        command += " --rerun"  # it may have a result, but no checkpoint here
+    else:
+        output = cell.result("gpu" if gpus else "cpu")
+    training = add_job(Job(run.folder.name, output, data + first_run, command, cpus, gpus))
+    return data, training
 
 
-# reproduce.sh TABLE --dataset D --variant M --seed N …
-CELLS = [(TABLES[w[1]].cells([w[3]], [w[5]], [int(w[7])])[0], w[8:]) for w in map(shlex.split, LISTED.stdout.splitlines())]
+def add_listed_cell(line):
+    """Adds the jobs of a command of reproduce.sh --list, and returns the file of its result if that is missing."""
+    _, table, _, dataset, _, variant, _, seed, *options = shlex.split(line)  # --dataset D --variant M --seed N
+    cell = TABLES[table].cells([dataset], [variant], [int(seed)])[0]
+    return add_cell(cell, options)[1]
+
+
+listed = subprocess.run([*REPRODUCE, "--list"], stdout=subprocess.PIPE, text=True)
+if listed.returncode or "--rerun" in REPRODUCE:
+    raise WorkflowError(f"--config cells={shlex.join(REPRODUCE[1:])!r}: not a call of reproduce.sh, or one with --rerun")
+RESULTS = [result for line in listed.stdout.splitlines() for result in add_listed_cell(line)]
+
 
 rule all:
-    input: sum((add_cell(cell, options)[1] for cell, options in CELLS), [])
+    input: RESULTS
 
 
-onsuccess:  # records what a cell is to its baseline, which may have come later
-    shell(f"{shlex.join(CALL)} > /dev/null")
+onsuccess:  # adds to the results how a cell compares with its baseline, which may have been scored after it
+    shell(f"{shlex.join(REPRODUCE)} > /dev/null")
 
 
-for name, (made, after, command, cpus, gpus) in JOBS.items():
+for job in JOBS.values():
     rule:
-        name: name
-        input: after
-        output: made
-        log: f"{ROOT}/runs/logs/{name}.log"
-        params: command=command
-        threads: cpus
-        resources: runtime=int(config.get("minutes", 1440)), gpu=gpus
+        name: job.name
+        input: job.inputs
+        output: str(job.output)
+        log: f"{ROOT}/runs/logs/{job.name}.log"
+        params: command=f"cd {shlex.quote(str(ROOT))} && {job.command}"
+        threads: job.cpus
+        resources: runtime=int(config.get("minutes", 1440)), gpu=job.gpus
         shell: "({params.command}) > {log:q} 2>&1"

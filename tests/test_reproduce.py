@@ -34,8 +34,8 @@ def tables(tmp_path, monkeypatch):
         ("longer", {"init": "first", "resume": True, "max_update": 8}, "own"),
         ("at_once", {"max_update": 8}, "own"),
     ):
-        recipe = {**values, "flags": flags, **changes}
-        monkeypatch.setitem(RECIPES, name, replace(base, name=name, **recipe))
+        recipe = replace(base, name=name, **{**values, "flags": flags, **changes})
+        monkeypatch.setitem(RECIPES, name, recipe)
         own = {"data": "first-{dataset}" if corpus == "own" else "", "columns": [Column("en-de", "En-De", name)]}
         table = replace(TABLES["multi30k_cpu"], name=name, corpus=corpus, seeds=(1,), **own, **more)
         monkeypatch.setitem(TABLES, name, table)

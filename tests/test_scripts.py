@@ -1,21 +1,26 @@
 """The programs of scripts/ beside the recipes' commands: their help, their permissions, and what they write."""
 
+import io
 import os
 import re
-import subprocess
+import sys
 
 import pytest
 import torch
 from helpers import (
     ROOT,
+    run_cli,
     run_script,
     train_model,
 )
+from small_text import sizes
 
 from fairseq_synth.errors import SynthesizerError
-from recipes import train
+from recipes import score, steps, train, translate
 from recipes.steps import UserError
 
+sys.path.insert(0, str(ROOT / "scripts"))
+EXAMPLES = sorted(path.parent for path in ROOT.glob("examples/*/run.json"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
 
 
@@ -51,14 +56,13 @@ def test_the_quickstart_ends_with_the_next_command():
 
 
 def test_a_checkpoint_with_weights_that_are_not_numbers_is_named(data, tmp_path):
-    import sys
-
-    sys.path.insert(0, str(ROOT / "scripts"))
     import average_checkpoints
 
     train_model(data, tmp_path, "--max-update", "1", "--disable-validation", "--no-epoch-checkpoints")
     checkpoint = tmp_path / "checkpoint_last.pt"
-    train.explain_missing_numbers(checkpoint)  # which has none
+    train.explain_missing_numbers(checkpoint)  # all of its weights are numbers
+    done = run_script("average_checkpoints.py", "--inputs", checkpoint, "--output", tmp_path / "average.pt")
+    assert done.returncode == 0 and done.stderr == ""  # and no line about packages that nobody needs
     state = torch.load(checkpoint, weights_only=False)
     state["model"]["decoder.layers.1.fc1.weight"][:] = float("nan")
     torch.save(state, checkpoint)
@@ -69,10 +73,97 @@ def test_a_checkpoint_with_weights_that_are_not_numbers_is_named(data, tmp_path)
         average_checkpoints.average([checkpoint])
 
 
-def test_no_line_about_packages_that_are_not_needed(tmp_path):
-    done = subprocess.run(
-        [ROOT / "scripts" / "average_checkpoints.py", "--inputs", tmp_path / "x.pt", "--output", tmp_path / "y.pt"],
-        capture_output=True,
-        text=True,
+LOG = """\
+2026 | train_inner | epoch 001: 100 / 546 loss=11.1, ppl=99, ups=2, wpb=900, num_updates=100, wall=36
+2026 | valid | epoch 001 | valid on 'valid' subset | loss 7.8 | nll_loss 7 | ppl 136.82 | bleu 3.5 | num_updates 100
+2026 | train_inner | epoch 001: 200 / 546 loss=8.9, ppl=50, ups=2, wpb=800, num_updates=200, wall=69
+2026 | valid | epoch 001 | valid on 'valid' subset | loss 6.3 | nll_loss 5 | ppl 42.04 | bleu 9 | num_updates 200
+"""
+
+
+def test_curves_are_those_of_the_log_and_the_scores(tmp_path):
+    import plot
+
+    steps.write(tmp_path / "one" / "train.log", LOG)
+    curves = plot.read_curves(tmp_path / "one")
+    assert curves.training_loss == ([100, 200], [11.1, 8.9]) and curves.validation_loss == ([100, 200], [7.8, 6.3])
+    assert curves.perplexity.values == [136.82, 42.04] and curves.validation_score.values == [3.5, 9]
+    assert curves.test_score is None
+    figures = {"bleu": {"score": 12.5, "name": "BLEU"}, "chrf": {"score": 40, "name": "chrF"}}
+    steps.dump(tmp_path / "one" / "evaluation" / "scores.json", {"figures": figures})
+    assert plot.read_curves(tmp_path / "one").test_score == ("BLEU", 12.5)
+
+
+def test_curves_are_drawn_of_runs_with_and_without_scores(tmp_path):
+    for name in ("one", "two"):
+        steps.write(tmp_path / name / "train.log", LOG.replace("bleu", "other"))
+    steps.dump(tmp_path / "one" / "evaluation" / "scores.json", {"figures": {"ppl": {"score": 12.5, "name": "PPL"}}})
+    done = run_script("plot.py", tmp_path / "one", tmp_path / "two")
+    assert done.stdout == f"wrote {tmp_path}/one/curves.png\n", done.stderr
+    assert (tmp_path / "one" / "curves.png").read_bytes().startswith(b"\x89PNG")
+    for folder, part in ((tmp_path, "has no train.log; name a run of train.sh"), (tmp_path / "two", "no losses yet")):
+        steps.write(tmp_path / "two" / "train.log", "nothing")
+        done = run_script("plot.py", folder)
+        assert done.returncode == 1 and part in done.stderr and "\n" not in done.stderr.strip()
+
+
+@pytest.fixture(scope="session")
+def example(make_once, prepared_corpus):
+    """A folder that make_example.py has made of a small run, and the run."""
+    from conftest import programs_here
+
+    def make(folder):
+        import make_example
+
+        flags = {**sizes("encoder", "decoder"), "warmup-updates": "2", "validate-after-updates": "0"}
+        argv = [prepared_corpus("wmt"), "random_vanilla", "--save-dir", folder / "run", "--max-update", "4"]
+        argv += ["--save-every", "2", "--", *steps.words(flags), "--validate-interval-updates", "2"]
+        with programs_here(), pytest.MonkeyPatch.context() as patch:
+            patch.setenv("OMP_NUM_THREADS", "1")
+            train.main([*map(str, argv)])
+            score.main([str(folder / "run"), "--average", "2"])
+        run_cli(make_example.main, folder / "run", folder / "example")
+
+    return make_once("example", make)
+
+
+def translate_by(run, text, monkeypatch, capsys):
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    translate.main([str(run), "--beam", "1", "--", "--max-len-b", "9"])
+    return capsys.readouterr().out
+
+
+def test_an_example_translates_as_its_run_and_names_no_folder(example, monkeypatch, capsys):
+    text = "a dog\n"
+    translation = translate_by(example / "example", text, monkeypatch, capsys)
+    assert translation == translate_by(example / "run", text, monkeypatch, capsys) and translation.count("\n") == 1
+    checkpoint = example / "example" / "checkpoint_best.pt"
+    weights = torch.load(checkpoint, weights_only=False)["model"]
+    assert all(weight.dtype != torch.float32 for weight in weights.values())
+    average = example / "run" / "evaluation" / "checkpoint_avg.pt"
+    assert checkpoint.stat().st_size < average.stat().st_size / 2
+    for path in (example / "example").rglob("*"):
+        assert path.is_dir() or str(example).encode() not in path.read_bytes(), path
+    card = (example / "example" / "README.md").read_text()
+    assert "- BLEU: " in card and "scripts/train.sh DATA_DIR" in card and len(card.splitlines()) < 25
+    names = {path.name for path in (example / "example").rglob("*") if path.is_file()}
+    assert names <= {"README.md", "run.json", "settings.json", "done", "codes", "checkpoint_best.pt"} | {
+        path.name for path in (example / "example" / "prepared" / "bin").glob("dict.*.txt")
+    }
+
+
+def test_an_example_is_a_model_for_python(example):
+    from fairseq_synth.transformer import SynthesizerTransformer
+
+    folder = example / "example"
+    codes = folder / "prepared" / "codes"
+    model = SynthesizerTransformer.from_pretrained(
+        str(folder), "checkpoint_best.pt", "./prepared/bin", tokenizer="moses", bpe="subword_nmt", bpe_codes=str(codes)
     )
-    assert done.returncode == 1 and done.stderr.startswith("fairseq_synth: error: --inputs"), done.stderr
+    assert isinstance(model.translate("a dog", beam=1, max_len_b=9), str)
+
+
+@pytest.mark.parametrize("folder", EXAMPLES, ids=[path.name for path in EXAMPLES])
+def test_the_examples_translate(folder, monkeypatch, capsys):
+    assert len(translate_by(folder, "a man plays the guitar .\n", monkeypatch, capsys).split()) > 2

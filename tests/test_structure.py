@@ -12,6 +12,7 @@ RECIPES_ORDER = [
     "languages",
     "catalog",
     "text",
+    "talks",
     "pairs",
     "examples",
     "metrics",

@@ -1,0 +1,172 @@
+#!/usr/bin/env python
+"""Makes a small folder with a trained model from an evaluated run, to be given to others.
+
+    scripts/make_example.py RUN_DIR OUT_DIR
+    scripts/make_example.py runs/multi30k_cpu-en-fr-relative_random_vanilla-seed1 examples/multi30k-en-fr
+
+RUN_DIR is a run of train.sh for pairs of text that evaluate.sh has scored. OUT_DIR gets the checkpoint that was scored,
+in half precision and without the optimizer's state; the subword model and the dictionaries; and a model card
+(README.md). It has no text of the corpus, and no names of folders on this machine. translate.sh takes OUT_DIR as a run.
+"""
+
+import argparse
+import logging
+import shlex
+import shutil
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from recipes.catalog import TABLES, Run  # noqa: E402
+from recipes.prepare import digest_of  # noqa: E402
+from recipes.steps import ROOT, UserError, dump, load, whole, write  # noqa: E402
+from recipes.train import best_checkpoint, prepared, read_run  # noqa: E402
+
+DATA = "prepared"  # the name of the folder with the subword model and the dictionaries
+SUBWORD_MODELS = ("codes", "pieces.model")
+
+
+def main() -> None:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, metavar="RUN_DIR", help="made by train.sh and scored by evaluate.sh")
+    parser.add_argument("out", type=Path, metavar="OUT_DIR", help="the folder to make")
+    args = parser.parse_args()
+    run = read_run(args.run)
+    settings = prepared(run.data)
+    scores = load(run.folder / "evaluation" / "scores.json")
+    if "src" not in settings:
+        raise UserError(f"{run.folder}: was trained for {settings['task']}; give a run for pairs of text")
+    if not scores:
+        raise UserError(f"{run.folder}: was not scored; call scripts/evaluate.sh {run.folder} first")
+    if args.out.exists():
+        raise UserError(f"{args.out}: is there already; remove it, or name another folder")
+    with whole(args.out) as (part,):
+        part.mkdir()
+        copy_data(run.data, settings, part / DATA)
+        write_run(run, part)
+        write_checkpoint(best_checkpoint(run.folder), part / "checkpoint_best.pt")
+        write(part / "README.md", model_card(run, settings, scores, args.out))
+    size = sum(path.stat().st_size for path in args.out.rglob("*") if path.is_file())
+    print(f"wrote {args.out}, {size / 1e6:.1f} MB")
+    print(f'next: echo "..." | scripts/translate.sh {shlex.quote(str(args.out))}')
+
+
+def copy_data(data: Path, settings: dict[str, Any], out: Path) -> None:
+    """Copies what is needed to translate other text: settings, subword model and dictionaries, but no text."""
+    (out / "bin").mkdir(parents=True)
+    for name in SUBWORD_MODELS:
+        if (data / name).exists():
+            shutil.copyfile(data / name, out / name)
+    for dictionary in (data / "bin").glob("dict.*.txt"):
+        shutil.copyfile(dictionary, out / "bin" / dictionary.name)
+    dump(out / "settings.json", without_folders(settings))
+    (out / "bin" / "done").touch()
+
+
+def write_run(run: Run, out: Path) -> None:
+    """Writes the run.json by which translate.sh reads the folder as a run, with the data in a folder beside it."""
+    record = {
+        "arch": run.arch,
+        "data": DATA,
+        "data_digest": digest_of(out / DATA),
+        "seed": run.seed,
+        "flags": run.flags,
+        "recipe": asdict(run.recipe),
+    }
+    dump(out / "run.json", record)
+
+
+def write_checkpoint(checkpoint: Path, out: Path) -> None:
+    """Writes a checkpoint with its weights in half precision, and without what only a training needs."""
+    import torch
+    from fairseq.checkpoint_utils import load_checkpoint_to_cpu
+    from omegaconf import OmegaConf
+
+    from fairseq_synth import register
+
+    register()  # allows torch to load what fairseq's checkpoints hold
+    state = load_checkpoint_to_cpu(str(checkpoint))
+    weights = {}
+    for name, weight in state["model"].items():
+        weights[name] = weight.half() if weight.is_floating_point() else weight
+    # fairseq saves the configuration in this form
+    config = OmegaConf.to_container(state["cfg"], resolve=True, enum_to_str=True)
+    small_state = {
+        "cfg": without_folders(config),
+        "args": None,
+        "model": weights,
+        "optimizer_history": without_folders(state["optimizer_history"]),
+        "extra_state": {"epoch": state["extra_state"]["train_iterator"]["epoch"]},
+        "last_optimizer_state": None,
+    }
+    torch.save(small_state, out)
+
+
+def without_folders(value: Any) -> Any:
+    """Returns a value whose absolute paths are replaced by their last part, in dictionaries, lists and flags too."""
+    if isinstance(value, dict):
+        return {name: without_folders(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [without_folders(item) for item in value]
+    if isinstance(value, argparse.Namespace):
+        return argparse.Namespace(**without_folders(vars(value)))
+    if isinstance(value, str) and value.startswith("/"):
+        return Path(value).name
+    return value
+
+
+def model_card(run: Run, settings: dict[str, Any], scores: dict[str, Any], out: Path) -> str:
+    """Returns the text of README.md: what the model is, how well it translates, and how it is used and was made."""
+    pair = f"{settings['src']}-{settings['tgt']}"
+    # the card names no folders of this machine
+    folder = out.resolve().relative_to(ROOT) if out.resolve().is_relative_to(ROOT) else Path(out.name)
+    figures = []
+    for figure in scores["figures"].values():
+        if figure["score"] is not None:
+            figures.append(f"- {figure['name']}: {figure['score']:g} (`{figure['signature']}`)")
+    subwords = "SentencePiece" if settings["subwords"] == "sentencepiece" else "BPE"
+    case = ", in lower case" if settings["lowercase"] else ""
+    lines = [
+        f"# {pair}, `{run.arch}`",
+        "",
+        f"Translates {settings['src']} to {settings['tgt']}. Trained on {settings['corpus']} with {subwords}{case}.",
+        "The weights are in half precision, without the optimizer's state. Scores on the test set, by "
+        "`scripts/evaluate.sh` before the weights were rounded:",
+        "",
+        *figures,
+        "",
+        f"Made by `{training_command(run)}` at commit {scores['commit'] or 'unknown'}.",
+        "",
+        "```bash",
+        f'echo "..." | scripts/translate.sh {folder}',
+        f"python -m fairseq_synth.inspect {folder}/checkpoint_best.pt --out pictures",
+        f"scripts/prepare.sh DIR {settings['src']} {settings['tgt']} data/mine --like {folder}/{DATA}  # for convert",
+        "```",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def training_command(run: Run) -> str:
+    """Returns the command that trains the run: of its table, if it belongs to one."""
+    for table in TABLES.values():
+        for cell in table.cells(seeds=[run.seed]):
+            if run.folder.resolve().name == f"{table.name}-{cell.name}":
+                return f"{cell.command} --rerun"
+    words = ["scripts/train.sh", "DATA_DIR", run.model, "--recipe", run.recipe.name, "--seed", str(run.seed)]
+    if run.flags:
+        words += ["--", *run.flags]
+    return shlex.join(words)
+
+
+if __name__ == "__main__":
+    logging.disable(logging.INFO)  # fairseq's messages about optional packages
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    except ModuleNotFoundError as error:
+        sys.exit(f"error: {error.name} is not installed here; run scripts/setup.sh, then source .venv/bin/activate")
