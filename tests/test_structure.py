@@ -6,7 +6,8 @@ from helpers import ROOT
 
 PACKAGES = ("recipes", "pages", "benchmarks", "fairseq_synth")
 # what text becomes on its way; each file imports only those before it
-LINE = "steps languages catalog text metrics prepare provenance train score translate reproduce".split()
+LINE = "steps languages catalog text pairs examples subwords metrics checks prepare".split()
+LINE += "provenance train score translate reproduce".split()
 
 
 def files():
