@@ -13,7 +13,7 @@ from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPE
 from helpers import assert_refused, run_script
 from small_text import sizes
 
-from recipes import languages, metrics, prepare, train, translate
+from recipes import checks, languages, metrics, prepare, train, translate
 from recipes.steps import ROOT, load, words
 from recipes.text import lines
 
@@ -221,7 +221,7 @@ def test_text_that_does_not_come_back(prepared, language, options, more, cause):
     """What a perfect translation would have is said, with the first line that differs, the cause and the mend."""
     data, said = prepared(language, *options, more=("word\n" * more.count("\n"), more))
     score, same, total = load(data / "settings.json")["round_trip"]
-    assert score < prepare.LEAST_BLEU and same < total == 24 + more.count("\n")
+    assert score < checks.LEAST_BLEU and same < total == 24 + more.count("\n")
     assert f"round trip: BLEU {score:.2f}, {same} of {total} lines\n  line " in said
     assert f"warning: no translation can have more than BLEU {score:.2f}: " in said and re.search(cause, said)
 
