@@ -46,8 +46,7 @@ PARTS = {
     ),
     "heads": Part(
         "importance of heads, loss and BLEU without them",
-        "a pass for each head, and for a translation model up to --steps translations for each kind of attention; the "
-        "slowest part",
+        "a pass for each head, and up to --steps translations for each kind of attention; the slowest part",
         heads_part.cost,
         heads_part.measure,
     ),
