@@ -90,9 +90,13 @@ def write_checkpoint(checkpoint: Path, out: Path) -> None:
 
     register()  # allows torch to load what fairseq's checkpoints hold
     state = load_checkpoint_to_cpu(str(checkpoint))
-    weights = {}
+    weights: dict[str, torch.Tensor] = {}
     for name, weight in state["model"].items():
-        weights[name] = weight.half() if weight.is_floating_point() else weight
+        small_weight = weight.half() if weight.is_floating_point() else weight
+        # An average has a copy of the embeddings for each of their uses. torch stores equal tensors once only if they
+        # are the same tensor.
+        copies = [other for other in weights.values() if torch.equal(other, small_weight)]
+        weights[name] = copies[0] if copies else small_weight
     # fairseq saves the configuration in this form
     config = OmegaConf.to_container(state["cfg"], resolve=True, enum_to_str=True)
     small_state = {
@@ -119,27 +123,34 @@ def without_folders(value: Any) -> Any:
     return value
 
 
+FIGURE_LABELS = {
+    "tokenised": "BLEU of tokenised text",
+    "round_trip": "BLEU that a perfect translation would have",
+}
+
+
 def model_card(run: Run, settings: dict[str, Any], scores: dict[str, Any], out: Path) -> str:
     """Returns the text of README.md: what the model is, how well it translates, and how it is used and was made."""
     pair = f"{settings['src']}-{settings['tgt']}"
     # the card names no folders of this machine
     folder = out.resolve().relative_to(ROOT) if out.resolve().is_relative_to(ROOT) else Path(out.name)
     figures = []
-    for figure in scores["figures"].values():
+    for name, figure in scores["figures"].items():
         if figure["score"] is not None:
-            figures.append(f"- {figure['name']}: {figure['score']:g} (`{figure['signature']}`)")
+            label = FIGURE_LABELS.get(name, figure["name"])
+            figures.append(f"- {label}: {figure['score']:g} (`{figure['signature']}`)")
     subwords = "SentencePiece" if settings["subwords"] == "sentencepiece" else "BPE"
     case = ", in lower case" if settings["lowercase"] else ""
     lines = [
-        f"# {pair}, `{run.arch}`",
+        f"# A small model that translates {pair}",
         "",
-        f"Translates {settings['src']} to {settings['tgt']}. Trained on {settings['corpus']} with {subwords}{case}.",
-        "The weights are in half precision, without the optimizer's state. Scores on the test set, by "
-        "`scripts/evaluate.sh` before the weights were rounded:",
+        f"The architecture is `{run.arch}`. It was trained on the corpus {settings['corpus']} with {subwords}{case}. The "
+        "weights are in half precision, without the optimizer's state. These are the scores on the test set, which "
+        "`scripts/evaluate.sh` computed before the weights were rounded:",
         "",
         *figures,
         "",
-        f"Made by `{training_command(run)}` at commit {scores['commit'] or 'unknown'}.",
+        f"It was made by `{training_command(run)}` at commit {scores['commit'] or 'unknown'}.",
         "",
         "```bash",
         f'echo "..." | scripts/translate.sh {folder}',
