@@ -10,12 +10,17 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from importlib import metadata
+from unittest import mock
 
 import pytest
 import torch
 import warm
 from fairseq import checkpoint_utils
 from helpers import NO_THREAD, ROOT, SMALL, USER_DIR
+
+from fairseq_synth.errors import SynthesizerError
+from fairseq_synth.host.versions import check_installed
 
 # Code that takes a snapshot of all that other programs would notice, before anything of this project is imported.
 SNAPSHOT = """
@@ -254,6 +259,13 @@ def test_the_flags_are_printed(tmp_path):
     rows = dict(re.findall(r"^\| `(--[a-z-]+)` \| `(.*?)` \| .{30,} \|$", process.stdout, re.M))
     assert rows["--encoder-synthesizer"] == rows["--decoder-synthesizer"] == "random+vanilla"
     assert rows["--synth-max-length"] == "256" and len(rows) == 8 and "INFO" not in process.stderr
+
+
+def test_a_missing_torch_is_named_in_one_line():
+    """Before anything is imported."""
+    with mock.patch.object(metadata, "version", side_effect=metadata.PackageNotFoundError("torch")):
+        with pytest.raises(SynthesizerError, match="^torch is not installed here; supported: Python 3.10 with [^\n]*$"):
+            check_installed()
 
 
 @pytest.mark.parametrize("word", ["--help", "-h"])
