@@ -78,15 +78,6 @@ def test_k_beyond_the_sentence():
     assert torch.isfinite(model(torch.randint(4, 40, (2, 2)))[0]).all()
 
 
-@pytest.mark.parametrize("sharing", ["none", "layerwise"])
-def test_torchscript(sharing):
-    stack = make_linformer(sharing).encoder.sentence_encoder
-    tokens = torch.tensor([[5, 6, 7, 2], [8, 2, 1, 1]])
-    real = tokens.ne(1).t()
-    scripted = torch.jit.script(stack)(tokens)["encoder_out"][0]
-    torch.testing.assert_close(scripted[real], stack(tokens)["encoder_out"][0][real])
-
-
 @pytest.mark.parametrize(
     "flags, message",
     [

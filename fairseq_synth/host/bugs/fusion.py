@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+import traceback
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ from fairseq.file_io import PathManager
 from fairseq.tasks import FairseqTask
 from fairseq.utils import split_paths
 
-from ...errors import SynthesizerError, explain
+from ...errors import SynthesizerError, explain, has_fairseq_command
 from ..repairs import repair
 
 
@@ -40,31 +41,41 @@ def load_language_model_with_target_words(
     share the target dictionary anyway, so the repair gives it that. If the data of the language model are still where
     it was trained, the two dictionaries are compared: with other words, or another order, it would score nonsense.
     """
-    dictionary = Translation.target_dictionary
     if task is not None:
         Translation.target_dictionary = get_target_dictionary(task)
-    elif dictionary is not None and len(filenames) == 1:
-        return load_language_model(load_model_ensemble, filenames[0], dictionary, arg_overrides or {})
-    return load_model_ensemble(filenames, arg_overrides, task, *args, **kwargs)
+        return load_model_ensemble(filenames, arg_overrides, task, *args, **kwargs)
+    dictionary = Translation.target_dictionary
+    # Of fairseq's commands only fairseq-generate calls this without a task; programs may do so for any model.
+    is_program = not has_fairseq_command(traceback.walk_stack(None))
+    if is_program or dictionary is None:
+        return load_model_ensemble(filenames, arg_overrides, task, *args, **kwargs)
+    return load_language_model(load_model_ensemble, filenames[0], dictionary, arg_overrides or {})
 
 
 @repair("build_generator", FairseqTask)
 def fuse_in_interactive(
-    build_generator: Any, self: FairseqTask, models: Any, args: Any, *more: Any, **kwargs: Any
+    build_generator: Any,
+    self: FairseqTask,
+    models: Any,
+    args: Any,
+    seq_gen_cls: Any = None,
+    extra_gen_cls_kwargs: dict[str, Any] | None = None,
+    **kwargs: Any,
 ) -> Any:
     """``fairseq-interactive`` ignores ``--lm-path`` and ``--lm-weight`` (all versions)."""
-    has_positional = len(more) > 1 and more[1] is not None
-    is_given = has_positional or kwargs.get("extra_gen_cls_kwargs") is not None  # by fairseq-generate
     lm_path = getattr(args, "lm_path", None)
-    if lm_path is not None and not is_given:
-        load = fairseq.checkpoint_utils.load_model_ensemble
-        original = getattr(load, "__wrapped__", load)
-        (lm,), _ = load_language_model(original, lm_path, self.target_dictionary, {})
+    # fairseq-generate loads the language model itself, and passes it in these arguments
+    if lm_path is not None and extra_gen_cls_kwargs is None:
+        repaired = fairseq.checkpoint_utils.load_model_ensemble
+        original = getattr(repaired, "__wrapped__", repaired)
+        (language_model,), _ = load_language_model(original, lm_path, self.target_dictionary, {})
         weight = next(models[0].parameters())
-        lm = lm.to(device=weight.device, dtype=weight.dtype)
-        lm.prepare_for_inference_(SimpleNamespace(generation=args, task=None))
-        kwargs["extra_gen_cls_kwargs"] = {"lm_model": lm, "lm_weight": args.lm_weight}
-    return build_generator(self, models, args, *more, **kwargs)
+        language_model.to(device=weight.device, dtype=weight.dtype)
+        language_model.prepare_for_inference_(SimpleNamespace(generation=args, task=None))
+        extra_gen_cls_kwargs = {"lm_model": language_model, "lm_weight": args.lm_weight}
+    return build_generator(
+        self, models, args, seq_gen_cls=seq_gen_cls, extra_gen_cls_kwargs=extra_gen_cls_kwargs, **kwargs
+    )
 
 
 def get_target_dictionary(task: Any) -> Dictionary | None:
