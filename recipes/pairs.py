@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from .languages import has_canonical_variants, has_separate_accents, lower, one_line
 from .steps import UserError, dry_run, show_step, whole
-from .text import at_hand, lines, open_to_write
+from .text import at_hand, lines, open_to_write, write_lines
 
 SEED = 1  # decides what is held out
 MOST_HELD_OUT = 1000  # pairs of each set that is held out
@@ -210,13 +210,6 @@ def _full_pairs(files: Sequence[FilePair]) -> Iterator[Pair]:
         for pair in read_pairs(file_pair):
             if pair.source and pair.target:
                 yield pair
-
-
-def write_lines(path: Path, texts: Sequence[str]) -> None:
-    """Writes texts to a file, one a line."""
-    with open_to_write(path) as file:
-        for text in texts:
-            file.write(f"{text}\n")
 
 
 # ---- text to denoise

@@ -3,21 +3,21 @@
 import functools
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
 from .languages import lower, one_line
 from .steps import UserError, dry_run, make, remove, show_step, whole
-from .text import lines, open_to_write
+from .text import lines, write_lines
 
 # ---- Moses' tokeniser
 #
-# It separates from its word whatever is no letter or digit by its own lists, which are those of an early Unicode, and
-# its normaliser removes all characters without a form. Raised digits (m²), combining accents, joined emoji and letters
-# of newer blocks would not come back. So runs of such characters are replaced, while Moses reads a line, by single
-# letters that it knows: those of Canadian Syllabics that the line does not have.
+# Moses' tokeniser puts blanks around every character that is not a letter or digit in its own lists, which are older
+# than many scripts, and its normaliser removes characters that are not printed. Raised digits (m²), combining accents,
+# joined emoji and letters of newer scripts would not come back. Therefore each run of such characters is replaced by a
+# stand-in while Moses reads a line: by a letter of Canadian Syllabics, which Moses knows, that the line does not have.
 
 STAND_INS = [chr(code) for code in range(0x1401, 0x166D)]
 VARIATION_SELECTOR = "\ufe0f"  # makes an emoji of a sign such as ©, which it then belongs to
@@ -96,21 +96,16 @@ def tokenize_file(
     words = output.with_name(f"{output.name}.words")
     show_step(f"{prepared}: {text}, where letters stand for what Moses would take apart, such as m² and emoji")
     try:
-        write_lines(prepared, (with_stand_ins(line) for line in lines(text)))
+        with whole(prepared) as (part,):
+            write_lines(part, (with_stand_ins(line) for line in lines(text)))
         make(words, f"{tool} < {quote(str(prepared))}")
         show_step(f"{output}: {words}, with the characters of {text} again")
         both = zip(lines(words), lines(text), strict=True)
-        write_lines(output, (without_stand_ins(words_of_line, line) for words_of_line, line in both))
+        with whole(output) as (part,):
+            write_lines(part, (without_stand_ins(words_of_line, line) for words_of_line, line in both))
     finally:
         remove(prepared)
         remove(words)
-
-
-def write_lines(path: Path, texts: Iterable[str]) -> None:
-    """Writes texts to a file that is complete or absent, one a line."""
-    with whole(path) as (part,), open_to_write(part) as file:
-        for text in texts:
-            file.write(f"{text}\n")
 
 
 def tokenize_line(line: str, language: str, dash_splits: bool) -> str:
@@ -198,7 +193,8 @@ def apply_pieces(model: Path, text: Path, output: Path, *, most: int | None, kee
     if dry_run() or output.exists():
         return
     split = piece_splitter(model)
-    write_lines(output, (" ".join(cut(split(line), most, keep_end)) for line in lines(text)))
+    with whole(output) as (part,):
+        write_lines(part, (" ".join(cut(split(line), most, keep_end)) for line in lines(text)))
 
 
 def piece_splitter(model: Path) -> Callable[[str], list[str]]:
