@@ -18,7 +18,7 @@ from .checkpoints import import_user_dir, load
 from .output import OutputFolder, output_folder
 from .pictures import titled_pictures
 from .subject import Options, Subject
-from .summary import summary
+from .summary import summarise
 
 FIGURES = "figures.json"
 DATA_FLAGS = ("only", "subset", "sentences", "steps", "beam", "remove_bpe")
@@ -112,7 +112,7 @@ def write(args: argparse.Namespace, output: OutputFolder, subjects: dict[str, Su
         for picture in titled_pictures(figures):
             output.write_picture(picture)
     if args.summary:
-        figures = {label: summary(own) for label, own in figures.items()}
+        figures = {label: summarise(model_figures) for label, model_figures in figures.items()}
     output.write_json(FIGURES, figures)
 
 

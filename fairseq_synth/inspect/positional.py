@@ -64,7 +64,7 @@ class Constants(NamedTuple):
         return result
 
 
-def fit_constants(seen: MeanByPosition, causal: bool) -> Constants:
+def fit_constants(weights: MeanByPosition, causal: bool) -> Constants:
     """Returns the logits by position, and by distance, under which the observed attention weights are most likely.
 
     They maximise ``sum_ij a_ij log softmax(S)_ij`` over all sentences, where the softmax of a sentence is over its own
@@ -72,12 +72,12 @@ def fit_constants(seen: MeanByPosition, causal: bool) -> Constants:
     the visible ones have the mean 0.
 
     Args:
-        seen: weights (H, T, T) of sentences of T tokens.
+        weights: those (H, T, T) of sentences of T tokens.
         causal: whether row i sees the columns up to i only. The logits after them are 0.
     """
-    total = seen.total.double()
+    total = weights.total.double()
     length = total.size(-1)
-    sentences_of_length = count_sentences(seen)
+    sentences_of_length = count_sentences(weights)
     visible = torch.ones(length, length, dtype=torch.bool)
     if causal:
         visible = visible.tril()
@@ -90,9 +90,9 @@ def fit_constants(seen: MeanByPosition, causal: bool) -> Constants:
     )
 
 
-def count_sentences(seen: MeanByPosition) -> Tensor:
+def count_sentences(weights: MeanByPosition) -> Tensor:
     """Returns how many sentences had 1, 2, ... T tokens, (T,)."""
-    with_position = seen.count[0].diagonal().double()  # sentences that have a token 0, 1, ... T - 1
+    with_position = weights.count[0].diagonal().double()  # sentences that have a token 0, 1, ... T - 1
     with_next_position = torch.cat([with_position[1:], with_position.new_zeros(1)])
     return with_position - with_next_position
 

@@ -7,14 +7,14 @@ from .subject import Figures, rounded
 CORNER = 16  # rows and columns of a pattern
 
 
-def summary(figures: Figures) -> Figures:
+def summarise(figures: Figures) -> Figures:
     """Returns what docs/analysis.md shows of the figures of an inspection with data.
 
     Histograms have half as many intervals, patterns of self-attention are cut to their corner, and parameters and
     single sentences are left out.
     """
     kept = {key: value for key, value in figures.items() if key not in ("checkpoint", "sentences")}
-    kept["attentions"] = {name: summarise_attention(own) for name, own in figures["attentions"].items()}
+    kept["attentions"] = {name: summarise_attention(value) for name, value in figures["attentions"].items()}
     kept["updates"] = figures["checkpoint"]["updates"]
     return kept
 

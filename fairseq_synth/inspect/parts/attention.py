@@ -6,10 +6,10 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from .. import measure as figures_of
 from ..attentions import attentions, find_stacks
 from ..checkpoints import Batch, Loaded
 from ..histograms import add_histograms
+from ..measure import cumulative_singular_values, describe_weights, sentence_weights, word_dependence
 from ..passes import SentenceReading, padding_index, progress, read_sentences
 from ..positional import MeanByPosition
 from ..subject import INPUTS, Figures, Subject, in_thousandths, rounded
@@ -52,8 +52,8 @@ def measure_without_data(attention_figures: dict[str, Figures], model: nn.Module
     """Adds where each head looks and its pattern, for attentions whose functions never look at the input."""
     for name, weights in weights_without_input(model, positions).items():
         figures = attention_figures[name]
-        figures.update(rounded(figures_of.describe_weights(weights)))
-        figures["singular_values"] = rounded(figures_of.cumulative_singular_values(weights))
+        figures.update(rounded(describe_weights(weights)))
+        figures["singular_values"] = rounded(cumulative_singular_values(weights))
         figures["pattern"] = in_thousandths(weights)
 
 
@@ -65,7 +65,7 @@ def weights_without_input(model: nn.Module, positions: int) -> dict[str, Tensor]
         max_length = getattr(stacks[attention.stack], "max_length", None) or positions
         logits = attention.logits_without_input(min(positions, int(max_length)))
         if logits is not None:
-            result[attention.name] = figures_of.sentence_weights(logits, causal=attention.stack == "decoder")
+            result[attention.name] = sentence_weights(logits, causal=attention.stack == "decoder")
     return result
 
 
@@ -100,7 +100,7 @@ def sample_values(model: nn.Module, sample: list[Batch], pad: int, title: str) -
     sampler = ValueSampler()
 
     def read(reading: SentenceReading) -> None:
-        sampler.add(reading, figures_of.sentence_weights(reading.logits, reading.causal))
+        sampler.add(reading, sentence_weights(reading.logits, reading.causal))
 
     for batch in progress(sample, title):
         read_sentences(model, batch, pad, read)
@@ -134,19 +134,19 @@ def read_heads(subject: Subject, pad: int) -> Samples:
 
     def read(reading: SentenceReading) -> None:
         name = reading.attention.name
-        weights = figures_of.sentence_weights(reading.logits, reading.causal)
+        weights = sentence_weights(reading.logits, reading.causal)
         sampler.add(reading, weights)
         mean_weights.setdefault(name, MeanByPosition()).add(weights)
         mean_logits.setdefault(name, MeanByPosition()).add(reading.logits)
-        sums.add(name, figures_of.describe_weights(weights))
-        sums.add(name, {"singular_values": figures_of.cumulative_singular_values(weights)})
+        sums.add(name, describe_weights(weights))
+        sums.add(name, {"singular_values": cumulative_singular_values(weights)})
 
     def compare_with_mean(reading: SentenceReading) -> None:
         name = reading.attention.name
         rows, columns = reading.logits.shape[1:]
-        weights = figures_of.sentence_weights(reading.logits, reading.causal)
-        by_position = figures_of.sentence_weights(mean_logits[name].mean(rows, columns), reading.causal)
-        sums.add(name, {"word_dependence": figures_of.word_dependence(weights, by_position)})
+        weights = sentence_weights(reading.logits, reading.causal)
+        by_position = sentence_weights(mean_logits[name].mean(rows, columns), reading.causal)
+        sums.add(name, {"word_dependence": word_dependence(weights, by_position)})
 
     model = subject.loaded.model
     for batch in progress(subject.sample, "trained attention"):
@@ -186,8 +186,8 @@ def sentence_figures(loaded: Loaded, sentence: SentenceInBatch, pad: int) -> Fig
 
     def read(reading: SentenceReading) -> None:
         if reading.batch_row == sentence.batch_row:
-            sentence_weights = figures_of.sentence_weights(reading.logits, reading.causal)
-            weights[reading.attention.name] = in_thousandths(sentence_weights)
+            head_weights = sentence_weights(reading.logits, reading.causal)
+            weights[reading.attention.name] = in_thousandths(head_weights)
 
     tokens = read_sentences(loaded.model, sentence.batch, pad, read)
     words = {stack: token_names(loaded, stack, rows[sentence.batch_row], pad) for stack, rows in tokens.items()}

@@ -16,7 +16,7 @@ SENTENCES = 64  # at least, if there are as many
 
 
 class Branches(NamedTuple):
-    """Which branches of a layer are in use, beside its attention."""
+    """Which branches of a layer are in use in addition to its attention."""
 
     skip: bool  # the skip connections
     feed_forward: bool  # the feed-forward layer

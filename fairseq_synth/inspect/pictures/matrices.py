@@ -103,28 +103,28 @@ def sentences(models: Sequence[Model]) -> Iterator[Picture]:
 
     Models that could read other sentences have none in common.
     """
-    by_model = [model.figures.get("sentences", []) for model in models]
-    for number, of_models in enumerate(zip(*by_model), start=1):
-        first = of_models[0]
-        if any(sentence["number"] != first["number"] for sentence in of_models):
+    all_sentences = [model.figures.get("sentences", []) for model in models]
+    for number, by_model in enumerate(zip(*all_sentences), start=1):
+        first = by_model[0]
+        if any(sentence["number"] != first["number"] for sentence in by_model):
             continue
         groups = names_by_group(models[0].attentions, first["weights"])
         for group, group_title in group_titles(groups).items():
             name = f"sentence{number}-{group_title.replace(' ', '-')}"
-            yield sentence_picture(name, models, of_models, group, groups[group])
+            yield sentence_picture(name, models, by_model, group, groups[group])
 
 
 def sentence_picture(
-    name: str, models: Sequence[Model], of_models: Sequence[Figures], group: str, attentions: Sequence[str]
+    name: str, models: Sequence[Model], by_model: Sequence[Figures], group: str, attentions: Sequence[str]
 ) -> Picture:
     """Returns the weights of the heads of some attentions for a sentence, with its words at the edges.
 
     Args:
-        of_models: the figures of the sentence, for each model.
+        by_model: the figures of the sentence, for each model.
         group: the kind of the attentions.
     """
     stack = group.split(".")[0]
-    tokens = of_models[0]["tokens"]
+    tokens = by_model[0]["tokens"]
     row_tokens = shorten_tokens(tokens[stack])
     column_tokens = shorten_tokens(tokens["encoder"]) if group == "decoder.cross" else row_tokens
     panel_width = max(SMALLEST_PANEL, TOKEN_SIZE * len(column_tokens))
@@ -137,7 +137,7 @@ def sentence_picture(
     lines: list[Row] = []
     for attention in attentions:
         layer = models[0].attentions[attention]["layer"]
-        for model, sentence in zip(models, of_models):
+        for model, sentence in zip(models, by_model):
             panels: Row = []
             for head, matrix in enumerate(sentence["weights"][attention]):
                 calls = [colors(matrix, **STYLE), title(f"layer {layer}, head {head}")]
