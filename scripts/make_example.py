@@ -144,7 +144,7 @@ def model_card(run: Run, settings: dict[str, Any], scores: dict[str, Any], out: 
     lines = [
         f"# A small model that translates {pair}",
         "",
-        f"The architecture is `{run.arch}`. It was trained on the corpus {settings['corpus']} with {subwords}{case}. The "
+        f"The architecture is `{run.arch}`. It was trained on {settings['corpus']} with {subwords}{case}. The "
         "weights are in half precision, without the optimizer's state. These are the scores on the test set, which "
         "`scripts/evaluate.sh` computed before the weights were rounded:",
         "",
