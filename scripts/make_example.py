@@ -125,15 +125,18 @@ def model_card(run: Run, settings: dict[str, Any], scores: dict[str, Any], out: 
     # the card names no folders of this machine
     folder = out.resolve().relative_to(ROOT) if out.resolve().is_relative_to(ROOT) else Path(out.name)
     figures = []
-    for figure in scores["figures"].values():
+    for name, figure in scores["figures"].items():
         if figure["score"] is not None:
-            figures.append(f"- {figure['name']}: {figure['score']:g} (`{figure['signature']}`)")
+            # several figures may be called BLEU
+            variant = f" ({name})" if name in ("tokenised", "compound_split") else ""
+            figures.append(f"- {figure['name']}{variant}: {figure['score']:g} (`{figure['signature']}`)")
     subwords = "SentencePiece" if settings["subwords"] == "sentencepiece" else "BPE"
+    corpus = "text of one's own" if settings["corpus"] == "own" else settings["corpus"]
     case = ", in lower case" if settings["lowercase"] else ""
     lines = [
         f"# {pair}, `{run.arch}`",
         "",
-        f"Translates {settings['src']} to {settings['tgt']}. Trained on {settings['corpus']} with {subwords}{case}.",
+        f"Translates {settings['src']} to {settings['tgt']}. Trained on {corpus} with {subwords}{case}.",
         "The weights are in half precision, without the optimizer's state. Scores on the test set, by "
         "`scripts/evaluate.sh` before the weights were rounded:",
         "",
