@@ -125,6 +125,7 @@ def without_folders(value: Any) -> Any:
 
 FIGURE_LABELS = {
     "tokenised": "BLEU of tokenised text",
+    "compound_split": "BLEU with split compounds",
     "round_trip": "BLEU that a perfect translation would have",
 }
 
@@ -140,11 +141,12 @@ def model_card(run: Run, settings: dict[str, Any], scores: dict[str, Any], out: 
             label = FIGURE_LABELS.get(name, figure["name"])
             figures.append(f"- {label}: {figure['score']:g} (`{figure['signature']}`)")
     subwords = "SentencePiece" if settings["subwords"] == "sentencepiece" else "BPE"
+    corpus = "text of one's own" if settings["corpus"] == "own" else settings["corpus"]
     case = ", in lower case" if settings["lowercase"] else ""
     lines = [
         f"# A small model that translates {pair}",
         "",
-        f"The architecture is `{run.arch}`. It was trained on {settings['corpus']} with {subwords}{case}. The "
+        f"The architecture is `{run.arch}`. It was trained on {corpus} with {subwords}{case}. The "
         "weights are in half precision, without the optimizer's state. These are the scores on the test set, which "
         "`scripts/evaluate.sh` computed before the weights were rounded:",
         "",
