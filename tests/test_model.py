@@ -271,13 +271,11 @@ def test_beam_search_with_the_cache(kind, spec, prefix):
             torch.testing.assert_close(a["positional_scores"], b["positional_scores"], atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("part", ["model", "layer", "attention"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_torchscript_is_refused(kind, part):
-    """torch.jit.script of a model, or of a part of it, ends with one line."""
-    model = make_synth("random+vanilla", kind)
-    layer = next(module for module in model.modules() if hasattr(module, "self_attn"))
-    scripted = {"model": model, "layer": layer, "attention": layer.self_attn}[part]
+@pytest.mark.parametrize("part", ["layer", "attention"])
+def test_torchscript_of_a_part_is_refused(part):
+    """torch.jit.script of a layer or an attention ends with one line, as that of a model does."""
+    layer = make_synth("random+vanilla").decoder.layers[0]
+    scripted = {"layer": layer, "attention": layer.self_attn}[part]
     with pytest.raises(SynthesizerError, match="TorchScript is not supported"):
         torch.jit.script(scripted)
 
@@ -372,18 +370,6 @@ def test_a_warm_start_that_changes_the_output(mixture, caplog):
     model = make_synth("random+vanilla", "translation", synth_mixture=mixture)
     model.load_state_dict(make_model(KINDS["translation"][1]).state_dict())
     assert ("convex scales the logits of the checkpoint down" in caplog.text) == (mixture == "convex")
-
-
-@pytest.mark.parametrize("mixture", ["convex", "sum"])
-def test_a_checkpoint_that_lost_the_weights_of_one_layer(mixture):
-    """Such a checkpoint is not one of a stock Transformer, whose layers would start with logits of 0."""
-    model = make_synth("random+vanilla", synth_mixture=mixture)
-    state = model.state_dict()
-    lost = [key for key in state if key.startswith("decoder.layers.1.self_attn.synthesizer.")]
-    for key in lost:
-        del state[key]
-    with pytest.raises(SynthesizerError, match="^decoder.layers.1.self_attn: .* no weights of random here, but"):
-        make_synth("random+vanilla", synth_mixture=mixture).load_state_dict(state)
 
 
 @pytest.mark.parametrize("kind", KINDS)
