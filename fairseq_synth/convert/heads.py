@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..checkpoint_compatibility import select_prefix
 from ..inspect.attentions import Attention, is_synthetic
 from ..synthesizers import SYNTHESIZERS
 
@@ -111,7 +112,10 @@ def replace_synthesizer(
     groups: list[NewGroup],
     parameters: dict[str, Tensor],
 ) -> None:
-    """Replaces the parameters of the functions of an attention, ``synthesizer.*``, by those of new groups.
+    """Replaces the keys ``synthesizer.*`` of an attention by the keys for new groups of heads.
+
+    A new group consists of heads that are all replaced by the new function, or of heads that all come from the same old
+    group and keep their parameters.
 
     Args:
         state: the model's state dict, which is changed in place.
@@ -120,21 +124,20 @@ def replace_synthesizer(
         groups: the new groups of heads.
         parameters: of the new function, by name, for all heads of the attention.
     """
-    old = {key: state.pop(key) for key in list(state) if key.startswith(prefix)}
+    old_state = {key: state.pop(key) for key in list(state) if key.startswith(prefix)}
     num_old_groups = len(attention.head_groups())
     for number, group in enumerate(groups):
         new_prefix = group_prefix(prefix, number, len(groups))
-        if group.heads[0].is_replaced:
-            numbers = [head.number for head in group.heads]
+        any_head = group.heads[0]
+        if any_head.is_replaced:
+            heads_of_attention = [head.number for head in group.heads]
             for name, value in parameters.items():
-                state[f"{new_prefix}components.{group.functions}.{name}"] = value[numbers]
-            continue
-        old_prefix = group_prefix(prefix, group.heads[0].group, num_old_groups)
-        numbers = [head.number_in_group for head in group.heads]
-        for key, value in old.items():
-            if key.startswith(old_prefix):
-                name = key[len(old_prefix) :]
-                state[new_prefix + name] = choose_heads(name, value, numbers)
+                state[f"{new_prefix}components.{group.functions}.{name}"] = value[heads_of_attention]
+        else:
+            old_prefix = group_prefix(prefix, any_head.group, num_old_groups)
+            heads_of_old_group = [head.number_in_group for head in group.heads]
+            for name, value in select_prefix(old_state, old_prefix).items():
+                state[new_prefix + name] = choose_heads(name, value, heads_of_old_group)
 
 
 def group_prefix(prefix: str, number: int, num_groups: int) -> str:
