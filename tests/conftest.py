@@ -4,7 +4,6 @@ torch and fairseq are imported late, because the first process of pytest-xdist, 
 workers, needs neither.
 """
 
-import contextlib
 import fcntl
 import gc
 import os
@@ -215,41 +214,9 @@ def recipes_environment(monkeypatch):
 @pytest.fixture
 def programs_in_process(recipes_environment):
     """Lets recipes/ call fairseq-train, fairseq-preprocess etc. in this process, which saves their imports."""
+    from helpers import run_programs_in_process
+
     with run_programs_in_process():
-        yield
-
-
-@contextlib.contextmanager
-def run_programs_in_process():
-    """The same as a context. Some tests of the whole way, such as test_any_locale, start the programs themselves."""
-    from fairseq_cli import eval_lm, generate, preprocess, train, validate
-    from helpers import run_cli
-
-    from recipes import prepare, score, steps
-    from recipes import train as recipes_train
-
-    programs = {
-        "fairseq-preprocess": preprocess.cli_main,
-        "fairseq-train": train.cli_main,
-        "fairseq-generate": generate.cli_main,
-        "fairseq-eval-lm": eval_lm.cli_main,
-        "fairseq-validate": validate.cli_main,
-    }
-
-    def run(argv, log=None, watch=None):
-        """Stands in for recipes.steps.run; writes the log, but calls no `watch` for its lines."""
-        program, *arguments = argv
-        if str(program) not in programs or steps.dry_run():
-            return steps.run(argv, log, watch)
-        steps.show(argv)
-        printed, logged = run_cli(programs[program], *arguments, form="| %(levelname)s | %(name)s | %(message)s")
-        with open(log, "a" if watch else "w") as file:
-            file.write(printed + logged)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prepare, "run", run)
-        patch.setattr(score, "run_command", run)
-        patch.setattr(recipes_train, "run_command", run)
         yield
 
 
@@ -311,6 +278,7 @@ def monolingual(make_once, data):
 @pytest.fixture(scope="session")
 def prepared_corpus(make_once):
     """Provides ``prepared_corpus(name)``: the folder that prepare.sh makes of a small corpus of small_text.PREPARED."""
+    from helpers import run_programs_in_process
     from small_text import PREPARED, prepare
 
     from recipes.prepare import main

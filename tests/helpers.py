@@ -334,3 +334,37 @@ def is_alive(pid):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+@contextlib.contextmanager
+def run_programs_in_process():
+    """Lets recipes/ call fairseq-train, fairseq-preprocess etc. in this process, as long as the context is open.
+
+    Some tests of the whole way, such as test_any_locale, start the programs themselves.
+    """
+    from recipes import prepare, score, steps
+    from recipes import train as recipes_train
+
+    programs = {
+        "fairseq-preprocess": preprocess.cli_main,
+        "fairseq-train": train.cli_main,
+        "fairseq-generate": generate.cli_main,
+        "fairseq-eval-lm": eval_lm.cli_main,
+        "fairseq-validate": validate.cli_main,
+    }
+
+    def run(argv, log=None, watch=None):
+        """Stands in for recipes.steps.run; writes the log, but calls no `watch` for its lines."""
+        program, *arguments = argv
+        if str(program) not in programs or steps.dry_run():
+            return steps.run(argv, log, watch)
+        steps.show(argv)
+        printed, logged = run_cli(programs[program], *arguments, form="| %(levelname)s | %(name)s | %(message)s")
+        with open(log, "a" if watch else "w") as file:
+            file.write(printed + logged)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepare, "run", run)
+        patch.setattr(score, "run_command", run)
+        patch.setattr(recipes_train, "run_command", run)
+        yield

@@ -120,7 +120,6 @@ def test_curves_are_drawn_of_runs_with_and_without_scores(tmp_path):
 @pytest.fixture(scope="session")
 def example(make_once, prepared_corpus):
     """A folder that make_example.py has made of a small run, and the run."""
-    from conftest import programs_here
 
     def make(folder):
         import make_example
@@ -128,7 +127,7 @@ def example(make_once, prepared_corpus):
         flags = {**sizes("encoder", "decoder"), "warmup-updates": "2", "validate-after-updates": "0"}
         argv = [prepared_corpus("wmt"), "random_vanilla", "--save-dir", folder / "run", "--max-update", "4"]
         argv += ["--save-every", "2", "--", *steps.words(flags), "--validate-interval-updates", "2"]
-        with programs_here(), pytest.MonkeyPatch.context() as patch:
+        with run_programs_in_process(), pytest.MonkeyPatch.context() as patch:
             patch.setenv("OMP_NUM_THREADS", "1")
             train.main([*map(str, argv)])
             score.main([str(folder / "run"), "--average", "2"])

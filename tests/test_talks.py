@@ -69,4 +69,4 @@ def test_the_archive_is_prepared(archive, tmp_path, capsys):
     assert "62 pairs" in capsys.readouterr().out
     assert list(text.lines(out / "test.en"))[0] == "this is sentence & ted.dev2010 1"
     assert (out / "bin" / "dict.de.txt").exists()
-    assert_refused(prepare.main, "iwslt14", "de", out, part="wanted is DIR SRC TGT OUT_DIR, or a corpus and OUT_DIR")
+    assert_refused(prepare.main, "iwslt14", "de", out, part="give DIR SRC TGT OUT_DIR, or a corpus and OUT_DIR")
