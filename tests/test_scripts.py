@@ -11,6 +11,7 @@ import torch
 from helpers import (
     ROOT,
     run_cli,
+    run_programs_in_process,
     run_script,
     train_model,
 )
