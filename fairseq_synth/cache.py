@@ -36,7 +36,9 @@ class BlockTable(NamedTuple):
     # The numbers of the tokens that layers copy into new matrices in this step, in their new order; None: no copy.
     kept_tokens: Tensor | None
     counter: RowCounter
-    offsets: Tensor  # (B H,): where each hypothesis and head begins in the flattened `rows`
+    # (B H,): where the rows of each hypothesis and head begin if `rows` is flattened. A sum over the tokens of one
+    # hypothesis and head is a sum from one offset to the next.
+    offsets: Tensor
     key_padding_mask: Tensor | None  # (B, t), true at padding
 
     def reorder(self, new_order: Tensor) -> "BlockTable":
@@ -57,7 +59,7 @@ class LayerCache(NamedTuple):
 def extend_table(
     table: BlockTable | None, newest_values: Tensor, capacity: int, key_padding_mask: Tensor | None
 ) -> BlockTable:
-    """Returns the table with the newest tokens behind the others.
+    """Returns the table with the newest tokens behind the others, and counts these tokens.
 
     Args:
         table: The table of the last step, or None before the first token.
@@ -66,35 +68,57 @@ def extend_table(
         key_padding_mask: The padding of the newest tokens, (B, n), or None if there is none.
     """
     bsz, num_heads, num_new, _ = newest_values.size()
-    num_old = 0 if table is None else table.rows.size(2)
-    old_rows = None
-    old_padding = None
-    kept_tokens = None
+    device = newest_values.device
     if table is None:
-        counter = RowCounter()
-    else:
-        counter = table.counter
-        old_rows = table.rows
-        old_padding = table.key_padding_mask
-        if needs_new_matrices(counter, bsz * num_new, bsz * (num_old + num_new), capacity):
-            # Tokens that belong to no hypothesis any more are left behind.
-            first_head_rows = old_rows[:, 0].t().reshape(-1)
-            kept_tokens = torch.div(first_head_rows, num_heads, rounding_mode="floor")
-            counter = RowCounter()
-            counter.num_tokens = bsz * num_old
-            old_rows = consecutive_rows(0, bsz, num_heads, num_old, newest_values.device)
-
-    newest_rows = consecutive_rows(counter.num_tokens * num_heads, bsz, num_heads, num_new, newest_values.device)
-    counter.num_tokens += bsz * num_new
+        table = empty_table(bsz, num_heads, device)
+    num_old = table.rows.size(2)
     length = num_old + num_new
+    kept_tokens = None
+    if num_old > 0 and needs_new_matrices(table.counter, bsz * num_new, bsz * length, capacity):
+        kept_tokens = list_tokens(table)
+        table = renumber(table)
+
+    first_row = table.counter.num_tokens * num_heads
+    newest_rows = consecutive_rows(first_row, bsz, num_heads, num_new, device)
+    table.counter.num_tokens += bsz * num_new
     return BlockTable(
-        rows=newest_rows if old_rows is None else torch.cat([old_rows, newest_rows], dim=2),
+        rows=torch.cat([table.rows, newest_rows], dim=2),
         newest_rows=newest_rows,
         kept_tokens=kept_tokens,
-        counter=counter,
-        offsets=torch.arange(0, bsz * num_heads * length, length, device=newest_values.device),
-        key_padding_mask=append_padding(old_padding, key_padding_mask, bsz, num_old, num_new),
+        counter=table.counter,
+        offsets=torch.arange(0, bsz * num_heads * length, length, device=device),
+        key_padding_mask=append_padding(table.key_padding_mask, key_padding_mask, bsz, num_old, num_new),
     )
+
+
+def empty_table(bsz: int, num_heads: int, device: torch.device) -> BlockTable:
+    """Returns the table of hypotheses without tokens."""
+    rows = torch.empty(bsz, num_heads, 0, dtype=torch.long, device=device)
+    return BlockTable(
+        rows=rows, newest_rows=rows, kept_tokens=None, counter=RowCounter(), offsets=rows, key_padding_mask=None
+    )
+
+
+def list_tokens(table: BlockTable) -> Tensor:
+    """Returns the numbers (t B,) of the tokens of all hypotheses, position by position.
+
+    Row ``n H + h`` belongs to head h of token n, so that the rows of head 0 tell the tokens.
+    """
+    num_heads = table.rows.size(1)
+    rows_of_head_0 = table.rows[:, 0].t().reshape(-1)
+    return torch.div(rows_of_head_0, num_heads, rounding_mode="floor")
+
+
+def renumber(table: BlockTable) -> BlockTable:
+    """Returns a table of the same tokens, which are counted anew from 0 in the order of `list_tokens`.
+
+    The layers copy the tokens into new matrices in this order. Tokens that no hypothesis has are left behind.
+    """
+    bsz, num_heads, length = table.rows.size()
+    counter = RowCounter()
+    counter.num_tokens = bsz * length
+    rows = consecutive_rows(0, bsz, num_heads, length, table.rows.device)
+    return table._replace(rows=rows, counter=counter)
 
 
 def needs_new_matrices(counter: RowCounter, num_new_tokens: int, num_live_tokens: int, capacity: int) -> bool:

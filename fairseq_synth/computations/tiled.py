@@ -8,6 +8,7 @@ al. 2022, arXiv 2205.14135). Autograd differentiates a tile by the normal form o
 tensors of the terms, so that nothing here depends on what a term is.
 """
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -153,12 +154,12 @@ class Block(NamedTuple):
             return part.permute(1, 2, 0, 3).flatten(2)[None]
         return part.contiguous()
 
-    def write(self, x: Tensor, rows: slice, part: Tensor) -> None:
-        """Writes rows of the block, laid out as `read` returns them, into x (B, H, T, d_h)."""
+    def write(self, x: Tensor, part: Tensor) -> None:
+        """Writes the block, laid out as `read` returns it, into x (B, H, T, d_h)."""
         if self.is_shared:
             head_dim = x.size(-1)
             part = part[0].unflatten(-1, (-1, head_dim)).permute(2, 0, 1, 3)
-        x[self.sentences, self.heads, rows].copy_(part)
+        x[self.sentences, self.heads, : self.length].copy_(part)
 
     def cut_terms(self, terms: Sequence[Any]) -> list[Any]:
         """Returns the parts of the terms that the block needs, as views; a tensor may be None and stays None."""
@@ -285,28 +286,31 @@ class _Tiled(torch.autograd.Function):
     def forward(
         ctx: Any, templates: list[Any], blocks: list[Block], causal: bool, value: Tensor, *tensors: Tensor
     ) -> Tensor:
+        """Returns the output.
+
+        Args:
+            ctx: Where torch keeps what the backward pass needs.
+            templates: The terms of the logits, as `remove_tensors` returns them.
+            blocks: The blocks that together cover all sentences and heads.
+            causal: Whether a row sees only the columns up to its own.
+            value: V, (B, H, T, d_h).
+            tensors: The tensors of the terms, in the order of the templates.
+        """
         ctx.templates = templates
         ctx.blocks = blocks
         ctx.causal = causal
         ctx.save_for_backward(value, *tensors)
         terms = insert_tensors(templates, tensors)
         out = empty_like_values(value, blocks)
-
-        def compute_block(block: Block) -> None:
-            normal = block.normal_form(block.cut_terms(terms))
-            block_value = block.read(value)
-            for tile in block.tiles(causal):
-                weights = tile_weights(tile.cut_normal_form(normal), block_value.size(1), tile, block, causal)
-                tile_out = torch.matmul(weights.to(value.dtype), block_value[:, :, tile.columns])
-                block.write(out, tile.rows, tile_out)
-
-        for _ in map_in_threads(compute_block, blocks):
-            pass
+        compute = functools.partial(compute_block, terms=terms, value=value, causal=causal)
+        for block_out, block in zip(map_in_threads(compute, blocks), blocks):
+            block.write(out, block_out)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Returns the gradients of the arguments of `forward`; those that are no tensors have none."""
         value, *tensors = ctx.saved_tensors
         needs_grad = ctx.needs_input_grad[4:]  # of the tensors of the terms, behind the four other arguments
         terms = insert_tensors(ctx.templates, tensors)
@@ -318,16 +322,13 @@ class _Tiled(torch.autograd.Function):
         ]
         terms_of_sums = insert_tensors(ctx.templates, sums)
         grad_value = empty_like_values(value, ctx.blocks)
-
-        def differentiate_block(block: Block) -> Sequence[Tensor]:
-            leaves = make_leaves(block.cut_terms(terms), block.cut_terms(terms_of_sums))
-            gradients = backward_of_block(block, leaves, block.read(value), block.read(grad), ctx.causal)
-            block.write(grad_value, slice(0, block.length), gradients.value)
-            return gradients.leaves
-
+        differentiate = functools.partial(
+            differentiate_block, terms=terms, terms_of_sums=terms_of_sums, value=value, grad=grad, causal=ctx.causal
+        )
         # The sums are added up here, in the order of the blocks, so that their rounding does not depend on threads.
-        for leaf_grads, block in zip(map_in_threads(differentiate_block, ctx.blocks), ctx.blocks):
-            for total, leaf_grad in zip(list_tensors(block.cut_terms(terms_of_sums)), leaf_grads):
+        for gradients, block in zip(map_in_threads(differentiate, ctx.blocks), ctx.blocks):
+            block.write(grad_value, gradients.value)
+            for total, leaf_grad in zip(list_tensors(block.cut_terms(terms_of_sums)), gradients.leaves):
                 total.add_(leaf_grad)
         grads = [None if total is None else total.to(tensor.dtype) for tensor, total in zip(tensors, sums)]
         return (None, None, None, grad_value, *grads)
@@ -345,6 +346,25 @@ def empty_like_values(value: Tensor, blocks: list[Block]) -> Tensor:
     return out
 
 
+def compute_block(block: Block, terms: Sequence[Any], value: Tensor, causal: bool) -> Tensor:
+    """Returns the output of a block, laid out as `Block.read` returns values.
+
+    Args:
+        block: The block.
+        terms: The terms of all logits.
+        value: The values of all sentences and heads, (B, H, T, d_h).
+        causal: Whether a row sees only the columns up to its own.
+    """
+    normal = block.normal_form(block.cut_terms(terms))
+    block_value = block.read(value)
+    out = torch.empty_like(block_value)
+    for tile in block.tiles(causal):
+        weights = tile_weights(tile.cut_normal_form(normal), block_value.size(1), tile, block, causal)
+        visible_value = block_value[:, :, tile.columns]
+        out[:, :, tile.rows] = torch.matmul(weights.to(value.dtype), visible_value)
+    return out
+
+
 class BlockGradients(NamedTuple):
     """The gradients of a block."""
 
@@ -352,21 +372,27 @@ class BlockGradients(NamedTuple):
     leaves: Sequence[Tensor]  # of the tensors of the terms that need a gradient
 
 
-def backward_of_block(block: Block, leaves: "Leaves", value: Tensor, grad: Tensor, causal: bool) -> BlockGradients:
+def differentiate_block(
+    block: Block, terms: Sequence[Any], terms_of_sums: Sequence[Any], value: Tensor, grad: Tensor, causal: bool
+) -> BlockGradients:
     """Returns the gradients of a block.
 
     Args:
         block: The block.
-        leaves: The block's part of the terms.
-        value, grad: The block's values and the gradient of its output, as `Block.read` returns them.
+        terms: The terms of all logits.
+        terms_of_sums: The same terms with the sums of gradients in place of their tensors; None where a tensor needs no
+            gradient.
+        value: The values of all sentences and heads, (B, H, T, d_h).
+        grad: The gradient of the output, of the same size.
         causal: Whether a row sees only the columns up to its own.
     """
+    leaves = make_leaves(block.cut_terms(terms), block.cut_terms(terms_of_sums))
     with torch.enable_grad():
         normal = block.normal_form(leaves.terms)
     sum_dtype = torch.promote_types(value.dtype, torch.float32)
     normal_sums = NormalForm(*(new_sum(summand, sum_dtype) for summand in normal))
 
-    grad_value = backward_of_tiles(block, normal, normal_sums, value, grad, causal)
+    grad_value = backward_of_tiles(block, normal, normal_sums, block.read(value), block.read(grad), causal)
 
     summands = []
     summand_grads = []
