@@ -253,24 +253,45 @@ class Definition:
         return roundoff * (ROUNDINGS + float(self.scores.detach().abs().max()))
 
     def scales(self, results: Results, output_gradient: Tensor) -> dict[str, float]:
-        """Returns what errors are relative to, for the output and each gradient; see the head of this module."""
+        """Returns the numbers that the errors of the output and of each gradient are divided by.
+
+        An error is relative to the norm of the result. A gradient is a difference, ``P (dP - rowsum(P dP))``, which may
+        be small although its terms are large. Its error is therefore relative to the norm that it would have without
+        the subtraction, if that is larger; see the head of this module.
+        """
         scales = {"output": float(results.output.norm())}
         if not results.gradients:
             return scales
-        layout = self.call.layout
-        weights = plain.attention_weights(
-            self.logits, layout.H, layout.T, layout.T, self.key_padding_mask, self.call.attn_mask
-        )
-        gradient_by_head = output_gradient.view(layout.T, -1, layout.H, layout.D).permute(1, 2, 0, 3)
-        terms_of_gradient = (weights * torch.matmul(gradient_by_head, self.value.transpose(2, 3))).detach()  # P dP
-        of_terms = differentiate(
-            self.scores, self.copies.leaves_with_gradients(), terms_of_gradient.sum_to_size(self.scores.size())
+        minuend = self.minuend_of_scores_gradient(output_gradient)
+        minuends = differentiate(
+            self.scores, self.copies.leaves_with_gradients(), minuend.sum_to_size(self.scores.size())
         )
         for name, gradient in results.gradients.items():
-            scales[f"gradient of {name}"] = float(torch.maximum(gradient.norm(), of_terms[name].norm()))
+            norm = float(gradient.norm())
+            norm_without_subtraction = float(minuends[name].norm())
+            scales[f"gradient of {name}"] = max(norm, norm_without_subtraction)
+        # The gradient of a weight is one number: a sum over all logits of a term, whose summands cancel too.
         for term, weight_name in zip(self.logits.terms(), self.weight_names):
-            if weight_name is not None:
-                summand = Logits([term._replace(weight=None)]).total(layout.T).detach()
-                name = f"gradient of {weight_name}"
-                scales[name] = max(scales[name], float((terms_of_gradient * summand).norm()))
+            if weight_name is None:
+                continue
+            term_without_weight = term._replace(weight=None)
+            logits_of_term = Logits([term_without_weight]).total(self.call.layout.T).detach()
+            norm_of_summands = float((minuend * logits_of_term).norm())
+            name = f"gradient of {weight_name}"
+            scales[name] = max(scales[name], norm_of_summands)
         return scales
+
+    def minuend_of_scores_gradient(self, output_gradient: Tensor) -> Tensor:
+        """Returns ``P dP``, (B, H, T, T): the gradient of the logits is this minus P times the sum of its row."""
+        layout = self.call.layout
+        weights = plain.attention_weights(
+            self.logits,
+            layout.H,
+            tgt_len=layout.T,
+            src_len=layout.T,
+            key_padding_mask=self.key_padding_mask,
+            attn_mask=self.call.attn_mask,
+        )
+        gradient_by_head = output_gradient.view(layout.T, -1, layout.H, layout.D).permute(1, 2, 0, 3)
+        gradient_of_weights = torch.matmul(gradient_by_head, self.value.transpose(2, 3))
+        return (weights * gradient_of_weights).detach()
