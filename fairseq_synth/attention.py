@@ -185,15 +185,17 @@ class SyntheticAttention(nn.Module):
 
     def project(self, x: Tensor) -> Projections:
         """Returns the projections of the layer's input (T, B, C)."""
-        if self.q_proj is None or self.k_proj is None:
-            return Projections(None, None, self.split_heads(self.v_proj(x)))
+        # Each attribute that is a module is looked up once, as a look-up takes as long as a view of a tensor.
+        q_proj, k_proj, v_proj = self.q_proj, self.k_proj, self.v_proj
+        if q_proj is None or k_proj is None:
+            return Projections(None, None, self.split_heads(v_proj(x)))
         if self.training and not is_recorded():
-            joined = join_linear_layers([self.q_proj, self.k_proj, self.v_proj])
+            joined = join_linear_layers([q_proj, k_proj, v_proj])
             if joined is not None:
                 return self.project_at_once(x, joined)
-        q = self.split_heads(self.q_proj(x))
-        k = self.split_heads(self.k_proj(x))
-        v = self.split_heads(self.v_proj(x))
+        q = self.split_heads(q_proj(x))
+        k = self.split_heads(k_proj(x))
+        v = self.split_heads(v_proj(x))
         return Projections(q, k, v)
 
     def project_at_once(self, x: Tensor, joined: LinearWeights) -> Projections:
@@ -216,10 +218,11 @@ class SyntheticAttention(nn.Module):
 
     def project_out(self, out: Tensor, size: torch.Size) -> Tensor:
         """Returns the output projection of (T B, C), as a tensor of `size` (T, B, C)."""
-        if is_plain_linear(self.out_proj):
+        out_proj = self.out_proj
+        if is_plain_linear(out_proj):
             # A product of two dimensions takes less time than one of three.
-            return F.linear(out, weight_of(self.out_proj), cast(Tensor, self.out_proj.bias)).view(size)
-        return self.out_proj(out.view(size))
+            return F.linear(out, weight_of(out_proj), cast(Tensor, out_proj.bias)).view(size)
+        return out_proj(out.view(size))
 
     def dropout(self) -> float:
         """Returns the probability of dropping an attention weight in this call."""

@@ -388,9 +388,10 @@ class Mixture(LayerSynthesizer):
 
     def weights(self) -> Tensor | None:
         """Returns the weight of each function in each head, (M, H), or None if all weights are 1."""
-        if self.alpha is None:
+        alpha = self.alpha
+        if alpha is None:
             return None
-        return torch.softmax(self.alpha, dim=0)
+        return torch.softmax(alpha, dim=0)
 
     def forward(self, inputs: Inputs) -> list[Logits]:
         """Returns the logits of the only group of heads.
@@ -401,13 +402,14 @@ class Mixture(LayerSynthesizer):
         if self.limit is not None and inputs.src_len > self.limit:
             raise ValueError(f"a sentence of {inputs.src_len} tokens is longer than max_length {self.limit}")
         logits = Logits()
+        functions = self.functions()
         weights = self.weights()
         if weights is None:
-            for function in self.functions():
+            for function in functions:
                 logits.add_terms(function(inputs))
         else:
-            weight_of_each_function = weights.view(len(self.components), 1, -1, 1, 1).unbind()
-            for function, weight in zip(self.functions(), weight_of_each_function):
+            weight_of_each_function = weights.view(len(functions), 1, -1, 1, 1).unbind()
+            for function, weight in zip(functions, weight_of_each_function):
                 logits.add_terms(function(inputs), weight)
         return [logits]
 
