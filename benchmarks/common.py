@@ -82,6 +82,7 @@ def choose_stopwatch(device: str) -> Stopwatch:
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
 
     def time_on_cpu(function: Function) -> float:
+        """Calls a function and returns the seconds that it took."""
         start = clock()
         function()
         return clock() - start
