@@ -76,7 +76,7 @@ def time_column(cells: list[Cell], settings: dict[str, Any], out: Path) -> None:
         "unit": f"over {baseline_name(first.table)}'s",
         "command": f"python benchmarks/timing.py {first.table.name} --dataset {first.column.name}",
         "figures": {model: rounded(comparison) for model, comparison in comparisons.items()},
-        **provenance.here(recipe.gpus is None, threads=recipe.threads or 0),
+        **provenance.here(gpus=1 if recipe.gpus is None else 0, threads=recipe.threads or 0),
     }
     file = ROOT / "results" / first.table.name / "speed" / f"{first.column.name}.json"
     provenance.write_record(file, record)
