@@ -47,7 +47,14 @@ def build_block(name: str, length: int, causal: bool) -> nn.Module:
         return MultiheadAttention(WIDTH, HEADS, self_attention=True)
     if name in CONVOLUTIONS:
         return Convolution(name, causal)
-    mixture = Mixture(parse_spec(name), "convex", HEADS, WIDTH // HEADS, max(MAX_LENGTH, length), RANK)
+    mixture = Mixture(
+        parse_spec(name),
+        mixture="convex",
+        num_heads=HEADS,
+        head_dim=WIDTH // HEADS,
+        max_length=max(MAX_LENGTH, length),
+        rank=RANK,
+    )
     return SyntheticAttention(WIDTH, HEADS, mixture)
 
 
@@ -57,6 +64,7 @@ class Convolution(nn.Module):
     def __init__(self, name: str, causal: bool) -> None:
         super().__init__()
         convolution = LightweightConv if name == "lightconv" else DynamicConv
+        # a causal convolution sees no later tokens, the encoder's sees as many to the right as to the left
         padding = KERNEL_SIZE - 1 if causal else KERNEL_SIZE // 2
         self.gate = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GLU())
         self.conv = convolution(WIDTH, KERNEL_SIZE, padding_l=padding, weight_softmax=True, num_heads=HEADS)
@@ -106,6 +114,7 @@ def make_step(module: nn.Module, shape: str, causal: bool, args: argparse.Namesp
     leaves = [x, *module.parameters()]
 
     def step() -> None:
+        """Runs the block once."""
         output, _ = module(x, x, x, key_padding_mask=key_padding_mask, need_weights=False, attn_mask=attention_mask)
         output.backward(output_gradient)
         for leaf in leaves:  # zero_grad would walk over the modules, of which blocks have different numbers

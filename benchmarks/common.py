@@ -82,6 +82,7 @@ def choose_stopwatch(device: str) -> Stopwatch:
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
 
     def time_on_cpu(function: Function) -> float:
+        """Calls a function and returns the seconds that it took."""
         start = clock()
         function()
         return clock() - start
@@ -115,7 +116,7 @@ def table_cells(column: str, comparison: Comparison) -> dict[str, float]:
 
 def report(title: str, unit: str, rows: Mapping[str, Mapping[str, float]], args: argparse.Namespace) -> None:
     """Prints a table with a row for each name, and writes a record to the file of ``--out``."""
-    origin = here(args.device == "cuda")
+    origin = here(gpus=1 if args.device == "cuda" else 0)
     versions = ", ".join(f"{program} {version}" for program, version in origin["versions"].items())
     print(f"\n{title}; {unit}; {origin['hardware']}; {versions}\n")
     columns = list(next(iter(rows.values())))

@@ -28,11 +28,11 @@ from common import ROOT, STOCK, kernels
 from fairseq_synth.architectures import VARIANTS
 from fairseq_synth.masks import causal_mask
 
-MINUTES = 9
+MINUTES = 9  # the time limit of a part
 SIMPLE = ["random", "relative_random", "fixed_random", "factorized_random", "dense"]
 MIXED = [name for name in VARIANTS if name not in SIMPLE and name != "vanilla"]
 RESULT = "OUT"  # stands for the result's file in a command
-LARGEST_ERROR = 0.05
+LARGEST_ERROR = 0.05  # of half precision, relative to fp64: `check_correctness` fails from here on
 
 
 # ---- the parts and their commands
@@ -143,7 +143,7 @@ def run_part(part: str, args: argparse.Namespace) -> bool:
     """Runs a part unless it has a result of the same command; returns whether it has a result now."""
     result = args.out / f"{part}.json"
     command_file = args.out / f"{part}.command"
-    name, _, suffix = part.partition("+")
+    name, _, suffix = part.partition("+")  # "step-simple+kernels" is "step-simple" with the Triton kernels
     arguments = list_commands(args)[name]
     if result.exists() and command_file.exists() and command_file.read_text() == " ".join(arguments):
         print(f"{part}: has a result in {result}")
@@ -152,7 +152,8 @@ def run_part(part: str, args: argparse.Namespace) -> bool:
     command_file.write_text(" ".join(arguments))
     unfinished = args.out / f"{part}.new"
     unfinished.unlink(missing_ok=True)
-    command = [sys.executable, *(str(unfinished) if word == RESULT else word for word in arguments)]
+    arguments_with_file = [str(unfinished) if word == RESULT else word for word in arguments]
+    command = [sys.executable, *arguments_with_file]
     with_kernels = suffix == "kernels" or name == "correct"
     log = args.out / f"{part}.log"
     print(f"{part}: {' '.join(command)}", flush=True)
@@ -196,8 +197,8 @@ def check_correctness(out: Path, dry: bool) -> None:
         variants = variants[:2]
     rows = {}
     for name in variants:
-        for sentences, length, causal in shapes:
-            rows[f"{name} {sentences}x{length}"] = check_variant(name, sentences, length, causal, dry)
+        for sentences, length, is_causal in shapes:
+            rows[f"{name} {sentences}x{length}"] = check_variant(name, sentences, length, is_causal, dry)
     out.write_text(json.dumps(rows, indent=2) + "\n")
     wrong = []
     for name, row in rows.items():
@@ -217,43 +218,63 @@ def check_variant(name: str, sentences: int, length: int, causal: bool, dry: boo
         how often each run called the kernels, whether both have equal bits, and the largest error of outputs and
         gradients, relative to the largest value of each if that is above 1.
     """
-    device, dtype = ("cpu", torch.float16) if dry else ("cuda", torch.bfloat16)
+    batch = make_check_batch(sentences, length, causal, dry)
     width, heads = (32, 2) if dry else (WIDTH, HEADS)
     with mock.patch.multiple("block", WIDTH=width, HEADS=heads):
-        module = build_block(name, length, causal).to(device, dtype).train()
-    torch.manual_seed(0)
-    x, output_gradient = torch.randn(2, length, sentences, width, device=device).to(dtype)
-    key_padding_mask = None
-    visible = torch.ones_like(x[..., :1])
-    if not causal:
-        lengths = torch.arange(sentences, device=device) * length // sentences  # one sentence is empty
-        key_padding_mask = torch.arange(length, device=device)[None] >= lengths[:, None]
-        visible = (~key_padding_mask).t().unsqueeze(-1).to(dtype)
-
-    def run() -> list[torch.Tensor]:
-        """Returns the output at tokens other than padding, and all gradients, in the dtype of the module."""
-        module_dtype = next(module.parameters()).dtype
-        leaf = x.detach().clone().to(module_dtype).requires_grad_()
-        attention_mask = causal_mask(leaf) if causal else None
-        output, _ = module(leaf, key_padding_mask=key_padding_mask, attn_mask=attention_mask)
-        output = output * visible.to(module_dtype)
-        module.zero_grad()
-        output.backward(output_gradient.to(module_dtype))
-        return [output.detach(), leaf.grad, *(parameter.grad for parameter in module.parameters())]
-
-    run()  # the first call also compares the kernels with the definition, by launches of its own
+        module = build_block(name, length, causal).to(batch.x.device, batch.x.dtype).train()
+    run_block(module, batch)  # the first call also compares the kernels with the definition, by launches of its own
     with mock.patch.object(kernels, "run", wraps=kernels.run) as kernels_run:
-        first = run()
-        second = run()
+        first = run_block(module, batch)
+        second = run_block(module, batch)
     calls_per_run = kernels_run.call_count // 2
     module.double()  # which the kernels do not support
-    exact = run()
+    exact = run_block(module, batch)
     errors = []
     for value, exact_value in zip(first, exact):
         largest = exact_value.abs().max().clamp(min=1)
         errors.append(float((value - exact_value).abs().max() / largest))
     has_equal_bits = all(torch.equal(one, other) for one, other in zip(first, second))
     return {"kernels": calls_per_run, "equal bits": has_equal_bits, "error": max(errors)}
+
+
+class CheckBatch(NamedTuple):
+    """A batch for `check_variant`: what a block is given, and the gradient of its output."""
+
+    x: torch.Tensor  # (T, B, width)
+    output_gradient: torch.Tensor  # (T, B, width)
+    key_padding_mask: torch.Tensor | None  # (B, T); None: a causal block, which has no padding
+    is_no_padding: torch.Tensor  # (T, B, 1): 1 where there is a token, 0 where there is padding
+
+
+def make_check_batch(sentences: int, length: int, causal: bool, dry: bool) -> CheckBatch:
+    """Returns a random batch in half precision. Without `causal` the lengths of its sentences rise from 0."""
+    device, dtype = ("cpu", torch.float16) if dry else ("cuda", torch.bfloat16)
+    width = 32 if dry else WIDTH
+    torch.manual_seed(0)
+    x, output_gradient = torch.randn(2, length, sentences, width, device=device).to(dtype)
+    if causal:
+        return CheckBatch(x, output_gradient, key_padding_mask=None, is_no_padding=torch.ones_like(x[..., :1]))
+    lengths = torch.arange(sentences, device=device) * length // sentences  # one sentence is empty
+    key_padding_mask = torch.arange(length, device=device)[None] >= lengths[:, None]
+    is_no_padding = (~key_padding_mask).t().unsqueeze(-1).to(dtype)
+    return CheckBatch(x, output_gradient, key_padding_mask, is_no_padding)
+
+
+def run_block(module: torch.nn.Module, batch: CheckBatch) -> list[Any]:
+    """Runs a block forward and backward, in the dtype of its parameters.
+
+    Returns its output, which is 0 at padding, the gradient of its input, and those of all parameters.
+    """
+    dtype = next(module.parameters()).dtype
+    x = batch.x.detach().clone().to(dtype).requires_grad_()
+    is_causal = batch.key_padding_mask is None
+    attention_mask = causal_mask(x) if is_causal else None
+    output, _ = module(x, key_padding_mask=batch.key_padding_mask, attn_mask=attention_mask)
+    output = output * batch.is_no_padding.to(dtype)
+    module.zero_grad()
+    output.backward(batch.output_gradient.to(dtype))
+    parameter_gradients = [parameter.grad for parameter in module.parameters()]
+    return [output.detach(), x.grad, *parameter_gradients]
 
 
 def list_backend(out: Path, dry: bool) -> None:

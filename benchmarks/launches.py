@@ -111,9 +111,11 @@ def on_a_gpu(with_kernels: bool, on_launch: OnLaunch, on_call: OnCall) -> Iterat
     """
 
     def fused_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, *_: Any, **__: Any) -> Any:
+        """Takes the place of torch's scaled_dot_product_attention, whose further arguments do not matter here."""
         return FusedAttention.apply(on_call, query, key, value, attn_mask)
 
     def load(plan: Any, _: Any) -> None:
+        """Takes the place of the kernels' own function, which would compile them for a GPU."""
         plan.is_loaded = True
 
     computations = "fairseq_synth.computations"
@@ -151,10 +153,11 @@ def list_calls(
     counter = CallCounter()
 
     def on_launch(launch: Any, _: Any) -> None:
+        """Adds the kernel of a launch to the calls."""
         counter.calls.append(launch.kernel.__name__)
 
     with torch.device("meta"):
-        module = block.build_block(name, length, not padded).to(dtype).train()
+        module = block.build_block(name, length, causal=not padded).to(dtype).train()
         x = torch.empty(length, sentences, module.embed_dim, dtype=dtype, requires_grad=True)
         key_padding_mask = torch.empty(sentences, length, dtype=torch.bool) if padded else None
         attention_mask = None if padded else block.make_attention_mask(module, x)
@@ -167,19 +170,22 @@ def list_calls(
 def count_calls_of_decoding(name: str, beam: int = 4) -> int:
     """Returns how many kernels the base model launches for one step of a beam search."""
     # a narrow model has the same calls
-    narrow = {}
+    narrow_sizes = {}
     for side in ("encoder", "decoder"):
-        narrow[f"{side}_embed_dim"] = 64
-        narrow[f"{side}_ffn_embed_dim"] = 64
-    model = build_base_model(name, make_dictionary(100), 256, **narrow).eval()
+        narrow_sizes[f"{side}_embed_dim"] = 64
+        narrow_sizes[f"{side}_ffn_embed_dim"] = 64
+    model = build_base_model(name, make_dictionary(100), max_length=256, **narrow_sizes).eval()
     model.make_generation_fast_()
+    # a search of 5 tokens is a search of 4 tokens and one step more
     return count_calls_of_search(model, beam, tokens=5) - count_calls_of_search(model, beam, tokens=4)
 
 
 def count_calls_of_search(model: Any, beam: int, tokens: int) -> int:
     """Returns how many kernels a model launches to translate two sentences into so many tokens."""
-    source = torch.randint(4, 100, (2, 7), generator=torch.Generator().manual_seed(0))
-    sample = {"net_input": {"src_tokens": source, "src_lengths": torch.full((2,), 7)}}
+    first_word = 4  # after the special entries of the vocabulary
+    sentences, length = 2, 7
+    source = torch.randint(first_word, 100, (sentences, length), generator=torch.Generator().manual_seed(0))
+    sample = {"net_input": {"src_tokens": source, "src_lengths": torch.full((sentences,), length)}}
     generator = SequenceGenerator(
         [model], model.decoder.dictionary, beam_size=beam, max_len_a=0, max_len_b=tokens, min_len=tokens
     )
@@ -192,22 +198,28 @@ def count_calls_of_search(model: Any, beam: int, tokens: int) -> int:
 
 
 def make_host_step(name: str, with_kernels: bool, repeats: int = 50) -> Function:
-    """Returns a function that runs a small padded block forward and backward, which takes the CPU's own time only."""
+    """Returns a function that runs a small padded block forward and backward, `repeats` times.
+
+    The block is so small that only the CPU's own work for it takes time.
+    """
+    length, sentences, width = 8, 4, 64
     # a longer ℓ would be work: the kernels read all rows of R1 R2^T, as they are given no slice
-    with mock.patch.multiple(block, WIDTH=64, MAX_LENGTH=16):
-        module = block.build_block(name, 8, False).train()
-    x = torch.randn(8, 4, 64, requires_grad=True)
-    key_padding_mask = torch.zeros(4, 8, dtype=torch.bool)
-    output_gradient = torch.ones(8, 4, 64)
+    with mock.patch.multiple(block, WIDTH=width, MAX_LENGTH=16):
+        module = block.build_block(name, length, causal=False).train()
+    x = torch.randn(length, sentences, width, requires_grad=True)
+    key_padding_mask = torch.zeros(sentences, length, dtype=torch.bool)
+    output_gradient = torch.ones(length, sentences, width)
     leaves = [x, *module.parameters()]
 
     def on_launch(launch: Any, tensors: Any) -> None:
-        launch.args(tensors)  # what this project does for a launch
+        """Does what this project does for a launch, and nothing of what Triton does."""
+        launch.args(tensors)
 
     def on_call(_: str) -> None:
-        pass
+        """Does nothing for torch's fused attention, whose time does not count."""
 
     def step() -> None:
+        """Runs the block."""
         # in fp32, which the kernels take on no other device than a CPU
         with on_a_gpu(with_kernels, on_launch, on_call):
             for _ in range(repeats):

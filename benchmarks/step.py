@@ -79,6 +79,7 @@ class Trainer:
         """Returns a function that updates the model once on each batch."""
 
         def update_on_all() -> None:
+            """Updates the model once on each batch."""
             for batch in batches:
                 self.step(batch, padding_index)
 

@@ -61,7 +61,13 @@ def time_column(cells: list[Cell], settings: dict[str, Any], out: Path) -> None:
     updates = {}
     for cell in cells:
         updates[cell.model] = start_training(training_flags(cell, settings, out))
-    comparisons = compare_in_turns(updates, first.model, choose_stopwatch(recipe), ROUNDS, WARM_UP)
+    comparisons = compare_in_turns(
+        updates,
+        baseline=first.model,
+        stopwatch=choose_stopwatch(recipe),
+        rounds=ROUNDS,
+        warm_up=WARM_UP,
+    )
     for model, comparison in comparisons.items():
         rounds = f"rounds from {comparison.lowest:.2f} to {comparison.highest:.2f}"
         print(f"{model}: {comparison.ratio:.2f} ({rounds})")
@@ -70,7 +76,7 @@ def time_column(cells: list[Cell], settings: dict[str, Any], out: Path) -> None:
         "unit": f"over {baseline_name(first.table)}'s",
         "command": f"python benchmarks/timing.py {first.table.name} --dataset {first.column.name}",
         "figures": {model: rounded(comparison) for model, comparison in comparisons.items()},
-        **provenance.here(recipe.gpus is None, threads=recipe.threads or 0),
+        **provenance.here(gpus=1 if recipe.gpus is None else 0, threads=recipe.threads or 0),
     }
     file = ROOT / "results" / first.table.name / "speed" / f"{first.column.name}.json"
     provenance.write_record(file, record)
@@ -95,7 +101,7 @@ def training_flags(cell: Cell, settings: dict[str, Any], out: Path) -> list[str]
     number_of_gpus = 1 if run.recipe.gpus is None else 0
     machine = train.Machine(gpus=number_of_gpus).for_recipe(run.recipe)
     command = train.command(run, settings, machine, ["--no-save", "--disable-validation", *run.flags])
-    data = str(run.data / "bin")
+    data = str(run.data / "bin")  # the first argument, after the name of the program
     return command[command.index(data) :]
 
 
@@ -118,6 +124,7 @@ def start_training(flags: Sequence[str]) -> Function:
     batches = iterate_batches(trainer, config.optimization.update_freq[0])
 
     def update() -> None:
+        """Updates the model once, on the next batches."""
         trainer.train_step(next(batches))
 
     return update
@@ -145,6 +152,7 @@ def choose_stopwatch(recipe: Recipe) -> Stopwatch:
     is_one_thread = recipe.threads == 1 and recipe.gpus == 0
 
     def read_clock() -> float:
+        """Returns the seconds of the chosen clock, after the GPU has finished its work."""
         if is_one_thread:
             return time.process_time()
         if torch.cuda.is_available():
@@ -152,6 +160,7 @@ def choose_stopwatch(recipe: Recipe) -> Stopwatch:
         return time.perf_counter()
 
     def time_function(function: Function) -> float:
+        """Calls a function and returns the seconds that it took."""
         start = read_clock()
         function()
         return read_clock() - start

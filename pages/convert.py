@@ -91,45 +91,50 @@ def describe_updates(updates: int) -> str:
 def cost_table(name: str, points: Points, speeds: Mapping[str, Record]) -> str:
     """Returns a row for each conversion: parameters, speed, and the main figure minus the Transformer's."""
     main = FIGURES[name][0]
-    compared = {}
-    for updates, rows in points.items():
-        compared[updates] = results.differences(TABLES[name], rows, main.key)
-    first_rows = points[min(points)]
-    heads = ["model", "parameters"]
+    headings = ["model", "parameters"]
     if speeds:
-        heads.append("speed-up")
+        headings.append("speed-up")
     for number, updates in enumerate(points):
+        # only the first of these columns says what they all show
         subject = f"{main.heading} {minus_baseline(TABLES[name])}, " if number == 0 else ""
-        heads.append(f"{subject}{describe_updates(updates)}")
-    lines = []
-    for model, runs in first_rows.items():
+        headings.append(f"{subject}{describe_updates(updates)}")
+    costs_by_updates = {}
+    for updates, runs_by_model in points.items():
+        costs_by_updates[updates] = results.differences(TABLES[name], runs_by_model, main.key)
+    fewest_updates = min(points)
+    table_rows = []
+    for model, runs in points[fewest_updates].items():
         name_cell = f"{NAMES[model]}: its {main.heading}" if model == BASELINE else NAMES[model]
         cells = [name_cell, parameters(runs)]
         if speeds:
             cells.append(f"{speeds[model]['ratio']:.2f}" if model in speeds else "")
-        for updates, differences in compared.items():
-            if model == BASELINE:
+        for updates, costs in costs_by_updates.items():
+            if model == BASELINE:  # it costs nothing: its own figure is shown
                 cells.append(format_figures(points[updates][model], [main.key], main.digits))
             else:
-                cells.append(difference_cell(differences, model, main.digits))
-        lines.append(cells)
-    return markdown(heads, lines)
+                cells.append(difference_cell(costs, model, main.digits))
+        table_rows.append(cells)
+    return markdown(headings, table_rows)
 
 
 def full_table(name: str, rows: Rows) -> str:
-    """Returns all figures of the models of as many updates, and their differences to the Transformer's."""
-    heads = ["model"]
+    """Returns a table of all figures of some models, and of their differences to the Transformer's.
+
+    `rows`: {model: the records of its runs}, all after the same number of updates.
+    """
+    headings = ["model"]
+    differences_by_figure = {}
     for figure in FIGURES[name]:
-        heads += [figure.heading, minus_baseline(TABLES[name])]
-    compared = {figure.key: results.differences(TABLES[name], rows, figure.key) for figure in FIGURES[name]}
-    lines = []
+        headings += [figure.heading, minus_baseline(TABLES[name])]
+        differences_by_figure[figure.key] = results.differences(TABLES[name], rows, figure.key)
+    table_rows = []
     for model, runs in rows.items():
         cells = [NAMES[model]]
         for figure in FIGURES[name]:
             cells.append(format_figures(runs, [figure.key], figure.digits))
-            cells.append(difference_cell(compared[figure.key], model, figure.digits))
-        lines.append(cells)
-    return markdown(heads, lines)
+            cells.append(difference_cell(differences_by_figure[figure.key], model, figure.digits))
+        table_rows.append(cells)
+    return markdown(headings, table_rows)
 
 
 def difference_cell(differences: Mapping[str, Difference], model: str, digits: int) -> str:
@@ -150,15 +155,18 @@ def replaced(name: str) -> str:
             replacements.append(record["replaced"])
     if not replacements:
         return NOTHING_CONVERTED
-    functions = list(replacements[0])
-    rows = []
-    for stack in replacements[0][functions[0]]:
+    first_replacement = replacements[0]  # {function: {stack of the model: growth of the loss}}, as all others
+    functions = list(first_replacement)
+    stacks = list(first_replacement[functions[0]])
+    table_rows = []
+    for stack in stacks:
         cells = [stack]
         for function in functions:
+            # in the form of records, of which format_figures takes the mean
             runs = [{"figures": {stack: replacement[function][stack]}} for replacement in replacements]
-            cells.append(format_figures(runs, [stack], 3))
-        rows.append(cells)
-    return markdown(["all heads of", *(f"`{function}`" for function in functions)], rows)
+            cells.append(format_figures(runs, [stack], digits=3))
+        table_rows.append(cells)
+    return markdown(["all heads of", *(f"`{function}`" for function in functions)], table_rows)
 
 
 def parameters(runs: list[Record]) -> str:
@@ -171,10 +179,12 @@ def parameters(runs: list[Record]) -> str:
 
 def notes(records: list[Record]) -> list[str]:
     """Returns the lines of a note: commands, signatures, and where the records come from."""
-    lines = [f"- {what}: `{command}`" for what, command in records[0]["commands"].items()]
+    lines = [f"- {purpose}: `{command}`" for purpose, command in records[0]["commands"].items()]
     for record in records:
         if "speed" in record:
             lines.append(f"- speed-up: {record['speed']['what']}")
-    texts = [f"`{text}`" for record in records for text in record["signatures"].values()]
-    signatures = f"{join_distinct(texts)}. " if texts else ""
-    return [*lines, "", f"{signatures}{describe_origin(records)}"]
+    signatures: list[str] = []
+    for record in records:
+        signatures += [f"`{signature}`" for signature in record["signatures"].values()]
+    signatures_text = f"{join_distinct(signatures)}. " if signatures else ""
+    return [*lines, "", f"{signatures_text}{describe_origin(records)}"]

@@ -98,6 +98,7 @@ def fill_in(page: str, text: str) -> str:
         )
 
     def replace(match: "re.Match[str]") -> str:
+        """Returns the two comments around a figure with the current value between them."""
         return match["start"] + compute(page, match["words"]) + match["end"]
 
     filled, number = FIGURE.subn(replace, text)

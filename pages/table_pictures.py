@@ -1,6 +1,7 @@
 """The pictures of a table's column: scores of all runs, validation loss, curves of a training that was continued."""
 
 import itertools
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -32,11 +33,15 @@ def draw_table_picture(name: str) -> Picture:
 
 
 def load_measured_rows(table: Table, column: Column) -> Rows:
-    """Returns the records of a column by row, without rows that have none; CannotDrawError if there is one row only."""
-    rows = {row: runs for row, runs in load_column(table, column).items() if runs}
-    if len(rows) < 2:
-        raise CannotDrawError(f"it compares models, and results/{table.name} has runs of {len(rows)} of {column.name}")
-    return rows
+    """Returns {model: the records of its runs} of a column, without models that have not run.
+
+    Raises CannotDrawError if fewer than two models have run.
+    """
+    runs_by_model = {model: runs for model, runs in load_column(table, column).items() if runs}
+    number = len(runs_by_model)
+    if number < 2:
+        raise CannotDrawError(f"it compares models, and results/{table.name} has runs of {number} of {column.name}")
+    return runs_by_model
 
 
 def picture_title(table: Table, column: Column) -> str:
@@ -58,46 +63,57 @@ def draw_scores(name: str, table: Table, column: Column) -> Picture:
 
     A model with a single run has a hollow dot and no stroke, as one run says little about a mean.
     """
-    rows = load_measured_rows(table, column)
-    figure = main_figure(table, column)
-    values = {}
-    for model, runs in rows.items():
-        values[model] = [run["figures"][figure] for run in runs]
-    means = {model: statistics.mean(scores) for model, scores in values.items()}
+    runs_by_model = load_measured_rows(table, column)
+    metric = main_figure(table, column)
+    scores_by_model = {}
+    for model, runs in runs_by_model.items():
+        scores_by_model[model] = [run["figures"][metric] for run in runs]
+    means = {model: statistics.mean(scores) for model, scores in scores_by_model.items()}
     is_higher_better = TASKS[table.task].best is max
+    best_first = sorted(means, key=lambda model: means[model], reverse=is_higher_better)
     calls = [call("grid", axis="y", alpha=0.4), call("set_axisbelow", True)]
     if table.baseline in means:
         calls.append(vertical_line(means[table.baseline], color="0.6", linestyle="--"))
-    for model in sorted(means, key=lambda model: means[model], reverse=is_higher_better):
+    for model in best_first:
         color = "black" if model == table.baseline else BLUE
-        if len(values[model]) == 1:
-            calls.append(call("scatter", values[model], [model], s=16, facecolors="white", edgecolors=color))
-            continue
-        calls.append(call("scatter", values[model], [model] * len(values[model]), s=16, color=color))
-        calls.append(call("scatter", [means[model]], [model], marker="|", s=200, color=color))
-    calls.append(call("set_ylim", len(rows) - 0.5, -0.5))  # the first model is at the top
+        calls += score_calls(model, scores_by_model[model], color)
+    # The models are at 0, 1, 2, … of the y axis, with half a step of room on both sides. The axis is turned around, so
+    # that the first and best model is at the top.
+    calls.append(call("set_ylim", len(runs_by_model) - 0.5, -0.5))
+    calls.append(call("set_title", picture_title(table, column), fontsize=10))
     direction = "higher" if is_higher_better else "lower"
     settings = {
-        "xlabel": f"{shown_figures(table, column)[figure]} ({direction} is better)",
+        "xlabel": f"{shown_figures(table, column)[metric]} ({direction} is better)",
     }
-    calls.append(call("set_title", picture_title(table, column), fontsize=10))
-    below = describe_marks(table, values)
-    height = 1.3 + 0.27 * len(rows)
-    return Picture(name, [Panel(calls, settings)], (WIDTH, height), below=below)
+    return Picture(
+        name,
+        [Panel(calls, settings)],
+        size=(WIDTH, 1.3 + 0.27 * len(runs_by_model)),  # inches: title, axis and caption, then a line for each model
+        below=describe_marks(table, scores_by_model),
+    )
 
 
-def describe_marks(table: Table, values: Mapping[str, Sequence[float]]) -> str:
-    """Returns the caption of `draw_scores`."""
+def score_calls(model: str, scores: Sequence[float], color: str) -> list[Call]:
+    """Returns the dots of a model's scores, and the stroke of their mean if there are several."""
+    if len(scores) == 1:
+        return [call("scatter", scores, [model], s=16, facecolors="white", edgecolors=color)]
+    dots = call("scatter", scores, [model] * len(scores), s=16, color=color)
+    stroke = call("scatter", [statistics.mean(scores)], [model], marker="|", s=200, color=color)
+    return [dots, stroke]
+
+
+def describe_marks(table: Table, scores_by_model: Mapping[str, Sequence[float]]) -> str:
+    """Returns the caption of `draw_scores`, which says what its dots, strokes and line mean."""
     sentences = []
-    numbers_of_runs = [len(scores) for scores in values.values()]
+    numbers_of_runs = [len(scores) for scores in scores_by_model.values()]
     if max(numbers_of_runs) > 1:
         sentences.append("Dots: runs. Strokes: means.")
     if min(numbers_of_runs) == 1:
         sentences.append("Hollow dots: models with one run.")
-    if table.baseline in values:
+    if table.baseline in scores_by_model:
         baseline = "the Transformer" if table.baseline == BASELINE else table.baseline
-        what = "mean" if len(values[table.baseline]) > 1 else "run"
-        sentences.append(f"Dashed line: {what} of {baseline}.")
+        mean_or_run = "mean" if len(scores_by_model[table.baseline]) > 1 else "run"
+        sentences.append(f"Dashed line: {mean_or_run} of {baseline}.")
     return " ".join(sentences)
 
 
@@ -176,15 +192,18 @@ def loss_calls(curve: LossCurve, color: str) -> list[Call]:
 
 def describe_losses(curves: Sequence[LossCurve]) -> str:
     """Returns the caption of a picture of `draw_losses`."""
-    seeds = [curve.number_of_seeds for curve in curves]
-    if max(seeds) == 1:
+    numbers_of_seeds = [curve.number_of_seeds for curve in curves]
+    if max(numbers_of_seeds) == 1:
         return "Below 0 is better. Lines: one seed."
-    return f"Below 0 is better. Lines: means over {describe_seeds(seeds)}; bands: from the lowest seed to the highest."
+    seeds = describe_seeds(numbers_of_seeds)
+    return f"Below 0 is better. Lines: means over {seeds}; bands: from the lowest seed to the highest."
 
 
 def draw_losses_in_one_panel(name: str, table: Table, column: Column, curves: Sequence[LossCurve]) -> Picture:
     """Draws a few curves in one panel, with a legend in their order at the end of training."""
     calls = [call("axhline", 0, color="black", linewidth=1)]
+    # The lowest curve is the best one. The legend lists the curves in the order in which they are drawn, from the
+    # worst one, at the top of the panel, to the best one.
     for number, curve in enumerate(reversed(curves)):
         calls += loss_calls(curve, color=f"C{number}")
     calls.append(call("legend", fontsize=8, loc="center left", bbox_to_anchor=[1.01, 0.5]))
@@ -194,12 +213,13 @@ def draw_losses_in_one_panel(name: str, table: Table, column: Column, curves: Se
         "ylim": loss_limits(curves),
     }
     calls.append(call("set_title", picture_title(table, column), fontsize=10))
-    return Picture(name, [Panel(calls, settings)], (WIDTH, 3.6), below=describe_losses(curves))
+    return Picture(name, [Panel(calls, settings)], size=(WIDTH, 3.6), below=describe_losses(curves))
 
 
 def draw_losses_in_small_panels(name: str, table: Table, column: Column, curves: Sequence[LossCurve]) -> Picture:
     """Draws a panel for each curve, all with the same axes."""
-    # of rows of four and rows of five panels those that leave the fewest places empty
+    # Four or five panels stand side by side, whichever leaves fewer places in the last row empty. For 10 curves,
+    # -10 % 4 is 2 empty places and -10 % 5 is none.
     columns = min((4, 5), key=lambda number: -len(curves) % number)
     last_update = max(curve.updates[-1] for curve in curves)
     limits = loss_limits(curves)
@@ -216,11 +236,11 @@ def draw_losses_in_small_panels(name: str, table: Table, column: Column, curves:
             calls.append(call("tick_params", axis="x", labelbottom=True))
             settings["xlabel"] = "updates"
         panels.append(Panel(calls, settings))
-    rows = -(-len(curves) // columns)  # rounded up
+    rows = math.ceil(len(curves) / columns)
     return Picture(
         name,
         panels,
-        size=(WIDTH, 0.9 + 1.4 * rows),
+        size=(WIDTH, 0.9 + 1.4 * rows),  # inches: title and caption, then the rows of panels
         columns=columns,
         share_x=True,
         share_y=True,
@@ -282,38 +302,47 @@ def load_continued_runs(stages: Sequence[Stage]) -> dict[str, list[list[Record]]
 
 
 def draw_continued(name: str, table: Table, column: Column) -> Picture:
-    """Draws validation loss and score of each model over the updates of trainings that were continued."""
+    """Draws two panels over the updates of trainings that were continued: each model's validation loss, and score."""
     stages = list_stages(table, column)
     runs_by_model = load_continued_runs(stages)
     if not runs_by_model:
         raise CannotDrawError(f"no training of results/{table.name} has gone through all its stages")
-    loss_panel = []
-    score_panel = []
-    figure = main_figure(table, column)
+    loss_calls_of_models = []
+    score_calls_of_models = []
+    metric = main_figure(table, column)
     for number, (model, runs_of_seeds) in enumerate(runs_by_model.items()):
-        color = "black" if model == table.baseline else f"C{number}"
-        loss_panel += continued_loss_calls(runs_of_seeds, model, color)
-        score_panel += continued_score_calls(runs_of_seeds, figure, stages, model, color)
-    loss_panel.append(call("legend", fontsize=8))
-    score_panel.append(call("set_xticks", [stage.updates for stage in stages]))
+        color = "black" if model == table.baseline else f"C{number}"  # C0, C1, …: matplotlib's cycle of colours
+        loss_calls_of_models += continued_loss_calls(runs_of_seeds, model, color)
+        score_calls_of_models += continued_score_calls(runs_of_seeds, metric, stages, model, color)
+    loss_calls_of_models.append(call("legend", fontsize=8))
+    score_calls_of_models.append(call("set_xticks", [stage.updates for stage in stages]))
     loss_settings = {
         "xlabel": "updates",
         "ylabel": "validation loss, bits per token",
         "ylim": continued_loss_limits(runs_by_model),
     }
-    heading = shown_figures(table, column)[figure]
+    heading = shown_figures(table, column)[metric]
     score_settings = {
         "xlabel": "updates",
         "ylabel": f"{heading} of the test set",
     }
-    seeds = [len(runs_of_seeds) for runs_of_seeds in runs_by_model.values()]
-    below = "One seed of each model."
-    if max(seeds) > 1:
-        below = (
-            f"Lines and dots: means over {describe_seeds(seeds)}. Bands and bars: from the lowest seed to the highest."
-        )
-    panels = [Panel(loss_panel, loss_settings), Panel(score_panel, score_settings)]
-    return Picture(name, panels, (WIDTH, 3.4), columns=2, title=picture_title(table, column), below=below)
+    return Picture(
+        name,
+        [Panel(loss_calls_of_models, loss_settings), Panel(score_calls_of_models, score_settings)],
+        size=(WIDTH, 3.4),
+        columns=2,
+        title=picture_title(table, column),
+        below=describe_continued(runs_by_model),
+    )
+
+
+def describe_continued(runs_by_model: Mapping[str, Sequence[Sequence[Record]]]) -> str:
+    """Returns the caption of `draw_continued`, by how many seeds each model has."""
+    numbers_of_seeds = [len(runs_of_seeds) for runs_of_seeds in runs_by_model.values()]
+    if max(numbers_of_seeds) == 1:
+        return "One seed of each model."
+    seeds = describe_seeds(numbers_of_seeds)
+    return f"Lines and dots: means over {seeds}. Bands and bars: from the lowest seed to the highest."
 
 
 def continued_loss_calls(runs_of_seeds: Sequence[Sequence[Record]], model: str, color: str) -> list[Call]:
@@ -335,15 +364,18 @@ def continued_loss_calls(runs_of_seeds: Sequence[Sequence[Record]], model: str, 
 
 
 def continued_score_calls(
-    runs_of_seeds: Sequence[Sequence[Record]], figure: str, stages: Sequence[Stage], model: str, color: str
+    runs_of_seeds: Sequence[Sequence[Record]], metric: str, stages: Sequence[Stage], model: str, color: str
 ) -> list[Call]:
-    """Returns a dot for a model's mean score after each stage, with a bar over its seeds, joined by a line."""
+    """Returns a dot for a model's mean score after each stage, with a bar over its seeds, joined by a line.
+
+    `runs_of_seeds`: for each seed a list of its records, one for each stage.
+    """
     updates = [stage.updates for stage in stages]
     means = []
     below_mean = []
     above_mean = []
-    for number in range(len(stages)):
-        scores = [runs[number]["figures"][figure] for runs in runs_of_seeds]
+    for stage_number in range(len(stages)):
+        scores = [runs[stage_number]["figures"][metric] for runs in runs_of_seeds]
         mean = statistics.mean(scores)
         means.append(round(mean, 3))
         below_mean.append(round(mean - min(scores), 3))
@@ -356,8 +388,10 @@ def continued_loss_limits(runs_by_model: Mapping[str, Sequence[Sequence[Record]]
     """Returns the ends of the axis of losses, which leave out the steep descent of the first updates."""
     losses: list[float] = []
     for runs in itertools.chain.from_iterable(runs_by_model.values()):
-        curve = list(losses_by_update(runs[-1]).values())
-        losses += curve[len(curve) // 10 :]
+        last_run = runs[-1]  # its record has the curve of all stages
+        curve = list(losses_by_update(last_run).values())
+        first_tenth = len(curve) // 10
+        losses += curve[first_tenth:]
     room = 0.05 * (max(losses) - min(losses))
     return round(min(losses) - room, 3), round(max(losses) + room, 3)
 

@@ -1,8 +1,8 @@
 """The tables of results in Markdown, from results/."""
 
 import statistics
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from fairseq_synth.names import VARIANTS
 from recipes.catalog import BASELINE, CORPORA, TABLES, TASKS, Column, Table
@@ -126,46 +126,61 @@ def results_table(name: str, dataset: str = "") -> str:
     nobody_has_run_it = f"Nobody has run {reproduce_command(table)} yet.\n"
     if not models_shown:
         return nobody_has_run_it
-
-    cell_columns = paper_columns(table, "parameters")
-    if records:
-        parameters = {**dict.fromkeys(models, NOT_RUN), **format_parameters(records)}
-        cell_columns.append(ModelColumn("parameters", parameters))
-    cell_columns += paper_columns_of_other_data(table)
-    for column in columns:
-        rows = group_by_row(table, column, records)
-        cell_columns += paper_columns(table, column.name)
-        cell_columns += our_columns(table, column, rows, is_alone=bool(dataset))
-        cell_columns += speed_columns(table, column, rows)
-    cell_columns += paper_speed_columns(table)
-
-    parts = [model_table(cell_columns, models_shown)]
+    model_columns = list_columns(table, columns, records, models, is_alone=bool(dataset))
+    paragraphs = [model_table(model_columns, models_shown)]
     dagger = explain_dagger(models_shown)
     if dagger:
-        parts.append(dagger)
-    not_shown = [label(model) for model in models if model not in models_shown]
-    if not_shown:
-        names = ", ".join(not_shown)
-        parts.append(f"{NOT_RUN.capitalize()}: {names}.\n")
+        paragraphs.append(dagger)
+    models_not_shown = [label(model) for model in models if model not in models_shown]
+    if models_not_shown:
+        names = ", ".join(models_not_shown)
+        paragraphs.append(f"{NOT_RUN.capitalize()}: {names}.\n")
     if records:
         figures_shown: list[str] = []
         for column in table.columns:
             figures_shown += shown_figures(table, column)
-        parts.append(note(table, records, figures_shown))
+        paragraphs.append(note(table, records, figures_shown))
     else:
-        parts.append(nobody_has_run_it)
-    return "\n".join(parts)
+        paragraphs.append(nobody_has_run_it)
+    return "\n".join(paragraphs)
+
+
+def list_columns(
+    table: Table, columns: Sequence[Column], records: Sequence[Record], models: Sequence[str], is_alone: bool
+) -> list[ModelColumn]:
+    """Returns the columns of a table of results: parameters, then the figures of each data set, then the paper's speed.
+
+    Args:
+        table: the table.
+        columns: its data sets that are shown.
+        records: the records of their runs.
+        models: all models of the table. A model without a run has no number of parameters.
+        is_alone: whether one data set is shown alone, so that headings need not name it.
+    """
+    model_columns = paper_columns(table, "parameters")
+    if records:
+        parameters = {**dict.fromkeys(models, NOT_RUN), **format_parameters(records)}
+        model_columns.append(ModelColumn("parameters", parameters))
+    model_columns += paper_columns_of_other_data(table)
+    for column in columns:
+        rows = group_by_row(table, column, records)
+        model_columns += paper_columns(table, column.name)
+        model_columns += our_columns(table, column, rows, is_alone)
+        model_columns += speed_columns(table, column, rows)
+    model_columns += paper_speed_columns(table)
+    return model_columns
 
 
 def our_columns(table: Table, column: Column, rows: Rows, is_alone: bool) -> list[ModelColumn]:
-    """Returns our figures of a column of a table, each with its difference to the baseline.
+    """Returns our figures of a data set, with their differences to the baseline.
 
-    Of translation BLEU, chrF and validation loss are columns; figures of other tasks share one, and the main figure
-    is compared. Headings name the data set unless `is_alone`.
+    For translation BLEU, chrF and validation loss each have a column, and so have their differences. For other tasks
+    all figures share one column, and another one has the differences in the main figure. Headings name the data set
+    unless `is_alone`.
     """
     if not any(rows.values()):
         return []
-    source = ", here" if table.paper else ""
+    source = ", here" if table.paper else ""  # only a table with the paper's figures has to tell them apart
     if table.task == "translation":
         columns = []
         for figure in TRANSLATION_FIGURES:
@@ -175,13 +190,13 @@ def our_columns(table: Table, column: Column, rows: Rows, is_alone: bool) -> lis
             columns += difference_columns(table, rows, figure, minus_baseline(table))
         return columns
     names = shown_figures(table, column)
-    compared = main_figure(table, column)
+    main = main_figure(table, column)
     difference_heading = minus_baseline(table)
     if len(names) > 1:
-        difference_heading += f", {names[compared]}"
+        difference_heading += f", {names[main]}"
     return [
         figure_column(table, rows, list(names), f"{column_heading(table, column)}{source}"),
-        *difference_columns(table, rows, compared, difference_heading),
+        *difference_columns(table, rows, main, difference_heading),
     ]
 
 
@@ -319,22 +334,42 @@ def list_models_in_order(columns: Iterable[ModelColumn]) -> list[str]:
     return list(dict.fromkeys([*synthesizers, *models]))
 
 
+class MixtureComponent(NamedTuple):
+    """A function that is a component of a mixture."""
+
+    mixture: str
+    component: str
+
+
 def alpha_table(name: str) -> str:
-    """Returns the learned weights of a table's mixtures by layer: means over heads and seeds of its first column."""
-    first_dataset = TABLES[name].columns[0].name
-    weights: defaultdict[tuple[str, str], defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    """Returns a table of the weights α that the mixtures of a table have learned for their components.
+
+    A row is a component of a mixture, a column is a layer. A cell is the mean over the heads of the layer and over the
+    seeds of the table's first data set.
+    """
+    weights = collect_weights(name, dataset=TABLES[name].columns[0].name)
+    layers: dict[str, None] = {}  # in the order in which the records have them
+    for weights_by_layer in weights.values():
+        layers.update(dict.fromkeys(weights_by_layer))
+    rows = []
+    for (mixture, component), weights_by_layer in weights.items():
+        means = []
+        for layer in layers:
+            layer_weights = weights_by_layer.get(layer)
+            means.append(f"{statistics.mean(layer_weights):.2f}" if layer_weights else "")
+        rows.append([f"`{mixture}`", f"`{component}`", *means])
+    layer_names = [layer.replace(".layers.", " ") for layer in layers]  # "encoder.layers.0" becomes "encoder 0"
+    return markdown(["mixture", "component", *layer_names], rows)
+
+
+def collect_weights(name: str, dataset: str) -> dict[MixtureComponent, dict[str, list[float]]]:
+    """Returns {component of a mixture: {layer: the weights of all heads and seeds}} for a data set of a table."""
+    weights: dict[MixtureComponent, dict[str, list[float]]] = {}
     for record in load_runs(name):
-        if record["dataset"] != first_dataset:
+        if record["dataset"] != dataset:
             continue
         for layer, components in record.get("alpha", {}).items():
             for component, weights_of_heads in components.items():
-                weights[record["model"], component][layer] += weights_of_heads
-    layers: dict[str, None] = {}  # in the order in which the records have them
-    for by_layer in weights.values():
-        layers.update(dict.fromkeys(by_layer))
-    rows = []
-    for (mixture, component), by_layer in weights.items():
-        means = [f"{statistics.mean(by_layer[layer]):.2f}" if layer in by_layer else "" for layer in layers]
-        rows.append([f"`{mixture}`", f"`{component}`", *means])
-    layer_names = [layer.replace(".layers.", " ") for layer in layers]
-    return markdown(["mixture", "component", *layer_names], rows)
+                weights_by_layer = weights.setdefault(MixtureComponent(record["model"], component), {})
+                weights_by_layer.setdefault(layer, []).extend(weights_of_heads)
+    return weights

@@ -33,18 +33,20 @@ def draw_functions() -> Picture:
         matrix = compute_logits(name)
         largest = max(max(abs(value) for value in row) for row in matrix)
         is_first_in_row = number % PANELS_IN_A_ROW == 0
-        calls = image(matrix, WORDS, is_first_in_row, cmap="RdBu_r", vmin=-largest, vmax=largest, aspect="equal")
+        # from blue for the lowest value through white for 0 to red: as far below 0 as above it
+        style = {"cmap": "RdBu_r", "vmin": -largest, "vmax": largest, "aspect": "equal"}
+        calls = image(matrix, labels=WORDS, names=is_first_in_row, **style)
         calls.append(call("set_title", f"{name}\n{formula}", **TITLE))
         settings = {"xlabel": "word j"}
         if is_first_in_row:
             settings["ylabel"] = "word i"
         panels.append(Panel(calls, settings))
     panels.append(draw_color_scale())
-    return Picture("six-kinds-of-s.png", panels, (WIDTH, 5.1), columns=PANELS_IN_A_ROW)
+    return Picture("six-kinds-of-s.png", panels, size=(WIDTH, 5.1), columns=PANELS_IN_A_ROW)
 
 
 def compute_logits(name: str) -> list[list[float]]:
-    """Returns S of a function before training for the words of `WORDS`, rounded."""
+    """Returns S, rounded, of a function before training: a row and a column for each word of `WORDS`."""
     import torch
 
     from fairseq_synth.positions import Inputs
@@ -52,27 +54,28 @@ def compute_logits(name: str) -> list[list[float]]:
 
     length = len(WORDS)
     width = 16
-    torch.manual_seed(4)
+    torch.manual_seed(4)  # for the words' vectors and the projections, which are the same for all functions
     # in fp64, so that the rounded values do not depend on the processor
     vectors = {word: torch.randn(width, dtype=torch.double) for word in sorted(set(WORDS))}
     query_matrix, key_matrix = torch.randn(2, width, width, dtype=torch.double).div(width**0.5).unbind()
-    x = torch.stack([vectors[word] for word in WORDS])
+    x = torch.stack([vectors[word] for word in WORDS])  # (length, width)
     queries = x @ query_matrix
     keys = x @ key_matrix
-    torch.manual_seed(1)
-    function = Mixture((name,), "convex", 1, width, length, 2)
+    torch.manual_seed(1)  # for the function's own parameters
+    function = Mixture((name,), mixture="convex", num_heads=1, head_dim=width, max_length=length, rank=2)
     function.reset_parameters()
     function = function.double()
+    # one sentence and one head: dimensions of size 1
+    inputs = Inputs(x=x[:, None], q=queries[None, None], k=keys[None, None], start=0, src_len=length)
     with torch.no_grad():
-        inputs = Inputs(x[:, None], queries[None, None], keys[None, None], 0, length)
         logits = function(inputs)[0].total(length)
     matrix = logits.expand(1, 1, length, length)[0, 0]
     return [[round(value, 3) for value in row] for row in matrix.tolist()]
 
 
 def draw_color_scale() -> Panel:
-    """Draws the colours from the largest value to its negative."""
-    values = [[number / 50 - 1] for number in range(100, -1, -1)]
+    """Draws the colours from the largest value, at the top, to its negative."""
+    values = [[number / 50 - 1] for number in range(100, -1, -1)]  # a column of 101 pixels, from 1 to -1
     calls = [
         call("imshow", values, cmap="RdBu_r", aspect=0.2),
         call("set_yticks", [0, 50, 100], ["largest |S|", "0", "− largest |S|"]),
@@ -122,27 +125,29 @@ def draw_choice() -> list[Picture]:
 
     Returns no picture where no quality has been measured. A Synthesizer without any figure has no row.
     """
-    by_quality = {quality: load_differences(quality) for quality in QUALITIES}
-    by_pace = {pace: load_speeds(pace.place) for pace in PACES}
-    if not any(any(by_figure.values()) for by_figure in by_quality.values()):
+    differences_by_quality = {quality: load_differences(quality) for quality in QUALITIES}
+    speeds_by_pace = {pace: load_speeds(pace.place) for pace in PACES}
+    models_with_quality: set[str] = set()
+    for differences_by_figure in differences_by_quality.values():
+        for differences_by_model in differences_by_figure.values():
+            models_with_quality.update(differences_by_model)
+    if not models_with_quality:
         return []
-    measured: set[str] = set()
-    for by_figure in by_quality.values():
-        for by_model in by_figure.values():
-            measured.update(by_model)
-    for speeds in by_pace.values():
-        measured.update(speeds)
+    models_with_speed: set[str] = set()
+    for speeds in speeds_by_pace.values():
+        models_with_speed.update(speeds)
+    measured = models_with_quality | models_with_speed
     models = [model for model in SYNTHESIZERS if model in measured and model != "vanilla"]
     panels = []
-    for quality, by_figure in by_quality.items():
-        panels.append(draw_quality(quality, by_figure, models))
-    for pace, speeds in by_pace.items():
+    for quality, differences_by_figure in differences_by_quality.items():
+        panels.append(draw_quality(quality, differences_by_figure, models))
+    for pace, speeds in speeds_by_pace.items():
         panels.append(draw_pace(pace, speeds, models))
     below = (
         "Right of the line is better than fairseq's Transformer.\n"
         "Bars: 95 % confidence intervals (quality), range over all rounds (speed)."
     )
-    size = (WIDTH, 1.6 + 0.23 * len(models))
+    size = (WIDTH, 1.6 + 0.23 * len(models))  # inches: titles, axis and caption, then a line for each model
     return [Picture("which-one.png", panels, size, columns=len(panels), share_y=True, below=below)]
 
 
@@ -154,36 +159,43 @@ def load_differences(quality: Quality) -> dict[str, dict[str, Difference]]:
 
 
 def model_axis(models: Sequence[str]) -> list[Call]:
-    """Returns calls that name the rows of a panel and draw a line through each."""
+    """Returns calls that name the rows of a panel, at 0, 1, 2, … of its y axis, and draw a line through each."""
     return [call("grid", axis="y", alpha=0.3), call("set_yticks", list(range(len(models))), list(models))]
 
 
 def model_limits(models: Sequence[str]) -> tuple[float, float]:
-    """Returns the ends of the axis of models, the first of which is at the top."""
-    return len(models) - 0.5, -0.5
+    """Returns the lower and the upper end of the axis of models.
+
+    The axis is turned around, so that its first model, at 0, is at the top. Half a step is left free on both sides.
+    """
+    lower_end = len(models) - 0.5
+    upper_end = -0.5
+    return lower_end, upper_end
 
 
-def draw_quality(quality: Quality, by_figure: Mapping[str, Mapping[str, Difference]], models: Sequence[str]) -> Panel:
-    """Draws the differences of each model with their intervals. Figures are side by side in a model's row."""
+def draw_quality(
+    quality: Quality, differences_by_metric: Mapping[str, Mapping[str, Difference]], models: Sequence[str]
+) -> Panel:
+    """Draws the differences of each model with their intervals. Metrics are one below the other in a model's row."""
     calls = [vertical_line(0), *model_axis(models)]
-    distance = 0.36  # of two figures of a model
-    first_shift = -distance * (len(by_figure) - 1) / 2
-    for number, by_model in enumerate(by_figure.values()):
+    distance = 0.36  # between the dots of two metrics of a model, where two models are 1 apart
+    first_shift = -distance * (len(differences_by_metric) - 1) / 2  # so that the dots lie around the middle of the row
+    for number, differences_by_model in enumerate(differences_by_metric.values()):
         for row, model in enumerate(models):
-            if model in by_model:
-                place = row + first_shift + number * distance
-                calls.append(draw_difference(by_model[model], place, DOTS[number]))
+            if model in differences_by_model:
+                height = row + first_shift + number * distance
+                calls.append(draw_difference(differences_by_model[model], height, DOTS[number]))
     if TASKS[TABLES[quality.table].task].best is min:
         calls.append(call("invert_xaxis"))  # so that better is on the right
     calls.append(call("set_title", quality.title, **TITLE))
     return Panel(calls, {"ylim": model_limits(models), "xlabel": quality.x_label})
 
 
-def draw_difference(difference: Difference, place: float, dot: Mapping[str, str]) -> Call:
-    """Returns a dot for a difference, with a bar for its interval."""
+def draw_difference(difference: Difference, height: float, dot: Mapping[str, str]) -> Call:
+    """Returns a dot for a difference at a height of the panel, with a bar for its interval."""
     mean = round(difference.mean, 3)
     half_width = round(difference.half_width, 3)
-    return call("errorbar", [mean], [place], xerr=[half_width], fmt="o", ms=4, elinewidth=1, **dot)
+    return call("errorbar", [mean], [height], xerr=[half_width], fmt="o", ms=4, elinewidth=1, **dot)
 
 
 def draw_pace(pace: Pace, speeds: Mapping[str, Speed], models: Sequence[str]) -> Panel:
@@ -191,12 +203,10 @@ def draw_pace(pace: Pace, speeds: Mapping[str, Speed], models: Sequence[str]) ->
     calls = [vertical_line(1), *model_axis(models)]
     for row, model in enumerate(models):
         if model in speeds:
-            speed = speeds[model]
-            bar = distances_to_rounds(speed)
-            calls.append(
-                call("errorbar", [round(speed.ratio, 3)], [row], xerr=bar, fmt="s", ms=4, elinewidth=1, color="C2")
-            )
-    calls += logarithmic_x_axis(0.52, 1.6, (0.6, 0.8, 1, 1.3))
+            ratio = round(speeds[model].ratio, 3)
+            bar = distances_to_rounds(speeds[model])
+            calls.append(call("errorbar", [ratio], [row], xerr=bar, fmt="s", ms=4, elinewidth=1, color="C2"))
+    calls += logarithmic_x_axis(low=0.52, high=1.6, ticks=(0.6, 0.8, 1, 1.3))
     calls.append(call("set_title", pace.title, **TITLE))
     return Panel(calls, {"ylim": model_limits(models), "xlabel": "times as fast\n(logarithmic)"})
 
@@ -254,21 +264,21 @@ def draw_speeds() -> list[Picture]:
         "Speed, or memory saved, relative to fairseq's Transformer (logarithmic): right of the line is better.\n"
         "Measured on one CPU thread or on an H100. Gray lines: range over all rounds. –: not measured."
     )
-    size = (WIDTH, 1.6 + 0.2 * len(models))
+    size = (WIDTH, 1.6 + 0.2 * len(models))  # inches: titles, axis and caption, then a line for each model
     return [Picture("speed.png", panels, size, columns=len(panels), share_y=True, below=below)]
 
 
 def draw_bars(panel: SpeedPanel, speeds: Mapping[str, Speed], models: Sequence[str]) -> Panel:
-    """Draws a bar and a number for each model."""
-    calls = [vertical_line(1), *logarithmic_x_axis(*panel.limits, panel.ticks)]
+    """Draws a bar and a number for each model. A bar begins at 1, which is the Transformer's speed."""
+    low, high = panel.limits
+    calls = [vertical_line(1), *logarithmic_x_axis(low, high, panel.ticks)]
     for row, model in enumerate(models):
         text = "–"
         if model in speeds:
-            speed = speeds[model]
-            ratio = round(speed.ratio, 2)
+            ratio = round(speeds[model].ratio, 2)
             text = f"{ratio:.2f}"
-            color = "#2a78b5" if ratio >= 1 else "#d1733c"
-            rounds = distances_to_rounds(speed)
+            color = "#2a78b5" if ratio >= 1 else "#d1733c"  # blue for faster models, orange for slower ones
+            rounds = distances_to_rounds(speeds[model])
             calls.append(call("barh", row, ratio - 1, left=1, height=0.72, color=color, xerr=rounds, ecolor="gray"))
         at_right_edge = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "center"}
         calls.append(call("annotate", text, (0.98, row), fontsize=7.5, **at_right_edge))

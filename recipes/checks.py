@@ -17,16 +17,20 @@ SUBWORDS_PER_MERGE = 40  # of training text: with this number most subwords are 
 
 
 def check_merges(out: Path, merges: int, sides: Sequence[str]) -> None:
-    """Prints whether BPE was given more merges than the training text is large enough for.
+    """Prints a note or a warning if BPE was given more merges than the training text is large enough for.
 
-    `out`: a folder of prepare.sh. `sides`: the endings of its files.
+    With too many merges, nearly every word of the training text is a single piece, and the smaller pieces that it was
+    merged from do not occur in the text any more. So they are no entries of the dictionary, and become <unk> where
+    another word of the test set needs them.
 
-    Pieces of a rare word may then occur in the training text only inside longer pieces. They are no entries of the
-    dictionary, and become <unk> where another word of the test set needs them.
+    Args:
+        out: a folder of prepare.sh.
+        merges: how many merges were asked for.
+        sides: the endings of the folder's files.
     """
-    learned = sum(1 for _ in lines(out / "codes")) - 1  # the first line names the version
-    if learned < merges:
-        print(f"note: --merges {merges} is more than the text gives; BPE has learned {learned:,}")
+    number_learned = sum(1 for _ in lines(out / "codes")) - 1  # the first line names the version
+    if number_learned < merges:
+        print(f"note: --merges {merges} is more than the text gives; BPE has learned {number_learned:,}")
     dictionary = sorted((out / "bin").glob("dict*.txt"))[0]  # both sides have the same one
     counts: dict[str, int] = {}
     for line in lines(dictionary):
@@ -34,11 +38,11 @@ def check_merges(out: Path, merges: int, sides: Sequence[str]) -> None:
         counts[subword] = int(count)
     files = [out / "sub" / f"{split}.{side}" for split in ("valid", "test") for side in sides]
     share = share_of_unknown(counts, files)
-    enough = sum(counts.values()) // SUBWORDS_PER_MERGE
-    better = max(enough // 100 * 100, 100)
-    if share > MOST_UNKNOWN and better < merges:
+    suitable_merges = sum(counts.values()) // SUBWORDS_PER_MERGE
+    proposed_merges = max(suitable_merges // 100 * 100, 100)  # in whole hundreds
+    if share > MOST_UNKNOWN and proposed_merges < merges:
         cause = f"--merges {merges} is too large for so little training text"
-        fix = f"try --merges {better} in another folder"
+        fix = f"try --merges {proposed_merges} in another folder"
         print(f"warning: {100 * share:.1f} % of the validation and test sets become <unk>: {cause}; {fix}")
 
 
@@ -69,18 +73,25 @@ def find_longest(out: Path, splits: Sequence[str], sides: Sequence[str]) -> int:
         for side in sides:
             file = out / "sub" / f"{split}.{side}"
             lengths = [len(line.split(" ")) + 1 for line in lines(file)]
-            longest = max(longest, max(lengths))
-            if split != "train" and max(lengths) > MOST_POSITIONS:
-                number = lengths.index(max(lengths)) + 1
-                refused = "evaluate.sh will refuse it after the training"
-                if split == "valid":
-                    refused = "train.sh will end with an error when it validates"
-                print(
-                    f"warning: {file.name}: line {number} is too long: {max(lengths):,} subwords, and fairseq takes "
-                    f"{MOST_POSITIONS:,}, so that {refused}; shorten or remove the line, or prepare the text with "
-                    f"--truncate-source {MOST_POSITIONS} --truncate-target {MOST_POSITIONS}"
-                )
+            longest_of_file = max(lengths)
+            longest = max(longest, longest_of_file)
+            # fairseq leaves such lines out of a training set by itself
+            if split != "train" and longest_of_file > MOST_POSITIONS:
+                line_number = lengths.index(longest_of_file) + 1
+                warn_of_long_line(file, line_number, length=longest_of_file, is_valid=split == "valid")
     return longest
+
+
+def warn_of_long_line(file: Path, line_number: int, length: int, is_valid: bool) -> None:
+    """Prints a warning for a line that is too long for fairseq. `is_valid`: the file is the validation set."""
+    consequence = "evaluate.sh will refuse it after the training"
+    if is_valid:
+        consequence = "train.sh will end with an error when it validates"
+    print(
+        f"warning: {file.name}: line {line_number} is too long: {length:,} subwords, and fairseq takes "
+        f"{MOST_POSITIONS:,}, so that {consequence}; shorten or remove the line, or prepare the text with "
+        f"--truncate-source {MOST_POSITIONS} --truncate-target {MOST_POSITIONS}"
+    )
 
 
 class Line(NamedTuple):
@@ -103,12 +114,21 @@ class RoundTrip(NamedTuple):
 def report_round_trip(
     out: Path, side: str, *, kind: str, is_target: bool, most: int | None, lowercase: bool
 ) -> RoundTrip | None:
-    """Undoes the preparation of a side of the test set, as that of translations is undone, and prints what comes back.
+    """Turns the subwords of a side of the test set into text again, and prints how much of it is as it was.
 
-    Returns None if all lines are cut.
+    Translations are turned into text in the same way. So what is lost here is lost in every translation too. Lines that
+    are cut do not count, since a translation may be longer.
 
-    `out`: a folder of prepare.sh. `kind`: bpe or sentencepiece. `most`: the length in subwords that lines are cut to.
-    Lines that are cut do not count, since a translation may be longer.
+    Args:
+        out: a folder of prepare.sh.
+        side: the ending of the side's files.
+        kind: of the subwords: bpe or sentencepiece.
+        is_target: whether it is the side of the translations.
+        most: the length in subwords that lines are cut to; None: no line is cut.
+        lowercase: whether the data are in lower case.
+
+    Returns:
+        What was measured; None if all lines are cut.
     """
     name = "round trip" if is_target else f"round trip of {side}"
     all_lines = undo_test_set(out, side, kind)
@@ -135,9 +155,9 @@ def report_round_trip(
 
 def undo_test_set(out: Path, side: str, kind: str) -> list[Line]:
     """Returns the lines of a side of the test set in a folder of prepare.sh. `kind`: bpe or sentencepiece."""
-    both = zip(lines(out / "text" / f"test.{side}"), lines(out / "sub" / f"test.{side}"))
+    text_and_subwords = zip(lines(out / "text" / f"test.{side}"), lines(out / "sub" / f"test.{side}"))
     undone_lines: list[Line] = []
-    for number, (before, in_subwords) in enumerate(both, start=1):
+    for number, (before, in_subwords) in enumerate(text_and_subwords, start=1):
         length = len(in_subwords.split(" ")) + 1
         undone_lines.append(Line(number, before, undone(in_subwords, kind, side), length))
     return undone_lines
@@ -153,10 +173,11 @@ def may_be_cut(line: Line, most: int | None) -> bool:
 
 
 def print_difference(line: Line) -> None:
-    """Prints a line before and after the round trip, from a little before the first difference."""
+    """Prints 80 characters of a line before and after the round trip, with the first difference in their middle."""
     start = max(0, first_difference(line) - 40)
-    print(f"  line {line.number} was   {line.before[start : start + 80]}")
-    print(f"  and becomes {line.after[start : start + 80]}")
+    end = start + 80
+    print(f"  line {line.number} was   {line.before[start:end]}")
+    print(f"  and becomes {line.after[start:end]}")
 
 
 def first_difference(line: Line) -> int:

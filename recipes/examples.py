@@ -65,10 +65,10 @@ def read_examples(
         draw_labelled(corpus, examples, limit)
     if not examples["train"]:
         print(f"{corpus.name}: no training set; it gets eight tenths of the test set, and the validation set one")
-        examples["train"], examples["test"] = split_off(examples["test"], 0.1)
-        examples["train"], examples["valid"] = split_off(examples["train"], 1 / 9)
+        nine_tenths, examples["test"] = split_off(examples["test"], share=0.1)
+        examples["train"], examples["valid"] = split_off(nine_tenths, share=1 / 9)
     if not examples["valid"]:
-        examples["train"], examples["valid"] = split_off(examples["train"], 0.1)
+        examples["train"], examples["valid"] = split_off(examples["train"], share=0.1)
     for split in SPLITS:
         if not examples[split]:
             raise UserError(f"{corpus.name}: has too few examples; none is left for the {split} set")
@@ -98,6 +98,7 @@ def split_off(examples: Sequence[Example], share: float) -> tuple[list[Example],
 
     A fixed seed decides which groups are split off.
     """
+    # an example without a paragraph and a group is a group of its own
     keys = [example.paragraph or example.group or str(place) for place, example in enumerate(examples)]
     groups = list(dict.fromkeys(keys))
     number = max(1, round(len(groups) * share))
@@ -120,7 +121,9 @@ def read_file(corpus: Corpus, path: Path, split: str, history: int | None) -> It
         for number, row in read_rows(corpus, path):
             where = f"{path}: line {number}"
             row_at_hand = row
-            example = make_example(corpus, where, row, history, path.stem if split == "test" else "")
+            # the name of a test file is the group of its examples, as MNLI's two test sets are scored apart
+            default_group = path.stem if split == "test" else ""
+            example = make_example(corpus, where, row, history, default_group)
             if example.source and example.target:
                 yield example
             elif split == "train" and corpus.kind != "labels":
@@ -145,26 +148,37 @@ def make_example(corpus: Corpus, where: str, row: Row, history: int | None, defa
     target = one_line(corpus.target.format(**columns))
     if corpus.kind == "labels":
         source = remove_markup(source)
-    group = str(row.get("group", "")) or default_group
-    return Example(source, target, group, columns.get("answers", ()), str(row.get("held out with", "")))
+    return Example(
+        source,
+        target,
+        group=str(row.get("group", "")) or default_group,
+        answers=columns.get("answers", ()),
+        paragraph=str(row.get("held out with", "")),
+    )
 
 
 def name_columns(corpus: Corpus, where: str, row: Row, history: int | None) -> Row:
     """Returns a row with the column names of its corpus, and its label, number or history as it is to be written."""
     columns = {corpus.names.get(column, column): text for column, text in row.items()}
-    if "turns" in row:
-        heard = row["turns"][-(history or HISTORY) :]
-        columns["history"] = " | ".join([*row["persona"], *heard])
+    if "turns" in row:  # a dialogue
+        last_turns = row["turns"][-(history or HISTORY) :]
+        columns["history"] = " | ".join([*row["persona"], *last_turns])
     if corpus.kind == "labels" or corpus.labels:
         columns["label"] = read_label(corpus, where, str(columns["label"]).strip())
     if corpus.number and corpus.number in columns:
         number = columns[corpus.number]
-        columns["answers"] = [str(number)]
-        try:  # in steps of 0.2, as T5 writes the scores of STS-B
-            columns[corpus.number] = f"{round(float(number) * 5) / 5:.1f}"
-        except ValueError:
-            raise UserError(f'{where} has the score "{number}"; it must be a number') from None
+        columns["answers"] = [str(number)]  # scores are computed with the number as it was
+        columns[corpus.number] = round_number(where, number)
     return columns
+
+
+def round_number(where: str, number: Any) -> str:
+    """Returns a number in steps of 0.2, as T5 writes the scores of STS-B. `where`: names the row in an error."""
+    try:
+        fifths = round(float(number) * 5)
+    except ValueError:
+        raise UserError(f'{where} has the score "{number}"; it must be a number') from None
+    return f"{fifths / 5:.1f}"
 
 
 def read_label(corpus: Corpus, where: str, label: str) -> str:
@@ -193,12 +207,12 @@ def remove_markup(text: str) -> str:
 
 
 def read_table(corpus: Corpus, path: Path) -> Rows:
-    """Yields the rows of a .csv or .tsv file, and of IMDb's .txt files, of which each is one text.
+    """Yields the rows of a .csv or .tsv file, or the one row of a .txt file of IMDb, which is a text.
 
-    Of labelled text the column `rest` is all behind the label, and `last` is the last column.
+    Rows of labelled text have two columns more: `rest`, all cells behind the label, and `last`, the last cell.
     """
     if corpus.kind == "labels" and path.suffix == ".txt":
-        label = {"neg": "0", "pos": "1"}[path.parent.name]
+        label = {"neg": "0", "pos": "1"}[path.parent.name]  # IMDb has a folder for each label
         yield NumberedRow(1, {"label": label, "last": read_whole(path)})
         return
     columns = list(corpus.columns)
@@ -217,8 +231,8 @@ def read_table(corpus: Corpus, path: Path) -> Rows:
             broken_rows += 1
         else:
             delimiter = "tabs" if has_tabs(corpus, path) else "commas"
-            wanted = f"{len(columns)} ({', '.join(columns)}), divided by {delimiter}"
-            raise UserError(f"{path}: line {number} has {len(cells)} column(s), not {wanted}")
+            expected = f"{len(columns)} ({', '.join(columns)}), divided by {delimiter}"
+            raise UserError(f"{path}: line {number} has {len(cells)} column(s), not {expected}")
         is_first = False
     if broken_rows:
         print(f"{path}: {broken_rows} row(s) with fewer than {len(columns)} columns are left out")
@@ -336,15 +350,25 @@ def find_words(where: str, text: str, words: str, index: int) -> Span:
     In some rows of WSC the index is one off. `where`: names the row in an error.
     """
     pattern = r"\s+".join(re.escape(word) for word in words.split())
-    spans = [Span(*match.span()) for match in re.finditer(rf"(?<!\w){pattern}(?!\w)", text, re.IGNORECASE)]
+    whole_words = rf"(?<!\w){pattern}(?!\w)"
+    spans = [Span(match.start(), match.end()) for match in re.finditer(whole_words, text, re.IGNORECASE)]
     if not spans:
         raise UserError(f'{where}: the text has no "{words}"; remove it')
 
     def distance(span: Span) -> int:
+        """Returns how many words lie between the beginning of a span and word `index`."""
         words_before = len(text[: span.start].split())
         return abs(words_before - index)
 
     return min(spans, key=distance)
+
+
+class Insertion(NamedTuple):
+    """A text that is inserted into another one, before the character at a place."""
+
+    place: int
+    order: int  # of several insertions at one place, the one with the smallest number comes first
+    text: str
 
 
 def mark_spans(text: str, spans: Mapping[str, Span]) -> str:
@@ -352,13 +376,15 @@ def mark_spans(text: str, spans: Mapping[str, Span]) -> str:
 
     One span may contain the other; its marks are then the outer ones.
     """
-    insertions: list[tuple[int, int, str]] = []  # where, which is first at the same place, what
+    insertions: list[Insertion] = []
     for mark, span in spans.items():
-        insertions.append((span.start, -span.end, f"{mark} "))
-        insertions.append((span.end, -span.start, f" {mark}"))
+        # Where both spans begin at one place, the longer span's mark has to come first: its end is the larger number.
+        # Where both end at one place, the shorter span's mark has to come first: its start is the larger number.
+        insertions.append(Insertion(span.start, order=-span.end, text=f"{mark} "))
+        insertions.append(Insertion(span.end, order=-span.start, text=f" {mark}"))
     # from the end on, so that the places before stay the same
-    for place, _, mark in sorted(insertions, reverse=True):
-        text = text[:place] + mark + text[place:]
+    for insertion in sorted(insertions, reverse=True):
+        text = text[: insertion.place] + insertion.text + text[insertion.place :]
     return text
 
 
@@ -390,6 +416,7 @@ def read_record(corpus: Corpus, path: Path) -> Rows:
     """
     for number, row in read_objects(corpus, path):
         text = row["passage"]["text"]
+        # "end" is the place of an entity's last character
         entities = [text[entity["start"] : entity["end"] + 1] for entity in row["passage"]["entities"]]
         passage = re.sub(r"([.?!\"']?)\n@highlight\n", lambda match: f"{match[1] or '.'} ", text)
         for query in row["qas"]:
@@ -408,7 +435,8 @@ def read_record(corpus: Corpus, path: Path) -> Rows:
 def read_persona_chat(corpus: Corpus, path: Path) -> Rows:
     """Yields a row for each reply in dialogues of ParlAI.
 
-    Their lines are numbered. First come those of the persona, then what is said, a tab and the reply.
+    The lines of a dialogue are numbered from 1. First come the lines that describe the persona of who replies. Each
+    further line has what is said, a tab and the reply; other candidates for the reply may follow after more tabs.
     """
     persona: list[str] = []
     turns: list[str] = []

@@ -62,11 +62,13 @@ class Limits(NamedTuple):
     def fault(self, pair: Pair) -> str:
         """Returns why a pair is left out, or ``""`` if it is taken."""
         lengths = [len(pair.source.split()), len(pair.target.split())]
-        if min(lengths) == 0:
+        shorter = min(lengths)
+        longer = max(lengths)
+        if shorter == 0:
             return "empty"
-        if self.max_length and max(lengths) > self.max_length:
+        if self.max_length and longer > self.max_length:
             return f"longer than {self.max_length} tokens"
-        if self.max_ratio and max(lengths) > self.max_ratio * min(lengths):
+        if self.max_ratio and longer > self.max_ratio * shorter:
             return f"of a length ratio over {self.max_ratio:g}"
         if pair.source.lower() in self.held_out:
             return "held out"
@@ -190,16 +192,17 @@ def hold_out(prefixes: Sequence[Path], folder: Path, sides: Sequence[str], split
 def draw_pairs(files: Sequence[FilePair], splits: Sequence[str], text_name: Path) -> dict[str, list[Pair]]:
     """Returns {split: pairs drawn from the training text}. Each source is drawn once, for one of the splits."""
     total = sum(1 for _ in _full_pairs(files))
-    number = min(MOST_HELD_OUT, total // 10)
-    if number == 0:
+    number_for_a_split = min(MOST_HELD_OUT, total // 10)
+    if number_for_a_split == 0:
         raise UserError(f"{text_name}: {total} pairs are too few to hold some out for {' and '.join(splits)}")
-    places = random.Random(SEED).sample(range(total), number * len(splits))
-    split_of_place = dict(zip(places, itertools.cycle(splits)))
+    places = random.Random(SEED).sample(range(total), number_for_a_split * len(splits))
+    split_of_place = dict(zip(places, itertools.cycle(splits)))  # the splits take turns
     drawn: dict[str, list[Pair]] = {split: [] for split in splits}
-    sources: set[str] = set()
+    drawn_sources: set[str] = set()
     for place, pair in enumerate(_full_pairs(files)):
-        if place in split_of_place and pair.source.lower() not in sources:
-            sources.add(pair.source.lower())
+        source = pair.source.lower()
+        if place in split_of_place and source not in drawn_sources:
+            drawn_sources.add(source)
             drawn[split_of_place[place]].append(pair)
     return drawn
 
@@ -264,18 +267,23 @@ def read_blocks(path: Path, block_size: int) -> Iterator[list[str]]:
 
     Words that are left at the end are dropped, unless the whole text is shorter than a block.
     """
-    stream = (word for line in lines(path) for word in line.split())
-    first = list(itertools.islice(stream, block_size))
-    if len(first) == block_size or len(first) > 1:
-        yield first
-    if len(first) < block_size:
-        return
-    while len(block := list(itertools.islice(stream, block_size))) == block_size:
+    block: list[str] = []
+    has_yielded = False
+    for line in lines(path):
+        for word in line.split():
+            block.append(word)
+            if len(block) == block_size:
+                yield block
+                block = []
+                has_yielded = True
+    if not has_yielded and len(block) > 1:  # one word has to be taken out, and one has to stay
         yield block
 
 
 def random_composition(total: int, parts: int, rng: random.Random) -> list[int]:
-    """Returns `parts` positive numbers with the sum `total`; each such list is equally likely."""
-    ends = sorted(rng.sample(range(1, total), parts - 1))
-    starts = [0, *ends]
-    return [end - start for start, end in zip(starts, [*ends, total])]
+    """Returns `parts` positive integers with the sum `total`; each such list is equally likely."""
+    # cut the numbers from 0 to `total` at random places: the parts are the distances between neighbouring cuts
+    inner_cuts = sorted(rng.sample(range(1, total), parts - 1))
+    starts = [0, *inner_cuts]
+    ends = [*inner_cuts, total]
+    return [end - start for start, end in zip(starts, ends)]

@@ -85,27 +85,36 @@ def tokenize_file(
 ) -> None:
     """Normalises a file and writes its words by Moses' tokeniser to another file, with blanks between them.
 
-    `stand_ins`: with letters for what Moses would take apart. Only text that is to come back needs them.
+    Args:
+        text: the file to read.
+        output: the file to write; an existing file is kept.
+        language: the code of the language.
+        processes: how many processes share the work.
+        dash_splits: words are split at hyphens too.
+        stand_ins: keeps together what Moses would take apart, by letters that stand for it meanwhile. Only text whose
+            words are joined again later needs this.
     """
     dashes = " -a" if dash_splits else ""
     tool = f"sacremoses --quiet -l {language} -j {processes} normalize -c tokenize{dashes}"
     if dry_run() or output.exists() or not stand_ins or not any(choose_stand_ins(line) for line in lines(text)):
         make(output, f"{tool} < {quote(str(text))}")
         return
-    prepared = output.with_name(f"{output.name}.stand-ins")
-    words = output.with_name(f"{output.name}.words")
-    show_step(f"{prepared}: {text}, where letters stand for what Moses would take apart, such as m² and emoji")
+    text_with_stand_ins = output.with_name(f"{output.name}.stand-ins")
+    words_with_stand_ins = output.with_name(f"{output.name}.words")
+    show_step(
+        f"{text_with_stand_ins}: {text}, where letters stand for what Moses would take apart, such as m² and emoji"
+    )
     try:
-        with whole(prepared) as (part,):
+        with whole(text_with_stand_ins) as (part,):
             write_lines(part, (with_stand_ins(line) for line in lines(text)))
-        make(words, f"{tool} < {quote(str(prepared))}")
-        show_step(f"{output}: {words}, with the characters of {text} again")
-        both = zip(lines(words), lines(text), strict=True)
+        make(words_with_stand_ins, f"{tool} < {quote(str(text_with_stand_ins))}")
+        show_step(f"{output}: {words_with_stand_ins}, with the characters of {text} again")
+        words_and_lines = zip(lines(words_with_stand_ins), lines(text), strict=True)
         with whole(output) as (part,):
-            write_lines(part, (without_stand_ins(words_of_line, line) for words_of_line, line in both))
+            write_lines(part, (without_stand_ins(words, line) for words, line in words_and_lines))
     finally:
-        remove(prepared)
-        remove(words)
+        remove(text_with_stand_ins)
+        remove(words_with_stand_ins)
 
 
 def tokenize_line(line: str, language: str, dash_splits: bool) -> str:
@@ -137,20 +146,56 @@ def learn_bpe(files: Sequence[Path], codes: Path, merges: int) -> None:
 
 
 def apply_bpe(codes: Path, text: Path, output: Path, *, processes: int, most: int | None) -> None:
-    """Writes the subwords of a file to another one. `most`: the length that a line is cut to, its end included."""
+    """Splits the words of a file into subwords, and writes them to another file.
+
+    Args:
+        codes: the merges that `learn_bpe` has written.
+        text: the file to read.
+        output: the file to write; an existing file is kept.
+        processes: how many processes share the work.
+        most: the length in subwords that a line is cut to, its end included; None: no line is cut.
+    """
     # subword-nmt divides a file between processes, but not its standard input
-    source = f"--num-workers {processes} -i" if processes > 1 else "<"
-    cut_command = f" | cut -d ' ' -f -{most - 1}" if most else ""
-    make(output, f"subword-nmt apply-bpe -c {quote(str(codes))} {source} {quote(str(text))}{cut_command}")
+    reading = f"--num-workers {processes} -i" if processes > 1 else "<"
+    cutting = f" | cut -d ' ' -f -{most - 1}" if most else ""  # the end of the sentence counts, but is not in the file
+    make(output, f"subword-nmt apply-bpe -c {quote(str(codes))} {reading} {quote(str(text))}{cutting}")
+
+
+def bpe_splitter(codes: Path, language: str, dash_splits: bool) -> Callable[[str], list[str]]:
+    """Returns a function that splits a text of one line into Moses' words, and the words into subwords.
+
+    Args:
+        codes: the merges that `learn_bpe` has written.
+        language: the language of the text.
+        dash_splits: whether words are split at hyphens too.
+    """
+    from subword_nmt.apply_bpe import BPE
+
+    with open(codes, encoding="utf-8") as merges:
+        bpe = BPE(merges)
+
+    def split_into_subwords(text: str) -> list[str]:
+        """Returns the subwords of a text of one line."""
+        words = tokenize_line(text, language, dash_splits)
+        return list(bpe.process_line(words).split())
+
+    return split_into_subwords
 
 
 # ---- SentencePiece
 
+BEGINNING_OF_WORD = "\u2581"  # SentencePiece writes it in the place of the blank before a word
+
 
 def learn_pieces(files: Sequence[Path], model: Path, *, size: int, block_size: int | None, normalization: str) -> None:
-    """Learns a SentencePiece model of several files together.
+    """Learns a SentencePiece model from several files together.
 
-    `block_size`: of text to denoise, the words of a block. A mark for each of its spans, and one more, is a piece.
+    Args:
+        files: the training text.
+        model: the file to write.
+        size: how many pieces are learned.
+        block_size: how many words a block of text to denoise has; None for other text.
+        normalization: the name of SentencePiece's rule that unifies letters, or ``identity``.
     """
     names = " ".join(str(path) for path in files)
     show_step(f"{model}: SentencePiece, {size} pieces of {names}")
@@ -158,11 +203,7 @@ def learn_pieces(files: Sequence[Path], model: Path, *, size: int, block_size: i
         return
     import sentencepiece
 
-    marks: list[str] = []
-    if block_size:
-        # 15 % of the words are taken out, in spans of 3 on average
-        spans = max(1, round(block_size * 0.15 / 3))
-        marks = [f"<extra_id_{number}>" for number in range(spans + 1)]
+    marks = list_span_marks(block_size) if block_size else []
     with whole(model) as (part,), open(part, "wb") as file:
         try:
             sentencepiece.SentencePieceTrainer.train(
@@ -186,15 +227,30 @@ def learn_pieces(files: Sequence[Path], model: Path, *, size: int, block_size: i
             raise UserError(f"--merges {size}: {why}") from None
 
 
+def list_span_marks(block_size: int) -> list[str]:
+    """Returns the marks that stand for the spans of a block of text to denoise, and one mark more."""
+    # 15 % of the words are taken out, in spans of 3 words on average, as `pairs.corrupt_spans` does
+    number_of_spans = max(1, round(block_size * 0.15 / 3))
+    return [f"<extra_id_{number}>" for number in range(number_of_spans + 1)]
+
+
 def apply_pieces(model: Path, text: Path, output: Path, *, most: int | None, keep_end: bool) -> None:
-    """Writes the pieces of a file to another one. `most` and `keep_end`: see `cut`."""
+    """Splits the lines of a file into pieces, and writes them to another file with blanks between the pieces.
+
+    Args:
+        model: a SentencePiece model, made by `learn_pieces`.
+        text: the file to read.
+        output: the file to write; an existing file is kept.
+        most: the length in pieces that a line is cut to, its end included; None: no line is cut.
+        keep_end: a line that is cut loses its beginning, not its end.
+    """
     how = f", cut to {most}" if most else ""
     show_step(f"{output}: {text} in pieces{how}")
     if dry_run() or output.exists():
         return
-    split = piece_splitter(model)
+    split_into_pieces = piece_splitter(model)
     with whole(output) as (part,):
-        write_lines(part, (" ".join(cut(split(line), most, keep_end)) for line in lines(text)))
+        write_lines(part, (" ".join(cut(split_into_pieces(line), most, keep_end)) for line in lines(text)))
 
 
 def piece_splitter(model: Path) -> Callable[[str], list[str]]:
@@ -203,25 +259,26 @@ def piece_splitter(model: Path) -> Callable[[str], list[str]]:
 
     processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
 
-    def split(text: str) -> list[str]:
+    def split_into_pieces(text: str) -> list[str]:
+        """Returns the pieces of a text."""
         return list(processor.encode(text, out_type=str))
 
-    return split
+    return split_into_pieces
 
 
 def cut(pieces: Sequence[str], most: int | None, keep_end: bool) -> Sequence[str]:
     """Returns pieces that are cut to a length of `most`, in which the end of the sentence is counted.
 
-    The first pieces stay. With `keep_end` it is the last ones, from the beginning of a word on.
+    The first pieces are kept. With `keep_end` the last pieces are kept, from the first beginning of a word among them.
     """
     if not most or len(pieces) < most:
         return pieces
-    length = most - 1
+    length = most - 1  # without the end of the sentence
     if not keep_end:
         return pieces[:length]
     kept = pieces[len(pieces) - length :]
     for place, piece in enumerate(kept):
-        if piece.startswith("\u2581"):
+        if piece.startswith(BEGINNING_OF_WORD):
             return kept[place:]
     return kept
 
@@ -230,32 +287,28 @@ def cut(pieces: Sequence[str], most: int | None, keep_end: bool) -> Sequence[str
 
 
 def line_preparer(data: Path, settings: Mapping[str, Any], language: str) -> Callable[[str], str]:
-    """Returns a function that makes subwords of a line in a language, as prepare.sh made them of a source line.
+    """Returns a function that prepares a line of text as prepare.sh has prepared the source lines.
 
-    `data`: a folder of prepare.sh. `settings`: its settings.
+    The function returns the line's subwords, with blanks between them.
+
+    Args:
+        data: a folder of prepare.sh.
+        settings: the settings of these data.
+        language: the language of the lines.
     """
     most = settings["truncate-source"]
     if settings["subwords"] == "sentencepiece":
-        split = piece_splitter(data / "pieces.model")
+        split_into_subwords = piece_splitter(data / "pieces.model")
         keep_end = bool(settings["keep-end"])
-
-        def to_subwords(line: str) -> str:
-            return " ".join(cut(split(line), most, keep_end))
     else:
-        from subword_nmt.apply_bpe import BPE
+        split_into_subwords = bpe_splitter(data / "codes", language, dash_splits=bool(settings["dash-splits"]))
+        keep_end = False  # prepare.sh cuts text in BPE at its end only
 
-        with open(data / "codes", encoding="utf-8") as codes:
-            bpe = BPE(codes)
-        dash_splits = bool(settings["dash-splits"])
-
-        def to_subwords(line: str) -> str:
-            subwords = bpe.process_line(tokenize_line(line, language, dash_splits)).split()
-            return " ".join(cut(subwords, most, keep_end=False))
-
-    def prepare(line: str) -> str:
+    def prepare_line(line: str) -> str:
+        """Returns the subwords of a line, cut to the length of a source line."""
         text = one_line(line)
         if settings["lowercase"]:
             text = lower(text, language)
-        return to_subwords(text)
+        return " ".join(cut(split_into_subwords(text), most, keep_end))
 
-    return prepare
+    return prepare_line
