@@ -50,7 +50,10 @@ def set_defaults(args: argparse.Namespace, **values: Any) -> None:
 
 
 def adapt(preset: Preset, **values: Any) -> Preset:
-    """Returns a preset with some other defaults."""
+    """Returns a preset with some other defaults.
+
+    It sets them first, and the original preset then sets only the flags that are still missing.
+    """
 
     def fill(args: argparse.Namespace) -> None:
         set_defaults(args, **values)
@@ -217,7 +220,7 @@ ENCODERS: dict[str, Preset] = {
     "agnews": adapt(fill_base, **CLASSIFIER, synth_max_length=128),
     "imdb": adapt(fill_base, **CLASSIFIER),
 }
-# baselines: stock models at the sizes for which fairseq has no name, and Linformer
+# {the name of a baseline's model: its presets}: stock models at the sizes for which fairseq has no name, and Linformer
 STOCK: dict[str, dict[str, Preset]] = {
     "transformer": TEXT_TO_TEXT,
     "transformer_lm": {name: LANGUAGE_MODELS[name] for name in ("lm1b", "ptb")},
@@ -241,13 +244,13 @@ class Kind(NamedTuple):
     presets: dict[str, Preset]
 
 
-# by the beginning of the architecture's name
+# {the beginning of the architecture's name: the baseline}
 BASELINES = {
     "transformer_plus": Baseline("transformer", widen),
     "lightconv": Baseline("lightconv", make_lightconv),
     "dynamicconv": Baseline("lightconv", make_dynamicconv),
 }
-# by the name under which fairseq knows the model
+# {the name under which fairseq knows the model: the model and its presets}
 MODELS = {
     "transformer_synth": Kind(SynthesizerTransformer, TRANSLATION),
     "transformer_lm_synth": Kind(SynthesizerLanguageModel, LANGUAGE_MODELS),
@@ -267,11 +270,11 @@ def register() -> None:
     forget_earlier_import()
     for model_name, kind in MODELS.items():
         register_model(model_name, dataclass=kind.model.config)(kind.model)
-        for spec in VARIANTS:
-            functions = {f"{stack}_synthesizer": spec for stack in kind.model.stacks}
+        for variant in VARIANTS:
+            function_flags = {f"{stack}_synthesizer": variant for stack in kind.model.stacks}
             for preset_name, preset in kind.presets.items():
-                name = architecture_name(model_name, spec, preset_name)
-                register_model_architecture(model_name, name)(adapt(preset, **functions))
+                name = architecture_name(model_name, variant, preset_name)
+                register_model_architecture(model_name, name)(adapt(preset, **function_flags))
     for model_name, presets in STOCK.items():
         for preset_name, preset in presets.items():
             register_model_architecture(model_name, f"{model_name}_{preset_name}")(preset)

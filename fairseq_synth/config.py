@@ -111,7 +111,11 @@ def flatten(nested: type, prefix: str = "") -> list[Flag]:
 
 
 def nested_class(config_field: Any) -> type:
-    """Returns the class of a part of fairseq's config; ve-fairseq writes a class as its default, 0.12.2 an instance."""
+    """Returns the class of a part of fairseq's config, such as ``encoder``.
+
+    The default of the field is an instance of the class in fairseq 0.12.2. In ve-fairseq it is the class itself, as a
+    default or as a default factory.
+    """
     has_factory = config_field.default is dataclasses.MISSING
     default = config_field.default_factory if has_factory else config_field.default
     return default if isinstance(default, type) else type(default)
@@ -124,13 +128,13 @@ def to_namespace(cfg: Any, config: type[FairseqDataclass]) -> argparse.Namespace
         cfg: the flat config, as Hydra's DictConfig, a dataclass or a Namespace.
         config: the model's dataclass, whose defaults fill in what the config of an older checkpoint lacks.
     """
-    settings: dict[str, Any] = {}
     if OmegaConf.is_config(cfg):
-        container: Any = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
-        settings = container
-        cfg = argparse.Namespace(**settings)
-    with_defaults = vars(config.from_namespace(cfg))
-    args = argparse.Namespace(**{**with_defaults, **settings})
+        settings: Any = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
+        with_defaults = vars(config.from_namespace(argparse.Namespace(**settings)))
+        # The dataclass drops keys that are none of its fields. Those of a DictConfig are kept.
+        args = argparse.Namespace(**{**with_defaults, **settings})
+    else:
+        args = argparse.Namespace(**vars(config.from_namespace(cfg)))
     for name, value in vars(args).items():
         setattr(args, name, plain_value(args, value))
     return args
@@ -201,7 +205,7 @@ def layer_specs(args: argparse.Namespace, stack: str) -> list[tuple[HeadGroup, .
     heads = getattr(args, f"{stack}_attention_heads")
     specs = [parse_heads(layer_spec, heads, flag) for layer_spec in spec.split(",")]
     if len(specs) == 1:
-        specs = specs * layers
+        specs = specs * layers  # what is given once is for all layers
     if len(specs) != layers:
         raise SynthesizerError(f"{flag} {spec!r} names {len(specs)} layers, --{stack}-layers is {layers}")
     return [specs[layer] for layer in kept_layers(args, stack)]
@@ -233,11 +237,11 @@ def stack_limit(args: Any, specs: Sequence[Sequence[HeadGroup]]) -> Limit | None
         args: the flags of the model.
         specs: the heads of each layer, as `layer_specs` returns them.
     """
-    names: set[str] = set()
-    for groups in specs:
-        for _, functions in groups:
-            names.update(functions)
-    tokens = synthesizers.longest_sentence(names, args.synth_max_length, str(args.synth_beyond_length))
+    functions: set[str] = set()
+    for layer_groups in specs:
+        for group in layer_groups:
+            functions.update(group.functions)
+    tokens = synthesizers.longest_sentence(functions, args.synth_max_length, str(args.synth_beyond_length))
     if tokens is None:
         return None
     return Limit(tokens, "--synth-max-length")

@@ -50,10 +50,11 @@ class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
         limit = stack_limit(args, args.decoder_synthesizer)
         if args.tokens_per_sample is not None:
             check_rows("--tokens-per-sample", args.tokens_per_sample, limit, bool(args.add_bos_token))
+        # Positions are limited by a flag, by the functions, or by a matrix of learned positions, but not by sinusoids.
         is_limited = args.max_target_positions is not None or limit is not None or args.decoder_learned_pos
         if args.max_target_positions is None:
             args.max_target_positions = args.tokens_per_sample or DEFAULT_MAX_TARGET_POSITIONS
-        if args.decoder_layers_to_keep:
+        if args.decoder_layers_to_keep:  # as in the build_model of fairseq that this one replaces
             args.decoder_layers = len(args.decoder_layers_to_keep.split(","))
         config = TransformerConfig.from_namespace(args)
         embed_tokens: Any = build_embedding(args, task.source_dictionary)

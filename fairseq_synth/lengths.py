@@ -103,7 +103,7 @@ def check_min_len(generation: Any, decoder: Any) -> None:
         generation: fairseq's flags of the search, or None.
         decoder: the model's decoder.
     """
-    # the end of sentence takes one of the decoder's positions
+    # The end of sentence takes one of the decoder's positions.
     longest_output = decoder.max_positions() - 1
     min_len = getattr(generation, "min_len", 1)
     if min_len <= longest_output:
@@ -128,9 +128,10 @@ def check_fusion(generation: Any, max_length: int | None) -> None:
     """
     if not getattr(generation, "lm_path", None) or max_length is None:
         return
-    # the language model reads the end of sentence first, and then the output
-    is_long = generation.max_len_b >= max_length
-    if generation.match_source_len or generation.max_len_a or is_long:
+    # The language model reads the end of sentence first, and then the output, which --max-len-b limits only if
+    # --max-len-a and --match-source-len do not make it depend on the source.
+    depends_on_source = generation.match_source_len or generation.max_len_a
+    if depends_on_source or generation.max_len_b >= max_length:
         raise SynthesizerError(
             f"--lm-path: this language model reads up to {max_length} tokens (its --synth-max-length); give "
             f"--max-len-a 0 and at most --max-len-b {max_length - 1}, without --match-source-len"

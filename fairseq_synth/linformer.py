@@ -188,8 +188,9 @@ class RobertaLinformer(SynthesizerRoberta):
 
         Raises SynthesizerError if two of them differ.
         """
-        first_names: dict[int, str] = {}  # by the id of a parameter: the first of its names
+        first_names: dict[int, str] = {}  # {id of a parameter: the first of its names}
         for name, parameter in self.named_parameters(remove_duplicate=False):
+            # A parameter that is shared comes again under each of its names.
             first_name = first_names.setdefault(id(parameter), name)
             if not name.endswith((".E", ".F")):
                 continue

@@ -58,7 +58,10 @@ class SynthesizerModel:
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
         """Adds the flags to a parser, without defaults: the architecture sets those."""
         hidden = (*cls.hidden, "_name")
-        shown = [(f.name, f.type, f) for f in dataclasses.fields(cls.config) if f.name not in hidden]
+        shown = []
+        for config_field in dataclasses.fields(cls.config):
+            if config_field.name not in hidden:
+                shown.append((config_field.name, config_field.type, config_field))
         flags: Any = dataclasses.make_dataclass("Flags", shown, bases=(FairseqDataclass,))
         gen_parser_from_dataclass(parser, flags(), delete_default=True)
 
@@ -90,7 +93,8 @@ class SynthesizerModel:
             checkpoints = os.fspath(checkpoint_file)
         else:
             checkpoints = os.pathsep.join(checkpoint_file)
-        kwargs = {**read_overrides(kwargs.pop("model_overrides", {})), **kwargs}
+        overrides = read_overrides(kwargs.pop("model_overrides", {}))
+        kwargs = {**overrides, **kwargs}
         check_model(model, checkpoints)
         data = find_data(model, data)
         check_choices(kwargs)
@@ -124,8 +128,12 @@ class SynthesizerModel:
 
     @classmethod
     def needed_kind(cls, task: Any) -> str:
-        """Returns the kind of model that a task needs; of a task that no kind names, it is assumed to be this one."""
-        if isinstance(task, TranslationLevenshteinTask):  # is a translation task too, but no Synthesizer fits it
+        """Returns the kind of model that a task needs.
+
+        A task that none of the kinds lists in `tasks`, such as one of a user's own, is taken to need this kind.
+        """
+        # This task is a subclass of the translation task, but no Synthesizer fits it.
+        if isinstance(task, TranslationLevenshteinTask):
             return "non-autoregressive model"
         if isinstance(task, cls.tasks):
             return cls.kind
@@ -253,11 +261,10 @@ def model_classes() -> list[type[SynthesizerModel]]:
 
 def kind_of_weights(state_dict: dict[str, Tensor]) -> str | None:
     """Returns the `SynthesizerModel.kind` of the model whose weights these are, or None if it is unknown."""
-    paths = [key.split(".") for key in state_dict]
-    stacks = {path[0] for path in paths}
-    is_encoder = any(path[1:2] == ["sentence_encoder"] for path in paths)
-    if is_encoder:
-        is_linformer = any(path[-2:] == ["self_attn", "E"] for path in paths)
+    stacks = {key.split(".")[0] for key in state_dict}
+    # keys are as in "encoder.sentence_encoder.layers.0.self_attn.E"
+    if any(re.match(r"\w+\.sentence_encoder\.", key) for key in state_dict):
+        is_linformer = any(key.endswith(".self_attn.E") for key in state_dict)
         return "Linformer" if is_linformer else "encoder"
     if "decoder" not in stacks:
         return None
@@ -265,14 +272,14 @@ def kind_of_weights(state_dict: dict[str, Tensor]) -> str | None:
 
 
 def explain_task_of_several_models(match: re.Match[str], error: BaseException) -> str:
-    """Names the tasks to take instead of one that builds its own model."""
+    """Returns the line about a task that builds its own model; it names the tasks to take in its place."""
     return advise_task(model_classes(), "has a model of its own", error)
 
 
 def explain_task_of_other_flags(match: re.Match[str], error: BaseException) -> str | None:
-    """Names the tasks to take instead of one that asks a Synthesizer's config for a flag that it does not have.
+    """Returns the line about a task that asks a Synthesizer's config for a flag that it does not have.
 
-    Returns None if the error is about the config of another model.
+    It names the tasks to take in its place. Returns None if the error is about the config of another model.
     """
     models = [model for model in model_classes() if is_about_config(model.config, str(error))]
     if not models:
@@ -287,14 +294,19 @@ def advise_task(models: list[type[SynthesizerModel]], problem: str, error: BaseE
 
 
 def is_about_config(config: type, text: str) -> bool:
-    """Returns whether omegaconf's message names a config's class, or a missing key that one of its defaults refers to.
+    """Returns whether omegaconf's message is about a config of this class.
 
-    The second is for the omegaconf of fairseq 0.12.2, which does not name the class then.
+    The message names the class, or else, in the omegaconf of fairseq 0.12.2, a missing key to which a default of the
+    class refers.
     """
-    missing = [II(key) for key in re.findall("nterpolation key '(.*)' not found", text)]
-    defaults = [field.default for field in dataclasses.fields(config)]
-    refers_to_missing = any(isinstance(default, str) and default in missing for default in defaults)
-    return config.__name__ in text or refers_to_missing
+    if config.__name__ in text:
+        return True
+    missing_keys = re.findall("nterpolation key '(.*)' not found", text)
+    references_to_missing_keys = [II(key) for key in missing_keys]
+    for config_field in dataclasses.fields(config):
+        if isinstance(config_field.default, str) and config_field.default in references_to_missing_keys:
+            return True
+    return False
 
 
 MESSAGES += [

@@ -37,6 +37,7 @@ base_architecture(DEFAULTS)
 
 def is_encoder_flag(name: str) -> bool:
     """Returns whether an encoder has the flag `name` of fairseq's Transformer."""
+    # STRUCTURE has the first of these flags already, and RoBERTa cannot load embeddings from a file.
     if name in ("encoder_learned_pos", "encoder_embed_path"):
         return False
     return name in TRANSFORMER_FLAGS or name.startswith(("encoder_", "quant_noise_"))
@@ -91,6 +92,7 @@ class SynthesizerRobertaEncoder(RobertaEncoder):
     def build_encoder(
         self, args: argparse.Namespace, dictionary: Any, embed_tokens: nn.Embedding
     ) -> TransformerEncoderBase:
+        """Returns the encoder around which this one is built; fairseq's ``RobertaEncoder`` calls this."""
         return self.stack(TransformerConfig.from_namespace(args), dictionary, embed_tokens)
 
 
@@ -118,6 +120,7 @@ class SynthesizerRoberta(SynthesizerModel, RobertaModel):
         args = cls.read_config(cfg, task)
         limit = cls.check_encoder(args)
         tokens_per_sample = task_flag(task, "tokens_per_sample") or 0
+        # of several possible values the first that is set
         args.max_positions = args.max_positions or task.max_positions() or tokens_per_sample
         check_rows("--tokens-per-sample", tokens_per_sample, limit)
         check_rows("--max-positions", args.max_positions, limit)

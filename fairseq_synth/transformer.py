@@ -52,7 +52,7 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
                 "it out"
             )
         check_flags(args, *cls.stacks)
-        all_layers = [*args.encoder_synthesizer, *args.decoder_synthesizer]
+        all_layers = [*args.encoder_synthesizer, *args.decoder_synthesizer]  # check_flags has parsed both
         limit = stack_limit(args, all_layers)
         model = super().build_model(TransformerConfig.from_namespace(args), task)
         announce_limit(task, limit)
@@ -62,10 +62,12 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
 
     @classmethod
     def build_encoder(cls, cfg: TransformerConfig, src_dict: Any, embed_tokens: nn.Embedding) -> SynthesizerEncoder:
+        """Returns the encoder; fairseq's ``build_model`` calls this."""
         return SynthesizerEncoder(cfg, src_dict, embed_tokens)
 
     @classmethod
     def build_decoder(cls, cfg: TransformerConfig, tgt_dict: Any, embed_tokens: nn.Embedding) -> SynthesizerDecoder:
+        """Returns the decoder; fairseq's ``build_model`` calls this."""
         return SynthesizerDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
 
     def prepare_for_inference_(self, cfg: Any) -> None:

@@ -50,7 +50,7 @@ from .records import (
     load_speeds,
     pair_with_baseline,
 )
-from .repairs import load_bugs
+from .repairs import load_repairs
 from .speed_tables import find_place
 from .table_pictures import list_stages, load_continued_runs
 
@@ -298,7 +298,7 @@ def conversion_cost(conversion: str, updates: str, figure: str) -> str:
 
 def count_bugs() -> str:
     """``bugs``: how many bugs of fairseq the plugin works around."""
-    return str(len(load_bugs()))
+    return str(len(load_repairs()))
 
 
 def count_variants() -> str:

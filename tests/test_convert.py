@@ -389,7 +389,9 @@ def test_refuses_checkpoints_and_places(trained, data, monolingual, tmp_path):
     assert "self-attention also reads the source" in refused(tmp_path / "cross.pt", folder, out)
     assert "no pair of languages" in refused(path, monolingual, out)
     assert "the model has no encoder" in refused(*trained("language model"), out, "--encoder", "random")
-    assert "functions that keep its 24" in refused(*trained("heads of two kinds"), out, "--max-length", "20")
+    assert "already has functions with --synth-max-length 24" in refused(
+        *trained("heads of two kinds"), out, "--max-length", "20"
+    )
     assert "its folder does not exist" in refused(path, folder, tmp_path / "none" / "new.pt")
     assert not out.exists()
     out.write_text("mine")

@@ -34,8 +34,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse(argv)
     loaded = load_separable(args)
     conversion = plan_conversion(loaded, args)
-    averages = words.average(loaded, args.subset, args.sentences, longest=args.max_length or conversion.max_length)
-    max_length = conversion.max_length or choose_max_length(loaded, averages.length, args.max_length)
+    longest = args.max_length or conversion.fixed_max_length
+    averages = words.average(loaded, args.subset, args.sentences, longest=longest)
+    max_length = conversion.fixed_max_length
+    if max_length is None:
+        max_length = choose_max_length(loaded, averages.length, args.max_length)
     order = readable(loaded, "valid", args.sentences, longest=max_length)
     sample = batches(loaded, "valid", order)
     parameters = {}

@@ -1,6 +1,7 @@
 """Builds the new model from the old one, and writes its checkpoint."""
 
 import argparse
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +16,8 @@ from ..inspect.checkpoints import Loaded, read_config
 from .conversion import Conversion
 from .heads import replace_heads
 
-LOST_STATE = ("best", "ema")  # of the training: the best loss of the old model, and averages of its weights
+# What a checkpoint says of the old model alone: its best loss, and averages of its weights.
+LOST_STATE = ("best", "ema")
 
 
 class NewModel(NamedTuple):
@@ -42,56 +44,76 @@ def build_model(
         max_length: ``--synth-max-length``.
     """
     state = dict(loaded.model.state_dict())
-    prefixes = {id(module): f"{name}." for name, module in loaded.model.named_modules()}
-    specs: dict[str, list[str]] = {}  # {stack: the value of --encoder-synthesizer for each layer}
+    prefixes = {id(module): f"{name}." for name, module in loaded.model.named_modules()}  # of keys in the state dict
+    layer_specs: dict[str, list[str]] = {}  # {stack: what --encoder-synthesizer says of each of its layers}
     for attention in self_attentions(loaded.model):
-        replaced = {head.number for head in heads if head.attention == attention.name}
-        function = conversion.functions.get(attention.name, "")
-        values = parameters.get(attention.name, {})
-        spec = replace_heads(state, prefixes[id(attention.module)], attention, replaced, function, values)
-        specs.setdefault(attention.stack, []).append(spec)
-    cfg = make_config(loaded, conversion, specs, max_length)
+        layer_spec = replace_heads(
+            state,
+            prefix=prefixes[id(attention.module)],
+            attention=attention,
+            replaced={head.number for head in heads if head.attention == attention.name},
+            function=conversion.functions.get(attention.name, ""),
+            parameters=parameters.get(attention.name, {}),
+        )
+        layer_specs.setdefault(attention.stack, []).append(layer_spec)
+    cfg = make_config(loaded, conversion, layer_specs, max_length)
     model = loaded.task.build_model(OmegaConf.create(cfg)).float().eval()
     model.load_state_dict(state, strict=True)
     return NewModel(cfg, model)
 
 
-def make_config(loaded: Loaded, conversion: Conversion, specs: dict[str, list[str]], max_length: int) -> dict[str, Any]:
-    """Returns the model's part of fairseq's config: that of the old model, with the functions of each layer."""
-    old = loaded.cfg.model
-    values: Any
-    if isinstance(old, argparse.Namespace):
-        values = dict(vars(old))
-    else:
-        values = OmegaConf.to_container(old, resolve=True)
-    for stack, layers in specs.items():
-        are_alike = len(set(layers)) == 1
-        values[f"{stack}_synthesizer"] = layers[0] if are_alike else ",".join(layers)
-    values["synth_max_length"] = max_length
-    values["synth_rank"] = conversion.rank
+def make_config(
+    loaded: Loaded, conversion: Conversion, layer_specs: dict[str, list[str]], max_length: int
+) -> dict[str, Any]:
+    """Returns the model's part of fairseq's config: that of the old model, with the functions of each layer.
+
+    It has exactly the flags of the new model's class. Those that the old class lacks get their defaults, and those of
+    the old class alone are left out.
+
+    Args:
+        loaded: the old model.
+        conversion: what it is to become.
+        layer_specs: {stack: what ``--encoder-synthesizer`` says of each of its layers}.
+        max_length: ``--synth-max-length``.
+    """
+    flags = read_flags(loaded.cfg.model)
+    for stack, specs in layer_specs.items():
+        are_alike = len(set(specs)) == 1
+        flags[f"{stack}_synthesizer"] = specs[0] if are_alike else ",".join(specs)
+    flags["synth_max_length"] = max_length
+    flags["synth_rank"] = conversion.rank
     model_class: Any = MODEL_REGISTRY[conversion.model_name]
-    complete = vars(model_class.read_config(argparse.Namespace(**values), loaded.task))
-    fields = MODEL_DATACLASS_REGISTRY[conversion.model_name].__dataclass_fields__
-    cfg = {name: complete[name] for name in fields if name in complete}
+    with_defaults = model_class.read_config(argparse.Namespace(**flags), loaded.task)
+    cfg: dict[str, Any] = {}
+    for field in dataclasses.fields(MODEL_DATACLASS_REGISTRY[conversion.model_name]):
+        cfg[field.name] = getattr(with_defaults, field.name)
     cfg["_name"] = conversion.model_name
     return cfg
 
 
+def read_flags(model_cfg: Any) -> dict[str, Any]:
+    """Returns the flags in a model's config as a dict; a checkpoint has a Namespace or a DictConfig."""
+    if isinstance(model_cfg, argparse.Namespace):
+        return dict(vars(model_cfg))
+    flags: Any = OmegaConf.to_container(model_cfg, resolve=True)
+    return flags
+
+
 def save_checkpoint(old_path: Path, new_path: Path, new: NewModel) -> dict[str, Any]:
-    """Writes the checkpoint: the old one with another model, without the optimizer's state, which would not fit.
+    """Writes the new checkpoint: the old one with another model, without the optimizer's state, which would not fit.
 
     Returns:
-        its config.
+        the config in the new checkpoint.
     """
     checkpoint = checkpoint_utils.load_checkpoint_to_cpu(str(old_path))
     cfg: Any = OmegaConf.to_container(read_config(old_path, checkpoint), resolve=True, enum_to_str=True)
     cfg["model"] = new.cfg
-    # so that nobody takes the new model for trained from scratch
+    # This tells users, and `Loaded.initial`, that the new model was not trained from scratch.
     cfg["checkpoint"]["finetune_from_model"] = str(old_path)
     extra_state = dict(checkpoint.get("extra_state") or {})
     for name in LOST_STATE:
         extra_state.pop(name, None)
-    checkpoint["args"] = None  # of older versions, in place of the config
+    checkpoint["args"] = None  # where older versions of fairseq keep the config
     checkpoint["cfg"] = cfg
     checkpoint["model"] = new.model.state_dict()
     checkpoint["last_optimizer_state"] = None

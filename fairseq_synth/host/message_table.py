@@ -33,18 +33,24 @@ def runs_in_command() -> bool:
     return is_command
 
 
-@repair("excepthook", sys, where=runs_in_command)
+@repair(
+    "excepthook",
+    sys,
+    symptom="A user's mistake, such as a missing file, ends in a traceback",
+    versions="all versions",
+    where=runs_in_command,
+)
 def print_one_line_errors(
-    excepthook: Any, cls: type[BaseException], error: BaseException, trace: TracebackType | None
+    original_excepthook: Any, cls: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """A user's mistake, such as a missing file, ends in a traceback (all versions).
+    """Replaces Python's excepthook: prints a user's mistake as one line that names the flag or file, without traceback.
 
-    If `explain` has a line that names the flag or file, that line is printed instead. This is for errors that end one
-    of fairseq's commands; a program that registers the plugin itself keeps its excepthook.
+    `explain` writes the line. An error for which it has none keeps its traceback. This is for errors that end one of
+    fairseq's commands; a program that registers the plugin itself keeps its excepthook.
     """
     line = explain(error) if has_fairseq_command(traceback.walk_tb(trace)) else None
     if line is None:
-        excepthook(cls, error, trace)
+        original_excepthook(cls, error, trace)
     else:
         print(f"fairseq_synth: error: {line}", file=sys.stderr)
 

@@ -1,4 +1,18 @@
-"""Registers the changes of fairseq (``REPAIRS``), applies each of them once, and lets users switch them off by name."""
+"""Registers the changes of fairseq (``REPAIRS``), applies each of them once, and lets users switch them off by name.
+
+A repair is a function that takes the place of a function or method of fairseq. It gets the original function as its
+first argument, and after it the arguments of the call, so ``self`` comes second if a method is replaced. For example::
+
+    @repair("__getitem__", IndexedCachedDataset, symptom="Cached data end in a KeyError", versions="all versions")
+    def read_what_is_not_cached(original_getitem: Any, self: IndexedCachedDataset, i: int) -> Any:
+        # Replaces __getitem__ with one that reads an item into the cache if it is not there yet.
+        if i not in self.cache_index:
+            self.prefetch([i])
+        return original_getitem(self, i)
+
+The symptom and the versions of fairseq that have it are rendered into docs/fairseq-bugs.md. The name of the function is
+the one by which users switch the repair off. A change of another kind is written with `custom_repair`.
+"""
 
 import functools
 import inspect
@@ -26,30 +40,63 @@ class Place(NamedTuple):
         return getattr(self.owner, self.attribute)
 
 
-# Each repair by its name. Called, it changes fairseq and returns True, or returns False if nothing had to be changed.
-REPAIRS: dict[str, Callable[[], bool]] = {}
+class Repair(NamedTuple):
+    """A registered repair.
+
+    Attributes:
+        symptom: what goes wrong in fairseq without the repair; Markdown, without a full stop.
+        versions: the versions of fairseq that have the symptom.
+        apply: changes fairseq and returns True, or returns False if nothing had to be changed.
+    """
+
+    symptom: str
+    versions: str
+    apply: Callable[[], bool]
+
+
+# Each repair by its name.
+REPAIRS: dict[str, Repair] = {}
 # The functions that the repairs replace, whether or not this version of fairseq needs the repair.
 PLACES: list[Place] = []
 
 
-def custom_repair(function: Callable[[], bool]) -> Callable[[], bool]:
-    """Registers a repair that changes fairseq in its own way; a second call must return False and change nothing."""
-    REPAIRS[function.__name__] = function
-    return function
+def custom_repair(*, symptom: str, versions: str) -> Callable[[Callable[[], bool]], Callable[[], bool]]:
+    """Registers the decorated function as a repair that changes fairseq in its own way.
+
+    The function returns whether it has changed fairseq. A second call must return False and change nothing.
+
+    Args:
+        symptom: what goes wrong in fairseq without the repair; Markdown, without a full stop.
+        versions: the versions of fairseq that have the symptom.
+    """
+
+    def register(function: Callable[[], bool]) -> Callable[[], bool]:
+        REPAIRS[function.__name__] = Repair(symptom=symptom, versions=versions, apply=function)
+        return function
+
+    return register
 
 
-def repair(attribute: str, *owners: Any, where: Callable[[], bool] = lambda: True) -> Callable[[Any], Any]:
+def always_needed() -> bool:
+    """Returns True: every version of fairseq, Python and torch needs the repair."""
+    return True
+
+
+def repair(
+    attribute: str, *owners: Any, symptom: str, versions: str, where: Callable[[], bool] = always_needed
+) -> Callable[[Any], Any]:
     """Registers the decorated function as a repair that takes the place of ``owner.attribute``; see `replace`.
 
     Args:
         attribute: the name of the function to replace.
         owners: the modules or classes that have it.
+        symptom: what goes wrong in fairseq without the repair; Markdown, without a full stop.
+        versions: the versions of fairseq that have the symptom.
         where: returns whether this fairseq, Python or torch needs the repair.
     """
     places = [Place(owner, attribute) for owner in owners]
 
     def register(function: Any) -> Any:
-        @functools.wraps(function)
         def apply() -> bool:
             if not where():
                 return False
@@ -57,7 +104,7 @@ def repair(attribute: str, *owners: Any, where: Callable[[], bool] = lambda: Tru
             return any(changes)
 
         PLACES.extend(places)
-        custom_repair(apply)
+        REPAIRS[function.__name__] = Repair(symptom=symptom, versions=versions, apply=apply)
         return function
 
     return register
@@ -72,8 +119,8 @@ def apply_repairs() -> None:
     disabled = disabled_repairs()
     if disabled == {"all"}:
         return
-    for name, apply in REPAIRS.items():
-        if name not in disabled and apply():
+    for name, registered in REPAIRS.items():
+        if name not in disabled and registered.apply():
             logger.debug(f"repaired fairseq: {name}")
 
 

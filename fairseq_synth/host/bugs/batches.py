@@ -8,20 +8,25 @@ from fairseq.tasks import FairseqTask
 from ..repairs import repair
 
 
-@repair("get_batch_iterator", FairseqTask)
+@repair(
+    "get_batch_iterator",
+    FairseqTask,
+    symptom="A run resumed after its first epoch forms other batches than the run it continues",
+    versions="all versions",
+)
 def resume_with_the_same_batches(
-    get_batch_iterator: Any, self: FairseqTask, dataset: Any, *args: Any, **kwargs: Any
+    original_get_batch_iterator: Any, self: FairseqTask, dataset: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """A run resumed after its first epoch forms other batches than the run it continues (all versions).
+    """Replaces ``get_batch_iterator`` with one that forms the same batches in whichever epoch a run is resumed.
 
-    Batches are formed once, from ``--seed`` plus the epoch in which the process starts, and reused in every epoch after
-    it. With the repair that is always the first epoch; the order of the batches still changes with the epoch.
+    Batches are formed once, from ``--seed`` plus the epoch in which the process starts, and reused in every later
+    epoch. With the repair they are always formed from the first epoch; their order still changes with the epoch.
     """
     epoch = kwargs.get("epoch", 1)
     if epoch == 1 or not reuses_batches(self, dataset, kwargs):
-        return get_batch_iterator(self, dataset, *args, **kwargs)
+        return original_get_batch_iterator(self, dataset, *args, **kwargs)
     kwargs["epoch"] = 1
-    iterator = get_batch_iterator(self, dataset, *args, **kwargs)
+    iterator = original_get_batch_iterator(self, dataset, *args, **kwargs)
     iterator.epoch = epoch
     return iterator
 
@@ -41,9 +46,17 @@ def reuses_batches(task: FairseqTask, dataset: Any, kwargs: dict[str, Any]) -> b
     return task.can_reuse_epoch_itr(dataset) and not (is_formed_already or is_sharded or is_rebuilt)
 
 
-@repair("__getitem__", IndexedCachedDataset)
-def read_what_is_not_cached(getitem: Any, self: IndexedCachedDataset, i: int) -> Any:
-    """Data of ``--dataset-impl cached`` end in a KeyError: the first batch is read before the cache (all versions)."""
+@repair(
+    "__getitem__",
+    IndexedCachedDataset,
+    symptom="Data of `--dataset-impl cached` end in a KeyError: the first batch is read before the cache",
+    versions="all versions",
+)
+def read_what_is_not_cached(original_getitem: Any, self: IndexedCachedDataset, i: int) -> Any:
+    """Replaces ``IndexedCachedDataset.__getitem__`` with one that reads an item into the cache if it is not there yet.
+
+    The first batch of a data set is read before its cache is filled.
+    """
     if i not in self.cache_index:
         self.prefetch([i])
-    return getitem(self, i)
+    return original_getitem(self, i)

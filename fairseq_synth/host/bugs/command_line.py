@@ -19,27 +19,38 @@ def get_namespace(parsed: Any) -> argparse.Namespace:
     return parsed[0] if isinstance(parsed, tuple) else parsed
 
 
-@repair("parse_args_and_arch", fairseq.options, where=lambda: importlib.util.find_spec("torch_xla") is None)
-def allow_bf16_without_tpu(parse_args_and_arch: Any, *args: Any, **kwargs: Any) -> Any:
-    """``--bf16`` makes the command line ask for a TPU (0.12.2 and later).
+@repair(
+    "parse_args_and_arch",
+    fairseq.options,
+    symptom="`--bf16` makes the command line ask for a TPU",
+    versions="0.12.2 and later",
+    where=lambda: importlib.util.find_spec("torch_xla") is None,
+)
+def allow_bf16_without_tpu(original_parse_args_and_arch: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replaces ``parse_args_and_arch`` with one that does not ask for a TPU when ``--bf16`` is given.
 
-    The error is "'NoneType' object has no attribute 'xla_device'". Hydra's ``common.bf16=true`` works. Without
-    torch_xla there can be no TPU.
+    Otherwise the command ends in "'NoneType' object has no attribute 'xla_device'". Without torch_xla there can be no
+    TPU. Hydra's ``common.bf16=true`` does not have the bug.
     """
-    parsed = parse_args_and_arch(*args, **kwargs)
+    parsed = original_parse_args_and_arch(*args, **kwargs)
     namespace = get_namespace(parsed)
     if getattr(namespace, "bf16", False):
         namespace.tpu = False
     return parsed
 
 
-@repair("parse_args_and_arch", fairseq.options)
-def find_languages_of_tokenizer(parse_args_and_arch: Any, *args: Any, **kwargs: Any) -> Any:
-    """``--tokenizer moses`` without ``--source-lang`` and ``--target-lang`` ends in an error of Hydra's (all versions).
+@repair(
+    "parse_args_and_arch",
+    fairseq.options,
+    symptom="`--tokenizer moses` without `--source-lang` and `--target-lang` ends in an error of Hydra's",
+    versions="all versions",
+)
+def find_languages_of_tokenizer(original_parse_args_and_arch: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replaces ``parse_args_and_arch``: for ``--tokenizer``, the languages are found in the names of the data.
 
-    Without the tokenizer fairseq finds the languages in the names of the data.
+    fairseq finds them there only without a tokenizer.
     """
-    parsed = parse_args_and_arch(*args, **kwargs)
+    parsed = original_parse_args_and_arch(*args, **kwargs)
     namespace = get_namespace(parsed)
     lacks_language = getattr(namespace, "source_lang", "") is None or getattr(namespace, "target_lang", "") is None
     if not getattr(namespace, "tokenizer", None) or not lacks_language:
@@ -55,14 +66,20 @@ def find_languages_of_tokenizer(parse_args_and_arch: Any, *args: Any, **kwargs: 
     return parsed
 
 
-@repair("parse_args_and_arch", fairseq.options)
-def translate_one_shard(parse_args_and_arch: Any, *args: Any, **kwargs: Any) -> Any:
-    """``fairseq-generate --num-shards N --shard-id I`` translates the whole test set, not a part of it (all versions).
+@repair(
+    "parse_args_and_arch",
+    fairseq.options,
+    symptom="`fairseq-generate --num-shards N --shard-id I` translates the whole test set, not a part of it",
+    versions="all versions",
+)
+def translate_one_shard(original_parse_args_and_arch: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replaces ``parse_args_and_arch``: with ``--num-shards``, fairseq-generate translates only its shard.
 
-    It divides the batches only by ``--distributed-world-size`` and ``--distributed-rank``, which have no other effect
-    on this command. fairseq-interactive, which also ignores the flags, refuses them here: it reads all its input.
+    fairseq-generate divides the batches only by ``--distributed-world-size`` and ``--distributed-rank``, which have no
+    other effect on this command. fairseq-interactive, which also ignores the flags, refuses them here: it reads all its
+    input.
     """
-    parsed = parse_args_and_arch(*args, **kwargs)
+    parsed = original_parse_args_and_arch(*args, **kwargs)
     namespace = get_namespace(parsed)
     num_shards = getattr(namespace, "num_shards", 1)
     shard_id = getattr(namespace, "shard_id", 0)
@@ -88,9 +105,18 @@ def translate_one_shard(parse_args_and_arch: Any, *args: Any, **kwargs: Any) -> 
     return parsed
 
 
-@repair("add_args", DenoisingTask, where=lambda: "add_args" in vars(DenoisingTask))
-def share_flags_with_the_model(add_args: Any, parser: argparse.ArgumentParser) -> None:
-    """``--task denoising`` with a Transformer ends in "conflicting option string: --max-source-positions" (0.12.2)."""
+@repair(
+    "add_args",
+    DenoisingTask,
+    symptom='`--task denoising` with a Transformer ends in "conflicting option string: --max-source-positions"',
+    versions="0.12.2",
+    where=lambda: "add_args" in vars(DenoisingTask),
+)
+def share_flags_with_the_model(original_add_args: Any, parser: argparse.ArgumentParser) -> None:
+    """Replaces the ``add_args`` of ``--task denoising`` with one that skips flags that the model has added already.
+
+    The defaults of the task are kept for these flags.
+    """
 
     def add_argument(flag: str, **settings: Any) -> None:
         try:
@@ -99,4 +125,4 @@ def share_flags_with_the_model(add_args: Any, parser: argparse.ArgumentParser) -
             name = flag.lstrip("-").replace("-", "_")
             parser.set_defaults(**{name: settings["default"]})
 
-    add_args(SimpleNamespace(add_argument=add_argument))
+    original_add_args(SimpleNamespace(add_argument=add_argument))

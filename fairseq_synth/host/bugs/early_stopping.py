@@ -35,14 +35,19 @@ class NoEpochLeft:
         return getattr(self.batches, name)
 
 
-@repair("load_checkpoint", fairseq.checkpoint_utils)
-def skip_finished_training(load_checkpoint: Any, cfg: Any, trainer: Any, **kwargs: Any) -> Any:
-    """A run that has reached ``--max-update`` trains one update more each time it is called again (all versions).
+@repair(
+    "load_checkpoint",
+    fairseq.checkpoint_utils,
+    symptom="A run that has reached `--max-update` trains one update more each time it is called again",
+    versions="all versions",
+)
+def skip_finished_training(original_load_checkpoint: Any, cfg: Any, trainer: Any, **kwargs: Any) -> Any:
+    """Replaces ``load_checkpoint`` with one that leaves no epoch to train if ``--max-update`` is reached already.
 
     fairseq compares the number of updates only after a step, and then overwrites checkpoint_last.pt. The same holds for
     ``--stop-time-hours``.
     """
-    extra_state, batches = load_checkpoint(cfg, trainer, **kwargs)
+    extra_state, batches = original_load_checkpoint(cfg, trainer, **kwargs)
     limits = trainer.cfg.optimization
     updates = trainer.get_num_updates()
     hours = trainer.cumulative_training_time() / 3600
@@ -57,12 +62,17 @@ def skip_finished_training(load_checkpoint: Any, cfg: Any, trainer: Any, **kwarg
     return extra_state, batches
 
 
-@repair("save_checkpoint", Trainer)
-def save_patience(save_checkpoint: Any, self: Trainer, filename: str, extra_state: dict[str, Any]) -> Any:
-    """``--patience`` counts anew when a training is started again, even if it had ended the training (all versions).
+@repair(
+    "save_checkpoint",
+    Trainer,
+    symptom="`--patience` counts anew when a training is started again, even if it had ended the training",
+    versions="all versions",
+)
+def save_patience(original_save_checkpoint: Any, self: Trainer, filename: str, extra_state: dict[str, Any]) -> Any:
+    """Replaces the trainer's ``save_checkpoint`` with one that also saves how far ``--patience`` has counted.
 
-    fairseq keeps the best score and the number of validations since then only in memory. This repair saves both in
-    every checkpoint, and `resume_patience` reads them.
+    fairseq keeps the best score and the number of validations since then only in memory. `resume_patience` reads them
+    from the checkpoint.
     """
     for module in training_modules():
         best = getattr(module.should_stop_early, "best", None)
@@ -72,18 +82,23 @@ def save_patience(save_checkpoint: Any, self: Trainer, filename: str, extra_stat
                 "num_runs": module.should_stop_early.num_runs,
                 "metric": self.cfg.checkpoint.best_checkpoint_metric,
             }
-    return save_checkpoint(self, filename, extra_state)
+    return original_save_checkpoint(self, filename, extra_state)
 
 
-@repair("load_checkpoint", fairseq.checkpoint_utils)
-def resume_patience(load_checkpoint: Any, cfg: Any, trainer: Any, **kwargs: Any) -> Any:
-    """A training that ``--patience`` has ended goes on when it is started again (all versions).
+@repair(
+    "load_checkpoint",
+    fairseq.checkpoint_utils,
+    symptom="A training that `--patience` has ended goes on when it is started again",
+    versions="all versions",
+)
+def resume_patience(original_load_checkpoint: Any, cfg: Any, trainer: Any, **kwargs: Any) -> Any:
+    """Replaces ``load_checkpoint`` with one that goes on counting for ``--patience`` where `save_patience` has stopped.
 
-    See `save_patience`. With ``--reset-optimizer`` or ``--reset-meters``, as with ``--finetune-from-model``, it is a
-    new training, whose validations count from 0.
+    If the patience is used up, no epoch is left to train. With ``--reset-optimizer`` or ``--reset-meters``, as with
+    ``--finetune-from-model``, it is a new training, whose validations count from 0.
     """
     is_new = cfg.reset_optimizer or cfg.reset_meters or starts_from_other_model(cfg, trainer)
-    extra_state, batches = load_checkpoint(cfg, trainer, **kwargs)
+    extra_state, batches = original_load_checkpoint(cfg, trainer, **kwargs)
     saved = None if is_new or extra_state is None else extra_state.get(STATE)
     if saved is not None and saved["metric"] != cfg.best_checkpoint_metric:
         saved = None  # scores of another metric cannot be compared
@@ -117,17 +132,22 @@ def training_modules() -> list[ModuleType]:
     return [module for module in modules if module is not None and hasattr(module, "should_stop_early")]
 
 
-@repair("__init__", GroupedIterator)
+@repair(
+    "__init__",
+    GroupedIterator,
+    symptom="`--skip-remainder-batch` with a small corpus ends in an UnboundLocalError of `valid_losses`",
+    versions="all versions",
+)
 def refuse_epoch_without_update(
-    init: Any, self: GroupedIterator, iterable: Any, chunk_size: int, skip_remainder_batch: bool = False
+    original_init: Any, self: GroupedIterator, iterable: Any, chunk_size: int, skip_remainder_batch: bool = False
 ) -> None:
-    """``--skip-remainder-batch`` with a small corpus ends in an UnboundLocalError of ``valid_losses`` (all versions).
+    """Replaces ``GroupedIterator.__init__`` with one that refuses ``--skip-remainder-batch`` if it leaves no update.
 
     The flag leaves out the batches that do not fill an update. An epoch may have no others, and then there is nothing
-    to train. With the repair one line names the flags.
+    to train.
     """
     number_of_batches = len(iterable)
-    init(self, iterable, chunk_size, skip_remainder_batch=skip_remainder_batch)
+    original_init(self, iterable, chunk_size, skip_remainder_batch=skip_remainder_batch)
     if skip_remainder_batch and not self.has_next():
         raise SynthesizerError(
             f"--skip-remainder-batch leaves no update in an epoch, which has {number_of_batches} batches without its "

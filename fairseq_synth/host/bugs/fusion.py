@@ -26,35 +26,45 @@ class Translation:
     target_dictionary: Dictionary | None = None
 
 
-@repair("load_model_ensemble", fairseq.checkpoint_utils)
+@repair(
+    "load_model_ensemble",
+    fairseq.checkpoint_utils,
+    symptom="`fairseq-generate --lm-path` looks for the language model's dict.txt in the translation data",
+    versions="all versions",
+)
 def load_language_model_with_target_words(
-    load_model_ensemble: Any,
+    original_load_model_ensemble: Any,
     filenames: list[str],
     arg_overrides: dict[str, Any] | None = None,
     task: Any = None,
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """``fairseq-generate --lm-path`` looks for the language model's dict.txt in the translation data (all versions).
+    """Replaces ``load_model_ensemble``: the language model of ``--lm-path`` gets the translation's target dictionary.
 
-    fairseq-preprocess writes none there, so the command ends in "dict.txt: no such file". The language model has to
-    share the target dictionary anyway, so the repair gives it that. If the data of the language model are still where
-    it was trained, the two dictionaries are compared: with other words, or another order, it would score nonsense.
+    The original looks for a dict.txt in the translation data, where fairseq-preprocess writes none. The language model
+    has to share the target dictionary anyway. If the data of the language model are still where it was trained, the two
+    dictionaries are compared: with other words, or another order, it would score nonsense.
     """
     if task is not None:
         Translation.target_dictionary = get_target_dictionary(task)
-        return load_model_ensemble(filenames, arg_overrides, task, *args, **kwargs)
+        return original_load_model_ensemble(filenames, arg_overrides, task, *args, **kwargs)
     dictionary = Translation.target_dictionary
     # Of fairseq's commands only fairseq-generate calls this without a task; programs may do so for any model.
     is_program = not has_fairseq_command(traceback.walk_stack(None))
     if is_program or dictionary is None:
-        return load_model_ensemble(filenames, arg_overrides, task, *args, **kwargs)
-    return load_language_model(load_model_ensemble, filenames[0], dictionary, arg_overrides or {})
+        return original_load_model_ensemble(filenames, arg_overrides, task, *args, **kwargs)
+    return load_language_model(original_load_model_ensemble, filenames[0], dictionary, arg_overrides or {})
 
 
-@repair("build_generator", FairseqTask)
+@repair(
+    "build_generator",
+    FairseqTask,
+    symptom="`fairseq-interactive` ignores `--lm-path` and `--lm-weight`",
+    versions="all versions",
+)
 def fuse_in_interactive(
-    build_generator: Any,
+    original_build_generator: Any,
     self: FairseqTask,
     models: Any,
     args: Any,
@@ -62,7 +72,7 @@ def fuse_in_interactive(
     extra_gen_cls_kwargs: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> Any:
-    """``fairseq-interactive`` ignores ``--lm-path`` and ``--lm-weight`` (all versions)."""
+    """Replaces ``build_generator`` with one that loads the model of ``--lm-path`` in ``fairseq-interactive``."""
     lm_path = getattr(args, "lm_path", None)
     # fairseq-generate loads the language model itself, and passes it in these arguments
     if lm_path is not None and extra_gen_cls_kwargs is None:
@@ -73,7 +83,7 @@ def fuse_in_interactive(
         language_model.to(device=weight.device, dtype=weight.dtype)
         language_model.prepare_for_inference_(SimpleNamespace(generation=args, task=None))
         extra_gen_cls_kwargs = {"lm_model": language_model, "lm_weight": args.lm_weight}
-    return build_generator(
+    return original_build_generator(
         self, models, args, seq_gen_cls=seq_gen_cls, extra_gen_cls_kwargs=extra_gen_cls_kwargs, **kwargs
     )
 

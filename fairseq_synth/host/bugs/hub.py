@@ -10,24 +10,36 @@ from fairseq.tasks.fairseq_task import StatefulContainer
 from ..repairs import custom_repair, repair
 
 
-@repair("__getattr__", StatefulContainer)
-def copy_task_state(getattr_: Any, self: StatefulContainer, name: str) -> Any:
-    """``copy.deepcopy`` and ``pickle`` of what ``from_pretrained`` returns end in a RecursionError (all versions).
+@repair(
+    "__getattr__",
+    StatefulContainer,
+    symptom="`copy.deepcopy` and `pickle` of what `from_pretrained` returns end in a RecursionError",
+    versions="all versions",
+)
+def copy_task_state(original_getattr: Any, self: StatefulContainer, name: str) -> Any:
+    """Replaces ``StatefulContainer.__getattr__`` with one that knows no attributes until the container is complete.
 
-    The state of a task looks for each attribute in its attribute ``_state``, which a copy does not have yet.
+    The original looks for each attribute in the attribute ``_state``. A copy does not have that yet, so the search for
+    it never ends.
     """
     if "_state" not in vars(self) or "_factories" not in vars(self):
         raise AttributeError(name)
-    return getattr_(self, name)
+    return original_getattr(self, name)
 
 
-@repair("make_generation_fast_", BaseFairseqModel)
-def pickle_models_for_generation(make_generation_fast_: Any, self: BaseFairseqModel, **kwargs: Any) -> None:
-    """``pickle`` of a model that is prepared for generation ends in "Can't pickle local object" (all versions).
+@repair(
+    "make_generation_fast_",
+    BaseFairseqModel,
+    symptom='`pickle` of a model that is prepared for generation ends in "Can\'t pickle local object"',
+    versions="all versions",
+)
+def pickle_models_for_generation(original_make_generation_fast_: Any, self: BaseFairseqModel, **kwargs: Any) -> None:
+    """Replaces ``make_generation_fast_`` with one after which the model can be pickled.
 
-    fairseq replaces the method ``train`` of the model by a function that has no name outside of another one.
+    The original replaces the model's method ``train`` by a function inside another one, which pickle cannot find by its
+    name. The new method is `refuse_training`.
     """
-    make_generation_fast_(self, **kwargs)
+    original_make_generation_fast_(self, **kwargs)
     if "train" in vars(self):
         self.train = refuse_training
 
@@ -38,11 +50,14 @@ def refuse_training(mode: bool = True) -> None:
         raise RuntimeError("cannot train after make_generation_fast")
 
 
-@custom_repair
+@custom_repair(
+    symptom="`pickle` of a config ends in \"Can't pickle <enum 'Choices'>\"",
+    versions="all versions",
+)
 def pickle_choices() -> bool:
-    """``pickle`` of a config ends in "Can't pickle <enum 'Choices'>" (all versions).
+    """Tells pickle how to store the types of flags with choices, so that a config can be pickled.
 
-    The type of a flag with choices is made by a function, so that pickle cannot find it by its name.
+    Such a type is made by a function, so pickle cannot find it by its name.
     """
     if StrEnumMeta in copyreg.dispatch_table:
         return False

@@ -14,9 +14,12 @@ from ..repairs import MARK, PLACES, Place, custom_repair, repair
 PLACES.append(Place(NGramRepeatBlock, "_no_repeat_ngram"))
 
 
-@custom_repair
+@custom_repair(
+    symptom="`--no-repeat-ngram-size` forbids nothing",
+    versions="all versions; fairseq's issue #5206",
+)
 def forbid_repeated_ngrams() -> bool:
-    """``--no-repeat-ngram-size`` forbids nothing (all versions; fairseq's issue #5206).
+    """Puts `_no_repeat_ngram`, which forbids repeated n-grams, in the place of fairseq's method of that name.
 
     fairseq should compare the last tokens that are written with those before them. It takes the end of the buffer
     instead, which is padding until the longest possible output is reached.
@@ -51,9 +54,14 @@ def _no_repeat_ngram(self: Any, tokens: Tensor, lprobs: Tensor, bsz: int, beam_s
     return lprobs
 
 
-@repair("step", DiverseBeamSearch)
+@repair(
+    "step",
+    DiverseBeamSearch,
+    symptom="`--diverse-beam-groups` ends in an IndexError in the second batch",
+    versions="all versions",
+)
 def penalize_groups_of_every_batch(
-    search_step: Any,
+    original_step: Any,
     self: DiverseBeamSearch,
     step: int,
     lprobs: Tensor,
@@ -61,10 +69,10 @@ def penalize_groups_of_every_batch(
     prev_output_tokens: Tensor | None = None,
     original_batch_idxs: Tensor | None = None,
 ) -> Any:
-    """``--diverse-beam-groups`` ends in an IndexError in the second batch (all versions).
+    """Replaces ``DiverseBeamSearch.step`` with one that looks penalties up by the row of a sentence in the batch.
 
-    fairseq stores penalties by the row of a sentence in the batch, and looks them up by its number in the data set. In
-    the first batch, sentences may therefore get the penalties of others.
+    fairseq stores them by that row, but looks them up by the sentence's number in the data set. The second batch ends
+    in an error, and in the first one sentences may get the penalties of others.
     """
     rows = original_batch_idxs
     if original_batch_idxs is not None:
@@ -73,18 +81,26 @@ def penalize_groups_of_every_batch(
         # Finished sentences leave the batch, but the penalties keep the rows of its first step.
         is_row_of_sentence = original_batch_idxs.unsqueeze(1).eq(self.sentence_numbers.unsqueeze(0))
         rows = is_row_of_sentence.int().argmax(dim=1)
-    return search_step(self, step, lprobs, scores, prev_output_tokens, rows)
+    return original_step(self, step, lprobs, scores, prev_output_tokens, rows)
 
 
-@repair("inference_step", FairseqTask, LanguageModelingTask)
-def continue_empty_lines(inference_step: Any, self: FairseqTask, generator: Any, *args: Any, **kwargs: Any) -> Any:
-    """``--prefix-size`` with an empty line ends in an AssertionError, "200 < 200" (all versions).
+@repair(
+    "inference_step",
+    FairseqTask,
+    LanguageModelingTask,
+    symptom='`--prefix-size` with an empty line ends in an AssertionError, "200 < 200"',
+    versions="all versions",
+)
+def continue_empty_lines(
+    original_inference_step: Any, self: FairseqTask, generator: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Replaces ``inference_step`` with one that lets the search continue an empty line freely, without a prefix.
 
-    The prefix of an empty line is the end of the sentence, which has fewer continuations than ``--beam``. With the
-    repair such a line is continued freely.
+    With ``--prefix-size``, the prefix of an empty line is the end of the sentence, which has fewer continuations than
+    ``--beam``.
     """
     prefixes = kwargs.get("prefix_tokens")
     if prefixes is not None and prefixes.size(1) > 0:
         is_empty = prefixes[:, :1].eq(self.target_dictionary.eos())
         kwargs["prefix_tokens"] = prefixes.masked_fill(is_empty, self.target_dictionary.pad())
-    return inference_step(self, generator, *args, **kwargs)
+    return original_inference_step(self, generator, *args, **kwargs)

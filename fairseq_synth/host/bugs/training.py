@@ -15,13 +15,19 @@ def timeout_sends_sigint() -> bool:
     return "signal" in parameters and parameters["signal"].default is signal.SIGINT
 
 
-@repair("__init__", DistributedTimeoutWrapper, where=timeout_sends_sigint)
-def terminate_on_heartbeat_timeout(init: Any, *args: Any, **kwargs: Any) -> None:
-    """``--heartbeat-timeout`` does not end a process that waits for a lost one (all versions).
+@repair(
+    "__init__",
+    DistributedTimeoutWrapper,
+    symptom="`--heartbeat-timeout` does not end a process that waits for a lost one",
+    versions="all versions",
+    where=timeout_sends_sigint,
+)
+def terminate_on_heartbeat_timeout(original_init: Any, *args: Any, **kwargs: Any) -> None:
+    """Replaces ``DistributedTimeoutWrapper.__init__`` with one whose timeout sends SIGTERM by default, not SIGINT.
 
-    It sends SIGINT, which Python handles between its own instructions, but the process waits in a single call of gloo
-    or NCCL. SIGTERM ends it.
+    Python handles SIGINT between its own instructions, but a process that waits for a lost one is in a single call of
+    gloo or NCCL. SIGTERM ends it.
     """
-    call = inspect.signature(init).bind(*args, **kwargs)
+    call = inspect.signature(original_init).bind(*args, **kwargs)
     call.arguments.setdefault("signal", signal.SIGTERM)
-    init(*call.args, **call.kwargs)
+    original_init(*call.args, **call.kwargs)

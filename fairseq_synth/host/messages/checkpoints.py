@@ -14,11 +14,16 @@ from ...errors import UNUSABLE_PATH, SynthesizerError, explain, first_line, pass
 from ..repairs import repair
 
 
-@repair("load_checkpoint_to_cpu", fairseq.checkpoint_utils)
-def name_unreadable_checkpoints(load_checkpoint_to_cpu: Any, path: str, *args: Any, **kwargs: Any) -> Any:
-    """A checkpoint that cannot be loaded gives a C++ or pickle error without its name (all versions)."""
+@repair(
+    "load_checkpoint_to_cpu",
+    fairseq.checkpoint_utils,
+    symptom="A checkpoint that cannot be loaded gives a C++ or pickle error without its name",
+    versions="all versions",
+)
+def name_unreadable_checkpoints(original_load_checkpoint_to_cpu: Any, path: str, *args: Any, **kwargs: Any) -> Any:
+    """Replaces ``load_checkpoint_to_cpu`` with one whose errors name the checkpoint and say why it cannot be loaded."""
     try:
-        return load_checkpoint_to_cpu(path, *args, **kwargs)
+        return original_load_checkpoint_to_cpu(path, *args, **kwargs)
     except UNUSABLE_PATH:  # these errors name the file
         raise
     except Exception as error:  # a damaged file can fail anywhere in the loader
@@ -50,11 +55,19 @@ def explain_unreadable(error: Exception) -> str:
     )
 
 
-@repair("load_checkpoint", Trainer)
-def check_restored_checkpoint(load_checkpoint: Any, self: Trainer, filename: str, *args: Any, **kwargs: Any) -> Any:
-    """A ``--restore-file`` that is not there is no error: the run trains from scratch (all versions).
+@repair(
+    "load_checkpoint",
+    Trainer,
+    symptom="A `--restore-file` that is not there is no error: the run trains from scratch",
+    versions="all versions",
+)
+def check_restored_checkpoint(
+    original_load_checkpoint: Any, self: Trainer, filename: str, *args: Any, **kwargs: Any
+) -> Any:
+    """Replaces the trainer's ``load_checkpoint`` with one that refuses a ``--restore-file`` that is not there.
 
-    And an error about a checkpoint that does not fit does not name the checkpoint.
+    The original trains from scratch then. The replacement also adds the name of the checkpoint to errors about a
+    checkpoint that does not fit.
     """
     cfg = self.cfg.checkpoint
     last_checkpoint = os.path.join(cfg.save_dir, f"checkpoint_last{self.checkpoint_suffix}.pt")
@@ -62,7 +75,7 @@ def check_restored_checkpoint(load_checkpoint: Any, self: Trainer, filename: str
     if not is_resumed and not PathManager.isfile(filename):
         raise SynthesizerError(explain_missing_checkpoint(cfg, filename))
     try:
-        return load_checkpoint(self, filename, *args, **kwargs)
+        return original_load_checkpoint(self, filename, *args, **kwargs)
     except Exception as error:
         line = explain(error)
         if line is None or filename in line:
@@ -80,10 +93,15 @@ def explain_missing_checkpoint(cfg: Any, filename: str) -> str:
     return f"{flag} {filename}: no such file{hint}; give one, or leave the flag out"
 
 
-@repair("build_lr_scheduler", fairseq.optim.lr_scheduler)
-def name_other_scheduler(build_lr_scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-    """A training resumed with another ``--lr-scheduler`` ends in a KeyError, or later in a TypeError (all versions)."""
-    scheduler = build_lr_scheduler(*args, **kwargs)
+@repair(
+    "build_lr_scheduler",
+    fairseq.optim.lr_scheduler,
+    symptom="A training resumed with another `--lr-scheduler` ends in a KeyError, or later in a TypeError",
+    versions="all versions",
+)
+def name_other_scheduler(original_build_lr_scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replaces ``build_lr_scheduler``: its scheduler refuses to load the state of another kind of scheduler."""
+    scheduler = original_build_lr_scheduler(*args, **kwargs)
     load_state_dict = scheduler.load_state_dict
 
     def load_checked_state(state_dict: dict[str, Any]) -> None:

@@ -18,16 +18,21 @@ from ...errors import SynthesizerError
 from ..repairs import repair
 
 
-@repair("make_dataset", fairseq.data.indexed_dataset)
-def name_cut_data_files(make_dataset: Any, path: str, *args: Any, **kwargs: Any) -> Any:
-    """A ``.bin`` or ``.idx`` file that is cut short is not named, or is read as random numbers (all versions).
+@repair(
+    "make_dataset",
+    fairseq.data.indexed_dataset,
+    symptom="A `.bin` or `.idx` file that is cut short is not named, or is read as random numbers",
+    versions="all versions",
+)
+def name_cut_data_files(original_make_dataset: Any, path: str, *args: Any, **kwargs: Any) -> Any:
+    """Replaces fairseq's ``make_dataset`` with one that names a ``.bin`` or ``.idx`` file that is cut short.
 
-    numpy's error comes only after the training has begun. Data of ``--dataset-impl cached`` and ``lazy`` are read as
-    random numbers. With the repair one line names the file.
+    Without the repair, numpy's error comes only after the training has begun, and data of ``--dataset-impl cached`` and
+    ``lazy`` are read as random numbers.
     """
     if IndexedDataset.exists(path):
         check_data_files(path)
-    return make_dataset(path, *args, **kwargs)
+    return original_make_dataset(path, *args, **kwargs)
 
 
 def check_data_files(path: str) -> None:

@@ -52,13 +52,18 @@ def flag_name(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-@repair("parse_args_and_arch", fairseq.options)
-def check_written_flags(parse_args_and_arch: Any, *args: Any, **kwargs: Any) -> Any:
-    """A mistake in a flag written in JSON or Python, as in ``--eval-bleu-args``, is not explained (all versions).
+@repair(
+    "parse_args_and_arch",
+    fairseq.options,
+    symptom="A mistake in a flag written in JSON or Python, as in `--eval-bleu-args`, is not explained",
+    versions="all versions",
+)
+def check_written_flags(original_parse_args_and_arch: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replaces ``parse_args_and_arch`` with one that checks the flags whose values are written in JSON or Python.
 
-    The error does not name the flag, and a name that generation does not know, such as "beem", is ignored.
+    fairseq's own error does not name the flag, and it ignores names that generation does not know, such as "beem".
     """
-    parsed = parse_args_and_arch(*args, **kwargs)
+    parsed = original_parse_args_and_arch(*args, **kwargs)
     namespace = get_namespace(parsed)
     for name, literal in LITERALS.items():
         text = getattr(namespace, name, None)
@@ -96,10 +101,15 @@ def check_detokenizer(namespace: argparse.Namespace) -> None:
         raise SynthesizerError(f"--eval-bleu-detok {namespace.eval_bleu_detok}: choose from {', '.join(tokenizers)}")
 
 
-@repair("parse_args_and_arch", fairseq.options)
-def refuse_not_a_number(parse_args_and_arch: Any, *args: Any, **kwargs: Any) -> Any:
-    """A flag such as ``--lenpen nan`` is taken, and what is computed with it is meaningless (all versions)."""
-    parsed = parse_args_and_arch(*args, **kwargs)
+@repair(
+    "parse_args_and_arch",
+    fairseq.options,
+    symptom="A flag such as `--lenpen nan` is taken, and what is computed with it is meaningless",
+    versions="all versions",
+)
+def refuse_not_a_number(original_parse_args_and_arch: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replaces ``parse_args_and_arch`` with one that raises SynthesizerError if the value of a flag is nan."""
+    parsed = original_parse_args_and_arch(*args, **kwargs)
     for name, value in vars(get_namespace(parsed)).items():
         values = value if isinstance(value, list) else [value]
         if any(isinstance(number, float) and math.isnan(number) for number in values):
@@ -107,9 +117,19 @@ def refuse_not_a_number(parse_args_and_arch: Any, *args: Any, **kwargs: Any) -> 
     return parsed
 
 
-@repair("parse_args_and_arch", fairseq.options)
-def shorten_choices(parse_args_and_arch: Any, parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
-    """A mistake in ``--arch`` is answered with the names of all architectures, 13,000 characters (all versions)."""
+@repair(
+    "parse_args_and_arch",
+    fairseq.options,
+    symptom="A mistake in `--arch` is answered with the names of all architectures, 13,000 characters",
+    versions="all versions",
+)
+def shorten_choices(
+    original_parse_args_and_arch: Any, parser: argparse.ArgumentParser, *args: Any, **kwargs: Any
+) -> Any:
+    """Replaces ``parse_args_and_arch`` with one that answers a mistake with the nearest of many choices.
+
+    The original answers a mistake in ``--arch`` with the names of all architectures.
+    """
     original_error = parser.error
 
     def report_error(message: str) -> Any:
@@ -125,4 +145,4 @@ def shorten_choices(parse_args_and_arch: Any, parser: argparse.ArgumentParser, *
         raise SynthesizerError(f"{flag} {value}: unknown; the nearest are {similar}")
 
     parser.error = report_error  # type: ignore[method-assign]
-    return parse_args_and_arch(parser, *args, **kwargs)
+    return original_parse_args_and_arch(parser, *args, **kwargs)

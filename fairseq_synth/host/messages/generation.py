@@ -13,11 +13,20 @@ from ...lengths import length_hint
 from ..repairs import repair
 
 
-@repair("inference_step", FairseqTask, LanguageModelingTask)
-def refuse_lost_constraints(inference_step: Any, self: FairseqTask, generator: Any, *args: Any, **kwargs: Any) -> Any:
-    """``--constraints`` where nothing reads them, as in ``fairseq-generate``, ends in a TypeError (all versions).
+@repair(
+    "inference_step",
+    FairseqTask,
+    LanguageModelingTask,
+    symptom="`--constraints` where nothing reads them, as in `fairseq-generate`, ends in a TypeError",
+    versions="all versions",
+)
+def refuse_lost_constraints(
+    original_inference_step: Any, self: FairseqTask, generator: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Replaces ``inference_step`` with one that refuses constraints that are not given, or that have unknown words.
 
-    And an unknown word in a constraint is written as ``<unk>``.
+    Where nothing reads the constraints, as in ``fairseq-generate``, the original ends in a TypeError. It writes an
+    unknown word in a constraint as ``<unk>``.
     """
     constraints = kwargs.get("constraints")
     is_constrained = isinstance(getattr(generator, "search", None), LexicallyConstrainedBeamSearch)
@@ -32,27 +41,43 @@ def refuse_lost_constraints(inference_step: Any, self: FairseqTask, generator: A
             "--constraints: a word behind a tab is not in the dictionary; give words as the training has them, or, in "
             "text as it is, the --bpe of the training"
         )
-    return inference_step(self, generator, *args, **kwargs)
+    return original_inference_step(self, generator, *args, **kwargs)
 
 
-@repair("load_align_dict", fairseq.utils)
-def refuse_replace_unk(load_align_dict: Any, replace_unk: str | None) -> Any:
-    """``--replace-unk`` ends at the first unknown word: hypotheses no longer carry an alignment (all versions).
+@repair(
+    "load_align_dict",
+    fairseq.utils,
+    symptom="`--replace-unk` ends at the first unknown word: hypotheses no longer carry an alignment",
+    versions="all versions",
+)
+def refuse_replace_unk(original_load_align_dict: Any, replace_unk: str | None) -> Any:
+    """Replaces fairseq's ``load_align_dict`` with one that refuses ``--replace-unk``.
 
-    And without a file it looks for one named ``@@``.
+    Hypotheses no longer carry an alignment, so the original ends at the first unknown word. Without a file it looks for
+    one named ``@@``.
     """
     if replace_unk is not None:
         raise SynthesizerError(
             "--replace-unk: fairseq cannot replace unknown words any more; leave it out (subwords hardly have any)"
         )
-    return load_align_dict(replace_unk)
+    return original_load_align_dict(replace_unk)
 
 
-@repair("_build_batches", GeneratorHubInterface)
-def name_argument_of_translate(build_batches: Any, self: GeneratorHubInterface, *args: Any, **kwargs: Any) -> Any:
-    """In Python, ``translate()`` names a flag of the command line where a sentence is too long (all versions)."""
+@repair(
+    "_build_batches",
+    GeneratorHubInterface,
+    symptom="In Python, `translate()` names a flag of the command line where a sentence is too long",
+    versions="all versions",
+)
+def name_argument_of_translate(
+    original_build_batches: Any, self: GeneratorHubInterface, *args: Any, **kwargs: Any
+) -> Any:
+    """Replaces ``_build_batches``: its error about a long sentence names an argument of ``translate()``, not a flag.
+
+    The argument is one that a Python program can pass; the flag is one of the command line.
+    """
     try:
-        return build_batches(self, *args, **kwargs)
+        return original_build_batches(self, *args, **kwargs)
     except Exception as error:
         message = str(error)
         flag = "--skip-invalid-size-inputs-valid-test"

@@ -15,16 +15,21 @@ from ...lengths import length_hint
 from ..repairs import repair
 
 
-@repair("load_checkpoint", fairseq.checkpoint_utils)
-def check_validation_lengths(load_checkpoint: Any, cfg: Any, trainer: Any, **kwargs: Any) -> Any:
-    """A validation sentence that the model cannot take ends a run after its first epoch (0.12.2).
+@repair(
+    "load_checkpoint",
+    fairseq.checkpoint_utils,
+    symptom="A validation sentence that the model cannot take ends a run after its first epoch",
+    versions="0.12.2",
+)
+def check_validation_lengths(original_load_checkpoint: Any, cfg: Any, trainer: Any, **kwargs: Any) -> Any:
+    """Replaces ``load_checkpoint`` with one that checks the lengths of the validation sentences before the training.
 
-    Later versions end before the first batch, but say neither in which data set nor how many there are. With the repair
-    one line says so.
+    Later versions than 0.12.2 end before the first batch too, but say neither in which data set the sentences are nor
+    how many there are.
     """
     if has_validation(trainer.cfg) and not trainer.cfg.dataset.skip_invalid_size_inputs_valid_test:
         check_lengths(trainer)
-    return load_checkpoint(cfg, trainer, **kwargs)
+    return original_load_checkpoint(cfg, trainer, **kwargs)
 
 
 def has_validation(cfg: Any) -> bool:
@@ -84,14 +89,19 @@ def check_subset_lengths(dataset: Any, subset: str, limits: Any, max_tokens: int
     )
 
 
-@repair("load_checkpoint", fairseq.checkpoint_utils)
-def check_best_metric(load_checkpoint: Any, cfg: Any, trainer: Any, **kwargs: Any) -> Any:
-    """A ``--best-checkpoint-metric`` that validation does not measure loses the first epoch (all versions).
+@repair(
+    "load_checkpoint",
+    fairseq.checkpoint_utils,
+    symptom="A `--best-checkpoint-metric` that validation does not measure loses the first epoch",
+    versions="all versions",
+)
+def check_best_metric(original_load_checkpoint: Any, cfg: Any, trainer: Any, **kwargs: Any) -> Any:
+    """Replaces ``load_checkpoint`` with one that checks before the training that ``--best-checkpoint-metric`` exists.
 
-    A KeyError ends it before its checkpoint is saved. With the repair a first batch is validated before the training,
-    unless the metric is one that is always there.
+    Otherwise a KeyError ends the first epoch before its checkpoint is saved. To find the metrics, a first batch is
+    validated, unless the metric is one that is always there.
     """
-    loaded = load_checkpoint(cfg, trainer, **kwargs)
+    loaded = original_load_checkpoint(cfg, trainer, **kwargs)
     metric = cfg.best_checkpoint_metric
     task_flags = getattr(trainer.task, "cfg", None)
     is_known = metric == "loss" or (metric == "bleu" and getattr(task_flags, "eval_bleu", False))
@@ -117,10 +127,17 @@ def find_metrics(trainer: Any) -> list[str]:
     return [name for name in aggregator.get_smoothed_values() if not name.startswith("_")]
 
 
-@repair("load_dataset", SentencePredictionTask)
-def check_classes(load_dataset: Any, self: SentencePredictionTask, split: str, *args: Any, **kwargs: Any) -> Any:
-    """Fewer ``--num-classes`` than labels end in an IndexError, on a GPU in an assertion of CUDA (all versions)."""
-    dataset = load_dataset(self, split, *args, **kwargs)
+@repair(
+    "load_dataset",
+    SentencePredictionTask,
+    symptom="Fewer `--num-classes` than labels end in an IndexError, on a GPU in an assertion of CUDA",
+    versions="all versions",
+)
+def check_classes(
+    original_load_dataset: Any, self: SentencePredictionTask, split: str, *args: Any, **kwargs: Any
+) -> Any:
+    """Replaces the task's ``load_dataset`` with one that checks that ``--num-classes`` suffices for the labels."""
+    dataset = original_load_dataset(self, split, *args, **kwargs)
     if self.cfg.regression_target:
         return dataset
     num_classes = self.cfg.num_classes

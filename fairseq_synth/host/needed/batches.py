@@ -1,5 +1,6 @@
 """Repairs how fairseq forms batches: no sentence is lost unnoticed, and no batch is longer than its model allows."""
 
+import inspect
 from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +19,12 @@ from ...lengths import length_hint
 from ..repairs import custom_repair, repair
 
 
-@custom_repair
+@custom_repair(
+    symptom="fairseq calls `np.compat.long`, which numpy 2 no longer has",
+    versions="all versions with numpy >= 2",
+)
 def restore_numpy_compat() -> bool:
-    """fairseq calls ``np.compat.long``, which numpy 2 no longer has (all versions with numpy >= 2)."""
+    """Adds ``np.compat.long``, which fairseq calls, to numpy 2, which has removed it."""
     if hasattr(np, "compat"):
         return False
     np.compat = SimpleNamespace(long=int)  # type: ignore[attr-defined]
@@ -42,12 +46,15 @@ def percentile_lacks_interpolation() -> bool:
     fairseq.data.data_utils,
     fairseq.data.bucket_pad_length_dataset,
     fairseq.data.audio.raw_audio_dataset,
+    symptom="`--num-batch-buckets` ends in a TypeError: `np.percentile` has no `interpolation`",
+    versions="all versions",
     where=percentile_lacks_interpolation,
 )
-def find_buckets_with_new_numpy(_: Any, sizes: np.ndarray, num_buckets: int) -> np.ndarray:
-    """``--num-batch-buckets`` ends in a TypeError: ``np.percentile`` has no ``interpolation`` (all versions).
+def find_buckets_with_new_numpy(_original_get_buckets: Any, sizes: np.ndarray, num_buckets: int) -> np.ndarray:
+    """Replaces fairseq's ``get_buckets`` with one that newer versions of numpy can run.
 
-    numpy 1.22 has renamed the argument to ``method``, and newer versions know only that.
+    fairseq passes ``interpolation`` to ``np.percentile``. numpy 1.22 has renamed that argument to ``method``, and newer
+    versions know only the new name.
     """
     percentages = np.linspace(0, 100, num_buckets + 1)
     boundaries = np.percentile(sizes, percentages, method="lower")
@@ -63,37 +70,51 @@ def drops_last_batch() -> bool:
     return len(batches) == 0
 
 
-@repair("batch_by_size", fairseq.data.data_utils, where=drops_last_batch)
-def keep_last_batch(batch_by_size: Any, indices: Iterable[int], *args: Any, **kwargs: Any) -> list[Any]:
-    """fairseq drops the last n mod 8 sentences of every data set (after 0.12.2; its issue #5036).
+@repair(
+    "batch_by_size",
+    fairseq.data.data_utils,
+    symptom="fairseq drops the last n mod 8 sentences of every data set",
+    versions="after 0.12.2; its issue #5036",
+    where=drops_last_batch,
+)
+def keep_last_batch(original_batch_by_size: Any, indices: Iterable[int], *args: Any, **kwargs: Any) -> list[Any]:
+    """Replaces fairseq's ``batch_by_size`` with one that keeps the last batch.
 
-    ``batch_by_size`` leaves out the last batch if its size is not a multiple of ``--required-batch-size-multiple``: 100
+    The original leaves it out if its size is not a multiple of ``--required-batch-size-multiple``, 8 by default: 100
     test sentences give 96 translations. 0.12.2 keeps it.
     """
     if not isinstance(indices, np.ndarray):
         indices = np.fromiter(indices, dtype=np.int64, count=-1)
     if len(indices) == 0:
         return []
-    batches = list(batch_by_size(indices, *args, **kwargs))
+    batches = list(original_batch_by_size(indices, *args, **kwargs))
     number_kept = sum(len(batch) for batch in batches)
     # fairseq fills batches of fixed shapes in another way, which loses no sentence
-    has_fixed_shapes = kwargs.get("fixed_shapes", args[5] if len(args) > 5 else None) is not None
+    call = inspect.signature(original_batch_by_size).bind(indices, *args, **kwargs)
+    has_fixed_shapes = call.arguments.get("fixed_shapes") is not None
     if not has_fixed_shapes and number_kept < len(indices):
         batches.append(indices[number_kept:])
     return batches
 
 
-@repair("filter_indices_by_size", LanguagePairDataset)
-def keep_bucketed_sentences(filter_by_size: Any, self: LanguagePairDataset, indices: np.ndarray, max_sizes: Any) -> Any:
-    """With ``--num-batch-buckets``, sentences that fit the model are skipped as too long (all versions).
+@repair(
+    "filter_indices_by_size",
+    LanguagePairDataset,
+    symptom="With `--num-batch-buckets`, sentences that fit the model are skipped as too long",
+    versions="all versions",
+)
+def keep_bucketed_sentences(
+    original_filter_indices_by_size: Any, self: LanguagePairDataset, indices: np.ndarray, max_sizes: Any
+) -> Any:
+    """Replaces ``filter_indices_by_size`` with one that makes no bucket longer than the model's limit.
 
-    The last bucket is as long as the longest sentence of the corpus, and fairseq compares the length of the bucket with
-    the model's limit for every sentence in it. The repair makes no bucket longer than the limit.
+    The last bucket is as long as the longest sentence of the corpus, and the original compares the length of the bucket
+    with the limit for every sentence in it.
     """
     if self.buckets is not None and max_sizes is not None:
         limits: Any = max_sizes if isinstance(max_sizes, (tuple, list)) else (max_sizes, max_sizes)
         cut_buckets(self, limits)
-    return filter_by_size(self, indices, max_sizes)
+    return original_filter_indices_by_size(self, indices, max_sizes)
 
 
 def cut_buckets(dataset: LanguagePairDataset, limits: tuple[float, float]) -> None:
@@ -113,28 +134,40 @@ def cut_buckets(dataset: LanguagePairDataset, limits: tuple[float, float]) -> No
     dataset.buckets = [(None, size) for size in np.unique(dataset.bucketed_num_tokens)]
 
 
-@repair("get_batch_iterator", FairseqTask)
+@repair(
+    "get_batch_iterator",
+    FairseqTask,
+    symptom="`--skip-invalid-size-inputs-valid-test` does not skip a sentence of more than `--max-tokens`",
+    versions="all versions",
+)
 def skip_sentences_over_max_tokens(
-    get_batch_iterator: Any, self: FairseqTask, dataset: Any, *args: Any, **kwargs: Any
+    original_get_batch_iterator: Any, self: FairseqTask, dataset: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """``--skip-invalid-size-inputs-valid-test`` does not skip a sentence of more than ``--max-tokens`` (all versions).
+    """Replaces ``get_batch_iterator`` with one that can also skip sentences of more than ``--max-tokens``.
 
-    The command ends in an AssertionError: a training after its first epoch or, in later versions, before it.
+    It skips them if ``--skip-invalid-size-inputs-valid-test`` is given. The original keeps them, and the command ends
+    in an AssertionError: a training after its first epoch or, in later versions, before it.
     """
     limits = kwargs.get("max_positions")
     max_tokens = kwargs.get("max_tokens")
     if kwargs.get("ignore_invalid_inputs") and limits is not None and max_tokens is not None:
         kwargs["max_positions"] = resolve_max_positions(limits, max_tokens)
-    return get_batch_iterator(self, dataset, *args, **kwargs)
+    return original_get_batch_iterator(self, dataset, *args, **kwargs)
 
 
-@repair("collater", LMContextWindowDataset)
-def cut_context_padding(collater: Any, self: LMContextWindowDataset, samples: Any) -> Any:
-    """With ``--context-window`` batches are padded by the whole window, also where no row needs it (all versions).
+@repair(
+    "collater",
+    LMContextWindowDataset,
+    symptom="With `--context-window` batches are padded by the whole window, also where no row needs it",
+    versions="all versions",
+)
+def cut_context_padding(original_collater: Any, self: LMContextWindowDataset, samples: Any) -> Any:
+    """Replaces ``collater`` with one that pads a batch only up to its longest row.
 
-    A model with a limit would refuse such a batch, although each of its rows fits.
+    The original pads all rows by the whole context window. A model with a limit would refuse such a batch, although
+    each of its rows fits.
     """
-    batch = collater(self, samples)
+    batch = original_collater(self, samples)
     tokens = batch["net_input"]["src_tokens"]
     row_lengths = tokens.ne(self.pad_idx).sum(dim=1)
     longest = int(row_lengths.max())
@@ -143,19 +176,25 @@ def cut_context_padding(collater: Any, self: LMContextWindowDataset, samples: An
     return batch
 
 
-@repair("eval_lm_dataloader", LanguageModelingTask)
+@repair(
+    "eval_lm_dataloader",
+    LanguageModelingTask,
+    symptom="`fairseq-eval-lm` leaves out rows that are longer than the model's limit, and scores the rest",
+    versions="all versions",
+)
 def refuse_rows_left_out(
-    eval_lm_dataloader: Any, self: LanguageModelingTask, dataset: Any, *args: Any, **kwargs: Any
+    original_eval_lm_dataloader: Any, self: LanguageModelingTask, dataset: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """``fairseq-eval-lm`` leaves out rows that are longer than the model's limit, and scores the rest (all versions).
+    """Replaces ``eval_lm_dataloader`` with one that raises SynthesizerError if rows are too long for the model.
 
-    Its ``--tokens-per-sample`` is 1024 by default, so a model trained on shorter rows is scored only on the end of the
-    text. With the repair the command ends in one line that names the flag.
+    The original leaves these rows out. ``--tokens-per-sample`` of ``fairseq-eval-lm`` is 1024 by default, so a model
+    trained on shorter rows would be scored only on the end of the text.
     """
-    limit = kwargs.get("max_positions", args[2] if len(args) > 2 else None)
+    call = inspect.signature(original_eval_lm_dataloader).bind(self, dataset, *args, **kwargs)
+    limit = call.arguments.get("max_positions")
     if isinstance(limit, int):
         check_row_lengths(self, dataset, limit)
-    return eval_lm_dataloader(self, dataset, *args, **kwargs)
+    return original_eval_lm_dataloader(self, dataset, *args, **kwargs)
 
 
 def check_row_lengths(task: LanguageModelingTask, dataset: Any, limit: int) -> None:

@@ -19,14 +19,15 @@ def has_allow_list() -> bool:
     return hasattr(torch.serialization, "safe_globals")
 
 
-def load_weights_only(load_checkpoint_to_cpu: Any, *args: Any, **kwargs: Any) -> Any:
-    """Loads every checkpoint with ``weights_only=True``, if torch has a list of allowed types (>= 2.6).
+def load_weights_only(original_load_checkpoint_to_cpu: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replaces ``load_checkpoint_to_cpu`` with one that loads every checkpoint with ``weights_only=True``.
 
-    fairseq's main branch and fairseq-fixed pass False, which runs the code that a pickle contains. This takes the place
-    of fairseq's function, and is no repair that could be switched off.
+    fairseq's main branch and fairseq-fixed pass False, which runs the code that a pickle contains. Versions of torch
+    before 2.6 have no list of allowed types; with them nothing changes. This replacement is no repair that could be
+    switched off.
     """
     with weights_only():
-        return load_checkpoint_to_cpu(*args, **kwargs)
+        return original_load_checkpoint_to_cpu(*args, **kwargs)
 
 
 @contextlib.contextmanager
@@ -46,12 +47,15 @@ def weights_only() -> Iterator[None]:
         torch.load = original_load
 
 
-@custom_repair
+@custom_repair(
+    symptom="torch >= 2.6 refuses to load the checkpoints of stock models and of `--eval-bleu`",
+    versions="all versions",
+)
 def allow_checkpoint_types() -> bool:
-    """torch >= 2.6 refuses to load the checkpoints of stock models and of ``--eval-bleu`` (all versions).
+    """Allows torch's safe loader to load types of fairseq's checkpoints that only hold values.
 
-    The symptom is an UnpicklingError about ``weights_only=True``. The repair allows types that only hold values: the
-    Namespace in the checkpoint of a stock model, and the numpy arrays that ``--eval-bleu`` logs.
+    These are the Namespace in the checkpoint of a stock model, and the numpy arrays that ``--eval-bleu`` logs. Without
+    the repair, loading ends in an UnpicklingError about ``weights_only=True``.
     """
     if not has_allow_list() or argparse.Namespace in torch.serialization.get_safe_globals():
         return False
@@ -89,12 +93,18 @@ def config_types() -> list[Any]:
     ]
 
 
-@repair("broadcast_object", fairseq.distributed.utils, where=has_allow_list)
-def allow_config_in_broadcast(broadcast_object: Any, *args: Any, **kwargs: Any) -> Any:
-    """Several processes cannot resume with torch >= 2.6: they end in an UnpicklingError (all versions).
+@repair(
+    "broadcast_object",
+    fairseq.distributed.utils,
+    symptom="Several processes cannot resume with torch >= 2.6: they end in an UnpicklingError",
+    versions="all versions",
+    where=has_allow_list,
+)
+def allow_config_in_broadcast(original_broadcast_object: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replaces fairseq's ``broadcast_object`` with one that may unpickle the types of a config.
 
-    The first process broadcasts the checkpoint with its config. The types of the config are allowed only for that,
-    never for a file.
+    When a training of several processes is resumed, the first process broadcasts the checkpoint with its config. The
+    types of the config are allowed only for the broadcast, never for a file.
     """
     with torch.serialization.safe_globals(config_types()):
-        return broadcast_object(*args, **kwargs)
+        return original_broadcast_object(*args, **kwargs)
