@@ -76,6 +76,7 @@ DRY = Sizes(
 def list_commands(args: argparse.Namespace) -> dict[str, list[str]]:
     """Returns {part: the arguments of python}, without the parts that repeat others with the kernels."""
     commands = {**list_test_commands(args), **list_check_commands(args)}
+    # in two groups, so that each part ends within its time limit
     for group, variants in (("simple", SIMPLE), ("mixed", MIXED)):
         variants_timed = variants[:1] if args.dry else variants
         for benchmark, command in list_benchmark_commands(variants_timed, args).items():

@@ -127,20 +127,21 @@ def compute(page: str, words: str) -> str:
 
 
 def speed_up(benchmark: str, model: str, *more_models: str) -> str:
-    """``speed-up BENCHMARK MODEL|GROUP …``: fairseq's time over the model's; for several models their range.
+    """Returns fairseq's time over the model's, or the range of these ratios for several models.
 
-    A benchmark is a key of `SPEEDS`, a group a key of `GROUPS`. Members of a group that a benchmark has not timed are
-    left out, but a model that is named must have been timed.
+    The words of a comment are ``speed-up BENCHMARK MODEL|GROUP …``. A benchmark is a key of `SPEEDS`, a group is a key
+    of `GROUPS`. Members of a group that a benchmark has not timed are left out. A model that is named must have been
+    timed.
     """
     ratios = []
     for place in SPEEDS[benchmark]:
-        timed = {name: speed.ratio for name, speed in load_speeds(place).items()}
+        ratio_by_model = {name: speed.ratio for name, speed in load_speeds(place).items()}
         for model_or_group in (model, *more_models):
             if model_or_group in GROUPS:
                 members = [spec.replace("+", "_") for spec in GROUPS[model_or_group]]
-                ratios += [timed[member] for member in members if member in timed]
+                ratios += [ratio_by_model[member] for member in members if member in ratio_by_model]
             else:
-                ratios.append(timed[model_or_group])
+                ratios.append(ratio_by_model[model_or_group])
     return format_range(ratios, ".2f")
 
 
@@ -174,16 +175,16 @@ def negate(by_row: Mapping[str, Difference]) -> dict[str, Difference]:
 
 
 def score(table_name: str, dataset: str, figure: str, model: str) -> str:
-    """``score TABLE DATASET FIGURE MODEL``: the mean over runs."""
+    """Returns the mean of a model's figure over its runs. Words: ``score TABLE DATASET FIGURE MODEL``."""
     values = [record["figures"][figure] for record in load_rows(table_name, dataset)[model]]
     return f"{statistics.mean(values):.{DIGITS[figure]}f}"
 
 
 def lead(table_name: str, dataset: str, figure: str, model: str, *more_models: str) -> str:
-    """``lead TABLE DATASET FIGURE MODEL …``: by how much a model is better than the Transformer of the same seed.
+    """Returns by how much a model is better than the Transformer of the same seed.
 
-    For one model the confidence interval is added; several models give the range of their leads. Raises UserError if a
-    model has no lead.
+    The words of a comment are ``lead TABLE DATASET FIGURE MODEL …``. For one model the confidence interval is added;
+    several models give the range of their leads. Raises UserError if a model has no lead.
     """
     advantages = load_advantages(table_name, dataset, figure)
     leads = [advantages[name] for name in (model, *more_models)]
@@ -191,7 +192,10 @@ def lead(table_name: str, dataset: str, figure: str, model: str, *more_models: s
 
 
 def deficit(table_name: str, dataset: str, figure: str, model: str, *more_models: str) -> str:
-    """``deficit TABLE DATASET FIGURE MODEL …``: by how much a model is worse than the Transformer, like ``lead``."""
+    """Returns by how much a model is worse than the Transformer, in the form of `lead`.
+
+    Words: ``deficit TABLE DATASET FIGURE MODEL …``.
+    """
     disadvantages = negate(load_advantages(table_name, dataset, figure))
     deficits = [disadvantages[name] for name in (model, *more_models)]
     return show_all_positive(deficits, figure, "is not worse than the Transformer")
@@ -214,21 +218,24 @@ def with_interval(difference: Difference, figure: str) -> str:
 
 
 def ahead(table_name: str, dataset: str, figure: str) -> str:
-    """``ahead TABLE DATASET FIGURE``: the models that are significantly better than the Transformer."""
+    """Names the models that are significantly better than the Transformer. Words: ``ahead TABLE DATASET FIGURE``."""
     advantages = load_advantages(table_name, dataset, figure)
     models = [row for row, difference in advantages.items() if difference.excludes_zero and difference.mean > 0]
     return enumerate_models(models)
 
 
 def behind(table_name: str, dataset: str, figure: str) -> str:
-    """``behind TABLE DATASET FIGURE``: the models that are significantly worse than the Transformer."""
+    """Names the models that are significantly worse than the Transformer. Words: ``behind TABLE DATASET FIGURE``."""
     advantages = load_advantages(table_name, dataset, figure)
     models = [row for row, difference in advantages.items() if difference.excludes_zero and difference.mean < 0]
     return enumerate_models(models)
 
 
 def undecided(table_name: str, dataset: str, figure: str) -> str:
-    """``undecided TABLE DATASET FIGURE``: the models that do not differ significantly from the Transformer."""
+    """Names the models that do not differ significantly from the Transformer.
+
+    Words: ``undecided TABLE DATASET FIGURE``.
+    """
     advantages = load_advantages(table_name, dataset, figure)
     models = [row for row, difference in advantages.items() if not difference.excludes_zero]
     return enumerate_models(models)
@@ -267,22 +274,28 @@ def load_continued_leads(updates: str, figure: str, model: str) -> list[float]:
 
 
 def lead_after(updates: str, figure: str, model: str) -> str:
-    """``lead-after UPDATES FIGURE MODEL``: the mean lead on En-Fr after 7000, 14000 or 28000 updates."""
-    return f"{statistics.mean(load_continued_leads(updates, figure, model)):.{DIGITS[figure]}f}"
+    """Returns a model's mean lead on En-Fr after 7000, 14000 or 28000 updates.
+
+    Words: ``lead-after UPDATES FIGURE MODEL``.
+    """
+    mean_lead = statistics.mean(load_continued_leads(updates, figure, model))
+    return f"{mean_lead:.{DIGITS[figure]}f}"
 
 
 def pairs_after(updates: str, model: str) -> str:
-    """``pairs-after UPDATES MODEL``: how many seeds ``lead-after`` is a mean of."""
-    return str(len(load_continued_leads(updates, "bleu", model)))
+    """Returns how many seeds `lead_after` is a mean of. Words: ``pairs-after UPDATES MODEL``."""
+    leads_of_seeds = load_continued_leads(updates, "bleu", model)
+    return str(len(leads_of_seeds))
 
 
 # ---- conversions, and the code
 
 
 def conversion_cost(conversion: str, updates: str, figure: str) -> str:
-    """``conversion-cost CONVERSION UPDATES FIGURE``: what a Transformer for En-De loses without its dot products.
+    """Returns what a Transformer for En-De loses without its dot products.
 
-    A conversion is one of results/convert/multi30k_cpu-*, such as ``encoder-random``; updates are 0, 500 or 2000.
+    The words of a comment are ``conversion-cost CONVERSION UPDATES FIGURE``. A conversion is one of
+    results/convert/multi30k_cpu-*, such as ``encoder-random``; updates are 0, 500 or 2000.
     """
     table = TABLES["multi30k_cpu"]
     rows: Rows = {}
@@ -297,12 +310,12 @@ def conversion_cost(conversion: str, updates: str, figure: str) -> str:
 
 
 def count_bugs() -> str:
-    """``bugs``: how many bugs of fairseq the plugin works around."""
+    """Returns how many bugs of fairseq the plugin works around. Word: ``bugs``."""
     return str(len(load_repairs()))
 
 
 def count_variants() -> str:
-    """``variants``: for how many functions and mixtures there are architectures."""
+    """Returns for how many functions and mixtures there are architectures. Word: ``variants``."""
     return str(len(VARIANTS))
 
 

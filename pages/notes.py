@@ -78,10 +78,10 @@ def describe_duration(records: Sequence[Record]) -> str:
 def list_signatures(records: Sequence[Record], figures: Iterable[str]) -> str:
     """Returns a sentence with the signatures of the scores that are shown."""
     signatures = []
-    for figure in dict.fromkeys([*figures, "chrf"]):
-        shown = [record["signatures"][figure] for record in records if figure in record["signatures"]]
-        if shown:
-            signatures.append(f"`{join_distinct(shown)}`")
+    for figure in dict.fromkeys([*figures, "chrf"]):  # each once
+        signatures_of_runs = [record["signatures"][figure] for record in records if figure in record["signatures"]]
+        if signatures_of_runs:
+            signatures.append(f"`{join_distinct(signatures_of_runs)}`")
     return f"Signatures: {', '.join(signatures)}."
 
 

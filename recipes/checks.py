@@ -4,7 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .languages import MOSES, undone
 from .metrics import bleu
@@ -139,8 +139,7 @@ def report_round_trip(
     changed = [line for line in kept if line.before != line.after]
     score = 100.0
     if changed:
-        metric = bleu(side, lowercase, out / "text" / f"test.{side}")
-        score = metric.corpus_score([line.after for line in kept], [[line.before for line in kept]]).score
+        score = bleu_of_lines(kept, bleu(side, lowercase, out / "text" / f"test.{side}"))
     same = len(kept) - len(changed)
     number_cut = len(all_lines) - len(kept)
     cut_lines = f"; {number_cut:,} more are cut to {most} subwords" if number_cut else ""
@@ -151,6 +150,16 @@ def report_round_trip(
         limit = f"no translation can have more than BLEU {score:.2f}: " if is_target else ""
         print(f"warning: {limit}{explain_changes(side, kind, changed)}")
     return RoundTrip(round(score, 2), same, len(kept))
+
+
+def bleu_of_lines(compared_lines: Sequence[Line], metric: Any) -> float:
+    """Returns the BLEU of lines after the round trip, with the lines before it as references.
+
+    `metric`: sacreBLEU's BLEU for their language.
+    """
+    before = [line.before for line in compared_lines]
+    after = [line.after for line in compared_lines]
+    return float(metric.corpus_score(after, [before]).score)
 
 
 def undo_test_set(out: Path, side: str, kind: str) -> list[Line]:

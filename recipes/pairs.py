@@ -38,11 +38,11 @@ def find_files(prefixes: Sequence[Path], sides: Sequence[str]) -> list[FilePair]
 
 def read_pairs(files: FilePair, clean: Callable[[str], str] = one_line) -> Iterator[Pair]:
     """Yields the pairs of lines of two files, each line changed by `clean`. Both files must have as many lines."""
-    for number, texts in enumerate(itertools.zip_longest(lines(files.source), lines(files.target))):
-        if None in texts:
-            shorter = files.source if texts[0] is None else files.target
+    both_sides = itertools.zip_longest(lines(files.source), lines(files.target))  # None: the side has ended
+    for number, (source, target) in enumerate(both_sides):
+        if source is None or target is None:
+            shorter = files.source if source is None else files.target
             raise UserError(f"{shorter}: ends after {number} lines, and the other side does not")
-        source, target = texts
         yield Pair(clean(source), clean(target))
 
 

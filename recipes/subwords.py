@@ -220,11 +220,16 @@ def learn_pieces(files: Sequence[Path], model: Path, *, size: int, block_size: i
                 minloglevel=2,
             )
         except RuntimeError as error:
-            needed = re.search(r"required_chars\. \d+ vs (\d+)", str(error))
-            why = str(error).splitlines()[0]
-            if needed:
-                why = f"the text has more characters; give {needed[1]} or more"
-            raise UserError(f"--merges {size}: {why}") from None
+            raise UserError(f"--merges {size}: {explain_training_error(error)}") from None
+
+
+def explain_training_error(error: RuntimeError) -> str:
+    """Returns why SentencePiece could not learn a model, and what to do if it was given too few pieces."""
+    # the smallest number of pieces is that of the text's characters, of which each has to be a piece
+    smallest_number = re.search(r"required_chars\. \d+ vs (\d+)", str(error))
+    if smallest_number:
+        return f"the text has more characters; give {smallest_number[1]} or more"
+    return str(error).splitlines()[0]
 
 
 def list_span_marks(block_size: int) -> list[str]:
