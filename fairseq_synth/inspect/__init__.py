@@ -1,4 +1,4 @@
-"""What attention has learned: ``python -m fairseq_synth.inspect CHECKPOINT... [--data BIN] --out DIR``.
+"""Measures what attention has learned: ``python -m fairseq_synth.inspect CHECKPOINT... [--data BIN] --out DIR``.
 
 ===============  =====================================================================================
 `attentions`     the attentions of a model, and their logits

@@ -1,4 +1,4 @@
-"""The inspection of one checkpoint: which parts it has, and its figures as plain values that JSON takes."""
+"""Inspects one checkpoint, part by part; the figures are plain values that JSON takes."""
 
 import logging
 import time
@@ -23,7 +23,14 @@ logger = logging.getLogger(__name__)
 
 
 class Part(NamedTuple):
-    """One part of an inspection on data, which ``--only`` may choose."""
+    """One part of an inspection on data, which ``--only`` may choose.
+
+    Attributes:
+        content: what the part measures, for --help.
+        cost_in_general: what that costs for any model, for --help.
+        cost: returns what it costs for one model.
+        measure: measures it, and adds the figures to those of the subject.
+    """
 
     content: str
     cost_in_general: str
@@ -68,6 +75,10 @@ PARTS = {
 def analyse(loaded: Loaded, options: Options) -> Figures:
     """Returns all figures of a checkpoint.
 
+    Args:
+        loaded: the checkpoint's model, with or without data.
+        options: what the command line may change.
+
     Returns:
         ``checkpoint`` (its settings), ``attentions`` {name: heads, functions, and what is measured for each}, and with
         data ``data``, ``loss`` and, as the options say, ``sentences``, ``layers``, ``removal``, ``words`` and
@@ -81,7 +92,11 @@ def analyse(loaded: Loaded, options: Options) -> Figures:
 
 
 def begin(loaded: Loaded, options: Options) -> Subject:
-    """Measures what every inspection has: settings, parameters, patterns without input, and the loss on the data."""
+    """Begins an inspection, and returns its subject with the figures that every inspection has.
+
+    These are settings, parameters and, with data, the loss on them; without data, the patterns of functions that do not
+    look at the input.
+    """
     initial = loaded.initial()
     figures: Figures = {"checkpoint": describe_checkpoint(loaded), "attentions": {}}
     for attention in attentions(loaded.model):
@@ -97,16 +112,34 @@ def begin(loaded: Loaded, options: Options) -> Subject:
     add_histograms(figures["attentions"], "parameters", trained_values, initial_values)
     if loaded.data is None:
         attention_part.measure_without_data(figures["attentions"], loaded.model, options.positions)
-        return Subject(loaded, initial, options, figures, order=[], sample=[], loss=0.0, pass_seconds=0.0)
+        return Subject(
+            loaded=loaded,
+            initial=initial,
+            options=options,
+            figures=figures,
+            order=[],
+            sample=[],
+            loss=0.0,
+            pass_seconds=0.0,
+        )
     order = readable(loaded, options.subset, options.sentences)
     sample = batches(loaded, options.subset, order)
     start = time.perf_counter()
-    value = loss(loaded, sample)
+    loss_in_bits = loss(loaded, sample)
     pass_seconds = time.perf_counter() - start
     figures["data"] = {"subset": options.subset, "sentences": len(order)}
-    figures["loss"] = rounded(value)
+    figures["loss"] = rounded(loss_in_bits)
     logger.info(f"{loaded.path}: {len(order)} sentences of {options.subset}")
-    return Subject(loaded, initial, options, figures, order, sample, value, pass_seconds)
+    return Subject(
+        loaded=loaded,
+        initial=initial,
+        options=options,
+        figures=figures,
+        order=order,
+        sample=sample,
+        loss=loss_in_bits,
+        pass_seconds=pass_seconds,
+    )
 
 
 def describe_checkpoint(loaded: Loaded) -> Figures:

@@ -1,4 +1,4 @@
-"""The attentions of a model: their names, their functions, and their logits.
+"""Finds the attentions of a model, and reads their names, functions and logits.
 
 What the rest of this package reads of the plugin's own attention is read here.
 """
@@ -91,11 +91,11 @@ class Attention(NamedTuple):
             weights = mixture.weights()
             heads = slice(first_head, first_head + mixture.num_heads)
             for number, function in enumerate(mixture.components):
-                by_head = alpha.setdefault(function, [0.0] * self.num_heads)
+                weights_of_heads = alpha.setdefault(function, [0.0] * self.num_heads)
                 if weights is None:  # the only function of these heads
-                    by_head[heads] = [1.0] * mixture.num_heads
+                    weights_of_heads[heads] = [1.0] * mixture.num_heads
                 else:
-                    by_head[heads] = weights[number].tolist()
+                    weights_of_heads[heads] = weights[number].tolist()
             first_head += mixture.num_heads
         return alpha
 
@@ -119,10 +119,11 @@ class Attention(NamedTuple):
         """Returns the logits (H, T, T) for T tokens if no function looks at the input, else None."""
         if not is_synthetic(self.module) or self.module.q_proj is not None:
             return None
-        # two sentences: logits that depend on the input have a row for each of them
-        x = next(self.module.parameters()).new_zeros(length, 2, self.module.embed_dim)
-        logits = join_logits(self.module, Inputs(x, None, None, 0, length))
-        if logits.size(0) > 1:
+        # Logits that depend on the input have a matrix for each sentence of a batch, other logits have one for all.
+        two_sentences = next(self.module.parameters()).new_zeros(length, 2, self.module.embed_dim)
+        logits = join_logits(self.module, Inputs(two_sentences, None, None, 0, length))
+        depends_on_input = logits.size(0) > 1
+        if depends_on_input:
             return None
         return logits[0]
 

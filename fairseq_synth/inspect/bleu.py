@@ -1,4 +1,4 @@
-"""BLEU of a translation model on the data that it is inspected with."""
+"""Measures BLEU of a translation model on the data that it is inspected with."""
 
 from typing import NamedTuple
 
@@ -28,6 +28,8 @@ def compute_bleu(loaded: Loaded, sample: list[Batch], beam: int, remove_bpe: str
     """Translates the data and returns sacreBLEU, on the data's own tokens after its subwords are joined.
 
     Args:
+        loaded: the model, with data.
+        sample: the sentences in batches, with their references.
         beam: size of the beam.
         remove_bpe: fairseq's name for the kind of subwords, such as ``subword_nmt``.
     """

@@ -1,4 +1,4 @@
-"""From a checkpoint to a model as trained, the same model as initialised, and batches of data."""
+"""Loads a checkpoint's model, builds the same model as it was initialised, and makes batches of data."""
 
 import logging
 from collections.abc import Sequence
@@ -31,9 +31,9 @@ class Loaded(NamedTuple):
     data: Path | None  # binarised; None: the dictionaries are made up
 
     def initial(self) -> nn.Module | None:
-        """Returns the model as its training began, since fairseq builds it right after it has set the seed.
+        """Returns the model as its training began, or None if that started from another checkpoint's weights.
 
-        None for a training that started from another checkpoint's weights.
+        The weights are the same because fairseq, too, builds the model right after it has set the seed.
         """
         options = self.cfg.checkpoint
         starts_from_restored = options.reset_optimizer and options.restore_file != "checkpoint_last.pt"
@@ -69,7 +69,7 @@ def load(path: Path, data: Path | None = None) -> Loaded:
     """
     if not path.is_file():
         raise SynthesizerError(f"{path}: no such checkpoint; give a .pt file of fairseq-train")
-    # positions count from the first token, so padding is on the right
+    # Attention is measured by position, and positions count from the first token: padding has to be on the right.
     overrides = {"left_pad_source": False, "left_pad_target": False, "eval_bleu": False}
     checkpoint = checkpoint_utils.load_checkpoint_to_cpu(str(path), overrides)
     cfg = read_config(path, checkpoint)
@@ -103,7 +103,7 @@ def read_config(path: Path, checkpoint: dict[str, Any]) -> Any:
         SynthesizerError: the file is no checkpoint of fairseq-train.
     """
     cfg = checkpoint.get("cfg")
-    if checkpoint.get("args") is not None:  # of older versions
+    if checkpoint.get("args") is not None:  # the checkpoint of an older version
         cfg = convert_namespace_to_omegaconf(checkpoint["args"])
     if cfg is None or "model" not in checkpoint:
         raise SynthesizerError(f"{path}: not a checkpoint of fairseq-train; give one such as checkpoint_best.pt")
@@ -163,7 +163,9 @@ def readable(loaded: Loaded, subset: str, sentences: int | None = None, longest:
     num_sentences = min(len(dataset), sentences or len(dataset))
     limits = utils.resolve_max_positions(loaded.task.max_positions(), loaded.model.max_positions())
     indices, _ = dataset.filter_indices_by_size(np.arange(num_sentences), limits)
-    kept = [i for i in indices.tolist() if longest is None or dataset.num_tokens(i) <= longest]
+    kept = indices.tolist()
+    if longest is not None:
+        kept = [i for i in kept if dataset.num_tokens(i) <= longest]
     if len(kept) < num_sentences:
         num_skipped = num_sentences - len(kept)
         logger.warning(f"{loaded.path}: {num_skipped} sentences of {subset} are longer than the model can take")
@@ -176,6 +178,8 @@ def batches(loaded: Loaded, subset: str, order: Sequence[int], max_tokens: int =
     """Returns sentences in fairseq's batches.
 
     Args:
+        loaded: with data.
+        subset: the split, which `readable` has loaded.
         order: what `readable` returns.
         max_tokens: the most tokens of a batch, with padding.
     """

@@ -112,8 +112,10 @@ def write(args: argparse.Namespace, output: OutputFolder, subjects: dict[str, Su
         for picture in titled_pictures(figures):
             output.write_picture(picture)
     if args.summary:
-        figures = {label: summarise(model_figures) for label, model_figures in figures.items()}
-    output.write_json(FIGURES, figures)
+        summaries = {label: summarise(model_figures) for label, model_figures in figures.items()}
+        output.write_json(FIGURES, summaries)
+    else:
+        output.write_json(FIGURES, figures)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -188,14 +190,18 @@ def check_no_data_is_needed(parser: argparse.ArgumentParser, args: argparse.Name
     """
     if args.summary:
         raise SynthesizerError("--summary: of figures that are measured on data; give --data BIN, or leave it out")
-    flags = given(parser, args, *DATA_FLAGS)
+    flags = list_changed_flags(parser, args, DATA_FLAGS)
     if flags:
         raise SynthesizerError(f"{' '.join(flags)}: measured on data; give --data BIN, or leave it out")
 
 
-def given(parser: argparse.ArgumentParser, args: argparse.Namespace, *names: str) -> list[str]:
-    """Returns the flags, of some names, that have another value than their default."""
-    return [f"--{name.replace('_', '-')}" for name in names if getattr(args, name) != parser.get_default(name)]
+def list_changed_flags(parser: argparse.ArgumentParser, args: argparse.Namespace, names: Sequence[str]) -> list[str]:
+    """Returns those flags, as the command line writes them, whose values are not their defaults."""
+    flags = []
+    for name in names:
+        if getattr(args, name) != parser.get_default(name):
+            flags.append(f"--{name.replace('_', '-')}")
+    return flags
 
 
 def part_names(text: str) -> tuple[str, ...]:
@@ -230,13 +236,14 @@ def check_matplotlib() -> None:
 
 
 def labels(paths: Sequence[Path]) -> list[str]:
-    """Returns a short name for each checkpoint.
+    """Returns a short name for each checkpoint: the shortest kind of name that differs for all of them.
 
-    It is the file's name, with the folder's where several files share a name, or with a number.
+    It is the file's name, or else the folder's and the file's, or else these two and a number.
     """
-    names = [path.stem for path in paths]
-    if len(set(names)) < len(names):
-        names = [f"{path.absolute().parent.name}-{path.stem}" for path in paths]
-    if len(set(names)) < len(names):
-        names = [f"{name}-{i + 1}" for i, name in enumerate(names)]
-    return names
+    file_names = [path.stem for path in paths]
+    if len(set(file_names)) == len(paths):
+        return file_names
+    folder_names = [f"{path.absolute().parent.name}-{path.stem}" for path in paths]
+    if len(set(folder_names)) == len(paths):
+        return folder_names
+    return [f"{name}-{number}" for number, name in enumerate(folder_names, start=1)]

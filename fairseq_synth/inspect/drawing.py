@@ -1,4 +1,6 @@
-"""Pictures as plain values: panels with the calls of matplotlib that fill them, so that a change is seen without it.
+"""Describes pictures as plain values: panels with the calls of matplotlib that fill them.
+
+The values show whether a picture has changed, without drawing it.
 
 Pictures for pages are 7 inches wide, which is 840 pixels. Letters of 6 points are then 10 pixels high.
 """
@@ -214,9 +216,10 @@ def colors(matrix: Any, **style: Any) -> Call:
 def image(matrix: Any, labels: Sequence[str] = (), names: bool = True, **style: Any) -> list[Call]:
     """Returns a matrix as colors, with labels of its columns, and of its rows if `names`."""
     places = list(range(len(labels)))
+    row_labels = list(labels) if names else [""] * len(labels)
     return [
         colors(matrix, **style),
         ("set_xticks", [places, list(labels)], {"rotation": 90}),
-        ("set_yticks", [places, list(labels) if names else [""] * len(places)], {}),
+        ("set_yticks", [places, row_labels], {}),
         ("tick_params", [], {"length": 0}),
     ]

@@ -1,4 +1,4 @@
-"""Histograms of the values of each attention, trained and initial."""
+"""Makes histograms of the values of each attention, trained and initial."""
 
 import torch
 from torch import Tensor
@@ -24,9 +24,9 @@ def add_histograms(
     """
     for name, figures in attention_figures.items():
         values = {}
-        for state, by_attention in (("trained", trained), ("initial", initial)):
-            if name in by_attention and by_attention[name].numel():
-                values[state] = by_attention[name]
+        for state, values_of_attentions in (("trained", trained), ("initial", initial)):
+            if name in values_of_attentions and values_of_attentions[name].numel():
+                values[state] = values_of_attentions[name]
         if values:
             figures.setdefault("histograms", {})[kind] = make_histogram(kind, values)
 
@@ -35,7 +35,8 @@ def make_histogram(kind: str, values: dict[str, Tensor]) -> Figures:
     """Returns the range, the shares of each interval and the standard deviation of values.
 
     Args:
-        kind: of weights the range is from 0 to 1; else it holds all values but the outliers.
+        kind: parameters, logits or weights. The range of weights is from 0 to 1; that of the others holds all values
+            but the outliers.
         values: {trained or initial: values}.
     """
     low, high = (0.0, 1.0) if kind == "weights" else value_range(list(values.values()))

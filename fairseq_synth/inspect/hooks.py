@@ -152,15 +152,16 @@ class HeadReplacement:
     def replace_outputs(self, module: Any, args: tuple[Tensor, ...]) -> tuple[Tensor]:
         """Returns the input of the output projection with other outputs of the heads; a hook before the projection."""
         x = args[0].clone()  # (T, B, C)
-        query = self.call["query"]
+        query = self.call["query"]  # (T, B, C)
         length, bsz, embed_dim = query.shape
         head_dim = self.attention.module.head_dim
         values = split_heads(self.attention.module.v_proj(query), head_dim)[:, self.numbers]
         logits = self.logits[None, self.numbers, :length, :length].to(x)
         causal = self.call.get("attn_mask") is not None
         weights = attention_weights(logits, causal, self.call.get("key_padding_mask"))
-        outputs = (weights @ values).permute(2, 0, 1, 3)
-        x.view(length, bsz, embed_dim // head_dim, head_dim)[:, :, self.numbers] = outputs
+        outputs = (weights @ values).permute(2, 0, 1, 3)  # (T, B, replaced heads, head_dim)
+        x_by_head = x.view(length, bsz, embed_dim // head_dim, head_dim)
+        x_by_head[:, :, self.numbers] = outputs  # changes x, of which this is a view
         return (x,)
 
 
@@ -186,7 +187,10 @@ def replaced_heads(model: nn.Module, logits: dict[str, Tensor], heads: Sequence[
 
 
 def make_connection(num_branches: int, skip: bool, feed_forward: bool) -> Callable[[Tensor, Tensor], Tensor]:
-    """Returns a function to stand for a layer's ``residual_connection``, which each of its branches calls in turn.
+    """Returns a function to stand for a layer's ``residual_connection``.
+
+    Each branch of the layer calls it once in a forward pass, in the same order, so a count of the calls tells which
+    branch is calling.
 
     Args:
         num_branches: the branches of the layer; the feed-forward layer is the last.

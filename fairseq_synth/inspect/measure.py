@@ -1,4 +1,4 @@
-"""From tensors to figures. T rows (queries) and S columns (keys) of one sentence, H heads."""
+"""Computes figures from tensors. T rows (queries) and S columns (keys) of one sentence, H heads."""
 
 from collections.abc import Sequence
 
@@ -25,13 +25,13 @@ def describe_weights(weights: Tensor) -> dict[str, Tensor]:
     """
     rows, columns = weights.shape[-2:]
     distance = (torch.arange(rows)[:, None] - torch.arange(columns)).abs().to(weights)
-    by_cell = {
+    figures_of_cells = {
         "entropy": -torch.xlogy(weights, weights),
         "distance": weights * distance,
         "diagonal": weights * (distance == 0),
         "neighbours": weights * (distance == 1),
     }
-    return {name: values.sum(dim=-1).mean(dim=-1) for name, values in by_cell.items()}
+    return {name: values.sum(dim=-1).mean(dim=-1) for name, values in figures_of_cells.items()}
 
 
 def word_dependence(weights: Tensor, weights_by_position: Tensor) -> Tensor:
@@ -59,6 +59,7 @@ def cumulative_singular_values(weights: Tensor, shares: Sequence[float] = RANK_S
     num_heads, num_values = values.shape
     sums = torch.cat([values.new_zeros(num_heads, 1), values.cumsum(dim=-1)], dim=-1)
     sums = sums / sums[:, -1:].clamp(min=SMALLEST_NORM)
+    # sums[:, i] is of the largest i values; a share that falls between two of them is interpolated
     place = torch.tensor(shares) * num_values
     below = place.floor().long().clamp(max=num_values - 1)
     return torch.lerp(sums[:, below], sums[:, below + 1], place - below)

@@ -1,4 +1,4 @@
-"""The folder that an inspection writes, file by file, so that what is finished stays when it is interrupted."""
+"""Writes the folder of an inspection, file by file, so that what is finished stays when it is interrupted."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ class OutputFolder:
         """Takes the folder, and another one for files that are being written."""
         self.folder = folder
         self.unfinished = unfinished
-        self.digests: dict[str, str] = {}  # of the pictures that are written
+        self.digests: dict[str, str] = {}  # {name of a picture that is written: its digest}
 
     def write_json(self, name: str, values: Any) -> None:
         """Writes values to a file, in place of what it held."""

@@ -1,4 +1,4 @@
-"""Forward passes over data: what the attentions compute in them, and the loss."""
+"""Runs forward passes over data, and returns what the attentions compute in them, or the loss."""
 
 import math
 from collections.abc import Callable, Iterable

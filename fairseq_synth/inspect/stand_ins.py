@@ -1,4 +1,4 @@
-"""The task of a checkpoint on its data, or without data on dictionaries of made-up words."""
+"""Sets up the task of a checkpoint on its data, or without data on dictionaries of made-up words."""
 
 import re
 import tempfile

@@ -40,8 +40,10 @@ def spread(order: Sequence[int], count: int) -> list[int]:
     if len(order) <= count:
         return list(order)
     chosen = []
-    for k in reversed(range(count)):
-        chosen.append(order[-1 - k * len(order) // count])
+    for steps_before_last in reversed(range(count)):
+        # One step is len(order) / count items long, rounded down after the multiplication.
+        index_from_end = -1 - steps_before_last * len(order) // count
+        chosen.append(order[index_from_end])
     return chosen
 
 
@@ -86,16 +88,19 @@ def function_parameters(function: str, constants: Constants, length: int, rank: 
         rank: k of ``factorized_random``, which gets the best approximation of that rank.
     """
     if function == "relative_random":
+        # by_distance has the distances -m to m, r has -length to length: beyond m, r repeats the value at m
         m = constants.by_distance.size(-1) // 2
         distance = torch.arange(-length, length + 1)
-        return {"r": constants.by_distance[:, distance.clamp(-m, m) + m].contiguous()}
+        r = constants.by_distance[:, distance.clamp(-m, m) + m]
+        return {"r": r.contiguous()}
     R = constants.matrix(length)
     if function == "random":
         return {"R": R}
-    left, values, right = torch.linalg.svd(R)
+    # the largest singular values and their vectors are the best approximation of that rank; R1 and R2 share the values
+    left, values, right_transposed = torch.linalg.svd(R)
     roots = values[:, None, :rank].sqrt()
     R1 = left[:, :, :rank] * roots
-    R2 = right.transpose(1, 2)[:, :, :rank] * roots
+    R2 = right_transposed.transpose(1, 2)[:, :, :rank] * roots
     return {"R1": R1.contiguous(), "R2": R2.contiguous()}
 
 
