@@ -30,7 +30,7 @@ from fairseq.sequence_generator import SequenceGenerator
 from rounds import Function
 
 from fairseq_synth.architectures import VARIANTS
-from fairseq_synth.inspect.command import given, labels
+from fairseq_synth.inspect.command import labels, list_changed_flags
 
 MAX_LENGTH = 256  # ℓ of the base model
 
@@ -135,7 +135,7 @@ def parse_flags() -> argparse.Namespace:
     set_up_device(args)
     if bool(args.checkpoints) != bool(args.data):
         sys.exit("error: --checkpoints and --data go together")
-    ignored = given(parser, args, "variants", "words", "tokens", "source_tokens", "sentences")
+    ignored = list_changed_flags(parser, args, "variants", "words", "tokens", "source_tokens", "sentences")
     if args.checkpoints and ignored:
         sys.exit(f"error: {' '.join(ignored)}: not for --checkpoints, which translate a test set; leave them out")
     return args
