@@ -135,7 +135,8 @@ def parse_flags() -> argparse.Namespace:
     set_up_device(args)
     if bool(args.checkpoints) != bool(args.data):
         sys.exit("error: --checkpoints and --data go together")
-    ignored = list_changed_flags(parser, args, "variants", "words", "tokens", "source_tokens", "sentences")
+    settings_of_a_random_model = ("variants", "words", "tokens", "source_tokens", "sentences")
+    ignored = list_changed_flags(parser, args, settings_of_a_random_model)
     if args.checkpoints and ignored:
         sys.exit(f"error: {' '.join(ignored)}: not for --checkpoints, which translate a test set; leave them out")
     return args
