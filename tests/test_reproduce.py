@@ -131,7 +131,7 @@ def test_a_cell_of_each_task(name, data, model, updates, own_sizes, bounds, prep
     monkeypatch.setitem(RECIPES, base.name, replace(base, **changes))
     monkeypatch.setitem(TABLES, name, replace(table, data=str(data)))
     monkeypatch.setattr(catalog, "ROOT", tmp_path)
-    monkeypatch.setattr(reproduce, "prepare", lambda *args: train.prepared(data))
+    monkeypatch.setattr(reproduce, "prepare", lambda *_, **__: train.prepared(data))
     monkeypatch.setattr(score.metrics.shutil, "which", lambda name: None)  # Java takes long to start
     reproduce.main([name, "--variant", model, "--seed", "1", "--out", str(tmp_path)])
     (found,) = results(tmp_path, name).values()
@@ -179,7 +179,7 @@ def test_the_cells_of_a_table(tables, tmp_path, monkeypatch, capsys):
         steps.dump(run.folder / "evaluation" / "scores.json", scores)
 
     for name, stub in {
-        "prepare": lambda *args: calls.append(f"prepare {args[2].name}") or {},
+        "prepare": lambda *_, out, **__: calls.append(f"prepare {out.name}") or {},
         "prepared": lambda data: {},
         "train": fit,
         "evaluate": evaluate,
