@@ -217,6 +217,15 @@ def test_one_summand(spec, length, restore_registry, monkeypatch):
 
 
 @interpreted
+@pytest.mark.parametrize("spec", ["dense", "factorized_random", "factorized_dense"])
+def test_a_sentence_of_one_token(spec, monkeypatch):
+    """The stride of a single row says nothing about the parameter that it is the first row of."""
+    for is_short in (True, False):
+        plan_with(monkeypatch, "is_short", lambda _, is_short=is_short: is_short)
+        check(spec, 1, "none", monkeypatch, m=6)
+
+
+@interpreted
 @pytest.mark.parametrize("is_short", [True, False])
 @pytest.mark.parametrize("case", ["packed", "swapped", "the same twice", "without a gradient", "a hook", "retained"])
 def test_views_of_the_projection(case, is_short, monkeypatch):

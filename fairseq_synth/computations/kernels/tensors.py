@@ -257,7 +257,11 @@ def repeat_left_factor(outer: Outer, length: int) -> tuple[Tensor, int]:
 
 
 def read_whole(x: Tensor, heads: int) -> Whole:
-    """Returns the parameter whose first rows and columns of every head are x, (1, H or 1, n, m); or a copy of x."""
+    """Returns the parameter whose first rows and columns of every head are x, (1, H or 1, n, m); or a copy of x.
+
+    If n is 1, the numbers of rows and columns may be others than the parameter's. Their product is right, and nothing
+    but the first row of each head is read.
+    """
     base = x._base
     if base is not None and x.size(1) == heads:
         _, head_stride, row_stride, column_stride = x.stride()
@@ -290,12 +294,14 @@ def read_matrix(terms: list[Product | Bias | Diagonals], heads: int, length: int
 
 def multiply_whole(term: Product, heads: int, length: int) -> Whole:
     """Returns ``R1 R2^T`` of whole parameters R1 and R2, if they are not too long; else of their first rows."""
-    query, key = read_whole(term.query, heads), read_whole(term.key, heads)
-    is_long = max(query.rows, key.rows) > MAX_ROWS_UNSLICED
-    if is_long or query.tensor.dim() != 3 or key.tensor.dim() != 3 or term.scale != 1.0:
+    query = read_whole(term.query, heads).tensor
+    key = read_whole(term.key, heads).tensor
+    are_by_head = query.dim() == 3 and key.dim() == 3
+    if not are_by_head or term.scale != 1.0 or max(query.size(1), key.size(1)) > MAX_ROWS_UNSLICED:
         return read_whole(Logits([term._replace(weight=None)]).total(length), heads)
-    matrix = torch.bmm(query.tensor, key.tensor.transpose(1, 2))
-    return Whole(matrix, rows=query.rows, columns=key.rows)
+    # The rows and columns are counted in R1 and R2 themselves: for a sentence of a single token, `read_whole` cannot
+    # tell the rows of a head from its columns.
+    return Whole(torch.bmm(query, key.transpose(1, 2)), rows=query.size(1), columns=key.size(1))
 
 
 def read_distances(values: Tensor, heads: int, length: int) -> Whole:
