@@ -167,22 +167,24 @@ def describe(call: Call) -> str:
     layout = call.layout
     terms = " + ".join(type(term).__name__ for term in call.logits.terms())
     dtype = str(call.value.dtype).removeprefix("torch.")
-    return f"{terms} in {dtype}, {layout.B} sentences of {layout.T} tokens, {layout.H} heads of width {layout.D}"
+    sentences = f"{layout.bsz} sentences of {layout.length} tokens"
+    heads = f"{layout.num_heads} heads of width {layout.value_width}"
+    return f"{terms} in {dtype}, {sentences}, {heads}"
 
 
 def choose_sentences(call: Call) -> Tensor:
     """Returns the numbers of the sentences to compare, from the first to the last, and as many as fit into memory."""
     layout = call.layout
-    most = MAX_WEIGHTS // (layout.H * layout.T * layout.T)
-    count = max(1, min(layout.B, most))
-    return torch.linspace(0, layout.B - 1, count, device=call.value.device).long()
+    most = MAX_WEIGHTS // (layout.num_heads * layout.length * layout.length)
+    count = max(1, min(layout.bsz, most))
+    return torch.linspace(0, layout.bsz - 1, count, device=call.value.device).long()
 
 
 def choose_output_gradient(call: Call, sentences: Tensor) -> Tensor:
     """Returns random numbers as the gradient of the output, (T, sentences, C), which is 0 at padding."""
     layout = call.layout
     generator = torch.Generator(call.value.device).manual_seed(0)
-    size = (layout.T, len(sentences), layout.H * layout.D)
+    size = (layout.length, len(sentences), layout.num_heads * layout.value_width)
     gradient = torch.randn(size, generator=generator, device=call.value.device).to(call.value.dtype)
     return hide_padding(gradient, call, sentences)
 
@@ -202,7 +204,7 @@ def compute_by_kernels(call: Call, compute: Compute, sentences: Tensor, output_g
     logits = copies.copy_logits(call.logits)
     layout = call.layout
     out = compute(logits, value, call.key_padding_mask, call.attn_mask, layout.dropout)
-    output = out.view(layout.T, layout.B, -1).index_select(1, sentences)
+    output = out.view(layout.length, layout.bsz, -1).index_select(1, sentences)
     gradients = differentiate(output, copies.leaves_with_gradients(), output_gradient)
     return Results(hide_padding(output.detach(), call, sentences), gradients)
 
@@ -234,7 +236,7 @@ class Definition:
         self.key_padding_mask = None
         if call.key_padding_mask is not None:
             self.key_padding_mask = call.key_padding_mask.index_select(0, sentences)
-        self.scores = self.logits.total(call.layout.T)
+        self.scores = self.logits.total(call.layout.length)
 
     def take_sentences(self, x: Tensor) -> Tensor:
         """Returns the sentences to compare of a tensor; all of it if the batch shares it."""
@@ -275,7 +277,7 @@ class Definition:
             if weight_name is None:
                 continue
             term_without_weight = term._replace(weight=None)
-            logits_of_term = Logits([term_without_weight]).total(self.call.layout.T).detach()
+            logits_of_term = Logits([term_without_weight]).total(self.call.layout.length).detach()
             norm_of_summands = float((minuend * logits_of_term).norm())
             name = f"gradient of {weight_name}"
             scales[name] = max(scales[name], norm_of_summands)
@@ -286,12 +288,14 @@ class Definition:
         layout = self.call.layout
         weights = plain.attention_weights(
             self.logits,
-            layout.H,
-            tgt_len=layout.T,
-            src_len=layout.T,
+            layout.num_heads,
+            tgt_len=layout.length,
+            src_len=layout.length,
             key_padding_mask=self.key_padding_mask,
             attn_mask=self.call.attn_mask,
         )
-        gradient_by_head = output_gradient.view(layout.T, -1, layout.H, layout.D).permute(1, 2, 0, 3)
+        gradient_by_head = output_gradient.view(layout.length, -1, layout.num_heads, layout.value_width).permute(
+            1, 2, 0, 3
+        )
         gradient_of_weights = torch.matmul(gradient_by_head, self.value.transpose(2, 3))
         return (weights * gradient_of_weights).detach()

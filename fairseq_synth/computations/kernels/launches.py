@@ -26,11 +26,11 @@ SHARED = ("w", "c", "r")  # gradients that are sums over the sentences
 class WeightRows(NamedTuple):
     """The row of weights (M, H) that is the weight of each summand; -1 for a weight of 1."""
 
-    q: int  # the product of queries and keys
-    x: int  # the product with shared keys
-    outer: int
-    c: int
-    r: int
+    q: int = -1  # the product of queries and keys
+    x: int = -1  # the product with shared keys
+    outer: int = -1
+    c: int = -1
+    r: int = -1
 
 
 SUMMANDS = WeightRows._fields
@@ -41,41 +41,41 @@ class Layout(NamedTuple):
 
     device: torch.device
     dtypes: tuple[torch.dtype, ...]  # of the tensors, in the order of `NAMES`
-    T: int  # tokens
-    B: int  # sentences
-    H: int  # heads
-    D: int  # features of a value
-    Q: int  # features of a query, and of a key
-    X: int  # features of a shared key, and of what is multiplied by it
-    left: int  # features of both factors of an outer product
-    right: int
-    w_rows: int  # rows of shared keys in each head
-    c_columns: int
-    r_rows: int
-    r_columns: int
-    is_by_distance: bool  # R is its values by distance, 2 m + 1 for each head
-    number_of_weights: int
+    length: int  # tokens of each sentence, T
+    bsz: int  # sentences, B
+    num_heads: int  # H
+    value_width: int  # features of a value in each head
+    query_width: int  # features of a query, and of a key that differs by sentence
+    shared_width: int  # features of a key that all sentences share, and of the tensor x that it is multiplied by
+    left_width: int  # features of the left factor of an outer product
+    right_width: int  # features of the right factor
+    shared_key_rows: int  # rows that the parameter with the shared keys has in each head, at least T
+    row_columns: int  # columns that the parameter with the row c has, at least T
+    matrix_rows: int  # rows and columns that the parameter with the matrix R has in each head
+    matrix_columns: int
+    is_by_distance: bool  # the matrix is given by its values by distance, 2 m + 1 for each head
+    number_of_weights: int  # M
     weight_rows: WeightRows
     scale: float  # of the product of queries and keys
-    has_hidden: bool  # a padding mask
+    has_hidden: bool  # whether there is a padding mask
     is_causal: bool
     has_dropout: bool
     dropout: float
-    wanted: tuple[str, ...]  # the tensors that need a gradient
+    wanted: tuple[str, ...]  # names of the tensors that need a gradient
 
     def tiles(self) -> list[str]:
         """Returns the summands of the logits that take registers for a whole tile."""
-        sizes = {"q": self.Q, "x": self.X, "outer": self.right, "r": self.r_columns}
+        sizes = {"q": self.query_width, "x": self.shared_width, "outer": self.right_width, "r": self.matrix_columns}
         return [name for name, size in sizes.items() if size > 0]
 
     def is_short(self) -> bool:
         """Returns whether the kernels for short sentences hold the tiles in registers, as the compiler says."""
         tiles = self.tiles()
-        width = max(self.D, self.Q, self.X)
+        width = max(self.value_width, self.query_width, self.shared_width)
         is_narrow = width <= 64
-        if self.T <= 32:
+        if self.length <= 32:
             return len(tiles) <= 3 and (is_narrow or tiles in (["q"], ["x"], ["r"]))
-        if self.T > 64 or not is_narrow:
+        if self.length > 64 or not is_narrow:
             return False
         is_padded = width < power_of_2(width)
         return tiles in (["q"], ["r"]) or (tiles == ["x"] and not is_padded)
@@ -83,13 +83,13 @@ class Layout(NamedTuple):
     def kind(self) -> "Layout":
         """Returns the layout without the sizes that change from batch to batch, equal for calls of the same kernels."""
         return self._replace(
-            T=min(power_of_2(self.T), 128),  # tiles have 64 rows at most
-            B=0,
-            left=0,
-            w_rows=0,
-            c_columns=min(self.c_columns, 1),
-            r_rows=0,
-            r_columns=min(self.r_columns, 1),
+            length=min(power_of_2(self.length), 128),  # tiles have 64 rows at most
+            bsz=0,
+            left_width=0,
+            shared_key_rows=0,
+            row_columns=min(self.row_columns, 1),
+            matrix_rows=0,
+            matrix_columns=min(self.matrix_columns, 1),
             dropout=0.0,
         )
 
@@ -156,9 +156,14 @@ def make_reader(names: Any) -> Callable[[dict[Any, Any]], Any]:
     """Returns a function that looks up a tensor by its name, or a structure of tensors by theirs."""
     if not isinstance(names, tuple):
         return itemgetter(names)
-    make_structure = type(names)._make  # type: ignore[attr-defined]  # a named tuple
+    structure = type(names)
     read_all = itemgetter(*names)
-    return lambda tensors: make_structure(read_all(tensors))
+
+    def read_structure(tensors: dict[Any, Any]) -> Any:
+        """Returns a structure of tensors by their names, in a third of the time that a call of its class takes."""
+        return tuple.__new__(structure, read_all(tensors))
+
+    return read_structure
 
 
 class Groups(NamedTuple):
@@ -200,18 +205,18 @@ class Plan:
         self.is_long = not layout.is_short()
         self.sums: dict[str, int] = {}
         sizes = {
-            "packed": layout.D,
-            "x": layout.X,
-            "w": layout.X,
-            "pair": layout.right,
-            "c": layout.c_columns,
-            "r": layout.r_columns,
+            "packed": layout.value_width,
+            "x": layout.shared_width,
+            "w": layout.shared_width,
+            "pair": layout.right_width,
+            "c": layout.row_columns,
+            "r": layout.matrix_columns,
             "weights": layout.number_of_weights,
         }
         self.names = [name for name in NAMES if sizes[name] > 0]
         self.gradient_names = [f"to_{name}" for name in self.names]
         present = {name: name for name in self.names}
-        queries = "packed" if layout.Q else None
+        queries = "packed" if layout.query_width else None
         self.tensors = Tensors(
             v="packed",
             q=queries,
@@ -227,15 +232,15 @@ class Plan:
             seed="seed" if layout.has_dropout else None,
         )
         self.numbers = Numbers(
-            T=layout.T,
-            B=layout.B,
-            H=layout.H,
-            left=layout.left,
-            right=max(layout.right, 1),
-            w_rows=layout.w_rows,
-            c_columns=layout.c_columns,
-            r_rows=layout.r_rows,
-            r_columns=layout.r_columns,
+            T=layout.length,
+            B=layout.bsz,
+            H=layout.num_heads,
+            left=layout.left_width,
+            right=max(layout.right_width, 1),
+            w_rows=layout.shared_key_rows,
+            c_columns=layout.row_columns,
+            r_rows=layout.matrix_rows,
+            r_columns=layout.matrix_columns,
             scale=layout.scale,
             dropout=layout.dropout,
         )
@@ -268,16 +273,16 @@ class Plan:
     def plan_forward_short(self) -> Launch:
         """Returns the launch that writes ``out``, (T, B, H, d_h), for short sentences."""
         layout = self.layout
-        most = divide_up(4 * PROGRAMS, layout.H)
-        sentences, groups = share_out(layout.B, min(layout.B, most))
+        most = divide_up(4 * PROGRAMS, layout.num_heads)
+        sentences, groups = share_out(layout.bsz, min(layout.bsz, most))
         tile = Tile.for_whole_sentence(layout, is_forward=True)
-        return self.plan_launch("forward_short", tile, (layout.H, groups), ("out",), more=(sentences,))
+        return self.plan_launch("forward_short", tile, (layout.num_heads, groups), ("out",), more=(sentences,))
 
     def plan_forward_long(self) -> Launch:
         """Returns the launch that writes ``out`` and ``lse``, (B, H, T) in fp32, for sentences of any length."""
         layout = self.layout
         tile = Tile.for_kernel("forward", layout)
-        programs = layout.B * layout.H * divide_up(layout.T, tile.rows)
+        programs = layout.bsz * layout.num_heads * divide_up(layout.length, tile.rows)
         return self.plan_launch("forward", tile, (programs,), ("out", "lse"))
 
     def add_backward_short(self) -> Addition:
@@ -292,7 +297,7 @@ class Plan:
             self.plan_launch(
                 "backward_short",
                 tile,
-                grid=(layout.H, groups.number),
+                grid=(layout.num_heads, groups.number),
                 tensors=(self.gradients(), "grad"),
                 more=(groups.sentences, groups.size),
             )
@@ -309,33 +314,33 @@ class Plan:
         matrix = Tile.for_kernel("matrix", layout)
 
         # Memory for all sums comes first, as `gradients` says which of them there are.
-        column_tiles = divide_up(layout.T, columns.columns)
+        column_tiles = divide_up(layout.length, columns.columns)
         column_sums = self.wanted_sums(("w", "c"))
         column_weights = self.wanted_weights(("q", "x", "c"))
         column_groups = self.plan_groups(column_tiles, column_sums, column_weights)
-        matrix_tiles = divide_up(layout.T, matrix.rows) * divide_up(layout.T, matrix.columns)
+        matrix_tiles = divide_up(layout.length, matrix.rows) * divide_up(layout.length, matrix.columns)
         matrix_sums = self.wanted_sums(("r",))
         matrix_weights = self.wanted_weights(("r",))
         matrix_groups = self.plan_groups(matrix_tiles, matrix_sums, matrix_weights)
-        row_parts = layout.B * divide_up(layout.T, rows.rows)
+        row_parts = layout.bsz * divide_up(layout.length, rows.rows)
         if self.wanted_weights(("outer",)):
-            self.reserve("sum_a_outer", row_parts * layout.H)
+            self.reserve("sum_a_outer", row_parts * layout.num_heads)
         delta = None
-        if layout.Q or any(name != "packed" for name in layout.wanted):  # not the gradient of values alone
+        if layout.query_width or any(name != "packed" for name in layout.wanted):  # not the gradient of values alone
             delta = "delta"
-            self.reserve(delta, layout.B * layout.H * layout.T)
+            self.reserve(delta, layout.bsz * layout.num_heads * layout.length)
 
         gradients = self.gradients()
         if delta is not None:
             row_tensors = (gradients, "out", delta, "lse", "grad")
-            self.backward.append(self.plan_launch("backward_rows", rows, (row_parts * layout.H,), row_tensors))
+            self.backward.append(self.plan_launch("backward_rows", rows, (row_parts * layout.num_heads,), row_tensors))
         tensors = (gradients, delta, "lse", "grad")
         if column_sums or column_weights or "packed" in layout.wanted:
-            grid = (column_groups.number * column_tiles * layout.H,)
+            grid = (column_groups.number * column_tiles * layout.num_heads,)
             numbers = (column_groups.sentences, column_groups.size)
             self.backward.append(self.plan_launch("backward_columns", columns, grid, tensors, more=numbers))
         if matrix_sums or matrix_weights:
-            grid = (matrix_groups.number * matrix_tiles * layout.H,)
+            grid = (matrix_groups.number * matrix_tiles * layout.num_heads,)
             numbers = (matrix_groups.sentences, matrix_groups.size)
             self.backward.append(self.plan_launch("backward_matrix", matrix, grid, tensors, more=numbers))
         return Addition(
@@ -353,31 +358,31 @@ class Plan:
         layout = self.layout
         totals = Totals(**{name: f"to_{name}" if name in layout.wanted else None for name in Totals._fields})
         numbers = AdditionNumbers(
-            H=layout.H,
-            T=layout.T,
+            H=layout.num_heads,
+            T=layout.length,
             column_groups=addition.columns.number,
             column_size=addition.columns.size,
             matrix_groups=addition.matrix.number,
             matrix_size=addition.matrix.size,
-            w_rows=layout.w_rows,
-            w_columns=layout.X,
+            w_rows=layout.shared_key_rows,
+            w_columns=layout.shared_width,
             c_rows=1,
-            c_columns=layout.c_columns,
-            r_rows=layout.r_rows,
-            r_columns=layout.r_columns,
+            c_columns=layout.row_columns,
+            r_rows=layout.matrix_rows,
+            r_columns=layout.matrix_columns,
             row_parts=addition.row_parts,
             column_parts=addition.column_parts,
             matrix_parts=addition.matrix_parts,
         )
         programs = 0
         for name in self.wanted_sums(SHARED):
-            size = layout.H * math.prod((getattr(numbers, f"{name}_rows"), getattr(numbers, f"{name}_columns")))
+            size = layout.num_heads * math.prod((getattr(numbers, f"{name}_rows"), getattr(numbers, f"{name}_columns")))
             is_diagonal = name == "r" and layout.is_by_distance
             programs += divide_up(size, DISTANCES_BLOCK if is_diagonal else ADDITION_BLOCK)
         if "weights" in layout.wanted:
             programs += layout.number_of_weights
         constants = make_constants(layout, Tile(rows=16, columns=16, warps=4))  # no tile is read
-        blocks = (power_of_2(layout.H), ADDITION_BLOCK, GROUPS_AT_ONCE, DISTANCES_BLOCK)
+        blocks = (power_of_2(layout.num_heads), ADDITION_BLOCK, GROUPS_AT_ONCE, DISTANCES_BLOCK)
         return Launch(
             kernel=add,
             grid=(programs,),
@@ -405,21 +410,21 @@ class Plan:
             weights: Summands whose weights' gradients the kernel sums.
         """
         layout = self.layout
-        programs = PROGRAMS if layout.T > 32 else 2 * PROGRAMS  # programs for tiles of 32 x 32 are small
+        programs = PROGRAMS if layout.length > 32 else 2 * PROGRAMS  # programs for tiles of 32 x 32 are small
         # The weight of the product of queries and keys has a single number for each head as its gradient. To group
         # sentences saves nothing there, so that each sentence has a program, and more of them run at once.
         is_grouped = bool(names) or any(name != "q" for name in weights)
-        most = max(1, programs // (layout.H * tiles)) if is_grouped else layout.B
-        sentences, count = share_out(layout.B, min(layout.B, most))
-        numbers = {"w": layout.T * layout.X, "c": layout.T, "r": layout.T * layout.T}
+        most = max(1, programs // (layout.num_heads * tiles)) if is_grouped else layout.bsz
+        sentences, count = share_out(layout.bsz, min(layout.bsz, most))
+        numbers = {"w": layout.length * layout.shared_width, "c": layout.length, "r": layout.length * layout.length}
         for name in names:
-            self.reserve(f"sum_{name}", layout.H * numbers[name])
+            self.reserve(f"sum_{name}", layout.num_heads * numbers[name])
         # The sums of a group are contiguous. The last tensor of the first group is enlarged by all other groups.
         size = sum(self.sums[f"sum_{name}"] for name in names)
         if names:
             self.sums[f"sum_{names[-1]}"] += (count - 1) * size
         for name in weights:
-            self.reserve(f"sum_a_{name}", count * tiles * layout.H)
+            self.reserve(f"sum_a_{name}", count * tiles * layout.num_heads)
         return Groups(sentences, size, count)
 
     def reserve(self, name: str, number: int) -> None:
@@ -458,10 +463,10 @@ class Tile(NamedTuple):
     @staticmethod
     def for_whole_sentence(layout: Layout, is_forward: bool) -> "Tile":
         """Returns the tile of all rows and columns of a short sentence."""
-        size = power_of_2(layout.T)
-        if size > 32 or max(layout.D, layout.Q, layout.X) > 64:
+        size = power_of_2(layout.length)
+        if size > 32 or max(layout.value_width, layout.query_width, layout.shared_width) > 64:
             return Tile(size, size, warps=4)
-        has_much_work = len(layout.tiles()) > 1 or layout.right > 0
+        has_much_work = len(layout.tiles()) > 1 or layout.right_width > 0
         return Tile(size, size, warps=1 if is_forward and has_much_work else 2)
 
     @staticmethod
@@ -474,9 +479,9 @@ class Tile(NamedTuple):
             kernel: ``forward``, or the kernel of the backward pass: ``rows``, ``columns`` or ``matrix``.
             layout: The call.
         """
-        has_queries = layout.Q > 0
-        has_shared_keys = layout.X > 0
-        has_outer_product = layout.right > 0
+        has_queries = layout.query_width > 0
+        has_shared_keys = layout.shared_width > 0
+        has_outer_product = layout.right_width > 0
         has_many_summands = len(layout.tiles()) > 2
         if kernel == "forward":
             tile = Tile(64, 64, warps=4, stages=2)
@@ -499,7 +504,7 @@ class Tile(NamedTuple):
             stages = 3 if kernel == "rows" else 2
             tile = Tile(side, side, warps=4, stages=stages)
         # A tile need not be larger than the sentence.
-        longest_side = power_of_2(layout.T)
+        longest_side = power_of_2(layout.length)
         return tile._replace(rows=min(tile.rows, longest_side), columns=min(tile.columns, longest_side))
 
 
@@ -524,16 +529,16 @@ def make_constants(layout: Layout, tile: Tile) -> Any:
     from .triton_common import Constants
 
     factor = 0
-    if layout.right:
-        factor = max(layout.right, divide_up(layout.T, layout.right))
-    is_multiple_of_8 = not (layout.D % 8 or layout.Q % 8 or layout.X % 8)
+    if layout.right_width:
+        factor = max(layout.right_width, divide_up(layout.length, layout.right_width))
+    is_multiple_of_8 = not (layout.value_width % 8 or layout.query_width % 8 or layout.shared_width % 8)
     constants = Constants(
-        D=layout.D,
-        D_BLOCK=power_of_2(layout.D),
-        Q=layout.Q,
-        Q_BLOCK=power_of_2(layout.Q),
-        X=layout.X,
-        X_BLOCK=power_of_2(layout.X),
+        D=layout.value_width,
+        D_BLOCK=power_of_2(layout.value_width),
+        Q=layout.query_width,
+        Q_BLOCK=power_of_2(layout.query_width),
+        X=layout.shared_width,
+        X_BLOCK=power_of_2(layout.shared_width),
         FACTOR=power_of_2(factor),
         ROWS=tile.rows,
         COLUMNS=tile.columns,
