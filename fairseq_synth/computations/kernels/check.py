@@ -127,26 +127,44 @@ def compare(call: Call, compute: Compute) -> Comparison:
     sentences = choose_sentences(call)
     output_gradient = choose_output_gradient(call, sentences)
     with torch.autograd.graph.saved_tensors_hooks(keep, keep):
-        found = compute_by_kernels(call, compute, sentences, output_gradient)
+        results = compute_by_kernels(call, compute, sentences, output_gradient)
         with torch.autocast(call.value.device.type, enabled=False):
             definition = Definition(call, sentences)
             expected = definition.compute(output_gradient.float())
-            if not all(bool(x.isfinite().all()) for x in [expected.output, *expected.gradients.values()]):
+            if not are_finite(expected):
                 return Comparison(is_finite=False, difference="")
             scales = definition.scales(expected, output_gradient.float())
-    tolerance = definition.tolerance(call.value.dtype)
-    pairs = {"output": (found.output, expected.output)}
-    for name, gradient in found.gradients.items():
+    differences = describe_differences(results, expected, scales, definition.tolerance(call.value.dtype))
+    if not differences:
+        return Comparison(is_finite=True, difference="")
+    return Comparison(is_finite=True, difference=f"{describe(call)}: {'; '.join(differences)}")
+
+
+def are_finite(results: Results) -> bool:
+    """Returns whether the output and all gradients are finite."""
+    tensors = [results.output, *results.gradients.values()]
+    return all(bool(tensor.isfinite().all()) for tensor in tensors)
+
+
+def describe_differences(results: Results, expected: Results, scales: dict[str, float], tolerance: float) -> list[str]:
+    """Returns a description of each result whose relative error is above the tolerance.
+
+    Args:
+        results: The kernels' results.
+        expected: The definition's results.
+        scales: For each result, the number that the norm of its error is divided by.
+        tolerance: The largest relative error that is allowed.
+    """
+    pairs = {"output": (results.output, expected.output)}
+    for name, gradient in results.gradients.items():
         pairs[f"gradient of {name}"] = (gradient, expected.gradients[name])
-    differences = []
+    descriptions = []
     for name, (tensor, expected_tensor) in pairs.items():
         error = float((tensor.float() - expected_tensor).norm()) / max(scales[name], 1e-30)
-        if not error <= tolerance:  # also if it is no number
-            differences.append(f"the {name} errs by {error:.2g}, where {tolerance:.2g} is allowed")
-    difference = "; ".join(differences)
-    if difference:
-        difference = f"{describe(call)}: {difference}"
-    return Comparison(is_finite=True, difference=difference)
+        is_within_tolerance = error <= tolerance  # false if the error is no number
+        if not is_within_tolerance:
+            descriptions.append(f"the {name} errs by {error:.2g}, where {tolerance:.2g} is allowed")
+    return descriptions
 
 
 def change_tensors(term: Term, change: Callable[[str, Tensor], Tensor]) -> Term:
@@ -257,20 +275,25 @@ class Definition:
     def scales(self, results: Results, output_gradient: Tensor) -> dict[str, float]:
         """Returns the numbers that the errors of the output and of each gradient are divided by.
 
-        An error is relative to the norm of the result. A gradient is a difference, ``P (dP - rowsum(P dP))``, which may
-        be small although its terms are large. Its error is therefore relative to the norm that it would have without
-        the subtraction, if that is larger; see the head of this module.
+        For the output it is the norm of the output. A gradient is a difference, ``P (dP - rowsum(P dP))``, which may be
+        small although both of its terms are large. So its scale is its norm, or the norm that it would have without
+        the subtraction, whichever is larger. See the head of this module.
+
+        Args:
+            results: The definition's results.
+            output_gradient: The gradient of the output, (T, sentences, C).
         """
         scales = {"output": float(results.output.norm())}
         if not results.gradients:
             return scales
         minuend = self.minuend_of_scores_gradient(output_gradient)
-        minuends = differentiate(
-            self.scores, self.copies.leaves_with_gradients(), minuend.sum_to_size(self.scores.size())
-        )
+        # The gradients that all tensors would have if nothing were subtracted from the gradient of the logits.
+        minuend_of_shared_scores = minuend.sum_to_size(self.scores.size())
+        leaves = self.copies.leaves_with_gradients()
+        gradients_without_subtraction = differentiate(self.scores, leaves, minuend_of_shared_scores)
         for name, gradient in results.gradients.items():
             norm = float(gradient.norm())
-            norm_without_subtraction = float(minuends[name].norm())
+            norm_without_subtraction = float(gradients_without_subtraction[name].norm())
             scales[f"gradient of {name}"] = max(norm, norm_without_subtraction)
         # The gradient of a weight is one number: a sum over all logits of a term, whose summands cancel too.
         for term, weight_name in zip(self.logits.terms(), self.weight_names):

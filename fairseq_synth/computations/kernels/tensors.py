@@ -91,7 +91,11 @@ class Weights(NamedTuple):
 
 
 def sort_terms(logits: Logits, value: Tensor) -> Summands:
-    """Returns the terms of logits by their places. The values (B, H, T, d_h) say how large the batch is."""
+    """Returns the terms of logits by the places that the kernels have for them.
+
+    The place of a product depends on which of its factors all sentences share; that of a bias also on whether all rows
+    share it. The values (B, H, T, d_h) tell how many sentences and rows there are.
+    """
     bsz, length = value.size(0), value.size(2)
     inner: list[Product] = []
     shared_keys: list[Product] = []
@@ -101,16 +105,21 @@ def sort_terms(logits: Logits, value: Tensor) -> Summands:
     if bsz == 1:
         # Factors of a single sentence look shared, and all places give the same result. Queries and keys of the
         # projections are the last product of a mixture, and need the place where they are read packed.
-        products = logits.products
-        inner, shared_keys = products[-1:], products[-2:-1]
-        matrices.extend(products[:-2])
+        inner = logits.products[-1:]
+        shared_keys = logits.products[-2:-1]
+        matrices.extend(logits.products[:-2])
     else:
         for product in logits.products:
+            is_query_shared = product.query.size(0) == 1
             is_key_shared = product.key.size(0) == 1
-            if product.query.size(0) > 1:
-                (shared_keys if is_key_shared else inner).append(product)
+            if is_query_shared and is_key_shared:
+                matrices.append(product)
+            elif is_query_shared:
+                others.append(product)
+            elif is_key_shared:
+                shared_keys.append(product)
             else:
-                (matrices if is_key_shared else others).append(product)
+                inner.append(product)
     for bias in logits.biases:
         if bias.bias.size(0) > 1:
             others.append(bias)
