@@ -38,6 +38,7 @@ def without_fast_path(layer_class: type[nn.Module]) -> type[nn.Module]:
 
     class TransformerEncoderLayerWithoutFastPath(layer_class):  # type: ignore[misc, valid-type]
         def __init__(self, cfg: Any, return_fc: bool = False) -> None:
+            """Builds the layer without what fairseq 0.12.2 adds to it for the fast path; see `without_fast_path`."""
             # First let fairseq's constructor build the layer, with an attention that has only empty weights.
             build_self_attention = self.build_self_attention
             empty_projection = SimpleNamespace(weight=torch.empty(0, 0), bias=torch.empty(0))

@@ -168,15 +168,17 @@ MESSAGES += [
         NotImplementedError,
         "^Target-side constraints were provided",
         always(
-            "--constraints: not with --sampling, --diverse-beam-groups, --diversity-rate or --match-source-len; leave "
-            "one of the two out"
+            "--constraints: cannot be used together with --sampling, --diverse-beam-groups, --diversity-rate or "
+            "--match-source-len; leave one of the flags out"
         ),
     ),
     # fairseq asserts that an output is shorter than the longest output, and only constraints can make it longer
     Message(
         AssertionError,
         r"^(\d+) < \1$",
-        always("--constraints: no translation of --max-len-a and --max-len-b tokens has all of them; raise these"),
+        always(
+            "--constraints: no translation within --max-len-a and --max-len-b has all constraints; raise these limits"
+        ),
     ),
     Message(
         AssertionError,
@@ -188,7 +190,7 @@ MESSAGES += [
         "doesn't match the size of optimizer's group",
         always(
             "--restore-file: the optimizer's state in the checkpoint is of a model with other parameters; give "
-            "--reset-optimizer, or --finetune-from-model in its place"
+            "--reset-optimizer, or use --finetune-from-model instead"
         ),
     ),
     Message(OSError, "", explain_unusable_file),

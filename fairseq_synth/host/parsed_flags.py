@@ -26,22 +26,32 @@ def repair_parsed_flags(
         is_needed: returns whether the installed fairseq, Python or torch needs the repair.
     """
 
-    def register(repair_flags: FlagFunction) -> FlagFunction:
-        @functools.wraps(repair_flags)  # the repair gets the name of the decorated function
-        def parse_and_repair(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            parsed = original(*args, **kwargs)
-            # With parse_known=True, fairseq returns a pair: the flags, and a list of arguments that it does not know.
-            flags = parsed[0] if isinstance(parsed, tuple) else parsed
-            repair_flags(flags)
-            return parsed
+    register_replacement = repair(
+        "parse_args_and_arch", fairseq.options, symptom=symptom, versions=versions, is_needed=is_needed
+    )
 
-        register_replacement = repair(
-            "parse_args_and_arch", fairseq.options, symptom=symptom, versions=versions, is_needed=is_needed
-        )
-        register_replacement(parse_and_repair)
+    def register(repair_flags: FlagFunction) -> FlagFunction:
+        register_replacement(make_replacement(repair_flags))
         return repair_flags
 
     return register
+
+
+def make_replacement(repair_flags: FlagFunction) -> Callable[..., Any]:
+    """Returns a function that replaces ``fairseq.options.parse_args_and_arch`` and has the name of `repair_flags`.
+
+    It calls the original and then `repair_flags` with the parsed flags. It returns what the original has returned.
+    """
+
+    @functools.wraps(repair_flags)
+    def parse_and_repair(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        parsed = original(*args, **kwargs)
+        # With parse_known=True, fairseq returns a pair: the flags, and a list of arguments that it does not know.
+        flags = parsed[0] if isinstance(parsed, tuple) else parsed
+        repair_flags(flags)
+        return parsed
+
+    return parse_and_repair
 
 
 def flag_name(name: str) -> str:

@@ -107,15 +107,12 @@ def repair(
         is_needed: returns whether the installed fairseq, Python or torch needs the repair.
     """
     places = [Place(owner, attribute) for owner in owners]
+    PLACES.extend(places)
 
     def register(function: Any) -> Any:
         def apply() -> bool:
-            if not is_needed():
-                return False
-            changes = [replace(place, function) for place in places]
-            return any(changes)
+            return is_needed() and replace_all(places, function)
 
-        PLACES.extend(places)
         REPAIRS[function.__name__] = Repair(symptom=symptom, versions=versions, apply=apply)
         return function
 
@@ -166,6 +163,12 @@ def check_switch() -> None:
         return
     names = ", ".join(sorted(REPAIRS))
     raise SynthesizerError(f"{SWITCH}={os.environ[SWITCH]}: give all, or names joined by commas, from {names}")
+
+
+def replace_all(places: list[Place], function: Callable[..., Any]) -> bool:
+    """Replaces the functions at several places by `function`; returns whether at least one was replaced now."""
+    changes = [replace(place, function) for place in places]
+    return any(changes)
 
 
 def replace(place: Place, function: Callable[..., Any]) -> bool:

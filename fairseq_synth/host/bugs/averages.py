@@ -83,7 +83,8 @@ def begin_averages_with_weights(original: Callable[..., Any], self: Trainer, *ar
 
     This concerns checkpoints without averages, as with ``--finetune-from-model``. fairseq also means to start from the
     weights of the checkpoint, but it has already removed them from the loaded state, and a KeyError follows. During the
-    call, the replacement lets fairseq's function for reading a checkpoint add a copy of the weights as the averages.
+    call, fairseq's function ``load_checkpoint_to_cpu`` is replaced by one that adds a copy of the weights to the loaded
+    state, as its averages.
     """
     read_checkpoint = fairseq.checkpoint_utils.load_checkpoint_to_cpu
 

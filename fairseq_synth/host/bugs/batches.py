@@ -12,7 +12,7 @@ from ..repairs import repair
 @repair(
     "get_batch_iterator",
     FairseqTask,
-    symptom="A run resumed after its first epoch forms other batches than the run it continues",
+    symptom="A run that is resumed after its first epoch forms other batches than before",
     versions="all versions",
 )
 def resume_with_the_same_batches(

@@ -16,7 +16,7 @@ from ..repairs import repair
 @repair(
     "copy",
     PathManager,
-    symptom="fairseq copies a new checkpoint *onto* checkpoint_last.pt and checkpoint_best.pt",
+    symptom="An interruption while checkpoint_last.pt or checkpoint_best.pt is replaced destroys the old file too",
     versions="all versions",
 )
 def write_checkpoints_atomically(

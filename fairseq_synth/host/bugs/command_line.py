@@ -31,7 +31,7 @@ def allow_bf16_without_tpu(flags: argparse.Namespace) -> None:
 
 
 @repair_parsed_flags(
-    symptom="`--tokenizer moses` without `--source-lang` and `--target-lang` ends in an error of Hydra's",
+    symptom="`--tokenizer moses` without `--source-lang` and `--target-lang` ends in an error of Hydra",
     versions="all versions",
 )
 def find_languages_of_tokenizer(flags: argparse.Namespace) -> None:
@@ -49,7 +49,8 @@ def find_languages_of_tokenizer(flags: argparse.Namespace) -> None:
     source, target = infer_language_pair(split_paths(flags.data)[0])
     if source is None or target is None:
         raise SynthesizerError(
-            f"--tokenizer {flags.tokenizer}: give --source-lang and --target-lang, which {flags.data} does not tell"
+            f"--tokenizer {flags.tokenizer}: give --source-lang and --target-lang, because the files in {flags.data} "
+            "do not have the languages in their names"
         )
     flags.source_lang = flags.source_lang or source
     flags.target_lang = flags.target_lang or target

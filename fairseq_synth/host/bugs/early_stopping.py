@@ -112,9 +112,10 @@ def resume_patience(original: Callable[..., Any], cfg: Any, trainer: Any, **kwar
     """
     is_new_training = begins_new_training(cfg, trainer)
     extra_state, batches = original(cfg, trainer, **kwargs)
-    saved_count = None if is_new_training or extra_state is None else extra_state.get(STATE)
-    if saved_count is not None and saved_count["metric"] != cfg.best_checkpoint_metric:
-        saved_count = None  # scores of another metric cannot be compared
+    if is_new_training or extra_state is None:
+        saved_count = None
+    else:
+        saved_count = find_saved_count(extra_state, metric=cfg.best_checkpoint_metric)
     for module in training_modules():
         restore_patience(module.should_stop_early, saved_count)
     if saved_count is not None and 0 < cfg.patience <= saved_count["num_runs"]:
@@ -124,11 +125,22 @@ def resume_patience(original: Callable[..., Any], cfg: Any, trainer: Any, **kwar
     return extra_state, batches
 
 
-def begins_new_training(cfg: Any, trainer: Any) -> bool:
-    """Returns whether a training does not continue the one in its checkpoint, so that validations count from 0.
+def find_saved_count(extra_state: dict[str, Any], metric: str) -> dict[str, Any] | None:
+    """Returns the count of ``--patience`` that `save_patience` has saved in the extra state of a checkpoint.
 
-    This is so with ``--reset-optimizer``, ``--reset-meters`` and at the beginning of ``--finetune-from-model``. It has
-    to be called before the checkpoint is loaded.
+    Returns None if there is none, or if it is of another metric, whose scores cannot be compared.
+    """
+    saved_count = extra_state.get(STATE)
+    if saved_count is None or saved_count["metric"] != metric:
+        return None
+    return saved_count
+
+
+def begins_new_training(cfg: Any, trainer: Any) -> bool:
+    """Returns whether a training starts anew instead of continuing the training in its checkpoint.
+
+    It starts anew with ``--reset-optimizer`` or ``--reset-meters``, and also with ``--finetune-from-model`` if there is
+    no checkpoint_last.pt yet. Call this before the checkpoint is loaded.
 
     Args:
         cfg: the flags for checkpoints.

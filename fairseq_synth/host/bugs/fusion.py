@@ -205,5 +205,5 @@ def check_dictionary(path: str, data: str, dictionary: Dictionary) -> None:
     if Dictionary.load(dictionary_file).symbols != dictionary.symbols:
         raise SynthesizerError(
             f"--lm-path {path}: {dictionary_file} has other words, or another order, than the target dictionary of the "
-            "translation; train the language model on data made with that (--srcdict of fairseq-preprocess)"
+            "translation; train the language model on data made with that dictionary (--srcdict of fairseq-preprocess)"
         )

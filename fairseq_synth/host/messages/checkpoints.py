@@ -73,7 +73,7 @@ def explain_unreadable(error: Exception) -> str:
 @repair(
     "load_checkpoint",
     Trainer,
-    symptom="A `--restore-file` that is not there is no error: the run trains from scratch",
+    symptom="If the file of `--restore-file` does not exist, the run trains from scratch without an error",
     versions="all versions",
 )
 def check_restored_checkpoint(
@@ -133,7 +133,8 @@ def name_other_scheduler(original: Callable[..., Any], *args: Any, **kwargs: Any
     def load_checked_state(state_dict: dict[str, Any]) -> None:
         if set(state_dict) != set(scheduler.state_dict()):
             raise SynthesizerError(
-                "--lr-scheduler: the training of the checkpoint had another one; give that, or --reset-lr-scheduler"
+                "--lr-scheduler: the checkpoint was trained with another scheduler; give that one, or "
+                "--reset-lr-scheduler"
             )
         load_state_dict(state_dict)
 

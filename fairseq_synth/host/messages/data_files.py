@@ -92,7 +92,7 @@ def read_mmap_size(file: BinaryIO) -> int:
         file: the index, read up to the end of its magic bytes. A header follows, then the number of tokens in each
             sentence, then the position of each sentence in the data file, in bytes.
     """
-    _version, dtype_code, sentences = struct.unpack("<QBQ", file.read(17))
+    _version, dtype_code, sentences = read_header(file, "<QBQ")
     sentence_lengths = read_numbers(file, sentences, np.int32)
     sentence_positions = read_numbers(file, sentences, np.int64)
     if sentences == 0:
@@ -108,12 +108,23 @@ def read_indexed_size(file: BinaryIO) -> int:
         file: the index, read up to the end of its magic bytes. A header follows, then three arrays, of which only the
             second is used: it has the position of each sentence in the data file, in tokens, and the total number.
     """
-    _version, _dtype_code, bytes_per_token, sentences, number_of_sizes = struct.unpack("<QQQQQ", file.read(40))
+    _version, _dtype_code, bytes_per_token, sentences, number_of_sizes = read_header(file, "<QQQQQ")
     read_numbers(file, sentences + 1, np.int64)
     token_positions = read_numbers(file, sentences + 1, np.int64)
     read_numbers(file, number_of_sizes, np.int64)  # raises an error if the end of the index is missing
     total_tokens = int(token_positions[-1])
     return total_tokens * bytes_per_token
+
+
+def read_header(file: BinaryIO, layout: str) -> tuple[int, ...]:
+    """Returns the next numbers of a binary file; raises struct.error if the file ends before them.
+
+    Args:
+        file: the file.
+        layout: how the numbers are stored, in the notation of the module struct.
+    """
+    content = file.read(struct.calcsize(layout))
+    return struct.unpack(layout, content)
 
 
 def read_numbers(file: BinaryIO, count: int, dtype: Any) -> np.ndarray:

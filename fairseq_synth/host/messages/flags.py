@@ -48,7 +48,7 @@ GENERATION_FLAGS = {field.name for field in dataclasses.fields(GenerationConfig)
 
 
 @repair_parsed_flags(
-    symptom="A mistake in a flag written in JSON or Python, as in `--eval-bleu-args`, is not explained",
+    symptom="A mistake in a flag written in JSON or Python, as in `--eval-bleu-args`, gives an error without its name",
     versions="all versions",
 )
 def check_written_flags(flags: argparse.Namespace) -> None:
@@ -95,7 +95,7 @@ def check_generation_flags(flag: str, settings: dict[str, Any]) -> None:
     unknown = set(settings) - GENERATION_FLAGS
     if unknown:
         names = ", ".join(sorted(unknown))
-        raise SynthesizerError(f"{flag}: {names}: no flag of generation, such as beam or lenpen")
+        raise SynthesizerError(f"{flag}: {names}: not a flag of fairseq-generate; give flags such as beam or lenpen")
 
 
 def check_detokenizer(flags: argparse.Namespace) -> None:
@@ -106,7 +106,7 @@ def check_detokenizer(flags: argparse.Namespace) -> None:
 
 
 @repair_parsed_flags(
-    symptom="A flag such as `--lenpen nan` is taken, and what is computed with it is meaningless",
+    symptom="A flag such as `--lenpen nan` is accepted, and the results are meaningless",
     versions="all versions",
 )
 def refuse_not_a_number(flags: argparse.Namespace) -> None:
@@ -147,7 +147,7 @@ def shorten_choices(original: Callable[..., Any], parser: argparse.ArgumentParse
         choices = [name.strip("'") for name in long_list["choices"].split(", ")]
         similar = difflib.get_close_matches(value, choices, cutoff=0.3)
         flag = long_list["flag"].split("/")[0]  # argparse writes all names of a flag, "--arch/-a"
-        raise SynthesizerError(f"{flag} {value}: unknown; the nearest are {', '.join(similar)}")
+        raise SynthesizerError(f"{flag} {value}: unknown; the most similar names are {', '.join(similar)}")
 
     parser.error = suggest_similar_choices  # type: ignore[method-assign, assignment]
     return original(parser, *args, **kwargs)

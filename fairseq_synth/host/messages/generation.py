@@ -18,7 +18,7 @@ from ..repairs import repair
     "inference_step",
     FairseqTask,
     LanguageModelingTask,
-    symptom="`--constraints` where nothing reads them, as in `fairseq-generate`, ends in a TypeError",
+    symptom="`--constraints` in a command that does not read them, such as `fairseq-generate`, ends in a TypeError",
     versions="all versions",
 )
 def refuse_lost_constraints(
@@ -37,15 +37,15 @@ def refuse_lost_constraints(
     needs_constraints = isinstance(getattr(generator, "search", None), LexicallyConstrainedBeamSearch)
     if needs_constraints and constraints is None:
         raise SynthesizerError(
-            "--constraints: only fairseq-interactive of a translation model reads constraints, behind a tab in each "
-            "line; leave it out here"
+            "--constraints: only fairseq-interactive reads constraints, after a tab in each line, and only for a "
+            "translation model; leave the flag out here"
         )
     if constraints is not None:
         tokens = constraints[:, 1:]  # the first column is the number of constraints
         if tokens.eq(self.target_dictionary.unk()).any():
             raise SynthesizerError(
-                "--constraints: a word behind a tab is not in the dictionary; give words as the training has them, or, "
-                "in text as it is, the --bpe of the training"
+                "--constraints: a word after a tab is not in the dictionary; preprocess the constraints like the "
+                "text of the training, or give the --bpe of the training"
             )
     return original(self, generator, *args, **kwargs)
 
@@ -76,7 +76,7 @@ def refuse_replace_unk(original: Callable[..., Any], replace_unk: str | None) ->
 @repair(
     "_build_batches",
     GeneratorHubInterface,
-    symptom="In Python, `translate()` names a flag of the command line where a sentence is too long",
+    symptom="In Python, `translate()` refuses a long sentence and advises a flag of the command line",
     versions="all versions",
 )
 def name_argument_of_translate(

@@ -19,7 +19,7 @@ from ..repairs import repair
 @repair(
     "load_checkpoint",
     fairseq.checkpoint_utils,
-    symptom="A validation sentence that the model cannot take ends a run after its first epoch",
+    symptom="A validation sentence that is too long for the model ends a run after its first epoch",
     versions="0.12.2",
 )
 def check_validation_lengths(original: Callable[..., Any], cfg: Any, trainer: Any, **kwargs: Any) -> Any:
@@ -102,7 +102,7 @@ def check_subset_lengths(dataset: Any, subset: str, limits: Any, max_tokens: int
 @repair(
     "load_checkpoint",
     fairseq.checkpoint_utils,
-    symptom="A `--best-checkpoint-metric` that validation does not measure loses the first epoch",
+    symptom="A `--best-checkpoint-metric` that validation does not measure ends a run before its first checkpoint",
     versions="all versions",
 )
 def check_best_metric(original: Callable[..., Any], cfg: Any, trainer: Any, **kwargs: Any) -> Any:
@@ -124,7 +124,8 @@ def check_best_metric(original: Callable[..., Any], cfg: Any, trainer: Any, **kw
     if metric not in measured:
         bleu = ", and bleu with --eval-bleu" if hasattr(task_flags, "eval_bleu") else ""
         raise SynthesizerError(
-            f"--best-checkpoint-metric {metric}: validation does not measure it, but {', '.join(measured)}{bleu}"
+            f"--best-checkpoint-metric {metric}: validation does not measure it; choose from "
+            f"{', '.join(measured)}{bleu}"
         )
     return loaded
 

@@ -155,38 +155,42 @@ def keep_bucketed_sentences(
 
 
 def shorten_padding(dataset: LanguagePairDataset, max_source_length: float, max_target_length: float) -> None:
-    """Changes a bucketed data set in place: sentences that fit the model are padded to the model's limits at most.
+    """Changes a data set in place: sentences that fit the model are not padded beyond the limits of the model.
+
+    With ``--num-batch-buckets``, fairseq groups sentences of similar length into buckets. It pads each sentence to the
+    longest sentence of its bucket, which may be longer than the model allows.
 
     Args:
         dataset: pairs of sentences in buckets.
         max_source_length: the longest source that the model takes, in tokens.
         max_target_length: the longest target that the model takes, in tokens.
     """
+    lengths = dataset.sizes  # without padding; (sentences, 2) if there are targets, otherwise (sentences,)
     has_targets = dataset.tgt_sizes is not None
-    # dataset.sizes has the lengths without padding: (sentences, 2) with targets, (sentences,) without them.
-    lengths = dataset.sizes
     if has_targets:
-        shorten_padding_of_side(dataset.src, lengths[:, 0], max_source_length)
-        shorten_padding_of_side(dataset.tgt, lengths[:, 1], max_target_length)
+        shorten_padding_of_side(dataset.src, lengths=lengths[:, 0], max_length=max_source_length)
+        shorten_padding_of_side(dataset.tgt, lengths=lengths[:, 1], max_length=max_target_length)
     else:
-        shorten_padding_of_side(dataset.src, lengths, max_source_length)
-    # the batches of each bucket are formed from these two attributes
+        shorten_padding_of_side(dataset.src, lengths=lengths, max_length=max_source_length)
+    # fairseq has computed these two attributes from the padded lengths, to form batches
     dataset.bucketed_num_tokens = dataset.num_tokens_vec(np.arange(len(dataset)))
     dataset.buckets = [(None, num_tokens) for num_tokens in np.unique(dataset.bucketed_num_tokens)]
 
 
 def shorten_padding_of_side(side: BucketPadLengthDataset, lengths: np.ndarray, max_length: float) -> None:
-    """Changes the padded lengths of all sources or all targets in place: to `max_length` at most, if the sentence fits.
+    """Changes the padded lengths of all source sentences, or of all target sentences, in place.
+
+    A sentence of at most `max_length` tokens is no longer padded beyond `max_length`. Longer sentences are not changed.
 
     Args:
-        side: the sources or the targets; ``side.sizes`` has the padded length of each sentence.
+        side: the source or target sentences; ``side.sizes`` has the padded length of each sentence.
         lengths: the length of each sentence without padding.
         max_length: the longest sentence that the model takes.
     """
     shortened_sizes = np.minimum(side.sizes, max_length)
     fits = lengths <= max_length
-    # Written into the same array, because the data set also holds it as src_sizes or tgt_sizes. The casting is from
-    # float, since max_length may be infinite.
+    # The same array is changed, because the data set also holds it as src_sizes or tgt_sizes. An infinite max_length
+    # makes shortened_sizes floating-point numbers, so they have to be cast.
     np.copyto(side.sizes, shortened_sizes, where=fits, casting="unsafe")
 
 
@@ -199,7 +203,7 @@ def shorten_padding_of_side(side: BucketPadLengthDataset, lengths: np.ndarray, m
 def skip_sentences_over_max_tokens(
     original: Callable[..., Any], self: FairseqTask, dataset: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Replaces ``FairseqTask.get_batch_iterator`` (``original``): can also skip sentences of over ``--max-tokens``.
+    """Replaces ``FairseqTask.get_batch_iterator`` (``original``): skips sentences of more than ``--max-tokens``.
 
     With ``--skip-invalid-size-inputs-valid-test``, fairseq skips validation and test sentences that are too long for
     the model, but not those that are too long for a batch. These end the command in an AssertionError. The replacement
@@ -216,7 +220,7 @@ def skip_sentences_over_max_tokens(
 @repair(
     "collater",
     LMContextWindowDataset,
-    symptom="With `--context-window` batches are padded by the whole window, also where no row needs it",
+    symptom="With `--context-window`, every batch is padded by the whole window, even if no row needs it",
     versions="all versions",
 )
 def cut_context_padding(original: Callable[..., Any], self: LMContextWindowDataset, samples: Any) -> Any:
@@ -238,7 +242,7 @@ def cut_context_padding(original: Callable[..., Any], self: LMContextWindowDatas
 @repair(
     "eval_lm_dataloader",
     LanguageModelingTask,
-    symptom="`fairseq-eval-lm` leaves out rows that are longer than the model's limit, and scores the rest",
+    symptom="`fairseq-eval-lm` silently leaves out rows that are longer than the model's limit",
     versions="all versions",
 )
 def refuse_rows_left_out(
