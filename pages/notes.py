@@ -34,9 +34,9 @@ def note(table: Table, records: list[Record], figures: Iterable[str]) -> str:
         figures: the names of the figures that are shown, whose signatures are listed.
     """
     seeds = sorted({record["seed"] for record in records})
-    seeds_text = ", ".join(str(seed) for seed in seeds)
+    seeds_text = " or ".join(str(seed) for seed in seeds)
     lines = [
-        f"The command of each run is {reproduce_command(table)}. The seeds N are {seeds_text}. "
+        f"The command of each run is {reproduce_command(table)}. The seed N is {seeds_text}. "
         f"The results of the runs are in the folder `results/{table.name}/`.",
         *list_extra_options(records),
         describe_duration(records),
@@ -87,7 +87,7 @@ def list_signatures(records: Sequence[Record], figures: Iterable[str]) -> str:
         signatures_of_runs = [record["signatures"][figure] for record in records if figure in record["signatures"]]
         if signatures_of_runs:
             signatures.append(f"`{join_distinct(signatures_of_runs)}`")
-    return f"The signatures of the scores are {', '.join(signatures)}."
+    return f"Each score has one of these signatures: {', '.join(signatures)}."
 
 
 def describe_round_trip(records: Sequence[Record]) -> list[str]:
