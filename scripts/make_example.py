@@ -168,13 +168,13 @@ def write_model_card(run: Run, settings: dict[str, Any], scores: dict[str, Any],
     lines = [
         f"# A small model that translates {pair}",
         "",
-        f"The architecture is `{run.arch}`. It was trained on {corpus} with {subwords}{case}. The "
-        "weights are in half precision, without the optimizer's state. These are the scores on the test set, which "
-        "`scripts/evaluate.sh` computed before the weights were rounded:",
+        f"The architecture of the model is `{run.arch}`. The model was trained on {corpus} with {subwords}{case}. The "
+        "weights are stored in half precision, without the state of the optimizer. `scripts/evaluate.sh` computed the "
+        "following scores on the test set, before the weights were rounded:",
         "",
         *list_scores(scores),
         "",
-        f"It was made by `{training_command(run)}` at commit {scores['commit'] or 'unknown'}.",
+        f"The model was trained by `{training_command(run)}` at commit {scores['commit'] or 'unknown'}.",
         "",
         "```bash",
         f'echo "..." | scripts/translate.sh {folder}',
