@@ -186,5 +186,5 @@ def notes(records: list[Record]) -> list[str]:
     signatures: list[str] = []
     for record in records:
         signatures += [f"`{signature}`" for signature in record["signatures"].values()]
-    signatures_text = f"{join_distinct(signatures)}. " if signatures else ""
+    signatures_text = f"Signatures: {join_distinct(signatures)}. " if signatures else ""
     return [*lines, "", f"{signatures_text}{describe_origin(records)}"]

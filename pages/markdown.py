@@ -17,7 +17,7 @@ def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Returns a table in Markdown, or a sentence in its place if there are no rows."""
     rows = list(rows)
     if not rows:
-        return "No cell has been run at this recipe yet.\n"
+        return "No model has been trained with this recipe yet.\n"
     lines = []
     for cells in [headings, ["---"] * len(headings), *rows]:
         lines.append("|" + "|".join(cells) + "|\n")

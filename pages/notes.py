@@ -34,9 +34,10 @@ def note(table: Table, records: list[Record], figures: Iterable[str]) -> str:
         figures: the names of the figures that are shown, whose signatures are listed.
     """
     seeds = sorted({record["seed"] for record in records})
-    seeds_text = ", ".join(str(seed) for seed in seeds)
+    seeds_text = " or ".join(str(seed) for seed in seeds)
     lines = [
-        f"{reproduce_command(table)}, N from {seeds_text}; runs in `results/{table.name}/`.",
+        f"The command of each run is {reproduce_command(table)}. The seed N is {seeds_text}. "
+        f"The results of the runs are in the folder `results/{table.name}/`.",
         *list_extra_options(records),
         describe_duration(records),
         list_signatures(records, figures),
@@ -59,12 +60,13 @@ def list_extra_options(records: Sequence[Record]) -> list[str]:
     lines = []
     for options_text in sorted(runs_by_options):
         if options_text:
-            lines.append(f"{runs_by_options[options_text]} of {len(records)} runs with `{options_text}`.")
+            number = runs_by_options[options_text]
+            lines.append(f"{number} of the {len(records)} runs used the options `{options_text}`.")
     return lines
 
 
 def describe_duration(records: Sequence[Record]) -> str:
-    """Returns a sentence with the numbers of updates, and the minutes on each kind of device."""
+    """Returns sentences with the numbers of updates, and the minutes on each kind of device."""
     updates = format_range([record["updates"] for record in records], ",")
     durations = []
     for device in ("cpu", "gpu"):
@@ -72,7 +74,10 @@ def describe_duration(records: Sequence[Record]) -> str:
         if minutes:
             durations.append(f"{format_range(minutes, '.1f')} minutes on a {device.upper()}")
     durations_text = " and ".join(durations)
-    return f"{updates} updates; {durations_text}, beside other work."
+    return (
+        f"The models were trained for {updates} updates. The recorded times per training are {durations_text}. "
+        "Other programs ran on the machines at the same time."
+    )
 
 
 def list_signatures(records: Sequence[Record], figures: Iterable[str]) -> str:
@@ -82,7 +87,7 @@ def list_signatures(records: Sequence[Record], figures: Iterable[str]) -> str:
         signatures_of_runs = [record["signatures"][figure] for record in records if figure in record["signatures"]]
         if signatures_of_runs:
             signatures.append(f"`{join_distinct(signatures_of_runs)}`")
-    return f"Signatures: {', '.join(signatures)}."
+    return f"Each score has one of these signatures: {', '.join(signatures)}."
 
 
 def describe_round_trip(records: Sequence[Record]) -> list[str]:
@@ -92,21 +97,22 @@ def describe_round_trip(records: Sequence[Record]) -> list[str]:
         figures = record["figures"]
         if "bleu" in figures and "round_trip" in figures:
             scores.append(f"{figures['round_trip']:.2f}")
-    return [f"A perfect translation would score BLEU {join_distinct(scores)}."] if scores else []
+    return [f"A perfect translation would score {join_distinct(scores)} BLEU."] if scores else []
 
 
 def describe_significance(table: Table, records: Sequence[Record]) -> list[str]:
-    """Returns a sentence on how many runs differ from the baseline by the task's significance test, if one was made."""
+    """Returns how many runs differ from the baseline by the task's significance test, if one was made."""
     tests = [record["significance"] for record in records if record.get("significance")]
     if not tests:
         return []
     number_significant = sum(test["p_value"] < 0.05 for test in tests)
     # seeds and counts of single runs are left out of the signatures
     kinds = [re.split(r"\|(?:seed|won):", test["signature"])[0] for test in tests if "signature" in test]
-    kinds_text = f" ({join_distinct(kinds)})" if kinds else ""
+    kinds_text = f": {join_distinct(kinds)}" if kinds else ""
     return [
-        f"{TASKS[table.task].test}{kinds_text} against {baseline_name(table)} of the same seed: "
-        f"p < 0.05 in {number_significant} of {len(tests)} runs."
+        f"Each run was compared with the run of {baseline_name(table)} that has the same seed "
+        f"({TASKS[table.task].test}{kinds_text}). "
+        f"The p-value is below 0.05 in {number_significant} of {len(tests)} runs."
     ]
 
 
@@ -115,7 +121,7 @@ def list_speed_benchmarks(table: Table) -> list[str]:
     lines = []
     for record in load(f"{table.name}/speed"):
         command = f"`python benchmarks/timing.py {table.name}`"
-        lines.append(f"{record['benchmark']}: {command}, commit {record['commit']}.")
+        lines.append(f"The speed was measured with {command} at commit {record['commit']} ({record['benchmark']}).")
     return lines
 
 
@@ -136,7 +142,7 @@ def describe_origin(records: Sequence[Record]) -> str:
         versions.append(program + " " + " and ".join(sorted(program_versions)))
     versions_text = ", ".join(versions)
     commits_text = ", ".join(sorted(commits))
-    return f"{versions_text}. {join_distinct(machines)}. Commits: {commits_text}."
+    return f"Versions: {versions_text}. Hardware: {join_distinct(machines)}. Commits: {commits_text}."
 
 
 def join_distinct(values: Iterable[str]) -> str:

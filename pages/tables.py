@@ -134,7 +134,7 @@ def results_table(name: str, dataset: str = "") -> str:
     models_not_shown = [label(model) for model in models if model not in models_shown]
     if models_not_shown:
         names = ", ".join(models_not_shown)
-        paragraphs.append(f"{NOT_RUN.capitalize()}: {names}.\n")
+        paragraphs.append(f"These models have not been trained yet: {names}.\n")
     if records:
         figures_shown: list[str] = []
         for column in table.columns:
