@@ -7,7 +7,7 @@ from typing import NamedTuple
 from fairseq_synth.names import VARIANTS
 from recipes.catalog import BASELINE, CORPORA, TABLES, TASKS, Column, Table
 
-from .markdown import ModelColumn, explain_dagger, label, list_models, markdown, model_table
+from .markdown import ModelColumn, explain_dagger, list_models, markdown, model_table
 from .notes import baseline_name, note, reproduce_command
 from .records import (
     STEPS_PER_SECOND,
@@ -114,7 +114,7 @@ def minus_baseline(table: Table) -> str:
 def results_table(name: str, dataset: str = "") -> str:
     """Returns a table of results, or the columns of one of its data sets, with notes on how the figures came about.
 
-    A table of which nothing has run shows the paper's figures only. Models without any figure are named below.
+    A table of which nothing has run shows the paper's figures only. Models without any figure are left out.
     """
     table = TABLES[name]
     columns = [column for column in table.columns if not dataset or column.name == dataset]
@@ -131,10 +131,6 @@ def results_table(name: str, dataset: str = "") -> str:
     dagger = explain_dagger(models_shown)
     if dagger:
         paragraphs.append(dagger)
-    models_not_shown = [label(model) for model in models if model not in models_shown]
-    if models_not_shown:
-        names = ", ".join(models_not_shown)
-        paragraphs.append(f"These models have not been trained yet: {names}.\n")
     if records:
         figures_shown: list[str] = []
         for column in table.columns:
