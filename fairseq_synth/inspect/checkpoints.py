@@ -77,10 +77,11 @@ def load(path: Path, data: Path | None = None) -> Loaded:
     overrides = {"left_pad_source": False, "left_pad_target": False, "eval_bleu": False}
     checkpoint = checkpoint_utils.load_checkpoint_to_cpu(str(path), overrides)
     cfg = read_config(path, checkpoint)
+    weights = checkpoint["model"]
     model_name = check_architecture(path, cfg)
-    check_weights(path, checkpoint["model"])
-    check_embeddings(path, model_name, checkpoint["model"], has_data=data is not None)
-    task = set_up_task_of_checkpoint(path, cfg, checkpoint["model"], data)
+    check_weights(path, weights)
+    check_embeddings(path, model_name, weights, has_data=data is not None)
+    task = set_up_task_of_checkpoint(path, cfg, weights, data)
     models, _, _ = checkpoint_utils.load_model_ensemble_and_task([str(path)], task=task, state=checkpoint)
     model = models[0].float().eval()
     if not attentions(model):
@@ -161,7 +162,13 @@ def check_embeddings(path: Path, model_name: str, weights: dict[str, Tensor], ha
 
 
 def set_up_task_of_checkpoint(path: Path, cfg: Any, weights: dict[str, Tensor], data: Path | None) -> Any:
-    """Returns the task of a checkpoint, with the dictionaries of the data, or with made-up ones if `data` is None.
+    """Returns the task of a checkpoint, with the dictionaries of the data, or with made-up ones without data.
+
+    Args:
+        path: the checkpoint, for error messages.
+        cfg: its config.
+        weights: its model's state dict, which says how large the dictionaries are.
+        data: the folder of the data, or None.
 
     Raises:
         SynthesizerError: the data cannot be used, or its dictionaries have other sizes than the embeddings.

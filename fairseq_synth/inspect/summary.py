@@ -20,16 +20,20 @@ def summarise(results: Results) -> Results:
 
 
 def summarise_attention(results: Results) -> Results:
-    """Returns what is kept of the results of one attention; see `summarise`."""
+    """Returns those results of one attention that docs/analysis.md shows.
+
+    The histogram of parameters is left out, the other histograms get half as many intervals, and the mean attention
+    matrix of each head is cut to its corner, or left out for a cross-attention.
+    """
     kept = dict(results)
-    pattern = kept.pop("pattern", [])  # the mean attention matrix of each head
+    matrices = kept.pop("pattern", [])
     kept["histograms"] = {}
     for kind in ("logits", "weights"):
         histogram = results.get("histograms", {}).get(kind)
         if histogram:
             kept["histograms"][kind] = halve_intervals(histogram)
     if results["group"] != "decoder.cross":
-        kept["pattern"] = [cut_to_corner(matrix) for matrix in pattern]
+        kept["pattern"] = [cut_to_corner(matrix) for matrix in matrices]
     return kept
 
 

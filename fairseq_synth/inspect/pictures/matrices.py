@@ -40,21 +40,7 @@ def patterns(models: Sequence[Model], names: Sequence[str]) -> Picture:
         models: with the same layers and heads.
         names: the attentions whose mean weights every model has.
     """
-    num_heads = max(models[0].attentions[name]["heads"] for name in names)
-    is_side_by_side = len(models) * num_heads <= MOST_COLUMNS
-    rows_of_models = []
-    for model in models:
-        rows = pattern_rows(model, names, num_heads)
-        rows = title_columns(rows, [str(head) for head in range(num_heads)])
-        above = f"{model.name}, head" if len(models) > 1 else "head"
-        rows = add_to_first_panel(rows, heading(above, points=17))
-        if model is models[0] or not is_side_by_side:
-            rows = [[add_call(row[0], row_label(name)), *row[1:]] for row, name in zip(rows, names)]
-        rows_of_models.append(rows)
-    if is_side_by_side:
-        rows = join_side_by_side(rows_of_models)
-    else:
-        rows = join_below_each_other(rows_of_models)
+    rows = pattern_rows(models, names)
     columns = len(rows[0])
     margins = Margins(left=1.05, right=0.08, top=0.45, bottom=0.62, between_columns=0.05, between_rows=0.05)
     room = WIDTH - margins.left - margins.right - (columns - 1) * margins.between_columns
@@ -68,7 +54,39 @@ def patterns(models: Sequence[Model], names: Sequence[str]) -> Picture:
     return Picture("patterns", flatten_rows(rows), (width, height), columns, below=below, margins=margins)
 
 
-def pattern_rows(model: Model, names: Sequence[str], num_heads: int) -> list[Row]:
+def pattern_rows(models: Sequence[Model], names: Sequence[str]) -> list[Row]:
+    """Returns the mean attention weights of all models, side by side if there is room, else below each other.
+
+    Args:
+        models: with the same layers and heads.
+        names: the attentions.
+    """
+    num_heads = max(models[0].attentions[name]["heads"] for name in names)
+    is_side_by_side = len(models) * num_heads <= MOST_COLUMNS
+    rows_of_models = []
+    for model in models:
+        rows = model_rows(model, names, num_heads)
+        rows = title_columns(rows, [str(head) for head in range(num_heads)])
+        above = f"{model.name}, head" if len(models) > 1 else "head"
+        rows = add_to_first_panel(rows, heading(above, points=17))
+        if model is models[0] or not is_side_by_side:
+            rows = name_attentions(rows, names)
+        rows_of_models.append(rows)
+    if is_side_by_side:
+        return join_side_by_side(rows_of_models)
+    return join_below_each_other(rows_of_models)
+
+
+def name_attentions(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
+    """Returns copies of rows, each with the name of its attention on the left."""
+    named = []
+    for row, name in zip(rows, names):
+        first_panel, *other_panels = row
+        named.append([add_call(first_panel, row_label(name)), *other_panels])
+    return named
+
+
+def model_rows(model: Model, names: Sequence[str], num_heads: int) -> list[Row]:
     """Returns the mean attention weights of a model: a row for each attention, a column for each head.
 
     Args:
