@@ -814,3 +814,15 @@ def test_the_clone_in_place_of_the_plugin_is_refused():
         == f"fairseq_synth: error: --user-dir {ROOT}: is the clone; give the plugin in it, {ROOT / 'fairseq_synth'}"
     )
     assert "Traceback" not in done.stderr
+
+
+def test_torch_load_is_the_original_again_after_a_checkpoint_was_loaded(tmp_path):
+    original_load = torch.load
+    torch.save({"x": torch.zeros(1)}, tmp_path / "checkpoint.pt")
+    with weights_only():
+        torch.load(tmp_path / "checkpoint.pt")
+    assert torch.load is original_load
+    with pytest.raises(FileNotFoundError):
+        with weights_only():
+            torch.load(tmp_path / "missing.pt")
+    assert torch.load is original_load

@@ -51,9 +51,9 @@ from fairseq_synth.inspect.inspection import Options
 from fairseq_synth.inspect.parts import attention as attention_part
 from fairseq_synth.inspect.parts import heads as heads_part
 from fairseq_synth.inspect.parts.heads import head_importance
-from fairseq_synth.inspect.passes import SentenceReading, build_criterion, loss
+from fairseq_synth.inspect.passes import SentenceReading, build_criterion, count_targets, loss
 from fairseq_synth.inspect.pictures.heads import HEAD_METRICS
-from fairseq_synth.inspect.positional import MeanByPosition
+from fairseq_synth.inspect.positional import MeanByPosition, fit_constants
 from fairseq_synth.synthesizers import SYNTHESIZERS
 
 # ---- measures
@@ -827,3 +827,21 @@ def test_refuses_weights_that_are_not_numbers(trained, data, tmp_path):
     line = refused(tmp_path / "nan.pt", "--data", data / "bin", "--out", tmp_path / "out")
     assert line.startswith(f"{tmp_path / 'nan.pt'}: its weight decoder.layers.1.fc1.weight has values that are not")
     assert not (tmp_path / "out").exists()
+
+
+def test_losses_of_a_decoder_are_per_token_even_with_sentence_avg():
+    """With ``--sentence-avg``, a criterion returns the number of sentences, but fairseq's log divides by tokens."""
+    log_of_a_decoder = {"loss": 3.0, "nll_loss": 2.0, "ntokens": 30, "nsentences": 4}
+    assert count_targets(4, log_of_a_decoder) == 30
+    log_of_a_classifier = {"loss": 3.0, "ntokens": 30, "nsentences": 4}
+    assert count_targets(4, log_of_a_classifier) == 4
+
+
+def test_constant_logits_of_a_decoder_are_0_where_a_row_sees_nothing():
+    weights = MeanByPosition()
+    weights.add(torch.tensor([[[1.0, 0.0, 0.0], [0.3, 0.7, 0.0], [0.2, 0.3, 0.5]]]))
+    constants = fit_constants(weights, causal=True)
+    is_hidden = torch.ones(3, 3, dtype=torch.bool).triu(1)
+    assert constants.by_position[0][is_hidden].eq(0).all()
+    attention = constants.by_position[0].masked_fill(is_hidden, float("-inf")).softmax(dim=1)
+    torch.testing.assert_close(attention.float(), weights.total[0], atol=1e-4, rtol=0)
