@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 from fairseq_synth import register  # noqa: E402
 from fairseq_synth.computations import kernels  # noqa: E402
-from pages.markdown import markdown  # noqa: E402
+from pages.markdown import markdown_table  # noqa: E402
 from recipes.provenance import here  # noqa: E402
 
 register()
@@ -123,7 +123,7 @@ def report(title: str, unit: str, rows: Mapping[str, Mapping[str, float]], args:
     cells = []
     for name, row in rows.items():
         cells.append([name, *(f"{row[column]:.2f}" if column in row else "" for column in columns)])
-    print(markdown(["", *columns], cells), end="")
+    print(markdown_table(["", *columns], cells), end="")
     if args.out:
         flags = {name: value for name, value in vars(args).items() if name != "out"}
         record = {
