@@ -21,7 +21,7 @@ from .checkpoint_compatibility import adapt_checkpoint
 from .computations import attend
 from .computations.plain import attention_weights, drop, join_heads, weighted_sum
 from .errors import SynthesizerError
-from .linear import LinearWeights, is_plain_linear, join_linear_layers
+from .linear import LinearWeights, is_plain_linear, join_linear_layers, read_linear_weights
 from .logits import Logits
 from .masks import is_causal, to_boolean_or_float, without_hidden_padding
 from .positions import Inputs
@@ -185,8 +185,11 @@ class SyntheticAttention(nn.Module):
 
     def project(self, x: Tensor) -> Projections:
         """Returns the projections of the layer's input (T, B, C)."""
-        # Each attribute that is a module is looked up once, as a look-up takes as long as a view of a tensor.
-        q_proj, k_proj, v_proj = self.q_proj, self.k_proj, self.v_proj
+        # Modules are read from the dictionary of modules, as an attribute takes Python as long as a view of a tensor.
+        modules: dict[str, Any] = self._modules
+        q_proj = modules.get("q_proj")
+        k_proj = modules.get("k_proj")
+        v_proj = modules["v_proj"]
         if q_proj is None or k_proj is None:
             return Projections(None, None, self.split_heads(v_proj(x)))
         if self.training and not is_recorded():
@@ -219,10 +222,11 @@ class SyntheticAttention(nn.Module):
     def project_out(self, out: Tensor, size: torch.Size) -> Tensor:
         """Returns the output projection of (T B, C), as a tensor of `size` (T, B, C)."""
         out_proj = self.out_proj
-        if is_plain_linear(out_proj):
-            # A product of two dimensions takes less time than one of three.
-            return F.linear(out, weight_of(out_proj), cast(Tensor, out_proj.bias)).view(size)
-        return out_proj(out.view(size))
+        weights = read_linear_weights(out_proj)
+        if weights is None:
+            return out_proj(out.view(size))
+        # A product of two dimensions takes less time than one of three.
+        return F.linear(out, weights.weight, weights.bias).view(size)
 
     def dropout(self) -> float:
         """Returns the probability of dropping an attention weight in this call."""

@@ -33,25 +33,33 @@ class LinearWeights(NamedTuple):
     bias: Tensor
 
 
+def read_linear_weights(layer: nn.Module) -> LinearWeights | None:
+    """Returns weight and bias of a linear layer if calling the layer is no more than ``F.linear`` with them."""
+    if not is_plain_linear(layer):
+        return None
+    # The dictionary is read because attributes of a module take Python several times as long. In sharded layers the
+    # weights are attributes alone.
+    parameters: dict[str, Any] = layer._parameters
+    weight = parameters.get("weight")
+    bias = parameters.get("bias")
+    if weight is None or bias is None:
+        return None
+    return LinearWeights(weight, bias)
+
+
 def join_linear_layers(layers: Sequence[nn.Module]) -> LinearWeights | None:
     """Returns the weight and bias of one linear layer whose output is that of all `layers`, one after another.
 
-    Returns None if calling one of the layers means more than multiplying by its weight and adding its bias.
+    Returns None if one of the layers has no weights that `read_linear_weights` returns.
     """
     weights = []
     biases = []
     for layer in layers:
-        if not is_plain_linear(layer):
+        linear_weights = read_linear_weights(layer)
+        if linear_weights is None:
             return None
-        # Attributes of a module take Python several times as long as its dictionary of parameters. In sharded layers
-        # weights are attributes alone.
-        parameters: dict[str, Any] = layer._parameters
-        weight = parameters.get("weight")
-        bias = parameters.get("bias")
-        if weight is None or bias is None:
-            return None
-        weights.append(weight)
-        biases.append(bias)
+        weights.append(linear_weights.weight)
+        biases.append(linear_weights.bias)
     return LinearWeights(torch.cat(weights), torch.cat(biases))
 
 

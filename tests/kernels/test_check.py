@@ -18,9 +18,12 @@ pytestmark = [
 ]
 
 
+interpreted = pytest.mark.interpreted
+
+
 @pytest.fixture(autouse=True)
-def unchecked(monkeypatch):
-    """The kernels are switched on and run by the interpreter, and no call has been compared yet."""
+def unchecked(monkeypatch, chosen):
+    """Switches the kernels on, which the interpreter runs; no call has been compared yet."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(kernels, "SWITCH", "1")
     monkeypatch.setattr(kernels, "CHECKED", set())
@@ -98,6 +101,7 @@ def write_no_number(tensors):
     tensors["out"][0, 0] = float("nan")
 
 
+@interpreted
 @pytest.mark.parametrize(
     "kernel, change, wrong",
     [
@@ -107,6 +111,7 @@ def write_no_number(tensors):
         ("add", change_matrix_gradient, "(bias) errs by "),
         ("add", change_weights_gradient, "(weight) errs by "),
     ],
+    ids=["output", "no_number", "values", "matrix", "weight"],
 )
 def test_wrong_kernels_are_switched_off(kernel, change, wrong, monkeypatch, caplog):
     """One line says what is wrong; the result, then and later, is the definition's."""
@@ -119,6 +124,7 @@ def test_wrong_kernels_are_switched_off(kernel, change, wrong, monkeypatch, capl
     check_that_the_definition_is_used(results, monkeypatch)
 
 
+@interpreted
 def test_a_wrong_kernel_for_long_sentences_is_switched_off(monkeypatch, caplog):
     monkeypatch.setattr("fairseq_synth.computations.kernels.launches.Layout.is_short", lambda _: False)
     plant_error(monkeypatch, "backward_columns", change_values_gradient)
@@ -128,6 +134,7 @@ def test_a_wrong_kernel_for_long_sentences_is_switched_off(monkeypatch, caplog):
     check_that_the_definition_is_used(results, monkeypatch, padded=False)
 
 
+@interpreted
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("spec", ["random", "dense+vanilla", "factorized_dense+vanilla", "relative_random"])
 def test_right_kernels_stay_on(spec, dtype, compared, caplog):
@@ -138,6 +145,7 @@ def test_right_kernels_stay_on(spec, dtype, compared, caplog):
     assert kernels.SWITCH == "1" and warnings(caplog) == []
 
 
+@interpreted
 def test_a_kind_of_call_is_compared_once(compared):
     """Other sizes of a batch are of the same kind; causal calls, dropout and evaluation are not."""
     attend()
@@ -155,6 +163,7 @@ def test_a_kind_of_call_is_compared_once(compared):
     assert len(compared) == 5
 
 
+@interpreted
 def test_an_error_with_dropout_is_seen(monkeypatch, caplog):
     """The compiled kernels are compared as they are, but for a probability of 0."""
     probabilities = []
@@ -169,6 +178,7 @@ def test_an_error_with_dropout_is_seen(monkeypatch, caplog):
     assert probabilities and len(warnings(caplog)) == 1
 
 
+@interpreted
 def test_random_numbers_are_the_same_after_a_comparison(compared):
     torch.manual_seed(3)
     first = attend(dropout=0.4)
@@ -180,6 +190,7 @@ def test_random_numbers_are_the_same_after_a_comparison(compared):
         assert torch.equal(found, expected)
 
 
+@interpreted
 @pytest.mark.parametrize("is_wrong", [False, True])
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_the_first_call_may_be_checkpointed(use_reentrant, is_wrong, compared, monkeypatch):
@@ -202,6 +213,7 @@ def test_the_first_call_may_be_checkpointed(use_reentrant, is_wrong, compared, m
     assert len(compared) == (2 if use_reentrant and not is_wrong else 1)
 
 
+@interpreted
 def test_the_next_call_is_compared_where_the_definition_has_no_numbers(compared, caplog):
     """A loss that overflows says nothing about the kernels."""
     module, x = make_attention("random+vanilla").train(), torch.randn(6, 2, 6)
@@ -215,6 +227,7 @@ def test_the_next_call_is_compared_where_the_definition_has_no_numbers(compared,
     assert [found.is_finite for found in compared] == [False, True]
 
 
+@interpreted
 def test_a_part_of_a_large_batch_is_compared(monkeypatch, caplog):
     """From the first sentence to the last; the kernels compute all of them."""
     check = "fairseq_synth.computations.kernels.check.MAX_WEIGHTS"

@@ -171,50 +171,80 @@ def test_compiled_kernels_are_compared_before_they_are_used(gpu, monkeypatch):
 
 
 def layout(**sizes):
-    """A layout of a GPU, in which all sizes that are not given are 0."""
-    wanted = {**dict.fromkeys(launches.Layout._fields, 0), "D": 64, "weight_rows": NO_WEIGHTS, "wanted": (), **sizes}
-    return launches.Layout(**wanted)
+    """Returns a layout of a GPU, in which all sizes that are not given are 0."""
+    fields = dict.fromkeys(launches.Layout._fields, 0)
+    fields.update(value_width=64, weight_rows=NO_WEIGHTS, wanted=())
+    fields.update(sizes)
+    return launches.Layout(**fields)
+
+
+QUERIES = {"query_width": 64}
+SHARED_KEYS = {"shared_width": 64}
+OUTER = {"right_width": 9}
+MATRIX = {"matrix_columns": 9}
 
 
 @pytest.mark.parametrize(
-    "is_short, length, cases",
+    "length, sizes",
     [
-        (True, 32, [dict(r_columns=9), dict(Q=64, X=64, r_columns=9), dict(D=72, r_columns=9), dict(D=72, X=72)]),
-        (False, 32, [dict(Q=64, X=64, right=9, r_columns=9), dict(Q=64, X=72), dict(D=72, right=9)]),
-        (True, 64, [dict(r_columns=9), dict(Q=64), dict(X=64), dict(D=40, Q=40)]),
-        (False, 64, [dict(D=65, r_columns=9), dict(D=40, X=40), dict(Q=64, r_columns=9), dict(right=9)]),
-        (False, 33, [dict(Q=64, r_columns=9)]),
-        (False, 65, [dict(r_columns=9), dict(Q=64)]),
+        (32, MATRIX),
+        (32, {**QUERIES, **SHARED_KEYS, **MATRIX}),
+        (32, {"value_width": 72, **MATRIX}),
+        (32, {"value_width": 72, "shared_width": 72}),
+        (64, MATRIX),
+        (64, QUERIES),
+        (64, SHARED_KEYS),
+        (64, {"value_width": 40, "query_width": 40}),
     ],
 )
-def test_which_sentences_are_short(is_short, length, cases):
-    """Their tiles are in registers, so the number of summands and their widths count."""
-    for sizes in cases:
-        assert layout(T=length, **sizes).is_short() == is_short, sizes
+def test_short_sentences_whose_tiles_fit_into_registers(length, sizes):
+    assert layout(length=length, **sizes).is_short()
+
+
+@pytest.mark.parametrize(
+    "length, sizes",
+    [
+        (32, {**QUERIES, **SHARED_KEYS, **OUTER, **MATRIX}),
+        (32, {"query_width": 64, "shared_width": 72}),
+        (32, {"value_width": 72, **OUTER}),
+        (33, {**QUERIES, **MATRIX}),
+        (64, {"value_width": 65, **MATRIX}),
+        (64, {"value_width": 40, "shared_width": 40}),
+        (64, {**QUERIES, **MATRIX}),
+        (64, OUTER),
+        (65, MATRIX),
+        (65, QUERIES),
+    ],
+)
+def test_sentences_that_are_too_long_or_have_too_many_summands_for_registers(length, sizes):
+    assert not layout(length=length, **sizes).is_short()
 
 
 def test_tiles():
     """As they were measured: rows, columns, warps and stages."""
-    q, x, outer, r = dict(Q=64), dict(X=64), dict(right=9), dict(r_columns=9)
+    q = QUERIES
+    x = SHARED_KEYS
+    outer = OUTER
+    r = MATRIX
     for sizes, forward, backward in (
-        (dict(T=9, **r), (16, 16, 2, 1), (16, 16, 2, 1)),
-        (dict(T=32, **q, **r), (32, 32, 1, 1), (32, 32, 2, 1)),
-        (dict(T=32, **outer), (32, 32, 1, 1), (32, 32, 2, 1)),
-        (dict(T=33, **r), (64, 64, 4, 1), (64, 64, 4, 1)),
-        (dict(T=9, D=65, **r), (16, 16, 4, 1), (16, 16, 4, 1)),
+        (dict(length=9, **r), (16, 16, 2, 1), (16, 16, 2, 1)),
+        (dict(length=32, **q, **r), (32, 32, 1, 1), (32, 32, 2, 1)),
+        (dict(length=32, **outer), (32, 32, 1, 1), (32, 32, 2, 1)),
+        (dict(length=33, **r), (64, 64, 4, 1), (64, 64, 4, 1)),
+        (dict(length=9, value_width=65, **r), (16, 16, 4, 1), (16, 16, 4, 1)),
     ):
         assert [launches.Tile.for_whole_sentence(layout(**sizes), is_forward) for is_forward in (True, False)] == [
             forward,
             backward,
         ]
     for sizes, *expected in (
-        (dict(T=130, **r), (64, 64, 4, 2), (64, 32, 4, 3), (32, 64, 4, 2), (64, 64, 4, 2)),
-        (dict(T=130, **q, **r), (64, 64, 4, 2), (64, 32, 4, 3), (64, 64, 4, 2), (64, 64, 4, 2)),
-        (dict(T=130, **q, **x), (64, 32, 4, 3), (64, 32, 4, 3), (32, 64, 4, 3), (64, 64, 4, 2)),
-        (dict(T=130, **outer), (64, 32, 4, 3), (64, 32, 4, 3), (32, 64, 4, 2), (64, 64, 4, 2)),
-        (dict(T=130, **q, **x, **r), (32, 32, 4, 2), (32, 32, 4, 3), (32, 32, 4, 2), (32, 32, 4, 2)),
-        (dict(T=130, **q, **outer, **r), (16, 16, 4, 2), (16, 16, 4, 3), (16, 16, 4, 2), (16, 16, 4, 2)),
-        (dict(T=20, **r), (32, 32, 4, 2), (32, 32, 4, 3), (32, 32, 4, 2), (32, 32, 4, 2)),
+        (dict(length=130, **r), (64, 64, 4, 2), (64, 32, 4, 3), (32, 64, 4, 2), (64, 64, 4, 2)),
+        (dict(length=130, **q, **r), (64, 64, 4, 2), (64, 32, 4, 3), (64, 64, 4, 2), (64, 64, 4, 2)),
+        (dict(length=130, **q, **x), (64, 32, 4, 3), (64, 32, 4, 3), (32, 64, 4, 3), (64, 64, 4, 2)),
+        (dict(length=130, **outer), (64, 32, 4, 3), (64, 32, 4, 3), (32, 64, 4, 2), (64, 64, 4, 2)),
+        (dict(length=130, **q, **x, **r), (32, 32, 4, 2), (32, 32, 4, 3), (32, 32, 4, 2), (32, 32, 4, 2)),
+        (dict(length=130, **q, **outer, **r), (16, 16, 4, 2), (16, 16, 4, 3), (16, 16, 4, 2), (16, 16, 4, 2)),
+        (dict(length=20, **r), (32, 32, 4, 2), (32, 32, 4, 3), (32, 32, 4, 2), (32, 32, 4, 2)),
     ):
         assert [
             launches.Tile.for_kernel(kernel, layout(**sizes)) for kernel in ("forward", "rows", "columns", "matrix")
@@ -224,14 +254,14 @@ def test_tiles():
 @pytest.mark.parametrize(
     "sizes, expected",
     [
-        (dict(T=32, Q=64, r_columns=32), [(8, 125), 8, 1, (8, 63), 16, 2]),
-        (dict(T=33, r_columns=33), [(8, 125), 8, 4, (8, 33), 31, 4]),
-        (dict(T=130, r_columns=130), [(24000, 1), 4, (24000, 1), 4, (24000, 1), 1, 4, (216, 1), 334, 4]),
+        (dict(length=32, query_width=64, matrix_columns=32), [(8, 125), 8, 1, (8, 63), 16, 2]),
+        (dict(length=33, matrix_columns=33), [(8, 125), 8, 4, (8, 33), 31, 4]),
+        (dict(length=130, matrix_columns=130), [(24000, 1), 4, (24000, 1), 4, (24000, 1), 1, 4, (216, 1), 334, 4]),
     ],
 )
 def test_programs(sizes, expected):
     """So many as were measured to be fast: of each launch its grid, the sentences that a program sums over, warps."""
-    sizes = dict(B=1000, H=8, dtypes=(torch.bfloat16,), r_rows=sizes["T"], **sizes)
+    sizes = dict(bsz=1000, num_heads=8, dtypes=(torch.bfloat16,), matrix_rows=sizes["length"], **sizes)
     plan = launches.Plan(layout(wanted=("packed", "r"), **sizes))
     found = []
     for launch in [plan.forward, *plan.backward[:-1]]:
@@ -242,17 +272,17 @@ def test_programs(sizes, expected):
 
 def test_memory_for_sums():
     """A sum for each program: of the gradient of what is shared, or of one weight for each head."""
-    shared = dict(H=8, dtypes=(torch.bfloat16,), number_of_weights=3)
-    short = dict(T=32, B=1000, r_rows=32, r_columns=32, wanted=("r",))
+    shared = dict(num_heads=8, dtypes=(torch.bfloat16,), number_of_weights=3)
+    short = dict(length=32, bsz=1000, matrix_rows=32, matrix_columns=32, wanted=("r",))
     assert launches.Plan(layout(**shared, **short)).sums == {"sum_r": 63 * 8 * 32 * 32}  # 63 groups
     long = dict(
-        T=130,
-        B=50,
-        Q=64,
-        left=10,
-        right=13,
-        r_rows=130,
-        r_columns=130,
+        length=130,
+        bsz=50,
+        query_width=64,
+        left_width=10,
+        right_width=13,
+        matrix_rows=130,
+        matrix_columns=130,
         weight_rows=launches.WeightRows(q=0, x=-1, outer=1, c=-1, r=2),
     )
     plan = launches.Plan(layout(**shared, **long, wanted=("packed", "pair", "r", "weights")))
@@ -264,8 +294,8 @@ def test_memory_for_sums():
 @pytest.mark.parametrize(
     "sizes, expected",
     [
-        (dict(T=130, right=4), dict(FACTOR=64, UNIT=8, PRECISION="tf32")),
-        (dict(T=9, D=12, Q=8), dict(FACTOR=16, UNIT=1, Q_BLOCK=16, A_R=3)),
+        (dict(length=130, right_width=4), dict(FACTOR=64, UNIT=8, PRECISION="tf32")),
+        (dict(length=9, value_width=12, query_width=8), dict(FACTOR=16, UNIT=1, Q_BLOCK=16, A_R=3)),
         (dict(dtypes=(torch.float32,)), dict(PRECISION="ieee")),
     ],
 )

@@ -184,7 +184,7 @@ def attend(plan: Plan, call: Call, seed: Tensor | None) -> Tensor:
     """Returns the result (T B, C) of the kernels of a plan for a call. A layout with dropout needs a seed for it."""
     hidden = None
     if call.key_padding_mask is not None:
-        hidden = align_memory(call.key_padding_mask.to(torch.bool).contiguous().view(torch.uint8))
+        (hidden,) = align_memory([call.key_padding_mask.to(torch.bool).contiguous().view(torch.uint8)])
     out: Tensor = KernelAttention.apply(plan, hidden, seed, *call.tensors)
     return out
 
@@ -291,10 +291,10 @@ class KernelAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, plan: Plan, hidden: Tensor | None, seed: Tensor | None, *inputs: Tensor) -> Tensor:
         layout = plan.layout
-        out = inputs[0].new_empty((layout.T * layout.B, layout.H * layout.D))
+        out = inputs[0].new_empty((layout.length * layout.bsz, layout.num_heads * layout.value_width))
         lse = None
         if plan.is_long:
-            lse = out.new_empty((layout.B, layout.H, layout.T), dtype=torch.float32)
+            lse = out.new_empty((layout.bsz, layout.num_heads, layout.length), dtype=torch.float32)
         tensors: dict[Any, Any] = {None: None, "hidden": hidden, "seed": seed, "out": out, "lse": lse}
         tensors.update(zip(plan.names, inputs))
         with torch.cuda.device_of(out):  # the current device may be another; in the backward pass torch sets it
@@ -309,16 +309,15 @@ class KernelAttention(torch.autograd.Function):
         plan: Plan = ctx.plan
         layout = plan.layout
         # A hook on saved tensors, such as torch's `save_on_cpu`, may bring them back to another address.
-        saved: list[Any] = [None if tensor is None else align_memory(tensor) for tensor in ctx.saved_tensors]
-        hidden, seed, lse, out, *inputs = saved
-        grad = align_memory(grad.contiguous())
+        hidden, seed, lse, out, *inputs, grad = align_memory([*ctx.saved_tensors, grad.contiguous()])
         tensors: dict[Any, Any] = {None: None, "hidden": hidden, "seed": seed, "out": out, "lse": lse, "grad": grad}
-        tensors.update(zip(plan.names, inputs))
         gradients: list[Tensor | None] = []
-        for name, tensor in zip(plan.names, inputs):
-            gradients.append(torch.empty_like(tensor) if name in layout.wanted else None)
-        tensors.update(zip(plan.gradient_names, gradients))
-        if "pair" in layout.wanted and layout.left > divide_up(layout.T, layout.right):
+        for name, gradient_name, tensor in zip(plan.names, plan.gradient_names, inputs):
+            gradient = torch.empty_like(tensor) if name in layout.wanted else None
+            tensors[name] = tensor
+            tensors[gradient_name] = gradient
+            gradients.append(gradient)
+        if "pair" in layout.wanted and layout.left_width > divide_up(layout.length, layout.right_width):
             tensors["to_pair"].zero_()  # some features belong to columns beyond the sentence
         if plan.sums:
             sizes = list(plan.sums.values())

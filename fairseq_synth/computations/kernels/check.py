@@ -127,26 +127,44 @@ def compare(call: Call, compute: Compute) -> Comparison:
     sentences = choose_sentences(call)
     output_gradient = choose_output_gradient(call, sentences)
     with torch.autograd.graph.saved_tensors_hooks(keep, keep):
-        found = compute_by_kernels(call, compute, sentences, output_gradient)
+        results = compute_by_kernels(call, compute, sentences, output_gradient)
         with torch.autocast(call.value.device.type, enabled=False):
             definition = Definition(call, sentences)
             expected = definition.compute(output_gradient.float())
-            if not all(bool(x.isfinite().all()) for x in [expected.output, *expected.gradients.values()]):
+            if not are_finite(expected):
                 return Comparison(is_finite=False, difference="")
             scales = definition.scales(expected, output_gradient.float())
-    tolerance = definition.tolerance(call.value.dtype)
-    pairs = {"output": (found.output, expected.output)}
-    for name, gradient in found.gradients.items():
+    differences = describe_differences(results, expected, scales, definition.tolerance(call.value.dtype))
+    if not differences:
+        return Comparison(is_finite=True, difference="")
+    return Comparison(is_finite=True, difference=f"{describe(call)}: {'; '.join(differences)}")
+
+
+def are_finite(results: Results) -> bool:
+    """Returns whether the output and all gradients are finite."""
+    tensors = [results.output, *results.gradients.values()]
+    return all(bool(tensor.isfinite().all()) for tensor in tensors)
+
+
+def describe_differences(results: Results, expected: Results, scales: dict[str, float], tolerance: float) -> list[str]:
+    """Returns a description of each result whose relative error is above the tolerance.
+
+    Args:
+        results: The kernels' results.
+        expected: The definition's results.
+        scales: For each result, the number that the norm of its error is divided by.
+        tolerance: The largest relative error that is allowed.
+    """
+    pairs = {"output": (results.output, expected.output)}
+    for name, gradient in results.gradients.items():
         pairs[f"gradient of {name}"] = (gradient, expected.gradients[name])
-    differences = []
+    descriptions = []
     for name, (tensor, expected_tensor) in pairs.items():
         error = float((tensor.float() - expected_tensor).norm()) / max(scales[name], 1e-30)
-        if not error <= tolerance:  # also if it is no number
-            differences.append(f"the {name} errs by {error:.2g}, where {tolerance:.2g} is allowed")
-    difference = "; ".join(differences)
-    if difference:
-        difference = f"{describe(call)}: {difference}"
-    return Comparison(is_finite=True, difference=difference)
+        is_within_tolerance = error <= tolerance  # false if the error is no number
+        if not is_within_tolerance:
+            descriptions.append(f"the {name} errs by {error:.2g}, where {tolerance:.2g} is allowed")
+    return descriptions
 
 
 def change_tensors(term: Term, change: Callable[[str, Tensor], Tensor]) -> Term:
@@ -167,22 +185,24 @@ def describe(call: Call) -> str:
     layout = call.layout
     terms = " + ".join(type(term).__name__ for term in call.logits.terms())
     dtype = str(call.value.dtype).removeprefix("torch.")
-    return f"{terms} in {dtype}, {layout.B} sentences of {layout.T} tokens, {layout.H} heads of width {layout.D}"
+    sentences = f"{layout.bsz} sentences of {layout.length} tokens"
+    heads = f"{layout.num_heads} heads of width {layout.value_width}"
+    return f"{terms} in {dtype}, {sentences}, {heads}"
 
 
 def choose_sentences(call: Call) -> Tensor:
     """Returns the numbers of the sentences to compare, from the first to the last, and as many as fit into memory."""
     layout = call.layout
-    most = MAX_WEIGHTS // (layout.H * layout.T * layout.T)
-    count = max(1, min(layout.B, most))
-    return torch.linspace(0, layout.B - 1, count, device=call.value.device).long()
+    most = MAX_WEIGHTS // (layout.num_heads * layout.length * layout.length)
+    count = max(1, min(layout.bsz, most))
+    return torch.linspace(0, layout.bsz - 1, count, device=call.value.device).long()
 
 
 def choose_output_gradient(call: Call, sentences: Tensor) -> Tensor:
     """Returns random numbers as the gradient of the output, (T, sentences, C), which is 0 at padding."""
     layout = call.layout
     generator = torch.Generator(call.value.device).manual_seed(0)
-    size = (layout.T, len(sentences), layout.H * layout.D)
+    size = (layout.length, len(sentences), layout.num_heads * layout.value_width)
     gradient = torch.randn(size, generator=generator, device=call.value.device).to(call.value.dtype)
     return hide_padding(gradient, call, sentences)
 
@@ -202,7 +222,7 @@ def compute_by_kernels(call: Call, compute: Compute, sentences: Tensor, output_g
     logits = copies.copy_logits(call.logits)
     layout = call.layout
     out = compute(logits, value, call.key_padding_mask, call.attn_mask, layout.dropout)
-    output = out.view(layout.T, layout.B, -1).index_select(1, sentences)
+    output = out.view(layout.length, layout.bsz, -1).index_select(1, sentences)
     gradients = differentiate(output, copies.leaves_with_gradients(), output_gradient)
     return Results(hide_padding(output.detach(), call, sentences), gradients)
 
@@ -234,7 +254,7 @@ class Definition:
         self.key_padding_mask = None
         if call.key_padding_mask is not None:
             self.key_padding_mask = call.key_padding_mask.index_select(0, sentences)
-        self.scores = self.logits.total(call.layout.T)
+        self.scores = self.logits.total(call.layout.length)
 
     def take_sentences(self, x: Tensor) -> Tensor:
         """Returns the sentences to compare of a tensor; all of it if the batch shares it."""
@@ -255,27 +275,32 @@ class Definition:
     def scales(self, results: Results, output_gradient: Tensor) -> dict[str, float]:
         """Returns the numbers that the errors of the output and of each gradient are divided by.
 
-        An error is relative to the norm of the result. A gradient is a difference, ``P (dP - rowsum(P dP))``, which may
-        be small although its terms are large. Its error is therefore relative to the norm that it would have without
-        the subtraction, if that is larger; see the head of this module.
+        For the output it is the norm of the output. A gradient is a difference, ``P (dP - rowsum(P dP))``, which may be
+        small although both of its terms are large. So its scale is its norm, or the norm that it would have without
+        the subtraction, whichever is larger. See the head of this module.
+
+        Args:
+            results: The definition's results.
+            output_gradient: The gradient of the output, (T, sentences, C).
         """
         scales = {"output": float(results.output.norm())}
         if not results.gradients:
             return scales
         minuend = self.minuend_of_scores_gradient(output_gradient)
-        minuends = differentiate(
-            self.scores, self.copies.leaves_with_gradients(), minuend.sum_to_size(self.scores.size())
-        )
+        # The gradients that all tensors would have if nothing were subtracted from the gradient of the logits.
+        minuend_of_shared_scores = minuend.sum_to_size(self.scores.size())
+        leaves = self.copies.leaves_with_gradients()
+        gradients_without_subtraction = differentiate(self.scores, leaves, minuend_of_shared_scores)
         for name, gradient in results.gradients.items():
             norm = float(gradient.norm())
-            norm_without_subtraction = float(minuends[name].norm())
+            norm_without_subtraction = float(gradients_without_subtraction[name].norm())
             scales[f"gradient of {name}"] = max(norm, norm_without_subtraction)
         # The gradient of a weight is one number: a sum over all logits of a term, whose summands cancel too.
         for term, weight_name in zip(self.logits.terms(), self.weight_names):
             if weight_name is None:
                 continue
             term_without_weight = term._replace(weight=None)
-            logits_of_term = Logits([term_without_weight]).total(self.call.layout.T).detach()
+            logits_of_term = Logits([term_without_weight]).total(self.call.layout.length).detach()
             norm_of_summands = float((minuend * logits_of_term).norm())
             name = f"gradient of {weight_name}"
             scales[name] = max(scales[name], norm_of_summands)
@@ -286,12 +311,14 @@ class Definition:
         layout = self.call.layout
         weights = plain.attention_weights(
             self.logits,
-            layout.H,
-            tgt_len=layout.T,
-            src_len=layout.T,
+            layout.num_heads,
+            tgt_len=layout.length,
+            src_len=layout.length,
             key_padding_mask=self.key_padding_mask,
             attn_mask=self.call.attn_mask,
         )
-        gradient_by_head = output_gradient.view(layout.T, -1, layout.H, layout.D).permute(1, 2, 0, 3)
+        gradient_by_head = output_gradient.view(layout.length, -1, layout.num_heads, layout.value_width).permute(
+            1, 2, 0, 3
+        )
         gradient_of_weights = torch.matmul(gradient_by_head, self.value.transpose(2, 3))
         return (weights * gradient_of_weights).detach()

@@ -3,7 +3,6 @@
 A launch has names in the place of tensors, so that it serves every call of the same sizes.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from operator import itemgetter
@@ -26,11 +25,11 @@ SHARED = ("w", "c", "r")  # gradients that are sums over the sentences
 class WeightRows(NamedTuple):
     """The row of weights (M, H) that is the weight of each summand; -1 for a weight of 1."""
 
-    q: int  # the product of queries and keys
-    x: int  # the product with shared keys
-    outer: int
-    c: int
-    r: int
+    q: int = -1  # the product of queries and keys
+    x: int = -1  # the product with shared keys
+    outer: int = -1
+    c: int = -1
+    r: int = -1
 
 
 SUMMANDS = WeightRows._fields
@@ -41,41 +40,41 @@ class Layout(NamedTuple):
 
     device: torch.device
     dtypes: tuple[torch.dtype, ...]  # of the tensors, in the order of `NAMES`
-    T: int  # tokens
-    B: int  # sentences
-    H: int  # heads
-    D: int  # features of a value
-    Q: int  # features of a query, and of a key
-    X: int  # features of a shared key, and of what is multiplied by it
-    left: int  # features of both factors of an outer product
-    right: int
-    w_rows: int  # rows of shared keys in each head
-    c_columns: int
-    r_rows: int
-    r_columns: int
-    is_by_distance: bool  # R is its values by distance, 2 m + 1 for each head
-    number_of_weights: int
+    length: int  # tokens of each sentence, T
+    bsz: int  # sentences, B
+    num_heads: int  # H
+    value_width: int  # features of a value in each head
+    query_width: int  # features of a query, and of a key that differs by sentence
+    shared_width: int  # features of a key that all sentences share, and of the tensor x that it is multiplied by
+    left_width: int  # features of the left factor of an outer product
+    right_width: int  # features of the right factor
+    shared_key_rows: int  # rows that the parameter with the shared keys has in each head, at least T
+    row_columns: int  # columns that the parameter with the row c has, at least T
+    matrix_rows: int  # rows and columns that the parameter with the matrix R has in each head
+    matrix_columns: int
+    is_by_distance: bool  # the matrix is given by its values by distance, 2 m + 1 for each head
+    number_of_weights: int  # M
     weight_rows: WeightRows
     scale: float  # of the product of queries and keys
-    has_hidden: bool  # a padding mask
+    has_hidden: bool  # whether there is a padding mask
     is_causal: bool
     has_dropout: bool
     dropout: float
-    wanted: tuple[str, ...]  # the tensors that need a gradient
+    wanted: tuple[str, ...]  # names of the tensors that need a gradient
 
     def tiles(self) -> list[str]:
         """Returns the summands of the logits that take registers for a whole tile."""
-        sizes = {"q": self.Q, "x": self.X, "outer": self.right, "r": self.r_columns}
+        sizes = {"q": self.query_width, "x": self.shared_width, "outer": self.right_width, "r": self.matrix_columns}
         return [name for name, size in sizes.items() if size > 0]
 
     def is_short(self) -> bool:
         """Returns whether the kernels for short sentences hold the tiles in registers, as the compiler says."""
         tiles = self.tiles()
-        width = max(self.D, self.Q, self.X)
+        width = max(self.value_width, self.query_width, self.shared_width)
         is_narrow = width <= 64
-        if self.T <= 32:
+        if self.length <= 32:
             return len(tiles) <= 3 and (is_narrow or tiles in (["q"], ["x"], ["r"]))
-        if self.T > 64 or not is_narrow:
+        if self.length > 64 or not is_narrow:
             return False
         is_padded = width < power_of_2(width)
         return tiles in (["q"], ["r"]) or (tiles == ["x"] and not is_padded)
@@ -83,13 +82,13 @@ class Layout(NamedTuple):
     def kind(self) -> "Layout":
         """Returns the layout without the sizes that change from batch to batch, equal for calls of the same kernels."""
         return self._replace(
-            T=min(power_of_2(self.T), 128),  # tiles have 64 rows at most
-            B=0,
-            left=0,
-            w_rows=0,
-            c_columns=min(self.c_columns, 1),
-            r_rows=0,
-            r_columns=min(self.r_columns, 1),
+            length=min(power_of_2(self.length), 128),  # tiles have 64 rows at most
+            bsz=0,
+            left_width=0,
+            shared_key_rows=0,
+            row_columns=min(self.row_columns, 1),
+            matrix_rows=0,
+            matrix_columns=min(self.matrix_columns, 1),
             dropout=0.0,
         )
 
@@ -126,57 +125,75 @@ class Launch:
         return [read(tensors) for read in self.readers] + [*self.numbers]
 
     def compile(self, arguments: Sequence[Any]) -> None:
-        """Compiles and loads the kernel for such arguments; raises what the compiler or the GPU raises.
+        """Compiles the kernel for arguments of such types, and loads it on the GPU.
 
-        A kernel that asks for more shared memory than there is reads fewer stages ahead. A kernel whose threads need
-        many more registers than they have gets more warps, so that each thread needs fewer.
+        If the kernel asks for more shared memory than there is, it is compiled again to read fewer stages ahead. If
+        its threads need many more registers than they have, it is compiled again with more warps, so that each thread
+        needs fewer.
+
+        Raises:
+            OutOfResources: The kernel does not fit the GPU even if it reads only one stage ahead.
+            Exception: Anything else that Triton's compiler or the GPU's driver raises.
         """
         from triton.runtime.errors import OutOfResources
 
-        tried = dict(self.options)
+        options = dict(self.options)
         while True:
-            kernel = self.kernel.warmup(*arguments, grid=self.grid, **tried)
+            kernel = self.kernel.warmup(*arguments, grid=self.grid, **options)
             try:
                 compiled = kernel[self.grid]  # loads it
             except OutOfResources:
-                if tried["num_stages"] > 1:
-                    tried["num_stages"] -= 1
+                if options["num_stages"] > 1:
+                    options["num_stages"] -= 1
                     continue
-                if self.compiled is None:
-                    raise
-                return  # with fewer warps it fits
+                if self.compiled is not None:
+                    return  # the kernel with fewer warps did fit
+                raise
             self.compiled = compiled
-            self.options = dict(tried)
-            if kernel.n_spills <= MAX_SPILLS or tried["num_warps"] >= MAX_WARPS:
+            self.options = dict(options)
+            has_enough_registers = kernel.n_spills <= MAX_SPILLS
+            if has_enough_registers or options["num_warps"] >= MAX_WARPS:
                 return
-            tried["num_warps"] *= 2
+            options["num_warps"] *= 2
 
 
 def make_reader(names: Any) -> Callable[[dict[Any, Any]], Any]:
     """Returns a function that looks up a tensor by its name, or a structure of tensors by theirs."""
     if not isinstance(names, tuple):
         return itemgetter(names)
-    make_structure = type(names)._make  # type: ignore[attr-defined]  # a named tuple
+    structure = type(names)
     read_all = itemgetter(*names)
-    return lambda tensors: make_structure(read_all(tensors))
+
+    def read_structure(tensors: dict[Any, Any]) -> Any:
+        """Returns a structure of tensors by their names, in a third of the time that a call of its class takes."""
+        return tuple.__new__(structure, read_all(tensors))
+
+    return read_structure
 
 
 class Groups(NamedTuple):
-    """How the sentences of a batch are shared out to programs, and where these leave their sums."""
+    """How the sentences of a batch are shared out to programs, each of which sums the gradients of its group.
 
-    sentences: int  # of a group
-    size: int  # numbers of the sums of a group; group g begins at ``g * size``
-    number: int
+    The sums of all groups lie one after another in memory.
+    """
+
+    sentences: int  # in a group
+    size: int  # numbers that the sums of a group consist of; the sums of group g begin at number ``g * size``
+    number: int  # of groups
 
 
 class Addition(NamedTuple):
-    """What the last launch adds up: the sums of groups of sentences, and the programs' parts of weights' gradients."""
+    """The partial sums that the last launch of a backward pass adds up.
 
-    columns: Groups  # of the sums for w and c
-    matrix: Groups  # of the sums for r
-    row_parts: int  # of the gradient of the outer product's weight
-    column_parts: int  # of the gradients of the weights of q, x and c
-    matrix_parts: int  # of the gradient of the weight of r
+    Gradients of what all sentences share are summed by groups of sentences. The gradient of a mixture's weight is one
+    number for each head, of which every program has computed a part.
+    """
+
+    columns: Groups  # of the sums for the shared keys w and the row c
+    matrix: Groups  # of the sums for the matrix r
+    row_parts: int  # parts of the gradient of the outer product's weight
+    column_parts: int  # parts of the gradients of the weights of q, x and c
+    matrix_parts: int  # parts of the gradient of the weight of r
 
 
 class Plan:
@@ -200,18 +217,18 @@ class Plan:
         self.is_long = not layout.is_short()
         self.sums: dict[str, int] = {}
         sizes = {
-            "packed": layout.D,
-            "x": layout.X,
-            "w": layout.X,
-            "pair": layout.right,
-            "c": layout.c_columns,
-            "r": layout.r_columns,
+            "packed": layout.value_width,
+            "x": layout.shared_width,
+            "w": layout.shared_width,
+            "pair": layout.right_width,
+            "c": layout.row_columns,
+            "r": layout.matrix_columns,
             "weights": layout.number_of_weights,
         }
         self.names = [name for name in NAMES if sizes[name] > 0]
         self.gradient_names = [f"to_{name}" for name in self.names]
         present = {name: name for name in self.names}
-        queries = "packed" if layout.Q else None
+        queries = "packed" if layout.query_width else None
         self.tensors = Tensors(
             v="packed",
             q=queries,
@@ -227,15 +244,15 @@ class Plan:
             seed="seed" if layout.has_dropout else None,
         )
         self.numbers = Numbers(
-            T=layout.T,
-            B=layout.B,
-            H=layout.H,
-            left=layout.left,
-            right=max(layout.right, 1),
-            w_rows=layout.w_rows,
-            c_columns=layout.c_columns,
-            r_rows=layout.r_rows,
-            r_columns=layout.r_columns,
+            T=layout.length,
+            B=layout.bsz,
+            H=layout.num_heads,
+            left=layout.left_width,
+            right=max(layout.right_width, 1),
+            w_rows=layout.shared_key_rows,
+            c_columns=layout.row_columns,
+            r_rows=layout.matrix_rows,
+            r_columns=layout.matrix_columns,
             scale=layout.scale,
             dropout=layout.dropout,
         )
@@ -268,123 +285,177 @@ class Plan:
     def plan_forward_short(self) -> Launch:
         """Returns the launch that writes ``out``, (T, B, H, d_h), for short sentences."""
         layout = self.layout
-        most = divide_up(4 * PROGRAMS, layout.H)
-        sentences, groups = share_out(layout.B, min(layout.B, most))
+        most = divide_up(4 * PROGRAMS, layout.num_heads)
+        sentences, groups = share_out(layout.bsz, min(layout.bsz, most))
         tile = Tile.for_whole_sentence(layout, is_forward=True)
-        return self.plan_launch("forward_short", tile, (layout.H, groups), ("out",), more=(sentences,))
+        return self.plan_launch("forward_short", tile, (layout.num_heads, groups), ("out",), more=(sentences,))
 
     def plan_forward_long(self) -> Launch:
         """Returns the launch that writes ``out`` and ``lse``, (B, H, T) in fp32, for sentences of any length."""
         layout = self.layout
         tile = Tile.for_kernel("forward", layout)
-        programs = layout.B * layout.H * divide_up(layout.T, tile.rows)
+        programs = layout.bsz * layout.num_heads * divide_up(layout.length, tile.rows)
         return self.plan_launch("forward", tile, (programs,), ("out", "lse"))
 
     def add_backward_short(self) -> Addition:
-        """Adds the only backward launch for short sentences, and returns the sums that a last launch adds up.
+        """Adds the launch that computes all gradients of short sentences.
 
-        Each group of sentences has its own sums of the gradients that all sentences share.
+        Each of its programs computes one head of a group of sentences.
+
+        Returns:
+            the partial sums that it leaves in memory.
         """
         layout = self.layout
-        groups = self.plan_groups(tiles=1, names=self.wanted_sums(SHARED), weights=self.wanted_weights(SUMMANDS))
-        tile = Tile.for_whole_sentence(layout, is_forward=False)
-        self.backward.append(
-            self.plan_launch(
-                "backward_short",
-                tile,
-                grid=(layout.H, groups.number),
-                tensors=(self.gradients(), "grad"),
-                more=(groups.sentences, groups.size),
-            )
+        groups = self.plan_groups(
+            programs_per_group=1, shared=self.wanted_sums(SHARED), weighted=self.wanted_weights(SUMMANDS)
         )
-        # One program computes all gradients of a group, so rows, columns and the matrix have the same parts.
-        number = groups.number
-        return Addition(groups, groups, row_parts=number, column_parts=number, matrix_parts=number)
+        launch = self.plan_launch(
+            kernel="backward_short",
+            tile=Tile.for_whole_sentence(layout, is_forward=False),
+            grid=(layout.num_heads, groups.number),
+            tensors=(self.gradients(), "grad"),
+            more=(groups.sentences, groups.size),
+        )
+        self.backward.append(launch)
+        # A program computes all gradients of its group, so that there are as many parts of each of them as groups.
+        return Addition(
+            columns=groups,
+            matrix=groups,
+            row_parts=groups.number,
+            column_parts=groups.number,
+            matrix_parts=groups.number,
+        )
 
     def add_backward_long(self) -> Addition:
-        """Adds the backward launches for sentences of any length; returns what is to be added up."""
-        layout = self.layout
-        rows = Tile.for_kernel("rows", layout)
-        columns = Tile.for_kernel("columns", layout)
-        matrix = Tile.for_kernel("matrix", layout)
+        """Adds the launches that compute the gradients of sentences of any length.
 
-        # Memory for all sums comes first, as `gradients` says which of them there are.
-        column_tiles = divide_up(layout.T, columns.columns)
+        There is one launch for each place that sums go to: rows of a sentence, columns of a group of sentences, and
+        tiles of the matrix. A launch is left out if none of its gradients is wanted.
+
+        Returns:
+            the partial sums that they leave in memory.
+        """
+        layout = self.layout
+        row_tile = Tile.for_kernel("rows", layout)
+        column_tile = Tile.for_kernel("columns", layout)
+        matrix_tile = Tile.for_kernel("matrix", layout)
+
+        # Memory for all sums is reserved first, because `gradients` reads from it which sums there are.
+        tiles_of_columns = divide_up(layout.length, column_tile.columns)
         column_sums = self.wanted_sums(("w", "c"))
         column_weights = self.wanted_weights(("q", "x", "c"))
-        column_groups = self.plan_groups(column_tiles, column_sums, column_weights)
-        matrix_tiles = divide_up(layout.T, matrix.rows) * divide_up(layout.T, matrix.columns)
+        column_groups = self.plan_groups(tiles_of_columns, column_sums, column_weights)
+        tiles_of_matrix = divide_up(layout.length, matrix_tile.rows) * divide_up(layout.length, matrix_tile.columns)
         matrix_sums = self.wanted_sums(("r",))
         matrix_weights = self.wanted_weights(("r",))
-        matrix_groups = self.plan_groups(matrix_tiles, matrix_sums, matrix_weights)
-        row_parts = layout.B * divide_up(layout.T, rows.rows)
+        matrix_groups = self.plan_groups(tiles_of_matrix, matrix_sums, matrix_weights)
+        row_parts = layout.bsz * divide_up(layout.length, row_tile.rows)
         if self.wanted_weights(("outer",)):
-            self.reserve("sum_a_outer", row_parts * layout.H)
-        delta = None
-        if layout.Q or any(name != "packed" for name in layout.wanted):  # not the gradient of values alone
-            delta = "delta"
-            self.reserve(delta, layout.B * layout.H * layout.T)
+            self.reserve("sum_a_outer", row_parts * layout.num_heads)
+        # All gradients but that of the values need rowsum(P * dP), which the first launch writes to `delta`.
+        needs_delta = layout.query_width > 0 or any(name != "packed" for name in layout.wanted)
+        delta = "delta" if needs_delta else None
+        if needs_delta:
+            self.reserve("delta", layout.bsz * layout.num_heads * layout.length)
 
         gradients = self.gradients()
-        if delta is not None:
-            row_tensors = (gradients, "out", delta, "lse", "grad")
-            self.backward.append(self.plan_launch("backward_rows", rows, (row_parts * layout.H,), row_tensors))
-        tensors = (gradients, delta, "lse", "grad")
+        if needs_delta:
+            launch = self.plan_launch(
+                kernel="backward_rows",
+                tile=row_tile,
+                grid=(row_parts * layout.num_heads,),
+                tensors=(gradients, "out", delta, "lse", "grad"),
+            )
+            self.backward.append(launch)
         if column_sums or column_weights or "packed" in layout.wanted:
-            grid = (column_groups.number * column_tiles * layout.H,)
-            numbers = (column_groups.sentences, column_groups.size)
-            self.backward.append(self.plan_launch("backward_columns", columns, grid, tensors, more=numbers))
+            launch = self.plan_launch(
+                kernel="backward_columns",
+                tile=column_tile,
+                grid=(column_groups.number * tiles_of_columns * layout.num_heads,),
+                tensors=(gradients, delta, "lse", "grad"),
+                more=(column_groups.sentences, column_groups.size),
+            )
+            self.backward.append(launch)
         if matrix_sums or matrix_weights:
-            grid = (matrix_groups.number * matrix_tiles * layout.H,)
-            numbers = (matrix_groups.sentences, matrix_groups.size)
-            self.backward.append(self.plan_launch("backward_matrix", matrix, grid, tensors, more=numbers))
+            launch = self.plan_launch(
+                kernel="backward_matrix",
+                tile=matrix_tile,
+                grid=(matrix_groups.number * tiles_of_matrix * layout.num_heads,),
+                tensors=(gradients, delta, "lse", "grad"),
+                more=(matrix_groups.sentences, matrix_groups.size),
+            )
+            self.backward.append(launch)
         return Addition(
-            column_groups,
-            matrix_groups,
+            columns=column_groups,
+            matrix=matrix_groups,
             row_parts=row_parts,
-            column_parts=column_groups.number * column_tiles,
-            matrix_parts=matrix_groups.number * matrix_tiles,
+            column_parts=column_groups.number * tiles_of_columns,
+            matrix_parts=matrix_groups.number * tiles_of_matrix,
         )
 
     def plan_addition(self, addition: Addition) -> Launch:
-        """Returns the launch that adds up sums over groups, and parts of the gradients of weights."""
+        """Returns the last launch of a backward pass, which adds up the partial sums of all other launches."""
         from .triton_sums import AdditionNumbers, Totals, add
 
         layout = self.layout
-        totals = Totals(**{name: f"to_{name}" if name in layout.wanted else None for name in Totals._fields})
+        totals = Totals(
+            w=self.gradient_of("w"),
+            c=self.gradient_of("c"),
+            r=self.gradient_of("r"),
+            weights=self.gradient_of("weights"),
+        )
         numbers = AdditionNumbers(
-            H=layout.H,
-            T=layout.T,
+            H=layout.num_heads,
+            T=layout.length,
             column_groups=addition.columns.number,
             column_size=addition.columns.size,
             matrix_groups=addition.matrix.number,
             matrix_size=addition.matrix.size,
-            w_rows=layout.w_rows,
-            w_columns=layout.X,
+            w_rows=layout.shared_key_rows,
+            w_columns=layout.shared_width,
             c_rows=1,
-            c_columns=layout.c_columns,
-            r_rows=layout.r_rows,
-            r_columns=layout.r_columns,
+            c_columns=layout.row_columns,
+            r_rows=layout.matrix_rows,
+            r_columns=layout.matrix_columns,
             row_parts=addition.row_parts,
             column_parts=addition.column_parts,
             matrix_parts=addition.matrix_parts,
         )
-        programs = 0
-        for name in self.wanted_sums(SHARED):
-            size = layout.H * math.prod((getattr(numbers, f"{name}_rows"), getattr(numbers, f"{name}_columns")))
-            is_diagonal = name == "r" and layout.is_by_distance
-            programs += divide_up(size, DISTANCES_BLOCK if is_diagonal else ADDITION_BLOCK)
-        if "weights" in layout.wanted:
-            programs += layout.number_of_weights
-        constants = make_constants(layout, Tile(rows=16, columns=16, warps=4))  # no tile is read
-        blocks = (power_of_2(layout.H), ADDITION_BLOCK, GROUPS_AT_ONCE, DISTANCES_BLOCK)
+        no_tile = Tile(rows=16, columns=16, warps=4)  # the kernel is given a tile as all kernels are, but reads none
+        constants = make_constants(layout, no_tile)
+        blocks = (power_of_2(layout.num_heads), ADDITION_BLOCK, GROUPS_AT_ONCE, DISTANCES_BLOCK)
         return Launch(
             kernel=add,
-            grid=(programs,),
+            grid=(self.count_programs_of_addition(),),
             tensors=(totals, self.gradients()),
             numbers=(*numbers, constants, *blocks),
             num_warps=4,
         )
+
+    def count_programs_of_addition(self) -> int:
+        """Returns the number of programs that add up partial sums.
+
+        Each program writes a block of the gradient of a shared tensor, or the gradient of a row of the weights.
+        """
+        layout = self.layout
+        sizes = {
+            "w": layout.shared_key_rows * layout.shared_width,
+            "c": layout.row_columns,
+            "r": layout.matrix_rows * layout.matrix_columns,
+        }
+        programs = 0
+        for name in self.wanted_sums(SHARED):
+            block = ADDITION_BLOCK
+            if name == "r" and layout.is_by_distance:
+                block = DISTANCES_BLOCK
+            programs += divide_up(layout.num_heads * sizes[name], block)
+        if "weights" in layout.wanted:
+            programs += layout.number_of_weights
+        return programs
+
+    def gradient_of(self, name: str) -> str | None:
+        """Returns the name of the gradient of a tensor, or None if it is not wanted."""
+        return f"to_{name}" if name in self.layout.wanted else None
 
     def wanted_sums(self, names: Sequence[str]) -> list[str]:
         """Returns those of the shared tensors that need a gradient."""
@@ -396,31 +467,39 @@ class Plan:
             return []
         return [name for name in names if getattr(self.layout.weight_rows, name) >= 0]
 
-    def plan_groups(self, tiles: int, names: Sequence[str], weights: Sequence[str]) -> Groups:
+    def plan_groups(self, programs_per_group: int, shared: Sequence[str], weighted: Sequence[str]) -> Groups:
         """Shares out the sentences to the programs of a kernel, and reserves the memory of their sums.
 
         Args:
-            tiles: Programs for each head and group.
-            names: Shared tensors whose gradients the kernel sums.
-            weights: Summands whose weights' gradients the kernel sums.
+            programs_per_group: Programs of the kernel for each head of a group: the number of its tiles.
+            shared: Names of the shared tensors whose gradients the kernel sums.
+            weighted: Names of the summands whose weights' gradients the kernel sums.
         """
         layout = self.layout
-        programs = PROGRAMS if layout.T > 32 else 2 * PROGRAMS  # programs for tiles of 32 x 32 are small
-        # The weight of the product of queries and keys has a single number for each head as its gradient. To group
-        # sentences saves nothing there, so that each sentence has a program, and more of them run at once.
-        is_grouped = bool(names) or any(name != "q" for name in weights)
-        most = max(1, programs // (layout.H * tiles)) if is_grouped else layout.B
-        sentences, count = share_out(layout.B, min(layout.B, most))
-        numbers = {"w": layout.T * layout.X, "c": layout.T, "r": layout.T * layout.T}
-        for name in names:
-            self.reserve(f"sum_{name}", layout.H * numbers[name])
+        # More sums take more memory, so there are only as many groups as keep the GPU busy. Programs for short
+        # sentences have little work, so there are twice as many.
+        programs = PROGRAMS if layout.length > 32 else 2 * PROGRAMS
+        # The gradient of the weight of Q K^T is a single number for each head, which takes no memory worth saving.
+        # Then each sentence is a group.
+        is_grouped = bool(shared) or any(name != "q" for name in weighted)
+        max_groups = layout.bsz
+        if is_grouped:
+            max_groups = max(1, programs // (layout.num_heads * programs_per_group))
+        sentences, num_groups = share_out(layout.bsz, min(layout.bsz, max_groups))
+        numbers_per_head = {
+            "w": layout.length * layout.shared_width,
+            "c": layout.length,
+            "r": layout.length * layout.length,
+        }
+        for name in shared:
+            self.reserve(f"sum_{name}", layout.num_heads * numbers_per_head[name])
         # The sums of a group are contiguous. The last tensor of the first group is enlarged by all other groups.
-        size = sum(self.sums[f"sum_{name}"] for name in names)
-        if names:
-            self.sums[f"sum_{names[-1]}"] += (count - 1) * size
-        for name in weights:
-            self.reserve(f"sum_a_{name}", count * tiles * layout.H)
-        return Groups(sentences, size, count)
+        size = sum(self.sums[f"sum_{name}"] for name in shared)
+        if shared:
+            self.sums[f"sum_{shared[-1]}"] += (num_groups - 1) * size
+        for name in weighted:
+            self.reserve(f"sum_a_{name}", num_groups * programs_per_group * layout.num_heads)
+        return Groups(sentences, size, num_groups)
 
     def reserve(self, name: str, number: int) -> None:
         """Reserves memory for so many numbers, in multiples of the 16 bytes that kernels are compiled for."""
@@ -457,12 +536,16 @@ class Tile(NamedTuple):
 
     @staticmethod
     def for_whole_sentence(layout: Layout, is_forward: bool) -> "Tile":
-        """Returns the tile of all rows and columns of a short sentence."""
-        size = power_of_2(layout.T)
-        if size > 32 or max(layout.D, layout.Q, layout.X) > 64:
-            return Tile(size, size, warps=4)
-        has_much_work = len(layout.tiles()) > 1 or layout.right > 0
-        return Tile(size, size, warps=1 if is_forward and has_much_work else 2)
+        """Returns the tile of all rows and columns of a short sentence, for the kernel of one of the passes."""
+        size = power_of_2(layout.length)
+        widest = max(layout.value_width, layout.query_width, layout.shared_width)
+        if size > 32 or widest > 64:
+            warps = 4
+        elif is_forward and (len(layout.tiles()) > 1 or layout.right_width > 0):
+            warps = 1
+        else:
+            warps = 2
+        return Tile(rows=size, columns=size, warps=warps)
 
     @staticmethod
     def for_kernel(kernel: str, layout: Layout) -> "Tile":
@@ -474,32 +557,26 @@ class Tile(NamedTuple):
             kernel: ``forward``, or the kernel of the backward pass: ``rows``, ``columns`` or ``matrix``.
             layout: The call.
         """
-        has_queries = layout.Q > 0
-        has_shared_keys = layout.X > 0
-        has_outer_product = layout.right > 0
-        has_many_summands = len(layout.tiles()) > 2
-        if kernel == "forward":
-            tile = Tile(64, 64, warps=4, stages=2)
-            if has_shared_keys or has_outer_product:
-                tile = Tile(64, 32, warps=4, stages=3)
-        elif kernel == "rows":
-            tile = Tile(64, 32, warps=4, stages=3)
-        elif kernel == "columns":
-            tile = Tile(32, 64, warps=4, stages=2)
-            if has_shared_keys:
-                tile = Tile(32, 64, warps=4, stages=3)
-            elif has_queries:
-                tile = Tile(64, 64, warps=4, stages=2)
-        else:
-            tile = Tile(64, 64, warps=4, stages=2)
-        if has_many_summands:
-            # A tile of each summand is held in registers, so the tiles have to be smaller. The number of stages is that
-            # of the kernel alone.
+        has_queries = layout.query_width > 0
+        has_shared_keys = layout.shared_width > 0
+        has_outer_product = layout.right_width > 0
+        if len(layout.tiles()) > 2:
+            # A tile of each summand is held in registers, so tiles have to be smaller.
             side = 16 if has_outer_product else 32
             stages = 3 if kernel == "rows" else 2
-            tile = Tile(side, side, warps=4, stages=stages)
+            tile = Tile(rows=side, columns=side, warps=4, stages=stages)
+        elif kernel == "forward" and (has_shared_keys or has_outer_product):
+            tile = Tile(rows=64, columns=32, warps=4, stages=3)
+        elif kernel == "rows":
+            tile = Tile(rows=64, columns=32, warps=4, stages=3)
+        elif kernel == "columns" and has_shared_keys:
+            tile = Tile(rows=32, columns=64, warps=4, stages=3)
+        elif kernel == "columns" and not has_queries:
+            tile = Tile(rows=32, columns=64, warps=4, stages=2)
+        else:
+            tile = Tile(rows=64, columns=64, warps=4, stages=2)
         # A tile need not be larger than the sentence.
-        longest_side = power_of_2(layout.T)
+        longest_side = power_of_2(layout.length)
         return tile._replace(rows=min(tile.rows, longest_side), columns=min(tile.columns, longest_side))
 
 
@@ -524,16 +601,16 @@ def make_constants(layout: Layout, tile: Tile) -> Any:
     from .triton_common import Constants
 
     factor = 0
-    if layout.right:
-        factor = max(layout.right, divide_up(layout.T, layout.right))
-    is_multiple_of_8 = not (layout.D % 8 or layout.Q % 8 or layout.X % 8)
+    if layout.right_width:
+        factor = max(layout.right_width, divide_up(layout.length, layout.right_width))
+    is_multiple_of_8 = not (layout.value_width % 8 or layout.query_width % 8 or layout.shared_width % 8)
     constants = Constants(
-        D=layout.D,
-        D_BLOCK=power_of_2(layout.D),
-        Q=layout.Q,
-        Q_BLOCK=power_of_2(layout.Q),
-        X=layout.X,
-        X_BLOCK=power_of_2(layout.X),
+        D=layout.value_width,
+        D_BLOCK=power_of_2(layout.value_width),
+        Q=layout.query_width,
+        Q_BLOCK=power_of_2(layout.query_width),
+        X=layout.shared_width,
+        X_BLOCK=power_of_2(layout.shared_width),
         FACTOR=power_of_2(factor),
         ROWS=tile.rows,
         COLUMNS=tile.columns,

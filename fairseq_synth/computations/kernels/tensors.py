@@ -17,21 +17,18 @@ other tensor is copied.
 """
 
 from collections.abc import Iterable, Sequence
-from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...logits import Bias, Diagonals, Logits, Outer, Product, Term
 from ...positions import take_positions
-from .launches import Layout, WeightRows, divide_up
+from .launches import SUMMANDS, Layout, WeightRows, divide_up
 
 # Up to so many rows R1 R2^T is computed whole: to slice R1 and R2 first would add a launch for each slice's gradient.
 MAX_ROWS_UNSLICED = 512
-NO_ROWS = dict.fromkeys(WeightRows._fields, -1)
-NO_WEIGHTS = WeightRows(**NO_ROWS)
-get_dtype = attrgetter("dtype")
+NO_WEIGHTS = WeightRows()
 
 
 class Summands(NamedTuple):
@@ -53,6 +50,10 @@ class Summands(NamedTuple):
         if self.inner and not (self.shared_keys or self.outer or self.rows or self.matrices):
             return "an inner product alone, which torch's fused attention is for"
         return ""
+
+    def by_weight(self) -> tuple[Sequence[Term], ...]:
+        """Returns the terms that may have a weight of their own in the kernels, in the order of `launches.SUMMANDS`."""
+        return self.inner, self.shared_keys, self.outer, self.rows, self.matrices
 
     def number_of_tiles(self) -> int:
         """Returns how many summands take registers for a whole tile of logits."""
@@ -90,7 +91,11 @@ class Weights(NamedTuple):
 
 
 def sort_terms(logits: Logits, value: Tensor) -> Summands:
-    """Returns the terms of logits by their places. The values (B, H, T, d_h) say how large the batch is."""
+    """Returns the terms of logits by the places that the kernels have for them.
+
+    The place of a product depends on which of its factors all sentences share; that of a bias also on whether all rows
+    share it. The values (B, H, T, d_h) tell how many sentences and rows there are.
+    """
     bsz, length = value.size(0), value.size(2)
     inner: list[Product] = []
     shared_keys: list[Product] = []
@@ -100,16 +105,21 @@ def sort_terms(logits: Logits, value: Tensor) -> Summands:
     if bsz == 1:
         # Factors of a single sentence look shared, and all places give the same result. Queries and keys of the
         # projections are the last product of a mixture, and need the place where they are read packed.
-        products = logits.products
-        inner, shared_keys = products[-1:], products[-2:-1]
-        matrices.extend(products[:-2])
+        inner = logits.products[-1:]
+        shared_keys = logits.products[-2:-1]
+        matrices.extend(logits.products[:-2])
     else:
         for product in logits.products:
+            is_query_shared = product.query.size(0) == 1
             is_key_shared = product.key.size(0) == 1
-            if product.query.size(0) > 1:
-                (shared_keys if is_key_shared else inner).append(product)
+            if is_query_shared and is_key_shared:
+                matrices.append(product)
+            elif is_query_shared:
+                others.append(product)
+            elif is_key_shared:
+                shared_keys.append(product)
             else:
-                (matrices if is_key_shared else others).append(product)
+                inner.append(product)
     for bias in logits.biases:
         if bias.bias.size(0) > 1:
             others.append(bias)
@@ -159,19 +169,19 @@ def prepare_call(
         tensors["weights"] = weights.tensor
     layout = Layout(
         device=value.device,
-        dtypes=tuple(map(get_dtype, tensors.values())),
-        T=length,
-        B=bsz,
-        H=heads,
-        D=width,
-        Q=query_width,
-        X=shared_width,
-        left=left,
-        right=right,
-        w_rows=w_rows,
-        c_columns=c_columns,
-        r_rows=r_rows,
-        r_columns=r_columns,
+        dtypes=tuple([tensor.dtype for tensor in tensors.values()]),
+        length=length,
+        bsz=bsz,
+        num_heads=heads,
+        value_width=width,
+        query_width=query_width,
+        shared_width=shared_width,
+        left_width=left,
+        right_width=right,
+        shared_key_rows=w_rows,
+        row_columns=c_columns,
+        matrix_rows=r_rows,
+        matrix_columns=r_columns,
         is_by_distance=len(summands.matrices) == 1 and isinstance(summands.matrices[0], Diagonals),
         number_of_weights=0 if weights.tensor is None else weights.tensor.size(0),
         weight_rows=weights.rows,
@@ -182,7 +192,7 @@ def prepare_call(
         dropout=dropout,
         wanted=tuple([name for name, tensor in tensors.items() if tensor.requires_grad]),
     )
-    return Call(logits, value, key_padding_mask, attn_mask, layout, list(map(align_memory, tensors.values())))
+    return Call(logits, value, key_padding_mask, attn_mask, layout, align_memory(list(tensors.values())))
 
 
 def are_readable_in(base: Tensor, views: Iterable[Tensor]) -> bool:
@@ -225,13 +235,14 @@ def are_side_by_side(parts: list[Tensor], base: Tensor) -> bool:
     """Returns whether parts (B, H, T, d) lie in a contiguous tensor one after another, and fill it."""
     bsz, heads, length, _ = parts[-1].size()
     features = base.numel() // (length * bsz)
-    place = first = base.storage_offset()
+    first = base.storage_offset()
+    offset = first
     for part in parts:
         width = part.size(3)
-        if part.storage_offset() != place or part.stride() != (features, width, bsz * features, 1):
+        if part.storage_offset() != offset or part.stride() != (features, width, bsz * features, 1):
             return False
-        place += heads * width
-    return place - first == features and are_readable_in(base, parts)
+        offset += heads * width
+    return offset - first == features and are_readable_in(base, parts)
 
 
 def order_by_head(x: Tensor, bsz: int, heads: int, dtype: torch.dtype) -> Tensor:
@@ -318,36 +329,54 @@ def read_distances(values: Tensor, heads: int, length: int) -> Whole:
 
 def read_weights(summands: Summands, heads: int) -> Weights:
     """Returns the tensor that the weights of summands are rows of, or a copy of them; without weights it is None."""
-    places: dict[str, Sequence[Term]] = {
-        "q": summands.inner,
-        "x": summands.shared_keys,
-        "outer": summands.outer,
-        "c": summands.rows,
-        "r": summands.matrices,
-    }
     weights: dict[str, Tensor] = {}
-    for place, terms in places.items():
+    for name, terms in zip(SUMMANDS, summands.by_weight()):
         # Several matrices are added up beforehand, with their weights.
-        if len(terms) == 1 and terms[0].weight is not None:
-            weights[place] = terms[0].weight
+        if len(terms) == 1:
+            weight = terms[0].weight
+            if weight is not None:
+                weights[name] = weight
     if not weights:
         return Weights(None, NO_WEIGHTS)
     base = next(iter(weights.values()))._base
-    if base is not None and base.dim() == 2 and base.size(1) == heads and are_readable_in(base, weights.values()):
-        first = base.storage_offset()
-        offsets = {place: int(weight.storage_offset()) - first for place, weight in weights.items()}
-        are_rows = all([weight.stride(1) == 1 for weight in weights.values()])
-        if are_rows and not any([offset % heads for offset in offsets.values()]):
-            return Weights(base, choose_rows({place: offset // heads for place, offset in offsets.items()}))
+    if base is not None and base.dim() == 2 and base.size(1) == heads and base.is_contiguous():
+        rows = find_rows(weights, base)
+        if rows is not None:
+            return Weights(base, WeightRows(**rows))
     copied = torch.cat([weight.reshape(1, heads) for weight in weights.values()])
-    return Weights(copied, choose_rows({place: number for number, place in enumerate(weights)}))
+    rows = {name: row for row, name in enumerate(weights)}
+    return Weights(copied, WeightRows(**rows))
 
 
-def choose_rows(rows: dict[str, int]) -> WeightRows:
-    """Returns the rows of weights by their summands, with -1 for a summand without a weight."""
-    return WeightRows(**{**NO_ROWS, **rows})
+def find_rows(weights: dict[str, Tensor], base: Tensor) -> dict[str, int] | None:
+    """Returns which row of a tensor (M, H) each of the weights is a view of; None if one of them is no row of it.
+
+    A mixture makes these views, and no other code sees them, so that none of them has a hook.
+    """
+    heads = base.size(1)
+    first_offset = base.storage_offset()
+    requires_grad = base.requires_grad
+    rows: dict[str, int] = {}
+    for name, weight in weights.items():
+        if weight._base is not base or weight.requires_grad != requires_grad or weight.stride(1) != 1:
+            return None
+        offset = weight.storage_offset() - first_offset
+        if offset % heads:
+            return None
+        rows[name] = offset // heads
+    return rows
 
 
-def align_memory(x: Tensor) -> Tensor:
-    """Returns x, or a copy if its memory begins at no multiple of 16 bytes, as kernels are compiled to expect."""
-    return x if x.data_ptr() % 16 == 0 else x.clone()
+def align_memory(tensors: list[Any]) -> list[Any]:
+    """Returns tensors whose memory begins at multiples of 16 bytes, as kernels are compiled to expect.
+
+    A tensor that begins elsewhere is replaced by a copy. None stays None.
+    """
+    is_any_misaligned = any([tensor.data_ptr() % 16 for tensor in tensors if tensor is not None])
+    if not is_any_misaligned:
+        return tensors
+    aligned = []
+    for tensor in tensors:
+        is_aligned = tensor is None or tensor.data_ptr() % 16 == 0
+        aligned.append(tensor if is_aligned else tensor.clone())
+    return aligned
