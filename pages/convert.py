@@ -13,7 +13,7 @@ from . import records
 from .markdown import folded, markdown_table
 from .notes import TITLE, describe_origin, join_distinct
 from .records import Difference, Record, RunsByModel, compute_differences
-from .tables import format_scores, minus_baseline
+from .tables import format_mean, format_scores, minus_baseline
 
 # The names of the conversions in tables, in the order of their rows. The Transformer is not converted.
 NAMES = {
@@ -117,16 +117,17 @@ def cost_table(name: str, runs_by_updates: RunsByUpdates, speed_ups: Mapping[str
     costs_by_updates = {}
     for updates, runs_by_model in runs_by_updates.items():
         costs_by_updates[updates] = cost_cells(name, runs_by_model)
+    fewest_updates = min(runs_by_updates)
     rows = []
-    runs_as_converted = runs_by_updates[min(runs_by_updates)]
-    for model, runs in runs_as_converted.items():
+    for model, runs in runs_by_updates[fewest_updates].items():
         cells = [model_cell(name, model), format_parameters(runs)]
         if speed_ups:
             cells.append(f"{speed_ups[model]:.2f}" if model in speed_ups else "")
         for costs in costs_by_updates.values():
-            cells.append(costs[model])
+            cells.append(costs.get(model, ""))
         rows.append(cells)
-    return markdown_table(cost_headings(name, list(runs_by_updates), has_speed_ups=bool(speed_ups)), rows)
+    headings = cost_headings(name, list(runs_by_updates), has_speed_ups=bool(speed_ups))
+    return markdown_table(headings, rows)
 
 
 def cost_headings(name: str, numbers_of_updates: Sequence[int], has_speed_ups: bool) -> list[str]:
@@ -214,7 +215,7 @@ def conversion_note(records_of_seeds: Sequence[Record]) -> list[str]:
 # ---- all heads replaced at once, without training
 
 
-def replaced(name: str) -> str:
+def replacement_table(name: str) -> str:
     """Returns a table of how much the loss of a trained Transformer grows when functions replace its dot products.
 
     All heads of a stack (encoder or decoder self-attention) are replaced at once, and nothing is trained afterwards. A
@@ -232,9 +233,8 @@ def replaced(name: str) -> str:
     for stack in stacks:
         cells = [stack]
         for function in functions:
-            # in the form of the records of runs, as format_scores takes them
-            runs = [{"figures": {"growth": growths[function][stack]}} for growths in growths_of_seeds]
-            cells.append(format_scores(runs, ["growth"], digits=3))
+            growths_of_stack = [growths[function][stack] for growths in growths_of_seeds]
+            cells.append(format_mean(growths_of_stack, digits=3))
         rows.append(cells)
     function_headings = [f"`{function}`" for function in functions]
     return markdown_table(["all heads of", *function_headings], rows)

@@ -374,18 +374,18 @@ def list_stages(table: Table, column: Column) -> list[Stage]:
 
 def load_continued_trainings(stages: Sequence[Stage]) -> dict[str, list[ContinuedTraining]]:
     """Returns {model: its trainings that went through all stages}, one for each seed."""
-    *earlier_runs, last_runs = [load_column(stage.table, stage.column) for stage in stages]
-    trainings_by_model: dict[str, list[ContinuedTraining]] = {}
-    for model, runs in last_runs.items():
-        for last_run in runs:
-            records = []
-            for runs_by_model in earlier_runs:
-                earlier_run = find_run_with_same_seed(last_run, runs_by_model.get(model, []))
-                if earlier_run is not None:
-                    records.append(earlier_run)
-            records.append(last_run)
+    runs_by_stage = [load_column(stage.table, stage.column) for stage in stages]
+    trainings_by_model = {}
+    for model, last_runs in runs_by_stage[-1].items():
+        earlier_runs_by_stage = [runs_by_model.get(model, []) for runs_by_model in runs_by_stage[:-1]]
+        trainings = []
+        for last_run in last_runs:
+            earlier_runs = [find_run_with_same_seed(last_run, runs) for runs in earlier_runs_by_stage]
+            records = [run for run in (*earlier_runs, last_run) if run is not None]
             if len(records) == len(stages):
-                trainings_by_model.setdefault(model, []).append(ContinuedTraining(records))
+                trainings.append(ContinuedTraining(records))
+        if trainings:
+            trainings_by_model[model] = trainings
     return trainings_by_model
 
 

@@ -1,6 +1,7 @@
 """The tables of results in Markdown, from results/."""
 
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -91,20 +92,24 @@ def format_scores(runs: Sequence[Record], metrics: Iterable[str], digits: int = 
 
 
 def format_score(runs: Sequence[Record], metric: str, digits: int) -> str:
-    """Returns the score of a model in one metric as "mean ± standard deviation (number of runs)".
+    """Returns the score of a model in one metric, in the form of `format_mean`.
 
-    Of a single run it is one number. If a run could not compute the metric, the reason is returned, which is the last
-    part of its signature: "no Java" of "METEOR|no Java".
+    If a run could not compute the metric, returns the reason instead, which is the last part of the signature: "no
+    Java" of "METEOR|no Java".
     """
     for run in runs:
         if run["figures"][metric] is None:
             *_, reason = run["signatures"][metric].split("|")
             return str(reason)
-    scores = [run["figures"][metric] for run in runs]
-    mean = f"{statistics.mean(scores):.{digits}f}"
-    if len(scores) == 1:
+    return format_mean([run["figures"][metric] for run in runs], digits)
+
+
+def format_mean(values: Sequence[float], digits: int) -> str:
+    """Returns "mean ± standard deviation (number of values)", or a single value as it is."""
+    mean = f"{statistics.mean(values):.{digits}f}"
+    if len(values) == 1:
         return mean
-    return f"{mean} ± {statistics.stdev(scores):.{digits}f} ({len(scores)})"
+    return f"{mean} ± {statistics.stdev(values):.{digits}f} ({len(values)})"
 
 
 def format_parameters(runs: Iterable[Record]) -> dict[str, str]:
@@ -436,12 +441,12 @@ def collect_weights(name: str, dataset: str) -> dict[MixtureComponent, dict[str,
 
     A run's record has them as ``alpha``: {layer: {component: its weight in each head}}.
     """
-    weights: dict[MixtureComponent, dict[str, list[float]]] = {}
+    weights: dict[MixtureComponent, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for run in load_runs(name):
-        if run["dataset"] != dataset:
+        if run["dataset"] != dataset or "alpha" not in run:
             continue
-        for layer, weights_by_component in run.get("alpha", {}).items():
+        for layer, weights_by_component in run["alpha"].items():
             for component, weights_of_heads in weights_by_component.items():
-                weights_by_layer = weights.setdefault(MixtureComponent(run["model"], component), {})
-                weights_by_layer.setdefault(layer, []).extend(weights_of_heads)
+                mixture_component = MixtureComponent(run["model"], component)
+                weights[mixture_component][layer] += weights_of_heads
     return weights

@@ -3,7 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
+
 from fairseq_synth.inspect.drawing import Panel, Picture, image
+from fairseq_synth.positions import Inputs
+from fairseq_synth.synthesizers import Mixture
 from recipes.catalog import TABLES, TASKS
 
 from .axes import SMALL_FONT, WIDTH, RecordedAxes, get_limits_of_models, use_logarithmic_x_axis
@@ -21,6 +25,7 @@ from .tables import SYNTHESIZERS
 
 # ---- S of each function
 
+VECTOR_WIDTH = 16  # of the words' vectors
 WORDS = "the dog saw the cat and the cat saw the dog .".split()
 FORMULAS = {  # in matplotlib's TeX, with what a row of S depends on
     "vanilla": "$S_{ij} = q_i \\cdot k_j\\,/\\sqrt{d}$\nfrom each pair of words",
@@ -66,37 +71,38 @@ def draw_logits(name: str, formula: str, has_row_labels: bool) -> Panel:
 
 
 def compute_logits(name: str) -> list[list[float]]:
-    """Returns S of a function before training, rounded: a row and a column for each word of `WORDS`."""
-    import torch
+    """Returns S of a function before training, rounded: a row and a column for each word of `WORDS`.
 
-    from fairseq_synth.positions import Inputs
-    from fairseq_synth.synthesizers import Mixture
-
+    It is computed in fp64, so that the rounded values do not depend on the processor.
+    """
     length = len(WORDS)
-    width = 16  # of the words' vectors
-    # Everything is in fp64, so that the rounded values do not depend on the processor.
-    torch.manual_seed(4)  # for the words' vectors and the projections, which are the same for all functions
-    vectors = {word: torch.randn(width, dtype=torch.double) for word in sorted(set(WORDS))}
-    projections = torch.randn(2, width, width, dtype=torch.double) / width**0.5
+    torch.manual_seed(1)
+    function = Mixture((name,), mixture="convex", num_heads=1, head_dim=VECTOR_WIDTH, max_length=length, rank=2)
+    function.reset_parameters()
+    function = function.double()
+    with torch.no_grad():
+        (logits,) = function(make_inputs())
+    matrix = logits.total(length).expand(1, 1, length, length)[0, 0]  # of the only sentence and head
+    return [[round(value, 3) for value in row] for row in matrix.tolist()]
+
+
+def make_inputs() -> Inputs:
+    """Returns random vectors for the words of `WORDS`, with their queries and keys: the same for all functions."""
+    length = len(WORDS)
+    torch.manual_seed(4)
+    vectors = {word: torch.randn(VECTOR_WIDTH, dtype=torch.double) for word in sorted(set(WORDS))}
+    projections = torch.randn(2, VECTOR_WIDTH, VECTOR_WIDTH, dtype=torch.double) / VECTOR_WIDTH**0.5
     query_projection, key_projection = projections.unbind()
     x = torch.stack([vectors[word] for word in WORDS])  # (length, width)
     queries = x @ query_projection
     keys = x @ key_projection
-    torch.manual_seed(1)  # for the function's own parameters
-    function = Mixture((name,), mixture="convex", num_heads=1, head_dim=width, max_length=length, rank=2)
-    function.reset_parameters()
-    function = function.double()
-    inputs = Inputs(
+    return Inputs(
         x=x.unsqueeze(1),  # (length, 1 sentence, width)
-        q=queries.expand(1, 1, length, width),  # (1 sentence, 1 head, length, width)
-        k=keys.expand(1, 1, length, width),
+        q=queries.expand(1, 1, length, VECTOR_WIDTH),  # (1 sentence, 1 head, length, width)
+        k=keys.expand(1, 1, length, VECTOR_WIDTH),
         start=0,
         src_len=length,
     )
-    with torch.no_grad():
-        (logits,) = function(inputs)
-    matrix = logits.total(length).expand(1, 1, length, length)[0, 0]
-    return [[round(value, 3) for value in row] for row in matrix.tolist()]
 
 
 def draw_color_scale() -> Panel:
@@ -151,20 +157,22 @@ def draw_choice() -> list[Picture]:
     Quality and speed are compared with the Transformer's. A Synthesizer that was not measured has no line. The list is
     empty if no quality was measured.
     """
-    differences = {panel: load_differences(panel) for panel in QUALITY_PANELS}
-    speed_ups = {panel: load_speed_ups(panel.benchmark) for panel in SPEED_PANELS}
-    models_with_quality: set[str] = set()
-    for differences_by_metric in differences.values():
-        models_with_quality.update(*differences_by_metric.values())
-    if not models_with_quality:
+    differences_by_panel = {panel: load_differences(panel) for panel in QUALITY_PANELS}
+    speed_ups_by_panel = {panel: load_speed_ups(panel.benchmark) for panel in SPEED_PANELS}
+    measured_models: list[str] = []
+    for differences in differences_by_panel.values():
+        for differences_by_model in differences.values():
+            measured_models += differences_by_model
+    if not measured_models:
         return []
-    measured_models = models_with_quality.union(*speed_ups.values())
+    for speed_ups in speed_ups_by_panel.values():
+        measured_models += speed_ups
     models = [model for model in SYNTHESIZERS if model in measured_models and model != "vanilla"]
     panels = []
-    for quality_panel in QUALITY_PANELS:
-        panels.append(draw_quality(quality_panel, differences[quality_panel], models))
-    for speed_panel in SPEED_PANELS:
-        panels.append(draw_speed(speed_panel, speed_ups[speed_panel], models))
+    for quality_panel, differences in differences_by_panel.items():
+        panels.append(draw_quality(quality_panel, differences, models))
+    for speed_panel, speed_ups in speed_ups_by_panel.items():
+        panels.append(draw_speed(speed_panel, speed_ups, models))
     return [
         Picture(
             "which-one.png",
@@ -214,6 +222,7 @@ def draw_quality(panel: QualityPanel, differences: DifferencesByMetric, models: 
         draw_metric(axes, differences[panel.metrics[0]], models, heights_of_lines, FILLED_DOT)
     else:
         first_metric, second_metric = panel.metrics
+        # Lines are 1 apart, and the dots of two metrics are 0.36 apart, around the middle of the line.
         above_lines = [height - 0.18 for height in heights_of_lines]
         below_lines = [height + 0.36 for height in above_lines]
         draw_metric(axes, differences[first_metric], models, above_lines, FILLED_DOT)
@@ -316,8 +325,9 @@ def draw_speeds() -> list[Picture]:
             speed_ups_by_panel[bar_panel] = speed_ups
     if not speed_ups_by_panel:
         return []
-    measured_models: set[str] = set()
-    measured_models.update(*speed_ups_by_panel.values())
+    measured_models: list[str] = []
+    for speed_ups in speed_ups_by_panel.values():
+        measured_models += speed_ups
     models = sort_models(measured_models)
     panels = [draw_bars(bar_panel, speed_ups, models) for bar_panel, speed_ups in speed_ups_by_panel.items()]
     return [
