@@ -4,6 +4,7 @@ Without ``--device cuda``, Triton's interpreter runs the kernels, and a stand-in
 slow, and the kernels are off by default, so that only a few chosen tests run; ``--kernels`` runs all.
 """
 
+import numpy
 import pytest
 import torch
 from kernel_calls import MIXED
@@ -19,6 +20,7 @@ CHOSEN = {
     "test_long_sentences[random-padded]",
     "test_long_sentences[random+vanilla-causal]",
     "test_any_summands[2-True]",
+    "test_a_sentence_of_one_token[dense]",
     "test_a_sentence_of_one_token[factorized_random]",
     "test_views_of_the_projection[packed-True]",
     "test_launches_of_what_is_wanted[pRa-names5]",
@@ -66,3 +68,48 @@ def dirty_memory(monkeypatch):
         return found.fill_(float("nan")) if found.is_floating_point() else found
 
     monkeypatch.setattr(torch.Tensor, "new_empty", new_empty)
+
+
+@pytest.fixture
+def checked_memory(monkeypatch):
+    """Fails a test in which a kernel reads or writes outside the memory of its tensors.
+
+    Only Triton's interpreter can be checked: its kernels read and write at addresses that are arrays of numpy.
+    """
+    if not kernels.triton_fits():
+        return
+    from triton.runtime import interpreter
+
+    builder = interpreter.InterpreterBuilder
+    run = kernels.run
+    load = builder.create_masked_load
+    store = builder.create_masked_store
+    memory = []  # the first address of each tensor of the running kernel, and the address behind its end
+
+    def run_with_checks(launch, tensors):
+        for tensor in tensors.values():
+            if tensor is not None:
+                storage = tensor.untyped_storage()
+                memory.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes()))
+        run(launch, tensors)
+        memory.clear()
+
+    def check(pointers, mask):
+        addresses = pointers.data[mask.data]
+        size = pointers.get_element_ty().primitive_bitwidth // 8
+        is_inside = numpy.zeros(addresses.shape, dtype=bool)
+        for begin, end in memory:
+            is_inside |= (addresses >= begin) & (addresses + size <= end)
+        assert is_inside.all(), "a kernel reads or writes outside its tensors"
+
+    def load_with_checks(self, pointers, mask, *others):
+        check(pointers, mask)
+        return load(self, pointers, mask, *others)
+
+    def store_with_checks(self, pointers, value, mask, *others):
+        check(pointers, mask)
+        return store(self, pointers, value, mask, *others)
+
+    monkeypatch.setattr(kernels, "run", run_with_checks)
+    monkeypatch.setattr(builder, "create_masked_load", load_with_checks)
+    monkeypatch.setattr(builder, "create_masked_store", store_with_checks)

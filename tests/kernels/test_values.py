@@ -29,7 +29,7 @@ from fairseq_synth.positions import take_distances, take_window
 from fairseq_synth.synthesizers import register_synthesizer
 
 pytestmark = [
-    pytest.mark.usefixtures("on_device", "chosen", "kernels_are_on", "dirty_memory"),
+    pytest.mark.usefixtures("on_device", "chosen", "kernels_are_on", "dirty_memory", "checked_memory"),
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # of numpy in the interpreter, about minus infinity
     pytest.mark.skipif(not kernels.triton_fits(), reason="no Triton that is new enough for the kernels"),
 ]
@@ -217,7 +217,7 @@ def test_one_summand(spec, length, restore_registry, monkeypatch):
 
 
 @interpreted
-@pytest.mark.parametrize("spec", ["dense", "factorized_random", "factorized_dense"])
+@pytest.mark.parametrize("spec", ["random", "dense", "factorized_random", "factorized_dense", "relative_random"])
 def test_a_sentence_of_one_token(spec, monkeypatch):
     """The stride of a single row says nothing about the parameter that it is the first row of."""
     for is_short in (True, False):

@@ -268,8 +268,13 @@ class Plan:
     ) -> Launch:
         """Returns a launch of a kernel of `triton_attention`.
 
-        Its arguments begin with the tensors of the call. `more` are numbers that only some kernels have, in their
-        order.
+        Args:
+            kernel: The name of the kernel.
+            tile: The rows and columns of the logits that a program holds at once.
+            grid: Numbers of programs, in up to three directions.
+            tensors: Names of the tensors that only this kernel has as arguments, in their order. They follow the
+                tensors of the call, which all kernels have.
+            more: Numbers that only this kernel has as arguments, in their order. They follow `self.numbers`.
         """
         from . import triton_attention
 
@@ -506,7 +511,11 @@ class Plan:
         self.sums[name] = divide_up(number, 4) * 4
 
     def gradients(self) -> Any:
-        """Returns the names of the memory that gradients go to, or sums for them."""
+        """Returns `Gradients` of names of memory; None where no gradient is wanted.
+
+        A gradient that each sentence has for itself is written to the gradient of its tensor. All others are partial
+        sums, in memory that `reserve` has reserved.
+        """
         from .triton_common import Gradients
 
         names: dict[str, str | None] = dict.fromkeys(Gradients._fields)
@@ -514,9 +523,9 @@ class Plan:
             tensor = getattr(self.tensors, name)
             if tensor in self.layout.wanted:
                 names[name] = f"to_{tensor}"
-        for name in self.sums:
-            if name != "delta":
-                names[name.removeprefix("sum_")] = name
+        for sum_name in self.sums:
+            if sum_name != "delta":
+                names[sum_name.removeprefix("sum_")] = sum_name
         return Gradients(**names)
 
 
@@ -597,13 +606,15 @@ def power_of_2(n: int) -> int:
 
 
 def make_constants(layout: Layout, tile: Tile) -> Any:
-    """Returns what the kernels of a call are compiled for."""
+    """Returns the `Constants` that the kernels of a call are compiled for, in Triton's form."""
     from .triton_common import Constants
 
-    factor = 0
+    largest_factor = 0
     if layout.right_width:
-        factor = max(layout.right_width, divide_up(layout.length, layout.right_width))
-    is_multiple_of_8 = not (layout.value_width % 8 or layout.query_width % 8 or layout.shared_width % 8)
+        left_width = divide_up(layout.length, layout.right_width)
+        largest_factor = max(layout.right_width, left_width)
+    widths = (layout.value_width, layout.query_width, layout.shared_width)
+    are_multiples_of_8 = all(width % 8 == 0 for width in widths)
     constants = Constants(
         D=layout.value_width,
         D_BLOCK=power_of_2(layout.value_width),
@@ -611,10 +622,10 @@ def make_constants(layout: Layout, tile: Tile) -> Any:
         Q_BLOCK=power_of_2(layout.query_width),
         X=layout.shared_width,
         X_BLOCK=power_of_2(layout.shared_width),
-        FACTOR=power_of_2(factor),
+        FACTOR=power_of_2(largest_factor),
         ROWS=tile.rows,
         COLUMNS=tile.columns,
-        UNIT=8 if is_multiple_of_8 else 1,
+        UNIT=8 if are_multiples_of_8 else 1,
         CAUSAL=layout.is_causal,
         DIAGONALS=layout.is_by_distance,
         PRECISION="ieee" if layout.dtypes[0] == torch.float32 else "tf32",

@@ -153,7 +153,7 @@ def prepare_call(
         (product,) = summands.shared_keys
         query = product.query if product.scale == 1.0 else product.query * product.scale
         tensors["x"] = order_by_head(query, bsz, heads, value.dtype)
-        tensors["w"], w_rows, shared_width = read_whole(product.key, heads)
+        tensors["w"], w_rows, shared_width = read_shared_keys(product.key, heads)
     if summands.outer:
         (outer,) = summands.outer
         factors, left = repeat_left_factor(outer, length)
@@ -196,99 +196,130 @@ def prepare_call(
 
 
 def are_readable_in(base: Tensor, views: Iterable[Tensor]) -> bool:
-    """Returns whether the kernels may read views in the tensor `base`, and give the gradient of that tensor.
+    """Returns whether the kernels may read the tensor `base` in place of views of it.
 
-    A view must have no gradient of its own: nothing waits for it, as a hook would, and it is not cut off from the base,
-    as a detached view is, or a leaf that was made without gradients.
+    The kernels then compute the gradient of `base` and none for the views. This is wrong if something waits for the
+    gradient of a view, as a hook does, or if a view has no part in the gradient of `base`, as a detached view.
     """
     if not base.is_contiguous():
         return False
-    dtype, requires_grad = base.dtype, base.requires_grad
+    dtype = base.dtype
+    requires_grad = base.requires_grad
     for view in views:
         if view._base is not base or view.dtype != dtype:
             return False
-        if view.requires_grad != requires_grad or view.is_leaf == requires_grad:
-            return False
-        if view._backward_hooks or view.retains_grad:
+        is_detached = view.requires_grad != requires_grad or view.is_leaf == requires_grad
+        if is_detached or view._backward_hooks or view.retains_grad:
             return False
     return True
 
 
 def pack(parts: list[Tensor]) -> Tensor:
-    """Returns parts (B, H, T, d) side by side for each token, (T, B, features), or the tensor that they are views of.
+    """Returns a tensor (T, B, features) in which the parts of each token lie side by side.
 
-    Values are the last part; they are of all sentences and heads, and all parts take their type.
+    If the parts are views of such a tensor already, that tensor is returned and nothing is copied.
+
+    Args:
+        parts: Queries and keys, if there are any, and then the values; each (B, H, T, d). The values are of all
+            sentences and heads. Queries and keys may be shared by them (B or H of 1), and are cast to the values' type.
     """
     value = parts[-1]
     base = value._base
     if base is not None and are_side_by_side(parts, base):
         return base
-    bsz, heads, length, _ = value.size()
-    tokens = []
+    bsz, heads, _, _ = value.size()
+    features = []
     for part in parts:
         by_token = part.to(value.dtype).expand(bsz, heads, -1, -1).permute(2, 0, 1, 3)
-        tokens.append(by_token.flatten(2))
-    return (tokens[0] if len(tokens) == 1 else torch.cat(tokens, dim=2)).contiguous()
+        features.append(by_token.flatten(2))  # (T, B, H d)
+    if len(features) == 1:
+        return features[0].contiguous()
+    return torch.cat(features, dim=2)
 
 
 def are_side_by_side(parts: list[Tensor], base: Tensor) -> bool:
-    """Returns whether parts (B, H, T, d) lie in a contiguous tensor one after another, and fill it."""
+    """Returns whether parts (B, H, T, d) are views of neighbouring features of `base` (T, B, features), and fill it."""
     bsz, heads, length, _ = parts[-1].size()
     features = base.numel() // (length * bsz)
-    first = base.storage_offset()
-    offset = first
+    first_offset = base.storage_offset()
+    offset = first_offset
     for part in parts:
         width = part.size(3)
+        # The strides of a sentence, a head, a token and a feature.
         if part.storage_offset() != offset or part.stride() != (features, width, bsz * features, 1):
             return False
         offset += heads * width
-    return offset - first == features and are_readable_in(base, parts)
+    return offset - first_offset == features and are_readable_in(base, parts)
 
 
 def order_by_head(x: Tensor, bsz: int, heads: int, dtype: torch.dtype) -> Tensor:
-    """Returns a factor (B or 1, H or 1, T, r) as (H, T, B, r) in a type."""
-    x = x.to(dtype).permute(1, 2, 0, 3)
-    if x.size(0) != heads or x.size(2) != bsz:
-        x = x.expand(heads, -1, bsz, -1)
-    return x.contiguous()
+    """Returns a factor (B or 1, H or 1, T, r) as a contiguous tensor (H, T, B, r) of a type."""
+    by_head = x.to(dtype).permute(1, 2, 0, 3)
+    if by_head.size(0) != heads or by_head.size(2) != bsz:
+        by_head = by_head.expand(heads, -1, bsz, -1)
+    return by_head.contiguous()
 
 
 def repeat_left_factor(outer: Outer, length: int) -> tuple[Tensor, int]:
-    """Returns both factors of an outer product for `length` columns, and how many of their features are the left one's.
+    """Returns both factors of an outer product, with a left factor that is long enough for `length` columns.
 
-    Beyond the longest sentence the left factor begins again.
+    Each feature of the left factor belongs to as many columns as the right factor has features. For a sentence that
+    is longer than the longest one of the parameters, the left factor begins again.
+
+    Returns:
+        the factors (B, H, T, a + b), and the number a of features of the left one.
     """
     factors, left_size = outer.factors, outer.left_size
     right_size = factors.size(3) - left_size
-    needed = divide_up(length, right_size)
-    if needed <= left_size:
+    needed_size = divide_up(length, right_size)
+    if needed_size <= left_size:
         return factors, left_size
     left, right = factors.split([left_size, right_size], dim=3)
-    return torch.cat([take_positions(left, dim=3, start=0, count=needed), right], dim=3), needed
+    repeated_left = take_positions(left, dim=3, start=0, count=needed_size)
+    return torch.cat([repeated_left, right], dim=3), needed_size
 
 
 def read_whole(x: Tensor, heads: int) -> Whole:
     """Returns the parameter whose first rows and columns of every head are x, (1, H or 1, n, m); or a copy of x.
 
-    If n is 1, the numbers of rows and columns may be others than the parameter's. Their product is right, and nothing
-    but the first row of each head is read.
+    The parameter is (H, rows, columns), or (H, columns) if it has one row for each head.
     """
     base = x._base
-    if base is not None and x.size(1) == heads:
-        _, head_stride, row_stride, column_stride = x.stride()
-        if x.size(2) == 1:  # the stride of a single row has no meaning
-            row_stride = head_stride
-        if (
-            column_stride == 1
-            and x.size(3) <= row_stride
-            and head_stride % row_stride == 0
-            and base.numel() == heads * head_stride
-            and base.storage_offset() == x.storage_offset()
-            and are_readable_in(base, [x])
-        ):
-            return Whole(base, rows=head_stride // row_stride, columns=row_stride)
-    of_heads = x[0] if x.size(1) == heads else x[0].expand(heads, -1, -1)
-    return Whole(of_heads.contiguous(), rows=x.size(2), columns=x.size(3))
+    if base is None or x.size(1) != heads or base.dim() < 2:
+        return copy_whole(x, heads)
+    columns = base.size(-1)
+    rows = base.numel() // (heads * columns)
+    _, head_stride, row_stride, column_stride = x.stride()
+    has_row_stride = x.size(2) == 1 or row_stride == columns  # the stride of a single row has no meaning
+    starts_with_base = base.numel() == heads * head_stride and base.storage_offset() == x.storage_offset()
+    if (
+        head_stride == rows * columns
+        and has_row_stride
+        and column_stride == 1
+        and x.size(2) <= rows
+        and x.size(3) <= columns
+        and starts_with_base
+        and are_readable_in(base, [x])
+    ):
+        return Whole(base, rows, columns)
+    return copy_whole(x, heads)
+
+
+def copy_whole(x: Tensor, heads: int) -> Whole:
+    """Returns x (1, H or 1, n, m) as a contiguous tensor (H, n, m)."""
+    by_head = x[0].expand(heads, -1, -1).contiguous()
+    return Whole(by_head, rows=x.size(2), columns=x.size(3))
+
+
+def read_shared_keys(key: Tensor, heads: int) -> Whole:
+    """Returns the parameter whose first rows of every head are shared keys (1, H or 1, n, m); or a copy of the keys.
+
+    The kernels read all columns of the parameter, so that it may not have more of them than the keys have.
+    """
+    whole = read_whole(key, heads)
+    if whole.columns != key.size(3):
+        return copy_whole(key, heads)
+    return whole
 
 
 def read_matrix(terms: list[Product | Bias | Diagonals], heads: int, length: int) -> Whole:
@@ -305,14 +336,13 @@ def read_matrix(terms: list[Product | Bias | Diagonals], heads: int, length: int
 
 def multiply_whole(term: Product, heads: int, length: int) -> Whole:
     """Returns ``R1 R2^T`` of whole parameters R1 and R2, if they are not too long; else of their first rows."""
-    query = read_whole(term.query, heads).tensor
-    key = read_whole(term.key, heads).tensor
-    are_by_head = query.dim() == 3 and key.dim() == 3
-    if not are_by_head or term.scale != 1.0 or max(query.size(1), key.size(1)) > MAX_ROWS_UNSLICED:
+    query = read_whole(term.query, heads)
+    key = read_whole(term.key, heads)
+    is_long = max(query.rows, key.rows) > MAX_ROWS_UNSLICED
+    if is_long or query.tensor.dim() != 3 or key.tensor.dim() != 3 or term.scale != 1.0:
         return read_whole(Logits([term._replace(weight=None)]).total(length), heads)
-    # The rows and columns are counted in R1 and R2 themselves: for a sentence of a single token, `read_whole` cannot
-    # tell the rows of a head from its columns.
-    return Whole(torch.bmm(query, key.transpose(1, 2)), rows=query.size(1), columns=key.size(1))
+    matrix = torch.bmm(query.tensor, key.tensor.transpose(1, 2))
+    return Whole(matrix, rows=query.rows, columns=key.rows)
 
 
 def read_distances(values: Tensor, heads: int, length: int) -> Whole:
