@@ -24,7 +24,7 @@ from common import (
     table_cells,
 )
 from fairseq.modules import DynamicConv, LightweightConv, MultiheadAttention
-from rounds import Function
+from rounds import Comparison, Function
 from torch import Tensor, nn
 
 from fairseq_synth.architectures import VARIANTS
@@ -41,7 +41,14 @@ KERNEL_SIZE = 31  # of the convolutions
 
 
 def build_block(name: str, length: int, causal: bool) -> nn.Module:
-    """Builds stock fairseq's attention, one of its convolutions, or a variant for sentences of up to `length`."""
+    """Builds one self-attention, with its projections and the same random weights in every call.
+
+    Args:
+        name: ``stock`` for fairseq's attention, ``lightconv`` or ``dynamicconv`` for fairseq's convolutions, or a
+            variant of this project.
+        length: the most tokens that a sentence will have.
+        causal: True for the decoder's, which sees no later tokens. Only a convolution is built differently for it.
+    """
     torch.manual_seed(0)
     if name == STOCK:
         return MultiheadAttention(WIDTH, HEADS, self_attention=True)
@@ -59,19 +66,34 @@ def build_block(name: str, length: int, causal: bool) -> nn.Module:
 
 
 class Convolution(nn.Module):
-    """fairseq's lightweight or dynamic convolution with the gate and output projection of its layers."""
+    """A convolution of fairseq with the gate and the output projection that its layers have around it.
+
+    It is called like an attention.
+    """
 
     def __init__(self, name: str, causal: bool) -> None:
+        """Builds the convolution.
+
+        Args:
+            name: ``lightconv`` or ``dynamicconv``.
+            causal: True if it sees no later tokens. Otherwise it sees as many later as earlier tokens.
+        """
         super().__init__()
-        convolution = LightweightConv if name == "lightconv" else DynamicConv
-        # a causal convolution sees no later tokens, the encoder's sees as many to the right as to the left
-        padding = KERNEL_SIZE - 1 if causal else KERNEL_SIZE // 2
+        convolution_class = LightweightConv if name == "lightconv" else DynamicConv
+        tokens_before = KERNEL_SIZE - 1 if causal else KERNEL_SIZE // 2
         self.gate = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GLU())
-        self.conv = convolution(WIDTH, KERNEL_SIZE, padding_l=padding, weight_softmax=True, num_heads=HEADS)
+        self.conv = convolution_class(WIDTH, KERNEL_SIZE, padding_l=tokens_before, weight_softmax=True, num_heads=HEADS)
         self.out = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Any, **_: Any) -> Any:
-        """Has the signature of fairseq's attention; `key` and `value` are the query."""
+        """Returns the output (T, B, C) for the query (T, B, C), and None in place of attention weights.
+
+        Args:
+            query: the input.
+            key: is not read, as it is the query.
+            value: is not read, as it is the query.
+            key_padding_mask: (B, T), True at padding; or None.
+        """
         x = self.gate(query)
         if key_padding_mask is not None:
             x = x.masked_fill(key_padding_mask.transpose(0, 1).unsqueeze(2), 0)
@@ -79,16 +101,28 @@ class Convolution(nn.Module):
 
 
 def make_padding_mask(sentences: int, length: int, device: str) -> Tensor:
-    """Returns a padding mask (B, T) of three lengths: half of the sentences full, two quarters a little shorter."""
+    """Returns a padding mask (B, T), True at padding, for sentences of three lengths, the longest first.
+
+    Half of the sentences have all tokens, a quarter is a sixteenth shorter, and the last quarter an eighth.
+    """
     lengths = torch.full((sentences,), length)
     reduction = max(1, length // 16)
     lengths[sentences // 2 :] -= reduction
-    lengths[3 * sentences // 4 :] -= reduction
-    return (torch.arange(length)[None] >= lengths[:, None]).to(device)
+    lengths[3 * sentences // 4 :] -= reduction  # for the second time
+    positions = torch.arange(length)
+    return (positions[None] >= lengths[:, None]).to(device)
 
 
 def make_attention_mask(module: nn.Module, x: Tensor) -> Tensor:
-    """Returns the mask (T, T) of the future that the decoder of a module's model gives to it."""
+    """Returns a mask that hides later tokens, in the form in which the decoder of the module's model makes it.
+
+    For this project's attention it is a tensor without elements, which stands for such a mask. For other modules it is
+    fairseq's matrix (T, T), which is minus infinity at later tokens.
+
+    Args:
+        module: the self-attention that gets the mask.
+        x: its input, (T, B, C).
+    """
     if isinstance(module, SyntheticAttention):
         return causal_mask(x)
     length = x.size(0)
@@ -96,12 +130,12 @@ def make_attention_mask(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def make_step(module: nn.Module, shape: str, causal: bool, args: argparse.Namespace) -> Function:
-    """Returns a function that runs a block forward and backward on random sentences.
+    """Returns a function that runs a self-attention forward and backward once, on random sentences.
 
     Args:
-        module: the block, which is moved to the device of `args`.
-        shape: sentences x tokens.
-        causal: masks the future, without padding; otherwise sentences are padded.
+        module: as `build_block` returns it. It is moved to the device and dtype of `args`, in training mode.
+        shape: the size of the batch, as sentences x tokens.
+        causal: True for a mask of later tokens and no padding; False for padding.
         args: has the device and the dtype.
     """
     sentences, length = parse_shape(shape)
@@ -109,22 +143,42 @@ def make_step(module: nn.Module, shape: str, causal: bool, args: argparse.Namesp
     module.to(args.device, dtype).train()
     x = torch.randn(length, sentences, WIDTH, device=args.device, dtype=dtype, requires_grad=True)
     output_gradient = torch.randn_like(x)
-    key_padding_mask = None if causal else make_padding_mask(sentences, length, args.device)
-    attention_mask = make_attention_mask(module, x) if causal else None
-    leaves = [x, *module.parameters()]
+    key_padding_mask = None
+    attention_mask = None
+    if causal:
+        attention_mask = make_attention_mask(module, x)
+    else:
+        key_padding_mask = make_padding_mask(sentences, length, args.device)
+    tensors_with_gradients = [x, *module.parameters()]
 
     def step() -> None:
-        """Runs the block once."""
+        """Runs the attention forward and backward once."""
         output, _ = module(x, x, x, key_padding_mask=key_padding_mask, need_weights=False, attn_mask=attention_mask)
         output.backward(output_gradient)
-        for leaf in leaves:  # zero_grad would walk over the modules, of which blocks have different numbers
-            leaf.grad = None
+        # zero_grad() would take longer for variants that consist of more modules.
+        for tensor in tensors_with_gradients:
+            tensor.grad = None
 
     return step
 
 
+def compare_variant(variant: str, shape: str, args: argparse.Namespace) -> Comparison:
+    """Times the self-attention of stock fairseq and of a variant in turns, and returns the variant's relative speed.
+
+    Args:
+        variant: the name of the variant.
+        shape: the size of the batch, as sentences x tokens.
+        args: the command line's flags.
+    """
+    length = parse_shape(shape).tokens
+    steps = {}
+    for name in (STOCK, variant):
+        steps[name] = make_step(build_block(name, length, args.causal), shape, args.causal, args)
+    return compare_with_stock(steps, args.device, args.rounds)[variant]
+
+
 def main() -> None:
-    """Compares the blocks of all variants with stock fairseq's."""
+    """Compares the self-attention of all variants with stock fairseq's, and prints a table."""
     parser = make_parser(__doc__, [*VARIANTS, *CONVOLUTIONS], rounds=7)
     parser.add_argument("--shapes", nargs="+", default=["128x32", "32x128", "16x256"], help="sentences x tokens")
     parser.add_argument("--causal", action="store_true", help="the decoder's block, no padding")
@@ -132,13 +186,9 @@ def main() -> None:
     set_up_device(args)
     rows: dict[str, dict[str, float]] = {name: {} for name in args.variants}
     for shape in args.shapes:
-        _, length = parse_shape(shape)
         for variant in args.variants:
-            # two blocks at a time, so that their times are taken within a second of each other
-            steps = {}
-            for name in (STOCK, variant):
-                steps[name] = make_step(build_block(name, length, args.causal), shape, args.causal, args)
-            comparison = compare_with_stock(steps, args.device, args.rounds)[variant]
+            # Only two are timed at a time, so that their times are taken within a second of each other.
+            comparison = compare_variant(variant, shape, args)
             rows[variant].update(table_cells(shape, comparison))
     report(f"attention block, {'causal' if args.causal else 'padded'}", "stock's time / this one's", rows, args)
 

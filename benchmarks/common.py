@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from fairseq.data import Dictionary
@@ -24,8 +24,9 @@ from pages.markdown import markdown_table  # noqa: E402
 from recipes.provenance import here  # noqa: E402
 
 register()
-STOCK = "stock"  # the name of fairseq's own Transformer
-CONVOLUTIONS = {"lightconv": "lightweight", "dynamicconv": "dynamic"}  # {fairseq's models: its names of their kinds}
+STOCK = "stock"  # the name of fairseq's own Transformer in all benchmarks
+CONVOLUTIONS = {"lightconv": "lightweight", "dynamicconv": "dynamic"}  # {model: its kind, in the words of fairseq}
+FIRST_WORD = 4  # index of the first word of a vocabulary, after fairseq's four special symbols
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -37,8 +38,8 @@ def make_parser(description: str, variants: list[str], rounds: int) -> argparse.
 
     Args:
         description: the text of --help.
-        variants: what is compared with stock fairseq by default.
-        rounds: how many rounds are timed by default.
+        variants: the default of --variants, which are compared with stock fairseq.
+        rounds: the default of --rounds, which are timed.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--variants", nargs="+", default=variants, help="what to compare with stock fairseq")
@@ -51,47 +52,64 @@ def make_parser(description: str, variants: list[str], rounds: int) -> argparse.
 
 
 def set_up_device(args: argparse.Namespace) -> None:
-    """Sets the number of CPU threads. Ends with a one-line error if --device cuda finds no GPU."""
+    """Sets the number of CPU threads, and ends with a one-line error if --device cuda finds no GPU."""
     if args.device == "cuda" and not torch.cuda.is_available():
         sys.exit("error: --device cuda: this machine has no GPU that torch can use; take --device cpu")
     torch.set_num_threads(args.threads)
 
 
-def parse_shape(shape: str) -> tuple[int, int]:
-    """Returns the numbers of sentences and tokens of a shape such as ``32x128``."""
-    sentences, tokens = shape.split("x")
-    return int(sentences), int(tokens)
+class Shape(NamedTuple):
+    """The size of a batch: how many sentences it has, and how many tokens each sentence has."""
+
+    sentences: int
+    tokens: int
+
+
+def parse_shape(text: str) -> Shape:
+    """Returns the size of a batch that is written as ``32x128``, which means 32 sentences of 128 tokens."""
+    sentences, tokens = text.split("x")
+    return Shape(int(sentences), int(tokens))
 
 
 # ---- time
 
 
 def compare_with_stock(functions: Mapping[str, Function], device: str, rounds: int) -> dict[str, Comparison]:
-    """Times functions in turns, and returns {name: its speed relative to the function that is called ``stock``}."""
+    """Times several functions in turns, and compares each with the one that is called ``stock``.
+
+    Args:
+        functions: {name: function}; each is called once in a round.
+        device: ``cpu`` or ``cuda``, where the functions do their work.
+        rounds: how many rounds are timed, after one round of warm-up.
+
+    Returns:
+        {name: the function's speed relative to stock's}.
+    """
     stopwatch = choose_stopwatch(device)
-    return compare_in_turns(functions, STOCK, stopwatch, rounds, warm_up=1)
+    return compare_in_turns(functions, baseline=STOCK, stopwatch=stopwatch, rounds=rounds, warm_up=1)
 
 
 def choose_stopwatch(device: str) -> Stopwatch:
-    """Returns a stopwatch for a device.
+    """Returns a function that times another function on a device, ``cpu`` or ``cuda``.
 
-    On one CPU thread it measures CPU time, which neighbours disturb least; on several threads the time of the clock.
+    On a single CPU thread it measures CPU time, which other processes disturb least. On several threads it measures
+    the time of the clock, because CPU time would add up the threads.
     """
     if device == "cuda":
         return time_on_gpu
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    read_clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
 
     def time_on_cpu(function: Function) -> float:
         """Calls a function and returns the seconds that it took."""
-        start = clock()
+        start = read_clock()
         function()
-        return clock() - start
+        return read_clock() - start
 
     return time_on_cpu
 
 
 def time_on_gpu(function: Function) -> float:
-    """Calls a function and returns the seconds between the events before and after it on the GPU."""
+    """Calls a function and returns the seconds that the GPU took for its work."""
     start = torch.cuda.Event(enable_timing=True)
     end = torch.cuda.Event(enable_timing=True)
     start.record()
@@ -106,7 +124,10 @@ def time_on_gpu(function: Function) -> float:
 
 
 def table_cells(column: str, comparison: Comparison) -> dict[str, float]:
-    """Returns the cells of a row of a table: the ratio of a column, and the lowest and highest round."""
+    """Returns the cells that a comparison fills in a row of the printed table, as {heading of a column: value}.
+
+    They are the median of the ratios, and the lowest and highest ratio of a round.
+    """
     return {
         column: comparison.ratio,
         f"{column} from": comparison.lowest,
@@ -115,15 +136,18 @@ def table_cells(column: str, comparison: Comparison) -> dict[str, float]:
 
 
 def report(title: str, unit: str, rows: Mapping[str, Mapping[str, float]], args: argparse.Namespace) -> None:
-    """Prints a table with a row for each name, and writes a record to the file of ``--out``."""
+    """Prints the results of a benchmark as a table, and writes them to the JSON file of ``--out`` if there is one.
+
+    Args:
+        title: what was measured.
+        unit: what the numbers are, such as ``stock's time / this one's``.
+        rows: {name of a variant: {heading of a column: value}}.
+        args: the command line's flags.
+    """
     origin = here(gpus=1 if args.device == "cuda" else 0)
     versions = ", ".join(f"{program} {version}" for program, version in origin["versions"].items())
     print(f"\n{title}; {unit}; {origin['hardware']}; {versions}\n")
-    columns = list(next(iter(rows.values())))
-    cells = []
-    for name, row in rows.items():
-        cells.append([name, *(f"{row[column]:.2f}" if column in row else "" for column in columns)])
-    print(markdown_table(["", *columns], cells), end="")
+    print(format_table(rows), end="")
     if args.out:
         flags = {name: value for name, value in vars(args).items() if name != "out"}
         record = {
@@ -138,8 +162,28 @@ def report(title: str, unit: str, rows: Mapping[str, Mapping[str, float]], args:
         args.out.write_text(json.dumps(record, indent=2, default=str) + "\n")
 
 
+def format_table(rows: Mapping[str, Mapping[str, float]]) -> str:
+    """Returns a table in Markdown, with the columns of the first row; a value that a row does not have is left empty.
+
+    Args:
+        rows: {name of a row: {heading of a column: value}}.
+    """
+    first_row = next(iter(rows.values()))
+    headings = list(first_row)
+    lines = []
+    for name, row in rows.items():
+        cells = [name]
+        for heading in headings:
+            cells.append(f"{row[heading]:.2f}" if heading in row else "")
+        lines.append(cells)
+    return markdown_table(["", *headings], lines)
+
+
 def describe_command(device: str) -> str:
-    """Returns the command line of this process without ``--out``, after the kernels' variable if it has an effect."""
+    """Returns the command line of this process without ``--out FILE``, so that it can be repeated.
+
+    On a GPU, the environment variable that switches the Triton kernels is in front of it, if it is set.
+    """
     words = ["python", f"benchmarks/{Path(sys.argv[0]).name}"]
     switch = os.environ.get(kernels.VARIABLE)
     if switch and device == "cuda":
@@ -155,22 +199,23 @@ def describe_command(device: str) -> str:
 # ---- models
 
 
-def make_dictionary(number_of_words: int) -> Dictionary:
-    """Returns a vocabulary of so many entries, with fairseq's special ones."""
+def make_dictionary(num_entries: int) -> Dictionary:
+    """Returns a vocabulary with so many entries: fairseq's special symbols, and made-up words."""
     dictionary = Dictionary()
-    for number in range(number_of_words - len(dictionary)):
+    num_words = num_entries - len(dictionary)
+    for number in range(num_words):
         dictionary.add_symbol(f"w{number}")
     return dictionary
 
 
 def build_base_model(name: str, dictionary: Dictionary, max_length: int, **flags: Any) -> Any:
-    """Builds the base model of WMT En-De without dropout, with the same random weights in every call.
+    """Builds the base model of WMT English–German without dropout, with the same random weights in every call.
 
     Args:
-        name: ``stock``, ``lightconv``, ``dynamicconv``, or what ``--encoder-synthesizer`` takes.
-        dictionary: the joint vocabulary; all embeddings are shared.
-        max_length: ``--synth-max-length``, and the longest source and target.
-        flags: other fields of the model's arguments, which take precedence.
+        name: ``stock``, ``lightconv``, ``dynamicconv``, or a value of ``--encoder-synthesizer``.
+        dictionary: the vocabulary of both languages; all embeddings are shared.
+        max_length: the most tokens of a source and of a target.
+        flags: further fields of the model's arguments, such as its sizes.
     """
     fields = {
         "share_all_embeddings": True,
@@ -178,23 +223,39 @@ def build_base_model(name: str, dictionary: Dictionary, max_length: int, **flags
         "max_source_positions": max_length,
         "max_target_positions": max_length,
         **flags,
+        **list_own_flags(name, max_length),
     }
-    if name == STOCK:
-        arch = "transformer_wmt_en_de"
-    elif name in CONVOLUTIONS:
-        arch = "lightconv_wmt_en_de"
-        fields["encoder_conv_type"] = CONVOLUTIONS[name]
-        fields["decoder_conv_type"] = CONVOLUTIONS[name]
-        fields["weight_softmax"] = True
-        fields["encoder_glu"] = True
-        fields["decoder_glu"] = True
-    else:
-        arch = "transformer_synth_vanilla_wmt_en_de"
-        fields["encoder_synthesizer"] = name
-        fields["decoder_synthesizer"] = name
-        fields["synth_max_length"] = max_length
+    arch = choose_architecture(name)
     model_args = argparse.Namespace(arch=arch, **fields)
-    ARCH_CONFIG_REGISTRY[arch](model_args)
+    ARCH_CONFIG_REGISTRY[arch](model_args)  # adds the other fields of the architecture
     torch.manual_seed(0)
     task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
     return ARCH_MODEL_REGISTRY[arch].build_model(model_args, task)
+
+
+def choose_architecture(name: str) -> str:
+    """Returns fairseq's name for the base architecture of a model: stock's, a convolution's or a Synthesizer's."""
+    if name == STOCK:
+        return "transformer_wmt_en_de"
+    if name in CONVOLUTIONS:
+        return "lightconv_wmt_en_de"
+    return "transformer_synth_vanilla_wmt_en_de"
+
+
+def list_own_flags(name: str, max_length: int) -> dict[str, Any]:
+    """Returns the fields of the model's arguments that tell one model from the others of its architecture."""
+    if name == STOCK:
+        return {}
+    if name in CONVOLUTIONS:
+        return {
+            "encoder_conv_type": CONVOLUTIONS[name],
+            "decoder_conv_type": CONVOLUTIONS[name],
+            "weight_softmax": True,
+            "encoder_glu": True,
+            "decoder_glu": True,
+        }
+    return {
+        "encoder_synthesizer": name,
+        "decoder_synthesizer": name,
+        "synth_max_length": max_length,
+    }

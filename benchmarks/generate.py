@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from common import (
     DTYPES,
+    FIRST_WORD,
     STOCK,
     build_base_model,
     compare_with_stock,
@@ -39,6 +40,12 @@ class RandomModel:
     """The base model with random weights, which translates one batch of random words."""
 
     def __init__(self, name: str, args: argparse.Namespace) -> None:
+        """Builds the model, and a beam search that writes ``--tokens`` tokens for each sentence.
+
+        Args:
+            name: ``stock`` or a variant.
+            args: the command line's flags.
+        """
         model = build_base_model(name, make_dictionary(args.words), MAX_LENGTH)
         model = model.to(args.device, DTYPES[args.dtype]).eval()
         model.make_generation_fast_()
@@ -46,12 +53,12 @@ class RandomModel:
             [model],
             model.decoder.dictionary,
             beam_size=args.beam,
-            max_len_a=0,
+            max_len_a=0,  # the length does not depend on the source's
             max_len_b=args.tokens,
             min_len=args.tokens,
         )
         self.sample = {"net_input": make_random_source(args)}
-        self.number_of_tokens = args.sentences * args.tokens
+        self.num_tokens = args.sentences * args.tokens  # that a call of `translate` writes
 
     def translate(self) -> None:
         """Searches for the translations of the batch."""
@@ -60,12 +67,15 @@ class RandomModel:
 
 
 def make_random_source(args: argparse.Namespace) -> dict[str, torch.Tensor]:
-    """Returns the source of a batch of random words, the same in every call, in fairseq's names."""
+    """Returns ``--sentences`` sentences of ``--source-tokens`` random words, the same in every call.
+
+    Returns:
+        ``src_tokens`` (B, S) and ``src_lengths`` (B,), as fairseq's models take them.
+    """
     torch.manual_seed(0)
-    first_word = 4  # after the special entries of the vocabulary
     size = (args.sentences, args.source_tokens)
     return {
-        "src_tokens": torch.randint(first_word, args.words, size, device=args.device),
+        "src_tokens": torch.randint(FIRST_WORD, args.words, size, device=args.device),
         "src_lengths": torch.full((args.sentences,), args.source_tokens, device=args.device),
     }
 
@@ -74,6 +84,12 @@ class Checkpoint:
     """A trained model, which translates the test set of ``--data``."""
 
     def __init__(self, path: Path, args: argparse.Namespace) -> None:
+        """Loads the model, the test set, and the beam search that fairseq-generate would use.
+
+        Args:
+            path: the checkpoint.
+            args: the command line's flags.
+        """
         models, config, self.task = checkpoint_utils.load_model_ensemble_and_task(
             [str(path)], arg_overrides={"data": str(args.data)}
         )
@@ -86,19 +102,23 @@ class Checkpoint:
         self.batches: list[Any] = list(iterator.next_epoch_itr(shuffle=False))
         if args.device == "cuda":
             self.batches = [utils.move_to_cuda(batch) for batch in self.batches]
-        self.number_of_tokens = 0  # of the last translation of the test set
+        self.num_tokens = 0  # that the last call of `translate` wrote
 
     def translate(self) -> None:
         """Searches for the translations of the test set, and counts their tokens."""
-        self.number_of_tokens = 0
+        self.num_tokens = 0
         for batch in self.batches:
             for hypotheses in self.task.inference_step(self.generator, [self.model], batch):
-                best = hypotheses[0]
-                self.number_of_tokens += len(best["tokens"])
+                best_hypothesis = hypotheses[0]
+                self.num_tokens += len(best_hypothesis["tokens"])
 
 
 def load_checkpoints(args: argparse.Namespace) -> dict[str, Checkpoint]:
-    """Returns {name: checkpoint}; the first one is called ``stock``, as it is the baseline."""
+    """Loads the models of ``--checkpoints``, and returns {name: model}.
+
+    The first one is called ``stock``, as it is the baseline; the others have short names from their paths. Ends with a
+    one-line error if one of these is called ``stock``, too.
+    """
     names = [STOCK, *labels(args.checkpoints)[1:]]
     if STOCK in names[1:]:
         sys.exit(f"error: --checkpoints: one after the first is called {STOCK}, as the baseline is; rename it")
@@ -108,15 +128,24 @@ def load_checkpoints(args: argparse.Namespace) -> dict[str, Checkpoint]:
 def compare_translations(
     models: Mapping[str, RandomModel] | Mapping[str, Checkpoint], args: argparse.Namespace
 ) -> dict[str, dict[str, float]]:
-    """Returns {name: the ratio of its tokens a second to stock's, with the lowest and highest round}."""
+    """Times the translations of several models in turns, and compares their tokens a second with the baseline's.
+
+    Args:
+        models: {name: model}; the baseline is called ``stock``.
+        args: the command line's flags.
+
+    Returns:
+        {name: {``ratio``, the median over the rounds; ``lowest`` and ``highest``, of a round}}.
+    """
     functions: dict[str, Function] = {name: model.translate for name, model in models.items()}
     rows = {}
     for name, comparison in compare_with_stock(functions, args.device, args.rounds).items():
-        share_of_tokens = models[name].number_of_tokens / models[STOCK].number_of_tokens
+        # A model that writes more tokens in the same time is faster by the same factor.
+        relative_num_tokens = models[name].num_tokens / models[STOCK].num_tokens
         rows[name] = {
-            "ratio": comparison.ratio * share_of_tokens,
-            "lowest": comparison.lowest * share_of_tokens,
-            "highest": comparison.highest * share_of_tokens,
+            "ratio": comparison.ratio * relative_num_tokens,
+            "lowest": comparison.lowest * relative_num_tokens,
+            "highest": comparison.highest * relative_num_tokens,
         }
     return rows
 
@@ -135,21 +164,23 @@ def parse_flags() -> argparse.Namespace:
     set_up_device(args)
     if bool(args.checkpoints) != bool(args.data):
         sys.exit("error: --checkpoints and --data go together")
-    settings_of_a_random_model = ("variants", "words", "tokens", "source_tokens", "sentences")
-    ignored = list_changed_flags(parser, args, settings_of_a_random_model)
-    if args.checkpoints and ignored:
-        sys.exit(f"error: {' '.join(ignored)}: not for --checkpoints, which translate a test set; leave them out")
+    if args.checkpoints:
+        flags_of_random_models = ("variants", "words", "tokens", "source_tokens", "sentences")
+        ignored = list_changed_flags(parser, args, flags_of_random_models)
+        if ignored:
+            sys.exit(f"error: {' '.join(ignored)}: not for --checkpoints, which translate a test set; leave them out")
     return args
 
 
 def main() -> None:
-    """Compares the beam search of all variants, or of some checkpoints, with stock fairseq's."""
+    """Compares the beam search of all variants, or of some checkpoints, with a baseline's, and prints a table."""
     args = parse_flags()
     if args.checkpoints:
         rows = compare_translations(load_checkpoints(args), args)
         models_text = "trained models"
     else:
-        rows = compare_translations({name: RandomModel(name, args) for name in [STOCK, *args.variants]}, args)
+        random_models = {name: RandomModel(name, args) for name in [STOCK, *args.variants]}
+        rows = compare_translations(random_models, args)
         models_text = f"{args.tokens} tokens, {args.words} words"
     report(f"beam search, beam {args.beam}, {models_text}", "tokens a second / stock's", rows, args)
 

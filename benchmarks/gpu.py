@@ -31,23 +31,23 @@ from fairseq_synth.masks import causal_mask
 MINUTES = 9  # the time limit of a part
 SIMPLE = ["random", "relative_random", "fixed_random", "factorized_random", "dense"]
 MIXED = [name for name in VARIANTS if name not in SIMPLE and name != "vanilla"]
-RESULT = "OUT"  # stands for the result's file in a command
-LARGEST_ERROR = 0.05  # of half precision, relative to fp64: `check_correctness` fails from here on
+RESULT = "OUT"  # the word of a command in whose place the path of the result's file is put
+LARGEST_ERROR = 0.05  # relative error of half precision at which `check_correctness` fails
 
 
 # ---- the parts and their commands
 
 
 class Sizes(NamedTuple):
-    """Shapes (sentences x tokens), rounds and other flags of the benchmarks."""
+    """The shapes (sentences x tokens), rounds and other flags that the benchmarks are called with."""
 
-    short: list[str]  # of blocks and steps
-    square: str  # the largest padded block
-    causal: str  # of a causal block
-    large_step: str
+    short: list[str]  # of self-attentions and training steps
+    square: str  # the largest shape of a self-attention with padding
+    causal: str  # of a causal self-attention
+    large_step: str  # of a training step
     memory: str
     rounds: str
-    block_rounds: str  # more, as a round of a block takes milliseconds, which vary
+    block_rounds: str  # more, as a round of a self-attention takes milliseconds, which vary
     generate: list[str]  # flags of a beam search
 
 
@@ -74,32 +74,35 @@ DRY = Sizes(
 
 
 def list_commands(args: argparse.Namespace) -> dict[str, list[str]]:
-    """Returns {part: the arguments of python}, without the parts that repeat others with the kernels."""
+    """Returns {name of a part: the arguments with which python runs it}.
+
+    The parts that `list_parts` repeats with the Triton kernels are not among them, as they have the same commands.
+    """
     commands = {**list_test_commands(args), **list_check_commands(args)}
-    # in two groups, so that each part ends within its time limit
+    # The variants are in two groups, so that each part ends within its time limit.
     for group, variants in (("simple", SIMPLE), ("mixed", MIXED)):
-        variants_timed = variants[:1] if args.dry else variants
-        for benchmark, command in list_benchmark_commands(variants_timed, args).items():
+        timed_variants = variants[:1] if args.dry else variants
+        for benchmark, command in list_benchmark_commands(timed_variants, args).items():
             commands[f"{benchmark}-{group}"] = command
     return commands
 
 
 def list_test_commands(args: argparse.Namespace) -> dict[str, list[str]]:
-    """Returns the commands of the tests that need a GPU."""
+    """Returns {name of a part: its command} for the tests that need a GPU; with --dry for one short test each."""
     pytest = ["-m", "pytest", "-q", "--device", args.device, "-p", "no:cacheprovider"]
     tests = [*pytest, "tests/test_computations.py", "tests/test_attention.py"]
-    tests_of_kernels = [*pytest, "tests/kernels"]
+    kernel_tests = [*pytest, "tests/kernels"]
     if args.dry:
         tests.append("-k=test_rows_of_padding_are_finite")
-        tests_of_kernels.append("-k=test_off_by_default")
+        kernel_tests.append("-k=test_off_by_default")
     else:
-        workers = min(16, os.cpu_count() or 1)  # most of the time is the compiler's
-        tests_of_kernels += ["-n", str(workers)]
-    return {"tests": tests, "tests-kernels": tests_of_kernels}
+        num_processes = min(16, os.cpu_count() or 1)  # most of the time is the compiler's
+        kernel_tests += ["-n", str(num_processes)]
+    return {"tests": tests, "tests-kernels": kernel_tests}
 
 
 def list_check_commands(args: argparse.Namespace) -> dict[str, list[str]]:
-    """Returns the commands of the parts that this script computes itself."""
+    """Returns {name of a part: its command} for the parts that are functions of this script."""
     dry = ["--dry"] if args.dry else []
     return {
         "correct": ["benchmarks/gpu.py", "--correctness", RESULT, *dry],
@@ -108,30 +111,33 @@ def list_check_commands(args: argparse.Namespace) -> dict[str, list[str]]:
 
 
 def list_benchmark_commands(variants: list[str], args: argparse.Namespace) -> dict[str, list[str]]:
-    """Returns the commands of the benchmarks of some variants."""
+    """Returns {name of a benchmark: its command} for all benchmarks of some variants."""
     sizes = DRY if args.dry else REAL
     common = ["--variants", *variants, "--device", args.device, "--dtype", args.dtype, "--out", RESULT]
     block = ["benchmarks/block.py", *common, "--rounds", sizes.block_rounds]
     step = ["benchmarks/step.py", *common, "--rounds", sizes.rounds]
     memory = ["benchmarks/memory.py", *common, "--rounds", "1"]  # torch's allocator does not vary
     generate = ["benchmarks/generate.py", *common, "--rounds", sizes.rounds]
-    small_vocabulary = ["--words", "50"] if args.dry else []
+    vocabulary = ["--words", "50"] if args.dry else []
+    step_data = ["--shapes", *sizes.short]
     if args.data:
         step_data = ["--data", args.data, "--max-tokens", "4096", "--batches", "4"]
-    else:
-        step_data = ["--shapes", *sizes.short]
     return {
         "block": [*block, "--shapes", *sizes.short, sizes.square],
         "causal": [*block, "--shapes", sizes.causal, "--causal"],
-        "step": [*step, *step_data, *small_vocabulary],
-        "step-large": [*step, "--shapes", sizes.large_step, *small_vocabulary],
+        "step": [*step, *step_data, *vocabulary],
+        "step-large": [*step, "--shapes", sizes.large_step, *vocabulary],
         "memory": [*memory, "--shapes", sizes.memory],
         "generate": [*generate, *sizes.generate],
     }
 
 
 def list_parts(args: argparse.Namespace) -> list[str]:
-    """Returns the names of all parts. Speed and memory are measured again with the kernels, which decoding lacks."""
+    """Returns the names of all parts.
+
+    Speed and memory are measured a second time with the Triton kernels, in parts such as ``step-simple+kernels``. The
+    beam search is not, as it does not use them.
+    """
     names = list(list_commands(args))
     measured = [name for name in names if name.startswith(("block", "causal", "step", "memory"))]
     return names + [f"{name}+kernels" for name in measured]
@@ -140,37 +146,69 @@ def list_parts(args: argparse.Namespace) -> list[str]:
 # ---- running a part
 
 
+class PartFiles(NamedTuple):
+    """The files that a part leaves in the folder of the results."""
+
+    result: Path
+    unfinished: Path  # the result while the part is running
+    command: Path  # the command that the result is of
+    log: Path  # the output of the command
+
+
 def run_part(part: str, args: argparse.Namespace) -> bool:
-    """Runs a part unless it has a result of the same command; returns whether it has a result now."""
-    result = args.out / f"{part}.json"
-    command_file = args.out / f"{part}.command"
-    name, _, suffix = part.partition("+")  # "step-simple+kernels" is "step-simple" with the Triton kernels
+    """Runs a part, unless the folder of the results has a result of the same command already.
+
+    Args:
+        part: the name of the part; ``step-simple+kernels`` is ``step-simple`` with the Triton kernels.
+        args: the command line's flags.
+
+    Returns:
+        whether the part has a result now.
+    """
+    files = PartFiles(
+        result=args.out / f"{part}.json",
+        unfinished=args.out / f"{part}.new",
+        command=args.out / f"{part}.command",
+        log=args.out / f"{part}.log",
+    )
+    name, _, suffix = part.partition("+")
     arguments = list_commands(args)[name]
-    if result.exists() and command_file.exists() and command_file.read_text() == " ".join(arguments):
-        print(f"{part}: has a result in {result}")
+    if has_result(files, arguments):
+        print(f"{part}: has a result in {files.result}")
         return True
-    result.unlink(missing_ok=True)  # of another command
-    command_file.write_text(" ".join(arguments))
-    unfinished = args.out / f"{part}.new"
-    unfinished.unlink(missing_ok=True)
-    arguments_with_file = [str(unfinished) if word == RESULT else word for word in arguments]
-    command = [sys.executable, *arguments_with_file]
-    with_kernels = suffix == "kernels" or name == "correct"
-    log = args.out / f"{part}.log"
+    files.result.unlink(missing_ok=True)  # of another command
+    files.unfinished.unlink(missing_ok=True)
+    files.command.write_text(" ".join(arguments))
+    command = [sys.executable, *(str(files.unfinished) if word == RESULT else word for word in arguments)]
     print(f"{part}: {' '.join(command)}", flush=True)
-    problem = run_command(command, with_kernels, args.dry, log)
+    with_kernels = suffix == "kernels" or name == "correct"
+    problem = run_command(command, with_kernels, args.dry, files.log)
     if problem:
-        print(f"{part}: {problem}; its output is in {log}")
+        print(f"{part}: {problem}; its output is in {files.log}")
         return False
-    if not unfinished.exists():  # tests write no result
-        last_line = log.read_text().splitlines()[-1:]
-        unfinished.write_text(json.dumps({"command": command[1:], "summary": last_line}, indent=2))
-    unfinished.rename(result)
+    if not files.unfinished.exists():  # tests write no result
+        last_line = files.log.read_text().splitlines()[-1:]
+        files.unfinished.write_text(json.dumps({"command": command[1:], "summary": last_line}, indent=2))
+    files.unfinished.rename(files.result)
     return True
 
 
+def has_result(files: PartFiles, arguments: list[str]) -> bool:
+    """Returns whether there is a result, and whether it is of the command with these arguments."""
+    if not files.result.exists() or not files.command.exists():
+        return False
+    return files.command.read_text() == " ".join(arguments)
+
+
 def run_command(command: list[str], with_kernels: bool, dry: bool, log: Path) -> str:
-    """Runs a command with its output in a file, and returns what went wrong; empty if it has succeeded."""
+    """Runs a command with a time limit, and returns what went wrong; "" if it has succeeded.
+
+    Args:
+        command: the program and its arguments.
+        with_kernels: whether the Triton kernels are switched on.
+        dry: whether these run in Triton's interpreter, without a GPU.
+        log: the file to which the command's output is written.
+    """
     environment = {**os.environ, kernels.VARIABLE: "1" if with_kernels else "0"}
     if dry:
         environment["TRITON_INTERPRET"] = "1"
@@ -181,30 +219,44 @@ def run_command(command: list[str], with_kernels: bool, dry: bool, log: Path) ->
             )
         except subprocess.TimeoutExpired:
             return f"not done in {MINUTES} minutes"
-    return f"exit code {completed.returncode}" if completed.returncode else ""
+    if completed.returncode:
+        return f"exit code {completed.returncode}"
+    return ""
 
 
 # ---- the parts that this script computes
 
 
-def check_correctness(out: Path, dry: bool) -> None:
-    """Compares every variant in half precision by the kernels with fp64, and two runs with each other.
+class CheckShape(NamedTuple):
+    """The size of a batch for `check_variant`: so many sentences of up to so many tokens."""
 
-    Writes the rows of `check_variant` to a file, and ends with an error if one is not as it should be.
+    sentences: int
+    length: int
+    causal: bool = False  # True: a mask of later tokens and no padding; False: padding
+
+
+def check_correctness(out: Path, dry: bool) -> None:
+    """Checks that the Triton kernels compute every variant correctly in half precision.
+
+    Writes what `check_variant` returns for each variant and shape to a JSON file. Ends with an error if a variant was
+    not computed by the kernels, if two runs differ, or if the values are too far from those in fp64.
+
+    Args:
+        out: the JSON file.
+        dry: whether to check two variants in small sizes, on the CPU.
     """
-    shapes = [(3, 7, False)] if dry else [(64, 32, False), (32, 128, False), (4, 1024, True)]
+    shapes = [CheckShape(3, 7)]
+    if not dry:
+        shapes = [CheckShape(64, 32), CheckShape(32, 128), CheckShape(4, 1024, causal=True)]
     variants = [name for name in VARIANTS if name != "vanilla"]
     if dry:
         variants = variants[:2]
     rows = {}
     for name in variants:
-        for sentences, length, is_causal in shapes:
-            rows[f"{name} {sentences}x{length}"] = check_variant(name, sentences, length, is_causal, dry)
+        for shape in shapes:
+            rows[f"{name} {shape.sentences}x{shape.length}"] = check_variant(name, shape, dry)
     out.write_text(json.dumps(rows, indent=2) + "\n")
-    wrong = []
-    for name, row in rows.items():
-        if not row["kernels"] or not row["equal bits"] or row["error"] >= LARGEST_ERROR:
-            wrong.append(name)
+    wrong = [name for name, row in rows.items() if not is_correct(row)]
     if wrong:
         sys.exit(
             f"error: without kernels, with unequal bits or with an error of {LARGEST_ERROR}: {', '.join(wrong)}; "
@@ -212,59 +264,81 @@ def check_correctness(out: Path, dry: bool) -> None:
         )
 
 
-def check_variant(name: str, sentences: int, length: int, causal: bool, dry: bool) -> dict[str, Any]:
-    """Runs one block twice by the kernels and once in fp64.
+def is_correct(row: dict[str, Any]) -> bool:
+    """Returns whether what `check_variant` returns is as it should be."""
+    return bool(row["kernels"]) and row["equal bits"] and row["error"] < LARGEST_ERROR
+
+
+def check_variant(name: str, shape: CheckShape, dry: bool) -> dict[str, Any]:
+    """Runs a self-attention forward and backward, twice by the Triton kernels in half precision and once in fp64.
+
+    Args:
+        name: the variant.
+        shape: the size of the batch.
+        dry: whether to run a narrow attention on the CPU.
 
     Returns:
-        how often each run called the kernels, whether both have equal bits, and the largest error of outputs and
-        gradients, relative to the largest value of each if that is above 1.
+        ``kernels``, how many kernels each of the two runs launched; ``equal bits``, whether these runs are equal;
+        ``error``, the largest error of output and gradients, each relative to its largest value if that is above 1.
     """
-    batch = make_check_batch(sentences, length, causal, dry)
+    batch = make_check_batch(shape, dry)
     width, heads = (32, 2) if dry else (WIDTH, HEADS)
     with mock.patch.multiple("block", WIDTH=width, HEADS=heads):
-        module = build_block(name, length, causal).to(batch.x.device, batch.x.dtype).train()
-    run_block(module, batch)  # the first call also compares the kernels with the definition, by launches of its own
+        module = build_block(name, shape.length, shape.causal).to(batch.x.device, batch.x.dtype).train()
+    run_block(module, batch)  # in their first call, the kernels are launched more often, to check themselves
     with mock.patch.object(kernels, "run", wraps=kernels.run) as kernels_run:
         first = run_block(module, batch)
         second = run_block(module, batch)
-    calls_per_run = kernels_run.call_count // 2
-    module.double()  # which the kernels do not support
+    module.double()  # the kernels do not support fp64, so this is computed without them
     exact = run_block(module, batch)
-    errors = []
-    for value, exact_value in zip(first, exact):
-        largest = exact_value.abs().max().clamp(min=1)
-        errors.append(float((value - exact_value).abs().max() / largest))
-    has_equal_bits = all(torch.equal(one, other) for one, other in zip(first, second))
-    return {"kernels": calls_per_run, "equal bits": has_equal_bits, "error": max(errors)}
+    return {
+        "kernels": kernels_run.call_count // 2,
+        "equal bits": all(torch.equal(one, other) for one, other in zip(first, second)),
+        "error": max(relative_error(value, exact_value) for value, exact_value in zip(first, exact)),
+    }
+
+
+def relative_error(value: torch.Tensor, exact: torch.Tensor) -> float:
+    """Returns the largest difference of two tensors, divided by the largest exact value if that is above 1."""
+    largest = exact.abs().max().clamp(min=1)
+    return float((value - exact).abs().max() / largest)
 
 
 class CheckBatch(NamedTuple):
-    """A batch for `check_variant`: what a block is given, and the gradient of its output."""
+    """A batch for `check_variant`: the arguments of a self-attention, and the gradient of its output."""
 
     x: torch.Tensor  # (T, B, width)
     output_gradient: torch.Tensor  # (T, B, width)
-    key_padding_mask: torch.Tensor | None  # (B, T); None: a causal block, which has no padding
+    key_padding_mask: torch.Tensor | None  # (B, T); None: a mask of later tokens and no padding
     is_no_padding: torch.Tensor  # (T, B, 1): 1 where there is a token, 0 where there is padding
 
 
-def make_check_batch(sentences: int, length: int, causal: bool, dry: bool) -> CheckBatch:
-    """Returns a random batch in half precision. Without `causal` the lengths of its sentences rise from 0."""
+def make_check_batch(shape: CheckShape, dry: bool) -> CheckBatch:
+    """Returns a random batch in half precision. Without a mask of later tokens, its lengths rise evenly from 0.
+
+    Args:
+        shape: the size of the batch.
+        dry: whether the batch is narrow and on the CPU.
+    """
+    sentences, length, causal = shape
     device, dtype = ("cpu", torch.float16) if dry else ("cuda", torch.bfloat16)
     width = 32 if dry else WIDTH
     torch.manual_seed(0)
     x, output_gradient = torch.randn(2, length, sentences, width, device=device).to(dtype)
     if causal:
         return CheckBatch(x, output_gradient, key_padding_mask=None, is_no_padding=torch.ones_like(x[..., :1]))
-    lengths = torch.arange(sentences, device=device) * length // sentences  # one sentence is empty
-    key_padding_mask = torch.arange(length, device=device)[None] >= lengths[:, None]
+    lengths = torch.arange(sentences, device=device) * length // sentences  # (B,); one sentence is empty
+    positions = torch.arange(length, device=device)
+    key_padding_mask = positions[None] >= lengths[:, None]
     is_no_padding = (~key_padding_mask).t().unsqueeze(-1).to(dtype)
     return CheckBatch(x, output_gradient, key_padding_mask, is_no_padding)
 
 
 def run_block(module: torch.nn.Module, batch: CheckBatch) -> list[Any]:
-    """Runs a block forward and backward, in the dtype of its parameters.
+    """Runs a self-attention forward and backward, in the dtype of its parameters.
 
-    Returns its output, which is 0 at padding, the gradient of its input, and those of all parameters.
+    Returns:
+        its output, which is set to 0 at padding, the gradient of its input, and the gradients of all parameters.
     """
     dtype = next(module.parameters()).dtype
     x = batch.x.detach().clone().to(dtype).requires_grad_()
@@ -279,17 +353,30 @@ def run_block(module: torch.nn.Module, batch: CheckBatch) -> list[Any]:
 
 
 def list_backend(out: Path, dry: bool) -> None:
-    """Writes the kernels that stock fairseq's block calls on this device: they show the backend of its attention."""
-    args = argparse.Namespace(device="cpu" if dry else "cuda", dtype="fp32" if dry else "bf16")
-    activity = torch.profiler.ProfilerActivity.CPU if dry else torch.profiler.ProfilerActivity.CUDA
-    rows: dict[str, list[str]] = {}
-    for shape in ["3x7"] if dry else ["128x32", "32x128", "256x256"]:
+    """Writes to a JSON file which kernels stock fairseq's self-attention launches on this device, for some shapes.
+
+    The names of the kernels show which implementation of attention torch has chosen.
+
+    Args:
+        out: the JSON file.
+        dry: whether to run a small shape on the CPU.
+    """
+    if dry:
+        args = argparse.Namespace(device="cpu", dtype="fp32")
+        activity = torch.profiler.ProfilerActivity.CPU
+        shapes = ["3x7"]
+    else:
+        args = argparse.Namespace(device="cuda", dtype="bf16")
+        activity = torch.profiler.ProfilerActivity.CUDA
+        shapes = ["128x32", "32x128", "256x256"]
+    kernels_by_shape: dict[str, list[str]] = {}
+    for shape in shapes:
         step = make_step(build_block(STOCK, 1, causal=False), shape, causal=False, args=args)
         step()
         with torch.profiler.profile(activities=[activity]) as profile:
             step()
-        rows[shape] = [event.key for event in profile.key_averages()]
-    out.write_text(json.dumps(rows, indent=2) + "\n")
+        kernels_by_shape[shape] = [event.key for event in profile.key_averages()]
+    out.write_text(json.dumps(kernels_by_shape, indent=2) + "\n")
 
 
 # ---- the command
@@ -318,7 +405,10 @@ def parse_flags() -> argparse.Namespace:
 
 
 def choose_parts(args: argparse.Namespace) -> list[str]:
-    """Returns the parts of ``--parts``, or all. Ends with a one-line error if a word begins no part's name."""
+    """Returns the names of the parts that ``--parts`` chooses by their first letters, or of all parts.
+
+    Ends with a one-line error if no name begins with one of the words of ``--parts``.
+    """
     parts = list_parts(args)
     if not args.parts:
         return parts
@@ -329,18 +419,21 @@ def choose_parts(args: argparse.Namespace) -> list[str]:
 
 
 def main() -> None:
-    """Runs the parts."""
+    """Runs the parts that have no result yet; or lists them; or computes one part, in the process that runs it."""
     args = parse_flags()
     if args.correctness:
         check_correctness(args.correctness, args.dry)
-        return
-    if args.backend:
+    elif args.backend:
         list_backend(args.backend, args.dry)
-        return
+    elif args.list:
+        print("\n".join(choose_parts(args)))
+    else:
+        run_parts(args)
+
+
+def run_parts(args: argparse.Namespace) -> None:
+    """Runs the parts that ``--parts`` chooses, and ends with a one-line error if one of them has no result."""
     parts = choose_parts(args)
-    if args.list:
-        print("\n".join(parts))
-        return
     args.out = args.out.absolute()
     args.out.mkdir(parents=True, exist_ok=True)
     failed = [part for part in parts if not run_part(part, args)]

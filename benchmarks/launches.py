@@ -31,6 +31,7 @@ import block
 import torch
 from common import (
     DTYPES,
+    FIRST_WORD,
     STOCK,
     build_base_model,
     compare_with_stock,
@@ -49,21 +50,24 @@ from fairseq_synth.architectures import VARIANTS
 
 ALLOCATIONS = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"}
 WITHOUT_KERNEL = {"detach", "_unsafe_view", "lift_fresh", *ALLOCATIONS}
-OnCall = Callable[[str], None]  # is given the name of a call
-OnLaunch = Callable[[Any, Any], None]  # is given a launch of a Triton kernel and its tensors
+NUM_WORDS = 100  # entries of the vocabulary of a beam search
+OnCall = Callable[[str], None]  # takes the name of a call
+OnLaunch = Callable[[Any, Any], None]  # takes a launch of a Triton kernel, and the kernel's tensors
 
 
 # ---- counting
 
 
 class CallCounter(TorchDispatchMode):
-    """Collects the names of the calls of ATen under it that launch a kernel."""
+    """A context manager that collects the names of the calls of ATen in its body that launch a kernel."""
 
     def __init__(self) -> None:
+        """Starts without a call."""
         super().__init__()
         self.calls: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Is called by torch in place of each function of ATen: calls the function, and keeps its name."""
         name = func._schema.name.split("::")[1]
         if name not in WITHOUT_KERNEL and not returns_a_view(func):
             self.calls.append(name)
@@ -71,7 +75,7 @@ class CallCounter(TorchDispatchMode):
 
 
 def returns_a_view(function: Any) -> bool:
-    """Returns whether a function of ATen returns a view of an argument that it does not write to."""
+    """Returns whether a function of ATen only returns a view of an argument, without writing to it."""
     for returned in function._schema.returns:
         alias = returned.alias_info
         if alias is not None and not alias.is_write:
@@ -80,11 +84,14 @@ def returns_a_view(function: Any) -> bool:
 
 
 class FusedAttention(torch.autograd.Function):
-    """Stands for torch's fused attention: one call each way, without values. Calls `on_call` for both."""
+    """Takes the place of torch's fused attention, and reports one call forward and one backward.
+
+    Nothing is computed: outputs and gradients have the right sizes and no meaningful values.
+    """
 
     @staticmethod
     def forward(ctx: Any, on_call: OnCall, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
-        """Returns a tensor of the result's size."""
+        """Returns a tensor of the output's size, and calls `on_call` with the name of the call."""
         ctx.save_for_backward(query, key, value, mask)
         ctx.on_call = on_call
         on_call("fused_attention")
@@ -92,9 +99,9 @@ class FusedAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, output_gradient: Tensor) -> tuple[Any, ...]:
-        """Returns tensors of the sizes of the gradients that are needed; `on_call` has none."""
+        """Returns a tensor of the gradient's size, or None, for each argument of `forward`."""
         ctx.on_call("fused_attention_backward")
-        gradients: list[Tensor | None] = [None]
+        gradients: list[Tensor | None] = [None]  # of `on_call`
         for tensor, is_needed in zip(ctx.saved_tensors, ctx.needs_input_grad[1:]):
             gradients.append(torch.empty_like(tensor) if is_needed else None)
         return tuple(gradients)
@@ -102,12 +109,14 @@ class FusedAttention(torch.autograd.Function):
 
 @contextlib.contextmanager
 def on_a_gpu(with_kernels: bool, on_launch: OnLaunch, on_call: OnCall) -> Iterator[None]:
-    """Makes the attention of this project take the branch of a GPU of capability 9.0.
+    """Makes this project's attention choose its computation as on a GPU of capability 9.0, during the body.
+
+    Nothing is launched: two functions take the place of the Triton kernels and of torch's fused attention.
 
     Args:
         with_kernels: whether the Triton kernels are switched on.
-        on_launch: takes the place of each launch of a Triton kernel.
-        on_call: is called for torch's fused attention, forward and backward.
+        on_launch: is called in place of each launch of a Triton kernel.
+        on_call: is called for torch's fused attention, once forward and once backward.
     """
 
     def fused_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, *_: Any, **__: Any) -> Any:
@@ -115,7 +124,7 @@ def on_a_gpu(with_kernels: bool, on_launch: OnLaunch, on_call: OnCall) -> Iterat
         return FusedAttention.apply(on_call, query, key, value, attn_mask)
 
     def load(plan: Any, _: Any) -> None:
-        """Takes the place of the kernels' own function, which would compile them for a GPU."""
+        """Takes the place of the function that compiles the Triton kernels, which needs a GPU."""
         plan.is_loaded = True
 
     computations = "fairseq_synth.computations"
@@ -140,27 +149,31 @@ def list_calls(
     dtype: torch.dtype = torch.float32,
     with_kernels: bool = False,
 ) -> list[str]:
-    """Returns the names of the kernels that a block launches, forward and backward.
+    """Returns the names of the kernels that a self-attention launches on a GPU, forward and backward.
 
     Args:
         name: ``stock`` or a variant.
-        padded: takes the encoder's block with padding; otherwise the decoder's with its mask of the future.
-        sentences: of a batch.
-        length: in tokens.
+        padded: True for the encoder's attention, with padding; False for the decoder's, with its mask of later tokens.
+        sentences: how many the batch has.
+        length: how many tokens each sentence has.
         dtype: of parameters and input.
-        with_kernels: uses the Triton kernels where they support the variant.
+        with_kernels: whether the Triton kernels compute the variants that they support.
     """
     counter = CallCounter()
 
     def on_launch(launch: Any, _: Any) -> None:
-        """Adds the kernel of a launch to the calls."""
+        """Adds the Triton kernel of a launch to the calls of ATen."""
         counter.calls.append(launch.kernel.__name__)
 
     with torch.device("meta"):
         module = block.build_block(name, length, causal=not padded).to(dtype).train()
         x = torch.empty(length, sentences, module.embed_dim, dtype=dtype, requires_grad=True)
-        key_padding_mask = torch.empty(sentences, length, dtype=torch.bool) if padded else None
-        attention_mask = None if padded else block.make_attention_mask(module, x)
+        key_padding_mask = None
+        attention_mask = None
+        if padded:
+            key_padding_mask = torch.empty(sentences, length, dtype=torch.bool)
+        else:
+            attention_mask = block.make_attention_mask(module, x)
     with on_a_gpu(with_kernels, on_launch, counter.calls.append), counter:
         output, _ = module(x, x, x, key_padding_mask=key_padding_mask, need_weights=False, attn_mask=attention_mask)
         output.backward(torch.empty_like(output))
@@ -168,29 +181,42 @@ def list_calls(
 
 
 def count_calls_of_decoding(name: str, beam: int = 4) -> int:
-    """Returns how many kernels the base model launches for one step of a beam search."""
-    # a narrow model has the same calls
+    """Returns how many kernels the base model launches for one step of a beam search.
+
+    Args:
+        name: ``stock`` or a variant.
+        beam: the size of the beam.
+    """
+    # A narrow model makes the same calls in less time.
     narrow_sizes = {}
     for side in ("encoder", "decoder"):
         narrow_sizes[f"{side}_embed_dim"] = 64
         narrow_sizes[f"{side}_ffn_embed_dim"] = 64
-    model = build_base_model(name, make_dictionary(100), max_length=256, **narrow_sizes).eval()
+    dictionary = make_dictionary(NUM_WORDS)
+    model = build_base_model(name, dictionary, max_length=256, **narrow_sizes).eval()
     model.make_generation_fast_()
-    # a search of 5 tokens is a search of 4 tokens and one step more
+    # A search of 5 tokens is a search of 4 tokens and one step more.
     return count_calls_of_search(model, beam, tokens=5) - count_calls_of_search(model, beam, tokens=4)
 
 
 def count_calls_of_search(model: Any, beam: int, tokens: int) -> int:
-    """Returns how many kernels a model launches to translate two sentences into so many tokens."""
-    first_word = 4  # after the special entries of the vocabulary
-    sentences, length = 2, 7
-    source = torch.randint(first_word, 100, (sentences, length), generator=torch.Generator().manual_seed(0))
-    sample = {"net_input": {"src_tokens": source, "src_lengths": torch.full((sentences,), length)}}
-    generator = SequenceGenerator(
+    """Returns how many kernels a model launches to translate two sentences by beam search.
+
+    Args:
+        model: the model, in eval mode.
+        beam: the size of the beam.
+        tokens: how many tokens each translation has.
+    """
+    sentences = 2
+    source_length = 7
+    generator = torch.Generator().manual_seed(0)
+    source = torch.randint(FIRST_WORD, NUM_WORDS, (sentences, source_length), generator=generator)
+    sample = {"net_input": {"src_tokens": source, "src_lengths": torch.full((sentences,), source_length)}}
+    search = SequenceGenerator(
         [model], model.decoder.dictionary, beam_size=beam, max_len_a=0, max_len_b=tokens, min_len=tokens
     )
     with torch.no_grad(), CallCounter() as counter:
-        generator.forward(sample)
+        search.forward(sample)
     return len(counter.calls)
 
 
@@ -198,18 +224,24 @@ def count_calls_of_search(model: Any, beam: int, tokens: int) -> int:
 
 
 def make_host_step(name: str, with_kernels: bool, repeats: int = 50) -> Function:
-    """Returns a function that runs a small padded block forward and backward, `repeats` times.
+    """Returns a function that does what the CPU does for a self-attention on a GPU, forward and backward.
 
-    The block is so small that only the CPU's own work for it takes time.
+    The batch is so small that the products take next to no time.
+
+    Args:
+        name: ``stock`` or a variant.
+        with_kernels: whether the Triton kernels are switched on.
+        repeats: how often one call of the function does it.
     """
     length, sentences, width = 8, 4, 64
-    # a longer ℓ would be work: the kernels read all rows of R1 R2^T, as they are given no slice
+    # A larger maximum length would add work: the kernels get all rows of R1 and R2, however short the sentences are.
     with mock.patch.multiple(block, WIDTH=width, MAX_LENGTH=16):
         module = block.build_block(name, length, causal=False).train()
+    # In fp32, as the kernels refuse half precision on a CPU, where this is run.
     x = torch.randn(length, sentences, width, requires_grad=True)
     key_padding_mask = torch.zeros(sentences, length, dtype=torch.bool)
     output_gradient = torch.ones(length, sentences, width)
-    leaves = [x, *module.parameters()]
+    tensors_with_gradients = [x, *module.parameters()]
 
     def on_launch(launch: Any, tensors: Any) -> None:
         """Does what this project does for a launch, and nothing of what Triton does."""
@@ -219,20 +251,27 @@ def make_host_step(name: str, with_kernels: bool, repeats: int = 50) -> Function
         """Does nothing for torch's fused attention, whose time does not count."""
 
     def step() -> None:
-        """Runs the block."""
-        # in fp32, which the kernels take on no other device than a CPU
+        """Runs the attention forward and backward, `repeats` times."""
         with on_a_gpu(with_kernels, on_launch, on_call):
             for _ in range(repeats):
                 output, _ = module(x, x, x, key_padding_mask=key_padding_mask, need_weights=False)
                 output.backward(output_gradient)
-                for leaf in leaves:
-                    leaf.grad = None
+                for tensor in tensors_with_gradients:
+                    tensor.grad = None
 
     return step
 
 
 def compare_host_times(variants: Sequence[str], rounds: int) -> dict[str, dict[str, float]]:
-    """Returns {variant: stock's time over its own of what the CPU does for a block, without and with kernels}."""
+    """Compares the time that the CPU needs for a self-attention on a GPU with the time that stock fairseq's needs.
+
+    Args:
+        variants: the variants.
+        rounds: how many rounds are timed.
+
+    Returns:
+        {variant: {``without`` or ``with`` the Triton kernels: stock's time divided by the variant's}}.
+    """
     rows = {}
     for variant in variants:
         steps = {
@@ -263,21 +302,23 @@ def parse_flags() -> argparse.Namespace:
 
 
 def report_host_times(args: argparse.Namespace) -> None:
-    """Reports the CPU's own time for a block."""
+    """Measures and prints the time that the CPU needs for a self-attention on a GPU, for all variants."""
     set_up_device(args)
     rows = compare_host_times(args.variants, args.rounds)
     report("the CPU's own time for a block", "stock's time / this one's", rows, args)
 
 
 def report_decoding(args: argparse.Namespace) -> None:
-    """Reports the launches of a step of a beam search."""
-    calls = {name: count_calls_of_decoding(name) for name in [STOCK, *args.variants]}
-    rows = {name: {"calls": number, "over stock's": number / calls[STOCK]} for name, number in calls.items()}
+    """Counts and prints the kernels of one step of a beam search, for stock fairseq and all variants."""
+    num_calls = {name: count_calls_of_decoding(name) for name in [STOCK, *args.variants]}
+    rows = {}
+    for name, number in num_calls.items():
+        rows[name] = {"calls": number, "over stock's": number / num_calls[STOCK]}
     report("kernels of a step of beam search, beam 4", "launches", rows, args)
 
 
 def report_block(args: argparse.Namespace) -> None:
-    """Reports the launches of a block."""
+    """Counts and prints the kernels of a self-attention, for stock fairseq and all variants."""
     rows = {}
     for name in [STOCK, *args.variants]:
         padded = list_calls(name, padded=True, dtype=DTYPES[args.dtype], with_kernels=args.kernels)
@@ -287,7 +328,7 @@ def report_block(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Reports launches, or the CPU's own time."""
+    """Counts the kernels of a self-attention or of a beam search, or measures the CPU's own time, as the flags say."""
     args = parse_flags()
     if args.host:
         report_host_times(args)

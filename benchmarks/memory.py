@@ -25,15 +25,15 @@ MIB = 2**20
 
 
 def reset_peak(device: str) -> None:
-    """Lowers the recorded peak to what the process holds now: importing the libraries took more than they keep."""
+    """Lowers the recorded peak of memory to what the process holds now, so that earlier work does not count."""
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     else:
-        Path("/proc/self/clear_refs").write_text("5")
+        Path("/proc/self/clear_refs").write_text("5")  # 5 resets the peak of the resident set
 
 
 def read_peak(device: str) -> int:
-    """Returns the highest number of bytes that the process has held since `reset_peak`."""
+    """Returns the highest number of bytes that the process has held since the last `reset_peak`."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated()
     status = Path("/proc/self/status").read_text()
@@ -42,12 +42,18 @@ def read_peak(device: str) -> int:
 
 
 def measure_here(name: str, shape: str, args: argparse.Namespace) -> int:
-    """Returns the bytes that a block takes for one pass forward and backward, measured in this process."""
-    # libraries load themselves and their buffers in their first call
+    """Returns the bytes that a self-attention needs to run forward and backward once, measured in this process.
+
+    Args:
+        name: ``stock``, a convolution of fairseq or a variant.
+        shape: the size of the batch, as sentences x tokens.
+        args: the command line's flags.
+    """
+    # Libraries load themselves and their buffers in their first call, which must not count.
     warm_up = make_step(build_block(name, 32, args.causal), "2x32", args.causal, args)
     warm_up()
-    _, length = parse_shape(shape)
-    step = make_step(build_block(name, length, args.causal), shape, args.causal, args)
+    max_length = parse_shape(shape).tokens
+    step = make_step(build_block(name, max_length, args.causal), shape, args.causal, args)
     reset_peak(args.device)
     before = read_peak(args.device)
     step()
@@ -55,7 +61,12 @@ def measure_here(name: str, shape: str, args: argparse.Namespace) -> int:
 
 
 def measure_in_own_process(name: str, shape: str) -> int:
-    """Returns the same, measured by this script in a process of its own."""
+    """Starts this script in a process of its own, and returns the bytes that `measure_here` has measured there.
+
+    Args:
+        name: ``stock``, a convolution of fairseq or a variant.
+        shape: the size of the batch, as sentences x tokens.
+    """
     command = [sys.executable, *sys.argv, "--one", name, "--shapes", shape]
     completed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     last_line = completed.stdout.splitlines()[-1]
@@ -63,19 +74,27 @@ def measure_in_own_process(name: str, shape: str) -> int:
 
 
 def measure(name: str, shape: str, args: argparse.Namespace) -> float:
-    """Returns the MiB that a block takes. Ends with a one-line error if they are too few to be measured."""
+    """Returns the MiB that a self-attention needs to run forward and backward once.
+
+    On a CPU it is the median of several processes. Ends with a one-line error if the memory is too small to be seen.
+
+    Args:
+        name: ``stock``, a convolution of fairseq or a variant.
+        shape: the size of the batch, as sentences x tokens.
+        args: the command line's flags.
+    """
     if args.device == "cuda":
         measurements = [measure_here(name, shape, args)]
     else:
         measurements = [measure_in_own_process(name, shape) for _ in range(args.rounds)]
     memory = statistics.median(measurements) / MIB
-    if memory == 0:  # the buffers of the first call were enough
+    if memory == 0:  # the buffers of the warm-up were large enough
         sys.exit(f"error: --shapes {shape}: {name} needs no memory that can be measured; take a larger shape")
     return memory
 
 
 def main() -> None:
-    """Compares the memory of all variants with stock fairseq's."""
+    """Compares the peak memory of all variants with stock fairseq's, and prints a table."""
     parser = make_parser(__doc__, [*VARIANTS, *CONVOLUTIONS], rounds=3)
     parser.add_argument("--shapes", nargs="+", default=["16x1024"], help="sentences x tokens")
     parser.add_argument("--causal", action="store_true", help="the decoder's block, no padding")

@@ -9,25 +9,28 @@ Stopwatch = Callable[[Function], float]  # calls a function and returns the seco
 
 
 class Comparison(NamedTuple):
-    """How many times as fast as the baseline a function is."""
+    """How many times as fast as a baseline a function is, over several rounds in which both were timed."""
 
-    ratio: float  # the baseline's time over the function's in the same round: the median over rounds
-    lowest: float  # of all rounds
-    highest: float
-    seconds: float  # the function's own time: the median over rounds
+    ratio: float  # the baseline's time divided by the function's time in the same round: the median over the rounds
+    lowest: float  # the lowest of these ratios
+    highest: float  # the highest of these ratios
+    seconds: float  # the function's own time: the median over the rounds
 
 
 def compare_in_turns(
     functions: Mapping[str, Function], baseline: str, stopwatch: Stopwatch, rounds: int, warm_up: int
 ) -> dict[str, Comparison]:
-    """Times each function once in each round, and returns {name: its speed relative to the baseline}.
+    """Times several functions in turns, and compares each with one of them, the baseline.
 
     Args:
-        functions: {name: what is timed}.
+        functions: {name: function}; one round calls each function once.
         baseline: the name of the function with which all are compared.
         stopwatch: calls a function and returns the seconds that it took.
-        rounds: how many times each function is timed.
-        warm_up: how many rounds before these are not counted.
+        rounds: how many rounds count.
+        warm_up: how many rounds are run before them and do not count.
+
+    Returns:
+        {name: the function's speed relative to the baseline}, also for the baseline itself.
     """
     seconds = time_in_turns(functions, stopwatch, rounds, warm_up)
     return {name: compare(seconds[baseline], seconds[name]) for name in functions}
@@ -36,21 +39,28 @@ def compare_in_turns(
 def time_in_turns(
     functions: Mapping[str, Function], stopwatch: Stopwatch, rounds: int, warm_up: int
 ) -> dict[str, list[float]]:
-    """Returns {name: the seconds of each round}, without the rounds of warm-up."""
+    """Calls each function once in every round, and returns {name: the seconds that it took in each round}.
+
+    Args:
+        functions: {name: function}.
+        stopwatch: calls a function and returns the seconds that it took.
+        rounds: how many rounds count.
+        warm_up: how many rounds are run before them and do not count.
+    """
     names = list(functions)
     seconds: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(warm_up + rounds):
-        # each round begins with another function, so that none always follows the same one
-        first = number % len(names)
+    for round_number in range(warm_up + rounds):
+        # Each round begins with another function, so that no function is always called after the same one.
+        first = round_number % len(names)
         for name in names[first:] + names[:first]:
             duration = stopwatch(functions[name])
-            if number >= warm_up:
+            if round_number >= warm_up:
                 seconds[name].append(duration)
     return seconds
 
 
 def compare(baseline_seconds: Sequence[float], seconds: Sequence[float]) -> Comparison:
-    """Compares the times of a function with the baseline's, round by round."""
+    """Compares the times of a function with the times of the baseline in the same rounds."""
     ratios = [baseline_time / time for baseline_time, time in zip(baseline_seconds, seconds)]
     return Comparison(
         ratio=statistics.median(ratios),

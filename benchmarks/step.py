@@ -20,6 +20,7 @@ import torch
 from common import (
     CONVOLUTIONS,
     DTYPES,
+    FIRST_WORD,
     STOCK,
     build_base_model,
     compare_with_stock,
@@ -55,61 +56,84 @@ class Batch(NamedTuple):
 class Trainer:
     """A model with its optimizer."""
 
-    def __init__(self, model: nn.Module, args: argparse.Namespace) -> None:
+    def __init__(self, model: nn.Module, padding_index: int, args: argparse.Namespace) -> None:
+        """Prepares a model for training.
+
+        Args:
+            model: is moved to the device and dtype of `args`, in training mode.
+            padding_index: the index of padding in the vocabulary.
+            args: the command line's flags.
+        """
         self.model = model.to(args.device, DTYPES[args.dtype]).train()
+        self.padding_index = padding_index
         self.optimizer = Adam(self.model.parameters(), lr=1e-4, betas=(0.9, 0.98))
 
-    def step(self, batch: Batch, padding_index: int) -> None:
+    def step(self, batch: Batch) -> None:
         """Updates the model once."""
         self.optimizer.zero_grad(set_to_none=True)
         output = self.model(batch.src_tokens, batch.src_lengths, batch.prev_output_tokens)
-        log_probs = self.model.get_normalized_probs(output, log_probs=True)
+        log_probs = self.model.get_normalized_probs(output, log_probs=True)  # (B, T, words)
         loss, _ = label_smoothed_nll_loss(
-            log_probs.view(-1, log_probs.size(-1)),
-            batch.target.flatten()[:, None],
+            log_probs.view(-1, log_probs.size(-1)),  # (B T, words)
+            batch.target.flatten()[:, None],  # (B T, 1)
             LABEL_SMOOTHING,
-            ignore_index=padding_index,
+            ignore_index=self.padding_index,
         )
         loss.backward()
         trained = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
         nn.utils.clip_grad_norm_(trained, 1.0)
         self.optimizer.step()
 
-    def make_round(self, batches: Sequence[Batch], padding_index: int) -> Function:
+    def make_round(self, batches: Sequence[Batch]) -> Function:
         """Returns a function that updates the model once on each batch."""
 
         def update_on_all() -> None:
             """Updates the model once on each batch."""
             for batch in batches:
-                self.step(batch, padding_index)
+                self.step(batch)
 
         return update_on_all
 
 
+class Corpus(NamedTuple):
+    """Batches of translations, by the columns of the table in which they are timed, and their vocabulary."""
+
+    dictionary: Dictionary
+    batches_by_column: dict[str, list[Batch]]
+
+
 def make_random_batch(shape: str, args: argparse.Namespace) -> Batch:
-    """Returns a batch of random words. `shape` is sentences x tokens; targets are cut to ``--target-tokens``."""
+    """Returns a batch of translations of random words, which are all of one length.
+
+    Args:
+        shape: sentences x tokens, of the sources.
+        args: the command line's flags. With ``--target-tokens`` the targets are shorter than the sources.
+    """
     sentences, length = parse_shape(shape)
     torch.manual_seed(0)
-    first_word = 4  # after the special entries of the vocabulary
-    source, target = torch.randint(first_word, args.words, (2, sentences, length), device=args.device)
+    source, target = torch.randint(FIRST_WORD, args.words, (2, sentences, length), device=args.device)
     target = target[:, : args.target_tokens]
     lengths = torch.full((sentences,), length, device=args.device)
     return Batch(src_tokens=source, src_lengths=lengths, prev_output_tokens=target, target=target)
 
 
-class Corpus(NamedTuple):
-    """Batches of a training set, with its vocabulary."""
-
-    dictionary: Dictionary
-    batches: list[Batch]
+def make_random_corpus(args: argparse.Namespace) -> Corpus:
+    """Returns a batch of random words for each of ``--shapes``, each in a column of its own."""
+    batches_by_column = {}
+    for shape in args.shapes or ["32x32", "4x256"]:
+        batches_by_column[shape] = [make_random_batch(shape, args)]
+    return Corpus(make_dictionary(args.words), batches_by_column)
 
 
 def load_corpus(args: argparse.Namespace) -> Corpus:
-    """Returns ``--batches`` batches of the training set of ``--data``, spread over a shuffled epoch."""
+    """Returns ``--batches`` batches of the training set of ``--data``, all in one column.
+
+    They are evenly spaced in an epoch whose batches are shuffled.
+    """
     config = TranslationConfig(
         data=args.data,
         dataset_impl="mmap",
-        # Hydra would fill these in
+        # fairseq-train would fill these in
         train_subset="train",
         required_seq_len_multiple=1,
     )
@@ -117,17 +141,23 @@ def load_corpus(args: argparse.Namespace) -> Corpus:
     task.load_dataset("train")
     iterator = task.get_batch_iterator(task.dataset("train"), max_tokens=args.max_tokens, seed=1)
     samples: list[Any] = list(iterator.next_epoch_itr(shuffle=True))
-    distance = max(1, len(samples) // args.batches)
-    chosen = samples[::distance][: args.batches]
+    step = max(1, len(samples) // args.batches)
+    chosen_samples = samples[::step][: args.batches]
     if args.device == "cuda":
-        chosen = [utils.move_to_cuda(sample) for sample in chosen]
-    batches = []
-    for sample in chosen:
-        inputs = sample["net_input"]
-        batches.append(
-            Batch(inputs["src_tokens"], inputs["src_lengths"], inputs["prev_output_tokens"], sample["target"])
-        )
-    return Corpus(task.source_dictionary, batches)
+        chosen_samples = [utils.move_to_cuda(sample) for sample in chosen_samples]
+    batches = [read_sample(sample) for sample in chosen_samples]
+    return Corpus(task.source_dictionary, {f"{args.max_tokens} tokens": batches})
+
+
+def read_sample(sample: Any) -> Batch:
+    """Returns a batch from the nested dictionaries in which fairseq has it."""
+    inputs = sample["net_input"]
+    return Batch(
+        src_tokens=inputs["src_tokens"],
+        src_lengths=inputs["src_lengths"],
+        prev_output_tokens=inputs["prev_output_tokens"],
+        target=sample["target"],
+    )
 
 
 def parse_flags() -> argparse.Namespace:
@@ -152,32 +182,42 @@ def parse_flags() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Compares the training steps of all variants with stock fairseq's."""
+    """Compares the training steps of all variants with stock fairseq's, and prints a table."""
     args = parse_flags()
-    batches_by_column: dict[str, list[Batch]] = {}
-    if args.data:
-        dictionary, batches = load_corpus(args)
-        batches_by_column[f"{args.max_tokens} tokens"] = batches
-    else:
-        dictionary = make_dictionary(args.words)
-        for shape in args.shapes or ["32x32", "4x256"]:
-            batches_by_column[shape] = [make_random_batch(shape, args)]
+    corpus = load_corpus(args) if args.data else make_random_corpus(args)
     rows: dict[str, dict[str, float]] = {}
-    stock = Trainer(build_base_model(STOCK, dictionary, args.max_length), args)
-    for name in args.variants:  # two models at a time, as all of them together need 15 GB
-        variant = Trainer(build_base_model(name, dictionary, args.max_length), args)
-        rows[name] = {}
-        for column, batches in batches_by_column.items():
-            rounds = {
-                STOCK: stock.make_round(batches, dictionary.pad()),
-                name: variant.make_round(batches, dictionary.pad()),
-            }
-            comparison = compare_with_stock(rounds, args.device, args.rounds)[name]
-            rows[name].update(table_cells(column, comparison))
+    stock = make_trainer(STOCK, corpus, args)
+    for name in args.variants:
+        # There are only two models at a time, as all of them together would need 15 GB.
+        variant = make_trainer(name, corpus, args)
+        rows[name] = compare_trainers(stock, variant, corpus, args)
         print(name, rows[name], file=sys.stderr, flush=True)
     batches_text = "batches of a corpus" if args.data else "one length"
     title = f"training step of the base model, {batches_text}, l = {args.max_length}"
     report(title, "stock's time / this one's", rows, args)
+
+
+def make_trainer(name: str, corpus: Corpus, args: argparse.Namespace) -> Trainer:
+    """Builds the base model of stock fairseq or of a variant, with an optimizer."""
+    model = build_base_model(name, corpus.dictionary, args.max_length)
+    return Trainer(model, corpus.dictionary.pad(), args)
+
+
+def compare_trainers(stock: Trainer, variant: Trainer, corpus: Corpus, args: argparse.Namespace) -> dict[str, float]:
+    """Times stock fairseq and a variant in turns, and returns {heading of a column of the table: value}.
+
+    Args:
+        stock: stock fairseq.
+        variant: the variant.
+        corpus: the batches; a round is one update on each batch of a column.
+        args: the command line's flags.
+    """
+    cells: dict[str, float] = {}
+    for column, batches in corpus.batches_by_column.items():
+        rounds = {STOCK: stock.make_round(batches), "variant": variant.make_round(batches)}
+        comparison = compare_with_stock(rounds, args.device, args.rounds)["variant"]
+        cells.update(table_cells(column, comparison))
+    return cells
 
 
 if __name__ == "__main__":

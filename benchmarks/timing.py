@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 from pages.notes import baseline_name  # noqa: E402
 from recipes import provenance, train  # noqa: E402
-from recipes.catalog import RECIPES, TABLES, Cell, Recipe  # noqa: E402
+from recipes.catalog import RECIPES, TABLES, Cell, Recipe, Table  # noqa: E402
 from recipes.reproduce import prepare_cell  # noqa: E402
 from recipes.steps import Parser, UserError, dry_run, existing, say  # noqa: E402
 
@@ -29,41 +29,53 @@ ROUNDS = 60  # that are counted. With 15, two calls differed by up to 0.2
 
 
 def main() -> None:
-    """Times the models of each column of a table."""
+    """Times the models of a table, column by column."""
     parser = Parser("benchmarks/timing.py", __doc__)
     parser.add_argument("table", choices=TABLES, metavar="TABLE")
     parser.add_argument("--dataset", type=str.split, default=[], metavar="NAMES", help="columns (default: all)")
     parser.add_argument("--from", dest="source", type=existing, metavar="DIR", help="a folder that has the corpora")
     parser.add_argument("--out", type=Path, default=ROOT, metavar="DIR", help="data (default: the project's folder)")
     args = parser.parse_args()
-    table = TABLES[args.table]
-    models = list(dict.fromkeys([table.baseline, *table.models()]))
-    first_seed = table.seeds[:1]
-    cells = table.cells(args.dataset, models, first_seed)
-    for _, cells_of_column in itertools.groupby(cells, key=lambda cell: cell.column):
-        column_cells = list(cells_of_column)
-        settings = prepare_cell(column_cells[0], args.out, args.source)
+    for cells in list_columns(TABLES[args.table], args.dataset):
+        settings = prepare_cell(cells[0], args.out, args.source)
         if not dry_run():
-            time_column(column_cells, settings, args.out)
+            time_column(cells, settings, args.out)
+
+
+def list_columns(table: Table, names: list[str]) -> list[list[Cell]]:
+    """Returns the runs of a table that are timed, column by column.
+
+    A cell of the table is a run: a model, trained on the data of a column.
+
+    Args:
+        table: the table.
+        names: the columns to time; empty for all.
+
+    Returns:
+        for each column a run of each model, the baseline first. All have the table's first seed.
+    """
+    other_models = [model for model in table.models() if model != table.baseline]
+    cells = table.cells(names, [table.baseline, *other_models], table.seeds[:1])
+    return [list(group) for _, group in itertools.groupby(cells, key=lambda cell: cell.column)]
 
 
 def time_column(cells: list[Cell], settings: dict[str, Any], out: Path) -> None:
-    """Times updates of a column's models, prints their speeds and writes the record.
+    """Times updates of a column's models in turns, prints their speeds and writes a record of them to results/.
 
     Args:
         cells: a run of each model, the baseline first.
         settings: how the data were prepared.
         out: the folder of data and runs.
     """
-    first = cells[0]
-    recipe = RECIPES[first.column.recipe]
-    say(f"{first.column.name}: one update of each model in turns, {WARM_UP + ROUNDS} rounds")
+    baseline = cells[0]
+    recipe = RECIPES[baseline.column.recipe]
+    say(f"{baseline.column.name}: one update of each model in turns, {WARM_UP + ROUNDS} rounds")
     updates = {}
     for cell in cells:
         updates[cell.model] = start_training(training_flags(cell, settings, out))
     comparisons = compare_in_turns(
         updates,
-        baseline=first.model,
+        baseline=baseline.model,
         stopwatch=choose_stopwatch(recipe),
         rounds=ROUNDS,
         warm_up=WARM_UP,
@@ -71,19 +83,32 @@ def time_column(cells: list[Cell], settings: dict[str, Any], out: Path) -> None:
     for model, comparison in comparisons.items():
         rounds = f"rounds from {comparison.lowest:.2f} to {comparison.highest:.2f}"
         print(f"{model}: {comparison.ratio:.2f} ({rounds})")
-    record = {
-        "benchmark": f"updates a second on {first.column.heading}, in turns in one process",
-        "unit": f"over {baseline_name(first.table)}'s",
-        "command": f"python benchmarks/timing.py {first.table.name} --dataset {first.column.name}",
-        "figures": {model: rounded(comparison) for model, comparison in comparisons.items()},
-        **provenance.here(gpus=1 if recipe.gpus is None else 0, threads=recipe.threads or 0),
+    table = baseline.table.name
+    path = ROOT / "results" / table / "speed" / f"{baseline.column.name}.json"
+    provenance.write_record(path, make_record(baseline, comparisons))
+
+
+def make_record(baseline: Cell, comparisons: dict[str, Comparison]) -> dict[str, Any]:
+    """Returns what is kept in results/ of the speeds of a column's models.
+
+    Args:
+        baseline: the baseline's run.
+        comparisons: {model: its speed relative to the baseline's}.
+    """
+    column = baseline.column
+    recipe = RECIPES[column.recipe]
+    origin = provenance.here(gpus=count_gpus(recipe), threads=recipe.threads or 0)
+    return {
+        "benchmark": f"updates a second on {column.heading}, in turns in one process",
+        "unit": f"over {baseline_name(baseline.table)}'s",
+        "command": f"python benchmarks/timing.py {baseline.table.name} --dataset {column.name}",
+        "figures": {model: round_comparison(comparison) for model, comparison in comparisons.items()},
+        **origin,
     }
-    file = ROOT / "results" / first.table.name / "speed" / f"{first.column.name}.json"
-    provenance.write_record(file, record)
 
 
-def rounded(comparison: Comparison) -> dict[str, float]:
-    """Returns a comparison as a record keeps it."""
+def round_comparison(comparison: Comparison) -> dict[str, float]:
+    """Returns a comparison with as many digits as a record keeps: three, and four of the seconds."""
     return {
         "ratio": round(comparison.ratio, 3),
         "lowest": round(comparison.lowest, 3),
@@ -92,21 +117,34 @@ def rounded(comparison: Comparison) -> dict[str, float]:
     }
 
 
-def training_flags(cell: Cell, settings: dict[str, Any], out: Path) -> list[str]:
-    """Returns the arguments of fairseq-train for a cell, beginning with its data; nothing is saved or validated.
+def count_gpus(recipe: Recipe) -> int:
+    """Returns on how many GPUs a recipe is timed: one, or none if the recipe says that it is for the CPU."""
+    return 1 if recipe.gpus is None else 0
 
-    The training is on one GPU, or on the CPU if the recipe is for one.
+
+def training_flags(cell: Cell, settings: dict[str, Any], out: Path) -> list[str]:
+    """Returns the arguments with which fairseq-train trains a model, beginning with the data.
+
+    Nothing is saved or validated.
+
+    Args:
+        cell: the model's run.
+        settings: how the data were prepared.
+        out: the folder of data and runs.
     """
     run = cell.run(out)
-    number_of_gpus = 1 if run.recipe.gpus is None else 0
-    machine = train.Machine(gpus=number_of_gpus).for_recipe(run.recipe)
+    machine = train.Machine(gpus=count_gpus(run.recipe)).for_recipe(run.recipe)
     command = train.command(run, settings, machine, ["--no-save", "--disable-validation", *run.flags])
-    data = str(run.data / "bin")  # the first argument, after the name of the program
-    return command[command.index(data) :]
+    first_argument = str(run.data / "bin")  # what is before it starts the program
+    return command[command.index(first_argument) :]
 
 
 def start_training(flags: Sequence[str]) -> Function:
-    """Starts a training as fairseq-train does, and returns a function that updates the model once."""
+    """Starts a training as fairseq-train does, and returns a function that updates the model once.
+
+    Args:
+        flags: the arguments of fairseq-train.
+    """
     from fairseq import options, tasks, utils
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
     from fairseq.trainer import Trainer
@@ -131,7 +169,7 @@ def start_training(flags: Sequence[str]) -> Function:
 
 
 def iterate_batches(trainer: Any, batches_per_update: int) -> Iterator[Any]:
-    """Yields the batches of each update, epoch after epoch, in the same order for all models."""
+    """Yields the batches of each update, without end: epoch after epoch, in the same order for all models."""
     from fairseq.data import iterators
 
     epochs = trainer.get_train_iterator(epoch=1)
@@ -141,10 +179,10 @@ def iterate_batches(trainer: Any, batches_per_update: int) -> Iterator[Any]:
 
 
 def choose_stopwatch(recipe: Recipe) -> Stopwatch:
-    """Returns a stopwatch for a recipe's device.
+    """Sets the number of CPU threads of a recipe, and returns a function that times another function.
 
-    For one CPU thread it measures CPU time, which neighbours disturb least; otherwise the time of the clock, until the
-    GPU has finished its work.
+    On a single CPU thread it measures CPU time, which other processes disturb least. Otherwise it measures the time of
+    the clock, until the GPU has finished its work.
     """
     import torch
 
@@ -152,7 +190,7 @@ def choose_stopwatch(recipe: Recipe) -> Stopwatch:
     is_one_thread = recipe.threads == 1 and recipe.gpus == 0
 
     def read_clock() -> float:
-        """Returns the seconds of the chosen clock, after the GPU has finished its work."""
+        """Waits until the GPU has finished its work, and returns the seconds of the chosen clock."""
         if is_one_thread:
             return time.process_time()
         if torch.cuda.is_available():

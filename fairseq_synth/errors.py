@@ -45,7 +45,7 @@ def explain(error: BaseException) -> str | None:
         if isinstance(cause, OSError) and cause.errno in DISK_FULL:
             file = f"{cause.filename}: " if cause.filename else "a file "
             return f"{file}could not be written ({cause.strerror}); make room, then start the command again"
-    if not passes_through(error, "fairseq"):
+    if not has_module_in_traceback(error, "fairseq"):
         return None  # the traceback of a user's own program stays
     for cause in causes:
         line = look_up(cause)
@@ -126,7 +126,7 @@ def run_command(main: Callable[[], None]) -> None:
         sys.exit(1)
 
 
-def passes_through(error: BaseException, module: str) -> bool:
+def has_module_in_traceback(error: BaseException, module: str) -> bool:
     """Returns whether the traceback of an error has a function of a module whose name starts with `module`."""
     return any(name.startswith(module) for name in modules_in_traceback(error))
 

@@ -208,7 +208,7 @@ def conversion_note(records_of_seeds: Sequence[Record]) -> list[str]:
         if "speed" in record:
             lines.append(f"- speed-up: {record['speed']['what']}")
         signatures += [f"`{signature}`" for signature in record["signatures"].values()]
-    signatures_text = f"{join_distinct(signatures)}. " if signatures else ""
+    signatures_text = f"Signatures: {join_distinct(signatures)}. " if signatures else ""
     return [*lines, "", f"{signatures_text}{describe_origin(records_of_seeds)}"]
 
 

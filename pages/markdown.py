@@ -19,7 +19,7 @@ def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> st
     """Returns a table in Markdown. A row is a list of its cells. Without any row, returns a sentence instead."""
     rows = list(rows)
     if not rows:
-        return "No cell has been run at this recipe yet.\n"
+        return "No model has been trained with this recipe yet.\n"
     rule = ["---"] * len(headings)  # Markdown's line between the headings and the rows
     lines = []
     for cells in [headings, rule, *rows]:

@@ -35,9 +35,10 @@ def results_note(table: Table, runs: list[Record], metrics: Iterable[str]) -> st
         metrics: the metrics that the table shows; the note lists their signatures.
     """
     seeds = sorted({run["seed"] for run in runs})
-    seeds_text = ", ".join(str(seed) for seed in seeds)
+    seeds_text = " or ".join(str(seed) for seed in seeds)
     lines = [
-        f"{reproduce_command(table)}, N from {seeds_text}; runs in `results/{table.name}/`.",
+        f"The command of each run is {reproduce_command(table)}. The seed N is {seeds_text}. "
+        f"The results of the runs are in the folder `results/{table.name}/`.",
         *list_extra_options(runs),
         describe_duration(runs),
         list_signatures(runs, metrics),
@@ -55,7 +56,8 @@ def list_extra_options(runs: Sequence[Record]) -> list[str]:
     lines = []
     for options in sorted(runs_by_options):
         if options:
-            lines.append(f"{runs_by_options[options]} of {len(runs)} runs with `{options}`.")
+            number = runs_by_options[options]
+            lines.append(f"{number} of the {len(runs)} runs used the options `{options}`.")
     return lines
 
 
@@ -71,7 +73,7 @@ def read_extra_options(command: str) -> str:
 
 
 def describe_duration(runs: Sequence[Record]) -> str:
-    """Returns a sentence with the numbers of updates, and how many minutes the runs took on a CPU and on a GPU."""
+    """Returns sentences with the numbers of updates, and how many minutes the runs took on a CPU and on a GPU."""
     durations = []
     for device in ("cpu", "gpu"):
         minutes = [run["minutes"] for run in runs if device_of(run["hardware"]) == device]
@@ -79,7 +81,10 @@ def describe_duration(runs: Sequence[Record]) -> str:
             durations.append(f"{format_range(minutes, '.1f')} minutes on a {device.upper()}")
     updates_text = format_range([run["updates"] for run in runs], ",")
     durations_text = " and ".join(durations)
-    return f"{updates_text} updates; {durations_text}, beside other work."
+    return (
+        f"The models were trained for {updates_text} updates. The recorded times per training are {durations_text}. "
+        "Other programs ran on the machines at the same time."
+    )
 
 
 def list_signatures(runs: Sequence[Record], metrics: Iterable[str]) -> str:
@@ -89,7 +94,7 @@ def list_signatures(runs: Sequence[Record], metrics: Iterable[str]) -> str:
         signatures_of_metric = [run["signatures"][metric] for run in runs if metric in run["signatures"]]
         if signatures_of_metric:
             signatures.append(f"`{join_distinct(signatures_of_metric)}`")
-    return f"Signatures: {', '.join(signatures)}."
+    return f"Each score has one of these signatures: {', '.join(signatures)}."
 
 
 def describe_round_trip(runs: Sequence[Record]) -> list[str]:
@@ -104,11 +109,11 @@ def describe_round_trip(runs: Sequence[Record]) -> list[str]:
             scores.append(f"{figures['round_trip']:.2f}")
     if not scores:
         return []
-    return [f"A perfect translation would score BLEU {join_distinct(scores)}."]
+    return [f"A perfect translation would score {join_distinct(scores)} BLEU."]
 
 
 def describe_significance(table: Table, runs: Sequence[Record]) -> list[str]:
-    """Returns a sentence that says how many runs differ significantly from the baseline; none if this was not tested.
+    """Returns sentences that say how many runs differ significantly from the baseline; none if this was not tested.
 
     A run is compared with the baseline's run of the same seed, by the significance test of the table's task.
     """
@@ -118,10 +123,11 @@ def describe_significance(table: Table, runs: Sequence[Record]) -> list[str]:
     number_significant = sum(test["p_value"] < SIGNIFICANT for test in tests)
     # The end of a signature is left out, from the seed or the counts on, since it differs from run to run.
     kinds = [re.split(r"\|(?:seed|won):", test["signature"])[0] for test in tests if "signature" in test]
-    kinds_text = f" ({join_distinct(kinds)})" if kinds else ""
+    kinds_text = f": {join_distinct(kinds)}" if kinds else ""
     return [
-        f"{TASKS[table.task].test}{kinds_text} against {baseline_name(table)} of the same seed: "
-        f"p < {SIGNIFICANT} in {number_significant} of {len(tests)} runs."
+        f"Each run was compared with the run of {baseline_name(table)} that has the same seed "
+        f"({TASKS[table.task].test}{kinds_text}). "
+        f"The p-value is below {SIGNIFICANT} in {number_significant} of {len(tests)} runs."
     ]
 
 
@@ -130,7 +136,7 @@ def list_speed_benchmarks(table: Table) -> list[str]:
     lines = []
     for record in load_records(f"{table.name}/speed"):
         command = f"`python benchmarks/timing.py {table.name}`"
-        lines.append(f"{record['benchmark']}: {command}, commit {record['commit']}.")
+        lines.append(f"The speed was measured with {command} at commit {record['commit']} ({record['benchmark']}).")
     return lines
 
 
@@ -143,7 +149,8 @@ def describe_origin(records: Sequence[Record]) -> str:
         hardware += record["hardware"].split("; ")
         commits += record["commit"].split("; ")
     commits_text = ", ".join(sorted(set(commits)))
-    return f"{describe_versions(records)}. {join_distinct(hardware)}. Commits: {commits_text}."
+    versions = describe_versions(records)
+    return f"Versions: {versions}. Hardware: {join_distinct(hardware)}. Commits: {commits_text}."
 
 
 def describe_versions(records: Sequence[Record]) -> str:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from fairseq_synth.names import VARIANTS
 from recipes.catalog import BASELINE, CORPORA, TABLES, TASKS, Column, Table
 
-from .markdown import ModelColumn, distinct, explain_dagger, list_models, markdown_table, model_label, model_table
+from .markdown import ModelColumn, distinct, explain_dagger, list_models, markdown_table, model_table
 from .notes import baseline_name, reproduce_command, results_note
 from .records import (
     STEPS_PER_SECOND,
@@ -132,8 +132,7 @@ def results_table(name: str, dataset: str = "") -> str:
     """Returns a table of results in Markdown, with a note below it that says how its figures came about.
 
     A row is a model. The columns show our scores, their differences to the baseline, and the paper's figures. A model
-    without any figure has no row but is named below the table. If nobody has run the table, it shows the paper's
-    figures alone.
+    without any figure has no row. If nobody has run the table, it shows the paper's figures alone.
 
     Args:
         name: the name of the table in recipes/tables.yaml.
@@ -154,20 +153,11 @@ def results_table(name: str, dataset: str = "") -> str:
     dagger = explain_dagger(models_shown)
     if dagger:
         paragraphs.append(dagger)
-    models_not_shown = [model for model in models if model not in models_shown]
-    if models_not_shown:
-        paragraphs.append(name_models_not_run(models_not_shown))
     if runs:
         paragraphs.append(results_note(table, runs, list_shown_metrics(table)))
     else:
         paragraphs.append(nobody_has_run_it)
     return "\n".join(paragraphs)
-
-
-def name_models_not_run(models: Iterable[str]) -> str:
-    """Returns the line below a table with the models that have not been run."""
-    labels = ", ".join(model_label(model) for model in models)
-    return f"{NOT_RUN.capitalize()}: {labels}.\n"
 
 
 def list_shown_metrics(table: Table) -> list[str]:

@@ -22,9 +22,9 @@ from fairseq_synth.errors import SynthesizerError, run_command  # noqa: E402
 
 
 def main() -> None:
-    """Runs the command line."""
+    """Averages the checkpoints that the command line names, and writes the result to --output."""
     args = make_parser().parse_args()
-    paths = checkpoints_of_options(args)
+    paths = choose_checkpoints(args)
     print("averaging", *paths)
     register()  # allows torch to load what fairseq's checkpoints hold, and repairs how fairseq saves them
     from fairseq import checkpoint_utils  # imported late, so that wrong options are refused at once
@@ -45,29 +45,41 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def checkpoints_of_options(args: argparse.Namespace) -> list[Path]:
+def choose_checkpoints(args: argparse.Namespace) -> list[Path]:
     """Returns the checkpoints that the options name.
 
     Raises SynthesizerError if a file is missing, or if it is unclear which checkpoints of a folder are meant.
     """
-    by_updates = args.num_update_checkpoints is not None
-    number = args.num_update_checkpoints if by_updates else args.num_epoch_checkpoints
-    if number is None:
-        for path in args.inputs:
-            check_file(path)
-        return args.inputs
+    if args.num_update_checkpoints is not None:
+        folder = check_folder(args.inputs, args.num_update_checkpoints)
+        file_name = re.compile(r"checkpoint_\d+_(?P<age>\d+)\.pt")  # checkpoint_EPOCH_UPDATES.pt
+        return find_newest(folder, file_name, args.num_update_checkpoints, "update", args.checkpoint_upper_bound)
+    if args.num_epoch_checkpoints is not None:
+        folder = check_folder(args.inputs, args.num_epoch_checkpoints)
+        file_name = re.compile(r"checkpoint(?P<age>\d+)\.pt")  # checkpointEPOCH.pt
+        return find_newest(folder, file_name, args.num_epoch_checkpoints, "epoch", args.checkpoint_upper_bound)
+    for path in args.inputs:
+        check_file(path)
+    return args.inputs
+
+
+def check_folder(inputs: list[Path], number: int) -> Path:
+    """Returns the only path in `inputs`, which must be a folder, and checks that at least one checkpoint is asked for.
+
+    Raises SynthesizerError otherwise.
+    """
     if number < 1:
         raise SynthesizerError(f"asked for the last {number} checkpoints; give at least 1")
-    if len(args.inputs) != 1 or not args.inputs[0].is_dir():
+    if len(inputs) != 1 or not inputs[0].is_dir():
+        names = " ".join(str(path) for path in inputs)
         raise SynthesizerError(
-            f"--inputs {' '.join(map(str, args.inputs))}: with --num-epoch-checkpoints or --num-update-checkpoints "
-            "give one folder that exists"
+            f"--inputs {names}: with --num-epoch-checkpoints or --num-update-checkpoints give one folder that exists"
         )
-    return last_checkpoints(args.inputs[0], number, by_updates, args.checkpoint_upper_bound)
+    return inputs[0]
 
 
 def check_file(path: Path) -> None:
-    """Raises SynthesizerError if there is no file with this name."""
+    """Checks that `path` is a file; raises SynthesizerError if it is a folder or does not exist."""
     if path.is_dir():
         raise SynthesizerError(
             f"--inputs {path}: is a folder; say how many of its checkpoints by --num-epoch-checkpoints N or "
@@ -77,29 +89,33 @@ def check_file(path: Path) -> None:
         raise SynthesizerError(f"--inputs {path}: no such file")
 
 
-def last_checkpoints(folder: Path, number: int, by_updates: bool, upper_bound: int) -> list[Path]:
+def find_newest(folder: Path, file_name: re.Pattern[str], number: int, kind: str, upper_bound: int) -> list[Path]:
     """Returns the newest checkpoints of a folder, the newest one first.
 
     Args:
-        number: how many.
-        by_updates: take checkpoint_{epoch}_{updates}.pt instead of checkpoint{epoch}.pt.
-        upper_bound: the highest epoch, or number of updates, to look at; 0 for no bound.
+        folder: the folder to search.
+        file_name: which files to look at; the group "age" of this pattern is the number of epochs or updates.
+        number: how many checkpoints to return.
+        kind: what the checkpoints are called in the error, "epoch" or "update".
+        upper_bound: the highest number of epochs or updates to look at; 0 for no bound.
 
-    Raises SynthesizerError if there are fewer.
+    Raises:
+        SynthesizerError: the folder has fewer checkpoints.
     """
-    pattern = r"checkpoint_\d+_(\d+)\.pt" if by_updates else r"checkpoint(\d+)\.pt"
     path_by_age: dict[int, Path] = {}
     for path in folder.glob("*.pt"):
-        match = re.fullmatch(pattern, path.name)
-        if match and (upper_bound == 0 or int(match[1]) <= upper_bound):
-            path_by_age[int(match[1])] = path
+        match = file_name.fullmatch(path.name)
+        if match is None:
+            continue
+        age = int(match["age"])
+        if upper_bound == 0 or age <= upper_bound:
+            path_by_age[age] = path
     if len(path_by_age) < number:
-        kind = "update" if by_updates else "epoch"
         raise SynthesizerError(
             f"--inputs {folder}: found {len(path_by_age)} of {number} {kind} checkpoints; train on, or average fewer"
         )
-    newest = sorted(path_by_age, reverse=True)[:number]
-    return [path_by_age[age] for age in newest]
+    newest_ages = sorted(path_by_age, reverse=True)[:number]
+    return [path_by_age[age] for age in newest_ages]
 
 
 def average(paths: list[Path]) -> dict[str, Any]:
@@ -112,23 +128,24 @@ def average(paths: list[Path]) -> dict[str, Any]:
     from fairseq import checkpoint_utils
     from omegaconf import OmegaConf
 
-    result = checkpoint_utils.load_checkpoint_to_cpu(str(paths[0]))
-    weights = result["model"]
-    check_numbers(weights, paths[0])
-    sums = {name: weight.double() for name, weight in weights.items()}
+    checkpoint = checkpoint_utils.load_checkpoint_to_cpu(str(paths[0]))
+    first_weights = checkpoint["model"]
+    check_numbers(first_weights, paths[0])
+    sums = {name: weight.double() for name, weight in first_weights.items()}
     for path in paths[1:]:
-        others = checkpoint_utils.load_checkpoint_to_cpu(str(path))["model"]
-        if shapes(others) != shapes(weights):
+        weights = checkpoint_utils.load_checkpoint_to_cpu(str(path))["model"]
+        if read_shapes(weights) != read_shapes(first_weights):
             raise SynthesizerError(f"{path}: not the same model as {paths[0]}")
-        check_numbers(others, path)
-        for name, weight in others.items():
+        check_numbers(weights, path)
+        for name, weight in weights.items():
             sums[name] += weight.double()
-    for name, weight in weights.items():
-        weights[name] = convert_mean(sums[name] / len(paths), weight)
-    if result.get("cfg") is not None:
+    for name, weight in first_weights.items():
+        mean = sums[name] / len(paths)
+        first_weights[name] = convert_mean(mean, weight)  # replaces the weight in the checkpoint
+    if checkpoint.get("cfg") is not None:
         # fairseq saves the configuration in this form
-        result["cfg"] = OmegaConf.to_container(result["cfg"], resolve=True, enum_to_str=True)
-    return result
+        checkpoint["cfg"] = OmegaConf.to_container(checkpoint["cfg"], resolve=True, enum_to_str=True)
+    return checkpoint
 
 
 def check_numbers(weights: dict[str, Any], path: Path) -> None:
@@ -141,20 +158,23 @@ def check_numbers(weights: dict[str, Any], path: Path) -> None:
             )
 
 
-def shapes(weights: dict[str, Any]) -> dict[str, Any]:
-    """Returns {name of a weight: its shape}."""
+def read_shapes(weights: dict[str, Any]) -> dict[str, Any]:
+    """Returns the shape of each weight by its name."""
     return {name: weight.shape for name, weight in weights.items()}
 
 
 def convert_mean(mean: Any, weight: Any) -> Any:
-    """Returns a mean in fp64 with the type of the weight that it replaces, but with fp32 for half precision."""
+    """Returns a mean in fp64 with the type of the weight that it replaces, but with fp32 for half precision.
+
+    The mean of integers is rounded.
+    """
     import torch
 
     if weight.dtype in (torch.float16, torch.bfloat16):
         return mean.to(torch.float32)
-    if not weight.is_floating_point():
-        mean = mean.round()
-    return mean.to(weight.dtype)
+    if weight.is_floating_point():
+        return mean.to(weight.dtype)
+    return mean.round().to(weight.dtype)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,10 @@ SUBWORD_MODELS = ("codes", "pieces.model")
 
 
 def main() -> None:
-    """Runs the command line."""
+    """Makes the folder OUT_DIR from the run RUN_DIR, which the command line names.
+
+    Raises UserError if the run is not for pairs of text or has no scores, or if OUT_DIR exists.
+    """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, metavar="RUN_DIR", help="made by train.sh and scored by evaluate.sh")
     parser.add_argument("out", type=Path, metavar="OUT_DIR", help="the folder to make")
@@ -44,19 +47,26 @@ def main() -> None:
         raise UserError(f"{run.folder}: was not scored; call scripts/evaluate.sh {run.folder} first")
     if args.out.exists():
         raise UserError(f"{args.out}: is there already; remove it, or name another folder")
-    with whole(args.out) as (part,):
-        part.mkdir()
-        copy_data(run.data, settings, part / DATA)
-        write_run(run, part)
-        write_checkpoint(best_checkpoint(run.folder), part / "checkpoint_best.pt")
-        write(part / "README.md", model_card(run, settings, scores, args.out))
+    with whole(args.out) as (unfinished_folder,):
+        unfinished_folder.mkdir()
+        copy_data(run.data, settings, unfinished_folder / DATA)
+        write_run(run, unfinished_folder)
+        write_checkpoint(best_checkpoint(run.folder), unfinished_folder / "checkpoint_best.pt")
+        card = write_model_card(run, settings, scores, args.out)
+        write(unfinished_folder / "README.md", card)
     size = sum(path.stat().st_size for path in args.out.rglob("*") if path.is_file())
     print(f"wrote {args.out}, {size / 1e6:.1f} MB")
     print(f'next: echo "..." | scripts/translate.sh {shlex.quote(str(args.out))}')
 
 
 def copy_data(data: Path, settings: dict[str, Any], out: Path) -> None:
-    """Copies what is needed to translate other text: settings, subword model and dictionaries, but no text."""
+    """Copies what is needed to translate other text: settings, subword model and dictionaries, but no text.
+
+    Args:
+        data: a folder that prepare.sh has made.
+        settings: the contents of its settings.json.
+        out: the folder to make.
+    """
     (out / "bin").mkdir(parents=True)
     for name in SUBWORD_MODELS:
         if (data / name).exists():
@@ -64,11 +74,11 @@ def copy_data(data: Path, settings: dict[str, Any], out: Path) -> None:
     for dictionary in (data / "bin").glob("dict.*.txt"):
         shutil.copyfile(dictionary, out / "bin" / dictionary.name)
     dump(out / "settings.json", without_folders(settings))
-    (out / "bin" / "done").touch()
+    (out / "bin" / "done").touch()  # marks a folder whose preparation is complete
 
 
 def write_run(run: Run, out: Path) -> None:
-    """Writes the run.json by which translate.sh reads the folder as a run, with the data in a folder beside it."""
+    """Writes the file run.json of the new folder, so that translate.sh can use the folder like a run of train.sh."""
     record = {
         "arch": run.arch,
         "data": DATA,
@@ -81,7 +91,12 @@ def write_run(run: Run, out: Path) -> None:
 
 
 def write_checkpoint(checkpoint: Path, out: Path) -> None:
-    """Writes a checkpoint with its weights in half precision, and without what only a training needs."""
+    """Copies a checkpoint with its weights in half precision, and without what only a training needs.
+
+    Args:
+        checkpoint: the file to read.
+        out: the file to write.
+    """
     import torch
     from fairseq.checkpoint_utils import load_checkpoint_to_cpu
     from omegaconf import OmegaConf
@@ -90,19 +105,19 @@ def write_checkpoint(checkpoint: Path, out: Path) -> None:
 
     register()  # allows torch to load what fairseq's checkpoints hold
     state = load_checkpoint_to_cpu(str(checkpoint))
-    weights: dict[str, torch.Tensor] = {}
+    small_weights: dict[str, torch.Tensor] = {}
     for name, weight in state["model"].items():
         small_weight = weight.half() if weight.is_floating_point() else weight
-        # An average has a copy of the embeddings for each of their uses. torch stores equal tensors once only if they
-        # are the same tensor.
-        copies = [other for other in weights.values() if torch.equal(other, small_weight)]
-        weights[name] = copies[0] if copies else small_weight
+        # An average of checkpoints has a copy of a shared embedding matrix for each of its names. torch stores the
+        # matrix only once if the same tensor is used for all names.
+        equal_tensors = [other for other in small_weights.values() if torch.equal(other, small_weight)]
+        small_weights[name] = equal_tensors[0] if equal_tensors else small_weight
     # fairseq saves the configuration in this form
     config = OmegaConf.to_container(state["cfg"], resolve=True, enum_to_str=True)
     small_state = {
         "cfg": without_folders(config),
         "args": None,
-        "model": weights,
+        "model": small_weights,
         "optimizer_history": without_folders(state["optimizer_history"]),
         "extra_state": {"epoch": state["extra_state"]["train_iterator"]["epoch"]},
         "last_optimizer_state": None,
@@ -111,7 +126,10 @@ def write_checkpoint(checkpoint: Path, out: Path) -> None:
 
 
 def without_folders(value: Any) -> Any:
-    """Returns a value whose absolute paths are replaced by their last part, in dictionaries, lists and flags too."""
+    """Returns a copy of a value in which each absolute path, such as "/home/me/data", is replaced by its last part.
+
+    The value may be a string, or nested dictionaries, lists and namespaces that contain strings.
+    """
     if isinstance(value, dict):
         return {name: without_folders(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -123,36 +141,40 @@ def without_folders(value: Any) -> Any:
     return value
 
 
-FIGURE_LABELS = {
+# The model card calls these scores of evaluate.sh by another name than scores.json does.
+SCORE_LABELS = {
     "tokenised": "BLEU of tokenised text",
     "compound_split": "BLEU with split compounds",
     "round_trip": "BLEU that a perfect translation would have",
 }
 
 
-def model_card(run: Run, settings: dict[str, Any], scores: dict[str, Any], out: Path) -> str:
-    """Returns the text of README.md: what the model is, how well it translates, and how it is used and was made."""
+def write_model_card(run: Run, settings: dict[str, Any], scores: dict[str, Any], out: Path) -> str:
+    """Returns the text of README.md: what the model is, how well it translates, and how it is used and was made.
+
+    Args:
+        run: the run that trained the model.
+        settings: the settings.json of its data.
+        scores: the scores.json of its evaluation.
+        out: the folder that gets the README.md.
+    """
     pair = f"{settings['src']}-{settings['tgt']}"
-    # the card names no folders of this machine
-    folder = out.resolve().relative_to(ROOT) if out.resolve().is_relative_to(ROOT) else Path(out.name)
-    figures = []
-    for name, figure in scores["figures"].items():
-        if figure["score"] is not None:
-            label = FIGURE_LABELS.get(name, figure["name"])
-            figures.append(f"- {label}: {figure['score']:g} (`{figure['signature']}`)")
     subwords = "SentencePiece" if settings["subwords"] == "sentencepiece" else "BPE"
     corpus = "text of one's own" if settings["corpus"] == "own" else settings["corpus"]
     case = ", in lower case" if settings["lowercase"] else ""
+    # the folder in the commands: inside this project, or only its name, since the card names no folders of this machine
+    absolute_out = out.resolve()
+    folder = absolute_out.relative_to(ROOT) if absolute_out.is_relative_to(ROOT) else Path(out.name)
     lines = [
         f"# A small model that translates {pair}",
         "",
-        f"The architecture is `{run.arch}`. It was trained on {corpus} with {subwords}{case}. The "
-        "weights are in half precision, without the optimizer's state. These are the scores on the test set, which "
-        "`scripts/evaluate.sh` computed before the weights were rounded:",
+        f"The architecture of the model is `{run.arch}`. The model was trained on {corpus} with {subwords}{case}. The "
+        "weights are stored in half precision, without the state of the optimizer. `scripts/evaluate.sh` computed the "
+        "following scores on the test set, before the weights were rounded:",
         "",
-        *figures,
+        *list_scores(scores),
         "",
-        f"It was made by `{training_command(run)}` at commit {scores['commit'] or 'unknown'}.",
+        f"The model was trained by `{training_command(run)}` at commit {scores['commit'] or 'unknown'}.",
         "",
         "```bash",
         f'echo "..." | scripts/translate.sh {folder}',
@@ -163,11 +185,25 @@ def model_card(run: Run, settings: dict[str, Any], scores: dict[str, Any], out: 
     return "\n".join(lines) + "\n"
 
 
+def list_scores(scores: dict[str, Any]) -> list[str]:
+    """Returns a line of the model card for each score, with the signature that says how it was computed."""
+    lines = []
+    for name, metric in scores["figures"].items():
+        if metric["score"] is not None:
+            label = SCORE_LABELS.get(name, metric["name"])
+            lines.append(f"- {label}: {metric['score']:g} (`{metric['signature']}`)")
+    return lines
+
+
 def training_command(run: Run) -> str:
-    """Returns the command that trains the run: of its table, if it belongs to one."""
+    """Returns the command that trains this run again.
+
+    If the run belongs to a table of recipes/tables.yaml, this is a command of reproduce.sh, otherwise of train.sh.
+    """
+    folder_name = run.folder.resolve().name
     for table in TABLES.values():
-        for cell in table.cells(seeds=[run.seed]):
-            if run.folder.resolve().name == f"{table.name}-{cell.name}":
+        for cell in table.cells(seeds=[run.seed]):  # a cell of a table is one training
+            if folder_name == f"{table.name}-{cell.name}":
                 return f"{cell.command} --rerun"
     words = ["scripts/train.sh", "DATA_DIR", run.model, "--recipe", run.recipe.name, "--seed", str(run.seed)]
     if run.flags:

@@ -30,7 +30,8 @@ UNITS = (
 CURRENCIES = "EUR USD GBP JPY CHF SEK PLN INR".split()
 TIME_UNITS = ("days", "weeks", "hours", "minutes")
 
-Fact = Callable[[str], str]  # returns the same fact in the language whose code it is given
+# A fact, such as a date. The function takes the code of a language and returns the fact in that language.
+Fact = Callable[[str], str]
 
 
 class Pair(NamedTuple):
@@ -46,24 +47,39 @@ def random_number(rng: random.Random) -> int:
 
 
 def spell(text: str, lang: str) -> str:
-    """Returns a text with words in place of its digits. In German, a number before a full stop is an ordinal."""
-    if lang == "de":
-        text = re.sub(r"(\d+)\.", lambda match: num2words(int(match[1]), lang=lang, to="ordinal"), text)
-    return re.sub(r"\d+", lambda match: num2words(int(match[0]), lang=lang), text)
+    """Returns a text with words in place of its digits: "3 days" -> "three days", in German "3 Tage" -> "drei Tage"."""
+
+    def spell_ordinal(match: re.Match[str]) -> str:
+        return num2words(int(match[1]), lang=lang, to="ordinal")
+
+    def spell_number(match: re.Match[str]) -> str:
+        return num2words(int(match[0]), lang=lang)
+
+    if lang == "de":  # in German, a number before a full stop is an ordinal
+        text = re.sub(r"(\d+)\.", spell_ordinal, text)
+    return re.sub(r"\d+", spell_number, text)
 
 
 def make_quantity(rng: random.Random) -> Fact:
     """Returns a quantity such as "five kilometers"."""
     number = random_number(rng)
     unit = rng.choice(UNITS)
-    return lambda lang: spell(format_unit(number, unit, "long", format="0", locale=lang), lang)
+
+    def write(lang: str) -> str:
+        return spell(format_unit(number, unit, "long", format="0", locale=lang), lang)
+
+    return write
 
 
 def make_price(rng: random.Random) -> Fact:
     """Returns a price such as "two euros"."""
     number = random_number(rng)
     currency = rng.choice(CURRENCIES)
-    return lambda lang: f"{spell(str(number), lang)} {get_currency_name(currency, count=number, locale=lang)}"
+
+    def write(lang: str) -> str:
+        return f"{spell(str(number), lang)} {get_currency_name(currency, count=number, locale=lang)}"
+
+    return write
 
 
 def make_distance_in_time(rng: random.Random) -> Fact:
@@ -71,11 +87,12 @@ def make_distance_in_time(rng: random.Random) -> Fact:
     unit = rng.choice(TIME_UNITS)
     number = rng.randint(2, 99)
     is_past = rng.random() < 0.5
-    delta = datetime.timedelta(**{unit: -number if is_past else number})
-    granularity = unit.removesuffix("s")
+    signed_number = -number if is_past else number
+    delta = datetime.timedelta(**{unit: signed_number})
 
     def write(lang: str) -> str:
-        # with a high threshold babel never changes to a larger unit
+        granularity = unit.removesuffix("s")  # babel calls the unit "day", not "days"
+        # With a high threshold, babel never changes to a larger unit, such as from days to weeks.
         text = format_timedelta(delta, granularity=granularity, threshold=1e9, add_direction=True, locale=lang)
         return spell(text, lang)
 
@@ -83,8 +100,9 @@ def make_distance_in_time(rng: random.Random) -> Fact:
 
 
 def make_date(rng: random.Random) -> Fact:
-    """Returns a date from 1900 to 2017 with its day of the week."""
-    day = datetime.date(1900, 1, 1) + datetime.timedelta(days=rng.randrange(43_000))
+    """Returns a date from 1900 to 2017, such as "Sunday, October thirteenth, nineteen ninety-one"."""
+    days_since_1900 = rng.randrange(43_000)
+    day = datetime.date(1900, 1, 1) + datetime.timedelta(days=days_since_1900)
 
     def write(lang: str) -> str:
         text = format_date(day, "full", locale=lang)
@@ -100,18 +118,24 @@ FACTS = (make_quantity, make_price, make_distance_in_time, make_date)
 
 
 def make_pair(rng: random.Random, source: str, target: str) -> Pair:
-    """Returns one or two facts in two languages, joined as each language joins a list."""
-    facts = [rng.choice(FACTS)(rng) for _ in range(rng.randint(1, 2))]
+    """Returns the same one or two facts in two languages."""
+    facts = []
+    number_of_facts = rng.randint(1, 2)
+    for _ in range(number_of_facts):
+        make_fact = rng.choice(FACTS)
+        facts.append(make_fact(rng))
     return Pair(join_facts(facts, source), join_facts(facts, target))
 
 
 def join_facts(facts: list[Fact], lang: str) -> str:
-    """Returns facts as a list in a language. Spaces that forbid a line break become usual ones."""
-    return format_list([fact(lang) for fact in facts], locale=lang).replace("\xa0", " ")
+    """Returns facts in a language, joined as this language joins a list: "two euros and three days ago"."""
+    phrases = [fact(lang) for fact in facts]
+    no_break_space = "\xa0"
+    return format_list(phrases, locale=lang).replace(no_break_space, " ")
 
 
 def make_corpus(rng: random.Random, source: str, target: str, size: int) -> list[Pair]:
-    """Returns so many pairs whose sources all differ."""
+    """Returns `size` pairs of sentences. No two of them have the same source."""
     pair_by_source: dict[str, Pair] = {}
     while len(pair_by_source) < size:
         pair = make_pair(rng, source, target)
@@ -120,13 +144,23 @@ def make_corpus(rng: random.Random, source: str, target: str, size: int) -> list
 
 
 def write_split(folder: Path, split: str, pairs: list[Pair], source: str, target: str) -> None:
-    """Writes SPLIT.SOURCE and SPLIT.TARGET, a sentence per line."""
-    (folder / f"{split}.{source}").write_text("".join(f"{pair.source}\n" for pair in pairs), encoding="utf-8")
-    (folder / f"{split}.{target}").write_text("".join(f"{pair.target}\n" for pair in pairs), encoding="utf-8")
+    """Writes two files with a sentence per line, such as train.en and train.de.
+
+    Args:
+        folder: where to write the files.
+        split: "train", "valid" or "test".
+        pairs: the sentences.
+        source: the code of the source language, such as "en".
+        target: the code of the target language.
+    """
+    source_text = "".join(f"{pair.source}\n" for pair in pairs)
+    target_text = "".join(f"{pair.target}\n" for pair in pairs)
+    (folder / f"{split}.{source}").write_text(source_text, encoding="utf-8")
+    (folder / f"{split}.{target}").write_text(target_text, encoding="utf-8")
 
 
 def main() -> None:
-    """Runs the command line."""
+    """Writes the corpus that the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", choices=("en", "de", "fr"), help="source language")
     parser.add_argument("target", choices=("en", "de", "fr"), help="target language")
@@ -136,12 +170,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
 
-    held_out = args.held_out
-    pairs = make_corpus(random.Random(args.seed), args.source, args.target, args.train + 2 * held_out)
+    size = args.train + 2 * args.held_out
+    pairs = make_corpus(random.Random(args.seed), args.source, args.target, size)
+    pairs_by_split = {
+        "valid": pairs[: args.held_out],
+        "test": pairs[args.held_out : 2 * args.held_out],
+        "train": pairs[2 * args.held_out :],
+    }
     args.out.mkdir(parents=True, exist_ok=True)
-    write_split(args.out, "valid", pairs[:held_out], args.source, args.target)
-    write_split(args.out, "test", pairs[held_out : 2 * held_out], args.source, args.target)
-    write_split(args.out, "train", pairs[2 * held_out :], args.source, args.target)
+    for split, split_pairs in pairs_by_split.items():
+        write_split(args.out, split, split_pairs, source=args.source, target=args.target)
 
 
 if __name__ == "__main__":

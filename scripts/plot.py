@@ -26,21 +26,21 @@ VALIDATION_SCORES = ("bleu", "accuracy")  # what fairseq can report of a validat
 
 
 class Curve(NamedTuple):
-    """Values of a figure after so many updates."""
+    """How a loss or score develops during a training: ``values[i]`` was measured after ``updates[i]`` updates."""
 
     updates: list[float]
     values: list[float]
 
 
 class Score(NamedTuple):
-    """A score on the test set."""
+    """A score on the test set: the name of the metric, and the value."""
 
     heading: str
     value: float
 
 
 class Curves(NamedTuple):
-    """What is drawn of a run."""
+    """All that is drawn for one run. A curve is empty if its values were not computed during the training."""
 
     name: str
     training_loss: Curve
@@ -51,7 +51,7 @@ class Curves(NamedTuple):
 
 
 def main() -> None:
-    """Runs the command line."""
+    """Draws the curves of the runs that the command line names, and writes the picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN_DIR", help="made by train.sh")
     parser.add_argument("--out", type=Path, metavar="FILE", help="a picture (default: curves.png in the first RUN_DIR)")
@@ -63,9 +63,13 @@ def main() -> None:
 
 
 def read_curves(folder: Path) -> Curves:
-    """Returns what the log and the scores of a run say.
+    """Returns the curves in the log of a run, and its score on the test set.
 
-    Raises UserError if the folder has no log of a training.
+    Args:
+        folder: the folder of the run.
+
+    Raises:
+        UserError: the folder has no log of a training, or the log has no losses yet.
     """
     logs = sorted(folder.glob("train*.log"))
     if not logs:
@@ -75,21 +79,39 @@ def read_curves(folder: Path) -> Curves:
     validation = read_lines(log, "valid")
     if not training and not validation:
         raise UserError(f"{logs[0]}: has no losses yet; wait until the training has reported some")
-    score_name = next((name for name in VALIDATION_SCORES if any(name in fields for fields in validation)), "")
     return Curves(
         name=folder.resolve().name,
         training_loss=make_curve(training, "loss"),
         validation_loss=make_curve(validation, "loss"),
         perplexity=make_curve(validation, "ppl"),
-        validation_score=make_curve(validation, score_name),
+        validation_score=make_curve(validation, find_validation_score(validation)),
         test_score=read_test_score(folder),
     )
 
 
+def find_validation_score(lines: list[dict[str, float]]) -> str:
+    """Returns which score the log has for validations, "bleu" or "accuracy", or "" if it has none.
+
+    Args:
+        lines: the fields of each line of the log that reports a validation.
+    """
+    for name in VALIDATION_SCORES:
+        if any(name in fields for fields in lines):
+            return name
+    return ""
+
+
 def make_curve(lines: list[dict[str, float]], name: str) -> Curve:
-    """Returns the values of a field over the updates."""
-    with_field = [fields for fields in lines if name in fields]
-    return Curve([fields["num_updates"] for fields in with_field], [fields[name] for fields in with_field])
+    """Returns the values of one field of a log over the updates.
+
+    Args:
+        lines: the fields of each line, such as {"num_updates": 100, "loss": 11.1}.
+        name: the field to return; lines without it are skipped.
+    """
+    lines_with_field = [fields for fields in lines if name in fields]
+    updates = [fields["num_updates"] for fields in lines_with_field]
+    values = [fields[name] for fields in lines_with_field]
+    return Curve(updates, values)
 
 
 def read_test_score(folder: Path) -> Score | None:
@@ -97,16 +119,16 @@ def read_test_score(folder: Path) -> Score | None:
     file = folder / "evaluation" / "scores.json"
     if not file.exists():
         return None
-    figures = json.loads(file.read_text(encoding="utf-8"))["figures"]
+    metrics = json.loads(file.read_text(encoding="utf-8"))["figures"]
     for task in TASKS.values():
-        if task.metric in figures:
-            return Score(task.heading, figures[task.metric]["score"])
-    first = next(iter(figures.values()))  # a metric of GLUE or SuperGLUE
-    return Score(first["name"], first["score"])
+        if task.metric in metrics:
+            return Score(task.heading, metrics[task.metric]["score"])
+    first_metric = next(iter(metrics.values()))  # of GLUE or SuperGLUE
+    return Score(first_metric["name"], first_metric["score"])
 
 
 def draw(runs: list[Curves], out: Path) -> None:
-    """Draws the curves of some runs side by side, and writes the picture."""
+    """Draws losses, perplexities and scores of some runs in three panels side by side, and writes the picture."""
     import matplotlib
 
     matplotlib.use("Agg")  # which needs no screen
@@ -115,33 +137,45 @@ def draw(runs: list[Curves], out: Path) -> None:
     figure, panels = pyplot.subplots(1, 3, figsize=(15, 4.5), sharex=True, layout="constrained")
     loss_axes, perplexity_axes, score_axes = panels
     for number, run in enumerate(runs):
-        color = f"C{number % 10}"
-        style = "-" if number < 10 else "--"
-        loss_axes.plot(*run.training_loss, color=color, linestyle=style, alpha=0.35, linewidth=1)
-        loss_axes.plot(*run.validation_loss, color=color, linestyle=style, marker=".", label=run.name)
-        perplexity_axes.plot(*run.perplexity, color=color, linestyle=style, marker=".")
-        draw_scores(score_axes, run, color, style)
+        # matplotlib has ten colours, C0 to C9; further runs have the same colours and dashed lines
+        line = {"color": f"C{number % 10}", "linestyle": "-" if number < 10 else "--"}
+        loss_axes.plot(run.training_loss.updates, run.training_loss.values, alpha=0.35, linewidth=1, **line)
+        loss_axes.plot(run.validation_loss.updates, run.validation_loss.values, marker=".", label=run.name, **line)
+        perplexity_axes.plot(run.perplexity.updates, run.perplexity.values, marker=".", **line)
+        score_axes.plot(run.validation_score.updates, run.validation_score.values, **line)
+        if run.test_score is not None:
+            last_update = max([*run.training_loss.updates, *run.validation_loss.updates])
+            draw_test_score(score_axes, run.test_score, update=last_update, color=line["color"])
+    headings = {run.test_score.heading for run in runs if run.test_score is not None}
     loss_axes.set(title="loss: validation (training: pale)", xlabel="updates", ylabel="loss (bits per token)")
+    loss_axes.legend()
     perplexity_axes.set(title="perplexity on the validation set", xlabel="updates", yscale="log")
-    headings = {run.test_score.heading for run in runs if run.test_score}
     score_axes.set(title="score: test set (validation: line)", xlabel="updates", ylabel=" / ".join(sorted(headings)))
     score_axes.margins(y=0.15)  # room for the numbers beside the points
-    loss_axes.legend()
-    with whole(out) as (part,):
-        figure.savefig(part, dpi=100, format=out.suffix.removeprefix(".") or "png")
+    with whole(out) as (unfinished,):
+        figure.savefig(unfinished, dpi=100, format=out.suffix.removeprefix(".") or "png")
     pyplot.close(figure)
 
 
-def draw_scores(axes: Any, run: Curves, color: str, style: str) -> None:
-    """Draws a run's scores on the validation set as a line, and its score on the test set as a point at its end."""
-    axes.plot(*run.validation_score, color=color, linestyle=style)
-    if run.test_score:
-        last_update = max([*run.training_loss.updates, *run.validation_loss.updates])
-        axes.plot([last_update], [run.test_score.value], color=color, marker="o", linestyle="none")
-        axes.annotate(
-            f"{run.test_score.value:g}", (last_update, run.test_score.value), color=color,
-            textcoords="offset points", xytext=(-6, 6), ha="right",
-        )  # fmt: skip
+def draw_test_score(axes: Any, score: Score, update: float, color: str) -> None:
+    """Draws a score on the test set as a point, with its value to the upper left of the point.
+
+    Args:
+        axes: the panel of matplotlib.
+        score: the score.
+        update: the number of updates of the training.
+        color: the colour of the point and its value.
+    """
+    axes.plot([update], [score.value], color=color, marker="o", linestyle="none")
+    offset_in_points = (-6, 6)
+    axes.annotate(
+        f"{score.value:g}",
+        xy=(update, score.value),
+        xytext=offset_in_points,
+        textcoords="offset points",
+        ha="right",
+        color=color,
+    )
 
 
 if __name__ == "__main__":

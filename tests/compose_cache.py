@@ -1,26 +1,39 @@
 """A cache for Hydra's composition of fairseq's configuration, which takes half a second of every command.
 
-The overrides of a command are of two kinds: groups (``task=translation``), which say which schemas the configuration
-consists of, and values (``optimization.lr=[0.1]``). The tests run hundreds of commands with a few sets of groups.
+fairseq translates the flags of a command into Hydra's overrides, of which there are two kinds. A group, such as
+``task=translation``, chooses one of the schemas from which Hydra composes the configuration. This takes time. A value,
+such as ``optimization.lr=[0.1]``, sets an entry of the configuration. The tests run hundreds of commands with other
+values, but with only a few sets of groups. So the configuration of each set of groups is cached.
 """
 
 import copy
 import functools
+from typing import Any, NamedTuple
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf, open_dict
 
 
-class CachedCompose:
-    """Stands in for Hydra's `compose`: composes a set of groups once, and sets the values in a copy.
+class CachedConfig(NamedTuple):
+    """A configuration of Hydra, and the schemas from which it was composed."""
 
-    Whatever this cannot do, Hydra does, so that a user's mistake has Hydra's own error.
+    schemas: list[Any]
+    config: Any
+
+
+class CachedCompose:
+    """A function that replaces Hydra's `compose`: composes each set of groups once, and sets the values in a copy.
+
+    If an error occurs, Hydra's `compose` is called, so that a user's mistake leads to Hydra's own error.
+
+    Args:
+        compose: Hydra's function.
     """
 
     def __init__(self, compose):
         self.compose = compose
-        self.cache = {}  # {(name of the configuration, groups): (schemas, configuration)}
+        self.cache = {}  # {(name of the configuration, *groups): CachedConfig}
 
     def __call__(self, config_name, overrides, strict):
         try:
@@ -29,6 +42,7 @@ class CachedCompose:
             return self.compose(config_name, overrides=overrides, strict=strict)
 
     def compose_with_cache(self, config_name, overrides, strict):
+        """Returns a new configuration for the overrides; the arguments are those of Hydra's `compose`."""
         groups = [override for override in overrides if is_group(override)]
         values = [override for override in overrides if not is_group(override)]
         config = copy.deepcopy(self.compose_groups(config_name, groups, strict))
@@ -39,33 +53,37 @@ class CachedCompose:
         return config
 
     def compose_groups(self, config_name, groups, strict):
-        """Returns the configuration of groups without other overrides; not to be modified."""
+        """Returns the configuration of the groups, from the cache if possible. The caller must not change it."""
         key = (config_name, *groups)
         schemas = current_schemas(groups)
-        if key in self.cache:
-            cached_schemas, config = self.cache[key]
-            if all(cached is current for cached, current in zip(cached_schemas, schemas)):
-                return config
+        cached = self.cache.get(key)
+        if cached is not None and are_same_objects(cached.schemas, schemas):
+            return cached.config
         config = self.compose(config_name, overrides=groups, strict=strict)
-        self.cache[key] = schemas, config
+        self.cache[key] = CachedConfig(schemas, config)
         return config
 
 
 def is_group(override):
-    """Whether an override chooses a schema (``task=translation``) rather than sets a value (``task.data=x``)."""
+    """Returns whether an override chooses a schema (``task=translation``), instead of a value (``task.data=x``)."""
     key = override.split("=")[0]
     return "." not in key
 
 
+def are_same_objects(first, second):
+    """Returns whether two lists have the same objects in the same order."""
+    return len(first) == len(second) and all(a is b for a, b in zip(first, second))
+
+
 @functools.cache
 def parse_value(override):
-    """Returns the key and the value of an override, by Hydra's grammar."""
+    """Returns the key and the value of an override: ``optimization.lr=[0.1]`` -> ("optimization.lr", [0.1])."""
     parsed = OverridesParser.create().parse_override(override)
     return parsed.key_or_group, parsed.value()
 
 
 def current_schemas(groups):
-    """Returns the schemas that these groups have now. A test may have registered other ones by the same names."""
+    """Returns the schemas of these groups. A test may register another schema by the same name at any time."""
     repository = ConfigStore.instance().repo
     schemas = [repository.get("config.yaml")]
     for override in groups:

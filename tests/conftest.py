@@ -1,5 +1,12 @@
 """Options of the test suite, what it prints at the start and at the end, and the fixtures that several files use.
 
+The fixtures that tests name as parameters:
+
+- folders with data, which tests must not change: `data`, `monolingual`, `prepared_corpus`, `real_text`, and `make_once`
+  to make another one
+- changes that are undone after the test: `on_device`, `restore_registry`, `dry_run`, `recipes_environment`,
+  `programs_in_process`
+
 torch and fairseq are imported late, because the first process of pytest-xdist, which only gives out the tests to the
 workers, needs neither.
 """
@@ -60,7 +67,7 @@ def pytest_unconfigure(config):
 
 
 def is_worker():
-    """Whether this process is a worker of pytest-xdist, which has not started itself."""
+    """Returns whether this process is a worker of pytest-xdist, and not the process that has started the workers."""
     return "PYTEST_XDIST_WORKER" in os.environ
 
 
@@ -76,7 +83,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """Keeps the garbage collector from looking through all that torch and fairseq have imported again and again."""
+    """Saves time: the garbage collector need not look through the objects that were made by importing torch."""
     gc.collect()
     gc.freeze()
 
@@ -85,13 +92,13 @@ def pytest_collection_finish():
 
 
 def pytest_report_collectionfinish(config, items):
-    """Describes the run where this process runs the tests itself."""
+    """Returns the line that describes the run, which pytest prints if this process runs the tests itself."""
     return describe_run(config, tests=len(items), workers=1)
 
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist, which may not be installed
 def pytest_xdist_node_collection_finished(node, ids):
-    """Describes the run, once, where workers run the tests."""
+    """Prints the line that describes the run, once, if workers run the tests."""
     config = node.config
     if not hasattr(config, "is_described"):
         config.is_described = True
@@ -101,7 +108,8 @@ def pytest_xdist_node_collection_finished(node, ids):
 
 def describe_run(config, tests, workers):
     """Returns a line with the number of tests, the time of the whole suite, and the options that matter."""
-    words = [f"{tests} tests on {workers} worker" if workers == 1 else f"{tests} tests on {workers} workers"]
+    worker_count = "1 worker" if workers == 1 else f"{workers} workers"
+    words = [f"{tests} tests on {worker_count}"]
     is_whole_suite = config.args_source.name == "TESTPATHS" and not config.option.keyword and not config.option.markexpr
     if is_whole_suite:
         option = next((option for option in ("--all", "--kernels") if config.getoption(option)), "default")
@@ -134,7 +142,7 @@ def pytest_terminal_summary(terminalreporter, config):
 
 @pytest.fixture(autouse=True)
 def seed_random_numbers(request):
-    """Starts every test with the same random numbers, in any order and on any worker."""
+    """Sets the seed of torch, numpy and random before every test, so that a test does not depend on earlier tests."""
     import numpy as np
     import torch
 
@@ -146,7 +154,7 @@ def seed_random_numbers(request):
 
 @pytest.fixture(autouse=True, scope="session")
 def limit_torch_to_one_thread():
-    """Leaves the other cores to the other workers."""
+    """Lets torch use one core, so that the other workers can use the other cores."""
     import torch
 
     torch.set_num_threads(1)
@@ -154,7 +162,7 @@ def limit_torch_to_one_thread():
 
 @pytest.fixture(autouse=True, scope="session")
 def cache_configurations():
-    """Composes fairseq's configuration once per set of groups, which saves half a second of each command."""
+    """Saves half a second of each command of fairseq by reusing parts of its configuration; see compose_cache.py."""
     from compose_cache import CachedCompose
     from fairseq.dataclass import utils
 
@@ -164,7 +172,10 @@ def cache_configurations():
 
 @pytest.fixture(autouse=True, scope="session")
 def forget_seeds_of_gpus():
-    """Keeps torch, where there is no GPU, from storing a traceback for each seed that is set, for a GPU to come."""
+    """Saves memory on a machine without a GPU.
+
+    Whenever a seed is set, torch stores a traceback and the seed, in case a GPU is used later.
+    """
     import torch
 
     if torch.cuda.is_available():
@@ -179,7 +190,7 @@ def forget_seeds_of_gpus():
 
 @pytest.fixture
 def on_device(request):
-    """Makes new tensors on the device of the option --device."""
+    """Lets the test make its tensors on the device of the option --device: cpu or cuda."""
     import torch
 
     with torch.device(request.config.getoption("--device")):
@@ -188,7 +199,7 @@ def on_device(request):
 
 @pytest.fixture
 def restore_registry():
-    """Removes the functions that the test registers with @register_synthesizer, after it."""
+    """Lets the test register functions with @register_synthesizer, which are removed after the test."""
     from fairseq_synth.synthesizers import SYNTHESIZERS
 
     with mock.patch.dict(SYNTHESIZERS):
@@ -197,23 +208,23 @@ def restore_registry():
 
 @pytest.fixture
 def dry_run(monkeypatch):
-    """Sets DRY_RUN=1: the commands of recipes/ only print what they would run."""
+    """Sets the environment variable DRY_RUN=1, so that the commands of recipes/ only print what they would run."""
     monkeypatch.setenv("DRY_RUN", "1")
 
 
 @pytest.fixture
 def recipes_environment(monkeypatch):
-    """Restores, after the test, the environment variables that the commands of recipes/ set."""
+    """Lets the test call commands of recipes/: the environment variables that they set are restored after the test."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     for name in ("SACREBLEU", "MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_"):
-        # what monkeypatch has deleted once, it restores even if the test sets it
+        # monkeypatch restores only variables that it has changed itself
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
 
 
 @pytest.fixture
 def programs_in_process(recipes_environment):
-    """Lets recipes/ call fairseq-train, fairseq-preprocess etc. in this process, which saves their imports."""
+    """Lets the commands of recipes/ call fairseq-train, fairseq-preprocess etc. in this process, which saves time."""
     from helpers import run_programs_in_process
 
     with run_programs_in_process():
@@ -225,16 +236,17 @@ def programs_in_process(recipes_environment):
 
 @pytest.fixture(scope="session")
 def make_once(tmp_path_factory):
-    """Provides ``make_once(name, make)``: a folder that all workers share, and that one of them fills by make(folder).
+    """Provides a function ``make_once(name, make)``, which returns a folder that all workers share.
 
-    Tests must not write into such a folder.
+    The first test that asks for the folder `name` fills it by calling make(folder). Tests must not write into it.
     """
     base = tmp_path_factory.getbasetemp()
     if is_worker():
-        base = base.parent  # that of all workers
+        base = base.parent  # the folder of all workers
 
     def make_once(name, make):
-        folder, finished = base / name, base / f"{name}.finished"
+        folder = base / name
+        finished = base / f"{name}.finished"
         with open(base / f"{name}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not finished.exists():
@@ -249,10 +261,11 @@ def make_once(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def data(make_once):
-    """A folder with a few hundred pairs of sentences: the target (de) is the source (en) backwards.
+    """A folder with data for translation: random English sentences, whose German translation is the same backwards.
 
-    It has the text ({train,valid,test}.{en,de}), and in ``bin`` the binarised data with the subsets train, valid, test
-    and test1. The sentences of test1 are longer than the models of the tests allow.
+    It has the text in the files train.en, train.de, valid.en, valid.de, test.en and test.de. The subfolder ``bin`` has
+    the same text as fairseq-preprocess binarises it, and a subset test1, whose sentences are longer than the small
+    models of the tests allow. The sizes are 300, 13, 21 and 3 sentences.
     """
     from helpers import make_data
 
@@ -261,7 +274,7 @@ def data(make_once):
 
 @pytest.fixture(scope="session")
 def monolingual(make_once, data):
-    """A folder with the source sentences of `data`, binarised as language models and encoders read them."""
+    """A folder with the English sentences of `data`, binarised for language models and encoders: train and valid."""
     from fairseq_cli import preprocess
     from helpers import run_cli
 
@@ -277,7 +290,10 @@ def monolingual(make_once, data):
 
 @pytest.fixture(scope="session")
 def prepared_corpus(make_once):
-    """Provides ``prepared_corpus(name)``: the folder that prepare.sh makes of a small corpus of small_text.PREPARED."""
+    """Provides a function ``prepared_corpus(name)``, which returns a folder that scripts/prepare.sh has made.
+
+    `name` is one of the small corpora in the dictionary PREPARED of small_text.py.
+    """
     from helpers import run_programs_in_process
     from small_text import PREPARED, prepare
 
@@ -298,7 +314,10 @@ def prepared_corpus(make_once):
 
 @pytest.fixture
 def real_text(request):
-    """Provides ``real_text(name)``: that subfolder of --corpora. Without it the test is skipped."""
+    """Provides a function ``real_text(name)``, which returns a subfolder of the folder --corpora with real text.
+
+    Without this subfolder, the test is skipped.
+    """
 
     def find_folder(name):
         corpora = request.config.getoption("--corpora")

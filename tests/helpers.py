@@ -1,4 +1,9 @@
-"""Functions and constants that several test files use: small models and data, command lines, and checks.
+"""Functions and constants that several test files use.
+
+- Small models and data: `make_attention`, `make_model`, `make_synth`, `make_dictionary`, `make_data`, `make_text`.
+- Commands: `run_cli` runs a command of fairseq in this process, `train_model` runs fairseq-train, `run_program` runs a
+  command in a process of its own, and `run_script` runs a file of scripts/.
+- Expected errors: `get_error_line` for commands of fairseq, `assert_refused` for functions of recipes/.
 
 Importing this file registers the plugin, so that fairseq knows the architectures of this project.
 """
@@ -38,50 +43,58 @@ from fairseq_synth.synthesizers import SYNTHESIZERS, Synthesizer
 from recipes.steps import ROOT, UserError
 
 fairseq_synth.register()
-# flags of fairseq's commands: the plugin; the size of a small model for translation; a short training
+# flags of fairseq's commands: which plugin to load
 USER_DIR = ["--user-dir", str(ROOT / "fairseq_synth")]
+# flags of fairseq-train: the sizes of a small model for translation, which takes sentences of up to 24 tokens
 SMALL = (
     "--encoder-layers 2 --decoder-layers 2 --encoder-embed-dim 16 --decoder-embed-dim 16 --encoder-ffn-embed-dim 32 "
     "--decoder-ffn-embed-dim 32 --encoder-attention-heads 2 --decoder-attention-heads 2 --synth-max-length 24 "
     "--share-all-embeddings --dropout 0.1"
 ).split()
+# flags of fairseq-train: a short training that logs each update in JSON, for `read_losses`
 RECIPE = (
     "--optimizer adam --lr 0.01 --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --max-tokens 200 "
     "--num-workers 0 --no-progress-bar --log-format json --log-interval 1 --seed 7"
 ).split()
-# For a process that ends after an update or two. fairseq's thread that loads batches ahead may still be at work then,
-# and a thread inside PyTorch aborts the process when Python ends.
+# flags of fairseq-train for a process that ends after an update or two. fairseq's thread that loads batches ahead may
+# still be at work then, and a thread inside PyTorch aborts the process when Python ends.
 NO_THREAD = ["--data-buffer-size", "0"]
-# {kind of model: the architecture that the tests build, and fairseq's architecture of the same size}
+# For each kind of model: a Synthesizer's architecture, and fairseq's own architecture of the same size.
 KINDS = {
     "translation": ("transformer_synth_random_vanilla_multi30k", "transformer_multi30k"),
     "language_model": ("transformer_lm_synth_random_vanilla_ptb", "transformer_lm_ptb"),
     "encoder": ("roberta_synth_random_vanilla_agnews", "roberta_agnews"),
 }
-# {kind of model: its stacks of layers}
+# For each kind of model: its stacks of layers, which begin the names of its flags (--encoder-synthesizer).
 SIDES = {"translation": ("encoder", "decoder"), "language_model": ("decoder",), "encoder": ("encoder",)}
-TEST_SENTENCES = 21  # in the test set of the fixture `data`; not a multiple of 8
-# Commands that start a worker process to load data. From the second call in one process on, ending it takes 5 seconds.
+TEST_SENTENCES = (
+    21  # the size of the test set of the fixture `data`; not a multiple of 8, of which fairseq makes batches
+)
+# The commands that start a worker process to load data, which `run_cli` prevents: from the second call in one process
+# on, ending such a worker takes 5 seconds.
 READERS = (generate.cli_main, interactive.cli_main, validate.cli_main, eval_lm.cli_main)
-# What --encoder-synthesizer may name: every function alone and mixed with the next one, every mixture that has an
-# architecture, and one mixture of three. A new function is covered as soon as it is registered.
+# Values of --encoder-synthesizer that tests go through: NAMES has every function. SPECS also has a mixture of each
+# function with the next one, every mixture that has an architecture, and one mixture of three functions. A new function
+# is covered as soon as it is registered.
 NAMES = list(SYNTHESIZERS)
 SPECS = [*NAMES, *(f"{a}+{b}" for a, b in zip(NAMES, NAMES[1:])), "random+dense+vanilla"]
 SPECS += [spec for spec in VARIANTS if spec not in SPECS]
 
 
 class Distance(Synthesizer):
-    """A function that the paper does not have: ``S_ij = -|i - j|``, without parameters or a longest length."""
+    """A new function for tests of registering one: ``S_ij = -|i - j|``, without parameters and for any length."""
 
     has_max_length = False
 
     def forward(self, inputs):
-        rows, columns = torch.arange(inputs.start, inputs.start + inputs.x.size(0)), torch.arange(inputs.src_len)
-        return [Bias(-(rows[:, None] - columns).abs().float()[None, None])]
+        query_positions = torch.arange(inputs.start, inputs.start + inputs.x.size(0))
+        key_positions = torch.arange(inputs.src_len)
+        distances = (query_positions[:, None] - key_positions[None, :]).abs().float()  # (T, S)
+        return [Bias(-distances[None, None])]  # (1, 1, T, S)
 
 
 class Columns(Synthesizer):
-    """A function that the paper does not have: ``S_ij = c_j``, so that all rows are equal."""
+    """A new function for tests of registering one: ``S_ij = c_j`` with a parameter c, so that all rows are equal."""
 
     def __init__(self, num_heads, head_dim, max_length, rank):
         super().__init__(num_heads, head_dim, max_length, rank)
@@ -108,7 +121,7 @@ def future_mask(length, dtype=torch.float32):
 
 
 def padding_mask(lengths):
-    """Returns a mask (B, S) for sentences of these lengths, which is true for the padding behind them."""
+    """Returns a mask (B, S) for sentences of these lengths, which is True where a sentence has ended."""
     return torch.arange(max(lengths))[None] >= torch.tensor(lengths)[:, None]
 
 
@@ -117,7 +130,17 @@ def make_attention(
 ):
     """Returns a self-attention with the function `spec`, such as "random+vanilla", in each of its heads.
 
-    Its parameters are moved away from initial values that would hide a mistake, such as zeros and equal weights.
+    Noise is added to its parameters, because initial values such as zeros and equal weights could hide a mistake.
+
+    Args:
+        spec: the functions of the heads, as --encoder-synthesizer takes them.
+        mixture: how a mixture weighs its functions, --synth-mixture.
+        embed_dim, num_heads: the sizes of the attention.
+        max_length: the longest sentence, --synth-max-length.
+        rank: the rank of the factorized functions.
+        seed: the seed of the initial values and of the noise.
+        beyond_length: what happens to longer sentences, --synth-beyond-length.
+        kwargs: the other arguments of `SyntheticAttention`.
     """
     torch.manual_seed(seed)
     groups = parse_heads(spec, num_heads)
@@ -130,15 +153,27 @@ def make_attention(
 
 
 def make_task(words=40, tokens_per_sample=24):
-    """Returns an object with all that a model asks of its task."""
+    """Returns an object that stands in for fairseq's task when a model is built: dictionaries and the longest row."""
     dictionary = make_dictionary(words)
-    names = ("source_dictionary", "target_dictionary", "dictionary", "output_dictionary")
-    cfg = SimpleNamespace(tokens_per_sample=tokens_per_sample)
-    return SimpleNamespace(**dict.fromkeys(names, dictionary), max_positions=lambda: tokens_per_sample, cfg=cfg)
+    return SimpleNamespace(
+        source_dictionary=dictionary,
+        target_dictionary=dictionary,
+        dictionary=dictionary,
+        output_dictionary=dictionary,
+        max_positions=lambda: tokens_per_sample,
+        cfg=SimpleNamespace(tokens_per_sample=tokens_per_sample),
+    )
 
 
 def make_model(arch="transformer_synth_random_vanilla_multi30k", seed=1, words=40, **flags):
-    """Returns a small model of an architecture in eval mode, with its initial weights. flags: as --arch has them."""
+    """Returns a small model with its initial weights, in eval mode.
+
+    Args:
+        arch: the architecture, as --arch takes it. fairseq's own architectures can be given too.
+        seed: the seed of the initial weights.
+        words: the number of words in its dictionary.
+        flags: other flags of fairseq-train, such as encoder_layers=3 for --encoder-layers 3.
+    """
     sizes = dict(
         encoder_embed_dim=16,
         encoder_ffn_embed_dim=24,
@@ -162,28 +197,45 @@ def make_model(arch="transformer_synth_random_vanilla_multi30k", seed=1, words=4
 
 
 def used_weights(state_dict):
-    """Returns the weights that a model uses, without the copies and the buffer of fairseq 0.12.2 that nothing reads."""
-    dead = (*FAST_PATH_COPIES, "_float_tensor")
-    return {name: weight for name, weight in state_dict.items() if name.split(".")[-1] not in dead}
+    """Returns a state dict without the entries that no model reads, which fairseq 0.12.2 adds to it."""
+    unused_names = (*FAST_PATH_COPIES, "_float_tensor")
+    return {name: weight for name, weight in state_dict.items() if name.split(".")[-1] not in unused_names}
 
 
 def make_synth(spec, kind="translation", **flags):
-    """Returns a small model of a kind with the functions `spec` in every layer, its weights moved by `perturb`."""
+    """Returns a small Synthesizer in eval mode, with noise added to its weights.
+
+    Args:
+        spec: the functions of the heads of every layer, such as "random+vanilla".
+        kind: a key of KINDS: "translation", "language_model" or "encoder".
+        flags: other flags of fairseq-train, such as encoder_layers=3 for --encoder-layers 3.
+    """
     sides = {f"{side}_synthesizer": spec for side in SIDES[kind]}
     return perturb(make_model(KINDS[kind][0], **{**sides, **flags}))
 
 
 def compute_logits(model, source, target):
-    """Runs a model of any kind; returns its logits (B, T, words) and the tokens (B, T) that its rows belong to."""
-    names = {base.__name__ for base in type(model).__mro__}
-    if "FairseqEncoderDecoderModel" in names:
-        return model(source, None, target)[0], target
-    tokens = target if "FairseqLanguageModel" in names else source
-    return model(tokens)[0], tokens
+    """Runs a model of any kind; returns its logits (B, T, words) and the tokens (B, T) that they belong to.
+
+    Args:
+        model: a translation model, a language model or an encoder.
+        source: (B, S), the tokens that an encoder reads; not used for a language model.
+        target: (B, T), the tokens that a decoder reads; not used for an encoder.
+    """
+    base_classes = {base.__name__ for base in type(model).__mro__}
+    if "FairseqEncoderDecoderModel" in base_classes:
+        logits, _extra = model(source, None, target)
+        return logits, target
+    tokens = target if "FairseqLanguageModel" in base_classes else source
+    logits, _extra = model(tokens)
+    return logits, tokens
 
 
 def perturb(model, seed=3, std=0.3):
-    """Adds noise to all parameters but the embeddings, so that a bias of 0 or an even mixture hides no mistake."""
+    """Adds noise to the parameters of a model, except to the embeddings, and returns the same model.
+
+    Otherwise initial values, such as a bias of 0 or a mixture with equal weights, could hide a mistake.
+    """
     torch.manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -193,7 +245,13 @@ def perturb(model, seed=3, std=0.3):
 
 
 def pad_batch(sentences, left, pad=1):
-    """Returns lists of token numbers as one batch (B, T), padded on the left or on the right."""
+    """Returns sentences, which are lists of token numbers, as one batch (B, T).
+
+    Args:
+        sentences: the sentences.
+        left: whether the padding is on the left; otherwise it is on the right.
+        pad: the number of the padding token.
+    """
     width = max(len(sentence) for sentence in sentences)
     batch = torch.full((len(sentences), width), pad)
     for row, sentence in zip(batch, sentences):
@@ -203,9 +261,13 @@ def pad_batch(sentences, left, pad=1):
 
 
 def run_cli(main, *argv, stdin=None, form=None):
-    """Runs a command, such as fairseq_cli.train.cli_main, in this process, and returns what it printed and logged.
+    """Runs a command of fairseq in this process; returns a pair of strings: what it printed, and what it logged.
 
-    argv: its arguments. stdin: what it reads from standard input. form: logging's format of a line of the log.
+    Args:
+        main: the function of the command, such as fairseq_cli.train.cli_main.
+        argv: the arguments of the command; they are converted to strings.
+        stdin: the text that it reads from standard input.
+        form: the format of a line of the log, as for logging.Formatter; by default only the message.
     """
     if main in READERS:
         argv = (*argv, "--num-workers", "0")
@@ -233,7 +295,7 @@ def run_cli(main, *argv, stdin=None, form=None):
 
 
 def get_error_line(main, *argv, stdin=None):
-    """Runs a command that fails, as `run_cli` does, and returns the one line that a user sees of its error."""
+    """Runs a command that has to fail, as `run_cli` does; returns the one line in which a user sees its error."""
     with pytest.raises(BaseException) as error:
         run_cli(main, *argv, stdin=stdin)
     line = explain(error.value)
@@ -242,9 +304,13 @@ def get_error_line(main, *argv, stdin=None):
 
 
 def run_program(name, *argv, check=True, **kwargs):
-    """Runs fairseq-NAME in its own, warm process and returns its CompletedProcess; check: it has to succeed.
+    """Runs a command of fairseq in a process of its own, and returns a subprocess.CompletedProcess.
 
-    kwargs: of `warm.run`.
+    Args:
+        name: "train" for fairseq-train, "generate" for fairseq-generate, and so on.
+        argv: the arguments of the command.
+        check: whether the command has to succeed.
+        kwargs: the other arguments of `warm.run`, which starts the process.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     code = f"import sys; from fairseq_cli.{name} import cli_main; sys.exit(cli_main())"
@@ -255,7 +321,14 @@ def run_program(name, *argv, check=True, **kwargs):
 
 
 def make_text(prefix, sentences, shortest=1, longest=12, target=reversed):
-    """Writes sentences of random words to PREFIX.en, and what `target` returns for each to PREFIX.de."""
+    """Writes random sentences to PREFIX.en and PREFIX.de, always the same ones for the same file name.
+
+    Args:
+        prefix: a path without the language.
+        sentences: how many sentences to write.
+        shortest, longest: the bounds of the number of words in a sentence.
+        target: returns the words of the German sentence for those of the English one; by default the reversed sentence.
+    """
     rng = random.Random(str(prefix.name))
     with open(f"{prefix}.en", "w") as en, open(f"{prefix}.de", "w") as de:
         for _ in range(sentences):
@@ -265,7 +338,7 @@ def make_text(prefix, sentences, shortest=1, longest=12, target=reversed):
 
 
 def make_data(folder):
-    """Fills the folder of the fixture `data`: text, and binarised data in its subfolder bin."""
+    """Fills the folder of the fixture `data`, which describes its contents, and returns the folder."""
     for split, sentences in [("train", 300), ("valid", 13), ("test", TEST_SENTENCES)]:
         make_text(folder / split, sentences)
     make_text(folder / "long", 3, shortest=30, longest=30)
@@ -276,13 +349,22 @@ def make_data(folder):
 
 
 def train_model(data, save, *flags, arch="transformer_synth_random_vanilla_multi30k", small=SMALL, main=train.cli_main):
-    """Trains a small model of DATA/bin with fairseq-train in this process, and returns the log. save: --save-dir."""
+    """Trains a small model with fairseq-train in this process, and returns the log.
+
+    Args:
+        data: the folder of the fixture `data`, or another one with binarised data in its subfolder bin.
+        save: the folder for the checkpoints, --save-dir.
+        flags: other flags of fairseq-train; they take precedence.
+        arch: the architecture, --arch.
+        small: the flags that set the sizes of the model.
+        main: the function of the command; tests can pass a changed one.
+    """
     argv = [data / "bin", *USER_DIR, "--arch", arch, *small, *RECIPE, "--save-dir", save, *flags]
     return run_cli(main, *argv)[1]
 
 
 def read_losses(log):
-    """Returns the losses of a training's log (--log-format json), as {number of updates: loss as it is printed}."""
+    """Returns the training losses in the log of `train_model`: {number of updates: the loss as it is printed}."""
     losses = {}
     for line in re.findall(r"\{.*\"train_wall\".*\}$", log, flags=re.M):
         record = json.loads(line)
@@ -292,31 +374,42 @@ def read_losses(log):
 
 
 def run_script(name, *argv, env=None, **kwargs):
-    """Runs scripts/NAME, or another program by its path; returns its CompletedProcess. env: additional variables."""
+    """Runs a file of scripts/ in a process of its own, and returns a subprocess.CompletedProcess.
+
+    Args:
+        name: the name of the file, such as "train.sh", or the path of another program.
+        argv: the arguments; they are converted to strings.
+        env: environment variables in addition to those of this process.
+        kwargs: the other arguments of subprocess.run.
+    """
     command = [ROOT / "scripts" / name, *map(str, argv)]
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **(env or {})}, **kwargs)
 
 
 def assert_refused(function, *argv, part):
-    """Checks that function([*argv]) raises a UserError whose message is one line that matches `part`.
+    """Checks that a command of recipes/ raises a UserError whose message is one line that matches `part`.
 
-    part: a regular expression, or several that all have to match somewhere.
+    Args:
+        function: the function of the command, such as recipes.train.main; it takes a list of arguments.
+        argv: the arguments; they are converted to strings.
+        part: a regular expression that has to match somewhere in the message, or several of them.
     """
     with pytest.raises(UserError) as error:
-        function(list(map(str, argv)))
+        function([str(argument) for argument in argv])
     message = str(error.value)
     assert "\n" not in message, message
-    for pattern in [part] if isinstance(part, str) else part:
+    patterns = [part] if isinstance(part, str) else part
+    for pattern in patterns:
         assert re.search(pattern, message), message
 
 
 def flag_value(line, name):
-    """Returns the value of a flag in a line with a command: the last one, as argparse does."""
+    """Returns the value of a flag in a printed command: the last one if the flag occurs twice, as argparse does."""
     return re.findall(rf" {name} (\S+)", line)[-1]
 
 
 def wait_for(condition, seconds=120):
-    """Waits until condition() is true; fails after so many seconds."""
+    """Waits until condition() returns a true value; fails the test if that takes longer than `seconds`."""
     deadline = time.time() + seconds
     while not condition():
         assert time.time() < deadline, f"not within {seconds} seconds"
@@ -324,23 +417,27 @@ def wait_for(condition, seconds=120):
 
 
 def children(pid):
-    """Returns the numbers of the processes that a process has started and that have not ended."""
-    return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+    """Returns the process numbers of the children of the process `pid`."""
+    numbers = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(number) for number in numbers]
 
 
 def is_alive(pid):
-    """Whether a process is at work: it has not ended, and is no zombie either."""
+    """Returns whether the process `pid` has not ended yet. A zombie has ended."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        status = Path(f"/proc/{pid}/stat").read_text()  # "PID (NAME) STATE …", where NAME may have spaces
     except OSError:
         return False
+    state = status.rpartition(")")[2].split()[0]
+    return state != "Z"
 
 
 @contextlib.contextmanager
 def run_programs_in_process():
-    """Lets recipes/ call fairseq-train, fairseq-preprocess etc. in this process, as long as the context is open.
+    """Lets recipes/ call fairseq-train, fairseq-preprocess etc. in this process in the body of a with statement.
 
-    Some tests of the whole way, such as test_any_locale, start the programs themselves.
+    This saves the time in which a new process imports torch and fairseq. Only a few tests start the programs in
+    processes of their own, as users do, for example test_any_locale.
     """
     from recipes import prepare, score, steps
     from recipes import train as recipes_train
@@ -354,7 +451,10 @@ def run_programs_in_process():
     }
 
     def run(argv, log=None, watch=None):
-        """Stands in for recipes.steps.run; writes the log, but calls no `watch` for its lines."""
+        """Replaces recipes.steps.run: calls the function of the program, and writes what it prints to the file `log`.
+
+        Unlike the original, it does not call `watch` for the lines of the log.
+        """
         program, *arguments = argv
         if str(program) not in programs or steps.dry_run():
             return steps.run(argv, log, watch)

@@ -1,4 +1,4 @@
-"""The repairs of the host, each with the symptom it is for, and the one-line errors."""
+"""The workarounds for bugs of fairseq in fairseq_synth/host/, and the one-line errors in place of tracebacks."""
 
 import argparse
 import errno
@@ -61,20 +61,20 @@ from fairseq_synth.host.needed.loading import weights_only
 @pytest.mark.parametrize("sentences", [0, 1, 5, 8, 100, 3003])
 @pytest.mark.parametrize("limits", [dict(max_sentences=16), dict(max_tokens=64), dict(max_tokens=64, max_sentences=8)])
 def test_no_sentence_is_dropped(sentences, limits):
-    """fairseq after 0.12.2 drops n mod 8 sentences; batches are otherwise the host's."""
+    """fairseq after 0.12.2 drops the last n mod 8 of n sentences. All batches but the last have a multiple of 8."""
     indices = np.random.RandomState(0).permutation(sentences)
     sizes = np.random.RandomState(1).randint(1, 9, size=sentences)
     batches = data_utils.batch_by_size(
         indices, lambda i: sizes[i], num_tokens_vec=sizes, required_batch_size_multiple=8, **limits
     )
     assert np.concatenate([*batches, []]).tolist() == indices.tolist()
-    assert all(len(b) % 8 == 0 or len(b) < 8 or b is batches[-1] for b in batches)
-    assert all(len(b) <= limits.get("max_sentences", 10**6) for b in batches)
+    assert all(len(batch) % 8 == 0 or len(batch) < 8 or batch is batches[-1] for batch in batches)
+    assert all(len(batch) <= limits.get("max_sentences", 10**6) for batch in batches)
 
 
 @pytest.mark.parametrize("exported", [False, True])
 @pytest.mark.parametrize(
-    "ngram, forbidden",
+    "size, forbidden",  # each forbidden token as [hypothesis, token]
     [
         (1, [[0, 7], [0, 8], [0, 9], [1, 3], [1, 4], [1, 6], [1, 8], [2, 5]]),
         (2, [[0, 9], [1, 6], [2, 5]]),
@@ -83,75 +83,89 @@ def test_no_sentence_is_dropped(sentences, limits):
         (6, []),
     ],
 )
-def test_repeated_ngrams_are_found(ngram, forbidden, exported):
-    """In a buffer with five tokens after the first column, 9 would complete 7 8 9 again, and 6 the pair 8 6.
+def test_repeated_ngrams_are_forbidden(size, forbidden, exported):
+    """The buffer has the end of sentence, five tokens of the output so far, and padding.
 
-    The last sentence has five equal tokens: a sixth would repeat an n-gram of any size up to 5. The end of sentence in
-    the first column is none of them: were it forbidden, no sentence could end.
+    In the first hypothesis, 9 would repeat the trigram 7 8 9. In the second one, 6 would repeat the bigram 8 6. In the
+    third one, a sixth 5 would repeat an n-gram of any size up to 5. The end of sentence in the first column does not
+    count, because no sentence could end if it were forbidden.
     """
-    tokens = torch.full((3, 10), 1)
-    tokens[:, 0] = 2
+    padding, end_of_sentence = 1, 2
+    tokens = torch.full((3, 10), padding)
+    tokens[:, 0] = end_of_sentence
     tokens[:, 1:6] = torch.tensor([[7, 8, 9, 7, 8], [3, 8, 6, 4, 8], [5, 5, 5, 5, 5]])
-    block = NGramRepeatBlock(ngram, use_extension=False)
-    log_probs = (torch.jit.script(block) if exported else block)(tokens, torch.zeros(3, 12), 1, 3, 5)
+    block = NGramRepeatBlock(size, use_extension=False)
+    if exported:
+        block = torch.jit.script(block)
+    log_probs = block(tokens, lprobs=torch.zeros(3, 12), bsz=1, beam_size=3, step=5)
     assert log_probs.isinf().nonzero().tolist() == forbidden
 
 
-def test_fixed_shapes_are_left_alone():
-    shapes = [(4, 8)]
-    batches = data_utils.batch_by_size(np.arange(10), lambda i: 8, fixed_shapes=shapes)
-    assert all(len(b) <= 4 for b in batches)
+def test_batches_of_fixed_shapes_are_not_changed():
+    four_sentences_of_eight_tokens = (4, 8)
+    batches = data_utils.batch_by_size(np.arange(10), lambda i: 8, fixed_shapes=[four_sentences_of_eight_tokens])
+    assert all(len(batch) <= 4 for batch in batches)
 
 
-def bucketed(lengths, buckets):
-    """A corpus whose sources have `lengths` tokens and whose targets have three tokens less, in buckets."""
+def make_bucketed_dataset(source_lengths, buckets):
+    """Returns a data set in buckets. Its targets have three tokens less than its sources, but at least one."""
     dictionary = make_dictionary()
-    sources = [torch.full((n,), 5) for n in lengths]
-    targets = [torch.full((max(n - 3, 1),), 5) for n in lengths]
-    sizes = [list(map(len, side)) for side in (sources, targets)]
+    target_lengths = [max(length - 3, 1) for length in source_lengths]
     return LanguagePairDataset(
-        sources, sizes[0], dictionary, targets, sizes[1], dictionary, num_buckets=buckets, shuffle=False
+        src=[torch.full((length,), 5) for length in source_lengths],
+        src_sizes=list(source_lengths),
+        src_dict=dictionary,
+        tgt=[torch.full((length,), 5) for length in target_lengths],
+        tgt_sizes=target_lengths,
+        tgt_dict=dictionary,
+        num_buckets=buckets,
+        shuffle=False,
     )
 
 
 @pytest.mark.parametrize("buckets", [1, 3, 100])
 @pytest.mark.parametrize("limits", [(24, 24), (24, 10), (1024, 24), 24, (24, float("inf")), (1024, 1024)])
 def test_buckets_lose_no_sentence(buckets, limits):
-    """A sentence is skipped if it is too long, and not if its bucket is; what is padded fits the model."""
-    dataset = bucketed(range(1, 31), buckets)
-    kept, ignored = dataset.filter_indices_by_size(dataset.ordered_indices(), limits)
-    source, target = limits if isinstance(limits, tuple) else (limits, limits)
-    fitting = [i for i in range(30) if i + 1 <= source and max(i - 2, 1) <= target]
-    assert sorted(kept) == fitting and sorted([*kept, *ignored]) == list(range(30))
+    """A sentence is skipped if it is too long, but not if its bucket is. Padded sentences fit the model too."""
+    dataset = make_bucketed_dataset(
+        range(1, 31), buckets
+    )  # sentence i has i + 1 source and max(i - 2, 1) target tokens
+    kept, skipped = dataset.filter_indices_by_size(dataset.ordered_indices(), limits)
+    max_source, max_target = limits if isinstance(limits, tuple) else (limits, limits)
+    fitting = [i for i in range(30) if i + 1 <= max_source and max(i - 2, 1) <= max_target]
+    assert sorted(kept) == fitting and sorted([*kept, *skipped]) == list(range(30))
     batches = dataset.batch_by_size(kept, max_tokens=100)
     assert sorted(np.concatenate(batches)) == fitting
     for batch in batches:
         collated = dataset.collater([dataset[i] for i in batch])
-        assert collated["net_input"]["src_tokens"].size(1) <= source and collated["target"].size(1) <= target
-        assert len(batch) * max(collated["net_input"]["src_tokens"].size(1), collated["target"].size(1)) <= 100
+        padded_source = collated["net_input"]["src_tokens"].size(1)
+        padded_target = collated["target"].size(1)
+        assert padded_source <= max_source and padded_target <= max_target
+        assert len(batch) * max(padded_source, padded_target) <= 100
         assert collated["ntokens"] == sum(max(i - 2, 1) for i in batch)
 
 
 def test_buckets_are_percentiles():
     assert data_utils.get_buckets(np.arange(1, 101), 4).tolist() == [25, 50, 75, 100]
-    assert bucketed(range(1, 101), 4).src.buckets.tolist() == [25, 50, 75, 100]
+    assert make_bucketed_dataset(range(1, 101), 4).src.buckets.tolist() == [25, 50, 75, 100]
 
 
-def test_numpy_compat():
+def test_numpy_has_the_function_that_fairseq_calls():
     assert np.compat.long(3) == 3
 
 
 @pytest.mark.skipif(not hasattr(torch.serialization, "safe_globals"), reason="torch without an allow-list")
 class TestSafeLoading:
-    def roundtrip(self, tmp_path, value):
+    def save_and_load(self, tmp_path, value):
+        """Returns a value after it was saved to x.pt and loaded by torch."""
         torch.save(value, tmp_path / "x.pt")
         return torch.load(tmp_path / "x.pt")
 
-    def test_what_checkpoints_hold(self, tmp_path):
-        """The Namespace of a stock model, and the arrays that --eval-bleu logs, in either numpy's naming."""
-        assert self.roundtrip(tmp_path, argparse.Namespace(a=1)).a == 1
+    def test_types_of_checkpoints_are_loaded(self, tmp_path):
+        """Stock models have a Namespace in their checkpoints, and --eval-bleu logs arrays and numbers of numpy."""
+        assert self.save_and_load(tmp_path, argparse.Namespace(a=1)).a == 1
         for value in (np.array([1, 2]), np.array(0.5), np.float64(0.5), np.int64(3)):
-            assert (self.roundtrip(tmp_path, {"v": value})["v"] == value).all()
+            assert (self.save_and_load(tmp_path, {"v": value})["v"] == value).all()
 
     @pytest.mark.parametrize("function", [os.system, print, eval, subprocess.Popen])
     def test_code_is_not_run(self, tmp_path, function):
@@ -160,8 +174,8 @@ class TestSafeLoading:
                 return function, (f"touch {tmp_path}/ran",)
 
         with pytest.raises(pickle.UnpicklingError):
-            self.roundtrip(tmp_path, {"model": Hostile()})
-        # also where the host asks for unsafe loading
+            self.save_and_load(tmp_path, {"model": Hostile()})
+        # nor if fairseq asks for unsafe loading
         with pytest.raises(pickle.UnpicklingError), weights_only():
             torch.load(tmp_path / "x.pt", weights_only=False)
         torch.save({"model": Hostile()}, tmp_path / "hostile.pt")
@@ -169,16 +183,16 @@ class TestSafeLoading:
             fairseq.checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "hostile.pt"))
         assert not (tmp_path / "ran").exists()
 
-    def test_config_types_only_while_broadcasting(self, tmp_path):
-        """The resume of several processes needs the config's types; files never do."""
+    def test_types_of_a_config_are_refused_in_files(self, tmp_path):
+        """They are only allowed while several processes exchange a config, which another test covers."""
         from omegaconf import OmegaConf
 
         with pytest.raises(pickle.UnpicklingError):
-            self.roundtrip(tmp_path, OmegaConf.create({"a": 1}))
+            self.save_and_load(tmp_path, OmegaConf.create({"a": 1}))
 
 
-def unreadable(path):
-    """The one line about a checkpoint that cannot be loaded."""
+def load_unreadable(path):
+    """Loads a checkpoint that cannot be loaded, and returns the one line of the error, which begins with its name."""
     with pytest.raises(SynthesizerError) as caught:
         fairseq.checkpoint_utils.load_checkpoint_to_cpu(str(path))
     line = str(caught.value)
@@ -188,40 +202,40 @@ def unreadable(path):
 
 @pytest.mark.skipif(not hasattr(torch.serialization, "safe_globals"), reason="torch without an allow-list")
 @pytest.mark.parametrize("reference", [os.system, eval, SynthesizerError])
-def test_what_is_refused_is_named(tmp_path, reference):
-    """The type that is not allowed, and not torch's advice to load the file without a check."""
+def test_a_refused_type_is_named(tmp_path, reference):
+    """The line names the type that is not allowed, and does not repeat torch's advice to load without a check."""
     torch.save({"model": reference}, tmp_path / "hostile.pt")
-    line = unreadable(tmp_path / "hostile.pt")
+    line = load_unreadable(tmp_path / "hostile.pt")
     assert re.search(f"it holds ([a-z_.]*[.])?{reference.__name__}, ", line) and "refused" in line
     assert "weights_only" not in line and "safe_globals" not in line
 
 
 @pytest.mark.parametrize(
-    "error, part",
+    "error, expected",
     [
         (MemoryError(), "not enough memory"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), "not enough memory"),
         (ModuleNotFoundError("No module named 'apex'"), "No module named 'apex'"),
     ],
 )
-def test_why_a_load_failed(tmp_path, monkeypatch, error, part):
+def test_the_reason_why_a_checkpoint_cannot_be_loaded_is_named(tmp_path, monkeypatch, error, expected):
     def fail(*args, **kwargs):
         raise error
 
     torch.save({"model": {}}, tmp_path / "checkpoint1.pt")
     monkeypatch.setattr(torch, "load", fail)
-    line = unreadable(tmp_path / "checkpoint1.pt")
-    assert part in line and "cut short" not in line
+    line = load_unreadable(tmp_path / "checkpoint1.pt")
+    assert expected in line and "cut short" not in line
 
 
-def test_text_in_place_of_a_checkpoint(tmp_path):
+def test_a_text_file_is_no_checkpoint(tmp_path):
     (tmp_path / "a.pt").write_text("hello, this is no checkpoint")
-    line = unreadable(tmp_path / "a.pt")
+    line = load_unreadable(tmp_path / "a.pt")
     assert "not a readable checkpoint" in line or "no checkpoint of torch" in line  # torch 2.3 fails elsewhere
 
 
-def test_truncated_checkpoint(tmp_path):
-    """One line with the file's name, however much of it is left."""
+def test_a_truncated_checkpoint_is_named(tmp_path):
+    """The error is one line with the name of the file, however much of the file is left."""
     path = tmp_path / "checkpoint1.pt"
     torch.save({"model": {"w": torch.zeros(1000)}, "args": None}, path)
     whole = path.read_bytes()
@@ -232,26 +246,28 @@ def test_truncated_checkpoint(tmp_path):
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["weights", "model"])
-def test_not_a_fairseq_checkpoint(tmp_path, name):
-    """A file of torch that is whole, but holds something else."""
-    torch.save({name: torch.zeros(3)}, tmp_path / "other.pt")
-    line = unreadable(tmp_path / "other.pt")
+@pytest.mark.parametrize("key", ["weights", "model"])
+def test_a_file_of_another_program_is_no_checkpoint_of_fairseq(tmp_path, key):
+    """torch can load the file, but it has other contents."""
+    torch.save({key: torch.zeros(3)}, tmp_path / "other.pt")
+    line = load_unreadable(tmp_path / "other.pt")
     assert "not a checkpoint of fairseq-train" in line and "cut short" not in line
 
 
 def test_a_copy_is_whole_or_absent(tmp_path, monkeypatch):
-    """Killed or out of space in the middle of a copy: the file of that name stays what it was."""
-    new, last = tmp_path / "checkpoint2.pt", tmp_path / "checkpoint_last.pt"
-    new.write_bytes(b"new" * 1000), last.write_bytes(b"old")
+    """If the disk is full in the middle of a copy, the existing file keeps its contents."""
+    new = tmp_path / "checkpoint2.pt"
+    last = tmp_path / "checkpoint_last.pt"
+    new.write_bytes(b"new" * 1000)
+    last.write_bytes(b"old")
 
-    def half(src, dst, *args, **kwargs):
-        with open(dst, "wb") as f:
-            f.write(b"ne")
+    def copy_until_the_disk_is_full(src, dst, *args, **kwargs):
+        with open(dst, "wb") as file:
+            file.write(b"ne")
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("shutil.copyfile", half)
+        patch.setattr("shutil.copyfile", copy_until_the_disk_is_full)
         with pytest.raises(OSError):
             PathManager.copy(str(new), str(last), overwrite=True)
     assert last.read_bytes() == b"old" and sorted(os.listdir(tmp_path)) == ["checkpoint2.pt", "checkpoint_last.pt"]
@@ -259,8 +275,8 @@ def test_a_copy_is_whole_or_absent(tmp_path, monkeypatch):
     assert last.read_bytes() == new.read_bytes()
 
 
-def test_a_copy_without_overwrite_is_the_hosts(tmp_path, monkeypatch):
-    """Only checkpoints, which are overwritten, are copied in another way."""
+def test_a_copy_without_overwrite_is_made_by_fairseq(tmp_path, monkeypatch):
+    """Only a copy that overwrites a file, as of checkpoints, is made in another way."""
     calls = []
     monkeypatch.setattr(checkpoints.shutil, "copyfile", lambda *args: calls.append(args))
     monkeypatch.setattr(checkpoints.os, "replace", lambda *args: pytest.fail("replaced"))
@@ -268,20 +284,25 @@ def test_a_copy_without_overwrite_is_the_hosts(tmp_path, monkeypatch):
     assert calls == [("a", str(tmp_path / "b"))] or calls == []  # iopath, where it is installed, has its own
 
 
-@pytest.mark.parametrize("task", [FairseqTask, LanguageModelingTask])
-def test_empty_lines_are_continued(task):
-    """A prefix that is the end of the sentence, 2, leaves the line free; other prefixes stay."""
+@pytest.mark.parametrize("task_class", [FairseqTask, LanguageModelingTask])
+def test_empty_lines_are_continued(task_class):
+    """The prefix of an empty line, which is the end of sentence, becomes padding. Other prefixes stay."""
+    padding, end_of_sentence = 1, 2
     dictionary = make_dictionary()
-    asks = SimpleNamespace(target_dictionary=dictionary, source_dictionary=dictionary, args=None)
+    task = SimpleNamespace(target_dictionary=dictionary, source_dictionary=dictionary, args=None)
     generator = SimpleNamespace(generate=lambda models, sample, prefix_tokens=None, **_: prefix_tokens)
-    prefixes = torch.tensor([[5, 2], [2, 1], [6, 7]])
-    found = task.inference_step(asks, generator, [], {}, prefix_tokens=prefixes)
-    assert found.tolist() == [[5, 2], [1, 1], [6, 7]]
+    prefixes = torch.tensor([[5, end_of_sentence], [end_of_sentence, padding], [6, 7]])
+    passed_on = task_class.inference_step(task, generator, [], {}, prefix_tokens=prefixes)
+    assert passed_on.tolist() == [[5, end_of_sentence], [padding, padding], [6, 7]]
 
 
-def test_a_read_only_disk_is_named(tmp_path, monkeypatch):
-    """And not the clean-up, which fails there too."""
-    monkeypatch.setattr("os.remove", lambda path: (_ for _ in ()).throw(OSError(errno.EROFS, "Read-only", path)))
+def test_the_error_of_a_read_only_disk_is_not_hidden_by_the_clean_up(tmp_path, monkeypatch):
+    """Removing the unfinished file fails on such a disk too, but the user sees the first error."""
+
+    def fail_to_remove(path):
+        raise OSError(errno.EROFS, "Read-only", path)
+
+    monkeypatch.setattr("os.remove", fail_to_remove)
     with pytest.raises(OSError, match="the reason"), checkpoints.removed_on_error(str(tmp_path / "a.tmp")):
         raise OSError("the reason")
 
@@ -296,25 +317,28 @@ def test_a_failed_save_leaves_nothing(tmp_path, monkeypatch):
 
 
 def test_sharded_data_has_batches_of_its_own_in_each_epoch(data):
-    """Without the iterators' cache nothing is reused, and the host forms the batches of the epoch at hand."""
+    """Without the cache of iterators, no batches are reused, and fairseq forms the batches of the current epoch."""
 
-    def batches(get_batch_iterator, epoch):
+    def form_batches(get_batch_iterator, epoch):
         cfg = TranslationConfig(data=str(data / "bin"), source_lang="en", target_lang="de", dataset_impl="mmap")
         task = TranslationTask.setup_task(cfg)
         task.load_dataset("train")
-        kwargs = dict(max_tokens=200, epoch=epoch, disable_iterator_cache=True)
-        return [b.tolist() for b in get_batch_iterator(task, task.dataset("train"), **kwargs).frozen_batches]
+        iterator = get_batch_iterator(
+            task, task.dataset("train"), max_tokens=200, epoch=epoch, disable_iterator_cache=True
+        )
+        return [batch.tolist() for batch in iterator.frozen_batches]
 
-    ours, hosts = FairseqTask.get_batch_iterator, FairseqTask.get_batch_iterator.__wrapped__
-    assert batches(ours, 2) == batches(hosts, 2)
-    with_epoch = "seed + epoch" in inspect.getsource(hosts)  # 0.12.2 has the same batches in every epoch
-    assert (batches(hosts, 2) != batches(hosts, 1)) == with_epoch
+    replacement = FairseqTask.get_batch_iterator
+    original = replacement.__wrapped__
+    assert form_batches(replacement, epoch=2) == form_batches(original, epoch=2)
+    depends_on_epoch = "seed + epoch" in inspect.getsource(original)  # 0.12.2 has the same batches in every epoch
+    assert (form_batches(original, epoch=2) != form_batches(original, epoch=1)) == depends_on_epoch
 
 
 @pytest.mark.parametrize("fp32", [False, True], ids=["as-the-model", "fp32"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_ema_averages_tied_weights_once(dtype, fp32):
-    """One update with a decay of a half: each average is halfway between old and new, tied or not, and none is lost."""
+    """After an update with a decay of 0.5, each average is halfway between the old and the new weight, tied or not."""
     config = SimpleNamespace(ema_decay=0.5, ema_start_update=0, ema_fp32=fp32, ema_update_freq=1, ema_seed_model=None)
     model = make_model(share_all_embeddings=True, encoder_normalize_before=True, decoder_normalize_before=True)
     model = model.to(dtype)
@@ -329,15 +353,15 @@ def test_ema_averages_tied_weights_once(dtype, fp32):
 
 
 def test_a_process_that_waits_is_terminated():
-    """SIGTERM if nothing else is asked for; the host's other arguments stay."""
+    """The signal is SIGTERM unless another signal is given."""
     module = torch.nn.Linear(1, 1)
     assert DistributedTimeoutWrapper(module, timeout=0).signal == signal.SIGTERM
     assert DistributedTimeoutWrapper(module, timeout=0, signal=signal.SIGKILL).signal == signal.SIGKILL
     assert DistributedTimeoutWrapper(module, 0, signal.SIGINT).signal == signal.SIGINT
 
 
-def test_only_the_signal_is_changed(monkeypatch):
-    """A host whose timeout has other defaults keeps those."""
+def test_the_timeout_keeps_its_other_defaults(monkeypatch):
+    """In a fairseq whose timeout has other default values, only the signal is changed."""
     calls = []
 
     def init(self, module, timeout=60, interval=5, signal=signal.SIGINT, name="heartbeat"):
@@ -346,19 +370,20 @@ def test_only_the_signal_is_changed(monkeypatch):
     monkeypatch.setattr(DistributedTimeoutWrapper, "__init__", init)
     monkeypatch.setattr(DistributedTimeoutWrapper, "__del__", lambda self: None)
     repairs.REPAIRS["terminate_on_heartbeat_timeout"].apply()
-    DistributedTimeoutWrapper(None), DistributedTimeoutWrapper(None, 0, name="other")
+    DistributedTimeoutWrapper(None)
+    DistributedTimeoutWrapper(None, 0, name="other")
     assert calls == [(60, 5, signal.SIGTERM, "heartbeat"), (0, 5, signal.SIGTERM, "other")]
 
 
-def test_the_metric_of_a_batch_leaves_no_trace(data, tmp_path):
-    """Where a metric is looked for before the training, the training is the same."""
+def test_looking_for_a_metric_does_not_change_the_training(data, tmp_path):
+    """With --best-checkpoint-metric ppl, a batch is validated before the training to see what is measured."""
     flags = ["--max-update", "2", "--max-tokens", "400"]
     usual = read_losses(train_model(data, tmp_path / "loss", *flags))
     assert read_losses(train_model(data, tmp_path / "ppl", *flags, "--best-checkpoint-metric", "ppl")) == usual
 
 
 def test_repairs_are_applied_once():
-    """A second import, by any name, wraps nothing again."""
+    """A second import of a file of host/, under another name, does not replace anything again."""
     assert len(repairs.PLACES) > 30
     before = [place.function() for place in repairs.PLACES]
     repairs.apply_repairs()
@@ -373,13 +398,16 @@ def test_repairs_are_applied_once():
     assert [place.function() for place in repairs.PLACES[: len(before)]] == before
 
 
-# only where numpy is new, or where the host is 0.12.2 or later than that
+# the repairs that some versions of numpy, torch or fairseq do not need
 UNNEEDED = {"restore_numpy_compat", "find_buckets_with_new_numpy", "keep_last_batch", "allow_checkpoint_types"}
 UNNEEDED |= {"allow_config_in_broadcast", "leave_the_fast_path", "share_flags_with_the_model"}
 
 
 def in_command(code, command="generate"):
-    """Python code that runs `code` in one of fairseq's commands, once it has loaded the plugin."""
+    """Returns Python code that loads the plugin and then runs `code`, both in a file of one of fairseq's commands.
+
+    The plugin recognizes these commands by the file names in the traceback.
+    """
     return (
         f"import fairseq.utils, fairseq_cli.{command} as command;"
         "plugin = type('', (), dict(user_dir='fairseq_synth'));"
@@ -389,28 +417,30 @@ def in_command(code, command="generate"):
 
 
 def run_python(code, **environment):
+    """Runs Python code in a process with additional environment variables; returns a subprocess.CompletedProcess."""
     return warm.run(["-c", code], cwd=ROOT, env={**os.environ, **environment})
 
 
 def test_repairs_are_logged_and_can_be_switched_off():
-    """Some by name; what is left is logged once each."""
-    off = "keep_last_batch, write_checkpoints_atomically"
+    """Two repairs are switched off by their names. Each of the others is logged once."""
+    switched_off = "keep_last_batch, write_checkpoints_atomically"
     code = (
         "import fairseq_synth, fairseq.file_io, logging; from fairseq_synth.host import repairs; "
         "fairseq_synth.register();"
         "print(*repairs.REPAIRS); repairs.apply_repairs();"
         "print(hasattr(fairseq.file_io.PathManager.copy, repairs.MARK))"
     )
-    done = run_python(code, FAIRSEQ_SYNTH_NO_REPAIRS=off, LOGLEVEL="debug")
+    done = run_python(code, FAIRSEQ_SYNTH_NO_REPAIRS=switched_off, LOGLEVEL="debug")
     names, copy_is_marked = done.stdout.splitlines()
     logged = re.findall(r"DEBUG.*repaired fairseq: (\w+)", done.stderr)
     assert copy_is_marked == "False" and len(set(logged)) == len(logged)
-    assert set(logged) | set(off.split(", ")) >= set(names.split()) - {"print_one_line_errors"} - UNNEEDED
-    assert not set(logged) & set(off.split(", "))
+    expected = set(names.split()) - {"print_one_line_errors"} - UNNEEDED - set(switched_off.split(", "))
+    assert expected <= set(logged)
+    assert not set(logged) & set(switched_off.split(", "))
 
 
 def test_all_repairs_can_be_switched_off():
-    """But for one: no checkpoint is unpickled without a check."""
+    """Only safe loading stays: no checkpoint is unpickled without a check."""
     code = (
         "import fairseq_synth, fairseq.checkpoint_utils as c, sys; from fairseq_synth.host import repairs; "
         "fairseq_synth.register();"
@@ -420,7 +450,7 @@ def test_all_repairs_can_be_switched_off():
     assert done.stdout.strip() == "True ('load_weights_only',)", done.stderr
 
 
-def test_a_repair_that_does_not_exist(monkeypatch):
+def test_an_unknown_name_of_a_repair_is_refused(monkeypatch):
     done = run_python(in_command("pass"), FAIRSEQ_SYNTH_NO_REPAIRS="1")
     assert done.returncode != 0
     line = done.stderr.strip().splitlines()[-1]
@@ -432,20 +462,20 @@ def test_a_repair_that_does_not_exist(monkeypatch):
 
 
 def test_every_repair_says_what_it_is_for():
-    """A row of docs/fairseq-bugs.md has the symptom, which is no full sentence with a stop, and the versions."""
+    """docs/fairseq-bugs.md has a table of symptoms, without full stops, and of the versions of fairseq with the bug."""
     for name, repair in repairs.REPAIRS.items():
         assert repair.symptom and not repair.symptom.endswith("."), name
         assert re.search("all versions|0.12.2", repair.versions), name
 
 
 @pytest.mark.parametrize("version", ["1.13.1", "2.2.2+cu118"])
-def test_old_torch(version):
+def test_an_old_torch_is_refused(version):
     with pytest.raises(SynthesizerError, match="torch .* is too old; supported: Python 3.10 .* torch 2.3"):
         versions.check_torch(version)
 
 
 def test_new_torch_is_warned_of(caplog):
-    """The first version that pip would not choose."""
+    """The first version with a warning is the first one that pyproject.toml does not let pip install."""
     first = re.search(r"torch>=2.6,<(2.\d+); python_version >= ", (ROOT / "pyproject.toml").read_text())[1]
     newest = f"2.{int(first[2:]) - 1}"
     assert versions.SUPPORTED.endswith(f"torch 2.6 to {newest}")
@@ -455,7 +485,7 @@ def test_new_torch_is_warned_of(caplog):
     assert f"torch {first}.0 is newer than the tested ones; supported:" in caplog.text
 
 
-def test_unusable_fairseq(monkeypatch):
+def test_a_fairseq_that_cannot_be_imported_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "fairseq.models.transformer", None)
     with pytest.raises(SynthesizerError, match="this fairseq cannot be used .*supported: .*ve-fairseq 0.12.3"):
         versions.import_host()
@@ -464,8 +494,8 @@ def test_unusable_fairseq(monkeypatch):
 @pytest.mark.parametrize(
     "module, body", [("fairseq", "raise ValueError('mutable default')"), ("torch", "__version__ = '1.9'")]
 )
-def test_an_unsupported_host_is_named_in_one_line(tmp_path, module, body):
-    """What a user sees who has installed it beside something that does not fit."""
+def test_an_unsupported_fairseq_or_torch_is_named_in_one_line(tmp_path, module, body):
+    """A user sees this line after installing the plugin together with another fairseq or torch."""
     (tmp_path / f"{module}.py").write_text(body)
     if module == "torch":
         (tmp_path / "torch").mkdir()
@@ -479,8 +509,11 @@ def test_an_unsupported_host_is_named_in_one_line(tmp_path, module, body):
 
 
 @pytest.mark.parametrize("version", ["2.2.2", None])
-def test_the_folder_is_not_printed_where_torch_is_too_old(tmp_path, version):
-    """By what is installed: nothing is imported."""
+def test_the_folder_of_the_plugin_is_not_printed_if_torch_is_too_old(tmp_path, version):
+    """The version is that of the installed package. torch is not imported, so its error is not seen.
+
+    version: of the package torch, or None if there is no such package in the folder that comes first.
+    """
     (tmp_path / "torch.py").write_text("raise ValueError('imported')")
     if version:
         (tmp_path / f"torch-{version}.dist-info").mkdir()
@@ -495,10 +528,14 @@ def test_the_folder_is_not_printed_where_torch_is_too_old(tmp_path, version):
             assert done.stdout == f"{printed}\n" and not done.stderr
 
 
-def test_explanations():
-    """The cause that the plugin knows is found behind what the host wrapped around it."""
+def test_the_cause_of_an_error_is_explained():
+    """fairseq and torch wrap some errors in another error. The line is about the first error."""
 
     def chained(inner, outer, module="fairseq.trainer", how=""):
+        """Returns the line about the error `outer`, which code of `module` raises while it handles the error `inner`.
+
+        how: what is written after ``raise outer``, such as " from None".
+        """
         code = f"try:\n raise inner\nexcept Exception:\n raise outer{how}"
         try:
             exec(code, {"__name__": module, "inner": inner, "outer": outer})
@@ -533,15 +570,16 @@ def test_explanations():
     ],
 )
 def test_a_lost_process_is_named(message):
-    def caught(module):
+    def explain_error_raised_in(module):
         frame = {"__name__": module, "message": message}
         try:
             exec("raise RuntimeError(message)", frame)
         except RuntimeError as error:
             return explain(error)
 
-    assert "another process of this run" in caught("fairseq.trainer") and "last checkpoint" in caught("fairseq.trainer")
-    assert caught("somebody.s.script") is None
+    line = explain_error_raised_in("fairseq.trainer")
+    assert "another process of this run" in line and "last checkpoint" in line
+    assert explain_error_raised_in("somebody.s.script") is None
 
 
 @pytest.mark.parametrize("command, is_training", [("generate", False), ("train", True)])
@@ -553,7 +591,7 @@ def test_an_interrupted_run_says_so_in_a_line(command, is_training):
 
 
 def test_no_fast_path_around_the_attention(monkeypatch):
-    """At inference from a loaded checkpoint every layer's attention is called (0.12.2 would go around it)."""
+    """At inference with a loaded checkpoint, every layer calls its attention. The fast path of 0.12.2 would not."""
     model = make_model()
     model.load_state_dict(model.state_dict())
     calls = []
@@ -565,23 +603,25 @@ def test_no_fast_path_around_the_attention(monkeypatch):
 
 
 def test_a_stock_model_reads_left_padding():
-    """At inference from a loaded checkpoint (0.12.2 ends in an error), and padding changes nothing."""
+    """Padding on the left does not change the output of the encoder. 0.12.2 ends in an error."""
     model = make_model("transformer_multi30k")
     model.load_state_dict(model.state_dict())
     with torch.no_grad():
-        padded, alone = (model.encoder(torch.tensor([row]))["encoder_out"][0] for row in ([1, 5, 6, 2], [5, 6, 2]))
-    assert torch.allclose(padded[1:], alone, atol=1e-6)
+        with_padding = model.encoder(torch.tensor([[1, 5, 6, 2]]))["encoder_out"][0]  # (4, 1, C)
+        without_padding = model.encoder(torch.tensor([[5, 6, 2]]))["encoder_out"][0]  # (3, 1, C)
+    assert torch.allclose(with_padding[1:], without_padding, atol=1e-6)
 
 
-def test_a_chain_of_errors_that_comes_back_to_itself():
-    """Each is looked at once."""
-    first, second = ValueError("first"), ValueError("second")
-    first.__context__, second.__cause__ = second, first
+def test_a_circular_chain_of_errors_is_no_endless_loop():
+    first = ValueError("first")
+    second = ValueError("second")
+    first.__context__ = second
+    second.__cause__ = first
     assert explain(first) is None
 
 
-def test_validation_of_several_pairs_of_languages_is_left_alone():
-    """Limits by pair of languages: such a data set filters itself once it has been ordered."""
+def test_lengths_of_several_pairs_of_languages_are_not_checked():
+    """If the limits depend on the pair of languages, the data set skips too long sentences itself."""
 
     class Task(FairseqTask):
         def max_positions(self):
@@ -594,7 +634,7 @@ def test_validation_of_several_pairs_of_languages_is_left_alone():
     check_lengths(SimpleNamespace(task=task, get_model=lambda: model, cfg=SimpleNamespace(dataset=dataset)))
 
 
-# the smallest run that ends with a checkpoint, and tasks that need one
+# flags of fairseq-train for a training of two updates that writes checkpoint_last.pt
 SHORT = ["--max-update", "2", "--no-epoch-checkpoints", "--data-buffer-size", "0"]
 
 
@@ -627,32 +667,33 @@ def scorer(make_once, monolingual):
     return make_once("scorer", make) / "checkpoint_last.pt"
 
 
-def hypotheses(output):
-    """{number of a sentence: its translations with their scores}"""
-    found = {}
-    for number, hypothesis in re.findall(r"^H-(\d+)\t(.*)$", output, re.M):
-        found.setdefault(int(number), []).append(hypothesis)
-    return found
+def read_hypotheses(output):
+    """Returns the translations in the output of fairseq-generate: {number of a sentence: its "SCORE\\tTEXT" lines}."""
+    lines_by_sentence = {}
+    for number, line in re.findall(r"^H-(\d+)\t(.*)$", output, re.M):
+        lines_by_sentence.setdefault(int(number), []).append(line)
+    return lines_by_sentence
 
 
 def test_patience_is_remembered(data, tmp_path):
-    """A training that --patience has ended stays ended when it is started again, and counts on where it stopped."""
+    """A training that --patience has ended does not go on when it is started again. With more patience, it goes on."""
     flags = ["--lr", "1e-20", "--max-tokens", "4000", "--max-epoch", "9", "--no-epoch-checkpoints"]
     first = read_losses(train_model(data, tmp_path, *flags, "--patience", "2"))
     again = train_model(data, tmp_path, *flags, "--patience", "2")
     assert "nothing to do: the last 2 validations were no better, --patience is 2" in again and not read_losses(again)
-    longer = read_losses(train_model(data, tmp_path, *flags, "--patience", "3"))
-    epoch = len(first) // 3  # the first epoch sets the best loss, the next two are no better
-    assert len(longer) == epoch
-    anew = read_losses(train_model(data, tmp_path, *flags, "--patience", "2", "--reset-meters"))
-    assert len(anew) == 3 * epoch
+    more_patience = read_losses(train_model(data, tmp_path, *flags, "--patience", "3"))
+    updates_of_epoch = len(first) // 3  # three epochs: the first one sets the best loss, the next two are no better
+    assert len(more_patience) == updates_of_epoch
+    new_training = read_losses(train_model(data, tmp_path, *flags, "--patience", "2", "--reset-meters"))
+    assert len(new_training) == 3 * updates_of_epoch
 
 
-def test_shards_of_a_test_set(data, translator):
-    """Each sentence is translated in one shard; a shard that does not exist is an error."""
+def test_every_sentence_is_translated_in_one_shard(data, translator):
+    """Sharding works in fairseq-generate. A shard that does not exist is an error, and so are shards of typed text."""
     argv = [data / "bin", *USER_DIR, "--path", translator, "--beam", "1", "--batch-size", "4"]
     shards = [
-        hypotheses(run_cli(generate.cli_main, *argv, "--num-shards", "3", "--shard-id", shard)[0]) for shard in range(3)
+        read_hypotheses(run_cli(generate.cli_main, *argv, "--num-shards", "3", "--shard-id", shard)[0])
+        for shard in range(3)
     ]
     numbers = [number for shard in shards for number in shard]
     assert sorted(numbers) == list(range(TEST_SENTENCES)) and all(shards)
@@ -664,14 +705,14 @@ def test_shards_of_a_test_set(data, translator):
 
 
 def test_fusion_with_a_language_model(data, translator, scorer):
-    """--lm-path works with data that lack the model's dict.txt, and alike in generate and interactive."""
+    """--lm-path works although the data have no dict.txt, with the same results in generate and interactive."""
     argv = [data / "bin", *USER_DIR, "--path", translator, "--beam", "2", "--max-len-a", "0", "--max-len-b", "20"]
     fusion = ["--lm-path", scorer, "--lm-weight", "0.7"]
-    alone = hypotheses(run_cli(generate.cli_main, *argv)[0])
-    fused = hypotheses(run_cli(generate.cli_main, *argv, *fusion)[0])
+    alone = read_hypotheses(run_cli(generate.cli_main, *argv)[0])
+    fused = read_hypotheses(run_cli(generate.cli_main, *argv, *fusion)[0])
     assert len(fused) == TEST_SENTENCES and fused != alone
     source = (data / "test.en").read_text()
-    typed = hypotheses(run_cli(interactive.cli_main, *argv, *fusion, stdin=source)[0])
+    typed = read_hypotheses(run_cli(interactive.cli_main, *argv, *fusion, stdin=source)[0])
     for number, (hypothesis,) in fused.items():
         score, text = hypothesis.split("\t")
         typed_score, typed_text = typed[number][0].split("\t")
@@ -679,8 +720,8 @@ def test_fusion_with_a_language_model(data, translator, scorer):
 
 
 @pytest.mark.parametrize("main", [generate.cli_main, interactive.cli_main])
-def test_a_language_model_that_does_not_fit(data, translator, scorer, tmp_path, main):
-    """A file that is not there, a model of another kind, and one of other words: the line names --lm-path."""
+def test_a_language_model_that_does_not_fit_is_refused(data, translator, scorer, tmp_path, main):
+    """The file does not exist, or the words of the language model are in another order."""
     argv = [data / "bin", *USER_DIR, "--path", translator, "--max-len-a", "0", "--max-len-b", "20"]
     state = torch.load(scorer)
     words = (data / "bin" / "dict.de.txt").read_text().splitlines()
@@ -695,26 +736,30 @@ def test_a_language_model_that_does_not_fit(data, translator, scorer, tmp_path, 
         assert line.startswith(f"--lm-path {path}: ") and part in line
 
 
-def test_diverse_beam_search_in_any_batch(data, translator):
-    """A sentence has the same translations alone and in a batch."""
-    argv = [data / "bin", *USER_DIR, "--path", translator, "--beam", "4", "--nbest", "4", "--diverse-beam-groups", "2"]
-    alone, together = (hypotheses(run_cli(generate.cli_main, *argv, "--batch-size", size)[0]) for size in (1, 8))
-    assert len(alone) == TEST_SENTENCES and alone.keys() == together.keys()
-    for number in alone:
-        texts = [[line.split("\t")[1] for line in batch[number]] for batch in (alone, together)]
-        assert texts[0] == texts[1]
+def test_diverse_beam_search_does_not_depend_on_the_batch(data, translator):
+    """A sentence has the same translations alone and in a batch of eight sentences."""
+
+    def translate(batch_size):
+        """Returns the texts of the translations of each sentence."""
+        argv = ["--path", translator, "--beam", "4", "--nbest", "4", "--diverse-beam-groups", "2"]
+        output, _ = run_cli(generate.cli_main, data / "bin", *USER_DIR, *argv, "--batch-size", batch_size)
+        return {number: [line.split("\t")[1] for line in lines] for number, lines in read_hypotheses(output).items()}
+
+    alone = translate(batch_size=1)
+    assert len(alone) == TEST_SENTENCES
+    assert translate(batch_size=8) == alone
 
 
 def test_scalar_quantization_noise_on_a_cpu(data, tmp_path):
-    """Such a model trains, and translates."""
+    """A model with --quant-noise-scalar can be trained and can translate without a GPU."""
     log = train_model(data, tmp_path, *SHORT, "--quant-noise-scalar", "0.5", "--encoder-synthesizer", "dense+vanilla")
     assert len(read_losses(log)) == 2
     argv = [data / "bin", *USER_DIR, "--path", tmp_path / "checkpoint_last.pt", "--beam", "1"]
-    assert len(hypotheses(run_cli(generate.cli_main, *argv)[0])) == TEST_SENTENCES
+    assert len(read_hypotheses(run_cli(generate.cli_main, *argv)[0])) == TEST_SENTENCES
 
 
 @pytest.mark.parametrize(
-    "flags, part",
+    "flags, expected",
     [
         (
             ["--skip-remainder-batch", "--update-freq", "500"],
@@ -727,21 +772,21 @@ def test_scalar_quantization_noise_on_a_cpu(data, tmp_path):
         (["--profile"], "--profile .*needs a GPU"),
     ],
 )
-def test_flags_that_leave_nothing_to_train(data, tmp_path, flags, part):
+def test_flags_with_which_no_training_is_possible_are_refused(data, tmp_path, flags, expected):
     argv = [data / "bin", *USER_DIR, "--arch", "transformer_synth_random_multi30k", *SMALL, *RECIPE, "--cpu"]
     line = get_error_line(train.cli_main, *argv, "--save-dir", tmp_path, "--max-update", "2", *flags)
-    assert re.search(part, line)
+    assert re.search(expected, line)
 
 
-def test_a_flag_that_is_not_a_number(data, translator):
+def test_a_flag_that_is_not_a_number_is_refused(data, translator):
     argv = [data / "bin", *USER_DIR, "--path", translator]
     assert get_error_line(generate.cli_main, *argv, "--lenpen", "nan") == "--lenpen nan: give a number"
 
 
 @pytest.mark.parametrize("impl", ["mmap", "cached", "lazy"])
 @pytest.mark.parametrize("suffix, size", [("bin", 0), ("bin", -1), ("idx", 0), ("idx", 20), ("idx", -1)])
-def test_cut_data_are_named(tmp_path, impl, suffix, size):
-    """A negative size is by how much a file of data is too short."""
+def test_data_files_that_are_cut_short_are_named(tmp_path, impl, suffix, size):
+    """The file with this suffix is cut to `size` bytes or, if `size` is negative, by that many bytes."""
     prefix = str(tmp_path / "train.en-de.en")
     builder = indexed_dataset.make_builder(f"{prefix}.bin", impl, vocab_size=100)
     for length in (3, 5):
@@ -759,8 +804,8 @@ def test_commands_of_this_project_recommend_no_package(caplog):
     assert not caplog.records
 
 
-def test_the_clone_in_place_of_the_plugin():
-    """``--user-dir CLONE`` ends in one line that names the folder in it."""
+def test_the_clone_in_place_of_the_plugin_is_refused():
+    """``--user-dir CLONE`` ends in one line that names the folder of the plugin in the clone."""
     done = run_program("generate", "data-bin", "--user-dir", ROOT, check=False)
     assert done.returncode == 1 and not done.stdout
     line = done.stderr.strip().splitlines()[-1]

@@ -47,13 +47,13 @@ from fairseq_synth.inspect import (
 from fairseq_synth.inspect.__main__ import main
 from fairseq_synth.inspect.attentions import Head
 from fairseq_synth.inspect.bleu import Bleu, compute_bleu
+from fairseq_synth.inspect.inspection import Options
 from fairseq_synth.inspect.parts import attention as attention_part
 from fairseq_synth.inspect.parts import heads as heads_part
 from fairseq_synth.inspect.parts.heads import head_importance
 from fairseq_synth.inspect.passes import SentenceReading, build_criterion, loss
-from fairseq_synth.inspect.pictures.heads import HEAD_FIGURES
+from fairseq_synth.inspect.pictures.heads import HEAD_METRICS
 from fairseq_synth.inspect.positional import MeanByPosition
-from fairseq_synth.inspect.subject import Options
 from fairseq_synth.synthesizers import SYNTHESIZERS
 
 # ---- measures
@@ -373,7 +373,8 @@ def test_without_words(arch, trained, data):
 def test_what_is_averaged_over(trained, data, monkeypatch):
     """Of many sentences some are read, evenly from the longest down."""
     loaded, read = checkpoints.load(trained[STOCK], data / "bin"), []
-    monkeypatch.setattr(words, "batches", lambda *args: read.append(args[2]) or checkpoints.batches(*args))
+    make_batches = checkpoints.batches
+    monkeypatch.setattr(checkpoints, "batches", lambda *args: read.append(args[2]) or make_batches(*args))
     average, everything = words.average(loaded, "train", 3), checkpoints.readable(loaded, "train")
     assert read == [[everything[99], everything[199], everything[299]]]
     assert average.length == loaded.task.dataset("train").num_tokens(everything[-1]) and average.sentences == 3
@@ -440,7 +441,7 @@ def made_up_figures(layers, heads):
                 "histograms": {"parameters": histogram, "logits": histogram, "weights": histogram},
                 "pattern": [square] * heads,
                 "singular_values": [[0.0, 0.75, 1.0]] * heads,
-                **{figure: [0.0123 * head - 0.01 for head in range(heads)] for figure in HEAD_FIGURES},
+                **{figure: [0.0123 * head - 0.01 for head in range(heads)] for figure in HEAD_METRICS},
             }
             weights[f"{group}.{layer}"] = [square] * heads
     distances = {name: {"equal_rows": [0.5] * layers} for name in ("as it is", "attention alone")}
@@ -541,8 +542,8 @@ def test_the_command_line(trained, data, tmp_path):
 def end_in(part, error, monkeypatch):
     """The measuring of a part ends with an error, after it has added some figures."""
 
-    def measure(subject):
-        subject.figures[part] = "half of it"
+    def measure(inspection):
+        inspection.results[part] = "half of it"
         raise error
 
     monkeypatch.setitem(analysis.PARTS, part, analysis.PARTS[part]._replace(measure=measure))
@@ -594,10 +595,10 @@ def test_sentences_limit_the_training_sentences_too(trained, data, monkeypatch):
 def test_what_a_part_costs_is_said_before_it_starts(trained, data, tmp_path, capsys):
     """The passes that are announced are those that are made."""
     loaded = checkpoints.load(trained[STOCK], data / "bin")
-    subject = analysis.begin(loaded, Options(sentences=4, steps=2))
+    inspection = analysis.begin(loaded, Options(sentences=4, steps=2))
     # 12 heads in three kinds of attention; loss and gradient, each head, all heads, and half and none of each kind
-    assert analysis.PARTS["heads"].cost(subject) == "21 passes over 4 sentences, and 7 translations of them"
-    assert analysis.PARTS["words"].cost(subject) == (
+    assert analysis.PARTS["heads"].describe_cost(inspection) == "21 passes over 4 sentences, and 7 translations of them"
+    assert analysis.PARTS["words"].describe_cost(inspection) == (
         "a pass over up to 4 sentences of train, then 16 passes over 4 sentences"
     )
     flags = ["--data", data / "bin", "--sentences", "4", "--only", "lengths", "--no-pictures"]
@@ -607,16 +608,16 @@ def test_what_a_part_costs_is_said_before_it_starts(trained, data, tmp_path, cap
 
 
 def test_passes_of_the_heads_part(trained, data, monkeypatch):
-    """As many as `cost` announces."""
+    """As many as `describe_cost` announces."""
     loaded = checkpoints.load(trained[STOCK], data / "bin")
-    subject = analysis.begin(loaded, Options(sentences=4, steps=2))
+    inspection = analysis.begin(loaded, Options(sentences=4, steps=2))
     calls = []
     handle = loaded.model.encoder.layers[0].register_forward_hook(lambda *_: calls.append(torch.is_grad_enabled()))
     translations = []
     monkeypatch.setattr(heads_part, "compute_bleu", lambda *_: translations.append(1) or Bleu(0.0, "none"))
-    analysis.PARTS["heads"].measure(subject)
+    analysis.PARTS["heads"].measure(inspection)
     handle.remove()
-    assert len(subject.sample) == 1 and (len(calls), len(translations)) == (21, 7)
+    assert len(inspection.batches) == 1 and (len(calls), len(translations)) == (21, 7)
 
 
 def test_help_says_what_each_part_costs(capsys):

@@ -26,16 +26,18 @@ SERVER_PROGRAM = Path(__file__).parent / "warm_server.py"
 def run(arguments, cwd=None, env=None, input="", file_size_limit=None, fresh=False):
     """Runs ``python ARGUMENTS...`` in a warm process and returns a subprocess.CompletedProcess, with output as text.
 
-    arguments: ``-c CODE``, ``-m MODULE`` or the path of a script, then the program's own arguments.
-    cwd: the program's working folder; by default this process' own.
-    env: all of the program's environment variables; by default this process' own.
-    input: what the program reads from standard input.
-    file_size_limit: the most bytes that the program can write to one file, as if the disk were full. Not for a fresh
-    process.
-    fresh: start an ordinary interpreter instead of a warm process.
+    Args:
+        arguments: ``-c CODE``, ``-m MODULE`` or the path of a script, then the program's own arguments.
+        cwd: the program's working folder; by default the working folder of this process.
+        env: all environment variables of the program; by default those of this process.
+        input: what the program reads from standard input.
+        file_size_limit: the most bytes that the program can write to one file, as if the disk were full. It cannot be
+            used together with ``fresh``.
+        fresh: starts an ordinary interpreter instead of a warm process.
     """
     arguments = [str(argument) for argument in arguments]
-    environment = {name: str(value) for name, value in (os.environ if env is None else env).items()}
+    variables = os.environ if env is None else env
+    environment = {name: str(value) for name, value in variables.items()}
     if fresh:
         command = [sys.executable, *arguments]
         return subprocess.run(command, cwd=cwd, env=environment, input=input, capture_output=True, text=True)
@@ -45,21 +47,30 @@ def run(arguments, cwd=None, env=None, input="", file_size_limit=None, fresh=Fal
         "environment": environment,
         "file_size_limit": file_size_limit or resource.RLIM_INFINITY,
     }
-    with tempfile.TemporaryFile("w+") as stdin, tempfile.TemporaryFile("w+") as stdout:
-        with tempfile.TemporaryFile("w+") as stderr:
-            stdin.write(input)
-            stdin.seek(0)
-            status = ask_server(request, files=[stdin, stdout, stderr])
-            stdout.seek(0)
-            stderr.seek(0)
-            return subprocess.CompletedProcess(arguments, status, stdout.read(), stderr.read())
+    with (
+        tempfile.TemporaryFile("w+") as stdin,
+        tempfile.TemporaryFile("w+") as stdout,
+        tempfile.TemporaryFile("w+") as stderr,
+    ):
+        stdin.write(input)
+        stdin.seek(0)
+        exit_status = ask_server(request, files=[stdin, stdout, stderr])
+        stdout.seek(0)
+        stderr.seek(0)
+        return subprocess.CompletedProcess(arguments, exit_status, stdout.read(), stderr.read())
 
 
 def ask_server(request, files):
-    """Sends a request and the three standard files; waits for the program's end and returns its exit status."""
+    """Lets the server run a program, waits for its end, and returns its exit status.
+
+    Args:
+        request: the arguments of the program, its folder, environment variables and file size limit; see `run`.
+        files: the open files that become its standard input, output and error.
+    """
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(os.environ[SOCKET_VARIABLE])
-        socket.send_fds(connection, [b"\n"], [file.fileno() for file in files])
+        a_byte = b"\n"  # files cannot be sent without at least one byte
+        socket.send_fds(connection, [a_byte], [file.fileno() for file in files])
         connection.sendall(json.dumps(request).encode() + b"\n")
         answer = connection.makefile().readline()
     if not answer:
@@ -68,14 +79,14 @@ def ask_server(request, files):
 
 
 class Server:
-    """The server of warm processes, which runs from `start` to `stop` or to the end of this process."""
+    """Starts and stops the server of warm processes, which also ends if this process is killed."""
 
     def __init__(self):
         self.folder = tempfile.TemporaryDirectory(prefix="warm-")
         self.process = None
 
     def start(self):
-        """Starts the server, which imports nothing before its first request. Requests can be sent at once."""
+        """Starts the server. Requests can be sent at once, and torch is imported only at the first request."""
         address = os.path.join(self.folder.name, "socket")
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         with socket.socket(socket.AF_UNIX) as listener:
@@ -85,7 +96,7 @@ class Server:
                 [sys.executable, SERVER_PROGRAM, str(listener.fileno())],
                 env=environment,
                 pass_fds=[listener.fileno()],
-                stdin=subprocess.PIPE,  # whose end tells the server to end, also if this process is killed
+                stdin=subprocess.PIPE,  # is closed when this process ends or is killed, which ends the server
             )
         os.environ[SOCKET_VARIABLE] = address
 

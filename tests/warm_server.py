@@ -1,8 +1,8 @@
 """``python warm_server.py LISTENER``: the server of warm.py. LISTENER is the file descriptor of a listening socket.
 
-For each request it forks a process, which becomes the program of the request: it takes over the arguments, the
-folder, the environment and the standard files, runs ``-c CODE``, ``-m MODULE`` or a script as ``__main__``, and ends
-as any interpreter does.
+For each request, the server forks a process. This process takes over the arguments, the working folder, the
+environment variables and the standard files of the request. Then it runs ``-c CODE``, ``-m MODULE`` or a script as
+``__main__``, and ends as any interpreter does.
 """
 
 import gc
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 
 class Request(NamedTuple):
-    """A program to run."""
+    """A program to run, as `warm.run` describes it."""
 
     arguments: list[str]
     folder: str
@@ -30,58 +30,79 @@ class Request(NamedTuple):
 
 
 def main():
-    """Serves until standard input ends. In a forked process it runs a program, and returns when that is done."""
+    """Serves requests until standard input ends.
+
+    There are three kinds of processes. The server forks a waiting process for each request, and goes on with the next
+    request. The waiting process forks the program, waits for its end and reports its exit status. In the program, this
+    function returns when the program is done.
+    """
     listener = socket.socket(fileno=int(sys.argv[1]))
-    while has_request(listener):
+    while wait_for_request(listener):
         connection, _ = listener.accept()
         request = receive_request(connection)
         import_torch_and_fairseq()
-        if os.fork() == 0:
-            # this process only waits for the program, while the server goes on
+        is_waiting_process = os.fork() == 0  # fork returns 0 in the new process
+        if is_waiting_process:
             program = os.fork()
-            if program == 0:
+            is_program = program == 0
+            if is_program:
                 listener.close()
                 connection.close()
-                become(request)
+                run_program(request)
                 return
             close_files(request)
             report_end(program, connection)
         close_files(request)
         connection.close()
-    wait_for_children(block=True)
+    wait_for_all_children()
 
 
-def has_request(listener):
-    """Waits; returns true for a request, and false once standard input has ended: then no request will come."""
+def wait_for_request(listener):
+    """Waits for the next request and returns True, or returns False if standard input has ended."""
     readable, _, _ = select.select([listener, sys.stdin], [], [])
-    wait_for_children(block=False)
+    wait_for_ended_children()
     return sys.stdin not in readable
 
 
-def wait_for_children(block):
-    """Waits for the processes that have ended, or (`block`) for all, so that their CPU time counts as this one's."""
+def wait_for_ended_children():
+    """Removes the children of this process that have ended, whose CPU time then counts as the time of this process."""
     try:
-        while os.waitpid(-1, 0 if block else os.WNOHANG) != (0, 0):
-            pass
+        while True:
+            pid, _status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return  # the other children are still running
     except ChildProcessError:
-        pass  # there are none
+        return  # there are no children
+
+
+def wait_for_all_children():
+    """Waits until all children of this process have ended."""
+    try:
+        while True:
+            os.waitpid(-1, 0)
+    except ChildProcessError:
+        return  # there are no children any more
 
 
 def receive_request(connection):
-    """Returns the request that warm.ask_server sends: a byte with the files, then a line of JSON."""
+    """Returns the request that `warm.ask_server` sends: a byte together with three files, then a line of JSON."""
     connection.setblocking(True)
-    _, files, _, _ = socket.recv_fds(connection, 1, 3)
+    _byte, files, _flags, _address = socket.recv_fds(connection, bufsize=1, maxfds=3)
     with connection.makefile() as lines:
         return Request(**json.loads(lines.readline()), files=files)
 
 
 def close_files(request):
+    """Closes the standard files of a program in a process that does not use them."""
     for file in request.files:
         os.close(file)
 
 
 def report_end(program, connection):
-    """Waits for the program, sends its exit status as subprocess would say it, and ends this process."""
+    """Waits for the end of the program, sends its exit status, and ends this process.
+
+    The exit status is negative if a signal has ended the program, as in the module subprocess.
+    """
     try:
         _, status = os.waitpid(program, 0)
         connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
@@ -90,7 +111,7 @@ def report_end(program, connection):
 
 
 def import_torch_and_fairseq():
-    """Imports both at the first request, without fairseq's advice to install optional packages."""
+    """Imports torch and fairseq if this is the first request, without fairseq's messages about optional packages."""
     if "fairseq" not in sys.modules:
         logging.disable(logging.INFO)
         import fairseq.models.transformer  # noqa: F401
@@ -99,30 +120,31 @@ def import_torch_and_fairseq():
         gc.freeze()  # no forked process needs to look through these objects
 
 
-def become(request):
-    """Runs the program of the request in this process, from the state in which a fresh interpreter would begin it."""
+def run_program(request):
+    """Runs the program of the request in this process, as a fresh interpreter would."""
     take_over_process_state(request)
-    how, *rest = request.arguments
-    if how == "-c":
-        code, *arguments = rest
+    first_argument, *other_arguments = request.arguments
+    if first_argument == "-c":
+        code, *arguments = other_arguments
         set_arguments(import_folder="", argv=["-c", *arguments], environment=request.environment)
         forget_logging_of_imports(code)
         module = types.ModuleType("__main__")
         sys.modules["__main__"] = module
         exec(compile(code, "<string>", "exec"), module.__dict__)
-    elif how == "-m":
-        name, *arguments = rest
+    elif first_argument == "-m":
+        name, *arguments = other_arguments
         set_arguments(import_folder=request.folder, argv=["-m", *arguments], environment=request.environment)
         forget_logging_of_imports(name)
         runpy.run_module(name, run_name="__main__", alter_sys=True)
     else:
-        script_folder = os.path.dirname(os.path.realpath(how))
+        script = first_argument
+        script_folder = os.path.dirname(os.path.realpath(script))
         set_arguments(import_folder=script_folder, argv=request.arguments, environment=request.environment)
-        runpy.run_path(how, run_name="__main__")
+        runpy.run_path(script, run_name="__main__")
 
 
 def take_over_process_state(request):
-    """Sets the standard files, folder, environment, limits, threads and random numbers of this process."""
+    """Sets the standard files, folder, environment, file size limit and threads of this process as the request says."""
     for number, file in enumerate(request.files):
         os.dup2(file, number)
         os.close(file)
@@ -131,24 +153,35 @@ def take_over_process_state(request):
     os.environ.update(request.environment)
     limit = request.file_size_limit
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    if "OMP_NUM_THREADS" in request.environment:  # which torch has read when it was imported
+    # torch has read this variable already, when it was imported
+    if "OMP_NUM_THREADS" in request.environment:
         sys.modules["torch"].set_num_threads(int(request.environment["OMP_NUM_THREADS"]))
-    # every fresh process has other random numbers, until it sets a seed
+    # a fresh interpreter has other random numbers each time, until it sets a seed
     random.seed()
     sys.modules["numpy"].random.seed()
 
 
 def set_arguments(import_folder, argv, environment):
-    """Sets sys.argv, and sys.path with the folder that an interpreter puts first and those of PYTHONPATH."""
-    folders = environment.get("PYTHONPATH", "").split(os.pathsep)
-    sys.path[:] = [import_folder, *filter(None, folders), *sys.path[1:]]
+    """Sets sys.argv and sys.path as a fresh interpreter would.
+
+    Args:
+        import_folder: the first folder of sys.path, which depends on how the program is started.
+        argv: the new sys.argv.
+        environment: the variables of the program, of which PYTHONPATH has further folders of sys.path.
+    """
+    python_path = environment.get("PYTHONPATH", "").split(os.pathsep)
+    python_path = [folder for folder in python_path if folder != ""]
+    sys.path[:] = [import_folder, *python_path, *sys.path[1:]]
     sys.argv[:] = argv
 
 
 def forget_logging_of_imports(program):
-    """Removes the logging that fairseq sets up when it is imported, if the program is one of fairseq's commands.
+    """Removes the logging that fairseq has set up when it was imported, if the program is one of fairseq's commands.
 
-    Those set logging up themselves before they import fairseq.
+    In a fresh interpreter, these commands set up the logging themselves, before they import fairseq.
+
+    Args:
+        program: the code of the program or the name of its module.
     """
     if "fairseq_cli" in program:
         logging.root.handlers.clear()

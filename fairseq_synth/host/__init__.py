@@ -1,20 +1,21 @@
-"""Everything that the plugin changes in fairseq, apart from registering its models: `repair_fairseq`.
+"""Everything that the plugin changes in fairseq, apart from registering its models.
 
-The changes are of three kinds:
+The function `repair_fairseq` makes all changes. They are of three kinds:
 
 - ``needed/``: repairs without which the plugin does not run, or computes wrong results;
 - ``bugs/``: repairs of bugs that every user of fairseq can meet;
 - ``messages/``: one line in place of a traceback, for mistakes that fairseq does not explain.
 
-`repairs` registers and applies them; `versions` checks that fairseq and torch fit; `layers` has the encoder layer that
-the plugin builds on.
+`repairs` registers and applies them, and `parsed_flags` registers those that check or change the flags of a command
+line. `message_table` explains errors of fairseq and torch. `versions` checks that fairseq and torch can be used.
+`layers` has the encoder layer that the plugin builds on.
 """
 
 
 def repair_fairseq() -> None:
-    """Applies every repair that is not switched off.
+    """Changes fairseq by every repair that is not switched off by the variable FAIRSEQ_SYNTH_NO_REPAIRS.
 
-    Raises SynthesizerError if fairseq or torch does not fit, or if the switch names a repair that does not exist.
+    Raises SynthesizerError if this fairseq or torch cannot be used, or if the variable names an unknown repair.
     """
     import torch
 

@@ -7,7 +7,7 @@ import fairseq.modules.transformer_layer
 import torch
 import torch.nn as nn
 
-# the copies of weights that every encoder layer of fairseq 0.12.2 has for its fast path, and so have its checkpoints
+# The fast path of fairseq 0.12.2 needs a second copy of these weights in every encoder layer, and in its checkpoints.
 FAST_PATH_COPIES = [
     "in_proj_weight",
     "in_proj_bias",
@@ -22,27 +22,31 @@ FAST_PATH_COPIES = [
 
 def has_fast_path(layer_class: type) -> bool:
     """Returns whether this is the encoder layer of fairseq 0.12.2, which has a fast path for inference."""
-    return "_load_from_state_dict" in vars(layer_class)
+    return "_load_from_state_dict" in vars(layer_class)  # a method that only the layer with the fast path defines
 
 
 def without_fast_path(layer_class: type[nn.Module]) -> type[nn.Module]:
-    """Returns fairseq's encoder layer without the fast path of 0.12.2, or the class itself if it has none.
+    """Returns fairseq's encoder layer without the fast path of 0.12.2, or the class itself if it has no fast path.
 
-    The fast path (BetterTransformer) computes dot-product attention at inference and bypasses the layer's
-    ``self_attn`` once a checkpoint is loaded. It keeps eight copies of weights for that, and cannot be built around an
-    attention without q_proj.
+    The fast path (BetterTransformer) is used at inference, once a checkpoint is loaded. It always computes dot-product
+    attention and never calls the layer's ``self_attn``, which is another attention in a Synthesizer. For the fast path,
+    the layer keeps copies of eight weights. fairseq's constructor takes the shapes of these copies from
+    ``self_attn.q_proj``, which a Synthesizer may not have.
     """
     if not has_fast_path(layer_class):
         return layer_class
 
     class TransformerEncoderLayerWithoutFastPath(layer_class):  # type: ignore[misc, valid-type]
         def __init__(self, cfg: Any, return_fc: bool = False) -> None:
+            """Builds the layer without what fairseq 0.12.2 adds to it for the fast path; see `without_fast_path`."""
+            # First let fairseq's constructor build the layer, with an attention that has only empty weights.
             build_self_attention = self.build_self_attention
-            # fairseq's __init__ shapes its copies after the weights of the attention: give it empty ones
             empty_projection = SimpleNamespace(weight=torch.empty(0, 0), bias=torch.empty(0))
             stand_in = SimpleNamespace(q_proj=empty_projection, out_proj=empty_projection)
+            # this attribute of the object hides the method of the class, until it is deleted
             object.__setattr__(self, "build_self_attention", lambda embed_dim, cfg: stand_in)
             super().__init__(cfg, return_fc=return_fc)
+            # Then remove what was made for the fast path, and build the attention itself.
             for name in FAST_PATH_COPIES:
                 delattr(self, name)
             del self.build_self_attention

@@ -5,7 +5,13 @@ from typing import NamedTuple
 
 
 class WrongSize(NamedTuple):
-    """A weight whose size in the checkpoint is not the model's; sizes are as torch writes them, ``[16, 8]``."""
+    """A weight that has another size in the checkpoint than in the model.
+
+    Attributes:
+        name: the name of the weight in the state dict.
+        in_checkpoint: its size in the checkpoint, as torch writes it, such as ``[16, 8]``.
+        in_model: its size in the model.
+    """
 
     name: str
     in_checkpoint: str
@@ -13,18 +19,26 @@ class WrongSize(NamedTuple):
 
 
 def explain_misfit(text: str) -> str:
-    """Returns what does not fit, and what to do, from the message of a failed ``load_state_dict`` of torch."""
+    """Returns one line that says why a checkpoint does not fit the model, and what the user should do.
+
+    If the size of a weight shows which flag or data were wrong, the line names these. Otherwise it names the first
+    weight that has another size, is missing or is unexpected.
+
+    Args:
+        text: the message of the error that torch's ``load_state_dict`` has raised, which lists all such weights.
+    """
     wrong_sizes = read_wrong_sizes(text)
-    for wrong in wrong_sizes:
-        line = explain_wrong_size(wrong)
+    for wrong_size in wrong_sizes:
+        line = explain_wrong_size(wrong_size)
         if line is not None:
             return line
-    problems = [
-        f"{wrong.name} is {wrong.in_checkpoint} in the checkpoint and {wrong.in_model} in this model"
-        for wrong in wrong_sizes
-    ]
-    problems += [f"the checkpoint lacks {name}" for name in read_names(text, "Missing")]
-    problems += [f"this model has no {name}" for name in read_names(text, "Unexpected")]
+    problems = []
+    for name, in_checkpoint, in_model in wrong_sizes:
+        problems.append(f"{name} is {in_checkpoint} in the checkpoint and {in_model} in this model")
+    for name in read_names(text, "Missing"):
+        problems.append(f"the checkpoint lacks {name}")
+    for name in read_names(text, "Unexpected"):
+        problems.append(f"this model has no {name}")
     if not problems:
         return text.splitlines()[0]
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
@@ -32,41 +46,45 @@ def explain_misfit(text: str) -> str:
 
 
 def read_wrong_sizes(text: str) -> list[WrongSize]:
-    """Returns the weights of other sizes that torch's message lists."""
+    """Returns the weights that torch's message lists because their sizes differ."""
+    # torch writes: size mismatch for NAME: copying a param with shape torch.Size([16, 8]) from checkpoint, the shape in
+    # current model is torch.Size([24, 8]).
     rows = re.findall(r"size mismatch for (\S+): .*?(\[.*?\]).*?(\[.*?\])", text)
-    return [WrongSize(*row) for row in rows]
+    return [WrongSize(name, in_checkpoint, in_model) for name, in_checkpoint, in_model in rows]
 
 
 def read_names(text: str, kind: str) -> list[str]:
-    """Returns the names that torch's message lists as "Missing" or "Unexpected"."""
-    lists = re.findall(f"{kind} key.*", text)
-    return re.findall('"([^"]+)"', "".join(lists))
+    """Returns the names of weights that torch's message lists as ``kind``, which is "Missing" or "Unexpected"."""
+    # torch writes: Missing key(s) in state_dict: "NAME", "NAME".
+    lines = re.findall(f"{kind} key.*", text)
+    return re.findall('"([^"]+)"', "".join(lines))
 
 
-def explain_wrong_size(wrong: WrongSize) -> str | None:
-    """Returns which data or flag explains a weight of another size, or None if the architecture must be another."""
-    rows_in_checkpoint = first_number(wrong.in_checkpoint)
-    rows_in_model = first_number(wrong.in_model)
-    if wrong.name.endswith("embed_tokens.weight") and rows_in_model != rows_in_checkpoint:
+def explain_wrong_size(wrong_size: WrongSize) -> str | None:
+    """Returns a line that says which data or flag was wrong if this weight tells; returns None for other weights."""
+    name, in_checkpoint, in_model = wrong_size
+    rows_in_checkpoint = first_number(in_checkpoint)
+    rows_in_model = first_number(in_model)
+    if name.endswith("embed_tokens.weight") and rows_in_model != rows_in_checkpoint:
         return (
             f"the data have another dictionary ({rows_in_model} words, {rows_in_checkpoint} in the training); give the "
             "data of the training, or data made with its dictionary (--srcdict and --tgtdict of fairseq-preprocess)"
         )
-    if wrong.name.endswith("sentence_encoder.embed_positions.weight"):
-        # fairseq counts positions from 2 on, so the matrix has two rows more
+    if name.endswith("sentence_encoder.embed_positions.weight"):
+        # fairseq counts positions from 2 on, so the matrix has two rows more than there are positions
         return (
             f"--max-positions {rows_in_model - 2}: the checkpoint was trained with {rows_in_checkpoint - 2}; give "
             "that, or another checkpoint"
         )
-    if wrong.name.endswith((".E", ".F")):
+    if name.endswith((".E", ".F")):  # the projections of Linformer
         return (
-            f"{wrong.name} is {wrong.in_checkpoint} in the checkpoint and {wrong.in_model} in this model; give the "
+            f"{name} is {in_checkpoint} in the checkpoint and {in_model} in this model; give the "
             "--linformer-k, --linformer-sharing and --max-positions of the training"
         )
     return None
 
 
 def first_number(size: str) -> int:
-    """Returns the first dimension of a size that torch has written, such as ``[16, 8]``."""
+    """Returns the first dimension of a size that torch has written, such as 16 for ``[16, 8]``; 0 for ``[]``."""
     numbers = re.findall(r"\d+", size)
     return int(numbers[0]) if numbers else 0

@@ -1,17 +1,21 @@
 """Registers the changes of fairseq (``REPAIRS``), applies each of them once, and lets users switch them off by name.
 
-A repair is a function that takes the place of a function or method of fairseq. It gets the original function as its
-first argument, and after it the arguments of the call, so ``self`` comes second if a method is replaced. For example::
+Most repairs are monkey patches: a function that takes the place of a function or method of fairseq. Its first parameter
+is always called ``original``. That is the function that it replaces, and it usually calls it. The other parameters are
+those of the original, so ``self`` comes second if a method is replaced. For example::
 
     @repair("__getitem__", IndexedCachedDataset, symptom="Cached data end in a KeyError", versions="all versions")
-    def read_what_is_not_cached(original_getitem: Any, self: IndexedCachedDataset, i: int) -> Any:
-        # Replaces __getitem__ with one that reads an item into the cache if it is not there yet.
+    def read_what_is_not_cached(original: Callable[..., Any], self: IndexedCachedDataset, i: int) -> Any:
+        # Replaces IndexedCachedDataset.__getitem__ (original): reads an item that is not in the cache yet.
         if i not in self.cache_index:
             self.prefetch([i])
-        return original_getitem(self, i)
+        return original(self, i)
+
+After this repair, ``dataset[3]`` calls ``read_what_is_not_cached(original, dataset, 3)``.
 
 The symptom and the versions of fairseq that have it are rendered into docs/fairseq-bugs.md. The name of the function is
-the one by which users switch the repair off. A change of another kind is written with `custom_repair`.
+the name by which users switch the repair off. There are two other decorators: `custom_repair` is for a change that is
+no replacement of a function, and `parsed_flags.repair_parsed_flags` is for a check of the command line.
 """
 
 import functools
@@ -25,18 +29,23 @@ from ..errors import SynthesizerError
 
 logger = logging.getLogger(__name__)
 
-SWITCH = "FAIRSEQ_SYNTH_NO_REPAIRS"
-MARK = "fairseq_synth_repairs"  # the attribute of a replaced function that lists the repairs in it
+SWITCH = "FAIRSEQ_SYNTH_NO_REPAIRS"  # the environment variable that switches repairs off
+MARK = "fairseq_synth_repairs"  # each replacement has an attribute of this name, a tuple with the names of its repairs
 
 
 class Place(NamedTuple):
-    """A function of fairseq, torch or Python that a repair replaces: ``owner.attribute``."""
+    """A function of fairseq, torch or Python that a repair replaces, such as ``FairseqTask.inference_step``.
+
+    Attributes:
+        owner: the module or class that has the function, such as ``FairseqTask``.
+        attribute: the name of the function, such as "inference_step".
+    """
 
     owner: Any
     attribute: str
 
     def function(self) -> Any:
-        """Returns the function that is there now."""
+        """Returns the function that has this name now, which may be a replacement already."""
         return getattr(self.owner, self.attribute)
 
 
@@ -61,9 +70,10 @@ PLACES: list[Place] = []
 
 
 def custom_repair(*, symptom: str, versions: str) -> Callable[[Callable[[], bool]], Callable[[], bool]]:
-    """Registers the decorated function as a repair that changes fairseq in its own way.
+    """Registers the decorated function as a repair that is applied by calling it without arguments.
 
-    The function returns whether it has changed fairseq. A second call must return False and change nothing.
+    The decorated function changes fairseq and returns True. If nothing has to be changed, or it was called before, it
+    must change nothing and return False.
 
     Args:
         symptom: what goes wrong in fairseq without the repair; Markdown, without a full stop.
@@ -83,27 +93,26 @@ def always_needed() -> bool:
 
 
 def repair(
-    attribute: str, *owners: Any, symptom: str, versions: str, where: Callable[[], bool] = always_needed
+    attribute: str, *owners: Any, symptom: str, versions: str, is_needed: Callable[[], bool] = always_needed
 ) -> Callable[[Any], Any]:
-    """Registers the decorated function as a repair that takes the place of ``owner.attribute``; see `replace`.
+    """Registers the decorated function as a repair that takes the place of ``owner.attribute``.
+
+    The decorated function gets the original function as its first argument, and after it the arguments of the call.
 
     Args:
         attribute: the name of the function to replace.
-        owners: the modules or classes that have it.
+        owners: the modules or classes that have a function of this name; it is replaced in each of them.
         symptom: what goes wrong in fairseq without the repair; Markdown, without a full stop.
         versions: the versions of fairseq that have the symptom.
-        where: returns whether this fairseq, Python or torch needs the repair.
+        is_needed: returns whether the installed fairseq, Python or torch needs the repair.
     """
     places = [Place(owner, attribute) for owner in owners]
+    PLACES.extend(places)
 
     def register(function: Any) -> Any:
         def apply() -> bool:
-            if not where():
-                return False
-            changes = [replace(place, function) for place in places]
-            return any(changes)
+            return is_needed() and replace_all(places, function)
 
-        PLACES.extend(places)
         REPAIRS[function.__name__] = Repair(symptom=symptom, versions=versions, apply=apply)
         return function
 
@@ -111,55 +120,76 @@ def repair(
 
 
 def apply_repairs() -> None:
-    """Applies every registered repair that is not switched off, and logs those that were needed at debug level."""
-    # LOGLEVEL is fairseq's variable. In a program that configures no logging, importing fairseq turns on the debug
-    # messages of all libraries, so this logger needs a level of its own.
-    wants_debug = os.environ.get("LOGLEVEL", "").upper() == "DEBUG"
-    logger.setLevel(logging.DEBUG if wants_debug else logging.INFO)
+    """Applies every registered repair that is not switched off, and logs each that was needed at debug level."""
+    set_log_level()
     disabled = disabled_repairs()
     if disabled == {"all"}:
         return
     for name, registered in REPAIRS.items():
-        if name not in disabled and registered.apply():
+        if name in disabled:
+            continue
+        has_changed_fairseq = registered.apply()
+        if has_changed_fairseq:
             logger.debug(f"repaired fairseq: {name}")
 
 
+def set_log_level() -> None:
+    """Lets this module log debug messages only if the environment variable LOGLEVEL, which fairseq reads, is DEBUG.
+
+    Otherwise the level is INFO. It is set here because importing fairseq turns on the debug messages of all libraries
+    in a program that configures no logging.
+    """
+    wants_debug = os.environ.get("LOGLEVEL", "").upper() == "DEBUG"
+    logger.setLevel(logging.DEBUG if wants_debug else logging.INFO)
+
+
 def disabled_repairs() -> set[str]:
-    """Returns the names in the environment variable `SWITCH`, where commas separate them; it may be ``all`` alone."""
+    """Returns the names of repairs in the environment variable FAIRSEQ_SYNTH_NO_REPAIRS, which commas separate.
+
+    The result is {"all"} if the variable is ``all``, and empty if it is not set.
+    """
     names = os.environ.get(SWITCH, "").split(",")
     return {name.strip() for name in names} - {""}
 
 
 def check_switch() -> None:
-    """Checks that `SWITCH` holds names of repairs, or ``all`` alone; raises SynthesizerError otherwise."""
+    """Checks that FAIRSEQ_SYNTH_NO_REPAIRS is not set, is ``all``, or has only names of repairs.
+
+    Raises SynthesizerError otherwise.
+    """
     disabled = disabled_repairs()
-    if disabled == {"all"} or disabled <= set(REPAIRS):
+    has_only_names = disabled <= set(REPAIRS)
+    if disabled == {"all"} or has_only_names:
         return
     names = ", ".join(sorted(REPAIRS))
     raise SynthesizerError(f"{SWITCH}={os.environ[SWITCH]}: give all, or names joined by commas, from {names}")
 
 
-def replace(place: Place, function: Callable[..., Any]) -> bool:
-    """Replaces a function of fairseq by `function`, which gets the original as its first argument.
+def replace_all(places: list[Place], function: Callable[..., Any]) -> bool:
+    """Replaces the functions at several places by `function`; returns whether at least one was replaced now."""
+    changes = [replace(place, function) for place in places]
+    return any(changes)
 
-    The result is marked with the name of `function`. A second call therefore changes nothing, even if it comes from
-    another copy of this package or after a reload.
+
+def replace(place: Place, function: Callable[..., Any]) -> bool:
+    """Replaces a function of fairseq by `function`, which gets the original as an additional first argument.
+
+    The replacement is marked with the name of `function`. If that mark is there already, nothing is replaced again,
+    even if this package was reloaded or is loaded a second time under another name.
 
     Returns:
         True if the function was replaced now, False if it had been replaced before.
     """
     original = place.function()
-    marks = getattr(original, MARK, ())
-    if function.__name__ in marks:
+    names_of_repairs = getattr(original, MARK, ())
+    if function.__name__ in names_of_repairs:
         return False
 
     @functools.wraps(original)
     def replacement(*args: Any, **kwargs: Any) -> Any:
         return function(original, *args, **kwargs)
 
-    setattr(replacement, MARK, (*marks, function.__name__))
-    if isinstance(inspect.getattr_static(place.owner, place.attribute), staticmethod):
-        setattr(place.owner, place.attribute, staticmethod(replacement))
-    else:
-        setattr(place.owner, place.attribute, replacement)
+    setattr(replacement, MARK, (*names_of_repairs, function.__name__))
+    is_static = isinstance(inspect.getattr_static(place.owner, place.attribute), staticmethod)
+    setattr(place.owner, place.attribute, staticmethod(replacement) if is_static else replacement)
     return True

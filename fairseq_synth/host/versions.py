@@ -26,7 +26,10 @@ SUPPORTED = (
 
 
 def check_torch(version: str) -> None:
-    """Raises SynthesizerError if torch is older than the tested versions, and warns if it is newer."""
+    """Checks a version of torch, such as "2.6.0+cpu": logs a warning if it is newer than the tested versions.
+
+    Raises SynthesizerError if it is older.
+    """
     major, minor = version.split(".")[:2]
     torch_version = Version(int(major), int(minor))
     if torch_version < OLDEST_TORCH:
@@ -47,7 +50,10 @@ def check_installed() -> None:
 
 
 def import_host() -> None:
-    """Imports fairseq's Transformer; raises SynthesizerError if this fairseq cannot be imported, or is too old."""
+    """Imports fairseq's Transformer, to see whether this fairseq can be used with this version of Python.
+
+    Raises SynthesizerError if it cannot be imported or is too old.
+    """
     try:
         from fairseq.models.transformer import TransformerEncoderBase  # noqa: F401
     except Exception as error:  # 0.12.2 on Python 3.11 fails with a ValueError from dataclasses

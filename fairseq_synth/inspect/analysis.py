@@ -1,4 +1,4 @@
-"""Inspects one checkpoint, part by part; the figures are plain values that JSON takes."""
+"""Inspects one checkpoint, part by part. The results are plain values that can be written to a JSON file."""
 
 import logging
 import time
@@ -11,13 +11,13 @@ from torch import Tensor
 from .attentions import attentions
 from .checkpoints import Loaded, batches, readable
 from .histograms import add_histograms
+from .inspection import Inspection, Options, Results, round_floats
 from .parts import attention as attention_part
 from .parts import heads as heads_part
 from .parts import layers as layers_part
 from .parts import lengths as lengths_part
 from .parts import words as words_part
 from .passes import loss
-from .subject import Figures, Options, Subject, rounded
 
 logger = logging.getLogger(__name__)
 
@@ -27,122 +27,127 @@ class Part(NamedTuple):
 
     Attributes:
         content: what the part measures, for --help.
-        cost_in_general: what that costs for any model, for --help.
-        cost: returns what it costs for one model.
-        measure: measures it, and adds the figures to those of the subject.
+        cost_in_general: how much it computes for any model, for --help.
+        describe_cost: returns how much it computes for one model.
+        measure: measures it, and adds the results to the inspection.
     """
 
     content: str
     cost_in_general: str
-    cost: Callable[[Subject], str]
-    measure: Callable[[Subject], None]
+    describe_cost: Callable[[Inspection], str]
+    measure: Callable[[Inspection], None]
 
 
 PARTS = {
     "attention": Part(
-        "logits, attention weights and their singular values",
-        "3 passes over the sentences",
-        attention_part.cost,
-        attention_part.measure,
+        content="logits, attention weights and their singular values",
+        cost_in_general="3 passes over the sentences",
+        describe_cost=attention_part.describe_cost,
+        measure=attention_part.measure,
     ),
     "layers": Part(
-        "rank of the layers",
-        "8 passes over 64 sentences",
-        layers_part.cost,
-        layers_part.measure,
+        content="rank of the layers",
+        cost_in_general="8 passes over 64 sentences",
+        describe_cost=layers_part.describe_cost,
+        measure=layers_part.measure,
     ),
     "heads": Part(
-        "importance of heads, loss and BLEU without them",
-        "a pass for each head, and up to --steps translations for each kind of attention; the slowest part",
-        heads_part.cost,
-        heads_part.measure,
+        content="importance of heads, loss and BLEU without them",
+        cost_in_general=(
+            "a pass for each head, and up to --steps translations for each kind of attention; the slowest part"
+        ),
+        describe_cost=heads_part.describe_cost,
+        measure=heads_part.measure,
     ),
     "words": Part(
-        "loss with heads that look by position alone",
-        "a pass over up to 2,000 sentences of the training split, then two passes for each head of self-attention",
-        words_part.cost,
-        words_part.measure,
+        content="loss with heads that look by position alone",
+        cost_in_general=(
+            "a pass over up to 2,000 sentences of the training split, then two passes for each head of self-attention"
+        ),
+        describe_cost=words_part.describe_cost,
+        measure=words_part.measure,
     ),
     "lengths": Part(
-        "loss and BLEU by sentence length",
-        "one pass, and one translation",
-        lengths_part.cost,
-        lengths_part.measure,
+        content="loss and BLEU by sentence length",
+        cost_in_general="one pass, and one translation",
+        describe_cost=lengths_part.describe_cost,
+        measure=lengths_part.measure,
     ),
 }
 
 
-def analyse(loaded: Loaded, options: Options) -> Figures:
-    """Returns all figures of a checkpoint.
+def analyse(loaded: Loaded, options: Options) -> Results:
+    """Inspects a checkpoint and returns all results.
 
     Args:
         loaded: the checkpoint's model, with or without data.
-        options: what the command line may change.
+        options: what to measure.
 
     Returns:
         ``checkpoint`` (its settings), ``attentions`` {name: heads, functions, and what is measured for each}, and with
-        data ``data``, ``loss`` and, as the options say, ``sentences``, ``layers``, ``removal``, ``words`` and
-        ``lengths``. docs/analysis.md explains them.
+        data ``data``, ``loss`` and, for the parts that the options choose, ``sentences``, ``layers``, ``removal``,
+        ``words`` and ``lengths``. docs/analysis.md explains them.
     """
-    subject = begin(loaded, options)
+    inspection = begin(loaded, options)
     if loaded.data is not None:
         for name in options.parts:
-            PARTS[name].measure(subject)
-    return subject.figures
+            PARTS[name].measure(inspection)
+    return inspection.results
 
 
-def begin(loaded: Loaded, options: Options) -> Subject:
-    """Begins an inspection, and returns its subject with the figures that every inspection has.
+def begin(loaded: Loaded, options: Options) -> Inspection:
+    """Begins the inspection of a checkpoint, and returns it with the results that every inspection has.
 
-    These are settings, parameters and, with data, the loss on them; without data, the patterns of functions that do not
-    look at the input.
+    These are the settings of the training and histograms of the parameters. With data there is the loss, too. Without
+    data there are the weights of those attentions whose weights do not depend on the input.
     """
-    initial = loaded.initial()
-    figures: Figures = {"checkpoint": describe_checkpoint(loaded), "attentions": {}}
-    for attention in attentions(loaded.model):
-        figures["attentions"][attention.name] = {
-            "group": attention.group,
-            "layer": attention.layer,
-            "heads": attention.num_heads,
-            "functions": attention.functions,
-            "alpha": rounded(attention.alpha()),
-        }
-    trained_values = collect_parameters(loaded.model)
-    initial_values = {} if initial is None else collect_parameters(initial)
-    add_histograms(figures["attentions"], "parameters", trained_values, initial_values)
-    if loaded.data is None:
-        attention_part.measure_without_data(figures["attentions"], loaded.model, options.positions)
-        return Subject(
-            loaded=loaded,
-            initial=initial,
-            options=options,
-            figures=figures,
-            order=[],
-            sample=[],
-            loss=0.0,
-            pass_seconds=0.0,
-        )
-    order = readable(loaded, options.subset, options.sentences)
-    sample = batches(loaded, options.subset, order)
-    start = time.perf_counter()
-    loss_in_bits = loss(loaded, sample)
-    pass_seconds = time.perf_counter() - start
-    figures["data"] = {"subset": options.subset, "sentences": len(order)}
-    figures["loss"] = rounded(loss_in_bits)
-    logger.info(f"{loaded.path}: {len(order)} sentences of {options.subset}")
-    return Subject(
+    initial_model = loaded.initial()
+    results: Results = {
+        "checkpoint": describe_checkpoint(loaded),
+        "attentions": describe_attentions(loaded.model),
+    }
+    trained_parameters = collect_parameters(loaded.model)
+    initial_parameters = {} if initial_model is None else collect_parameters(initial_model)
+    add_histograms(results["attentions"], "parameters", trained_parameters, initial_parameters)
+    inspection = Inspection(
         loaded=loaded,
-        initial=initial,
+        initial_model=initial_model,
         options=options,
-        figures=figures,
-        order=order,
-        sample=sample,
-        loss=loss_in_bits,
-        pass_seconds=pass_seconds,
+        results=results,
+        sentence_indices=[],
+        batches=[],
+        loss=0.0,
+        pass_seconds=0.0,
+    )
+    if loaded.data is None:
+        attention_part.measure_without_data(inspection.attention_results, loaded.model, options.positions)
+        return inspection
+    return read_data(inspection)
+
+
+def read_data(inspection: Inspection) -> Inspection:
+    """Reads the data of an inspection and measures the loss on them.
+
+    Returns:
+        the inspection with the sentences, the loss and the time that it took; ``data`` and ``loss`` are added to its
+        results.
+    """
+    loaded = inspection.loaded
+    subset = inspection.options.subset
+    sentence_indices = readable(loaded, subset, inspection.options.sentences)
+    data_batches = batches(loaded, subset, sentence_indices)
+    start = time.perf_counter()
+    loss_in_bits = loss(loaded, data_batches)
+    pass_seconds = time.perf_counter() - start
+    inspection.results["data"] = {"subset": subset, "sentences": len(sentence_indices)}
+    inspection.results["loss"] = round_floats(loss_in_bits)
+    logger.info(f"{loaded.path}: {len(sentence_indices)} sentences of {subset}")
+    return inspection._replace(
+        sentence_indices=sentence_indices, batches=data_batches, loss=loss_in_bits, pass_seconds=pass_seconds
     )
 
 
-def describe_checkpoint(loaded: Loaded) -> Figures:
+def describe_checkpoint(loaded: Loaded) -> Results:
     """Returns the settings of a checkpoint's training."""
     model = loaded.cfg.model
     return {
@@ -154,6 +159,20 @@ def describe_checkpoint(loaded: Loaded) -> Figures:
     }
 
 
+def describe_attentions(model: nn.Module) -> dict[str, Results]:
+    """Returns {name of an attention: its kind, layer, number of heads and functions, and alpha of the functions}."""
+    results: dict[str, Results] = {}
+    for attention in attentions(model):
+        results[attention.name] = {
+            "group": attention.group,
+            "layer": attention.layer,
+            "heads": attention.num_heads,
+            "functions": attention.functions,
+            "alpha": round_floats(attention.alpha()),
+        }
+    return results
+
+
 def collect_parameters(model: nn.Module) -> dict[str, Tensor]:
-    """Returns {attention: the values that its logits are computed from}."""
+    """Returns {name of an attention: the trained values that its logits are computed from}."""
     return {attention.name: attention.logit_parameters() for attention in attentions(model)}

@@ -1,6 +1,6 @@
 """Finds the attentions of a model, and reads their names, functions and logits.
 
-What the rest of this package reads of the plugin's own attention is read here.
+This is the only file of the package that reads the inside of the plugin's own attention.
 """
 
 from typing import Any, NamedTuple
@@ -18,14 +18,14 @@ from ..positions import Inputs
 
 
 class Head(NamedTuple):
-    """One head of an attention, counted from 0."""
+    """One head: the name of its attention, such as ``encoder.self.0``, and its number there, from 0."""
 
     attention: str
     number: int
 
 
 class HeadGroup(NamedTuple):
-    """Neighbouring heads with the same functions."""
+    """Neighbouring heads of an attention whose logits are computed by the same functions."""
 
     functions: tuple[str, ...]
     num_heads: int
@@ -41,12 +41,12 @@ class Attention(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name in figures and flags, such as ``encoder.self.0``."""
+        """The name in results and flags, such as ``encoder.self.0``."""
         return f"{self.stack}.{self.kind}.{self.layer}"
 
     @property
     def group(self) -> str:
-        """The attentions that are compared with each other: encoder.self, decoder.self or decoder.cross."""
+        """The kind of attention, over all layers: ``encoder.self``, ``decoder.self`` or ``decoder.cross``."""
         return f"{self.stack}.{self.kind}"
 
     @property
@@ -56,7 +56,7 @@ class Attention(NamedTuple):
 
     @property
     def functions(self) -> list[str]:
-        """The functions that compute the logits; ``vanilla`` for fairseq's attention."""
+        """The names of the functions that compute the logits; ``vanilla`` for fairseq's attention."""
         if is_synthetic(self.module):
             return function_names(self.module.synthesizer)
         return ["vanilla"]
@@ -66,43 +66,43 @@ class Attention(NamedTuple):
         return [Head(self.name, number) for number in range(self.num_heads)]
 
     def head_groups(self) -> list[HeadGroup]:
-        """Returns the groups of neighbouring heads that have the same functions."""
+        """Returns the heads of the attention in groups: neighbouring heads with the same functions."""
         if not is_synthetic(self.module):
-            return [HeadGroup(("vanilla",), self.num_heads)]
+            return [HeadGroup(functions=("vanilla",), num_heads=self.num_heads)]
         groups = []
         for mixture in self.module.synthesizer.mixtures():
-            groups.append(HeadGroup(tuple(mixture.components), mixture.num_heads))
+            groups.append(HeadGroup(functions=tuple(mixture.components), num_heads=mixture.num_heads))
         return groups
 
     def alpha(self) -> dict[str, list[float]] | None:
-        """Returns the weight alpha of each function in each head.
+        """Returns the weight alpha that each function of a mixture has in each head.
+
+        A mixture adds the logits of several functions, each multiplied by a learned weight alpha. Groups of heads may
+        have different functions.
 
         Returns:
-            {function: a weight for each head, 0 for a head without the function}; None if no head has learned weights.
+            {function: its weight in each head, 0 in a head that does not have it}; None if no weight is learned.
         """
         if not is_synthetic(self.module):
             return None
-        mixtures = self.module.synthesizer.mixtures()
+        mixtures = self.module.synthesizer.mixtures()  # one for each group of heads
         if all(mixture.weights() is None for mixture in mixtures):
             return None
         alpha: dict[str, list[float]] = {}
         first_head = 0
         for mixture in mixtures:
-            weights = mixture.weights()
             heads = slice(first_head, first_head + mixture.num_heads)
-            for number, function in enumerate(mixture.components):
-                weights_of_heads = alpha.setdefault(function, [0.0] * self.num_heads)
-                if weights is None:  # the only function of these heads
-                    weights_of_heads[heads] = [1.0] * mixture.num_heads
-                else:
-                    weights_of_heads[heads] = weights[number].tolist()
+            for function, weights in mixture_weights(mixture).items():
+                if function not in alpha:
+                    alpha[function] = [0.0] * self.num_heads
+                alpha[function][heads] = weights
             first_head += mixture.num_heads
         return alpha
 
     def logit_parameters(self) -> Tensor:
-        """Returns all values that the logits are computed from, in one row.
+        """Returns all trained values that the logits are computed from, but alpha, as one vector.
 
-        These are the parameters and buffers of the functions, and the query and key projections, without alpha.
+        They are the weights of the query and key projections, and the parameters and buffers of the functions.
         """
         values = [torch.empty(0)]  # a function may have no parameters, and torch joins no empty list
         for part_name in ("q_proj", "k_proj", "synthesizer"):
@@ -110,22 +110,39 @@ class Attention(NamedTuple):
             if part is None:
                 continue
             for name, value in [*part.named_parameters(), *part.named_buffers()]:
-                if "alpha" not in name.split("."):
+                is_alpha = "alpha" in name.split(".")
+                if not is_alpha:
                     values.append(value.detach().float().flatten())
         return torch.cat(values)
 
     @torch.no_grad()
     def logits_without_input(self, length: int) -> Tensor | None:
-        """Returns the logits (H, T, T) for T tokens if no function looks at the input, else None."""
-        if not is_synthetic(self.module) or self.module.q_proj is not None:
+        """Returns the logits (H, T, T) for `length` tokens, or None if they depend on what the tokens are."""
+        has_dot_products = not is_synthetic(self.module) or self.module.q_proj is not None
+        if has_dot_products:
             return None
         # Logits that depend on the input have a matrix for each sentence of a batch, other logits have one for all.
         two_sentences = next(self.module.parameters()).new_zeros(length, 2, self.module.embed_dim)
-        logits = join_logits(self.module, Inputs(two_sentences, None, None, 0, length))
-        depends_on_input = logits.size(0) > 1
-        if depends_on_input:
+        logits = join_logits(self.module, Inputs(x=two_sentences, q=None, k=None, start=0, src_len=length))
+        num_matrices = logits.size(0)
+        if num_matrices > 1:
             return None
         return logits[0]
+
+
+def mixture_weights(mixture: Any) -> dict[str, list[float]]:
+    """Returns the weights of a mixture of functions for a group of heads.
+
+    Args:
+        mixture: a `Mixture` of this plugin.
+
+    Returns:
+        {function: its weight in each head of the group}. A function that is alone has the weight 1.
+    """
+    weights = mixture.weights()  # (functions, heads of the group); None for a function that is alone
+    if weights is None:
+        return {function: [1.0] * mixture.num_heads for function in mixture.components}
+    return {function: weights[number].tolist() for number, function in enumerate(mixture.components)}
 
 
 def is_synthetic(module: nn.Module) -> bool:
@@ -134,7 +151,7 @@ def is_synthetic(module: nn.Module) -> bool:
 
 
 def find_stacks(model: nn.Module) -> dict[str, Any]:
-    """Returns {``encoder`` or ``decoder``: the module with its layers} for the stacks that a model has."""
+    """Returns {``encoder`` or ``decoder``: the module that has its layers}, for the stacks that a model has."""
     stacks: dict[str, nn.Module] = {}
     for module in model.modules():
         if isinstance(module, TransformerEncoderBase):
@@ -145,68 +162,95 @@ def find_stacks(model: nn.Module) -> dict[str, Any]:
 
 
 def attentions(model: nn.Module) -> list[Attention]:
-    """Returns all attentions of a model, group by group; none if a layer has an attention of another kind."""
+    """Finds all attentions of a model.
+
+    Returns:
+        first the encoder's self-attentions, layer by layer, then the decoder's, then the cross-attentions. The list is
+        empty if a layer has an attention that is neither fairseq's nor this plugin's.
+    """
     stacks = find_stacks(model)
     result = []
     for stack_name, kind in (("encoder", "self"), ("decoder", "self"), ("decoder", "cross")):
         if stack_name not in stacks:
             continue
-        for number, layer in enumerate(stacks[stack_name].layers):
-            module = getattr(layer, "self_attn" if kind == "self" else "encoder_attn", None)
+        attribute = "self_attn" if kind == "self" else "encoder_attn"
+        for layer_number, layer in enumerate(stacks[stack_name].layers):
+            module = getattr(layer, attribute, None)
             if module is None and kind == "cross":
-                continue  # a language model's decoder
+                continue  # the decoder of a language model has no cross-attention
             if not isinstance(module, (SyntheticAttention, MultiheadAttention)):
                 return []
-            result.append(Attention(stack_name, kind, number, module))
+            result.append(Attention(stack_name, kind, layer_number, module))
     return result
 
 
 def self_attentions(model: nn.Module) -> list[Attention]:
-    """Returns the self-attentions of a model."""
+    """Returns the self-attentions of a model, the encoder's first."""
     return [attention for attention in attentions(model) if attention.kind == "self"]
 
 
 def compute_logits(module: Any, query: Tensor, key: Tensor | None) -> Tensor:
-    """Returns the logits (B, H, T, S) of an attention before any mask.
+    """Returns the logits (B, H, T, S) that an attention computes in a call, before a mask is added.
 
     Args:
-        module: the attention, this plugin's or fairseq's.
-        query: (T, B, C).
-        key: (S, B, C); None for self-attention.
+        module: fairseq's attention, or this plugin's, which is for self-attention only.
+        query: the argument of the call, (T, B, C).
+        key: the argument of the call, (S, B, C). This plugin's attention does not read it, so it may be None there.
     """
-    if not is_synthetic(module):
-        q = split_heads(module.q_proj(query), module.head_dim)
-        k = split_heads(module.k_proj(key), module.head_dim)
-        return q @ k.transpose(-1, -2) * module.scaling
-    length, bsz, _ = query.shape
-    q, k, _ = module.project(query)
-    logits = join_logits(module, Inputs(query, q, k, 0, length))
+    if is_synthetic(module):
+        return compute_synthetic_logits(module, query)
+    assert key is not None
+    return compute_dot_products(module, query, key)
+
+
+def compute_synthetic_logits(module: SyntheticAttention, x: Tensor) -> Tensor:
+    """Returns the logits (B, H, T, T) that this plugin's attention computes for whole sentences x (T, B, C)."""
+    length, bsz, _ = x.shape
+    projections = module.project(x)
+    logits = join_logits(module, Inputs(x=x, q=projections.q, k=projections.k, start=0, src_len=length))
     return logits.expand(bsz, -1, -1, -1)
 
 
+def compute_dot_products(module: MultiheadAttention, query: Tensor, key: Tensor) -> Tensor:
+    """Returns the scaled dot products (B, H, T, S) of fairseq's attention, of query (T, B, C) and key (S, B, C)."""
+    q = split_heads(module.q_proj(query), module.head_dim)
+    k = split_heads(module.k_proj(key), module.head_dim)
+    return q @ k.transpose(-1, -2) * module.scaling
+
+
 def join_logits(module: SyntheticAttention, inputs: Inputs) -> Tensor:
-    """Returns the logits of all groups of heads, (B or 1, H, S, S); B only if a function depends on the input."""
+    """Computes the logits of each group of heads, and joins them to those of all heads.
+
+    Args:
+        module: this plugin's attention. The heads of a group have the same functions.
+        inputs: whole sentences of S tokens, with the queries and keys if a function needs them.
+
+    Returns:
+        (B, H, S, S), or (1, H, S, S) if no function depends on the input.
+    """
     length = inputs.src_len
-    groups = []
-    for logits, num_heads in zip(module.synthesizer(inputs), module.heads_of_groups()):
-        groups.append((logits.total(length), num_heads))
-    bsz = max(logits.size(0) for logits, _ in groups)
-    return torch.cat([logits.expand(bsz, num_heads, length, length) for logits, num_heads in groups], dim=1)
+    logits_by_group = [logits.total(length) for logits in module.synthesizer(inputs)]
+    bsz = max(logits.size(0) for logits in logits_by_group)
+    expanded = []
+    for logits, num_heads in zip(logits_by_group, module.heads_of_groups()):
+        expanded.append(logits.expand(bsz, num_heads, length, length))
+    return torch.cat(expanded, dim=1)
 
 
 def split_heads(x: Tensor, head_dim: int) -> Tensor:
-    """Returns (T, B, C) as (B, H, T, head_dim)."""
+    """Returns the features (T, B, C) of all heads as (B, H, T, head_dim)."""
     length, bsz, embed_dim = x.shape
-    return x.reshape(length, bsz, embed_dim // head_dim, head_dim).permute(1, 2, 0, 3)
+    num_heads = embed_dim // head_dim
+    return x.reshape(length, bsz, num_heads, head_dim).permute(1, 2, 0, 3)
 
 
 def attention_weights(logits: Tensor, causal: bool, key_padding_mask: Tensor | None = None) -> Tensor:
-    """Returns the softmax (B, H, T, S) of logits of this size.
+    """Returns the attention weights (B, H, T, S): the softmax of the logits over the columns that each row may see.
 
     Args:
         logits: (B or 1, H, T, S).
-        causal: whether row i sees no column after i.
-        key_padding_mask: (B, S), true at padding.
+        causal: True if row i sees no column after i.
+        key_padding_mask: (B, S), True at padding, which no row sees.
     """
     mask = causal_mask(logits) if causal else None
     return masked_softmax(logits, key_padding_mask, mask)

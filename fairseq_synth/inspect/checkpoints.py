@@ -1,4 +1,4 @@
-"""Loads a checkpoint's model, builds the same model as it was initialised, and makes batches of data."""
+"""Loads the model of a checkpoint, builds the same model as it was before its training, and makes batches of data."""
 
 import logging
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ import torch.nn as nn
 from fairseq import checkpoint_utils, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
+from torch import Tensor
 
 from ..errors import SynthesizerError
 from ..weights import check_weights
@@ -17,27 +18,30 @@ from .attentions import attentions
 from .stand_ins import count_embeddings, count_words, set_up_task, set_up_task_on_stand_ins
 
 logger = logging.getLogger(__name__)
-Batch = dict[str, Any]
+Batch = dict[str, Any]  # a batch as a data set of fairseq makes it, with `net_input`, the arguments of the model
 
 
 class Loaded(NamedTuple):
-    """A checkpoint's model in eval mode, and what it was trained with."""
+    """The model of a checkpoint in eval mode, and what it was trained with."""
 
     path: Path
-    cfg: Any  # fairseq's, with common, task, model, criterion
+    cfg: Any  # fairseq's config, with common, task, model, criterion
     task: Any
     model: Any  # a fairseq model
     updates: int | None
-    data: Path | None  # binarised; None: the dictionaries are made up
+    data: Path | None  # the folder of binarised data; None: the dictionaries are made up
 
     def initial(self) -> nn.Module | None:
-        """Returns the model as its training began, or None if that started from another checkpoint's weights.
+        """Builds the model again as it was before the first update of its training.
 
-        The weights are the same because fairseq, too, builds the model right after it has set the seed.
+        It has the same weights as it had then: fairseq, too, builds the model right after it has set the seed.
+
+        Returns:
+            the model; None if its training began with the weights of another checkpoint, which are not known here.
         """
         options = self.cfg.checkpoint
-        starts_from_restored = options.reset_optimizer and options.restore_file != "checkpoint_last.pt"
-        if options.finetune_from_model or starts_from_restored:
+        restores_another_checkpoint = options.reset_optimizer and options.restore_file != "checkpoint_last.pt"
+        if options.finetune_from_model or restores_another_checkpoint:
             logger.warning(f"{self.path}: trained from another checkpoint's weights, so there is no initial state")
             return None
         utils.set_torch_seed(self.cfg.common.seed)
@@ -45,7 +49,7 @@ class Loaded(NamedTuple):
 
 
 def import_user_dir(args: Any) -> None:
-    """Imports the code of ``--user-dir``, if it is given.
+    """Imports the user's own code from the folder ``args.user_dir``, unless it is None.
 
     Raises:
         SynthesizerError: there is no such folder.
@@ -56,16 +60,16 @@ def import_user_dir(args: Any) -> None:
 
 
 def load(path: Path, data: Path | None = None) -> Loaded:
-    """Loads a checkpoint of fairseq-train.
+    """Loads the model of a checkpoint that fairseq-train has written.
 
     Args:
         path: the checkpoint.
-        data: a folder of binarised data whose dictionaries are the checkpoint's; without it, dictionaries of the
+        data: a folder of binarised data that has the dictionaries of the training; without it, dictionaries of the
             right size are made up.
 
     Raises:
-        SynthesizerError: the model is no Transformer and no Synthesizer, its weights are no numbers, or the data has
-            another vocabulary.
+        SynthesizerError: the model is neither a Transformer nor a Synthesizer, a weight is NaN or infinite, or the
+            dictionaries of the data have other sizes.
     """
     if not path.is_file():
         raise SynthesizerError(f"{path}: no such checkpoint; give a .pt file of fairseq-train")
@@ -73,48 +77,51 @@ def load(path: Path, data: Path | None = None) -> Loaded:
     overrides = {"left_pad_source": False, "left_pad_target": False, "eval_bleu": False}
     checkpoint = checkpoint_utils.load_checkpoint_to_cpu(str(path), overrides)
     cfg = read_config(path, checkpoint)
-    name = check_architecture(path, cfg)
-    check_weights(path, checkpoint["model"])
-    sizes = count_embeddings(checkpoint["model"])
-    embeds_characters = any("embed_tokens.char_embeddings" in key for key in checkpoint["model"])
-    if embeds_characters and data is None:
-        raise SynthesizerError(f"{path}: embeds the characters of its words, and only its data has those; give --data")
-    if not embeds_characters and not sizes:
-        raise SynthesizerError(f"{path}: its model {name!r} is no Transformer or Synthesizer: it embeds no tokens")
-    if data is None:
-        task = set_up_task_on_stand_ins(cfg, sizes)
-    else:
-        task = set_up_task(cfg, data)
-        check_dictionaries(path, data, task, sizes)
+    weights = checkpoint["model"]
+    model_name = check_architecture(path, cfg)
+    check_weights(path, weights)
+    check_embeddings(path, model_name, weights, has_data=data is not None)
+    task = set_up_task_of_checkpoint(path, cfg, weights, data)
     models, _, _ = checkpoint_utils.load_model_ensemble_and_task([str(path)], task=task, state=checkpoint)
     model = models[0].float().eval()
     if not attentions(model):
         raise SynthesizerError(
-            f"{path}: its model {name!r} is no Transformer and no Synthesizer of fairseq; only their attention is known"
+            f"{path}: its model {model_name!r} is no Transformer and no Synthesizer of fairseq; only their attention "
+            "is known"
         )
-    history = checkpoint.get("optimizer_history") or [{}]
-    return Loaded(path, cfg, task, model, history[-1].get("num_updates"), data)
+    return Loaded(path=path, cfg=cfg, task=task, model=model, updates=read_num_updates(checkpoint), data=data)
 
 
 def read_config(path: Path, checkpoint: dict[str, Any]) -> Any:
-    """Returns the config of a checkpoint, of whichever version of fairseq.
+    """Returns the config of a checkpoint in today's form, also if an older version of fairseq has written it.
 
     Raises:
         SynthesizerError: the file is no checkpoint of fairseq-train.
     """
-    cfg = checkpoint.get("cfg")
-    if checkpoint.get("args") is not None:  # the checkpoint of an older version
+    if checkpoint.get("args") is not None:  # an older version stored the command line instead of a config
         cfg = convert_namespace_to_omegaconf(checkpoint["args"])
+    else:
+        cfg = checkpoint.get("cfg")
     if cfg is None or "model" not in checkpoint:
         raise SynthesizerError(f"{path}: not a checkpoint of fairseq-train; give one such as checkpoint_best.pt")
     return cfg
 
 
+def read_num_updates(checkpoint: dict[str, Any]) -> int | None:
+    """Returns the number of updates after which a checkpoint was written, or None if the checkpoint does not say."""
+    history = checkpoint.get("optimizer_history")
+    if not history:
+        return None
+    num_updates: int | None = history[-1].get("num_updates")
+    return num_updates
+
+
 def check_architecture(path: Path, cfg: Any) -> str:
-    """Checks that the model is known and has separate attentions, and returns its name.
+    """Checks that the model can be inspected, and returns the name of its architecture.
 
     Raises:
-        SynthesizerError: the model is unknown, or its self-attention also reads the source.
+        SynthesizerError: neither fairseq nor this plugin has the architecture, or its self-attention also reads the
+            source.
     """
     name = getattr(cfg.model, "_name", None) or getattr(cfg.model, "arch", None)
     if name not in MODEL_REGISTRY and name not in ARCH_MODEL_REGISTRY:
@@ -127,32 +134,108 @@ def check_architecture(path: Path, cfg: Any) -> str:
     return str(name)
 
 
+def check_embeddings(path: Path, model_name: str, weights: dict[str, Tensor], has_data: bool) -> None:
+    """Checks that a model embeds tokens, and that its dictionary is known.
+
+    Without data, dictionaries are made up from the number of embedded tokens. A model that embeds the characters of
+    its words has no such number, so it needs the dictionary of its data.
+
+    Args:
+        path: the checkpoint, for the error message.
+        model_name: the name of its architecture, for the error message.
+        weights: the model's state dict.
+        has_data: whether the user has given the data.
+
+    Raises:
+        SynthesizerError: the model embeds no tokens, or it embeds characters and there is no data.
+    """
+    embeds_characters = any("embed_tokens.char_embeddings" in name for name in weights)
+    if embeds_characters:
+        if not has_data:
+            raise SynthesizerError(
+                f"{path}: embeds the characters of its words, and only its data has those; give --data"
+            )
+    elif not count_embeddings(weights):
+        raise SynthesizerError(
+            f"{path}: its model {model_name!r} is no Transformer or Synthesizer: it embeds no tokens"
+        )
+
+
+def set_up_task_of_checkpoint(path: Path, cfg: Any, weights: dict[str, Tensor], data: Path | None) -> Any:
+    """Returns the task of a checkpoint, with the dictionaries of the data, or with made-up ones without data.
+
+    Args:
+        path: the checkpoint, for error messages.
+        cfg: its config.
+        weights: its model's state dict, which says how large the dictionaries are.
+        data: the folder of the data, or None.
+
+    Raises:
+        SynthesizerError: the data cannot be used, or its dictionaries have other sizes than the embeddings.
+    """
+    sizes = count_embeddings(weights)
+    if data is None:
+        return set_up_task_on_stand_ins(cfg, sizes)
+    task = set_up_task(cfg, data)
+    check_dictionaries(path, data, task, sizes)
+    return task
+
+
 def check_dictionaries(path: Path, data: Path, task: Any, sizes: dict[str, int]) -> None:
-    """Checks that the dictionaries of the data have as many entries as the embeddings.
+    """Checks that the dictionaries of the data have as many entries as the embeddings of the model.
+
+    Args:
+        path: the checkpoint, for the error message.
+        data: the folder of the data, for the error message.
+        task: the task with the dictionaries.
+        sizes: {name of an embedding: its number of entries}.
 
     Raises:
         SynthesizerError: the sizes differ.
     """
     for embedding, size in sizes.items():
-        entries = count_words(task, embedding)
-        if entries != size:
+        num_words = count_words(task, embedding)
+        if num_words != size:
             raise SynthesizerError(
-                f"--data {data}: its dictionary has {entries} entries, {path} was trained with {size} "
+                f"--data {data}: its dictionary has {num_words} entries, {path} was trained with {size} "
                 f"({embedding}); give the data of the training"
             )
 
 
 def readable(loaded: Loaded, subset: str, sentences: int | None = None, longest: int | None = None) -> list[int]:
-    """Loads a subset and returns its first sentences, shortest first, without those that the model cannot take.
+    """Loads a split of the data and returns the indices of its first sentences, shortest first.
+
+    Sentences that are too long for the model are left out, with a warning.
 
     Args:
-        loaded: with data.
+        loaded: the model, with data.
         subset: the split.
-        sentences: how many to take; None for all.
-        longest: the most tokens that a sentence may have; None for what the model can take.
+        sentences: how many sentences to take from the beginning of the split; None for all.
+        longest: the most tokens that a sentence may have; None for the model's own limit.
 
     Raises:
-        SynthesizerError: there is no such subset, or it has no sentence that the model can take.
+        SynthesizerError: there is no such split, or all of its sentences are too long.
+    """
+    dataset = load_dataset(loaded, subset)
+    num_sentences = len(dataset) if not sentences else min(len(dataset), sentences)
+    limits = utils.resolve_max_positions(loaded.task.max_positions(), loaded.model.max_positions())
+    kept_indices, _ = dataset.filter_indices_by_size(np.arange(num_sentences), limits)
+    indices: list[int] = kept_indices.tolist()
+    if longest is not None:
+        indices = [index for index in indices if dataset.num_tokens(index) <= longest]
+    if len(indices) < num_sentences:
+        num_skipped = num_sentences - len(indices)
+        logger.warning(f"{loaded.path}: {num_skipped} sentences of {subset} are longer than the model can take")
+    if not indices:
+        raise SynthesizerError(f"--subset {subset}: no sentence that the model can take (limits: {longest or limits})")
+    return sorted(indices, key=lambda index: (dataset.num_tokens(index), index))
+
+
+def load_dataset(loaded: Loaded, subset: str) -> Any:
+    """Loads a split of a model's data and returns it as a data set of fairseq.
+
+    Raises:
+        SynthesizerError: there is no such split.
     """
     try:
         loaded.task.load_dataset(subset)
@@ -160,29 +243,46 @@ def readable(loaded: Loaded, subset: str, sentences: int | None = None, longest:
         raise SynthesizerError(f"--data {loaded.data}: has no split {subset!r}, which is to be read") from error
     dataset = loaded.task.dataset(subset)
     dataset.set_epoch(1)  # masks of a masked language model depend on the epoch; fairseq-validate reads the first
-    num_sentences = min(len(dataset), sentences or len(dataset))
-    limits = utils.resolve_max_positions(loaded.task.max_positions(), loaded.model.max_positions())
-    indices, _ = dataset.filter_indices_by_size(np.arange(num_sentences), limits)
-    kept = indices.tolist()
-    if longest is not None:
-        kept = [i for i in kept if dataset.num_tokens(i) <= longest]
-    if len(kept) < num_sentences:
-        num_skipped = num_sentences - len(kept)
-        logger.warning(f"{loaded.path}: {num_skipped} sentences of {subset} are longer than the model can take")
-    if not kept:
-        raise SynthesizerError(f"--subset {subset}: no sentence that the model can take (limits: {longest or limits})")
-    return sorted(kept, key=lambda i: (dataset.num_tokens(i), i))
+    return dataset
 
 
-def batches(loaded: Loaded, subset: str, order: Sequence[int], max_tokens: int = 4096) -> list[Batch]:
-    """Returns sentences in fairseq's batches.
+def batches(loaded: Loaded, subset: str, sentence_indices: Sequence[int], max_tokens: int = 4096) -> list[Batch]:
+    """Returns sentences of the data in batches, as fairseq makes them.
 
     Args:
-        loaded: with data.
-        subset: the split, which `readable` has loaded.
-        order: what `readable` returns.
+        loaded: the model, with data.
+        subset: a split that `readable` has loaded.
+        sentence_indices: the sentences to take, sorted by length, as `readable` returns them.
         max_tokens: the most tokens of a batch, with padding.
     """
     dataset = loaded.task.dataset(subset)
-    groups = dataset.batch_by_size(np.array(order), max_tokens=max_tokens, required_batch_size_multiple=1)
-    return [dataset.collater([dataset[i] for i in group]) for group in groups if len(group)]
+    groups = dataset.batch_by_size(np.array(sentence_indices), max_tokens=max_tokens, required_batch_size_multiple=1)
+    result = []
+    for indices in groups:
+        if len(indices):
+            result.append(dataset.collater([dataset[index] for index in indices]))
+    return result
+
+
+def list_inputs(batch: Batch) -> list[Tensor]:
+    """Returns the tokens that the model reads: the source (B, S) and, if there is one, the decoder's input (B, T)."""
+    net_input = batch["net_input"]
+    inputs = [net_input["src_tokens"]]
+    if "prev_output_tokens" in net_input:
+        inputs.append(net_input["prev_output_tokens"])
+    return inputs
+
+
+def stack_tokens(batch: Batch, stack: str) -> Tensor:
+    """Returns the tokens (B, T) that one stack of the model reads.
+
+    Args:
+        batch: a batch of fairseq.
+        stack: ``encoder`` or ``decoder``. The decoder of a language model, which has no encoder, reads the source.
+    """
+    net_input = batch["net_input"]
+    if stack == "decoder" and "prev_output_tokens" in net_input:
+        tokens: Tensor = net_input["prev_output_tokens"]
+    else:
+        tokens = net_input["src_tokens"]
+    return tokens

@@ -15,18 +15,18 @@ from pathlib import Path
 from ..errors import SynthesizerError
 from .analysis import PARTS, begin
 from .checkpoints import import_user_dir, load
+from .inspection import Inspection, Options
 from .output import OutputFolder, output_folder
 from .pictures import titled_pictures
-from .subject import Options, Subject
 from .summary import summarise
 
-FIGURES = "figures.json"
-DATA_FLAGS = ("only", "subset", "sentences", "steps", "beam", "remove_bpe")
+RESULTS_FILE = "figures.json"
+DATA_FLAGS = ("only", "subset", "sentences", "steps", "beam", "remove_bpe")  # which have no effect without --data
 INTERRUPTED = 130  # exit status of a command that Ctrl-C ends
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the command line.
+    """Runs the command line: inspects the checkpoints, and writes results and pictures to the folder of --out.
 
     Raises:
         SynthesizerError: a checkpoint, the data or --out cannot be used.
@@ -36,18 +36,22 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_matplotlib()
     import_user_dir(args)
     with output_folder(args.out) as output:
-        subjects = load_subjects(args)
-        write(args, output, subjects)
+        inspections = begin_inspections(args)
+        write_files(args, output, inspections)
         if args.data is not None:
-            measure_parts(args, output, subjects)
+            measure_parts(args, output, inspections)
         for name in output.names():
             print(args.out / name)
 
 
-def load_subjects(args: argparse.Namespace) -> dict[str, Subject]:
-    """Loads all checkpoints, and measures what every inspection has; returns {label: subject}."""
+def begin_inspections(args: argparse.Namespace) -> dict[str, Inspection]:
+    """Loads all checkpoints and begins their inspections.
+
+    Returns:
+        {label of a checkpoint: its inspection, with the results that do not belong to a part}.
+    """
     options = Options(
-        parts=args.only or tuple(PARTS),
+        parts=chosen_parts(args),
         subset=args.subset,
         sentences=args.sentences,
         positions=args.positions,
@@ -55,34 +59,42 @@ def load_subjects(args: argparse.Namespace) -> dict[str, Subject]:
         beam=args.beam,
         remove_bpe=args.remove_bpe,
     )
-    subjects = {}
+    inspections = {}
     for label, path in zip(labels(args.checkpoints), args.checkpoints):
-        subjects[label] = begin(load(path, args.data), options)
-    return subjects
+        inspections[label] = begin(load(path, args.data), options)
+    return inspections
 
 
-def measure_parts(args: argparse.Namespace, output: OutputFolder, subjects: dict[str, Subject]) -> None:
-    """Measures one part after the other for all models, and writes the files of each part once it is finished."""
-    parts = args.only or tuple(PARTS)
-    for number, name in enumerate(parts):
+def chosen_parts(args: argparse.Namespace) -> tuple[str, ...]:
+    """Returns the names of the parts that --only chooses, or of all parts."""
+    parts: tuple[str, ...] = args.only or tuple(PARTS)
+    return parts
+
+
+def measure_parts(args: argparse.Namespace, output: OutputFolder, inspections: dict[str, Inspection]) -> None:
+    """Measures one part after the other for all models, and writes the files of each part when it is finished."""
+    parts = chosen_parts(args)
+    for number, part in enumerate(parts):
         with reporting_what_stays(args.out, finished=parts[:number], unfinished=parts[number:]):
-            for label, subject in subjects.items():
-                announce(label, name, subject)
-                PARTS[name].measure(subject)
-            write(args, output, subjects)
+            for label, inspection in inspections.items():
+                announce(label, part, inspection)
+                PARTS[part].measure(inspection)
+            write_files(args, output, inspections)
 
 
-def announce(label: str, part: str, subject: Subject) -> None:
-    """Prints what a part measures and what it costs."""
-    cost = PARTS[part].cost(subject)
-    sentences = len(subject.order)
-    text = f"{label}: {part}: {cost} (one pass over {sentences:,} sentences took {subject.pass_seconds:.1f} s)"
-    print(text, file=sys.stderr)
+def announce(label: str, part: str, inspection: Inspection) -> None:
+    """Prints on standard error how much a part computes for a model, and how long one pass over the data took."""
+    cost = PARTS[part].describe_cost(inspection)
+    num_sentences = len(inspection.sentence_indices)
+    seconds = inspection.pass_seconds
+    print(f"{label}: {part}: {cost} (one pass over {num_sentences:,} sentences took {seconds:.1f} s)", file=sys.stderr)
 
 
 @contextlib.contextmanager
 def reporting_what_stays(out: Path, finished: Sequence[str], unfinished: Sequence[str]) -> Iterator[None]:
-    """Says what stays in a folder if the body fails, or if the user interrupts it, which then ends the command.
+    """Prints which parts are in the folder of --out if the body fails or the user interrupts it.
+
+    An interruption ends the command here; any other exception goes on.
 
     Args:
         out: the folder.
@@ -100,30 +112,42 @@ def reporting_what_stays(out: Path, finished: Sequence[str], unfinished: Sequenc
 
 
 def describe_rest(out: Path, finished: Sequence[str], unfinished: Sequence[str]) -> str:
-    """Returns which parts are in a folder, and how to measure the others."""
-    done = f"the finished parts {', '.join(finished)}" if finished else "what is measured before the first part"
-    return f"{out} has {done}; for the rest give --only {','.join(unfinished)} and another --out"
+    """Returns a text for the user that says which parts are in a folder, and how to measure the others."""
+    content = "what is measured before the first part"
+    if finished:
+        content = f"the finished parts {', '.join(finished)}"
+    return f"{out} has {content}; for the rest give --only {','.join(unfinished)} and another --out"
 
 
-def write(args: argparse.Namespace, output: OutputFolder, subjects: dict[str, Subject]) -> None:
-    """Writes the figures that are measured so far, and those of their pictures that have changed."""
-    figures = {label: subject.figures for label, subject in subjects.items()}
+def write_files(args: argparse.Namespace, output: OutputFolder, inspections: dict[str, Inspection]) -> None:
+    """Writes all results that are measured so far, and the pictures that have changed since the last call."""
+    results = {label: inspection.results for label, inspection in inspections.items()}
     if args.pictures:
-        for picture in titled_pictures(figures):
+        for picture in titled_pictures(results):
             output.write_picture(picture)
     if args.summary:
-        summaries = {label: summarise(model_figures) for label, model_figures in figures.items()}
-        output.write_json(FIGURES, summaries)
-    else:
-        output.write_json(FIGURES, figures)
+        results = {label: summarise(model_results) for label, model_results in results.items()}
+    output.write_json(RESULTS_FILE, results)
+
+
+# ---- flags
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Returns the command line's values.
+    """Returns the values of the command line's flags.
 
     Raises:
         SynthesizerError: a flag needs --data, which is missing.
     """
+    parser = make_parser()
+    args = parser.parse_args(argv)
+    if args.data is None:
+        check_no_data_is_needed(parser, args)
+    return args
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m fairseq_synth.inspect",
         description=f"{__doc__}\n{describe_parts()}",
@@ -135,24 +159,24 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, metavar="BIN", help="binarised data of the models' dictionaries")
     parser.add_argument(
         "--only",
-        type=part_names,
+        type=parse_part_names,
         metavar="PARTS",
         help="measure only these parts, joined by commas, as in attention,lengths (default: all)",
     )
     parser.add_argument("--subset", default="valid", help="split of the data (default: valid)")
     parser.add_argument(
         "--sentences",
-        type=positive,
+        type=parse_positive,
         metavar="N",
         help="read only the first N sentences, and at most N of the training split (default: all, and 2,000)",
     )
     parser.add_argument(
-        "--positions", type=positive, default=32, metavar="N", help="size of the patterns shown (default: 32)"
+        "--positions", type=parse_positive, default=32, metavar="N", help="size of the patterns shown (default: 32)"
     )
     parser.add_argument(
-        "--steps", type=positive, default=8, metavar="N", help="steps from all heads to none (default: 8)"
+        "--steps", type=parse_positive, default=8, metavar="N", help="steps from all heads to none (default: 8)"
     )
-    parser.add_argument("--beam", type=positive, default=1, metavar="N", help="beam of translations (default: 1)")
+    parser.add_argument("--beam", type=parse_positive, default=1, metavar="N", help="beam of translations (default: 1)")
     parser.add_argument(
         "--remove-bpe",
         default="subword_nmt",
@@ -160,21 +184,21 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="subwords to join before BLEU, as in fairseq-generate: subword_nmt (default), sentencepiece, …",
     )
     parser.add_argument(
-        "--no-pictures", dest="pictures", action="store_false", help=f"write {FIGURES} alone; needs no matplotlib"
+        "--no-pictures", dest="pictures", action="store_false", help=f"write {RESULTS_FILE} alone; needs no matplotlib"
     )
     parser.add_argument(
         "--summary",
         action="store_true",
-        help=f"keep in {FIGURES} only what the project's page of results shows: coarser histograms, smaller patterns",
+        help=(
+            f"keep in {RESULTS_FILE} only what the project's page of results shows: coarser histograms, smaller "
+            "patterns"
+        ),
     )
-    args = parser.parse_args(argv)
-    if args.data is None:
-        check_no_data_is_needed(parser, args)
-    return args
+    return parser
 
 
 def describe_parts() -> str:
-    """Returns what each part measures and costs, for --help."""
+    """Returns a text for --help that says for each part what it measures and how much it computes."""
     lines = ["parts, and what each costs:"]
     for name, part in PARTS.items():
         lines.append(f"  {name:10} {part.content}:")
@@ -183,10 +207,10 @@ def describe_parts() -> str:
 
 
 def check_no_data_is_needed(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Checks the flags of a command without --data.
+    """Checks that a command without --data has no flag that has an effect with --data only.
 
     Raises:
-        SynthesizerError: a flag has an effect with --data only.
+        SynthesizerError: it has one.
     """
     if args.summary:
         raise SynthesizerError("--summary: of figures that are measured on data; give --data BIN, or leave it out")
@@ -196,7 +220,13 @@ def check_no_data_is_needed(parser: argparse.ArgumentParser, args: argparse.Name
 
 
 def list_changed_flags(parser: argparse.ArgumentParser, args: argparse.Namespace, names: Sequence[str]) -> list[str]:
-    """Returns those flags, as the command line writes them, whose values are not their defaults."""
+    """Returns the flags that have another value than their default, as they are written on the command line.
+
+    Args:
+        parser: has the defaults.
+        args: has the values.
+        names: the flags to look at, as attributes of `args`.
+    """
     flags = []
     for name in names:
         if getattr(args, name) != parser.get_default(name):
@@ -204,8 +234,8 @@ def list_changed_flags(parser: argparse.ArgumentParser, args: argparse.Namespace
     return flags
 
 
-def part_names(text: str) -> tuple[str, ...]:
-    """Returns names of parts from a text that joins them by commas."""
+def parse_part_names(text: str) -> tuple[str, ...]:
+    """Returns the names of parts in the value of --only, which joins them by commas."""
     names = tuple(text.split(","))
     for name in names:
         if name not in PARTS:
@@ -213,12 +243,18 @@ def part_names(text: str) -> tuple[str, ...]:
     return names
 
 
-def positive(text: str) -> int:
-    """Returns a whole number above 0 from a text."""
-    number = int(text)
+def parse_positive(text: str) -> int:
+    """Returns the value of a flag as a number, which has to be at least 1."""
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number") from None
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text}: must be at least 1")
     return number
+
+
+# ---- what the command needs
 
 
 def check_matplotlib() -> None:
@@ -236,14 +272,15 @@ def check_matplotlib() -> None:
 
 
 def labels(paths: Sequence[Path]) -> list[str]:
-    """Returns a short name for each checkpoint: the shortest kind of name that differs for all of them.
+    """Returns a short name for each checkpoint, of the shortest form in which all names differ.
 
-    It is the file's name, or else the folder's and the file's, or else these two and a number.
+    The form is the file's name; or, if two files have the same name, the folder's and the file's; or, if these are the
+    same too, both and a number.
     """
     file_names = [path.stem for path in paths]
     if len(set(file_names)) == len(paths):
         return file_names
-    folder_names = [f"{path.absolute().parent.name}-{path.stem}" for path in paths]
-    if len(set(folder_names)) == len(paths):
-        return folder_names
-    return [f"{name}-{number}" for number, name in enumerate(folder_names, start=1)]
+    folder_and_file_names = [f"{path.absolute().parent.name}-{path.stem}" for path in paths]
+    if len(set(folder_and_file_names)) == len(paths):
+        return folder_and_file_names
+    return [f"{name}-{number}" for number, name in enumerate(folder_and_file_names, start=1)]

@@ -1,6 +1,6 @@
-"""Describes pictures as plain values: panels with the calls of matplotlib that fill them.
+"""Describes pictures as plain values: each panel has a list of the calls of matplotlib that fill it.
 
-The values show whether a picture has changed, without drawing it.
+A checksum of these values shows whether a picture has changed, without drawing it.
 
 Pictures for pages are 7 inches wide, which is 840 pixels. Letters of 6 points are then 10 pixels high.
 """
@@ -46,6 +46,15 @@ class Margins(NamedTuple):
     bottom: float
     between_columns: float
     between_rows: float
+
+    def picture_height(self, panel_heights: float, num_rows: int) -> float:
+        """Returns the height of a picture in inches.
+
+        Args:
+            panel_heights: the sum of the heights of all rows of panels, in inches.
+            num_rows: the number of these rows.
+        """
+        return self.top + self.bottom + panel_heights + (num_rows - 1) * self.between_rows
 
 
 class Picture(NamedTuple):
@@ -146,7 +155,7 @@ class Picture(NamedTuple):
 
 
 def stored_digest(path: Path) -> str:
-    """Returns the digest in a picture's metadata; empty where there is none."""
+    """Returns the digest that is stored in a picture's file, or "" if there is no such file or no digest in it."""
     from PIL import Image
 
     if not path.exists():
@@ -155,37 +164,42 @@ def stored_digest(path: Path) -> str:
         return image.info.get(DIGEST, "")
 
 
-def color(model: str, models: Sequence[str], baseline: str) -> str:
-    """Returns a color for a model; the baseline is black."""
+def model_color(model: str, models: Sequence[str], baseline: str) -> str:
+    """Returns the color in which a model is drawn: black for the baseline, else one of matplotlib's ten, by its place.
+
+    Args:
+        model: the name of the model.
+        models: the names of all models.
+        baseline: the name of the baseline, if there is one.
+    """
     if model == baseline:
         return "black"
     return f"C{list(models).index(model) % 10}"
 
 
+# ---- calls of matplotlib's axes
+
+
 def line(x: Sequence[float], y: Sequence[float], label: str | None, color: str, **style: Any) -> Call:
-    """Returns a line through points; without a label it is not in the legend."""
+    """Returns a line through points, with an entry in the legend if there is a label."""
     return "plot", [x, y], {"label": label, "color": color, **style}
 
 
 def legend(**options: Any) -> Call:
-    """Returns a legend inside a panel, or where the options say."""
+    """Returns a legend, which matplotlib puts where it hides least if the options name no place."""
     return "legend", [], {"fontsize": 7, **options}
 
 
-def legend_beside() -> Call:
-    """Returns a legend on the right of a panel, so that it hides no points."""
-    return "legend", [], {"fontsize": 8, "loc": "center left", "bbox_to_anchor": [1.01, 0.5]}
-
-
 def title(text: str) -> Call:
-    """Returns a small title of a panel."""
+    """Returns a small title above a panel."""
     return "set_title", [text], {"fontsize": 8}
 
 
 def heading(text: str, points: float) -> Call:
-    """Returns text that begins at the left edge of a panel, so many points above it."""
+    """Returns text that begins at the left edge of a panel, so many points above the panel."""
     options = {"xycoords": "axes fraction", "xytext": [0, points], "textcoords": "offset points", "fontsize": 9}
-    return "annotate", [text, [0, 1]], options
+    upper_left_corner = [0, 1]  # as shares of the panel's width and height
+    return "annotate", [text, upper_left_corner], options
 
 
 def row_label(text: str) -> Call:
@@ -194,32 +208,42 @@ def row_label(text: str) -> Call:
 
 
 def tick_names(axis: str, names: Sequence[str], **style: Any) -> Call:
-    """Returns names for the places 0, 1, 2, … of an axis, x or y."""
-    return f"set_{axis}ticks", [list(range(len(names))), list(names)], {"fontsize": 7, **style}
+    """Returns names for the places 0, 1, 2, … of an axis, ``x`` or ``y``."""
+    places = list(range(len(names)))
+    return f"set_{axis}ticks", [places, list(names)], {"fontsize": 7, **style}
 
 
 def without_ticks(axis: str = "both") -> Call:
-    """Returns a call that takes the ticks and their labels off an axis, or off both."""
-    hidden = {"left": False, "labelleft": False, "bottom": False, "labelbottom": False}
+    """Returns a call that removes the ticks and their labels from an axis: ``x``, ``y`` or ``both``."""
     if axis == "x":
         hidden = {"bottom": False, "labelbottom": False}
-    if axis == "y":
+    elif axis == "y":
         hidden = {"left": False, "labelleft": False}
+    else:
+        hidden = {"left": False, "labelleft": False, "bottom": False, "labelbottom": False}
     return "tick_params", [], {"axis": axis, "which": "both", **hidden}
 
 
 def colors(matrix: Any, **style: Any) -> Call:
-    """Returns a matrix as colors."""
+    """Returns a matrix whose cells are drawn as colors."""
     return "imshow", [matrix], {"aspect": "auto", **style}
 
 
 def image(matrix: Any, labels: Sequence[str] = (), names: bool = True, **style: Any) -> list[Call]:
-    """Returns a matrix as colors, with labels of its columns, and of its rows if `names`."""
+    """Returns a square matrix whose cells are drawn as colors, with labels at its rows and columns.
+
+    Args:
+        matrix: the matrix.
+        labels: a label for each column, and for each row.
+        names: False leaves out the labels of the rows, but not their ticks.
+        style: further arguments of matplotlib's ``imshow``.
+    """
     places = list(range(len(labels)))
-    row_labels = list(labels) if names else [""] * len(labels)
+    column_labels = list(labels)
+    row_labels = column_labels if names else [""] * len(labels)
     return [
         colors(matrix, **style),
-        ("set_xticks", [places, list(labels)], {"rotation": 90}),
+        ("set_xticks", [places, column_labels], {"rotation": 90}),
         ("set_yticks", [places, row_labels], {}),
         ("tick_params", [], {"length": 0}),
     ]

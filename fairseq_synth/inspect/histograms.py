@@ -1,10 +1,10 @@
-"""Makes histograms of the values of each attention, trained and initial."""
+"""Makes histograms of the values of each attention, before and after the training."""
 
 import torch
 from torch import Tensor
 
 from . import measure
-from .subject import Figures, rounded
+from .inspection import Results, round_floats
 
 BINS = 60
 OUTLIERS = 0.001  # share of the lowest, and of the highest values, which no histogram's range has to hold
@@ -12,45 +12,58 @@ LARGEST_SAMPLE = 1_000_000  # torch's quantiles take at most 16 million values
 
 
 def add_histograms(
-    attention_figures: dict[str, Figures], kind: str, trained: dict[str, Tensor], initial: dict[str, Tensor]
+    attention_results: dict[str, Results], kind: str, trained: dict[str, Tensor], initial: dict[str, Tensor]
 ) -> None:
-    """Adds histograms of each attention's values, initial and trained, over the same intervals.
+    """Adds a histogram of values of one kind to the results of each attention.
 
     Args:
-        attention_figures: {attention: its figures}, which get ``histograms``.
-        kind: parameters, logits or weights.
-        trained: {attention: values}.
-        initial: the same of the initial model, or empty.
+        attention_results: {attention: its results}; the histogram is added under ``histograms`` and the kind.
+        kind: what the values are: ``parameters``, ``logits`` or ``weights``.
+        trained: {attention: values of the trained model}.
+        initial: {attention: values of the model before its training}; empty if these are not known.
     """
-    for name, figures in attention_figures.items():
-        values = {}
-        for state, values_of_attentions in (("trained", trained), ("initial", initial)):
-            if name in values_of_attentions and values_of_attentions[name].numel():
-                values[state] = values_of_attentions[name]
-        if values:
-            figures.setdefault("histograms", {})[kind] = make_histogram(kind, values)
+    for name, results in attention_results.items():
+        values_by_state = {}
+        if has_values(trained, name):
+            values_by_state["trained"] = trained[name]
+        if has_values(initial, name):
+            values_by_state["initial"] = initial[name]
+        if values_by_state:
+            histograms = results.setdefault("histograms", {})
+            histograms[kind] = make_histogram(kind, values_by_state)
 
 
-def make_histogram(kind: str, values: dict[str, Tensor]) -> Figures:
-    """Returns the range, the shares of each interval and the standard deviation of values.
+def has_values(values: dict[str, Tensor], name: str) -> bool:
+    """Returns whether {attention: values} has at least one value of an attention."""
+    return name in values and values[name].numel() > 0
+
+
+def make_histogram(kind: str, values_by_state: dict[str, Tensor]) -> Results:
+    """Returns the histograms of two sets of values over the same intervals, as values for the JSON file.
 
     Args:
-        kind: parameters, logits or weights. The range of weights is from 0 to 1; that of the others holds all values
-            but the outliers.
-        values: {trained or initial: values}.
+        kind: what the values are: ``parameters``, ``logits`` or ``weights``.
+        values_by_state: {``trained`` or ``initial``: values}.
+
+    Returns:
+        ``low`` and ``high``, the range; and by state ``shares``, the share of the values in each interval, and
+        ``deviation``, the standard deviation. The range of weights is from 0 to 1, that of others is fitted to them.
     """
-    low, high = (0.0, 1.0) if kind == "weights" else value_range(list(values.values()))
+    if kind == "weights":
+        low, high = 0.0, 1.0
+    else:
+        low, high = find_range(list(values_by_state.values()))
     shares = {}
     deviation = {}
-    for state, state_values in values.items():
-        shares[state] = measure.histogram(state_values, low, high, BINS)
-        deviation[state] = float(state_values.std(unbiased=False))
-    histogram: Figures = rounded({"low": low, "high": high, "shares": shares, "deviation": deviation})
+    for state, values in values_by_state.items():
+        shares[state] = measure.histogram(values, low, high, BINS)
+        deviation[state] = float(values.std(unbiased=False))
+    histogram: Results = round_floats({"low": low, "high": high, "shares": shares, "deviation": deviation})
     return histogram
 
 
-def value_range(tensors: list[Tensor]) -> tuple[float, float]:
-    """Returns the range that holds the values of all tensors but their outliers."""
+def find_range(tensors: list[Tensor]) -> tuple[float, float]:
+    """Returns the lowest and the highest value of several tensors, without the outliers at both ends of each."""
     low = min(quantile(tensor, OUTLIERS) for tensor in tensors)
     high = max(quantile(tensor, 1 - OUTLIERS) for tensor in tensors)
     if low == high:
@@ -59,6 +72,9 @@ def value_range(tensors: list[Tensor]) -> tuple[float, float]:
 
 
 def quantile(values: Tensor, share: float) -> float:
-    """Returns a quantile of the values, or of evenly spaced ones if there are too many."""
+    """Returns the value below which a share of the values lies.
+
+    If there are more than `LARGEST_SAMPLE` values, evenly spaced ones are taken.
+    """
     step = values.numel() // LARGEST_SAMPLE + 1
     return float(torch.quantile(values[::step].float(), share))

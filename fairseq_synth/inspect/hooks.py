@@ -1,4 +1,4 @@
-"""Context managers that read or change what happens in a model's forward passes."""
+"""Context managers that read or change what happens in the forward passes of a model."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .attentions import Attention, Head, attention_weights, attentions, compute_logits, find_stacks, split_heads
 
-ATTENTION_ARGUMENTS = ("query", "key", "value", "key_padding_mask")  # in the order of a call
+ATTENTION_ARGUMENTS = ("query", "key", "value", "key_padding_mask")  # of an attention's forward, in their order
 
 
 class Reading(NamedTuple):
@@ -18,36 +18,47 @@ class Reading(NamedTuple):
 
     attention: Attention
     logits: Tensor  # (B, H, T, S), before any mask
-    causal: bool
+    causal: bool  # whether row i sees no column after i
 
 
 class LayerOutput(NamedTuple):
     """What one layer has computed for a batch."""
 
-    stack: str
+    stack: str  # encoder or decoder
     layer: int
     x: Tensor  # (T, B, C)
 
 
+# ---- hooks in general
+
+
 @contextlib.contextmanager
 def without_fast_paths(model: nn.Module) -> Iterator[None]:
-    """Switches off fairseq's fast paths, which skip hooks: its attention's, and in 0.12.2 its encoder layers'."""
-    saved: list[tuple[nn.Module, str, Any]] = []
+    """Switches off the fast paths of fairseq during the body, because they call no hooks.
+
+    They are a fast path of its attention and, in fairseq 0.12.2, of its encoder layers.
+    """
+    changed: list[tuple[nn.Module, str, Any]] = []  # a module, an attribute, and the value that it had
     for module in model.modules():
-        for name, value in (("skip_embed_dim_check", True), ("can_use_fastpath", False)):
-            if name in vars(module):
-                saved.append((module, name, getattr(module, name)))
-                setattr(module, name, value)
+        for attribute, value in (("skip_embed_dim_check", True), ("can_use_fastpath", False)):
+            if attribute in vars(module):
+                changed.append((module, attribute, getattr(module, attribute)))
+                setattr(module, attribute, value)
     try:
         yield
     finally:
-        for module, name, value in saved:
-            setattr(module, name, value)
+        for module, attribute, value in changed:
+            setattr(module, attribute, value)
 
 
 @contextlib.contextmanager
 def hooked(model: nn.Module, handles: Sequence[Any]) -> Iterator[None]:
-    """Keeps hooks in place for the body, without the fast paths that would skip them, and removes them at the end."""
+    """Lets hooks of a model work during the body, and removes them at the end.
+
+    Args:
+        model: the model, whose fast paths are switched off so that its hooks are called.
+        handles: the handles that torch returned when the hooks were registered.
+    """
     try:
         with without_fast_paths(model):
             yield
@@ -56,38 +67,32 @@ def hooked(model: nn.Module, handles: Sequence[Any]) -> Iterator[None]:
             handle.remove()
 
 
-@contextlib.contextmanager
-def input_tokens(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Yields {stack: its input tokens (B, T)}, which each forward pass fills."""
-    tokens: dict[str, Tensor] = {}
+def name_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Returns {name: value} of the arguments with which the forward function of an attention was called."""
+    positional_arguments = dict(zip(ATTENTION_ARGUMENTS, args))
+    return {**positional_arguments, **kwargs}
 
-    def make_hook(stack_name: str) -> Callable[..., None]:
-        argument = "src_tokens" if stack_name == "encoder" else "prev_output_tokens"
 
-        def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            tokens[stack_name] = args[0] if args else kwargs[argument]
-
-        return hook
-
-    handles = []
-    for name, stack in find_stacks(model).items():
-        handles.append(stack.register_forward_pre_hook(make_hook(name), with_kwargs=True))
-    with hooked(model, handles):
-        yield tokens
+# ---- logits
 
 
 @contextlib.contextmanager
 def reading(model: nn.Module, read: Callable[[Reading], None]) -> Iterator[None]:
-    """Calls `read` for each attention of a forward pass over whole sentences."""
+    """Reads the logits of all attentions in the forward passes that the body makes.
+
+    Args:
+        model: with attentions of fairseq or of this plugin; its forward passes are over whole sentences.
+        read: is called with the logits of each attention, as soon as it has computed them.
+    """
 
     def make_hook(attention: Attention) -> Callable[..., None]:
-        def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            call = {**dict(zip(ATTENTION_ARGUMENTS, args)), **kwargs}
-            causal = attention.kind == "self" and call.get("attn_mask") is not None
-            logits = compute_logits(module, call["query"], call.get("key"))
+        def read_call(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            arguments = name_arguments(args, kwargs)
+            causal = attention.kind == "self" and arguments.get("attn_mask") is not None
+            logits = compute_logits(module, arguments["query"], arguments.get("key"))
             read(Reading(attention, logits, causal))
 
-        return hook
+        return read_call
 
     handles = []
     for attention in attentions(model):
@@ -96,23 +101,29 @@ def reading(model: nn.Module, read: Callable[[Reading], None]) -> Iterator[None]
         yield
 
 
+# ---- heads
+
+
 @contextlib.contextmanager
 def masked_heads(model: nn.Module, masks: dict[str, Tensor]) -> Iterator[None]:
-    """Multiplies the outputs of heads, as they enter the output projection, by masks.
+    """Multiplies the outputs of heads by masks, in all forward passes that the body makes.
+
+    The outputs are the weighted sums of the values, before the output projection.
 
     Args:
         model: with attentions of fairseq or of this plugin.
-        masks: {attention: (H,), or for a batch of whole sentences (B, H)}; other attentions stay as they are.
+        masks: {attention: a factor for each head, (H,), or for each sentence and head, (B, H)}. Attentions without a
+            mask stay as they are.
     """
 
     def make_hook(attention: Attention, mask: Tensor) -> Callable[..., tuple[Tensor]]:
-        def hook(module: Any, args: tuple[Tensor, ...]) -> tuple[Tensor]:
-            x = args[0]  # (T, B, C)
+        def multiply_by_mask(module: Any, args: tuple[Tensor, ...]) -> tuple[Tensor]:
+            x = args[0]  # (T, B, C), the input of the output projection
             by_head = x.reshape(x.size(0), x.size(1), attention.num_heads, -1)
             masked = by_head * mask.to(x.dtype).unsqueeze(-1)
             return (masked.reshape(x.shape),)
 
-        return hook
+        return multiply_by_mask
 
     handles = []
     for attention in attentions(model):
@@ -124,76 +135,99 @@ def masked_heads(model: nn.Module, masks: dict[str, Tensor]) -> Iterator[None]:
 
 
 def removed_heads(model: nn.Module, heads: Sequence[Head]) -> contextlib.AbstractContextManager[None]:
-    """Removes heads from forward passes: their outputs become 0."""
+    """Returns a context manager that sets the outputs of heads to 0 in forward passes."""
     masks: dict[str, Tensor] = {}
     for attention in attentions(model):
-        numbers = [head.number for head in heads if head.attention == attention.name]
-        if numbers:
+        removed_numbers = [head.number for head in heads if head.attention == attention.name]
+        if removed_numbers:
             mask = torch.ones(attention.num_heads)
-            mask[numbers] = 0.0
+            mask[removed_numbers] = 0.0
             masks[attention.name] = mask
     return masked_heads(model, masks)
 
 
 class HeadReplacement:
-    """Two hooks that give some heads of a self-attention constant logits, whatever its input is."""
+    """Gives constant logits to some heads of one self-attention, whatever the input is.
 
-    def __init__(self, attention: Attention, numbers: list[int], logits: Tensor) -> None:
-        """Takes the heads' numbers, and logits (H, n, n) for sentences of up to n tokens."""
+    This takes two hooks: one before the attention keeps the arguments of the call, and one before the output
+    projection computes the heads' outputs from these arguments and the constant logits.
+    """
+
+    def __init__(self, attention: Attention, head_numbers: list[int], logits: Tensor) -> None:
+        """Prepares the hooks.
+
+        Args:
+            attention: a self-attention.
+            head_numbers: the heads that get other logits.
+            logits: (H, n, n), of all heads, for sentences of up to n tokens.
+        """
         self.attention = attention
-        self.numbers = numbers
+        self.head_numbers = head_numbers
         self.logits = logits
-        self.call: dict[str, Any] = {}
+        self.arguments: dict[str, Any] = {}  # of the attention's last call
 
-    def remember_call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keeps the arguments of the attention's call; a hook before the attention."""
-        self.call = {**dict(zip(ATTENTION_ARGUMENTS, args)), **kwargs}
+    def keep_arguments(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keeps the arguments of a call of the attention. This is the hook before the attention."""
+        self.arguments = name_arguments(args, kwargs)
 
     def replace_outputs(self, module: Any, args: tuple[Tensor, ...]) -> tuple[Tensor]:
-        """Returns the input of the output projection with other outputs of the heads; a hook before the projection."""
+        """Returns the input of the output projection with other outputs of the chosen heads.
+
+        This is the hook before the output projection.
+        """
         x = args[0].clone()  # (T, B, C)
-        query = self.call["query"]  # (T, B, C)
-        length, bsz, embed_dim = query.shape
+        length, bsz, embed_dim = x.shape
         head_dim = self.attention.module.head_dim
-        values = split_heads(self.attention.module.v_proj(query), head_dim)[:, self.numbers]
-        logits = self.logits[None, self.numbers, :length, :length].to(x)
-        causal = self.call.get("attn_mask") is not None
-        weights = attention_weights(logits, causal, self.call.get("key_padding_mask"))
-        outputs = (weights @ values).permute(2, 0, 1, 3)  # (T, B, replaced heads, head_dim)
         x_by_head = x.view(length, bsz, embed_dim // head_dim, head_dim)
-        x_by_head[:, :, self.numbers] = outputs  # changes x, of which this is a view
+        x_by_head[:, :, self.head_numbers] = self.compute_outputs()  # changes x, of which this is a view
         return (x,)
+
+    def compute_outputs(self) -> Tensor:
+        """Returns the outputs (T, B, replaced heads, head_dim) of the chosen heads with the constant logits."""
+        query = self.arguments["query"]  # (T, B, C)
+        length = query.size(0)
+        module = self.attention.module
+        values = split_heads(module.v_proj(query), module.head_dim)[:, self.head_numbers]  # (B, heads, T, head_dim)
+        logits = self.logits[None, self.head_numbers, :length, :length].to(query)
+        causal = self.arguments.get("attn_mask") is not None
+        weights = attention_weights(logits, causal, self.arguments.get("key_padding_mask"))
+        return (weights @ values).permute(2, 0, 1, 3)
 
 
 @contextlib.contextmanager
 def replaced_heads(model: nn.Module, logits: dict[str, Tensor], heads: Sequence[Head]) -> Iterator[None]:
-    """Replaces the logits of heads of self-attention by constants, in forward passes over whole sentences.
+    """Gives constant logits to heads of self-attention, in all forward passes that the body makes.
 
     Args:
-        model: with attentions of fairseq or of this plugin, in eval mode; its sentences are padded on the right.
-        logits: {attention: (H, n, n)}, by position, for sentences of up to n tokens.
-        heads: the heads to replace.
+        model: with attentions of fairseq or of this plugin, in eval mode. Its forward passes are over whole sentences,
+            which are padded on the right.
+        logits: {self-attention: the logits of its heads by position, (H, n, n), for sentences of up to n tokens}.
+        heads: the heads that get these logits; the others compute their own.
     """
     handles = []
     for attention in attentions(model):
-        numbers = sorted(head.number for head in heads if head.attention == attention.name)
-        if numbers:
-            replacement = HeadReplacement(attention, numbers, logits[attention.name])
+        head_numbers = sorted(head.number for head in heads if head.attention == attention.name)
+        if head_numbers:
+            replacement = HeadReplacement(attention, head_numbers, logits[attention.name])
             module = attention.module
-            handles.append(module.register_forward_pre_hook(replacement.remember_call, with_kwargs=True))
+            handles.append(module.register_forward_pre_hook(replacement.keep_arguments, with_kwargs=True))
             handles.append(module.out_proj.register_forward_pre_hook(replacement.replace_outputs))
     with hooked(model, handles):
         yield
 
 
-def make_connection(num_branches: int, skip: bool, feed_forward: bool) -> Callable[[Tensor, Tensor], Tensor]:
-    """Returns a function to stand for a layer's ``residual_connection``.
+# ---- layers
 
-    Each branch of the layer calls it once in a forward pass, in the same order, so a count of the calls tells which
+
+def make_connection(num_branches: int, skip: bool, feed_forward: bool) -> Callable[[Tensor, Tensor], Tensor]:
+    """Returns a function that replaces the method ``residual_connection`` of a layer of fairseq.
+
+    A layer has two or three branches: self-attention, cross-attention in a decoder, and the feed-forward layer. Each
+    branch calls the method once in a forward pass, always in this order. So the number of calls so far tells which
     branch is calling.
 
     Args:
-        num_branches: the branches of the layer; the feed-forward layer is the last.
+        num_branches: how many branches the layer has.
         skip: False leaves the skip connections out.
         feed_forward: False leaves the feed-forward layer out.
     """
@@ -202,46 +236,52 @@ def make_connection(num_branches: int, skip: bool, feed_forward: bool) -> Callab
     def connection(x: Tensor, residual: Tensor) -> Tensor:
         nonlocal num_calls
         num_calls += 1
-        is_feed_forward = num_calls % num_branches == 0
+        is_feed_forward = num_calls % num_branches == 0  # the last branch
         if is_feed_forward and not feed_forward:
             return residual
-        if skip:
-            return residual + x
-        return x
+        if not skip:
+            return x
+        return residual + x
 
     return connection
+
+
+def count_branches(layer: nn.Module) -> int:
+    """Returns the number of branches of a layer: self-attention, cross-attention if it has any, feed-forward layer."""
+    has_cross_attention = getattr(layer, "encoder_attn", None) is not None
+    return 3 if has_cross_attention else 2
 
 
 @contextlib.contextmanager
 def layer_outputs(
     model: nn.Module, read: Callable[[LayerOutput], None], skip: bool, feed_forward: bool
 ) -> Iterator[None]:
-    """Calls `read` for each layer of a forward pass.
+    """Reads the outputs of all layers in the forward passes that the body makes, with or without some branches.
 
     Args:
+        model: a Transformer of fairseq.
+        read: is called with the output of each layer, as soon as it is computed.
         skip: False leaves the skip connections out, so that a branch's output stands alone; layer norms stay.
         feed_forward: False leaves the feed-forward layers out: what would enter them goes on.
     """
 
-    def make_hook(stack_name: str, number: int) -> Callable[..., None]:
-        def hook(module: Any, args: Any, output: Any) -> None:
-            x = output[0] if isinstance(output, tuple) else output
-            read(LayerOutput(stack_name, number, x))
+    def make_hook(stack_name: str, layer_number: int) -> Callable[..., None]:
+        def read_output(module: Any, args: Any, output: Any) -> None:
+            x = output[0] if isinstance(output, tuple) else output  # a decoder layer also returns attention weights
+            read(LayerOutput(stack_name, layer_number, x))
 
-        return hook
+        return read_output
 
     handles = []
-    patched_layers = []
-    for name, stack in find_stacks(model).items():
-        for number, layer in enumerate(stack.layers):
-            handles.append(layer.register_forward_hook(make_hook(name, number)))
-            has_cross_attention = getattr(layer, "encoder_attn", None) is not None
-            num_branches = 3 if has_cross_attention else 2  # self-attention, cross-attention, feed-forward layer
-            layer.residual_connection = make_connection(num_branches, skip, feed_forward)
-            patched_layers.append(layer)
+    changed_layers = []
+    for stack_name, stack in find_stacks(model).items():
+        for layer_number, layer in enumerate(stack.layers):
+            handles.append(layer.register_forward_hook(make_hook(stack_name, layer_number)))
+            layer.residual_connection = make_connection(count_branches(layer), skip, feed_forward)
+            changed_layers.append(layer)
     try:
         with hooked(model, handles):
             yield
     finally:
-        for layer in patched_layers:
-            del layer.residual_connection
+        for layer in changed_layers:
+            del layer.residual_connection  # the attribute of the object, which hid the method of its class

@@ -1,4 +1,7 @@
-"""Computes figures from tensors. T rows (queries) and S columns (keys) of one sentence, H heads."""
+"""Computes metrics of attention weights and other tensors.
+
+Sizes: H heads, T rows (queries) and S columns (keys) of one sentence.
+"""
 
 from collections.abc import Sequence
 
@@ -7,101 +10,121 @@ from torch import Tensor
 
 from .attentions import Head, attention_weights
 
-RANK_SHARES = tuple(i / 20 for i in range(21))  # of the singular values, where their cumulative sums are read
+RANK_SHARES = tuple(i / 20 for i in range(21))  # shares of the singular values at which their cumulative sums are read
 SMALLEST_NORM = 1e-30  # so that nothing is divided by 0
 
 
 def sentence_weights(logits: Tensor, causal: bool) -> Tensor:
-    """Returns the attention weights (H, T, S) of one sentence from its logits of the same size."""
+    """Returns the attention weights (H, T, S) of one sentence, the softmax of its logits (H, T, S).
+
+    Args:
+        logits: before any mask.
+        causal: True if row i sees no column after i.
+    """
     return attention_weights(logits.float().unsqueeze(0), causal)[0]
 
 
 def describe_weights(weights: Tensor) -> dict[str, Tensor]:
-    """Returns where each head looks: figures (H,), the means over the rows of weights (H, T, S).
+    """Computes four metrics that say where each head looks.
+
+    Args:
+        weights: (H, T, S).
 
     Returns:
-        ``entropy`` in nats; ``distance``, the mean of ``|i - j|`` in tokens under the weights of row i; ``diagonal``
-        and ``neighbours``, the share of the weight on j = i, and on j = i - 1 and i + 1.
+        {metric: (H,), its mean over the rows}. ``entropy`` is in nats; ``distance`` is the mean of ``|i - j|`` in
+        tokens under the weights of row i; ``diagonal`` is the weight on the token itself, j = i; ``neighbours`` is the
+        weight on j = i - 1 and j = i + 1.
     """
-    rows, columns = weights.shape[-2:]
-    distance = (torch.arange(rows)[:, None] - torch.arange(columns)).abs().to(weights)
-    figures_of_cells = {
+    num_rows, num_columns = weights.shape[-2:]
+    rows = torch.arange(num_rows)[:, None]
+    columns = torch.arange(num_columns)
+    distance = (rows - columns).abs().to(weights)  # (T, S)
+    cells = {
         "entropy": -torch.xlogy(weights, weights),
         "distance": weights * distance,
         "diagonal": weights * (distance == 0),
         "neighbours": weights * (distance == 1),
     }
-    return {name: values.sum(dim=-1).mean(dim=-1) for name, values in figures_of_cells.items()}
+    return {metric: values.sum(dim=-1).mean(dim=-1) for metric, values in cells.items()}
 
 
 def word_dependence(weights: Tensor, weights_by_position: Tensor) -> Tensor:
-    """Returns for each head (H,) how far its weights are from the weights that positions alone give.
+    """Returns for each head (H,) how far its weights are from the weights that the positions alone give.
 
-    The figure is the mean over the rows of the total variation distance ``1/2 sum_j |a_ij - b_ij|``: 0 if the weights
-    do not depend on the words, at most 1.
+    This is the total variation distance ``1/2 sum_j |a_ij - b_ij|``, averaged over the rows: 0 if the weights do not
+    depend on the words, at most 1.
 
     Args:
-        weights: (H, T, S).
-        weights_by_position: (H, T, S), the softmax of the mean logits of each position over the data.
+        weights: (H, T, S), of one sentence.
+        weights_by_position: (H, T, S), the softmax of the mean logits that each position has over the data.
     """
     distance = (weights - weights_by_position).abs().sum(dim=-1) / 2
     return distance.mean(dim=-1)
 
 
 def cumulative_singular_values(weights: Tensor, shares: Sequence[float] = RANK_SHARES) -> Tensor:
-    """Returns for each head the share of the sum of all singular values that the largest ones hold, (H, n).
+    """Returns for each head how much of the sum of all singular values the largest ones hold.
+
+    For example, the share 0.25 of a matrix with 8 singular values are its 2 largest; the result is their sum, divided
+    by the sum of all 8. Between two whole numbers of singular values, the result is interpolated.
 
     Args:
         weights: (H, T, S).
-        shares: n shares of the min(T, S) singular values; between two values the figure is interpolated.
+        shares: n shares of the min(T, S) singular values.
+
+    Returns:
+        (H, n).
     """
-    values = torch.linalg.svdvals(weights.float())
-    num_heads, num_values = values.shape
-    sums = torch.cat([values.new_zeros(num_heads, 1), values.cumsum(dim=-1)], dim=-1)
+    singular_values = torch.linalg.svdvals(weights.float())  # (H, min(T, S)), the largest first
+    num_heads, num_values = singular_values.shape
+    zero = singular_values.new_zeros(num_heads, 1)
+    sums = torch.cat([zero, singular_values.cumsum(dim=-1)], dim=-1)  # sums[:, i] is the sum of the largest i
     sums = sums / sums[:, -1:].clamp(min=SMALLEST_NORM)
-    # sums[:, i] is of the largest i values; a share that falls between two of them is interpolated
     place = torch.tensor(shares) * num_values
-    below = place.floor().long().clamp(max=num_values - 1)
-    return torch.lerp(sums[:, below], sums[:, below + 1], place - below)
+    place_below = place.floor().long().clamp(max=num_values - 1)
+    return torch.lerp(sums[:, place_below], sums[:, place_below + 1], place - place_below)
 
 
 def rank_one_distances(x: Tensor) -> tuple[float, float]:
-    """Returns how far the rows of x (T, C) are from being alike, relative to the Frobenius norm of x.
+    """Returns how far the rows of a matrix x (T, C) are from being alike, relative to its Frobenius norm.
 
     Returns:
-        the distance to the closest matrix of equal rows, the residual of Dong et al. 2021 (arXiv 2103.03404), and
-        the distance to the closest matrix of rank one, which is not larger.
+        the distance to the closest matrix of equal rows, which is the residual of Dong et al. 2021 (arXiv 2103.03404),
+        and the distance to the closest matrix of rank one, which is not larger.
     """
     norm = x.norm().clamp(min=SMALLEST_NORM)
     equal_rows = (x - x.mean(dim=0)).norm() / norm
     singular_values = torch.linalg.svdvals(x.float())
-    rank_one = singular_values[1:].norm() / norm
+    rank_one = singular_values[1:].norm() / norm  # all but the largest one
     return float(equal_rows), float(rank_one)
 
 
 def histogram(values: Tensor, low: float, high: float, bins: int) -> list[float]:
-    """Returns the share of the values in each of `bins` equal intervals from low to high.
+    """Returns the share of the values that fall in each of `bins` equal intervals from low to high.
 
-    The first and the last interval also take the values beyond them.
+    Values below `low` count in the first interval, values above `high` in the last.
     """
     counts = torch.histc(values.float().clamp(low, high), bins, low, high)
     return (counts / max(values.numel(), 1)).tolist()
 
 
 def removal_order(importance: dict[str, list[float]]) -> list[Head]:
-    """Returns the heads from the least to the most important.
+    """Returns the heads in the order in which they are removed: from the least to the most important.
 
     Args:
-        importance: {attention: a figure for each head}.
+        importance: {attention: the importance of each head}.
     """
-    by_importance = []
+    heads_by_importance = []
     for attention, values in importance.items():
         for number, value in enumerate(values):
-            by_importance.append((value, Head(attention, number)))
-    return [head for _, head in sorted(by_importance)]
+            heads_by_importance.append((value, Head(attention, number)))
+    return [head for _, head in sorted(heads_by_importance)]
 
 
 def removal_steps(num_heads: int, steps: int) -> list[int]:
-    """Returns how many heads are removed at each step, from none to all, in at most `steps` equal steps."""
+    """Returns how many heads are removed at each step, from none to all.
+
+    For example, 16 heads are removed in 4 steps as 0, 4, 8, 12, 16. There are no more steps than heads.
+    """
     steps = min(steps, num_heads)
     return [round(num_heads * step / steps) for step in range(steps + 1)]

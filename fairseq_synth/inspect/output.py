@@ -1,4 +1,4 @@
-"""Writes the folder of an inspection, file by file, so that what is finished stays when it is interrupted."""
+"""Writes the folder of an inspection file by file, so that finished files stay if the command is interrupted."""
 
 import contextlib
 import json
@@ -14,22 +14,27 @@ from .drawing import Picture
 
 
 class OutputFolder:
-    """A folder of figures and pictures. Every file in it is complete."""
+    """A folder of results and pictures. Every file in it is complete, because it is written in another folder first."""
 
     def __init__(self, folder: Path, unfinished: Path) -> None:
-        """Takes the folder, and another one for files that are being written."""
+        """Makes a writer for an existing folder.
+
+        Args:
+            folder: the folder.
+            unfinished: another folder, on the same disk, for files that are being written.
+        """
         self.folder = folder
         self.unfinished = unfinished
         self.digests: dict[str, str] = {}  # {name of a picture that is written: its digest}
 
     def write_json(self, name: str, values: Any) -> None:
-        """Writes values to a file, in place of what it held."""
+        """Writes values to a JSON file, in place of the file of that name if there is one."""
         path = self.unfinished / name
         path.write_text(json.dumps(values, separators=(",", ":")) + "\n", encoding="utf-8")
         os.replace(path, self.folder / name)
 
     def write_picture(self, picture: Picture) -> None:
-        """Draws a picture, unless it is there already as it would be drawn."""
+        """Draws a picture and writes its file, unless this object has already written the same picture."""
         digest = picture.digest()
         if self.digests.get(picture.name) == digest:
             return
@@ -38,22 +43,22 @@ class OutputFolder:
         self.digests[picture.name] = digest
 
     def names(self) -> list[str]:
-        """Returns the names of the files."""
+        """Returns the names of all files in the folder."""
         return sorted(path.name for path in self.folder.iterdir())
 
 
 @contextlib.contextmanager
 def output_folder(out: Path) -> Iterator[OutputFolder]:
-    """Makes a folder for the body to write, and removes it if nothing is in it at the end.
+    """Makes a folder, yields a writer for it, and removes the folder at the end if nothing is in it.
 
     Raises:
-        SynthesizerError: `out` holds something, or cannot be made.
+        SynthesizerError: there is something of that name that is no empty folder, or no folder can be made there.
     """
     try:
-        folder = out.resolve()  # a link to an empty folder stays
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise SynthesizerError(f"--out {out}: exists already; remove it, or choose another folder")
+        folder = out.resolve()  # `out` may be a link to an empty folder, and stays one
         is_new = not folder.exists()
+        if not is_new and not is_empty_folder(folder):
+            raise SynthesizerError(f"--out {out}: exists already; remove it, or choose another folder")
         folder.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     except OSError as error:
@@ -64,3 +69,8 @@ def output_folder(out: Path) -> Iterator[OutputFolder]:
         shutil.rmtree(unfinished, ignore_errors=True)
         if is_new and not any(folder.iterdir()):
             folder.rmdir()
+
+
+def is_empty_folder(path: Path) -> bool:
+    """Returns whether a path is a folder without files."""
+    return path.is_dir() and not any(path.iterdir())

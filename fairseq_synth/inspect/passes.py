@@ -1,7 +1,7 @@
 """Runs forward passes over data, and returns what the attentions compute in them, or the loss."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,8 +10,8 @@ from torch import Tensor
 from tqdm import tqdm  # type: ignore[import-untyped]  # comes with fairseq
 
 from .attentions import Attention
-from .checkpoints import Batch, Loaded
-from .hooks import Reading, input_tokens, reading
+from .checkpoints import Batch, Loaded, stack_tokens
+from .hooks import Reading, reading
 
 
 class SentenceReading(NamedTuple):
@@ -20,68 +20,81 @@ class SentenceReading(NamedTuple):
     attention: Attention
     batch_row: int  # the place of the sentence in its batch
     logits: Tensor  # (H, T, S), before any mask
-    causal: bool
+    causal: bool  # whether row i sees no column after i
 
 
 def progress(items: Iterable[Any], title: str) -> Any:
-    """Returns the items with a progress bar on standard error."""
+    """Returns the items, and shows a progress bar on standard error while they are iterated over."""
     return tqdm(list(items), desc=title, leave=True, mininterval=1.0)
 
 
 def padding_index(loaded: Loaded) -> int:
-    """Returns the index of padding in the model's dictionaries."""
+    """Returns the index of padding in the dictionaries of a model."""
     dictionary = loaded.task.target_dictionary or loaded.task.source_dictionary
     return int(dictionary.pad())
 
 
 @torch.no_grad()
-def read_sentences(
-    model: nn.Module, batch: Batch, pad: int, read: Callable[[SentenceReading], None]
-) -> dict[str, Tensor]:
-    """Runs a model on a batch and calls `read` for each attention and sentence.
+def read_sentences(model: nn.Module, batch: Batch, pad: int, read: Callable[[SentenceReading], None]) -> None:
+    """Runs a model on a batch and reads the logits of every attention and sentence.
 
     Args:
+        model: the model, in eval mode.
+        batch: its sentences are padded on the right.
         pad: the index of padding.
-
-    Returns:
-        {stack: its input tokens (B, T)}.
+        read: is called for every attention, and for each attention with one sentence after the other.
     """
     readings: list[Reading] = []
-    with input_tokens(model) as tokens, reading(model, readings.append):
+    with reading(model, readings.append):
         model(**batch["net_input"])
-    lengths = {}
-    for stack, stack_tokens in tokens.items():
-        lengths[stack] = stack_tokens.ne(pad).sum(dim=1).tolist()
     for attention, logits, causal in readings:
-        key_stack = "encoder" if attention.kind == "cross" else attention.stack
-        for batch_row, (rows, columns) in enumerate(zip(lengths[attention.stack], lengths[key_stack])):
+        column_stack = "encoder" if attention.kind == "cross" else attention.stack
+        num_rows = count_tokens(batch, attention.stack, pad)
+        num_columns = count_tokens(batch, column_stack, pad)
+        for batch_row, (rows, columns) in enumerate(zip(num_rows, num_columns)):
             read(SentenceReading(attention, batch_row, logits[batch_row, :, :rows, :columns], causal))
-    return tokens
+
+
+def count_tokens(batch: Batch, stack: str, pad: int) -> list[int]:
+    """Returns the number of tokens of each sentence of a batch, without padding.
+
+    Args:
+        batch: a batch of fairseq.
+        stack: ``encoder`` or ``decoder``, which reads the tokens.
+        pad: the index of padding.
+    """
+    counts: list[int] = stack_tokens(batch, stack).ne(pad).sum(dim=1).tolist()
+    return counts
 
 
 def build_criterion(loaded: Loaded) -> Any:
-    """Returns the loss of the model's training, in eval mode."""
+    """Returns the criterion of fairseq that computes the loss of the model's training, in eval mode."""
     return loaded.task.build_criterion(loaded.cfg.criterion).eval()
 
 
 @torch.no_grad()
-def loss(loaded: Loaded, sample: list[Batch]) -> float:
+def loss(loaded: Loaded, batches: Sequence[Batch]) -> float:
     """Returns the loss on the data in bits, without label smoothing, as fairseq-validate reports it.
 
-    It is divided by the tokens, for an encoder by the masked tokens or the examples; see `count_targets`.
+    It is the mean over what `count_targets` counts: tokens for a decoder, masked tokens or examples for an encoder.
+
+    Args:
+        loaded: the model, with data.
+        batches: the data.
     """
     criterion = build_criterion(loaded)
     total = 0.0
-    targets = 0
-    for batch in sample:
-        value, sample_size, log = criterion(loaded.model, batch)
-        total += float(log.get("nll_loss", value))
-        targets += count_targets(sample_size, log)
-    return total / targets / math.log(2)
+    num_targets = 0
+    for batch in batches:
+        smoothed_loss, sample_size, log = criterion(loaded.model, batch)
+        total += float(log.get("nll_loss", smoothed_loss))
+        num_targets += count_targets(sample_size, log)
+    loss_in_nats = total / num_targets
+    return loss_in_nats / math.log(2)
 
 
 def count_targets(sample_size: Any, log: dict[str, Any]) -> int:
-    """Returns what fairseq divides a batch's loss by: its tokens, masked tokens or examples.
+    """Returns the number by which fairseq divides the loss of a batch: its tokens, masked tokens or examples.
 
     Args:
         sample_size: the second value that a criterion returns.

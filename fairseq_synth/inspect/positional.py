@@ -1,6 +1,6 @@
-"""Attention by position: the mean over sentences, and the constant logits that come nearest to it.
+"""Attention by position: its mean over sentences, and the constant logits whose attention comes nearest to it.
 
-H heads, and sentences of up to T tokens.
+Sizes: H heads, and sentences of up to T tokens.
 """
 
 from typing import NamedTuple
@@ -15,15 +15,15 @@ SMALLEST_SUM = 1e-30  # so that nothing is divided by 0
 
 
 class MeanByPosition:
-    """The mean of matrices (H, T, S) of several sizes, cell by cell over the matrices that have the cell."""
+    """The mean of matrices (H, T, S) of several sizes: each cell is averaged over the matrices that have it."""
 
     def __init__(self) -> None:
         """Starts without a matrix."""
         self.total = torch.zeros(0, 0, 0)
-        self.count = torch.zeros(0, 0, 0)
+        self.count = torch.zeros(0, 0, 0)  # in how many matrices there is a cell
 
     def add(self, matrix: Tensor) -> None:
-        """Adds one more matrix."""
+        """Adds a matrix (H, T, S)."""
         size = [max(new, old) for new, old in zip(matrix.shape, self.total.shape)]
         self.total = enlarge(self.total, size)
         self.count = enlarge(self.count, size)
@@ -32,12 +32,15 @@ class MeanByPosition:
         self.count[:heads, :rows, :columns] += 1
 
     def mean(self, rows: int, columns: int) -> Tensor:
-        """Returns the first cells, (H, rows, columns), or fewer where no matrix was as large; 0 for an empty cell."""
+        """Returns the first rows and columns of the mean, (H, rows, columns).
+
+        There are fewer rows or columns if no matrix had as many. A cell that no matrix had is 0.
+        """
         return self.total[:, :rows, :columns] / self.count[:, :rows, :columns].clamp(min=1)
 
 
 def enlarge(matrix: Tensor, size: list[int]) -> Tensor:
-    """Returns a matrix (H, T, S) with zeros after its last rows and columns, of a size that is at least its own."""
+    """Returns a matrix (H, T, S) with rows and columns of zeros added at its end, so that it has the given size."""
     if list(matrix.shape) == size:
         return matrix
     result = torch.zeros(size)
@@ -47,18 +50,23 @@ def enlarge(matrix: Tensor, size: list[int]) -> Tensor:
 
 
 class Constants(NamedTuple):
-    """Logits that depend on positions alone, and give weights as near to the observed ones as such logits can."""
+    """Logits that depend on positions alone, and whose attention comes as near to the observed one as possible."""
 
     by_position: Tensor  # (H, T, T)
     by_distance: Tensor  # (H, 2 T - 1), for the distances j - i from 1 - T to T - 1
 
     def matrix(self, size: int) -> Tensor:
-        """Returns logits (H, size, size): by position, and by distance where no sentence had the position."""
+        """Returns logits (H, size, size) for sentences of `size` tokens.
+
+        Positions that the observed sentences had get the logits by position, later ones the logits by distance.
+        """
         length = min(self.by_position.size(-1), size)
         by_position = self.by_position[:, :length, :length]
         result = toeplitz(self.by_distance, size)
-        # The softmax of a row ignores a constant. In rows that have cells of both kinds, both get the same mean.
-        difference = (by_position - result[:, :length, :length]).mean(dim=-1, keepdim=True)
+        by_distance = result[:, :length, :length]
+        # A constant that is added to a row does not change its softmax. So the logits by distance in these rows are
+        # raised until they have the same mean as the logits by position whose row they continue.
+        difference = (by_position - by_distance).mean(dim=-1, keepdim=True)
         result[:, :length, length:] += difference
         result[:, :length, :length] = by_position
         return result
@@ -67,13 +75,13 @@ class Constants(NamedTuple):
 def fit_constants(weights: MeanByPosition, causal: bool) -> Constants:
     """Returns the logits by position, and by distance, under which the observed attention weights are most likely.
 
-    They maximise ``sum_ij a_ij log softmax(S)_ij`` over all sentences, where the softmax of a sentence is over its own
-    columns. Logits by position are known up to a constant for each row, logits by distance up to one constant: here
-    the visible ones have the mean 0.
+    They maximise ``sum_ij a_ij log softmax(S)_ij`` over all sentences, where a_ij are the observed weights, S are the
+    logits, and the softmax is over the columns of each sentence. The logits by position are determined up to a
+    constant for each row, the logits by distance up to one constant. These are chosen so that the mean is 0.
 
     Args:
-        weights: those (H, T, T) of sentences of T tokens.
-        causal: whether row i sees the columns up to i only. The logits after them are 0.
+        weights: the mean of the observed weights (H, T, T) over sentences of T tokens.
+        causal: True if row i sees no column after i; the logits of these columns are 0.
     """
     total = weights.total.double()
     length = total.size(-1)
@@ -85,72 +93,96 @@ def fit_constants(weights: MeanByPosition, causal: bool) -> Constants:
     by_distance = most_likely_logits(sum_by_distance(total), sentences_of_length, visible)
     visible_distances = sum_by_distance(visible[None].double()) > 0
     return Constants(
-        centre(by_position, visible.expand_as(by_position)),
-        centre(by_distance, visible_distances.expand_as(by_distance)),
+        by_position=centre(by_position, visible.expand_as(by_position)),
+        by_distance=centre(by_distance, visible_distances.expand_as(by_distance)),
     )
 
 
 def count_sentences(weights: MeanByPosition) -> Tensor:
-    """Returns how many sentences had 1, 2, ... T tokens, (T,)."""
-    with_position = weights.count[0].diagonal().double()  # sentences that have a token 0, 1, ... T - 1
+    """Returns how many of the averaged sentences had 1, 2, ... T tokens, (T,)."""
+    # A cell on the diagonal is in all sentences that have its position.
+    with_position = weights.count[0].diagonal().double()
     with_next_position = torch.cat([with_position[1:], with_position.new_zeros(1)])
     return with_position - with_next_position
 
 
 def centre(logits: Tensor, visible: Tensor) -> Tensor:
-    """Returns logits whose visible values have the mean 0 along the last dimension, and whose others are 0."""
+    """Shifts logits so that the visible ones have the mean 0 along the last dimension, and sets the others to 0."""
     total = logits.masked_fill(~visible, 0.0).sum(dim=-1, keepdim=True)
     mean = total / visible.sum(dim=-1, keepdim=True)
     return (logits - mean).masked_fill(~visible, 0.0).float()
 
 
-def most_likely_logits(sums: Tensor, sentences_of_length: Tensor, visible: Tensor) -> Tensor:
-    """Returns the logits of `fit_constants`, of the size of `sums`.
+def most_likely_logits(observed: Tensor, sentences_of_length: Tensor, visible: Tensor) -> Tensor:
+    """Returns the logits under which the observed attention weights are most likely; see `fit_constants`.
 
-    The steps are those of Hunter 2004 (MM algorithms for generalized Bradley-Terry models, section 5); none of them
-    makes the weights less likely.
+    The fit works on scores, which are exp(logits). In each step, the score of a cell becomes its observed weight
+    divided by the weight that it would have with a score of 1, if the sum of each row stayed the same. These steps are
+    those of Hunter 2004 (MM algorithms for generalized Bradley-Terry models, section 5). None of them makes the
+    observed weights less likely.
 
     Args:
-        sums: the observed weights, summed by position (H, T, T) or by distance (H, 2 T - 1).
-        sentences_of_length: (T,), how many sentences had 1, 2, ... T tokens.
-        visible: (T, T), false where a row does not see a column.
+        observed: the observed weights, summed over all sentences, by position (H, T, T) or by distance (H, 2 T - 1).
+            The logits are of the same size.
+        sentences_of_length: how many sentences had 1, 2, ... T tokens, (T,).
+        visible: (T, T), False where a row does not see a column.
     """
     length = len(sentences_of_length)
-    is_by_distance = sums.dim() == 2
-    positions = torch.arange(length)
-    # the shortest sentence that has a cell ends at the larger of its two positions
-    last_position = torch.maximum(positions[:, None], positions).expand(len(sums), -1, -1)
-    scores = visible.to(sums).expand_as(last_position)  # exp(logits) by position
+    is_by_distance = observed.dim() == 2
+    scores = visible.to(observed).expand(len(observed), length, length)  # by position in both cases
     for _ in range(FIT_STEPS):
-        # for each row and length of a sentence: sentences over the sum of the row's scores
-        by_length = sentences_of_length / scores.cumsum(dim=-1)
-        # for each row and position: the sum over the sentences that have the position
-        from_length_on = by_length.flip(-1).cumsum(dim=-1).flip(-1)
-        expected = from_length_on.gather(-1, last_position) * visible
+        expected = expect_weights_of_score_one(scores, sentences_of_length) * visible
         if is_by_distance:
             expected = sum_by_distance(expected)
-        new = sums / expected.clamp(min=SMALLEST_SUM)
-        new = (new / new.amax(dim=-1, keepdim=True)).clamp(min=SMALLEST_SCORE)
-        new_scores = (toeplitz(new, length) if is_by_distance else new) * visible
+        fitted = observed / expected.clamp(min=SMALLEST_SUM)
+        fitted = (fitted / fitted.amax(dim=-1, keepdim=True)).clamp(min=SMALLEST_SCORE)
+        fitted_by_position = toeplitz(fitted, length) if is_by_distance else fitted
+        new_scores = fitted_by_position * visible
         has_converged = bool(((new_scores - scores).abs() <= FIT_TOLERANCE * scores).all())
         scores = new_scores
         if has_converged:
             break
-    return new.log()
+    return fitted.log()
+
+
+def expect_weights_of_score_one(scores: Tensor, sentences_of_length: Tensor) -> Tensor:
+    """Returns the weight (H, T, T) that each cell would have with a score of 1, summed over the sentences that have it.
+
+    This is 1 / (sum of the scores of its row) in each sentence, and the sums of the rows are taken as they are.
+
+    Args:
+        scores: exp(logits) by position, (H, T, T), 0 where a row does not see a column. In a sentence of n tokens, the
+            sum of a row is over its first n scores.
+        sentences_of_length: how many sentences had 1, 2, ... T tokens, (T,).
+    """
+    num_heads, length, _ = scores.shape
+    # Entry n is for sentences of n + 1 tokens: their number over the sum of the row's scores.
+    by_length = sentences_of_length / scores.cumsum(dim=-1)
+    # Entry n is for all sentences of more than n tokens: a sum from the end of each row.
+    by_shortest_length = by_length.flip(-1).cumsum(dim=-1).flip(-1)
+    # A sentence has the cell (i, j) if it has more tokens than the larger of i and j.
+    positions = torch.arange(length)
+    larger_position = torch.maximum(positions[:, None], positions).expand(num_heads, -1, -1)
+    return by_shortest_length.gather(-1, larger_position)
 
 
 def sum_by_distance(matrix: Tensor) -> Tensor:
-    """Returns the sums (H, 2 T - 1) of a matrix (H, T, T) over its diagonals j - i, from 1 - T to T - 1."""
+    """Returns the sums (H, 2 T - 1) of a matrix (H, T, T) over its diagonals, by j - i from 1 - T to T - 1."""
     length = matrix.size(-1)
     positions = torch.arange(length)
-    diagonal = positions - positions[:, None] + length - 1
+    diagonal = positions - positions[:, None] + length - 1  # (T, T), the number of each cell's diagonal, from 0
     sums = matrix.new_zeros(len(matrix), 2 * length - 1)
     return sums.index_add_(1, diagonal.flatten(), matrix.flatten(1))
 
 
 def toeplitz(values: Tensor, size: int) -> Tensor:
-    """Returns the matrix (H, size, size) of values (H, 2 m + 1) by distance j - i; beyond m that of m."""
-    m = values.size(-1) // 2
+    """Returns the matrix (H, size, size) whose cell (i, j) has the value of the distance j - i.
+
+    Args:
+        values: (H, 2 m + 1), for the distances from -m to m. Larger distances get the value of m, or of -m.
+        size: the number of rows and columns.
+    """
+    largest_distance = values.size(-1) // 2  # m
     positions = torch.arange(size)
-    distance = positions - positions[:, None]
-    return values[:, distance.clamp(-m, m) + m]
+    distance = (positions - positions[:, None]).clamp(-largest_distance, largest_distance)
+    return values[:, distance + largest_distance]

@@ -1,4 +1,4 @@
-"""Sets up the task of a checkpoint on its data, or without data on dictionaries of made-up words."""
+"""Sets up the task of a checkpoint: with the dictionaries of its data, or without data with made-up dictionaries."""
 
 import re
 import tempfile
@@ -11,33 +11,50 @@ from torch import Tensor
 
 from ..errors import SynthesizerError
 
-NUM_SPECIAL_SYMBOLS = 4  # that every dictionary of fairseq has before its words
+NUM_SPECIAL_SYMBOLS = 4  # <s>, <pad>, </s> and <unk>, which every dictionary of fairseq has before its words
 
 
 def count_embeddings(weights: dict[str, Tensor]) -> dict[str, int]:
-    """Returns {name of an embedding of tokens: its number of entries}; adaptive inputs have several tables."""
+    """Returns the number of tokens that each embedding of a model has.
+
+    Args:
+        weights: the model's state dict.
+
+    Returns:
+        {name, such as ``encoder.embed_tokens``: number of tokens}. Adaptive inputs divide the tokens among several
+        tables, which are counted together.
+    """
     sizes: dict[str, int] = {}
-    for key, value in weights.items():
-        match = re.fullmatch(r"(.*embed_tokens)\.(?:weight|embeddings\.\d+\.0\.weight)", key)
+    for weight_name, weight in weights.items():
+        match = re.fullmatch(r"(.*embed_tokens)\.(?:weight|embeddings\.\d+\.0\.weight)", weight_name)
         if match:
-            name = match[1]
-            sizes[name] = sizes.get(name, 0) + len(value)
+            embedding = match[1]
+            sizes[embedding] = sizes.get(embedding, 0) + len(weight)
     return sizes
 
 
 def count_words(task: Any, embedding: str) -> int:
-    """Returns the size of the dictionary that an embedding belongs to."""
-    dictionary = task.source_dictionary if embedding.startswith("encoder") else task.target_dictionary
-    if dictionary is None:  # a task of a single text
-        dictionary = task.source_dictionary
-    return len(dictionary)
+    """Returns the size of the dictionary whose tokens an embedding has.
+
+    Args:
+        task: a task of fairseq.
+        embedding: the name of the embedding, such as ``encoder.embed_tokens``.
+    """
+    is_of_decoder = not embedding.startswith("encoder")
+    if is_of_decoder and task.target_dictionary is not None:
+        return len(task.target_dictionary)
+    return len(task.source_dictionary)  # also of a decoder, if the task has a single text
 
 
 def set_up_task(cfg: Any, data: Path) -> Any:
-    """Returns the checkpoint's task on the dictionaries of a folder; sets the folder in the task's config.
+    """Returns the task of a checkpoint with the dictionaries of a folder.
+
+    Args:
+        cfg: the checkpoint's config. Its folder of data, and its languages if they are missing, are set here.
+        data: the folder.
 
     Raises:
-        SynthesizerError: the folder or its dictionaries are missing, or have no pair of languages.
+        SynthesizerError: the folder or a dictionary is missing, or the folder's files name no pair of languages.
     """
     if not data.is_dir():
         raise SynthesizerError(f"--data {data}: no such folder; give the one of fairseq-preprocess")
@@ -56,23 +73,24 @@ def set_up_task(cfg: Any, data: Path) -> Any:
 
 
 def set_up_task_on_stand_ins(cfg: Any, sizes: dict[str, int]) -> Any:
-    """Returns the checkpoint's task on dictionaries of made-up words, as large as its embeddings.
+    """Returns the task of a checkpoint with dictionaries of made-up words, which are as large as its embeddings.
 
     Args:
-        cfg: the checkpoint's config, whose data and languages are set.
-        sizes: what `count_embeddings` returns.
+        cfg: the checkpoint's config. Its folder of data, and its languages if they are missing, are set here.
+        sizes: {name of an embedding: number of tokens}, as `count_embeddings` returns it.
     """
     if hasattr(cfg.task, "source_lang") and cfg.task.source_lang is None:
         cfg.task.source_lang = "source"
         cfg.task.target_lang = "target"
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory() as folder_name:
+        folder = Path(folder_name)
         write_dictionaries(folder, cfg.task, sizes)
         task = set_up_task(cfg, folder)
+        # Some tasks add a symbol of their own to a dictionary, which then has to be written with fewer words.
         smaller_sizes = {}
         for embedding, size in sizes.items():
-            num_added = count_words(task, embedding) - size  # some tasks add a symbol of their own
-            smaller_sizes[embedding] = size - num_added
+            num_added_symbols = count_words(task, embedding) - size
+            smaller_sizes[embedding] = size - num_added_symbols
         if smaller_sizes != sizes:
             write_dictionaries(folder, cfg.task, smaller_sizes)
             task = set_up_task(cfg, folder)
@@ -80,20 +98,29 @@ def set_up_task_on_stand_ins(cfg: Any, sizes: dict[str, int]) -> Any:
 
 
 def write_dictionaries(folder: Path, task_cfg: Any, sizes: dict[str, int]) -> None:
-    """Writes dictionaries of made-up words under the names that fairseq's tasks read."""
+    """Writes dictionaries of made-up words to a folder, under all names that one of fairseq's tasks may read.
+
+    Args:
+        folder: an existing folder.
+        task_cfg: the task's config, which names the languages and the number of classes, if it has any.
+        sizes: {name of an embedding: the size of its dictionary}.
+    """
     largest = max(sizes.values())
-    num_labels = getattr(task_cfg, "num_classes", 0)
-    files = {
-        "dict.txt": largest,
-        "input0/dict.txt": largest,
-        "label/dict.txt": num_labels + NUM_SPECIAL_SYMBOLS,
-    }
-    for stack, option in (("encoder", "source_lang"), ("decoder", "target_lang")):
-        language = getattr(task_cfg, option, None)
-        if language:
-            files[f"dict.{language}.txt"] = sizes.get(f"{stack}.embed_tokens", largest)
-    for name, size in files.items():
-        lines = [f"word{i} 1\n" for i in range(size - NUM_SPECIAL_SYMBOLS)]
-        path = folder / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("".join(lines), encoding="utf-8")
+    num_classes = getattr(task_cfg, "num_classes", 0)
+    write_dictionary(folder / "dict.txt", largest)  # of a language model
+    write_dictionary(folder / "input0" / "dict.txt", largest)  # of a classifier
+    write_dictionary(folder / "label" / "dict.txt", num_classes + NUM_SPECIAL_SYMBOLS)
+    source_language = getattr(task_cfg, "source_lang", None)
+    if source_language:
+        write_dictionary(folder / f"dict.{source_language}.txt", sizes.get("encoder.embed_tokens", largest))
+    target_language = getattr(task_cfg, "target_lang", None)
+    if target_language:
+        write_dictionary(folder / f"dict.{target_language}.txt", sizes.get("decoder.embed_tokens", largest))
+
+
+def write_dictionary(path: Path, size: int) -> None:
+    """Writes a dictionary that has `size` entries once fairseq has added its special symbols."""
+    num_words = size - NUM_SPECIAL_SYMBOLS
+    lines = [f"word{number} 1\n" for number in range(num_words)]
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(lines), encoding="utf-8")

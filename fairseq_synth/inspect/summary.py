@@ -1,47 +1,51 @@
-"""The figures that docs/analysis.md shows, which are few enough to be kept in results/."""
+"""Reduces the results of an inspection to those that docs/analysis.md shows, which are small enough for results/."""
 
 from typing import Any
 
-from .subject import Figures, rounded
+from .inspection import Results, round_floats
 
-CORNER = 16  # rows and columns of a pattern
+CORNER = 16  # rows and columns of a matrix that are kept
 
 
-def summarise(figures: Figures) -> Figures:
-    """Returns what docs/analysis.md shows of the figures of an inspection with data.
+def summarise(results: Results) -> Results:
+    """Returns those results of an inspection with data that docs/analysis.md shows.
 
-    Histograms have half as many intervals, patterns of self-attention are cut to their corner, and parameters and
-    single sentences are left out.
+    Left out are the weights of single sentences, the histograms of parameters, and of the checkpoint's settings all
+    but the number of updates. The other histograms get half as many intervals, and matrices are cut to their corner.
     """
-    kept = {key: value for key, value in figures.items() if key not in ("checkpoint", "sentences")}
-    kept["attentions"] = {name: summarise_attention(value) for name, value in figures["attentions"].items()}
-    kept["updates"] = figures["checkpoint"]["updates"]
+    kept = {key: value for key, value in results.items() if key not in ("checkpoint", "sentences")}
+    kept["attentions"] = {name: summarise_attention(value) for name, value in results["attentions"].items()}
+    kept["updates"] = results["checkpoint"]["updates"]
     return kept
 
 
-def summarise_attention(figures: Figures) -> Figures:
-    """Returns what is kept of the figures of one attention."""
-    kept = dict(figures)
-    pattern = kept.pop("pattern", [])
+def summarise_attention(results: Results) -> Results:
+    """Returns those results of one attention that docs/analysis.md shows.
+
+    The histogram of parameters is left out, the other histograms get half as many intervals, and the mean attention
+    matrix of each head is cut to its corner, or left out for a cross-attention.
+    """
+    kept = dict(results)
+    matrices = kept.pop("pattern", [])
     kept["histograms"] = {}
     for kind in ("logits", "weights"):
-        histogram = figures.get("histograms", {}).get(kind)
+        histogram = results.get("histograms", {}).get(kind)
         if histogram:
             kept["histograms"][kind] = halve_intervals(histogram)
-    if figures["group"] != "decoder.cross":
-        kept["pattern"] = [cut_to_corner(head) for head in pattern]
+    if results["group"] != "decoder.cross":
+        kept["pattern"] = [cut_to_corner(matrix) for matrix in matrices]
     return kept
 
 
-def halve_intervals(histogram: Figures) -> Figures:
-    """Returns a histogram in which every two neighbouring intervals are one."""
+def halve_intervals(histogram: Results) -> Results:
+    """Returns a histogram with half as many intervals: each is made of two neighbouring ones."""
     shares = {}
     for state, values in histogram["shares"].items():
         pairs = zip(values[::2], values[1::2])
-        shares[state] = rounded([left + right for left, right in pairs], digits=3)
+        shares[state] = round_floats([left + right for left, right in pairs], digits=3)
     return {**histogram, "shares": shares}
 
 
 def cut_to_corner(matrix: list[list[Any]]) -> list[list[Any]]:
-    """Returns the first rows and columns of a matrix."""
+    """Returns the first `CORNER` rows and columns of a matrix."""
     return [row[:CORNER] for row in matrix[:CORNER]]

@@ -1,6 +1,7 @@
-"""How much of self-attention is more than an average by position.
+"""Measures how much of self-attention depends on the words, by replacing it with an average by position.
 
-Attention is averaged by position over sentences, and the loss is measured with heads that use the average only.
+Self-attention is averaged by position over sentences. The loss is then measured with heads that use this average,
+whatever the words are.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,103 +10,147 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from . import checkpoints
 from .attentions import Head
-from .checkpoints import Batch, Loaded, batches, readable
+from .checkpoints import Batch, Loaded, readable
 from .hooks import replaced_heads
 from .measure import sentence_weights
 from .passes import SentenceReading, loss, padding_index, progress, read_sentences
 from .positional import Constants, MeanByPosition, fit_constants, toeplitz
 
-SENTENCES = 2000  # that attention is averaged over at most, if nobody asks for another number
-FUNCTIONS = ("random", "relative_random", "factorized_random")  # that can have given logits by position
+SENTENCES = 2000  # over how many sentences attention is averaged at most, if no other number is given
+FUNCTIONS = ("random", "relative_random", "factorized_random")  # whose parameters can be set to get given logits
 
 
 class Averages(NamedTuple):
-    """A model's attention by position, as the logits under which it is most likely."""
+    """The self-attention of a model, averaged by position."""
 
-    constants: dict[str, Constants]  # {self-attention: logits of its heads}
+    constants: dict[str, Constants]  # {self-attention: the logits of its heads whose attention is nearest the average}
     length: int  # tokens of the longest sentence
-    sentences: int
+    sentences: int  # number of sentences
 
 
 class ReplacedHead(NamedTuple):
-    """One more head that is replaced, and the loss with it and all heads before it replaced."""
+    """One more head that is replaced, and the loss when it and all heads before it are."""
 
     head: Head
     loss: float  # bits
 
 
-def spread(order: Sequence[int], count: int) -> list[int]:
-    """Returns `count` of the items, evenly spaced and with the last one; all of them if there are no more."""
-    if len(order) <= count:
-        return list(order)
+class AverageAttention:
+    """Averages the weights of each self-attention by position, sentence by sentence."""
+
+    def __init__(self) -> None:
+        """Starts without a sentence."""
+        self.means: dict[str, MeanByPosition] = {}
+        self.is_causal: dict[str, bool] = {}
+
+    def add(self, reading: SentenceReading) -> None:
+        """Adds the weights of one attention for one sentence, unless it is a cross-attention."""
+        if reading.attention.kind != "self":
+            return
+        name = reading.attention.name
+        if name not in self.means:
+            self.means[name] = MeanByPosition()
+            self.is_causal[name] = reading.causal
+        self.means[name].add(sentence_weights(reading.logits, reading.causal))
+
+    def fit(self) -> dict[str, Constants]:
+        """Returns {self-attention: the constant logits whose attention comes nearest to the average}."""
+        return {name: fit_constants(mean, self.is_causal[name]) for name, mean in self.means.items()}
+
+    def longest_sentence(self) -> int:
+        """Returns the number of tokens of the longest sentence."""
+        return max(mean.count.size(-1) for mean in self.means.values())
+
+
+def choose_evenly(items: Sequence[int], count: int) -> list[int]:
+    """Returns `count` of the items, evenly spaced and including the last one; all items if there are no more."""
+    if len(items) <= count:
+        return list(items)
     chosen = []
     for steps_before_last in reversed(range(count)):
-        # One step is len(order) / count items long, rounded down after the multiplication.
-        index_from_end = -1 - steps_before_last * len(order) // count
-        chosen.append(order[index_from_end])
+        # One step is len(items) / count items long, rounded down after the multiplication.
+        index_from_end = -1 - steps_before_last * len(items) // count
+        chosen.append(items[index_from_end])
     return chosen
 
 
 def average(loaded: Loaded, subset: str, sentences: int, longest: int | None = None) -> Averages:
-    """Averages the self-attentions of a model by position, over as many long as short sentences of a subset.
+    """Averages the self-attentions of a model by position, over short and long sentences of a split.
 
     Args:
-        loaded: with data.
-        subset: the split to read.
-        sentences: how many to read at most, spread evenly from the longest down.
-        longest: the most tokens that a sentence may have; None for what the model can take.
+        loaded: the model, with data.
+        subset: the split.
+        sentences: how many sentences to read at most. If the split has more, they are chosen evenly by their length.
+        longest: the most tokens that a sentence may have; None for the model's own limit.
 
     Raises:
-        SynthesizerError: there is no such subset, or it has no sentence of that length.
+        SynthesizerError: there is no such split, or it has no sentence of that length.
     """
-    order = spread(readable(loaded, subset, longest=longest), sentences)
-    means: dict[str, MeanByPosition] = {}
-    is_causal: dict[str, bool] = {}
-
-    def read(reading: SentenceReading) -> None:
-        if reading.attention.kind == "self":
-            name = reading.attention.name
-            mean = means.setdefault(name, MeanByPosition())
-            mean.add(sentence_weights(reading.logits, reading.causal))
-            is_causal[name] = reading.causal
-
+    sentence_indices = choose_evenly(readable(loaded, subset, longest=longest), sentences)
     pad = padding_index(loaded)
-    for batch in progress(batches(loaded, subset, order), "attention by position"):
-        read_sentences(loaded.model, batch, pad, read)
-    constants = {name: fit_constants(mean, is_causal[name]) for name, mean in means.items()}
-    length = max(mean.count.size(-1) for mean in means.values())
-    return Averages(constants, length, len(order))
+    attention = AverageAttention()
+    for batch in progress(checkpoints.batches(loaded, subset, sentence_indices), "attention by position"):
+        read_sentences(loaded.model, batch, pad, attention.add)
+    return Averages(
+        constants=attention.fit(),
+        length=attention.longest_sentence(),
+        sentences=len(sentence_indices),
+    )
 
 
 def function_parameters(function: str, constants: Constants, length: int, rank: int) -> dict[str, Tensor]:
-    """Returns the parameters of a function of `FUNCTIONS`, by their names, that come nearest to logits by position.
+    """Returns the parameters with which a function of the paper computes given logits by position, or nearly so.
 
     Args:
-        function: one of `FUNCTIONS`.
-        constants: the logits by position.
-        length: l of the function.
-        rank: k of ``factorized_random``, which gets the best approximation of that rank.
+        function: ``random``, ``relative_random`` or ``factorized_random``.
+        constants: the logits.
+        length: the longest sentence that the function takes.
+        rank: the rank of ``factorized_random``, which can only compute an approximation of this rank.
+
+    Returns:
+        {name: parameter}: R (H, length, length); or r (H, 2 length + 1), by distance; or R1 and R2 (H, length, rank).
     """
-    if function == "relative_random":
-        # by_distance has the distances -m to m, r has -length to length: beyond m, r repeats the value at m
-        m = constants.by_distance.size(-1) // 2
-        distance = torch.arange(-length, length + 1)
-        r = constants.by_distance[:, distance.clamp(-m, m) + m]
-        return {"r": r.contiguous()}
-    R = constants.matrix(length)
     if function == "random":
-        return {"R": R}
-    # the largest singular values and their vectors are the best approximation of that rank; R1 and R2 share the values
-    left, values, right_transposed = torch.linalg.svd(R)
-    roots = values[:, None, :rank].sqrt()
+        return {"R": constants.matrix(length)}
+    if function == "relative_random":
+        return {"r": values_by_distance(constants.by_distance, length)}
+    return factorize(constants.matrix(length), rank)
+
+
+def values_by_distance(by_distance: Tensor, length: int) -> Tensor:
+    """Returns logits by distance for other distances than they were fitted for, (H, 2 length + 1).
+
+    Args:
+        by_distance: (H, 2 m + 1), for the distances from -m to m. Larger distances get the logit of m, or of -m.
+        length: the largest distance of the result.
+    """
+    largest_distance = by_distance.size(-1) // 2  # m
+    distance = torch.arange(-length, length + 1).clamp(-largest_distance, largest_distance)
+    return by_distance[:, distance + largest_distance].contiguous()
+
+
+def factorize(R: Tensor, rank: int) -> dict[str, Tensor]:
+    """Returns R1 and R2 (H, T, rank) whose product R1 R2^T is the best approximation of R (H, T, T) of that rank.
+
+    It consists of the largest singular values and their vectors. Each of R1 and R2 gets the values' square roots.
+    """
+    left, singular_values, right_transposed = torch.linalg.svd(R)
+    roots = singular_values[:, None, :rank].sqrt()
     R1 = left[:, :, :rank] * roots
     R2 = right_transposed.transpose(1, 2)[:, :, :rank] * roots
     return {"R1": R1.contiguous(), "R2": R2.contiguous()}
 
 
 def function_logits(function: str, parameters: dict[str, Tensor], length: int) -> Tensor:
-    """Returns the logits (H, length, length) of a function of `FUNCTIONS` with these parameters."""
+    """Returns the logits (H, length, length) that a function of the paper computes.
+
+    Args:
+        function: ``random``, ``relative_random`` or ``factorized_random``.
+        parameters: {name: parameter}, as `function_parameters` returns them.
+        length: the number of tokens.
+    """
     if function == "relative_random":
         return toeplitz(parameters["r"], length)
     if function == "random":
@@ -114,31 +159,35 @@ def function_logits(function: str, parameters: dict[str, Tensor], length: int) -
 
 
 def losses_without_words(
-    loaded: Loaded, sample: list[Batch], logits: dict[str, Tensor], heads: Sequence[Head]
+    loaded: Loaded, batches: list[Batch], logits: dict[str, Tensor], heads: Sequence[Head]
 ) -> dict[Head, float]:
-    """Returns for each head the loss in bits when its logits alone are replaced.
+    """Replaces one head at a time, and returns for each the loss in bits that the model then has.
 
     Args:
-        logits: {self-attention: logits by position (H, n, n)}.
-        heads: the heads to measure.
+        loaded: the model, with data.
+        batches: the data on which the loss is measured.
+        logits: {self-attention: the logits by position (H, n, n) that replaced heads get}.
+        heads: the heads to replace.
     """
     losses = {}
     for head in progress(heads, "heads without words"):
         with replaced_heads(loaded.model, logits, [head]):
-            losses[head] = loss(loaded, sample)
+            losses[head] = loss(loaded, batches)
     return losses
 
 
 def cheapest_first(
-    loaded: Loaded, sample: list[Batch], logits: dict[str, Tensor], losses: dict[Head, float]
+    loaded: Loaded, batches: list[Batch], logits: dict[str, Tensor], losses: dict[Head, float]
 ) -> Iterator[ReplacedHead]:
-    """Replaces one head after the other, in the order of `losses`, and yields each with the loss that is reached.
+    """Replaces more and more heads, the ones that cost the least loss first, and yields each with the loss reached.
 
     Args:
-        logits: {self-attention: logits by position (H, n, n)}.
-        losses: what `losses_without_words` returns.
+        loaded: the model, with data.
+        batches: the data on which the loss is measured.
+        logits: {self-attention: the logits by position (H, n, n) that replaced heads get}.
+        losses: {head: the loss when it alone is replaced}, as `losses_without_words` returns it.
     """
-    order = sorted(losses, key=lambda head: (losses[head], head))
-    for count, head in enumerate(progress(order, "more and more heads"), start=1):
-        with replaced_heads(loaded.model, logits, order[:count]):
-            yield ReplacedHead(head, loss(loaded, sample))
+    cheapest_heads = sorted(losses, key=lambda head: (losses[head], head))
+    for count, head in enumerate(progress(cheapest_heads, "more and more heads"), start=1):
+        with replaced_heads(loaded.model, logits, cheapest_heads[:count]):
+            yield ReplacedHead(head, loss(loaded, batches))

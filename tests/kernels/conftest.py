@@ -32,6 +32,35 @@ CHOSEN = {
 }
 
 
+@pytest.fixture(autouse=True)
+def fast_interpreter(monkeypatch):
+    """Lets Triton's interpreter prepare `triton.language` once for each kernel, which takes most of its time.
+
+    The interpreter replaces the functions of `triton.language` whenever a kernel calls a function. Within a kernel, the
+    first call from each module is enough.
+    """
+    if not kernels.triton_fits():
+        return
+    from triton.runtime import interpreter
+
+    patch_language = interpreter._patch_lang
+    run_kernel = interpreter.GridExecutor.__call__
+    patched_modules = set()
+
+    def run_kernel_patched_once(self, *args, **kwargs):
+        patched_modules.clear()
+        return run_kernel(self, *args, **kwargs)
+
+    def patch_once(function):
+        if function.__module__ in patched_modules:
+            return None
+        patched_modules.add(function.__module__)
+        return patch_language(function)
+
+    monkeypatch.setattr(interpreter.GridExecutor, "__call__", run_kernel_patched_once)
+    monkeypatch.setattr(interpreter, "_patch_lang", patch_once)
+
+
 @pytest.fixture
 def everything(request):
     """Returns whether all tests are to run, and not a chosen part."""

@@ -1,11 +1,13 @@
 """Repairs of ``--store-ema``, the exponential moving average of the weights."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import fairseq.checkpoint_utils
 from fairseq.models.ema.ema import EMA
 from fairseq.trainer import Trainer
+from torch import Tensor
 
 from ..repairs import repair
 
@@ -16,19 +18,39 @@ from ..repairs import repair
     symptom="`--store-ema` averages tied weights too fast, as with `--share-all-embeddings`",
     versions="all versions",
 )
-def average_tied_weights_once(original_step: Any, self: EMA, new_model: Any, updates: Any = None) -> None:
-    """Replaces the update of fairseq's ``EMA`` with one that averages each tied weight only once.
+def average_tied_weights_once(original: Callable[..., Any], self: EMA, new_model: Any, updates: Any = None) -> None:
+    """Replaces ``EMA._step_internal`` (``original``): moves the average of a tied weight once per update.
 
-    The state dict lists a tied weight under several names, and the original averages it once for each of them, so three
-    times in an update with ``--share-all-embeddings``.
+    ``--store-ema`` keeps an exponential moving average of each weight. The state dict lists a tied weight under several
+    names: with ``--share-all-embeddings``, one matrix has three names. fairseq moves the average once for each name, so
+    three times in one update. The replacement passes only the first name of each weight to fairseq.
+
+    Args:
+        original: fairseq's method.
+        self: the averages.
+        new_model: the model after the update.
+        updates: the number of updates.
     """
     averages = self.fp32_params if self.config.ema_fp32 else self.model.state_dict()
-    first_names: dict[Any, str] = {}  # by the memory of an average: the first of its names
-    for name, average in averages.items():
-        first_names.setdefault((average.data_ptr(), average.shape), name)
-    repeated_names = set(averages) - set(first_names.values())
+    repeated_names = find_repeated_names(averages)
     weights = {name: weight for name, weight in new_model.state_dict().items() if name not in repeated_names}
-    original_step(self, SimpleNamespace(state_dict=lambda: weights), updates)
+    model_without_repeated_names = SimpleNamespace(state_dict=lambda: weights)
+    original(self, model_without_repeated_names, updates)
+
+
+def find_repeated_names(state_dict: dict[str, Tensor]) -> set[str]:
+    """Returns the names of tensors that the state dict has listed before under another name.
+
+    Two entries are the same tensor if they have the same memory and the same shape.
+    """
+    repeated_names = set()
+    known_tensors = set()
+    for name, tensor in state_dict.items():
+        memory_and_shape = (tensor.data_ptr(), tensor.shape)
+        if memory_and_shape in known_tensors:
+            repeated_names.add(name)
+        known_tensors.add(memory_and_shape)
+    return repeated_names
 
 
 @repair(
@@ -37,14 +59,17 @@ def average_tied_weights_once(original_step: Any, self: EMA, new_model: Any, upd
     symptom="`--store-ema` loses the last layer norm with `--encoder-` or `--decoder-normalize-before`",
     versions="all versions",
 )
-def keep_final_norm_under_ema(original_restore: Any, self: EMA, state_dict: Any, *args: Any, **kwargs: Any) -> None:
-    """Replaces the ``restore`` of fairseq's ``EMA`` with one that adds the model's version numbers to the averages.
+def keep_final_norm_under_ema(
+    original: Callable[..., Any], self: EMA, state_dict: dict[str, Any], *args: Any, **kwargs: Any
+) -> None:
+    """Replaces ``EMA.restore`` (``original``): adds the model's version numbers to the averages that are loaded.
 
-    The version number marks the format of the weights. fairseq takes weights without it for an old format, which had no
-    last layer norm, and then removes that norm.
+    A state dict of fairseq has entries such as "decoder.version", which mark the format of the weights. ``--store-ema``
+    does not average them. fairseq takes weights without a version for an old format that has no layer norm at the end,
+    and removes this layer norm from the model.
     """
     versions = {name: value for name, value in self.model.state_dict().items() if name.endswith(".version")}
-    original_restore(self, {**versions, **state_dict}, *args, **kwargs)
+    original(self, {**versions, **state_dict}, *args, **kwargs)
 
 
 @repair(
@@ -53,21 +78,25 @@ def keep_final_norm_under_ema(original_restore: Any, self: EMA, state_dict: Any,
     symptom="`--store-ema` ends in a KeyError with `--finetune-from-model`",
     versions="all versions",
 )
-def begin_averages_with_weights(original_load_checkpoint: Any, self: Trainer, *args: Any, **kwargs: Any) -> Any:
-    """Replaces the trainer's ``load_checkpoint``: averages that a checkpoint lacks begin with its weights.
+def begin_averages_with_weights(original: Callable[..., Any], self: Trainer, *args: Any, **kwargs: Any) -> Any:
+    """Replaces ``Trainer.load_checkpoint`` (``original``): the averages of ``--store-ema`` start from the weights.
 
-    fairseq means to do the same, but has removed the checkpoint's weights from memory by then.
+    This concerns checkpoints without averages, as with ``--finetune-from-model``. fairseq also means to start from the
+    weights of the checkpoint, but it has already removed them from the loaded state, and a KeyError follows. During the
+    call, fairseq's function ``load_checkpoint_to_cpu`` is replaced by one that adds a copy of the weights to the loaded
+    state, as its averages.
     """
-    read = fairseq.checkpoint_utils.load_checkpoint_to_cpu
+    read_checkpoint = fairseq.checkpoint_utils.load_checkpoint_to_cpu
 
-    def read_with_averages(*args: Any, **kwargs: Any) -> Any:
-        state = read(*args, **kwargs)
-        if self.cfg.ema.store_ema and state.get("extra_state") is not None:
-            state["extra_state"].setdefault("ema", dict(state["model"]))
+    def read_checkpoint_with_averages(*args: Any, **kwargs: Any) -> Any:
+        state = read_checkpoint(*args, **kwargs)
+        extra_state = state.get("extra_state")
+        if self.cfg.ema.store_ema and extra_state is not None and "ema" not in extra_state:
+            extra_state["ema"] = dict(state["model"])
         return state
 
-    fairseq.checkpoint_utils.load_checkpoint_to_cpu = read_with_averages
+    fairseq.checkpoint_utils.load_checkpoint_to_cpu = read_checkpoint_with_averages
     try:
-        return original_load_checkpoint(self, *args, **kwargs)
+        return original(self, *args, **kwargs)
     finally:
-        fairseq.checkpoint_utils.load_checkpoint_to_cpu = read
+        fairseq.checkpoint_utils.load_checkpoint_to_cpu = read_checkpoint

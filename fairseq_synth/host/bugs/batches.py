@@ -1,5 +1,6 @@
 """Repairs how fairseq iterates over its batches."""
 
+from collections.abc import Callable
 from typing import Any
 
 from fairseq.data.indexed_dataset import IndexedCachedDataset
@@ -11,39 +12,52 @@ from ..repairs import repair
 @repair(
     "get_batch_iterator",
     FairseqTask,
-    symptom="A run resumed after its first epoch forms other batches than the run it continues",
+    symptom="A run that is resumed after its first epoch forms other batches than before",
     versions="all versions",
 )
 def resume_with_the_same_batches(
-    original_get_batch_iterator: Any, self: FairseqTask, dataset: Any, *args: Any, **kwargs: Any
+    original: Callable[..., Any], self: FairseqTask, dataset: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Replaces ``get_batch_iterator`` with one that forms the same batches in whichever epoch a run is resumed.
+    """Replaces ``FairseqTask.get_batch_iterator`` (``original``): a resumed run has the same batches as before.
 
-    Batches are formed once, from ``--seed`` plus the epoch in which the process starts, and reused in every later
-    epoch. With the repair they are always formed from the first epoch; their order still changes with the epoch.
+    fairseq forms the batches of a training once and uses them in all later epochs. Only their order changes. Which
+    sentences are in a batch depends on ``--seed`` plus the number of the epoch in which the process starts. So a run
+    that is resumed in epoch 5 would get other batches than the same run without interruption. The replacement always
+    lets fairseq form the batches of epoch 1, and then sets the iterator to the current epoch.
+
+    Args:
+        original: fairseq's method.
+        self: the task.
+        dataset: the data set.
+        args, kwargs: the other arguments of fairseq's method. ``kwargs["epoch"]`` is the current epoch.
+
+    Returns:
+        fairseq's iterator over the batches.
     """
     epoch = kwargs.get("epoch", 1)
-    if epoch == 1 or not reuses_batches(self, dataset, kwargs):
-        return original_get_batch_iterator(self, dataset, *args, **kwargs)
+    if epoch == 1 or not will_reuse_batches(self, dataset, kwargs):
+        return original(self, dataset, *args, **kwargs)
     kwargs["epoch"] = 1
-    iterator = original_get_batch_iterator(self, dataset, *args, **kwargs)
+    iterator = original(self, dataset, *args, **kwargs)
     iterator.epoch = epoch
     return iterator
 
 
-def reuses_batches(task: FairseqTask, dataset: Any, kwargs: dict[str, Any]) -> bool:
-    """Returns whether the batches that are formed now will be used in later epochs too.
+def will_reuse_batches(task: FairseqTask, dataset: Any, arguments: dict[str, Any]) -> bool:
+    """Returns whether fairseq forms new batches now and will use them in later epochs too.
 
     Args:
-        task: the task that forms them.
+        task: the task that forms the batches.
         dataset: the data set.
-        kwargs: the keyword arguments of ``get_batch_iterator``.
+        arguments: the keyword arguments of the call of ``FairseqTask.get_batch_iterator``.
     """
-    is_formed_already = dataset in task.dataset_to_epoch_iter
-    # with sharded data every epoch reads another shard
-    is_sharded = kwargs.get("disable_iterator_cache") or kwargs.get("update_epoch_batch_itr")
-    is_rebuilt = getattr(getattr(task, "cfg", None), "rebuild_batches", False)
-    return task.can_reuse_epoch_itr(dataset) and not (is_formed_already or is_sharded or is_rebuilt)
+    has_batches_already = dataset in task.dataset_to_epoch_iter
+    # with sharded data, every epoch reads another part of the data
+    is_sharded = arguments.get("disable_iterator_cache") or arguments.get("update_epoch_batch_itr")
+    is_rebuilt_every_epoch = getattr(getattr(task, "cfg", None), "rebuild_batches", False)
+    if has_batches_already or is_sharded or is_rebuilt_every_epoch:
+        return False
+    return task.can_reuse_epoch_itr(dataset)
 
 
 @repair(
@@ -52,11 +66,12 @@ def reuses_batches(task: FairseqTask, dataset: Any, kwargs: dict[str, Any]) -> b
     symptom="Data of `--dataset-impl cached` end in a KeyError: the first batch is read before the cache",
     versions="all versions",
 )
-def read_what_is_not_cached(original_getitem: Any, self: IndexedCachedDataset, i: int) -> Any:
-    """Replaces ``IndexedCachedDataset.__getitem__`` with one that reads an item into the cache if it is not there yet.
+def read_what_is_not_cached(original: Callable[..., Any], self: IndexedCachedDataset, i: int) -> Any:
+    """Replaces ``IndexedCachedDataset.__getitem__`` (``original``): reads an item that is not in the cache yet.
 
-    The first batch of a data set is read before its cache is filled.
+    With ``--dataset-impl cached``, fairseq reads the first batch of a data set before it fills the cache, which ends in
+    a KeyError.
     """
     if i not in self.cache_index:
         self.prefetch([i])
-    return original_getitem(self, i)
+    return original(self, i)

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,21 +16,25 @@ from ..repairs import repair
 @repair(
     "copy",
     PathManager,
-    symptom="fairseq copies a new checkpoint *onto* checkpoint_last.pt and checkpoint_best.pt",
+    symptom="An interruption while checkpoint_last.pt or checkpoint_best.pt is replaced destroys the old file too",
     versions="all versions",
 )
-def write_checkpoints_atomically(original_copy: Any, src_path: str, dst_path: str, overwrite: bool = False) -> Any:
-    """Replaces fairseq's ``PathManager.copy``: an existing file is replaced only when its new copy is complete.
+def write_checkpoints_atomically(
+    original: Callable[..., Any], src_path: str, dst_path: str, overwrite: bool = False
+) -> Any:
+    """Replaces ``PathManager.copy`` (``original``): an existing file is replaced only when its new copy is complete.
 
-    fairseq copies a new checkpoint onto checkpoint_last.pt and checkpoint_best.pt. A kill or a full disk in the middle
-    would leave them cut short, with the old ones gone.
+    fairseq copies a new checkpoint onto checkpoint_last.pt and checkpoint_best.pt. If the process is killed or the disk
+    is full in the middle, the file is cut short and the old checkpoint is lost. The replacement writes the copy to
+    another file first, and then renames it. It leaves a copy that must not overwrite a file to the original.
     """
     if not overwrite or not PathManager.supports_rename(dst_path):
-        return original_copy(src_path, dst_path, overwrite=overwrite)
-    unfinished = f"{dst_path}.tmp"
-    with removed_on_error(unfinished):
-        shutil.copyfile(src_path, unfinished)  # raises an error; iopath's own copy only returns False
-        os.replace(unfinished, dst_path)
+        return original(src_path, dst_path, overwrite=overwrite)
+    unfinished_copy = f"{dst_path}.tmp"
+    with removed_on_error(unfinished_copy):
+        # not the original, since the copy function of iopath returns False instead of raising an error
+        shutil.copyfile(src_path, unfinished_copy)
+        os.replace(unfinished_copy, dst_path)
     return True
 
 
@@ -40,21 +44,22 @@ def write_checkpoints_atomically(original_copy: Any, src_path: str, dst_path: st
     symptom="A checkpoint that cannot be written, as on a full disk, leaves a `.tmp` file behind",
     versions="all versions",
 )
-def remove_unfinished_checkpoints(
-    original_torch_persistent_save: Any, obj: Any, path: str, *args: Any, **kwargs: Any
-) -> Any:
-    """Replaces ``torch_persistent_save`` with one that removes its ``.tmp`` file if it cannot write a checkpoint."""
+def remove_unfinished_checkpoints(original: Callable[..., Any], obj: Any, path: str, *args: Any, **kwargs: Any) -> Any:
+    """Replaces ``fairseq.checkpoint_utils.torch_persistent_save`` (``original``): leaves no unfinished file behind.
+
+    fairseq writes a checkpoint to PATH.tmp and then renames it. If an error occurs, the replacement removes PATH.tmp.
+    """
     with removed_on_error(f"{path}.tmp"):
-        return original_torch_persistent_save(obj, path, *args, **kwargs)
+        return original(obj, path, *args, **kwargs)
 
 
 @contextlib.contextmanager
 def removed_on_error(path: str) -> Iterator[None]:
-    """Removes the file `path`, if it exists, when the body of the with statement fails."""
+    """Removes the file `path`, if it exists, when the body of the with statement raises an error."""
     try:
         yield
     except BaseException:
-        # the file may not exist; on a read-only disk it cannot be removed, and the first error is the one to report
+        # If the file cannot be removed, as on a read-only disk, the user should see the first error, not this one.
         with contextlib.suppress(OSError):
             os.remove(path)
         raise
@@ -67,14 +72,22 @@ def removed_on_error(path: str) -> Iterator[None]:
     versions="all versions",
 )
 def number_checkpoints_at_epoch_ends(
-    original_save_checkpoint: Any, cfg: Any, trainer: Any, epoch_itr: Any, val_loss: Any
+    original: Callable[..., Any], cfg: Any, trainer: Any, epoch_itr: Any, val_loss: Any
 ) -> Any:
-    """Replaces ``save_checkpoint`` with one that writes a numbered checkpoint at the end of an epoch too.
+    """Replaces ``fairseq.checkpoint_utils.save_checkpoint`` (``original``): no numbered checkpoint is missing.
 
-    This matters with ``--no-epoch-checkpoints``. Otherwise the state of such a save is only in checkpoint_last.pt, so
-    the average of the last checkpoints lacks it. If an epoch has few batches, every save of ``--save-interval-updates``
-    may be at the end of one. The replacement tells fairseq that the epoch has not ended.
+    With ``--save-interval-updates``, fairseq writes checkpoint_EPOCH_UPDATES.pt regularly. At the end of an epoch, it
+    writes checkpointEPOCH.pt instead or, with ``--no-epoch-checkpoints``, neither of them. The average of the last
+    checkpoints would lack this one. If epochs are short, every save may be at the end of an epoch. With
+    ``--no-epoch-checkpoints``, the replacement therefore tells fairseq that the epoch has not ended.
+
+    Args:
+        original: fairseq's function.
+        cfg: the flags for checkpoints.
+        trainer: fairseq's trainer.
+        epoch_itr: the iterator over the batches of the epoch.
+        val_loss: the validation loss, or None.
     """
     if cfg.no_epoch_checkpoints:
         epoch_itr = SimpleNamespace(epoch=epoch_itr.epoch, state_dict=epoch_itr.state_dict, end_of_epoch=lambda: False)
-    return original_save_checkpoint(cfg, trainer, epoch_itr, val_loss)
+    return original(cfg, trainer, epoch_itr, val_loss)

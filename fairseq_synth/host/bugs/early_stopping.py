@@ -4,6 +4,7 @@ import logging
 import math
 import os
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -17,11 +18,14 @@ from ..repairs import repair
 
 logger = logging.getLogger(__name__)
 
-STATE = "early_stopping"  # the key of a checkpoint's extra state under which the count of --patience is kept
+STATE = "early_stopping"  # a checkpoint has the count of --patience under this key of its extra state
 
 
 class NoEpochLeft:
-    """A batch iterator without a next epoch: fairseq trains while ``next_epoch_idx <= max_epoch``."""
+    """An iterator over batches that tells fairseq that no epoch is left, so that it ends the training at once.
+
+    fairseq trains while ``next_epoch_idx <= max_epoch``. Everything else is looked up in the iterator that it wraps.
+    """
 
     next_epoch_idx = math.nan  # no comparison with a number is true, not even with an infinite --max-epoch
 
@@ -41,24 +45,27 @@ class NoEpochLeft:
     symptom="A run that has reached `--max-update` trains one update more each time it is called again",
     versions="all versions",
 )
-def skip_finished_training(original_load_checkpoint: Any, cfg: Any, trainer: Any, **kwargs: Any) -> Any:
-    """Replaces ``load_checkpoint`` with one that leaves no epoch to train if ``--max-update`` is reached already.
+def skip_finished_training(original: Callable[..., Any], cfg: Any, trainer: Any, **kwargs: Any) -> Any:
+    """Replaces ``fairseq.checkpoint_utils.load_checkpoint`` (``original``): a finished training stays finished.
 
-    fairseq compares the number of updates only after a step, and then overwrites checkpoint_last.pt. The same holds for
-    ``--stop-time-hours``.
+    If the loaded checkpoint has reached ``--max-update`` or ``--stop-time-hours``, no epoch is left to train. fairseq
+    checks these limits only after an update. It would train one update more, and overwrite checkpoint_last.pt.
+
+    Returns:
+        What the original returns: the extra state of the checkpoint, and the iterator over the batches of an epoch.
     """
-    extra_state, batches = original_load_checkpoint(cfg, trainer, **kwargs)
+    extra_state, batches = original(cfg, trainer, **kwargs)
     limits = trainer.cfg.optimization
     updates = trainer.get_num_updates()
     hours = trainer.cumulative_training_time() / 3600
-    reason = ""
     if limits.max_update and updates >= limits.max_update:
-        reason = f"{updates} updates are trained, --max-update is {limits.max_update}"
-    elif updates and 0 < limits.stop_time_hours < hours:
-        reason = f"the training has taken {hours:.1f} hours, --stop-time-hours is {limits.stop_time_hours}"
-    if reason:
-        logger.info(f"nothing to do: {reason}")
-        batches = NoEpochLeft(batches)
+        logger.info(f"nothing to do: {updates} updates are trained, --max-update is {limits.max_update}")
+        return extra_state, NoEpochLeft(batches)
+    if updates and 0 < limits.stop_time_hours < hours:
+        logger.info(
+            f"nothing to do: the training has taken {hours:.1f} hours, --stop-time-hours is {limits.stop_time_hours}"
+        )
+        return extra_state, NoEpochLeft(batches)
     return extra_state, batches
 
 
@@ -68,21 +75,23 @@ def skip_finished_training(original_load_checkpoint: Any, cfg: Any, trainer: Any
     symptom="`--patience` counts anew when a training is started again, even if it had ended the training",
     versions="all versions",
 )
-def save_patience(original_save_checkpoint: Any, self: Trainer, filename: str, extra_state: dict[str, Any]) -> Any:
-    """Replaces the trainer's ``save_checkpoint`` with one that also saves how far ``--patience`` has counted.
+def save_patience(original: Callable[..., Any], self: Trainer, filename: str, extra_state: dict[str, Any]) -> Any:
+    """Replaces ``Trainer.save_checkpoint`` (``original``): also saves the count of ``--patience`` in the checkpoint.
 
-    fairseq keeps the best score and the number of validations since then only in memory. `resume_patience` reads them
-    from the checkpoint.
+    ``--patience N`` ends a training after N validations without a better score. fairseq keeps the best score and the
+    number of validations since then only in memory. The replacement adds them to `extra_state`, and `resume_patience`
+    reads them again.
     """
     for module in training_modules():
-        best = getattr(module.should_stop_early, "best", None)
-        if best is not None:
+        # fairseq keeps the count in attributes of its function should_stop_early
+        best_score = getattr(module.should_stop_early, "best", None)
+        if best_score is not None:
             extra_state[STATE] = {
-                "best": float(best),
+                "best": float(best_score),
                 "num_runs": module.should_stop_early.num_runs,
                 "metric": self.cfg.checkpoint.best_checkpoint_metric,
             }
-    return original_save_checkpoint(self, filename, extra_state)
+    return original(self, filename, extra_state)
 
 
 @repair(
@@ -91,45 +100,79 @@ def save_patience(original_save_checkpoint: Any, self: Trainer, filename: str, e
     symptom="A training that `--patience` has ended goes on when it is started again",
     versions="all versions",
 )
-def resume_patience(original_load_checkpoint: Any, cfg: Any, trainer: Any, **kwargs: Any) -> Any:
-    """Replaces ``load_checkpoint`` with one that goes on counting for ``--patience`` where `save_patience` has stopped.
+def resume_patience(original: Callable[..., Any], cfg: Any, trainer: Any, **kwargs: Any) -> Any:
+    """Replaces ``fairseq.checkpoint_utils.load_checkpoint`` (``original``): continues the count of ``--patience``.
 
-    If the patience is used up, no epoch is left to train. With ``--reset-optimizer`` or ``--reset-meters``, as with
-    ``--finetune-from-model``, it is a new training, whose validations count from 0.
+    ``--patience N`` ends a training after N validations without a better score. The replacement restores the best score
+    and the number of validations since then, which `save_patience` has saved in the checkpoint. If this number has
+    reached N, no epoch is left to train.
+
+    Returns:
+        What the original returns: the extra state of the checkpoint, and the iterator over the batches of an epoch.
     """
-    is_new = cfg.reset_optimizer or cfg.reset_meters or starts_from_other_model(cfg, trainer)
-    extra_state, batches = original_load_checkpoint(cfg, trainer, **kwargs)
-    saved = None if is_new or extra_state is None else extra_state.get(STATE)
-    if saved is not None and saved["metric"] != cfg.best_checkpoint_metric:
-        saved = None  # scores of another metric cannot be compared
+    is_new_training = begins_new_training(cfg, trainer)
+    extra_state, batches = original(cfg, trainer, **kwargs)
+    if is_new_training or extra_state is None:
+        saved_count = None
+    else:
+        saved_count = find_saved_count(extra_state, metric=cfg.best_checkpoint_metric)
     for module in training_modules():
-        restore_patience(module.should_stop_early, saved)
-    if saved is not None and 0 < cfg.patience <= saved["num_runs"]:
-        validations = saved["num_runs"]
+        restore_patience(module.should_stop_early, saved_count)
+    if saved_count is not None and 0 < cfg.patience <= saved_count["num_runs"]:
+        validations = saved_count["num_runs"]
         logger.info(f"nothing to do: the last {validations} validations were no better, --patience is {cfg.patience}")
-        batches = NoEpochLeft(batches)
+        return extra_state, NoEpochLeft(batches)
     return extra_state, batches
 
 
-def restore_patience(should_stop_early: Any, saved: dict[str, Any] | None) -> None:
-    """Sets the attributes in which fairseq's function counts validations, or removes them if nothing was saved."""
-    if saved is not None:
-        should_stop_early.best = saved["best"]
-        should_stop_early.num_runs = saved["num_runs"]
+def find_saved_count(extra_state: dict[str, Any], metric: str) -> dict[str, Any] | None:
+    """Returns the count of ``--patience`` that `save_patience` has saved in the extra state of a checkpoint.
+
+    Returns None if there is none, or if it is of another metric, whose scores cannot be compared.
+    """
+    saved_count = extra_state.get(STATE)
+    if saved_count is None or saved_count["metric"] != metric:
+        return None
+    return saved_count
+
+
+def begins_new_training(cfg: Any, trainer: Any) -> bool:
+    """Returns whether a training starts anew instead of continuing the training in its checkpoint.
+
+    It starts anew with ``--reset-optimizer`` or ``--reset-meters``, and also with ``--finetune-from-model`` if there is
+    no checkpoint_last.pt yet. Call this before the checkpoint is loaded.
+
+    Args:
+        cfg: the flags for checkpoints.
+        trainer: fairseq's trainer.
+    """
+    if cfg.reset_optimizer or cfg.reset_meters:
+        return True
+    last_checkpoint = os.path.join(cfg.save_dir, f"checkpoint_last{trainer.checkpoint_suffix}.pt")
+    return cfg.finetune_from_model is not None and not PathManager.exists(last_checkpoint)
+
+
+def restore_patience(should_stop_early: Any, saved_count: dict[str, Any] | None) -> None:
+    """Sets the count of ``--patience``, which fairseq keeps in two attributes of its function ``should_stop_early``.
+
+    Args:
+        should_stop_early: fairseq's function, whose attributes are changed.
+        saved_count: the best score ("best") and the number of validations since then ("num_runs"); None to start anew.
+    """
+    if saved_count is not None:
+        should_stop_early.best = saved_count["best"]
+        should_stop_early.num_runs = saved_count["num_runs"]
     elif hasattr(should_stop_early, "best"):
         del should_stop_early.best
 
 
-def starts_from_other_model(cfg: Any, trainer: Any) -> bool:
-    """Returns whether ``--finetune-from-model`` is what this training starts from."""
-    last = os.path.join(cfg.save_dir, f"checkpoint_last{trainer.checkpoint_suffix}.pt")
-    return cfg.finetune_from_model is not None and not PathManager.exists(last)
-
-
 def training_modules() -> list[ModuleType]:
-    """Returns the loaded copies of ``fairseq_cli.train``; ``python -m fairseq_cli.train`` calls its copy __main__."""
-    modules = [sys.modules.get(name) for name in ("fairseq_cli.train", "__main__")]
-    return [module for module in modules if module is not None and hasattr(module, "should_stop_early")]
+    """Returns the loaded copies of the module ``fairseq_cli.train``, which has the function ``should_stop_early``.
+
+    In ``python -m fairseq_cli.train``, the copy that runs has the name ``__main__``.
+    """
+    candidates = [sys.modules.get("fairseq_cli.train"), sys.modules.get("__main__")]
+    return [module for module in candidates if module is not None and hasattr(module, "should_stop_early")]
 
 
 @repair(
@@ -139,18 +182,29 @@ def training_modules() -> list[ModuleType]:
     versions="all versions",
 )
 def refuse_epoch_without_update(
-    original_init: Any, self: GroupedIterator, iterable: Any, chunk_size: int, skip_remainder_batch: bool = False
+    original: Callable[..., Any],
+    self: GroupedIterator,
+    iterable: Any,
+    chunk_size: int,
+    skip_remainder_batch: bool = False,
 ) -> None:
-    """Replaces ``GroupedIterator.__init__`` with one that refuses ``--skip-remainder-batch`` if it leaves no update.
+    """Replaces ``GroupedIterator.__init__`` (``original``): raises SynthesizerError if an epoch has no update.
 
-    The flag leaves out the batches that do not fill an update. An epoch may have no others, and then there is nothing
-    to train.
+    The iterator groups the batches of an epoch into updates. ``--skip-remainder-batch`` leaves out the batches at the
+    end that do not fill an update. With a small corpus, no update is left, and fairseq ends in an UnboundLocalError.
+
+    Args:
+        original: fairseq's constructor.
+        self: the new iterator.
+        iterable: the batches of an epoch.
+        chunk_size: the number of batches in an update, ``--update-freq``.
+        skip_remainder_batch: the flag of this name.
     """
-    number_of_batches = len(iterable)
-    original_init(self, iterable, chunk_size, skip_remainder_batch=skip_remainder_batch)
+    number_of_batches = len(iterable)  # before the original changes it
+    original(self, iterable, chunk_size, skip_remainder_batch=skip_remainder_batch)
     if skip_remainder_batch and not self.has_next():
         raise SynthesizerError(
-            f"--skip-remainder-batch leaves no update in an epoch, which has {number_of_batches} batches without its "
-            f"last one: --update-freq {chunk_size} asks for {chunk_size} in an update; leave the flag out, lower "
+            f"--skip-remainder-batch leaves no update in an epoch: it has {number_of_batches} batches without its last "
+            f"one, and an update needs {chunk_size} (--update-freq {chunk_size}); leave the flag out, lower "
             "--update-freq, or make smaller batches"
         )

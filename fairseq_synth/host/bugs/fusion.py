@@ -3,6 +3,7 @@
 import os
 import tempfile
 import traceback
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,10 +18,11 @@ from ...errors import SynthesizerError, explain, has_fairseq_command
 from ..repairs import repair
 
 
-class Translation:
-    """Remembers the target dictionary of the translation models that this process has loaded last.
+class LastTranslation:
+    """Remembers the target dictionary of the translation model that this process has loaded last.
 
-    fairseq-generate loads the language model by a call that has no translation task, and so no target dictionary.
+    fairseq-generate loads the translation model first. Then it loads the language model by a call that has no
+    translation task, and so no target dictionary.
     """
 
     target_dictionary: Dictionary | None = None
@@ -33,28 +35,37 @@ class Translation:
     versions="all versions",
 )
 def load_language_model_with_target_words(
-    original_load_model_ensemble: Any,
+    original: Callable[..., Any],
     filenames: list[str],
     arg_overrides: dict[str, Any] | None = None,
     task: Any = None,
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Replaces ``load_model_ensemble``: the language model of ``--lm-path`` gets the translation's target dictionary.
+    """Replaces ``fairseq.checkpoint_utils.load_model_ensemble`` (``original``): finds the words of a language model.
 
-    The original looks for a dict.txt in the translation data, where fairseq-preprocess writes none. The language model
-    has to share the target dictionary anyway. If the data of the language model are still where it was trained, the two
-    dictionaries are compared: with other words, or another order, it would score nonsense.
+    ``fairseq-generate --lm-path`` calls this function twice: with a task for the translation model, and without a task
+    for the language model. fairseq then looks for the dict.txt of the language model in the translation data, where
+    fairseq-preprocess writes no file of this name. The replacement remembers the target dictionary in the first call,
+    and gives it to the language model in the second one. Both models must have the same words anyway.
+
+    Args:
+        original: fairseq's function.
+        filenames: the checkpoints.
+        arg_overrides: settings that replace those in the checkpoints.
+        task: the translation task, or None.
+        args, kwargs: the other arguments of fairseq's function.
     """
     if task is not None:
-        Translation.target_dictionary = get_target_dictionary(task)
-        return original_load_model_ensemble(filenames, arg_overrides, task, *args, **kwargs)
-    dictionary = Translation.target_dictionary
-    # Of fairseq's commands only fairseq-generate calls this without a task; programs may do so for any model.
-    is_program = not has_fairseq_command(traceback.walk_stack(None))
-    if is_program or dictionary is None:
-        return original_load_model_ensemble(filenames, arg_overrides, task, *args, **kwargs)
-    return load_language_model(original_load_model_ensemble, filenames[0], dictionary, arg_overrides or {})
+        LastTranslation.target_dictionary = get_target_dictionary(task)
+        return original(filenames, arg_overrides, task, *args, **kwargs)
+    target_dictionary = LastTranslation.target_dictionary
+    # Among fairseq's commands, only fairseq-generate calls this without a task. A user's program may call it for any
+    # model.
+    is_fairseq_command = has_fairseq_command(traceback.walk_stack(None))
+    if not is_fairseq_command or target_dictionary is None:
+        return original(filenames, arg_overrides, task, *args, **kwargs)
+    return load_language_model(original, path=filenames[0], dictionary=target_dictionary, overrides=arg_overrides or {})
 
 
 @repair(
@@ -64,7 +75,7 @@ def load_language_model_with_target_words(
     versions="all versions",
 )
 def fuse_in_interactive(
-    original_build_generator: Any,
+    original: Callable[..., Any],
     self: FairseqTask,
     models: Any,
     args: Any,
@@ -72,51 +83,81 @@ def fuse_in_interactive(
     extra_gen_cls_kwargs: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Replaces ``build_generator`` with one that loads the model of ``--lm-path`` in ``fairseq-interactive``."""
+    """Replaces ``FairseqTask.build_generator`` (``original``): uses ``--lm-path`` in ``fairseq-interactive`` too.
+
+    The method builds the beam search. fairseq-generate loads the language model itself and passes it in
+    `extra_gen_cls_kwargs`. fairseq-interactive passes nothing, so the replacement loads the language model.
+
+    Args:
+        original: fairseq's method.
+        self: the translation task.
+        models: the translation models.
+        args: the flags of the search.
+        seq_gen_cls: the class of the search.
+        extra_gen_cls_kwargs: further arguments of this class.
+        kwargs: the other arguments of fairseq's method.
+    """
     lm_path = getattr(args, "lm_path", None)
-    # fairseq-generate loads the language model itself, and passes it in these arguments
     if lm_path is not None and extra_gen_cls_kwargs is None:
-        repaired = fairseq.checkpoint_utils.load_model_ensemble
-        original = getattr(repaired, "__wrapped__", repaired)
-        (language_model,), _ = load_language_model(original, lm_path, self.target_dictionary, {})
-        weight = next(models[0].parameters())
-        language_model.to(device=weight.device, dtype=weight.dtype)
-        language_model.prepare_for_inference_(SimpleNamespace(generation=args, task=None))
+        language_model = load_prepared_language_model(lm_path, self.target_dictionary, models[0], args)
         extra_gen_cls_kwargs = {"lm_model": language_model, "lm_weight": args.lm_weight}
-    return original_build_generator(
-        self, models, args, seq_gen_cls=seq_gen_cls, extra_gen_cls_kwargs=extra_gen_cls_kwargs, **kwargs
-    )
+    return original(self, models, args, seq_gen_cls=seq_gen_cls, extra_gen_cls_kwargs=extra_gen_cls_kwargs, **kwargs)
+
+
+def load_prepared_language_model(path: str, dictionary: Dictionary, translation_model: Any, flags: Any) -> Any:
+    """Loads a language model and prepares it for a search together with a translation model.
+
+    Args:
+        path: the checkpoint of the language model.
+        dictionary: the target dictionary of the translation model.
+        translation_model: the language model gets its device and type of numbers.
+        flags: the flags of the search.
+    """
+    load_model_ensemble = fairseq.checkpoint_utils.load_model_ensemble
+    # if the function is replaced by load_language_model_with_target_words, take fairseq's own
+    load_model_ensemble = getattr(load_model_ensemble, "__wrapped__", load_model_ensemble)
+    language_models, _config = load_language_model(load_model_ensemble, path, dictionary, overrides={})
+    language_model = language_models[0]
+    weight = next(translation_model.parameters())
+    language_model.to(device=weight.device, dtype=weight.dtype)
+    language_model.prepare_for_inference_(SimpleNamespace(generation=flags, task=None))
+    return language_model
 
 
 def get_target_dictionary(task: Any) -> Dictionary | None:
-    """Returns the dictionary of what a task's models write, or None if they write no words."""
+    """Returns the dictionary of the words that a task's models write, or None if they write no words."""
     try:
         return task.target_dictionary
     except NotImplementedError:
         return None
 
 
-def load_language_model(load_model_ensemble: Any, path: str, dictionary: Dictionary, overrides: dict[str, Any]) -> Any:
-    """Loads the language model of ``--lm-path`` with a given dictionary.
+def load_language_model(
+    load_model_ensemble: Callable[..., Any], path: str, dictionary: Dictionary, overrides: dict[str, Any]
+) -> Any:
+    """Loads the language model of ``--lm-path`` with the dictionary of a translation model.
+
+    fairseq reads the dictionary of a language model from the file dict.txt in its data folder. So the dictionary is
+    written to a temporary folder, which takes the place of the data folder.
 
     Args:
-        load_model_ensemble: fairseq's function.
-        path: the checkpoint.
-        dictionary: the words of the translation model's output.
-        overrides: settings to use in place of those in the checkpoint.
+        load_model_ensemble: fairseq's function of this name.
+        path: the checkpoint of the language model.
+        dictionary: the target dictionary of the translation model.
+        overrides: settings that replace those in the checkpoint.
 
     Returns:
-        What fairseq's function returns: a list with the model, and its config.
+        What fairseq's function returns: a list with the model, and its configuration.
 
     Raises:
-        SynthesizerError: the file is not there, holds no language model, or has another dictionary.
+        SynthesizerError: the file does not exist, is no language model, or has another dictionary.
     """
     if not PathManager.exists(path):
         raise SynthesizerError(f"--lm-path {path}: no such file; give the checkpoint of a language model")
     settings = {name: value for name, value in overrides.items() if name != "data"}
     try:
         state = fairseq.checkpoint_utils.load_checkpoint_to_cpu(path, settings)
-        check_dictionary(path, recorded_data(state), dictionary)
+        check_dictionary(path, data=recorded_data(state), dictionary=dictionary)
         with tempfile.TemporaryDirectory() as folder:
             dictionary.save(os.path.join(folder, "dict.txt"))
             set_data(state, folder)
@@ -128,37 +169,41 @@ def load_language_model(load_model_ensemble: Any, path: str, dictionary: Diction
         raise SynthesizerError(f"--lm-path {path}: {line}") from error
 
 
-def recorded_data(state: dict[str, Any]) -> str:
-    """Returns the folder of data that a checkpoint was trained on, or ""."""
-    if state.get("args") is not None:
-        return getattr(state["args"], "data", "")
-    return state["cfg"].task.get("data", "")
+def recorded_data(checkpoint: dict[str, Any]) -> str:
+    """Returns the data folder with which the model of a checkpoint was trained, or "" if it is not recorded."""
+    if checkpoint.get("args") is not None:  # of an older version of fairseq
+        return getattr(checkpoint["args"], "data", "")
+    return checkpoint["cfg"].task.get("data", "")
 
 
-def set_data(state: dict[str, Any], folder: str) -> None:
-    """Sets the folder of data in the settings of a checkpoint, in place."""
-    if state.get("args") is not None:
-        state["args"].data = folder
+def set_data(checkpoint: dict[str, Any], folder: str) -> None:
+    """Replaces the data folder in the settings of a checkpoint, which is changed in place."""
+    if checkpoint.get("args") is not None:  # of an older version of fairseq
+        checkpoint["args"].data = folder
     else:
-        overwrite_args_by_name(state["cfg"], {"data": folder})
+        overwrite_args_by_name(checkpoint["cfg"], {"data": folder})
 
 
 def check_dictionary(path: str, data: str, dictionary: Dictionary) -> None:
-    """Checks that a language model and a translation model have the same words in the same order.
+    """Checks that a language model has the same words, in the same order, as the targets of a translation model.
+
+    Otherwise the language model would take the number of one word for that of another, and score nonsense.
 
     Args:
         path: the checkpoint of the language model.
-        data: the data that it was trained on; if they are not there any more, nothing can be checked.
-        dictionary: the words of the translation model.
+        data: the data folder with which it was trained. If it does not exist any more, nothing can be checked.
+        dictionary: the target dictionary of the translation model.
 
     Raises:
-        SynthesizerError: they have not.
+        SynthesizerError: the words are not the same.
     """
     if not data:
         return
-    file = os.path.join(split_paths(data)[0], "dict.txt")
-    if os.path.isfile(file) and Dictionary.load(file).symbols != dictionary.symbols:
+    dictionary_file = os.path.join(split_paths(data)[0], "dict.txt")
+    if not os.path.isfile(dictionary_file):
+        return
+    if Dictionary.load(dictionary_file).symbols != dictionary.symbols:
         raise SynthesizerError(
-            f"--lm-path {path}: {file} has other words, or another order, than the target dictionary of the "
-            "translation; train the language model on data made with that (--srcdict of fairseq-preprocess)"
+            f"--lm-path {path}: {dictionary_file} has other words, or another order, than the target dictionary of the "
+            "translation; train the language model on data made with that dictionary (--srcdict of fairseq-preprocess)"
         )

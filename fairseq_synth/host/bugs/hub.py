@@ -1,6 +1,7 @@
 """Repairs of what ``from_pretrained`` returns: it can be copied, pickled and sent to other processes."""
 
 import copyreg
+from collections.abc import Callable
 from typing import Any
 
 from fairseq.dataclass.constants import ChoiceEnum, StrEnumMeta
@@ -16,15 +17,17 @@ from ..repairs import custom_repair, repair
     symptom="`copy.deepcopy` and `pickle` of what `from_pretrained` returns end in a RecursionError",
     versions="all versions",
 )
-def copy_task_state(original_getattr: Any, self: StatefulContainer, name: str) -> Any:
-    """Replaces ``StatefulContainer.__getattr__`` with one that knows no attributes until the container is complete.
+def copy_task_state(original: Callable[..., Any], self: StatefulContainer, name: str) -> Any:
+    """Replaces ``StatefulContainer.__getattr__`` (``original``): a container can be copied and pickled.
 
-    The original looks for each attribute in the attribute ``_state``. A copy does not have that yet, so the search for
-    it never ends.
+    fairseq's method looks up every attribute in ``self._state``. While a container is copied or unpickled, the new
+    object has no ``_state`` yet. Looking that up calls the method again, without an end. The replacement raises
+    AttributeError, as for any object without attributes.
     """
-    if "_state" not in vars(self) or "_factories" not in vars(self):
+    is_complete = "_state" in vars(self) and "_factories" in vars(self)
+    if not is_complete:
         raise AttributeError(name)
-    return original_getattr(self, name)
+    return original(self, name)
 
 
 @repair(
@@ -33,19 +36,20 @@ def copy_task_state(original_getattr: Any, self: StatefulContainer, name: str) -
     symptom='`pickle` of a model that is prepared for generation ends in "Can\'t pickle local object"',
     versions="all versions",
 )
-def pickle_models_for_generation(original_make_generation_fast_: Any, self: BaseFairseqModel, **kwargs: Any) -> None:
-    """Replaces ``make_generation_fast_`` with one after which the model can be pickled.
+def pickle_models_for_generation(original: Callable[..., Any], self: BaseFairseqModel, **kwargs: Any) -> None:
+    """Replaces ``BaseFairseqModel.make_generation_fast_`` (``original``): the model can be pickled afterwards.
 
-    The original replaces the model's method ``train`` by a function inside another one, which pickle cannot find by its
-    name. The new method is `refuse_training`.
+    fairseq prepares a model for generation and replaces its method ``train`` by a local function that raises an error.
+    pickle stores a function by its name, and a local function cannot be found by its name. The replacement uses
+    `refuse_training` instead, which does the same.
     """
-    original_make_generation_fast_(self, **kwargs)
+    original(self, **kwargs)
     if "train" in vars(self):
         self.train = refuse_training
 
 
 def refuse_training(mode: bool = True) -> None:
-    """Takes the place of ``train`` in a model that is prepared for generation."""
+    """Raises RuntimeError if `mode` is true. It is the method ``train`` of a model that is prepared for generation."""
     if mode:
         raise RuntimeError("cannot train after make_generation_fast")
 
@@ -55,9 +59,13 @@ def refuse_training(mode: bool = True) -> None:
     versions="all versions",
 )
 def pickle_choices() -> bool:
-    """Tells pickle how to store the types of flags with choices, so that a config can be pickled.
+    """Tells pickle how to store the enumerations that fairseq makes for flags with a few choices.
 
-    Such a type is made by a function, so pickle cannot find it by its name.
+    The configuration of a model contains such enumerations. They are made by a function and are all called "Choices",
+    so pickle cannot find them by their name.
+
+    Returns:
+        True if pickle has been told now, False if it was told before.
     """
     if StrEnumMeta in copyreg.dispatch_table:
         return False
@@ -65,8 +73,13 @@ def pickle_choices() -> bool:
     return True
 
 
-def reduce_choices(choices: Any) -> Any:
-    """Tells pickle how to make a type with choices again, or the name under which it can be found."""
-    if choices.__name__ == "Choices":
-        return ChoiceEnum, ([choice.value for choice in choices],)
-    return choices.__qualname__
+def reduce_choices(enumeration: Any) -> Any:
+    """Returns how pickle stores an enumeration of fairseq, in the form that ``__reduce__`` returns.
+
+    If the enumeration was made by ``ChoiceEnum(values)``, this is that function and its arguments. Any other
+    enumeration is stored by its name.
+    """
+    if enumeration.__name__ == "Choices":
+        values = [choice.value for choice in enumeration]
+        return ChoiceEnum, (values,)
+    return enumeration.__qualname__

@@ -1,5 +1,6 @@
 """Repairs ``--quant-noise-scalar`` without a GPU."""
 
+from collections.abc import Callable
 from typing import Any
 
 import fairseq.modules.quantization.scalar.ops as scalar_ops
@@ -15,21 +16,32 @@ from ..repairs import repair
     versions="all versions",
 )
 def quantize_without_a_gpu(
-    original_emulate_int8_histogram: Any,
+    original: Callable[..., Any],
     w: Tensor,
     scale: Tensor | None = None,
     zero_point: Tensor | None = None,
     bits: int = 8,
 ) -> Any:
-    """Replaces ``emulate_int8_histogram`` with one that computes the scale on the device of the weights.
+    """Replaces fairseq's ``emulate_int8_histogram`` (``original``): computes the scale on the device of the weights.
 
-    The original moves the scale to the GPU, wherever the weights are. With the repair, a model that was trained with
-    ``--quant-noise-scalar`` can also translate on a CPU.
+    The function rounds weights as a quantization to integers would. fairseq computes the scale on the GPU, wherever the
+    weights are. With the replacement, a model that was trained with ``--quant-noise-scalar`` can also translate on a
+    CPU.
+
+    Args:
+        original: fairseq's function.
+        w: the weights.
+        scale: the distance between two rounded values; None to compute it from the weights.
+        zero_point: the integer that stands for 0; computed together with `scale`.
+        bits: the number of bits of the integers.
+
+    Returns:
+        What the original returns: the rounded weights, `scale` and `zero_point`.
     """
     if scale is None:
         observer = scalar_ops.quantization.observer.HistogramObserver().to(w.device)
         observer(w.float())
-        new_scale, new_zero_point = observer.calculate_qparams()
-        scale = new_scale.to(w)  # to its device and type
-        zero_point = new_zero_point.to(w)
-    return original_emulate_int8_histogram(w, scale=scale, zero_point=zero_point, bits=bits)
+        computed_scale, computed_zero_point = observer.calculate_qparams()
+        scale = computed_scale.to(w)  # to the device and type of the weights
+        zero_point = computed_zero_point.to(w)
+    return original(w, scale=scale, zero_point=zero_point, bits=bits)

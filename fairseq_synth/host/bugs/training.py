@@ -2,6 +2,7 @@
 
 import inspect
 import signal
+from collections.abc import Callable
 from typing import Any
 
 from fairseq.distributed import DistributedTimeoutWrapper
@@ -18,16 +19,17 @@ def timeout_sends_sigint() -> bool:
 @repair(
     "__init__",
     DistributedTimeoutWrapper,
-    symptom="`--heartbeat-timeout` does not end a process that waits for a lost one",
+    symptom="`--heartbeat-timeout` does not end a process that waits for a process that is gone",
     versions="all versions",
-    where=timeout_sends_sigint,
+    is_needed=timeout_sends_sigint,
 )
-def terminate_on_heartbeat_timeout(original_init: Any, *args: Any, **kwargs: Any) -> None:
-    """Replaces ``DistributedTimeoutWrapper.__init__`` with one whose timeout sends SIGTERM by default, not SIGINT.
+def terminate_on_heartbeat_timeout(original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    """Replaces ``DistributedTimeoutWrapper.__init__`` (``original``): the timeout sends SIGTERM by default.
 
-    Python handles SIGINT between its own instructions, but a process that waits for a lost one is in a single call of
+    fairseq sends SIGINT to a process that has made no progress for ``--heartbeat-timeout`` seconds. Python handles
+    SIGINT only between its own instructions, but a process that waits for a lost process is inside a single call of
     gloo or NCCL. SIGTERM ends it.
     """
-    call = inspect.signature(original_init).bind(*args, **kwargs)
+    call = inspect.signature(original).bind(*args, **kwargs)
     call.arguments.setdefault("signal", signal.SIGTERM)
-    original_init(*call.args, **call.kwargs)
+    original(*call.args, **call.kwargs)

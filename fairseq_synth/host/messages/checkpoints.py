@@ -3,6 +3,7 @@
 import os
 import pickle
 import re
+from collections.abc import Callable
 from typing import Any
 
 import fairseq.checkpoint_utils
@@ -10,7 +11,7 @@ import fairseq.optim.lr_scheduler
 from fairseq.file_io import PathManager
 from fairseq.trainer import Trainer
 
-from ...errors import UNUSABLE_PATH, SynthesizerError, explain, first_line, passes_through
+from ...errors import UNUSABLE_PATH, SynthesizerError, explain, first_line, has_module_in_traceback
 from ..repairs import repair
 
 
@@ -20,34 +21,48 @@ from ..repairs import repair
     symptom="A checkpoint that cannot be loaded gives a C++ or pickle error without its name",
     versions="all versions",
 )
-def name_unreadable_checkpoints(original_load_checkpoint_to_cpu: Any, path: str, *args: Any, **kwargs: Any) -> Any:
-    """Replaces ``load_checkpoint_to_cpu`` with one whose errors name the checkpoint and say why it cannot be loaded."""
+def name_unreadable_checkpoints(original: Callable[..., Any], path: str, *args: Any, **kwargs: Any) -> Any:
+    """Replaces ``fairseq.checkpoint_utils.load_checkpoint_to_cpu`` (``original``): its errors name the checkpoint.
+
+    A checkpoint that cannot be loaded raises a SynthesizerError, which also says why. A path that does not exist or
+    cannot be opened raises the same error as before.
+    """
     try:
-        return original_load_checkpoint_to_cpu(path, *args, **kwargs)
-    except UNUSABLE_PATH:  # these errors name the file
+        return original(path, *args, **kwargs)
+    except UNUSABLE_PATH:  # these errors name the file already
         raise
-    except Exception as error:  # a damaged file can fail anywhere in the loader
+    except Exception as error:  # a damaged file can raise any kind of error, anywhere in torch.load
         raise SynthesizerError(f"{path}: {explain_unreadable(error)}") from error
 
 
 def explain_unreadable(error: Exception) -> str:
-    """Returns in one line why a checkpoint could not be loaded, and what to do."""
+    """Returns in one line why a checkpoint could not be loaded, and what the user should do.
+
+    Args:
+        error: what ``load_checkpoint_to_cpu`` of fairseq has raised.
+    """
+    text = str(error)
     reason = first_line(error)
-    if isinstance(error, MemoryError) or "allocate memory" in str(error):
+    if isinstance(error, MemoryError) or "allocate memory" in text:
         return "not enough memory to load it; end other programs, or take a machine with more"
     if isinstance(error, ImportError):
         return f"refers to a module that is not installed ({reason}); install it"
-    refused = re.search(r"GLOBAL (\S+)", str(error))
-    if refused:
+
+    # torch's safe loader writes "Unsupported global: GLOBAL posix.system was not an allowed global by default"
+    refused_type = re.search(r"GLOBAL (\S+)", text)
+    if refused_type:
         return (
-            f"refused, it holds {refused[1]}, which is neither a weight nor a setting and might run code; "
+            f"refused, it holds {refused_type[1]}, which is neither a weight nor a setting and might run code; "
             "take a checkpoint that you trust"
         )
     if isinstance(error, pickle.UnpicklingError):
-        reason = first_line(error, "Unsupported")
+        # the line with "Unsupported" has the reason; the lines before it advise to load the file without a check
+        reason = first_line(error, marker="Unsupported")
         return f"refused, it is damaged or no checkpoint of torch ({reason}); take one that you trust"
+
+    # Any other error: in torch, the file could not be read; in fairseq, it was read but has other contents.
     kind = type(error).__name__
-    if passes_through(error, "torch"):
+    if has_module_in_traceback(error, "torch"):
         return f"not a readable checkpoint, perhaps cut short ({kind}: {reason}); take another"
     return (
         f"not a checkpoint of fairseq-train ({kind}: {reason}); give one that it has written, such as "
@@ -58,38 +73,45 @@ def explain_unreadable(error: Exception) -> str:
 @repair(
     "load_checkpoint",
     Trainer,
-    symptom="A `--restore-file` that is not there is no error: the run trains from scratch",
+    symptom="If the file of `--restore-file` does not exist, the run trains from scratch without an error",
     versions="all versions",
 )
 def check_restored_checkpoint(
-    original_load_checkpoint: Any, self: Trainer, filename: str, *args: Any, **kwargs: Any
+    original: Callable[..., Any], self: Trainer, filename: str, *args: Any, **kwargs: Any
 ) -> Any:
-    """Replaces the trainer's ``load_checkpoint`` with one that refuses a ``--restore-file`` that is not there.
+    """Replaces ``Trainer.load_checkpoint`` (``original``): refuses to start from a checkpoint that does not exist.
 
-    The original trains from scratch then. The replacement also adds the name of the checkpoint to errors about a
-    checkpoint that does not fit.
+    fairseq trains from scratch if the file of ``--restore-file`` is missing. The replacement raises SynthesizerError.
+    It also adds the name of the checkpoint to errors that do not mention it.
+
+    A checkpoint_last.pt in ``--save-dir`` may be missing, because a training starts from scratch without it.
     """
-    cfg = self.cfg.checkpoint
-    last_checkpoint = os.path.join(cfg.save_dir, f"checkpoint_last{self.checkpoint_suffix}.pt")
-    is_resumed = filename == last_checkpoint
-    if not is_resumed and not PathManager.isfile(filename):
-        raise SynthesizerError(explain_missing_checkpoint(cfg, filename))
+    settings = self.cfg.checkpoint
+    last_checkpoint = os.path.join(settings.save_dir, f"checkpoint_last{self.checkpoint_suffix}.pt")
+    is_last_checkpoint = filename == last_checkpoint
+    if not is_last_checkpoint and not PathManager.isfile(filename):
+        raise SynthesizerError(explain_missing_checkpoint(settings, filename))
     try:
-        return original_load_checkpoint(self, filename, *args, **kwargs)
+        return original(self, filename, *args, **kwargs)
     except Exception as error:
         line = explain(error)
         if line is None or filename in line:
             raise
-        advice = "; a new training needs a --save-dir of its own" if is_resumed else ""
+        advice = "; a new training needs a --save-dir of its own" if is_last_checkpoint else ""
         raise SynthesizerError(f"{filename}: {line}{advice}") from error
 
 
-def explain_missing_checkpoint(cfg: Any, filename: str) -> str:
-    """Returns the line about a file that a training shall start from and that is not there."""
-    is_continued = filename == getattr(cfg, "continue_once", None)
-    flag = "--continue-once" if is_continued else "--restore-file"
-    in_save_dir = os.path.join(cfg.save_dir, filename)
-    hint = f"; there is {in_save_dir}" if PathManager.isfile(in_save_dir) else ""
+def explain_missing_checkpoint(settings: Any, filename: str) -> str:
+    """Returns the line about a checkpoint that a training should start from, but that does not exist.
+
+    Args:
+        settings: fairseq's flags for checkpoints.
+        filename: the checkpoint, which comes from ``--restore-file`` or ``--continue-once``.
+    """
+    is_of_continue_once = filename == getattr(settings, "continue_once", None)
+    flag = "--continue-once" if is_of_continue_once else "--restore-file"
+    path_in_save_dir = os.path.join(settings.save_dir, filename)
+    hint = f"; there is {path_in_save_dir}" if PathManager.isfile(path_in_save_dir) else ""
     return f"{flag} {filename}: no such file{hint}; give one, or leave the flag out"
 
 
@@ -99,15 +121,20 @@ def explain_missing_checkpoint(cfg: Any, filename: str) -> str:
     symptom="A training resumed with another `--lr-scheduler` ends in a KeyError, or later in a TypeError",
     versions="all versions",
 )
-def name_other_scheduler(original_build_lr_scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-    """Replaces ``build_lr_scheduler``: its scheduler refuses to load the state of another kind of scheduler."""
-    scheduler = original_build_lr_scheduler(*args, **kwargs)
+def name_other_scheduler(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Replaces ``fairseq.optim.lr_scheduler.build_lr_scheduler`` (``original``): the scheduler checks what it loads.
+
+    The returned scheduler raises SynthesizerError if a checkpoint has the state of another kind of scheduler. Different
+    kinds have different names in their states.
+    """
+    scheduler = original(*args, **kwargs)
     load_state_dict = scheduler.load_state_dict
 
     def load_checked_state(state_dict: dict[str, Any]) -> None:
         if set(state_dict) != set(scheduler.state_dict()):
             raise SynthesizerError(
-                "--lr-scheduler: the training of the checkpoint had another one; give that, or --reset-lr-scheduler"
+                "--lr-scheduler: the checkpoint was trained with another scheduler; give that one, or "
+                "--reset-lr-scheduler"
             )
         load_state_dict(state_dict)
 

@@ -2,6 +2,7 @@
 
 import os
 import struct
+from collections.abc import Callable
 from typing import Any, BinaryIO
 
 import fairseq.data.indexed_dataset
@@ -17,6 +18,10 @@ from fairseq.data.indexed_dataset import (
 from ...errors import SynthesizerError
 from ..repairs import repair
 
+# the bytes with which an index of each format starts
+MMAP_MAGIC: bytes = MMapIndexedDataset.Index._HDR_MAGIC
+INDEXED_MAGIC: bytes = IndexedDataset._HDR_MAGIC
+
 
 @repair(
     "make_dataset",
@@ -24,30 +29,34 @@ from ..repairs import repair
     symptom="A `.bin` or `.idx` file that is cut short is not named, or is read as random numbers",
     versions="all versions",
 )
-def name_cut_data_files(original_make_dataset: Any, path: str, *args: Any, **kwargs: Any) -> Any:
-    """Replaces fairseq's ``make_dataset`` with one that names a ``.bin`` or ``.idx`` file that is cut short.
+def name_cut_data_files(original: Callable[..., Any], path: str, *args: Any, **kwargs: Any) -> Any:
+    """Replaces ``fairseq.data.indexed_dataset.make_dataset`` (``original``): refuses data files that are cut short.
 
-    Without the repair, numpy's error comes only after the training has begun, and data of ``--dataset-impl cached`` and
-    ``lazy`` are read as random numbers.
+    Without the replacement, numpy's error comes only during the training and does not name the file. With
+    ``--dataset-impl cached`` or ``lazy`` there is no error, and the sentences are random numbers.
+
+    Args:
+        original: fairseq's function.
+        path: the path of the data without ``.bin`` and ``.idx``.
+        args, kwargs: the other arguments of fairseq's function.
+
+    Raises:
+        SynthesizerError: one of the two files is cut short.
     """
     if IndexedDataset.exists(path):
         check_data_files(path)
-    return original_make_dataset(path, *args, **kwargs)
+    return original(path, *args, **kwargs)
 
 
 def check_data_files(path: str) -> None:
-    """Checks that an index and its data are as long as the index says; raises SynthesizerError otherwise.
-
-    Args:
-        path: the path of both files, without ``.idx`` and ``.bin``.
-    """
+    """Checks that the data file PATH.bin is as long as the index PATH.idx says; raises SynthesizerError otherwise."""
     index_file = index_file_path(path)
     data_file = data_file_path(path)
     try:
-        data_size = read_data_size(index_file)
+        expected_size = read_data_size(index_file)
     except (struct.error, ValueError) as error:
         raise SynthesizerError(explain_cut_file(index_file)) from error
-    if data_size is not None and os.path.getsize(data_file) < data_size:
+    if expected_size is not None and os.path.getsize(data_file) < expected_size:
         raise SynthesizerError(explain_cut_file(data_file))
 
 
@@ -60,43 +69,65 @@ def explain_cut_file(path: str) -> str:
 
 
 def read_data_size(index_file: str) -> int | None:
-    """Returns the size in bytes that an index gives its data file, or None for an unknown format.
+    """Returns the size in bytes that a data file must have according to its index, or None for an unknown format.
 
     Raises struct.error or ValueError if the index is cut short.
     """
     with open(index_file, "rb") as file:
-        start = file.read(len(MMapIndexedDataset.Index._HDR_MAGIC))
-        if start == MMapIndexedDataset.Index._HDR_MAGIC:
+        start = file.read(len(MMAP_MAGIC))  # the longer of the two
+        if start == MMAP_MAGIC:
             return read_mmap_size(file)
-        if start.startswith(IndexedDataset._HDR_MAGIC):
-            file.seek(len(IndexedDataset._HDR_MAGIC))
+        if start.startswith(INDEXED_MAGIC):
+            file.seek(len(INDEXED_MAGIC))
             return read_indexed_size(file)
-        if len(start) < len(MMapIndexedDataset.Index._HDR_MAGIC):
+        if len(start) < len(MMAP_MAGIC):
             raise ValueError("an index without a header")
     return None
 
 
 def read_mmap_size(file: BinaryIO) -> int:
-    """Returns the size of the data of an index of `MMapIndexedDataset`, read from the position behind its magic."""
-    _version, dtype_code, length = struct.unpack("<QBQ", file.read(17))
-    sizes = read_numbers(file, length, np.int32)
-    pointers = read_numbers(file, length, np.int64)
-    if length == 0:
+    """Returns the size in bytes that an index in the format of `MMapIndexedDataset` gives its data file.
+
+    Args:
+        file: the index, read up to the end of its magic bytes. A header follows, then the number of tokens in each
+            sentence, then the position of each sentence in the data file, in bytes.
+    """
+    _version, dtype_code, sentences = read_header(file, "<QBQ")
+    sentence_lengths = read_numbers(file, sentences, np.int32)
+    sentence_positions = read_numbers(file, sentences, np.int64)
+    if sentences == 0:
         return 0
-    item_size = np.dtype(_code_to_dtype[dtype_code]).itemsize
-    return int(pointers[-1]) + int(sizes[-1]) * item_size
+    bytes_per_token = np.dtype(_code_to_dtype[dtype_code]).itemsize
+    return int(sentence_positions[-1]) + int(sentence_lengths[-1]) * bytes_per_token
 
 
 def read_indexed_size(file: BinaryIO) -> int:
-    """Returns the size of the data of an index of `IndexedDataset`, read from the position behind its magic."""
-    _version, _dtype_code, item_size, length, number_of_sizes = struct.unpack("<QQQQQ", file.read(40))
-    read_numbers(file, length + 1, np.int64)  # where the dimensions of each item begin
-    data_offsets = read_numbers(file, length + 1, np.int64)
-    read_numbers(file, number_of_sizes, np.int64)
-    return int(data_offsets[-1]) * item_size
+    """Returns the size in bytes that an index in the format of `IndexedDataset` gives its data file.
+
+    Args:
+        file: the index, read up to the end of its magic bytes. A header follows, then three arrays, of which only the
+            second is used: it has the position of each sentence in the data file, in tokens, and the total number.
+    """
+    _version, _dtype_code, bytes_per_token, sentences, number_of_sizes = read_header(file, "<QQQQQ")
+    read_numbers(file, sentences + 1, np.int64)
+    token_positions = read_numbers(file, sentences + 1, np.int64)
+    read_numbers(file, number_of_sizes, np.int64)  # raises an error if the end of the index is missing
+    total_tokens = int(token_positions[-1])
+    return total_tokens * bytes_per_token
+
+
+def read_header(file: BinaryIO, layout: str) -> tuple[int, ...]:
+    """Returns the next numbers of a binary file; raises struct.error if the file ends before them.
+
+    Args:
+        file: the file.
+        layout: how the numbers are stored, in the notation of the module struct.
+    """
+    content = file.read(struct.calcsize(layout))
+    return struct.unpack(layout, content)
 
 
 def read_numbers(file: BinaryIO, count: int, dtype: Any) -> np.ndarray:
-    """Returns `count` numbers from a file; raises ValueError if it has fewer."""
+    """Returns the next `count` numbers of a binary file; raises ValueError if it has fewer."""
     content = file.read(count * np.dtype(dtype).itemsize)
     return np.frombuffer(content, dtype=dtype, count=count)

@@ -15,18 +15,18 @@ from fairseq.dataclass.configs import GenerationConfig
 from fairseq.registry import REGISTRIES
 
 from ...errors import SynthesizerError
-from ..bugs.command_line import get_namespace
+from ..parsed_flags import flag_name, repair_parsed_flags
 from ..repairs import repair
 
 
 class Literal(NamedTuple):
-    """How a flag whose value is written in JSON or Python is read.
+    """How the value of a flag is written, if it is a dict or a list in JSON or Python.
 
     Attributes:
-        read: reads the text; raises ValueError or SyntaxError.
-        types: the types that fairseq takes.
-        description: what to write.
-        example: a value, in the quotes that a shell needs.
+        read: returns the value of a text; raises ValueError or SyntaxError if the text is written in another way.
+        types: the types that the value may have.
+        description: what a user has to write.
+        example: a value in the quotes that a shell needs.
     """
 
     read: Callable[[str], Any]
@@ -43,40 +43,41 @@ LITERALS = {
     "adam_betas": Literal(ast.literal_eval, (tuple, list), "tuple in Python", '"(0.9, 0.98)"'),
     "character_filters": Literal(ast.literal_eval, (tuple, list), "list in Python", '"[(1, 64), (2, 128)]"'),
 }
-# only fairseq-interactive has constraints, so a validation with --eval-bleu cannot take them
+# The flags that --eval-bleu-args may set. Constraints are left out, because only fairseq-interactive can read them.
 GENERATION_FLAGS = {field.name for field in dataclasses.fields(GenerationConfig)} - {"constraints"}
 
 
-def flag_name(name: str) -> str:
-    """Returns the flag that sets a name in a config: ``adam_betas`` -> ``--adam-betas``."""
-    return f"--{name.replace('_', '-')}"
-
-
-@repair(
-    "parse_args_and_arch",
-    fairseq.options,
-    symptom="A mistake in a flag written in JSON or Python, as in `--eval-bleu-args`, is not explained",
+@repair_parsed_flags(
+    symptom="A mistake in a flag written in JSON or Python, as in `--eval-bleu-args`, gives an error without its name",
     versions="all versions",
 )
-def check_written_flags(original_parse_args_and_arch: Any, *args: Any, **kwargs: Any) -> Any:
-    """Replaces ``parse_args_and_arch`` with one that checks the flags whose values are written in JSON or Python.
+def check_written_flags(flags: argparse.Namespace) -> None:
+    """Checks the flags of a fairseq command whose values are written in JSON or Python, such as ``--eval-bleu-args``.
 
-    fairseq's own error does not name the flag, and it ignores names that generation does not know, such as "beem".
+    fairseq's own error does not name the flag. If ``--eval-bleu-args`` has a key that does not exist, such as "beem",
+    fairseq ignores it.
+
+    Raises:
+        SynthesizerError: a value cannot be read, or ``--eval-bleu-args`` has an unknown key.
     """
-    parsed = original_parse_args_and_arch(*args, **kwargs)
-    namespace = get_namespace(parsed)
     for name, literal in LITERALS.items():
-        text = getattr(namespace, name, None)
-        if isinstance(text, str):
-            value = read_literal(flag_name(name), text, literal)
-            if name == "eval_bleu_args":
-                check_generation_flags(flag_name(name), value)
-    check_detokenizer(namespace)
-    return parsed
+        text = getattr(flags, name, None)
+        if not isinstance(text, str):
+            continue  # this command has no such flag, or the flag is not given
+        value = read_literal(flag_name(name), text, literal)
+        if name == "eval_bleu_args":
+            check_generation_flags(flag_name(name), value)
+    check_detokenizer(flags)
 
 
 def read_literal(flag: str, text: str, literal: Literal) -> Any:
-    """Returns the value of a flag that is written in JSON or Python; raises SynthesizerError if it cannot be read."""
+    """Returns the value of a flag that is written in JSON or Python; raises SynthesizerError if it cannot be read.
+
+    Args:
+        flag: the name of the flag, for the error.
+        text: what the user has written.
+        literal: how the value should be written.
+    """
     try:
         value = literal.read(text)
     except (ValueError, SyntaxError):
@@ -86,35 +87,38 @@ def read_literal(flag: str, text: str, literal: Literal) -> Any:
     return value
 
 
-def check_generation_flags(flag: str, value: dict[str, Any]) -> None:
-    """Checks that generation has each flag that is named in the value of another; raises SynthesizerError if not."""
-    unknown = set(value) - GENERATION_FLAGS
+def check_generation_flags(flag: str, settings: dict[str, Any]) -> None:
+    """Checks that each key of the value of ``--eval-bleu-args`` is a flag of fairseq's generation, such as "beam".
+
+    Raises SynthesizerError otherwise.
+    """
+    unknown = set(settings) - GENERATION_FLAGS
     if unknown:
         names = ", ".join(sorted(unknown))
-        raise SynthesizerError(f"{flag}: {names}: no flag of generation, such as beam or lenpen")
+        raise SynthesizerError(f"{flag}: {names}: not a flag of fairseq-generate; give flags such as beam or lenpen")
 
 
-def check_detokenizer(namespace: argparse.Namespace) -> None:
+def check_detokenizer(flags: argparse.Namespace) -> None:
     """Checks that the tokenizer of ``--eval-bleu-detok`` exists; raises SynthesizerError otherwise."""
     tokenizers = REGISTRIES["tokenizer"]["registry"]
-    if getattr(namespace, "eval_bleu", False) and namespace.eval_bleu_detok not in tokenizers:
-        raise SynthesizerError(f"--eval-bleu-detok {namespace.eval_bleu_detok}: choose from {', '.join(tokenizers)}")
+    if getattr(flags, "eval_bleu", False) and flags.eval_bleu_detok not in tokenizers:
+        raise SynthesizerError(f"--eval-bleu-detok {flags.eval_bleu_detok}: choose from {', '.join(tokenizers)}")
 
 
-@repair(
-    "parse_args_and_arch",
-    fairseq.options,
-    symptom="A flag such as `--lenpen nan` is taken, and what is computed with it is meaningless",
+@repair_parsed_flags(
+    symptom="A flag such as `--lenpen nan` is accepted, and the results are meaningless",
     versions="all versions",
 )
-def refuse_not_a_number(original_parse_args_and_arch: Any, *args: Any, **kwargs: Any) -> Any:
-    """Replaces ``parse_args_and_arch`` with one that raises SynthesizerError if the value of a flag is nan."""
-    parsed = original_parse_args_and_arch(*args, **kwargs)
-    for name, value in vars(get_namespace(parsed)).items():
-        values = value if isinstance(value, list) else [value]
-        if any(isinstance(number, float) and math.isnan(number) for number in values):
-            raise SynthesizerError(f"{flag_name(name)} nan: give a number")
-    return parsed
+def refuse_not_a_number(flags: argparse.Namespace) -> None:
+    """Raises SynthesizerError if the value of a flag, or a number in its list, is nan.
+
+    fairseq accepts, for example, ``--lenpen nan`` or ``--lr nan``, and computes meaningless results.
+    """
+    for name, value in vars(flags).items():
+        numbers = value if isinstance(value, list) else [value]
+        for number in numbers:
+            if isinstance(number, float) and math.isnan(number):
+                raise SynthesizerError(f"{flag_name(name)} nan: give a number")
 
 
 @repair(
@@ -123,26 +127,27 @@ def refuse_not_a_number(original_parse_args_and_arch: Any, *args: Any, **kwargs:
     symptom="A mistake in `--arch` is answered with the names of all architectures, 13,000 characters",
     versions="all versions",
 )
-def shorten_choices(
-    original_parse_args_and_arch: Any, parser: argparse.ArgumentParser, *args: Any, **kwargs: Any
-) -> Any:
-    """Replaces ``parse_args_and_arch`` with one that answers a mistake with the nearest of many choices.
+def shorten_choices(original: Callable[..., Any], parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
+    """Replaces ``fairseq.options.parse_args_and_arch`` (``original``): suggests similar names for a wrong ``--arch``.
 
-    The original answers a mistake in ``--arch`` with the names of all architectures.
+    If the value of a flag is not one of its choices, argparse lists all choices. For ``--arch`` this list has 13,000
+    characters. The replacement gives the parser another method ``error``.
     """
     original_error = parser.error
 
-    def report_error(message: str) -> Any:
-        pattern = r"argument (\S+): invalid choice: '(.*?)' \(choose from (.{500,})\)"
-        invalid = re.match(pattern, message, re.DOTALL)
-        if not invalid:
+    def suggest_similar_choices(message: str) -> None:
+        """Raises SynthesizerError with similar choices if argparse lists very many; otherwise reports its message."""
+        # a list of choices is long if it has 500 characters or more
+        pattern = r"argument (?P<flag>\S+): invalid choice: '(?P<value>.*?)' \(choose from (?P<choices>.{500,})\)"
+        long_list = re.match(pattern, message, re.DOTALL)
+        if long_list is None:
             original_error(message)
             return
-        flags, value, choices = invalid.groups()
-        names = [name.strip("'") for name in choices.split(", ")]
-        similar = ", ".join(difflib.get_close_matches(value, names, cutoff=0.3))
-        flag = flags.split("/")[0]  # argparse writes all names of a flag, "--arch/-a"
-        raise SynthesizerError(f"{flag} {value}: unknown; the nearest are {similar}")
+        value = long_list["value"]
+        choices = [name.strip("'") for name in long_list["choices"].split(", ")]
+        similar = difflib.get_close_matches(value, choices, cutoff=0.3)
+        flag = long_list["flag"].split("/")[0]  # argparse writes all names of a flag, "--arch/-a"
+        raise SynthesizerError(f"{flag} {value}: unknown; the most similar names are {', '.join(similar)}")
 
-    parser.error = report_error  # type: ignore[method-assign]
-    return original_parse_args_and_arch(parser, *args, **kwargs)
+    parser.error = suggest_similar_choices  # type: ignore[method-assign, assignment]
+    return original(parser, *args, **kwargs)

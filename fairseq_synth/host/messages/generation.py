@@ -1,5 +1,6 @@
 """Explains flags of generation, and arguments of ``translate()``, that cannot be used."""
 
+from collections.abc import Callable
 from typing import Any
 
 import fairseq.utils
@@ -17,31 +18,36 @@ from ..repairs import repair
     "inference_step",
     FairseqTask,
     LanguageModelingTask,
-    symptom="`--constraints` where nothing reads them, as in `fairseq-generate`, ends in a TypeError",
+    symptom="`--constraints` in a command that does not read them, such as `fairseq-generate`, ends in a TypeError",
     versions="all versions",
 )
 def refuse_lost_constraints(
-    original_inference_step: Any, self: FairseqTask, generator: Any, *args: Any, **kwargs: Any
+    original: Callable[..., Any], self: FairseqTask, generator: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Replaces ``inference_step`` with one that refuses constraints that are not given, or that have unknown words.
+    """Replaces ``inference_step`` of fairseq's tasks (``original``): explains two mistakes with ``--constraints``.
 
-    Where nothing reads the constraints, as in ``fairseq-generate``, the original ends in a TypeError. It writes an
-    unknown word in a constraint as ``<unk>``.
+    Constraints are words that a translation must contain. Only ``fairseq-interactive`` reads them. Other commands, such
+    as ``fairseq-generate``, end in a TypeError. A constraint with a word that the model does not know would force the
+    unknown word ``<unk>`` into the translation.
+
+    Raises:
+        SynthesizerError: the search needs constraints but gets none, or a constraint has an unknown word.
     """
-    constraints = kwargs.get("constraints")
-    is_constrained = isinstance(getattr(generator, "search", None), LexicallyConstrainedBeamSearch)
-    if is_constrained and constraints is None:
+    constraints = kwargs.get("constraints")  # (sentences, 1 + tokens), or None
+    needs_constraints = isinstance(getattr(generator, "search", None), LexicallyConstrainedBeamSearch)
+    if needs_constraints and constraints is None:
         raise SynthesizerError(
-            "--constraints: only fairseq-interactive of a translation model reads constraints, behind a tab in each "
-            "line; leave it out here"
+            "--constraints: only fairseq-interactive reads constraints, after a tab in each line, and only for a "
+            "translation model; leave the flag out here"
         )
-    # the first column of the constraints is their number
-    if constraints is not None and constraints[:, 1:].eq(self.target_dictionary.unk()).any():
-        raise SynthesizerError(
-            "--constraints: a word behind a tab is not in the dictionary; give words as the training has them, or, in "
-            "text as it is, the --bpe of the training"
-        )
-    return original_inference_step(self, generator, *args, **kwargs)
+    if constraints is not None:
+        tokens = constraints[:, 1:]  # the first column is the number of constraints
+        if tokens.eq(self.target_dictionary.unk()).any():
+            raise SynthesizerError(
+                "--constraints: a word after a tab is not in the dictionary; preprocess the constraints like the "
+                "text of the training, or give the --bpe of the training"
+            )
+    return original(self, generator, *args, **kwargs)
 
 
 @repair(
@@ -50,40 +56,44 @@ def refuse_lost_constraints(
     symptom="`--replace-unk` ends at the first unknown word: hypotheses no longer carry an alignment",
     versions="all versions",
 )
-def refuse_replace_unk(original_load_align_dict: Any, replace_unk: str | None) -> Any:
-    """Replaces fairseq's ``load_align_dict`` with one that refuses ``--replace-unk``.
+def refuse_replace_unk(original: Callable[..., Any], replace_unk: str | None) -> Any:
+    """Replaces ``fairseq.utils.load_align_dict`` (``original``): raises SynthesizerError if ``--replace-unk`` is given.
 
-    Hypotheses no longer carry an alignment, so the original ends at the first unknown word. Without a file it looks for
-    one named ``@@``.
+    The flag should replace an unknown word by the source word that it is aligned with. fairseq's search no longer
+    returns alignments, so the command would end in an error at the first unknown word.
+
+    Args:
+        original: fairseq's function.
+        replace_unk: the value of the flag, or None if it is not given.
     """
     if replace_unk is not None:
         raise SynthesizerError(
             "--replace-unk: fairseq cannot replace unknown words any more; leave it out (subwords hardly have any)"
         )
-    return original_load_align_dict(replace_unk)
+    return original(replace_unk)
 
 
 @repair(
     "_build_batches",
     GeneratorHubInterface,
-    symptom="In Python, `translate()` names a flag of the command line where a sentence is too long",
+    symptom="In Python, `translate()` refuses a long sentence and advises a flag of the command line",
     versions="all versions",
 )
 def name_argument_of_translate(
-    original_build_batches: Any, self: GeneratorHubInterface, *args: Any, **kwargs: Any
+    original: Callable[..., Any], self: GeneratorHubInterface, *args: Any, **kwargs: Any
 ) -> Any:
-    """Replaces ``_build_batches``: its error about a long sentence names an argument of ``translate()``, not a flag.
+    """Replaces ``GeneratorHubInterface._build_batches`` (``original``): names an argument of Python instead of a flag.
 
-    The argument is one that a Python program can pass; the flag is one of the command line.
+    ``model.translate(sentences)`` calls this method in a Python program. If a sentence is too long, fairseq's error
+    names the flag ``--skip-invalid-size-inputs-valid-test``, which such a program cannot use. The replacement raises
+    SynthesizerError with the argument ``skip_invalid_size_inputs=True`` in place of the flag.
     """
     try:
-        return original_build_batches(self, *args, **kwargs)
+        return original(self, *args, **kwargs)
     except Exception as error:
-        message = str(error)
-        flag = "--skip-invalid-size-inputs-valid-test"
-        if flag not in message:
+        reason, flag, _rest = str(error).partition("--skip-invalid-size-inputs-valid-test")
+        if not flag:
             raise
-        reason = message.partition(flag)[0]
-        can_tile = length_hint(reason) != ""
+        can_tile = length_hint(reason) != ""  # the limit is a Synthesizer's
         hint = "; longer ones need from_pretrained(..., synth_beyond_length='tile')" if can_tile else ""
         raise SynthesizerError(f"{reason}skip_invalid_size_inputs=True{hint}") from error

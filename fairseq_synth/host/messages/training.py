@@ -1,6 +1,7 @@
 """Checks before the first update what would otherwise end a training after its first epoch."""
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import fairseq.checkpoint_utils
@@ -18,44 +19,52 @@ from ..repairs import repair
 @repair(
     "load_checkpoint",
     fairseq.checkpoint_utils,
-    symptom="A validation sentence that the model cannot take ends a run after its first epoch",
+    symptom="A validation sentence that is too long for the model ends a run after its first epoch",
     versions="0.12.2",
 )
-def check_validation_lengths(original_load_checkpoint: Any, cfg: Any, trainer: Any, **kwargs: Any) -> Any:
-    """Replaces ``load_checkpoint`` with one that checks the lengths of the validation sentences before the training.
+def check_validation_lengths(original: Callable[..., Any], cfg: Any, trainer: Any, **kwargs: Any) -> Any:
+    """Replaces ``fairseq.checkpoint_utils.load_checkpoint`` (``original``): first checks the validation sentences.
 
-    Later versions than 0.12.2 end before the first batch too, but say neither in which data set the sentences are nor
-    how many there are.
+    ``fairseq-train`` calls this function once, before the first update. The replacement raises SynthesizerError if a
+    validation sentence is too long for the model. fairseq 0.12.2 notices this only after the first epoch. Later
+    versions notice it before the training too, but do not say how many sentences of which data set are too long.
     """
-    if has_validation(trainer.cfg) and not trainer.cfg.dataset.skip_invalid_size_inputs_valid_test:
+    skips_long_sentences = trainer.cfg.dataset.skip_invalid_size_inputs_valid_test
+    if will_validate(trainer.cfg) and not skips_long_sentences:
         check_lengths(trainer)
-    return original_load_checkpoint(cfg, trainer, **kwargs)
+    return original(cfg, trainer, **kwargs)
 
 
-def has_validation(cfg: Any) -> bool:
-    """Returns whether a training reaches a validation."""
-    max_update = cfg.optimization.max_update or 0
-    ends_before = 0 < max_update < cfg.dataset.validate_after_updates
-    return not cfg.dataset.disable_validation and not ends_before
+def will_validate(cfg: Any) -> bool:
+    """Returns whether a training with this configuration validates at least once before it ends."""
+    max_update = cfg.optimization.max_update or 0  # 0 is no limit
+    ends_before_first_validation = 0 < max_update < cfg.dataset.validate_after_updates
+    return not cfg.dataset.disable_validation and not ends_before_first_validation
 
 
 def check_lengths(trainer: Any) -> None:
-    """Checks that no sentence of a validation set is longer than the model's limit, or than ``--max-tokens``.
+    """Checks that no validation sentence is longer than the model's limit, or than ``--max-tokens``.
 
-    A task with a filter or batches of its own is left alone. Raises SynthesizerError for the first set with such
-    sentences.
+    Nothing is checked if the task has its own way to skip sentences or to form batches.
+
+    Args:
+        trainer: fairseq's trainer, with the model, the task and its data sets.
+
+    Raises:
+        SynthesizerError: the first validation set with a sentence that is too long.
     """
     task = trainer.task
     for method in ("filter_indices_by_size", "get_batch_iterator"):
-        if getattr(type(task), method) is not getattr(FairseqTask, method):
+        is_overridden = getattr(type(task), method) is not getattr(FairseqTask, method)
+        if is_overridden:
             return
     max_tokens = trainer.cfg.dataset.max_tokens_valid
     limits = resolve_max_positions(task.max_positions(), trainer.get_model().max_positions(), max_tokens)
-    if limits is None or isinstance(limits, dict):  # a dict is of several pairs of languages, which filter themselves
-        return
+    if limits is None or isinstance(limits, dict):
+        return  # a dict has the limits of several pairs of languages, whose data sets skip long sentences themselves
     for subset in trainer.cfg.dataset.valid_subset.split(","):
         if subset in task.datasets:
-            check_subset_lengths(task.dataset(subset), subset, limits, max_tokens)
+            check_subset_lengths(task.dataset(subset), subset=subset, limits=limits, max_tokens=max_tokens)
 
 
 def check_subset_lengths(dataset: Any, subset: str, limits: Any, max_tokens: int | None) -> None:
@@ -63,24 +72,25 @@ def check_subset_lengths(dataset: Any, subset: str, limits: Any, max_tokens: int
 
     Args:
         dataset: the validation set.
-        subset: its name.
-        limits: the largest number of tokens, or that of a source and that of a target.
-        max_tokens: ``--max-tokens-valid``.
+        subset: its name in ``--valid-subset``.
+        limits: the largest number of tokens of a sentence, or a pair of these for source and target.
+        max_tokens: the value of ``--max-tokens-valid``.
     """
     _, too_long = dataset.filter_indices_by_size(np.arange(len(dataset)), limits)
     if len(too_long) == 0:
         return
     first = too_long[0]
     size = dataset.size(first)
-    sizes = size if isinstance(size, tuple) else (size,)
-    tokens = ", ".join(str(int(number)) for number in sizes)
+    lengths = size if isinstance(size, tuple) else (size,)
     limit = f"max_positions={limits}"
     hint = length_hint(limit)
-    advice = ""
-    if max_tokens is not None and max(sizes) > max_tokens:
+    if max_tokens is not None and max(lengths) > max_tokens:
         advice = f"--max-tokens {max_tokens}: raise it, or --max-tokens-valid; "
     elif hint:
         advice = "--synth-max-length: train with a larger one; "
+    else:
+        advice = ""
+    tokens = ", ".join(str(int(length)) for length in lengths)
     # "skip this example with --skip-..." are fairseq's own words, which scripts may look for
     raise SynthesizerError(
         f"{advice}--valid-subset {subset}: {len(too_long)} sentences are too long, the first is number {first + 1} "
@@ -92,38 +102,43 @@ def check_subset_lengths(dataset: Any, subset: str, limits: Any, max_tokens: int
 @repair(
     "load_checkpoint",
     fairseq.checkpoint_utils,
-    symptom="A `--best-checkpoint-metric` that validation does not measure loses the first epoch",
+    symptom="A `--best-checkpoint-metric` that validation does not measure ends a run before its first checkpoint",
     versions="all versions",
 )
-def check_best_metric(original_load_checkpoint: Any, cfg: Any, trainer: Any, **kwargs: Any) -> Any:
-    """Replaces ``load_checkpoint`` with one that checks before the training that ``--best-checkpoint-metric`` exists.
+def check_best_metric(original: Callable[..., Any], cfg: Any, trainer: Any, **kwargs: Any) -> Any:
+    """Replaces ``fairseq.checkpoint_utils.load_checkpoint`` (``original``): checks ``--best-checkpoint-metric``.
 
-    Otherwise a KeyError ends the first epoch before its checkpoint is saved. To find the metrics, a first batch is
-    validated, unless the metric is one that is always there.
+    ``fairseq-train`` calls this function once, before the first update. The replacement raises SynthesizerError if
+    validation does not measure the metric. Without it, a KeyError ends the first epoch before its checkpoint is saved.
+
+    The metric "loss" is always measured, and "bleu" with ``--eval-bleu``. For any other metric, one batch is validated
+    to see what is measured.
     """
-    loaded = original_load_checkpoint(cfg, trainer, **kwargs)
+    loaded = original(cfg, trainer, **kwargs)
     metric = cfg.best_checkpoint_metric
     task_flags = getattr(trainer.task, "cfg", None)
     is_known = metric == "loss" or (metric == "bleu" and getattr(task_flags, "eval_bleu", False))
-    if is_known or not has_validation(trainer.cfg):
+    if is_known or not will_validate(trainer.cfg):
         return loaded
-    names = find_metrics(trainer)
-    if metric not in names:
+    measured = find_metrics(trainer)
+    if metric not in measured:
         bleu = ", and bleu with --eval-bleu" if hasattr(task_flags, "eval_bleu") else ""
         raise SynthesizerError(
-            f"--best-checkpoint-metric {metric}: validation does not measure it, but {', '.join(names)}{bleu}"
+            f"--best-checkpoint-metric {metric}: validation does not measure it; choose from "
+            f"{', '.join(measured)}{bleu}"
         )
     return loaded
 
 
 def find_metrics(trainer: Any) -> list[str]:
-    """Returns the names of what a validation measures, found by validating one batch."""
-    batches = trainer.get_valid_iterator(trainer.cfg.dataset.valid_subset.split(",")[0])
+    """Returns the names of the metrics that a validation measures, which it finds by validating one batch."""
+    first_subset = trainer.cfg.dataset.valid_subset.split(",")[0]
+    batches = trainer.get_valid_iterator(first_subset).next_epoch_itr(shuffle=False, set_dataset_epoch=False)
     with metrics.aggregate(new_root=True) as aggregator:
-        # All batches are read: a thread that loads ahead would be left behind otherwise.
-        for i, sample in enumerate(batches.next_epoch_itr(shuffle=False, set_dataset_epoch=False)):
+        # All batches are read, because fairseq's thread that loads batches ahead would not end otherwise.
+        for i, batch in enumerate(batches):
             if i == 0:
-                trainer.valid_step(sample)
+                trainer.valid_step(batch)
     return [name for name in aggregator.get_smoothed_values() if not name.startswith("_")]
 
 
@@ -134,16 +149,23 @@ def find_metrics(trainer: Any) -> list[str]:
     versions="all versions",
 )
 def check_classes(
-    original_load_dataset: Any, self: SentencePredictionTask, split: str, *args: Any, **kwargs: Any
+    original: Callable[..., Any], self: SentencePredictionTask, split: str, *args: Any, **kwargs: Any
 ) -> Any:
-    """Replaces the task's ``load_dataset`` with one that checks that ``--num-classes`` suffices for the labels."""
-    dataset = original_load_dataset(self, split, *args, **kwargs)
+    """Replaces ``SentencePredictionTask.load_dataset`` (``original``): checks that ``--num-classes`` is large enough.
+
+    Raises SynthesizerError if the data set has a label whose number is ``--num-classes`` or more. Without the
+    replacement, such a label ends the training in an IndexError, or on a GPU in an assertion of CUDA.
+    """
+    dataset = original(self, split, *args, **kwargs)
     if self.cfg.regression_target:
         return dataset
     num_classes = self.cfg.num_classes
     words = self.label_dictionary.symbols[self.label_dictionary.nspecial :]
     labels = [word for word in words if not re.match("madeupword|<mask>", word)]  # fairseq adds these two
-    if len(labels) > num_classes and any(int(dataset[i]["target"]) >= num_classes for i in range(len(dataset))):
+    if len(labels) <= num_classes:
+        return dataset
+    label_numbers = [int(dataset[i]["target"]) for i in range(len(dataset))]
+    if any(number >= num_classes for number in label_numbers):
         raise SynthesizerError(
             f"--num-classes {num_classes}: the data have {len(labels)} labels ({', '.join(labels)}); give "
             f"--num-classes {len(labels)}"

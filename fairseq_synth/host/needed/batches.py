@@ -1,7 +1,7 @@
 """Repairs how fairseq forms batches: no sentence is lost unnoticed, and no batch is longer than its model allows."""
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +9,7 @@ import fairseq.data.audio.raw_audio_dataset
 import fairseq.data.bucket_pad_length_dataset
 import fairseq.data.data_utils
 import numpy as np
-from fairseq.data import LanguagePairDataset, LMContextWindowDataset
+from fairseq.data import BucketPadLengthDataset, LanguagePairDataset, LMContextWindowDataset
 from fairseq.tasks import FairseqTask
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.utils import resolve_max_positions
@@ -24,7 +24,11 @@ from ..repairs import custom_repair, repair
     versions="all versions with numpy >= 2",
 )
 def restore_numpy_compat() -> bool:
-    """Adds ``np.compat.long``, which fairseq calls, to numpy 2, which has removed it."""
+    """Adds ``np.compat.long`` to numpy 2, which has removed it, because fairseq still calls it.
+
+    Returns:
+        True if it was added now, False if numpy has ``np.compat``.
+    """
     if hasattr(np, "compat"):
         return False
     np.compat = SimpleNamespace(long=int)  # type: ignore[attr-defined]
@@ -32,7 +36,7 @@ def restore_numpy_compat() -> bool:
 
 
 def percentile_lacks_interpolation() -> bool:
-    """Returns whether this numpy (from 1.22 on) has renamed the argument of ``np.percentile`` that fairseq passes."""
+    """Returns whether ``np.percentile`` refuses the argument ``interpolation``, which fairseq passes to it."""
     try:
         np.percentile([1], 50, interpolation="lower")  # type: ignore[call-overload]
     except TypeError:
@@ -40,21 +44,29 @@ def percentile_lacks_interpolation() -> bool:
     return False
 
 
-# the last two modules have imported the function by its name
 @repair(
     "get_buckets",
     fairseq.data.data_utils,
+    # these two modules have imported the function, so they have a name of their own for it
     fairseq.data.bucket_pad_length_dataset,
     fairseq.data.audio.raw_audio_dataset,
     symptom="`--num-batch-buckets` ends in a TypeError: `np.percentile` has no `interpolation`",
     versions="all versions",
-    where=percentile_lacks_interpolation,
+    is_needed=percentile_lacks_interpolation,
 )
-def find_buckets_with_new_numpy(_original_get_buckets: Any, sizes: np.ndarray, num_buckets: int) -> np.ndarray:
-    """Replaces fairseq's ``get_buckets`` with one that newer versions of numpy can run.
+def find_buckets_with_new_numpy(original: Callable[..., Any], sizes: np.ndarray, num_buckets: int) -> np.ndarray:
+    """Replaces ``fairseq.data.data_utils.get_buckets`` (``original``, which is not called) for newer versions of numpy.
 
-    fairseq passes ``interpolation`` to ``np.percentile``. numpy 1.22 has renamed that argument to ``method``, and newer
-    versions know only the new name.
+    fairseq passes ``interpolation`` to ``np.percentile``. numpy 1.22 has renamed this argument to ``method``, and later
+    versions refuse the old name.
+
+    Args:
+        original: fairseq's function.
+        sizes: the length of each sentence.
+        num_buckets: how many groups of sentences of similar length to form; fewer if several would be equal.
+
+    Returns:
+        The length of the longest sentence in each bucket, in ascending order.
     """
     percentages = np.linspace(0, 100, num_buckets + 1)
     boundaries = np.percentile(sizes, percentages, method="lower")
@@ -75,25 +87,36 @@ def drops_last_batch() -> bool:
     fairseq.data.data_utils,
     symptom="fairseq drops the last n mod 8 sentences of every data set",
     versions="after 0.12.2; its issue #5036",
-    where=drops_last_batch,
+    is_needed=drops_last_batch,
 )
-def keep_last_batch(original_batch_by_size: Any, indices: Iterable[int], *args: Any, **kwargs: Any) -> list[Any]:
-    """Replaces fairseq's ``batch_by_size`` with one that keeps the last batch.
+def keep_last_batch(
+    original: Callable[..., Any], indices: Iterable[int], *args: Any, **kwargs: Any
+) -> list[np.ndarray]:
+    """Replaces ``fairseq.data.data_utils.batch_by_size`` (``original``): no sentence is left out of the batches.
 
-    The original leaves it out if its size is not a multiple of ``--required-batch-size-multiple``, 8 by default: 100
-    test sentences give 96 translations. 0.12.2 keeps it.
+    fairseq leaves out the last batch if its number of sentences is not a multiple of ``required_batch_size_multiple``,
+    8 by default. With 100 test sentences, only 96 would be translated.
+
+    Args:
+        original: fairseq's function.
+        indices: the numbers of the sentences, in the order in which they are put into batches.
+        args, kwargs: the other arguments of fairseq's function.
+
+    Returns:
+        The batches. Each is an array with the numbers of its sentences.
     """
     if not isinstance(indices, np.ndarray):
         indices = np.fromiter(indices, dtype=np.int64, count=-1)
     if len(indices) == 0:
         return []
-    batches = list(original_batch_by_size(indices, *args, **kwargs))
-    number_kept = sum(len(batch) for batch in batches)
-    # fairseq fills batches of fixed shapes in another way, which loses no sentence
-    call = inspect.signature(original_batch_by_size).bind(indices, *args, **kwargs)
-    has_fixed_shapes = call.arguments.get("fixed_shapes") is not None
-    if not has_fixed_shapes and number_kept < len(indices):
-        batches.append(indices[number_kept:])
+    batches = list(original(indices, *args, **kwargs))
+    arguments = inspect.signature(original).bind(indices, *args, **kwargs).arguments
+    if arguments.get("fixed_shapes") is not None:
+        return batches  # batches of fixed shapes are formed in another way, which leaves out no sentence
+    sentences_in_batches = sum(len(batch) for batch in batches)
+    left_out = indices[sentences_in_batches:]
+    if len(left_out) > 0:
+        batches.append(left_out)
     return batches
 
 
@@ -104,34 +127,71 @@ def keep_last_batch(original_batch_by_size: Any, indices: Iterable[int], *args: 
     versions="all versions",
 )
 def keep_bucketed_sentences(
-    original_filter_indices_by_size: Any, self: LanguagePairDataset, indices: np.ndarray, max_sizes: Any
+    original: Callable[..., Any], self: LanguagePairDataset, indices: np.ndarray, max_sizes: Any
 ) -> Any:
-    """Replaces ``filter_indices_by_size`` with one that makes no bucket longer than the model's limit.
+    """Replaces ``LanguagePairDataset.filter_indices_by_size`` (``original``): skips no sentence that fits the model.
 
-    The last bucket is as long as the longest sentence of the corpus, and the original compares the length of the bucket
-    with the limit for every sentence in it.
-    """
-    if self.buckets is not None and max_sizes is not None:
-        limits: Any = max_sizes if isinstance(max_sizes, (tuple, list)) else (max_sizes, max_sizes)
-        cut_buckets(self, limits)
-    return original_filter_indices_by_size(self, indices, max_sizes)
-
-
-def cut_buckets(dataset: LanguagePairDataset, limits: tuple[float, float]) -> None:
-    """Shortens the buckets of a dataset: a sentence that fits the model is padded to the model's limit at most.
+    With ``--num-batch-buckets``, sentences of similar length form a bucket, and each is padded to the longest sentence
+    of its bucket. fairseq compares these padded lengths with the limits of the model. If one sentence of a bucket is
+    too long, it skips the whole bucket. The replacement first shortens the padding to the limits.
 
     Args:
-        dataset: its padded sizes and its list of buckets are changed in place.
-        limits: the longest source and the longest target that the model takes, in tokens.
+        original: fairseq's method.
+        self: the data set; its padding is changed in place.
+        indices: the numbers of the sentences to check.
+        max_sizes: the model's limits in tokens: a number, a pair of numbers for source and target, or None.
+
+    Returns:
+        What the original returns: the numbers of the sentences to keep, and those of the sentences to skip.
     """
-    # lengths without padding: (sentences,) without targets, (sentences, 2) with them
-    lengths = dataset.sizes.reshape(len(dataset), -1).T
-    for side, side_lengths, limit in zip((dataset.src, dataset.tgt), lengths, limits):
-        fits = side_lengths <= limit
-        # in place, because the dataset also holds this array as src_sizes or tgt_sizes
-        np.copyto(side.sizes, np.minimum(side.sizes, limit), where=fits, casting="unsafe")
+    has_buckets = self.buckets is not None
+    if has_buckets and max_sizes is not None:
+        if isinstance(max_sizes, (tuple, list)):
+            max_source_length, max_target_length = max_sizes
+        else:
+            max_source_length = max_target_length = max_sizes
+        shorten_padding(self, max_source_length, max_target_length)
+    return original(self, indices, max_sizes)
+
+
+def shorten_padding(dataset: LanguagePairDataset, max_source_length: float, max_target_length: float) -> None:
+    """Changes a data set in place: sentences that fit the model are not padded beyond the limits of the model.
+
+    With ``--num-batch-buckets``, fairseq groups sentences of similar length into buckets. It pads each sentence to the
+    longest sentence of its bucket, which may be longer than the model allows.
+
+    Args:
+        dataset: pairs of sentences in buckets.
+        max_source_length: the longest source that the model takes, in tokens.
+        max_target_length: the longest target that the model takes, in tokens.
+    """
+    lengths = dataset.sizes  # without padding; (sentences, 2) if there are targets, otherwise (sentences,)
+    has_targets = dataset.tgt_sizes is not None
+    if has_targets:
+        shorten_padding_of_side(dataset.src, lengths=lengths[:, 0], max_length=max_source_length)
+        shorten_padding_of_side(dataset.tgt, lengths=lengths[:, 1], max_length=max_target_length)
+    else:
+        shorten_padding_of_side(dataset.src, lengths=lengths, max_length=max_source_length)
+    # fairseq has computed these two attributes from the padded lengths, to form batches
     dataset.bucketed_num_tokens = dataset.num_tokens_vec(np.arange(len(dataset)))
-    dataset.buckets = [(None, size) for size in np.unique(dataset.bucketed_num_tokens)]
+    dataset.buckets = [(None, num_tokens) for num_tokens in np.unique(dataset.bucketed_num_tokens)]
+
+
+def shorten_padding_of_side(side: BucketPadLengthDataset, lengths: np.ndarray, max_length: float) -> None:
+    """Changes the padded lengths of all source sentences, or of all target sentences, in place.
+
+    A sentence of at most `max_length` tokens is no longer padded beyond `max_length`. Longer sentences are not changed.
+
+    Args:
+        side: the source or target sentences; ``side.sizes`` has the padded length of each sentence.
+        lengths: the length of each sentence without padding.
+        max_length: the longest sentence that the model takes.
+    """
+    shortened_sizes = np.minimum(side.sizes, max_length)
+    fits = lengths <= max_length
+    # The same array is changed, because the data set also holds it as src_sizes or tgt_sizes. An infinite max_length
+    # makes shortened_sizes floating-point numbers, so they have to be cast.
+    np.copyto(side.sizes, shortened_sizes, where=fits, casting="unsafe")
 
 
 @repair(
@@ -141,37 +201,40 @@ def cut_buckets(dataset: LanguagePairDataset, limits: tuple[float, float]) -> No
     versions="all versions",
 )
 def skip_sentences_over_max_tokens(
-    original_get_batch_iterator: Any, self: FairseqTask, dataset: Any, *args: Any, **kwargs: Any
+    original: Callable[..., Any], self: FairseqTask, dataset: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Replaces ``get_batch_iterator`` with one that can also skip sentences of more than ``--max-tokens``.
+    """Replaces ``FairseqTask.get_batch_iterator`` (``original``): skips sentences of more than ``--max-tokens``.
 
-    It skips them if ``--skip-invalid-size-inputs-valid-test`` is given. The original keeps them, and the command ends
-    in an AssertionError: a training after its first epoch or, in later versions, before it.
+    With ``--skip-invalid-size-inputs-valid-test``, fairseq skips validation and test sentences that are too long for
+    the model, but not those that are too long for a batch. These end the command in an AssertionError. The replacement
+    lowers the limit of the model to that of a batch.
     """
-    limits = kwargs.get("max_positions")
+    model_limits = kwargs.get("max_positions")
     max_tokens = kwargs.get("max_tokens")
-    if kwargs.get("ignore_invalid_inputs") and limits is not None and max_tokens is not None:
-        kwargs["max_positions"] = resolve_max_positions(limits, max_tokens)
-    return original_get_batch_iterator(self, dataset, *args, **kwargs)
+    skips_long_sentences = kwargs.get("ignore_invalid_inputs")
+    if skips_long_sentences and model_limits is not None and max_tokens is not None:
+        kwargs["max_positions"] = resolve_max_positions(model_limits, max_tokens)  # the lower of both
+    return original(self, dataset, *args, **kwargs)
 
 
 @repair(
     "collater",
     LMContextWindowDataset,
-    symptom="With `--context-window` batches are padded by the whole window, also where no row needs it",
+    symptom="With `--context-window`, every batch is padded by the whole window, even if no row needs it",
     versions="all versions",
 )
-def cut_context_padding(original_collater: Any, self: LMContextWindowDataset, samples: Any) -> Any:
-    """Replaces ``collater`` with one that pads a batch only up to its longest row.
+def cut_context_padding(original: Callable[..., Any], self: LMContextWindowDataset, samples: Any) -> Any:
+    """Replaces ``LMContextWindowDataset.collater`` (``original``): pads a batch only up to its longest row.
 
-    The original pads all rows by the whole context window. A model with a limit would refuse such a batch, although
-    each of its rows fits.
+    With ``--context-window``, each row of text begins with the last tokens of the row before it. fairseq pads every
+    batch as if all of these tokens fitted. A model with a longest sentence would refuse such a batch, although each of
+    its rows fits.
     """
-    batch = original_collater(self, samples)
-    tokens = batch["net_input"]["src_tokens"]
+    batch = original(self, samples)
+    tokens = batch["net_input"]["src_tokens"]  # (rows, tokens), with the padding on the right
     row_lengths = tokens.ne(self.pad_idx).sum(dim=1)
     longest = int(row_lengths.max())
-    batch["net_input"]["src_tokens"] = tokens[:, :longest]  # padding is on the right
+    batch["net_input"]["src_tokens"] = tokens[:, :longest]
     batch["target"] = batch["target"][:, :longest]
     return batch
 
@@ -179,22 +242,23 @@ def cut_context_padding(original_collater: Any, self: LMContextWindowDataset, sa
 @repair(
     "eval_lm_dataloader",
     LanguageModelingTask,
-    symptom="`fairseq-eval-lm` leaves out rows that are longer than the model's limit, and scores the rest",
+    symptom="`fairseq-eval-lm` silently leaves out rows that are longer than the model's limit",
     versions="all versions",
 )
 def refuse_rows_left_out(
-    original_eval_lm_dataloader: Any, self: LanguageModelingTask, dataset: Any, *args: Any, **kwargs: Any
+    original: Callable[..., Any], self: LanguageModelingTask, dataset: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Replaces ``eval_lm_dataloader`` with one that raises SynthesizerError if rows are too long for the model.
+    """Replaces ``LanguageModelingTask.eval_lm_dataloader`` (``original``): refuses rows that the model cannot take.
 
-    The original leaves these rows out. ``--tokens-per-sample`` of ``fairseq-eval-lm`` is 1024 by default, so a model
-    trained on shorter rows would be scored only on the end of the text.
+    ``fairseq-eval-lm`` cuts a text into rows of ``--tokens-per-sample`` tokens, 1024 by default. fairseq leaves out
+    rows that are longer than the model's limit. It would score a model that was trained on shorter rows only on the end
+    of the text. The replacement raises SynthesizerError instead.
     """
-    call = inspect.signature(original_eval_lm_dataloader).bind(self, dataset, *args, **kwargs)
-    limit = call.arguments.get("max_positions")
+    arguments = inspect.signature(original).bind(self, dataset, *args, **kwargs).arguments
+    limit = arguments.get("max_positions")
     if isinstance(limit, int):
         check_row_lengths(self, dataset, limit)
-    return original_eval_lm_dataloader(self, dataset, *args, **kwargs)
+    return original(self, dataset, *args, **kwargs)
 
 
 def check_row_lengths(task: LanguageModelingTask, dataset: Any, limit: int) -> None:
@@ -202,9 +266,10 @@ def check_row_lengths(task: LanguageModelingTask, dataset: Any, limit: int) -> N
     number_too_long = int((np.asarray(dataset.sizes) > limit).sum())
     if number_too_long == 0:
         return
-    bos = " besides that of --add-bos-token" if getattr(task.args, "add_bos_token", False) else ""
+    adds_bos = getattr(task.args, "add_bos_token", False)
+    bos = " in addition to the token of --add-bos-token" if adds_bos else ""
     raise SynthesizerError(
         f"--tokens-per-sample: {number_too_long} of {len(dataset)} rows are longer than the {limit} tokens that the "
-        f"model takes{bos}, and fairseq would leave them out; give at most {limit}, and --sample-break-mode none for "
-        "sentences that are longer" + length_hint(f"max_positions={limit}")
+        f"model takes{bos}, and fairseq would leave them out; give at most {limit}, and also --sample-break-mode none "
+        "if single sentences are longer" + length_hint(f"max_positions={limit}")
     )

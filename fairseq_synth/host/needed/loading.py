@@ -3,7 +3,7 @@
 import argparse
 import collections
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import fairseq.distributed.utils
@@ -19,20 +19,25 @@ def has_allow_list() -> bool:
     return hasattr(torch.serialization, "safe_globals")
 
 
-def load_weights_only(original_load_checkpoint_to_cpu: Any, *args: Any, **kwargs: Any) -> Any:
-    """Replaces ``load_checkpoint_to_cpu`` with one that loads every checkpoint with ``weights_only=True``.
+def load_weights_only(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Replaces ``fairseq.checkpoint_utils.load_checkpoint_to_cpu`` (``original``): never runs code in a checkpoint.
 
-    fairseq's main branch and fairseq-fixed pass False, which runs the code that a pickle contains. Versions of torch
-    before 2.6 have no list of allowed types; with them nothing changes. This replacement is no repair that could be
-    switched off.
+    fairseq's main branch and the fork fairseq-fixed call ``torch.load`` with ``weights_only=False``, which runs the
+    code that a pickle contains. With this replacement, the original loads every checkpoint with ``weights_only=True``.
+    Nothing changes with versions of torch before 2.6, which have no list of allowed types.
+
+    Unlike the repairs, this replacement cannot be switched off.
     """
     with weights_only():
-        return original_load_checkpoint_to_cpu(*args, **kwargs)
+        return original(*args, **kwargs)
 
 
 @contextlib.contextmanager
 def weights_only() -> Iterator[None]:
-    """Makes torch.load safe in the body of a with statement, whatever its caller asks for."""
+    """Lets ``torch.load`` load only weights in the body of a with statement, even if its caller wants it to load code.
+
+    For this time, ``torch.load`` is replaced. Nothing changes with versions of torch before 2.6.
+    """
     original_load = torch.load
 
     def safe_load(*args: Any, **kwargs: Any) -> Any:
@@ -52,10 +57,13 @@ def weights_only() -> Iterator[None]:
     versions="all versions",
 )
 def allow_checkpoint_types() -> bool:
-    """Allows torch's safe loader to load types of fairseq's checkpoints that only hold values.
+    """Allows torch's safe loader to load two kinds of harmless values that fairseq's checkpoints contain.
 
-    These are the Namespace in the checkpoint of a stock model, and the numpy arrays that ``--eval-bleu`` logs. Without
-    the repair, loading ends in an UnpicklingError about ``weights_only=True``.
+    The checkpoint of a stock model contains an ``argparse.Namespace``, and ``--eval-bleu`` logs numpy arrays. Without
+    the repair, loading them ends in an UnpicklingError about ``weights_only=True``.
+
+    Returns:
+        True if the types are allowed now; False if they were allowed before, or if this torch has no list of types.
     """
     if not has_allow_list() or argparse.Namespace in torch.serialization.get_safe_globals():
         return False
@@ -64,20 +72,25 @@ def allow_checkpoint_types() -> bool:
 
 
 def numpy_types() -> list[Any]:
-    """Returns the types and functions of which a pickled numpy array or number consists."""
+    """Returns the types and functions that a pickled numpy array or number refers to.
+
+    The list is for ``torch.serialization.add_safe_globals``. An entry is a type or function, or a pair of a function
+    and the name by which a pickle refers to it.
+    """
     types: list[Any] = [np.ndarray, np.dtype, type(np.dtype("int64")), type(np.dtype("float64"))]
+    # the functions that pickle calls to make an array and a number again
     make_array: Any = np.zeros(1).__reduce__()[0]
     make_number: Any = np.float64(0).__reduce__()[0]
     for function in (make_array, make_number):
         types.append(function)
-        # A pickle has the function's module, whose name depends on the numpy that wrote the file.
+        # The module of these functions has another name in numpy 1 than in numpy 2, and the file may be of either.
         types.append((function, f"numpy.core.multiarray.{function.__name__}"))
         types.append((function, f"numpy._core.multiarray.{function.__name__}"))
     return types
 
 
 def config_types() -> list[Any]:
-    """Returns the types of which a config of fairseq consists and that torch's safe loader does not know."""
+    """Returns the types that the configuration in a checkpoint of fairseq consists of, for torch's safe loader."""
     return [
         omegaconf.DictConfig,
         omegaconf.ListConfig,
@@ -98,13 +111,14 @@ def config_types() -> list[Any]:
     fairseq.distributed.utils,
     symptom="Several processes cannot resume with torch >= 2.6: they end in an UnpicklingError",
     versions="all versions",
-    where=has_allow_list,
+    is_needed=has_allow_list,
 )
-def allow_config_in_broadcast(original_broadcast_object: Any, *args: Any, **kwargs: Any) -> Any:
-    """Replaces fairseq's ``broadcast_object`` with one that may unpickle the types of a config.
+def allow_config_in_broadcast(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Replaces ``fairseq.distributed.utils.broadcast_object`` (``original``): allows it to unpickle a configuration.
 
-    When a training of several processes is resumed, the first process broadcasts the checkpoint with its config. The
-    types of the config are allowed only for the broadcast, never for a file.
+    When a training in several processes is resumed, the first process sends the checkpoint to the others, together with
+    its configuration. Without the repair, torch's safe loader refuses the types of the configuration. They are allowed
+    only here, because the sender is trusted, and never in files.
     """
     with torch.serialization.safe_globals(config_types()):
-        return original_broadcast_object(*args, **kwargs)
+        return original(*args, **kwargs)

@@ -1,5 +1,6 @@
 """Makes fairseq's own encoder usable at inference: the stock Transformer is the baseline of every comparison."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch.nn as nn
@@ -13,12 +14,13 @@ from ..repairs import repair
     HostLayer,
     symptom='A stock model translates nothing: "Mask Type should be defined"',
     versions="0.12.2 with torch >= 1.13; its issue #4899",
-    where=lambda: has_fast_path(HostLayer),
+    is_needed=lambda: has_fast_path(HostLayer),
 )
-def leave_the_fast_path(original_init: Any, self: nn.Module, *args: Any, **kwargs: Any) -> None:
-    """Replaces the ``__init__`` of fairseq's encoder layer with one that turns the layer's fast path off.
+def leave_the_fast_path(original: Callable[..., Any], self: nn.Module, *args: Any, **kwargs: Any) -> None:
+    """Replaces ``TransformerEncoderLayerBase.__init__`` (``original``): switches the layer's fast path off.
 
-    Layers take the fast path at inference. It accepts padding only on the right, but sources are padded on the left.
+    fairseq's encoder layers take the fast path (BetterTransformer) at inference. It accepts padding only on the right,
+    but fairseq pads source sentences on the left, so the fast path ends in an error.
     """
-    original_init(self, *args, **kwargs)
+    original(self, *args, **kwargs)
     self.can_use_fastpath = False  # type: ignore[assignment]

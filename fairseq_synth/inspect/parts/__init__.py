@@ -8,5 +8,6 @@
 `lengths`       loss and BLEU by sentence length
 ==============  =======================================================================
 
-Each has a function `measure`, which adds its figures to a `Subject`, and `cost`, which says how much it computes.
+Each has a function `measure`, which adds its results to an `Inspection`, and `describe_cost`, which returns how much
+`measure` computes.
 """

@@ -1,4 +1,4 @@
-"""Logits and attention weights on data, by head and by position, and those of a few single sentences."""
+"""Measures logits and attention weights on data: by head, by position, and of a few single sentences."""
 
 from typing import Any, NamedTuple
 
@@ -7,12 +7,12 @@ import torch.nn as nn
 from torch import Tensor
 
 from ..attentions import attentions, find_stacks
-from ..checkpoints import Batch, Loaded
+from ..checkpoints import Batch, Loaded, list_inputs, stack_tokens
 from ..histograms import add_histograms
+from ..inspection import Inspection, Results, round_floats, to_thousandths
 from ..measure import cumulative_singular_values, describe_weights, sentence_weights, word_dependence
 from ..passes import SentenceReading, padding_index, progress, read_sentences
 from ..positional import MeanByPosition
-from ..subject import INPUTS, Figures, Subject, in_thousandths, rounded
 
 HISTOGRAM_VALUES = 2000  # of each attention and sentence
 SHOWN_SENTENCES = 3
@@ -21,44 +21,58 @@ LONGEST_SHOWN = 16  # tokens of a sentence that fits a picture
 Samples = dict[str, dict[str, Tensor]]  # {logits or weights: {attention: values for a histogram}}
 
 
-class SentenceInBatch(NamedTuple):
-    """Where a sentence is."""
-
-    is_long: bool  # too long for a picture
-    number: int  # in the data
-    batch: Batch
-    batch_row: int
+def describe_cost(inspection: Inspection) -> str:
+    """Returns how much `measure` computes for a model, as a text for the user."""
+    num_passes = 2 if inspection.initial_model is None else 3
+    num_sentences = len(inspection.sentence_indices)
+    return f"{num_passes} passes over {num_sentences:,} sentences, and the singular values of every head"
 
 
-def cost(subject: Subject) -> str:
-    """Returns how much `measure` computes."""
-    passes = 2 if subject.initial is None else 3
-    return f"{passes} passes over {len(subject.order):,} sentences, and the singular values of every head"
+def measure(inspection: Inspection) -> None:
+    """Measures the attention of a model on the data, and adds the results to the inspection.
 
-
-def measure(subject: Subject) -> None:
-    """Adds where each head looks, histograms of logits and weights, and the weights for a few single sentences."""
-    pad = padding_index(subject.loaded)
-    trained = read_heads(subject, pad)
-    initial: Samples = {"logits": {}, "weights": {}}
-    if subject.initial is not None:
-        initial = sample_values(subject.initial, subject.sample, pad, "initial attention")
+    Each attention gets metrics that say where its heads look, its mean weights, and histograms of its logits and
+    weights. The results of the model get ``sentences``, the weights for a few single sentences.
+    """
+    pad = padding_index(inspection.loaded)
+    trained_values = read_heads(inspection, pad)
+    initial_values: Samples = {"logits": {}, "weights": {}}
+    if inspection.initial_model is not None:
+        initial_values = sample_values(inspection.initial_model, inspection.batches, pad, "initial attention")
     for kind in ("logits", "weights"):
-        add_histograms(subject.attention_figures, kind, trained[kind], initial[kind])
-    subject.figures["sentences"] = single_sentences(subject, pad)
+        add_histograms(inspection.attention_results, kind, trained_values[kind], initial_values[kind])
+    inspection.results["sentences"] = read_single_sentences(inspection, pad)
 
 
-def measure_without_data(attention_figures: dict[str, Figures], model: nn.Module, positions: int) -> None:
-    """Adds where each head looks and its pattern, for attentions whose functions never look at the input."""
+# ---- without data
+
+
+def measure_without_data(attention_results: dict[str, Results], model: nn.Module, positions: int) -> None:
+    """Measures those attentions of a model whose weights do not depend on the input.
+
+    Args:
+        attention_results: {attention: its results}. These attentions get metrics that say where their heads look,
+            cumulative singular values, and their weights as ``pattern``.
+        model: the model.
+        positions: for how many tokens the weights are computed.
+    """
     for name, weights in weights_without_input(model, positions).items():
-        figures = attention_figures[name]
-        figures.update(rounded(describe_weights(weights)))
-        figures["singular_values"] = rounded(cumulative_singular_values(weights))
-        figures["pattern"] = in_thousandths(weights)
+        results = attention_results[name]
+        results.update(round_floats(describe_weights(weights)))
+        results["singular_values"] = round_floats(cumulative_singular_values(weights))
+        results["pattern"] = to_thousandths(weights)
 
 
 def weights_without_input(model: nn.Module, positions: int) -> dict[str, Tensor]:
-    """Returns {attention: softmax(S) (H, T, T)}, of functions that never look at the input, for at most T tokens."""
+    """Returns the weights of those attentions of a model whose weights do not depend on the input.
+
+    Args:
+        model: the model.
+        positions: for how many tokens. There are fewer if the model takes no more.
+
+    Returns:
+        {attention: weights (H, T, T)}.
+    """
     stacks = find_stacks(model)
     result = {}
     for attention in attentions(model):
@@ -69,143 +83,225 @@ def weights_without_input(model: nn.Module, positions: int) -> dict[str, Tensor]
     return result
 
 
+# ---- values for histograms
+
+
 class ValueSampler:
-    """Draws logits and weights for histograms at random from the cells that a row sees."""
+    """Draws logits and weights at random for histograms, alike from all columns that a row may see."""
 
     def __init__(self) -> None:
-        """Starts without a value, and with the same random numbers every time."""
+        """Starts without a value. The random numbers are the same every time."""
         self.generator = torch.Generator().manual_seed(0)
         self.values: dict[str, dict[str, list[Tensor]]] = {"logits": {}, "weights": {}}
 
     def add(self, reading: SentenceReading, weights: Tensor) -> None:
-        """Draws values of one attention and sentence."""
+        """Draws logits of one attention for one sentence, and the weights at the same places.
+
+        Args:
+            reading: the logits (H, T, S).
+            weights: (H, T, S).
+        """
         visible = torch.ones_like(weights, dtype=torch.bool)
         if reading.causal:
             visible = visible.tril()
-        chosen = torch.randperm(int(visible.sum()), generator=self.generator)[:HISTOGRAM_VALUES]
-        for kind, matrix in (("logits", reading.logits), ("weights", weights)):
-            by_attention = self.values[kind]
-            by_attention.setdefault(reading.attention.name, []).append(matrix[visible][chosen])
+        num_visible = int(visible.sum())
+        chosen = torch.randperm(num_visible, generator=self.generator)[:HISTOGRAM_VALUES]
+        name = reading.attention.name
+        self.values["logits"].setdefault(name, []).append(reading.logits[visible][chosen])
+        self.values["weights"].setdefault(name, []).append(weights[visible][chosen])
 
     def samples(self) -> Samples:
-        """Returns all values drawn."""
+        """Returns all values that were drawn: {``logits`` or ``weights``: {attention: values}}."""
         result: Samples = {}
-        for kind, by_attention in self.values.items():
-            result[kind] = {name: torch.cat(values) for name, values in by_attention.items()}
+        for kind, values_by_attention in self.values.items():
+            result[kind] = {name: torch.cat(values) for name, values in values_by_attention.items()}
         return result
 
 
-def sample_values(model: nn.Module, sample: list[Batch], pad: int, title: str) -> Samples:
-    """Runs a model on the data and returns values of its logits and weights for histograms."""
+def sample_values(model: nn.Module, batches: list[Batch], pad: int, title: str) -> Samples:
+    """Runs a model on the data and draws values of its logits and weights for histograms.
+
+    Args:
+        model: the model, in eval mode.
+        batches: the data.
+        pad: the index of padding.
+        title: the text beside the progress bar.
+
+    Returns:
+        {``logits`` or ``weights``: {attention: values}}.
+    """
     sampler = ValueSampler()
 
     def read(reading: SentenceReading) -> None:
         sampler.add(reading, sentence_weights(reading.logits, reading.causal))
 
-    for batch in progress(sample, title):
+    for batch in progress(batches, title):
         read_sentences(model, batch, pad, read)
     return sampler.samples()
 
 
-class HeadSums:
-    """Sums over the sentences of figures of each head."""
+# ---- metrics of heads
+
+
+class HeadMetrics:
+    """Collects metrics, mean weights and mean logits of all heads, attention by attention and sentence by sentence."""
 
     def __init__(self) -> None:
         """Starts without a sentence."""
-        self.by_attention: dict[str, dict[str, Tensor]] = {}
+        self.sums: dict[str, dict[str, Tensor]] = {}  # {attention: {metric: its sum over the sentences}}
+        self.mean_weights: dict[str, MeanByPosition] = {}  # {attention: its weights}
+        self.mean_logits: dict[str, MeanByPosition] = {}  # {attention: its logits}
 
-    def add(self, attention: str, figures: dict[str, Tensor]) -> None:
-        """Adds the figures of one attention and sentence."""
-        sums = self.by_attention.setdefault(attention, {})
-        for name, value in figures.items():
-            sums[name] = sums[name] + value if name in sums else value
+    def add_sentence(self, reading: SentenceReading, weights: Tensor) -> None:
+        """Adds what is measured in a first pass over the data, for one attention and sentence.
 
-
-def read_heads(subject: Subject, pad: int) -> Samples:
-    """Adds what `measure.describe_weights` returns, singular values, word dependence and patterns of each attention.
-
-    Returns:
-        values of logits and weights for histograms.
-    """
-    sampler = ValueSampler()
-    mean_weights: dict[str, MeanByPosition] = {}
-    mean_logits: dict[str, MeanByPosition] = {}
-    sums = HeadSums()
-
-    def read(reading: SentenceReading) -> None:
+        Args:
+            reading: the logits (H, T, S).
+            weights: (H, T, S).
+        """
         name = reading.attention.name
-        weights = sentence_weights(reading.logits, reading.causal)
-        sampler.add(reading, weights)
-        mean_weights.setdefault(name, MeanByPosition()).add(weights)
-        mean_logits.setdefault(name, MeanByPosition()).add(reading.logits)
-        sums.add(name, describe_weights(weights))
-        sums.add(name, {"singular_values": cumulative_singular_values(weights)})
+        self.mean_weights.setdefault(name, MeanByPosition()).add(weights)
+        self.mean_logits.setdefault(name, MeanByPosition()).add(reading.logits)
+        self.add_metrics(name, describe_weights(weights))
+        self.add_metrics(name, {"singular_values": cumulative_singular_values(weights)})
 
-    def compare_with_mean(reading: SentenceReading) -> None:
+    def add_word_dependence(self, reading: SentenceReading) -> None:
+        """Adds what is measured in a second pass over the data, when the mean logits by position are known.
+
+        It is the distance of the weights of a sentence from the softmax of these mean logits.
+        """
         name = reading.attention.name
         rows, columns = reading.logits.shape[1:]
         weights = sentence_weights(reading.logits, reading.causal)
-        by_position = sentence_weights(mean_logits[name].mean(rows, columns), reading.causal)
-        sums.add(name, {"word_dependence": word_dependence(weights, by_position)})
+        weights_by_position = sentence_weights(self.mean_logits[name].mean(rows, columns), reading.causal)
+        self.add_metrics(name, {"word_dependence": word_dependence(weights, weights_by_position)})
 
-    model = subject.loaded.model
-    for batch in progress(subject.sample, "trained attention"):
+    def add_metrics(self, attention: str, metrics: dict[str, Tensor]) -> None:
+        """Adds {metric: values} of one attention and sentence to the sums."""
+        sums = self.sums.setdefault(attention, {})
+        for metric, values in metrics.items():
+            if metric in sums:
+                sums[metric] = sums[metric] + values
+            else:
+                sums[metric] = values
+
+
+def read_heads(inspection: Inspection, pad: int) -> Samples:
+    """Measures all heads of the trained model on the data, and adds the results to those of the attentions.
+
+    These are the metrics of `describe_weights`, cumulative singular values and the dependence on words, as means over
+    the sentences; and the mean weights by position as ``pattern``.
+
+    Args:
+        inspection: the inspection, with data.
+        pad: the index of padding.
+
+    Returns:
+        values for histograms: {``logits`` or ``weights``: {attention: values}}.
+    """
+    model = inspection.loaded.model
+    metrics = HeadMetrics()
+    sampler = ValueSampler()
+
+    def read(reading: SentenceReading) -> None:
+        weights = sentence_weights(reading.logits, reading.causal)
+        sampler.add(reading, weights)
+        metrics.add_sentence(reading, weights)
+
+    for batch in progress(inspection.batches, "trained attention"):
         read_sentences(model, batch, pad, read)
-    for batch in progress(subject.sample, "words or positions"):
-        read_sentences(model, batch, pad, compare_with_mean)
-    num_sentences = sum(len(batch["id"]) for batch in subject.sample)
-    positions = subject.options.positions
-    for name, head_sums in sums.by_attention.items():
-        figures = subject.attention_figures[name]
-        for figure, total in head_sums.items():
-            figures[figure] = rounded(total / num_sentences)
-        figures["pattern"] = in_thousandths(mean_weights[name].mean(positions, positions))
-    # functions that never look at the input have a pattern that no sentence's length cuts
-    for name, weights in weights_without_input(model, positions).items():
-        subject.attention_figures[name]["pattern"] = in_thousandths(weights)
+    for batch in progress(inspection.batches, "words or positions"):
+        read_sentences(model, batch, pad, metrics.add_word_dependence)
+    add_head_results(inspection, metrics)
     return sampler.samples()
 
 
-def single_sentences(subject: Subject, pad: int) -> list[Figures]:
+def add_head_results(inspection: Inspection, metrics: HeadMetrics) -> None:
+    """Adds the means of collected metrics, and mean weights as ``pattern``, to the results of each attention."""
+    num_sentences = sum(len(batch["id"]) for batch in inspection.batches)
+    positions = inspection.options.positions
+    for name, sums in metrics.sums.items():
+        results = inspection.attention_results[name]
+        for metric, total in sums.items():
+            results[metric] = round_floats(total / num_sentences)
+        results["pattern"] = to_thousandths(metrics.mean_weights[name].mean(positions, positions))
+    # Weights that do not depend on the input are shown for all positions, not only for those that a sentence has.
+    for name, weights in weights_without_input(inspection.loaded.model, positions).items():
+        inspection.attention_results[name]["pattern"] = to_thousandths(weights)
+
+
+# ---- single sentences
+
+
+class SentenceInBatch(NamedTuple):
+    """A sentence of the data, and where it is. Sentences that fit a picture are sorted before longer ones."""
+
+    is_long: bool  # too long for a picture
+    number: int  # in the data
+    batch: Batch
+    batch_row: int
+
+
+def read_single_sentences(inspection: Inspection, pad: int) -> list[Results]:
     """Returns the tokens and the weights of every attention for a few single sentences.
 
     They are the first sentences of the data that fit a picture.
+
+    Args:
+        inspection: the inspection, with data.
+        pad: the index of padding.
     """
     candidates = []
-    for batch in subject.sample:
+    for batch in inspection.batches:
         for batch_row, number in enumerate(batch["id"].tolist()):
-            is_long = count_tokens(batch, batch_row, pad) > LONGEST_SHOWN
+            is_long = count_longer_side(batch, batch_row, pad) > LONGEST_SHOWN
             candidates.append(SentenceInBatch(is_long, number, batch, batch_row))
     candidates.sort(key=lambda sentence: (sentence.is_long, sentence.number))
-    return [sentence_figures(subject.loaded, sentence, pad) for sentence in candidates[:SHOWN_SENTENCES]]
+    return [read_single_sentence(inspection.loaded, sentence, pad) for sentence in candidates[:SHOWN_SENTENCES]]
 
 
-def sentence_figures(loaded: Loaded, sentence: SentenceInBatch, pad: int) -> Figures:
-    """Returns the number, the tokens and the attention weights of one sentence."""
+def read_single_sentence(loaded: Loaded, sentence: SentenceInBatch, pad: int) -> Results:
+    """Runs a model on the batch of a sentence, and returns the sentence's tokens and attention weights.
+
+    Args:
+        loaded: the model, with data.
+        sentence: the sentence.
+        pad: the index of padding.
+
+    Returns:
+        ``number``, the sentence's place in the data; ``tokens``, {``encoder`` or ``decoder``: the tokens that it
+        reads}; ``weights``, {attention: (H, T, S), in thousandths}.
+    """
     weights: dict[str, Any] = {}
 
     def read(reading: SentenceReading) -> None:
         if reading.batch_row == sentence.batch_row:
             head_weights = sentence_weights(reading.logits, reading.causal)
-            weights[reading.attention.name] = in_thousandths(head_weights)
+            weights[reading.attention.name] = to_thousandths(head_weights)
 
-    tokens = read_sentences(loaded.model, sentence.batch, pad, read)
-    words = {stack: token_names(loaded, stack, rows[sentence.batch_row], pad) for stack, rows in tokens.items()}
-    return {"number": sentence.number, "tokens": words, "weights": weights}
-
-
-def count_tokens(batch: Batch, batch_row: int, pad: int) -> int:
-    """Returns the number of tokens of a sentence, of its longer side."""
-    counts = []
-    for name in INPUTS:
-        if name in batch["net_input"]:
-            counts.append(int(batch["net_input"][name][batch_row].ne(pad).sum()))
-    return max(counts)
+    read_sentences(loaded.model, sentence.batch, pad, read)
+    tokens = {}
+    for stack in find_stacks(loaded.model):
+        token_indices = stack_tokens(sentence.batch, stack)[sentence.batch_row]
+        tokens[stack] = write_tokens(loaded, stack, token_indices, pad)
+    return {"number": sentence.number, "tokens": tokens, "weights": weights}
 
 
-def token_names(loaded: Loaded, stack: str, tokens: Tensor, pad: int) -> list[str]:
-    """Returns the tokens of a sentence as the dictionary writes them."""
+def count_longer_side(batch: Batch, batch_row: int, pad: int) -> int:
+    """Returns the number of tokens of a sentence or of its translation, whichever is longer, without padding."""
+    return max(int(tokens[batch_row].ne(pad).sum()) for tokens in list_inputs(batch))
+
+
+def write_tokens(loaded: Loaded, stack: str, token_indices: Tensor, pad: int) -> list[str]:
+    """Returns the tokens of a sentence as the dictionary writes them, without padding.
+
+    Args:
+        loaded: the model, whose task has the dictionaries.
+        stack: ``encoder`` or ``decoder``, which reads the tokens.
+        token_indices: (T,).
+        pad: the index of padding.
+    """
     dictionary = loaded.task.source_dictionary
     if stack == "decoder" and loaded.task.target_dictionary:
         dictionary = loaded.task.target_dictionary
-    return [dictionary[token] for token in tokens.tolist() if token != pad]
+    return [dictionary[index] for index in token_indices.tolist() if index != pad]

@@ -1,152 +1,213 @@
-"""How much each head matters: to the loss alone, and as more and more heads are removed."""
+"""Measures how much each head matters: to the loss alone, and as more and more heads are removed."""
 
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from ..attentions import Attention, Head, attentions
 from ..bleu import can_translate, compute_bleu
 from ..checkpoints import Batch, Loaded
 from ..hooks import masked_heads, removed_heads
+from ..inspection import Inspection, Options, Results, round_floats
 from ..measure import removal_order, removal_steps
 from ..passes import build_criterion, count_targets, loss, progress
-from ..subject import Figures, Options, Subject, rounded
 
 
 class Removal(NamedTuple):
-    """One step of removing heads: the heads of a group that are gone."""
+    """One step of removing heads of a kind of attention."""
 
-    group: str
-    heads: list[Head]
-    share: float  # of the group's heads
+    group: str  # the kind of attention: encoder.self, decoder.self or decoder.cross
+    heads: list[Head]  # all heads that are removed at this step
+    share: float  # their share of the heads of this kind
 
 
 class Quality(NamedTuple):
-    """What a model reaches."""
+    """The loss and the BLEU of a model; BLEU is None if the model does not translate."""
 
     loss: float  # bits
     bleu: float | None
-    signature: str | None
+    signature: str | None  # of BLEU
 
 
-def cost(subject: Subject) -> str:
-    """Returns how much `measure` computes."""
-    all_attentions = attentions(subject.loaded.model)
-    num_heads = sum(attention.num_heads for attention in all_attentions)
-    heads_of_group: dict[str, int] = {}
-    for attention in all_attentions:
-        heads_of_group[attention.group] = heads_of_group.get(attention.group, 0) + attention.num_heads
+def describe_cost(inspection: Inspection) -> str:
+    """Returns how much `measure` computes for a model, as a text for the user."""
+    num_heads = sum(attention.num_heads for attention in attentions(inspection.loaded.model))
+    num_removals = count_removals(inspection)
+    passes_for_importance = 2 + num_heads  # for the gradient, for the loss with all heads, and without each head
+    passes_for_removals = 1 + num_removals  # with all heads, and with fewer and fewer heads
+    num_passes = passes_for_importance + passes_for_removals
+    cost = f"{num_passes} passes over {len(inspection.sentence_indices):,} sentences"
+    if can_translate(inspection.loaded):
+        cost += f", and {passes_for_removals} translations of them"
+    return cost
+
+
+def count_removals(inspection: Inspection) -> int:
+    """Returns in how many steps heads are removed, over all kinds of attention."""
+    num_heads_by_group: dict[str, int] = {}
+    for attention in attentions(inspection.loaded.model):
+        num_heads_by_group[attention.group] = num_heads_by_group.get(attention.group, 0) + attention.num_heads
     num_removals = 0
-    for size in heads_of_group.values():
-        num_removals += len(removal_steps(size, subject.options.steps)) - 1  # the first step removes nothing
-    passes = 2 + num_heads + 1 + num_removals  # gradient, all heads; without each head; all heads, without some
-    text = f"{passes} passes over {len(subject.order):,} sentences"
-    if can_translate(subject.loaded):
-        text += f", and {1 + num_removals} translations of them"
-    return text
+    for num_heads in num_heads_by_group.values():
+        steps = removal_steps(num_heads, inspection.options.steps)
+        num_removals += len(steps) - 1  # the first step removes nothing
+    return num_removals
 
 
-def measure(subject: Subject) -> None:
-    """Adds the importance of each head, and loss and BLEU as more and more heads are removed."""
-    importance = head_importance(subject.loaded, subject.sample)
-    for name, figures in importance.items():
-        subject.attention_figures[name].update(rounded(figures))
-    subject.figures["removal"] = removal_curves(subject)
+def measure(inspection: Inspection) -> None:
+    """Measures how much each head matters, and adds the results to the inspection.
+
+    Each attention gets ``gradient`` and ``left_out``, the importance of its heads. The results of the model get
+    ``removal``, loss and BLEU as more and more heads are removed.
+    """
+    importance = head_importance(inspection.loaded, inspection.batches)
+    for name, importance_of_heads in importance.items():
+        inspection.attention_results[name].update(round_floats(importance_of_heads))
+    inspection.results["removal"] = measure_removals(inspection)
 
 
-def head_importance(loaded: Loaded, sample: list[Batch]) -> dict[str, dict[str, list[float]]]:
-    """Returns how much each head matters to the loss.
+# ---- importance
+
+
+def head_importance(loaded: Loaded, batches: list[Batch]) -> dict[str, dict[str, list[float]]]:
+    """Returns how much each head matters to the loss, by two measures.
+
+    Args:
+        loaded: the model, with data.
+        batches: the data.
 
     Returns:
-        {attention: ``gradient``, the mean over the sentences of the absolute derivative of the training's loss with
-        respect to a factor of 1 on the head (Michel et al. 2019, arXiv 1905.10650, eq. 2), in nats; ``left_out``, by
-        how much the loss grows without the head, in bits}. Both are by token, for an encoder by masked token or
-        example.
+        {attention: {``gradient``: the derivative of the loss with respect to a factor of 1 on each head, in nats, see
+        `importance_by_gradient`; ``left_out``: by how much the loss grows without each head, in bits}}. Both are by
+        token, for an encoder by masked token or example.
     """
-    importance = {}
-    for name, gradient in importance_by_gradient(loaded, sample).items():
-        importance[name] = {"gradient": gradient, "left_out": []}
-    loss_of_all = loss(loaded, sample)
-    heads = [head for attention in attentions(loaded.model) for head in attention.heads()]
-    for head in progress(heads, "importance by leaving out"):
-        with removed_heads(loaded.model, [head]):
-            increase = loss(loaded, sample) - loss_of_all
-        importance[head.attention]["left_out"].append(increase)
-    return importance
+    gradients = importance_by_gradient(loaded, batches)
+    increases = importance_by_leaving_out(loaded, batches)
+    return {name: {"gradient": gradients[name], "left_out": increases[name]} for name in gradients}
 
 
-def importance_by_gradient(loaded: Loaded, sample: list[Batch]) -> dict[str, list[float]]:
-    """Returns {attention: the importance of each head by the gradient}, see `head_importance`."""
+def importance_by_gradient(loaded: Loaded, batches: list[Batch]) -> dict[str, list[float]]:
+    """Returns how strongly the loss would change if the output of each head were multiplied by a factor.
+
+    For each sentence, this is the absolute derivative of the loss with respect to the factor, where the factor is 1
+    (Michel et al. 2019, arXiv 1905.10650, eq. 2). The loss is the one that the model was trained with. The sum over the
+    sentences is divided by the number of tokens, or for an encoder of masked tokens or examples.
+
+    Args:
+        loaded: the model, with data.
+        batches: the data.
+
+    Returns:
+        {attention: the importance of each head, in nats}.
+    """
     model = loaded.model
     criterion = build_criterion(loaded)
     all_attentions = attentions(model)
     sums = {attention.name: torch.zeros(attention.num_heads) for attention in all_attentions}
     num_targets = 0
-    for batch in progress(sample, "importance by gradient"):
-        masks = make_masks(all_attentions, batch)
+    for batch in progress(batches, "importance by gradient"):
+        masks = make_masks_of_ones(all_attentions, num_sentences=len(batch["id"]))
         with masked_heads(model, masks):
-            value, sample_size, log = criterion(model, batch)
-        # the gradient is None for an encoder that the decoder does not attend to
-        gradients = torch.autograd.grad(value, list(masks.values()), allow_unused=True)
-        num_targets += count_targets(sample_size, log)
-        for name, gradient in zip(masks, gradients):
+            training_loss, sample_size, log = criterion(model, batch)
+        # The gradient is None for an encoder that the decoder does not attend to.
+        gradients = torch.autograd.grad(training_loss, list(masks.values()), allow_unused=True)
+        for name, gradient in zip(masks, gradients):  # (B, H)
             if gradient is not None:
                 sums[name] += gradient.abs().sum(dim=0)
+        num_targets += count_targets(sample_size, log)
     return {name: (total / num_targets).tolist() for name, total in sums.items()}
 
 
-def make_masks(all_attentions: list[Attention], batch: Batch) -> dict[str, torch.Tensor]:
-    """Returns {attention: a factor of 1 for each sentence and head (B, H)}, which require gradients."""
-    bsz = len(batch["id"])
+def make_masks_of_ones(all_attentions: list[Attention], num_sentences: int) -> dict[str, Tensor]:
+    """Returns {attention: a factor of 1 for each sentence and head, (B, H), whose gradient can be computed}."""
     masks = {}
     for attention in all_attentions:
-        masks[attention.name] = torch.ones(bsz, attention.num_heads, requires_grad=True)
+        masks[attention.name] = torch.ones(num_sentences, attention.num_heads, requires_grad=True)
     return masks
 
 
-def removal_curves(subject: Subject) -> Figures:
-    """Returns loss, and for a translation BLEU, as more heads are removed, the least important by gradient first.
+def importance_by_leaving_out(loaded: Loaded, batches: list[Batch]) -> dict[str, list[float]]:
+    """Returns by how much the loss grows when each head alone is removed.
+
+    Args:
+        loaded: the model, with data.
+        batches: the data on which the loss is measured.
 
     Returns:
-        ``groups``, {group: ``share`` of its heads removed, ``loss`` in bits, ``bleu`` or None for each step};
-        ``signature`` of BLEU and the ``beam``, or None.
+        {attention: the increase without each of its heads, in bits}.
     """
-    loaded = subject.loaded
+    loss_with_all_heads = loss(loaded, batches)
+    heads: list[Head] = []
+    for attention in attentions(loaded.model):
+        heads += attention.heads()
+    increases: dict[str, list[float]] = {}
+    for head in progress(heads, "importance by leaving out"):
+        with removed_heads(loaded.model, [head]):
+            increase = loss(loaded, batches) - loss_with_all_heads
+        increases.setdefault(head.attention, []).append(increase)
+    return increases
+
+
+# ---- removing heads
+
+
+def measure_removals(inspection: Inspection) -> Results:
+    """Measures loss and BLEU as more and more heads are removed, the least important by gradient first.
+
+    This is done for each kind of attention alone. BLEU is measured only for models that translate.
+
+    Returns:
+        ``groups``, {kind of attention, such as ``encoder.self``: {``share`` of its heads that are removed, ``loss`` in
+        bits, ``bleu`` or None: a value for each step}}; ``signature`` of BLEU, and the ``beam``, or None.
+    """
+    loaded = inspection.loaded
     curves: dict[str, dict[str, list[Any]]] = {}
-    quality_of_all = quality_without(loaded, subject.sample, [], subject.options)
-    for removal in progress(plan_removals(subject), "removing heads"):
-        quality = quality_of_all
+    quality_with_all_heads = measure_quality(loaded, inspection.batches, [], inspection.options)
+    for removal in progress(plan_removals(inspection), "removing heads"):
         if removal.heads:
-            quality = quality_without(loaded, subject.sample, removal.heads, subject.options)
+            quality = measure_quality(loaded, inspection.batches, removal.heads, inspection.options)
+        else:
+            quality = quality_with_all_heads
         curve = curves.setdefault(removal.group, {"share": [], "loss": [], "bleu": []})
         curve["share"].append(removal.share)
         curve["loss"].append(quality.loss)
         curve["bleu"].append(quality.bleu)
     return {
-        "groups": rounded(curves),
-        "signature": quality_of_all.signature,
-        "beam": subject.options.beam if can_translate(loaded) else None,
+        "groups": round_floats(curves),
+        "signature": quality_with_all_heads.signature,
+        "beam": inspection.options.beam if can_translate(loaded) else None,
     }
 
 
-def plan_removals(subject: Subject) -> list[Removal]:
-    """Returns all steps of removing heads, group by group, by the importance that is measured already."""
-    importance: dict[str, dict[str, list[float]]] = {}
-    for name, figures in subject.attention_figures.items():
-        importance.setdefault(figures["group"], {})[name] = figures["gradient"]
+def plan_removals(inspection: Inspection) -> list[Removal]:
+    """Returns all steps of removing heads, for one kind of attention after the other.
+
+    The heads are sorted by ``gradient``, their importance, which has to be among the results of each attention already.
+    """
+    importance_by_group: dict[str, dict[str, list[float]]] = {}
+    for name, results in inspection.attention_results.items():
+        importance_by_group.setdefault(results["group"], {})[name] = results["gradient"]
     removals = []
-    for group, by_attention in importance.items():
-        order = removal_order(by_attention)
-        for count in removal_steps(len(order), subject.options.steps):
-            removals.append(Removal(group, order[:count], count / len(order)))
+    for group, importance in importance_by_group.items():
+        heads = removal_order(importance)
+        for count in removal_steps(len(heads), inspection.options.steps):
+            removals.append(Removal(group, heads=heads[:count], share=count / len(heads)))
     return removals
 
 
-def quality_without(loaded: Loaded, sample: list[Batch], heads: list[Head], options: Options) -> Quality:
-    """Returns what a model reaches without some heads."""
+def measure_quality(loaded: Loaded, batches: list[Batch], heads: list[Head], options: Options) -> Quality:
+    """Returns the loss, and BLEU if the model translates, of a model without some heads.
+
+    Args:
+        loaded: the model, with data.
+        batches: the data.
+        heads: the heads that are removed.
+        options: have the size of the beam and the kind of subwords.
+    """
     with removed_heads(loaded.model, heads):
-        value = loss(loaded, sample)
+        loss_in_bits = loss(loaded, batches)
         if not can_translate(loaded):
-            return Quality(value, None, None)
-        bleu = compute_bleu(loaded, sample, options.beam, options.remove_bpe)
-    return Quality(value, bleu.score, bleu.signature)
+            return Quality(loss_in_bits, bleu=None, signature=None)
+        bleu = compute_bleu(loaded, batches, options.beam, options.remove_bpe)
+    return Quality(loss_in_bits, bleu=bleu.score, signature=bleu.signature)

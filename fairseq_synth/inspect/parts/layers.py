@@ -1,4 +1,4 @@
-"""Rank of the layers: how alike the tokens become, with and without skip connections and feed-forward layers."""
+"""Measures the rank of the layers: how alike the tokens become, with and without some branches of the layers."""
 
 import statistics
 from typing import NamedTuple
@@ -7,12 +7,12 @@ import torch
 import torch.nn as nn
 
 from ..checkpoints import Batch
-from ..hooks import LayerOutput, input_tokens, layer_outputs
+from ..hooks import LayerOutput, layer_outputs
+from ..inspection import Inspection, Results, round_floats
 from ..measure import rank_one_distances
-from ..passes import padding_index, progress
-from ..subject import Figures, Subject, rounded
+from ..passes import count_tokens, padding_index, progress
 
-SENTENCES = 64  # at least, if there are as many
+SENTENCES = 64  # how many are read at least, if there are as many
 
 
 class Branches(NamedTuple):
@@ -30,39 +30,42 @@ BRANCHES = {
 }
 
 
-class Distances(NamedTuple):
-    """How far the outputs of one layer for one sentence are from being alike; see `measure.rank_one_distances`."""
+class LayerDistances(NamedTuple):
+    """How far the tokens of one sentence are from being alike after one layer; see `measure.rank_one_distances`."""
 
+    stack: str  # encoder or decoder
+    layer: int
     equal_rows: float
     rank_one: float
 
 
-DistancesByLayer = dict[str, dict[int, list[Distances]]]  # {stack: {layer: of each sentence}}
+def describe_cost(inspection: Inspection) -> str:
+    """Returns how much `measure` computes for a model, as a text for the user."""
+    num_models = 1 if inspection.initial_model is None else 2
+    num_passes = len(BRANCHES) * num_models
+    num_sentences = min(SENTENCES, len(inspection.sentence_indices))
+    return f"{num_passes} passes over about {num_sentences} sentences"
 
 
-def cost(subject: Subject) -> str:
-    """Returns how much `measure` computes."""
-    sentences = min(SENTENCES, len(subject.order))
-    passes = len(BRANCHES) * (1 if subject.initial is None else 2)
-    return f"{passes} passes over about {sentences} sentences"
+def measure(inspection: Inspection) -> None:
+    """Measures how alike the tokens are after each layer, and adds this to the inspection as ``layers``.
+
+    It is measured for the trained model and, if it is known, for the model before its training.
+    """
+    pad = padding_index(inspection.loaded)
+    batches = choose_batches(inspection.batches)
+    results = {"trained": measure_model(inspection.loaded.model, batches, pad, "rank of layers, trained")}
+    if inspection.initial_model is not None:
+        results["initial"] = measure_model(inspection.initial_model, batches, pad, "rank of layers, initial")
+    inspection.results["layers"] = results
 
 
-def measure(subject: Subject) -> None:
-    """Adds the distances of each layer's output from equal rows and from rank one, trained and initial."""
-    pad = padding_index(subject.loaded)
-    sample = choose_batches(subject.sample)
-    layers = {"trained": rank_collapse(subject.loaded.model, sample, pad, "rank of layers, trained")}
-    if subject.initial is not None:
-        layers["initial"] = rank_collapse(subject.initial, sample, pad, "rank of layers, initial")
-    subject.figures["layers"] = layers
-
-
-def choose_batches(sample: list[Batch]) -> list[Batch]:
-    """Returns batches with at least `SENTENCES` sentences, beginning with sentences of middle length."""
-    middle = len(sample) // 2
+def choose_batches(batches: list[Batch]) -> list[Batch]:
+    """Returns so many batches that they have at least `SENTENCES` sentences, beginning with those of middle length."""
+    middle = len(batches) // 2
     chosen = []
     num_sentences = 0
-    for batch in sample[middle:] + sample[:middle]:
+    for batch in batches[middle:] + batches[:middle]:
         if num_sentences >= SENTENCES:
             break
         chosen.append(batch)
@@ -70,37 +73,67 @@ def choose_batches(sample: list[Batch]) -> list[Batch]:
     return chosen
 
 
-def rank_collapse(model: nn.Module, sample: list[Batch], pad: int, title: str) -> Figures:
-    """Returns how alike the tokens are after each layer, for each choice of branches.
+def measure_model(model: nn.Module, batches: list[Batch], pad: int, title: str) -> Results:
+    """Measures how alike the tokens are after each layer of a model, with and without some branches of the layers.
+
+    Args:
+        model: a Transformer of fairseq.
+        batches: the data.
+        pad: the index of padding.
+        title: the text beside the progress bar.
 
     Returns:
-        {stack: {name of the branches: {``equal_rows``, ``rank_one``: a mean over the sentences for each layer}}}.
+        {``encoder`` or ``decoder``: {the branches in use, a key of `BRANCHES`: {``equal_rows`` and ``rank_one``: the
+        distance after each layer, as a mean over the sentences}}}.
     """
-    result: Figures = {}
-    for name, branches in progress(BRANCHES.items(), title):
-        distances: DistancesByLayer = {}
-        for batch in sample:
-            add_distances(model, batch, pad, branches, distances)
-        for stack, layers in distances.items():
-            equal_rows = []
-            rank_one = []
-            for layer in sorted(layers):
-                equal_rows.append(statistics.fmean(sentence.equal_rows for sentence in layers[layer]))
-                rank_one.append(statistics.fmean(sentence.rank_one for sentence in layers[layer]))
-            result.setdefault(stack, {})[name] = rounded({"equal_rows": equal_rows, "rank_one": rank_one})
-    return result
+    results: Results = {}
+    for branches_name, branches in progress(BRANCHES.items(), title):
+        distances: list[LayerDistances] = []
+        for batch in batches:
+            distances += measure_batch(model, batch, pad, branches)
+        for stack in ("encoder", "decoder"):
+            distances_of_stack = [sentence for sentence in distances if sentence.stack == stack]
+            if distances_of_stack:
+                means = average_by_layer(distances_of_stack)
+                results.setdefault(stack, {})[branches_name] = round_floats(means)
+    return results
 
 
 @torch.no_grad()
-def add_distances(model: nn.Module, batch: Batch, pad: int, branches: Branches, distances: DistancesByLayer) -> None:
-    """Runs a model with some branches on a batch, and adds the distances of each sentence of two tokens or more."""
+def measure_batch(model: nn.Module, batch: Batch, pad: int, branches: Branches) -> list[LayerDistances]:
+    """Runs a model on a batch, and returns how alike the tokens of each sentence are after each layer.
+
+    Sentences of a single token are left out.
+
+    Args:
+        model: a Transformer of fairseq.
+        batch: its sentences are padded on the right.
+        pad: the index of padding.
+        branches: the branches of the layers that are in use.
+    """
     outputs: list[LayerOutput] = []
-    with input_tokens(model) as tokens, layer_outputs(model, outputs.append, branches.skip, branches.feed_forward):
+    with layer_outputs(model, outputs.append, skip=branches.skip, feed_forward=branches.feed_forward):
         model(**batch["net_input"])
+    distances = []
     for output in outputs:
-        lengths = tokens[output.stack].ne(pad).sum(dim=1).tolist()
-        for index, length in enumerate(lengths):
+        for batch_row, length in enumerate(count_tokens(batch, output.stack, pad)):
             if length > 1:
-                by_layer = distances.setdefault(output.stack, {})
-                sentence = Distances(*rank_one_distances(output.x[:length, index]))
-                by_layer.setdefault(output.layer, []).append(sentence)
+                equal_rows, rank_one = rank_one_distances(output.x[:length, batch_row])
+                distances.append(LayerDistances(output.stack, output.layer, equal_rows, rank_one))
+    return distances
+
+
+def average_by_layer(distances: list[LayerDistances]) -> dict[str, list[float]]:
+    """Returns {``equal_rows`` and ``rank_one``: the mean over the sentences for each layer, from the first}.
+
+    Args:
+        distances: of the layers of one stack, encoder or decoder.
+    """
+    num_layers = 1 + max(sentence.layer for sentence in distances)
+    equal_rows = []
+    rank_one = []
+    for layer in range(num_layers):
+        sentences = [sentence for sentence in distances if sentence.layer == layer]
+        equal_rows.append(statistics.fmean(sentence.equal_rows for sentence in sentences))
+        rank_one.append(statistics.fmean(sentence.rank_one for sentence in sentences))
+    return {"equal_rows": equal_rows, "rank_one": rank_one}

@@ -1,48 +1,58 @@
-"""Loss, and for a translation BLEU, of short and of long sentences."""
+"""Measures loss, and BLEU of a translation model, for short and for long sentences."""
 
 import math
 
+from .. import checkpoints
 from ..bleu import can_translate, compute_bleu
-from ..checkpoints import batches
+from ..inspection import Inspection, Results, round_floats
 from ..passes import loss, progress
-from ..subject import Figures, Subject, rounded
 
 SHORTEST_RANGE = 8  # tokens; every further range ends at twice as many
 
 
-def cost(subject: Subject) -> str:
-    """Returns how much `measure` computes."""
-    text = f"1 pass over {len(subject.order):,} sentences"
-    if can_translate(subject.loaded):
-        text += ", and 1 translation of them"
-    return text
+def describe_cost(inspection: Inspection) -> str:
+    """Returns how much `measure` computes for a model, as a text for the user."""
+    cost = f"1 pass over {len(inspection.sentence_indices):,} sentences"
+    if can_translate(inspection.loaded):
+        cost += ", and 1 translation of them"
+    return cost
 
 
-def measure(subject: Subject) -> None:
-    """Adds loss and BLEU of the sentences of up to 8, 16, 32, ... tokens, of their longer side.
+def measure(inspection: Inspection) -> None:
+    """Measures loss and BLEU by the length of the sentences, and adds them to the inspection as ``lengths``.
 
-    ``lengths`` gets ``ranges``, shortest first: ``longest``, ``sentences``, ``loss`` in bits, ``bleu`` or None. And
-    BLEU's ``signature`` and ``beam``.
+    The ranges of lengths are up to 8 tokens, 9 to 16, 17 to 32, and so on. A translation counts by its longer side.
+
+    ``lengths`` has ``ranges``, shortest first, each with ``longest`` (its most tokens), ``sentences`` (how many),
+    ``loss`` in bits and ``bleu``; and BLEU's ``signature`` and ``beam``. BLEU is None for models that do not translate.
     """
-    loaded = subject.loaded
-    options = subject.options
-    ranges: list[Figures] = []
+    loaded = inspection.loaded
+    options = inspection.options
+    ranges: list[Results] = []
     signature = None
-    for longest, order in progress(sentences_by_length(subject).items(), "loss by sentence length"):
-        sample = batches(loaded, options.subset, order)
+    for longest, sentence_indices in progress(group_by_length(inspection).items(), "loss by sentence length"):
+        batches = checkpoints.batches(loaded, options.subset, sentence_indices)
         score = None
         if can_translate(loaded):
-            score, signature = compute_bleu(loaded, sample, options.beam, options.remove_bpe)
-        ranges.append({"longest": longest, "sentences": len(order), "loss": loss(loaded, sample), "bleu": score})
+            score, signature = compute_bleu(loaded, batches, options.beam, options.remove_bpe)
+        ranges.append(
+            {
+                "longest": longest,
+                "sentences": len(sentence_indices),
+                "loss": loss(loaded, batches),
+                "bleu": score,
+            }
+        )
     beam = options.beam if can_translate(loaded) else None
-    subject.figures["lengths"] = rounded({"ranges": ranges, "signature": signature, "beam": beam})
+    inspection.results["lengths"] = round_floats({"ranges": ranges, "signature": signature, "beam": beam})
 
 
-def sentences_by_length(subject: Subject) -> dict[int, list[int]]:
-    """Returns {the most tokens of a range: its sentences}, shortest first."""
-    dataset = subject.loaded.task.dataset(subject.options.subset)
+def group_by_length(inspection: Inspection) -> dict[int, list[int]]:
+    """Returns {the most tokens of a range of lengths: the indices of its sentences}, shortest first."""
+    dataset = inspection.loaded.task.dataset(inspection.options.subset)
     ranges: dict[int, list[int]] = {}
-    for i in subject.order:
-        power_of_two = 2 ** math.ceil(math.log2(dataset.num_tokens(i)))
-        ranges.setdefault(max(SHORTEST_RANGE, power_of_two), []).append(i)
+    for index in inspection.sentence_indices:
+        next_power_of_two = 2 ** math.ceil(math.log2(dataset.num_tokens(index)))
+        longest = max(SHORTEST_RANGE, next_power_of_two)
+        ranges.setdefault(longest, []).append(index)
     return ranges

@@ -1,51 +1,68 @@
-"""The loss with heads of self-attention that look by position alone, by their average over the training data."""
+"""Measures the loss with heads of self-attention that look by position alone, by their average on the training data."""
 
 from .. import words
 from ..attentions import Head, self_attentions
-from ..subject import Subject, rounded
+from ..inspection import Inspection, round_floats
 
 TRAINING_SUBSET = "train"
 
 
-def cost(subject: Subject) -> str:
-    """Returns how much `measure` computes."""
-    num_heads = sum(attention.num_heads for attention in self_attentions(subject.loaded.model))
+def describe_cost(inspection: Inspection) -> str:
+    """Returns how much `measure` computes for a model, as a text for the user."""
+    num_heads = sum(attention.num_heads for attention in self_attentions(inspection.loaded.model))
+    num_passes = 2 * num_heads  # each head alone, and more and more heads
     return (
-        f"a pass over up to {count_training_sentences(subject):,} sentences of {TRAINING_SUBSET}, then "
-        f"{2 * num_heads} passes over {len(subject.order):,} sentences"
+        f"a pass over up to {count_training_sentences(inspection):,} sentences of {TRAINING_SUBSET}, then "
+        f"{num_passes} passes over {len(inspection.sentence_indices):,} sentences"
     )
 
 
-def count_training_sentences(subject: Subject) -> int:
-    """Returns how many sentences attention is averaged over at most."""
-    if subject.options.sentences is None:
+def count_training_sentences(inspection: Inspection) -> int:
+    """Returns over how many sentences attention is averaged at most."""
+    if inspection.options.sentences is None:
         return words.SENTENCES
-    return min(subject.options.sentences, words.SENTENCES)
+    return min(inspection.options.sentences, words.SENTENCES)
 
 
-def measure(subject: Subject) -> None:
-    """Adds the loss when one head is replaced, and when more and more heads are, the cheapest first.
+def measure(inspection: Inspection) -> None:
+    """Measures the loss with heads that look by position alone, and adds the results to the inspection.
 
-    Each self-attention gets ``without_words``: for each head the loss with its attention replaced, less the loss, in
-    bits. ``words`` gets ``heads``, as [attention, head], ``loss`` in bits when so many of them are replaced, from none
-    to all, and the number of ``sentences`` that attention is averaged over.
+    Each self-attention gets ``without_words``, by how many bits the loss grows when one of its heads is replaced, for
+    each head. The results of the model get ``words``: ``heads``, in the order in which more and more of them are
+    replaced, the cheapest first, as [attention, number]; ``loss`` in bits with none, one, … all of them replaced; and
+    ``sentences``, the number of sentences over which attention is averaged.
     """
-    loaded = subject.loaded
-    averages = words.average(loaded, TRAINING_SUBSET, count_training_sentences(subject))
-    length = subject.longest_input()
-    logits = {name: constants.matrix(length) for name, constants in averages.constants.items()}
-    heads: list[Head] = []
-    for attention in self_attentions(loaded.model):
-        heads += attention.heads()
-    losses = words.losses_without_words(loaded, subject.sample, logits, heads)
-    for attention in self_attentions(loaded.model):
-        increases = [losses[head] - subject.loss for head in attention.heads()]
-        subject.attention_figures[attention.name]["without_words"] = rounded(increases)
+    loaded = inspection.loaded
+    averages = words.average(loaded, TRAINING_SUBSET, count_training_sentences(inspection))
+    longest = inspection.longest_sentence()
+    logits = {name: constants.matrix(longest) for name, constants in averages.constants.items()}
+    losses = words.losses_without_words(loaded, inspection.batches, logits, list_self_attention_heads(inspection))
+    add_increases(inspection, losses)
     replaced_heads = []
-    losses_so_far = [subject.loss]
-    for head, value in words.cheapest_first(loaded, subject.sample, logits, losses):
-        replaced_heads.append(head)
-        losses_so_far.append(value)
-    subject.figures["words"] = rounded(
+    losses_so_far = [inspection.loss]
+    for replaced in words.cheapest_first(loaded, inspection.batches, logits, losses):
+        replaced_heads.append(replaced.head)
+        losses_so_far.append(replaced.loss)
+    inspection.results["words"] = round_floats(
         {"heads": replaced_heads, "loss": losses_so_far, "sentences": averages.sentences}
     )
+
+
+def list_self_attention_heads(inspection: Inspection) -> list[Head]:
+    """Returns all heads of self-attention of a model."""
+    heads: list[Head] = []
+    for attention in self_attentions(inspection.loaded.model):
+        heads += attention.heads()
+    return heads
+
+
+def add_increases(inspection: Inspection, losses: dict[Head, float]) -> None:
+    """Adds ``without_words`` to the results of each self-attention: by how many bits the loss grows, for each head.
+
+    Args:
+        inspection: has the loss with no head replaced.
+        losses: {head: the loss when it alone is replaced}.
+    """
+    for attention in self_attentions(inspection.loaded.model):
+        increases = [losses[head] - inspection.loss for head in attention.heads()]
+        inspection.attention_results[attention.name]["without_words"] = round_floats(increases)

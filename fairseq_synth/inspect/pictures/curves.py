@@ -4,199 +4,255 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..drawing import WIDTH, Call, Margins, Panel, Picture, legend, line, tick_names, title
-from ..subject import Figures
-from .models import KINDS, Model, Row, flatten_rows, group_titles, in_lines, loss_label, names_by_group
+from ..inspection import Results
+from .layout import (
+    Row,
+    add_to_first_panel,
+    flatten_rows,
+    label_below,
+    label_row,
+    label_rows,
+    split_in_lines,
+    title_columns,
+)
+from .models import Model, group_titles, loss_label, names_by_group
 
 ALPHA_COLUMNS = 4
-LINE_STYLES = ("-", "--", ":")  # for more layers than there are colors
-NUM_COLORS = 10
+LINE_STYLES = ("-", "--", ":")  # the second and third are for layers beyond the ten colors
+NUM_COLORS = 10  # that matplotlib calls C0 to C9
 MARKERS = ("o", "s", "^", "D", "v", "x")
 
 
+# ---- alpha
+
+
 def alpha(models: Sequence[Model]) -> Picture:
-    """Returns a panel for each layer of each model with mixtures: a bar for each head, divided among the functions."""
+    """Draws the weights alpha of mixtures: a panel for each attention that is a mixture, and in it a bar for each head.
+
+    Each bar is divided among the functions of the mixture.
+    """
     rows: list[Row] = []
     for model in models:
-        panels: Row = [alpha_panel(name, figures) for name, figures in model.attentions.items() if figures["alpha"]]
         label = f"{model.name}\nweight α" if len(models) > 1 else "weight α"
-        for row in in_lines(panels, ALPHA_COLUMNS):
-            row[0] = label_panel(row[0], label)
-            rows.append(row)
-    columns = max(len(row) for row in rows)
+        for row in split_in_lines(alpha_panels(model), ALPHA_COLUMNS):
+            rows.append(label_row(row, label))
     margins = Margins(left=0.75, right=0.1, top=0.6, bottom=0.5, between_columns=0.15, between_rows=0.6)
-    height = margins.top + margins.bottom + len(rows) * 0.85 + (len(rows) - 1) * margins.between_rows
     return Picture(
-        "alpha", flatten_rows(rows), (WIDTH, height), columns, share_y=True, margins=margins, legend_columns=4
+        name="alpha",
+        panels=flatten_rows(rows),
+        size=(WIDTH, margins.picture_height(len(rows) * 0.85, num_rows=len(rows))),
+        columns=max(len(row) for row in rows),
+        share_y=True,
+        margins=margins,
+        legend_columns=4,
     )
 
 
-def alpha_panel(name: str, figures: Figures) -> Panel:
-    """Returns the weights of the functions of one attention, as bars on top of each other."""
+def alpha_panels(model: Model) -> list[Panel]:
+    """Returns a panel for each attention of a model that is a mixture with learned weights."""
+    panels = []
+    for name, results in model.attentions.items():
+        if results["alpha"]:
+            panels.append(alpha_panel(name, results))
+    return panels
+
+
+def alpha_panel(name: str, results: Results) -> Panel:
+    """Returns the weights of the functions in each head of one attention, as bars on top of each other.
+
+    Args:
+        name: the name of the attention, for the title.
+        results: the results of the attention: ``heads``, their number, and ``alpha``, {function: a weight for each
+            head}.
+    """
+    heads = list(range(results["heads"]))
+    bottom = [0.0] * len(heads)  # where the bar of the next function begins
     calls: list[Call] = []
-    heads = list(range(figures["heads"]))
-    bottom = [0.0] * figures["heads"]
-    for function, weights in figures["alpha"].items():
+    for function, weights in results["alpha"].items():
         calls.append(("bar", [heads, weights], {"bottom": bottom, "label": function}))
-        bottom = [low + weight for low, weight in zip(bottom, weights)]
+        bottom = [lower + weight for lower, weight in zip(bottom, weights)]
     calls.append(title(name))
     return Panel(calls, {"xlabel": "head", "xticks": heads, "ylim": [0, 1]})
 
 
-def label_panel(panel: Panel | None, label: str) -> Panel | None:
-    """Returns a panel with a label on its left."""
-    if panel is None:
-        return None
-    return panel._replace(settings={**panel.settings, "ylabel": label})
+# ---- singular values
 
 
 def singular_values(models: Sequence[Model], names: Sequence[str]) -> Picture:
-    """Returns a row for each model, a column for each kind of attention; a line for each head, colored by layer."""
+    """Draws how much of their sum the largest singular values hold, with a line for each head, colored by layer.
+
+    There is a row of panels for each model, and a column for each kind of attention.
+
+    Args:
+        models: with the same layers.
+        names: the attentions whose singular values every model has.
+    """
     groups = names_by_group(models[0].attentions, names)
+    titles = group_titles(groups)
     rows: list[Row] = []
     for model in models:
-        row: Row = []
-        for group, group_title in group_titles(groups).items():
-            calls = singular_value_lines(model, groups[group])
-            if not rows:
-                calls.append(title(group_title))
-            if not rows and not row:
-                calls.append(legend())
-            settings: dict[str, Any] = {}
-            if model is models[-1]:
-                settings["xlabel"] = "share of the singular values,\nlargest first"
-            if not row:
-                name = f"{model.name}\n" if len(models) > 1 else ""
-                settings["ylabel"] = f"{name}share of their sum"
-            row.append(Panel(calls, settings))
-        rows.append(row)
+        rows.append([Panel(singular_value_lines(model, groups[group]), {}) for group in titles])
+    rows = title_columns(rows, list(titles.values()))
+    rows = add_to_first_panel(rows, legend())
+    rows = label_below(rows, "share of the singular values,\nlargest first")
+    if len(models) > 1:
+        rows = label_rows(rows, [f"{model.name}\nshare of their sum" for model in models])
+    else:
+        rows = label_rows(rows, ["share of their sum"])
     size = (WIDTH, 1.6 * len(rows) + 0.6)
-    return Picture("singular-values", flatten_rows(rows), size, len(groups), share_x=True, share_y=True)
+    return Picture("singular-values", flatten_rows(rows), size, columns=len(groups), share_x=True, share_y=True)
 
 
 def singular_value_lines(model: Model, names: Sequence[str]) -> list[Call]:
-    """Returns a line for each head of some attentions."""
+    """Returns the cumulative singular values of each head of some attentions, as lines from 0 to 1."""
     calls = []
     for name in names:
         layer = model.attentions[name]["layer"]
         line_style = LINE_STYLES[layer // NUM_COLORS % len(LINE_STYLES)]
-        for head, values in enumerate(model.attentions[name]["singular_values"]):
-            label = f"layer {layer}" if head == 0 else None
-            shares = [place / (len(values) - 1) for place in range(len(values))]
-            calls.append(line(shares, values, label, f"C{layer % NUM_COLORS}", linewidth=1, linestyle=line_style))
+        for head, sums in enumerate(model.attentions[name]["singular_values"]):
+            label = f"layer {layer}" if head == 0 else None  # one entry of the legend for all heads of a layer
+            shares = [place / (len(sums) - 1) for place in range(len(sums))]
+            calls.append(line(shares, sums, label, f"C{layer % NUM_COLORS}", linewidth=1, linestyle=line_style))
     return calls
 
 
+# ---- rank of the layers
+
+
 def rank(models: Sequence[Model]) -> Picture:
-    """Returns a row for each stack, a column for each choice of branches; two lines for each model."""
-    trained = models[0].figures["layers"]["trained"]
+    """Draws how far the tokens are from being alike after each layer, trained and initial, with a color for each model.
+
+    There is a row of panels for encoder and decoder, and a column for each choice of the layers' branches.
+    """
+    trained = models[0].results["layers"]["trained"]  # {encoder or decoder: {branches: distances}}
     rows: list[Row] = []
-    for stack, by_branches in trained.items():
-        row: Row = []
-        for branches, distances in by_branches.items():
-            calls = rank_lines(models, stack, branches)
-            if not rows:
-                calls.append(title(branches))
-            settings: dict[str, Any] = {"yscale": "log", "xticks": list(range(len(distances["equal_rows"])))}
-            if stack == list(trained)[-1]:
-                settings["xlabel"] = "layer"
-            if not row:
-                settings["ylabel"] = f"{stack}: distance\nfrom equal rows"
-            row.append(Panel(calls, settings))
-        rows.append(row)
+    for stack, distances_by_branches in trained.items():
+        rows.append([rank_panel(models, stack, branches) for branches in distances_by_branches])
+    branches_of_first_stack = next(iter(trained.values()))
+    rows = title_columns(rows, list(branches_of_first_stack))
+    rows = label_below(rows, "layer")
+    rows = label_rows(rows, [f"{stack}: distance\nfrom equal rows" for stack in trained])
     margins = Margins(left=0.8, right=0.1, top=0.6, bottom=0.5, between_columns=0.15, between_rows=0.3)
-    height = margins.top + margins.bottom + len(rows) * 1.75 + (len(rows) - 1) * margins.between_rows
     return Picture(
-        "rank",
-        flatten_rows(rows),
-        (WIDTH, height),
-        len(rows[0]),
+        name="rank",
+        panels=flatten_rows(rows),
+        size=(WIDTH, margins.picture_height(len(rows) * 1.75, num_rows=len(rows))),
+        columns=len(rows[0]),
         share_y="row",
         margins=margins,
         legend_columns=6,
     )
 
 
-def rank_lines(models: Sequence[Model], stack: str, branches: str) -> list[Call]:
-    """Returns the lines of one panel of `rank`, and gray ones that explain the styles in the legend."""
+def rank_panel(models: Sequence[Model], stack: str, branches: str) -> Panel:
+    """Returns the distance from equal rows after each layer, with two lines for each model.
+
+    Args:
+        models: with the same layers.
+        stack: ``encoder`` or ``decoder``.
+        branches: the name of the branches in use, such as ``attention alone``.
+    """
     calls = []
     for number, model in enumerate(models):
-        marker = MARKERS[number % len(MARKERS)]
+        style = {"linewidth": 1, "marker": MARKERS[number % len(MARKERS)], "markersize": 3}
         for state, line_style in (("initial", "--"), ("trained", "-")):
-            by_stack = model.figures["layers"].get(state, {})
+            by_stack = model.results["layers"].get(state, {})
             if stack in by_stack:
-                values = by_stack[stack][branches]["equal_rows"]
+                distances = by_stack[stack][branches]["equal_rows"]
+                layers = list(range(len(distances)))
                 label = model.name if state == "trained" else None
-                style = {"linestyle": line_style, "linewidth": 1, "marker": marker, "markersize": 3}
-                calls.append(line(list(range(len(values))), values, label, model.color, **style))
+                calls.append(line(layers, distances, label, model.color, linestyle=line_style, **style))
+    # Empty gray lines explain the two styles in the legend.
     calls.append(line([], [], "trained", "gray", linestyle="-"))
     calls.append(line([], [], "initial", "gray", linestyle="--"))
-    return calls
+    num_layers = len(models[0].results["layers"]["trained"][stack][branches]["equal_rows"])
+    return Panel(calls, {"yscale": "log", "xticks": list(range(num_layers))})
+
+
+# ---- removal of heads
 
 
 def removal(models: Sequence[Model]) -> Picture:
-    """Returns a row for the loss, and one for BLEU if there is any, a column for each kind of attention."""
-    groups = group_titles(models[0].figures["removal"]["groups"])
-    kinds = {"loss": loss_label(models)}
+    """Draws loss and BLEU as more and more heads are removed, with a line for each model.
+
+    There is a row of panels for the loss, one for BLEU if every model has it, and a column for each kind of attention.
+    """
+    titles = group_titles(models[0].results["removal"]["groups"])
+    labels = {"loss": loss_label(models)}
     if has_bleu_of_removal(models):
-        kinds["bleu"] = "BLEU"
+        labels["bleu"] = "BLEU"
     rows: list[Row] = []
-    for kind, label in kinds.items():
-        row: Row = []
-        for group, group_title in groups.items():
-            calls = []
-            for model in models:
-                curve = model.figures["removal"]["groups"][group]
-                calls.append(line(curve["share"], curve[kind], model.name, model.color, marker="."))
-            if not rows:
-                calls.append(title(group_title))
-            if not rows and not row:
-                calls.append(legend())
-            settings: dict[str, Any] = {}
-            if kind == list(kinds)[-1]:
-                settings["xlabel"] = "share of these heads removed,\nleast important first"
-            if not row:
-                settings["ylabel"] = label
-            row.append(Panel(calls, settings))
-        rows.append(row)
-    return Picture("removal", flatten_rows(rows), (WIDTH, 2 * len(rows) + 0.6), len(groups), share_y="row")
+    for metric in labels:
+        rows.append([Panel(removal_lines(models, group, metric), {}) for group in titles])
+    rows = title_columns(rows, list(titles.values()))
+    rows = add_to_first_panel(rows, legend())
+    rows = label_below(rows, "share of these heads removed,\nleast important first")
+    rows = label_rows(rows, list(labels.values()))
+    size = (WIDTH, 2 * len(rows) + 0.6)
+    return Picture("removal", flatten_rows(rows), size, columns=len(titles), share_y="row")
+
+
+def removal_lines(models: Sequence[Model], group: str, metric: str) -> list[Call]:
+    """Returns a line for each model: ``loss`` or ``bleu`` over the share of heads of one kind that are removed."""
+    calls = []
+    for model in models:
+        curve = model.results["removal"]["groups"][group]
+        calls.append(line(curve["share"], curve[metric], model.name, model.color, marker="."))
+    return calls
 
 
 def has_bleu_of_removal(models: Sequence[Model]) -> bool:
     """Returns whether every model has BLEU without some heads."""
     for model in models:
-        for curve in model.figures["removal"]["groups"].values():
+        for curve in model.results["removal"]["groups"].values():
             if None in curve["bleu"]:
                 return False
     return True
 
 
-def without_words(models: Sequence[Model]) -> Picture:
-    """Returns the loss of each model as more and more heads of self-attention look by position alone.
+# ---- heads without words
 
-    A dashed line is the loss with no head replaced. Of a single model the points tell the encoder's heads from the
-    decoder's.
+
+def without_words(models: Sequence[Model]) -> Picture:
+    """Draws the loss of each model as more and more heads of self-attention look by position alone.
+
+    A dashed line is the loss with no head replaced. If there is a single model, points tell the heads of the encoder
+    from those of the decoder.
     """
+    calls = without_words_of_one(models[0]) if len(models) == 1 else without_words_of_several(models)
+    calls.append(legend(loc="upper left"))
+    num_heads = len(models[0].results["words"]["heads"])
+    settings = {"xlabel": f"heads replaced (of {num_heads}), cheapest first", "ylabel": loss_label(models)}
+    return Picture("without-words", [Panel(calls, settings)], size=(WIDTH, 3.2))
+
+
+def without_words_of_one(model: Model) -> list[Call]:
+    """Returns the loss of a model as a line over the number of replaced heads, with a point for each head."""
+    losses = model.results["words"]["loss"]
+    counts = list(range(len(losses)))
+    dashed = {"color": model.color, "linestyle": "--", "linewidth": 1}
+    return [
+        ("axhline", [losses[0]], {**dashed, "label": f"{model.name}, no head replaced"}),
+        line(counts, losses, None, model.color, linewidth=1),
+        *replaced_head_points(model),
+    ]
+
+
+def without_words_of_several(models: Sequence[Model]) -> list[Call]:
+    """Returns the loss of each model as a line over the number of replaced heads, and a dashed line where it begins."""
     calls: list[Call] = []
     for model in models:
-        losses = model.figures["words"]["loss"]
-        style = {"linewidth": 1} if len(models) == 1 else {"marker": "."}
-        label = None if len(models) == 1 else model.name
+        losses = model.results["words"]["loss"]
+        counts = list(range(len(losses)))
         calls.append(("axhline", [losses[0]], {"color": model.color, "linestyle": "--", "linewidth": 1}))
-        calls.append(line(list(range(len(losses))), losses, label, model.color, **style))
-    if len(models) == 1:
-        calls[0][2]["label"] = f"{models[0].name}, no head replaced"
-        calls += replaced_head_points(models[0])
-    else:
-        calls.append(line([], [], "no head replaced", "gray", linestyle="--"))
-    calls.append(legend(loc="upper left"))
-    num_heads = len(models[0].figures["words"]["heads"])
-    settings = {"xlabel": f"heads replaced (of {num_heads}), cheapest first", "ylabel": loss_label(models)}
-    return Picture("without-words", [Panel(calls, settings)], (WIDTH, 3.2))
+        calls.append(line(counts, losses, model.name, model.color, marker="."))
+    calls.append(line([], [], "no head replaced", "gray", linestyle="--"))  # explains the dashed lines in the legend
+    return calls
 
 
 def replaced_head_points(model: Model) -> list[Call]:
-    """Returns a point for each head that is replaced, in a style for each stack."""
-    words = model.figures["words"]
+    """Returns a point for each replaced head, at the loss that it leads to: filled for the encoder, else white."""
+    words = model.results["words"]
     calls: list[Call] = []
     for stack, filling in (("encoder", model.color), ("decoder", "white")):
         counts = []
@@ -206,35 +262,53 @@ def replaced_head_points(model: Model) -> list[Call]:
                 counts.append(count)
                 losses.append(words["loss"][count])
         if counts:
+            label = f"one more head of the {stack} replaced"
             style = {"facecolor": filling, "edgecolor": model.color, "s": 22, "zorder": 3}
-            calls.append(("scatter", [counts, losses], {"label": f"one more head of the {stack} replaced", **style}))
+            calls.append(("scatter", [counts, losses], {"label": label, **style}))
     return calls
 
 
+# ---- lengths
+
+
 def lengths(models: Sequence[Model]) -> Picture:
-    """Returns loss, and BLEU if there is any, for each range of lengths, a bar for each model."""
-    ranges = models[0].figures["lengths"]["ranges"]
+    """Draws loss, and BLEU if every model has it, for each range of sentence lengths, with a bar for each model."""
     panels: Row = []
-    for kind in KINDS:
-        values = [[part[kind] for part in model.figures["lengths"]["ranges"]] for model in models]
-        if any(None in model_values for model_values in values):
-            continue
-        calls = [tick_names("x", range_names(ranges))]
-        width = 0.8 / len(models)
-        for number, (model, model_values) in enumerate(zip(models, values)):
-            shift = (number - (len(models) - 1) / 2) * width  # from the middle of all bars of a range
-            places = [place + shift for place in range(len(ranges))]
-            calls.append(("bar", [places, model_values, width], {"color": model.color, "label": model.name}))
-        label = loss_label(models) if kind == "loss" else KINDS[kind]
-        panels.append(Panel(calls, {"xlabel": "tokens of a sentence (sentences)", "ylabel": label}))
-    return Picture("lengths", panels, (WIDTH, 2.8), len(panels), legend_columns=4)
+    for metric, label in (("loss", loss_label(models)), ("bleu", "BLEU")):
+        values_of_models = []
+        for model in models:
+            ranges = model.results["lengths"]["ranges"]
+            values_of_models.append([length_range[metric] for length_range in ranges])
+        is_measured = all(None not in values for values in values_of_models)
+        if is_measured:
+            calls = draw_bars(models, values_of_models)
+            panels.append(Panel(calls, {"xlabel": "tokens of a sentence (sentences)", "ylabel": label}))
+    return Picture("lengths", panels, size=(WIDTH, 2.8), columns=len(panels), legend_columns=4)
 
 
-def range_names(ranges: Sequence[Figures]) -> list[str]:
-    """Returns a name for each range of lengths, with its number of sentences."""
+def draw_bars(models: Sequence[Model], values_of_models: Sequence[Sequence[Any]]) -> list[Call]:
+    """Returns for each range of sentence lengths a group of bars, one for each model, beside each other.
+
+    Args:
+        models: the models.
+        values_of_models: for each model, a value for each range.
+    """
+    ranges = models[0].results["lengths"]["ranges"]
+    width = 0.8 / len(models)
+    calls = [tick_names("x", range_names(ranges))]
+    for number, (model, values) in enumerate(zip(models, values_of_models)):
+        shift = (number - (len(models) - 1) / 2) * width  # of the bar, from the middle of its group
+        places = [place + shift for place in range(len(ranges))]
+        calls.append(("bar", [places, values, width], {"color": model.color, "label": model.name}))
+    return calls
+
+
+def range_names(ranges: Sequence[Results]) -> list[str]:
+    """Returns a name for each range of sentence lengths, such as 9–16, with its number of sentences below it."""
     names = []
     shortest = 1
-    for part in ranges:
-        names.append(f"{shortest}–{part['longest']}\n({part['sentences']:,})")
-        shortest = part["longest"] + 1
+    for length_range in ranges:
+        longest = length_range["longest"]
+        names.append(f"{shortest}–{longest}\n({length_range['sentences']:,})")
+        shortest = longest + 1
     return names

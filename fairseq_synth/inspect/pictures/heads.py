@@ -1,14 +1,14 @@
-"""Figures of every head, as colors and numbers."""
+"""Metrics of every head, as colors and numbers."""
 
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from ..drawing import WIDTH, Call, Margins, Panel, Picture, colors, tick_names, title, without_ticks
-from .models import Model, Row, flatten_rows, group_titles, names_by_group
+from .layout import Row, flatten_rows, label_below, label_row, label_rows
+from .models import Model, group_titles, names_by_group
 
-HEAD_FIGURES = {  # figure of each head: its title
+HEAD_METRICS = {  # metric of each head: its title
     "entropy": "entropy (nats)",
     "distance": "mean distance (tokens)",
     "diagonal": "weight on the token itself",
@@ -18,140 +18,204 @@ HEAD_FIGURES = {  # figure of each head: its title
     "left_out": "increase of the loss without the head (bits)",
     "without_words": "increase of the loss with the head by position alone (bits)",
 }
-COLORS = "Oranges"
+COLORS = "Oranges"  # matplotlib's name for the scale from white to brown
 MOST_NUMBERS = 8  # heads of a row whose cells have room for numbers
 DARK = 0.6  # share of the range of values above which a cell is so dark that its number is white
 
 
-class Range:
-    """The lowest and the highest value of a figure, and how its numbers are written."""
+class ValueRange:
+    """The lowest and the highest value of a metric, which decide how its values are written and colored."""
 
     def __init__(self, values: Sequence[float]) -> None:
-        """Takes all values of the figure."""
+        """Makes the range of all values of a metric. Values are written with two digits of the largest one."""
         self.low = min(values)
         self.high = max(values)
         largest = max(abs(self.low), abs(self.high))
-        # two digits of the largest value
-        self.decimals = 0 if largest == 0 else max(0, 1 - math.floor(math.log10(largest)))
+        if largest == 0:
+            self.decimals = 0
+        else:
+            self.decimals = max(0, 1 - math.floor(math.log10(largest)))
 
     def write(self, value: float) -> str:
-        """Returns a value as text, without a sign if it is 0 as written."""
-        return f"{round(value, self.decimals) + 0.0:.{self.decimals}f}"
+        """Returns a value as text. A value that is rounded to 0 has no minus sign."""
+        rounded = round(value, self.decimals) + 0.0  # -0.0 + 0.0 is 0.0
+        return f"{rounded:.{self.decimals}f}"
 
     def is_dark(self, value: float) -> bool:
         """Returns whether the color of a value is dark."""
-        return self.high > self.low and (value - self.low) / (self.high - self.low) > DARK
+        if self.high == self.low:
+            return False
+        return (value - self.low) / (self.high - self.low) > DARK
 
 
-def heads(models: Sequence[Model], figures: Mapping[str, Sequence[str]]) -> Picture:
-    """Returns the figures of every head of one model, or of several models beside each other.
+def heads(models: Sequence[Model], names_by_metric: Mapping[str, Sequence[str]]) -> Picture:
+    """Draws the metrics of every head of one model, or of several models beside each other.
 
     Args:
         models: with the same layers and heads.
-        figures: {figure: the attentions that have it in every model}.
+        names_by_metric: {metric: the attentions that have it in every model}.
     """
     if len(models) == 1:
-        return heads_of_one(models[0], figures)
-    return heads_of_several(models, figures)
+        return heads_of_one(models[0], names_by_metric)
+    return heads_of_several(models, names_by_metric)
 
 
-def heads_of_one(model: Model, figures: Mapping[str, Sequence[str]]) -> Picture:
-    """Returns a row for each figure, a column for each kind of attention; a cell is a head, with its number."""
-    groups: dict[str, None] = {}
-    for names in figures.values():
-        groups.update(dict.fromkeys(names_by_group(model.attentions, names)))
-    titles = group_titles(groups)
-    rows: list[Row] = []
-    most_layers = 1
-    for figure, names in figures.items():
-        by_group = names_by_group(model.attentions, names)
-        most_layers = max([most_layers, *(len(group_names) for group_names in by_group.values())])
-        values = Range([value for name in names for value in model.attentions[name][figure]])
-        row: Row = []
-        for group, group_title in titles.items():
-            if group in by_group:
-                row.append(group_panel(model, figure, by_group[group], values, group_title))
-            else:
-                row.append(None)
-        rows.append(name_first_panel(row, figure))
-    rows[-1] = [None if panel is None else name_heads(panel) for panel in rows[-1]]
-    margins = Margins(left=1.15, right=0.1, top=0.3, bottom=0.5, between_columns=0.6, between_rows=0.5)
-    height = margins.top + margins.bottom + len(rows) * 0.22 * most_layers + (len(rows) - 1) * margins.between_rows
-    return Picture("heads", flatten_rows(rows), (WIDTH, height), len(titles), margins=margins)
+def list_values(models: Sequence[Model], names: Sequence[str], metric: str) -> list[float]:
+    """Returns the values of a metric of all heads of some attentions, in all models."""
+    values: list[float] = []
+    for model in models:
+        for name in names:
+            values += model.attentions[name][metric]
+    return values
 
 
-def group_panel(model: Model, figure: str, names: Sequence[str], values: Range, group_title: str) -> Panel:
-    """Returns a figure of the heads of one kind of attention: a row for each layer, a column for each head."""
-    matrix = [model.attentions[name][figure] for name in names]
-    most_heads = max(len(row) for row in matrix)
-    layers = [f"layer {model.attentions[name]['layer']}" for name in names]
-    calls = [colors(padded(matrix), cmap=COLORS, vmin=values.low, vmax=values.high), title(group_title)]
-    if most_heads <= MOST_NUMBERS:
-        calls += numbers(matrix, values)
-    calls.append(tick_names("y", layers))
-    return Panel(calls, {"xticks": list(range(most_heads))})
-
-
-def numbers(matrix: Sequence[Sequence[float]], values: Range) -> list[Call]:
-    """Returns the values of a matrix as text in its cells."""
-    calls: list[Call] = []
-    for row, row_values in enumerate(matrix):
-        for column, value in enumerate(row_values):
-            text_color = "white" if values.is_dark(value) else "black"
-            style = {"ha": "center", "va": "center", "fontsize": 6.5, "color": text_color}
-            calls.append(("text", [column, row, values.write(value)], style))
-    return calls
-
-
-def name_first_panel(row: Row, figure: str) -> Row:
-    """Returns a row whose first panel has the title of the figure on its left."""
-    label = "\n".join(textwrap.wrap(HEAD_FIGURES[figure], 18))
-    named = list(row)
-    for place, panel in enumerate(named):
-        if panel is not None:
-            named[place] = panel._replace(settings={**panel.settings, "ylabel": label})
-            break
-    return named
-
-
-def name_heads(panel: Panel) -> Panel:
-    """Returns a panel that names its horizontal axis."""
-    return panel._replace(settings={**panel.settings, "xlabel": "head"})
-
-
-def padded(matrix: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Returns a matrix whose shorter rows end with cells that are not drawn."""
+def pad_rows(matrix: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Returns a matrix in which all rows are as long as the longest one; the added cells are not drawn."""
     width = max(len(row) for row in matrix)
     return [list(row) + [math.nan] * (width - len(row)) for row in matrix]
 
 
-def heads_of_several(models: Sequence[Model], figures: Mapping[str, Sequence[str]]) -> Picture:
-    """Returns a block of rows for each model, a column for each figure.
+# ---- one model
 
-    In a panel a row of cells is an attention, a cell a head. A column's title has the figure's lowest and highest
-    value over all models, which are its lightest and its darkest color.
+
+def heads_of_one(model: Model, names_by_metric: Mapping[str, Sequence[str]]) -> Picture:
+    """Draws the metrics of every head of a model: a row for each metric, a column for each kind of attention.
+
+    In a panel, a row of cells is a layer, and a cell is a head with its number.
+
+    Args:
+        model: the model.
+        names_by_metric: {metric: the attentions that have it}.
     """
+    titles = group_titles(list_groups(model, names_by_metric))
+    rows: list[Row] = []
+    most_layers = 1
+    for metric, names in names_by_metric.items():
+        groups = names_by_group(model.attentions, names)
+        most_layers = max(most_layers, max(len(group_names) for group_names in groups.values()))
+        row = metric_row(model, metric, names, titles)
+        rows.append(label_row(row, "\n".join(textwrap.wrap(HEAD_METRICS[metric], 18))))
+    rows = label_below(rows, "head")
+    margins = Margins(left=1.15, right=0.1, top=0.3, bottom=0.5, between_columns=0.6, between_rows=0.5)
+    panel_heights = len(rows) * 0.22 * most_layers  # 0.22 inches for each row of cells
+    size = (WIDTH, margins.picture_height(panel_heights, num_rows=len(rows)))
+    return Picture("heads", flatten_rows(rows), size, columns=len(titles), margins=margins)
+
+
+def list_groups(model: Model, names_by_metric: Mapping[str, Sequence[str]]) -> list[str]:
+    """Returns the kinds of attention, such as ``encoder.self``, for which there is at least one metric."""
+    groups: list[str] = []
+    for names in names_by_metric.values():
+        groups += names_by_group(model.attentions, names)
+    return groups
+
+
+def metric_row(model: Model, metric: str, names: Sequence[str], titles: Mapping[str, str]) -> Row:
+    """Returns a panel for each kind of attention, with a metric of all its heads.
+
+    Args:
+        model: the model.
+        metric: the metric.
+        names: the attentions that have it.
+        titles: {kind of attention: its title}; a kind without the metric has an empty place.
+    """
+    groups = names_by_group(model.attentions, names)
+    value_range = ValueRange(list_values([model], names, metric))
+    row: Row = []
+    for group, group_title in titles.items():
+        if group in groups:
+            row.append(group_panel(model, metric, groups[group], value_range, group_title))
+        else:
+            row.append(None)
+    return row
+
+
+def group_panel(model: Model, metric: str, names: Sequence[str], value_range: ValueRange, group_title: str) -> Panel:
+    """Returns a metric of the heads of one kind of attention: a row for each layer, a column for each head.
+
+    Args:
+        model: the model.
+        metric: the metric.
+        names: the attentions of this kind, layer by layer.
+        value_range: of the metric, over all kinds of attention, so that their colors can be compared.
+        group_title: the title of the panel.
+    """
+    matrix = [model.attentions[name][metric] for name in names]
+    most_heads = max(len(row) for row in matrix)
+    layers = [f"layer {model.attentions[name]['layer']}" for name in names]
+    calls = [colors(pad_rows(matrix), cmap=COLORS, vmin=value_range.low, vmax=value_range.high), title(group_title)]
+    if most_heads <= MOST_NUMBERS:
+        calls += write_numbers(matrix, value_range)
+    calls.append(tick_names("y", layers))
+    return Panel(calls, {"xticks": list(range(most_heads))})
+
+
+def write_numbers(matrix: Sequence[Sequence[float]], value_range: ValueRange) -> list[Call]:
+    """Returns the values of a matrix as text in its cells, white on dark cells and black on the others."""
+    calls: list[Call] = []
+    for row, row_values in enumerate(matrix):
+        for column, value in enumerate(row_values):
+            text_color = "white" if value_range.is_dark(value) else "black"
+            style = {"ha": "center", "va": "center", "fontsize": 6.5, "color": text_color}
+            calls.append(("text", [column, row, value_range.write(value)], style))
+    return calls
+
+
+# ---- several models
+
+
+def heads_of_several(models: Sequence[Model], names_by_metric: Mapping[str, Sequence[str]]) -> Picture:
+    """Draws the metrics of every head of several models: a row of panels for each model, a column for each metric.
+
+    In a panel, a row of cells is an attention, and a cell is a head. The title of a column has the lowest and the
+    highest value of the metric over all models, which are its lightest and its darkest color.
+
+    Args:
+        models: with the same layers and heads.
+        names_by_metric: {metric: the attentions that have it in every model}.
+    """
+    value_ranges = {}
+    for metric, names in names_by_metric.items():
+        value_ranges[metric] = ValueRange(list_values(models, names, metric))
     rows: list[Row] = []
     for model in models:
         row: Row = []
-        for figure, names in figures.items():
-            values = Range([value for other in models for name in names for value in other.attentions[name][figure]])
-            matrix = padded([model.attentions[name][figure] for name in names])
-            calls = [colors(matrix, cmap=COLORS, vmin=values.low, vmax=values.high)]
-            calls.append(tick_names("y", names) if not row else without_ticks("y"))
-            if not rows:
-                wrapped = textwrap.wrap(HEAD_FIGURES[figure], 14)
-                value_range = f"{values.write(values.low)} to {values.write(values.high)}"
-                calls.append(("set_title", ["\n".join([*wrapped, value_range])], {"fontsize": 7}))
-            settings: dict[str, Any] = {"xticks": list(range(len(matrix[0])))}
-            if not row:
-                settings["ylabel"] = model.name
-            if model is models[-1]:
-                settings["xlabel"] = "head"
-            row.append(Panel(calls, settings))
+        for metric, names in names_by_metric.items():
+            has_names = not row  # only the first panel of a row names the attentions
+            panel = model_panel(model, metric, names, value_ranges[metric], has_names)
+            if model is models[0]:
+                panel = panel._replace(calls=[*panel.calls, metric_title(metric, value_ranges[metric])])
+            row.append(panel)
         rows.append(row)
-    most_attentions = max(len(names) for names in figures.values())
+    rows = label_rows(rows, [model.name for model in models])
+    rows = label_below(rows, "head")
+    most_attentions = max(len(names) for names in names_by_metric.values())
     panel_height = max(0.6, 0.13 * most_attentions)
     margins = Margins(left=1.2, right=0.1, top=0.75, bottom=0.5, between_columns=0.1, between_rows=0.25)
-    height = margins.top + margins.bottom + len(rows) * panel_height + (len(rows) - 1) * margins.between_rows
-    return Picture("heads", flatten_rows(rows), (WIDTH, height), len(figures), margins=margins)
+    size = (WIDTH, margins.picture_height(len(rows) * panel_height, num_rows=len(rows)))
+    return Picture("heads", flatten_rows(rows), size, columns=len(names_by_metric), margins=margins)
+
+
+def model_panel(model: Model, metric: str, names: Sequence[str], value_range: ValueRange, has_names: bool) -> Panel:
+    """Returns a metric of all heads of a model: a row for each attention, a column for each head.
+
+    Args:
+        model: the model.
+        metric: the metric.
+        names: the attentions that have it.
+        value_range: of the metric, over all models, so that their colors can be compared.
+        has_names: whether the names of the attentions are on the left.
+    """
+    matrix = pad_rows([model.attentions[name][metric] for name in names])
+    calls = [
+        colors(matrix, cmap=COLORS, vmin=value_range.low, vmax=value_range.high),
+        tick_names("y", names) if has_names else without_ticks("y"),
+    ]
+    return Panel(calls, {"xticks": list(range(len(matrix[0])))})
+
+
+def metric_title(metric: str, value_range: ValueRange) -> Call:
+    """Returns a title that names a metric, with its lowest and its highest value in the last line."""
+    lines = textwrap.wrap(HEAD_METRICS[metric], 14)
+    lines.append(f"{value_range.write(value_range.low)} to {value_range.write(value_range.high)}")
+    return "set_title", ["\n".join(lines)], {"fontsize": 7}

@@ -1,7 +1,8 @@
-"""Attention weights as matrices: means by position, and those of single sentences."""
+"""Attention weights as matrices: means by position, and the weights for single sentences."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from ..drawing import (
     WIDTH,
@@ -15,40 +16,37 @@ from ..drawing import (
     title,
     without_ticks,
 )
-from ..subject import Figures
-from .models import Model, Row, flatten_rows, group_titles, in_lines, names_by_group
+from ..inspection import Results
+from .layout import Row, add_call, add_to_first_panel, flatten_rows, split_in_lines, title_columns
+from .models import Model, group_titles, names_by_group
 
-Matrices = Mapping[str, Sequence[Sequence[Sequence[int]]]]  # {attention: a matrix for each head}
 MOST_COLUMNS = 16  # heads side by side; models with more in all are drawn below each other
-LARGEST_CELL = 0.9  # inches
+LARGEST_CELL = 0.9  # inches, of the matrix of a head
 SMALLEST_WIDTH = 6.2  # inches, which the text below needs
-TOKEN_SIZE = 0.085  # inches that the name of a token needs
+TOKEN_SIZE = 0.085  # inches that a line with the name of a token needs
 SMALLEST_PANEL = 1.0  # inches
 LETTER_WIDTH = 0.06  # inches, of a token's name
 LONGEST_NAME = 14  # letters of a token
 STYLE = {"cmap": "Blues", "vmin": 0}
 
 
+# ---- means by position
+
+
 def patterns(models: Sequence[Model], names: Sequence[str]) -> Picture:
-    """Returns attention weights by position: a row for each attention, a column for each head of each model.
+    """Draws the mean attention weights by position: a row for each attention, a column for each head of each model.
 
     Args:
         models: with the same layers and heads.
-        names: the attentions that have a pattern in every model.
+        names: the attentions whose mean weights every model has.
     """
-    num_heads = max(models[0].attentions[name]["heads"] for name in names)
-    is_side_by_side = len(models) * num_heads <= MOST_COLUMNS
-    blocks = []
-    for model in models:
-        has_labels = model is models[0] or not is_side_by_side
-        blocks.append(pattern_block(model, names, num_heads, has_name=len(models) > 1, has_labels=has_labels))
-    rows = join_side_by_side(blocks) if is_side_by_side else stack_blocks(blocks)
+    rows = pattern_rows(models, names)
     columns = len(rows[0])
     margins = Margins(left=1.05, right=0.08, top=0.45, bottom=0.62, between_columns=0.05, between_rows=0.05)
     room = WIDTH - margins.left - margins.right - (columns - 1) * margins.between_columns
     cell = min(LARGEST_CELL, room / columns)
     width = max(SMALLEST_WIDTH, WIDTH - room + columns * cell)
-    height = margins.top + margins.bottom + len(rows) * cell + (len(rows) - 1) * margins.between_rows
+    height = margins.picture_height(len(rows) * cell, num_rows=len(rows))
     below = (
         "A small square is a head: each of its rows is a position that attends, each column a position\n"
         "that is attended to, from 0 at the top left. White is 0, dark blue the head's largest weight."
@@ -56,130 +54,220 @@ def patterns(models: Sequence[Model], names: Sequence[str]) -> Picture:
     return Picture("patterns", flatten_rows(rows), (width, height), columns, below=below, margins=margins)
 
 
-def pattern_block(model: Model, names: Sequence[str], num_heads: int, has_name: bool, has_labels: bool) -> list[Row]:
-    """Returns a model's patterns, a row for each attention.
+def pattern_rows(models: Sequence[Model], names: Sequence[str]) -> list[Row]:
+    """Returns the mean attention weights of all models, side by side if there is room, else below each other.
 
     Args:
-        num_heads: the columns.
-        has_name: whether the model's name is above the first row.
-        has_labels: whether the attentions' names are on the left of the rows.
+        models: with the same layers and heads.
+        names: the attentions.
     """
-    rows = []
+    num_heads = max(models[0].attentions[name]["heads"] for name in names)
+    is_side_by_side = len(models) * num_heads <= MOST_COLUMNS
+    rows_of_models = []
+    for model in models:
+        rows = model_rows(model, names, num_heads)
+        rows = title_columns(rows, [str(head) for head in range(num_heads)])
+        above = f"{model.name}, head" if len(models) > 1 else "head"
+        rows = add_to_first_panel(rows, heading(above, points=17))
+        if model is models[0] or not is_side_by_side:
+            rows = name_attentions(rows, names)
+        rows_of_models.append(rows)
+    if is_side_by_side:
+        return join_side_by_side(rows_of_models)
+    return join_below_each_other(rows_of_models)
+
+
+def name_attentions(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
+    """Returns copies of rows, each with the name of its attention on the left."""
+    named = []
+    for row, name in zip(rows, names):
+        first_panel, *other_panels = row
+        named.append([add_call(first_panel, row_label(name)), *other_panels])
+    return named
+
+
+def model_rows(model: Model, names: Sequence[str], num_heads: int) -> list[Row]:
+    """Returns the mean attention weights of a model: a row for each attention, a column for each head.
+
+    Args:
+        model: the model.
+        names: the attentions.
+        num_heads: the number of columns; an attention with fewer heads has empty places at the end of its row.
+    """
+    rows: list[Row] = []
     for name in names:
         row: Row = []
-        for head, matrix in enumerate(model.attentions[name]["pattern"]):
-            calls = [colors(matrix, **STYLE), without_ticks()]
-            if name == names[0]:
-                calls.append(title(str(head)))
-            if head == 0 and name == names[0]:
-                calls.append(heading(f"{model.name}, head" if has_name else "head", points=17))
-            if head == 0 and has_labels:
-                calls.append(row_label(name))
-            row.append(Panel(calls, {}))
-        rows.append(row)
-    return [row + [None] * (num_heads - len(row)) for row in rows]
-
-
-def join_side_by_side(blocks: Sequence[list[Row]]) -> list[Row]:
-    """Returns blocks of equally many rows beside each other."""
-    rows: list[Row] = [[] for _ in blocks[0]]
-    for block in blocks:
-        for number, row in enumerate(block):
-            rows[number] += row
+        for matrix in model.attentions[name]["pattern"]:
+            row.append(Panel([colors(matrix, **STYLE), without_ticks()], {}))
+        rows.append(row + [None] * (num_heads - len(row)))
     return rows
 
 
-def stack_blocks(blocks: Sequence[list[Row]]) -> list[Row]:
-    """Returns blocks below each other, with an empty row between two of them."""
-    rows = list(blocks[0])
-    for block in blocks[1:]:
-        rows.append([None])
-        rows += block
-    return rows
+def join_side_by_side(rows_of_models: Sequence[Sequence[Row]]) -> list[Row]:
+    """Returns the rows of several models beside each other: first rows form the first row, and so on."""
+    joined: list[Row] = []
+    for rows in zip(*rows_of_models):
+        row: Row = []
+        for row_of_model in rows:
+            row += row_of_model
+        joined.append(row)
+    return joined
+
+
+def join_below_each_other(rows_of_models: Sequence[Sequence[Row]]) -> list[Row]:
+    """Returns the rows of several models below each other, with an empty row between two models."""
+    joined = list(rows_of_models[0])
+    for rows in rows_of_models[1:]:
+        joined.append([None])
+        joined += rows
+    return joined
+
+
+# ---- single sentences
+
+
+class SentenceTokens(NamedTuple):
+    """What the rows and the columns of the attention weights for a sentence stand for."""
+
+    rows: list[str]
+    columns: list[str]
 
 
 def sentences(models: Sequence[Model]) -> Iterator[Picture]:
-    """Yields for each single sentence and each kind of attention the weights of all heads of all models.
+    """Yields the attention weights for single sentences: a picture for each sentence and kind of attention.
 
-    Models that could read other sentences have none in common.
+    Only sentences are shown that all models have read.
     """
-    all_sentences = [model.figures.get("sentences", []) for model in models]
-    for number, by_model in enumerate(zip(*all_sentences), start=1):
-        first = by_model[0]
-        if any(sentence["number"] != first["number"] for sentence in by_model):
+    sentences_of_models = [model.results.get("sentences", []) for model in models]
+    for number, sentence_by_model in enumerate(zip(*sentences_of_models), start=1):
+        first = sentence_by_model[0]
+        is_same = all(sentence["number"] == first["number"] for sentence in sentence_by_model)
+        if not is_same:
             continue
         groups = names_by_group(models[0].attentions, first["weights"])
         for group, group_title in group_titles(groups).items():
-            name = f"sentence{number}-{group_title.replace(' ', '-')}"
-            yield sentence_picture(name, models, by_model, group, groups[group])
+            picture = sentence_picture(models, sentence_by_model, group, groups[group])
+            yield picture._replace(name=f"sentence{number}-{group_title.replace(' ', '-')}")
 
 
 def sentence_picture(
-    name: str, models: Sequence[Model], by_model: Sequence[Figures], group: str, attentions: Sequence[str]
+    models: Sequence[Model], sentence_by_model: Sequence[Results], group: str, names: Sequence[str]
 ) -> Picture:
-    """Returns the weights of the heads of some attentions for a sentence, with its words at the edges.
+    """Draws the attention weights of all heads of one kind for a sentence, with the words at the edges.
 
     Args:
-        by_model: the figures of the sentence, for each model.
-        group: the kind of the attentions.
+        models: with the same layers and heads.
+        sentence_by_model: for each model, the tokens of the sentence and its weights.
+        group: the kind of attention, such as ``encoder.self``.
+        names: the attentions of this kind.
+    """
+    tokens = sentence_tokens(sentence_by_model[0]["tokens"], group)
+    panel_width = max(SMALLEST_PANEL, TOKEN_SIZE * len(tokens.columns))
+    panel_height = max(SMALLEST_PANEL, TOKEN_SIZE * len(tokens.rows))
+    most_heads = max(models[0].attentions[name]["heads"] for name in names)
+    margins = sentence_margins(tokens, has_names=len(models) > 1)
+    columns = min(most_heads, count_columns_with_room(margins, panel_width))
+    rows: list[Row] = []
+    for name in names:
+        for model, sentence in zip(models, sentence_by_model):
+            panels = weight_panels(model, name, sentence["weights"][name])
+            if len(models) > 1:
+                panels[0] = add_call(panels[0], heading(model.name, points=17))
+            for row in split_in_lines(panels, columns):
+                rows.append(name_rows(row, tokens.rows))
+    panels_with_tokens = name_columns(flatten_rows(rows), columns, tokens.columns)
+    width = max(WIDTH, margins.left + panel_width + margins.right)
+    height = margins.picture_height(len(rows) * panel_height, num_rows=len(rows))
+    below = "Rows: the word that attends; columns: the word attended to. White is 0, dark blue a head's largest weight."
+    return Picture("sentence", panels_with_tokens, (width, height), columns, below=below, margins=margins)
+
+
+def sentence_tokens(tokens: Mapping[str, Sequence[str]], group: str) -> SentenceTokens:
+    """Returns the tokens at the rows and columns of attention weights, of which long ones are cut.
+
+    Args:
+        tokens: {``encoder`` or ``decoder``: the tokens that it reads}.
+        group: the kind of attention: ``encoder.self``, ``decoder.self`` or ``decoder.cross``.
     """
     stack = group.split(".")[0]
-    tokens = by_model[0]["tokens"]
-    row_tokens = shorten_tokens(tokens[stack])
-    column_tokens = shorten_tokens(tokens["encoder"]) if group == "decoder.cross" else row_tokens
-    panel_width = max(SMALLEST_PANEL, TOKEN_SIZE * len(column_tokens))
-    panel_height = max(SMALLEST_PANEL, TOKEN_SIZE * len(row_tokens))
-    most_heads = max(models[0].attentions[attention]["heads"] for attention in attentions)
-    margins = sentence_margins(row_tokens, column_tokens, has_names=len(models) > 1)
-    room = WIDTH - margins.left - margins.right + margins.between_columns
-    columns_with_room = math.floor(room / (panel_width + margins.between_columns))
-    columns = min(most_heads, max(1, columns_with_room))
-    lines: list[Row] = []
-    for attention in attentions:
-        layer = models[0].attentions[attention]["layer"]
-        for model, sentence in zip(models, by_model):
-            panels: Row = []
-            for head, matrix in enumerate(sentence["weights"][attention]):
-                calls = [colors(matrix, **STYLE), title(f"layer {layer}, head {head}")]
-                if head == 0 and len(models) > 1:
-                    calls.append(heading(model.name, points=17))
-                is_first_of_line = head % columns == 0
-                calls.append(tick_names("y", row_tokens, fontsize=6) if is_first_of_line else without_ticks("y"))
-                panels.append(Panel(calls, {}))
-            lines += in_lines(panels, columns)
-    grid = name_lowest_columns(flatten_rows(lines), columns, column_tokens)
-    below = "Rows: the word that attends; columns: the word attended to. White is 0, dark blue a head's largest weight."
-    width = max(WIDTH, margins.left + panel_width + margins.right)
-    height = margins.top + margins.bottom + len(lines) * panel_height + (len(lines) - 1) * margins.between_rows
-    return Picture(name, grid, (width, height), columns, below=below, margins=margins)
+    column_stack = "encoder" if group == "decoder.cross" else stack
+    return SentenceTokens(rows=shorten_tokens(tokens[stack]), columns=shorten_tokens(tokens[column_stack]))
 
 
-def sentence_margins(row_tokens: Sequence[str], column_tokens: Sequence[str], has_names: bool) -> Margins:
-    """Returns white space that has room for the tokens on the left and below, and for the names of models."""
+def shorten_tokens(tokens: Sequence[str]) -> list[str]:
+    """Returns tokens of at most `LONGEST_NAME` letters: longer ones are cut and end with an ellipsis."""
+    shortened = []
+    for token in tokens:
+        if len(token) > LONGEST_NAME:
+            shortened.append(f"{token[: LONGEST_NAME - 1]}…")
+        else:
+            shortened.append(token)
+    return shortened
+
+
+def sentence_margins(tokens: SentenceTokens, has_names: bool) -> Margins:
+    """Returns white space that has room for the tokens on the left and below the panels.
+
+    Args:
+        tokens: the tokens at the rows and columns.
+        has_names: whether the names of models are above the panels.
+    """
     between_rows = 0.5 if has_names else 0.3
     return Margins(
-        left=0.15 + LETTER_WIDTH * max(len(token) for token in row_tokens),
+        left=0.15 + LETTER_WIDTH * max(len(token) for token in tokens.rows),
         right=0.1,
         top=between_rows,
-        bottom=0.5 + LETTER_WIDTH * max(len(token) for token in column_tokens),
+        bottom=0.5 + LETTER_WIDTH * max(len(token) for token in tokens.columns),
         between_columns=0.1,
         between_rows=between_rows,
     )
 
 
-def shorten_tokens(tokens: Sequence[str]) -> list[str]:
-    """Returns tokens of which long ones are cut."""
-    return [token if len(token) <= LONGEST_NAME else f"{token[: LONGEST_NAME - 1]}…" for token in tokens]
+def count_columns_with_room(margins: Margins, panel_width: float) -> int:
+    """Returns how many panels fit side by side in a picture; at least one."""
+    room = WIDTH - margins.left - margins.right + margins.between_columns
+    return max(1, math.floor(room / (panel_width + margins.between_columns)))
 
 
-def name_lowest_columns(grid: Sequence[Panel | None], columns: int, tokens: Sequence[str]) -> Row:
-    """Returns the panels of a grid, of which the lowest one of each column names the tokens below it."""
+def weight_panels(model: Model, name: str, weights: Sequence[Sequence[Sequence[int]]]) -> Row:
+    """Returns a panel for each head of an attention, with its weights for a sentence as colors.
+
+    Args:
+        model: the model.
+        name: the name of the attention.
+        weights: a matrix for each head.
+    """
+    layer = model.attentions[name]["layer"]
+    panels: Row = []
+    for head, matrix in enumerate(weights):
+        panels.append(Panel([colors(matrix, **STYLE), title(f"layer {layer}, head {head}")], {}))
+    return panels
+
+
+def name_rows(row: Row, tokens: Sequence[str]) -> Row:
+    """Returns panels side by side, of which the first has the tokens on its left."""
+    first_panel, *other_panels = row
+    named = [add_call(first_panel, tick_names("y", tokens, fontsize=6))]
+    for panel in other_panels:
+        named.append(add_call(panel, without_ticks("y")))
+    return named
+
+
+def name_columns(panels: Row, columns: int, tokens: Sequence[str]) -> Row:
+    """Returns the panels of a picture, of which the lowest one in each column has the tokens below it.
+
+    Args:
+        panels: all panels, row by row; None is an empty place.
+        columns: how many panels a row has.
+        tokens: the tokens.
+    """
     named: Row = []
-    for place, panel in enumerate(grid):
-        if panel is None:
-            named.append(None)
-            continue
-        is_lowest = place + columns >= len(grid) or grid[place + columns] is None
-        ticks = tick_names("x", tokens, fontsize=6, rotation=90) if is_lowest else without_ticks("x")
-        named.append(panel._replace(calls=[*panel.calls, ticks]))
+    for place, panel in enumerate(panels):
+        place_below = place + columns
+        is_lowest = place_below >= len(panels) or panels[place_below] is None
+        if is_lowest:
+            ticks = tick_names("x", tokens, fontsize=6, rotation=90)
+        else:
+            ticks = without_ticks("x")
+        named.append(add_call(panel, ticks))
     return named

@@ -1,85 +1,86 @@
-"""The models that a picture shows, and how panels are put in rows."""
+"""The models that a picture shows, and their attentions by kind."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from ..drawing import Panel
-from ..subject import Figures
+from ..inspection import Results
 
-GROUPS = {
+GROUPS = {  # kind of attention: its title
     "encoder.self": "encoder self-attention",
     "decoder.self": "decoder self-attention",
     "decoder.cross": "cross-attention",
 }
-KINDS = {"loss": "loss (bits)", "bleu": "BLEU"}
-
-Row = list[Panel | None]
 
 
 class Model(NamedTuple):
-    """What is drawn of a model."""
+    """A model that a picture shows: its name, the color of its lines and bars, and the results of its inspection."""
 
     name: str
     color: str
-    figures: Figures
+    results: Results
 
     @property
-    def attentions(self) -> Figures:
-        """The figures of its attentions, by their names."""
-        attentions: Figures = self.figures["attentions"]
+    def attentions(self) -> dict[str, Results]:
+        """The results of each attention, by the attention's name, such as ``encoder.self.0``."""
+        attentions: dict[str, Results] = self.results["attentions"]
         return attentions
 
 
-def by_group(attentions: Figures) -> dict[str, list[Figures]]:
-    """Returns {group: the figures of its attentions, layer by layer}."""
-    groups: dict[str, list[Figures]] = {}
-    for figures in attentions.values():
-        groups.setdefault(figures["group"], []).append(figures)
+def by_group(attentions: Results) -> dict[str, list[Results]]:
+    """Returns the results of attentions by the kind of attention.
+
+    Args:
+        attentions: {name of an attention: its results}.
+
+    Returns:
+        {kind, such as ``encoder.self``: the results of its attentions, layer by layer}.
+    """
+    groups: dict[str, list[Results]] = {}
+    for results in attentions.values():
+        groups.setdefault(results["group"], []).append(results)
     return groups
 
 
-def names_by_group(attentions: Figures, names: Iterable[str]) -> dict[str, list[str]]:
-    """Returns {group: the names of those attentions that belong to it}."""
+def names_by_group(attentions: Results, names: Iterable[str]) -> dict[str, list[str]]:
+    """Returns names of attentions by the kind of attention.
+
+    Args:
+        attentions: {name of an attention: its results}.
+        names: those to return.
+
+    Returns:
+        {kind, such as ``encoder.self``: the names of its attentions, layer by layer}.
+    """
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(attentions[name]["group"], []).append(name)
     return groups
 
 
-def flatten_rows(rows: Sequence[Sequence[Panel | None]]) -> Row:
-    """Returns the panels of rows of several lengths as a grid, with empty places at the end of shorter rows."""
-    columns = max(len(row) for row in rows)
-    panels: Row = []
-    for row in rows:
-        panels += row
-        panels += [None] * (columns - len(row))
-    return panels
+def group_titles(groups: Iterable[str]) -> Mapping[str, str]:
+    """Returns {kind of attention: its title} for some kinds, such as ``encoder.self``, in the order of `GROUPS`."""
+    chosen = set(groups)
+    return {group: title for group, title in GROUPS.items() if group in chosen}
 
 
-def in_lines(panels: Sequence[Panel | None], columns: int) -> list[Row]:
-    """Returns panels in lines of so many columns."""
-    return [list(panels[i : i + columns]) for i in range(0, len(panels), columns)]
+def shared_attentions(models: Sequence[Model], key: str) -> list[str]:
+    """Returns the names of the attentions for which every model has a result.
 
-
-def shared_figures(models: Sequence[Model], figure: str) -> list[str]:
-    """Returns the attentions that have a figure in every model."""
+    Args:
+        models: with the same layers.
+        key: of the result, such as ``entropy``.
+    """
     names = []
     for name in models[0].attentions:
-        if all(figure in model.attentions[name] for model in models):
+        if all(key in model.attentions[name] for model in models):
             names.append(name)
     return names
 
 
 def loss_label(models: Sequence[Model]) -> str:
-    """Returns a label for an axis of the loss, with its subset and its unit."""
-    figures = models[0].figures
-    subset = figures["data"]["subset"]
+    """Returns a label for an axis of the loss, with the split of the data and the unit."""
+    subset = models[0].results["data"]["subset"]
     name = "validation loss" if subset == "valid" else f"loss on {subset}"
-    has_decoder = any(name.startswith("decoder.") for name in models[0].attentions)
-    return f"{name} (bits per token)" if has_decoder else f"{name} (bits)"
-
-
-def group_titles(groups: Iterable[str]) -> Mapping[str, str]:
-    """Returns {group: its title}, in the order of `GROUPS`."""
-    present = set(groups)
-    return {group: title for group, title in GROUPS.items() if group in present}
+    has_decoder = any(attention.startswith("decoder.") for attention in models[0].attentions)
+    unit = "bits per token" if has_decoder else "bits"
+    return f"{name} ({unit})"
