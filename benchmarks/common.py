@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 from fairseq_synth import register  # noqa: E402
 from fairseq_synth.computations import kernels  # noqa: E402
-from pages.markdown import markdown  # noqa: E402
+from pages.markdown import markdown_table  # noqa: E402
 from recipes.provenance import here  # noqa: E402
 
 register()
@@ -176,7 +176,7 @@ def format_table(rows: Mapping[str, Mapping[str, float]]) -> str:
         for heading in headings:
             cells.append(f"{row[heading]:.2f}" if heading in row else "")
         lines.append(cells)
-    return markdown(["", *headings], lines)
+    return markdown_table(["", *headings], lines)
 
 
 def describe_command(device: str) -> str:

@@ -1,38 +1,73 @@
-"""Calls of matplotlib that several pictures share. Pictures are made for a width of 840 pixels."""
+"""What several pictures share: a stand-in for matplotlib's axes, and the axes of ratios and of models.
 
-from collections.abc import Sequence
+Pictures are 840 pixels wide.
+"""
+
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from fairseq_synth.inspect.drawing import Call
+from fairseq_synth.inspect.drawing import Call, Panel
 
 WIDTH = 7.0  # inches: 840 pixels at 120 dots per inch
-TITLE = {"fontsize": 8}
+SMALL_FONT = 8  # points, for the titles of panels that stand side by side
+FONT = 10  # points, for the title of a panel that fills the picture
 
 
-def call(method: str, *arguments: Any, **options: Any) -> Call:
-    """Returns a call of a method of matplotlib's axes."""
-    return method, list(arguments), options
+class RecordedAxes:
+    """Takes the same calls as matplotlib's axes, but only records them. They are made when the picture is saved.
+
+    The recorded calls show whether a picture has changed, without drawing it. Any method of ``matplotlib.axes.Axes``
+    can be called, for example ``axes.scatter([1, 2], [3, 4], color="black")``.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.settings: dict[str, Any] = {}
+
+    def __getattr__(self, method: str) -> Callable[..., None]:
+        """Returns a function that records a call of the method of matplotlib's axes with this name."""
+
+        def record_call(*arguments: Any, **options: Any) -> None:
+            self.calls.append((method, list(arguments), options))
+
+        return record_call
+
+    def set(self, **settings: Any) -> None:
+        """Sets labels and limits like matplotlib's ``axes.set``. They take effect after all other calls."""
+        self.settings.update(settings)
+
+    def panel(self) -> Panel:
+        """Returns the panel of a picture that is drawn by the recorded calls."""
+        return Panel(self.calls, self.settings)
 
 
-def vertical_line(x: float, **style: Any) -> Call:
-    """Returns a black line over the whole height of a panel, where the baseline is."""
-    return call("axvline", x, **{"color": "black", "linewidth": 1, **style})
+def use_logarithmic_x_axis(axes: RecordedAxes, limits: tuple[float, float], ticks: Sequence[float]) -> None:
+    """Makes the x axis one for ratios: 0.5 and 2 are equally far from 1. `limits` are its left and right end."""
+    axes.set_xscale("log")
+    axes.minorticks_off()
+    axes.set_xlim(*limits)
+    axes.set_xticks(list(ticks), [f"{tick:g}" for tick in ticks])
 
 
-def logarithmic_x_axis(low: float, high: float, ticks: Sequence[float]) -> list[Call]:
-    """Returns calls for an axis of ratios, on which half and twice are equally far from 1."""
-    return [
-        call("set_xscale", "log"),
-        call("minorticks_off"),
-        call("set_xlim", low, high),
-        call("set_xticks", list(ticks), [f"{tick:g}" for tick in ticks]),
-    ]
+def get_limits_of_models(number_of_models: int) -> tuple[float, float]:
+    """Returns the bottom and the top of a y axis that has a model at each of 0, 1, 2, …, the first one at the top.
+
+    The first model is at the top because the axis is turned around: its bottom end is a larger number than its top end.
+    Half a step is left free at both ends.
+    """
+    bottom = number_of_models - 0.5
+    top = -0.5
+    return bottom, top
 
 
 def break_name(model: str, longest_line: int = 17) -> str:
-    """Returns the name of a model in two lines if it is longer than one line may be."""
+    """Returns the name of a model, with a line break after an underscore if it has more letters than `longest_line`.
+
+    Of several underscores, the line breaks at the one that is nearest to the middle.
+    """
     if len(model) <= longest_line:
         return model
-    breaks = [place + 1 for place, character in enumerate(model) if character == "_"]
-    nearest_to_middle = min(breaks, key=lambda place: abs(place - len(model) / 2))
-    return f"{model[:nearest_to_middle]}\n{model[nearest_to_middle:]}"
+    starts_of_second_line = [place + 1 for place, character in enumerate(model) if character == "_"]
+    middle = len(model) / 2
+    start = min(starts_of_second_line, key=lambda place: abs(place - middle))
+    return f"{model[:start]}\n{model[start:]}"

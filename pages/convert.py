@@ -1,16 +1,21 @@
-"""What Transformers reach after their dot products are taken out, from results/convert: docs/convert.md."""
+"""The tables of docs/convert.md, from results/convert: what Transformers reach after dot products are taken out.
 
-from collections.abc import Mapping
+A conversion replaces the dot products of some heads of a trained Transformer by another function. The table names it
+like ``encoder-random``. The converted model is measured as it is, and again after some further updates.
+"""
+
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from recipes.catalog import BASELINE, TABLES
 
-from . import records as results
-from .markdown import folded, markdown
+from . import records
+from .markdown import folded, markdown_table
 from .notes import TITLE, describe_origin, join_distinct
-from .records import Difference, Record, Rows
-from .tables import format_figures, minus_baseline
+from .records import Difference, Record, RunsByModel, compute_differences
+from .tables import format_mean, format_scores, minus_baseline
 
+# The names of the conversions in tables, in the order of their rows. The Transformer is not converted.
 NAMES = {
     BASELINE: "Transformer",
     "encoder-random": "encoder `random`",
@@ -24,167 +29,212 @@ NAMES = {
 NOTHING_CONVERTED = "No model has been converted yet.\n"
 
 
-class Figure(NamedTuple):
-    """A figure that a table shows."""
+class Metric(NamedTuple):
+    """A metric that a table shows."""
 
     key: str  # in the records
     heading: str
     digits: int
 
 
-BITS = Figure("bits", "validation loss (bits)", 3)
-FIGURES = {  # of each table of recipes/, the most important one first
-    "multi30k_cpu": [Figure("bleu", "BLEU", 2), Figure("chrf", "chrF", 2), BITS],
-    "ptb_cpu": [Figure("ppl", "test perplexity", 1), BITS],
-    "imdb_cpu": [Figure("accuracy", "test accuracy", 2), BITS],
+BITS = Metric("bits", "validation loss (bits)", 3)
+METRICS = {  # of each table of recipes/, the most important one first
+    "multi30k_cpu": [Metric("bleu", "BLEU", 2), Metric("chrf", "chrF", 2), BITS],
+    "ptb_cpu": [Metric("ppl", "test perplexity", 1), BITS],
+    "imdb_cpu": [Metric("accuracy", "test accuracy", 2), BITS],
 }
 
-Points = dict[int, Rows]  # {updates after the conversion: the records of each model}
+RunsByUpdates = dict[int, RunsByModel]  # {updates after the conversion: {conversion: the records of its runs}}
+
+
+# ---- what conversions cost
 
 
 def table(name: str) -> str:
-    """Returns a table of what each conversion costs, and below it, folded, all figures.
+    """Returns a table of what each conversion costs, with all scores and a note folded below it.
 
-    The costs are the most important figure minus the Transformer's of as many updates.
+    The cost is the main metric minus that of a Transformer with as many updates.
     """
-    records = results.load("convert", f"{name}-*")
-    if not records:
+    records_of_seeds = load_conversions(name)
+    if not records_of_seeds:
         return NOTHING_CONVERTED
-    points = group_by_updates(records)
-    parts = [cost_table(name, points, read_speeds(records))]
-    for updates, rows in points.items():
+    runs_by_updates = load_runs_by_updates(name)
+    parts = [cost_table(name, runs_by_updates, read_speed_ups(records_of_seeds))]
+    for updates, runs_by_model in runs_by_updates.items():
         title = f"All figures {describe_updates(updates)}"
-        parts.append(folded(title, [full_table(name, rows).rstrip()]))
-    parts.append(folded(TITLE, notes(records)))
+        parts.append(folded(title, [score_table(name, runs_by_model).rstrip()]))
+    parts.append(folded(TITLE, conversion_note(records_of_seeds)))
     return "\n".join(parts)
 
 
-def group_by_updates(records: list[Record]) -> Points:
-    """Returns the runs of all records by their updates, from none to the most, and by model."""
-    points: Points = {}
-    for record in records:
+def load_conversions(name: str) -> list[Record]:
+    """Returns the records of the conversions of a table's Transformer: one for each seed of the Transformer."""
+    return records.load_records("convert", f"{name}-*")
+
+
+def load_runs_by_updates(name: str) -> RunsByUpdates:
+    """Returns {updates after the conversion: {conversion: its runs of all seeds}} for the Transformer of a table.
+
+    The numbers of updates are in rising order, and the conversions in the order of `NAMES`.
+    """
+    unsorted_runs: RunsByUpdates = {}
+    for record in load_conversions(name):
         for run in record["runs"]:
-            rows = points.setdefault(run["updates"], {})
-            rows.setdefault(run["model"], []).append({**record, **run})
-    return {updates: in_order(points[updates]) for updates in sorted(points)}
+            runs_by_model = unsorted_runs.setdefault(run["updates"], {})
+            runs_by_model.setdefault(run["model"], []).append({**record, **run})
+    return {updates: sort_conversions(unsorted_runs[updates]) for updates in sorted(unsorted_runs)}
 
 
-def in_order(rows: Rows) -> Rows:
-    """Returns the rows in the order of `NAMES`, and no others."""
-    return {model: rows[model] for model in NAMES if model in rows}
+def sort_conversions(runs_by_model: RunsByModel) -> RunsByModel:
+    """Returns the conversions and their runs in the order of `NAMES`, without those that have no name there."""
+    return {model: runs_by_model[model] for model in NAMES if model in runs_by_model}
 
 
-def read_speeds(records: list[Record]) -> Mapping[str, Record]:
-    """Returns {model: how many times as fast it translates} of the first record that has speeds, or nothing."""
-    for record in records:
+def read_speed_ups(records_of_seeds: Sequence[Record]) -> dict[str, float]:
+    """Returns {conversion: how many times as fast it translates}, measured for one seed; empty if for none."""
+    for record in records_of_seeds:
         if "speed" in record:
-            speeds: Mapping[str, Record] = record["speed"]["figures"]
-            return speeds
+            figures = record["speed"]["figures"]
+            return {model: model_figures["ratio"] for model, model_figures in figures.items()}
     return {}
 
 
 def describe_updates(updates: int) -> str:
-    """Returns when figures were measured."""
+    """Returns after how many updates scores were measured, as part of a heading."""
     return "as converted" if updates == 0 else f"after {updates:,} updates"
 
 
-def cost_table(name: str, points: Points, speeds: Mapping[str, Record]) -> str:
-    """Returns a row for each conversion: parameters, speed, and the main figure minus the Transformer's."""
-    main = FIGURES[name][0]
-    headings = ["model", "parameters"]
-    if speeds:
-        headings.append("speed-up")
-    for number, updates in enumerate(points):
-        # only the first of these columns says what they all show
-        subject = f"{main.heading} {minus_baseline(TABLES[name])}, " if number == 0 else ""
-        headings.append(f"{subject}{describe_updates(updates)}")
+def cost_table(name: str, runs_by_updates: RunsByUpdates, speed_ups: Mapping[str, float]) -> str:
+    """Returns a table with a row for each conversion: parameters, speed-up, and costs after each number of updates.
+
+    The first row is the Transformer, with its scores instead of costs.
+
+    Args:
+        name: the name of the table in recipes/ whose Transformer was converted.
+        runs_by_updates: {updates: {conversion: its runs}}.
+        speed_ups: {conversion: its speed-up}. If it is empty, there is no such column.
+    """
     costs_by_updates = {}
-    for updates, runs_by_model in points.items():
-        costs_by_updates[updates] = results.differences(TABLES[name], runs_by_model, main.key)
-    fewest_updates = min(points)
-    table_rows = []
-    for model, runs in points[fewest_updates].items():
-        name_cell = f"{NAMES[model]}: its {main.heading}" if model == BASELINE else NAMES[model]
-        cells = [name_cell, parameters(runs)]
-        if speeds:
-            cells.append(f"{speeds[model]['ratio']:.2f}" if model in speeds else "")
-        for updates, costs in costs_by_updates.items():
-            if model == BASELINE:  # it costs nothing: its own figure is shown
-                cells.append(format_figures(points[updates][model], [main.key], main.digits))
-            else:
-                cells.append(difference_cell(costs, model, main.digits))
-        table_rows.append(cells)
-    return markdown(headings, table_rows)
+    for updates, runs_by_model in runs_by_updates.items():
+        costs_by_updates[updates] = cost_cells(name, runs_by_model)
+    fewest_updates = min(runs_by_updates)
+    rows = []
+    for model, runs in runs_by_updates[fewest_updates].items():
+        cells = [model_cell(name, model), format_parameters(runs)]
+        if speed_ups:
+            cells.append(f"{speed_ups[model]:.2f}" if model in speed_ups else "")
+        for costs in costs_by_updates.values():
+            cells.append(costs.get(model, ""))
+        rows.append(cells)
+    headings = cost_headings(name, list(runs_by_updates), has_speed_ups=bool(speed_ups))
+    return markdown_table(headings, rows)
 
 
-def full_table(name: str, rows: Rows) -> str:
-    """Returns a table of all figures of some models, and of their differences to the Transformer's.
+def cost_headings(name: str, numbers_of_updates: Sequence[int], has_speed_ups: bool) -> list[str]:
+    """Returns the headings of `cost_table`. Only the first column of costs says what all of them show."""
+    headings = ["model", "parameters"]
+    if has_speed_ups:
+        headings.append("speed-up")
+    main_metric = METRICS[name][0]
+    first_updates, *later_updates = numbers_of_updates
+    headings.append(f"{main_metric.heading} {minus_baseline(TABLES[name])}, {describe_updates(first_updates)}")
+    headings += [describe_updates(updates) for updates in later_updates]
+    return headings
 
-    `rows`: {model: the records of its runs}, all after the same number of updates.
+
+def model_cell(name: str, model: str) -> str:
+    """Returns the name of a conversion for `cost_table`. The Transformer's says that its row has scores, not costs."""
+    if model == BASELINE:
+        main_metric = METRICS[name][0]
+        return f"{NAMES[model]}: its {main_metric.heading}"
+    return NAMES[model]
+
+
+def cost_cells(name: str, runs_by_model: RunsByModel) -> dict[str, str]:
+    """Returns {conversion: its main metric minus the Transformer's}, as text; for the Transformer the metric itself."""
+    metric = METRICS[name][0]
+    differences = compute_differences(TABLES[name], runs_by_model, metric.key)
+    cells = {}
+    for model, runs in runs_by_model.items():
+        if model == BASELINE:
+            cells[model] = format_scores(runs, [metric.key], metric.digits)
+        else:
+            cells[model] = difference_cell(differences, model, metric.digits)
+    return cells
+
+
+def score_table(name: str, runs_by_model: RunsByModel) -> str:
+    """Returns a table of all scores of conversions, and of their differences to the Transformer's.
+
+    Args:
+        name: the name of the table in recipes/ whose Transformer was converted.
+        runs_by_model: {conversion: its runs}, all after the same number of updates.
     """
     headings = ["model"]
-    differences_by_figure = {}
-    for figure in FIGURES[name]:
-        headings += [figure.heading, minus_baseline(TABLES[name])]
-        differences_by_figure[figure.key] = results.differences(TABLES[name], rows, figure.key)
-    table_rows = []
-    for model, runs in rows.items():
+    differences_by_metric = {}
+    for metric in METRICS[name]:
+        headings += [metric.heading, minus_baseline(TABLES[name])]
+        differences_by_metric[metric] = compute_differences(TABLES[name], runs_by_model, metric.key)
+    rows = []
+    for model, runs in runs_by_model.items():
         cells = [NAMES[model]]
-        for figure in FIGURES[name]:
-            cells.append(format_figures(runs, [figure.key], figure.digits))
-            cells.append(difference_cell(differences_by_figure[figure.key], model, figure.digits))
-        table_rows.append(cells)
-    return markdown(headings, table_rows)
+        for metric, differences in differences_by_metric.items():
+            cells.append(format_scores(runs, [metric.key], metric.digits))
+            cells.append(difference_cell(differences, model, metric.digits))
+        rows.append(cells)
+    return markdown_table(headings, rows)
 
 
 def difference_cell(differences: Mapping[str, Difference], model: str, digits: int) -> str:
-    """Returns a model's difference to the Transformer; empty for the Transformer itself."""
+    """Returns the difference of a conversion to the Transformer as text; empty for the Transformer itself."""
     if model not in differences:
         return ""
     return differences[model].cell(digits)
 
 
-def replaced(name: str) -> str:
-    """Returns how much the loss grows when all heads of a stack get a function and nothing is trained.
-
-    The cells are means over the seeds.
-    """
-    replacements = []
-    for record in results.load("convert", f"{name}-*"):
-        if "replaced" in record:
-            replacements.append(record["replaced"])
-    if not replacements:
-        return NOTHING_CONVERTED
-    first_replacement = replacements[0]  # {function: {stack of the model: growth of the loss}}, as all others
-    functions = list(first_replacement)
-    stacks = list(first_replacement[functions[0]])
-    table_rows = []
-    for stack in stacks:
-        cells = [stack]
-        for function in functions:
-            # in the form of records, of which format_figures takes the mean
-            runs = [{"figures": {stack: replacement[function][stack]}} for replacement in replacements]
-            cells.append(format_figures(runs, [stack], digits=3))
-        table_rows.append(cells)
-    return markdown(["all heads of", *(f"`{function}`" for function in functions)], table_rows)
-
-
-def parameters(runs: list[Record]) -> str:
-    """Returns how many parameters a model has; if its seeds differ, from the fewest to the most."""
+def format_parameters(runs: Sequence[Record]) -> str:
+    """Returns how many parameters a model has, in millions; if its runs differ, from the fewest to the most."""
     sizes = sorted(run["parameters"] for run in runs)
     fewest = f"{sizes[0] / 1e6:.2f}M"
     most = f"{sizes[-1] / 1e6:.2f}M"
     return fewest if fewest == most else f"{fewest} to {most}"
 
 
-def notes(records: list[Record]) -> list[str]:
-    """Returns the lines of a note: commands, signatures, and where the records come from."""
-    lines = [f"- {purpose}: `{command}`" for purpose, command in records[0]["commands"].items()]
-    for record in records:
+def conversion_note(records_of_seeds: Sequence[Record]) -> list[str]:
+    """Returns the lines of the note below a table: commands, signatures of metrics, and where the records come from."""
+    lines = [f"- {purpose}: `{command}`" for purpose, command in records_of_seeds[0]["commands"].items()]
+    signatures: list[str] = []
+    for record in records_of_seeds:
         if "speed" in record:
             lines.append(f"- speed-up: {record['speed']['what']}")
-    signatures: list[str] = []
-    for record in records:
         signatures += [f"`{signature}`" for signature in record["signatures"].values()]
     signatures_text = f"Signatures: {join_distinct(signatures)}. " if signatures else ""
-    return [*lines, "", f"{signatures_text}{describe_origin(records)}"]
+    return [*lines, "", f"{signatures_text}{describe_origin(records_of_seeds)}"]
+
+
+# ---- all heads replaced at once, without training
+
+
+def replacement_table(name: str) -> str:
+    """Returns a table of how much the loss of a trained Transformer grows when functions replace its dot products.
+
+    All heads of a stack (encoder or decoder self-attention) are replaced at once, and nothing is trained afterwards. A
+    row is a stack, and a column is a function. The cells are means over the seeds.
+    """
+    growths_of_seeds = []  # for each seed {function: {stack: growth of the loss}}
+    for record in load_conversions(name):
+        if "replaced" in record:
+            growths_of_seeds.append(record["replaced"])
+    if not growths_of_seeds:
+        return NOTHING_CONVERTED
+    functions = list(growths_of_seeds[0])
+    stacks = list(growths_of_seeds[0][functions[0]])
+    rows = []
+    for stack in stacks:
+        cells = [stack]
+        for function in functions:
+            growths_of_stack = [growths[function][stack] for growths in growths_of_seeds]
+            cells.append(format_mean(growths_of_stack, digits=3))
+        rows.append(cells)
+    function_headings = [f"`{function}`" for function in functions]
+    return markdown_table(["all heads of", *function_headings], rows)

@@ -5,9 +5,10 @@ A sentence takes a figure by an HTML comment, which GitHub does not show:
     a step is <!-- figure: speed-up cpu-step-4000 random -->1.19<!-- end --> times as fast
 
 ``python scripts/make_tables.py`` writes the text between the two comments, and ``--check`` fails where it differs from
-the results. The first word names a function of `FIGURES`, whose docstring says which words follow. A MODEL is a row of
-the tables, such as ``random_vanilla``; a GROUP stands for several models. A figure must not begin a line or an item of
-a list, because Markdown takes such a line for HTML and does not render it. Examples, with the results of version 1.0:
+the results. The first word of a comment, ``speed-up``, stands for a function in `FIGURES`. The other words are the
+arguments of this function, and its docstring explains them. A MODEL is a row of the tables, such as ``random_vanilla``,
+and a GROUP stands for several models. A figure must not begin a line or an item of a list, because Markdown takes such
+a line for HTML and does not render it. Examples, with the results of version 1.0:
 
     speed-up cpu-step-4000 random                                        1.19
     speed-up cpu-step-32768 random                                       1.10
@@ -38,41 +39,39 @@ from fairseq_synth.names import VARIANTS
 from recipes.catalog import TABLES, TASKS, Table
 from recipes.steps import UserError
 
+from .convert import load_runs_by_updates
 from .markdown import format_range
 from .records import (
+    Benchmark,
     Difference,
-    Place,
-    Rows,
-    differences,
+    RunsByModel,
+    compute_differences,
     get_column,
-    load,
     load_column,
-    load_speeds,
+    load_speed_ups,
     pair_with_baseline,
 )
 from .repairs import load_repairs
-from .speed_tables import find_place
-from .table_pictures import list_stages, load_continued_runs
+from .speed_tables import find_benchmark
+from .table_pictures import list_stages, load_continued_trainings
 
 FIGURE = re.compile(r"(?P<start><!-- figure: (?P<words>[^\n]*?) -->)(?P<text>[^\n]*?)(?P<end><!-- end -->)")
 FIRST_ON_A_LINE = re.compile(r"^[ \t>]*(?:[-*+] |\d+\. )?[ \t]*<!-- figure: (?P<words>[^\n]*?) -->", re.MULTILINE)
 
 # The benchmarks by the names that `speed-up` takes. A name with several benchmarks gives the range over all of them.
-SPEEDS: dict[str, list[Place]] = {
-    "cpu-step-4000": [find_place("speed", "step, 4,000 words")],
-    "cpu-step-32768": [find_place("speed", "step, 32,768 words")],
-    "cpu-beam-search": [find_place("speed", "generation, 8k words")],
+BENCHMARKS: dict[str, list[Benchmark]] = {
+    "cpu-step-4000": [find_benchmark("speed", "step, 4,000 words")],
+    "cpu-step-32768": [find_benchmark("speed", "step, 32,768 words")],
+    "cpu-beam-search": [find_benchmark("speed", "generation, 8k words")],
     "gpu-step": [
-        find_place("speed on a GPU", "step, batches of a corpus"),
-        find_place("speed on a GPU", "step 128×256"),
+        find_benchmark("speed on a GPU", "step, batches of a corpus"),
+        find_benchmark("speed on a GPU", "step 128×256"),
     ],
-    "imdb": [Place("imdb_cpu/speed", "imdb", "ratio")],
-    "denoising": [Place("denoising_cpu/speed", "wikitext2_spans", "ratio")],
-    "ptb": [Place("ptb_cpu/speed", "ptb", "ratio")],
-    "agnews": [Place("agnews_cpu/speed", "agnews", "ratio")],
+    "imdb": [Benchmark("imdb_cpu/speed", "imdb", key="ratio")],
+    "denoising": [Benchmark("denoising_cpu/speed", "wikitext2_spans", key="ratio")],
+    "ptb": [Benchmark("ptb_cpu/speed", "ptb", key="ratio")],
+    "agnews": [Benchmark("agnews_cpu/speed", "agnews", key="ratio")],
 }
-
-
 # The groups of models that `speed-up` takes, as they are written in VARIANTS: "random+vanilla" is random_vanilla.
 GROUPS: dict[str, list[str]] = {
     "mixtures": [spec for spec in VARIANTS if "+" in spec],
@@ -80,12 +79,16 @@ GROUPS: dict[str, list[str]] = {
     "without-vanilla": [spec for spec in VARIANTS if "vanilla" not in spec],
     "random-functions": [spec for spec in VARIANTS if "random" in spec and "+" not in spec],
 }
-# How many digits after the point a figure has in sentences.
+# How many digits after the point the value of a metric has in sentences.
 DIGITS = {"bleu": 1, "chrf": 1, "ppl": 1, "accuracy": 1, "rougeL": 1, "valid_loss": 2, "log_ppl": 2, "bits": 2}
 
 
 def fill_in(page: str, text: str) -> str:
     """Returns the text of a page with the current value of every figure in it.
+
+    Args:
+        page: the name of the page, for error messages.
+        text: the Markdown of the page.
 
     Raises:
         UserError: a comment names no figure, is not closed on its line, or stands where Markdown takes it for HTML.
@@ -97,27 +100,31 @@ def fill_in(page: str, text: str) -> str:
             "which Markdown would show as it is written; begin it with a word"
         )
 
-    def replace(match: "re.Match[str]") -> str:
+    def compute_match(match: "re.Match[str]") -> str:
         """Returns the two comments around a figure with the current value between them."""
         return match["start"] + compute(page, match["words"]) + match["end"]
 
-    filled, number = FIGURE.subn(replace, text)
-    if number != text.count("<!-- figure: "):
+    filled, number_of_figures = FIGURE.subn(compute_match, text)
+    if number_of_figures != text.count("<!-- figure: "):
         raise UserError(f"{page}: not every '<!-- figure: NAME -->' has its '<!-- end -->' on the same line")
     return filled
 
 
 def compute(page: str, words: str) -> str:
-    """Returns a figure by the words of its comment. UserError names the page and the comment."""
+    """Returns the figure that the words of a comment stand for, such as "speed-up imdb random".
+
+    Raises UserError, which names the page and the comment, if the words are wrong or the results have no such figure.
+    """
     name, *arguments = words.split()
     comment = f"{page}: '<!-- figure: {words} -->'"
     if name not in FIGURES:
         names = ", ".join(FIGURES)
         raise UserError(f"{comment}: choose from {names}")
+    compute_figure = FIGURES[name]
     try:
-        return FIGURES[name](*arguments)
-    # a name that the results do not have, or the wrong number of words
-    except (LookupError, StopIteration, TypeError, ValueError) as error:
+        return compute_figure(*arguments)
+    # The results have no such name (LookupError, ValueError), or the number of words is wrong (TypeError).
+    except (LookupError, TypeError, ValueError) as error:
         raise UserError(f"{comment}: not in the results ({error}); see FIGURES in pages/figures.py") from None
     except UserError as error:
         raise UserError(f"{comment}: {error}") from None
@@ -127,122 +134,149 @@ def compute(page: str, words: str) -> str:
 
 
 def speed_up(benchmark: str, model: str, *more_models: str) -> str:
-    """Returns fairseq's time over the model's, or the range of these ratios for several models.
+    """Returns how many times as fast as fairseq's Transformer a model is, or the range over several models.
 
-    The words of a comment are ``speed-up BENCHMARK MODEL|GROUP …``. A benchmark is a key of `SPEEDS`, a group is a key
-    of `GROUPS`. Members of a group that a benchmark has not timed are left out. A model that is named must have been
-    timed.
+    In a page: ``speed-up BENCHMARK MODEL …``, where a GROUP may stand for models.
+
+    Args:
+        benchmark: a key of `BENCHMARKS`.
+        model: a model that the benchmark has timed, or a key of `GROUPS`.
+        more_models: further models and groups.
     """
-    ratios = []
-    for place in SPEEDS[benchmark]:
-        ratio_by_model = {name: speed.ratio for name, speed in load_speeds(place).items()}
+    ratios: list[float] = []
+    for source in BENCHMARKS[benchmark]:
+        ratio_by_model = {name: measured.ratio for name, measured in load_speed_ups(source).items()}
         for model_or_group in (model, *more_models):
             if model_or_group in GROUPS:
-                members = [spec.replace("+", "_") for spec in GROUPS[model_or_group]]
-                ratios += [ratio_by_model[member] for member in members if member in ratio_by_model]
+                ratios += select_ratios_of_group(ratio_by_model, model_or_group)
             else:
                 ratios.append(ratio_by_model[model_or_group])
     return format_range(ratios, ".2f")
 
 
+def select_ratios_of_group(ratio_by_model: Mapping[str, float], group: str) -> list[float]:
+    """Returns the ratios of the members of a group that have one. `group` is a key of `GROUPS`."""
+    members = [spec.replace("+", "_") for spec in GROUPS[group]]
+    return [ratio_by_model[member] for member in members if member in ratio_by_model]
+
+
 # ---- quality
 
 
-def load_rows(table_name: str, dataset: str) -> Rows:
-    """Returns the records of a data set of a table by row."""
+def load_runs_by_model(table_name: str, dataset: str) -> RunsByModel:
+    """Returns {model: the records of its runs} for a data set of a table."""
     table = TABLES[table_name]
     return load_column(table, get_column(table, dataset))
 
 
-def is_lower_better(table: Table, figure: str) -> bool:
-    """Returns whether a lower value of a figure means a better model."""
-    if figure in ("valid_loss", "bits"):
+def is_lower_better(table: Table, metric: str) -> bool:
+    """Returns whether a lower value of a metric means a better model."""
+    if metric in ("valid_loss", "bits"):
         return True
     task = TASKS[table.task]
-    return figure == task.metric and task.best is min
+    return metric == task.metric and task.best is min
 
 
-def load_advantages(table_name: str, dataset: str, figure: str) -> dict[str, Difference]:
-    """Returns {row: its difference to the baseline}, with the sign turned where lower is better."""
+def load_advantages(table_name: str, dataset: str, metric: str) -> dict[str, Difference]:
+    """Returns {model: by how much it is better than the Transformer}, which is negative for a worse model."""
     table = TABLES[table_name]
-    by_row = differences(table, load_rows(table_name, dataset), figure)
-    return negate(by_row) if is_lower_better(table, figure) else by_row
+    differences = compute_differences(table, load_runs_by_model(table_name, dataset), metric)
+    return negate(differences) if is_lower_better(table, metric) else differences
 
 
-def negate(by_row: Mapping[str, Difference]) -> dict[str, Difference]:
-    """Returns differences with the opposite sign."""
-    return {row: difference._replace(mean=-difference.mean) for row, difference in by_row.items()}
+def negate(differences: Mapping[str, Difference]) -> dict[str, Difference]:
+    """Returns the differences with the opposite sign."""
+    negated = {}
+    for model, difference in differences.items():
+        negated[model] = Difference(-difference.mean, difference.half_width)
+    return negated
 
 
-def score(table_name: str, dataset: str, figure: str, model: str) -> str:
-    """Returns the mean of a model's figure over its runs. Words: ``score TABLE DATASET FIGURE MODEL``."""
-    values = [record["figures"][figure] for record in load_rows(table_name, dataset)[model]]
-    return f"{statistics.mean(values):.{DIGITS[figure]}f}"
+def score(table_name: str, dataset: str, metric: str, model: str) -> str:
+    """Returns the value of a metric for a model, as the mean over its runs.
 
-
-def lead(table_name: str, dataset: str, figure: str, model: str, *more_models: str) -> str:
-    """Returns by how much a model is better than the Transformer of the same seed.
-
-    The words of a comment are ``lead TABLE DATASET FIGURE MODEL …``. For one model the confidence interval is added;
-    several models give the range of their leads. Raises UserError if a model has no lead.
+    In a page: ``score TABLE DATASET METRIC MODEL``.
     """
-    advantages = load_advantages(table_name, dataset, figure)
+    runs = load_runs_by_model(table_name, dataset)[model]
+    mean = statistics.mean(run["figures"][metric] for run in runs)
+    return f"{mean:.{DIGITS[metric]}f}"
+
+
+def lead(table_name: str, dataset: str, metric: str, model: str, *more_models: str) -> str:
+    """Returns by how much a model is better than the Transformer of the same seed, with its confidence interval.
+
+    In a page: ``lead TABLE DATASET METRIC MODEL …``. For several models, returns the range of their leads. Raises
+    UserError if one of the models is not better.
+    """
+    advantages = load_advantages(table_name, dataset, metric)
     leads = [advantages[name] for name in (model, *more_models)]
-    return show_all_positive(leads, figure, "is not better than the Transformer")
+    if any(lead.mean <= 0 for lead in leads):
+        raise UserError("a model is not better than the Transformer")
+    return format_differences(leads, metric)
 
 
-def deficit(table_name: str, dataset: str, figure: str, model: str, *more_models: str) -> str:
-    """Returns by how much a model is worse than the Transformer, in the form of `lead`.
+def deficit(table_name: str, dataset: str, metric: str, model: str, *more_models: str) -> str:
+    """Returns by how much a model is worse than the Transformer of the same seed, with its confidence interval.
 
-    Words: ``deficit TABLE DATASET FIGURE MODEL …``.
+    In a page: ``deficit TABLE DATASET METRIC MODEL …``. For several models, returns the range of their deficits. Raises
+    UserError if one of the models is not worse.
     """
-    disadvantages = negate(load_advantages(table_name, dataset, figure))
+    disadvantages = negate(load_advantages(table_name, dataset, metric))
     deficits = [disadvantages[name] for name in (model, *more_models)]
-    return show_all_positive(deficits, figure, "is not worse than the Transformer")
+    if any(deficit.mean <= 0 for deficit in deficits):
+        raise UserError("a model is not worse than the Transformer")
+    return format_differences(deficits, metric)
 
 
-def show_all_positive(values: Sequence[Difference], figure: str, otherwise: str) -> str:
-    """Returns ``mean ± half width`` of one difference, the range of several means, or raises UserError."""
-    if any(value.mean <= 0 for value in values):
-        raise UserError(f"a model {otherwise}")
-    if len(values) > 1:
-        return format_range([value.mean for value in values], f".{DIGITS[figure]}f")
-    return with_interval(values[0], figure)
+def format_differences(differences: Sequence[Difference], metric: str) -> str:
+    """Returns "mean ± half width" of a single difference, or the range of the means of several."""
+    if len(differences) == 1:
+        return format_difference(differences[0], metric)
+    means = [difference.mean for difference in differences]
+    return format_range(means, f".{DIGITS[metric]}f")
 
 
-def with_interval(difference: Difference, figure: str) -> str:
-    """Returns ``mean ± half width``, or the mean alone if there is no interval."""
-    digits = DIGITS[figure]
+def format_difference(difference: Difference, metric: str) -> str:
+    """Returns "mean ± half width" of a difference, or the mean alone if there is no confidence interval."""
+    digits = DIGITS[metric]
     mean = f"{difference.mean:.{digits}f}"
-    return f"{mean} ± {difference.half_width:.{digits}f}" if difference.half_width else mean
+    if not difference.half_width:
+        return mean
+    return f"{mean} ± {difference.half_width:.{digits}f}"
 
 
-def ahead(table_name: str, dataset: str, figure: str) -> str:
-    """Names the models that are significantly better than the Transformer. Words: ``ahead TABLE DATASET FIGURE``."""
-    advantages = load_advantages(table_name, dataset, figure)
-    models = [row for row, difference in advantages.items() if difference.excludes_zero and difference.mean > 0]
-    return enumerate_models(models)
+def ahead(table_name: str, dataset: str, metric: str) -> str:
+    """Returns the names of the models that are significantly better than the Transformer.
 
-
-def behind(table_name: str, dataset: str, figure: str) -> str:
-    """Names the models that are significantly worse than the Transformer. Words: ``behind TABLE DATASET FIGURE``."""
-    advantages = load_advantages(table_name, dataset, figure)
-    models = [row for row, difference in advantages.items() if difference.excludes_zero and difference.mean < 0]
-    return enumerate_models(models)
-
-
-def undecided(table_name: str, dataset: str, figure: str) -> str:
-    """Names the models that do not differ significantly from the Transformer.
-
-    Words: ``undecided TABLE DATASET FIGURE``.
+    In a page: ``ahead TABLE DATASET METRIC``.
     """
-    advantages = load_advantages(table_name, dataset, figure)
-    models = [row for row, difference in advantages.items() if not difference.excludes_zero]
-    return enumerate_models(models)
+    advantages = load_advantages(table_name, dataset, metric)
+    better = [model for model, advantage in advantages.items() if advantage.excludes_zero and advantage.mean > 0]
+    return enumerate_models(better)
+
+
+def behind(table_name: str, dataset: str, metric: str) -> str:
+    """Returns the names of the models that are significantly worse than the Transformer.
+
+    In a page: ``behind TABLE DATASET METRIC``.
+    """
+    advantages = load_advantages(table_name, dataset, metric)
+    worse = [model for model, advantage in advantages.items() if advantage.excludes_zero and advantage.mean < 0]
+    return enumerate_models(worse)
+
+
+def undecided(table_name: str, dataset: str, metric: str) -> str:
+    """Returns the names of the models that do not differ significantly from the Transformer.
+
+    In a page: ``undecided TABLE DATASET METRIC``.
+    """
+    advantages = load_advantages(table_name, dataset, metric)
+    similar = [model for model, advantage in advantages.items() if not advantage.excludes_zero]
+    return enumerate_models(similar)
 
 
 def enumerate_models(models: Sequence[str]) -> str:
-    """Returns names as in a sentence: "`a`, `b` and `c`"; "none" without any."""
+    """Returns the names of models as in a sentence: "`a`, `b` and `c`"; "none" without any."""
     names = [f"`{model}`" for model in models]
     if not names:
         return "none"
@@ -255,35 +289,36 @@ def enumerate_models(models: Sequence[str]) -> str:
 # ---- trainings on Multi30k En-Fr that were continued
 
 
-def load_continued_leads(updates: str, figure: str, model: str) -> list[float]:
-    """Returns by how much each run of a model is better than its Transformer after so many updates.
+def load_continued_leads(updates: str, metric: str, model: str) -> list[float]:
+    """Returns for each seed by how much a model is better than its Transformer after 7000, 14000 or 28000 updates.
 
-    Only the seeds count that have gone on to the largest number of updates, so that the figures can be compared.
+    Only the seeds count that were trained for 28000 updates, so that the leads after different numbers of updates can
+    be compared.
     """
-    last_table = TABLES["multi30k_28k"]
-    stages = list_stages(last_table, get_column(last_table, "en-fr"))
+    table = TABLES["multi30k_28k"]
+    stages = list_stages(table, get_column(table, "en-fr"))
     stage_number = [stage.updates for stage in stages].index(int(updates))
-    rows: Rows = {}
-    for row, runs_of_seeds in load_continued_runs(stages).items():
-        rows[row] = [runs[stage_number] for runs in runs_of_seeds]
-    leads = []
-    for pair in pair_with_baseline(last_table, rows)[model]:
-        difference = pair.run["figures"][figure] - pair.baseline["figures"][figure]
-        leads.append(-difference if is_lower_better(last_table, figure) else difference)
-    return leads
+    runs_by_model: RunsByModel = {}
+    for name, trainings in load_continued_trainings(stages).items():
+        runs_by_model[name] = [training.records[stage_number] for training in trainings]
+    pairs = pair_with_baseline(runs_by_model, table.baseline)[model]
+    differences = [pair.difference(metric) for pair in pairs]
+    if is_lower_better(table, metric):
+        return [-difference for difference in differences]
+    return differences
 
 
-def lead_after(updates: str, figure: str, model: str) -> str:
-    """Returns a model's mean lead on En-Fr after 7000, 14000 or 28000 updates.
+def lead_after(updates: str, metric: str, model: str) -> str:
+    """Returns a model's lead over the Transformer on En-Fr after some updates, as the mean over its seeds.
 
-    Words: ``lead-after UPDATES FIGURE MODEL``.
+    In a page: ``lead-after UPDATES METRIC MODEL``. The updates are 7000, 14000 or 28000.
     """
-    mean_lead = statistics.mean(load_continued_leads(updates, figure, model))
-    return f"{mean_lead:.{DIGITS[figure]}f}"
+    mean_lead = statistics.mean(load_continued_leads(updates, metric, model))
+    return f"{mean_lead:.{DIGITS[metric]}f}"
 
 
 def pairs_after(updates: str, model: str) -> str:
-    """Returns how many seeds `lead_after` is a mean of. Words: ``pairs-after UPDATES MODEL``."""
+    """Returns over how many seeds `lead_after` takes the mean. In a page: ``pairs-after UPDATES MODEL``."""
     leads_of_seeds = load_continued_leads(updates, "bleu", model)
     return str(len(leads_of_seeds))
 
@@ -291,34 +326,35 @@ def pairs_after(updates: str, model: str) -> str:
 # ---- conversions, and the code
 
 
-def conversion_cost(conversion: str, updates: str, figure: str) -> str:
-    """Returns what a Transformer for En-De loses without its dot products.
+def conversion_cost(conversion: str, updates: str, metric: str) -> str:
+    """Returns by how much a Transformer for En-De gets worse when its dot products are replaced, with an interval.
 
-    The words of a comment are ``conversion-cost CONVERSION UPDATES FIGURE``. A conversion is one of
-    results/convert/multi30k_cpu-*, such as ``encoder-random``; updates are 0, 500 or 2000.
+    In a page: ``conversion-cost CONVERSION UPDATES METRIC``.
+
+    Args:
+        conversion: which dot products are replaced and by what, such as ``encoder-random``.
+        updates: how many updates the converted model was trained: 0, 500 or 2000.
+        metric: a metric of the records results/convert/multi30k_cpu-*.
     """
     table = TABLES["multi30k_cpu"]
-    rows: Rows = {}
-    for record in load("convert", f"{table.name}-*"):
-        for run in record["runs"]:
-            if run["updates"] == int(updates):
-                rows.setdefault(run["model"], []).append({**record, **run})
-    # as in docs/convert.md, the interval holds for all conversions together
-    by_conversion = differences(table, rows, figure)
-    costs = by_conversion if is_lower_better(table, figure) else negate(by_conversion)
-    return with_interval(costs[conversion], figure)
+    runs_by_conversion = load_runs_by_updates(table.name)[int(updates)]
+    # As in docs/convert.md, the intervals of all conversions hold together.
+    differences = compute_differences(table, runs_by_conversion, metric)
+    costs = differences if is_lower_better(table, metric) else negate(differences)
+    return format_difference(costs[conversion], metric)
 
 
 def count_bugs() -> str:
-    """Returns how many bugs of fairseq the plugin works around. Word: ``bugs``."""
+    """Returns how many bugs of fairseq the plugin works around. In a page: ``bugs``."""
     return str(len(load_repairs()))
 
 
 def count_variants() -> str:
-    """Returns for how many functions and mixtures there are architectures. Word: ``variants``."""
+    """Returns for how many functions and mixtures there are architectures. In a page: ``variants``."""
     return str(len(VARIANTS))
 
 
+# The functions that compute figures, by the first word of a comment.
 FIGURES: dict[str, Callable[..., str]] = {
     "speed-up": speed_up,
     "score": score,

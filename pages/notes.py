@@ -7,144 +7,166 @@ from collections.abc import Iterable, Sequence
 from recipes.catalog import BASELINE, TASKS, Table
 from recipes.provenance import device_of
 
-from .markdown import folded, format_range, label
-from .records import Record, load
+from .markdown import distinct, folded, format_range, model_label
+from .records import Record, load_records
 
 TITLE = "How these figures came about"
-VERSIONS_SHOWN = ("python", "torch", "fairseq", "ve-fairseq")  # results/ has the others too
+VERSIONS_SHOWN = ("python", "torch", "fairseq", "ve-fairseq")  # the records have the versions of more programs
+SIGNIFICANT = 0.05  # the p value below which a run differs significantly from the baseline
 
 
 def baseline_name(table: Table) -> str:
-    """Returns the name of the row with which others are compared, as part of a sentence."""
-    return "the Transformer" if table.baseline == BASELINE else label(table.baseline)
+    """Returns the name of the model with which others are compared, as part of a sentence in Markdown."""
+    return "the Transformer" if table.baseline == BASELINE else model_label(table.baseline)
 
 
 def reproduce_command(table: Table) -> str:
-    """Returns the command that runs any cell of a table, as code in Markdown."""
-    dataset = "--dataset DATASET " if len(table.columns) > 1 else ""
-    return f"`scripts/reproduce.sh {table.name} {dataset}--variant MODEL --seed N`"
+    """Returns the command that trains any model of a table, as code in Markdown."""
+    dataset_option = "--dataset DATASET " if len(table.columns) > 1 else ""
+    return f"`scripts/reproduce.sh {table.name} {dataset_option}--variant MODEL --seed N`"
 
 
-def note(table: Table, records: list[Record], figures: Iterable[str]) -> str:
-    """Returns folded text that says how the figures of a table came about.
+def results_note(table: Table, runs: list[Record], metrics: Iterable[str]) -> str:
+    """Returns the note below a table of results, which says how its figures came about, as folded text.
 
     Args:
         table: the table.
-        records: those of its runs that are shown.
-        figures: the names of the figures that are shown, whose signatures are listed.
+        runs: the records of the runs that the table shows.
+        metrics: the metrics that the table shows; the note lists their signatures.
     """
-    seeds = sorted({record["seed"] for record in records})
+    seeds = sorted({run["seed"] for run in runs})
     seeds_text = " or ".join(str(seed) for seed in seeds)
     lines = [
         f"The command of each run is {reproduce_command(table)}. The seed N is {seeds_text}. "
         f"The results of the runs are in the folder `results/{table.name}/`.",
-        *list_extra_options(records),
-        describe_duration(records),
-        list_signatures(records, figures),
-        *describe_round_trip(records),
-        *describe_significance(table, records),
+        *list_extra_options(runs),
+        describe_duration(runs),
+        list_signatures(runs, metrics),
+        *describe_round_trip(runs),
+        *describe_significance(table, runs),
         *list_speed_benchmarks(table),
-        describe_origin(records),
+        describe_origin(runs),
     ]
     return folded(TITLE, lines)
 
 
-def list_extra_options(records: Sequence[Record]) -> list[str]:
-    """Returns a line for each set of options about the machine with which runs were started."""
-    runs_by_options: Counter[str] = Counter()
-    for record in records:
-        # a command is "scripts/reproduce.sh TABLE … --seed N OPTIONS"
-        after_seed = record["command"].partition(" --seed ")[2]
-        options = [word for word in after_seed.split()[1:] if word not in ("--rerun", "--")]
-        runs_by_options[" ".join(options)] += 1
+def list_extra_options(runs: Sequence[Record]) -> list[str]:
+    """Returns a line for each set of extra options with which runs were started, such as options about the machine."""
+    runs_by_options = Counter(read_extra_options(run["command"]) for run in runs)
     lines = []
-    for options_text in sorted(runs_by_options):
-        if options_text:
-            number = runs_by_options[options_text]
-            lines.append(f"{number} of the {len(records)} runs used the options `{options_text}`.")
+    for options in sorted(runs_by_options):
+        if options:
+            number = runs_by_options[options]
+            lines.append(f"{number} of the {len(runs)} runs used the options `{options}`.")
     return lines
 
 
-def describe_duration(records: Sequence[Record]) -> str:
-    """Returns sentences with the numbers of updates, and the minutes on each kind of device."""
-    updates = format_range([record["updates"] for record in records], ",")
+def read_extra_options(command: str) -> str:
+    """Returns the options in the command of a run that other commands of the same table do not have.
+
+    A command is ``scripts/reproduce.sh TABLE … --seed N OPTIONS``. ``--rerun`` and ``--`` change no result and are left
+    out.
+    """
+    _, _, seed_and_options = command.partition(" --seed ")
+    options = seed_and_options.split()[1:]  # without the seed
+    return " ".join(option for option in options if option not in ("--rerun", "--"))
+
+
+def describe_duration(runs: Sequence[Record]) -> str:
+    """Returns sentences with the numbers of updates, and how many minutes the runs took on a CPU and on a GPU."""
     durations = []
     for device in ("cpu", "gpu"):
-        minutes = [record["minutes"] for record in records if device_of(record["hardware"]) == device]
+        minutes = [run["minutes"] for run in runs if device_of(run["hardware"]) == device]
         if minutes:
             durations.append(f"{format_range(minutes, '.1f')} minutes on a {device.upper()}")
+    updates_text = format_range([run["updates"] for run in runs], ",")
     durations_text = " and ".join(durations)
     return (
-        f"The models were trained for {updates} updates. The recorded times per training are {durations_text}. "
+        f"The models were trained for {updates_text} updates. The recorded times per training are {durations_text}. "
         "Other programs ran on the machines at the same time."
     )
 
 
-def list_signatures(records: Sequence[Record], figures: Iterable[str]) -> str:
-    """Returns a sentence with the signatures of the scores that are shown."""
+def list_signatures(runs: Sequence[Record], metrics: Iterable[str]) -> str:
+    """Returns a sentence with the signatures of the metrics and of chrF, which say how each was computed."""
     signatures = []
-    for figure in dict.fromkeys([*figures, "chrf"]):  # each once
-        signatures_of_runs = [record["signatures"][figure] for record in records if figure in record["signatures"]]
-        if signatures_of_runs:
-            signatures.append(f"`{join_distinct(signatures_of_runs)}`")
+    for metric in distinct([*metrics, "chrf"]):
+        signatures_of_metric = [run["signatures"][metric] for run in runs if metric in run["signatures"]]
+        if signatures_of_metric:
+            signatures.append(f"`{join_distinct(signatures_of_metric)}`")
     return f"Each score has one of these signatures: {', '.join(signatures)}."
 
 
-def describe_round_trip(records: Sequence[Record]) -> list[str]:
-    """Returns a sentence with the BLEU of a translation whose subwords are all right, if BLEU was measured."""
+def describe_round_trip(runs: Sequence[Record]) -> list[str]:
+    """Returns a sentence with the BLEU of a perfect translation; no sentence if BLEU was not measured.
+
+    It can be less than 100, because preprocessing and undoing it changes the text (figure ``round_trip``).
+    """
     scores = []
-    for record in records:
-        figures = record["figures"]
+    for run in runs:
+        figures = run["figures"]
         if "bleu" in figures and "round_trip" in figures:
             scores.append(f"{figures['round_trip']:.2f}")
-    return [f"A perfect translation would score {join_distinct(scores)} BLEU."] if scores else []
+    if not scores:
+        return []
+    return [f"A perfect translation would score {join_distinct(scores)} BLEU."]
 
 
-def describe_significance(table: Table, records: Sequence[Record]) -> list[str]:
-    """Returns how many runs differ from the baseline by the task's significance test, if one was made."""
-    tests = [record["significance"] for record in records if record.get("significance")]
+def describe_significance(table: Table, runs: Sequence[Record]) -> list[str]:
+    """Returns sentences that say how many runs differ significantly from the baseline; none if this was not tested.
+
+    A run is compared with the baseline's run of the same seed, by the significance test of the table's task.
+    """
+    tests = [run["significance"] for run in runs if run.get("significance")]
     if not tests:
         return []
-    number_significant = sum(test["p_value"] < 0.05 for test in tests)
-    # seeds and counts of single runs are left out of the signatures
+    number_significant = sum(test["p_value"] < SIGNIFICANT for test in tests)
+    # The end of a signature is left out, from the seed or the counts on, since it differs from run to run.
     kinds = [re.split(r"\|(?:seed|won):", test["signature"])[0] for test in tests if "signature" in test]
     kinds_text = f": {join_distinct(kinds)}" if kinds else ""
     return [
         f"Each run was compared with the run of {baseline_name(table)} that has the same seed "
         f"({TASKS[table.task].test}{kinds_text}). "
-        f"The p-value is below 0.05 in {number_significant} of {len(tests)} runs."
+        f"The p-value is below {SIGNIFICANT} in {number_significant} of {len(tests)} runs."
     ]
 
 
 def list_speed_benchmarks(table: Table) -> list[str]:
-    """Returns a line for each measurement of the speed of a table's models."""
+    """Returns a line for each measurement of the speed of a table's models: what was measured, command and commit."""
     lines = []
-    for record in load(f"{table.name}/speed"):
+    for record in load_records(f"{table.name}/speed"):
         command = f"`python benchmarks/timing.py {table.name}`"
         lines.append(f"The speed was measured with {command} at commit {record['commit']} ({record['benchmark']}).")
     return lines
 
 
 def describe_origin(records: Sequence[Record]) -> str:
-    """Returns sentences with the versions, hardware and commits of records."""
-    versions_by_program: dict[str, set[str]] = {}
-    machines: set[str] = set()
-    commits: set[str] = set()
+    """Returns sentences with the versions of programs, the hardware and the commits that records come from."""
+    hardware: list[str] = []
+    commits: list[str] = []
     for record in records:
-        # a record of a training that was continued has several, separated by semicolons
-        machines.update(record["hardware"].split("; "))
-        commits.update(record["commit"].split("; "))
+        # The record of a training that was continued may have several, separated by semicolons.
+        hardware += record["hardware"].split("; ")
+        commits += record["commit"].split("; ")
+    commits_text = ", ".join(sorted(set(commits)))
+    versions = describe_versions(records)
+    return f"Versions: {versions}. Hardware: {join_distinct(hardware)}. Commits: {commits_text}."
+
+
+def describe_versions(records: Sequence[Record]) -> str:
+    """Returns the versions of the most important programs, for example "python 3.11.7, torch 2.6.0 and 2.13.0"."""
+    versions_by_program: dict[str, set[str]] = {}
+    for record in records:
         for program, version in record["versions"].items():
             if program in VERSIONS_SHOWN:
                 versions_by_program.setdefault(program, set()).add(version)
-    versions = []
-    for program, program_versions in versions_by_program.items():
-        versions.append(program + " " + " and ".join(sorted(program_versions)))
-    versions_text = ", ".join(versions)
-    commits_text = ", ".join(sorted(commits))
-    return f"Versions: {versions_text}. Hardware: {join_distinct(machines)}. Commits: {commits_text}."
+    texts = []
+    for program, versions in versions_by_program.items():
+        versions_text = " and ".join(sorted(versions))
+        texts.append(f"{program} {versions_text}")
+    return ", ".join(texts)
 
 
-def join_distinct(values: Iterable[str]) -> str:
-    """Returns the distinct values, sorted and separated by semicolons."""
-    return "; ".join(sorted(set(values)))
+def join_distinct(texts: Iterable[str]) -> str:
+    """Returns the distinct texts, sorted and separated by semicolons."""
+    return "; ".join(sorted(set(texts)))

@@ -1,4 +1,15 @@
-"""Reads the records of results/ and computes how far models lie from their baseline."""
+"""Reads the JSON files of results/, and computes by how much models differ from their baseline.
+
+A *record* is the content of one JSON file. The record of a run, which is one training, says among other things
+
+- ``dataset``, ``model`` and ``seed``: what was trained,
+- ``figures``: {metric: its value on the test set}, for example {"bleu": 38.26},
+- ``signatures``: {metric: how it was computed},
+- ``curve``: the validation losses, and the numbers of updates after which they were measured.
+
+A table of results, which recipes/tables.yaml defines, has a row for each model and a column for each data set. Its
+*baseline* is the model with which the others are compared. Except in one table, this is fairseq's Transformer.
+"""
 
 import json
 import math
@@ -7,105 +18,125 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy
+
 from recipes.catalog import Column, Table
 from recipes.provenance import device_of
 from recipes.steps import ROOT
 
 Record = dict[str, Any]
-Rows = dict[str, list[Record]]  # {row of a table: the records of its runs}
+RunsByModel = dict[str, list[Record]]  # {model: the records of its runs}
 STEPS_PER_SECOND = "steps/s"  # the heading of the paper's speeds
+STOCK = "stock"  # the name of fairseq's Transformer in the files of the benchmarks
 ERROR_RATE = 0.05  # the probability that any interval of a column fails to cover its true difference
 
 
-def load(folder: str, name: str = "*") -> list[Record]:
-    """Returns the records of a folder of results/, sorted by file name. `name` is a pattern without ``.json``."""
-    paths = sorted((ROOT / "results" / folder).glob(f"{name}.json"))
+def load_records(folder: str, file_pattern: str = "*") -> list[Record]:
+    """Returns the records of a folder of results/, sorted by file name.
+
+    Args:
+        folder: a path below results/.
+        file_pattern: which files to read: their name without ``.json``, where ``*`` stands for any letters.
+    """
+    paths = sorted((ROOT / "results" / folder).glob(f"{file_pattern}.json"))
     return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
 
 
 def load_runs(table_name: str) -> list[Record]:
-    """Returns the records of a table's runs, with the last validation loss as one more figure.
+    """Returns the records of all runs of a table, with the last validation loss as one more metric, ``valid_loss``.
 
-    A seed that was trained on a GPU and on a CPU counts as two runs, because their rounding differs.
+    If a model was trained with the same seed on a GPU and on a CPU, these are two runs, since their rounding differs.
     """
-    records = load(f"{table_name}/gpu") + load(f"{table_name}/cpu")
-    for record in records:
-        losses = record["curve"].get("valid_loss")
-        record["figures"]["valid_loss"] = losses[-1] if losses else None
-    return records
+    runs = load_records(f"{table_name}/gpu") + load_records(f"{table_name}/cpu")
+    for run in runs:
+        losses = run["curve"].get("valid_loss")
+        run["figures"]["valid_loss"] = losses[-1] if losses else None
+    return runs
 
 
-def group_by_row(table: Table, column: Column, records: Iterable[Record]) -> Rows:
-    """Returns the records of a column by row, in the order of the table.
+def group_by_model(table: Table, column: Column, runs: Iterable[Record]) -> RunsByModel:
+    """Returns {model: those of the runs that belong to it and to the column's data set}.
 
-    A row without a run has an empty list. Models that are no row of the table come last.
+    All models of the table are keys, in the order of the table, even if they have no run. Other models come last.
     """
-    rows: Rows = {model: [] for model in table.models()}
-    for record in records:
-        if record["dataset"] == column.name:
-            rows.setdefault(record["model"], []).append(record)
-    return rows
+    runs_by_model: RunsByModel = {model: [] for model in table.models()}
+    for run in runs:
+        if run["dataset"] == column.name:
+            runs_by_model.setdefault(run["model"], []).append(run)
+    return runs_by_model
 
 
 def get_column(table: Table, dataset: str) -> Column:
-    """Returns the column of a table that has the name of a data set; StopIteration if there is none."""
-    return next(column for column in table.columns if column.name == dataset)
+    """Returns the column of a table for a data set. Raises KeyError if the table has no such column."""
+    for column in table.columns:
+        if column.name == dataset:
+            return column
+    raise KeyError(dataset)
 
 
-def load_column(table: Table, column: Column) -> Rows:
-    """Returns the records of one column of a table by row."""
-    return group_by_row(table, column, load_runs(table.name))
+def load_column(table: Table, column: Column) -> RunsByModel:
+    """Returns {model: the records of its runs} for one column of a table. A model without runs has an empty list."""
+    return group_by_model(table, column, load_runs(table.name))
 
 
 # ---- pairs of runs with the same seed
 
 
 class Pair(NamedTuple):
-    """A run of a model and the run of the baseline with which it is compared."""
+    """A run of a model, and the run of the baseline with which it is compared."""
 
     run: Record
     baseline: Record
 
+    def difference(self, metric: str) -> float:
+        """Returns the model's value of a metric minus the baseline's."""
+        difference: float = self.run["figures"][metric] - self.baseline["figures"][metric]
+        return difference
 
-def pair_with_baseline(table: Table, rows: Rows) -> dict[str, list[Pair]]:
-    """Returns {row: its runs, each paired with the baseline's run of the same seed}.
 
-    Runs whose seed the baseline does not have are left out, as are rows without any pair, and the baseline itself.
+def pair_with_baseline(runs_by_model: RunsByModel, baseline: str) -> dict[str, list[Pair]]:
+    """Returns {model: its runs, each paired with the baseline's run of the same seed}, without the baseline itself.
+
+    Runs whose seed the baseline does not have are left out, and so are models without any pair.
     """
-    pairs_by_row = {}
-    for row, runs in rows.items():
-        if row == table.baseline:
+    pairs_by_model = {}
+    for model, runs in runs_by_model.items():
+        if model == baseline:
             continue
         pairs = []
         for run in runs:
-            baseline = match_seed(run, rows[table.baseline])
-            if baseline is not None:
-                pairs.append(Pair(run, baseline))
+            baseline_run = find_run_with_same_seed(run, runs_by_model[baseline])
+            if baseline_run is not None:
+                pairs.append(Pair(run, baseline_run))
         if pairs:
-            pairs_by_row[row] = pairs
-    return pairs_by_row
+            pairs_by_model[model] = pairs
+    return pairs_by_model
 
 
-def match_seed(run: Record, others: Iterable[Record]) -> Record | None:
-    """Returns which of other runs has the same seed; of several the one on the same processor, else the same device."""
-    candidates = [candidate for candidate in others if candidate["seed"] == run["seed"]]
-    for candidate in candidates:
+def find_run_with_same_seed(run: Record, candidates: Iterable[Record]) -> Record | None:
+    """Returns the candidate with the same seed as a run, or None if there is none.
+
+    Of several, it is the one on the same hardware, or else one on the same kind of device (CPU or GPU), or else the
+    first one.
+    """
+    with_same_seed = [candidate for candidate in candidates if candidate["seed"] == run["seed"]]
+    for candidate in with_same_seed:
         if candidate["hardware"] == run["hardware"]:
             return candidate
-    for candidate in candidates:
+    for candidate in with_same_seed:
         if device_of(candidate["hardware"]) == device_of(run["hardware"]):
             return candidate
-    return candidates[0] if candidates else None
+    return with_same_seed[0] if with_same_seed else None
 
 
 # ---- differences with confidence intervals
 
 
 class Difference(NamedTuple):
-    """A figure of a model minus the baseline's with the same seed: the mean over seeds, with a confidence interval."""
+    """A model's value of a metric minus the baseline's with the same seed: mean over seeds, and confidence interval."""
 
     mean: float
-    half_width: float  # of the interval; 0 where the runs are too few for one
+    half_width: float  # of the interval; 0 if there are too few runs for an interval
 
     @property
     def excludes_zero(self) -> bool:
@@ -121,36 +152,39 @@ class Difference(NamedTuple):
         return f"**{text}**" if self.excludes_zero else text
 
 
-def differences(table: Table, rows: Rows, figure: str) -> dict[str, Difference]:
-    """Returns {row: its difference to the baseline in a figure}, for the rows that share a seed with the baseline.
+def compute_differences(table: Table, runs_by_model: RunsByModel, metric: str) -> dict[str, Difference]:
+    """Returns {model: its difference to the baseline in a metric}, for models that share a seed with the baseline.
 
-    The intervals of a column hold simultaneously: with a probability of 95 % all of them cover the true difference
-    (Bonferroni). They assume that all models have the same variance from run to run, so that even a row with a single
+    The intervals hold simultaneously: with a probability of 95 %, all of them cover the true difference (Bonferroni).
+    They assume that the scores of all models have the same variance from run to run, so that even a model with a single
     run has an interval.
     """
-    measured: Rows = {}
-    for row, runs in rows.items():
-        measured[row] = [run for run in runs if run["figures"][figure] is not None]
-    pairs_by_row = pair_with_baseline(table, measured)
-    variance, degrees_of_freedom = estimate_variance(table.baseline, pairs_by_row, figure)
-    quantile = simultaneous_quantile(len(pairs_by_row), degrees_of_freedom)
-    result = {}
-    for row, pairs in pairs_by_row.items():
-        values = [pair.run["figures"][figure] - pair.baseline["figures"][figure] for pair in pairs]
-        half_width = quantile * math.sqrt(variance * variance_factor(pairs))
-        result[row] = Difference(statistics.mean(values), half_width)
-    return result
+    measured_runs: RunsByModel = {}
+    for model, runs in runs_by_model.items():
+        measured_runs[model] = [run for run in runs if run["figures"][metric] is not None]
+    pairs_by_model = pair_with_baseline(measured_runs, table.baseline)
+    variance = estimate_variance(pairs_by_model, table.baseline, metric)
+    quantile = simultaneous_quantile(len(pairs_by_model), variance.degrees_of_freedom)
+    differences = {}
+    for model, pairs in pairs_by_model.items():
+        mean = statistics.mean(pair.difference(metric) for pair in pairs)
+        standard_error = math.sqrt(variance.value * variance_factor(pairs))
+        differences[model] = Difference(mean, half_width=quantile * standard_error)
+    return differences
 
 
 def variance_factor(pairs: Sequence[Pair]) -> float:
-    """Returns the variance of the mean difference of independent pairs, in units of the variance of a single run.
+    """Returns the variance of the mean difference of the pairs, in units of the variance of a single run.
 
-    A run of the baseline may occur in several pairs, which then are not independent: its weight is their share.
+    The mean difference is the mean of the model's runs, with a variance of 1 / number of pairs, minus a weighted mean
+    of the baseline's runs. A run of the baseline that is part of several pairs counts several times in that mean: its
+    weight is the share of the pairs that it is part of.
     """
-    pairs_per_baseline_run = Counter(id(pair.baseline) for pair in pairs)
     factor = 1 / len(pairs)
+    pairs_per_baseline_run = Counter(id(pair.baseline) for pair in pairs)
     for count in pairs_per_baseline_run.values():
-        factor += (count / len(pairs)) ** 2
+        weight = count / len(pairs)
+        factor += weight**2
     return factor
 
 
@@ -165,7 +199,7 @@ def simultaneous_quantile(number_of_intervals: int, degrees_of_freedom: int) -> 
 
 
 class Observation(NamedTuple):
-    """A figure of one run. Runs that are compared with the same run of the baseline form a group with it."""
+    """The value of a metric in one run. Runs that are compared with the same run of the baseline share its group."""
 
     model: str
     group: int  # the identity of the baseline's run
@@ -179,87 +213,107 @@ class Variance(NamedTuple):
     degrees_of_freedom: int  # 0: there are too few runs for an estimate
 
 
-def estimate_variance(baseline: str, pairs_by_row: Mapping[str, Sequence[Pair]], figure: str) -> Variance:
-    """Estimates the variance of a figure from run to run.
+def estimate_variance(pairs_by_model: Mapping[str, Sequence[Pair]], baseline: str, metric: str) -> Variance:
+    """Estimates the variance of a metric from run to run, from the runs of all models together.
 
-    A figure is modelled as an effect of the model, plus an effect of the group, plus chance; the variance is that of
-    the residuals after a least-squares fit. The variance of the differences themselves would be wrong: all differences
-    of a group contain the same run of the baseline, and so are not independent.
+    A group is a run of the baseline with the runs that are compared with it. The value of a run is modelled as an
+    effect of its model, plus an effect of its group, plus chance. The result is the variance of chance, estimated from
+    the residuals of a least-squares fit. The variance of the differences to the baseline would be wrong, because the
+    differences of a group contain the same run of the baseline and so are not independent.
     """
-    import numpy
-
-    observations = list_observations(baseline, pairs_by_row, figure)
+    observations = list_observations(pairs_by_model, baseline, metric)
     if not observations:
-        return Variance(0.0, 0)
-    columns: dict[str | int, int] = {}  # {model or group: its column of the design matrix}
-    for observation in observations:
-        columns.setdefault(observation.model, len(columns))
-        columns.setdefault(observation.group, len(columns))
-    design = numpy.zeros((len(observations), len(columns)))
-    for number, observation in enumerate(observations):
-        design[number, columns[observation.model]] = 1
-        design[number, columns[observation.group]] = 1
+        return Variance(0.0, degrees_of_freedom=0)
+    design = build_design_matrix(observations)
     values = numpy.array([observation.value for observation in observations])
     effects, _, rank, _ = numpy.linalg.lstsq(design, values, rcond=None)
     degrees_of_freedom = len(observations) - int(rank)
-    if not degrees_of_freedom:
-        return Variance(0.0, 0)
+    if degrees_of_freedom == 0:
+        return Variance(0.0, degrees_of_freedom=0)
     residuals = values - design @ effects
-    return Variance(float(residuals @ residuals) / degrees_of_freedom, degrees_of_freedom)
+    sum_of_squares = float(residuals @ residuals)
+    return Variance(sum_of_squares / degrees_of_freedom, degrees_of_freedom)
 
 
-def list_observations(baseline: str, pairs_by_row: Mapping[str, Sequence[Pair]], figure: str) -> list[Observation]:
-    """Returns a figure of every run that is part of a pair; a run of the baseline counts once for all its pairs."""
-    baseline_runs: dict[int, Observation] = {}
+def build_design_matrix(observations: Sequence[Observation]) -> "numpy.ndarray[Any, Any]":
+    """Returns the matrix of the linear model that explains each observation by its model and its group.
+
+    It has a row for each observation and a column for each model and each group. An entry is 1 if the observation
+    belongs to the column's model or group, and otherwise 0.
+    """
+    column_numbers: dict[str | int, int] = {}  # {model or group: its column}
+    for observation in observations:
+        column_numbers.setdefault(observation.model, len(column_numbers))
+        column_numbers.setdefault(observation.group, len(column_numbers))
+    design = numpy.zeros((len(observations), len(column_numbers)))
+    for row_number, observation in enumerate(observations):
+        design[row_number, column_numbers[observation.model]] = 1
+        design[row_number, column_numbers[observation.group]] = 1
+    return design
+
+
+def list_observations(pairs_by_model: Mapping[str, Sequence[Pair]], baseline: str, metric: str) -> list[Observation]:
+    """Returns the value of a metric for every run in a pair. A run of the baseline occurs once, even in many pairs."""
+    observation_by_baseline_run: dict[int, Observation] = {}
     others = []
-    for row, pairs in pairs_by_row.items():
+    for model, pairs in pairs_by_model.items():
         for pair in pairs:
             group = id(pair.baseline)
-            baseline_runs[group] = Observation(baseline, group, float(pair.baseline["figures"][figure]))
-            others.append(Observation(row, group, float(pair.run["figures"][figure])))
-    return [*baseline_runs.values(), *others]
+            baseline_value = float(pair.baseline["figures"][metric])
+            observation_by_baseline_run[group] = Observation(baseline, group, baseline_value)
+            others.append(Observation(model, group, float(pair.run["figures"][metric])))
+    return [*observation_by_baseline_run.values(), *others]
 
 
 # ---- speeds
 
 
-class Place(NamedTuple):
-    """Where the figures of a benchmark are: a file of a folder of results/, and their name in that file."""
+class Benchmark(NamedTuple):
+    """A measurement of the speed or memory of models: where its figures are in results/."""
 
     folder: str
-    file: str
-    figure: str
+    file: str  # a name without ``.json``
+    key: str  # of the ratio to fairseq's Transformer among the figures of a model: "ratio", or the shape of the batch
 
 
-class Speed(NamedTuple):
-    """How many times as fast as the baseline a model is (or how many times less memory it takes)."""
+class SpeedUp(NamedTuple):
+    """How many times as fast as the baseline a model is (or how many times less memory it needs)."""
 
     ratio: float  # the median over rounds
     lowest: float  # of all rounds
     highest: float
 
 
-def load_speeds(place: Place) -> dict[str, Speed]:
-    """Returns {model: its speed} of a benchmark, by the names of the tables; empty if it has not run."""
-    if place.figure == "ratio":
-        lowest, highest = "lowest", "highest"
-    else:
-        lowest, highest = f"{place.figure} from", f"{place.figure} to"
-    speeds = {}
-    for record in load(place.folder, place.file):
+def load_speed_ups(benchmark: Benchmark) -> dict[str, SpeedUp]:
+    """Returns {model: its speed-up in a benchmark}; empty if the benchmark has not been run.
+
+    The files of benchmarks name a mixture like ``random+vanilla``; here it is ``random_vanilla``, as in all tables.
+    """
+    speed_ups = {}
+    for record in load_records(benchmark.folder, benchmark.file):
         for spec, figures in record["figures"].items():
-            if place.figure in figures and spec != "stock":
-                ratio = figures[place.figure]
-                # benchmarks of memory on a GPU have no rounds
-                speed = Speed(ratio, lowest=figures.get(lowest, ratio), highest=figures.get(highest, ratio))
-                speeds[spec.replace("+", "_")] = speed
-    return speeds
+            if benchmark.key in figures and spec != STOCK:
+                model = spec.replace("+", "_")
+                speed_ups[model] = read_speed_up(figures, benchmark.key)
+    return speed_ups
 
 
-def load_paper_speeds(table: Table) -> dict[str, float]:
-    """Returns {model: its steps per second over the Transformer's} from the paper's table; empty if it has none."""
-    steps = {}
+def read_speed_up(figures: Mapping[str, float], key: str) -> SpeedUp:
+    """Returns the speed-up that is stored under a key of a model's figures, with its range over the rounds.
+
+    The range of "ratio" is under "lowest" and "highest", and the range of a shape such as "32x32" is under "32x32 from"
+    and "32x32 to". Benchmarks of the memory of a GPU have no rounds; their range is the ratio itself.
+    """
+    ratio = figures[key]
+    if key == "ratio":
+        return SpeedUp(ratio, lowest=figures.get("lowest", ratio), highest=figures.get("highest", ratio))
+    return SpeedUp(ratio, lowest=figures.get(f"{key} from", ratio), highest=figures.get(f"{key} to", ratio))
+
+
+def load_paper_speed_ups(table: Table) -> dict[str, float]:
+    """Returns {model: its steps per second over the baseline's} from the paper's table; empty if it has no speeds."""
+    steps_per_second = {}
     for model, figures in table.published().items():
         if STEPS_PER_SECOND in figures:
-            steps[model] = float(figures[STEPS_PER_SECOND])
-    return {model: value / steps[table.baseline] for model, value in steps.items()}
+            steps_per_second[model] = float(figures[STEPS_PER_SECOND])
+    return {model: steps / steps_per_second[table.baseline] for model, steps in steps_per_second.items()}

@@ -3,19 +3,19 @@
 from fairseq_synth import register
 from fairseq_synth.host.repairs import REPAIRS, Repair
 
-from .markdown import markdown
+from .markdown import markdown_table
 
 
 def load_repairs() -> dict[str, Repair]:
-    """Returns the repairs by the name with which each can be switched off, sorted by that name."""
+    """Returns {name: workaround} for the bugs of fairseq that the plugin works around, sorted by name."""
     register()  # importing the plugin's repairs fills REPAIRS
     return dict(sorted(REPAIRS.items()))
 
 
 def bug_table() -> str:
-    """Returns a table of all bugs in Markdown."""
+    """Returns a table in Markdown with the symptom of each bug, and the versions of fairseq that have it."""
     rows = []
     for name, repair in load_repairs().items():
-        symptom = repair.symptom.replace("|", "\\|")
+        symptom = repair.symptom.replace("|", "\\|")  # "|" alone would end the cell
         rows.append([f"`{name}`", symptom, repair.versions])
-    return markdown(["name", "symptom", "fairseq versions"], rows)
+    return markdown_table(["name", "symptom", "fairseq versions"], rows)

@@ -1,7 +1,8 @@
-"""The tables of speeds and memory in Markdown, from results/."""
+"""The tables of speed-ups and memory in Markdown, from results/."""
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import yaml
 
@@ -10,57 +11,73 @@ from recipes.steps import ROOT
 
 from .markdown import ModelColumn, explain_dagger, folded, list_models, model_table
 from .notes import TITLE, describe_origin
-from .records import Place, Record, load, load_speeds
+from .records import Benchmark, Record, load_records, load_speed_ups
 from .tables import SYNTHESIZERS
 
-Benchmarks = dict[str, dict[str, dict[str, Place]]]  # {table: {title of a part: {heading: where its figures are}}}
+
+class TablePart(NamedTuple):
+    """A part of a table of speed-ups, which is shown as a table with a title."""
+
+    title: str  # empty: none
+    benchmarks: dict[str, Benchmark]  # {heading of a column: the benchmark that it shows}
 
 
-def read_benchmarks() -> Benchmarks:
-    """Reads benchmarks.yaml, which lists the tables of speeds."""
-    entries = yaml.safe_load((ROOT / "pages" / "benchmarks.yaml").read_text(encoding="utf-8"))
-    benchmarks: Benchmarks = {}
-    for table, parts in entries.items():
-        benchmarks[table] = {}
-        for title, columns in parts.items():
-            benchmarks[table][title] = {heading: Place(*place) for heading, place in columns.items()}
-    return benchmarks
+def read_speed_tables() -> dict[str, list[TablePart]]:
+    """Returns {table: its parts} from benchmarks.yaml, which lists the tables of speed-ups."""
+    text = (ROOT / "pages" / "benchmarks.yaml").read_text(encoding="utf-8")
+    tables = {}
+    for table_name, columns_by_title in yaml.safe_load(text).items():
+        parts = []
+        for title, columns in columns_by_title.items():
+            benchmarks = {}
+            for heading, (folder, file, key) in columns.items():
+                benchmarks[heading] = Benchmark(folder, file, key)
+            parts.append(TablePart(title, benchmarks))
+        tables[table_name] = parts
+    return tables
 
 
-BENCHMARKS = read_benchmarks()
+SPEED_TABLES = read_speed_tables()
 
 
-def find_place(table: str, heading: str) -> Place:
-    """Returns where the figures of a column of a table of speeds are; KeyError if there is no such column."""
-    columns: dict[str, Place] = {}
-    for part in BENCHMARKS[table].values():
-        columns.update(part)
-    return columns[heading]
+def find_benchmark(table_name: str, heading: str) -> Benchmark:
+    """Returns the benchmark that a column of a table of speed-ups shows. Raises KeyError if there is no such column."""
+    for part in SPEED_TABLES[table_name]:
+        if heading in part.benchmarks:
+            return part.benchmarks[heading]
+    raise KeyError(heading)
 
 
 def speed_table(name: str) -> str:
-    """Returns a table of ratios to fairseq's Transformer, in several parts if they have titles, and the commands."""
-    blocks = []
+    """Returns a table of how many times as fast as fairseq's Transformer models are, with the commands below it.
+
+    A table with many columns consists of several parts, one below the other.
+    """
+    paragraphs = []
     models_shown: list[str] = []
-    places: list[Place] = []
-    for title, part in BENCHMARKS[name].items():
-        columns = [ModelColumn(heading, format_ratios(place)) for heading, place in part.items()]
+    benchmarks: list[Benchmark] = []
+    for part in SPEED_TABLES[name]:
+        columns = []
+        for heading, benchmark in part.benchmarks.items():
+            columns.append(ModelColumn(heading, format_ratios(benchmark)))
+            benchmarks.append(benchmark)
         models = sort_models(list_models(columns))
-        heading = f"**{title}**\n\n" if title else ""
-        blocks.append(heading + model_table(columns, models))
         models_shown += models
-        places += part.values()
+        title = f"**{part.title}**\n\n" if part.title else ""
+        paragraphs.append(title + model_table(columns, models))
     dagger = explain_dagger(models_shown)
     if dagger:
-        blocks.append(dagger)
-    blocks.append(describe_benchmarks(places))
-    return "\n".join(blocks)
+        paragraphs.append(dagger)
+    paragraphs.append(speed_note(benchmarks))
+    return "\n".join(paragraphs)
 
 
-def format_ratios(place: Place) -> dict[str, str]:
-    """Returns {model: its ratio to the baseline} of a benchmark."""
-    ratios = {model: f"{speed.ratio:.2f}" for model, speed in load_speeds(place).items()}
-    ratios.pop(BASELINE, None)
+def format_ratios(benchmark: Benchmark) -> dict[str, str]:
+    """Returns {model: its speed-up} as text, without the Transformer, whose speed-up is 1."""
+    ratios = {}
+    for model, speed_up in load_speed_ups(benchmark).items():
+        if model != BASELINE:
+            ratios[model] = f"{speed_up.ratio:.2f}"
     return ratios
 
 
@@ -68,21 +85,27 @@ def sort_models(models: Iterable[str]) -> list[str]:
     """Returns the Synthesizers in the order of the architectures, then other models by name."""
     models = set(models)
     synthesizers = [model for model in SYNTHESIZERS if model in models]
-    return synthesizers + sorted(models.difference(synthesizers))
+    other_models = sorted(models.difference(SYNTHESIZERS))
+    return synthesizers + other_models
 
 
-def describe_benchmarks(places: Iterable[Place]) -> str:
-    """Returns folded text with the command behind each column, and the origin of all."""
-    files = dict.fromkeys((place.folder, place.file) for place in places)
+def speed_note(benchmarks: Iterable[Benchmark]) -> str:
+    """Returns the note below a table of speed-ups: the command of each benchmark, versions and hardware; folded."""
+    files: list[tuple[str, str]] = []  # several columns may show the same file
     records: list[Record] = []
-    for folder, file in files:
-        records += load(folder, file)
+    for benchmark in benchmarks:
+        file = (benchmark.folder, benchmark.file)
+        if file not in files:
+            files.append(file)
+            records += load_records(benchmark.folder, benchmark.file)
     lines = [describe_benchmark(record) for record in records]
     return folded(TITLE, [*lines, "", describe_origin(records)])
 
 
 def describe_benchmark(record: Mapping[str, str]) -> str:
-    """Returns an item of a list: what was measured, at which commit, and by which command."""
-    # a long list of variants says no more than the table does
+    """Returns an item of a list: what a benchmark measured, at which commit, and by which command.
+
+    The names after ``--variants`` are replaced by "…", since they are those of the rows of the table.
+    """
     command = re.sub(r"(--variants) \S+(?: [^-\s]\S*)+", r"\1 …", record["command"])
     return f"- {record['benchmark']}, commit {record['commit']}: `{command}`"

@@ -1,18 +1,25 @@
 """The pictures of a table's column: scores of all runs, validation loss, curves of a training that was continued."""
 
-import itertools
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from fairseq_synth.inspect.drawing import Call, Panel, Picture
+from fairseq_synth.inspect.drawing import Panel, Picture
 from recipes.catalog import BASELINE, RECIPES, TABLES, TASKS, Column, Table
 
-from .axes import WIDTH, break_name, call, vertical_line
+from .axes import FONT, SMALL_FONT, WIDTH, RecordedAxes, break_name, get_limits_of_models
 from .markdown import format_range
-from .records import Pair, Record, Rows, get_column, load_column, match_seed, pair_with_baseline
-from .tables import main_figure, shown_figures
+from .records import (
+    Pair,
+    Record,
+    RunsByModel,
+    find_run_with_same_seed,
+    get_column,
+    load_column,
+    pair_with_baseline,
+)
+from .tables import main_metric, shown_metrics
 
 MOST_LINES = 4  # in one panel, so that their bands can be told apart
 BLUE = "tab:blue"
@@ -23,7 +30,10 @@ class CannotDrawError(Exception):
 
 
 def draw_table_picture(name: str) -> Picture:
-    """Draws the picture of the name TABLE-DATASET-KIND.png; CannotDrawError says why it cannot be drawn."""
+    """Returns the picture with the name TABLE-DATASET-KIND.png, where the kind is a key of `KINDS`.
+
+    Raises CannotDrawError if there is no such table, data set or kind, or if the results are not complete.
+    """
     for table in TABLES.values():
         for column in table.columns:
             for kind, draw in KINDS.items():
@@ -32,25 +42,32 @@ def draw_table_picture(name: str) -> Picture:
     raise CannotDrawError("no picture has this name")
 
 
-def load_measured_rows(table: Table, column: Column) -> Rows:
+def load_measured_runs(table: Table, column: Column) -> RunsByModel:
     """Returns {model: the records of its runs} of a column, without models that have not run.
 
     Raises CannotDrawError if fewer than two models have run.
     """
     runs_by_model = {model: runs for model, runs in load_column(table, column).items() if runs}
-    number = len(runs_by_model)
-    if number < 2:
-        raise CannotDrawError(f"it compares models, and results/{table.name} has runs of {number} of {column.name}")
+    number_of_models = len(runs_by_model)
+    if number_of_models < 2:
+        raise CannotDrawError(
+            f"it compares models, and results/{table.name} has runs of {number_of_models} of {column.name}"
+        )
     return runs_by_model
 
 
 def picture_title(table: Table, column: Column) -> str:
-    """Returns the data set, and what distinguishes the table from others of the same data set."""
+    """Returns the title of a picture: the data set, and what distinguishes the table from others of this data set."""
     return f"{column.heading}: {table.title}"
 
 
-def describe_seeds(numbers: Sequence[int]) -> str:
-    """Returns ``1 seed``, ``3 seeds`` or ``3 to 6 seeds``."""
+def describe_baseline(table: Table) -> str:
+    """Returns the name of the model with which others are compared, as part of a sentence."""
+    return "the Transformer" if table.baseline == BASELINE else table.baseline
+
+
+def describe_numbers_of_seeds(numbers: Sequence[int]) -> str:
+    """Returns how many seeds models have: "1 seed", "3 seeds" or, if they differ, "3 to 6 seeds"."""
     text = format_range(numbers, "d")
     return f"{text} seed" if text == "1" else f"{text} seeds"
 
@@ -59,47 +76,67 @@ def describe_seeds(numbers: Sequence[int]) -> str:
 
 
 def draw_scores(name: str, table: Table, column: Column) -> Picture:
-    """Draws a dot for each run and a stroke for each model's mean, the best model first.
+    """Returns a picture of the test scores in one column of a table: a line with dots for each model, best model first.
 
-    A model with a single run has a hollow dot and no stroke, as one run says little about a mean.
+    Args:
+        name: the file name of the picture.
+        table: the table.
+        column: its column, whose main metric is drawn.
     """
-    runs_by_model = load_measured_rows(table, column)
-    metric = main_figure(table, column)
+    metric = main_metric(table, column)
     scores_by_model = {}
-    for model, runs in runs_by_model.items():
+    for model, runs in load_measured_runs(table, column).items():
         scores_by_model[model] = [run["figures"][metric] for run in runs]
-    means = {model: statistics.mean(scores) for model, scores in scores_by_model.items()}
-    is_higher_better = TASKS[table.task].best is max
-    best_first = sorted(means, key=lambda model: means[model], reverse=is_higher_better)
-    calls = [call("grid", axis="y", alpha=0.4), call("set_axisbelow", True)]
-    if table.baseline in means:
-        calls.append(vertical_line(means[table.baseline], color="0.6", linestyle="--"))
-    for model in best_first:
+    number_of_models = len(scores_by_model)
+
+    axes = RecordedAxes()
+    axes.grid(axis="y", alpha=0.4)
+    axes.set_axisbelow(True)
+    if table.baseline in scores_by_model:
+        mean_of_baseline = statistics.mean(scores_by_model[table.baseline])
+        axes.axvline(mean_of_baseline, color="0.6", linewidth=1, linestyle="--")
+    for model in sort_best_first(table, scores_by_model):
         color = "black" if model == table.baseline else BLUE
-        calls += score_calls(model, scores_by_model[model], color)
-    # The models are at 0, 1, 2, … of the y axis, with half a step of room on both sides. The axis is turned around, so
-    # that the first and best model is at the top.
-    calls.append(call("set_ylim", len(runs_by_model) - 0.5, -0.5))
-    calls.append(call("set_title", picture_title(table, column), fontsize=10))
-    direction = "higher" if is_higher_better else "lower"
-    settings = {
-        "xlabel": f"{shown_figures(table, column)[metric]} ({direction} is better)",
-    }
+        draw_scores_of_model(axes, model, scores_by_model[model], color)
+    # matplotlib puts the models at 0, 1, 2, … of the y axis, in the order in which they are drawn
+    axes.set_ylim(*get_limits_of_models(number_of_models))
+    axes.set_title(picture_title(table, column), fontsize=FONT)
+    axes.set(xlabel=score_label(table, column))
+
+    height_of_title_axis_and_caption = 1.3  # inches
+    height_of_line = 0.27
     return Picture(
         name,
-        [Panel(calls, settings)],
-        size=(WIDTH, 1.3 + 0.27 * len(runs_by_model)),  # inches: title, axis and caption, then a line for each model
+        [axes.panel()],
+        size=(WIDTH, height_of_title_axis_and_caption + height_of_line * number_of_models),
         below=describe_marks(table, scores_by_model),
     )
 
 
-def score_calls(model: str, scores: Sequence[float], color: str) -> list[Call]:
-    """Returns the dots of a model's scores, and the stroke of their mean if there are several."""
+def sort_best_first(table: Table, scores_by_model: Mapping[str, Sequence[float]]) -> list[str]:
+    """Returns the models sorted by their mean scores, the best model first."""
+    is_higher_better = TASKS[table.task].best is max
+    means = {model: statistics.mean(scores) for model, scores in scores_by_model.items()}
+    return sorted(means, key=lambda model: means[model], reverse=is_higher_better)
+
+
+def score_label(table: Table, column: Column) -> str:
+    """Returns the label of an axis of scores: the metric, and whether higher or lower is better."""
+    heading = shown_metrics(table, column)[main_metric(table, column)]
+    direction = "higher" if TASKS[table.task].best is max else "lower"
+    return f"{heading} ({direction} is better)"
+
+
+def draw_scores_of_model(axes: RecordedAxes, model: str, scores: Sequence[float], color: str) -> None:
+    """Draws a dot for each score of a model on its line, and a stroke at their mean.
+
+    A single score is a hollow dot without a stroke, because one run says little about the mean.
+    """
     if len(scores) == 1:
-        return [call("scatter", scores, [model], s=16, facecolors="white", edgecolors=color)]
-    dots = call("scatter", scores, [model] * len(scores), s=16, color=color)
-    stroke = call("scatter", [statistics.mean(scores)], [model], marker="|", s=200, color=color)
-    return [dots, stroke]
+        axes.scatter(scores, [model], s=16, facecolors="white", edgecolors=color)
+    else:
+        axes.scatter(scores, [model] * len(scores), s=16, color=color)
+        axes.scatter([statistics.mean(scores)], [model], marker="|", s=200, color=color)
 
 
 def describe_marks(table: Table, scores_by_model: Mapping[str, Sequence[float]]) -> str:
@@ -111,36 +148,82 @@ def describe_marks(table: Table, scores_by_model: Mapping[str, Sequence[float]])
     if min(numbers_of_runs) == 1:
         sentences.append("Hollow dots: models with one run.")
     if table.baseline in scores_by_model:
-        baseline = "the Transformer" if table.baseline == BASELINE else table.baseline
         mean_or_run = "mean" if len(scores_by_model[table.baseline]) > 1 else "run"
-        sentences.append(f"Dashed line: {mean_or_run} of {baseline}.")
+        sentences.append(f"Dashed line: {mean_or_run} of {describe_baseline(table)}.")
     return " ".join(sentences)
 
 
-# ---- validation loss, compared with the baseline's
+# ---- validation losses of several seeds
 
 
-class LossCurve(NamedTuple):
-    """The validation loss of a model minus the baseline's of the same seed, after each of some numbers of updates."""
+class Curve(NamedTuple):
+    """A model's validation loss after some numbers of updates: the mean over seeds, the lowest and the highest seed."""
 
     model: str
     updates: list[int]
-    mean: list[float]  # over seeds
+    mean: list[float]
     lowest: list[float]
     highest: list[float]
     number_of_seeds: int
 
 
+def summarize_seeds(model: str, losses_of_seeds: Sequence[Mapping[int, float]]) -> Curve:
+    """Returns the curve of a model, over the numbers of updates after which all seeds were validated.
+
+    Args:
+        model: its name.
+        losses_of_seeds: for each seed {number of updates: loss}.
+    """
+    updates = list_shared_updates(losses_of_seeds)
+    means = []
+    lowest = []
+    highest = []
+    for update in updates:
+        losses = [loss_by_update[update] for loss_by_update in losses_of_seeds]
+        means.append(round(statistics.mean(losses), 4))
+        lowest.append(min(losses))
+        highest.append(max(losses))
+    return Curve(model, updates, means, lowest, highest, number_of_seeds=len(losses_of_seeds))
+
+
+def list_shared_updates(losses_of_seeds: Sequence[Mapping[int, float]]) -> list[int]:
+    """Returns the numbers of updates after which all seeds were validated, in rising order."""
+    updates = set(losses_of_seeds[0])
+    for loss_by_update in losses_of_seeds[1:]:
+        updates.intersection_update(loss_by_update)
+    return sorted(updates)
+
+
+def read_losses(run: Record) -> dict[int, float]:
+    """Returns {number of updates: validation loss} of a run."""
+    return dict(zip(run["curve"]["updates"], run["curve"]["valid_loss"]))
+
+
+def draw_curve(axes: RecordedAxes, curve: Curve, color: str) -> None:
+    """Draws the line of a curve's means and, if there are several seeds, a band from the lowest seed to the highest."""
+    axes.plot(curve.updates, curve.mean, label=curve.model, color=color)
+    if curve.number_of_seeds > 1:
+        axes.fill_between(curve.updates, curve.lowest, curve.highest, color=color, alpha=0.2, linewidth=0)
+
+
+# ---- validation loss, compared with the baseline's
+
+
 def draw_losses(name: str, table: Table, column: Column) -> Picture:
-    """Draws each model's validation loss minus the baseline's over the updates, the best model first.
+    """Returns a picture of each model's validation loss minus the baseline's over the updates, the best model first.
 
     Up to four models share a panel. More have a small panel each, as nobody can follow more lines in one.
+
+    Args:
+        name: the file name of the picture.
+        table: the table.
+        column: its column whose models are drawn.
     """
-    pairs_by_row = pair_with_baseline(table, load_measured_rows(table, column))
+    runs_by_model = load_measured_runs(table, column)
     curves = []
-    for model, pairs in pairs_by_row.items():
-        curve = compare_losses(model, pairs)
-        if curve:
+    for model, pairs in pair_with_baseline(runs_by_model, table.baseline).items():
+        curve = summarize_seeds(model, [subtract_baseline(pair) for pair in pairs])
+        if curve.updates:
             curves.append(curve)
     if not curves:
         raise CannotDrawError(f"no run of results/{table.name} shares a seed and a validation with the baseline's")
@@ -150,120 +233,107 @@ def draw_losses(name: str, table: Table, column: Column) -> Picture:
     return draw_losses_in_small_panels(name, table, column, curves)
 
 
-def compare_losses(model: str, pairs: Sequence[Pair]) -> LossCurve | None:
-    """Returns the curve of a model over the updates at which all its pairs were validated; None if there are none."""
-    curves_of_runs = [losses_by_update(pair.run) for pair in pairs]
-    curves_of_baselines = [losses_by_update(pair.baseline) for pair in pairs]
-    updates = shared_updates([*curves_of_runs, *curves_of_baselines])
-    if not updates:
-        return None
-    curve = LossCurve(model, updates, [], [], [], number_of_seeds=len(pairs))
-    for update in updates:
-        differences = []
-        for run_curve, baseline_curve in zip(curves_of_runs, curves_of_baselines):
-            differences.append(round(run_curve[update] - baseline_curve[update], 4))
-        curve.mean.append(round(statistics.mean(differences), 4))
-        curve.lowest.append(min(differences))
-        curve.highest.append(max(differences))
-    return curve
+def subtract_baseline(pair: Pair) -> dict[int, float]:
+    """Returns {number of updates: a run's validation loss minus the baseline's}, where both were validated."""
+    losses = read_losses(pair.run)
+    losses_of_baseline = read_losses(pair.baseline)
+    differences = {}
+    for update, loss in losses.items():
+        if update in losses_of_baseline:
+            differences[update] = round(loss - losses_of_baseline[update], 4)
+    return differences
 
 
-def losses_by_update(record: Record) -> dict[int, float]:
-    """Returns {number of updates: validation loss} of a run."""
-    return dict(zip(record["curve"]["updates"], record["curve"]["valid_loss"]))
-
-
-def shared_updates(curves: Sequence[Mapping[int, float]]) -> list[int]:
-    """Returns the numbers of updates after which all of some runs were validated, in order."""
-    updates = set(curves[0])
-    for curve in curves[1:]:
-        updates.intersection_update(curve)
-    return sorted(updates)
-
-
-def loss_calls(curve: LossCurve, color: str) -> list[Call]:
-    """Returns the line of a curve, and the band from the lowest to the highest seed if there are several."""
-    calls = [call("plot", curve.updates, curve.mean, label=curve.model, color=color)]
-    if curve.number_of_seeds > 1:
-        band = call("fill_between", curve.updates, curve.lowest, curve.highest, color=color, alpha=0.2, linewidth=0)
-        calls.append(band)
-    return calls
-
-
-def describe_losses(curves: Sequence[LossCurve]) -> str:
-    """Returns the caption of a picture of `draw_losses`."""
+def describe_losses(curves: Sequence[Curve]) -> str:
+    """Returns the caption of a picture of `draw_losses`, which says what its lines and bands mean."""
     numbers_of_seeds = [curve.number_of_seeds for curve in curves]
     if max(numbers_of_seeds) == 1:
         return "Below 0 is better. Lines: one seed."
-    seeds = describe_seeds(numbers_of_seeds)
+    seeds = describe_numbers_of_seeds(numbers_of_seeds)
     return f"Below 0 is better. Lines: means over {seeds}; bands: from the lowest seed to the highest."
 
 
-def draw_losses_in_one_panel(name: str, table: Table, column: Column, curves: Sequence[LossCurve]) -> Picture:
-    """Draws a few curves in one panel, with a legend in their order at the end of training."""
-    calls = [call("axhline", 0, color="black", linewidth=1)]
-    # The lowest curve is the best one. The legend lists the curves in the order in which they are drawn, from the
-    # worst one, at the top of the panel, to the best one.
-    for number, curve in enumerate(reversed(curves)):
-        calls += loss_calls(curve, color=f"C{number}")
-    calls.append(call("legend", fontsize=8, loc="center left", bbox_to_anchor=[1.01, 0.5]))
-    settings = {
-        "xlabel": "updates",
-        "ylabel": f"validation loss minus {possessive(table)}, bits per token",
-        "ylim": loss_limits(curves),
-    }
-    calls.append(call("set_title", picture_title(table, column), fontsize=10))
-    return Picture(name, [Panel(calls, settings)], size=(WIDTH, 3.6), below=describe_losses(curves))
+def draw_losses_in_one_panel(name: str, table: Table, column: Column, curves: Sequence[Curve]) -> Picture:
+    """Returns a picture of a few curves in one panel. The best curve, which is the first one, is at the bottom.
+
+    The legend lists the curves as they are in the panel, from the worst one at the top to the best one.
+    """
+    axes = RecordedAxes()
+    axes.axhline(0, color="black", linewidth=1)
+    worst_first = list(reversed(curves))
+    for number, curve in enumerate(worst_first):
+        draw_curve(axes, curve, color=f"C{number}")  # C0, C1, …: matplotlib's cycle of colours
+    # on the right of the panel
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=[1.01, 0.5])
+    axes.set_title(picture_title(table, column), fontsize=FONT)
+    axes.set(
+        xlabel="updates",
+        ylabel=f"validation loss minus {describe_baseline(table)}'s, bits per token",
+        ylim=get_difference_limits(curves),
+    )
+    return Picture(name, [axes.panel()], size=(WIDTH, 3.6), below=describe_losses(curves))
 
 
-def draw_losses_in_small_panels(name: str, table: Table, column: Column, curves: Sequence[LossCurve]) -> Picture:
-    """Draws a panel for each curve, all with the same axes."""
-    # Four or five panels stand side by side, whichever leaves fewer places in the last row empty. For 10 curves,
-    # -10 % 4 is 2 empty places and -10 % 5 is none.
-    columns = min((4, 5), key=lambda number: -len(curves) % number)
+def draw_losses_in_small_panels(name: str, table: Table, column: Column, curves: Sequence[Curve]) -> Picture:
+    """Returns a picture with a small panel for each curve, all with the same axes."""
+    number_of_columns = choose_number_of_columns(len(curves))
+    number_of_rows = math.ceil(len(curves) / number_of_columns)
     last_update = max(curve.updates[-1] for curve in curves)
-    limits = loss_limits(curves)
     panels = []
     for number, curve in enumerate(curves):
-        calls = [call("axhline", 0, color="black", linewidth=1), *loss_calls(curve, BLUE)]
-        calls.append(call("set_title", break_name(curve.model), fontsize=8))
-        calls.append(call("set_xticks", [0, last_update / 2, last_update]))
-        settings: dict[str, Any] = {"ylim": limits}
-        if number % columns == 0:
-            settings["ylabel"] = "difference"
-        has_panel_below = number + columns < len(curves)
-        if not has_panel_below:
-            calls.append(call("tick_params", axis="x", labelbottom=True))
-            settings["xlabel"] = "updates"
-        panels.append(Panel(calls, settings))
-    rows = math.ceil(len(curves) / columns)
+        axes = RecordedAxes()
+        axes.axhline(0, color="black", linewidth=1)
+        draw_curve(axes, curve, BLUE)
+        axes.set_title(break_name(curve.model), fontsize=SMALL_FONT)
+        axes.set_xticks([0, last_update / 2, last_update])
+        axes.set(ylim=get_difference_limits(curves))
+        is_first_in_row = number % number_of_columns == 0
+        if is_first_in_row:
+            axes.set(ylabel="difference")
+        is_last_in_column = number + number_of_columns >= len(curves)
+        if is_last_in_column:
+            axes.tick_params(axis="x", labelbottom=True)
+            axes.set(xlabel="updates")
+        panels.append(axes.panel())
+    height_of_title_and_caption = 0.9  # inches
+    height_of_panel = 1.4
     return Picture(
         name,
         panels,
-        size=(WIDTH, 0.9 + 1.4 * rows),  # inches: title and caption, then the rows of panels
-        columns=columns,
+        size=(WIDTH, height_of_title_and_caption + height_of_panel * number_of_rows),
+        columns=number_of_columns,
         share_x=True,
         share_y=True,
-        title=f"{picture_title(table, column)}. Validation loss minus {possessive(table)}, bits per token",
+        title=f"{picture_title(table, column)}. Validation loss minus {describe_baseline(table)}'s, bits per token",
         below=describe_losses(curves),
     )
 
 
-def possessive(table: Table) -> str:
-    """Returns ``the Transformer's``, or that of another baseline."""
-    return "the Transformer's" if table.baseline == BASELINE else f"{table.baseline}'s"
+def choose_number_of_columns(number_of_panels: int) -> int:
+    """Returns how many panels stand side by side: four or five, whichever leaves fewer places in the last row empty."""
+    empty_places_of_four = -number_of_panels % 4
+    empty_places_of_five = -number_of_panels % 5
+    return 4 if empty_places_of_four <= empty_places_of_five else 5
 
 
-def loss_limits(curves: Sequence[LossCurve]) -> tuple[float, float]:
-    """Returns the ends of the axis of losses, with room for all lines, and for bands in the second half of training.
+def get_difference_limits(curves: Sequence[Curve]) -> tuple[float, float]:
+    """Returns the ends of the y axis of `draw_losses`, with room for 0, for all lines, and for the bands if possible.
 
-    In the first updates seeds differ so much that their bands would leave no room for what follows.
+    Bands only count in the second half of training. In the first updates seeds differ so much that their bands would
+    leave no room for what follows.
     """
     values = [0.0]
     for curve in curves:
-        second_half = len(curve.mean) // 2
-        values += curve.mean + curve.lowest[second_half:] + curve.highest[second_half:]
-    room = 0.1 * (max(values) - min(values))
+        second_half = len(curve.updates) // 2
+        values += curve.mean
+        values += curve.lowest[second_half:]
+        values += curve.highest[second_half:]
+    return add_room(values, share=0.1)
+
+
+def add_room(values: Sequence[float], share: float) -> tuple[float, float]:
+    """Returns the ends of an axis for some values, with a share of their range left free at both ends."""
+    room = share * (max(values) - min(values))
     return round(min(values) - room, 3), round(max(values) + room, 3)
 
 
@@ -271,131 +341,164 @@ def loss_limits(curves: Sequence[LossCurve]) -> tuple[float, float]:
 
 
 class Stage(NamedTuple):
-    """A table whose trainings begin with those of the stage before it, and the number of updates at its end."""
+    """A part of a training that was continued: the number of updates at its end, and the table with its results.
+
+    For example, the trainings of the table multi30k_14k go on from the ends of those of multi30k_cpu.
+    """
 
     updates: int
     table: Table
     column: Column
 
 
+class ContinuedTraining(NamedTuple):
+    """A training with one seed that went through all stages."""
+
+    records: list[Record]  # one for each stage
+
+    def losses(self) -> dict[int, float]:
+        """Returns {number of updates: validation loss} of the whole training, which the last record has."""
+        return read_losses(self.records[-1])
+
+
 def list_stages(table: Table, column: Column) -> list[Stage]:
-    """Returns the stages of a training that was continued, the first stage first and this column last."""
+    """Returns the stages of the trainings of a table's column. The last one is this column itself."""
     recipe = RECIPES[column.recipe]
-    stage = Stage(recipe.max_update, table, column)
+    last_stage = Stage(recipe.max_update, table, column)
     if not recipe.resume:
-        return [stage]
+        return [last_stage]
     earlier_table = TABLES[recipe.init]
-    return [*list_stages(earlier_table, get_column(earlier_table, column.name)), stage]
+    earlier_stages = list_stages(earlier_table, get_column(earlier_table, column.name))
+    return [*earlier_stages, last_stage]
 
 
-def load_continued_runs(stages: Sequence[Stage]) -> dict[str, list[list[Record]]]:
-    """Returns {model: for each seed that reached the last stage a list of its records, one for each stage}."""
-    rows_by_stage = [load_column(stage.table, stage.column) for stage in stages]
-    runs_by_model: dict[str, list[list[Record]]] = {}
-    for model, last_runs in rows_by_stage[-1].items():
+def load_continued_trainings(stages: Sequence[Stage]) -> dict[str, list[ContinuedTraining]]:
+    """Returns {model: its trainings that went through all stages}, one for each seed."""
+    runs_by_stage = [load_column(stage.table, stage.column) for stage in stages]
+    trainings_by_model = {}
+    for model, last_runs in runs_by_stage[-1].items():
+        earlier_runs_by_stage = [runs_by_model.get(model, []) for runs_by_model in runs_by_stage[:-1]]
+        trainings = []
         for last_run in last_runs:
-            earlier_runs = [match_seed(last_run, rows.get(model, [])) for rows in rows_by_stage[:-1]]
-            runs = [run for run in (*earlier_runs, last_run) if run is not None]
-            if len(runs) == len(stages):
-                runs_by_model.setdefault(model, []).append(runs)
-    return runs_by_model
+            earlier_runs = [find_run_with_same_seed(last_run, runs) for runs in earlier_runs_by_stage]
+            records = [run for run in (*earlier_runs, last_run) if run is not None]
+            if len(records) == len(stages):
+                trainings.append(ContinuedTraining(records))
+        if trainings:
+            trainings_by_model[model] = trainings
+    return trainings_by_model
 
 
 def draw_continued(name: str, table: Table, column: Column) -> Picture:
-    """Draws two panels over the updates of trainings that were continued: each model's validation loss, and score."""
+    """Returns a picture with two panels over the updates of trainings that were continued: validation loss, and score.
+
+    Args:
+        name: the file name of the picture.
+        table: the table of the last stage.
+        column: its column whose models are drawn.
+    """
     stages = list_stages(table, column)
-    runs_by_model = load_continued_runs(stages)
-    if not runs_by_model:
+    trainings_by_model = load_continued_trainings(stages)
+    if not trainings_by_model:
         raise CannotDrawError(f"no training of results/{table.name} has gone through all its stages")
-    loss_calls_of_models = []
-    score_calls_of_models = []
-    metric = main_figure(table, column)
-    for number, (model, runs_of_seeds) in enumerate(runs_by_model.items()):
-        color = "black" if model == table.baseline else f"C{number}"  # C0, C1, …: matplotlib's cycle of colours
-        loss_calls_of_models += continued_loss_calls(runs_of_seeds, model, color)
-        score_calls_of_models += continued_score_calls(runs_of_seeds, metric, stages, model, color)
-    loss_calls_of_models.append(call("legend", fontsize=8))
-    score_calls_of_models.append(call("set_xticks", [stage.updates for stage in stages]))
-    loss_settings = {
-        "xlabel": "updates",
-        "ylabel": "validation loss, bits per token",
-        "ylim": continued_loss_limits(runs_by_model),
-    }
-    heading = shown_figures(table, column)[metric]
-    score_settings = {
-        "xlabel": "updates",
-        "ylabel": f"{heading} of the test set",
-    }
+    loss_panel = draw_continued_losses(trainings_by_model, table.baseline)
+    score_panel = draw_continued_scores(trainings_by_model, stages)
     return Picture(
         name,
-        [Panel(loss_calls_of_models, loss_settings), Panel(score_calls_of_models, score_settings)],
+        [loss_panel, score_panel],
         size=(WIDTH, 3.4),
         columns=2,
         title=picture_title(table, column),
-        below=describe_continued(runs_by_model),
+        below=describe_continued(trainings_by_model),
     )
 
 
-def describe_continued(runs_by_model: Mapping[str, Sequence[Sequence[Record]]]) -> str:
-    """Returns the caption of `draw_continued`, by how many seeds each model has."""
-    numbers_of_seeds = [len(runs_of_seeds) for runs_of_seeds in runs_by_model.values()]
-    if max(numbers_of_seeds) == 1:
-        return "One seed of each model."
-    seeds = describe_seeds(numbers_of_seeds)
-    return f"Lines and dots: means over {seeds}. Bands and bars: from the lowest seed to the highest."
+def choose_color(number: int, model: str, baseline: str) -> str:
+    """Returns the color of a model: black for the baseline, otherwise one of matplotlib's cycle of colors."""
+    return "black" if model == baseline else f"C{number}"
 
 
-def continued_loss_calls(runs_of_seeds: Sequence[Sequence[Record]], model: str, color: str) -> list[Call]:
-    """Returns the line of a model's validation loss over the updates, and a band if there are several seeds."""
-    curves = [losses_by_update(runs[-1]) for runs in runs_of_seeds]  # the last stage's record has the whole curve
-    updates = shared_updates(curves)
-    means = []
-    lowest = []
-    highest = []
-    for update in updates:
-        losses = [curve[update] for curve in curves]
-        means.append(round(statistics.mean(losses), 4))
-        lowest.append(min(losses))
-        highest.append(max(losses))
-    calls = [call("plot", updates, means, label=model, color=color)]
-    if len(curves) > 1:
-        calls.append(call("fill_between", updates, lowest, highest, color=color, alpha=0.2, linewidth=0))
-    return calls
+def draw_continued_losses(trainings_by_model: Mapping[str, Sequence[ContinuedTraining]], baseline: str) -> Panel:
+    """Draws the validation loss of each model over the updates of all stages, with a band if it has several seeds."""
+    axes = RecordedAxes()
+    for number, (model, trainings) in enumerate(trainings_by_model.items()):
+        curve = summarize_seeds(model, [training.losses() for training in trainings])
+        draw_curve(axes, curve, choose_color(number, model, baseline))
+    axes.legend(fontsize=8)
+    axes.set(
+        xlabel="updates",
+        ylabel="validation loss, bits per token",
+        ylim=get_continued_loss_limits(trainings_by_model),
+    )
+    return axes.panel()
 
 
-def continued_score_calls(
-    runs_of_seeds: Sequence[Sequence[Record]], metric: str, stages: Sequence[Stage], model: str, color: str
-) -> list[Call]:
-    """Returns a dot for a model's mean score after each stage, with a bar over its seeds, joined by a line.
-
-    `runs_of_seeds`: for each seed a list of its records, one for each stage.
-    """
+def draw_continued_scores(
+    trainings_by_model: Mapping[str, Sequence[ContinuedTraining]], stages: Sequence[Stage]
+) -> Panel:
+    """Draws the test score of each model at the end of each stage, with dots that are joined by a line."""
+    last_stage = stages[-1]
+    metric = main_metric(last_stage.table, last_stage.column)
+    heading = shown_metrics(last_stage.table, last_stage.column)[metric]
     updates = [stage.updates for stage in stages]
+    axes = RecordedAxes()
+    for number, (model, trainings) in enumerate(trainings_by_model.items()):
+        scores_of_stages = []
+        for stage_number in range(len(stages)):
+            scores = [training.records[stage_number]["figures"][metric] for training in trainings]
+            scores_of_stages.append(scores)
+        draw_means(axes, updates, scores_of_stages, model, choose_color(number, model, last_stage.table.baseline))
+    axes.set_xticks(updates)
+    axes.set(xlabel="updates", ylabel=f"{heading} of the test set")
+    return axes.panel()
+
+
+def draw_means(
+    axes: RecordedAxes, updates: Sequence[int], scores_of_stages: Sequence[Sequence[float]], model: str, color: str
+) -> None:
+    """Draws a model's mean score at the end of each stage, with a bar from the lowest seed to the highest.
+
+    Args:
+        axes: where to draw.
+        updates: the number of updates at the end of each stage.
+        scores_of_stages: for each stage, the scores of all seeds.
+        model: the name for a legend.
+        color: the color of dots, line and bars.
+    """
     means = []
     below_mean = []
     above_mean = []
-    for stage_number in range(len(stages)):
-        scores = [runs[stage_number]["figures"][metric] for runs in runs_of_seeds]
+    for scores in scores_of_stages:
         mean = statistics.mean(scores)
         means.append(round(mean, 3))
         below_mean.append(round(mean - min(scores), 3))
         above_mean.append(round(max(scores) - mean, 3))
-    bars = [below_mean, above_mean] if len(runs_of_seeds) > 1 else None
-    return [call("errorbar", updates, means, yerr=bars, label=model, color=color, fmt="o-", ms=4, capsize=3)]
+    has_several_seeds = len(scores_of_stages[0]) > 1
+    bars = [below_mean, above_mean] if has_several_seeds else None
+    axes.errorbar(updates, means, yerr=bars, label=model, color=color, fmt="o-", ms=4, capsize=3)
 
 
-def continued_loss_limits(runs_by_model: Mapping[str, Sequence[Sequence[Record]]]) -> tuple[float, float]:
-    """Returns the ends of the axis of losses, which leave out the steep descent of the first updates."""
-    losses: list[float] = []
-    for runs in itertools.chain.from_iterable(runs_by_model.values()):
-        last_run = runs[-1]  # its record has the curve of all stages
-        curve = list(losses_by_update(last_run).values())
-        first_tenth = len(curve) // 10
-        losses += curve[first_tenth:]
-    room = 0.05 * (max(losses) - min(losses))
-    return round(min(losses) - room, 3), round(max(losses) + room, 3)
+def describe_continued(trainings_by_model: Mapping[str, Sequence[ContinuedTraining]]) -> str:
+    """Returns the caption of `draw_continued`, which says what its lines, dots, bands and bars mean."""
+    numbers_of_seeds = [len(trainings) for trainings in trainings_by_model.values()]
+    if max(numbers_of_seeds) == 1:
+        return "One seed of each model."
+    seeds = describe_numbers_of_seeds(numbers_of_seeds)
+    return f"Lines and dots: means over {seeds}. Bands and bars: from the lowest seed to the highest."
 
 
+def get_continued_loss_limits(trainings_by_model: Mapping[str, Sequence[ContinuedTraining]]) -> tuple[float, float]:
+    """Returns the ends of the y axis of losses, which leave out the steep descent in the first tenth of a training."""
+    shown_losses: list[float] = []
+    for trainings in trainings_by_model.values():
+        for training in trainings:
+            losses = list(training.losses().values())
+            first_tenth = len(losses) // 10
+            shown_losses += losses[first_tenth:]
+    return add_room(shown_losses, share=0.05)
+
+
+# The functions that draw a picture of a column, by the last part of the picture's name.
 KINDS: dict[str, Callable[[str, Table, Column], Picture]] = {
     "valid-loss": draw_losses,
     "scores": draw_scores,

@@ -1,31 +1,32 @@
 """The tables of results in Markdown, from results/."""
 
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from fairseq_synth.names import VARIANTS
 from recipes.catalog import BASELINE, CORPORA, TABLES, TASKS, Column, Table
 
-from .markdown import ModelColumn, explain_dagger, list_models, markdown, model_table
-from .notes import baseline_name, note, reproduce_command
+from .markdown import ModelColumn, distinct, explain_dagger, list_models, markdown_table, model_table
+from .notes import baseline_name, reproduce_command, results_note
 from .records import (
     STEPS_PER_SECOND,
-    Place,
+    Benchmark,
     Record,
-    Rows,
-    differences,
+    RunsByModel,
+    compute_differences,
     get_column,
-    group_by_row,
+    group_by_model,
     load_column,
-    load_paper_speeds,
+    load_paper_speed_ups,
     load_runs,
-    load_speeds,
+    load_speed_ups,
 )
 
 NOT_RUN = "not run yet"
 SYNTHESIZERS = [spec.replace("+", "_") for spec in VARIANTS]
-# The headings of figures whose own name is not shown.
+# The headings of metrics. A metric that is missing here is shown by its own name.
 HEADINGS = {
     "f1": "F1",
     "macro_f1": "F1",
@@ -44,67 +45,83 @@ HEADINGS = {
     "chrf": "chrF",
     "valid_loss": "validation loss",
 }
-TRANSLATION_FIGURES = ("bleu", "chrf", "valid_loss")
+TRANSLATION_METRICS = ("bleu", "chrf", "valid_loss")
 
 
-# ---- names and digits of figures
+# ---- metrics, and how their values are shown
 
 
-def shown_figures(table: Table, column: Column) -> dict[str, str]:
-    """Returns {figure of scores.json that a column shows: its heading}."""
-    names = column.figures
-    if not names and column.name in CORPORA:
-        names = tuple(CORPORA[column.name].scores)
-    if names:
-        return {name: HEADINGS.get(name, name) for name in names}
-    task = TASKS[table.task]
-    return {task.metric: task.heading}
+def shown_metrics(table: Table, column: Column) -> dict[str, str]:
+    """Returns {metric: its heading}, for the metrics that a column of a table shows.
 
-
-def main_figure(table: Table, column: Column) -> str:
-    """Returns the figure of a column that is compared and drawn: the task's metric, else the first that is shown."""
-    names = shown_figures(table, column)
-    metric = TASKS[table.task].metric
-    return metric if metric in names else next(iter(names))
-
-
-def number_of_digits(table: Table, figure: str) -> int:
-    """Returns how many digits after the point a figure has in tables."""
-    return 3 if figure == "valid_loss" else TASKS[table.task].digits
-
-
-def format_figures(records: Sequence[Record], names: Iterable[str], digits: int = 2) -> str:
-    """Returns figures of a model's runs for one cell, separated by slashes.
-
-    A figure is shown as mean ± standard deviation (number of runs), or as a single number if there is one run. If a run
-    could not compute it, the reason is shown, which is the last part of its signature.
+    They are those of the column, or else those of its corpus, or else the one of the table's task.
     """
-    if not records:
+    task = TASKS[table.task]
+    if column.figures:
+        metrics = column.figures
+    elif column.name in CORPORA and CORPORA[column.name].scores:
+        metrics = tuple(CORPORA[column.name].scores)
+    else:
+        return {task.metric: task.heading}
+    return {metric: HEADINGS.get(metric, metric) for metric in metrics}
+
+
+def main_metric(table: Table, column: Column) -> str:
+    """Returns the metric that is compared and drawn: the metric of the task, or else the first one that is shown."""
+    metrics = list(shown_metrics(table, column))
+    metric_of_task = TASKS[table.task].metric
+    return metric_of_task if metric_of_task in metrics else metrics[0]
+
+
+def number_of_digits(table: Table, metric: str) -> int:
+    """Returns how many digits after the point the values of a metric have in tables."""
+    return 3 if metric == "valid_loss" else TASKS[table.task].digits
+
+
+def format_scores(runs: Sequence[Record], metrics: Iterable[str], digits: int = 2) -> str:
+    """Returns the scores of a model in one cell of a table, with slashes between the metrics.
+
+    Args:
+        runs: the records of the model's runs.
+        metrics: the metrics to show.
+        digits: the number of digits after the point.
+    """
+    if not runs:
         return NOT_RUN
-    texts = []
-    for name in names:
-        values = [record["figures"][name] for record in records]
-        if None in values:
-            first_without = records[values.index(None)]
-            texts.append(first_without["signatures"][name].split("|")[-1])
-            continue
-        text = f"{statistics.mean(values):.{digits}f}"
-        if len(values) > 1:
-            text += f" ± {statistics.stdev(values):.{digits}f} ({len(values)})"
-        texts.append(text)
-    return " / ".join(texts)
+    return " / ".join(format_score(runs, metric, digits) for metric in metrics)
 
 
-def format_parameters(records: Iterable[Record]) -> dict[str, str]:
-    """Returns {model: its number of parameters in millions}."""
-    sizes: dict[str, str] = {}
-    for record in records:
-        sizes.setdefault(record["model"], f"{record['parameters'] / 1e6:.2f}M")
-    return sizes
+def format_score(runs: Sequence[Record], metric: str, digits: int) -> str:
+    """Returns the score of a model in one metric, in the form of `format_mean`.
+
+    If a run could not compute the metric, returns the reason instead, which is the last part of the signature: "no
+    Java" of "METEOR|no Java".
+    """
+    for run in runs:
+        if run["figures"][metric] is None:
+            *_, reason = run["signatures"][metric].split("|")
+            return str(reason)
+    return format_mean([run["figures"][metric] for run in runs], digits)
+
+
+def format_mean(values: Sequence[float], digits: int) -> str:
+    """Returns "mean ± standard deviation (number of values)", or a single value as it is."""
+    mean = f"{statistics.mean(values):.{digits}f}"
+    if len(values) == 1:
+        return mean
+    return f"{mean} ± {statistics.stdev(values):.{digits}f} ({len(values)})"
+
+
+def format_parameters(runs: Iterable[Record]) -> dict[str, str]:
+    """Returns {model: its number of parameters in millions}, as the first of its runs says."""
+    parameters: dict[str, str] = {}
+    for run in runs:
+        parameters.setdefault(run["model"], f"{run['parameters'] / 1e6:.2f}M")
+    return parameters
 
 
 def minus_baseline(table: Table) -> str:
-    """Returns the heading of a column of differences."""
+    """Returns the heading of a column of differences to the baseline."""
     return f"minus {baseline_name(table)}"
 
 
@@ -112,135 +129,177 @@ def minus_baseline(table: Table) -> str:
 
 
 def results_table(name: str, dataset: str = "") -> str:
-    """Returns a table of results, or the columns of one of its data sets, with notes on how the figures came about.
+    """Returns a table of results in Markdown, with a note below it that says how its figures came about.
 
-    A table of which nothing has run shows the paper's figures only. Models without any figure are left out.
+    A row is a model. The columns show our scores, their differences to the baseline, and the paper's figures. A model
+    without any figure has no row. If nobody has run the table, it shows the paper's figures alone.
+
+    Args:
+        name: the name of the table in recipes/tables.yaml.
+        dataset: the only data set to show; by default all.
     """
     table = TABLES[name]
     columns = [column for column in table.columns if not dataset or column.name == dataset]
     column_names = [column.name for column in columns]
-    records = [record for record in load_runs(name) if record["dataset"] in column_names]
-    models_run = list(dict.fromkeys(record["model"] for record in records))
-    models = list(dict.fromkeys([*table.models(), *models_run]))
+    runs = [run for run in load_runs(name) if run["dataset"] in column_names]
+    models_run = [run["model"] for run in runs]
+    models = distinct([*table.models(), *models_run])
     models_shown = [model for model in models if model in table.published() or model in models_run]
     nobody_has_run_it = f"Nobody has run {reproduce_command(table)} yet.\n"
     if not models_shown:
         return nobody_has_run_it
-    model_columns = list_columns(table, columns, records, models, is_alone=bool(dataset))
+    model_columns = list_columns(table, columns, runs, models, name_dataset=not dataset)
     paragraphs = [model_table(model_columns, models_shown)]
     dagger = explain_dagger(models_shown)
     if dagger:
         paragraphs.append(dagger)
-    if records:
-        figures_shown: list[str] = []
-        for column in table.columns:
-            figures_shown += shown_figures(table, column)
-        paragraphs.append(note(table, records, figures_shown))
+    if runs:
+        paragraphs.append(results_note(table, runs, list_shown_metrics(table)))
     else:
         paragraphs.append(nobody_has_run_it)
     return "\n".join(paragraphs)
 
 
+def list_shown_metrics(table: Table) -> list[str]:
+    """Returns the metrics that any column of a table shows."""
+    metrics: list[str] = []
+    for column in table.columns:
+        metrics += shown_metrics(table, column)
+    return metrics
+
+
 def list_columns(
-    table: Table, columns: Sequence[Column], records: Sequence[Record], models: Sequence[str], is_alone: bool
+    table: Table, columns: Sequence[Column], runs: Sequence[Record], models: Sequence[str], name_dataset: bool
 ) -> list[ModelColumn]:
     """Returns the columns of a table of results: parameters, then the figures of each data set, then the paper's speed.
 
     Args:
         table: the table.
         columns: its data sets that are shown.
-        records: the records of their runs.
-        models: all models of the table. A model without a run has no number of parameters.
-        is_alone: whether one data set is shown alone, so that headings need not name it.
+        runs: the records of their runs.
+        models: all models of the table. A model without a run is shown as "not run yet".
+        name_dataset: whether headings name the data set, which they need not if only one is shown.
     """
     model_columns = paper_columns(table, "parameters")
-    if records:
-        parameters = {**dict.fromkeys(models, NOT_RUN), **format_parameters(records)}
-        model_columns.append(ModelColumn("parameters", parameters))
+    if runs:
+        model_columns.append(parameters_column(runs, models))
     model_columns += paper_columns_of_other_data(table)
     for column in columns:
-        rows = group_by_row(table, column, records)
+        runs_by_model = group_by_model(table, column, runs)
         model_columns += paper_columns(table, column.name)
-        model_columns += our_columns(table, column, rows, is_alone)
-        model_columns += speed_columns(table, column, rows)
+        model_columns += our_columns(table, column, runs_by_model, name_dataset)
+        model_columns += speed_columns(table, column, models=list(runs_by_model))
     model_columns += paper_speed_columns(table)
     return model_columns
 
 
-def our_columns(table: Table, column: Column, rows: Rows, is_alone: bool) -> list[ModelColumn]:
-    """Returns our figures of a data set, with their differences to the baseline.
+def parameters_column(runs: Sequence[Record], models: Iterable[str]) -> ModelColumn:
+    """Returns a column with the number of parameters of each model, or "not run yet"."""
+    parameters = format_parameters(runs)
+    return ModelColumn("parameters", {model: parameters.get(model, NOT_RUN) for model in models})
 
-    For translation BLEU, chrF and validation loss each have a column, and so have their differences. For other tasks
-    all figures share one column, and another one has the differences in the main figure. Headings name the data set
-    unless `is_alone`.
+
+def our_columns(table: Table, column: Column, runs_by_model: RunsByModel, name_dataset: bool) -> list[ModelColumn]:
+    """Returns our scores on a data set, and their differences to the baseline. Without any run there is no column.
+
+    Args:
+        table: the table.
+        column: its column for the data set.
+        runs_by_model: {model: the records of its runs}.
+        name_dataset: whether headings name the data set.
     """
-    if not any(rows.values()):
+    if not any(runs_by_model.values()):
         return []
-    source = ", here" if table.paper else ""  # only a table with the paper's figures has to tell them apart
     if table.task == "translation":
-        columns = []
-        for figure in TRANSLATION_FIGURES:
-            name = HEADINGS[figure]
-            heading = name if is_alone else f"{column.heading}, {name}"
-            columns.append(figure_column(table, rows, [figure], f"{heading}{source}"))
-            columns += difference_columns(table, rows, figure, minus_baseline(table))
-        return columns
-    names = shown_figures(table, column)
-    main = main_figure(table, column)
+        dataset = f"{column.heading}, " if name_dataset else ""
+        return our_translation_columns(table, runs_by_model, dataset)
+    return our_columns_of_other_task(table, column, runs_by_model)
+
+
+def our_translation_columns(table: Table, runs_by_model: RunsByModel, dataset: str) -> list[ModelColumn]:
+    """Returns a column for each of BLEU, chrF and validation loss, each followed by one with its differences.
+
+    `dataset` is the beginning of their headings.
+    """
+    columns = []
+    for metric in TRANSLATION_METRICS:
+        heading = f"{dataset}{HEADINGS[metric]}{here(table)}"
+        columns.append(score_column(table, runs_by_model, [metric], heading))
+        columns += difference_columns(table, runs_by_model, metric, minus_baseline(table))
+    return columns
+
+
+def our_columns_of_other_task(table: Table, column: Column, runs_by_model: RunsByModel) -> list[ModelColumn]:
+    """Returns one column with the scores in all metrics, and one with the differences in the main metric."""
+    metric_headings = shown_metrics(table, column)
+    main = main_metric(table, column)
     difference_heading = minus_baseline(table)
-    if len(names) > 1:
-        difference_heading += f", {names[main]}"
+    if len(metric_headings) > 1:
+        difference_heading += f", {metric_headings[main]}"
+    score_heading = f"{column_heading(table, column)}{here(table)}"
     return [
-        figure_column(table, rows, list(names), f"{column_heading(table, column)}{source}"),
-        *difference_columns(table, rows, main, difference_heading),
+        score_column(table, runs_by_model, list(metric_headings), score_heading),
+        *difference_columns(table, runs_by_model, main, difference_heading),
     ]
 
 
-def figure_column(table: Table, rows: Rows, figures: Sequence[str], heading: str) -> ModelColumn:
-    """Returns a column with figures of each model, all with the digits of the first."""
-    digits = number_of_digits(table, figures[0])
-    return ModelColumn(heading, {row: format_figures(runs, figures, digits) for row, runs in rows.items()})
+def here(table: Table) -> str:
+    """Returns the end of the headings of our figures, which tells them from the paper's if the table has both."""
+    return ", here" if table.paper else ""
 
 
-def difference_columns(table: Table, rows: Rows, figure: str, heading: str) -> list[ModelColumn]:
-    """Returns a column with the differences to the baseline, or none if no difference has an interval."""
-    by_row = differences(table, rows, figure)
-    if not any(difference.half_width for difference in by_row.values()):
+def score_column(table: Table, runs_by_model: RunsByModel, metrics: Sequence[str], heading: str) -> ModelColumn:
+    """Returns a column with the scores of each model. All metrics have as many digits as the first one."""
+    digits = number_of_digits(table, metrics[0])
+    return ModelColumn(heading, {model: format_scores(runs, metrics, digits) for model, runs in runs_by_model.items()})
+
+
+def difference_columns(table: Table, runs_by_model: RunsByModel, metric: str, heading: str) -> list[ModelColumn]:
+    """Returns a column with the differences to the baseline, or no column if there are too few runs for intervals."""
+    differences = compute_differences(table, runs_by_model, metric)
+    if not any(difference.half_width for difference in differences.values()):
         return []
-    digits = number_of_digits(table, figure)
-    return [ModelColumn(heading, {row: difference.cell(digits) for row, difference in by_row.items()})]
+    digits = number_of_digits(table, metric)
+    return [ModelColumn(heading, {model: difference.cell(digits) for model, difference in differences.items()})]
 
 
-def speed_columns(table: Table, column: Column, rows: Rows) -> list[ModelColumn]:
-    """Returns a column with the measured speeds of a table's models, or none if they were not measured."""
-    speeds = load_speeds(Place(f"{table.name}/speed", column.name, "ratio"))
-    if not speeds:
+def speed_columns(table: Table, column: Column, models: Iterable[str]) -> list[ModelColumn]:
+    """Returns a column with the measured speed-ups of models, or no column if none was measured."""
+    speed_ups = load_speed_ups(Benchmark(f"{table.name}/speed", column.name, key="ratio"))
+    if not speed_ups:
         return []
-    cells = {row: f"{speeds[row].ratio:.2f}" if row in speeds else NOT_RUN for row in rows}
+    cells = {}
+    for model in models:
+        cells[model] = f"{speed_ups[model].ratio:.2f}" if model in speed_ups else NOT_RUN
     heading = f"{column_heading(table, column)}, {STEPS_PER_SECOND} over {baseline_name(table)}'s, here"
     return [ModelColumn(heading, cells)]
 
 
 def column_heading(table: Table, column: Column) -> str:
-    """Returns the heading of a column, followed by those of its figures if there are several."""
-    names = list(shown_figures(table, column).values())
-    if len(names) == 1:
+    """Returns the heading of a column, followed by the names of its metrics if it shows several."""
+    metric_headings = list(shown_metrics(table, column).values())
+    if len(metric_headings) == 1:
         return column.heading
-    names_text = "/".join(names)
-    return f"{column.heading} ({names_text})"
+    metrics_text = "/".join(metric_headings)
+    return f"{column.heading} ({metrics_text})"
 
 
 # ---- columns of the paper's figures
 
 
 def paper_columns(table: Table, name: str) -> list[ModelColumn]:
-    """Returns a column of the paper's figures, or none if it does not have them. `name` may be a data set's."""
+    """Returns a column of the paper's figures by its name, or no column if this table does not have it.
+
+    The name of a column that shows the paper's results on one of our data sets is the name of the data set.
+    """
+    cells = {model: figures[name] for model, figures in table.published().items() if name in figures}
+    if not cells:
+        return []
     heading = name
     for column in table.columns:
         if column.name == name:
             heading = column_heading(table, column)
-    cells = {model: figures[name] for model, figures in table.published().items() if name in figures}
-    return [ModelColumn(f"{heading}, paper", cells)] if cells else []
+    return [ModelColumn(f"{heading}, paper", cells)]
 
 
 def paper_columns_of_other_data(table: Table) -> list[ModelColumn]:
@@ -257,11 +316,11 @@ def paper_columns_of_other_data(table: Table) -> list[ModelColumn]:
 
 
 def paper_speed_columns(table: Table) -> list[ModelColumn]:
-    """Returns a column with the paper's steps per second, and in parentheses their ratio to the Transformer's."""
-    ratios = load_paper_speeds(table)
+    """Returns a column with the paper's steps per second and, in parentheses, the speed-ups; no column without them."""
+    speed_ups = load_paper_speed_ups(table)
     columns = []
     for column in paper_columns(table, STEPS_PER_SECOND):
-        cells = {model: f"{steps} ({ratios[model]:.2f})" for model, steps in column.cells.items()}
+        cells = {model: f"{steps} ({speed_ups[model]:.2f})" for model, steps in column.cells.items()}
         columns.append(ModelColumn(column.heading, cells))
     return columns
 
@@ -288,34 +347,40 @@ def quality_tables() -> str:
         quality_column("agnews_cpu", "agnews", "accuracy"),
         quality_column("imdb_cpu", "imdb", "accuracy"),
     ]
-    parts = []
-    for title, columns in (
-        ("Translation, Multi30k, short recipe", short_recipe),
-        ("Translation, Multi30k, recipe of Wu et al. 2021", long_recipe),
-        ("Language models and classification", other_tasks),
-    ):
-        measured_columns = [column for column in columns if column.cells]
-        models = list_models_in_order(measured_columns)
-        if models:
-            parts.append(f"**{title}**\n\n{model_table(measured_columns, models)}")
-    all_models = list_models_in_order([*short_recipe, *long_recipe, *other_tasks])
-    return "\n".join([*parts, explain_dagger(all_models)])
+    all_models = list_synthesizers_first([*short_recipe, *long_recipe, *other_tasks])
+    parts = [
+        *titled_table("Translation, Multi30k, short recipe", short_recipe),
+        *titled_table("Translation, Multi30k, recipe of Wu et al. 2021", long_recipe),
+        *titled_table("Language models and classification", other_tasks),
+        explain_dagger(all_models),
+    ]
+    return "\n".join(parts)
 
 
-def quality_column(table_name: str, dataset: str, figure: str) -> ModelColumn:
-    """Returns a column of differences to the Transformer; without cells if nothing has run."""
+def titled_table(title: str, columns: Iterable[ModelColumn]) -> list[str]:
+    """Returns a table with a title, without columns that have no cell; no table if no column has any."""
+    measured_columns = [column for column in columns if column.cells]
+    if not measured_columns:
+        return []
+    models = list_synthesizers_first(measured_columns)
+    return [f"**{title}**\n\n{model_table(measured_columns, models)}"]
+
+
+def quality_column(table_name: str, dataset: str, metric: str) -> ModelColumn:
+    """Returns a column with the differences of all models to the Transformer; without cells if nothing has run."""
     table = TABLES[table_name]
     column = get_column(table, dataset)
-    by_row = differences(table, load_column(table, column), figure)
-    name = HEADINGS.get(figure, TASKS[table.task].heading)
-    return ModelColumn(f"{column.heading} {name}", {row: difference.cell() for row, difference in by_row.items()})
+    differences = compute_differences(table, load_column(table, column), metric)
+    metric_heading = HEADINGS.get(metric, TASKS[table.task].heading)
+    cells = {model: difference.cell() for model, difference in differences.items()}
+    return ModelColumn(f"{column.heading} {metric_heading}", cells)
 
 
 def relative_parameters(table_name: str, dataset: str) -> ModelColumn:
-    """Returns a column with the parameters of each model that has run, over the Transformer's."""
+    """Returns a column with the number of parameters of each model that has run, over the Transformer's."""
     table = TABLES[table_name]
-    rows = load_column(table, get_column(table, dataset))
-    parameters = {row: runs[0]["parameters"] for row, runs in rows.items() if runs}
+    runs_by_model = load_column(table, get_column(table, dataset))
+    parameters = {model: runs[0]["parameters"] for model, runs in runs_by_model.items() if runs}
     cells = {}
     for model, number in parameters.items():
         if model != BASELINE:
@@ -323,11 +388,14 @@ def relative_parameters(table_name: str, dataset: str) -> ModelColumn:
     return ModelColumn("parameters", cells)
 
 
-def list_models_in_order(columns: Iterable[ModelColumn]) -> list[str]:
+def list_synthesizers_first(columns: Iterable[ModelColumn]) -> list[str]:
     """Returns the models that have a cell: Synthesizers in the order of the architectures, then other models."""
     models = list_models(columns)
     synthesizers = [model for model in SYNTHESIZERS if model in models]
-    return list(dict.fromkeys([*synthesizers, *models]))
+    return distinct([*synthesizers, *models])
+
+
+# ---- weights of mixtures
 
 
 class MixtureComponent(NamedTuple):
@@ -338,34 +406,37 @@ class MixtureComponent(NamedTuple):
 
 
 def alpha_table(name: str) -> str:
-    """Returns a table of the weights α that the mixtures of a table have learned for their components.
+    """Returns a table of the weights α that mixtures have learned for their components: how much each one counts.
 
-    A row is a component of a mixture, a column is a layer. A cell is the mean over the heads of the layer and over the
-    seeds of the table's first data set.
+    A row is a component of a mixture, and a column is a layer. A cell is the mean over the heads of the layer and over
+    the seeds of the first data set of the table with this name.
     """
     weights = collect_weights(name, dataset=TABLES[name].columns[0].name)
-    layers: dict[str, None] = {}  # in the order in which the records have them
+    all_layers: list[str] = []
     for weights_by_layer in weights.values():
-        layers.update(dict.fromkeys(weights_by_layer))
+        all_layers += weights_by_layer
+    layers = distinct(all_layers)
     rows = []
     for (mixture, component), weights_by_layer in weights.items():
-        means = []
+        row = [f"`{mixture}`", f"`{component}`"]
         for layer in layers:
-            layer_weights = weights_by_layer.get(layer)
-            means.append(f"{statistics.mean(layer_weights):.2f}" if layer_weights else "")
-        rows.append([f"`{mixture}`", f"`{component}`", *means])
+            row.append(f"{statistics.mean(weights_by_layer[layer]):.2f}" if layer in weights_by_layer else "")
+        rows.append(row)
     layer_names = [layer.replace(".layers.", " ") for layer in layers]  # "encoder.layers.0" becomes "encoder 0"
-    return markdown(["mixture", "component", *layer_names], rows)
+    return markdown_table(["mixture", "component", *layer_names], rows)
 
 
 def collect_weights(name: str, dataset: str) -> dict[MixtureComponent, dict[str, list[float]]]:
-    """Returns {component of a mixture: {layer: the weights of all heads and seeds}} for a data set of a table."""
-    weights: dict[MixtureComponent, dict[str, list[float]]] = {}
-    for record in load_runs(name):
-        if record["dataset"] != dataset:
+    """Returns {component of a mixture: {layer: its weights in all heads and seeds}} for one data set of a table.
+
+    A run's record has them as ``alpha``: {layer: {component: its weight in each head}}.
+    """
+    weights: dict[MixtureComponent, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for run in load_runs(name):
+        if run["dataset"] != dataset or "alpha" not in run:
             continue
-        for layer, components in record.get("alpha", {}).items():
-            for component, weights_of_heads in components.items():
-                weights_by_layer = weights.setdefault(MixtureComponent(record["model"], component), {})
-                weights_by_layer.setdefault(layer, []).extend(weights_of_heads)
+        for layer, weights_by_component in run["alpha"].items():
+            for component, weights_of_heads in weights_by_component.items():
+                mixture_component = MixtureComponent(run["model"], component)
+                weights[mixture_component][layer] += weights_of_heads
     return weights

@@ -3,16 +3,29 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fairseq_synth.inspect.drawing import Call, Panel, Picture, image
+import torch
+
+from fairseq_synth.inspect.drawing import Panel, Picture, image
+from fairseq_synth.positions import Inputs
+from fairseq_synth.synthesizers import Mixture
 from recipes.catalog import TABLES, TASKS
 
-from .axes import TITLE, WIDTH, call, logarithmic_x_axis, vertical_line
-from .records import Difference, Place, Speed, differences, get_column, load_column, load_speeds
-from .speed_tables import find_place, sort_models
+from .axes import SMALL_FONT, WIDTH, RecordedAxes, get_limits_of_models, use_logarithmic_x_axis
+from .records import (
+    Benchmark,
+    Difference,
+    SpeedUp,
+    compute_differences,
+    get_column,
+    load_column,
+    load_speed_ups,
+)
+from .speed_tables import find_benchmark, sort_models
 from .tables import SYNTHESIZERS
 
 # ---- S of each function
 
+VECTOR_WIDTH = 16  # of the words' vectors
 WORDS = "the dog saw the cat and the cat saw the dog .".split()
 FORMULAS = {  # in matplotlib's TeX, with what a row of S depends on
     "vanilla": "$S_{ij} = q_i \\cdot k_j\\,/\\sqrt{d}$\nfrom each pair of words",
@@ -24,264 +37,345 @@ FORMULAS = {  # in matplotlib's TeX, with what a row of S depends on
     "relative_random": "$S_{ij} = r_{j - i}$, trained\nfrom distances alone",
 }
 PANELS_IN_A_ROW = 4
+COLORS = "RdBu_r"  # matplotlib's colors from blue for negative values through white for 0 to red
 
 
 def draw_functions() -> Picture:
-    """Draws S of each function for one sentence: a head before training, with equal vectors for equal words."""
+    """Returns a picture of the attention logits S of each function for one sentence, in one head before training.
+
+    Equal words have equal vectors. The last panel is the scale of the colors.
+    """
     panels = []
     for number, (name, formula) in enumerate(FORMULAS.items()):
-        matrix = compute_logits(name)
-        largest = max(max(abs(value) for value in row) for row in matrix)
         is_first_in_row = number % PANELS_IN_A_ROW == 0
-        # from blue for the lowest value through white for 0 to red: as far below 0 as above it
-        style = {"cmap": "RdBu_r", "vmin": -largest, "vmax": largest, "aspect": "equal"}
-        calls = image(matrix, labels=WORDS, names=is_first_in_row, **style)
-        calls.append(call("set_title", f"{name}\n{formula}", **TITLE))
-        settings = {"xlabel": "word j"}
-        if is_first_in_row:
-            settings["ylabel"] = "word i"
-        panels.append(Panel(calls, settings))
+        panels.append(draw_logits(name, formula, is_first_in_row))
     panels.append(draw_color_scale())
     return Picture("six-kinds-of-s.png", panels, size=(WIDTH, 5.1), columns=PANELS_IN_A_ROW)
 
 
+def draw_logits(name: str, formula: str, has_row_labels: bool) -> Panel:
+    """Draws S of a function as colors, under the function's name and formula. Only `has_row_labels` names the rows."""
+    logits = compute_logits(name)
+    largest_of_rows = [max(abs(value) for value in row) for row in logits]
+    largest = max(largest_of_rows)
+    axes = RecordedAxes()
+    # The colors reach as far below 0 as above it, so that 0 is white.
+    axes.calls += image(
+        logits, labels=WORDS, names=has_row_labels, cmap=COLORS, vmin=-largest, vmax=largest, aspect="equal"
+    )
+    axes.set_title(f"{name}\n{formula}", fontsize=SMALL_FONT)
+    axes.set(xlabel="word j")
+    if has_row_labels:
+        axes.set(ylabel="word i")
+    return axes.panel()
+
+
 def compute_logits(name: str) -> list[list[float]]:
-    """Returns S, rounded, of a function before training: a row and a column for each word of `WORDS`."""
-    import torch
+    """Returns S of a function before training, rounded: a row and a column for each word of `WORDS`.
 
-    from fairseq_synth.positions import Inputs
-    from fairseq_synth.synthesizers import Mixture
-
+    It is computed in fp64, so that the rounded values do not depend on the processor.
+    """
     length = len(WORDS)
-    width = 16
-    torch.manual_seed(4)  # for the words' vectors and the projections, which are the same for all functions
-    # in fp64, so that the rounded values do not depend on the processor
-    vectors = {word: torch.randn(width, dtype=torch.double) for word in sorted(set(WORDS))}
-    query_matrix, key_matrix = torch.randn(2, width, width, dtype=torch.double).div(width**0.5).unbind()
-    x = torch.stack([vectors[word] for word in WORDS])  # (length, width)
-    queries = x @ query_matrix
-    keys = x @ key_matrix
-    torch.manual_seed(1)  # for the function's own parameters
-    function = Mixture((name,), mixture="convex", num_heads=1, head_dim=width, max_length=length, rank=2)
+    torch.manual_seed(1)
+    function = Mixture((name,), mixture="convex", num_heads=1, head_dim=VECTOR_WIDTH, max_length=length, rank=2)
     function.reset_parameters()
     function = function.double()
-    # one sentence and one head: dimensions of size 1
-    inputs = Inputs(x=x[:, None], q=queries[None, None], k=keys[None, None], start=0, src_len=length)
     with torch.no_grad():
-        logits = function(inputs)[0].total(length)
-    matrix = logits.expand(1, 1, length, length)[0, 0]
+        (logits,) = function(make_inputs())
+    matrix = logits.total(length).expand(1, 1, length, length)[0, 0]  # of the only sentence and head
     return [[round(value, 3) for value in row] for row in matrix.tolist()]
 
 
+def make_inputs() -> Inputs:
+    """Returns random vectors for the words of `WORDS`, with their queries and keys: the same for all functions."""
+    length = len(WORDS)
+    torch.manual_seed(4)
+    vectors = {word: torch.randn(VECTOR_WIDTH, dtype=torch.double) for word in sorted(set(WORDS))}
+    projections = torch.randn(2, VECTOR_WIDTH, VECTOR_WIDTH, dtype=torch.double) / VECTOR_WIDTH**0.5
+    query_projection, key_projection = projections.unbind()
+    x = torch.stack([vectors[word] for word in WORDS])  # (length, width)
+    queries = x @ query_projection
+    keys = x @ key_projection
+    return Inputs(
+        x=x.unsqueeze(1),  # (length, 1 sentence, width)
+        q=queries.expand(1, 1, length, VECTOR_WIDTH),  # (1 sentence, 1 head, length, width)
+        k=keys.expand(1, 1, length, VECTOR_WIDTH),
+        start=0,
+        src_len=length,
+    )
+
+
 def draw_color_scale() -> Panel:
-    """Draws the colours from the largest value, at the top, to its negative."""
-    values = [[number / 50 - 1] for number in range(100, -1, -1)]  # a column of 101 pixels, from 1 to -1
-    calls = [
-        call("imshow", values, cmap="RdBu_r", aspect=0.2),
-        call("set_yticks", [0, 50, 100], ["largest |S|", "0", "− largest |S|"]),
-        call("set_xticks", []),
-        call("set_title", "each picture has\nits own scale", **TITLE),
-    ]
-    return Panel(calls, {})
+    """Draws a bar of the colors from the largest value of S, at the top, through 0 to its negative."""
+    axes = RecordedAxes()
+    column_of_pixels = [[number / 50 - 1] for number in range(100, -1, -1)]  # 101 pixels, from 1 to -1
+    axes.imshow(column_of_pixels, cmap=COLORS, aspect=0.2)
+    axes.set_yticks([0, 50, 100], ["largest |S|", "0", "− largest |S|"])
+    axes.set_xticks([])
+    axes.set_title("each picture has\nits own scale", fontsize=SMALL_FONT)
+    return axes.panel()
 
 
 # ---- quality and speed
 
 
-class Quality(NamedTuple):
-    """A panel of differences to the Transformer: a table's data set, its figures, and the words around the panel."""
+class QualityPanel(NamedTuple):
+    """A panel of `draw_choice` with differences to the Transformer on one data set of a table."""
 
     table: str
     dataset: str
-    figures: Sequence[str]
+    metrics: Sequence[str]
     title: str
-    x_label: str
 
 
-class Pace(NamedTuple):
-    """A panel of speeds."""
+class SpeedPanel(NamedTuple):
+    """A panel of `draw_choice` with the speed-ups in one benchmark."""
 
+    benchmark: Benchmark
     title: str
-    place: Place
 
 
-QUALITIES = (
-    Quality("multi30k_cpu", "en-de", ("bleu", "chrf"), "translation, En-De\nBLEU ●  chrF ○", "minus the\nTransformer"),
-    Quality("multi30k_cpu", "en-fr", ("bleu", "chrf"), "translation, En-Fr\nBLEU ●  chrF ○", "minus the\nTransformer"),
-    Quality("ptb_cpu", "ptb", ("ppl",), "language model,\nPTB, perplexity", "minus the\nTransformer"),
+QUALITY_PANELS = (
+    QualityPanel("multi30k_cpu", "en-de", metrics=("bleu", "chrf"), title="translation, En-De\nBLEU ●  chrF ○"),
+    QualityPanel("multi30k_cpu", "en-fr", metrics=("bleu", "chrf"), title="translation, En-Fr\nBLEU ●  chrF ○"),
+    QualityPanel("ptb_cpu", "ptb", metrics=("ppl",), title="language model,\nPTB, perplexity"),
 )
-PACES = (
-    Pace("training step,\none CPU thread", find_place("speed", "step, 4,000 words")),
-    Pace("training step,\nH100", find_place("speed on a GPU", "step, batches of a corpus")),
+SPEED_PANELS = (
+    SpeedPanel(find_benchmark("speed", "step, 4,000 words"), title="training step,\none CPU thread"),
+    SpeedPanel(find_benchmark("speed on a GPU", "step, batches of a corpus"), title="training step,\nH100"),
 )
-DOTS = (  # of the first and the second figure of a panel
-    {"color": "C0", "markerfacecolor": "C0"},
-    {"color": "C1", "markerfacecolor": "white"},
-)
+# The style of the dots of a panel's first and second metric.
+FILLED_DOT = {"color": "C0", "markerfacecolor": "C0"}
+HOLLOW_DOT = {"color": "C1", "markerfacecolor": "white"}
+
+DifferencesByMetric = Mapping[str, Mapping[str, Difference]]  # {metric: {model: its difference to the Transformer}}
 
 
 def draw_choice() -> list[Picture]:
-    """Draws for each Synthesizer by how much it is better than the Transformer, and how fast it trains.
+    """Returns the picture that shows for each Synthesizer how good it is and how fast it trains.
 
-    Returns no picture where no quality has been measured. A Synthesizer without any figure has no row.
+    Quality and speed are compared with the Transformer's. A Synthesizer that was not measured has no line. The list is
+    empty if no quality was measured.
     """
-    differences_by_quality = {quality: load_differences(quality) for quality in QUALITIES}
-    speeds_by_pace = {pace: load_speeds(pace.place) for pace in PACES}
-    models_with_quality: set[str] = set()
-    for differences_by_figure in differences_by_quality.values():
-        for differences_by_model in differences_by_figure.values():
-            models_with_quality.update(differences_by_model)
-    if not models_with_quality:
+    differences_by_panel = {panel: load_differences(panel) for panel in QUALITY_PANELS}
+    speed_ups_by_panel = {panel: load_speed_ups(panel.benchmark) for panel in SPEED_PANELS}
+    measured_models: list[str] = []
+    for differences in differences_by_panel.values():
+        for differences_by_model in differences.values():
+            measured_models += differences_by_model
+    if not measured_models:
         return []
-    models_with_speed: set[str] = set()
-    for speeds in speeds_by_pace.values():
-        models_with_speed.update(speeds)
-    measured = models_with_quality | models_with_speed
-    models = [model for model in SYNTHESIZERS if model in measured and model != "vanilla"]
+    for speed_ups in speed_ups_by_panel.values():
+        measured_models += speed_ups
+    models = [model for model in SYNTHESIZERS if model in measured_models and model != "vanilla"]
     panels = []
-    for quality, differences_by_figure in differences_by_quality.items():
-        panels.append(draw_quality(quality, differences_by_figure, models))
-    for pace, speeds in speeds_by_pace.items():
-        panels.append(draw_pace(pace, speeds, models))
-    below = (
-        "Right of the line is better than fairseq's Transformer.\n"
-        "Bars: 95 % confidence intervals (quality), range over all rounds (speed)."
-    )
-    size = (WIDTH, 1.6 + 0.23 * len(models))  # inches: titles, axis and caption, then a line for each model
-    return [Picture("which-one.png", panels, size, columns=len(panels), share_y=True, below=below)]
+    for quality_panel, differences in differences_by_panel.items():
+        panels.append(draw_quality(quality_panel, differences, models))
+    for speed_panel, speed_ups in speed_ups_by_panel.items():
+        panels.append(draw_speed(speed_panel, speed_ups, models))
+    return [
+        Picture(
+            "which-one.png",
+            panels,
+            size=(WIDTH, get_height(models, height_of_line=0.23)),
+            columns=len(panels),
+            share_y=True,
+            below=(
+                "Right of the line is better than fairseq's Transformer.\n"
+                "Bars: 95 % confidence intervals (quality), range over all rounds (speed)."
+            ),
+        )
+    ]
 
 
-def load_differences(quality: Quality) -> dict[str, dict[str, Difference]]:
-    """Returns {figure: {model: its difference to the Transformer}}."""
-    table = TABLES[quality.table]
-    rows = load_column(table, get_column(table, quality.dataset))
-    return {figure: differences(table, rows, figure) for figure in quality.figures}
+def load_differences(panel: QualityPanel) -> DifferencesByMetric:
+    """Returns {metric: {model: its difference to the Transformer}} for the metrics of a panel."""
+    table = TABLES[panel.table]
+    runs_by_model = load_column(table, get_column(table, panel.dataset))
+    return {metric: compute_differences(table, runs_by_model, metric) for metric in panel.metrics}
 
 
-def model_axis(models: Sequence[str]) -> list[Call]:
-    """Returns calls that name the rows of a panel, at 0, 1, 2, … of its y axis, and draw a line through each."""
-    return [call("grid", axis="y", alpha=0.3), call("set_yticks", list(range(len(models))), list(models))]
+def get_height(models: Sequence[str], height_of_line: float) -> float:
+    """Returns the height of a picture in inches: room for titles, axis and caption, and a line for each model."""
+    return 1.6 + height_of_line * len(models)
 
 
-def model_limits(models: Sequence[str]) -> tuple[float, float]:
-    """Returns the lower and the upper end of the axis of models.
+def name_models(axes: RecordedAxes, models: Sequence[str]) -> None:
+    """Writes the names of models at 0, 1, 2, … of the y axis."""
+    axes.set_yticks(list(range(len(models))), list(models))
 
-    The axis is turned around, so that its first model, at 0, is at the top. Half a step is left free on both sides.
+
+def draw_quality(panel: QualityPanel, differences: DifferencesByMetric, models: Sequence[str]) -> Panel:
+    """Draws the differences of each model to the Transformer, with their intervals. Better is on the right.
+
+    Args:
+        panel: says which metrics are drawn.
+        differences: {metric: {model: its difference}}.
+        models: the model of each line. The dots of two metrics are close to each other on its line.
     """
-    lower_end = len(models) - 0.5
-    upper_end = -0.5
-    return lower_end, upper_end
+    axes = RecordedAxes()
+    axes.axvline(0, color="black", linewidth=1)
+    axes.grid(axis="y", alpha=0.3)
+    name_models(axes, models)
+    heights_of_lines = [float(line_number) for line_number in range(len(models))]
+    if len(panel.metrics) == 1:
+        draw_metric(axes, differences[panel.metrics[0]], models, heights_of_lines, FILLED_DOT)
+    else:
+        first_metric, second_metric = panel.metrics
+        # Lines are 1 apart, and the dots of two metrics are 0.36 apart, around the middle of the line.
+        above_lines = [height - 0.18 for height in heights_of_lines]
+        below_lines = [height + 0.36 for height in above_lines]
+        draw_metric(axes, differences[first_metric], models, above_lines, FILLED_DOT)
+        draw_metric(axes, differences[second_metric], models, below_lines, HOLLOW_DOT)
+    is_lower_better = TASKS[TABLES[panel.table].task].best is min
+    if is_lower_better:
+        axes.invert_xaxis()
+    axes.set_title(panel.title, fontsize=SMALL_FONT)
+    axes.set(ylim=get_limits_of_models(len(models)), xlabel="minus the\nTransformer")
+    return axes.panel()
 
 
-def draw_quality(
-    quality: Quality, differences_by_metric: Mapping[str, Mapping[str, Difference]], models: Sequence[str]
-) -> Panel:
-    """Draws the differences of each model with their intervals. Metrics are one below the other in a model's row."""
-    calls = [vertical_line(0), *model_axis(models)]
-    distance = 0.36  # between the dots of two metrics of a model, where two models are 1 apart
-    first_shift = -distance * (len(differences_by_metric) - 1) / 2  # so that the dots lie around the middle of the row
-    for number, differences_by_model in enumerate(differences_by_metric.values()):
-        for row, model in enumerate(models):
-            if model in differences_by_model:
-                height = row + first_shift + number * distance
-                calls.append(draw_difference(differences_by_model[model], height, DOTS[number]))
-    if TASKS[TABLES[quality.table].task].best is min:
-        calls.append(call("invert_xaxis"))  # so that better is on the right
-    calls.append(call("set_title", quality.title, **TITLE))
-    return Panel(calls, {"ylim": model_limits(models), "xlabel": quality.x_label})
+def draw_metric(
+    axes: RecordedAxes,
+    differences: Mapping[str, Difference],
+    models: Sequence[str],
+    heights: Sequence[float],
+    dot: Mapping[str, str],
+) -> None:
+    """Draws a dot with an interval for each model that has a difference in one metric.
+
+    Args:
+        axes: where to draw.
+        differences: {model: its difference to the Transformer}.
+        models: the models to draw.
+        heights: the height at which each of the models is drawn.
+        dot: the style of the dots.
+    """
+    for model, height in zip(models, heights):
+        if model in differences:
+            mean = round(differences[model].mean, 3)
+            half_width = round(differences[model].half_width, 3)
+            axes.errorbar([mean], [height], xerr=[half_width], fmt="o", ms=4, elinewidth=1, **dot)
 
 
-def draw_difference(difference: Difference, height: float, dot: Mapping[str, str]) -> Call:
-    """Returns a dot for a difference at a height of the panel, with a bar for its interval."""
-    mean = round(difference.mean, 3)
-    half_width = round(difference.half_width, 3)
-    return call("errorbar", [mean], [height], xerr=[half_width], fmt="o", ms=4, elinewidth=1, **dot)
+def draw_speed(panel: SpeedPanel, speed_ups: Mapping[str, SpeedUp], models: Sequence[str]) -> Panel:
+    """Draws the speed-up of each model over the Transformer, with the range over the rounds of the benchmark."""
+    axes = RecordedAxes()
+    axes.axvline(1, color="black", linewidth=1)
+    axes.grid(axis="y", alpha=0.3)
+    name_models(axes, models)
+    for line_number, model in enumerate(models):
+        if model in speed_ups:
+            ratio = round(speed_ups[model].ratio, 3)
+            bar = get_distances_to_rounds(speed_ups[model])
+            axes.errorbar([ratio], [line_number], xerr=bar, fmt="s", ms=4, elinewidth=1, color="C2")
+    use_logarithmic_x_axis(axes, limits=(0.52, 1.6), ticks=(0.6, 0.8, 1, 1.3))
+    axes.set_title(panel.title, fontsize=SMALL_FONT)
+    axes.set(ylim=get_limits_of_models(len(models)), xlabel="times as fast\n(logarithmic)")
+    return axes.panel()
 
 
-def draw_pace(pace: Pace, speeds: Mapping[str, Speed], models: Sequence[str]) -> Panel:
-    """Draws the speed of each model, with the range over the rounds."""
-    calls = [vertical_line(1), *model_axis(models)]
-    for row, model in enumerate(models):
-        if model in speeds:
-            ratio = round(speeds[model].ratio, 3)
-            bar = distances_to_rounds(speeds[model])
-            calls.append(call("errorbar", [ratio], [row], xerr=bar, fmt="s", ms=4, elinewidth=1, color="C2"))
-    calls += logarithmic_x_axis(low=0.52, high=1.6, ticks=(0.6, 0.8, 1, 1.3))
-    calls.append(call("set_title", pace.title, **TITLE))
-    return Panel(calls, {"ylim": model_limits(models), "xlabel": "times as fast\n(logarithmic)"})
-
-
-def distances_to_rounds(speed: Speed) -> list[list[float]]:
-    """Returns how far the lowest and the highest round are from a speed, as matplotlib's error bars take them."""
-    below = round(max(speed.ratio - speed.lowest, 0), 3)
-    above = round(max(speed.highest - speed.ratio, 0), 3)
+def get_distances_to_rounds(speed_up: SpeedUp) -> list[list[float]]:
+    """Returns how far the lowest and the highest round are from the median, as matplotlib's ``errorbar`` takes them."""
+    below = round(max(speed_up.ratio - speed_up.lowest, 0), 3)
+    above = round(max(speed_up.highest - speed_up.ratio, 0), 3)
     return [[below], [above]]
 
 
 # ---- speeds and memory
 
 
-class SpeedPanel(NamedTuple):
-    """A panel of `draw_speeds`: its words, its figures, and the ends and ticks of its axis."""
+class BarPanel(NamedTuple):
+    """A panel of `draw_speeds`: a benchmark, its words, and the ends and ticks of its axis."""
 
     title: str
     x_label: str
-    place: Place
+    benchmark: Benchmark
     limits: tuple[float, float]
     ticks: tuple[float, ...]
 
 
 FASTER: dict[str, Any] = {"x_label": "times as fast", "limits": (0.35, 11), "ticks": (0.5, 1, 2, 4)}
-SPEED_PANELS = (
-    SpeedPanel("training step,\n4,000 words", place=find_place("speed", "step, 4,000 words"), **FASTER),
-    SpeedPanel("training step,\nH100", place=find_place("speed on a GPU", "step, batches of a corpus"), **FASTER),
-    SpeedPanel("causal block\n4×1024", place=find_place("speed", "causal block 4×1024"), **FASTER),
-    SpeedPanel("beam search,\n8,000 words", place=find_place("speed", "generation, 8k words"), **FASTER),
-    SpeedPanel(
+BAR_PANELS = (
+    BarPanel("training step,\n4,000 words", benchmark=find_benchmark("speed", "step, 4,000 words"), **FASTER),
+    BarPanel("training step,\nH100", benchmark=find_benchmark("speed on a GPU", "step, batches of a corpus"), **FASTER),
+    BarPanel("causal block\n4×1024", benchmark=find_benchmark("speed", "causal block 4×1024"), **FASTER),
+    BarPanel("beam search,\n8,000 words", benchmark=find_benchmark("speed", "generation, 8k words"), **FASTER),
+    BarPanel(
         "peak memory of a\nblock 16×1024",
         x_label="times less memory",
-        place=find_place("speed", "memory, causal block 16×1024"),
+        benchmark=find_benchmark("speed", "memory, causal block 16×1024"),
         limits=(0.07, 8),
         ticks=(0.1, 0.3, 1, 4),
     ),
 )
+FASTER_COLOR = "#2a78b5"  # blue
+SLOWER_COLOR = "#d1733c"  # orange
 
 
 def draw_speeds() -> list[Picture]:
-    """Draws a panel for each benchmark, with bars that begin at fairseq's Transformer; no picture if none has run."""
-    by_panel = {panel: load_speeds(panel.place) for panel in SPEED_PANELS}
-    measured: set[str] = set()
-    for speeds in by_panel.values():
-        measured.update(speeds)
-    models = sort_models(measured)
-    if not models:
+    """Returns the picture that shows, for each benchmark, how many times as fast as the Transformer each model is.
+
+    A benchmark that has not been run has no panel. The list is empty if none has been run.
+    """
+    speed_ups_by_panel = {}
+    for bar_panel in BAR_PANELS:
+        speed_ups = load_speed_ups(bar_panel.benchmark)
+        if speed_ups:
+            speed_ups_by_panel[bar_panel] = speed_ups
+    if not speed_ups_by_panel:
         return []
-    panels = []
-    for panel, speeds in by_panel.items():
-        if speeds:
-            panels.append(draw_bars(panel, speeds, models))
-    below = (
-        "Speed, or memory saved, relative to fairseq's Transformer (logarithmic): right of the line is better.\n"
-        "Measured on one CPU thread or on an H100. Gray lines: range over all rounds. –: not measured."
-    )
-    size = (WIDTH, 1.6 + 0.2 * len(models))  # inches: titles, axis and caption, then a line for each model
-    return [Picture("speed.png", panels, size, columns=len(panels), share_y=True, below=below)]
+    measured_models: list[str] = []
+    for speed_ups in speed_ups_by_panel.values():
+        measured_models += speed_ups
+    models = sort_models(measured_models)
+    panels = [draw_bars(bar_panel, speed_ups, models) for bar_panel, speed_ups in speed_ups_by_panel.items()]
+    return [
+        Picture(
+            "speed.png",
+            panels,
+            size=(WIDTH, get_height(models, height_of_line=0.2)),
+            columns=len(panels),
+            share_y=True,
+            below=(
+                "Speed, or memory saved, relative to fairseq's Transformer (logarithmic): "
+                "right of the line is better.\n"
+                "Measured on one CPU thread or on an H100. Gray lines: range over all rounds. –: not measured."
+            ),
+        )
+    ]
 
 
-def draw_bars(panel: SpeedPanel, speeds: Mapping[str, Speed], models: Sequence[str]) -> Panel:
+def draw_bars(panel: BarPanel, speed_ups: Mapping[str, SpeedUp], models: Sequence[str]) -> Panel:
     """Draws a bar and a number for each model. A bar begins at 1, which is the Transformer's speed."""
-    low, high = panel.limits
-    calls = [vertical_line(1), *logarithmic_x_axis(low, high, panel.ticks)]
-    for row, model in enumerate(models):
+    axes = RecordedAxes()
+    axes.axvline(1, color="black", linewidth=1)
+    use_logarithmic_x_axis(axes, panel.limits, panel.ticks)
+    for line_number, model in enumerate(models):
         text = "–"
-        if model in speeds:
-            ratio = round(speeds[model].ratio, 2)
-            text = f"{ratio:.2f}"
-            color = "#2a78b5" if ratio >= 1 else "#d1733c"  # blue for faster models, orange for slower ones
-            rounds = distances_to_rounds(speeds[model])
-            calls.append(call("barh", row, ratio - 1, left=1, height=0.72, color=color, xerr=rounds, ecolor="gray"))
-        at_right_edge = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "center"}
-        calls.append(call("annotate", text, (0.98, row), fontsize=7.5, **at_right_edge))
-    calls.append(call("set_yticks", list(range(len(models))), list(models)))
-    calls.append(call("set_title", panel.title, **TITLE))
-    return Panel(calls, {"ylim": model_limits(models), "xlabel": panel.x_label})
+        if model in speed_ups:
+            draw_bar(axes, line_number, speed_ups[model])
+            text = f"{speed_ups[model].ratio:.2f}"
+        # at the right edge of the panel
+        axes.annotate(
+            text, (0.98, line_number), fontsize=7.5, xycoords=("axes fraction", "data"), ha="right", va="center"
+        )
+    name_models(axes, models)
+    axes.set_title(panel.title, fontsize=SMALL_FONT)
+    axes.set(ylim=get_limits_of_models(len(models)), xlabel=panel.x_label)
+    return axes.panel()
+
+
+def draw_bar(axes: RecordedAxes, line_number: int, speed_up: SpeedUp) -> None:
+    """Draws the bar of a model, from 1 to its speed-up, with a gray line from the lowest to the highest round."""
+    ratio = round(speed_up.ratio, 2)
+    color = FASTER_COLOR if ratio >= 1 else SLOWER_COLOR
+    axes.barh(
+        line_number,
+        ratio - 1,
+        left=1,
+        height=0.72,
+        color=color,
+        xerr=get_distances_to_rounds(speed_up),
+        ecolor="gray",
+    )

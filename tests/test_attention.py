@@ -20,491 +20,163 @@ from fairseq_synth.synthesizers import SYNTHESIZERS
 pytestmark = pytest.mark.usefixtures("on_device")
 
 
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_row_that_sees_nothing(spec, dtype):
-    """Output out_proj(0), a finite gradient, and the other rows as if it were not there.
-
-    Where the weights are not asked for, a sentence of padding alone has any finite output.
-    """
-    module = make_attention(spec).to(dtype)
-    x = torch.randn(4, 2, 6).to(dtype).requires_grad_()
-    padding = torch.tensor([[False] * 4, [True] * 4])
-    out, weights = module(x, x, x, key_padding_mask=padding, need_weights=True)
-    assert torch.equal(out[:, 1], module.out_proj.bias.expand(4, 6)) and torch.count_nonzero(weights[1]) == 0
-    alone, _ = module(x[:, :1], x[:, :1], x[:, :1])
-    without_weights, _ = module(x, x, x, key_padding_mask=padding)
-    assert torch.isfinite(without_weights).all()
-    for found in (out, without_weights):
-        torch.testing.assert_close(found[:, :1], alone, atol=8 * torch.finfo(dtype).eps, rtol=0)
-    (out + without_weights).float().sum().backward()
-    assert all(torch.isfinite(p.grad).all() for p in module.parameters() if p.grad is not None)
-    assert torch.isfinite(x.grad).all()
+def decode(module, x):
+    """Returns the output of a self-attention that is given the tokens of x (T, B, C) one by one, as in decoding."""
+    incremental_state = {}
+    outputs = []
+    for position in range(x.size(0)):
+        out, _ = module(x[position : position + 1], incremental_state=incremental_state)
+        outputs.append(out)
+    return torch.cat(outputs)
 
 
-@pytest.mark.parametrize("spec", ["vanilla", "random+vanilla", "random:1/vanilla:1"])
-def test_one_product_in_training(spec, monkeypatch):
-    """In training queries, keys and values are one product, else three; output and gradients are equal."""
-    module = make_attention(spec).double()
-    x = torch.randn(5, 3, 6).double().requires_grad_()
-    calls = []
-    monkeypatch.setattr(
-        attention.F, "linear", lambda x, weight, bias, of=F.linear: calls.append(len(weight)) or of(x, weight, bias)
-    )
+def attend_causally(module, x):
+    """Returns the output of a self-attention whose rows see no later columns, for all tokens of x (T, B, C) at once."""
+    out, _ = module(x, attn_mask=future_mask(x.size(0)))
+    return out
 
-    def of_all(projected):
-        projected = projected[:3]
-        assert [tuple(part.shape) for part in projected] == [(3, heads, 5, 3), (3, heads, 5, 3), (3, 2, 5, 3)]
-        inputs = [x] + [p for proj in (module.q_proj, module.k_proj, module.v_proj) for p in proj.parameters()]
-        return [*projected, *torch.autograd.grad(sum((part**2).sum() for part in projected), inputs)]
 
+def do_nothing(*arguments):
+    """Is a hook without effect."""
+
+
+# ---- queries, keys and values
+
+
+@pytest.fixture(params=["vanilla", "random+vanilla", "random:1/vanilla:1"])
+def module_with_queries(request):
+    """Returns an attention in training mode, with two heads of width 3, of which one or both have queries."""
+    return make_attention(request.param).double().train()
+
+
+@pytest.fixture
+def products(monkeypatch):
+    """Returns a list to which every product with a weight adds the number of the weight's rows."""
+    rows = []
+    original_linear = F.linear
+
+    def linear(x, weight, bias):
+        rows.append(len(weight))
+        return original_linear(x, weight, bias)
+
+    monkeypatch.setattr(attention.F, "linear", linear)
+    return rows
+
+
+def project_and_differentiate(module, x):
+    """Returns queries, keys and values, and the gradients of the sum of their squares for x and all parameters."""
+    queries, keys, values, *_ = module.project(x)
+    sum_of_squares = (queries**2).sum() + (keys**2).sum() + (values**2).sum()
+    parameters = [*module.q_proj.parameters(), *module.k_proj.parameters(), *module.v_proj.parameters()]
+    gradients = torch.autograd.grad(sum_of_squares, [x, *parameters])
+    return [queries, keys, values, *gradients]
+
+
+def test_queries_keys_and_values_are_one_product_in_training(module_with_queries, products):
+    module = module_with_queries
     heads = module.num_query_heads
-    together = of_all(module.project(x))
-    proj = module.k_proj
-    for register in (proj.register_forward_hook, proj.register_forward_pre_hook, proj.register_full_backward_hook):
-        hook = register(lambda *_: None)
-        torch.testing.assert_close(of_all(module.project(x)), together)
-        hook.remove()
-    monkeypatch.setattr(proj, "forward", proj.forward)
-    module.project(x)
-    monkeypatch.delattr(proj, "forward")
-    alone = module.eval().project(x)
-    assert calls == [6 * heads + 6, *[3 * heads, 3 * heads, 6] * 5]
-    torch.testing.assert_close(list(alone[:3]), together[:3])
-
-    class Doubled(torch.nn.Linear):
-        def forward(self, x):
-            return 2 * super().forward(x)
-
-    for other in (torch.nn.Linear(6, 3 * heads, bias=False), Doubled(6, 3 * heads)):
-        module.train().k_proj = other.double()
-        assert torch.equal(module.project(x)[1], module.split_heads(module.k_proj(x)))
+    x = torch.randn(5, 3, 6).double().requires_grad_()
+    queries, keys, values, *_ = module.project(x)
+    assert products == [3 * heads + 3 * heads + 6]
+    assert queries.shape == (3, heads, 5, 3)
+    assert keys.shape == (3, heads, 5, 3)
+    assert values.shape == (3, 2, 5, 3)
 
 
-@pytest.mark.parametrize("name", ["synthesizer", "synthesizer.components.random", "out_proj"])
-def test_hooks(name):
-    """A call that does without the module's own finds them all the same."""
-    module, x, calls = make_attention("random+vanilla"), torch.randn(5, 3, 6, requires_grad=True), []
-    inner = module.get_submodule(name)
-    for register in ("forward_pre_hook", "forward_hook", "full_backward_pre_hook", "full_backward_hook"):
-        if "backward" in register and name != "out_proj":
-            continue  # their outputs are no tensors
-        hook = getattr(inner, f"register_{register}")(lambda *_, register=register: calls.append(register))
-        out, _ = module(x)
-        assert out.shape == x.shape
-        out.sum().backward()
-        hook.remove()
-        assert calls.pop() == register and not calls
+def test_queries_keys_and_values_are_three_products_in_evaluation(module_with_queries, products):
+    module = module_with_queries
+    heads = module.num_query_heads
+    x = torch.randn(5, 3, 6).double().requires_grad_()
+    expected = module.project(x)[:3]
+    products.clear()
+    torch.testing.assert_close(module.eval().project(x)[:3], expected)
+    assert products == [3 * heads, 3 * heads, 6]
 
 
-@pytest.mark.parametrize("spec", ["dense", "factorized_dense", "random+vanilla"])
-def test_second_derivatives(spec):
-    """The plain computation has them: docs/limits.md. Here of the gradients' squares, against finite differences."""
-    module = make_attention(spec).double().train()
-    x = torch.randn(4, 2, 6).double().requires_grad_()
-    inputs = [x, *module.parameters()]
-
-    def squares():
-        out, _ = module(x, need_weights=True)
-        grads = torch.autograd.grad(out.square().sum(), inputs, create_graph=True)
-        return sum(grad.square().sum() for grad in grads)
-
-    for tensor, grad in zip(inputs, torch.autograd.grad(squares(), inputs)):
-        direction, values = torch.randn_like(tensor), []
-        for step in (1e-5, -2e-5, 1e-5):  # forth, back, and to where it was
-            tensor.data.add_(step * direction)
-            values.append(squares().detach())
-        torch.testing.assert_close((grad * direction).sum(), (values[0] - values[1]) / 2e-5, rtol=1e-4, atol=1e-4)
-
-
-def test_causal_and_padded_first_column():
-    """Left padding under a causal mask leaves first rows without a key; they are 0, not NaN."""
-    scores = torch.randn(1, 1, 3, 3, requires_grad=True)
-    future = torch.triu(torch.full((3, 3), float("-inf")), 1)
-    weights = masked_softmax(scores, torch.tensor([[True, False, False]]), future)
-    assert torch.equal(weights[0, 0, 0], torch.zeros(3)) and weights[0, 0, 1, 1] == 1
-    weights.square().sum().backward()
-    assert torch.isfinite(scores.grad).all() and torch.count_nonzero(scores.grad[0, 0, 0]) == 0
-    for hidden in (torch.ones(3, 3, dtype=torch.bool), torch.full((3, 3), float("-inf"))):
-        assert torch.count_nonzero(masked_softmax(scores, None, hidden)) == 0
-
-
-def test_masks_of_any_kind():
-    """A boolean mask, -inf and fairseq's encoder's -1e8 hide the same keys; a finite bias is added."""
-    scores = torch.randn(2, 2, 4, 4)
-    hidden = torch.rand(4, 4) < 0.4
-    hidden.fill_diagonal_(False)
-    expected = torch.softmax(scores.masked_fill(hidden, float("-inf")), -1)
-    for value in (float("-inf"), -1e8):
-        mask = torch.zeros(4, 4).masked_fill(hidden, value)
-        torch.testing.assert_close(masked_softmax(scores, None, mask), expected)
-    torch.testing.assert_close(masked_softmax(scores, None, hidden), expected)
-    half = masked_softmax(scores.half(), None, hidden)
-    assert half.dtype == torch.float16
-    torch.testing.assert_close(half.float(), expected, atol=1e-3, rtol=1e-3)
-    bias = torch.randn(4, 4)
-    torch.testing.assert_close(masked_softmax(scores, None, bias), torch.softmax(scores + bias, -1))
-
-
-@pytest.mark.parametrize("std", [1, 10, 50])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_large_random_matrices(std, dtype):
-    """No NaN and the right weights where R spreads over hundreds of nats."""
-    module = make_attention("random")
-    module.synthesizer.components["random"].R.data = std * torch.randn(2, 12, 12)
-    x = torch.randn(12, 2, 6)
-    padding = torch.zeros(2, 12, dtype=torch.bool)
-    padding[1, 5:] = True
-    module.to(dtype)
-    out, weights = module(*[x.to(dtype)] * 3, key_padding_mask=padding, need_weights=True)
-    assert torch.isfinite(out).all()
-    expected, expected_weights = module.double()(
-        *[x.to(dtype).double()] * 3, key_padding_mask=padding, need_weights=True
-    )
-    torch.testing.assert_close(out.double(), expected, atol=30 * torch.finfo(dtype).eps, rtol=0)
-    torch.testing.assert_close(weights.double(), expected_weights, atol=2 * torch.finfo(dtype).eps, rtol=0)
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_weights(spec):
-    """need_weights and need_head_weights have the host's shapes, and rows that sum to 1."""
-    module = make_attention(spec)
-    x = torch.randn(4, 3, 6)
-    out, none = module(x, x, x)
-    assert none is None
-    same, mean = module(x, x, x, need_weights=True)
-    _, heads = module(x, x, x, need_head_weights=True)
-    assert mean.shape == (3, 4, 4) and heads.shape == (2, 3, 4, 4)
-    torch.testing.assert_close(out, same)
-    torch.testing.assert_close(heads.mean(0), mean)
-    torch.testing.assert_close(heads.sum(-1), torch.ones(2, 3, 4))
-
-
-def test_a_mask_of_numbers_is_added_in_single_precision():
-    """bf16 has no 256.5."""
-    scores, mask = torch.full((1, 1, 1, 2), 256.0).bfloat16(), torch.tensor([[0.0, 0.5]]).bfloat16()
-    expected = torch.softmax(torch.tensor([0.0, 0.5]), -1)
-    torch.testing.assert_close(masked_softmax(scores, None, mask).flatten(), expected)
-
-
-@pytest.mark.parametrize("spec", ["random", "factorized_random", "dense", "random+vanilla", "vanilla"])
-def test_attention_dropout(spec):
-    """Each sentence drops its own weights, and the mean over many draws is the output without dropout."""
-    module = make_attention(spec, dropout=0.4)
-    x = torch.randn(4, 1, 6).expand(4, 20_000, 6)
-    module.eval()
-    expected, _ = module(x, x, x)
-    module.train()
-    torch.manual_seed(0)
-    out, _ = module(x, x, x)
-    assert not torch.allclose(out[:, 0], out[:, 1], atol=1e-3)
-    module.eval()
-    module.dropout_module.make_generation_fast_("x", retain_dropout=True)  # --retain-dropout
-    retained, _ = module(x, x, x)
-    assert not torch.allclose(retained[:, 0], retained[:, 1], atol=1e-3)
-    standard_error = out.std(1) / out.size(1) ** 0.5
-    assert ((out.mean(1) - expected.mean(1)).abs() < 5 * standard_error + 1e-6).all()
-
-
-def test_dropout_under_any_mask():
-    """A mask of numbers does not switch --attention-dropout off."""
-    module = make_attention("random+vanilla", dropout=0.4).train()
-    x = torch.randn(4, 1, 6).expand(4, 2, 6)
-    torch.manual_seed(0)
-    out, _ = module(x, attn_mask=future_mask(4))
-    assert not torch.allclose(out[3, 0], out[3, 1], atol=1e-3)
-
-
-def test_the_causal_mask_is_of_a_whole_sentence():
-    module = make_attention("random")
-    with pytest.raises(ValueError, match="attn_mask: causal_mask is of a whole sentence"):
-        module(torch.randn(1, 2, 6), incremental_state={}, attn_mask=causal_mask(torch.zeros(1)))
-
-
-@pytest.mark.parametrize("grad", [False, True])
-def test_one_bias_for_all_heads(grad, restore_registry):
-    """A function may have logits (1, 1, T, S)."""
-    synthesizers.register_synthesizer("distance")(Distance)
-    module, x, state = make_attention("distance").eval(), torch.randn(5, 3, 6), {}
-    with torch.set_grad_enabled(grad):
-        out = torch.cat([module(x[t : t + 1], incremental_state=state)[0] for t in range(5)])
-    torch.testing.assert_close(out, module(x, attn_mask=future_mask(5))[0])
-    distances = (torch.arange(5)[:, None] - torch.arange(5)).abs()
-    expected = torch.softmax(-distances.float(), dim=1).expand(2, 3, 5, 5)
-    torch.testing.assert_close(module(x, need_head_weights=True)[1], expected)
-
-
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("grad", [False, True])
-def test_decoding_step_by_step(spec, grad):
-    """With a cache, one token at a time, reordered as by a beam, equals the whole sentence at once."""
-    with torch.set_grad_enabled(grad):
-        decode_step_by_step(spec)
-
-
-def decode_step_by_step(spec):
-    module = make_attention(spec).eval()
-    T, B = 9, 3
-    x = torch.randn(T, B, 6)
-    orders = {4: [[2, 0, 0]], 5: [[0, 1, 2], [2, 0, 0]], 7: [[2, 1]]}  # once, twice, and a sentence that is finished
-    state = {}
-    padding = torch.zeros(B, T, dtype=torch.bool)
-    padding[1, 2] = True  # a hypothesis that ended; the host's search goes on with it
-    for t in range(T):
-        for order in orders.get(t, []):
-            module.reorder_incremental_state(state, torch.tensor(order))
-            x, padding = x[:, order], padding[order]
-            x = torch.cat([x[:t], torch.randn(T - t, len(order), 6)])
-        step = x[t : t + 1]
-        mask = padding[:, t : t + 1] if padding[:, t].any() else None
-        out, _ = module(step, step, step, key_padding_mask=mask, incremental_state=state)
-        expected, _ = module(x, x, x, attn_mask=future_mask(T), key_padding_mask=padding)
-        torch.testing.assert_close(out[0], expected[t])
-
-
-@pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("spec", ["random", "random+vanilla"])
-def test_decoding_in_pieces(spec, training):
-    """Several tokens at once behind a cache, as a forced prefix may come; also of a model in training mode."""
-    module = make_attention(spec).train(training)
-    x = torch.randn(9, 3, 6)
-    expected, _ = module(x, attn_mask=future_mask(9))
-    state = {}
-    with torch.no_grad():
-        outs = [
-            module(x[a:b], incremental_state=state, attn_mask=future_mask(9)[a:b, :b])[0]
-            for a, b in [(0, 1), (1, 3), (3, 9)]
-        ]
-    torch.testing.assert_close(torch.cat(outs), expected)
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_gradient_through_the_cache(spec):
-    """Steps with a gradient have that of the whole sentence."""
-    module = make_attention(spec).eval()
-    x = torch.randn(5, 2, 6)
-    grad = torch.randn(5, 2, 6)
-    a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
-    state = {}
-    for t in range(5):
-        module(a[t : t + 1], incremental_state=state)[0].backward(grad[t : t + 1], retain_graph=True)
-    module(b, attn_mask=future_mask(5))[0].backward(grad)
-    torch.testing.assert_close(a.grad, b.grad)
-
-
-def test_second_derivative_through_the_cache():
-    """As the plain computation has one; embedding_bag has none."""
-    module = make_attention("random+vanilla").double()
-    found = []
-    for cached in (True, False):
-        torch.manual_seed(0)
-        x = torch.randn(3, 2, 6, dtype=torch.float64, requires_grad=True)
-        state = {} if cached else None
-        if cached:
-            out = torch.cat([module(x[t : t + 1], incremental_state=state)[0] for t in range(3)])
-        else:
-            out, _ = module(x, attn_mask=causal_mask(x), need_weights=True)
-        (grad,) = torch.autograd.grad(out.pow(3).sum(), x, create_graph=True)
-        found.append(torch.autograd.grad(grad.pow(2).sum(), x)[0])
-    torch.testing.assert_close(*found)
-
-
-@pytest.mark.parametrize("spec", ["random", "vanilla"])
 @pytest.mark.parametrize(
-    "modes", list(itertools.permutations([torch.no_grad, torch.inference_mode, torch.enable_grad]))
+    "register", ["register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"]
 )
-def test_modes_in_turn(spec, modes):
-    """A cache of one grad mode goes on in another, reordered in between."""
-    module = make_attention(spec).eval()
-    x = torch.randn(9, 2, 6)
-    state = {}
-    outs = []
-    for i, mode in enumerate(modes):
-        with mode():
-            for t in range(3 * i, 3 * i + 3):
-                outs.append(module(x[t : t + 1], incremental_state=state)[0].detach())
-                module.reorder_incremental_state(state, torch.tensor([0, 1]))
-    expected, _ = module(x, attn_mask=future_mask(9))
-    torch.testing.assert_close(torch.cat(outs), expected)
+def test_a_projection_with_a_hook_is_called(register, module_with_queries, products):
+    module = module_with_queries
+    heads = module.num_query_heads
+    x = torch.randn(5, 3, 6).double().requires_grad_()
+    expected = project_and_differentiate(module, x)
+    products.clear()
+    getattr(module.k_proj, register)(do_nothing)
+    torch.testing.assert_close(project_and_differentiate(module, x), expected)
+    assert products == [3 * heads, 3 * heads, 6]
 
 
-@pytest.mark.parametrize("half_first", [True, False])
-@pytest.mark.parametrize("spec", ["random", "random+vanilla"])
-def test_autocast_for_some_steps(spec, half_first):
-    module = make_attention(spec).eval()
-    x = torch.randn(4, 2, 6)
-    state = {}
-    outs = []
-    with torch.no_grad():
-        for t in range(4):
-            with torch.autocast("cpu", torch.bfloat16, enabled=(t < 2) == half_first):
-                outs.append(module(x[t : t + 1], incremental_state=state)[0].float())
-        expected, _ = module(x, attn_mask=future_mask(4))
-    torch.testing.assert_close(torch.cat(outs), expected, atol=0.1, rtol=0)
+def test_a_projection_with_another_forward_is_called(module_with_queries, products):
+    module = module_with_queries
+    heads = module.num_query_heads
+    module.k_proj.forward = module.k_proj.forward
+    module.project(torch.randn(5, 3, 6).double())
+    assert products == [3 * heads, 3 * heads, 6]
 
 
-def test_weights_have_the_type_of_the_layer():
-    """Of a whole sentence and of a step alike."""
-    module = make_attention("random+vanilla").to(torch.bfloat16)
-    x = torch.randn(1, 2, 6, dtype=torch.bfloat16)
-    for state in (None, {}):
-        out, weights = module(x, incremental_state=state, need_weights=True)
-        assert out.dtype == weights.dtype == torch.bfloat16
+class DoubledLinear(torch.nn.Linear):
+    """A projection that is not just a product with its weight."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
 
 
-@pytest.mark.parametrize("spec", ["vanilla", "random+vanilla"])
-def test_padding_under_a_causal_mask(spec, monkeypatch):
-    """It is behind the sentences, which a CPU checks; whether the weights are asked for makes no difference."""
-    module, x, right = make_attention(spec).eval(), torch.randn(5, 2, 6), padding_mask([5, 3])
-    with pytest.raises(ValueError, match="key_padding_mask: causal_mask is for sentences with all padding behind them"):
-        module(x, key_padding_mask=right.flip(1), attn_mask=causal_mask(x))
-    monkeypatch.setattr("fairseq_synth.masks.on_cpu", lambda _: False)
-    for mask in (right, right.flip(1)):
-        calls = [module(x, key_padding_mask=mask, attn_mask=causal_mask(x), need_weights=need)[0] for need in (0, 1)]
-        torch.testing.assert_close(*calls)
+@pytest.mark.parametrize("is_doubled", [False, True])
+def test_a_projection_of_another_kind_is_called(is_doubled, module_with_queries):
+    """Of another class, or without a bias."""
+    module = module_with_queries
+    width = 3 * module.num_query_heads
+    projection = DoubledLinear(6, width) if is_doubled else torch.nn.Linear(6, width, bias=False)
+    module.k_proj = projection.double()
+    x = torch.randn(5, 3, 6).double()
+    keys = module.project(x)[1]
+    assert torch.equal(keys, module.split_heads(module.k_proj(x)))
 
 
-@pytest.mark.parametrize("spec", ["random", "random+vanilla"])
-def test_padding_and_saved_values_are_reordered(spec):
-    """A beam's new order applies to the padding mask, and to values that fairseq's layer put into the cache."""
-    module = make_attention(spec)
-    x = torch.randn(3, 2, 6)
-    padding = torch.tensor([[True, False, False], [False, False, False]])
-    order = torch.tensor([1, 0])
-    with torch.no_grad():
-        expected = module(x[:, order], key_padding_mask=padding[order], attn_mask=future_mask(3), need_weights=True)[0]
-        state = {}
-        module(x[:2], key_padding_mask=padding[:, :2], incremental_state=state, attn_mask=future_mask(2))
-        module.reorder_incremental_state(state, order)
-        out, _ = module(x[2:, order], key_padding_mask=padding[order, 2:], incremental_state=state)
-        torch.testing.assert_close(out, expected[2:])
-        keys, values = torch.randn(2, 2, 2, 2, 3)
-        outputs = []
-        for first, last in ((order, None), (torch.tensor([0, 1]), order)):
-            module._set_input_buffer(state, {"prev_key": keys[first], "prev_value": values[first]})
-            if last is not None:
-                module.reorder_incremental_state(state, last)
-            outputs.append(module(x[2:], incremental_state=state)[0])
-    torch.testing.assert_close(*outputs)
-
-
-def test_the_hosts_saved_state():
-    """The layer of fairseq puts keys and values into the cache where it is called with ``prev_self_attn_state``."""
-    module = make_attention("random+vanilla").eval()
-    x = torch.randn(4, 2, 6)
-    state = {}
-    keys, values = (module.split_heads(project(x[:3])) for project in (module.k_proj, module.v_proj))
-    module._set_input_buffer(state, {"prev_key": keys, "prev_value": values})
-    out, _ = module(x[3:], incremental_state=state)
-    torch.testing.assert_close(out, module(x, attn_mask=future_mask(4))[0][3:])
-
-
-@pytest.mark.parametrize("spec", ["factorized_random+vanilla", "dense+vanilla", "factorized_random+dense"])
-def test_a_step_copies_no_keys_of_a_mixture(spec, monkeypatch):
-    """The logits of one row are a sum; of more rows they are one product of all keys beside each other."""
-    module = make_attention(spec).eval()
-    joined = mock.Mock(side_effect=logits.join_features)
-    monkeypatch.setattr(logits, "join_features", joined)
-    state = {}
-    for rows, factors in ((2, 2), (1, 1), (1, 1)):
-        module(torch.randn(rows, 2, 6), incremental_state=state)
-        assert all(len(call.args[0]) == factors for call in joined.call_args_list)
-        joined.reset_mock()
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_values_are_not_moved(mode):
-    """A table of values grows by doubling, and leaves what no hypothesis refers to behind."""
-    module = make_attention("random", max_length=64).eval()
-    moves, last = 0, None
-    state = {}
-    with mode():
-        for t in range(48):
-            module(torch.randn(1, 6 if t < 32 else 2, 6), incremental_state=state)
-            values = state[module.state_key("vectors")].values
-            moves += values.data_ptr() != last
-            last = values.data_ptr()
-            assert values.size(0) <= 4 * state[module.own_table].rows.numel()
-            order = torch.tensor([4, 4, 4, 0, 1, 2] if t < 31 else [1, 0])
-            module.reorder_incremental_state(state, order)
-            assert state[module.state_key("vectors")].values.data_ptr() == last
-    assert moves <= 8
-
-
-@pytest.mark.parametrize("spec", ["random", "vanilla"])
-@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-def test_copies_of_the_cache(spec, context):
-    """Copies of a reordered state go on apart, in any grad mode."""
-    module = make_attention(spec).eval()
-    x = torch.randn(4, 2, 6)
-    state = {}
-    with torch.no_grad():
-        for t in range(2):
-            module(x[t : t + 1], None, None, incremental_state=state)
-    with context():
-        module.reorder_incremental_state(state, torch.tensor([1, 0]))
-    a, b = (dict(state) for _ in range(2))
-    with torch.no_grad():
-        other = torch.randn(1, 2, 6)
-        first, _ = module(x[2:3], None, None, incremental_state=a)
-        module(other, None, None, incremental_state=b)
-        second, _ = module(x[3:], None, None, incremental_state=a)
-        whole, _ = module(torch.cat([x[:2, [1, 0]], x[2:]]), attn_mask=future_mask(4))
-    torch.testing.assert_close(torch.cat([first, second]), whole[2:])
-
-
-@pytest.mark.parametrize("spec", ["vanilla", "random+vanilla"])
-def test_integer_masks(spec):
-    """0 and 1 hide as false and true do."""
-    module = make_attention(spec)
-    x = torch.randn(4, 3, 6)
-    future, padding = torch.ones(4, 4).triu(1).bool(), torch.tensor([[0, 0, 0, 0], [0, 0, 1, 1], [0, 0, 0, 1]]).bool()
-    for need_weights in (False, True):
-        for mask in (future, None):
-            expected, _ = module(x, key_padding_mask=padding, attn_mask=mask, need_weights=need_weights)
-            for dtype in (torch.uint8, torch.long):
-                integers = None if mask is None else mask.to(dtype)
-                found, _ = module(x, key_padding_mask=padding.to(dtype), attn_mask=integers, need_weights=need_weights)
-                torch.testing.assert_close(found, expected)
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_empty_batch(spec):
-    assert make_attention(spec)(torch.zeros(5, 0, 6))[0].shape == (5, 0, 6)
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_cache_holds_what_is_read(spec):
-    """Keys are projected and cached only for vanilla; a sentence without padding caches no mask."""
-    module = make_attention(spec)
-    state = {}
-    x = torch.randn(1, 2, 6)
-    for _ in range(2):
-        module(x, x, x, incremental_state=state)
-    keys = any(SYNTHESIZERS[name].reads_query_key for name in spec.split("+"))
-    assert (state[module.state_key("vectors")].keys is not None) == keys
-    assert state[module.own_table].key_padding_mask is None
-    assert (module.q_proj is not None) == (module.k_proj is not None) == keys
+def test_projections_whose_weights_are_no_parameters():
+    """In sharded layers, weights are views of one flat parameter."""
+    module = make_attention("random+vanilla").train()
+    x = torch.randn(5, 3, 6)
+    expected, _ = module(x)
+    for projection in (module.q_proj, module.k_proj, module.v_proj):
+        for name in ("weight", "bias"):
+            parameter = getattr(projection, name)
+            delattr(projection, name)
+            setattr(projection, name, parameter.view_as(parameter))
+    out, _ = module(x)
+    torch.testing.assert_close(out, expected)
 
 
 @pytest.mark.parametrize(
-    "embed_dim, num_heads, of_synthesizer, message",
+    "name, kind",
     [
-        (8, 2, (2, 2), "the synthesizer has 2 heads of width 2, and the attention has 2 of width 4"),
-        (8, 2, (1, 4), "the synthesizer has 1 heads of width 4, and the attention has 2 of width 4"),
-        (9, 2, (2, 4), "embed_dim 9 is not a multiple of num_heads 2"),
+        # modules whose outputs are no tensors cannot have backward hooks
+        ("synthesizer", "forward_pre_hook"),
+        ("synthesizer", "forward_hook"),
+        ("synthesizer.components.random", "forward_pre_hook"),
+        ("synthesizer.components.random", "forward_hook"),
+        ("out_proj", "forward_pre_hook"),
+        ("out_proj", "forward_hook"),
+        ("out_proj", "full_backward_pre_hook"),
+        ("out_proj", "full_backward_hook"),
     ],
 )
-def test_a_synthesizer_of_other_heads(embed_dim, num_heads, of_synthesizer, message):
-    """It would compute something else, without an error where sizes fit by chance."""
-    heads, width = of_synthesizer
-    mixture = synthesizers.Mixture(("random", "vanilla"), "convex", heads, width, max_length=5, rank=2)
-    with pytest.raises(ValueError, match=message):
-        attention.SyntheticAttention(embed_dim, num_heads, mixture)
+def test_a_hook_of_an_inner_module_is_called_once(name, kind):
+    """Even if the attention could compute the same without calling the module."""
+    module = make_attention("random+vanilla")
+    hook = mock.Mock(return_value=None)
+    register = getattr(module.get_submodule(name), f"register_{kind}")
+    register(hook)
+    x = torch.randn(5, 3, 6, requires_grad=True)
+    out, _ = module(x)
+    assert out.shape == x.shape
+    out.sum().backward()
+    hook.assert_called_once()
 
 
-def test_another_key_or_value_is_refused():
-    """Self-attention has one input; its views are the same input."""
+def test_a_key_or_value_that_is_not_the_query_is_refused():
+    """Self-attention has one input. A view of all of it is the same input."""
     module = make_attention("random+vanilla")
     x = torch.randn(3, 2, 6)
     module(x, x[:], x.view_as(x))
@@ -515,164 +187,92 @@ def test_another_key_or_value_is_refused():
             module(x, x, other)
 
 
-@pytest.mark.parametrize("spec", SPECS)
-def test_trace(spec, monkeypatch):
-    """torch.jit.trace records a computation that holds for another batch of the same size."""
-    monkeypatch.setattr("fairseq_synth.computations.tiled.PLAIN_LIMIT", 0)
-
-    class Output(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.attention = make_attention(spec)
-
-        def forward(self, x, padding):
-            return self.attention(x, key_padding_mask=padding)[0]
-
-    module = Output().eval()
-    x, y = torch.randn(2, 5, 3, 6)
-    # torch's own check compares rows of padding too, which may hold anything
-    traced = torch.jit.trace(module, (x, padding_mask([5, 5, 3])), check_trace=False)
-    other = padding_mask([5, 4, 4])
-    torch.testing.assert_close(traced(y, other)[:4], module(y, other)[:4])
-
-
-def test_vanilla_is_the_hosts_attention():
-    """Same names, and from one seed the same bits; a loaded state dict gives the same output."""
-    torch.manual_seed(0)
-    stock = MultiheadAttention(12, 3, self_attention=True)
-    torch.manual_seed(0)
-    ours = make_attention("vanilla", embed_dim=12, num_heads=3)
-    torch.manual_seed(0)
-    fresh = attention.SyntheticAttention(12, 3, synthesizers.Mixture(("vanilla",), "convex", 3, 4, 12, 3))
-    assert list(fresh.state_dict()) == list(stock.state_dict())
-    assert all(torch.equal(a, b) for a, b in zip(fresh.state_dict().values(), stock.state_dict().values()))
-    ours.load_state_dict(stock.state_dict())
-    x = torch.randn(5, 2, 12)
-    padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
-    torch.testing.assert_close(ours(x, x, x, padding)[0], stock(x, x, x, padding)[0])
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_autocast(spec):
-    """--amp: the forward and backward pass under autocast stay close to fp32."""
-    module = make_attention(spec)
-    x = torch.randn(6, 2, 6)
-    padding = torch.zeros(2, 6, dtype=torch.bool)
-    padding[1, 4:] = True
-    with torch.autocast("cpu", torch.bfloat16):
-        out, _ = module(x, x, x, padding)
-    out.float().square().sum().backward()
-    torch.testing.assert_close(out.float(), module(x, x, x, padding)[0], atol=0.1, rtol=0)
-    assert all(torch.isfinite(p.grad).all() for p in module.parameters() if p.grad is not None)
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_half_precision_is_close(spec):
-    """bf16 and fp16 output within a few roundings of the same weights in fp64."""
-    for dtype in (torch.bfloat16, torch.float16):
-        module = make_attention(spec).to(dtype)
-        x = torch.randn(6, 2, 6).to(dtype)
-        out, _ = module(x, x, x)
-        expected, _ = module.double()(x.double())
-        torch.testing.assert_close(out.double(), expected, atol=20 * torch.finfo(dtype).eps, rtol=0)
-
-
-@pytest.mark.parametrize("mixture", ["convex", "sum"])
-@pytest.mark.parametrize("spec", [*SPECS, "random+vanilla:1/dense+random:1"])
-def test_weights_go_into_parameters(spec, mixture):
-    """Before generation, once: the same output, without weights of a mixture or a scale of the dot product."""
-    module = make_attention(spec, mixture).double().eval()
-    x = torch.randn(5, 3, 6, dtype=torch.float64)
-    expected = module(x, attn_mask=causal_mask(x))[0]
-    for _ in range(2):
-        module.make_generation_fast_(name="decoder.layers.0.self_attn", need_attn=False)
-        torch.testing.assert_close(module(x, attn_mask=causal_mask(x))[0], expected)
-    assert not any(name.endswith("alpha") for name in module.state_dict())
-    for part in module.synthesizer.mixtures():
-        assert part.alpha is None and getattr(part.components, "vanilla", mock.Mock(scaling=1.0)).scaling == 1.0
-
-
-@pytest.mark.parametrize("spec, mixture", [("vanilla", "convex"), ("fixed_random+vanilla", "sum")])
-def test_weights_that_go_into_parameters_elsewhere(spec, mixture):
-    """On the device of the projections, also where the functions have no parameters."""
-    module = make_attention(spec, mixture).to("meta").half()
-    (part,) = module.synthesizer.mixtures()
-    queries = part.fold_weights_(module.out_proj.weight)
-    assert queries.device.type == "meta" and queries.dtype == torch.float16
-
-
-@pytest.mark.parametrize("spec", ["vanilla", "random+vanilla", "random+dense", "random:1/vanilla:1"])
-def test_the_state_dict_of_a_model_prepared_for_generation(spec):
-    """Its numbers are others than the trained ones: no other model takes them, and it takes no trained ones."""
-    prepared, other = make_attention(spec), make_attention(spec, seed=1)
-    trained = prepared.state_dict()
-    prepared.make_generation_fast_()
-    with pytest.raises(SynthesizerError, match="^: these are weights of a model prepared for generation"):
-        other.load_state_dict(prepared.state_dict())
-    with pytest.raises(SynthesizerError, match="^: this model is prepared for generation and takes no weights"):
-        prepared.load_state_dict(trained)
-    other.make_generation_fast_()
-    other.load_state_dict(prepared.state_dict())
-    x = torch.randn(5, 3, 6)
-    torch.testing.assert_close(other(x), prepared(x), rtol=0, atol=0)
-    with pytest.raises(RuntimeError, match="Unexpected key"):
-        MultiheadAttention(6, 2, self_attention=True).load_state_dict(prepared.state_dict())
-
-
-def test_nothing_goes_into_the_parameters_of_a_single_function():
-    module, other = make_attention("random"), make_attention("random", seed=1)
-    module.make_generation_fast_()
-    other.load_state_dict(module.state_dict())
-
-
-@pytest.mark.parametrize("spec", ["random+dense", "random+vanilla"])
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:torch.quantize_per:UserWarning")
-def test_a_quantized_model_is_left_as_it_is(spec):
-    module = make_attention(spec).eval()
-    quantized = torch.ao.quantization.quantize_dynamic(module, {torch.nn.Linear})
-    x = torch.randn(5, 3, 6)
-    expected = quantized(x)[0]
-    torch.testing.assert_close(expected, module(x)[0], rtol=0.1, atol=0.1)
-    quantized.make_generation_fast_()
-    assert torch.equal(quantized(x)[0], expected)
-
-
-@pytest.mark.parametrize("spec", ["columns", "columns:1/random:1", "columns+vanilla", "columns+dense:1/columns:1"])
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_rows_that_are_all_alike(restore_registry, spec, dropout):
-    """One row of logits stands for all T, in every way to attend; dropout differs from row to row."""
-    synthesizers.register_synthesizer("columns")(Columns)
-
-    @synthesizers.register_synthesizer("rows")
-    class Rows(Columns):
-        def forward(self, inputs):
-            return [Bias(self.c[None, :, None, : inputs.src_len].expand(-1, -1, inputs.x.size(0), -1))]
-
-    module, every_row = (
-        make_attention(name, dropout=dropout).double().train(dropout > 0)
-        for name in (spec, spec.replace("columns", "rows"))
+@pytest.mark.parametrize(
+    "embed_dim, num_heads, heads_of_synthesizer, width_of_synthesizer, message",
+    [
+        (8, 2, 2, 2, "the synthesizer has 2 heads of width 2, and the attention has 2 of width 4"),
+        (8, 2, 1, 4, "the synthesizer has 1 heads of width 4, and the attention has 2 of width 4"),
+        (9, 2, 2, 4, "embed_dim 9 is not a multiple of num_heads 2"),
+    ],
+)
+def test_a_synthesizer_of_other_heads_is_refused(
+    embed_dim, num_heads, heads_of_synthesizer, width_of_synthesizer, message
+):
+    """It would compute something else, without an error if the sizes fit by chance."""
+    mixture = synthesizers.Mixture(
+        ("random", "vanilla"), "convex", heads_of_synthesizer, width_of_synthesizer, max_length=5, rank=2
     )
-    x, padding = torch.randn(5, 3, 6).double(), padding_mask([5, 4, 2])
-    calls = [{"key_padding_mask": mask, "need_weights": need} for mask in (None, padding) for need in (False, True)]
-    calls += [{"attn_mask": causal_mask(x)}, {"attn_mask": future_mask(5), "need_head_weights": True}]
-    for call in calls:
-        found = []
-        for attend in (module, every_row):
-            torch.manual_seed(0)
-            found.append(attend(x, **call))
-        assert found[0][0].shape == x.shape
-        torch.testing.assert_close(found[0], found[1])
-    if not dropout:
-        state = {}
-        steps = [module(x[t : t + 1], incremental_state=state)[0] for t in range(5)]
-        torch.testing.assert_close(torch.cat(steps), module(x, attn_mask=causal_mask(x))[0])
+    with pytest.raises(ValueError, match=message):
+        attention.SyntheticAttention(embed_dim, num_heads, mixture)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_an_empty_batch_has_an_empty_output(spec):
+    out, _ = make_attention(spec)(torch.zeros(5, 0, 6))
+    assert out.shape == (5, 0, 6)
+
+
+@pytest.mark.parametrize("spec", ["dense", "factorized_dense", "random+vanilla"])
+def test_second_derivatives_equal_finite_differences(spec):
+    """The plain computation has second derivatives, as docs/limits.md says.
+
+    They are the gradients of the sum of the squares of all gradients. Each is compared along a random direction.
+    """
+    module = make_attention(spec).double().train()
+    x = torch.randn(4, 2, 6).double().requires_grad_()
+    inputs = [x, *module.parameters()]
+
+    def sum_squares_of_gradients():
+        out, _ = module(x, need_weights=True)
+        gradients = torch.autograd.grad(out.square().sum(), inputs, create_graph=True)
+        return sum(gradient.square().sum() for gradient in gradients)
+
+    second_derivatives = torch.autograd.grad(sum_squares_of_gradients(), inputs)
+    step = 1e-5
+    for tensor, derivative in zip(inputs, second_derivatives):
+        direction = torch.randn_like(tensor)
+        tensor.data.add_(step * direction)
+        value_after = sum_squares_of_gradients().detach()
+        tensor.data.sub_(2 * step * direction)
+        value_before = sum_squares_of_gradients().detach()
+        tensor.data.add_(step * direction)  # back to where it was
+        slope = (value_after - value_before) / (2 * step)
+        torch.testing.assert_close((derivative * direction).sum(), slope, rtol=1e-4, atol=1e-4)
+
+
+# ---- masks
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_sentence_of_padding_alone_changes_no_other_sentence(spec, dtype):
+    """Its own output is out_proj(0) if weights are needed, and any finite numbers if they are not."""
+    module = make_attention(spec).to(dtype)
+    x = torch.randn(4, 2, 6).to(dtype).requires_grad_()
+    padding = torch.tensor([[False] * 4, [True] * 4])
+    out, weights = module(x, x, x, key_padding_mask=padding, need_weights=True)
+    assert torch.equal(out[:, 1], module.out_proj.bias.expand(4, 6))
+    assert torch.count_nonzero(weights[1]) == 0
+    out_without_weights, _ = module(x, x, x, key_padding_mask=padding)
+    assert torch.isfinite(out_without_weights).all()
+
+    first_sentence = x[:, :1]
+    expected, _ = module(first_sentence, first_sentence, first_sentence)
+    rounding = 8 * torch.finfo(dtype).eps
+    torch.testing.assert_close(out[:, :1], expected, atol=rounding, rtol=0)
+    torch.testing.assert_close(out_without_weights[:, :1], expected, atol=rounding, rtol=0)
+
+    (out + out_without_weights).float().sum().backward()
+    assert torch.isfinite(x.grad).all()
+    for parameter in module.parameters():
+        assert parameter.grad is None or torch.isfinite(parameter.grad).all()
 
 
 @pytest.mark.parametrize("need_weights", [False, True])
 @pytest.mark.parametrize("spec", ["random", "random+vanilla"])
-def test_a_row_that_sees_no_key(spec, need_weights):
-    """Its output is that of values of 0, whether the weights are asked for or not."""
-    module, x = make_attention(spec).eval(), torch.randn(5, 3, 6)
+def test_the_output_of_a_row_that_sees_no_key_is_that_of_zero_values(spec, need_weights):
+    module = make_attention(spec).eval()
+    x = torch.randn(5, 3, 6)
     hidden = torch.zeros(5, 5, dtype=torch.bool)
     hidden[2] = True
     out, _ = module(x, attn_mask=hidden, need_weights=need_weights)
@@ -680,40 +280,593 @@ def test_a_row_that_sees_no_key(spec, need_weights):
     assert not torch.allclose(out[1], out[2])
 
 
-def test_weights_that_stay(restore_registry):
-    """A function that cannot take its weight in, another that reads the queries, or queries with hooks."""
+def test_weights_of_a_row_that_sees_no_key_are_zero():
+    """Not NaN. With padding on the left, a causal mask leaves the first rows without any key."""
+    scores = torch.randn(1, 1, 3, 3, requires_grad=True)
+    padding = torch.tensor([[True, False, False]])
+    weights = masked_softmax(scores, padding, future_mask(3))
+    assert torch.equal(weights[0, 0, 0], torch.zeros(3))
+    assert weights[0, 0, 1, 1] == 1
+    weights.square().sum().backward()
+    assert torch.isfinite(scores.grad).all()
+    assert torch.count_nonzero(scores.grad[0, 0, 0]) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+def test_weights_are_zero_if_everything_is_hidden(dtype):
+    scores = torch.randn(1, 1, 3, 3)
+    if dtype == torch.bool:
+        mask = torch.ones(3, 3, dtype=torch.bool)
+    else:
+        mask = torch.full((3, 3), float("-inf"))
+    assert torch.count_nonzero(masked_softmax(scores, None, mask)) == 0
+
+
+def make_hidden_keys():
+    """Returns a mask (4, 4) that hides some keys, but from no row all of them."""
+    hidden = torch.rand(4, 4) < 0.4
+    hidden.fill_diagonal_(False)
+    return hidden
+
+
+@pytest.mark.parametrize("value", [float("-inf"), -1e8])
+def test_a_mask_of_very_low_numbers_hides_keys(value):
+    """-1e8 is the number that fairseq's encoder adds."""
+    scores = torch.randn(2, 2, 4, 4)
+    hidden = make_hidden_keys()
+    mask = torch.zeros(4, 4).masked_fill(hidden, value)
+    expected = torch.softmax(scores.masked_fill(hidden, float("-inf")), -1)
+    torch.testing.assert_close(masked_softmax(scores, None, mask), expected)
+
+
+def test_a_boolean_mask_hides_keys():
+    scores = torch.randn(2, 2, 4, 4)
+    hidden = make_hidden_keys()
+    expected = torch.softmax(scores.masked_fill(hidden, float("-inf")), -1)
+    torch.testing.assert_close(masked_softmax(scores, None, hidden), expected)
+    half = masked_softmax(scores.half(), None, hidden)
+    assert half.dtype == torch.float16
+    torch.testing.assert_close(half.float(), expected, atol=1e-3, rtol=1e-3)
+
+
+def test_a_mask_of_finite_numbers_is_added():
+    scores = torch.randn(2, 2, 4, 4)
+    bias = torch.randn(4, 4)
+    torch.testing.assert_close(masked_softmax(scores, None, bias), torch.softmax(scores + bias, -1))
+
+
+def test_a_mask_of_numbers_is_added_in_single_precision():
+    """bf16 does not have the number 256.5."""
+    scores = torch.full((1, 1, 1, 2), 256.0).bfloat16()
+    mask = torch.tensor([[0.0, 0.5]]).bfloat16()
+    expected = torch.softmax(torch.tensor([0.0, 0.5]), -1)
+    torch.testing.assert_close(masked_softmax(scores, None, mask).flatten(), expected)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.long])
+@pytest.mark.parametrize("spec", ["vanilla", "random+vanilla"])
+def test_masks_of_integers_hide_like_boolean_masks(spec, dtype, need_weights, is_causal):
+    module = make_attention(spec)
+    x = torch.randn(4, 3, 6)
+    padding = padding_mask([4, 2, 3])
+    mask = torch.ones(4, 4).triu(1).bool() if is_causal else None
+    mask_of_integers = mask.to(dtype) if is_causal else None
+    expected, _ = module(x, key_padding_mask=padding, attn_mask=mask, need_weights=need_weights)
+    out, _ = module(x, key_padding_mask=padding.to(dtype), attn_mask=mask_of_integers, need_weights=need_weights)
+    torch.testing.assert_close(out, expected)
+
+
+def test_the_causal_mask_is_for_whole_sentences():
+    module = make_attention("random")
+    with pytest.raises(ValueError, match="attn_mask: causal_mask is of a whole sentence"):
+        module(torch.randn(1, 2, 6), incremental_state={}, attn_mask=causal_mask(torch.zeros(1)))
+
+
+@pytest.mark.parametrize("spec", ["vanilla", "random+vanilla"])
+def test_the_causal_mask_is_for_padding_behind_the_sentences(spec):
+    module = make_attention(spec).eval()
+    x = torch.randn(5, 2, 6)
+    padding_on_the_left = padding_mask([5, 3]).flip(1)
+    with pytest.raises(ValueError, match="key_padding_mask: causal_mask is for sentences with all padding behind them"):
+        module(x, key_padding_mask=padding_on_the_left, attn_mask=causal_mask(x))
+
+
+@pytest.mark.parametrize("is_on_the_left", [False, True])
+@pytest.mark.parametrize("spec", ["vanilla", "random+vanilla"])
+def test_padding_under_the_causal_mask_has_the_same_output_with_and_without_weights(spec, is_on_the_left, monkeypatch):
+    """Also for padding on the left, which only a CPU refuses."""
+    monkeypatch.setattr("fairseq_synth.masks.on_cpu", lambda _: False)
+    module = make_attention(spec).eval()
+    x = torch.randn(5, 2, 6)
+    padding = padding_mask([5, 3])
+    if is_on_the_left:
+        padding = padding.flip(1)
+    out, _ = module(x, key_padding_mask=padding, attn_mask=causal_mask(x))
+    out_with_weights, _ = module(x, key_padding_mask=padding, attn_mask=causal_mask(x), need_weights=True)
+    torch.testing.assert_close(out, out_with_weights)
+
+
+# ---- weights, dropout, logits of several shapes
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_weights_have_the_shapes_of_fairseqs_attention_and_rows_that_sum_to_1(spec):
+    module = make_attention(spec)
+    x = torch.randn(4, 3, 6)
+    out, no_weights = module(x, x, x)
+    out_with_weights, mean_weights = module(x, x, x, need_weights=True)
+    _, weights_of_heads = module(x, x, x, need_head_weights=True)
+    assert no_weights is None
+    assert mean_weights.shape == (3, 4, 4)
+    assert weights_of_heads.shape == (2, 3, 4, 4)
+    torch.testing.assert_close(out, out_with_weights)
+    torch.testing.assert_close(weights_of_heads.mean(0), mean_weights)
+    torch.testing.assert_close(weights_of_heads.sum(-1), torch.ones(2, 3, 4))
+
+
+@pytest.mark.parametrize("is_step", [False, True])
+def test_weights_have_the_type_of_the_layer(is_step):
+    """For a whole sentence and for a step of decoding."""
+    module = make_attention("random+vanilla").to(torch.bfloat16)
+    x = torch.randn(1, 2, 6, dtype=torch.bfloat16)
+    out, weights = module(x, incremental_state={} if is_step else None, need_weights=True)
+    assert out.dtype == torch.bfloat16
+    assert weights.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("spec", ["random", "factorized_random", "dense", "random+vanilla", "vanilla"])
+def test_the_mean_over_draws_of_dropout_is_the_output_without_dropout(spec):
+    """Each of 20,000 equal sentences drops weights of its own."""
+    module = make_attention(spec, dropout=0.4)
+    x = torch.randn(4, 1, 6).expand(4, 20_000, 6)
+    module.eval()
+    expected, _ = module(x, x, x)
+    module.train()
+    torch.manual_seed(0)
+    out, _ = module(x, x, x)
+    assert not torch.allclose(out[:, 0], out[:, 1], atol=1e-3)
+    standard_error = out.std(1) / out.size(1) ** 0.5
+    deviation = (out.mean(1) - expected.mean(1)).abs()
+    assert (deviation < 5 * standard_error + 1e-6).all()
+
+
+@pytest.mark.parametrize("spec", ["random", "factorized_random", "dense", "random+vanilla", "vanilla"])
+def test_dropout_can_be_retained_in_generation(spec):
+    """By fairseq's flag --retain-dropout."""
+    module = make_attention(spec, dropout=0.4).eval()
+    module.dropout_module.make_generation_fast_("x", retain_dropout=True)
+    x = torch.randn(4, 1, 6).expand(4, 20_000, 6)
+    torch.manual_seed(0)
+    out, _ = module(x, x, x)
+    assert not torch.allclose(out[:, 0], out[:, 1], atol=1e-3)
+
+
+def test_a_mask_of_numbers_does_not_switch_dropout_off():
+    module = make_attention("random+vanilla", dropout=0.4).train()
+    x = torch.randn(4, 1, 6).expand(4, 2, 6)
+    torch.manual_seed(0)
+    out, _ = module(x, attn_mask=future_mask(4))
+    assert not torch.allclose(out[3, 0], out[3, 1], atol=1e-3)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_heads_may_share_their_logits(grad, restore_registry):
+    """A function may return logits (1, 1, T, S), the same for all sentences and heads."""
     synthesizers.register_synthesizer("distance")(Distance)
-
-    @synthesizers.register_synthesizer("keys_alone")
-    class KeysAlone(synthesizers.Vanilla):
-        def forward(self, inputs):
-            return [Product(inputs.q.abs(), inputs.k)]
-
+    module = make_attention("distance").eval()
     x = torch.randn(5, 3, 6)
-    modules = [make_attention(spec).eval() for spec in ("distance+vanilla", "keys_alone+vanilla", "random+vanilla")]
-    modules[2].q_proj.register_forward_hook(lambda *_: None)
-    for module in modules:
-        before = {name: value.clone() for name, value in module.state_dict().items()}
-        expected = module(x)[0]
-        module.make_generation_fast_()
-        torch.testing.assert_close(module.state_dict(), before, rtol=0, atol=0)
-        assert torch.equal(module(x)[0], expected)
+    with torch.set_grad_enabled(grad):
+        out = decode(module, x)
+    torch.testing.assert_close(out, attend_causally(module, x))
+    distances = (torch.arange(5)[:, None] - torch.arange(5)).abs()
+    expected = torch.softmax(-distances.float(), dim=1).expand(2, 3, 5, 5)
+    _, weights = module(x, need_head_weights=True)
+    torch.testing.assert_close(weights, expected)
 
 
-def test_weights_that_are_no_parameters():
-    """As in sharded layers: views of one flat parameter."""
-    module, x = make_attention("random+vanilla").train(), torch.randn(5, 3, 6)
-    expected = module(x)[0]
-    for proj in (module.q_proj, module.k_proj, module.v_proj):
-        for name in ("weight", "bias"):
-            view = getattr(proj, name).view_as(getattr(proj, name))
-            delattr(proj, name)
-            setattr(proj, name, view)
-    torch.testing.assert_close(module(x)[0], expected)
+def make_attentions_with_equal_rows(spec, dropout):
+    """Returns an attention that computes one row of logits for all rows, and one that computes each of the equal rows.
+
+    Args:
+        spec: the functions of the first attention, with "columns" in it.
+        dropout: of the weights.
+    """
+
+    class Rows(Columns):
+        """Has the same logits as `Columns`, once for each row."""
+
+        def forward(self, inputs):
+            row = self.c[None, :, None, : inputs.src_len]
+            return [Bias(row.expand(-1, -1, inputs.x.size(0), -1))]
+
+    synthesizers.register_synthesizer("columns")(Columns)
+    synthesizers.register_synthesizer("rows")(Rows)
+    one_row = make_attention(spec, dropout=dropout).double().train(dropout > 0)
+    every_row = make_attention(spec.replace("columns", "rows"), dropout=dropout).double().train(dropout > 0)
+    return one_row, every_row
 
 
-def test_moving_average():
-    """fairseq's --store-ema scales every tensor of the state dict."""
+SPECS_WITH_EQUAL_ROWS = ["columns", "columns:1/random:1", "columns+vanilla", "columns+dense:1/columns:1"]
+
+
+@pytest.mark.parametrize("mask", ["none", "padding", "causal", "future"])
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("spec", SPECS_WITH_EQUAL_ROWS)
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_one_row_of_logits_stands_for_all_rows(spec, dropout, need_weights, mask, restore_registry):
+    """Dropout nevertheless differs from row to row."""
+    one_row, every_row = make_attentions_with_equal_rows(spec, dropout)
+    x = torch.randn(5, 3, 6).double()
+    arguments = {"need_weights": need_weights}
+    if mask == "padding":
+        arguments["key_padding_mask"] = padding_mask([5, 4, 2])
+    elif mask == "causal":
+        arguments["attn_mask"] = causal_mask(x)
+    elif mask == "future":
+        arguments["attn_mask"] = future_mask(5)
+        arguments["need_head_weights"] = need_weights
+    torch.manual_seed(0)
+    out, weights = one_row(x, **arguments)
+    torch.manual_seed(0)
+    expected, expected_weights = every_row(x, **arguments)
+    assert out.shape == x.shape
+    torch.testing.assert_close(out, expected)
+    if need_weights:
+        torch.testing.assert_close(weights, expected_weights)
+
+
+@pytest.mark.parametrize("spec", SPECS_WITH_EQUAL_ROWS)
+def test_one_row_of_logits_stands_for_all_rows_in_decoding(spec, restore_registry):
+    module, _ = make_attentions_with_equal_rows(spec, dropout=0.0)
+    x = torch.randn(5, 3, 6).double()
+    expected, _ = module(x, attn_mask=causal_mask(x))
+    torch.testing.assert_close(decode(module, x), expected)
+
+
+# ---- decoding
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("grad", [False, True])
+def test_steps_of_a_beam_search_equal_the_whole_sentence(spec, grad):
+    """With a cache, one token at a time, while the beam reorders, copies and finishes hypotheses."""
+    with torch.set_grad_enabled(grad):
+        check_steps_of_a_beam_search(make_attention(spec).eval())
+
+
+def check_steps_of_a_beam_search(module):
+    """Checks the output of a self-attention at each step of a search for 9 tokens with 3 hypotheses.
+
+    Hypotheses are reordered before step 4, twice before step 5, and before step 7, when one is finished.
+    """
+    length = 9
+    orders_by_step = {4: [[2, 0, 0]], 5: [[0, 1, 2], [2, 0, 0]], 7: [[2, 1]]}
+    x = torch.randn(length, 3, 6)
+    padding = torch.zeros(3, length, dtype=torch.bool)
+    padding[1, 2] = True  # a hypothesis that ended; fairseq's search goes on with it
+    incremental_state = {}
+    for step in range(length):
+        for order in orders_by_step.get(step, []):
+            module.reorder_incremental_state(incremental_state, torch.tensor(order))
+            padding = padding[order]
+            later_tokens = torch.randn(length - step, len(order), 6)
+            x = torch.cat([x[:step, order], later_tokens])
+        token = x[step : step + 1]
+        padding_of_token = padding[:, step : step + 1] if padding[:, step].any() else None
+        out, _ = module(token, token, token, key_padding_mask=padding_of_token, incremental_state=incremental_state)
+        expected, _ = module(x, x, x, attn_mask=future_mask(length), key_padding_mask=padding)
+        torch.testing.assert_close(out[0], expected[step])
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("spec", ["random", "random+vanilla"])
+def test_several_tokens_in_a_step_equal_the_whole_sentence(spec, training):
+    """A forced prefix, for example, is given at once. A model in training mode can do it, too."""
+    module = make_attention(spec).train(training)
+    x = torch.randn(9, 3, 6)
+    expected = attend_causally(module, x)
+    incremental_state = {}
+    outputs = []
+    with torch.no_grad():
+        for start, end in [(0, 1), (1, 3), (3, 9)]:
+            mask = future_mask(9)[start:end, :end]
+            out, _ = module(x[start:end], incremental_state=incremental_state, attn_mask=mask)
+            outputs.append(out)
+    torch.testing.assert_close(torch.cat(outputs), expected)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_the_gradient_of_steps_equals_that_of_the_whole_sentence(spec):
+    module = make_attention(spec).eval()
+    x = torch.randn(5, 2, 6)
+    gradient_of_output = torch.randn(5, 2, 6)
+    x_of_steps = x.clone().requires_grad_()
+    x_of_sentence = x.clone().requires_grad_()
+    incremental_state = {}
+    for step in range(5):
+        out, _ = module(x_of_steps[step : step + 1], incremental_state=incremental_state)
+        out.backward(gradient_of_output[step : step + 1], retain_graph=True)
+    attend_causally(module, x_of_sentence).backward(gradient_of_output)
+    torch.testing.assert_close(x_of_steps.grad, x_of_sentence.grad)
+
+
+def test_the_second_derivative_of_steps_equals_that_of_the_plain_computation():
+    """Steps must not look values up by embedding_bag, which has no second derivative."""
+    module = make_attention("random+vanilla").double()
+    x = torch.randn(3, 2, 6, dtype=torch.float64, requires_grad=True)
+
+    def compute_second_derivative(out):
+        (gradient,) = torch.autograd.grad(out.pow(3).sum(), x, create_graph=True)
+        return torch.autograd.grad(gradient.pow(2).sum(), x)[0]
+
+    plain_out, _ = module(x, attn_mask=causal_mask(x), need_weights=True)
+    expected = compute_second_derivative(plain_out)
+    torch.testing.assert_close(compute_second_derivative(decode(module, x)), expected)
+
+
+@pytest.mark.parametrize("spec", ["random", "vanilla"])
+@pytest.mark.parametrize(
+    "modes", list(itertools.permutations([torch.no_grad, torch.inference_mode, torch.enable_grad]))
+)
+def test_a_cache_of_one_grad_mode_goes_on_in_another(spec, modes):
+    """Three steps in each mode, with a reordering after each step."""
+    module = make_attention(spec).eval()
+    x = torch.randn(9, 2, 6)
+    incremental_state = {}
+    outputs = []
+    for number, mode in enumerate(modes):
+        with mode():
+            for step in range(3 * number, 3 * number + 3):
+                out, _ = module(x[step : step + 1], incremental_state=incremental_state)
+                outputs.append(out.detach())
+                module.reorder_incremental_state(incremental_state, torch.tensor([0, 1]))
+    torch.testing.assert_close(torch.cat(outputs), attend_causally(module, x))
+
+
+@pytest.mark.parametrize("half_first", [True, False])
+@pytest.mark.parametrize("spec", ["random", "random+vanilla"])
+def test_some_steps_may_be_under_autocast(spec, half_first):
+    """The first two of four steps are in half precision, or the last two."""
+    module = make_attention(spec).eval()
+    x = torch.randn(4, 2, 6)
+    incremental_state = {}
+    outputs = []
+    with torch.no_grad():
+        for step in range(4):
+            is_first_half = step < 2
+            with torch.autocast("cpu", torch.bfloat16, enabled=is_first_half == half_first):
+                out, _ = module(x[step : step + 1], incremental_state=incremental_state)
+            outputs.append(out.float())
+        expected = attend_causally(module, x)
+    torch.testing.assert_close(torch.cat(outputs), expected, atol=0.1, rtol=0)
+
+
+# ---- the cache
+
+
+@pytest.mark.parametrize("spec", ["random", "random+vanilla"])
+def test_cached_padding_is_reordered(spec):
+    module = make_attention(spec)
+    x = torch.randn(3, 2, 6)
+    padding = torch.tensor([[True, False, False], [False, False, False]])
+    order = torch.tensor([1, 0])
+    incremental_state = {}
+    with torch.no_grad():
+        expected, _ = module(x[:, order], key_padding_mask=padding[order], attn_mask=future_mask(3), need_weights=True)
+        module(x[:2], key_padding_mask=padding[:, :2], incremental_state=incremental_state, attn_mask=future_mask(2))
+        module.reorder_incremental_state(incremental_state, order)
+        out, _ = module(x[2:, order], key_padding_mask=padding[order, 2:], incremental_state=incremental_state)
+    torch.testing.assert_close(out, expected[2:])
+
+
+@pytest.mark.parametrize("spec", ["random", "random+vanilla"])
+def test_keys_and_values_that_fairseq_put_into_the_cache_are_reordered(spec):
+    """Reordered in the cache, they have the same output as if they had been put there in the new order."""
+    module = make_attention(spec)
+    x = torch.randn(1, 2, 6)
+    keys, values = torch.randn(2, 2, 2, 2, 3)  # each (sentences, heads, tokens, width of a head)
+    order = torch.tensor([1, 0])
+    with torch.no_grad():
+        reordered_state = {}
+        module._set_input_buffer(reordered_state, {"prev_key": keys, "prev_value": values})
+        module.reorder_incremental_state(reordered_state, order)
+        out, _ = module(x, incremental_state=reordered_state)
+        expected_state = {}
+        module._set_input_buffer(expected_state, {"prev_key": keys[order], "prev_value": values[order]})
+        expected, _ = module(x, incremental_state=expected_state)
+    torch.testing.assert_close(out, expected)
+
+
+def test_keys_and_values_that_fairseq_put_into_the_cache_are_used():
+    """fairseq's layer puts them there if it is called with ``prev_self_attn_state``."""
+    module = make_attention("random+vanilla").eval()
+    x = torch.randn(4, 2, 6)
+    keys = module.split_heads(module.k_proj(x[:3]))
+    values = module.split_heads(module.v_proj(x[:3]))
+    incremental_state = {}
+    module._set_input_buffer(incremental_state, {"prev_key": keys, "prev_value": values})
+    out, _ = module(x[3:], incremental_state=incremental_state)
+    torch.testing.assert_close(out, attend_causally(module, x)[3:])
+
+
+@pytest.mark.parametrize("spec", ["factorized_random+vanilla", "dense+vanilla", "factorized_random+dense"])
+def test_a_step_does_not_join_the_factors_of_a_mixture(spec, monkeypatch):
+    """For one row of logits the products of two factors are added up, so that no keys are copied.
+
+    For more rows the factors are joined, and their product is computed at once.
+    """
+    module = make_attention(spec).eval()
+    join_features = mock.Mock(side_effect=logits.join_features)
+    monkeypatch.setattr(logits, "join_features", join_features)
+    incremental_state = {}
+
+    def list_numbers_of_factors(rows):
+        """Returns how many factors each call of join_features got while the next rows were computed."""
+        join_features.reset_mock()
+        module(torch.randn(rows, 2, 6), incremental_state=incremental_state)
+        return {len(call.args[0]) for call in join_features.call_args_list}
+
+    assert list_numbers_of_factors(rows=2) <= {2}
+    assert list_numbers_of_factors(rows=1) <= {1}
+    assert list_numbers_of_factors(rows=1) <= {1}
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_the_table_of_cached_values_grows_by_doubling(mode):
+    """So the values are rarely moved, and never by a reordering. Values of dropped hypotheses are left behind.
+
+    Six hypotheses become two after 32 of 48 steps.
+    """
+    module = make_attention("random", max_length=64).eval()
+    incremental_state = {}
+    number_of_moves = 0
+    last_address = None
+    with mode():
+        for step in range(48):
+            hypotheses = 6 if step < 32 else 2
+            module(torch.randn(1, hypotheses, 6), incremental_state=incremental_state)
+            values = incremental_state[module.state_key("vectors")].values
+            number_of_moves += values.data_ptr() != last_address
+            last_address = values.data_ptr()
+            assert values.size(0) <= 4 * incremental_state[module.own_table].rows.numel()
+            order = torch.tensor([4, 4, 4, 0, 1, 2] if step < 31 else [1, 0])
+            module.reorder_incremental_state(incremental_state, order)
+            assert incremental_state[module.state_key("vectors")].values.data_ptr() == last_address
+    assert number_of_moves <= 8
+
+
+@pytest.mark.parametrize("spec", ["random", "vanilla"])
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_a_copy_of_a_reordered_cache_goes_on_alone(spec, context):
+    """In any grad mode: what is added to one copy is not seen by the other."""
+    module = make_attention(spec).eval()
+    x = torch.randn(4, 2, 6)
+    incremental_state = {}
+    with torch.no_grad():
+        for step in range(2):
+            module(x[step : step + 1], None, None, incremental_state=incremental_state)
+    with context():
+        module.reorder_incremental_state(incremental_state, torch.tensor([1, 0]))
+    state = dict(incremental_state)
+    other_state = dict(incremental_state)
+    with torch.no_grad():
+        third, _ = module(x[2:3], None, None, incremental_state=state)
+        module(torch.randn(1, 2, 6), None, None, incremental_state=other_state)
+        fourth, _ = module(x[3:], None, None, incremental_state=state)
+        expected = attend_causally(module, torch.cat([x[:2, [1, 0]], x[2:]]))
+    torch.testing.assert_close(torch.cat([third, fourth]), expected[2:])
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_only_functions_that_read_keys_have_them_projected_and_cached(spec):
+    """And without padding no mask is cached."""
+    module = make_attention(spec)
+    x = torch.randn(1, 2, 6)
+    incremental_state = {}
+    for _ in range(2):
+        module(x, x, x, incremental_state=incremental_state)
+    reads_keys = any(SYNTHESIZERS[name].reads_query_key for name in spec.split("+"))
+    assert (incremental_state[module.state_key("vectors")].keys is not None) == reads_keys
+    assert incremental_state[module.own_table].key_padding_mask is None
+    assert (module.q_proj is not None) == reads_keys
+    assert (module.k_proj is not None) == reads_keys
+
+
+# ---- precision
+
+
+@pytest.mark.parametrize("std", [1, 10, 50])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_logits_that_spread_over_hundreds_of_nats_have_the_right_weights(std, dtype):
+    module = make_attention("random")
+    module.synthesizer.components["random"].R.data = std * torch.randn(2, 12, 12)
+    module.to(dtype)
+    x = torch.randn(12, 2, 6).to(dtype)
+    padding = padding_mask([12, 5])
+    out, weights = module(x, key_padding_mask=padding, need_weights=True)
+    assert torch.isfinite(out).all()
+    expected, expected_weights = module.double()(x.double(), key_padding_mask=padding, need_weights=True)
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(out.double(), expected, atol=30 * eps, rtol=0)
+    torch.testing.assert_close(weights.double(), expected_weights, atol=2 * eps, rtol=0)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_autocast_stays_close_to_single_precision(spec):
+    """fairseq uses autocast with its flag --amp."""
+    module = make_attention(spec)
+    x = torch.randn(6, 2, 6)
+    padding = padding_mask([6, 4])
+    with torch.autocast("cpu", torch.bfloat16):
+        out, _ = module(x, x, x, padding)
+    out.float().square().sum().backward()
+    expected, _ = module(x, x, x, padding)
+    torch.testing.assert_close(out.float(), expected, atol=0.1, rtol=0)
+    for parameter in module.parameters():
+        assert parameter.grad is None or torch.isfinite(parameter.grad).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("spec", SPECS)
+def test_half_precision_is_within_a_few_roundings_of_double_precision(spec, dtype):
+    module = make_attention(spec).to(dtype)
+    x = torch.randn(6, 2, 6).to(dtype)
+    out, _ = module(x, x, x)
+    expected, _ = module.double()(x.double())
+    torch.testing.assert_close(out.double(), expected, atol=20 * torch.finfo(dtype).eps, rtol=0)
+
+
+# ---- other tools that handle the module
+
+
+class Output(torch.nn.Module):
+    """Returns the output of a self-attention without its weights, as torch.jit.trace needs it."""
+
+    def __init__(self, spec):
+        super().__init__()
+        self.attention = make_attention(spec)
+
+    def forward(self, x, padding):
+        return self.attention(x, key_padding_mask=padding)[0]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_trace_holds_for_another_batch_of_the_same_size(spec, monkeypatch):
+    """By torch.jit.trace. The check of torch itself compares padding, too, which may be anything."""
+    monkeypatch.setattr("fairseq_synth.computations.tiled.PLAIN_LIMIT", 0)
+    module = Output(spec).eval()
+    x = torch.randn(5, 3, 6)
+    traced = torch.jit.trace(module, (x, padding_mask([5, 5, 3])), check_trace=False)
+    other_x = torch.randn(5, 3, 6)
+    other_padding = padding_mask([5, 4, 4])
+    torch.testing.assert_close(traced(other_x, other_padding)[:4], module(other_x, other_padding)[:4])
+
+
+def test_vanilla_starts_from_the_same_bits_as_fairseqs_attention():
+    """From the same seed, under the same names."""
+    torch.manual_seed(0)
+    fairseqs = MultiheadAttention(12, 3, self_attention=True).state_dict()
+    torch.manual_seed(0)
+    mixture = synthesizers.Mixture(("vanilla",), "convex", num_heads=3, head_dim=4, max_length=12, rank=3)
+    ours = attention.SyntheticAttention(12, 3, mixture).state_dict()
+    assert list(ours) == list(fairseqs)
+    for name in fairseqs:
+        assert torch.equal(ours[name], fairseqs[name]), name
+
+
+def test_vanilla_takes_the_weights_of_fairseqs_attention():
+    fairseqs = MultiheadAttention(12, 3, self_attention=True)
+    ours = make_attention("vanilla", embed_dim=12, num_heads=3)
+    ours.load_state_dict(fairseqs.state_dict())
+    x = torch.randn(5, 2, 12)
+    padding = padding_mask([5, 3])
+    torch.testing.assert_close(ours(x, x, x, padding)[0], fairseqs(x, x, x, padding)[0])
+
+
+def test_fairseqs_moving_average_takes_the_state_dict():
+    """With --store-ema, fairseq scales every tensor of the state dict."""
     module = make_attention("random")
     average = EMA(module, EMAConfig(store_ema=True, ema_decay=0.5))
     before = module.state_dict()
@@ -722,3 +875,114 @@ def test_moving_average():
     average.step(module)
     name = "synthesizer.components.random.R"
     torch.testing.assert_close(average.get_model().state_dict()[name], before[name] / 2)
+
+
+# ---- preparation for generation: weights of a mixture, and scales, are multiplied into parameters
+
+
+@pytest.mark.parametrize("mixture", ["convex", "sum"])
+@pytest.mark.parametrize("spec", [*SPECS, "random+vanilla:1/dense+random:1"])
+def test_a_model_prepared_for_generation_has_the_same_output(spec, mixture):
+    """It has no weights of a mixture and no scale of the dot product. A second preparation changes nothing."""
+    module = make_attention(spec, mixture).double().eval()
+    x = torch.randn(5, 3, 6, dtype=torch.float64)
+    expected, _ = module(x, attn_mask=causal_mask(x))
+    for _ in range(2):
+        module.make_generation_fast_(name="decoder.layers.0.self_attn", need_attn=False)
+        out, _ = module(x, attn_mask=causal_mask(x))
+        torch.testing.assert_close(out, expected)
+    assert not any(name.endswith("alpha") for name in module.state_dict())
+    for part in module.synthesizer.mixtures():
+        assert part.alpha is None
+        if "vanilla" in part.components:
+            assert part.components["vanilla"].scaling == 1.0
+
+
+@pytest.mark.parametrize("spec, mixture", [("vanilla", "convex"), ("fixed_random+vanilla", "sum")])
+def test_the_factor_of_the_queries_is_on_the_device_of_the_projections(spec, mixture):
+    """And has their type, also if the functions have no parameters."""
+    module = make_attention(spec, mixture).to("meta").half()
+    (part,) = module.synthesizer.mixtures()
+    factor = part.fold_weights_(module.out_proj.weight)
+    assert factor.device.type == "meta"
+    assert factor.dtype == torch.float16
+
+
+PREPARED_SPECS = ["vanilla", "random+vanilla", "random+dense", "random:1/vanilla:1"]
+
+
+@pytest.mark.parametrize("spec", PREPARED_SPECS)
+def test_only_a_prepared_model_takes_the_weights_of_a_prepared_model(spec):
+    """Its weights are other numbers than the trained ones."""
+    prepared = make_attention(spec)
+    prepared.make_generation_fast_()
+    other = make_attention(spec, seed=1)
+    with pytest.raises(SynthesizerError, match="^: these are weights of a model prepared for generation"):
+        other.load_state_dict(prepared.state_dict())
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        MultiheadAttention(6, 2, self_attention=True).load_state_dict(prepared.state_dict())
+    other.make_generation_fast_()
+    other.load_state_dict(prepared.state_dict())
+    x = torch.randn(5, 3, 6)
+    torch.testing.assert_close(other(x), prepared(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("spec", PREPARED_SPECS)
+def test_a_prepared_model_takes_no_trained_weights(spec):
+    module = make_attention(spec)
+    trained = module.state_dict()
+    module.make_generation_fast_()
+    with pytest.raises(SynthesizerError, match="^: this model is prepared for generation and takes no weights"):
+        module.load_state_dict(trained)
+
+
+def test_a_single_function_is_the_same_when_prepared():
+    """So any model takes its weights."""
+    prepared = make_attention("random")
+    prepared.make_generation_fast_()
+    make_attention("random", seed=1).load_state_dict(prepared.state_dict())
+
+
+def check_that_preparation_changes_nothing(module):
+    """Checks that a module has the same weights and output after it was prepared for generation."""
+    x = torch.randn(5, 3, 6)
+    weights_before = {name: weight.clone() for name, weight in module.state_dict().items()}
+    expected, _ = module(x)
+    module.make_generation_fast_()
+    torch.testing.assert_close(module.state_dict(), weights_before, rtol=0, atol=0)
+    out, _ = module(x)
+    assert torch.equal(out, expected)
+
+
+def test_a_function_that_cannot_take_its_weight_in_keeps_it(restore_registry):
+    synthesizers.register_synthesizer("distance")(Distance)
+    check_that_preparation_changes_nothing(make_attention("distance+vanilla").eval())
+
+
+def test_queries_that_another_function_reads_are_not_scaled(restore_registry):
+    @synthesizers.register_synthesizer("absolute_query")
+    class AbsoluteQuery(synthesizers.Vanilla):
+        """Reads the queries, like vanilla."""
+
+        def forward(self, inputs):
+            return [Product(inputs.q.abs(), inputs.k)]
+
+    check_that_preparation_changes_nothing(make_attention("absolute_query+vanilla").eval())
+
+
+def test_queries_with_a_hook_are_not_scaled():
+    module = make_attention("random+vanilla").eval()
+    module.q_proj.register_forward_hook(do_nothing)
+    check_that_preparation_changes_nothing(module)
+
+
+@pytest.mark.parametrize("spec", ["random+dense", "random+vanilla"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:torch.quantize_per:UserWarning")
+def test_a_quantized_model_is_left_as_it_is(spec):
+    module = make_attention(spec).eval()
+    quantized = torch.ao.quantization.quantize_dynamic(module, {torch.nn.Linear})
+    x = torch.randn(5, 3, 6)
+    expected, _ = quantized(x)
+    torch.testing.assert_close(expected, module(x)[0], rtol=0.1, atol=0.1)
+    quantized.make_generation_fast_()
+    assert torch.equal(quantized(x)[0], expected)

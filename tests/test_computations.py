@@ -1,5 +1,8 @@
 """Every computation of the attention equals the plain one: value and gradients, any type, mask and length."""
 
+from typing import NamedTuple
+from unittest import mock
+
 import pytest
 import torch
 from helpers import SPECS, future_mask, make_attention, padding_mask
@@ -17,54 +20,80 @@ LENGTHS = [9, 9, 7, 7, 7, 4]
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
-    """Sizes at which a batch of a few words has many tiles, with rests."""
+    """Sets sizes at which a batch of a few words is divided into many tiles, some of them smaller than others."""
     monkeypatch.setattr(tiled, "TILE", 80)
     monkeypatch.setattr(tiled, "CAUSAL_ROWS", 4)
     monkeypatch.setattr(tiled, "PLAIN_LIMIT", 0)
 
 
-def run(module, x, grad, mask, causal, monkeypatch, computation):
-    """Output and gradients of the real positions by a computation, or by what `attend` chooses."""
+def run_attention(module, x, gradient, monkeypatch, *, padding=None, is_causal=False, computation=None):
+    """Runs a self-attention forward and backward, and returns its results by name.
 
-    def attend(*call):
-        return computation.compute(*call)
+    They are "out", the output for real tokens (0 for padding), "x", the gradient for the input, and for each trained
+    parameter its gradient.
 
+    Args:
+        module: a SyntheticAttention.
+        x: the input (T, B, C).
+        gradient: the gradient for the output (T, B, C).
+        monkeypatch: pytest's fixture.
+        padding: a mask (B, T), true for padding.
+        is_causal: whether rows see no later columns.
+        computation: the module of fairseq_synth.computations that computes it; None: the one that `attend` chooses.
+    """
+    x = x.detach().requires_grad_()
     with monkeypatch.context() as patch:
         if computation is not None:
-            patch.setattr("fairseq_synth.attention.attend", attend)
-        x = x.detach().requires_grad_()
-        out, _ = module(x, x, x, key_padding_mask=mask, attn_mask=causal_mask(x) if causal else None)
-        visible = torch.ones_like(out[..., :1]) if mask is None else (~mask).t().unsqueeze(-1).to(out.dtype)
+            patch.setattr("fairseq_synth.attention.attend", lambda *arguments: computation.compute(*arguments))
+        mask = causal_mask(x) if is_causal else None
+        out, _ = module(x, x, x, key_padding_mask=padding, attn_mask=mask)
+        if padding is not None:
+            is_real = (~padding).t().unsqueeze(-1)  # (T, B, 1)
+            out = out * is_real.to(out.dtype)
         module.zero_grad()
-        (out * visible).backward(grad)
-    named = {name: p.grad for name, p in module.named_parameters() if p.requires_grad}
-    return {"out": out.detach() * visible, "x": x.grad, **named}
+        out.backward(gradient)
+    results = {"out": out.detach(), "x": x.grad}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            results[name] = parameter.grad
+    return results
 
 
+def assert_results_equal(results, expected, atol=1e-12):
+    """Checks that two results of `run_attention` are equal up to rounding."""
+    assert results.keys() == expected.keys()
+    for name in expected:
+        torch.testing.assert_close(
+            results[name], expected[name], atol=atol, rtol=0, msg=lambda message, name=name: f"{name}: {message}"
+        )
+
+
+def has_inner_product(spec):
+    """Returns whether a function of a spec has logits that are inner products, which the fused computation needs."""
+    return bool(set(spec.split("+")) & {"vanilla", "dense", "factorized_random"})
+
+
+@pytest.mark.parametrize("dtype, atol", [(torch.float64, 1e-12), (torch.float32, 5e-5)])
 @pytest.mark.parametrize("computation", [fused, tiled, "tiled in one", None])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("lengths", [[9] * 3, LENGTHS, [9]], ids=["full", "padded", "one"])
 @pytest.mark.parametrize("spec", SPECS)
-def test_equals_plain(spec, lengths, causal, computation, monkeypatch):
-    """In fp64 to rounding, in fp32 close; the gradient of every parameter and of the input."""
-    if computation is fused and not set(spec.split("+")) & {"vanilla", "dense", "factorized_random"}:
+def test_each_computation_equals_the_plain_one(spec, lengths, causal, computation, dtype, atol, monkeypatch):
+    """The output, and the gradients of the input and of every parameter. None stands for the one that is chosen."""
+    if computation is fused and not has_inner_product(spec):
         pytest.skip("no inner product")
     if computation == "tiled in one":
         computation = tiled
         monkeypatch.setattr(tiled, "TILE", 1 << 19)
         monkeypatch.setattr(tiled, "CAUSAL_ROWS", 128)
     torch.manual_seed(1)
-    mask = padding_mask(lengths) if min(lengths) < 9 else None
-    for dtype, atol in [(torch.float64, 1e-12), (torch.float32, 5e-5)]:
-        module = make_attention(spec).to(dtype)
-        x, grad = torch.randn(2, 9, len(lengths), 6, dtype=dtype)
-        expected = run(module, x, grad, mask, causal, monkeypatch, plain)
-        found = run(module, x, grad, mask, causal, monkeypatch, computation)
-        assert found.keys() == expected.keys()
-        for name in expected:
-            torch.testing.assert_close(
-                found[name], expected[name], atol=atol, rtol=0, msg=lambda m, n=name: f"{n}: {m}"
-            )
+    module = make_attention(spec).to(dtype)
+    x, gradient = torch.randn(2, 9, len(lengths), 6, dtype=dtype)
+    padding = padding_mask(lengths) if min(lengths) < 9 else None
+    masks = {"padding": padding, "is_causal": causal}
+    expected = run_attention(module, x, gradient, monkeypatch, **masks, computation=plain)
+    results = run_attention(module, x, gradient, monkeypatch, **masks, computation=computation)
+    assert_results_equal(results, expected, atol)
 
 
 @pytest.mark.parametrize("std", [1, 10, 50])
@@ -74,9 +103,11 @@ def test_equals_plain(spec, lengths, causal, computation, monkeypatch):
 )
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("computation", [None, fused])
-def test_large_logits(spec, dtype, std, causal, computation, monkeypatch):
-    """Within twice the plain computation's own error, and no NaN where that has none."""
-    if computation is fused and spec in ("random", "fixed_random", "factorized_dense+random"):
+def test_errors_with_large_logits_are_at_most_twice_those_of_the_plain_computation(
+    spec, dtype, std, causal, computation, monkeypatch
+):
+    """And there is no NaN where the plain computation has none. Errors are differences to double precision."""
+    if computation is fused and not has_inner_product(spec):
         pytest.skip("no inner product")
     torch.manual_seed(2)
     module = make_attention(spec)
@@ -85,158 +116,224 @@ def test_large_logits(spec, dtype, std, causal, computation, monkeypatch):
     else:
         module.synthesizer.components["random"].R.data = std * torch.randn(2, 12, 12)
     module.to(dtype)
-    x, grad = torch.randn(2, 9, 6, 6).to(dtype)
-    mask = padding_mask(LENGTHS)
+    x, gradient = torch.randn(2, 9, 6, 6).to(dtype)
+    masks = {"padding": padding_mask(LENGTHS), "is_causal": causal}
 
-    found = run(module, x, grad, mask, causal, monkeypatch, computation)
-    own = run(module, x, grad, mask, causal, monkeypatch, plain)
+    results = run_attention(module, x, gradient, monkeypatch, **masks, computation=computation)
+    plain_results = run_attention(module, x, gradient, monkeypatch, **masks, computation=plain)
     module.double()
-    exact = run(module, x.double(), grad.double(), mask, causal, monkeypatch, plain)
+    exact = run_attention(module, x.double(), gradient.double(), monkeypatch, **masks, computation=plain)
+
     for name in exact:
-        assert torch.isfinite(found[name]).all() or not torch.isfinite(own[name]).all(), name
-        if (computation is fused or x.is_cuda) and dtype != torch.float32:
-            continue  # the kernels take a bias in half precision
-        # the key bias has no gradient but rounding: it is measured by the largest
-        scale = max(exact[key].abs().max() for key in (exact if name == "k_proj.bias" else [name]))
-        error, own_error = ((grads[name].double() - exact[name]).abs().max() for grads in (found, own))
-        # the gradient of alpha sums products with R and with W2, which cancel: in fp32 both errors are a few
-        # roundings of these
-        rounding = 4 * torch.finfo(dtype).eps * scale * (max(std, 2) if dtype == torch.float32 else 1)
-        assert error <= 2 * own_error + rounding, name
+        assert torch.isfinite(results[name]).all() or not torch.isfinite(plain_results[name]).all(), name
+        takes_bias_in_half_precision = computation is fused or x.is_cuda
+        if takes_bias_in_half_precision and dtype != torch.float32:
+            continue
+        error = (results[name].double() - exact[name]).abs().max()
+        plain_error = (plain_results[name].double() - exact[name]).abs().max()
+        assert error <= 2 * plain_error + allowed_rounding(name, exact, dtype, std), name
+
+
+def allowed_rounding(name, exact, dtype, std):
+    """Returns by how much a result may differ even if the plain computation has no error: a few roundings.
+
+    The gradient of the bias of the keys is nothing but rounding, and so is measured by the largest of all results. The
+    gradient of alpha sums products with R and with W2, which cancel: in fp32 both errors are a few roundings of these
+    products, which grow with the standard deviation of R.
+    """
+    names = list(exact) if name == "k_proj.bias" else [name]
+    scale = max(exact[other].abs().max() for other in names)
+    factor = max(std, 2) if dtype == torch.float32 else 1
+    return 4 * torch.finfo(dtype).eps * scale * factor
+
+
+SENTENCES = 3
+HEADS = 2
+LENGTH = 9
+WIDTH = 5
+
+
+class Summand(NamedTuple):
+    """A part of some logits: terms, and the number of the weight by which they are multiplied."""
+
+    terms: list
+    weight: int | None = None  # None: they have no weight
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("shared", [(), (0,), (1,), (0, 1)], ids=str)
-def test_any_logits(shared, causal):
-    """Logits that no function of the paper has: shared summands in every place, one row for all, views of a matrix."""
+def test_logits_of_any_shape_equal_the_plain_computation(shared, causal):
+    """Logits that no function of the paper has: shared summands in every place, one row for all, views of a matrix.
+
+    `shared` says which of the two tensors of a product, the left (0) or the right one (1), all sentences share.
+    """
     torch.manual_seed(3)
-    bsz, heads, length, width = 3, 2, 9, 5
 
-    def part(n, rows=length, columns=4):
-        size = 1 if n in shared else bsz
-        return torch.randn(size, heads, rows, columns, dtype=torch.float64, requires_grad=True)
+    def make_tensor(place, rows=LENGTH, columns=4):
+        sentences = 1 if place in shared else SENTENCES
+        return torch.randn(sentences, HEADS, rows, columns, dtype=torch.float64, requires_grad=True)
 
-    products = [
-        ([Product(part(0), part(1))], 0),
-        ([Outer(part(0, columns=7), left_size=2)], 1),
-        ([Product(part(0, columns=3), part(1, columns=3)), Bias(part(0, 1, length))], -1),
-    ]
-    biases = [([Bias(part(1, length, length))], -1), ([Bias(part(0, 1, length))], 0)]
-    row = torch.randn(1, 1, 1, length, dtype=torch.float64, requires_grad=True)
-    scaled = [([Product(part(0), part(1), 0.5)], 1), biases[1], ([Bias(row)], -1)]
-    R = torch.randn(1, heads, 14, 14, dtype=torch.float64, requires_grad=True)
-    matrices = [([Bias(R[:, :, :length, :length])], 1), ([Bias(R[:, :, 2 : 2 + length, :length])], -1)]
-    of_all_heads = [
-        ([Bias(part(0)[:, :1, :, :1].expand(-1, -1, -1, length))], -1),
-        ([Bias(part(1, 1, length)[:, :1])], -1),
-    ]
-    one_head = ([Product(part(0)[:, :1], part(1)[:, :1])], -1)
-    for summands in (of_all_heads, [one_head, biases[0]], [one_head], of_all_heads[:1], biases[::-1]):
-        check_logits(summands, causal, bsz, heads, length, width)
-    check_logits(scaled, causal, bsz, heads, length, width)
-    for summands in (products, products[:1], products[::2], biases, biases[:1], matrices):
-        for more in ([], biases, matrices):
-            check_logits(summands + more, causal, bsz, heads, length, width)
+    product = Summand([Product(make_tensor(0), make_tensor(1))], weight=0)
+    outer = Summand([Outer(make_tensor(0, columns=7), left_size=2)], weight=1)
+    narrow_product = Product(make_tensor(0, columns=3), make_tensor(1, columns=3))
+    product_and_row = Summand([narrow_product, Bias(make_tensor(0, rows=1, columns=LENGTH))])
+    scaled_product = Summand([Product(make_tensor(0), make_tensor(1), 0.5)], weight=1)
+    matrix = Summand([Bias(make_tensor(1, columns=LENGTH))])
+    row = Summand([Bias(make_tensor(0, rows=1, columns=LENGTH))], weight=0)
+    biases = [matrix, row]
+    row_of_all_heads = Summand([Bias(torch.randn(1, 1, 1, LENGTH, dtype=torch.float64, requires_grad=True))])
 
+    R = torch.randn(1, HEADS, 14, 14, dtype=torch.float64, requires_grad=True)
+    first_rows = Summand([Bias(R[:, :, :LENGTH, :LENGTH])], weight=1)
+    later_rows = Summand([Bias(R[:, :, 2 : 2 + LENGTH, :LENGTH])])
+    views = [first_rows, later_rows]
 
-def test_factors_that_no_column_reaches():
-    """Nothing is computed of them, as there may be many: 4 + 3 factors, of which 5 columns reach 2 + 3."""
-    found = Logits([Outer(torch.randn(2, 3, 9, 7), left_size=4)]).normal_form(5)
-    assert [x.shape for x in (found.left, found.right)] == [(2, 3, 9, 2), (2, 3, 9, 3)]
+    column = make_tensor(0)[:, :1, :, :1]
+    matrix_for_all_heads = Summand([Bias(column.expand(-1, -1, -1, LENGTH))])
+    row_for_all_heads = Summand([Bias(make_tensor(1, rows=1, columns=LENGTH)[:, :1])])
+    product_for_all_heads = Summand([Product(make_tensor(0)[:, :1], make_tensor(1)[:, :1])])
 
-
-def test_the_smaller_factor_takes_the_weight():
-    """Of a product with one key for all sentences, the key: the other would be a copy as large as the layer's input."""
-    queries, key, weight = torch.randn(3, 2, 9, 5), torch.randn(1, 2, 9, 5), torch.rand(1, 2, 1, 1)
-    for factors in ((queries, key), (key, queries)):
-        found = weight_smaller_factor(*factors, scale=1.0, weight=weight)
-        for x, y in zip(found, factors):
-            assert x is y if y is queries else torch.equal(x, y * weight)
+    check_logits([matrix_for_all_heads, row_for_all_heads], causal)
+    check_logits([matrix_for_all_heads], causal)
+    check_logits([product_for_all_heads, matrix], causal)
+    check_logits([product_for_all_heads], causal)
+    check_logits([row, matrix], causal)
+    check_logits([scaled_product, row, row_of_all_heads], causal)
+    for more_summands in ([], biases, views):
+        check_logits([product, outer, product_and_row, *more_summands], causal)
+        check_logits([product, *more_summands], causal)
+        check_logits([product, product_and_row, *more_summands], causal)
+        check_logits([*biases, *more_summands], causal)
+        check_logits([matrix, *more_summands], causal)
+        check_logits([*views, *more_summands], causal)
 
 
-def test_factors_keep_their_type():
-    """A weight in fp32, as it is under autocast, leaves factors and a single bias in half precision."""
-    query, key = torch.randn(2, 3, 2, 9, 5).half()
+def test_nothing_is_computed_of_factors_that_no_column_reaches():
+    """There may be many. Here 5 columns reach 2 of 4 left factors and 3 right ones."""
+    logits = Logits([Outer(torch.randn(2, 3, 9, 7), left_size=4)]).normal_form(5)
+    assert logits.left.shape == (2, 3, 9, 2)
+    assert logits.right.shape == (2, 3, 9, 3)
+
+
+def test_the_smaller_factor_of_a_product_takes_its_weight():
+    """Here it is the key, which all sentences share. A copy of the queries would be as large as the layer's input."""
+    queries = torch.randn(3, 2, 9, 5)
+    key = torch.randn(1, 2, 9, 5)
     weight = torch.rand(1, 2, 1, 1)
-    for factors in ((query, key), (query, key[:1])):
-        found = weight_smaller_factor(*factors, scale=1.0, weight=weight)
-        assert [x.dtype for x in found] == [torch.half] * 2
+    left, right = weight_smaller_factor(queries, key, scale=1.0, weight=weight)
+    assert left is queries
+    assert torch.equal(right, key * weight)
+    left, right = weight_smaller_factor(key, queries, scale=1.0, weight=weight)
+    assert torch.equal(left, key * weight)
+    assert right is queries
+
+
+def test_a_weight_in_single_precision_leaves_factors_in_half_precision():
+    """Under autocast, weights are in single precision."""
+    query, key = torch.randn(2, 3, 2, 9, 5).half()
+    shared_key = key[:1]
+    weight = torch.rand(1, 2, 1, 1)
+    for some_key in (key, shared_key):
+        left, right = weight_smaller_factor(query, some_key, scale=1.0, weight=weight)
+        assert left.dtype == torch.half
+        assert right.dtype == torch.half
     assert Logits([Bias(query, weight)]).total(5).dtype == torch.half
 
 
-@pytest.mark.parametrize("terms", [1, 2, 3, 4])
-def test_types_of_fused_attention(terms, monkeypatch):
-    """All that torch is given has the type of the values, as on a GPU it must, also beside weights in fp32."""
-    given = []
-    replaced = "torch.nn.functional.scaled_dot_product_attention"
-    monkeypatch.setattr(
-        replaced, lambda query, key, value, attn_mask, **_: given.extend([query, key, attn_mask]) or value
-    )
+@pytest.mark.parametrize("number_of_terms", [1, 2, 3, 4])
+def test_torchs_fused_attention_gets_tensors_of_the_type_of_the_values(number_of_terms, monkeypatch):
+    """As it must on a GPU, also if weights are in fp32."""
     query, key, value = torch.randn(3, 3, 2, 9, 5).half()
-    R = Bias(torch.randn(1, 2, 9, 9).half())
-    summands = Product(query, key), Bias(torch.randn(1, 2, 1, 9).half()), R, R
-    logits = Logits([summand._replace(weight=torch.rand(1, 2, 1, 1)) for summand in summands[:terms]])
+    scaled_dot_product_attention = mock.Mock(return_value=value)
+    monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", scaled_dot_product_attention)
+    matrix = Bias(torch.randn(1, 2, 9, 9).half())
+    row = Bias(torch.randn(1, 2, 1, 9).half())
+    terms = [Product(query, key), row, matrix, matrix][:number_of_terms]
+    logits = Logits([term._replace(weight=torch.rand(1, 2, 1, 1)) for term in terms])
     fused.compute(logits, value, padding_mask([9, 7, 4]), None)
-    assert [x.dtype for x in given] == [torch.half] * 3
+    (call,) = scaled_dot_product_attention.call_args_list
+    given_query, given_key, _ = call.args
+    assert given_query.dtype == torch.half
+    assert given_key.dtype == torch.half
+    assert call.kwargs["attn_mask"].dtype == torch.half
 
 
-def test_sums_of_logits():
-    """In fp32 at least; a summand with one row for all may come first."""
-    half = Bias(torch.randn(1, 2, 6, 5).half())
-    assert Logits([half]).total(5).dtype == torch.float16
-    assert Logits([half, half]).total(5).dtype == torch.float32
-    query, key, bias = torch.randn(1, 2, 1, 4), torch.randn(1, 2, 5, 4), torch.randn(1, 2, 6, 5)
-    for rows in (bias, bias.expand(3, -1, -1, -1)):
-        found = Logits([Product(query, key), Bias(rows)]).total(5)
-        torch.testing.assert_close(found, query @ key.transpose(2, 3) + rows)
+def test_a_sum_of_logits_is_in_single_precision_at_least():
+    """A single summand keeps its type."""
+    bias = Bias(torch.randn(1, 2, 6, 5).half())
+    assert Logits([bias]).total(5).dtype == torch.float16
+    assert Logits([bias, bias]).total(5).dtype == torch.float32
 
 
-def check_logits(summands, causal, bsz, heads, length, width):
-    weights = torch.rand(2, heads, dtype=torch.float64, requires_grad=True)
+@pytest.mark.parametrize("sentences", [1, 3])
+def test_a_summand_with_one_row_for_all_may_come_first(sentences):
+    query = torch.randn(1, 2, 1, 4)
+    key = torch.randn(1, 2, 5, 4)
+    bias = torch.randn(1, 2, 6, 5).expand(sentences, -1, -1, -1)
+    logits = Logits([Product(query, key), Bias(bias)]).total(5)
+    torch.testing.assert_close(logits, query @ key.transpose(2, 3) + bias)
+
+
+def check_logits(summands, causal):
+    """Checks that the computations of softmax(S) V have the output and gradients of the plain one, for S the summands.
+
+    And that they write into none of the tensors.
+    """
+    weights = torch.rand(2, HEADS, dtype=torch.float64, requires_grad=True)
     logits = Logits()
-    for summand, row in summands:
-        logits.add_terms(summand, None if row < 0 else weights[row].view(1, heads, 1, 1))
-    terms = logits.terms()
-    tensors = [x for term in terms for x in term if isinstance(x, torch.Tensor)]
-    before = [x.detach().clone() for x in tensors]
-    value = torch.randn(bsz, heads, length, width, dtype=torch.float64, requires_grad=True)
-    leaves = list({id(t): t for t in [value, *tensors]}.values())
-    grad = torch.randn(length * bsz, heads * width, dtype=torch.float64)
+    for summand in summands:
+        weight = None if summand.weight is None else weights[summand.weight].view(1, HEADS, 1, 1)
+        logits.add_terms(summand.terms, weight)
+    tensors = []
+    for term in logits.terms():
+        tensors += [field for field in term if isinstance(field, torch.Tensor)]
+    copies = [tensor.detach().clone() for tensor in tensors]
+    value = torch.randn(SENTENCES, HEADS, LENGTH, WIDTH, dtype=torch.float64, requires_grad=True)
+    gradient = torch.randn(LENGTH * SENTENCES, HEADS * WIDTH, dtype=torch.float64)
+    distinct_tensors = list({id(tensor): tensor for tensor in [value, *tensors]}.values())
 
-    def gradients(computation):
+    def compute(computation):
+        """Returns the output of a computation and the gradient of each tensor, 0 for a tensor that it does not read."""
         out = computation.compute(logits, value, None, causal_mask(value) if causal else None)
-        return [out, *torch.autograd.grad(out, leaves, grad, allow_unused=True)]
+        gradients = torch.autograd.grad(out, distinct_tensors, gradient, allow_unused=True, materialize_grads=True)
+        return [out, *gradients]
 
-    expected = gradients(plain)
-    for computation in (tiled, fused) if logits.products else (tiled,):
-        for computed, defined in zip(gradients(computation), expected):
-            # A tensor that no computation reads has no gradient, which is as good as a gradient of 0.
-            zeros = torch.zeros(1, dtype=torch.float64)
-            pair = [zeros if gradient is None else gradient for gradient in (computed, defined)]
-            torch.testing.assert_close(*torch.broadcast_tensors(*pair), atol=1e-12, rtol=0)
-    for x, y in zip(tensors, before):
-        assert torch.equal(x, y)  # nothing was written to
+    expected = compute(plain)
+    torch.testing.assert_close(compute(tiled), expected, atol=1e-12, rtol=0)
+    if logits.products:
+        torch.testing.assert_close(compute(fused), expected, atol=1e-12, rtol=0)
+    for tensor, copy in zip(tensors, copies):
+        assert torch.equal(tensor, copy)
 
 
 MIXED = "random+fixed_random+dense+vanilla"
 
 
 @pytest.mark.parametrize(
-    "spec, frozen", [(MIXED, name) for name in ("R", "alpha", "W1", "W2", "_proj")] + [("factorized_random", "R1")]
+    "spec, frozen",
+    [
+        (MIXED, "R"),
+        (MIXED, "alpha"),
+        (MIXED, "W1"),
+        (MIXED, "W2"),
+        (MIXED, "_proj"),
+        ("factorized_random", "R1"),
+    ],
 )
-def test_frozen_parameters(spec, frozen, monkeypatch):
-    """What is not trained has no gradient; the others have theirs."""
+def test_a_frozen_parameter_has_no_gradient_and_the_others_have_theirs(spec, frozen, monkeypatch):
     monkeypatch.setattr("fairseq_synth.computations.tiled.TILE", 16)
     module = make_attention(spec).double()
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(frozen not in name)
-    x, grad = torch.randn(2, 9, len(LENGTHS), 6, dtype=torch.float64)
-    expected, found = (run(module, x, grad, padding_mask(LENGTHS), False, monkeypatch, c) for c in (plain, tiled))
-    assert found.keys() == expected.keys() and not any(frozen in name for name in found)
-    for name in expected:
-        torch.testing.assert_close(found[name], expected[name], atol=1e-12, rtol=0)
+    x, gradient = torch.randn(2, 9, len(LENGTHS), 6, dtype=torch.float64)
+    padding = padding_mask(LENGTHS)
+    expected = run_attention(module, x, gradient, monkeypatch, padding=padding, computation=plain)
+    results = run_attention(module, x, gradient, monkeypatch, padding=padding, computation=tiled)
+    assert not any(frozen in name for name in results)
+    assert_results_equal(results, expected)
 
 
+# What a CPU chooses: (functions, number of sentences, name of the computation).
 CHOICES = [
     ("random", 3, "tiled"),
     ("fixed_random", 3, "tiled"),
@@ -253,69 +350,110 @@ CHOICES = [
 ]
 
 
-def chosen(spec, monkeypatch, bsz=3, training=True, dropout=0.0, causal=False, **call):
-    """The name of the computation that a call comes to."""
-    called = []
+CHOICES_FOR_SEVERAL_SENTENCES = [(spec, sentences, name) for spec, sentences, name in CHOICES if sentences > 1]
+
+
+def find_computation(
+    spec, monkeypatch, sentences=3, training=True, dropout=0.0, attn_mask=None, padding=None, need_weights=False
+):
+    """Returns the name of the computation that is chosen for a batch, such as "tiled".
+
+    `attn_mask` may be "causal". If weights are needed, no computation is chosen: they are those of the definition,
+    "plain".
+    """
     module = make_attention(spec, dropout=dropout).train(training)
-    x = torch.randn(9, bsz, 6)
-    if causal:
-        call["attn_mask"] = causal_mask(x)
+    x = torch.randn(9, sentences, 6)
+    if attn_mask == "causal":
+        attn_mask = causal_mask(x)
     with monkeypatch.context() as patch:
+        mocks = {}
         for computation in computations.COMPUTATIONS:
-            name, compute = computation.__name__.split(".")[-1], computation.compute
-            patch.setattr(computation, "compute", lambda *args, n=name, f=compute: called.append(n) or f(*args))
-        module(x, x, x, **call)
-    assert len(called) == (0 if "need_weights" in call else 1)  # the weights are those of the definition
-    return called[0] if called else "plain"
+            name = computation.__name__.split(".")[-1]
+            mocks[name] = mock.Mock(side_effect=computation.compute)
+            patch.setattr(computation, "compute", mocks[name])
+        module(x, x, x, attn_mask=attn_mask, key_padding_mask=padding, need_weights=need_weights)
+    called = [name for name, compute in mocks.items() if compute.called]
+    if need_weights:
+        assert called == []
+        return "plain"
+    (name,) = called
+    mocks[name].assert_called_once()
+    return name
 
 
-@pytest.mark.parametrize("spec, bsz, expected", CHOICES)
-def test_choice(spec, bsz, expected, monkeypatch, request):
+@pytest.fixture
+def on_cpu_alone(request):
+    """Skips a test of what a CPU chooses on other devices."""
     if request.config.getoption("--device") != "cpu":
         pytest.skip("what a CPU chooses")
-    assert chosen(spec, monkeypatch, bsz) == expected
-    assert chosen(spec, monkeypatch, bsz, causal=True) == expected
-    assert chosen(spec, monkeypatch, bsz, need_weights=True) == "plain"
-    assert chosen(spec, monkeypatch, bsz, training=False, dropout=0.1) == expected
-    assert chosen(spec, monkeypatch, bsz, dropout=0.1) == ("fused" if expected == "fused" else "plain")
-    for mask in (
-        future_mask(9),
-        future_mask(9).t(),
-        future_mask(9).requires_grad_(),
-        torch.zeros(1, 1),
-    ):  # values are not read
-        assert chosen(spec, monkeypatch, bsz, attn_mask=mask) == "plain"
-    if bsz > 1:
-        right = padding_mask([9, 5, 5])
-        assert chosen(spec, monkeypatch, bsz, key_padding_mask=right) == expected
-        left = chosen(spec, monkeypatch, bsz, key_padding_mask=right.flip(1))
-        assert left == ("fused" if expected == "fused" else "plain")
+
+
+@pytest.mark.parametrize("spec, sentences, expected", CHOICES)
+def test_a_cpu_chooses_the_same_computation_with_and_without_a_causal_mask(
+    spec, sentences, expected, monkeypatch, on_cpu_alone
+):
+    assert find_computation(spec, monkeypatch, sentences) == expected
+    assert find_computation(spec, monkeypatch, sentences, attn_mask="causal") == expected
+
+
+@pytest.mark.parametrize("spec, sentences, expected", CHOICES)
+def test_weights_are_computed_plainly(spec, sentences, expected, monkeypatch, on_cpu_alone):
+    assert find_computation(spec, monkeypatch, sentences, need_weights=True) == "plain"
+
+
+@pytest.mark.parametrize("spec, sentences, expected", CHOICES)
+def test_a_cpu_does_not_compute_dropout_by_tiles(spec, sentences, expected, monkeypatch, on_cpu_alone):
+    """In evaluation there is no dropout."""
+    assert find_computation(spec, monkeypatch, sentences, training=False, dropout=0.1) == expected
+    with_dropout = "fused" if expected == "fused" else "plain"
+    assert find_computation(spec, monkeypatch, sentences, dropout=0.1) == with_dropout
+
+
+@pytest.mark.parametrize("spec, sentences, expected", CHOICES)
+def test_masks_of_numbers_are_computed_plainly(spec, sentences, expected, monkeypatch, on_cpu_alone):
+    """Their values are not read, so one that happens to be causal is not noticed."""
+    trained_mask = future_mask(9).requires_grad_()
+    for mask in (future_mask(9), future_mask(9).t(), trained_mask, torch.zeros(1, 1)):
+        assert find_computation(spec, monkeypatch, sentences, attn_mask=mask) == "plain"
+
+
+@pytest.mark.parametrize("spec, sentences, expected", CHOICES_FOR_SEVERAL_SENTENCES)
+def test_a_cpu_does_not_compute_padding_on_the_left_by_tiles(spec, sentences, expected, monkeypatch, on_cpu_alone):
+    padding_on_the_right = padding_mask([9, 5, 5])
+    padding_on_the_left = padding_on_the_right.flip(1)
+    assert find_computation(spec, monkeypatch, sentences, padding=padding_on_the_right) == expected
+    with_padding_on_the_left = "fused" if expected == "fused" else "plain"
+    assert find_computation(spec, monkeypatch, sentences, padding=padding_on_the_left) == with_padding_on_the_left
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_a_batch_without_sentences(spec):
-    """Whatever its length, it has an output without sentences."""
+def test_a_batch_without_sentences_has_an_output_without_sentences(spec):
+    """Even if sentences would be long."""
     module = make_attention(spec, max_length=300)
     x = torch.randn(300, 0, 6, requires_grad=True)
     out, _ = module(x, x, x)
     out.sum().backward()
-    assert out.size() == x.size() == x.grad.size()
+    assert out.size() == x.size()
+    assert x.grad.size() == x.size()
 
 
-def test_small_batches_are_plain(monkeypatch):
-    """On a CPU, which counts what it would hold."""
-    if torch.empty(0).is_cuda:
-        pytest.skip("only a CPU's choice depends on the size")
+def test_a_cpu_computes_small_batches_plainly(monkeypatch, on_cpu_alone):
+    """Those whose weights have no more numbers than PLAIN_LIMIT: here 3 sentences with 2 heads and 9 × 9 weights."""
     monkeypatch.setattr(tiled, "PLAIN_LIMIT", 3 * 2 * 9 * 9)
-    assert chosen("dense", monkeypatch) == chosen("random", monkeypatch) == "plain"
-    monkeypatch.setattr(tiled, "PLAIN_LIMIT", 2 * 9 * 9)  # of one sentence, which is all where logits are shared
-    assert chosen("dense", monkeypatch) == "tiled" and chosen("random", monkeypatch) == "plain"
-    # padding makes the weights differ by sentence
-    assert chosen("random", monkeypatch, key_padding_mask=padding_mask([9, 5, 5])) == "tiled"
+    assert find_computation("dense", monkeypatch) == "plain"
+    assert find_computation("random", monkeypatch) == "plain"
+
+
+def test_weights_that_sentences_share_count_once_for_the_size_of_a_batch(monkeypatch, on_cpu_alone):
+    """Those of random, unless padding makes them differ from sentence to sentence."""
+    monkeypatch.setattr(tiled, "PLAIN_LIMIT", 2 * 9 * 9)
+    assert find_computation("dense", monkeypatch) == "tiled"
+    assert find_computation("random", monkeypatch) == "plain"
+    assert find_computation("random", monkeypatch, padding=padding_mask([9, 5, 5])) == "tiled"
 
 
 @pytest.mark.parametrize(
-    "spec, bsz, expected",
+    "spec, sentences, expected",
     [
         ("random", 3, "plain"),
         ("factorized_random", 3, "plain"),
@@ -329,126 +467,143 @@ def test_small_batches_are_plain(monkeypatch):
     ],
 )
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_choice_of_a_gpu(spec, bsz, expected, dropout, monkeypatch):
-    """ "meta" stands for whatever is no CPU; it has no values, so that none is read."""
+def test_a_gpu_chooses_fused_attention_for_inner_products(spec, sentences, expected, dropout, monkeypatch):
+    """ "meta" stands for any device other than a CPU. Its tensors have no values, so none is read."""
     with torch.device("meta"):
-        mask = torch.empty(bsz, 9, dtype=torch.bool)
-        assert chosen(spec, monkeypatch, bsz, dropout=dropout, key_padding_mask=mask) == expected
-        assert chosen(spec, monkeypatch, bsz, dropout=dropout, causal=True) == expected
+        padding = torch.empty(sentences, 9, dtype=torch.bool)
+        assert find_computation(spec, monkeypatch, sentences, dropout=dropout, padding=padding) == expected
+        assert find_computation(spec, monkeypatch, sentences, dropout=dropout, attn_mask="causal") == expected
 
 
 @pytest.mark.parametrize("lengths", [[9] * 6, [9, 9, 9, 7, 7, 4], LENGTHS, [9, 8, 7, 6, 5, 4]], ids=str)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("spec", SPECS)
-def test_what_a_gpu_computes(spec, causal, lengths, monkeypatch):
-    """On the branch that a GPU takes, run here: equal to the plain computation."""
+def test_what_a_gpu_computes_equals_the_plain_computation(spec, causal, lengths, monkeypatch):
+    """The code that runs on a GPU, run on this device."""
     for computation in (fused, tiled):
         monkeypatch.setattr(computation, "on_cpu", lambda x: False)
     module = make_attention(spec).double()
-    x, grad = torch.randn(2, 9, 6, 6, dtype=torch.float64)
-    expected, found = (run(module, x, grad, padding_mask(lengths), causal, monkeypatch, c) for c in (plain, None))
-    for name in expected:
-        torch.testing.assert_close(found[name], expected[name], atol=1e-12, rtol=0)
+    x, gradient = torch.randn(2, 9, 6, 6, dtype=torch.float64)
+    masks = {"padding": padding_mask(lengths), "is_causal": causal}
+    expected = run_attention(module, x, gradient, monkeypatch, **masks, computation=plain)
+    results = run_attention(module, x, gradient, monkeypatch, **masks)
+    assert_results_equal(results, expected)
 
 
-def test_masks_that_are_known():
-    """Lengths of right-padded sentences; None for an empty one or a hole. A causal mask is known by its size."""
+def test_lengths_are_known_of_sentences_with_padding_behind_them():
+    """Not of a sentence with padding within it, nor of an empty one."""
     assert sentence_lengths(padding_mask(LENGTHS)) == LENGTHS
-    mask = padding_mask([3, 2])
-    mask[1, 1] = True
-    assert sentence_lengths(mask) == [3, 1]
-    mask[1, 0] = True
-    assert sentence_lengths(mask) is None
-    mask[:] = torch.tensor([[False, True, False], [False, False, False]])
-    assert sentence_lengths(mask) is None
-    assert is_causal(causal_mask(torch.zeros(3, 3))) and not is_causal(None) and not is_causal(future_mask(3))
-    assert not is_causal(torch.zeros(0)) and not is_causal(torch.zeros(3, 0))
-    assert on_cpu(torch.zeros(1, device="cpu")) and not on_cpu(torch.zeros(1, device="meta"))
+    assert sentence_lengths(torch.tensor([[False, False, False], [False, True, True]])) == [3, 1]
+    assert sentence_lengths(torch.tensor([[False, False, False], [True, True, True]])) is None
+    assert sentence_lengths(torch.tensor([[False, True, False], [False, False, False]])) is None
 
 
-def test_blocks_cover_the_batch_once():
-    """Every sentence and head is in one block, of neighbours; lengths are shared only by equal ones."""
-    for bsz, heads, length, rows in ((1, 1, 1, 1), (7, 3, 9, 4), (40, 8, 3, 3), (5, 2, 30, 4)):
-        lengths = sorted(torch.randint(1, length + 1, (bsz,)).tolist())
-        seen = torch.zeros(bsz, heads, dtype=torch.int)
-        for block in tiled.divide_by_sentences(lengths, heads, rows, max_heads=2):
-            seen[block.sentences, block.heads] += 1
-            assert block.length == max(lengths[block.sentences])
-        assert (seen == 1).all()
-        seen = torch.zeros(bsz, heads, dtype=torch.int)
-        for block in tiled.divide_by_length(lengths, heads, rows, max_heads=2):
-            seen[block.sentences, block.heads] += 1
-            assert set(lengths[block.sentences]) == {block.length}
-        assert (seen == 1).all()
+def test_the_causal_mask_is_known_by_its_size():
+    assert is_causal(causal_mask(torch.zeros(3, 3)))
+    assert not is_causal(None)
+    assert not is_causal(future_mask(3))
+    assert not is_causal(torch.zeros(0))
+    assert not is_causal(torch.zeros(3, 0))
+
+
+def test_a_tensor_is_on_a_cpu_or_not():
+    assert on_cpu(torch.zeros(1, device="cpu"))
+    assert not on_cpu(torch.zeros(1, device="meta"))
+
+
+@pytest.mark.parametrize(
+    "sentences, heads, max_length, rows", [(1, 1, 1, 1), (7, 3, 9, 4), (40, 8, 3, 3), (5, 2, 30, 4)]
+)
+def test_blocks_cover_each_sentence_and_head_once(sentences, heads, max_length, rows):
+    """Sentences of a block stand next to each other. `divide_by_length` only joins sentences of one length."""
+    lengths = sorted(torch.randint(1, max_length + 1, (sentences,)).tolist())
+
+    blocks_of_head = torch.zeros(sentences, heads, dtype=torch.int)
+    for block in tiled.divide_by_sentences(lengths, heads, rows, max_heads=2):
+        blocks_of_head[block.sentences, block.heads] += 1
+        assert block.length == max(lengths[block.sentences])
+    assert (blocks_of_head == 1).all()
+
+    blocks_of_head = torch.zeros(sentences, heads, dtype=torch.int)
+    for block in tiled.divide_by_length(lengths, heads, rows, max_heads=2):
+        blocks_of_head[block.sentences, block.heads] += 1
+        assert set(lengths[block.sentences]) == {block.length}
+    assert (blocks_of_head == 1).all()
+
+
+@pytest.fixture
+def restore_threads():
+    """Gives torch the number of threads back that it had before the test."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("spec", ["random", "dense+vanilla", "factorized_dense+random"])
-def test_several_threads(spec, causal, monkeypatch):
-    """Blocks that threads share out give bit for bit what one thread gives; torch has its threads again afterwards."""
+def test_three_threads_compute_the_same_bits_as_one(spec, causal, monkeypatch, restore_threads):
+    """And torch has its threads again afterwards."""
     torch.manual_seed(1)
     module = make_attention(spec, num_heads=6, embed_dim=18)
-    x, grad = torch.randn(2, 9, len(LENGTHS), 18)
-    threads = torch.get_num_threads()
+    x, gradient = torch.randn(2, 9, len(LENGTHS), 18)
+    padding = padding_mask(LENGTHS)
     monkeypatch.setattr("fairseq_synth.computations.tiled.TILE", 1)  # the same blocks for any number of threads
-    results = []
-    try:
-        for number in (1, 3):
-            torch.set_num_threads(number)
-            results.append(run(module, x, grad, padding_mask(LENGTHS), causal, monkeypatch, tiled))
-            assert torch.get_num_threads() == number
-            with torch.inference_mode():
-                results[-1]["inference"] = module(x, key_padding_mask=padding_mask(LENGTHS))[0]
-    finally:
-        torch.set_num_threads(threads)
-    for name in results[0]:
-        assert torch.equal(results[0][name], results[1][name]), name
+
+    def run_with_threads(number):
+        torch.set_num_threads(number)
+        results = run_attention(module, x, gradient, monkeypatch, padding=padding, is_causal=causal, computation=tiled)
+        assert torch.get_num_threads() == number
+        with torch.inference_mode():
+            results["inference"], _ = module(x, key_padding_mask=padding)
+        return results
+
+    expected = run_with_threads(1)
+    results = run_with_threads(3)
+    for name in expected:
+        assert torch.equal(results[name], expected[name]), name
 
 
-def test_an_error_in_a_thread_reaches_the_caller():
-    """The exception of a piece of work is raised where its result is asked for, and torch has its threads again."""
-    threads = torch.get_num_threads()
+def test_an_error_in_a_thread_reaches_the_caller(restore_threads):
+    """It is raised where the result is asked for, and torch has its threads again."""
 
     def fail(item):
         raise ValueError(f"item {item}")
 
-    try:
-        torch.set_num_threads(2)
-        with pytest.raises(ValueError, match="item 1"):
-            list(map_in_threads(fail, [1, 2, 3]))
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(2)
+    with pytest.raises(ValueError, match="item 1"):
+        list(map_in_threads(fail, [1, 2, 3]))
+    assert torch.get_num_threads() == 2
 
 
+@pytest.mark.parametrize("place", ["on the left", "within", "a whole sentence"])
 @pytest.mark.parametrize("spec", SPECS)
-def test_padding_anywhere(spec, monkeypatch):
-    """On the left, within a sentence, and a sentence of padding alone: `attend` equals the definition."""
+def test_padding_in_any_place_equals_the_plain_computation(spec, place, monkeypatch):
+    padding = {
+        "on the left": padding_mask(LENGTHS).flip(1),
+        "within": padding_mask(LENGTHS).roll(2, dims=1),
+        "a whole sentence": padding_mask([9, 9, 7, 7, 4, 0]),
+    }[place]
     torch.manual_seed(1)
     module = make_attention(spec).double()
-    x, grad = torch.randn(2, 9, 6, 6, dtype=torch.float64)
-    left = padding_mask(LENGTHS).flip(1)
-    within = padding_mask(LENGTHS).roll(2, dims=1)
-    for mask in (left, within, padding_mask([9, 9, 7, 7, 4, 0])):
-        expected = run(module, x, grad, mask, False, monkeypatch, plain)
-        found = run(module, x, grad, mask, False, monkeypatch, None)
-        for name in expected:
-            torch.testing.assert_close(
-                found[name], expected[name], atol=1e-12, rtol=0, msg=lambda m, n=name: f"{n}: {m}"
-            )
+    x, gradient = torch.randn(2, 9, 6, 6, dtype=torch.float64)
+    expected = run_attention(module, x, gradient, monkeypatch, padding=padding, computation=plain)
+    results = run_attention(module, x, gradient, monkeypatch, padding=padding)
+    assert_results_equal(results, expected)
 
 
-def test_fused_under_both_masks():
-    """Padding beside a causal mask, which `attend` leaves out, changes nothing in the rows of words."""
+def test_padding_under_a_causal_mask_changes_nothing_for_words_in_fused_attention():
+    """`attend` leaves such a padding mask out."""
     torch.manual_seed(1)
-    mask, value = padding_mask(LENGTHS), torch.randn(6, 2, 9, 4)
+    padding = padding_mask(LENGTHS)
+    value = torch.randn(6, 2, 9, 4)
     logits = Logits([Product(torch.randn(6, 2, 9, 4), torch.randn(6, 2, 9, 4))])
-    found, expected = (c.compute(logits, value, mask, causal_mask(value)) for c in (fused, plain))
-    visible = ~mask.t().reshape(54, 1)
-    torch.testing.assert_close(found * visible, expected * visible)
+    out = fused.compute(logits, value, padding, causal_mask(value))
+    expected = plain.compute(logits, value, padding, causal_mask(value))
+    is_word = ~padding.t().reshape(9 * 6, 1)
+    torch.testing.assert_close(out * is_word, expected * is_word)
 
 
-def test_rows_of_padding_are_finite():
+def test_the_output_for_padding_is_finite():
     module = make_attention("random+vanilla")
     x = torch.randn(9, 6, 6)
     out, _ = module(x, x, x, key_padding_mask=padding_mask(LENGTHS))
@@ -458,47 +613,55 @@ def test_rows_of_padding_are_finite():
 @pytest.mark.parametrize("lengths", [LENGTHS, [9]], ids=["padded", "one"])
 @pytest.mark.parametrize("mixture", ["convex", "sum"])
 @pytest.mark.parametrize("spec", SPECS)
-def test_autocast(spec, mixture, lengths, monkeypatch, request):
-    """--amp: value and gradients close to fp32."""
+def test_autocast_is_close_to_single_precision(spec, mixture, lengths, monkeypatch, request):
+    """In the output and in the gradients. fairseq uses autocast with --amp."""
     module = make_attention(spec, mixture)
-    x, grad = torch.randn(2, 9, len(lengths), 6)
-    mask = padding_mask(lengths)
-    expected = run(module, x, grad, mask, False, monkeypatch, plain)
+    x, gradient = torch.randn(2, 9, len(lengths), 6)
+    padding = padding_mask(lengths)
+    expected = run_attention(module, x, gradient, monkeypatch, padding=padding, computation=plain)
     with torch.autocast(request.config.getoption("--device"), torch.bfloat16):
-        found = run(module, x, grad, mask, False, monkeypatch, None)
+        results = run_attention(module, x, gradient, monkeypatch, padding=padding)
     scale = max(tensor.abs().max() for tensor in expected.values())
     for name in expected:
-        assert (found[name] - expected[name]).abs().max() <= 0.03 * scale, name
+        assert (results[name] - expected[name]).abs().max() <= 0.03 * scale, name
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_tiles_are_not_autocast(shared):
-    """The types of the logits and the value hold inside the tiles, in both passes."""
+@pytest.mark.parametrize("has_product", [False, True])
+def test_tiles_keep_the_type_of_logits_and_values_under_autocast(has_product):
+    """In the forward and in the backward pass."""
     torch.manual_seed(6)
-    value, query, key = (torch.randn(3, 2, 9, 4, requires_grad=True) for _ in range(3))
+    value = torch.randn(3, 2, 9, 4, requires_grad=True)
+    query = torch.randn(3, 2, 9, 4, requires_grad=True)
+    key = torch.randn(3, 2, 9, 4, requires_grad=True)
     bias = torch.randn(1, 2, 9, 9, requires_grad=True)
-    logits = Logits([Bias(bias)] if shared else [Bias(bias), Product(query, key)])
-    leaves = [value, bias] if shared else [value, bias, query, key]
-    grad = torch.randn(27, 8)
+    if has_product:
+        logits = Logits([Bias(bias), Product(query, key)])
+        inputs = [value, bias, query, key]
+    else:
+        logits = Logits([Bias(bias)])
+        inputs = [value, bias]
+    gradient = torch.randn(27, 8)
     expected = plain.compute(logits, value, None, None)
+    expected_gradients = torch.autograd.grad(expected, inputs, gradient)
     with torch.autocast("cpu", torch.bfloat16):
-        found = tiled.compute(logits, value, None, None)
-        grads = torch.autograd.grad(found, leaves, grad)
-    torch.testing.assert_close(found, expected)
-    for a, b in zip(grads, torch.autograd.grad(expected, leaves, grad)):
-        torch.testing.assert_close(a, b)
+        out = tiled.compute(logits, value, None, None)
+        gradients = torch.autograd.grad(out, inputs, gradient)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(gradients, expected_gradients)
 
 
-def test_a_bias_sums_over_sentences_in_fp32():
-    """300 sentences alike: the gradient in bf16 is 300 times that of one, where a sum in bf16 would stand still."""
+def test_the_gradient_of_a_bias_is_summed_over_sentences_in_single_precision():
+    """For 300 equal sentences, it is 300 times that of one. A sum in bf16 would stop growing."""
     torch.manual_seed(7)
-    value, query, key, grad = torch.randn(4, 1, 1, 4, 8).to(torch.bfloat16)
+    value, query, key, gradient = torch.randn(4, 1, 1, 4, 8).to(torch.bfloat16)
     bias = torch.randn(1, 1, 4, 4).to(torch.bfloat16).requires_grad_()
 
-    def gradient(bsz):
-        logits = Logits([Bias(bias), Product(query.expand(bsz, -1, -1, -1), key.expand(bsz, -1, -1, -1))])
-        out = tiled.compute(logits, value.expand(bsz, -1, -1, -1), None, None)
-        return torch.autograd.grad(out, bias, grad[0, 0].repeat_interleave(bsz, dim=0))[0]
+    def compute_gradient(sentences):
+        product = Product(query.expand(sentences, -1, -1, -1), key.expand(sentences, -1, -1, -1))
+        out = tiled.compute(Logits([Bias(bias), product]), value.expand(sentences, -1, -1, -1), None, None)
+        (gradient_of_bias,) = torch.autograd.grad(out, bias, gradient[0, 0].repeat_interleave(sentences, dim=0))
+        return gradient_of_bias
 
-    assert gradient(1).dtype == gradient(300).dtype == torch.bfloat16
-    torch.testing.assert_close(gradient(300), 300 * gradient(1), rtol=0.01, atol=0)
+    assert compute_gradient(1).dtype == torch.bfloat16
+    assert compute_gradient(300).dtype == torch.bfloat16
+    torch.testing.assert_close(compute_gradient(300), 300 * compute_gradient(1), rtol=0.01, atol=0)

@@ -1,12 +1,13 @@
-"""The whole model: padding, causality, search, the host's flags, stock checkpoints, sizes, refusals."""
+"""The whole model: padding, causality, search, the flags and checkpoints of fairseq, sizes, refusals."""
 
 import argparse
 import contextlib
 import copy
-import functools
+import itertools
 import re
 import sys
 import textwrap
+from typing import NamedTuple
 from unittest import mock
 
 import fairseq.models.roberta.model
@@ -44,211 +45,269 @@ from fairseq_synth.logits import Logits, Product
 from fairseq_synth.masks import aligned_columns
 from fairseq_synth.positions import Inputs
 
+PAD = 1  # the index of the word <pad>
 SOURCES = [[5, 6, 7, 8, 9, 10, 2], [11, 12, 2], [13, 14, 15, 16, 2]]
 TARGETS = [[2, 5, 6], [2, 7, 8, 9, 10, 11], [2, 12, 13, 14]]
+
+
+def assert_close(actual, expected):
+    """Checks that two outputs of a model differ by rounding alone."""
+    torch.testing.assert_close(actual, expected, atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize("left_source", [True, False])
 @pytest.mark.parametrize("left_target", [True, False])
 @pytest.mark.parametrize("spec", SPECS)
-def test_alone_equals_batched(spec, left_source, left_target):
-    """A sentence's output does not depend on what it is batched with, or on which side it is padded."""
+def test_a_sentence_alone_has_the_output_that_it_has_in_a_batch(spec, left_source, left_target):
+    """On whichever side the batch is padded. The output is that of the decoder, with its weights and hidden states."""
     model = make_synth(spec)
-    source, target = pad_batch(SOURCES, left_source), pad_batch(TARGETS, left_target)
+    source = pad_batch(SOURCES, left_source)
+    target = pad_batch(TARGETS, left_target)
     out, extra = model(source, None, target)
-    encoded = model.encoder(source, return_all_hiddens=True)
-    assert torch.equal(encoded["encoder_padding_mask"][0], source.eq(1))
-    for b, (source_tokens, target_tokens) in enumerate(zip(SOURCES, TARGETS)):
-        source_alone = torch.tensor([source_tokens])
-        target_alone = torch.tensor([target_tokens])
-        alone, alone_extra = model(source_alone, None, target_alone)
-        real_source, real_target = source[b].ne(1), target[b].ne(1)
-        torch.testing.assert_close(out[b][real_target], alone[0], atol=2e-5, rtol=0)
-        torch.testing.assert_close(
-            extra["attn"][0][b][real_target][:, real_source], alone_extra["attn"][0][0], atol=1e-5, rtol=0
-        )
-        torch.testing.assert_close(
-            extra["inner_states"][-1][:, b][real_target], alone_extra["inner_states"][-1][:, 0], atol=2e-5, rtol=0
-        )
-        encoded_alone = model.encoder(source_alone, return_all_hiddens=True)
-        # everything the encoder hands out is in the caller's columns
-        for got, want in [
-            (encoded["encoder_out"][0][:, b], encoded_alone["encoder_out"][0][:, 0]),
-            (encoded["encoder_states"][1][:, b], encoded_alone["encoder_states"][1][:, 0]),
-            (encoded["encoder_embedding"][0][b], encoded_alone["encoder_embedding"][0][0]),
-        ]:
-            torch.testing.assert_close(got[real_source], want, atol=2e-5, rtol=0)
-
-
-def test_feed_forward_outputs_are_in_the_callers_columns():
-    """What the encoder's layers hand out with return_fc, of left-padded sentences."""
-    encoder = make_synth("random").encoder
-    for layer in encoder.layers:
-        layer.return_fc = True
-    batch = pad_batch(SOURCES, left=True)
-    found = encoder(batch, return_all_hiddens=True)["fc_results"]
-    for b, sentence in enumerate(SOURCES):
-        alone = encoder(torch.tensor([sentence]), return_all_hiddens=True)["fc_results"]
-        for got, want in zip(found, alone):
-            torch.testing.assert_close(got[batch[b].ne(1), b], want[:, 0], atol=2e-5, rtol=0)
+    weights = extra["attn"][0]
+    states = extra["inner_states"][-1]
+    for sentence in range(len(SOURCES)):
+        source_alone = torch.tensor([SOURCES[sentence]])
+        target_alone = torch.tensor([TARGETS[sentence]])
+        out_alone, extra_alone = model(source_alone, None, target_alone)
+        weights_alone = extra_alone["attn"][0]
+        states_alone = extra_alone["inner_states"][-1]
+        real_source = source[sentence].ne(PAD)
+        real_target = target[sentence].ne(PAD)
+        assert_close(out[sentence][real_target], out_alone[0])
+        real_weights = weights[sentence][real_target][:, real_source]
+        torch.testing.assert_close(real_weights, weights_alone[0], atol=1e-5, rtol=0)
+        assert_close(states[:, sentence][real_target], states_alone[:, 0])
 
 
 @pytest.mark.parametrize("left", [True, False])
-@pytest.mark.parametrize(
-    "kind, spec", [(k, s) for k in ("language_model", "encoder") for s in SPECS] + [("linformer", "")]
-)
-def test_alone_equals_batched_in_one_stack(kind, spec, left):
-    """Language models and encoders, with every layer's output."""
-    model = perturb(make_model("roberta_linformer_agnews")) if kind == "linformer" else make_synth(spec, kind)
+@pytest.mark.parametrize("spec", SPECS)
+def test_the_encoder_returns_its_tensors_in_the_columns_of_its_input(spec, left):
+    """They are what the encoder returns for each sentence alone, and the padding mask is that of the input."""
+    encoder = make_synth(spec).encoder
+    source = pad_batch(SOURCES, left)
+    batch = encoder(source, return_all_hiddens=True)
+    assert torch.equal(batch["encoder_padding_mask"][0], source.eq(PAD))
+    for sentence in range(len(SOURCES)):
+        alone = encoder(torch.tensor([SOURCES[sentence]]), return_all_hiddens=True)
+        real = source[sentence].ne(PAD)
+        assert_close(batch["encoder_out"][0][:, sentence][real], alone["encoder_out"][0][:, 0])
+        assert_close(batch["encoder_states"][1][:, sentence][real], alone["encoder_states"][1][:, 0])
+        assert_close(batch["encoder_embedding"][0][sentence][real], alone["encoder_embedding"][0][0])
+
+
+def test_the_encoder_returns_feed_forward_outputs_in_the_columns_of_its_input():
+    """Its layers return them with return_fc. The input is padded on the left."""
+    encoder = make_synth("random").encoder
+    for layer in encoder.layers:
+        layer.return_fc = True
+    source = pad_batch(SOURCES, left=True)
+    outputs = encoder(source, return_all_hiddens=True)["fc_results"]
+    for sentence in range(len(SOURCES)):
+        real = source[sentence].ne(PAD)
+        outputs_alone = encoder(torch.tensor([SOURCES[sentence]]), return_all_hiddens=True)["fc_results"]
+        for output, output_alone in zip(outputs, outputs_alone):
+            assert_close(output[real, sentence], output_alone[:, 0])
+
+
+def check_sentences_alone(model, left):
+    """Checks that each sentence has the same output and states of all layers alone and in a padded batch."""
     batch = pad_batch(SOURCES, left)
     out, extra = model(batch, return_all_hiddens=True)
-    for b, tokens in enumerate(SOURCES):
-        alone, alone_extra = model(torch.tensor([tokens]), return_all_hiddens=True)
-        real = batch[b].ne(1)
-        torch.testing.assert_close(out[b][real], alone[0], atol=2e-5, rtol=0)
-        states = zip(extra["inner_states"], alone_extra["inner_states"])
-        for state, state_alone in states:
-            torch.testing.assert_close(state[:, b][real], state_alone[:, 0], atol=2e-5, rtol=0)
+    for sentence in range(len(SOURCES)):
+        real = batch[sentence].ne(PAD)
+        out_alone, extra_alone = model(torch.tensor([SOURCES[sentence]]), return_all_hiddens=True)
+        assert_close(out[sentence][real], out_alone[0])
+        for states, states_alone in zip(extra["inner_states"], extra_alone["inner_states"]):
+            assert_close(states[:, sentence][real], states_alone[:, 0])
+
+
+@pytest.mark.parametrize("left", [True, False])
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("kind", ["language_model", "encoder"])
+def test_a_sentence_alone_has_the_output_that_it_has_in_a_batch_of_one_stack(kind, spec, left):
+    check_sentences_alone(make_synth(spec, kind), left)
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_a_sentence_alone_has_the_output_that_it_has_in_a_batch_of_linformer(left):
+    check_sentences_alone(perturb(make_model("roberta_linformer_agnews")), left)
 
 
 @contextlib.contextmanager
-def values_read(monkeypatch):
-    """Lists what the host asks of a meta tensor's values, and answers no; anything else that is read fails."""
-    asked, of_tensor = [], torch.Tensor.any
+def record_reads(monkeypatch):
+    """Yields a list to which each question ``mask.any()`` about a tensor without values adds the asking module's name.
+
+    The tensors are on the device "meta". The answer is no. Any other read of such a tensor fails.
+    """
+    asking_modules = []
+    original_any = torch.Tensor.any
 
     def answer_no(self, *args, **kwargs):
         if self.device.type != "meta" or args or kwargs:
-            return of_tensor(self, *args, **kwargs)
-        asked.append(sys._getframe(1).f_globals["__name__"])
+            return original_any(self, *args, **kwargs)
+        caller = sys._getframe(1)
+        asking_modules.append(caller.f_globals["__name__"])
         return torch.tensor(False)
 
     with monkeypatch.context() as patch:
         patch.setattr(torch.Tensor, "any", answer_no)
-        yield asked
+        yield asking_modules
 
 
-@pytest.mark.parametrize("spec", ["stock", *SPECS])
-def test_no_value_is_read(spec, monkeypatch):
-    """A training step runs without values, which on a GPU would each be a wait: only fairseq asks, for padding."""
-    arch = "transformer_multi30k" if spec == "stock" else "transformer_synth_random_multi30k"
-    functions = {} if spec == "stock" else dict(encoder_synthesizer=spec, decoder_synthesizer=spec)
+@pytest.mark.parametrize("spec", ["fairseq's own", *SPECS])
+def test_a_training_step_reads_no_more_values_than_fairseq(spec, monkeypatch):
+    """On a GPU each read would be a wait. fairseq reads two: whether there is padding in the source and the target."""
+    if spec == "fairseq's own":
+        arch = "transformer_multi30k"
+        functions = {}
+    else:
+        arch = "transformer_synth_random_multi30k"
+        functions = {"encoder_synthesizer": spec, "decoder_synthesizer": spec}
     with torch.device("meta"):
         model = make_model(arch, **functions).train()
         source, target = torch.empty(2, 3, 7, dtype=torch.long)
-        lengths = torch.empty(3)
-    with values_read(monkeypatch) as asked:
-        model.to("meta")(source, lengths, target)[0].float().sum().backward()
-    assert set(asked) == {
-        "fairseq.models.transformer.transformer_encoder",
+        source_lengths = torch.empty(3)
+    with record_reads(monkeypatch) as asking_modules:
+        out, _ = model.to("meta")(source, source_lengths, target)
+        out.float().sum().backward()
+    assert sorted(asking_modules) == [
         "fairseq.models.transformer.transformer_decoder",
-    }
-    assert len(asked) == 2
+        "fairseq.models.transformer.transformer_encoder",
+    ]
 
 
 @pytest.mark.ci
-def test_compiled():
-    """torch.compile gives the eager output and gradients of two mixtures, in the encoder and in the decoder."""
+def test_a_compiled_model_has_the_same_output_and_gradients():
+    """By torch.compile, with two mixtures in the encoder and in the decoder."""
     layers = "random+vanilla,dense+factorized_dense"
     model = perturb(make_model(dropout=0.0, encoder_synthesizer=layers, decoder_synthesizer=layers)).train()
+    source = pad_batch(SOURCES, left=True)
+    target = pad_batch(TARGETS, left=False)
+
+    def compute_output_and_gradients(callable_model):
+        model.zero_grad()
+        out = callable_model(source, None, target)[0][target.ne(PAD)]
+        out.square().sum().backward()
+        gradients = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+        return out, gradients
+
     torch._dynamo.reset()
     compiled = torch.compile(model, backend="aot_eager")
-    source, target = pad_batch(SOURCES, left=True), pad_batch(TARGETS, left=False)
-    real, outputs, gradients = target.ne(1), [], []
-    for m in (model, compiled):
-        model.zero_grad()
-        outputs.append(m(source, None, target)[0][real])
-        outputs[-1].square().sum().backward()
-        gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
-    torch.testing.assert_close(outputs[1], outputs[0], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(gradients[1], gradients[0], atol=1e-3, rtol=1e-4)
+    expected_out, expected_gradients = compute_output_and_gradients(model)
+    out, gradients = compute_output_and_gradients(compiled)
+    torch.testing.assert_close(out, expected_out, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(gradients, expected_gradients, atol=1e-3, rtol=1e-4)
 
 
-def test_precomputed_embeddings_are_aligned_too():
-    model = make_synth("random")
+def test_precomputed_embeddings_are_aligned_like_tokens():
+    encoder = make_synth("random").encoder
     source = pad_batch(SOURCES, left=True)
-    embeddings = model.encoder.embed_tokens(source)
-    torch.testing.assert_close(
-        model.encoder(source, token_embeddings=embeddings)["encoder_out"][0], model.encoder(source)["encoder_out"][0]
-    )
+    embeddings = encoder.embed_tokens(source)
+    out = encoder(source, token_embeddings=embeddings)["encoder_out"][0]
+    torch.testing.assert_close(out, encoder(source)["encoder_out"][0])
 
 
-def test_aligned_columns():
-    mask = torch.tensor([[1, 1, 0, 0], [0, 1, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1]], dtype=torch.bool)
+def test_alignment_moves_padding_behind_the_sentences():
+    """A row of the result lists the columns of a sentence in their new order: words first, then padding."""
+    padding = torch.tensor([[1, 1, 0, 0], [0, 1, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1]], dtype=torch.bool)
     expected = torch.tensor([[2, 3, 0, 1], [0, 2, 1, 3], [0, 1, 2, 3], [0, 1, 2, 3]])
-    assert torch.equal(aligned_columns(mask), expected)
-    within = torch.tensor([[0, 1, 0, 1]], dtype=torch.bool)  # of a text that has the word <pad>
-    assert torch.equal(aligned_columns(within), torch.tensor([[0, 2, 1, 3]]))
-    assert aligned_columns(mask[2:]) is None and aligned_columns(mask[:, :0]) is None
+    assert torch.equal(aligned_columns(padding), expected)
+
+
+def test_alignment_moves_the_word_pad_of_a_text_behind_it():
+    padding = torch.tensor([[0, 1, 0, 1]], dtype=torch.bool)
+    assert torch.equal(aligned_columns(padding), torch.tensor([[0, 2, 1, 3]]))
+
+
+@pytest.mark.parametrize("padding", [[[0, 0, 0, 0], [1, 1, 1, 1]], [[], []]])
+def test_a_batch_that_is_aligned_already_stays_as_it_is(padding):
+    assert aligned_columns(torch.tensor(padding, dtype=torch.bool)) is None
 
 
 DECODERS = [(kind, spec) for kind in ("translation", "language_model") for spec in SPECS]
 
 
 @pytest.mark.parametrize("kind, spec", DECODERS)
-def test_decoder_is_causal(kind, spec):
-    """What comes later in the target changes nothing before it."""
+def test_later_tokens_of_the_target_change_nothing_before_them(kind, spec):
     model = make_synth(spec, kind)
-    source, target = pad_batch(SOURCES, left=True), torch.randint(4, 40, (3, 8))
-    other = target.clone()
-    other[:, 5:] = torch.randint(4, 40, (3, 3))
-    assert torch.equal(compute_logits(model, source, target)[0][:, :5], compute_logits(model, source, other)[0][:, :5])
+    source = pad_batch(SOURCES, left=True)
+    target = torch.randint(4, 40, (3, 8))
+    other_target = target.clone()
+    other_target[:, 5:] = torch.randint(4, 40, (3, 3))
+    out, _ = compute_logits(model, source, target)
+    other_out, _ = compute_logits(model, source, other_target)
+    assert torch.equal(out[:, :5], other_out[:, :5])
 
 
 @pytest.mark.parametrize("spec", ["vanilla", "random", "dense+vanilla"])
-def test_a_decoder_with_another_mask(spec, monkeypatch):
-    """As masks.py says: with a window of three tokens each of two layers hands a change two tokens on."""
+def test_a_decoder_may_have_another_mask(spec, monkeypatch):
+    """With a window of three tokens, each of two layers hands a change two tokens on, so it reaches five tokens."""
 
     def window(self, x):
-        distances = torch.arange(x.size(0))[:, None] - torch.arange(x.size(0))
-        return torch.zeros(distances.shape).masked_fill((distances < 0) | (distances > 2), float("-inf"))
+        positions = torch.arange(x.size(0))
+        distances = positions[:, None] - positions
+        is_outside = (distances < 0) | (distances > 2)
+        return torch.zeros(distances.shape).masked_fill(is_outside, float("-inf"))
 
     monkeypatch.setattr(SynthesizerDecoder, "buffered_future_mask", window)
-    model, target = make_synth(spec), torch.randint(4, 40, (3, 8))
-    other = target.clone()
-    other[:, 0] = 2
+    model = make_synth(spec)
     source = pad_batch(SOURCES, left=True)
-    changed = (model(source, None, target)[0] != model(source, None, other)[0]).any(-1)
-    assert torch.equal(changed, (torch.arange(8) < 5).expand(3, 8))
+    target = torch.randint(4, 40, (3, 8))
+    other_target = target.clone()
+    other_target[:, 0] = 2
+    out, _ = model(source, None, target)
+    other_out, _ = model(source, None, other_target)
+    has_changed = (out != other_out).any(-1)
+    assert torch.equal(has_changed, (torch.arange(8) < 5).expand(3, 8))
 
 
 @pytest.mark.parametrize("kind, spec", DECODERS)
-def test_padding_within_a_sentence(kind, spec):
-    """The word <pad> in a text changes nothing for the others, as in stock fairseq."""
+def test_the_word_pad_in_a_text_changes_nothing_for_other_words(kind, spec):
+    """As in fairseq: the output is that of the text without the word."""
     model = make_synth(spec, kind)
-    source, target = torch.tensor([[7, 8, 1, 9, 2]]), torch.tensor([[2, 5, 1, 6]])
-    found = compute_logits(model, source, target)[0][:, [0, 1, 3]]
-    torch.testing.assert_close(found, compute_logits(model, source[:, [0, 1, 3, 4]], target[:, [0, 1, 3]])[0])
+    source = torch.tensor([[7, 8, PAD, 9, 2]])
+    target = torch.tensor([[2, 5, PAD, 6]])
+    out, _ = compute_logits(model, source, target)
+    source_without_pad = torch.tensor([[7, 8, 9, 2]])
+    target_without_pad = torch.tensor([[2, 5, 6]])
+    expected, _ = compute_logits(model, source_without_pad, target_without_pad)
+    torch.testing.assert_close(out[:, [0, 1, 3]], expected)
 
 
 @pytest.mark.parametrize("kind, spec", DECODERS)
-def test_incremental_equals_full(kind, spec):
-    """Token by token with reordering between steps, as a beam search does, against one full pass."""
+def test_decoding_with_a_cache_equals_decoding_without(kind, spec):
+    """Token by token, with reorderings among three hypotheses of one sentence, as in a beam search."""
     model = make_synth(spec, kind)
-    # a beam: hypotheses of one sentence, between which alone the host's search reorders
-    encoded = model.encoder(torch.tensor([SOURCES[0]] * 3)) if kind == "translation" else None
-    full = torch.randint(4, 40, (3, 8))
-    state = {}
-    for t in range(8):
-        if t in (3, 6):
+    encoder_out = model.encoder(torch.tensor([SOURCES[0]] * 3)) if kind == "translation" else None
+    tokens = torch.randint(4, 40, (3, 8))
+    incremental_state = {}
+    for step in range(8):
+        if step in (3, 6):
             order = torch.tensor([1, 1, 0])
-            model.decoder.reorder_incremental_state_scripting(state, order)
-            full = torch.cat([full[order, :t], torch.randint(4, 40, (3, 8 - t))], 1)
-        step, _ = model.decoder(full[:, : t + 1], encoder_out=encoded, incremental_state=state)
-        whole, _ = model.decoder(full[:, : t + 1], encoder_out=encoded)
-        torch.testing.assert_close(step[:, 0], whole[:, -1], atol=2e-5, rtol=0)
+            model.decoder.reorder_incremental_state_scripting(incremental_state, order)
+            later_tokens = torch.randint(4, 40, (3, 8 - step))
+            tokens = torch.cat([tokens[order, :step], later_tokens], dim=1)
+        prefix = tokens[:, : step + 1]
+        out, _ = model.decoder(prefix, encoder_out=encoder_out, incremental_state=incremental_state)
+        expected, _ = model.decoder(prefix, encoder_out=encoder_out)
+        assert_close(out[:, 0], expected[:, -1])
 
 
-class FullDecoding(torch.nn.Module):
-    """A model whose decoder ignores the cache, so that the search runs on full passes."""
+class DecodingWithoutCache(torch.nn.Module):
+    """A model whose decoder ignores the cache, so that a search computes all tokens at each step."""
 
     def __init__(self, model):
         super().__init__()
         self.decoder = model.decoder
         if hasattr(model, "encoder"):
             self.encoder = model.encoder
-        self.decoder.forward = lambda tokens, encoder_out=None, incremental_state=None: type(model.decoder).forward(
-            self.decoder, tokens, encoder_out=encoder_out
-        )
+        original_forward = model.decoder.forward
+
+        def forward(tokens, encoder_out=None, incremental_state=None):
+            return original_forward(tokens, encoder_out=encoder_out)
+
+        self.decoder.forward = forward
         self.max_decoder_positions = model.max_decoder_positions
         self.get_normalized_probs = model.get_normalized_probs
 
@@ -256,19 +315,26 @@ class FullDecoding(torch.nn.Module):
 @pytest.mark.parametrize("prefix", [None, [[7, 8], [9, 1], [10, 11]]])
 @pytest.mark.parametrize("spec", ["vanilla", "random", "dense", "factorized_dense", "random+vanilla"])
 @pytest.mark.parametrize("kind", ["translation", "language_model"])
-def test_beam_search_with_the_cache(kind, spec, prefix):
-    """Hypotheses and scores of fairseq's search with and without the cache, also after prefix tokens."""
+def test_beam_search_finds_the_same_with_and_without_a_cache(kind, spec, prefix):
+    """The same hypotheses and scores, also after given prefixes."""
     model = make_synth(spec, kind, share_all_embeddings=True)
-    sample = {"net_input": {"src_tokens": pad_batch(SOURCES, True), "src_lengths": torch.tensor([7, 3, 5])}}
-    prefix = None if prefix is None else torch.tensor(prefix)
-    results = []
-    for m in (model, FullDecoding(copy.deepcopy(model))):
-        search = SequenceGenerator([m], make_dictionary(), beam_size=4, max_len_b=10, min_len=2)
-        results.append(search.generate([m], sample, prefix_tokens=prefix))
-    for cached, full in zip(*results):
-        assert [h["tokens"].tolist() for h in cached] == [h["tokens"].tolist() for h in full]
-        for a, b in zip(cached, full):
-            torch.testing.assert_close(a["positional_scores"], b["positional_scores"], atol=1e-4, rtol=0)
+    source_lengths = torch.tensor([len(source) for source in SOURCES])
+    sample = {"net_input": {"src_tokens": pad_batch(SOURCES, left=True), "src_lengths": source_lengths}}
+    prefix_tokens = None if prefix is None else torch.tensor(prefix)
+
+    def search(searched_model):
+        generator = SequenceGenerator([searched_model], make_dictionary(), beam_size=4, max_len_b=10, min_len=2)
+        return generator.generate([searched_model], sample, prefix_tokens=prefix_tokens)
+
+    with_cache = search(model)
+    without_cache = search(DecodingWithoutCache(copy.deepcopy(model)))
+    for hypotheses, expected_hypotheses in zip(with_cache, without_cache):
+        assert len(hypotheses) == len(expected_hypotheses)
+        for hypothesis, expected in zip(hypotheses, expected_hypotheses):
+            assert hypothesis["tokens"].tolist() == expected["tokens"].tolist()
+            torch.testing.assert_close(
+                hypothesis["positional_scores"], expected["positional_scores"], atol=1e-4, rtol=0
+            )
 
 
 @pytest.mark.parametrize("part", ["layer", "attention"])
@@ -281,15 +347,21 @@ def test_torchscript_of_a_part_is_refused(part):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_vanilla_is_the_stock_model(kind):
-    """State dict key by key and, from one seed, bit by bit; and the same output."""
-    ours, stock = (make_model(arch) for arch in (KINDS[kind][0].replace("random_vanilla", "vanilla"), KINDS[kind][1]))
-    own, theirs = used_weights(ours.state_dict()), used_weights(stock.state_dict())
-    assert set(own) == set(theirs)
-    # the attention of fairseq 0.12.2 is built last, here; RoBERTa draws the weights of its own attention twice
+def test_vanilla_has_the_weights_and_the_output_of_fairseqs_model(kind):
+    """Under the same names. From one seed the initial weights are the same bits, with two exceptions.
+
+    The attention of fairseq 0.12.2 is built last in this model, and RoBERTa draws the weights of its attention twice.
+    """
+    arch, fairseqs_arch = KINDS[kind]
+    model = make_model(arch.replace("random_vanilla", "vanilla"))
+    fairseqs_model = make_model(fairseqs_arch)
+    weights = used_weights(model.state_dict())
+    fairseqs_weights = used_weights(fairseqs_model.state_dict())
+    assert set(weights) == set(fairseqs_weights)
     if kind == "language_model" or (kind == "translation" and not has_fast_path(HostLayer)):
-        assert all(torch.equal(theirs[name], weight) for name, weight in own.items())
-    compare_with_stock(ours, stock)
+        for name, weight in weights.items():
+            assert torch.equal(fairseqs_weights[name], weight), name
+    compare_with_fairseqs_model(model, fairseqs_model)
 
 
 def test_an_encoder_starts_as_a_roberta():
@@ -304,110 +376,135 @@ def test_an_encoder_starts_as_a_roberta():
     assert R.std().item() == pytest.approx((2 / (24 + 24)) ** 0.5, rel=0.15)  # Glorot
 
 
-def compare_with_stock(model, stock):
-    """Loads the stock model's weights and compares the outputs in training mode, without dropout."""
-    model.load_state_dict(stock.state_dict())
-    for m in (stock.train(), model.train()):
-        for module in m.modules():
+def compare_with_fairseqs_model(model, fairseqs_model):
+    """Loads the weights of fairseq's model into another, checks that the outputs are equal, and returns the output.
+
+    Both are in training mode, but without dropout.
+    """
+    model.load_state_dict(fairseqs_model.state_dict())
+    for some_model in (fairseqs_model, model):
+        some_model.train()
+        for module in some_model.modules():
             if hasattr(module, "p"):
                 module.p = 0.0
-    source, target = pad_batch(SOURCES, left=True), pad_batch(TARGETS, left=False)
+    source = pad_batch(SOURCES, left=True)
+    target = pad_batch(TARGETS, left=False)
     out, tokens = compute_logits(model, source, target)
-    real = tokens.ne(1)
-    torch.testing.assert_close(out[real], compute_logits(stock, source, target)[0][real], atol=1e-5, rtol=0)
+    expected, _ = compute_logits(fairseqs_model, source, target)
+    real = tokens.ne(PAD)
+    torch.testing.assert_close(out[real], expected[real], atol=1e-5, rtol=0)
     return out
 
 
-WARM = [s for s in SPECS if s.endswith("+vanilla") and "fixed" not in s]
+SPECS_FOR_WARM_START = [spec for spec in SPECS if spec.endswith("+vanilla") and "fixed" not in spec]
 
 
-@pytest.mark.parametrize("kind, spec", [(kind, spec) for kind in KINDS for spec in WARM])
-def test_warm_start(kind, spec):
-    """A stock checkpoint in a sum with vanilla gives the stock model's output, and everything learns from there."""
-    stock = perturb(make_model(KINDS[kind][1], attention_dropout=0.0))
+@pytest.mark.parametrize("spec", SPECS_FOR_WARM_START)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sum_with_vanilla_starts_from_a_checkpoint_of_fairseq(kind, spec):
+    """It begins with the output of fairseq's model, and its functions learn from there."""
+    fairseqs_model = perturb(make_model(KINDS[kind][1], attention_dropout=0.0))
     model = make_synth(spec, kind, synth_mixture="sum", dropout=0.0, attention_dropout=0.0)
-    out = compare_with_stock(model, stock)
+    out = compare_with_fairseqs_model(model, fairseqs_model)
     if spec == "random+vanilla":
-        assert all(torch.count_nonzero(p) == 0 for n, p in model.named_parameters() if ".R." in n)
+        for name, parameter in model.named_parameters():
+            assert ".R." not in name or torch.count_nonzero(parameter) == 0
     out.square().sum().backward()
-    assert any(p.grad.abs().sum() > 0 for n, p in model.named_parameters() if ".synthesizer." in n)
+    function_parameters = [parameter for name, parameter in model.named_parameters() if ".synthesizer." in name]
+    assert any(parameter.grad.abs().sum() > 0 for parameter in function_parameters)
 
 
-def joined_projections(state):
-    """A state dict as older fairseq wrote it: the rows of queries, keys and values in one matrix, and one bias."""
-    state = dict(state)
-    for name in [name for name in state if ".q_proj." in name]:
-        parts = [state.pop(name.replace("q_proj", part)) for part in ("q_proj", "k_proj", "v_proj")]
-        state[name.replace("q_proj.", "in_proj_")] = torch.cat(parts)
-    return state
+def join_projections(state):
+    """Returns a state dict as older versions of fairseq wrote it.
+
+    In it, the rows of queries, keys and values are in one matrix, and their biases in one vector.
+    """
+    joined = dict(state)
+    for name in state:
+        if ".q_proj." in name:
+            parts = [joined.pop(name.replace("q_proj", projection)) for projection in ("q_proj", "k_proj", "v_proj")]
+            joined[name.replace("q_proj.", "in_proj_")] = torch.cat(parts)
+    return joined
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("spec", ["vanilla", "random+vanilla"])
-def test_start_from_an_older_checkpoint(kind, spec):
-    stock = perturb(make_model(KINDS[kind][1])).state_dict()
-    older = joined_projections(stock)
-    assert any(name.endswith("self_attn.in_proj_weight") for name in older) and len(older) < len(stock)
-    model, expected = (make_synth(spec, kind, synth_mixture="sum") for _ in range(2))
-    model.load_state_dict(older)
-    expected.load_state_dict(stock)
-    theirs = expected.state_dict()
-    assert all(torch.equal(weight, theirs[name]) for name, weight in used_weights(model.state_dict()).items())
+def test_a_checkpoint_of_an_older_fairseq_gives_the_same_weights(kind, spec):
+    state = perturb(make_model(KINDS[kind][1])).state_dict()
+    older_state = join_projections(state)
+    assert any(name.endswith("self_attn.in_proj_weight") for name in older_state)
+    assert len(older_state) < len(state)
+    model = make_synth(spec, kind, synth_mixture="sum")
+    model.load_state_dict(older_state)
+    expected_model = make_synth(spec, kind, synth_mixture="sum")
+    expected_model.load_state_dict(state)
+    expected_weights = expected_model.state_dict()
+    for name, weight in used_weights(model.state_dict()).items():
+        assert torch.equal(weight, expected_weights[name]), name
 
 
 @pytest.mark.parametrize("side", ["encoder", "decoder"])
-def test_other_positions_of_a_roberta(side):
+def test_a_roberta_with_another_number_of_positions_is_refused(side):
     """fairseq's published models call the encoder "decoder"."""
-    state = make_model(KINDS["encoder"][1], max_positions=20).state_dict()
-    state = {re.sub("^encoder", side, name): weight for name, weight in state.items()}
+    roberta = make_model(KINDS["encoder"][1], max_positions=20)
+    state = {re.sub("^encoder", side, name): weight for name, weight in roberta.state_dict().items()}
     with pytest.raises(SynthesizerError, match="--max-positions 24: the checkpoint was trained with 20"):
         make_synth("vanilla", "encoder").load_state_dict(state)
 
 
-@pytest.mark.parametrize("mixture", ["convex", "sum"])
-def test_a_warm_start_that_changes_the_output(mixture, caplog):
-    """A mixture with weights begins with smaller logits, and says so."""
+@pytest.mark.parametrize("mixture, is_warned", [("convex", True), ("sum", False)])
+def test_a_warm_start_that_changes_the_output_is_warned_of(mixture, is_warned, caplog):
+    """A convex mixture begins with smaller logits than those of the checkpoint."""
     model = make_synth("random+vanilla", "translation", synth_mixture=mixture)
     model.load_state_dict(make_model(KINDS["translation"][1]).state_dict())
-    assert ("convex scales the logits of the checkpoint down" in caplog.text) == (mixture == "convex")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_stock_checkpoint_needs_vanilla(kind):
-    stock = make_model(KINDS[kind][1]).state_dict()
-    flag = "give the --encoder-synthesizer" if kind != "language_model" else "give the --decoder-synthesizer"
-    with pytest.raises(SynthesizerError, match=f"; {flag} of the training .only vanilla and mixtures with it can"):
-        make_synth("random", kind).load_state_dict(stock)
-
-
-MODELS_OF = {"a translation model": "translation", "a language model": "language_model", "an encoder": "encoder"}
-
-
-@pytest.mark.parametrize("stock", [True, False])
-@pytest.mark.parametrize("loaded, trained", [(a, b) for a in MODELS_OF for b in MODELS_OF if a != b])
-def test_a_checkpoint_of_another_kind(loaded, trained, stock):
-    state = make_model(KINDS[MODELS_OF[trained]][stock]).state_dict()
-    model = make_model(KINDS[MODELS_OF[loaded]][0])
-    with pytest.raises(SynthesizerError, match=f"the checkpoint is of {trained}, this model is {loaded}; give"):
-        model.load_state_dict(state)
-
-
-def test_what_cannot_be_silenced_is_said(caplog):
-    """fixed_random has no weights to zero: the output is not that of the stock checkpoint."""
-    stock = make_model("transformer_multi30k").state_dict()
-    make_synth("random+vanilla", synth_mixture="sum").load_state_dict(stock)
-    assert "its logits stay" not in caplog.text
-    make_synth("fixed_random+vanilla", synth_mixture="sum").load_state_dict(stock)
-    assert "fixed_random is not trained, so its logits stay" in caplog.text
+    assert ("convex scales the logits of the checkpoint down" in caplog.text) == is_warned
 
 
 @pytest.mark.parametrize(
-    "trained, loaded, message",
+    "kind, flag",
+    [
+        ("translation", "--encoder-synthesizer"),
+        ("language_model", "--decoder-synthesizer"),
+        ("encoder", "--encoder-synthesizer"),
+    ],
+)
+def test_only_vanilla_and_mixtures_with_it_take_a_checkpoint_of_fairseq(kind, flag):
+    state = make_model(KINDS[kind][1]).state_dict()
+    message = f"; give the {flag} of the training .only vanilla and mixtures with it can"
+    with pytest.raises(SynthesizerError, match=message):
+        make_synth("random", kind).load_state_dict(state)
+
+
+KIND_BY_NAME = {"a translation model": "translation", "a language model": "language_model", "an encoder": "encoder"}
+
+
+@pytest.mark.parametrize("is_fairseqs", [True, False])
+@pytest.mark.parametrize("checkpoint_name, model_name", list(itertools.permutations(KIND_BY_NAME, 2)))
+def test_a_checkpoint_of_another_kind_of_model_is_refused(checkpoint_name, model_name, is_fairseqs):
+    arch, fairseqs_arch = KINDS[KIND_BY_NAME[checkpoint_name]]
+    state = make_model(fairseqs_arch if is_fairseqs else arch).state_dict()
+    model = make_model(KINDS[KIND_BY_NAME[model_name]][0])
+    message = f"the checkpoint is of {checkpoint_name}, this model is {model_name}; give"
+    with pytest.raises(SynthesizerError, match=message):
+        model.load_state_dict(state)
+
+
+@pytest.mark.parametrize("spec, is_warned", [("random+vanilla", False), ("fixed_random+vanilla", True)])
+def test_a_function_whose_logits_cannot_start_at_zero_is_warned_of(spec, is_warned, caplog):
+    """fixed_random has no trained weights that could be 0, so the output is not that of the checkpoint."""
+    checkpoint = make_model("transformer_multi30k").state_dict()
+    make_synth(spec, synth_mixture="sum").load_state_dict(checkpoint)
+    assert ("fixed_random is not trained, so its logits stay" in caplog.text) == is_warned
+    assert ("its logits stay" in caplog.text) == is_warned
+
+
+@pytest.mark.parametrize(
+    "checkpoint_flags, model_flags, message",
     [
         (dict(spec="random"), dict(spec="random", synth_max_length=30), "--synth-max-length"),
         (dict(spec="factorized_random"), dict(spec="factorized_random", synth_rank=3), "--synth-rank"),
-        # 8 * 12 and 10 * 10: of both there are 20 rows
         (
+            # The factors are 8 * 12 and 10 * 10, so both have 20 rows.
             dict(spec="factorized_dense", synth_max_length=96),
             dict(spec="factorized_dense", synth_max_length=100),
             "factors is .8, 12, 0. in the checkpoint and .10, 10, 0. in this model; give the --synth-max-length",
@@ -418,191 +515,238 @@ def test_what_cannot_be_silenced_is_said(caplog):
         (dict(spec="random"), dict(spec="vanilla"), "weights of random, and no query"),
     ],
 )
-def test_another_models_checkpoint(trained, loaded, message):
-    state = make_synth(**trained).state_dict()
+def test_a_checkpoint_of_a_model_with_other_flags_is_refused(checkpoint_flags, model_flags, message):
+    checkpoint = make_synth(**checkpoint_flags).state_dict()
     with pytest.raises(SynthesizerError, match=message):
-        make_synth(**loaded).load_state_dict(state)
+        make_synth(**model_flags).load_state_dict(checkpoint)
 
 
-@pytest.mark.parametrize("kind, spec", [(kind, spec) for kind in KINDS for spec in SPECS])
-def test_own_checkpoint(kind, spec):
-    model, other = make_synth(spec, kind), make_synth(spec, kind, seed=9)
-    other.load_state_dict(model.state_dict())
-    source, target = pad_batch(SOURCES, left=True), pad_batch(TARGETS, left=False)
-    assert torch.equal(compute_logits(model, source, target)[0], compute_logits(other, source, target)[0])
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_that_loads_a_checkpoint_has_its_output(kind, spec):
+    model = make_synth(spec, kind)
+    loaded = make_synth(spec, kind, seed=9)
+    loaded.load_state_dict(model.state_dict())
+    source = pad_batch(SOURCES, left=True)
+    target = pad_batch(TARGETS, left=False)
+    expected, _ = compute_logits(model, source, target)
+    out, _ = compute_logits(loaded, source, target)
+    assert torch.equal(out, expected)
 
 
-# layers, width, heads, feed-forward width, l
+class Sizes(NamedTuple):
+    """The sizes of a preset."""
+
+    layers: int
+    width: int
+    heads: int
+    feed_forward_width: int
+    max_length: int
+
+
 SIZES = {
-    "wmt_en_de": (6, 512, 8, 2048, 256),
-    "wmt_en_fr": (6, 512, 8, 2048, 256),
-    "wmt_en_de_big": (6, 1024, 16, 4096, 256),
-    "iwslt_de_en": (6, 512, 4, 1024, 256),
-    "multi30k": (4, 128, 4, 256, 100),
-    "t5_base": (12, 768, 12, 3072, 512),
-    "t5_tiny": (2, 128, 4, 512, 128),
-    "lm1b": (6, 512, 8, 2048, 256),
-    "wiki103": (16, 1024, 8, 4096, 512),
-    "ptb": (2, 128, 4, 512, 128),
-    "base": (12, 768, 12, 3072, 512),
-    "small": (4, 256, 4, 1024, 512),
-    "agnews": (2, 128, 4, 512, 128),
-    "imdb": (2, 128, 4, 512, 512),
+    "wmt_en_de": Sizes(6, 512, 8, 2048, 256),
+    "wmt_en_fr": Sizes(6, 512, 8, 2048, 256),
+    "wmt_en_de_big": Sizes(6, 1024, 16, 4096, 256),
+    "iwslt_de_en": Sizes(6, 512, 4, 1024, 256),
+    "multi30k": Sizes(4, 128, 4, 256, 100),
+    "t5_base": Sizes(12, 768, 12, 3072, 512),
+    "t5_tiny": Sizes(2, 128, 4, 512, 128),
+    "lm1b": Sizes(6, 512, 8, 2048, 256),
+    "wiki103": Sizes(16, 1024, 8, 4096, 512),
+    "ptb": Sizes(2, 128, 4, 512, 128),
+    "base": Sizes(12, 768, 12, 3072, 512),
+    "small": Sizes(4, 256, 4, 1024, 512),
+    "agnews": Sizes(2, 128, 4, 512, 128),
+    "imdb": Sizes(2, 128, 4, 512, 512),
 }
 
 
 def has_max_length(spec):
+    """Returns whether a function of a spec has a longest sentence."""
     return any(synthesizers.SYNTHESIZERS[name].has_max_length for name in spec.split("+"))
 
 
 def build(arch, dictionary_size=4, **flags):
-    """An architecture as the command line builds it, without memory for its weights."""
+    """Returns a model with the defaults of the command line, whose weights take no memory and have no values."""
     parser = argparse.ArgumentParser(argument_default=argparse.SUPPRESS)
     ARCH_MODEL_REGISTRY[arch].add_args(parser)
     args = parser.parse_args([], argparse.Namespace(arch=arch, **flags))
     ARCH_CONFIG_REGISTRY[arch](args)
     with torch.device("meta"), pytest.MonkeyPatch.context() as patch:
-        # it asks for values
+        # the initialization of RoBERTa reads values
         patch.setattr(fairseq.models.roberta.model, "init_bert_params", lambda module: None)
         return ARCH_MODEL_REGISTRY[arch].build_model(args, make_task(dictionary_size))
 
 
-def stacks(model):
-    """The encoder or decoder, or both, of a model of any kind."""
-    found = [getattr(model, side) for side in ("encoder", "decoder") if hasattr(model, side)]
-    return [getattr(stack, "sentence_encoder", stack) for stack in found]
+def list_stacks(model):
+    """Returns the encoder, the decoder or both, as a model of any kind has them."""
+    stacks = []
+    for side in ("encoder", "decoder"):
+        if hasattr(model, side):
+            stack = getattr(model, side)
+            stacks.append(getattr(stack, "sentence_encoder", stack))
+    return stacks
 
 
-@pytest.mark.parametrize(
-    "model, spec, preset",
-    [(model, spec, preset) for model, (_, presets) in MODELS.items() for spec in VARIANTS for preset in presets],
-)
-def test_every_architecture(model, spec, preset):
-    """Every name builds, with its functions in every layer and the stock architecture's sizes."""
-    layers, width, heads, ffn, length = SIZES[preset]
-    words = 60010 if preset == "wiki103" else 4  # adaptive softmax has clusters of 20,000 and 40,000
-    built = build(architecture_name(model, spec, preset), words)
-    for side in stacks(built):
-        assert len(side.layers) == layers and side.layers[0].fc1.weight.shape == (ffn, width)
-        for layer in side.layers:
+def list_architectures():
+    """Returns (kind of model, spec, preset) of every architecture with a Synthesizer."""
+    architectures = []
+    for model, (_, presets) in MODELS.items():
+        architectures += itertools.product([model], VARIANTS, presets)
+    return architectures
+
+
+@pytest.mark.parametrize("model, spec, preset", list_architectures())
+def test_every_architecture_has_its_functions_and_the_sizes_of_its_preset(model, spec, preset):
+    sizes = SIZES[preset]
+    dictionary_size = 60010 if preset == "wiki103" else 4  # adaptive softmax has clusters of 20,000 and 40,000
+    fairseqs_max_positions = sizes.max_length if model == "roberta_synth" else 1024
+    max_positions = sizes.max_length if has_max_length(spec) else fairseqs_max_positions
+    for stack in list_stacks(build(architecture_name(model, spec, preset), dictionary_size)):
+        assert len(stack.layers) == sizes.layers
+        assert stack.layers[0].fc1.weight.shape == (sizes.feed_forward_width, sizes.width)
+        assert stack.max_positions() == max_positions
+        for layer in stack.layers:
             assert set(layer.self_attn.synthesizer.components) == set(spec.split("+"))
-            assert layer.self_attn.num_heads == heads
-        host = length if model == "roberta_synth" else 1024
-        assert side.max_positions() == (length if has_max_length(spec) else host)
+            assert layer.self_attn.num_heads == sizes.heads
 
 
 @pytest.mark.parametrize("model, preset", [(model, preset) for model, presets in STOCK.items() for preset in presets])
-def test_every_baseline(model, preset):
-    """Every name to compare with builds, at the size of the preset."""
-    layers, width, heads, ffn, length = SIZES[preset]
-    built = build(f"{model}_{preset}", tokens_per_sample=64)
-    for side in stacks(built):
-        assert len(side.layers) == layers
-        attention = getattr(side.layers[0], "self_attn", None)  # none in lightconv_lm
-        assert attention is None or (side.layers[0].fc1.weight.shape, attention.num_heads) == ((ffn, width), heads)
-    assert "linformer" not in model or built.max_positions() == length
+def test_every_baseline_has_the_sizes_of_its_preset(model, preset):
+    sizes = SIZES[preset]
+    baseline = build(f"{model}_{preset}", tokens_per_sample=64)
+    for stack in list_stacks(baseline):
+        assert len(stack.layers) == sizes.layers
+        first_layer = stack.layers[0]
+        if hasattr(first_layer, "self_attn"):  # not in lightconv_lm
+            assert first_layer.fc1.weight.shape == (sizes.feed_forward_width, sizes.width)
+            assert first_layer.self_attn.num_heads == sizes.heads
+    if "linformer" in model:
+        assert baseline.max_positions() == sizes.max_length
     if model == "lightconv_lm":
-        assert type(side.layers[0].conv).__name__.startswith("Lightweight")
-        assert (
-            side.embed_out is side.embed_tokens.weight if hasattr(side, "embed_out") else side.share_input_output_embed
-        )
+        (decoder,) = list_stacks(baseline)
+        assert type(decoder.layers[0].conv).__name__.startswith("Lightweight")
+        if hasattr(decoder, "embed_out"):
+            assert decoder.embed_out is decoder.embed_tokens.weight
+        else:
+            assert decoder.share_input_output_embed
 
 
-# millions of weights over fairseq's transformer_wmt_en_de; the paper's column is rounded to the million
-COUNTS = {
-    "vanilla": (0.0, 0),
-    "random": (-0.01, 0),
-    "fixed_random": (-6.30, -6),
-    "factorized_random": (-5.91, -6),
-    "dense": (-4.31, -5),
-    "factorized_dense": (-5.70, -6),
-    "random+dense": (1.98, 0),
-    "dense+vanilla": (2.00, 7),
-    "random+vanilla": (6.29, 6),
+class ParameterCount(NamedTuple):
+    """How many million parameters an architecture has more than fairseq's transformer_wmt_en_de."""
+
+    measured: float
+    paper: int  # by the column of the paper's table 2, which is rounded to a million
+
+
+PARAMETER_COUNTS = {
+    "vanilla": ParameterCount(measured=0.0, paper=0),
+    "random": ParameterCount(measured=-0.01, paper=0),
+    "fixed_random": ParameterCount(measured=-6.30, paper=-6),
+    "factorized_random": ParameterCount(measured=-5.91, paper=-6),
+    "dense": ParameterCount(measured=-4.31, paper=-5),
+    "factorized_dense": ParameterCount(measured=-5.70, paper=-6),
+    "random+dense": ParameterCount(measured=1.98, paper=0),
+    "dense+vanilla": ParameterCount(measured=2.00, paper=7),
+    "random+vanilla": ParameterCount(measured=6.29, paper=6),
 }
-IRRECONCILABLE = ("random+dense", "dense+vanilla")
+IRRECONCILABLE = ("random+dense", "dense+vanilla")  # with the numbers of the paper
 
 
 @pytest.mark.parametrize("spec", ["random", "dense+vanilla", "random,vanilla", "random:1/vanilla:1,random"])
 @pytest.mark.parametrize("layerdrop", [0, 0.99])
-def test_a_decoder_has_one_block_table(spec, layerdrop):
-    """All layers read and write by the first one's, whatever their functions are; it is extended once a step."""
+def test_all_layers_of_a_decoder_share_the_table_of_the_first_layer(spec, layerdrop):
+    """The table says where the cached tokens of each hypothesis are. It is extended once in each of five steps."""
     model = make_synth("random", decoder_synthesizer=spec, decoder_layerdrop=layerdrop).eval()
-    source, target = torch.randint(4, 30, (2, 3, 5)).unbind()
-    encoded, state = model.encoder(source), {}
-    with torch.no_grad(), mock.patch.object(cache, "extend_table", wraps=cache.extend_table) as extend:
-        for t in range(5):
-            model.decoder(target[:, : t + 1], encoder_out=encoded, incremental_state=state)
-            model.decoder.reorder_incremental_state_scripting(state, torch.tensor([2, 0, 1]))
-    assert [key for key in state if key.endswith(".table")] == [model.decoder.layers[0].self_attn.own_table]
-    assert extend.call_count == 5
+    source = torch.randint(4, 30, (3, 5))
+    target = torch.randint(4, 30, (3, 5))
+    encoder_out = model.encoder(source)
+    incremental_state = {}
+    with torch.no_grad(), mock.patch.object(cache, "extend_table", wraps=cache.extend_table) as extend_table:
+        for step in range(5):
+            model.decoder(target[:, : step + 1], encoder_out=encoder_out, incremental_state=incremental_state)
+            model.decoder.reorder_incremental_state_scripting(incremental_state, torch.tensor([2, 0, 1]))
+    tables = [key for key in incremental_state if key.endswith(".table")]
+    assert tables == [model.decoder.layers[0].self_attn.own_table]
+    assert extend_table.call_count == 5
 
 
-@pytest.mark.parametrize("spec", COUNTS)
-def test_parameter_counts_of_table_2(spec):
-    """Within a million of the paper's |theta|, or in the ledger of deviations with these numbers."""
-
-    def size(arch):
-        model = build(arch, share_all_embeddings=True)
-        return sum(p.numel() for p in used_weights(dict(model.named_parameters())).values())
-
-    measured, paper = COUNTS[spec]
-    difference = (size(f"transformer_synth_{spec.replace('+', '_')}_wmt_en_de") - size("transformer_wmt_en_de")) / 1e6
-    assert difference == pytest.approx(measured, abs=0.01)
-    assert (abs(difference - paper) < 1.0) != (spec in IRRECONCILABLE)
+def count_parameters(model):
+    """Returns the number of a model's parameters, without those that fairseq 0.12.2 does not use."""
+    parameters = used_weights(dict(model.named_parameters()))
+    return sum(parameter.numel() for parameter in parameters.values())
 
 
-def test_layer_by_layer():
+@pytest.mark.parametrize("spec", PARAMETER_COUNTS)
+def test_parameter_counts_are_those_of_table_2(spec):
+    """Within a million. Two that are not are on the page of deviations."""
+    variant = spec.replace("+", "_")
+    synthesizer = build(f"transformer_synth_{variant}_wmt_en_de", share_all_embeddings=True)
+    transformer = build("transformer_wmt_en_de", share_all_embeddings=True)
+    difference = (count_parameters(synthesizer) - count_parameters(transformer)) / 1e6
+    assert difference == pytest.approx(PARAMETER_COUNTS[spec].measured, abs=0.01)
+    is_near_the_paper = abs(difference - PARAMETER_COUNTS[spec].paper) < 1.0
+    assert is_near_the_paper == (spec not in IRRECONCILABLE)
+
+
+def list_functions(stack):
+    """Returns for each layer of an encoder or decoder the names of its functions."""
+    return [list(layer.self_attn.synthesizer.components) for layer in stack.layers]
+
+
+def test_each_layer_may_have_functions_of_its_own():
     model = make_model(
         encoder_synthesizer="random,dense+vanilla",
         decoder_synthesizer="vanilla, factorized_random",
         synth_mixture="sum",
     )
-    functions = [list(layer.self_attn.synthesizer.components) for layer in model.encoder.layers]
-    assert functions == [["random"], ["dense", "vanilla"]]
-    functions = [list(layer.self_attn.synthesizer.components) for layer in model.decoder.layers]
-    assert functions == [["vanilla"], ["factorized_random"]]
+    assert list_functions(model.encoder) == [["random"], ["dense", "vanilla"]]
+    assert list_functions(model.decoder) == [["vanilla"], ["factorized_random"]]
 
 
-def test_pruned_layers_keep_their_functions():
-    """--encoder-layers-to-keep names layers of the trained model; a pruned one loads its checkpoint."""
+def test_a_pruned_model_keeps_the_functions_and_weights_of_its_layers():
+    """--encoder-layers-to-keep names layers of the trained model."""
     flags = dict(encoder_layers=3, encoder_synthesizer="random,dense,vanilla", decoder_synthesizer="random")
-    whole = perturb(make_model(**flags))
-    pruned = make_model(**flags, encoder_layers_to_keep="0,2", decoder_layers_to_keep="0,1")
-    functions = [list(layer.self_attn.synthesizer.components) for layer in pruned.encoder.layers]
-    assert functions == [["random"], ["vanilla"]]
-    pruned.load_state_dict(
-        whole.state_dict(),
-        model_cfg=argparse.Namespace(arch="x", encoder_layers_to_keep="0,2", decoder_layers_to_keep="0,1"),
-    )
-    for a, b in ((0, 0), (2, 1)):
-        assert torch.equal(whole.encoder.layers[a].fc1.weight, pruned.encoder.layers[b].fc1.weight)
+    layers_to_keep = dict(encoder_layers_to_keep="0,2", decoder_layers_to_keep="0,1")
+    trained = perturb(make_model(**flags))
+    pruned = make_model(**flags, **layers_to_keep)
+    assert list_functions(pruned.encoder) == [["random"], ["vanilla"]]
+    pruned.load_state_dict(trained.state_dict(), model_cfg=argparse.Namespace(arch="x", **layers_to_keep))
+    trained_layers = trained.encoder.layers
+    pruned_layers = pruned.encoder.layers
+    assert torch.equal(pruned_layers[0].fc1.weight, trained_layers[0].fc1.weight)
+    assert torch.equal(pruned_layers[1].fc1.weight, trained_layers[2].fc1.weight)
 
 
-@pytest.mark.parametrize("side", ["encoder", "decoder"])
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if has_max_length(spec)])
-def test_longer_than_l(side, spec):
-    """Refused at the door with the flag's name, full and incremental; l itself works, and the rest has no limit."""
-    other = "decoder" if side == "encoder" else "encoder"
-    model = make_model(**{f"{side}_synthesizer": spec, f"{other}_synthesizer": "vanilla", "synth_max_length": 6})
-    lengths = {"encoder": 12, "decoder": 12}
-    for length in (6, 7):
-        lengths[side] = length
-        source, target = torch.full((1, lengths["encoder"]), 5), torch.full((1, lengths["decoder"]), 5)
-        if length == 6:
-            model(source, None, target)
-            continue
-        with pytest.raises(ValueError, match="7 tokens is longer than --synth-max-length 6"):
-            model(source, None, target)
-        if side == "decoder":
-            with pytest.raises(ValueError, match="--synth-max-length 6"):
-                model.decoder(target, encoder_out=model.encoder(source), incremental_state={})
-    assert model.max_positions() == ((6, 1024) if side == "encoder" else (1024, 6))
+def test_a_source_that_is_longer_than_l_is_refused(spec):
+    """With the name of the flag. The decoder, with vanilla alone, has no such limit."""
+    model = make_model(encoder_synthesizer=spec, decoder_synthesizer="vanilla", synth_max_length=6)
+    target = torch.full((1, 12), 5)
+    model(torch.full((1, 6), 5), None, target)
+    with pytest.raises(ValueError, match="7 tokens is longer than --synth-max-length 6"):
+        model(torch.full((1, 7), 5), None, target)
+    assert model.max_positions() == (6, 1024)
+
+
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if has_max_length(spec)])
+def test_a_target_that_is_longer_than_l_is_refused(spec):
+    """In decoding, too. The encoder, with vanilla alone, has no such limit."""
+    model = make_model(encoder_synthesizer="vanilla", decoder_synthesizer=spec, synth_max_length=6)
+    source = torch.full((1, 12), 5)
+    target = torch.full((1, 7), 5)
+    model(source, None, target[:, :6])
+    with pytest.raises(ValueError, match="7 tokens is longer than --synth-max-length 6"):
+        model(source, None, target)
+    with pytest.raises(ValueError, match="--synth-max-length 6"):
+        model.decoder(target, encoder_out=model.encoder(source), incremental_state={})
+    assert model.max_positions() == (1024, 6)
 
 
 @pytest.mark.parametrize("kind", ["language_model", "encoder"])
 @pytest.mark.parametrize("spec", ["random", "random+vanilla", "dense"])
-def test_longer_than_l_in_one_stack(kind, spec):
+def test_a_sentence_that_is_longer_than_l_is_refused_by_one_stack(kind, spec):
     model = make_synth(spec, kind, synth_max_length=6)
     model(torch.full((1, 6), 5))
     with pytest.raises(ValueError, match="7 tokens is longer than --synth-max-length 6"):
@@ -610,9 +754,10 @@ def test_longer_than_l_in_one_stack(kind, spec):
     assert model.max_positions() == 6
 
 
-def test_linformer_says_what_is_too_long():
+def test_a_sentence_that_is_longer_than_its_positions_is_refused_by_linformer():
+    model = make_model("roberta_linformer_agnews")
     with pytest.raises(ValueError, match="25 tokens is longer than --max-positions 24"):
-        make_model("roberta_linformer_agnews")(torch.full((1, 25), 5))
+        model(torch.full((1, 25), 5))
 
 
 @pytest.mark.parametrize(
@@ -641,7 +786,7 @@ def test_linformer_says_what_is_too_long():
         (dict(synth_beyond_length="tiled"), "--synth-beyond-length 'tiled': choose from refuse, tile"),
     ],
 )
-def test_refused_flags(flags, message):
+def test_flags_that_do_not_fit_are_refused_in_one_line(flags, message):
     with pytest.raises(SynthesizerError, match=message) as caught:
         make_model(**flags)
     assert "\n" not in str(caught.value)
@@ -676,17 +821,18 @@ def test_refused_flags(flags, message):
         ("encoder", dict(encoder_synthesizer="random,random,random"), "names 3 layers, --encoder-layers is 2"),
     ],
 )
-def test_refused_flags_in_one_stack(kind, flags, message):
+def test_flags_that_do_not_fit_one_stack_are_refused_in_one_line(kind, flags, message):
     with pytest.raises(SynthesizerError, match=message) as caught:
         make_model(KINDS[kind][0], **flags)
     assert "\n" not in str(caught.value)
 
 
-def test_an_encoder_with_the_length_of_its_task(monkeypatch):
-    """Without --max-positions the task says it, and then it may not be above --synth-max-length either."""
+def test_an_encoder_takes_the_number_of_positions_from_its_task(monkeypatch):
+    """If --max-positions is not given. It must not be above --synth-max-length either."""
     task = make_task()
     task.cfg.tokens_per_sample = None
     monkeypatch.setattr(helpers, "make_task", lambda *_: task)
+    task.max_positions = lambda: 24
     assert make_model(KINDS["encoder"][0], max_positions=None).args.max_positions == 24
     task.max_positions = lambda: 25
     with pytest.raises(SynthesizerError, match="--max-positions 25 is above --synth-max-length 24"):
@@ -701,7 +847,7 @@ def test_an_encoder_with_the_length_of_its_task(monkeypatch):
         (dict(encoder_layers_to_keep="0,2"), "--encoder-layers-to-keep '0,2': .*0 to 1"),
     ],
 )
-def test_refused_flags_of_linformer(flags, message):
+def test_flags_that_do_not_fit_linformer_are_refused(flags, message):
     with pytest.raises(SynthesizerError, match=message):
         make_model("roberta_linformer_agnews", **flags)
 
@@ -723,28 +869,34 @@ def test_refused_flags_of_linformer(flags, message):
     ],
     ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
-def test_the_hosts_flags_in_one_stack(kind, flags):
-    """Each trains: a backward pass that moves the attention."""
+def test_a_model_of_one_stack_with_flags_of_fairseq_is_trained(kind, flags):
     model = make_model(KINDS[kind][0], **flags).train()
     torch.manual_seed(2)
-    features, _ = model(pad_batch(SOURCES, False), features_only=True)
+    features, _ = model(pad_batch(SOURCES, left=False), features_only=True)
     features.square().sum().backward()
-    gradients = [p.grad for n, p in model.named_parameters() if "self_attn" in n]
-    assert any(g is not None and g.abs().sum() > 0 for g in gradients)
+    assert attention_has_gradient(model)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("flag", ["checkpoint_activations", "offload_activations"])
-def test_activations_are_computed_again(kind, flag):
-    """A layer runs once forward and once more backward; --offload-activations sets --checkpoint-activations."""
+def test_each_attention_runs_again_in_the_backward_pass_to_save_memory(kind, flag):
+    """--offload-activations sets --checkpoint-activations."""
     model = make_model(KINDS[kind][0], **{flag: True}).train()
-    runs = []
-    for layer in model.modules():
-        if isinstance(layer, SyntheticAttention):
-            layer.register_forward_pre_hook(lambda *_: runs.append(1))
-    compute_logits(model, pad_batch(SOURCES, False), pad_batch(TARGETS, False))[0].sum().backward()
-    layers = sum(isinstance(layer, SyntheticAttention) for layer in model.modules())
-    assert len(runs) == 2 * layers
+    attentions = [module for module in model.modules() if isinstance(module, SyntheticAttention)]
+    hook = mock.Mock(return_value=None)
+    for attention in attentions:
+        attention.register_forward_pre_hook(hook)
+    source = pad_batch(SOURCES, left=False)
+    target = pad_batch(TARGETS, left=False)
+    out, _ = compute_logits(model, source, target)
+    out.sum().backward()
+    assert hook.call_count == 2 * len(attentions)
+
+
+def attention_has_gradient(model):
+    """Returns whether a gradient other than 0 has reached a parameter of the self-attention."""
+    gradients = [parameter.grad for name, parameter in model.named_parameters() if "self_attn" in name]
+    return any(gradient is not None and gradient.abs().sum() > 0 for gradient in gradients)
 
 
 @pytest.mark.parametrize(
@@ -764,75 +916,88 @@ def test_activations_are_computed_again(kind, flag):
     ],
     ids=lambda flags: next(iter(flags)),
 )
-def test_the_hosts_flags(flags):
-    """Each trains: a backward pass that moves the attention."""
+def test_a_translation_model_with_flags_of_fairseq_is_trained(flags):
     model = make_model(encoder_synthesizer="random+vanilla", decoder_synthesizer="dense", **flags).train()
     torch.manual_seed(2)
-    features, _ = model(pad_batch(SOURCES, True), None, pad_batch(TARGETS, False))
+    features, _ = model(pad_batch(SOURCES, left=True), None, pad_batch(TARGETS, left=False))
     features.square().sum().backward()
-    gradients = [p.grad for n, p in model.named_parameters() if "self_attn" in n]
-    assert any(g is not None and g.abs().sum() > 0 for g in gradients)
+    assert attention_has_gradient(model)
 
 
-def test_attention_dropout_reaches_the_attention():
+def test_attention_dropout_and_quantization_noise_reach_the_attention():
     model = make_model(attention_dropout=0.25, quant_noise_pq=0.1, quant_noise_pq_block_size=4)
     for layer in [*model.encoder.layers, *model.decoder.layers]:
         assert layer.self_attn.dropout_module.p == 0.25
-        assert layer.self_attn.v_proj._forward_pre_hooks  # quantization noise
+        quantization_noise = layer.self_attn.v_proj._forward_pre_hooks
+        assert quantization_noise
+
+
+def name_dropouts(model):
+    """Returns {name of a dropout module: the class that --retain-dropout-modules knows it by}."""
+    names = {}
+    for name, module in model.named_modules():
+        if isinstance(module, FairseqDropout):
+            names[name] = module.module_name
+    return names
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_dropout_has_the_hosts_names(kind):
-    """--retain-dropout-modules names fairseq's classes; every dropout is found by the name that it has there."""
-
-    def names(model):
-        return {name: m.module_name for name, m in model.named_modules() if isinstance(m, FairseqDropout)}
-
-    synth, stock = KINDS[kind]
-    expected = names(make_model(stock))
-    assert "MultiheadAttention" in expected.values() and names(make_model(synth)) == expected
+def test_dropouts_have_the_names_that_they_have_in_fairseq(kind):
+    """--retain-dropout-modules names classes of fairseq."""
+    arch, fairseqs_arch = KINDS[kind]
+    expected = name_dropouts(make_model(fairseqs_arch))
+    assert "MultiheadAttention" in expected.values()
+    assert name_dropouts(make_model(arch)) == expected
     if kind == "encoder":
-        assert names(make_model("roberta_linformer_agnews")) == expected
+        assert name_dropouts(make_model("roberta_linformer_agnews")) == expected
 
 
 @pytest.mark.parametrize(
-    "limits, flag",
+    "max_positions, max_length, flag",
     [
-        ((24, 24), "--synth-max-length 24"),
-        ((20, 24), "--max-target-positions 20"),
-        ((24, None), "--max-target-positions 24"),
+        (24, 24, "--synth-max-length 24"),
+        (20, 24, "--max-target-positions 20"),
+        (24, None, "--max-target-positions 24"),
     ],
 )
-def test_the_flag_that_limits_min_len(limits, flag):
-    """The lower one of the model's two limits."""
+def test_min_len_above_the_lower_one_of_two_limits_is_refused(max_positions, max_length, flag):
+    """The error names the flag of the lower limit."""
+    decoder = argparse.Namespace(max_positions=lambda: max_positions, max_length=max_length)
     with pytest.raises(SynthesizerError, match=f"--min-len 24: .*{flag}"):
-        positions, most = limits
-        decoder = argparse.Namespace(max_positions=lambda: positions, max_length=most)
         lengths.check_min_len(argparse.Namespace(min_len=24), decoder)
 
 
-def test_fusion_with_a_language_model():
-    """--lm-path with a Synthesizer that cannot read as much as the search may write is refused before the search."""
-    generation = argparse.Namespace(lm_path="lm.pt", max_len_a=0, max_len_b=23, min_len=1, match_source_len=False)
+def prepare_for_fusion(**flags):
+    """Prepares a language model with l = 24 for a search with these flags of fairseq-generate."""
+    defaults = dict(lm_path="lm.pt", max_len_a=0, max_len_b=23, min_len=1, match_source_len=False)
+    generation = argparse.Namespace(**{**defaults, **flags})
     cfg = argparse.Namespace(generation=generation, task=None, common=argparse.Namespace(fp16=False))
     make_model(KINDS["language_model"][0]).prepare_for_inference_(cfg)
-    for flags in (dict(max_len_b=24), dict(max_len_a=0.1), dict(match_source_len=True)):
-        cfg.generation = argparse.Namespace(**{**vars(generation), **flags})
-        with pytest.raises(SynthesizerError, match="--lm-path: .* up to 24 tokens .*--max-len-a 0 .*--max-len-b 23, w"):
-            make_model(KINDS["language_model"][0]).prepare_for_inference_(cfg)
-    cfg.generation = generation
-    generation.lm_path = None
-    make_model(KINDS["language_model"][0]).prepare_for_inference_(cfg)
 
 
-def test_sources_whose_length_is_matched():
-    """--match-source-len: the decoder reads the end of sentence and as many tokens as the longest source has."""
-    common = argparse.Namespace(fp16=False)
-    for decoder, most in (("random", 23), ("vanilla", 24)):
-        model = make_model(encoder_synthesizer="random", decoder_synthesizer=decoder)
-        generation = argparse.Namespace(match_source_len=True, min_len=1)
-        model.prepare_for_inference_(argparse.Namespace(generation=generation, common=common))
-        assert model.max_positions()[0] == most
+@pytest.mark.parametrize("flags", [dict(max_len_b=24), dict(max_len_a=0.1), dict(match_source_len=True)])
+def test_fusion_with_a_language_model_that_is_too_short_is_refused_before_the_search(flags):
+    """The model of --lm-path has to read as many tokens as the search may write."""
+    message = "--lm-path: .* up to 24 tokens .*--max-len-a 0 .*--max-len-b 23, w"
+    with pytest.raises(SynthesizerError, match=message):
+        prepare_for_fusion(**flags)
+
+
+@pytest.mark.parametrize("lm_path", ["lm.pt", None])
+def test_fusion_with_a_language_model_that_is_long_enough_is_prepared(lm_path):
+    prepare_for_fusion(lm_path=lm_path)
+
+
+@pytest.mark.parametrize("decoder_synthesizer, longest_source", [("random", 23), ("vanilla", 24)])
+def test_match_source_len_leaves_the_decoder_room_for_the_end_of_sentence(decoder_synthesizer, longest_source):
+    """With --match-source-len the decoder reads it and as many tokens as the longest source has. l is 24."""
+    model = make_model(encoder_synthesizer="random", decoder_synthesizer=decoder_synthesizer)
+    generation = argparse.Namespace(match_source_len=True, min_len=1)
+    model.prepare_for_inference_(argparse.Namespace(generation=generation, common=argparse.Namespace(fp16=False)))
+    assert model.max_positions()[0] == longest_source
+
+
+def test_the_longest_source_can_be_searched_with_match_source_len():
     model = make_model()
     search = SequenceGenerator([model], make_dictionary(), beam_size=2, match_source_len=True)
     source = torch.randint(4, 8, (2, 23))
@@ -840,152 +1005,210 @@ def test_sources_whose_length_is_matched():
 
 
 @pytest.mark.parametrize("holder", ["cfg", "args"])
-def test_flags_of_the_task(holder):
-    """Those of fairseq's older kind of task are in its ``args``."""
+def test_flags_of_a_task_of_either_kind_are_checked_and_limited(holder):
+    """The flags of fairseq's older kind of task are in its ``args``."""
     flags = argparse.Namespace(required_seq_len_multiple=7, truncate_source=True, max_source_positions=1024)
-    task = argparse.Namespace(**{"cfg": None, holder: flags})
+    task = argparse.Namespace(cfg=None)
+    setattr(task, holder, flags)
     with pytest.raises(SynthesizerError, match="--required-seq-len-multiple 7"):
         lengths.announce_limit(task, lengths.Limit(24, "--synth-max-length"))
     lengths.cut_sources(task, 24)
     assert flags.max_source_positions == 24
 
 
-# what an encoder has no use for: pruning of heads, and fairseq's layernorm_embedding is always on
-NOT_OFFERED = {"mha_reg_scale_factor", "ffn_reg_scale_factor", "mha_heads_to_keep", "ffn_blocks_to_remove"}
-NOT_OFFERED |= {"layernorm_embedding"}
+# RoBERTa does not offer flags that prune heads. Its --layernorm-embedding is always on.
+NOT_OFFERED_BY_ENCODERS = {
+    "mha_reg_scale_factor",
+    "ffn_reg_scale_factor",
+    "mha_heads_to_keep",
+    "ffn_blocks_to_remove",
+    "layernorm_embedding",
+}
 
 
-@pytest.mark.parametrize("kind, stock", [(k, s) for k, s in zip(KINDS, ("transformer", "transformer_lm", "roberta"))])
-def test_every_flag_of_the_host(kind, stock):
-    """Each has the flags of fairseq's own model, and those of its own stacks alone."""
-
-    def flags_of(arch):
-        parser = argparse.ArgumentParser(argument_default=argparse.SUPPRESS)
-        ARCH_MODEL_REGISTRY[arch].add_args(parser)
-        return {action.dest for action in parser._actions if action.dest != "help"}
-
-    ours = flags_of(KINDS[kind][0])
-    assert flags_of(stock) - ours <= (NOT_OFFERED if kind == "encoder" else set())
-    for side in ("encoder", "decoder"):
-        assert any(flag.startswith(side) for flag in ours) == (side in SIDES[kind])
-        assert (f"{side}_synthesizer" in ours) == (side in SIDES[kind])
+def list_flags(arch):
+    """Returns the names of the flags of a model."""
+    parser = argparse.ArgumentParser(argument_default=argparse.SUPPRESS)
+    ARCH_MODEL_REGISTRY[arch].add_args(parser)
+    return {action.dest for action in parser._actions if action.dest != "help"}
 
 
-def test_flags_reach_the_hosts_config():
+@pytest.mark.parametrize(
+    "kind, fairseqs_model, not_offered",
+    [
+        ("translation", "transformer", set()),
+        ("language_model", "transformer_lm", set()),
+        ("encoder", "roberta", NOT_OFFERED_BY_ENCODERS),
+    ],
+)
+def test_a_model_has_the_flags_of_fairseqs_model(kind, fairseqs_model, not_offered):
+    assert list_flags(fairseqs_model) - list_flags(KINDS[kind][0]) <= not_offered
+
+
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_has_flags_of_its_own_stacks_alone(kind, side):
+    flags = list_flags(KINDS[kind][0])
+    has_stack = side in SIDES[kind]
+    assert any(flag.startswith(side) for flag in flags) == has_stack
+    assert (f"{side}_synthesizer" in flags) == has_stack
+
+
+def test_flags_reach_fairseqs_config():
     flags = dict(encoder_ffn_embed_dim=77, decoder_layers=3, quant_noise_scalar=0.5, max_target_positions=99)
     cfg = make_model(**flags).cfg
     assert isinstance(cfg, TransformerConfig)
-    assert (cfg.encoder.ffn_embed_dim, cfg.decoder.layers, cfg.quant_noise.scalar) == (77, 3, 0.5)
-    assert cfg.max_target_positions == 99 and cfg.decoder.output_dim == cfg.decoder.embed_dim
+    assert cfg.encoder.ffn_embed_dim == 77
+    assert cfg.decoder.layers == 3
+    assert cfg.quant_noise.scalar == 0.5
+    assert cfg.max_target_positions == 99
+    assert cfg.decoder.output_dim == cfg.decoder.embed_dim
 
 
-def documented_function(name):
-    """Registers the example of docs/add-a-function.md with this name."""
+def register_documented_function(name):
+    """Registers the function with this name that docs/add-a-function.md has as an example."""
     page = (ROOT / "docs" / "add-a-function.md").read_text()
     code = re.search(rf'```python\n(@register_synthesizer\("{name}"\).*?)```', page, re.S)[1]
     exec(code, dict(vars(synthesizers)))
 
 
-def documented_equation(name):
-    """Returns the equation of an example of docs/add-a-function.md as a function like `reference.score`."""
+def read_documented_equation():
+    """Returns the equations of the examples of docs/add-a-function.md as a function like `reference.score`."""
     page = (ROOT / "docs" / "add-a-function.md").read_text()
-    code = textwrap.dedent(re.search(r"```python\n( +if name == .*?)```", page, re.S)[1])
+    body = textwrap.dedent(re.search(r"```python\n( +if name == .*?)```", page, re.S)[1])
     namespace = dict(vars(reference))
-    exec(f"def equation(name, p, h, i, j, x):\n{textwrap.indent(code, '    ')}", namespace)
-    return functools.partial(namespace["equation"], name)
+    exec(f"def equation(name, p, h, i, j, x):\n{textwrap.indent(body, '    ')}", namespace)
+    return namespace["equation"]
 
 
-@pytest.mark.parametrize("name", ["locality", "pointer"])
-def test_the_documented_function(restore_registry, name):
-    """The examples of docs/add-a-function.md are whole classes: they mix, equal their equations, and can be scaled."""
-    documented_function(name)
+def make_documented_function(name):
+    """Returns an example of docs/add-a-function.md, and a mixture of it and dense, for two heads of width 3."""
+    register_documented_function(name)
     mixture = synthesizers.Mixture((name, "dense"), "convex", num_heads=2, head_dim=3, max_length=12, rank=2)
     mixture.reset_parameters()
     function = mixture.components[name]
     for parameter in function.parameters():
         torch.nn.init.normal_(parameter)
+    return function, mixture
+
+
+@pytest.mark.parametrize("name", ["locality", "pointer"])
+def test_an_example_of_a_function_equals_its_equation(restore_registry, name):
+    """For four words that follow on three others, in a sentence of nine."""
+    function, _ = make_documented_function(name)
     x = torch.randn(4, 1, 6)
-    inputs = Inputs(x, None, None, start=3, src_len=9)
-    scores = Logits(function(inputs)).total(9).expand(1, 2, 4, 9)
-    equation = documented_equation(name)
+    scores = Logits(function(Inputs(x, q=None, k=None, start=3, src_len=9))).total(9).expand(1, 2, 4, 9)
+    equation = read_documented_equation()
+    tensors = {**function.state_dict(), **dict(function.named_buffers())}
     for head in range(2):
-        words = {3 + i: x[i, 0, 3 * head : 3 * head + 3] for i in range(4)}
-        for i in range(4):
-            for j in range(9):
-                expected = equation(function.state_dict() | dict(function.named_buffers()), head, 3 + i, j, words)
-                assert scores[0, head, i, j].item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+        words = {3 + row: x[row, 0, 3 * head : 3 * head + 3] for row in range(4)}
+        for row in range(4):
+            for column in range(9):
+                expected = equation(name, tensors, head, 3 + row, column, words)
+                assert scores[0, head, row, column].item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["locality", "pointer"])
+def test_an_example_of_a_function_can_be_mixed_and_scaled(restore_registry, name):
+    function, mixture = make_documented_function(name)
+    inputs = Inputs(torch.randn(4, 1, 6), q=None, k=None, start=3, src_len=9)
     (logits,) = mixture(inputs)
-    assert len(logits.terms()) == len(function(inputs)) + 2
+    number_of_terms_of_dense = 2
+    assert len(logits.terms()) == len(function(inputs)) + number_of_terms_of_dense
     function.zero_logits_()
     assert torch.count_nonzero(Logits(function(inputs)).total(9)) == 0
 
 
-def test_the_attention_without_fairseqs_models():
-    """The page's example of an attention alone runs, and gives what its comments say."""
+def test_the_example_of_an_attention_without_fairseqs_models_does_what_it_says():
     examples = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "setup.md").read_text(), re.S)
     (code,) = [example for example in examples if "SyntheticAttention" in example]
-    namespace = {}
-    exec(code, namespace)
-    assert namespace["y"].shape == (20, 4, 512) and namespace["weights"].shape == (4, 20, 20)
-    assert torch.count_nonzero(namespace["weights"].triu(1)) == 0  # the causal mask
+    variables = {}
+    exec(code, variables)
+    assert variables["y"].shape == (20, 4, 512)
+    weights = variables["weights"]
+    assert weights.shape == (4, 20, 20)
+    assert torch.count_nonzero(weights.triu(1)) == 0  # the causal mask
 
 
-@pytest.mark.parametrize("spec", ["to_come", "to_come+random", "distance+random", "distance+vanilla"])
+class Cosine(synthesizers.Synthesizer):
+    """A function that the paper does not have. It reads queries and keys, and has weights of its own."""
+
+    reads_query_key = True
+    has_max_length = False
+
+    def __init__(self, num_heads, head_dim, max_length, rank):
+        super().__init__(num_heads, head_dim, max_length, rank)
+        self.scale = torch.nn.Parameter(torch.empty(num_heads, 1, 1))
+
+    def reset_parameters(self):
+        torch.nn.init.ones_(self.scale)
+
+    def scale_(self, weight):
+        self.scale.mul_(weight)
+
+    def forward(self, inputs):
+        query = torch.nn.functional.normalize(inputs.q, dim=-1)
+        key = torch.nn.functional.normalize(inputs.k, dim=-1)
+        return [Product(query * self.scale, key)]
+
+
+@pytest.mark.parametrize("spec", ["cosine", "cosine+random", "distance+random", "distance+vanilla"])
 @pytest.mark.parametrize("mixture", ["convex", "sum"])
-def test_checkpoints_of_functions_to_come(restore_registry, spec, mixture):
-    """One without weights, and one that reads q and k and has weights of its own, load what they saved."""
+def test_a_model_with_a_new_function_loads_its_checkpoint(restore_registry, spec, mixture):
+    """A function without weights, and one that reads queries and keys."""
     synthesizers.register_synthesizer("distance")(Distance)
-
-    @synthesizers.register_synthesizer("to_come")
-    class Cosine(synthesizers.Synthesizer):
-        reads_query_key = True
-        has_max_length = False
-
-        def __init__(self, num_heads, head_dim, max_length, rank):
-            super().__init__(num_heads, head_dim, max_length, rank)
-            self.scale = torch.nn.Parameter(torch.empty(num_heads, 1, 1))
-
-        def reset_parameters(self):
-            torch.nn.init.ones_(self.scale)
-
-        def scale_(self, weight):
-            self.scale.mul_(weight)
-
-        def forward(self, inputs):
-            query, key = (torch.nn.functional.normalize(x, dim=-1) for x in (inputs.q, inputs.k))
-            return [Product(query * self.scale, key)]
-
-    model, other = make_synth(spec, synth_mixture=mixture), make_synth(spec, synth_mixture=mixture, seed=9)
-    other.load_state_dict(model.state_dict())
-    source, target = pad_batch(SOURCES, left=True), pad_batch(TARGETS, left=False)
-    assert torch.equal(model(source, None, target)[0], other(source, None, target)[0])
+    synthesizers.register_synthesizer("cosine")(Cosine)
+    model = make_synth(spec, synth_mixture=mixture)
+    loaded = make_synth(spec, synth_mixture=mixture, seed=9)
+    loaded.load_state_dict(model.state_dict())
+    source = pad_batch(SOURCES, left=True)
+    target = pad_batch(TARGETS, left=False)
+    expected, _ = model(source, None, target)
+    out, _ = loaded(source, None, target)
+    assert torch.equal(out, expected)
 
 
 # ---- models of the paper's denoising
 
 
-def parameters(arch):
+def count_parameters_of_denoiser(arch):
+    """Returns the number of parameters of an architecture for denoising."""
     args = argparse.Namespace(arch=arch, dropout=0.1, weight_softmax=True)
-    for _ in range(3):  # fairseq does, as it parses, builds and loads
+    for _ in range(3):  # as fairseq does when it parses, builds and loads
         ARCH_CONFIG_REGISTRY[arch](args)
-    args.max_source_positions = args.max_target_positions = 1024
-    model = ARCH_MODEL_REGISTRY[arch].build_model(args, make_task(40, 24))
-    return sum(p.numel() for p in used_weights(dict(model.named_parameters())).values())
+    args.max_source_positions = 1024
+    args.max_target_positions = 1024
+    model = ARCH_MODEL_REGISTRY[arch].build_model(args, make_task(words=40, tokens_per_sample=24))
+    return count_parameters(model)
 
 
-def test_the_wide_transformer():
-    """It has the parameters of R+V, which are more than its own without the width."""
-    wanted = parameters("transformer_synth_random_vanilla_t5_tiny")
-    assert abs(parameters("transformer_plus_t5_tiny") / wanted - 1) < 0.001
-    assert parameters("transformer_t5_tiny") < 0.8 * wanted
+def test_the_wide_transformer_has_as_many_parameters_as_random_and_vanilla():
+    """Fairseq's Transformer without the additional width has fewer."""
+    random_vanilla = count_parameters_of_denoiser("transformer_synth_random_vanilla_t5_tiny")
+    wide_transformer = count_parameters_of_denoiser("transformer_plus_t5_tiny")
+    transformer = count_parameters_of_denoiser("transformer_t5_tiny")
+    assert abs(wide_transformer / random_vanilla - 1) < 0.001
+    assert transformer < 0.8 * random_vanilla
 
 
-def test_the_papers_sizes():
-    """12+12 layers, 768, 3072, 12 heads, l = 512, R of each head and layer: l^2."""
-    for arch in ("transformer_synth_random_t5_base", "dynamicconv_t5_base", "lightconv_t5_base", "transformer_t5_base"):
-        args = argparse.Namespace(arch=arch)
-        ARCH_CONFIG_REGISTRY[arch](args)
-        sizes = args.encoder_layers, args.decoder_layers, args.encoder_embed_dim, args.encoder_ffn_embed_dim
-        assert sizes == (12, 12, 768, 3072) and args.encoder_attention_heads == 12 and args.synth_max_length == 512
-        assert args.share_all_embeddings and args.decoder_normalize_before
-    assert args.arch == arch and not hasattr(args, "encoder_conv_type")
+@pytest.mark.parametrize(
+    "arch", ["transformer_synth_random_t5_base", "dynamicconv_t5_base", "lightconv_t5_base", "transformer_t5_base"]
+)
+def test_models_for_denoising_have_the_papers_sizes(arch):
+    args = argparse.Namespace(arch=arch)
+    ARCH_CONFIG_REGISTRY[arch](args)
+    assert args.encoder_layers == 12
+    assert args.decoder_layers == 12
+    assert args.encoder_embed_dim == 768
+    assert args.encoder_ffn_embed_dim == 3072
+    assert args.encoder_attention_heads == 12
+    assert args.synth_max_length == 512
+    assert args.share_all_embeddings
+    assert args.decoder_normalize_before
+
+
+def test_fairseqs_transformer_for_denoising_has_no_kind_of_convolution():
+    args = argparse.Namespace(arch="transformer_t5_base")
+    ARCH_CONFIG_REGISTRY["transformer_t5_base"](args)
+    assert args.arch == "transformer_t5_base"
+    assert not hasattr(args, "encoder_conv_type")

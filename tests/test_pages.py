@@ -79,9 +79,10 @@ def show(tmp_path, monkeypatch):
     return show_picture
 
 
-def compute_differences(figure="bleu"):
-    column = SHORT.columns[0]
-    return records.differences(SHORT, records.load_column(SHORT, column), figure)
+def compute_differences(metric="bleu"):
+    """Returns {model: its difference to the Transformer} on En-De."""
+    en_de = SHORT.columns[0]
+    return records.compute_differences(SHORT, records.load_column(SHORT, en_de), metric)
 
 
 # ---- intervals
@@ -113,10 +114,10 @@ def test_a_run_is_compared_with_the_baseline_on_the_same_machine():
     other_cpu = make_record("transformer", 1, hardware="AMD, 1 thread(s)")
     same_cpu = make_record("transformer", 1, hardware="Intel, 1 thread(s)")
     other_seed = make_record("transformer", 2, hardware="Intel, 1 thread(s)")
-    assert records.match_seed(run, [gpu, other_cpu, same_cpu, other_seed]) is same_cpu
-    assert records.match_seed(run, [gpu, other_cpu, other_seed]) is other_cpu
-    assert records.match_seed(run, [gpu, other_seed]) is gpu
-    assert records.match_seed(run, [other_seed]) is None
+    assert records.find_run_with_same_seed(run, [gpu, other_cpu, same_cpu, other_seed]) is same_cpu
+    assert records.find_run_with_same_seed(run, [gpu, other_cpu, other_seed]) is other_cpu
+    assert records.find_run_with_same_seed(run, [gpu, other_seed]) is gpu
+    assert records.find_run_with_same_seed(run, [other_seed]) is None
 
 
 # ---- tables
@@ -171,10 +172,13 @@ def test_minutes_that_look_alike_are_one_number(minutes, text):
     assert f" are {text} on a GPU." in notes.describe_duration(runs)
 
 
-def test_conversions_are_ordered_by_updates(monkeypatch):
-    load, before = records.load, convert.table("multi30k_cpu")
-    monkeypatch.setattr(records, "load", lambda *where: [{**r, "runs": r["runs"][::-1]} for r in load(*where)])
-    assert convert.table("multi30k_cpu") == before
+def test_the_order_of_runs_in_a_conversion_record_has_no_meaning(monkeypatch):
+    expected = convert.table("multi30k_cpu")
+    reversed_records = records.load_records("convert", "multi30k_cpu-*")
+    for record in reversed_records:
+        record["runs"].reverse()
+    monkeypatch.setattr(records, "load_records", lambda folder, file_pattern: reversed_records)
+    assert convert.table("multi30k_cpu") == expected
 
 
 @pytest.mark.parametrize("end, part", [("<!-- end -->\n", "names no table"), ("", "<!-- end")])
@@ -269,8 +273,8 @@ def test_a_variant_without_figures_has_no_row(results):
 
 
 def test_the_range_of_rounds_is_given_as_distances():
-    speed = records.Speed(ratio=1.5, lowest=1.25, highest=2)
-    assert variant_pictures.distances_to_rounds(speed) == [[0.25], [0.5]]
+    speed = records.SpeedUp(ratio=1.5, lowest=1.25, highest=2)
+    assert variant_pictures.get_distances_to_rounds(speed) == [[0.25], [0.5]]
 
 
 @pytest.mark.parametrize(
@@ -298,7 +302,7 @@ def test_every_picture_is_on_a_page_and_drawn():
     collected = pictures.collect_pictures()
     names = {picture.name for picture in collected.drawable}
     assert collected.problems == []
-    assert names == set(pictures.list_shown_names())
+    assert names == set(pictures.find_shown_pictures())
     assert names == {path.name for path in (ROOT / "docs").glob("*.png")}
 
 

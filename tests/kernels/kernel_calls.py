@@ -1,4 +1,6 @@
-"""What the tests of the kernels share: calls of the kernels and of the definition, and their comparison."""
+"""What the tests of the kernels share: calls of the kernels and of the plain computation, and their comparison."""
+
+from typing import Any, NamedTuple
 
 import torch
 from helpers import NAMES, SPECS, make_attention, padding_mask
@@ -9,77 +11,127 @@ from fairseq_synth.logits import Bias, Logits, Outer, Product
 from fairseq_synth.masks import causal_mask
 from fairseq_synth.positions import Inputs, take_column_bias, take_columns, take_rows, take_window
 
-MIXED = "random+factorized_random+dense+factorized_dense+vanilla"  # every place of the kernels
+MIXED = "random+factorized_random+dense+factorized_dense+vanilla"  # every kind of term that the kernels know
+# Kinds of masks: padding behind the sentences or on the left, or a causal mask.
 MASKS = ["none", "padded", "left", "causal"]
 
 
 def plan_with(monkeypatch, name, value):
-    """Launches are planned anew, with another function or number."""
+    """Sets a function or a number by which launches are planned for the rest of the test, and forgets all plans."""
     monkeypatch.setattr(launches.Layout if name == "is_short" else launches, name, value)
     kernels.find_plan.cache_clear()
 
 
-def attend(computation, logits, value, mask, causal, dropout):
-    """softmax(S) V, (B, H, T, d_h), by a computation; None where it refuses the call.
+def plan_short_sentences(monkeypatch, is_short):
+    """Lets sentences of any length be computed by the kernels for short sentences, or by those for long ones."""
+    plan_with(monkeypatch, "is_short", lambda layout: is_short)
 
-    `logits` are `Logits`, or a list of terms.
+
+def attend(computation, logits, value, padding, is_causal, dropout):
+    """Returns softmax(S) V, (B, H, T, d_h), by a computation; None if it refuses the call.
+
+    Args:
+        computation: a module of fairseq_synth.computations.
+        logits: `Logits`, or a list of their terms.
+        value: (B, H, T, d_h).
+        padding: a mask (B, T), true for padding, or None.
+        is_causal: whether rows see no later columns.
+        dropout: the probability with which weights are dropped.
     """
-    bsz, heads, length, width = value.size()
-    logits = logits if isinstance(logits, Logits) else Logits(logits)
-    call = logits, value, mask, causal_mask(value) if causal else None, dropout
-    if computation.refuses(*call):
+    sentences, heads, length, width = value.size()
+    if not isinstance(logits, Logits):
+        logits = Logits(logits)
+    attn_mask = causal_mask(value) if is_causal else None
+    if computation.refuses(logits, value, padding, attn_mask, dropout):
         return None
-    return computation.compute(*call).view(length, bsz, heads, width).permute(1, 2, 0, 3)
+    out = computation.compute(logits, value, padding, attn_mask, dropout)  # (T B, C)
+    return out.view(length, sentences, heads, width).permute(1, 2, 0, 3)
 
 
-def by_kernels(logits, value, mask=None, causal=False, dropout=0.0):
-    return attend(kernels, logits, value, mask, causal, dropout)
+def attend_by_kernels(logits, value, padding=None, is_causal=False, dropout=0.0):
+    """Returns softmax(S) V as `attend` does, computed by the kernels."""
+    return attend(kernels, logits, value, padding, is_causal, dropout)
 
 
-def by_definition(logits, value, mask=None, causal=False, dropout=0.0):
-    return attend(plain, logits, value, mask, causal, dropout)
+def attend_plainly(logits, value, padding=None, is_causal=False, dropout=0.0):
+    """Returns softmax(S) V as `attend` does, by the plain computation, with which the kernels are compared."""
+    return attend(plain, logits, value, padding, is_causal, dropout)
 
 
-def mixed(weights, *summands):
-    """The sum of terms, each times a row of the weights (M, H), or -1 for 1."""
+class Summand(NamedTuple):
+    """A term of some logits, and the number of the weight by which it is multiplied."""
+
+    term: Any
+    weight: int | None = None  # None: it has no weight
+
+
+def make_logits(weights, *summands):
+    """Returns the sum of `Summand`s as logits. weights: (M, H), a weight of each head in each row."""
     logits = Logits()
-    for term, row in summands:
-        weight = weights.view(len(weights), 1, -1, 1, 1).unbind()[row] if row >= 0 else None
-        logits.add_terms([term], weight)
+    rows_of_weights = weights.view(len(weights), 1, -1, 1, 1).unbind()
+    for summand in summands:
+        weight = None if summand.weight is None else rows_of_weights[summand.weight]
+        logits.add_terms([summand.term], weight)
     return logits
 
 
-def all_of(length):
-    """What a call of a whole sentence reads of parameters."""
-    return Inputs(torch.empty(length, 0, 0), None, None, 0, length)
+def inputs_of_length(length):
+    """Returns inputs of a whole sentence, from which parameters that depend on positions alone can be taken."""
+    return Inputs(torch.empty(length, 0, 0), q=None, k=None, start=0, src_len=length)
 
 
-def run(module, x, grad, mask, causal, monkeypatch, computation):
-    """Output and gradients of a layer by a computation; rows of padding have no gradient."""
+def run_attention(module, x, gradient, monkeypatch, attend, *, padding=None, is_causal=False):
+    """Runs a self-attention forward and backward, and returns its results by name.
 
-    def attend(logits, value, key_padding_mask, _, dropout):
-        out = computation(logits, value, key_padding_mask, causal, dropout)
+    They are "out", the output for real tokens (0 for padding), "x", the gradient for the input, and for each trained
+    parameter its gradient.
+
+    Args:
+        module: a SyntheticAttention.
+        x: the input (T, B, C).
+        gradient: the gradient for the output (T, B, C).
+        monkeypatch: pytest's fixture.
+        attend: the function that computes it, `attend_by_kernels` or `attend_plainly`. It must not refuse the call.
+        padding: a mask (B, T), true for padding.
+        is_causal: whether rows see no later columns.
+    """
+
+    def attend_of_module(logits, value, key_padding_mask, attn_mask, dropout):
+        out = attend(logits, value, key_padding_mask, is_causal, dropout)
         assert out is not None
         return plain.join_heads(out)
 
+    x = x.detach().requires_grad_()
     with monkeypatch.context() as patch:
-        patch.setattr("fairseq_synth.attention.attend", attend)
-        x = x.detach().requires_grad_()
-        out, _ = module(x, x, x, key_padding_mask=mask, attn_mask=causal_mask(x) if causal else None)
-        visible = torch.ones_like(out[..., :1]) if mask is None else (~mask).t().unsqueeze(-1).to(out.dtype)
+        patch.setattr("fairseq_synth.attention.attend", attend_of_module)
+        attn_mask = causal_mask(x) if is_causal else None
+        out, _ = module(x, x, x, key_padding_mask=padding, attn_mask=attn_mask)
+        if padding is not None:
+            is_real = (~padding).t().unsqueeze(-1)  # (T, B, 1)
+            out = out * is_real.to(out.dtype)
         module.zero_grad()
-        (out * visible).backward(grad)
-    named = {name: p.grad for name, p in module.named_parameters() if p.requires_grad}
-    return {"out": out.detach() * visible, "x": x.grad, **named}
+        out.backward(gradient)
+    results = {"out": out.detach(), "x": x.grad}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            results[name] = parameter.grad
+    return results
 
 
-def mask_of(kind, length, bsz):
-    """(B, T), true at padding, for three sentences: one of half the length, one of padding alone; or None."""
-    mask = padding_mask([length, max(1, length // 2), 0])[:bsz]
-    return {"padded": mask, "left": mask.flip(1)}.get(kind)
+def make_padding(masks, length, sentences):
+    """Returns a padding mask (B, T) for a kind of masks, or None if it has no padding.
+
+    Of up to three sentences, the second one has half of the length, and the third one is padding alone.
+    """
+    padding = padding_mask([length, max(1, length // 2), 0])[:sentences]
+    if masks == "padded":
+        return padding
+    if masks == "left":
+        return padding.flip(1)
+    return None
 
 
-def check(
+def check_kernels(
     spec,
     length,
     masks,
@@ -88,71 +140,129 @@ def check(
     dtype=torch.float32,
     std=0.3,
     mixture="convex",
-    bsz=3,
-    m=None,
+    sentences=3,
+    max_length=None,
     beyond_length="refuse",
 ):
-    """The kernels equal the plain computation in fp64.
+    """Checks that the kernels have the output and gradients of the plain computation in double precision.
 
-    In half precision they may err twice as much as the plain computation does there, by the worst of its tensors: one
-    number, such as the gradient of a weight, can be right by chance.
+    In half precision their errors may be twice those of the plain computation in half precision. The largest error of
+    all tensors counts, since a single number, such as the gradient of a weight, can be right by chance.
+
+    Args:
+        spec: the functions.
+        length: of the sentences, in tokens.
+        masks: one of `MASKS`.
+        monkeypatch: pytest's fixture.
+        width: of each of two heads.
+        dtype: the type of all tensors.
+        std: the standard deviation of the parameters of random and relative_random.
+        mixture: how the functions are mixed, convex or sum.
+        sentences: their number.
+        max_length: the longest length of the functions; default: as long as the sentences, or 12.
+        beyond_length: what functions do with longer sentences.
     """
     torch.manual_seed(length)
-    module = make_attention(spec, mixture, 2 * width, max_length=m or max(length, 12), beyond_length=beyond_length)
+    max_length = max_length or max(length, 12)
+    module = make_attention(spec, mixture, 2 * width, max_length=max_length, beyond_length=beyond_length)
     for name, parameter in module.named_parameters():
         if name.endswith(("random.R", "random.r")):
             parameter.data.normal_(std=std)
     module.to(dtype)
-    x, grad = torch.randn(2, length, bsz, 2 * width).to(dtype)
-    mask, causal = mask_of(masks, length, bsz), masks == "causal"
-    found = run(module, x, grad, mask, causal, monkeypatch, by_kernels)
-    rough = found if dtype == torch.float32 else run(module, x, grad, mask, causal, monkeypatch, by_definition)
-    exact = run(module.double(), x.double(), grad.double(), mask, causal, monkeypatch, by_definition)
-    least = {torch.float32: 2e-5 * max(1, std), torch.float16: 5e-3, torch.bfloat16: 5e-2}[dtype]
-    assert found.keys() == exact.keys()
-    # the key bias has no gradient but rounding
-    same = {"k_proj.bias": "k_proj.weight"}
-    scales = {name: max(1.0, float(exact[same.get(name, name)].abs().max())) for name in exact}
-    of_plain = max(float((rough[name].double() - exact[name]).abs().max()) / scales[name] for name in exact)
-    atol = least if dtype == torch.float32 else max(least, 2 * of_plain)
+    x, gradient = torch.randn(2, length, sentences, 2 * width).to(dtype)
+    call = {"padding": make_padding(masks, length, sentences), "is_causal": masks == "causal"}
+
+    results = run_attention(module, x, gradient, monkeypatch, attend_by_kernels, **call)
+    if dtype != torch.float32:
+        plain_results = run_attention(module, x, gradient, monkeypatch, attend_plainly, **call)
+    exact = run_attention(module.double(), x.double(), gradient.double(), monkeypatch, attend_plainly, **call)
+
+    scales = {name: measure_scale(name, exact) for name in exact}
+    if dtype == torch.float32:
+        tolerance = 2e-5 * max(1, std)
+    else:
+        plain_errors = []
+        for name, scale in scales.items():
+            plain_errors.append(float((plain_results[name].double() - exact[name]).abs().max()) / scale)
+        rounding = {torch.float16: 5e-3, torch.bfloat16: 5e-2}[dtype]
+        tolerance = max(rounding, 2 * max(plain_errors))
+    assert results.keys() == exact.keys()
     for name, scale in scales.items():
         torch.testing.assert_close(
-            found[name].double() / scale, exact[name] / scale, atol=atol, rtol=0, msg=lambda m, n=name: f"{n}: {m}"
+            results[name].double() / scale,
+            exact[name] / scale,
+            atol=tolerance,
+            rtol=0,
+            msg=lambda message, name=name: f"{name}: {message}",
         )
 
 
-def some_of(lengths, spec, masks):
-    """Each length runs under all masks for `MIXED`, under two for a function, and under one for any other mixture."""
+def measure_scale(name, exact):
+    """Returns the largest number of a tensor among exact results, or 1 if it is smaller: errors are relative to it.
+
+    The gradient of the bias of the keys is nothing but rounding, so that of their weight stands for it.
+    """
+    name_of_measured = "k_proj.weight" if name == "k_proj.bias" else name
+    return max(1.0, float(exact[name_of_measured].abs().max()))
+
+
+def choose_lengths(lengths, spec, masks):
+    """Returns those of some lengths that are tested for some functions and masks, so that all tests take less time.
+
+    For `MIXED`, each length is tested under all masks, for a single function under two of four, and for any other
+    mixture under one.
+    """
     if spec == MIXED:
         return lengths
     if spec in NAMES:
-        return lengths[(SPECS.index(spec) + (masks in ("padded", "left"))) % 2 :: 2]
-    return lengths[(SPECS.index(spec) + MASKS.index(masks)) % len(MASKS) :: len(MASKS)]
+        has_padding = masks in ("padded", "left")
+        first = (SPECS.index(spec) + has_padding) % 2
+        return lengths[first::2]
+    first = (SPECS.index(spec) + MASKS.index(masks)) % len(MASKS)
+    return lengths[first :: len(MASKS)]
 
 
 def is_supported(spec):
-    """Whether the kernels are for these functions."""
+    """Returns whether the kernels compute these functions. vanilla alone is left to torch's fused attention."""
     return spec != "vanilla"
 
 
-def random_logits(bsz, heads, length):
-    """Logits in every place of the kernels, each with a weight of its own, and their leaves. Some factors are of all
-    heads, and there are two matrices and products that no projection leaves behind."""
-    leaves = []
+def make_random_logits(sentences, heads, length):
+    """Returns logits with every kind of term that the kernels know, and the tensors that they are made of.
 
-    def new(*shape):
-        leaves.append(torch.randn(*shape).mul_(0.5).requires_grad_())
-        return leaves[-1]
+    Most terms have a weight of their own. Some factors are the same for all heads. Two terms cannot be read where they
+    are and are copied: a product whose factors are no projections of the input, and a bias that is no part of a
+    parameter.
+    """
+    tensors = []
 
-    weights, longer, inputs = new(5, heads), length + 2, all_of(length)
-    logits = mixed(
+    def make_tensor(*shape):
+        tensor = torch.randn(*shape).mul_(0.5).requires_grad_()
+        tensors.append(tensor)
+        return tensor
+
+    weights = make_tensor(5, heads)
+    max_length = length + 2
+    inputs = inputs_of_length(length)
+    query = make_tensor(sentences, heads, length, 5)
+    key = make_tensor(sentences, length, heads, 5).transpose(1, 2)
+    query_of_all_heads = make_tensor(length, sentences, 1, 3).permute(1, 2, 0, 3)
+    key_of_all_sentences = take_columns(make_tensor(1, 3, max_length).mT, inputs)
+    left_size = length // 3 + 2
+    outer_factors = make_tensor(sentences, heads, length, left_size + 3)
+    row = take_column_bias(make_tensor(heads, max_length), inputs)
+    window = take_window(make_tensor(1, max_length, max_length), inputs)
+    shared_query = take_rows(make_tensor(heads, max_length, 2), inputs)
+    shared_key = take_columns(make_tensor(1, max_length, 2), inputs)
+    matrix = make_tensor(1, heads, length, length)
+    logits = make_logits(
         weights,
-        (Product(new(bsz, heads, length, 5), new(bsz, length, heads, 5).transpose(1, 2), 0.7), 3),
-        (Product(new(length, bsz, 1, 3).permute(1, 2, 0, 3), take_columns(new(1, 3, longer).mT, inputs), 0.6), 0),
-        (Outer(new(bsz, heads, length, length // 3 + 5), length // 3 + 2), 4),
-        (Bias(take_column_bias(new(heads, longer), inputs)), 2),
-        (Bias(take_window(new(1, longer, longer), inputs)), 1),
-        (Product(take_rows(new(heads, longer, 2), inputs), take_columns(new(1, longer, 2), inputs)), -1),
-        (Bias(new(1, heads, length, length)), -1),
+        Summand(Product(query, key, 0.7), weight=3),
+        Summand(Product(query_of_all_heads, key_of_all_sentences, 0.6), weight=0),
+        Summand(Outer(outer_factors, left_size), weight=4),
+        Summand(Bias(row), weight=2),
+        Summand(Bias(window), weight=1),
+        Summand(Product(shared_query, shared_key)),
+        Summand(Bias(matrix)),
     )
-    return logits, leaves
+    return logits, tensors

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -12,11 +13,13 @@ import warm
 from helpers import NAMES, make_attention, padding_mask
 from kernel_calls import (
     MIXED,
-    all_of,
-    by_definition,
-    by_kernels,
+    Summand,
+    attend_by_kernels,
+    attend_plainly,
+    inputs_of_length,
     is_supported,
-    mixed,
+    make_logits,
+    plan_short_sentences,
     plan_with,
 )
 
@@ -45,132 +48,195 @@ interpreted = pytest.mark.interpreted
 
 @interpreted
 @pytest.mark.parametrize(
-    "wanted,names",
+    "needed, expected_launches",
     [
-        ("a", ["backward_rows", "backward_columns", "add"]),
-        ("p", ["backward_rows", "backward_columns"]),
-        ("R", ["backward_rows", "backward_matrix", "add"]),
-        ("x", ["backward_rows"]),
-        ("w", ["backward_rows", "backward_columns", "add"]),
-        ("pRa", ["backward_rows", "backward_columns", "backward_matrix", "add"]),
+        # names of tensors in the test, and the kernels of the backward pass that compute their gradients
+        (["weights"], {"backward_rows": None, "backward_columns": 6, "add": None}),
+        (["projection"], {"backward_rows": None, "backward_columns": 6}),
+        (["R"], {"backward_rows": None, "backward_matrix": 2, "add": None}),
+        (["query"], {"backward_rows": None}),
+        (["shared_key"], {"backward_rows": None, "backward_columns": 2, "add": None}),
+        (
+            ["projection", "R", "weights"],
+            {"backward_rows": None, "backward_columns": 6, "backward_matrix": 2, "add": None},
+        ),
     ],
+    ids=["weights", "projection", "R", "query", "shared_key", "all"],
 )
-def test_launches_of_what_is_wanted(wanted, names, monkeypatch):
-    """A long sentence has a launch for each place of gradients, and their values do not depend on which are wanted.
+def test_a_long_sentence_has_launches_for_the_gradients_that_are_needed(needed, expected_launches, monkeypatch):
+    """Their values do not depend on which are needed.
 
-    Each of the three sentences has programs of its own, but where gradients are sums over all of them.
+    A launch that does not sum over sentences has a program for each of three sentences and two heads, and one that sums
+    has a program for each head. `expected_launches`: {kernel: its number of programs, or None for any}.
     """
-    plan_with(monkeypatch, "is_short", lambda _: False)
+    plan_short_sentences(monkeypatch, False)
     plan_with(monkeypatch, "PROGRAMS", 1)
-    shapes = dict(p=(7, 3, 48), R=(2, 7, 7), a=(1, 2), x=(3, 2, 7, 8), w=(2, 9, 8))
-    x = {name: torch.randn(shape, requires_grad=name in wanted) for name, shape in shapes.items()}
-    called, run = [], kernels.run
-    monkeypatch.setattr(kernels, "run", lambda launch, t: (called.append(launch), run(launch, t)))
+    launched = []
+    original_run = kernels.run
 
-    def gradients(computation):
-        q, k, v = (part.unflatten(-1, (2, 8)).permute(1, 2, 0, 3) for part in x["p"].split(16, dim=-1))
-        shared = Product(x["x"], take_columns(x["w"], all_of(7)))
-        summand = shared if set(wanted) & set("xw") else Product(q, k)
-        logits = mixed(x["a"], (summand, 0), (Bias(take_window(x["R"], all_of(7))), -1))
-        out = computation(logits, v)
-        return torch.autograd.grad(out.square().sum(), [x[name] for name in wanted])
+    def run(launch, tensors):
+        launched.append(launch)
+        return original_run(launch, tensors)
 
-    for found, expected in zip(gradients(by_kernels), gradients(by_definition)):
-        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
-    assert [launch.kernel.__name__ for launch in called] == ["forward", *names]
-    programs = {launch.kernel.__name__: launch.grid[0] for launch in called}
-    number = 2 if wanted == "w" else 6
-    assert programs.get("backward_columns", number) == number and programs.get("backward_matrix", 2) == 2
+    monkeypatch.setattr(kernels, "run", run)
+    shapes = {
+        "projection": (7, 3, 48),
+        "R": (2, 7, 7),
+        "weights": (1, 2),
+        "query": (3, 2, 7, 8),
+        "shared_key": (2, 9, 8),
+    }
+    tensors = {name: torch.randn(shape, requires_grad=name in needed) for name, shape in shapes.items()}
+
+    def compute_gradients(attend):
+        parts = tensors["projection"].split(16, dim=-1)
+        q, k, v = (part.unflatten(-1, (2, 8)).permute(1, 2, 0, 3) for part in parts)
+        inputs = inputs_of_length(7)
+        if "query" in needed or "shared_key" in needed:
+            product = Product(tensors["query"], take_columns(tensors["shared_key"], inputs))
+        else:
+            product = Product(q, k)
+        window = Bias(take_window(tensors["R"], inputs))
+        logits = make_logits(tensors["weights"], Summand(product, weight=0), Summand(window))
+        out = attend(logits, v)
+        return torch.autograd.grad(out.square().sum(), [tensors[name] for name in needed])
+
+    gradients = compute_gradients(attend_by_kernels)
+    torch.testing.assert_close(gradients, compute_gradients(attend_plainly), atol=1e-4, rtol=1e-4)
+    assert [launch.kernel.__name__ for launch in launched] == ["forward", *expected_launches]
+    for launch in launched:
+        number_of_programs = expected_launches.get(launch.kernel.__name__)
+        assert number_of_programs is None or launch.grid[0] == number_of_programs
+
+
+class KernelCall(NamedTuple):
+    """How a kernel is compiled or called."""
+
+    types: list  # of the arguments
+    grid: tuple[int, ...]
+    options: dict[str, int]
 
 
 class GpuKernel:
-    """A kernel that is compiled, as on a GPU, and then run by the interpreter.
+    """Takes the place of a kernel: it is compiled as on a GPU, and then run by the interpreter.
 
-    Both `compiled` and `called` get its arguments' types, its grid and its options.
+    Args:
+        kernel: the kernel.
+        spills: whether it needs more registers than there are if it has few warps.
+        compiled: a dict to which `warmup` adds how the kernel is compiled, under its name.
+        called: a dict to which a call adds how the kernel is called.
     """
 
     def __init__(self, kernel, spills, compiled, called):
         self.kernel = kernel
         self.__name__ = f"{kernel.__module__}.{kernel.__name__}"
-        self.spills, self.compiled, self.called = spills, compiled, called
+        self.spills = spills
+        self.compiled = compiled
+        self.called = called
 
     def warmup(self, *args, grid, **options):
-        self.compiled[self.__name__] = (types_of(args), (*grid, 1, 1)[:3], options)
+        whole_grid = (*grid, 1, 1)[:3]  # in three directions
+        self.compiled[self.__name__] = KernelCall(list_types(args), whole_grid, options)
         return LoadedKernel(self, options)
 
 
 class LoadedKernel:
-    """What `GpuKernel.warmup` returns; spilled registers are known once it is loaded for a grid."""
+    """What `GpuKernel.warmup` returns. Its number of spilled registers is known once it is loaded for a grid."""
 
     def __init__(self, gpu_kernel, options):
-        self.gpu_kernel, self.options = gpu_kernel, options
+        self.gpu_kernel = gpu_kernel
+        self.options = options
 
     def __getitem__(self, grid):
         gpu_kernel = self.gpu_kernel
-        is_small = self.options["num_warps"] < launches.MAX_WARPS
-        self.n_spills = launches.MAX_SPILLS + 1 if gpu_kernel.spills and is_small else 0
+        has_few_warps = self.options["num_warps"] < launches.MAX_WARPS
+        self.n_spills = launches.MAX_SPILLS + 1 if gpu_kernel.spills and has_few_warps else 0
 
         def call(*args):
-            gpu_kernel.called[gpu_kernel.__name__] = (types_of(args), grid, self.options)
+            gpu_kernel.called[gpu_kernel.__name__] = KernelCall(list_types(args), grid, self.options)
             gpu_kernel.kernel[grid](*args)
 
         return call
 
 
-def types_of(x):
-    """The type of an argument, or of all in a structure."""
-    if isinstance(x, tuple):
-        return [types_of(y) for y in x]
-    return x.dtype if isinstance(x, torch.Tensor) else type(x)
+def list_types(argument):
+    """Returns the type of an argument of a kernel; of a tuple, the list of the types in it."""
+    if isinstance(argument, tuple):
+        return [list_types(part) for part in argument]
+    if isinstance(argument, torch.Tensor):
+        return argument.dtype
+    return type(argument)
 
 
 @pytest.fixture
-def gpu(monkeypatch):
-    """Makes kernels for a GPU, which spill registers or not; returns what is compiled, and what is called."""
+def pretend_gpu(monkeypatch):
+    """Returns a function that replaces all kernels by `GpuKernel`s, and returns what is compiled and what is called."""
     if torch.get_default_device().type != "cpu":
         pytest.skip("a GPU compiles")
 
-    def make(spills):
-        compiled, called = {}, {}
-        names = ["forward_short", "backward_short", "forward", "backward_rows", "backward_columns", "backward_matrix"]
-        for module, name in [(triton_sums, "add"), *((triton_attention, name) for name in names)]:
+    def replace_kernels(spills):
+        compiled = {}
+        called = {}
+
+        def replace(module, name):
             monkeypatch.setattr(module, name, GpuKernel(getattr(module, name), spills, compiled, called))
+
+        replace(triton_sums, "add")
+        for name in (
+            "forward_short",
+            "backward_short",
+            "forward",
+            "backward_rows",
+            "backward_columns",
+            "backward_matrix",
+        ):
+            replace(triton_attention, name)
         monkeypatch.setattr(kernels, "device_fits", lambda *_: True)
         monkeypatch.setattr(kernels, "is_interpreted", lambda: False)
         return compiled, called
 
-    return make
+    return replace_kernels
 
 
 @interpreted
-@pytest.mark.parametrize("length,spills", [(7, False), (70, True)])
-def test_kernels_are_compiled_before_they_are_called(length, spills, gpu):
-    """Each kernel of both passes, with arguments of the types that it is called with; with more warps if it spills."""
-    compiled, called = gpu(spills)
+@pytest.mark.parametrize("length, number_of_kernels, spills", [(7, 3, False), (70, 5, True)])
+def test_kernels_are_compiled_before_they_are_called(length, number_of_kernels, spills, pretend_gpu):
+    """Those of both passes, with arguments of the types that they are called with; with more warps if they spill."""
+    compiled, called = pretend_gpu(spills)
     module = make_attention("random+dense", max_length=length, dropout=0.1).train()
     x = torch.randn(length, 2, 6, requires_grad=True)
     out, _ = module(x, key_padding_mask=padding_mask([length, length - 1]))
-    assert set(compiled) > set(called)  # the backward pass too
+    assert set(compiled) > set(called)  # the kernels of the backward pass are compiled, too
     out.sum().backward()
-    assert compiled == called and len(called) == (3 if length == 7 else 5)
-    assert all((options["num_warps"] == launches.MAX_WARPS) == spills for _, _, options in called.values())
+    assert compiled == called
+    assert len(called) == number_of_kernels
+    for call in called.values():
+        assert (call.options["num_warps"] == launches.MAX_WARPS) == spills
 
 
 @interpreted
-def test_compiled_kernels_are_compared_before_they_are_used(gpu, monkeypatch):
-    """With dropout too: the same kernels are called with a probability of 0."""
-    compared = []
+def test_compiled_kernels_are_compared_before_they_are_used(pretend_gpu, monkeypatch):
+    """With dropout, the same kernels are called with a probability of 0."""
+    comparisons = []
+
+    def record_comparison(*arguments):
+        comparison = compare(*arguments)
+        comparisons.append(comparison)
+        return comparison
+
     monkeypatch.setattr(kernels, "CHECKED", set())
-    monkeypatch.setattr(kernels, "compare", lambda *call: compared.append(compare(*call)) or compared[-1])
-    compiled, called = gpu(False)
+    monkeypatch.setattr(kernels, "compare", record_comparison)
+    compiled, called = pretend_gpu(spills=False)
     module = make_attention("random+dense", max_length=7, dropout=0.1).train()
     out, _ = module(torch.randn(7, 2, 6, requires_grad=True))
-    assert compiled == called and len(called) == 3
-    assert [found.difference for found in compared] == [""] and kernels.SWITCH == "1"
+    assert compiled == called
+    assert len(called) == 3
+    assert [comparison.difference for comparison in comparisons] == [""]
+    assert kernels.SWITCH == "1"
     out.sum().backward()
 
 
-def layout(**sizes):
+def make_layout(**sizes):
     """Returns a layout of a GPU, in which all sizes that are not given are 0."""
     fields = dict.fromkeys(launches.Layout._fields, 0)
     fields.update(value_width=64, weight_rows=NO_WEIGHTS, wanted=())
@@ -198,7 +264,7 @@ MATRIX = {"matrix_columns": 9}
     ],
 )
 def test_short_sentences_whose_tiles_fit_into_registers(length, sizes):
-    assert layout(length=length, **sizes).is_short()
+    assert make_layout(length=length, **sizes).is_short()
 
 
 @pytest.mark.parametrize(
@@ -217,78 +283,138 @@ def test_short_sentences_whose_tiles_fit_into_registers(length, sizes):
     ],
 )
 def test_sentences_that_are_too_long_or_have_too_many_summands_for_registers(length, sizes):
-    assert not layout(length=length, **sizes).is_short()
-
-
-def test_tiles():
-    """As they were measured: rows, columns, warps and stages."""
-    q = QUERIES
-    x = SHARED_KEYS
-    outer = OUTER
-    r = MATRIX
-    for sizes, forward, backward in (
-        (dict(length=9, **r), (16, 16, 2, 1), (16, 16, 2, 1)),
-        (dict(length=32, **q, **r), (32, 32, 1, 1), (32, 32, 2, 1)),
-        (dict(length=32, **outer), (32, 32, 1, 1), (32, 32, 2, 1)),
-        (dict(length=33, **r), (64, 64, 4, 1), (64, 64, 4, 1)),
-        (dict(length=9, value_width=65, **r), (16, 16, 4, 1), (16, 16, 4, 1)),
-    ):
-        assert [launches.Tile.for_whole_sentence(layout(**sizes), is_forward) for is_forward in (True, False)] == [
-            forward,
-            backward,
-        ]
-    for sizes, *expected in (
-        (dict(length=130, **r), (64, 64, 4, 2), (64, 32, 4, 3), (32, 64, 4, 2), (64, 64, 4, 2)),
-        (dict(length=130, **q, **r), (64, 64, 4, 2), (64, 32, 4, 3), (64, 64, 4, 2), (64, 64, 4, 2)),
-        (dict(length=130, **q, **x), (64, 32, 4, 3), (64, 32, 4, 3), (32, 64, 4, 3), (64, 64, 4, 2)),
-        (dict(length=130, **outer), (64, 32, 4, 3), (64, 32, 4, 3), (32, 64, 4, 2), (64, 64, 4, 2)),
-        (dict(length=130, **q, **x, **r), (32, 32, 4, 2), (32, 32, 4, 3), (32, 32, 4, 2), (32, 32, 4, 2)),
-        (dict(length=130, **q, **outer, **r), (16, 16, 4, 2), (16, 16, 4, 3), (16, 16, 4, 2), (16, 16, 4, 2)),
-        (dict(length=20, **r), (32, 32, 4, 2), (32, 32, 4, 3), (32, 32, 4, 2), (32, 32, 4, 2)),
-    ):
-        assert [
-            launches.Tile.for_kernel(kernel, layout(**sizes)) for kernel in ("forward", "rows", "columns", "matrix")
-        ] == expected
+    assert not make_layout(length=length, **sizes).is_short()
 
 
 @pytest.mark.parametrize(
-    "sizes, expected",
+    "sizes, forward, backward",
     [
-        (dict(length=32, query_width=64, matrix_columns=32), [(8, 125), 8, 1, (8, 63), 16, 2]),
-        (dict(length=33, matrix_columns=33), [(8, 125), 8, 4, (8, 33), 31, 4]),
-        (dict(length=130, matrix_columns=130), [(24000, 1), 4, (24000, 1), 4, (24000, 1), 1, 4, (216, 1), 334, 4]),
+        (dict(length=9, **MATRIX), (16, 16, 2, 1), (16, 16, 2, 1)),
+        (dict(length=32, **QUERIES, **MATRIX), (32, 32, 1, 1), (32, 32, 2, 1)),
+        (dict(length=32, **OUTER), (32, 32, 1, 1), (32, 32, 2, 1)),
+        (dict(length=33, **MATRIX), (64, 64, 4, 1), (64, 64, 4, 1)),
+        (dict(length=9, value_width=65, **MATRIX), (16, 16, 4, 1), (16, 16, 4, 1)),
     ],
 )
-def test_programs(sizes, expected):
-    """So many as were measured to be fast: of each launch its grid, the sentences that a program sums over, warps."""
-    sizes = dict(bsz=1000, num_heads=8, dtypes=(torch.bfloat16,), matrix_rows=sizes["length"], **sizes)
-    plan = launches.Plan(layout(wanted=("packed", "r"), **sizes))
-    found = []
+def test_tiles_of_short_sentences(sizes, forward, backward):
+    """Rows, columns, warps and stages, as they were measured to be fast in both passes."""
+    layout = make_layout(**sizes)
+    assert launches.Tile.for_whole_sentence(layout, is_forward=True) == forward
+    assert launches.Tile.for_whole_sentence(layout, is_forward=False) == backward
+
+
+@pytest.mark.parametrize(
+    "sizes, forward, rows, columns, matrix",
+    [
+        (dict(length=130, **MATRIX), (64, 64, 4, 2), (64, 32, 4, 3), (32, 64, 4, 2), (64, 64, 4, 2)),
+        (dict(length=130, **QUERIES, **MATRIX), (64, 64, 4, 2), (64, 32, 4, 3), (64, 64, 4, 2), (64, 64, 4, 2)),
+        (dict(length=130, **QUERIES, **SHARED_KEYS), (64, 32, 4, 3), (64, 32, 4, 3), (32, 64, 4, 3), (64, 64, 4, 2)),
+        (dict(length=130, **OUTER), (64, 32, 4, 3), (64, 32, 4, 3), (32, 64, 4, 2), (64, 64, 4, 2)),
+        (
+            dict(length=130, **QUERIES, **SHARED_KEYS, **MATRIX),
+            (32, 32, 4, 2),
+            (32, 32, 4, 3),
+            (32, 32, 4, 2),
+            (32, 32, 4, 2),
+        ),
+        (
+            dict(length=130, **QUERIES, **OUTER, **MATRIX),
+            (16, 16, 4, 2),
+            (16, 16, 4, 3),
+            (16, 16, 4, 2),
+            (16, 16, 4, 2),
+        ),
+        (dict(length=20, **MATRIX), (32, 32, 4, 2), (32, 32, 4, 3), (32, 32, 4, 2), (32, 32, 4, 2)),
+    ],
+)
+def test_tiles_of_long_sentences(sizes, forward, rows, columns, matrix):
+    """Rows, columns, warps and stages, as they were measured to be fast in each kernel."""
+    layout = make_layout(**sizes)
+    assert launches.Tile.for_kernel("forward", layout) == forward
+    assert launches.Tile.for_kernel("rows", layout) == rows
+    assert launches.Tile.for_kernel("columns", layout) == columns
+    assert launches.Tile.for_kernel("matrix", layout) == matrix
+
+
+class Programs(NamedTuple):
+    """What is planned for a launch."""
+
+    grid: tuple[int, int]
+    warps: int
+    sentences: int | None = None  # over which a program sums; None: it sums over none
+
+
+def plan_programs(**sizes):
+    """Returns the `Programs` of each launch but the last, which adds sums up: of 1,000 sentences, 8 heads, in bf16."""
+    layout = make_layout(bsz=1000, num_heads=8, dtypes=(torch.bfloat16,), wanted=("packed", "r"), **sizes)
+    plan = launches.Plan(layout)
+    programs = []
     for launch in [plan.forward, *plan.backward[:-1]]:
-        sentences = launch.numbers[len(plan.numbers) : -1][:1]
-        found += [launch.grid[:2], *sentences, launch.options["num_warps"]]
-    assert found == expected
+        # behind the numbers that all launches have, and before the constants
+        own_numbers = launch.numbers[len(plan.numbers) : -1]
+        sentences = own_numbers[0] if own_numbers else None
+        programs.append(Programs(launch.grid[:2], launch.options["num_warps"], sentences))
+    return programs
 
 
-def test_memory_for_sums():
-    """A sum for each program: of the gradient of what is shared, or of one weight for each head."""
-    shared = dict(num_heads=8, dtypes=(torch.bfloat16,), number_of_weights=3)
-    short = dict(length=32, bsz=1000, matrix_rows=32, matrix_columns=32, wanted=("r",))
-    assert launches.Plan(layout(**shared, **short)).sums == {"sum_r": 63 * 8 * 32 * 32}  # 63 groups
-    long = dict(
+def test_programs_of_short_sentences_are_as_many_as_were_measured_to_be_fast():
+    assert plan_programs(length=32, query_width=64, matrix_rows=32, matrix_columns=32) == [
+        Programs(grid=(8, 125), sentences=8, warps=1),
+        Programs(grid=(8, 63), sentences=16, warps=2),
+    ]
+    assert plan_programs(length=33, matrix_rows=33, matrix_columns=33) == [
+        Programs(grid=(8, 125), sentences=8, warps=4),
+        Programs(grid=(8, 33), sentences=31, warps=4),
+    ]
+
+
+def test_programs_of_long_sentences_are_as_many_as_were_measured_to_be_fast():
+    assert plan_programs(length=130, matrix_rows=130, matrix_columns=130) == [
+        Programs(grid=(24000, 1), warps=4),
+        Programs(grid=(24000, 1), warps=4),
+        Programs(grid=(24000, 1), sentences=1, warps=4),
+        Programs(grid=(216, 1), sentences=334, warps=4),
+    ]
+
+
+def test_memory_for_the_sums_of_short_sentences():
+    """Each of 63 programs has a sum of the gradients of the matrix of each of 8 heads."""
+    layout = make_layout(
+        length=32,
+        bsz=1000,
+        num_heads=8,
+        number_of_weights=3,
+        dtypes=(torch.bfloat16,),
+        matrix_rows=32,
+        matrix_columns=32,
+        wanted=("r",),
+    )
+    assert launches.Plan(layout).sums == {"sum_r": 63 * 8 * 32 * 32}
+
+
+def test_memory_for_the_sums_of_long_sentences():
+    """Each program has a sum of the gradients of a weight of a head. There are 9 tiles of 16 rows or columns."""
+    layout = make_layout(
         length=130,
         bsz=50,
+        num_heads=8,
+        number_of_weights=3,
+        dtypes=(torch.bfloat16,),
         query_width=64,
         left_width=10,
         right_width=13,
         matrix_rows=130,
         matrix_columns=130,
         weight_rows=launches.WeightRows(q=0, x=-1, outer=1, c=-1, r=2),
+        wanted=("packed", "pair", "r", "weights"),
     )
-    plan = launches.Plan(layout(**shared, **long, wanted=("packed", "pair", "r", "weights")))
-    tiles = 9  # of 16 rows or columns
-    of_weights = {"sum_a_outer": 50 * tiles * 8, "sum_a_q": 50 * tiles * 8, "sum_a_r": tiles * tiles * 8}
-    assert plan.sums == {"delta": 50 * 8 * 130, "sum_r": 8 * 130 * 130, **of_weights}
+    assert launches.Plan(layout).sums == {
+        "delta": 50 * 8 * 130,
+        "sum_r": 8 * 130 * 130,
+        "sum_a_outer": 50 * 9 * 8,
+        "sum_a_q": 50 * 9 * 8,
+        "sum_a_r": 9 * 9 * 8,
+    }
 
 
 @pytest.mark.parametrize(
@@ -299,138 +425,178 @@ def test_memory_for_sums():
         (dict(dtypes=(torch.float32,)), dict(PRECISION="ieee")),
     ],
 )
-def test_what_kernels_are_compiled_for(sizes, expected):
+def test_constants_that_kernels_are_compiled_for(sizes, expected):
     """Both factors fit, several numbers are read at once where all widths allow it, and fp32 is not rounded."""
-    sizes = {"dtypes": (torch.bfloat16,), "weight_rows": NO_WEIGHTS._replace(r=3), **sizes}
-    found = launches.make_constants(layout(**sizes), launches.Tile(16, 16, 4))
-    assert {name: getattr(found, name).value for name in expected} == expected
+    layout = make_layout(**{"dtypes": (torch.bfloat16,), "weight_rows": NO_WEIGHTS._replace(r=3), **sizes})
+    constants = launches.make_constants(layout, launches.Tile(16, 16, 4))
+    for name, value in expected.items():
+        assert getattr(constants, name).value == value, name
 
 
-def test_a_launch_by_default():
-    """One program in the directions that are not said, and one stage."""
-    launch = launches.Launch(None, (5,), (), (), num_warps=4)
-    assert launch.grid == (5, 1, 1) and launch.options == {"num_warps": 4, "num_stages": 1}
+def test_a_launch_has_one_program_in_other_directions_and_one_stage_by_default():
+    launch = launches.Launch(None, grid=(5,), tensors=(), numbers=(), num_warps=4)
+    assert launch.grid == (5, 1, 1)
+    assert launch.options == {"num_warps": 4, "num_stages": 1}
 
 
-WARPS_AND_STAGES = [
-    (0, 99, 99, [(2, 3)], (2, 3)),
-    (0, 1, 1, [(2, 3), (2, 2), (2, 1)], (2, 1)),  # shared memory for one stage
-    (100, 99, 99, [(2, 3)], (2, 3)),
-    (101, 99, 99, [(2, 3), (4, 3), (8, 3)], (8, 3)),
-    (101, 2, 2, [(2, 3), (2, 2), (4, 2), (8, 2)], (8, 2)),
-    (101, 99, 2, [(2, 3), (4, 3), (8, 3), (8, 2)], (8, 2)),
-    (101, 99, 0, [(2, 3), (4, 3), (8, 3), (8, 2), (8, 1)], (4, 3)),  # with 8 warps it does not fit: with 4 it does
-]
-
-
-@pytest.mark.parametrize("spills,stages,stages_of_8_warps,expected,kept", WARPS_AND_STAGES)
-def test_how_a_kernel_is_compiled_again(spills, stages, stages_of_8_warps, expected, kept):
-    """With fewer stages where shared memory ends, with more warps where registers do."""
-    kernel = CompiledOnly(spills, stages, stages_of_8_warps)
-    launch = launches.Launch(kernel, (7,), (), (), num_warps=2, num_stages=3)
+@pytest.mark.parametrize(
+    "kernel, tried, kept",
+    [
+        (dict(spills=0, stages=99), [(2, 3)], (2, 3)),
+        (dict(spills=0, stages=1), [(2, 3), (2, 2), (2, 1)], (2, 1)),
+        (dict(spills=100, stages=99), [(2, 3)], (2, 3)),
+        (dict(spills=101, stages=99), [(2, 3), (4, 3), (8, 3)], (8, 3)),
+        (dict(spills=101, stages=2), [(2, 3), (2, 2), (4, 2), (8, 2)], (8, 2)),
+        (dict(spills=101, stages=99, stages_of_8_warps=2), [(2, 3), (4, 3), (8, 3), (8, 2)], (8, 2)),
+        # it does not fit with 8 warps, but it does with 4
+        (dict(spills=101, stages=99, stages_of_8_warps=0), [(2, 3), (4, 3), (8, 3), (8, 2), (8, 1)], (4, 3)),
+    ],
+)
+def test_a_kernel_is_compiled_with_fewer_stages_or_more_warps_until_it_fits(kernel, tried, kept):
+    """It starts with 2 warps and 3 stages. `tried` and `kept` are numbers of warps and stages."""
+    kernel = CompiledOnly(**kernel)
+    launch = launches.Launch(kernel, grid=(7,), tensors=(), numbers=(), num_warps=2, num_stages=3)
     launch.compile([])
-    assert kernel.tried == expected and launch.compiled == (kept, (7, 1, 1)) and tuple(launch.options.values()) == kept
+    assert kernel.tried == tried
+    assert launch.compiled == (kept, (7, 1, 1))
+    assert launch.options == {"num_warps": kept[0], "num_stages": kept[1]}
 
 
-def test_a_kernel_that_is_too_large():
+def test_a_kernel_that_fits_with_no_options_is_an_error():
+    kernel = CompiledOnly(spills=0, stages=0)
+    launch = launches.Launch(kernel, grid=(7,), tensors=(), numbers=(), num_warps=2, num_stages=3)
     with pytest.raises(OutOfResources):
-        launches.Launch(CompiledOnly(0, 0, 0), (7,), (), (), num_warps=2, num_stages=3).compile([])
+        launch.compile([])
 
 
 class CompiledOnly:
-    """A kernel that spills, and a GPU with shared memory for so many stages."""
+    """Takes the place of a kernel and of its compiled form, which cannot be called.
 
-    def __init__(self, spills, stages, stages_of_8_warps):
-        self.n_spills, self.stages, self.tried = spills, {8: stages_of_8_warps}, []
-        self.stages.update({2: stages, 4: stages})
+    Args:
+        spills: how many registers it spills.
+        stages: for how many stages the GPU has enough shared memory.
+        stages_of_8_warps: the same for 8 warps; default: as for fewer.
+    """
 
-    def warmup(self, *args, grid, **options):
-        self.tried.append(tuple(options.values()))
+    def __init__(self, spills, stages, stages_of_8_warps=None):
+        self.n_spills = spills
+        self.most_stages = {2: stages, 4: stages, 8: stages if stages_of_8_warps is None else stages_of_8_warps}
+        self.tried = []  # the numbers of warps and stages with which it was compiled
+
+    def warmup(self, *args, grid, num_warps, num_stages):
+        self.tried.append((num_warps, num_stages))
         return self
 
     def __getitem__(self, grid):
         warps, stages = self.tried[-1]
-        if stages > self.stages[warps]:
+        if stages > self.most_stages[warps]:
             raise OutOfResources(2, 1, "shared memory")
-        return self.tried[-1], grid
+        return (warps, stages), grid
 
 
-def without_interpreter(*arguments):
-    """What tests/kernels/compile_kernels.py prints, line by line."""
+def run_compile_kernels(*arguments):
+    """Returns the lines that tests/kernels/compile_kernels.py prints. It runs without Triton's interpreter."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = f"{ROOT}:{ROOT / 'tests'}"
-    done = warm.run([ROOT / "tests" / "kernels" / "compile_kernels.py", *arguments], env=environment)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    process = warm.run([ROOT / "tests" / "kernels" / "compile_kernels.py", *arguments], env=environment)
+    assert process.returncode == 0, process.stderr
+    return process.stdout.splitlines()
 
 
-COMPILED = [spec for spec in dict.fromkeys([*NAMES, *VARIANTS, MIXED]) if is_supported(spec)]
-# factorized_random has random's kernels
-FEWER = [spec for spec in COMPILED if "factorized_random" not in spec or spec == MIXED]
+SUPPORTED = [spec for spec in dict.fromkeys([*NAMES, *VARIANTS, MIXED]) if is_supported(spec)]
+# factorized_random has the kernels of random
+WITHOUT_FACTORIZED_RANDOM = [spec for spec in SUPPORTED if "factorized_random" not in spec or spec == MIXED]
 MIXTURES = ["random+vanilla", "dense+vanilla"]
-ALL = [(90, "bf16", 64, COMPILED, [32, 256], []), (90, "bf16", 64, MIXTURES, [64, 256], ["causal"])]
-# sm_86 has the products of sm_80 and less shared memory
-ALL += [(86, "bf16", width, FEWER, [256], []) for width in (64, 128)] + [(80, "bf16", 64, MIXTURES, [32, 256], [])]
-ALL += [(90, *other, MIXTURES, [32, 256], []) for other in (("fp16", 64), ("bf16", 8), ("bf16", 40), ("bf16", 72))]
 
 
 @interpreted
-@pytest.mark.parametrize("number", range(len(ALL)))
-def test_resources(number):
-    """Every launch compiles, spills few registers, and fits into a GPU's shared memory."""
-    architecture, dtype, width, specs, lengths, masks = ALL[number]
-    check_resources(architecture, dtype, width, ",".join(specs), ",".join(map(str, lengths)), "padded", *masks)
+@pytest.mark.parametrize(
+    "architecture, dtype, width, specs, lengths, masks",
+    [
+        (90, "bf16", 64, SUPPORTED, [32, 256], ["padded"]),
+        (90, "bf16", 64, MIXTURES, [64, 256], ["padded", "causal"]),
+        # sm_86 has the products of sm_80 and less shared memory
+        (86, "bf16", 64, WITHOUT_FACTORIZED_RANDOM, [256], ["padded"]),
+        (86, "bf16", 128, WITHOUT_FACTORIZED_RANDOM, [256], ["padded"]),
+        (80, "bf16", 64, MIXTURES, [32, 256], ["padded"]),
+        (90, "fp16", 64, MIXTURES, [32, 256], ["padded"]),
+        (90, "bf16", 8, MIXTURES, [32, 256], ["padded"]),
+        (90, "bf16", 40, MIXTURES, [32, 256], ["padded"]),
+        (90, "bf16", 72, MIXTURES, [32, 256], ["padded"]),
+    ],
+)
+def test_every_launch_fits_into_a_gpu(architecture, dtype, width, specs, lengths, masks):
+    check_resources(architecture, dtype, width, specs, lengths, masks)
 
 
 @interpreted
 @pytest.mark.parametrize("architecture", [80, 90, 120])
-def test_resources_with_dropout(architecture):
-    """On Blackwell outside data centers too."""
-    check_resources(architecture, "bf16", 64, ",".join(MIXTURES), "256", "dropped")
+def test_every_launch_with_dropout_fits_into_a_gpu(architecture):
+    """120 are the GPUs of Blackwell outside data centers."""
+    check_resources(architecture, "bf16", 64, MIXTURES, lengths=[256], masks=["dropped"])
 
 
-def check_resources(architecture, dtype, width, *more):
-    found = without_interpreter(architecture, dtype, 8, width, *more)
-    assert found
-    for launch in map(json.loads, found):
-        most = 400 if launch["num_warps"] < launches.MAX_WARPS else 600  # bytes
-        assert launch["spilled"] <= most, launch
+def check_resources(architecture, dtype, width, specs, lengths, masks):
+    """Checks that every launch compiles, spills few registers, and fits into the shared memory of a GPU."""
+    specs_text = ",".join(specs)
+    lengths_text = ",".join(str(length) for length in lengths)
+    number_of_heads = 8
+    lines = run_compile_kernels(architecture, dtype, number_of_heads, width, specs_text, lengths_text, *masks)
+    assert lines
+    for line in lines:
+        launch = json.loads(line)
+        most_spilled_bytes = 400 if launch["num_warps"] < launches.MAX_WARPS else 600
+        assert launch["spilled"] <= most_spilled_bytes, launch
         assert launch["shared"] <= LIMITS[architecture], launch
 
 
 @interpreted
-def test_few_kernels_for_many_shapes():
-    """200 random numbers of sentences and tokens: a handful of sizes of tiles, with a few kernels each."""
-    assert int(without_interpreter("--count", 200, "random+vanilla")[-1]) <= 15
+def test_many_shapes_need_few_kernels():
+    """For 200 random numbers of sentences and tokens, there are a handful of sizes of tiles, with few kernels each."""
+    *_, number_of_kernels = run_compile_kernels("--count", 200, "random+vanilla")
+    assert int(number_of_kernels) <= 15
 
 
 @interpreted
-def test_launches(monkeypatch):
-    """A block launches fewer kernels of a GPU, and no more than docs/performance.md says."""
-    monkeypatch.undo()  # memory filled with NaN is a launch more
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_block_launches_as_few_kernels_of_a_gpu_as_the_page_says(name, monkeypatch):
+    """docs/performance.md has the numbers for one version of torch."""
+    monkeypatch.undo()  # the fixture that fills memory with NaN launches more
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import launches
+    from launches import list_calls
 
     page = (ROOT / "docs" / "performance.md").read_text()
-    for name in VARIANTS:
-        before = len(launches.list_calls(name, padded=True, dtype=torch.bfloat16, with_kernels=False))
-        after = len(launches.list_calls(name, padded=True, dtype=torch.bfloat16, with_kernels=True))
-        assert after < before or name == "vanilla"
-        if torch.__version__.startswith("2.13"):
-            assert re.search(rf"\|`{re.escape(name)}`\|{before}\|\d+\|\d+\|{after}\|", page)
+    before = len(list_calls(name, padded=True, dtype=torch.bfloat16, with_kernels=False))
+    after = len(list_calls(name, padded=True, dtype=torch.bfloat16, with_kernels=True))
+    assert after < before or name == "vanilla"
+    if torch.__version__.startswith("2.13"):
+        assert re.search(rf"\|`{re.escape(name)}`\|{before}\|\d+\|\d+\|{after}\|", page)
+
+
+def run_gpu_benchmark(*arguments):
+    """Runs benchmarks/gpu.py with sizes of a few words, and returns its CompletedProcess."""
+    command = [sys.executable, ROOT / "benchmarks" / "gpu.py", "--dry", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run([str(word) for word in command], env=environment, capture_output=True, text=True)
 
 
 @interpreted
-def test_measuring(tmp_path):
-    """benchmarks/gpu.py in sizes of a few words: each part leaves a result, which a second call keeps."""
-    # one of each kind but the steps, which take the interpreter many minutes with the kernels
-    parts = ["tests", "correct", "backend", "causal-mixed", "generate-simple"]
-    command = [sys.executable, ROOT / "benchmarks" / "gpu.py", "--dry", "--parts", *parts, "--out", tmp_path]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    for said in (f"{sys.executable} benchmarks/gpu.py --correctness", "has a result in"):
-        done = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True)
-        assert done.returncode == 0 and said in done.stdout, done.stdout + done.stderr
-    rows = json.loads((tmp_path / "correct.json").read_text())
-    assert {name: row["kernels"] for name, row in rows.items()} == {"random 3x7": 3, "fixed_random 3x7": 2}
-    done = subprocess.run([*map(str, command[:3]), "--parts", "tea"], env=environment, capture_output=True, text=True)
-    assert done.returncode == 1 and "error: --parts tea: choose from tests, tests-kernels, correct" in done.stderr
+def test_each_part_of_the_gpu_benchmark_leaves_a_result_which_a_second_call_keeps(tmp_path):
+    """One part of each kind but the steps, which take the interpreter many minutes."""
+    arguments = ["--parts", "tests", "correct", "backend", "causal-mixed", "generate-simple", "--out", tmp_path]
+    first = run_gpu_benchmark(*arguments)
+    assert first.returncode == 0, first.stderr
+    assert f"{sys.executable} benchmarks/gpu.py --correctness" in first.stdout
+    second = run_gpu_benchmark(*arguments)
+    assert second.returncode == 0, second.stderr
+    assert "has a result in" in second.stdout
+    figures_by_call = json.loads((tmp_path / "correct.json").read_text())
+    launches_by_call = {name: figures["kernels"] for name, figures in figures_by_call.items()}
+    assert launches_by_call == {"random 3x7": 3, "fixed_random 3x7": 2}
+
+
+@interpreted
+def test_the_gpu_benchmark_refuses_an_unknown_part():
+    process = run_gpu_benchmark("--parts", "tea")
+    assert process.returncode == 1
+    assert "error: --parts tea: choose from tests, tests-kernels, correct" in process.stderr

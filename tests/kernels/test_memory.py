@@ -6,8 +6,8 @@ import pytest
 import torch
 from helpers import padding_mask
 from kernel_calls import (
-    all_of,
-    by_kernels,
+    attend_by_kernels,
+    inputs_of_length,
     plan_with,
 )
 
@@ -32,15 +32,15 @@ def test_saved_tensors_in_other_memory(bsz, is_short, monkeypatch):
     packed, key = torch.randn(5, bsz, 48), torch.randn(2, 7, 8)
     q, k, v = (x.unflatten(-1, (2, 8)).permute(1, 2, 0, 3) for x in packed.split(16, dim=-1))
     R, grad = torch.randn(2, 7, 7, requires_grad=True), torch.randn(bsz, 2, 5, 8)
-    shared = Product(torch.randn(bsz, 2, 5, 8), take_columns(key, all_of(5)))
-    logits = [Product(q, k), shared, Bias(take_window(R, all_of(5)))]
-    (expected,) = torch.autograd.grad(by_kernels(logits, v), R, grad)
+    shared = Product(torch.randn(bsz, 2, 5, 8), take_columns(key, inputs_of_length(5)))
+    logits = [Product(q, k), shared, Bias(take_window(R, inputs_of_length(5)))]
+    (expected,) = torch.autograd.grad(attend_by_kernels(logits, v), R, grad)
 
     def moved(x):  # from 4 bytes after a multiple of 16 on
         return torch.empty(x.numel() + 16, dtype=x.dtype)[4 // x.itemsize :][: x.numel()].view(x.size()).copy_(x)
 
     with torch.autograd.graph.saved_tensors_hooks(moved, lambda x: x):
-        out = by_kernels(logits, v)
+        out = attend_by_kernels(logits, v)
     assert torch.equal(torch.autograd.grad(out, R, grad)[0], expected)
 
 
@@ -67,7 +67,9 @@ def test_memory_at_any_address(which, monkeypatch):
         packed, R = moved(value, "value", odd), moved(bias, "bias", odd).requires_grad_()
         v = packed.unflatten(-1, (2, 8)).permute(1, 2, 0, 3)
         with torch.autograd.graph.saved_tensors_hooks(functools.partial(moved, name="saved", odd=odd), lambda x: x):
-            out = kernels.compute(Logits([Bias(take_window(R, all_of(5)))]), v, moved(mask, "mask", odd), None)
+            out = kernels.compute(
+                Logits([Bias(take_window(R, inputs_of_length(5)))]), v, moved(mask, "mask", odd), None
+            )
         found += torch.autograd.grad(out, R, moved(grad, "grad", odd))
     assert torch.equal(*found)
 
@@ -81,7 +83,7 @@ def test_gradients_of_padding(is_short, monkeypatch):
     q, k, v, grad = torch.randn(4, 3, 2, 7, 8)
     leaves = [x.requires_grad_() for x in (q, k, v, torch.randn(2, 7, 7))]
     logits, mask = [Product(q, k), Bias(leaves[-1][None])], padding_mask(lengths)
-    out = by_kernels(logits, v, mask)
+    out = attend_by_kernels(logits, v, mask)
     assert not out[mask[:, None].expand(3, 2, 7)].any()
     found = torch.autograd.grad(out, leaves, grad, retain_graph=True)
     expected = torch.autograd.grad(out, leaves, grad.masked_fill(mask[:, None, :, None], 0.0))

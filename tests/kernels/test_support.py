@@ -4,7 +4,7 @@ import pytest
 import torch
 from helpers import make_attention
 from kernel_calls import (
-    by_kernels,
+    attend_by_kernels,
 )
 
 from fairseq_synth.computations import kernels
@@ -76,7 +76,7 @@ def test_what_is_not_supported(monkeypatch):
     own, half, outer, matrix = Product(q, q), Product(q, q[:1]), Outer(q, 3), Bias(bias)
 
     def supported(logits, value=value):
-        return by_kernels(logits, value) is not None
+        return attend_by_kernels(logits, value) is not None
 
     assert supported([own, half, outer, matrix])
     assert not supported([own])  # torch's fused attention

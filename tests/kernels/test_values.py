@@ -1,7 +1,7 @@
 """The kernels' values and gradients are those of the plain computation."""
 
 import copy
-import functools
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -9,17 +9,19 @@ from helpers import NAMES, SPECS, Columns, make_attention, padding_mask
 from kernel_calls import (
     MASKS,
     MIXED,
-    all_of,
-    by_definition,
-    by_kernels,
-    check,
+    Summand,
+    attend_by_kernels,
+    attend_plainly,
+    check_kernels,
+    choose_lengths,
+    inputs_of_length,
     is_supported,
-    mask_of,
-    mixed,
+    make_logits,
+    make_padding,
+    make_random_logits,
+    plan_short_sentences,
     plan_with,
-    random_logits,
-    run,
-    some_of,
+    run_attention,
 )
 
 from fairseq_synth.computations import kernels, plain
@@ -36,347 +38,438 @@ pytestmark = [
 interpreted = pytest.mark.interpreted
 
 
-@interpreted
-@pytest.mark.parametrize("masks", MASKS)
-@pytest.mark.parametrize("spec", [*SPECS, MIXED])
-def test_short_sentences(spec, masks, everything, monkeypatch):
-    """Value and the gradient of every parameter and of the input."""
+@pytest.fixture(params=[True, False], ids=["short", "long"])
+def is_short(request, monkeypatch):
+    """Runs a test with the kernels for short sentences, and again with those for long ones. Returns which they are."""
+    plan_short_sentences(monkeypatch, request.param)
+    return request.param
+
+
+def skip_unsupported(spec):
+    """Skips a test of functions that the kernels do not compute."""
     if not is_supported(spec):
         pytest.skip("torch's fused attention")
-    for length in some_of([1, 7, 16, 33, 64], spec, masks) if everything else [7]:
-        plan_with(monkeypatch, "is_short", lambda _: True)
-        check(spec, length, masks, monkeypatch)
 
 
 @interpreted
 @pytest.mark.parametrize("masks", MASKS)
 @pytest.mark.parametrize("spec", [*SPECS, MIXED])
-def test_long_sentences(spec, masks, everything, monkeypatch):
-    """The same; small tiles, so that a few words have many of them, with rests."""
-    if not is_supported(spec):
-        pytest.skip("torch's fused attention")
+def test_short_sentences_equal_the_plain_computation(spec, masks, everything, monkeypatch):
+    """In the output, and in the gradients of the input and of every parameter."""
+    skip_unsupported(spec)
+    lengths = choose_lengths([1, 7, 16, 33, 64], spec, masks) if everything else [7]
+    for length in lengths:
+        plan_short_sentences(monkeypatch, True)
+        check_kernels(spec, length, masks, monkeypatch)
+
+
+@interpreted
+@pytest.mark.parametrize("masks", MASKS)
+@pytest.mark.parametrize("spec", [*SPECS, MIXED])
+def test_long_sentences_equal_the_plain_computation(spec, masks, everything, monkeypatch):
+    """With tiles that are so small that a few words have many of them, some of which are not full."""
+    skip_unsupported(spec)
     if spec == MIXED and masks in ("none", "left"):
         pytest.skip("five functions take the interpreter minutes; the paper mixes two")
-    plan_with(monkeypatch, "is_short", lambda _: False)
-    tiles = {"rows": (16, 32), "columns": (32, 16)}
-    monkeypatch.setattr(launches.Tile, "for_kernel", lambda kernel, _: launches.Tile(*tiles.get(kernel, (16, 16)), 4))
-    for length in some_of([1, 7, 33, 65], spec, masks) if everything else [20]:
-        check(spec, length, masks, monkeypatch, bsz=3 if everything and length < 65 else 2)
+
+    def choose_small_tile(kernel, layout):
+        if kernel == "rows":
+            return launches.Tile(16, 32, 4)
+        if kernel == "columns":
+            return launches.Tile(32, 16, 4)
+        return launches.Tile(16, 16, 4)
+
+    plan_short_sentences(monkeypatch, False)
+    monkeypatch.setattr(launches.Tile, "for_kernel", choose_small_tile)
+    lengths = choose_lengths([1, 7, 33, 65], spec, masks) if everything else [20]
+    for length in lengths:
+        sentences = 3 if everything and length < 65 else 2
+        check_kernels(spec, length, masks, monkeypatch, sentences=sentences)
 
 
 @interpreted
 @pytest.mark.parametrize(
-    "spec,padded,causal", [("random", 257, 130), ("random+vanilla", 130, 257), ("dense+vanilla", 130, 130)]
+    "spec, length_with_padding, length_with_causal_mask",
+    [("random", 257, 130), ("random+vanilla", 130, 257), ("dense+vanilla", 130, 130)],
 )
-def test_many_tiles(spec, padded, causal, monkeypatch):
-    """The tiles that a GPU has, for sentences of so many tokens."""
-    check(spec, padded, "padded", monkeypatch, m=260)
-    check(spec, causal, "causal", monkeypatch, m=260)
+def test_sentences_of_many_tiles_equal_the_plain_computation(
+    spec, length_with_padding, length_with_causal_mask, monkeypatch
+):
+    """The tiles have the sizes that they have on a GPU."""
+    check_kernels(spec, length_with_padding, "padded", monkeypatch, max_length=260)
+    check_kernels(spec, length_with_causal_mask, "causal", monkeypatch, max_length=260)
 
 
 @interpreted
 @pytest.mark.parametrize("width", [1, 8, 40, 64, 72])
-def test_widths_of_a_head(width, monkeypatch):
-    for spec in ["dense+vanilla" if width > 64 else MIXED, *NAMES]:
+def test_heads_of_any_width_equal_the_plain_computation(width, monkeypatch):
+    mixture = "dense+vanilla" if width > 64 else MIXED
+    for spec in [mixture, *NAMES]:
         if is_supported(spec):
-            check(spec, 6, "padded", monkeypatch, width)
+            check_kernels(spec, 6, "padded", monkeypatch, width)
 
 
 @interpreted
 @pytest.mark.parametrize("spec", ["random", "relative_random", "random+vanilla"])
-def test_large_logits(spec, monkeypatch):
-    """R of standard deviation 50, where all weights but one are 0."""
+def test_large_logits_equal_the_plain_computation(spec, monkeypatch):
+    """R has a standard deviation of 50, so that all weights of a row but one are 0."""
     for is_short in (True, False):
-        plan_with(monkeypatch, "is_short", lambda _, found=is_short: found)
-        for masks in ("padded", "causal"):
-            check(spec, 9, masks, monkeypatch, std=50)
+        plan_short_sentences(monkeypatch, is_short)
+        check_kernels(spec, 9, "padded", monkeypatch, std=50)
+        check_kernels(spec, 9, "causal", monkeypatch, std=50)
 
 
 @interpreted
-@pytest.mark.parametrize("is_short", [True, False])
-def test_distances_beyond_the_longest(is_short, monkeypatch):
-    """relative_random has one value for all distances from m on, whose gradient is a sum of several diagonals."""
-    plan_with(monkeypatch, "is_short", lambda _: is_short)
+@pytest.mark.parametrize(
+    "spec, length", [("relative_random", 20), ("relative_random+vanilla", 7), ("relative_random", 4)]
+)
+def test_distances_above_the_largest_share_a_value(spec, length, is_short, monkeypatch):
+    """The largest distance is 4 here. The gradient of the shared value is a sum of several diagonals."""
     plan_with(monkeypatch, "PROGRAMS", 6)
-    for spec, length in (("relative_random", 20), ("relative_random+vanilla", 7), ("relative_random", 4)):
-        for masks in ("padded", "causal"):
-            check(spec, length, masks, monkeypatch, m=4)
+    check_kernels(spec, length, "padded", monkeypatch, max_length=4)
+    check_kernels(spec, length, "causal", monkeypatch, max_length=4)
 
 
 @interpreted
-@pytest.mark.parametrize("is_short", [True, False])
 @pytest.mark.parametrize("columns", [slice(0, 5), slice(6, 11), slice(0, 11), slice(5, 6)], ids=str)
-def test_distances_of_a_larger_tensor(columns, is_short, monkeypatch):
-    """Also of one value for all distances, whose gradient is the sum of all diagonals."""
-    plan_with(monkeypatch, "is_short", lambda _: is_short)
+def test_values_of_distances_may_be_a_part_of_a_larger_tensor(columns, is_short):
+    """Also a single value for all distances, whose gradient is the sum of all diagonals."""
     torch.manual_seed(0)
-    values, (value, grad) = torch.randn(2, 11, requires_grad=True), torch.randn(2, 2, 2, 9, 4)
-    outputs = (
-        each([Diagonals(take_distances(values[:, columns], all_of(9)))], value) for each in (by_kernels, by_definition)
-    )
-    found, expected = (torch.autograd.grad(out, values, grad)[0] for out in outputs)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    values_of_distances = torch.randn(2, 11, requires_grad=True)
+    value = torch.randn(2, 2, 9, 4)
+    gradient = torch.randn(2, 2, 9, 4)
+
+    def compute_gradient(attend):
+        diagonals = Diagonals(take_distances(values_of_distances[:, columns], inputs_of_length(9)))
+        return torch.autograd.grad(attend([diagonals], value), values_of_distances, gradient)[0]
+
+    expected = compute_gradient(attend_plainly)
+    torch.testing.assert_close(compute_gradient(attend_by_kernels), expected, atol=1e-5, rtol=0)
 
 
 @interpreted
-def test_a_sum_without_weights(monkeypatch):
-    check("random+dense+vanilla", 9, "padded", monkeypatch, mixture="sum")
+def test_a_sum_without_weights_equals_the_plain_computation(monkeypatch):
+    check_kernels("random+dense+vanilla", 9, "padded", monkeypatch, mixture="sum")
 
 
 @interpreted
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("is_short", [True, False])
 @pytest.mark.parametrize("spec", [*SPECS, MIXED])
-def test_half_precision(spec, dtype, is_short, monkeypatch, request):
-    """On a GPU as a head's width and sentences are there."""
-    on_gpu = request.config.getoption("--device") != "cpu"
-    if not is_supported(spec):
-        pytest.skip("torch's fused attention")
-    if dtype == torch.bfloat16 and not on_gpu:
-        pytest.skip("numpy, which the interpreter computes with, has no bf16")
-    if not on_gpu and spec not in ("random", MIXED):
-        pytest.skip("the interpreter takes one function and one mixture")
-    if not on_gpu:
-        plan_with(monkeypatch, "is_short", lambda _: is_short)
-    length = (30 if is_short else 130) if on_gpu else 9
-    for masks in ("padded", "causal") if on_gpu else ("padded",):
-        check(spec, length, masks, monkeypatch, 64 if on_gpu else 8, dtype)
+def test_half_precision_on_a_gpu_is_as_exact_as_the_plain_computation(spec, dtype, request, monkeypatch):
+    """With the usual width of a head, for short and for long sentences."""
+    if request.config.getoption("--device") == "cpu":
+        pytest.skip("the interpreter is too slow, and it has no bf16")
+    skip_unsupported(spec)
+    for length in (30, 130):
+        check_kernels(spec, length, "padded", monkeypatch, width=64, dtype=dtype)
+        check_kernels(spec, length, "causal", monkeypatch, width=64, dtype=dtype)
 
 
 @interpreted
-@pytest.mark.parametrize("is_short", [True, False])
-@pytest.mark.parametrize("place", ["q", "x", "outer", "c", "r"])
-def test_the_weight_of_a_constant(place, is_short, monkeypatch):
-    """A constant changes no softmax: its weight has no gradient but rounding, although the output is rounded too."""
-    plan_with(monkeypatch, "is_short", lambda _: is_short)
+@pytest.mark.parametrize("spec", ["random", MIXED])
+def test_half_precision_in_the_interpreter_is_as_exact_as_the_plain_computation(spec, is_short, request, monkeypatch):
+    """One function and one mixture. numpy, with which the interpreter computes, has no bf16."""
+    if request.config.getoption("--device") != "cpu":
+        pytest.skip("no interpreter")
+    check_kernels(spec, 9, "padded", monkeypatch, dtype=torch.float16)
+
+
+@interpreted
+@pytest.mark.parametrize("needs_other_gradients", [False, True])
+@pytest.mark.parametrize("kind", ["product", "product with a shared key", "outer product", "row", "matrix"])
+def test_the_weight_of_a_constant_has_no_gradient_but_rounding(kind, needs_other_gradients, is_short):
+    """A constant changes no softmax. The output is rounded, too, and still the gradient is small."""
     torch.manual_seed(0)
-    query, key, value, grad = torch.randn(4, 2, 2, 20, 4, dtype=torch.float16)
+    query, key, value, gradient = torch.randn(4, 2, 2, 20, 4, dtype=torch.float16)
     R = torch.randn(1, 2, 20, 20, dtype=torch.float16)
     weights = torch.full((1, 2), 0.5, dtype=torch.float16, requires_grad=True)
     four = torch.full((2, 2, 20, 4), 4, dtype=torch.float16)
-    constants = {  # of 64
-        "q": Product(four, four),
-        "x": Product(four, four[:1]),
-        "outer": Outer(2 * torch.cat([four, four, four], 3), 8),
-        "c": Bias(16 * four[:1, :, :1, :1].expand(-1, -1, -1, 20)),
-        "r": Bias((16 * four[:1, :, :, :1]).repeat(1, 1, 1, 20)),
-    }
-    for others in (), (query, R, four):  # a gradient is wanted of the weight alone, and of more
-        for x in others:
-            x.requires_grad_()
-        other = Bias(R) if place == "q" else Product(query, key)
-        out = by_kernels(mixed(weights, (constants[place], 0), (other, -1)), value + 8)
-        found, *_ = torch.autograd.grad(out, (weights, *others), grad, allow_unused=True)
-        assert found.abs().max() < 0.1
+    sixty_four = {
+        "product": Product(four, four),
+        "product with a shared key": Product(four, four[:1]),
+        "outer product": Outer(2 * torch.cat([four, four, four], 3), 8),
+        "row": Bias(16 * four[:1, :, :1, :1].expand(-1, -1, -1, 20)),
+        "matrix": Bias((16 * four[:1, :, :, :1]).repeat(1, 1, 1, 20)),
+    }[kind]
+    if needs_other_gradients:
+        for tensor in (query, R, four):
+            tensor.requires_grad_()
+    other_term = Bias(R) if kind == "product" else Product(query, key)
+    logits = make_logits(weights, Summand(sixty_four, weight=0), Summand(other_term))
+    out = attend_by_kernels(logits, value + 8)
+    inputs = [weights, query, R, four] if needs_other_gradients else [weights]
+    gradient_of_weights, *_ = torch.autograd.grad(out, inputs, gradient, allow_unused=True)
+    assert gradient_of_weights.abs().max() < 0.1
 
 
 @interpreted
-@pytest.mark.parametrize("is_short", [True, False])
-def test_one_sentence(is_short, monkeypatch):
-    """Its factors have the size of those that a batch shares."""
-    plan_with(monkeypatch, "is_short", lambda _: is_short)
-    for spec in ("random+vanilla", MIXED):
-        check(spec, 9, "none", monkeypatch, bsz=1)
+@pytest.mark.parametrize("spec", ["random+vanilla", MIXED])
+def test_a_batch_of_one_sentence_equals_the_plain_computation(spec, is_short, monkeypatch):
+    """The factors of its own have the size of factors that a batch shares."""
+    check_kernels(spec, 9, "none", monkeypatch, sentences=1)
 
 
 @interpreted
-@pytest.mark.parametrize("is_short", [True, False])
 @pytest.mark.parametrize("programs", [1, 3])
-def test_groups_of_sentences(programs, is_short, monkeypatch):
-    """A program with several sentences, and a last group with fewer."""
-    plan_with(monkeypatch, "is_short", lambda _: is_short)
+def test_a_program_may_have_several_sentences(programs, is_short, monkeypatch):
+    """The last program may have fewer than the others."""
     plan_with(monkeypatch, "PROGRAMS", programs)
-    check("random+dense", 5, "padded", monkeypatch)
-    check(MIXED, 5, "causal", monkeypatch, bsz=5)
+    check_kernels("random+dense", 5, "padded", monkeypatch)
+    check_kernels(MIXED, 5, "causal", monkeypatch, sentences=5)
 
 
 @interpreted
-@pytest.mark.parametrize("is_short", [True, False])
 @pytest.mark.parametrize("length", [2, 9])
-def test_any_summands(length, is_short, monkeypatch):
-    """What the kernels cannot read where it is, is copied."""
-    plan_with(monkeypatch, "is_short", lambda _: is_short)
-    logits, leaves = random_logits(3, 2, length)
+def test_terms_that_the_kernels_cannot_read_where_they_are_are_copied(length, is_short):
+    logits, tensors = make_random_logits(sentences=3, heads=2, length=length)
     value = torch.randn(3, 2, length, 6, requires_grad=True)
-    leaves.append(value)
-    grad = torch.randn(3, 6, length, 2).permute(0, 3, 2, 1)
-    found, expected = (torch.autograd.grad(f(logits, value), leaves, grad) for f in (by_kernels, by_definition))
-    for a, b in zip(found, expected):
-        torch.testing.assert_close(a, b, atol=1e-4, rtol=0)
+    gradient = torch.randn(3, 6, length, 2).permute(0, 3, 2, 1)
+    inputs = [value, *tensors]
+    gradients = torch.autograd.grad(attend_by_kernels(logits, value), inputs, gradient)
+    expected = torch.autograd.grad(attend_plainly(logits, value), inputs, gradient)
+    torch.testing.assert_close(gradients, expected, atol=1e-4, rtol=0)
 
 
 @interpreted
 @pytest.mark.parametrize("spec", ["random", "columns", "factorized_random", "relative_random", "factorized_dense"])
 @pytest.mark.parametrize("length", [5, 9])
-def test_one_summand(spec, length, restore_registry, monkeypatch):
-    """Its matrix, row or values are read whole, and have their gradient whole; beyond l they begin again."""
+def test_a_single_term_equals_the_plain_computation(spec, length, restore_registry, monkeypatch):
+    """The kernels read its matrix, row or values as a whole. Beyond the maximum length of 6 they begin again."""
     register_synthesizer("columns")(Columns)
     for is_short in (True, False):
-        plan_with(monkeypatch, "is_short", lambda _, found=is_short: found)
-        check(spec, length, "padded", monkeypatch, m=6, beyond_length="tile")
+        plan_short_sentences(monkeypatch, is_short)
+        check_kernels(spec, length, "padded", monkeypatch, max_length=6, beyond_length="tile")
 
 
 @interpreted
 @pytest.mark.parametrize("spec", ["random", "dense", "factorized_random", "factorized_dense", "relative_random"])
-def test_a_sentence_of_one_token(spec, monkeypatch):
-    """The stride of a single row says nothing about the parameter that it is the first row of."""
+def test_a_sentence_of_one_token_equals_the_plain_computation(spec, monkeypatch):
+    """The stride of a single row says nothing about the parameter whose first row it is."""
     for is_short in (True, False):
-        plan_with(monkeypatch, "is_short", lambda _, is_short=is_short: is_short)
-        check(spec, 1, "none", monkeypatch, m=6)
+        plan_short_sentences(monkeypatch, is_short)
+        check_kernels(spec, 1, "none", monkeypatch, max_length=6)
 
 
 @interpreted
-@pytest.mark.parametrize("is_short", [True, False])
 @pytest.mark.parametrize("case", ["packed", "swapped", "the same twice", "without a gradient", "a hook", "retained"])
-def test_views_of_the_projection(case, is_short, monkeypatch):
-    """Queries, keys and values as the layer gives them, and what a function may do to them."""
-    plan_with(monkeypatch, "is_short", lambda _: is_short)
-    packed, R = torch.randn(5, 3, 24, requires_grad=True), torch.randn(2, 7, 7, requires_grad=True)
-    weights, results = torch.rand(2, 2, requires_grad=True), []
-    for computation in (by_kernels, by_definition):
-        q, k, v = (x.unflatten(-1, (2, 4)).permute(1, 2, 0, 3) for x in packed.split(8, dim=-1))
-        seen = []
-        if case == "a hook":
-            k.register_hook(lambda grad, seen=seen: seen.append(grad) or 0 * grad)
-        if case == "retained":
+def test_queries_keys_and_values_may_be_views_of_one_projection(case, is_short):
+    """As the layer makes them, and after what a function may do to them.
+
+    It may swap queries and keys, use the queries twice, stop their gradient, change the gradient of the keys by a hook,
+    and let the queries retain their gradient.
+    """
+    packed = torch.randn(5, 3, 24, requires_grad=True)
+    R = torch.randn(2, 7, 7, requires_grad=True)
+    weights = torch.rand(2, 2, requires_grad=True)
+
+    def compute_output_and_gradients(attend):
+        q, k, v = (part.unflatten(-1, (2, 4)).permute(1, 2, 0, 3) for part in packed.split(8, dim=-1))
+        query, key = q, k
+        gradients_seen = []
+        if case == "swapped":
+            query, key = k, q
+        elif case == "the same twice":
+            query, key = q, q
+        elif case == "without a gradient":
+            query = q.detach()
+        elif case == "a hook":
+
+            def record_and_stop(gradient):
+                gradients_seen.append(gradient)
+                return 0 * gradient
+
+            k.register_hook(record_and_stop)
+        elif case == "retained":
             q.retain_grad()
-        query, key = {"swapped": (k, q), "the same twice": (q, q)}.get(case, (q, k))
-        query = query.detach() if case == "without a gradient" else query
-        out = computation(mixed(weights, (Product(query, key), 1), (Bias(take_window(R, all_of(5))), 0)), v)
-        grad = torch.linspace(-1, 1, out.numel()).view_as(out)
-        found = torch.autograd.grad(out, [packed, R, weights], grad, retain_graph=True)
+        window = Bias(take_window(R, inputs_of_length(5)))
+        out = attend(make_logits(weights, Summand(Product(query, key), weight=1), Summand(window, weight=0)), v)
+        gradient = torch.linspace(-1, 1, out.numel()).view_as(out)
+        gradients = torch.autograd.grad(out, [packed, R, weights], gradient, retain_graph=True)
         if case == "retained":
-            out.backward(grad)
-            seen.append(q.grad)
-        results.append([out, *found, *seen])
-    assert len(results[0]) == len(results[1]) == 4 + (case in ("a hook", "retained"))
-    for found, expected in zip(*results):
-        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+            out.backward(gradient)
+            gradients_seen.append(q.grad)
+        assert len(gradients_seen) == (1 if case in ("a hook", "retained") else 0)
+        return [out, *gradients, *gradients_seen]
+
+    results = compute_output_and_gradients(attend_by_kernels)
+    expected = compute_output_and_gradients(attend_plainly)
+    torch.testing.assert_close(results, expected, atol=1e-4, rtol=0)
 
 
 @interpreted
-@pytest.mark.parametrize("is_short", [True, False])
-def test_dropout(is_short, monkeypatch):
-    """Values and gradients under the mask of dropped weights that the forward pass shows where V is the identity."""
-    plan_with(monkeypatch, "is_short", lambda _: is_short)
+def test_dropout_equals_the_plain_computation_with_the_same_dropped_weights(is_short, monkeypatch):
+    """If V is the identity, the output is the weights, and so shows which ones are dropped."""
     torch.manual_seed(0)
-    length, p = 20, 0.4
-    logits, leaves = random_logits(3, 2, length)
-    monkeypatch.setattr(torch, "randint", lambda *_, **kwargs: torch.tensor([1234567890123456789]))
-    eye = torch.eye(length).expand(3, 2, length, length)
-    weights, dropped = by_kernels(logits, eye), by_kernels(logits, eye, dropout=p)
-    factors = (dropped / weights).detach()
-    kept = factors > 0.5
-    torch.testing.assert_close(factors, kept / (1 - p), atol=1e-3, rtol=0)
-    assert abs(kept.float().mean() - (1 - p)) < 0.05
-    rows = kept.flatten(0, 2)
-    assert len(rows.unique(dim=0)) == len(rows)  # each row of each head and sentence has numbers of its own
+    length = 20
+    dropout = 0.4
+    logits, tensors = make_random_logits(sentences=3, heads=2, length=length)
+    monkeypatch.setattr(torch, "randint", lambda *_, **kwargs: torch.tensor([1234567890123456789]))  # the kernels' seed
+
+    identity = torch.eye(length).expand(3, 2, length, length)
+    weights = attend_by_kernels(logits, identity)
+    weights_with_dropout = attend_by_kernels(logits, identity, dropout=dropout)
+    factors = (weights_with_dropout / weights).detach()
+    is_kept = factors > 0.5
+    torch.testing.assert_close(factors, is_kept / (1 - dropout), atol=1e-3, rtol=0)
+    assert abs(is_kept.float().mean() - (1 - dropout)) < 0.05
+    rows = is_kept.flatten(0, 2)  # of all sentences and heads: each has random numbers of its own
+    assert len(rows.unique(dim=0)) == len(rows)
+
     value = torch.randn(3, 2, length, 6, requires_grad=True)
-    grad = torch.randn(3, 2, length, 6)
-    found = torch.autograd.grad(by_kernels(logits, value, dropout=p), [value, *leaves], grad)
-    monkeypatch.setattr(plain, "drop", lambda weights, *_: weights * kept / (1 - p))
-    expected = torch.autograd.grad(by_definition(logits, value, dropout=p), [value, *leaves], grad)
-    for a, b in zip(found, expected):
-        torch.testing.assert_close(a, b, atol=1e-4, rtol=0)
+    gradient = torch.randn(3, 2, length, 6)
+    inputs = [value, *tensors]
+    gradients = torch.autograd.grad(attend_by_kernels(logits, value, dropout=dropout), inputs, gradient)
+    monkeypatch.setattr(plain, "drop", lambda weights, *_: weights * is_kept / (1 - dropout))
+    expected = torch.autograd.grad(attend_plainly(logits, value, dropout=dropout), inputs, gradient)
+    torch.testing.assert_close(gradients, expected, atol=1e-4, rtol=0)
 
 
 @interpreted
-def test_calls_that_lie_alike_have_one_plan(monkeypatch):
-    """Later batches of a size, and other layers, take the launches of the first; all else has launches of its own."""
-    calls = [("random+vanilla", 7, "padded"), ("random+vanilla", 7, "causal"), ("random+vanilla", 9, "padded")]
-    calls += [(MIXED, 7, "padded"), ("dense+factorized_random", 7, "none")]
-    for plans in (len(calls), len(calls)):
+def test_calls_with_the_same_layout_have_one_plan(monkeypatch):
+    """Later batches of the same size, and other layers, take the plan of the first call. Other calls have their own."""
+    calls = [
+        ("random+vanilla", 7, "padded"),
+        ("random+vanilla", 7, "causal"),
+        ("random+vanilla", 9, "padded"),
+        (MIXED, 7, "padded"),
+        ("dense+factorized_random", 7, "none"),
+    ]
+    for _ in range(2):
         for spec, length, masks in calls:
-            check(spec, length, masks, monkeypatch, m=12)
-        assert kernels.find_plan.cache_info().currsize == plans
+            check_kernels(spec, length, masks, monkeypatch, max_length=12)
+        assert kernels.find_plan.cache_info().currsize == len(calls)
 
 
-BASE_CALL = dict(bsz=2, length=3, wanted=[True] * 3, alphas=2, rows=[0, 1], scale=1.0, masks="none", diagonals=False)
-OTHER_CALLS = [
-    dict(bsz=3), dict(length=2), dict(wanted=[False, True, True]), dict(wanted=[True, False, True]),
-    dict(wanted=[True, True, False]), dict(alphas=3), dict(rows=[1, 0]), dict(rows=[-1, 0]), dict(rows=[0, -1]),
-    dict(scale=0.5), dict(masks="padded"), dict(masks="causal"), dict(diagonals=True),
-]  # fmt: skip
+class MixtureCall(NamedTuple):
+    """A call of a mixture of two terms: a product of queries and keys, and a matrix R or diagonals."""
 
+    sentences: int = 2
+    length: int = 3
+    needs_projection_gradient: bool = True
+    needs_matrix_gradient: bool = True
+    needs_weights_gradient: bool = True
+    number_of_weights: int = 2
+    weight_of_product: int | None = 0
+    weight_of_matrix: int | None = 1
+    scale: float = 1.0
+    masks: str = "none"
+    has_diagonals: bool = False
 
-def values_and_gradients(computation, bsz, length, wanted, alphas, rows, scale, masks, diagonals):
-    """Of a mixture of two summands."""
-    torch.manual_seed(0)
-    shapes = [(length, bsz, 24), (2, 7) if diagonals else (2, 4, 4), (alphas, 2)]
-    packed, R, weights = leaves = [torch.randn(shape, requires_grad=x) for shape, x in zip(shapes, wanted)]
-    q, k, v = (x.unflatten(-1, (2, 4)).permute(1, 2, 0, 3) for x in packed.split(8, dim=-1))
-    inputs = all_of(length)
-    shared = Diagonals(take_distances(R, inputs)) if diagonals else Bias(take_window(R, inputs))
-    logits = mixed(weights, (Product(q, k, scale), rows[0]), (shared, rows[1]))
-    mask = padding_mask([length - 1, *[length] * (bsz - 1)]) if masks == "padded" else None
-    out = computation(logits, v, mask, masks == "causal")
-    visible = out if mask is None else out.masked_fill(mask[:, None, :, None], 0.0)
-    return [visible, *torch.autograd.grad(visible.square().sum(), [leaf for leaf in leaves if leaf.requires_grad])]
+    def compute(self, attend):
+        """Returns the output for real tokens, and the gradients of the sum of its squares that are needed."""
+        torch.manual_seed(0)
+        packed = torch.randn(self.length, self.sentences, 24, requires_grad=self.needs_projection_gradient)
+        shape = (2, 7) if self.has_diagonals else (2, 4, 4)
+        R = torch.randn(shape, requires_grad=self.needs_matrix_gradient)
+        weights = torch.randn(self.number_of_weights, 2, requires_grad=self.needs_weights_gradient)
+        q, k, v = (part.unflatten(-1, (2, 4)).permute(1, 2, 0, 3) for part in packed.split(8, dim=-1))
+        inputs = inputs_of_length(self.length)
+        matrix = Diagonals(take_distances(R, inputs)) if self.has_diagonals else Bias(take_window(R, inputs))
+        logits = make_logits(
+            weights,
+            Summand(Product(q, k, self.scale), self.weight_of_product),
+            Summand(matrix, self.weight_of_matrix),
+        )
+        if self.masks == "padded":
+            padding = padding_mask([self.length - 1] + [self.length] * (self.sentences - 1))
+            out = attend(logits, v, padding).masked_fill(padding[:, None, :, None], 0.0)
+        else:
+            out = attend(logits, v, is_causal=self.masks == "causal")
+        needed = [tensor for tensor in (packed, R, weights) if tensor.requires_grad]
+        return [out, *torch.autograd.grad(out.square().sum(), needed)]
 
 
 @interpreted
-@pytest.mark.parametrize("number", range(len(OTHER_CALLS)))
-def test_plans_are_told_apart(number):
-    """A call after one that differs in one property."""
-    call = {**BASE_CALL, **OTHER_CALLS[number]}
-    values_and_gradients(by_kernels, **BASE_CALL)
-    for found, expected in zip(values_and_gradients(by_kernels, **call), values_and_gradients(by_definition, **call)):
-        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+@pytest.mark.parametrize(
+    "call",
+    [
+        MixtureCall(sentences=3),
+        MixtureCall(length=2),
+        MixtureCall(needs_projection_gradient=False),
+        MixtureCall(needs_matrix_gradient=False),
+        MixtureCall(needs_weights_gradient=False),
+        MixtureCall(number_of_weights=3),
+        MixtureCall(weight_of_product=1, weight_of_matrix=0),
+        MixtureCall(weight_of_product=None, weight_of_matrix=0),
+        MixtureCall(weight_of_product=0, weight_of_matrix=None),
+        MixtureCall(scale=0.5),
+        MixtureCall(masks="padded"),
+        MixtureCall(masks="causal"),
+        MixtureCall(has_diagonals=True),
+    ],
+)
+def test_a_call_that_differs_in_one_property_does_not_take_the_plan_of_another(call):
+    MixtureCall().compute(attend_by_kernels)
+    torch.testing.assert_close(call.compute(attend_by_kernels), call.compute(attend_plainly), atol=1e-4, rtol=0)
 
 
 @interpreted
-def test_dropout_differs_from_call_to_call():
+def test_dropout_differs_from_call_to_call_and_can_be_repeated_from_a_seed():
     module = make_attention("random+vanilla", dropout=0.5).train()
     x = torch.randn(7, 3, 6)
     torch.manual_seed(1)
-    first, second = module(x)[0], module(x)[0]
+    first, _ = module(x)
+    second, _ = module(x)
     torch.manual_seed(1)
-    again = module(x)[0]
-    assert torch.equal(first, again) and not torch.equal(first, second)
+    repeated, _ = module(x)
+    assert torch.equal(first, repeated)
+    assert not torch.equal(first, second)
 
 
 @interpreted
-def test_activation_checkpointing():
-    """The second forward pass of --checkpoint-activations drops the same weights."""
+def test_a_repeated_forward_pass_of_activation_checkpointing_drops_the_same_weights():
+    """With --checkpoint-activations, the forward pass is repeated in the backward pass."""
     module = make_attention("random+vanilla", dropout=0.5).train()
-    found = []
-    for again in (False, True):
+
+    def compute_output_and_gradients(run):
+        """Returns the output and all gradients if `run` calls the module with its input."""
         module.zero_grad()
         torch.manual_seed(1)
         x = torch.linspace(-1, 1, 7 * 3 * 6).view(7, 3, 6).requires_grad_()
-        run = functools.partial(module, need_weights=False)
-        out = torch.utils.checkpoint.checkpoint(run, x, use_reentrant=False)[0] if again else run(x)[0]
+        out, _ = run(x)
         torch.manual_seed(2)
         out.square().sum().backward()
-        found.append([out, x.grad, *(p.grad for p in module.parameters())])
-    torch.testing.assert_close(*found)
+        return [out, x.grad, *(parameter.grad for parameter in module.parameters())]
+
+    def run_with_checkpointing(x):
+        return torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False)
+
+    expected = compute_output_and_gradients(module)
+    torch.testing.assert_close(compute_output_and_gradients(run_with_checkpointing), expected)
 
 
 @interpreted
 @pytest.mark.parametrize("spec", ["relative_random", MIXED])
-def test_autocast(spec, monkeypatch, request):
-    """--amp: values and factors in half precision, weights and what the batch shares in fp32."""
-    device = request.config.getoption("--device")
+def test_autocast_is_close_to_double_precision(spec, monkeypatch, request):
+    """With --amp, values and factors are in half precision, and weights and what the batch shares are in fp32."""
     module = make_attention(spec)
-    x, grad, mask = torch.randn(7, 3, 6), torch.randn(7, 3, 6), mask_of("padded", 7, 3)
-    with torch.autocast(device, torch.float16):
-        found = run(module, x, grad, mask, False, monkeypatch, by_kernels)
-    exact = run(copy.deepcopy(module).double(), x.double(), grad.double(), mask, False, monkeypatch, by_definition)
-    for name, value in exact.items():
-        assert name == "out" or found[name].dtype == torch.float32
-        torch.testing.assert_close(found[name].double(), value, atol=0.03, rtol=0.03, msg=lambda m, n=name: f"{n}: {m}")
+    exact_module = copy.deepcopy(module).double()
+    x, gradient = torch.randn(2, 7, 3, 6)
+    padding = make_padding("padded", length=7, sentences=3)
+    with torch.autocast(request.config.getoption("--device"), torch.float16):
+        results = run_attention(module, x, gradient, monkeypatch, attend_by_kernels, padding=padding)
+    exact = run_attention(exact_module, x.double(), gradient.double(), monkeypatch, attend_plainly, padding=padding)
+    for name, expected in exact.items():
+        assert name == "out" or results[name].dtype == torch.float32
+        torch.testing.assert_close(
+            results[name].double(),
+            expected,
+            atol=0.03,
+            rtol=0.03,
+            msg=lambda message, name=name: f"{name}: {message}",
+        )
 
 
 @interpreted
-def test_gradients_that_nobody_wants(monkeypatch):
-    """Parameters that are not trained have no gradient, and the others the same as before."""
+def test_parameters_that_are_not_trained_have_no_gradient(monkeypatch):
+    """And the others have the same one as before."""
     module = make_attention("random+dense+vanilla")
-    x, grad = torch.randn(2, 7, 3, 6)
-    expected = run(module, x, grad, None, False, monkeypatch, by_kernels)
+    x, gradient = torch.randn(2, 7, 3, 6)
+    expected = run_attention(module, x, gradient, monkeypatch, attend_by_kernels)
     frozen = [name for name, _ in module.named_parameters() if name.endswith(("R", "W2", "q_proj.weight"))]
     for name in frozen:
         module.get_parameter(name).requires_grad_(False)
-    found = run(module, x, grad, None, False, monkeypatch, by_kernels)
-    assert set(expected) - set(found) == set(frozen)
-    for name in found:
-        torch.testing.assert_close(found[name], expected[name])
+    results = run_attention(module, x, gradient, monkeypatch, attend_by_kernels)
+    assert set(expected) - set(results) == set(frozen)
+    for name in results:
+        torch.testing.assert_close(results[name], expected[name])
