@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from recipes.catalog import TASKS  # noqa: E402
 from recipes.logs import read_lines  # noqa: E402
-from recipes.steps import UserError, whole  # noqa: E402
+from recipes.steps import UserError, atomic_write  # noqa: E402
 
 VALIDATION_SCORES = ("bleu", "accuracy")  # what fairseq can report of a validation, apart from the losses
 
@@ -127,7 +127,7 @@ def draw(runs: list[Curves], out: Path) -> None:
     score_axes.set(title="score: test set (validation: line)", xlabel="updates", ylabel=" / ".join(sorted(headings)))
     score_axes.margins(y=0.15)  # room for the numbers beside the points
     loss_axes.legend()
-    with whole(out) as (part,):
+    with atomic_write(out) as (part,):
         figure.savefig(part, dpi=100, format=out.suffix.removeprefix(".") or "png")
     pyplot.close(figure)
 
