@@ -156,33 +156,64 @@ class RoundTrip(NamedTuple):
     total: int  # the number of all lines, without those that are cut
 
 
+class Comparison(NamedTuple):
+    """The lines of a side of the test set, compared before and after the round trip."""
+
+    compared: list[Line]  # all lines that were not cut to a maximum length
+    changed: list[Line]  # those compared lines that are not the same after the round trip
+    number_cut: int  # the number of lines that were cut, and cannot be compared
+    bleu: float  # of the compared lines
+
+    @property
+    def number_same(self) -> int:
+        """The number of compared lines that are the same after the round trip."""
+        return len(self.compared) - len(self.changed)
+
+
 def check_round_trip(side: PreparedSide) -> RoundTrip | None:
     """Turns the subwords of a side of the test set into text again, and compares it with the text before.
 
-    Prints how many lines are the same, the first line that is not, and a warning if there are too many differences.
-    Lines that were cut to a maximum length cannot be the same, and are left out.
+    Prints how many lines are the same, and how to keep more of them.
 
     Returns:
-        what was measured; None if all lines were cut.
+        what was measured; None if no line can be compared because all lines were cut to a maximum length.
     """
+    comparison = compare_test_set(side)
+    print_comparison(side, comparison)
+    if not comparison.compared:
+        return None
+    return RoundTrip(bleu=round(comparison.bleu, 2), same=comparison.number_same, total=len(comparison.compared))
+
+
+def compare_test_set(side: PreparedSide) -> Comparison:
+    """Returns the comparison of a side of the test set with the text that comes back from its subwords."""
     all_lines = undo_test_set(side)
     compared = [line for line in all_lines if not may_be_cut(line, side.max_length)]
-    name = "round trip" if side.is_target else f"round trip of {side.side}"
-    if not compared:
-        print(f"{name}: nothing is left of it, as all {len(all_lines):,} lines are cut to {side.max_length} subwords")
-        return None
     changed = [line for line in compared if line.before != line.after]
-    score = bleu_of_round_trip(side, compared) if changed else 100.0
-    number_same = len(compared) - len(changed)
     number_cut = len(all_lines) - len(compared)
+    score = bleu_of_round_trip(side, compared) if changed else 100.0
+    return Comparison(compared, changed, number_cut=number_cut, bleu=score)
+
+
+def print_comparison(side: PreparedSide, comparison: Comparison) -> None:
+    """Prints how many lines are the same after the round trip, and the first line that is not.
+
+    Prints a warning if so much is different that it has an influence on the scores of translations.
+    """
+    name = "round trip" if side.is_target else f"round trip of {side.side}"
+    number_cut = comparison.number_cut
+    if not comparison.compared:
+        print(f"{name}: nothing is left of it, as all {number_cut:,} lines are cut to {side.max_length} subwords")
+        return
+    score = comparison.bleu
+    total = len(comparison.compared)
     cut_lines = f"; {number_cut:,} more are cut to {side.max_length} subwords" if number_cut else ""
-    print(f"{name}: BLEU {score:.2f}, {number_same:,} of {len(compared):,} lines{cut_lines}")
-    if changed:
-        print_difference(changed[0])
+    print(f"{name}: BLEU {score:.2f}, {comparison.number_same:,} of {total:,} lines{cut_lines}")
+    if comparison.changed:
+        print_difference(comparison.changed[0])
     if score < LEAST_BLEU:
         limit = f"no translation can have more than BLEU {score:.2f}: " if side.is_target else ""
-        print(f"warning: {limit}{explain_changes(side, changed)}")
-    return RoundTrip(bleu=round(score, 2), same=number_same, total=len(compared))
+        print(f"warning: {limit}{explain_changes(side, comparison.changed)}")
 
 
 def undo_test_set(side: PreparedSide) -> list[Line]:

@@ -515,6 +515,7 @@ def read_record(corpus: Corpus, path: Path) -> Rows:
         text = row["passage"]["text"]
         # "end" is the index of the last character of the name
         entities = [text[entity["start"] : entity["end"] + 1] for entity in row["passage"]["entities"]]
+        # A highlight follows the line "@highlight". The text before it gets a full stop if it has no punctuation mark.
         passage = re.sub(r"([.?!\"']?)\n@highlight\n", lambda match: f"{match[1] or '.'} ", text)
         for query in row["qas"]:
             answers = [answer["text"] for answer in query["answers"]]

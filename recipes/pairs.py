@@ -323,10 +323,10 @@ def corrupt_block(block: Sequence[str], density: float, span_length: float, rng:
         rng: decides where the spans are.
     """
     # at least one word is replaced, and at least one word is kept
-    number_replaced = min(max(round(len(block) * density), 1), len(block) - 1)
+    number_replaced = clamp(round(len(block) * density), 1, len(block) - 1)
     number_kept = len(block) - number_replaced
     # each span has at least one word, and there is at least one kept word before it
-    number_of_spans = min(max(round(number_replaced / span_length), 1), number_kept)
+    number_of_spans = clamp(round(number_replaced / span_length), 1, number_kept)
     # kept and replaced words alternate: so many are kept, then so many are replaced, and so on
     kept_lengths = random_composition(number_kept, number_of_spans, rng)
     replaced_lengths = random_composition(number_replaced, number_of_spans, rng)
@@ -341,6 +341,11 @@ def corrupt_block(block: Sequence[str], density: float, span_length: float, rng:
         target += [mark, *block[span_start:span_end]]
         start = span_end
     return Pair(" ".join(source), " ".join(target))
+
+
+def clamp(number: int, smallest: int, largest: int) -> int:
+    """Returns the number between `smallest` and `largest` that is nearest to `number`."""
+    return min(max(number, smallest), largest)
 
 
 def read_blocks(path: Path, block_size: int) -> Iterator[list[str]]:
