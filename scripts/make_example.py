@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from recipes.catalog import TABLES, Run  # noqa: E402
 from recipes.prepare import digest_of  # noqa: E402
-from recipes.steps import ROOT, UserError, dump, load, atomic_write, write  # noqa: E402
+from recipes.steps import ROOT, UserError, atomic_write, dump, load, write  # noqa: E402
 from recipes.train import best_checkpoint, prepared, read_run  # noqa: E402
 
 DATA = "prepared"  # the name of the folder with the subword model and the dictionaries
