@@ -16,7 +16,10 @@ FEATURE_MULTIPLE = 8
 def refuses(
     logits: Logits, value: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dropout: float
 ) -> str:
-    """Returns why this computation does not take the call, or an empty string; see `computations`."""
+    """Returns why torch's fused attention cannot compute this call, or would be slow; an empty string if it can.
+
+    The arguments are those of `attend`.
+    """
     if not logits.products:
         return "the logits have no inner product"
     if value.size(0) > 1 and logits.is_shared():
@@ -38,10 +41,11 @@ def compute(
     padding alone have any finite values.
     """
     bsz, num_heads, length, head_dim = value.size()
-    scale = logits.products[0].scale
     row_biases = [term for term in logits.biases if term.bias.size(2) == 1]
     other_biases = [term for term in logits.biases if term.bias.size(2) > 1]
 
+    # torch takes one scale. What the scales of other products are relative to it is multiplied into their factors.
+    scale = logits.products[0].scale
     factors = [weight_smaller_factor(x.query, x.key, x.scale / scale, x.weight) for x in logits.products]
     factors += [row_bias_as_product(term, scale, value) for term in row_biases]
     query, key = join_factors(factors, bsz, num_heads)
@@ -95,7 +99,12 @@ def row_bias_as_product(term: Bias, scale: float, value: Tensor) -> Factors:
 def join_factors(factors: list[Factors], bsz: int, num_heads: int) -> Factors:
     """Returns one query (B, H, T, r) and one key (B, H, S, r), whose inner product is the sum of all inner products.
 
-    They have the features of all queries and of all keys side by side, for `bsz` sentences and `num_heads` heads.
+    They have the features of all queries and of all keys side by side.
+
+    Args:
+        factors: The query and key of each inner product, (B or 1, H or 1, T, r) each.
+        bsz: B.
+        num_heads: H.
     """
     query, key = factors[0]
     has_full_size = query.size() == key.size() and query.size(0) == bsz and query.size(1) == num_heads

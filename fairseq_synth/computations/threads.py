@@ -20,11 +20,13 @@ Result = TypeVar("Result")
 def map_in_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
     """Yields the result of ``function(item)`` for each item, in their order, computed by several threads.
 
-    There are as many threads as torch may use. Until the last result is taken, torch itself computes on one core in
-    each of them. The function runs without gradients, as in an autograd function, and outside autocast.
+    There are as many threads as torch may use. Until the last result is taken, torch itself uses one core in each of
+    them, and also in the caller's thread. The function runs without gradients, as in an autograd function, and outside
+    autocast.
     """
     num_threads = torch.get_num_threads()
     if num_threads == 1 or len(items) == 1:
+        # In the caller's thread. Within an item, torch may use all cores.
         with torch.autocast("cpu", enabled=False):
             for item in items:
                 yield function(item)

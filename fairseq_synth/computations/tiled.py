@@ -42,7 +42,10 @@ ALL = slice(None)
 def refuses(
     logits: Logits, value: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dropout: float
 ) -> str:
-    """Returns why this computation does not take the call, or an empty string; see `computations`."""
+    """Returns why this call cannot be computed in tiles, or would not be faster; an empty string if it can.
+
+    The arguments are those of `attend`.
+    """
     if not on_cpu(value):
         return "the values are not on a CPU"
     if dropout:
@@ -63,15 +66,20 @@ def refuses(
 def compute(
     logits: Logits, value: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dropout: float = 0.0
 ) -> Tensor:
-    """Returns ``softmax(S) V``, (T B, C); see `attend`."""
+    """Returns ``softmax(S) V``, (T B, C); see `attend`.
+
+    The batch is divided into blocks of some sentences and heads, which `TiledAttention` computes one after another.
+    """
     bsz, num_heads, _, _ = value.size()
     lengths = read_lengths(value, key_padding_mask)
     assert lengths is not None, "`refuses` has refused other padding"
     has_shared_logits = bsz > 1 and logits.is_shared()
     blocks = divide_into_blocks(lengths, num_heads, has_shared_logits, causal=is_causal(attn_mask))
     terms = [cast_for_tiles(term, value.dtype) for term in logits.terms()]
+    # An autograd function takes tensors as arguments of their own: apart from the terms to which they belong.
     templates = [remove_tensors(term) for term in terms]
-    return join_heads(TiledAttention.apply(templates, blocks, value, *list_tensors(terms)))
+    out = TiledAttention.apply(templates, blocks, value, *list_tensors(terms))
+    return join_heads(out)
 
 
 def read_lengths(value: Tensor, key_padding_mask: Tensor | None) -> list[int] | None:
@@ -94,10 +102,11 @@ PLACEHOLDER = object()
 
 
 def cast_for_tiles(term: Term, dtype: torch.dtype) -> Term:
-    """Returns the term with the query and key of a product in `dtype`, and all other tensors in fp32 at least.
+    """Returns a term of the logits with its tensors in the types with which tiles are computed.
 
-    Under autocast, query and key may have different types. The gradients of biases and weights are sums over many
-    sentences, for which half precision is too coarse.
+    Query and key of a product are in `dtype`, the type of the values, because under autocast their types may differ.
+    All other tensors are in fp32 at least. Their gradients are sums over many sentences, for which half precision is
+    too coarse.
     """
     weight = term.weight
     if weight is not None:
@@ -175,9 +184,10 @@ class Block(NamedTuple):
         x[self.sentences, self.heads, : self.length].copy_(part)
 
     def cut_terms(self, terms: Sequence[Any]) -> list[Any]:
-        """Returns the terms with the parts of their tensors that belong to the block, as views.
+        """Returns the terms of the logits with only the block's sentences, heads and tokens in their tensors, as views.
 
-        A tensor may be None, and stays None.
+        Args:
+            terms: The terms of the whole batch. A tensor in them may be None, and stays None.
         """
         tokens = slice(0, self.length)
         parts: list[Any] = []
@@ -349,7 +359,7 @@ class TiledAttention(torch.autograd.Function):
         Args:
             ctx: Where torch keeps what the backward pass needs.
             templates: The terms that S is a sum of, with placeholders for their tensors; see `remove_tensors`.
-            blocks: Parts of the batch, which together contain every sentence and head.
+            blocks: Parts of the batch, each some sentences and heads, which together contain every sentence and head.
             value: V, (B, H, T, d_h).
             tensors: The tensors of the terms, in the order of the placeholders.
         """
@@ -369,7 +379,12 @@ class TiledAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        """Returns the gradients of the arguments of `forward`; those that are no tensors have none."""
+        """Returns the gradient of each argument of `forward`, computed block by block; None for those that need none.
+
+        Args:
+            ctx: What `forward` has kept.
+            grad_out: The gradient of the output, (B, H, T, d_h).
+        """
         value, *tensors = ctx.saved_tensors
         _templates, _blocks, _value, *tensors_need_grad = ctx.needs_input_grad
         terms = insert_tensors(ctx.templates, tensors)
@@ -425,7 +440,7 @@ def compute_block(block: Block, terms: Sequence[Any], value: Tensor) -> Tensor:
     """Returns ``softmax(S) V`` of the block's sentences and heads, laid out as `Block.read` returns values.
 
     Args:
-        block: The block.
+        block: Some sentences and heads of the batch.
         terms: The terms that the logits of the whole batch are a sum of.
         value: The values of the whole batch, (B, H, T, d_h).
     """
@@ -440,12 +455,14 @@ def compute_block(block: Block, terms: Sequence[Any], value: Tensor) -> Tensor:
 
 
 def tile_weights(tile_normal: NormalForm, tile: Tile, block: Block) -> Tensor:
-    """Returns the attention weights of a tile, in fp32 or fp64; columns that a row may not see have the weight 0.
+    """Returns the attention weights of a tile, (sentences, heads, rows, columns), in fp32 or fp64.
+
+    Columns that a row may not see have the weight 0.
 
     Args:
-        tile_normal: The tile's part of the block's normal form, whose sum are the logits.
-        tile: Some rows of the block.
-        block: The block.
+        tile_normal: The logits of the tile, as ``query @ key^T + left (x) right + bias``.
+        tile: Some rows of the block, and the columns that they see.
+        block: Some sentences and heads of the batch.
     """
     num_heads = block.heads.stop - block.heads.start
     num_rows = tile.rows.stop - tile.rows.start
@@ -455,7 +472,7 @@ def tile_weights(tile_normal: NormalForm, tile: Tile, block: Block) -> Tensor:
     if is_only_a_bias or is_expanded:
         # A copy of the full size, because the masks below are written in place.
         scores = scores.expand(-1, -1, num_rows, -1).clone()
-    with torch.no_grad():  # Hidden logits have the weight 0, so no gradient flows through the masks.
+    with torch.no_grad():  # Autograd needs no record of the masks: hidden logits have the weight 0 and no gradient.
         if block.causal:
             scores[..., tile.rows] += future_mask(num_rows, scores)
         elif block.hidden is not None:
@@ -479,32 +496,33 @@ def differentiate_block(
     value: Tensor,
     grad_out: Tensor,
 ) -> BlockGradients:
-    """Returns the gradients of the block's values and of the tensors in its terms.
+    """Returns the gradients of the values and of the tensors in the terms of the logits, as far as the block has them.
 
-    The terms are first added up to the block's normal form, ``S = query @ key^T + left (x) right + bias``. Gradients
-    flow the same way back: from the tiles to the normal form, and by autograd from there to the tensors.
+    In the forward pass, the terms are added up to ``S = query @ key^T + left (x) right + bias``, the normal form of the
+    block, from which the logits of each tile are computed. Gradients flow the same way back: from the tiles to the
+    normal form (`differentiate_tiles`), and by autograd from there to the tensors.
 
     Args:
-        block: The block.
+        block: Some sentences and heads of the batch.
         templates: The terms that the logits are a sum of, with placeholders for their tensors; see `remove_tensors`.
         terms: The same terms with the tensors of the whole batch.
         tensors_need_grad: Whether each tensor of the terms needs a gradient.
         value: The values of the whole batch, (B, H, T, d_h).
         grad_out: The gradient of the output, of the same size.
     """
-    # Leaves of a graph of autograd that leads from the tensors of the block to its normal form
-    leaves = []
-    trained_leaves = []
+    # Autograd records how the normal form is computed from the tensors of the block.
+    block_tensors = []
+    trained_tensors = []
     for tensor, needs_grad in zip(list_tensors(block.cut_terms(terms)), tensors_need_grad):
-        leaf = tensor.detach().requires_grad_(needs_grad)
-        leaves.append(leaf)
+        block_tensor = tensor.detach().requires_grad_(needs_grad)
+        block_tensors.append(block_tensor)
         if needs_grad:
-            trained_leaves.append(leaf)
+            trained_tensors.append(block_tensor)
     with torch.enable_grad():
-        normal = block.normal_form(insert_tensors(templates, leaves))
+        normal = block.normal_form(insert_tensors(templates, block_tensors))
 
     gradients = differentiate_tiles(block, normal, block.read(value), block.read(grad_out))
-    if not gradients.summands:
+    if not trained_tensors:
         return BlockGradients(gradients.value, [])
     summands = []
     summand_grads = []
@@ -512,7 +530,8 @@ def differentiate_block(
         summand = getattr(normal, name)
         summands.append(summand)
         summand_grads.append(grad.to(summand.dtype))
-    return BlockGradients(gradients.value, torch.autograd.grad(summands, trained_leaves, summand_grads))
+    tensor_grads = torch.autograd.grad(summands, trained_tensors, summand_grads)
+    return BlockGradients(gradients.value, tensor_grads)
 
 
 class NormalFormGradients(NamedTuple):
@@ -523,13 +542,16 @@ class NormalFormGradients(NamedTuple):
 
 
 def differentiate_tiles(block: Block, normal: NormalForm, value: Tensor, grad_out: Tensor) -> NormalFormGradients:
-    """Returns the gradients of a block's values and of its normal form, which are sums over its tiles.
+    """Returns the gradients of a block's values and of its normal form.
+
+    Each tile, which is some rows of the block, adds its part to these gradients. Its attention weights are computed
+    again for that, because the forward pass has not kept them.
 
     Args:
-        block: The block.
+        block: Some sentences and heads of the batch.
         normal: The block's logits as ``query @ key^T + left (x) right + bias``.
-        value: The values as `Block.read` returns them.
-        grad_out: The gradient of the output, laid out in the same way.
+        value: The block's values as `Block.read` returns them.
+        grad_out: The gradient of the block's output, laid out in the same way.
     """
     sums: dict[str, Tensor] = {}  # {field of `NormalForm`: the sum of its gradients so far}
     for name, summand in normal._asdict().items():
@@ -543,23 +565,24 @@ def differentiate_tiles(block: Block, normal: NormalForm, value: Tensor, grad_ou
             weights = tile_weights(NormalForm(**leaves), tile, block)
         tile_grad_out = grad_out[:, :, tile.rows]
         grad_value = add_value_gradient(grad_value, weights, tile_grad_out, tile)
-        if not sums:
-            continue
-        visible_value = value[:, :, tile.columns]
-        grad_weights = torch.matmul(tile_grad_out, visible_value.transpose(2, 3)).to(weights.dtype)
-        tile_grads = torch.autograd.grad(weights, [leaves[name] for name in sums], grad_weights)
-        tile_sums = tile.cut_normal_form(NormalForm(**sums))._asdict()  # views of the sums
-        for name, tile_grad in zip(sums, tile_grads):
-            tile_sums[name].add_(tile_grad)
+        if sums:
+            visible_value = value[:, :, tile.columns]
+            grad_weights = torch.matmul(tile_grad_out, visible_value.transpose(2, 3)).to(weights.dtype)
+            tile_grads = torch.autograd.grad(weights, [leaves[name] for name in sums], grad_weights)
+            tile_sums = tile.cut_normal_form(NormalForm(**sums))._asdict()  # views of the sums
+            for name, tile_grad in zip(sums, tile_grads):
+                tile_sums[name].add_(tile_grad)
     assert grad_value is not None, "a block has at least one tile"
     return NormalFormGradients(grad_value, sums)
 
 
 def make_leaves(normal: NormalForm, trained: Collection[str]) -> dict[str, Tensor]:
-    """Returns the summands of a normal form by name, detached from their graph, as leaves of a new one.
+    """Returns the summands of a normal form by name, as leaves of a new graph of autograd.
+
+    A gradient that is computed in the new graph ends at the leaves.
 
     Args:
-        normal: The normal form.
+        normal: The normal form, ``query @ key^T + left (x) right + bias``.
         trained: The names of the summands that need a gradient.
     """
     leaves = {}
