@@ -185,8 +185,8 @@ class SyntheticAttention(nn.Module):
         return out, weights.mean(dim=1)
 
     def project(self, x: Tensor) -> Projections:
-        """Returns queries, keys and values, which are linear projections of the layer's input x (T, B, C)."""
-        # Each projection is looked up once, because looking up a module takes as long as a view of a tensor.
+        """Returns the projections of the layer's input (T, B, C)."""
+        # Each attribute that is a module is looked up once, as a look-up takes as long as a view of a tensor.
         q_proj, k_proj, v_proj = self.q_proj, self.k_proj, self.v_proj
         if q_proj is None or k_proj is None:
             return Projections(None, None, self.split_heads(v_proj(x)))

@@ -48,9 +48,10 @@ def explain(error: BaseException) -> str | None:
         if isinstance(cause, SynthesizerError):
             return join_lines(str(cause))
         if isinstance(cause, OSError) and cause.errno in DISK_FULL:
-            return explain_full_disk(cause)
+            file = f"{cause.filename}: " if cause.filename else "a file "
+            return f"{file}could not be written ({cause.strerror}); make room, then start the command again"
     if not passes_through(error, "fairseq"):
-        return None
+        return None  # the traceback of a user's own program stays
     for cause in causes:
         line = look_up(cause)
         if line is not None:
@@ -61,12 +62,6 @@ def explain(error: BaseException) -> str | None:
 def join_lines(text: str) -> str:
     """Returns a message as one line. The name of a file or the value of a flag in it may have several."""
     return re.sub(r"\s*\n\s*", " ", text)
-
-
-def explain_full_disk(error: OSError) -> str:
-    """Returns the line about a file for which there was no room."""
-    file = f"{error.filename}: " if error.filename else "a file "
-    return f"{file}could not be written ({error.strerror}); make room, then start the command again"
 
 
 def look_up(error: BaseException) -> str | None:
@@ -154,7 +149,7 @@ def run_command(main: Callable[[], None]) -> None:
 
 
 def passes_through(error: BaseException, module: str) -> bool:
-    """Returns whether an error passed through a function of a module whose name starts with `module`."""
+    """Returns whether the traceback of an error has a function of a module whose name starts with `module`."""
     return any(name.startswith(module) for name in modules_in_traceback(error))
 
 

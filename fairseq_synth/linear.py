@@ -47,15 +47,15 @@ class LinearWeights(NamedTuple):
 def join_linear_layers(layers: Sequence[nn.Module]) -> LinearWeights | None:
     """Returns the weight and bias of one linear layer whose output is the outputs of all `layers` side by side.
 
-    Returns None if one of the layers does more than multiply by its weight and add its bias.
+    Returns None if calling one of the layers means more than multiplying by its weight and adding its bias.
     """
     weights = []
     biases = []
     for layer in layers:
         if not is_plain_linear(layer):
             return None
-        # Looking up an attribute of a module takes several times as long as looking into its dictionary of parameters.
-        # In sharded layers, the weights are not in the dictionary.
+        # Attributes of a module take Python several times as long as its dictionary of parameters. In sharded layers
+        # weights are attributes alone.
         parameters: dict[str, Any] = layer._parameters
         weight = parameters.get("weight")
         bias = parameters.get("bias")
