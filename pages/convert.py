@@ -11,7 +11,7 @@ from recipes.catalog import BASELINE, TABLES
 
 from . import records
 from .markdown import folded, markdown_table
-from .notes import TITLE, describe_origin, join_distinct
+from .notes import folded_list, join_distinct, list_origin
 from .records import Difference, Record, RunsByModel, compute_differences
 from .tables import format_mean, format_scores, minus_baseline
 
@@ -61,9 +61,9 @@ def table(name: str) -> str:
     runs_by_updates = load_runs_by_updates(name)
     parts = [cost_table(name, runs_by_updates, read_speed_ups(records_of_seeds))]
     for updates, runs_by_model in runs_by_updates.items():
-        title = f"All figures {describe_updates(updates)}"
+        title = f"All scores {describe_updates(updates)}"
         parts.append(folded(title, [score_table(name, runs_by_model).rstrip()]))
-    parts.append(folded(TITLE, conversion_note(records_of_seeds)))
+    parts.append(folded_list(conversion_note(records_of_seeds)))
     return "\n".join(parts)
 
 
@@ -201,15 +201,16 @@ def format_parameters(runs: Sequence[Record]) -> str:
 
 
 def conversion_note(records_of_seeds: Sequence[Record]) -> list[str]:
-    """Returns the lines of the note below a table: commands, signatures of metrics, and where the records come from."""
-    lines = [f"- {purpose}: `{command}`" for purpose, command in records_of_seeds[0]["commands"].items()]
+    """Returns the items of the note below a table: commands, signatures of metrics, and where the records come from."""
+    items = [f"{purpose}: `{command}`" for purpose, command in records_of_seeds[0]["commands"].items()]
     signatures: list[str] = []
     for record in records_of_seeds:
         if "speed" in record:
-            lines.append(f"- speed-up: {record['speed']['what']}")
+            items.append(f"speed-up: {record['speed']['what']}")
         signatures += [f"`{signature}`" for signature in record["signatures"].values()]
-    signatures_text = f"Signatures: {join_distinct(signatures)}. " if signatures else ""
-    return [*lines, "", f"{signatures_text}{describe_origin(records_of_seeds)}"]
+    if signatures:
+        items.append(f"Signatures of the scores: {join_distinct(signatures)}")
+    return [*items, *list_origin(records_of_seeds)]
 
 
 # ---- all heads replaced at once, without training

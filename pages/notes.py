@@ -10,7 +10,7 @@ from recipes.provenance import device_of
 from .markdown import distinct, folded, format_range, model_label
 from .records import Record, load_records
 
-TITLE = "How these figures came about"
+TITLE = "How these numbers were measured"
 VERSIONS_SHOWN = ("python", "torch", "fairseq", "ve-fairseq")  # the records have the versions of more programs
 SIGNIFICANT = 0.05  # the p value below which a run differs significantly from the baseline
 
@@ -27,7 +27,7 @@ def reproduce_command(table: Table) -> str:
 
 
 def results_note(table: Table, runs: list[Record], metrics: Iterable[str]) -> str:
-    """Returns the note below a table of results, which says how its figures came about, as folded text.
+    """Returns the note below a table of results, which says how its figures came about, as a folded list.
 
     Args:
         table: the table.
@@ -35,29 +35,34 @@ def results_note(table: Table, runs: list[Record], metrics: Iterable[str]) -> st
         metrics: the metrics that the table shows; the note lists their signatures.
     """
     seeds = sorted({run["seed"] for run in runs})
-    seeds_text = " or ".join(str(seed) for seed in seeds)
-    lines = [
-        f"The command of each run is {reproduce_command(table)}. The seed N is {seeds_text}. "
-        f"The results of the runs are in the folder `results/{table.name}/`.",
+    seeds_text = ", ".join(str(seed) for seed in seeds)
+    items = [
+        f"Command of a run: {reproduce_command(table)}, with N = {seeds_text}",
+        f"Results of the runs: `results/{table.name}/`",
         *list_extra_options(runs),
         describe_duration(runs),
         list_signatures(runs, metrics),
         *describe_round_trip(runs),
         *describe_significance(table, runs),
         *list_speed_benchmarks(table),
-        describe_origin(runs),
+        *list_origin(runs),
     ]
-    return folded(TITLE, lines)
+    return folded_list(items)
+
+
+def folded_list(items: Iterable[str]) -> str:
+    """Returns the items of a note as a list in Markdown, which GitHub shows only after a click on `TITLE`."""
+    return folded(TITLE, [f"- {item}" for item in items])
 
 
 def list_extra_options(runs: Sequence[Record]) -> list[str]:
-    """Returns a line for each set of extra options with which runs were started, such as options about the machine."""
+    """Returns an item for each set of extra options with which runs were started, such as options about the machine."""
     runs_by_options = Counter(read_extra_options(run["command"]) for run in runs)
     lines = []
     for options in sorted(runs_by_options):
         if options:
             number = runs_by_options[options]
-            lines.append(f"{number} of the {len(runs)} runs used the options `{options}`.")
+            lines.append(f"Options of {number} of the {len(runs)} runs: `{options}`")
     return lines
 
 
@@ -73,7 +78,7 @@ def read_extra_options(command: str) -> str:
 
 
 def describe_duration(runs: Sequence[Record]) -> str:
-    """Returns sentences with the numbers of updates, and how many minutes the runs took on a CPU and on a GPU."""
+    """Returns an item with the numbers of updates, and how many minutes the runs took on a CPU and on a GPU."""
     durations = []
     for device in ("cpu", "gpu"):
         minutes = [run["minutes"] for run in runs if device_of(run["hardware"]) == device]
@@ -81,24 +86,21 @@ def describe_duration(runs: Sequence[Record]) -> str:
             durations.append(f"{format_range(minutes, '.1f')} minutes on a {device.upper()}")
     updates_text = format_range([run["updates"] for run in runs], ",")
     durations_text = " and ".join(durations)
-    return (
-        f"The models were trained for {updates_text} updates. The recorded times per training are {durations_text}. "
-        "Other programs ran on the machines at the same time."
-    )
+    return f"Training: {updates_text} updates; {durations_text}, while other programs ran on the machines"
 
 
 def list_signatures(runs: Sequence[Record], metrics: Iterable[str]) -> str:
-    """Returns a sentence with the signatures of the metrics and of chrF, which say how each was computed."""
+    """Returns an item with the signatures of the metrics and of chrF, which say how each was computed."""
     signatures = []
     for metric in distinct([*metrics, "chrf"]):
         signatures_of_metric = [run["signatures"][metric] for run in runs if metric in run["signatures"]]
         if signatures_of_metric:
             signatures.append(f"`{join_distinct(signatures_of_metric)}`")
-    return f"Each score has one of these signatures: {', '.join(signatures)}."
+    return f"Signatures of the scores: {', '.join(signatures)}"
 
 
 def describe_round_trip(runs: Sequence[Record]) -> list[str]:
-    """Returns a sentence with the BLEU of a perfect translation; no sentence if BLEU was not measured.
+    """Returns an item with the BLEU of a perfect translation; no item if BLEU was not measured.
 
     It can be less than 100, because preprocessing and undoing it changes the text (figure ``round_trip``).
     """
@@ -109,11 +111,11 @@ def describe_round_trip(runs: Sequence[Record]) -> list[str]:
             scores.append(f"{figures['round_trip']:.2f}")
     if not scores:
         return []
-    return [f"A perfect translation would score {join_distinct(scores)} BLEU."]
+    return [f"BLEU of a perfect translation: {join_distinct(scores)}"]
 
 
 def describe_significance(table: Table, runs: Sequence[Record]) -> list[str]:
-    """Returns sentences that say how many runs differ significantly from the baseline; none if this was not tested.
+    """Returns an item that says how many runs differ significantly from the baseline; none if this was not tested.
 
     A run is compared with the baseline's run of the same seed, by the significance test of the table's task.
     """
@@ -123,25 +125,24 @@ def describe_significance(table: Table, runs: Sequence[Record]) -> list[str]:
     number_significant = sum(test["p_value"] < SIGNIFICANT for test in tests)
     # The end of a signature is left out, from the seed or the counts on, since it differs from run to run.
     kinds = [re.split(r"\|(?:seed|won):", test["signature"])[0] for test in tests if "signature" in test]
-    kinds_text = f": {join_distinct(kinds)}" if kinds else ""
+    kinds_text = f" ({join_distinct(kinds)})" if kinds else ""
     return [
-        f"Each run was compared with the run of {baseline_name(table)} that has the same seed "
-        f"({TASKS[table.task].test}{kinds_text}). "
-        f"The p-value is below {SIGNIFICANT} in {number_significant} of {len(tests)} runs."
+        f"{TASKS[table.task].test} against {baseline_name(table)} with the same seed: "
+        f"p < {SIGNIFICANT} in {number_significant} of {len(tests)} runs{kinds_text}"
     ]
 
 
 def list_speed_benchmarks(table: Table) -> list[str]:
-    """Returns a line for each measurement of the speed of a table's models: what was measured, command and commit."""
+    """Returns an item for each measurement of the speed of a table's models: what was measured, command and commit."""
     lines = []
     for record in load_records(f"{table.name}/speed"):
         command = f"`python benchmarks/timing.py {table.name}`"
-        lines.append(f"The speed was measured with {command} at commit {record['commit']} ({record['benchmark']}).")
+        lines.append(f"Speed: {command} at commit {record['commit']} ({record['benchmark']})")
     return lines
 
 
-def describe_origin(records: Sequence[Record]) -> str:
-    """Returns sentences with the versions of programs, the hardware and the commits that records come from."""
+def list_origin(records: Sequence[Record]) -> list[str]:
+    """Returns items with the versions of programs, the hardware and the commits that records come from."""
     hardware: list[str] = []
     commits: list[str] = []
     for record in records:
@@ -149,8 +150,11 @@ def describe_origin(records: Sequence[Record]) -> str:
         hardware += record["hardware"].split("; ")
         commits += record["commit"].split("; ")
     commits_text = ", ".join(sorted(set(commits)))
-    versions = describe_versions(records)
-    return f"Versions: {versions}. Hardware: {join_distinct(hardware)}. Commits: {commits_text}."
+    return [
+        f"Versions: {describe_versions(records)}",
+        f"Hardware: {join_distinct(hardware)}",
+        f"Commits: {commits_text}",
+    ]
 
 
 def describe_versions(records: Sequence[Record]) -> str:

@@ -9,8 +9,8 @@ import yaml
 from recipes.catalog import BASELINE
 from recipes.steps import ROOT
 
-from .markdown import ModelColumn, explain_dagger, folded, list_models, model_table
-from .notes import TITLE, describe_origin
+from .markdown import ModelColumn, explain_dagger, list_models, model_table
+from .notes import folded_list, list_origin
 from .records import Benchmark, Record, load_records, load_speed_ups
 from .tables import SYNTHESIZERS
 
@@ -90,7 +90,7 @@ def sort_models(models: Iterable[str]) -> list[str]:
 
 
 def speed_note(benchmarks: Iterable[Benchmark]) -> str:
-    """Returns the note below a table of speed-ups: the command of each benchmark, versions and hardware; folded."""
+    """Returns the note below a table of speed-ups: the command of each benchmark, versions and hardware."""
     files: list[tuple[str, str]] = []  # several columns may show the same file
     records: list[Record] = []
     for benchmark in benchmarks:
@@ -98,8 +98,8 @@ def speed_note(benchmarks: Iterable[Benchmark]) -> str:
         if file not in files:
             files.append(file)
             records += load_records(benchmark.folder, benchmark.file)
-    lines = [describe_benchmark(record) for record in records]
-    return folded(TITLE, [*lines, "", describe_origin(records)])
+    items = [describe_benchmark(record) for record in records]
+    return folded_list([*items, *list_origin(records)])
 
 
 def describe_benchmark(record: Mapping[str, str]) -> str:
@@ -108,4 +108,4 @@ def describe_benchmark(record: Mapping[str, str]) -> str:
     The names after ``--variants`` are replaced by "…", since they are those of the rows of the table.
     """
     command = re.sub(r"(--variants) \S+(?: [^-\s]\S*)+", r"\1 …", record["command"])
-    return f"- {record['benchmark']}, commit {record['commit']}: `{command}`"
+    return f"{record['benchmark']}, commit {record['commit']}: `{command}`"

@@ -132,7 +132,7 @@ def test_a_table_shows_other_models_and_round_trips_but_no_model_without_a_run(r
     )
     text = tables.results_table("multi30k_cpu", "en-de")
     assert "|`dynamicconv`|1.00M|45.00|**+14.00 ± " in text
-    assert "A perfect translation would score 99.93 BLEU." in text
+    assert "BLEU of a perfect translation: 99.93" in text
     assert "|`relative_random_vanilla_sum` †|" in text
     assert "† [not the paper's](deviations.md#" in text
     assert "dense_vanilla" not in text
@@ -169,7 +169,7 @@ def test_several_figures_share_a_cell_and_a_missing_figure_says_why(write):
 @pytest.mark.parametrize("minutes, text", [((0.41, 0.44), "0.4 minutes"), ((0.41, 0.96), "0.4 to 1.0 minutes")])
 def test_minutes_that_look_alike_are_one_number(minutes, text):
     runs = [make_record("random", 1, minutes=minute) for minute in minutes]
-    assert f" are {text} on a GPU." in notes.describe_duration(runs)
+    assert f"; {text} on a GPU, " in notes.describe_duration(runs)
 
 
 def test_the_order_of_runs_in_a_conversion_record_has_no_meaning(monkeypatch):
