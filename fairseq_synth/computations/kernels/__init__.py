@@ -30,7 +30,7 @@ from ...masks import is_causal
 from ...tensors import is_recorded
 from .. import plain
 from .check import compare
-from .launches import Launch, Plan, divide_up, find_plan
+from .launches import Launch, Plan, find_plan
 from .tensors import Call, Summands, align_memory, prepare_call, sort_terms
 
 logger = logging.getLogger(__name__)
@@ -59,9 +59,10 @@ latest: SortedTerms | None = None
 def refuses(
     logits: Logits, value: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dropout: float
 ) -> str:
-    """Returns why the kernels cannot take a call, or an empty string; see `computations`.
+    """Returns why the kernels cannot take a call, or an empty string if they can.
 
-    If the kernels are switched on, each reason is logged once.
+    The arguments are those of `computations.attend`, as for every computation. The padding mask and dropout do not
+    matter here. If the kernels are switched on, each reason is logged once.
 
     Raises:
         SynthesizerError: The environment variable is neither 1 nor 0.
@@ -129,23 +130,28 @@ def log_refusal(reason: str) -> None:
 
 @cache
 def device_fits(device: torch.device, dtype: torch.dtype) -> bool:
-    """Returns whether the kernels run on a device in a type; if they do not, warns once.
+    """Returns whether the kernels run on a device in a type.
 
-    The device is a GPU, or the CPU with Triton's interpreter.
+    The device is a GPU, or the CPU with Triton's interpreter. If they do not run, a warning says why. There is one
+    warning for each device and type, as results are cached.
     """
     if device.type == "cpu":
-        fits = is_interpreted() and triton_fits()
-    elif device.type != "cuda" or torch.version.hip is not None:
-        fits = False
+        is_suitable_device = is_interpreted() and triton_fits()
+        suitable_types = INTERPRETED
+    elif device.type == "cuda" and torch.version.hip is None:
+        is_suitable_device = torch.cuda.get_device_capability(device) >= CAPABILITY and triton_fits()
+        suitable_types = DTYPES
     else:
-        fits = torch.cuda.get_device_capability(device) >= CAPABILITY and triton_fits()
-    if not fits:
+        is_suitable_device = False
+        suitable_types = DTYPES
+    if not is_suitable_device:
         needs = "an NVIDIA GPU of compute capability {}.{} or higher, and Triton".format(*CAPABILITY)
         logger.warning(f"{VARIABLE}: has no effect on {device}: the kernels need {needs}")
-    elif dtype not in (INTERPRETED if device.type == "cpu" else DTYPES):
+        return False
+    if dtype not in suitable_types:
         logger.warning(f"{VARIABLE}: has no effect in {name_of_type(dtype)}: give --fp16, --bf16 or --amp")
-        fits = False
-    return fits
+        return False
+    return True
 
 
 def name_of_type(dtype: torch.dtype) -> str:
@@ -220,13 +226,13 @@ CHECKED: set[Any] = set()  # kinds of calls whose results were those of the defi
 
 
 def load(plan: Plan, call: Call) -> bool:
-    """Compiles the kernels of a plan, and checks them if they are the first of their kind.
-
-    If their results differ from the definition's, the kernels are switched off for the rest of the process, with a
-    warning. If the definition's own results are not finite, nothing can be said, and the next call is checked.
+    """Compiles the kernels of a plan, and compares them with the definition if they are the first of their kind.
 
     Returns:
-        whether the kernels may be used. If so, `plan.is_loaded` is set.
+        whether the kernels may be used for this call. If so, `plan.is_loaded` is set. If their results differ from the
+        definition's, the kernels are switched off for the rest of the process, with a warning. If the definition's own
+        results are not finite, the comparison says nothing. Then the kernels are not used for this call, and the next
+        call is compared.
 
     Raises:
         SynthesizerError: A kernel does not compile, or does not fit this GPU.
@@ -238,7 +244,8 @@ def load(plan: Plan, call: Call) -> bool:
         comparison = compare(call, attend_without_dropping)
         if comparison.difference:
             switch_off(comparison.difference)
-        if comparison.difference or not comparison.is_finite:
+            return False
+        if not comparison.is_finite:
             return False
         CHECKED.add(kind)
     plan.is_loaded = True
@@ -264,12 +271,13 @@ def compile_kernels(plan: Plan, call: Call) -> None:
     """
     if plan.is_compiled:
         return
+    # A kernel is compiled for the types of its tensors, whose sizes and values do not matter. So any tensor of the
+    # right type stands for a gradient, for the output, and for memory.
     value = call.tensors[0]
-    tensors: dict[Any, Any] = {None: None}
+    numbers = value.new_empty(1, dtype=torch.float32)
+    tensors: dict[Any, Any] = {None: None}  # the name None stands for an absent tensor
     tensors.update(zip(plan.names, call.tensors))
     tensors.update(zip(plan.gradient_names, call.tensors))
-    # The kernels are compiled for the types of their tensors, whose sizes do not matter.
-    numbers = value.new_empty(1, dtype=torch.float32)
     tensors.update(dict.fromkeys(plan.sums, numbers))
     tensors.update(out=value, grad=value, lse=numbers)
     tensors["hidden"] = value.new_empty(1, dtype=torch.uint8)

@@ -288,9 +288,9 @@ class Definition:
     def scales(self, results: Results, output_gradient: Tensor) -> dict[str, float]:
         """Returns the numbers that the errors of the output and of each gradient are divided by.
 
-        For the output it is the norm of the output. A gradient is a difference, ``P (dP - rowsum(P dP))``, which may be
-        small although both of its terms are large. So its scale is its norm, or the norm that it would have without
-        the subtraction, whichever is larger. See the head of this module.
+        For the output it is the norm of the output. The gradient of the logits is a difference, ``P dP`` minus P times
+        the sum of its row, which may be small although both of its terms are large. So the scale of a gradient is its
+        norm, or the norm that it would have without the subtraction, whichever is larger. See the head of this module.
 
         Args:
             results: The definition's results.
@@ -299,28 +299,44 @@ class Definition:
         scales = {"output": float(results.output.norm())}
         if not results.gradients:
             return scales
-        minuend = self.minuend_of_scores_gradient(output_gradient)
+        unsubtracted = self.unsubtracted_gradient_of_logits(output_gradient)
         # The gradients that all tensors would have if nothing were subtracted from the gradient of the logits.
-        minuend_of_shared_scores = minuend.sum_to_size(self.scores.size())
         leaves = self.copies.leaves_with_gradients()
-        gradients_without_subtraction = differentiate(self.scores, leaves, minuend_of_shared_scores)
+        gradients = differentiate(self.scores, leaves, unsubtracted.sum_to_size(self.scores.size()))
         for name, gradient in results.gradients.items():
-            norm = float(gradient.norm())
-            norm_without_subtraction = float(gradients_without_subtraction[name].norm())
-            scales[f"gradient of {name}"] = max(norm, norm_without_subtraction)
-        # The gradient of a weight is one number: a sum over all logits of a term, whose summands cancel too.
+            norm_without_subtraction = float(gradients[name].norm())
+            scales[f"gradient of {name}"] = max(float(gradient.norm()), norm_without_subtraction)
+        for name, norm in self.norms_of_weights(unsubtracted).items():
+            scales[name] = max(scales[name], norm)
+        return scales
+
+    def norms_of_weights(self, unsubtracted: Tensor) -> dict[str, float]:
+        """Returns the norm of the numbers whose sum is the gradient of a weight, for each tensor that has weights.
+
+        The gradient of a weight is one number for each head: a sum over all logits of a term, whose summands cancel.
+
+        Args:
+            unsubtracted: What `unsubtracted_gradient_of_logits` returns.
+        """
+        norms: dict[str, float] = {}
         for term, weight_name in zip(self.logits.terms(), self.weight_names):
             if weight_name is None:
                 continue
             term_without_weight = term._replace(weight=None)
             logits_of_term = Logits([term_without_weight]).total(self.call.layout.length).detach()
-            norm_of_summands = float((minuend * logits_of_term).norm())
             name = f"gradient of {weight_name}"
-            scales[name] = max(scales[name], norm_of_summands)
-        return scales
+            norm = float((unsubtracted * logits_of_term).norm())
+            norms[name] = max(norm, norms.get(name, 0.0))
+        return norms
 
-    def minuend_of_scores_gradient(self, output_gradient: Tensor) -> Tensor:
-        """Returns ``P dP``, (B, H, T, T): the gradient of the logits is this minus P times the sum of its row."""
+    def unsubtracted_gradient_of_logits(self, output_gradient: Tensor) -> Tensor:
+        """Returns ``P dP``, (B, H, T, T), where P are the attention weights and dP is the gradient of P.
+
+        The gradient of the logits is this, minus P times the sum of its row.
+
+        Args:
+            output_gradient: The gradient of the output, (T, sentences, C).
+        """
         layout = self.call.layout
         weights = plain.attention_weights(
             self.logits,
@@ -330,8 +346,7 @@ class Definition:
             key_padding_mask=self.key_padding_mask,
             attn_mask=self.call.attn_mask,
         )
-        gradient_by_head = output_gradient.view(layout.length, -1, layout.num_heads, layout.value_width).permute(
-            1, 2, 0, 3
-        )
+        by_token_and_head = output_gradient.view(layout.length, -1, layout.num_heads, layout.value_width)
+        gradient_by_head = by_token_and_head.permute(1, 2, 0, 3)  # (B, H, T, d_h)
         gradient_of_weights = torch.matmul(gradient_by_head, self.value.transpose(2, 3))
         return (weights * gradient_of_weights).detach()

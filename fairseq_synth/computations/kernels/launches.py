@@ -80,9 +80,15 @@ class Layout(NamedTuple):
         return tiles in (["q"], ["r"]) or (tiles == ["x"] and not is_padded)
 
     def kind(self) -> "Layout":
-        """Returns the layout without the sizes that change from batch to batch, equal for calls of the same kernels."""
+        """Returns a layout that is equal for all calls that run the same compiled kernels.
+
+        Sizes that are only arguments of the kernels become 0, as do the number of sentences and the probability of
+        dropout. Of other sizes only a property counts that the kernels are compiled for: whether there is a row c or a
+        matrix, and how large the tiles are. Tiles grow with the sentence up to 64 rows and columns; a sentence of more
+        than 64 tokens has several, for which 128 stands.
+        """
         return self._replace(
-            length=min(power_of_2(self.length), 128),  # tiles have 64 rows at most
+            length=min(power_of_2(self.length), 128),
             bsz=0,
             left_width=0,
             shared_key_rows=0,
@@ -113,8 +119,10 @@ class Launch:
         num_warps: int,
         num_stages: int = 1,
     ) -> None:
+        """Keeps what the launch needs; see the class for the arguments."""
         self.kernel = kernel
-        self.grid = (*grid, 1, 1)[:3]
+        unused_directions = [1] * (3 - len(grid))
+        self.grid = (*grid, *unused_directions)
         self.numbers = numbers
         self.options = {"num_warps": num_warps, "num_stages": num_stages}
         self.readers = [make_reader(names) for names in tensors]
@@ -127,9 +135,8 @@ class Launch:
     def compile(self, arguments: Sequence[Any]) -> None:
         """Compiles the kernel for arguments of such types, and loads it on the GPU.
 
-        If the kernel asks for more shared memory than there is, it is compiled again to read fewer stages ahead. If
-        its threads need many more registers than they have, it is compiled again with more warps, so that each thread
-        needs fewer.
+        If its threads need many more registers than they have, the kernel is compiled again with twice as many warps,
+        so that each thread needs fewer. If it does not fit the GPU with more warps, the last one that fits is kept.
 
         Raises:
             OutOfResources: The kernel does not fit the GPU even if it reads only one stage ahead.
@@ -139,33 +146,55 @@ class Launch:
 
         options = dict(self.options)
         while True:
-            kernel = self.kernel.warmup(*arguments, grid=self.grid, **options)
             try:
-                compiled = kernel[self.grid]  # loads it
+                kernel = self.compile_with(options, arguments)
             except OutOfResources:
-                if options["num_stages"] > 1:
-                    options["num_stages"] -= 1
-                    continue
-                if self.compiled is not None:
-                    return  # the kernel with fewer warps did fit
+                fits_with_fewer_warps = self.compiled is not None
+                if fits_with_fewer_warps:
+                    return
                 raise
-            self.compiled = compiled
             self.options = dict(options)
             has_enough_registers = kernel.n_spills <= MAX_SPILLS
             if has_enough_registers or options["num_warps"] >= MAX_WARPS:
                 return
             options["num_warps"] *= 2
 
+    def compile_with(self, options: dict[str, int], arguments: Sequence[Any]) -> Any:
+        """Compiles the kernel with these options, loads it as `self.compiled`, and returns it as compiled.
+
+        If the kernel asks for more shared memory than there is, it is compiled again to read fewer stages ahead, and
+        ``options["num_stages"]`` is reduced.
+
+        Raises:
+            OutOfResources: The kernel does not fit the GPU even if it reads only one stage ahead.
+        """
+        from triton.runtime.errors import OutOfResources
+
+        while True:
+            kernel = self.kernel.warmup(*arguments, grid=self.grid, **options)
+            try:
+                self.compiled = kernel[self.grid]  # loads it
+                return kernel
+            except OutOfResources:
+                if options["num_stages"] == 1:
+                    raise
+                options["num_stages"] -= 1
+
 
 def make_reader(names: Any) -> Callable[[dict[Any, Any]], Any]:
-    """Returns a function that looks up a tensor by its name, or a structure of tensors by theirs."""
+    """Returns a function that takes {name: tensor} and returns the tensor of one name.
+
+    If `names` is a named tuple of at least two names, the function returns the same kind of named tuple with their
+    tensors. For example, ``Tensors(v="packed", q=None, ...)`` becomes ``Tensors(v=<tensor>, q=None, ...)``.
+    """
     if not isinstance(names, tuple):
         return itemgetter(names)
     structure = type(names)
     read_all = itemgetter(*names)
 
     def read_structure(tensors: dict[Any, Any]) -> Any:
-        """Returns a structure of tensors by their names, in a third of the time that a call of its class takes."""
+        """Returns the named tuple of tensors."""
+        # This makes the named tuple in a third of the time that a call of its class takes.
         return tuple.__new__(structure, read_all(tensors))
 
     return read_structure
@@ -405,7 +434,10 @@ class Plan:
         )
 
     def plan_addition(self, addition: Addition) -> Launch:
-        """Returns the last launch of a backward pass, which adds up the partial sums of all other launches."""
+        """Returns the last launch of a backward pass, which adds up the partial sums of all other launches.
+
+        The results are the gradients of the shared keys w, of the row c, of the matrix r and of the weights.
+        """
         from .triton_sums import AdditionNumbers, Totals, add
 
         layout = self.layout
@@ -434,7 +466,9 @@ class Plan:
         )
         no_tile = Tile(rows=16, columns=16, warps=4)  # the kernel is given a tile as all kernels are, but reads none
         constants = make_constants(layout, no_tile)
-        blocks = (power_of_2(layout.num_heads), ADDITION_BLOCK, GROUPS_AT_ONCE, DISTANCES_BLOCK)
+        # The arguments of `add` are: totals, sums, the numbers, the constants, and these four sizes of blocks.
+        heads_block = power_of_2(layout.num_heads)
+        blocks = (heads_block, ADDITION_BLOCK, GROUPS_AT_ONCE, DISTANCES_BLOCK)
         return Launch(
             kernel=add,
             grid=(self.count_programs_of_addition(),),
@@ -449,7 +483,7 @@ class Plan:
         Each program writes a block of the gradient of a shared tensor, or the gradient of a row of the weights.
         """
         layout = self.layout
-        sizes = {
+        numbers_per_head = {
             "w": layout.shared_key_rows * layout.shared_width,
             "c": layout.row_columns,
             "r": layout.matrix_rows * layout.matrix_columns,
@@ -458,8 +492,8 @@ class Plan:
         for name in self.wanted_sums(SHARED):
             block = ADDITION_BLOCK
             if name == "r" and layout.is_by_distance:
-                block = DISTANCES_BLOCK
-            programs += divide_up(layout.num_heads * sizes[name], block)
+                block = DISTANCES_BLOCK  # each number is the sum of a diagonal, which is much more work
+            programs += divide_up(layout.num_heads * numbers_per_head[name], block)
         if "weights" in layout.wanted:
             programs += layout.number_of_weights
         return programs

@@ -93,41 +93,53 @@ class Weights(NamedTuple):
 def sort_terms(logits: Logits, value: Tensor) -> Summands:
     """Returns the terms of logits by the places that the kernels have for them.
 
-    The place of a product depends on which of its factors all sentences share; that of a bias also on whether all rows
-    share it. The values (B, H, T, d_h) tell how many sentences and rows there are.
+    Args:
+        logits: S.
+        value: V, (B, H, T, d_h), whose sizes tell how many sentences and rows there are.
     """
     bsz, length = value.size(0), value.size(2)
-    inner: list[Product] = []
-    shared_keys: list[Product] = []
-    rows: list[Bias] = []
-    matrices: list[Product | Bias | Diagonals] = list(logits.diagonals)
-    others: list[Product | Bias] = []
     if bsz == 1:
-        # Factors of a single sentence look shared, and all places give the same result. Queries and keys of the
-        # projections are the last product of a mixture, and need the place where they are read packed.
-        inner = logits.products[-1:]
-        shared_keys = logits.products[-2:-1]
-        matrices.extend(logits.products[:-2])
+        summands = sort_products_of_one_sentence(logits.products)
     else:
-        for product in logits.products:
-            is_query_shared = product.query.size(0) == 1
-            is_key_shared = product.key.size(0) == 1
-            if is_query_shared and is_key_shared:
-                matrices.append(product)
-            elif is_query_shared:
-                others.append(product)
-            elif is_key_shared:
-                shared_keys.append(product)
-            else:
-                inner.append(product)
+        summands = sort_products(logits.products)
+    summands.outer.extend(logits.outers)
+    summands.matrices.extend(logits.diagonals)
     for bias in logits.biases:
+        is_shared_by_rows = bias.bias.size(2) < length
         if bias.bias.size(0) > 1:
-            others.append(bias)
-        elif bias.bias.size(2) < length:
-            rows.append(bias)
+            summands.others.append(bias)
+        elif is_shared_by_rows:
+            summands.rows.append(bias)
         else:
-            matrices.append(bias)
-    return Summands(inner, shared_keys, logits.outers, rows, matrices, others)
+            summands.matrices.append(bias)
+    return summands
+
+
+def sort_products(products: list[Product]) -> Summands:
+    """Returns summands with the inner products only. Their places depend on which factors all sentences share."""
+    summands = Summands([], [], [], [], [], [])
+    for product in products:
+        is_query_shared = product.query.size(0) == 1
+        is_key_shared = product.key.size(0) == 1
+        if is_query_shared and is_key_shared:
+            summands.matrices.append(product)
+        elif is_query_shared:
+            summands.others.append(product)
+        elif is_key_shared:
+            summands.shared_keys.append(product)
+        else:
+            summands.inner.append(product)
+    return summands
+
+
+def sort_products_of_one_sentence(products: list[Product]) -> Summands:
+    """Returns summands with the inner products of a batch of one sentence only.
+
+    All factors look shared then, and every place gives the same result. Queries and keys of the projections are the
+    last product of a mixture, and are put where they are read from the memory of the projections without a copy.
+    """
+    matrices: list[Product | Bias | Diagonals] = list(products[:-2])
+    return Summands(inner=products[-1:], shared_keys=products[-2:-1], outer=[], rows=[], matrices=matrices, others=[])
 
 
 def prepare_call(
@@ -220,14 +232,15 @@ def are_readable_in(base: Tensor, views: Iterable[Tensor]) -> bool:
 def pack(parts: list[Tensor]) -> Tensor:
     """Returns a tensor (T, B, features) in which the parts of each token lie side by side.
 
-    If the parts are views of such a tensor already, that tensor is returned and nothing is copied.
+    If the parts are views of such a tensor already, as the joint projection makes them, that tensor is returned and
+    nothing is copied.
 
     Args:
-        parts: Queries and keys, if there are any, and then the values; each (B, H, T, d). The values are of all
-            sentences and heads. Queries and keys may be shared by them (B or H of 1), and are cast to the values' type.
+        parts: The values, (B, H, T, d), as the last part. Before them queries and keys, if there are any, each
+            (B or 1, H or 1, T, d), which are expanded and cast to the type of the values.
     """
     value = parts[-1]
-    base = value._base
+    base = value._base  # the tensor that the values are a view of
     if base is not None and are_side_by_side(parts, base):
         return base
     bsz, heads, _, _ = value.size()
@@ -248,11 +261,14 @@ def are_side_by_side(parts: list[Tensor], base: Tensor) -> bool:
     offset = first_offset
     for part in parts:
         width = part.size(3)
-        # The strides of a sentence, a head, a token and a feature.
-        if part.storage_offset() != offset or part.stride() != (features, width, bsz * features, 1):
+        # In `base`, the next sentence is `features` numbers away, the next head `width`, the next token a whole batch.
+        sentence_stride = features
+        token_stride = bsz * features
+        if part.storage_offset() != offset or part.stride() != (sentence_stride, width, token_stride, 1):
             return False
         offset += heads * width
-    return offset - first_offset == features and are_readable_in(base, parts)
+    fills_base = offset - first_offset == features
+    return fills_base and are_readable_in(base, parts)
 
 
 def order_by_head(x: Tensor, bsz: int, heads: int, dtype: torch.dtype) -> Tensor:
@@ -266,11 +282,11 @@ def order_by_head(x: Tensor, bsz: int, heads: int, dtype: torch.dtype) -> Tensor
 def repeat_left_factor(outer: Outer, length: int) -> tuple[Tensor, int]:
     """Returns both factors of an outer product, with a left factor that is long enough for `length` columns.
 
-    Each feature of the left factor belongs to as many columns as the right factor has features. For a sentence that
-    is longer than the longest one of the parameters, the left factor begins again.
+    With a = 3 left and b = 4 right features there are 12 columns, and left feature u stands for the columns 4 u to
+    4 u + 3. A sentence of 18 tokens needs 5 left features. Beyond the third the left factor begins again.
 
     Returns:
-        the factors (B, H, T, a + b), and the number a of features of the left one.
+        the factors (B, H, T, a + b), and a.
     """
     factors, left_size = outer.factors, outer.left_size
     right_size = factors.size(3) - left_size
