@@ -8,8 +8,9 @@
 ``{lightconv,dynamicconv,transformer_plus}_{preset}``     baselines of text to text; `TEXT_TO_TEXT`
 ========================================================  =====================================================
 
-A preset sets what the command line did not. If fairseq has no name for a size, its own model gets one here too, as a
-baseline: ``transformer_multi30k``, ``transformer_lm_ptb``, ``lightconv_lm_ptb``, ``roberta_agnews`` and so on.
+A *preset* is a function that sets the sizes of a model: every flag that the command line has not set. If fairseq has no
+name for a size, its own model gets one here too, as a baseline: ``transformer_multi30k``, ``transformer_lm_ptb``,
+``lightconv_lm_ptb``, ``roberta_agnews`` and so on.
 """
 
 import argparse
@@ -38,21 +39,21 @@ from .names import VARIANTS, architecture_name
 from .roberta import SynthesizerRoberta
 from .transformer import SynthesizerTransformer
 
-# fills in, in place, the flags that the command line did not set
+# A preset fills in, in place, the flags that the command line has not set. fairseq calls it before it builds a model.
 Preset = Callable[[argparse.Namespace], None]
 
 
 def set_defaults(args: argparse.Namespace, **values: Any) -> None:
-    """Sets each flag that is not set yet, in place."""
+    """Gives each of these flags its value in `args`, unless it has one already."""
     for name, value in values.items():
         if not hasattr(args, name):
             setattr(args, name, value)
 
 
 def adapt(preset: Preset, **values: Any) -> Preset:
-    """Returns a preset with some other defaults.
+    """Returns a preset that gives some flags other values than `preset` does.
 
-    It sets them first, and the original preset then sets only the flags that are still missing.
+    It sets these flags first, because `preset` does not change a flag that is set.
     """
 
     def fill(args: argparse.Namespace) -> None:
@@ -63,9 +64,9 @@ def adapt(preset: Preset, **values: Any) -> Preset:
 
 
 def stack_sizes(stack: str, layers: int, embed_dim: int, ffn_embed_dim: int, heads: int) -> dict[str, int]:
-    """Returns the flags for the sizes of an encoder or decoder.
+    """Returns {flag: value} for the sizes of a stack, ``encoder`` or ``decoder``.
 
-    A decoder without sizes of its own gets the widths of its encoder from fairseq.
+    If a decoder has no sizes, fairseq gives it the widths of its encoder.
     """
     return {
         f"{stack}_layers": layers,
@@ -76,9 +77,9 @@ def stack_sizes(stack: str, layers: int, embed_dim: int, ffn_embed_dim: int, hea
 
 
 def fill_t5(args: argparse.Namespace) -> None:
-    """Fills in layer norm before each block and tied embeddings, as in T5.
+    """Fills in fairseq's Transformer with layer norm before each block and tied embeddings, as in T5.
 
-    Positions are fairseq's sinusoids, which T5 does not have.
+    Unlike T5, it encodes positions by fairseq's sinusoids.
     """
     args.encoder_normalize_before = True
     args.decoder_normalize_before = True
@@ -87,10 +88,10 @@ def fill_t5(args: argparse.Namespace) -> None:
 
 
 def widen(preset: Preset) -> Preset:
-    """Returns a preset of a Transformer with as many parameters as ``random+vanilla``.
+    """Returns a preset of a stock Transformer with as many parameters as a Synthesizer, ``random+vanilla``, has.
 
-    R has heads * l^2 parameters in each layer; the feed-forward network is widened by as many. A width that is set
-    already is kept, because fairseq fills in the same arguments again when it builds or loads a model.
+    In each layer, its feed-forward network is wider than in `preset`. A width that is set already is kept, because
+    fairseq calls a preset again on the same flags when it builds or loads a model.
     """
 
     def fill(args: argparse.Namespace) -> None:
@@ -98,14 +99,22 @@ def widen(preset: Preset) -> Preset:
         stacks_to_widen = [stack for stack in stacks if getattr(args, f"{stack}_ffn_embed_dim", None) is None]
         preset(args)
         for stack in stacks_to_widen:
-            heads = getattr(args, f"{stack}_attention_heads")
-            embed_dim = getattr(args, f"{stack}_embed_dim")
-            ffn_embed_dim = getattr(args, f"{stack}_ffn_embed_dim")
-            parameters_of_r = heads * args.synth_max_length**2
-            parameters_per_unit = 2 * embed_dim + 1  # a column of the first matrix, a row of the second, and a bias
-            setattr(args, f"{stack}_ffn_embed_dim", ffn_embed_dim + round(parameters_of_r / parameters_per_unit))
+            widen_feed_forward(args, stack)
 
     return fill
+
+
+def widen_feed_forward(args: argparse.Namespace, stack: str) -> None:
+    """Adds as many parameters to the feed-forward networks of a stack as R of ``random`` has; changes `args` in place.
+
+    In a layer, R has a matrix of l x l for each head.
+    """
+    heads = getattr(args, f"{stack}_attention_heads")
+    embed_dim = getattr(args, f"{stack}_embed_dim")
+    ffn_embed_dim = getattr(args, f"{stack}_ffn_embed_dim")
+    parameters_of_r = heads * args.synth_max_length**2
+    parameters_per_unit = 2 * embed_dim + 1  # a column of the first matrix, a row of the second, and a bias
+    setattr(args, f"{stack}_ffn_embed_dim", ffn_embed_dim + round(parameters_of_r / parameters_per_unit))
 
 
 def make_lightconv(preset: Preset) -> Preset:
@@ -119,14 +128,18 @@ def make_dynamicconv(preset: Preset) -> Preset:
 
 
 def make_convolutional(preset: Preset, conv_type: str) -> Preset:
-    """Returns a preset of fairseq's convolutional model at the sizes of a Transformer's.
+    """Returns a preset of fairseq's convolutional model at the sizes that `preset` gives a Transformer.
 
     The convolutions are 3, 7, 15 and then 31 tokens wide, as in Wu et al. 2019.
+
+    Args:
+        preset: a preset of a Transformer.
+        conv_type: ``lightweight`` or ``dynamic``.
     """
 
     def fill(args: argparse.Namespace) -> None:
         preset(args)
-        # no defaults: fairseq's parser has set these two by now
+        # These two are overridden, because fairseq's parser has set them to its defaults by now.
         args.encoder_conv_type = conv_type
         args.decoder_conv_type = conv_type
         for stack in ("encoder", "decoder"):
@@ -143,7 +156,10 @@ PTB = {**stack_sizes("decoder", 2, 128, 512, 4), "dropout": 0.2, "attention_drop
 
 
 def fill_ptb(args: argparse.Namespace) -> None:
-    """Fills in `PTB`, and ties input and output embeddings if the input embedding is a single matrix."""
+    """Fills in the sizes for Penn Treebank, and ties input and output embeddings.
+
+    They cannot be tied if the input embedding is no single matrix: with adaptive inputs or character embeddings.
+    """
     is_adaptive = getattr(args, "adaptive_input", False)
     has_characters = getattr(args, "character_embeddings", False)
     set_defaults(args, **PTB, share_decoder_input_output_embed=not (is_adaptive or has_characters))
@@ -151,10 +167,10 @@ def fill_ptb(args: argparse.Namespace) -> None:
 
 
 def fill_lightconv_ptb(args: argparse.Namespace) -> None:
-    """Fills in fairseq's ``lightconv_lm`` at the sizes of `PTB`, with convolutions of 15 and 31 tokens.
+    """Fills in fairseq's ``lightconv_lm`` at the sizes for Penn Treebank, with convolutions of 15 and 31 tokens.
 
-    fairseq's parser has set ``--dropout`` by now, so that it is 0.1 unless given. It has also set the two flags that
-    are overridden here.
+    fairseq's parser has set some flags to its defaults by now. Two of them are overridden here. ``--dropout`` is not,
+    so that it is 0.1 unless the command line gives it.
     """
     args.share_decoder_input_output_embed = True
     args.decoder_conv_type = "lightweight"
@@ -163,7 +179,7 @@ def fill_lightconv_ptb(args: argparse.Namespace) -> None:
 
 
 def fill_base(args: argparse.Namespace) -> None:
-    """Fills in RoBERTa's base: 12 layers, 768, 3072, 12 heads, l = 512."""
+    """Fills in RoBERTa's base model: 12 layers of width 768 and 3072 with 12 heads, for up to 512 tokens."""
     set_defaults(args, synth_max_length=512)
     set_defaults(args, max_positions=args.synth_max_length)
     roberta.base_architecture(args)
@@ -231,10 +247,10 @@ STOCK: dict[str, dict[str, Preset]] = {
 
 
 class Baseline(NamedTuple):
-    """How a baseline is made of a Transformer's preset: fairseq's model, and the function that adapts the preset."""
+    """A model of fairseq that is compared with the Synthesizers, at the same sizes."""
 
     model: str
-    adapt: Callable[[Preset], Preset]
+    adapt: Callable[[Preset], Preset]  # makes a preset of this model of a preset of the Transformer
 
 
 class Kind(NamedTuple):
@@ -271,10 +287,26 @@ def register() -> None:
     for model_name, kind in MODELS.items():
         register_model(model_name, dataclass=kind.model.config)(kind.model)
         for variant in VARIANTS:
-            function_flags = {f"{stack}_synthesizer": variant for stack in kind.model.stacks}
-            for preset_name, preset in kind.presets.items():
-                name = architecture_name(model_name, variant, preset_name)
-                register_model_architecture(model_name, name)(adapt(preset, **function_flags))
+            register_variant(model_name, kind, variant)
+    register_baselines()
+
+
+def register_variant(model_name: str, kind: Kind, variant: str) -> None:
+    """Registers an architecture for each preset of a model, with the functions of a variant in all stacks.
+
+    Args:
+        model_name: the name under which fairseq knows the model.
+        kind: the model and its presets.
+        variant: the functions, such as ``random+vanilla``.
+    """
+    function_flags = {f"{stack}_synthesizer": variant for stack in kind.model.stacks}
+    for preset_name, preset in kind.presets.items():
+        name = architecture_name(model_name, variant, preset_name)
+        register_model_architecture(model_name, name)(adapt(preset, **function_flags))
+
+
+def register_baselines() -> None:
+    """Registers the architectures without synthesized attention."""
     for model_name, presets in STOCK.items():
         for preset_name, preset in presets.items():
             register_model_architecture(model_name, f"{model_name}_{preset_name}")(preset)
@@ -284,9 +316,10 @@ def register() -> None:
 
 
 def forget_earlier_import() -> None:
-    """Removes from fairseq what this package has registered before it was reloaded, as in a notebook.
+    """Removes from fairseq the models and architectures that this package registered before it was reloaded.
 
-    What another package has registered under the same names stays, and is fairseq's error of a duplicate.
+    A notebook may reload a package. If another package has registered one of the names, its model stays, and fairseq
+    raises its error about a duplicate.
     """
     models = [name for name in MODELS if name in MODEL_REGISTRY and is_of_this_package(MODEL_REGISTRY[name])]
     architectures = [name for name, preset in ARCH_CONFIG_REGISTRY.items() if is_of_this_package(preset)]

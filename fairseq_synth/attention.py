@@ -130,7 +130,7 @@ class SyntheticAttention(nn.Module):
         attn_mask: Tensor | None = None,
         need_head_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attends. The arguments are those of fairseq's attention.
+        """Returns the output of the attention and, if asked for, its weights. The arguments are those of fairseq's.
 
         Args:
             query: (T, B, C), the positions 0 to T - 1 of the sentences, or the newest tokens in decoding.
@@ -144,9 +144,9 @@ class SyntheticAttention(nn.Module):
             need_head_weights: Whether to return the attention weights of each head.
 
         Returns:
-            the output, (T, B, C), and the weights: None, (B, T, S), or (H, B, T, S) for each head. A row that may see
-            no key has the output ``out_proj(0)`` and weights of 0. A sentence of padding alone has any finite output,
-            unless the weights are returned.
+            the output, (T, B, C), and the weights: None, (B, T, S) averaged over the heads, or (H, B, T, S) for each
+            head. A row that may see no key has the output ``out_proj(0)`` and weights of 0. But if no weights are
+            returned, the output of a sentence that consists of padding alone has any finite values.
         """
         check_self_attention(query, key, value)
         attn_mask = to_boolean_or_float(attn_mask)
@@ -166,7 +166,8 @@ class SyntheticAttention(nn.Module):
         returns_weights = need_weights or need_head_weights
         if memory is None and not returns_weights:
             return self.project_out(self.attend(logits, v, key_padding_mask, attn_mask), query.size()), None
-        # In a whole batch, sentences may share their weights. In decoding, each hypothesis has its own values.
+        # For whole sentences, -1: if all sentences have the same logits, their weights are computed once. In decoding,
+        # each hypothesis has weights, because its values are in other rows of the cache.
         num_weights = -1 if memory is None else bsz
         weights = self.attention_weights(logits, tgt_len, src_len, key_padding_mask, attn_mask, num_weights)
         weights = weights.to(v.dtype)
@@ -202,10 +203,13 @@ class SyntheticAttention(nn.Module):
         return Projections(q, k, v)
 
     def project_at_once(self, x: Tensor, joined: LinearWeights) -> Projections:
-        """Returns the projections by one matrix product.
+        """Returns queries, keys and values, computed by one matrix product in place of three.
 
-        In training this is faster than three: each gradient is one product too, and the gradient of the input is no
-        sum of three.
+        This is faster in training: each gradient is one product too, and the gradient of the input is no sum of three.
+
+        Args:
+            x: The layer's input, (T, B, C).
+            joined: A linear layer whose output are queries, keys and values side by side.
         """
         tgt_len, bsz, _ = x.size()
         num_heads = [self.num_query_heads, self.num_query_heads, self.num_heads]
@@ -220,7 +224,12 @@ class SyntheticAttention(nn.Module):
         return x.reshape(tgt_len, bsz, width // self.head_dim, self.head_dim).permute(1, 2, 0, 3)
 
     def project_out(self, out: Tensor, size: torch.Size) -> Tensor:
-        """Returns the output projection of (T B, C), as a tensor of `size` (T, B, C)."""
+        """Returns the output of the layer: the output projection of all heads, as a tensor of `size` (T, B, C).
+
+        Args:
+            out: The outputs of the heads side by side, (T B, C).
+            size: The size of the result.
+        """
         out_proj = self.out_proj
         weights = read_linear_weights(out_proj)
         if weights is None:
@@ -238,7 +247,15 @@ class SyntheticAttention(nn.Module):
     def attend(
         self, logits: list[Logits], v: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None
     ) -> Tensor:
-        """Returns ``softmax(S) V`` of all heads, (T B, C), by the fastest computation. It returns no weights."""
+        """Returns ``softmax(S) V`` of all heads, (T B, C), without keeping the attention weights.
+
+        `computations.attend` chooses the fastest way to compute it, for each group of heads on its own.
+
+        Args:
+            logits: S for each group of heads of one kind.
+            v: V of all heads, (B, H, T, d_h).
+            key_padding_mask, attn_mask: As in `computations.attend`.
+        """
         dropout = self.dropout()
         if len(logits) == 1:  # no slice of the values, as the gradient of a slice is a copy
             return attend(logits[0], v, key_padding_mask, attn_mask, dropout)
@@ -258,9 +275,16 @@ class SyntheticAttention(nn.Module):
         attn_mask: Tensor | None,
         bsz: int,
     ) -> Tensor:
-        """Returns the attention weights of all heads, (`bsz`, H, T, S).
+        """Returns the attention weights of all heads, (B or 1, H, T, S).
 
-        If `bsz` is -1, the number of sentences is B, or 1 if all sentences share the weights.
+        They are computed for each group of heads on its own, by `computations.plain.attention_weights`.
+
+        Args:
+            logits: S for each group of heads of one kind.
+            tgt_len, src_len: T and S, the numbers of rows and columns.
+            key_padding_mask, attn_mask: As in `computations.plain.attention_weights`.
+            bsz: B, to get weights of each sentence. If it is -1 and all sentences have the same logits, the weights
+                are computed once, (1, H, T, S).
         """
         weights_of_groups = [
             attention_weights(group_logits, num_heads, tgt_len, src_len, key_padding_mask, attn_mask, bsz=bsz)
@@ -285,7 +309,16 @@ class SyntheticAttention(nn.Module):
         key_padding_mask: Tensor | None,
         attn_mask: Tensor | None,
     ) -> "Memory":
-        """Adds the newest tokens to the decoder's state, and returns what it holds for this layer.
+        """Adds the newest tokens to the decoder's state, and returns keys and values of all tokens so far.
+
+        `incremental_state` is changed in place. In it, the keys and values of a layer stay where they are, and a block
+        table tells which of them belong to which hypothesis. All layers use the table of the decoder's first layer.
+
+        Args:
+            incremental_state: The state of the decoder.
+            k, v: Keys and values of the newest tokens, (B, H, n, d_h). Keys may be None.
+            key_padding_mask: The padding of these tokens, (B, n), or None.
+            attn_mask: The mask of the call, which is only checked.
 
         Raises:
             ValueError: The mask is the `causal_mask`, which is for whole sentences.
@@ -307,14 +340,17 @@ class SyntheticAttention(nn.Module):
         return Memory(vectors, table)
 
     def share_table(self, first: "SyntheticAttention") -> None:
-        """Makes this layer use the block table of the decoder's first layer, which sees every step before this one.
+        """Makes this layer read the block table of the decoder's first layer, which is called first in every step.
 
-        The table belongs to a layer and not to the decoder, so that an attention can decode alone.
+        The table belongs to the first layer and not to the decoder, so that an attention can also decode alone.
         """
         self.shared_table = first.own_table
 
     def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> IncrementalState:
-        """Reorders the state to the hypotheses that the beam search goes on with: only the table that is owned."""
+        """Changes the state to the hypotheses with which the beam search goes on.
+
+        Only the block table is reordered, by the layer that owns it. Keys and values stay where they are.
+        """
         table: cache.BlockTable | None = incremental_state.get(self.own_table)
         if table is not None:
             incremental_state[self.own_table] = table.reorder(new_order)
@@ -351,10 +387,10 @@ class SyntheticAttention(nn.Module):
     # ---- checkpoints
 
     def make_generation_fast_(self, **_: Any) -> None:
-        """Multiplies the weights of mixtures and 1 / sqrt(d_h) into the parameters, for good.
+        """Multiplies the weights of mixtures and the scale 1 / sqrt(d_h) into the parameters, for good.
 
-        fairseq calls this before it generates. A model with hooks on its queries, or with quantized projections, stays
-        as it is.
+        Generation then has less to compute. fairseq calls this before it generates. Nothing is changed if there are
+        hooks on the projection of the queries, or if projections are quantized.
         """
         if self.q_proj is not None and not is_plain_linear(self.q_proj):
             return
@@ -380,7 +416,7 @@ class SyntheticAttention(nn.Module):
 
 
 class Memory(NamedTuple):
-    """What the state of a decoder holds for a layer, the newest tokens included."""
+    """Keys and values of all tokens in a layer, and the table that tells which belong to which hypothesis."""
 
     vectors: cache.LayerCache
     table: cache.BlockTable

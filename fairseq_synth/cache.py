@@ -20,7 +20,7 @@ from torch import Tensor
 
 
 class RowCounter:
-    """Counts the tokens that have rows in the matrices. Copies of a table share it, so that none reuses a row."""
+    """Counts the tokens that have rows in the matrices. Copies of a table share it, so that no row is used twice."""
 
     def __init__(self) -> None:
         self.num_tokens = 0
@@ -29,15 +29,18 @@ class RowCounter:
 
 
 class BlockTable(NamedTuple):
-    """The rows that belong to each hypothesis. B hypotheses have t tokens each, of which n are the newest."""
+    """Says which rows of the matrices belong to which hypothesis.
+
+    There are B hypotheses of t tokens, the last n of which are new in this step.
+    """
 
     rows: Tensor  # (B, H, t): the row of each hypothesis, head and token
     newest_rows: Tensor  # (B, H, n): the part of `rows` that the layers have to write to in this step
-    # The numbers of the tokens that layers copy into new matrices in this step, in their new order; None: no copy.
+    # (t B,): numbers of the tokens that the layers copy into new matrices in this step, in their new order. None if
+    # the layers go on with the matrices that they have.
     kept_tokens: Tensor | None
     counter: RowCounter
-    # (B H,): where the rows of each hypothesis and head begin if `rows` is flattened. A sum over the tokens of one
-    # hypothesis and head is a sum from one offset to the next.
+    # (B H,): where the rows of each hypothesis and head begin if `rows` is flattened, for `F.embedding_bag`
     offsets: Tensor
     key_padding_mask: Tensor | None  # (B, t), true at padding
 
@@ -59,13 +62,16 @@ class LayerCache(NamedTuple):
 def extend_table(
     table: BlockTable | None, newest_values: Tensor, capacity: int, key_padding_mask: Tensor | None
 ) -> BlockTable:
-    """Returns the table with the newest tokens behind the others, and counts these tokens.
+    """Returns the table of the next step, in which each hypothesis has n more tokens.
+
+    The new tokens get rows that no copy of the table uses, and are counted in the table's `RowCounter`. If the matrices
+    have too few free rows, the layers are to copy the tokens into new matrices (`BlockTable.kept_tokens`).
 
     Args:
         table: The table of the last step, or None before the first token.
         newest_values: A vector for each new token and head, (B, H, n, d_h). Only its sizes are read.
         capacity: The number of tokens that the matrices of the layers have rows for.
-        key_padding_mask: The padding of the newest tokens, (B, n), or None if there is none.
+        key_padding_mask: The padding of the new tokens, (B, n), or None if there is none.
     """
     bsz, num_heads, num_new, _ = newest_values.size()
     device = newest_values.device
@@ -75,12 +81,11 @@ def extend_table(
     length = num_old + num_new
     kept_tokens = None
     if num_old > 0 and needs_new_matrices(table.counter, bsz * num_new, bsz * length, capacity):
+        # The layers copy the tokens of these hypotheses into new matrices, where they are numbered from 0 again.
         kept_tokens = list_tokens(table)
         table = renumber(table)
 
-    first_row = table.counter.num_tokens * num_heads
-    newest_rows = consecutive_rows(first_row, bsz, num_heads, num_new, device)
-    table.counter.num_tokens += bsz * num_new
+    newest_rows = reserve_rows(table.counter, bsz, num_heads, num_new, device)
     return BlockTable(
         rows=torch.cat([table.rows, newest_rows], dim=2),
         newest_rows=newest_rows,
@@ -100,31 +105,36 @@ def empty_table(bsz: int, num_heads: int, device: torch.device) -> BlockTable:
 
 
 def list_tokens(table: BlockTable) -> Tensor:
-    """Returns the numbers (t B,) of the tokens of all hypotheses, position by position.
+    """Returns the numbers (t B,) of the tokens of all hypotheses: first those at position 0, then at position 1, ...
 
-    Row ``n H + h`` belongs to head h of token n, so that the rows of head 0 tell the tokens.
+    Head h of the token with number n has the row ``n H + h``. So head 0 has the row ``n H``, which is divided by H.
     """
     num_heads = table.rows.size(1)
-    rows_of_head_0 = table.rows[:, 0].t().reshape(-1)
+    rows_of_head_0 = table.rows[:, 0].t().reshape(-1)  # (B, t) -> (t B,)
     return torch.div(rows_of_head_0, num_heads, rounding_mode="floor")
 
 
 def renumber(table: BlockTable) -> BlockTable:
-    """Returns a table of the same tokens, which are counted anew from 0 in the order of `list_tokens`.
+    """Returns a table of the same tokens for new matrices, in which they are numbered from 0 in order of `list_tokens`.
 
-    The layers copy the tokens into new matrices in this order. Tokens that no hypothesis has are left behind.
+    The layers copy the tokens into the new matrices in this order. Tokens of dropped hypotheses get no number.
     """
     bsz, num_heads, length = table.rows.size()
     counter = RowCounter()
-    counter.num_tokens = bsz * length
-    rows = consecutive_rows(0, bsz, num_heads, length, table.rows.device)
+    rows = reserve_rows(counter, bsz, num_heads, length, table.rows.device)
     return table._replace(rows=rows, counter=counter)
 
 
 def needs_new_matrices(counter: RowCounter, num_new_tokens: int, num_live_tokens: int, capacity: int) -> bool:
-    """Returns whether the matrices are full, mostly unused, or cannot be written to.
+    """Returns whether the matrices of keys and values are to be replaced by new ones.
 
-    The numbers of tokens are those of all hypotheses together; live tokens are those that some hypothesis has.
+    They are if the new tokens do not fit, if few of their rows are used, or if they cannot be written to.
+
+    Args:
+        counter: The counter of the matrices.
+        num_new_tokens: Number of tokens to be written, of all hypotheses together.
+        num_live_tokens: Number of tokens that some hypothesis has, the new ones included.
+        capacity: The number of tokens that the matrices have rows for.
     """
     is_full = counter.num_tokens + num_new_tokens > capacity
     is_mostly_unused = capacity > 4 * num_live_tokens
@@ -132,8 +142,10 @@ def needs_new_matrices(counter: RowCounter, num_new_tokens: int, num_live_tokens
     return is_full or is_mostly_unused or is_read_only
 
 
-def consecutive_rows(first_row: int, bsz: int, num_heads: int, count: int, device: torch.device) -> Tensor:
-    """Returns the rows (B, H, count) of tokens that are written together, from `first_row` on."""
+def reserve_rows(counter: RowCounter, bsz: int, num_heads: int, count: int, device: torch.device) -> Tensor:
+    """Returns the next free rows for `count` tokens of each hypothesis, (B, H, count), and counts these tokens."""
+    first_row = counter.num_tokens * num_heads
+    counter.num_tokens += count * bsz
     rows = torch.arange(first_row, first_row + count * bsz * num_heads, device=device)
     return rows.view(count, bsz, num_heads).permute(1, 2, 0)
 
@@ -141,52 +153,77 @@ def consecutive_rows(first_row: int, bsz: int, num_heads: int, count: int, devic
 def append_to_layer(
     layer_cache: LayerCache | None, newest_keys: Tensor | None, newest_values: Tensor, table: BlockTable
 ) -> LayerCache:
-    """Returns the cache of a layer with the vectors of the newest tokens.
+    """Returns the cache of a layer after this step, with the keys and values of the new tokens.
+
+    The matrices of `layer_cache` are written to in place where possible; see `write_vectors`.
 
     Args:
         layer_cache: The cache of the last step, or None before the first token.
-        newest_keys: (B, H or fewer, n, d_h), or None.
-        newest_values: (B, H, n, d_h).
-        table: The table that has been extended for this step.
+        newest_keys: The keys of the new tokens, (B, H, n, d_h) or of the first heads only; None if nothing reads keys.
+        newest_values: The values of the new tokens, (B, H, n, d_h).
+        table: The table that `extend_table` has returned for this step.
     """
-    values = write(None if layer_cache is None else layer_cache.values, newest_values, table)
+    old_values = None
+    old_keys = None
+    if layer_cache is not None:
+        old_values = layer_cache.values
+        old_keys = layer_cache.keys
+    values = write_vectors(old_values, newest_values, table)
     keys = None
     if newest_keys is not None:
-        keys = write(None if layer_cache is None else layer_cache.keys, newest_keys, table)
+        keys = write_vectors(old_keys, newest_keys, table)
     return LayerCache(values, keys)
 
 
-def write(matrix: Tensor | None, newest: Tensor, table: BlockTable) -> Tensor:
-    """Returns a matrix (N H, d_h) of vectors with those of the newest tokens, written in place where possible.
+def write_vectors(matrix: Tensor | None, newest: Tensor, table: BlockTable) -> Tensor:
+    """Returns a matrix of keys or values after the vectors of the new tokens are written to it.
+
+    The matrix is changed in place, unless it has to grow, has another type, or is a part of autograd's graph.
 
     Args:
-        matrix: The matrix so far, or None before the first token.
-        newest: (B, H, n, d_h), or the vectors of the first heads only.
-        table: The table that has been extended for this step.
+        matrix: The matrix so far, (N H, d_h), or None before the first token.
+        newest: The vectors of the new tokens, (B, H, n, d_h). If only the first heads have any, the others get zeros.
+        table: The table that `extend_table` has returned for this step.
     """
     num_heads = table.rows.size(1)
     num_missing_heads = num_heads - newest.size(1)
     if num_missing_heads > 0:
         newest = F.pad(newest, [0, 0, 0, 0, 0, num_missing_heads])
     head_dim = newest.size(3)
-    added = newest.permute(2, 0, 1, 3).reshape(-1, head_dim)
-    # Twice the rows that are needed now: the matrix grows by doubling.
-    num_rows = 2 * table.rows.numel()
+    added = newest.permute(2, 0, 1, 3).reshape(-1, head_dim)  # (n B H, d_h)
+    newest_rows = table.newest_rows.permute(2, 0, 1).reshape(-1)  # (n B H,)
     if matrix is None:
-        matrix = added.new_empty([num_rows, head_dim])
+        matrix = added.new_empty([choose_num_rows(table), head_dim])
     elif table.kept_tokens is not None:
-        tokens = matrix.view(-1, num_heads * head_dim)
-        kept = tokens.index_select(0, table.kept_tokens).view(-1, head_dim)
-        matrix = torch.cat([kept, kept.new_empty([num_rows - kept.size(0), head_dim])])
+        matrix = copy_kept_tokens(matrix, table.kept_tokens, num_heads, choose_num_rows(table))
     if matrix.dtype != added.dtype:
         # Autocast was on in some of the steps only.
         matrix = matrix.float()
         added = added.float()
-    newest_rows = table.newest_rows.permute(2, 0, 1).reshape(-1)
     is_read_only = matrix.is_inference() and not torch.is_inference_mode_enabled()
     if torch.is_grad_enabled() or is_read_only:
         return matrix.index_copy(0, newest_rows, added)
     return matrix.index_copy_(0, newest_rows, added)
+
+
+def choose_num_rows(table: BlockTable) -> int:
+    """Returns the number of rows of a new matrix: twice as many as the tokens of the table need."""
+    return 2 * table.rows.numel()
+
+
+def copy_kept_tokens(matrix: Tensor, kept_tokens: Tensor, num_heads: int, num_rows: int) -> Tensor:
+    """Returns a new matrix of `num_rows` rows that begins with the vectors of the kept tokens, in their order.
+
+    Args:
+        matrix: The old matrix, (N H, d_h), where each token has H neighbouring rows.
+        kept_tokens: The numbers of the tokens to copy.
+        num_heads: H.
+        num_rows: Number of rows of the new matrix. Those behind the copied tokens have any values.
+    """
+    head_dim = matrix.size(1)
+    tokens = matrix.view(-1, num_heads * head_dim)  # (N, H d_h)
+    kept = tokens.index_select(0, kept_tokens).view(-1, head_dim)
+    return torch.cat([kept, kept.new_empty([num_rows - kept.size(0), head_dim])])
 
 
 def read_keys(layer_cache: LayerCache, table: BlockTable, num_heads: int) -> Tensor | None:
@@ -197,15 +234,25 @@ def read_keys(layer_cache: LayerCache, table: BlockTable, num_heads: int) -> Ten
 
 
 def weighted_values(weights: Tensor, layer_cache: LayerCache, table: BlockTable) -> Tensor:
-    """Returns the product (B, H, n, d_h) of attention weights (B, H, n, t) and the values.
+    """Returns the attention's output: the sum of the values of all tokens so far, weighted by the attention weights.
 
-    A single row reads the values where they are. Otherwise they are copied first.
+    For a single new token, the values are read where they are. For several tokens they are copied first.
+
+    Args:
+        weights: The attention weights of the n new tokens, (B, H, n, t).
+        layer_cache: The values of all tokens.
+        table: Says which values belong to which hypothesis.
+
+    Returns:
+        (B, H, n, d_h)
     """
     bsz, num_heads, _ = table.rows.size()
     weights = weights.to(layer_cache.values.dtype)
-    is_single_row = weights.size(2) == 1
-    if not is_single_row or torch.is_grad_enabled():  # embedding_bag has no second derivative
-        return torch.matmul(weights, F.embedding(table.rows, layer_cache.values))
+    is_single_token = weights.size(2) == 1
+    if not is_single_token or torch.is_grad_enabled():  # embedding_bag has no second derivative
+        values = F.embedding(table.rows, layer_cache.values)  # (B, H, t, d_h)
+        return torch.matmul(weights, values)
+    # Each hypothesis and head is a bag of t rows, which begins at its offset.
     out = F.embedding_bag(
         table.rows.reshape(-1),
         layer_cache.values,
@@ -219,9 +266,13 @@ def weighted_values(weights: Tensor, layer_cache: LayerCache, table: BlockTable)
 def append_padding(
     old_padding: Tensor | None, new_padding: Tensor | None, bsz: int, num_old: int, num_new: int
 ) -> Tensor | None:
-    """Returns the padding mask (B, num_old + num_new) of cached and newest tokens; None if there is no padding.
+    """Returns the padding mask of all tokens, (B, num_old + num_new), or None if there is no padding.
 
-    Either part may be None, which means that it has no padding.
+    Args:
+        old_padding: (B, num_old), true at padding among the tokens of earlier steps; None if there is none.
+        new_padding: (B, num_new), the same for the new tokens.
+        bsz: B.
+        num_old, num_new: Numbers of tokens of each hypothesis.
     """
     if old_padding is None and new_padding is None:
         return None

@@ -1,4 +1,8 @@
-"""Which checkpoints a synthesized attention takes, and how it starts from a stock Transformer."""
+"""Checks that a checkpoint fits a synthesized attention, and starts such an attention from a stock Transformer.
+
+A *stock* Transformer is fairseq's own, whose attention computes dot products (``vanilla``). All weights that a
+synthesized attention has in addition are in keys ``synthesizer.*`` of its state dict.
+"""
 
 import logging
 import re
@@ -17,18 +21,18 @@ StateDict = dict[str, Tensor]
 def adapt_checkpoint(
     state_dict: StateDict, prefix: str, synthesizer: LayerSynthesizer, may_start_from_stock: bool = True
 ) -> None:
-    """Checks that a checkpoint fits an attention, or completes the checkpoint of a stock Transformer.
+    """Checks that an attention can load its weights from a checkpoint, and adds what a stock checkpoint lacks.
 
-    A stock checkpoint has no keys ``synthesizer.*``. In it, the logits of all functions other than ``vanilla`` become
-    0, so that a model with ``--synth-mixture sum`` starts with the output of the stock model. (``fixed_random`` is not
-    trained and keeps its logits.)
+    The checkpoint of a stock Transformer lacks the keys ``synthesizer.*``. They are added to `state_dict`, with weights
+    for which the logits of all functions other than ``vanilla`` are 0. A model with ``--synth-mixture sum`` then starts
+    with the output of the stock model. (``fixed_random`` is not trained and keeps its logits.)
 
     Args:
-        state_dict: The weights of the checkpoint. A stock checkpoint is completed in place.
+        state_dict: The weights of the checkpoint, which is changed in place if it is a stock checkpoint.
         prefix: The keys of this attention begin with it; it ends with a dot.
         synthesizer: The part of the attention that computes the logits.
-        may_start_from_stock: Whether the checkpoint is one of a stock Transformer, if this attention has no keys
-            ``synthesizer.*``. False if other layers have such keys.
+        may_start_from_stock: Whether missing keys ``synthesizer.*`` of this attention mean that this is a stock
+            checkpoint. This is False if other layers have such keys.
 
     Raises:
         SynthesizerError: The checkpoint has other functions, other sizes of the same functions, or was saved from a
@@ -40,7 +44,8 @@ def adapt_checkpoint(
     saved = select_prefix(state_dict, f"{prefix}synthesizer.")
     check_folding(prefix, saved, synthesizer)
     has_queries = f"{prefix}q_proj.weight" in state_dict
-    if has_queries and not saved:
+    is_stock_attention = has_queries and not saved
+    if is_stock_attention:
         check_start(prefix, synthesizer, may_start_from_stock)
         start_from_dot_product(state_dict, prefix, synthesizer)
     else:
@@ -54,9 +59,14 @@ def select_prefix(state_dict: StateDict, prefix: str) -> StateDict:
 
 
 def check_folding(prefix: str, saved: StateDict, synthesizer: LayerSynthesizer) -> None:
-    """Raises SynthesizerError if only one of checkpoint and model is prepared for generation.
+    """Raises SynthesizerError if either the checkpoint or the model, but not both, is prepared for generation.
 
-    Such a model has the weights of its mixtures in its other parameters; see `Mixture.fold_weights_`.
+    In such a model, the weights of mixtures are multiplied into other parameters (`Mixture.fold_weights_`).
+
+    Args:
+        prefix: The keys of the attention begin with it; it ends with a dot.
+        saved: The state dict of the synthesizer in the checkpoint.
+        synthesizer: The synthesizer of the model.
     """
     attention = prefix.rstrip(".")
     is_saved_folded = is_folded(saved)
@@ -74,7 +84,7 @@ def check_folding(prefix: str, saved: StateDict, synthesizer: LayerSynthesizer) 
 
 
 def is_folded(keys: Iterable[str]) -> bool:
-    """Returns whether the keys are those of a synthesizer that is prepared for generation."""
+    """Returns whether a synthesizer whose state dict has these keys is prepared for generation."""
     return any(key.split(".")[-1] == "folded" for key in keys)
 
 
@@ -82,17 +92,17 @@ def check_functions(prefix: str, saved: StateDict, has_queries: bool, synthesize
     """Raises SynthesizerError if the checkpoint has other functions than the model, or another kind of mixture.
 
     Args:
-        prefix: The keys of the attention begin with it.
-        saved: The synthesizer's part of the checkpoint.
+        prefix: The keys of the attention begin with it; it ends with a dot.
+        saved: The state dict of the synthesizer in the checkpoint.
         has_queries: Whether the checkpoint has query and key projections in this attention.
-        synthesizer: The model's.
+        synthesizer: The synthesizer of the model.
     """
     attention = prefix.rstrip(".")
     model_keys = synthesizer.state_dict().keys()
-    saved_functions = trained_functions(saved)
+    saved_functions = functions_with_weights(saved)
     reads_queries = any(mixture.reads_query_key for mixture in synthesizer.mixtures())
-    if saved_functions != trained_functions(model_keys) or has_queries != reads_queries:
-        weights = " and ".join(sorted(saved_functions)) or "no function"
+    if saved_functions != functions_with_weights(model_keys) or has_queries != reads_queries:
+        weights = " and ".join(sorted(saved_functions)) if saved_functions else "no function"
         projections = "query and key projections" if has_queries else "no query and key projections"
         raise SynthesizerError(
             f"{attention}: the checkpoint has weights of {weights}, and {projections}; this model has "
@@ -117,9 +127,15 @@ def check_shapes(prefix: str, saved: StateDict, synthesizer: LayerSynthesizer) -
 
 
 def check_start(prefix: str, synthesizer: LayerSynthesizer, may_start_from_stock: bool) -> None:
-    """Raises SynthesizerError if the attention cannot start from a stock one.
+    """Raises SynthesizerError if the attention of the model cannot start from a stock attention in the checkpoint.
 
-    It needs the dot product in all heads, and a checkpoint that is one of a stock Transformer in all layers.
+    It can if all heads compute the dot product, alone or in a mixture, and if the checkpoint has stock attention in all
+    other layers too.
+
+    Args:
+        prefix: The keys of the attention begin with it; it ends with a dot.
+        synthesizer: The synthesizer of the model.
+        may_start_from_stock: Whether no layer of the checkpoint has keys ``synthesizer.*``.
     """
     attention = prefix.rstrip(".")
     if len(synthesizer.mixtures()) == 1 and not synthesizer.mixtures()[0].reads_query_key:
@@ -136,7 +152,7 @@ def check_start(prefix: str, synthesizer: LayerSynthesizer, may_start_from_stock
             f"kinds; {advise_functions(attention)}"
         )
     if not may_start_from_stock:
-        missing = " and ".join(sorted(trained_functions(synthesizer.state_dict())))
+        missing = " and ".join(sorted(functions_with_weights(synthesizer.state_dict())))
         raise SynthesizerError(
             f"{attention}: the checkpoint has no weights of {missing} here, but has weights of synthesizing functions "
             f"in other layers; {advise_functions(attention)}, or take a complete checkpoint"
@@ -144,7 +160,15 @@ def check_start(prefix: str, synthesizer: LayerSynthesizer, may_start_from_stock
 
 
 def start_from_dot_product(state_dict: StateDict, prefix: str, synthesizer: LayerSynthesizer) -> None:
-    """Completes the state dict of a stock attention with the weights of functions whose logits are 0."""
+    """Adds the weights of the synthesizer to the state dict of a stock attention, which is changed in place.
+
+    The logits of its trained functions are 0 at first, so that ``vanilla`` alone determines the output.
+
+    Args:
+        state_dict: The weights of the checkpoint.
+        prefix: The keys of the attention begin with it; it ends with a dot.
+        synthesizer: The synthesizer of the model, whose weights are changed too. It has one group of heads.
+    """
     if not synthesizer.state_dict():
         return
     attention = prefix.rstrip(".")
@@ -166,7 +190,7 @@ def start_from_dot_product(state_dict: StateDict, prefix: str, synthesizer: Laye
 
 
 def function_names(synthesizer: LayerSynthesizer) -> list[str]:
-    """Returns the names of a layer's functions; with several groups of heads, each name says its group."""
+    """Returns the names of a layer's functions for messages; with several groups of heads, they name the group too."""
     mixtures = synthesizer.mixtures()
     if len(mixtures) == 1:
         return list(mixtures[0].components)
@@ -176,8 +200,13 @@ def function_names(synthesizer: LayerSynthesizer) -> list[str]:
     return names
 
 
-def trained_functions(keys: Iterable[str]) -> set[str]:
-    """Returns the functions that have weights in a synthesizer's state dict, named as in `function_names`."""
+def functions_with_weights(keys: Iterable[str]) -> set[str]:
+    """Returns the functions that have weights in a synthesizer's state dict, named as in `function_names`.
+
+    Args:
+        keys: The keys of the state dict, such as ``components.random.R`` or, in the first of several groups of heads,
+            ``groups.0.components.random.R``.
+    """
     names = set()
     for key in keys:
         match = re.match(r"(?:groups\.(?P<group>\d+)\.)?components\.(?P<function>\w+)\.", key)
@@ -191,12 +220,16 @@ def trained_functions(keys: Iterable[str]) -> set[str]:
 
 
 def name_in_group(function: str, group: int) -> str:
-    """Returns how a message names a function of one group of heads, which is counted from 0."""
+    """Returns how a message names a function of a group of heads; `group` counts from 0, and the message from 1."""
     return f"{function} (group {group + 1} of the heads)"
 
 
 def advise_functions(attention: str) -> str:
-    """Returns the advice to give the flags of the training; `attention` is its place in the model."""
+    """Returns the advice to give the flags of the training.
+
+    Args:
+        attention: The name of the attention in the model, such as ``encoder.layers.0.self_attn``.
+    """
     side = attention.split(".")[0]
     if side in ("encoder", "decoder"):
         return f"give the --{side}-synthesizer of the training"

@@ -87,27 +87,44 @@ def config_class(name: str, *flags: Flag) -> Any:
 def flatten(nested: type, prefix: str = "") -> list[Flag]:
     """Returns the fields of fairseq's nested config as flags: ``encoder.embed_dim`` becomes ``encoder_embed_dim``.
 
-    A flat config is the only one that the command line and Hydra can both fill without losing a key, and that leaves
-    only plain values in a checkpoint.
+    The config is flat because the command line and Hydra can both fill a flat config without losing a key, and because
+    it leaves only plain values in a checkpoint.
+
+    Args:
+        nested: a dataclass of fairseq, some of whose fields are dataclasses again.
+        prefix: what the names of the flags begin with.
     """
     flags: list[Flag] = []
-    for original in dataclasses.fields(nested):
-        if original.name == "_name":
+    for config_field in dataclasses.fields(nested):
+        if config_field.name == "_name":
             continue
-        if original.name in ("encoder", "decoder", "quant_noise"):
-            flags += flatten(nested_class(original), f"{original.name}_")
-            continue
-        name = prefix + original.name
-        default = original.default
-        annotation = original.type
-        if name in ("decoder_input_dim", "decoder_output_dim"):
-            # fairseq's default under Hydra is 512, whatever the decoder's width
-            default = II("model.decoder_embed_dim")
-        if original.name == "layers_to_keep":
-            # fairseq declares a list but splits a string, and it does not know the annotation `str | None`
-            annotation = Optional[str]  # noqa: UP045
-        flags.append(Flag(name, annotation, field(default=default, metadata=original.metadata)))
+        if config_field.name in ("encoder", "decoder", "quant_noise"):
+            flags += flatten(nested_class(config_field), prefix=f"{config_field.name}_")
+        else:
+            flags.append(flatten_field(config_field, prefix))
     return flags
+
+
+def flatten_field(config_field: Any, prefix: str) -> Flag:
+    """Returns a field of fairseq's config as a flag, with two repairs.
+
+    Args:
+        config_field: a field that is no dataclass.
+        prefix: what the name of the flag begins with.
+    """
+    name = prefix + config_field.name
+    if name in ("decoder_input_dim", "decoder_output_dim"):
+        # fairseq's default under Hydra is 512, whatever the decoder's width.
+        default = II("model.decoder_embed_dim")
+    else:
+        default = config_field.default
+    annotation: Any
+    if config_field.name == "layers_to_keep":
+        # fairseq declares a list but splits a string. It does not know the annotation `str | None`.
+        annotation = Optional[str]  # noqa: UP045
+    else:
+        annotation = config_field.type
+    return Flag(name, annotation, field(default=default, metadata=config_field.metadata))
 
 
 def nested_class(config_field: Any) -> type:
@@ -122,16 +139,17 @@ def nested_class(config_field: Any) -> type:
 
 
 def to_namespace(cfg: Any, config: type[FairseqDataclass]) -> argparse.Namespace:
-    """Returns a model's config as a namespace that has every flag, with plain values.
+    """Returns a model's config as a namespace that has a plain value for every flag of the model.
 
     Args:
         cfg: the flat config, as Hydra's DictConfig, a dataclass or a Namespace.
-        config: the model's dataclass, whose defaults fill in what the config of an older checkpoint lacks.
+        config: the model's dataclass of flags. Its defaults are taken where `cfg` has no value, which is so if `cfg`
+            comes from a checkpoint that is older than the flag.
     """
     if OmegaConf.is_config(cfg):
         settings: Any = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
         with_defaults = vars(config.from_namespace(argparse.Namespace(**settings)))
-        # The dataclass drops keys that are none of its fields. Those of a DictConfig are kept.
+        # `from_namespace` leaves out the settings that are no flag of the model. Here they are kept.
         args = argparse.Namespace(**{**with_defaults, **settings})
     else:
         args = argparse.Namespace(**vars(config.from_namespace(cfg)))
@@ -141,10 +159,14 @@ def to_namespace(cfg: Any, config: type[FairseqDataclass]) -> argparse.Namespace
 
 
 def plain_value(args: argparse.Namespace, value: Any) -> Any:
-    """Returns a value of a config as a plain one: the text of an enum's member, or what an interpolation refers to.
+    """Returns a value of a model's config as a number, text, list, truth value or None.
 
-    Outside of Hydra nothing resolves an interpolation such as ``${model.decoder_embed_dim}``. One that does not refer
-    to the model becomes None.
+    The member of an enum becomes its text. An interpolation such as ``${model.decoder_embed_dim}``, which nothing
+    resolves outside of Hydra, becomes the value that it refers to; or None if this is not a setting of the model.
+
+    Args:
+        args: all settings of the model.
+        value: the value of one of them.
     """
     if isinstance(value, Enum):
         return str(value)
@@ -156,10 +178,16 @@ def plain_value(args: argparse.Namespace, value: Any) -> Any:
     return getattr(args, key.removeprefix("model."))
 
 
-def check_flags(args: argparse.Namespace, *stacks: str) -> None:
-    """Checks the flags of the given stacks, and replaces the text of each ``{stack}_synthesizer`` by its `layer_specs`.
+def check_and_parse_flags(args: argparse.Namespace, *stacks: str) -> None:
+    """Checks the flags of a model, and replaces each ``{stack}_synthesizer`` in `args` by the heads of its layers.
 
-    Raises SynthesizerError if a flag is invalid.
+    Args:
+        args: the flags of the model. The values of ``encoder_synthesizer`` and ``decoder_synthesizer`` are changed from
+            text to what `read_layers` returns.
+        stacks: which of ``encoder`` and ``decoder`` the model has.
+
+    Raises:
+        SynthesizerError: a flag is invalid.
     """
     check_at_least(args, "synth_max_length", 2)  # a token and the end of the sentence
     check_at_least(args, "synth_rank", 1)
@@ -167,20 +195,25 @@ def check_flags(args: argparse.Namespace, *stacks: str) -> None:
         raise SynthesizerError(f"--base-layers {args.base_layers}: such layers have no attention; leave the flag out")
     for stack in stacks:
         check_attention(args, stack)
-        setattr(args, f"{stack}_synthesizer", layer_specs(args, stack))
+        setattr(args, f"{stack}_synthesizer", read_layers(args, stack))
 
 
 def check_at_least(args: argparse.Namespace, name: str, smallest: int) -> None:
-    """Checks that a number is not too small; raises SynthesizerError otherwise."""
+    """Checks that the number given for a flag is not too small; raises SynthesizerError otherwise."""
     value = getattr(args, name)
     if value < smallest:
         raise SynthesizerError(f"--{name.replace('_', '-')} {value}: must be at least {smallest}")
 
 
 def check_attention(args: argparse.Namespace, stack: str) -> None:
-    """Checks that the heads of a stack share its width equally, and that fairseq's xFormers are not asked for.
+    """Checks the flags of the self-attention of a stack that fairseq's models have too.
 
-    Raises SynthesizerError otherwise.
+    Args:
+        args: the flags of the model.
+        stack: ``encoder`` or ``decoder``.
+
+    Raises:
+        SynthesizerError: the number of heads does not divide the width, or a flag is for fairseq's attention alone.
     """
     embed_dim = getattr(args, f"{stack}_embed_dim")
     heads = getattr(args, f"{stack}_attention_heads")
@@ -194,27 +227,37 @@ def check_attention(args: argparse.Namespace, stack: str) -> None:
         )
 
 
-def layer_specs(args: argparse.Namespace, stack: str) -> list[tuple[HeadGroup, ...]]:
-    """Returns the functions of the heads of each layer that is to be built, from ``--{stack}-synthesizer``.
+def read_layers(args: argparse.Namespace, stack: str) -> list[tuple[HeadGroup, ...]]:
+    """Returns the groups of heads of each layer that is to be built, as ``--{stack}-synthesizer`` describes them.
 
-    Raises SynthesizerError for an unknown function, or another number of layers or heads than the model has.
+    Args:
+        args: the flags of the model.
+        stack: ``encoder`` or ``decoder``.
+
+    Raises:
+        SynthesizerError: a function is unknown, or the flag names another number of layers or heads than there are.
     """
     flag = f"--{stack}-synthesizer"
     spec = getattr(args, f"{stack}_synthesizer")
     layers = getattr(args, f"{stack}_layers")
     heads = getattr(args, f"{stack}_attention_heads")
-    specs = [parse_heads(layer_spec, heads, flag) for layer_spec in spec.split(",")]
-    if len(specs) == 1:
-        specs = specs * layers  # what is given once is for all layers
-    if len(specs) != layers:
-        raise SynthesizerError(f"{flag} {spec!r} names {len(specs)} layers, --{stack}-layers is {layers}")
-    return [specs[layer] for layer in kept_layers(args, stack)]
+    groups_of_layers = [parse_heads(layer_spec, heads, flag) for layer_spec in spec.split(",")]
+    if len(groups_of_layers) == 1:
+        groups_of_layers = groups_of_layers * layers  # A description without commas is for all layers.
+    if len(groups_of_layers) != layers:
+        raise SynthesizerError(f"{flag} {spec!r} names {len(groups_of_layers)} layers, --{stack}-layers is {layers}")
+    return [groups_of_layers[layer] for layer in kept_layers(args, stack)]
 
 
 def kept_layers(args: argparse.Namespace, stack: str) -> list[int]:
-    """Returns the numbers of the layers that are to be built: those of ``--{stack}-layers-to-keep``, or all.
+    """Returns the indices of the layers that are to be built: those in ``--{stack}-layers-to-keep``, or all.
 
-    Raises SynthesizerError if the flag names a layer that the model does not have, or one twice.
+    Args:
+        args: the flags of the model.
+        stack: ``encoder`` or ``decoder``.
+
+    Raises:
+        SynthesizerError: ``--{stack}-layers-to-keep`` names a layer that does not exist, or the same layer twice.
     """
     layers = getattr(args, f"{stack}_layers")
     kept = getattr(args, f"{stack}_layers_to_keep", None)
@@ -230,15 +273,15 @@ def kept_layers(args: argparse.Namespace, stack: str) -> list[int]:
     return sorted(int(number) for number in numbers)
 
 
-def stack_limit(args: Any, specs: Sequence[Sequence[HeadGroup]]) -> Limit | None:
-    """Returns the longest sentence that the functions of some layers take, and its flag, or None without a limit.
+def stack_limit(args: Any, layers: Sequence[Sequence[HeadGroup]]) -> Limit | None:
+    """Returns the longest sentence that the functions of some layers take, or None if sentences may have any length.
 
     Args:
         args: the flags of the model.
-        specs: the heads of each layer, as `layer_specs` returns them.
+        layers: the groups of heads of each layer, as `read_layers` returns them.
     """
     functions: set[str] = set()
-    for layer_groups in specs:
+    for layer_groups in layers:
         for group in layer_groups:
             functions.update(group.functions)
     tokens = synthesizers.longest_sentence(functions, args.synth_max_length, str(args.synth_beyond_length))

@@ -19,12 +19,13 @@ class SynthesizerError(ValueError):
 
 
 class Message(NamedTuple):
-    """A row of the table `MESSAGES`: what an error of fairseq or torch means for a user.
+    """A row of the table `MESSAGES`, which explains a certain error of fairseq or torch to a user.
 
     Attributes:
         error: the class of the error.
-        pattern: a regular expression that is searched in the error's text.
-        line: is called with the match and the error; returns the line to print, or None if it has none for this error.
+        pattern: a regular expression that occurs in the error's text.
+        line: a function that gets the match of the pattern and the error, and returns the line to print; or None if it
+            cannot explain this error.
     """
 
     error: type[BaseException]
@@ -37,11 +38,15 @@ MESSAGES: list[Message] = []
 
 
 def explain(error: BaseException) -> str | None:
-    """Returns one line that tells a user what to do about an error, or None if the error needs its traceback."""
+    """Returns one line that tells a user what to do about an error, or None if the error needs its traceback.
+
+    An error of a user's own program, with no function of fairseq in its traceback, is only explained if it is a
+    SynthesizerError or a full disk.
+    """
     causes = chain_of_causes(error)
     for cause in causes:
         if isinstance(cause, SynthesizerError):
-            return re.sub(r"\s*\n\s*", " ", str(cause))  # the name of a file or a flag's value may have several lines
+            return join_lines(str(cause))
         if isinstance(cause, OSError) and cause.errno in DISK_FULL:
             file = f"{cause.filename}: " if cause.filename else "a file "
             return f"{file}could not be written ({cause.strerror}); make room, then start the command again"
@@ -54,8 +59,13 @@ def explain(error: BaseException) -> str | None:
     return None
 
 
+def join_lines(text: str) -> str:
+    """Returns a message as one line. The name of a file or the value of a flag in it may have several."""
+    return re.sub(r"\s*\n\s*", " ", text)
+
+
 def look_up(error: BaseException) -> str | None:
-    """Returns the line of the first row of `MESSAGES` that explains an error, or None."""
+    """Returns the line about an error from the first row of `MESSAGES` that explains it, or None if no row does."""
     for message in MESSAGES:
         match = re.search(message.pattern, str(error))
         if match is None or not isinstance(error, message.error):
@@ -67,21 +77,23 @@ def look_up(error: BaseException) -> str | None:
 
 
 def chain_of_causes(error: BaseException) -> list[BaseException]:
-    """Returns the error, what caused it, the cause of that, and so on."""
+    """Returns the error, the error that caused it, the cause of that, and so on."""
     causes: list[BaseException] = []
+    ids: set[int] = set()  # A class may define when its errors are equal, so errors are told apart by their ids.
     cause: BaseException | None = error
-    # `in` would compare errors by their __eq__, which a class may define; a chain may also come back to itself
-    while cause is not None and not any(cause is earlier for earlier in causes):
+    while cause is not None and id(cause) not in ids:  # A chain may come back to an error.
         causes.append(cause)
-        cause = cause_of(cause)
+        ids.add(id(cause))
+        cause = find_cause(cause)
     return causes
 
 
-def cause_of(error: BaseException) -> BaseException | None:
+def find_cause(error: BaseException) -> BaseException | None:
     """Returns the error that caused this one, or None.
 
-    fairseq and torch wrap some errors in an Exception or a RuntimeError without writing ``from``. Any other error that
-    is raised while one is handled is a mistake of its own.
+    This is the error after ``raise ... from``. fairseq and torch wrap some errors in an Exception or a RuntimeError
+    without ``from``; then it is the error that was being handled. Any other error that is raised while another one is
+    handled is a mistake of its own.
     """
     is_wrapper = type(error) in (Exception, RuntimeError)
     package = raising_module(error).split(".")[0]
@@ -91,7 +103,10 @@ def cause_of(error: BaseException) -> BaseException | None:
 
 
 def first_line(error: BaseException, marker: str = "") -> str:
-    """Returns the first line of an error's message that contains `marker`, or else its first line."""
+    """Returns the first line of an error's message that contains `marker`; if there is none, the message's first line.
+
+    A full stop at its end is left out. An error without a message has the name of its class.
+    """
     lines = str(error).splitlines() or [type(error).__name__]
     for line in lines:
         if marker in line:
@@ -100,10 +115,10 @@ def first_line(error: BaseException, marker: str = "") -> str:
 
 
 def has_fairseq_command(frames: Iterable[tuple[FrameType, int]]) -> bool:
-    """Returns whether one of fairseq's commands is among the callers, such as ``fairseq-train``.
+    """Returns whether some of the code that is running belongs to a command of fairseq, such as ``fairseq-train``.
 
     Args:
-        frames: the callers, as `traceback.walk_stack` and `traceback.walk_tb` return them.
+        frames: the running functions, as `traceback.walk_stack` and `traceback.walk_tb` return them.
     """
     for frame, _ in frames:
         folder = os.path.dirname(frame.f_code.co_filename)
@@ -113,7 +128,14 @@ def has_fairseq_command(frames: Iterable[tuple[FrameType, int]]) -> bool:
 
 
 def run_command(main: Callable[[], None]) -> None:
-    """Runs a command of this project. If `explain` knows an error, prints its line and exits with 1."""
+    """Runs a command of this project.
+
+    If it raises an error that `explain` knows, one line about it is printed, and the process exits with 1. Any other
+    error is raised as it is.
+
+    Args:
+        main: the function of the command.
+    """
     # When fairseq is imported, this module recommends a package that none of our commands needs.
     logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
     try:
@@ -132,7 +154,7 @@ def has_module_in_traceback(error: BaseException, module: str) -> bool:
 
 
 def raising_module(error: BaseException) -> str:
-    """Returns the name of the module that raised an error, or "" if it was not raised."""
+    """Returns the name of the module that raised an error, or an empty name if the error was not raised."""
     names = modules_in_traceback(error)
     return names[-1] if names else ""
 

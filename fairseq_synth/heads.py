@@ -19,7 +19,7 @@ class HeadGroup(NamedTuple):
 
 
 def parse_heads(spec: str, num_heads: int, flag: str = "--encoder-synthesizer") -> tuple[HeadGroup, ...]:
-    """Returns the groups of heads that the value of a flag describes.
+    """Returns the groups of heads that a flag such as ``--encoder-synthesizer`` describes for a layer.
 
     For example, ``"random:6/dense+vanilla:2"`` has 6 heads of ``random`` and 2 heads that mix ``dense`` and
     ``vanilla``. Without ``/`` there is one group. Without numbers all groups have the same size.
@@ -32,33 +32,68 @@ def parse_heads(spec: str, num_heads: int, flag: str = "--encoder-synthesizer") 
     Raises:
         SynthesizerError: A function is unknown or named twice, or the numbers do not add up to `num_heads`.
     """
-    names = []
-    sizes = []
-    for part in spec.split("/"):
-        group_names, _, size = part.partition(":")
-        names.append(parse_spec(group_names, flag))
-        sizes.append(size.strip())
-    if ":" not in spec:
-        if num_heads % len(names):
-            raise SynthesizerError(
-                f"{flag} {spec!r}: {num_heads} heads cannot be shared out equally among {len(names)} groups; give "
-                "their numbers, as in random:6/vanilla:2"
-            )
-        sizes = [str(num_heads // len(names))] * len(names)
+    functions_of_groups = []
+    sizes_of_groups = []
+    for group in spec.split("/"):
+        functions, _, size = group.partition(":")
+        functions_of_groups.append(parse_spec(functions, flag))
+        sizes_of_groups.append(size.strip())
+    if ":" in spec:
+        numbers = parse_sizes(sizes_of_groups, num_heads, source=f"{flag} {spec!r}")
+    else:
+        numbers = share_heads(len(functions_of_groups), num_heads, source=f"{flag} {spec!r}")
+    return tuple(HeadGroup(number, functions) for number, functions in zip(numbers, functions_of_groups))
+
+
+def share_heads(num_groups: int, num_heads: int, source: str) -> list[int]:
+    """Returns the number of heads in each group, which is the same for all groups.
+
+    Args:
+        num_groups: Number of groups of a layer.
+        num_heads: Number of attention heads of the layer.
+        source: The flag that names the groups, with its value, for error messages.
+
+    Raises:
+        SynthesizerError: The heads cannot be shared out equally.
+    """
+    if num_heads % num_groups:
+        raise SynthesizerError(
+            f"{source}: {num_heads} heads cannot be shared out equally among {num_groups} groups; give "
+            "their numbers, as in random:6/vanilla:2"
+        )
+    return [num_heads // num_groups] * num_groups
+
+
+def parse_sizes(sizes: list[str], num_heads: int, source: str) -> list[int]:
+    """Returns the number of heads in each group, as given in a flag.
+
+    Args:
+        sizes: The text after the colon for each group, or an empty text where there is no colon.
+        num_heads: Number of attention heads of the layer.
+        source: The flag with its value, for error messages.
+
+    Raises:
+        SynthesizerError: A group has no number above 0, or the numbers do not add up to `num_heads`.
+    """
     are_numbers = all(size.isdecimal() and int(size) > 0 for size in sizes)
     if not are_numbers:
-        raise SynthesizerError(f"{flag} {spec!r}: give every group its number of heads, as in random:6/vanilla:2")
-    if sum(int(size) for size in sizes) != num_heads:
+        raise SynthesizerError(f"{source}: give every group its number of heads, as in random:6/vanilla:2")
+    numbers = [int(size) for size in sizes]
+    if sum(numbers) != num_heads:
         raise SynthesizerError(
-            f"{flag} {spec!r}: {' + '.join(sizes)} heads are not the {num_heads} attention heads of the layer"
+            f"{source}: {' + '.join(sizes)} heads are not the {num_heads} attention heads of the layer"
         )
-    return tuple(HeadGroup(int(size), functions) for size, functions in zip(sizes, names))
+    return numbers
 
 
 def parse_spec(spec: str, flag: str = "--encoder-synthesizer") -> tuple[str, ...]:
-    """Returns the functions that are joined by ``+``, in the order of `sort_functions`.
+    """Returns the functions that a text joins by ``+``, in the order of `sort_functions`.
 
     For example, ``"vanilla+random"`` is ``("random", "vanilla")``.
+
+    Args:
+        spec: The names of functions, joined by ``+``.
+        flag: Name of the flag that has this text, for error messages.
 
     Raises:
         SynthesizerError: A name is unknown, missing or repeated. The message lists the valid names.
@@ -86,23 +121,25 @@ class HeadGroups(LayerSynthesizer):
         return cast(list[Mixture], list(self.groups))
 
     def forward(self, inputs: Inputs) -> list[Logits]:
-        """Returns the logits of each group, computed from the group's slice of the inputs.
+        """Returns the logits of each group of heads, computed from the group's slice of the inputs.
 
-        `inputs` has queries and keys only of the heads that read them, so these heads are counted apart.
+        Args:
+            inputs: The layer's input x, (T, B, H d_h), has d_h features for each head. Queries and keys have heads only
+                for the groups that read them; the other groups are left out there.
         """
         logits_of_groups = []
-        first_head = 0
-        first_query_head = 0
+        first_head = 0  # the first head of the group among all heads
+        first_query_head = 0  # the first head of the group among the heads that have queries and keys
         for mixture in self.mixtures():
             num_heads = mixture.num_heads
             head_dim = mixture.head_dim
-            group_x = inputs.x.narrow(2, first_head * head_dim, num_heads * head_dim)
+            group_x = inputs.x.narrow(dim=2, start=first_head * head_dim, length=num_heads * head_dim)
             group_q = None
             group_k = None
             if mixture.reads_query_key:
                 assert inputs.q is not None and inputs.k is not None
-                group_q = inputs.q.narrow(1, first_query_head, num_heads)
-                group_k = inputs.k.narrow(1, first_query_head, num_heads)
+                group_q = inputs.q.narrow(dim=1, start=first_query_head, length=num_heads)
+                group_k = inputs.k.narrow(dim=1, start=first_query_head, length=num_heads)
                 first_query_head += num_heads
             group_inputs = Inputs(group_x, group_q, group_k, inputs.start, inputs.src_len)
             logits_of_groups += mixture(group_inputs)
@@ -116,13 +153,26 @@ def build_synthesizer(
     """Returns the module that computes the logits of a layer.
 
     Args:
-        groups: The heads of the layer, as `parse_heads` returns them.
-        mixture, head_dim, max_length, rank, beyond_length: As in `Mixture`.
+        groups: The heads of the layer and their functions, as `parse_heads` returns them.
+        mixture: ``convex`` or ``sum``, how a head that has several functions adds their logits; see `Mixture`.
+        head_dim: Width of a head.
+        max_length: The longest sentence that the functions are built for.
+        rank: Rank of ``factorized_random``.
+        beyond_length: ``refuse`` longer sentences, or ``tile`` the parameters.
     """
-    mixtures = [
-        Mixture(group.functions, mixture, group.num_heads, head_dim, max_length, rank, beyond_length)
-        for group in groups
-    ]
+    mixtures = []
+    for group in groups:
+        mixtures.append(
+            Mixture(
+                group.functions,
+                mixture=mixture,
+                num_heads=group.num_heads,
+                head_dim=head_dim,
+                max_length=max_length,
+                rank=rank,
+                beyond_length=beyond_length,
+            )
+        )
     if len(mixtures) == 1:
         return mixtures[0]
     return HeadGroups(mixtures)

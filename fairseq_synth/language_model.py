@@ -10,13 +10,13 @@ from fairseq.modules import AdaptiveInput, CharacterTokenEmbedder
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.utils import eval_str_list
 
-from .config import SYNTHESIZER_FLAGS, check_flags, config_class, flatten, stack_flag, stack_limit
+from .config import SYNTHESIZER_FLAGS, check_and_parse_flags, config_class, flatten, stack_flag, stack_limit
 from .errors import SynthesizerError
 from .layers import SynthesizerDecoder
-from .lengths import announce_limit, check_fusion, check_min_len, check_rows
+from .lengths import Limit, announce_limit, check_fusion, check_min_len, check_rows
 from .model import SynthesizerModel
 
-# the number of positions for which fairseq computes sinusoids
+# The largest number of positions of a model that encodes positions by sinusoids.
 SINUSOIDS = 100_000
 
 
@@ -43,33 +43,37 @@ class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
 
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> "SynthesizerLanguageModel":
-        """Returns the model of a config, see `SynthesizerModel`."""
+        """Returns a new model with the settings in a config; see `SynthesizerModel`."""
         args = cls.read_config(cfg, task)
-        check_flags(args, *cls.stacks)
+        check_and_parse_flags(args, *cls.stacks)
         check_embeddings(args)
         limit = stack_limit(args, args.decoder_synthesizer)
         if args.tokens_per_sample is not None:
             check_rows("--tokens-per-sample", args.tokens_per_sample, limit, bool(args.add_bos_token))
-        # Positions are limited by a flag, by the functions, or by a matrix of learned positions, but not by sinusoids.
-        is_limited = args.max_target_positions is not None or limit is not None or args.decoder_learned_pos
+        takes_longer_rows = not has_limited_positions(args, limit)
         if args.max_target_positions is None:
             args.max_target_positions = args.tokens_per_sample or DEFAULT_MAX_TARGET_POSITIONS
-        if args.decoder_layers_to_keep:  # as in the build_model of fairseq that this one replaces
+        if args.decoder_layers_to_keep:  # as in fairseq's build_model, which this method replaces
             args.decoder_layers = len(args.decoder_layers_to_keep.split(","))
         config = TransformerConfig.from_namespace(args)
         embed_tokens: Any = build_embedding(args, task.source_dictionary)
         model = cls(SynthesizerDecoder(config, task.target_dictionary, embed_tokens, no_encoder_attn=True))
         model.add_bos_token = bool(args.add_bos_token)
-        model.takes_longer_rows = not is_limited
+        model.takes_longer_rows = takes_longer_rows
         announce_limit(task, limit)
         return model
 
     def prepare_for_inference_(self, cfg: Any) -> None:
-        """Prepares the model for generation or evaluation, as fairseq's own method does.
+        """Prepares the model for generation or evaluation in place, as fairseq's own method does.
 
-        From here on rows may be longer than in the training, unless something limits them. Raises SynthesizerError if
-        ``--min-len`` is more than the model can write, or if this is the model of ``--lm-path`` and cannot read all
-        that the search may write.
+        From here on, rows may be longer than in the training, unless a flag or the functions limit them.
+
+        Args:
+            cfg: fairseq's whole config.
+
+        Raises:
+            SynthesizerError: ``--min-len`` is more than the model can write; or this is the model of ``--lm-path``, and
+                it cannot read the longest sentence that the search may write.
         """
         super().prepare_for_inference_(cfg)
         # an evaluation may add the token although the training did not
@@ -81,7 +85,10 @@ class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
         check_fusion(generation, self.decoder.max_length)
 
     def max_positions(self) -> int:
-        """Returns the longest row in tokens as fairseq counts them: without the token of ``--add-bos-token``."""
+        """Returns the longest row that the model takes, in tokens.
+
+        The token that ``--add-bos-token`` puts before a row is not counted, because fairseq does not count it either.
+        """
         positions: int = self.decoder.max_positions()
         limit = self.decoder.max_length
         if limit is None:
@@ -90,10 +97,26 @@ class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
         return min(positions, limit - uncounted_tokens)
 
 
-def check_embeddings(args: Any) -> None:
-    """Checks that input and output embeddings can share their weights as the flags say.
+def has_limited_positions(args: Any, limit: Limit | None) -> bool:
+    """Returns whether a flag, the functions or a matrix of learned positions limit the length of rows.
 
-    Raises SynthesizerError if they cannot.
+    Without these, positions are encoded by sinusoids, which exist for every position.
+
+    Args:
+        args: the flags of the model.
+        limit: the longest sentence that the functions take, or None.
+    """
+    return args.max_target_positions is not None or limit is not None or bool(args.decoder_learned_pos)
+
+
+def check_embeddings(args: Any) -> None:
+    """Checks that the embeddings of input and output can share their weights, if flags ask for that.
+
+    Args:
+        args: the flags of the model.
+
+    Raises:
+        SynthesizerError: the embeddings that the flags choose cannot share their weights.
     """
     for name in ("adaptive_input", "character_embeddings"):
         if args.share_decoder_input_output_embed and getattr(args, name) and not args.adaptive_softmax_cutoff:
@@ -111,7 +134,13 @@ def check_embeddings(args: Any) -> None:
 
 
 def check_equal(args: Any, input_name: str, output_name: str) -> None:
-    """Checks that a setting of the input and one of the output agree, as ``--tie-adaptive-weights`` needs."""
+    """Checks that two settings are equal, which ``--tie-adaptive-weights`` needs; raises SynthesizerError otherwise.
+
+    Args:
+        args: the flags of the model.
+        input_name: the name of a setting of the input embedding.
+        output_name: the name of the same setting of the output layer.
+    """
     input_value = getattr(args, input_name)
     output_value = getattr(args, output_name)
     if input_value != output_value:
@@ -126,7 +155,14 @@ def flag_name(name: str) -> str:
 
 
 def build_embedding(args: Any, dictionary: Any) -> Any:
-    """Returns the embedding of the tokens: ``--character-embeddings``, ``--adaptive-input``, or a plain matrix."""
+    """Returns the module that embeds the tokens, of the kind that the flags ask for.
+
+    This is ``--character-embeddings``, ``--adaptive-input``, or else a matrix.
+
+    Args:
+        args: the flags of the model.
+        dictionary: the tokens.
+    """
     if args.character_embeddings:
         return CharacterTokenEmbedder(
             vocab=dictionary,

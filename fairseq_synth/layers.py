@@ -26,11 +26,11 @@ from .masks import align, aligned_columns, causal_mask, restore
 def build_attention(
     cfg: TransformerConfig, side: str, groups: Sequence[HeadGroup], quant_noise: float, block_size: int
 ) -> SyntheticAttention:
-    """Returns the self-attention of one layer.
+    """Returns the self-attention of one layer, at the sizes in the config.
 
     Args:
         cfg: The config of the model.
-        side: ``encoder`` or ``decoder``.
+        side: ``encoder`` or ``decoder``, which says which sizes in the config to take.
         groups: The heads of the layer and their functions.
         quant_noise, block_size: Quantization noise on the projections, and its block size.
     """
@@ -68,7 +68,12 @@ def wrap_layer(layer: nn.Module, cfg: TransformerConfig) -> nn.Module:
 
 
 def name_dropout(module: nn.Module, fairseq_class: str) -> None:
-    """Gives the dropout of a layer or stack the name of fairseq's class, for ``--retain-dropout-modules``."""
+    """Changes the name under which ``--retain-dropout-modules`` knows the dropout of a module.
+
+    Args:
+        module: A layer, an encoder or a decoder.
+        fairseq_class: The name of fairseq's class in whose place the module is.
+    """
     for child in module.children():
         if isinstance(child, FairseqDropout):
             child.module_name = fairseq_class
@@ -114,14 +119,17 @@ class SynthesizerDecoderLayer(TransformerDecoderLayerBase):
 
 
 class LimitedStack:
-    """An encoder or decoder with a longest sentence. Among the bases of a class it stands before fairseq's class."""
+    """A stack of layers, which is an encoder or a decoder, that takes sentences up to a certain length.
+
+    Among the bases of a class it stands before fairseq's encoder or decoder.
+    """
 
     max_length: int | None  # the longest sentence in tokens; None: no limit
     length_flag: str  # the flag that sets the limit
     num_built_layers = 0
 
     def set_limit(self, limit: Limit | None) -> None:
-        """Sets the longest sentence, and the flag that an error names."""
+        """Sets `max_length` and `length_flag`; None means that sentences may have any length."""
         if limit is None:
             self.max_length = None
             self.length_flag = ""
@@ -130,13 +138,13 @@ class LimitedStack:
             self.length_flag = limit.flag
 
     def count_layer(self) -> int:
-        """Returns the number of the layer that is being built, and counts it.
+        """Returns the index of the layer that fairseq is building now, and adds 1 to the number of built layers.
 
-        fairseq builds the layers in their order and does not say which layer it builds.
+        fairseq builds the layers in their order, but does not say which layer it builds.
         """
-        number = self.num_built_layers
+        index = self.num_built_layers
         self.num_built_layers += 1
-        return number
+        return index
 
     def max_positions(self) -> int:
         """Returns the longest sentence in tokens: fairseq's limit, or `max_length` if that is lower."""
@@ -157,7 +165,11 @@ class LimitedStack:
 
 
 class AlignedEncoder(LimitedStack, TransformerEncoderBase):
-    """fairseq's encoder. A sentence's first token is position 0 for every layer, however it is padded."""
+    """fairseq's encoder, in which the first token of a sentence has position 0 in every layer, however it is padded.
+
+    For this, sentences that are padded on the left are moved to the left (`masks.align`) before the first layer, and
+    back behind the last one (`masks.restore`).
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -170,12 +182,16 @@ class AlignedEncoder(LimitedStack, TransformerEncoderBase):
         return_all_hiddens: bool = False,
         token_embeddings: Tensor | None = None,
     ) -> dict[str, list[Tensor]]:
-        """Encodes as fairseq's own encoder does, but with sentences that are aligned for the layers.
+        """Encodes sentences; arguments and result are those of fairseq's encoder.
 
-        The output has the columns of the caller again.
+        While the layers compute, all padding is behind the sentences. In the result, each token is in the column that
+        it has in `src_tokens`.
 
         Args:
             src_tokens: (B, T), padded on either side.
+            src_lengths: Number of tokens in each sentence, as in fairseq.
+            return_all_hiddens: Whether to return the output of every layer too.
+            token_embeddings: Embeddings to use in place of those of `src_tokens`, (B, T, C).
 
         Raises:
             ValueError: T is above `max_length`.
@@ -208,7 +224,10 @@ class SynthesizerEncoder(AlignedEncoder):
 
 
 class SynthesizerDecoder(LimitedStack, TransformerDecoderBase):
-    """fairseq's decoder, with synthesized self-attention and targets aligned as in `AlignedEncoder`."""
+    """fairseq's decoder with synthesized self-attention.
+
+    As in `AlignedEncoder`, the first token of a sentence has position 0 in every layer, however it is padded.
+    """
 
     def __init__(
         self,
@@ -221,7 +240,8 @@ class SynthesizerDecoder(LimitedStack, TransformerDecoderBase):
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, **kwargs)
         name_dropout(self, "TransformerDecoder")
         self.set_limit(stack_limit(cfg, cfg.decoder_synthesizer))
-        # Not `for layer in self.layers`, which leaves layers out at random with --decoder-layerdrop.
+        # All layers read the table of the first one, which says where the keys and values of a hypothesis are. This is
+        # not `for layer in self.layers`, which leaves layers out at random with --decoder-layerdrop.
         for i in range(len(self.layers)):
             self.layers[i].self_attn.share_table(self.layers[0].self_attn)
 
@@ -242,12 +262,18 @@ class SynthesizerDecoder(LimitedStack, TransformerDecoderBase):
         alignment_layer: int | None = None,
         alignment_heads: int | None = None,
     ) -> tuple[Tensor, dict[str, list[Tensor | None]]]:
-        """Decodes as fairseq's own decoder does, but with sentences that are aligned for the layers.
+        """Computes the features of the target tokens; arguments and result are those of fairseq's decoder.
 
-        The output has the columns of the caller again.
+        While the layers compute, all padding is behind the sentences. In the result, each token is in the column that
+        it has in `prev_output_tokens`.
 
         Args:
             prev_output_tokens: (B, T), padded on either side; in incremental decoding all tokens so far.
+            encoder_out: The output of the encoder, or None in a language model.
+            incremental_state: The state of incremental decoding, or None for whole sentences.
+            full_context_alignment: Whether the attention may look at later tokens.
+            alignment_layer: The layer whose attention to the encoder is returned; None for the last one.
+            alignment_heads: The number of heads over which it is averaged; None for all.
 
         Raises:
             ValueError: T is above ``--synth-max-length``.

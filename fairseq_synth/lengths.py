@@ -1,4 +1,4 @@
-"""Enforces the longest sentence of a model, ``--synth-max-length``, and says what it means for other flags."""
+"""Checks that other flags fit ``--synth-max-length``, the longest sentence of a model, and explains errors about it."""
 
 import logging
 import re
@@ -8,8 +8,8 @@ from .errors import SynthesizerError
 
 logger = logging.getLogger(__name__)
 
-# The --synth-max-length of every model that this process has built with such a limit. fairseq's errors hold only the
-# number; with this set a message can say which flag it comes from.
+# The --synth-max-length of every model that this process has built with such a limit. fairseq's errors about lengths
+# contain only a number. If the number is in this set, our message can name the flag that it comes from.
 known_limits: set[int] = set()
 
 
@@ -21,33 +21,55 @@ class Limit(NamedTuple):
 
 
 def announce_limit(task: Any, limit: Limit | None) -> None:
-    """Logs the limit of a new model and remembers it for messages.
+    """Logs the limit of a new model and adds it to `known_limits`.
 
-    Raises SynthesizerError if ``--required-seq-len-multiple`` pads sentences that fit to a length beyond the limit.
+    Args:
+        task: fairseq's task.
+        limit: the longest sentence of the model, or None, which has nothing to announce.
+
+    Raises:
+        SynthesizerError: ``--required-seq-len-multiple`` would pad some sentences to a length beyond the limit.
     """
     if limit is None:
         return
-    multiple = task_flag(task, "required_seq_len_multiple") or 1
-    longest_padded = limit.tokens // multiple * multiple
-    if longest_padded < limit.tokens:
-        multiples = [longest_padded, longest_padded + multiple]
-        choices = " or ".join(str(length) for length in multiples if length > 0)
-        raise SynthesizerError(
-            f"--required-seq-len-multiple {multiple}: sentences of more than {longest_padded} tokens would be padded "
-            f"beyond {limit.flag} {limit.tokens}; leave it out, or train with {limit.flag} {choices}"
-        )
+    check_padding(task, limit)
     known_limits.add(limit.tokens)
     logger.info(f"{limit.flag} {limit.tokens}: longer sentences are skipped in training, refused elsewhere")
 
 
+def check_padding(task: Any, limit: Limit) -> None:
+    """Checks that no sentence within the limit is padded to a length beyond it.
+
+    Args:
+        task: fairseq's task, which has the flag ``--required-seq-len-multiple``.
+        limit: the longest sentence of the model.
+
+    Raises:
+        SynthesizerError: the limit is no multiple of ``--required-seq-len-multiple``.
+    """
+    multiple = task_flag(task, "required_seq_len_multiple") or 1
+    lower_multiple = limit.tokens // multiple * multiple
+    if lower_multiple == limit.tokens:
+        return
+    multiples = [lower_multiple, lower_multiple + multiple]
+    choices = " or ".join(str(length) for length in multiples if length > 0)
+    raise SynthesizerError(
+        f"--required-seq-len-multiple {multiple}: sentences of more than {lower_multiple} tokens would be padded "
+        f"beyond {limit.flag} {limit.tokens}; leave it out, or train with {limit.flag} {choices}"
+    )
+
+
 def check_rows(flag: str, length: int, limit: Limit | None, add_bos_token: bool = False) -> None:
-    """Checks that the rows of text that `flag` asks for fit the model; raises SynthesizerError otherwise.
+    """Checks that the rows of text that a model is to read are not longer than its limit.
 
     Args:
         flag: the flag that sets the length of the rows.
         length: its value, in tokens.
         limit: the model's limit, if it has one.
         add_bos_token: whether ``--add-bos-token`` makes each row one token longer, which fairseq does not count.
+
+    Raises:
+        SynthesizerError: they are longer.
     """
     added_tokens = 1 if add_bos_token else 0
     if limit is None or length + added_tokens <= limit.tokens:
@@ -60,23 +82,30 @@ def check_rows(flag: str, length: int, limit: Limit | None, add_bos_token: bool 
 
 
 def length_hint(text: str) -> str:
-    """Returns what to add to a message of fairseq if the limit in it may be a Synthesizer's, or "".
+    """Returns what to add to a message of fairseq about a sentence that is too long.
+
+    This is a hint for each limit in the message that is the ``--synth-max-length`` of some model, or an empty text.
 
     Args:
-        text: the message, with a limit such as ``max_positions=(24, 1024)``.
+        text: the message, with a limit such as ``max_positions=24`` or ``max_positions=(24, 1024)``.
     """
     limits = re.findall(r"max_positions=(\([^)]*\)|\d+)", text)
     numbers = {int(number) for number in re.findall(r"\d+", " ".join(limits))}
-    hints = [
-        f"; {length} is this model's --synth-max-length: longer sentences need --synth-beyond-length tile, with a "
-        "trained model --model-overrides \"{'synth_beyond_length': 'tile'}\""
-        for length in sorted(known_limits & numbers)
-    ]
-    return "".join(hints)
+    hint = ""
+    for length in sorted(known_limits & numbers):
+        hint += (
+            f"; {length} is this model's --synth-max-length: longer sentences need --synth-beyond-length tile, with a "
+            "trained model --model-overrides \"{'synth_beyond_length': 'tile'}\""
+        )
+    return hint
 
 
 def explain_empty_dataset(text: str) -> str:
-    """Returns fairseq's message about an empty data set, and which limits may have emptied it."""
+    """Returns the line about a data set that is empty, with the limits that may have caused sentences to be skipped.
+
+    Args:
+        text: fairseq's message.
+    """
     message = text.rstrip(".")
     if not known_limits:
         return message
@@ -88,20 +117,27 @@ def explain_empty_dataset(text: str) -> str:
 
 
 def cut_sources(task: Any, max_positions: int) -> None:
-    """Lets ``--truncate-source`` cut sources to what the model reads, instead of ``--max-source-positions``.
+    """Makes ``--truncate-source`` cut sources to the length that the model can read.
 
-    Changes the task's ``max_source_positions`` in place.
+    fairseq cuts them to ``--max-source-positions``. If that is longer, the value in the task is changed in place.
+
+    Args:
+        task: fairseq's task.
+        max_positions: the number of tokens that the model can read.
     """
     if task_flag(task, "truncate_source") and task_flag(task, "max_source_positions") > max_positions:
         task_flags(task).max_source_positions = max_positions
 
 
 def check_min_len(generation: Any, decoder: Any) -> None:
-    """Checks that a model can write as many tokens as ``--min-len`` demands; raises SynthesizerError otherwise.
+    """Checks that a model can write as many tokens as ``--min-len`` demands.
 
     Args:
         generation: fairseq's flags of the search, or None.
         decoder: the model's decoder.
+
+    Raises:
+        SynthesizerError: it cannot.
     """
     # The end of sentence takes one of the decoder's positions.
     longest_output = decoder.max_positions() - 1
@@ -117,7 +153,7 @@ def check_min_len(generation: Any, decoder: Any) -> None:
 
 
 def check_fusion(generation: Any, max_length: int | None) -> None:
-    """Checks that the language model of ``--lm-path`` can read all that a search may write.
+    """Checks that the language model of ``--lm-path`` can read the longest sentence that a search may write.
 
     Args:
         generation: fairseq's flags of the search, or None.
@@ -144,5 +180,5 @@ def task_flag(task: Any, name: str) -> Any:
 
 
 def task_flags(task: Any) -> Any:
-    """Returns the flags of a task, which fairseq's older kind of task calls ``args``."""
+    """Returns the flags of a task: its attribute ``cfg``, or ``args`` in fairseq's older kind of task."""
     return getattr(task, "cfg", None) or getattr(task, "args", None)

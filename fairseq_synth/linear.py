@@ -9,18 +9,29 @@ from torch import Tensor
 
 
 def per_head_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Returns ``W x + b`` with a matrix for each head: x (H, N, n), weight (H, m, n), bias (H, m) -> (H, N, m)."""
+    """Returns ``W x + b``, (H, N, m), where each head has a matrix W and a bias b of its own.
+
+    Args:
+        x: N vectors for each head, (H, N, n).
+        weight: (H, m, n).
+        bias: (H, m).
+    """
     return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
 
 
 def by_head(x: Tensor, num_heads: int) -> Tensor:
-    """Returns each head's slice of the tokens (T, B, C) as (H, T B, d_h), a view."""
+    """Returns each head's slice of the features of all tokens, (T, B, C) -> (H, T B, d_h), as a view."""
     tgt_len, bsz, embed_dim = x.size()
     return x.reshape(tgt_len * bsz, num_heads, embed_dim // num_heads).transpose(0, 1)
 
 
 def by_sentence(x: Tensor, tokens: Tensor) -> Tensor:
-    """Returns (H, T B, m) as (B, H, T, m), a view; T and B are the sizes of `tokens`, (T, B, C)."""
+    """Returns vectors of all tokens sorted by sentence, (H, T B, m) -> (B, H, T, m), as a view.
+
+    Args:
+        x: A vector of each head and token, (H, T B, m).
+        tokens: A tensor (T, B, C), of which only the sizes T and B are read.
+    """
     tgt_len, bsz, _ = tokens.size()
     num_heads, _, width = x.size()
     return x.view(num_heads, tgt_len, bsz, width).permute(2, 0, 1, 3)
@@ -48,7 +59,7 @@ def read_linear_weights(layer: nn.Module) -> LinearWeights | None:
 
 
 def join_linear_layers(layers: Sequence[nn.Module]) -> LinearWeights | None:
-    """Returns the weight and bias of one linear layer whose output is that of all `layers`, one after another.
+    """Returns the weight and bias of one linear layer whose output is the outputs of all `layers` side by side.
 
     Returns None if one of the layers has no weights that `read_linear_weights` returns.
     """
@@ -64,10 +75,10 @@ def join_linear_layers(layers: Sequence[nn.Module]) -> LinearWeights | None:
 
 
 def is_plain_linear(layer: nn.Module) -> bool:
-    """Returns whether calling the module is the same as calling ``F.linear``.
+    """Returns whether a module is an `nn.Linear` that can be computed by ``F.linear`` with its weight and bias.
 
-    A layer with hooks, as quantization noise adds them, is not, and neither is a subclass of `nn.Linear` or a layer
-    whose ``forward`` has been replaced.
+    It cannot if it has hooks, which quantization noise adds, or if its ``forward`` has been replaced. Neither can a
+    subclass of `nn.Linear`.
     """
     return type(layer) is nn.Linear and "forward" not in layer.__dict__ and not has_hooks(layer)
 
@@ -80,9 +91,9 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 class LightModule(nn.Module):
-    """A module that is called directly if it has no hooks.
+    """A module whose call is faster than that of `nn.Module` if it has no hooks.
 
-    The call of `nn.Module` takes as long as several views of a tensor, and an attention has a handful of such modules.
+    The call of `nn.Module` takes as long as several views of a tensor, and an attention has a handful of modules.
     """
 
     def __call__(self, inputs: Any) -> Any:

@@ -19,7 +19,7 @@ from .lengths import Limit
 from .roberta import ROBERTA_FLAGS, STRUCTURE_FLAGS, SynthesizerRoberta, SynthesizerRobertaEncoder
 from .synthesizers import glorot_uniform_
 
-# which projections are one and the same; each choice shares more than the one before it
+# Which of the projections E and F are the same parameter. Each choice shares more than the choice before it.
 SHARING = ("none", "headwise", "key-value", "layerwise")
 
 LINFORMER_FLAGS = [
@@ -37,8 +37,8 @@ LINFORMER_FLAGS = [
 class LinformerAttention(nn.Module):
     """Computes multi-head self-attention ``softmax(Q (E K)^T / sqrt(d)) F V`` (eq. 7) with E and F of size (k, n).
 
-    A sentence of T tokens uses the first T columns of E and F. Keys and values at padding are set to 0, so that padding
-    leaves no trace in the k projected positions.
+    E and F project the keys and values of a sentence's tokens to k positions. A sentence of T tokens uses their first T
+    columns. Keys and values at padding are set to 0, so that padding has no effect on the k projected positions.
 
     Args:
         embed_dim: C, the width of the layer; a multiple of `num_heads`.
@@ -98,12 +98,13 @@ class LinformerAttention(nn.Module):
             value: the same tensor, or None.
             key_padding_mask: (B, T), true at padding.
             need_weights: has no effect.
-            attn_mask: must be None.
+            attn_mask: must be None, because each projected position is a sum over all tokens.
 
         Returns:
-            The output (T, B, C); and None in place of weights, which would be of projected positions.
+            The output (T, B, C), and None in place of attention weights. These would belong to projected positions,
+            and not to tokens.
         """
-        assert attn_mask is None, "attn_mask: a projected position stands for all columns at once"
+        assert attn_mask is None, "attn_mask: a projected position is a sum over all tokens, so none can be hidden"
         length, bsz, width = query.size()
         q = self.split_heads(self.q_proj(query))
         k = self.k_proj(query)
@@ -113,7 +114,7 @@ class LinformerAttention(nn.Module):
             k = k.masked_fill(padding, 0.0)
             v = v.masked_fill(padding, 0.0)
         projected_k = torch.matmul(self.E[:, :, :length], self.split_heads(k))  # (B, H, k, d)
-        projected_v = torch.matmul(self.F[:, :, :length], self.split_heads(v))
+        projected_v = torch.matmul(self.F[:, :, :length], self.split_heads(v))  # (B, H, k, d)
         has_dropout = self.training or self.dropout_module.apply_during_inference
         dropout = self.dropout_module.p if has_dropout else 0.0
         out = F.scaled_dot_product_attention(q, projected_k, projected_v, dropout_p=dropout)  # (B, H, T, d)
@@ -149,12 +150,12 @@ class LinformerEncoder(AlignedEncoder):
         super().__init__(cfg, *args, **kwargs)
         self.set_limit(Limit(cfg.max_source_positions, "--max-positions"))
         if cfg.linformer_sharing == "layerwise":
-            shared = self.layers[0].self_attn.E
-            # by number: with --encoder-layerdrop, iterating over the layers leaves some out at random
+            shared_projection = self.layers[0].self_attn.E
+            # Not `for layer in self.layers`, which leaves layers out at random with --encoder-layerdrop.
             for i in range(len(self.layers)):
                 attention = self.layers[i].self_attn
-                attention.E = shared
-                attention.F = shared
+                attention.E = shared_projection
+                attention.F = shared_projection
 
     def build_encoder_layer(self, cfg: TransformerConfig) -> nn.Module:
         """Returns a layer; fairseq's encoder calls this for each."""
@@ -176,21 +177,26 @@ class RobertaLinformer(SynthesizerRoberta):
     encoder_class = LinformerRobertaEncoder
 
     def load_state_dict(self, state_dict: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
-        """Loads weights, see `SynthesizerRoberta.load_state_dict`.
+        """Loads the weights of a checkpoint; see `SynthesizerRoberta.load_state_dict`.
 
-        SynthesizerError is also raised if projections differ in the checkpoint that this model shares.
+        This raises SynthesizerError also if the checkpoint has different values for projections that are the same
+        parameter in this model.
         """
         self.check_sharing(state_dict)
         return super().load_state_dict(state_dict, *args, **kwargs)
 
     def check_sharing(self, state_dict: dict[str, Tensor]) -> None:
-        """Checks that the projections that this model shares are equal in the checkpoint.
+        """Checks that the checkpoint has equal values for projections that are the same parameter in this model.
 
-        Raises SynthesizerError if two of them differ.
+        Args:
+            state_dict: the weights of the checkpoint, in which a shared projection has several keys.
+
+        Raises:
+            SynthesizerError: two of them differ.
         """
         first_names: dict[int, str] = {}  # {id of a parameter: the first of its names}
         for name, parameter in self.named_parameters(remove_duplicate=False):
-            # A parameter that is shared comes again under each of its names.
+            # A shared parameter is listed under each of its names.
             first_name = first_names.setdefault(id(parameter), name)
             if not name.endswith((".E", ".F")):
                 continue

@@ -71,21 +71,26 @@ Term = Product | Outer | Bias | Diagonals
 
 
 class NormalForm(NamedTuple):
-    """The logits ``S = query @ key^T + left (x) right + bias``; summands that do not occur are None.
+    """The logits as ``S = query @ key^T + left (x) right + bias``: at most one product, outer product and bias.
 
-    All weights are multiplied in. Sizes are those of the terms; `left` and `right` are (B, H, T, a) and (B, H, T, b).
+    Parts that do not occur are None. All weights and scales are multiplied in. As in the terms, a dimension has the
+    size 1 where all sentences, heads or rows are alike.
     """
 
-    query: Tensor | None
-    key: Tensor | None
-    left: Tensor | None
-    right: Tensor | None
-    bias: Tensor | None
+    query: Tensor | None = None  # (B, H, T, r)
+    key: Tensor | None = None  # (B, H, S, r)
+    left: Tensor | None = None  # (B, H, T, a); left and right are the factors of an `Outer`
+    right: Tensor | None = None  # (B, H, T, b)
+    bias: Tensor | None = None  # (B, H, T, S)
 
     def total(self, src_len: int) -> Tensor:
-        """Returns S for `src_len` columns, (B or 1, H or 1, T or 1, S).
+        """Returns the logits S as one tensor, (B or 1, H or 1, T or 1, S).
 
-        A sum is in fp32 at least. A single summand keeps its type, and a single bias may be a view of a parameter.
+        A sum is in fp32 at least. If only one of product, outer product and bias occurs, it keeps its type; and if that
+        is the bias, the result may be a view of a parameter.
+
+        Args:
+            src_len: S, the number of columns.
         """
         scores = None
         if self.query is not None and self.key is not None:
@@ -99,7 +104,7 @@ class NormalForm(NamedTuple):
             return self.bias
         fits_into_scores = all(self.bias.size(dim) <= scores.size(dim) for dim in range(3))
         if fits_into_scores:
-            # Products own their memory, so the bias can be added in place.
+            # The products have been computed into new memory, so the bias can be added in place.
             return at_least_fp32(scores).add_(self.bias)
         return add(scores, self.bias)
 
@@ -115,12 +120,17 @@ class Logits:
         self.add_terms(terms)
 
     def add_terms(self, terms: Iterable[Term], weight: Tensor | None = None) -> None:
-        """Adds terms that have no weight yet, times a weight of each head, (1, H, 1, 1)."""
+        """Adds terms to the sum, each multiplied by a weight.
+
+        Args:
+            terms: Terms that have no weight yet, if `weight` is not None.
+            weight: A weight for each head, (1, H, 1, 1), or None to add the terms as they are.
+        """
         for term in terms:
-            if weight is not None:
-                weighted_term = term._replace(weight=weight)
-            else:
+            if weight is None:
                 weighted_term = term
+            else:
+                weighted_term = term._replace(weight=weight)
             if isinstance(weighted_term, Product):
                 self.products.append(weighted_term)
             elif isinstance(weighted_term, Bias):
@@ -143,9 +153,14 @@ class Logits:
         return all(tensor.size(0) == 1 for tensor in tensors)
 
     def normal_form(self, src_len: int) -> NormalForm:
-        """Returns the sum of at most one inner product, one outer product and one bias, with the weights multiplied in.
+        """Returns the logits as at most one inner product, one outer product and one bias; see `NormalForm`.
 
-        A bias that is added to other terms is in fp32 at least.
+        Inner products become one by joining their features. Outer products after the first become part of the bias,
+        and so do inner products after the first if there is a single row. A bias that is added to other terms is in
+        fp32 at least.
+
+        Args:
+            src_len: S, the number of columns.
         """
         bias = self._sum_of_biases(src_len)
 
@@ -162,24 +177,27 @@ class Logits:
         queries: list[Tensor] = []
         keys: list[Tensor] = []
         for product in self.products:
-            query, key = weighted_factors(product)
-            is_single_row = query.size(2) == 1
-            if queries and is_single_row:
-                # A decoding step. Joining the features would copy all cached keys for one row of logits.
+            query, key = weight_smaller_factor(product.query, product.key, product.scale, product.weight)
+            is_decoding_step = query.size(2) == 1
+            if queries and is_decoding_step:
+                # Joining the features would copy the keys of all tokens so far, to compute one row of logits.
                 bias = add(bias, at_least_fp32(inner_product(query, key)))
             else:
                 queries.append(query)
                 keys.append(key)
         if not queries:
-            return NormalForm(None, None, left, right, bias)
+            return NormalForm(left=left, right=right, bias=bias)
         return NormalForm(join_features(queries), join_features(keys), left, right, bias)
 
     def total(self, src_len: int) -> Tensor:
-        """Returns S for `src_len` columns; see `NormalForm.total`."""
+        """Returns the logits S as one tensor with `src_len` columns; see `NormalForm.total`."""
         return self.normal_form(src_len).total(src_len)
 
     def _sum_of_biases(self, src_len: int) -> Tensor | None:
-        """Returns the sum of all biases and diagonals, (B or 1, H or 1, T or 1, S), or None if there are none."""
+        """Returns the sum of all biases and diagonals, (B or 1, H or 1, T or 1, S), or None if there are none.
+
+        It is in fp32 at least, unless the logits have a single term, which keeps its type.
+        """
         num_terms = len(self.products) + len(self.outers) + len(self.biases) + len(self.diagonals)
         is_sum = num_terms > 1
         total = None
@@ -193,7 +211,7 @@ class Logits:
 
 
 def add(x: Tensor | None, y: Tensor) -> Tensor:
-    """Returns ``x + y`` in fp32 at least; if there is no x yet, returns y as it is."""
+    """Returns ``x + y`` in fp32 at least; or `y` as it is if `x` is None, which stands for a sum without summands."""
     if x is None:
         return y
     return at_least_fp32(x) + at_least_fp32(y)
@@ -207,43 +225,57 @@ def multiply(x: Tensor, weight: Tensor | None) -> Tensor:
 
 
 class Factors(NamedTuple):
-    """The two factors of a product."""
+    """The two factors of an inner or outer product; of an inner product, they are the query and the key."""
 
     left: Tensor
     right: Tensor
 
 
-def weighted_factors(product: Product) -> Factors:
-    """Returns query and key of a product, with its weight and scale multiplied into the smaller one."""
-    return weight_smaller_factor(product.query, product.key, product.scale, product.weight)
-
-
 def weight_smaller_factor(left: Tensor, right: Tensor, scale: float, weight: Tensor | None) -> Factors:
-    """Returns two factors, the smaller one multiplied by weight and scale; without a weight, the left one."""
+    """Returns the factors of a product after one of them is multiplied by `scale` and `weight`.
+
+    With a weight this is the factor with fewer elements, because that is less work. Without one it is always the left
+    factor.
+
+    Args:
+        left, right: The factors, (B, H, T or S, r) each.
+        scale: A number.
+        weight: A weight for each head, (1, H, 1, 1), or None.
+    """
     if weight is None:
         if scale == 1.0:
             return Factors(left, right)
         return Factors(left * scale, right)
-    factor = weight if scale == 1.0 else weight * scale
+    scaled_weight = weight if scale == 1.0 else weight * scale
     if right.numel() < left.numel():
-        return Factors(left, multiply(right, factor))
-    return Factors(multiply(left, factor), right)
+        return Factors(left, multiply(right, scaled_weight))
+    return Factors(multiply(left, scaled_weight), right)
 
 
 def outer_factors(outer: Outer, src_len: int) -> Factors:
-    """Returns the weighted left and right factor of an outer product, as far as `src_len` columns need them."""
+    """Returns the left and right factor of an outer product, as far as `src_len` columns need them.
+
+    The weight of the outer product is multiplied into one of them. If there are more columns than products
+    ``left[u] right[v]``, the left factor is repeated.
+    """
     right_size = outer.factors.size(3) - outer.left_size
     left, right = outer.factors.split([outer.left_size, right_size], dim=3)
-    # Each left feature stands for `right_size` columns. Beyond all columns the left factor begins again.
-    num_groups = (src_len + right_size - 1) // right_size
-    left = take_positions(left, dim=3, start=0, count=num_groups)
+    # Each left feature stands for `right_size` neighbouring columns. The last of them may be cut off.
+    num_left_features = (src_len + right_size - 1) // right_size
+    left = take_positions(left, dim=3, start=0, count=num_left_features)
     right = take_positions(right, dim=3, start=0, count=min(right_size, src_len))
     return weight_smaller_factor(left, right, scale=1.0, weight=outer.weight)
 
 
 def toeplitz(values: Tensor, src_len: int) -> Tensor:
-    """Returns the matrix (1, H, T, S) of the values (1, H, 1, T + S - 1) of `Diagonals`."""
-    # Windows of S neighbouring values are the rows, the last row first: each row is the one below it, moved by one.
+    """Returns the matrix (1, H, T, S) whose entries depend only on the distance between row and column.
+
+    Args:
+        values: The values of `Diagonals`, (1, H, 1, T + S - 1), from the smallest distance to the largest.
+        src_len: S.
+    """
+    # Each row consists of S neighbouring values. The last row begins with the first value, the row above it with the
+    # second value, and so on.
     rows = values.squeeze(2).unfold(2, src_len, 1)
     if rows.size(2) == 1:
         return rows
@@ -251,7 +283,12 @@ def toeplitz(values: Tensor, src_len: int) -> Tensor:
 
 
 def inner_product(query: Tensor, key: Tensor) -> Tensor:
-    """Returns ``query @ key^T``. Keys that all sentences share are not copied for each sentence."""
+    """Returns ``query @ key^T``, (B, H, T, S). Keys that all sentences share are not copied for each sentence.
+
+    Args:
+        query: (B or 1, H or 1, T, r).
+        key: (B or 1, H or 1, S, r).
+    """
     are_keys_shared = key.size(0) < query.size(0)
     if not are_keys_shared:
         return torch.matmul(query, key.transpose(-2, -1))
@@ -261,20 +298,27 @@ def inner_product(query: Tensor, key: Tensor) -> Tensor:
 
 
 def outer_product(left: Tensor, right: Tensor, src_len: int) -> Tensor:
-    """Returns ``left[u] right[v]`` in column ``u b + v`` of each row, for the first `src_len` columns."""
+    """Returns the outer product of each row's left and right factor, as a row of `src_len` columns.
+
+    Column ``u b + v`` is ``left[u] right[v]``, where b is the number of right features.
+    """
     right_size = right.size(3)
-    num_groups = (src_len + right_size - 1) // right_size
-    left = take_positions(left, dim=3, start=0, count=num_groups)
-    products = left.unsqueeze(-1) * right.unsqueeze(-2)
+    num_left_features = (src_len + right_size - 1) // right_size
+    left = take_positions(left, dim=3, start=0, count=num_left_features)
+    products = left.unsqueeze(-1) * right.unsqueeze(-2)  # (B, H, T, left features, b)
     return products.flatten(-2)[..., :src_len]
 
 
 def join_features(factors: list[Tensor], bsz: int = 1, num_heads: int = 1) -> Tensor:
-    """Returns factors (B or 1, H or 1, T, r) side by side on their features.
+    """Returns one tensor with the features of all `factors`, one factor after another, as (B, H, T, r1 + r2 + ...).
 
-    All of them are expanded to `bsz` sentences and `num_heads` heads, or to as many as any of the factors has.
+    Args:
+        factors: Tensors (B or 1, H or 1, T, r), where r may differ.
+        bsz: B, or 1 to take the largest number of sentences among the factors.
+        num_heads: H, or 1 to take the largest number of heads among the factors.
     """
     for factor in factors:
+        # A factor has B sentences or 1, so the first number other than 1 is B. The same holds for heads.
         if bsz == 1:
             bsz = factor.size(0)
         if num_heads == 1:

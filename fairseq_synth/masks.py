@@ -19,10 +19,11 @@ from .tensors import at_least_fp32, in_type, lowest, on_cpu
 
 
 def causal_mask(like: Tensor) -> Tensor:
-    """Returns the ``attn_mask`` of a decoder, a tensor without elements on the device of `like`.
+    """Returns the ``attn_mask`` that stands for causal attention: a tensor without elements on the device of `like`.
 
-    It means that row i sees the columns up to i, and that all padding is on the right. A matrix (T, T) of minus
-    infinity means the same to `masked_softmax`, but its values have to be read to know that.
+    It says that row i sees the columns up to i, and that all padding is on the right. A matrix (T, T) with minus
+    infinity above the diagonal has the same effect in `masked_softmax`. But a computation that wants to skip the hidden
+    logits would have to read the values of the matrix, whereas this mask is known by its size.
     """
     return like.new_empty(0, 0)
 
@@ -40,7 +41,13 @@ def to_boolean_or_float(attn_mask: Tensor | None) -> Tensor | None:
 
 
 def without_hidden_padding(key_padding_mask: Tensor | None, attn_mask: Tensor | None) -> Tensor | None:
-    """Returns the padding mask, or None under the `causal_mask`, which hides all padding behind a sentence.
+    """Returns the padding mask that a call still needs: none under the `causal_mask`.
+
+    Under that mask, a token sees only tokens before it, and all padding is behind them.
+
+    Args:
+        key_padding_mask: (B, T), true at padding, or None.
+        attn_mask: Any ``attn_mask``, or None.
 
     Raises:
         ValueError: There is padding elsewhere under the `causal_mask`. This is only checked on a CPU.
@@ -63,16 +70,16 @@ def future_mask(length: int, like: Tensor) -> Tensor:
 def masked_softmax(
     scores: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, zero_unseeing_rows: bool = True
 ) -> Tensor:
-    """Returns the softmax over the visible keys.
+    """Returns the softmax of the logits over the keys that are not hidden, (B or 1, H, T, S).
 
-    The weights have the type of `scores`, or at least fp32 if `attn_mask` adds numbers.
+    It has the type of `scores`, or fp32 at least if `attn_mask` adds numbers.
 
     Args:
         scores: The logits, (B or 1, H, T or 1, S).
         key_padding_mask: (B, S), true for hidden keys.
         attn_mask: (T, S), boolean with true for hidden keys, or floating point to add; or the `causal_mask`.
-        zero_unseeing_rows: Whether a row that sees no key has the weights 0 with a zero gradient, instead of any finite
-            weights. This costs a pass over the weights and one over their gradient.
+        zero_unseeing_rows: Whether a row all of whose keys are hidden has the weights 0 and the gradient 0. Otherwise
+            it has any finite weights, which saves a pass over the weights and one over their gradient.
     """
     if is_causal(attn_mask):
         scores = scores + future_mask(scores.size(3), scores)
@@ -89,7 +96,7 @@ def masked_softmax(
         hidden = padding if hidden is None else hidden | padding
     if hidden is None:
         return torch.softmax(scores, dim=-1)
-    # The lowest finite number instead of minus infinity: a row that sees no key has no NaN then.
+    # The lowest finite number, because minus infinity would make a row NaN all of whose keys are hidden.
     scores = scores.masked_fill(hidden, lowest(scores.dtype))
     weights = torch.softmax(scores, dim=-1)
     if zero_unseeing_rows:
@@ -98,7 +105,7 @@ def masked_softmax(
 
 
 def sentence_lengths(key_padding_mask: Tensor) -> list[int] | None:
-    """Returns the length of each sentence, if all padding is on the right and no sentence is empty, else None.
+    """Returns the length of each sentence in tokens; or None if padding is not on the right or a sentence is empty.
 
     This reads the values of the mask, so it is for the CPU only.
 
@@ -106,21 +113,22 @@ def sentence_lengths(key_padding_mask: Tensor) -> list[int] | None:
         key_padding_mask: (B, S), true at padding.
     """
     is_token = ~key_padding_mask.to(torch.bool)
-    lengths = is_token.sum(dim=1)
+    num_tokens = is_token.sum(dim=1)
     columns = torch.arange(is_token.size(1), device=is_token.device)
-    is_padding_on_the_right = torch.equal(is_token, columns[None] < lengths[:, None])
+    is_padding_on_the_right = torch.equal(is_token, columns[None] < num_tokens[:, None])
     if not is_padding_on_the_right:
         return None
-    numbers: list[int] = lengths.tolist()
-    if 0 in numbers:
+    lengths: list[int] = num_tokens.tolist()
+    if 0 in lengths:
         return None
-    return numbers
+    return lengths
 
 
 def aligned_columns(padding_mask: Tensor) -> Tensor | None:
-    """Returns the column (B, T) of each token after all padding has moved behind its sentence, with the order kept.
+    """Returns the column to which each token moves so that all padding is behind its sentence, (B, T).
 
-    Returns None if nothing moves. This is only found out on a CPU; on a GPU the CPU would have to wait for the answer.
+    Tokens keep their order, and so does padding. On a CPU, the result is None if nothing has to move. On a GPU this is
+    not checked, because the CPU would have to wait for the answer.
 
     Args:
         padding_mask: (B, T), true at padding, which may be anywhere.
@@ -137,7 +145,12 @@ def aligned_columns(padding_mask: Tensor) -> Tensor | None:
 
 
 def align(x: Tensor, columns: Tensor | None) -> Tensor:
-    """Returns x (B, T) or (B, T, C) with its tokens moved to `aligned_columns`; None moves nothing."""
+    """Returns a batch with each token moved to its new column, so that all padding is behind the sentences.
+
+    Args:
+        x: (B, T) or (B, T, C).
+        columns: The new column of each token, as `aligned_columns` returns it. With None, nothing moves.
+    """
     if columns is None:
         return x
     if x.dim() == 2:
@@ -148,7 +161,13 @@ def align(x: Tensor, columns: Tensor | None) -> Tensor:
 
 
 def restore(x: Tensor, columns: Tensor | None, batch_first: bool = False) -> Tensor:
-    """Returns x (T, B, C), or (B, T, C) if `batch_first`, moved from `aligned_columns` back to the caller's columns."""
+    """Returns a batch with each token moved back to the column that it had before `align`.
+
+    Args:
+        x: (T, B, C), or (B, T, C) if `batch_first`.
+        columns: The argument of `align`. With None, nothing moves.
+        batch_first: The layout of `x`.
+    """
     if columns is None:
         return x
     if batch_first:

@@ -1,4 +1,4 @@
-"""What the kinds of model have in common: flags, checks while a model is built, and how checkpoints are loaded."""
+"""The base class of all models with synthesized attention: their flags, checks, and the loading of checkpoints."""
 
 import argparse
 import ast
@@ -56,14 +56,17 @@ class SynthesizerModel:
 
     @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
-        """Adds the flags to a parser, without defaults: the architecture sets those."""
+        """Adds the flags of the model to the parser of a command.
+
+        They have no defaults there, because the architecture sets every flag that is not given.
+        """
         hidden = (*cls.hidden, "_name")
-        shown = []
-        for config_field in dataclasses.fields(cls.config):
-            if config_field.name not in hidden:
-                shown.append((config_field.name, config_field.type, config_field))
-        flags: Any = dataclasses.make_dataclass("Flags", shown, bases=(FairseqDataclass,))
-        gen_parser_from_dataclass(parser, flags(), delete_default=True)
+        shown_flags = []
+        for flag in dataclasses.fields(cls.config):
+            if flag.name not in hidden:
+                shown_flags.append((flag.name, flag.type, flag))
+        shown_config: Any = dataclasses.make_dataclass("Flags", shown_flags, bases=(FairseqDataclass,))
+        gen_parser_from_dataclass(parser, shown_config(), delete_default=True)
 
     @classmethod
     def from_pretrained(
@@ -74,18 +77,19 @@ class SynthesizerModel:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Loads a trained model, as fairseq's own method does; ``user_dir`` may be left out.
+        """Returns a trained model, loaded as fairseq's own method does, but without the need for ``user_dir``.
 
         Args:
             model_name_or_path: the folder of the checkpoint, or an archive of such a folder.
-            checkpoint_file: the file in that folder; several, in a list or joined by ":", are an ensemble.
+            checkpoint_file: the name of the checkpoint in that folder. Several names, in a list or joined by ":", make
+                an ensemble.
             data_name_or_path: the folder of the dictionaries; within the model's folder if it starts with ".".
             args: further arguments of fairseq's method.
             kwargs: settings to use in place of those in the checkpoint, such as ``bpe="subword_nmt"``. They may also be
-                given together, as ``model_overrides``.
+                given together, in a dict ``model_overrides``.
 
         Raises:
-            SynthesizerError: a file is not there, or checkpoint, data and arguments do not fit.
+            SynthesizerError: a file does not exist, or checkpoint, data and settings do not fit together.
         """
         model = os.fspath(model_name_or_path)
         data = os.fspath(data_name_or_path)
@@ -98,7 +102,7 @@ class SynthesizerModel:
         check_model(model, checkpoints)
         data = find_data(model, data)
         check_choices(kwargs)
-        # fairseq registers a --user-dir only if its package has not been imported before, so this does it in any case
+        # This registers the models. fairseq does so only if the package has not been imported before.
         folder = os.path.dirname(os.path.abspath(__file__))
         import_models(os.path.join(folder, "models"), f"{__package__}.models")
         kwargs.setdefault("user_dir", folder)
@@ -114,9 +118,14 @@ class SynthesizerModel:
 
     @classmethod
     def read_config(cls, cfg: Any, task: Any) -> argparse.Namespace:
-        """Returns the flat config as a namespace, see `to_namespace`.
+        """Returns the settings of a model as a namespace with plain values, after checking the task.
 
-        Raises SynthesizerError if the task needs another kind of model.
+        Args:
+            cfg: the flat config, as a DictConfig, a dataclass or a Namespace.
+            task: fairseq's task.
+
+        Raises:
+            SynthesizerError: the task needs another kind of model.
         """
         needed = cls.needed_kind(task)
         if needed != cls.kind:
@@ -128,9 +137,9 @@ class SynthesizerModel:
 
     @classmethod
     def needed_kind(cls, task: Any) -> str:
-        """Returns the kind of model that a task needs.
+        """Returns the kind of model that a task needs, such as "language model".
 
-        A task that none of the kinds lists in `tasks`, such as one of a user's own, is taken to need this kind.
+        A task that no kind of model lists in its `tasks`, such as a user's own task, is assumed to need this kind.
         """
         # This task is a subclass of the translation task, but no Synthesizer fits it.
         if isinstance(task, TranslationLevenshteinTask):
@@ -143,10 +152,15 @@ class SynthesizerModel:
         return cls.kind
 
     def load_state_dict(self, state_dict: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
-        """Loads weights, as fairseq's own method does.
+        """Loads the weights of a checkpoint, as fairseq's own method does.
 
-        Raises SynthesizerError for weights of another kind of model, of other sizes or of another dictionary, and if
-        some layers lack the weights of their functions.
+        Args:
+            state_dict: the weights.
+            args, kwargs: further arguments of fairseq's method.
+
+        Raises:
+            SynthesizerError: the weights are of another kind of model, of other sizes or for another dictionary; or
+                some layers lack the weights of their functions.
         """
         kind = kind_of_weights(state_dict)
         if kind not in (None, self.kind):
@@ -154,7 +168,8 @@ class SynthesizerModel:
                 f"the checkpoint is of {with_article(str(kind))}, this model is {with_article(self.kind)}; give a "
                 f"checkpoint of {with_article(self.kind)}, or the --arch of the checkpoint"
             )
-        # A layer without weights of its functions is one of a stock Transformer only if all layers are.
+        # A layer that has no weights of its functions in the checkpoint may start from a stock Transformer's attention,
+        # but only if no other layer has such weights.
         is_stock = not any(".synthesizer." in key for key in state_dict)
         for module in self.modules():  # type: ignore[attr-defined]
             if isinstance(module, SyntheticAttention):
@@ -167,7 +182,10 @@ class SynthesizerModel:
             raise SynthesizerError(explain_misfit(str(error))) from error
 
     def __prepare_scriptable__(self) -> Any:
-        """Is called by `torch.jit.script`. Raises SynthesizerError: these models cannot be compiled to TorchScript."""
+        """Raises SynthesizerError, because these models cannot be compiled to TorchScript.
+
+        `torch.jit.script` calls this.
+        """
         raise SynthesizerError(
             f"{type(self).__name__}: TorchScript is not supported; run the model in Python, or compile it with "
             "torch.compile"
@@ -175,7 +193,10 @@ class SynthesizerModel:
 
 
 def read_overrides(overrides: str | dict[str, Any]) -> dict[str, Any]:
-    """Returns the settings in the argument ``model_overrides``, a dict or, as for the flag, the text of one."""
+    """Returns the dict in the argument ``model_overrides``, which may also be the text of a dict.
+
+    Raises SynthesizerError if it is neither.
+    """
     if isinstance(overrides, dict):
         return overrides
     try:
@@ -188,7 +209,7 @@ def read_overrides(overrides: str | dict[str, Any]) -> dict[str, Any]:
 
 
 def explain_loading(error: Exception) -> str | None:
-    """Returns one line about an error of fairseq's ``from_pretrained``, or None if it needs its traceback."""
+    """Returns one line about an error of fairseq's ``from_pretrained``, or None if the error needs its traceback."""
     if isinstance(error, omegaconf.errors.MissingMandatoryValue):
         key = re.search(r"(?:mandatory value|full_key): (\S+)", str(error))
         if key is not None:
@@ -200,11 +221,14 @@ def explain_loading(error: Exception) -> str | None:
 
 
 def check_model(model: str, checkpoints: str) -> None:
-    """Checks that the model of `SynthesizerModel.from_pretrained` exists; raises SynthesizerError otherwise.
+    """Checks that the files of a model exist before it is loaded.
 
     Args:
-        model: a folder, an archive or a URL.
-        checkpoints: files in the folder, joined by ":".
+        model: the folder of the model, an archive of the folder, or a URL, which is not checked.
+        checkpoints: the names of the checkpoints in the folder, joined by ":".
+
+    Raises:
+        SynthesizerError: one does not exist.
     """
     if "://" in model:
         return
@@ -217,10 +241,17 @@ def check_model(model: str, checkpoints: str) -> None:
 
 
 def find_data(model: str, data: str) -> str:
-    """Returns the folder of data for fairseq, which reads a path that starts with "." within the model's folder.
+    """Returns the path to give to fairseq for the folder of the dictionaries.
 
-    Such a path also works from the current folder, if there is nothing in the model's folder. Raises SynthesizerError
-    if there is no such folder.
+    fairseq takes a path that starts with "." to be within the model's folder. If there is no such folder, but one in
+    the current folder, the absolute path of that is returned.
+
+    Args:
+        model: the folder of the model, an archive of the folder, or a URL.
+        data: the folder of the dictionaries as the user has given it, or a URL.
+
+    Raises:
+        SynthesizerError: there is no such folder.
     """
     if "://" in data:
         return data
@@ -238,7 +269,7 @@ def find_data(model: str, data: str) -> str:
 
 
 def check_folder(path: str, advice: str) -> None:
-    """Checks that there is a folder, or an archive of one; raises SynthesizerError otherwise, with advice."""
+    """Checks that a path is a folder or an archive; raises SynthesizerError with `advice` otherwise."""
     if not os.path.exists(path):
         raise SynthesizerError(f"from_pretrained: {path}: no such folder")
     if not os.path.isdir(path) and not tarfile.is_tarfile(path):
@@ -246,7 +277,7 @@ def check_folder(path: str, advice: str) -> None:
 
 
 def check_choices(settings: dict[str, Any]) -> None:
-    """Checks that fairseq has the tokenizer and the subwords that are asked for; raises SynthesizerError otherwise."""
+    """Checks that fairseq knows the settings ``tokenizer`` and ``bpe``; raises SynthesizerError otherwise."""
     for name in ("tokenizer", "bpe"):
         choices = REGISTRIES[name]["registry"]
         value = settings.get(name)
@@ -260,9 +291,9 @@ def model_classes() -> list[type[SynthesizerModel]]:
 
 
 def kind_of_weights(state_dict: dict[str, Tensor]) -> str | None:
-    """Returns the `SynthesizerModel.kind` of the model whose weights these are, or None if it is unknown."""
+    """Returns the kind of the model that has these weights (`SynthesizerModel.kind`), or None if it is unknown."""
     stacks = {key.split(".")[0] for key in state_dict}
-    # keys are as in "encoder.sentence_encoder.layers.0.self_attn.E"
+    # An encoder has keys such as "encoder.sentence_encoder.layers.0.self_attn.E".
     if any(re.match(r"\w+\.sentence_encoder\.", key) for key in state_dict):
         is_linformer = any(key.endswith(".self_attn.E") for key in state_dict)
         return "Linformer" if is_linformer else "encoder"
@@ -272,14 +303,24 @@ def kind_of_weights(state_dict: dict[str, Tensor]) -> str | None:
 
 
 def explain_task_of_several_models(match: re.Match[str], error: BaseException) -> str:
-    """Returns the line about a task that builds its own model; it names the tasks to take in its place."""
+    """Returns the error line about a task that needs a model of its own, with the tasks that fit a Synthesizer.
+
+    Args:
+        match: unused; see `Message.line`.
+        error: fairseq's error.
+    """
     return advise_task(model_classes(), "has a model of its own", error)
 
 
 def explain_task_of_other_flags(match: re.Match[str], error: BaseException) -> str | None:
-    """Returns the line about a task that asks a Synthesizer's config for a flag that it does not have.
+    """Returns the error line about a task that reads a flag which the config of a Synthesizer does not have.
 
-    It names the tasks to take in its place. Returns None if the error is about the config of another model.
+    Args:
+        match: unused; see `Message.line`.
+        error: omegaconf's error about the missing flag.
+
+    Returns:
+        the line, with the tasks that fit the model; or None if the error is about the config of another model.
     """
     models = [model for model in model_classes() if is_about_config(model.config, str(error))]
     if not models:
@@ -288,23 +329,33 @@ def explain_task_of_other_flags(match: re.Match[str], error: BaseException) -> s
 
 
 def advise_task(models: list[type[SynthesizerModel]], problem: str, error: BaseException) -> str:
-    """Returns the line about a task that does not fit, with the tasks that fit some kinds of model."""
+    """Returns the error line about a task that does not fit, with the tasks to take in its place.
+
+    Args:
+        models: the kinds of model whose tasks are named.
+        problem: what is wrong with the task, as the rest of a sentence that begins with "this task".
+        error: the error of fairseq or omegaconf.
+    """
     task_names = " or ".join(model.task_names for model in models)
     return f"--task: this task {problem} ({first_line(error)}); take --task {task_names}, or another --arch"
 
 
 def is_about_config(config: type, text: str) -> bool:
-    """Returns whether omegaconf's message is about a config of this class.
+    """Returns whether a message of omegaconf about a missing key concerns a config of this class.
 
-    The message names the class, or else, in the omegaconf of fairseq 0.12.2, a missing key to which a default of the
-    class refers.
+    Newer versions of omegaconf name the class in the message. That of fairseq 0.12.2 names only the missing key. Then
+    the message concerns the class if the default of one of its flags refers to that key.
+
+    Args:
+        config: the dataclass of a model's flags.
+        text: the message.
     """
     if config.__name__ in text:
         return True
     missing_keys = re.findall("nterpolation key '(.*)' not found", text)
-    references_to_missing_keys = [II(key) for key in missing_keys]
-    for config_field in dataclasses.fields(config):
-        if isinstance(config_field.default, str) and config_field.default in references_to_missing_keys:
+    references_to_missing_keys = [II(key) for key in missing_keys]  # II("a.b") is "${a.b}"
+    for flag in dataclasses.fields(config):
+        if isinstance(flag.default, str) and flag.default in references_to_missing_keys:
             return True
     return False
 

@@ -23,29 +23,33 @@ class Inputs(NamedTuple):
 
 
 def take_rows(parameter: Tensor, inputs: Inputs) -> Tensor:
-    """Returns the call's rows of a parameter (H, l, r), as (1, H, T, r)."""
+    """Returns the rows of a parameter (H, l, r) for the T row positions of a call, as (1, H, T, r)."""
     tgt_len = inputs.x.size(0)
     return take_positions(parameter, dim=1, start=inputs.start, count=tgt_len)[None]
 
 
 def take_columns(parameter: Tensor, inputs: Inputs) -> Tensor:
-    """Returns the rows of a parameter (H, l, r) that belong to the call's columns, as (1, H, S, r)."""
+    """Returns the rows of a parameter (H, l, r) for the S column positions of a call, as (1, H, S, r)."""
     return take_positions(parameter, dim=1, start=0, count=inputs.src_len)[None]
 
 
 def take_column_bias(parameter: Tensor, inputs: Inputs) -> Tensor:
-    """Returns the call's columns of a parameter (H, l) that is the same for all rows, as (1, H, 1, S)."""
+    """Returns the entries of a parameter (H, l) for the S column positions of a call, as (1, H, 1, S)."""
     return take_positions(parameter, dim=1, start=0, count=inputs.src_len)[None, :, None]
 
 
 def take_window(parameter: Tensor, inputs: Inputs) -> Tensor:
-    """Returns the call's rows and columns of a parameter (H, l, l), as (1, H, T, S)."""
+    """Returns the part of a parameter (H, l, l) for the T row and S column positions of a call, as (1, H, T, S).
+
+    Positions beyond l begin again at 0; see `take_positions`.
+    """
     num_heads, length, width = parameter.size()
     start, tgt_len, src_len = inputs.start, inputs.x.size(0), inputs.src_len
     cuts_rows = tgt_len < length
     cuts_columns = src_len < width
     if cuts_rows and cuts_columns and start + tgt_len <= length:
-        # One view instead of two slices: the backward pass of each slice is a copy of the whole parameter.
+        # One view in place of a slice of the rows and a slice of the columns: the backward pass of each slice makes a
+        # tensor as large as the whole parameter.
         head_stride, row_stride, column_stride = parameter.stride()
         return parameter.as_strided(
             size=[1, num_heads, tgt_len, src_len],
@@ -57,41 +61,57 @@ def take_window(parameter: Tensor, inputs: Inputs) -> Tensor:
 
 
 def take_distances(parameter: Tensor, inputs: Inputs) -> Tensor:
-    """Returns the values of a parameter (H, 2 m + 1), one for each distance from -m to m, for the call's distances.
+    """Returns the values of a parameter for all distances that occur between the rows and columns of a call.
 
-    The result (1, H, 1, T + S - 1) begins with the distance from the last row to the first column and ends with the
-    distance from the first row to the last column. Distances beyond -m and m have the values of -m and m.
+    The distance from row i to column j is ``j - i``. The result begins with the distance from the last row to the first
+    column, and ends with the distance from the first row to the last column.
+
+    Args:
+        parameter: (H, 2 m + 1), a value for each distance from -m to m. Distances below -m have the value of -m, and
+            distances above m have the value of m.
+        inputs: The call.
+
+    Returns:
+        (1, H, 1, T + S - 1)
     """
-    largest = (parameter.size(1) - 1) // 2
+    largest_distance = (parameter.size(1) - 1) // 2  # m
+    first_row = inputs.start
     last_row = inputs.start + inputs.x.size(0) - 1
-    first_distance = -last_row
-    last_distance = inputs.src_len - 1 - inputs.start
-    first_known = max(first_distance, -largest)
-    last_known = min(last_distance, largest)
-    values = parameter.narrow(1, largest + first_known, last_known - first_known + 1)
-    if first_distance < first_known or last_distance > last_known:
-        before = parameter[:, :1].expand(-1, first_known - first_distance)
-        after = parameter[:, -1:].expand(-1, last_distance - last_known)
+    last_column = inputs.src_len - 1
+    first_needed = 0 - last_row
+    last_needed = last_column - first_row
+    first_known = max(first_needed, -largest_distance)
+    last_known = min(last_needed, largest_distance)
+    # The distance -m is at index 0.
+    values = parameter.narrow(1, first_known + largest_distance, last_known - first_known + 1)
+    if first_needed < first_known or last_needed > last_known:
+        before = parameter[:, :1].expand(-1, first_known - first_needed)
+        after = parameter[:, -1:].expand(-1, last_needed - last_known)
         values = torch.cat([before, values, after], dim=1)
     return values[None, :, None]
 
 
 def take_positions(x: Tensor, dim: int, start: int, count: int) -> Tensor:
-    """Returns the entries of `x` along `dim` for the positions ``start`` to ``start + count - 1``.
+    """Returns the entries of a tensor for the positions ``start`` to ``start + count - 1``.
 
-    The dimension has l entries, and position p has entry ``p mod l``.
+    Args:
+        x: A tensor with l entries along dimension `dim`. Position p has entry ``p mod l``, so that the entries begin
+            again at the first one after the last.
+        dim: The dimension of the positions.
+        start: The first position.
+        count: The number of positions.
     """
     length = x.size(dim)
     if start == 0 and count == length:
         return x  # not a slice, because the gradient of a slice is a copy
-    first = start % length
-    if first + count <= length:
-        return x.narrow(dim, first, count)
-    pieces = []
-    missing = count
-    while missing > 0:
-        piece_length = min(missing, length - first)
-        pieces.append(x.narrow(dim, first, piece_length))
-        missing -= piece_length
-        first = 0
-    return torch.cat(pieces, dim=dim)
+    first_entry = start % length
+    if first_entry + count <= length:
+        return x.narrow(dim, first_entry, count)
+    slices = []
+    num_missing = count
+    while num_missing > 0:
+        slice_length = min(num_missing, length - first_entry)
+        slices.append(x.narrow(dim, first_entry, slice_length))
+        num_missing -= slice_length
+        first_entry = 0
+    return torch.cat(slices, dim=dim)

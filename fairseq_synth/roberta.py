@@ -13,7 +13,16 @@ from fairseq.tasks.sentence_prediction import SentencePredictionTask
 from fairseq.utils import get_available_activation_fns
 from torch import Tensor
 
-from .config import SYNTHESIZER_FLAGS, Flag, check_flags, config_class, flatten, make_flag, stack_flag, stack_limit
+from .config import (
+    SYNTHESIZER_FLAGS,
+    Flag,
+    check_and_parse_flags,
+    config_class,
+    flatten,
+    make_flag,
+    stack_flag,
+    stack_limit,
+)
 from .errors import SynthesizerError
 from .layers import SynthesizerEncoder
 from .lengths import Limit, announce_limit, check_rows, task_flag
@@ -36,7 +45,7 @@ base_architecture(DEFAULTS)
 
 
 def is_encoder_flag(name: str) -> bool:
-    """Returns whether an encoder has the flag `name` of fairseq's Transformer."""
+    """Returns whether our encoder takes this flag of fairseq's Transformer; `name` is a setting such as ``dropout``."""
     # STRUCTURE has the first of these flags already, and RoBERTa cannot load embeddings from a file.
     if name in ("encoder_learned_pos", "encoder_embed_path"):
         return False
@@ -111,16 +120,16 @@ class SynthesizerRoberta(SynthesizerModel, RobertaModel):
 
     @classmethod
     def hub_models(cls) -> dict[str, Any]:
-        """Returns no names of models to download: those that fairseq knows are of RoBERTa itself."""
+        """Returns {}: there are no models to download under a name. Those that fairseq knows are RoBERTa's."""
         return {}
 
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> "SynthesizerRoberta":
-        """Returns the model of a config, see `SynthesizerModel`."""
+        """Returns a new model with the settings in a config; see `SynthesizerModel`."""
         args = cls.read_config(cfg, task)
         limit = cls.check_encoder(args)
         tokens_per_sample = task_flag(task, "tokens_per_sample") or 0
-        # of several possible values the first that is set
+        # The first of these values that is set.
         args.max_positions = args.max_positions or task.max_positions() or tokens_per_sample
         check_rows("--tokens-per-sample", tokens_per_sample, limit)
         check_rows("--max-positions", args.max_positions, limit)
@@ -129,30 +138,38 @@ class SynthesizerRoberta(SynthesizerModel, RobertaModel):
         return model
 
     def load_state_dict(self, state_dict: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
-        """Loads weights, see `SynthesizerModel.load_state_dict`.
+        """Loads the weights of a checkpoint; see `SynthesizerModel.load_state_dict`.
 
-        With ``--load-checkpoint-heads``, SynthesizerError is also raised for another ``--num-classes``.
+        With ``--load-checkpoint-heads``, this raises SynthesizerError also if the checkpoint has another number of
+        classes than the model.
         """
         if getattr(self.args, "load_checkpoint_heads", False):
             self.check_classes(state_dict)
         return super().load_state_dict(state_dict, *args, **kwargs)
 
     def check_classes(self, state_dict: dict[str, Tensor]) -> None:
-        """Checks that the classification heads in the state dict have as many classes as those of the model.
+        """Checks that each classification head has as many classes in the checkpoint as in the model.
 
-        Raises SynthesizerError if one has not.
+        Args:
+            state_dict: the weights of the checkpoint.
+
+        Raises:
+            SynthesizerError: a head has another number of classes.
         """
         for name, head in self.classification_heads.items():
             weight = state_dict.get(f"classification_heads.{name}.out_proj.weight")
-            classes = head.out_proj.out_features
-            if weight is not None and len(weight) != classes:
+            num_classes = head.out_proj.out_features
+            if weight is not None and len(weight) != num_classes:
                 raise SynthesizerError(
-                    f"--num-classes {classes}: the head {name!r} of the checkpoint has {len(weight)} classes; give "
+                    f"--num-classes {num_classes}: the head {name!r} of the checkpoint has {len(weight)} classes; give "
                     "that, another --classification-head-name, or leave --load-checkpoint-heads out"
                 )
 
     @classmethod
     def check_encoder(cls, args: argparse.Namespace) -> Limit | None:
-        """Checks the flags of the self-attention, and returns its limit if it has one."""
-        check_flags(args, "encoder")
+        """Checks the flags of the self-attention, and returns the longest sentence that it takes, if there is one.
+
+        It also parses ``--encoder-synthesizer``; see `check_and_parse_flags`.
+        """
+        check_and_parse_flags(args, "encoder")
         return stack_limit(args, args.encoder_synthesizer)

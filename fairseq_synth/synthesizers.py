@@ -53,30 +53,30 @@ def register_synthesizer(name: str) -> Callable[[type["Synthesizer"]], type["Syn
 
 
 def sort_functions(names: Iterable[str]) -> tuple[str, ...]:
-    """Returns the names of functions in the order of their rows in alpha.
+    """Returns the names of functions in the order in which a mixture has their weights, which is `ALPHA_ORDER`.
 
-    Functions that are not in `ALPHA_ORDER` follow in the order of their names.
+    Functions that are not in `ALPHA_ORDER` follow in alphabetical order.
     """
 
     def sort_key(name: str) -> tuple[int, str]:
-        row = ALPHA_ORDER.index(name) if name in ALPHA_ORDER else len(ALPHA_ORDER)
-        return row, name
+        position = ALPHA_ORDER.index(name) if name in ALPHA_ORDER else len(ALPHA_ORDER)
+        return position, name
 
     return tuple(sorted(names, key=sort_key))
 
 
 class Synthesizer(LightModule):
-    """Base class of the functions S(X).
+    """Base class of the synthesizing functions, which compute the attention logits S(X) of a layer.
 
     A subclass creates its parameters in ``__init__``, initialises them in `reset_parameters`, and returns the terms of
-    its logits in ``forward``. In `scale_`, it multiplies its logits by a weight of each head. The functions of
-    `positions` read the rows and columns of a call from a parameter.
+    its logits in ``forward``. In `scale_`, it multiplies its logits by a weight of each head. The functions in
+    `positions` read the rows and columns that a call needs from a parameter.
     """
 
     # Whether ``forward`` reads queries and keys. An attention without such a function has no q_proj, k_proj and key
     # cache.
     reads_query_key = False
-    # Whether the function only works for sentences of up to l tokens.
+    # Whether the parameters have a size that limits sentences to l tokens.
     has_max_length = True
 
     def __init__(self, num_heads: int, head_dim: int, max_length: int, rank: int) -> None:
@@ -89,7 +89,7 @@ class Synthesizer(LightModule):
             raise NotImplementedError
 
     def scale_(self, weight: Tensor) -> None:
-        """Multiplies the logits by a weight of each head, (H, 1, 1), by changing the parameters."""
+        """Multiplies the logits by a weight of each head, (H, 1, 1). For this, it changes the parameters in place."""
         raise NotImplementedError
 
     def zero_logits_(self) -> None:
@@ -107,14 +107,14 @@ class Synthesizer(LightModule):
         return any(True for _ in self.parameters())
 
     def forward(self, inputs: Inputs) -> list[Term]:
-        """Returns the terms whose sum is S."""
+        """Returns the logits S as a list of terms, which are to be added up."""
         raise NotImplementedError
 
 
 def glorot_uniform_(weight: Tensor) -> Tensor:
     """Initialises the matrix of each head, in a tensor (H, m, n), by Glorot's uniform distribution, and returns it.
 
-    The numbers are drawn from U(-s, s) with ``s = sqrt(6 / (m + n))``.
+    Its entries are drawn from U(-s, s) with ``s = sqrt(6 / (m + n))``.
     """
     bound = math.sqrt(6.0 / (weight.size(1) + weight.size(2)))
     return nn.init.uniform_(weight, -bound, bound)
@@ -236,10 +236,12 @@ class Dense(Synthesizer):
 
 
 def factorize(length: int) -> tuple[int, int]:
-    """Returns ``(a, b)`` with ``a b = length``, where a is the largest divisor up to the square root.
+    """Returns two factors ``(a, b)`` of a length, ``a b = length``, which are as close to each other as possible.
+
+    So a is the largest divisor of `length` up to its square root.
 
     Raises:
-        SynthesizerError: Length is a prime number or less than 4, so that a would be 1.
+        SynthesizerError: `length` is a prime number or less than 4, so that a would be 1.
     """
     for a in range(math.isqrt(length), 1, -1):
         if length % a == 0:
@@ -268,8 +270,8 @@ class FactorizedDense(Dense):
         super().__init__(num_heads, head_dim, a + b, rank)
         self.a = a
         self.b = b
-        # An empty tensor, of which only the shape matters. It makes a checkpoint for another l with the same a + b
-        # unloadable, because the rows of W2 would be divided in another place.
+        # An empty tensor, of which only the shape matters. Because of it, torch refuses to load a checkpoint for
+        # another l that has the same a + b: there, the rows of W2 are divided in another place.
         self.register_buffer("factors", torch.empty(self.a, self.b, 0))
 
     def reset_parameters(self) -> None:
@@ -394,10 +396,12 @@ class Mixture(LayerSynthesizer):
         return torch.softmax(alpha, dim=0)
 
     def forward(self, inputs: Inputs) -> list[Logits]:
-        """Returns the logits of the only group of heads.
+        """Returns the logits of all heads, in a list of one element because they are a single group of heads.
+
+        They have the terms of all functions, each with the function's weight.
 
         Raises:
-            ValueError: S is above l, and longer sentences are to be refused.
+            ValueError: The sentences have more than l tokens, and longer sentences are to be refused.
         """
         if self.limit is not None and inputs.src_len > self.limit:
             raise ValueError(f"a sentence of {inputs.src_len} tokens is longer than max_length {self.limit}")
@@ -408,19 +412,20 @@ class Mixture(LayerSynthesizer):
             for function in functions:
                 logits.add_terms(function(inputs))
         else:
-            weight_of_each_function = weights.view(len(functions), 1, -1, 1, 1).unbind()
+            weight_of_each_function = weights.view(len(functions), 1, -1, 1, 1).unbind()  # (1, H, 1, 1) each
             for function, weight in zip(functions, weight_of_each_function):
                 logits.add_terms(function(inputs), weight)
         return [logits]
 
     def fold_weights_(self, like: Tensor) -> Tensor | None:
-        """Multiplies the weights of the mixture into the parameters and removes them, if every function allows it.
+        """Multiplies the weights of the mixture into the parameters of its functions, and removes them.
 
-        The scale 1 / sqrt(d_h) of ``vanilla`` is removed too. The buffer ``folded`` tells the state dict of such a
-        module from the state dict of a training.
+        Generation then has less to compute. The weight of ``vanilla``, which has no parameters, and its scale
+        1 / sqrt(d_h) become a factor of the queries. The buffer ``folded`` marks the state dict of such a module, which
+        a training cannot go on with. If a function does not allow this, nothing is changed.
 
         Args:
-            like: A tensor of the device and type of the result, as there may be no parameters.
+            like: A tensor with the device and type of the result. (There may be no parameter that has them.)
 
         Returns:
             the factor (H,) by which the attention has to multiply the queries of each head, or None if no function
@@ -431,21 +436,22 @@ class Mixture(LayerSynthesizer):
             return query_factor
         weights = self.weights()
         for row, function in enumerate(self.functions()):
+            weight = None if weights is None else weights[row]  # (H,)
             if type(function) is Vanilla:
                 assert query_factor is not None
                 query_factor = query_factor * function.scaling
-                if weights is not None:
-                    query_factor = query_factor * weights[row]
+                if weight is not None:
+                    query_factor = query_factor * weight
                 function.scaling = 1.0
-            elif weights is not None:
-                function.scale_(weights[row, :, None, None])
+            elif weight is not None:
+                function.scale_(weight[:, None, None])
         if self.reads_query_key or self.alpha is not None:
             self.register_buffer("folded", like.new_ones([]))
         self.alpha = None
         return query_factor
 
     def _can_fold_weights(self) -> bool:
-        """Returns whether every function other than ``vanilla`` can be scaled by its own parameters alone."""
+        """Returns whether every function either is ``vanilla``, or reads no queries and implements `scale_`."""
         for function in self.functions():
             if type(function) is Vanilla:
                 continue

@@ -10,16 +10,15 @@ def is_recorded() -> bool:
 
 
 def on_cpu(x: Tensor) -> bool:
-    """Returns whether Python may read the values of `x` and branch on them.
+    """Returns whether `x` is on a CPU and the computation is not recorded, so that Python may branch on its values.
 
-    On a GPU, reading a value makes the CPU wait. In a recorded computation, a branch would be recorded as it was taken
-    for the example input.
+    On a GPU, reading a value makes the CPU wait. A recording has only the branch that was taken for the example input.
     """
     return x.device.type == "cpu" and not is_recorded()
 
 
 def in_type(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns `x` in the given type. If it has the type already, this is several times as fast as `Tensor.to`."""
+    """Returns `x` in the given type, like `Tensor.to`, but several times as fast if it has the type already."""
     if x.dtype == dtype:
         return x
     return x.to(dtype)
@@ -33,5 +32,5 @@ def at_least_fp32(x: Tensor) -> Tensor:
 
 
 def lowest(dtype: torch.dtype) -> float:
-    """Returns roughly the lowest finite number of a floating-point type; for fp64 it is that of fp32."""
+    """Returns a number near the lowest finite number of a floating-point type; for fp64, near that of fp32."""
     return -65504.0 if dtype == torch.float16 else -3.3e38

@@ -8,7 +8,7 @@ from fairseq.models.transformer import TransformerConfig, TransformerModelBase
 from fairseq.tasks.denoising import DenoisingTask
 from fairseq.tasks.translation import TranslationTask
 
-from .config import SYNTHESIZER_FLAGS, check_flags, config_class, flatten, stack_flag, stack_limit
+from .config import SYNTHESIZER_FLAGS, check_and_parse_flags, config_class, flatten, stack_flag, stack_limit
 from .errors import SynthesizerError
 from .layers import SynthesizerDecoder, SynthesizerEncoder
 from .lengths import announce_limit, check_min_len, cut_sources
@@ -39,7 +39,7 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
 
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> "SynthesizerTransformer":
-        """Returns the model of a config, see `SynthesizerModel`."""
+        """Returns a new model with the settings in a config; see `SynthesizerModel`."""
         args = cls.read_config(cfg, task)
         if args.cross_self_attention:
             raise SynthesizerError(
@@ -51,9 +51,9 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
                 "--tie-adaptive-weights shares weights with --adaptive-input, which only language models have: leave "
                 "it out"
             )
-        check_flags(args, *cls.stacks)
-        all_layers = [*args.encoder_synthesizer, *args.decoder_synthesizer]  # check_flags has parsed both
-        limit = stack_limit(args, all_layers)
+        check_and_parse_flags(args, *cls.stacks)
+        layers = [*args.encoder_synthesizer, *args.decoder_synthesizer]  # Both are lists of layers now.
+        limit = stack_limit(args, layers)
         model = super().build_model(TransformerConfig.from_namespace(args), task)
         announce_limit(task, limit)
         if limit:
@@ -71,10 +71,15 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
         return SynthesizerDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
 
     def prepare_for_inference_(self, cfg: Any) -> None:
-        """Prepares the model for generation, as fairseq's own method does.
+        """Prepares the model for generation in place, as fairseq's own method does.
 
-        From here on the model does not read references, unless they are what is scored. Raises SynthesizerError if
-        ``--min-len`` is more than the model can write.
+        From here on, references may be longer than the model can read, unless ``--score-reference`` makes it read them.
+
+        Args:
+            cfg: fairseq's whole config.
+
+        Raises:
+            SynthesizerError: ``--min-len`` is more than the model can write.
         """
         super().prepare_for_inference_(cfg)
         generation = getattr(cfg, "generation", None)
@@ -84,9 +89,10 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
             check_min_len(generation, self.decoder)
 
     def max_positions(self) -> tuple[int, float]:
-        """Returns the longest source and target in tokens; a reference that is not read may have any length.
+        """Returns the longest source and the longest target that the model takes, in tokens.
 
-        With ``--match-source-len`` a translation has up to one token more than the longest source of its batch.
+        A reference that is not read may have any length. With ``--match-source-len``, a translation may be one token
+        longer than the longest source of its batch, so that sources have to be shorter.
         """
         source, target = super().max_positions()
         if self.matches_sources and self.decoder.max_length is not None:

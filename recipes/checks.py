@@ -1,41 +1,41 @@
-"""Checks prepared data and prints what is worth knowing before a training: what is too long, too rare, or lost."""
+"""Checks prepared data, and prints what a user should know before a training.
+
+Some lines may be too long for a model, some subwords too rare to be learned, and some characters may get lost.
+"""
 
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .languages import MOSES, undone
 from .metrics import bleu
 from .text import lines
 
-MOST_POSITIONS = 1024  # fairseq's --max-source-positions and --max-target-positions by default
-LEAST_BLEU = 99.5  # of the round trip: below it there is a warning
-MOST_UNKNOWN = 0.005  # share of <unk> in subwords of the validation and test sets: above it there is a warning
-SUBWORDS_PER_MERGE = 40  # of training text: with this number most subwords are frequent enough to be learned
+MOST_POSITIONS = 1024  # fairseq's default of --max-source-positions and --max-target-positions
+LEAST_BLEU = 99.5  # if the text that comes back from the subwords has a lower BLEU, there is a warning
+MOST_UNKNOWN = 0.005  # if a larger share of the validation and test sets becomes <unk>, there is a warning
+SUBWORDS_PER_MERGE = 40  # in the training text; with so many, most subwords are frequent enough to be learned
 
 
 def check_merges(out: Path, merges: int, sides: Sequence[str]) -> None:
-    """Prints a note or a warning if BPE was given more merges than the training text is large enough for.
+    """Prints a note or a warning if the training text is too small for the number of BPE merges.
 
-    With too many merges, nearly every word of the training text is a single piece, and the smaller pieces that it was
-    merged from do not occur in the text any more. So they are no entries of the dictionary, and become <unk> where
-    another word of the test set needs them.
+    With too many merges, nearly every word of the training text becomes a single subword. The smaller subwords that it
+    was merged from then no longer occur in the training text, and so are missing from the dictionary. Where an unknown
+    word of the test set is split into them, they become <unk>.
 
     Args:
-        out: a folder of prepare.sh.
-        merges: how many merges were asked for.
-        sides: the endings of the folder's files.
+        out: a folder with data prepared by prepare.sh.
+        merges: the value of --merges.
+        sides: the endings of the files in the folder `out`/sub, such as ["en", "de"].
     """
     number_learned = sum(1 for _ in lines(out / "codes")) - 1  # the first line names the version
     if number_learned < merges:
         print(f"note: --merges {merges} is more than the text gives; BPE has learned {number_learned:,}")
-    dictionary = sorted((out / "bin").glob("dict*.txt"))[0]  # both sides have the same one
-    counts: dict[str, int] = {}
-    for line in lines(dictionary):
-        subword, count = line.rsplit(" ", 1)
-        counts[subword] = int(count)
+    dictionary = sorted((out / "bin").glob("dict*.txt"))[0]  # both sides have the same dictionary
+    counts = read_dictionary(dictionary)
     files = [out / "sub" / f"{split}.{side}" for split in ("valid", "test") for side in sides]
     share = share_of_unknown(counts, files)
     suitable_merges = sum(counts.values()) // SUBWORDS_PER_MERGE
@@ -46,10 +46,23 @@ def check_merges(out: Path, merges: int, sides: Sequence[str]) -> None:
         print(f"warning: {100 * share:.1f} % of the validation and test sets become <unk>: {cause}; {fix}")
 
 
-def share_of_unknown(counts: Mapping[str, int], files: Iterable[Path]) -> float:
-    """Returns the share of subwords in some files that are not in the dictionary, although their characters are.
+def read_dictionary(file: Path) -> dict[str, int]:
+    """Returns {subword: how often it occurs in the training text} from a dictionary that fairseq has written."""
+    counts: dict[str, int] = {}
+    for line in lines(file):
+        subword, count = line.rsplit(" ", 1)
+        counts[subword] = int(count)
+    return counts
 
-    `counts`: {subword of the dictionary: how often the training text has it}.
+
+def share_of_unknown(counts: Mapping[str, int], files: Iterable[Path]) -> float:
+    """Returns the share of the subwords in some files that are not in the dictionary because BPE has merged too much.
+
+    A subword with a character that the training text does not have would be unknown anyway, and does not count.
+
+    Args:
+        counts: {subword of the dictionary: how often it occurs in the training text}.
+        files: text in subwords, with "@@" at the end of each subword inside a word.
     """
     characters = set("".join(counts))
     total = 0
@@ -64,9 +77,14 @@ def share_of_unknown(counts: Mapping[str, int], files: Iterable[Path]) -> float:
 
 
 def find_longest(out: Path, splits: Sequence[str], sides: Sequence[str]) -> int:
-    """Returns the length of the longest sentence in a folder of prepare.sh, in subwords; the end is counted.
+    """Returns the length of the longest sentence of prepared data, in subwords, including the end-of-sentence symbol.
 
-    Prints a warning for a validation or test set that fairseq would refuse during or after the training.
+    Prints a warning if a validation or test set has a sentence that is longer than fairseq allows.
+
+    Args:
+        out: a folder with data prepared by prepare.sh.
+        splits: which of train, valid and test to look at.
+        sides: the endings of the files of source and target.
     """
     longest = 0
     for split in splits:
@@ -75,7 +93,7 @@ def find_longest(out: Path, splits: Sequence[str], sides: Sequence[str]) -> int:
             lengths = [len(line.split(" ")) + 1 for line in lines(file)]
             longest_of_file = max(lengths)
             longest = max(longest, longest_of_file)
-            # fairseq leaves such lines out of a training set by itself
+            # of a training set, fairseq leaves out such lines without an error
             if split != "train" and longest_of_file > MOST_POSITIONS:
                 line_number = lengths.index(longest_of_file) + 1
                 warn_of_long_line(file, line_number, length=longest_of_file, is_valid=split == "valid")
@@ -83,10 +101,18 @@ def find_longest(out: Path, splits: Sequence[str], sides: Sequence[str]) -> int:
 
 
 def warn_of_long_line(file: Path, line_number: int, length: int, is_valid: bool) -> None:
-    """Prints a warning for a line that is too long for fairseq. `is_valid`: the file is the validation set."""
-    consequence = "evaluate.sh will refuse it after the training"
+    """Prints a warning about a line that is too long for fairseq.
+
+    Args:
+        file: the validation or test set in subwords.
+        line_number: the number of the line, counted from 1.
+        length: its length in subwords.
+        is_valid: whether the file is the validation set; otherwise it is the test set.
+    """
     if is_valid:
         consequence = "train.sh will end with an error when it validates"
+    else:
+        consequence = "evaluate.sh will refuse it after the training"
     print(
         f"warning: {file.name}: line {line_number} is too long: {length:,} subwords, and fairseq takes "
         f"{MOST_POSITIONS:,}, so that {consequence}; shorten or remove the line, or prepare the text with "
@@ -94,91 +120,130 @@ def warn_of_long_line(file: Path, line_number: int, length: int, is_valid: bool)
     )
 
 
-class Line(NamedTuple):
-    """A line of the test set before its preparation and after that was undone."""
+# ---- the round trip: from text to subwords and back
+#
+# Translations are sequences of subwords, and are turned into text before they are scored. What the way from text to
+# subwords and back changes in the references can therefore never be right in a translation.
 
-    number: int
+
+class PreparedSide(NamedTuple):
+    """One side of a prepared test set: its source sentences, or its target sentences."""
+
+    folder: Path  # made by prepare.sh
+    side: str  # the ending of the side's files: mostly a language
+    is_target: bool
+    subwords: str  # the kind of subwords, "bpe" or "sentencepiece"
+    max_length: (
+        int | None
+    )  # the number of subwords, including the end of sentence, that lines are cut to; None: not cut
+    lowercase: bool  # whether the data are in lower case
+
+
+class Line(NamedTuple):
+    """A line of the test set before and after the round trip."""
+
+    number: int  # from 1
     before: str
     after: str
-    length: int  # in subwords, in which the end is counted
+    length: int  # in subwords, including the end of sentence
 
 
 class RoundTrip(NamedTuple):
-    """What comes back of a side of the test set, as settings.json has it."""
+    """How much of a side of the test set is the same after the round trip. settings.json keeps it as a list."""
 
-    bleu: float  # that of a perfect translation
-    same: int  # lines that come back as they were
-    total: int  # lines that can come back; others are cut
+    bleu: float  # the BLEU that a perfect translation would get
+    same: int  # the number of lines that come back unchanged
+    total: int  # the number of all lines, without those that are cut
 
 
-def report_round_trip(
-    out: Path, side: str, *, kind: str, is_target: bool, most: int | None, lowercase: bool
-) -> RoundTrip | None:
-    """Turns the subwords of a side of the test set into text again, and prints how much of it is as it was.
+class Comparison(NamedTuple):
+    """The lines of a side of the test set, compared before and after the round trip."""
 
-    Translations are turned into text in the same way. So what is lost here is lost in every translation too. Lines that
-    are cut do not count, since a translation may be longer.
+    compared: list[Line]  # all lines that were not cut to a maximum length
+    changed: list[Line]  # those compared lines that are not the same after the round trip
+    number_cut: int  # the number of lines that were cut, and cannot be compared
+    bleu: float  # of the compared lines
 
-    Args:
-        out: a folder of prepare.sh.
-        side: the ending of the side's files.
-        kind: of the subwords: bpe or sentencepiece.
-        is_target: whether it is the side of the translations.
-        most: the length in subwords that lines are cut to; None: no line is cut.
-        lowercase: whether the data are in lower case.
+    @property
+    def number_same(self) -> int:
+        """The number of compared lines that are the same after the round trip."""
+        return len(self.compared) - len(self.changed)
+
+
+def check_round_trip(side: PreparedSide) -> RoundTrip | None:
+    """Turns the subwords of a side of the test set into text again, and compares it with the text before.
+
+    Prints how many lines are the same, and how to keep more of them.
 
     Returns:
-        What was measured; None if all lines are cut.
+        what was measured; None if no line can be compared because all lines were cut to a maximum length.
     """
-    name = "round trip" if is_target else f"round trip of {side}"
-    all_lines = undo_test_set(out, side, kind)
-    kept = [line for line in all_lines if not may_be_cut(line, most)]
-    if not kept:
-        print(f"{name}: nothing is left of it, as all {len(all_lines):,} lines are cut to {most} subwords")
+    comparison = compare_test_set(side)
+    print_comparison(side, comparison)
+    if not comparison.compared:
         return None
-    changed = [line for line in kept if line.before != line.after]
-    score = 100.0
-    if changed:
-        score = bleu_of_lines(kept, bleu(side, lowercase, out / "text" / f"test.{side}"))
-    same = len(kept) - len(changed)
-    number_cut = len(all_lines) - len(kept)
-    cut_lines = f"; {number_cut:,} more are cut to {most} subwords" if number_cut else ""
-    print(f"{name}: BLEU {score:.2f}, {same:,} of {len(kept):,} lines{cut_lines}")
-    if changed:
-        print_difference(changed[0])
-    if score < LEAST_BLEU:
-        limit = f"no translation can have more than BLEU {score:.2f}: " if is_target else ""
-        print(f"warning: {limit}{explain_changes(side, kind, changed)}")
-    return RoundTrip(round(score, 2), same, len(kept))
+    return RoundTrip(bleu=round(comparison.bleu, 2), same=comparison.number_same, total=len(comparison.compared))
 
 
-def bleu_of_lines(compared_lines: Sequence[Line], metric: Any) -> float:
-    """Returns the BLEU of lines after the round trip, with the lines before it as references.
+def compare_test_set(side: PreparedSide) -> Comparison:
+    """Returns the comparison of a side of the test set with the text that comes back from its subwords."""
+    all_lines = undo_test_set(side)
+    compared = [line for line in all_lines if not may_be_cut(line, side.max_length)]
+    changed = [line for line in compared if line.before != line.after]
+    number_cut = len(all_lines) - len(compared)
+    score = bleu_of_round_trip(side, compared) if changed else 100.0
+    return Comparison(compared, changed, number_cut=number_cut, bleu=score)
 
-    `metric`: sacreBLEU's BLEU for their language.
+
+def print_comparison(side: PreparedSide, comparison: Comparison) -> None:
+    """Prints how many lines are the same after the round trip, and the first line that is not.
+
+    Prints a warning if so much is different that it has an influence on the scores of translations.
     """
-    before = [line.before for line in compared_lines]
-    after = [line.after for line in compared_lines]
-    return float(metric.corpus_score(after, [before]).score)
+    name = "round trip" if side.is_target else f"round trip of {side.side}"
+    number_cut = comparison.number_cut
+    if not comparison.compared:
+        print(f"{name}: nothing is left of it, as all {number_cut:,} lines are cut to {side.max_length} subwords")
+        return
+    score = comparison.bleu
+    total = len(comparison.compared)
+    cut_lines = f"; {number_cut:,} more are cut to {side.max_length} subwords" if number_cut else ""
+    print(f"{name}: BLEU {score:.2f}, {comparison.number_same:,} of {total:,} lines{cut_lines}")
+    if comparison.changed:
+        print_difference(comparison.changed[0])
+    if score < LEAST_BLEU:
+        limit = f"no translation can have more than BLEU {score:.2f}: " if side.is_target else ""
+        print(f"warning: {limit}{explain_changes(side, comparison.changed)}")
 
 
-def undo_test_set(out: Path, side: str, kind: str) -> list[Line]:
-    """Returns the lines of a side of the test set in a folder of prepare.sh. `kind`: bpe or sentencepiece."""
-    text_and_subwords = zip(lines(out / "text" / f"test.{side}"), lines(out / "sub" / f"test.{side}"))
+def undo_test_set(side: PreparedSide) -> list[Line]:
+    """Returns all lines of a side of the test set, as they were and as they come back from their subwords."""
+    texts = lines(side.folder / "text" / f"test.{side.side}")
+    texts_in_subwords = lines(side.folder / "sub" / f"test.{side.side}")
     undone_lines: list[Line] = []
-    for number, (before, in_subwords) in enumerate(text_and_subwords, start=1):
+    for number, (before, in_subwords) in enumerate(zip(texts, texts_in_subwords), start=1):
+        after = undone(in_subwords, side.subwords, side.side)
         length = len(in_subwords.split(" ")) + 1
-        undone_lines.append(Line(number, before, undone(in_subwords, kind, side), length))
+        undone_lines.append(Line(number, before, after, length))
     return undone_lines
 
 
-def may_be_cut(line: Line, most: int | None) -> bool:
-    """Returns whether a line may have been cut to a length of `most`."""
-    if most is None:
+def may_be_cut(line: Line, max_length: int | None) -> bool:
+    """Returns whether a line may have been cut to a maximum length in subwords. None: lines are not cut."""
+    if max_length is None:
         return False
-    # --keep-end removes the rest of the first word too, so that the line becomes shorter than `most`
+    # --keep-end cuts the beginning of a line. If the cut falls into a word, the whole word is removed, so that the line
+    # becomes shorter than the maximum length.
     lacks_beginning = line.before != line.after and line.before.endswith(line.after)
-    return line.length >= most or lacks_beginning
+    return line.length >= max_length or lacks_beginning
+
+
+def bleu_of_round_trip(side: PreparedSide, compared: Sequence[Line]) -> float:
+    """Returns the BLEU of lines after the round trip, with the lines before it as references."""
+    metric = bleu(side.side, side.lowercase, references=side.folder / "text" / f"test.{side.side}")
+    before = [line.before for line in compared]
+    after = [line.after for line in compared]
+    return float(metric.corpus_score(after, [before]).score)
 
 
 def print_difference(line: Line) -> None:
@@ -190,30 +255,32 @@ def print_difference(line: Line) -> None:
 
 
 def first_difference(line: Line) -> int:
-    """Returns the place of the first character that is not the same before and after."""
+    """Returns the index of the first character of a line that the round trip has changed."""
     return len(os.path.commonprefix([line.before, line.after]))
 
 
-def explain_changes(side: str, kind: str, changed: Sequence[Line]) -> str:
-    """Returns why lines do not come back, and what to do."""
-    if kind == "sentencepiece":
+def explain_changes(side: PreparedSide, changed: Sequence[Line]) -> str:
+    """Returns why the round trip changes lines, and what to do. `changed`: the lines that are not the same."""
+    if side.subwords == "sentencepiece":
         return "--nfkc makes letters alike; leave it out"
     fix = "--subwords sentencepiece gives all back"
-    if side not in MOSES:
-        return f"Moses' tokeniser does not know {side}; {fix}"
-    causes = [cause for cause in map(find_cause, changed) if cause]
-    most_frequent = [cause for cause, _ in Counter(causes).most_common(5)]
+    if side.side not in MOSES:
+        return f"Moses' tokeniser does not know {side.side}; {fix}"
+    causes = [find_changed_sign(line) for line in changed]
+    counts = Counter(cause for cause in causes if cause)
+    most_frequent = [cause for cause, _ in counts.most_common(5)]
     here = f"; here it changes text at {' '.join(most_frequent)}" if most_frequent else ""
     return f"Moses' tokeniser makes quotes and dashes plain, sets slashes apart{here}; {fix}"
 
 
-def find_cause(line: Line) -> str:
-    """Returns the sign at the first difference of a line, ``""`` if there is only text.
+def find_changed_sign(line: Line) -> str:
+    """Returns the punctuation mark or symbol at which the round trip has changed a line first; "" if there is none.
 
-    Where a blank has come or gone, the sign stands before or behind it.
+    If the round trip adds or removes a space, the sign is the character after the space or before it.
     """
     place = first_difference(line)
-    for character in reversed(line.before[max(place - 1, 0) : place + 1]):
+    character_before_and_at_place = line.before[max(place - 1, 0) : place + 1]
+    for character in reversed(character_before_and_at_place):
         if not character.isalnum() and character != " ":
             return character
     return ""

@@ -52,15 +52,16 @@ def add_cell(cell, options, is_first_stage=False):
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, default=ROOT)
     parser.add_argument("--gpus", type=int, default=cell.recipe.gpus)
-    given, _ = parser.parse_known_args(options)
-    gpus = 1 if given.gpus is None else given.gpus
-    run = cell.run(given.out)
-    first = cell.first()
-    first_data, first_run = [], []
-    if first:
-        first_data, first_run = add_cell(first, options, is_first_stage=True)
+    chosen, _ = parser.parse_known_args(options)
+    gpus = 1 if chosen.gpus is None else chosen.gpus
+    run = cell.run(chosen.out)
+    first_stage = cell.first_stage()
+    if first_stage:
+        first_data, first_run = add_cell(first_stage, options, is_first_stage=True)
+    else:
+        first_data, first_run = [], []
     command = f"{cell.command} {shlex.join([*options, '--gpus', str(gpus)])}"
-    if first and first.run(given.out).data == run.data:
+    if first_stage and first_stage.run(chosen.out).data == run.data:
         data = first_data
     else:
         data = add_data_job(run, first_data, command)

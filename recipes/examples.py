@@ -1,4 +1,4 @@
-"""Reads the examples of labelled text and of pairs of texts, in every form that their corpora come in."""
+"""Reads examples (texts with labels, or pairs of texts) from the various file formats of their corpora."""
 
 import csv
 import html
@@ -16,14 +16,14 @@ from .pairs import FilePair, read_pairs
 from .steps import UserError
 from .text import at_hand, lines
 
-SEED = 1  # decides the order of labelled examples, and what is held out
-HISTORY = 5  # utterances before the one to be written, by default
+SEED = 1  # decides the order of examples with labels, and which examples are held out
+HISTORY = 5  # the default number of utterances of a dialogue before the reply that is to be written
 
-Row = dict[str, Any]  # {column: text}
+Row = dict[str, Any]  # {name of a column: its value}, for one example in a file
 
 
 class NumberedRow(NamedTuple):
-    """A row of a file, and the number of its line."""
+    """An example in a file, and the number of its line."""
 
     number: int
     row: Row
@@ -33,13 +33,13 @@ Rows = Iterator[NumberedRow]
 
 
 class Example(NamedTuple):
-    """A source and a target line, with what scoring needs. For labelled text the target is the label."""
+    """An example for training or testing a model, with what is needed to score the model's output."""
 
-    source: str
-    target: str
-    group: str = ""  # what is held out or scored together: a dialogue, or the questions on a text
-    answers: Sequence[str] = ()  # all right answers, where there are several
-    paragraph: str = ""  # what is held out together, where that is more than a group
+    source: str  # one line
+    target: str  # one line; for a text with a label, the label
+    group: str = ""  # the group of examples that are scored together, such as all answers to one question
+    answers: Sequence[str] = ()  # all right answers, if there are several
+    paragraph: str = ""  # the text that several groups are about. They are held out together.
 
 
 Examples = dict[str, list[Example]]  # {split: its examples}
@@ -48,13 +48,22 @@ Examples = dict[str, list[Example]]  # {split: its examples}
 def read_examples(
     corpus: Corpus, files: Mapping[str, Sequence[Path]], history: int | None = None, limit: int | None = None
 ) -> Examples:
-    """Returns {split: examples} of a corpus, always the same ones.
+    """Returns the training, validation and test examples of a corpus. They are always the same examples.
 
-    Without a validation set a tenth of the training set is held out. A corpus that may lack a training set gets one
-    from its test set.
+    If the corpus has no validation set, a tenth of the training set is used for it. If it has no training set, its test
+    set is divided into all three sets.
 
-    `files`: {split: its files}. `history`: utterances of a dialogue that are part of the source. `limit`: how many
-    labelled examples are drawn to train and validate.
+    Args:
+        corpus: its record says how the files are read.
+        files: {split: its files}.
+        history: for dialogues, how many utterances before the reply are part of the source.
+        limit: for texts with labels, how many examples are used for training and validation; None: all.
+
+    Returns:
+        {split: its examples}.
+
+    Raises:
+        UserError: no example is left for one of the sets.
     """
     examples: Examples = {}
     for split in SPLITS:
@@ -62,7 +71,8 @@ def read_examples(
         for path in files.get(split, ()):
             examples[split] += read_file(corpus, path, split, history)
     if corpus.kind == "labels":
-        draw_labelled(corpus, examples, limit)
+        examples = draw_labelled_examples(examples, limit)
+        refuse_unknown_labels(corpus, examples)
     if not examples["train"]:
         print(f"{corpus.name}: no training set; it gets eight tenths of the test set, and the validation set one")
         nine_tenths, examples["test"] = split_off(examples["test"], share=0.1)
@@ -75,17 +85,31 @@ def read_examples(
     return examples
 
 
-def draw_labelled(corpus: Corpus, examples: Examples, limit: int | None) -> None:
-    """Shuffles the training set, shortens it to `limit` examples, and holds a tenth out where no set validates.
+def draw_labelled_examples(examples: Examples, limit: int | None) -> Examples:
+    """Returns the sets of examples with labels after shuffling the training examples and taking some of them.
 
-    `examples` is changed. A label that only the other sets have raises an error.
+    If there is no validation set, it gets a tenth of the training examples. A fixed seed decides the order.
+
+    Args:
+        examples: {split: its examples}.
+        limit: how many training examples are taken; None: all.
     """
-    random.Random(SEED).shuffle(examples["train"])
-    examples["train"] = examples["train"][:limit]
-    if not examples["valid"]:
-        number = len(examples["train"]) // 10
-        examples["valid"] = examples["train"][:number]
-        examples["train"] = examples["train"][number:]
+    shuffled = list(examples["train"])
+    random.Random(SEED).shuffle(shuffled)
+    drawn = shuffled[:limit]
+    if examples["valid"]:
+        return {**examples, "train": drawn}
+    number_valid = len(drawn) // 10
+    return {**examples, "train": drawn[number_valid:], "valid": drawn[:number_valid]}
+
+
+def refuse_unknown_labels(corpus: Corpus, examples: Examples) -> None:
+    """Raises UserError if the validation or test set has a label that no training example has.
+
+    Args:
+        corpus: the corpus, which the error names.
+        examples: {split: its examples}. Their targets are the labels.
+    """
     labels = {example.target for example in examples["train"]}
     for example in (*examples["valid"], *examples["test"]):
         if example.target not in labels:
@@ -93,35 +117,60 @@ def draw_labelled(corpus: Corpus, examples: Examples, limit: int | None) -> None
             raise UserError(f"{corpus.name}: no training example has {text}")
 
 
-def split_off(examples: Sequence[Example], share: float) -> tuple[list[Example], list[Example]]:
-    """Returns the examples that stay and those that are split off, a share of the groups, both in their order.
+class Division(NamedTuple):
+    """Examples that are divided into two lists."""
 
-    A fixed seed decides which groups are split off.
+    kept: list[Example]
+    drawn: list[Example]
+
+
+def split_off(examples: Sequence[Example], share: float) -> Division:
+    """Divides examples into two lists, by drawing a share of them at random.
+
+    Examples with the same paragraph or group stay together, so that no text is in two sets. The same examples are drawn
+    each time. Both lists keep the order of the examples.
     """
-    # an example without a paragraph and a group is a group of its own
-    keys = [example.paragraph or example.group or str(place) for place, example in enumerate(examples)]
-    groups = list(dict.fromkeys(keys))
-    number = max(1, round(len(groups) * share))
-    chosen = set(random.Random(SEED).sample(groups, number))
-    kept = [example for key, example in zip(keys, examples) if key not in chosen]
-    removed = [example for key, example in zip(keys, examples) if key in chosen]
-    return kept, removed
+    # the group of each example. An example without a paragraph and a group is a group of its own.
+    groups = [example.paragraph or example.group or str(index) for index, example in enumerate(examples)]
+    different_groups = list(dict.fromkeys(groups))
+    number_drawn = max(1, round(len(different_groups) * share))
+    drawn_groups = set(random.Random(SEED).sample(different_groups, number_drawn))
+    division = Division(kept=[], drawn=[])
+    for group, example in zip(groups, examples):
+        if group in drawn_groups:
+            division.drawn.append(example)
+        else:
+            division.kept.append(example)
+    return division
 
 
 # ---- files
 
 
 def read_file(corpus: Corpus, path: Path, split: str, history: int | None) -> Iterator[Example]:
-    """Yields the examples of a file. Training pairs with an empty side are left out, and their number is printed."""
+    """Yields the examples of a file.
+
+    Pairs of texts with an empty side are left out of the training set, and their number is printed. Elsewhere, an empty
+    text is an error.
+
+    Args:
+        corpus: its record says how the file is read.
+        path: the file.
+        split: the split that the file belongs to.
+        history: for dialogues, how many utterances before the reply are part of the source.
+
+    Raises:
+        UserError: an example is empty, or does not have the form that the corpus should have.
+    """
     read_rows = choose_reader(corpus, path)
     left_out = 0
-    where = str(path)
-    row_at_hand: Row = {}  # for the message of an error
+    where = str(path)  # `where` and `current_row` are for the message of an error
+    current_row: Row = {}
     try:
         for number, row in read_rows(corpus, path):
             where = f"{path}: line {number}"
-            row_at_hand = row
-            # the name of a test file is the group of its examples, as MNLI's two test sets are scored apart
+            current_row = row
+            # in a test set, the name of the file is the group: MNLI has two test files with separate scores
             default_group = path.stem if split == "test" else ""
             example = make_example(corpus, where, row, history, default_group)
             if example.source and example.target:
@@ -130,11 +179,11 @@ def read_file(corpus: Corpus, path: Path, split: str, history: int | None) -> It
                 left_out += 1
             else:
                 raise UserError(f"{where} has an empty {'target' if example.source else 'text'}; remove it")
-            # the reader comes to the next row now
-            where = f"{path}: behind line {number}"
-            row_at_hand = {}
+            # an error may now occur in the reader, before it yields the next row
+            where = f"{path}: after line {number}"
+            current_row = {}
     except (AttributeError, KeyError, TypeError, IndexError) as error:
-        columns = ", ".join(row_at_hand)[:99] or "another form"
+        columns = ", ".join(current_row)[:99] or "another form"
         problem = f"{type(error).__name__} {error}; it has {columns}"
         raise UserError(f"{where}: no row of {corpus.name}: {problem}") from None
     if left_out:
@@ -142,7 +191,15 @@ def read_file(corpus: Corpus, path: Path, split: str, history: int | None) -> It
 
 
 def make_example(corpus: Corpus, where: str, row: Row, history: int | None, default_group: str) -> Example:
-    """Returns the example in a row, in the form of its corpus. `where`: names the row in an error."""
+    """Returns the example that is in a row of a file.
+
+    Args:
+        corpus: its record says how source and target are made of the columns.
+        where: names the row in an error.
+        row: {name of a column: its value}.
+        history: for dialogues, how many utterances before the reply are part of the source.
+        default_group: the group of the example if the row does not name its group.
+    """
     columns = name_columns(corpus, where, row, history)
     source = one_line(corpus.source.format(**columns))
     target = one_line(corpus.target.format(**columns))
@@ -158,7 +215,17 @@ def make_example(corpus: Corpus, where: str, row: Row, history: int | None, defa
 
 
 def name_columns(corpus: Corpus, where: str, row: Row, history: int | None) -> Row:
-    """Returns a row with the column names of its corpus, and its label, number or history as it is to be written."""
+    """Returns a row of a file in the form in which the format strings of its corpus need it.
+
+    The columns get the names that the corpus' record gives them. A label is replaced by the text that the model has to
+    write, a number is rounded, and a dialogue is joined to one text.
+
+    Args:
+        corpus: the corpus.
+        where: names the row in an error.
+        row: {name of a column: its value}.
+        history: for dialogues, how many utterances before the reply are part of the source.
+    """
     columns = {corpus.names.get(column, column): text for column, text in row.items()}
     if "turns" in row:  # a dialogue
         last_turns = row["turns"][-(history or HISTORY) :]
@@ -167,13 +234,16 @@ def name_columns(corpus: Corpus, where: str, row: Row, history: int | None) -> R
         columns["label"] = read_label(corpus, where, str(columns["label"]).strip())
     if corpus.number and corpus.number in columns:
         number = columns[corpus.number]
-        columns["answers"] = [str(number)]  # scores are computed with the number as it was
+        columns["answers"] = [str(number)]  # scores are computed with the exact number
         columns[corpus.number] = round_number(where, number)
     return columns
 
 
 def round_number(where: str, number: Any) -> str:
-    """Returns a number in steps of 0.2, as T5 writes the scores of STS-B. `where`: names the row in an error."""
+    """Returns a number as text, rounded to a multiple of 0.2, as T5 does it for the task STS-B.
+
+    `where`: names the row of the file in an error.
+    """
     try:
         fifths = round(float(number) * 5)
     except ValueError:
@@ -182,7 +252,10 @@ def round_number(where: str, number: Any) -> str:
 
 
 def read_label(corpus: Corpus, where: str, label: str) -> str:
-    """Returns a label as it is to be written."""
+    """Returns the text that a model has to write for a label: the corpus' text for it, or else the label itself.
+
+    `where`: names the row of the file in an error.
+    """
     if corpus.labels:
         if label not in corpus.labels:
             raise UserError(f'{where} has the label "{label}"; it must be one of {", ".join(corpus.labels)}')
@@ -193,9 +266,10 @@ def read_label(corpus: Corpus, where: str, label: str) -> str:
 
 
 def remove_markup(text: str) -> str:
-    """Returns a text of one line without markup, in small letters.
+    """Returns a text without HTML tags and entities, on one line and in lower case.
 
-    AG News has line breaks as backslashes, and entities that lost their ampersand: ``#36;`` for ``&#36;``.
+    In the corpus AG News, a backslash stands for a line break, and some entities have lost their ampersand, such as
+    ``#36;`` instead of ``&#36;``.
     """
     text = text.replace("\\", " ")
     text = re.sub(r"(?<![&\w])#(\d+);", r"&#\1;", text)
@@ -203,24 +277,28 @@ def remove_markup(text: str) -> str:
     return one_line(text.lower())
 
 
-# ---- readers: each yields the rows of a file
+# ---- readers: each yields the rows of a file, {name of a column: its value}, with the numbers of their lines
 
 
 def read_table(corpus: Corpus, path: Path) -> Rows:
-    """Yields the rows of a .csv or .tsv file, or the one row of a .txt file of IMDb, which is a text.
+    """Yields the rows of a .csv or .tsv file. The corpus IMDb has instead a .txt file for each text, which is one row.
 
-    Rows of labelled text have two columns more: `rest`, all cells behind the label, and `last`, the last cell.
+    For texts with labels, a row has two additional columns: `rest` is all cells after the label, and `last` is the last
+    cell.
+
+    Raises:
+        UserError: a row has too few columns, and the corpus does not allow that (`broken_rows`).
     """
     if corpus.kind == "labels" and path.suffix == ".txt":
         label = {"neg": "0", "pos": "1"}[path.parent.name]  # IMDb has a folder for each label
         yield NumberedRow(1, {"label": label, "last": read_whole(path)})
         return
-    columns = list(corpus.columns)
+    columns: Sequence[str] = corpus.columns
     broken_rows = 0
-    is_first = True
-    for number, cells in read_cells(corpus, path):
-        if is_first and is_heading(corpus, cells):
-            columns = list(corpus.columns) if corpus.kind == "labels" else cells
+    for row_index, (number, cells) in enumerate(read_cells(corpus, path)):
+        if row_index == 0 and is_heading(corpus, cells):
+            if corpus.kind != "labels":  # the columns of texts with labels have fixed names
+                columns = cells
         elif len(cells) >= len(columns):
             row = dict(zip(columns, cells))
             if corpus.kind == "labels":
@@ -233,21 +311,20 @@ def read_table(corpus: Corpus, path: Path) -> Rows:
             delimiter = "tabs" if has_tabs(corpus, path) else "commas"
             expected = f"{len(columns)} ({', '.join(columns)}), divided by {delimiter}"
             raise UserError(f"{path}: line {number} has {len(cells)} column(s), not {expected}")
-        is_first = False
     if broken_rows:
         print(f"{path}: {broken_rows} row(s) with fewer than {len(columns)} columns are left out")
 
 
 class NumberedCells(NamedTuple):
-    """The cells of a row of a table, and the number of the line that it ends in."""
+    """The cells of a row of a .csv or .tsv file, and the number of the line in which the row ends."""
 
     number: int
     cells: list[str]
 
 
 def read_cells(corpus: Corpus, path: Path) -> Iterator[NumberedCells]:
-    """Yields the cells of each row of a .csv or .tsv file that is not empty."""
-    csv.field_size_limit(1 << 30)  # characters: Python's default is less than a long article
+    """Yields the cells of each row of a .csv or .tsv file. Empty rows are skipped."""
+    csv.field_size_limit(1 << 30)  # characters in a cell; Python's default is too small for long articles
     text = io.StringIO(read_whole(path), newline="")
     if has_tabs(corpus, path):
         reader = csv.reader(text, delimiter="\t", quoting=csv.QUOTE_NONE)
@@ -262,14 +339,14 @@ def read_cells(corpus: Corpus, path: Path) -> Iterator[NumberedCells]:
 
 
 def has_tabs(corpus: Corpus, path: Path) -> bool:
-    """Returns whether tabs divide the columns of a table, not commas."""
+    """Returns whether the columns of a .csv or .tsv file are divided by tabs; otherwise it is by commas."""
     if ".tsv" in path.suffixes:
         return True
     return corpus.kind != "labels" and "\t" in next(lines(path), "")
 
 
 def is_heading(corpus: Corpus, cells: Sequence[str]) -> bool:
-    """Returns whether the first row of a table names its columns."""
+    """Returns whether the first row of a .csv or .tsv file has the names of the columns. `cells`: the first row."""
     if corpus.kind == "labels":
         name = re.sub(r"[\W_]+", " ", cells[0]).strip().lower()
         return name in ("label", "class", "class index")
@@ -283,7 +360,7 @@ def read_whole(path: Path) -> str:
 
 
 def read_objects(corpus: Corpus, path: Path) -> Rows:
-    """Yields a row for each line, which is a JSON object."""
+    """Yields the rows of a file in which each line is a JSON object."""
     for number, line in enumerate(lines(path), start=1):
         try:
             columns = json.loads(line).items()
@@ -294,9 +371,10 @@ def read_objects(corpus: Corpus, path: Path) -> Rows:
 
 
 def second_file(corpus: Corpus, path: Path) -> Path | None:
-    """Returns the file with the targets of a file of sources, or None where one file has both.
+    """Returns the file with the targets that belong to a file with sources; None if one file has both.
 
-    X.target belongs to X.source, and WiC's labels X.gold.txt to its rows X.data.txt. Either may be compressed (.gz).
+    X.source has its targets in X.target. In the corpus WiC, X.data.txt has its labels in X.gold.txt. The files may be
+    compressed (.gz).
     """
     if choose_reader(corpus, path) is not read_two_files:
         return None
@@ -308,7 +386,7 @@ def second_file(corpus: Corpus, path: Path) -> Path | None:
 
 
 def read_two_files(corpus: Corpus, path: Path) -> Rows:
-    """Yields a row for each line of X.source with the same line of X.target, or of WiC's X.data.txt and X.gold.txt."""
+    """Yields a row for each line of a file with sources and the same line of the file with their targets."""
     targets = second_file(corpus, path)
     assert targets
     for number, pair in enumerate(read_pairs(FilePair(path, targets), clean=str), start=1):
@@ -321,21 +399,28 @@ def read_two_files(corpus: Corpus, path: Path) -> Rows:
 
 
 def read_subject_line(corpus: Corpus, path: Path) -> Rows:
-    """Yields the row of a file of AESLC: an e-mail, @subject and its subject line, then further subject lines."""
+    """Yields the only row of a file of the corpus AESLC.
+
+    Such a file has an e-mail, the line "@subject", the subject line of the e-mail, the line "@ann0", and further
+    subject lines, which are not used.
+    """
     email, _, rest = read_whole(path).partition("@subject")
     subject, _, _ = rest.partition("@ann0")
     yield NumberedRow(1, {"email": email, "subject": subject})
 
 
 class Span(NamedTuple):
-    """A part of a text: the characters from `start` to before `end`."""
+    """A part of a text: the characters from index `start` up to, but not including, index `end`."""
 
     start: int
     end: int
 
 
 def read_wsc(corpus: Corpus, path: Path) -> Rows:
-    """Yields the rows of WSC. The noun is marked as ``* noun *`` and the pronoun as ``# pronoun #``, as in T5."""
+    """Yields the rows of the corpus WSC, whose task is to say whether a pronoun in a text refers to a noun.
+
+    As in T5, marks are put around both in the text: ``* noun *`` and ``# pronoun #``.
+    """
     for number, row in read_objects(corpus, path):
         text, target = row["text"], row["target"]
         where = f"{path}: line {number}"
@@ -345,9 +430,15 @@ def read_wsc(corpus: Corpus, path: Path) -> Rows:
 
 
 def find_words(where: str, text: str, words: str, index: int) -> Span:
-    """Returns the span of some words in a text. Where they occur repeatedly, it is the span nearest to word `index`.
+    """Returns the span of some words in a text. If they occur several times, it is the span nearest to a given place.
 
-    In some rows of WSC the index is one off. `where`: names the row in an error.
+    The nearest span is taken, as the place is not always exact in the corpus WSC.
+
+    Args:
+        where: names the row of the file in an error.
+        text: the text.
+        words: the words to find, with spaces between them.
+        index: the place: how many words of the text should be before the span.
     """
     pattern = r"\s+".join(re.escape(word) for word in words.split())
     whole_words = rf"(?<!\w){pattern}(?!\w)"
@@ -364,17 +455,21 @@ def find_words(where: str, text: str, words: str, index: int) -> Span:
 
 
 class Insertion(NamedTuple):
-    """A text that is inserted into another one, before the character at a place."""
+    """A text that is inserted into another text. Insertions are sorted by their place, and then by their order."""
 
-    place: int
+    place: int  # the index of the character before which the text is inserted
     order: int  # of several insertions at one place, the one with the smallest number comes first
     text: str
 
 
 def mark_spans(text: str, spans: Mapping[str, Span]) -> str:
-    """Returns a text with a mark before and behind each of two spans. `spans`: {mark: its span}.
+    """Returns a text in which two spans have a mark before and after them, such as "* the cat * saw # her #".
 
-    One span may contain the other; its marks are then the outer ones.
+    If one span contains the other, the marks of the longer span are the outer marks.
+
+    Args:
+        text: the text.
+        spans: {mark: the span that it is put around}.
     """
     insertions: list[Insertion] = []
     for mark, span in spans.items():
@@ -382,16 +477,17 @@ def mark_spans(text: str, spans: Mapping[str, Span]) -> str:
         # Where both end at one place, the shorter span's mark has to come first: its start is the larger number.
         insertions.append(Insertion(span.start, order=-span.end, text=f"{mark} "))
         insertions.append(Insertion(span.end, order=-span.start, text=f" {mark}"))
-    # from the end on, so that the places before stay the same
+    # beginning at the end of the text, so that the places of the remaining insertions stay the same
     for insertion in sorted(insertions, reverse=True):
         text = text[: insertion.place] + insertion.text + text[insertion.place :]
     return text
 
 
 def read_multirc(corpus: Corpus, path: Path) -> Rows:
-    """Yields a row for each answer of MultiRC. The answers to one question are a group.
+    """Yields a row for each answer in the corpus MultiRC. Its task is to say whether an answer to a question is right.
 
-    The groups on one paragraph are held out together. The paragraph loses its markup, as in T5.
+    A line of the file has a paragraph with several questions, which have several answers. The answers to a question are
+    a group, and all groups of a paragraph are held out together. HTML tags are removed, as in T5.
     """
     for number, row in read_objects(corpus, path):
         paragraph = re.sub(r"</?b>|<br>", " ", row["passage"]["text"])
@@ -410,20 +506,22 @@ def read_multirc(corpus: Corpus, path: Path) -> Rows:
 
 
 def read_record(corpus: Corpus, path: Path) -> Rows:
-    """Yields a row for each query of ReCoRD with its right answers, of which the first is to be written.
+    """Yields a row for each query of the corpus ReCoRD. Its task is to fill in a missing name from a passage.
 
-    The highlights of the passage become sentences.
+    A query may have several right answers. The first is the target in training. As in T5, the highlights at the end of
+    the passage become sentences of it.
     """
     for number, row in read_objects(corpus, path):
         text = row["passage"]["text"]
-        # "end" is the place of an entity's last character
+        # "end" is the index of the last character of the name
         entities = [text[entity["start"] : entity["end"] + 1] for entity in row["passage"]["entities"]]
+        # A highlight follows the line "@highlight". The text before it gets a full stop if it has no punctuation mark.
         passage = re.sub(r"([.?!\"']?)\n@highlight\n", lambda match: f"{match[1] or '.'} ", text)
         for query in row["qas"]:
             answers = [answer["text"] for answer in query["answers"]]
             columns = {
                 "group": number,
-                "entities": ", ".join(dict.fromkeys(entities)),  # each once
+                "entities": ", ".join(dict.fromkeys(entities)),  # without repetitions
                 "passage": passage,
                 "query": query["query"],
                 "answer": answers[0],
@@ -433,10 +531,10 @@ def read_record(corpus: Corpus, path: Path) -> Rows:
 
 
 def read_persona_chat(corpus: Corpus, path: Path) -> Rows:
-    """Yields a row for each reply in dialogues of ParlAI.
+    """Yields a row for each reply in the dialogues of the corpus PersonaChat, in the format of ParlAI.
 
-    The lines of a dialogue are numbered from 1. First come the lines that describe the persona of who replies. Each
-    further line has what is said, a tab and the reply; other candidates for the reply may follow after more tabs.
+    The lines of each dialogue are numbered from 1. Its first lines describe the persona of the person who replies. Each
+    further line has an utterance, a tab and the reply. More tabs and wrong replies may follow.
     """
     persona: list[str] = []
     turns: list[str] = []
@@ -450,24 +548,27 @@ def read_persona_chat(corpus: Corpus, path: Path) -> Rows:
         if text.startswith("your persona: "):
             persona.append(text.removeprefix("your persona: "))
         elif "\t" in text:
-            heard, reply = text.split("\t")[:2]
-            turns.append(heard)
+            utterance, reply = text.split("\t")[:2]
+            turns.append(utterance)
             columns = {"persona": persona, "turns": list(turns), "reply": reply, "group": dialogue}
             yield NumberedRow(number, columns)
             turns.append(reply)
 
 
 def read_utterances(corpus: Corpus, path: Path) -> Rows:
-    """Yields a row for each utterance of DailyDialog but the first: a line is a dialogue, with __eou__ between them."""
+    """Yields a row for each utterance of the corpus DailyDialog that is a reply: all but the first of each dialogue.
+
+    A line is a dialogue, with "__eou__" after each utterance.
+    """
     for number, line in enumerate(lines(path), start=1):
         utterances = [text.strip() for text in line.split("__eou__") if text.strip()]
-        for place in range(1, len(utterances)):
-            columns = {"persona": [], "turns": utterances[:place], "reply": utterances[place], "group": number}
+        for index in range(1, len(utterances)):
+            columns = {"persona": [], "turns": utterances[:index], "reply": utterances[index], "group": number}
             yield NumberedRow(number, columns)
 
 
 Reader = Callable[[Corpus, Path], Rows]
-# {what a corpus has as its `rows`: its reader}
+# {value of `rows` in the record of a corpus: the reader}
 READERS: dict[str, Reader] = {
     "table": read_table,
     "wsc": read_wsc,
@@ -476,7 +577,7 @@ READERS: dict[str, Reader] = {
     "persona_chat": read_persona_chat,
     "utterances": read_utterances,
 }
-# {how the name of a file ends: its reader, where the corpus names none}
+# {ending of the name of a file: the reader}, for a corpus whose record has no `rows`
 READERS_BY_ENDING: dict[str, Reader] = {
     ".jsonl": read_objects,
     ".source": read_two_files,
@@ -486,7 +587,7 @@ READERS_BY_ENDING: dict[str, Reader] = {
 
 
 def choose_reader(corpus: Corpus, path: Path) -> Reader:
-    """Returns the reader for a file of a corpus: a table's unless the corpus or the file's name asks for another."""
+    """Returns the reader for a file of a corpus, by the corpus' record or else by the ending of the file's name."""
     if corpus.rows:
         return READERS[corpus.rows]
     name = path.name.removesuffix(".gz")

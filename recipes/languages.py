@@ -1,6 +1,6 @@
-"""Rules for text of any language: its characters, its lower case, its tokenisers, and how subwords become text again.
+"""Rules for text in any language: characters, lower case, tokenisers for BLEU, and how subwords become text again.
 
-docs/languages.md describes them for users.
+docs/languages.md describes these rules for users.
 """
 
 import re
@@ -11,55 +11,55 @@ from typing import Literal
 
 # ---- codes of languages
 
-# {another code of a language that is named below: its code}. FLORES and NLLB use three letters; cn and jp are mistakes
-# that are often made
+# {other code of a language: the code that is used in this file}. FLORES and NLLB use codes of three letters. cn and jp
+# are frequent mistakes.
 CODES = {
     "cmn": "zh", "zho": "zh", "cn": "zh", "jpn": "ja", "jp": "ja", "kor": "ko",
     "tha": "th", "lao": "lo", "khm": "km", "mya": "my", "bod": "bo", "dzo": "dz",
     "tur": "tr", "aze": "az", "azj": "az", "lit": "lt",
     "tat": "tt", "kaz": "kk", "bak": "ba", "kir": "ky",
 }  # fmt: skip
-# Languages whose words Moses' tokeniser gives back as they were. It has rules for more languages, but Dutch (foto's),
-# Italian (un po' di), Greek, Catalan, Irish and Tetum lose or get blanks next to apostrophes, Finnish and Swedish next
-# to colons (EU:s), those of India before their full stop, and Chinese before all punctuation.
+# Languages whose text Moses' detokeniser restores exactly. Moses has rules for more languages, but it adds or removes
+# spaces next to apostrophes in Dutch (foto's), Italian (un po' di), Greek, Catalan, Irish and Tetum, next to colons in
+# Finnish and Swedish (EU:s), before the full stop in languages of India, and before all punctuation in Chinese.
 MOSES = ["cs", "de", "en", "es", "et", "fr", "hu", "is", "lt", "lv", "pl", "pt", "ro", "ru", "sk", "sl"]
-# Languages whose Latin alphabet has two letters: I, in small ı, and İ, in small i. Most of them have another alphabet
-# too, which many texts are written in.
+# Languages whose Latin alphabet has two letters i: I, whose lower case is ı, and İ, whose lower case is i. Most of them
+# are written in another alphabet too.
 DOTLESS_I = {
     "tr", "az", "azb", "gag", "crh", "tt", "kk", "kaa", "ba", "ky", "kum", "krc", "nog", "alt", "kjh", "tyv", "sah",
     "slr", "klj", "kmz", "uum", "ota", "bgx",  # Turkic
     "zza", "diq", "kiu", "tly", "ttt", "jdt",  # Zazaki, Talysh, Tat
 }  # fmt: skip
-# sacreBLEU's tokenisers for languages that need another one than 13a, which takes words from between blanks
+# {language: sacreBLEU's tokeniser for it}. Other languages have the tokeniser 13a, which splits text at spaces.
 TOKENIZERS = {
     "zh": "zh", "yue": "zh", "wuu": "zh", "lzh": "zh", "hak": "zh", "gan": "zh", "hsn": "zh",
     "ja": "ja-mecab", "ko": "ko-mecab",
     "th": "char", "lo": "char", "km": "char", "my": "char", "bo": "char", "dz": "char",
 }  # fmt: skip
-# Scripts that put no blanks between words, by the first word of their characters' names in Unicode. "TAI" is Tai Le,
-# Tai Tham and Tai Viet, "NEW" is New Tai Lue.
+# Scripts without spaces between words. A script is named by the first word of its characters' names in Unicode: "TAI"
+# stands for Tai Le, Tai Tham and Tai Viet, and "NEW" for New Tai Lue.
 UNSPACED_SCRIPTS = {
     "AHOM", "BALINESE", "BOPOMOFO", "CJK", "HIRAGANA", "JAVANESE", "KATAKANA", "KHMER", "LAO", "MYANMAR", "NEW",
     "NUSHU", "TAI", "TANGUT", "THAI", "TIBETAN", "YI",
 }  # fmt: skip
-# The same scripts, as codes of languages name them: shn_Mymr, zho-Hant
+# {code of a script in the code of a language, as in shn_Mymr or zho-Hant: the name of the script as above}
 SCRIPT_CODES = {
     "ahom": "AHOM", "bali": "BALINESE", "bopo": "BOPOMOFO", "hani": "CJK", "hans": "CJK", "hant": "CJK",
     "hira": "HIRAGANA", "hrkt": "HIRAGANA", "jpan": "HIRAGANA", "java": "JAVANESE", "kana": "KATAKANA",
     "khmr": "KHMER", "laoo": "LAO", "mymr": "MYANMAR", "talu": "NEW", "nshu": "NUSHU", "lana": "TAI", "tale": "TAI",
     "tavt": "TAI", "tang": "TANGUT", "thai": "THAI", "tibt": "TIBETAN", "yiii": "YI",
 }  # fmt: skip
-LONGEST_WORDS = 25  # letters: no language has longer words on average, so such text has no blanks between its words
+LONGEST_WORDS = 25  # letters per word; no language has longer words on average. Such text has no spaces between words.
 
 
 def base(language: str) -> str:
-    """Returns the code of a language without its script and country: zh for zh_CN, zh-Hans and zho_Hant."""
+    """Returns the code of a language without script and country, such as "zh" for zh_CN, zh-Hans and zho_Hant."""
     code = re.split("[-_]", language.lower())[0]
     return CODES.get(code, code)
 
 
 def script_code(language: str) -> str:
-    """Returns the script that the code of a language names, in small letters: hant for zho_Hant, else ``""``."""
+    """Returns the code of the script that is part of a language's code, such as "hant" for zho_Hant, otherwise ""."""
     parts = re.split("[-_]", language.lower())[1:]
     scripts = [part for part in parts if len(part) == 4 and part.isalpha()]
     return scripts[0] if scripts else ""
@@ -68,20 +68,25 @@ def script_code(language: str) -> str:
 # ---- characters
 
 CONTROLS = [*range(0x20), *range(0x7F, 0xA0)]
-# characters without width that change no letter: soft hyphen, zero-width space, word joiner, byte-order mark
+# invisible characters that have no influence on the letters next to them: soft hyphen, zero-width space, word joiner,
+# byte-order mark
 NO_WIDTH = [0xAD, 0x200B, 0x2060, 0xFEFF]
-# marks of the direction of writing; invisible operators of mathematics and formatting that Unicode has given up
+# marks for the direction of writing
 DIRECTIONS = [0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F)]
+# invisible operators of mathematics, and formatting characters that are no longer part of Unicode
 INVISIBLE = [*range(0x2061, 0x2070)]
 SPACES = [code for code in range(0x21, 0x3001) if chr(code).isspace()]
-# tabs and all that ends a line, somewhere; and U+2581, which SentencePiece writes for a blank
+# tabs; all characters that some program takes for the end of a line; and U+2581, which SentencePiece writes for a space
 BLANKS = "\t\n\v\f\r\x1c\x1d\x1e\x1f\x85\u2028\u2029\u2581"
 
 
 def replacements() -> dict[str, str]:
-    """Returns {character: what it becomes}, for all that do not stay. Later lines have precedence over earlier ones."""
+    """Returns {character: its replacement} for all characters that are replaced or removed when text is prepared.
+
+    The later assignments have precedence over the earlier ones.
+    """
     table = {chr(code): "" for code in (*CONTROLS, *NO_WIDTH, *DIRECTIONS, *INVISIBLE)}
-    for code in range(0x80, 0xA0):  # punctuation of Windows-1252 that was taken for Latin 1
+    for code in range(0x80, 0xA0):  # punctuation of Windows-1252 that a program has read as Latin 1
         table[chr(code)] = bytes([code]).decode("cp1252", "ignore")
     for code in SPACES:
         table[chr(code)] = " "
@@ -91,42 +96,44 @@ def replacements() -> dict[str, str]:
 
 
 TABLE = replacements()
-# Where a script has no blanks a zero-width space ends a word, and belongs to the spelling: in the blocks from Thai to
-# Myanmar, Khmer, New Tai Lue, Tai Tham, Balinese, Javanese and Tai Viet.
+# In scripts without spaces between words, a zero-width space may mark the end of a word, and belongs to the spelling.
+# These are the blocks from Thai to Myanmar, Khmer, New Tai Lue, Tai Tham, Balinese, Javanese and Tai Viet.
 UNSPACED = "\u0e00-\u109f\u1780-\u17ff\u1950-\u19ff\u1a20-\u1aaf\u1b00-\u1b7f\ua980-\ua9ff\uaa60-\uaadf"
 USELESS_ZERO_WIDTH_SPACE = f"(?<![{UNSPACED}])\u200b(?![{UNSPACED}])|(?<!\\S)\u200b|\u200b(?!\\S)"
 REPLACED = re.compile(f"[{re.escape(''.join(set(TABLE) - {chr(0x200B)}))}]|{USELESS_ZERO_WIDTH_SPACE}")
-# characters that cannot be seen without others: joiners, fillers, vowels without a form, variation selectors
+# text of characters that are invisible on their own: joiners, fillers, vowels without a form, variation selectors
 UNSEEN = re.compile(
     "[ \u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200c\u200d\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0000-\U000e0fff]*"
 )
-# Variants of Chinese characters that names are written with, which look different. Unicode's normal forms replace them.
+# Runs of characters other than "compatibility ideographs". These are variants of Chinese characters that look different
+# and occur in names. Unicode's normal forms would replace them.
 NO_COMPATIBILITY_IDEOGRAPHS = re.compile("[^\uf900-\ufaff\U0002f800-\U0002fa1f]+")
 
 
 def one_line(text: str) -> str:
-    """Returns a text as it is prepared, scored and translated: in one line, in NFC, with single blanks.
+    """Returns a text in the form in which all text is prepared, scored and translated.
 
-    A text that shows nothing becomes an empty one.
+    The text gets one line, single spaces, and Unicode's normal form NFC. Control characters and the like are removed. A
+    text without any visible character becomes an empty text.
     """
-    text = re.sub("\u200b+", "\u200b", text)
+    text = re.sub("\u200b+", "\u200b", text)  # several zero-width spaces become one
     text = REPLACED.sub(lambda match: TABLE[match[0]], text)
     text = " ".join(normalize("NFC", text).split())
     return "" if UNSEEN.fullmatch(text) else text
 
 
 def normalize(form: Literal["NFC", "NFD"], text: str) -> str:
-    """Returns a text in a normal form of Unicode, NFC or NFD, in which compatibility ideographs stay as they are."""
+    """Returns a text in Unicode's normal form NFC or NFD, except that compatibility ideographs are not replaced."""
     return NO_COMPATIBILITY_IDEOGRAPHS.sub(lambda match: unicodedata.normalize(form, match[0]), text)
 
 
 def has_separate_accents(text: str) -> bool:
-    """Returns whether NFC joins characters of a text, such as a letter and an accent."""
+    """Returns whether the normal form NFC joins several characters of a text, such as a letter and an accent."""
     return "".join(normalize("NFC", character) for character in text) != normalize("NFC", text)
 
 
 def has_canonical_variants(text: str) -> bool:
-    """Returns whether NFC replaces single characters of a text, such as the sign of ohm by the Greek letter omega."""
+    """Returns whether NFC replaces single characters of a text, such as the ohm sign by the Greek letter omega."""
     return any(normalize("NFC", character) != character for character in text)
 
 
@@ -134,19 +141,20 @@ def has_canonical_variants(text: str) -> bool:
 
 
 def lower(text: str, language: str) -> str:
-    """Returns a text in NFC in small letters, by the rules of its language."""
+    """Returns a text in lower case, by the rules of its language. The text has to be in Unicode's normal form NFC."""
     if "I" in text and has_dotless_i(text, language):
         text = text.replace("I", "ı")
-    if base(language) == "lt":  # the dot of i and j stays below an accent
+    if base(language) == "lt":  # in Lithuanian, i and j keep their dot under an accent
         text = re.sub("([IJ]\u0328?)(?=[\u0300\u0301\u0303])", "\\1\u0307", normalize("NFD", text))
     return normalize("NFC", text.replace("İ", "i").lower())
 
 
 def has_dotless_i(text: str, language: str) -> bool:
-    """Returns whether I and İ are two letters in a text: whether its language is one of those, in the Latin alphabet.
+    """Returns whether a text has dotless and dotted i as two letters, as Turkish: then the lower case of I is ı.
 
-    Without a script in the language's code most letters of the text decide: in Kazakh text that is written in
-    Cyrillic, a Latin word is a name or English.
+    Some languages have these letters only when they are written in the Latin alphabet. If the language's code does not
+    name the script, the majority of the letters decides. For example, a Latin word in a Kazakh text in Cyrillic is a
+    name or an English word, and so its I becomes i.
     """
     if base(language) not in DOTLESS_I:
         return False
@@ -159,7 +167,7 @@ def has_dotless_i(text: str, language: str) -> bool:
 
 
 def script_name(character: str) -> str:
-    """Returns the first word of a character's name in Unicode, which for letters is the script."""
+    """Returns the first word of a character's name in Unicode. For letters, it is the name of the script."""
     return unicodedata.name(character, "").split(" ")[0]
 
 
@@ -169,39 +177,54 @@ def script_name(character: str) -> str:
 def bleu_tokenizer(language: str, text: Iterable[str] = ()) -> str:
     """Returns the name of sacreBLEU's tokeniser for a language.
 
-    Where the code of the language decides nothing, the script that it names does, else that of `text`, the lines that
-    translations are compared with: a script without blanks between words is scored by characters.
+    It is chosen by the code of the language, or else by the script that is part of the code, or else by the script of
+    `text`. If a script has no spaces between words, characters are scored instead of words.
+
+    Args:
+        language: the code of the language.
+        text: the lines of the reference translations.
     """
     if base(language) in TOKENIZERS:
         return TOKENIZERS[base(language)]
     script = script_code(language)
     if script in SCRIPT_CODES:
         return _tokenizer_for_scripts(Counter([SCRIPT_CODES[script]]))
-    lines = list(text)
-    letters = [character for line in lines for character in line if character.isalpha()]
-    scripts = Counter(script_name(letter) for letter in letters)
-    word_count = sum(len(line.split()) for line in lines)
-    if letters and len(letters) > LONGEST_WORDS * word_count:
-        return "zh" if _tokenizer_for_scripts(scripts) == "zh" else "char"
-    return _tokenizer_for_scripts(scripts)
+    word_count = 0
+    letter_count = 0
+    letters_by_script: Counter[str] = Counter()
+    for line in text:
+        letters = [character for character in line if character.isalpha()]
+        word_count += len(line.split())
+        letter_count += len(letters)
+        letters_by_script.update(script_name(letter) for letter in letters)
+    tokenizer = _tokenizer_for_scripts(letters_by_script)
+    has_no_spaces = letter_count > LONGEST_WORDS * word_count
+    if has_no_spaces and tokenizer == "13a":  # a script that UNSPACED_SCRIPTS does not have
+        return "char"
+    return tokenizer
 
 
-def _tokenizer_for_scripts(scripts: Counter[str]) -> str:
-    """Returns the tokeniser for text with so many letters of each script, by the name that `script_name` returns."""
-    unspaced = sum(scripts[name] for name in UNSPACED_SCRIPTS)
-    if 2 * unspaced <= scripts.total():
+def _tokenizer_for_scripts(letters_by_script: Counter[str]) -> str:
+    """Returns sacreBLEU's tokeniser for a text. `letters_by_script`: {name of a script: number of its letters}."""
+    letters_in_unspaced = sum(letters_by_script[name] for name in UNSPACED_SCRIPTS)
+    if 2 * letters_in_unspaced <= letters_by_script.total():  # at most half of the letters
         return "13a"
-    # sacreBLEU's tokeniser for Chinese sets Chinese characters apart, but not the kana of Japanese
-    return "zh" if 10 * scripts["CJK"] >= 9 * unspaced else "char"
+    # sacreBLEU's tokeniser for Chinese makes words of Chinese characters, but not of the kana of Japanese
+    if 10 * letters_by_script["CJK"] >= 9 * letters_in_unspaced:  # at least nine tenths of them
+        return "zh"
+    return "char"
 
 
 # ---- subwords
 
 
 def undone(line: str, kind: str, language: str) -> str:
-    """Returns a line of subwords as text, as fairseq-generate does it.
+    """Turns a line of subwords into text, as fairseq-generate does it, and returns the text.
 
-    `kind`: ``bpe`` for subwords of Moses' words, or ``sentencepiece``.
+    Args:
+        line: subwords with spaces between them.
+        kind: "bpe" for BPE of words by Moses' tokeniser, or "sentencepiece".
+        language: the code of the language, for Moses' detokeniser.
     """
     if kind == "sentencepiece":
         return line.replace(" ", "").replace("\u2581", " ").strip()
@@ -211,5 +234,5 @@ def undone(line: str, kind: str, language: str) -> str:
 
 
 def without_bpe(line: str) -> str:
-    """Returns a line of BPE's subwords as words."""
+    """Joins a line of BPE's subwords, such as "a@@ b c", to words, such as "ab c", and returns these."""
     return f"{line} ".replace("@@ ", "").strip()

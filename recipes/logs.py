@@ -1,17 +1,22 @@
-"""Reads the log of a training: the figures that fairseq reports over the updates."""
+"""Reads logs of fairseq-train: the losses, speeds and other values that it reports during a training."""
 
 import re
 import statistics
 from typing import Any
 
+# a value in a line of a log, such as "ppl 9.5" or "ppl=9.5"
 FIELD = re.compile(r"([a-z_]+)[= ](-?[\d.]+(?:e[-+]?\d+)?|inf|nan)\b")
 
 
 def read_lines(log: str, kind: str) -> list[dict[str, float]]:
-    """Returns the fields of all lines of a kind in a log: train_inner, train or valid.
+    """Returns the values in all lines of one kind in a log of fairseq-train: a dictionary {name: value} for each line.
 
-    There is one line for each number of updates, in their order. A run that was resumed repeats the updates after its
-    last checkpoint, and then the last line counts.
+    The lines are in the order of the updates. A training that was interrupted repeats the updates after its last
+    checkpoint. If there are several lines for the same number of updates, the last one counts.
+
+    Args:
+        log: the text of the log.
+        kind: "train_inner" (lines every hundred updates or so), "train" (lines at the end of an epoch) or "valid".
     """
     fields_by_updates = {}
     for line in log.splitlines():
@@ -24,18 +29,21 @@ def read_lines(log: str, kind: str) -> list[dict[str, float]]:
 
 
 def read_log(log: str) -> dict[str, Any]:
-    """Returns what a log says of a training, as results/*.json keep it: its size, its time, and the validation curve.
+    """Returns what the results in results/*.json say of a training: its size, its time, and its validation curve.
 
-    The minutes are the updates divided by the median number of updates per second. So they are without pauses, and
-    without what slowed the training down for a while.
+    The time is computed from the median speed. So it does not include pauses, or periods in which the machine was busy
+    with something else.
+
+    Args:
+        log: the text of a log of fairseq-train.
     """
     training = read_lines(log, "train_inner")
     epochs = read_lines(log, "train")
     validation = read_lines(log, "valid")
     updates = int(max(fields["num_updates"] for fields in training + epochs + validation))
-    measured = training or epochs
-    speeds = [fields["ups"] for fields in measured if fields.get("ups")]
-    tokens_per_update = statistics.mean(fields["wpb"] for fields in measured)
+    measured = training or epochs  # a short training has no line of the first kind
+    speeds = [fields["ups"] for fields in measured if fields.get("ups")]  # updates per second
+    tokens_per_update = statistics.mean(fields["wpb"] for fields in measured)  # wpb: words per batch
     parameters = re.findall(r"num\. trained: ([\d,]+)", log)
     return {
         "parameters": int(parameters[0].replace(",", "")),
@@ -47,7 +55,10 @@ def read_log(log: str) -> dict[str, Any]:
 
 
 def validation_curve(validation: list[dict[str, float]]) -> dict[str, list[float]]:
-    """Returns the updates of all validations, and their loss, perplexity and accuracy as far as they are reported."""
+    """Returns the validation curve: the updates of all validations, and the loss, perplexity and accuracy at each.
+
+    `validation`: the values that each validation has reported. A value that is not always reported is left out.
+    """
     curve: dict[str, list[float]] = {"updates": [int(fields["num_updates"]) for fields in validation]}
     for name in ("loss", "ppl", "accuracy"):
         if all(name in fields for fields in validation):

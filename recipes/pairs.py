@@ -1,4 +1,4 @@
-"""Parallel text: checks pairs of lines, holds out a validation and a test set, and makes pairs of text to denoise."""
+"""Parallel text: checks pairs of lines, holds out validation and test sets, and makes pairs for T5's denoising."""
 
 import itertools
 import random
@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .languages import has_canonical_variants, has_separate_accents, lower, one_line
-from .steps import UserError, dry_run, show_step, whole
+from .steps import UserError, atomic_write, dry_run, show_step
 from .text import at_hand, lines, open_to_write, write_lines
 
-SEED = 1  # decides what is held out
-MOST_HELD_OUT = 1000  # pairs of each set that is held out
+SEED = 1  # decides which pairs are held out
+MOST_HELD_OUT = 1000  # the greatest number of pairs in a validation or test set that is held out
 
 
 class Pair(NamedTuple):
@@ -31,13 +31,31 @@ class FilePair(NamedTuple):
 
 
 def find_files(prefixes: Sequence[Path], sides: Sequence[str]) -> list[FilePair]:
-    """Returns the files PREFIX.SRC and PREFIX.TGT, or their .gz, of each prefix."""
-    source, target = sides
-    return [FilePair(at_hand(Path(f"{prefix}.{source}")), at_hand(Path(f"{prefix}.{target}"))) for prefix in prefixes]
+    """Returns the source and the target file for each prefix. Any file may be compressed (.gz).
+
+    Args:
+        prefixes: paths of files without the endings of source and target.
+        sides: these two endings, such as ("en", "de").
+    """
+    source_side, target_side = sides
+    files: list[FilePair] = []
+    for prefix in prefixes:
+        source = at_hand(Path(f"{prefix}.{source_side}"))
+        target = at_hand(Path(f"{prefix}.{target_side}"))
+        files.append(FilePair(source, target))
+    return files
 
 
 def read_pairs(files: FilePair, clean: Callable[[str], str] = one_line) -> Iterator[Pair]:
-    """Yields the pairs of lines of two files, each line changed by `clean`. Both files must have as many lines."""
+    """Yields the pairs of lines of two files.
+
+    Args:
+        files: the source and the target file.
+        clean: a function that is applied to each line.
+
+    Raises:
+        UserError: one file has more lines than the other.
+    """
     both_sides = itertools.zip_longest(lines(files.source), lines(files.target))  # None: the side has ended
     for number, (source, target) in enumerate(both_sides):
         if source is None or target is None:
@@ -50,17 +68,17 @@ def read_pairs(files: FilePair, clean: Callable[[str], str] = one_line) -> Itera
 
 
 class Limits(NamedTuple):
-    """Which pairs are taken, and how they are changed."""
+    """Which pairs of a text are used, and whether they are lowercased."""
 
-    keep_all: bool = False  # for a test set: a pair that would be left out raises an error instead
-    sample: int | None = None  # only the first pairs of each file
+    keep_all: bool = False  # for a test set: a pair that would be left out is an error
+    sample: int | None = None  # use only so many pairs at the beginning of each file; None: all
     lowercase: bool = False
-    held_out: frozenset[str] = frozenset()  # sources in small letters that must not be trained on
-    max_length: int = 0  # words on a side; 0: any number
-    max_ratio: float = 0  # of the longer side's words to the shorter side's; 0: any
+    held_out: frozenset[str] = frozenset()  # lowercased sources of held-out pairs, which must not be trained on
+    max_length: int = 0  # the greatest number of words on a side; 0: any number
+    max_ratio: float = 0  # the greatest ratio of the longer side's words to the shorter side's words; 0: any ratio
 
     def fault(self, pair: Pair) -> str:
-        """Returns why a pair is left out, or ``""`` if it is taken."""
+        """Returns why a pair has to be left out, or "" if it can be used."""
         lengths = [len(pair.source.split()), len(pair.target.split())]
         shorter = min(lengths)
         longer = max(lengths)
@@ -78,9 +96,19 @@ class Limits(NamedTuple):
 def clean_pairs(
     prefixes: Sequence[Path], output: Path, sides: Sequence[str], limits: Limits, clean: Callable[[str], str] = one_line
 ) -> None:
-    """Writes the pairs that a model can learn from to OUTPUT.SRC and OUTPUT.TGT, and prints how many others there are.
+    """Cleans the pairs of some files, and writes those that are within the limits to two files.
 
-    `prefixes`: the files PREFIX.SRC and PREFIX.TGT to read. `clean`: changes each line before it is checked.
+    Prints how many pairs are used, and how many are left out for which reason. If the output exists, nothing is done.
+
+    Args:
+        prefixes: paths of the files to read, without the endings of source and target.
+        output: path of the files to write, without the endings of source and target.
+        sides: these two endings, such as ("en", "de").
+        limits: which pairs are used.
+        clean: a function that is applied to each line before the pair is checked.
+
+    Raises:
+        UserError: no pair is left, or a pair is left out of a text with `limits.keep_all`.
     """
     outputs = [Path(f"{output}.{side}") for side in sides]
     files = find_files(prefixes, sides)
@@ -88,15 +116,18 @@ def clean_pairs(
     show_step(f"{output}.{{{','.join(sides)}}}: pairs of {prefix_names}")
     if dry_run() or all(path.exists() for path in outputs):
         return
+    source_side, target_side = sides
     counts = PairCounts()
-    with whole(*outputs) as parts:
-        source_part, target_part = parts
+    with atomic_write(*outputs) as (source_part, target_part):
         with open_to_write(source_part) as source_file, open_to_write(target_part) as target_file:
-            for pair in _checked_pairs(files, limits, clean, counts):
-                source, target = pair
+            for checked in check_pairs(files, limits, clean):
+                counts.add(checked)
+                if checked.fault:
+                    continue
+                source, target = checked.cleaned
                 if limits.lowercase:
-                    source = lower(source, sides[0])
-                    target = lower(target, sides[1])
+                    source = lower(source, source_side)
+                    target = lower(target, target_side)
                 source_file.write(f"{source}\n")
                 target_file.write(f"{target}\n")
         if not counts.taken:
@@ -106,25 +137,58 @@ def clean_pairs(
     counts.report()
 
 
+class CheckedPair(NamedTuple):
+    """A pair of lines before and after cleaning, and what is wrong with it."""
+
+    raw: Pair
+    cleaned: Pair
+    fault: str  # why the pair has to be left out; "" if it can be used
+
+
+def check_pairs(files: Sequence[FilePair], limits: Limits, clean: Callable[[str], str]) -> Iterator[CheckedPair]:
+    """Yields all pairs of some files, cleaned and checked.
+
+    Args:
+        files: the source and target files.
+        limits: which pairs can be used.
+        clean: a function that is applied to each line before the pair is checked.
+
+    Raises:
+        UserError: a pair has a fault, and `limits.keep_all` is set.
+    """
+    for file_pair in files:
+        raw_pairs = itertools.islice(read_pairs(file_pair, clean=str), limits.sample)
+        for number, raw in enumerate(raw_pairs, start=1):
+            cleaned = Pair(clean(raw.source), clean(raw.target))
+            fault = limits.fault(cleaned)
+            if fault and limits.keep_all:
+                where = f"{file_pair.source}: line {number} here or in {file_pair.target.name}"
+                raise UserError(f"{where} is {fault}; none may be dropped")
+            yield CheckedPair(raw, cleaned, fault)
+
+
 class PairCounts:
-    """Counts pairs by what happens to them."""
+    """Counts the pairs of a text that are used or left out, and those with unusual Unicode characters."""
 
     def __init__(self) -> None:
         self.taken = 0
-        self.left_out: Counter[str] = Counter()  # {reason: pairs}
-        self.composed = 0  # pairs with letters and accents apart
-        self.replaced = 0  # pairs with characters that NFC replaces by others
+        self.left_out: Counter[str] = Counter()  # {reason: number of pairs}
+        self.composed = 0  # pairs in which letters and accents are separate characters
+        self.replaced = 0  # pairs with characters that Unicode's normal form NFC replaces by others
 
-    def count_forms(self, pair: Pair) -> None:
-        """Counts a pair as it was read, by the normal form of Unicode that it has."""
-        text = f"{pair.source}\n{pair.target}"
-        if unicodedata.is_normalized("NFC", text):  # which most text is, and what follows takes longer
-            return
-        self.composed += has_separate_accents(text)
-        self.replaced += has_canonical_variants(text)
+    def add(self, checked: CheckedPair) -> None:
+        """Counts a pair."""
+        if checked.fault:
+            self.left_out[checked.fault] += 1
+        else:
+            self.taken += 1
+        raw_text = f"{checked.raw.source}\n{checked.raw.target}"
+        if not unicodedata.is_normalized("NFC", raw_text):  # a fast test, which spares most text the slow ones
+            self.composed += has_separate_accents(raw_text)
+            self.replaced += has_canonical_variants(raw_text)
 
     def describe_left_out(self) -> str:
-        """Returns how many pairs were left out for which reason."""
+        """Returns how many pairs were left out for which reason, such as "3 empty, 1 held out"."""
         return ", ".join(f"{number} {reason}" for reason, number in self.left_out.items())
 
     def report(self) -> None:
@@ -138,77 +202,78 @@ class PairCounts:
             print(f"{self.replaced} {replaced}, such as the sign of ohm (U+2126) by the letter omega (U+03A9)")
 
 
-def _checked_pairs(
-    files: Sequence[FilePair], limits: Limits, clean: Callable[[str], str], counts: PairCounts
-) -> Iterator[Pair]:
-    """Yields the pairs that are taken, cleaned, and counts all in `counts`."""
-    for file_pair in files:
-        pairs = itertools.islice(read_pairs(file_pair, clean=str), limits.sample)
-        for number, raw_pair in enumerate(pairs, start=1):
-            counts.count_forms(raw_pair)
-            pair = Pair(clean(raw_pair.source), clean(raw_pair.target))
-            fault = limits.fault(pair)
-            if not fault:
-                counts.taken += 1
-                yield pair
-            elif limits.keep_all:
-                where = f"{file_pair.source}: line {number} here or in {file_pair.target.name}"
-                raise UserError(f"{where} is {fault}; none may be dropped")
-            else:
-                counts.left_out[fault] += 1
-
-
 # ---- pairs that are held out
 
 
 def hold_out(prefixes: Sequence[Path], folder: Path, sides: Sequence[str], splits: Sequence[str]) -> frozenset[str]:
-    """Draws pairs of the training text for `splits`, and writes them to FOLDER/SPLIT.SRC and FOLDER/SPLIT.TGT.
+    """Draws pairs of the training text for validation or test sets, and writes them to FOLDER/SPLIT.SIDE.
 
-    Each split gets a tenth of the pairs, at most 1,000; a fixed seed decides which. Returns the sources that are held
-    out, in small letters: a pair with such a source must not be trained on.
+    Each set gets a tenth of the pairs, but at most 1,000 pairs. They are always the same pairs, as the seed is fixed.
+    Existing files are kept.
+
+    Args:
+        prefixes: paths of the files of the training text, without the endings of source and target.
+        folder: where the files are written.
+        sides: the endings of source and target.
+        splits: the sets to draw: "valid", "test" or both.
+
+    Returns:
+        the lowercased sources of all drawn pairs. Pairs with these sources must not be trained on.
     """
     source_side, target_side = sides
     files = find_files(prefixes, sides)
-    outputs = {
-        split: FilePair(folder / f"{split}.{source_side}", folder / f"{split}.{target_side}") for split in splits
-    }
-    paths = [path for file_pair in outputs.values() for path in file_pair]
     show_step(f"{' and '.join(splits)} of {folder}: drawn from the training text")
     if dry_run():
         return frozenset()
-    if not all(path.exists() for path in paths):
+    source_files = [folder / f"{split}.{source_side}" for split in splits]
+    target_files = [folder / f"{split}.{target_side}" for split in splits]
+    if not all(path.exists() for path in (*source_files, *target_files)):
         drawn = draw_pairs(files, splits, prefixes[0])
-        with whole(*paths) as parts:
-            part_of_path = dict(zip(paths, parts))
-            for split, file_pair in outputs.items():
-                write_lines(part_of_path[file_pair.source], [pair.source for pair in drawn[split]])
-                write_lines(part_of_path[file_pair.target], [pair.target for pair in drawn[split]])
+        texts_by_file: dict[Path, list[str]] = {}
+        for split, source_file, target_file in zip(splits, source_files, target_files):
+            texts_by_file[source_file] = [pair.source for pair in drawn[split]]
+            texts_by_file[target_file] = [pair.target for pair in drawn[split]]
+        with atomic_write(*texts_by_file) as parts:
+            for part, texts in zip(parts, texts_by_file.values()):
+                write_lines(part, texts)
     sources: set[str] = set()
-    for file_pair in outputs.values():
-        sources.update(line.lower() for line in lines(file_pair.source))
+    for source_file in source_files:
+        sources.update(line.lower() for line in lines(source_file))
     return frozenset(sources)
 
 
 def draw_pairs(files: Sequence[FilePair], splits: Sequence[str], text_name: Path) -> dict[str, list[Pair]]:
-    """Returns {split: pairs drawn from the training text}. Each source is drawn once, for one of the splits."""
+    """Draws pairs of the training text for validation or test sets. No source is drawn twice.
+
+    Args:
+        files: the files of the training text.
+        splits: the sets to draw.
+        text_name: names the training text in an error.
+
+    Returns:
+        {split: its pairs}, in the order of the text.
+
+    Raises:
+        UserError: the text has fewer than ten pairs.
+    """
     total = sum(1 for _ in _full_pairs(files))
-    number_for_a_split = min(MOST_HELD_OUT, total // 10)
-    if number_for_a_split == 0:
+    number_per_split = min(MOST_HELD_OUT, total // 10)
+    if number_per_split == 0:
         raise UserError(f"{text_name}: {total} pairs are too few to hold some out for {' and '.join(splits)}")
-    places = random.Random(SEED).sample(range(total), number_for_a_split * len(splits))
-    split_of_place = dict(zip(places, itertools.cycle(splits)))  # the splits take turns
+    drawn_indices = random.Random(SEED).sample(range(total), number_per_split * len(splits))
+    split_by_index = dict(zip(drawn_indices, itertools.cycle(splits)))  # the splits take turns
     drawn: dict[str, list[Pair]] = {split: [] for split in splits}
     drawn_sources: set[str] = set()
-    for place, pair in enumerate(_full_pairs(files)):
+    for index, pair in enumerate(_full_pairs(files)):
         source = pair.source.lower()
-        if place in split_of_place and source not in drawn_sources:
+        if index in split_by_index and source not in drawn_sources:
             drawn_sources.add(source)
-            drawn[split_of_place[place]].append(pair)
+            drawn[split_by_index[index]].append(pair)
     return drawn
 
 
 def _full_pairs(files: Sequence[FilePair]) -> Iterator[Pair]:
-    """Yields the pairs of several files that have text on both sides."""
+    """Yields those pairs of several files that have text on both sides."""
     for file_pair in files:
         for pair in read_pairs(file_pair):
             if pair.source and pair.target:
@@ -221,18 +286,26 @@ def _full_pairs(files: Sequence[FilePair]) -> Iterator[Pair]:
 def corrupt_spans(
     text: Path, output: Path, *, block_size: int, seed: int, density: float = 0.15, span_length: float = 3
 ) -> None:
-    """Writes pairs of corrupted text and what was taken out of it (span corruption, Raffel et al. 2020).
+    """Writes examples for T5's denoising: text with missing spans, and the missing spans (Raffel et al. 2020).
 
-    The text is cut into blocks of `block_size` words, over the ends of lines. In each block, spans of `span_length`
-    words on average, which are the share `density` of all words, become marks: OUTPUT.source has
-    ``thank you <extra_id_0> me to your party``, and OUTPUT.target has ``<extra_id_0> for inviting``.
+    The text is divided into blocks of words. In each block, random spans of words are replaced by marks. For example,
+    OUTPUT.source gets the line ``thank you <extra_id_0> me to your party``, and OUTPUT.target gets
+    ``<extra_id_0> for inviting``.
+
+    Args:
+        text: the file to read.
+        output: path of the files to write, without the endings .source and .target. Existing files are kept.
+        block_size: the number of words in a block. Blocks go over the ends of lines.
+        seed: decides which spans are replaced.
+        density: the share of words that are replaced.
+        span_length: the mean number of words in a span.
     """
     outputs = FilePair(Path(f"{output}.source"), Path(f"{output}.target"))
     show_step(f"{output}.{{source,target}}: spans of {text}, seed {seed}")
     if dry_run() or all(path.exists() for path in outputs):
         return
     rng = random.Random(seed)
-    with whole(*outputs) as (source_part, target_part):
+    with atomic_write(*outputs) as (source_part, target_part):
         with open_to_write(source_part) as source_file, open_to_write(target_part) as target_file:
             for block in read_blocks(text, block_size):
                 pair = corrupt_block(block, density, span_length, rng)
@@ -241,31 +314,44 @@ def corrupt_spans(
 
 
 def corrupt_block(block: Sequence[str], density: float, span_length: float, rng: random.Random) -> Pair:
-    """Returns the words of a block with spans replaced by marks, and the marks with the words of their spans."""
-    # at least one word is taken out, and at least one stays
-    removed = min(max(round(len(block) * density), 1), len(block) - 1)
-    kept = len(block) - removed
-    # each span has at least one word, and at least one word that stays before it
-    span_count = min(max(round(removed / span_length), 1), kept)
-    kept_lengths = random_composition(kept, span_count, rng)
-    removed_lengths = random_composition(removed, span_count, rng)
+    """Returns an example for T5's denoising: a text with marks in the place of some spans, and the spans with marks.
+
+    Args:
+        block: the words of the text, at least two.
+        density: the share of words that are replaced.
+        span_length: the mean number of words in a span.
+        rng: decides where the spans are.
+    """
+    # at least one word is replaced, and at least one word is kept
+    number_replaced = clamp(round(len(block) * density), 1, len(block) - 1)
+    number_kept = len(block) - number_replaced
+    # each span has at least one word, and there is at least one kept word before it
+    number_of_spans = clamp(round(number_replaced / span_length), 1, number_kept)
+    # kept and replaced words alternate: so many are kept, then so many are replaced, and so on
+    kept_lengths = random_composition(number_kept, number_of_spans, rng)
+    replaced_lengths = random_composition(number_replaced, number_of_spans, rng)
     source: list[str] = []
     target: list[str] = []
     start = 0
-    for number, (kept_length, removed_length) in enumerate(zip(kept_lengths, removed_lengths)):
-        mark = f"<extra_id_{number}>"
+    for span_index, (kept_length, replaced_length) in enumerate(zip(kept_lengths, replaced_lengths)):
+        mark = f"<extra_id_{span_index}>"
         span_start = start + kept_length
-        span_end = span_start + removed_length
+        span_end = span_start + replaced_length
         source += [*block[start:span_start], mark]
         target += [mark, *block[span_start:span_end]]
         start = span_end
     return Pair(" ".join(source), " ".join(target))
 
 
-def read_blocks(path: Path, block_size: int) -> Iterator[list[str]]:
-    """Yields the words of a text, `block_size` at a time.
+def clamp(number: int, smallest: int, largest: int) -> int:
+    """Returns the number between `smallest` and `largest` that is nearest to `number`."""
+    return min(max(number, smallest), largest)
 
-    Words that are left at the end are dropped, unless the whole text is shorter than a block.
+
+def read_blocks(path: Path, block_size: int) -> Iterator[list[str]]:
+    """Yields the words of a file in blocks of the same number of words.
+
+    The words after the last whole block are dropped. But if the whole text is shorter than a block, it is one block.
     """
     block: list[str] = []
     has_yielded = False
@@ -276,13 +362,13 @@ def read_blocks(path: Path, block_size: int) -> Iterator[list[str]]:
                 yield block
                 block = []
                 has_yielded = True
-    if not has_yielded and len(block) > 1:  # one word has to be taken out, and one has to stay
+    if not has_yielded and len(block) > 1:  # `corrupt_block` needs two words
         yield block
 
 
 def random_composition(total: int, parts: int, rng: random.Random) -> list[int]:
-    """Returns `parts` positive integers with the sum `total`; each such list is equally likely."""
-    # cut the numbers from 0 to `total` at random places: the parts are the distances between neighbouring cuts
+    """Returns a random list of `parts` positive integers with the sum `total`. All such lists are equally likely."""
+    # Cut a line of length `total` at random places. The integers are the lengths of the pieces.
     inner_cuts = sorted(rng.sample(range(1, total), parts - 1))
     starts = [0, *inner_cuts]
     ends = [*inner_cuts, total]

@@ -9,44 +9,49 @@ from shlex import quote
 from typing import Any
 
 from .languages import lower, one_line
-from .steps import UserError, dry_run, make, remove, show_step, whole
-from .text import lines, write_lines
+from .steps import UserError, atomic_write, dry_run, make, remove, show_step
+from .text import lines, open_to_write, write_lines
 
 # ---- Moses' tokeniser
 #
-# Moses' tokeniser puts blanks around every character that is not a letter or digit in its own lists, which are older
-# than many scripts, and its normaliser removes characters that are not printed. Raised digits (m²), combining accents,
-# joined emoji and letters of newer scripts would not come back. Therefore each run of such characters is replaced by a
-# stand-in while Moses reads a line: by a letter of Canadian Syllabics, which Moses knows, that the line does not have.
+# Moses' tokeniser puts spaces around every character that is not in its lists of letters and digits. These lists are
+# older than many scripts. Its normaliser removes unprintable characters. So raised digits (m²), combining accents,
+# emoji of several characters and letters of newer scripts would be lost or separated from their words.
+#
+# Therefore each run of such characters is replaced by a stand-in before Moses reads a line, and put back afterwards. A
+# stand-in is a letter of Canadian Syllabics, which Moses knows, that the line does not contain.
 
-STAND_INS = [chr(code) for code in range(0x1401, 0x166D)]
-VARIATION_SELECTOR = "\ufe0f"  # makes an emoji of a sign such as ©, which it then belongs to
-# Symbols from enclosed letters and pictures (㊗, ☂) to emoji, and what emoji are composed of. Others (©, °, +, →) stay
-# words of their own, as Moses has them.
+STAND_INS = [chr(code) for code in range(0x1401, 0x166D)]  # the letters of Canadian Syllabics
+VARIATION_SELECTOR = "\ufe0f"  # makes an emoji of the character before it, such as ©
+# Symbols from enclosed letters and pictures (㊗, ☂) to emoji, and what emoji are composed of. Moses may make words of
+# other symbols (©, °, +, →).
 PICTURES = "\u2300-\u23ff\u2460-\u24ff\u2600-\u27bf\u2b00-\u2bff\u3200-\u33ff\U0001f000-\U0001fbff\U000e0000-\U000e0fff"
 JOINERS = "\u200c\u200d"
 PRIVATE_USE = "\ue000-\uf8ff\U000f0000-\U0010ffff"
-LAST_LETTER = 0x34000  # Unicode has no letters behind it
+LAST_LETTER = 0x34000  # Unicode has no letters after this code
 
 
 @functools.cache
 def characters_to_keep() -> "re.Pattern[str]":
-    """Returns a pattern for runs of characters that Moses would separate from their word or remove, and should not."""
+    """Returns a pattern of the runs of characters that Moses would wrongly remove or separate from their words."""
     from sacremoses import MosesTokenizer
 
-    known = re.compile(f"[{MosesTokenizer.IsAlnum}]")
+    known_to_moses = re.compile(f"[{MosesTokenizer.IsAlnum}]")
     unknown: list[str] = []
     for code in range(0x80, LAST_LETTER):
         character = chr(code)
         is_word_character = unicodedata.category(character)[0] in "LMN"  # letters, marks and numbers
-        if is_word_character and not known.match(character):
+        if is_word_character and not known_to_moses.match(character):
             unknown.append(character)
-    kept = f"{JOINERS}{PRIVATE_USE}{PICTURES}{as_ranges(unknown)}"
-    return re.compile(f"(?:\\S{VARIATION_SELECTOR}|[{kept}])+")
+    character_class = f"{JOINERS}{PRIVATE_USE}{PICTURES}{as_ranges(unknown)}"
+    return re.compile(f"(?:\\S{VARIATION_SELECTOR}|[{character_class}])+")
 
 
 def as_ranges(characters: Sequence[str]) -> str:
-    """Returns characters in ascending order as the inside of a character class: runs of them as ranges."""
+    """Returns characters as the inside of a character class of a regular expression, such as "a-dx-z" for "abcdxyz".
+
+    `characters`: single characters in ascending order.
+    """
     ranges: list[str] = []
     start = 0
     for end in range(1, len(characters) + 1):
@@ -58,16 +63,29 @@ def as_ranges(characters: Sequence[str]) -> str:
 
 
 def choose_stand_ins(line: str) -> dict[str, str]:
-    """Returns {run of characters to keep together: the letter that stands for it while Moses reads the line}."""
+    """Chooses a letter as a stand-in for each run of characters of a line that Moses would remove or separate.
+
+    Returns:
+        {run of characters: the letter that replaces it while Moses reads the line}. The same line always gets the same
+        letters.
+    """
     if line.isascii():
         return {}
-    runs = dict.fromkeys(characters_to_keep().findall(line))
+    runs = characters_to_keep().findall(line)
     free_letters = (letter for letter in STAND_INS if letter not in line)
-    return dict(zip(runs, free_letters))
+    stand_ins: dict[str, str] = {}
+    for run in runs:
+        if run in stand_ins:
+            continue
+        letter = next(free_letters, None)
+        if letter is None:  # a line with hundreds of different runs; Moses treats the remaining runs in its own way
+            break
+        stand_ins[run] = letter
+    return stand_ins
 
 
 def with_stand_ins(line: str) -> str:
-    """Returns a line with a letter in the place of each run of characters to keep together."""
+    """Returns a line in which stand-ins replace the runs of characters that Moses would remove or separate."""
     stand_ins = choose_stand_ins(line)
     if not stand_ins:
         return line
@@ -75,7 +93,12 @@ def with_stand_ins(line: str) -> str:
 
 
 def without_stand_ins(words: str, line: str) -> str:
-    """Returns Moses' words of a line with the line's own characters again. `line`: before it had stand-ins."""
+    """Returns the words that Moses made of a line with stand-ins, with the original characters instead of these.
+
+    Args:
+        words: the output of Moses.
+        line: the line before `with_stand_ins` replaced characters.
+    """
     originals = {ord(letter): run for run, letter in choose_stand_ins(line).items()}
     return words.translate(originals)
 
@@ -83,34 +106,50 @@ def without_stand_ins(words: str, line: str) -> str:
 def tokenize_file(
     text: Path, output: Path, language: str, *, processes: int, dash_splits: bool = False, stand_ins: bool = True
 ) -> None:
-    """Normalises a file and writes its words by Moses' tokeniser to another file, with blanks between them.
+    """Splits the lines of a file into words by Moses' normaliser and tokeniser, and writes them to another file.
 
     Args:
         text: the file to read.
-        output: the file to write; an existing file is kept.
+        output: the file to write, with spaces between the words; an existing file is kept.
         language: the code of the language.
         processes: how many processes share the work.
         dash_splits: words are split at hyphens too.
-        stand_ins: keeps together what Moses would take apart, by letters that stand for it meanwhile. Only text whose
-            words are joined again later needs this.
+        stand_ins: protect the characters that Moses would remove or separate from their words. This is needed if the
+            words are joined to a text again later.
     """
     dashes = " -a" if dash_splits else ""
-    tool = f"sacremoses --quiet -l {language} -j {processes} normalize -c tokenize{dashes}"
-    if dry_run() or output.exists() or not stand_ins or not any(choose_stand_ins(line) for line in lines(text)):
-        make(output, f"{tool} < {quote(str(text))}")
-        return
+    moses = f"sacremoses --quiet -l {language} -j {processes} normalize -c tokenize{dashes}"
+    if dry_run() or output.exists() or not stand_ins or not needs_stand_ins(text):
+        make(output, f"{moses} < {quote(str(text))}")
+    else:
+        tokenize_with_stand_ins(text, output, moses)
+
+
+def needs_stand_ins(text: Path) -> bool:
+    """Returns whether a file has characters that Moses would remove or separate from their words."""
+    return any(choose_stand_ins(line) for line in lines(text))
+
+
+def tokenize_with_stand_ins(text: Path, output: Path, moses: str) -> None:
+    """Tokenises a file by Moses, protected by stand-ins for the characters that Moses would remove or separate.
+
+    Args:
+        text: the file to read.
+        output: the file to write.
+        moses: the shell command that tokenises its standard input.
+    """
     text_with_stand_ins = output.with_name(f"{output.name}.stand-ins")
     words_with_stand_ins = output.with_name(f"{output.name}.words")
     show_step(
         f"{text_with_stand_ins}: {text}, where letters stand for what Moses would take apart, such as m² and emoji"
     )
     try:
-        with whole(text_with_stand_ins) as (part,):
+        with atomic_write(text_with_stand_ins) as (part,):
             write_lines(part, (with_stand_ins(line) for line in lines(text)))
-        make(words_with_stand_ins, f"{tool} < {quote(str(text_with_stand_ins))}")
+        make(words_with_stand_ins, f"{moses} < {quote(str(text_with_stand_ins))}")
         show_step(f"{output}: {words_with_stand_ins}, with the characters of {text} again")
         words_and_lines = zip(lines(words_with_stand_ins), lines(text), strict=True)
-        with whole(output) as (part,):
+        with atomic_write(output) as (part,):
             write_lines(part, (without_stand_ins(words, line) for words, line in words_and_lines))
     finally:
         remove(text_with_stand_ins)
@@ -118,7 +157,7 @@ def tokenize_file(
 
 
 def tokenize_line(line: str, language: str, dash_splits: bool) -> str:
-    """Returns the words of a line as `tokenize_file` writes them."""
+    """Returns the words of a line with spaces between them, exactly as `tokenize_file` writes them."""
     from sacremoses import MosesPunctNormalizer
 
     normalizer = MosesPunctNormalizer(language, post_remove_control_chars=True)
@@ -128,7 +167,7 @@ def tokenize_line(line: str, language: str, dash_splits: bool) -> str:
     return without_stand_ins(words, line)
 
 
-@functools.cache  # it reads a list of abbreviations
+@functools.cache  # since it reads a list of abbreviations each time
 def moses_tokenizer(language: str) -> Any:
     """Returns sacremoses' tokeniser for a language."""
     from sacremoses import MosesTokenizer
@@ -140,29 +179,31 @@ def moses_tokenizer(language: str) -> Any:
 
 
 def learn_bpe(files: Sequence[Path], codes: Path, merges: int) -> None:
-    """Learns BPE of several files together."""
+    """Learns the merges of byte-pair encoding from several files together, and writes them to the file `codes`."""
     names = " ".join(quote(str(path)) for path in files)
     make(codes, f"cat {names} | subword-nmt learn-bpe -s {merges}")
 
 
-def apply_bpe(codes: Path, text: Path, output: Path, *, processes: int, most: int | None) -> None:
+def apply_bpe(codes: Path, text: Path, output: Path, *, processes: int, max_length: int | None) -> None:
     """Splits the words of a file into subwords, and writes them to another file.
 
     Args:
         codes: the merges that `learn_bpe` has written.
-        text: the file to read.
+        text: the file to read, with spaces between the words.
         output: the file to write; an existing file is kept.
         processes: how many processes share the work.
-        most: the length in subwords that a line is cut to, its end included; None: no line is cut.
+        max_length: the number of subwords, including the end-of-sentence symbol, that lines are cut to; None: lines are
+            not cut.
     """
     # subword-nmt divides a file between processes, but not its standard input
     reading = f"--num-workers {processes} -i" if processes > 1 else "<"
-    cutting = f" | cut -d ' ' -f -{most - 1}" if most else ""  # the end of the sentence counts, but is not in the file
+    # the end-of-sentence symbol counts, but is not in the file
+    cutting = f" | cut -d ' ' -f -{max_length - 1}" if max_length else ""
     make(output, f"subword-nmt apply-bpe -c {quote(str(codes))} {reading} {quote(str(text))}{cutting}")
 
 
 def bpe_splitter(codes: Path, language: str, dash_splits: bool) -> Callable[[str], list[str]]:
-    """Returns a function that splits a text of one line into Moses' words, and the words into subwords.
+    """Returns a function that splits one line of text into words by Moses, and the words into BPE's subwords.
 
     Args:
         codes: the merges that `learn_bpe` has written.
@@ -175,7 +216,7 @@ def bpe_splitter(codes: Path, language: str, dash_splits: bool) -> Callable[[str
         bpe = BPE(merges)
 
     def split_into_subwords(text: str) -> list[str]:
-        """Returns the subwords of a text of one line."""
+        """Returns the subwords of a line."""
         words = tokenize_line(text, language, dash_splits)
         return list(bpe.process_line(words).split())
 
@@ -184,7 +225,7 @@ def bpe_splitter(codes: Path, language: str, dash_splits: bool) -> Callable[[str
 
 # ---- SentencePiece
 
-BEGINNING_OF_WORD = "\u2581"  # SentencePiece writes it in the place of the blank before a word
+BEGINNING_OF_WORD = "\u2581"  # SentencePiece's character for the space before a word
 
 
 def learn_pieces(files: Sequence[Path], model: Path, *, size: int, block_size: int | None, normalization: str) -> None:
@@ -192,10 +233,14 @@ def learn_pieces(files: Sequence[Path], model: Path, *, size: int, block_size: i
 
     Args:
         files: the training text.
-        model: the file to write.
-        size: how many pieces are learned.
-        block_size: how many words a block of text to denoise has; None for other text.
-        normalization: the name of SentencePiece's rule that unifies letters, or ``identity``.
+        model: the file to write; an existing file is kept.
+        size: how many subwords ("pieces") are learned.
+        block_size: for T5's denoising, the number of words in an example; None for other text. It determines how many
+            of the marks that stand for missing words become pieces.
+        normalization: the name of SentencePiece's rule that replaces variants of letters, or "identity" for no rule.
+
+    Raises:
+        UserError: `size` is too small for the number of different characters in the text.
     """
     names = " ".join(str(path) for path in files)
     show_step(f"{model}: SentencePiece, {size} pieces of {names}")
@@ -204,7 +249,7 @@ def learn_pieces(files: Sequence[Path], model: Path, *, size: int, block_size: i
     import sentencepiece
 
     marks = list_span_marks(block_size) if block_size else []
-    with whole(model) as (part,), open(part, "wb") as file:
+    with atomic_write(model) as (part,), open(part, "wb") as file:
         try:
             sentencepiece.SentencePieceTrainer.train(
                 input=[str(path) for path in files],
@@ -224,8 +269,8 @@ def learn_pieces(files: Sequence[Path], model: Path, *, size: int, block_size: i
 
 
 def explain_training_error(error: RuntimeError) -> str:
-    """Returns why SentencePiece could not learn a model, and what to do if it was given too few pieces."""
-    # the smallest number of pieces is that of the text's characters, of which each has to be a piece
+    """Returns why SentencePiece could not learn a model, and what to do if the number of pieces was too small."""
+    # Each character of the text has to be a piece. This is the number of the characters.
     smallest_number = re.search(r"required_chars\. \d+ vs (\d+)", str(error))
     if smallest_number:
         return f"the text has more characters; give {smallest_number[1]} or more"
@@ -233,29 +278,35 @@ def explain_training_error(error: RuntimeError) -> str:
 
 
 def list_span_marks(block_size: int) -> list[str]:
-    """Returns the marks that stand for the spans of a block of text to denoise, and one mark more."""
-    # 15 % of the words are taken out, in spans of 3 words on average, as `pairs.corrupt_spans` does
+    """Returns the marks, such as "<extra_id_0>", that stand for the missing spans in an example of T5's denoising.
+
+    There is one mark more than an example has spans. `block_size`: the number of words in an example.
+    """
+    # `pairs.corrupt_spans` removes 15 % of the words, in spans of 3 words on average
     number_of_spans = max(1, round(block_size * 0.15 / 3))
     return [f"<extra_id_{number}>" for number in range(number_of_spans + 1)]
 
 
-def apply_pieces(model: Path, text: Path, output: Path, *, most: int | None, keep_end: bool) -> None:
-    """Splits the lines of a file into pieces, and writes them to another file with blanks between the pieces.
+def apply_pieces(model: Path, text: Path, output: Path, *, max_length: int | None, keep_end: bool) -> None:
+    """Splits the lines of a file into SentencePiece's subwords ("pieces"), and writes them to another file.
 
     Args:
         model: a SentencePiece model, made by `learn_pieces`.
         text: the file to read.
-        output: the file to write; an existing file is kept.
-        most: the length in pieces that a line is cut to, its end included; None: no line is cut.
-        keep_end: a line that is cut loses its beginning, not its end.
+        output: the file to write, with spaces between the pieces; an existing file is kept.
+        max_length: the number of pieces, including the end-of-sentence symbol, that lines are cut to; None: lines are
+            not cut.
+        keep_end: a line that is too long loses its beginning instead of its end.
     """
-    how = f", cut to {most}" if most else ""
+    how = f", cut to {max_length}" if max_length else ""
     show_step(f"{output}: {text} in pieces{how}")
     if dry_run() or output.exists():
         return
     split_into_pieces = piece_splitter(model)
-    with whole(output) as (part,):
-        write_lines(part, (" ".join(cut(split_into_pieces(line), most, keep_end)) for line in lines(text)))
+    with atomic_write(output) as (part,), open_to_write(part) as file:
+        for line in lines(text):
+            pieces = cut(split_into_pieces(line), max_length, keep_end)
+            file.write(f"{' '.join(pieces)}\n")
 
 
 def piece_splitter(model: Path) -> Callable[[str], list[str]]:
@@ -271,20 +322,24 @@ def piece_splitter(model: Path) -> Callable[[str], list[str]]:
     return split_into_pieces
 
 
-def cut(pieces: Sequence[str], most: int | None, keep_end: bool) -> Sequence[str]:
-    """Returns pieces that are cut to a length of `most`, in which the end of the sentence is counted.
+def cut(pieces: Sequence[str], max_length: int | None, keep_end: bool) -> Sequence[str]:
+    """Returns the subwords of a line, cut to a maximum length.
 
-    The first pieces are kept. With `keep_end` the last pieces are kept, from the first beginning of a word among them.
+    Args:
+        pieces: the subwords of the line.
+        max_length: the maximum length, including the end-of-sentence symbol; None: the line is not cut.
+        keep_end: whether the last subwords are kept instead of the first ones. Then the line starts at the beginning of
+            a word, unless it is within a single long word.
     """
-    if not most or len(pieces) < most:
+    if not max_length or len(pieces) < max_length:
         return pieces
-    length = most - 1  # without the end of the sentence
+    length = max_length - 1  # without the end-of-sentence symbol
     if not keep_end:
         return pieces[:length]
     kept = pieces[len(pieces) - length :]
-    for place, piece in enumerate(kept):
+    for index, piece in enumerate(kept):
         if piece.startswith(BEGINNING_OF_WORD):
-            return kept[place:]
+            return kept[index:]
     return kept
 
 
@@ -292,28 +347,28 @@ def cut(pieces: Sequence[str], most: int | None, keep_end: bool) -> Sequence[str
 
 
 def line_preparer(data: Path, settings: Mapping[str, Any], language: str) -> Callable[[str], str]:
-    """Returns a function that prepares a line of text as prepare.sh has prepared the source lines.
+    """Returns a function that splits a line of text into subwords, as prepare.sh has split the source sentences.
 
-    The function returns the line's subwords, with blanks between them.
+    The function takes a line of text, and returns its subwords with spaces between them.
 
     Args:
-        data: a folder of prepare.sh.
+        data: a folder with data prepared by prepare.sh.
         settings: the settings of these data.
         language: the language of the lines.
     """
-    most = settings["truncate-source"]
+    max_length = settings["truncate-source"]
     if settings["subwords"] == "sentencepiece":
         split_into_subwords = piece_splitter(data / "pieces.model")
         keep_end = bool(settings["keep-end"])
     else:
         split_into_subwords = bpe_splitter(data / "codes", language, dash_splits=bool(settings["dash-splits"]))
-        keep_end = False  # prepare.sh cuts text in BPE at its end only
+        keep_end = False  # prepare.sh has no --keep-end for BPE
 
     def prepare_line(line: str) -> str:
-        """Returns the subwords of a line, cut to the length of a source line."""
+        """Returns the subwords of a line, cut to the maximum length of source sentences."""
         text = one_line(line)
         if settings["lowercase"]:
             text = lower(text, language)
-        return " ".join(cut(split_into_subwords(text), most, keep_end))
+        return " ".join(cut(split_into_subwords(text), max_length, keep_end))
 
     return prepare_line

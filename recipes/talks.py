@@ -6,29 +6,32 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
-from .steps import dry_run, whole
+from .steps import atomic_write, dry_run
 from .text import lines
 
 VALID_EVERY = 23  # fairseq validates on every 23rd line of the training text, and trains on the others
 
 
 def take_talks(files: Mapping[str, Sequence[Path]], folder: Path, side: str) -> None:
-    """Writes train, valid and test of one language to a folder, divided as fairseq divides IWSLT14.
+    """Writes the training, validation and test set of IWSLT14 in one language to a folder.
 
-    (fairseq divides the text after it has left out pairs that are too long or too uneven; here all pairs are counted,
-    and prepare.sh leaves some out later.)
+    As in fairseq's example for IWSLT14, every 23rd line of the training text is used for validation instead. (fairseq
+    counts lines after leaving out pairs of unsuitable lengths. Here all lines are counted, and prepare.sh leaves out
+    pairs later. So the validation sets are not quite the same.)
 
     Args:
-        files: {"train": the files with tags, "test": the XML files}, each for this language.
-        side: the language, the ending of the files that are written.
+        files: {"train": the files with tags, "test": the XML files}, all of them in this language.
+        folder: where the files are written. Existing files are kept.
+        side: the language, which is the ending of the files.
     """
     outputs = [folder / f"{split}.{side}" for split in ("train", "valid", "test")]
-    print(f"# {folder}/{{train,valid,test}}.{side}: {' '.join(map(str, [*files['train'], *files['test']]))}")
+    inputs = " ".join(str(path) for path in (*files["train"], *files["test"]))
+    print(f"# {folder}/{{train,valid,test}}.{side}: {inputs}")
     if dry_run() or all(output.exists() for output in outputs):
         return
     training_lines = chain.from_iterable(read_training_lines(path) for path in files["train"])
     test_lines = chain.from_iterable(read_segments(path) for path in files["test"])
-    with whole(*outputs) as (train_part, valid_part, test_part):
+    with atomic_write(*outputs) as (train_part, valid_part, test_part):
         with open(train_part, "w", encoding="utf-8") as train, open(valid_part, "w", encoding="utf-8") as valid:
             for number, line in enumerate(training_lines, start=1):
                 file = valid if number % VALID_EVERY == 0 else train
@@ -39,10 +42,9 @@ def take_talks(files: Mapping[str, Sequence[Path]], folder: Path, side: str) -> 
 
 
 def read_training_lines(path: Path) -> Iterator[str]:
-    """Yields the sentences of a file train.tags.*, and the titles and descriptions of the talks.
+    """Yields the lines of text in a file train.tags.*: sentences, and titles and descriptions of the talks.
 
-    The file's other lines that begin with a tag, such as <url> and <speaker>, have no counterpart in the other
-    language.
+    Lines with other tags, such as <url> and <speaker>, are skipped, as they have no translation in the other language.
     """
     for line in lines(path):
         text = re.sub(r"</?(title|description)>", "", line).strip()
@@ -51,7 +53,7 @@ def read_training_lines(path: Path) -> Iterator[str]:
 
 
 def read_segments(path: Path) -> Iterator[str]:
-    """Yields the sentences of an XML file, each of which is a line <seg id="1"> ... </seg>."""
+    """Yields the sentences of an XML file. Each of them is in a line such as <seg id="1"> Thank you. </seg>."""
     for line in lines(path):
         segment = re.search(r"<seg id[^>]*>(.*)</seg>", line)
         if segment:

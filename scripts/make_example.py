@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from recipes.catalog import TABLES, Run  # noqa: E402
 from recipes.prepare import digest_of  # noqa: E402
-from recipes.steps import ROOT, UserError, dump, load, whole, write  # noqa: E402
+from recipes.steps import ROOT, UserError, atomic_write, dump, load, write  # noqa: E402
 from recipes.train import best_checkpoint, prepared, read_run  # noqa: E402
 
 DATA = "prepared"  # the name of the folder with the subword model and the dictionaries
@@ -47,7 +47,7 @@ def main() -> None:
         raise UserError(f"{run.folder}: was not scored; call scripts/evaluate.sh {run.folder} first")
     if args.out.exists():
         raise UserError(f"{args.out}: is there already; remove it, or name another folder")
-    with whole(args.out) as (unfinished_folder,):
+    with atomic_write(args.out) as (unfinished_folder,):
         unfinished_folder.mkdir()
         copy_data(run.data, settings, unfinished_folder / DATA)
         write_run(run, unfinished_folder)

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from recipes.catalog import TASKS  # noqa: E402
 from recipes.logs import read_lines  # noqa: E402
-from recipes.steps import UserError, whole  # noqa: E402
+from recipes.steps import UserError, atomic_write  # noqa: E402
 
 VALIDATION_SCORES = ("bleu", "accuracy")  # what fairseq can report of a validation, apart from the losses
 
@@ -152,7 +152,7 @@ def draw(runs: list[Curves], out: Path) -> None:
     perplexity_axes.set(title="perplexity on the validation set", xlabel="updates", yscale="log")
     score_axes.set(title="score: test set (validation: line)", xlabel="updates", ylabel=" / ".join(sorted(headings)))
     score_axes.margins(y=0.15)  # room for the numbers beside the points
-    with whole(out) as (unfinished,):
+    with atomic_write(out) as (unfinished,):
         figure.savefig(unfinished, dpi=100, format=out.suffix.removeprefix(".") or "png")
     pyplot.close(figure)
 

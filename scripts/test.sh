@@ -2,10 +2,11 @@
 # Makes or reuses the environment in .venv and runs the tests on all cores.
 #
 #   scripts/test.sh                  the default tests: about 10 minutes of CPU time
-#   scripts/test.sh --kernels        also all tests of the GPU kernels, which are off by default. They run in Triton's
-#                                    interpreter. Without the option a few chosen calls run.
-#   scripts/test.sh --all            everything that .ci/run runs: --kernels, torch.compile, and trainings in several
-#                                    fresh processes (torchrun, spawned workers)
+#   scripts/test.sh --kernels        also all tests of the GPU kernels, which are off by default, with all lengths of a
+#                                    sentence. They run in Triton's interpreter. Without an option a few chosen calls run.
+#   scripts/test.sh --all            everything that .ci/run runs: all tests of the kernels with one length of a sentence
+#                                    each, torch.compile, and trainings in several fresh processes (torchrun, spawned
+#                                    workers)
 #   scripts/test.sh --corpora=DIR    also the tests that read real text: subfolders multi30k, lm, classification, glue,
 #                                    superglue, summarisation and dialogue of DIR. The variable CORPORA does the same.
 #   scripts/test.sh -m "not slow"    without the tests that take more than 15 seconds

@@ -24,7 +24,7 @@ def test_a_table_can_be_run(table, dry_run, capsys, tmp_path):
     archs = re.findall(r"^\+ fairseq-train .* --arch (\S+)", shown, re.M)
     cell, stages = table.cells()[0], 0
     while cell:
-        cell, stages = cell.first(), stages + 1
+        cell, stages = cell.first_stage(), stages + 1
     assert len(archs) == len(table.columns) * len(table.models()) * stages and {*archs} <= {*ARCH_CONFIG_REGISTRY}
     assert table.models()[0] == table.baseline and not any(tmp_path.iterdir())
     assert {*table.variations} <= {*table.models()} and len(table.published()) <= len(table.models())
@@ -44,7 +44,7 @@ def test_tables_and_recipes_hold_together():
     data = {}
     for table in TABLES.values():
         for cell in table.cells():  # a folder of data is of one preparation, and its task is the recipe's
-            first = cell.first()
+            first = cell.first_stage()
             like = first and first.run(Path()).data
             how = cell.corpus, dict(table.preparation), like if like != cell.run(Path()).data else None
             assert data.setdefault(cell.run(Path()).data, how) == how, cell.name

@@ -14,14 +14,14 @@ from helpers import assert_refused, run_script
 from small_text import sizes
 
 from recipes import checks, languages, metrics, prepare, train, translate
-from recipes.steps import ROOT, load, words
+from recipes.steps import ROOT, as_arguments, load
 from recipes.text import lines
 
 PAGE = yaml.safe_load((ROOT / "tests" / "sentences.yaml").read_text(encoding="utf-8"))
 LANGUAGES = [language for language in PAGE if language != "en"]
 # an update or two of a small model
 TRAINING = [*"--max-update 2 --save-every 2 -- --validate-interval-updates 2 --data-buffer-size 0".split()]
-TRAINING += words(sizes("encoder", "decoder"))
+TRAINING += as_arguments(sizes("encoder", "decoder"))
 HOSTILE = {"LC_ALL": "C", "LANG": "", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "latin-1"}
 
 

@@ -163,7 +163,7 @@ def test_text_in_an_unfinished_folder_may_change(tmp_path, raw, monkeypatch):
     """What was made of the old text is made again, even if its files are newer."""
     out = tmp_path / "out"
     argv = call(raw, "en", "de", out)
-    monkeypatch.setattr(prepare, "tokenize_text", lambda job: 1 / 0)
+    monkeypatch.setattr(prepare, "tokenize_text", lambda job, text_folder: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         prepare.main(argv)
     monkeypatch.undo()

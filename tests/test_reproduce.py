@@ -15,7 +15,7 @@ from small_text import LABELS, parallel, sizes, write
 
 from recipes import catalog, logs, reproduce, score, steps, text, train
 from recipes.catalog import RECIPES, TABLES, Column
-from recipes.metrics import figure
+from recipes.metrics import score_record
 
 pytestmark = pytest.mark.usefixtures("programs_in_process")
 CELL, ROW, BASE = "en-de-random_vanilla-seed1", "first-en-de-random_vanilla-seed1", "first-en-de-transformer-seed1"
@@ -175,7 +175,7 @@ def test_the_cells_of_a_table(tables, tmp_path, monkeypatch, capsys):
     def evaluate(run, settings, beam=1):
         calls.append(f"evaluate {run.folder.name}")
         options = {"average": 2, "beam": beam, "lenpen": 1, "context_window": 0}
-        scores = {"figures": {"bleu": figure("BLEU", 30.5, "nrefs:1")}, "options": options, "commit": "later"}
+        scores = {"figures": {"bleu": score_record("BLEU", 30.5, "nrefs:1")}, "options": options, "commit": "later"}
         steps.dump(run.folder / "evaluation" / "scores.json", scores)
 
     for name, stub in {

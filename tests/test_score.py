@@ -45,11 +45,11 @@ def test_perplexity_by_word(tmp_path):
     log = "Evaluated {} tokens in 0.1s (1 tokens/s)\n| Loss (base 2): 2.0000, Perplexity: 4.00\n"
     found = scorer("language_modeling", tmp_path, "ptb_cpu")
     write(tmp_path / "sub" / "test.txt", ["a b@@ cd e@@ f"])
-    scores = found.figures(log.format(6), tmp_path)
+    scores = found.read_scores(log.format(6), tmp_path)
     assert scores["ppl"]["score"] == 8 and scores["token_ppl"]["score"] == 4
     assert scores["ppl"]["signature"] == "words+lines:4|tokens:6|block:128|context:0"
-    assert_refused(lambda _: found.figures("", tmp_path), part="no figure of the test set")
-    assert_refused(lambda _: found.figures(log.format(5), tmp_path), part="5 of 6 tokens; .*--tokens-per-sample")
+    assert_refused(lambda _: found.read_scores("", tmp_path), part="no figure of the test set")
+    assert_refused(lambda _: found.read_scores(log.format(5), tmp_path), part="5 of 6 tokens; .*--tokens-per-sample")
     assert found.command("a", "b", 64)[-2] == 128  # a batch has room for a block
 
 
@@ -57,7 +57,7 @@ def test_perplexity_by_word(tmp_path):
 def test_bits_become_nats(tmp_path, loss):
     """The criterion's own loss, such as that with smoothed labels, is not shown where there is the other."""
     log = f"x | INFO | test | valid on 'test' subset | loss {loss} | ppl 7.39 | num_updates 3 | best_loss 9"
-    assert scorer("denoising", tmp_path).figures(log, tmp_path)["log_ppl"]["score"] == 2.0
+    assert scorer("denoising", tmp_path).read_scores(log, tmp_path)["log_ppl"]["score"] == 2.0
 
 
 def test_translations():
@@ -71,20 +71,20 @@ def test_figures_of_a_translation(tmp_path):
     """German quotation marks are errors for sacreBLEU alone; case counts unless the data are lowercased."""
     write(tmp_path / "sacrebleu_set", ["wmt14/full"])
     written, wanted = ['Er sagt "ja" zu ihr und geht.'], ["Er sagt „ja“ zu ihr und geht."]
-    scores = scorer("translation", tmp_path).scores(written, wanted, "")
+    scores = scorer("translation", tmp_path).score_outputs(written, wanted, "")
     assert scores["compound_split"]["score"] == pytest.approx(100) and scores["bleu"]["score"] < 99
     compounds = [["ein Hin ##AT##-##AT## und ##AT##-##AT## her"], ["ein Hin ##AT##-##AT## und ##AT##-##AT## hin"]]
     both = [re.sub(" ##AT##-##AT## ", "-", text) for (text,) in compounds]
-    split = scorer("translation", tmp_path).scores(both[:1], both[1:], "")["compound_split"]["score"]
+    split = scorer("translation", tmp_path).score_outputs(both[:1], both[1:], "")["compound_split"]["score"]
     assert split == round(BLEU(tokenize="none").corpus_score(compounds[0], compounds[1:]).score, 2) > 0
     assert scores["bleu"]["test_set"] == "wmt14/full" and "nrefs:1|case:mixed" in scores["bleu"]["signature"]
     upper = [wanted[0].upper()]
-    assert scorer("translation", tmp_path).scores(upper, wanted, "")["bleu"]["score"] < 20
-    scores = scorer("translation", tmp_path, tgt="fr", lowercase=True).scores(upper, wanted, "")
+    assert scorer("translation", tmp_path).score_outputs(upper, wanted, "")["bleu"]["score"] < 20
+    scores = scorer("translation", tmp_path, tgt="fr", lowercase=True).score_outputs(upper, wanted, "")
     assert scores["bleu"]["score"] == scores["chrf"]["score"] == pytest.approx(100) and {*scores} == {"bleu", "chrf"}
     write(tmp_path / "tok" / "test.de", ["ja zu ihr und so"])
     said = "H-0\t-1\tj@@ a zu ih@@ r und so@@\n"
-    scores = scorer("translation", tmp_path, subwords="bpe").scores(written, wanted, said)
+    scores = scorer("translation", tmp_path, subwords="bpe").score_outputs(written, wanted, said)
     assert scores["tokenised"]["score"] == pytest.approx(100) and "tok:none" in scores["tokenised"]["signature"]
 
 
@@ -140,9 +140,9 @@ def test_the_best_of_several_answers():
 def test_mcnemar(tmp_path):
     """By hand: 1 won and 6 lost of 7 have the two-sided probability 2 * (1 + 7) / 2**7."""
     found = scorer("sentence_prediction", tmp_path)
-    test = found.significance(["b", *"a" * 9], ["a", *"b" * 6, *"a" * 3], ["a"] * 10)
+    test = found.test_significance(["b", *"a" * 9], ["a", *"b" * 6, *"a" * 3], ["a"] * 10)
     assert test["p_value"] == pytest.approx(0.125) and (test["baseline"], test["score"]) == (90, 40)
-    assert found.significance(["b"], ["b"], ["a"])["p_value"] == 1
+    assert found.test_significance(["b"], ["b"], ["a"])["p_value"] == 1
 
 
 def test_answers_compared(tmp_path):
@@ -153,7 +153,7 @@ def test_answers_compared(tmp_path):
         ("aeslc", [[]] * 3, ["x"] * 3, ["a b", "c", "d"], ["a b", "c", "d"], "ROUGE-L"),
     ):
         write(tmp_path / "test.answers", (json.dumps(["", known]) for known in answers))
-        found = scorer("text_to_text", tmp_path, corpus=corpus).significance(before, after, right)
+        found = scorer("text_to_text", tmp_path, corpus=corpus).test_significance(before, after, right)
         assert found["metric"].startswith(metric) and (found["baseline"], found["score"]) == (0, 100)
         assert found["p_value"] < 0.3
 
@@ -167,7 +167,10 @@ def test_the_bootstrap(tmp_path):
         return [" ".join("x" if rng.random() < share else word for word in line.split()) for line in lines]
 
     before, after = damaged(0.3, wanted[:40]), damaged(0.35, wanted[:40])
-    test, mirrored = found.significance(before, after, wanted[:40]), found.significance(after, before, wanted[:40])
+    test, mirrored = (
+        found.test_significance(before, after, wanted[:40]),
+        found.test_significance(after, before, wanted[:40]),
+    )
 
     def bleu(written, at):
         return found.bleu().corpus_score([written[i] for i in at], [[wanted[i] for i in at]]).score
@@ -180,7 +183,7 @@ def test_the_bootstrap(tmp_path):
     share = sum(abs(d - measured) >= abs(measured) for d in differences) / len(differences)
     assert abs(share - test["p_value"]) < 4 * (0.25 / 400) ** 0.5
     assert (
-        found.significance(damaged(0.3, wanted), damaged(0.8, wanted), wanted)["p_value"] < 0.05 / 300
+        found.test_significance(damaged(0.3, wanted), damaged(0.8, wanted), wanted)["p_value"] < 0.05 / 300
     )  # Holm's, of 300 tests
 
 
@@ -188,7 +191,7 @@ def test_no_difference_is_not_significant(tmp_path):
     """Of equal translations; of others that have the same scores; and where each is better once."""
     good, bad, found = "a b c d", "x x x x", scorer("translation", tmp_path, lowercase=True)
     for before, after in (([good, good], [good, good]), ([bad, bad], ["y", "z"]), ([good, bad], [bad, good])):
-        assert found.significance(before, after, [good.upper()] * 2)["p_value"] == 1
+        assert found.test_significance(before, after, [good.upper()] * 2)["p_value"] == 1
 
 
 def test_what_is_evaluated(tmp_path, monkeypatch):
@@ -342,9 +345,9 @@ def test_lines_to_translate(tmp_path, capsys, monkeypatch):
     write(data / "codes", ["#version: 0.2", "q q</w>"])
     run, given_lines = make_run(tmp_path / "run", data), []
 
-    def shell(command, given):
-        given_lines.append(given)
-        return "".join(f"H-{i}\t-1\t{line}\n" for i, line in enumerate(given.splitlines()))
+    def shell(command, stdin_text):
+        given_lines.append(stdin_text)
+        return "".join(f"H-{i}\t-1\t{line}\n" for i, line in enumerate(stdin_text.splitlines()))
 
     def call(said, *more):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(said)))

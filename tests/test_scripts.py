@@ -127,7 +127,7 @@ def example(make_once, prepared_corpus):
 
         flags = {**sizes("encoder", "decoder"), "warmup-updates": "2", "validate-after-updates": "0"}
         argv = [prepared_corpus("wmt"), "random_vanilla", "--save-dir", folder / "run", "--max-update", "4"]
-        argv += ["--save-every", "2", "--", *steps.words(flags), "--validate-interval-updates", "2"]
+        argv += ["--save-every", "2", "--", *steps.as_arguments(flags), "--validate-interval-updates", "2"]
         with run_programs_in_process(), pytest.MonkeyPatch.context() as patch:
             patch.setenv("OMP_NUM_THREADS", "1")
             train.main([*map(str, argv)])

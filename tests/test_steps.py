@@ -76,12 +76,12 @@ def test_files_are_whole_or_not_there(tmp_path):
         assert_refused(
             lambda _, c=command: steps.make(tmp_path / "a", c, "; get room"), part="a was not made: .*; get room$"
         )
-    with pytest.raises(ZeroDivisionError), steps.whole(tmp_path / "b", tmp_path / "c") as (b, c):
+    with pytest.raises(ZeroDivisionError), steps.atomic_write(tmp_path / "b", tmp_path / "c") as (b, c):
         b.write_text("half")
         c.mkdir()
         raise ZeroDivisionError
     with pytest.raises(UserError, match="d was not written: No space left on device; make room"):
-        with steps.whole(tmp_path / "d") as (d,):
+        with steps.atomic_write(tmp_path / "d") as (d,):
             d.symlink_to("/dev/full")
             d.write_text("text")
     assert not any(tmp_path.iterdir())

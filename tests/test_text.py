@@ -137,7 +137,7 @@ def test_multirc(tmp_path):
     ("sst2", "dev.tsv", "sentence\tlabels\na\t1", "line 2: no row of sst2: KeyError 'label'; it has sentence, la"),
     ("stsb", "sts-dev.csv", "g\tf\t2012\t1\tgood\ta\tb", 'line 1 has the score "good"; it must be a number'),
     ("record", "val.jsonl", f'{json.dumps(RECORD)}\n{{"passage": {{}}}}',
-     "val.jsonl: behind line 1: no row of record: KeyError 'text'; it has another form"),
+     "val.jsonl: after line 1: no row of record: KeyError 'text'; it has another form"),
     ("wsc", "val.jsonl", json.dumps(wsc("Ann barked", "Ann", 0, "it", 4)), 'line 1: the text has no "it"; remove it'),
 ])  # fmt: skip
 def test_examples_that_are_refused(tmp_path, corpus, name, contents, part):

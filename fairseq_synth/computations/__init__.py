@@ -36,13 +36,16 @@ def attend(
     attn_mask: Tensor | None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Returns ``softmax(S + masks) V``, (T B, C), from the first computation that takes the call.
+    """Returns the attention's output ``softmax(S + masks) V``, (T B, C).
+
+    It is computed by the first module in `COMPUTATIONS` that does not refuse the call.
 
     Args:
         logits: S.
         value: V, (B, H, T, d_h).
         key_padding_mask: (B, T), true at padding, or None.
-        attn_mask: A mask as in `masks.masked_softmax`. With the `causal_mask`, there is no ``key_padding_mask``.
+        attn_mask: A mask as in `masks.masked_softmax`, or None. With the `causal_mask`, ``key_padding_mask`` is None,
+            because the rows of tokens do not see the padding behind them.
         dropout: Probability of dropping an attention weight.
     """
     for computation in COMPUTATIONS:

@@ -16,7 +16,10 @@ FEATURE_MULTIPLE = 8
 def refuses(
     logits: Logits, value: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dropout: float
 ) -> str:
-    """Returns why this computation does not take the call, or an empty string; see `computations`."""
+    """Returns why torch's fused attention cannot compute this call, or would be slow; an empty string if it can.
+
+    The arguments are those of `attend`.
+    """
     if not logits.products:
         return "the logits have no inner product"
     if value.size(0) > 1 and logits.is_shared():
@@ -33,26 +36,28 @@ def compute(
 ) -> Tensor:
     """Returns ``softmax(S) V``, (T B, C); see `attend`.
 
-    Rows of a sentence that consists of padding have any finite values.
+    torch computes ``softmax(scale * query @ key^T + mask) V``. Inner products and biases that are the same in all rows
+    become its query and key, and all other terms of the logits become its mask. Rows of a sentence that consists of
+    padding alone have any finite values.
     """
     bsz, num_heads, length, head_dim = value.size()
-    # torch multiplies the sum of all inner products by one scale.
-    scale = logits.products[0].scale
     row_biases = [term for term in logits.biases if term.bias.size(2) == 1]
     other_biases = [term for term in logits.biases if term.bias.size(2) > 1]
 
+    # torch takes one scale. What the scales of other products are relative to it is multiplied into their factors.
+    scale = logits.products[0].scale
     factors = [weight_smaller_factor(x.query, x.key, x.scale / scale, x.weight) for x in logits.products]
     factors += [row_bias_as_product(term, scale, value) for term in row_biases]
     query, key = join_factors(factors, bsz, num_heads)
     query = in_type(query, value.dtype)
     key = in_type(key, value.dtype)
 
-    mask = None
+    bias = None
     if other_biases or logits.outers or logits.diagonals:
         remaining_terms: list[Term] = [*other_biases, *logits.outers, *logits.diagonals]
-        mask = in_type(Logits(remaining_terms).total(length), value.dtype)
+        bias = in_type(Logits(remaining_terms).total(length), value.dtype)
     is_causal_call = is_causal(attn_mask)
-    mask = add_masks(mask, key_padding_mask, is_causal_call, value)
+    mask = add_masks(bias, key_padding_mask, is_causal_call, value)
 
     query, key, padded_value = pad_features(query, key, value)
     out = F.scaled_dot_product_attention(
@@ -70,41 +75,63 @@ def compute(
 
 
 def row_bias_as_product(term: Bias, scale: float, value: Tensor) -> Factors:
-    """Returns a bias that is the same in all rows as an inner product with `FEATURE_MULTIPLE` equal features.
+    """Returns a query and a key whose inner product, times `scale`, is a bias that is the same in all rows.
 
-    Each key has the bias as features, and each query has features that sum up to ``weight / scale``.
+    They have `FEATURE_MULTIPLE` equal features. Each feature of a key is the bias of its column, and the features of a
+    query sum up to ``weight / scale``.
+
+    Args:
+        term: The bias, (B or 1, H or 1, 1, S), and its weight.
+        scale: The number by which torch multiplies all inner products.
+        value: V, (B, H, T, d_h). Only its sizes, type and device are read.
     """
     bsz, num_heads, length, _ = value.size()
-    share = 1 / FEATURE_MULTIPLE / scale
+    query_feature = 1 / FEATURE_MULTIPLE / scale
     if term.weight is None:
-        query = value.new_full([1, 1, 1, 1], share)
+        query = value.new_full([1, 1, 1, 1], query_feature)
     else:
-        query = term.weight * share
+        query = term.weight * query_feature
     query = query.expand(bsz, num_heads, length, FEATURE_MULTIPLE)
     key = term.bias.transpose(2, 3).expand(bsz, num_heads, -1, FEATURE_MULTIPLE)
     return Factors(query, key)
 
 
 def join_factors(factors: list[Factors], bsz: int, num_heads: int) -> Factors:
-    """Returns the queries (B, H, T, r) and keys (B, H, S, r) of all inner products, side by side on their features."""
+    """Returns one query (B, H, T, r) and one key (B, H, S, r), whose inner product is the sum of all inner products.
+
+    They have the features of all queries and of all keys side by side.
+
+    Args:
+        factors: The query and key of each inner product, (B or 1, H or 1, T, r) each.
+        bsz: B.
+        num_heads: H.
+    """
     query, key = factors[0]
-    is_complete = query.size() == key.size() and query.size(0) == bsz and query.size(1) == num_heads
-    if len(factors) == 1 and is_complete:
+    has_full_size = query.size() == key.size() and query.size(0) == bsz and query.size(1) == num_heads
+    if len(factors) == 1 and has_full_size:
         return factors[0]
     queries = [factor.left for factor in factors]
     keys = [factor.right for factor in factors]
     return Factors(join_features(queries, bsz, num_heads), join_features(keys, bsz, num_heads))
 
 
-def add_masks(mask: Tensor | None, key_padding_mask: Tensor | None, causal: bool, value: Tensor) -> Tensor | None:
-    """Returns a mask (B, H, T, T) in numbers: the biases so far plus padding and causality; None if it would be 0.
+def add_masks(bias: Tensor | None, key_padding_mask: Tensor | None, causal: bool, value: Tensor) -> Tensor | None:
+    """Returns the numbers (B, H, T, T) that torch is to add to the inner products, or None if there is nothing to add.
 
-    Without biases and padding, torch knows by itself what is causal, so no mask is made for that.
+    Without a bias and padding this is None even for the causal mask, which torch applies by itself then.
+
+    Args:
+        bias: The part of the logits that is no inner product, (B or 1, H or 1, T or 1, T), or None.
+        key_padding_mask: (B, T), true at padding, or None.
+        causal: Whether a row sees only the columns up to its own.
+        value: V, (B, H, T, d_h). Only its sizes and type are read.
     """
     bsz, num_heads, length, _ = value.size()
+    mask = bias
     if key_padding_mask is not None:
         hidden = in_type(key_padding_mask, torch.bool).view(bsz, 1, 1, length)
-        # Finite, so that a sentence of padding has no NaN, and half the range, as a bias is added to it.
+        # A finite number, because minus infinity would make the rows of a sentence of padding NaN. It is half the
+        # lowest number, so that it stays finite if a bias is added.
         low = lowest(value.dtype) / 2
         if mask is None:
             mask = hidden.to(value.dtype) * low
@@ -121,19 +148,23 @@ def add_masks(mask: Tensor | None, key_padding_mask: Tensor | None, causal: bool
 
 
 def pad_features(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns query, key and value with as many features as the fused kernels want.
+    """Returns query, key and value with as many features as torch's fused kernels want; the additional ones are 0.
 
-    On a CPU, all three must have the same number of features; additional ones are 0.
+    Query and key get a multiple of `FEATURE_MULTIPLE` features. On a CPU, the value must have as many as they do.
+
+    Args:
+        query, key: (B, H, T, r).
+        value: (B, H, T, d_h).
     """
     num_features = query.size(3)
     head_dim = value.size(3)
-    padded = num_features
+    num_padded_features = num_features
     if on_cpu(value):
-        padded = max(num_features, head_dim)
-    padded += -padded % FEATURE_MULTIPLE
-    if padded > num_features:
-        query = F.pad(query, (0, padded - num_features))
-        key = F.pad(key, (0, padded - num_features))
-    if on_cpu(value) and padded > head_dim:
-        value = F.pad(value, (0, padded - head_dim))
+        num_padded_features = max(num_features, head_dim)
+    num_padded_features += -num_padded_features % FEATURE_MULTIPLE
+    if num_padded_features > num_features:
+        query = F.pad(query, (0, num_padded_features - num_features))
+        key = F.pad(key, (0, num_padded_features - num_features))
+    if on_cpu(value) and num_padded_features > head_dim:
+        value = F.pad(value, (0, num_padded_features - head_dim))
     return query, key, value

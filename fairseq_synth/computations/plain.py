@@ -11,7 +11,7 @@ from ..masks import is_causal, masked_softmax
 def refuses(
     logits: Logits, value: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dropout: float
 ) -> str:
-    """Returns an empty string, because this computation takes every call."""
+    """Returns an empty string, which says that this computation takes the call: it takes every call."""
     return ""
 
 
@@ -20,7 +20,8 @@ def compute(
 ) -> Tensor:
     """Returns ``softmax(S) V``, (T B, C); see `attend`.
 
-    A row that sees no key is 0 under an ``attn_mask`` other than the `causal_mask`.
+    A row that may see no key is 0 if the ``attn_mask`` hides the keys, and has any finite values if padding alone does.
+    (The `causal_mask` leaves every row at least one key.)
     """
     bsz, num_heads, length, _ = value.size()
     weights = attention_weights(
@@ -37,7 +38,10 @@ def compute(
 
 
 def join_heads(out: Tensor) -> Tensor:
-    """Returns (B, H, T, d_h) as (T B, H d_h), which the output projection takes."""
+    """Returns the output of all heads (B, H, T, d_h) as a matrix (T B, H d_h), which the output projection reads.
+
+    Row ``t B + b`` belongs to token t of sentence b.
+    """
     bsz, num_heads, length, head_dim = out.size()
     return out.permute(2, 0, 1, 3).reshape(length * bsz, num_heads * head_dim)
 
@@ -52,16 +56,33 @@ def attention_weights(
     zero_unseeing_rows: bool = True,
     bsz: int = -1,
 ) -> Tensor:
-    """Returns ``softmax(S + masks)``, (`bsz`, H, T, S), where T is `tgt_len` and S is `src_len`.
+    """Returns the attention weights ``softmax(S + masks)``, (B or 1, H, T, S).
 
-    If `bsz` is -1, the weights have the number of sentences that the logits have: B, or 1 if all sentences share them.
+    Args:
+        logits: The logits S.
+        num_heads: H.
+        tgt_len: T, the number of rows.
+        src_len: S, the number of columns.
+        key_padding_mask: (B, S), true at padding, or None.
+        attn_mask: A mask as in `masks.masked_softmax`, or None.
+        zero_unseeing_rows: Whether a row that may see no key has the weights 0; see `masks.masked_softmax`.
+        bsz: B, to get weights of each sentence. If it is -1 and all sentences have the same logits, the weights are
+            computed once, (1, H, T, S).
     """
     scores = logits.total(src_len).expand(bsz, num_heads, tgt_len, -1)
     return masked_softmax(scores, key_padding_mask, attn_mask, zero_unseeing_rows)
 
 
 def drop(weights: Tensor, dropout: float, bsz: int) -> Tensor:
-    """Returns attention weights (B or 1, H, T, S) after dropout, which is different for each of `bsz` sentences."""
+    """Returns attention weights after dropout.
+
+    Each sentence is drawn on its own, so that the result is (B, H, T, S), even if the weights are shared.
+
+    Args:
+        weights: (B, H, T, S), or (1, H, T, S) if all sentences share them.
+        dropout: Probability of dropping a weight. If it is 0, the weights are returned as they are.
+        bsz: B.
+    """
     if dropout == 0:
         return weights
     return F.dropout(weights.expand(bsz, -1, -1, -1), dropout)
@@ -72,8 +93,8 @@ def weighted_sum(weights: Tensor, value: Tensor) -> Tensor:
     bsz, num_heads, src_len, head_dim = value.size()
     if weights.size(0) == bsz:
         return torch.matmul(weights, value)
-    # All sentences share the weights. One product serves them all, with their values side by side.
+    # All sentences share the weights, so a single product is enough if the values of all sentences are side by side.
     tgt_len = weights.size(2)
-    values_side_by_side = value.permute(1, 2, 0, 3).reshape(num_heads, src_len, bsz * head_dim)
-    out = torch.matmul(weights[0], values_side_by_side)
+    values_side_by_side = value.permute(1, 2, 0, 3).reshape(num_heads, src_len, bsz * head_dim)  # (H, S, B d_h)
+    out = torch.matmul(weights[0], values_side_by_side)  # (H, T, B d_h)
     return out.view(num_heads, tgt_len, bsz, head_dim).permute(2, 0, 1, 3)

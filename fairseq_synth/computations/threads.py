@@ -18,12 +18,15 @@ Result = TypeVar("Result")
 
 
 def map_in_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
-    """Yields the results of ``function(item)`` in the order of the items, computed by as many threads as torch has.
+    """Yields the result of ``function(item)`` for each item, in their order, computed by several threads.
 
-    The function runs without gradients, as in an autograd function, and outside autocast.
+    There are as many threads as torch may use. Until the last result is taken, torch itself uses one core in each of
+    them, and also in the caller's thread. The function runs without gradients, as in an autograd function, and outside
+    autocast.
     """
     num_threads = torch.get_num_threads()
     if num_threads == 1 or len(items) == 1:
+        # In the caller's thread. Within an item, torch may use all cores.
         with torch.autocast("cpu", enabled=False):
             for item in items:
                 yield function(item)
@@ -32,7 +35,7 @@ def map_in_threads(function: Callable[[Item], Result], items: Sequence[Item]) ->
     is_inference = torch.is_inference_mode_enabled()
 
     def run(item: Item) -> Result:
-        # These modes belong to a thread: a new one has gradients, and neither inference mode nor autocast.
+        # Each thread has modes of its own. In a new thread, gradients are on, and inference mode and autocast are off.
         with torch.inference_mode(is_inference), torch.no_grad():
             return function(item)
 
@@ -46,11 +49,14 @@ def map_in_threads(function: Callable[[Item], Result], items: Sequence[Item]) ->
 
 @cache
 def thread_pool(process_id: int, num_threads: int) -> ThreadPoolExecutor:
-    """Returns the threads of this process, each of which uses one core. A forked process needs threads of its own."""
-    # Each thread that torch sees for the first time takes over the number of threads that is set at the moment.
+    """Returns a pool of `num_threads` threads, on each of which torch computes on one core.
+
+    A pool is made once and used again. A process that has been forked cannot use the threads of its parent, so
+    `process_id` tells their pools apart.
+    """
     return ThreadPoolExecutor(num_threads, "tiles", initializer=use_one_core)
 
 
 def use_one_core(*_: Any) -> None:
-    """Makes torch compute on one core in the current thread."""
+    """Makes torch compute on one core in the current thread; otherwise it would use as many as in the main thread."""
     torch.set_num_threads(1)

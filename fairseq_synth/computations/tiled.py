@@ -1,15 +1,22 @@
 """``softmax(S) V`` on a CPU, one tile of logits at a time: logits and weights never exist as a whole, in either pass.
 
-A `Block` is a set of sentences and heads whose logits are brought into their normal form together. It is divided into
-tiles of some rows, and a tile is as large as fits into the caches of a core.
+The logits S are divided twice:
+
+* A *block* (`Block`) is some neighbouring sentences and heads. Several threads compute one block each.
+* A *tile* (`Tile`) is some rows of a block, so few that their logits fit into the caches of a core.
+
+The logits of a call are given as a list of terms (`logits.Term`), such as inner products and biases. Each block adds up
+terms of the same kind first. The result, ``query @ key^T + left (x) right + bias``, is the *normal form* of the block
+(`logits.NormalForm`), from which its tiles are computed.
 
 The backward pass computes each tile of weights again (recomputation: Rabe and Staats 2021, arXiv 2112.05682; Dao et
-al. 2022, arXiv 2205.14135). Autograd differentiates a tile by the normal form of its block, and the normal form by the
-tensors of the terms, so that nothing here depends on what a term is.
+al. 2022, arXiv 2205.14135). In a first step it adds up the gradients of a block's normal form over the tiles. In a
+second step, autograd differentiates the normal form by the tensors of the terms, so that nothing here depends on what
+a term is.
 """
 
-import functools
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,9 +31,9 @@ from .threads import map_in_threads
 
 # So many logits fit into the caches of a core as a whole, so that the plain computation is faster.
 PLAIN_LIMIT = 1 << 18
-# Number of logits in a tile: 2 MiB of fp32, which stay in the caches of a core through a handful of passes.
+# The largest number of logits in a tile: 2 MiB of fp32, which stay in the caches of a core through a handful of passes.
 TILE = 1 << 19
-# Number of rows in a tile under the causal mask. Columns to the right of its last row are not computed.
+# The largest number of rows in a tile under the causal mask. Columns to the right of its last row are not computed.
 CAUSAL_ROWS = 128
 
 ALL = slice(None)
@@ -35,7 +42,10 @@ ALL = slice(None)
 def refuses(
     logits: Logits, value: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dropout: float
 ) -> str:
-    """Returns why this computation does not take the call, or an empty string; see `computations`."""
+    """Returns why this call cannot be computed in tiles, or would not be faster; an empty string if it can.
+
+    The arguments are those of `attend`.
+    """
     if not on_cpu(value):
         return "the values are not on a CPU"
     if dropout:
@@ -56,42 +66,47 @@ def refuses(
 def compute(
     logits: Logits, value: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dropout: float = 0.0
 ) -> Tensor:
-    """Returns ``softmax(S) V``, (T B, C); see `attend`."""
-    bsz, num_heads, length, _ = value.size()
-    causal = is_causal(attn_mask)
-    rows_of_tile = CAUSAL_ROWS if causal else length
+    """Returns ``softmax(S) V``, (T B, C); see `attend`.
+
+    The batch is divided into blocks of some sentences and heads, which `TiledAttention` computes one after another.
+    """
+    bsz, num_heads, _, _ = value.size()
     lengths = read_lengths(value, key_padding_mask)
-    assert lengths is not None
-    # Several threads share out the blocks, so there should be a few for each of them.
-    num_threads = torch.get_num_threads()
-    max_heads = num_heads if num_threads == 1 else max(1, num_heads // (2 * num_threads))
-    if bsz > 1 and logits.is_shared():
-        blocks = list(divide_by_length(lengths, num_heads, rows_of_tile, max_heads))
-    else:
-        blocks = list(divide_by_sentences(lengths, num_heads, rows_of_tile, max_heads))
+    assert lengths is not None, "`refuses` has refused other padding"
+    has_shared_logits = bsz > 1 and logits.is_shared()
+    blocks = divide_into_blocks(lengths, num_heads, has_shared_logits, causal=is_causal(attn_mask))
     terms = [cast_for_tiles(term, value.dtype) for term in logits.terms()]
+    # An autograd function takes tensors as arguments of their own: apart from the terms to which they belong.
     templates = [remove_tensors(term) for term in terms]
-    tensors = list_tensors(terms)
-    return join_heads(_Tiled.apply(templates, blocks, causal, value, *tensors))
+    out = TiledAttention.apply(templates, blocks, value, *list_tensors(terms))
+    return join_heads(out)
 
 
 def read_lengths(value: Tensor, key_padding_mask: Tensor | None) -> list[int] | None:
-    """Returns the length of each sentence as `sentence_lengths` does; without a mask, all of them are full."""
+    """Returns the length of each sentence, or None if padding is not on the right or a sentence is empty.
+
+    Args:
+        value: V, (B, H, T, d_h). Only its sizes are read.
+        key_padding_mask: (B, T), true at padding, or None if all sentences have T tokens.
+    """
     if key_padding_mask is None:
         bsz, _, length, _ = value.size()
         return [length] * bsz
     return sentence_lengths(key_padding_mask)
 
 
-# ---- terms as a list of tensors, which is what an autograd function takes
+# ---- Terms and their tensors. An autograd function takes tensors only as arguments of their own, so the tensors are
+# ---- taken out of the terms before the call and put back within it.
 
-TENSOR = object()  # stands for a tensor in a template
+PLACEHOLDER = object()
 
 
 def cast_for_tiles(term: Term, dtype: torch.dtype) -> Term:
-    """Returns the term with its products in `dtype`, as under autocast the types differ, and all else in fp32 at least.
+    """Returns a term of the logits with its tensors in the types with which tiles are computed.
 
-    The gradients of biases and weights are sums over many sentences, for which half precision is too coarse.
+    Query and key of a product are in `dtype`, the type of the values, because under autocast their types may differ.
+    All other tensors are in fp32 at least. Their gradients are sums over many sentences, for which half precision is
+    too coarse.
     """
     weight = term.weight
     if weight is not None:
@@ -106,7 +121,7 @@ def cast_for_tiles(term: Term, dtype: torch.dtype) -> Term:
 
 
 def list_tensors(terms: Sequence[Any]) -> list[Tensor]:
-    """Returns the tensors of the terms, in their order."""
+    """Returns the tensors of all terms in one list, in the order of the terms and of their fields."""
     tensors = []
     for term in terms:
         tensors += [field for field in term if isinstance(field, Tensor)]
@@ -114,17 +129,22 @@ def list_tensors(terms: Sequence[Any]) -> list[Tensor]:
 
 
 def remove_tensors(term: Term) -> Any:
-    """Returns a template: the term with a placeholder for each tensor."""
-    fields = [TENSOR if isinstance(field, Tensor) else field for field in term]
+    """Returns a *template*: the term with a placeholder in place of each tensor."""
+    fields = [PLACEHOLDER if isinstance(field, Tensor) else field for field in term]
     return type(term)._make(fields)
 
 
 def insert_tensors(templates: Sequence[Any], tensors: Sequence[Tensor | None]) -> list[Any]:
-    """Returns the terms with `tensors` in the places of the placeholders, in their order."""
+    """Returns the terms of these templates, with `tensors` in place of the placeholders.
+
+    Args:
+        templates: Terms without tensors, as `remove_tensors` returns them.
+        tensors: A tensor or None for each placeholder, in the order of `list_tensors`.
+    """
     remaining = iter(tensors)
     terms = []
     for template in templates:
-        fields = [next(remaining) if field is TENSOR else field for field in template]
+        fields = [next(remaining) if field is PLACEHOLDER else field for field in template]
         terms.append(type(template)._make(fields))
     return terms
 
@@ -133,16 +153,17 @@ def insert_tensors(templates: Sequence[Any], tensors: Sequence[Tensor | None]) -
 
 
 class Block(NamedTuple):
-    """Sentences and heads whose logits are computed together, in tiles of some rows."""
+    """Neighbouring sentences and heads whose logits are computed together, one tile of rows after another."""
 
     sentences: slice
     heads: slice
     length: int  # of the longest of these sentences, in tokens
-    rows_of_tile: int
+    rows_of_tile: int  # number of rows in each tile; the last tile may have fewer
     # Whether the sentences have the same logits. Their values are then side by side on the features.
     is_shared: bool
     # (sentences, n): true at padding, in the last n of `length` columns; None if all have the same length
     hidden: Tensor | None
+    causal: bool  # whether a row sees only the columns up to its own
 
     def read(self, x: Tensor) -> Tensor:
         """Returns the block's n sentences of values x (B, H, T, d_h) as a copy.
@@ -155,14 +176,19 @@ class Block(NamedTuple):
         return part.contiguous()
 
     def write(self, x: Tensor, part: Tensor) -> None:
-        """Writes the block, laid out as `read` returns it, into x (B, H, T, d_h)."""
+        """Copies `part`, laid out as `read` returns it, into the block's place in x (B, H, T, d_h)."""
         if self.is_shared:
             head_dim = x.size(-1)
+            # (1, heads, length, n d_h) -> (n, heads, length, d_h)
             part = part[0].unflatten(-1, (-1, head_dim)).permute(2, 0, 1, 3)
         x[self.sentences, self.heads, : self.length].copy_(part)
 
     def cut_terms(self, terms: Sequence[Any]) -> list[Any]:
-        """Returns the parts of the terms that the block needs, as views; a tensor may be None and stays None."""
+        """Returns the terms of the logits with only the block's sentences, heads and tokens in their tensors, as views.
+
+        Args:
+            terms: The terms of the whole batch. A tensor in them may be None, and stays None.
+        """
         tokens = slice(0, self.length)
         parts: list[Any] = []
         for term in terms:
@@ -181,7 +207,12 @@ class Block(NamedTuple):
         return parts
 
     def cut_diagonals(self, values: Any) -> Any:
-        """Returns the values (1, H, 1, 2 length - 1) for the distances within the block."""
+        """Returns the values of the distances that occur between the block's rows and columns.
+
+        Args:
+            values: One value for each distance, (1, H, 1, 2 T - 1), with distance 0 in the middle; or None, which is
+                returned.
+        """
         if values is None:
             return None
         distance_0 = values.size(3) // 2
@@ -189,19 +220,18 @@ class Block(NamedTuple):
         return cut(values, ALL, self.heads, ALL, distances)
 
     def normal_form(self, terms: Sequence[Term]) -> NormalForm:
-        """Returns the normal form of terms that `cut_terms` has returned; its query and key are contiguous."""
+        """Returns the sum of terms that `cut_terms` has returned, in its normal form with query and key contiguous."""
         normal = Logits(terms).normal_form(self.length)
         if normal.query is not None and normal.key is not None:
             return normal._replace(query=normal.query.contiguous(), key=normal.key.contiguous())
         return normal
 
-    def tiles(self, causal: bool) -> list["Tile"]:
-        """Returns the tiles of the block."""
+    def tiles(self) -> list["Tile"]:
+        """Returns the tiles of the block, from its first rows to its last."""
         tiles = []
-        for start in range(0, self.length, self.rows_of_tile):
-            end = min(start + self.rows_of_tile, self.length)
-            num_columns = end if causal else self.length
-            tiles.append(Tile(slice(start, end), slice(0, num_columns)))
+        for rows in split_range(self.length, self.rows_of_tile):
+            num_columns = rows.stop if self.causal else self.length
+            tiles.append(Tile(rows, slice(0, num_columns)))
         return tiles
 
 
@@ -233,109 +263,160 @@ def cut(x: Any, *slices: slice) -> Any:
     return x[index]
 
 
-def divide_by_sentences(lengths: Sequence[int], num_heads: int, rows_of_tile: int, max_heads: int) -> Iterator[Block]:
+def split_range(total: int, size: int) -> list[slice]:
+    """Returns neighbouring slices of `size` elements that cover 0 to ``total - 1``; the last one may be shorter."""
+    return [slice(start, min(start + size, total)) for start in range(0, total, size)]
+
+
+def fit_into_tile(num_logits: int, limit: int) -> int:
+    """Returns how many rows, sentences or heads of `num_logits` logits each fit into a tile: from 1 to `limit`."""
+    return min(limit, max(1, TILE // num_logits))
+
+
+def divide_into_blocks(lengths: Sequence[int], num_heads: int, has_shared_logits: bool, causal: bool) -> list[Block]:
+    """Returns blocks that together contain every sentence and head once.
+
+    Args:
+        lengths: The length of each sentence in tokens.
+        num_heads: H.
+        has_shared_logits: Whether all sentences have the same logits.
+        causal: Whether a row sees only the columns up to its own.
+    """
+    rows_of_tile = CAUSAL_ROWS if causal else max(lengths)
+    # Several threads share out the blocks, so there should be a few for each of them.
+    num_threads = torch.get_num_threads()
+    max_heads = num_heads if num_threads == 1 else max(1, num_heads // (2 * num_threads))
+    divide = divide_by_length if has_shared_logits else divide_by_sentences
+    return list(divide(lengths, num_heads, rows_of_tile, max_heads, causal))
+
+
+def divide_by_sentences(
+    lengths: Sequence[int], num_heads: int, rows_of_tile: int, max_heads: int, causal: bool = False
+) -> Iterator[Block]:
     """Yields blocks of neighbouring sentences of any length, for logits that differ by sentence.
 
-    A block has at most `max_heads` heads.
+    Args:
+        lengths: The length of each sentence in tokens.
+        num_heads: H.
+        rows_of_tile: The largest number of rows in a tile.
+        max_heads: The largest number of heads in a block.
+        causal: Whether a row sees only the columns up to its own.
     """
     longest = max(lengths)
-    rows = min(rows_of_tile, longest, max(1, TILE // longest))
-    num_sentences = min(len(lengths), max(1, TILE // (rows * longest)))
-    heads_of_block = min(max_heads, max(1, TILE // (num_sentences * rows * longest)))
-    for first in range(0, len(lengths), num_sentences):
-        sentences = slice(first, first + num_sentences)
+    # A tile has as many rows as fit, then these rows of as many sentences, and then of as many heads.
+    rows = fit_into_tile(longest, limit=min(rows_of_tile, longest))
+    num_sentences = fit_into_tile(rows * longest, limit=len(lengths))
+    heads_of_block = fit_into_tile(num_sentences * rows * longest, limit=max_heads)
+    for sentences in split_range(len(lengths), num_sentences):
         block_lengths = lengths[sentences]
-        shortest_of_block = min(block_lengths)
-        longest_of_block = max(block_lengths)
-        hidden = None
-        if shortest_of_block < longest_of_block:
-            columns = torch.arange(shortest_of_block, longest_of_block)
-            hidden = columns >= torch.tensor(block_lengths)[:, None]
-        for first_head in range(0, num_heads, heads_of_block):
-            heads = slice(first_head, first_head + heads_of_block)
-            yield Block(sentences, heads, longest_of_block, rows, is_shared=False, hidden=hidden)
+        hidden = hide_padding(block_lengths)
+        for heads in split_range(num_heads, heads_of_block):
+            yield Block(sentences, heads, max(block_lengths), rows, is_shared=False, hidden=hidden, causal=causal)
 
 
-def divide_by_length(lengths: Sequence[int], num_heads: int, rows_of_tile: int, max_heads: int) -> Iterator[Block]:
+def divide_by_length(
+    lengths: Sequence[int], num_heads: int, rows_of_tile: int, max_heads: int, causal: bool = False
+) -> Iterator[Block]:
     """Yields blocks of neighbouring sentences of equal length, for logits that all sentences share.
 
-    fairseq sorts a batch by length, so that sentences of equal length are neighbours. A block has at most `max_heads`
-    heads.
+    fairseq sorts a batch by length, so that sentences of equal length are neighbours. The arguments are those of
+    `divide_by_sentences`.
     """
     first = 0
-    for end in range(1, len(lengths) + 1):
-        length = lengths[first]
-        if end < len(lengths) and lengths[end] == length:
-            continue
-        sentences = slice(first, end)
-        rows = min(rows_of_tile, length, max(1, TILE // length))
-        heads_of_block = min(max_heads, max(1, TILE // (rows * length)))
-        for first_head in range(0, num_heads, heads_of_block):
-            heads = slice(first_head, first_head + heads_of_block)
-            yield Block(sentences, heads, length, rows, is_shared=True, hidden=None)
+    for length, sentences_of_length in itertools.groupby(lengths):
+        end = first + len(list(sentences_of_length))
+        # All these sentences share one tile of logits.
+        rows = fit_into_tile(length, limit=min(rows_of_tile, length))
+        heads_of_block = fit_into_tile(rows * length, limit=max_heads)
+        for heads in split_range(num_heads, heads_of_block):
+            yield Block(slice(first, end), heads, length, rows, is_shared=True, hidden=None, causal=causal)
         first = end
+
+
+def hide_padding(lengths: Sequence[int]) -> Tensor | None:
+    """Returns `Block.hidden` for sentences of these lengths: which columns are padding, or None if there is none.
+
+    The columns begin behind the shortest sentence, because all columns before are tokens.
+    """
+    shortest = min(lengths)
+    longest = max(lengths)
+    if shortest == longest:
+        return None
+    columns = torch.arange(shortest, longest)
+    return columns >= torch.tensor(lengths)[:, None]
 
 
 # ---- both passes
 
 
-class _Tiled(torch.autograd.Function):
+class TiledAttention(torch.autograd.Function):
     """Computes ``softmax(S) V``, (B, H, T, d_h), and its gradients. It saves nothing but its inputs."""
 
     @staticmethod
-    def forward(
-        ctx: Any, templates: list[Any], blocks: list[Block], causal: bool, value: Tensor, *tensors: Tensor
-    ) -> Tensor:
-        """Returns the output.
+    def forward(ctx: Any, templates: list[Any], blocks: list[Block], value: Tensor, *tensors: Tensor) -> Tensor:
+        """Returns ``softmax(S) V``, (B, H, T, d_h), computed block by block.
 
         Args:
             ctx: Where torch keeps what the backward pass needs.
-            templates: The terms of the logits, as `remove_tensors` returns them.
-            blocks: The blocks that together cover all sentences and heads.
-            causal: Whether a row sees only the columns up to its own.
+            templates: The terms that S is a sum of, with placeholders for their tensors; see `remove_tensors`.
+            blocks: Parts of the batch, each some sentences and heads, which together contain every sentence and head.
             value: V, (B, H, T, d_h).
-            tensors: The tensors of the terms, in the order of the templates.
+            tensors: The tensors of the terms, in the order of the placeholders.
         """
         ctx.templates = templates
         ctx.blocks = blocks
-        ctx.causal = causal
         ctx.save_for_backward(value, *tensors)
         terms = insert_tensors(templates, tensors)
+
+        def compute_one(block: Block) -> Tensor:
+            return compute_block(block, terms, value)
+
         out = empty_like_values(value, blocks)
-        compute = functools.partial(compute_block, terms=terms, value=value, causal=causal)
-        for block_out, block in zip(map_in_threads(compute, blocks), blocks):
+        for block_out, block in zip(map_in_threads(compute_one, blocks), blocks):
             block.write(out, block_out)
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Returns the gradients of the arguments of `forward`; those that are no tensors have none."""
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        """Returns the gradient of each argument of `forward`, computed block by block; None for those that need none.
+
+        Args:
+            ctx: What `forward` has kept.
+            grad_out: The gradient of the output, (B, H, T, d_h).
+        """
         value, *tensors = ctx.saved_tensors
-        needs_grad = ctx.needs_input_grad[4:]  # of the tensors of the terms, behind the four other arguments
+        _templates, _blocks, _value, *tensors_need_grad = ctx.needs_input_grad
         terms = insert_tensors(ctx.templates, tensors)
-        # Gradients are sums over blocks, in fp32 at least. In memory they lie like their tensors, most of which are
-        # views of projections, so that the backward pass of a view makes no copy.
-        sum_dtype = torch.promote_types(value.dtype, torch.float32)
-        sums = [
-            torch.zeros_like(tensor, dtype=sum_dtype) if needed else None for tensor, needed in zip(tensors, needs_grad)
-        ]
-        terms_of_sums = insert_tensors(ctx.templates, sums)
+
+        def differentiate_one(block: Block) -> BlockGradients:
+            return differentiate_block(
+                block,
+                templates=ctx.templates,
+                terms=terms,
+                tensors_need_grad=tensors_need_grad,
+                value=value,
+                grad_out=grad_out,
+            )
+
         grad_value = empty_like_values(value, ctx.blocks)
-        differentiate = functools.partial(
-            differentiate_block, terms=terms, terms_of_sums=terms_of_sums, value=value, grad=grad, causal=ctx.causal
-        )
+        # The gradient of a tensor is the sum of its gradients in all blocks.
+        grad_sums = [
+            zeros_for_sum(tensor) if needs_grad else None for tensor, needs_grad in zip(tensors, tensors_need_grad)
+        ]
+        terms_of_sums = insert_tensors(ctx.templates, grad_sums)
         # The sums are added up here, in the order of the blocks, so that their rounding does not depend on threads.
-        for gradients, block in zip(map_in_threads(differentiate, ctx.blocks), ctx.blocks):
+        for gradients, block in zip(map_in_threads(differentiate_one, ctx.blocks), ctx.blocks):
             block.write(grad_value, gradients.value)
-            for total, leaf_grad in zip(list_tensors(block.cut_terms(terms_of_sums)), gradients.leaves):
-                total.add_(leaf_grad)
-        grads = [None if total is None else total.to(tensor.dtype) for tensor, total in zip(tensors, sums)]
-        return (None, None, None, grad_value, *grads)
+            block_sums = list_tensors(block.cut_terms(terms_of_sums))  # views of the sums
+            for block_sum, block_grad in zip(block_sums, gradients.tensors):
+                block_sum.add_(block_grad)
+        grads = [None if total is None else total.to(tensor.dtype) for tensor, total in zip(tensors, grad_sums)]
+        return (None, None, grad_value, *grads)
 
 
 def empty_like_values(value: Tensor, blocks: list[Block]) -> Tensor:
-    """Returns a tensor like the values (B, H, T, d_h) that the blocks write to; rows that none writes to are 0.
+    """Returns a tensor like the values (B, H, T, d_h) that the blocks write to; rows that no block writes to are 0.
 
     In memory it is (T, B, H, d_h), which is the order in which projections read and write.
     """
@@ -346,157 +427,184 @@ def empty_like_values(value: Tensor, blocks: list[Block]) -> Tensor:
     return out
 
 
-def compute_block(block: Block, terms: Sequence[Any], value: Tensor, causal: bool) -> Tensor:
-    """Returns the output of a block, laid out as `Block.read` returns values.
+def zeros_for_sum(tensor: Tensor) -> Tensor:
+    """Returns zeros of the tensor's shape, in fp32 at least, to which gradients of the tensor are added.
+
+    They have the tensor's strides. Most tensors are views of projections, and the backward pass of such a view then
+    needs no copy.
+    """
+    return torch.zeros_like(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
+
+
+def compute_block(block: Block, terms: Sequence[Any], value: Tensor) -> Tensor:
+    """Returns ``softmax(S) V`` of the block's sentences and heads, laid out as `Block.read` returns values.
 
     Args:
-        block: The block.
-        terms: The terms of all logits.
-        value: The values of all sentences and heads, (B, H, T, d_h).
-        causal: Whether a row sees only the columns up to its own.
+        block: Some sentences and heads of the batch.
+        terms: The terms that the logits of the whole batch are a sum of.
+        value: The values of the whole batch, (B, H, T, d_h).
     """
     normal = block.normal_form(block.cut_terms(terms))
     block_value = block.read(value)
     out = torch.empty_like(block_value)
-    for tile in block.tiles(causal):
-        weights = tile_weights(tile.cut_normal_form(normal), block_value.size(1), tile, block, causal)
+    for tile in block.tiles():
+        weights = tile_weights(tile.cut_normal_form(normal), tile, block)
         visible_value = block_value[:, :, tile.columns]
         out[:, :, tile.rows] = torch.matmul(weights.to(value.dtype), visible_value)
     return out
 
 
-class BlockGradients(NamedTuple):
-    """The gradients of a block."""
+def tile_weights(tile_normal: NormalForm, tile: Tile, block: Block) -> Tensor:
+    """Returns the attention weights of a tile, (sentences, heads, rows, columns), in fp32 or fp64.
 
-    value: Tensor  # laid out as `Block.read` returns the values
-    leaves: Sequence[Tensor]  # of the tensors of the terms that need a gradient
-
-
-def differentiate_block(
-    block: Block, terms: Sequence[Any], terms_of_sums: Sequence[Any], value: Tensor, grad: Tensor, causal: bool
-) -> BlockGradients:
-    """Returns the gradients of a block.
+    Columns that a row may not see have the weight 0.
 
     Args:
-        block: The block.
-        terms: The terms of all logits.
-        terms_of_sums: The same terms with the sums of gradients in place of their tensors; None where a tensor needs no
-            gradient.
-        value: The values of all sentences and heads, (B, H, T, d_h).
-        grad: The gradient of the output, of the same size.
-        causal: Whether a row sees only the columns up to its own.
+        tile_normal: The logits of the tile, as ``query @ key^T + left (x) right + bias``.
+        tile: Some rows of the block, and the columns that they see.
+        block: Some sentences and heads of the batch.
     """
-    leaves = make_leaves(block.cut_terms(terms), block.cut_terms(terms_of_sums))
-    with torch.enable_grad():
-        normal = block.normal_form(leaves.terms)
-    sum_dtype = torch.promote_types(value.dtype, torch.float32)
-    normal_sums = NormalForm(*(new_sum(summand, sum_dtype) for summand in normal))
-
-    grad_value = backward_of_tiles(block, normal, normal_sums, block.read(value), block.read(grad), causal)
-
-    summands = []
-    summand_grads = []
-    for summand, total in zip(normal, normal_sums):
-        if summand is not None and total is not None:
-            summands.append(summand)
-            summand_grads.append(total.to(summand.dtype))
-    if not summands:
-        return BlockGradients(grad_value, [])
-    return BlockGradients(grad_value, torch.autograd.grad(summands, leaves.trained_tensors, summand_grads))
-
-
-class Leaves(NamedTuple):
-    """Terms whose tensors are leaves of a new autograd graph."""
-
-    terms: list[Any]
-    trained_tensors: list[Tensor]  # the tensors that need a gradient
-
-
-def make_leaves(terms: Sequence[Any], sums: Sequence[Any]) -> Leaves:
-    """Returns the terms detached from the graph; a tensor needs a gradient if it has a sum."""
-    leaves = Leaves([], [])
-    for term, term_sums in zip(terms, sums):
-        fields = []
-        for field, field_sum in zip(term, term_sums):
-            if not isinstance(field, Tensor):
-                fields.append(field)
-                continue
-            leaf = field.detach()
-            fields.append(leaf)
-            if isinstance(field_sum, Tensor):
-                leaves.trained_tensors.append(leaf.requires_grad_())
-        leaves.terms.append(type(term)._make(fields))
-    return leaves
-
-
-def new_sum(summand: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Returns zeros to add the gradient of a summand to, or None if it needs no gradient."""
-    if summand is None or not summand.requires_grad:
-        return None
-    return torch.zeros_like(summand, dtype=dtype)
-
-
-def backward_of_tiles(
-    block: Block, normal: NormalForm, normal_sums: NormalForm, value: Tensor, grad: Tensor, causal: bool
-) -> Tensor:
-    """Returns the gradient of a block's values, and adds the gradients of its normal form to `normal_sums`."""
-    grad_value = None
-    # The last tile comes first. It has all columns, so that its gradient can start the sum over tiles.
-    for tile in reversed(block.tiles(causal)):
-        tile_sums = tile.cut_normal_form(normal_sums)
-        leaves = []
-        for summand, total in zip(tile.cut_normal_form(normal), tile_sums):
-            leaf = None
-            if summand is not None:
-                leaf = summand.detach().requires_grad_(total is not None)
-            leaves.append(leaf)
-        with torch.enable_grad():
-            weights = tile_weights(NormalForm(*leaves), value.size(1), tile, block, causal)
-
-        tile_grad = grad[:, :, tile.rows]
-        tile_value = value[:, :, tile.columns]
-        weights_transposed = weights.detach().to(value.dtype).transpose(2, 3)
-        if grad_value is None:
-            grad_value = torch.matmul(weights_transposed, tile_grad)
-        else:
-            columns_of_grad_value = grad_value[:, :, tile.columns].flatten(0, 1)
-            columns_of_grad_value.baddbmm_(weights_transposed.flatten(0, 1), tile_grad.flatten(0, 1))
-
-        trained_leaves = []
-        trained_sums = []
-        for leaf, total in zip(leaves, tile_sums):
-            if leaf is not None and total is not None:
-                trained_leaves.append(leaf)
-                trained_sums.append(total)
-        if trained_leaves:
-            grad_weights = torch.matmul(tile_grad, tile_value.transpose(2, 3)).to(weights.dtype)
-            leaf_grads = torch.autograd.grad(weights, trained_leaves, grad_weights)
-            for total, leaf_grad in zip(trained_sums, leaf_grads):
-                total.add_(leaf_grad)
-    assert grad_value is not None
-    return grad_value
-
-
-def tile_weights(normal: NormalForm, num_heads: int, tile: Tile, block: Block, causal: bool) -> Tensor:
-    """Returns the softmax of a tile of logits, in fp32 or fp64, with the columns masked that a row may not see.
-
-    Args:
-        normal: The tile's part of the normal form.
-        num_heads: Number of heads of the block.
-        tile, block: The tile and its block.
-        causal: Whether a row sees only the columns up to its own.
-    """
+    num_heads = block.heads.stop - block.heads.start
     num_rows = tile.rows.stop - tile.rows.start
-    scores = at_least_fp32(normal.total(tile.columns.stop)).expand(-1, num_heads, -1, -1)
-    is_only_a_bias = normal.query is None and normal.left is None
+    scores = at_least_fp32(tile_normal.total(tile.columns.stop)).expand(-1, num_heads, -1, -1)
+    is_only_a_bias = tile_normal.query is None and tile_normal.left is None
     is_expanded = scores.size(2) == 1 or scores.stride(1) == 0
     if is_only_a_bias or is_expanded:
         # A copy of the full size, because the masks below are written in place.
         scores = scores.expand(-1, -1, num_rows, -1).clone()
-    with torch.no_grad():  # Hidden logits have the weight 0, so no gradient flows through the masks.
-        if causal:
+    with torch.no_grad():  # Autograd needs no record of the masks: hidden logits have the weight 0 and no gradient.
+        if block.causal:
             scores[..., tile.rows] += future_mask(num_rows, scores)
         elif block.hidden is not None:
             num_hidden_columns = block.hidden.size(1)
             scores[..., -num_hidden_columns:].masked_fill_(block.hidden[:, None, None], float("-inf"))
     return torch.softmax(scores, dim=-1)
+
+
+class BlockGradients(NamedTuple):
+    """The gradients of a block."""
+
+    value: Tensor  # of the values, laid out as `Block.read` returns them
+    tensors: Sequence[Tensor]  # of those tensors of the terms that need a gradient, cut as in `Block.cut_terms`
+
+
+def differentiate_block(
+    block: Block,
+    templates: Sequence[Any],
+    terms: Sequence[Any],
+    tensors_need_grad: Sequence[bool],
+    value: Tensor,
+    grad_out: Tensor,
+) -> BlockGradients:
+    """Returns the gradients of the values and of the tensors in the terms of the logits, as far as the block has them.
+
+    In the forward pass, the terms are added up to ``S = query @ key^T + left (x) right + bias``, the normal form of the
+    block, from which the logits of each tile are computed. Gradients flow the same way back: from the tiles to the
+    normal form (`differentiate_tiles`), and by autograd from there to the tensors.
+
+    Args:
+        block: Some sentences and heads of the batch.
+        templates: The terms that the logits are a sum of, with placeholders for their tensors; see `remove_tensors`.
+        terms: The same terms with the tensors of the whole batch.
+        tensors_need_grad: Whether each tensor of the terms needs a gradient.
+        value: The values of the whole batch, (B, H, T, d_h).
+        grad_out: The gradient of the output, of the same size.
+    """
+    # Autograd records how the normal form is computed from the tensors of the block.
+    block_tensors = []
+    trained_tensors = []
+    for tensor, needs_grad in zip(list_tensors(block.cut_terms(terms)), tensors_need_grad):
+        block_tensor = tensor.detach().requires_grad_(needs_grad)
+        block_tensors.append(block_tensor)
+        if needs_grad:
+            trained_tensors.append(block_tensor)
+    with torch.enable_grad():
+        normal = block.normal_form(insert_tensors(templates, block_tensors))
+
+    gradients = differentiate_tiles(block, normal, block.read(value), block.read(grad_out))
+    if not trained_tensors:
+        return BlockGradients(gradients.value, [])
+    summands = []
+    summand_grads = []
+    for name, grad in gradients.summands.items():
+        summand = getattr(normal, name)
+        summands.append(summand)
+        summand_grads.append(grad.to(summand.dtype))
+    tensor_grads = torch.autograd.grad(summands, trained_tensors, summand_grads)
+    return BlockGradients(gradients.value, tensor_grads)
+
+
+class NormalFormGradients(NamedTuple):
+    """The gradients of a block's values and of its normal form."""
+
+    value: Tensor  # laid out as `Block.read` returns the values
+    summands: dict[str, Tensor]  # {field of `NormalForm`: its gradient}, for those that need one
+
+
+def differentiate_tiles(block: Block, normal: NormalForm, value: Tensor, grad_out: Tensor) -> NormalFormGradients:
+    """Returns the gradients of a block's values and of its normal form.
+
+    Each tile, which is some rows of the block, adds its part to these gradients. Its attention weights are computed
+    again for that, because the forward pass has not kept them.
+
+    Args:
+        block: Some sentences and heads of the batch.
+        normal: The block's logits as ``query @ key^T + left (x) right + bias``.
+        value: The block's values as `Block.read` returns them.
+        grad_out: The gradient of the block's output, laid out in the same way.
+    """
+    sums: dict[str, Tensor] = {}  # {field of `NormalForm`: the sum of its gradients so far}
+    for name, summand in normal._asdict().items():
+        if summand is not None and summand.requires_grad:
+            sums[name] = zeros_for_sum(summand)
+    grad_value = None
+    # The last tile comes first. It has all columns, so that its gradient can start the sum over tiles.
+    for tile in reversed(block.tiles()):
+        leaves = make_leaves(tile.cut_normal_form(normal), trained=sums.keys())
+        with torch.enable_grad():
+            weights = tile_weights(NormalForm(**leaves), tile, block)
+        tile_grad_out = grad_out[:, :, tile.rows]
+        grad_value = add_value_gradient(grad_value, weights, tile_grad_out, tile)
+        if sums:
+            visible_value = value[:, :, tile.columns]
+            grad_weights = torch.matmul(tile_grad_out, visible_value.transpose(2, 3)).to(weights.dtype)
+            tile_grads = torch.autograd.grad(weights, [leaves[name] for name in sums], grad_weights)
+            tile_sums = tile.cut_normal_form(NormalForm(**sums))._asdict()  # views of the sums
+            for name, tile_grad in zip(sums, tile_grads):
+                tile_sums[name].add_(tile_grad)
+    assert grad_value is not None, "a block has at least one tile"
+    return NormalFormGradients(grad_value, sums)
+
+
+def make_leaves(normal: NormalForm, trained: Collection[str]) -> dict[str, Tensor]:
+    """Returns the summands of a normal form by name, as leaves of a new graph of autograd.
+
+    A gradient that is computed in the new graph ends at the leaves.
+
+    Args:
+        normal: The normal form, ``query @ key^T + left (x) right + bias``.
+        trained: The names of the summands that need a gradient.
+    """
+    leaves = {}
+    for name, summand in normal._asdict().items():
+        if summand is not None:
+            leaves[name] = summand.detach().requires_grad_(name in trained)
+    return leaves
+
+
+def add_value_gradient(grad_value: Tensor | None, weights: Tensor, tile_grad_out: Tensor, tile: Tile) -> Tensor:
+    """Adds a tile's part, ``weights^T @ tile_grad_out``, to the gradient of the values in place, and returns the sum.
+
+    Args:
+        grad_value: The sum over earlier tiles, which is changed, or None at the first tile, which has all columns.
+        weights: The attention weights of the tile.
+        tile_grad_out: The gradient of the tile's rows of the output.
+        tile: The tile; it has values only in its columns.
+    """
+    weights_transposed = weights.detach().to(tile_grad_out.dtype).transpose(2, 3)
+    if grad_value is None:
+        return torch.matmul(weights_transposed, tile_grad_out)
+    # Sentences and heads are one dimension in a product of batches. These are views, so that `grad_value` changes.
+    grad_of_columns = grad_value[:, :, tile.columns].flatten(0, 1)
+    grad_of_columns.baddbmm_(weights_transposed.flatten(0, 1), tile_grad_out.flatten(0, 1))
+    return grad_value

@@ -26,7 +26,7 @@ POSITIVE_FLAGS = ("sentences", "rank", "max_length", "heads_within")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the command line.
+    """Runs the command line: writes the converted model, and prints what the conversion has changed.
 
     Raises:
         SynthesizerError: a flag, the checkpoint or the data cannot be used; nothing is written.
@@ -39,18 +39,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     max_length = conversion.fixed_max_length
     if max_length is None:
         max_length = choose_max_length(loaded, averages.length, args.max_length)
+    parameters = fit_functions(conversion, averages, max_length)
     order = readable(loaded, "valid", args.sentences, longest=max_length)
     sample = batches(loaded, "valid", order)
-    parameters = {}
-    for name, function in conversion.functions.items():
-        constants = averages.constants[name]
-        parameters[name] = words.function_parameters(function, constants, max_length, conversion.rank)
     loss_before = loss(loaded, sample)
     heads = conversion.heads
     if args.heads_within is not None:
-        logits = {}
-        for name, function in conversion.functions.items():
-            logits[name] = words.function_logits(function, parameters[name], max_length)
+        logits = compute_logits(conversion, parameters, max_length)
         heads = choose_cheap_heads(loaded, sample, logits, heads, loss_before, args.heads_within)
     new = build_model(loaded, conversion, parameters, heads, max_length)
     loss_after = loss(loaded._replace(model=new.model), sample)
@@ -62,8 +57,36 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"to tune it: {tuning_command(args.data, args.out, cfg)}")
 
 
+def fit_functions(conversion: Conversion, averages: words.Averages, max_length: int) -> dict[str, dict[str, Tensor]]:
+    """Returns the parameters of each new function, chosen so that its logits come nearest to the averaged attention.
+
+    Args:
+        conversion: the function of each self-attention.
+        averages: the attention averaged over the data.
+        max_length: ``--synth-max-length``.
+
+    Returns:
+        {name of a self-attention: {name of a parameter: its value for all heads}}
+    """
+    parameters = {}
+    for name, function in conversion.functions.items():
+        constants = averages.constants[name]
+        parameters[name] = words.function_parameters(function, constants, max_length, conversion.rank)
+    return parameters
+
+
+def compute_logits(
+    conversion: Conversion, parameters: dict[str, dict[str, Tensor]], max_length: int
+) -> dict[str, Tensor]:
+    """Returns the logits (H, n, n) of the new functions, as {name of a self-attention: logits}; n is `max_length`."""
+    logits = {}
+    for name, function in conversion.functions.items():
+        logits[name] = words.function_logits(function, parameters[name], max_length)
+    return logits
+
+
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Returns the command line's values.
+    """Returns the flags of the command line, after checking them.
 
     Raises:
         SynthesizerError: a value cannot be used, or the output exists or cannot be written.
@@ -90,7 +113,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def check_values(args: argparse.Namespace) -> None:
-    """Checks numbers and names of functions.
+    """Checks the numbers and the names of functions on the command line.
 
     Raises:
         SynthesizerError: a number is not above 0, or a function cannot be made from attention.
@@ -107,7 +130,7 @@ def check_values(args: argparse.Namespace) -> None:
 
 
 def check_place(out: Path, may_overwrite: bool) -> None:
-    """Checks that the new checkpoint can be written.
+    """Checks that the new checkpoint can be written, before anything is computed.
 
     Raises:
         SynthesizerError: the file exists, or its folder does not.
@@ -119,10 +142,10 @@ def check_place(out: Path, may_overwrite: bool) -> None:
 
 
 def load_separable(args: argparse.Namespace) -> Loaded:
-    """Loads the checkpoint, and checks that its heads can be told apart.
+    """Loads the checkpoint of the command line, and checks that its weights can be divided into heads.
 
     Raises:
-        SynthesizerError: it is no Transformer's, a TorchScript file or quantised.
+        SynthesizerError: it is a TorchScript file, its weights are quantised, or it has another kind of model.
     """
     import_user_dir(args)
     path = args.checkpoint
@@ -145,7 +168,7 @@ def is_torchscript(path: Path) -> bool:
 
 
 def describe_inseparable(path: Path, kind: str) -> str:
-    """Returns an error about a checkpoint of a kind whose heads cannot be told apart."""
+    """Returns the error message about a checkpoint whose heads cannot be told apart, such as ``a TorchScript file``."""
     return f"{path}: its heads cannot be told apart, as it is {kind}; give the checkpoint of fairseq-train"
 
 
@@ -157,21 +180,23 @@ def choose_cheap_heads(
     loss_before: float,
     allowed_increase: float,
 ) -> list[Head]:
-    """Returns the cheapest heads, as many as can be replaced until the loss has grown by more than is allowed.
+    """Returns as many heads as can be replaced before the loss grows by more than is allowed, the cheapest heads first.
 
     Args:
-        logits: {self-attention: logits (H, n, n) of its new function}.
+        loaded: the old model.
+        sample: the batches on which the loss is computed.
+        logits: {name of a self-attention: logits (H, n, n) of its new function}.
         heads: the heads to choose from.
         loss_before: the loss of the old model, in bits.
-        allowed_increase: of the loss, in bits.
+        allowed_increase: how much the loss may grow, in bits.
 
     Raises:
-        SynthesizerError: the cheapest head costs more.
+        SynthesizerError: the loss grows by more if only the cheapest head is replaced.
     """
     losses = words.losses_without_words(loaded, sample, logits, heads)
     chosen = []
-    for head, value in words.cheapest_first(loaded, sample, logits, losses):
-        if value > loss_before + allowed_increase:
+    for head, loss_so_far in words.cheapest_first(loaded, sample, logits, losses):
+        if loss_so_far > loss_before + allowed_increase:
             break
         chosen.append(head)
     if not chosen:
@@ -184,22 +209,31 @@ def choose_cheap_heads(
 
 
 def describe_heads(loaded: Loaded, conversion: Conversion, heads: Sequence[Head]) -> str:
-    """Returns how many heads of each stack are replaced, and by which functions."""
-    replaced_attentions = [head.attention for head in heads]
-    parts = []
-    for stack in find_stacks(loaded.model):
-        total = 0
-        replaced = 0
-        functions: list[str] = []
-        for attention in self_attentions(loaded.model):
-            if attention.stack == stack:
-                total += attention.num_heads
-                replaced += replaced_attentions.count(attention.name)
-                if attention.name in conversion.functions:
-                    functions.append(conversion.functions[attention.name])
-        names = " or ".join(dict.fromkeys(functions)) or "converted"
-        parts.append(f"{replaced} of the {stack}'s {total} are {names}")
-    return ", ".join(parts)
+    """Returns how many heads of encoder and decoder are replaced, and by which functions."""
+    return ", ".join(describe_stack(stack, loaded, conversion, heads) for stack in find_stacks(loaded.model))
+
+
+def describe_stack(stack: str, loaded: Loaded, conversion: Conversion, heads: Sequence[Head]) -> str:
+    """Returns how many heads of a stack are replaced, such as ``3 of the encoder's 8 are random``.
+
+    Args:
+        stack: ``encoder`` or ``decoder``.
+        loaded: the old model.
+        conversion: the new function of each self-attention.
+        heads: the heads that are replaced.
+    """
+    num_heads = 0
+    num_replaced = 0
+    functions = []
+    for attention in self_attentions(loaded.model):
+        if attention.stack == stack:
+            num_heads += attention.num_heads
+            num_replaced += sum(head.attention == attention.name for head in heads)
+            if attention.name in conversion.functions:
+                functions.append(conversion.functions[attention.name])
+    # All attentions of a stack get the same function. There is none if the stack stays as it is.
+    function = functions[0] if functions else "converted"
+    return f"{num_replaced} of the {stack}'s {num_heads} are {function}"
 
 
 def count_parameters(model: nn.Module) -> int:

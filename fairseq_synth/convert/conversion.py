@@ -21,18 +21,17 @@ STOCK_MODELS: dict[type, str] = {  # fairseq's models, and the plugin's models t
 KEEP = "vanilla"  # the function of a stack that stays as it is
 CHOICES = (*FUNCTIONS, KEEP)
 DEFAULT_FUNCTION = "random"
-STACKS = ("encoder", "decoder")
+STACKS = ("encoder", "decoder")  # there is a flag for each
 
 
 class Conversion(NamedTuple):
-    """What a model is to become.
+    """Which heads of a model are to be replaced, and what the new model is to be.
 
     Attributes:
         model_name: the name under which the class of the new model is registered.
-        functions: {self-attention: the function that replaces its dot products}.
+        functions: {name of a self-attention: the function that replaces the dot products of its heads}.
         heads: the heads that may be replaced.
-        fixed_max_length: ``--synth-max-length``, if the model already has functions whose parameters have that size.
-            None if it has no such functions: then ``--max-length`` or the data decide.
+        fixed_max_length: ``--synth-max-length`` of the new model, if the model cannot have another; else None.
         rank: ``--synth-rank`` of the new model.
     """
 
@@ -43,52 +42,91 @@ class Conversion(NamedTuple):
     rank: int
 
 
+class Sizes(NamedTuple):
+    """The sizes of the new functions; see `Conversion`."""
+
+    fixed_max_length: int | None
+    rank: int
+
+
 def plan_conversion(loaded: Loaded, args: argparse.Namespace) -> Conversion:
-    """Returns what the flags ask for.
+    """Returns which heads of a model get which function, and at which sizes.
+
+    Args:
+        loaded: the model.
+        args: the flags of the command line.
 
     Raises:
         SynthesizerError: the model is of another architecture, or a flag names what it does not have.
     """
     model_name = new_model_name(loaded)
-    function_flags = read_function_flags(args)
-    check_stacks(loaded, function_flags)
+    function_of_stack = choose_functions(loaded, args)
     functions: dict[str, str] = {}
     heads: list[Head] = []
     for attention in choose_attentions(loaded, args.layers):
-        function = function_flags[attention.stack] or DEFAULT_FUNCTION
-        replaceable = dot_product_heads(attention)
-        if function != KEEP and replaceable:
+        function = function_of_stack[attention.stack]
+        replaceable_heads = dot_product_heads(attention)
+        if function != KEEP and replaceable_heads:
             functions[attention.name] = function
-            heads += replaceable
+            heads += replaceable_heads
     if not heads:
         raise SynthesizerError(f"{loaded.path}: no head to replace: none of those asked for has dot-product attention")
-    fixed_max_length = None
-    rank = args.rank
-    if has_other_functions(loaded):
-        # These functions stay, and all functions of a model share one --synth-max-length and one --synth-rank.
-        fixed_max_length = loaded.cfg.model.synth_max_length
-        rank = loaded.cfg.model.synth_rank
-        if args.max_length is not None:
-            raise SynthesizerError(
-                f"--max-length {args.max_length}: the model already has functions with --synth-max-length "
-                f"{fixed_max_length}, which the new ones share; leave the flag out"
-            )
+    sizes = choose_sizes(loaded, args)
     return Conversion(
         model_name=model_name,
         functions=functions,
         heads=heads,
-        fixed_max_length=fixed_max_length,
-        rank=rank,
+        fixed_max_length=sizes.fixed_max_length,
+        rank=sizes.rank,
     )
 
 
-def read_function_flags(args: argparse.Namespace) -> dict[str, str | None]:
-    """Returns {stack: the function that its flag, ``--encoder`` or ``--decoder``, names; None if it is not given}."""
-    return {"encoder": args.encoder, "decoder": args.decoder}
+def choose_functions(loaded: Loaded, args: argparse.Namespace) -> dict[str, str]:
+    """Returns {stack, which is ``encoder`` or ``decoder``: the function for its heads}.
+
+    This is the value of the flag ``--encoder`` or ``--decoder``, or `DEFAULT_FUNCTION` without the flag.
+
+    Raises:
+        SynthesizerError: a flag is given, and the model has no such stack.
+    """
+    stacks_of_model = find_stacks(loaded.model)
+    flags = {"encoder": args.encoder, "decoder": args.decoder}
+    functions = {}
+    for stack, function in flags.items():
+        if function is None:
+            functions[stack] = DEFAULT_FUNCTION
+        elif stack in stacks_of_model:
+            functions[stack] = function
+        else:
+            raise SynthesizerError(f"--{stack} {function}: the model has no {stack}; leave it out")
+    return functions
+
+
+def choose_sizes(loaded: Loaded, args: argparse.Namespace) -> Sizes:
+    """Returns the sizes of the new functions.
+
+    All functions of a model have the same ``--synth-max-length`` and ``--synth-rank``. If the model has functions
+    already, the new ones get their sizes, and ``--rank`` has no effect. Otherwise ``--rank`` is the rank, and the
+    maximum length is found later, from ``--max-length`` or the data.
+
+    Raises:
+        SynthesizerError: ``--max-length`` is given, and the model has functions already.
+    """
+    if not has_synthesizing_functions(loaded):
+        return Sizes(fixed_max_length=None, rank=args.rank)
+    max_length = loaded.cfg.model.synth_max_length
+    if args.max_length is not None:
+        raise SynthesizerError(
+            f"--max-length {args.max_length}: the model already has functions with --synth-max-length {max_length}, "
+            "and all functions of a model have the same; leave the flag out"
+        )
+    return Sizes(fixed_max_length=max_length, rank=loaded.cfg.model.synth_rank)
 
 
 def new_model_name(loaded: Loaded) -> str:
-    """Returns the registered name of the new model.
+    """Returns the name under which the class of the new model is registered with fairseq.
+
+    A model of fairseq becomes this plugin's model of the same kind, and a model of this plugin keeps its class.
 
     Raises:
         SynthesizerError: models of this class cannot be converted.
@@ -103,18 +141,6 @@ def new_model_name(loaded: Loaded) -> str:
         f"{loaded.path}: its model, {model_class.__name__}, cannot be converted; fairseq's transformer, transformer_lm "
         "and roberta and this plugin's models can"
     )
-
-
-def check_stacks(loaded: Loaded, function_flags: dict[str, str | None]) -> None:
-    """Checks that the model has each stack for which a function is given.
-
-    Raises:
-        SynthesizerError: it has no such stack.
-    """
-    stacks_of_model = find_stacks(loaded.model)
-    for stack, function in function_flags.items():
-        if function is not None and stack not in stacks_of_model:
-            raise SynthesizerError(f"--{stack} {function}: the model has no {stack}; leave it out")
 
 
 def choose_attentions(loaded: Loaded, layers: str | None) -> list[Attention]:
@@ -154,8 +180,8 @@ def dot_product_heads(attention: Attention) -> list[Head]:
     return heads
 
 
-def has_other_functions(loaded: Loaded) -> bool:
-    """Returns whether a self-attention of the model has a head with a function other than ``vanilla``."""
+def has_synthesizing_functions(loaded: Loaded) -> bool:
+    """Returns whether some head of the model has a function other than ``vanilla``, the dot product."""
     for attention in self_attentions(loaded.model):
         for group in attention.head_groups():
             if group.functions != ("vanilla",):
@@ -164,21 +190,22 @@ def has_other_functions(loaded: Loaded) -> bool:
 
 
 def choose_max_length(loaded: Loaded, longest_read: int, max_length_flag: int | None) -> int:
-    """Returns ``--synth-max-length`` of the new model: that of the flag, or else the longest sentence that was read.
+    """Returns ``--synth-max-length`` of the new model.
 
-    It is at least the length of the blocks of text that the training reads, since otherwise the new model could not be
+    This is the value of ``--max-length``, or without the flag the length of the longest sentence that was read. It is
+    at least the length of the rows of text that the training reads, because otherwise the new model could not be
     trained further with the same flags.
 
     Args:
         loaded: the old model.
-        longest_read: tokens of the longest sentence that was read.
-        max_length_flag: the flag ``--max-length``.
+        longest_read: number of tokens in the longest sentence that was read.
+        max_length_flag: the value of ``--max-length``, or None.
 
     Raises:
-        SynthesizerError: the flag is larger than what was read.
+        SynthesizerError: ``--max-length`` is larger than all that was read.
     """
-    block_length = find_block_length(loaded.cfg)
-    limit = max(longest_read, block_length)
+    row_length = find_row_length(loaded.cfg)
+    limit = max(longest_read, row_length)
     if max_length_flag is not None and max_length_flag > limit:
         raise SynthesizerError(
             f"--max-length {max_length_flag}: no sentence of {loaded.data} that was read has more than "
@@ -186,17 +213,20 @@ def choose_max_length(loaded: Loaded, longest_read: int, max_length_flag: int | 
             "relative_random, which takes any length"
         )
     length = longest_read if max_length_flag is None else max_length_flag
-    return max(length, block_length)
+    return max(length, row_length)
 
 
-def find_block_length(cfg: Any) -> int:
-    """Returns the tokens of the longest block of text that a training may read, 0 if it reads sentence by sentence.
+def find_row_length(cfg: Any) -> int:
+    """Returns the number of tokens in the longest row of text that a training may read.
+
+    A language model and an encoder read text in rows of a fixed length. A translation model reads sentence by sentence;
+    for it, the result is 0.
 
     Args:
         cfg: fairseq's config of the training.
     """
     tokens_per_sample = getattr(cfg.task, "tokens_per_sample", None) or 0
     if getattr(cfg.model, "add_bos_token", False):
-        tokens_per_sample += 1  # fairseq puts one more token before each block
+        tokens_per_sample += 1  # fairseq puts one more token before each row
     max_positions = getattr(cfg.model, "max_positions", None) or 0  # of an encoder
     return max(tokens_per_sample, max_positions)

@@ -14,20 +14,26 @@ from ..synthesizers import SYNTHESIZERS
 
 
 class OldHead(NamedTuple):
-    """A head of the old attention."""
+    """A head of the old attention. All indices count from 0."""
 
-    number: int  # in the attention
-    group: int  # number of its group
-    number_in_group: int
-    is_replaced: bool
+    index_in_attention: int
+    group_index: int  # the index of its group of heads
+    index_in_group: int
+    is_replaced: bool  # whether it gets the new function
     reads_query_key: bool
 
 
 class NewGroup(NamedTuple):
-    """Neighbouring heads of the new attention with the same functions."""
+    """Neighbouring heads of the new attention that have the same functions."""
 
     functions: str  # joined by +
     heads: list[OldHead]
+    is_replaced: bool  # whether the heads get the new function; otherwise they all come from one old group
+
+    @property
+    def old_group_index(self) -> int:
+        """The index of the old group from which the heads come if they are not replaced."""
+        return self.heads[0].group_index
 
 
 def replace_heads(
@@ -38,71 +44,92 @@ def replace_heads(
     function: str,
     parameters: dict[str, Tensor],
 ) -> str:
-    """Makes some heads of an attention heads of another function, in a model's state dict.
+    """Gives some heads of an attention another function, by changing the model's state dict in place.
 
     Args:
-        state: the model's state dict, which is changed in place.
-        prefix: of the attention's keys in it, with the dot.
+        state: the model's state dict, which is changed.
+        prefix: the keys of the attention in the state dict begin with it; it ends with a dot.
         attention: the old attention.
-        replaced: the numbers of the heads to replace.
+        replaced: the indices of the heads to replace.
         function: their new function.
-        parameters: the parameters of that function by name, for all heads of the attention.
+        parameters: {name: parameter of the new function, for all heads of the attention}.
 
     Returns:
-        the value of ``--encoder-synthesizer`` for such a layer.
+        the value of ``--encoder-synthesizer`` for a layer with these heads.
     """
     heads = order_heads(attention, replaced)
     groups = group_heads(attention, heads, function)
     replace_synthesizer(state, f"{prefix}synthesizer.", attention, groups, parameters)
     head_dim = attention.module.head_dim
-    numbers = [head.number for head in heads]
-    permute_projection(state, f"{prefix}v_proj", numbers, head_dim)
-    permute_columns(state, f"{prefix}out_proj.weight", numbers, head_dim)
-    query_key_rows = find_query_key_rows(heads)
+    new_order = [head.index_in_attention for head in heads]
+    permute_projection(state, f"{prefix}v_proj", new_order, head_dim)
+    permute_columns(state, f"{prefix}out_proj.weight", new_order, head_dim)
+    kept_query_heads = find_kept_query_heads(heads)
     for name in ("q_proj", "k_proj"):
-        if query_key_rows:
-            permute_projection(state, f"{prefix}{name}", query_key_rows, head_dim)
+        if kept_query_heads:
+            permute_projection(state, f"{prefix}{name}", kept_query_heads, head_dim)
         else:
             remove_projection(state, f"{prefix}{name}")
     return describe_groups(groups)
 
 
 def order_heads(attention: Attention, replaced: set[int]) -> list[OldHead]:
-    """Returns the heads of an attention in their new order.
+    """Returns the heads of an attention in the order that they have in the new attention.
 
-    In fairseq's attention the replaced heads come first, so that there are two groups of heads. Elsewhere the heads
-    keep their places, as functions may see a slice of the input.
+    If the old attention is fairseq's, the replaced heads come first, so that the new attention has two groups of heads.
+    If it is this plugin's, all heads keep their places, because their place may matter there: a function such as
+    ``dense`` reads the slice of the layer's input at the same place.
+
+    Args:
+        attention: the old attention.
+        replaced: the indices of the heads that get the new function.
     """
     heads: list[OldHead] = []
-    for number_of_group, group in enumerate(attention.head_groups()):
+    for group_index, group in enumerate(attention.head_groups()):
         reads_query_key = any(SYNTHESIZERS[name].reads_query_key for name in group.functions)
-        for i in range(group.num_heads):
-            number = len(heads)
-            heads.append(OldHead(number, number_of_group, i, number in replaced, reads_query_key))
-    if not is_synthetic(attention.module):
-        heads.sort(key=lambda head: not head.is_replaced)
-    return heads
+        for index_in_group in range(group.num_heads):
+            index = len(heads)
+            head = OldHead(
+                index_in_attention=index,
+                group_index=group_index,
+                index_in_group=index_in_group,
+                is_replaced=index in replaced,
+                reads_query_key=reads_query_key,
+            )
+            heads.append(head)
+    if is_synthetic(attention.module):
+        return heads
+    replaced_heads = [head for head in heads if head.is_replaced]
+    kept_heads = [head for head in heads if not head.is_replaced]
+    return replaced_heads + kept_heads
 
 
 def group_heads(attention: Attention, heads: list[OldHead], function: str) -> list[NewGroup]:
-    """Returns neighbouring heads in groups: those with the new function, or those of one old group."""
+    """Returns the groups of neighbouring heads in the new attention.
+
+    The heads of a group either are all replaced, or all come from the same old group.
+
+    Args:
+        attention: the old attention.
+        heads: its heads in their new order.
+        function: the function of the replaced heads.
+    """
     old_groups = attention.head_groups()
     new_groups: list[NewGroup] = []
-    for head in heads:
-        previous = new_groups[-1].heads[-1] if new_groups else None
-        if previous is not None and belong_together(previous, head):
+    for i, head in enumerate(heads):
+        if i > 0 and belong_together(heads[i - 1], head):
             new_groups[-1].heads.append(head)
             continue
-        functions = function if head.is_replaced else "+".join(old_groups[head.group].functions)
-        new_groups.append(NewGroup(functions, [head]))
+        functions = function if head.is_replaced else "+".join(old_groups[head.group_index].functions)
+        new_groups.append(NewGroup(functions, [head], head.is_replaced))
     return new_groups
 
 
 def belong_together(first: OldHead, second: OldHead) -> bool:
-    """Returns whether two neighbouring heads are of one group."""
+    """Returns whether two neighbouring heads are in one group: both are replaced, or both kept from one old group."""
     if first.is_replaced or second.is_replaced:
         return first.is_replaced and second.is_replaced
-    return first.group == second.group
+    return first.group_index == second.group_index
 
 
 def replace_synthesizer(
@@ -112,83 +139,132 @@ def replace_synthesizer(
     groups: list[NewGroup],
     parameters: dict[str, Tensor],
 ) -> None:
-    """Replaces the keys ``synthesizer.*`` of an attention by the keys for new groups of heads.
+    """Replaces the parameters of an attention's functions in the model's state dict, which is changed in place.
 
-    A new group consists of heads that are all replaced by the new function, or of heads that all come from the same old
-    group and keep their parameters.
+    The replaced heads get the parameters of the new function, and all other heads keep their parameters.
 
     Args:
-        state: the model's state dict, which is changed in place.
-        prefix: of the synthesizer's keys in it.
+        state: the model's state dict, which is changed.
+        prefix: the keys of the functions in the state dict begin with it.
         attention: the old attention.
-        groups: the new groups of heads.
-        parameters: of the new function, by name, for all heads of the attention.
+        groups: the groups of heads in the new attention.
+        parameters: {name: parameter of the new function, for all heads of the attention}.
     """
     old_state = {key: state.pop(key) for key in list(state) if key.startswith(prefix)}
     num_old_groups = len(attention.head_groups())
-    for number, group in enumerate(groups):
-        new_prefix = group_prefix(prefix, number, len(groups))
-        any_head = group.heads[0]
-        if any_head.is_replaced:
-            heads_of_attention = [head.number for head in group.heads]
-            for name, value in parameters.items():
-                state[f"{new_prefix}components.{group.functions}.{name}"] = value[heads_of_attention]
+    for index, group in enumerate(groups):
+        if group.is_replaced:
+            group_state = select_new_parameters(group, parameters)
         else:
-            old_prefix = group_prefix(prefix, any_head.group, num_old_groups)
-            heads_of_old_group = [head.number_in_group for head in group.heads]
-            for name, value in select_prefix(old_state, old_prefix).items():
-                state[new_prefix + name] = choose_heads(name, value, heads_of_old_group)
+            old_prefix = group_prefix(prefix, group.old_group_index, num_old_groups)
+            group_state = select_kept_parameters(group, select_prefix(old_state, old_prefix))
+        new_prefix = group_prefix(prefix, index, len(groups))
+        for key, value in group_state.items():
+            state[new_prefix + key] = value
 
 
-def group_prefix(prefix: str, number: int, num_groups: int) -> str:
-    """Returns the prefix of the keys of a group of heads; a single group has that of the synthesizer."""
-    return f"{prefix}groups.{number}." if num_groups > 1 else prefix
+def select_new_parameters(group: NewGroup, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the state dict of a group of heads that all get the new function.
 
-
-def choose_heads(name: str, value: Tensor, numbers: list[int]) -> Tensor:
-    """Returns what some heads have of a parameter or buffer of a group."""
-    if value.numel() == 0:  # an empty tensor says a size, whatever the heads are
-        return value
-    if name == "alpha":  # (M, H)
-        return value[:, numbers]
-    return value[numbers]
-
-
-def find_query_key_rows(heads: list[OldHead]) -> list[int]:
-    """Returns the places, in the old query and key projections, of the heads that keep queries and keys.
-
-    The projections only have the heads that read queries and keys, in the old order.
+    Args:
+        group: the group.
+        parameters: {name: parameter of the new function, for all heads of the attention}.
     """
-    old_order = sorted(head.number for head in heads if head.reads_query_key)
-    rows = []
+    heads = [head.index_in_attention for head in group.heads]
+    function = group.functions  # a single one
+    return {f"components.{function}.{name}": value[heads] for name, value in parameters.items()}
+
+
+def select_kept_parameters(group: NewGroup, old_group_state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the state dict of a group of heads that keep their functions.
+
+    Args:
+        group: the group.
+        old_group_state: the state dict of the old group from which all these heads come.
+    """
+    heads = [head.index_in_group for head in group.heads]
+    return {key: choose_heads(key, value, heads) for key, value in old_group_state.items()}
+
+
+def group_prefix(prefix: str, index: int, num_groups: int) -> str:
+    """Returns what the keys of a group of heads begin with in the state dict.
+
+    Args:
+        prefix: what the keys of all functions of the attention begin with. A single group has this prefix.
+        index: the index of the group.
+        num_groups: the number of groups in the attention.
+    """
+    return f"{prefix}groups.{index}." if num_groups > 1 else prefix
+
+
+def choose_heads(key: str, value: Tensor, heads: list[int]) -> Tensor:
+    """Returns the part of a parameter or buffer that belongs to some heads of its group.
+
+    Args:
+        key: its key in the state dict of the group.
+        value: the parameter. Its first dimension are the heads, but ``alpha`` is (M, H).
+        heads: the indices of the heads in the group.
+    """
+    if value.numel() == 0:  # an empty tensor stores a size, which is the same for all heads
+        return value
+    if key == "alpha":
+        return value[:, heads]
+    return value[heads]
+
+
+def find_kept_query_heads(heads: list[OldHead]) -> list[int]:
+    """Returns which heads of the old query and key projections stay, in their new order.
+
+    The old projections have only those heads of the attention that read queries and keys. Each of these heads is
+    given by its index among them.
+
+    Args:
+        heads: all heads of the attention, in their new order.
+    """
+    old_query_heads = sorted(head.index_in_attention for head in heads if head.reads_query_key)
+    kept = []
     for head in heads:
         if head.reads_query_key and not head.is_replaced:
-            rows.append(old_order.index(head.number))
-    return rows
+            kept.append(old_query_heads.index(head.index_in_attention))
+    return kept
 
 
-def permute_projection(state: dict[str, Tensor], name: str, numbers: list[int], head_dim: int) -> None:
-    """Keeps some heads of a projection, in this order; its outputs are the heads."""
+def permute_projection(state: dict[str, Tensor], name: str, heads: list[int], head_dim: int) -> None:
+    """Reorders the output features of a projection, by changing the state dict in place.
+
+    Args:
+        state: the model's state dict, which is changed.
+        name: the name of the projection in it. Its output features are those of the first head, of the second, ...
+        heads: the heads to keep, in their new order.
+        head_dim: the number of features of a head.
+    """
     for key in (f"{name}.weight", f"{name}.bias"):
         if key in state:
             by_head = state[key].unflatten(0, (-1, head_dim))
-            state[key] = by_head[torch.tensor(numbers)].flatten(0, 1)
+            state[key] = by_head[torch.tensor(heads)].flatten(0, 1)
 
 
-def permute_columns(state: dict[str, Tensor], key: str, numbers: list[int], head_dim: int) -> None:
-    """Keeps some heads of a weight whose inputs are the heads, in this order."""
+def permute_columns(state: dict[str, Tensor], key: str, heads: list[int], head_dim: int) -> None:
+    """Reorders the input features of a linear layer, by changing the state dict in place.
+
+    Args:
+        state: the model's state dict, which is changed.
+        key: the key of the layer's weight. Its input features are those of the first head, of the second, ...
+        heads: the heads to keep, in their new order.
+        head_dim: the number of features of a head.
+    """
     by_head = state[key].unflatten(1, (-1, head_dim))
-    state[key] = by_head[:, torch.tensor(numbers)].flatten(1, 2)
+    state[key] = by_head[:, torch.tensor(heads)].flatten(1, 2)
 
 
 def remove_projection(state: dict[str, Tensor], name: str) -> None:
-    """Removes a projection that no head needs any more."""
+    """Removes a projection that no head needs any more from the state dict, which is changed in place."""
     state.pop(f"{name}.weight", None)
     state.pop(f"{name}.bias", None)
 
 
 def describe_groups(groups: list[NewGroup]) -> str:
-    """Returns what ``--encoder-synthesizer`` says of a layer with these groups."""
+    """Returns the value of ``--encoder-synthesizer`` for a layer with these groups of heads."""
     if len(groups) == 1:
         return groups[0].functions
     return "/".join(f"{group.functions}:{len(group.heads)}" for group in groups)

@@ -16,7 +16,7 @@ from ..inspect.checkpoints import Loaded, read_config
 from .conversion import Conversion
 from .heads import replace_heads
 
-# What a checkpoint says of the old model alone: its best loss, and averages of its weights.
+# Entries of a checkpoint that belong to the old model alone: its best loss, and averages of its weights.
 LOST_STATE = ("best", "ema")
 
 
@@ -34,22 +34,22 @@ def build_model(
     heads: Sequence[Head],
     max_length: int,
 ) -> NewModel:
-    """Returns the new model in eval mode.
+    """Returns the new model in eval mode: the old model with other functions in some heads.
 
     Args:
         loaded: the old model.
-        conversion: what it is to become.
-        parameters: {self-attention: the parameters of its new function by name, for all heads}.
+        conversion: the class of the new model, and the new function of each self-attention.
+        parameters: {name of a self-attention: {name: parameter of its new function, for all heads}}.
         heads: the heads to replace.
-        max_length: ``--synth-max-length``.
+        max_length: ``--synth-max-length`` of the new model.
     """
     state = dict(loaded.model.state_dict())
-    prefixes = {id(module): f"{name}." for name, module in loaded.model.named_modules()}  # of keys in the state dict
-    layer_specs: dict[str, list[str]] = {}  # {stack: what --encoder-synthesizer says of each of its layers}
+    key_prefixes = {id(module): f"{name}." for name, module in loaded.model.named_modules()}
+    layer_specs: dict[str, list[str]] = {}
     for attention in self_attentions(loaded.model):
         layer_spec = replace_heads(
             state,
-            prefix=prefixes[id(attention.module)],
+            prefix=key_prefixes[id(attention.module)],
             attention=attention,
             replaced={head.number for head in heads if head.attention == attention.name},
             function=conversion.functions.get(attention.name, ""),
@@ -65,45 +65,54 @@ def build_model(
 def make_config(
     loaded: Loaded, conversion: Conversion, layer_specs: dict[str, list[str]], max_length: int
 ) -> dict[str, Any]:
-    """Returns the model's part of fairseq's config: that of the old model, with the functions of each layer.
+    """Returns the new model's part of fairseq's config.
 
-    It has exactly the flags of the new model's class. Those that the old class lacks get their defaults, and those of
-    the old class alone are left out.
+    It has the settings of the old model where both classes have a flag, and the defaults where only the new class has
+    it. Settings of flags that only the old class has are left out.
 
     Args:
         loaded: the old model.
-        conversion: what it is to become.
-        layer_specs: {stack: what ``--encoder-synthesizer`` says of each of its layers}.
+        conversion: the class of the new model, and its rank.
+        layer_specs: {``encoder`` or ``decoder``: the value of ``--encoder-synthesizer`` for each of its layers}.
         max_length: ``--synth-max-length``.
     """
-    flags = read_flags(loaded.cfg.model)
+    settings = read_settings(loaded.cfg.model)
     for stack, specs in layer_specs.items():
         are_alike = len(set(specs)) == 1
-        flags[f"{stack}_synthesizer"] = specs[0] if are_alike else ",".join(specs)
-    flags["synth_max_length"] = max_length
-    flags["synth_rank"] = conversion.rank
+        settings[f"{stack}_synthesizer"] = specs[0] if are_alike else ",".join(specs)
+    settings["synth_max_length"] = max_length
+    settings["synth_rank"] = conversion.rank
     model_class: Any = MODEL_REGISTRY[conversion.model_name]
-    with_defaults = model_class.read_config(argparse.Namespace(**flags), loaded.task)
+    settings_with_defaults = model_class.read_config(argparse.Namespace(**settings), loaded.task)
     cfg: dict[str, Any] = {}
-    for field in dataclasses.fields(MODEL_DATACLASS_REGISTRY[conversion.model_name]):
-        cfg[field.name] = getattr(with_defaults, field.name)
+    for flag in dataclasses.fields(MODEL_DATACLASS_REGISTRY[conversion.model_name]):
+        cfg[flag.name] = getattr(settings_with_defaults, flag.name)
     cfg["_name"] = conversion.model_name
     return cfg
 
 
-def read_flags(model_cfg: Any) -> dict[str, Any]:
-    """Returns the flags in a model's config as a dict; a checkpoint has a Namespace or a DictConfig."""
+def read_settings(model_cfg: Any) -> dict[str, Any]:
+    """Returns the settings in a model's config as {name of a flag: its value}.
+
+    Args:
+        model_cfg: a Namespace in a checkpoint of an older fairseq, otherwise a DictConfig.
+    """
     if isinstance(model_cfg, argparse.Namespace):
         return dict(vars(model_cfg))
-    flags: Any = OmegaConf.to_container(model_cfg, resolve=True)
-    return flags
+    settings: Any = OmegaConf.to_container(model_cfg, resolve=True)
+    return settings
 
 
 def save_checkpoint(old_path: Path, new_path: Path, new: NewModel) -> dict[str, Any]:
-    """Writes the new checkpoint: the old one with another model, without the optimizer's state, which would not fit.
+    """Writes the checkpoint of the new model, and returns fairseq's config that it contains.
 
-    Returns:
-        the config in the new checkpoint.
+    The rest of the checkpoint is that of the old model, but without the state of the optimizer, which has the shapes of
+    the old parameters.
+
+    Args:
+        old_path: the checkpoint of the old model.
+        new_path: the file to write.
+        new: the new model.
     """
     checkpoint = checkpoint_utils.load_checkpoint_to_cpu(str(old_path))
     cfg: Any = OmegaConf.to_container(read_config(old_path, checkpoint), resolve=True, enum_to_str=True)
@@ -113,7 +122,7 @@ def save_checkpoint(old_path: Path, new_path: Path, new: NewModel) -> dict[str, 
     extra_state = dict(checkpoint.get("extra_state") or {})
     for name in LOST_STATE:
         extra_state.pop(name, None)
-    checkpoint["args"] = None  # where older versions of fairseq keep the config
+    checkpoint["args"] = None  # In older versions of fairseq, this was the config.
     checkpoint["cfg"] = cfg
     checkpoint["model"] = new.model.state_dict()
     checkpoint["last_optimizer_state"] = None

@@ -15,7 +15,8 @@ from fairseq.tasks import TASK_DATACLASS_REGISTRY
 UPDATES = 500
 WARMUP_UPDATES = 50
 SHARE_OF_LEARNING_RATE = 1 / 3
-REGISTRIES = {
+# {part of fairseq's config: the dataclass of each class that it may name}
+DATACLASSES = {
     "task": TASK_DATACLASS_REGISTRY,
     "criterion": CRITERION_DATACLASS_REGISTRY,
     "optimizer": OPTIMIZER_DATACLASS_REGISTRY,
@@ -28,35 +29,64 @@ def tuning_command(data: Path, checkpoint: Path, cfg: dict[str, Any]) -> str:
     It has the flags of the model's training, but a third of the learning rate, for 500 updates.
 
     Args:
-        data: the binarised data.
-        checkpoint: of the converted model.
-        cfg: the config in it.
+        data: the folder of the binarised data.
+        checkpoint: the file of the converted model.
+        cfg: fairseq's config in the checkpoint.
     """
-    model_name = cfg["model"]["_name"]
-    optimization = cfg["optimization"]
-    learning_rate = optimization["lr"][0] * SHARE_OF_LEARNING_RATE
     flags = [str(data), "--finetune-from-model", str(checkpoint), "--save-dir", f"{checkpoint.stem}-tuned"]
     flags += batch_flags(cfg)
-    flags += ["--clip-norm", str(optimization["clip_norm"]), "--lr", f"{learning_rate:.2g}"]
-    flags += ["--lr-scheduler", "inverse_sqrt", "--warmup-updates", str(WARMUP_UPDATES)]
-    flags += ["--max-update", str(UPDATES), "--arch", model_name]
-    parser = argparse.ArgumentParser(add_help=False)
-    MODEL_REGISTRY[model_name].add_args(parser)
-    flags += changed_flags(parser, MODEL_DATACLASS_REGISTRY[model_name](), cfg["model"])
-    for kind, registry in REGISTRIES.items():
-        name = cfg[kind]["_name"]
-        flags += [f"--{kind}", name]
-        if name in registry:
-            defaults = registry[name]()
-            parser = argparse.ArgumentParser(add_help=False)
-            gen_parser_from_dataclass(parser, defaults)
-            values = {**cfg[kind], "data": None}  # the data is the first argument
-            flags += changed_flags(parser, defaults, values)
+    flags += optimization_flags(cfg["optimization"])
+    flags += model_flags(cfg["model"])
+    for part in DATACLASSES:
+        flags += part_flags(part, cfg[part])
     return f'fairseq-train --user-dir "$(python -m fairseq_synth)" {shlex.join(flags)}'
 
 
+def optimization_flags(optimization: dict[str, Any]) -> list[str]:
+    """Returns the flags of the learning rate, of gradient clipping and of the number of updates.
+
+    Args:
+        optimization: the part of fairseq's config that the training had.
+    """
+    learning_rate = optimization["lr"][0] * SHARE_OF_LEARNING_RATE
+    flags = ["--clip-norm", str(optimization["clip_norm"]), "--lr", f"{learning_rate:.2g}"]
+    flags += ["--lr-scheduler", "inverse_sqrt", "--warmup-updates", str(WARMUP_UPDATES)]
+    flags += ["--max-update", str(UPDATES)]
+    return flags
+
+
+def model_flags(model_cfg: dict[str, Any]) -> list[str]:
+    """Returns ``--arch`` and the flags of a model that are not at their defaults."""
+    name = model_cfg["_name"]
+    parser = argparse.ArgumentParser(add_help=False)
+    MODEL_REGISTRY[name].add_args(parser)
+    defaults = MODEL_DATACLASS_REGISTRY[name]()
+    return ["--arch", name, *changed_flags(parser, defaults, model_cfg)]
+
+
+def part_flags(part: str, part_cfg: dict[str, Any]) -> list[str]:
+    """Returns the flag of a part of fairseq's config, such as ``--task``, and the flags that it brings.
+
+    Flags at their defaults are left out.
+
+    Args:
+        part: ``task``, ``criterion`` or ``optimizer``.
+        part_cfg: this part of the config.
+    """
+    name = part_cfg["_name"]
+    flags = [f"--{part}", name]
+    has_flags = name in DATACLASSES[part]
+    if not has_flags:
+        return flags
+    defaults = DATACLASSES[part][name]()
+    parser = argparse.ArgumentParser(add_help=False)
+    gen_parser_from_dataclass(parser, defaults)
+    settings = {**part_cfg, "data": None}  # no flag, as the data is the first argument of the command
+    return flags + changed_flags(parser, defaults, settings)
+
+
 def batch_flags(cfg: dict[str, Any]) -> list[str]:
-    """Returns the flags that set the size of a batch."""
+    """Returns the flags that set the size of a batch, with the values in fairseq's config."""
     dataset = cfg["dataset"]
     if dataset["max_tokens"]:
         flags = ["--max-tokens", str(dataset["max_tokens"])]
@@ -69,12 +99,12 @@ def batch_flags(cfg: dict[str, Any]) -> list[str]:
 
 
 def changed_flags(parser: argparse.ArgumentParser, defaults: Any, values: Mapping[str, Any]) -> list[str]:
-    """Returns the flags of a parser that have other values than their defaults.
+    """Returns the command line of those settings that differ from their defaults.
 
     Args:
-        parser: with the flags.
-        defaults: has the default of each flag as an attribute.
-        values: {name of a flag: its value}.
+        parser: a parser that has the flags.
+        defaults: an object that has the default of each flag as an attribute.
+        values: {name of a flag: its setting}.
     """
     flags = []
     for action in parser._actions:

@@ -62,16 +62,17 @@ def fast_interpreter(monkeypatch):
 
 
 @pytest.fixture
-def everything(request):
-    """Returns whether all tests are to run, and not a chosen part."""
-    return request.config.getoption("--kernels") or request.config.getoption("--all")
+def all_lengths(request):
+    """Returns whether tests run with all their lengths of a sentence, which takes three times as long: --kernels."""
+    return request.config.getoption("--kernels")
 
 
 @pytest.fixture
-def chosen(request, everything):
+def chosen(request):
     """Skips a test in which the interpreter or the compiler works, unless it is one of the chosen."""
+    runs_all = request.config.getoption("--kernels") or request.config.getoption("--all")
     is_free = request.config.getoption("--device") != "cpu" or request.node.get_closest_marker("interpreted") is None
-    if not (everything or is_free or request.node.name in CHOSEN):
+    if not (runs_all or is_free or request.node.name in CHOSEN):
         pytest.skip("the kernels are off by default, and this takes long without a GPU: --kernels")
 
 

@@ -54,10 +54,10 @@ def skip_unsupported(spec):
 @interpreted
 @pytest.mark.parametrize("masks", MASKS)
 @pytest.mark.parametrize("spec", [*SPECS, MIXED])
-def test_short_sentences_equal_the_plain_computation(spec, masks, everything, monkeypatch):
+def test_short_sentences_equal_the_plain_computation(spec, masks, all_lengths, monkeypatch):
     """In the output, and in the gradients of the input and of every parameter."""
     skip_unsupported(spec)
-    lengths = choose_lengths([1, 7, 16, 33, 64], spec, masks) if everything else [7]
+    lengths = choose_lengths([1, 7, 16, 33, 64], spec, masks) if all_lengths else [7]
     for length in lengths:
         plan_short_sentences(monkeypatch, True)
         check_kernels(spec, length, masks, monkeypatch)
@@ -66,7 +66,7 @@ def test_short_sentences_equal_the_plain_computation(spec, masks, everything, mo
 @interpreted
 @pytest.mark.parametrize("masks", MASKS)
 @pytest.mark.parametrize("spec", [*SPECS, MIXED])
-def test_long_sentences_equal_the_plain_computation(spec, masks, everything, monkeypatch):
+def test_long_sentences_equal_the_plain_computation(spec, masks, all_lengths, monkeypatch):
     """With tiles that are so small that a few words have many of them, some of which are not full."""
     skip_unsupported(spec)
     if spec == MIXED and masks in ("none", "left"):
@@ -81,9 +81,9 @@ def test_long_sentences_equal_the_plain_computation(spec, masks, everything, mon
 
     plan_short_sentences(monkeypatch, False)
     monkeypatch.setattr(launches.Tile, "for_kernel", choose_small_tile)
-    lengths = choose_lengths([1, 7, 33, 65], spec, masks) if everything else [20]
+    lengths = choose_lengths([1, 7, 33, 65], spec, masks) if all_lengths else [20]
     for length in lengths:
-        sentences = 3 if everything and length < 65 else 2
+        sentences = 3 if all_lengths and length < 65 else 2
         check_kernels(spec, length, masks, monkeypatch, sentences=sentences)
 
 

@@ -86,19 +86,23 @@ def are_on() -> bool:
 
 
 def find_reason(logits: Logits, value: Tensor, attn_mask: Tensor | None) -> str:
-    """Returns why kernels that are switched on cannot take a call, or an empty string."""
+    """Returns why kernels that are switched on cannot take a call, or an empty string if they can.
+
+    If they can, this function also keeps the sorted terms in the global `latest`, where `compute` finds them.
+    """
     if is_recorded() or type(value) is not Tensor:
         return "torch records the call"
     if value.numel() == 0:
         return "the batch is empty"
     if not device_fits(value.device, value.dtype):
-        return f"they do not run on {value.device} in {name_of_type(value.dtype)}"
+        return f"the kernels do not run on {value.device} in {name_of_type(value.dtype)}"
     if attn_mask is not None and not is_causal(attn_mask):
         return "the attention mask is not the causal one"
     summands = sort_terms(logits, value)
     reason = summands.reason_to_refuse()
     if reason:
         return reason
+    # A kernel holds a tile of each summand in registers. The more summands there are, the narrower heads have to be.
     limit = MAX_HEAD_DIM if summands.number_of_tiles() <= 2 else MAX_HEAD_DIM_OF_MIXTURES
     if max(value.size(3), summands.widest_factor()) > limit:
         return f"heads are wider than {limit}"
@@ -166,13 +170,16 @@ def triton_fits() -> bool:
 def compute(
     logits: Logits, value: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dropout: float = 0.0
 ) -> Tensor:
-    """Returns ``softmax(S) V``, (T B, C); see `computations`. Rows of padding behind a sentence are 0."""
+    """Returns ``softmax(S) V``, (T B, C); see `computations`. Rows of padding behind a sentence are 0.
+
+    If the kernels turn out to be wrong in the first call of a kind, the result is that of `plain`.
+    """
     summands = take_summands(logits, value)
     call = prepare_call(logits, value, key_padding_mask, attn_mask, dropout, summands)
     plan = find_plan(call.layout)
     if not plan.is_loaded:
-        load(plan, call)
-        if not plan.is_loaded:  # the kernels' result is not the definition's
+        are_right = load(plan, call)
+        if not are_right:
             return plain.compute(logits, value, key_padding_mask, attn_mask, dropout)
     seed = None
     if dropout > 0:
@@ -192,12 +199,14 @@ def attend(plan: Plan, call: Call, seed: Tensor | None) -> Tensor:
 def attend_without_dropping(
     logits: Logits, value: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dropout: float
 ) -> Tensor:
-    """Returns the result (T B, C) of the kernels that `compute` would launch, which drop nothing here.
+    """Returns the result (T B, C) of the kernels that `compute` would launch, but with a dropout probability of 0.
 
-    Kernels with dropout are compiled for any probability. With a probability of 0 they keep every weight, so that their
-    result can be compared with the definition's. The random numbers of the program stay as they are.
+    A kernel with dropout is compiled once for all probabilities. At a probability of 0 it keeps every weight, so that
+    its result can be compared with the definition's. It still reads a seed, whose value then has no effect. No random
+    number is drawn, so the random numbers of the program stay as they are.
     """
     call = prepare_call(logits, value, key_padding_mask, attn_mask, dropout, sort_terms(logits, value))
+    # `has_dropout` stays true in this layout, so that the kernels are those with dropout.
     plan = find_plan(call.layout._replace(dropout=0.0))
     if not is_interpreted():
         compile_kernels(plan, call)
@@ -210,12 +219,14 @@ def attend_without_dropping(
 CHECKED: set[Any] = set()  # kinds of calls whose results were those of the definition
 
 
-def load(plan: Plan, call: Call) -> None:
+def load(plan: Plan, call: Call) -> bool:
     """Compiles the kernels of a plan, and checks them if they are the first of their kind.
 
-    Sets `plan.is_loaded` if the kernels may be used. If their results differ from the definition's, the kernels are
-    switched off for the rest of the process, with a warning. If the definition's own results are not finite, nothing
-    can be said, and the next call is checked.
+    If their results differ from the definition's, the kernels are switched off for the rest of the process, with a
+    warning. If the definition's own results are not finite, nothing can be said, and the next call is checked.
+
+    Returns:
+        whether the kernels may be used. If so, `plan.is_loaded` is set.
 
     Raises:
         SynthesizerError: A kernel does not compile, or does not fit this GPU.
@@ -228,9 +239,10 @@ def load(plan: Plan, call: Call) -> None:
         if comparison.difference:
             switch_off(comparison.difference)
         if comparison.difference or not comparison.is_finite:
-            return
+            return False
         CHECKED.add(kind)
     plan.is_loaded = True
+    return True
 
 
 def switch_off(difference: str) -> None:
@@ -285,44 +297,57 @@ def run(launch: Launch, tensors: dict[Any, Any]) -> None:
 class KernelAttention(torch.autograd.Function):
     """Launches the kernels of a plan.
 
-    It saves its inputs; for long sentences also its output, and the softmax's denominator of each row.
+    It saves its inputs; for long sentences also its output, and the softmax's denominator of each row. The backward
+    pass for short sentences computes both again.
     """
 
     @staticmethod
     def forward(ctx: Any, plan: Plan, hidden: Tensor | None, seed: Tensor | None, *inputs: Tensor) -> Tensor:
+        """Returns the result of the kernels, (T B, C).
+
+        Args:
+            ctx: What the backward pass needs is saved here.
+            plan: The launches.
+            hidden: (B, T), not 0 at padding, or None.
+            seed: The seed of the dropped weights, (1,), or None without dropout.
+            inputs: The tensors of the call, in the order of `plan.names`.
+        """
         layout = plan.layout
         out = inputs[0].new_empty((layout.length * layout.bsz, layout.num_heads * layout.value_width))
         lse = None
         if plan.is_long:
             lse = out.new_empty((layout.bsz, layout.num_heads, layout.length), dtype=torch.float32)
+        # A launch looks up its arguments by name. Where a tensor is absent, its name is None and its value is None.
         tensors: dict[Any, Any] = {None: None, "hidden": hidden, "seed": seed, "out": out, "lse": lse}
         tensors.update(zip(plan.names, inputs))
         with torch.cuda.device_of(out):  # the current device may be another; in the backward pass torch sets it
             run(plan.forward, tensors)
         ctx.plan = plan
-        ctx.save_for_backward(hidden, seed, lse, out if plan.is_long else None, *inputs)
+        saved_out = out if plan.is_long else None
+        ctx.save_for_backward(hidden, seed, lse, saved_out, *inputs)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Returns the gradients of all arguments of `forward`, which are None for the first three."""
         plan: Plan = ctx.plan
-        layout = plan.layout
         # A hook on saved tensors, such as torch's `save_on_cpu`, may bring them back to another address.
         hidden, seed, lse, out, *inputs, grad = align_memory([*ctx.saved_tensors, grad.contiguous()])
         tensors: dict[Any, Any] = {None: None, "hidden": hidden, "seed": seed, "out": out, "lse": lse, "grad": grad}
         gradients: list[Tensor | None] = []
         for name, gradient_name, tensor in zip(plan.names, plan.gradient_names, inputs):
-            gradient = torch.empty_like(tensor) if name in layout.wanted else None
+            gradient = torch.empty_like(tensor) if name in plan.layout.wanted else None
             tensors[name] = tensor
             tensors[gradient_name] = gradient
             gradients.append(gradient)
-        if "pair" in layout.wanted and layout.left_width > divide_up(layout.length, layout.right_width):
-            tensors["to_pair"].zero_()  # some features belong to columns beyond the sentence
+        if plan.has_unused_factors:
+            tensors["to_pair"].zero_()
         if plan.sums:
+            # One allocation for all sums. `split` would be much slower than `split_with_sizes`.
             sizes = list(plan.sums.values())
             memory = grad.new_empty(sum(sizes), dtype=torch.float32)
-            tensors.update(zip(plan.sums, memory.split_with_sizes(sizes)))  # `split` is much slower
+            tensors.update(zip(plan.sums, memory.split_with_sizes(sizes)))
         for launch in plan.backward:
             run(launch, tensors)
         return (None, None, None, *gradients)

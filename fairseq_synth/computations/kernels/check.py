@@ -80,7 +80,10 @@ class Copies:
         return leaf.as_strided(x.size(), x.stride(), x.storage_offset() - base.storage_offset())
 
     def copy_whole(self, role: str, x: Tensor) -> Tensor:
-        """Returns the leaf for a tensor that is no view, or is copied without the tensor that it is a view of."""
+        """Returns the leaf that is a copy of x; for the same x the same leaf. `role` is added to the leaf's roles.
+
+        Leaves are kept by the identity of x. The call that is compared keeps x alive, so that no other tensor has it.
+        """
         leaf = self.leaves.get(id(x))
         if leaf is None:
             leaf = x.detach().to(self.dtype or x.dtype, copy=True)
@@ -122,12 +125,14 @@ def compare(call: Call, compute: Compute) -> Comparison:
 
     Args:
         call: The call.
-        compute: Computes a call by the kernels, (T B, C), but drops no weights.
+        compute: Computes a call by the kernels, (T B, C), without dropout.
     """
     sentences = choose_sentences(call)
     output_gradient = choose_output_gradient(call, sentences)
+    # Hooks of the training, which may count or move saved tensors, are replaced by hooks that do nothing.
     with torch.autograd.graph.saved_tensors_hooks(keep, keep):
         results = compute_by_kernels(call, compute, sentences, output_gradient)
+        # The definition is computed in fp32, which autocast would change.
         with torch.autocast(call.value.device.type, enabled=False):
             definition = Definition(call, sentences)
             expected = definition.compute(output_gradient.float())
@@ -241,6 +246,12 @@ class Definition:
     """The definition's results for some sentences of a call, in fp32, and the norms that errors are relative to."""
 
     def __init__(self, call: Call, sentences: Tensor) -> None:
+        """Copies the tensors of a call in fp32, and keeps only some of the sentences.
+
+        Args:
+            call: The call.
+            sentences: The numbers of the sentences, (n,).
+        """
         self.call = call
         self.sentences = sentences
         self.copies = Copies(torch.float32, all_need_gradients=True)
@@ -248,7 +259,9 @@ class Definition:
         terms = []
         self.weight_names: list[str | None] = []  # for each term, the name of the tensor with its weight
         for term in self.copies.copy_logits(call.logits).terms():
-            self.weight_names.append(None if term.weight is None else self.copies.name_of_base(term.weight))
+            # The name is looked up here, as `take_sentences` makes a tensor that is no view of the leaf any more.
+            weight_name = None if term.weight is None else self.copies.name_of_base(term.weight)
+            self.weight_names.append(weight_name)
             terms.append(change_tensors(term, lambda _, x: self.take_sentences(x)))
         self.logits = Logits(terms)
         self.key_padding_mask = None

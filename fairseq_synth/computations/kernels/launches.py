@@ -202,6 +202,7 @@ class Plan:
     Attributes:
         forward, backward: The launches of both passes.
         is_long: Whether they are the kernels for sentences of any length.
+        has_unused_factors: Whether a part of the gradient of an outer product's factors is 0, and no kernel writes it.
         names: Names of the tensors that there are, in the order of `NAMES`.
         gradient_names: Names of their gradients.
         sums: For each sum by its name, so many numbers in fp32.
@@ -215,6 +216,10 @@ class Plan:
         self.is_compiled = False
         self.is_loaded = False
         self.is_long = not layout.is_short()
+        # The left factor of an outer product may have features for columns beyond the sentence. No kernel writes their
+        # gradient, which is 0.
+        used_left_width = divide_up(layout.length, max(layout.right_width, 1))
+        self.has_unused_factors = "pair" in layout.wanted and layout.left_width > used_left_width
         self.sums: dict[str, int] = {}
         sizes = {
             "packed": layout.value_width,
@@ -305,10 +310,11 @@ class Plan:
     def add_backward_short(self) -> Addition:
         """Adds the launch that computes all gradients of short sentences.
 
-        Each of its programs computes one head of a group of sentences.
+        Each of its programs computes one head of a group of sentences: the gradients of these sentences, and for what
+        all sentences share (keys w, row c, matrix r, and the weights of all summands) a sum over the group.
 
         Returns:
-            the partial sums that it leaves in memory.
+            the sums that it leaves in memory, which a last launch adds up over the groups.
         """
         layout = self.layout
         groups = self.plan_groups(
@@ -475,6 +481,10 @@ class Plan:
     def plan_groups(self, programs_per_group: int, shared: Sequence[str], weighted: Sequence[str]) -> Groups:
         """Shares out the sentences to the programs of a kernel, and reserves the memory of their sums.
 
+        The memory of the sums of ``w`` and ``c``, for example, is w c w c w c for three groups. A kernel is given the
+        beginnings of the first w and of the first c, and adds `Groups.size` to both for each further group. So the
+        memory named ``sum_w`` is the first w, and the memory named ``sum_c`` is all the rest.
+
         Args:
             programs_per_group: Programs of the kernel for each head of a group: the number of its tiles.
             shared: Names of the shared tensors whose gradients the kernel sums.
@@ -498,10 +508,11 @@ class Plan:
         }
         for name in shared:
             self.reserve(f"sum_{name}", layout.num_heads * numbers_per_head[name])
-        # The sums of a group are contiguous. The last tensor of the first group is enlarged by all other groups.
         size = sum(self.sums[f"sum_{name}"] for name in shared)
         if shared:
-            self.sums[f"sum_{shared[-1]}"] += (num_groups - 1) * size
+            last = f"sum_{shared[-1]}"
+            size_of_other_groups = (num_groups - 1) * size
+            self.sums[last] += size_of_other_groups
         for name in weighted:
             self.reserve(f"sum_a_{name}", num_groups * programs_per_group * layout.num_heads)
         return Groups(sentences, size, num_groups)
@@ -511,10 +522,12 @@ class Plan:
         self.sums[name] = divide_up(number, 4) * 4
 
     def gradients(self) -> Any:
-        """Returns `Gradients` of names of memory; None where no gradient is wanted.
+        """Returns the `Gradients` of the kernels, with names in the place of pointers.
 
-        A gradient that each sentence has for itself is written to the gradient of its tensor. All others are partial
-        sums, in memory that `reserve` has reserved.
+        For example, ``Gradients(v="to_packed", w="sum_w", ...)``: the gradient of the values is written into
+        ``to_packed``, which is the gradient of the tensor ``packed``. The gradient of the shared keys w is a sum over
+        the sentences, and partial sums are written into the memory that `reserve` has reserved as ``sum_w``. A field
+        is None if the gradient is not wanted.
         """
         from .triton_common import Gradients
 
@@ -523,9 +536,11 @@ class Plan:
             tensor = getattr(self.tensors, name)
             if tensor in self.layout.wanted:
                 names[name] = f"to_{tensor}"
-        for sum_name in self.sums:
-            if sum_name != "delta":
-                names[sum_name.removeprefix("sum_")] = sum_name
+        for memory_name in self.sums:
+            # ``delta`` is rowsum(P * dP), which one kernel computes for the others and which is no gradient.
+            if memory_name != "delta":
+                field = memory_name.removeprefix("sum_")
+                names[field] = memory_name
         return Gradients(**names)
 
 
@@ -569,7 +584,8 @@ class Tile(NamedTuple):
         has_queries = layout.query_width > 0
         has_shared_keys = layout.shared_width > 0
         has_outer_product = layout.right_width > 0
-        if len(layout.tiles()) > 2:
+        has_many_summands = len(layout.tiles()) > 2
+        if has_many_summands:
             # A tile of each summand is held in registers, so tiles have to be smaller.
             side = 16 if has_outer_product else 32
             stages = 3 if kernel == "rows" else 2
@@ -611,8 +627,10 @@ def make_constants(layout: Layout, tile: Tile) -> Any:
 
     largest_factor = 0
     if layout.right_width:
+        # Column ``u right_width + v`` of an outer product is left[u] right[v], so that the sentence needs so many u.
         left_width = divide_up(layout.length, layout.right_width)
         largest_factor = max(layout.right_width, left_width)
+    # If all widths are multiples of 8, the kernels read 8 numbers at once.
     widths = (layout.value_width, layout.query_width, layout.shared_width)
     are_multiples_of_8 = all(width % 8 == 0 for width in widths)
     constants = Constants(

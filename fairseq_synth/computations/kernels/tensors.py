@@ -208,8 +208,11 @@ def are_readable_in(base: Tensor, views: Iterable[Tensor]) -> bool:
     for view in views:
         if view._base is not base or view.dtype != dtype:
             return False
-        is_detached = view.requires_grad != requires_grad or view.is_leaf == requires_grad
-        if is_detached or view._backward_hooks or view.retains_grad:
+        if view.requires_grad != requires_grad:
+            return False  # it was detached, or made without gradients
+        if requires_grad and view.is_leaf:
+            return False  # it was detached, and needs a gradient of its own
+        if view._backward_hooks or view.retains_grad:
             return False
     return True
 
@@ -280,27 +283,29 @@ def repeat_left_factor(outer: Outer, length: int) -> tuple[Tensor, int]:
 
 
 def read_whole(x: Tensor, heads: int) -> Whole:
-    """Returns the parameter whose first rows and columns of every head are x, (1, H or 1, n, m); or a copy of x.
+    """Returns the parameter that x is the beginning of, or a copy of x.
 
-    The parameter is (H, rows, columns), or (H, columns) if it has one row for each head.
+    For example, x may be the first 5 rows of a parameter (H, 256, k), as a view (1, H, 5, k). The kernels read its
+    5 rows in the parameter, so that nothing is copied, and the gradient is that of the parameter. The parameter has
+    the size (H, rows, columns), or (H, columns) if it has one row for each head.
+
+    Args:
+        x: (1, H or 1, n, m).
+        heads: H.
     """
     base = x._base
-    if base is None or x.size(1) != heads or base.dim() < 2:
+    if base is None or base.dim() < 2 or x.size(1) != heads:
         return copy_whole(x, heads)
     columns = base.size(-1)
     rows = base.numel() // (heads * columns)
     _, head_stride, row_stride, column_stride = x.stride()
-    has_row_stride = x.size(2) == 1 or row_stride == columns  # the stride of a single row has no meaning
-    starts_with_base = base.numel() == heads * head_stride and base.storage_offset() == x.storage_offset()
-    if (
-        head_stride == rows * columns
-        and has_row_stride
-        and column_stride == 1
-        and x.size(2) <= rows
-        and x.size(3) <= columns
-        and starts_with_base
-        and are_readable_in(base, [x])
-    ):
+    is_inside = x.size(2) <= rows and x.size(3) <= columns
+    begins_with_base = x.storage_offset() == base.storage_offset()
+    has_strides_of_heads = head_stride == rows * columns and base.numel() == heads * head_stride
+    # If x has a single row, the stride between rows has no meaning, and may be any number.
+    has_strides_of_rows = column_stride == 1 and (row_stride == columns or x.size(2) == 1)
+    is_beginning = is_inside and begins_with_base and has_strides_of_heads and has_strides_of_rows
+    if is_beginning and are_readable_in(base, [x]):
         return Whole(base, rows, columns)
     return copy_whole(x, heads)
 
@@ -358,10 +363,15 @@ def read_distances(values: Tensor, heads: int, length: int) -> Whole:
 
 
 def read_weights(summands: Summands, heads: int) -> Weights:
-    """Returns the tensor that the weights of summands are rows of, or a copy of them; without weights it is None."""
+    """Returns the weights of a mixture as one tensor (M, H), and which of its rows is the weight of which summand.
+
+    If all weights are rows of one tensor already, as a mixture makes them, it is that tensor. Otherwise the weights
+    are copied into a new one. Without any weight, the tensor is None.
+    """
     weights: dict[str, Tensor] = {}
     for name, terms in zip(SUMMANDS, summands.by_weight()):
-        # Several matrices are added up beforehand, with their weights.
+        # If a summand consists of several matrices, these are added up beforehand, times their weights. The sum has no
+        # weight.
         if len(terms) == 1:
             weight = terms[0].weight
             if weight is not None:
@@ -369,7 +379,8 @@ def read_weights(summands: Summands, heads: int) -> Weights:
     if not weights:
         return Weights(None, NO_WEIGHTS)
     base = next(iter(weights.values()))._base
-    if base is not None and base.dim() == 2 and base.size(1) == heads and base.is_contiguous():
+    is_matrix_of_weights = base is not None and base.dim() == 2 and base.size(1) == heads and base.is_contiguous()
+    if base is not None and is_matrix_of_weights:
         rows = find_rows(weights, base)
         if rows is not None:
             return Weights(base, WeightRows(**rows))
@@ -379,9 +390,14 @@ def read_weights(summands: Summands, heads: int) -> Weights:
 
 
 def find_rows(weights: dict[str, Tensor], base: Tensor) -> dict[str, int] | None:
-    """Returns which row of a tensor (M, H) each of the weights is a view of; None if one of them is no row of it.
+    """Returns which row of `base` each weight is a view of, or None if one of them is no row of it.
 
-    A mixture makes these views, and no other code sees them, so that none of them has a hook.
+    The kernels compute the gradient of `base` and none for the views. This is right for rows that take part in the
+    gradient of `base`. A hook on a row would see nothing, but only a mixture makes these rows, and it adds no hooks.
+
+    Args:
+        weights: Weights (1, H, 1, 1) by the names of their summands.
+        base: A contiguous tensor, (M, H).
     """
     heads = base.size(1)
     first_offset = base.storage_offset()
