@@ -130,25 +130,28 @@ def make_dynamicconv(preset: Preset) -> Preset:
 def make_convolutional(preset: Preset, conv_type: str) -> Preset:
     """Returns a preset of fairseq's convolutional model at the sizes that `preset` gives a Transformer.
 
-    The convolutions are 3, 7, 15 and then 31 tokens wide, as in Wu et al. 2019.
-
     Args:
         preset: a preset of a Transformer.
         conv_type: ``lightweight`` or ``dynamic``.
     """
 
     def fill(args: argparse.Namespace) -> None:
-        preset(args)
+        preset(args)  # First, because it sets the numbers of layers, which are needed below.
         # These two are overridden, because fairseq's parser has set them to its defaults by now.
         args.encoder_conv_type = conv_type
         args.decoder_conv_type = conv_type
-        for stack in ("encoder", "decoder"):
-            layers = getattr(args, f"{stack}_layers")
-            widths = [3, 7, 15] + [31] * layers
-            set_defaults(args, **{f"{stack}_kernel_size_list": widths[:layers]})
-        lightconv.base_architecture(args)
+        set_defaults(args, encoder_kernel_size_list=convolution_widths(args.encoder_layers))
+        set_defaults(args, decoder_kernel_size_list=convolution_widths(args.decoder_layers))
+        lightconv.base_architecture(args)  # Last, because it sets the flags that no one has set so far.
 
     return fill
+
+
+def convolution_widths(num_layers: int) -> list[int]:
+    """Returns the width in tokens of each layer's convolution: 3, 7, 15 and from then on 31, as in Wu et al. 2019."""
+    widths_of_first_layers = [3, 7, 15][:num_layers]
+    num_other_layers = num_layers - len(widths_of_first_layers)
+    return widths_of_first_layers + [31] * num_other_layers
 
 
 # the project's own sizes for Penn Treebank, on one CPU thread
@@ -302,17 +305,20 @@ def register_variant(model_name: str, kind: Kind, variant: str) -> None:
     function_flags = {f"{stack}_synthesizer": variant for stack in kind.model.stacks}
     for preset_name, preset in kind.presets.items():
         name = architecture_name(model_name, variant, preset_name)
-        register_model_architecture(model_name, name)(adapt(preset, **function_flags))
+        register_preset = register_model_architecture(model_name, name)  # fairseq's decorator of a preset
+        register_preset(adapt(preset, **function_flags))
 
 
 def register_baselines() -> None:
     """Registers the architectures without synthesized attention."""
     for model_name, presets in STOCK.items():
         for preset_name, preset in presets.items():
-            register_model_architecture(model_name, f"{model_name}_{preset_name}")(preset)
+            register_preset = register_model_architecture(model_name, f"{model_name}_{preset_name}")
+            register_preset(preset)
     for prefix, baseline in BASELINES.items():
         for preset_name, preset in TEXT_TO_TEXT.items():
-            register_model_architecture(baseline.model, f"{prefix}_{preset_name}")(baseline.adapt(preset))
+            register_preset = register_model_architecture(baseline.model, f"{prefix}_{preset_name}")
+            register_preset(baseline.adapt(preset))
 
 
 def forget_earlier_import() -> None:
@@ -323,15 +329,25 @@ def forget_earlier_import() -> None:
     """
     models = [name for name in MODELS if name in MODEL_REGISTRY and is_of_this_package(MODEL_REGISTRY[name])]
     architectures = [name for name, preset in ARCH_CONFIG_REGISTRY.items() if is_of_this_package(preset)]
-    for name in models:
-        del MODEL_REGISTRY[name]
-        del MODEL_DATACLASS_REGISTRY[name]
-    # fairseq also registers an architecture with the name of each model
-    for name in {*architectures, *models}:
-        model_name = ARCH_MODEL_NAME_REGISTRY.pop(name)
-        ARCH_MODEL_INV_REGISTRY[model_name].remove(name)
-        del ARCH_MODEL_REGISTRY[name]
-        del ARCH_CONFIG_REGISTRY[name]
+    for model in models:
+        forget_model(model)
+    # When fairseq registers a model, it also registers an architecture of the same name, whose preset is its own.
+    for architecture in {*architectures, *models}:
+        forget_architecture(architecture)
+
+
+def forget_model(name: str) -> None:
+    """Removes a model from the two registries that fairseq has for models."""
+    del MODEL_REGISTRY[name]  # {name of a model: its class}
+    del MODEL_DATACLASS_REGISTRY[name]  # {name of a model: the dataclass of its flags}
+
+
+def forget_architecture(name: str) -> None:
+    """Removes an architecture from the four registries that fairseq has for architectures."""
+    model_name = ARCH_MODEL_NAME_REGISTRY.pop(name)  # {name of an architecture: name of its model}
+    ARCH_MODEL_INV_REGISTRY[model_name].remove(name)  # {name of a model: names of its architectures}
+    del ARCH_MODEL_REGISTRY[name]  # {name of an architecture: class of its model}
+    del ARCH_CONFIG_REGISTRY[name]  # {name of an architecture: its preset}
 
 
 def is_of_this_package(definition: Any) -> bool:

@@ -84,7 +84,7 @@ class SyntheticAttention(nn.Module):
         def build_projection(width: int) -> nn.Module:
             return quant_noise(nn.Linear(embed_dim, width), q_noise, qn_block_size)
 
-        # The order of fairseq's own attention, so that one seed gives both the same weights.
+        # This is the order of fairseq's own attention, so that one seed gives both the same weights.
         query_width = self.num_query_heads * self.head_dim
         self.k_proj = build_projection(query_width) if query_width else None
         self.v_proj = build_projection(embed_dim)
@@ -93,8 +93,10 @@ class SyntheticAttention(nn.Module):
         self.synthesizer = synthesizer
         # A model sets this before it loads a checkpoint; see `adapt_checkpoint`.
         self.may_start_from_stock = True
-        # Keys of the incremental state. `own_table` is the block table that this layer extends and reorders;
-        # `shared_table` is the one that it reads, which belongs to the first layer of a decoder (`share_table`).
+        # Two keys of the incremental state, for decoding. The layers of a decoder share one table, which says where
+        # their keys and values are; it belongs to the first layer. `own_table` is the key of the table that belongs to
+        # this layer, and `shared_table` is the key of the table that this layer uses. They are the same key until
+        # a decoder calls `share_table`.
         self.own_table = self.state_key("table")
         self.shared_table = self.own_table
         self.reset_parameters()

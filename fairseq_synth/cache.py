@@ -18,6 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+# The matrices are replaced by smaller ones if they have rows for more than this many times the tokens in use. New ones
+# have rows for twice the tokens in use (`choose_num_rows`), so this happens only after many hypotheses have ended.
+LARGEST_EXCESS = 4
+
 
 class RowCounter:
     """Counts the tokens that have rows in the matrices. Copies of a table share it, so that no row is used twice."""
@@ -62,10 +66,11 @@ class LayerCache(NamedTuple):
 def extend_table(
     table: BlockTable | None, newest_values: Tensor, capacity: int, key_padding_mask: Tensor | None
 ) -> BlockTable:
-    """Returns the table of the next step, in which each hypothesis has n more tokens.
+    """Returns the table of the next step of a beam search, in which each hypothesis has n more tokens.
 
-    The new tokens get rows that no copy of the table uses, and are counted in the table's `RowCounter`. If the matrices
-    have too few free rows, the layers are to copy the tokens into new matrices (`BlockTable.kept_tokens`).
+    A table says in which rows of the layers' matrices the keys and values of each hypothesis are. The new tokens get
+    rows that no copy of the table uses, and are counted in the table's `RowCounter`. If the matrices have too few free
+    rows, the table tells the layers to make new matrices and to copy all tokens into them (`BlockTable.kept_tokens`).
 
     Args:
         table: The table of the last step, or None before the first token.
@@ -79,19 +84,23 @@ def extend_table(
         table = empty_table(bsz, num_heads, device)
     num_old = table.rows.size(2)
     length = num_old + num_new
+
+    # Either the layers go on with their matrices, or they copy the old tokens into new ones. Then `kept_tokens` are the
+    # numbers of the tokens in the old matrices, and the table has the rows of the same tokens in the new ones.
     kept_tokens = None
     if num_old > 0 and needs_new_matrices(table.counter, bsz * num_new, bsz * length, capacity):
-        # The layers copy the tokens of these hypotheses into new matrices, where they are numbered from 0 again.
         kept_tokens = list_tokens(table)
         table = renumber(table)
 
     newest_rows = reserve_rows(table.counter, bsz, num_heads, num_new, device)
+    # A hypothesis and head has `length` neighbouring entries if `rows`, (B, H, length), is flattened.
+    offsets = torch.arange(0, bsz * num_heads * length, length, device=device)
     return BlockTable(
         rows=torch.cat([table.rows, newest_rows], dim=2),
         newest_rows=newest_rows,
         kept_tokens=kept_tokens,
         counter=table.counter,
-        offsets=torch.arange(0, bsz * num_heads * length, length, device=device),
+        offsets=offsets,
         key_padding_mask=append_padding(table.key_padding_mask, key_padding_mask, bsz, num_old, num_new),
     )
 
@@ -128,7 +137,8 @@ def renumber(table: BlockTable) -> BlockTable:
 def needs_new_matrices(counter: RowCounter, num_new_tokens: int, num_live_tokens: int, capacity: int) -> bool:
     """Returns whether the matrices of keys and values are to be replaced by new ones.
 
-    They are if the new tokens do not fit, if few of their rows are used, or if they cannot be written to.
+    They are if the new tokens do not fit, if so few of their rows are used that memory is wasted, or if they cannot be
+    written to.
 
     Args:
         counter: The counter of the matrices.
@@ -137,7 +147,8 @@ def needs_new_matrices(counter: RowCounter, num_new_tokens: int, num_live_tokens
         capacity: The number of tokens that the matrices have rows for.
     """
     is_full = counter.num_tokens + num_new_tokens > capacity
-    is_mostly_unused = capacity > 4 * num_live_tokens
+    is_mostly_unused = capacity > LARGEST_EXCESS * num_live_tokens
+    # torch does not let other code write to a tensor that was made in inference mode.
     is_read_only = counter.is_inference and not torch.is_inference_mode_enabled()
     return is_full or is_mostly_unused or is_read_only
 

@@ -17,22 +17,31 @@ logger = logging.getLogger(__name__)
 
 StateDict = dict[str, Tensor]
 
+# A key of a function's weight in a synthesizer's state dict. The group is missing if all heads are one group.
+FUNCTION_KEY = re.compile(r"(?:groups\.(?P<group>\d+)\.)?components\.(?P<function>\w+)\.")
+
 
 def adapt_checkpoint(
     state_dict: StateDict, prefix: str, synthesizer: LayerSynthesizer, may_start_from_stock: bool = True
 ) -> None:
     """Checks that an attention can load its weights from a checkpoint, and adds what a stock checkpoint lacks.
 
-    The checkpoint of a stock Transformer lacks the keys ``synthesizer.*``. They are added to `state_dict`, with weights
-    for which the logits of all functions other than ``vanilla`` are 0. A model with ``--synth-mixture sum`` then starts
-    with the output of the stock model. (``fixed_random`` is not trained and keeps its logits.)
+    The attention in the checkpoint is one of three:
+
+    * None: no key begins with `prefix`, so the checkpoint is of another model altogether. Nothing is done.
+    * A stock Transformer's: it has query projections, and lacks the keys ``synthesizer.*``. They are added to
+      `state_dict`, with weights for which the logits of all functions other than ``vanilla`` are 0. A model with
+      ``--synth-mixture sum`` then starts with the output of the stock model. (``fixed_random`` is not trained and keeps
+      its logits.)
+    * A Synthesizer's. It has to have the functions of this attention, at the same sizes.
 
     Args:
-        state_dict: The weights of the checkpoint, which is changed in place if it is a stock checkpoint.
+        state_dict: The weights of the checkpoint, which is changed in place if the attention is a stock Transformer's.
         prefix: The keys of this attention begin with it; it ends with a dot.
         synthesizer: The part of the attention that computes the logits.
-        may_start_from_stock: Whether missing keys ``synthesizer.*`` of this attention mean that this is a stock
-            checkpoint. This is False if other layers have such keys.
+        may_start_from_stock: Whether the whole checkpoint may be a stock Transformer's. This is False if some layer has
+            keys ``synthesizer.*``. A layer that looks like a stock Transformer's is then an error, unless the model has
+            ``vanilla`` alone there.
 
     Raises:
         SynthesizerError: The checkpoint has other functions, other sizes of the same functions, or was saved from a
@@ -40,12 +49,14 @@ def adapt_checkpoint(
     """
     has_keys_of_this_attention = any(key.startswith(prefix) for key in state_dict)
     if not has_keys_of_this_attention:
-        return  # The checkpoint is of another model altogether. Strict loading lists what is missing.
+        return  # Strict loading, which comes next, lists what is missing.
     saved = select_prefix(state_dict, f"{prefix}synthesizer.")
     check_folding(prefix, saved, synthesizer)
     has_queries = f"{prefix}q_proj.weight" in state_dict
+    # An attention of this plugin that has `vanilla` alone has the same keys as a stock Transformer's.
     is_stock_attention = has_queries and not saved
     if is_stock_attention:
+        # The functions of the model are checked here, because the checkpoint names none.
         check_start(prefix, synthesizer, may_start_from_stock)
         start_from_dot_product(state_dict, prefix, synthesizer)
     else:
@@ -59,9 +70,10 @@ def select_prefix(state_dict: StateDict, prefix: str) -> StateDict:
 
 
 def check_folding(prefix: str, saved: StateDict, synthesizer: LayerSynthesizer) -> None:
-    """Raises SynthesizerError if either the checkpoint or the model, but not both, is prepared for generation.
+    """Raises SynthesizerError if only the checkpoint or only the model is *folded*, that is, prepared for generation.
 
-    In such a model, the weights of mixtures are multiplied into other parameters (`Mixture.fold_weights_`).
+    In a folded model, the weights of mixtures are multiplied into other parameters (`Mixture.fold_weights_`). So the
+    same parameters mean something else than in a model that is trained.
 
     Args:
         prefix: The keys of the attention begin with it; it ends with a dot.
@@ -204,12 +216,13 @@ def functions_with_weights(keys: Iterable[str]) -> set[str]:
     """Returns the functions that have weights in a synthesizer's state dict, named as in `function_names`.
 
     Args:
-        keys: The keys of the state dict, such as ``components.random.R`` or, in the first of several groups of heads,
-            ``groups.0.components.random.R``.
+        keys: The keys of the state dict. The name of the function is in ``components.random.R``, or in
+            ``groups.0.components.random.R`` for the first of several groups of heads. Keys without the name of a
+            function, such as ``alpha``, are skipped.
     """
     names = set()
     for key in keys:
-        match = re.match(r"(?:groups\.(?P<group>\d+)\.)?components\.(?P<function>\w+)\.", key)
+        match = FUNCTION_KEY.match(key)
         if match is None:
             continue
         if match["group"] is None:

@@ -119,7 +119,7 @@ def flatten_field(config_field: Any, prefix: str) -> Flag:
     else:
         default = config_field.default
     annotation: Any
-    if config_field.name == "layers_to_keep":
+    if name in ("encoder_layers_to_keep", "decoder_layers_to_keep"):
         # fairseq declares a list but splits a string. It does not know the annotation `str | None`.
         annotation = Optional[str]  # noqa: UP045
     else:
@@ -162,7 +162,8 @@ def plain_value(args: argparse.Namespace, value: Any) -> Any:
     """Returns a value of a model's config as a number, text, list, truth value or None.
 
     The member of an enum becomes its text. An interpolation such as ``${model.decoder_embed_dim}``, which nothing
-    resolves outside of Hydra, becomes the value that it refers to; or None if this is not a setting of the model.
+    resolves outside of Hydra, becomes the value that it refers to. It becomes None if it refers to another part of
+    fairseq's config, such as ``${task.tokens_per_sample}``.
 
     Args:
         args: all settings of the model.
@@ -175,15 +176,19 @@ def plain_value(args: argparse.Namespace, value: Any) -> Any:
     key = value.removeprefix("${").removesuffix("}")
     if not key.startswith("model."):
         return None
+    # No setting of a model refers to one that refers to another, so this is a plain value.
     return getattr(args, key.removeprefix("model."))
 
 
 def check_and_parse_flags(args: argparse.Namespace, *stacks: str) -> None:
     """Checks the flags of a model, and replaces each ``{stack}_synthesizer`` in `args` by the heads of its layers.
 
+    The layers are built from the same `args`, and fairseq hands nothing else to them. So the attributes
+    ``encoder_synthesizer`` and ``decoder_synthesizer`` change their type: from the text of the flag to the list that
+    `read_layers` returns.
+
     Args:
-        args: the flags of the model. The values of ``encoder_synthesizer`` and ``decoder_synthesizer`` are changed from
-            text to what `read_layers` returns.
+        args: the flags of the model, which are changed in place.
         stacks: which of ``encoder`` and ``decoder`` the model has.
 
     Raises:
@@ -241,12 +246,14 @@ def read_layers(args: argparse.Namespace, stack: str) -> list[tuple[HeadGroup, .
     spec = getattr(args, f"{stack}_synthesizer")
     layers = getattr(args, f"{stack}_layers")
     heads = getattr(args, f"{stack}_attention_heads")
-    groups_of_layers = [parse_heads(layer_spec, heads, flag) for layer_spec in spec.split(",")]
-    if len(groups_of_layers) == 1:
-        groups_of_layers = groups_of_layers * layers  # A description without commas is for all layers.
-    if len(groups_of_layers) != layers:
-        raise SynthesizerError(f"{flag} {spec!r} names {len(groups_of_layers)} layers, --{stack}-layers is {layers}")
-    return [groups_of_layers[layer] for layer in kept_layers(args, stack)]
+    # An element for each layer: the groups of heads that the layer has.
+    described_layers = [parse_heads(layer_spec, heads, flag) for layer_spec in spec.split(",")]
+    if len(described_layers) == 1:
+        described_layers = described_layers * layers  # A description without commas is for all layers.
+    if len(described_layers) != layers:
+        raise SynthesizerError(f"{flag} {spec!r} names {len(described_layers)} layers, --{stack}-layers is {layers}")
+    # The flag describes all layers, also those that --{stack}-layers-to-keep leaves out.
+    return [described_layers[layer] for layer in kept_layers(args, stack)]
 
 
 def kept_layers(args: argparse.Namespace, stack: str) -> list[int]:
@@ -263,10 +270,12 @@ def kept_layers(args: argparse.Namespace, stack: str) -> list[int]:
     kept = getattr(args, f"{stack}_layers_to_keep", None)
     if not kept:
         return list(range(layers))
+    # The numbers are compared as text, so that anything else than a number is refused, too.
     numbers = [number.strip() for number in kept.split(",")]
-    existing = {str(layer) for layer in range(layers)}
+    existing_numbers = {str(layer) for layer in range(layers)}
     has_repetition = len(set(numbers)) < len(numbers)
-    if has_repetition or not set(numbers) <= existing:
+    has_unknown_number = any(number not in existing_numbers for number in numbers)
+    if has_repetition or has_unknown_number:
         raise SynthesizerError(
             f"--{stack}-layers-to-keep {kept!r}: give numbers of layers, 0 to {layers - 1}, joined by commas, each once"
         )

@@ -40,8 +40,8 @@ MESSAGES: list[Message] = []
 def explain(error: BaseException) -> str | None:
     """Returns one line that tells a user what to do about an error, or None if the error needs its traceback.
 
-    An error of a user's own program, with no function of fairseq in its traceback, is only explained if it is a
-    SynthesizerError or a full disk.
+    A SynthesizerError and a full disk are always explained. Any other error is explained only if a function of fairseq
+    is in its traceback, because a user's own program may raise the same error for another reason.
     """
     causes = chain_of_causes(error)
     for cause in causes:
@@ -51,7 +51,7 @@ def explain(error: BaseException) -> str | None:
             file = f"{cause.filename}: " if cause.filename else "a file "
             return f"{file}could not be written ({cause.strerror}); make room, then start the command again"
     if not has_module_in_traceback(error, "fairseq"):
-        return None  # the traceback of a user's own program stays
+        return None  # An error of a user's own program, for which the traceback says more.
     for cause in causes:
         line = look_up(cause)
         if line is not None:
@@ -91,13 +91,16 @@ def chain_of_causes(error: BaseException) -> list[BaseException]:
 def find_cause(error: BaseException) -> BaseException | None:
     """Returns the error that caused this one, or None.
 
-    This is the error after ``raise ... from``. fairseq and torch wrap some errors in an Exception or a RuntimeError
-    without ``from``; then it is the error that was being handled. Any other error that is raised while another one is
-    handled is a mistake of its own.
+    * After ``raise ... from cause``, it is the cause. Python keeps it in ``__cause__``.
+    * fairseq and torch raise some errors again as an Exception or a RuntimeError, without ``from``. Then it is the
+      error that was being handled, which Python keeps in ``__context__``.
+    * Any other error has no cause. It may have been raised while another error was being handled, but then it is
+      a mistake in the code that handles errors, and not the same mistake.
     """
     is_wrapper = type(error) in (Exception, RuntimeError)
     package = raising_module(error).split(".")[0]
-    if is_wrapper and package in ("fairseq", "torch") and not error.__suppress_context__:
+    has_from = error.__suppress_context__  # Python sets this for `raise ... from`, also for `from None`.
+    if is_wrapper and package in ("fairseq", "torch") and not has_from:
         return error.__context__
     return error.__cause__
 

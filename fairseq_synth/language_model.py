@@ -118,12 +118,15 @@ def check_embeddings(args: Any) -> None:
     Raises:
         SynthesizerError: the embeddings that the flags choose cannot share their weights.
     """
-    for name in ("adaptive_input", "character_embeddings"):
-        if args.share_decoder_input_output_embed and getattr(args, name) and not args.adaptive_softmax_cutoff:
-            raise SynthesizerError(
-                f"--share-decoder-input-output-embed: {flag_name(name)} has no one matrix to share with the output; "
-                "leave one of the two out"
-            )
+    # With an adaptive softmax, fairseq ignores --share-decoder-input-output-embed.
+    shares_matrix = args.share_decoder_input_output_embed and not args.adaptive_softmax_cutoff
+    if shares_matrix:
+        for name in ("adaptive_input", "character_embeddings"):
+            if getattr(args, name):
+                raise SynthesizerError(
+                    f"--share-decoder-input-output-embed: {flag_name(name)} has no one matrix to share with the "
+                    "output; leave one of the two out"
+                )
     if not args.tie_adaptive_weights:
         return
     if not args.adaptive_input:

@@ -279,10 +279,12 @@ class SynthesizerDecoder(LimitedStack, TransformerDecoderBase):
             ValueError: T is above ``--synth-max-length``.
         """
         self.check_length(prev_output_tokens)
+        # The column to which each token moves while the layers compute. With None, `align` and `restore` return their
+        # argument as it is. In incremental decoding, nothing moves: the position of a new token comes from the cache.
         columns = None
-        if incremental_state is None:  # In incremental decoding, the position of the new token comes from the cache.
+        if incremental_state is None:
             columns = aligned_columns(prev_output_tokens.eq(self.padding_idx))
-        x, extra = self.extract_features_scriptable(
+        features, extra = self.extract_features_scriptable(
             align(prev_output_tokens, columns),
             encoder_out,
             incremental_state,
@@ -290,7 +292,10 @@ class SynthesizerDecoder(LimitedStack, TransformerDecoderBase):
             alignment_layer,
             alignment_heads,
         )
-        # Weights are (B, T, S) and states are (T, B, C).
-        extra["attn"] = [None if x is None else restore(x, columns, batch_first=True) for x in extra["attn"]]
-        extra["inner_states"] = [None if x is None else restore(x, columns) for x in extra["inner_states"]]
-        return restore(x, columns, batch_first=True), extra
+        extra["attn"] = [  # (B, T, S) each
+            None if weights is None else restore(weights, columns, batch_first=True) for weights in extra["attn"]
+        ]
+        extra["inner_states"] = [  # (T, B, C) each
+            None if state is None else restore(state, columns) for state in extra["inner_states"]
+        ]
+        return restore(features, columns, batch_first=True), extra

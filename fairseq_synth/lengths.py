@@ -40,6 +40,9 @@ def announce_limit(task: Any, limit: Limit | None) -> None:
 def check_padding(task: Any, limit: Limit) -> None:
     """Checks that no sentence within the limit is padded to a length beyond it.
 
+    ``--required-seq-len-multiple`` pads every sentence to a multiple of a number. A sentence as long as the limit stays
+    within it only if the limit is such a multiple, and then all shorter sentences do so too.
+
     Args:
         task: fairseq's task, which has the flag ``--required-seq-len-multiple``.
         limit: the longest sentence of the model.
@@ -48,7 +51,7 @@ def check_padding(task: Any, limit: Limit) -> None:
         SynthesizerError: the limit is no multiple of ``--required-seq-len-multiple``.
     """
     multiple = task_flag(task, "required_seq_len_multiple") or 1
-    lower_multiple = limit.tokens // multiple * multiple
+    lower_multiple = limit.tokens // multiple * multiple  # the largest one that is not above the limit
     if lower_multiple == limit.tokens:
         return
     multiples = [lower_multiple, lower_multiple + multiple]
@@ -72,12 +75,14 @@ def check_rows(flag: str, length: int, limit: Limit | None, add_bos_token: bool 
         SynthesizerError: they are longer.
     """
     added_tokens = 1 if add_bos_token else 0
-    if limit is None or length + added_tokens <= limit.tokens:
+    num_tokens_read = length + added_tokens
+    if limit is None or num_tokens_read <= limit.tokens:
         return
+    largest_length = limit.tokens - added_tokens
     with_bos = " with --add-bos-token" if add_bos_token else ""
     raise SynthesizerError(
-        f"{flag} {length}{with_bos} is above {limit.flag} {limit.tokens}: lower it to {limit.tokens - added_tokens}, "
-        f"or train with {limit.flag} {length + added_tokens} or --synth-beyond-length tile"
+        f"{flag} {length}{with_bos} is above {limit.flag} {limit.tokens}: lower it to {largest_length}, "
+        f"or train with {limit.flag} {num_tokens_read} or --synth-beyond-length tile"
     )
 
 
@@ -144,6 +149,8 @@ def check_min_len(generation: Any, decoder: Any) -> None:
     min_len = getattr(generation, "min_len", 1)
     if min_len <= longest_output:
         return
+    # `max_positions` is the lower of two limits: --max-target-positions and, if it is set, `max_length`, which is
+    # --synth-max-length. The message names the flag of the lower one.
     is_synthesizers_limit = decoder.max_positions() == decoder.max_length
     flag = "--synth-max-length" if is_synthesizers_limit else "--max-target-positions"
     raise SynthesizerError(

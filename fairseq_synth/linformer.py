@@ -45,8 +45,9 @@ class LinformerAttention(nn.Module):
         num_heads: H.
         max_length: n, the longest sentence.
         k: the number of projected positions.
-        sharing: one of `SHARING`. With ``layerwise`` the encoder shares E between the layers; here it means the same as
-            ``key-value``.
+        sharing: which projections are the same parameter. ``none``: each head has an E and an F. ``headwise``: the
+            heads share one E and one F. ``key-value`` and ``layerwise``: the heads share one E, which is F too. (With
+            ``layerwise``, the encoder then makes all layers share their E.)
         dropout: the probability of dropping an attention weight.
         q_noise: the quantization noise on the projections.
         qn_block_size: the block size of that noise.
@@ -77,7 +78,8 @@ class LinformerAttention(nn.Module):
             self.F = self.E
         else:
             self.F = nn.Parameter(torch.empty_like(self.E))
-        # the paper does not say how E and F are initialised
+        # The paper does not say how E and F are initialised. If they are the same parameter, this draws it twice. That
+        # has no use, but models from the same seed would have other weights without it.
         glorot_uniform_(self.E)
         glorot_uniform_(self.F)
 
@@ -195,11 +197,14 @@ class RobertaLinformer(SynthesizerRoberta):
             SynthesizerError: two of them differ.
         """
         first_names: dict[int, str] = {}  # {id of a parameter: the first of its names}
+        # `remove_duplicate=False` lists a shared parameter under each of its names.
         for name, parameter in self.named_parameters(remove_duplicate=False):
-            # A shared parameter is listed under each of its names.
-            first_name = first_names.setdefault(id(parameter), name)
             if not name.endswith((".E", ".F")):
                 continue
+            if id(parameter) not in first_names:
+                first_names[id(parameter)] = name
+                continue
+            first_name = first_names[id(parameter)]
             weight = state_dict.get(name)
             first_weight = state_dict.get(first_name)
             if weight is not None and first_weight is not None and not torch.equal(weight, first_weight):
@@ -209,8 +214,11 @@ class RobertaLinformer(SynthesizerRoberta):
                 )
 
     @classmethod
-    def check_encoder(cls, args: argparse.Namespace) -> Limit | None:
-        """Checks the heads, the layers and ``--linformer-k``, and returns None: the limit is ``--max-positions``."""
+    def check_and_limit_encoder(cls, args: argparse.Namespace) -> Limit | None:
+        """Checks the heads, the layers and ``--linformer-k``.
+
+        Returns None, because no flag but ``--max-positions`` limits the length of sentences.
+        """
         check_attention(args, "encoder")
         kept_layers(args, "encoder")
         if args.linformer_k < 1:

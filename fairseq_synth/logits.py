@@ -86,8 +86,9 @@ class NormalForm(NamedTuple):
     def total(self, src_len: int) -> Tensor:
         """Returns the logits S as one tensor, (B or 1, H or 1, T or 1, S).
 
-        A sum is in fp32 at least. If only one of product, outer product and bias occurs, it keeps its type; and if that
-        is the bias, the result may be a view of a parameter.
+        A sum of several parts is in fp32 at least. If only one of inner product, outer product and bias occurs, it is
+        returned in its own type. If this is the bias, the result may be a view of a parameter, so do not change it in
+        place.
 
         Args:
             src_len: S, the number of columns.
@@ -102,9 +103,11 @@ class NormalForm(NamedTuple):
             return scores
         if scores is None:
             return self.bias
-        fits_into_scores = all(self.bias.size(dim) <= scores.size(dim) for dim in range(3))
-        if fits_into_scores:
-            # The products have been computed into new memory, so the bias can be added in place.
+        # A sum in place saves memory. It is possible because `scores` is the result of a product, which is in memory of
+        # its own, and only if `scores` has the size of the sum. Both have S columns, so the other dimensions decide:
+        # sentences, heads and rows. If the bias has more of one of them, where `scores` has 1, the sum is larger.
+        has_size_of_sum = all(self.bias.size(dim) <= scores.size(dim) for dim in range(3))
+        if has_size_of_sum:
             return at_least_fp32(scores).add_(self.bias)
         return add(scores, self.bias)
 
@@ -123,7 +126,7 @@ class Logits:
         """Adds terms to the sum, each multiplied by a weight.
 
         Args:
-            terms: Terms that have no weight yet, if `weight` is not None.
+            terms: The terms. If `weight` is given, they may not have a weight of their own, which would be lost.
             weight: A weight for each head, (1, H, 1, 1), or None to add the terms as they are.
         """
         for term in terms:
@@ -137,7 +140,7 @@ class Logits:
                 self.biases.append(weighted_term)
             elif isinstance(weighted_term, Outer):
                 self.outers.append(weighted_term)
-            else:
+            elif isinstance(weighted_term, Diagonals):
                 self.diagonals.append(weighted_term)
 
     def terms(self) -> list[Term]:
@@ -196,16 +199,17 @@ class Logits:
     def _sum_of_biases(self, src_len: int) -> Tensor | None:
         """Returns the sum of all biases and diagonals, (B or 1, H or 1, T or 1, S), or None if there are none.
 
-        It is in fp32 at least, unless the logits have a single term, which keeps its type.
+        Later, inner and outer products are added to the result. So it is in fp32 at least if the logits have several
+        terms of any kind. A single term is added to nothing, and keeps its type.
         """
         num_terms = len(self.products) + len(self.outers) + len(self.biases) + len(self.diagonals)
-        is_sum = num_terms > 1
+        is_part_of_a_sum = num_terms > 1
         total = None
         for bias in self.biases:
-            matrix = at_least_fp32(bias.bias) if is_sum else bias.bias
+            matrix = at_least_fp32(bias.bias) if is_part_of_a_sum else bias.bias
             total = add(total, multiply(matrix, bias.weight))
         for diagonals in self.diagonals:
-            values = at_least_fp32(diagonals.values) if is_sum else diagonals.values
+            values = at_least_fp32(diagonals.values) if is_part_of_a_sum else diagonals.values
             total = add(total, toeplitz(multiply(values, diagonals.weight), src_len))
         return total
 
@@ -234,8 +238,9 @@ class Factors(NamedTuple):
 def weight_smaller_factor(left: Tensor, right: Tensor, scale: float, weight: Tensor | None) -> Factors:
     """Returns the factors of a product after one of them is multiplied by `scale` and `weight`.
 
-    With a weight this is the factor with fewer elements, because that is less work. Without one it is always the left
-    factor.
+    With a weight this is the factor with fewer elements, because that is less work. Without a weight it is the left
+    factor, which is the query of an inner product: a query has no more rows than the keys, and a single one in
+    decoding.
 
     Args:
         left, right: The factors, (B, H, T or S, r) each.
@@ -255,16 +260,25 @@ def weight_smaller_factor(left: Tensor, right: Tensor, scale: float, weight: Ten
 def outer_factors(outer: Outer, src_len: int) -> Factors:
     """Returns the left and right factor of an outer product, as far as `src_len` columns need them.
 
-    The weight of the outer product is multiplied into one of them. If there are more columns than products
-    ``left[u] right[v]``, the left factor is repeated.
+    Column j of a row is ``left[j // b] * right[j % b]``, where b is the number of right features. The weight of the
+    outer product is multiplied into one of the factors.
     """
-    right_size = outer.factors.size(3) - outer.left_size
+    right_size = outer.factors.size(3) - outer.left_size  # b
     left, right = outer.factors.split([outer.left_size, right_size], dim=3)
-    # Each left feature stands for `right_size` neighbouring columns. The last of them may be cut off.
-    num_left_features = (src_len + right_size - 1) // right_size
+    # `take_positions` begins again with the first feature if there are fewer left features than that.
+    num_left_features = count_left_features(src_len, right_size)
     left = take_positions(left, dim=3, start=0, count=num_left_features)
     right = take_positions(right, dim=3, start=0, count=min(right_size, src_len))
     return weight_smaller_factor(left, right, scale=1.0, weight=outer.weight)
+
+
+def count_left_features(src_len: int, right_size: int) -> int:
+    """Returns how many left features of an outer product `src_len` columns need.
+
+    Each left feature is for `right_size` neighbouring columns. The columns of the last one may be cut off, so this is
+    ``src_len / right_size``, rounded up.
+    """
+    return (src_len + right_size - 1) // right_size
 
 
 def toeplitz(values: Tensor, src_len: int) -> Tensor:
@@ -289,10 +303,10 @@ def inner_product(query: Tensor, key: Tensor) -> Tensor:
         query: (B or 1, H or 1, T, r).
         key: (B or 1, H or 1, S, r).
     """
-    are_keys_shared = key.size(0) < query.size(0)
-    if not are_keys_shared:
+    several_sentences_share_keys = key.size(0) == 1 and query.size(0) > 1
+    if not several_sentences_share_keys:
         return torch.matmul(query, key.transpose(-2, -1))
-    if key.size(1) == 1:
+    if key.size(1) == 1:  # All heads share the keys, too.
         return torch.matmul(query, key[0, 0].t())
     return torch.einsum("bhtr,hsr->bhts", query, key[0])
 
@@ -300,10 +314,10 @@ def inner_product(query: Tensor, key: Tensor) -> Tensor:
 def outer_product(left: Tensor, right: Tensor, src_len: int) -> Tensor:
     """Returns the outer product of each row's left and right factor, as a row of `src_len` columns.
 
-    Column ``u b + v`` is ``left[u] right[v]``, where b is the number of right features.
+    Column j is ``left[j // b] * right[j % b]``, where b is the number of right features.
     """
     right_size = right.size(3)
-    num_left_features = (src_len + right_size - 1) // right_size
+    num_left_features = count_left_features(src_len, right_size)
     left = take_positions(left, dim=3, start=0, count=num_left_features)
     products = left.unsqueeze(-1) * right.unsqueeze(-2)  # (B, H, T, left features, b)
     return products.flatten(-2)[..., :src_len]

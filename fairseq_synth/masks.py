@@ -79,21 +79,13 @@ def masked_softmax(
         key_padding_mask: (B, S), true for hidden keys.
         attn_mask: (T, S), boolean with true for hidden keys, or floating point to add; or the `causal_mask`.
         zero_unseeing_rows: Whether a row all of whose keys are hidden has the weights 0 and the gradient 0. Otherwise
-            it has any finite weights, which saves a pass over the weights and one over their gradient.
+            the weights of such a row are finite numbers without a meaning. This saves a pass over the weights and one
+            over their gradient.
     """
-    if is_causal(attn_mask):
-        scores = scores + future_mask(scores.size(3), scores)
-        attn_mask = None
-    hidden = None
+    # `scores` is bound again in each step, so that the logits of the step before take no memory any longer.
     if attn_mask is not None:
-        if attn_mask.dtype == torch.bool:
-            hidden = attn_mask
-        else:
-            scores = at_least_fp32(scores) + attn_mask
-            hidden = attn_mask == float("-inf")
-    if key_padding_mask is not None:
-        padding = key_padding_mask[:, None, None].to(torch.bool)
-        hidden = padding if hidden is None else hidden | padding
+        scores = add_mask(scores, attn_mask)
+    hidden = hidden_keys(key_padding_mask, attn_mask)
     if hidden is None:
         return torch.softmax(scores, dim=-1)
     # The lowest finite number, because minus infinity would make a row NaN all of whose keys are hidden.
@@ -102,6 +94,43 @@ def masked_softmax(
     if zero_unseeing_rows:
         return weights.masked_fill(hidden, 0.0)
     return weights
+
+
+def add_mask(scores: Tensor, attn_mask: Tensor) -> Tensor:
+    """Returns the logits after adding the numbers of a mask.
+
+    Args:
+        scores: The logits, (B or 1, H, T or 1, S).
+        attn_mask: As in `masked_softmax`. A boolean one has no numbers, so nothing is added.
+    """
+    if is_causal(attn_mask):
+        # T = S. This is the number of columns, because logits that are the same in all rows have a single row here.
+        length = scores.size(3)
+        return scores + future_mask(length, scores)
+    if attn_mask.dtype == torch.bool:
+        return scores
+    return at_least_fp32(scores) + attn_mask
+
+
+def hidden_keys(key_padding_mask: Tensor | None, attn_mask: Tensor | None) -> Tensor | None:
+    """Returns which keys the masks hide from which rows, in a shape that fits (B, H, T, S); or None if they hide none.
+
+    What the `causal_mask` hides is left out, because `add_mask` is enough for it: a row sees its own key at least, so
+    that minus infinity in all others makes no row NaN.
+
+    Args:
+        key_padding_mask: (B, S), true for hidden keys, or None.
+        attn_mask: As in `masked_softmax`, or None.
+    """
+    hidden = None
+    if attn_mask is not None and not is_causal(attn_mask):
+        hidden = attn_mask if attn_mask.dtype == torch.bool else attn_mask == float("-inf")
+    if key_padding_mask is None:
+        return hidden
+    padding = key_padding_mask[:, None, None].to(torch.bool)  # (B, 1, 1, S)
+    if hidden is None:
+        return padding
+    return hidden | padding
 
 
 def sentence_lengths(key_padding_mask: Tensor) -> list[int] | None:
@@ -114,8 +143,10 @@ def sentence_lengths(key_padding_mask: Tensor) -> list[int] | None:
     """
     is_token = ~key_padding_mask.to(torch.bool)
     num_tokens = is_token.sum(dim=1)
+    # With all padding on the right, the n tokens of a sentence are in the first n columns.
     columns = torch.arange(is_token.size(1), device=is_token.device)
-    is_padding_on_the_right = torch.equal(is_token, columns[None] < num_tokens[:, None])
+    is_token_if_aligned = columns[None] < num_tokens[:, None]
+    is_padding_on_the_right = torch.equal(is_token, is_token_if_aligned)
     if not is_padding_on_the_right:
         return None
     lengths: list[int] = num_tokens.tolist()

@@ -56,16 +56,18 @@ class SynthesizerModel:
 
     @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
-        """Adds the flags of the model to the parser of a command.
+        """Adds the flags of the model to the parser of a command, except those that are hidden (`hidden`).
 
         They have no defaults there, because the architecture sets every flag that is not given.
         """
         hidden = (*cls.hidden, "_name")
-        shown_flags = []
-        for flag in dataclasses.fields(cls.config):
-            if flag.name not in hidden:
-                shown_flags.append((flag.name, flag.type, flag))
-        shown_config: Any = dataclasses.make_dataclass("Flags", shown_flags, bases=(FairseqDataclass,))
+        # fairseq adds a flag for every field of a dataclass. So it gets a dataclass of the fields that are shown.
+        shown_fields = []
+        for config_field in dataclasses.fields(cls.config):
+            if config_field.name not in hidden:
+                # The third element sets default and help of the new field. They are those of the old one.
+                shown_fields.append((config_field.name, config_field.type, config_field))
+        shown_config: Any = dataclasses.make_dataclass("Flags", shown_fields, bases=(FairseqDataclass,))
         gen_parser_from_dataclass(parser, shown_config(), delete_default=True)
 
     @classmethod
@@ -163,17 +165,17 @@ class SynthesizerModel:
                 some layers lack the weights of their functions.
         """
         kind = kind_of_weights(state_dict)
-        if kind not in (None, self.kind):
+        if kind is not None and kind != self.kind:
             raise SynthesizerError(
-                f"the checkpoint is of {with_article(str(kind))}, this model is {with_article(self.kind)}; give a "
+                f"the checkpoint is of {with_article(kind)}, this model is {with_article(self.kind)}; give a "
                 f"checkpoint of {with_article(self.kind)}, or the --arch of the checkpoint"
             )
-        # A layer that has no weights of its functions in the checkpoint may start from a stock Transformer's attention,
-        # but only if no other layer has such weights.
-        is_stock = not any(".synthesizer." in key for key in state_dict)
+        # Either all layers start from a stock Transformer's attention, or none does. Each layer reads its own part of
+        # the checkpoint, so it has to be told what the checkpoint is as a whole.
+        is_stock_checkpoint = not any(".synthesizer." in key for key in state_dict)
         for module in self.modules():  # type: ignore[attr-defined]
             if isinstance(module, SyntheticAttention):
-                module.may_start_from_stock = is_stock
+                module.may_start_from_stock = is_stock_checkpoint
         try:
             return super().load_state_dict(state_dict, *args, **kwargs)  # type: ignore[misc]
         except RuntimeError as error:
@@ -254,18 +256,18 @@ def find_data(model: str, data: str) -> str:
         SynthesizerError: there is no such folder.
     """
     if "://" in data:
-        return data
+        return data  # a URL, which fairseq downloads
     if not data.startswith("."):
         check_folder(data, "give the folder of the dictionaries")
-        return data
+        return data  # a folder outside the model's folder
     is_unpacked = os.path.isdir(model)
     if not is_unpacked:
         return data  # in an archive that fairseq has yet to unpack
     in_model = os.path.join(model, data)
     if not os.path.exists(in_model) and os.path.exists(data):
-        return os.path.abspath(data)
+        return os.path.abspath(data)  # in the current folder; fairseq takes an absolute path as it is
     check_folder(in_model, "give the folder of the dictionaries")
-    return data
+    return data  # in the model's folder, to which fairseq adds the path
 
 
 def check_folder(path: str, advice: str) -> None:
@@ -313,7 +315,9 @@ def explain_task_of_several_models(match: re.Match[str], error: BaseException) -
 
 
 def explain_task_of_other_flags(match: re.Match[str], error: BaseException) -> str | None:
-    """Returns the error line about a task that reads a flag which the config of a Synthesizer does not have.
+    """Returns the error line about a task that does not fit a Synthesizer.
+
+    Such a task reads some flag of the model, and this kind of model has no such flag. omegaconf raises an error.
 
     Args:
         match: unused; see `Message.line`.
@@ -322,10 +326,13 @@ def explain_task_of_other_flags(match: re.Match[str], error: BaseException) -> s
     Returns:
         the line, with the tasks that fit the model; or None if the error is about the config of another model.
     """
+    # An error names one config, or one key, which may be in the configs of several kinds of model. Then the line names
+    # the tasks of all of them.
     models = [model for model in model_classes() if is_about_config(model.config, str(error))]
     if not models:
         return None
-    return advise_task(models, f"does not fit {with_article(models[0].kind)}", error)
+    first_kind = models[0].kind
+    return advise_task(models, f"does not fit {with_article(first_kind)}", error)
 
 
 def advise_task(models: list[type[SynthesizerModel]], problem: str, error: BaseException) -> str:
@@ -343,8 +350,9 @@ def advise_task(models: list[type[SynthesizerModel]], problem: str, error: BaseE
 def is_about_config(config: type, text: str) -> bool:
     """Returns whether a message of omegaconf about a missing key concerns a config of this class.
 
-    Newer versions of omegaconf name the class in the message. That of fairseq 0.12.2 names only the missing key. Then
-    the message concerns the class if the default of one of its flags refers to that key.
+    Newer versions of omegaconf name the class in the message. The version that fairseq 0.12.2 needs names only the
+    missing key. Then the message concerns the class if the default of one of its flags is an interpolation of that key,
+    such as ``${task.tokens_per_sample}``.
 
     Args:
         config: the dataclass of a model's flags.
@@ -352,10 +360,10 @@ def is_about_config(config: type, text: str) -> bool:
     """
     if config.__name__ in text:
         return True
-    missing_keys = re.findall("nterpolation key '(.*)' not found", text)
-    references_to_missing_keys = [II(key) for key in missing_keys]  # II("a.b") is "${a.b}"
+    missing_keys = re.findall("[Ii]nterpolation key '(.*)' not found", text)
+    interpolations = [II(key) for key in missing_keys]  # II("a.b") is "${a.b}"
     for flag in dataclasses.fields(config):
-        if isinstance(flag.default, str) and flag.default in references_to_missing_keys:
+        if isinstance(flag.default, str) and flag.default in interpolations:
             return True
     return False
 

@@ -41,15 +41,19 @@ def take_column_bias(parameter: Tensor, inputs: Inputs) -> Tensor:
 def take_window(parameter: Tensor, inputs: Inputs) -> Tensor:
     """Returns the part of a parameter (H, l, l) for the T row and S column positions of a call, as (1, H, T, S).
 
-    Positions beyond l begin again at 0; see `take_positions`.
+    The first row is at position `Inputs.start`, and the first column at position 0. Positions beyond l begin again at
+    0; see `take_positions`.
     """
     num_heads, length, width = parameter.size()
-    start, tgt_len, src_len = inputs.start, inputs.x.size(0), inputs.src_len
+    start = inputs.start
+    tgt_len = inputs.x.size(0)
+    src_len = inputs.src_len
     cuts_rows = tgt_len < length
     cuts_columns = src_len < width
-    if cuts_rows and cuts_columns and start + tgt_len <= length:
-        # One view in place of a slice of the rows and a slice of the columns: the backward pass of each slice makes a
-        # tensor as large as the whole parameter.
+    has_positions_beyond = start + tgt_len > length
+    if cuts_rows and cuts_columns and not has_positions_beyond:
+        # This is `parameter[None, :, start : start + tgt_len, :src_len]` as one view. Slicing makes two views, one for
+        # rows and one for columns, and the backward pass of each makes a tensor as large as the whole parameter.
         head_stride, row_stride, column_stride = parameter.stride()
         return parameter.as_strided(
             size=[1, num_heads, tgt_len, src_len],
@@ -103,10 +107,11 @@ def take_positions(x: Tensor, dim: int, start: int, count: int) -> Tensor:
     """
     length = x.size(dim)
     if start == 0 and count == length:
-        return x  # not a slice, because the gradient of a slice is a copy
+        return x  # This is not a slice, because the backward pass of a slice copies the gradient.
     first_entry = start % length
     if first_entry + count <= length:
         return x.narrow(dim, first_entry, count)
+    # From the first entry to the end of the tensor, then the tensor from its beginning, as often as it takes.
     slices = []
     num_missing = count
     while num_missing > 0:

@@ -127,10 +127,11 @@ class SynthesizerRoberta(SynthesizerModel, RobertaModel):
     def build_model(cls, cfg: Any, task: Any) -> "SynthesizerRoberta":
         """Returns a new model with the settings in a config; see `SynthesizerModel`."""
         args = cls.read_config(cfg, task)
-        limit = cls.check_encoder(args)
+        limit = cls.check_and_limit_encoder(args)
         tokens_per_sample = task_flag(task, "tokens_per_sample") or 0
-        # The first of these values that is set.
+        # Without --max-positions, the model has as many positions as the longest row of the task has tokens.
         args.max_positions = args.max_positions or task.max_positions() or tokens_per_sample
+        # No row may be longer than the functions of the self-attention can take.
         check_rows("--tokens-per-sample", tokens_per_sample, limit)
         check_rows("--max-positions", args.max_positions, limit)
         model = cls(args, cls.encoder_class(args, task.source_dictionary))
@@ -166,7 +167,7 @@ class SynthesizerRoberta(SynthesizerModel, RobertaModel):
                 )
 
     @classmethod
-    def check_encoder(cls, args: argparse.Namespace) -> Limit | None:
+    def check_and_limit_encoder(cls, args: argparse.Namespace) -> Limit | None:
         """Checks the flags of the self-attention, and returns the longest sentence that it takes, if there is one.
 
         It also parses ``--encoder-synthesizer``; see `check_and_parse_flags`.

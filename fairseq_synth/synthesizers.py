@@ -367,12 +367,16 @@ class Mixture(LayerSynthesizer):
         rank: int,
         beyond_length: str = "refuse",
     ) -> None:
+        """Builds the functions and, if there are several with weights, the parameter ``alpha``.
+
+        Their values are set later, by `reset_parameters`. The arguments are described at the class.
+        """
         super().__init__()
         check_choice("--synth-mixture", mixture, MIXTURES)
         check_choice("--synth-beyond-length", beyond_length, BEYOND_LENGTH)
         self.num_heads = num_heads
         self.head_dim = head_dim
-        self.components = nn.ModuleDict()
+        self.components = nn.ModuleDict()  # {name of a function: the function}
         for name in names:
             self.components[name] = SYNTHESIZERS[name](num_heads, head_dim, max_length, rank)
         self.reads_query_key = any(function.reads_query_key for function in self.functions())
@@ -418,37 +422,53 @@ class Mixture(LayerSynthesizer):
         return [logits]
 
     def fold_weights_(self, like: Tensor) -> Tensor | None:
-        """Multiplies the weights of the mixture into the parameters of its functions, and removes them.
+        """Multiplies the weights of the mixture into the parameters of its functions, and removes the weights.
 
         Generation then has less to compute. The weight of ``vanilla``, which has no parameters, and its scale
-        1 / sqrt(d_h) become a factor of the queries. The buffer ``folded`` marks the state dict of such a module, which
-        a training cannot go on with. If a function does not allow this, nothing is changed.
+        1 / sqrt(d_h) become a factor of the queries. If a function does not allow this, nothing is changed.
 
         Args:
             like: A tensor with the device and type of the result. (There may be no parameter that has them.)
 
         Returns:
             the factor (H,) by which the attention has to multiply the queries of each head, or None if no function
-            reads queries.
+            reads queries. It is 1 if nothing is changed.
         """
-        query_factor = like.new_ones(self.num_heads) if self.reads_query_key else None
         if not self._can_fold_weights():
-            return query_factor
-        weights = self.weights()
-        for row, function in enumerate(self.functions()):
-            weight = None if weights is None else weights[row]  # (H,)
-            if type(function) is Vanilla:
-                assert query_factor is not None
-                query_factor = query_factor * function.scaling
-                if weight is not None:
-                    query_factor = query_factor * weight
-                function.scaling = 1.0
-            elif weight is not None:
-                function.scale_(weight[:, None, None])
+            return like.new_ones(self.num_heads) if self.reads_query_key else None
+        query_factor = self._take_factor_of_vanilla_(like) if self.reads_query_key else None
+        self._scale_other_functions_()
+        # The buffer marks the state dict of a module that has changed, so that no training goes on with it. Without
+        # weights to fold and without a scale of `vanilla`, nothing has changed.
         if self.reads_query_key or self.alpha is not None:
             self.register_buffer("folded", like.new_ones([]))
         self.alpha = None
         return query_factor
+
+    def _take_factor_of_vanilla_(self, like: Tensor) -> Tensor:
+        """Returns the scale of ``vanilla`` times its weight in each head, (H,), and sets the scale in the module to 1.
+
+        Args:
+            like: A tensor with the device and type of the result.
+        """
+        weights = self.weights()
+        factor = like.new_ones(self.num_heads)
+        for row, function in enumerate(self.functions()):
+            if type(function) is Vanilla:
+                factor = factor * function.scaling
+                if weights is not None:
+                    factor = factor * weights[row]
+                function.scaling = 1.0
+        return factor
+
+    def _scale_other_functions_(self) -> None:
+        """Multiplies the logits of each function other than ``vanilla`` by its weight, by changing its parameters."""
+        weights = self.weights()
+        if weights is None:
+            return
+        for row, function in enumerate(self.functions()):
+            if type(function) is not Vanilla:
+                function.scale_(weights[row][:, None, None])
 
     def _can_fold_weights(self) -> bool:
         """Returns whether every function either is ``vanilla``, or reads no queries and implements `scale_`."""

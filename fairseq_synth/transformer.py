@@ -19,8 +19,10 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
     """The Transformer with synthesized self-attention (arXiv 2005.00743); cross-attention is fairseq's.
 
     Attributes:
-        reads_targets: whether the model reads references: in training, and with ``--score-reference``.
-        matches_sources: whether ``--match-source-len`` makes translations as long as their sources.
+        reads_targets: whether the model reads references: in training, and with ``--score-reference``. If it does not,
+            references may have any length.
+        matches_sources: whether ``--match-source-len`` makes translations as long as their sources. If it does, sources
+            may not be longer than a translation can be.
     """
 
     kind = "translation model"
@@ -73,7 +75,8 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
     def prepare_for_inference_(self, cfg: Any) -> None:
         """Prepares the model for generation in place, as fairseq's own method does.
 
-        From here on, references may be longer than the model can read, unless ``--score-reference`` makes it read them.
+        It also finds out how long sources and references may be from here on (`max_positions`). A model that generates
+        does not read the references, unless ``--score-reference`` makes it score them; so they may have any length.
 
         Args:
             cfg: fairseq's whole config.

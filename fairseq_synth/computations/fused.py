@@ -16,9 +16,10 @@ FEATURE_MULTIPLE = 8
 def refuses(
     logits: Logits, value: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dropout: float
 ) -> str:
-    """Returns why torch's fused attention cannot compute this call, or would be slow; an empty string if it can.
+    """Returns the reason why torch's fused attention cannot compute a call, or would be slow; or an empty string.
 
-    The arguments are those of `attend`.
+    The arguments are those of `attend`, which asks every computation in the same way. Padding and dropout are no
+    reason, so `key_padding_mask` and `dropout` are not read.
     """
     if not logits.products:
         return "the logits have no inner product"
@@ -102,23 +103,29 @@ def join_factors(factors: list[Factors], bsz: int, num_heads: int) -> Factors:
     They have the features of all queries and of all keys side by side.
 
     Args:
-        factors: The query and key of each inner product, (B or 1, H or 1, T, r) each.
+        factors: The query (`Factors.left`) and the key (`Factors.right`) of each inner product, (B or 1, H or 1, T, r).
         bsz: B.
         num_heads: H.
     """
-    query, key = factors[0]
-    has_full_size = query.size() == key.size() and query.size(0) == bsz and query.size(1) == num_heads
-    if len(factors) == 1 and has_full_size:
-        return factors[0]
+    if len(factors) == 1 and has_full_size(factors[0], bsz, num_heads):
+        return factors[0]  # This saves the calls below, which would return the same.
     queries = [factor.left for factor in factors]
     keys = [factor.right for factor in factors]
     return Factors(join_features(queries, bsz, num_heads), join_features(keys, bsz, num_heads))
 
 
+def has_full_size(product: Factors, bsz: int, num_heads: int) -> bool:
+    """Returns whether query and key of an inner product have all B sentences and all H heads."""
+    query, key = product
+    return query.size() == key.size() and query.size(0) == bsz and query.size(1) == num_heads
+
+
 def add_masks(bias: Tensor | None, key_padding_mask: Tensor | None, causal: bool, value: Tensor) -> Tensor | None:
     """Returns the numbers (B, H, T, T) that torch is to add to the inner products, or None if there is nothing to add.
 
-    Without a bias and padding this is None even for the causal mask, which torch applies by itself then.
+    They are the sum of the bias, a very low number in the columns of padding, and minus infinity in the columns that
+    the causal mask hides. Without bias and padding the result is None even for the causal mask, because torch can then
+    apply that mask by itself.
 
     Args:
         bias: The part of the logits that is no inner product, (B or 1, H or 1, T or 1, T), or None.
@@ -129,22 +136,35 @@ def add_masks(bias: Tensor | None, key_padding_mask: Tensor | None, causal: bool
     bsz, num_heads, length, _ = value.size()
     mask = bias
     if key_padding_mask is not None:
-        hidden = in_type(key_padding_mask, torch.bool).view(bsz, 1, 1, length)
-        # A finite number, because minus infinity would make the rows of a sentence of padding NaN. It is half the
-        # lowest number, so that it stays finite if a bias is added.
-        low = lowest(value.dtype) / 2
-        if mask is None:
-            mask = hidden.to(value.dtype) * low
-        else:
-            mask = torch.add(mask, hidden, alpha=low)
+        mask = add_padding(bias, key_padding_mask, value.dtype)
     if mask is None:
         return None
     if causal:
+        # Every row keeps a finite number, in its own column, so that no row becomes NaN.
         mask = mask + future_mask(length, mask)
     if mask.shape != (bsz, num_heads, length, length):
         # The fused kernels take a view of the full size without copying it.
         mask = mask.expand(bsz, num_heads, length, -1)
     return mask
+
+
+def add_padding(bias: Tensor | None, key_padding_mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns a bias after adding a very low number in the columns of padding, (B, H or 1, T or 1, T).
+
+    The number is finite, because minus infinity would make the rows of a sentence of padding NaN. It is half the lowest
+    number of the type, so that the sum with a bias stays finite too.
+
+    Args:
+        bias: (B or 1, H or 1, T or 1, T), or None, which stands for a bias of 0.
+        key_padding_mask: (B, T), true at padding.
+        dtype: The floating-point type of the result; a bias has it already.
+    """
+    bsz, length = key_padding_mask.size()
+    is_padding = in_type(key_padding_mask, torch.bool).view(bsz, 1, 1, length)
+    low_number = lowest(dtype) / 2
+    if bias is None:
+        return is_padding.to(dtype) * low_number
+    return torch.add(bias, is_padding, alpha=low_number)  # bias + low_number * is_padding, where true counts as 1
 
 
 def pad_features(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -158,13 +178,17 @@ def pad_features(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Ten
     """
     num_features = query.size(3)
     head_dim = value.size(3)
-    num_padded_features = num_features
-    if on_cpu(value):
-        num_padded_features = max(num_features, head_dim)
-    num_padded_features += -num_padded_features % FEATURE_MULTIPLE
+    needs_equal_features = on_cpu(value)
+    num_needed_features = max(num_features, head_dim) if needs_equal_features else num_features
+    num_padded_features = round_up(num_needed_features, FEATURE_MULTIPLE)
     if num_padded_features > num_features:
         query = F.pad(query, (0, num_padded_features - num_features))
         key = F.pad(key, (0, num_padded_features - num_features))
-    if on_cpu(value) and num_padded_features > head_dim:
+    if needs_equal_features and num_padded_features > head_dim:
         value = F.pad(value, (0, num_padded_features - head_dim))
     return query, key, value
+
+
+def round_up(number: int, multiple: int) -> int:
+    """Returns the smallest multiple of `multiple` that is not less than the number."""
+    return (number + multiple - 1) // multiple * multiple

@@ -69,7 +69,8 @@ def attention_weights(
         bsz: B, to get weights of each sentence. If it is -1 and all sentences have the same logits, the weights are
             computed once, (1, H, T, S).
     """
-    scores = logits.total(src_len).expand(bsz, num_heads, tgt_len, -1)
+    scores = logits.total(src_len)  # (B or 1, H or 1, T or 1, S)
+    scores = scores.expand(bsz, num_heads, tgt_len, -1)  # -1, also as `bsz`, keeps the size that `scores` has
     return masked_softmax(scores, key_padding_mask, attn_mask, zero_unseeing_rows)
 
 

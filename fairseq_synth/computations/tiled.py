@@ -44,7 +44,7 @@ def refuses(
 ) -> str:
     """Returns why this call cannot be computed in tiles, or would not be faster; an empty string if it can.
 
-    The arguments are those of `attend`.
+    The arguments are those of `attend`, which asks every computation in the same way.
     """
     if not on_cpu(value):
         return "the values are not on a CPU"
@@ -66,19 +66,22 @@ def refuses(
 def compute(
     logits: Logits, value: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dropout: float = 0.0
 ) -> Tensor:
-    """Returns ``softmax(S) V``, (T B, C); see `attend`.
+    """Returns ``softmax(S) V``, (T B, C). The arguments are those of `attend`.
 
     The batch is divided into blocks of some sentences and heads, which `TiledAttention` computes one after another.
+    All padding has to be on the right. `attend` has made sure of that by `refuses`.
     """
     bsz, num_heads, _, _ = value.size()
     lengths = read_lengths(value, key_padding_mask)
-    assert lengths is not None, "`refuses` has refused other padding"
+    assert lengths is not None, "padding is not on the right, or a sentence is empty"
     has_shared_logits = bsz > 1 and logits.is_shared()
     blocks = divide_into_blocks(lengths, num_heads, has_shared_logits, causal=is_causal(attn_mask))
     terms = [cast_for_tiles(term, value.dtype) for term in logits.terms()]
-    # An autograd function takes tensors as arguments of their own: apart from the terms to which they belong.
+    # Autograd sees a tensor only if it is an argument itself, and not if it is a field of an argument. So the terms are
+    # given in two parts: without their tensors (as templates), and all of their tensors in one list.
     templates = [remove_tensors(term) for term in terms]
-    out = TiledAttention.apply(templates, blocks, value, *list_tensors(terms))
+    tensors = list_tensors(terms)
+    out = TiledAttention.apply(templates, blocks, value, *tensors)
     return join_heads(out)
 
 
@@ -95,8 +98,8 @@ def read_lengths(value: Tensor, key_padding_mask: Tensor | None) -> list[int] | 
     return sentence_lengths(key_padding_mask)
 
 
-# ---- Terms and their tensors. An autograd function takes tensors only as arguments of their own, so the tensors are
-# ---- taken out of the terms before the call and put back within it.
+# ---- Terms and their tensors. Autograd sees a tensor only if it is itself an argument of an autograd function, so the
+# ---- tensors are taken out of the terms before the call and put back within it.
 
 PLACEHOLDER = object()
 
@@ -135,16 +138,22 @@ def remove_tensors(term: Term) -> Any:
 
 
 def insert_tensors(templates: Sequence[Any], tensors: Sequence[Tensor | None]) -> list[Any]:
-    """Returns the terms of these templates, with `tensors` in place of the placeholders.
+    """Returns the terms that these templates become if `tensors` take the place of the placeholders.
 
     Args:
-        templates: Terms without tensors, as `remove_tensors` returns them.
-        tensors: A tensor or None for each placeholder, in the order of `list_tensors`.
+        templates: Terms with a placeholder in place of each tensor, as `remove_tensors` returns them.
+        tensors: A tensor or None for each placeholder, in the order of the terms and of their fields. This is the order
+            of `list_tensors`.
     """
-    remaining = iter(tensors)
+    remaining_tensors = iter(tensors)
     terms = []
     for template in templates:
-        fields = [next(remaining) if field is PLACEHOLDER else field for field in template]
+        fields = []
+        for field in template:
+            if field is PLACEHOLDER:
+                fields.append(next(remaining_tensors))
+            else:
+                fields.append(field)
         terms.append(type(template)._make(fields))
     return terms
 
@@ -201,9 +210,11 @@ class Block(NamedTuple):
                 factors = cut(term.factors, self.sentences, self.heads, tokens)
                 parts.append(term._replace(factors=factors, weight=weight))
             elif isinstance(term, Bias):
-                parts.append(Bias(cut(term.bias, self.sentences, self.heads, tokens, tokens), weight))
-            else:
-                parts.append(Diagonals(self.cut_diagonals(term.values), weight))
+                bias = cut(term.bias, self.sentences, self.heads, tokens, tokens)
+                parts.append(term._replace(bias=bias, weight=weight))
+            elif isinstance(term, Diagonals):
+                values = self.cut_diagonals(term.values)
+                parts.append(term._replace(values=values, weight=weight))
         return parts
 
     def cut_diagonals(self, values: Any) -> Any:
@@ -269,7 +280,12 @@ def split_range(total: int, size: int) -> list[slice]:
 
 
 def fit_into_tile(num_logits: int, limit: int) -> int:
-    """Returns how many rows, sentences or heads of `num_logits` logits each fit into a tile: from 1 to `limit`."""
+    """Returns how many rows, sentences or heads fit into a tile, which has at most `TILE` logits.
+
+    Args:
+        num_logits: The number of logits of one of them. If these are too many for a tile, the result is 1.
+        limit: The largest result.
+    """
     return min(limit, max(1, TILE // num_logits))
 
 
@@ -293,7 +309,11 @@ def divide_into_blocks(lengths: Sequence[int], num_heads: int, has_shared_logits
 def divide_by_sentences(
     lengths: Sequence[int], num_heads: int, rows_of_tile: int, max_heads: int, causal: bool = False
 ) -> Iterator[Block]:
-    """Yields blocks of neighbouring sentences of any length, for logits that differ by sentence.
+    """Yields the blocks of a batch, for logits that differ by sentence.
+
+    A block is some neighbouring sentences, of any length, and some neighbouring heads. It is computed in tiles, which
+    are some rows of the logits of all its sentences and heads. The block is as large as it can be if a tile has at most
+    `TILE` logits.
 
     Args:
         lengths: The length of each sentence in tokens.
@@ -303,33 +323,50 @@ def divide_by_sentences(
         causal: Whether a row sees only the columns up to its own.
     """
     longest = max(lengths)
-    # A tile has as many rows as fit, then these rows of as many sentences, and then of as many heads.
-    rows = fit_into_tile(longest, limit=min(rows_of_tile, longest))
-    num_sentences = fit_into_tile(rows * longest, limit=len(lengths))
-    heads_of_block = fit_into_tile(num_sentences * rows * longest, limit=max_heads)
-    for sentences in split_range(len(lengths), num_sentences):
-        block_lengths = lengths[sentences]
+    # First as many rows of one sentence and one head as fit into a tile; a row has up to `longest` logits.
+    rows = fit_into_tile(num_logits=longest, limit=min(rows_of_tile, longest))
+    # Then these rows of as many sentences as fit, and these rows and sentences of as many heads as fit.
+    sentences_of_block = fit_into_tile(num_logits=rows * longest, limit=len(lengths))
+    heads_of_block = fit_into_tile(num_logits=sentences_of_block * rows * longest, limit=max_heads)
+    for sentence_slice in split_range(len(lengths), sentences_of_block):
+        block_lengths = lengths[sentence_slice]
         hidden = hide_padding(block_lengths)
-        for heads in split_range(num_heads, heads_of_block):
-            yield Block(sentences, heads, max(block_lengths), rows, is_shared=False, hidden=hidden, causal=causal)
+        for head_slice in split_range(num_heads, heads_of_block):
+            yield Block(
+                sentences=sentence_slice,
+                heads=head_slice,
+                length=max(block_lengths),
+                rows_of_tile=rows,
+                is_shared=False,
+                hidden=hidden,
+                causal=causal,
+            )
 
 
 def divide_by_length(
     lengths: Sequence[int], num_heads: int, rows_of_tile: int, max_heads: int, causal: bool = False
 ) -> Iterator[Block]:
-    """Yields blocks of neighbouring sentences of equal length, for logits that all sentences share.
+    """Yields the blocks of a batch, for logits that all sentences share.
 
-    fairseq sorts a batch by length, so that sentences of equal length are neighbours. The arguments are those of
-    `divide_by_sentences`.
+    A block is all neighbouring sentences of one length, and some neighbouring heads. fairseq sorts a batch by length,
+    so that sentences of equal length are neighbours. The arguments are those of `divide_by_sentences`.
     """
     first = 0
     for length, sentences_of_length in itertools.groupby(lengths):
         end = first + len(list(sentences_of_length))
-        # All these sentences share one tile of logits.
-        rows = fit_into_tile(length, limit=min(rows_of_tile, length))
-        heads_of_block = fit_into_tile(rows * length, limit=max_heads)
-        for heads in split_range(num_heads, heads_of_block):
-            yield Block(slice(first, end), heads, length, rows, is_shared=True, hidden=None, causal=causal)
+        # All these sentences share one tile of logits, so their number does not matter.
+        rows = fit_into_tile(num_logits=length, limit=min(rows_of_tile, length))
+        heads_of_block = fit_into_tile(num_logits=rows * length, limit=max_heads)
+        for head_slice in split_range(num_heads, heads_of_block):
+            yield Block(
+                sentences=slice(first, end),
+                heads=head_slice,
+                length=length,
+                rows_of_tile=rows,
+                is_shared=True,
+                hidden=None,
+                causal=causal,
+            )
         first = end
 
 
@@ -496,21 +533,44 @@ def differentiate_block(
     value: Tensor,
     grad_out: Tensor,
 ) -> BlockGradients:
-    """Returns the gradients of the values and of the tensors in the terms of the logits, as far as the block has them.
+    """Returns the gradients of a block's values, and of the block's parts of the tensors from which S is computed.
 
-    In the forward pass, the terms are added up to ``S = query @ key^T + left (x) right + bias``, the normal form of the
-    block, from which the logits of each tile are computed. Gradients flow the same way back: from the tiles to the
-    normal form (`differentiate_tiles`), and by autograd from there to the tensors.
+    A block is some sentences and heads of the batch. The logits S are a sum of terms, such as inner products and
+    biases, each of which has some tensors. In the forward pass, the block's terms are added up to its *normal form*,
+    ``S = query @ key^T + left (x) right + bias``, from which the logits are computed, a tile of rows at a time.
+    Gradients flow the same way back: from the tiles to the normal form, and from the normal form to the tensors.
 
     Args:
-        block: Some sentences and heads of the batch.
-        templates: The terms that the logits are a sum of, with placeholders for their tensors; see `remove_tensors`.
+        block: The block.
+        templates: The terms with a placeholder in place of each tensor; see `remove_tensors`.
         terms: The same terms with the tensors of the whole batch.
-        tensors_need_grad: Whether each tensor of the terms needs a gradient.
+        tensors_need_grad: Whether each tensor of the terms needs a gradient, in the order of `list_tensors`.
         value: The values of the whole batch, (B, H, T, d_h).
         grad_out: The gradient of the output, of the same size.
     """
-    # Autograd records how the normal form is computed from the tensors of the block.
+    recorded = record_normal_form(block, templates, terms, tensors_need_grad)
+    gradients = differentiate_tiles(block, recorded.normal, block.read(value), block.read(grad_out))
+    tensor_grads = differentiate_normal_form(recorded, gradients.summands)
+    return BlockGradients(gradients.value, tensor_grads)
+
+
+class RecordedNormalForm(NamedTuple):
+    """A block's normal form, ``query @ key^T + left (x) right + bias``, whose computation autograd has recorded."""
+
+    normal: NormalForm
+    trained_tensors: list[Tensor]  # those of the tensors it was computed from that need a gradient
+
+
+def record_normal_form(
+    block: Block, templates: Sequence[Any], terms: Sequence[Any], tensors_need_grad: Sequence[bool]
+) -> RecordedNormalForm:
+    """Returns the normal form of a block, after computing it so that autograd can differentiate it.
+
+    The terms are the same as in the forward pass, but with other tensors: the block's parts of the tensors of the whole
+    batch, each as a leaf of a new graph of autograd. So a gradient that is computed in this graph ends at them.
+
+    The arguments are those of `differentiate_block`.
+    """
     block_tensors = []
     trained_tensors = []
     for tensor, needs_grad in zip(list_tensors(block.cut_terms(terms)), tensors_need_grad):
@@ -518,20 +578,28 @@ def differentiate_block(
         block_tensors.append(block_tensor)
         if needs_grad:
             trained_tensors.append(block_tensor)
+    block_terms = insert_tensors(templates, block_tensors)
     with torch.enable_grad():
-        normal = block.normal_form(insert_tensors(templates, block_tensors))
+        normal = block.normal_form(block_terms)
+    return RecordedNormalForm(normal, trained_tensors)
 
-    gradients = differentiate_tiles(block, normal, block.read(value), block.read(grad_out))
-    if not trained_tensors:
-        return BlockGradients(gradients.value, [])
+
+def differentiate_normal_form(recorded: RecordedNormalForm, summand_grads: dict[str, Tensor]) -> Sequence[Tensor]:
+    """Returns the gradient of each tensor in `RecordedNormalForm.trained_tensors`.
+
+    Args:
+        recorded: The normal form of a block, and the tensors that it was computed from.
+        summand_grads: {field of `NormalForm`: its gradient}, for the fields that need one.
+    """
+    if not recorded.trained_tensors:
+        return []
     summands = []
-    summand_grads = []
-    for name, grad in gradients.summands.items():
-        summand = getattr(normal, name)
+    grads = []
+    for name, grad in summand_grads.items():
+        summand = getattr(recorded.normal, name)
         summands.append(summand)
-        summand_grads.append(grad.to(summand.dtype))
-    tensor_grads = torch.autograd.grad(summands, trained_tensors, summand_grads)
-    return BlockGradients(gradients.value, tensor_grads)
+        grads.append(grad.to(summand.dtype))
+    return torch.autograd.grad(summands, recorded.trained_tensors, grads)
 
 
 class NormalFormGradients(NamedTuple):
