@@ -373,20 +373,39 @@ def list_stages(table: Table, column: Column) -> list[Stage]:
 
 
 def load_continued_trainings(stages: Sequence[Stage]) -> dict[str, list[ContinuedTraining]]:
-    """Returns {model: its trainings that went through all stages}, one for each seed."""
-    runs_by_stage = [load_column(stage.table, stage.column) for stage in stages]
+    """Returns {model: its trainings that went through all stages}, one training for each seed.
+
+    A stage is a part of a training; its runs are in a column of a table. The run of the next stage has continued it.
+    """
+    *earlier_stages, last_stage = stages
+    runs_by_earlier_stage = [load_column(stage.table, stage.column) for stage in earlier_stages]  # {model: its runs}
     trainings_by_model = {}
-    for model, last_runs in runs_by_stage[-1].items():
-        earlier_runs_by_stage = [runs_by_model.get(model, []) for runs_by_model in runs_by_stage[:-1]]
+    for model, last_runs in load_column(last_stage.table, last_stage.column).items():
+        earlier_runs_of_model = [runs_by_model.get(model, []) for runs_by_model in runs_by_earlier_stage]
         trainings = []
         for last_run in last_runs:
-            earlier_runs = [find_run_with_same_seed(last_run, runs) for runs in earlier_runs_by_stage]
-            records = [run for run in (*earlier_runs, last_run) if run is not None]
-            if len(records) == len(stages):
-                trainings.append(ContinuedTraining(records))
+            training = find_training(last_run, earlier_runs_of_model)
+            if training is not None:
+                trainings.append(training)
         if trainings:
             trainings_by_model[model] = trainings
     return trainings_by_model
+
+
+def find_training(last_run: Record, earlier_runs_by_stage: Sequence[Sequence[Record]]) -> ContinuedTraining | None:
+    """Returns the training that ends with a run of the last stage, or None if one of its earlier stages is missing.
+
+    Args:
+        last_run: the run of the last stage.
+        earlier_runs_by_stage: for each earlier stage, the runs of the same model, with any seed.
+    """
+    records = []
+    for runs in earlier_runs_by_stage:
+        run = find_run_with_same_seed(last_run, runs)
+        if run is None:
+            return None
+        records.append(run)
+    return ContinuedTraining([*records, last_run])
 
 
 def draw_continued(name: str, table: Table, column: Column) -> Picture:
@@ -437,7 +456,7 @@ def draw_continued_scores(
     trainings_by_model: Mapping[str, Sequence[ContinuedTraining]], stages: Sequence[Stage]
 ) -> Panel:
     """Draws the test score of each model at the end of each stage, with dots that are joined by a line."""
-    last_stage = stages[-1]
+    last_stage = stages[-1]  # all stages have the same metrics
     metric = main_metric(last_stage.table, last_stage.column)
     heading = shown_metrics(last_stage.table, last_stage.column)[metric]
     updates = [stage.updates for stage in stages]
