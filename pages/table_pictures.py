@@ -105,10 +105,11 @@ def draw_scores(name: str, table: Table, column: Column) -> Picture:
 
     height_of_title_axis_and_caption = 1.3  # inches
     height_of_line = 0.27
+    height = height_of_title_axis_and_caption + height_of_line * number_of_models
     return Picture(
         name,
         [axes.panel()],
-        size=(WIDTH, height_of_title_axis_and_caption + height_of_line * number_of_models),
+        size=(WIDTH, height),
         below=describe_marks(table, scores_by_model),
     )
 
@@ -274,6 +275,19 @@ def draw_losses_in_one_panel(name: str, table: Table, column: Column, curves: Se
     return Picture(name, [axes.panel()], size=(WIDTH, 3.6), below=describe_losses(curves))
 
 
+def draw_difference(curve: Curve, last_update: int) -> RecordedAxes:
+    """Draws a curve with a line at 0 and the name of its model above it, for a small panel.
+
+    `last_update`: the number of updates at the right end of all panels.
+    """
+    axes = RecordedAxes()
+    axes.axhline(0, color="black", linewidth=1)
+    draw_curve(axes, curve, BLUE)
+    axes.set_title(break_name(curve.model), fontsize=SMALL_FONT)
+    axes.set_xticks([0, last_update / 2, last_update])
+    return axes
+
+
 def draw_losses_in_small_panels(name: str, table: Table, column: Column, curves: Sequence[Curve]) -> Picture:
     """Returns a picture with a small panel for each curve, all with the same axes."""
     number_of_columns = choose_number_of_columns(len(curves))
@@ -281,11 +295,7 @@ def draw_losses_in_small_panels(name: str, table: Table, column: Column, curves:
     last_update = max(curve.updates[-1] for curve in curves)
     panels = []
     for number, curve in enumerate(curves):
-        axes = RecordedAxes()
-        axes.axhline(0, color="black", linewidth=1)
-        draw_curve(axes, curve, BLUE)
-        axes.set_title(break_name(curve.model), fontsize=SMALL_FONT)
-        axes.set_xticks([0, last_update / 2, last_update])
+        axes = draw_difference(curve, last_update)
         axes.set(ylim=get_difference_limits(curves))
         is_first_in_row = number % number_of_columns == 0
         if is_first_in_row:
@@ -297,10 +307,11 @@ def draw_losses_in_small_panels(name: str, table: Table, column: Column, curves:
         panels.append(axes.panel())
     height_of_title_and_caption = 0.9  # inches
     height_of_panel = 1.4
+    height = height_of_title_and_caption + height_of_panel * number_of_rows
     return Picture(
         name,
         panels,
-        size=(WIDTH, height_of_title_and_caption + height_of_panel * number_of_rows),
+        size=(WIDTH, height),
         columns=number_of_columns,
         share_x=True,
         share_y=True,

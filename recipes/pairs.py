@@ -245,8 +245,8 @@ def hold_out(prefixes: Sequence[Path], folder: Path, sides: Sequence[str], split
 def draw_pairs(files: Sequence[FilePair], splits: Sequence[str], text_name: Path) -> dict[str, list[Pair]]:
     """Draws pairs of the training text for validation or test sets. No source is drawn twice.
 
-    Each set gets a tenth of the pairs, or `MOST_HELD_OUT` pairs if a tenth are more. It gets fewer if pairs with equal
-    sources are drawn.
+    Each set gets a tenth of the pairs, but at most `MOST_HELD_OUT` pairs. It gets fewer if pairs with equal sources are
+    drawn, as only the first of these is taken.
 
     Args:
         files: the files of the training text.

@@ -119,7 +119,8 @@ def share_flags_with_the_model(original: Callable[..., Any], parser: argparse.Ar
             parser.add_argument(flag, **settings)
         except argparse.ArgumentError:
             name = flag.lstrip("-").replace("-", "_")
-            parser.set_defaults(**{name: settings["default"]})  # all flags that models share with the task have one
+            # The flags that the task shares with a model, such as --max-source-positions, have defaults.
+            parser.set_defaults(**{name: settings["default"]})
 
     # The original gets an object that stands for the parser. It has the only method that the original calls.
     original(SimpleNamespace(add_argument=add_argument))

@@ -68,7 +68,7 @@ def find_buckets_with_new_numpy(original: Callable[..., Any], sizes: np.ndarray,
     Returns:
         The length of the longest sentence in each bucket, in ascending order.
     """
-    percentages = np.linspace(0, 100, num_buckets + 1)  # from 0 to 100
+    percentages = np.linspace(0, 100, num_buckets + 1)
     boundaries = np.percentile(sizes, percentages, method="lower")
     upper_bounds = boundaries[1:]  # the first boundary, at 0 percent, is the shortest sentence
     return np.unique(upper_bounds)

@@ -119,7 +119,7 @@ def measure_batch(model: nn.Module, batch: Batch, pad: int, branches: Branches) 
     for output in outputs:
         for batch_row, length in enumerate(count_tokens(batch, output.stack, pad)):
             if length > 1:
-                tokens = output.x[:length, batch_row]  # of (T, B, C): one sentence without padding, (tokens, C)
+                tokens = output.x[:length, batch_row]  # x is (T, B, C); this is one sentence of it, (length, C)
                 equal_rows, rank_one = rank_one_distances(tokens)
                 distances.append(LayerDistances(output.stack, output.layer, equal_rows, rank_one))
     return distances
