@@ -54,15 +54,16 @@ def build_block(name: str, length: int, causal: bool) -> nn.Module:
         return MultiheadAttention(WIDTH, HEADS, self_attention=True)
     if name in CONVOLUTIONS:
         return Convolution(name, causal)
-    mixture = Mixture(
+    # A variant such as "random+vanilla" is a mixture of several functions. A single function is made as a mixture, too.
+    functions = Mixture(
         parse_spec(name),
         mixture="convex",
         num_heads=HEADS,
         head_dim=WIDTH // HEADS,
-        max_length=max(MAX_LENGTH, length),
+        max_length=max(MAX_LENGTH, length),  # a model has parameters for more positions than a sentence has
         rank=RANK,
     )
-    return SyntheticAttention(WIDTH, HEADS, mixture)
+    return SyntheticAttention(WIDTH, HEADS, functions)
 
 
 class Convolution(nn.Module):
@@ -114,7 +115,7 @@ def make_padding_mask(sentences: int, length: int, device: str) -> Tensor:
 
 
 def make_attention_mask(module: nn.Module, x: Tensor) -> Tensor:
-    """Returns a mask that hides later tokens, in the form in which the decoder of the module's model makes it.
+    """Returns a mask that hides later tokens, in the form that a self-attention gets from its decoder.
 
     For this project's attention it is a tensor without elements, which stands for such a mask. For other modules it is
     fairseq's matrix (T, T), which is minus infinity at later tokens.
@@ -173,7 +174,8 @@ def compare_variant(variant: str, shape: str, args: argparse.Namespace) -> Compa
     length = parse_shape(shape).tokens
     steps = {}
     for name in (STOCK, variant):
-        steps[name] = make_step(build_block(name, length, args.causal), shape, args.causal, args)
+        module = build_block(name, length, args.causal)
+        steps[name] = make_step(module, shape, causal=args.causal, args=args)
     return compare_with_stock(steps, args.device, args.rounds)[variant]
 
 

@@ -188,11 +188,12 @@ def describe_command(device: str) -> str:
     switch = os.environ.get(kernels.VARIABLE)
     if switch and device == "cuda":
         words.insert(0, f"{kernels.VARIABLE}={switch}")
-    is_value_of_out = False
+    previous_word = ""
     for word in sys.argv[1:]:
-        if word != "--out" and not is_value_of_out:
+        is_out_or_its_value = word == "--out" or previous_word == "--out"
+        if not is_out_or_its_value:
             words.append(word)
-        is_value_of_out = word == "--out"
+        previous_word = word
     return " ".join(words)
 
 
@@ -217,6 +218,7 @@ def build_base_model(name: str, dictionary: Dictionary, max_length: int, **flags
         max_length: the most tokens of a source and of a target.
         flags: further fields of the model's arguments, such as its sizes.
     """
+    # In this dict, later entries override earlier ones.
     fields = {
         "share_all_embeddings": True,
         "dropout": 0.0,
@@ -227,7 +229,7 @@ def build_base_model(name: str, dictionary: Dictionary, max_length: int, **flags
     }
     arch = choose_architecture(name)
     model_args = argparse.Namespace(arch=arch, **fields)
-    ARCH_CONFIG_REGISTRY[arch](model_args)  # adds the other fields of the architecture
+    ARCH_CONFIG_REGISTRY[arch](model_args)  # adds the other fields of the architecture to `model_args`, in place
     torch.manual_seed(0)
     task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
     return ARCH_MODEL_REGISTRY[arch].build_model(model_args, task)

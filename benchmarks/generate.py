@@ -153,11 +153,13 @@ def compare_translations(
 def parse_flags() -> argparse.Namespace:
     """Returns the flags of the command line. Ends with a one-line error if they contradict each other."""
     parser = make_parser(__doc__, list(VARIANTS), rounds=3)
+    # for models with random weights, which translate random sentences; --beam is for all models
     parser.add_argument("--words", type=int, default=32768, help="size of the vocabulary")
     parser.add_argument("--tokens", type=int, default=64, help="length of every translation")
     parser.add_argument("--source-tokens", type=int, default=32)
     parser.add_argument("--sentences", type=int, default=32, help="in a batch")
     parser.add_argument("--beam", type=int, default=4)
+    # for trained models, which translate a test set
     parser.add_argument("--checkpoints", nargs="+", type=Path, help="trained models, the baseline first")
     parser.add_argument("--data", type=Path, help="their data-bin folder")
     args = parser.parse_args()

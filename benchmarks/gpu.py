@@ -28,7 +28,7 @@ from common import ROOT, STOCK, kernels
 from fairseq_synth.architectures import VARIANTS
 from fairseq_synth.masks import causal_mask
 
-MINUTES = 9  # the time limit of a part
+TIME_LIMIT_IN_MINUTES = 9  # for each part
 SIMPLE = ["random", "relative_random", "fixed_random", "factorized_random", "dense"]
 MIXED = [name for name in VARIANTS if name not in SIMPLE and name != "vanilla"]
 RESULT = "OUT"  # the word of a command in whose place the path of the result's file is put
@@ -113,6 +113,7 @@ def list_check_commands(args: argparse.Namespace) -> dict[str, list[str]]:
 def list_benchmark_commands(variants: list[str], args: argparse.Namespace) -> dict[str, list[str]]:
     """Returns {name of a benchmark: its command} for all benchmarks of some variants."""
     sizes = DRY if args.dry else REAL
+    # The words of each command, of which the number of rounds is one, are texts.
     common = ["--variants", *variants, "--device", args.device, "--dtype", args.dtype, "--out", RESULT]
     block = ["benchmarks/block.py", *common, "--rounds", sizes.block_rounds]
     step = ["benchmarks/step.py", *common, "--rounds", sizes.rounds]
@@ -176,21 +177,43 @@ def run_part(part: str, args: argparse.Namespace) -> bool:
     if has_result(files, arguments):
         print(f"{part}: has a result in {files.result}")
         return True
-    files.result.unlink(missing_ok=True)  # of another command
-    files.unfinished.unlink(missing_ok=True)
-    files.command.write_text(" ".join(arguments))
-    command = [sys.executable, *(str(files.unfinished) if word == RESULT else word for word in arguments)]
+    prepare_files(files, arguments)
+    # While the command is running, its result has another name, so that a part that fails leaves no result.
+    words = [str(files.unfinished) if word == RESULT else word for word in arguments]
+    command = [sys.executable, *words]
     print(f"{part}: {' '.join(command)}", flush=True)
-    with_kernels = suffix == "kernels" or name == "correct"
+    with_kernels = suffix == "kernels" or name == "correct"  # the part "correct" checks the kernels
     problem = run_command(command, with_kernels, args.dry, files.log)
     if problem:
         print(f"{part}: {problem}; its output is in {files.log}")
         return False
-    if not files.unfinished.exists():  # tests write no result
+    finish_result(files, command)
+    return True
+
+
+def prepare_files(files: PartFiles, arguments: list[str]) -> None:
+    """Removes the results that an earlier run of a part has left, and writes the part's command to a file.
+
+    `arguments`: the arguments of Python in this command.
+    """
+    files.result.unlink(missing_ok=True)  # the result of another command
+    files.unfinished.unlink(missing_ok=True)
+    files.command.write_text(" ".join(arguments))
+
+
+def finish_result(files: PartFiles, command: list[str]) -> None:
+    """Gives the result of a part its final name.
+
+    Some commands, the tests, write no result. Then the result is the last line of their output.
+
+    Args:
+        files: the files of the part.
+        command: Python and its arguments.
+    """
+    if not files.unfinished.exists():
         last_line = files.log.read_text().splitlines()[-1:]
         files.unfinished.write_text(json.dumps({"command": command[1:], "summary": last_line}, indent=2))
     files.unfinished.rename(files.result)
-    return True
 
 
 def has_result(files: PartFiles, arguments: list[str]) -> bool:
@@ -212,13 +235,14 @@ def run_command(command: list[str], with_kernels: bool, dry: bool, log: Path) ->
     environment = {**os.environ, kernels.VARIABLE: "1" if with_kernels else "0"}
     if dry:
         environment["TRITON_INTERPRET"] = "1"
+    time_limit = 60 * TIME_LIMIT_IN_MINUTES  # seconds
     with log.open("w") as file:
         try:
             completed = subprocess.run(
-                command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT, timeout=60 * MINUTES
+                command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT, timeout=time_limit
             )
         except subprocess.TimeoutExpired:
-            return f"not done in {MINUTES} minutes"
+            return f"not done in {TIME_LIMIT_IN_MINUTES} minutes"
     if completed.returncode:
         return f"exit code {completed.returncode}"
     return ""
@@ -245,12 +269,12 @@ def check_correctness(out: Path, dry: bool) -> None:
         out: the JSON file.
         dry: whether to check two variants in small sizes, on the CPU.
     """
-    shapes = [CheckShape(3, 7)]
-    if not dry:
-        shapes = [CheckShape(64, 32), CheckShape(32, 128), CheckShape(4, 1024, causal=True)]
     variants = [name for name in VARIANTS if name != "vanilla"]
     if dry:
         variants = variants[:2]
+        shapes = [CheckShape(3, 7)]
+    else:
+        shapes = [CheckShape(64, 32), CheckShape(32, 128), CheckShape(4, 1024, causal=True)]
     rows = {}
     for name in variants:
         for shape in shapes:
@@ -282,10 +306,13 @@ def check_variant(name: str, shape: CheckShape, dry: bool) -> dict[str, Any]:
         ``error``, the largest error of output and gradients, each relative to its largest value if that is above 1.
     """
     batch = make_check_batch(shape, dry)
-    width, heads = (32, 2) if dry else (WIDTH, HEADS)
+    width = 32 if dry else WIDTH
+    heads = 2 if dry else HEADS
+    # `build_block` takes the sizes from its module, benchmarks/block.py, and not as arguments.
     with mock.patch.multiple("block", WIDTH=width, HEADS=heads):
         module = build_block(name, shape.length, shape.causal).to(batch.x.device, batch.x.dtype).train()
-    run_block(module, batch)  # in their first call, the kernels are launched more often, to check themselves
+    # The first result is dropped: in their first call, the kernels are launched more often, to check themselves.
+    run_block(module, batch)
     with mock.patch.object(kernels, "run", wraps=kernels.run) as kernels_run:
         first = run_block(module, batch)
         second = run_block(module, batch)
@@ -311,6 +338,10 @@ class CheckBatch(NamedTuple):
     output_gradient: torch.Tensor  # (T, B, width)
     key_padding_mask: torch.Tensor | None  # (B, T); None: a mask of later tokens and no padding
     is_no_padding: torch.Tensor  # (T, B, 1): 1 where there is a token, 0 where there is padding
+
+    def is_causal(self) -> bool:
+        """Returns whether the attention gets a mask of later tokens, instead of a mask of padding."""
+        return self.key_padding_mask is None
 
 
 def make_check_batch(shape: CheckShape, dry: bool) -> CheckBatch:
@@ -342,8 +373,7 @@ def run_block(module: torch.nn.Module, batch: CheckBatch) -> list[Any]:
     """
     dtype = next(module.parameters()).dtype
     x = batch.x.detach().clone().to(dtype).requires_grad_()
-    is_causal = batch.key_padding_mask is None
-    attention_mask = causal_mask(x) if is_causal else None
+    attention_mask = causal_mask(x) if batch.is_causal() else None
     output, _ = module(x, key_padding_mask=batch.key_padding_mask, attn_mask=attention_mask)
     output = output * batch.is_no_padding.to(dtype)
     module.zero_grad()

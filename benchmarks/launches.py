@@ -109,9 +109,10 @@ class FusedAttention(torch.autograd.Function):
 
 @contextlib.contextmanager
 def on_a_gpu(with_kernels: bool, on_launch: OnLaunch, on_call: OnCall) -> Iterator[None]:
-    """Makes this project's attention choose its computation as on a GPU of capability 9.0, during the body.
+    """Makes this project's attention choose its computation as on a GPU that all its kernels support, during the body.
 
-    Nothing is launched: two functions take the place of the Triton kernels and of torch's fused attention.
+    Nothing is launched: functions that only report their call take the place of the Triton kernels and of torch's fused
+    attention.
 
     Args:
         with_kernels: whether the Triton kernels are switched on.
@@ -130,9 +131,12 @@ def on_a_gpu(with_kernels: bool, on_launch: OnLaunch, on_call: OnCall) -> Iterat
     computations = "fairseq_synth.computations"
     switch = "1" if with_kernels else "0"
     patches = [
+        # whether the kernels are used at all, whether the device is new enough, how they are compiled and launched
         mock.patch.multiple(kernels, SWITCH=switch, device_fits=lambda *_: True, load=load, run=on_launch),
+        # two computations of this project, which work differently on a CPU
         mock.patch(f"{computations}.fused.on_cpu", lambda _: False),
         mock.patch(f"{computations}.tiled.on_cpu", lambda _: False),
+        # on the device "meta", torch would compute its fused attention by other operations than on a GPU
         mock.patch("torch.nn.functional.scaled_dot_product_attention", fused_attention),
     ]
     with contextlib.ExitStack() as stack:
@@ -150,6 +154,9 @@ def list_calls(
     with_kernels: bool = False,
 ) -> list[str]:
     """Returns the names of the kernels that a self-attention launches on a GPU, forward and backward.
+
+    No GPU is needed. The tensors are on torch's device "meta", where every operation is dispatched as usual, but
+    nothing is computed: tensors have a shape and a dtype, and no values. So all inputs and gradients can be empty.
 
     Args:
         name: ``stock`` or a variant.

@@ -85,7 +85,7 @@ def measure(name: str, shape: str, args: argparse.Namespace) -> float:
     """
     if args.device == "cuda":
         measurements = [measure_here(name, shape, args)]
-    else:
+    else:  # each process gets the flags of this process's command line
         measurements = [measure_in_own_process(name, shape) for _ in range(args.rounds)]
     memory = statistics.median(measurements) / MIB
     if memory == 0:  # the buffers of the warm-up were large enough

@@ -76,7 +76,7 @@ def time_column(cells: list[Cell], settings: dict[str, Any], out: Path) -> None:
     comparisons = compare_in_turns(
         updates,
         baseline=baseline.model,
-        stopwatch=choose_stopwatch(recipe),
+        stopwatch=set_threads_and_choose_stopwatch(recipe),
         rounds=ROUNDS,
         warm_up=WARM_UP,
     )
@@ -135,7 +135,8 @@ def training_flags(cell: Cell, settings: dict[str, Any], out: Path) -> list[str]
     run = cell.run(out)
     machine = train.Machine(gpus=count_gpus(run.recipe)).for_recipe(run.recipe)
     command = train.command(run, settings, machine, ["--no-save", "--disable-validation", *run.flags])
-    first_argument = str(run.data / "bin")  # what is before it starts the program
+    # The words before the folder of binarised data start the program: fairseq-train, or torchrun with its own flags.
+    first_argument = str(run.data / "bin")
     return command[command.index(first_argument) :]
 
 
@@ -151,7 +152,7 @@ def start_training(flags: Sequence[str]) -> Function:
 
     from fairseq_synth import register
 
-    register()  # before the parser is made, which has the architectures that are registered by then
+    register()  # before the parser is made, which has only the architectures that are registered by then
     args = options.parse_args_and_arch(options.get_training_parser(), input_args=list(flags))
     config: Any = convert_namespace_to_omegaconf(args)
     utils.import_user_module(config.common)
@@ -178,7 +179,7 @@ def iterate_batches(trainer: Any, batches_per_update: int) -> Iterator[Any]:
         yield from iterators.GroupedIterator(epochs.next_epoch_itr(), batches_per_update)
 
 
-def choose_stopwatch(recipe: Recipe) -> Stopwatch:
+def set_threads_and_choose_stopwatch(recipe: Recipe) -> Stopwatch:
     """Sets the number of CPU threads of a recipe, and returns a function that times another function.
 
     On a single CPU thread it measures CPU time, which other processes disturb least. Otherwise it measures the time of

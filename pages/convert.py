@@ -107,24 +107,26 @@ def describe_updates(updates: int) -> str:
 def cost_table(name: str, runs_by_updates: RunsByUpdates, speed_ups: Mapping[str, float]) -> str:
     """Returns a table with a row for each conversion: parameters, speed-up, and costs after each number of updates.
 
-    The first row is the Transformer, with its scores instead of costs.
+    The first row is the Transformer, for which `cost_cells` returns its scores instead of costs.
 
     Args:
         name: the name of the table in recipes/ whose Transformer was converted.
-        runs_by_updates: {updates: {conversion: its runs}}.
+        runs_by_updates: {updates: {conversion: its runs}}, with rising numbers of updates, which are the columns. The
+            rows are the conversions that were trained for the fewest updates.
         speed_ups: {conversion: its speed-up}. If it is empty, there is no such column.
     """
     costs_by_updates = {}
     for updates, runs_by_model in runs_by_updates.items():
         costs_by_updates[updates] = cost_cells(name, runs_by_model)
     fewest_updates = min(runs_by_updates)
+    runs_by_conversion = runs_by_updates[fewest_updates]
     rows = []
-    for model, runs in runs_by_updates[fewest_updates].items():
+    for model, runs in runs_by_conversion.items():
         cells = [model_cell(name, model), format_parameters(runs)]
         if speed_ups:
             cells.append(f"{speed_ups[model]:.2f}" if model in speed_ups else "")
         for costs in costs_by_updates.values():
-            cells.append(costs.get(model, ""))
+            cells.append(costs.get(model, ""))  # empty if the conversion was not trained for so many updates
         rows.append(cells)
     headings = cost_headings(name, list(runs_by_updates), has_speed_ups=bool(speed_ups))
     return markdown_table(headings, rows)

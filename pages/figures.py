@@ -123,7 +123,8 @@ def compute(page: str, words: str) -> str:
     compute_figure = FIGURES[name]
     try:
         return compute_figure(*arguments)
-    # The results have no such name (LookupError, ValueError), or the number of words is wrong (TypeError).
+    # The results have no such name (LookupError, ValueError), or the number of words is wrong (TypeError, because the
+    # words are the arguments of `compute_figure`). A UserError is none of these.
     except (LookupError, TypeError, ValueError) as error:
         raise UserError(f"{comment}: not in the results ({error}); see FIGURES in pages/figures.py") from None
     except UserError as error:

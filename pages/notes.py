@@ -123,8 +123,10 @@ def describe_significance(table: Table, runs: Sequence[Record]) -> list[str]:
     if not tests:
         return []
     number_significant = sum(test["p_value"] < SIGNIFICANT for test in tests)
-    # The end of a signature is left out, from the seed or the counts on, since it differs from run to run.
-    kinds = [re.split(r"\|(?:seed|won):", test["signature"])[0] for test in tests if "signature" in test]
+    # The end of a signature is left out, from the seed or the counts on, since it differs from run to run. For example,
+    # "McNemar, exact|won:3|lost:5" becomes "McNemar, exact".
+    signatures = [test["signature"] for test in tests if "signature" in test]
+    kinds = [re.split(r"\|(?:seed|won):", signature)[0] for signature in signatures]
     kinds_text = f" ({join_distinct(kinds)})" if kinds else ""
     return [
         f"{TASKS[table.task].test} against {baseline_name(table)} with the same seed: "

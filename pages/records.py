@@ -163,6 +163,8 @@ def compute_differences(table: Table, runs_by_model: RunsByModel, metric: str) -
     for model, runs in runs_by_model.items():
         measured_runs[model] = [run for run in runs if run["figures"][metric] is not None]
     pairs_by_model = pair_with_baseline(measured_runs, table.baseline)
+    # An interval reaches from mean - quantile * standard_error to mean + quantile * standard_error. The square of the
+    # standard error is the variance of a single run, times a factor that depends on the number of runs of the model.
     variance = estimate_variance(pairs_by_model, table.baseline, metric)
     quantile = simultaneous_quantile(len(pairs_by_model), variance.degrees_of_freedom)
     differences = {}

@@ -49,13 +49,14 @@ def find_benchmark(table_name: str, heading: str) -> Benchmark:
 
 
 def speed_table(name: str) -> str:
-    """Returns a table of how many times as fast as fairseq's Transformer models are, with the commands below it.
+    """Returns a table of how many times as fast as fairseq's Transformer models are, with a note that has the commands.
 
-    A table with many columns consists of several parts, one below the other.
+    A table with many columns consists of several parts, one below the other. The explanation of the dagger and the note
+    come after the last part.
     """
     paragraphs = []
-    models_shown: list[str] = []
-    benchmarks: list[Benchmark] = []
+    models_shown: list[str] = []  # of all parts
+    benchmarks: list[Benchmark] = []  # of all parts
     for part in SPEED_TABLES[name]:
         columns = []
         for heading, benchmark in part.benchmarks.items():

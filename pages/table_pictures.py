@@ -105,10 +105,11 @@ def draw_scores(name: str, table: Table, column: Column) -> Picture:
 
     height_of_title_axis_and_caption = 1.3  # inches
     height_of_line = 0.27
+    height = height_of_title_axis_and_caption + height_of_line * number_of_models
     return Picture(
         name,
         [axes.panel()],
-        size=(WIDTH, height_of_title_axis_and_caption + height_of_line * number_of_models),
+        size=(WIDTH, height),
         below=describe_marks(table, scores_by_model),
     )
 
@@ -274,6 +275,19 @@ def draw_losses_in_one_panel(name: str, table: Table, column: Column, curves: Se
     return Picture(name, [axes.panel()], size=(WIDTH, 3.6), below=describe_losses(curves))
 
 
+def draw_difference(curve: Curve, last_update: int) -> RecordedAxes:
+    """Draws a curve with a line at 0 and the name of its model above it, for a small panel.
+
+    `last_update`: the number of updates at the right end of all panels.
+    """
+    axes = RecordedAxes()
+    axes.axhline(0, color="black", linewidth=1)
+    draw_curve(axes, curve, BLUE)
+    axes.set_title(break_name(curve.model), fontsize=SMALL_FONT)
+    axes.set_xticks([0, last_update / 2, last_update])
+    return axes
+
+
 def draw_losses_in_small_panels(name: str, table: Table, column: Column, curves: Sequence[Curve]) -> Picture:
     """Returns a picture with a small panel for each curve, all with the same axes."""
     number_of_columns = choose_number_of_columns(len(curves))
@@ -281,11 +295,7 @@ def draw_losses_in_small_panels(name: str, table: Table, column: Column, curves:
     last_update = max(curve.updates[-1] for curve in curves)
     panels = []
     for number, curve in enumerate(curves):
-        axes = RecordedAxes()
-        axes.axhline(0, color="black", linewidth=1)
-        draw_curve(axes, curve, BLUE)
-        axes.set_title(break_name(curve.model), fontsize=SMALL_FONT)
-        axes.set_xticks([0, last_update / 2, last_update])
+        axes = draw_difference(curve, last_update)
         axes.set(ylim=get_difference_limits(curves))
         is_first_in_row = number % number_of_columns == 0
         if is_first_in_row:
@@ -297,10 +307,11 @@ def draw_losses_in_small_panels(name: str, table: Table, column: Column, curves:
         panels.append(axes.panel())
     height_of_title_and_caption = 0.9  # inches
     height_of_panel = 1.4
+    height = height_of_title_and_caption + height_of_panel * number_of_rows
     return Picture(
         name,
         panels,
-        size=(WIDTH, height_of_title_and_caption + height_of_panel * number_of_rows),
+        size=(WIDTH, height),
         columns=number_of_columns,
         share_x=True,
         share_y=True,
@@ -373,20 +384,39 @@ def list_stages(table: Table, column: Column) -> list[Stage]:
 
 
 def load_continued_trainings(stages: Sequence[Stage]) -> dict[str, list[ContinuedTraining]]:
-    """Returns {model: its trainings that went through all stages}, one for each seed."""
-    runs_by_stage = [load_column(stage.table, stage.column) for stage in stages]
+    """Returns {model: its trainings that went through all stages}, one training for each seed.
+
+    A stage is a part of a training; its runs are in a column of a table. The run of the next stage has continued it.
+    """
+    *earlier_stages, last_stage = stages
+    runs_by_earlier_stage = [load_column(stage.table, stage.column) for stage in earlier_stages]  # {model: its runs}
     trainings_by_model = {}
-    for model, last_runs in runs_by_stage[-1].items():
-        earlier_runs_by_stage = [runs_by_model.get(model, []) for runs_by_model in runs_by_stage[:-1]]
+    for model, last_runs in load_column(last_stage.table, last_stage.column).items():
+        earlier_runs_of_model = [runs_by_model.get(model, []) for runs_by_model in runs_by_earlier_stage]
         trainings = []
         for last_run in last_runs:
-            earlier_runs = [find_run_with_same_seed(last_run, runs) for runs in earlier_runs_by_stage]
-            records = [run for run in (*earlier_runs, last_run) if run is not None]
-            if len(records) == len(stages):
-                trainings.append(ContinuedTraining(records))
+            training = find_training(last_run, earlier_runs_of_model)
+            if training is not None:
+                trainings.append(training)
         if trainings:
             trainings_by_model[model] = trainings
     return trainings_by_model
+
+
+def find_training(last_run: Record, earlier_runs_by_stage: Sequence[Sequence[Record]]) -> ContinuedTraining | None:
+    """Returns the training that ends with a run of the last stage, or None if one of its earlier stages is missing.
+
+    Args:
+        last_run: the run of the last stage.
+        earlier_runs_by_stage: for each earlier stage, the runs of the same model, with any seed.
+    """
+    records = []
+    for runs in earlier_runs_by_stage:
+        run = find_run_with_same_seed(last_run, runs)
+        if run is None:
+            return None
+        records.append(run)
+    return ContinuedTraining([*records, last_run])
 
 
 def draw_continued(name: str, table: Table, column: Column) -> Picture:
@@ -437,7 +467,7 @@ def draw_continued_scores(
     trainings_by_model: Mapping[str, Sequence[ContinuedTraining]], stages: Sequence[Stage]
 ) -> Panel:
     """Draws the test score of each model at the end of each stage, with dots that are joined by a line."""
-    last_stage = stages[-1]
+    last_stage = stages[-1]  # all stages have the same metrics
     metric = main_metric(last_stage.table, last_stage.column)
     heading = shown_metrics(last_stage.table, last_stage.column)[metric]
     updates = [stage.updates for stage in stages]

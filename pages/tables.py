@@ -54,7 +54,8 @@ TRANSLATION_METRICS = ("bleu", "chrf", "valid_loss")
 def shown_metrics(table: Table, column: Column) -> dict[str, str]:
     """Returns {metric: its heading}, for the metrics that a column of a table shows.
 
-    They are those of the column, or else those of its corpus, or else the one of the table's task.
+    These are the metrics that the column's record names as `figures`. If it names none, they are those that the record
+    of its corpus names as `scores`. Otherwise it is the one metric of the table's task.
     """
     task = TASKS[table.task]
     if column.figures:
@@ -295,10 +296,8 @@ def paper_columns(table: Table, name: str) -> list[ModelColumn]:
     cells = {model: figures[name] for model, figures in table.published().items() if name in figures}
     if not cells:
         return []
-    heading = name
-    for column in table.columns:
-        if column.name == name:
-            heading = column_heading(table, column)
+    headings = {column.name: column_heading(table, column) for column in table.columns}
+    heading = headings.get(name, name)  # some columns of the paper have no column of ours
     return [ModelColumn(f"{heading}, paper", cells)]
 
 
@@ -412,10 +411,10 @@ def alpha_table(name: str) -> str:
     the seeds of the first data set of the table with this name.
     """
     weights = collect_weights(name, dataset=TABLES[name].columns[0].name)
-    all_layers: list[str] = []
-    for weights_by_layer in weights.values():
-        all_layers += weights_by_layer
-    layers = distinct(all_layers)
+    layers_of_components: list[str] = []
+    for weights_of_component in weights.values():
+        layers_of_components += weights_of_component.keys()
+    layers = distinct(layers_of_components)
     rows = []
     for (mixture, component), weights_by_layer in weights.items():
         row = [f"`{mixture}`", f"`{component}`"]
@@ -429,6 +428,7 @@ def alpha_table(name: str) -> str:
 def collect_weights(name: str, dataset: str) -> dict[MixtureComponent, dict[str, list[float]]]:
     """Returns {component of a mixture: {layer: its weights in all heads and seeds}} for one data set of a table.
 
+    A mixture adds several attention functions, its components, each multiplied by a weight for each head.
     A run's record has them as ``alpha``: {layer: {component: its weight in each head}}.
     """
     weights: dict[MixtureComponent, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))

@@ -54,10 +54,12 @@ def draw_functions() -> Picture:
 
 
 def draw_logits(name: str, formula: str, has_row_labels: bool) -> Panel:
-    """Draws S of a function as colors, under the function's name and formula. Only `has_row_labels` names the rows."""
+    """Draws the logits S of an attention function as colors, under the function's name and formula.
+
+    The columns are named by the words. The rows are named only if `has_row_labels` is true.
+    """
     logits = compute_logits(name)
-    largest_of_rows = [max(abs(value) for value in row) for row in logits]
-    largest = max(largest_of_rows)
+    largest = max(abs(value) for row in logits for value in row)
     axes = RecordedAxes()
     # The colors reach as far below 0 as above it, so that 0 is white.
     axes.calls += image(

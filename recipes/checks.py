@@ -130,7 +130,7 @@ class PreparedSide(NamedTuple):
     """One side of a prepared test set: its source sentences, or its target sentences."""
 
     folder: Path  # made by prepare.sh
-    side: str  # the ending of the side's files: mostly a language
+    language: str  # the ending of the side's files, which is "source" or "target" if the text is not parallel text
     is_target: bool
     subwords: str  # the kind of subwords, "bpe" or "sentencepiece"
     max_length: (
@@ -200,7 +200,7 @@ def print_comparison(side: PreparedSide, comparison: Comparison) -> None:
 
     Prints a warning if so much is different that it has an influence on the scores of translations.
     """
-    name = "round trip" if side.is_target else f"round trip of {side.side}"
+    name = "round trip" if side.is_target else f"round trip of {side.language}"
     number_cut = comparison.number_cut
     if not comparison.compared:
         print(f"{name}: nothing is left of it, as all {number_cut:,} lines are cut to {side.max_length} subwords")
@@ -218,11 +218,11 @@ def print_comparison(side: PreparedSide, comparison: Comparison) -> None:
 
 def undo_test_set(side: PreparedSide) -> list[Line]:
     """Returns all lines of a side of the test set, as they were and as they come back from their subwords."""
-    texts = lines(side.folder / "text" / f"test.{side.side}")
-    texts_in_subwords = lines(side.folder / "sub" / f"test.{side.side}")
+    texts = lines(side.folder / "text" / f"test.{side.language}")
+    texts_in_subwords = lines(side.folder / "sub" / f"test.{side.language}")
     undone_lines: list[Line] = []
     for number, (before, in_subwords) in enumerate(zip(texts, texts_in_subwords), start=1):
-        after = undone(in_subwords, side.subwords, side.side)
+        after = undone(in_subwords, side.subwords, side.language)
         length = len(in_subwords.split(" ")) + 1
         undone_lines.append(Line(number, before, after, length))
     return undone_lines
@@ -240,7 +240,7 @@ def may_be_cut(line: Line, max_length: int | None) -> bool:
 
 def bleu_of_round_trip(side: PreparedSide, compared: Sequence[Line]) -> float:
     """Returns the BLEU of lines after the round trip, with the lines before it as references."""
-    metric = bleu(side.side, side.lowercase, references=side.folder / "text" / f"test.{side.side}")
+    metric = bleu(side.language, side.lowercase, references=side.folder / "text" / f"test.{side.language}")
     before = [line.before for line in compared]
     after = [line.after for line in compared]
     return float(metric.corpus_score(after, [before]).score)
@@ -260,17 +260,25 @@ def first_difference(line: Line) -> int:
 
 
 def explain_changes(side: PreparedSide, changed: Sequence[Line]) -> str:
-    """Returns why the round trip changes lines, and what to do. `changed`: the lines that are not the same."""
+    """Returns a text that says why lines change if their subwords are turned into text again, and what to do.
+
+    Args:
+        side: the side of the test set that the lines belong to.
+        changed: the lines that are not the same as before.
+    """
     if side.subwords == "sentencepiece":
         return "--nfkc makes letters alike; leave it out"
     fix = "--subwords sentencepiece gives all back"
-    if side.side not in MOSES:
-        return f"Moses' tokeniser does not know {side.side}; {fix}"
+    if side.language not in MOSES:
+        return f"Moses' tokeniser does not know {side.language}; {fix}"
     causes = [find_changed_sign(line) for line in changed]
     counts = Counter(cause for cause in causes if cause)
     most_frequent = [cause for cause, _ in counts.most_common(5)]
-    here = f"; here it changes text at {' '.join(most_frequent)}" if most_frequent else ""
-    return f"Moses' tokeniser makes quotes and dashes plain, sets slashes apart{here}; {fix}"
+    explanation = "Moses' tokeniser makes quotes and dashes plain, sets slashes apart"
+    if most_frequent:
+        signs = " ".join(most_frequent)
+        explanation += f"; here it changes text at {signs}"
+    return f"{explanation}; {fix}"
 
 
 def find_changed_sign(line: Line) -> str:

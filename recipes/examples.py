@@ -163,8 +163,10 @@ def read_file(corpus: Corpus, path: Path, split: str, history: int | None) -> It
         UserError: an example is empty, or does not have the form that the corpus should have.
     """
     read_rows = choose_reader(corpus, path)
+    may_leave_out = split == "train" and corpus.kind != "labels"  # if it has no labels, an example is a pair of texts
     left_out = 0
-    where = str(path)  # `where` and `current_row` are for the message of an error
+    # These two are for the message of an error. They are set before each step of the loop in which one can occur.
+    where = str(path)
     current_row: Row = {}
     try:
         for number, row in read_rows(corpus, path):
@@ -175,11 +177,12 @@ def read_file(corpus: Corpus, path: Path, split: str, history: int | None) -> It
             example = make_example(corpus, where, row, history, default_group)
             if example.source and example.target:
                 yield example
-            elif split == "train" and corpus.kind != "labels":
+            elif may_leave_out:
                 left_out += 1
             else:
-                raise UserError(f"{where} has an empty {'target' if example.source else 'text'}; remove it")
-            # an error may now occur in the reader, before it yields the next row
+                empty_side = "target" if example.source else "text"
+                raise UserError(f"{where} has an empty {empty_side}; remove it")
+            # The next error may occur in `read_rows`, before it yields the next row.
             where = f"{path}: after line {number}"
             current_row = {}
     except (AttributeError, KeyError, TypeError, IndexError) as error:
@@ -224,13 +227,17 @@ def name_columns(corpus: Corpus, where: str, row: Row, history: int | None) -> R
         corpus: the corpus.
         where: names the row in an error.
         row: {name of a column: its value}.
-        history: for dialogues, how many utterances before the reply are part of the source.
+        history: for dialogues, how many utterances before the reply are part of the source; None for `HISTORY`.
     """
     columns = {corpus.names.get(column, column): text for column, text in row.items()}
-    if "turns" in row:  # a dialogue
-        last_turns = row["turns"][-(history or HISTORY) :]
+    is_dialogue = "turns" in row
+    if is_dialogue:
+        number_of_turns = history or HISTORY  # prepare.sh takes no 0
+        last_turns = row["turns"][-number_of_turns:]
         columns["history"] = " | ".join([*row["persona"], *last_turns])
-    if corpus.kind == "labels" or corpus.labels:
+    # A corpus of pairs of texts has labels, too, if a label is written out as the target text (GLUE for T5).
+    has_labels = corpus.kind == "labels" or bool(corpus.labels)
+    if has_labels:
         columns["label"] = read_label(corpus, where, str(columns["label"]).strip())
     if corpus.number and corpus.number in columns:
         number = columns[corpus.number]
@@ -465,7 +472,8 @@ class Insertion(NamedTuple):
 def mark_spans(text: str, spans: Mapping[str, Span]) -> str:
     """Returns a text in which two spans have a mark before and after them, such as "* the cat * saw # her #".
 
-    If one span contains the other, the marks of the longer span are the outer marks.
+    If one span contains the other, the marks of the longer span are the outer marks. For example, "* # her # cat *" has
+    the spans "her cat" and "her", which begin at the same place.
 
     Args:
         text: the text.
@@ -473,14 +481,19 @@ def mark_spans(text: str, spans: Mapping[str, Span]) -> str:
     """
     insertions: list[Insertion] = []
     for mark, span in spans.items():
-        # Where both spans begin at one place, the longer span's mark has to come first: its end is the larger number.
-        # Where both end at one place, the shorter span's mark has to come first: its start is the larger number.
+        # Two spans that begin at the same place: the mark with the smallest order comes first. This has to be the mark
+        # of the longer span. The longer span has the larger end, and so the smaller -end.
         insertions.append(Insertion(span.start, order=-span.end, text=f"{mark} "))
+        # Two spans that end at the same place: the mark of the shorter span has to come first. The shorter span has the
+        # larger start, and so the smaller -start.
         insertions.append(Insertion(span.end, order=-span.start, text=f" {mark}"))
-    # beginning at the end of the text, so that the places of the remaining insertions stay the same
+    # The last insertion comes first, because it does not move the places of the insertions that remain.
+    marked_text = text
     for insertion in sorted(insertions, reverse=True):
-        text = text[: insertion.place] + insertion.text + text[insertion.place :]
-    return text
+        before = marked_text[: insertion.place]
+        after = marked_text[insertion.place :]
+        marked_text = before + insertion.text + after
+    return marked_text
 
 
 def read_multirc(corpus: Corpus, path: Path) -> Rows:
@@ -492,17 +505,32 @@ def read_multirc(corpus: Corpus, path: Path) -> Rows:
     for number, row in read_objects(corpus, path):
         paragraph = re.sub(r"</?b>|<br>", " ", row["passage"]["text"])
         for question in row["passage"]["questions"]:
-            name = question.get("idx", question["question"])
+            question_id = question.get("idx", question["question"])
             for answer in question["answers"]:
                 columns = {
                     "paragraph": paragraph,
                     "held out with": paragraph,
-                    "group": f"{number}-{name}",
+                    "group": f"{number}-{question_id}",
                     "question": question["question"],
                     "answer": answer["text"],
                     "label": answer.get("label", ""),
                 }
                 yield NumberedRow(number, columns)
+
+
+def join_highlights(text: str) -> str:
+    """Returns a passage of ReCoRD in which the highlights at its end have become sentences of the passage.
+
+    A highlight follows the line "@highlight". The text before that line gets a full stop if it does not end with a
+    punctuation mark.
+    """
+
+    def replace_marker(match: re.Match[str]) -> str:
+        """Returns the punctuation mark before the line "@highlight", or else a full stop, and a space."""
+        punctuation_mark = match[1] or "."
+        return f"{punctuation_mark} "
+
+    return re.sub(r"([.?!\"']?)\n@highlight\n", replace_marker, text)
 
 
 def read_record(corpus: Corpus, path: Path) -> Rows:
@@ -515,8 +543,7 @@ def read_record(corpus: Corpus, path: Path) -> Rows:
         text = row["passage"]["text"]
         # "end" is the index of the last character of the name
         entities = [text[entity["start"] : entity["end"] + 1] for entity in row["passage"]["entities"]]
-        # A highlight follows the line "@highlight". The text before it gets a full stop if it has no punctuation mark.
-        passage = re.sub(r"([.?!\"']?)\n@highlight\n", lambda match: f"{match[1] or '.'} ", text)
+        passage = join_highlights(text)
         for query in row["qas"]:
             answers = [answer["text"] for answer in query["answers"]]
             columns = {

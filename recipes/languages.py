@@ -150,15 +150,16 @@ def lower(text: str, language: str) -> str:
 
 
 def has_dotless_i(text: str, language: str) -> bool:
-    """Returns whether a text has dotless and dotted i as two letters, as Turkish: then the lower case of I is ı.
+    """Returns whether the lower case of the letter I is ı in a text, because i and ı are two letters, as in Turkish.
 
-    Some languages have these letters only when they are written in the Latin alphabet. If the language's code does not
-    name the script, the majority of the letters decides. For example, a Latin word in a Kazakh text in Cyrillic is a
-    name or an English word, and so its I becomes i.
+    Some languages have these letters only when they are written in the Latin alphabet. The script (alphabet) may be
+    part of the language's code, as in "kaz_Cyrl". If it is not, the majority of the letters decides. For example, a
+    Latin word in a Kazakh text in Cyrillic is a name or an English word, and so its I becomes i.
     """
     if base(language) not in DOTLESS_I:
         return False
     script = script_code(language)
+    # These are the scripts in which most languages of `DOTLESS_I` are written: Latin, Cyrillic, Arabic and Hebrew.
     if script in ("latn", "cyrl", "arab", "hebr"):
         return script == "latn"
     letters = [character for character in text if character.isalpha()]

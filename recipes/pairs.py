@@ -245,6 +245,9 @@ def hold_out(prefixes: Sequence[Path], folder: Path, sides: Sequence[str], split
 def draw_pairs(files: Sequence[FilePair], splits: Sequence[str], text_name: Path) -> dict[str, list[Pair]]:
     """Draws pairs of the training text for validation or test sets. No source is drawn twice.
 
+    Each set gets a tenth of the pairs, but at most `MOST_HELD_OUT` pairs. It gets fewer if pairs with equal sources are
+    drawn, as only the first of these is taken.
+
     Args:
         files: the files of the training text.
         splits: the sets to draw.
@@ -260,8 +263,9 @@ def draw_pairs(files: Sequence[FilePair], splits: Sequence[str], text_name: Path
     number_per_split = min(MOST_HELD_OUT, total // 10)
     if number_per_split == 0:
         raise UserError(f"{text_name}: {total} pairs are too few to hold some out for {' and '.join(splits)}")
+    # The indices are in random order. So the splits can take turns: each gets a random sample of the text.
     drawn_indices = random.Random(SEED).sample(range(total), number_per_split * len(splits))
-    split_by_index = dict(zip(drawn_indices, itertools.cycle(splits)))  # the splits take turns
+    split_by_index = dict(zip(drawn_indices, itertools.cycle(splits)))
     drawn: dict[str, list[Pair]] = {split: [] for split in splits}
     drawn_sources: set[str] = set()
     for index, pair in enumerate(_full_pairs(files)):
@@ -319,15 +323,16 @@ def corrupt_block(block: Sequence[str], density: float, span_length: float, rng:
     Args:
         block: the words of the text, at least two.
         density: the share of words that are replaced.
-        span_length: the mean number of words in a span.
+        span_length: the mean number of words in a span, at least 1.
         rng: decides where the spans are.
     """
     # at least one word is replaced, and at least one word is kept
     number_replaced = clamp(round(len(block) * density), 1, len(block) - 1)
     number_kept = len(block) - number_replaced
-    # each span has at least one word, and there is at least one kept word before it
+    # Each span has at least one word, which is so as `span_length` is at least 1, and at least one kept word before it.
     number_of_spans = clamp(round(number_replaced / span_length), 1, number_kept)
-    # kept and replaced words alternate: so many are kept, then so many are replaced, and so on
+    # Kept and replaced words alternate: kept_lengths[0] words are kept, replaced_lengths[0] words after them are
+    # replaced, and so on.
     kept_lengths = random_composition(number_kept, number_of_spans, rng)
     replaced_lengths = random_composition(number_replaced, number_of_spans, rng)
     source: list[str] = []
@@ -351,7 +356,8 @@ def clamp(number: int, smallest: int, largest: int) -> int:
 def read_blocks(path: Path, block_size: int) -> Iterator[list[str]]:
     """Yields the words of a file in blocks of the same number of words.
 
-    The words after the last whole block are dropped. But if the whole text is shorter than a block, it is one block.
+    The words after the last whole block are dropped. But if the whole text is shorter than a block, it is one block,
+    provided that it has at least two words.
     """
     block: list[str] = []
     has_yielded = False

@@ -27,22 +27,28 @@ def explain_misfit(text: str) -> str:
     Args:
         text: the message of the error that torch's ``load_state_dict`` has raised, which lists all such weights.
     """
-    wrong_sizes = read_wrong_sizes(text)
-    for wrong_size in wrong_sizes:
+    for wrong_size in read_wrong_sizes(text):
         line = explain_wrong_size(wrong_size)
         if line is not None:
             return line
-    problems = []
-    for name, in_checkpoint, in_model in wrong_sizes:
-        problems.append(f"{name} is {in_checkpoint} in the checkpoint and {in_model} in this model")
-    for name in read_names(text, "Missing"):
-        problems.append(f"the checkpoint lacks {name}")
-    for name in read_names(text, "Unexpected"):
-        problems.append(f"this model has no {name}")
+    problems = list_problems(text)
     if not problems:
         return text.splitlines()[0]
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     return f"the checkpoint does not fit: {problems[0]}{more}; give the --arch and the sizes of its training"
+
+
+def list_problems(text: str) -> list[str]:
+    """Returns a line for each weight that torch's message lists: first wrong sizes, then missing, then unexpected."""
+    problems = []
+    for wrong_size in read_wrong_sizes(text):
+        sizes = f"{wrong_size.in_checkpoint} in the checkpoint and {wrong_size.in_model} in this model"
+        problems.append(f"{wrong_size.name} is {sizes}")
+    for name in read_names(text, "Missing"):
+        problems.append(f"the checkpoint lacks {name}")
+    for name in read_names(text, "Unexpected"):
+        problems.append(f"this model has no {name}")
+    return problems
 
 
 def read_wrong_sizes(text: str) -> list[WrongSize]:
@@ -62,9 +68,9 @@ def read_names(text: str, kind: str) -> list[str]:
 
 def explain_wrong_size(wrong_size: WrongSize) -> str | None:
     """Returns a line that says which data or flag was wrong if this weight tells; returns None for other weights."""
-    name, in_checkpoint, in_model = wrong_size
-    rows_in_checkpoint = first_number(in_checkpoint)
-    rows_in_model = first_number(in_model)
+    name, size_in_checkpoint, size_in_model = wrong_size  # the sizes are texts, such as "[16, 8]"
+    rows_in_checkpoint = first_number(size_in_checkpoint)
+    rows_in_model = first_number(size_in_model)
     if name.endswith("embed_tokens.weight") and rows_in_model != rows_in_checkpoint:
         return (
             f"the data have another dictionary ({rows_in_model} words, {rows_in_checkpoint} in the training); give the "
@@ -78,7 +84,7 @@ def explain_wrong_size(wrong_size: WrongSize) -> str | None:
         )
     if name.endswith((".E", ".F")):  # the projections of Linformer
         return (
-            f"{name} is {in_checkpoint} in the checkpoint and {in_model} in this model; give the "
+            f"{name} is {size_in_checkpoint} in the checkpoint and {size_in_model} in this model; give the "
             "--linformer-k, --linformer-sharing and --max-positions of the training"
         )
     return None

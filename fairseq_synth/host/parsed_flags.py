@@ -31,6 +31,7 @@ def repair_parsed_flags(
     )
 
     def register(repair_flags: FlagFunction) -> FlagFunction:
+        """Registers a function that parses the command line and then calls `repair_flags`. Returns `repair_flags`."""
         register_replacement(make_replacement(repair_flags))
         return repair_flags
 

@@ -110,8 +110,13 @@ def repair(
     PLACES.extend(places)
 
     def register(function: Any) -> Any:
+        """Registers the decorated function, and returns it unchanged."""
+
         def apply() -> bool:
-            return is_needed() and replace_all(places, function)
+            """Applies the repair if it is needed. Returns whether it has changed fairseq now."""
+            if not is_needed():
+                return False
+            return replace_all(places, function)
 
         REPAIRS[function.__name__] = Repair(symptom=symptom, versions=versions, apply=apply)
         return function

@@ -114,6 +114,7 @@ def begin(loaded: Loaded, options: Options) -> Inspection:
         initial_model=initial_model,
         options=options,
         results=results,
+        # The values of these four fields are those without data. With data, `read_data` replaces them.
         sentence_indices=[],
         batches=[],
         loss=0.0,
@@ -129,8 +130,8 @@ def read_data(inspection: Inspection) -> Inspection:
     """Reads the data of an inspection and measures the loss on them.
 
     Returns:
-        the inspection with the sentences, the loss and the time that it took; ``data`` and ``loss`` are added to its
-        results.
+        a copy of the inspection that has the sentences, the loss and the time that it took. The copy shares its
+        `results` with the original, to which ``data`` and ``loss`` are added in place.
     """
     loaded = inspection.loaded
     subset = inspection.options.subset
@@ -160,7 +161,11 @@ def describe_checkpoint(loaded: Loaded) -> Results:
 
 
 def describe_attentions(model: nn.Module) -> dict[str, Results]:
-    """Returns {name of an attention: its kind, layer, number of heads and functions, and alpha of the functions}."""
+    """Returns {name of an attention: its results}, with the results that depend only on the model.
+
+    These are ``group``, such as ``encoder.self``; ``layer``; ``heads``, their number; ``functions``; and ``alpha``,
+    the weights of the functions in a mixture.
+    """
     results: dict[str, Results] = {}
     for attention in attentions(model):
         results[attention.name] = {

@@ -92,10 +92,10 @@ class Attention(NamedTuple):
         first_head = 0
         for mixture in mixtures:
             heads = slice(first_head, first_head + mixture.num_heads)
-            for function, weights in mixture_weights(mixture).items():
+            for function, weights in weights_by_function(mixture).items():
                 if function not in alpha:
                     alpha[function] = [0.0] * self.num_heads
-                alpha[function][heads] = weights
+                alpha[function][heads] = weights  # the entries of this group's heads
             first_head += mixture.num_heads
         return alpha
 
@@ -130,7 +130,7 @@ class Attention(NamedTuple):
         return logits[0]
 
 
-def mixture_weights(mixture: Any) -> dict[str, list[float]]:
+def weights_by_function(mixture: Any) -> dict[str, list[float]]:
     """Returns the weights of a mixture of functions for a group of heads.
 
     Args:
@@ -179,7 +179,7 @@ def attentions(model: nn.Module) -> list[Attention]:
             if module is None and kind == "cross":
                 continue  # the decoder of a language model has no cross-attention
             if not isinstance(module, (SyntheticAttention, MultiheadAttention)):
-                return []
+                return []  # with an attention that is not known, the model cannot be inspected
             result.append(Attention(stack_name, kind, layer_number, module))
     return result
 

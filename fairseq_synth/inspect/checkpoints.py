@@ -74,6 +74,7 @@ def load(path: Path, data: Path | None = None) -> Loaded:
     if not path.is_file():
         raise SynthesizerError(f"{path}: no such checkpoint; give a .pt file of fairseq-train")
     # Attention is measured by position, and positions count from the first token: padding has to be on the right.
+    # Without --eval-bleu, the task does not load the tokenizer and the beam search that only its validation needs.
     overrides = {"left_pad_source": False, "left_pad_target": False, "eval_bleu": False}
     checkpoint = checkpoint_utils.load_checkpoint_to_cpu(str(path), overrides)
     cfg = read_config(path, checkpoint)

@@ -40,7 +40,10 @@ def without_fast_paths(model: nn.Module) -> Iterator[None]:
     """
     changed: list[tuple[nn.Module, str, Any]] = []  # a module, an attribute, and the value that it had
     for module in model.modules():
-        for attribute, value in (("skip_embed_dim_check", True), ("can_use_fastpath", False)):
+        # Each of these two attributes, with this value, switches off a fast path.
+        of_attention = ("skip_embed_dim_check", True)
+        of_encoder_layer = ("can_use_fastpath", False)
+        for attribute, value in (of_attention, of_encoder_layer):
             if attribute in vars(module):
                 changed.append((module, attribute, getattr(module, attribute)))
                 setattr(module, attribute, value)
@@ -119,7 +122,8 @@ def masked_heads(model: nn.Module, masks: dict[str, Tensor]) -> Iterator[None]:
     def make_hook(attention: Attention, mask: Tensor) -> Callable[..., tuple[Tensor]]:
         def multiply_by_mask(module: Any, args: tuple[Tensor, ...]) -> tuple[Tensor]:
             x = args[0]  # (T, B, C), the input of the output projection
-            by_head = x.reshape(x.size(0), x.size(1), attention.num_heads, -1)
+            by_head = x.reshape(x.size(0), x.size(1), attention.num_heads, -1)  # (T, B, H, C / H)
+            # The mask becomes (H, 1) or (B, H, 1), and so applies to all tokens and to all dimensions of a head.
             masked = by_head * mask.to(x.dtype).unsqueeze(-1)
             return (masked.reshape(x.shape),)
 
@@ -130,6 +134,7 @@ def masked_heads(model: nn.Module, masks: dict[str, Tensor]) -> Iterator[None]:
         if attention.name in masks:
             hook = make_hook(attention, masks[attention.name])
             handles.append(attention.module.out_proj.register_forward_pre_hook(hook))
+    # `hooked` removes the hooks at the end of the body.
     with hooked(model, handles):
         yield
 
@@ -154,7 +159,7 @@ class HeadReplacement:
     """
 
     def __init__(self, attention: Attention, head_numbers: list[int], logits: Tensor) -> None:
-        """Prepares the hooks.
+        """Stores what the hooks need. The function `replaced_heads` registers them.
 
         Args:
             attention: a self-attention.
@@ -234,9 +239,12 @@ def make_connection(num_branches: int, skip: bool, feed_forward: bool) -> Callab
     num_calls = 0
 
     def connection(x: Tensor, residual: Tensor) -> Tensor:
+        """Returns the output of a branch. `x`: what the branch has computed; `residual`: the input of the branch."""
         nonlocal num_calls
         num_calls += 1
         is_feed_forward = num_calls % num_branches == 0  # the last branch
+        # A branch that is left out passes its input on, even if the skip connections are left out too. Otherwise
+        # nothing would be left of the layer's output.
         if is_feed_forward and not feed_forward:
             return residual
         if not skip:

@@ -63,10 +63,10 @@ def word_dependence(weights: Tensor, weights_by_position: Tensor) -> Tensor:
 
 
 def cumulative_singular_values(weights: Tensor, shares: Sequence[float] = RANK_SHARES) -> Tensor:
-    """Returns for each head how much of the sum of all singular values the largest ones hold.
+    """Returns for each head how much of the sum of all singular values the largest singular values hold.
 
-    For example, the share 0.25 of a matrix with 8 singular values are its 2 largest; the result is their sum, divided
-    by the sum of all 8. Between two whole numbers of singular values, the result is interpolated.
+    For example, if a matrix has 8 singular values, the share 0.25 stands for the 2 largest. The result is the sum of
+    these 2, divided by the sum of all 8. Between two whole numbers of singular values, the result is interpolated.
 
     Args:
         weights: (H, T, S).
@@ -80,9 +80,12 @@ def cumulative_singular_values(weights: Tensor, shares: Sequence[float] = RANK_S
     zero = singular_values.new_zeros(num_heads, 1)
     sums = torch.cat([zero, singular_values.cumsum(dim=-1)], dim=-1)  # sums[:, i] is the sum of the largest i
     sums = sums / sums[:, -1:].clamp(min=SMALLEST_NORM)
-    place = torch.tensor(shares) * num_values
-    place_below = place.floor().long().clamp(max=num_values - 1)
-    return torch.lerp(sums[:, place_below], sums[:, place_below + 1], place - place_below)
+    # How many singular values each share stands for. This lies between `number_below` and `number_above`. For share 1,
+    # `number_above` is the number of all singular values, and the interpolation gives the last sum.
+    number = torch.tensor(shares) * num_values
+    number_below = number.floor().long().clamp(max=num_values - 1)
+    number_above = number_below + 1
+    return torch.lerp(sums[:, number_below], sums[:, number_above], number - number_below)
 
 
 def rank_one_distances(x: Tensor) -> tuple[float, float]:

@@ -42,12 +42,15 @@ def read_sentences(model: nn.Module, batch: Batch, pad: int, read: Callable[[Sen
         model: the model, in eval mode.
         batch: its sentences are padded on the right.
         pad: the index of padding.
-        read: is called for every attention, and for each attention with one sentence after the other.
+        read: a function that is called for each sentence of each attention: first for all sentences of one attention,
+            then for those of the next.
     """
     readings: list[Reading] = []
     with reading(model, readings.append):
         model(**batch["net_input"])
     for attention, logits, causal in readings:
+        # A row of logits is for a token of the attention's own stack. The columns are for the tokens that it looks at:
+        # cross-attention looks at those of the encoder.
         column_stack = "encoder" if attention.kind == "cross" else attention.stack
         num_rows = count_tokens(batch, attention.stack, pad)
         num_columns = count_tokens(batch, column_stack, pad)

@@ -31,7 +31,7 @@ class MeanByPosition:
         self.total[:heads, :rows, :columns] += matrix
         self.count[:heads, :rows, :columns] += 1
 
-    def mean(self, rows: int, columns: int) -> Tensor:
+    def mean_of_first(self, rows: int, columns: int) -> Tensor:
         """Returns the first rows and columns of the mean, (H, rows, columns).
 
         There are fewer rows or columns if no matrix had as many. A cell that no matrix had is 0.
@@ -146,21 +146,30 @@ def most_likely_logits(observed: Tensor, sentences_of_length: Tensor, visible: T
 
 
 def expect_weights_of_score_one(scores: Tensor, sentences_of_length: Tensor) -> Tensor:
-    """Returns the weight (H, T, T) that each cell would have with a score of 1, summed over the sentences that have it.
+    """Returns the attention weight that each cell would have with a score of 1, summed over all sentences, (H, T, T).
 
-    This is 1 / (sum of the scores of its row) in each sentence, and the sums of the rows are taken as they are.
+    The attention weight of cell (i, j), from position i to position j, is its score divided by the sum of the scores in
+    row i. With a score of 1 and an unchanged sum, the weight is 1 / sum. The sum depends on the length of the sentence:
+    in a sentence of n tokens, it is scores[i, 0] + ... + scores[i, n - 1]. A sentence has the cell if n is larger than
+    i and j. With the number of sentences of n tokens written as N[n], the result is therefore
+
+        result[i, j] = sum over n > max(i, j) of N[n] / (scores[i, 0] + ... + scores[i, n - 1])
+
+    For example, if 3 sentences have one token and 5 sentences have two tokens, and all scores are 1, then
+    result[0, 0] = 3 / 1 + 5 / 2, and the other three cells are 5 / 2.
 
     Args:
-        scores: exp(logits) by position, (H, T, T), 0 where a row does not see a column. In a sentence of n tokens, the
-            sum of a row is over its first n scores.
+        scores: exp(logits) by position, (H, T, T), 0 where a row does not see a column.
         sentences_of_length: how many sentences had 1, 2, ... T tokens, (T,).
     """
     num_heads, length, _ = scores.shape
-    # Entry n is for sentences of n + 1 tokens: their number over the sum of the row's scores.
+    # The last dimension of the next two tensors is a length. In `by_length`, entry n is the term of the sum for
+    # sentences of n + 1 tokens. Rows beyond the end of such a sentence have terms, too, but these are not used below.
     by_length = sentences_of_length / scores.cumsum(dim=-1)
-    # Entry n is for all sentences of more than n tokens: a sum from the end of each row.
+    # Entry n is the sum of the terms for all sentences of more than n tokens: the entries from n to the end of the row.
+    # `cumsum` adds from the beginning of a row, so the row is flipped before and after it.
     by_shortest_length = by_length.flip(-1).cumsum(dim=-1).flip(-1)
-    # A sentence has the cell (i, j) if it has more tokens than the larger of i and j.
+    # Cell (i, j) gets entry max(i, j) of row i.
     positions = torch.arange(length)
     larger_position = torch.maximum(positions[:, None], positions).expand(num_heads, -1, -1)
     return by_shortest_length.gather(-1, larger_position)

@@ -26,6 +26,7 @@ def count_embeddings(weights: dict[str, Tensor]) -> dict[str, int]:
     """
     sizes: dict[str, int] = {}
     for weight_name, weight in weights.items():
+        # the weight of a simple embedding, or one of the tables of adaptive inputs
         match = re.fullmatch(r"(.*embed_tokens)\.(?:weight|embeddings\.\d+\.0\.weight)", weight_name)
         if match:
             embedding = match[1]
@@ -59,8 +60,8 @@ def set_up_task(cfg: Any, data: Path) -> Any:
     if not data.is_dir():
         raise SynthesizerError(f"--data {data}: no such folder; give the one of fairseq-preprocess")
     cfg.task.data = str(data)
-    has_languages = hasattr(cfg.task, "source_lang")
-    if has_languages and not (cfg.task.source_lang and cfg.task.target_lang):
+    is_translation = hasattr(cfg.task, "source_lang")  # other tasks have no languages
+    if is_translation and not (cfg.task.source_lang and cfg.task.target_lang):
         cfg.task.source_lang, cfg.task.target_lang = infer_language_pair(str(data))
         if cfg.task.source_lang is None:
             raise SynthesizerError(f"--data {data}: no pair of languages; the checkpoint is of a {cfg.task._name} task")

@@ -77,7 +77,10 @@ def choose_evenly(items: Sequence[int], count: int) -> list[int]:
 
 
 def average(loaded: Loaded, subset: str, sentences: int, longest: int | None = None) -> Averages:
-    """Averages the self-attentions of a model by position, over short and long sentences of a split.
+    """Averages the self-attentions of a model by position, over sentences of a split.
+
+    The attention weights of each head are averaged over the sentences. Then constant logits by position are fitted,
+    whose attention weights are as near as possible to this average in sentences of any length.
 
     Args:
         loaded: the model, with data.
@@ -90,12 +93,12 @@ def average(loaded: Loaded, subset: str, sentences: int, longest: int | None = N
     """
     sentence_indices = choose_evenly(readable(loaded, subset, longest=longest), sentences)
     pad = padding_index(loaded)
-    attention = AverageAttention()
+    average_attention = AverageAttention()
     for batch in progress(checkpoints.batches(loaded, subset, sentence_indices), "attention by position"):
-        read_sentences(loaded.model, batch, pad, attention.add)
+        read_sentences(loaded.model, batch, pad, read=average_attention.add)
     return Averages(
-        constants=attention.fit(),
-        length=attention.longest_sentence(),
+        constants=average_attention.fit(),
+        length=average_attention.longest_sentence(),
         sentences=len(sentence_indices),
     )
 
@@ -162,6 +165,8 @@ def losses_without_words(
     loaded: Loaded, batches: list[Batch], logits: dict[str, Tensor], heads: Sequence[Head]
 ) -> dict[Head, float]:
     """Replaces one head at a time, and returns for each the loss in bits that the model then has.
+
+    A replaced head gets logits that depend only on the positions of two tokens, not on the words.
 
     Args:
         loaded: the model, with data.

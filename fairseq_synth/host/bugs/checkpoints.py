@@ -24,9 +24,10 @@ def write_checkpoints_atomically(
 ) -> Any:
     """Replaces ``PathManager.copy`` (``original``): an existing file is replaced only when its new copy is complete.
 
-    fairseq copies a new checkpoint onto checkpoint_last.pt and checkpoint_best.pt. If the process is killed or the disk
-    is full in the middle, the file is cut short and the old checkpoint is lost. The replacement writes the copy to
-    another file first, and then renames it. It leaves a copy that must not overwrite a file to the original.
+    fairseq calls this function to copy a new checkpoint onto checkpoint_last.pt and checkpoint_best.pt. If the process
+    is killed or the disk is full in the middle, the file is cut short and the old checkpoint is lost. The replacement
+    writes the copy to another file first, and then renames it. If the copy must not overwrite a file, or if files
+    cannot be renamed where it goes, the original is called.
     """
     if not overwrite or not PathManager.supports_rename(dst_path):
         return original(src_path, dst_path, overwrite=overwrite)

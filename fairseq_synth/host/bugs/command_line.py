@@ -61,13 +61,17 @@ def find_languages_of_tokenizer(flags: argparse.Namespace) -> None:
     versions="all versions",
 )
 def translate_one_shard(flags: argparse.Namespace) -> None:
-    """Changes the flags in place: ``fairseq-generate --num-shards N --shard-id I`` translates the I-th of N parts.
+    """Lets ``fairseq-generate --num-shards N --shard-id I`` translate only part I of N, by other flags that it reads.
 
     fairseq-generate ignores these two flags. It divides the batches by ``--distributed-world-size`` and
-    ``--distributed-rank``, which have no other effect on this command, so these are set. fairseq-interactive also
-    ignores the flags, but it reads all of its input. It therefore refuses them.
+    ``--distributed-rank``, which have no other effect on this command. So the function sets these. fairseq-interactive
+    also ignores the flags, but it always reads all of its input. So the function refuses the flags.
 
-    Raises SynthesizerError if the shard does not exist, or if the command is fairseq-interactive.
+    Args:
+        flags: the parsed flags of the command, which are changed in place.
+
+    Raises:
+        SynthesizerError: the shard does not exist, or the command is fairseq-interactive.
     """
     num_shards = getattr(flags, "num_shards", 1)
     shard_id = getattr(flags, "shard_id", 0)
@@ -79,9 +83,12 @@ def translate_one_shard(flags: argparse.Namespace) -> None:
         raise SynthesizerError(
             f"--shard-id {shard_id}: must be from 0 to {num_shards - 1} with --num-shards {num_shards}"
         )
-    if not hasattr(flags, "beam"):
-        return  # a command that does not translate
-    if hasattr(flags, "buffer_size"):  # only fairseq-interactive has this flag
+    # Each command has flags that only it has, or only commands of its kind.
+    translates = hasattr(flags, "beam")
+    if not translates:
+        return
+    is_interactive = hasattr(flags, "buffer_size")
+    if is_interactive:
         raise SynthesizerError(
             f"--num-shards {num_shards}: fairseq-interactive translates all of its input; give each process its own "
             "part of the text, and leave the flag out"
@@ -107,11 +114,13 @@ def share_flags_with_the_model(original: Callable[..., Any], parser: argparse.Ar
     """
 
     def add_argument(flag: str, **settings: Any) -> None:
+        """Adds a flag to the parser, or changes the flag's default if the model has added the flag already."""
         try:
             parser.add_argument(flag, **settings)
-        except argparse.ArgumentError:  # the model has added the flag
+        except argparse.ArgumentError:
             name = flag.lstrip("-").replace("-", "_")
+            # The flags that the task shares with a model, such as --max-source-positions, have defaults.
             parser.set_defaults(**{name: settings["default"]})
 
-    # the only method of a parser that the original calls
+    # The original gets an object that stands for the parser. It has the only method that the original calls.
     original(SimpleNamespace(add_argument=add_argument))

@@ -85,8 +85,9 @@ def fuse_in_interactive(
 ) -> Any:
     """Replaces ``FairseqTask.build_generator`` (``original``): uses ``--lm-path`` in ``fairseq-interactive`` too.
 
-    The method builds the beam search. fairseq-generate loads the language model itself and passes it in
-    `extra_gen_cls_kwargs`. fairseq-interactive passes nothing, so the replacement loads the language model.
+    The method builds the beam search. With ``--lm-path``, the search adds the scores of a language model.
+    fairseq-generate loads the language model itself and passes it in `extra_gen_cls_kwargs`. fairseq-interactive passes
+    nothing, so the replacement loads the language model.
 
     Args:
         original: fairseq's method.

@@ -61,8 +61,9 @@ def refuse_training(mode: bool = True) -> None:
 def pickle_choices() -> bool:
     """Tells pickle how to store the enumerations that fairseq makes for flags with a few choices.
 
-    The configuration of a model contains such enumerations. They are made by a function and are all called "Choices",
-    so pickle cannot find them by their name.
+    The configuration of a model contains such enumerations, which are classes. They are made by a function and are all
+    called "Choices", so pickle cannot find them by their name. pickle is told what to do with an object by the class of
+    the object. The class of these classes, their metaclass, is `StrEnumMeta`.
 
     Returns:
         True if pickle has been told now, False if it was told before.

@@ -22,17 +22,17 @@ def quantize_without_a_gpu(
     zero_point: Tensor | None = None,
     bits: int = 8,
 ) -> Any:
-    """Replaces fairseq's ``emulate_int8_histogram`` (``original``): computes the scale on the device of the weights.
+    """Replaces fairseq's ``emulate_int8_histogram`` (``original``): works without a GPU if the weights are on the CPU.
 
     The function rounds weights as a quantization to integers would. fairseq computes the scale on the GPU, wherever the
-    weights are. With the replacement, a model that was trained with ``--quant-noise-scalar`` can also translate on a
-    CPU.
+    weights are. The replacement computes it on the device of the weights, and passes it to the original. So a model
+    that was trained with ``--quant-noise-scalar`` can also translate on a CPU.
 
     Args:
         original: fairseq's function.
         w: the weights.
         scale: the distance between two rounded values; None to compute it from the weights.
-        zero_point: the integer that stands for 0; computed together with `scale`.
+        zero_point: the integer that stands for 0. It is given together with `scale`, or computed together with it.
         bits: the number of bits of the integers.
 
     Returns:

@@ -31,6 +31,7 @@ def forbid_repeated_ngrams() -> bool:
     """
     if hasattr(NGramRepeatBlock._no_repeat_ngram, MARK):
         return False
+    # Each replacement is marked with the names of its repairs, so that it is not made twice.
     setattr(_no_repeat_ngram, MARK, ("forbid_repeated_ngrams",))
     NGramRepeatBlock._no_repeat_ngram = _no_repeat_ngram
     return True
@@ -59,8 +60,8 @@ def _no_repeat_ngram(self: Any, tokens: Tensor, lprobs: Tensor, bsz: int, beam_s
     ngrams = output.unfold(1, n, 1)  # (hypotheses, step - n + 1, n), all n-grams of the output
     beginnings = ngrams[:, :, : n - 1]  # (hypotheses, step - n + 1, n - 1), each n-gram without its last token
     last_tokens = output[:, step - (n - 1) :].unsqueeze(1)  # (hypotheses, 1, n - 1), the last n - 1 tokens
-    is_continued_again = (beginnings == last_tokens).all(dim=2)  # (hypotheses, step - n + 1)
-    hypothesis, ngram = is_continued_again.nonzero().unbind(dim=1)  # the indices of the n-grams that begin alike
+    begins_like_the_end = (beginnings == last_tokens).all(dim=2)  # (hypotheses, step - n + 1)
+    hypothesis, ngram = begins_like_the_end.nonzero().unbind(dim=1)  # the indices of the n-grams that begin alike
     forbidden_tokens = ngrams[hypothesis, ngram, n - 1]
     lprobs[hypothesis, forbidden_tokens] = -math.inf
     return lprobs
@@ -83,27 +84,29 @@ def penalize_groups_of_every_batch(
 ) -> Any:
     """Replaces ``DiverseBeamSearch.step`` (``original``): each sentence gets its own diversity penalties.
 
-    With ``--diverse-beam-groups``, a tensor has the penalties of each sentence in the row that the sentence has in its
-    batch. fairseq looks the penalties up by the number of the sentence in the data set. In the first batch, sentences
-    can get the penalties of other sentences. In the second batch, the number is larger than the tensor, and an
-    IndexError follows. The replacement passes the row instead of the number.
+    With ``--diverse-beam-groups``, a tensor has a row of penalties for each sentence of the batch. The right row is the
+    place of the sentence in the batch. But fairseq takes the index of the sentence in the data set instead. In the
+    first batch of a data set, a sentence can so get the penalties of another sentence. In later batches, the tensor has
+    no row with such an index, and an IndexError follows. The replacement passes the place in the batch.
 
     Args:
         original: fairseq's method.
-        self: the search; the replacement remembers the sentences of the batch in it.
+        self: the search. In the first step, its attribute `sentences_of_batch` is set to the indices of all sentences
+            of the batch.
         step: the number of tokens of the output so far.
         lprobs: (sentences, beam, words), log-probabilities of the next token.
         scores: (sentences, beam, step), scores of the output so far.
         prev_output_tokens: the output so far.
-        original_batch_idxs: (sentences,), the number of each sentence that is not finished in the data set.
+        original_batch_idxs: (sentences,), the indices in the data set of the sentences that are not yet finished.
     """
     if original_batch_idxs is None:
         return original(self, step, lprobs, scores, prev_output_tokens, None)
     if step == 0:
-        self.sentence_numbers = original_batch_idxs
-    # Finished sentences leave the batch during the search, but the penalties stay in the rows of the first step.
-    is_row_of_sentence = original_batch_idxs.unsqueeze(1).eq(self.sentence_numbers.unsqueeze(0))
-    rows = is_row_of_sentence.int().argmax(dim=1)
+        self.sentences_of_batch = original_batch_idxs
+    # Finished sentences leave the batch during the search, but the penalties stay in the rows of the first step. So
+    # each remaining sentence is looked up among the sentences of the first step.
+    is_row_of_sentence = original_batch_idxs.unsqueeze(1).eq(self.sentences_of_batch.unsqueeze(0))
+    rows = is_row_of_sentence.int().argmax(dim=1)  # argmax returns the place of the single 1 in each row
     return original(self, step, lprobs, scores, prev_output_tokens, rows)
 
 
@@ -126,6 +129,7 @@ def continue_empty_lines(
     prefixes = kwargs.get("prefix_tokens")  # (sentences, N), or None
     if prefixes is not None and prefixes.size(1) > 0:
         first_tokens = prefixes[:, :1]
+        # (sentences, 1); `masked_fill` applies it to all tokens of a prefix
         is_empty_line = first_tokens.eq(self.target_dictionary.eos())
         kwargs["prefix_tokens"] = prefixes.masked_fill(is_empty_line, self.target_dictionary.pad())
     return original(self, generator, *args, **kwargs)

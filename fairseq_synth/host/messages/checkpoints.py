@@ -81,10 +81,9 @@ def check_restored_checkpoint(
 ) -> Any:
     """Replaces ``Trainer.load_checkpoint`` (``original``): refuses to start from a checkpoint that does not exist.
 
-    fairseq trains from scratch if the file of ``--restore-file`` is missing. The replacement raises SynthesizerError.
-    It also adds the name of the checkpoint to errors that do not mention it.
-
-    A checkpoint_last.pt in ``--save-dir`` may be missing, because a training starts from scratch without it.
+    fairseq trains from scratch if the file of ``--restore-file`` is missing. The replacement raises SynthesizerError,
+    unless the file is the checkpoint_last.pt in ``--save-dir``, which a new training does not have. The replacement
+    also adds the name of the checkpoint to errors that do not mention it.
     """
     settings = self.cfg.checkpoint
     last_checkpoint = os.path.join(settings.save_dir, f"checkpoint_last{self.checkpoint_suffix}.pt")
@@ -94,7 +93,7 @@ def check_restored_checkpoint(
     try:
         return original(self, filename, *args, **kwargs)
     except Exception as error:
-        line = explain(error)
+        line = explain(error)  # None: not an error that this project explains
         if line is None or filename in line:
             raise
         advice = "; a new training needs a --save-dir of its own" if is_last_checkpoint else ""

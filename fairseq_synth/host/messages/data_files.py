@@ -74,11 +74,12 @@ def read_data_size(index_file: str) -> int | None:
     Raises struct.error or ValueError if the index is cut short.
     """
     with open(index_file, "rb") as file:
-        start = file.read(len(MMAP_MAGIC))  # the longer of the two
+        # Each format has its own first bytes. So many are read as the longer of the two has.
+        start = file.read(len(MMAP_MAGIC))
         if start == MMAP_MAGIC:
             return read_mmap_size(file)
         if start.startswith(INDEXED_MAGIC):
-            file.seek(len(INDEXED_MAGIC))
+            file.seek(len(INDEXED_MAGIC))  # back to the first byte after them
             return read_indexed_size(file)
         if len(start) < len(MMAP_MAGIC):
             raise ValueError("an index without a header")

@@ -52,13 +52,15 @@ GENERATION_FLAGS = {field.name for field in dataclasses.fields(GenerationConfig)
     versions="all versions",
 )
 def check_written_flags(flags: argparse.Namespace) -> None:
-    """Checks the flags of a fairseq command whose values are written in JSON or Python, such as ``--eval-bleu-args``.
+    """Checks flags of a fairseq command whose values fairseq reads only later, with errors that do not name the flag.
 
-    fairseq's own error does not name the flag. If ``--eval-bleu-args`` has a key that does not exist, such as "beem",
+    These are the flags whose value is a dict or a list, written in JSON or Python, such as ``--eval-bleu-args
+    '{"beam": 4}'``; and ``--eval-bleu-detok``. If ``--eval-bleu-args`` has a key that does not exist, such as "beem",
     fairseq ignores it.
 
     Raises:
-        SynthesizerError: a value cannot be read, or ``--eval-bleu-args`` has an unknown key.
+        SynthesizerError: a value cannot be read, ``--eval-bleu-args`` has an unknown key, or the tokenizer of
+            ``--eval-bleu-detok`` does not exist.
     """
     for name, literal in LITERALS.items():
         text = getattr(flags, name, None)
@@ -81,7 +83,7 @@ def read_literal(flag: str, text: str, literal: Literal) -> Any:
     try:
         value = literal.read(text)
     except (ValueError, SyntaxError):
-        value = None
+        value = None  # like a value of a wrong type: no flag may have the value None
     if not isinstance(value, literal.types):
         raise SynthesizerError(f"{flag} {text}: not a {literal.description}; write it as in {flag} {literal.example}")
     return value

@@ -92,8 +92,12 @@ def name_argument_of_translate(
         return original(self, *args, **kwargs)
     except Exception as error:
         reason, flag, _rest = str(error).partition("--skip-invalid-size-inputs-valid-test")
-        if not flag:
+        if not flag:  # another error, without this flag in its message
             raise
-        can_tile = length_hint(reason) != ""  # the limit is a Synthesizer's
-        hint = "; longer ones need from_pretrained(..., synth_beyond_length='tile')" if can_tile else ""
+        # `length_hint` returns an empty text if the limit in the message is not that of a Synthesizer.
+        is_synthesizers_limit = length_hint(reason) != ""
+        if is_synthesizers_limit:
+            hint = "; longer ones need from_pretrained(..., synth_beyond_length='tile')"
+        else:
+            hint = ""
         raise SynthesizerError(f"{reason}skip_invalid_size_inputs=True{hint}") from error

@@ -83,10 +83,12 @@ def check_subset_lengths(dataset: Any, subset: str, limits: Any, max_tokens: int
     size = dataset.size(first)
     lengths = size if isinstance(size, tuple) else (size,)
     limit = f"max_positions={limits}"
-    hint = length_hint(limit)
+    hint = length_hint(limit)  # empty if none of the limits is that of a Synthesizer
+    is_synthesizers_limit = hint != ""
+    # If a sentence does not fit into a batch, a larger limit of the model would not help, so this advice comes first.
     if max_tokens is not None and max(lengths) > max_tokens:
         advice = f"--max-tokens {max_tokens}: raise it, or --max-tokens-valid; "
-    elif hint:
+    elif is_synthesizers_limit:
         advice = "--synth-max-length: train with a larger one; "
     else:
         advice = ""
@@ -116,16 +118,18 @@ def check_best_metric(original: Callable[..., Any], cfg: Any, trainer: Any, **kw
     """
     loaded = original(cfg, trainer, **kwargs)
     metric = cfg.best_checkpoint_metric
-    task_flags = getattr(trainer.task, "cfg", None)
-    is_known = metric == "loss" or (metric == "bleu" and getattr(task_flags, "eval_bleu", False))
+    task_flags = getattr(trainer.task, "cfg", None)  # None: the task has no flags
+    measures_bleu = getattr(task_flags, "eval_bleu", False)
+    is_known = metric == "loss" or (metric == "bleu" and measures_bleu)
     if is_known or not will_validate(trainer.cfg):
         return loaded
     measured = find_metrics(trainer)
     if metric not in measured:
-        bleu = ", and bleu with --eval-bleu" if hasattr(task_flags, "eval_bleu") else ""
+        can_measure_bleu = hasattr(task_flags, "eval_bleu")
+        bleu_choice = ", and bleu with --eval-bleu" if can_measure_bleu else ""
         raise SynthesizerError(
             f"--best-checkpoint-metric {metric}: validation does not measure it; choose from "
-            f"{', '.join(measured)}{bleu}"
+            f"{', '.join(measured)}{bleu_choice}"
         )
     return loaded
 

@@ -70,7 +70,8 @@ def find_buckets_with_new_numpy(original: Callable[..., Any], sizes: np.ndarray,
     """
     percentages = np.linspace(0, 100, num_buckets + 1)
     boundaries = np.percentile(sizes, percentages, method="lower")
-    return np.unique(boundaries[1:])  # the first boundary is the shortest sentence
+    upper_bounds = boundaries[1:]  # the first boundary, at 0 percent, is the shortest sentence
+    return np.unique(upper_bounds)
 
 
 def drops_last_batch() -> bool:
@@ -185,7 +186,7 @@ def shorten_padding_of_side(side: BucketPadLengthDataset, lengths: np.ndarray, m
     Args:
         side: the source or target sentences; ``side.sizes`` has the padded length of each sentence.
         lengths: the length of each sentence without padding.
-        max_length: the longest sentence that the model takes.
+        max_length: the longest sentence that the model takes; infinite if it takes sentences of any length.
     """
     shortened_sizes = np.minimum(side.sizes, max_length)
     fits = lengths <= max_length

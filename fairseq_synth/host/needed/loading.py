@@ -34,9 +34,10 @@ def load_weights_only(original: Callable[..., Any], *args: Any, **kwargs: Any) -
 
 @contextlib.contextmanager
 def weights_only() -> Iterator[None]:
-    """Lets ``torch.load`` load only weights in the body of a with statement, even if its caller wants it to load code.
+    """Lets ``torch.load`` load only weights, and run no code of the file, in the body of a with statement.
 
-    For this time, ``torch.load`` is replaced. Nothing changes with versions of torch before 2.6.
+    For this time, ``torch.load`` is replaced by a function that calls it with ``weights_only=True``, whatever its
+    caller has passed. Nothing changes with versions of torch before 2.6, which have no list of further types to allow.
     """
     original_load = torch.load
 
@@ -59,13 +60,17 @@ def weights_only() -> Iterator[None]:
 def allow_checkpoint_types() -> bool:
     """Allows torch's safe loader to load two kinds of harmless values that fairseq's checkpoints contain.
 
-    The checkpoint of a stock model contains an ``argparse.Namespace``, and ``--eval-bleu`` logs numpy arrays. Without
-    the repair, loading them ends in an UnpicklingError about ``weights_only=True``.
+    The checkpoint of a stock model contains an ``argparse.Namespace``. The checkpoint of a training with
+    ``--eval-bleu`` contains numpy arrays, with the counts of BLEU. Without the repair, loading them ends in an
+    UnpicklingError about ``weights_only=True``.
 
     Returns:
         True if the types are allowed now; False if they were allowed before, or if this torch has no list of types.
     """
-    if not has_allow_list() or argparse.Namespace in torch.serialization.get_safe_globals():
+    if not has_allow_list():
+        return False
+    is_allowed_already = argparse.Namespace in torch.serialization.get_safe_globals()
+    if is_allowed_already:
         return False
     torch.serialization.add_safe_globals([argparse.Namespace, *numpy_types()])
     return True
@@ -77,8 +82,10 @@ def numpy_types() -> list[Any]:
     The list is for ``torch.serialization.add_safe_globals``. An entry is a type or function, or a pair of a function
     and the name by which a pickle refers to it.
     """
-    types: list[Any] = [np.ndarray, np.dtype, type(np.dtype("int64")), type(np.dtype("float64"))]
-    # the functions that pickle calls to make an array and a number again
+    # numpy has a class of its own for each dtype. These two have no public name in all versions of numpy.
+    dtype_classes = [type(np.dtype("int64")), type(np.dtype("float64"))]
+    types: list[Any] = [np.ndarray, np.dtype, *dtype_classes]
+    # The functions that pickle calls to make an array and a number again. `__reduce__` returns such a function first.
     make_array: Any = np.zeros(1).__reduce__()[0]
     make_number: Any = np.float64(0).__reduce__()[0]
     for function in (make_array, make_number):

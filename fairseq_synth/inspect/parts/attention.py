@@ -48,11 +48,13 @@ def measure(inspection: Inspection) -> None:
 
 
 def measure_without_data(attention_results: dict[str, Results], model: nn.Module, positions: int) -> None:
-    """Measures those attentions of a model whose weights do not depend on the input.
+    """Measures those attentions of a model whose weights do not depend on the input, and adds the results to theirs.
+
+    Added are metrics that say where the heads look, cumulative singular values as ``singular_values``, and the weights
+    themselves as ``pattern``.
 
     Args:
-        attention_results: {attention: its results}. These attentions get metrics that say where their heads look,
-            cumulative singular values, and their weights as ``pattern``.
+        attention_results: {attention: its results}, which are changed in place.
         model: the model.
         positions: for how many tokens the weights are computed.
     """
@@ -76,8 +78,12 @@ def weights_without_input(model: nn.Module, positions: int) -> dict[str, Tensor]
     stacks = find_stacks(model)
     result = {}
     for attention in attentions(model):
-        max_length = getattr(stacks[attention.stack], "max_length", None) or positions
-        logits = attention.logits_without_input(min(positions, int(max_length)))
+        max_length = getattr(stacks[attention.stack], "max_length", None)
+        if max_length:
+            length = min(positions, int(max_length))
+        else:  # the model has no limit
+            length = positions
+        logits = attention.logits_without_input(length)
         if logits is not None:
             result[attention.name] = sentence_weights(logits, causal=attention.stack == "decoder")
     return result
@@ -173,7 +179,7 @@ class HeadMetrics:
         name = reading.attention.name
         rows, columns = reading.logits.shape[1:]
         weights = sentence_weights(reading.logits, reading.causal)
-        weights_by_position = sentence_weights(self.mean_logits[name].mean(rows, columns), reading.causal)
+        weights_by_position = sentence_weights(self.mean_logits[name].mean_of_first(rows, columns), reading.causal)
         self.add_metrics(name, {"word_dependence": word_dependence(weights, weights_by_position)})
 
     def add_metrics(self, attention: str, metrics: dict[str, Tensor]) -> None:
@@ -217,15 +223,22 @@ def read_heads(inspection: Inspection, pad: int) -> Samples:
 
 
 def add_head_results(inspection: Inspection, metrics: HeadMetrics) -> None:
-    """Adds the means of collected metrics, and mean weights as ``pattern``, to the results of each attention."""
+    """Adds the means of collected metrics, and mean weights as ``pattern``, to the results of each attention.
+
+    Args:
+        inspection: its `attention_results` are changed in place.
+        metrics: has the sums of the metrics, and the mean weights, over the sentences of the data.
+    """
     num_sentences = sum(len(batch["id"]) for batch in inspection.batches)
     positions = inspection.options.positions
     for name, sums in metrics.sums.items():
         results = inspection.attention_results[name]
         for metric, total in sums.items():
             results[metric] = round_floats(total / num_sentences)
-        results["pattern"] = to_thousandths(metrics.mean_weights[name].mean(positions, positions))
-    # Weights that do not depend on the input are shown for all positions, not only for those that a sentence has.
+        mean_weights = metrics.mean_weights[name].mean_of_first(rows=positions, columns=positions)
+        results["pattern"] = to_thousandths(mean_weights)
+    # This overwrites the pattern of attentions whose weights do not depend on the input. Their weights are shown for
+    # all positions, not only for those that a sentence has.
     for name, weights in weights_without_input(inspection.loaded.model, positions).items():
         inspection.attention_results[name]["pattern"] = to_thousandths(weights)
 
@@ -274,12 +287,13 @@ def read_single_sentence(loaded: Loaded, sentence: SentenceInBatch, pad: int) ->
     """
     weights: dict[str, Any] = {}
 
-    def read(reading: SentenceReading) -> None:
+    def keep_weights(reading: SentenceReading) -> None:
+        """Keeps the weights of one attention, unless they are those of another sentence of the batch."""
         if reading.batch_row == sentence.batch_row:
             head_weights = sentence_weights(reading.logits, reading.causal)
             weights[reading.attention.name] = to_thousandths(head_weights)
 
-    read_sentences(loaded.model, sentence.batch, pad, read)
+    read_sentences(loaded.model, sentence.batch, pad, read=keep_weights)
     tokens = {}
     for stack in find_stacks(loaded.model):
         token_indices = stack_tokens(sentence.batch, stack)[sentence.batch_row]

@@ -187,10 +187,11 @@ def plan_removals(inspection: Inspection) -> list[Removal]:
     """
     importance_by_group: dict[str, dict[str, list[float]]] = {}
     for name, results in inspection.attention_results.items():
-        importance_by_group.setdefault(results["group"], {})[name] = results["gradient"]
+        importance_of_group = importance_by_group.setdefault(results["group"], {})
+        importance_of_group[name] = results["gradient"]
     removals = []
     for group, importance in importance_by_group.items():
-        heads = removal_order(importance)
+        heads = removal_order(importance)  # the least important head first
         for count in removal_steps(len(heads), inspection.options.steps):
             removals.append(Removal(group, heads=heads[:count], share=count / len(heads)))
     return removals

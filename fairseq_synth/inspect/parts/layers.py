@@ -83,8 +83,9 @@ def measure_model(model: nn.Module, batches: list[Batch], pad: int, title: str) 
         title: the text beside the progress bar.
 
     Returns:
-        {``encoder`` or ``decoder``: {the branches in use, a key of `BRANCHES`: {``equal_rows`` and ``rank_one``: the
-        distance after each layer, as a mean over the sentences}}}.
+        distances after each layer, as a mean over the sentences, for each stack of layers and for each set of branches
+        in use (the keys of `BRANCHES`). For example, ``result["encoder"][branches]["rank_one"]`` is a list with a
+        distance for each layer of the encoder. The other distance is ``equal_rows``.
     """
     results: Results = {}
     for branches_name, branches in progress(BRANCHES.items(), title):
@@ -118,7 +119,8 @@ def measure_batch(model: nn.Module, batch: Batch, pad: int, branches: Branches) 
     for output in outputs:
         for batch_row, length in enumerate(count_tokens(batch, output.stack, pad)):
             if length > 1:
-                equal_rows, rank_one = rank_one_distances(output.x[:length, batch_row])
+                tokens = output.x[:length, batch_row]  # x is (T, B, C); this is one sentence of it, (length, C)
+                equal_rows, rank_one = rank_one_distances(tokens)
                 distances.append(LayerDistances(output.stack, output.layer, equal_rows, rank_one))
     return distances
 

@@ -27,17 +27,23 @@ def count_training_sentences(inspection: Inspection) -> int:
 def measure(inspection: Inspection) -> None:
     """Measures the loss with heads that look by position alone, and adds the results to the inspection.
 
-    Each self-attention gets ``without_words``, by how many bits the loss grows when one of its heads is replaced, for
-    each head. The results of the model get ``words``: ``heads``, in the order in which more and more of them are
-    replaced, the cheapest first, as [attention, number]; ``loss`` in bits with none, one, … all of them replaced; and
-    ``sentences``, the number of sentences over which attention is averaged.
+    To replace a head means to give it other logits, which depend on the positions of two tokens and not on the words.
+    Their attention weights are as near as possible to the average of the head's weights over training sentences.
+
+    First, each head is replaced alone. The results of each self-attention get ``without_words``: for each of its heads,
+    by how many bits the loss grows. Then more and more heads are replaced together, first those whose replacement costs
+    least. The results of the model get ``words``, which has these keys:
+
+    - ``heads``: the heads in the order of their replacement, as [attention, number of the head];
+    - ``loss``: the loss in bits with none, one, … all of them replaced;
+    - ``sentences``: the number of sentences over which attention is averaged.
     """
     loaded = inspection.loaded
     averages = words.average(loaded, TRAINING_SUBSET, count_training_sentences(inspection))
     longest = inspection.longest_sentence()
     logits = {name: constants.matrix(longest) for name, constants in averages.constants.items()}
     losses = words.losses_without_words(loaded, inspection.batches, logits, list_self_attention_heads(inspection))
-    add_increases(inspection, losses)
+    add_increases(inspection, losses)  # adds ``without_words``
     replaced_heads = []
     losses_so_far = [inspection.loss]
     for replaced in words.cheapest_first(loaded, inspection.batches, logits, losses):

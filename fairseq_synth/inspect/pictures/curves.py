@@ -87,18 +87,20 @@ def singular_values(models: Sequence[Model], names: Sequence[str]) -> Picture:
         models: with the same layers.
         names: the attentions whose singular values every model has.
     """
-    groups = names_by_group(models[0].attentions, names)
-    titles = group_titles(groups)
-    rows: list[Row] = []
+    groups = names_by_group(models[0].attentions, names)  # {kind of attention: names of attentions}
+    titles = group_titles(groups)  # {kind of attention: its title}, in the order of the columns
+    lines: list[Row] = []
     for model in models:
-        rows.append([Panel(singular_value_lines(model, groups[group]), {}) for group in titles])
-    rows = title_columns(rows, list(titles.values()))
+        lines.append([Panel(singular_value_lines(model, groups[group]), {}) for group in titles])
+    if len(models) > 1:
+        labels = [f"{model.name}\nshare of their sum" for model in models]
+    else:
+        labels = ["share of their sum"]
+    # Each function returns a copy of the rows of panels with a title, a legend or labels added.
+    rows = title_columns(lines, list(titles.values()))
     rows = add_to_first_panel(rows, legend())
     rows = label_below(rows, "share of the singular values,\nlargest first")
-    if len(models) > 1:
-        rows = label_rows(rows, [f"{model.name}\nshare of their sum" for model in models])
-    else:
-        rows = label_rows(rows, ["share of their sum"])
+    rows = label_rows(rows, labels)
     size = (WIDTH, 1.6 * len(rows) + 0.6)
     return Picture("singular-values", flatten_rows(rows), size, columns=len(groups), share_x=True, share_y=True)
 
@@ -181,10 +183,11 @@ def removal(models: Sequence[Model]) -> Picture:
     labels = {"loss": loss_label(models)}
     if has_bleu_of_removal(models):
         labels["bleu"] = "BLEU"
-    rows: list[Row] = []
+    lines: list[Row] = []
     for metric in labels:
-        rows.append([Panel(removal_lines(models, group, metric), {}) for group in titles])
-    rows = title_columns(rows, list(titles.values()))
+        lines.append([Panel(removal_lines(models, group, metric), {}) for group in titles])
+    # Each function returns a copy of the rows of panels with a title, a legend or labels added.
+    rows = title_columns(lines, list(titles.values()))
     rows = add_to_first_panel(rows, legend())
     rows = label_below(rows, "share of these heads removed,\nleast important first")
     rows = label_rows(rows, list(labels.values()))
@@ -260,7 +263,7 @@ def replaced_head_points(model: Model) -> list[Call]:
         for count, (attention, _) in enumerate(words["heads"], start=1):
             if attention.startswith(stack):
                 counts.append(count)
-                losses.append(words["loss"][count])
+                losses.append(words["loss"][count])  # with `count` heads replaced; entry 0 is with none
         if counts:
             label = f"one more head of the {stack} replaced"
             style = {"facecolor": filling, "edgecolor": model.color, "s": 22, "zorder": 3}
@@ -274,12 +277,13 @@ def replaced_head_points(model: Model) -> list[Call]:
 def lengths(models: Sequence[Model]) -> Picture:
     """Draws loss, and BLEU if every model has it, for each range of sentence lengths, with a bar for each model."""
     panels: Row = []
-    for metric, label in (("loss", loss_label(models)), ("bleu", "BLEU")):
+    labels = {"loss": loss_label(models), "bleu": "BLEU"}
+    for metric, label in labels.items():
         values_of_models = []
         for model in models:
             ranges = model.results["lengths"]["ranges"]
             values_of_models.append([length_range[metric] for length_range in ranges])
-        is_measured = all(None not in values for values in values_of_models)
+        is_measured = all(None not in values for values in values_of_models)  # None: BLEU was not asked for
         if is_measured:
             calls = draw_bars(models, values_of_models)
             panels.append(Panel(calls, {"xlabel": "tokens of a sentence (sentences)", "ylabel": label}))

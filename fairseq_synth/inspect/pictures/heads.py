@@ -143,6 +143,7 @@ def group_panel(model: Model, metric: str, names: Sequence[str], value_range: Va
     matrix = [model.attentions[name][metric] for name in names]
     most_heads = max(len(row) for row in matrix)
     layers = [f"layer {model.attentions[name]['layer']}" for name in names]
+    # The calls draw the panel, in this order. The settings are arguments of matplotlib's ``axes.set``.
     calls = [colors(pad_rows(matrix), cmap=COLORS, vmin=value_range.low, vmax=value_range.high), title(group_title)]
     if most_heads <= MOST_NUMBERS:
         calls += write_numbers(matrix, value_range)

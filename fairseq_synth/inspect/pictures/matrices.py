@@ -263,7 +263,10 @@ def name_columns(panels: Row, columns: int, tokens: Sequence[str]) -> Row:
     """
     named: Row = []
     for place, panel in enumerate(panels):
-        place_below = place + columns
+        if panel is None:
+            named.append(None)
+            continue
+        place_below = place + columns  # of the panel in the next row
         is_lowest = place_below >= len(panels) or panels[place_below] is None
         if is_lowest:
             ticks = tick_names("x", tokens, fontsize=6, rotation=90)
