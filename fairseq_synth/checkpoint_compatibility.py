@@ -80,7 +80,7 @@ def check_folding(prefix: str, saved: StateDict, synthesizer: LayerSynthesizer) 
         saved: The state dict of the synthesizer in the checkpoint.
         synthesizer: The synthesizer of the model.
     """
-    attention = prefix.rstrip(".")
+    attention = prefix.removesuffix(".")
     is_saved_folded = is_folded(saved)
     is_model_folded = is_folded(synthesizer.state_dict())
     if is_saved_folded and not is_model_folded:
@@ -109,7 +109,7 @@ def check_functions(prefix: str, saved: StateDict, has_queries: bool, synthesize
         has_queries: Whether the checkpoint has query and key projections in this attention.
         synthesizer: The synthesizer of the model.
     """
-    attention = prefix.rstrip(".")
+    attention = prefix.removesuffix(".")
     model_keys = synthesizer.state_dict().keys()
     saved_functions = functions_with_weights(saved)
     reads_queries = any(mixture.reads_query_key for mixture in synthesizer.mixtures())
@@ -149,7 +149,7 @@ def check_start(prefix: str, synthesizer: LayerSynthesizer, may_start_from_stock
         synthesizer: The synthesizer of the model.
         may_start_from_stock: Whether no layer of the checkpoint has keys ``synthesizer.*``.
     """
-    attention = prefix.rstrip(".")
+    attention = prefix.removesuffix(".")
     if len(synthesizer.mixtures()) == 1 and not synthesizer.mixtures()[0].reads_query_key:
         raise SynthesizerError(
             f"{attention}: the checkpoint has dot-product attention in this layer, this model has "
@@ -183,7 +183,7 @@ def start_from_dot_product(state_dict: StateDict, prefix: str, synthesizer: Laye
     """
     if not synthesizer.state_dict():
         return
-    attention = prefix.rstrip(".")
+    attention = prefix.removesuffix(".")
     (mixture,) = synthesizer.mixtures()
     logger.info(
         f"{attention}: starting {' and '.join(function_names(synthesizer))} from the weights of dot-product attention"

@@ -34,8 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse(argv)
     loaded = load_separable(args)
     conversion = plan_conversion(loaded, args)
-    longest = args.max_length or conversion.fixed_max_length
-    averages = words.average(loaded, args.subset, args.sentences, longest=longest)
+    averages = average_attention(loaded, conversion, args)
     max_length = conversion.fixed_max_length
     if max_length is None:
         max_length = choose_max_length(loaded, averages.length, args.max_length)
@@ -55,6 +54,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"heads: {describe_heads(loaded, conversion, heads)}")
     print(f"parameters: {count_parameters(loaded.model):,} before, {count_parameters(new.model):,} after")
     print(f"to tune it: {tuning_command(args.data, args.out, cfg)}")
+
+
+def average_attention(loaded: Loaded, conversion: Conversion, args: argparse.Namespace) -> words.Averages:
+    """Returns the attention of the old model, averaged by position over sentences of ``--subset``.
+
+    Sentences that are too long for the new model are left out, if its ``--synth-max-length`` is known by now. It is
+    known if ``--max-length`` is given, or if the old model has synthesizing functions, whose length the new ones get;
+    `plan_conversion` has refused both at once. Otherwise sentences of any length are read, and `choose_max_length`
+    takes the longest one as the limit.
+
+    Args:
+        loaded: the old model.
+        conversion: what the new model is to be.
+        args: the flags of the command line.
+    """
+    longest = conversion.fixed_max_length if args.max_length is None else args.max_length
+    return words.average(loaded, args.subset, args.sentences, longest=longest)
 
 
 def fit_functions(conversion: Conversion, averages: words.Averages, max_length: int) -> dict[str, dict[str, Tensor]]:
@@ -100,7 +116,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         add(f"--{stack}", metavar="FUNCTION", help=f"one of {', '.join(CHOICES)}, for the {stack} (default: random)")
     add("--layers", metavar="NAMES", help="only these, joined by commas: encoder.self.0,decoder.self.3 (default: all)")
     add("--heads-within", type=float, metavar="BITS", help="the cheapest heads until the loss has grown so much")
-    add("--sentences", type=int, default=words.SENTENCES, metavar="N", help="of each split at most (default: 2000)")
+    sentences_help = f"of each split at most (default: {words.SENTENCES})"
+    add("--sentences", type=int, default=words.SENTENCES, metavar="N", help=sentences_help)
     add("--subset", default="train", help="split to average attention over (default: train); losses are of valid")
     add("--max-length", type=int, metavar="N", help="--synth-max-length of the result (default: the longest seen)")
     add("--rank", type=int, default=8, metavar="K", help="rank of factorized_random (default: 8)")
@@ -193,14 +210,15 @@ def choose_cheap_heads(
     Raises:
         SynthesizerError: the loss grows by more if only the cheapest head is replaced.
     """
-    losses = words.losses_without_words(loaded, sample, logits, heads)
+    loss_without = words.losses_without_words(loaded, sample, logits, heads)  # {head: the loss if it alone is replaced}
     chosen = []
-    for head, loss_so_far in words.cheapest_first(loaded, sample, logits, losses):
+    # The heads come in the order of these losses. Each comes with the loss if it and all heads before it are replaced.
+    for head, loss_so_far in words.cheapest_first(loaded, sample, logits, loss_without):
         if loss_so_far > loss_before + allowed_increase:
             break
         chosen.append(head)
     if not chosen:
-        lowest_cost = min(losses.values()) - loss_before
+        lowest_cost = min(loss_without.values()) - loss_before
         raise SynthesizerError(
             f"--heads-within {allowed_increase}: the cheapest head costs {lowest_cost:.2g} bits; give more, or leave "
             "it out"
@@ -224,16 +242,15 @@ def describe_stack(stack: str, loaded: Loaded, conversion: Conversion, heads: Se
     """
     num_heads = 0
     num_replaced = 0
-    functions = []
+    new_function = "converted"  # The text if the stack stays as it is: "0 of the encoder's 8 are converted".
     for attention in self_attentions(loaded.model):
-        if attention.stack == stack:
-            num_heads += attention.num_heads
-            num_replaced += sum(head.attention == attention.name for head in heads)
-            if attention.name in conversion.functions:
-                functions.append(conversion.functions[attention.name])
-    # All attentions of a stack get the same function. There is none if the stack stays as it is.
-    function = functions[0] if functions else "converted"
-    return f"{num_replaced} of the {stack}'s {num_heads} are {function}"
+        if attention.stack != stack:
+            continue
+        num_heads += attention.num_heads
+        num_replaced += len([head for head in heads if head.attention == attention.name])
+        # All attentions of a stack get the same function.
+        new_function = conversion.functions.get(attention.name, new_function)
+    return f"{num_replaced} of the {stack}'s {num_heads} are {new_function}"
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -103,17 +103,18 @@ def choose_functions(loaded: Loaded, args: argparse.Namespace) -> dict[str, str]
 
 
 def choose_sizes(loaded: Loaded, args: argparse.Namespace) -> Sizes:
-    """Returns the sizes of the new functions.
+    """Returns the sizes of the functions that heads of the old model get.
 
-    All functions of a model have the same ``--synth-max-length`` and ``--synth-rank``. If the model has functions
-    already, the new ones get their sizes, and ``--rank`` has no effect. Otherwise ``--rank`` is the rank, and the
-    maximum length is found later, from ``--max-length`` or the data.
+    All functions of a model have the same ``--synth-max-length`` and ``--synth-rank``:
+
+    * If the old model has synthesizing functions already, the new ones get the same sizes. ``--rank`` has no effect.
+    * Otherwise, ``--rank`` is the rank, and `choose_max_length` chooses the length after the data are read.
 
     Raises:
-        SynthesizerError: ``--max-length`` is given, and the model has functions already.
+        SynthesizerError: ``--max-length`` is given, and the model has synthesizing functions already.
     """
     if not has_synthesizing_functions(loaded):
-        return Sizes(fixed_max_length=None, rank=args.rank)
+        return Sizes(fixed_max_length=None, rank=args.rank)  # None: chosen later
     max_length = loaded.cfg.model.synth_max_length
     if args.max_length is not None:
         raise SynthesizerError(
@@ -190,37 +191,40 @@ def has_synthesizing_functions(loaded: Loaded) -> bool:
 
 
 def choose_max_length(loaded: Loaded, longest_read: int, max_length_flag: int | None) -> int:
-    """Returns ``--synth-max-length`` of the new model.
+    """Returns ``--synth-max-length`` of the new model: the number of tokens in the longest sentence that it takes.
 
-    This is the value of ``--max-length``, or without the flag the length of the longest sentence that was read. It is
-    at least the length of the rows of text that the training reads, because otherwise the new model could not be
-    trained further with the same flags.
+    This is the value of ``--max-length``, or without the flag the length of the longest sentence over which attention
+    was averaged. But it is at least the row length: the number of tokens in the rows of text that a training reads.
+    With less, the new model could not be trained further with the same flags. So the result is from the row length to
+    the larger one of row length and longest sentence.
 
     Args:
         loaded: the old model.
-        longest_read: number of tokens in the longest sentence that was read.
+        longest_read: number of tokens in the longest sentence over which attention was averaged.
         max_length_flag: the value of ``--max-length``, or None.
 
     Raises:
-        SynthesizerError: ``--max-length`` is larger than all that was read.
+        SynthesizerError: ``--max-length`` is above both, the row length and the longest sentence.
     """
     row_length = find_row_length(loaded.cfg)
-    limit = max(longest_read, row_length)
-    if max_length_flag is not None and max_length_flag > limit:
+    if max_length_flag is None:
+        return max(longest_read, row_length)
+    largest_allowed = max(longest_read, row_length)
+    if max_length_flag > largest_allowed:
         raise SynthesizerError(
             f"--max-length {max_length_flag}: no sentence of {loaded.data} that was read has more than "
-            f"{longest_read} tokens, so nothing is known of positions beyond; give at most {limit}, or "
+            f"{longest_read} tokens, so nothing is known of positions beyond; give at most {largest_allowed}, or "
             "relative_random, which takes any length"
         )
-    length = longest_read if max_length_flag is None else max_length_flag
-    return max(length, row_length)
+    return max(max_length_flag, row_length)
 
 
 def find_row_length(cfg: Any) -> int:
     """Returns the number of tokens in the longest row of text that a training may read.
 
-    A language model and an encoder read text in rows of a fixed length. A translation model reads sentence by sentence;
-    for it, the result is 0.
+    The tasks of language models and encoders have ``--tokens-per-sample``, the length of a row. Encoders also have
+    ``--max-positions``, the longest row that the model takes. A translation model reads sentence by sentence, and has
+    neither flag; for it, the result is 0.
 
     Args:
         cfg: fairseq's config of the training.
@@ -228,5 +232,5 @@ def find_row_length(cfg: Any) -> int:
     tokens_per_sample = getattr(cfg.task, "tokens_per_sample", None) or 0
     if getattr(cfg.model, "add_bos_token", False):
         tokens_per_sample += 1  # fairseq puts one more token before each row
-    max_positions = getattr(cfg.model, "max_positions", None) or 0  # of an encoder
+    max_positions = getattr(cfg.model, "max_positions", None) or 0
     return max(tokens_per_sample, max_positions)

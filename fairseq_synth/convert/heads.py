@@ -62,12 +62,12 @@ def replace_heads(
     replace_synthesizer(state, f"{prefix}synthesizer.", attention, groups, parameters)
     head_dim = attention.module.head_dim
     new_order = [head.index_in_attention for head in heads]
-    permute_projection(state, f"{prefix}v_proj", new_order, head_dim)
-    permute_columns(state, f"{prefix}out_proj.weight", new_order, head_dim)
+    select_output_heads(state, f"{prefix}v_proj", new_order, head_dim)
+    select_input_heads(state, f"{prefix}out_proj.weight", new_order, head_dim)
     kept_query_heads = find_kept_query_heads(heads)
     for name in ("q_proj", "k_proj"):
         if kept_query_heads:
-            permute_projection(state, f"{prefix}{name}", kept_query_heads, head_dim)
+            select_output_heads(state, f"{prefix}{name}", kept_query_heads, head_dim)
         else:
             remove_projection(state, f"{prefix}{name}")
     return describe_groups(groups)
@@ -141,7 +141,8 @@ def replace_synthesizer(
 ) -> None:
     """Replaces the parameters of an attention's functions in the model's state dict, which is changed in place.
 
-    The replaced heads get the parameters of the new function, and all other heads keep their parameters.
+    The replaced heads get the parameters of the new function, and all other heads keep their parameters. The keys of
+    all of them may change, because a key names the group to which a head belongs, if there are several groups.
 
     Args:
         state: the model's state dict, which is changed.
@@ -150,17 +151,24 @@ def replace_synthesizer(
         groups: the groups of heads in the new attention.
         parameters: {name: parameter of the new function, for all heads of the attention}.
     """
-    old_state = {key: state.pop(key) for key in list(state) if key.startswith(prefix)}
+    old_state = remove_entries(state, prefix)
     num_old_groups = len(attention.head_groups())
     for index, group in enumerate(groups):
         if group.is_replaced:
             group_state = select_new_parameters(group, parameters)
         else:
-            old_prefix = group_prefix(prefix, group.old_group_index, num_old_groups)
-            group_state = select_kept_parameters(group, select_prefix(old_state, old_prefix))
-        new_prefix = group_prefix(prefix, index, len(groups))
+            prefix_of_old_group = group_prefix(prefix, group.old_group_index, num_old_groups)
+            old_group_state = select_prefix(old_state, prefix_of_old_group)
+            group_state = select_kept_parameters(group, old_group_state)
+        prefix_of_new_group = group_prefix(prefix, index, num_groups=len(groups))
         for key, value in group_state.items():
-            state[new_prefix + key] = value
+            state[prefix_of_new_group + key] = value
+
+
+def remove_entries(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Removes the entries whose keys begin with `prefix` from a state dict, in place, and returns them."""
+    keys = [key for key in state if key.startswith(prefix)]
+    return {key: state.pop(key) for key in keys}
 
 
 def select_new_parameters(group: NewGroup, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -198,11 +206,14 @@ def group_prefix(prefix: str, index: int, num_groups: int) -> str:
 
 
 def choose_heads(key: str, value: Tensor, heads: list[int]) -> Tensor:
-    """Returns the part of a parameter or buffer that belongs to some heads of its group.
+    """Returns the part of a parameter or buffer that belongs to the given heads.
+
+    The parameter belongs to the functions of a group of heads, and has a part for each head of the group.
 
     Args:
-        key: its key in the state dict of the group.
-        value: the parameter. Its first dimension are the heads, but ``alpha`` is (M, H).
+        key: the key of the parameter in the state dict of the group.
+        value: the parameter. Its first dimension is the heads. Only in ``alpha``, the weights of the functions that the
+            group mixes, the first dimension is the functions and the second one the heads.
         heads: the indices of the heads in the group.
     """
     if value.numel() == 0:  # an empty tensor stores a size, which is the same for all heads
@@ -229,8 +240,8 @@ def find_kept_query_heads(heads: list[OldHead]) -> list[int]:
     return kept
 
 
-def permute_projection(state: dict[str, Tensor], name: str, heads: list[int], head_dim: int) -> None:
-    """Reorders the output features of a projection, by changing the state dict in place.
+def select_output_heads(state: dict[str, Tensor], name: str, heads: list[int], head_dim: int) -> None:
+    """Keeps the output features of some heads in a projection, in a new order, by changing the state dict in place.
 
     Args:
         state: the model's state dict, which is changed.
@@ -240,12 +251,12 @@ def permute_projection(state: dict[str, Tensor], name: str, heads: list[int], he
     """
     for key in (f"{name}.weight", f"{name}.bias"):
         if key in state:
-            by_head = state[key].unflatten(0, (-1, head_dim))
+            by_head = state[key].unflatten(0, (-1, head_dim))  # (heads, head_dim, ...)
             state[key] = by_head[torch.tensor(heads)].flatten(0, 1)
 
 
-def permute_columns(state: dict[str, Tensor], key: str, heads: list[int], head_dim: int) -> None:
-    """Reorders the input features of a linear layer, by changing the state dict in place.
+def select_input_heads(state: dict[str, Tensor], key: str, heads: list[int], head_dim: int) -> None:
+    """Keeps the input features of some heads in a linear layer, in a new order, by changing the state dict in place.
 
     Args:
         state: the model's state dict, which is changed.
@@ -253,7 +264,7 @@ def permute_columns(state: dict[str, Tensor], key: str, heads: list[int], head_d
         heads: the heads to keep, in their new order.
         head_dim: the number of features of a head.
     """
-    by_head = state[key].unflatten(1, (-1, head_dim))
+    by_head = state[key].unflatten(1, (-1, head_dim))  # (output features, heads, head_dim)
     state[key] = by_head[:, torch.tensor(heads)].flatten(1, 2)
 
 

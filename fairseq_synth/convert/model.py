@@ -65,10 +65,10 @@ def build_model(
 def make_config(
     loaded: Loaded, conversion: Conversion, layer_specs: dict[str, list[str]], max_length: int
 ) -> dict[str, Any]:
-    """Returns the new model's part of fairseq's config.
+    """Returns the new model's part of fairseq's config: {name of a flag: its value} for every flag of the new class.
 
-    It has the settings of the old model where both classes have a flag, and the defaults where only the new class has
-    it. Settings of flags that only the old class has are left out.
+    A flag that the old model has too keeps its value, except for the flags of the new functions. A flag that the old
+    model does not have gets its default. Flags that only the old model has are left out.
 
     Args:
         loaded: the old model.
@@ -76,14 +76,17 @@ def make_config(
         layer_specs: {``encoder`` or ``decoder``: the value of ``--encoder-synthesizer`` for each of its layers}.
         max_length: ``--synth-max-length``.
     """
+    # The settings of the old model, and those of the new functions.
     settings = read_settings(loaded.cfg.model)
     for stack, specs in layer_specs.items():
         are_alike = len(set(specs)) == 1
         settings[f"{stack}_synthesizer"] = specs[0] if are_alike else ",".join(specs)
     settings["synth_max_length"] = max_length
     settings["synth_rank"] = conversion.rank
+    # `read_config` adds the default of each flag of the new class that is missing.
     model_class: Any = MODEL_REGISTRY[conversion.model_name]
     settings_with_defaults = model_class.read_config(argparse.Namespace(**settings), loaded.task)
+    # Only the flags of the new class are kept.
     cfg: dict[str, Any] = {}
     for flag in dataclasses.fields(MODEL_DATACLASS_REGISTRY[conversion.model_name]):
         cfg[flag.name] = getattr(settings_with_defaults, flag.name)

@@ -26,7 +26,7 @@ DATACLASSES = {
 def tuning_command(data: Path, checkpoint: Path, cfg: dict[str, Any]) -> str:
     """Returns a command that trains a converted model on.
 
-    It has the flags of the model's training, but a third of the learning rate, for 500 updates.
+    It has the flags of the model's training, but a third of the learning rate, for 500 updates (`optimization_flags`).
 
     Args:
         data: the folder of the binarised data.
@@ -81,7 +81,8 @@ def part_flags(part: str, part_cfg: dict[str, Any]) -> list[str]:
     defaults = DATACLASSES[part][name]()
     parser = argparse.ArgumentParser(add_help=False)
     gen_parser_from_dataclass(parser, defaults)
-    settings = {**part_cfg, "data": None}  # no flag, as the data is the first argument of the command
+    settings = dict(part_cfg)
+    settings["data"] = None  # None: no flag is written. The data are the first argument of the command.
     return flags + changed_flags(parser, defaults, settings)
 
 
@@ -104,9 +105,12 @@ def changed_flags(parser: argparse.ArgumentParser, defaults: Any, values: Mappin
     Args:
         parser: a parser that has the flags.
         defaults: an object that has the default of each flag as an attribute.
-        values: {name of a flag: its setting}.
+        values: {name of a flag: its setting}. No flag is written for a setting that is missing or None, because the
+            command line has no text for None.
     """
     flags = []
+    # argparse has an action for each flag. Its `dest` is the name of the setting, and `option_strings` are the texts of
+    # the flag. There is no public way to list the actions.
     for action in parser._actions:
         value = values.get(action.dest)
         if isinstance(value, list):
@@ -114,7 +118,7 @@ def changed_flags(parser: argparse.ArgumentParser, defaults: Any, values: Mappin
         if value is None or value == getattr(defaults, action.dest, None):
             continue
         flags.append(action.option_strings[0])
-        takes_value = action.nargs != 0
-        if takes_value:
+        is_switch = action.nargs == 0  # The flag alone says that the setting is true.
+        if not is_switch:
             flags.append(str(value))
     return flags
