@@ -184,8 +184,8 @@ class AlignedEncoder(LimitedStack, TransformerEncoderBase):
     ) -> dict[str, list[Tensor]]:
         """Encodes sentences; arguments and result are those of fairseq's encoder.
 
-        While the layers compute, all padding is after the tokens of its sentence. In the result, each token is in the column that
-        it has in `src_tokens`.
+        While the layers compute, all padding is after the tokens of its sentence. In the result, each token is in the
+        column that it has in `src_tokens`.
 
         Args:
             src_tokens: (B, T), padded on either side.
@@ -265,8 +265,8 @@ class SynthesizerDecoder(LimitedStack, TransformerDecoderBase):
     ) -> tuple[Tensor, dict[str, list[Tensor | None]]]:
         """Computes the features of the target tokens; arguments and result are those of fairseq's decoder.
 
-        While the layers compute, all padding is behind the sentences. In the result, each token is in the column that
-        it has in `prev_output_tokens`.
+        While the layers compute, all padding is after the tokens of its sentence. In the result, each token is in the
+        column that it has in `prev_output_tokens`.
 
         Args:
             prev_output_tokens: (B, T), padded on either side; in incremental decoding all tokens so far.

@@ -93,8 +93,7 @@ def begin_averages_with_weights(original: Callable[..., Any], self: Trainer, *ar
         state = read_checkpoint(*args, **kwargs)
         extra_state = state.get("extra_state")
         if self.cfg.ema.store_ema and extra_state is not None and "ema" not in extra_state:
-            # A new dict of the same tensors is enough, because fairseq removes the dict of the weights but does not
-            # change the tensors.
+            # A new dict of the same tensors is enough, because fairseq deletes the key "model" and not the tensors.
             extra_state["ema"] = dict(state["model"])
         return state
 

@@ -38,7 +38,7 @@ def name_unreadable_checkpoints(original: Callable[..., Any], path: str, *args: 
 def explain_unreadable(error: Exception) -> str:
     """Returns in one line why a checkpoint could not be loaded, and what the user should do.
 
-    The causes are told apart by the type and the text of the error, from the most certain cause to the least.
+    The order of the checks matters, because an error may fit several of them. The more specific ones come first.
 
     Args:
         error: what ``load_checkpoint_to_cpu`` of fairseq has raised.
