@@ -424,6 +424,7 @@ class TiledAttention(torch.autograd.Function):
             return compute_block(block, terms, value)
 
         out = empty_like_values(value, blocks)
+        # The results come in the order of the blocks, each as soon as a thread has computed it.
         for block_out, block in zip(map_in_threads(compute_one, blocks), blocks):
             block.write(out, block_out)
         return out

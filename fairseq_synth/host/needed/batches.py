@@ -147,6 +147,7 @@ def keep_bucketed_sentences(
         What the original returns: the numbers of the sentences to keep, and those of the sentences to skip.
     """
     has_buckets = self.buckets is not None
+    # This changes the padded lengths in the data set, which the original then compares with the limits.
     if has_buckets and max_sizes is not None:
         if isinstance(max_sizes, (tuple, list)):
             max_source_length, max_target_length = max_sizes
