@@ -53,12 +53,14 @@ class RandomModel:
             [model],
             model.decoder.dictionary,
             beam_size=args.beam,
-            max_len_a=0,  # the length does not depend on the source's
+            # A translation has at least `min_len` tokens, and at most max_len_a * (length of its source) + max_len_b.
+            # With these values, it has `args.tokens` tokens.
+            max_len_a=0,
             max_len_b=args.tokens,
             min_len=args.tokens,
         )
         self.sample = {"net_input": make_random_source(args)}
-        self.num_tokens = args.sentences * args.tokens  # that a call of `translate` writes
+        self.num_tokens = args.sentences * args.tokens  # the number of tokens that a call of `translate` writes
 
     def translate(self) -> None:
         """Searches for the translations of the batch."""
@@ -102,7 +104,7 @@ class Checkpoint:
         self.batches: list[Any] = list(iterator.next_epoch_itr(shuffle=False))
         if args.device == "cuda":
             self.batches = [utils.move_to_cuda(batch) for batch in self.batches]
-        self.num_tokens = 0  # that the last call of `translate` wrote
+        self.num_tokens = 0  # the number of tokens that the last call of `translate` wrote
 
     def translate(self) -> None:
         """Searches for the translations of the test set, and counts their tokens."""
@@ -139,7 +141,9 @@ def compare_translations(
     """
     functions: dict[str, Function] = {name: model.translate for name, model in models.items()}
     rows = {}
-    for name, comparison in compare_with_stock(functions, args.device, args.rounds).items():
+    # This calls the models' `translate`, which sets their `num_tokens`.
+    comparisons = compare_with_stock(functions, args.device, args.rounds)
+    for name, comparison in comparisons.items():
         # A model that writes more tokens in the same time is faster by the same factor.
         relative_num_tokens = models[name].num_tokens / models[STOCK].num_tokens
         rows[name] = {

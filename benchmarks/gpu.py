@@ -337,7 +337,7 @@ class CheckBatch(NamedTuple):
     x: torch.Tensor  # (T, B, width)
     output_gradient: torch.Tensor  # (T, B, width)
     key_padding_mask: torch.Tensor | None  # (B, T); None: a mask of later tokens and no padding
-    is_no_padding: torch.Tensor  # (T, B, 1): 1 where there is a token, 0 where there is padding
+    token_factor: torch.Tensor  # (T, B, 1): 1 where there is a token, 0 where there is padding
 
     def is_causal(self) -> bool:
         """Returns whether the attention gets a mask of later tokens, instead of a mask of padding."""
@@ -357,12 +357,13 @@ def make_check_batch(shape: CheckShape, dry: bool) -> CheckBatch:
     torch.manual_seed(0)
     x, output_gradient = torch.randn(2, length, sentences, width, device=device).to(dtype)
     if causal:
-        return CheckBatch(x, output_gradient, key_padding_mask=None, is_no_padding=torch.ones_like(x[..., :1]))
-    lengths = torch.arange(sentences, device=device) * length // sentences  # (B,); one sentence is empty
-    positions = torch.arange(length, device=device)
-    key_padding_mask = positions[None] >= lengths[:, None]
-    is_no_padding = (~key_padding_mask).t().unsqueeze(-1).to(dtype)
-    return CheckBatch(x, output_gradient, key_padding_mask, is_no_padding)
+        return CheckBatch(x, output_gradient, key_padding_mask=None, token_factor=torch.ones_like(x[..., :1]))
+    # Sentence b of B has b T / B tokens, rounded down, so the first one is empty.
+    lengths = torch.arange(sentences, device=device) * length // sentences  # (B,)
+    positions = torch.arange(length, device=device)  # (T,)
+    key_padding_mask = positions[None] >= lengths[:, None]  # (B, T)
+    token_factor = (~key_padding_mask).t().unsqueeze(-1).to(dtype)  # (T, B, 1)
+    return CheckBatch(x, output_gradient, key_padding_mask, token_factor)
 
 
 def run_block(module: torch.nn.Module, batch: CheckBatch) -> list[Any]:
@@ -375,7 +376,7 @@ def run_block(module: torch.nn.Module, batch: CheckBatch) -> list[Any]:
     x = batch.x.detach().clone().to(dtype).requires_grad_()
     attention_mask = causal_mask(x) if batch.is_causal() else None
     output, _ = module(x, key_padding_mask=batch.key_padding_mask, attn_mask=attention_mask)
-    output = output * batch.is_no_padding.to(dtype)
+    output = output * batch.token_factor.to(dtype)
     module.zero_grad()
     output.backward(batch.output_gradient.to(dtype))
     parameter_gradients = [parameter.grad for parameter in module.parameters()]
@@ -401,8 +402,9 @@ def list_backend(out: Path, dry: bool) -> None:
         shapes = ["128x32", "32x128", "256x256"]
     kernels_by_shape: dict[str, list[str]] = {}
     for shape in shapes:
-        step = make_step(build_block(STOCK, 1, causal=False), shape, causal=False, args=args)
-        step()
+        module = build_block(STOCK, length=1, causal=False)  # stock fairseq's attention takes sentences of any length
+        step = make_step(module, shape, causal=False, args=args)
+        step()  # a first call, in which torch sets itself up, is not profiled
         with torch.profiler.profile(activities=[activity]) as profile:
             step()
         kernels_by_shape[shape] = [event.key for event in profile.key_averages()]
@@ -423,8 +425,8 @@ def parse_flags() -> argparse.Namespace:
     )
     parser.add_argument("--dtype", default="bf16", choices=["bf16", "fp16"])
     parser.add_argument("--dry", action="store_true", help="on the CPU, in sizes of a few words: measures nothing")
-    parser.add_argument("--correctness", type=Path, help="internal: one part")
-    parser.add_argument("--backend", type=Path, help="internal: one part")
+    parser.add_argument("--correctness", type=Path, help="internal: the file to which the part `correct` is written")
+    parser.add_argument("--backend", type=Path, help="internal: the file to which the part `backend` is written")
     args = parser.parse_args()
     args.device = "cpu" if args.dry else "cuda"
     if args.dry:

@@ -219,6 +219,7 @@ def count_calls_of_search(model: Any, beam: int, tokens: int) -> int:
     generator = torch.Generator().manual_seed(0)
     source = torch.randint(FIRST_WORD, NUM_WORDS, (sentences, source_length), generator=generator)
     sample = {"net_input": {"src_tokens": source, "src_lengths": torch.full((sentences,), source_length)}}
+    # A translation has at least `min_len` tokens, and at most max_len_a * (length of its source) + max_len_b.
     search = SequenceGenerator(
         [model], model.decoder.dictionary, beam_size=beam, max_len_a=0, max_len_b=tokens, min_len=tokens
     )

@@ -22,6 +22,7 @@ from common import CONVOLUTIONS, STOCK, make_parser, parse_shape, report, set_up
 from fairseq_synth.architectures import VARIANTS
 
 MIB = 2**20
+WARM_UP_SHAPE = "2x32"  # sentences x tokens
 
 
 def reset_peak(device: str) -> None:
@@ -50,7 +51,8 @@ def measure_here(name: str, shape: str, args: argparse.Namespace) -> int:
         args: the command line's flags.
     """
     # Libraries load themselves and their buffers in their first call, which must not count.
-    warm_up = make_step(build_block(name, 32, args.causal), "2x32", args.causal, args)
+    warm_up_length = parse_shape(WARM_UP_SHAPE).tokens
+    warm_up = make_step(build_block(name, warm_up_length, args.causal), WARM_UP_SHAPE, args.causal, args)
     warm_up()
     max_length = parse_shape(shape).tokens
     step = make_step(build_block(name, max_length, args.causal), shape, args.causal, args)
@@ -98,7 +100,9 @@ def main() -> None:
     parser = make_parser(__doc__, [*VARIANTS, *CONVOLUTIONS], rounds=3)
     parser.add_argument("--shapes", nargs="+", default=["16x1024"], help="sentences x tokens")
     parser.add_argument("--causal", action="store_true", help="the decoder's block, no padding")
-    parser.add_argument("--one", help="internal: print the bytes of this variant")
+    parser.add_argument(
+        "--one", help="internal: print the bytes of this variant (the script calls itself so, for a process of its own)"
+    )
     args = parser.parse_args()
     set_up_device(args)
     if args.one:

@@ -111,8 +111,9 @@ def make_random_batch(shape: str, args: argparse.Namespace) -> Batch:
     """
     sentences, length = parse_shape(shape)
     torch.manual_seed(0)
-    source, target = torch.randint(FIRST_WORD, args.words, (2, sentences, length), device=args.device)
-    target = target[:, : args.target_tokens]
+    words = torch.randint(FIRST_WORD, args.words, (2, sentences, length), device=args.device)
+    source, whole_target = words.unbind()  # each (sentences, length)
+    target = whole_target[:, : args.target_tokens]  # all of it if the flag is None
     lengths = torch.full((sentences,), length, device=args.device)
     return Batch(src_tokens=source, src_lengths=lengths, prev_output_tokens=target, target=target)
 
@@ -126,9 +127,9 @@ def make_random_corpus(args: argparse.Namespace) -> Corpus:
 
 
 def load_corpus(args: argparse.Namespace) -> Corpus:
-    """Returns ``--batches`` batches of the training set of ``--data``, all in one column.
+    """Returns ``--batches`` batches of the training set of ``--data``, which are timed together.
 
-    They are evenly spaced in an epoch whose batches are shuffled.
+    They are evenly spaced in an epoch whose batches are shuffled. Their times are one column of the printed table.
     """
     config = TranslationConfig(
         data=args.data,
@@ -142,7 +143,8 @@ def load_corpus(args: argparse.Namespace) -> Corpus:
     iterator = task.get_batch_iterator(task.dataset("train"), max_tokens=args.max_tokens, seed=1)
     samples: list[Any] = list(iterator.next_epoch_itr(shuffle=True))
     step = max(1, len(samples) // args.batches)
-    chosen_samples = samples[::step][: args.batches]
+    evenly_spaced_samples = samples[::step]  # may be more than asked for, because the step is rounded down
+    chosen_samples = evenly_spaced_samples[: args.batches]
     if args.device == "cuda":
         chosen_samples = [utils.move_to_cuda(sample) for sample in chosen_samples]
     batches = [read_sample(sample) for sample in chosen_samples]
@@ -204,7 +206,7 @@ def make_trainer(name: str, corpus: Corpus, args: argparse.Namespace) -> Trainer
 
 
 def compare_trainers(stock: Trainer, variant: Trainer, corpus: Corpus, args: argparse.Namespace) -> dict[str, float]:
-    """Times stock fairseq and a variant in turns, and returns {heading of a column of the table: value}.
+    """Times stock fairseq and a variant in turns, and returns the variant's row of the table: {heading: value}.
 
     Args:
         stock: stock fairseq.
@@ -215,8 +217,8 @@ def compare_trainers(stock: Trainer, variant: Trainer, corpus: Corpus, args: arg
     cells: dict[str, float] = {}
     for column, batches in corpus.batches_by_column.items():
         rounds = {STOCK: stock.make_round(batches), "variant": variant.make_round(batches)}
-        comparison = compare_with_stock(rounds, args.device, args.rounds)["variant"]
-        cells.update(table_cells(column, comparison))
+        comparisons = compare_with_stock(rounds, args.device, args.rounds)
+        cells.update(table_cells(column, comparisons["variant"]))
     return cells
 
 

@@ -55,7 +55,9 @@ def list_columns(table: Table, names: list[str]) -> list[list[Cell]]:
         for each column a run of each model, the baseline first. All have the table's first seed.
     """
     other_models = [model for model in table.models() if model != table.baseline]
-    cells = table.cells(names, [table.baseline, *other_models], table.seeds[:1])
+    first_seed = table.seeds[:1]  # a sequence of one seed
+    cells = table.cells(names, [table.baseline, *other_models], first_seed)
+    # `groupby` puts neighbours together: the cells of a column follow each other in the list.
     return [list(group) for _, group in itertools.groupby(cells, key=lambda cell: cell.column)]
 
 
@@ -70,11 +72,11 @@ def time_column(cells: list[Cell], settings: dict[str, Any], out: Path) -> None:
     baseline = cells[0]
     recipe = RECIPES[baseline.column.recipe]
     say(f"{baseline.column.name}: one update of each model in turns, {WARM_UP + ROUNDS} rounds")
-    updates = {}
+    trainings = {}  # {model: a function that updates the model once}
     for cell in cells:
-        updates[cell.model] = start_training(training_flags(cell, settings, out))
+        trainings[cell.model] = start_training(training_flags(cell, settings, out))
     comparisons = compare_in_turns(
-        updates,
+        trainings,
         baseline=baseline.model,
         stopwatch=set_threads_and_choose_stopwatch(recipe),
         rounds=ROUNDS,
@@ -90,6 +92,16 @@ def time_column(cells: list[Cell], settings: dict[str, Any], out: Path) -> None:
 
 def make_record(baseline: Cell, comparisons: dict[str, Comparison]) -> dict[str, Any]:
     """Returns what is kept in results/ of the speeds of a column's models.
+
+    For example::
+
+        {
+            "benchmark": "updates a second on IMDb, in turns in one process",
+            "unit": "over the Transformer's",
+            "command": "python benchmarks/timing.py imdb_cpu --dataset imdb",
+            "figures": {"random": {"ratio": 1.15, "lowest": 1.1, "highest": 1.2, "seconds": 0.31}, ...},
+            ... (the machine and the versions of the programs)
+        }
 
     Args:
         baseline: the baseline's run.

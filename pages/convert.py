@@ -230,8 +230,9 @@ def replacement_table(name: str) -> str:
             growths_of_seeds.append(record["replaced"])
     if not growths_of_seeds:
         return NOTHING_CONVERTED
-    functions = list(growths_of_seeds[0])
-    stacks = list(growths_of_seeds[0][functions[0]])
+    growths_of_first_seed = growths_of_seeds[0]  # has the same functions and stacks as the other seeds
+    functions = list(growths_of_first_seed)
+    stacks = list(growths_of_first_seed[functions[0]])
     rows = []
     for stack in stacks:
         cells = [stack]

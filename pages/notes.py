@@ -78,7 +78,10 @@ def read_extra_options(command: str) -> str:
 
 
 def describe_duration(runs: Sequence[Record]) -> str:
-    """Returns an item with the numbers of updates, and how many minutes the runs took on a CPU and on a GPU."""
+    """Returns an item with the numbers of updates, and how many minutes the runs took on a CPU and on a GPU.
+
+    There is at least one run, and every run was on a CPU or on a GPU.
+    """
     durations = []
     for device in ("cpu", "gpu"):
         minutes = [run["minutes"] for run in runs if device_of(run["hardware"]) == device]

@@ -178,11 +178,12 @@ def compute_differences(table: Table, runs_by_model: RunsByModel, metric: str) -
 def variance_factor(pairs: Sequence[Pair]) -> float:
     """Returns the variance of the mean difference of the pairs, in units of the variance of a single run.
 
-    The mean difference is the mean of the model's runs, with a variance of 1 / number of pairs, minus a weighted mean
-    of the baseline's runs. A run of the baseline that is part of several pairs counts several times in that mean: its
-    weight is the share of the pairs that it is part of.
+    It is 1 / n + the sum of w_b^2 over the runs b of the baseline, where n is the number of pairs, and w_b is the share
+    of the pairs that b is part of. The mean difference is the mean of the model's runs, which has the variance 1 / n,
+    minus the mean of the baseline's runs with the weights w_b. A run of the baseline can be part of several pairs.
     """
     factor = 1 / len(pairs)
+    # Pairs with the same run of the baseline share the object of this run, so its id tells the runs apart.
     pairs_per_baseline_run = Counter(id(pair.baseline) for pair in pairs)
     for count in pairs_per_baseline_run.values():
         weight = count / len(pairs)
@@ -243,14 +244,14 @@ def build_design_matrix(observations: Sequence[Observation]) -> "numpy.ndarray[A
     It has a row for each observation and a column for each model and each group. An entry is 1 if the observation
     belongs to the column's model or group, and otherwise 0.
     """
-    column_numbers: dict[str | int, int] = {}  # {model or group: its column}
+    column_numbers: dict[tuple[str, str | int], int] = {}  # {("model", its name) or ("group", its identity): column}
     for observation in observations:
-        column_numbers.setdefault(observation.model, len(column_numbers))
-        column_numbers.setdefault(observation.group, len(column_numbers))
+        column_numbers.setdefault(("model", observation.model), len(column_numbers))
+        column_numbers.setdefault(("group", observation.group), len(column_numbers))
     design = numpy.zeros((len(observations), len(column_numbers)))
     for row_number, observation in enumerate(observations):
-        design[row_number, column_numbers[observation.model]] = 1
-        design[row_number, column_numbers[observation.group]] = 1
+        design[row_number, column_numbers["model", observation.model]] = 1
+        design[row_number, column_numbers["group", observation.group]] = 1
     return design
 
 
@@ -289,7 +290,9 @@ class SpeedUp(NamedTuple):
 def load_speed_ups(benchmark: Benchmark) -> dict[str, SpeedUp]:
     """Returns {model: its speed-up in a benchmark}; empty if the benchmark has not been run.
 
-    The files of benchmarks name a mixture like ``random+vanilla``; here it is ``random_vanilla``, as in all tables.
+    ``benchmark.key`` selects one of the figures that a record has for each model, such as the ratio for one shape of
+    the batch; models without it are left out. If several records have a model, the last one counts. The files of
+    benchmarks name a mixture like ``random+vanilla``; here it is ``random_vanilla``, as in all tables.
     """
     speed_ups = {}
     for record in load_records(benchmark.folder, benchmark.file):

@@ -255,9 +255,16 @@ def describe_losses(curves: Sequence[Curve]) -> str:
 
 
 def draw_losses_in_one_panel(name: str, table: Table, column: Column, curves: Sequence[Curve]) -> Picture:
-    """Returns a picture of a few curves in one panel. The best curve, which is the first one, is at the bottom.
+    """Returns a picture of a few curves in one panel, with a legend.
 
-    The legend lists the curves as they are in the panel, from the worst one at the top to the best one.
+    A loss is better if it is lower. So the legend lists the worst curve first, in the order in which the curves end in
+    the panel from top to bottom.
+
+    Args:
+        name: the file name of the picture.
+        table: the table whose models are drawn.
+        column: its column for the data set.
+        curves: the curve of each model, the best one first.
     """
     axes = RecordedAxes()
     axes.axhline(0, color="black", linewidth=1)

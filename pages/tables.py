@@ -172,7 +172,11 @@ def list_shown_metrics(table: Table) -> list[str]:
 def list_columns(
     table: Table, columns: Sequence[Column], runs: Sequence[Record], models: Sequence[str], name_dataset: bool
 ) -> list[ModelColumn]:
-    """Returns the columns of a table of results: parameters, then the figures of each data set, then the paper's speed.
+    """Returns the columns of a table of results, from left to right.
+
+    They are: the number of parameters (the paper's and ours); the paper's scores on data that we have not trained on;
+    for each of our data sets the paper's scores, our scores with their differences to the baseline, and our speed-ups;
+    and the paper's steps per second. A kind of columns without any figure is left out.
 
     Args:
         table: the table.

@@ -102,8 +102,8 @@ def make_inputs() -> Inputs:
     keys = x @ key_projection
     return Inputs(
         x=x.unsqueeze(1),  # (length, 1 sentence, width)
-        q=queries.expand(1, 1, length, VECTOR_WIDTH),  # (1 sentence, 1 head, length, width)
-        k=keys.expand(1, 1, length, VECTOR_WIDTH),
+        q=queries[None, None],  # (1 sentence, 1 head, length, width)
+        k=keys[None, None],
         start=0,
         src_len=length,
     )

@@ -40,6 +40,8 @@ def compute_bleu(loaded: Loaded, batches: list[Batch], beam: int, remove_bpe: st
 
     task = loaded.task
     generator = task.build_generator([loaded.model], GenerationConfig(beam=beam))
+    # Symbols that are no words of a translation. As in fairseq-generate, it is the end of the sentence if the generator
+    # does not say which they are.
     ignored_symbols = getattr(generator, "symbols_to_strip_from_output", {generator.eos})
     writer = TextWriter(task.target_dictionary, remove_bpe, ignored_symbols)
     translations = []
@@ -50,8 +52,9 @@ def compute_bleu(loaded: Loaded, batches: list[Batch], beam: int, remove_bpe: st
             best_hypothesis = hypotheses[0]
             translations.append(writer.write_translation(best_hypothesis["tokens"]))
             references.append(writer.write_reference(reference))
-    metric = BLEU(tokenize="none", force=True)
+    metric = BLEU(tokenize="none", force=True)  # `force` only prevents a warning that the text looks tokenized
     score = metric.corpus_score(translations, [references]).score
+    # The signature that sacreBLEU returns does not name the metric.
     return Bleu(score=float(score), signature=f"BLEU|{metric.get_signature()}")
 
 

@@ -96,10 +96,12 @@ def rank_one_distances(x: Tensor) -> tuple[float, float]:
         and the distance to the closest matrix of rank one, which is not larger.
     """
     norm = x.norm().clamp(min=SMALLEST_NORM)
-    equal_rows = (x - x.mean(dim=0)).norm() / norm
-    singular_values = torch.linalg.svdvals(x.float())
-    rank_one = singular_values[1:].norm() / norm  # all but the largest one
-    return float(equal_rows), float(rank_one)
+    # The closest matrix of equal rows has the mean of all rows in each row.
+    distance_to_equal_rows = (x - x.mean(dim=0)).norm() / norm
+    # The closest matrix of rank one has only the largest singular value; the others are the distance to it.
+    singular_values = torch.linalg.svdvals(x.float())  # the largest first
+    distance_to_rank_one = singular_values[1:].norm() / norm
+    return float(distance_to_equal_rows), float(distance_to_rank_one)
 
 
 def histogram(values: Tensor, low: float, high: float, bins: int) -> list[float]:

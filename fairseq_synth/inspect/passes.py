@@ -89,8 +89,9 @@ def loss(loaded: Loaded, batches: Sequence[Batch]) -> float:
     total = 0.0
     num_targets = 0
     for batch in batches:
-        smoothed_loss, sample_size, log = criterion(loaded.model, batch)
-        total += float(log.get("nll_loss", smoothed_loss))
+        training_loss, sample_size, log = criterion(loaded.model, batch)
+        # A criterion that smooths the labels also logs the loss without smoothing, as "nll_loss".
+        total += float(log.get("nll_loss", training_loss))
         num_targets += count_targets(sample_size, log)
     loss_in_nats = total / num_targets
     return loss_in_nats / math.log(2)

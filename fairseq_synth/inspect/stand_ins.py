@@ -90,7 +90,8 @@ def set_up_task_on_stand_ins(cfg: Any, sizes: dict[str, int]) -> Any:
         # Some tasks add a symbol of their own to a dictionary, which then has to be written with fewer words.
         smaller_sizes = {}
         for embedding, size in sizes.items():
-            num_added_symbols = count_words(task, embedding) - size
+            size_in_task = count_words(task, embedding)  # `size` words were written to the dictionary
+            num_added_symbols = size_in_task - size
             smaller_sizes[embedding] = size - num_added_symbols
         if smaller_sizes != sizes:
             write_dictionaries(folder, cfg.task, smaller_sizes)

@@ -25,15 +25,15 @@ def summarise_attention(results: Results) -> Results:
     The histogram of parameters is left out, the other histograms get half as many intervals, and the mean attention
     matrix of each head is cut to its corner, or left out for a cross-attention.
     """
-    kept = dict(results)
-    matrices = kept.pop("pattern", [])
+    kept = {key: value for key, value in results.items() if key != "pattern"}
+    histograms = results.get("histograms", {})
     kept["histograms"] = {}
     for kind in ("logits", "weights"):
-        histogram = results.get("histograms", {}).get(kind)
-        if histogram:
-            kept["histograms"][kind] = halve_intervals(histogram)
-    if results["group"] != "decoder.cross":
-        kept["pattern"] = [cut_to_corner(matrix) for matrix in matrices]
+        if histograms.get(kind):
+            kept["histograms"][kind] = halve_intervals(histograms[kind])
+    is_cross_attention = results["group"] == "decoder.cross"
+    if not is_cross_attention:
+        kept["pattern"] = [cut_to_corner(matrix) for matrix in results.get("pattern", [])]
     return kept
 
 

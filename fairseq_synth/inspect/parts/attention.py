@@ -104,13 +104,14 @@ class ValueSampler:
         """Draws logits of one attention for one sentence, and the weights at the same places.
 
         Args:
-            reading: the logits (H, T, S).
-            weights: (H, T, S).
+            reading: the attention, and its logits (H, T, S) for the sentence.
+            weights: the softmax of these logits, (H, T, S).
         """
-        visible = torch.ones_like(weights, dtype=torch.bool)
+        visible = torch.ones_like(weights, dtype=torch.bool)  # (H, T, S)
         if reading.causal:
             visible = visible.tril()
         num_visible = int(visible.sum())
+        # `logits[visible]` is a vector of all visible logits. Random places in it are drawn, each at most once.
         chosen = torch.randperm(num_visible, generator=self.generator)[:HISTOGRAM_VALUES]
         name = reading.attention.name
         self.values["logits"].setdefault(name, []).append(reading.logits[visible][chosen])
@@ -138,11 +139,12 @@ def sample_values(model: nn.Module, batches: list[Batch], pad: int, title: str) 
     """
     sampler = ValueSampler()
 
-    def read(reading: SentenceReading) -> None:
+    def draw_values(reading: SentenceReading) -> None:
+        """Draws values of one attention for one sentence."""
         sampler.add(reading, sentence_weights(reading.logits, reading.causal))
 
     for batch in progress(batches, title):
-        read_sentences(model, batch, pad, read)
+        read_sentences(model, batch, pad, draw_values)
     return sampler.samples()
 
 
@@ -159,11 +161,13 @@ class HeadMetrics:
         self.mean_logits: dict[str, MeanByPosition] = {}  # {attention: its logits}
 
     def add_sentence(self, reading: SentenceReading, weights: Tensor) -> None:
-        """Adds what is measured in a first pass over the data, for one attention and sentence.
+        """Adds the metrics, weights and logits of one attention for one sentence, in the first pass over the data.
+
+        The mean logits of all sentences are known after this pass. `add_word_dependence` needs them, in a second pass.
 
         Args:
-            reading: the logits (H, T, S).
-            weights: (H, T, S).
+            reading: the attention, and its logits (H, T, S) for the sentence.
+            weights: the softmax of these logits, (H, T, S).
         """
         name = reading.attention.name
         self.mean_weights.setdefault(name, MeanByPosition()).add(weights)
@@ -209,13 +213,15 @@ def read_heads(inspection: Inspection, pad: int) -> Samples:
     metrics = HeadMetrics()
     sampler = ValueSampler()
 
-    def read(reading: SentenceReading) -> None:
+    def add_to_both(reading: SentenceReading) -> None:
+        """Adds one attention for one sentence to the metrics and to the values for histograms."""
         weights = sentence_weights(reading.logits, reading.causal)
         sampler.add(reading, weights)
         metrics.add_sentence(reading, weights)
 
     for batch in progress(inspection.batches, "trained attention"):
-        read_sentences(model, batch, pad, read)
+        read_sentences(model, batch, pad, add_to_both)
+    # The dependence on words compares each sentence with the mean over all sentences, which is known only now.
     for batch in progress(inspection.batches, "words or positions"):
         read_sentences(model, batch, pad, metrics.add_word_dependence)
     add_head_results(inspection, metrics)
@@ -297,7 +303,7 @@ def read_single_sentence(loaded: Loaded, sentence: SentenceInBatch, pad: int) ->
     tokens = {}
     for stack in find_stacks(loaded.model):
         token_indices = stack_tokens(sentence.batch, stack)[sentence.batch_row]
-        tokens[stack] = write_tokens(loaded, stack, token_indices, pad)
+        tokens[stack] = token_strings(loaded, stack, token_indices, pad)
     return {"number": sentence.number, "tokens": tokens, "weights": weights}
 
 
@@ -306,7 +312,7 @@ def count_longer_side(batch: Batch, batch_row: int, pad: int) -> int:
     return max(int(tokens[batch_row].ne(pad).sum()) for tokens in list_inputs(batch))
 
 
-def write_tokens(loaded: Loaded, stack: str, token_indices: Tensor, pad: int) -> list[str]:
+def token_strings(loaded: Loaded, stack: str, token_indices: Tensor, pad: int) -> list[str]:
     """Returns the tokens of a sentence as the dictionary writes them, without padding.
 
     Args:

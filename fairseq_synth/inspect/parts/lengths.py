@@ -34,6 +34,7 @@ def measure(inspection: Inspection) -> None:
         batches = checkpoints.batches(loaded, options.subset, sentence_indices)
         score = None
         if can_translate(loaded):
+            # The signature is the same for all ranges, because it says how BLEU is computed.
             score, signature = compute_bleu(loaded, batches, options.beam, options.remove_bpe)
         ranges.append(
             {

@@ -10,7 +10,8 @@ from .models import GROUPS, Model, names_by_group
 
 MOST_COLUMNS = 6
 PANEL_HEIGHT = 0.5  # inches
-SPACER_HEIGHT = 0.15  # inches, of an empty row that makes room for titles
+SPACER: Row = [None]  # an empty row, which makes room for the titles of the next kind of attention
+SPACER_HEIGHT = 0.15  # inches
 STATE_STYLES: dict[str, dict[str, Any]] = {  # in drawing order: the trained state is in front
     "initial": {"color": "0.75", "fill": True},  # gray
     "trained": {"color": "tab:blue"},
@@ -30,11 +31,12 @@ def histograms(models: Sequence[Model], names: Sequence[str], kind: str) -> Pict
     rows: list[Row] = []
     for group_names in names_by_group(models[0].attentions, names).values():
         if rows:
-            rows.append([None])  # an empty row: room for the titles of the next kind of attention
+            rows.append(SPACER)
         rows += group_rows(models, group_names, kind)
-    place = legend(loc="lower right", bbox_to_anchor=[-0.05, 0.95], borderaxespad=0)  # above the label of the row
-    rows = add_to_first_panel(rows, place)
-    row_heights = [SPACER_HEIGHT if row == [None] else PANEL_HEIGHT for row in rows]
+    # The legend is on the left of the first panel, above the label of its row. The place is in shares of the panel.
+    legend_on_the_left = legend(loc="lower right", bbox_to_anchor=[-0.05, 0.95], borderaxespad=0)
+    rows = add_to_first_panel(rows, legend_on_the_left)
+    row_heights = [SPACER_HEIGHT if row == SPACER else PANEL_HEIGHT for row in rows]
     margins = Margins(left=1.3, right=0.1, top=0.5, bottom=0.7, between_columns=0.15, between_rows=0.3)
     return Picture(
         name=kind,
@@ -59,6 +61,7 @@ def group_rows(models: Sequence[Model], names: Sequence[str], kind: str) -> list
     for model in models:
         has_titles = model is models[0]
         panels = [histogram_panel(model, name, kind, has_titles) for name in names]
+        # A row is labelled with its model; the row of a single model, with the quantity on its vertical axis.
         label = model.name if len(models) > 1 else "share"
         for line in split_in_lines(panels, MOST_COLUMNS):
             first_panel, *other_panels = line
@@ -104,7 +107,7 @@ def histogram_panel(model: Model, name: str, kind: str, has_title: bool) -> Pane
 
 
 def draw_shares(histogram: Results) -> list[Call]:
-    """Returns steps that show the share of the values in each interval, of the initial and of the trained state.
+    """Returns calls of matplotlib's ``stairs`` that draw a histogram of the initial state and one of the trained state.
 
     Args:
         histogram: ``low`` and ``high``, the range, and ``shares``, {state: the share of each interval}.
@@ -114,7 +117,7 @@ def draw_shares(histogram: Results) -> list[Call]:
     for state, style in STATE_STYLES.items():
         shares = histogram["shares"].get(state)
         if shares:
-            interval = (histogram["high"] - low) / len(shares)
-            edges = [low + i * interval for i in range(len(shares) + 1)]
+            width = (histogram["high"] - low) / len(shares)  # of an interval
+            edges = [low + i * width for i in range(len(shares) + 1)]
             calls.append(("stairs", [shares, edges], {"label": state, **style}))
     return calls
